@@ -1,0 +1,554 @@
+//! What is locked.
+
+use std::{borrow::Cow, fmt, num::NonZero, sync::Arc};
+
+use sha2::{Digest, Sha256};
+
+use crate::defaults::{KEY_BYTES, RAW_KEY_BYTES};
+
+/// The name of what is locked: a namespace and parts.
+///
+/// Made from a tuple whose first element is the namespace. The parts say which one:
+///
+/// ```
+/// # use tower_lock::LockKey;
+/// let key = LockKey::from(("reward", 42, "first login"));
+/// assert_eq!(key.as_str(), "reward:42:first%20login");
+/// ```
+///
+/// - **Injective**: no two lists of parts give the same text, so no client can spell its way into another one's
+///   lock. A part is its text: `1u8` and `"1"` are the same part.
+/// - **Readable**: what is not special stays as it is. Escaped, as `%XX`, are the separator `:`, the marks `%`, `~` and
+///   `+`, braces, brackets, quotes, `*`, `?`, `\`, blanks and whatever cannot be seen.
+/// - **Bounded**: at most 256 bytes. A longer text ends in `~` and 128 bits of the SHA-256 of the whole.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LockKey {
+    text: Arc<str>,
+    spelling: Spelling,
+}
+
+/// A raw name and a made one are never the same key, whatever their texts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Spelling {
+    Made,
+    Raw,
+}
+
+/// Why a name cannot be a [raw](LockKey::raw) key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RawKeyError {
+    /// It has no character.
+    Empty,
+    /// It has more than 1 024 bytes.
+    TooLong,
+    /// Its braces name no hash slot, so that what belongs to it would fall into another one.
+    Braces,
+}
+
+/// A tuple that names what is locked: the namespace first, then up to six parts.
+///
+/// Not to be implemented: whatever is to be a part implements [`KeyPart`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not name what is locked",
+    label = "not a lock key",
+    note = "write a tuple whose first element is the namespace, a `&'static str`: `(\"order\", id)`, `(\"nightly\",)`",
+    note = "parts are integers, `bool`, `char`, strings and `Uuid`; a float is none"
+)]
+pub trait KeyTuple: sealed::Sealed {
+    #[doc(hidden)]
+    fn write(&self, key: &mut KeyWriter);
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A value that can be part of a key: it has exactly one text.
+///
+/// Implemented for integers, `bool`, `char`, strings and, with the feature `uuid`, `Uuid`. Not for floats, on purpose:
+/// `0.1 + 0.2` and `0.3` would be two locks, and `NaN` none. Not for `Option`: whether `None` and `""` are the same is for
+/// you to say.
+///
+/// ```
+/// use tower_lock::{KeyPart, LockKey, PartWriter};
+///
+/// struct FamilyId(u64);
+///
+/// impl KeyPart for FamilyId {
+///     fn write(&self, part: &mut PartWriter<'_>) {
+///         self.0.write(part);
+///     }
+/// }
+/// assert_eq!(LockKey::from(("reward", FamilyId(7))).as_str(), "reward:7");
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be part of a lock key",
+    label = "not a key part",
+    note = "key parts are integers, `bool`, `char`, strings and `Uuid`; wrap a type whose `Display` is unique in `key::display(..)`, or implement `KeyPart`",
+    note = "floats are refused on purpose: `0.1 + 0.2` and `0.3` would be two locks, `NaN` none"
+)]
+pub trait KeyPart {
+    /// Writes the text of this part; what is special in a key is escaped on the way.
+    fn write(&self, part: &mut PartWriter<'_>);
+}
+
+/// Takes the text of one part of a key.
+#[derive(Debug)]
+pub struct PartWriter<'a>(&'a mut KeyWriter);
+
+/// A part by its `Display`. Made by [`display`].
+#[derive(Clone, Debug)]
+pub struct DisplayPart<T>(T);
+
+/// The text of a key as it grows: on the stack, and never longer there than a key may be.
+#[doc(hidden)]
+pub struct KeyWriter {
+    text: [u8; KEY_BYTES],
+    len: usize,
+    /// Where the namespace ends.
+    namespace: usize,
+    /// Hashes the whole, once it has become too long.
+    long: Option<Sha256>,
+}
+
+/// Hash mark and 128 bits in hex.
+const HASH_BYTES: usize = 1 + 32;
+
+// === impl LockKey ===
+
+impl LockKey {
+    /// A namespace and as many parts as there are.
+    ///
+    /// ```
+    /// # use tower_lock::LockKey;
+    /// let path = ["eu", "berlin"];
+    /// assert_eq!(LockKey::from_parts("shop", path).as_str(), "shop:eu:berlin");
+    /// assert_eq!(LockKey::from_parts("shop", path), LockKey::from(("shop", "eu", "berlin")));
+    /// ```
+    pub fn from_parts<P: KeyPart>(namespace: &'static str, parts: impl IntoIterator<Item = P>) -> Self {
+        let mut key = KeyWriter::new(namespace);
+        for part in parts {
+            key.part(&part);
+        }
+        key.finish()
+    }
+
+    /// The same key with its parts as a hash: for parts that nobody shall read in a dashboard or in the store.
+    ///
+    /// The hash has no salt: who can guess an e-mail address can check the guess.
+    ///
+    /// ```
+    /// # use tower_lock::LockKey;
+    /// let key = LockKey::hashed(("account", "ann@example.org"));
+    /// assert_eq!(key.as_str(), "account:~14a8d61e3a5f4c7de42e27eb0a4ea39d");
+    /// ```
+    #[must_use]
+    pub fn hashed(tuple: impl KeyTuple) -> Self {
+        let mut key = KeyWriter::empty();
+        tuple.write(&mut key);
+        key.finish_hashed()
+    }
+
+    /// Exactly this name, such as another service already locks. Never shortened, escaped or prefixed.
+    ///
+    /// # Errors
+    ///
+    /// No name, a name of more than 1 024 bytes, or one whose braces would let a Redis Cluster keep its line in
+    /// another slot than the lock (`a}b`, `a{b`, `x{}y`).
+    pub fn raw(name: impl Into<Arc<str>>) -> Result<Self, RawKeyError> {
+        let text = name.into();
+        if text.is_empty() {
+            return Err(RawKeyError::Empty);
+        }
+        if text.len() > RAW_KEY_BYTES {
+            return Err(RawKeyError::TooLong);
+        }
+        let tag_is_clear = match text.split_once('{') {
+            None => !text.contains('}'),
+            Some((_, rest)) => rest.find('}').is_some_and(|tag| tag > 0),
+        };
+        if !tag_is_clear {
+            return Err(RawKeyError::Braces);
+        }
+        Ok(Self { text, spelling: Spelling::Raw })
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// What may stand in a log where the parts may not: the namespace, and a hash of the whole.
+    #[cfg(feature = "tracing")]
+    pub(crate) fn redacted(&self) -> String {
+        let namespace = match self.spelling {
+            Spelling::Made => self.text.split(':').next().unwrap_or_default(),
+            Spelling::Raw => "",
+        };
+        format!("{namespace}:~{}", hex(Sha256::new_with_prefix(&*self.text)))
+    }
+}
+
+impl<T: KeyTuple> From<T> for LockKey {
+    fn from(tuple: T) -> Self {
+        let mut key = KeyWriter::empty();
+        tuple.write(&mut key);
+        key.finish()
+    }
+}
+
+impl fmt::Display for LockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for LockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LockKey({})", self.text)
+    }
+}
+
+// === impl RawKeyError ===
+
+impl fmt::Display for RawKeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Empty => "the raw name of a lock is empty",
+            Self::TooLong => "the raw name of a lock has more than 1024 bytes",
+            Self::Braces => "the braces in the raw name of a lock enclose nothing: write `{tag}` or none",
+        })
+    }
+}
+
+impl std::error::Error for RawKeyError {}
+
+// === impl KeyTuple ===
+
+macro_rules! key_tuples {
+    ($(($($part:ident)*))*) => {$(
+        impl<$($part: KeyPart),*> sealed::Sealed for (&'static str, $($part,)*) {}
+
+        impl<$($part: KeyPart),*> KeyTuple for (&'static str, $($part,)*) {
+            #[allow(non_snake_case)]
+            fn write(&self, key: &mut KeyWriter) {
+                let (namespace, $($part,)*) = self;
+                key.namespace(namespace);
+                $(key.part($part);)*
+            }
+        }
+    )*};
+}
+
+key_tuples! { () (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F) }
+
+// === impl KeyPart ===
+
+macro_rules! integers {
+    ($($int:ty)*) => {$(
+        impl KeyPart for $int {
+            fn write(&self, part: &mut PartWriter<'_>) {
+                // Digits and a minus sign need no escape.
+                part.0.push(itoa::Buffer::new().format(*self));
+            }
+        }
+
+        impl KeyPart for NonZero<$int> {
+            fn write(&self, part: &mut PartWriter<'_>) {
+                self.get().write(part);
+            }
+        }
+    )*};
+}
+
+integers! { u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize }
+
+impl KeyPart for str {
+    fn write(&self, part: &mut PartWriter<'_>) {
+        part.text(self);
+    }
+}
+
+impl KeyPart for String {
+    fn write(&self, part: &mut PartWriter<'_>) {
+        part.text(self);
+    }
+}
+
+impl KeyPart for Cow<'_, str> {
+    fn write(&self, part: &mut PartWriter<'_>) {
+        part.text(self);
+    }
+}
+
+impl KeyPart for bool {
+    fn write(&self, part: &mut PartWriter<'_>) {
+        part.text(if *self { "true" } else { "false" });
+    }
+}
+
+impl KeyPart for char {
+    fn write(&self, part: &mut PartWriter<'_>) {
+        part.text(self.encode_utf8(&mut [0; 4]));
+    }
+}
+
+#[cfg(feature = "uuid")]
+#[cfg_attr(docsrs, doc(cfg(feature = "uuid")))]
+impl KeyPart for uuid::Uuid {
+    fn write(&self, part: &mut PartWriter<'_>) {
+        part.text(self.hyphenated().encode_lower(&mut uuid::Uuid::encode_buffer()));
+    }
+}
+
+impl<T: KeyPart + ?Sized> KeyPart for &T {
+    fn write(&self, part: &mut PartWriter<'_>) {
+        (**self).write(part);
+    }
+}
+
+impl<T: KeyPart + ?Sized> KeyPart for Box<T> {
+    fn write(&self, part: &mut PartWriter<'_>) {
+        (**self).write(part);
+    }
+}
+
+impl<T: KeyPart + ?Sized> KeyPart for Arc<T> {
+    fn write(&self, part: &mut PartWriter<'_>) {
+        (**self).write(part);
+    }
+}
+
+impl<T: fmt::Display> KeyPart for DisplayPart<T> {
+    fn write(&self, part: &mut PartWriter<'_>) {
+        // Our writer takes every text; a `Display` that fails has written what it had.
+        let _ = fmt::Write::write_fmt(part, format_args!("{}", self.0));
+    }
+}
+
+/// A part by its `Display`: for a type of which two values never show the same text.
+///
+/// ```
+/// # use tower_lock::{LockKey, key};
+/// let key = LockKey::from(("login", key::display(std::net::Ipv4Addr::LOCALHOST)));
+/// assert_eq!(key.as_str(), "login:127.0.0.1");
+/// ```
+pub fn display<T: fmt::Display>(value: T) -> DisplayPart<T> {
+    DisplayPart(value)
+}
+
+// === impl PartWriter ===
+
+impl PartWriter<'_> {
+    /// Writes a text; what is special in a key is escaped.
+    pub fn text(&mut self, text: &str) {
+        self.0.escaped(text);
+    }
+}
+
+impl fmt::Write for PartWriter<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.text(text);
+        Ok(())
+    }
+}
+
+// === impl KeyWriter ===
+
+impl KeyWriter {
+    fn empty() -> Self {
+        Self { text: [0; KEY_BYTES], len: 0, namespace: 0, long: None }
+    }
+
+    fn new(namespace: &'static str) -> Self {
+        let mut key = Self::empty();
+        key.namespace(namespace);
+        key
+    }
+
+    fn namespace(&mut self, namespace: &'static str) {
+        self.escaped(namespace);
+        self.namespace = self.len;
+    }
+
+    fn part(&mut self, part: &impl KeyPart) {
+        self.push(":");
+        part.write(&mut PartWriter(self));
+    }
+
+    fn push(&mut self, text: &str) {
+        let text = text.as_bytes();
+        let fits = text.len().min(KEY_BYTES - self.len);
+        if fits < text.len() && self.long.is_none() {
+            self.long = Some(Sha256::new_with_prefix(&self.text[..self.len]));
+        }
+        if let Some(long) = &mut self.long {
+            long.update(text);
+        }
+        self.text[self.len..self.len + fits].copy_from_slice(&text[..fits]);
+        self.len += fits;
+    }
+
+    fn escaped(&mut self, text: &str) {
+        let mut plain_from = 0;
+        for (at, c) in text.char_indices() {
+            if is_plain(c) {
+                continue;
+            }
+            self.push(&text[plain_from..at]);
+            plain_from = at + c.len_utf8();
+            for byte in text[at..plain_from].bytes() {
+                self.push(escape(byte, &mut [0; 3]));
+            }
+        }
+        self.push(&text[plain_from..]);
+    }
+
+    fn finish(self) -> LockKey {
+        match self.long {
+            None => made(&self.text[..self.len], None),
+            Some(long) => made(&self.text[..KEY_BYTES - HASH_BYTES], Some(long)),
+        }
+    }
+
+    fn finish_hashed(mut self) -> LockKey {
+        let hash = self.long.take().unwrap_or_else(|| Sha256::new_with_prefix(&self.text[..self.len]));
+        self.len = self.namespace.min(KEY_BYTES - HASH_BYTES - 1);
+        self.push(":");
+        made(&self.text[..self.len], Some(hash))
+    }
+}
+
+impl fmt::Debug for KeyWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyWriter").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// `text` may end within a character, where a long text was cut; what stands before it counts.
+fn made(text: &[u8], hash: Option<Sha256>) -> LockKey {
+    let text = text.utf8_chunks().next().map_or("", |chunk| chunk.valid());
+    let text = match hash {
+        None => Arc::from(text),
+        Some(hash) => Arc::from(format!("{text}~{}", hex(hash))),
+    };
+    LockKey { text, spelling: Spelling::Made }
+}
+
+/// The first 128 bits.
+fn hex(hash: Sha256) -> String {
+    use fmt::Write;
+
+    hash.finalize()[..16].iter().fold(String::with_capacity(32), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+/// May stand in a key as it is. `:` separates, `%` escapes, `~` marks a hash, `+` is kept free to join keys, braces
+/// are hash tags and brackets patterns in Redis.
+fn is_plain(c: char) -> bool {
+    match c {
+        ':' | '%' | '~' | '+' | '{' | '}' | '[' | ']' | '*' | '?' | '\\' | '"' | '\'' => false,
+        '!'..='}' => true,
+        // Marks that change the direction of the text around them, or cannot be seen, would fake a key in a log.
+        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202f}' | '\u{2060}'..='\u{206f}' | '\u{feff}' => false,
+        _ => !c.is_control() && !c.is_whitespace(),
+    }
+}
+
+fn escape(byte: u8, out: &mut [u8; 3]) -> &str {
+    const HEX: &[u8; 16] = b"0123456789ABCDEF";
+    *out = [b'%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]];
+    std::str::from_utf8(out).expect("three ASCII characters")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_readable() {
+        assert_eq!(LockKey::from(("nightly",)).as_str(), "nightly");
+        assert_eq!(LockKey::from(("reward", 42, true, 'x', -1_i8)).as_str(), "reward:42:true:x:-1");
+        assert_eq!(LockKey::from(("shop", "Käse")).as_str(), "shop:Käse");
+        assert_eq!(LockKey::from(("a:b", "c:d {e}")).as_str(), "a%3Ab:c%3Ad%20%7Be%7D");
+        assert_eq!(LockKey::from(("n", "\u{202e}")).as_str(), "n:%E2%80%AE");
+        assert_eq!(LockKey::from(("n", u128::MAX, i128::MIN)).as_str().len(), 2 + 39 + 1 + 40);
+    }
+
+    #[test]
+    fn wrappers_and_kinds_of_text_give_the_same_part() {
+        let plain = LockKey::from(("n", "7"));
+        assert_eq!(plain, LockKey::from(("n", 7_u8)));
+        assert_eq!(plain, LockKey::from(("n", NonZero::new(7_i64).expect("not zero"))));
+        assert_eq!(plain, LockKey::from(("n", String::from("7"))));
+        assert_eq!(plain, LockKey::from(("n", &Arc::<str>::from("7"))));
+        assert_eq!(plain, LockKey::from(("n", Box::new(Cow::from("7")))));
+        assert_eq!(plain, LockKey::from(("n", display(7))));
+        assert_eq!(plain, LockKey::from_parts("n", ["7"]));
+    }
+
+    #[test]
+    fn a_long_key_ends_in_a_hash_of_the_whole() {
+        for n in [KEY_BYTES - 2, KEY_BYTES - 1, KEY_BYTES, 5000] {
+            for c in ["x", "é", "€", " "] {
+                let key = LockKey::from(("n", c.repeat(n)));
+                assert!(key.as_str().len() <= KEY_BYTES, "{n} times {c:?} gives {} bytes", key.as_str().len());
+                assert_ne!(key, LockKey::from(("n", c.repeat(n + 1))), "one {c:?} more is another key");
+            }
+        }
+        assert!(!LockKey::from(("n", "x".repeat(KEY_BYTES - 2))).as_str().contains('~'), "just fits");
+        assert!(LockKey::from(("n", "x".repeat(KEY_BYTES - 1))).as_str().contains('~'), "just does not");
+        // The hash is the public one, so that an operator can compute it.
+        let long = LockKey::from(("n", "x".repeat(300)));
+        let whole = hex(Sha256::new_with_prefix(format!("n:{}", "x".repeat(300))));
+        assert_eq!(long.as_str(), format!("n:{}~{whole}", "x".repeat(KEY_BYTES - 33 - 2)));
+    }
+
+    #[test]
+    fn a_hashed_key_hides_its_parts_and_stays_bounded() {
+        let key = LockKey::hashed(("account", "ann@example.org", 7));
+        assert!(key.as_str().starts_with("account:~") && key.as_str().len() == "account:~".len() + 32, "{key}");
+        assert_ne!(key, LockKey::hashed(("account", "ann@example.org", 8)));
+        assert!(
+            LockKey::hashed((Box::leak("n".repeat(400).into_boxed_str()) as &'static str, 1)).as_str().len()
+                <= KEY_BYTES
+        );
+        let long = LockKey::hashed(("n", "x".repeat(300)));
+        assert_ne!(long, LockKey::hashed(("n", "x".repeat(301))));
+    }
+
+    #[test]
+    fn a_raw_name_is_exact_or_refused() {
+        for fine in ["reward lock 7", "a{b}c", "{a}", "a}b{c}", "a%3A:~+"] {
+            assert_eq!(LockKey::raw(fine).expect(fine).as_str(), fine);
+        }
+        for braces in ["a}b", "a{b", "x{}y", "{}", "{", "}"] {
+            assert_eq!(LockKey::raw(braces), Err(RawKeyError::Braces), "{braces}");
+        }
+        assert_eq!(LockKey::raw(""), Err(RawKeyError::Empty));
+        assert_eq!(LockKey::raw("x".repeat(RAW_KEY_BYTES + 1)), Err(RawKeyError::TooLong));
+        assert_ne!(LockKey::raw("n:1").expect("fine"), LockKey::from(("n", 1)), "a raw name is a name of its own");
+    }
+
+    #[cfg(feature = "tracing")]
+    #[test]
+    fn a_redacted_key_shows_its_namespace_alone() {
+        let key = LockKey::from(("account", "ann"));
+        assert!(key.redacted().starts_with("account:~"));
+        assert!(!key.redacted().contains("ann"));
+        assert_ne!(key.redacted(), LockKey::from(("account", "bob")).redacted());
+        assert!(LockKey::raw("ann").expect("fine").redacted().starts_with(":~"), "a raw name has no namespace");
+        assert!(LockKey::from(("nightly",)).redacted().starts_with("nightly:~"));
+    }
+
+    #[cfg(feature = "uuid")]
+    #[test]
+    fn a_uuid_is_its_usual_text() {
+        let id = uuid::Uuid::from_u128(0x67e5_5044_10b1_426f_9247_bb68_0e5f_e0c8);
+        assert_eq!(LockKey::from(("order", id)).as_str(), "order:67e55044-10b1-426f-9247-bb680e5fe0c8");
+    }
+}

@@ -1,0 +1,37 @@
+//! x
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+// In the order in which a newcomer reads them.
+pub mod key;
+mod lease;
+
+mod middleware;
+
+#[cfg(feature = "axum")]
+mod extract;
+
+mod lock;
+
+pub mod store;
+
+mod defaults;
+
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+pub use self::extract::MissingLock;
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+pub use self::middleware::{Answer, By, KeyFn, by, by_with_state};
+#[cfg(feature = "memory")]
+#[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
+pub use self::store::MemoryStore;
+pub use self::{
+    key::{KeyPart, KeyTuple, LockKey, PartWriter},
+    lease::{FencingToken, OwnerId},
+    lock::{HeldLock, KeyInLogs, LockCall, LockError, LockGuard, Locks, Policy},
+    middleware::{
+        ByParts, IntoLockKey, KeyError, KeySource, KeySourceFor, LockLayer, LockService, LocksLayer, LocksService,
+        Rejection, RejectionBody, ResponseBody, ResponseFuture, by_parts,
+    },
+    store::{LockStore, Released, StoreError, StoreErrorKind},
+};

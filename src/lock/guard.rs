@@ -1,0 +1,58 @@
+use tokio::time::Instant;
+
+use super::{HeldLock, way_back::WayBack};
+use crate::{
+    key::LockKey,
+    lease::FencingToken,
+    store::{Released, StoreError},
+};
+
+/// The duty to give a lock back.
+///
+/// There is one guard per lock, and it cannot be cloned; [`view`](Self::view) can. Dropped, it gives the lock back without waiting:
+/// a task of the runtime it was taken in asks the store, and a request of this process that comes in the meantime
+/// waits for the answer. [`release`](Self::release) is the polite form, which can be awaited and tells.
+#[derive(Debug)]
+#[must_use = "a guard that is dropped gives its lock back at once"]
+pub struct LockGuard {
+    way_back: WayBack,
+    held: HeldLock,
+}
+
+impl LockGuard {
+    pub(super) fn new(way_back: WayBack, token: FencingToken, deadline: Instant) -> Self {
+        let held = HeldLock::new(way_back.key().clone(), token, deadline);
+        Self { way_back, held }
+    }
+
+    /// What is locked.
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        self.held.key()
+    }
+
+    /// The number to hand to whatever is written to under this lock.
+    #[must_use]
+    pub fn fencing_token(&self) -> FencingToken {
+        self.held.fencing_token()
+    }
+
+    /// What a handler sees of the lock: it can be cloned, and gives nothing back.
+    #[must_use]
+    pub fn view(&self) -> HeldLock {
+        self.held.clone()
+    }
+
+    /// Gives the lock back, and says what became of it. After this the next one in line has its turn, whatever the answer.
+    ///
+    /// # Errors
+    ///
+    /// The store did not answer, or not within a second. The key is then free at the end of its lease at the latest.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped half-way, the lock is given back as if the guard had been dropped.
+    pub async fn release(self) -> Result<Released, StoreError> {
+        self.way_back.walk().await
+    }
+}

@@ -1,0 +1,38 @@
+//! Locks without HTTP: the handle, the line in this process, the guard.
+//!
+//! Nothing here knows a request, a status or a backend.
+//!
+//! # Invariants
+//!
+//! Numbered, and cited where the code serves them.
+//!
+//! - **I1** A key is freed or handed on only for the acquisition that holds it.
+//! - **I2** Nothing is asked of the store without a way back.
+//! - **I3** A local deadline counts from before the request that was granted was sent, minus drift.
+//! - **I4** "Held" is claimed only before that deadline, and only the store's word moves it.
+//! - **I8** An acquisition whose outcome is unknown is given back. A dropped store call is not a cancelled one.
+//! - **I9** Each grant is given back exactly once. `Drop` never waits, fails or panics.
+//! - **I11** No mutex is held over an await; every queue, table and wait has a bound.
+//!
+//! (I5, I6, I7 and I10 belong to renewal, loss and messages, which are not built yet.)
+
+mod acquire;
+mod call;
+mod error;
+mod guard;
+mod held;
+mod locks;
+mod policy;
+mod table;
+mod turn;
+mod way_back;
+
+pub(crate) use self::{acquire::acquire, policy::policy_setters};
+pub use self::{
+    call::LockCall,
+    error::LockError,
+    guard::LockGuard,
+    held::HeldLock,
+    locks::Locks,
+    policy::{KeyInLogs, Policy},
+};

@@ -1,0 +1,87 @@
+//! A turn at a key, and a place in its line: whatever becomes of them, the next one is called.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout},
+};
+
+use super::{locks::Core, table::Ahead};
+use crate::key::LockKey;
+
+/// The right to converse with the store about a key. Only one in the process has it at a time.
+///
+/// Dropped, it goes to the first of the line.
+#[derive(Debug)]
+pub(super) struct Turn {
+    pub(super) core: Arc<Core>,
+    pub(super) key: LockKey,
+    /// Nothing is passed on: the turn never reached anybody.
+    void: bool,
+}
+
+/// A place in the line for a key.
+///
+/// Dropped, it is given up; a turn that was on its way to it goes to the next.
+#[derive(Debug)]
+pub(super) struct Place {
+    core: Arc<Core>,
+    key: LockKey,
+    place: u64,
+    call: oneshot::Receiver<Turn>,
+}
+
+impl Turn {
+    /// For whom the table said that it is their turn.
+    pub(super) fn first(core: Arc<Core>, key: LockKey) -> Self {
+        Self { core, key, void: false }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.void {
+            return;
+        }
+        loop {
+            let next = self.core.table().next(&self.key, Instant::now());
+            let Some(call) = next else { return };
+            match call.send(Self::first(Arc::clone(&self.core), self.key.clone())) {
+                Ok(()) => return,
+                // The waiter left between the table's word and ours.
+                Err(mut turn) => turn.void = true,
+            }
+        }
+    }
+}
+
+impl Place {
+    pub(super) fn new(core: Arc<Core>, key: LockKey, place: u64, call: oneshot::Receiver<Turn>) -> Self {
+        Self { core, key, place, call }
+    }
+
+    /// Waits for our turn: first come, first served. When the time is over: who is still before us.
+    pub(super) async fn turn(mut self, limit: Duration) -> Result<Turn, Ahead> {
+        if let Ok(Ok(turn)) = timeout(limit, &mut self.call).await {
+            return Ok(turn);
+        }
+        let ahead = self.core.table().leave(&self.key, self.place);
+        match ahead {
+            Some(ahead) => Err(ahead),
+            // Out of the line without our doing: we were called in this very moment, or are about to be.
+            None => Ok((&mut self.call).await.expect("who is taken out of the line is called")),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !self.call.is_terminated() {
+            self.core.table().leave(&self.key, self.place);
+            // Called already, perhaps: then the turn goes to the next one from here.
+            self.call.close();
+            drop(self.call.try_recv());
+        }
+    }
+}

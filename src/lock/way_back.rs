@@ -1,0 +1,84 @@
+//! What gives a key back, made before it is asked for.
+
+use tokio::{runtime::Handle, time::timeout};
+
+use super::turn::Turn;
+use crate::{
+    defaults::STORE_TIMEOUT,
+    key::LockKey,
+    lease::OwnerId,
+    store::{ReleaseAsk, Released, StoreError, StoreErrorKind},
+};
+
+/// I2, I9: holds the turn at a key and the id under which the store was asked for it.
+///
+/// Dropped after the store was asked, it gives the key back in a task, and then the turn to the next in line.
+#[derive(Debug)]
+pub(super) struct WayBack {
+    /// `None` once it has been walked.
+    turn: Option<Turn>,
+    owner: OwnerId,
+    /// The store was asked, and did not say that it granted nothing.
+    asked: bool,
+    /// Where `Drop` can put what it must not wait for.
+    runtime: Handle,
+}
+
+impl WayBack {
+    pub(super) fn new(turn: Turn, runtime: Handle) -> Self {
+        let owner = turn.core.owner_ids.next();
+        Self { turn: Some(turn), owner, asked: false, runtime }
+    }
+
+    pub(super) fn turn(&self) -> &Turn {
+        self.turn.as_ref().expect("a turn until it is given back")
+    }
+
+    pub(super) fn key(&self) -> &LockKey {
+        &self.turn().key
+    }
+
+    pub(super) fn owner(&self) -> &OwnerId {
+        &self.owner
+    }
+
+    /// From here on the store may have granted it.
+    pub(super) fn asking(&mut self) {
+        self.asked = true;
+    }
+
+    /// The store said that it granted nothing.
+    pub(super) fn nothing_granted(&mut self) {
+        self.asked = false;
+    }
+
+    /// Gives the key back, then the turn on.
+    pub(super) async fn walk(mut self) -> Result<Released, StoreError> {
+        self.turn().core.table().giving_back(self.key());
+        // Dropped in here, `Drop` walks again: a release may be repeated.
+        let released = release(self.turn(), &self.owner).await;
+        self.asked = false;
+        released
+    }
+}
+
+impl Drop for WayBack {
+    fn drop(&mut self) {
+        let Some(turn) = self.turn.take() else { return };
+        if !self.asked {
+            return drop(turn);
+        }
+        turn.core.table().giving_back(&turn.key);
+        let owner = self.owner.clone();
+        // Nobody is left to hear of an error: the key is then free at the end of its lease (I8).
+        self.runtime.spawn(async move { release(&turn, &owner).await });
+    }
+}
+
+/// I1: names the acquisition it frees.
+async fn release(turn: &Turn, owner: &OwnerId) -> Result<Released, StoreError> {
+    let store = &turn.core.store;
+    timeout(STORE_TIMEOUT, store.release(ReleaseAsk::new(&turn.key, owner)))
+        .await
+        .unwrap_or_else(|_| Err(StoreError::new("lock", "release", StoreErrorKind::Timeout)))
+}

@@ -1,0 +1,353 @@
+//! Key functions, written like Axum handlers.
+
+use std::{
+    fmt,
+    future::{Future, ready},
+    marker::PhantomData,
+    mem,
+};
+
+use axum::{
+    body::Body,
+    extract::{FromRequest, FromRequestParts},
+    response::IntoResponse,
+};
+use bytes::Bytes;
+use http::{Request, Response, request::Parts};
+use tower::BoxError;
+
+use super::{
+    body_in::{self, Buffered},
+    key_source::{Derived, IntoLockKey, KeySource, KeySourceFor, NoKey},
+    rejection::RejectionBody,
+};
+use crate::key::LockKey;
+
+/// Keys from extractors: the function says which key the request needs, and takes what a handler would take.
+///
+/// A closure or a function, sync or async, of none to four extractors, each with its type written out; the last may read the
+/// body. What it may answer is the table of [`IntoLockKey`].
+///
+/// ```
+/// # use axum::{Json, extract::Path, http::{HeaderMap, StatusCode}};
+/// # use tower_lock::{LockLayer, Locks, by};
+/// # #[derive(serde::Deserialize)] struct Claim { family_id: u64, reward_type: u32 }
+/// # fn layers(locks: &Locks) {
+/// LockLayer::new(locks, by(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)));
+/// LockLayer::new(locks, by(|Path(id): Path<u64>, headers: HeaderMap| async move {
+///     if headers.contains_key("x-dry-run") { None } else { Some(("order", id)) }
+/// }));
+/// # }
+/// ```
+///
+/// # What it promises
+///
+/// - The key is made of what the handler will see: `01`, `+1` and `%31` are the number 1, and one lock.
+/// - What an extractor rejects is answered as it says, untouched, before anything is locked: a body that is no claim
+///   is a 422. [`Rejection::BadKey`](crate::Rejection::BadKey) is in the extensions.
+/// - A function that takes no body never touches it: a refused client is spared to send it.
+/// - A body is read before anything is locked, once, within the route's `DefaultBodyLimit` (413 beyond it), and given on byte for byte with
+///   its headers, trailers and length. A `DefaultBodyLimit` must stand *outside* the lock to be seen by it.
+///
+/// An extractor that *takes* something out of the request (`WebSocketUpgrade`) would take it from the handler, too: do not
+/// lock by such a one. Needs the feature `axum`.
+pub fn by<F, T, M>(f: F) -> By<F, T, M, ()>
+where
+    F: KeyFn<T, ()>,
+    F::Answer: Answer<M>,
+{
+    by_with_state((), f)
+}
+
+/// [`by`], for extractors that need the application's state.
+///
+/// ```
+/// # use axum::{extract::{Path, State}, http::StatusCode};
+/// # use tower_lock::{LockLayer, Locks, by_with_state};
+/// # #[derive(Clone)] struct Db;
+/// # impl Db { async fn tenant_of(&self, _: u64) -> Result<u64, StatusCode> { Ok(1) } }
+/// # fn layer(locks: &Locks, db: Db) {
+/// LockLayer::new(locks, by_with_state(db, |State(db): State<Db>, Path(order): Path<u64>| async move {
+///     Ok::<_, StatusCode>(("tenant", db.tenant_of(order).await?))
+/// }));
+/// # }
+/// ```
+pub fn by_with_state<F, T, M, S>(state: S, f: F) -> By<F, T, M, S>
+where
+    F: KeyFn<T, S>,
+    F::Answer: Answer<M>,
+    S: Clone + Send + Sync + 'static,
+{
+    By { f, state, marker: PhantomData }
+}
+
+/// A key function that was accepted. Made by [`by`] and [`by_with_state`].
+pub struct By<F, T, M, S> {
+    f: F,
+    state: S,
+    // As a function that makes them: whether a layer is `Send` does not hang on its extractors.
+    marker: PhantomData<fn() -> (T, M)>,
+}
+
+/// A function of extractors that answers a key.
+///
+/// Not to be implemented: closures and functions of up to four extractors do.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a key function",
+    label = "not a key function for state `{S}`",
+    note = "a key function takes up to four extractors, each with its type written out (`|Path(id): Path<u64>| ..`); only the last may read the body (`Json`, `Form`, `Bytes`)",
+    note = "it answers a tuple `(\"namespace\", part, ..)`, a `LockKey`, an `Option` or a `Result` of these, or a future of one",
+    note = "an extractor that needs the application's state needs `by_with_state(state, ..)`"
+)]
+pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
+    /// What it answers. Not bounded here, so that a wrong answer is an error of its own.
+    type Answer;
+
+    /// Whether it reads the body.
+    #[doc(hidden)]
+    type Reads;
+
+    #[doc(hidden)]
+    fn find<M>(
+        &self,
+        parts: &mut Parts,
+        body: Body,
+        state: &S,
+    ) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send
+    where
+        Self::Answer: Answer<M>;
+}
+
+/// What a key function answers: [`IntoLockKey`], or a future of one.
+///
+/// Not to be implemented.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an answer of a key function",
+    label = "this cannot be made into a lock key",
+    note = "answer a tuple whose first element is the namespace, a `&'static str` (`(\"order\", id)`), a `LockKey`, an `Option` (`None`: no lock needed), a `Result` of these (`Err` is sent as the response), or a future of one",
+    note = "parts are integers, `bool`, `char`, strings and `Uuid`; a float is none: `0.1 + 0.2` and `0.3` would be two locks"
+)]
+pub trait Answer<M> {
+    #[doc(hidden)]
+    fn answer(self) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send;
+}
+
+/// Marks a key function that answers at once.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum Now {}
+
+/// Marks a key function that answers a future.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum Later {}
+
+/// Marks a key function that leaves the body alone.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum FromParts {}
+
+/// Marks a key function that reads the body.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum FromBody {}
+
+/// What becomes of a body of type `B`, known from the type of the key function.
+#[doc(hidden)]
+pub trait BodyUse<B> {
+    /// What the inner service gets.
+    type Body;
+    /// What is kept of the request while the key function looks at the rest.
+    type Kept: Send;
+
+    fn pass(request: Request<B>) -> Request<Self::Body>;
+
+    /// What the key function looks at, and what is kept.
+    fn open(request: Request<B>) -> impl Future<Output = Result<(Parts, Body, Self::Kept), NoKey>> + Send;
+
+    /// The request to go on with.
+    fn close(looked_at: Parts, kept: Self::Kept) -> Request<Self::Body>;
+}
+
+// === impl KeyFn ===
+
+macro_rules! from_parts {
+    ($($part:ident)*) => {
+        impl<F, R, S, $($part,)*> KeyFn<(FromParts, R, $($part,)*), S> for F
+        where
+            F: Fn($($part,)*) -> R + Clone + Send + Sync + 'static,
+            S: Send + Sync,
+            $($part: FromRequestParts<S> + Send,)*
+        {
+            type Answer = R;
+            type Reads = FromParts;
+
+            #[allow(non_snake_case, unused_variables, reason = "with no extractor nothing is looked at")]
+            async fn find<M>(
+                &self,
+                parts: &mut Parts,
+                _: Body,
+                state: &S,
+            ) -> Result<Option<LockKey>, Response<RejectionBody>>
+            where
+                R: Answer<M>,
+            {
+                $(let $part = $part::from_request_parts(parts, state).await.map_err(answered)?;)*
+                self($($part,)*).answer().await
+            }
+        }
+    };
+}
+
+from_parts!();
+from_parts!(A);
+from_parts!(A B);
+from_parts!(A B C);
+from_parts!(A B C D);
+
+// The last one has the default marker of `FromRequest`, which extractors that need no body do not have: this and the one
+// above never overlap.
+macro_rules! from_body {
+    ([$($part:ident)*] $last:ident) => {
+        impl<F, R, S, $($part,)* $last> KeyFn<(FromBody, R, $($part,)* $last,), S> for F
+        where
+            F: Fn($($part,)* $last) -> R + Clone + Send + Sync + 'static,
+            S: Send + Sync,
+            $($part: FromRequestParts<S> + Send,)*
+            $last: FromRequest<S> + Send,
+        {
+            type Answer = R;
+            type Reads = FromBody;
+
+            #[allow(non_snake_case, reason = "an extractor is named as its type")]
+            async fn find<M>(
+                &self,
+                parts: &mut Parts,
+                body: Body,
+                state: &S,
+            ) -> Result<Option<LockKey>, Response<RejectionBody>>
+            where
+                R: Answer<M>,
+            {
+                $(let $part = $part::from_request_parts(parts, state).await.map_err(answered)?;)*
+                // A copy: the request that goes on has kept its own parts.
+                let parts = mem::replace(parts, Request::new(()).into_parts().0);
+                let request = Request::from_parts(parts, body);
+                let $last = $last::from_request(request, state).await.map_err(answered)?;
+                self($($part,)* $last).answer().await
+            }
+        }
+    };
+}
+
+from_body!([] A);
+from_body!([A] B);
+from_body!([A B] C);
+from_body!([A B C] D);
+
+fn answered(rejection: impl IntoResponse) -> Response<RejectionBody> {
+    rejection.into_response().map(RejectionBody::new)
+}
+
+// === impl Answer ===
+
+impl<R: IntoLockKey> Answer<Now> for R {
+    fn answer(self) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send {
+        ready(self.into_lock_key())
+    }
+}
+
+impl<R> Answer<Later> for R
+where
+    R: Future<Output: IntoLockKey> + Send,
+{
+    async fn answer(self) -> Result<Option<LockKey>, Response<RejectionBody>> {
+        self.await.into_lock_key()
+    }
+}
+
+// === impl BodyUse ===
+
+impl<B: Send + 'static> BodyUse<B> for FromParts {
+    type Body = B;
+    type Kept = B;
+
+    fn pass(request: Request<B>) -> Request<B> {
+        request
+    }
+
+    fn open(request: Request<B>) -> impl Future<Output = Result<(Parts, Body, B), NoKey>> + Send {
+        let (parts, body) = request.into_parts();
+        ready(Ok((parts, Body::empty(), body)))
+    }
+
+    fn close(looked_at: Parts, body: B) -> Request<B> {
+        Request::from_parts(looked_at, body)
+    }
+}
+
+impl<B> BodyUse<B> for FromBody
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Body = Body;
+    type Kept = (Parts, Buffered);
+
+    fn pass(request: Request<B>) -> Request<Body> {
+        request.map(Body::new)
+    }
+
+    async fn open(request: Request<B>) -> Result<(Parts, Body, Self::Kept), NoKey> {
+        let (parts, body) = body_in::read(request.map(Body::new)).await.map_err(NoKey::Rejected)?;
+        Ok((parts.clone(), body.data.clone().into(), (parts, body)))
+    }
+
+    fn close(_: Parts, (parts, body): Self::Kept) -> Request<Body> {
+        Request::from_parts(parts, body.into())
+    }
+}
+
+// === impl By ===
+
+impl<F, T, M, S> KeySource for By<F, T, M, S>
+where
+    F: KeyFn<T, S>,
+    T: 'static,
+    M: 'static,
+    S: Clone + Send + Sync + 'static,
+{
+}
+
+impl<B, F, T, M, S> KeySourceFor<B> for By<F, T, M, S>
+where
+    B: Send + 'static,
+    F: KeyFn<T, S, Answer: Answer<M>, Reads: BodyUse<B>>,
+    T: 'static,
+    M: 'static,
+    S: Clone + Send + Sync + 'static,
+{
+    type Body = <F::Reads as BodyUse<B>>::Body;
+
+    fn pass(request: Request<B>) -> Request<Self::Body> {
+        F::Reads::pass(request)
+    }
+
+    async fn derive(&self, request: Request<B>) -> Result<Derived<Self::Body>, NoKey> {
+        let (mut parts, body, kept) = F::Reads::open(request).await?;
+        let key = self.f.find(&mut parts, body, &self.state).await.map_err(NoKey::Answered)?;
+        Ok(Derived { request: F::Reads::close(parts, kept), key })
+    }
+}
+
+impl<F: Clone, T, M, S: Clone> Clone for By<F, T, M, S> {
+    fn clone(&self) -> Self {
+        Self { f: self.f.clone(), state: self.state.clone(), marker: PhantomData }
+    }
+}
+
+impl<F, T, M, S> fmt::Debug for By<F, T, M, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("By").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,183 @@
+use std::{fmt, sync::Arc};
+
+use bytes::Bytes;
+use http::{Method, Response, request::Parts};
+use http_body::Body;
+use tower::{BoxError, Layer};
+
+use super::{
+    key_source::KeySource,
+    rejection::{OnReject, Rejection},
+    retry_after::UsualHold,
+    service::LockService,
+};
+use crate::lock::{Locks, Policy, policy_setters};
+
+/// Gives each request exclusive use of what it is about to change.
+///
+/// Put it on a route, inside of what may refuse the request anyway (authentication, CORS), and outside of what limits
+/// the handler (`ConcurrencyLimit`, timeouts):
+///
+/// ```
+/// # use std::time::Duration;
+/// # use axum::{Json, Router, extract::Path, routing::post};
+/// # use tower_lock::{LockLayer, Locks, by};
+/// # #[derive(serde::Deserialize)] struct Claim { family_id: u64, reward_type: u32 }
+/// # async fn claim() {} async fn sell() {}
+/// # fn app(locks: &Locks) -> Router {
+/// Router::new()
+///     .route("/rewards/claim", post(claim).route_layer(
+///         LockLayer::new(locks, by(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)))))
+///     .route("/goods/{id}/sell", post(sell).route_layer(
+///         LockLayer::new(locks, by(|Path(id): Path<u64>| ("good", id))).wait(Duration::from_secs(10))))
+/// # }
+/// ```
+///
+/// `route_layer`, on a handler's `post(..)` or on a router, runs for what matched alone: a 404, a 405 and, behind a CORS layer, a preflight never
+/// reach the store. On a whole router with `layer` it runs for 404s, too.
+///
+/// The whole handler runs under the lock, its extractors included. What it answered in full gives the lock back
+/// before it is sent; a stream holds it to its end, error or drop.
+#[must_use = "a layer does nothing before it is put on a route"]
+pub struct LockLayer<K> {
+    locks: Locks,
+    key: K,
+    policy: Policy,
+    skip: Option<Arc<Skip>>,
+    on_reject: OnReject,
+    name: Option<&'static str>,
+}
+
+type Skip = dyn Fn(&Parts) -> bool + Send + Sync;
+
+/// What all clones of one service share.
+pub(super) struct Shared<K> {
+    pub(super) locks: Locks,
+    pub(super) key: K,
+    /// What the route says; what it does not say is found with the request.
+    pub(super) policy: Policy,
+    pub(super) skip: Option<Arc<Skip>>,
+    pub(super) on_reject: OnReject,
+    pub(super) name: Option<&'static str>,
+    pub(super) usual_hold: Arc<UsualHold>,
+}
+
+impl<K: KeySource> LockLayer<K> {
+    /// Locks what the key function says, in these locks. The key function is made by [`by`](crate::by),
+    /// [`by_with_state`](crate::by_with_state) or [`by_parts`](crate::by_parts).
+    pub fn new(locks: &Locks, key: K) -> Self {
+        Self {
+            locks: locks.clone(),
+            key,
+            policy: Policy::new(),
+            skip: None,
+            on_reject: OnReject::default(),
+            name: None,
+        }
+    }
+}
+
+impl<K> LockLayer<K> {
+    policy_setters!();
+
+    /// Sets what this policy sets.
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy.or(self.policy);
+        self
+    }
+
+    /// Lets a request through without a lock, as if the layer were not there. Default: none. Asked before the key function; a
+    /// request is skipped if any of the predicates says so.
+    ///
+    /// ```
+    /// # use tower_lock::{LockLayer, KeySource};
+    /// # fn layer<K: KeySource>(layer: LockLayer<K>) -> LockLayer<K> {
+    /// layer.skip(|head| head.headers.contains_key("x-dry-run"))
+    /// # }
+    /// ```
+    ///
+    /// A header is the client's word: whoever can set it can leave the lock out.
+    pub fn skip(mut self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.skip = Some(match self.skip.take() {
+            None => Arc::new(skip),
+            Some(earlier) => Arc::new(move |head| earlier(head) || skip(head)),
+        });
+        self
+    }
+
+    /// Lets requests with one of these methods through without a lock. Default: none.
+    ///
+    /// There is no list of methods *to* lock: Axum answers `HEAD` with the handler of `GET`, so a list that forgets `HEAD`
+    /// would be a way past the lock.
+    pub fn skip_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
+        let methods: Vec<_> = methods.into_iter().collect();
+        self.skip(move |head| methods.contains(&head.method))
+    }
+
+    /// Answers requests that are turned away. Default: [`Rejection::to_response`].
+    ///
+    /// ```
+    /// # use axum::{Json, http::StatusCode, response::{IntoResponse, Response}};
+    /// # use tower_lock::{LockLayer, KeySource, Rejection};
+    /// # fn layer<K: KeySource>(layer: LockLayer<K>) -> LockLayer<K> {
+    /// layer.on_reject(|rejection| match rejection {
+    ///     Rejection::Held { .. } => (StatusCode::LOCKED, "somebody was faster").into_response(),
+    ///     other => other.clone().into_response(),
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// The typed [`Rejection`] is in the extensions of the answer, whoever makes it. What an extractor of the key function rejects is
+    /// not asked for here: its own answer goes out as it is.
+    pub fn on_reject<F, B>(mut self, answer: F) -> Self
+    where
+        F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        self.on_reject = OnReject::new(answer);
+        self
+    }
+
+    /// What the span calls the route if no router knows the path that matched. Default: `none`.
+    pub fn name(mut self, name: &'static str) -> Self {
+        self.name = Some(name);
+        self
+    }
+}
+
+impl<S, K: Clone> Layer<S> for LockLayer<K> {
+    type Service = LockService<S, K>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        let Self { locks, key, policy, skip, on_reject, name } = self.clone();
+        let shared = Shared { locks, key, policy, skip, on_reject, name, usual_hold: Arc::default() };
+        LockService::new(inner, Arc::new(shared))
+    }
+}
+
+impl<K: Clone> Clone for LockLayer<K> {
+    fn clone(&self) -> Self {
+        Self {
+            locks: self.locks.clone(),
+            key: self.key.clone(),
+            policy: self.policy,
+            skip: self.skip.clone(),
+            on_reject: self.on_reject.clone(),
+            name: self.name,
+        }
+    }
+}
+
+impl<K> fmt::Debug for LockLayer<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { locks, key: _, policy, skip, on_reject, name } = self;
+        f.debug_struct("LockLayer")
+            .field("locks", locks)
+            .field("policy", policy)
+            .field("skips", &skip.is_some())
+            .field("on_reject", on_reject)
+            .field("name", name)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,331 @@
+//! The one place where a failure becomes a status.
+
+use std::{
+    error::Error,
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
+use serde::Serialize;
+use tower::BoxError;
+
+use super::retry_after::{UsualHold, retry_after};
+use crate::{
+    defaults::{RETRY_AFTER_MAX, RETRY_AFTER_MIN},
+    lock::LockError,
+    store::StoreError,
+};
+
+/// Why a request was turned away. The handler was not started.
+///
+/// The built-in answer is `application/problem+json` (RFC 9457); [`LockLayer::on_reject`](crate::LockLayer::on_reject)
+/// puts another one in its place. Either way this value is in the extensions of the response, for layers outside.
+///
+/// | variant | status | `type` |
+/// |---|---|---|
+/// | `Held` | 409 | `urn:tower-lock:held` |
+/// | `TimedOut` | 409 | `urn:tower-lock:timed-out` |
+/// | `LineFull` | 503 | `urn:tower-lock:line-full` |
+/// | `StoreUnavailable` | 503 | `urn:tower-lock:store-unavailable` |
+/// | `BodyTooLarge` | 413 | `urn:tower-lock:body-too-large` |
+/// | `BadKey` | 400, or the extractor's own | `urn:tower-lock:bad-key` |
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Rejection {
+    /// Somebody else has the key, and this route does not wait.
+    Held {
+        /// When it may be worth another try.
+        retry_after: Duration,
+    },
+    /// The wait is over, and it never was this request's turn.
+    TimedOut {
+        /// How long it took.
+        waited: Duration,
+        /// When it may be worth another try.
+        retry_after: Duration,
+    },
+    /// So many wait that one more would only wait in vain.
+    LineFull {
+        /// When it may be worth another try.
+        retry_after: Duration,
+    },
+    /// The store could not say whether the key is free.
+    StoreUnavailable {
+        /// When it may be worth another try.
+        retry_after: Duration,
+        /// What the store said.
+        source: Arc<StoreError>,
+    },
+    /// The body is longer than this route reads (`DefaultBodyLimit`, 2 MB if nothing is set).
+    BodyTooLarge,
+    /// No key could be made of the request. Where an extractor or the key function said so, its own answer was sent as it is.
+    BadKey {
+        /// The status that was sent.
+        status: StatusCode,
+    },
+}
+
+/// The body of an answer to a request that was turned away.
+pub struct RejectionBody(UnsyncBoxBody<Bytes, BoxError>);
+
+/// Makes the answer of a layer: its own, or the built-in one.
+#[derive(Clone, Default)]
+pub(super) struct OnReject(Option<Arc<MakeAnswer>>);
+
+type MakeAnswer = dyn Fn(&Rejection) -> Response<RejectionBody> + Send + Sync;
+
+/// RFC 9457, and what a client of ours can act upon. (The crates for problem details keep `type` as an `http::Uri`, which
+/// cannot hold a URN of this form.)
+#[derive(Serialize)]
+struct Problem {
+    r#type: String,
+    title: &'static str,
+    status: u16,
+    detail: &'static str,
+    outcome: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after_ms: Option<u64>,
+}
+
+// === impl Rejection ===
+
+impl Rejection {
+    pub(super) fn of(error: LockError, usual_hold: &UsualHold) -> Self {
+        let retry_after = |lease_left, ahead| retry_after(lease_left, usual_hold.get(), ahead, fastrand::f64());
+        match error {
+            LockError::Held { lease_left, ahead } => Self::Held { retry_after: retry_after(lease_left, ahead) },
+            LockError::TimedOut { waited, lease_left, ahead } => {
+                Self::TimedOut { waited, retry_after: retry_after(lease_left, ahead) }
+            }
+            LockError::LineFull { ahead } => Self::LineFull { retry_after: retry_after(Duration::MAX, ahead) },
+            LockError::Store(source) => {
+                Self::StoreUnavailable { retry_after: retry_after(Duration::MAX, 1), source: Arc::new(source) }
+            }
+        }
+    }
+
+    /// The status of the answer.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Held { .. } | Self::TimedOut { .. } => StatusCode::CONFLICT,
+            Self::LineFull { .. } | Self::StoreUnavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BadKey { status } => *status,
+        }
+    }
+
+    /// The last word of the problem's `type`: `held`, `timed-out`, `line-full`, `store-unavailable`, `body-too-large`,
+    /// `bad-key`.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Held { .. } => "held",
+            Self::TimedOut { .. } => "timed-out",
+            Self::LineFull { .. } => "line-full",
+            Self::StoreUnavailable { .. } => "store-unavailable",
+            Self::BodyTooLarge => "body-too-large",
+            Self::BadKey { .. } => "bad-key",
+        }
+    }
+
+    /// What became of the handler: `not-started`. The request can be repeated as it is.
+    #[must_use]
+    pub fn outcome(&self) -> &'static str {
+        "not-started"
+    }
+
+    /// When another try may be worth it: the smaller of the holder's lease and this route's usual hold for each one
+    /// ahead, spread a little, at most five seconds. `None`: never, as the request is.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Held { retry_after }
+            | Self::TimedOut { retry_after, .. }
+            | Self::LineFull { retry_after }
+            | Self::StoreUnavailable { retry_after, .. } => Some(*retry_after),
+            Self::BodyTooLarge | Self::BadKey { .. } => None,
+        }
+    }
+
+    /// The built-in answer.
+    ///
+    /// With `Cache-Control: no-store`, and with `Retry-After` in whole seconds, from 1 to 5, where another try may be
+    /// worth it; `retry_after_ms` in the body is finer.
+    #[must_use]
+    pub fn to_response(&self) -> Response<RejectionBody> {
+        let problem = Problem {
+            r#type: format!("urn:tower-lock:{}", self.code()),
+            title: self.title(),
+            status: self.status().as_u16(),
+            detail: self.detail(),
+            outcome: self.outcome(),
+            retry_after_ms: self.retry_after().map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1)),
+        };
+        let problem = serde_json::to_vec(&problem).expect("texts and numbers");
+        let mut response = Response::new(RejectionBody::new(Full::from(problem)));
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Some(after) = self.retry_after() {
+            headers.insert(header::RETRY_AFTER, whole_seconds(after).into());
+        }
+        response
+    }
+
+    fn title(&self) -> &'static str {
+        match self {
+            Self::Held { .. } => "Somebody else is changing this",
+            Self::TimedOut { .. } => "Waited in vain for somebody else to finish",
+            Self::LineFull { .. } => "Too many wait for this",
+            Self::StoreUnavailable { .. } => "Locks cannot be taken now",
+            Self::BodyTooLarge => "The body is too large",
+            Self::BadKey { .. } => "The request cannot be read",
+        }
+    }
+
+    fn detail(&self) -> &'static str {
+        match self {
+            Self::Held { .. } => {
+                "Another request works on the same subject. Nothing was done for this one; it can be repeated."
+            }
+            Self::TimedOut { .. } => {
+                "Other requests worked on the same subject all the time. Nothing was done for this one; it can be repeated."
+            }
+            Self::LineFull { .. } => {
+                "No place was left in the line of requests for the same subject. Nothing was done; the request can be repeated."
+            }
+            Self::StoreUnavailable { .. } => {
+                "The place where locks are kept gave no answer. Nothing was done; the request can be repeated."
+            }
+            Self::BodyTooLarge => "The body is longer than this route reads. Nothing was done.",
+            Self::BadKey { .. } => {
+                "The body could not be read to its end, so what it is about is not known. Nothing was done."
+            }
+        }
+    }
+}
+
+fn whole_seconds(after: Duration) -> u64 {
+    after.as_millis().div_ceil(1000).clamp(RETRY_AFTER_MIN.as_secs().into(), RETRY_AFTER_MAX.as_secs().into()) as u64
+}
+
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.title())
+    }
+}
+
+impl Error for Rejection {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::StoreUnavailable { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+impl axum::response::IntoResponse for Rejection {
+    /// The built-in answer, with the typed rejection in its extensions.
+    fn into_response(self) -> axum::response::Response {
+        OnReject::default().answer(self).map(axum::body::Body::new)
+    }
+}
+
+// === impl RejectionBody ===
+
+impl RejectionBody {
+    pub(super) fn new<B>(body: B) -> Self
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        Self(body.map_err(Into::into).boxed_unsync())
+    }
+}
+
+impl Body for RejectionBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(&mut self.0).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.size_hint()
+    }
+}
+
+impl fmt::Debug for RejectionBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RejectionBody").finish_non_exhaustive()
+    }
+}
+
+// === impl OnReject ===
+
+impl OnReject {
+    pub(super) fn new<F, B>(answer: F) -> Self
+    where
+        F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        Self(Some(Arc::new(move |rejection| answer(rejection).map(RejectionBody::new))))
+    }
+
+    /// The answer, with the typed rejection in its extensions.
+    pub(super) fn answer(&self, rejection: Rejection) -> Response<RejectionBody> {
+        let mut response = match &self.0 {
+            Some(answer) => answer(&rejection),
+            None => rejection.to_response(),
+        };
+        response.extensions_mut().insert(rejection);
+        response
+    }
+}
+
+impl fmt::Debug for OnReject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "OnReject(own)" } else { "OnReject(problem details)" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_after_is_whole_seconds_from_one_to_five() {
+        for (ms, seconds) in [(0, 1), (1, 1), (999, 1), (1000, 1), (1001, 2), (4001, 5), (5000, 5), (60_000, 5)] {
+            assert_eq!(whole_seconds(Duration::from_millis(ms)), seconds, "{ms} ms");
+        }
+    }
+
+    #[test]
+    fn a_store_error_is_kept_to_its_source() {
+        use crate::store::StoreErrorKind;
+
+        let broken = StoreError::new("shelf", "acquire", StoreErrorKind::Unavailable)
+            .with_source(std::io::Error::other("no shelf"));
+        let rejection = Rejection::of(LockError::Store(broken), &UsualHold::default());
+        let texts: Vec<_> =
+            std::iter::successors(Some(&rejection as &dyn Error), |e| e.source()).map(ToString::to_string).collect();
+        assert_eq!(texts.last().map(String::as_str), Some("no shelf"), "{texts:?}");
+    }
+}

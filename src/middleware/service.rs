@@ -1,0 +1,172 @@
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode};
+use http_body::Body;
+use tokio::time::Instant;
+use tower::{BoxError, Service, ServiceExt, util::Oneshot};
+
+use super::{
+    body_out::ResponseBody,
+    future::ResponseFuture,
+    key_source::{Derived, KeySourceFor, NoKey},
+    layer::Shared,
+    locks_layer::policy_of,
+    rejection::{Rejection, RejectionBody},
+    section::Section,
+    trace::{LockSpan, Route},
+};
+use crate::{
+    key::LockKey,
+    lock::{Policy, acquire},
+};
+
+/// Runs the inner service under the lock of the request. Made by [`LockLayer`](crate::LockLayer).
+///
+/// It adds no error of its own: whoever is turned away gets a response.
+pub struct LockService<S, K> {
+    inner: S,
+    shared: Arc<Shared<K>>,
+}
+
+impl<S, K> LockService<S, K> {
+    pub(super) fn new(inner: S, shared: Arc<Shared<K>>) -> Self {
+        Self { inner, shared }
+    }
+}
+
+impl<S, K, B, ResB> Service<Request<B>> for LockService<S, K>
+where
+    B: Send + 'static,
+    K: KeySourceFor<B, Body: Send + 'static>,
+    S: Service<Request<K::Body>, Response = Response<ResB>, Error: Send + 'static, Future: Send + 'static>
+        + Clone
+        + Send
+        + 'static,
+    ResB: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    type Response = Response<ResponseBody<ResB>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<Oneshot<S, Request<K::Body>>, ResB, S::Error>;
+
+    /// Always ready: a request that waits for its lock must not sit on the capacity of the inner service.
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let inner = self.inner.clone();
+        let (request, skipped) = self.shared.skips(request);
+        if skipped {
+            return ResponseFuture::passing(inner.oneshot(K::pass(request)));
+        }
+        ResponseFuture::locked(Box::pin(locked(Arc::clone(&self.shared), inner, request)))
+    }
+}
+
+/// The way of a request that asks for a lock: its key, its turn, the inner service, its end.
+async fn locked<S, K, B, ResB>(
+    shared: Arc<Shared<K>>,
+    mut inner: S,
+    request: Request<B>,
+) -> Result<Response<ResponseBody<ResB>>, S::Error>
+where
+    K: KeySourceFor<B>,
+    S: Service<Request<K::Body>, Response = Response<ResB>>,
+    ResB: Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    let route = Route::of(request.extensions(), shared.name);
+    let policy = policy_of(shared.policy, request.extensions(), &shared.locks);
+    let is_head = request.method() == Method::HEAD;
+
+    let (mut request, key) = match shared.key.derive(request).await {
+        Ok(Derived { request, key: Some(key) }) => (request, key),
+        Ok(Derived { request, key: None }) => {
+            return Ok(inner.ready().await?.call(request).await?.map(ResponseBody::passing));
+        }
+        Err(no_key) => return Ok(shared.no_key(&route, no_key).map(ResponseBody::rejected)),
+    };
+
+    let section = match shared.enter(&route, key, &policy).await {
+        Ok(section) => section,
+        Err(response) => return Ok(response.map(ResponseBody::rejected)),
+    };
+
+    request.extensions_mut().insert(section.view());
+    // Only now: a request that waits must not sit on the capacity of the inner service.
+    let answered = match inner.ready().await {
+        Ok(ready) => section.span().around(|| ready.call(request)).await,
+        Err(error) => Err(error),
+    };
+    let (head, body) = match answered {
+        Ok(response) => response.into_parts(),
+        Err(error) => {
+            section.end().await;
+            return Err(error);
+        }
+    };
+
+    let has_content = !is_head && !matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    let body = if has_content {
+        ResponseBody::under(section, body).await
+    } else {
+        ResponseBody::without_content(body, section).await
+    };
+    Ok(Response::from_parts(head, body))
+}
+
+impl<K> Shared<K> {
+    fn skips<B>(&self, request: Request<B>) -> (Request<B>, bool) {
+        let Some(skip) = &self.skip else { return (request, false) };
+        let (head, body) = request.into_parts();
+        let skips = skip(&head);
+        (Request::from_parts(head, body), skips)
+    }
+
+    fn no_key(&self, route: &Route, no_key: NoKey) -> Response<RejectionBody> {
+        match no_key {
+            NoKey::Answered(mut response) => {
+                LockSpan::without_key(route, "bad_key");
+                let status = response.status();
+                response.extensions_mut().insert(Rejection::BadKey { status });
+                response
+            }
+            NoKey::Rejected(rejection) => {
+                let too_large = matches!(rejection, Rejection::BodyTooLarge);
+                LockSpan::without_key(route, if too_large { "body_too_large" } else { "bad_key" });
+                self.on_reject.answer(rejection)
+            }
+        }
+    }
+
+    async fn enter(&self, route: &Route, key: LockKey, policy: &Policy) -> Result<Section, Response<RejectionBody>> {
+        let mut span = LockSpan::waiting(route, &key, policy);
+        let began = Instant::now();
+        match acquire(self.locks.core(), key, policy.request_wait()).await {
+            Ok(guard) => {
+                span.granted(&guard.view(), began.elapsed());
+                Ok(Section::new(guard, span, Arc::clone(&self.usual_hold)))
+            }
+            Err(error) => {
+                span.turned_away(&error, began.elapsed());
+                Err(self.on_reject.answer(Rejection::of(error, &self.usual_hold)))
+            }
+        }
+    }
+}
+
+impl<S: Clone, K> Clone for LockService<S, K> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<S: fmt::Debug, K> fmt::Debug for LockService<S, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockService").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}

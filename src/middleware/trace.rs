@@ -1,0 +1,164 @@
+//! What an operator sees of one request: the span `lock`.
+//!
+//! Without the feature `tracing` nothing of it is left.
+
+use std::time::Duration;
+
+use http::Extensions;
+
+use crate::{
+    key::LockKey,
+    lock::{HeldLock, LockError, Policy},
+};
+
+/// The span of one request that needs a lock, from its key to the end of its section.
+///
+/// Dropped without a result, the client had left the line.
+#[derive(Debug)]
+pub(super) struct LockSpan {
+    #[cfg(feature = "tracing")]
+    span: tracing::Span,
+    #[cfg(feature = "tracing")]
+    has_result: bool,
+}
+
+/// The route of a request: the path it matched, else the name the layer was given, else `none`. Never a path as the client
+/// wrote it.
+#[cfg_attr(not(feature = "tracing"), expect(dead_code, reason = "nobody looks"))]
+#[derive(Clone, Debug)]
+pub(super) struct Route {
+    #[cfg(feature = "axum")]
+    matched: Option<axum::extract::MatchedPath>,
+    name: Option<&'static str>,
+}
+
+impl Route {
+    #[cfg_attr(not(feature = "axum"), expect(unused_variables, reason = "only a router knows what matched"))]
+    pub(super) fn of(extensions: &Extensions, name: Option<&'static str>) -> Self {
+        Self {
+            #[cfg(feature = "axum")]
+            matched: extensions.get().cloned(),
+            name,
+        }
+    }
+
+    #[cfg(feature = "tracing")]
+    fn as_str(&self) -> &str {
+        #[cfg(feature = "axum")]
+        if let Some(matched) = &self.matched {
+            return matched.as_str();
+        }
+        self.name.unwrap_or("none")
+    }
+}
+
+#[cfg(feature = "tracing")]
+mod enabled {
+    use std::future::Future;
+
+    use tracing::{Instrument, field::Empty, instrument::Instrumented};
+
+    use super::{Duration, HeldLock, LockError, LockKey, LockSpan, Policy, Route};
+
+    impl LockSpan {
+        pub(in crate::middleware) fn waiting(route: &Route, key: &LockKey, policy: &Policy) -> Self {
+            let span = open(route);
+            if !span.is_disabled() {
+                if policy.shows_key() {
+                    span.record("key", key.as_str());
+                } else {
+                    span.record("key", key.redacted());
+                }
+            }
+            Self { span, has_result: false }
+        }
+
+        /// The span of a request for which there is no key.
+        pub(in crate::middleware) fn without_key(route: &Route, result: &'static str) {
+            open(route).record("result", result);
+        }
+
+        pub(in crate::middleware) fn granted(&mut self, lock: &HeldLock, waited: Duration) {
+            self.result("granted");
+            self.span
+                .record("wait_ms", millis(waited))
+                .record("depth", 1)
+                .record("fence", lock.fencing_token().as_u64());
+        }
+
+        pub(in crate::middleware) fn turned_away(&mut self, error: &LockError, waited: Duration) {
+            self.result(match error {
+                LockError::Held { .. } => "refused",
+                LockError::TimedOut { .. } => "timed_out",
+                LockError::LineFull { .. } => "line_full",
+                LockError::Store(_) => "store_unavailable",
+            });
+            self.span.record("wait_ms", millis(waited));
+        }
+
+        pub(in crate::middleware) fn ended(&self, hold: Duration) {
+            self.span.record("hold_ms", millis(hold));
+        }
+
+        /// Runs the handler inside the span: what it logs is known by route, key and fence.
+        pub(in crate::middleware) fn around<F: Future>(&self, f: impl FnOnce() -> F) -> Instrumented<F> {
+            self.span.in_scope(f).instrument(self.span.clone())
+        }
+
+        fn result(&mut self, result: &'static str) {
+            self.span.record("result", result);
+            self.has_result = true;
+        }
+    }
+
+    impl Drop for LockSpan {
+        fn drop(&mut self) {
+            if !self.has_result {
+                self.span.record("result", "cancelled");
+            }
+        }
+    }
+
+    fn open(route: &Route) -> tracing::Span {
+        tracing::info_span!(
+            "lock",
+            route = route.as_str(),
+            key = Empty,
+            result = Empty,
+            wait_ms = Empty,
+            hold_ms = Empty,
+            depth = Empty,
+            fence = Empty,
+        )
+    }
+
+    fn millis(duration: Duration) -> f64 {
+        duration.as_secs_f64() * 1e3
+    }
+}
+
+#[cfg(not(feature = "tracing"))]
+mod disabled {
+    use std::future::Future;
+
+    use super::{Duration, HeldLock, LockError, LockKey, LockSpan, Policy, Route};
+
+    #[expect(clippy::unused_self, clippy::needless_pass_by_ref_mut, reason = "the same calls as with the span")]
+    impl LockSpan {
+        pub(in crate::middleware) fn waiting(_: &Route, _: &LockKey, _: &Policy) -> Self {
+            Self {}
+        }
+
+        pub(in crate::middleware) fn without_key(_: &Route, _: &'static str) {}
+
+        pub(in crate::middleware) fn granted(&mut self, _: &HeldLock, _: Duration) {}
+
+        pub(in crate::middleware) fn turned_away(&mut self, _: &LockError, _: Duration) {}
+
+        pub(in crate::middleware) fn ended(&self, _: Duration) {}
+
+        pub(in crate::middleware) fn around<F: Future>(&self, f: impl FnOnce() -> F) -> F {
+            f()
+        }
+    }
+}

@@ -1,0 +1,92 @@
+use std::{error::Error, fmt};
+
+/// A store could not answer: which one, asked for what, and why.
+///
+/// Whatever was asked may have happened all the same.
+#[derive(Debug)]
+pub struct StoreError {
+    store: &'static str,
+    operation: &'static str,
+    kind: StoreErrorKind,
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+/// What kind of trouble a store has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreErrorKind {
+    /// It cannot be reached. It may be restarting: the next request may succeed.
+    Unavailable,
+    /// It did not answer in time (500 ms a call, or what the store says).
+    Timeout,
+    /// It refused to do this. Its settings, or what somebody else wrote there, need a look.
+    Refused,
+    /// It answered what its contract does not know.
+    Protocol,
+}
+
+impl StoreError {
+    /// The store named so failed at this operation.
+    #[must_use]
+    pub fn new(store: &'static str, operation: &'static str, kind: StoreErrorKind) -> Self {
+        Self { store, operation, kind, source: None }
+    }
+
+    /// Keeps the reason.
+    #[must_use]
+    pub fn with_source(self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { source: Some(source.into()), ..self }
+    }
+
+    /// The name of the store.
+    #[must_use]
+    pub fn store(&self) -> &'static str {
+        self.store
+    }
+
+    /// The verb that failed.
+    #[must_use]
+    pub fn operation(&self) -> &'static str {
+        self.operation
+    }
+
+    /// What kind of trouble it is.
+    #[must_use]
+    pub fn kind(&self) -> StoreErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { store, operation, kind, source: _ } = self;
+        match kind {
+            StoreErrorKind::Unavailable => write!(f, "the {store} store cannot be reached to {operation} a lock"),
+            StoreErrorKind::Timeout => write!(f, "the {store} store did not {operation} a lock in time"),
+            StoreErrorKind::Refused => write!(f, "the {store} store refused to {operation} a lock"),
+            StoreErrorKind::Protocol => {
+                write!(f, "the {store} store broke its contract when asked to {operation} a lock")
+            }
+        }
+    }
+}
+
+impl Error for StoreError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn Error + 'static))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_store_and_the_operation_and_keeps_its_source() {
+        let error = StoreError::new("shelf", "acquire", StoreErrorKind::Unavailable)
+            .with_source(std::io::Error::other("no shelf"));
+        assert_eq!(error.to_string(), "the shelf store cannot be reached to acquire a lock");
+        let source = error.source().expect("kept").downcast_ref::<std::io::Error>().expect("as it was");
+        assert_eq!(source.to_string(), "no shelf");
+    }
+}
