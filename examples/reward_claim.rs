@@ -1,1 +1,230 @@
-fn main() {}
+//! A family claims a reward that is paid once. Five members tap "claim" at the same moment.
+//!
+//! ```sh
+//! cargo run --example reward_claim               # a table, then a server to try it by hand
+//! cargo run --example reward_claim -- --demo     # the table alone
+//! cargo run --example reward_claim -- --serve    # the server alone
+//! ```
+//!
+//! `PORT` (0: any; default 3000) and `DATABASE_URL` (default: SQLite in memory; `sqlite://shop.db` lasts) are read from the
+//! environment.
+
+#![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
+
+mod support;
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::{
+    Json, Router,
+    extract::{Query, State},
+    http::{Method, StatusCode},
+    response::Response,
+    routing::{get, post},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sqlx::SqlitePool;
+use tower_lock::{HeldLock, LockLayer, Locks, by};
+
+use self::support::{ApiError, Failure, Mode, Server, THINK_TIME, Table, check_fence, timed, volley, worked};
+
+const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS family_reward_record (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    family_id BIGINT NOT NULL,
+    reward_type INT NOT NULL,
+    state INT NOT NULL DEFAULT 1,
+    create_time TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
+    update_time TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP
+)";
+
+#[derive(Clone, Copy, Deserialize)]
+struct Claim {
+    family_id: i64,
+    reward_type: i32,
+}
+
+#[derive(Serialize, PartialEq)]
+struct Record {
+    id: i64,
+    family_id: i64,
+    reward_type: i32,
+    state: i32,
+}
+
+type Claimed = Result<(StatusCode, Json<Record>), ApiError>;
+
+#[derive(Clone)]
+struct App {
+    db: SqlitePool,
+    locks: Locks,
+}
+
+fn app(app: App) -> Router {
+    // The one line: requests for one family and reward run alone, the others are told 409 at once.
+    let one_claim_at_a_time =
+        LockLayer::new(&app.locks, by(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)));
+
+    Router::new()
+        .route("/rewards/claim", post(claim).route_layer(one_claim_at_a_time))
+        .route("/rewards/claim-unlocked", post(claim_unlocked))
+        .route("/rewards/claim-checked-outside", post(claim_checked_outside))
+        .route("/rewards", get(rewards))
+        .with_state(app)
+}
+
+/// Check, think, act: alone, because the layer is on the route.
+async fn claim(lock: HeldLock, State(app): State<App>, Json(claim): Json<Claim>) -> Response {
+    timed(async {
+        if let Some(record) = find(&app.db, claim).await? {
+            return Ok((StatusCode::OK, Json(record)));
+        }
+        tokio::time::sleep(THINK_TIME).await;
+        let mut transaction = app.db.begin().await?;
+        check_fence(&mut transaction, &lock).await?;
+        let record = insert(&mut *transaction, claim).await?;
+        transaction.commit().await?;
+        Claimed::Ok((StatusCode::CREATED, Json(record)))
+    })
+    .await
+}
+
+/// The same handler without a lock.
+async fn claim_unlocked(State(app): State<App>, Json(claim): Json<Claim>) -> Response {
+    timed(async {
+        if let Some(record) = find(&app.db, claim).await? {
+            return Ok((StatusCode::OK, Json(record)));
+        }
+        tokio::time::sleep(THINK_TIME).await;
+        Claimed::Ok((StatusCode::CREATED, Json(insert(&app.db, claim).await?)))
+    })
+    .await
+}
+
+/// The subtle mistake: the check is done before the lock is taken, so that what it found is stale.
+async fn claim_checked_outside(State(app): State<App>, Json(claim): Json<Claim>) -> Response {
+    let began = Instant::now();
+    let mut waited = Duration::ZERO;
+    let answer = async {
+        if let Some(record) = find(&app.db, claim).await? {
+            return Ok((StatusCode::OK, Json(record)));
+        }
+        tokio::time::sleep(THINK_TIME / 2).await;
+        let in_line = Instant::now();
+        let guard = app.locks.lock(("reward", claim.family_id, claim.reward_type)).await?;
+        waited = in_line.elapsed();
+        tokio::time::sleep(THINK_TIME / 2).await;
+        let record = insert(&app.db, claim).await?;
+        // Whether the release was heard of or not: the record is written.
+        drop(guard.release().await);
+        Claimed::Ok((StatusCode::CREATED, Json(record)))
+    }
+    .await;
+    worked(began.elapsed() - waited, answer)
+}
+
+#[derive(Deserialize)]
+struct OfFamily {
+    family_id: i64,
+}
+
+async fn rewards(State(app): State<App>, Query(of): Query<OfFamily>) -> Result<Json<Vec<Record>>, ApiError> {
+    let rows: Vec<Row> = sqlx::query_as(
+        "SELECT id, family_id, reward_type, state FROM family_reward_record WHERE family_id = ? ORDER BY id",
+    )
+    .bind(of.family_id)
+    .fetch_all(&app.db)
+    .await?;
+    Ok(Json(rows.into_iter().map(Record::from).collect()))
+}
+
+// === database ===
+
+type Row = (i64, i64, i32, i32);
+
+impl From<Row> for Record {
+    fn from((id, family_id, reward_type, state): Row) -> Self {
+        Self { id, family_id, reward_type, state }
+    }
+}
+
+async fn find(db: &SqlitePool, claim: Claim) -> Result<Option<Record>, ApiError> {
+    let row: Option<Row> = sqlx::query_as(
+        "SELECT id, family_id, reward_type, state FROM family_reward_record
+         WHERE family_id = ? AND reward_type = ? ORDER BY id LIMIT 1",
+    )
+    .bind(claim.family_id)
+    .bind(claim.reward_type)
+    .fetch_optional(db)
+    .await?;
+    Ok(row.map(Record::from))
+}
+
+async fn insert(db: impl sqlx::SqliteExecutor<'_>, claim: Claim) -> Result<Record, ApiError> {
+    let inserted = sqlx::query("INSERT INTO family_reward_record (family_id, reward_type) VALUES (?, ?)")
+        .bind(claim.family_id)
+        .bind(claim.reward_type)
+        .execute(db)
+        .await?;
+    Ok((inserted.last_insert_rowid(), claim.family_id, claim.reward_type, 1).into())
+}
+
+// === the table ===
+
+/// Whether it went as promised: exactly one record under the layer, more without.
+async fn demo(url: &str) -> Result<bool, Failure> {
+    println!("Five members of a family claim one reward at the same moment.\n");
+    // Families of its own, in a database that may last.
+    let family = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis())? * 10;
+    let mut table = Table::new("records inserted");
+    let mut inserted = Vec::new();
+    for (n, (how, path)) in [
+        ("without a lock", "/rewards/claim-unlocked"),
+        ("lock taken after the check", "/rewards/claim-checked-outside"),
+        ("under the layer", "/rewards/claim"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let family = family + i64::try_from(n)?;
+        let claim = json!({ "family_id": family, "reward_type": 1 });
+        let answers = volley(5, Method::POST, &format!("{url}{path}"), claim).await?;
+        let records = support::get(&format!("{url}/rewards?family_id={family}")).await?;
+        let records = records.as_array().map_or(0, Vec::len);
+        table.row(how, records, &answers, |answer| match answer.status.as_u16() {
+            201 => "claimed",
+            409 => "refused at once",
+            _ => "",
+        });
+        inserted.push(records);
+    }
+    table.print();
+    let claim = json!({ "family_id": family + 2, "reward_type": 1 });
+    let later = volley(1, Method::POST, &format!("{url}/rewards/claim"), claim).await?.remove(0);
+    println!("  A sixth claim, later, gets the record that is there: {} {}\n", later.status.as_u16(), later.body);
+    Ok(matches!(inserted[..], [unlocked, _, 1] if unlocked > 1) && later.status == StatusCode::OK)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Failure> {
+    let mode = Mode::from_args()?;
+    let db = support::open_database(SCHEMA).await?;
+    let server = Server::start(app(App { db, locks: Locks::in_memory() }), mode).await?;
+    let url = server.url.clone();
+    if mode != Mode::Serve {
+        let as_promised = demo(&url).await?;
+        if mode == Mode::Demo {
+            server.stop().await?;
+            return if as_promised { Ok(()) } else { Err("the table is not as promised".into()) };
+        }
+    }
+    println!("Try it. Twice at once: one is created, one is told 409. Once more: 200 and the same record.\n");
+    println!(
+        "  claim() {{ curl -si -H 'content-type: application/json' -d '{{\"family_id\":1,\"reward_type\":1}}' {url}/rewards/$1; echo; }}"
+    );
+    println!("  claim claim & claim claim & wait");
+    println!("  claim claim-unlocked & claim claim-unlocked & wait");
+    println!("  curl -s '{url}/rewards?family_id=1'");
+    println!("\nCtrl-C stops.");
+    server.run().await
+}

@@ -144,6 +144,7 @@ impl LockKey {
     /// assert_eq!(key.as_str(), "account:~14a8d61e3a5f4c7de42e27eb0a4ea39d");
     /// ```
     #[must_use]
+    #[expect(clippy::needless_pass_by_value, reason = "as `LockKey::from` takes it")]
     pub fn hashed(tuple: impl KeyTuple) -> Self {
         let mut key = KeyWriter::empty();
         tuple.write(&mut key);
@@ -299,7 +300,7 @@ impl KeyPart for char {
 #[cfg_attr(docsrs, doc(cfg(feature = "uuid")))]
 impl KeyPart for uuid::Uuid {
     fn write(&self, part: &mut PartWriter<'_>) {
-        part.text(self.hyphenated().encode_lower(&mut uuid::Uuid::encode_buffer()));
+        part.text(self.hyphenated().encode_lower(&mut Self::encode_buffer()));
     }
 }
 

@@ -31,7 +31,7 @@ pub enum KeyInLogs {
     Redacted,
 }
 
-/// The setters of [`Policy`], for each thing that carries one in a field `policy`.
+/// The setters of [`Policy`], for each thing that carries one and has a method `policy(self, Policy) -> Self`.
 macro_rules! policy_setters {
     () => {
         /// Waits at most this long for the key, first come first served. Default: zero, the request is refused at once
@@ -39,16 +39,14 @@ macro_rules! policy_setters {
         ///
         /// Waiting is for requests of which each shall have its turn (ten buyers, five items); refusing is for those of
         /// which one is enough (the second tap on "claim").
-        pub const fn wait(mut self, limit: ::std::time::Duration) -> Self {
-            self.policy = self.policy.wait(limit);
-            self
+        pub fn wait(self, limit: ::std::time::Duration) -> Self {
+            self.policy($crate::Policy::new().wait(limit))
         }
 
         /// What a log shows of the key. Default: [`Shown`](crate::KeyInLogs::Shown). To be redacted where a part is
         /// personal data; to hide it from the store, too, make the key with [`LockKey::hashed`](crate::LockKey::hashed).
-        pub const fn key_in_logs(mut self, key: $crate::KeyInLogs) -> Self {
-            self.policy = self.policy.key_in_logs(key);
-            self
+        pub fn key_in_logs(self, key: $crate::KeyInLogs) -> Self {
+            self.policy($crate::Policy::new().key_in_logs(key))
         }
     };
 }

@@ -47,7 +47,7 @@ pub(super) async fn read(request: Request) -> Result<(Parts, Buffered), Rejectio
 /// A limit that a layer outside has set shows in the same error.
 fn unreadable(error: &(dyn Error + 'static)) -> Rejection {
     let mut causes = std::iter::successors(Some(error), |&error| error.source());
-    if causes.any(|error| error.is::<LengthLimitError>()) {
+    if causes.any(<dyn Error>::is::<LengthLimitError>) {
         Rejection::BodyTooLarge
     } else {
         Rejection::BadKey { status: StatusCode::BAD_REQUEST }

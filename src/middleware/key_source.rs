@@ -26,7 +26,6 @@ use crate::key::{KeyTuple, LockKey};
 )]
 pub trait IntoLockKey {
     #[doc(hidden)]
-    #[expect(clippy::missing_errors_doc, reason = "hidden")]
     fn into_lock_key(self) -> Result<Option<LockKey>, Response<RejectionBody>>;
 }
 

@@ -33,25 +33,21 @@ use crate::lock::{Locks, Policy, policy_setters};
 /// # }
 /// ```
 ///
-/// `route_layer`, on a handler's `post(..)` or on a router, runs for what matched alone: a 404, a 405 and, behind a CORS layer, a preflight never
-/// reach the store. On a whole router with `layer` it runs for 404s, too.
+/// `route_layer` runs for what matched alone: a 404 and, behind a CORS layer, a preflight never reach the store. On a
+/// handler's `post(..)`, as here, a 405 does not either; `any(..)` knows no other method, and wants `layer`.
 ///
 /// The whole handler runs under the lock, its extractors included. What it answered in full gives the lock back
 /// before it is sent; a stream holds it to its end, error or drop.
 #[must_use = "a layer does nothing before it is put on a route"]
 pub struct LockLayer<K> {
-    locks: Locks,
-    key: K,
-    policy: Policy,
-    skip: Option<Arc<Skip>>,
-    on_reject: OnReject,
-    name: Option<&'static str>,
+    // Shared, because Axum may make a service of a layer for each request.
+    config: Arc<Config<K>>,
 }
 
 type Skip = dyn Fn(&Parts) -> bool + Send + Sync;
 
-/// What all clones of one service share.
-pub(super) struct Shared<K> {
+/// What a layer and all its services share.
+pub(super) struct Config<K> {
     pub(super) locks: Locks,
     pub(super) key: K,
     /// What the route says; what it does not say is found with the request.
@@ -66,24 +62,23 @@ impl<K: KeySource> LockLayer<K> {
     /// Locks what the key function says, in these locks. The key function is made by [`by`](crate::by),
     /// [`by_with_state`](crate::by_with_state) or [`by_parts`](crate::by_parts).
     pub fn new(locks: &Locks, key: K) -> Self {
-        Self {
+        let config = Config {
             locks: locks.clone(),
             key,
             policy: Policy::new(),
             skip: None,
             on_reject: OnReject::default(),
             name: None,
-        }
+            usual_hold: Arc::default(),
+        };
+        Self { config: Arc::new(config) }
     }
-}
 
-impl<K> LockLayer<K> {
     policy_setters!();
 
     /// Sets what this policy sets.
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.policy = policy.or(self.policy);
-        self
+    pub fn policy(self, policy: Policy) -> Self {
+        self.with(|config| config.policy = policy.or(config.policy))
     }
 
     /// Lets a request through without a lock, as if the layer were not there. Default: none. Asked before the key function; a
@@ -97,12 +92,13 @@ impl<K> LockLayer<K> {
     /// ```
     ///
     /// A header is the client's word: whoever can set it can leave the lock out.
-    pub fn skip(mut self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.skip = Some(match self.skip.take() {
-            None => Arc::new(skip),
-            Some(earlier) => Arc::new(move |head| earlier(head) || skip(head)),
-        });
-        self
+    pub fn skip(self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.with(|config| {
+            config.skip = Some(match config.skip.take() {
+                None => Arc::new(skip),
+                Some(earlier) => Arc::new(move |head| earlier(head) || skip(head)),
+            });
+        })
     }
 
     /// Lets requests with one of these methods through without a lock. Default: none.
@@ -129,34 +125,56 @@ impl<K> LockLayer<K> {
     ///
     /// The typed [`Rejection`] is in the extensions of the answer, whoever makes it. What an extractor of the key function rejects is
     /// not asked for here: its own answer goes out as it is.
-    pub fn on_reject<F, B>(mut self, answer: F) -> Self
+    pub fn on_reject<F, B>(self, answer: F) -> Self
     where
         F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        self.on_reject = OnReject::new(answer);
-        self
+        self.with(|config| config.on_reject = OnReject::new(answer))
     }
 
     /// What the span calls the route if no router knows the path that matched. Default: `none`.
-    pub fn name(mut self, name: &'static str) -> Self {
-        self.name = Some(name);
+    pub fn name(self, name: &'static str) -> Self {
+        self.with(|config| config.name = Some(name))
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Config<K>)) -> Self {
+        change(Arc::make_mut(&mut self.config));
         self
     }
 }
 
-impl<S, K: Clone> Layer<S> for LockLayer<K> {
+impl<S, K> Layer<S> for LockLayer<K> {
     type Service = LockService<S, K>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        let Self { locks, key, policy, skip, on_reject, name } = self.clone();
-        let shared = Shared { locks, key, policy, skip, on_reject, name, usual_hold: Arc::default() };
-        LockService::new(inner, Arc::new(shared))
+        LockService::new(inner, Arc::clone(&self.config))
     }
 }
 
-impl<K: Clone> Clone for LockLayer<K> {
+impl<K> Clone for LockLayer<K> {
+    fn clone(&self) -> Self {
+        Self { config: Arc::clone(&self.config) }
+    }
+}
+
+impl<K> fmt::Debug for LockLayer<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Config { locks, key: _, policy, skip, on_reject, name, usual_hold } = &*self.config;
+        f.debug_struct("LockLayer")
+            .field("locks", locks)
+            .field("policy", policy)
+            .field("skips", &skip.is_some())
+            .field("on_reject", on_reject)
+            .field("name", name)
+            .field("usual_hold", usual_hold)
+            .finish_non_exhaustive()
+    }
+}
+
+/// For a layer that is changed after it was cloned: it stands on another route, and has measured nothing there.
+impl<K: Clone> Clone for Config<K> {
     fn clone(&self) -> Self {
         Self {
             locks: self.locks.clone(),
@@ -165,19 +183,7 @@ impl<K: Clone> Clone for LockLayer<K> {
             skip: self.skip.clone(),
             on_reject: self.on_reject.clone(),
             name: self.name,
+            usual_hold: Arc::default(),
         }
-    }
-}
-
-impl<K> fmt::Debug for LockLayer<K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { locks, key: _, policy, skip, on_reject, name } = self;
-        f.debug_struct("LockLayer")
-            .field("locks", locks)
-            .field("policy", policy)
-            .field("skips", &skip.is_some())
-            .field("on_reject", on_reject)
-            .field("name", name)
-            .finish_non_exhaustive()
     }
 }

@@ -53,9 +53,8 @@ impl LocksLayer {
     policy_setters!();
 
     /// Sets what this policy sets.
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.policy = policy.or(self.policy);
-        self
+    pub fn policy(self, policy: Policy) -> Self {
+        Self { policy: policy.or(self.policy), ..self }
     }
 }
 

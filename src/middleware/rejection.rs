@@ -160,6 +160,7 @@ impl Rejection {
     /// With `Cache-Control: no-store`, and with `Retry-After` in whole seconds, from 1 to 5, where another try may be
     /// worth it; `retry_after_ms` in the body is finer.
     #[must_use]
+    #[expect(clippy::missing_panics_doc, reason = "texts and numbers can always be written")]
     pub fn to_response(&self) -> Response<RejectionBody> {
         let problem = Problem {
             r#type: format!("urn:tower-lock:{}", self.code()),
@@ -215,7 +216,8 @@ impl Rejection {
 }
 
 fn whole_seconds(after: Duration) -> u64 {
-    after.as_millis().div_ceil(1000).clamp(RETRY_AFTER_MIN.as_secs().into(), RETRY_AFTER_MAX.as_secs().into()) as u64
+    let rounded_up = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+    rounded_up.clamp(RETRY_AFTER_MIN.as_secs(), RETRY_AFTER_MAX.as_secs())
 }
 
 impl fmt::Display for Rejection {
@@ -325,7 +327,7 @@ mod tests {
             .with_source(std::io::Error::other("no shelf"));
         let rejection = Rejection::of(LockError::Store(broken), &UsualHold::default());
         let texts: Vec<_> =
-            std::iter::successors(Some(&rejection as &dyn Error), |e| e.source()).map(ToString::to_string).collect();
+            std::iter::successors(Some(&rejection as &dyn Error), |&e| e.source()).map(ToString::to_string).collect();
         assert_eq!(texts.last().map(String::as_str), Some("no shelf"), "{texts:?}");
     }
 }

@@ -14,7 +14,7 @@ use super::{
     body_out::ResponseBody,
     future::ResponseFuture,
     key_source::{Derived, KeySourceFor, NoKey},
-    layer::Shared,
+    layer::Config,
     locks_layer::policy_of,
     rejection::{Rejection, RejectionBody},
     section::Section,
@@ -30,12 +30,12 @@ use crate::{
 /// It adds no error of its own: whoever is turned away gets a response.
 pub struct LockService<S, K> {
     inner: S,
-    shared: Arc<Shared<K>>,
+    config: Arc<Config<K>>,
 }
 
 impl<S, K> LockService<S, K> {
-    pub(super) fn new(inner: S, shared: Arc<Shared<K>>) -> Self {
-        Self { inner, shared }
+    pub(super) fn new(inner: S, config: Arc<Config<K>>) -> Self {
+        Self { inner, config }
     }
 }
 
@@ -60,17 +60,17 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let inner = self.inner.clone();
-        let (request, skipped) = self.shared.skips(request);
+        let (request, skipped) = self.config.skips(request);
         if skipped {
             return ResponseFuture::passing(inner.oneshot(K::pass(request)));
         }
-        ResponseFuture::locked(Box::pin(locked(Arc::clone(&self.shared), inner, request)))
+        ResponseFuture::locked(Box::pin(locked(Arc::clone(&self.config), inner, request)))
     }
 }
 
 /// The way of a request that asks for a lock: its key, its turn, the inner service, its end.
 async fn locked<S, K, B, ResB>(
-    shared: Arc<Shared<K>>,
+    config: Arc<Config<K>>,
     mut inner: S,
     request: Request<B>,
 ) -> Result<Response<ResponseBody<ResB>>, S::Error>
@@ -79,19 +79,19 @@ where
     S: Service<Request<K::Body>, Response = Response<ResB>>,
     ResB: Body<Data = Bytes, Error: Into<BoxError>>,
 {
-    let route = Route::of(request.extensions(), shared.name);
-    let policy = policy_of(shared.policy, request.extensions(), &shared.locks);
+    let route = Route::of(request.extensions(), config.name);
+    let policy = policy_of(config.policy, request.extensions(), &config.locks);
     let is_head = request.method() == Method::HEAD;
 
-    let (mut request, key) = match shared.key.derive(request).await {
+    let (mut request, key) = match config.key.derive(request).await {
         Ok(Derived { request, key: Some(key) }) => (request, key),
         Ok(Derived { request, key: None }) => {
             return Ok(inner.ready().await?.call(request).await?.map(ResponseBody::passing));
         }
-        Err(no_key) => return Ok(shared.no_key(&route, no_key).map(ResponseBody::rejected)),
+        Err(no_key) => return Ok(config.no_key(&route, no_key).map(ResponseBody::rejected)),
     };
 
-    let section = match shared.enter(&route, key, &policy).await {
+    let section = match config.enter(&route, key, &policy).await {
         Ok(section) => section,
         Err(response) => return Ok(response.map(ResponseBody::rejected)),
     };
@@ -119,7 +119,7 @@ where
     Ok(Response::from_parts(head, body))
 }
 
-impl<K> Shared<K> {
+impl<K> Config<K> {
     fn skips<B>(&self, request: Request<B>) -> (Request<B>, bool) {
         let Some(skip) = &self.skip else { return (request, false) };
         let (head, body) = request.into_parts();
@@ -161,7 +161,7 @@ impl<K> Shared<K> {
 
 impl<S: Clone, K> Clone for LockService<S, K> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
+        Self { inner: self.inner.clone(), config: Arc::clone(&self.config) }
     }
 }
 

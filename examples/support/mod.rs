@@ -1,0 +1,282 @@
+//! What the two examples share: a database, a server that stops cleanly, a volley of requests, a table.
+
+#![allow(unreachable_pub, reason = "a module of two programs")]
+
+use std::{
+    env,
+    error::Error,
+    fmt::Display,
+    str::FromStr,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Json, Router,
+    body::{Body, Bytes},
+    http::{Method, Request, StatusCode},
+    response::{IntoResponse, Response},
+};
+use futures_util::future::join_all;
+use http_body_util::BodyExt;
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use serde_json::{Value, json};
+use sqlx::{
+    Sqlite, SqlitePool, Transaction,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
+};
+use tokio::{net::TcpListener, signal, sync::oneshot, task::JoinHandle};
+use tower_lock::HeldLock;
+
+pub type Failure = Box<dyn Error + Send + Sync>;
+
+/// What a real handler does between its check and its act: call another service, render a mail.
+pub const THINK_TIME: Duration = Duration::from_millis(150);
+
+// === what to do ===
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Table, then serve.
+    Both,
+    /// Table, then exit; non-zero if it is not as promised.
+    Demo,
+    /// No table.
+    Serve,
+}
+
+impl Mode {
+    pub fn from_args() -> Result<Self, Failure> {
+        match env::args().skip(1).collect::<Vec<_>>().as_slice() {
+            [] => Ok(Self::Both),
+            [one] if one == "--demo" => Ok(Self::Demo),
+            [one] if one == "--serve" => Ok(Self::Serve),
+            _ => Err("usage: [--demo | --serve]".into()),
+        }
+    }
+}
+
+// === database ===
+
+/// `DATABASE_URL`, or SQLite in memory.
+pub async fn open_database(schema: &'static str) -> Result<SqlitePool, Failure> {
+    let url = env::var("DATABASE_URL").unwrap_or_else(|_| "sqlite::memory:".into());
+    if !url.starts_with("sqlite:") {
+        return Err(format!("DATABASE_URL={url}: this example speaks SQLite, such as sqlite://shop.db").into());
+    }
+    let in_memory = url.contains(":memory:");
+    let options = SqliteConnectOptions::from_str(&url)?.create_if_missing(true).busy_timeout(Duration::from_secs(10));
+    let pool = if in_memory {
+        // The database lives as long as its one connection.
+        SqlitePoolOptions::new().max_connections(1).min_connections(1).idle_timeout(None).max_lifetime(None)
+    } else {
+        SqlitePoolOptions::new().max_connections(4)
+    };
+    let options = if in_memory { options } else { options.journal_mode(SqliteJournalMode::Wal) };
+    let db = pool.connect_with(options).await?;
+    sqlx::raw_sql("CREATE TABLE IF NOT EXISTS lock_fence (lock_key VARCHAR(256) PRIMARY KEY, token BIGINT NOT NULL)")
+        .execute(&db)
+        .await?;
+    sqlx::raw_sql(schema).execute(&db).await?;
+    Ok(db)
+}
+
+/// Lets the transaction go on only if nobody with a later token has written: the first statement of whatever is written under
+/// the lock. It also takes the row, so that two writers come one after the other.
+pub async fn check_fence(transaction: &mut Transaction<'_, Sqlite>, lock: &HeldLock) -> Result<(), ApiError> {
+    let passed = sqlx::query(
+        "INSERT INTO lock_fence (lock_key, token) VALUES (?, ?)
+         ON CONFLICT (lock_key) DO UPDATE SET token = excluded.token WHERE lock_fence.token <= excluded.token",
+    )
+    .bind(lock.key().as_str())
+    .bind(lock.fencing_token().as_i64())
+    .execute(&mut **transaction)
+    .await?
+    .rows_affected();
+    if passed == 0 {
+        return Err(ApiError::Status(StatusCode::SERVICE_UNAVAILABLE, "somebody with a later token has written"));
+    }
+    Ok(())
+}
+
+// === answers ===
+
+pub enum ApiError {
+    Status(StatusCode, &'static str),
+    Lock(tower_lock::LockError),
+    Database(sqlx::Error),
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let (status, text) = match self {
+            Self::Status(status, text) => (status, text.into()),
+            Self::Lock(error) => (StatusCode::CONFLICT, error.to_string()),
+            Self::Database(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+        };
+        (status, Json(json!({ "error": text }))).into_response()
+    }
+}
+
+impl From<sqlx::Error> for ApiError {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Database(error)
+    }
+}
+
+impl From<tower_lock::LockError> for ApiError {
+    fn from(error: tower_lock::LockError) -> Self {
+        Self::Lock(error)
+    }
+}
+
+const WORKED_US: &str = "x-worked-us";
+
+/// Tells in a header how long the handler worked, whatever it answered: the rest of the time its request waited.
+pub async fn timed<T: IntoResponse, E: IntoResponse>(work: impl Future<Output = Result<T, E>>) -> Response {
+    let began = Instant::now();
+    let answer = work.await;
+    worked(began.elapsed(), answer)
+}
+
+pub fn worked(worked: Duration, answer: impl IntoResponse) -> Response {
+    let mut response = answer.into_response();
+    let worked = u64::try_from(worked.as_micros()).unwrap_or(u64::MAX);
+    response.headers_mut().insert(WORKED_US, worked.into());
+    response
+}
+
+// === server ===
+
+pub struct Server {
+    pub url: String,
+    stop: oneshot::Sender<()>,
+    running: JoinHandle<std::io::Result<()>>,
+}
+
+impl Server {
+    /// On `PORT`; 0, and the default of the demo, is any that is free.
+    pub async fn start(app: Router, mode: Mode) -> Result<Self, Failure> {
+        let port = match env::var("PORT") {
+            Ok(port) => port.parse::<u16>().map_err(|error| format!("PORT={port}: {error}"))?,
+            Err(_) if mode == Mode::Demo => 0,
+            Err(_) => 3000,
+        };
+        let listener = TcpListener::bind(("127.0.0.1", port))
+            .await
+            .map_err(|error| format!("port {port}: {error}; PORT chooses another"))?;
+        let url = format!("http://{}", listener.local_addr()?);
+        println!("listening on {url}\n");
+        let (stop, stopped) = oneshot::channel();
+        let serve = axum::serve(listener, app).with_graceful_shutdown(async { drop(stopped.await) });
+        Ok(Self { url, stop, running: tokio::spawn(serve.into_future()) })
+    }
+
+    /// Runs to Ctrl-C or SIGTERM, and lets the requests that are in finish.
+    pub async fn run(self) -> Result<(), Failure> {
+        let mut terminated = signal::unix::signal(signal::unix::SignalKind::terminate())?;
+        tokio::select! {
+            interrupted = signal::ctrl_c() => interrupted?,
+            _ = terminated.recv() => {}
+        }
+        self.stop().await
+    }
+
+    pub async fn stop(self) -> Result<(), Failure> {
+        drop(self.stop);
+        Ok(self.running.await??)
+    }
+}
+
+// === volley ===
+
+/// One answered request.
+pub struct Answer {
+    pub status: StatusCode,
+    pub body: Value,
+    /// From sending to the end of the answer.
+    pub took: Duration,
+    /// What of it no handler worked.
+    pub waited: Duration,
+}
+
+/// Sends the same request so many times at the same moment.
+pub async fn volley(times: usize, method: Method, url: &str, body: Value) -> Result<Vec<Answer>, Failure> {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
+    let send = |_| {
+        let (client, method, url, body) = (client.clone(), method.clone(), url.to_owned(), body.to_string());
+        async move {
+            let request = Request::builder()
+                .method(method)
+                .uri(url)
+                .header("content-type", "application/json")
+                .body(body.into())?;
+            let sent = Instant::now();
+            let response = client.request(request).await?;
+            let status = response.status();
+            let worked = response.headers().get(WORKED_US).and_then(|us| us.to_str().ok()?.parse().ok());
+            let body: Bytes = response.into_body().collect().await?.to_bytes();
+            let took = sent.elapsed();
+            // Who was refused has not waited.
+            let waited = worked.map_or(Duration::ZERO, |us| took.saturating_sub(Duration::from_micros(us)));
+            Ok(Answer { status, body: serde_json::from_slice(&body).unwrap_or(Value::Null), took, waited })
+        }
+    };
+    join_all((0..times).map(send)).await.into_iter().collect()
+}
+
+pub async fn get(url: &str) -> Result<Value, Failure> {
+    let answer = volley(1, Method::GET, url, Value::Null).await?.remove(0);
+    if answer.status.is_success() { Ok(answer.body) } else { Err(format!("{url}: {}", answer.status).into()) }
+}
+
+// === table ===
+
+pub struct Table {
+    rows: Vec<[String; 5]>,
+}
+
+impl Table {
+    pub fn new(result: &str) -> Self {
+        Self { rows: vec![["".into(), result.into(), "answers".into(), "who waited".into(), "slowest answer".into()]] }
+    }
+
+    pub fn row(&mut self, how: &str, result: impl Display, answers: &[Answer], note: impl Fn(&Answer) -> &'static str) {
+        let mut statuses: Vec<(StatusCode, &str, usize)> = Vec::new();
+        for answer in answers {
+            match statuses.iter_mut().find(|(status, ..)| *status == answer.status) {
+                Some((.., count)) => *count += 1,
+                None => statuses.push((answer.status, note(answer), 1)),
+            }
+        }
+        statuses.sort();
+        let statuses: Vec<_> =
+            statuses.iter().map(|(status, note, count)| format!("{count} × {} {note}", status.as_u16())).collect();
+        // Less than this is the way through the network.
+        let waited: Vec<_> = answers.iter().map(|a| a.waited).filter(|w| *w > THINK_TIME / 5).collect();
+        let waited = match waited.iter().max() {
+            None => "nobody".into(),
+            Some(longest) => format!("{} of {}, up to {} ms", waited.len(), answers.len(), longest.as_millis()),
+        };
+        let slowest = answers.iter().map(|a| a.took).max().unwrap_or_default();
+        self.rows.push([
+            how.into(),
+            result.to_string(),
+            statuses.join(", "),
+            waited,
+            format!("{} ms", slowest.as_millis()),
+        ]);
+    }
+
+    pub fn print(&self) {
+        let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        for (n, row) in self.rows.iter().enumerate() {
+            let cells: Vec<_> = row.iter().enumerate().map(|(c, cell)| format!("{cell:<0$}", width(c))).collect();
+            println!("  {}", cells.join("   ").trim_end());
+            if n == 0 {
+                let rules: Vec<_> = (0..row.len()).map(|c| "─".repeat(width(c))).collect();
+                println!("  {}", rules.join("   "));
+            }
+        }
+        println!();
+    }
+}

@@ -1,0 +1,224 @@
+//! A body that is read for its key is given on byte for byte, within the route's own limit.
+
+use std::{convert::Infallible, net::SocketAddr};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::{DefaultBodyLimit, Request as AnyRequest},
+    http::{HeaderMap, Request, Response, StatusCode},
+    routing::post,
+};
+use futures_util::stream;
+use http_body::{Body as _, Frame};
+use http_body_util::{BodyExt, Full, StreamBody};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_http::limit::RequestBodyLimitLayer;
+use tower_lock::{LockLayer, Locks, Rejection, by};
+
+use crate::support::{Wire, send, serve, soon, store_and_locks, text};
+
+/// Head, body and trailers, as the handler saw them.
+async fn echo(request: AnyRequest) -> String {
+    let (parts, body) = request.into_parts();
+    let exact = body.size_hint().exact();
+    let body = body.collect().await.expect("a body");
+    let trailers = body.trailers().cloned();
+    format!("{:?} {exact:?} {:?} {trailers:?}", parts.headers, body.to_bytes())
+}
+
+async fn echo_server() -> SocketAddr {
+    let locks = Locks::in_memory();
+    let by_body = || LockLayer::new(&locks, by(|b: Bytes| ("len", b.len())));
+    let app = Router::new()
+        .route("/plain", post(echo))
+        .route("/locked", post(echo).route_layer(by_body()))
+        // Twice read, in two layers.
+        .route(
+            "/locked-twice",
+            post(echo).route_layer(by_body()).route_layer(LockLayer::new(&locks, by(|_: Bytes| ("outer",)))),
+        )
+        .layer(DefaultBodyLimit::max(4 << 20));
+    serve(app).await
+}
+
+#[tokio::test]
+async fn a_body_is_given_on_byte_for_byte_with_headers_trailers_and_length() {
+    let server = echo_server().await;
+    let big: String = (0..3_000_000_u32).map(|n| char::from(b'a' + (n % 23) as u8)).collect();
+    let bodies = [
+        "content-length: 0\r\n\r\n".to_owned(),
+        "\r\n".to_owned(),
+        "content-length: 5\r\n\r\n\0\r\n\x7fz".to_owned(),
+        format!("content-length: {}\r\n\r\n{big}", big.len()),
+        "transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n".to_owned(),
+        "transfer-encoding: chunked\r\ntrailer: x-sum\r\n\r\n3\r\nabc\r\n0\r\nx-sum: 9\r\n\r\n".to_owned(),
+        format!("transfer-encoding: chunked\r\n\r\n{0:x}\r\n{big}\r\n{0:x}\r\n{big}\r\n0\r\n\r\n", 1_000_000)
+            .replace(&big, &big[..1_000_000]),
+    ];
+    for body in bodies {
+        let mut answers = Vec::new();
+        for path in ["/plain", "/locked", "/locked-twice"] {
+            let mut wire = Wire::connect(server).await;
+            wire.write(format!("POST {path} HTTP/1.1\r\nhost: x\r\nx-a: 1\r\nx-a: 2\r\n{body}")).await;
+            let reply = wire.reply(false).await;
+            assert_eq!(reply.status, 200);
+            answers.push(String::from_utf8(reply.body).expect("text"));
+        }
+        // What was of unknown size has one now, but where trailers would be lost by it.
+        let [plain, locked, twice] = <[String; 3]>::try_from(answers).expect("three");
+        let had_size = if plain.contains("x-sum\": \"9") || !plain.contains(" None b") {
+            plain
+        } else {
+            let len = if plain.contains("b\"abcdefg\"") { 7 } else { 2_000_000 };
+            plain.replacen(" None b", &format!(" Some({len}) b"), 1)
+        };
+        let start: String = body.chars().take(80).collect();
+        assert!(locked == had_size, "{start}: {} is not {}", cut(&locked), cut(&had_size));
+        assert!(twice == had_size, "{start}: {} is not {}", cut(&twice), cut(&had_size));
+    }
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(300).collect()
+}
+
+#[tokio::test]
+async fn trailers_keep_the_size_unannounced_and_reach_the_inner_service() {
+    let locks = Locks::in_memory();
+    let inner = service_fn(|request: Request<Body>| async {
+        let exact = request.body().size_hint().exact();
+        let body = request.into_body().collect().await.expect("a body");
+        let trailers = body.trailers().map(|t| t["x-sum"].clone());
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(format!(
+            "{exact:?} {trailers:?} {:?}",
+            body.to_bytes()
+        )))))
+    });
+    let service = LockLayer::new(&locks, by(|b: Bytes| ("len", b.len()))).layer(inner);
+    let mut trailers = HeaderMap::new();
+    trailers.insert("x-sum", "9".parse().expect("a value"));
+    let frames =
+        [Frame::data(Bytes::from_static(b"ab")), Frame::data(Bytes::from_static(b"cd")), Frame::trailers(trailers)];
+    let body = StreamBody::new(stream::iter(frames.map(Ok::<_, Infallible>)));
+    let answer = service.oneshot(Request::new(body)).await.expect("infallible");
+    assert_eq!(text(answer).await, r#"None Some("9") b"abcd""#);
+}
+
+/// hyper says `100 Continue` when the body is first asked for.
+#[tokio::test]
+async fn a_refused_client_is_spared_its_body() {
+    let (store, locks) = store_and_locks();
+    let held = locks.try_lock(("k",)).await.expect("free");
+    let layer = |key| LockLayer::new(&locks, key);
+    let app = Router::new()
+        .route("/head-key", post(|b: Bytes| async { b }).route_layer(layer(by(|_: HeaderMap| ("k",)))))
+        .route(
+            "/body-key",
+            post(|b: Bytes| async { b }).route_layer(LockLayer::new(&locks, by(|b: Bytes| ("len", b.len())))),
+        )
+        .route(
+            "/short",
+            post(|b: Bytes| async { b })
+                .route_layer(LockLayer::new(&locks, by(|b: Bytes| ("len", b.len()))))
+                .layer(DefaultBodyLimit::max(4)),
+        );
+    let server = serve(app).await;
+    let expect = |path: &str, length: usize| {
+        format!("POST {path} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {length}\r\n\r\n")
+    };
+
+    let mut wire = Wire::connect(server).await;
+    wire.write(expect("/head-key", 5)).await;
+    assert_eq!(wire.head().await.0, 409, "refused, and not a byte of the body was asked for");
+
+    let mut wire = Wire::connect(server).await;
+    wire.write(expect("/body-key", 5)).await;
+    assert_eq!(wire.head().await.0, 100);
+    wire.write("12345").await;
+    let reply = wire.reply(false).await;
+    assert_eq!((reply.status, &reply.body[..]), (200, &b"12345"[..]));
+
+    for (path, length) in [("/short", 5), ("/body-key", 2 * 1024 * 1024 + 1)] {
+        let mut wire = Wire::connect(server).await;
+        wire.write(expect(path, length)).await;
+        assert_eq!(wire.head().await.0, 413, "too long by its own word: not asked for");
+    }
+    held.release().await.expect("the store is up");
+    assert_eq!(store.held(), 0);
+}
+
+#[tokio::test]
+async fn a_body_is_read_within_the_routes_own_limit() {
+    let (store, locks) = store_and_locks();
+    let route = || {
+        let layer = LockLayer::new(
+            &locks,
+            by(|r: AnyRequest| async move {
+                ("len", axum::body::to_bytes(r.into_body(), usize::MAX).await.expect("buffered").len())
+            }),
+        );
+        Router::new().route("/", post(|b: Bytes| async move { b.len().to_string() }).route_layer(layer))
+    };
+    let sized = |len: usize| Body::from(vec![b'x'; len]);
+    let chunked = |len: usize| {
+        let chunks = vec![Ok::<_, Infallible>(Bytes::from(vec![b'x'; len / 4])); 4];
+        Body::from_stream(stream::iter(chunks))
+    };
+    let two_mb = 2 * 1024 * 1024;
+    for (what, app, limit) in [
+        ("nothing set", route(), two_mb),
+        ("lowered", route().layer(DefaultBodyLimit::max(100)), 100),
+        ("raised", route().layer(DefaultBodyLimit::max(3_000_000)), 3_000_000),
+        ("a layer of its own", route().layer(RequestBodyLimitLayer::new(400)), 400),
+    ] {
+        for (kind, body) in [("sized", sized(limit)), ("chunked", chunked(limit / 4 * 4))] {
+            let answer = send(&app, Request::post("/").body(body).expect("a request")).await;
+            assert_eq!(answer.status(), StatusCode::OK, "{what}, {kind}, at the limit");
+        }
+        for (kind, body) in [("sized", sized(limit + 1)), ("chunked", chunked(limit / 4 * 4 + 4))] {
+            let asked = store.acquires();
+            let answer = send(&app, Request::post("/").body(body).expect("a request")).await;
+            assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE, "{what}, {kind}, beyond the limit");
+            assert_eq!(store.acquires(), asked, "{what}, {kind}: nothing is locked");
+            // tower-http answers by itself what it can see from the head.
+            if what != "a layer of its own" || kind == "chunked" {
+                assert!(matches!(answer.extensions().get(), Some(Rejection::BodyTooLarge)), "{what}, {kind}");
+            }
+        }
+    }
+    let unlimited = route().layer(DefaultBodyLimit::disable());
+    let answer = send(&unlimited, Request::post("/").body(sized(3_000_000)).expect("a request")).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    let answer = send(&unlimited, Request::post("/").body(sized((64 << 20) + 1)).expect("a request")).await;
+    assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE, "bounded all the same");
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_is_a_bad_key_and_locks_nothing() {
+    let (store, locks) = store_and_locks();
+    let layer = LockLayer::new(&locks, by(|b: Bytes| ("len", b.len())));
+    let app = Router::new().route("/", post(|| async { "ran" }).route_layer(layer));
+    let frames = [Ok(Bytes::from_static(b"abc")), Err(std::io::Error::other("gone"))];
+    let answer = send(&app, Request::post("/").body(Body::from_stream(stream::iter(frames))).expect("a request")).await;
+    assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
+    assert!(text(answer).await.contains("urn:tower-lock:bad-key"));
+    assert_eq!(store.acquires(), 0);
+}
+
+/// The upload is read first: while it trickles in, the key is free.
+#[tokio::test]
+async fn a_slow_upload_holds_no_lock() {
+    let (store, locks) = store_and_locks();
+    let layer = LockLayer::new(&locks, by(|_: Bytes| ("k",)));
+    let app = Router::new().route("/", post(|| async { "ran" }).route_layer(layer));
+    let server = serve(app).await;
+    let mut slow = Wire::connect(server).await;
+    slow.write("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nab").await;
+    let mut quick = Wire::connect(server).await;
+    quick.write("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nabcd").await;
+    assert_eq!(quick.reply(false).await.status, 200);
+    assert_eq!((store.acquires(), store.held()), (1, 0));
+    slow.write("cd").await;
+    assert_eq!(soon("the slow one", slow.reply(false)).await.status, 200);
+}

@@ -1,0 +1,269 @@
+//! Keys come from what the handler will see.
+
+use axum::{
+    Extension, Form, Json, Router,
+    body::{Body, Bytes},
+    extract::{FromRef, Path, Query, Request as AnyRequest, State, rejection::JsonRejection},
+    http::{HeaderMap, Method, Request, StatusCode, Uri},
+    routing::{any, get, post},
+};
+use serde::Deserialize;
+use tower_lock::{HeldLock, LockKey, LockLayer, Locks, Rejection, by, by_with_state};
+
+use crate::support::{fetch, post_json, send, store_and_locks, text};
+
+#[derive(Deserialize)]
+struct Claim {
+    family_id: u64,
+    reward_type: String,
+}
+
+#[derive(Clone)]
+struct Tenant(u64);
+
+#[derive(Clone)]
+struct App {
+    tenant: Tenant,
+}
+
+impl FromRef<App> for Tenant {
+    fn from_ref(app: &App) -> Self {
+        app.tenant.clone()
+    }
+}
+
+async fn show_key(lock: Option<HeldLock>) -> String {
+    lock.map_or_else(|| "no lock".into(), |lock| lock.key().to_string())
+}
+
+fn named(Path(id): Path<u64>) -> LockKey {
+    LockKey::from(("order", id))
+}
+
+async fn named_async(Path(id): Path<u64>, Json(c): Json<Claim>) -> Result<LockKey, StatusCode> {
+    Ok(LockKey::from(("order", id, c.family_id)))
+}
+
+fn generic<T: tower_lock::KeyPart>(Path(id): Path<T>) -> (&'static str, T) {
+    ("order", id)
+}
+
+#[tokio::test]
+async fn a_key_function_takes_what_a_handler_takes_and_answers_what_it_likes() {
+    let locks = &Locks::in_memory();
+    let app = App { tenant: Tenant(9) };
+    let captured = String::from("eu");
+    macro_rules! routes {
+        ($($key_fn:expr => $want:expr,)*) => {{
+            let mut wants = Vec::new();
+            let router = Router::new();
+            $(
+                let router = router.route(
+                    &format!("/{}/{{id}}", wants.len()),
+                    post(show_key).route_layer(LockLayer::new(locks, $key_fn)),
+                );
+                wants.push($want);
+            )*
+            (router, wants)
+        }};
+    }
+    let (router, wants) = routes! {
+        // None to four extractors, the last of which may read the body.
+        by(|| ("nightly",)) => "nightly",
+        by(|Path(id): Path<u64>| ("order", id)) => "order:7",
+        by(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)) => "reward:1:gold",
+        by(|Path(id): Path<u64>, Json(c): Json<Claim>| ("order", id, c.reward_type)) => "order:7:gold",
+        by(|Path(id): Path<u64>, _: HeaderMap, m: Method, b: Bytes| ("raw", id, m.to_string(), b.len())) => "raw:7:POST:38",
+        by(|Path(id): Path<u64>, _: HeaderMap, _: Method, u: Uri| ("uri", id, u.path().len())) => "uri:7:4",
+        by(|b: String| ("text", b.len())) => "text:38",
+        by(|r: AnyRequest| ("method", r.method().to_string())) => "method:POST",
+        // Functions, async blocks, async closures.
+        by(named) => "order:7",
+        by(named_async) => "order:7:1",
+        by(generic::<u32>) => "order:7",
+        by(|Path(id): Path<u64>| async move { ("order", id) }) => "order:7",
+        by(async |Json(c): Json<Claim>| ("reward", c.family_id)) => "reward:1",
+        // An `Option`, a `Result`, both.
+        by(|m: Method, Path(id): Path<u64>| (m == Method::POST).then_some(("order", id))) => "order:7",
+        by(|m: Method, Path(id): Path<u64>| (m == Method::GET).then_some(("order", id))) => "no lock",
+        by(|Path(id): Path<u64>| Ok::<_, StatusCode>(("order", id))) => "order:7",
+        by(|_: Uri| -> Result<Option<LockKey>, StatusCode> { Ok(None) }) => "no lock",
+        by(|Path(id): Path<u64>| async move { Ok::<_, (StatusCode, String)>(Some(("order", id))) }) => "order:7",
+        // Extractors that may fail, or be absent.
+        by(|c: Option<Json<Claim>>| c.map(|Json(c)| ("reward", c.family_id))) => "reward:1",
+        by(|c: Result<Json<Claim>, JsonRejection>| c.map(|Json(c)| ("reward", c.family_id))) => "reward:1",
+        by(|Extension(t): Extension<Tenant>| ("tenant", t.0)) => "tenant:9",
+        // State, whole and in part, and what a closure brings along.
+        by_with_state(app.clone(), |State(t): State<Tenant>, Path(id): Path<u64>| ("order", t.0, id)) => "order:9:7",
+        by_with_state(app.clone(), |State(a): State<App>, Json(c): Json<Claim>| async move { ("t", a.tenant.0, c.family_id) }) => "t:9:1",
+        by(move |Path(id): Path<u64>| ("order", captured.clone(), id)) => "order:eu:7",
+    };
+    let router = router.layer(Extension(Tenant(9)));
+    for (n, want) in wants.into_iter().enumerate() {
+        let answer = post_json(&router, &format!("/{n}/7"), r#"{"family_id":1,"reward_type":"gold"}  "#).await;
+        assert_eq!((n, text(answer).await.as_str()), (n, want));
+    }
+}
+
+/// Whatever a client writes for one value: one key, or an answer that the handler never ran.
+#[tokio::test]
+async fn spellings_of_one_value_give_one_key_or_are_refused() {
+    #[derive(Deserialize)]
+    struct Id {
+        id: u64,
+    }
+    let locks = &Locks::in_memory();
+    let app = Router::new()
+        .route("/path/{id}", any(show_key).layer(LockLayer::new(locks, by(|Path(id): Path<u64>| ("order", id)))))
+        .route("/query", get(show_key).route_layer(LockLayer::new(locks, by(|Query(q): Query<Id>| ("order", q.id)))))
+        .route("/form", post(show_key).route_layer(LockLayer::new(locks, by(|Form(f): Form<Id>| ("order", f.id)))))
+        .route("/json", post(show_key).route_layer(LockLayer::new(locks, by(|Json(j): Json<Id>| ("order", j.id)))));
+    let (json, form) = ("application/json", "application/x-www-form-urlencoded");
+    let one_key = [
+        ("GET", "/path/1", "", ""),
+        ("POST", "/path/1", "", ""),
+        ("GET", "/path/01", "", ""),
+        ("GET", "/path/+1", "", ""),
+        ("GET", "/path/%31", "", ""),
+        ("GET", "/path/%2B1", "", ""),
+        ("GET", "/path/1?id=2", "", ""),
+        ("GET", "/query?id=1", "", ""),
+        ("GET", "/query?id=01", "", ""),
+        ("GET", "/query?id=%31", "", ""),
+        ("GET", "/query?id=%2B1", "", ""),
+        ("GET", "/query?x=2&id=1", "", ""),
+        ("POST", "/form", form, "id=1"),
+        ("POST", "/form", form, "id=%31"),
+        ("POST", "/json", json, r#"{"id":1}"#),
+        ("POST", "/json", json, r#" { "x" : 2, "\u0069d" : 1 } "#),
+    ];
+    let refused = [
+        ("GET", "/path/1.0", "", ""),
+        ("GET", "/path/1/", "", ""),
+        ("GET", "/path//1", "", ""),
+        ("GET", "/path/-1", "", ""),
+        ("GET", "/path/1%20", "", ""),
+        ("GET", "/path/%EF%BC%91", "", ""),            // a full-width 1
+        ("GET", "/path/18446744073709551617", "", ""), // 1 + 2^64
+        ("GET", "/query?id=+1", "", ""),               // a blank and a 1
+        ("GET", "/query?id=1.0", "", ""),
+        ("GET", "/query?id=1&id=1", "", ""),
+        ("GET", "/query?id=1&id=2", "", ""),
+        ("GET", "/query?id=2&i%64=1", "", ""),
+        ("GET", "/query", "", ""),
+        ("POST", "/form", form, "id=1&id=2"),
+        ("POST", "/json", json, r#"{"id":1.0}"#),
+        ("POST", "/json", json, r#"{"id":1e0}"#),
+        ("POST", "/json", json, r#"{"id":01}"#),
+        ("POST", "/json", json, r#"{"id":+1}"#),
+        ("POST", "/json", json, r#"{"id":"1"}"#),
+        ("POST", "/json", json, r#"{"id":1,"id":2}"#),
+        ("POST", "/json", json, r#"{"id":2,"id":1}"#),
+        ("POST", "/json", "text/plain", r#"{"id":1}"#),
+        ("POST", "/json", json, ""),
+    ];
+    let answer = async |(method, uri, kind, body): (&str, &str, &str, &'static str)| {
+        let request = Request::builder().method(method).uri(uri).header("content-type", kind).body(Body::from(body));
+        send(&app, request.expect("a request")).await
+    };
+    for spelling in one_key {
+        let answer = answer(spelling).await;
+        assert_eq!((answer.status(), text(answer).await.as_str()), (StatusCode::OK, "order:1"), "{spelling:?}");
+    }
+    for spelling in refused {
+        let status = answer(spelling).await.status();
+        assert!(status.is_client_error() && status != StatusCode::CONFLICT, "{spelling:?}: {status}");
+    }
+}
+
+#[tokio::test]
+async fn head_for_get_is_the_same_key() {
+    let (store, locks) = store_and_locks();
+    let app = Router::new()
+        .route("/{id}", get(show_key).route_layer(LockLayer::new(&locks, by(|Path(id): Path<u64>| ("order", id)))));
+    let held = locks.try_lock(("order", 1)).await.expect("free");
+    let head = send(&app, Request::head("/1").body(Body::empty()).expect("a request")).await;
+    assert_eq!(head.status(), StatusCode::CONFLICT, "no way past the lock");
+    held.release().await.expect("the store is up");
+    assert_eq!(send(&app, Request::head("/1").body(Body::empty()).expect("a request")).await.status(), StatusCode::OK);
+    assert_eq!(store.held(), 0);
+}
+
+/// Status, headers and body are those of the same route without a lock.
+#[tokio::test]
+async fn what_an_extractor_rejects_is_answered_untouched_before_anything_is_locked() {
+    async fn claim(Path(_): Path<u64>, Json(c): Json<Claim>) -> String {
+        c.reward_type
+    }
+    let (store, locks) = store_and_locks();
+    let key = by(|Path(id): Path<u64>, Json(c): Json<Claim>| ("reward", id, c.family_id));
+    let plain = Router::new().route("/{id}", post(claim));
+    let locked = Router::new().route("/{id}", post(claim).route_layer(LockLayer::new(&locks, key)));
+    for (uri, kind, body, status) in [
+        ("/1", "application/json", r#"{"family_id":"x"}"#, 422),
+        ("/1", "application/json", r#"{"family_id":1,"family_id":2,"reward_type":"a"}"#, 422),
+        ("/1", "application/json", "{", 400),
+        ("/1", "text/plain", "{}", 415),
+        ("/x", "application/json", r#"{"family_id":1,"reward_type":"a"}"#, 400),
+    ] {
+        let request = || Request::post(uri).header("content-type", kind).body(Body::from(body)).expect("a request");
+        let (without, with) = (send(&plain, request()).await, send(&locked, request()).await);
+        assert_eq!(with.status(), status, "{body}");
+        assert_eq!(with.status(), without.status());
+        assert_eq!(with.headers(), without.headers());
+        let rejection = with.extensions().get::<Rejection>();
+        assert!(
+            matches!(rejection, Some(Rejection::BadKey { status: sent }) if *sent == with.status()),
+            "{rejection:?}"
+        );
+        assert_eq!(text(with).await, text(without).await);
+    }
+    assert_eq!(store.acquires(), 0, "the store heard of nothing");
+}
+
+#[tokio::test]
+async fn what_a_key_function_answers_as_an_error_is_the_answer() {
+    let (store, locks) = store_and_locks();
+    let key = by(|headers: HeaderMap| match headers.get("x-order") {
+        Some(order) => Ok(("order", order.len())),
+        None => Err((StatusCode::BAD_REQUEST, [("x-why", "no order")], "name the order")),
+    });
+    let app = Router::new().route("/", get(show_key).route_layer(LockLayer::new(&locks, key)));
+    let answer = fetch(&app, "/").await;
+    assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
+    assert_eq!(answer.headers()["x-why"], "no order");
+    assert_eq!(text(answer).await, "name the order");
+    assert_eq!(store.acquires(), 0);
+}
+
+#[tokio::test]
+async fn a_handler_sees_what_it_would_see_without_a_lock() {
+    async fn everything(Path(id): Path<String>, Query(q): Query<Vec<(String, String)>>, request: AnyRequest) -> String {
+        let (parts, body) = request.into_parts();
+        let body = axum::body::to_bytes(body, 1000).await.expect("a body");
+        format!("{id} {q:?} {} {} {:?} {body:?}", parts.method, parts.uri, parts.headers)
+    }
+    let locks = Locks::in_memory();
+    let key = by(|Path(id): Path<String>, _: HeaderMap, b: Bytes| ("order", id, b.len()));
+    let request = || {
+        Request::post("/o/a%2Fb?x=1&x=2")
+            .header("x-a", "1")
+            .header("x-a", "2")
+            .body(Body::from("{ \"a\" :1}"))
+            .expect("a request")
+    };
+    let plain = text(send(&Router::new().route("/o/{id}", post(everything)), request()).await).await;
+    let app = Router::new().route("/o/{id}", post(everything).route_layer(LockLayer::new(&locks, key)));
+    assert_eq!(text(send(&app, request()).await).await, plain);
+}
+
+/// The layers are tried as a user would name them in a signature, too.
+#[tokio::test]
+async fn a_layer_can_be_returned_from_a_function() {
+    fn order_lock(locks: &Locks) -> LockLayer<impl tower_lock::KeySourceFor<Body, Body = Body>> {
+        LockLayer::new(locks, by(|Path(id): Path<u64>| ("order", id)))
+    }
+    let locks = Locks::in_memory();
+    let app = Router::new().route("/{id}", get(show_key).route_layer(order_lock(&locks)));
+    assert_eq!(text(fetch(&app, "/7").await).await, "order:7");
+}

@@ -1,0 +1,83 @@
+//! A key is the name of what is locked: injective, readable, bounded.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use tower_lock::LockKey;
+
+/// What could be mistaken for something else in a key.
+const NASTY: [&str; 17] =
+    ["", ":", "%", "a", "%3A", "~", "+", "a:", ":a", "{", "}", " ", "1", "é", "\u{202e}", "\n", "~0123456789abcdef"];
+
+const NAMESPACES: [&str; 6] = ["n", "n:", "", "n:a", "%3A", "~"];
+
+fn nasty_text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        3 => prop::collection::vec(prop::sample::select(&NASTY[..]), 0..4).prop_map(|texts| texts.concat()),
+        1 => any::<String>(),
+        1 => "[:%~+{}a-c]{0,8}",
+        1 => "[a:%é]{200,300}",
+    ]
+}
+
+fn part_list() -> impl Strategy<Value = (&'static str, Vec<String>)> {
+    (prop::sample::select(&NAMESPACES[..]), prop::collection::vec(nasty_text(), 0..5))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(4096) })]
+
+    #[test]
+    fn no_two_part_lists_share_a_text((a_space, a) in part_list(), (b_space, b) in part_list()) {
+        let (one, two) = (LockKey::from_parts(a_space, &a), LockKey::from_parts(b_space, &b));
+        prop_assert_eq!((a_space, &a) == (b_space, &b), one.as_str() == two.as_str(), "{} {}", one, two);
+    }
+
+    #[test]
+    fn a_neighbour_never_shares_a_text((space, parts) in part_list(), at in any::<prop::sample::Index>(), text in nasty_text()) {
+        // One part more, one less, one split in two, two joined: what a client could try.
+        let key = LockKey::from_parts(space, &parts);
+        let mut longer = parts.clone();
+        longer.insert(at.index(parts.len() + 1), text.clone());
+        prop_assert_ne!(&key, &LockKey::from_parts(space, &longer));
+        if parts.len() >= 2 {
+            let mut joined = parts.clone();
+            let last = joined.pop().expect("two");
+            joined.last_mut().expect("one").push_str(&format!(":{last}"));
+            prop_assert_ne!(&key, &LockKey::from_parts(space, &joined));
+        }
+    }
+
+    #[test]
+    fn a_key_is_bounded_and_can_be_shown((space, parts) in part_list(), long in "\\PC{0,400}") {
+        for key in [LockKey::from_parts(space, &parts), LockKey::from((space, &long)), LockKey::hashed((space, &long))] {
+            prop_assert!(key.as_str().len() <= 256);
+            prop_assert!(!key.as_str().contains(|c: char| c.is_control() || c.is_whitespace()), "{:?}", key.as_str());
+        }
+    }
+
+    #[test]
+    fn numbers_are_the_same_part_as_their_text(n in any::<i128>(), m in any::<u64>()) {
+        prop_assert_eq!(LockKey::from(("n", n, m)), LockKey::from(("n", n.to_string(), m.to_string())));
+    }
+}
+
+#[test]
+fn every_short_list_of_nasty_parts_has_a_text_of_its_own() {
+    let mut lists: Vec<Vec<&str>> = vec![vec![]];
+    for a in NASTY {
+        lists.push(vec![a]);
+        for b in NASTY {
+            lists.push(vec![a, b]);
+            lists.extend(NASTY.map(|c| vec![a, b, c]));
+        }
+    }
+    let mut texts = HashMap::new();
+    for list in &lists {
+        let key = LockKey::from_parts("n", list);
+        if let Some(other) = texts.insert(key.as_str().to_owned(), list) {
+            panic!("{list:?} and {other:?} both give {key}");
+        }
+    }
+    assert_eq!(texts.len(), 1 + 17 + 17 * 17 + 17 * 17 * 17);
+}

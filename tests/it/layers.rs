@@ -1,0 +1,194 @@
+//! Where the layer can stand, and what it adds to a service: nothing but the lock.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::Path,
+    http::{Request, Response, StatusCode},
+    routing::{get, post},
+};
+use http_body_util::Full;
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn};
+use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer};
+use tower_lock::{HeldLock, LockLayer, Locks, LocksLayer, by, by_parts};
+
+use crate::support::{fetch, one_key, send, soon, store_and_locks, text};
+
+async fn show_key(lock: HeldLock) -> String {
+    lock.key().to_string()
+}
+
+fn is_shared<T: Clone + Send + Sync + 'static>(_: &T) {}
+
+#[tokio::test]
+async fn the_layer_stands_on_a_router_a_method_router_a_route_and_a_nested_router() {
+    let locks = Locks::in_memory();
+    let lock = || LockLayer::new(&locks, by(|Path(id): Path<u64>| ("order", id)));
+    let apps = [
+        Router::new().route("/{id}", get(show_key)).layer(lock()),
+        Router::new().route("/{id}", get(show_key)).route_layer(lock()),
+        Router::new().route("/{id}", get(show_key).layer(lock())),
+        Router::new().route("/{id}", get(show_key).post(show_key).route_layer(lock())),
+        Router::new().nest("/n", Router::new().route("/{id}", get(show_key)).layer(lock())),
+        Router::new().nest("/n", Router::new().route("/{id}", get(show_key)).route_layer(lock())),
+        Router::new().nest("/n", Router::new().route("/{id}", get(show_key))).layer(lock()),
+        Router::new().route("/{id}", get(show_key).layer(lock())).layer(LocksLayer::new(&locks)),
+    ];
+    for (n, app) in apps.into_iter().enumerate() {
+        let path = if (4..7).contains(&n) { "/n/7" } else { "/7" };
+        assert_eq!((n, text(fetch(&app, path).await).await.as_str()), (n, "order:7"));
+    }
+}
+
+#[tokio::test]
+async fn the_layer_stands_on_a_plain_tower_service_with_any_body() {
+    let locks = Locks::in_memory();
+    let hello = service_fn(|request: Request<Full<Bytes>>| async move {
+        let key = request.extensions().get::<HeldLock>().map(|lock| lock.key().to_string());
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(key.unwrap_or_default()))))
+    });
+    let request = || Request::get("/a").body(Full::<Bytes>::default()).expect("a request");
+
+    let by_path = LockLayer::new(&locks, by_parts(|parts| ("path", parts.uri.path().to_owned())));
+    let service = by_path.layer(hello);
+    is_shared(&by_path);
+    is_shared(&service);
+    assert_eq!(text(service.oneshot(request()).await.expect("infallible")).await, "path:%2Fa".replace("%2F", "/"));
+
+    // Extractors, too, and the type of the body stays what it was where they do not read it.
+    let by_method = LockLayer::new(&locks, by(|method: axum::http::Method| ("method", method.to_string())));
+    let service = ServiceBuilder::new().layer(by_method).service(hello);
+    is_shared(&service);
+    assert_eq!(text(service.oneshot(request()).await.expect("infallible")).await, "method:GET");
+
+    // One that reads it turns any body into Axum's.
+    let by_body = LockLayer::new(&locks, by(|b: Bytes| ("len", b.len())));
+    let echo = service_fn(|request: Request<Body>| async { Ok::<_, Infallible>(Response::new(request.into_body())) });
+    let service = by_body.layer(echo);
+    is_shared(&service);
+    let request = Request::new(Full::new(Bytes::from_static(b"12345")));
+    assert_eq!(text(service.oneshot(request).await.expect("infallible")).await, "12345");
+}
+
+/// With "ready, then call" the request for the other key would stand behind the one that waits.
+#[tokio::test]
+async fn a_waiter_does_not_sit_on_the_capacity_of_the_inner_service() {
+    let locks = Locks::in_memory();
+    let inner = service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::empty())) });
+    let service = LockLayer::new(&locks, by_parts(|parts| ("path", parts.uri.path().to_owned())))
+        .wait(Duration::from_secs(60))
+        .layer(ConcurrencyLimit::new(inner, 1));
+    let request = |path| Request::get(path).body(Body::empty()).expect("a request");
+
+    let held = locks.try_lock(("path", "/a")).await.expect("free");
+    let waiter = tokio::spawn(service.clone().oneshot(request("/a")));
+    let other = soon("the other key's turn", service.clone().oneshot(request("/b"))).await.expect("infallible");
+    assert_eq!(other.status(), StatusCode::OK);
+    assert!(!waiter.is_finished());
+    held.release().await.expect("the store is up");
+    let waited = soon("the waiter's turn", waiter).await.expect("no panic").expect("infallible");
+    assert_eq!(waited.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn the_inner_service_is_driven_ready_under_the_lock_and_its_errors_give_it_back() {
+    #[derive(Clone)]
+    struct Broken {
+        when_ready: bool,
+        locks: Locks,
+        seen_held: Arc<AtomicUsize>,
+    }
+    impl Service<Request<Body>> for Broken {
+        type Response = Response<Body>;
+        type Error = &'static str;
+        type Future = std::future::Ready<Result<Response<Body>, &'static str>>;
+
+        fn poll_ready(&mut self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), &'static str>> {
+            let mut taken = std::pin::pin!(std::future::IntoFuture::into_future(self.locks.try_lock(("k",))));
+            if let std::task::Poll::Ready(Err(_)) = taken.as_mut().poll(cx) {
+                self.seen_held.fetch_add(1, SeqCst);
+            }
+            std::task::Poll::Ready(if self.when_ready { Err("not ready") } else { Ok(()) })
+        }
+
+        fn call(&mut self, _: Request<Body>) -> Self::Future {
+            std::future::ready(Err("broken"))
+        }
+    }
+    let (store, locks) = store_and_locks();
+    for (when_ready, error) in [(true, "not ready"), (false, "broken")] {
+        let inner = Broken { when_ready, locks: locks.clone(), seen_held: Arc::default() };
+        let service = LockLayer::new(&locks, one_key()).layer(inner.clone());
+        assert_eq!(service.oneshot(Request::new(Body::empty())).await.expect_err("its own error"), error);
+        assert_eq!(inner.seen_held.load(SeqCst), 1, "asked to be ready once, under the lock");
+        assert_eq!(store.held(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_layer_is_ready_before_its_inner_service() {
+    let locks = Locks::in_memory();
+    let busy = ConcurrencyLimit::new(
+        service_fn(|_: Request<Body>| std::future::pending::<Result<Response<Body>, Infallible>>()),
+        1,
+    );
+    let mut service = LockLayer::new(&locks, one_key()).layer(busy);
+    let running = service.ready().await.expect("ready").call(Request::new(Body::empty()));
+    let _running = tokio::spawn(running);
+    soon("ready", service.ready()).await.expect("ready");
+}
+
+#[tokio::test]
+async fn a_panic_in_a_handler_goes_on_and_gives_the_lock_back() {
+    let (store, locks) = store_and_locks();
+    let app = Router::new()
+        .route(
+            "/",
+            get(|| async {
+                if true {
+                    panic!("a handler's panic")
+                }
+            }),
+        )
+        .route_layer(LockLayer::new(&locks, one_key()))
+        .layer(CatchPanicLayer::new());
+    for _ in 0..3 {
+        assert_eq!(
+            fetch(&app, "/").await.status(),
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "whoever catches it outside answers"
+        );
+    }
+    let _free_again = locks.lock(("k",)).await.expect("free again");
+    assert_eq!(store.acquires(), 4);
+}
+
+#[tokio::test]
+async fn a_preflight_a_404_and_a_405_never_reach_the_store() {
+    let (store, locks) = store_and_locks();
+    let ran = || post(|| async { "ran" });
+    let on_the_handler = Router::new().route("/order/{id}", ran().route_layer(LockLayer::new(&locks, one_key())));
+    let on_the_router = Router::new().route("/order/{id}", ran()).route_layer(LockLayer::new(&locks, one_key()));
+    for app in [on_the_handler.clone(), on_the_router] {
+        let app = app.layer(CorsLayer::permissive());
+        let preflight = Request::options("/order/1")
+            .header("origin", "https://example.org")
+            .header("access-control-request-method", "POST")
+            .body(Body::empty());
+        let answer = send(&app, preflight.expect("a request")).await;
+        assert_eq!(answer.status(), StatusCode::OK);
+        assert_eq!(answer.headers()["access-control-allow-methods"], "*");
+        assert_eq!(fetch(&app, "/nowhere").await.status(), StatusCode::NOT_FOUND);
+    }
+    assert_eq!(fetch(&on_the_handler, "/order/1").await.status(), StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(store.acquires(), 0);
+}

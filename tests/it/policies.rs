@@ -1,0 +1,226 @@
+//! How a request behaves when somebody else has its key.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Method, Request, StatusCode},
+    routing::get,
+};
+use tokio::{sync::Notify, time::Instant};
+use tower_lock::{HeldLock, LockLayer, Locks, LocksLayer, Policy, by};
+
+use crate::support::{fetch, one_key, send, settle, store_and_locks, text};
+
+const A_WHILE: Duration = Duration::from_secs(10);
+
+/// A handler that runs until it is told to end.
+fn at_will(order: &Arc<Mutex<Vec<String>>>, end: &Arc<Notify>) -> axum::routing::MethodRouter {
+    let (order, end) = (Arc::clone(order), Arc::clone(end));
+    get(move |uri: axum::http::Uri| async move {
+        order.lock().expect("whole").push(uri.to_string());
+        end.notified().await;
+        "done"
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_is_refused_at_once_if_nothing_else_is_said() {
+    let locks = Locks::in_memory();
+    let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
+    let held = locks.try_lock(("k",)).await.expect("free");
+    let asked = Instant::now();
+    assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
+    assert_eq!(asked.elapsed(), Duration::ZERO, "on a clock that only moves when everybody waits");
+    held.release().await.expect("the store is up");
+    assert_eq!(text(fetch(&app, "/").await).await, "ran");
+}
+
+#[tokio::test]
+async fn who_is_refused_in_this_process_does_not_reach_the_store() {
+    let (store, locks) = store_and_locks();
+    let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
+    let _held = locks.try_lock(("k",)).await.expect("free");
+    for _ in 0..10 {
+        assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
+    }
+    assert_eq!(store.acquires(), 1, "the holder's own");
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_are_served_first_come_first_served() {
+    let (store, locks) = store_and_locks();
+    let (order, end) = (Arc::default(), Arc::new(Notify::new()));
+    let app =
+        Router::new().route("/", at_will(&order, &end)).route_layer(LockLayer::new(&locks, one_key()).wait(A_WHILE));
+    let mut requests = Vec::new();
+    for n in 0..20 {
+        let app = app.clone();
+        requests.push(tokio::spawn(async move { fetch(&app, &format!("/?{n}")).await.status() }));
+        settle().await;
+    }
+    for done in 1..=20 {
+        assert_eq!(order.lock().expect("whole").len(), done, "one at a time");
+        end.notify_one();
+        settle().await;
+    }
+    for request in requests {
+        assert_eq!(request.await.expect("no panic"), StatusCode::OK);
+    }
+    let in_order: Vec<_> = (0..20).map(|n| format!("/?{n}")).collect();
+    assert_eq!(*order.lock().expect("whole"), in_order);
+    assert_eq!(store.held(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_ends_at_its_limit() {
+    let locks = Locks::in_memory();
+    let app =
+        Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key()).wait(A_WHILE)));
+    let held = locks.try_lock(("k",)).await.expect("free");
+    let asked = Instant::now();
+    assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
+    assert!(
+        asked.elapsed() >= A_WHILE && asked.elapsed() < A_WHILE + Duration::from_millis(10),
+        "{:?}",
+        asked.elapsed()
+    );
+    held.release().await.expect("the store is up");
+    assert_eq!(text(fetch(&app, "/").await).await, "ran", "and nothing is left in the line");
+}
+
+/// Route, nearest `LocksLayer`, outer `LocksLayer`, `Locks`, default: each wins over what is behind it.
+#[tokio::test(start_paused = true)]
+async fn the_nearest_setting_wins() {
+    const fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+    let plain = Locks::in_memory();
+    let with_policy = plain.with_policy(Policy::new().wait(s(4)));
+    let _held = plain.try_lock(("k",)).await.expect("free");
+    let route =
+        |locks: &Locks| Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(locks, one_key())));
+    let own = |locks: &Locks| {
+        Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(locks, one_key()).wait(s(1))))
+    };
+    let router = |app: Router, wait| app.layer(LocksLayer::new(&plain).wait(wait));
+    for (what, app, waited) in [
+        ("default", route(&plain), s(0)),
+        ("locks", route(&with_policy), s(4)),
+        ("router", router(route(&plain), s(2)), s(2)),
+        ("router over locks", router(route(&with_policy), s(2)), s(2)),
+        ("nearest router", router(router(route(&with_policy), s(2)), s(3)), s(2)),
+        ("outer router, nearest says nothing", router(route(&plain).layer(LocksLayer::new(&plain)), s(3)), s(3)),
+        (
+            "outer router over the locks of the nearest",
+            router(route(&plain).layer(LocksLayer::new(&with_policy)), s(3)),
+            s(3),
+        ),
+        ("locks of the router", route(&plain).layer(LocksLayer::new(&with_policy)), s(4)),
+        ("route", own(&plain), s(1)),
+        ("route over router over locks", router(own(&with_policy), s(2)), s(1)),
+        (
+            "route back to refusing",
+            router(
+                Router::new()
+                    .route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&plain, one_key()).wait(s(0)))),
+                s(2),
+            ),
+            s(0),
+        ),
+        (
+            "a whole policy",
+            Router::new().route(
+                "/",
+                get(|| async { "ran" })
+                    .route_layer(LockLayer::new(&with_policy, one_key()).policy(Policy::new().wait(s(5)))),
+            ),
+            s(5),
+        ),
+    ] {
+        let asked = Instant::now();
+        assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
+        assert_eq!(asked.elapsed().as_secs(), waited.as_secs(), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_skipped_runs_without_a_lock_and_nothing_else_does() {
+    async fn is_locked(lock: Option<HeldLock>) -> String {
+        lock.is_some().to_string()
+    }
+    let (store, locks) = store_and_locks();
+    let layer = LockLayer::new(&locks, by(|_: String| ("k",)))
+        .skip_methods([Method::GET, Method::PUT])
+        .skip(|head| head.headers.contains_key("x-dry-run"));
+    let app = Router::new().route("/", get(is_locked).post(is_locked).put(is_locked).route_layer(layer));
+    let _held = locks.try_lock(("k",)).await.expect("free");
+    for (method, dry_run, runs) in [
+        (Method::GET, false, true),
+        (Method::PUT, false, true),
+        (Method::POST, false, false),
+        (Method::POST, true, true),
+        // Axum answers it with the handler of GET; nobody said that it may pass.
+        (Method::HEAD, false, false),
+    ] {
+        let mut request = Request::builder().method(&method).uri("/");
+        if dry_run {
+            request = request.header("x-dry-run", "1");
+        }
+        let answer = send(&app, request.body(Body::from("x")).expect("a request")).await;
+        let status = if runs { StatusCode::OK } else { StatusCode::CONFLICT };
+        assert_eq!(answer.status(), status, "{method} {dry_run}");
+        if runs {
+            assert_eq!(text(answer).await, "false", "{method} {dry_run}");
+        }
+    }
+    assert_eq!(store.acquires(), 1, "the holder's own");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_leaves_while_it_waits_is_out_of_the_line_and_its_handler_never_starts() {
+    let (store, locks) = store_and_locks();
+    let (order, end) = (Arc::default(), Arc::new(Notify::new()));
+    let app =
+        Router::new().route("/", at_will(&order, &end)).route_layer(LockLayer::new(&locks, one_key()).wait(A_WHILE));
+    let spawn = |path: &'static str| {
+        let app = app.clone();
+        tokio::spawn(async move { fetch(&app, path).await.status() })
+    };
+    let first = spawn("/?first");
+    settle().await;
+    let leaves = spawn("/?leaves");
+    settle().await;
+    let last = spawn("/?last");
+    settle().await;
+    leaves.abort();
+    settle().await;
+    for request in [first, last] {
+        end.notify_one();
+        assert_eq!(request.await.expect("no panic"), StatusCode::OK);
+        settle().await;
+    }
+    assert_eq!(*order.lock().expect("whole"), ["/?first", "/?last"]);
+    assert_eq!(store.held(), 0);
+}
+
+/// The handler is dropped before its lock is given back.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_leaves_its_handler_leaves_the_key_free() {
+    let (store, locks) = store_and_locks();
+    let (order, end) = (Arc::default(), Arc::new(Notify::new()));
+    let app =
+        Router::new().route("/", at_will(&order, &end)).route_layer(LockLayer::new(&locks, one_key()).wait(A_WHILE));
+    let request = tokio::spawn(async move { fetch(&app, "/").await.status() });
+    settle().await;
+    assert_eq!(store.held(), 1);
+    request.abort();
+    // A refuse-at-once request that comes while the key is on its way back waits for it.
+    settle().await;
+    locks.try_lock(("k",)).await.expect("free").release().await.expect("the store is up");
+    assert_eq!(store.held(), 0);
+}

@@ -1,0 +1,202 @@
+//! Who is turned away is told why, what became of the handler, and when to come back.
+
+use std::{
+    error::Error,
+    sync::{Arc, atomic::Ordering::SeqCst},
+    time::Duration,
+};
+
+use axum::{
+    Json, Router,
+    body::Body,
+    http::{Response, StatusCode, header},
+    response::IntoResponse,
+    routing::{get, post},
+};
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tower_lock::{LockError, LockLayer, Locks, Rejection, StoreErrorKind, by};
+
+use crate::support::{fetch, one_key, post_json, settle, store_and_locks, text};
+
+async fn problem(answer: Response<Body>) -> Value {
+    assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/problem+json");
+    assert_eq!(answer.headers()[header::CACHE_CONTROL], "no-store");
+    let status = answer.status().as_u16();
+    let length: usize = answer.headers().get(header::CONTENT_LENGTH).map_or(0, |_| 0);
+    let text = text(answer).await;
+    let problem: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(problem["status"], status, "as in the head");
+    assert_eq!(problem["outcome"], "not-started");
+    assert!(problem["title"].is_string() && problem["detail"].is_string() && length == 0, "{problem}");
+    problem
+}
+
+fn retry_after_s(answer: &Response<Body>) -> u64 {
+    answer.headers()[header::RETRY_AFTER].to_str().expect("digits").parse().expect("whole seconds")
+}
+
+fn app(layer: LockLayer<impl tower_lock::KeySourceFor<Body, Body = Body>>) -> Router {
+    Router::new().route("/", get(|| async { "ran" }).route_layer(layer))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_is_a_409_problem_with_retry_after() {
+    let locks = Locks::in_memory();
+    let app = app(LockLayer::new(&locks, one_key()));
+    let _held = locks.try_lock(("k",)).await.expect("free");
+    let answer = fetch(&app, "/").await;
+    assert_eq!(answer.status(), StatusCode::CONFLICT);
+    assert!((1..=5).contains(&retry_after_s(&answer)));
+    let Some(Rejection::Held { retry_after }) = answer.extensions().get().cloned() else { panic!("not typed") };
+    let problem = problem(answer).await;
+    assert_eq!(problem["type"], "urn:tower-lock:held");
+    assert_eq!(problem["retry_after_ms"], json!(u64::try_from(retry_after.as_millis()).expect("small")));
+    let fields: Vec<_> = problem.as_object().expect("an object").keys().collect();
+    assert_eq!(fields, ["detail", "outcome", "retry_after_ms", "status", "title", "type"], "no key, no owner");
+}
+
+/// A route that holds for 40 ms does not send its clients away for 30 seconds.
+#[tokio::test(start_paused = true)]
+async fn retry_after_follows_the_usual_hold_of_the_route() {
+    let locks = Locks::in_memory();
+    let hold = Duration::from_millis(40);
+    let app =
+        Router::new().route("/", get(move || tokio::time::sleep(hold)).route_layer(LockLayer::new(&locks, one_key())));
+    fetch(&app, "/").await;
+    let _held = locks.try_lock(("k",)).await.expect("free");
+    let answer = fetch(&app, "/").await;
+    assert_eq!(retry_after_s(&answer), 1, "whole seconds, at least one");
+    let ms = problem(answer).await["retry_after_ms"].as_u64().expect("a number");
+    assert!((32..=49).contains(&ms), "{ms}: 40 ms, spread by a fifth");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waited_in_vain_is_told_so() {
+    let locks = Locks::in_memory();
+    let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(2)));
+    let _held = locks.try_lock(("k",)).await.expect("free");
+    let answer = fetch(&app, "/").await;
+    assert_eq!(answer.status(), StatusCode::CONFLICT);
+    assert!(retry_after_s(&answer) >= 1);
+    let rejection = answer.extensions().get::<Rejection>().cloned();
+    assert!(matches!(rejection, Some(Rejection::TimedOut { waited, .. }) if waited.as_secs() == 2), "{rejection:?}");
+    assert_eq!(problem(answer).await["type"], "urn:tower-lock:timed-out");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_line_is_a_503() {
+    let (store, locks) = store_and_locks();
+    let go_on = Arc::new(Notify::new());
+    let notified = Arc::clone(&go_on);
+    let handler = get(move || async move { notified.notified().await });
+    let app = Router::new()
+        .route("/", handler.route_layer(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(1000))));
+    let mut in_line = Vec::new();
+    for _ in 0..257 {
+        let app = app.clone();
+        in_line.push(tokio::spawn(async move { fetch(&app, "/").await.status() }));
+    }
+    settle().await;
+    let answer = fetch(&app, "/").await;
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "one runs, 256 wait");
+    assert!(retry_after_s(&answer) >= 1);
+    assert!(matches!(answer.extensions().get(), Some(Rejection::LineFull { .. })));
+    assert_eq!(problem(answer).await["type"], "urn:tower-lock:line-full");
+
+    // A place that is given up is a place again, at once.
+    in_line.pop().expect("the last").abort();
+    settle().await;
+    let again = {
+        let app = app.clone();
+        tokio::spawn(async move { fetch(&app, "/").await.status() })
+    };
+    settle().await;
+    in_line.push(again);
+    for _ in 0..257 {
+        go_on.notify_one();
+        settle().await;
+    }
+    for request in in_line {
+        assert_eq!(request.await.expect("no panic"), StatusCode::OK);
+    }
+    assert_eq!(store.held(), 0);
+}
+
+#[tokio::test]
+async fn a_store_that_is_down_is_a_503_and_the_handler_does_not_run() {
+    let (store, locks) = store_and_locks();
+    let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(60)));
+    store.is_down.store(true, SeqCst);
+    let answer = fetch(&app, "/").await;
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(retry_after_s(&answer) >= 1);
+    let Some(Rejection::StoreUnavailable { source, .. }) = answer.extensions().get() else { panic!("not typed") };
+    assert_eq!((source.store(), source.operation(), source.kind()), ("test", "acquire", StoreErrorKind::Unavailable));
+    assert_eq!(source.source().expect("kept").to_string(), "the test pulled the plug");
+    assert_eq!(problem(answer).await["type"], "urn:tower-lock:store-unavailable");
+
+    store.is_down.store(false, SeqCst);
+    assert_eq!(text(fetch(&app, "/").await).await, "ran", "it recovers without a restart");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_costs_a_request_a_second() {
+    let (store, locks) = store_and_locks();
+    let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(60)));
+    store.acquire_gate.shut();
+    let asked = tokio::time::Instant::now();
+    let answer = fetch(&app, "/").await;
+    assert_eq!((answer.status(), asked.elapsed().as_secs()), (StatusCode::SERVICE_UNAVAILABLE, 1));
+    assert!(matches!(
+        answer.extensions().get(),
+        Some(Rejection::StoreUnavailable { source, .. }) if source.kind() == StoreErrorKind::Timeout
+    ));
+    store.acquire_gate.open();
+    settle().await;
+    assert_eq!(store.held(), 0, "what was granted while nobody listened is given back");
+    assert_eq!(text(fetch(&app, "/").await).await, "ran");
+}
+
+#[tokio::test]
+async fn every_answer_can_be_replaced_and_stays_typed() {
+    let (store, locks) = store_and_locks();
+    let layer = LockLayer::new(&locks, by(|_: axum::body::Bytes| ("k",))).on_reject(|rejection| match rejection {
+        Rejection::Held { .. } => {
+            (StatusCode::LOCKED, [("x-mine", "1")], Json(json!({ "busy": true }))).into_response()
+        }
+        other => other.clone().into_response(),
+    });
+    let app = Router::new()
+        .route("/", post(|| async { "ran" }).route_layer(layer))
+        .layer(axum::extract::DefaultBodyLimit::max(10));
+    let held = locks.try_lock(("k",)).await.expect("free");
+    let answer = post_json(&app, "/", "{}").await;
+    assert_eq!((answer.status(), &answer.headers()["x-mine"]), (StatusCode::LOCKED, &"1".parse().expect("a value")));
+    assert!(matches!(answer.extensions().get(), Some(Rejection::Held { .. })));
+    assert_eq!(text(answer).await, r#"{"busy":true}"#);
+
+    let answer = post_json(&app, "/", "01234567890").await;
+    assert!(matches!(answer.extensions().get(), Some(Rejection::BodyTooLarge)));
+    assert!(!answer.headers().contains_key(header::RETRY_AFTER), "it never gets better");
+    let problem = problem(answer).await;
+    assert_eq!((&problem["type"], &problem["status"]), (&json!("urn:tower-lock:body-too-large"), &json!(413)));
+    assert_eq!(problem.get("retry_after_ms"), None);
+    held.release().await.expect("the store is up");
+    assert_eq!(store.held(), 0);
+}
+
+#[tokio::test]
+async fn an_error_says_what_went_wrong_and_keeps_its_source() {
+    let (store, locks) = store_and_locks();
+    let held = locks.try_lock(("k",)).await.expect("free");
+    let error = locks.try_lock(("k",)).await.expect_err("held");
+    assert_eq!(error.to_string(), "the lock is held by somebody else");
+    held.release().await.expect("the store is up");
+    store.is_down.store(true, SeqCst);
+    let error: LockError = locks.try_lock(("k",)).await.expect_err("down");
+    assert_eq!(error.to_string(), "the store could not say whether the lock is free");
+    let source = error.source().expect("kept");
+    assert_eq!(source.to_string(), "the test store cannot be reached to acquire a lock");
+    assert_eq!(source.source().expect("kept").to_string(), "the test pulled the plug");
+}
