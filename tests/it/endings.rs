@@ -1,1 +1,332 @@
+//! When the lock ends: with an answer that is complete, before it is sent; with a stream, at its end.
 
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::atomic::Ordering::SeqCst,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    http::{HeaderMap, Request, Response, StatusCode, header},
+    routing::get,
+};
+use futures_util::stream;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::{BodyExt, Full};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use tokio::sync::mpsc;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_lock::{LockLayer, Locks, by_parts};
+
+use crate::support::{Wire, fetch, one_key, serve, settle, store_and_locks, text};
+
+type Script = mpsc::UnboundedReceiver<Result<Frame<Bytes>, &'static str>>;
+
+/// A body that does what it is told, when it is told.
+struct Told {
+    frames: Script,
+    exact: Option<u64>,
+}
+
+impl HttpBody for Told {
+    type Data = Bytes;
+    type Error = &'static str;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
+        let frame = self.frames.poll_recv(cx);
+        if let (Poll::Ready(Some(Ok(frame))), Some(exact)) = (&frame, self.exact) {
+            self.exact = Some(exact - frame.data_ref().map_or(0, |data| data.len() as u64));
+        }
+        frame
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.exact.map_or_else(SizeHint::new, SizeHint::with_exact)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.exact == Some(0)
+    }
+}
+
+fn data(text: &'static str) -> Result<Frame<Bytes>, &'static str> {
+    Ok(Frame::data(Bytes::from_static(text.as_bytes())))
+}
+
+fn trailers() -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    trailers.insert("x-end", "1".parse().expect("a value"));
+    trailers
+}
+
+/// What the layer makes of this body.
+async fn answer<B>(locks: &Locks, body: B) -> Response<Pin<Box<impl HttpBody<Data = Bytes, Error = axum::BoxError>>>>
+where
+    B: HttpBody<Data = Bytes, Error: Into<axum::BoxError>> + Send + 'static,
+{
+    let echo = service_fn(|request: Request<B>| async { Ok::<_, Infallible>(Response::new(request.into_body())) });
+    let layer = LockLayer::new(locks, by_parts(|_| ("k",)));
+    layer.layer(echo).oneshot(Request::new(body)).await.expect("infallible").map(Box::pin)
+}
+
+#[tokio::test]
+async fn a_complete_answer_gives_the_lock_back_before_its_head_is_sent() {
+    let (store, locks) = store_and_locks();
+    let frames = |n: usize, len: usize| {
+        Body::from_stream(stream::iter((0..n).map(move |_| Ok::<_, Infallible>(Bytes::from(vec![b'x'; len])))))
+    };
+    for (what, body, len) in [
+        ("empty", Body::empty(), 0),
+        ("text", Body::from("hello"), 5),
+        ("of any size, if one frame", Body::from(vec![b'x'; 3 << 20]), 3 << 20),
+        ("ready frames", frames(15, 10), 150),
+        (
+            "data and trailers",
+            Body::new(Full::new(Bytes::from_static(b"abc")).with_trailers(std::future::ready(Some(Ok(trailers()))))),
+            3,
+        ),
+    ] {
+        let answer = answer(&locks, body).await;
+        assert_eq!(store.held(), 0, "{what}: nobody has read a byte");
+        let body = answer.into_body().collect().await.expect("a body");
+        assert_eq!(body.trailers().is_some(), what == "data and trailers");
+        assert_eq!(body.to_bytes().len(), len, "{what}");
+    }
+    for (what, body) in [("too many frames", frames(18, 10)), ("too many bytes", frames(3, 40_000))] {
+        let answer = answer(&locks, body).await;
+        assert_eq!(store.held(), 1, "{what}: a stream");
+        drop(answer.into_body().collect().await.expect("a body"));
+        assert_eq!(store.held(), 0, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_without_content_gives_the_lock_back_whatever_its_body_says() {
+    let (store, locks) = store_and_locks();
+    let endless = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
+    let status =
+        |status| get(move || async move { Response::builder().status(status).body(endless()).expect("a response") });
+    let layer = || LockLayer::new(&locks, one_key());
+    let app = Router::new()
+        .route("/204", status(204).route_layer(layer()))
+        .route("/304", status(304).route_layer(layer()))
+        .route("/200", status(200).route_layer(layer()));
+    for path in ["/204", "/304"] {
+        let _answer = fetch(&app, path).await;
+        assert_eq!(store.held(), 0, "{path}");
+    }
+    let head = Request::head("/200").body(Body::empty()).expect("a request");
+    let _answer = app.clone().oneshot(head).await.expect("infallible");
+    assert_eq!(store.held(), 0, "HEAD");
+    let answer = fetch(&app, "/200").await;
+    assert_eq!(store.held(), 1, "a stream that is asked for");
+    drop(answer);
+    settle().await;
+    assert_eq!(store.held(), 0);
+}
+
+#[tokio::test]
+async fn a_stream_holds_the_lock_to_its_end_and_its_end_is_seen_with_the_key_free() {
+    let (store, locks) = store_and_locks();
+    for (what, exact, last) in [
+        ("the end itself", None, None),
+        ("trailers", None, Some(Ok(Frame::trailers(trailers())))),
+        ("the last frame of a body that knows it", Some(6), Some(data("def"))),
+    ] {
+        let (tell, frames) = mpsc::unbounded_channel();
+        let mut body = answer(&locks, Told { frames, exact }).await.into_body();
+        tell.send(data("abc")).expect("open");
+        let first = body.frame().await.expect("a frame").expect("no error");
+        assert_eq!(first.into_data().expect("data"), "abc", "{what}: passes as it comes");
+        assert_eq!(store.held(), 1, "{what}");
+        assert!(!body.is_end_stream(), "{what}: hyper would not ask again");
+
+        // The release takes its time: until then nobody sees the end.
+        store.release_gate.shut();
+        let has_last = last.is_some();
+        if let Some(last) = last {
+            tell.send(last).expect("open");
+        }
+        drop(tell);
+        let mut end = Box::pin(body.frame());
+        assert!(futures_util::poll!(end.as_mut()).is_pending(), "{what}: withheld");
+        store.release_gate.open();
+        assert_eq!(end.await.is_some(), has_last, "{what}");
+        assert_eq!(store.held(), 0, "{what}");
+        assert!(body.is_end_stream(), "{what}");
+        assert!(body.frame().await.is_none(), "{what}: and stays ended");
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_fails_gives_the_lock_back() {
+    let (store, locks) = store_and_locks();
+    // After the head, and before it.
+    for before in [false, true] {
+        let (tell, frames) = mpsc::unbounded_channel();
+        if before {
+            tell.send(data("abc")).expect("open");
+            tell.send(Err("broken")).expect("open");
+        }
+        let mut body = answer(&locks, Told { frames, exact: None }).await.into_body();
+        if !before {
+            tell.send(data("abc")).expect("open");
+            tell.send(Err("broken")).expect("open");
+        }
+        assert!(body.frame().await.expect("a frame").is_ok());
+        assert_eq!(body.frame().await.expect("a frame").expect_err("broken").to_string(), "broken");
+        settle().await;
+        assert_eq!(store.held(), 0);
+        assert!(body.is_end_stream() && body.frame().await.is_none());
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_dropped_gives_the_lock_back() {
+    let (store, locks) = store_and_locks();
+    let (tell, frames) = mpsc::unbounded_channel();
+    let mut body = answer(&locks, Told { frames, exact: None }).await.into_body();
+    tell.send(data("abc")).expect("open");
+    drop(body.frame().await);
+    assert_eq!(store.held(), 1);
+    drop(body);
+    settle().await;
+    assert_eq!(store.held(), 0);
+    drop(tell);
+}
+
+/// hyper would send a `Content-Length` for a body that has become exact, and then no trailers.
+#[tokio::test]
+async fn a_size_stays_exact_where_it_was_and_is_not_made_exact() {
+    let locks = Locks::in_memory();
+    let size = |body: &dyn HttpBody<Data = Bytes, Error = axum::BoxError>| body.size_hint().exact();
+    assert_eq!(size(&*answer(&locks, Body::empty()).await.into_body()), Some(0));
+    assert_eq!(size(&*answer(&locks, Body::from("hello")).await.into_body()), Some(5));
+    let ready = Body::from_stream(stream::iter([Ok::<_, Infallible>("abc")]));
+    let ready = answer(&locks, ready).await.into_body();
+    assert_eq!((size(&*ready), ready.size_hint().lower()), (None, 3));
+
+    let (tell, frames) = mpsc::unbounded_channel();
+    tell.send(data("abc")).expect("open");
+    let mut streaming = answer(&locks, Told { frames, exact: Some(6) }).await.into_body();
+    assert_eq!(size(&*streaming), Some(6), "what was looked at counts");
+    drop(streaming.frame().await);
+    assert_eq!(size(&*streaming), Some(3));
+    tell.send(data("def")).expect("open");
+    drop(streaming.frame().await);
+    assert_eq!(size(&*streaming), Some(0));
+}
+
+/// The client asks again the moment it knows that the answer is complete: it never meets its own lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_has_its_answer_never_meets_its_own_lock() {
+    let (store, locks) = store_and_locks();
+    // As long as a round trip to a store elsewhere.
+    store.release_takes_ms.store(2, SeqCst);
+    let chunks = || {
+        Body::from_stream(stream::unfold(0, |n| async move {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            (n < 3).then(|| (Ok::<_, Infallible>("0123456789"), n + 1))
+        }))
+    };
+    let with_trailers =
+        || Full::new(Bytes::from_static(b"abc")).with_trailers(std::future::ready(Some(Ok(trailers()))));
+    let app = Router::new()
+        .route("/text", get(|| async { "hello" }))
+        .route("/empty", get(|| async {}))
+        .route("/204", get(|| async { StatusCode::NO_CONTENT }))
+        .route("/304", get(|| async { StatusCode::NOT_MODIFIED }))
+        .route("/big", get(|| async { vec![7_u8; 500_000] }))
+        .route("/stream", get(move || async move { chunks() }))
+        .route("/trailers", get(move || async move { ([(header::TRAILER, "x-end")], Body::new(with_trailers())) }))
+        .route_layer(LockLayer::new(&locks, one_key()));
+    let server = serve(app).await;
+    const PATHS: [&str; 7] = ["/text", "/empty", "/204", "/304", "/big", "/stream", "/trailers"];
+
+    let mut wire = Wire::connect(server).await;
+    for path in PATHS {
+        for (method, round) in [("GET", 0), ("GET", 1), ("HEAD", 2)].into_iter().cycle().take(60) {
+            wire.write(format!("{method} {path} HTTP/1.1\r\nhost: x\r\nte: trailers\r\n\r\n")).await;
+            let reply = wire.reply(method == "HEAD").await;
+            assert_ne!(reply.status, 409, "{method} {path} {round}");
+            if path == "/stream" && method == "GET" {
+                assert!(reply.head.contains("transfer-encoding: chunked") && reply.body.ends_with(b"0\r\n\r\n"));
+            }
+        }
+    }
+    let client = Client::builder(TokioExecutor::new()).http2_only(true).build_http::<Body>();
+    for path in PATHS {
+        for _ in 0..40 {
+            let answer = client.get(format!("http://{server}{path}").parse().expect("a URI")).await.expect("an answer");
+            assert_ne!(answer.status(), StatusCode::CONFLICT, "{path} over HTTP/2");
+            let body = answer.into_body().collect().await.expect("a body");
+            assert_eq!(body.trailers().is_some(), path == "/trailers");
+        }
+    }
+    assert_eq!(store.held(), 0);
+}
+
+#[tokio::test]
+async fn trailers_behind_a_chunked_stream_arrive() {
+    let (store, locks) = store_and_locks();
+    let stream = || {
+        let frames = stream::unfold(0, |n| async move {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            match n {
+                0 => Some((data("abc"), 1)),
+                1 => Some((Ok(Frame::trailers(trailers())), 2)),
+                _ => None,
+            }
+        });
+        Body::new(http_body_util::StreamBody::new(Box::pin(frames)))
+    };
+    let handler = get(move || async move { ([(header::TRAILER, "x-end")], stream()) });
+    let server = serve(Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())))).await;
+    let mut wire = Wire::connect(server).await;
+    wire.write("GET / HTTP/1.1\r\nhost: x\r\nte: trailers\r\nconnection: close\r\n\r\n").await;
+    let all = String::from_utf8(wire.rest().await).expect("text");
+    assert!(all.ends_with("0\r\nx-end: 1\r\n\r\n"), "{all}");
+    assert_eq!(store.held(), 0);
+}
+
+/// The release never takes more of a finished answer's time than this.
+#[tokio::test(start_paused = true)]
+async fn a_finished_answer_waits_for_its_release_a_quarter_of_a_second_at_most() {
+    let (store, locks) = store_and_locks();
+    store.release_gate.shut();
+    let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
+    let asked = tokio::time::Instant::now();
+    assert_eq!(text(fetch(&app, "/").await).await, "ran");
+    assert!((250..260).contains(&asked.elapsed().as_millis()), "{:?}", asked.elapsed());
+    assert_eq!(store.held(), 1, "still on its way");
+    store.release_gate.open();
+    settle().await;
+    assert_eq!(store.held(), 0);
+}
+
+/// Body type and error type need nothing that hyper does not ask for.
+#[tokio::test]
+async fn a_body_need_not_be_unpin_nor_its_error_send() {
+    struct Odd(std::marker::PhantomPinned);
+    struct NotSend(#[expect(dead_code, reason = "that it is there is the point")] std::rc::Rc<()>);
+    impl From<NotSend> for axum::BoxError {
+        fn from(_: NotSend) -> Self {
+            "odd".into()
+        }
+    }
+    impl HttpBody for Odd {
+        type Data = Bytes;
+        type Error = NotSend;
+
+        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, NotSend>>> {
+            Poll::Ready(Some(Err(NotSend(std::rc::Rc::default()))))
+        }
+    }
+    let locks = Locks::in_memory();
+    let mut body = answer(&locks, Odd(std::marker::PhantomPinned)).await.into_body();
+    assert_eq!(body.frame().await.expect("a frame").expect_err("odd").to_string(), "odd");
+}

@@ -1,1 +1,100 @@
+//! What a handler sees of its lock.
 
+use axum::{
+    Json, Router,
+    http::StatusCode,
+    routing::{get, post},
+};
+use serde_json::{Value, json};
+use tokio::time::{Duration, sleep};
+use tower_lock::{FencingToken, HeldLock, LockLayer, Locks, by};
+
+use crate::support::{fetch, one_key, post_json, store_and_locks, text};
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_sees_key_token_and_remaining_time() {
+    let (_, locks) = store_and_locks();
+    let handler = |lock: HeldLock| async move {
+        let at_first = lock.remaining();
+        sleep(Duration::from_secs(10)).await;
+        let later = lock.remaining();
+        sleep(Duration::from_secs(25)).await;
+        Json(json!({
+            "key": lock.key().as_str(),
+            "token": lock.fencing_token().as_u64(),
+            "ms": [at_first.as_millis() as u64, later.as_millis() as u64, lock.remaining().as_millis() as u64],
+        }))
+    };
+    let app = Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, by(|| ("order", 7)))));
+    let seen: Value = serde_json::from_str(&text(fetch(&app, "/").await).await).expect("JSON");
+    assert_eq!(seen["key"], "order:7");
+    assert_eq!(seen["ms"], json!([29_698, 19_698, 0]), "30 s, less 1 % and 2 ms; then nothing can be counted on");
+}
+
+#[tokio::test]
+async fn a_later_section_has_a_larger_token() {
+    async fn token(lock: HeldLock) -> String {
+        lock.fencing_token().to_string()
+    }
+    let (_, locks) = store_and_locks();
+    let app = Router::new().route("/", get(token).route_layer(LockLayer::new(&locks, one_key())));
+    let mut last = 0;
+    for _ in 0..100 {
+        let token: u64 = text(fetch(&app, "/").await).await.parse().expect("a number");
+        assert!(token > last);
+        last = token;
+    }
+    let guard = locks.try_lock(("k",)).await.expect("free");
+    let token: FencingToken = guard.fencing_token();
+    assert!(token.as_u64() > last);
+    assert_eq!(token, guard.view().fencing_token());
+}
+
+#[tokio::test]
+async fn a_missing_layer_is_a_500_that_says_which_and_where() {
+    async fn needs(_: HeldLock) -> &'static str {
+        "ran"
+    }
+    async fn can_do_without(lock: Option<HeldLock>) -> String {
+        format!("{}", lock.is_some())
+    }
+    let locks = Locks::in_memory();
+    let lock = || LockLayer::new(&locks, one_key());
+    // Not on this route; before `.route`, which it then does not see; skipped; and without need of one.
+    let apps = [
+        Router::new().route("/", get(needs)),
+        Router::new().route("/other", get(needs)).layer(lock()).route("/", get(needs)),
+        Router::new().route("/", get(needs).route_layer(lock().skip(|_| true))),
+        Router::new().route("/", get(needs).route_layer(LockLayer::new(&locks, by(|| None::<(&str, u8)>)))),
+    ];
+    for app in apps {
+        let answer = fetch(&app, "/").await;
+        assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let text = text(answer).await;
+        for word in
+            ["`LockLayer`", "route_layer(LockLayer::new(&locks, by(..)))", "after `.route(..)`", "`Option<HeldLock>`"]
+        {
+            assert!(text.contains(word), "{word} is not in {text}");
+        }
+    }
+    let app =
+        Router::new().route("/without", get(can_do_without)).route("/with", get(can_do_without).route_layer(lock()));
+    assert_eq!(text(fetch(&app, "/without").await).await, "false");
+    assert_eq!(text(fetch(&app, "/with").await).await, "true");
+}
+
+#[tokio::test]
+async fn nested_layers_with_two_keys_hold_both_and_the_inner_one_is_seen() {
+    let (store, locks) = store_and_locks();
+    let app = Router::new()
+        .route("/", post(|lock: HeldLock, _: String| async move { lock.key().to_string() }))
+        .route_layer(LockLayer::new(&locks, by(|body: String| ("inner", body.len()))))
+        .route_layer(LockLayer::new(&locks, by(|| ("outer",))));
+    assert_eq!(text(post_json(&app, "/", "{}").await).await, "inner:2");
+    let outer = locks.try_lock(("outer",)).await.expect("free");
+    assert_eq!(post_json(&app, "/", "{}").await.status(), StatusCode::CONFLICT);
+    outer.release().await.expect("the store is up");
+    let _inner = locks.try_lock(("inner", 2)).await.expect("free");
+    assert_eq!(post_json(&app, "/", "{}").await.status(), StatusCode::CONFLICT);
+    assert_eq!(store.held(), 1, "the outer one was given back");
+}

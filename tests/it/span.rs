@@ -1,1 +1,222 @@
+//! One span `lock` per request that needs a lock.
 
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Request, Response},
+    routing::post,
+};
+use tokio::sync::Notify;
+use tower::{Layer as _, ServiceExt, service_fn};
+use tower_lock::{KeyInLogs, LockKey, LockLayer, Locks, by, by_parts};
+use tracing_subscriber::{Layer, Registry, layer::SubscriberExt, registry::LookupSpan};
+
+use crate::support::{post_json, settle, store_and_locks};
+
+type Fields = BTreeMap<String, String>;
+
+/// The fields of every span `lock`, in the order in which they were opened; the events in it under `events`.
+#[derive(Clone, Default)]
+struct Recorder(Arc<Mutex<Vec<Fields>>>);
+
+struct At(usize);
+
+struct Writer<'a>(&'a mut Fields);
+
+impl tracing::field::Visit for Writer<'_> {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}").trim_matches('"').to_owned());
+    }
+}
+
+impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Recorder {
+    fn on_new_span(
+        &self,
+        attributes: &tracing::span::Attributes<'_>,
+        id: &tracing::span::Id,
+        context: tracing_subscriber::layer::Context<'_, S>,
+    ) {
+        if attributes.metadata().name() == "lock" {
+            let mut fields = Fields::new();
+            attributes.record(&mut Writer(&mut fields));
+            let mut all = self.0.lock().expect("whole");
+            context.span(id).expect("new").extensions_mut().insert(At(all.len()));
+            all.push(fields);
+        }
+    }
+
+    fn on_record(
+        &self,
+        id: &tracing::span::Id,
+        values: &tracing::span::Record<'_>,
+        context: tracing_subscriber::layer::Context<'_, S>,
+    ) {
+        if let Some(At(at)) = context.span(id).expect("open").extensions().get() {
+            values.record(&mut Writer(&mut self.0.lock().expect("whole")[*at]));
+        }
+    }
+
+    fn on_event(&self, event: &tracing::Event<'_>, context: tracing_subscriber::layer::Context<'_, S>) {
+        for span in context.event_scope(event).into_iter().flatten() {
+            if let Some(At(at)) = span.extensions().get() {
+                let mut fields = Fields::new();
+                event.record(&mut Writer(&mut fields));
+                let message = fields.remove("message").unwrap_or_default();
+                self.0.lock().expect("whole")[*at].insert("event".into(), message);
+            }
+        }
+    }
+}
+
+impl Recorder {
+    fn start() -> (Self, tracing::subscriber::DefaultGuard) {
+        let recorder = Self::default();
+        let guard = tracing::subscriber::set_default(Registry::default().with(recorder.clone()));
+        (recorder, guard)
+    }
+
+    fn last(&self) -> Fields {
+        self.0.lock().expect("whole").last().cloned().expect("a span")
+    }
+
+    fn count(&self) -> usize {
+        self.0.lock().expect("whole").len()
+    }
+}
+
+fn number(fields: &Fields, field: &str) -> f64 {
+    fields[field].parse().unwrap_or_else(|_| panic!("{field} is {}", fields[field]))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_granted_request_is_seen_with_route_key_wait_hold_and_fence() {
+    let (recorder, _guard) = Recorder::start();
+    let locks = Locks::in_memory();
+    let layer = LockLayer::new(&locks, by(|body: String| ("order", body))).wait(Duration::from_secs(9));
+    let handler = post(|| async {
+        tracing::info!("working");
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+    });
+    let app = Router::new().route("/orders/{id}", handler.route_layer(layer));
+    let held = locks.try_lock(("order", "x")).await.expect("free");
+    let request = tokio::spawn(async move { post_json(&app, "/orders/secret?x=1", "x").await });
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert_eq!(recorder.last().get("result"), None, "it waits");
+    held.release().await.expect("the store is up");
+    assert_eq!(request.await.expect("no panic").status(), 200);
+
+    let seen = recorder.last();
+    let shown: Vec<_> = seen.iter().map(|(field, _)| field.as_str()).collect();
+    assert_eq!(shown, ["depth", "event", "fence", "hold_ms", "key", "result", "route", "wait_ms"]);
+    assert_eq!((&*seen["route"], &*seen["key"], &*seen["result"]), ("/orders/{id}", "order:x", "granted"));
+    assert_eq!((&*seen["depth"], &*seen["event"]), ("1", "working"), "the handler runs inside");
+    assert!((2500.0..2600.0).contains(&number(&seen, "wait_ms")), "{seen:?}");
+    assert!((1500.0..1600.0).contains(&number(&seen, "hold_ms")), "{seen:?}");
+    assert!(number(&seen, "fence") > 1e18);
+    assert_eq!(recorder.count(), 1, "one span a request");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_turned_away_is_seen_with_the_reason() {
+    let (recorder, _guard) = Recorder::start();
+    let (store, locks) = store_and_locks();
+    let app = |wait| {
+        let layer =
+            LockLayer::new(&locks, by(|body: String| body.parse().map(|n: u64| ("order", n)).map_err(|_| "bad")));
+        Router::new()
+            .route("/", post(|| async {}).route_layer(layer.wait(wait)))
+            .layer(axum::extract::DefaultBodyLimit::max(10))
+    };
+    let (at_once, patient) = (app(Duration::ZERO), app(Duration::from_secs(1)));
+    let held = locks.try_lock(("order", 1)).await.expect("free");
+
+    post_json(&at_once, "/", "1").await;
+    assert_eq!(recorder.last()["result"], "refused");
+    post_json(&patient, "/", "1").await;
+    assert_eq!(recorder.last()["result"], "timed_out");
+    assert!(number(&recorder.last(), "wait_ms") >= 1000.0);
+    let waiter = tokio::spawn({
+        let app = patient.clone();
+        async move { post_json(&app, "/", "1").await }
+    });
+    settle().await;
+    waiter.abort();
+    settle().await;
+    assert_eq!(recorder.last()["result"], "cancelled");
+    post_json(&patient, "/", "no number").await;
+    assert_eq!((&*recorder.last()["result"], recorder.last().get("key")), ("bad_key", None));
+    post_json(&patient, "/", "01234567890").await;
+    assert_eq!(recorder.last()["result"], "body_too_large");
+    held.release().await.expect("the store is up");
+    store.is_down.store(true, std::sync::atomic::Ordering::SeqCst);
+    post_json(&patient, "/", "1").await;
+    assert_eq!(recorder.last()["result"], "store_unavailable");
+    assert!(!recorder.last().contains_key("hold_ms") && !recorder.last().contains_key("fence"));
+    store.is_down.store(false, std::sync::atomic::Ordering::SeqCst);
+
+    // 256 in line, and one more.
+    let go_on = Arc::new(Notify::new());
+    let _held = locks.try_lock(("order", 1)).await.expect("free");
+    let line: Vec<_> = (0..256)
+        .map(|_| {
+            let (app, go_on) = (patient.clone(), Arc::clone(&go_on));
+            tokio::spawn(async move {
+                tokio::select! { _ = post_json(&app, "/", "1") => {}, () = go_on.notified() => {} }
+            })
+        })
+        .collect();
+    settle().await;
+    post_json(&patient, "/", "1").await;
+    assert_eq!(recorder.last()["result"], "line_full");
+    go_on.notify_waiters();
+    for waiter in line {
+        waiter.await.expect("no panic");
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_needs_no_lock_is_not_seen() {
+    let (recorder, _guard) = Recorder::start();
+    let locks = Locks::in_memory();
+    let app = Router::new()
+        .route("/none", post(|| async {}).route_layer(LockLayer::new(&locks, by(|| None::<LockKey>))))
+        .route("/skip", post(|| async {}).route_layer(LockLayer::new(&locks, by(|| ("k",))).skip(|_| true)));
+    post_json(&app, "/none", "").await;
+    post_json(&app, "/skip", "").await;
+    assert_eq!(recorder.count(), 0);
+}
+
+#[tokio::test]
+async fn a_key_can_be_redacted_and_a_plain_service_has_a_name() {
+    let (recorder, _guard) = Recorder::start();
+    let locks = Locks::in_memory();
+    let inner =
+        service_fn(|_: Request<Body>| async { Ok::<_, std::convert::Infallible>(Response::new(Body::empty())) });
+    let layer = LockLayer::new(&locks, by_parts(|parts| ("account", parts.uri.path().to_owned())));
+    let request = || Request::get("/ann").body(Body::empty()).expect("a request");
+
+    layer.layer(inner).oneshot(request()).await.expect("infallible");
+    assert_eq!((&*recorder.last()["route"], &*recorder.last()["key"]), ("none", "account:/ann"));
+    layer.name("greet").key_in_logs(KeyInLogs::Redacted).layer(inner).oneshot(request()).await.expect("infallible");
+    let seen = recorder.last();
+    assert_eq!(seen["route"], "greet");
+    assert!(seen["key"].starts_with("account:~") && !seen["key"].contains("ann"), "{seen:?}");
+}
+
+/// Whoever reads the logs cannot free a lock with what is in them.
+#[tokio::test]
+async fn no_span_shows_an_owner_id() {
+    let (recorder, _guard) = Recorder::start();
+    let locks = Locks::in_memory();
+    let app = Router::new().route("/", post(|| async {}).route_layer(LockLayer::new(&locks, by(|| ("k",)))));
+    post_json(&app, "/", "").await;
+    let owner_like = recorder.last().values().any(|value| value.contains(':'));
+    assert!(!owner_like, "{:?}", recorder.last());
+}
