@@ -1,1 +1,266 @@
+//! Locks without HTTP: the same handle for jobs and tests.
 
+use std::{
+    future::IntoFuture,
+    sync::{Arc, Mutex, atomic::Ordering::SeqCst},
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep};
+use tower_lock::{LockError, LockKey, Locks, MemoryStore, Policy, Released, StoreErrorKind};
+
+use crate::support::{TestStore, settle, soon, store_and_locks};
+
+fn key() -> LockKey {
+    LockKey::from(("account", 7))
+}
+
+#[tokio::test]
+async fn a_key_is_held_by_one_and_other_keys_are_free() {
+    let locks = Locks::in_memory();
+    let guard = locks.try_lock(key()).await.expect("free");
+    let error = locks.try_lock(key()).await.expect_err("held");
+    assert!(
+        matches!(error, LockError::Held { ahead: 1, lease_left } if lease_left <= Duration::from_secs(30)),
+        "{error:?}"
+    );
+    let _other = locks.try_lock(("account", 8)).await.expect("another key");
+    assert_eq!(guard.key().as_str(), "account:7");
+    assert_eq!(guard.release().await.expect("a store"), Released::Freed);
+    let _again = locks.try_lock(key()).await.expect("free again");
+}
+
+/// `Drop` does not wait; a call that comes before the store has answered waits in its stead.
+#[tokio::test]
+async fn a_dropped_guard_gives_its_key_back() {
+    let (store, locks) = store_and_locks();
+    for _ in 0..10 {
+        drop(locks.try_lock(key()).await.expect("free, though its release is still on the way"));
+    }
+    settle().await;
+    assert_eq!((store.held(), store.releases.load(SeqCst)), (0, 10), "each grant is given back once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_give_back_that_hangs_is_waited_for_a_second() {
+    let (store, locks) = store_and_locks();
+    store.release_gate.shut();
+    drop(locks.try_lock(key()).await.expect("free"));
+    let asked = Instant::now();
+    let error = locks.try_lock(key()).await.expect_err("not known to be free");
+    assert_eq!(asked.elapsed().as_secs(), 1);
+    // By then the turn is ours, and the store says what it knows.
+    assert!(matches!(error, LockError::Held { .. } | LockError::Store(_)), "{error:?}");
+    store.release_gate.open();
+    settle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_waits_half_a_minute_if_nothing_else_is_said() {
+    let locks = Locks::in_memory();
+    let _held = locks.try_lock(key()).await.expect("free");
+    for (call, seconds) in [
+        (locks.lock(key()), 30),
+        (locks.lock(key()).wait(Duration::from_secs(3)), 3),
+        (locks.with_policy(Policy::new().wait(Duration::from_secs(4))).lock(key()), 4),
+        (locks.with_policy(Policy::new().wait(Duration::from_secs(4))).lock(key()).wait(Duration::from_secs(5)), 5),
+        (locks.try_lock(key()), 0),
+    ] {
+        let asked = Instant::now();
+        let error = call.await.expect_err("held all the time");
+        assert_eq!(asked.elapsed().as_secs(), seconds);
+        match error {
+            LockError::Held { .. } => assert_eq!(seconds, 0),
+            LockError::TimedOut { waited, ahead: 1, .. } => assert_eq!(waited.as_secs(), seconds),
+            other => panic!("{other}"),
+        }
+    }
+    let without_end = locks.lock(key()).wait(Duration::MAX);
+    assert!(tokio::time::timeout(Duration::from_secs(1_000_000), without_end.into_future()).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_in_a_process_are_served_in_order_and_know_who_was_before_them() {
+    let locks = Locks::in_memory();
+    let held = locks.try_lock(key()).await.expect("free");
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut waiters = Vec::new();
+    for n in 0..10 {
+        let (locks, order) = (locks.clone(), Arc::clone(&order));
+        waiters.push(tokio::spawn(async move {
+            // Every third one gives up.
+            let patience = if n % 3 == 2 { 1 } else { 100 };
+            match locks.lock(key()).wait(Duration::from_secs(patience)).await {
+                Ok(guard) => {
+                    order.lock().expect("whole").push(n);
+                    sleep(Duration::from_millis(10)).await;
+                    guard.release().await.expect("a store");
+                    None
+                }
+                Err(LockError::TimedOut { ahead, .. }) => Some((n, ahead)),
+                Err(other) => panic!("{other}"),
+            }
+        }));
+        settle().await;
+    }
+    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Held { ahead: 11, .. })));
+    sleep(Duration::from_secs(2)).await;
+    held.release().await.expect("a store");
+    let mut gave_up = Vec::new();
+    for waiter in waiters {
+        gave_up.extend(waiter.await.expect("no panic"));
+    }
+    // The holder, two waiters, and whoever gave up later in the same second.
+    assert_eq!(gave_up, [(2, 3), (5, 5), (8, 7)]);
+    assert_eq!(*order.lock().expect("whole"), [0, 1, 3, 4, 6, 7, 9]);
+}
+
+/// Dropped at each await of an acquisition: in the line, while the store is asked, with the answer on its way.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_dropped_leaves_the_key_free() {
+    let (store, locks) = store_and_locks();
+
+    // In the line.
+    let held = locks.try_lock(key()).await.expect("free");
+    let waiter = tokio::spawn(locks.lock(key()).into_future());
+    settle().await;
+    waiter.abort();
+    settle().await;
+    held.release().await.expect("the store is up");
+    assert_eq!(store.held(), 0);
+
+    // While the store is asked: it has granted, and its answer waits at the gate.
+    store.acquire_gate.shut();
+    let asking = tokio::spawn(locks.lock(key()).into_future());
+    store.acquire_gate.somebody().await;
+    assert_eq!(store.held(), 1);
+    asking.abort();
+    settle().await;
+    assert_eq!(store.held(), 0, "given back, though nobody ever heard of the grant");
+    store.acquire_gate.open();
+
+    // Chosen, but dropped before it could run: the turn goes on to the next.
+    let held = locks.try_lock(key()).await.expect("free");
+    let mut chosen = Box::pin(locks.lock(key()).into_future());
+    assert!(futures_util::poll!(chosen.as_mut()).is_pending());
+    let next = tokio::spawn(locks.lock(key()).into_future());
+    settle().await;
+    held.release().await.expect("the store is up");
+    drop(chosen);
+    let guard = soon("the next one's turn", next).await.expect("no panic").expect("its turn");
+    guard.release().await.expect("the store is up");
+    assert_eq!(store.held(), 0);
+
+    // While it gives back.
+    let guard = locks.try_lock(key()).await.expect("free");
+    store.release_gate.shut();
+    let mut giving_back = Box::pin(guard.release());
+    assert!(futures_util::poll!(giving_back.as_mut()).is_pending());
+    drop(giving_back);
+    store.release_gate.open();
+    settle().await;
+    assert_eq!(store.held(), 0);
+    let _free = locks.try_lock(key()).await.expect("and so is the line");
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_handles_on_one_store_exclude_each_other() {
+    let store = Arc::new(MemoryStore::new());
+    let (one, two) = (Locks::new(Arc::clone(&store)), Locks::new(Arc::clone(&store)));
+    let held = one.try_lock(key()).await.expect("free");
+    assert!(matches!(two.try_lock(key()).await, Err(LockError::Held { ahead: 1, .. })));
+    let waiter = tokio::spawn(two.lock(key()).into_future());
+    sleep(Duration::from_millis(2500)).await;
+    assert!(!waiter.is_finished());
+    let freed = Instant::now();
+    let first = held.fencing_token();
+    held.release().await.expect("a store");
+    let guard = waiter.await.expect("no panic").expect("its turn");
+    assert!(freed.elapsed() <= Duration::from_secs(1), "asked again within a second");
+    assert!(guard.fencing_token() > first);
+    let began = Instant::now();
+    let error = one.lock(key()).wait(Duration::from_secs(5)).await.expect_err("held elsewhere");
+    assert!(matches!(error, LockError::TimedOut { .. }), "{error}");
+    assert_eq!(began.elapsed().as_secs(), 5);
+}
+
+/// The lease of a holder that died with its runtime frees the key.
+#[test]
+fn a_holder_that_dies_blocks_for_its_lease_and_no_longer() {
+    let store = Arc::new(MemoryStore::new());
+    let runtime =
+        || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
+    let other = Locks::new(Arc::clone(&store));
+    let rt = runtime();
+    rt.block_on(async {
+        let dead = Locks::new(Arc::clone(&store));
+        std::mem::forget(dead.try_lock(key()).await.expect("free"));
+        assert!(other.lock(key()).wait(Duration::from_secs(29)).await.is_err());
+        let began = Instant::now();
+        let _guard = other.lock(key()).wait(Duration::from_secs(29)).await.expect("its lease is over");
+        assert!(began.elapsed() <= Duration::from_secs(1) + Duration::from_millis(2), "{:?}", began.elapsed());
+    });
+}
+
+#[test]
+fn a_guard_can_be_dropped_where_no_runtime_is_and_after_its_own_is_gone() {
+    let locks = Locks::in_memory();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let guard = runtime.block_on(locks.try_lock(key()).into_future()).expect("free");
+    drop(guard);
+    runtime.block_on(async {
+        let again = locks.try_lock(key()).await.expect("given back on the runtime it came from");
+        drop(again.release().await);
+    });
+    let outlives = runtime.block_on(locks.try_lock(key()).into_future()).expect("free");
+    drop(runtime);
+    drop(outlives);
+}
+
+#[tokio::test]
+async fn a_release_that_fails_says_so_and_the_next_one_has_its_turn() {
+    let (store, locks) = store_and_locks();
+    let guard = locks.try_lock(key()).await.expect("free");
+    store.is_down.store(true, SeqCst);
+    let error = guard.release().await.expect_err("down");
+    assert_eq!((error.operation(), error.kind()), ("release", StoreErrorKind::Unavailable));
+    store.is_down.store(false, SeqCst);
+    let error = locks.try_lock(key()).await.expect_err("nobody freed it");
+    assert!(matches!(error, LockError::Held { .. }), "the store has the word, not the line: {error:?}");
+}
+
+#[tokio::test]
+async fn a_store_with_an_impossible_fence_is_an_error() {
+    #[derive(Debug)]
+    struct Impossible(TestStore);
+    impl tower_lock::LockStore for Impossible {
+        fn acquire<'a>(
+            &'a self,
+            _: tower_lock::store::AcquireAsk<'a>,
+        ) -> tower_lock::store::StoreFuture<'a, tower_lock::store::Acquired> {
+            tower_lock::store::StoreFuture::ready(Ok(tower_lock::store::Acquired::Granted { fence: u64::MAX }))
+        }
+
+        fn release<'a>(
+            &'a self,
+            ask: tower_lock::store::ReleaseAsk<'a>,
+        ) -> tower_lock::store::StoreFuture<'a, Released> {
+            self.0.release(ask)
+        }
+    }
+    let locks = Locks::new(Impossible(TestStore::default()));
+    let error = locks.try_lock(key()).await.expect_err("no token can be made of it");
+    assert!(matches!(error, LockError::Store(error) if error.kind() == StoreErrorKind::Protocol));
+}
+
+#[test]
+fn the_handle_and_its_parts_can_be_shared() {
+    fn shared<T: Send + Sync + 'static>() {}
+    fn cloned<T: Clone>() {}
+    shared::<Locks>();
+    cloned::<Locks>();
+    shared::<tower_lock::LockGuard>();
+    shared::<tower_lock::HeldLock>();
+    cloned::<tower_lock::HeldLock>();
+    shared::<tower_lock::LockError>();
+}
