@@ -1,1 +1,114 @@
-fn main() {}
+//! One router, a policy for each route: who waits, who is refused, who is let through, and how they are told.
+//!
+//! ```sh
+//! cargo run --example per_route
+//! ```
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::{
+    Json, Router,
+    body::Body,
+    extract::Path,
+    http::{HeaderMap, Method, Request, StatusCode},
+    response::IntoResponse,
+    routing::{get, post},
+};
+use http_body_util::BodyExt;
+use serde_json::json;
+use tower::ServiceExt;
+use tower_lock::{HeldLock, LockLayer, Locks, LocksLayer, Policy, Rejection, by};
+
+fn app(locks: &Locks) -> Router {
+    // One key for all that can be done to an order, whatever the route.
+    let order = |Path(id): Path<u64>| ("order", id);
+
+    Router::new()
+        // Waits as long as the router says, below.
+        .route("/orders/{id}/ship", post(work).route_layer(LockLayer::new(locks, by(order))))
+        // Waits longer.
+        .route(
+            "/orders/{id}/pay",
+            post(work).route_layer(LockLayer::new(locks, by(order)).wait(Duration::from_secs(10))),
+        )
+        // Is refused at once, and told so in the shop's own words.
+        .route(
+            "/orders/{id}/cancel",
+            post(work).route_layer(LockLayer::new(locks, by(order)).wait(Duration::ZERO).on_reject(in_our_words)),
+        )
+        // Reading needs no lock, and a dry run changes nothing.
+        .route(
+            "/orders/{id}",
+            get(look).put(work).route_layer(
+                LockLayer::new(
+                    locks,
+                    by(|Path(id): Path<u64>, headers: HeaderMap| {
+                        (!headers.contains_key("x-dry-run")).then_some(("order", id))
+                    }),
+                )
+                .skip_methods([Method::GET, Method::HEAD]),
+            ),
+        )
+        // What a route does not say.
+        .layer(LocksLayer::new(locks).policy(Policy::new().wait(Duration::from_millis(200))))
+}
+
+async fn work(lock: Option<HeldLock>) -> String {
+    lock.map_or_else(|| "done without a lock".into(), |lock| format!("done under {}", lock.key()))
+}
+
+async fn look() -> &'static str {
+    "an order"
+}
+
+fn in_our_words(rejection: &Rejection) -> axum::response::Response {
+    match rejection {
+        Rejection::Held { .. } => {
+            (StatusCode::LOCKED, Json(json!({ "error": "the order is being worked on" }))).into_response()
+        }
+        other => other.clone().into_response(),
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let locks = Locks::in_memory();
+    let app = app(&locks);
+    println!("Somebody works on order 7.\n");
+    let busy = locks.try_lock(("order", 7)).await?;
+    let asks = [
+        (Method::POST, "/orders/7/ship", false),
+        (Method::POST, "/orders/7/cancel", false),
+        (Method::PUT, "/orders/7", false),
+        (Method::PUT, "/orders/7", true),
+        (Method::GET, "/orders/7", false),
+        (Method::POST, "/orders/8/ship", false),
+    ];
+    for (method, path, dry_run) in asks {
+        show(&app, method, path, dry_run).await?;
+    }
+    // Whoever pays waits ten seconds, and the order is free in one.
+    let pay = show(&app, Method::POST, "/orders/7/pay", false);
+    let finish = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        busy.release().await
+    };
+    let (paid, released) = tokio::join!(pay, finish);
+    paid?;
+    released?;
+    Ok(())
+}
+
+async fn show(app: &Router, method: Method, path: &str, dry_run: bool) -> Result<(), Box<dyn std::error::Error>> {
+    let mut request = Request::builder().method(&method).uri(path);
+    if dry_run {
+        request = request.header("x-dry-run", "1");
+    }
+    let answer: Result<_, Infallible> = app.clone().oneshot(request.body(Body::empty())?).await;
+    let answer = answer?;
+    let status = answer.status().as_u16();
+    let text = String::from_utf8(answer.into_body().collect().await?.to_bytes().into())?;
+    let note = if dry_run { " (dry run)" } else { "" };
+    println!("{:<34} {status} {text}", format!("{method} {path}{note}"));
+    Ok(())
+}

@@ -51,3 +51,35 @@ pub(crate) const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_secs(5);
 /// A route's usual hold before the first one was measured.
 pub(crate) const USUAL_HOLD: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_readme_has_the_same_numbers() {
+        let readme = include_str!("../README.md");
+        let s = |duration: Duration| format!("{} s", duration.as_secs());
+        for (number, value) in [
+            ("lease", s(LEASE)),
+            ("drift", format!("{} % + {} ms", 100 / DRIFT_DIVISOR, DRIFT_ROUNDING.as_millis())),
+            ("`locks.lock` without `.wait`", s(LOCK_WAIT)),
+            ("check-in of a waiter, if the holder is elsewhere", s(CHECK_IN)),
+            ("store call", s(STORE_TIMEOUT)),
+            ("release before a finished answer is sent", format!("{} ms", RELEASE_WAIT.as_millis())),
+            ("line for one key", LINE_PER_KEY.to_string()),
+            ("line in the process", LINE_PER_PROCESS.to_string()),
+            ("key text", format!("{KEY_BYTES} bytes")),
+            ("raw key text", format!("{RAW_KEY_BYTES} bytes")),
+            ("frames looked at before the head is sent", LOOK_FRAMES.to_string()),
+            ("bytes looked at before the head is sent", format!("{} KiB", LOOK_BYTES >> 10)),
+            ("`Retry-After`", format!("{} to {}", RETRY_AFTER_MIN.as_secs(), s(RETRY_AFTER_MAX))),
+        ] {
+            let row = format!("| {number} | {value} |");
+            assert!(readme.contains(&row), "not in the README: {row}");
+        }
+        #[cfg(feature = "axum")]
+        assert!(readme.contains(&format!("at most {} MiB |", BODY_BYTES >> 20)));
+        assert_eq!(REQUEST_WAIT, Duration::ZERO, "refuse at once");
+    }
+}

@@ -1,4 +1,8 @@
-//! x
+#![cfg_attr(all(feature = "axum", feature = "memory"), doc = include_str!("../README.md"))]
+#![cfg_attr(
+    not(all(feature = "axum", feature = "memory")),
+    doc = "Gives each HTTP request exclusive use of what it is about to change."
+)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 // In the order in which a newcomer reads them.

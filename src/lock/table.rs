@@ -124,3 +124,85 @@ impl Table {
         (self.by_key.len(), self.waiting)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: usize) -> LockKey {
+        LockKey::from(("n", n))
+    }
+
+    fn place(entered: Entered) -> u64 {
+        match entered {
+            Entered::InLine { place, .. } => place,
+            other => panic!("not in line: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn one_has_its_turn_and_the_others_are_in_line_or_turned_away() {
+        let (mut table, now) = (Table::default(), Instant::now());
+        assert!(matches!(table.enter(&key(1), now, false), Entered::YourTurn));
+        assert!(matches!(table.enter(&key(2), now, true), Entered::YourTurn), "another key");
+        for places in 1..=3 {
+            let ahead = Ahead { since: now, places };
+            assert!(matches!(table.enter(&key(1), now, false), Entered::Taken(taken) if taken == ahead));
+            place(table.enter(&key(1), now, true));
+        }
+        assert_eq!(table.size(), (2, 3));
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_key_when_nobody_is() {
+        let (mut table, now) = (Table::default(), Instant::now());
+        assert!(matches!(table.enter(&key(1), now, true), Entered::YourTurn));
+        let first = place(table.enter(&key(1), now, true));
+        let second = place(table.enter(&key(1), now, true));
+        assert_eq!(table.leave(&key(1), second), Some(Ahead { since: now, places: 2 }));
+        assert_eq!(table.leave(&key(1), second), None, "the second time it is not there");
+        assert!(table.next(&key(1), now).is_some());
+        assert_eq!(table.leave(&key(1), first), None, "called: not in line any more");
+        assert!(table.next(&key(1), now).is_none());
+        assert_eq!(table.size(), (0, 0));
+    }
+
+    #[test]
+    fn the_line_is_bounded_for_a_key_and_for_the_process() {
+        let (mut table, now) = (Table::default(), Instant::now());
+        let mut calls = Vec::new();
+        let mut fill = |table: &mut Table, n: usize| {
+            table.enter(&key(n), now, true);
+            loop {
+                match table.enter(&key(n), now, true) {
+                    Entered::InLine { call, .. } => calls.push(call),
+                    Entered::LineFull(ahead) => return ahead.places - 1,
+                    other => panic!("{other:?}"),
+                }
+            }
+        };
+        assert_eq!(fill(&mut table, 0), LINE_PER_KEY);
+        let whole = LINE_PER_PROCESS / LINE_PER_KEY;
+        for n in 1..whole {
+            assert_eq!(fill(&mut table, n), LINE_PER_KEY);
+        }
+        assert_eq!(fill(&mut table, whole), LINE_PER_PROCESS % LINE_PER_KEY, "the process is full");
+        assert!(matches!(table.enter(&key(whole + 1), now, true), Entered::YourTurn), "a free key needs no place");
+        assert_eq!(table.size().1, LINE_PER_PROCESS);
+        // A place that is free again can be taken, of whatever key.
+        assert!(table.next(&key(0), now).is_some());
+        place(table.enter(&key(whole + 1), now, true));
+    }
+
+    #[test]
+    fn who_does_not_wait_waits_for_a_give_back_if_nobody_else_does() {
+        let (mut table, now) = (Table::default(), Instant::now());
+        table.enter(&key(1), now, false);
+        table.giving_back(&key(1));
+        let entered = table.enter(&key(1), now, false);
+        assert!(matches!(entered, Entered::InLineForGiveBack { .. }), "{entered:?}");
+        assert!(matches!(table.enter(&key(1), now, false), Entered::Taken(Ahead { places: 2, .. })), "one is enough");
+        assert!(table.next(&key(1), now).is_some());
+        assert!(matches!(table.enter(&key(1), now, false), Entered::Taken(_)), "its turn has only begun");
+    }
+}

@@ -22,13 +22,13 @@ async fn a_handler_sees_key_token_and_remaining_time() {
         Json(json!({
             "key": lock.key().as_str(),
             "token": lock.fencing_token().as_u64(),
-            "ms": [at_first.as_millis() as u64, later.as_millis() as u64, lock.remaining().as_millis() as u64],
+            "ms": ([at_first, later, lock.remaining()].map(|left| left.as_secs_f64() * 1e3)),
         }))
     };
     let app = Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, by(|| ("order", 7)))));
     let seen: Value = serde_json::from_str(&text(fetch(&app, "/").await).await).expect("JSON");
     assert_eq!(seen["key"], "order:7");
-    assert_eq!(seen["ms"], json!([29_698, 19_698, 0]), "30 s, less 1 % and 2 ms; then nothing can be counted on");
+    assert_eq!(seen["ms"], json!([29_698.0, 19_698.0, 0.0]), "30 s, less 1 % and 2 ms; then nothing can be counted on");
 }
 
 #[tokio::test]

@@ -113,7 +113,7 @@ async fn a_granted_request_is_seen_with_route_key_wait_hold_and_fence() {
     assert_eq!(request.await.expect("no panic").status(), 200);
 
     let seen = recorder.last();
-    let shown: Vec<_> = seen.iter().map(|(field, _)| field.as_str()).collect();
+    let shown: Vec<_> = seen.keys().map(String::as_str).collect();
     assert_eq!(shown, ["depth", "event", "fence", "hold_ms", "key", "result", "route", "wait_ms"]);
     assert_eq!((&*seen["route"], &*seen["key"], &*seen["result"]), ("/orders/{id}", "order:x", "granted"));
     assert_eq!((&*seen["depth"], &*seen["event"]), ("1", "working"), "the handler runs inside");

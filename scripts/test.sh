@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Runs every test, and installs what they need.
+#
+#   scripts/test.sh           all that a change must pass
+#   scripts/test.sh --busy    the same beside two busy loops: what depends on luck fails here
+#   scripts/test.sh --long    and what takes longer: licences, bans and sources of all dependencies, the storm a hundred times
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+busy= long=
+for argument in "$@"; do
+    case $argument in
+        --busy) busy=1 ;;
+        --long) long=1 ;;
+        *) sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    esac
+done
+
+skipped=()
+started=$SECONDS
+step() { printf '\n\033[1m[%3d s] %s\033[0m\n' $((SECONDS - started)) "$*"; }
+run() { step "$*"; "$@"; }
+
+# --- what the tests need -------------------------------------------------------------------------------------------
+
+step 'tools'
+command -v cargo >/dev/null || { echo 'no cargo: install a Rust toolchain, https://rustup.rs' >&2; exit 1; }
+# SQLite of the examples is compiled from C.
+packages=()
+command -v cc >/dev/null || packages+=(build-essential)
+command -v kill >/dev/null || packages+=(procps)
+if ((${#packages[@]})); then
+    if [ "$(id -u)" = 0 ]; then
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -yqq "${packages[@]}"
+    else
+        echo "missing; install with:  sudo apt-get install ${packages[*]}" >&2
+        exit 1
+    fi
+fi
+for component in rustfmt clippy; do
+    if ! cargo "${component/rustfmt/fmt}" --version >/dev/null 2>&1; then
+        rustup component add "$component" >/dev/null 2>&1 || skipped+=("$component: not installed, and rustup cannot add it")
+    fi
+done
+rustc --version
+
+if [ "$busy" ]; then
+    step 'two busy loops'
+    for _ in 1 2; do (while :; do :; done) & loops+=" $!"; done
+    # shellcheck disable=SC2086  # a list of numbers
+    trap 'kill $loops 2>/dev/null || true' EXIT
+fi
+
+# --- the tests -----------------------------------------------------------------------------------------------------
+
+have() { cargo "$1" --version >/dev/null 2>&1; }
+
+if have fmt; then run cargo fmt --all --check; fi
+if have clippy; then
+    run cargo clippy --workspace --all-targets --all-features -- -D warnings
+fi
+
+# Each feature alone, none, and all but one.
+for features in '' axum memory tracing uuid axum,memory memory,tracing; do
+    step "features: ${features:-none}"
+    RUSTFLAGS="${RUSTFLAGS:-} -D warnings" cargo check --quiet --lib --no-default-features --features "$features" \
+        --target-dir target/features
+done
+step 'unit tests without any feature, then with memory alone'
+cargo test --quiet --lib --no-default-features
+cargo test --quiet --lib --no-default-features --features memory
+
+step 'docs without warnings'
+RUSTDOCFLAGS='-D warnings' cargo doc --quiet --no-deps --all-features
+RUSTDOCFLAGS='-D warnings' cargo doc --quiet --no-deps --no-default-features
+
+# The suite, the compile-fail suite, the examples as programs, the README and every example in the docs.
+run cargo test --workspace --all-features
+
+run cargo run --quiet --example per_route
+run cargo run --quiet --example plain_tower --no-default-features --features memory
+
+step 'package'
+cargo package --quiet --allow-dirty -p tower-lock
+
+if [ "$long" ]; then
+    step 'licences, bans, sources'
+    have deny || cargo install --quiet --locked cargo-deny
+    cargo deny --log-level error check bans licenses sources
+    step 'the storm, a hundred times'
+    test=$(cargo test --no-run --all-features --test it --message-format json 2>/dev/null |
+        sed -n 's/.*"executable":"\([^"]*deps\/it-[^"]*\)".*/\1/p' | tail -1)
+    for n in $(seq 100); do
+        printf '\r%s of 100' "$n"
+        "$test" --quiet storm >target/storm.log 2>&1 || { cat target/storm.log; exit 1; }
+    done
+    echo
+    step 'benchmarks'
+    cargo bench --quiet --bench service_call
+else
+    skipped+=('licences, bans and sources of dependencies, a hundred storms, benchmarks: scripts/test.sh --long')
+fi
+
+step 'done'
+for what in "${skipped[@]}"; do echo "skipped  $what"; done

@@ -1,0 +1,1 @@
+//! Mistakes that do not compile: see `tests/`.

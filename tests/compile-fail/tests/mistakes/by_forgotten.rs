@@ -1,0 +1,10 @@
+use axum::{Router, extract::Path, routing::post};
+use tower_lock::{LockLayer, Locks};
+
+fn main() {
+    let locks = Locks::in_memory();
+    let _: Router = Router::new().route(
+        "/orders/{id}",
+        post(|| async {}).route_layer(LockLayer::new(&locks, |Path(id): Path<u64>| ("order", id))),
+    );
+}
