@@ -63,16 +63,15 @@ fi
 # Each feature alone, none, and all but one.
 for features in '' axum memory tracing uuid axum,memory memory,tracing; do
     step "features: ${features:-none}"
-    RUSTFLAGS="${RUSTFLAGS:-} -D warnings" cargo check --quiet --lib --no-default-features --features "$features" \
+    RUSTFLAGS="${RUSTFLAGS:-} -D warnings" cargo check --quiet -p tower-lock --lib --no-default-features --features "$features" \
         --target-dir target/features
 done
 step 'unit tests without any feature, then with memory alone'
-cargo test --quiet --lib --no-default-features
-cargo test --quiet --lib --no-default-features --features memory
+cargo test --quiet -p tower-lock --lib --no-default-features
+cargo test --quiet -p tower-lock --lib --no-default-features --features memory
 
 step 'docs without warnings'
-RUSTDOCFLAGS='-D warnings' cargo doc --quiet --no-deps --all-features
-RUSTDOCFLAGS='-D warnings' cargo doc --quiet --no-deps --no-default-features
+RUSTDOCFLAGS='-D warnings' cargo doc --quiet --no-deps --all-features -p tower-lock
 
 # The suite, the compile-fail suite, the examples as programs, the README and every example in the docs.
 run cargo test --workspace --all-features

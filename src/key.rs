@@ -141,7 +141,7 @@ impl LockKey {
     /// ```
     /// # use tower_lock::LockKey;
     /// let key = LockKey::hashed(("account", "ann@example.org"));
-    /// assert_eq!(key.as_str(), "account:~14a8d61e3a5f4c7de42e27eb0a4ea39d");
+    /// assert_eq!(key.as_str(), "account:~8347cf7b44abc7d14fc45016aecb00ac");
     /// ```
     #[must_use]
     #[expect(clippy::needless_pass_by_value, reason = "as `LockKey::from` takes it")]
