@@ -39,6 +39,24 @@ async fn a_dropped_guard_gives_its_key_back() {
     }
     settle().await;
     assert_eq!((store.held(), store.releases.load(SeqCst)), (0, 10), "each grant is given back once");
+    for _ in 0..10 {
+        locks.try_lock(key()).await.expect("free").release().await.expect("the store is up");
+    }
+    settle().await;
+    assert_eq!((store.held(), store.releases.load(SeqCst)), (0, 20), "and not once more by its `Drop`");
+}
+
+/// I3: what the answer took on its way is not counted on.
+#[tokio::test(start_paused = true)]
+async fn a_deadline_counts_from_before_the_store_was_asked() {
+    let (store, locks) = store_and_locks();
+    store.acquire_gate.shut();
+    let call = tokio::spawn(locks.try_lock(key()).into_future());
+    store.acquire_gate.somebody().await;
+    sleep(Duration::from_millis(600)).await;
+    store.acquire_gate.open();
+    let guard = call.await.expect("no panic").expect("granted");
+    assert_eq!(guard.view().remaining(), Duration::from_millis(30_000 - 300 - 2 - 600));
 }
 
 #[tokio::test(start_paused = true)]
