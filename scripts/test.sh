@@ -25,17 +25,14 @@ run() { step "$*"; "$@"; }
 
 step 'tools'
 command -v cargo >/dev/null || { echo 'no cargo: install a Rust toolchain, https://rustup.rs' >&2; exit 1; }
-# SQLite of the examples is compiled from C.
-packages=()
-command -v cc >/dev/null || packages+=(build-essential)
-command -v kill >/dev/null || packages+=(procps)
-if ((${#packages[@]})); then
-    if [ "$(id -u)" = 0 ]; then
-        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -yqq "${packages[@]}"
-    else
-        echo "missing; install with:  sudo apt-get install ${packages[*]}" >&2
+# rustc links with it, and SQLite of the examples is compiled with it.
+if ! command -v cc >/dev/null; then
+    if [ "$(id -u)" != 0 ]; then
+        echo 'no C compiler, and without one nothing builds:  sudo apt-get install build-essential' >&2
         exit 1
     fi
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -yqq build-essential
 fi
 for component in rustfmt clippy; do
     if ! cargo "${component/rustfmt/fmt}" --version >/dev/null 2>&1; then

@@ -41,8 +41,8 @@ pub(crate) const RAW_KEY_BYTES: usize = 1024;
 #[cfg(feature = "axum")]
 pub(crate) const BODY_BYTES: u64 = 64 << 20;
 
-/// Frames of a response that are looked at before the head is sent, and their bytes: is it complete already?
-/// The first frame may be of any size.
+/// Frames of a response, behind a first one of any size, that are looked at before the head is sent, and their bytes: is it
+/// complete already?
 pub(crate) const LOOK_FRAMES: usize = 16;
 pub(crate) const LOOK_BYTES: usize = 64 << 10;
 

@@ -99,13 +99,16 @@ where
                 }
                 Poll::Pending => return Self::streaming(inner, frames, section),
             };
-            bytes += frame.data_ref().map_or(0, Bytes::len);
+            // The first frame may be of any size: it is in memory already.
+            if !frames.is_empty() {
+                bytes += frame.data_ref().map_or(0, Bytes::len);
+            }
             let is_last = frame.is_trailers() || inner.is_end_stream();
             frames.push_back(frame);
             if is_last {
                 break section.end().await;
             }
-            if frames.len() > LOOK_FRAMES || (frames.len() > 1 && bytes > LOOK_BYTES) {
+            if frames.len() > LOOK_FRAMES || bytes > LOOK_BYTES {
                 return Self::streaming(inner, frames, section);
             }
         }

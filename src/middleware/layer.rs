@@ -6,9 +6,9 @@ use http_body::Body;
 use tower::{BoxError, Layer};
 
 use super::{
+    config::Config,
     key_source::KeySource,
     rejection::{OnReject, Rejection},
-    retry_after::UsualHold,
     service::LockService,
 };
 use crate::lock::{Locks, Policy, policy_setters};
@@ -42,20 +42,6 @@ use crate::lock::{Locks, Policy, policy_setters};
 pub struct LockLayer<K> {
     // Shared, because Axum may make a service of a layer for each request.
     config: Arc<Config<K>>,
-}
-
-type Skip = dyn Fn(&Parts) -> bool + Send + Sync;
-
-/// What a layer and all its services share.
-pub(super) struct Config<K> {
-    pub(super) locks: Locks,
-    pub(super) key: K,
-    /// What the route says; what it does not say is found with the request.
-    pub(super) policy: Policy,
-    pub(super) skip: Option<Arc<Skip>>,
-    pub(super) on_reject: OnReject,
-    pub(super) name: Option<&'static str>,
-    pub(super) usual_hold: Arc<UsualHold>,
 }
 
 impl<K: KeySource> LockLayer<K> {
@@ -170,20 +156,5 @@ impl<K> fmt::Debug for LockLayer<K> {
             .field("name", name)
             .field("usual_hold", usual_hold)
             .finish_non_exhaustive()
-    }
-}
-
-/// For a layer that is changed after it was cloned: it stands on another route, and has measured nothing there.
-impl<K: Clone> Clone for Config<K> {
-    fn clone(&self) -> Self {
-        Self {
-            locks: self.locks.clone(),
-            key: self.key.clone(),
-            policy: self.policy,
-            skip: self.skip.clone(),
-            on_reject: self.on_reject.clone(),
-            name: self.name,
-            usual_hold: Arc::default(),
-        }
     }
 }

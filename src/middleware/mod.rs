@@ -7,6 +7,7 @@ mod body_in;
 mod body_out;
 #[cfg(feature = "axum")]
 mod by;
+mod config;
 mod future;
 mod key_source;
 mod layer;

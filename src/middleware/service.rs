@@ -12,9 +12,9 @@ use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
     body_out::ResponseBody,
+    config::Config,
     future::ResponseFuture,
     key_source::{Derived, KeySourceFor, NoKey},
-    layer::Config,
     locks_layer::policy_of,
     rejection::{Rejection, RejectionBody},
     section::Section,

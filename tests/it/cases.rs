@@ -90,8 +90,10 @@ impl Service {
     }
 
     async fn terminate(mut self) -> ExitStatus {
-        let pid = self.child.id().expect("it runs").to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().await.expect("kill runs").success());
+        let pid = self.child.id().expect("it runs");
+        assert!(
+            Command::new("sh").args(["-c", &format!("kill -TERM {pid}")]).status().await.expect("sh runs").success()
+        );
         soon("its end", self.child.wait()).await.expect("it ends")
     }
 }

@@ -83,7 +83,12 @@ async fn a_complete_answer_gives_the_lock_back_before_its_head_is_sent() {
         ("empty", Body::empty(), 0),
         ("text", Body::from("hello"), 5),
         ("of any size, if one frame", Body::from(vec![b'x'; 3 << 20]), 3 << 20),
-        ("ready frames", frames(15, 10), 150),
+        ("ready frames", frames(16, 10), 160),
+        (
+            "a large one and a small one",
+            Body::from_stream(stream::iter([vec![b'x'; 1 << 20], vec![b'x'; 10]].map(Ok::<_, Infallible>))),
+            (1 << 20) + 10,
+        ),
         (
             "data and trailers",
             Body::new(Full::new(Bytes::from_static(b"abc")).with_trailers(std::future::ready(Some(Ok(trailers()))))),
