@@ -24,13 +24,36 @@ fn part_list() -> impl Strategy<Value = (&'static str, Vec<String>)> {
     (prop::sample::select(&NAMESPACES[..]), prop::collection::vec(nasty_text(), 0..5))
 }
 
+/// One text, cut into parts at some of its separators, in two ways.
+fn two_splits() -> impl Strategy<Value = (Vec<String>, Vec<String>)> {
+    let pieces = prop::collection::vec(("[a:%3A~]{0,3}", any::<bool>(), any::<bool>()), 1..6);
+    pieces.prop_map(|pieces| {
+        let join = |cut: fn(&(String, bool, bool)) -> bool| {
+            let mut parts = vec![String::new()];
+            for piece in &pieces {
+                let last = parts.last_mut().expect("at least one");
+                last.push_str(&piece.0);
+                if cut(piece) {
+                    parts.push(String::new());
+                } else {
+                    last.push(':');
+                }
+            }
+            parts
+        };
+        (join(|piece| piece.1), join(|piece| piece.2))
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(4096) })]
 
     #[test]
-    fn no_two_part_lists_share_a_text((a_space, a) in part_list(), (b_space, b) in part_list()) {
+    fn no_two_part_lists_share_a_text((a_space, a) in part_list(), (b_space, b) in part_list(), (c, d) in two_splits()) {
         let (one, two) = (LockKey::from_parts(a_space, &a), LockKey::from_parts(b_space, &b));
         prop_assert_eq!((a_space, &a) == (b_space, &b), one.as_str() == two.as_str(), "{} {}", one, two);
+        let (one, two) = (LockKey::from_parts("n", &c), LockKey::from_parts("n", &d));
+        prop_assert_eq!(c == d, one.as_str() == two.as_str(), "{:?} and {:?}: {} {}", c, d, one, two);
     }
 
     #[test]
@@ -80,4 +103,15 @@ fn every_short_list_of_nasty_parts_has_a_text_of_its_own() {
         }
     }
     assert_eq!(texts.len(), 1 + 17 + 17 * 17 + 17 * 17 * 17);
+}
+
+/// The mark of a hash cannot be written by a client.
+#[test]
+fn no_part_spells_the_hash_of_a_longer_one() {
+    let long = LockKey::from(("n", "x".repeat(400)));
+    let (_, spelled) = long.as_str().split_once(':').expect("a part");
+    assert_ne!(LockKey::from(("n", spelled)).as_str(), long.as_str());
+    let hashed = LockKey::hashed(("n", "x"));
+    let (_, spelled) = hashed.as_str().split_once(':').expect("a part");
+    assert_ne!(LockKey::from(("n", spelled)).as_str(), hashed.as_str());
 }
