@@ -5,19 +5,14 @@
 )]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// In the order in which a newcomer reads them.
+// In the order in which a newcomer reads them: the words, the HTTP half, what a handler takes, the lock half, where locks are kept.
 pub mod key;
 mod lease;
-
 mod middleware;
-
 #[cfg(feature = "axum")]
 mod extract;
-
 mod lock;
-
 pub mod store;
-
 mod defaults;
 
 #[cfg(feature = "axum")]

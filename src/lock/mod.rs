@@ -16,16 +16,17 @@
 //!
 //! (I5, I6, I7 and I10 belong to renewal, loss and messages, which are not built yet.)
 
-mod acquire;
-mod call;
-mod error;
-mod guard;
-mod held;
+// In the order in which a newcomer reads them: from the handle to the guard, then what both say.
 mod locks;
-mod policy;
+mod call;
+mod acquire;
 mod table;
 mod turn;
 mod way_back;
+mod guard;
+mod held;
+mod policy;
+mod error;
 
 pub(crate) use self::{acquire::acquire, policy::policy_setters};
 pub use self::{

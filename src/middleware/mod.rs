@@ -2,20 +2,21 @@
 //!
 //! The way of a request, file by file, is a table in the README.
 
-#[cfg(feature = "axum")]
-mod body_in;
-mod body_out;
+// In the order in which a newcomer reads them: along the way of a request.
+mod layer;
+mod config;
+mod service;
+mod key_source;
 #[cfg(feature = "axum")]
 mod by;
-mod config;
-mod future;
-mod key_source;
-mod layer;
+#[cfg(feature = "axum")]
+mod body_in;
 mod locks_layer;
+mod section;
+mod body_out;
+mod future;
 mod rejection;
 mod retry_after;
-mod section;
-mod service;
 mod trace;
 
 #[cfg(feature = "axum")]

@@ -2,17 +2,17 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests spawn their clients, and know the runtime they are in")]
 
-mod body_in;
-mod cases;
-mod endings;
-mod extractor;
-mod key_functions;
 mod keys;
+mod key_functions;
+mod body_in;
 mod layers;
-mod locks;
 mod policies;
 mod rejections;
+mod endings;
+mod extractor;
 mod span;
+mod locks;
+mod cases;
 mod storm;
 mod tidy;
 
