@@ -96,9 +96,13 @@ impl Gate {
 
     /// Until somebody stands before it.
     pub(crate) async fn somebody(&self) {
-        while self.waiting.load(SeqCst) == 0 {
+        for _ in 0..10_000 {
+            if self.waiting.load(SeqCst) > 0 {
+                return;
+            }
             tokio::task::yield_now().await;
         }
+        panic!("nobody came to the gate");
     }
 
     async fn pass(&self) {
