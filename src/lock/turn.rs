@@ -85,3 +85,65 @@ impl Drop for Place {
         }
     }
 }
+
+#[cfg(all(test, feature = "memory"))]
+mod tests {
+    use super::*;
+    use crate::lock::{Locks, table::Entered};
+
+    fn in_line(core: &Arc<Core>, key: &LockKey) -> Place {
+        let Entered::InLine { place, call } = core.table().enter(key, Instant::now(), true) else {
+            panic!("not in line")
+        };
+        Place::new(Arc::clone(core), key.clone(), place, call)
+    }
+
+    fn first(core: &Arc<Core>, key: &LockKey) -> Turn {
+        assert!(matches!(core.table().enter(key, Instant::now(), true), Entered::YourTurn));
+        Turn::first(Arc::clone(core), key.clone())
+    }
+
+    /// Between the moment in which it is taken out of the line and the one in which it is called.
+    #[tokio::test]
+    async fn a_waiter_that_leaves_while_it_is_called_passes_its_turn_on() {
+        let locks = Locks::in_memory();
+        let (core, key) = (locks.core(), LockKey::from(("n", 1)));
+        let turn = first(core, &key);
+        let Entered::InLine { call, .. } = core.table().enter(&key, Instant::now(), true) else {
+            panic!("not in line")
+        };
+        drop(call);
+        let next = in_line(core, &key);
+        drop(turn);
+        let turn = next.turn(Duration::ZERO).await.expect("called already");
+        drop(turn);
+        assert_eq!(core.table().size(), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_waiter_that_was_called_and_never_came_passes_its_turn_on() {
+        let locks = Locks::in_memory();
+        let (core, key) = (locks.core(), LockKey::from(("n", 1)));
+        let turn = first(core, &key);
+        let (gone, next) = (in_line(core, &key), in_line(core, &key));
+        drop(turn);
+        drop(gone);
+        drop(next.turn(Duration::ZERO).await.expect("called already"));
+        assert_eq!(core.table().size(), (0, 0));
+    }
+
+    /// Its time is over in the moment in which it is called: it takes its turn rather than to lose it for everybody.
+    #[tokio::test]
+    async fn a_waiter_that_is_called_as_its_time_ends_has_its_turn() {
+        let locks = Locks::in_memory();
+        let (core, key) = (locks.core(), LockKey::from(("n", 1)));
+        let turn = first(core, &key);
+        let late = in_line(core, &key);
+        let called = core.table().next(&key, Instant::now()).expect("it is in line");
+        let waiting = tokio::spawn(late.turn(Duration::ZERO));
+        tokio::task::yield_now().await;
+        assert!(called.send(turn).is_ok(), "it waits for the call that was announced");
+        drop(waiting.await.expect("no panic").expect("its turn"));
+        assert_eq!(core.table().size(), (0, 0));
+    }
+}
