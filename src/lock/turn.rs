@@ -140,10 +140,10 @@ mod tests {
         let turn = first(core, &key);
         let late = in_line(core, &key);
         let called = core.table().next(&key, Instant::now()).expect("it is in line");
-        let waiting = tokio::spawn(late.turn(Duration::ZERO));
-        tokio::task::yield_now().await;
-        assert!(called.send(turn).is_ok(), "it waits for the call that was announced");
-        drop(waiting.await.expect("no panic").expect("its turn"));
+        let mut waiting = Box::pin(late.turn(Duration::ZERO));
+        assert!(futures_util::poll!(waiting.as_mut()).is_pending(), "it waits for the call that was announced");
+        assert!(called.send(turn).is_ok());
+        drop(waiting.await.expect("its turn"));
         assert_eq!(core.table().size(), (0, 0));
     }
 }
