@@ -13,7 +13,10 @@
 
 mod support;
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
 
 use axum::{
     Json, Router,
@@ -206,7 +209,11 @@ async fn demo(url: &str) -> Result<bool, Failure> {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Failure> {
+async fn main() -> ExitCode {
+    support::exit(run().await)
+}
+
+async fn run() -> Result<(), Failure> {
     let mode = Mode::from_args()?;
     let db = support::open_database(SCHEMA).await?;
     let server = Server::start(app(App { db, locks: Locks::in_memory() }), mode).await?;
@@ -218,13 +225,17 @@ async fn main() -> Result<(), Failure> {
             return if as_promised { Ok(()) } else { Err("the table is not as promised".into()) };
         }
     }
-    println!("Try it. Twice at once: one is created, one is told 409. Once more: 200 and the same record.\n");
+    println!("Try it:\n");
     println!(
-        "  claim() {{ curl -si -H 'content-type: application/json' -d '{{\"family_id\":1,\"reward_type\":1}}' {url}/rewards/$1; echo; }}"
+        "  claim() {{ curl -s -w ' -> %{{http_code}}\\n' -H 'content-type: application/json' {url}/rewards/$1 -d \"$2\"; }}\n"
     );
-    println!("  claim claim & claim claim & wait");
-    println!("  claim claim-unlocked & claim claim-unlocked & wait");
-    println!("  curl -s '{url}/rewards?family_id=1'");
+    println!("  # One is created (201), one is told 409; once more, later, is 200 and the same record.");
+    println!("  family='{{\"family_id\":1,\"reward_type\":1}}'; claim claim $family & claim claim $family & wait\n");
+    println!("  # Without the layer both are created.");
+    println!(
+        "  family='{{\"family_id\":2,\"reward_type\":1}}'; claim claim-unlocked $family & claim claim-unlocked $family & wait\n"
+    );
+    println!("  curl '{url}/rewards?family_id=1'; echo; curl '{url}/rewards?family_id=2'; echo");
     println!("\nCtrl-C stops.");
     server.run().await
 }

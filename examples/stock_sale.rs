@@ -13,7 +13,10 @@
 
 mod support;
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    process::ExitCode,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use axum::{
     Json, Router,
@@ -155,7 +158,11 @@ async fn demo(db: &SqlitePool, url: &str) -> Result<bool, Failure> {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Failure> {
+async fn main() -> ExitCode {
+    support::exit(run().await)
+}
+
+async fn run() -> Result<(), Failure> {
     let mode = Mode::from_args()?;
     let db = support::open_database(SCHEMA).await?;
     let server = Server::start(app(App { db: db.clone() }, &Locks::in_memory()), mode).await?;
@@ -167,10 +174,12 @@ async fn main() -> Result<(), Failure> {
             return if as_promised { Ok(()) } else { Err("the table is not as promised".into()) };
         }
     }
-    println!("Try it. Six buyers at once: five are served one after the other, the sixth is told \"sold out\".\n");
-    println!("  for n in 1 2 3 4 5 6; do curl -s -X POST {url}/goods/1/sell & done; wait; echo");
-    println!("  for n in 1 2 3 4 5 6; do curl -s -X POST {url}/goods/2/sell-unlocked & done; wait; echo");
-    println!("  curl -s {url}/goods/1; curl -s {url}/goods/2");
+    println!("Try it:\n");
+    println!("  # Five are served one after the other, the sixth is told \"sold out\".");
+    println!("  for n in 1 2 3 4 5 6; do curl -s -w '\\n' -X POST {url}/goods/1/sell & done; wait\n");
+    println!("  # Without the layer all six are served.");
+    println!("  for n in 1 2 3 4 5 6; do curl -s -w '\\n' -X POST {url}/goods/2/sell-unlocked & done; wait\n");
+    println!("  curl {url}/goods/1; echo; curl {url}/goods/2; echo");
     println!("\nCtrl-C stops.");
     server.run().await
 }

@@ -37,7 +37,7 @@ pub(crate) const KEY_BYTES: usize = 256;
 /// Bytes of a raw name. It cannot be shortened, so it is refused.
 pub(crate) const RAW_KEY_BYTES: usize = 1024;
 
-/// Bytes of a body that is read for its key where the route disabled its `DefaultBodyLimit`.
+/// Bytes of a body that is read for its key at the most, whatever the route's `DefaultBodyLimit` says.
 #[cfg(feature = "axum")]
 pub(crate) const BODY_BYTES: u64 = 64 << 20;
 
@@ -49,6 +49,8 @@ pub(crate) const LOOK_BYTES: usize = 64 << 10;
 /// What a refused client is told to wait, at the least and at the most.
 pub(crate) const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_secs(5);
+/// The least that `retry_after_ms`, the finer figure, says: sections may be shorter, but a client that asks again at once is a loop.
+pub(crate) const RETRY_AFTER_FLOOR: Duration = Duration::from_millis(10);
 /// A route's usual hold before the first one was measured.
 pub(crate) const USUAL_HOLD: Duration = Duration::from_secs(1);
 
@@ -68,7 +70,7 @@ mod tests {
             ("store call", s(STORE_TIMEOUT)),
             ("release before a finished answer is sent", format!("{} ms", RELEASE_WAIT.as_millis())),
             ("line for one key", LINE_PER_KEY.to_string()),
-            ("line in the process", LINE_PER_PROCESS.to_string()),
+            ("lines of all keys, for one `Locks` and its clones", LINE_PER_PROCESS.to_string()),
             ("key text", format!("{KEY_BYTES} bytes")),
             ("raw key text", format!("{RAW_KEY_BYTES} bytes")),
             ("frames looked at before the head is sent", LOOK_FRAMES.to_string()),

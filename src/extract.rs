@@ -77,6 +77,9 @@ impl Error for MissingLock {}
 
 impl IntoResponse for MissingLock {
     fn into_response(self) -> Response {
+        // Whoever reads the answer may not be who can mend it.
+        #[cfg(feature = "tracing")]
+        tracing::error!(target: "tower_lock", "{self}");
         (self.status(), self.body_text()).into_response()
     }
 }

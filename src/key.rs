@@ -53,7 +53,7 @@ pub enum RawKeyError {
     message = "`{Self}` does not name what is locked",
     label = "not a lock key",
     note = "write a tuple whose first element is the namespace, a `&'static str`: `(\"order\", id)`, `(\"nightly\",)`",
-    note = "parts are integers, `bool`, `char`, strings and `Uuid`; a float is none"
+    note = "up to six parts follow it: integers, `bool`, `char`, strings and `Uuid`; a float is none"
 )]
 pub trait KeyTuple: sealed::Sealed {
     #[doc(hidden)]

@@ -6,6 +6,7 @@ use std::{
     env,
     error::Error,
     fmt::Display,
+    process::ExitCode,
     str::FromStr,
     time::{Duration, Instant},
 };
@@ -51,6 +52,17 @@ impl Mode {
             [one] if one == "--demo" => Ok(Self::Demo),
             [one] if one == "--serve" => Ok(Self::Serve),
             _ => Err("usage: [--demo | --serve]".into()),
+        }
+    }
+}
+
+/// The code to exit with; what went wrong is said on stderr.
+pub fn exit(result: Result<(), Failure>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
         }
     }
 }
@@ -129,6 +141,7 @@ impl From<tower_lock::LockError> for ApiError {
     }
 }
 
+/// How long the handler worked, for the table of the demo.
 const WORKED_US: &str = "x-worked-us";
 
 /// Tells in a header how long the handler worked, whatever it answered: the rest of the time its request waited.

@@ -17,12 +17,12 @@ use crate::key::{KeyTuple, LockKey};
 /// | `("order", id)`, a tuple of a namespace and up to six parts | this key |
 /// | a [`LockKey`] | this key |
 /// | an `Option` of these | `None`: the request needs no lock |
-/// | a `Result` of these | `Err` is sent as the response: anything Axum can make one of, without Axum a `Response` or a `StatusCode` |
+/// | a `Result` of these | `Err` is sent as the response: anything that is `IntoResponse`, without Axum a `Response` or a `StatusCode` |
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an answer of a key function",
     label = "this cannot be made into a lock key",
-    note = "answer a tuple whose first element is the namespace, a `&'static str` (`(\"order\", id)`), a `LockKey`, an `Option` (`None`: no lock needed) or a `Result` of these (`Err` is sent as the response)",
-    note = "parts are integers, `bool`, `char`, strings and `Uuid`; a float is none: `0.1 + 0.2` and `0.3` would be two locks"
+    note = "answer a tuple whose first element is the namespace, a `&'static str` (`(\"order\", id)`), a `LockKey`, an `Option` (`None`: no lock needed) or a `Result` of these (`Err`, an `IntoResponse`, is sent as the response)",
+    note = "up to six parts follow it: integers, `bool`, `char`, strings and `Uuid`; a float is none: `0.1 + 0.2` and `0.3` would be two locks"
 )]
 pub trait IntoLockKey {
     #[doc(hidden)]
@@ -52,7 +52,7 @@ pub trait KeySource: Clone + Send + Sync + 'static {}
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot give a lock key for requests with body `{B}`",
     label = "not a key source for this body",
-    note = "a key function that reads the body needs `{B}: http_body::Body<Data = Bytes> + Send + 'static`, with an error that is `Into<BoxError>`"
+    note = "wrap the key function in `by(..)`; one that reads the body needs `{B}: http_body::Body<Data = Bytes> + Send + 'static`, with an error that is `Into<BoxError>`"
 )]
 pub trait KeySourceFor<B>: KeySource {
     /// The body that the inner service gets.
@@ -146,7 +146,7 @@ impl<E: axum::response::IntoResponse> KeyError for E {
     }
 }
 
-// The same two that Axum knows: with its feature on, what compiled without still does.
+// The same that Axum knows: with its feature on, what compiled without still does.
 #[cfg(not(feature = "axum"))]
 impl KeyError for http::StatusCode {
     fn into_answer(self) -> Response<RejectionBody> {
@@ -164,6 +164,24 @@ where
 {
     fn into_answer(self) -> Response<RejectionBody> {
         self.map(RejectionBody::new)
+    }
+}
+
+#[cfg(not(feature = "axum"))]
+impl KeyError for crate::key::RawKeyError {
+    fn into_answer(self) -> Response<RejectionBody> {
+        let mut response = Response::new(RejectionBody::new(http_body_util::Full::from(self.to_string())));
+        *response.status_mut() = http::StatusCode::BAD_REQUEST;
+        response
+    }
+}
+
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+impl axum::response::IntoResponse for crate::key::RawKeyError {
+    /// 400: the name came with the request.
+    fn into_response(self) -> axum::response::Response {
+        (http::StatusCode::BAD_REQUEST, self.to_string()).into_response()
     }
 }
 

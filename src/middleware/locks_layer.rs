@@ -1,8 +1,11 @@
 use std::task::{Context, Poll};
 
-use http::{Extensions, Request};
-use tower::{Layer, Service};
+use bytes::Bytes;
+use http::{Extensions, Request, Response};
+use http_body::Body;
+use tower::{BoxError, Layer, Service};
 
+use super::rejection::{OnReject, Rejection};
 use crate::lock::{Locks, Policy, policy_setters};
 
 /// Settings for all [`LockLayer`](crate::LockLayer)s inside: those of one router.
@@ -25,36 +28,48 @@ use crate::lock::{Locks, Policy, policy_setters};
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing before it is put on a router"]
 pub struct LocksLayer {
-    policy: Policy,
-    of_locks: Policy,
+    says: Outside,
 }
 
 /// The service of a [`LocksLayer`].
 #[derive(Clone, Debug)]
 pub struct LocksService<S> {
     inner: S,
-    policy: Policy,
-    of_locks: Policy,
+    says: Outside,
 }
 
-/// What the layers outside say, in the extensions of the request.
-#[derive(Clone, Copy, Debug)]
-struct Outside {
+/// What the layers outside say: in the extensions of the request.
+#[derive(Clone, Debug)]
+pub(super) struct Outside {
     layers: Policy,
     of_locks: Policy,
+    on_reject: OnReject,
 }
 
 impl LocksLayer {
     /// With nothing set but what these locks set.
     pub fn new(locks: &Locks) -> Self {
-        Self { policy: Policy::new(), of_locks: locks.policy() }
+        Self { says: Outside { layers: Policy::new(), of_locks: locks.policy(), on_reject: OnReject::default() } }
     }
 
     policy_setters!();
 
     /// Sets what this policy sets.
-    pub fn policy(self, policy: Policy) -> Self {
-        Self { policy: policy.or(self.policy), ..self }
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.says.layers = policy.or(self.says.layers);
+        self
+    }
+
+    /// Answers requests that are turned away on a route that does not say itself how. See
+    /// [`LockLayer::on_reject`](crate::LockLayer::on_reject).
+    pub fn on_reject<F, B>(mut self, answer: F) -> Self
+    where
+        F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        self.says.on_reject = OnReject::new(answer);
+        self
     }
 }
 
@@ -62,8 +77,7 @@ impl<S> Layer<S> for LocksLayer {
     type Service = LocksService<S>;
 
     fn layer(&self, inner: S) -> LocksService<S> {
-        let Self { policy, of_locks } = *self;
-        LocksService { inner, policy, of_locks }
+        LocksService { inner, says: self.says.clone() }
     }
 }
 
@@ -81,19 +95,36 @@ where
 
     fn call(&mut self, mut request: Request<B>) -> S::Future {
         let extensions = request.extensions_mut();
-        let outside = match extensions.get::<Outside>() {
-            Some(outer) => Outside { layers: self.policy.or(outer.layers), of_locks: self.of_locks.or(outer.of_locks) },
-            None => Outside { layers: self.policy, of_locks: self.of_locks },
-        };
-        extensions.insert(outside);
+        let says = self.says.over(extensions.get());
+        extensions.insert(says);
         self.inner.call(request)
     }
 }
 
-/// What counts for a request: what the route sets, else the nearest layer outside, else the locks.
-pub(super) fn policy_of(route: Policy, extensions: &Extensions, locks: &Locks) -> Policy {
-    match extensions.get::<Outside>() {
-        Some(outside) => route.or(outside.layers).or(outside.of_locks).or(locks.policy()),
-        None => route.or(locks.policy()),
+impl Outside {
+    /// The nearest one wins.
+    fn over(&self, outer: Option<&Self>) -> Self {
+        let Some(outer) = outer else { return self.clone() };
+        Self {
+            layers: self.layers.or(outer.layers),
+            of_locks: self.of_locks.or(outer.of_locks),
+            on_reject: self.on_reject.or(Some(&outer.on_reject)).clone(),
+        }
+    }
+
+    /// What counts for a request: what the route sets, else the nearest layer outside, else the locks.
+    pub(super) fn policy(outside: Option<&Self>, route: Policy, locks: &Locks) -> Policy {
+        match outside {
+            Some(Self { layers, of_locks, .. }) => route.or(*layers).or(*of_locks).or(locks.policy()),
+            None => route.or(locks.policy()),
+        }
+    }
+
+    pub(super) fn on_reject(&self) -> &OnReject {
+        &self.on_reject
+    }
+
+    pub(super) fn of(extensions: &Extensions) -> Option<Self> {
+        extensions.get().cloned()
     }
 }

@@ -63,7 +63,7 @@ pub enum Rejection {
         /// What the store said.
         source: Arc<StoreError>,
     },
-    /// The body is longer than this route reads (`DefaultBodyLimit`, 2 MB if nothing is set).
+    /// The body is longer than is read for a key: the route's `DefaultBodyLimit` (2 MB if nothing is set), at most 64 MiB.
     BodyTooLarge,
     /// No key could be made of the request. Where an extractor or the key function said so, its own answer was sent as it is.
     BadKey {
@@ -75,7 +75,7 @@ pub enum Rejection {
 /// The body of an answer to a request that was turned away.
 pub struct RejectionBody(UnsyncBoxBody<Bytes, BoxError>);
 
-/// Makes the answer of a layer: its own, or the built-in one.
+/// Makes the answer: what the user said, or the built-in one.
 #[derive(Clone, Default)]
 pub(super) struct OnReject(Option<Arc<MakeAnswer>>);
 
@@ -168,7 +168,7 @@ impl Rejection {
             status: self.status().as_u16(),
             detail: self.detail(),
             outcome: self.outcome(),
-            retry_after_ms: self.retry_after().map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1)),
+            retry_after_ms: self.retry_after().map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX)),
         };
         let problem = serde_json::to_vec(&problem).expect("texts and numbers");
         let mut response = Response::new(RejectionBody::new(Full::from(problem)));
@@ -207,7 +207,7 @@ impl Rejection {
             Self::StoreUnavailable { .. } => {
                 "The place where locks are kept gave no answer. Nothing was done; the request can be repeated."
             }
-            Self::BodyTooLarge => "The body is longer than this route reads. Nothing was done.",
+            Self::BodyTooLarge => "The body is longer than is read here. Nothing was done.",
             Self::BadKey { .. } => {
                 "The body could not be read to its end, so what it is about is not known. Nothing was done."
             }
@@ -289,6 +289,14 @@ impl OnReject {
         B::Error: Into<BoxError>,
     {
         Self(Some(Arc::new(move |rejection| answer(rejection).map(RejectionBody::new))))
+    }
+
+    /// This, or what was said further out.
+    pub(super) fn or<'a>(&'a self, outer: Option<&'a Self>) -> &'a Self {
+        match (&self.0, outer) {
+            (None, Some(outer)) => outer,
+            _ => self,
+        }
     }
 
     /// The answer, with the typed rejection in its extensions.

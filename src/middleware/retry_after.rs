@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::defaults::{RETRY_AFTER_MAX, USUAL_HOLD};
+use crate::defaults::{RETRY_AFTER_FLOOR, RETRY_AFTER_MAX, USUAL_HOLD};
 
 /// How long a route usually holds its locks: a moving average over about the last eight.
 ///
@@ -33,13 +33,15 @@ impl UsualHold {
     }
 }
 
-/// The smaller of what is left of the holder's lease and the usual hold for each one ahead, at most five seconds.
+/// The smaller of what is left of the holder's lease and the usual hold for each one ahead, at most five seconds. A lease that is
+/// over says nothing: its holder is overdue.
 ///
 /// `die` is in 0..1 and spreads it by a fifth to either side, so that those who were refused together do not come back together.
 pub(super) fn retry_after(lease_left: Duration, usual_hold: Duration, ahead: usize, die: f64) -> Duration {
     let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
+    let lease_left = if lease_left.is_zero() { RETRY_AFTER_MAX } else { lease_left };
     let estimate = lease_left.min(usual_hold.saturating_mul(ahead)).min(RETRY_AFTER_MAX);
-    estimate.mul_f64(0.8 + 0.4 * die).clamp(Duration::from_millis(1), RETRY_AFTER_MAX)
+    estimate.mul_f64(0.8 + 0.4 * die).clamp(RETRY_AFTER_FLOOR, RETRY_AFTER_MAX)
 }
 
 #[cfg(test)]
@@ -61,7 +63,8 @@ mod tests {
             RETRY_AFTER_MAX,
             "the cap holds for the jitter, too"
         );
-        assert_eq!(retry_after(ms(0), ms(40), 1, 0.5), ms(1), "never at once");
+        assert_eq!(retry_after(ms(0), ms(40), 1, 0.5), ms(40), "a holder past its lease is overdue, not gone");
+        assert_eq!(retry_after(ms(30_000), Duration::from_micros(1), 1, 0.5), RETRY_AFTER_FLOOR, "never at once");
     }
 
     #[test]

@@ -15,8 +15,8 @@ use super::{
     config::Config,
     future::ResponseFuture,
     key_source::{Derived, KeySourceFor, NoKey},
-    locks_layer::policy_of,
-    rejection::{Rejection, RejectionBody},
+    locks_layer::Outside,
+    rejection::{OnReject, Rejection, RejectionBody},
     section::Section,
     trace::{LockSpan, Route},
 };
@@ -80,7 +80,9 @@ where
     ResB: Body<Data = Bytes, Error: Into<BoxError>>,
 {
     let route = Route::of(request.extensions(), config.name);
-    let policy = policy_of(config.policy, request.extensions(), &config.locks);
+    let outside = Outside::of(request.extensions());
+    let policy = Outside::policy(outside.as_ref(), config.policy, &config.locks);
+    let on_reject = config.on_reject.or(outside.as_ref().map(Outside::on_reject));
     let is_head = request.method() == Method::HEAD;
 
     let (mut request, key) = match config.key.derive(request).await {
@@ -88,12 +90,12 @@ where
         Ok(Derived { request, key: None }) => {
             return Ok(inner.ready().await?.call(request).await?.map(ResponseBody::passing));
         }
-        Err(no_key) => return Ok(config.no_key(&route, no_key).map(ResponseBody::rejected)),
+        Err(no_key) => return Ok(no_key.answer(&route, on_reject).map(ResponseBody::rejected)),
     };
 
     let section = match config.enter(&route, key, &policy).await {
         Ok(section) => section,
-        Err(response) => return Ok(response.map(ResponseBody::rejected)),
+        Err(rejection) => return Ok(on_reject.answer(rejection).map(ResponseBody::rejected)),
     };
 
     request.extensions_mut().insert(section.view());
@@ -127,23 +129,7 @@ impl<K> Config<K> {
         (Request::from_parts(head, body), skips)
     }
 
-    fn no_key(&self, route: &Route, no_key: NoKey) -> Response<RejectionBody> {
-        match no_key {
-            NoKey::Answered(mut response) => {
-                LockSpan::without_key(route, "bad_key");
-                let status = response.status();
-                response.extensions_mut().insert(Rejection::BadKey { status });
-                response
-            }
-            NoKey::Rejected(rejection) => {
-                let too_large = matches!(rejection, Rejection::BodyTooLarge);
-                LockSpan::without_key(route, if too_large { "body_too_large" } else { "bad_key" });
-                self.on_reject.answer(rejection)
-            }
-        }
-    }
-
-    async fn enter(&self, route: &Route, key: LockKey, policy: &Policy) -> Result<Section, Response<RejectionBody>> {
+    async fn enter(&self, route: &Route, key: LockKey, policy: &Policy) -> Result<Section, Rejection> {
         let mut span = LockSpan::waiting(route, &key, policy);
         let began = Instant::now();
         match acquire(self.locks.core(), key, policy.request_wait()).await {
@@ -153,7 +139,25 @@ impl<K> Config<K> {
             }
             Err(error) => {
                 span.turned_away(&error, began.elapsed());
-                Err(self.on_reject.answer(Rejection::of(error, &self.usual_hold)))
+                Err(Rejection::of(error, &self.usual_hold))
+            }
+        }
+    }
+}
+
+impl NoKey {
+    fn answer(self, route: &Route, on_reject: &OnReject) -> Response<RejectionBody> {
+        match self {
+            Self::Answered(mut response) => {
+                LockSpan::without_key(route, "bad_key");
+                let status = response.status();
+                response.extensions_mut().insert(Rejection::BadKey { status });
+                response
+            }
+            Self::Rejected(rejection) => {
+                let too_large = matches!(rejection, Rejection::BodyTooLarge);
+                LockSpan::without_key(route, if too_large { "body_too_large" } else { "bad_key" });
+                on_reject.answer(rejection)
             }
         }
     }

@@ -121,6 +121,7 @@ mod enabled {
 
     fn open(route: &Route) -> tracing::Span {
         tracing::info_span!(
+            target: "tower_lock",
             "lock",
             route = route.as_str(),
             key = Empty,
@@ -133,7 +134,8 @@ mod enabled {
     }
 
     fn millis(duration: Duration) -> f64 {
-        duration.as_secs_f64() * 1e3
+        // To the microsecond: whoever reads it has seen enough digits.
+        (duration.as_secs_f64() * 1e6).round() / 1e3
     }
 }
 

@@ -237,6 +237,18 @@ async fn what_a_key_function_answers_as_an_error_is_the_answer() {
 }
 
 #[tokio::test]
+async fn a_raw_name_of_the_request_is_exact_or_a_400() {
+    let (store, locks) = store_and_locks();
+    let key = by(|Path(name): Path<String>| LockKey::raw(name));
+    let app = Router::new().route("/{name}", get(show_key).route_layer(LockLayer::new(&locks, key)));
+    assert_eq!(text(fetch(&app, "/order:7").await).await, "order:7");
+    let answer = fetch(&app, "/a%7Bb").await;
+    assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
+    assert!(text(answer).await.contains("braces"));
+    assert_eq!(store.acquires(), 1);
+}
+
+#[tokio::test]
 async fn a_handler_sees_what_it_would_see_without_a_lock() {
     async fn everything(Path(id): Path<String>, Query(q): Query<Vec<(String, String)>>, request: AnyRequest) -> String {
         let (parts, body) = request.into_parts();

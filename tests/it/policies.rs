@@ -9,6 +9,7 @@ use axum::{
     Router,
     body::Body,
     http::{Method, Request, StatusCode},
+    response::IntoResponse,
     routing::get,
 };
 use tokio::{sync::Notify, time::Instant};
@@ -145,6 +146,28 @@ async fn the_nearest_setting_wins() {
         let asked = Instant::now();
         assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
         assert_eq!(asked.elapsed().as_secs(), waited.as_secs(), "{what}");
+    }
+}
+
+/// How a request is told is inherited as how it behaves.
+#[tokio::test]
+async fn the_nearest_answer_wins() {
+    let locks = Locks::in_memory();
+    let _held = locks.try_lock(("k",)).await.expect("free");
+    let say = |status: StatusCode| move |_: &tower_lock::Rejection| status.into_response();
+    let route = |layer| Router::new().route("/", get(|| async { "ran" }).route_layer(layer));
+    let plain = || LockLayer::new(&locks, one_key());
+    let router = |status| LocksLayer::new(&locks).on_reject(say(status));
+    for (app, status) in [
+        (route(plain()).layer(router(StatusCode::LOCKED)), 423),
+        (route(plain()).layer(router(StatusCode::LOCKED)).layer(router(StatusCode::GONE)), 423),
+        (route(plain()).layer(LocksLayer::new(&locks)).layer(router(StatusCode::GONE)), 410),
+        (route(plain().on_reject(say(StatusCode::IM_A_TEAPOT))).layer(router(StatusCode::GONE)), 418),
+        (route(plain()).layer(LocksLayer::new(&locks)), 409),
+    ] {
+        let answer = fetch(&app, "/").await;
+        assert_eq!(answer.status().as_u16(), status);
+        assert!(answer.extensions().get::<tower_lock::Rejection>().is_some());
     }
 }
 
