@@ -21,7 +21,7 @@ use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit,
 use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer};
 use tower_lock::{HeldLock, LockLayer, Locks, LocksLayer, by, by_parts};
 
-use crate::support::{fetch, one_key, send, soon, store_and_locks, text};
+use crate::support::{fetch, one_key, send, settle, soon, store_and_locks, text};
 
 async fn show_key(lock: HeldLock) -> String {
     lock.key().to_string()
@@ -91,6 +91,7 @@ async fn a_waiter_does_not_sit_on_the_capacity_of_the_inner_service() {
 
     let held = locks.try_lock(("path", "/a")).await.expect("free");
     let waiter = tokio::spawn(service.clone().oneshot(request("/a")));
+    settle().await;
     let other = soon("the other key's turn", service.clone().oneshot(request("/b"))).await.expect("infallible");
     assert_eq!(other.status(), StatusCode::OK);
     assert!(!waiter.is_finished());

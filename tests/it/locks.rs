@@ -247,6 +247,23 @@ async fn a_release_that_fails_says_so_and_the_next_one_has_its_turn() {
     assert!(matches!(error, LockError::Held { .. }), "the store has the word, not the line: {error:?}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_release_that_hangs_is_an_error_after_a_second_and_the_next_one_has_its_turn() {
+    let (store, locks) = store_and_locks();
+    let guard = locks.try_lock(key()).await.expect("free");
+    let next = tokio::spawn(locks.lock(key()).into_future());
+    settle().await;
+    store.release_gate.shut();
+    let asked = Instant::now();
+    let error = guard.release().await.expect_err("no answer");
+    assert_eq!((error.kind(), asked.elapsed().as_secs()), (StoreErrorKind::Timeout, 1));
+    store.release_gate.open();
+    // Nobody has freed it, so the lease does.
+    let guard = next.await.expect("no panic").expect("its turn, and then the end of the lease");
+    assert!(asked.elapsed() <= Duration::from_secs(31), "{:?}", asked.elapsed());
+    guard.release().await.expect("the store is up");
+}
+
 #[tokio::test]
 async fn a_store_with_an_impossible_fence_is_an_error() {
     #[derive(Debug)]
