@@ -18,8 +18,8 @@ use crate::defaults::{KEY_BYTES, RAW_KEY_BYTES};
 ///
 /// - **Injective**: no two lists of parts give the same text, so no client can spell its way into another one's
 ///   lock. A part is its text: `1u8` and `"1"` are the same part.
-/// - **Readable**: what is not special stays as it is. Escaped, as `%XX`, are the separator `:`, the marks `%`, `~` and
-///   `+`, braces, brackets, quotes, `*`, `?`, `\`, blanks and whatever cannot be seen.
+/// - **Readable**: ASCII that is not special, and letters and digits of every script, stay as they are. Escaped, as `%XX`, are
+///   the separator `:`, the marks `%`, `~` and `+`, braces, brackets, quotes, `*`, `?`, `\`, blanks and the rest.
 /// - **Bounded**: at most 256 bytes. A longer text ends in `~` and 128 bits of the SHA-256 of the whole.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockKey {
@@ -454,9 +454,10 @@ fn is_plain(c: char) -> bool {
     match c {
         ':' | '%' | '~' | '+' | '{' | '}' | '[' | ']' | '*' | '?' | '\\' | '"' | '\'' => false,
         '!'..='}' => true,
-        // Marks that change the direction of the text around them, or cannot be seen, would fake a key in a log.
-        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202f}' | '\u{2060}'..='\u{206f}' | '\u{feff}' => false,
-        _ => !c.is_control() && !c.is_whitespace(),
+        // Letters that are blanks to the eye.
+        '\u{115f}' | '\u{1160}' | '\u{3164}' | '\u{ffa0}' => false,
+        // Of other scripts, letters and digits alone: what turns the text around it, or cannot be seen, would fake a key in a log.
+        _ => c.is_alphanumeric(),
     }
 }
 
@@ -476,7 +477,12 @@ mod tests {
         assert_eq!(LockKey::from(("reward", 42, true, 'x', -1_i8)).as_str(), "reward:42:true:x:-1");
         assert_eq!(LockKey::from(("shop", "Käse")).as_str(), "shop:Käse");
         assert_eq!(LockKey::from(("a:b", "c:d {e}")).as_str(), "a%3Ab:c%3Ad%20%7Be%7D");
-        assert_eq!(LockKey::from(("n", "\u{202e}")).as_str(), "n:%E2%80%AE");
+        assert_eq!(LockKey::from(("shop", "家族", "कुल", "٧")).as_str(), "shop:家族:कुल:٧");
+        for unseen in
+            "\u{202e}\u{61c}\u{ad}\u{34f}\u{115f}\u{180e}\u{2800}\u{3164}\u{fe0f}\u{fff9}\u{e0041}\u{a0}".chars()
+        {
+            assert!(LockKey::from(("n", unseen)).as_str().is_ascii(), "{unseen:?} would stand in a log unseen");
+        }
         assert_eq!(LockKey::from(("n", u128::MAX, i128::MIN)).as_str().len(), 2 + 39 + 1 + 40);
     }
 

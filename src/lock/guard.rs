@@ -9,9 +9,9 @@ use crate::{
 
 /// The duty to give a lock back.
 ///
-/// There is one guard per lock, and it cannot be cloned; [`view`](Self::view) can. Dropped, it gives the lock back without waiting:
-/// a task of the runtime it was taken in asks the store, and a request of this process that comes in the meantime
-/// waits for the answer. [`release`](Self::release) is the polite form, which can be awaited and tells.
+/// There is one guard per lock, and it cannot be cloned; [`view`](Self::view) can. Dropped, it gives the lock back without
+/// waiting: at once in memory; else a task of the runtime it was taken in asks the store, and a request of this process that
+/// comes in the meantime waits for the answer. (If that runtime has ended, the lease does.) [`release`](Self::release) is the polite form, which can be awaited and tells.
 #[derive(Debug)]
 #[must_use = "a guard that is dropped gives its lock back at once"]
 pub struct LockGuard {

@@ -89,13 +89,14 @@ impl Table {
         }
     }
 
-    /// Out of the line: who was before it. `None`: it is not in the line any more, because it was called.
-    pub(super) fn leave(&mut self, key: &LockKey, place: u64) -> Option<Ahead> {
+    /// Out of the line: who was before it, and its call, which may wake somebody when it is dropped: not in here.
+    /// `None`: it is not in the line any more, because it was called.
+    pub(super) fn leave(&mut self, key: &LockKey, place: u64) -> Option<(Ahead, oneshot::Sender<Turn>)> {
         let entry = self.by_key.get_mut(key)?;
         let at = entry.line.iter().position(|waiter| waiter.place == place)?;
-        entry.line.remove(at);
+        let Waiter { call, place: _ } = entry.line.remove(at)?;
         self.waiting -= 1;
-        Some(Ahead { since: entry.since, places: at + 1 })
+        Some((Ahead { since: entry.since, places: at + 1 }, call))
     }
 
     /// The section has ended; what follows is the way back.
@@ -159,10 +160,10 @@ mod tests {
         assert!(matches!(table.enter(&key(1), now, true), Entered::YourTurn));
         let first = place(table.enter(&key(1), now, true));
         let second = place(table.enter(&key(1), now, true));
-        assert_eq!(table.leave(&key(1), second), Some(Ahead { since: now, places: 2 }));
-        assert_eq!(table.leave(&key(1), second), None, "the second time it is not there");
+        assert!(matches!(table.leave(&key(1), second), Some((Ahead { places: 2, .. }, _))));
+        assert!(table.leave(&key(1), second).is_none(), "the second time it is not there");
         assert!(table.next(&key(1), now).is_some());
-        assert_eq!(table.leave(&key(1), first), None, "called: not in line any more");
+        assert!(table.leave(&key(1), first).is_none(), "called: not in line any more");
         assert!(table.next(&key(1), now).is_none());
         assert_eq!(table.size(), (0, 0));
     }

@@ -66,9 +66,9 @@ impl Place {
         if let Ok(Ok(turn)) = timeout(limit, &mut self.call).await {
             return Ok(turn);
         }
-        let ahead = self.core.table().leave(&self.key, self.place);
-        match ahead {
-            Some(ahead) => Err(ahead),
+        let left = self.core.table().leave(&self.key, self.place);
+        match left {
+            Some((ahead, _)) => Err(ahead),
             // Out of the line without our doing: we were called in this very moment, or are about to be.
             None => Ok((&mut self.call).await.expect("who is taken out of the line is called")),
         }
@@ -78,7 +78,8 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if !self.call.is_terminated() {
-            self.core.table().leave(&self.key, self.place);
+            let left = self.core.table().leave(&self.key, self.place);
+            drop(left);
             // Called already, perhaps: then the turn goes to the next one from here.
             self.call.close();
             drop(self.call.try_recv());

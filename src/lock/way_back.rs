@@ -12,7 +12,8 @@ use crate::{
 
 /// I2, I9: holds the turn at a key and the id under which the store was asked for it.
 ///
-/// Dropped after the store was asked, it gives the key back in a task, and then the turn to the next in line.
+/// Dropped after the store was asked, it gives the key back, in a task unless the store answers at once, and then the turn to
+/// the next in line.
 #[derive(Debug)]
 pub(super) struct WayBack {
     /// `None` once it has been walked.
@@ -66,6 +67,10 @@ impl Drop for WayBack {
     fn drop(&mut self) {
         let Some(turn) = self.turn.take() else { return };
         if !self.asked {
+            return drop(turn);
+        }
+        // A store in memory has done it with the call. So its keys do not hang on a runtime that may have ended.
+        if turn.core.store.release(ReleaseAsk::new(&turn.key, &self.owner)).is_ready() {
             return drop(turn);
         }
         turn.core.table().giving_back(&turn.key);

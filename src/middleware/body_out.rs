@@ -29,10 +29,10 @@ pin_project! {
 pin_project! {
     #[project = StateProj]
     enum State<B> {
-        /// No lock was needed, or it is given back already.
+        /// No lock was needed.
         Passing { #[pin] inner: B },
         /// Complete before the head was sent; the lock is given back already.
-        Complete { frames: VecDeque<Frame<Bytes>>, exact: bool, error: Option<BoxError> },
+        Complete { complete: Complete },
         /// Under the lock.
         Streaming { stream: Box<Stream<B>> },
         /// The answer to a request that was turned away.
@@ -40,16 +40,27 @@ pin_project! {
     }
 }
 
-struct Stream<B> {
-    inner: Pin<Box<B>>,
-    /// Seen before the head was sent.
-    ahead: VecDeque<Frame<Bytes>>,
-    phase: Phase,
+/// What is left of a body that is not needed any more.
+struct Complete {
+    frames: VecDeque<Frame<Bytes>>,
+    /// What comes after the frames.
+    error: Option<BoxError>,
+    /// What the body announced, less what has been sent of it. Where it broke its word (an error, too few bytes), so do we:
+    /// the client must not take a part for the whole.
+    announced: Option<u64>,
+    /// Where nobody asks for content (`HEAD`): whether the body said that it had none.
+    had_none: Option<bool>,
 }
 
-enum Phase {
-    /// Frames pass as they come.
-    Flowing(Section),
+struct Stream<B> {
+    /// Seen before the head was sent.
+    ahead: VecDeque<Frame<Bytes>>,
+    phase: Phase<B>,
+}
+
+enum Phase<B> {
+    /// Frames pass as they come. In drop order: what the body owns (a transaction, a file) is gone before the next section begins.
+    Flowing { inner: Pin<Box<B>>, section: Section },
     /// The inner body has ended. Its last frame waits for the lock to be given back: whoever has it knows the end.
     Ending { section: Pin<Box<dyn Future<Output = ()> + Send>>, last: Option<Frame<Bytes>> },
     /// Nothing is left but the last frame.
@@ -71,10 +82,17 @@ where
     B: Body<Data = Bytes>,
     B::Error: Into<BoxError>,
 {
-    /// The answer to `HEAD`, a 204 or a 304: what the body says, nobody will ask.
+    /// The answer to `HEAD`, a 204 or a 304: what the body says, nobody will ask. Its size is kept, for the head.
     pub(super) async fn without_content(inner: B, section: Section) -> Self {
+        let complete = Complete {
+            frames: VecDeque::new(),
+            error: None,
+            announced: inner.size_hint().exact(),
+            had_none: Some(inner.is_end_stream()),
+        };
+        drop(inner);
         section.end().await;
-        Self::passing(inner)
+        Self { state: State::Complete { complete } }
     }
 
     /// Looks at the body before the head is sent. If it is complete, the lock is given back first; then head and body go
@@ -83,20 +101,17 @@ where
         if inner.is_end_stream() {
             return Self::without_content(inner, section).await;
         }
-        let exact = inner.size_hint().exact().is_some();
+        let announced = inner.size_hint().exact();
         let mut inner = Box::pin(inner);
         let mut frames = VecDeque::with_capacity(1);
         let mut bytes = 0;
-        loop {
+        let error = loop {
             // One poll and no wait: what is not at hand is a stream. (An inner error need not be `Send`; a boxed one is.)
             let next = poll_fn(|cx| Poll::Ready(inner.as_mut().poll_frame(cx).map_err(Into::into))).await;
             let frame = match next {
                 Poll::Ready(Some(Ok(frame))) => frame,
-                Poll::Ready(None) => break section.end().await,
-                Poll::Ready(Some(Err(error))) => {
-                    drop(section);
-                    return Self { state: State::Complete { frames, exact, error: Some(error) } };
-                }
+                Poll::Ready(None) => break None,
+                Poll::Ready(Some(Err(error))) => break Some(error),
                 Poll::Pending => return Self::streaming(inner, frames, section),
             };
             // The first frame may be of any size: it is in memory already.
@@ -106,17 +121,24 @@ where
             let is_last = frame.is_trailers() || inner.is_end_stream();
             frames.push_back(frame);
             if is_last {
-                break section.end().await;
+                break None;
             }
             if frames.len() > LOOK_FRAMES || bytes > LOOK_BYTES {
                 return Self::streaming(inner, frames, section);
             }
+        };
+        // What the body owns is gone before the next section begins.
+        drop(inner);
+        if error.is_none() {
+            section.end().await;
+        } else {
+            drop(section);
         }
-        Self { state: State::Complete { frames, exact, error: None } }
+        Self { state: State::Complete { complete: Complete { frames, error, announced, had_none: None } } }
     }
 
     fn streaming(inner: Pin<Box<B>>, ahead: VecDeque<Frame<Bytes>>, section: Section) -> Self {
-        let stream = Stream { inner, ahead, phase: Phase::Flowing(section) };
+        let stream = Stream { ahead, phase: Phase::Flowing { inner, section } };
         Self { state: State::Streaming { stream: Box::new(stream) } }
     }
 }
@@ -130,14 +152,14 @@ where
         loop {
             match &mut self.phase {
                 // ## Flowing => (Flowing | Ending | Ended)
-                Phase::Flowing(_) => {
+                Phase::Flowing { inner, section: _ } => {
                     let next = match self.ahead.pop_front() {
                         Some(frame) => Some(Ok(frame)),
-                        None => ready!(self.inner.as_mut().poll_frame(cx)),
+                        None => ready!(inner.as_mut().poll_frame(cx)),
                     };
                     match next {
                         Some(Ok(frame)) => {
-                            let is_last = frame.is_trailers() || (self.ahead.is_empty() && self.inner.is_end_stream());
+                            let is_last = frame.is_trailers() || (self.ahead.is_empty() && inner.is_end_stream());
                             if !is_last {
                                 return Poll::Ready(Some(Ok(frame)));
                             }
@@ -145,7 +167,7 @@ where
                         }
                         None => self.end(None),
                         Some(Err(error)) => {
-                            // The section falls, and gives its lock back.
+                            // The section falls, after the body, and gives its lock back.
                             self.phase = Phase::Ended { last: None };
                             return Poll::Ready(Some(Err(error.into())));
                         }
@@ -164,7 +186,8 @@ where
 
     fn end(&mut self, last: Option<Frame<Bytes>>) {
         let phase = std::mem::replace(&mut self.phase, Phase::Ended { last: None });
-        if let Phase::Flowing(section) = phase {
+        if let Phase::Flowing { inner, section } = phase {
+            drop(inner);
             self.phase = Phase::Ending { section: Box::pin(section.end()), last };
         }
     }
@@ -175,18 +198,44 @@ where
 
     /// What the inner body will say, and what of it is in our hands.
     fn size_hint(&self) -> SizeHint {
-        let last = match &self.phase {
-            Phase::Flowing(_) => None,
-            Phase::Ending { last, .. } | Phase::Ended { last } => last.as_ref(),
+        let (to_come, last) = match &self.phase {
+            Phase::Flowing { inner, section: _ } => (inner.size_hint(), None),
+            Phase::Ending { last, .. } | Phase::Ended { last } => (SizeHint::with_exact(0), last.as_ref()),
         };
         let in_hand = data_len(self.ahead.iter().chain(last));
-        let inner = self.inner.size_hint();
         let mut hint = SizeHint::new();
-        if let Some(upper) = inner.upper() {
+        if let Some(upper) = to_come.upper() {
             hint.set_upper(upper.saturating_add(in_hand));
         }
-        hint.set_lower(inner.lower().saturating_add(in_hand));
+        hint.set_lower(to_come.lower().saturating_add(in_hand));
         hint
+    }
+}
+
+impl Complete {
+    fn next(&mut self) -> Option<Result<Frame<Bytes>, BoxError>> {
+        let frame = self.frames.pop_front();
+        if let (Some(announced), Some(data)) = (&mut self.announced, frame.as_ref().and_then(Frame::data_ref)) {
+            *announced = announced.saturating_sub(data.len() as u64);
+        }
+        frame.map(Ok).or_else(|| self.error.take().map(Err))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let nothing_left = self.frames.is_empty() && self.error.is_none() && self.announced.unwrap_or(0) == 0;
+        self.had_none.unwrap_or(nothing_left)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        // Not made exact where it was not: hyper would send a `Content-Length`, and then no trailers.
+        self.announced.map_or_else(
+            || {
+                let mut at_least = SizeHint::new();
+                at_least.set_lower(data_len(&self.frames));
+                at_least
+            },
+            SizeHint::with_exact,
+        )
     }
 }
 
@@ -201,9 +250,7 @@ where
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match self.project().state.project() {
             StateProj::Passing { inner } => inner.poll_frame(cx).map_err(Into::into),
-            StateProj::Complete { frames, error, .. } => {
-                Poll::Ready(frames.pop_front().map(Ok).or_else(|| error.take().map(Err)))
-            }
+            StateProj::Complete { complete } => Poll::Ready(complete.next()),
             StateProj::Streaming { stream } => stream.poll_frame(cx),
             StateProj::Rejected { body } => Pin::new(body).poll_frame(cx),
         }
@@ -212,7 +259,7 @@ where
     fn is_end_stream(&self) -> bool {
         match &self.state {
             State::Passing { inner } => inner.is_end_stream(),
-            State::Complete { frames, error, .. } => frames.is_empty() && error.is_none(),
+            State::Complete { complete } => complete.is_end_stream(),
             State::Streaming { stream } => stream.is_end_stream(),
             State::Rejected { body } => body.is_end_stream(),
         }
@@ -221,15 +268,7 @@ where
     fn size_hint(&self) -> SizeHint {
         match &self.state {
             State::Passing { inner } => inner.size_hint(),
-            // Not made exact where it was not: hyper would send a `Content-Length`, and then no trailers.
-            State::Complete { frames, exact, .. } => {
-                let mut hint = SizeHint::new();
-                hint.set_lower(data_len(frames));
-                if *exact {
-                    hint.set_exact(data_len(frames));
-                }
-                hint
-            }
+            State::Complete { complete } => complete.size_hint(),
             State::Streaming { stream } => stream.size_hint(),
             State::Rejected { body } => body.size_hint(),
         }

@@ -34,6 +34,8 @@ pub use self::memory::MemoryStore;
 ///   store's wall clock in microseconds, and at least one more than the last (`max(last + 1, now)`), below 2⁵³.
 /// - An error means that the outcome is unknown: the verb may have run, or may run later. `acquire` says
 ///   [`Held`](Acquired::Held), never an error, where somebody else holds the key.
+/// - **Calling** a verb makes its future, or gives the answer where it is at hand; it takes no time, needs no runtime
+///   and does not panic. `Drop` calls `release`.
 /// - **Dropping** a future does not undo the verb; the caller gives back what it may have been granted.
 /// - No verb waits for a key to become free.
 ///
@@ -143,6 +145,11 @@ impl<'a, T> StoreFuture<'a, T> {
     /// An answer at hand.
     pub fn ready(answer: Result<T, StoreError>) -> Self {
         Self(Answer::Ready(Some(answer)))
+    }
+
+    /// Whether the verb has run already.
+    pub(crate) fn is_ready(&self) -> bool {
+        matches!(self.0, Answer::Ready(_))
     }
 
     /// An answer on its way.

@@ -190,6 +190,129 @@ async fn a_body_that_fails_gives_the_lock_back() {
     }
 }
 
+/// A body that announces more than it has.
+struct Short {
+    announced: u64,
+    frames: Vec<Frame<Bytes>>,
+    fails: bool,
+}
+
+impl HttpBody for Short {
+    type Data = Bytes;
+    type Error = &'static str;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
+        Poll::Ready(match self.frames.pop() {
+            Some(frame) => {
+                self.announced -= frame.data_ref().map_or(0, |data| data.len() as u64);
+                Some(Ok(frame))
+            }
+            None => self.fails.then_some(Err("broken")),
+        })
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.announced)
+    }
+}
+
+/// The client must not take a part for the whole, though all of it was at hand before the head was sent.
+#[tokio::test]
+async fn a_body_that_breaks_its_word_is_not_made_complete() {
+    let locks = Locks::in_memory();
+    let short = |fails| {
+        let frames = (0..4).map(|_| Frame::data(Bytes::from_static(b"0123456789"))).collect();
+        Short { announced: 100, frames, fails }
+    };
+    let handler = |fails| get(move || async move { Response::new(Body::new(short(fails))) });
+    let app = Router::new()
+        .route("/error", handler(true))
+        .route("/end", handler(false))
+        .route_layer(LockLayer::new(&locks, one_key()));
+    let server = serve(app).await;
+    for path in ["/error", "/end"] {
+        let mut wire = Wire::connect(server).await;
+        wire.write(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+        let all = String::from_utf8(wire.rest().await).expect("text").to_lowercase();
+        let whole = all.split_once("content-length: ").is_some_and(|(_, rest)| !rest.starts_with("100\r\n"));
+        assert!(!whole && !all.ends_with("0\r\n\r\n"), "{path}: closed before 100 bytes, or without an answer: {all}");
+    }
+    assert!(locks.try_lock(("k",)).await.is_ok());
+}
+
+/// A transaction in a body is rolled back or committed before the next request looks.
+#[tokio::test]
+async fn what_a_body_owns_is_gone_before_the_next_section_begins() {
+    struct Owned(std::sync::Arc<crate::support::TestStore>, std::sync::Arc<std::sync::atomic::AtomicUsize>);
+    impl Drop for Owned {
+        fn drop(&mut self) {
+            self.1.fetch_add(1 + 10 * (1 - self.0.held()), SeqCst);
+        }
+    }
+    let (store, locks) = store_and_locks();
+    let gone = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let layer = || LockLayer::new(&locks, one_key());
+    let body = |frames: usize, paused: bool, fails: bool| {
+        let owned = Owned(std::sync::Arc::clone(&store), std::sync::Arc::clone(&gone));
+        Body::from_stream(stream::unfold((0, owned), move |(n, owned)| async move {
+            if paused {
+                tokio::task::yield_now().await;
+            }
+            match n {
+                n if n < frames => Some((Ok("row"), (n + 1, owned))),
+                n if n == frames && fails => Some((Err("broken"), (n + 1, owned))),
+                // The stream ends, and is still there with what it owns, as a `map` over a transaction is.
+                _ => None,
+            }
+        }))
+    };
+    for (what, status, method, frames, paused, fails) in [
+        ("ready", 200, "GET", 3, false, false),
+        ("stream", 200, "GET", 3, true, false),
+        ("long", 200, "GET", 40, false, false),
+        ("ready error", 200, "GET", 3, false, true),
+        ("stream error", 200, "GET", 3, true, true),
+        ("HEAD", 200, "HEAD", 3, false, false),
+        ("204", 204, "GET", 3, true, false),
+        ("304", 304, "GET", 0, true, false),
+    ] {
+        gone.store(0, SeqCst);
+        let keeper = std::sync::Arc::new(std::sync::Mutex::new(Some(Keeps {
+            body: body(frames, paused, fails),
+            _owned: Owned(std::sync::Arc::clone(&store), std::sync::Arc::clone(&gone)),
+        })));
+        let handler = get(move || async move {
+            let body = keeper.lock().expect("whole").take().expect("one request");
+            Response::builder().status(status).body(Body::new(body)).expect("a response")
+        });
+        let app = Router::new().route("/", handler.route_layer(layer()));
+        let request = Request::builder().method(method).uri("/").body(Body::empty()).expect("a request");
+        let answer = app.oneshot(request).await.expect("infallible");
+        if method == "GET" {
+            drop(answer.into_body().collect().await);
+        }
+        settle().await;
+        // Two things are owned: by the stream, and by the body around it. Each saw the key held when it went.
+        assert_eq!(gone.load(SeqCst), 2, "{what}");
+        assert_eq!(store.held(), 0, "{what}");
+    }
+}
+
+/// A body that owns something to its own end, not only to its last frame.
+struct Keeps<O> {
+    body: Body,
+    _owned: O,
+}
+
+impl<O: Unpin + Send> HttpBody for Keeps<O> {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+}
+
 #[tokio::test]
 async fn a_body_that_is_dropped_gives_the_lock_back() {
     let (store, locks) = store_and_locks();
@@ -258,6 +381,9 @@ async fn a_client_that_has_its_answer_never_meets_its_own_lock() {
             wire.write(format!("{method} {path} HTTP/1.1\r\nhost: x\r\nte: trailers\r\n\r\n")).await;
             let reply = wire.reply(method == "HEAD").await;
             assert_ne!(reply.status, 409, "{method} {path} {round}");
+            if path == "/text" {
+                assert!(reply.head.contains("content-length: 5"), "{method}: {}", reply.head);
+            }
             if path == "/stream" && method == "GET" {
                 assert!(reply.head.contains("transfer-encoding: chunked") && reply.body.ends_with(b"0\r\n\r\n"));
             }

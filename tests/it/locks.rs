@@ -233,6 +233,9 @@ fn a_guard_can_be_dropped_where_no_runtime_is_and_after_its_own_is_gone() {
     let outlives = runtime.block_on(locks.try_lock(key()).into_future()).expect("free");
     drop(runtime);
     drop(outlives);
+    let runtime = tokio::runtime::Runtime::new().expect("another runtime");
+    let guard = runtime.block_on(locks.try_lock(key()).into_future());
+    drop(guard.expect("in memory it needs no runtime to be free"));
 }
 
 #[tokio::test]
