@@ -145,6 +145,7 @@ async fn a_layer_is_ready_before_its_inner_service() {
     let mut service = LockLayer::new(&locks, one_key()).layer(busy);
     let running = service.ready().await.expect("ready").call(Request::new(Body::empty()));
     let _running = tokio::spawn(running);
+    settle().await;
     soon("ready", service.ready()).await.expect("ready");
 }
 
