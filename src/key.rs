@@ -453,7 +453,7 @@ fn hex(hash: Sha256) -> String {
 fn is_plain(c: char) -> bool {
     match c {
         ':' | '%' | '~' | '+' | '{' | '}' | '[' | ']' | '*' | '?' | '\\' | '"' | '\'' => false,
-        '!'..='}' => true,
+        '!'..='~' => true,
         // Letters that are blanks to the eye.
         '\u{115f}' | '\u{1160}' | '\u{3164}' | '\u{ffa0}' => false,
         // Of other scripts, letters and digits alone: what turns the text around it, or cannot be seen, would fake a key in a log.
