@@ -3,7 +3,10 @@
 use std::{
     convert::Infallible,
     pin::Pin,
-    sync::atomic::Ordering::SeqCst,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -20,7 +23,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tokio::sync::mpsc;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_lock::{LockLayer, Locks, by_parts};
+use tower_lock::{LockLayer, Locks, MemoryStore, by_parts};
 
 use crate::support::{Wire, fetch, one_key, serve, settle, store_and_locks, text};
 
@@ -243,17 +246,19 @@ async fn a_body_that_breaks_its_word_is_not_made_complete() {
 /// A transaction in a body is rolled back or committed before the next request looks.
 #[tokio::test]
 async fn what_a_body_owns_is_gone_before_the_next_section_begins() {
-    struct Owned(std::sync::Arc<crate::support::TestStore>, std::sync::Arc<std::sync::atomic::AtomicUsize>);
+    struct Owned(Arc<MemoryStore>, Arc<AtomicUsize>);
     impl Drop for Owned {
         fn drop(&mut self) {
             self.1.fetch_add(1 + 10 * (1 - self.0.held()), SeqCst);
         }
     }
-    let (store, locks) = store_and_locks();
-    let gone = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    // In memory a lock is given back the moment its section falls.
+    let store = Arc::new(MemoryStore::new());
+    let locks = Locks::new(Arc::clone(&store));
+    let gone = Arc::new(AtomicUsize::new(0));
     let layer = || LockLayer::new(&locks, one_key());
     let body = |frames: usize, paused: bool, fails: bool| {
-        let owned = Owned(std::sync::Arc::clone(&store), std::sync::Arc::clone(&gone));
+        let owned = Owned(Arc::clone(&store), Arc::clone(&gone));
         Body::from_stream(stream::unfold((0, owned), move |(n, owned)| async move {
             if paused {
                 tokio::task::yield_now().await;
@@ -277,9 +282,9 @@ async fn what_a_body_owns_is_gone_before_the_next_section_begins() {
         ("304", 304, "GET", 0, true, false),
     ] {
         gone.store(0, SeqCst);
-        let keeper = std::sync::Arc::new(std::sync::Mutex::new(Some(Keeps {
+        let keeper = Arc::new(Mutex::new(Some(Keeps {
             body: body(frames, paused, fails),
-            _owned: Owned(std::sync::Arc::clone(&store), std::sync::Arc::clone(&gone)),
+            _owned: Owned(Arc::clone(&store), Arc::clone(&gone)),
         })));
         let handler = get(move || async move {
             let body = keeper.lock().expect("whole").take().expect("one request");
