@@ -134,14 +134,16 @@ mod tests {
     }
 
     /// Its time is over in the moment in which it is called: it takes its turn rather than to lose it for everybody.
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_waiter_that_is_called_as_its_time_ends_has_its_turn() {
         let locks = Locks::in_memory();
         let (core, key) = (locks.core(), LockKey::from(("n", 1)));
         let turn = first(core, &key);
         let late = in_line(core, &key);
         let called = core.table().next(&key, Instant::now()).expect("it is in line");
-        let mut waiting = Box::pin(late.turn(Duration::ZERO));
+        let mut waiting = Box::pin(late.turn(Duration::from_millis(10)));
+        assert!(futures_util::poll!(waiting.as_mut()).is_pending());
+        tokio::time::advance(Duration::from_millis(20)).await;
         assert!(futures_util::poll!(waiting.as_mut()).is_pending(), "it waits for the call that was announced");
         assert!(called.send(turn).is_ok());
         drop(waiting.await.expect("its turn"));
