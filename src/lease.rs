@@ -46,6 +46,13 @@ pub(crate) struct OwnerIds {
 
 // === impl OwnerId ===
 
+impl OwnerId {
+    /// Which one of its process: later ones have larger numbers.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+}
+
 impl fmt::Display for OwnerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.process, self.number)

@@ -27,7 +27,7 @@ pub use self::store::MemoryStore;
 pub use self::{
     key::{KeyPart, KeyTuple, LockKey, PartWriter},
     lease::{FencingToken, OwnerId},
-    lock::{HeldLock, KeyInLogs, LockCall, LockError, LockGuard, Locks, Policy},
+    lock::{HeldLock, KeyInLogs, LockCall, LockError, LockGuard, LockLost, Locks, Policy},
     middleware::{
         ByParts, IntoLockKey, KeyError, KeySource, KeySourceFor, LockLayer, LockService, LocksLayer, LocksService,
         Rejection, RejectionBody, ResponseBody, ResponseFuture, by_parts,

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     defaults::{CHECK_IN, LEASE, STORE_TIMEOUT},
     key::LockKey,
-    lease::{FencingToken, safe_part},
+    lease::FencingToken,
     store::{AcquireAsk, Acquired, StoreError, StoreErrorKind},
 };
 
@@ -69,7 +69,8 @@ async fn ask(turn: Turn, began: Instant, wait: Duration) -> Result<LockGuard, Lo
                 let Some(token) = FencingToken::of_grant(fence) else {
                     return Err(StoreError::new("lock", "acquire", StoreErrorKind::Protocol).into());
                 };
-                return Ok(LockGuard::new(way_back, token, asked + safe_part(LEASE)));
+                let hold = way_back.granted(token, asked);
+                return Ok(LockGuard::new(way_back, hold));
             }
             Acquired::Held { lease_left } => {
                 way_back.nothing_granted();

@@ -31,6 +31,21 @@ pub enum LockError {
     Store(StoreError),
 }
 
+/// The lock is not ours any more: its deadline is over without a renewal, or the store gave it to somebody else.
+///
+/// What ran under it may have done a part of its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockLost;
+
+impl fmt::Display for LockLost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the lock was lost before the work under it had ended")
+    }
+}
+
+impl Error for LockLost {}
+
 impl fmt::Display for LockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,6 +1,6 @@
-use tokio::time::Instant;
+use std::{future::Future, sync::Arc};
 
-use super::{HeldLock, way_back::WayBack};
+use super::{HeldLock, LockLost, hold::Hold, way_back::WayBack};
 use crate::{
     key::LockKey,
     lease::FencingToken,
@@ -20,9 +20,8 @@ pub struct LockGuard {
 }
 
 impl LockGuard {
-    pub(super) fn new(way_back: WayBack, token: FencingToken, deadline: Instant) -> Self {
-        let held = HeldLock::new(way_back.key().clone(), token, deadline);
-        Self { way_back, held }
+    pub(super) fn new(way_back: WayBack, hold: Arc<Hold>) -> Self {
+        Self { way_back, held: HeldLock::new(hold) }
     }
 
     /// What is locked.
@@ -41,6 +40,28 @@ impl LockGuard {
     #[must_use]
     pub fn view(&self) -> HeldLock {
         self.held.clone()
+    }
+
+    /// Runs a future as long as the lock is ours, and not one poll longer. See [`HeldLock::while_held`].
+    ///
+    /// ```
+    /// # use tower_lock::{LockLost, Locks};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = Locks::in_memory();
+    /// let guard = locks.lock(("account", 7)).await?;
+    /// let balance = guard.while_held(async { 42 }).await?;
+    /// guard.release().await?;
+    /// # assert_eq!(balance, 42);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The lock was lost; the future was dropped where it stood.
+    pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output, LockLost> {
+        self.held.while_held(work).await
     }
 
     /// Gives the lock back, and says what became of it. After this the next one in line has its turn, whatever the answer.

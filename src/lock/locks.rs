@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::{LockCall, Policy, table::Table};
+use super::{LockCall, Policy, table::Table, watchdog::Watchdog};
 use crate::{defaults::LOCK_WAIT, key::LockKey, lease::OwnerIds, store::LockStore};
 
 /// The handle: locks in one store, for layers, handlers, jobs and tests.
@@ -25,6 +25,7 @@ pub struct Locks {
 pub(crate) struct Core {
     pub(super) store: Arc<dyn LockStore>,
     pub(super) owner_ids: OwnerIds,
+    pub(super) watchdog: Watchdog,
     table: Mutex<Table>,
 }
 
@@ -42,7 +43,12 @@ impl Locks {
     pub fn new(store: impl LockStore) -> Self {
         // The one source of random bits in the standard library: each state has keys of its own.
         let random = RandomState::new().hash_one(0);
-        let core = Core { store: Arc::new(store), owner_ids: OwnerIds::new(random), table: Mutex::default() };
+        let core = Core {
+            store: Arc::new(store),
+            owner_ids: OwnerIds::new(random),
+            watchdog: Watchdog::default(),
+            table: Mutex::default(),
+        };
         Self { core: Arc::new(core), policy: Policy::new() }
     }
 

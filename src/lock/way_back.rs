@@ -1,12 +1,17 @@
 //! What gives a key back, made before it is asked for.
 
-use tokio::{runtime::Handle, time::timeout};
+use std::sync::Arc;
 
-use super::turn::Turn;
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout},
+};
+
+use super::{hold::Hold, turn::Turn, watchdog::Watchdog};
 use crate::{
     defaults::STORE_TIMEOUT,
     key::LockKey,
-    lease::OwnerId,
+    lease::{FencingToken, OwnerId},
     store::{ReleaseAsk, Released, StoreError, StoreErrorKind},
 };
 
@@ -21,6 +26,8 @@ pub(super) struct WayBack {
     owner: OwnerId,
     /// The store was asked, and did not say that it granted nothing.
     asked: bool,
+    /// What was granted: renewed until the way back begins.
+    hold: Option<Arc<Hold>>,
     /// Where `Drop` can put what it must not wait for.
     runtime: Handle,
 }
@@ -28,7 +35,7 @@ pub(super) struct WayBack {
 impl WayBack {
     pub(super) fn new(turn: Turn, runtime: Handle) -> Self {
         let owner = turn.core.owner_ids.next();
-        Self { turn: Some(turn), owner, asked: false, runtime }
+        Self { turn: Some(turn), owner, asked: false, hold: None, runtime }
     }
 
     pub(super) fn turn(&self) -> &Turn {
@@ -53,8 +60,25 @@ impl WayBack {
         self.asked = false;
     }
 
+    /// The store has granted it: from here on it is renewed.
+    pub(super) fn granted(&mut self, token: FencingToken, asked: Instant) -> Arc<Hold> {
+        let hold = Arc::new(Hold::new(self.key().clone(), self.owner.clone(), token, asked));
+        Watchdog::watch(&self.turn().core, &hold, &self.runtime);
+        self.hold = Some(Arc::clone(&hold));
+        hold
+    }
+
+    /// The section has ended. A renewal that is still under way comes too late.
+    fn begin(&mut self) {
+        if let (Some(turn), Some(hold)) = (&self.turn, self.hold.take()) {
+            turn.core.watchdog.forget(&self.owner);
+            hold.end();
+        }
+    }
+
     /// Gives the key back, then the turn on.
     pub(super) async fn walk(mut self) -> Result<Released, StoreError> {
+        self.begin();
         self.turn().core.table().giving_back(self.key());
         // Dropped in here, `Drop` walks again: a release may be repeated.
         let released = release(self.turn(), &self.owner).await;
@@ -65,6 +89,7 @@ impl WayBack {
 
 impl Drop for WayBack {
     fn drop(&mut self) {
+        self.begin();
         let Some(turn) = self.turn.take() else { return };
         if !self.asked {
             return drop(turn);

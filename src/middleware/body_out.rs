@@ -14,7 +14,10 @@ use pin_project_lite::pin_project;
 use tower::BoxError;
 
 use super::{rejection::RejectionBody, section::Section};
-use crate::defaults::{LOOK_BYTES, LOOK_FRAMES};
+use crate::{
+    defaults::{LOOK_BYTES, LOOK_FRAMES},
+    lock::LockLost,
+};
 
 pin_project! {
     /// The body of a response that went through a [`LockLayer`](crate::LockLayer).
@@ -60,7 +63,7 @@ struct Stream<B> {
 
 enum Phase<B> {
     /// Frames pass as they come. In drop order: what the body owns (a transaction, a file) is gone before the next section begins.
-    Flowing { inner: Pin<Box<B>>, section: Section },
+    Flowing { inner: Pin<Box<B>>, lost: Pin<Box<dyn Future<Output = ()> + Send>>, section: Section },
     /// The inner body has ended. Its last frame waits for the lock to be given back: whoever has it knows the end.
     Ending { section: Pin<Box<dyn Future<Output = ()> + Send>>, last: Option<Frame<Bytes>> },
     /// Nothing is left but the last frame.
@@ -138,7 +141,9 @@ where
     }
 
     fn streaming(inner: Pin<Box<B>>, ahead: VecDeque<Frame<Bytes>>, section: Section) -> Self {
-        let stream = Stream { ahead, phase: Phase::Flowing { inner, section } };
+        let view = section.view();
+        let lost = Box::pin(async move { view.lost().await });
+        let stream = Stream { ahead, phase: Phase::Flowing { inner, lost, section } };
         Self { state: State::Streaming { stream: Box::new(stream) } }
     }
 }
@@ -152,7 +157,15 @@ where
         loop {
             match &mut self.phase {
                 // ## Flowing => (Flowing | Ending | Ended)
-                Phase::Flowing { inner, section: _ } => {
+                Phase::Flowing { inner, lost, section: _ } => {
+                    // I6
+                    if lost.as_mut().poll(cx).is_ready() {
+                        if let Phase::Flowing { inner, section, .. } = self.take_phase() {
+                            drop(inner);
+                            section.lost();
+                        }
+                        return Poll::Ready(Some(Err(LockLost.into())));
+                    }
                     let next = match self.ahead.pop_front() {
                         Some(frame) => Some(Ok(frame)),
                         None => ready!(inner.as_mut().poll_frame(cx)),
@@ -185,11 +198,15 @@ where
     }
 
     fn end(&mut self, last: Option<Frame<Bytes>>) {
-        let phase = std::mem::replace(&mut self.phase, Phase::Ended { last: None });
-        if let Phase::Flowing { inner, section } = phase {
+        if let Phase::Flowing { inner, section, .. } = self.take_phase() {
             drop(inner);
             self.phase = Phase::Ending { section: Box::pin(section.end()), last };
         }
+    }
+
+    fn take_phase(&mut self) -> Phase<B> {
+        self.ahead.clear();
+        std::mem::replace(&mut self.phase, Phase::Ended { last: None })
     }
 
     fn is_end_stream(&self) -> bool {
@@ -199,7 +216,7 @@ where
     /// What the inner body will say, and what of it is in our hands.
     fn size_hint(&self) -> SizeHint {
         let (to_come, last) = match &self.phase {
-            Phase::Flowing { inner, section: _ } => (inner.size_hint(), None),
+            Phase::Flowing { inner, .. } => (inner.size_hint(), None),
             Phase::Ending { last, .. } | Phase::Ended { last } => (SizeHint::with_exact(0), last.as_ref()),
         };
         let in_hand = data_len(self.ahead.iter().chain(last));

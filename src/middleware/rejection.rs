@@ -23,7 +23,7 @@ use crate::{
     store::StoreError,
 };
 
-/// Why a request was turned away. The handler was not started.
+/// Why a request was turned away. But for `Lost`, its handler was not started.
 ///
 /// The built-in answer is `application/problem+json` (RFC 9457); [`LockLayer::on_reject`](crate::LockLayer::on_reject)
 /// puts another one in its place. Either way this value is in the extensions of the response, for layers outside.
@@ -36,6 +36,7 @@ use crate::{
 /// | `StoreUnavailable` | 503 | `urn:tower-lock:store-unavailable` |
 /// | `BodyTooLarge` | 413 | `urn:tower-lock:body-too-large` |
 /// | `BadKey` | 400, or the extractor's own | `urn:tower-lock:bad-key` |
+/// | `Lost` | 503 | `urn:tower-lock:lost` |
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
@@ -70,6 +71,8 @@ pub enum Rejection {
         /// The status that was sent.
         status: StatusCode,
     },
+    /// The lock was lost while the handler ran; the handler was dropped where it stood. What it did is not known.
+    Lost,
 }
 
 /// The body of an answer to a request that was turned away.
@@ -116,14 +119,14 @@ impl Rejection {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Held { .. } | Self::TimedOut { .. } => StatusCode::CONFLICT,
-            Self::LineFull { .. } | Self::StoreUnavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::LineFull { .. } | Self::StoreUnavailable { .. } | Self::Lost => StatusCode::SERVICE_UNAVAILABLE,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BadKey { status } => *status,
         }
     }
 
     /// The last word of the problem's `type`: `held`, `timed-out`, `line-full`, `store-unavailable`, `body-too-large`,
-    /// `bad-key`.
+    /// `bad-key`, `lost`.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -133,13 +136,15 @@ impl Rejection {
             Self::StoreUnavailable { .. } => "store-unavailable",
             Self::BodyTooLarge => "body-too-large",
             Self::BadKey { .. } => "bad-key",
+            Self::Lost => "lost",
         }
     }
 
-    /// What became of the handler: `not-started`. The request can be repeated as it is.
+    /// What became of the handler: `not-started`, and the request can be repeated as it is; or, where the lock was lost,
+    /// `unknown`, and it should not be before somebody has looked.
     #[must_use]
     pub fn outcome(&self) -> &'static str {
-        "not-started"
+        if matches!(self, Self::Lost) { "unknown" } else { "not-started" }
     }
 
     /// When another try may be worth it: the smaller of the holder's lease and this route's usual hold for each one
@@ -151,7 +156,7 @@ impl Rejection {
             | Self::TimedOut { retry_after, .. }
             | Self::LineFull { retry_after }
             | Self::StoreUnavailable { retry_after, .. } => Some(*retry_after),
-            Self::BodyTooLarge | Self::BadKey { .. } => None,
+            Self::BodyTooLarge | Self::BadKey { .. } | Self::Lost => None,
         }
     }
 
@@ -190,6 +195,7 @@ impl Rejection {
             Self::StoreUnavailable { .. } => "Locks cannot be taken now",
             Self::BodyTooLarge => "The body is too large",
             Self::BadKey { .. } => "The request cannot be read",
+            Self::Lost => "The work was broken off",
         }
     }
 
@@ -210,6 +216,9 @@ impl Rejection {
             Self::BodyTooLarge => "The body is longer than is read here. Nothing was done.",
             Self::BadKey { .. } => {
                 "The body could not be read to its end, so what it is about is not known. Nothing was done."
+            }
+            Self::Lost => {
+                "The right to work on this alone was lost while the request ran. A part of its work may be done: look before it is repeated."
             }
         }
     }

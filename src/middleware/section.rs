@@ -41,6 +41,11 @@ impl Section {
         &self.note.span
     }
 
+    /// The lock was lost while the handler ran or its body streamed.
+    pub(super) fn lost(self) {
+        self.note.span.lost();
+    }
+
     /// Gives the lock back, and waits for it a little: whoever sees the answer complete finds the key free.
     ///
     /// Beyond the wait, or if the store fails, the answer goes out all the same, and the key is free at the end of its

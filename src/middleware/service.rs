@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     key::LockKey,
-    lock::{Policy, acquire},
+    lock::{LockLost, Policy, acquire},
 };
 
 /// Runs the inner service under the lock of the request. Made by [`LockLayer`](crate::LockLayer).
@@ -101,7 +101,16 @@ where
     request.extensions_mut().insert(section.view());
     // Only now: a request that waits must not sit on the capacity of the inner service.
     let answered = match inner.ready().await {
-        Ok(ready) => section.span().around(|| ready.call(request)).await,
+        Ok(ready) => {
+            let handler = section.span().around(|| ready.call(request));
+            match section.view().while_held(handler).await {
+                Ok(answered) => answered,
+                Err(LockLost) => {
+                    section.lost();
+                    return Ok(on_reject.answer(Rejection::Lost).map(ResponseBody::rejected));
+                }
+            }
+        }
         Err(error) => Err(error),
     };
     let (head, body) = match answered {

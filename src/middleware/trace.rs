@@ -96,6 +96,10 @@ mod enabled {
             self.span.record("wait_ms", millis(waited));
         }
 
+        pub(in crate::middleware) fn lost(&self) {
+            self.span.record("result", "lost");
+        }
+
         pub(in crate::middleware) fn ended(&self, hold: Duration) {
             self.span.record("hold_ms", millis(hold));
         }
@@ -156,6 +160,8 @@ mod disabled {
         pub(in crate::middleware) fn granted(&mut self, _: &HeldLock, _: Duration) {}
 
         pub(in crate::middleware) fn turned_away(&mut self, _: &LockError, _: Duration) {}
+
+        pub(in crate::middleware) fn lost(&self) {}
 
         pub(in crate::middleware) fn ended(&self, _: Duration) {}
 

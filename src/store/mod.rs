@@ -44,6 +44,9 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// Grants the key if it is free. For the owner that has it already: the fence that stands there, and a full lease.
     fn acquire<'a>(&'a self, ask: AcquireAsk<'a>) -> StoreFuture<'a, Acquired>;
 
+    /// Gives each of these owners a full lease from now on, if it has its key. Answers one by one, in the order of the asks.
+    fn renew<'a>(&'a self, asks: &'a [RenewAsk<'a>]) -> StoreFuture<'a, Vec<Renewed>>;
+
     /// Frees the key if this owner has it, and touches nothing otherwise.
     fn release<'a>(&'a self, ask: ReleaseAsk<'a>) -> StoreFuture<'a, Released>;
 }
@@ -74,6 +77,28 @@ pub enum Acquired {
         /// How long at most, as things stand.
         lease_left: Duration,
     },
+}
+
+/// What [`LockStore::renew`] is asked of one grant.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct RenewAsk<'a> {
+    /// What is locked.
+    pub key: &'a LockKey,
+    /// Who has it.
+    pub owner: &'a OwnerId,
+    /// For how long from now on.
+    pub lease: Duration,
+}
+
+/// What [`LockStore::renew`] answers of one grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Renewed {
+    /// The lease is full again.
+    Extended,
+    /// The owner does not have it: its lease was over.
+    NotOwner,
 }
 
 /// What [`LockStore::release`] is asked.
@@ -114,6 +139,10 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
         (**self).acquire(ask)
     }
 
+    fn renew<'a>(&'a self, asks: &'a [RenewAsk<'a>]) -> StoreFuture<'a, Vec<Renewed>> {
+        (**self).renew(asks)
+    }
+
     fn release<'a>(&'a self, ask: ReleaseAsk<'a>) -> StoreFuture<'a, Released> {
         (**self).release(ask)
     }
@@ -123,6 +152,16 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
 
 impl<'a> AcquireAsk<'a> {
     /// Asks for this key, for this owner, for this long.
+    #[must_use]
+    pub fn new(key: &'a LockKey, owner: &'a OwnerId, lease: Duration) -> Self {
+        Self { key, owner, lease }
+    }
+}
+
+// === impl RenewAsk ===
+
+impl<'a> RenewAsk<'a> {
+    /// Asks for more time for this key of this owner.
     #[must_use]
     pub fn new(key: &'a LockKey, owner: &'a OwnerId, lease: Duration) -> Self {
         Self { key, owner, lease }

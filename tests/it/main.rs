@@ -12,6 +12,7 @@ mod endings;
 mod extractor;
 mod span;
 mod locks;
+mod renewal;
 mod cases;
 mod storm;
 mod tidy;

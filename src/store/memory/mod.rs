@@ -8,7 +8,7 @@ use std::{
 use tokio::time::Instant;
 
 use self::records::Records;
-use super::{AcquireAsk, Acquired, LockStore, ReleaseAsk, Released, StoreFuture};
+use super::{AcquireAsk, Acquired, LockStore, ReleaseAsk, Released, RenewAsk, Renewed, StoreFuture};
 
 mod records;
 
@@ -44,6 +44,11 @@ impl LockStore for MemoryStore {
     fn acquire<'a>(&'a self, ask: AcquireAsk<'a>) -> StoreFuture<'a, Acquired> {
         let acquired = self.records().acquire(Instant::now(), wall_clock_us(), ask.key, ask.owner, ask.lease);
         StoreFuture::ready(Ok(acquired))
+    }
+
+    fn renew<'a>(&'a self, asks: &'a [RenewAsk<'a>]) -> StoreFuture<'a, Vec<Renewed>> {
+        let (mut records, now) = (self.records(), Instant::now());
+        StoreFuture::ready(Ok(asks.iter().map(|ask| records.renew(now, ask.key, ask.owner, ask.lease)).collect()))
     }
 
     fn release<'a>(&'a self, ask: ReleaseAsk<'a>) -> StoreFuture<'a, Released> {

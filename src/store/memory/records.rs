@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use crate::{
     key::LockKey,
     lease::OwnerId,
-    store::{Acquired, Released},
+    store::{Acquired, Released, Renewed},
 };
 
 /// Who holds which key.
@@ -38,8 +38,7 @@ impl Records {
         owner: &OwnerId,
         lease: Duration,
     ) -> Acquired {
-        // A lease past the end of the clock is as good as one that ends there.
-        let until = now.checked_add(lease).unwrap_or_else(|| now + Duration::from_secs(u32::MAX.into()));
+        let until = end_of(lease, now);
         if let Some(record) = self.by_key.get_mut(key)
             && record.until > now
         {
@@ -54,6 +53,16 @@ impl Records {
         self.last_fence = fence;
         self.by_key.insert(key.clone(), Record { owner: owner.clone(), fence, until });
         Acquired::Granted { fence }
+    }
+
+    pub(super) fn renew(&mut self, now: Instant, key: &LockKey, owner: &OwnerId, lease: Duration) -> Renewed {
+        match self.by_key.get_mut(key) {
+            Some(record) if record.owner == *owner && record.until > now => {
+                record.until = end_of(lease, now);
+                Renewed::Extended
+            }
+            _ => Renewed::NotOwner,
+        }
     }
 
     /// I1
@@ -80,6 +89,11 @@ impl Records {
             self.sweep_at = 2 * self.by_key.len();
         }
     }
+}
+
+/// A lease past the end of the clock is as good as one that ends there.
+fn end_of(lease: Duration, now: Instant) -> Instant {
+    now.checked_add(lease).unwrap_or_else(|| now + Duration::from_secs(u32::MAX.into()))
 }
 
 #[cfg(test)]
@@ -140,6 +154,19 @@ mod tests {
         let again = fence(records.acquire(now + LEASE / 2, 9, &key(), &a, LEASE));
         assert_eq!(first, again);
         assert_eq!(records.held(now + LEASE), 1, "and its lease is full again");
+    }
+
+    #[test]
+    fn a_lease_is_renewed_for_its_owner_while_it_lasts_and_for_nobody_else() {
+        let (mut records, ids, now) = (Records::default(), OwnerIds::new(0), Instant::now());
+        let (a, b) = (ids.next(), ids.next());
+        assert_eq!(records.renew(now, &key(), &a, LEASE), Renewed::NotOwner, "a free key is nobody's");
+        let first = fence(records.acquire(now, 5, &key(), &a, LEASE));
+        assert_eq!(records.renew(now + LEASE / 2, &key(), &b, LEASE), Renewed::NotOwner, "a stranger");
+        assert_eq!(records.renew(now + LEASE / 2, &key(), &a, LEASE), Renewed::Extended);
+        assert_eq!(records.held(now + LEASE), 1, "renewed");
+        assert_eq!(fence(records.acquire(now + LEASE, 9, &key(), &a, LEASE)), first, "under the same fence");
+        assert_eq!(records.renew(now + 3 * LEASE, &key(), &a, LEASE), Renewed::NotOwner, "what is over stays over");
     }
 
     #[test]

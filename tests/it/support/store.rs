@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
@@ -11,15 +11,17 @@ use std::{
 use tokio::{sync::watch, time::sleep};
 use tower_lock::{
     LockStore, MemoryStore, Released, StoreError, StoreErrorKind,
-    store::{AcquireAsk, Acquired, ReleaseAsk, StoreFuture},
+    store::{AcquireAsk, Acquired, ReleaseAsk, RenewAsk, Renewed, StoreFuture},
 };
 
 #[derive(Debug, Default)]
 pub(crate) struct TestStore {
-    pub(crate) memory: MemoryStore,
+    memory: Mutex<Arc<MemoryStore>>,
     pub(crate) acquires: AtomicUsize,
+    pub(crate) renewals: AtomicUsize,
     pub(crate) releases: AtomicUsize,
     pub(crate) acquire_gate: Gate,
+    pub(crate) renew_gate: Gate,
     pub(crate) release_gate: Gate,
     pub(crate) release_takes_ms: AtomicU64,
     pub(crate) is_down: AtomicBool,
@@ -42,7 +44,16 @@ impl TestStore {
     }
 
     pub(crate) fn held(&self) -> usize {
-        self.memory.held()
+        self.memory().held()
+    }
+
+    /// As a store that kept nothing over it.
+    pub(crate) fn restart(&self) {
+        *self.memory.lock().expect("whole") = Arc::default();
+    }
+
+    fn memory(&self) -> Arc<MemoryStore> {
+        Arc::clone(&self.memory.lock().expect("whole"))
     }
 
     fn fails(&self, operation: &'static str) -> Result<(), StoreError> {
@@ -59,9 +70,18 @@ impl LockStore for TestStore {
         StoreFuture::new(async move {
             self.acquires.fetch_add(1, SeqCst);
             self.fails("acquire")?;
-            let acquired = self.memory.acquire(ask).await;
+            let acquired = self.memory().acquire(ask).await;
             self.acquire_gate.pass().await;
             acquired
+        })
+    }
+
+    fn renew<'a>(&'a self, asks: &'a [RenewAsk<'a>]) -> StoreFuture<'a, Vec<Renewed>> {
+        StoreFuture::new(async move {
+            self.renewals.fetch_add(1, SeqCst);
+            self.fails("renew")?;
+            self.renew_gate.pass().await;
+            self.memory().renew(asks).await
         })
     }
 
@@ -74,7 +94,7 @@ impl LockStore for TestStore {
             if takes > 0 {
                 sleep(Duration::from_millis(takes)).await;
             }
-            self.memory.release(ask).await
+            self.memory().release(ask).await
         })
     }
 }

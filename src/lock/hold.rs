@@ -1,0 +1,208 @@
+//! What is known of one grant while its section runs.
+
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    task::Poll,
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::Instant};
+
+use crate::{
+    defaults::LEASE,
+    key::LockKey,
+    lease::{FencingToken, OwnerId, safe_part},
+};
+
+/// One grant: shared by the guard, its views and the watchdog.
+#[derive(Debug)]
+pub(super) struct Hold {
+    pub(super) key: LockKey,
+    pub(super) owner: OwnerId,
+    pub(super) token: FencingToken,
+    /// What the two moments below count from.
+    granted: Instant,
+    /// I4: nothing but the store's word moves it on. Nanoseconds; zero once it is over, for ever (I5).
+    deadline: AtomicU64,
+    /// When the watchdog asks the store for more. Nanoseconds.
+    renew_at: AtomicU64,
+    warned: AtomicBool,
+    over: Notify,
+}
+
+/// What a hold needs at some moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Nothing before this moment.
+    Rest(Instant),
+    /// To be renewed.
+    Renewal,
+    /// Nothing more: it is over.
+    Nothing,
+}
+
+impl Hold {
+    /// Granted by an answer to what was asked at this moment (I3).
+    pub(super) fn new(key: LockKey, owner: OwnerId, token: FencingToken, asked: Instant) -> Self {
+        Self {
+            key,
+            owner,
+            token,
+            granted: asked,
+            deadline: AtomicU64::new(nanos(safe_part(LEASE))),
+            renew_at: AtomicU64::new(nanos(LEASE / 3)),
+            warned: AtomicBool::new(false),
+            over: Notify::new(),
+        }
+    }
+
+    /// I4: whether it can be claimed at this moment that the store keeps it for us.
+    pub(super) fn remaining(&self, now: Instant) -> Duration {
+        let left = self.deadline.load(Ordering::Acquire).saturating_sub(self.since(now));
+        if left == 0 {
+            self.end();
+        }
+        Duration::from_nanos(left)
+    }
+
+    /// The store has renewed it, asked at this moment. Too late is too late: what is over stays so.
+    pub(super) fn extend(&self, asked: Instant, now: Instant) {
+        let deadline = self.since(asked).saturating_add(nanos(safe_part(LEASE)));
+        let now = self.since(now);
+        let extended = self
+            .deadline
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| (now < old).then_some(old.max(deadline)));
+        if extended.is_ok() {
+            self.renew_at.store(self.since(asked).saturating_add(nanos(LEASE / 3)), Ordering::Relaxed);
+            self.warned.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// It is over: given back, taken away, or past its deadline. Whoever waits for that hears it.
+    pub(super) fn end(&self) {
+        self.deadline.store(0, Ordering::Release);
+        self.over.notify_waiters();
+    }
+
+    /// Completes when it is over.
+    pub(super) async fn ended(&self) {
+        let mut over = pin!(self.over.notified());
+        poll_fn(|cx| {
+            // The clock is asked at each poll: whoever polls this before something else never polls that too late (I6).
+            // And once more behind the notification, which counts from its first poll on.
+            let is_over = |hold: &Self| hold.remaining(Instant::now()).is_zero();
+            if is_over(self) || over.as_mut().poll(cx).is_ready() || is_over(self) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
+    }
+
+    /// What the watchdog has to do for it now. An answer that does not come is asked for again soon.
+    pub(super) fn need(&self, now: Instant) -> Need {
+        let left = self.remaining(now);
+        if left.is_zero() {
+            return Need::Nothing;
+        }
+        let renew_at = self.granted + Duration::from_nanos(self.renew_at.load(Ordering::Relaxed));
+        if now < renew_at {
+            return Need::Rest(renew_at.min(now + left));
+        }
+        self.renew_at.store(self.since(now).saturating_add(nanos(LEASE / 30)), Ordering::Relaxed);
+        Need::Renewal
+    }
+
+    /// Whether somebody should hear that its renewal is late: once, until it has come.
+    pub(super) fn is_late(&self, now: Instant) -> bool {
+        self.remaining(now) < LEASE / 3 && !self.warned.swap(true, Ordering::Relaxed)
+    }
+
+    fn since(&self, moment: Instant) -> u64 {
+        nanos(moment.saturating_duration_since(self.granted))
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::OwnerIds;
+
+    fn hold(asked: Instant) -> Hold {
+        let token = FencingToken::of_grant(1).expect("small");
+        Hold::new(LockKey::from(("n", 1)), OwnerIds::new(0).next(), token, asked)
+    }
+
+    const fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn it_is_renewed_every_third_of_its_lease_and_asked_again_soon_while_no_answer_comes() {
+        let asked = Instant::now();
+        let hold = hold(asked);
+        assert_eq!(hold.need(asked), Need::Rest(asked + s(10)));
+        assert_eq!(hold.need(asked + s(10)), Need::Renewal);
+        assert_eq!(hold.need(asked + s(10)), Need::Rest(asked + s(11)), "asked; not twice");
+        assert_eq!(hold.need(asked + s(11)), Need::Renewal, "no answer came");
+        hold.extend(asked + s(11), asked + s(12));
+        assert_eq!(hold.need(asked + s(12)), Need::Rest(asked + s(21)), "a third after it was asked for");
+        assert_eq!(hold.remaining(asked + s(12)), s(11) + safe_part(LEASE) - s(12));
+    }
+
+    /// I5
+    #[test]
+    fn what_is_over_is_never_held_again() {
+        let asked = Instant::now();
+        for given_back in [false, true] {
+            let hold = hold(asked);
+            let late = asked + s(30);
+            if given_back {
+                hold.end();
+            } else {
+                assert_eq!(hold.need(late), Need::Nothing, "past its deadline");
+            }
+            hold.extend(asked + s(29), late);
+            hold.extend(late, late);
+            assert_eq!(hold.remaining(late), Duration::ZERO);
+            assert_eq!(hold.need(asked), Need::Nothing, "not even for a clock that steps back");
+        }
+    }
+
+    /// Nobody has looked since: the answer that comes after the deadline comes too late all the same.
+    #[test]
+    fn a_renewal_that_is_answered_after_the_deadline_is_lost() {
+        let asked = Instant::now();
+        let hold = hold(asked);
+        hold.extend(asked + s(29), asked + s(30));
+        assert_eq!(hold.remaining(asked + s(30)), Duration::ZERO);
+    }
+
+    #[test]
+    fn an_older_answer_takes_nothing_back() {
+        let asked = Instant::now();
+        let hold = hold(asked);
+        hold.extend(asked + s(12), asked + s(13));
+        let left = hold.remaining(asked + s(14));
+        hold.extend(asked + s(11), asked + s(14));
+        assert_eq!(hold.remaining(asked + s(14)), left);
+    }
+
+    #[test]
+    fn a_late_renewal_is_told_of_once_until_it_has_come() {
+        let asked = Instant::now();
+        let hold = hold(asked);
+        assert!(!hold.is_late(asked + s(19)));
+        assert!(hold.is_late(asked + s(20)));
+        assert!(!hold.is_late(asked + s(21)));
+        hold.extend(asked + s(21), asked + s(22));
+        assert!(!hold.is_late(asked + s(23)) && hold.is_late(asked + s(42)));
+    }
+}

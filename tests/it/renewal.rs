@@ -1,0 +1,285 @@
+//! A lock is renewed as long as its section runs, and known to be lost when it is.
+
+use std::{
+    future::IntoFuture,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use axum::{Router, body::Body, http::StatusCode, routing::get};
+use futures_util::stream;
+use http_body_util::BodyExt;
+use tokio::time::{Instant, sleep, timeout};
+use tower_lock::{HeldLock, LockError, LockKey, LockLayer, Locks, MemoryStore, Rejection};
+
+use crate::support::{TestStore, fetch, one_key, settle, store_and_locks, text};
+
+const LEASE: Duration = Duration::from_secs(30);
+
+fn key() -> LockKey {
+    LockKey::from(("k",))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_section_that_outlives_ten_leases_keeps_its_key() {
+    let store = TestStore::new();
+    let (locks, stranger) = (Locks::new(Arc::clone(&store)), Locks::new(Arc::clone(&store)));
+    let guard = locks.try_lock(key()).await.expect("free");
+    let waiter = tokio::spawn(stranger.lock(key()).wait(12 * LEASE).into_future());
+    for _ in 0..300 {
+        sleep(Duration::from_secs(1)).await;
+        let left = guard.view().remaining();
+        assert!(left > Duration::from_secs(18) && left < LEASE, "{left:?}");
+        assert!(!waiter.is_finished());
+    }
+    let renewals = store.renewals.load(SeqCst);
+    assert!((29..=30).contains(&renewals), "every third of a lease: {renewals}");
+    let token = guard.fencing_token();
+    guard.release().await.expect("the store is up");
+    let next = waiter.await.expect("no panic").expect("its turn");
+    assert!(next.fencing_token() > token);
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_locks_are_renewed_in_one_call() {
+    let (store, locks) = store_and_locks();
+    let mut guards = Vec::new();
+    for n in 0..100 {
+        guards.push(locks.try_lock(("n", n)).await.expect("free"));
+    }
+    sleep(Duration::from_secs(35)).await;
+    assert_eq!(store.renewals.load(SeqCst), 3);
+    assert_eq!(store.held(), 100);
+    assert!(guards.iter().all(|guard| guard.view().remaining() > Duration::from_secs(19)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_given_back_is_not_renewed_and_the_watchdog_goes_with_the_last() {
+    let (store, locks) = store_and_locks();
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
+    let (released, dropped) =
+        (locks.try_lock(("n", 1)).await.expect("free"), locks.try_lock(("n", 2)).await.expect("free"));
+    let views = [released.view(), dropped.view()];
+    released.release().await.expect("the store is up");
+    drop(dropped);
+    for view in views {
+        assert_eq!(view.remaining(), Duration::ZERO, "what was given back is not held");
+        view.lost().await;
+        assert!(view.ensure(Duration::ZERO).is_err());
+    }
+    sleep(Duration::from_secs(100)).await;
+    assert_eq!(store.renewals.load(SeqCst), 0);
+    assert_eq!(tasks(), before, "nothing to watch, nobody who watches");
+    // And comes again with the next.
+    let _guard = locks.try_lock(key()).await.expect("free");
+    sleep(Duration::from_secs(15)).await;
+    assert_eq!(store.renewals.load(SeqCst), 1);
+}
+
+/// I5, I6: the store is down, or hangs, or answers too late; the deadline is local.
+#[tokio::test(start_paused = true)]
+async fn an_unrenewed_section_is_lost_at_its_deadline_and_not_polled_again() {
+    for hangs in [false, true] {
+        let (store, locks) = store_and_locks();
+        let guard = locks.try_lock(key()).await.expect("free");
+        let granted = Instant::now();
+        store.is_down.store(!hangs, SeqCst);
+        if hangs {
+            store.renew_gate.shut();
+        }
+        let last_poll = Arc::new(std::sync::Mutex::new(granted));
+        let polled = Arc::clone(&last_poll);
+        let work = async move {
+            loop {
+                sleep(Duration::from_millis(7)).await;
+                *polled.lock().expect("whole") = Instant::now();
+            }
+        };
+        let view = guard.view();
+        let (lost, ()) = tokio::join!(guard.while_held(work), view.lost());
+        assert!(lost.is_err());
+        let deadline = Duration::from_millis(29_698);
+        assert!(
+            granted.elapsed() >= deadline && granted.elapsed() < deadline + Duration::from_millis(5),
+            "{:?}",
+            granted.elapsed()
+        );
+        assert!(*last_poll.lock().expect("whole") < granted + deadline, "not one poll longer");
+        // The answer comes after all: what is lost stays so.
+        store.is_down.store(false, SeqCst);
+        store.renew_gate.open();
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(view.remaining(), Duration::ZERO);
+    }
+}
+
+/// Only its own clock is asked: the task that renews never ran.
+#[tokio::test(start_paused = true)]
+async fn a_section_that_was_stopped_past_its_deadline_is_not_polled_again() {
+    let locks = Locks::in_memory();
+    let guard = locks.try_lock(key()).await.expect("free");
+    let polls = AtomicUsize::new(0);
+    let work = std::future::poll_fn(|_| {
+        polls.fetch_add(1, SeqCst);
+        std::task::Poll::<()>::Pending
+    });
+    let mut running = Box::pin(guard.while_held(work));
+    assert!(futures_util::poll!(running.as_mut()).is_pending());
+    // As a process that is stopped sees it: the time is over, and nothing has run in between.
+    let runtime_is_stopped = tokio::time::advance(LEASE);
+    futures_util::future::FutureExt::now_or_never(runtime_is_stopped);
+    assert!(matches!(futures_util::poll!(running.as_mut()), std::task::Poll::Ready(Err(_))));
+    assert_eq!(polls.load(SeqCst), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_is_refused_is_lost_at_once() {
+    let (store, locks) = store_and_locks();
+    let guard = locks.try_lock(key()).await.expect("free");
+    // The store forgets it, as one does that was restarted, and somebody else takes it.
+    store.restart();
+    let thief = Locks::new(Arc::clone(&store));
+    let _stolen = thief.try_lock(key()).await.expect("free for the store");
+    let began = Instant::now();
+    guard.view().lost().await;
+    assert_eq!(began.elapsed().as_secs(), 10, "the next renewal says so");
+    drop(guard);
+    settle().await;
+    assert_eq!(store.held(), 1, "the late holder frees nobody else's lock");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_fails_is_asked_for_again_soon() {
+    let (store, locks) = store_and_locks();
+    let guard = locks.try_lock(key()).await.expect("free");
+    sleep(Duration::from_secs(9)).await;
+    store.is_down.store(true, SeqCst);
+    sleep(Duration::from_secs(19)).await;
+    assert!((17..=19).contains(&store.renewals.load(SeqCst)), "once a second: {}", store.renewals.load(SeqCst));
+    assert!(guard.view().ensure(Duration::from_secs(1)).is_ok());
+    assert!(guard.view().ensure(Duration::from_secs(2)).is_err(), "too little left for that");
+    store.is_down.store(false, SeqCst);
+    sleep(Duration::from_millis(1100)).await;
+    assert!(guard.view().remaining() > Duration::from_secs(28), "two seconds before its end");
+}
+
+/// One renewal hangs for as long as a call may; those that are due later are not later for it.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_hangs_delays_no_other() {
+    let (store, locks) = store_and_locks();
+    let _first = locks.try_lock(("n", 1)).await.expect("free");
+    sleep(Duration::from_millis(300)).await;
+    let _second = locks.try_lock(("n", 2)).await.expect("free");
+    store.renew_gate.shut();
+    sleep(Duration::from_millis(9_750)).await;
+    assert_eq!(store.renewals.load(SeqCst), 1, "the first one hangs");
+    sleep(Duration::from_millis(300)).await;
+    assert_eq!(store.renewals.load(SeqCst), 2, "and the second one is asked for when it is due");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_loses_its_lock_is_dropped_and_its_request_told_that_the_outcome_is_unknown() {
+    struct Dropped(Arc<AtomicUsize>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+    let (store, locks) = store_and_locks();
+    let (began, ended, dropped) =
+        (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (b, e, d) = (Arc::clone(&began), Arc::clone(&ended), Arc::clone(&dropped));
+    let handler = get(move || async move {
+        let _dropped = Dropped(d);
+        b.fetch_add(1, SeqCst);
+        sleep(Duration::from_secs(60)).await;
+        e.fetch_add(1, SeqCst);
+    });
+    let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
+    let request = tokio::spawn(async move { fetch(&app, "/").await });
+    settle().await;
+    store.is_down.store(true, SeqCst);
+    let answer = request.await.expect("no panic");
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
+    assert!(!answer.headers().contains_key("retry-after"), "not to be repeated before somebody has looked");
+    assert_eq!((began.load(SeqCst), ended.load(SeqCst), dropped.load(SeqCst)), (1, 0, 1));
+    let problem = text(answer).await;
+    assert!(problem.contains("urn:tower-lock:lost") && problem.contains(r#""outcome":"unknown""#), "{problem}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_handler_and_a_long_stream_keep_their_lock() {
+    let store = TestStore::new();
+    let (locks, stranger) = (Locks::new(Arc::clone(&store)), Locks::new(Arc::clone(&store)));
+    let handler = get(|lock: HeldLock| async move {
+        sleep(3 * LEASE).await;
+        assert!(lock.remaining() > LEASE / 2);
+        Body::from_stream(stream::unfold(0, |n| async move {
+            sleep(LEASE).await;
+            (n < 3).then(|| (Ok::<_, std::convert::Infallible>("x"), n + 1))
+        }))
+    });
+    let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
+    let request = tokio::spawn(async move {
+        let answer =
+            timeout(10 * LEASE, tower::ServiceExt::oneshot(app, axum::http::Request::new(Body::empty()))).await;
+        let answer = answer.expect("in time").expect("infallible");
+        let body = timeout(10 * LEASE, answer.into_body().collect()).await.expect("in time");
+        body.expect("a body").to_bytes()
+    });
+    settle().await;
+    for _ in 0..6 {
+        sleep(LEASE).await;
+        assert!(matches!(stranger.try_lock(key()).await, Err(LockError::Held { .. })));
+    }
+    assert_eq!(request.await.expect("no panic"), "xxx");
+    assert_eq!(store.held(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_loses_its_lock_ends_with_an_error() {
+    let (store, locks) = store_and_locks();
+    let endless = || {
+        Body::from_stream(stream::unfold((), |()| async {
+            sleep(Duration::from_secs(1)).await;
+            Some((Ok::<_, std::convert::Infallible>("x"), ()))
+        }))
+    };
+    let handler = get(move || async move { endless() });
+    let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
+    let mut body = fetch(&app, "/").await.into_body();
+    drop(body.frame().await);
+    store.is_down.store(true, SeqCst);
+    let (mut frames, began) = (0, Instant::now());
+    let error = loop {
+        match body.frame().await.expect("no end that looks complete") {
+            Ok(_) => frames += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.to_string(), "the lock was lost before the work under it had ended");
+    assert!(frames >= 27 && began.elapsed() < LEASE, "{frames}");
+    assert!(body.frame().await.is_none());
+}
+
+/// The watchdog goes with the runtime it ran on; the next hold brings another one.
+#[test]
+fn a_watchdog_that_died_with_its_runtime_is_replaced() {
+    let store = Arc::new(MemoryStore::new());
+    let locks = Locks::new(Arc::clone(&store));
+    let runtime =
+        || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
+    let first = runtime();
+    let _kept = first.block_on(locks.try_lock(("n", 1)).into_future()).expect("free");
+    drop(first);
+    runtime().block_on(async {
+        let guard = locks.try_lock(("n", 2)).await.expect("free");
+        sleep(5 * LEASE).await;
+        assert!(guard.view().remaining() > LEASE / 2);
+    });
+}
