@@ -1,9 +1,10 @@
 //! One span `lock` per request that needs a lock.
 
 use std::{
+    cell::RefCell,
     collections::BTreeMap,
     fmt::Debug,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Once},
     time::Duration,
 };
 
@@ -22,11 +23,23 @@ use crate::support::{post_json, settle, store_and_locks};
 
 type Fields = BTreeMap<String, String>;
 
-/// The fields of every span `lock`, in the order in which they were opened; the events in it under `events`.
+/// The fields of every span `lock` of this test, in the order in which they were opened; the last event in it under `event`.
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Vec<Fields>>>);
 
-struct At(usize);
+thread_local! {
+    /// A test runs on one thread, and is recorded there.
+    static HERE: RefCell<Option<Recorder>> = const { RefCell::new(None) };
+}
+
+/// Ends the record of this test.
+struct Recording;
+
+/// The one subscriber of the process. (With one for each thread, a span that is first seen on a thread without any may stay
+/// disabled on all of them: `tracing` keeps what the first one said.)
+struct EachHere;
+
+struct At(Recorder, usize);
 
 struct Writer<'a>(&'a mut Fields);
 
@@ -36,18 +49,19 @@ impl tracing::field::Visit for Writer<'_> {
     }
 }
 
-impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Recorder {
+impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for EachHere {
     fn on_new_span(
         &self,
         attributes: &tracing::span::Attributes<'_>,
         id: &tracing::span::Id,
         context: tracing_subscriber::layer::Context<'_, S>,
     ) {
-        if attributes.metadata().name() == "lock" {
+        let here = HERE.with_borrow(Clone::clone);
+        if let ("lock", Some(recorder)) = (attributes.metadata().name(), here) {
             let mut fields = Fields::new();
             attributes.record(&mut Writer(&mut fields));
-            let mut all = self.0.lock().expect("whole");
-            context.span(id).expect("new").extensions_mut().insert(At(all.len()));
+            let mut all = recorder.0.lock().expect("whole");
+            context.span(id).expect("new").extensions_mut().insert(At(recorder.clone(), all.len()));
             all.push(fields);
         }
     }
@@ -58,28 +72,38 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Recorder {
         values: &tracing::span::Record<'_>,
         context: tracing_subscriber::layer::Context<'_, S>,
     ) {
-        if let Some(At(at)) = context.span(id).expect("open").extensions().get() {
-            values.record(&mut Writer(&mut self.0.lock().expect("whole")[*at]));
+        if let Some(At(recorder, at)) = context.span(id).expect("open").extensions().get() {
+            values.record(&mut Writer(&mut recorder.0.lock().expect("whole")[*at]));
         }
     }
 
     fn on_event(&self, event: &tracing::Event<'_>, context: tracing_subscriber::layer::Context<'_, S>) {
         for span in context.event_scope(event).into_iter().flatten() {
-            if let Some(At(at)) = span.extensions().get() {
+            if let Some(At(recorder, at)) = span.extensions().get() {
                 let mut fields = Fields::new();
                 event.record(&mut Writer(&mut fields));
                 let message = fields.remove("message").unwrap_or_default();
-                self.0.lock().expect("whole")[*at].insert("event".into(), message);
+                recorder.0.lock().expect("whole")[*at].insert("event".into(), message);
             }
         }
     }
 }
 
+impl Drop for Recording {
+    fn drop(&mut self) {
+        HERE.set(None);
+    }
+}
+
 impl Recorder {
-    fn start() -> (Self, tracing::subscriber::DefaultGuard) {
+    fn start() -> (Self, Recording) {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            tracing::subscriber::set_global_default(Registry::default().with(EachHere)).expect("nobody else sets one");
+        });
         let recorder = Self::default();
-        let guard = tracing::subscriber::set_default(Registry::default().with(recorder.clone()));
-        (recorder, guard)
+        HERE.set(Some(recorder.clone()));
+        (recorder, Recording)
     }
 
     fn last(&self) -> Fields {
