@@ -7,6 +7,11 @@ use std::time::Duration;
 /// How long the store keeps a grant that nobody gives back: what a crashed holder costs.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
+/// A lease is renewed so many times before it would be over: two that fail are survived.
+pub(crate) const RENEWALS_PER_LEASE: u32 = 3;
+/// A renewal that was not answered is asked for again after this part of the lease.
+pub(crate) const RENEWAL_RETRIES_PER_LEASE: u32 = 30;
+
 /// The part of a lease that is not counted on, for clocks that run at different rates: 1 / 100 of it …
 pub(crate) const DRIFT_DIVISOR: u32 = 100;
 /// … and the rounding of the store's own clock.
@@ -64,6 +69,7 @@ mod tests {
         let s = |duration: Duration| format!("{} s", duration.as_secs());
         for (number, value) in [
             ("lease", s(LEASE)),
+            ("renewal", format!("every {}", s(LEASE / RENEWALS_PER_LEASE))),
             ("drift", format!("{} % + {} ms", 100 / DRIFT_DIVISOR, DRIFT_ROUNDING.as_millis())),
             ("`locks.lock` without `.wait`", s(LOCK_WAIT)),
             ("check-in of a waiter, if the holder is elsewhere", s(CHECK_IN)),

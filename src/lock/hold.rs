@@ -11,7 +11,7 @@ use std::{
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
-    defaults::LEASE,
+    defaults::{LEASE, RENEWAL_RETRIES_PER_LEASE, RENEWALS_PER_LEASE},
     key::LockKey,
     lease::{FencingToken, OwnerId, safe_part},
 };
@@ -52,7 +52,7 @@ impl Hold {
             token,
             granted: asked,
             deadline: AtomicU64::new(nanos(safe_part(LEASE))),
-            renew_at: AtomicU64::new(nanos(LEASE / 3)),
+            renew_at: AtomicU64::new(nanos(LEASE / RENEWALS_PER_LEASE)),
             warned: AtomicBool::new(false),
             over: Notify::new(),
         }
@@ -60,9 +60,10 @@ impl Hold {
 
     /// I4: whether it can be claimed at this moment that the store keeps it for us.
     pub(super) fn remaining(&self, now: Instant) -> Duration {
-        let left = self.deadline.load(Ordering::Acquire).saturating_sub(self.since(now));
-        if left == 0 {
-            self.end();
+        let deadline = self.deadline.load(Ordering::Acquire);
+        let left = deadline.saturating_sub(self.since(now));
+        if left == 0 && self.ends_at(deadline) {
+            tell(self, "its lease is over, and nobody has renewed it");
         }
         Duration::from_nanos(left)
     }
@@ -75,15 +76,32 @@ impl Hold {
             .deadline
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| (now < old).then_some(old.max(deadline)));
         if extended.is_ok() {
-            self.renew_at.store(self.since(asked).saturating_add(nanos(LEASE / 3)), Ordering::Relaxed);
+            self.renew_at.store(self.since(asked).saturating_add(nanos(LEASE / RENEWALS_PER_LEASE)), Ordering::Relaxed);
             self.warned.store(false, Ordering::Relaxed);
         }
     }
 
-    /// It is over: given back, taken away, or past its deadline. Whoever waits for that hears it.
+    /// Its section has ended.
     pub(super) fn end(&self) {
         self.deadline.store(0, Ordering::Release);
         self.over.notify_waiters();
+    }
+
+    /// The store says that it is not ours.
+    pub(super) fn lose(&self) {
+        if self.ends_at(self.deadline.load(Ordering::Acquire)) {
+            tell(self, "the store has given it to somebody else, or has forgotten it");
+        }
+    }
+
+    /// Whether it was this that ended it: nobody has given it back, and no renewal has come in the meantime.
+    fn ends_at(&self, deadline: u64) -> bool {
+        let ended =
+            deadline != 0 && self.deadline.compare_exchange(deadline, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if ended {
+            self.over.notify_waiters();
+        }
+        ended
     }
 
     /// Completes when it is over.
@@ -112,19 +130,35 @@ impl Hold {
         if now < renew_at {
             return Need::Rest(renew_at.min(now + left));
         }
-        self.renew_at.store(self.since(now).saturating_add(nanos(LEASE / 30)), Ordering::Relaxed);
+        self.renew_at
+            .store(self.since(now).saturating_add(nanos(LEASE / RENEWAL_RETRIES_PER_LEASE)), Ordering::Relaxed);
         Need::Renewal
     }
 
-    /// Whether somebody should hear that its renewal is late: once, until it has come.
-    pub(super) fn is_late(&self, now: Instant) -> bool {
-        self.remaining(now) < LEASE / 3 && !self.warned.swap(true, Ordering::Relaxed)
+    /// Tells that its renewal is late: once, until it has come.
+    pub(super) fn tell_if_late(&self, now: Instant) {
+        if self.is_late(now) {
+            tell(self, "less than a third of its lease is left, and the store does not answer");
+        }
+    }
+
+    fn is_late(&self, now: Instant) -> bool {
+        self.remaining(now) < LEASE / RENEWALS_PER_LEASE && !self.warned.swap(true, Ordering::Relaxed)
     }
 
     fn since(&self, moment: Instant) -> u64 {
         nanos(moment.saturating_duration_since(self.granted))
     }
 }
+
+/// To whoever operates the service; without a key, which may be redacted.
+#[cfg(feature = "tracing")]
+fn tell(hold: &Hold, what: &'static str) {
+    tracing::warn!(target: "tower_lock", fence = hold.token.as_u64(), "a lock is lost or about to be: {what}");
+}
+
+#[cfg(not(feature = "tracing"))]
+fn tell(_: &Hold, _: &'static str) {}
 
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)

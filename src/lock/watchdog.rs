@@ -16,7 +16,7 @@ use super::{
     locks::Core,
 };
 use crate::{
-    defaults::{LEASE, STORE_TIMEOUT},
+    defaults::{LEASE, RENEWAL_RETRIES_PER_LEASE, RENEWALS_PER_LEASE, STORE_TIMEOUT},
     lease::OwnerId,
     store::{LockStore, RenewAsk, Renewed},
 };
@@ -62,14 +62,16 @@ impl Watchdog {
     }
 
     fn look(&self, now: Instant) -> Look {
-        let mut look = Look { due: Vec::new(), next: now + LEASE / 3, idle: true };
-        for hold in self.watched().holds.values() {
+        let mut look = Look { due: Vec::new(), next: now + LEASE / RENEWALS_PER_LEASE, idle: true };
+        // Not under the mutex: what is over wakes whoever waits for that.
+        let holds: Vec<_> = self.watched().holds.values().cloned().collect();
+        for hold in holds {
             look.idle = false;
             match hold.need(now) {
                 Need::Rest(until) => look.next = look.next.min(until),
                 Need::Renewal => {
-                    look.next = look.next.min(now + LEASE / 30);
-                    look.due.push(Arc::clone(hold));
+                    look.next = look.next.min(now + LEASE / RENEWAL_RETRIES_PER_LEASE);
+                    look.due.push(hold);
                 }
                 Need::Nothing => {}
             }
@@ -123,32 +125,11 @@ async fn renew(store: Arc<dyn LockStore>, due: Vec<Arc<Hold>>) {
         for (hold, renewed) in due.iter().zip(answers) {
             match renewed {
                 Renewed::Extended => hold.extend(asked, now),
-                Renewed::NotOwner => lost(hold, "the store has given it to somebody else, or to nobody"),
+                Renewed::NotOwner => hold.lose(),
             }
         }
     }
     for hold in &due {
-        if hold.is_late(now) {
-            late(hold);
-        }
+        hold.tell_if_late(now);
     }
 }
-
-#[cfg(feature = "tracing")]
-fn lost(hold: &Hold, why: &str) {
-    hold.end();
-    tracing::warn!(target: "tower_lock", fence = hold.token.as_u64(), "a lock was lost: {why}");
-}
-
-#[cfg(not(feature = "tracing"))]
-fn lost(hold: &Hold, _: &str) {
-    hold.end();
-}
-
-#[cfg(feature = "tracing")]
-fn late(hold: &Hold) {
-    tracing::warn!(target: "tower_lock", fence = hold.token.as_u64(), "a lock is not renewed: less than a third of its lease is left");
-}
-
-#[cfg(not(feature = "tracing"))]
-fn late(_: &Hold) {}
