@@ -167,6 +167,19 @@ async fn a_renewal_that_fails_is_asked_for_again_soon() {
     assert!(guard.view().remaining() > Duration::from_secs(28), "two seconds before its end");
 }
 
+/// I3: what the answer took on its way is not counted on.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_counts_from_before_it_was_asked_for() {
+    let (store, locks) = store_and_locks();
+    let guard = locks.try_lock(key()).await.expect("free");
+    store.renew_gate.shut();
+    sleep(Duration::from_millis(10_600)).await;
+    store.renew_gate.open();
+    settle().await;
+    let left = guard.view().remaining();
+    assert!(left > Duration::from_secs(29) && left <= Duration::from_millis(29_698 - 600 + 5), "{left:?}");
+}
+
 /// One renewal hangs for as long as a call may; those that are due later are not later for it.
 #[tokio::test(start_paused = true)]
 async fn a_renewal_that_hangs_delays_no_other() {
