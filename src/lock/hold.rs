@@ -37,8 +37,8 @@ pub(super) struct Hold {
 pub(super) enum Need {
     /// Nothing before this moment.
     Rest(Instant),
-    /// To be renewed.
-    Renewal,
+    /// To be renewed; and to be looked at again at this moment, if no answer has come.
+    Renewal(Instant),
     /// Nothing more: it is over.
     Nothing,
 }
@@ -130,9 +130,9 @@ impl Hold {
         if now < renew_at {
             return Need::Rest(renew_at.min(now + left));
         }
-        self.renew_at
-            .store(self.since(now).saturating_add(nanos(LEASE / RENEWAL_RETRIES_PER_LEASE)), Ordering::Relaxed);
-        Need::Renewal
+        let again = LEASE / RENEWAL_RETRIES_PER_LEASE;
+        self.renew_at.store(self.since(now).saturating_add(nanos(again)), Ordering::Relaxed);
+        Need::Renewal(now + again.min(left))
     }
 
     /// Tells that its renewal is late: once, until it has come.
@@ -183,12 +183,22 @@ mod tests {
         let asked = Instant::now();
         let hold = hold(asked);
         assert_eq!(hold.need(asked), Need::Rest(asked + s(10)));
-        assert_eq!(hold.need(asked + s(10)), Need::Renewal);
+        assert_eq!(hold.need(asked + s(10)), Need::Renewal(asked + s(11)));
         assert_eq!(hold.need(asked + s(10)), Need::Rest(asked + s(11)), "asked; not twice");
-        assert_eq!(hold.need(asked + s(11)), Need::Renewal, "no answer came");
+        assert_eq!(hold.need(asked + s(11)), Need::Renewal(asked + s(12)), "no answer came");
         hold.extend(asked + s(11), asked + s(12));
         assert_eq!(hold.need(asked + s(12)), Need::Rest(asked + s(21)), "a third after it was asked for");
         assert_eq!(hold.remaining(asked + s(12)), s(11) + safe_part(LEASE) - s(12));
+    }
+
+    /// I5
+    #[test]
+    fn it_is_looked_at_again_at_its_deadline_whatever_was_asked() {
+        let asked = Instant::now();
+        let (hold, deadline) = (hold(asked), asked + safe_part(LEASE));
+        assert_eq!(hold.need(asked + s(29)), Need::Renewal(deadline), "sooner than the next question");
+        assert_eq!(hold.need(asked + s(29)), Need::Rest(deadline));
+        assert_eq!(hold.need(deadline), Need::Nothing);
     }
 
     /// I5

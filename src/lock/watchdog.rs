@@ -16,7 +16,7 @@ use super::{
     locks::Core,
 };
 use crate::{
-    defaults::{LEASE, RENEWAL_RETRIES_PER_LEASE, RENEWALS_PER_LEASE, STORE_TIMEOUT},
+    defaults::{LEASE, RENEWALS_PER_LEASE, STORE_TIMEOUT},
     lease::OwnerId,
     store::{LockStore, RenewAsk, Renewed},
 };
@@ -69,8 +69,8 @@ impl Watchdog {
             look.idle = false;
             match hold.need(now) {
                 Need::Rest(until) => look.next = look.next.min(until),
-                Need::Renewal => {
-                    look.next = look.next.min(now + LEASE / RENEWAL_RETRIES_PER_LEASE);
+                Need::Renewal(until) => {
+                    look.next = look.next.min(until);
                     look.due.push(hold);
                 }
                 Need::Nothing => {}

@@ -117,6 +117,23 @@ async fn an_unrenewed_section_is_lost_at_its_deadline_and_not_polled_again() {
     }
 }
 
+/// I5: a handler that waits for something else, and is polled for nothing, is broken off all the same, and in time.
+#[tokio::test(start_paused = true)]
+async fn a_section_that_only_waits_is_lost_at_its_deadline_too() {
+    for hangs in [false, true] {
+        let (store, locks) = store_and_locks();
+        let guard = locks.try_lock(key()).await.expect("free");
+        let granted = Instant::now();
+        store.is_down.store(!hangs, SeqCst);
+        if hangs {
+            store.renew_gate.shut();
+        }
+        assert!(guard.while_held(std::future::pending::<()>()).await.is_err());
+        let late = granted.elapsed().saturating_sub(Duration::from_millis(29_698));
+        assert!(late < Duration::from_millis(5), "{late:?}");
+    }
+}
+
 /// Only its own clock is asked: the task that renews never ran.
 #[tokio::test(start_paused = true)]
 async fn a_section_that_was_stopped_past_its_deadline_is_not_polled_again() {
