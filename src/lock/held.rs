@@ -78,11 +78,12 @@ impl HeldLock {
         if remaining.is_zero() || remaining < at_least { Err(LockLost) } else { Ok(()) }
     }
 
-    /// Runs a future as long as the lock is ours, and not one poll longer (I6). The layer runs its handlers so.
+    /// Runs a future as long as the lock is ours, and not one poll longer (I6). The layer runs its handlers so. `Ok`: the lock was
+    /// ours to its end.
     ///
     /// # Errors
     ///
-    /// The lock was lost; the future was dropped where it stood.
+    /// The lock was lost: the future was dropped where it stood, or came to its end in a poll that took too long.
     ///
     /// # Cancel safety
     ///
@@ -95,7 +96,11 @@ impl HeldLock {
             if lost.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(Err(LockLost));
             }
-            work.as_mut().poll(cx).map(Ok)
+            let done = work.as_mut().poll(cx);
+            if done.is_ready() && self.remaining().is_zero() {
+                return Poll::Ready(Err(LockLost));
+            }
+            done.map(Ok)
         })
         .await
     }

@@ -1,14 +1,17 @@
 //! What is known of one grant while its section runs.
 
 use std::{
-    future::poll_fn,
-    pin::pin,
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     task::Poll,
     time::Duration,
 };
 
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::Notify,
+    time::{Instant, Sleep, sleep_until},
+};
 
 use crate::{
     defaults::{LEASE, RENEWAL_RETRIES_PER_LEASE, RENEWALS_PER_LEASE},
@@ -60,12 +63,18 @@ impl Hold {
 
     /// I4: whether it can be claimed at this moment that the store keeps it for us.
     pub(super) fn remaining(&self, now: Instant) -> Duration {
-        let deadline = self.deadline.load(Ordering::Acquire);
-        let left = deadline.saturating_sub(self.since(now));
-        if left == 0 && self.ends_at(deadline) {
-            tell(self, "its lease is over, and nobody has renewed it");
+        loop {
+            let deadline = self.deadline.load(Ordering::Acquire);
+            let left = deadline.saturating_sub(self.since(now));
+            if left > 0 || deadline == 0 {
+                return Duration::from_nanos(left);
+            }
+            if self.ends_at(deadline) {
+                tell(self, "its lease is over, and nobody has renewed it");
+                return Duration::ZERO;
+            }
+            // A renewal came in between: what is said of it is said of what stands now (I5).
         }
-        Duration::from_nanos(left)
     }
 
     /// The store has renewed it, asked at this moment. Too late is too late: what is over stays so.
@@ -104,17 +113,28 @@ impl Hold {
         ended
     }
 
-    /// Completes when it is over.
+    /// Completes when it is over: by a timer of its own, because the watchdog may run on a runtime that nobody drives (I5).
     pub(super) async fn ended(&self) {
         let mut over = pin!(self.over.notified());
+        let mut timer: Option<Pin<Box<Sleep>>> = None;
         poll_fn(|cx| {
-            // The clock is asked at each poll: whoever polls this before something else never polls that too late (I6).
-            // And once more behind the notification, which counts from its first poll on.
-            let is_over = |hold: &Self| hold.remaining(Instant::now()).is_zero();
-            if is_over(self) || over.as_mut().poll(cx).is_ready() || is_over(self) {
-                Poll::Ready(())
-            } else {
-                Poll::Pending
+            loop {
+                // The clock is asked at each poll: whoever polls this before something else never polls that too late (I6).
+                // And once more behind the notification, which counts from its first poll on.
+                if self.remaining(Instant::now()).is_zero() || over.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(());
+                }
+                let now = Instant::now();
+                let left = self.remaining(now);
+                if left.is_zero() {
+                    return Poll::Ready(());
+                }
+                let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(now + left)));
+                if timer.as_mut().poll(cx).is_pending() {
+                    return Poll::Pending;
+                }
+                // It was renewed since the timer was set.
+                timer.as_mut().reset(now + left);
             }
         })
         .await;
@@ -143,7 +163,9 @@ impl Hold {
     }
 
     fn is_late(&self, now: Instant) -> bool {
-        self.remaining(now) < LEASE / RENEWALS_PER_LEASE && !self.warned.swap(true, Ordering::Relaxed)
+        let left = self.remaining(now);
+        // Of what is over, nothing is left to be late.
+        !left.is_zero() && left < LEASE / RENEWALS_PER_LEASE && !self.warned.swap(true, Ordering::Relaxed)
     }
 
     fn since(&self, moment: Instant) -> u64 {
@@ -248,5 +270,24 @@ mod tests {
         assert!(!hold.is_late(asked + s(21)));
         hold.extend(asked + s(21), asked + s(22));
         assert!(!hold.is_late(asked + s(23)) && hold.is_late(asked + s(42)));
+        hold.extend(asked + s(42), asked + s(42));
+        hold.end();
+        assert!(!hold.is_late(asked + s(70)), "what is given back is not late");
+    }
+
+    /// I5: the answer comes in the very moment in which somebody finds it over. It is one or the other, for everybody.
+    #[test]
+    fn nobody_is_told_that_it_is_over_before_it_is_held_again() {
+        let asked = Instant::now();
+        for _ in 0..2_000 {
+            let hold = hold(asked);
+            let deadline = asked + safe_part(LEASE);
+            std::thread::scope(|scope| {
+                scope.spawn(|| hold.extend(asked + s(20), deadline - Duration::from_nanos(1)));
+                let first = hold.remaining(deadline);
+                let later = hold.remaining(deadline);
+                assert!(!first.is_zero() || later.is_zero(), "over, and held again");
+            });
+        }
     }
 }

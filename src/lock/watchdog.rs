@@ -34,6 +34,8 @@ pub(super) struct Watchdog {
 struct Watched {
     holds: BTreeMap<u64, Arc<Hold>>,
     task: Option<AbortHandle>,
+    /// When the task is to look again.
+    next_look: Option<Instant>,
 }
 
 /// What it found when it looked.
@@ -50,9 +52,15 @@ impl Watchdog {
     pub(super) fn watch(core: &Arc<Core>, hold: &Arc<Hold>, runtime: &Handle) {
         let mut watched = core.watchdog.watched();
         watched.holds.insert(hold.owner.number(), Arc::clone(hold));
-        // It may have gone with the runtime it ran on.
-        if watched.task.as_ref().is_none_or(AbortHandle::is_finished) {
-            watched.task = Some(runtime.spawn(run(Arc::downgrade(core))).abort_handle());
+        // It may have gone with the runtime it ran on, or that runtime may be one that nobody drives.
+        let gone = watched.task.as_ref().is_none_or(AbortHandle::is_finished);
+        let now = Instant::now();
+        if gone || watched.next_look.is_some_and(|look| now > look + STORE_TIMEOUT) {
+            let task = runtime.spawn(run(Arc::downgrade(core))).abort_handle();
+            if let Some(stuck) = watched.task.replace(task) {
+                stuck.abort();
+            }
+            watched.next_look = Some(now);
         }
     }
 
@@ -108,6 +116,7 @@ async fn run(core: Weak<Core>) {
                 // In a task of its own: a store that is slow now does not delay the next look.
                 Handle::current().spawn(renew(Arc::clone(&core.store), look.due));
             }
+            core.watchdog.watched().next_look = Some(look.next);
             look.next
         };
         // A new hold is due a third of a lease from now, and nothing above is later than that.
@@ -119,17 +128,16 @@ async fn renew(store: Arc<dyn LockStore>, due: Vec<Arc<Hold>>) {
     let asked = Instant::now(); // I3
     let asks: Vec<_> = due.iter().map(|hold| RenewAsk::new(&hold.key, &hold.owner, LEASE)).collect();
     let answers = timeout(STORE_TIMEOUT, store.renew(&asks)).await;
-    let now = Instant::now();
     // No answer: the next look asks again, until the deadline.
     if let Ok(Ok(answers)) = answers {
         for (hold, renewed) in due.iter().zip(answers) {
             match renewed {
-                Renewed::Extended => hold.extend(asked, now),
+                Renewed::Extended => hold.extend(asked, Instant::now()),
                 Renewed::NotOwner => hold.lose(),
             }
         }
     }
     for hold in &due {
-        hold.tell_if_late(now);
+        hold.tell_if_late(Instant::now());
     }
 }

@@ -99,25 +99,20 @@ where
     };
 
     request.extensions_mut().insert(section.view());
-    // Only now: a request that waits must not sit on the capacity of the inner service.
-    let answered = match inner.ready().await {
-        Ok(ready) => {
-            let handler = section.span().around(|| ready.call(request));
-            match section.view().while_held(handler).await {
-                Ok(answered) => answered,
-                Err(LockLost) => {
-                    section.lost();
-                    return Ok(on_reject.answer(Rejection::Lost).map(ResponseBody::rejected));
-                }
-            }
-        }
-        Err(error) => Err(error),
+    let handler = async {
+        // Only now: a request that waits must not sit on the capacity of the inner service.
+        let ready = inner.ready().await?;
+        section.span().around(|| ready.call(request)).await
     };
-    let (head, body) = match answered {
-        Ok(response) => response.into_parts(),
-        Err(error) => {
+    let (head, body) = match section.view().while_held(handler).await {
+        Ok(Ok(response)) => response.into_parts(),
+        Ok(Err(error)) => {
             section.end().await;
             return Err(error);
+        }
+        Err(LockLost) => {
+            section.lost();
+            return Ok(on_reject.answer(Rejection::Lost).map(ResponseBody::rejected));
         }
     };
 

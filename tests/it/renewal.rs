@@ -297,6 +297,74 @@ async fn a_stream_that_loses_its_lock_ends_with_an_error() {
     assert!(body.frame().await.is_none());
 }
 
+/// The inner service is not called late: it may do its work in `call`.
+#[tokio::test(start_paused = true)]
+async fn a_service_that_gets_ready_too_late_is_not_called() {
+    #[derive(Clone)]
+    struct SlowToBeReady(Arc<AtomicUsize>, Arc<std::sync::Mutex<std::pin::Pin<Box<tokio::time::Sleep>>>>);
+    impl tower::Service<axum::http::Request<Body>> for SlowToBeReady {
+        type Response = axum::http::Response<Body>;
+        type Error = std::convert::Infallible;
+        type Future = std::future::Ready<Result<Self::Response, Self::Error>>;
+
+        fn poll_ready(&mut self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Self::Error>> {
+            self.1.lock().expect("whole").as_mut().poll(cx).map(Ok)
+        }
+
+        fn call(&mut self, _: axum::http::Request<Body>) -> Self::Future {
+            self.0.fetch_add(1, SeqCst);
+            std::future::ready(Ok(axum::http::Response::new(Body::empty())))
+        }
+    }
+    let (store, locks) = store_and_locks();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let ready = Box::pin(sleep(Duration::from_secs(100)));
+    let inner = SlowToBeReady(Arc::clone(&calls), Arc::new(std::sync::Mutex::new(ready)));
+    let service = tower::Layer::layer(&LockLayer::new(&locks, one_key()), inner);
+    let request = tokio::spawn(tower::ServiceExt::oneshot(service, axum::http::Request::new(Body::empty())));
+    settle().await;
+    store.is_down.store(true, SeqCst);
+    let began = Instant::now();
+    let answer = request.await.expect("no panic").expect("infallible");
+    assert_eq!((answer.status(), calls.load(SeqCst)), (StatusCode::SERVICE_UNAVAILABLE, 0));
+    assert!(began.elapsed() < LEASE);
+}
+
+/// One poll that takes longer than the lease: what it came to is not passed off as done under the lock.
+#[tokio::test(start_paused = true)]
+async fn work_that_ends_past_its_deadline_has_not_ended_under_its_lock() {
+    let locks = Locks::in_memory();
+    let guard = locks.try_lock(key()).await.expect("free");
+    let blocks = std::future::poll_fn(|_| {
+        futures_util::future::FutureExt::now_or_never(tokio::time::advance(LEASE));
+        std::task::Poll::Ready(())
+    });
+    assert!(guard.while_held(blocks).await.is_err());
+}
+
+/// The watchdog was started by a runtime that nobody drives any more.
+#[test]
+fn a_watchdog_that_nobody_drives_is_replaced_and_a_loss_is_noticed_without_one() {
+    let store = Arc::new(MemoryStore::new());
+    let locks = Locks::new(Arc::clone(&store));
+    let runtime =
+        || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
+    let idle = runtime();
+    drop(idle.block_on(locks.try_lock(("n", 1)).into_future()).expect("free"));
+    runtime().block_on(async {
+        let guard = locks.try_lock(("n", 2)).await.expect("free");
+        let began = Instant::now();
+        assert!(guard.while_held(std::future::pending::<()>()).await.is_err(), "nobody renews it");
+        assert!(began.elapsed() < LEASE, "and its own timer says so");
+        drop(guard);
+        // By now it is known to be stuck.
+        let guard = locks.try_lock(("n", 3)).await.expect("free");
+        sleep(5 * LEASE).await;
+        assert!(guard.view().remaining() > LEASE / 2);
+    });
+    drop(idle);
+}
+
 /// The watchdog goes with the runtime it ran on; the next hold brings another one.
 #[test]
 fn a_watchdog_that_died_with_its_runtime_is_replaced() {
