@@ -279,15 +279,29 @@ mod tests {
     #[test]
     fn nobody_is_told_that_it_is_over_before_it_is_held_again() {
         let asked = Instant::now();
-        for _ in 0..2_000 {
-            let hold = hold(asked);
-            let deadline = asked + safe_part(LEASE);
-            std::thread::scope(|scope| {
-                scope.spawn(|| hold.extend(asked + s(20), deadline - Duration::from_nanos(1)));
+        let deadline = asked + safe_part(LEASE);
+        let holds: Vec<_> = (0..10_000).map(|_| hold(asked)).collect();
+        // Both go for the same one at the same moment.
+        let (at, go) = (AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for (n, hold) in (1..).zip(&holds) {
+                    at.store(n, Ordering::Release);
+                    while go.load(Ordering::Acquire) < n {
+                        std::thread::yield_now();
+                    }
+                    hold.extend(asked + s(20), deadline - Duration::from_nanos(1));
+                }
+            });
+            for (n, hold) in (1..).zip(&holds) {
+                while at.load(Ordering::Acquire) < n {
+                    std::thread::yield_now();
+                }
+                go.store(n, Ordering::Release);
                 let first = hold.remaining(deadline);
                 let later = hold.remaining(deadline);
                 assert!(!first.is_zero() || later.is_zero(), "over, and held again");
-            });
-        }
+            }
+        });
     }
 }
