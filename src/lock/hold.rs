@@ -280,15 +280,23 @@ mod tests {
     fn nobody_is_told_that_it_is_over_before_it_is_held_again() {
         let asked = Instant::now();
         let deadline = asked + safe_part(LEASE);
-        let holds: Vec<_> = (0..10_000).map(|_| hold(asked)).collect();
+        let holds: Vec<_> = (0..50_000).map(|_| hold(asked)).collect();
         // Both go for the same one at the same moment.
         let (at, go) = (AtomicU64::new(0), AtomicU64::new(0));
+        /// So that a failure is one, and the other one does not wait for ever.
+        struct GoOn<'a>(&'a AtomicU64);
+        impl Drop for GoOn<'_> {
+            fn drop(&mut self) {
+                self.0.store(u64::MAX, Ordering::Release);
+            }
+        }
         std::thread::scope(|scope| {
+            let _go_on = GoOn(&go);
             scope.spawn(|| {
                 for (n, hold) in (1..).zip(&holds) {
                     at.store(n, Ordering::Release);
                     while go.load(Ordering::Acquire) < n {
-                        std::thread::yield_now();
+                        std::hint::spin_loop();
                     }
                     hold.extend(asked + s(20), deadline - Duration::from_nanos(1));
                 }
@@ -298,6 +306,8 @@ mod tests {
                     std::thread::yield_now();
                 }
                 go.store(n, Ordering::Release);
+                // The other one hears of it a little later: somewhere in here they meet.
+                (0..n % 256).for_each(|_| std::hint::spin_loop());
                 let first = hold.remaining(deadline);
                 let later = hold.remaining(deadline);
                 assert!(!first.is_zero() || later.is_zero(), "over, and held again");
