@@ -13,7 +13,7 @@ use axum::{Router, body::Body, http::StatusCode, routing::get};
 use futures_util::stream;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, sleep, timeout};
-use tower_lock::{HeldLock, LockError, LockKey, LockLayer, Locks, MemoryStore, Rejection};
+use tower_lock::{HeldLock, LockError, LockGuard, LockKey, LockLayer, Locks, MemoryStore, Rejection};
 
 use crate::support::{TestStore, fetch, one_key, settle, store_and_locks, text};
 
@@ -21,6 +21,19 @@ const LEASE: Duration = Duration::from_secs(30);
 
 fn key() -> LockKey {
     LockKey::from(("k",))
+}
+
+/// A lock of a store that is down from now on, or hangs; and when it was granted.
+async fn never_renewed(hangs: bool) -> (Arc<TestStore>, LockGuard, Instant) {
+    let (store, locks) = store_and_locks();
+    let guard = locks.try_lock(key()).await.expect("free");
+    let granted = Instant::now();
+    if hangs {
+        store.renew_gate.shut();
+    } else {
+        store.is_down.store(true, SeqCst);
+    }
+    (store, guard, granted)
 }
 
 #[tokio::test(start_paused = true)]
@@ -84,13 +97,7 @@ async fn what_is_given_back_is_not_renewed_and_the_watchdog_goes_with_the_last()
 #[tokio::test(start_paused = true)]
 async fn an_unrenewed_section_is_lost_at_its_deadline_and_not_polled_again() {
     for hangs in [false, true] {
-        let (store, locks) = store_and_locks();
-        let guard = locks.try_lock(key()).await.expect("free");
-        let granted = Instant::now();
-        store.is_down.store(!hangs, SeqCst);
-        if hangs {
-            store.renew_gate.shut();
-        }
+        let (store, guard, granted) = never_renewed(hangs).await;
         let last_poll = Arc::new(std::sync::Mutex::new(granted));
         let polled = Arc::clone(&last_poll);
         let work = async move {
@@ -121,13 +128,7 @@ async fn an_unrenewed_section_is_lost_at_its_deadline_and_not_polled_again() {
 #[tokio::test(start_paused = true)]
 async fn a_section_that_only_waits_is_lost_at_its_deadline_too() {
     for hangs in [false, true] {
-        let (store, locks) = store_and_locks();
-        let guard = locks.try_lock(key()).await.expect("free");
-        let granted = Instant::now();
-        store.is_down.store(!hangs, SeqCst);
-        if hangs {
-            store.renew_gate.shut();
-        }
+        let (_store, guard, granted) = never_renewed(hangs).await;
         assert!(guard.while_held(std::future::pending::<()>()).await.is_err());
         let late = granted.elapsed().saturating_sub(Duration::from_millis(29_698));
         assert!(late < Duration::from_millis(5), "{late:?}");
