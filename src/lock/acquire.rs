@@ -15,7 +15,7 @@ use super::{
     way_back::WayBack,
 };
 use crate::{
-    defaults::{CHECK_IN, LEASE, STORE_TIMEOUT},
+    defaults::{CHECK_IN, LEASE, RENEWALS_PER_LEASE, STORE_TIMEOUT},
     key::LockKey,
     lease::FencingToken,
     store::{AcquireAsk, Acquired, StoreError, StoreErrorKind},
@@ -90,7 +90,10 @@ async fn ask(turn: Turn, began: Instant, wait: Duration) -> Result<LockGuard, Lo
 }
 
 impl Ahead {
+    /// Since the last renewal, if none has failed: at most, then.
     fn lease_left(self, now: Instant) -> Duration {
-        LEASE.saturating_sub(now.saturating_duration_since(self.since))
+        let held = now.saturating_duration_since(self.since).as_secs_f64();
+        let renewal = (LEASE / RENEWALS_PER_LEASE).as_secs_f64();
+        LEASE.saturating_sub(Duration::from_secs_f64(held % renewal))
     }
 }

@@ -17,7 +17,7 @@ pub struct StoreError {
 pub enum StoreErrorKind {
     /// It cannot be reached. It may be restarting: the next request may succeed.
     Unavailable,
-    /// It did not answer in time (500 ms a call, or what the store says).
+    /// It did not answer in time (a second a call).
     Timeout,
     /// It refused to do this. Its settings, or what somebody else wrote there, need a look.
     Refused,

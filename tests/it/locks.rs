@@ -46,6 +46,19 @@ async fn a_dropped_guard_gives_its_key_back() {
     assert_eq!((store.held(), store.releases.load(SeqCst)), (0, 20), "and not once more by its `Drop`");
 }
 
+/// It is renewed, so it never runs for less than two thirds of its lease.
+#[tokio::test(start_paused = true)]
+async fn the_lease_of_a_holder_is_told_as_it_is_renewed() {
+    let locks = Locks::in_memory();
+    let _held = locks.try_lock(key()).await.expect("free");
+    for seconds in [5, 20, 25, 45] {
+        sleep(Duration::from_secs(seconds)).await;
+        let error = locks.try_lock(key()).await.expect_err("held");
+        let LockError::Held { lease_left, .. } = error else { panic!("{error}") };
+        assert!(lease_left >= Duration::from_secs(20) && lease_left <= Duration::from_secs(30), "{lease_left:?}");
+    }
+}
+
 /// I3: what the answer took on its way is not counted on.
 #[tokio::test(start_paused = true)]
 async fn a_deadline_counts_from_before_the_store_was_asked() {
