@@ -58,7 +58,7 @@ if have clippy; then
 fi
 
 # Each feature alone, none, and all but one.
-for features in '' axum memory tracing uuid axum,memory memory,tracing; do
+for features in '' axum memory metrics test-util tracing uuid axum,memory memory,tracing axum,metrics; do
     step "features: ${features:-none}"
     RUSTFLAGS="${RUSTFLAGS:-} -D warnings" cargo check --quiet -p tower-lock --lib --no-default-features --features "$features" \
         --target-dir target/features

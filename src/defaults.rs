@@ -12,6 +12,11 @@ pub(crate) const RENEWALS_PER_LEASE: u32 = 3;
 /// A renewal that was not answered is asked for again after this part of the lease.
 pub(crate) const RENEWAL_RETRIES_PER_LEASE: u32 = 30;
 
+/// What is due within this time is renewed together with what is due already.
+pub(crate) const RENEWAL_TICK: Duration = Duration::from_millis(500);
+/// Grants in one call.
+pub(crate) const RENEWALS_PER_CALL: usize = 1000;
+
 /// The part of a lease that is not counted on, for clocks that run at different rates: 1 / 100 of it …
 pub(crate) const DRIFT_DIVISOR: u32 = 100;
 /// … and the rounding of the store's own clock.
@@ -23,11 +28,40 @@ pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(30);
 /// How long a request waits if nobody says otherwise: not at all, it is refused.
 pub(crate) const REQUEST_WAIT: Duration = Duration::ZERO;
 
-/// How often a waiter asks the store again when the holder is elsewhere.
+/// How long the key of a section that ended badly stays taken, for statements that are on their way still; the store counts it on top of
+/// the lease, for holders that cannot say how they ended.
+pub(crate) const LOCK_DELAY: Duration = Duration::from_secs(1);
+
+/// A grant with less of its lease left than this part is given back and asked for again.
+pub(crate) const MIN_RUN_DIVISOR: u32 = 4;
+
+/// How often a waiter asks the store again when the holder is elsewhere, give or take a fifth: what a lost message costs.
 pub(crate) const CHECK_IN: Duration = Duration::from_secs(1);
 
+/// The lease of an offer to the next in line: longer than a stalled round trip, short enough to lose.
+pub(crate) const OFFER: Duration = Duration::from_secs(3);
+/// A place in the store's line is forgotten when nobody has asked for so long.
+pub(crate) const PLACE: Duration = Duration::from_secs(10);
+/// Processes in the store's line for one key.
+pub(crate) const LINE_IN_STORE: usize = 1024;
+
+/// For so long, or so many sections, a process hands a key on within itself before it lets others have their turn.
+pub(crate) const HAND_OVER_TIME: Duration = Duration::from_millis(100);
+pub(crate) const HAND_OVER_SECTIONS: u16 = 1000;
+
 /// How long one call of the store may take.
+pub(crate) const STORE_CALL: Duration = Duration::from_millis(500);
+/// A request is turned away when no call for its key was answered for so long: one call, and one repeat.
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(1);
+/// What failed is asked for again so soon at first, and twice as late each time, up to the second.
+pub(crate) const RETRY_MIN: Duration = Duration::from_millis(10);
+pub(crate) const RETRY_MAX: Duration = Duration::from_secs(1);
+
+/// Give-backs that are not known to have reached the store: beyond them nothing new is asked for.
+pub(crate) const GIVE_BACKS: usize = 10_000;
+
+/// How long a request holds a key if nobody says otherwise: a hung handler.
+pub(crate) const MAX_HOLD: Duration = Duration::from_secs(300);
 
 /// How long a finished answer waits for its lock to be given back before it is sent all the same.
 pub(crate) const RELEASE_WAIT: Duration = Duration::from_millis(250);
@@ -73,7 +107,20 @@ mod tests {
             ("drift", format!("{} % + {} ms", 100 / DRIFT_DIVISOR, DRIFT_ROUNDING.as_millis())),
             ("`locks.lock` without `.wait`", s(LOCK_WAIT)),
             ("check-in of a waiter, if the holder is elsewhere", s(CHECK_IN)),
-            ("store call", s(STORE_TIMEOUT)),
+            ("lock-delay", s(LOCK_DELAY)),
+            (
+                "least of a lease that is left of a grant",
+                format!("{} s", LEASE.as_secs_f64() / f64::from(MIN_RUN_DIVISOR)),
+            ),
+            ("offer to the next in line", s(OFFER)),
+            ("place in the store's line", s(PLACE)),
+            ("processes in the store's line", LINE_IN_STORE.to_string()),
+            ("hand-overs within a process", format!("{} ms or {HAND_OVER_SECTIONS}", HAND_OVER_TIME.as_millis())),
+            ("store call", format!("{} ms", STORE_CALL.as_millis())),
+            ("store timeout", s(STORE_TIMEOUT)),
+            ("repeats of a failed call", format!("{} ms to {}", RETRY_MIN.as_millis(), s(RETRY_MAX))),
+            ("give-backs that have not reached the store", GIVE_BACKS.to_string()),
+            ("`max_hold` of a request", format!("{} min", MAX_HOLD.as_secs() / 60)),
             ("release before a finished answer is sent", format!("{} ms", RELEASE_WAIT.as_millis())),
             ("line for one key", LINE_PER_KEY.to_string()),
             ("lines of all keys, for one `Locks` and its clones", LINE_PER_PROCESS.to_string()),

@@ -14,7 +14,8 @@ use crate::defaults::{DRIFT_DIVISOR, DRIFT_ROUNDING};
 /// Who holds a key in the store: one acquisition, never used again.
 ///
 /// A new id for every acquisition is what makes each verb of a store safe to repeat: a late release finds its own
-/// grant or nothing. It is shown to whoever operates the store, and in no answer to a client.
+/// grant or nothing. It reads `instance:random:number`; the first two belong to one [`Locks`](crate::Locks). It is shown to whoever
+/// operates the store, and in no answer to a client.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct OwnerId {
     process: Arc<str>,
@@ -37,18 +38,43 @@ pub struct OwnerId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(u64);
 
-/// Names the acquisitions of one [`Locks`](crate::Locks).
+/// Names the acquisitions of one [`Locks`](crate::Locks), numbers their calls, and throws their die.
 #[derive(Debug)]
-pub(crate) struct OwnerIds {
+pub struct OwnerIds {
     process: Arc<str>,
     next: AtomicU64,
+    next_call: AtomicU64,
+    die: AtomicU64,
 }
 
 // === impl OwnerId ===
 
 impl OwnerId {
+    /// Reads it back from its text. What others wrote in its place (a Java service: its id and thread) is read, too: what is behind the
+    /// last colon as the number, if it is one.
+    #[must_use]
+    pub fn from_text(text: &str) -> Self {
+        match text.rsplit_once(':').map(|(process, number)| (process, number.parse())) {
+            Some((process, Ok(number))) => Self { process: process.into(), number },
+            _ => Self { process: text.into(), number: 0 },
+        }
+    }
+
+    /// The process it belongs to, as its [`Inbox`](crate::store::Inbox) has it: `instance:random`.
+    #[must_use]
+    pub fn process(&self) -> &str {
+        &self.process
+    }
+
+    /// The instance it belongs to: a pod or a host, or as the [`Locks`](crate::Locks) were told.
+    #[must_use]
+    pub fn instance(&self) -> &str {
+        self.process.rsplit_once(':').map_or(&self.process, |(instance, _)| instance)
+    }
+
     /// Which one of its process: later ones have larger numbers.
-    pub(crate) fn number(&self) -> u64 {
+    #[must_use]
+    pub fn number(&self) -> u64 {
         self.number
     }
 }
@@ -68,13 +94,40 @@ impl fmt::Debug for OwnerId {
 // === impl OwnerIds ===
 
 impl OwnerIds {
-    /// `random`: 64 bits that no other handle on the same store has.
-    pub(crate) fn new(random: u64) -> Self {
-        Self { process: format!("{random:016x}").into(), next: AtomicU64::new(0) }
+    /// Characters of an instance's name: the rest is cut off.
+    const INSTANCE_CHARS: usize = 32;
+
+    /// `random`: 64 bits that no other handle on the same store has. What cannot be read in a log or a command line becomes `-`.
+    ///
+    /// The same random bits give the same ids, and the same throws of the die.
+    pub fn new(instance: &str, random: u64) -> Self {
+        let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
+        let instance: String = instance.chars().take(Self::INSTANCE_CHARS).map(plain).collect();
+        Self {
+            process: format!("{instance}:{random:016x}").into(),
+            next: AtomicU64::new(0),
+            next_call: AtomicU64::new(0),
+            die: AtomicU64::new(random),
+        }
     }
 
-    pub(crate) fn next(&self) -> OwnerId {
+    /// What all ids have in common.
+    pub(crate) fn process(&self) -> &Arc<str> {
+        &self.process
+    }
+
+    /// The next id.
+    pub fn next(&self) -> OwnerId {
         OwnerId { process: Arc::clone(&self.process), number: self.next.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    pub(crate) fn next_call(&self) -> u64 {
+        self.next_call.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// In 0..1: so that those who waited together do not ask together again.
+    pub(crate) fn die(&self) -> f64 {
+        fastrand::Rng::with_seed(self.die.fetch_add(1, Ordering::Relaxed)).f64()
     }
 }
 
@@ -89,6 +142,12 @@ impl FencingToken {
     pub(crate) fn of_grant(fence: u64) -> Option<Self> {
         let token = fence.checked_mul(1 << Self::SECTION_BITS)?;
         i64::try_from(token).is_ok().then_some(Self(token))
+    }
+
+    /// The token of a later section under the same grant: the low bits count them, from zero.
+    pub(crate) fn of_section(self, number: u16) -> Self {
+        debug_assert!(number < 1 << Self::SECTION_BITS, "the store is asked for a new fence before");
+        Self(self.0 | u64::from(number))
     }
 
     /// The number, for a `u64`.
@@ -121,12 +180,30 @@ mod tests {
 
     #[test]
     fn owner_ids_are_never_used_twice() {
-        let (a, b) = (OwnerIds::new(1), OwnerIds::new(2));
+        let (a, b) = (OwnerIds::new("api-7f3", 1), OwnerIds::new("api-7f3", 2));
         let all = [a.next(), a.next(), b.next(), b.next()];
         for (i, one) in all.iter().enumerate() {
             assert!(!all[i + 1..].contains(one), "{one} is there twice");
         }
-        assert_eq!(all[1].to_string(), "0000000000000001:1");
+        assert_eq!(all[1].to_string(), "api-7f3:0000000000000001:1");
+        assert_eq!((all[1].instance(), all[1].process(), all[1].number()), ("api-7f3", "api-7f3:0000000000000001", 1));
+        assert!(all.iter().all(|id| OwnerId::from_text(&id.to_string()) == *id));
+    }
+
+    #[test]
+    fn an_owner_id_can_be_read_whatever_the_machine_is_called_and_whoever_wrote_it() {
+        let odd = OwnerIds::new("bücher {eins}\n:a-name-that-is-much-too-long", 1).next();
+        assert_eq!(odd.to_string(), "b-cher--eins---a-name-that-is-mu:0000000000000001:0");
+        let java = OwnerId::from_text("8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e:57");
+        assert_eq!((java.instance(), java.number()), ("8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e", 57));
+        assert_eq!(OwnerId::from_text("somebody").to_string(), "somebody:0");
+    }
+
+    #[test]
+    fn sections_of_one_grant_have_tokens_of_their_own_below_those_of_the_next_grant() {
+        let (one, two) = (FencingToken::of_grant(7).expect("fits"), FencingToken::of_grant(8).expect("fits"));
+        let sections: Vec<_> = (0..1_000).map(|number| one.of_section(number)).collect();
+        assert!(sections.is_sorted_by(|a, b| a < b) && sections[999] < two && sections[0] == one);
     }
 
     #[test]

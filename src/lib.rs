@@ -7,12 +7,22 @@
 
 // In the order in which a newcomer reads them: the words, the HTTP half, what a handler takes, the lock half, where locks are kept.
 pub mod key;
+#[allow(
+    unreachable_pub,
+    clippy::must_use_candidate,
+    reason = "in part reached by simulators alone: feature `test-util`"
+)]
 mod lease;
+#[allow(unreachable_pub, clippy::must_use_candidate, reason = "reached by tests alone: feature `test-util`")]
+mod clock;
 mod middleware;
 #[cfg(feature = "axum")]
 mod extract;
 mod lock;
 pub mod store;
+#[cfg(feature = "test-util")]
+#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
+pub mod test_util;
 mod defaults;
 
 #[cfg(feature = "axum")]
@@ -27,7 +37,10 @@ pub use self::store::MemoryStore;
 pub use self::{
     key::{KeyPart, KeyTuple, LockKey, PartWriter},
     lease::{FencingToken, OwnerId},
-    lock::{HeldLock, KeyInLogs, LockCall, LockError, LockGuard, LockLost, Locks, Policy},
+    lock::{
+        HeldLock, KeyInLogs, Lease, LockCall, LockError, LockGuard, LockLost, LockState, Locks, LocksBuilder, Owner,
+        Policy, Release, RunError,
+    },
     middleware::{
         ByParts, IntoLockKey, KeyError, KeySource, KeySourceFor, LockLayer, LockService, LocksLayer, LocksService,
         Rejection, RejectionBody, ResponseBody, ResponseFuture, by_parts,

@@ -3,7 +3,7 @@ use std::{error::Error, fmt, time::Duration};
 use crate::store::StoreError;
 
 /// Why there is no guard. Nothing is held, and nothing was started.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum LockError {
     /// Somebody else has the key, and the call does not wait.
@@ -22,25 +22,69 @@ pub enum LockError {
         /// How many would still be served first, the holder included, as far as this process knows.
         ahead: usize,
     },
-    /// So many wait that one more would only wait in vain: 256 for one key, 10 000 in the process.
+    /// So many wait that one more would only wait in vain: 256 for one key, 10 000 in the process, 1 024 processes in the store.
     LineFull {
         /// How many would be served first, the holder included.
         ahead: usize,
     },
     /// The store could not say whether the key is free.
     Store(StoreError),
+    /// These locks are being [shut down](crate::Locks::shutdown).
+    ShuttingDown,
 }
 
-/// The lock is not ours any more: its deadline is over without a renewal, or the store gave it to somebody else.
+/// The lock is not ours any more, and why. It never is again.
 ///
 /// What ran under it may have done a part of its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct LockLost;
+pub enum LockLost {
+    /// Its deadline is over, and the store has not answered a renewal: it may have given the key to somebody else.
+    Unrenewed,
+    /// The store has given it to somebody else, has forgotten it, or an operator has [taken it away](crate::Locks::force_release).
+    TakenAway,
+    /// Its fixed lease, or its `max_hold`, is over.
+    LimitReached,
+    /// It was given back, in time.
+    GivenBack,
+    /// It is ours still, but not for as long as was asked. Only [`ensure`](crate::HeldLock::ensure) says so.
+    TooShort,
+}
+
+/// Why [`Locks::run`](crate::Locks::run) did not come to its end.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The lock could not be had. Nothing was started.
+    NotStarted(LockError),
+    /// The lock was lost, and the work dropped where it stood. What it has done is not known.
+    Lost(LockLost),
+}
+
+impl LockLost {
+    /// Those for which a lock is over. They are written down where a deadline stands otherwise, as moments that are long gone.
+    const OVER: [Self; 4] = [Self::Unrenewed, Self::TakenAway, Self::LimitReached, Self::GivenBack];
+
+    pub(super) fn code(self) -> u64 {
+        self as u64
+    }
+
+    pub(super) fn from_code(code: u64) -> Option<Self> {
+        Self::OVER.get(usize::try_from(code).ok()?).copied()
+    }
+}
 
 impl fmt::Display for LockLost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the lock was lost before the work under it had ended")
+        f.write_str(match self {
+            Self::Unrenewed => {
+                "the lock was lost before the work under it had ended: the store did not renew it in time"
+            }
+            Self::TakenAway => "the lock was lost before the work under it had ended: it was taken away",
+            Self::LimitReached => "the lock was lost before the work under it had ended: it was held for too long",
+            Self::GivenBack => "the lock was given back already",
+            Self::TooShort => "the lock is not ours for as long as was asked",
+        })
     }
 }
 
@@ -53,6 +97,9 @@ impl fmt::Display for LockError {
             Self::TimedOut { waited, .. } => write!(f, "waited {waited:?} for the lock in vain"),
             Self::LineFull { ahead } => write!(f, "no place in the line for the lock, {ahead} are before this one"),
             Self::Store(_) => f.write_str("the store could not say whether the lock is free"),
+            Self::ShuttingDown => {
+                f.write_str("no lock is taken any more: the locks of this process are being shut down")
+            }
         }
     }
 }
@@ -62,6 +109,24 @@ impl Error for LockError {
         match self {
             Self::Store(error) => Some(error),
             _ => None,
+        }
+    }
+}
+
+impl fmt::Display for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotStarted(_) => "the work was not started: there was no lock for it",
+            Self::Lost(_) => "the work was broken off: its lock was lost",
+        })
+    }
+}
+
+impl Error for RunError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::NotStarted(error) => Some(error),
+            Self::Lost(lost) => Some(lost),
         }
     }
 }

@@ -1,6 +1,12 @@
-use std::{future::Future, sync::Arc};
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
-use super::{HeldLock, LockLost, hold::Hold, way_back::WayBack};
+use super::{HeldLock, LockLost, conversation::Ending, core::Core, metrics::Holding, section::Section};
 use crate::{
     key::LockKey,
     lease::FencingToken,
@@ -9,71 +15,127 @@ use crate::{
 
 /// The duty to give a lock back.
 ///
-/// There is one guard per lock, and it cannot be cloned; [`view`](Self::view) can. Dropped, it gives the lock back without
-/// waiting: at once in memory; else a task of the runtime it was taken in asks the store, and a request of this process that
-/// comes in the meantime waits for the answer. (If that runtime has ended, the lease does.) [`release`](Self::release) is the polite form, which can be awaited and tells.
-#[derive(Debug)]
+/// It cannot be cloned; [`view`](Self::view) can, and an [`Owner`](crate::Owner) that asks again gets a guard of its own. [`release`](Self::release) ends it in
+/// order: the next one has the key at once.
+///
+/// Dropped, it gives the lock back without waiting, but nobody can tell whether that was the end of the work or the middle of it: the
+/// future it lived in may have been dropped while a statement was on its way. So the key stays taken for the
+/// [lock-delay](crate::Policy::lock_delay) of a second. Where no runtime is, the last one that these locks were used in
+/// asks the store; if that has ended, the lease does.
 #[must_use = "a guard that is dropped gives its lock back at once"]
 pub struct LockGuard {
-    way_back: WayBack,
-    held: HeldLock,
+    core: Arc<Core>,
+    section: Arc<Section>,
+    holding: Holding,
+    is_ended: bool,
+}
+
+/// What becomes of a lock that is given back. The giving back has begun already, and goes on if this is dropped.
+#[must_use = "the lock is given back all the same; awaited, this says when, and whether it was ours to the end"]
+pub struct Release {
+    said: Option<Released>,
+    section: Arc<Section>,
 }
 
 impl LockGuard {
-    pub(super) fn new(way_back: WayBack, hold: Arc<Hold>) -> Self {
-        Self { way_back, held: HeldLock::new(hold) }
+    pub(super) fn new(core: Arc<Core>, section: Arc<Section>) -> Self {
+        Self { core, section, holding: Holding::begins(), is_ended: false }
     }
 
-    /// What is locked.
+    /// What is locked. Redisson's `getName()`.
     #[must_use]
     pub fn key(&self) -> &LockKey {
-        self.held.key()
+        &self.section.grant.key
     }
 
     /// The number to hand to whatever is written to under this lock.
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
-        self.held.fencing_token()
+        self.section.token
     }
 
     /// What a handler sees of the lock: it can be cloned, and gives nothing back.
     #[must_use]
     pub fn view(&self) -> HeldLock {
-        self.held.clone()
+        HeldLock::new(Arc::clone(&self.section), self.core.clock.clone())
+    }
+
+    /// How many guards of this lock its owner has: the lock ends with the last one. Redisson's `getHoldCount()`. Zero: it was lost.
+    #[must_use]
+    pub fn hold_count(&self) -> u32 {
+        self.core.holds_of(&self.section)
     }
 
     /// Runs a future as long as the lock is ours, and not one poll longer. See [`HeldLock::while_held`].
-    ///
-    /// ```
-    /// # use tower_lock::{LockLost, Locks};
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = Locks::in_memory();
-    /// let guard = locks.lock(("account", 7)).await?;
-    /// let balance = guard.while_held(async { 42 }).await?;
-    /// guard.release().await?;
-    /// # assert_eq!(balance, 42);
-    /// # Ok(())
-    /// # }
-    /// ```
     ///
     /// # Errors
     ///
     /// The lock was lost; the future was dropped where it stood.
     pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output, LockLost> {
-        self.held.while_held(work).await
+        self.view().while_held(work).await
     }
 
-    /// Gives the lock back, and says what became of it. After this the next one in line has its turn, whatever the answer.
+    /// Gives the lock back in order; the future says what became of it. Redisson's `unlock()`.
+    ///
+    /// The giving back begins with this call, not with the await: where nobody can wait, `drop(guard.release())` ends a lock in
+    /// order, too. If this was the last guard of its owner the next one in line has its turn, here or elsewhere; or, if it
+    /// was asked for with [`hold_at_least`](crate::Policy::hold_at_least), when that is over.
     ///
     /// # Errors
     ///
-    /// The store did not answer, or not within a second. The key is then free at the end of its lease at the latest.
+    /// The store has not answered yet, within half a second. It is asked on, for as long as the lease lasts; then the key is free anyway.
     ///
     /// # Cancel safety
     ///
-    /// Dropped half-way, the lock is given back as if the guard had been dropped.
-    pub async fn release(self) -> Result<Released, StoreError> {
-        self.way_back.walk().await
+    /// Dropped, the lock is given back all the same.
+    pub fn release(self) -> Release {
+        self.end(Ending::Released)
+    }
+
+    /// Gives the lock back in order, though what ran under it has failed: nothing keeps it for its least time.
+    pub(crate) fn release_failed(self) -> Release {
+        self.end(Ending::Failed)
+    }
+
+    fn end(mut self, ending: Ending) -> Release {
+        self.is_ended = true;
+        let said = self.give_back(ending);
+        Release { said, section: Arc::clone(&self.section) }
+    }
+
+    fn give_back(&mut self, ending: Ending) -> Option<Released> {
+        self.holding.ends(self.core.clock.now().since(self.section.began));
+        self.core.guard_ended(&self.section, ending)
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        if !self.is_ended {
+            self.give_back(Ending::Dropped);
+        }
+    }
+}
+
+impl Future for Release {
+    type Output = Result<Released, StoreError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.said {
+            Some(said) => Poll::Ready(Ok(said)),
+            None => self.section.outcome.poll(cx),
+        }
+    }
+}
+
+impl fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockGuard").field("key", self.key()).field("token", &self.section.token).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Release").field("key", &self.section.grant.key).finish_non_exhaustive()
     }
 }

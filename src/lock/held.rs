@@ -1,15 +1,15 @@
 use std::{
     future::{Future, poll_fn},
-    pin::pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::Poll,
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::time::{Sleep, sleep};
 
-use super::{LockLost, hold::Hold};
-use crate::{key::LockKey, lease::FencingToken};
+use super::{LockLost, section::Section};
+use crate::{clock::Clock, key::LockKey, lease::FencingToken};
 
 /// A view of a lock that is held: what, under which token, for how long.
 ///
@@ -17,44 +17,46 @@ use crate::{key::LockKey, lease::FencingToken};
 /// [`LockLayer`](crate::LockLayer) it is an extractor (feature `axum`).
 #[derive(Clone, Debug)]
 pub struct HeldLock {
-    hold: Arc<Hold>,
+    section: Arc<Section>,
+    clock: Clock,
 }
 
 impl HeldLock {
-    pub(super) fn new(hold: Arc<Hold>) -> Self {
-        Self { hold }
+    pub(super) fn new(section: Arc<Section>, clock: Clock) -> Self {
+        Self { section, clock }
     }
 
     /// What is locked.
     #[must_use]
     pub fn key(&self) -> &LockKey {
-        &self.hold.key
+        &self.section.grant.key
     }
 
     /// The number to hand to whatever is written to under this lock: it refuses a smaller one than it has seen.
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
-        self.hold.token
+        self.section.token
     }
 
-    /// How long the store keeps the lock for us at the least, if nobody renews it and nobody gives it back. Zero: it is not
-    /// ours any more, and never will be again.
+    /// For how long, at the least, nobody else has the lock, if nobody renews it and nobody gives it back. Zero: it is not
+    /// ours any more, and never will be again. Redisson's `remainTimeToLive()`.
     ///
-    /// Counted from before the store was asked, minus 1 % and 2 ms for clocks that do not run alike (I3, I4). Renewed every
-    /// third of the lease of 30 seconds, it stays above 19 seconds as long as the store answers.
+    /// Counted from before the store was asked, minus 1 % and 2 ms for clocks that do not run alike (I3, I4), and on a clock that goes on
+    /// while the machine sleeps. Renewed every third of the lease of 30 seconds, it stays above 19 seconds as long as the store
+    /// answers, unless a fixed lease or `max_hold` ends sooner.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.hold.remaining(Instant::now())
+        self.section.remaining(self.clock.now())
     }
 
-    /// Completes when the lock is not ours any more: lost, or given back.
+    /// Completes when the lock is not ours any more: lost, or given back. Says why.
     ///
     /// ```
     /// # use tower_lock::HeldLock;
     /// # async fn send_the_mail() {}
     /// async fn handler(lock: HeldLock) -> &'static str {
     ///     tokio::select! {
-    ///         () = lock.lost() => "somebody else may be at it",
+    ///         _why = lock.lost() => "somebody else may be at it",
     ///         () = send_the_mail() => "sent",
     ///     }
     /// }
@@ -63,8 +65,33 @@ impl HeldLock {
     /// # Cancel safety
     ///
     /// Dropped and asked again, nothing is missed.
-    pub async fn lost(&self) {
-        self.hold.ended().await;
+    pub async fn lost(&self) -> LockLost {
+        let over = &self.section.grant.over;
+        let mut told = pin!(over.notified());
+        // A timer of its own, because the watchdog may run on a runtime that nobody drives (I5).
+        let mut timer: Option<Pin<Box<Sleep>>> = None;
+        poll_fn(|cx| {
+            loop {
+                // The clock is asked at each poll: whoever polls this before something else never polls that too late (I6).
+                let left = self.remaining();
+                if left.is_zero() {
+                    return Poll::Ready(());
+                }
+                if told.as_mut().poll(cx).is_ready() {
+                    // It may have been said of another section under the same grant.
+                    told.set(over.notified());
+                    continue;
+                }
+                let timer = timer.get_or_insert_with(|| Box::pin(sleep(left)));
+                if timer.as_mut().poll(cx).is_pending() {
+                    return Poll::Pending;
+                }
+                // It was renewed since the timer was set.
+                timer.as_mut().reset(tokio::time::Instant::now() + left);
+            }
+        })
+        .await;
+        self.why()
     }
 
     /// Whether the lock is good for at least so long: to be asked before a commit, which should not begin with less time than
@@ -75,7 +102,13 @@ impl HeldLock {
     /// It is not. The fencing token is what makes a write that comes late all the same harmless.
     pub fn ensure(&self, at_least: Duration) -> Result<(), LockLost> {
         let remaining = self.remaining();
-        if remaining.is_zero() || remaining < at_least { Err(LockLost) } else { Ok(()) }
+        if remaining.is_zero() {
+            Err(self.why())
+        } else if remaining < at_least {
+            Err(LockLost::TooShort)
+        } else {
+            Ok(())
+        }
     }
 
     /// Runs a future as long as the lock is ours, and not one poll longer (I6). The layer runs its handlers so. `Ok`: the lock was
@@ -93,15 +126,19 @@ impl HeldLock {
         let mut lost = pin!(self.lost());
         poll_fn(|cx| {
             // First: it asks the clock.
-            if lost.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(Err(LockLost));
+            if let Poll::Ready(why) = lost.as_mut().poll(cx) {
+                return Poll::Ready(Err(why));
             }
             let done = work.as_mut().poll(cx);
             if done.is_ready() && self.remaining().is_zero() {
-                return Poll::Ready(Err(LockLost));
+                return Poll::Ready(Err(self.why()));
             }
             done.map(Ok)
         })
         .await
+    }
+
+    fn why(&self) -> LockLost {
+        self.section.why().unwrap_or(LockLost::Unrenewed)
     }
 }

@@ -1,12 +1,24 @@
 use std::{
     fmt,
     hash::{BuildHasher, RandomState},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    sync::Arc,
+    time::{Duration, SystemTime},
 };
 
-use super::{LockCall, Policy, table::Table, watchdog::Watchdog};
-use crate::{defaults::LOCK_WAIT, key::LockKey, lease::OwnerIds, store::LockStore};
+use tokio::time::timeout;
+
+use super::{
+    LockCall, Policy,
+    core::{Core, LINE},
+    owner::Owner,
+};
+use crate::{
+    clock::Clock,
+    defaults::{LOCK_DELAY, STORE_CALL},
+    key::LockKey,
+    lease::{OwnerId, OwnerIds},
+    store::{ForceAsk, Inspected, LockStore, StoreError, StoreErrorKind, StoreFuture},
+};
 
 /// The handle: locks in one store, for layers, handlers, jobs and tests.
 ///
@@ -20,13 +32,29 @@ pub struct Locks {
     policy: Policy,
 }
 
-/// What all clones share.
+/// Makes a [`Locks`] that is to be told something about itself.
 #[derive(Debug)]
-pub(crate) struct Core {
-    pub(super) store: Arc<dyn LockStore>,
-    pub(super) owner_ids: OwnerIds,
-    pub(super) watchdog: Watchdog,
-    table: Mutex<Table>,
+#[must_use = "a builder makes nothing before `build`"]
+pub struct LocksBuilder {
+    store: Arc<dyn LockStore>,
+    instance: Option<String>,
+    random: Option<u64>,
+    clock: Clock,
+}
+
+/// Who has a key, since when and until when, and how many wait: for whoever is called at three in the morning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockState {
+    /// Who has it. `None`: nobody.
+    pub holder: Option<OwnerId>,
+    /// Since when, by the clock of the store. Sections that were handed on within one process count from the last time it asked the store.
+    pub since: Option<SystemTime>,
+    /// How long the key stays taken at the least, if nobody gives it back and nobody renews it. Without a holder it is what is left of a
+    /// [`lock_delay`](Policy::lock_delay) or of a [`hold_at_least`](Policy::hold_at_least). Zero: it is free.
+    pub remaining: Duration,
+    /// How many processes wait for it, this one included.
+    pub waiting: usize,
 }
 
 impl Locks {
@@ -41,15 +69,12 @@ impl Locks {
     /// Locks in this store. An `Arc` of a store is one, too.
     #[must_use]
     pub fn new(store: impl LockStore) -> Self {
-        // The one source of random bits in the standard library: each state has keys of its own.
-        let random = RandomState::new().hash_one(0);
-        let core = Core {
-            store: Arc::new(store),
-            owner_ids: OwnerIds::new(random),
-            watchdog: Watchdog::default(),
-            table: Mutex::default(),
-        };
-        Self { core: Arc::new(core), policy: Policy::new() }
+        Self::builder(store).build()
+    }
+
+    /// Locks in this store, under a name of your choice.
+    pub fn builder(store: impl LockStore) -> LocksBuilder {
+        LocksBuilder { store: Arc::new(store), instance: None, random: None, clock: Clock::default() }
     }
 
     /// The same locks with other defaults, for a router of its own perhaps.
@@ -80,17 +105,126 @@ impl Locks {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use tower_lock::{LockError, Locks};
+    /// # use tower_lock::{Lease, LockError, Locks};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), LockError> {
     /// # let locks = Locks::in_memory();
-    /// let guard = locks.lock(("account", 7)).wait(Duration::from_secs(1)).await?;
-    /// # drop(guard);
+    /// let guard = locks
+    ///     .lock(("account", 7))
+    ///     .wait(Duration::from_secs(1))
+    ///     .lease(Lease::Fixed(Duration::from_secs(60)))
+    ///     .await?;
+    /// guard.release().await?;
     /// # Ok(())
     /// # }
     /// ```
     pub fn lock(&self, key: impl Into<LockKey>) -> LockCall {
-        LockCall::new(Arc::clone(&self.core), key.into(), self.policy.call_wait().unwrap_or(LOCK_WAIT))
+        LockCall::new(Arc::clone(&self.core), key.into(), self.policy)
+    }
+
+    /// Runs a future under a lock, alone, as long as the lock is ours and not one poll longer, and gives the lock back in order.
+    ///
+    /// ```
+    /// # use tower_lock::{Locks, RunError};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), RunError> {
+    /// # let locks = Locks::in_memory();
+    /// let balance = locks.run(locks.lock(("account", 7)), async |lock| {
+    ///     // .. write under lock.fencing_token()
+    ///     42
+    /// }).await?;
+    /// # assert_eq!(balance, 42);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The lock could not be had, and nothing was started; or it was lost, and the future was dropped where it stood.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it leaves the line; or drops the future, and then the lock, whose key stays taken for the lock-delay.
+    pub async fn run<F, T>(&self, call: LockCall, work: F) -> Result<T, super::RunError>
+    where
+        F: AsyncFnOnce(super::HeldLock) -> T,
+    {
+        let guard = call.await.map_err(super::RunError::NotStarted)?;
+        let view = guard.view();
+        let done = guard.while_held(work(view)).await.map_err(super::RunError::Lost)?;
+        // What became of it does not change what was done: lost after its end, it was ours to its end.
+        let _ = guard.release().await;
+        Ok(done)
+    }
+
+    /// Who has this key, since when, and how many wait, as the store sees it. Redisson's `isLocked()`, and what its operators read from
+    /// the hash.
+    ///
+    /// # Errors
+    ///
+    /// The store did not answer within half a second.
+    pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<LockState, StoreError> {
+        let Inspected { holder, lease_left, waiting } = within("inspect", self.core.store.inspect(key.into())).await?;
+        let (holder, since) = match holder {
+            Some(record) => {
+                (Some(record.owner), SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(record.fence)))
+            }
+            None => (None, None),
+        };
+        Ok(LockState { holder, since, remaining: lease_left, waiting })
+    }
+
+    /// Takes the key away from whoever has it. Redisson's `forceUnlock()`.
+    ///
+    /// Its holder learns of it, and is broken off; the key stays taken for the lock-delay of a second, so that it can stop. Answers
+    /// who was thrown out; `None`: nobody had it.
+    ///
+    /// # Errors
+    ///
+    /// The store did not answer within half a second. It may have done it all the same.
+    pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<Option<OwnerId>, StoreError> {
+        within("force", self.core.store.force_release(ForceAsk::new(key.into(), LOCK_DELAY, LINE))).await
+    }
+
+    /// How often this owner has this key now: how many guards it has. Zero: it does not have it. Redisson's `isHeldByCurrentThread()` and
+    /// `getHoldCount()`; it is known in this process, and asks nobody.
+    #[must_use]
+    pub fn hold_count(&self, key: impl Into<LockKey>, owner: &Owner) -> u32 {
+        self.core.holds(&key.into(), owner)
+    }
+
+    /// How many keys are held by this handle and its clones now.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.core.held()
+    }
+
+    /// Ends in order: nothing new is begun, whoever waits is told so and leaves every line, and what is held may go on until it is given
+    /// back, within the budget. Completes when everything is.
+    ///
+    /// Answers how many holders were still running when the budget was spent: they are left alone, renewed as before, and give
+    /// their keys back when they end, if the process lets them. Beyond that the lease does.
+    ///
+    /// Call it when the server takes no more requests: `axum::serve(..).with_graceful_shutdown(..).await`, then this. A handler that
+    /// re-enters a lock it holds still can.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, the shutting down goes on; nobody waits for it.
+    pub async fn shutdown(&self, budget: Duration) -> usize {
+        self.core.drain();
+        match timeout(budget, self.core.emptied()).await {
+            Ok(()) => 0,
+            Err(_) => self.core.held(),
+        }
+    }
+
+    /// How many keys something is known of in this process, and how many calls wait.
+    #[cfg(feature = "test-util")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn size(&self) -> (usize, usize) {
+        self.core.size()
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -102,17 +236,55 @@ impl Locks {
     }
 }
 
+impl LocksBuilder {
+    /// What this instance is called where an operator reads who has a lock. Default: `HOSTNAME`, which is the pod in a cluster, else the name of the
+    /// host. Other characters than `[A-Za-z0-9._-]` become `-`, and what is longer than 32 is cut off.
+    pub fn instance(self, name: impl Into<String>) -> Self {
+        Self { instance: Some(name.into()), ..self }
+    }
+
+    /// Measures leases by this clock.
+    #[cfg(feature = "test-util")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
+    pub fn clock(self, clock: Clock) -> Self {
+        Self { clock, ..self }
+    }
+
+    /// The seed of all that is random: ids, and the spread of check-ins and repeats. Two handles on one store must not have the same.
+    #[cfg(feature = "test-util")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
+    pub fn seed(self, seed: u64) -> Self {
+        Self { random: Some(seed), ..self }
+    }
+
+    /// Makes it.
+    #[must_use]
+    pub fn build(self) -> Locks {
+        let Self { store, instance, random, clock } = self;
+        let instance = instance.unwrap_or_else(this_instance);
+        // The one source of random bits in the standard library: each state has keys of its own.
+        let random = random.unwrap_or_else(|| RandomState::new().hash_one(0));
+        Locks { core: Core::new(store, clock, OwnerIds::new(&instance, random)), policy: Policy::new() }
+    }
+}
+
+fn this_instance() -> String {
+    let by_environment = std::env::var("HOSTNAME").ok().filter(|name| !name.is_empty());
+    #[cfg(unix)]
+    let by_system = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    #[cfg(not(unix))]
+    let by_system = || std::env::var("COMPUTERNAME").unwrap_or_else(|_| "instance".to_owned());
+    by_environment.unwrap_or_else(by_system)
+}
+
+async fn within<T: Unpin>(operation: &'static str, answer: StoreFuture<T>) -> Result<T, StoreError> {
+    let answer = timeout(STORE_CALL, answer).await;
+    answer.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout)))
+}
+
 impl fmt::Debug for Locks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { core, policy } = self;
         f.debug_struct("Locks").field("store", &core.store).field("policy", policy).finish_non_exhaustive()
-    }
-}
-
-impl Core {
-    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
-        // No code of others runs under this mutex: a poisoned one holds a whole table. `Drop` comes here, too, and must
-        // not panic.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

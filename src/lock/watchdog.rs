@@ -2,142 +2,201 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::Ordering::{Acquire, Release},
+    },
 };
 
-use tokio::{
-    runtime::Handle,
-    task::AbortHandle,
-    time::{Instant, sleep_until, timeout},
-};
+use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time::timeout};
 
 use super::{
-    hold::{Hold, Need},
-    locks::Core,
+    LockLost,
+    core::Core,
+    grant::{Grant, Need},
+    metrics,
+    sync::Mutex,
 };
 use crate::{
-    defaults::{LEASE, RENEWALS_PER_LEASE, STORE_TIMEOUT},
-    lease::OwnerId,
-    store::{LockStore, RenewAsk, Renewed},
+    clock::Moment,
+    defaults::{LEASE, RENEWAL_TICK, RENEWALS_PER_CALL, RENEWALS_PER_LEASE, STORE_CALL, STORE_TIMEOUT},
+    store::{RenewAsk, Renewed, StoreError, StoreErrorKind},
 };
 
-/// One task for all holds of a [`Locks`](crate::Locks): it renews in batches, every third of a lease, and ends what is past its
-/// deadline, whether the store answers or not (I5).
+/// One task for all grants of a [`Locks`](crate::Locks): it renews in batches, every third of a lease, and ends what is past its
+/// deadline or its limit, whether the store answers or not (I5).
 ///
-/// It is started by a hold that finds it not running, and goes when it has had nothing to watch for a while.
+/// It is started by a grant that finds it not running, and goes when it has had nothing to watch for a while.
 #[derive(Debug, Default)]
 pub(super) struct Watchdog {
     watched: Mutex<Watched>,
+    /// Something is to be looked at before the next look.
+    earlier: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
 struct Watched {
-    holds: BTreeMap<u64, Arc<Hold>>,
+    /// By the moment in which they need something.
+    grants: BTreeMap<(Moment, u64), Arc<Grant>>,
     task: Option<AbortHandle>,
     /// When the task is to look again.
-    next_look: Option<Instant>,
+    next_look: Option<Moment>,
 }
 
 /// What it found when it looked.
 struct Look {
-    due: Vec<Arc<Hold>>,
+    due: Vec<Arc<Grant>>,
+    lost: Vec<Arc<Grant>>,
     /// When to look again.
-    next: Instant,
-    /// Nothing was there to be watched.
+    next: Moment,
+    /// Nothing is there to be watched.
     idle: bool,
 }
 
 impl Watchdog {
-    /// From now on it is renewed.
-    pub(super) fn watch(core: &Arc<Core>, hold: &Arc<Hold>, runtime: &Handle) {
-        let mut watched = core.watchdog.watched();
-        watched.holds.insert(hold.owner.number(), Arc::clone(hold));
+    /// From now on it is renewed, and looked at when it needs it.
+    pub(super) fn watch(core: &Arc<Core>, grant: &Arc<Grant>) {
+        let mut watched = core.watchdog.watched.lock();
+        watched.unlist(grant);
+        let at = watched.list(grant, grant.look_at());
         // It may have gone with the runtime it ran on, or that runtime may be one that nobody drives.
         let gone = watched.task.as_ref().is_none_or(AbortHandle::is_finished);
-        let now = Instant::now();
-        if gone || watched.next_look.is_some_and(|look| now > look + STORE_TIMEOUT) {
-            let task = runtime.spawn(run(Arc::downgrade(core))).abort_handle();
+        let now = core.clock.now();
+        if gone || watched.next_look.is_some_and(|look| now > look.after(STORE_TIMEOUT)) {
+            let Ok(runtime) = Handle::try_current() else { return };
+            let task = runtime.spawn(run(Arc::downgrade(core), Arc::clone(&core.watchdog.earlier))).abort_handle();
             if let Some(stuck) = watched.task.replace(task) {
                 stuck.abort();
             }
             watched.next_look = Some(now);
+        } else if watched.next_look.is_some_and(|look| at < look) {
+            watched.next_look = Some(at);
+            drop(watched);
+            core.watchdog.earlier.notify_one();
         }
     }
 
     /// Not renewed any more, from before it is given back.
-    pub(super) fn forget(&self, owner: &OwnerId) {
-        self.watched().holds.remove(&owner.number());
+    pub(super) fn forget(&self, grant: &Grant) {
+        self.watched.lock().unlist(grant);
     }
 
-    fn look(&self, now: Instant) -> Look {
-        let mut look = Look { due: Vec::new(), next: now + LEASE / RENEWALS_PER_LEASE, idle: true };
+    fn look(&self, now: Moment) -> Look {
+        let soon = now.after(RENEWAL_TICK);
+        let mut look =
+            Look { due: Vec::new(), lost: Vec::new(), next: now.after(LEASE / RENEWALS_PER_LEASE), idle: true };
         // Not under the mutex: what is over wakes whoever waits for that.
-        let holds: Vec<_> = self.watched().holds.values().cloned().collect();
-        for hold in holds {
-            look.idle = false;
-            match hold.need(now) {
-                Need::Rest(until) => look.next = look.next.min(until),
+        let needy: Vec<_> = self.watched.lock().take_until(soon);
+        let mut again = Vec::with_capacity(needy.len());
+        for grant in needy {
+            match grant.need(now, soon) {
+                Need::Rest(until) => again.push((until, grant)),
                 Need::Renewal(until) => {
-                    look.next = look.next.min(until);
-                    look.due.push(hold);
+                    again.push((until, Arc::clone(&grant)));
+                    look.due.push(grant);
                 }
-                Need::Nothing => {}
+                Need::LimitReached => {
+                    grant.end(LockLost::LimitReached);
+                    look.lost.push(grant);
+                }
+                Need::Over => look.lost.push(grant),
             }
         }
+        let mut watched = self.watched.lock();
+        for (until, grant) in again {
+            // Given back meanwhile, it must not come back.
+            if grant.why().is_none() {
+                watched.list(&grant, until);
+            }
+        }
+        if let Some(((first, _), _)) = watched.grants.first_key_value() {
+            look.idle = false;
+            look.next = look.next.min(*first);
+        }
+        watched.next_look = Some(look.next);
         look
     }
 
     /// Whether there still is nothing to be watched; then the task is gone for whoever comes next.
     fn go(&self) -> bool {
-        let mut watched = self.watched();
-        if watched.holds.is_empty() {
+        let mut watched = self.watched.lock();
+        if watched.grants.is_empty() {
             watched.task = None;
         }
         watched.task.is_none()
     }
+}
 
-    fn watched(&self) -> MutexGuard<'_, Watched> {
-        // No code of others runs under this mutex.
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+impl Watched {
+    /// Zero says that it is in no list; no moment of a running clock is.
+    fn list(&mut self, grant: &Arc<Grant>, at: Moment) -> Moment {
+        grant.listed_at.store(at.as_nanos(), Release);
+        self.grants.insert((at, grant.owner.number()), Arc::clone(grant));
+        at
+    }
+
+    fn unlist(&mut self, grant: &Grant) {
+        let at = grant.listed_at.swap(0, Acquire);
+        if at != 0 {
+            self.grants.remove(&(Moment::from_nanos(at), grant.owner.number()));
+        }
+    }
+
+    fn take_until(&mut self, end: Moment) -> Vec<Arc<Grant>> {
+        let later = self.grants.split_off(&(end, u64::MAX));
+        let taken: Vec<_> = std::mem::replace(&mut self.grants, later).into_values().collect();
+        for grant in &taken {
+            grant.listed_at.store(0, Release);
+        }
+        taken
     }
 }
 
-async fn run(core: Weak<Core>) {
+async fn run(core: Weak<Core>, earlier: Arc<Notify>) {
     let mut was_idle = false;
     loop {
-        let next = {
+        let left = {
             let Some(core) = core.upgrade() else { return };
-            let look = core.watchdog.look(Instant::now());
+            let look = core.watchdog.look(core.clock.now());
             if look.idle && was_idle && core.watchdog.go() {
                 return;
             }
             was_idle = look.idle;
-            if !look.due.is_empty() {
-                // In a task of its own: a store that is slow now does not delay the next look.
-                Handle::current().spawn(renew(Arc::clone(&core.store), look.due));
+            for grant in look.lost {
+                core.lost(&grant.key, &grant.owner, grant.why().unwrap_or(LockLost::Unrenewed));
             }
-            core.watchdog.watched().next_look = Some(look.next);
-            look.next
+            for due in look.due.chunks(RENEWALS_PER_CALL) {
+                // In a task of its own: a store that is slow now does not delay the next look.
+                core.spawn(renew(Arc::clone(&core), due.to_vec()));
+            }
+            look.next.since(core.clock.now())
         };
-        // A new hold is due a third of a lease from now, and nothing above is later than that.
-        sleep_until(next).await;
+        let _ = timeout(left, earlier.notified()).await;
     }
 }
 
-async fn renew(store: Arc<dyn LockStore>, due: Vec<Arc<Hold>>) {
-    let asked = Instant::now(); // I3
-    let asks: Vec<_> = due.iter().map(|hold| RenewAsk::new(&hold.key, &hold.owner, LEASE)).collect();
-    let answers = timeout(STORE_TIMEOUT, store.renew(&asks)).await;
+async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
+    let asked = core.clock.now(); // I3
+    let asks = due.iter().map(|grant| RenewAsk::new(grant.key.clone(), grant.owner.clone(), grant.lease_with_delay()));
+    let answers = timeout(STORE_CALL, core.store.renew(asks.collect())).await;
+    let answers = answers.unwrap_or_else(|_| Err(StoreError::new("lock", "renew", StoreErrorKind::Timeout)));
+    metrics::store_answered("renew", &answers);
+    let now = core.clock.now();
     // No answer: the next look asks again, until the deadline.
-    if let Ok(Ok(answers)) = answers {
-        for (hold, renewed) in due.iter().zip(answers) {
-            match renewed {
-                Renewed::Extended => hold.extend(asked, Instant::now()),
-                Renewed::NotOwner => hold.lose(),
+    for (grant, renewed) in due.iter().zip(answers.unwrap_or_default()) {
+        match renewed {
+            Renewed::Extended => {
+                metrics::renewed(grant.remaining(now));
+                grant.extend(asked, now);
             }
+            Renewed::NotOwner => {
+                grant.end(LockLost::TakenAway);
+                core.lost(&grant.key, &grant.owner, LockLost::TakenAway);
+            }
+            Renewed::Unknown => {}
         }
     }
-    for hold in &due {
-        hold.tell_if_late(Instant::now());
+    for grant in &due {
+        grant.tell_if_late(core.clock.now());
     }
 }

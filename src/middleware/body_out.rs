@@ -63,12 +63,15 @@ struct Stream<B> {
 
 enum Phase<B> {
     /// Frames pass as they come. In drop order: what the body owns (a transaction, a file) is gone before the next section begins.
-    Flowing { inner: Pin<Box<B>>, lost: Pin<Box<dyn Future<Output = ()> + Send>>, section: Section },
+    Flowing { inner: Pin<Box<B>>, lost: Pin<Box<dyn Future<Output = LockLost> + Send>>, section: Section },
     /// The inner body has ended. Its last frame waits for the lock to be given back: whoever has it knows the end.
-    Ending { section: Pin<Box<dyn Future<Output = ()> + Send>>, last: Option<Frame<Bytes>> },
+    Ending { section: Pin<Box<dyn Future<Output = ()> + Send>>, last: Last },
     /// Nothing is left but the last frame.
-    Ended { last: Option<Frame<Bytes>> },
+    Ended { last: Last },
 }
+
+/// What comes last: a frame, an error, or nothing.
+type Last = Option<Result<Frame<Bytes>, BoxError>>;
 
 impl<B> ResponseBody<B> {
     pub(super) fn passing(inner: B) -> Self {
@@ -100,7 +103,7 @@ where
 
     /// Looks at the body before the head is sent. If it is complete, the lock is given back first; then head and body go
     /// out together, and no client, however slow, holds a lock on a finished answer.
-    pub(super) async fn under(section: Section, inner: B) -> Self {
+    pub(super) async fn under(mut section: Section, inner: B) -> Self {
         if inner.is_end_stream() {
             return Self::without_content(inner, section).await;
         }
@@ -132,11 +135,10 @@ where
         };
         // What the body owns is gone before the next section begins.
         drop(inner);
-        if error.is_none() {
-            section.end().await;
-        } else {
-            drop(section);
+        if error.is_some() {
+            section.has_failed();
         }
+        section.end().await;
         Self { state: State::Complete { complete: Complete { frames, error, announced, had_none: None } } }
     }
 
@@ -159,12 +161,12 @@ where
                 // ## Flowing => (Flowing | Ending | Ended)
                 Phase::Flowing { inner, lost, section: _ } => {
                     // I6
-                    if lost.as_mut().poll(cx).is_ready() {
+                    if let Poll::Ready(why) = lost.as_mut().poll(cx) {
                         if let Phase::Flowing { inner, section, .. } = self.take_phase() {
                             drop(inner);
-                            section.lost();
+                            section.lost(why);
                         }
-                        return Poll::Ready(Some(Err(LockLost.into())));
+                        return Poll::Ready(Some(Err(why.into())));
                     }
                     let next = match self.ahead.pop_front() {
                         Some(frame) => Some(Ok(frame)),
@@ -176,14 +178,10 @@ where
                             if !is_last {
                                 return Poll::Ready(Some(Ok(frame)));
                             }
-                            self.end(Some(frame));
+                            self.end(Some(Ok(frame)));
                         }
                         None => self.end(None),
-                        Some(Err(error)) => {
-                            // The section falls, after the body, and gives its lock back.
-                            self.phase = Phase::Ended { last: None };
-                            return Poll::Ready(Some(Err(error.into())));
-                        }
+                        Some(Err(error)) => self.end(Some(Err(error.into()))),
                     }
                 }
                 // ## Ending => Ended
@@ -192,14 +190,17 @@ where
                     self.phase = Phase::Ended { last: last.take() };
                 }
                 // ## Ended
-                Phase::Ended { last } => return Poll::Ready(last.take().map(Ok)),
+                Phase::Ended { last } => return Poll::Ready(last.take()),
             }
         }
     }
 
-    fn end(&mut self, last: Option<Frame<Bytes>>) {
-        if let Phase::Flowing { inner, section, .. } = self.take_phase() {
+    fn end(&mut self, last: Last) {
+        if let Phase::Flowing { inner, mut section, .. } = self.take_phase() {
             drop(inner);
+            if matches!(last, Some(Err(_))) {
+                section.has_failed();
+            }
             self.phase = Phase::Ending { section: Box::pin(section.end()), last };
         }
     }
@@ -217,7 +218,9 @@ where
     fn size_hint(&self) -> SizeHint {
         let (to_come, last) = match &self.phase {
             Phase::Flowing { inner, .. } => (inner.size_hint(), None),
-            Phase::Ending { last, .. } | Phase::Ended { last } => (SizeHint::with_exact(0), last.as_ref()),
+            Phase::Ending { last, .. } | Phase::Ended { last } => {
+                (SizeHint::with_exact(0), last.as_ref().and_then(|last| last.as_ref().ok()))
+            }
         };
         let in_hand = data_len(self.ahead.iter().chain(last));
         let mut hint = SizeHint::new();

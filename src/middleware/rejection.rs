@@ -23,7 +23,7 @@ use crate::{
     store::StoreError,
 };
 
-/// Why a request was turned away. But for `Lost`, its handler was not started.
+/// Why a request was turned away. But for `Lost` and `MaxHold`, its handler was not started.
 ///
 /// The built-in answer is `application/problem+json` (RFC 9457); [`LockLayer::on_reject`](crate::LockLayer::on_reject)
 /// puts another one in its place. Either way this value is in the extensions of the response, for layers outside.
@@ -34,9 +34,11 @@ use crate::{
 /// | `TimedOut` | 409 | `urn:tower-lock:timed-out` |
 /// | `LineFull` | 503 | `urn:tower-lock:line-full` |
 /// | `StoreUnavailable` | 503 | `urn:tower-lock:store-unavailable` |
+/// | `ShuttingDown` | 503 | `urn:tower-lock:shutting-down` |
 /// | `BodyTooLarge` | 413 | `urn:tower-lock:body-too-large` |
 /// | `BadKey` | 400, or the extractor's own | `urn:tower-lock:bad-key` |
 /// | `Lost` | 503 | `urn:tower-lock:lost` |
+/// | `MaxHold` | 503 | `urn:tower-lock:max-hold` |
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
@@ -64,6 +66,11 @@ pub enum Rejection {
         /// What the store said.
         source: Arc<StoreError>,
     },
+    /// This instance takes no lock any more: it is being shut down.
+    ShuttingDown {
+        /// When it may be worth another try, at another instance.
+        retry_after: Duration,
+    },
     /// The body is longer than is read for a key: the route's `DefaultBodyLimit` (2 MB if nothing is set), at most 64 MiB.
     BodyTooLarge,
     /// No key could be made of the request. Where an extractor or the key function said so, its own answer was sent as it is.
@@ -73,6 +80,8 @@ pub enum Rejection {
     },
     /// The lock was lost while the handler ran; the handler was dropped where it stood. What it did is not known.
     Lost,
+    /// The handler ran for longer than the lock may be held, and was dropped where it stood. What it did is not known.
+    MaxHold,
 }
 
 /// The body of an answer to a request that was turned away.
@@ -108,6 +117,7 @@ impl Rejection {
                 Self::TimedOut { waited, retry_after: retry_after(lease_left, ahead) }
             }
             LockError::LineFull { ahead } => Self::LineFull { retry_after: retry_after(Duration::MAX, ahead) },
+            LockError::ShuttingDown => Self::ShuttingDown { retry_after: retry_after(Duration::MAX, 1) },
             LockError::Store(source) => {
                 Self::StoreUnavailable { retry_after: retry_after(Duration::MAX, 1), source: Arc::new(source) }
             }
@@ -119,14 +129,18 @@ impl Rejection {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Held { .. } | Self::TimedOut { .. } => StatusCode::CONFLICT,
-            Self::LineFull { .. } | Self::StoreUnavailable { .. } | Self::Lost => StatusCode::SERVICE_UNAVAILABLE,
+            Self::LineFull { .. }
+            | Self::StoreUnavailable { .. }
+            | Self::ShuttingDown { .. }
+            | Self::Lost
+            | Self::MaxHold => StatusCode::SERVICE_UNAVAILABLE,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BadKey { status } => *status,
         }
     }
 
-    /// The last word of the problem's `type`: `held`, `timed-out`, `line-full`, `store-unavailable`, `body-too-large`,
-    /// `bad-key`, `lost`.
+    /// The last word of the problem's `type`: `held`, `timed-out`, `line-full`, `store-unavailable`, `shutting-down`,
+    /// `body-too-large`, `bad-key`, `lost`, `max-hold`.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -134,9 +148,11 @@ impl Rejection {
             Self::TimedOut { .. } => "timed-out",
             Self::LineFull { .. } => "line-full",
             Self::StoreUnavailable { .. } => "store-unavailable",
+            Self::ShuttingDown { .. } => "shutting-down",
             Self::BodyTooLarge => "body-too-large",
             Self::BadKey { .. } => "bad-key",
             Self::Lost => "lost",
+            Self::MaxHold => "max-hold",
         }
     }
 
@@ -144,7 +160,7 @@ impl Rejection {
     /// `unknown`, and it should not be before somebody has looked.
     #[must_use]
     pub fn outcome(&self) -> &'static str {
-        if matches!(self, Self::Lost) { "unknown" } else { "not-started" }
+        if matches!(self, Self::Lost | Self::MaxHold) { "unknown" } else { "not-started" }
     }
 
     /// When another try may be worth it: the smaller of the holder's lease and this route's usual hold for each one
@@ -155,8 +171,9 @@ impl Rejection {
             Self::Held { retry_after }
             | Self::TimedOut { retry_after, .. }
             | Self::LineFull { retry_after }
-            | Self::StoreUnavailable { retry_after, .. } => Some(*retry_after),
-            Self::BodyTooLarge | Self::BadKey { .. } | Self::Lost => None,
+            | Self::StoreUnavailable { retry_after, .. }
+            | Self::ShuttingDown { retry_after } => Some(*retry_after),
+            Self::BodyTooLarge | Self::BadKey { .. } | Self::Lost | Self::MaxHold => None,
         }
     }
 
@@ -193,9 +210,11 @@ impl Rejection {
             Self::TimedOut { .. } => "Waited in vain for somebody else to finish",
             Self::LineFull { .. } => "Too many wait for this",
             Self::StoreUnavailable { .. } => "Locks cannot be taken now",
+            Self::ShuttingDown { .. } => "This instance is being shut down",
             Self::BodyTooLarge => "The body is too large",
             Self::BadKey { .. } => "The request cannot be read",
             Self::Lost => "The work was broken off",
+            Self::MaxHold => "The work took too long and was broken off",
         }
     }
 
@@ -213,12 +232,18 @@ impl Rejection {
             Self::StoreUnavailable { .. } => {
                 "The place where locks are kept gave no answer. Nothing was done; the request can be repeated."
             }
+            Self::ShuttingDown { .. } => {
+                "No work is begun here any more. Nothing was done; the request can be repeated, and will reach another instance."
+            }
             Self::BodyTooLarge => "The body is longer than is read here. Nothing was done.",
             Self::BadKey { .. } => {
                 "The body could not be read to its end, so what it is about is not known. Nothing was done."
             }
             Self::Lost => {
                 "The right to work on this alone was lost while the request ran. A part of its work may be done: look before it is repeated."
+            }
+            Self::MaxHold => {
+                "The request ran for longer than anybody may work on this alone. A part of its work may be done: look before it is repeated."
             }
         }
     }

@@ -7,18 +7,20 @@ use tokio::time::{Instant, timeout};
 use super::{retry_after::UsualHold, trace::LockSpan};
 use crate::{
     defaults::RELEASE_WAIT,
-    lock::{HeldLock, LockGuard},
+    lock::{HeldLock, LockGuard, LockLost, Owner},
 };
 
 /// The duty to end the section of one request, exactly once.
 ///
 /// It lives in the future of the request, then in the body of its response. Dropped, the lock is given back as a dropped guard
-/// gives it back.
+/// gives it back: after its lock-delay.
 #[derive(Debug)]
 pub(super) struct Section {
     // Field order is drop order: what is noted, is noted before the next one has its turn.
     note: Note,
     guard: LockGuard,
+    /// What was answered is no success: nothing keeps the key for its least time.
+    has_failed: bool,
 }
 
 #[derive(Debug)]
@@ -26,11 +28,14 @@ struct Note {
     span: LockSpan,
     usual_hold: Arc<UsualHold>,
     granted: Instant,
+    /// Whose request is over with this section: nothing re-enters after the response.
+    retires: Option<Owner>,
 }
 
 impl Section {
-    pub(super) fn new(guard: LockGuard, span: LockSpan, usual_hold: Arc<UsualHold>) -> Self {
-        Self { note: Note { span, usual_hold, granted: Instant::now() }, guard }
+    pub(super) fn new(guard: LockGuard, span: LockSpan, usual_hold: Arc<UsualHold>, retires: Option<Owner>) -> Self {
+        let note = Note { span, usual_hold, granted: Instant::now(), retires };
+        Self { note, guard, has_failed: false }
     }
 
     pub(super) fn view(&self) -> HeldLock {
@@ -41,9 +46,13 @@ impl Section {
         &self.note.span
     }
 
+    pub(super) fn has_failed(&mut self) {
+        self.has_failed = true;
+    }
+
     /// The lock was lost while the handler ran or its body streamed.
-    pub(super) fn lost(self) {
-        self.note.span.lost();
+    pub(super) fn lost(self, why: LockLost) {
+        self.note.span.lost(why);
     }
 
     /// Gives the lock back, and waits for it a little: whoever sees the answer complete finds the key free.
@@ -51,14 +60,25 @@ impl Section {
     /// Beyond the wait, or if the store fails, the answer goes out all the same, and the key is free at the end of its
     /// lease at the latest.
     pub(super) async fn end(self) {
-        let Self { note, guard } = self;
-        let _ = timeout(RELEASE_WAIT, guard.release()).await;
+        let Self { note, guard, has_failed } = self;
+        note.retire();
+        let release = if has_failed { guard.release_failed() } else { guard.release() };
+        let _ = timeout(RELEASE_WAIT, release).await;
         drop(note);
+    }
+}
+
+impl Note {
+    fn retire(&self) {
+        if let Some(owner) = &self.retires {
+            owner.retire();
+        }
     }
 }
 
 impl Drop for Note {
     fn drop(&mut self) {
+        self.retire();
         let hold: Duration = self.granted.elapsed();
         self.usual_hold.add(hold);
         self.span.ended(hold);

@@ -5,7 +5,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode};
+use http::{Extensions, Method, Request, Response, StatusCode};
 use http_body::Body;
 use tokio::time::Instant;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     key::LockKey,
-    lock::{LockLost, Policy, acquire},
+    lock::{Ask, LockLost, Owner, Policy, acquire},
 };
 
 /// Runs the inner service under the lock of the request. Made by [`LockLayer`](crate::LockLayer).
@@ -93,28 +93,36 @@ where
         Err(no_key) => return Ok(no_key.answer(&route, on_reject).map(ResponseBody::rejected)),
     };
 
-    let section = match config.enter(&route, key, &policy).await {
+    let owner = OwnerOfRequest::of(request.extensions());
+    let mut section = match config.enter(&route, key, &policy, &owner).await {
         Ok(section) => section,
         Err(rejection) => return Ok(on_reject.answer(rejection).map(ResponseBody::rejected)),
     };
 
+    request.extensions_mut().insert(owner.owner.clone());
     request.extensions_mut().insert(section.view());
     let handler = async {
         // Only now: a request that waits must not sit on the capacity of the inner service.
         let ready = inner.ready().await?;
         section.span().around(|| ready.call(request)).await
     };
-    let (head, body) = match section.view().while_held(handler).await {
+    let (head, body) = match section.view().while_held(owner.owner.scope(handler)).await {
         Ok(Ok(response)) => response.into_parts(),
         Ok(Err(error)) => {
+            section.has_failed();
             section.end().await;
             return Err(error);
         }
-        Err(LockLost) => {
-            section.lost();
-            return Ok(on_reject.answer(Rejection::Lost).map(ResponseBody::rejected));
+        Err(why) => {
+            section.lost(why);
+            let rejection = if why == LockLost::LimitReached { Rejection::MaxHold } else { Rejection::Lost };
+            return Ok(on_reject.answer(rejection).map(ResponseBody::rejected));
         }
     };
+
+    if head.status.is_client_error() || head.status.is_server_error() {
+        section.has_failed();
+    }
 
     let has_content = !is_head && !matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     let body = if has_content {
@@ -125,6 +133,22 @@ where
     Ok(Response::from_parts(head, body))
 }
 
+/// Who the request is: whoever a layer further out said it is.
+struct OwnerOfRequest {
+    owner: Owner,
+    /// The layer that says so first also says when it is over.
+    is_ours: bool,
+}
+
+impl OwnerOfRequest {
+    fn of(extensions: &Extensions) -> Self {
+        match extensions.get::<Owner>().filter(|owner| !owner.is_retired()) {
+            Some(owner) => Self { owner: owner.clone(), is_ours: false },
+            None => Self { owner: Owner::new(), is_ours: true },
+        }
+    }
+}
+
 impl<K> Config<K> {
     fn skips<B>(&self, request: Request<B>) -> (Request<B>, bool) {
         let Some(skip) = &self.skip else { return (request, false) };
@@ -133,13 +157,27 @@ impl<K> Config<K> {
         (Request::from_parts(head, body), skips)
     }
 
-    async fn enter(&self, route: &Route, key: LockKey, policy: &Policy) -> Result<Section, Rejection> {
+    async fn enter(
+        &self,
+        route: &Route,
+        key: LockKey,
+        policy: &Policy,
+        of_request: &OwnerOfRequest,
+    ) -> Result<Section, Rejection> {
         let mut span = LockSpan::waiting(route, &key, policy);
         let began = Instant::now();
-        match acquire(self.locks.core(), key, policy.request_wait()).await {
+        let ask = Ask {
+            key,
+            wait: policy.request_wait(),
+            terms: policy.request_terms(),
+            owner: Some(of_request.owner.clone()),
+            route: route.label(),
+        };
+        match acquire(self.locks.core(), ask).await {
             Ok(guard) => {
-                span.granted(&guard.view(), began.elapsed());
-                Ok(Section::new(guard, span, Arc::clone(&self.usual_hold)))
+                span.granted(&guard, began.elapsed());
+                let retires = of_request.is_ours.then(|| of_request.owner.clone());
+                Ok(Section::new(guard, span, Arc::clone(&self.usual_hold), retires))
             }
             Err(error) => {
                 span.turned_away(&error, began.elapsed());

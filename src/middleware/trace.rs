@@ -2,13 +2,13 @@
 //!
 //! Without the feature `tracing` nothing of it is left.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use http::Extensions;
 
 use crate::{
     key::LockKey,
-    lock::{HeldLock, LockError, Policy},
+    lock::{LockError, LockGuard, LockLost, Policy},
 };
 
 /// The span of one request that needs a lock, from its key to the end of its section.
@@ -24,7 +24,7 @@ pub(super) struct LockSpan {
 
 /// The route of a request: the path it matched, else the name the layer was given, else `none`. Never a path as the client
 /// wrote it.
-#[cfg_attr(not(feature = "tracing"), expect(dead_code, reason = "nobody looks"))]
+#[cfg_attr(not(any(feature = "tracing", feature = "metrics")), expect(dead_code, reason = "nobody looks"))]
 #[derive(Clone, Debug)]
 pub(super) struct Route {
     #[cfg(feature = "axum")]
@@ -42,7 +42,20 @@ impl Route {
         }
     }
 
-    #[cfg(feature = "tracing")]
+    /// What it is counted under.
+    #[cfg(feature = "metrics")]
+    #[expect(clippy::unnecessary_wraps, reason = "without the feature it is none")]
+    pub(super) fn label(&self) -> Option<Arc<str>> {
+        Some(self.as_str().into())
+    }
+
+    #[cfg(not(feature = "metrics"))]
+    #[expect(clippy::unused_self, reason = "the same call as with the feature")]
+    pub(super) fn label(&self) -> Option<Arc<str>> {
+        None
+    }
+
+    #[cfg(any(feature = "tracing", feature = "metrics"))]
     fn as_str(&self) -> &str {
         #[cfg(feature = "axum")]
         if let Some(matched) = &self.matched {
@@ -58,7 +71,7 @@ mod enabled {
 
     use tracing::{Instrument, field::Empty, instrument::Instrumented};
 
-    use super::{Duration, HeldLock, LockError, LockKey, LockSpan, Policy, Route};
+    use super::{Duration, LockError, LockGuard, LockKey, LockLost, LockSpan, Policy, Route};
 
     impl LockSpan {
         pub(in crate::middleware) fn waiting(route: &Route, key: &LockKey, policy: &Policy) -> Self {
@@ -78,12 +91,14 @@ mod enabled {
             open(route).record("result", result);
         }
 
-        pub(in crate::middleware) fn granted(&mut self, lock: &HeldLock, waited: Duration) {
+        pub(in crate::middleware) fn granted(&mut self, guard: &LockGuard, waited: Duration) {
             self.result("granted");
-            self.span
-                .record("wait_ms", millis(waited))
-                .record("depth", 1)
-                .record("fence", lock.fencing_token().as_u64());
+            if !self.span.is_disabled() {
+                self.span
+                    .record("wait_ms", millis(waited))
+                    .record("depth", guard.hold_count())
+                    .record("fence", guard.fencing_token().as_u64());
+            }
         }
 
         pub(in crate::middleware) fn turned_away(&mut self, error: &LockError, waited: Duration) {
@@ -92,12 +107,13 @@ mod enabled {
                 LockError::TimedOut { .. } => "timed_out",
                 LockError::LineFull { .. } => "line_full",
                 LockError::Store(_) => "store_unavailable",
+                LockError::ShuttingDown => "shutting_down",
             });
             self.span.record("wait_ms", millis(waited));
         }
 
-        pub(in crate::middleware) fn lost(&self) {
-            self.span.record("result", "lost");
+        pub(in crate::middleware) fn lost(&self, why: LockLost) {
+            self.span.record("result", if why == LockLost::LimitReached { "max_hold" } else { "lost" });
         }
 
         pub(in crate::middleware) fn ended(&self, hold: Duration) {
@@ -147,7 +163,7 @@ mod enabled {
 mod disabled {
     use std::future::Future;
 
-    use super::{Duration, HeldLock, LockError, LockKey, LockSpan, Policy, Route};
+    use super::{Duration, LockError, LockGuard, LockKey, LockLost, LockSpan, Policy, Route};
 
     #[expect(clippy::unused_self, clippy::needless_pass_by_ref_mut, reason = "the same calls as with the span")]
     impl LockSpan {
@@ -157,11 +173,11 @@ mod disabled {
 
         pub(in crate::middleware) fn without_key(_: &Route, _: &'static str) {}
 
-        pub(in crate::middleware) fn granted(&mut self, _: &HeldLock, _: Duration) {}
+        pub(in crate::middleware) fn granted(&mut self, _: &LockGuard, _: Duration) {}
 
         pub(in crate::middleware) fn turned_away(&mut self, _: &LockError, _: Duration) {}
 
-        pub(in crate::middleware) fn lost(&self) {}
+        pub(in crate::middleware) fn lost(&self, _: LockLost) {}
 
         pub(in crate::middleware) fn ended(&self, _: Duration) {}
 

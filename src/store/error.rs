@@ -1,14 +1,14 @@
-use std::{error::Error, fmt};
+use std::{error::Error, fmt, sync::Arc};
 
 /// A store could not answer: which one, asked for what, and why.
 ///
 /// Whatever was asked may have happened all the same.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct StoreError {
     store: &'static str,
     operation: &'static str,
     kind: StoreErrorKind,
-    source: Option<Box<dyn Error + Send + Sync>>,
+    source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
 /// What kind of trouble a store has.
@@ -35,7 +35,7 @@ impl StoreError {
     /// Keeps the reason.
     #[must_use]
     pub fn with_source(self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { source: Some(source.into()), ..self }
+        Self { source: Some(Arc::from(source.into())), ..self }
     }
 
     /// The name of the store.
@@ -54,6 +54,11 @@ impl StoreError {
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
+    }
+
+    /// Whether it is worth to ask once more.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self.kind, StoreErrorKind::Unavailable | StoreErrorKind::Timeout)
     }
 }
 

@@ -15,52 +15,117 @@ use std::{
 use crate::{key::LockKey, lease::OwnerId};
 
 mod error;
+mod inbox;
 #[cfg(feature = "memory")]
 mod memory;
 
-pub use self::error::{StoreError, StoreErrorKind};
 #[cfg(feature = "memory")]
 #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
 pub use self::memory::MemoryStore;
+pub use self::{
+    error::{StoreError, StoreErrorKind},
+    inbox::{Inbox, StoreEvent},
+};
 
-/// Keeps locks: who has which key, until when, and under which fence.
+/// Keeps locks: who has which key, until when, under which fence, and who waits for it.
 ///
 /// # Contract
 ///
-/// - Every verb is **atomic**: between its look at a key and its change no other verb touches that key.
-/// - Every verb is **idempotent per owner id**. Callers repeat what was not answered, and two copies may arrive.
-/// - A grant has a **lease**, counted by the store's own clock. When it is over the key is free.
+/// - Every verb is **atomic** for each key it names: between its look and its change no other verb touches that key.
+/// - Every verb is **idempotent per owner id**: callers repeat what was not answered, and two copies may arrive. A repeated
+///   [`acquire`](Self::acquire) finds the grant or the place it made; a repeated [`release`](Self::release) finds nothing.
+/// - A grant has a **lease**, counted by the store's own clock from the moment it decides. When it is over the key is free.
 /// - Every grant has a **fence**, larger than each one before it for that key, restarts included: at least the
 ///   store's wall clock in microseconds, and at least one more than the last (`max(last + 1, now)`), below 2⁵³.
-/// - An error means that the outcome is unknown: the verb may have run, or may run later. `acquire` says
-///   [`Held`](Acquired::Held), never an error, where somebody else holds the key.
+/// - A key that is **free while somebody waits** belongs to the first of its line who still listens, whoever asks and whenever:
+///   [`release`](Self::release), [`yield_to_line`](Self::yield_to_line), [`force_release`](Self::force_release) and
+///   [`acquire`](Self::acquire) of another one all *offer* it to that one: a grant with the short lease of
+///   [`LineTerms::offer`], a fence of its own, and an event to the inbox of its process.
+/// - An **event is a hint**. It may be lost, doubled or late; who gets it asks again before anything runs. A process that
+///   has no inbox any more is dead, and is skipped.
+/// - A **place** in a line lasts as long as its owner asks again within [`LineTerms::place`]. One that is
+///   not asked for any more may go; the order of the others stays.
+/// - An **error** means that the outcome is unknown: the verb may have run, or may run later. Where somebody else has the key, that is an
+///   answer and no error.
+/// - An `acquire` or `yield_to_line` is **void** once [`AcquireAsk::void_after`] has passed since it was called: a copy that gets through
+///   later does nothing. What was called earlier than that and got no answer may still run until then.
 /// - **Calling** a verb makes its future, or gives the answer where it is at hand; it takes no time, needs no runtime
 ///   and does not panic. `Drop` calls `release`.
 /// - **Dropping** a future does not undo the verb; the caller gives back what it may have been granted.
 /// - No verb waits for a key to become free.
 ///
-/// There are no default methods: a weaker one would be found out in production.
+/// There are no default methods: a weaker one would be found out in production. With the feature `test-util`,
+/// `test_util::conformance` asks a store for all of this.
 pub trait LockStore: fmt::Debug + Send + Sync + 'static {
-    /// Grants the key if it is free. For the owner that has it already: the fence that stands there, and a full lease.
-    fn acquire<'a>(&'a self, ask: AcquireAsk<'a>) -> StoreFuture<'a, Acquired>;
+    /// Opens the inbox of one process: from now on its events go there, until it is closed. Called once for each
+    /// [`Locks`](crate::Locks), before anything else is asked on its behalf.
+    fn open(&self, inbox: Inbox);
+
+    /// Grants the key if it is free and nobody was there before; else leaves a place in its line, if so asked.
+    ///
+    /// For the owner that has the key already, or has been offered it: the fence that stands there, and a full lease. For the
+    /// one that has a place already: that place.
+    fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired>;
 
     /// Gives each of these owners a full lease from now on, if it has its key. Answers one by one, in the order of the asks.
-    fn renew<'a>(&'a self, asks: &'a [RenewAsk<'a>]) -> StoreFuture<'a, Vec<Renewed>>;
+    fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>>;
 
-    /// Frees the key if this owner has it, and touches nothing otherwise.
-    fn release<'a>(&'a self, ask: ReleaseAsk<'a>) -> StoreFuture<'a, Released>;
+    /// Gives back whatever this owner has there: the key, or its place in the line. Touches nothing else.
+    ///
+    /// The key goes to the line at once, or, if [`ReleaseAsk::keep_taken`] is not zero, stays taken for so long, by nobody.
+    fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released>;
+
+    /// Between two sections of one process: if others wait, the key goes to the first of them and [`YieldAsk::next`] to the end
+    /// of the line; else the owner goes on, with a full lease and a new fence. An owner that has lost the key gets nothing; its
+    /// next one is asked for as by [`acquire`](Self::acquire).
+    fn yield_to_line(&self, ask: YieldAsk) -> StoreFuture<Yielded>;
+
+    /// Who has the key, and how many wait. Changes nothing.
+    fn inspect(&self, key: LockKey) -> StoreFuture<Inspected>;
+
+    /// Takes the key from whoever has it, tells that one so, and keeps it taken for [`ForceAsk::keep_taken`]. Answers who was
+    /// thrown out.
+    fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<OwnerId>>;
+}
+
+/// How a line is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LineTerms {
+    /// The lease of an offer: what a process costs that stops in the moment of its turn.
+    pub offer: Duration,
+    /// How long a place lasts that nobody asks for again.
+    pub place: Duration,
+    /// How many places there are.
+    pub places: usize,
 }
 
 /// What [`LockStore::acquire`] is asked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct AcquireAsk<'a> {
+pub struct AcquireAsk {
     /// What to lock.
-    pub key: &'a LockKey,
+    pub key: LockKey,
     /// For whom.
-    pub owner: &'a OwnerId,
+    pub owner: OwnerId,
     /// For how long, from the moment the store decides.
     pub lease: Duration,
+    /// What to do if somebody else has it.
+    pub if_held: IfHeld,
+    /// How the line is served, if this finds the key free and somebody in it.
+    pub line: LineTerms,
+    /// How long after the call this may still be done.
+    pub void_after: Duration,
+}
+
+/// What an owner does that cannot have the key now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum IfHeld {
+    /// Nothing of it is left.
+    Refuse,
+    /// It has a place in the line.
+    LineUp,
 }
 
 /// What [`LockStore::acquire`] answers.
@@ -72,21 +137,33 @@ pub enum Acquired {
         /// The fence of this grant.
         fence: u64,
     },
-    /// Somebody else has it.
+    /// Somebody else has it, and the owner has a place.
+    InLine {
+        /// How many are before it in the line, the holder not counted.
+        before: usize,
+        /// How long the holder's lease runs, as things stand.
+        lease_left: Duration,
+    },
+    /// Somebody else has it, and nothing of this owner is there.
     Held {
-        /// How long at most, as things stand.
+        /// How long the holder's lease runs, as things stand.
+        lease_left: Duration,
+    },
+    /// Somebody else has it, and no place is left.
+    LineFull {
+        /// How long the holder's lease runs, as things stand.
         lease_left: Duration,
     },
 }
 
 /// What [`LockStore::renew`] is asked of one grant.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct RenewAsk<'a> {
+pub struct RenewAsk {
     /// What is locked.
-    pub key: &'a LockKey,
+    pub key: LockKey,
     /// Who has it.
-    pub owner: &'a OwnerId,
+    pub owner: OwnerId,
     /// For how long from now on.
     pub lease: Duration,
 }
@@ -97,107 +174,255 @@ pub struct RenewAsk<'a> {
 pub enum Renewed {
     /// The lease is full again.
     Extended,
-    /// The owner does not have it: its lease was over.
+    /// The owner does not have it: its lease was over, or it was taken away.
     NotOwner,
+    /// This one could not be asked for; others of the batch could.
+    Unknown,
 }
 
 /// What [`LockStore::release`] is asked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct ReleaseAsk<'a> {
-    /// What to free.
-    pub key: &'a LockKey,
-    /// Who gives it back.
-    pub owner: &'a OwnerId,
+pub struct ReleaseAsk {
+    /// What to give back.
+    pub key: LockKey,
+    /// Who does.
+    pub owner: OwnerId,
+    /// How long the key stays taken, by nobody, before it is given on.
+    pub keep_taken: Duration,
+    /// How the line is served.
+    pub line: LineTerms,
 }
 
 /// What [`LockStore::release`] answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Released {
-    /// The key is free.
+    /// The key is free, or stays taken for a while as it was asked.
     Freed,
-    /// The owner did not have it: its lease was over, or this is the second time.
+    /// The next one in line has it.
+    HandedOn,
+    /// The owner still has it: this was not its last guard. No store says so.
+    StillHeld,
+    /// The owner did not have it: its lease was over, or this is the second time. Its place, if it had one, is gone.
     NotOwner,
+}
+
+/// What [`LockStore::yield_to_line`] is asked.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct YieldAsk {
+    /// What is locked.
+    pub key: LockKey,
+    /// Who has it.
+    pub owner: OwnerId,
+    /// Under which id the same process lines up again, if somebody else has its turn.
+    pub next: OwnerId,
+    /// For how long, from the moment the store decides.
+    pub lease: Duration,
+    /// How the line is served.
+    pub line: LineTerms,
+    /// How long after the call this may still be done.
+    pub void_after: Duration,
+}
+
+/// What [`LockStore::yield_to_line`] answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Yielded {
+    /// Nobody waits: the owner goes on.
+    Extended {
+        /// Its new fence.
+        fence: u64,
+    },
+    /// The owner does not have the key any more. What became of its next one.
+    Over(Acquired),
+}
+
+/// What [`LockStore::inspect`] answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspected {
+    /// Who has the key. `None`: it is free, or stays taken by nobody for a while.
+    pub holder: Option<HolderRecord>,
+    /// How long the key stays taken, as things stand. Zero: it is free.
+    pub lease_left: Duration,
+    /// How many processes wait in the line.
+    pub waiting: usize,
+}
+
+/// Who has a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HolderRecord {
+    /// The owner.
+    pub owner: OwnerId,
+    /// The fence of the grant: the store's clock when it was made, in microseconds.
+    pub fence: u64,
+}
+
+/// What [`LockStore::force_release`] is asked.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ForceAsk {
+    /// What to take away.
+    pub key: LockKey,
+    /// How long the key stays taken, by nobody, so that its holder can hear of it and stop.
+    pub keep_taken: Duration,
+    /// How the line is served.
+    pub line: LineTerms,
 }
 
 /// The answer of a store: at hand, or on its way.
 ///
 /// A store in memory answers without an allocation, any other boxes its future; neither needs a macro.
 #[must_use = "futures do nothing unless you `.await` or poll them"]
-pub struct StoreFuture<'a, T>(Answer<'a, T>);
+pub struct StoreFuture<T>(Answer<T>);
 
-enum Answer<'a, T> {
+enum Answer<T> {
     Ready(Option<Result<T, StoreError>>),
-    Coming(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>),
+    Coming(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>),
 }
 
 // === impl LockStore ===
 
 impl<S: LockStore + ?Sized> LockStore for Arc<S> {
-    fn acquire<'a>(&'a self, ask: AcquireAsk<'a>) -> StoreFuture<'a, Acquired> {
+    fn open(&self, inbox: Inbox) {
+        (**self).open(inbox);
+    }
+
+    fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired> {
         (**self).acquire(ask)
     }
 
-    fn renew<'a>(&'a self, asks: &'a [RenewAsk<'a>]) -> StoreFuture<'a, Vec<Renewed>> {
+    fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>> {
         (**self).renew(asks)
     }
 
-    fn release<'a>(&'a self, ask: ReleaseAsk<'a>) -> StoreFuture<'a, Released> {
+    fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
         (**self).release(ask)
     }
+
+    fn yield_to_line(&self, ask: YieldAsk) -> StoreFuture<Yielded> {
+        (**self).yield_to_line(ask)
+    }
+
+    fn inspect(&self, key: LockKey) -> StoreFuture<Inspected> {
+        (**self).inspect(key)
+    }
+
+    fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<OwnerId>> {
+        (**self).force_release(ask)
+    }
 }
 
-// === impl AcquireAsk ===
+// === impl LineTerms ===
 
-impl<'a> AcquireAsk<'a> {
+impl LineTerms {
+    /// These terms.
+    #[must_use]
+    pub const fn new(offer: Duration, place: Duration, places: usize) -> Self {
+        Self { offer, place, places }
+    }
+}
+
+// === impl the asks ===
+
+impl AcquireAsk {
     /// Asks for this key, for this owner, for this long.
     #[must_use]
-    pub fn new(key: &'a LockKey, owner: &'a OwnerId, lease: Duration) -> Self {
-        Self { key, owner, lease }
+    pub fn new(
+        key: LockKey,
+        owner: OwnerId,
+        lease: Duration,
+        if_held: IfHeld,
+        line: LineTerms,
+        void_after: Duration,
+    ) -> Self {
+        Self { key, owner, lease, if_held, line, void_after }
     }
 }
 
-// === impl RenewAsk ===
-
-impl<'a> RenewAsk<'a> {
+impl RenewAsk {
     /// Asks for more time for this key of this owner.
     #[must_use]
-    pub fn new(key: &'a LockKey, owner: &'a OwnerId, lease: Duration) -> Self {
+    pub fn new(key: LockKey, owner: OwnerId, lease: Duration) -> Self {
         Self { key, owner, lease }
     }
 }
 
-// === impl ReleaseAsk ===
-
-impl<'a> ReleaseAsk<'a> {
-    /// Gives this key of this owner back.
+impl ReleaseAsk {
+    /// Gives this key of this owner back, or its place.
     #[must_use]
-    pub fn new(key: &'a LockKey, owner: &'a OwnerId) -> Self {
-        Self { key, owner }
+    pub fn new(key: LockKey, owner: OwnerId, keep_taken: Duration, line: LineTerms) -> Self {
+        Self { key, owner, keep_taken, line }
+    }
+}
+
+impl YieldAsk {
+    /// Lets others have their turn, if there are others.
+    #[must_use]
+    pub fn new(
+        key: LockKey,
+        owner: OwnerId,
+        next: OwnerId,
+        lease: Duration,
+        line: LineTerms,
+        void_after: Duration,
+    ) -> Self {
+        Self { key, owner, next, lease, line, void_after }
+    }
+}
+
+impl ForceAsk {
+    /// Takes this key away from whoever has it.
+    #[must_use]
+    pub fn new(key: LockKey, keep_taken: Duration, line: LineTerms) -> Self {
+        Self { key, keep_taken, line }
+    }
+}
+
+// === impl Inspected ===
+
+impl Inspected {
+    /// What stands there.
+    #[must_use]
+    pub fn new(holder: Option<HolderRecord>, lease_left: Duration, waiting: usize) -> Self {
+        Self { holder, lease_left, waiting }
+    }
+}
+
+impl HolderRecord {
+    /// This owner, under this fence.
+    #[must_use]
+    pub fn new(owner: OwnerId, fence: u64) -> Self {
+        Self { owner, fence }
     }
 }
 
 // === impl StoreFuture ===
 
-impl<'a, T> StoreFuture<'a, T> {
+impl<T> StoreFuture<T> {
     /// An answer at hand.
     pub fn ready(answer: Result<T, StoreError>) -> Self {
         Self(Answer::Ready(Some(answer)))
     }
 
-    /// Whether the verb has run already.
-    pub(crate) fn is_ready(&self) -> bool {
-        matches!(self.0, Answer::Ready(_))
+    /// An answer on its way.
+    pub fn new(answer: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
+        Self(Answer::Coming(Box::pin(answer)))
     }
 
-    /// An answer on its way.
-    pub fn new(answer: impl Future<Output = Result<T, StoreError>> + Send + 'a) -> Self {
-        Self(Answer::Coming(Box::pin(answer)))
+    /// The answer, if it is at hand: then nobody has to wait for it, and no runtime is needed.
+    pub(crate) fn into_ready(self) -> Result<Result<T, StoreError>, Self> {
+        match self.0 {
+            Answer::Ready(Some(answer)) => Ok(answer),
+            answer => Err(Self(answer)),
+        }
     }
 }
 
-impl<T: Unpin> Future for StoreFuture<'_, T> {
+impl<T: Unpin> Future for StoreFuture<T> {
     type Output = Result<T, StoreError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -208,7 +433,7 @@ impl<T: Unpin> Future for StoreFuture<'_, T> {
     }
 }
 
-impl<T> fmt::Debug for StoreFuture<'_, T> {
+impl<T> fmt::Debug for StoreFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             Answer::Ready(_) => "StoreFuture(ready)",

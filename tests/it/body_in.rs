@@ -17,6 +17,7 @@ use tower_http::limit::RequestBodyLimitLayer;
 use tower_lock::{LockLayer, Locks, Rejection, by};
 
 use crate::support::{Wire, send, serve, soon, store_and_locks, text};
+use tower_lock::test_util::Verb;
 
 /// Head, body and trailers, as the handler saw them.
 async fn echo(request: AnyRequest) -> String {
@@ -177,10 +178,10 @@ async fn a_body_is_read_within_the_routes_own_limit() {
             assert_eq!(answer.status(), StatusCode::OK, "{what}, {kind}, at the limit");
         }
         for (kind, body) in [("sized", sized(limit + 1)), ("chunked", chunked(limit / 4 * 4 + 4))] {
-            let asked = store.acquires();
+            let asked = store.on(Verb::Acquire).calls();
             let answer = send(&app, Request::post("/").body(body).expect("a request")).await;
             assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE, "{what}, {kind}, beyond the limit");
-            assert_eq!(store.acquires(), asked, "{what}, {kind}: nothing is locked");
+            assert_eq!(store.on(Verb::Acquire).calls(), asked, "{what}, {kind}: nothing is locked");
             // tower-http answers by itself what it can see from the head.
             if what != "a layer of its own" || kind == "chunked" {
                 assert!(matches!(answer.extensions().get(), Some(Rejection::BodyTooLarge)), "{what}, {kind}");
@@ -203,7 +204,7 @@ async fn a_body_that_breaks_off_is_a_bad_key_and_locks_nothing() {
     let answer = send(&app, Request::post("/").body(Body::from_stream(stream::iter(frames))).expect("a request")).await;
     assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
     assert!(text(answer).await.contains("urn:tower-lock:bad-key"));
-    assert_eq!(store.acquires(), 0);
+    assert_eq!(store.on(Verb::Acquire).calls(), 0);
 }
 
 /// The upload is read first: while it trickles in, the key is free.
@@ -218,7 +219,7 @@ async fn a_slow_upload_holds_no_lock() {
     let mut quick = Wire::connect(server).await;
     quick.write("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nabcd").await;
     assert_eq!(quick.reply(false).await.status, 200);
-    assert_eq!((store.acquires(), store.held()), (1, 0));
+    assert_eq!((store.on(Verb::Acquire).calls(), store.held()), (1, 0));
     slow.write("cd").await;
     assert_eq!(soon("the slow one", slow.reply(false)).await.status, 200);
 }

@@ -26,6 +26,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_lock::{LockLayer, Locks, MemoryStore, by_parts};
 
 use crate::support::{Wire, fetch, one_key, serve, settle, store_and_locks, text};
+use tower_lock::test_util::Verb;
 
 type Script = mpsc::UnboundedReceiver<Result<Frame<Bytes>, &'static str>>;
 
@@ -154,7 +155,7 @@ async fn a_stream_holds_the_lock_to_its_end_and_its_end_is_seen_with_the_key_fre
         assert!(!body.is_end_stream(), "{what}: hyper would not ask again");
 
         // The release takes its time: until then nobody sees the end.
-        store.release_gate.shut();
+        store.on(Verb::Release).hold_question();
         let has_last = last.is_some();
         if let Some(last) = last {
             tell.send(last).expect("open");
@@ -162,7 +163,7 @@ async fn a_stream_holds_the_lock_to_its_end_and_its_end_is_seen_with_the_key_fre
         drop(tell);
         assert!(futures_util::poll!(body.frame()).is_pending(), "{what}: withheld");
         assert!(!body.is_end_stream(), "{what}: nor is it said otherwise");
-        store.release_gate.open();
+        store.on(Verb::Release).open();
         assert_eq!(body.frame().await.is_some(), has_last, "{what}");
         assert_eq!(store.held(), 0, "{what}");
         assert!(body.is_end_stream(), "{what}");
@@ -359,7 +360,7 @@ async fn a_size_stays_exact_where_it_was_and_is_not_made_exact() {
 async fn a_client_that_has_its_answer_never_meets_its_own_lock() {
     let (store, locks) = store_and_locks();
     // As long as a round trip to a store elsewhere.
-    store.release_takes_ms.store(2, SeqCst);
+    store.on(Verb::Release).takes(Duration::from_millis(2));
     let chunks = || {
         Body::from_stream(stream::unfold(0, |n| async move {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -433,13 +434,13 @@ async fn trailers_behind_a_chunked_stream_arrive() {
 #[tokio::test(start_paused = true)]
 async fn a_finished_answer_waits_for_its_release_a_quarter_of_a_second_at_most() {
     let (store, locks) = store_and_locks();
-    store.release_gate.shut();
+    store.on(Verb::Release).hold_question();
     let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
     let asked = tokio::time::Instant::now();
     assert_eq!(text(fetch(&app, "/").await).await, "ran");
     assert!((250..260).contains(&asked.elapsed().as_millis()), "{:?}", asked.elapsed());
     assert_eq!(store.held(), 1, "still on its way");
-    store.release_gate.open();
+    store.on(Verb::Release).open();
     settle().await;
     assert_eq!(store.held(), 0);
 }

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use tower_lock::{HeldLock, LockKey, LockLayer, Locks, Rejection, by, by_with_state};
 
 use crate::support::{fetch, post_json, send, store_and_locks, text};
+use tower_lock::test_util::Verb;
 
 #[derive(Deserialize)]
 struct Claim {
@@ -218,7 +219,7 @@ async fn what_an_extractor_rejects_is_answered_untouched_before_anything_is_lock
         );
         assert_eq!(text(with).await, text(without).await);
     }
-    assert_eq!(store.acquires(), 0, "the store heard of nothing");
+    assert_eq!(store.on(Verb::Acquire).calls(), 0, "the store heard of nothing");
 }
 
 #[tokio::test]
@@ -233,7 +234,7 @@ async fn what_a_key_function_answers_as_an_error_is_the_answer() {
     assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
     assert_eq!(answer.headers()["x-why"], "no order");
     assert_eq!(text(answer).await, "name the order");
-    assert_eq!(store.acquires(), 0);
+    assert_eq!(store.on(Verb::Acquire).calls(), 0);
 }
 
 #[tokio::test]
@@ -245,7 +246,7 @@ async fn a_raw_name_of_the_request_is_exact_or_a_400() {
     let answer = fetch(&app, "/a%7Bb").await;
     assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
     assert!(text(answer).await.contains("braces"));
-    assert_eq!(store.acquires(), 1);
+    assert_eq!(store.on(Verb::Acquire).calls(), 1);
 }
 
 #[tokio::test]

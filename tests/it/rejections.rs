@@ -1,10 +1,6 @@
 //! Who is turned away is told why, what became of the handler, and when to come back.
 
-use std::{
-    error::Error,
-    sync::{Arc, atomic::Ordering::SeqCst},
-    time::Duration,
-};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
@@ -18,6 +14,7 @@ use tokio::sync::Notify;
 use tower_lock::{LockError, LockLayer, Locks, Rejection, StoreErrorKind, by};
 
 use crate::support::{fetch, one_key, post_json, settle, store_and_locks, text};
+use tower_lock::test_util::{Fault, Verb};
 
 async fn problem(answer: Response<Body>) -> Value {
     assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/problem+json");
@@ -139,7 +136,7 @@ async fn a_full_line_is_a_503() {
 async fn a_store_that_is_down_is_a_503_and_the_handler_does_not_run() {
     let (store, locks) = store_and_locks();
     let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(60)));
-    store.is_down.store(true, SeqCst);
+    store.all(Fault::Fail);
     let answer = fetch(&app, "/").await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(retry_after_s(&answer) >= 1);
@@ -148,7 +145,7 @@ async fn a_store_that_is_down_is_a_503_and_the_handler_does_not_run() {
     assert_eq!(source.source().expect("kept").to_string(), "the test pulled the plug");
     assert_eq!(problem(answer).await["type"], "urn:tower-lock:store-unavailable");
 
-    store.is_down.store(false, SeqCst);
+    store.all(Fault::None);
     assert_eq!(text(fetch(&app, "/").await).await, "ran", "it recovers without a restart");
 }
 
@@ -156,7 +153,7 @@ async fn a_store_that_is_down_is_a_503_and_the_handler_does_not_run() {
 async fn a_store_that_hangs_costs_a_request_a_second() {
     let (store, locks) = store_and_locks();
     let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(60)));
-    store.acquire_gate.shut();
+    store.on(Verb::Acquire).hold_answer();
     let asked = tokio::time::Instant::now();
     let answer = fetch(&app, "/").await;
     assert_eq!((answer.status(), asked.elapsed().as_secs()), (StatusCode::SERVICE_UNAVAILABLE, 1));
@@ -164,7 +161,7 @@ async fn a_store_that_hangs_costs_a_request_a_second() {
         answer.extensions().get(),
         Some(Rejection::StoreUnavailable { source, .. }) if source.kind() == StoreErrorKind::Timeout
     ));
-    store.acquire_gate.open();
+    store.on(Verb::Acquire).open();
     settle().await;
     assert_eq!(store.held(), 0, "what was granted while nobody listened is given back");
     assert_eq!(text(fetch(&app, "/").await).await, "ran");
@@ -205,7 +202,7 @@ async fn an_error_says_what_went_wrong_and_keeps_its_source() {
     let error = locks.try_lock(("k",)).await.expect_err("held");
     assert_eq!(error.to_string(), "the lock is held by somebody else");
     held.release().await.expect("the store is up");
-    store.is_down.store(true, SeqCst);
+    store.all(Fault::Fail);
     let error: LockError = locks.try_lock(("k",)).await.expect_err("down");
     assert_eq!(error.to_string(), "the store could not say whether the lock is free");
     let source = error.source().expect("kept");

@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tower_lock::{HeldLock, LockError, LockGuard, LockKey, LockLayer, Locks, MemoryStore, Rejection};
 
 use crate::support::{TestStore, fetch, one_key, settle, store_and_locks, text};
+use tower_lock::test_util::{Fault, Verb};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -24,14 +25,14 @@ fn key() -> LockKey {
 }
 
 /// A lock of a store that is down from now on, or hangs; and when it was granted.
-async fn never_renewed(hangs: bool) -> (Arc<TestStore>, LockGuard, Instant) {
+async fn never_renewed(hangs: bool) -> (TestStore, LockGuard, Instant) {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
     let granted = Instant::now();
     if hangs {
-        store.renew_gate.shut();
+        store.on(Verb::Renew).hold_question();
     } else {
-        store.is_down.store(true, SeqCst);
+        store.all(Fault::Fail);
     }
     (store, guard, granted)
 }
@@ -39,7 +40,7 @@ async fn never_renewed(hangs: bool) -> (Arc<TestStore>, LockGuard, Instant) {
 #[tokio::test(start_paused = true)]
 async fn a_section_that_outlives_ten_leases_keeps_its_key() {
     let store = TestStore::new();
-    let (locks, stranger) = (Locks::new(Arc::clone(&store)), Locks::new(Arc::clone(&store)));
+    let (locks, stranger) = (Locks::new(store.clone()), Locks::new(store.clone()));
     let guard = locks.try_lock(key()).await.expect("free");
     let waiter = tokio::spawn(stranger.lock(key()).wait(12 * LEASE).into_future());
     for _ in 0..300 {
@@ -48,7 +49,7 @@ async fn a_section_that_outlives_ten_leases_keeps_its_key() {
         assert!(left > Duration::from_secs(18) && left < LEASE, "{left:?}");
         assert!(!waiter.is_finished());
     }
-    let renewals = store.renewals.load(SeqCst);
+    let renewals = store.on(Verb::Renew).calls();
     assert!((29..=30).contains(&renewals), "every third of a lease: {renewals}");
     let token = guard.fencing_token();
     guard.release().await.expect("the store is up");
@@ -64,7 +65,7 @@ async fn many_locks_are_renewed_in_one_call() {
         guards.push(locks.try_lock(("n", n)).await.expect("free"));
     }
     sleep(Duration::from_secs(35)).await;
-    assert_eq!(store.renewals.load(SeqCst), 3);
+    assert_eq!(store.on(Verb::Renew).calls(), 3);
     assert_eq!(store.held(), 100);
     assert!(guards.iter().all(|guard| guard.view().remaining() > Duration::from_secs(19)));
 }
@@ -85,12 +86,12 @@ async fn what_is_given_back_is_not_renewed_and_the_watchdog_goes_with_the_last()
         assert!(view.ensure(Duration::ZERO).is_err());
     }
     sleep(Duration::from_secs(100)).await;
-    assert_eq!(store.renewals.load(SeqCst), 0);
+    assert_eq!(store.on(Verb::Renew).calls(), 0);
     assert_eq!(tasks(), before, "nothing to watch, nobody who watches");
     // And comes again with the next.
     let _guard = locks.try_lock(key()).await.expect("free");
     sleep(Duration::from_secs(15)).await;
-    assert_eq!(store.renewals.load(SeqCst), 1);
+    assert_eq!(store.on(Verb::Renew).calls(), 1);
 }
 
 /// I5, I6: the store is down, or hangs, or answers too late; the deadline is local.
@@ -107,7 +108,7 @@ async fn an_unrenewed_section_is_lost_at_its_deadline_and_not_polled_again() {
             }
         };
         let view = guard.view();
-        let (lost, ()) = tokio::join!(guard.while_held(work), view.lost());
+        let (lost, _) = tokio::join!(guard.while_held(work), view.lost());
         assert!(lost.is_err());
         let deadline = Duration::from_millis(29_698);
         assert!(
@@ -117,8 +118,8 @@ async fn an_unrenewed_section_is_lost_at_its_deadline_and_not_polled_again() {
         );
         assert!(*last_poll.lock().expect("whole") < granted + deadline, "not one poll longer");
         // The answer comes after all: what is lost stays so.
-        store.is_down.store(false, SeqCst);
-        store.renew_gate.open();
+        store.all(Fault::None);
+        store.on(Verb::Renew).open();
         sleep(Duration::from_secs(5)).await;
         assert_eq!(view.remaining(), Duration::ZERO);
     }
@@ -160,7 +161,7 @@ async fn a_renewal_that_is_refused_is_lost_at_once() {
     let guard = locks.try_lock(key()).await.expect("free");
     // The store forgets it, as one does that was restarted, and somebody else takes it.
     store.restart();
-    let thief = Locks::new(Arc::clone(&store));
+    let thief = Locks::new(store.clone());
     let _stolen = thief.try_lock(key()).await.expect("free for the store");
     let began = Instant::now();
     guard.view().lost().await;
@@ -175,12 +176,12 @@ async fn a_renewal_that_fails_is_asked_for_again_soon() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
     sleep(Duration::from_secs(9)).await;
-    store.is_down.store(true, SeqCst);
+    store.all(Fault::Fail);
     sleep(Duration::from_secs(19)).await;
-    assert!((17..=19).contains(&store.renewals.load(SeqCst)), "once a second: {}", store.renewals.load(SeqCst));
+    assert!((17..=19).contains(&store.on(Verb::Renew).calls()), "once a second: {}", store.on(Verb::Renew).calls());
     assert!(guard.view().ensure(Duration::from_secs(1)).is_ok());
     assert!(guard.view().ensure(Duration::from_secs(2)).is_err(), "too little left for that");
-    store.is_down.store(false, SeqCst);
+    store.all(Fault::None);
     sleep(Duration::from_millis(1100)).await;
     assert!(guard.view().remaining() > Duration::from_secs(28), "two seconds before its end");
 }
@@ -190,12 +191,12 @@ async fn a_renewal_that_fails_is_asked_for_again_soon() {
 async fn a_renewal_counts_from_before_it_was_asked_for() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
-    store.renew_gate.shut();
-    sleep(Duration::from_millis(10_600)).await;
-    store.renew_gate.open();
+    store.on(Verb::Renew).hold_question();
+    sleep(Duration::from_millis(10_400)).await;
+    store.on(Verb::Renew).open();
     settle().await;
     let left = guard.view().remaining();
-    assert!(left > Duration::from_secs(29) && left <= Duration::from_millis(29_698 - 600 + 5), "{left:?}");
+    assert!(left > Duration::from_secs(29) && left <= Duration::from_millis(29_698 - 400 + 5), "{left:?}");
 }
 
 /// One renewal hangs for as long as a call may; those that are due later are not later for it.
@@ -203,13 +204,17 @@ async fn a_renewal_counts_from_before_it_was_asked_for() {
 async fn a_renewal_that_hangs_delays_no_other() {
     let (store, locks) = store_and_locks();
     let _first = locks.try_lock(("n", 1)).await.expect("free");
-    sleep(Duration::from_millis(300)).await;
-    let _second = locks.try_lock(("n", 2)).await.expect("free");
-    store.renew_gate.shut();
-    sleep(Duration::from_millis(9_750)).await;
-    assert_eq!(store.renewals.load(SeqCst), 1, "the first one hangs");
-    sleep(Duration::from_millis(300)).await;
-    assert_eq!(store.renewals.load(SeqCst), 2, "and the second one is asked for when it is due");
+    sleep(Duration::from_millis(700)).await;
+    let second = locks.try_lock(("n", 2)).await.expect("free");
+    store.on(Verb::Renew).hold_question();
+    // Whatever is asked hangs from now on; the second one is asked for when it is due all the same.
+    sleep(Duration::from_millis(9_350)).await;
+    assert_eq!(store.on(Verb::Renew).calls(), 1, "the first one hangs");
+    sleep(Duration::from_millis(700)).await;
+    assert_eq!(store.on(Verb::Renew).calls(), 2);
+    store.on(Verb::Renew).open();
+    settle().await;
+    assert!(second.view().remaining() > Duration::from_secs(29));
 }
 
 #[tokio::test(start_paused = true)]
@@ -233,7 +238,7 @@ async fn a_handler_that_loses_its_lock_is_dropped_and_its_request_told_that_the_
     let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
     let request = tokio::spawn(async move { fetch(&app, "/").await });
     settle().await;
-    store.is_down.store(true, SeqCst);
+    store.all(Fault::Fail);
     let answer = request.await.expect("no panic");
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
@@ -246,7 +251,7 @@ async fn a_handler_that_loses_its_lock_is_dropped_and_its_request_told_that_the_
 #[tokio::test(start_paused = true)]
 async fn a_long_handler_and_a_long_stream_keep_their_lock() {
     let store = TestStore::new();
-    let (locks, stranger) = (Locks::new(Arc::clone(&store)), Locks::new(Arc::clone(&store)));
+    let (locks, stranger) = (Locks::new(store.clone()), Locks::new(store.clone()));
     let handler = get(|lock: HeldLock| async move {
         sleep(3 * LEASE).await;
         assert!(lock.remaining() > LEASE / 2);
@@ -285,7 +290,7 @@ async fn a_stream_that_loses_its_lock_ends_with_an_error() {
     let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
     let mut body = fetch(&app, "/").await.into_body();
     drop(body.frame().await);
-    store.is_down.store(true, SeqCst);
+    store.all(Fault::Fail);
     let (mut frames, began) = (0, Instant::now());
     let error = loop {
         match body.frame().await.expect("no end that looks complete") {
@@ -293,7 +298,10 @@ async fn a_stream_that_loses_its_lock_ends_with_an_error() {
             Err(error) => break error,
         }
     };
-    assert_eq!(error.to_string(), "the lock was lost before the work under it had ended");
+    assert_eq!(
+        error.to_string(),
+        "the lock was lost before the work under it had ended: the store did not renew it in time"
+    );
     assert!(frames >= 27 && began.elapsed() < LEASE, "{frames}");
     assert!(body.frame().await.is_none());
 }
@@ -324,7 +332,7 @@ async fn a_service_that_gets_ready_too_late_is_not_called() {
     let service = tower::Layer::layer(&LockLayer::new(&locks, one_key()), inner);
     let request = tokio::spawn(tower::ServiceExt::oneshot(service, axum::http::Request::new(Body::empty())));
     settle().await;
-    store.is_down.store(true, SeqCst);
+    store.all(Fault::Fail);
     let began = Instant::now();
     let answer = request.await.expect("no panic").expect("infallible");
     assert_eq!((answer.status(), calls.load(SeqCst)), (StatusCode::SERVICE_UNAVAILABLE, 0));

@@ -20,6 +20,7 @@ use tower_lock::{KeyInLogs, LockKey, LockLayer, Locks, by, by_parts};
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt, registry::LookupSpan};
 
 use crate::support::{post_json, settle, store_and_locks};
+use tower_lock::test_util::Fault;
 
 type Fields = BTreeMap<String, String>;
 
@@ -179,11 +180,11 @@ async fn a_request_that_is_turned_away_is_seen_with_the_reason() {
     post_json(&patient, "/", "01234567890").await;
     assert_eq!(recorder.last()["result"], "body_too_large");
     held.release().await.expect("the store is up");
-    store.is_down.store(true, std::sync::atomic::Ordering::SeqCst);
+    store.all(Fault::Fail);
     post_json(&patient, "/", "1").await;
     assert_eq!(recorder.last()["result"], "store_unavailable");
     assert!(!recorder.last().contains_key("hold_ms") && !recorder.last().contains_key("fence"));
-    store.is_down.store(false, std::sync::atomic::Ordering::SeqCst);
+    store.all(Fault::None);
 
     // 256 in line, and one more.
     let go_on = Arc::new(Notify::new());

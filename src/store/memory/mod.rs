@@ -1,14 +1,17 @@
 //! Locks in the memory of one process.
 
 use std::{
+    collections::HashMap,
     sync::{Mutex, MutexGuard, PoisonError},
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use tokio::time::Instant;
-
-use self::records::Records;
-use super::{AcquireAsk, Acquired, LockStore, ReleaseAsk, Released, RenewAsk, Renewed, StoreFuture};
+use self::records::{At, Records};
+use super::{
+    AcquireAsk, Acquired, ForceAsk, Inbox, Inspected, LockStore, ReleaseAsk, Released, RenewAsk, Renewed, StoreEvent,
+    StoreFuture, YieldAsk, Yielded,
+};
+use crate::{clock::Clock, key::LockKey, lease::OwnerId};
 
 mod records;
 
@@ -18,7 +21,14 @@ mod records;
 /// server. Needs the feature `memory`.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
-    records: Mutex<Records>,
+    state: Mutex<State>,
+    clock: Clock,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    records: Records,
+    inboxes: HashMap<String, Inbox>,
 }
 
 impl MemoryStore {
@@ -28,31 +38,85 @@ impl MemoryStore {
         Self::default()
     }
 
+    /// A store whose leases are measured by this clock.
+    #[cfg(feature = "test-util")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
+    #[must_use]
+    pub fn with_clock(clock: Clock) -> Self {
+        Self { clock, ..Self::default() }
+    }
+
     /// How many keys are held.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.records().held(Instant::now())
+        self.state().records.held(self.clock.now())
     }
 
-    fn records(&self) -> MutexGuard<'_, Records> {
-        // No code of others runs under this mutex: a poisoned one holds whole records.
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Of how many keys something is kept: held, waited for, or taken by nobody for a while.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.state().records.size(self.clock.now())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No code of others runs under this mutex but the question whether an inbox is open: a poisoned one holds whole records.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn verb<T>(&self, verb: impl FnOnce(&mut Records, &mut At<'_>) -> T) -> StoreFuture<T> {
+        let mut events = Vec::new();
+        let mut state = self.state();
+        let State { records, inboxes } = &mut *state;
+        let listens = |owner: &OwnerId| inboxes.get(owner.process()).is_some_and(Inbox::is_open);
+        let mut at =
+            At { now: self.clock.now(), wall_clock_us: &wall_clock_us, listens: &listens, events: &mut events };
+        let answer = verb(records, &mut at);
+        drop(state);
+        self.tell(events);
+        StoreFuture::ready(Ok(answer))
+    }
+
+    /// Not under the mutex: whoever is told may ask again from in there.
+    fn tell(&self, events: Vec<StoreEvent>) {
+        for event in events {
+            let (StoreEvent::Offered { owner, .. } | StoreEvent::TakenAway { owner, .. }) = &event else { continue };
+            let inbox = self.state().inboxes.get(owner.process()).cloned();
+            if let Some(inbox) = inbox {
+                inbox.tell(event);
+            }
+        }
     }
 }
 
 impl LockStore for MemoryStore {
-    fn acquire<'a>(&'a self, ask: AcquireAsk<'a>) -> StoreFuture<'a, Acquired> {
-        let acquired = self.records().acquire(Instant::now(), wall_clock_us(), ask.key, ask.owner, ask.lease);
-        StoreFuture::ready(Ok(acquired))
+    fn open(&self, inbox: Inbox) {
+        let mut state = self.state();
+        state.inboxes.retain(|_, inbox| inbox.is_open());
+        state.inboxes.insert(inbox.process().to_owned(), inbox);
     }
 
-    fn renew<'a>(&'a self, asks: &'a [RenewAsk<'a>]) -> StoreFuture<'a, Vec<Renewed>> {
-        let (mut records, now) = (self.records(), Instant::now());
-        StoreFuture::ready(Ok(asks.iter().map(|ask| records.renew(now, ask.key, ask.owner, ask.lease)).collect()))
+    fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired> {
+        self.verb(|records, at| records.acquire(at, &ask))
     }
 
-    fn release<'a>(&'a self, ask: ReleaseAsk<'a>) -> StoreFuture<'a, Released> {
-        StoreFuture::ready(Ok(self.records().release(Instant::now(), ask.key, ask.owner)))
+    fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>> {
+        self.verb(|records, at| asks.iter().map(|ask| records.renew(at.now, ask)).collect())
+    }
+
+    fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
+        self.verb(|records, at| records.release(at, &ask))
+    }
+
+    fn yield_to_line(&self, ask: YieldAsk) -> StoreFuture<Yielded> {
+        self.verb(|records, at| records.yield_to_line(at, &ask))
+    }
+
+    fn inspect(&self, key: LockKey) -> StoreFuture<Inspected> {
+        self.verb(|records, at| records.inspect(at.now, &key))
+    }
+
+    fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<OwnerId>> {
+        self.verb(|records, at| records.force_release(at, &ask))
     }
 }
 

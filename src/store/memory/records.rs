@@ -1,64 +1,90 @@
-//! The rules of the contract, without a clock: time is an argument.
+//! The rules of the contract, without a clock: time is an argument, events are a return value.
 
-use std::{collections::HashMap, time::Duration};
-
-use tokio::time::Instant;
-
-use crate::{
-    key::LockKey,
-    lease::OwnerId,
-    store::{Acquired, Released, Renewed},
+use std::{
+    collections::{HashMap, VecDeque, hash_map},
+    time::Duration,
 };
 
-/// Who holds which key.
+use crate::{
+    clock::Moment,
+    key::LockKey,
+    lease::OwnerId,
+    store::{
+        AcquireAsk, Acquired, ForceAsk, HolderRecord, IfHeld, Inspected, LineTerms, ReleaseAsk, Released, RenewAsk,
+        Renewed, StoreEvent, YieldAsk, Yielded,
+    },
+};
+
+/// Who holds which key, and who waits for it.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     by_key: HashMap<LockKey, Record>,
     last_fence: u64,
-    /// At this many records those of dead holders are looked for.
+    /// At this many records those of the dead are looked for.
     sweep_at: usize,
 }
 
+/// What is kept of one key. Nothing is kept of a free one for which nobody waits.
 #[derive(Debug)]
 struct Record {
+    /// `None`: taken by nobody, until the moment below.
+    holder: Option<Holder>,
+    until: Moment,
+    line: VecDeque<OwnerId>,
+    /// Until when the places in the line last if nobody asks again.
+    line_until: Moment,
+}
+
+#[derive(Debug)]
+struct Holder {
     owner: OwnerId,
     fence: u64,
-    until: Instant,
+}
+
+/// What a verb needs beside its ask.
+pub(super) struct At<'a> {
+    pub(super) now: Moment,
+    pub(super) wall_clock_us: &'a dyn Fn() -> u64,
+    /// Whether a process has an open inbox; one that has none is dead.
+    pub(super) listens: &'a dyn Fn(&OwnerId) -> bool,
+    /// What is to be told when the verb is over.
+    pub(super) events: &'a mut Vec<StoreEvent>,
 }
 
 impl Records {
     /// Below this many records nobody looks for dead ones.
     const SWEEP_FROM: usize = 64;
 
-    pub(super) fn acquire(
-        &mut self,
-        now: Instant,
-        wall_clock_us: u64,
-        key: &LockKey,
-        owner: &OwnerId,
-        lease: Duration,
-    ) -> Acquired {
-        let until = end_of(lease, now);
-        if let Some(record) = self.by_key.get_mut(key)
-            && record.until > now
-        {
-            if record.owner != *owner {
-                return Acquired::Held { lease_left: record.until - now };
-            }
-            record.until = until;
-            return Acquired::Granted { fence: record.fence };
+    pub(super) fn acquire(&mut self, at: &mut At<'_>, ask: &AcquireAsk) -> Acquired {
+        self.sweep(at.now);
+        let record = match self.by_key.entry(ask.key.clone()) {
+            hash_map::Entry::Occupied(occupied) => occupied.into_mut(),
+            hash_map::Entry::Vacant(vacant) => vacant.insert(Record::free(at.now)),
+        };
+        // A grant, or an offer that has come: the same fence, a full lease.
+        if let Some(fence) = record.fence_of(&ask.owner, at.now) {
+            record.until = at.now.after(ask.lease);
+            return Acquired::Granted { fence };
         }
-        self.sweep(now);
-        let fence = wall_clock_us.max(self.last_fence.saturating_add(1));
-        self.last_fence = fence;
-        self.by_key.insert(key.clone(), Record { owner: owner.clone(), fence, until });
-        Acquired::Granted { fence }
+        if record.is_free(at.now) {
+            let first = record.pass_on(at, &ask.key, ask.line, &mut self.last_fence, Some(&ask.owner));
+            if !first {
+                let fence = mint(&mut self.last_fence, (at.wall_clock_us)());
+                record.grant(ask.owner.clone(), fence, at.now.after(ask.lease));
+                return Acquired::Granted { fence };
+            }
+        }
+        let lease_left = record.until.since(at.now);
+        match ask.if_held {
+            IfHeld::Refuse => Acquired::Held { lease_left },
+            IfHeld::LineUp => record.line_up(at, &ask.owner, ask.line, lease_left),
+        }
     }
 
-    pub(super) fn renew(&mut self, now: Instant, key: &LockKey, owner: &OwnerId, lease: Duration) -> Renewed {
-        match self.by_key.get_mut(key) {
-            Some(record) if record.owner == *owner && record.until > now => {
-                record.until = end_of(lease, now);
+    pub(super) fn renew(&mut self, now: Moment, ask: &RenewAsk) -> Renewed {
+        match self.by_key.get_mut(&ask.key) {
+            Some(record) if record.fence_of(&ask.owner, now).is_some() => {
+                record.until = now.after(ask.lease);
                 Renewed::Extended
             }
             _ => Renewed::NotOwner,
@@ -66,34 +92,170 @@ impl Records {
     }
 
     /// I1
-    pub(super) fn release(&mut self, now: Instant, key: &LockKey, owner: &OwnerId) -> Released {
-        match self.by_key.get(key) {
-            Some(record) if record.owner == *owner => {
-                let in_time = record.until > now;
-                self.by_key.remove(key);
-                if in_time { Released::Freed } else { Released::NotOwner }
+    pub(super) fn release(&mut self, at: &mut At<'_>, ask: &ReleaseAsk) -> Released {
+        let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(ask.key.clone()) else {
+            return Released::NotOwner;
+        };
+        let record = occupied.get_mut();
+        if record.fence_of(&ask.owner, at.now).is_none() {
+            record.line.retain(|waiting| *waiting != ask.owner);
+            if record.is_gone(at.now) {
+                occupied.remove();
             }
-            _ => Released::NotOwner,
+            return Released::NotOwner;
         }
+        record.holder = None;
+        record.until = at.now.after(ask.keep_taken);
+        if !record.is_free(at.now) {
+            return Released::Freed;
+        }
+        if record.pass_on(at, &ask.key, ask.line, &mut self.last_fence, None) {
+            return Released::HandedOn;
+        }
+        occupied.remove();
+        Released::Freed
     }
 
-    pub(super) fn held(&self, now: Instant) -> usize {
-        self.by_key.values().filter(|record| record.until > now).count()
+    pub(super) fn yield_to_line(&mut self, at: &mut At<'_>, ask: &YieldAsk) -> Yielded {
+        let acquire =
+            AcquireAsk::new(ask.key.clone(), ask.next.clone(), ask.lease, IfHeld::LineUp, ask.line, ask.void_after);
+        if let Some(record) = self.by_key.get_mut(&ask.key)
+            && record.fence_of(&ask.owner, at.now).is_some()
+        {
+            record.holder = None;
+            if !record.pass_on(at, &ask.key, ask.line, &mut self.last_fence, None) {
+                let fence = mint(&mut self.last_fence, (at.wall_clock_us)());
+                record.grant(ask.owner.clone(), fence, at.now.after(ask.lease));
+                return Yielded::Extended { fence };
+            }
+        }
+        Yielded::Over(self.acquire(at, &acquire))
     }
 
-    /// Holders that died leave their records. Looking for them each time the table has doubled costs a constant
+    pub(super) fn inspect(&self, now: Moment, key: &LockKey) -> Inspected {
+        let Some(record) = self.by_key.get(key) else { return Inspected::new(None, Duration::ZERO, 0) };
+        let holder = record.holder.as_ref().filter(|_| record.until > now);
+        let waiting = if record.line_until > now { record.line.len() } else { 0 };
+        Inspected::new(
+            holder.map(|holder| HolderRecord::new(holder.owner.clone(), holder.fence)),
+            record.until.since(now),
+            waiting,
+        )
+    }
+
+    pub(super) fn force_release(&mut self, at: &mut At<'_>, ask: &ForceAsk) -> Option<OwnerId> {
+        let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(ask.key.clone()) else { return None };
+        let record = occupied.get_mut();
+        let was_held = record.until > at.now;
+        let thrown_out = record.holder.take().filter(|_| was_held).map(|holder| holder.owner);
+        if let Some(owner) = &thrown_out {
+            record.until = at.now.after(ask.keep_taken);
+            at.events.push(StoreEvent::TakenAway { key: ask.key.clone(), owner: owner.clone() });
+        }
+        if record.is_free(at.now) && !record.pass_on(at, &ask.key, ask.line, &mut self.last_fence, None) {
+            occupied.remove();
+        }
+        thrown_out
+    }
+
+    /// How many keys are held by somebody.
+    pub(super) fn held(&self, now: Moment) -> usize {
+        self.by_key.values().filter(|record| record.holder.is_some() && record.until > now).count()
+    }
+
+    /// Of how many keys something is kept.
+    pub(super) fn size(&self, now: Moment) -> usize {
+        self.by_key.values().filter(|record| !record.is_gone(now)).count()
+    }
+
+    /// Those who died leave their records. Looking for them each time the table has doubled costs a constant
     /// per acquisition and keeps it within twice the living.
-    fn sweep(&mut self, now: Instant) {
+    fn sweep(&mut self, now: Moment) {
         if self.by_key.len() >= self.sweep_at.max(Self::SWEEP_FROM) {
-            self.by_key.retain(|_, record| record.until > now);
+            self.by_key.retain(|_, record| !record.is_gone(now));
             self.sweep_at = 2 * self.by_key.len();
         }
     }
 }
 
-/// A lease past the end of the clock is as good as one that ends there.
-fn end_of(lease: Duration, now: Instant) -> Instant {
-    now.checked_add(lease).unwrap_or_else(|| now + Duration::from_secs(u32::MAX.into()))
+impl Record {
+    fn free(now: Moment) -> Self {
+        Self { holder: None, until: now, line: VecDeque::new(), line_until: now }
+    }
+
+    fn is_free(&self, now: Moment) -> bool {
+        self.until <= now
+    }
+
+    /// Nothing is to be kept of it.
+    fn is_gone(&self, now: Moment) -> bool {
+        self.is_free(now) && (self.line.is_empty() || self.line_until <= now)
+    }
+
+    /// Whether this owner has the key, and under which fence.
+    fn fence_of(&self, owner: &OwnerId, now: Moment) -> Option<u64> {
+        let holder = self.holder.as_ref().filter(|holder| holder.owner == *owner && self.until > now)?;
+        Some(holder.fence)
+    }
+
+    fn grant(&mut self, owner: OwnerId, fence: u64, until: Moment) {
+        self.line.retain(|waiting| *waiting != owner);
+        self.holder = Some(Holder { owner, fence });
+        self.until = until;
+    }
+
+    /// Offers the free key to the first of the line who listens. `false`: nobody does, or the first one is `asker`, who is to be
+    /// granted it.
+    fn pass_on(
+        &mut self,
+        at: &mut At<'_>,
+        key: &LockKey,
+        terms: LineTerms,
+        last_fence: &mut u64,
+        asker: Option<&OwnerId>,
+    ) -> bool {
+        if self.line_until <= at.now {
+            self.line.clear();
+        }
+        while let Some(first) = self.line.pop_front() {
+            if Some(&first) == asker {
+                return false;
+            }
+            if !(at.listens)(&first) {
+                continue;
+            }
+            at.events.push(StoreEvent::Offered { key: key.clone(), owner: first.clone() });
+            let fence = mint(last_fence, (at.wall_clock_us)());
+            self.grant(first, fence, at.now.after(terms.offer));
+            return true;
+        }
+        false
+    }
+
+    fn line_up(&mut self, at: &At<'_>, owner: &OwnerId, terms: LineTerms, lease_left: Duration) -> Acquired {
+        if self.line_until <= at.now {
+            self.line.clear();
+        }
+        let place = self.line.iter().position(|waiting| waiting == owner);
+        if place.is_none() && self.line.len() >= terms.places {
+            self.line.retain(|waiting| (at.listens)(waiting));
+            if self.line.len() >= terms.places {
+                return Acquired::LineFull { lease_left };
+            }
+        }
+        self.line_until = at.now.after(terms.place);
+        let before = place.unwrap_or_else(|| {
+            self.line.push_back(owner.clone());
+            self.line.len() - 1
+        });
+        Acquired::InLine { before, lease_left }
+    }
+}
+
+/// The next fence: above all before it, and never behind the clock.
+fn mint(last: &mut u64, wall_clock_us: u64) -> u64 {
+    *last = wall_clock_us.max(last.saturating_add(1));
+    *last
 }
 
 #[cfg(test)]
@@ -102,103 +264,174 @@ mod tests {
     use crate::lease::OwnerIds;
 
     const LEASE: Duration = Duration::from_secs(30);
+    const OFFER: Duration = Duration::from_secs(4);
+
+    /// Records, and a clock.
+    struct Store {
+        records: Records,
+        now: Moment,
+        wall_clock_us: u64,
+        events: Vec<StoreEvent>,
+        dead: Vec<OwnerId>,
+    }
+
+    fn store() -> Store {
+        Store {
+            records: Records::default(),
+            now: Moment::default(),
+            wall_clock_us: 0,
+            events: Vec::new(),
+            dead: Vec::new(),
+        }
+    }
+
+    impl Store {
+        fn at<T>(&mut self, verb: impl FnOnce(&mut Records, &mut At<'_>) -> T) -> T {
+            let Self { records, now, wall_clock_us, events, dead } = self;
+            let listens = |owner: &OwnerId| !dead.contains(owner);
+            let wall_clock_us = || *wall_clock_us;
+            verb(records, &mut At { now: *now, wall_clock_us: &wall_clock_us, listens: &listens, events })
+        }
+
+        fn ask(&mut self, key: &LockKey, owner: &OwnerId, if_held: IfHeld) -> Acquired {
+            let ask = AcquireAsk::new(key.clone(), owner.clone(), LEASE, if_held, terms(), LEASE);
+            self.at(|records, at| records.acquire(at, &ask))
+        }
+
+        fn fence(&mut self, owner: &OwnerId) -> u64 {
+            match self.ask(&key(), owner, IfHeld::LineUp) {
+                Acquired::Granted { fence } => fence,
+                other => panic!("not granted: {other:?}"),
+            }
+        }
+
+        fn release(&mut self, owner: &OwnerId, keep_taken: Duration) -> Released {
+            let ask = ReleaseAsk::new(key(), owner.clone(), keep_taken, terms());
+            self.at(|records, at| records.release(at, &ask))
+        }
+
+        fn renew(&mut self, owner: &OwnerId) -> Renewed {
+            self.records.renew(self.now, &RenewAsk::new(key(), owner.clone(), LEASE))
+        }
+
+        fn later(&mut self, by: Duration) {
+            self.now = self.now.after(by);
+        }
+
+        fn offered(&mut self) -> Vec<OwnerId> {
+            let offered = |event| match event {
+                StoreEvent::Offered { owner, .. } => owner,
+                other => panic!("{other:?}"),
+            };
+            self.events.drain(..).map(offered).collect()
+        }
+    }
 
     fn key() -> LockKey {
         LockKey::from(("order", 1))
     }
 
-    fn fence(acquired: Acquired) -> u64 {
-        let Acquired::Granted { fence } = acquired else { panic!("not granted: {acquired:?}") };
-        fence
+    fn terms() -> LineTerms {
+        LineTerms::new(OFFER, Duration::from_secs(10), 3)
     }
 
-    #[test]
-    fn a_key_has_one_owner_until_it_is_given_back() {
-        let (mut records, ids, now) = (Records::default(), OwnerIds::new(0), Instant::now());
-        let (a, b) = (ids.next(), ids.next());
-        fence(records.acquire(now, 0, &key(), &a, LEASE));
-        let later = now + Duration::from_secs(10);
-        assert_eq!(
-            records.acquire(later, 0, &key(), &b, LEASE),
-            Acquired::Held { lease_left: Duration::from_secs(20) }
-        );
-        assert_eq!(records.release(later, &key(), &b), Released::NotOwner, "a stranger frees nothing");
-        assert_eq!(records.release(later, &key(), &a), Released::Freed);
-        assert_eq!(records.release(later, &key(), &a), Released::NotOwner, "the second time there is nothing to free");
-        fence(records.acquire(later, 0, &key(), &b, LEASE));
+    fn owners<const N: usize>() -> [OwnerId; N] {
+        let ids = OwnerIds::new("test", 0);
+        std::array::from_fn(|_| ids.next())
     }
 
     #[test]
     fn a_crashed_holder_blocks_no_longer_than_its_lease() {
-        let (mut records, ids, now) = (Records::default(), OwnerIds::new(0), Instant::now());
-        let (a, b) = (ids.next(), ids.next());
-        fence(records.acquire(now, 0, &key(), &a, LEASE));
-        assert!(matches!(
-            records.acquire(now + LEASE - Duration::from_millis(1), 0, &key(), &b, LEASE),
-            Acquired::Held { .. }
-        ));
-        fence(records.acquire(now + LEASE, 0, &key(), &b, LEASE));
-        assert_eq!(
-            records.release(now + LEASE, &key(), &a),
-            Released::NotOwner,
-            "a late holder frees nobody else's lock"
-        );
-        assert_eq!(records.held(now + LEASE), 1);
-    }
-
-    #[test]
-    fn an_acquire_that_is_repeated_answers_the_same_fence() {
-        let (mut records, ids, now) = (Records::default(), OwnerIds::new(0), Instant::now());
-        let a = ids.next();
-        let first = fence(records.acquire(now, 5, &key(), &a, LEASE));
-        let again = fence(records.acquire(now + LEASE / 2, 9, &key(), &a, LEASE));
-        assert_eq!(first, again);
-        assert_eq!(records.held(now + LEASE), 1, "and its lease is full again");
+        let ([a, b], mut store) = (owners(), store());
+        store.fence(&a);
+        store.later(LEASE - Duration::from_millis(1));
+        let held = Acquired::Held { lease_left: Duration::from_millis(1) };
+        assert_eq!(store.ask(&key(), &b, IfHeld::Refuse), held);
+        store.later(Duration::from_millis(1));
+        store.fence(&b);
+        assert_eq!(store.release(&a, Duration::ZERO), Released::NotOwner, "a late holder frees nobody else's lock");
+        assert_eq!(store.records.held(store.now), 1);
     }
 
     #[test]
     fn a_lease_is_renewed_for_its_owner_while_it_lasts_and_for_nobody_else() {
-        let (mut records, ids, now) = (Records::default(), OwnerIds::new(0), Instant::now());
-        let (a, b) = (ids.next(), ids.next());
-        assert_eq!(records.renew(now, &key(), &a, LEASE), Renewed::NotOwner, "a free key is nobody's");
-        let first = fence(records.acquire(now, 5, &key(), &a, LEASE));
-        assert_eq!(records.renew(now + LEASE / 2, &key(), &b, LEASE), Renewed::NotOwner, "a stranger");
-        assert_eq!(records.renew(now + LEASE / 2, &key(), &a, LEASE), Renewed::Extended);
-        assert_eq!(records.held(now + LEASE), 1, "renewed");
-        assert_eq!(fence(records.acquire(now + LEASE, 9, &key(), &a, LEASE)), first, "under the same fence");
-        assert_eq!(records.renew(now + 3 * LEASE, &key(), &a, LEASE), Renewed::NotOwner, "what is over stays over");
+        let ([a, b], mut store) = (owners(), store());
+        assert_eq!(store.renew(&a), Renewed::NotOwner, "a free key is nobody's");
+        let first = store.fence(&a);
+        store.later(LEASE / 2);
+        assert_eq!((store.renew(&b), store.renew(&a)), (Renewed::NotOwner, Renewed::Extended));
+        store.later(LEASE / 2);
+        assert_eq!(store.fence(&a), first, "under the same fence");
+        store.later(2 * LEASE);
+        assert_eq!(store.renew(&a), Renewed::NotOwner, "what is over stays over");
     }
 
     #[test]
     fn a_fence_rises_over_a_restart_and_over_a_clock_that_steps_back() {
-        let (mut records, ids, now) = (Records::default(), OwnerIds::new(0), Instant::now());
-        let mut last = 0;
-        for (n, clock) in [1_000, 1_000, 2_000, 500, 500, 2_500].into_iter().enumerate() {
-            let next = fence(records.acquire(now, clock, &LockKey::from(("n", n)), &ids.next(), LEASE));
+        let [a, b] = owners();
+        let (mut store, mut last) = (store(), 0);
+        for clock in [1_000, 1_000, 2_000, 500, 500, 2_500] {
+            store.wall_clock_us = clock;
+            let next = store.fence(&a);
             assert!(next > last, "{next} after {last}");
             last = next;
+            store.release(&a, Duration::ZERO);
         }
-        let mut restarted = Records::default();
-        assert!(fence(restarted.acquire(now, 3_000, &key(), &ids.next(), LEASE)) > last);
+        store.records = Records::default();
+        store.wall_clock_us = 3_000;
+        assert!(store.fence(&b) > last);
     }
 
     #[test]
-    fn a_free_lock_leaves_nothing_and_dead_holders_are_swept() {
-        let (mut records, ids, mut now) = (Records::default(), OwnerIds::new(0), Instant::now());
-        let owner = ids.next();
-        fence(records.acquire(now, 0, &key(), &owner, LEASE));
-        records.release(now, &key(), &owner);
-        assert!(records.by_key.is_empty());
+    fn a_free_key_goes_to_the_first_who_listens_whoever_asks() {
+        let ([a, dead, b, c], mut store) = (owners(), store());
+        store.fence(&a);
+        for (before, waiter) in [&dead, &b, &c].into_iter().enumerate() {
+            assert_eq!(store.ask(&key(), waiter, IfHeld::LineUp), Acquired::InLine { before, lease_left: LEASE },);
+        }
+        store.dead.push(dead);
+        store.later(LEASE);
+        // Nobody gave it back: the last of the line asks, and the first one has it.
+        store.records.by_key.get_mut(&key()).expect("held").line_until = Moment::NEVER;
+        assert_eq!(store.ask(&key(), &c, IfHeld::LineUp), Acquired::InLine { before: 0, lease_left: OFFER });
+        assert_eq!(store.offered(), std::slice::from_ref(&b));
+        assert_eq!(store.release(&b, Duration::ZERO), Released::HandedOn);
+        assert_eq!(store.offered(), std::slice::from_ref(&c));
+        store.later(OFFER - Duration::from_millis(1));
+        store.fence(&c);
+        store.later(LEASE - Duration::from_millis(1));
+        assert_eq!(store.renew(&c), Renewed::Extended, "an offer that is asked for is a full lease");
+    }
+
+    #[test]
+    fn a_line_is_bounded_and_forgets_the_dead_first() {
+        let ([a, b, c, d, e], mut store) = (owners(), store());
+        store.fence(&a);
+        for waiter in [&b, &c, &d] {
+            assert!(matches!(store.ask(&key(), waiter, IfHeld::LineUp), Acquired::InLine { .. }));
+        }
+        assert_eq!(store.ask(&key(), &e, IfHeld::LineUp), Acquired::LineFull { lease_left: LEASE });
+        assert_eq!(store.ask(&key(), &d, IfHeld::LineUp), Acquired::InLine { before: 2, lease_left: LEASE });
+        store.dead.push(c);
+        assert_eq!(store.ask(&key(), &e, IfHeld::LineUp), Acquired::InLine { before: 2, lease_left: LEASE });
+        store.later(Duration::from_secs(10));
+        assert_eq!(store.release(&a, Duration::ZERO), Released::Freed, "nobody has asked for ten seconds");
+    }
+
+    #[test]
+    fn a_free_lock_leaves_nothing_and_the_dead_are_swept() {
+        let ([a, b], mut store) = (owners(), store());
+        store.fence(&a);
+        store.ask(&key(), &b, IfHeld::Refuse);
+        store.ask(&key(), &b, IfHeld::LineUp);
+        store.release(&b, Duration::ZERO);
+        store.release(&a, Duration::ZERO);
+        assert!(store.records.by_key.is_empty());
         for n in 0..10_000 {
-            now += Duration::from_secs(1);
-            fence(records.acquire(now, 0, &LockKey::from(("n", n)), &ids.next(), LEASE));
+            store.later(Duration::from_secs(1));
+            assert!(matches!(store.ask(&LockKey::from(("n", n)), &a, IfHeld::LineUp), Acquired::Granted { .. }));
         }
-        assert!(records.by_key.len() <= 2 * Records::SWEEP_FROM, "{} records for 30 holders", records.by_key.len());
-    }
-
-    #[test]
-    fn a_lease_without_end_is_no_panic() {
-        let (mut records, ids) = (Records::default(), OwnerIds::new(0));
-        fence(records.acquire(Instant::now(), u64::MAX - 1, &key(), &ids.next(), Duration::MAX));
+        let records = store.records.by_key.len();
+        assert!(records <= 2 * Records::SWEEP_FROM, "{records} records for 30 holders");
     }
 }

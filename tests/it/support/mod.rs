@@ -1,6 +1,6 @@
 //! A server, a client that sees every byte, and stores with hands.
 
-use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
+use std::{future::Future, net::SocketAddr, time::Duration};
 
 use axum::{
     Router,
@@ -16,9 +16,7 @@ use tokio::{
 use tower::ServiceExt;
 use tower_lock::{KeySourceFor, Locks, by_parts};
 
-mod store;
-
-pub(crate) use self::store::TestStore;
+pub(crate) use tower_lock::test_util::TestStore;
 
 /// Longer than anything takes here, on a machine that does something else as well.
 const AT_MOST: Duration = Duration::from_secs(120);
@@ -39,9 +37,9 @@ pub(crate) fn one_key() -> impl KeySourceFor<Body, Body = Body> {
     by_parts(|_| ("k",))
 }
 
-pub(crate) fn store_and_locks() -> (Arc<TestStore>, Locks) {
+pub(crate) fn store_and_locks() -> (TestStore, Locks) {
     let store = TestStore::new();
-    let locks = Locks::new(Arc::clone(&store));
+    let locks = Locks::new(store.clone());
     (store, locks)
 }
 

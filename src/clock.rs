@@ -1,0 +1,132 @@
+//! The clock that leases are measured by.
+
+use std::time::Duration;
+
+/// A moment of that clock, in nanoseconds. Pure code takes it as an argument.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(u64);
+
+/// Runs through suspend: a machine that slept past a lease finds it over. (`CLOCK_BOOTTIME` on Linux; `Instant` elsewhere, which does
+/// not count sleep on some systems.)
+///
+/// With the feature `test-util` it is Tokio's clock, which tests can stop, and can be made to jump.
+#[derive(Clone, Debug, Default)]
+pub struct Clock {
+    #[cfg(any(test, feature = "test-util"))]
+    jumped: std::sync::Arc<std::sync::atomic::AtomicU64>,
+}
+
+impl Moment {
+    /// Later than everything.
+    pub const NEVER: Self = Self(u64::MAX);
+
+    /// So many nanoseconds after the beginning of the clock.
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    pub(crate) const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// This long after; what is past the end of the clock is [`NEVER`](Self::NEVER).
+    #[must_use]
+    pub fn after(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(nanos(duration)))
+    }
+
+    /// From then to here; zero if then is later.
+    pub const fn since(self, then: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(then.0))
+    }
+}
+
+impl Clock {
+    /// What time it is.
+    #[cfg(not(any(test, feature = "test-util")))]
+    #[cfg_attr(not(target_os = "linux"), expect(clippy::unused_self, reason = "tests have more than one clock"))]
+    pub fn now(&self) -> Moment {
+        boot::now()
+    }
+
+    /// What time it is.
+    #[cfg(any(test, feature = "test-util"))]
+    pub fn now(&self) -> Moment {
+        use std::sync::{OnceLock, atomic::Ordering};
+        static START: OnceLock<tokio::time::Instant> = OnceLock::new();
+        let now = tokio::time::Instant::now();
+        // Far from zero: a paused clock may stand before the one that was read first.
+        let start = *START.get_or_init(|| now);
+        let since =
+            Duration::from_secs(1 << 30) + now.saturating_duration_since(start) - start.saturating_duration_since(now);
+        Moment(nanos(since)).after(Duration::from_nanos(self.jumped.load(Ordering::SeqCst)))
+    }
+
+    /// As if the machine had been suspended for so long: timers have not moved, leases have.
+    #[cfg(any(test, feature = "test-util"))]
+    pub fn jump(&self, by: Duration) {
+        self.jumped.fetch_add(nanos(by), std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+#[cfg_attr(any(test, feature = "test-util"), allow(dead_code, reason = "Tokio's clock can be stopped"))]
+mod boot {
+    use super::Moment;
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub(super) fn now() -> Moment {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let whole = u64::try_from(now.tv_sec).unwrap_or(0).saturating_mul(1_000_000_000);
+        Moment(whole.saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0)))
+    }
+
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    #[expect(clippy::disallowed_methods, reason = "this is the clock")]
+    pub(super) fn now() -> Moment {
+        use std::{sync::OnceLock, time::Instant};
+        static START: OnceLock<Instant> = OnceLock::new();
+        let start = *START.get_or_init(Instant::now);
+        Moment(super::nanos(start.elapsed()))
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_do_not_run_over_the_end_of_the_clock() {
+        let moment = Moment::from_nanos(5);
+        assert_eq!(moment.after(Duration::MAX), Moment::NEVER);
+        assert_eq!(moment.since(moment.after(Duration::from_secs(1))), Duration::ZERO);
+        assert_eq!(moment.after(Duration::from_nanos(2)).since(moment), Duration::from_nanos(2));
+    }
+
+    /// What production reads. Suspend cannot be had in a test; that the clock never stands behind the system's own uptime can.
+    #[test]
+    fn the_clock_of_production_counts_from_the_boot_of_the_machine() {
+        let before = boot::now();
+        let uptime = std::fs::read_to_string("/proc/uptime");
+        let after = boot::now();
+        assert!(before <= after);
+        if let Ok(uptime) = uptime {
+            let uptime: f64 = uptime.split(' ').next().expect("two numbers").parse().expect("a number");
+            let seconds = |moment: Moment| moment.since(Moment::default()).as_secs_f64();
+            assert!(seconds(before) - 1.0 <= uptime && uptime <= seconds(after) + 1.0, "{uptime}, {before:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_clock_of_a_test_goes_with_tokio_and_can_jump() {
+        let clock = Clock::default();
+        let start = clock.now();
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert_eq!(clock.now().since(start), Duration::from_secs(3));
+        clock.clone().jump(Duration::from_secs(30));
+        assert_eq!(clock.now().since(start), Duration::from_secs(33));
+    }
+}

@@ -1,0 +1,198 @@
+//! One try to have one key: its id, what the store was asked, and what it said. Pure: time is an argument.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{grant::Grant, owner::Owner, section::Section};
+use crate::{
+    clock::Moment,
+    defaults::{CHECK_IN, RETRY_MAX, RETRY_MIN, STORE_CALL, STORE_TIMEOUT},
+    lease::{FencingToken, OwnerId},
+    store::{StoreError, StoreErrorKind},
+};
+
+/// One owner id, from the first question to the moment in which nothing of it can be left in the store.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    pub(super) owner: OwnerId,
+    pub(super) state: State,
+    /// It asked for a place in the line. Once it has, it does so for ever: a place must not be lost by a question.
+    pub(super) lines_up: bool,
+    pub(super) calls: Calls,
+    /// A hint has come while a call is under way: its answer may be older than the hint.
+    pub(super) hinted: bool,
+    /// When to ask again.
+    pub(super) ask_at: Option<Moment>,
+    /// Until when somebody else has the key, as the store said.
+    pub(super) held_until: Moment,
+}
+
+#[derive(Debug)]
+pub(super) enum State {
+    /// The store is asked, for the first time.
+    Asking,
+    /// It has a place in the store's line.
+    InLine,
+    /// It has the key.
+    Held(Held),
+    /// Between two sections: others may have their turn.
+    Yielding { held: Held, next: OwnerId },
+}
+
+/// What goes on under a grant.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) grant: Arc<Grant>,
+    pub(super) token: FencingToken,
+    /// When the store last said that nobody else has its turn.
+    pub(super) since: Moment,
+    /// How many sections there were under this fence.
+    pub(super) sections: u16,
+    pub(super) running: Option<Running>,
+}
+
+/// The section that runs, and who is in it.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) section: Arc<Section>,
+    pub(super) owner: Option<Owner>,
+    pub(super) holds: u32,
+    /// One of its guards was not given back in order.
+    pub(super) abnormal: bool,
+}
+
+/// The calls of one attempt: at most one is under way at a time, and each ends: with an answer, or without one in time.
+#[derive(Debug, Default)]
+pub(super) struct Calls {
+    /// Its number, and when it was made (I3).
+    under_way: Option<(u64, Moment)>,
+    /// What got no answer may still be done until this moment.
+    pub(super) void_at: Option<Moment>,
+    /// Since when the store has not answered, though it was asked.
+    silent_since: Option<Moment>,
+    failures: u32,
+    error: Option<StoreError>,
+}
+
+/// An attempt that is over and has to be given back (I9): asked for until the store has answered, and once more when
+/// nothing of it can be under way any more.
+#[derive(Debug)]
+pub(super) struct GiveBack {
+    pub(super) owner: OwnerId,
+    pub(super) keep_taken: Duration,
+    /// An `acquire` whose answer is awaited first.
+    pub(super) expects: Option<u64>,
+    /// A `release` is under way.
+    pub(super) sending: Option<u64>,
+    pub(super) void_at: Option<Moment>,
+    pub(super) began: Moment,
+    pub(super) failures: u32,
+    pub(super) again_at: Option<Moment>,
+    /// Who wants to hear what became of it.
+    pub(super) section: Option<Arc<Section>>,
+}
+
+impl Attempt {
+    pub(super) fn new(owner: OwnerId) -> Self {
+        Self {
+            owner,
+            state: State::Asking,
+            lines_up: false,
+            calls: Calls::default(),
+            hinted: false,
+            ask_at: None,
+            held_until: Moment::default(),
+        }
+    }
+
+    pub(super) fn waits_for_its_turn(&self) -> bool {
+        matches!(self.state, State::Asking | State::InLine)
+    }
+
+    pub(super) fn running(&self) -> Option<&Running> {
+        match &self.state {
+            State::Held(held) => held.running.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Why nobody knows whose the key is: the store has not said a word, or does not answer any more.
+    pub(super) fn silent(&self) -> Option<StoreError> {
+        let no_word = matches!(self.state, State::Asking);
+        let no_answer = || StoreError::new("lock", "acquire", StoreErrorKind::Timeout);
+        self.calls.error.clone().or_else(|| no_word.then(no_answer))
+    }
+
+    /// When a waiter asks again: about once a second, or when the holder's lease is over.
+    pub(super) fn check_in(&mut self, now: Moment, lease_left: Duration, die: f64) {
+        let usual = CHECK_IN.mul_f64(0.8 + 0.4 * die);
+        // Rounded up: asked within the last millisecond of the lease it would be held once more.
+        let free = lease_left.saturating_add(Duration::from_millis(2));
+        self.ask_at = Some(now.after(usual.min(free)));
+    }
+}
+
+impl Calls {
+    pub(super) fn begin(&mut self, number: u64, now: Moment) {
+        self.under_way = Some((number, now));
+        self.silent_since.get_or_insert(now);
+    }
+
+    /// The number of the call that is under way.
+    pub(super) fn number(&self) -> Option<u64> {
+        self.under_way.map(|(number, _)| number)
+    }
+
+    /// When the call with this number was made; it is under way no longer. `None`: it is not ours.
+    pub(super) fn ended(&mut self, number: u64) -> Option<Moment> {
+        let (_, asked) = self.under_way.take_if(|(under_way, _)| *under_way == number)?;
+        Some(asked)
+    }
+
+    /// There was an answer.
+    pub(super) fn answered(&mut self) {
+        self.silent_since = None;
+        self.failures = 0;
+        self.error = None;
+    }
+
+    /// There was none, so that it may still be done. When to ask again; `None`: the store has been silent for too long.
+    pub(super) fn failed(&mut self, error: &StoreError, asked: Moment, now: Moment, die: f64) -> Option<Moment> {
+        self.error = Some(error.clone());
+        let void_at = asked.after(STORE_CALL);
+        self.void_at = Some(self.void_at.map_or(void_at, |earlier| earlier.max(void_at)));
+        let silent_since = *self.silent_since.get_or_insert(asked);
+        if now.since(silent_since) >= STORE_TIMEOUT {
+            return None;
+        }
+        self.failures += 1;
+        Some(now.after(backoff(self.failures, die)))
+    }
+}
+
+impl Running {
+    pub(super) fn is(&self, section: &Arc<Section>) -> bool {
+        Arc::ptr_eq(&self.section, section)
+    }
+}
+
+impl GiveBack {
+    pub(super) fn new(owner: OwnerId, keep_taken: Duration, began: Moment) -> Self {
+        Self {
+            owner,
+            keep_taken,
+            expects: None,
+            sending: None,
+            void_at: None,
+            began,
+            failures: 0,
+            again_at: None,
+            section: None,
+        }
+    }
+}
+
+/// How long to wait after so many failures in a row: doubled each time, and spread.
+pub(super) fn backoff(failures: u32, die: f64) -> Duration {
+    let doubled = RETRY_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16));
+    doubled.min(RETRY_MAX).mul_f64(1.0 + die).min(RETRY_MAX)
+}

@@ -1,0 +1,330 @@
+//! What all clones of a handle share, and the thin shell around the decisions: it asks the store, wakes, and keeps time.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    sync::Notify,
+    time::{sleep, timeout},
+};
+
+use super::{
+    LockError, LockLost,
+    conversation::{Action, Actions, Ahead, Call, Ending, Event, Request, Verb},
+    metrics,
+    owner::Owner,
+    section::Section,
+    sync::Mutex,
+    table::Table,
+    told::Told,
+    watchdog::Watchdog,
+};
+use crate::{
+    clock::{Clock, Moment},
+    defaults::{LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE, STORE_CALL},
+    key::LockKey,
+    lease::{OwnerId, OwnerIds},
+    store::{
+        AcquireAsk, Inbox, LineTerms, LockStore, ReleaseAsk, Released, StoreError, StoreErrorKind, StoreEvent,
+        StoreFuture, YieldAsk,
+    },
+};
+
+/// How every line is served.
+pub(super) const LINE: LineTerms = LineTerms::new(OFFER.saturating_add(LOCK_DELAY), PLACE, LINE_IN_STORE);
+
+/// What all clones of a handle share.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(super) store: Arc<dyn LockStore>,
+    pub(super) clock: Clock,
+    pub(super) watchdog: Watchdog,
+    ids: OwnerIds,
+    /// I11: nothing of others runs under it, and nothing is awaited.
+    table: Mutex<Table<Waiter>>,
+    /// The runtime on which something was last spawned: for what happens where none is.
+    runtime: Mutex<Option<Handle>>,
+    /// Nothing is held, asked for or given back any more. Told while draining.
+    empty: Notify,
+}
+
+/// One who waits to be told.
+pub(super) type Waiter = Arc<Told<Result<Arc<Section>, LockError>>>;
+
+/// A question to the store that is under way. If its task is dropped, its answer is that there is none.
+struct UnderWay<T, F: FnOnce(Result<T, StoreError>) -> Event<Waiter>> {
+    core: Arc<Core>,
+    key: LockKey,
+    verb: &'static str,
+    event: Option<F>,
+    answer: std::marker::PhantomData<fn(T)>,
+}
+
+/// A task that wakes a conversation. If it is dropped, the conversation is told that nobody will.
+struct Alarm {
+    core: Weak<Core>,
+    key: LockKey,
+    at: Moment,
+}
+
+impl Core {
+    pub(super) fn new(store: Arc<dyn LockStore>, clock: Clock, ids: OwnerIds) -> Arc<Self> {
+        let core = Arc::new(Self {
+            store,
+            clock,
+            watchdog: Watchdog::default(),
+            ids,
+            table: Mutex::default(),
+            runtime: Mutex::default(),
+            empty: Notify::new(),
+        });
+        let listener = Arc::downgrade(&core);
+        let deliver = move |event| match (event, listener.upgrade()) {
+            (None, core) => core.is_some(),
+            (Some(_), None) => false,
+            (Some(event), Some(core)) => {
+                core.told(event);
+                true
+            }
+        };
+        core.store.open(Inbox::new(Arc::clone(core.ids.process()), deliver));
+        core
+    }
+
+    // --- what happens ---------------------------------------------------------------------------------------------
+
+    /// Somebody wants the key. Its place, should it have to wait.
+    pub(super) fn request(self: &Arc<Self>, key: &LockKey, request: Request<Waiter>) -> u64 {
+        let mut actions = Actions::new();
+        let place = self.table.lock().request(key, self.clock.now(), &self.ids, request, &mut actions);
+        self.perform(key, actions);
+        place
+    }
+
+    /// Whoever has this place has left. `None`: it was told already, or is about to be.
+    pub(super) fn leave(self: &Arc<Self>, key: &LockKey, place: u64) -> Option<Ahead> {
+        let mut actions = Actions::new();
+        let ahead = self.table.lock().leave(key, self.clock.now(), &self.ids, place, &mut actions);
+        self.perform(key, actions);
+        ahead
+    }
+
+    /// A guard is given back. What became of it; `None`: the [outcome](Section::outcome) follows.
+    pub(super) fn guard_ended(self: &Arc<Self>, section: &Arc<Section>, ending: Ending) -> Option<Released> {
+        let mut actions = Actions::new();
+        let said = self.table.lock().guard_ended(self.clock.now(), &self.ids, section, ending, &mut actions);
+        self.perform(&section.grant.key, actions);
+        said
+    }
+
+    pub(super) fn lost(self: &Arc<Self>, key: &LockKey, owner: &OwnerId, why: LockLost) {
+        self.on(key, Event::Lost(owner.clone(), why));
+    }
+
+    /// The store has told us something (I7: it is a hint).
+    fn told(self: &Arc<Self>, event: StoreEvent) {
+        match event {
+            StoreEvent::Offered { key, owner } => self.on(&key, Event::Offered(owner)),
+            StoreEvent::TakenAway { key, owner } => self.lost(&key, &owner, LockLost::TakenAway),
+            StoreEvent::Gap => self.on_all(|| Event::Gap),
+        }
+    }
+
+    /// Nothing new is started from now on.
+    pub(super) fn drain(self: &Arc<Self>) {
+        self.table.lock().drain();
+        self.on_all(|| Event::Drain);
+    }
+
+    /// Completes when nothing is held, asked for or given back any more; while draining.
+    pub(super) async fn emptied(&self) {
+        loop {
+            let told = self.empty.notified();
+            if self.table.lock().is_empty() {
+                return;
+            }
+            told.await;
+        }
+    }
+
+    pub(super) fn held(&self) -> usize {
+        self.table.lock().held()
+    }
+
+    pub(super) fn holds(&self, key: &LockKey, owner: &Owner) -> u32 {
+        self.table.lock().holds(key, owner)
+    }
+
+    pub(super) fn holds_of(&self, section: &Arc<Section>) -> u32 {
+        self.table.lock().holds_of(section)
+    }
+
+    /// Keys that something is known of, and waiters.
+    #[cfg(any(test, feature = "test-util"))]
+    pub(crate) fn size(&self) -> (usize, usize) {
+        let table = self.table.lock();
+        (table.len(), table.waiting())
+    }
+
+    fn on(self: &Arc<Self>, key: &LockKey, event: Event<Waiter>) {
+        let mut actions = Actions::new();
+        self.table.lock().on(key, self.clock.now(), &self.ids, event, &mut actions);
+        self.perform(key, actions);
+    }
+
+    fn on_all(self: &Arc<Self>, event: impl Fn() -> Event<Waiter>) {
+        let mut all = Vec::new();
+        self.table.lock().on_all(self.clock.now(), &self.ids, event, |key, actions| all.push((key.clone(), actions)));
+        for (key, actions) in all {
+            self.perform(&key, actions);
+        }
+        self.tell_if_empty();
+    }
+
+    // --- what is done ---------------------------------------------------------------------------------------------
+
+    /// Not under the mutex of the table. What a store in memory answers at once is done at once, without a task.
+    fn perform(self: &Arc<Self>, key: &LockKey, mut actions: Actions<Waiter>) {
+        while !actions.is_empty() {
+            let mut next = Actions::new();
+            for action in actions {
+                if let Some(event) = self.act(key, action) {
+                    self.table.lock().on(key, self.clock.now(), &self.ids, event, &mut next);
+                }
+            }
+            actions = next;
+        }
+        self.tell_if_empty();
+    }
+
+    fn act(self: &Arc<Self>, key: &LockKey, action: Action<Waiter>) -> Option<Event<Waiter>> {
+        match action {
+            Action::Send(call) => return self.send(key, call),
+            Action::Start(waiter, section) => {
+                // Chosen, and gone: it passes its turn on.
+                return waiter.tell(Ok(section)).err()?.ok().map(|section| Event::GuardEnded(section, Ending::Failed));
+            }
+            // Nobody there to be told is told nothing.
+            Action::Refuse(waiter, error) => drop(waiter.tell(Err(error))),
+            Action::Watch(grant) => Watchdog::watch(self, &grant),
+            Action::Forget(grant) => self.watchdog.forget(&grant),
+            Action::Outcome(section, outcome) => drop(section.outcome.tell(outcome)),
+            Action::WakeAt(at) => self.wake_at(key, at),
+        }
+        None
+    }
+
+    fn send(self: &Arc<Self>, key: &LockKey, call: Call) -> Option<Event<Waiter>> {
+        let Call { number, owner, verb } = call;
+        let store = &self.store;
+        match verb {
+            Verb::Acquire { if_held, lease } => {
+                let ask = AcquireAsk::new(key.clone(), owner, lease, if_held, LINE, STORE_CALL);
+                self.answer(key, "acquire", store.acquire(ask), move |answer| Event::Acquired(number, answer))
+            }
+            Verb::Yield { next, lease } => {
+                let ask = YieldAsk::new(key.clone(), owner, next, lease, LINE, STORE_CALL);
+                self.answer(key, "yield", store.yield_to_line(ask), move |answer| Event::Yielded(number, answer))
+            }
+            Verb::Release { keep_taken } => {
+                let ask = ReleaseAsk::new(key.clone(), owner, keep_taken, LINE);
+                self.answer(key, "release", store.release(ask), move |answer| Event::Released(number, answer))
+            }
+        }
+    }
+
+    fn answer<T: Unpin + Send + 'static>(
+        self: &Arc<Self>,
+        key: &LockKey,
+        verb: &'static str,
+        answer: StoreFuture<T>,
+        event: impl FnOnce(Result<T, StoreError>) -> Event<Waiter> + Send + 'static,
+    ) -> Option<Event<Waiter>> {
+        match answer.into_ready() {
+            Ok(answer) => {
+                metrics::store_answered(verb, &answer);
+                Some(event(answer))
+            }
+            Err(answer) => {
+                let under_way = UnderWay {
+                    core: Arc::clone(self),
+                    key: key.clone(),
+                    verb,
+                    event: Some(event),
+                    answer: std::marker::PhantomData,
+                };
+                self.spawn(async move {
+                    let answer = timeout(STORE_CALL, answer).await;
+                    under_way
+                        .ends(answer.unwrap_or_else(|_| Err(StoreError::new("lock", verb, StoreErrorKind::Timeout))));
+                });
+                None
+            }
+        }
+    }
+
+    fn wake_at(self: &Arc<Self>, key: &LockKey, at: Moment) {
+        let alarm = Alarm { core: Arc::downgrade(self), key: key.clone(), at };
+        let left: Duration = at.since(self.clock.now());
+        self.spawn(async move {
+            sleep(left).await;
+            if let Some(core) = alarm.core.upgrade() {
+                core.on(&alarm.key, Event::Time(alarm.at));
+            }
+        });
+    }
+
+    /// On the runtime we are on, else on the last one we were on. If that has ended, the task is dropped, and says so where it must.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let runtime = match Handle::try_current() {
+            Ok(runtime) => {
+                *self.runtime.lock() = Some(runtime.clone());
+                Some(runtime)
+            }
+            Err(_) => self.runtime.lock().clone(),
+        };
+        match runtime {
+            Some(runtime) => drop(runtime.spawn(task)),
+            None => drop(task),
+        }
+    }
+
+    fn tell_if_empty(&self) {
+        let table = self.table.lock();
+        if table.is_draining() && table.is_empty() {
+            drop(table);
+            self.empty.notify_waiters();
+        }
+    }
+}
+
+impl<T, F: FnOnce(Result<T, StoreError>) -> Event<Waiter>> UnderWay<T, F> {
+    fn ends(mut self, answer: Result<T, StoreError>) {
+        self.tell(answer);
+    }
+
+    fn tell(&mut self, answer: Result<T, StoreError>) {
+        if let Some(event) = self.event.take() {
+            metrics::store_answered(self.verb, &answer);
+            self.core.on(&self.key, event(answer));
+        }
+    }
+}
+
+impl<T, F: FnOnce(Result<T, StoreError>) -> Event<Waiter>> Drop for UnderWay<T, F> {
+    fn drop(&mut self) {
+        // The runtime has ended. What is tried next ends the same way, until somebody comes from another one.
+        self.tell(Err(StoreError::new("lock", self.verb, StoreErrorKind::Unavailable)));
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if let Some(core) = self.core.upgrade() {
+            core.table.lock().disarm(&self.key, self.at);
+        }
+    }
+}

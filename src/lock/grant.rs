@@ -1,0 +1,358 @@
+//! What is known of one grant of the store: until when it can be counted on.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+
+use super::{LockLost, metrics};
+use crate::{
+    clock::Moment,
+    defaults::{LEASE, RENEWAL_RETRIES_PER_LEASE, RENEWALS_PER_LEASE},
+    key::LockKey,
+    lease::{FencingToken, OwnerId, safe_part},
+};
+
+/// One grant: shared by the conversation about its key, the sections that run under it, and the watchdog.
+#[derive(Debug)]
+pub struct Grant {
+    pub(super) key: LockKey,
+    pub(super) owner: OwnerId,
+    /// The token of the first section under the newest fence.
+    token: AtomicU64,
+    /// I4: nothing but the store's word moves it on. Nanoseconds; the [code](LockLost::code) of a reason once it is over, for ever (I5).
+    deadline: AtomicU64,
+    /// When the section that runs is over, whatever the store says; `NEVER` if it has no such end.
+    limit: AtomicU64,
+    /// How long the store keeps the key beyond the lease.
+    lock_delay: AtomicU64,
+    /// When the watchdog asks the store for more.
+    renew_at: AtomicU64,
+    /// Under which moment the watchdog has it in its list. Written under the mutex of that list.
+    pub(super) listed_at: AtomicU64,
+    warned: AtomicBool,
+    /// It is over, or one of its sections is.
+    pub(super) over: Notify,
+}
+
+/// What a grant needs at some moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Nothing before this moment.
+    Rest(Moment),
+    /// To be renewed; and to be looked at again at this moment, if no answer has come.
+    Renewal(Moment),
+    /// The section that runs has reached its limit.
+    LimitReached,
+    /// Nothing more: it is over.
+    Over,
+}
+
+impl Grant {
+    /// Granted by an answer to what was asked at this moment (I3).
+    pub(super) fn new(key: LockKey, owner: OwnerId, token: FencingToken, asked: Moment) -> Self {
+        Self {
+            key,
+            owner,
+            token: AtomicU64::new(token.as_u64()),
+            deadline: AtomicU64::new(asked.after(safe_part(LEASE)).as_nanos()),
+            limit: AtomicU64::new(Moment::NEVER.as_nanos()),
+            lock_delay: AtomicU64::new(0),
+            renew_at: AtomicU64::new(asked.after(LEASE / RENEWALS_PER_LEASE).as_nanos()),
+            listed_at: AtomicU64::new(0),
+            warned: AtomicBool::new(false),
+            over: Notify::new(),
+        }
+    }
+
+    /// I4: for how long it can be claimed at this moment that the store keeps it for us. What is past its deadline is over, for
+    /// everybody, from this question on.
+    pub(super) fn remaining(&self, now: Moment) -> Duration {
+        loop {
+            let deadline = self.deadline.load(Ordering::Acquire);
+            if LockLost::from_code(deadline).is_some() {
+                return Duration::ZERO;
+            }
+            let left = Moment::from_nanos(deadline).since(now);
+            if !left.is_zero() {
+                return left;
+            }
+            if self.ends_at(deadline, LockLost::Unrenewed) {
+                self.tell("its lease is over, and nobody has renewed it");
+            }
+            // Or a renewal came in between: what is said of it is said of what stands now (I5).
+        }
+    }
+
+    /// The store has renewed it, asked at this moment. Too late is too late: what is over stays so.
+    pub(super) fn extend(&self, asked: Moment, now: Moment) {
+        let deadline = asked.after(safe_part(LEASE)).as_nanos();
+        let extended = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
+            (now.as_nanos() < old && LockLost::from_code(old).is_none()).then_some(old.max(deadline))
+        });
+        if extended.is_ok() {
+            self.renew_at.store(asked.after(LEASE / RENEWALS_PER_LEASE).as_nanos(), Ordering::Relaxed);
+            self.warned.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// A section begins under it.
+    pub(super) fn section(&self, limit: Moment, lock_delay: Duration) {
+        self.limit.store(limit.as_nanos(), Ordering::Relaxed);
+        self.lock_delay.store(Moment::default().after(lock_delay).as_nanos(), Ordering::Relaxed);
+    }
+
+    /// What the store is asked for when it is renewed: the lease, and the lock-delay that only the store knows of (I10).
+    pub(super) fn lease_with_delay(&self) -> Duration {
+        LEASE + Duration::from_nanos(self.lock_delay.load(Ordering::Relaxed))
+    }
+
+    /// It is over, for this reason; if it is not yet.
+    pub(super) fn end(&self, why: LockLost) {
+        loop {
+            let deadline = self.deadline.load(Ordering::Acquire);
+            if LockLost::from_code(deadline).is_some() {
+                return;
+            }
+            if self.ends_at(deadline, why) {
+                match why {
+                    LockLost::TakenAway => self.tell("the store has given it to somebody else, or has forgotten it"),
+                    LockLost::LimitReached => self.tell("its section has reached its limit"),
+                    LockLost::Unrenewed => self.tell("its lease is over, and nobody has renewed it"),
+                    LockLost::GivenBack | LockLost::TooShort => {}
+                }
+            }
+        }
+    }
+
+    /// Why it is over; `None` while it is not.
+    pub(super) fn why(&self) -> Option<LockLost> {
+        LockLost::from_code(self.deadline.load(Ordering::Acquire))
+    }
+
+    /// Whether it was this that ended it: nobody else has, and no renewal has come in the meantime.
+    fn ends_at(&self, deadline: u64, why: LockLost) -> bool {
+        let ended = self.deadline.compare_exchange(deadline, why.code(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if ended {
+            if why != LockLost::GivenBack {
+                metrics::lost();
+            }
+            self.over.notify_waiters();
+        }
+        ended
+    }
+
+    /// The store has given it a new fence.
+    pub(super) fn refence(&self, token: FencingToken) {
+        self.token.store(token.as_u64(), Ordering::Relaxed);
+    }
+
+    /// What the watchdog has to do for it now. An answer that does not come is asked for again soon.
+    ///
+    /// `soon`: what is due before this moment is done now, with what is due already.
+    pub(super) fn need(&self, now: Moment, soon: Moment) -> Need {
+        let left = self.remaining(now);
+        if left.is_zero() {
+            return Need::Over;
+        }
+        let limit = Moment::from_nanos(self.limit.load(Ordering::Relaxed));
+        if limit <= now {
+            return Need::LimitReached;
+        }
+        let end = now.after(left).min(limit);
+        let renew_at = Moment::from_nanos(self.renew_at.load(Ordering::Relaxed));
+        if soon < renew_at {
+            return Need::Rest(renew_at.min(end));
+        }
+        let again = now.after(LEASE / RENEWAL_RETRIES_PER_LEASE);
+        self.renew_at.store(again.as_nanos(), Ordering::Relaxed);
+        Need::Renewal(again.min(end))
+    }
+
+    /// When the watchdog has to look at it next.
+    pub(super) fn look_at(&self) -> Moment {
+        let [deadline, limit, renew_at] = [&self.deadline, &self.limit, &self.renew_at]
+            .map(|moment| Moment::from_nanos(moment.load(Ordering::Relaxed)));
+        deadline.min(limit).min(renew_at)
+    }
+
+    /// Tells that its renewal is late: once, until it has come.
+    pub(super) fn tell_if_late(&self, now: Moment) {
+        if self.is_late(now) {
+            self.tell("less than a third of its lease is left, and the store does not answer");
+        }
+    }
+
+    fn is_late(&self, now: Moment) -> bool {
+        let left = self.remaining(now);
+        // Of what is over, nothing is left to be late.
+        !left.is_zero() && left < LEASE / RENEWALS_PER_LEASE && !self.warned.swap(true, Ordering::Relaxed)
+    }
+
+    /// To whoever operates the service; without a key, which may be redacted.
+    #[cfg(feature = "tracing")]
+    fn tell(&self, what: &'static str) {
+        let fence = self.token.load(Ordering::Relaxed);
+        tracing::warn!(target: "tower_lock", fence, "a lock is lost or about to be: {what}");
+    }
+
+    #[cfg(not(feature = "tracing"))]
+    #[expect(clippy::unused_self, reason = "the same call as with the feature")]
+    fn tell(&self, _: &'static str) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::OwnerIds;
+
+    const START: Moment = Moment::from_nanos(1 << 40);
+
+    fn grant() -> Grant {
+        let token = FencingToken::of_grant(1).expect("small");
+        Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, START)
+    }
+
+    fn at(seconds: u64) -> Moment {
+        START.after(s(seconds))
+    }
+
+    const fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn need(grant: &Grant, seconds: u64) -> Need {
+        grant.need(at(seconds), at(seconds))
+    }
+
+    #[test]
+    fn it_is_renewed_every_third_of_its_lease_and_asked_again_soon_while_no_answer_comes() {
+        let grant = grant();
+        assert_eq!(need(&grant, 0), Need::Rest(at(10)));
+        assert_eq!(grant.look_at(), at(10));
+        assert_eq!(need(&grant, 10), Need::Renewal(at(11)));
+        assert_eq!(need(&grant, 10), Need::Rest(at(11)), "asked; not twice");
+        assert_eq!(need(&grant, 11), Need::Renewal(at(12)), "no answer came");
+        grant.extend(at(11), at(12));
+        assert_eq!(need(&grant, 12), Need::Rest(at(21)), "a third after it was asked for");
+        assert_eq!(grant.need(at(20), at(21)), Need::Renewal(at(21)), "with those that are due already");
+        assert_eq!(grant.remaining(at(12)), s(11) + safe_part(LEASE) - s(12));
+    }
+
+    /// I5
+    #[test]
+    fn it_is_looked_at_again_at_its_deadline_whatever_was_asked() {
+        let (grant, deadline) = (grant(), START.after(safe_part(LEASE)));
+        assert_eq!(need(&grant, 29), Need::Renewal(deadline), "sooner than the next question");
+        assert_eq!(need(&grant, 29), Need::Rest(deadline));
+        assert_eq!(grant.need(deadline, deadline), Need::Over);
+        assert_eq!(grant.why(), Some(LockLost::Unrenewed));
+    }
+
+    #[test]
+    fn it_is_looked_at_when_its_section_reaches_its_limit() {
+        let grant = grant();
+        grant.section(at(4), s(1));
+        assert_eq!((need(&grant, 0), grant.look_at()), (Need::Rest(at(4)), at(4)));
+        assert_eq!(need(&grant, 4), Need::LimitReached);
+        grant.section(Moment::NEVER, s(2));
+        assert_eq!(
+            (need(&grant, 4), grant.lease_with_delay()),
+            (Need::Rest(at(10)), s(32)),
+            "the next one has another"
+        );
+    }
+
+    /// I5
+    #[test]
+    fn what_is_over_is_never_held_again() {
+        for why in [None, Some(LockLost::GivenBack), Some(LockLost::TakenAway)] {
+            let grant = grant();
+            let late = at(30);
+            match why {
+                Some(why) => grant.end(why),
+                None => assert_eq!(need(&grant, 30), Need::Over, "past its deadline"),
+            }
+            grant.extend(at(29), late);
+            grant.extend(late, late);
+            grant.end(LockLost::LimitReached);
+            assert_eq!(grant.remaining(late), Duration::ZERO);
+            assert_eq!(need(&grant, 0), Need::Over, "not even for a clock that steps back");
+            assert_eq!(grant.why(), Some(why.unwrap_or(LockLost::Unrenewed)), "and the first reason stays");
+        }
+    }
+
+    /// Nobody has looked since: the answer that comes after the deadline comes too late all the same.
+    #[test]
+    fn a_renewal_that_is_answered_after_the_deadline_is_lost() {
+        let grant = grant();
+        grant.extend(at(29), at(30));
+        assert_eq!(grant.remaining(at(30)), Duration::ZERO);
+    }
+
+    #[test]
+    fn an_older_answer_takes_nothing_back() {
+        let grant = grant();
+        grant.extend(at(12), at(13));
+        let left = grant.remaining(at(14));
+        grant.extend(at(11), at(14));
+        assert_eq!(grant.remaining(at(14)), left);
+    }
+
+    #[test]
+    fn a_late_renewal_is_told_of_once_until_it_has_come() {
+        let grant = grant();
+        assert!(!grant.is_late(at(19)));
+        assert!(grant.is_late(at(20)));
+        assert!(!grant.is_late(at(21)));
+        grant.extend(at(21), at(22));
+        assert!(!grant.is_late(at(23)) && grant.is_late(at(42)));
+        grant.extend(at(42), at(42));
+        grant.end(LockLost::GivenBack);
+        assert!(!grant.is_late(at(70)), "what is given back is not late");
+    }
+
+    /// I5: the answer comes in the very moment in which somebody finds it over. It is one or the other, for everybody.
+    #[test]
+    fn nobody_is_told_that_it_is_over_before_it_is_held_again() {
+        let deadline = START.after(safe_part(LEASE));
+        let grants: Vec<_> = (0..20_000).map(|_| grant()).collect();
+        // Both go for the same one at the same moment.
+        let (arrived, go) = (AtomicU64::new(0), AtomicU64::new(0));
+        /// So that a failure is one, and the other one does not wait for ever.
+        struct GoOn<'a>(&'a AtomicU64);
+        impl Drop for GoOn<'_> {
+            fn drop(&mut self) {
+                self.0.store(u64::MAX, Ordering::Release);
+            }
+        }
+        std::thread::scope(|scope| {
+            let _go_on = GoOn(&go);
+            scope.spawn(|| {
+                for (n, grant) in (1..).zip(&grants) {
+                    arrived.store(n, Ordering::Release);
+                    let mut spins = 0;
+                    while go.load(Ordering::Acquire) < n {
+                        spins += 1;
+                        // Close at first; and, if the other one does not run, out of its way.
+                        if spins < 1_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
+                    }
+                    grant.extend(at(20), Moment::from_nanos(deadline.as_nanos() - 1));
+                }
+            });
+            for (n, grant) in (1..).zip(&grants) {
+                while arrived.load(Ordering::Acquire) < n {
+                    std::thread::yield_now();
+                }
+                go.store(n, Ordering::Release);
+                // The other one hears of it a little later: somewhere in here they meet.
+                (0..n % 256).for_each(|_| std::hint::spin_loop());
+                let first = grant.remaining(deadline);
+                let later = grant.remaining(deadline);
+                assert!(!first.is_zero() || later.is_zero(), "over, and held again");
+            }
+        });
+    }
+}

@@ -1,0 +1,111 @@
+//! Who asks, within one process: what makes a lock re-entrant.
+
+use std::{
+    fmt,
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+tokio::task_local! {
+    /// Whose work this task does at this moment.
+    static CURRENT: Owner;
+}
+
+/// An identity under which locks are re-entrant: a request, a job. In Java it is the thread.
+///
+/// An owner that asks for a key it holds has it once more, at once and without asking the store; the lock ends when its last guard does.
+/// A [`LockLayer`](crate::LockLayer) gives each request an owner, puts it in the extensions of the request, and runs the
+/// handler as it, so that in there `locks.lock(key)` re-enters without more ado. Code without a request says who it is:
+///
+/// ```
+/// # use tower_lock::{LockError, Locks, Owner};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), LockError> {
+/// # let locks = Locks::in_memory();
+/// let job = Owner::new();
+/// let outer = locks.lock(("account", 7)).owner(&job).await?;
+/// let inner = locks.lock(("account", 7)).owner(&job).await?;    // at once
+/// assert_eq!(inner.hold_count(), 2);
+/// # inner.release().await?;
+/// # outer.release().await?;
+///
+/// job.scope(async {
+///     let outer = locks.lock(("account", 7)).await?;
+///     let inner = locks.lock(("account", 7)).await?;            // at once, too
+/// #   inner.release().await?;
+/// #   outer.release().await?;
+///     Ok(())
+/// }).await
+/// # }
+/// ```
+///
+/// Branches joined inside of one request are one owner: they do not exclude each other. A spawned task is nobody until it is
+/// told whom it works for; once the response of that request is out, nothing re-enters as its owner, and the
+/// task waits like a stranger. An owner never leaves its process.
+#[derive(Clone)]
+pub struct Owner(Arc<Identity>);
+
+struct Identity {
+    /// What it stood for is over.
+    retired: AtomicBool,
+    /// How many of its calls wait in some line of this process.
+    pub(super) waiting: AtomicUsize,
+}
+
+impl Owner {
+    /// Somebody new.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "each one is another")]
+    pub fn new() -> Self {
+        Self(Arc::new(Identity { retired: AtomicBool::new(false), waiting: AtomicUsize::new(0) }))
+    }
+
+    /// Does this work as this owner: calls in it need not say who they are. Tasks spawned in there are not included.
+    pub fn scope<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
+        CURRENT.scope(self.clone(), work)
+    }
+
+    /// The one whose [`scope`](Self::scope) this is.
+    #[must_use]
+    pub fn current() -> Option<Self> {
+        CURRENT.try_with(Self::clone).ok()
+    }
+
+    /// From now on it re-enters nothing.
+    pub(crate) fn retire(&self) {
+        self.0.retired.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_retired(&self) -> bool {
+        self.0.retired.load(Ordering::Acquire)
+    }
+
+    pub(super) fn lines_up(&self) {
+        self.0.waiting.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn leaves_line(&self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn waits(&self) -> bool {
+        self.0.waiting.load(Ordering::Relaxed) > 0
+    }
+}
+
+impl PartialEq for Owner {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Owner {}
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Owner").field(&Arc::as_ptr(&self.0)).finish()
+    }
+}

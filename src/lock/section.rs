@@ -1,0 +1,67 @@
+//! One section: what runs under a grant, alone.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use super::{LockLost, grant::Grant, terms::Terms, told::Told};
+use crate::{
+    clock::Moment,
+    lease::FencingToken,
+    store::{Released, StoreError},
+};
+
+/// Shared by its guards and their views.
+#[derive(Debug)]
+pub struct Section {
+    pub(super) grant: Arc<Grant>,
+    pub(super) token: FencingToken,
+    pub(super) terms: Terms,
+    pub(super) began: Moment,
+    limit: Moment,
+    /// [`RUNS`](Self::RUNS), or the [code](LockLost::code) of why it is over. Its grant may go on with the next one.
+    over: AtomicU64,
+    /// What became of its give-back, for who waits to hear it.
+    pub(super) outcome: Told<Result<Released, StoreError>>,
+}
+
+impl Section {
+    const RUNS: u64 = u64::MAX;
+
+    /// Begins now.
+    pub(super) fn new(grant: Arc<Grant>, token: FencingToken, terms: Terms, now: Moment) -> Self {
+        let limit = terms.limit(now);
+        grant.section(limit, terms.lock_delay);
+        Self { grant, token, terms, began: now, limit, over: AtomicU64::new(Self::RUNS), outcome: Told::new() }
+    }
+
+    /// For how long it can be claimed at this moment that it is alone. Zero is for ever.
+    pub(super) fn remaining(&self, now: Moment) -> Duration {
+        if self.over.load(Ordering::Acquire) != Self::RUNS {
+            return Duration::ZERO;
+        }
+        let left = self.limit.since(now);
+        if left.is_zero() {
+            self.end(LockLost::LimitReached);
+            return Duration::ZERO;
+        }
+        left.min(self.grant.remaining(now))
+    }
+
+    /// Why it is over; `None` while it is not.
+    pub(super) fn why(&self) -> Option<LockLost> {
+        LockLost::from_code(self.over.load(Ordering::Acquire)).or_else(|| self.grant.why())
+    }
+
+    /// It is over, for this reason; if it is not yet.
+    pub(super) fn end(&self, why: LockLost) {
+        let ended = self.over.compare_exchange(Self::RUNS, why.code(), Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if ended {
+            self.grant.over.notify_waiters();
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The one mutex, so that a scheduler of tests can stand in for it.
+
+use std::ops::{Deref, DerefMut};
+
+#[cfg(not(tower_lock_shuttle))]
+use std::sync as imp;
+
+#[cfg(tower_lock_shuttle)]
+use shuttle::sync as imp;
+
+/// Never poisoned: no code of others runs under it, so that what it guards is whole even if a thread dies there. `Drop` comes here, and
+/// must not panic.
+#[derive(Debug, Default)]
+pub(super) struct Mutex<T>(imp::Mutex<T>);
+
+pub(super) struct MutexGuard<'a, T>(imp::MutexGuard<'a, T>);
+
+impl<T> Mutex<T> {
+    pub(super) fn new(value: T) -> Self {
+        Self(imp::Mutex::new(value))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+        MutexGuard(self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}

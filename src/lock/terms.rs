@@ -1,0 +1,53 @@
+//! On which terms one section is held.
+
+use std::time::Duration;
+
+use crate::{clock::Moment, defaults::LOCK_DELAY};
+
+/// How long a lock is held if nobody gives it back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Lease {
+    /// As long as its holder lives: the watchdog renews it every third of 30 seconds. Redisson's `lock()`.
+    #[default]
+    Watched,
+    /// So long and no longer: then it is lost, whatever its holder does. Redisson's `lock(leaseTime)`.
+    ///
+    /// For what must not take longer. The store keeps it as a watched one, so a holder that crashes blocks for 30 seconds at most, not for this.
+    Fixed(Duration),
+}
+
+/// What was agreed on when the lock was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// See [`Policy::lease`](crate::Policy::lease).
+    pub lease: Lease,
+    /// See [`Policy::max_hold`](crate::Policy::max_hold). `None`: without end.
+    pub max_hold: Option<Duration>,
+    /// See [`Policy::hold_at_least`](crate::Policy::hold_at_least).
+    pub hold_at_least: Duration,
+    /// See [`Policy::lock_delay`](crate::Policy::lock_delay).
+    pub lock_delay: Duration,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self { lease: Lease::Watched, max_hold: None, hold_at_least: Duration::ZERO, lock_delay: LOCK_DELAY }
+    }
+}
+
+impl Terms {
+    /// When a section that begins now is over, whatever the store says.
+    pub(super) fn limit(&self, now: Moment) -> Moment {
+        let fixed = match self.lease {
+            Lease::Watched => Moment::NEVER,
+            Lease::Fixed(lease) => now.after(lease),
+        };
+        fixed.min(self.max_hold.map_or(Moment::NEVER, |max| now.after(max)))
+    }
+
+    /// How much of the least hold is left of a section that began then.
+    pub(super) fn still_to_hold(&self, began: Moment, now: Moment) -> Duration {
+        began.after(self.hold_at_least).since(now)
+    }
+}

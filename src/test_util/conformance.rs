@@ -1,0 +1,1 @@
+//! Asks a store for everything that the contract of [`LockStore`] promises.

@@ -1,0 +1,401 @@
+//! A store with hands: it counts, fails, stalls, repeats itself, or waits at a gate.
+
+use std::{
+    future::Future,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    sync::watch,
+    time::{Instant, sleep},
+};
+
+use crate::{
+    clock::Clock,
+    key::LockKey,
+    lease::OwnerId,
+    store::{
+        AcquireAsk, Acquired, ForceAsk, Inbox, Inspected, LockStore, MemoryStore, ReleaseAsk, Released, RenewAsk,
+        Renewed, StoreError, StoreErrorKind, StoreEvent, StoreFuture, YieldAsk, Yielded,
+    },
+};
+
+/// A [`MemoryStore`] with hands, for tests of what stands on a store. A clone is the same store.
+///
+/// No verb answers at once, as with a store behind a network; each has a [`Hand`].
+#[derive(Clone, Debug, Default)]
+pub struct TestStore {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    memory: Mutex<Arc<MemoryStore>>,
+    clock: Clock,
+    inboxes: Mutex<Vec<Inbox>>,
+    hands: [Hand; 6],
+    events: Mutex<Fault>,
+    chaos: Mutex<Option<Chaos>>,
+}
+
+/// The verbs of a [`LockStore`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// [`LockStore::acquire`]
+    Acquire,
+    /// [`LockStore::renew`]
+    Renew,
+    /// [`LockStore::release`]
+    Release,
+    /// [`LockStore::yield_to_line`]
+    Yield,
+    /// [`LockStore::inspect`]
+    Inspect,
+    /// [`LockStore::force_release`]
+    Force,
+}
+
+/// What goes wrong with a verb, or with an event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// Nothing.
+    #[default]
+    None,
+    /// It is not done, and an error says so at once.
+    Fail,
+    /// It is refused for good, as by wrong settings.
+    Refuse,
+    /// It is done, but an error is answered.
+    LoseAnswer,
+    /// It is not done, and there is no answer.
+    Stall,
+    /// It is done twice; the answer is that of the second time.
+    Double,
+    /// An error is answered at once, and then, so much later, it is done; unless it is void by then.
+    Late(Duration),
+}
+
+/// One verb of a [`TestStore`].
+#[derive(Debug)]
+pub struct Hand {
+    calls: AtomicUsize,
+    fault: Mutex<Fault>,
+    takes: Mutex<Duration>,
+    gate: watch::Sender<Gate>,
+    at_gate: AtomicUsize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    Open,
+    /// Before it is done.
+    Question,
+    /// After it is done.
+    Answer,
+}
+
+/// Faults by chance: which ones, how often, from which seed.
+#[derive(Clone, Debug)]
+pub struct Chaos {
+    die: fastrand::Rng,
+    per_mille: u32,
+}
+
+// === impl TestStore ===
+
+impl TestStore {
+    /// An empty store.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// An empty store whose leases are measured by this clock.
+    #[must_use]
+    pub fn with_clock(clock: Clock) -> Self {
+        let memory = Mutex::new(Arc::new(MemoryStore::with_clock(clock.clone())));
+        Self { shared: Arc::new(Shared { memory, clock, ..Shared::default() }) }
+    }
+
+    /// The hand of this verb.
+    #[must_use]
+    pub fn on(&self, verb: Verb) -> &Hand {
+        &self.shared.hands[verb as usize]
+    }
+
+    /// The same for all verbs.
+    pub fn all(&self, fault: Fault) {
+        for hand in &self.shared.hands {
+            hand.fault(fault);
+        }
+    }
+
+    /// What goes wrong with events: they can be lost ([`Fault::Fail`]), told twice, or told late.
+    pub fn events(&self, fault: Fault) {
+        *lock(&self.shared.events) = fault;
+    }
+
+    /// From now on things go wrong by chance; `None` ends it.
+    pub fn chaos(&self, chaos: Option<Chaos>) {
+        *lock(&self.shared.chaos) = chaos;
+    }
+
+    /// As a server that kept nothing over a restart.
+    pub fn restart(&self) {
+        let memory = Arc::new(MemoryStore::with_clock(self.shared.clock.clone()));
+        for inbox in &*lock(&self.shared.inboxes) {
+            memory.open(inbox.clone());
+        }
+        *lock(&self.shared.memory) = memory;
+    }
+
+    /// How many keys are held.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.memory().held()
+    }
+
+    /// The store behind it, where nothing goes wrong.
+    #[must_use]
+    pub fn memory(&self) -> Arc<MemoryStore> {
+        Arc::clone(&lock(&self.shared.memory))
+    }
+
+    fn verb<T: Unpin + Send + 'static>(
+        &self,
+        verb: Verb,
+        void_after: Option<Duration>,
+        run: impl Fn(&MemoryStore) -> StoreFuture<T> + Send + 'static,
+    ) -> StoreFuture<T> {
+        let this = self.clone();
+        let asked = Instant::now();
+        this.on(verb).calls.fetch_add(1, SeqCst);
+        let fault = this.chance().unwrap_or_else(|| *lock(&this.on(verb).fault));
+        StoreFuture::new(async move {
+            let hand = this.on(verb);
+            let takes = *lock(&hand.takes);
+            if !takes.is_zero() {
+                sleep(takes).await;
+            }
+            match fault {
+                Fault::Fail => return Err(failed(verb, StoreErrorKind::Unavailable)),
+                Fault::Refuse => return Err(failed(verb, StoreErrorKind::Refused)),
+                Fault::Stall => return std::future::pending().await,
+                Fault::Late(by) => {
+                    let store = this.clone();
+                    spawn(async move {
+                        sleep(by).await;
+                        if void_after.is_none_or(|void_after| asked.elapsed() <= void_after) {
+                            let _ = run(&store.memory()).await;
+                        }
+                    });
+                    return Err(failed(verb, StoreErrorKind::Unavailable));
+                }
+                Fault::None | Fault::LoseAnswer | Fault::Double => {}
+            }
+            hand.pass(Gate::Question).await;
+            if void_after.is_some_and(|void_after| asked.elapsed() > void_after) {
+                return Err(failed(verb, StoreErrorKind::Timeout));
+            }
+            let mut answer = run(&this.memory()).await;
+            if fault == Fault::Double {
+                answer = run(&this.memory()).await;
+            }
+            hand.pass(Gate::Answer).await;
+            if fault == Fault::LoseAnswer { Err(failed(verb, StoreErrorKind::Unavailable)) } else { answer }
+        })
+    }
+
+    fn chance(&self) -> Option<Fault> {
+        lock(&self.shared.chaos).as_mut().map(Chaos::throw)
+    }
+
+    fn deliver(&self, inbox: &Inbox, event: StoreEvent) {
+        match self.chance().unwrap_or_else(|| *lock(&self.shared.events)) {
+            Fault::None | Fault::LoseAnswer => inbox.tell(event),
+            Fault::Double => {
+                inbox.tell(event.clone());
+                inbox.tell(event);
+            }
+            Fault::Late(by) => {
+                let inbox = inbox.clone();
+                spawn(async move {
+                    sleep(by).await;
+                    inbox.tell(event);
+                });
+            }
+            Fault::Fail | Fault::Refuse | Fault::Stall => {}
+        }
+    }
+}
+
+impl LockStore for TestStore {
+    fn open(&self, inbox: Inbox) {
+        let (this, told) = (Arc::downgrade(&self.shared), inbox.clone());
+        let between = Inbox::new(inbox.process(), move |event| match (event, this.upgrade()) {
+            (Some(event), Some(shared)) => {
+                Self { shared }.deliver(&told, event);
+                true
+            }
+            (Some(_), None) => false,
+            (None, _) => told.is_open(),
+        });
+        self.memory().open(between.clone());
+        lock(&self.shared.inboxes).push(between);
+    }
+
+    fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired> {
+        self.verb(Verb::Acquire, Some(ask.void_after), move |memory| memory.acquire(ask.clone()))
+    }
+
+    fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>> {
+        self.verb(Verb::Renew, None, move |memory| memory.renew(asks.clone()))
+    }
+
+    fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
+        self.verb(Verb::Release, None, move |memory| memory.release(ask.clone()))
+    }
+
+    fn yield_to_line(&self, ask: YieldAsk) -> StoreFuture<Yielded> {
+        self.verb(Verb::Yield, Some(ask.void_after), move |memory| memory.yield_to_line(ask.clone()))
+    }
+
+    fn inspect(&self, key: LockKey) -> StoreFuture<Inspected> {
+        self.verb(Verb::Inspect, None, move |memory| memory.inspect(key.clone()))
+    }
+
+    fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<OwnerId>> {
+        self.verb(Verb::Force, None, move |memory| memory.force_release(ask.clone()))
+    }
+}
+
+// === impl Hand ===
+
+impl Hand {
+    /// How often it was called.
+    #[must_use]
+    pub fn calls(&self) -> usize {
+        self.calls.load(SeqCst)
+    }
+
+    /// What goes wrong from the next call on.
+    pub fn fault(&self, fault: Fault) {
+        *lock(&self.fault) = fault;
+    }
+
+    /// How long it takes before it is done.
+    pub fn takes(&self, time: Duration) {
+        *lock(&self.takes) = time;
+    }
+
+    /// From now on it waits before it is done.
+    pub fn hold_question(&self) {
+        self.gate.send_replace(Gate::Question);
+    }
+
+    /// From now on it is done, and then waits with its answer.
+    pub fn hold_answer(&self) {
+        self.gate.send_replace(Gate::Answer);
+    }
+
+    /// Lets everybody pass.
+    pub fn open(&self) {
+        self.gate.send_replace(Gate::Open);
+    }
+
+    /// Until somebody stands at the gate.
+    ///
+    /// # Panics
+    ///
+    /// Nobody comes, though everybody else has nothing to do but wait.
+    pub async fn somebody(&self) {
+        for _ in 0..10_000 {
+            if self.at_gate.load(SeqCst) > 0 {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+        panic!("nobody came to the gate");
+    }
+
+    async fn pass(&self, here: Gate) {
+        struct Standing<'a>(&'a AtomicUsize);
+        impl Drop for Standing<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, SeqCst);
+            }
+        }
+        let mut gate = self.gate.subscribe();
+        if *gate.borrow_and_update() != here {
+            return;
+        }
+        self.at_gate.fetch_add(1, SeqCst);
+        let _standing = Standing(&self.at_gate);
+        // The gate is as old as the store.
+        let _ = gate.wait_for(|gate| *gate != here).await;
+    }
+}
+
+impl Default for Hand {
+    fn default() -> Self {
+        Self {
+            calls: AtomicUsize::new(0),
+            fault: Mutex::default(),
+            takes: Mutex::default(),
+            gate: watch::Sender::new(Gate::Open),
+            at_gate: AtomicUsize::new(0),
+        }
+    }
+}
+
+// === impl Chaos ===
+
+impl Chaos {
+    /// So many calls and events of a thousand go wrong, each in a way of its own.
+    #[must_use]
+    pub fn new(seed: u64, per_mille: u32) -> Self {
+        Self { die: fastrand::Rng::with_seed(seed), per_mille }
+    }
+
+    fn throw(&mut self) -> Fault {
+        if self.die.u32(0..1000) >= self.per_mille {
+            return Fault::None;
+        }
+        match self.die.u8(0..5) {
+            0 => Fault::Fail,
+            1 => Fault::LoseAnswer,
+            2 => Fault::Stall,
+            3 => Fault::Double,
+            _ => Fault::Late(Duration::from_millis(self.die.u64(1..700))),
+        }
+    }
+}
+
+fn failed(verb: Verb, kind: StoreErrorKind) -> StoreError {
+    let operation = match verb {
+        Verb::Acquire => "acquire",
+        Verb::Renew => "renew",
+        Verb::Release => "release",
+        Verb::Yield => "yield",
+        Verb::Inspect => "inspect",
+        Verb::Force => "force",
+    };
+    StoreError::new("test", operation, kind).with_source(std::io::Error::other("the test pulled the plug"))
+}
+
+/// What is late may be told where no runtime is: then it is lost.
+fn spawn(task: impl Future<Output = ()> + Send + 'static) {
+    if let Ok(runtime) = Handle::try_current() {
+        runtime.spawn(task);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
