@@ -1,6 +1,6 @@
 //! The clock that leases are measured by.
 
-use std::time::Duration;
+use std::{cell::Cell, time::Duration};
 
 /// A moment of that clock, in nanoseconds. Pure code takes it as an argument.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -14,6 +14,14 @@ pub struct Moment(u64);
 pub struct Clock {
     #[cfg(any(test, feature = "test-util"))]
     jumped: std::sync::Arc<std::sync::atomic::AtomicU64>,
+}
+
+/// The time of one event: read when it is first asked for, and then the same for all of it. To read a clock is a good part of what a
+/// hand-over costs, and most of those who line up need none.
+#[derive(Debug)]
+pub struct Now<'a> {
+    clock: Option<&'a Clock>,
+    read: Cell<Option<Moment>>,
 }
 
 impl Moment {
@@ -41,6 +49,26 @@ impl Moment {
     }
 }
 
+impl<'a> Now<'a> {
+    /// What this clock says when it is asked.
+    pub fn of(clock: &'a Clock) -> Self {
+        Self { clock: Some(clock), read: Cell::new(None) }
+    }
+
+    /// This moment.
+    pub fn at(moment: Moment) -> Self {
+        Self { clock: None, read: Cell::new(Some(moment)) }
+    }
+
+    pub(crate) fn get(&self) -> Moment {
+        self.read.get().unwrap_or_else(|| {
+            let now = self.clock.map(Clock::now).unwrap_or_default();
+            self.read.set(Some(now));
+            now
+        })
+    }
+}
+
 impl Clock {
     /// What time it is.
     #[cfg(not(any(test, feature = "test-util")))]
@@ -52,20 +80,22 @@ impl Clock {
     /// What time it is.
     #[cfg(any(test, feature = "test-util"))]
     pub fn now(&self) -> Moment {
-        use std::sync::{OnceLock, atomic::Ordering};
-        static START: OnceLock<tokio::time::Instant> = OnceLock::new();
-        let now = tokio::time::Instant::now();
-        // Far from zero: a paused clock may stand before the one that was read first.
-        let start = *START.get_or_init(|| now);
-        let since =
-            Duration::from_secs(1 << 30) + now.saturating_duration_since(start) - start.saturating_duration_since(now);
-        Moment(nanos(since)).after(Duration::from_nanos(self.jumped.load(Ordering::SeqCst)))
+        use std::sync::{LazyLock, atomic::Ordering};
+
+        use tokio::time::Instant;
+        // Far back: a paused clock may stand before the one that was read first.
+        static START: LazyLock<Instant> = LazyLock::new(|| {
+            let now = Instant::now();
+            now.checked_sub(Duration::from_secs(1 << 30)).unwrap_or(now)
+        });
+        let since = Instant::now().duration_since(*START);
+        Moment(nanos(since).saturating_add(self.jumped.load(Ordering::Relaxed)))
     }
 
     /// As if the machine had been suspended for so long: timers have not moved, leases have.
     #[cfg(any(test, feature = "test-util"))]
     pub fn jump(&self, by: Duration) {
-        self.jumped.fetch_add(nanos(by), std::sync::atomic::Ordering::SeqCst);
+        self.jumped.fetch_add(nanos(by), std::sync::atomic::Ordering::Relaxed);
     }
 }
 

@@ -1,6 +1,13 @@
 //! What is locked.
 
-use std::{borrow::Cow, fmt, num::NonZero, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    fmt,
+    hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState},
+    num::NonZero,
+    sync::{Arc, LazyLock},
+};
 
 use sha2::{Digest, Sha256};
 
@@ -21,11 +28,20 @@ use crate::defaults::{KEY_BYTES, RAW_KEY_BYTES};
 /// - **Readable**: ASCII that is not special, and letters and digits of every script, stay as they are. Escaped, as `%XX`, are
 ///   the separator `:`, the marks `%`, `~` and `+`, braces, brackets, quotes, `*`, `?`, `\`, blanks and the rest.
 /// - **Bounded**: at most 256 bytes. A longer text ends in `~` and 128 bits of the SHA-256 of the whole.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LockKey {
     text: Arc<str>,
     spelling: Spelling,
+    /// Of the two, under keys that no client knows: a key is looked up several times, and hashed once.
+    hash: u64,
 }
+
+/// A map by keys that does not hash them again.
+pub(crate) type KeyMap<V> = HashMap<LockKey, V, BuildHasherDefault<HashedBefore>>;
+
+/// Takes the hash that a [`LockKey`] has.
+#[derive(Debug, Default)]
+pub(crate) struct HashedBefore(u64);
 
 /// A raw name and a made one are never the same key, whatever their texts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -172,7 +188,7 @@ impl LockKey {
         if !tag_is_clear {
             return Err(RawKeyError::Braces);
         }
-        Ok(Self { text, spelling: Spelling::Raw })
+        Ok(Self::new(text, Spelling::Raw))
     }
 
     /// The text.
@@ -189,6 +205,34 @@ impl LockKey {
             Spelling::Raw => "",
         };
         format!("{namespace}:~{}", hex(Sha256::new_with_prefix(&*self.text)))
+    }
+}
+
+impl LockKey {
+    fn new(text: Arc<str>, spelling: Spelling) -> Self {
+        static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        let hash = KEYS.hash_one((&*text, spelling));
+        Self { text, spelling, hash }
+    }
+}
+
+impl Hash for LockKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+impl Hasher for HashedBefore {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("a key writes its hash");
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
     }
 }
 
@@ -435,7 +479,7 @@ fn made(text: &[u8], hash: Option<Sha256>) -> LockKey {
         None => Arc::from(text),
         Some(hash) => Arc::from(format!("{text}~{}", hex(hash))),
     };
-    LockKey { text, spelling: Spelling::Made }
+    LockKey::new(text, Spelling::Made)
 }
 
 /// The first 128 bits.

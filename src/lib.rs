@@ -38,8 +38,8 @@ pub use self::{
     key::{KeyPart, KeyTuple, LockKey, PartWriter},
     lease::{FencingToken, OwnerId},
     lock::{
-        HeldLock, KeyInLogs, Lease, LockCall, LockError, LockGuard, LockLost, LockState, Locks, LocksBuilder, Owner,
-        Policy, Release, RunError,
+        HeldLock, KeyInLogs, Lease, LockCall, LockError, LockFuture, LockGuard, LockLost, LockState, Locks,
+        LocksBuilder, Owner, Policy, Release, RunError,
     },
     middleware::{
         ByParts, IntoLockKey, KeyError, KeySource, KeySourceFor, LockLayer, LockService, LocksLayer, LocksService,

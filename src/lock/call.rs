@@ -1,11 +1,14 @@
 use std::{
-    future::{Future, IntoFuture, poll_fn},
+    fmt,
+    future::{Future, IntoFuture},
     pin::Pin,
     sync::Arc,
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
-use tokio::time::timeout;
+use pin_project_lite::pin_project;
+use tokio::time::{Sleep, sleep};
 
 use super::{
     LockError, LockGuard, Policy,
@@ -14,7 +17,6 @@ use super::{
     metrics,
     owner::Owner,
     policy::policy_setters,
-    section::Section,
     terms::Terms,
     told::Told,
 };
@@ -53,13 +55,38 @@ pub(crate) struct Ask {
     pub(crate) route: Option<Arc<str>>,
 }
 
-/// A place in the line. Dropped, it is given up; a turn that was on its way to it goes to the next.
-struct Place<'a> {
-    core: &'a Arc<Core>,
-    key: &'a LockKey,
+pin_project! {
+    /// The way to a guard. Made by awaiting a [`LockCall`].
+    #[must_use = "futures do nothing unless you `.await` or poll them"]
+    pub struct LockFuture {
+        core: Option<Arc<Core>>,
+        // What is asked at the first poll.
+        ask: Option<Ask>,
+        // What came of it.
+        place: Option<Place>,
+        wait: Duration,
+        #[pin]
+        timer: Option<Sleep>,
+        // Its time is over in the moment in which it is told: it hears what.
+        is_late: bool,
+    }
+
+    impl PinnedDrop for LockFuture {
+        fn drop(this: Pin<&mut Self>) {
+            let this = this.project();
+            if let (Some(core), Some(place)) = (&this.core, this.place.take()) {
+                place.give_up(core);
+            }
+        }
+    }
+}
+
+/// A place in the line, until it is told.
+struct Place {
+    key: LockKey,
     number: u64,
     waiter: Waiter,
-    is_told: bool,
+    waiting: metrics::Waiting,
 }
 
 impl LockCall {
@@ -83,91 +110,97 @@ impl LockCall {
 
 impl IntoFuture for LockCall {
     type Output = Result<LockGuard, LockError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+    type IntoFuture = LockFuture;
 
-    fn into_future(self) -> Self::IntoFuture {
+    fn into_future(self) -> LockFuture {
         let Self { core, key, policy, owner } = self;
-        Box::pin(async move {
-            let ask = Ask {
-                key,
-                wait: policy.call_wait().unwrap_or(LOCK_WAIT),
-                terms: policy.call_terms(),
-                owner: owner.or_else(Owner::current),
-                route: None,
-            };
-            acquire(&core, ask).await
-        })
+        let wait = policy.call_wait().unwrap_or(LOCK_WAIT);
+        LockFuture::new(core, Ask { key, wait, terms: policy.call_terms(), owner, route: None })
     }
 }
 
-/// Takes the key.
-///
-/// # Cancel safety
-///
-/// Dropped at any moment it leaves the line, and gives back what the store may have granted.
-pub(crate) async fn acquire(core: &Arc<Core>, ask: Ask) -> Result<LockGuard, LockError> {
-    let Ask { key, wait, terms, owner, route } = ask;
-    let mut waiting = metrics::Waiting::begins(route.as_ref());
-    let began = core.clock.now();
-    let waits = !wait.is_zero();
-    let waiter: Waiter = Arc::new(Told::new());
-    let number = core.request(&key, Request { waiter: Arc::clone(&waiter), waits, owner, terms });
-    let place = Place { core, key: &key, number, waiter, is_told: false };
-    // Who does not wait is told by the table, in time; this is in case it is not.
-    let told = place.told(if waits { wait } else { 2 * STORE_TIMEOUT }).await;
-    let waited = core.clock.now().since(began);
-    let told = match told {
-        Ok(told) => told,
-        Err(Ahead { silent: Some(error), .. }) => Err(error.into()),
-        Err(Ahead { lease_left, places, silent: None }) => {
-            Err(LockError::TimedOut { waited, lease_left, ahead: places })
-        }
-    };
-    match told {
-        Ok(section) => {
-            waiting.granted(waited);
-            Ok(LockGuard::new(Arc::clone(core), section))
-        }
-        Err(error) => {
-            waiting.refused(&error);
-            Err(error)
-        }
+impl LockFuture {
+    pub(crate) fn new(core: Arc<Core>, ask: Ask) -> Self {
+        // Who does not wait is told by the table, in time; this is in case it is not.
+        let wait = if ask.wait.is_zero() { 2 * STORE_TIMEOUT } else { ask.wait };
+        Self { core: Some(core), ask: Some(ask), place: None, wait, timer: None, is_late: false }
     }
 }
 
-impl Place<'_> {
-    /// What becomes of it, within this time; else who is before it still.
-    async fn told(mut self, limit: Duration) -> Result<Result<Arc<Section>, LockError>, Ahead> {
-        if let Some(told) = self.waiter.take() {
-            self.is_told = true;
-            return Ok(told);
+impl Future for LockFuture {
+    type Output = Result<LockGuard, LockError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        let core = this.core.as_ref().expect("not polled after its end");
+        if let Some(ask) = this.ask.take() {
+            *this.place = Some(Place::ask(core, ask));
         }
-        let told = match timeout(limit, poll_fn(|cx| self.waiter.poll(cx))).await {
-            Ok(told) => told,
-            Err(_) => match self.core.leave(self.key, self.number) {
-                Some(ahead) => {
-                    self.is_told = true;
-                    return Err(ahead);
-                }
-                // Out of the line without our doing: we were told in this very moment, or are about to be.
-                None => poll_fn(|cx| self.waiter.poll(cx)).await,
-            },
+        let place = this.place.as_mut().expect("asked with the first poll");
+        let told = loop {
+            if let Poll::Ready(told) = place.waiter.poll(cx) {
+                break told;
+            }
+            if *this.is_late {
+                return Poll::Pending;
+            }
+            if this.timer.is_none() {
+                this.timer.set(Some(sleep(*this.wait)));
+            }
+            if let Some(timer) = this.timer.as_mut().as_pin_mut() {
+                ready!(timer.poll(cx));
+            }
+            if let Some(ahead) = core.leave(&place.key, place.number) {
+                break Err(time_is_over(*this.wait, ahead));
+            }
+            // Out of the line without our doing: we were told in this very moment, or are about to be.
+            *this.is_late = true;
         };
-        self.is_told = true;
-        Ok(told)
+        match &told {
+            Ok(_) => place.waiting.granted(),
+            Err(error) => place.waiting.refused(error),
+        }
+        *this.place = None;
+        Poll::Ready(told.map(|section| LockGuard::new(this.core.take().expect("until its end"), section)))
     }
 }
 
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        if self.is_told {
-            return;
-        }
+impl Place {
+    fn ask(core: &Arc<Core>, ask: Ask) -> Self {
+        let Ask { key, wait, terms, owner, route } = ask;
+        let waiting = metrics::Waiting::begins(route.as_ref());
+        let waiter: Waiter = Arc::new(Told::new());
+        let owner = owner.or_else(Owner::current);
+        let request = Request { waiter: Arc::clone(&waiter), waits: !wait.is_zero(), owner, terms };
+        let number = core.request(&key, request);
+        Self { key, number, waiter, waiting }
+    }
+
+    /// Nobody wants it any more; a turn that was on its way to it goes to the next.
+    fn give_up(self, core: &Arc<Core>) {
         match self.waiter.close() {
             // Chosen, and never came: it passes its turn on, as if its section had been empty.
-            Some(Ok(section)) => drop(self.core.guard_ended(&section, Ending::Failed)),
+            Some(Ok(section)) => drop(core.guard_ended(&section, Ending::Failed)),
             Some(Err(_)) => {}
-            None => drop(self.core.leave(self.key, self.number)),
+            None => drop(core.leave(&self.key, self.number)),
         }
+    }
+}
+
+fn time_is_over(waited: Duration, ahead: Ahead) -> LockError {
+    let Ahead { lease_left, places, silent } = ahead;
+    match silent {
+        Some(error) => error.into(),
+        None => LockError::TimedOut { waited, lease_left, ahead: places },
+    }
+}
+
+impl fmt::Debug for LockFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (&self.ask, &self.place) {
+            (Some(_), _) => "LockFuture(asking)",
+            (None, Some(_)) => "LockFuture(waiting)",
+            (None, None) => "LockFuture(ended)",
+        })
     }
 }

@@ -13,7 +13,7 @@
 //!                       └──────────────────────────► given back, until the store has answered
 //! ```
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -21,12 +21,13 @@ use super::{
     LockError, LockLost,
     attempt::{Attempt, GiveBack, Held, Running, State, backoff},
     grant::Grant,
+    line::Line,
     owner::Owner,
     section::Section,
     terms::Terms,
 };
 use crate::{
-    clock::Moment,
+    clock::{Moment, Now},
     defaults::{
         HAND_OVER_SECTIONS, HAND_OVER_TIME, LEASE, LINE_PER_KEY, LOCK_DELAY, MIN_RUN_DIVISOR, PLACE, STORE_CALL,
         STORE_TIMEOUT,
@@ -40,14 +41,14 @@ use crate::{
 #[derive(Debug)]
 pub struct Conversation<W> {
     /// Who waits, in order.
-    line: VecDeque<Place<W>>,
+    line: Line<W>,
     attempt: Option<Attempt>,
     /// What is over, and not known to be given back.
     give_backs: SmallVec<[GiveBack; 1]>,
     /// The one of those that the next attempt waits for: until it is answered for the first time.
     closing: Option<u64>,
     /// Nothing more is started.
-    pub(super) draining: bool,
+    draining: bool,
     /// The earliest moment at which somebody was asked to wake us.
     armed: Option<Moment>,
 }
@@ -63,12 +64,6 @@ pub struct Request<W> {
     pub owner: Option<Owner>,
     /// On which terms it will hold the key.
     pub terms: Terms,
-}
-
-#[derive(Debug)]
-struct Place<W> {
-    number: u64,
-    request: Request<W>,
 }
 
 /// What is to be done now, in this order.
@@ -91,7 +86,7 @@ pub enum Action<W> {
 }
 
 /// The actions of one event.
-pub type Actions<W> = SmallVec<[Action<W>; 4]>;
+pub type Actions<W> = SmallVec<[Action<W>; 2]>;
 
 /// One question to the store.
 #[derive(Clone, Debug)]
@@ -181,7 +176,7 @@ pub struct Context<'a, W> {
     /// What is talked about.
     pub key: &'a LockKey,
     /// When it happens.
-    pub now: Moment,
+    pub now: &'a Now<'a>,
     /// Where new ids come from.
     pub ids: &'a OwnerIds,
     /// Whether one more may wait in this process.
@@ -192,20 +187,12 @@ pub struct Context<'a, W> {
     pub actions: &'a mut Actions<W>,
 }
 
-impl<W> Default for Conversation<W> {
-    fn default() -> Self {
-        Self {
-            line: VecDeque::new(),
-            attempt: None,
-            give_backs: SmallVec::new(),
-            closing: None,
-            draining: false,
-            armed: None,
-        }
-    }
-}
-
 impl<W> Conversation<W> {
+    /// Nobody has said anything yet.
+    pub fn new(draining: bool) -> Self {
+        Self { line: Line::new(), attempt: None, give_backs: SmallVec::new(), closing: None, draining, armed: None }
+    }
+
     /// Something has happened.
     pub fn on(&mut self, event: Event<W>, cx: &mut Context<'_, W>) {
         match event {
@@ -262,18 +249,21 @@ impl<W> Conversation<W> {
     // --- those who want the key -----------------------------------------------------------------------------------
 
     fn request(&mut self, number: u64, request: Request<W>, cx: &mut Context<'_, W>) {
-        self.notice_loss(cx);
         let Some(request) = self.reenter(request, cx) else { return };
         if self.draining {
             return cx.refuse(request, LockError::ShuttingDown);
         }
-        let ahead = self.ahead(self.line.len(), cx.now);
-        if self.is_taken() && !request.waits {
-            return cx.refuse(request, refused(ahead.lease_left, ahead.places));
+        if !request.waits {
+            self.notice_loss(cx);
+            if self.is_taken() {
+                let ahead = self.ahead(self.line.len(), cx.now());
+                return cx.refuse(request, refused(ahead.lease_left, ahead.places));
+            }
         }
         // The first of the line is the one for whom the store is asked.
         let places = LINE_PER_KEY + usize::from(!self.is_held());
         if self.line.len() >= places || !cx.room {
+            let ahead = self.ahead(self.line.len(), cx.now());
             // One that does not wait is one of many that ask at the same moment: one of those will have it.
             let error = if request.waits {
                 LockError::LineFull { ahead: ahead.places }
@@ -282,16 +272,16 @@ impl<W> Conversation<W> {
             };
             return cx.refuse(request, error);
         }
-        if let Some(owner) = &request.owner {
-            owner.lines_up();
-        }
-        self.line.push_back(Place { number, request });
+        self.line.push(number, request);
         self.start_attempt(cx);
     }
 
     /// Somebody who has the key already has it once more.
     fn reenter(&mut self, request: Request<W>, cx: &mut Context<'_, W>) -> Option<Request<W>> {
         let Some(owner) = request.owner.as_ref().filter(|owner| !owner.is_retired()) else { return Some(request) };
+        if self.holds(owner) > 0 {
+            self.notice_loss(cx);
+        }
         let Some(Attempt { state: State::Held(held), .. }) = &mut self.attempt else { return Some(request) };
         match &mut held.running {
             Some(running) if running.owner.as_ref() == Some(owner) => {
@@ -310,9 +300,9 @@ impl<W> Conversation<W> {
 
     /// Whoever has this place has left. Who was before it; `None`: it was not in the line any more, because it was told.
     pub fn leave(&mut self, number: u64, cx: &mut Context<'_, W>) -> Option<Ahead> {
-        let at = self.line.iter().position(|place| place.number == number)?;
-        let ahead = self.ahead(at, cx.now);
-        self.line.remove(at)?.request.out_of_line();
+        let at = self.line.find(number)?;
+        let ahead = self.ahead(at, cx.now());
+        self.line.remove(at)?;
         self.end_if_unwanted(cx);
         Some(ahead)
     }
@@ -335,26 +325,18 @@ impl<W> Conversation<W> {
     }
 
     fn refuse_line(&mut self, cx: &mut Context<'_, W>, error: impl Fn(usize) -> LockError) {
-        for (at, place) in std::mem::take(&mut self.line).into_iter().enumerate() {
-            place.request.out_of_line();
-            cx.refuse(place.request, error(at + 1));
+        let mut ahead = 0;
+        while let Some(request) = self.line.pop() {
+            ahead += 1;
+            cx.refuse(request, error(ahead));
         }
     }
 
     /// Those who do not wait: somebody else has its turn.
     fn refuse_those_who_do_not_wait(&mut self, cx: &mut Context<'_, W>, error: impl Fn(Duration, usize) -> LockError) {
-        if self.line.iter().all(|place| place.request.waits) {
-            return;
-        }
-        let lease_left = self.ahead(0, cx.now).lease_left;
-        let mut at = 0;
-        while let Some(place) = self.line.get(at) {
-            if place.request.waits {
-                at += 1;
-            } else if let Some(place) = self.line.remove(at) {
-                place.request.out_of_line();
-                cx.refuse(place.request, error(lease_left, at + 1));
-            }
+        let lease_left = self.ahead(0, cx.now()).lease_left;
+        while let Some((at, request)) = self.line.remove_impatient() {
+            cx.refuse(request, error(lease_left, at + 1));
         }
     }
 
@@ -375,11 +357,11 @@ impl<W> Conversation<W> {
 
     fn ask(&mut self, cx: &mut Context<'_, W>) {
         let Some(attempt) = &mut self.attempt else { return };
-        attempt.lines_up |= self.line.iter().any(|place| place.request.waits);
-        let delay = self.line.iter().map(|place| place.request.terms.lock_delay).fold(LOCK_DELAY, Duration::max);
+        attempt.lines_up |= self.line.has_patient();
+        let delay = self.line.requests().map(|request| request.terms.lock_delay).fold(LOCK_DELAY, Duration::max);
         let if_held = if attempt.lines_up { IfHeld::LineUp } else { IfHeld::Refuse };
         let call = cx.call(&attempt.owner, Verb::Acquire { if_held, lease: LEASE + delay });
-        attempt.calls.begin(call.number, cx.now);
+        attempt.calls.begin(call.number, cx.now());
         attempt.hinted = false;
         attempt.ask_at = None;
         cx.actions.push(Action::Send(call));
@@ -403,8 +385,8 @@ impl<W> Conversation<W> {
             Ok(Acquired::Granted { fence }) => self.granted(asked, fence, cx),
             Ok(Acquired::InLine { lease_left, before: _ }) => {
                 attempt.state = State::InLine;
-                attempt.held_until = cx.now.after(lease_left);
-                attempt.check_in(cx.now, lease_left, cx.die());
+                attempt.held_until = cx.now().after(lease_left);
+                attempt.check_in(cx.now(), lease_left, cx.die());
                 let hinted = attempt.hinted;
                 self.refuse_those_who_do_not_wait(cx, refused);
                 self.end_if_unwanted(cx);
@@ -413,7 +395,7 @@ impl<W> Conversation<W> {
                 }
             }
             Ok(Acquired::Held { lease_left }) => {
-                attempt.held_until = cx.now.after(lease_left);
+                attempt.held_until = cx.now().after(lease_left);
                 self.refuse_those_who_do_not_wait(cx, refused);
                 if self.line.is_empty() {
                     self.nothing_left(cx);
@@ -427,7 +409,8 @@ impl<W> Conversation<W> {
                 self.nothing_left(cx);
             }
             Err(error) => {
-                let again = if error.may_pass() { attempt.calls.failed(&error, asked, cx.now, cx.die()) } else { None };
+                let again =
+                    if error.may_pass() { attempt.calls.failed(&error, asked, cx.now(), cx.die()) } else { None };
                 match again {
                     Some(again) => attempt.ask_at = Some(again),
                     None => self.give_up(&error, asked, cx),
@@ -438,7 +421,7 @@ impl<W> Conversation<W> {
 
     fn give_up(&mut self, error: &StoreError, asked: Moment, cx: &mut Context<'_, W>) {
         if let Some(attempt) = &mut self.attempt {
-            let _ = attempt.calls.failed(error, asked, cx.now, 0.0);
+            let _ = attempt.calls.failed(error, asked, cx.now(), 0.0);
         }
         self.refuse_line(cx, |_| error.clone().into());
         self.end(Duration::ZERO, None, cx);
@@ -446,7 +429,8 @@ impl<W> Conversation<W> {
 
     /// The attempt is over, and the store has nothing of it; unless something is still under way.
     fn nothing_left(&mut self, cx: &mut Context<'_, W>) {
-        if self.attempt.as_ref().is_some_and(|attempt| attempt.calls.void_at.is_some_and(|void_at| void_at > cx.now)) {
+        if self.attempt.as_ref().is_some_and(|attempt| attempt.calls.void_at.is_some_and(|void_at| void_at > cx.now()))
+        {
             return self.end(Duration::ZERO, None, cx);
         }
         self.attempt = None;
@@ -464,7 +448,7 @@ impl<W> Conversation<W> {
             }
             _ if self.give_backs.iter().any(|give_back| give_back.owner == *owner) => {}
             // Long forgotten: what was offered to it is not to wait for its end.
-            _ => self.give_back(GiveBack::new(owner.clone(), Duration::ZERO, cx.now), cx),
+            _ => self.give_back(GiveBack::new(owner.clone(), Duration::ZERO, cx.now()), cx),
         }
     }
 
@@ -486,43 +470,36 @@ impl<W> Conversation<W> {
             return self.give_up(&error, asked, cx);
         };
         let grant = Arc::new(Grant::new(cx.key.clone(), attempt.owner.clone(), token, asked));
-        if grant.remaining(cx.now) < LEASE / MIN_RUN_DIVISOR {
+        if grant.remaining(cx.now()) < LEASE / MIN_RUN_DIVISOR {
             // It took too long to hear of it: given back, and asked for again.
             return self.end(Duration::ZERO, None, cx);
         }
         attempt.ask_at = None;
         attempt.state =
-            State::Held(Held { grant: Arc::clone(&grant), token, since: cx.now, sections: 0, running: None });
+            State::Held(Held { grant: Arc::clone(&grant), token, since: cx.now(), sections: 0, running: None });
         self.next_section(true, cx);
     }
 
     /// The first of the line has its turn, with all others of the same owner. Nobody is there: the key is given back.
     fn next_section(&mut self, watch: bool, cx: &mut Context<'_, W>) {
         let Some(Attempt { state: State::Held(held), .. }) = &mut self.attempt else { return };
-        let Some(Place { request, .. }) = self.line.pop_front() else {
+        let Some(request) = self.line.pop() else {
             return self.end(Duration::ZERO, None, cx);
         };
-        request.out_of_line();
         let token = held.token.of_section(held.sections);
         held.sections += 1;
         let looked_at = held.grant.look_at();
-        let section = Arc::new(Section::new(Arc::clone(&held.grant), token, request.terms, cx.now));
+        let section = Arc::new(Section::new(Arc::clone(&held.grant), token, request.terms, cx.now()));
         if watch || held.grant.look_at() < looked_at {
             cx.actions.push(Action::Watch(Arc::clone(&held.grant)));
         }
         let owner = request.owner.filter(|owner| !owner.is_retired());
         let mut holds = 1;
         cx.actions.push(Action::Start(request.waiter, Arc::clone(&section)));
-        if let Some(owner) = owner.as_ref().filter(|owner| owner.waits()) {
-            let mut at = 0;
-            while let Some(place) = self.line.get(at) {
-                if place.request.owner.as_ref() != Some(owner) {
-                    at += 1;
-                } else if let Some(place) = self.line.remove(at) {
-                    place.request.out_of_line();
-                    holds += 1;
-                    cx.actions.push(Action::Start(place.request.waiter, Arc::clone(&section)));
-                }
+        if let Some(owner) = &owner {
+            while let Some(request) = self.line.remove_of(owner) {
+                holds += 1;
+                cx.actions.push(Action::Start(request.waiter, Arc::clone(&section)));
             }
         }
         held.running = Some(Running { section, owner, holds, abnormal: false });
@@ -548,7 +525,7 @@ impl<W> Conversation<W> {
         let keep_taken = match ending {
             // I10: a statement of it may be on its way still.
             _ if abnormal => section.terms.lock_delay,
-            Ending::Released => section.terms.still_to_hold(section.began, cx.now),
+            Ending::Released => section.terms.still_to_hold(section.began, cx.now()),
             Ending::Failed | Ending::Dropped => Duration::ZERO,
         };
         if abnormal || !keep_taken.is_zero() || self.line.is_empty() {
@@ -562,9 +539,9 @@ impl<W> Conversation<W> {
     /// The section has ended, and somebody here waits: no round trip, unless others may have waited for long enough.
     fn hand_over(&mut self, cx: &mut Context<'_, W>) {
         let Some(Attempt { state: State::Held(held), .. }) = &self.attempt else { return };
-        let is_ours = cx.now.since(held.since) < HAND_OVER_TIME
+        let is_ours = cx.now().since(held.since) < HAND_OVER_TIME
             && held.sections < HAND_OVER_SECTIONS
-            && held.grant.remaining(cx.now) >= LEASE / MIN_RUN_DIVISOR;
+            && held.grant.remaining(cx.now()) >= LEASE / MIN_RUN_DIVISOR;
         if is_ours { self.next_section(false, cx) } else { self.yield_turn(cx) }
     }
 
@@ -574,7 +551,7 @@ impl<W> Conversation<W> {
         let next = cx.ids.next();
         let call = cx.call(&attempt.owner, Verb::Yield { next: next.clone(), lease: LEASE + LOCK_DELAY });
         let mut attempt = Attempt { state: State::Yielding { held, next }, ..attempt };
-        attempt.calls.begin(call.number, cx.now);
+        attempt.calls.begin(call.number, cx.now());
         attempt.hinted = false;
         self.attempt = Some(attempt);
         cx.actions.push(Action::Send(call));
@@ -582,18 +559,18 @@ impl<W> Conversation<W> {
 
     fn yielded(&mut self, number: u64, answer: Result<Yielded, StoreError>, cx: &mut Context<'_, W>) {
         let Some(mut attempt) = self.attempt.take_if(|attempt| attempt.calls.number() == Some(number)) else { return };
-        let asked = attempt.calls.ended(number).unwrap_or(cx.now);
+        let asked = attempt.calls.ended(number).unwrap_or(cx.now());
         let State::Yielding { mut held, next } = attempt.state else { unreachable!("it was asked to yield") };
         let token = match &answer {
             Ok(Yielded::Extended { fence }) => FencingToken::of_grant(*fence),
             _ => None,
         };
         if let Some(token) = token {
-            held.grant.extend(asked, cx.now);
+            held.grant.extend(asked, cx.now());
             held.grant.refence(token);
             attempt.calls.answered();
-            let lost = held.grant.remaining(cx.now).is_zero();
-            let held = Held { token, since: cx.now, sections: 0, ..held };
+            let lost = held.grant.remaining(cx.now()).is_zero();
+            let held = Held { token, since: cx.now(), sections: 0, ..held };
             self.attempt = Some(Attempt { state: State::Held(held), ..attempt });
             return if lost { self.end(Duration::ZERO, None, cx) } else { self.next_section(false, cx) };
         }
@@ -614,8 +591,8 @@ impl<W> Conversation<W> {
             answer => {
                 let unknown = || StoreError::new("lock", "yield", StoreErrorKind::Protocol);
                 let error = answer.err().unwrap_or_else(unknown);
-                let old = GiveBack { void_at: Some(asked), ..GiveBack::new(attempt.owner, Duration::ZERO, cx.now) };
-                let _ = new.calls.failed(&error, asked, cx.now, 0.0);
+                let old = GiveBack { void_at: Some(asked), ..GiveBack::new(attempt.owner, Duration::ZERO, cx.now()) };
+                let _ = new.calls.failed(&error, asked, cx.now(), 0.0);
                 self.attempt = Some(new);
                 self.give_back(old, cx);
                 if self.line.is_empty() { self.end(Duration::ZERO, None, cx) } else { self.ask(cx) }
@@ -628,8 +605,8 @@ impl<W> Conversation<W> {
         let lost = match self.attempt.as_ref().map(|attempt| (attempt, &attempt.state)) {
             Some((attempt, State::Held(held))) => {
                 let over = match &held.running {
-                    Some(running) => running.section.remaining(cx.now).is_zero().then(|| running.section.why()),
-                    None => held.grant.remaining(cx.now).is_zero().then(|| held.grant.why()),
+                    Some(running) => running.section.remaining(cx.now()).is_zero().then(|| running.section.why()),
+                    None => held.grant.remaining(cx.now()).is_zero().then(|| held.grant.why()),
                 };
                 over.map(|why| (attempt.owner.clone(), why.unwrap_or(LockLost::Unrenewed)))
             }
@@ -666,7 +643,7 @@ impl<W> Conversation<W> {
         let Some(attempt) = self.attempt.take() else { return };
         let Attempt { owner, state, calls, .. } = attempt;
         let expects = calls.number();
-        let mut give_back = GiveBack { void_at: calls.void_at, section, ..GiveBack::new(owner, keep_taken, cx.now) };
+        let mut give_back = GiveBack { void_at: calls.void_at, section, ..GiveBack::new(owner, keep_taken, cx.now()) };
         match state {
             State::Asking | State::InLine => give_back.expects = expects,
             State::Held(held) | State::Yielding { held, .. } => {
@@ -693,7 +670,7 @@ impl<W> Conversation<W> {
         };
         give_back.expects = None;
         if unknown {
-            let void_at = cx.now.after(STORE_CALL);
+            let void_at = cx.now().after(STORE_CALL);
             give_back.void_at = Some(give_back.void_at.map_or(void_at, |earlier| earlier.max(void_at)));
         }
         send_release(give_back, cx);
@@ -704,7 +681,7 @@ impl<W> Conversation<W> {
         let give_back = &mut self.give_backs[at];
         give_back.sending = None;
         let closes = self.closing == Some(give_back.owner.number());
-        let was_silent = answer.is_err() && cx.now.since(give_back.began) >= STORE_TIMEOUT;
+        let was_silent = answer.is_err() && cx.now().since(give_back.began) >= STORE_TIMEOUT;
         if closes && (answer.is_ok() || was_silent) {
             self.closing = None;
         }
@@ -713,7 +690,7 @@ impl<W> Conversation<W> {
         }
         let give_up_at = give_back.began.after(LEASE + LOCK_DELAY + PLACE);
         match answer {
-            Ok(_) => match give_back.void_at.filter(|void_at| *void_at > cx.now) {
+            Ok(_) => match give_back.void_at.filter(|void_at| *void_at > cx.now()) {
                 // What got no answer may be done yet: once more, when it cannot (I8).
                 Some(void_at) => {
                     give_back.keep_taken = Duration::ZERO;
@@ -725,9 +702,9 @@ impl<W> Conversation<W> {
             },
             Err(error) => {
                 give_back.failures += 1;
-                give_back.again_at = Some(cx.now.after(backoff(give_back.failures, cx.die())));
+                give_back.again_at = Some(cx.now().after(backoff(give_back.failures, cx.die())));
                 // By then its lease is over, and so is its place.
-                if cx.now >= give_up_at {
+                if cx.now() >= give_up_at {
                     self.give_backs.remove(at);
                 }
                 if closes && was_silent {
@@ -744,12 +721,12 @@ impl<W> Conversation<W> {
     fn time(&mut self, at: Moment, cx: &mut Context<'_, W>) {
         self.disarm(at);
         for give_back in &mut self.give_backs {
-            if give_back.again_at.is_some_and(|at| at <= cx.now) {
+            if give_back.again_at.is_some_and(|at| at <= cx.now()) {
                 give_back.again_at = None;
                 send_release(give_back, cx);
             }
         }
-        if self.attempt.as_ref().is_some_and(|attempt| attempt.ask_at.is_some_and(|at| at <= cx.now)) {
+        if self.attempt.as_ref().is_some_and(|attempt| attempt.ask_at.is_some_and(|at| at <= cx.now())) {
             self.ask(cx);
         }
     }
@@ -791,18 +768,14 @@ fn send_release<W>(give_back: &mut GiveBack, cx: &mut Context<'_, W>) {
     }
 }
 
-impl<W> Request<W> {
-    fn out_of_line(&self) {
-        if let Some(owner) = &self.owner {
-            owner.leaves_line();
-        }
-    }
-}
-
 impl<W> Context<'_, W> {
     /// Numbers of calls are never used again, not even by another conversation about the same key.
     fn call(&self, owner: &OwnerId, verb: Verb) -> Call {
         Call { number: self.ids.next_call(), owner: owner.clone(), verb }
+    }
+
+    fn now(&self) -> Moment {
+        self.now.get()
     }
 
     fn die(&self) -> f64 {

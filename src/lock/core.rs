@@ -1,7 +1,10 @@
 //! What all clones of a handle share, and the thin shell around the decisions: it asks the store, wakes, and keeps time.
 
 use std::{
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -23,7 +26,7 @@ use super::{
     watchdog::Watchdog,
 };
 use crate::{
-    clock::{Clock, Moment},
+    clock::{Clock, Moment, Now},
     defaults::{LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE, STORE_CALL},
     key::LockKey,
     lease::{OwnerId, OwnerIds},
@@ -45,6 +48,8 @@ pub(crate) struct Core {
     ids: OwnerIds,
     /// I11: nothing of others runs under it, and nothing is awaited.
     table: Mutex<Table<Waiter>>,
+    /// Nothing new is started. Never taken back.
+    is_draining: AtomicBool,
     /// The runtime on which something was last spawned: for what happens where none is.
     runtime: Mutex<Option<Handle>>,
     /// Nothing is held, asked for or given back any more. Told while draining.
@@ -78,6 +83,7 @@ impl Core {
             watchdog: Watchdog::default(),
             ids,
             table: Mutex::default(),
+            is_draining: AtomicBool::new(false),
             runtime: Mutex::default(),
             empty: Notify::new(),
         });
@@ -99,7 +105,7 @@ impl Core {
     /// Somebody wants the key. Its place, should it have to wait.
     pub(super) fn request(self: &Arc<Self>, key: &LockKey, request: Request<Waiter>) -> u64 {
         let mut actions = Actions::new();
-        let place = self.table.lock().request(key, self.clock.now(), &self.ids, request, &mut actions);
+        let place = self.table.lock().request(key, &Now::of(&self.clock), &self.ids, request, &mut actions);
         self.perform(key, actions);
         place
     }
@@ -107,7 +113,7 @@ impl Core {
     /// Whoever has this place has left. `None`: it was told already, or is about to be.
     pub(super) fn leave(self: &Arc<Self>, key: &LockKey, place: u64) -> Option<Ahead> {
         let mut actions = Actions::new();
-        let ahead = self.table.lock().leave(key, self.clock.now(), &self.ids, place, &mut actions);
+        let ahead = self.table.lock().leave(key, &Now::of(&self.clock), &self.ids, place, &mut actions);
         self.perform(key, actions);
         ahead
     }
@@ -115,7 +121,7 @@ impl Core {
     /// A guard is given back. What became of it; `None`: the [outcome](Section::outcome) follows.
     pub(super) fn guard_ended(self: &Arc<Self>, section: &Arc<Section>, ending: Ending) -> Option<Released> {
         let mut actions = Actions::new();
-        let said = self.table.lock().guard_ended(self.clock.now(), &self.ids, section, ending, &mut actions);
+        let said = self.table.lock().guard_ended(&Now::of(&self.clock), &self.ids, section, ending, &mut actions);
         self.perform(&section.grant.key, actions);
         said
     }
@@ -136,6 +142,7 @@ impl Core {
     /// Nothing new is started from now on.
     pub(super) fn drain(self: &Arc<Self>) {
         self.table.lock().drain();
+        self.is_draining.store(true, Ordering::Release);
         self.on_all(|| Event::Drain);
     }
 
@@ -171,13 +178,15 @@ impl Core {
 
     fn on(self: &Arc<Self>, key: &LockKey, event: Event<Waiter>) {
         let mut actions = Actions::new();
-        self.table.lock().on(key, self.clock.now(), &self.ids, event, &mut actions);
+        self.table.lock().on(key, &Now::of(&self.clock), &self.ids, event, &mut actions);
         self.perform(key, actions);
     }
 
     fn on_all(self: &Arc<Self>, event: impl Fn() -> Event<Waiter>) {
         let mut all = Vec::new();
-        self.table.lock().on_all(self.clock.now(), &self.ids, event, |key, actions| all.push((key.clone(), actions)));
+        self.table
+            .lock()
+            .on_all(&Now::of(&self.clock), &self.ids, event, |key, actions| all.push((key.clone(), actions)));
         for (key, actions) in all {
             self.perform(&key, actions);
         }
@@ -192,7 +201,7 @@ impl Core {
             let mut next = Actions::new();
             for action in actions {
                 if let Some(event) = self.act(key, action) {
-                    self.table.lock().on(key, self.clock.now(), &self.ids, event, &mut next);
+                    self.table.lock().on(key, &Now::of(&self.clock), &self.ids, event, &mut next);
                 }
             }
             actions = next;
@@ -293,9 +302,7 @@ impl Core {
     }
 
     fn tell_if_empty(&self) {
-        let table = self.table.lock();
-        if table.is_draining() && table.is_empty() {
-            drop(table);
+        if self.is_draining.load(Ordering::Acquire) && self.table.lock().is_empty() {
             self.empty.notify_waiters();
         }
     }

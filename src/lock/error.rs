@@ -15,7 +15,7 @@ pub enum LockError {
     },
     /// The wait is over, and it never was our turn.
     TimedOut {
-        /// How long it took.
+        /// How long: the limit of the wait.
         waited: Duration,
         /// How long the holder's lease runs at most, as things stand.
         lease_left: Duration,

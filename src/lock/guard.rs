@@ -104,7 +104,7 @@ impl LockGuard {
     }
 
     fn give_back(&mut self, ending: Ending) -> Option<Released> {
-        self.holding.ends(self.core.clock.now().since(self.section.began));
+        self.holding.ends(|| self.core.clock.now().since(self.section.began));
         self.core.guard_ended(&self.section, ending)
     }
 }

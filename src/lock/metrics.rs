@@ -7,6 +7,7 @@ mod enabled {
     use std::{sync::Arc, time::Duration};
 
     use metrics::{counter, gauge, histogram};
+    use tokio::time::Instant;
 
     use crate::{
         lock::LockError,
@@ -17,6 +18,7 @@ mod enabled {
     #[derive(Debug)]
     pub(in crate::lock) struct Waiting {
         route: Arc<str>,
+        began: Instant,
         is_told: bool,
     }
 
@@ -29,12 +31,12 @@ mod enabled {
     impl Waiting {
         pub(in crate::lock) fn begins(route: Option<&Arc<str>>) -> Self {
             gauge!("tower_lock_waiting").increment(1);
-            Self { route: route.cloned().unwrap_or_else(|| "none".into()), is_told: false }
+            Self { route: route.cloned().unwrap_or_else(|| "none".into()), began: Instant::now(), is_told: false }
         }
 
-        pub(in crate::lock) fn granted(&mut self, waited: Duration) {
+        pub(in crate::lock) fn granted(&mut self) {
             self.ends("granted");
-            histogram!("tower_lock_wait_seconds").record(waited);
+            histogram!("tower_lock_wait_seconds").record(self.began.elapsed());
         }
 
         pub(in crate::lock) fn refused(&mut self, error: &LockError) {
@@ -68,8 +70,8 @@ mod enabled {
             Self { held: None }
         }
 
-        pub(in crate::lock) fn ends(&mut self, held: Duration) {
-            self.held = Some(held);
+        pub(in crate::lock) fn ends(&mut self, held: impl FnOnce() -> Duration) {
+            self.held = Some(held());
         }
     }
 
@@ -122,7 +124,7 @@ mod disabled {
             Self(())
         }
 
-        pub(in crate::lock) fn granted(&mut self, _: Duration) {}
+        pub(in crate::lock) fn granted(&mut self) {}
 
         pub(in crate::lock) fn refused(&mut self, _: &LockError) {}
     }
@@ -132,7 +134,7 @@ mod disabled {
             Self(())
         }
 
-        pub(in crate::lock) fn ends(&mut self, _: Duration) {}
+        pub(in crate::lock) fn ends(&mut self, _: impl FnOnce() -> Duration) {}
     }
 
     pub(in crate::lock) fn lost() {}

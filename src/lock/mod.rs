@@ -30,6 +30,7 @@ mod held;
 mod table;
 #[allow(unreachable_pub, clippy::must_use_candidate, reason = "reached by simulators alone: feature `test-util`")]
 mod conversation;
+mod line;
 mod attempt;
 #[allow(unreachable_pub, clippy::must_use_candidate, reason = "reached by simulators alone: feature `test-util`")]
 mod grant;
@@ -45,8 +46,9 @@ mod metrics;
 mod policy;
 mod error;
 
+pub(crate) use self::{call::Ask, policy::policy_setters};
 pub use self::{
-    call::LockCall,
+    call::{LockCall, LockFuture},
     error::{LockError, LockLost, RunError},
     guard::{LockGuard, Release},
     held::HeldLock,
@@ -54,10 +56,6 @@ pub use self::{
     owner::Owner,
     policy::{KeyInLogs, Policy},
     terms::Lease,
-};
-pub(crate) use self::{
-    call::{Ask, acquire},
-    policy::policy_setters,
 };
 
 /// The decisions without their shell, for simulators: no promise is made of it.

@@ -1,9 +1,6 @@
 //! All conversations of one process, and their bounds. Pure, too.
 
-use std::{
-    collections::{HashMap, hash_map},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use super::{
     conversation::{Actions, Ahead, Context, Conversation, Ending, Event, Request},
@@ -11,9 +8,9 @@ use super::{
     section::Section,
 };
 use crate::{
-    clock::Moment,
+    clock::{Moment, Now},
     defaults::{GIVE_BACKS, LINE_PER_PROCESS},
-    key::LockKey,
+    key::{KeyMap, LockKey},
     lease::OwnerIds,
     store::Released,
 };
@@ -23,7 +20,7 @@ use crate::{
 /// I11: bounded by the sections that run, the waiters it admits, and the give-backs it admits.
 #[derive(Debug)]
 pub struct Table<W> {
-    by_key: HashMap<LockKey, Conversation<W>>,
+    by_key: KeyMap<Conversation<W>>,
     waiting: usize,
     giving_back: usize,
     next_place: u64,
@@ -32,7 +29,7 @@ pub struct Table<W> {
 
 impl<W> Default for Table<W> {
     fn default() -> Self {
-        Self { by_key: HashMap::new(), waiting: 0, giving_back: 0, next_place: 0, draining: false }
+        Self { by_key: KeyMap::default(), waiting: 0, giving_back: 0, next_place: 0, draining: false }
     }
 }
 
@@ -41,7 +38,7 @@ impl<W> Table<W> {
     pub fn request(
         &mut self,
         key: &LockKey,
-        now: Moment,
+        now: &Now<'_>,
         ids: &OwnerIds,
         request: Request<W>,
         actions: &mut Actions<W>,
@@ -56,7 +53,7 @@ impl<W> Table<W> {
     pub fn leave(
         &mut self,
         key: &LockKey,
-        now: Moment,
+        now: &Now<'_>,
         ids: &OwnerIds,
         place: u64,
         actions: &mut Actions<W>,
@@ -67,7 +64,7 @@ impl<W> Table<W> {
     /// A guard of this section is given back. What became of it; `None`: that follows.
     pub fn guard_ended(
         &mut self,
-        now: Moment,
+        now: &Now<'_>,
         ids: &OwnerIds,
         section: &Arc<Section>,
         ending: Ending,
@@ -78,14 +75,14 @@ impl<W> Table<W> {
     }
 
     /// Something has happened.
-    pub fn on(&mut self, key: &LockKey, now: Moment, ids: &OwnerIds, event: Event<W>, actions: &mut Actions<W>) {
+    pub fn on(&mut self, key: &LockKey, now: &Now<'_>, ids: &OwnerIds, event: Event<W>, actions: &mut Actions<W>) {
         self.with(key, now, ids, actions, |conversation, cx| conversation.on(event, cx));
     }
 
     /// Every conversation hears of it.
     pub fn on_all(
         &mut self,
-        now: Moment,
+        now: &Now<'_>,
         ids: &OwnerIds,
         event: impl Fn() -> Event<W>,
         mut act: impl FnMut(&LockKey, Actions<W>),
@@ -101,11 +98,6 @@ impl<W> Table<W> {
     /// From now on nothing new is started.
     pub fn drain(&mut self) {
         self.draining = true;
-    }
-
-    /// Whether nothing new is started.
-    pub fn is_draining(&self) -> bool {
-        self.draining
     }
 
     /// Whoever was to wake this conversation at that moment will not.
@@ -150,7 +142,7 @@ impl<W> Table<W> {
     fn with<T>(
         &mut self,
         key: &LockKey,
-        now: Moment,
+        now: &Now<'_>,
         ids: &OwnerIds,
         actions: &mut Actions<W>,
         event: impl FnOnce(&mut Conversation<W>, &mut Context<'_, W>) -> T,
@@ -163,19 +155,22 @@ impl<W> Table<W> {
             way_back: self.giving_back < GIVE_BACKS,
             actions,
         };
-        let draining = self.draining;
-        let mut entry = match self.by_key.entry(key.clone()) {
-            hash_map::Entry::Occupied(occupied) => occupied,
-            hash_map::Entry::Vacant(vacant) => vacant.insert_entry(Conversation::default()),
-        };
-        let conversation = entry.get_mut();
-        conversation.draining |= draining;
-        let (waited, gave_back) = (conversation.waiting(), conversation.giving_back());
-        let answer = event(conversation, &mut cx);
-        self.waiting = self.waiting - waited + conversation.waiting();
-        self.giving_back = self.giving_back - gave_back + conversation.giving_back();
-        if conversation.is_over() {
-            entry.remove();
+        if let Some(conversation) = self.by_key.get_mut(key) {
+            let (waited, gave_back) = (conversation.waiting(), conversation.giving_back());
+            let answer = event(conversation, &mut cx);
+            self.waiting = self.waiting - waited + conversation.waiting();
+            self.giving_back = self.giving_back - gave_back + conversation.giving_back();
+            if conversation.is_over() {
+                self.by_key.remove(key);
+            }
+            return answer;
+        }
+        let mut conversation = Conversation::new(self.draining);
+        let answer = event(&mut conversation, &mut cx);
+        self.waiting += conversation.waiting();
+        self.giving_back += conversation.giving_back();
+        if !conversation.is_over() {
+            self.by_key.insert(key.clone(), conversation);
         }
         answer
     }

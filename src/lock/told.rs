@@ -51,18 +51,6 @@ impl<T> Told<T> {
         }
     }
 
-    /// What was told already.
-    pub(super) fn take(&self) -> Option<T> {
-        let mut slot = self.0.lock();
-        match std::mem::replace(&mut *slot, Slot::Closed) {
-            Slot::Told(what) => Some(what),
-            open_or_closed => {
-                *slot = open_or_closed;
-                None
-            }
-        }
-    }
-
     /// Nobody waits any more. What was told and not heard is handed back.
     pub(super) fn close(&self) -> Option<T> {
         let slot = std::mem::replace(&mut *self.0.lock(), Slot::Closed);

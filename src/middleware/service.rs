@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     key::LockKey,
-    lock::{Ask, LockLost, Owner, Policy, acquire},
+    lock::{Ask, LockFuture, LockLost, Owner, Policy},
 };
 
 /// Runs the inner service under the lock of the request. Made by [`LockLayer`](crate::LockLayer).
@@ -173,7 +173,7 @@ impl<K> Config<K> {
             owner: Some(of_request.owner.clone()),
             route: route.label(),
         };
-        match acquire(self.locks.core(), ask).await {
+        match LockFuture::new(Arc::clone(self.locks.core()), ask).await {
             Ok(guard) => {
                 span.granted(&guard, began.elapsed());
                 let retires = of_request.is_ours.then(|| of_request.owner.clone());

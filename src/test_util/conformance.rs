@@ -1,1 +1,487 @@
 //! Asks a store for everything that the contract of [`LockStore`] promises.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() {
+//! # use tower_lock::{MemoryStore, test_util::conformance};
+//! let store = MemoryStore::new();             // yours
+//! conformance::check(store).await;            // panics with the clause that is broken
+//! # }
+//! ```
+//!
+//! It takes some seconds, because leases of a real store end in real time. The store may hold other keys; those of the suite begin with
+//! `conformance`.
+
+use std::{
+    future::Future,
+    hash::{BuildHasher, RandomState},
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    key::LockKey,
+    lease::{OwnerId, OwnerIds},
+    store::{
+        AcquireAsk, Acquired, ForceAsk, IfHeld, Inbox, LineTerms, LockStore, ReleaseAsk, Released, RenewAsk, Renewed,
+        StoreEvent, YieldAsk, Yielded,
+    },
+};
+
+/// Leases in here: long enough for a slow machine, short enough to be waited for.
+const LEASE: Duration = Duration::from_millis(1500);
+const OFFER: Duration = Duration::from_millis(600);
+/// How long an event may take to come.
+const SOON: Duration = Duration::from_secs(5);
+
+type Clause = fn(World) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+
+macro_rules! clauses {
+    ($($clause:ident),* $(,)?) => { &[$((stringify!($clause), |world| Box::pin($clause(world)))),*] };
+}
+
+const CLAUSES: &[(&str, Clause)] = clauses![
+    a_key_has_one_owner_until_it_is_given_back,
+    an_acquire_that_is_repeated_finds_its_grant,
+    a_stranger_frees_nothing_and_a_second_release_finds_nothing,
+    a_lease_ends_and_the_late_holder_frees_nobody_elses,
+    a_lease_is_renewed_for_its_owner_alone_and_answers_come_in_order,
+    fences_rise_over_all_owners_and_stand_behind_no_clock,
+    who_does_not_line_up_leaves_nothing_behind,
+    a_release_offers_the_key_to_the_first_in_line_and_tells_it,
+    an_offer_that_is_asked_for_is_a_full_lease_under_its_own_fence,
+    an_offer_that_nobody_asks_for_goes_on,
+    a_key_whose_lease_ended_goes_to_the_first_in_line_whoever_asks,
+    a_place_is_kept_however_often_it_is_asked_for,
+    a_release_leaves_the_line_and_gives_an_offer_on,
+    a_dead_process_is_skipped,
+    a_line_has_an_end,
+    a_key_can_be_kept_taken_by_nobody,
+    a_yield_goes_on_under_a_new_fence_if_nobody_waits,
+    a_yield_gives_the_key_on_and_lines_up_behind,
+    a_yield_of_what_is_lost_is_an_acquire,
+    what_is_void_is_not_done,
+    it_says_who_has_a_key_and_how_many_wait,
+    a_key_that_is_taken_away_stays_taken_and_its_holder_is_told,
+];
+
+/// Checks every clause, one after the other.
+///
+/// # Panics
+///
+/// A clause is broken; the message says which.
+pub async fn check(store: impl LockStore) {
+    let store: Arc<dyn LockStore> = Arc::new(store);
+    let run = RandomState::new().hash_one(0);
+    for (name, clause) in CLAUSES {
+        let key = LockKey::from(("conformance", format!("{run:x}"), *name));
+        let world = World { store: Arc::clone(&store), key, clause: name };
+        clause(world).await;
+    }
+}
+
+/// What one clause is asked in.
+#[derive(Clone)]
+struct World {
+    store: Arc<dyn LockStore>,
+    key: LockKey,
+    clause: &'static str,
+}
+
+/// One process: its ids, and what it was told.
+struct Process {
+    ids: OwnerIds,
+    told: Arc<Mutex<Vec<StoreEvent>>>,
+    alive: Arc<()>,
+}
+
+impl World {
+    fn process(&self) -> Process {
+        let ids = OwnerIds::new("conformance", RandomState::new().hash_one(1));
+        let (told, alive) = (Arc::new(Mutex::new(Vec::new())), Arc::new(()));
+        let (notes, living) = (Arc::clone(&told), Arc::downgrade(&alive));
+        self.store.open(Inbox::new(Arc::clone(ids.process()), move |event| {
+            if living.strong_count() == 0 {
+                return false;
+            }
+            notes.lock().unwrap_or_else(PoisonError::into_inner).extend(event);
+            true
+        }));
+        Process { ids, told, alive }
+    }
+
+    async fn ask(&self, owner: &OwnerId, if_held: IfHeld) -> Acquired {
+        let ask = AcquireAsk::new(self.key.clone(), owner.clone(), LEASE, if_held, terms(), SOON);
+        self.store.acquire(ask).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
+    }
+
+    async fn granted(&self, owner: &OwnerId) -> u64 {
+        match self.ask(owner, IfHeld::LineUp).await {
+            Acquired::Granted { fence } => fence,
+            other => panic!("{}: not granted, but {other:?}", self.clause),
+        }
+    }
+
+    /// In line, behind so many.
+    async fn in_line(&self, owner: &OwnerId) -> usize {
+        match self.ask(owner, IfHeld::LineUp).await {
+            Acquired::InLine { before, .. } => before,
+            other => panic!("{}: not in line, but {other:?}", self.clause),
+        }
+    }
+
+    async fn held(&self, owner: &OwnerId) -> Duration {
+        match self.ask(owner, IfHeld::Refuse).await {
+            Acquired::Held { lease_left } => lease_left,
+            other => panic!("{}: not held, but {other:?}", self.clause),
+        }
+    }
+
+    async fn release(&self, owner: &OwnerId, keep_taken: Duration) -> Released {
+        let ask = ReleaseAsk::new(self.key.clone(), owner.clone(), keep_taken, terms());
+        self.store.release(ask).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
+    }
+
+    async fn renew(&self, owners: &[&OwnerId]) -> Vec<Renewed> {
+        let asks = owners.iter().map(|owner| RenewAsk::new(self.key.clone(), (*owner).clone(), LEASE)).collect();
+        self.store.renew(asks).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
+    }
+
+    async fn yields(&self, owner: &OwnerId, next: &OwnerId) -> Yielded {
+        let ask = YieldAsk::new(self.key.clone(), owner.clone(), next.clone(), LEASE, terms(), SOON);
+        self.store.yield_to_line(ask).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
+    }
+
+    /// The process is told that this owner's turn has come.
+    async fn offered(&self, process: &Process, owner: &OwnerId) {
+        self.told(process, &StoreEvent::Offered { key: self.key.clone(), owner: owner.clone() }).await;
+    }
+
+    async fn told(&self, process: &Process, event: &StoreEvent) {
+        let began = Instant::now();
+        while !process.told.lock().unwrap_or_else(PoisonError::into_inner).contains(event) {
+            assert!(began.elapsed() < SOON, "{}: was not told {event:?}", self.clause);
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    #[track_caller]
+    fn same<T: PartialEq + std::fmt::Debug>(&self, is: T, should: T, why: &str) {
+        assert!(is == should, "{}: {why}: {is:?}, and not {should:?}", self.clause);
+    }
+}
+
+fn terms() -> LineTerms {
+    LineTerms::new(OFFER, Duration::from_secs(10), 3)
+}
+
+async fn a_key_has_one_owner_until_it_is_given_back(w: World) {
+    let p = w.process();
+    let (a, b) = (p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    let left = w.held(&b).await;
+    assert!(left <= LEASE && left > Duration::ZERO, "{}: a lease of {left:?}", w.clause);
+    w.same(w.release(&a, Duration::ZERO).await, Released::Freed, "the owner gives it back");
+    w.granted(&b).await;
+    w.release(&b, Duration::ZERO).await;
+}
+
+async fn an_acquire_that_is_repeated_finds_its_grant(w: World) {
+    let p = w.process();
+    let (a, b) = (p.ids.next(), p.ids.next());
+    let first = w.granted(&a).await;
+    sleep(LEASE / 2).await;
+    w.same(w.granted(&a).await, first, "the fence that stands there");
+    sleep(LEASE * 3 / 4).await;
+    w.held(&b).await;
+    w.same(w.release(&a, Duration::ZERO).await, Released::Freed, "once is enough");
+    w.granted(&b).await;
+    w.release(&b, Duration::ZERO).await;
+}
+
+async fn a_stranger_frees_nothing_and_a_second_release_finds_nothing(w: World) {
+    let p = w.process();
+    let (a, b) = (p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    w.same(w.release(&b, Duration::ZERO).await, Released::NotOwner, "a stranger");
+    w.held(&b).await;
+    w.same(w.release(&a, Duration::ZERO).await, Released::Freed, "the owner");
+    w.same(w.release(&a, Duration::ZERO).await, Released::NotOwner, "the second time");
+    w.granted(&b).await;
+    w.same(w.release(&a, Duration::ZERO).await, Released::NotOwner, "a late copy");
+    w.held(&a).await;
+    w.release(&b, Duration::ZERO).await;
+}
+
+async fn a_lease_ends_and_the_late_holder_frees_nobody_elses(w: World) {
+    let p = w.process();
+    let (a, b) = (p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    sleep(LEASE + Duration::from_millis(50)).await;
+    w.granted(&b).await;
+    w.same(w.release(&a, Duration::ZERO).await, Released::NotOwner, "its lease was over");
+    w.same(w.renew(&[&a]).await, vec![Renewed::NotOwner], "and it cannot come back");
+    w.held(&a).await;
+    w.release(&b, Duration::ZERO).await;
+}
+
+async fn a_lease_is_renewed_for_its_owner_alone_and_answers_come_in_order(w: World) {
+    let p = w.process();
+    let (a, b) = (p.ids.next(), p.ids.next());
+    w.same(w.renew(&[]).await, vec![], "nothing is asked");
+    w.granted(&a).await;
+    for _ in 0..3 {
+        sleep(LEASE * 2 / 3).await;
+        let answers = w.renew(&[&b, &a, &b]).await;
+        w.same(answers, vec![Renewed::NotOwner, Renewed::Extended, Renewed::NotOwner], "one by one");
+    }
+    w.held(&b).await;
+    w.release(&a, Duration::ZERO).await;
+}
+
+async fn fences_rise_over_all_owners_and_stand_behind_no_clock(w: World) {
+    let p = w.process();
+    let mut last = 0;
+    for _ in 0..20 {
+        let owner = p.ids.next();
+        let fence = w.granted(&owner).await;
+        assert!(fence > last, "{}: {fence} after {last}", w.clause);
+        last = fence;
+        w.release(&owner, Duration::ZERO).await;
+    }
+    // A clock of microseconds in this century, and a double can hold it.
+    assert!(last > 1_600_000_000_000_000 && last < 1 << 53, "{}: {last}", w.clause);
+}
+
+async fn who_does_not_line_up_leaves_nothing_behind(w: World) {
+    let p = w.process();
+    let (a, b) = (p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    w.held(&b).await;
+    w.same(w.release(&a, Duration::ZERO).await, Released::Freed, "nobody waits");
+    w.granted(&a).await;
+    w.release(&a, Duration::ZERO).await;
+}
+
+async fn a_release_offers_the_key_to_the_first_in_line_and_tells_it(w: World) {
+    let (p, q) = (w.process(), w.process());
+    let (a, b, c) = (p.ids.next(), q.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    w.same((w.in_line(&b).await, w.in_line(&c).await), (0, 1), "first come, first served");
+    w.same(w.release(&a, Duration::ZERO).await, Released::HandedOn, "to the first");
+    w.offered(&q, &b).await;
+    w.same(w.in_line(&c).await, 0, "the second is the first now");
+    w.granted(&b).await;
+    w.same(w.release(&b, Duration::ZERO).await, Released::HandedOn, "to the second");
+    w.offered(&p, &c).await;
+    w.granted(&c).await;
+    w.same(w.release(&c, Duration::ZERO).await, Released::Freed, "nobody is left");
+}
+
+async fn an_offer_that_is_asked_for_is_a_full_lease_under_its_own_fence(w: World) {
+    let p = w.process();
+    let (a, b, c) = (p.ids.next(), p.ids.next(), p.ids.next());
+    let first = w.granted(&a).await;
+    w.in_line(&b).await;
+    w.release(&a, Duration::ZERO).await;
+    let fence = w.granted(&b).await;
+    assert!(fence > first, "{}: {fence} after {first}", w.clause);
+    w.same(w.granted(&b).await, fence, "asked again");
+    sleep(OFFER + Duration::from_millis(200)).await;
+    w.held(&c).await;
+    w.same(w.release(&b, Duration::ZERO).await, Released::Freed, "it was a lease");
+}
+
+async fn an_offer_that_nobody_asks_for_goes_on(w: World) {
+    let (stopped, p) = (w.process(), w.process());
+    let (a, b, c) = (p.ids.next(), stopped.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    w.in_line(&b).await;
+    w.in_line(&c).await;
+    w.release(&a, Duration::ZERO).await;
+    sleep(OFFER + Duration::from_millis(50)).await;
+    w.granted(&c).await;
+    w.release(&c, Duration::ZERO).await;
+}
+
+async fn a_key_whose_lease_ended_goes_to_the_first_in_line_whoever_asks(w: World) {
+    let (p, q) = (w.process(), w.process());
+    let (dead, b, c) = (p.ids.next(), q.ids.next(), p.ids.next());
+    w.granted(&dead).await;
+    w.in_line(&b).await;
+    sleep(LEASE + Duration::from_millis(50)).await;
+    w.held(&c).await;
+    w.offered(&q, &b).await;
+    w.granted(&b).await;
+    w.release(&b, Duration::ZERO).await;
+}
+
+async fn a_place_is_kept_however_often_it_is_asked_for(w: World) {
+    let p = w.process();
+    let (a, b, c) = (p.ids.next(), p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    for _ in 0..3 {
+        w.same((w.in_line(&b).await, w.in_line(&c).await), (0, 1), "asked again");
+    }
+    w.release(&b, Duration::ZERO).await;
+    w.release(&a, Duration::ZERO).await;
+    w.granted(&c).await;
+    w.same(w.release(&c, Duration::ZERO).await, Released::Freed, "one place each");
+}
+
+async fn a_release_leaves_the_line_and_gives_an_offer_on(w: World) {
+    let p = w.process();
+    let (a, b, c, d) = (p.ids.next(), p.ids.next(), p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    for waiter in [&b, &c, &d] {
+        w.in_line(waiter).await;
+    }
+    w.same(w.release(&b, Duration::ZERO).await, Released::NotOwner, "it had a place, and no more");
+    w.same(w.release(&a, Duration::ZERO).await, Released::HandedOn, "to the next");
+    w.offered(&p, &c).await;
+    // It has left while the offer was on its way.
+    w.same(w.release(&c, Duration::ZERO).await, Released::HandedOn, "and on");
+    w.offered(&p, &d).await;
+    w.granted(&d).await;
+    w.release(&d, Duration::ZERO).await;
+}
+
+async fn a_dead_process_is_skipped(w: World) {
+    let (dead, p) = (w.process(), w.process());
+    let (a, b, c) = (p.ids.next(), dead.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    w.in_line(&b).await;
+    w.in_line(&c).await;
+    drop(dead.alive);
+    w.release(&a, Duration::ZERO).await;
+    w.offered(&p, &c).await;
+    w.granted(&c).await;
+    w.release(&c, Duration::ZERO).await;
+}
+
+async fn a_line_has_an_end(w: World) {
+    let p = w.process();
+    let owners: Vec<_> = (0..5).map(|_| p.ids.next()).collect();
+    w.granted(&owners[0]).await;
+    for waiter in &owners[1..4] {
+        w.in_line(waiter).await;
+    }
+    let full = w.ask(&owners[4], IfHeld::LineUp).await;
+    assert!(matches!(full, Acquired::LineFull { .. }), "{}: {full:?}", w.clause);
+    w.same(w.in_line(&owners[3]).await, 2, "who has a place keeps it");
+    for owner in owners.iter().rev() {
+        w.release(owner, Duration::ZERO).await;
+    }
+}
+
+async fn a_key_can_be_kept_taken_by_nobody(w: World) {
+    let p = w.process();
+    let (a, b) = (p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    w.in_line(&b).await;
+    w.same(w.release(&a, LEASE / 2).await, Released::Freed, "nobody has it");
+    w.same(w.renew(&[&a]).await, vec![Renewed::NotOwner], "not even who had it");
+    w.same(w.release(&a, Duration::ZERO).await, Released::NotOwner, "a late copy ends nothing");
+    w.same(w.in_line(&b).await, 0, "taken still");
+    sleep(LEASE / 2 + Duration::from_millis(50)).await;
+    w.granted(&b).await;
+    w.release(&b, Duration::ZERO).await;
+}
+
+async fn a_yield_goes_on_under_a_new_fence_if_nobody_waits(w: World) {
+    let p = w.process();
+    let (a, next, b) = (p.ids.next(), p.ids.next(), p.ids.next());
+    let first = w.granted(&a).await;
+    sleep(LEASE * 2 / 3).await;
+    let Yielded::Extended { fence } = w.yields(&a, &next).await else { panic!("{}: nobody waits", w.clause) };
+    assert!(fence > first, "{}: {fence} after {first}", w.clause);
+    sleep(LEASE * 2 / 3).await;
+    w.held(&b).await;
+    w.same(w.granted(&a).await, fence, "it stands there now");
+    w.same(w.release(&a, Duration::ZERO).await, Released::Freed, "and its next one has no place");
+}
+
+async fn a_yield_gives_the_key_on_and_lines_up_behind(w: World) {
+    let (p, q) = (w.process(), w.process());
+    let (a, next, b) = (p.ids.next(), p.ids.next(), q.ids.next());
+    w.granted(&a).await;
+    w.in_line(&b).await;
+    match w.yields(&a, &next).await {
+        Yielded::Over(Acquired::InLine { before: 0, .. }) => {}
+        other => panic!("{}: {other:?}", w.clause),
+    }
+    w.offered(&q, &b).await;
+    w.same(w.renew(&[&a]).await, vec![Renewed::NotOwner], "the old one is over");
+    w.granted(&b).await;
+    w.same(w.release(&b, Duration::ZERO).await, Released::HandedOn, "back again");
+    w.offered(&p, &next).await;
+    w.granted(&next).await;
+    w.release(&next, Duration::ZERO).await;
+}
+
+async fn a_yield_of_what_is_lost_is_an_acquire(w: World) {
+    let p = w.process();
+    let (a, next) = (p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    sleep(LEASE + Duration::from_millis(50)).await;
+    match w.yields(&a, &next).await {
+        Yielded::Over(Acquired::Granted { .. }) => {}
+        other => panic!("{}: {other:?}", w.clause),
+    }
+    w.same(w.release(&a, Duration::ZERO).await, Released::NotOwner, "the old one");
+    w.same(w.release(&next, Duration::ZERO).await, Released::Freed, "the next one");
+}
+
+async fn what_is_void_is_not_done(w: World) {
+    let p = w.process();
+    let (a, b) = (p.ids.next(), p.ids.next());
+    let ask = AcquireAsk::new(w.key.clone(), a.clone(), LEASE, IfHeld::Refuse, terms(), Duration::ZERO);
+    // A store that decides with the call is in time; any other is not.
+    let answer = w.store.acquire(ask).await;
+    let is_granted = matches!(answer, Ok(Acquired::Granted { .. }));
+    w.same(w.release(&a, Duration::ZERO).await == Released::Freed, is_granted, "done and said so, or neither");
+    w.granted(&b).await;
+    w.release(&b, Duration::ZERO).await;
+}
+
+async fn it_says_who_has_a_key_and_how_many_wait(w: World) {
+    let p = w.process();
+    let (a, b) = (p.ids.next(), p.ids.next());
+    let inspect =
+        || async { w.store.inspect(w.key.clone()).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause)) };
+    let free = inspect().await;
+    w.same((free.holder, free.lease_left, free.waiting), (None, Duration::ZERO, 0), "free");
+    let fence = w.granted(&a).await;
+    w.in_line(&b).await;
+    let held = inspect().await;
+    let Some(holder) = held.holder else { panic!("{}: nobody has it", w.clause) };
+    w.same((holder.owner, holder.fence, held.waiting), (a.clone(), fence, 1), "held");
+    assert!(held.lease_left <= LEASE && held.lease_left > Duration::ZERO, "{}: {:?}", w.clause, held.lease_left);
+    w.release(&b, Duration::ZERO).await;
+    w.release(&a, LEASE).await;
+    let kept = inspect().await;
+    w.same(kept.holder, None, "kept taken by nobody");
+    assert!(kept.lease_left > Duration::ZERO, "{}", w.clause);
+}
+
+async fn a_key_that_is_taken_away_stays_taken_and_its_holder_is_told(w: World) {
+    let p = w.process();
+    let (a, b) = (p.ids.next(), p.ids.next());
+    let force = || async {
+        let ask = ForceAsk::new(w.key.clone(), LEASE / 2, terms());
+        w.store.force_release(ask).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause))
+    };
+    w.same(force().await, None, "nobody had it");
+    w.granted(&a).await;
+    w.in_line(&b).await;
+    w.same(force().await, Some(a.clone()), "who was thrown out");
+    w.told(&p, &StoreEvent::TakenAway { key: w.key.clone(), owner: a.clone() }).await;
+    w.same(w.renew(&[&a]).await, vec![Renewed::NotOwner], "it has it no more");
+    w.same(w.in_line(&b).await, 0, "so that it can stop");
+    sleep(LEASE / 2 + Duration::from_millis(50)).await;
+    w.granted(&b).await;
+    w.release(&b, Duration::ZERO).await;
+}

@@ -13,6 +13,7 @@ mod extractor;
 mod span;
 mod locks;
 mod renewal;
+mod conformance;
 mod cases;
 mod storm;
 mod tidy;

@@ -1,13 +1,13 @@
 //! The rules of the contract, without a clock: time is an argument, events are a return value.
 
 use std::{
-    collections::{HashMap, VecDeque, hash_map},
+    collections::{VecDeque, hash_map},
     time::Duration,
 };
 
 use crate::{
     clock::Moment,
-    key::LockKey,
+    key::{KeyMap, LockKey},
     lease::OwnerId,
     store::{
         AcquireAsk, Acquired, ForceAsk, HolderRecord, IfHeld, Inspected, LineTerms, ReleaseAsk, Released, RenewAsk,
@@ -18,7 +18,7 @@ use crate::{
 /// Who holds which key, and who waits for it.
 #[derive(Debug, Default)]
 pub(super) struct Records {
-    by_key: HashMap<LockKey, Record>,
+    by_key: KeyMap<Record>,
     last_fence: u64,
     /// At this many records those of the dead are looked for.
     sweep_at: usize,

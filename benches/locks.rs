@@ -1,0 +1,100 @@
+//! What locks cost without HTTP: on the memory store, in one process.
+//!
+//! ```sh
+//! cargo bench --bench locks
+//! ```
+//!
+//! Nanoseconds are of this machine, and with the counting of allocations; read them against the other ones of the same run. Allocations and
+//! their bytes are exact. One iteration is
+//!
+//! - one cycle of take and give back, or one refusal;
+//! - in `renewal_round`: the renewal of 100 000 locks; in `hold_100_000`: their taking, whose bytes are what they weigh.
+
+use std::{
+    future::{Future, IntoFuture},
+    pin::pin,
+    sync::LazyLock,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use divan::{AllocProfiler, Bencher};
+use tokio::{runtime::Runtime, sync::Mutex, task::yield_now};
+use tower_lock::{LockGuard, LockKey, Locks};
+
+#[global_allocator]
+static ALLOCATOR: AllocProfiler = AllocProfiler::system();
+
+static RUNTIME: LazyLock<Runtime> =
+    LazyLock::new(|| tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime"));
+
+const MANY: u64 = 100_000;
+
+fn main() {
+    divan::main();
+}
+
+fn key() -> LockKey {
+    LockKey::from(("reward", 42_u64, "gold"))
+}
+
+/// What is ready at once needs no scheduler: so that the cost of one is not measured with it.
+fn now<F: IntoFuture>(future: F) -> F::Output {
+    let future = pin!(future.into_future());
+    match future.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("in memory, and nobody else is there"),
+    }
+}
+
+fn hold(locks: &Locks, keys: u64) -> Vec<LockGuard> {
+    (0..keys).map(|n| now(locks.try_lock(("held", n))).expect("free")).collect()
+}
+
+#[divan::bench]
+fn tokio_mutex_uncontended(bencher: Bencher<'_, '_>) {
+    let mutex = Mutex::new(());
+    bencher.bench_local(|| drop(now(mutex.lock())));
+}
+
+#[divan::bench(args = [1, 1_000, MANY])]
+fn take_and_give_back_with_keys_held(bencher: Bencher<'_, '_>, held: u64) {
+    let _runtime = RUNTIME.enter();
+    let (locks, key) = (Locks::in_memory(), key());
+    let _held = hold(&locks, held - 1);
+    bencher.bench_local(|| now(now(locks.try_lock(key.clone())).expect("free").release()).expect("in memory"));
+}
+
+#[divan::bench]
+fn refused(bencher: Bencher<'_, '_>) {
+    let _runtime = RUNTIME.enter();
+    let (locks, key) = (Locks::in_memory(), key());
+    let _held = now(locks.try_lock(key.clone())).expect("free");
+    bencher.bench_local(|| now(locks.try_lock(key.clone())).is_err());
+}
+
+#[divan::bench(sample_count = 5, sample_size = 1)]
+fn hold_100_000(bencher: Bencher<'_, '_>) {
+    let _runtime = RUNTIME.enter();
+    bencher.with_inputs(Locks::in_memory).bench_local_values(|locks| (hold(&locks, MANY), locks));
+}
+
+/// Every third of the lease of 30 seconds: this much of a core in every ten seconds.
+#[divan::bench(sample_count = 10, sample_size = 1)]
+fn renewal_round_of_100_000(bencher: Bencher<'_, '_>) {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
+    let locks = Locks::in_memory();
+    let held = runtime.block_on(async { hold(&locks, MANY) });
+    let fresh = || held.iter().rev().take(1).all(|guard| guard.view().remaining() > Duration::from_secs(29));
+    bencher.bench_local(|| {
+        runtime.block_on(async {
+            tokio::time::advance(Duration::from_secs(10)).await;
+            while !fresh() {
+                yield_now().await;
+            }
+        });
+    });
+    assert!(held.iter().all(|guard| guard.view().remaining() > Duration::from_secs(10)), "all of them");
+    runtime.block_on(async { drop(held) });
+}

@@ -1,0 +1,86 @@
+//! Who waits for one key in this process, in order. Pure.
+
+use std::collections::VecDeque;
+
+use super::{conversation::Request, owner::Owner};
+
+/// First come, first served.
+#[derive(Debug)]
+pub(super) struct Line<W> {
+    places: VecDeque<Place<W>>,
+    /// How many do not care to wait: they want to know at once.
+    impatient: usize,
+}
+
+#[derive(Debug)]
+struct Place<W> {
+    number: u64,
+    request: Request<W>,
+}
+
+impl<W> Line<W> {
+    pub(super) const fn new() -> Self {
+        Self { places: VecDeque::new(), impatient: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Whether somebody is in it who waits.
+    pub(super) fn has_patient(&self) -> bool {
+        self.places.len() > self.impatient
+    }
+
+    pub(super) fn requests(&self) -> impl Iterator<Item = &Request<W>> {
+        self.places.iter().map(|place| &place.request)
+    }
+
+    pub(super) fn push(&mut self, number: u64, request: Request<W>) {
+        if let Some(owner) = &request.owner {
+            owner.lines_up();
+        }
+        self.impatient += usize::from(!request.waits);
+        self.places.push_back(Place { number, request });
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Request<W>> {
+        self.remove(0)
+    }
+
+    /// Where this place is.
+    pub(super) fn find(&self, number: u64) -> Option<usize> {
+        self.places.iter().position(|place| place.number == number)
+    }
+
+    pub(super) fn remove(&mut self, at: usize) -> Option<Request<W>> {
+        let Place { request, number: _ } = if at == 0 { self.places.pop_front()? } else { self.places.remove(at)? };
+        if let Some(owner) = &request.owner {
+            owner.leaves_line();
+        }
+        self.impatient -= usize::from(!request.waits);
+        Some(request)
+    }
+
+    /// The first one that does not wait, and where it was.
+    pub(super) fn remove_impatient(&mut self) -> Option<(usize, Request<W>)> {
+        if self.impatient == 0 {
+            return None;
+        }
+        let at = self.places.iter().position(|place| !place.request.waits)?;
+        Some((at, self.remove(at)?))
+    }
+
+    /// The first one of this owner.
+    pub(super) fn remove_of(&mut self, owner: &Owner) -> Option<Request<W>> {
+        if !owner.waits() {
+            return None;
+        }
+        let at = self.places.iter().position(|place| place.request.owner.as_ref() == Some(owner))?;
+        self.remove(at)
+    }
+}
