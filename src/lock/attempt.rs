@@ -108,6 +108,11 @@ impl Attempt {
         matches!(self.state, State::Asking | State::InLine)
     }
 
+    /// When those who wait are to be told that the store is silent.
+    pub(super) fn gives_up_at(&self) -> Option<Moment> {
+        if self.waits_for_its_turn() { self.calls.gives_up_at() } else { None }
+    }
+
     pub(super) fn running(&self) -> Option<&Running> {
         match &self.state {
             State::Held(held) => held.running.as_ref(),
@@ -153,6 +158,17 @@ impl Calls {
         self.silent_since = None;
         self.failures = 0;
         self.error = None;
+    }
+
+    /// When it is not worth to ask on; after a first failure.
+    fn gives_up_at(&self) -> Option<Moment> {
+        self.error.as_ref()?;
+        Some(self.silent_since?.after(STORE_TIMEOUT))
+    }
+
+    /// Why it is not worth to ask on, at this moment.
+    pub(super) fn gives_up(&self, now: Moment) -> Option<StoreError> {
+        self.error.clone().filter(|_| self.gives_up_at().is_some_and(|at| at <= now))
     }
 
     /// There was none, so that it may still be done. When to ask again; `None`: the store has been silent for too long.

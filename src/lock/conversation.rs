@@ -726,14 +726,19 @@ impl<W> Conversation<W> {
                 send_release(give_back, cx);
             }
         }
-        if self.attempt.as_ref().is_some_and(|attempt| attempt.ask_at.is_some_and(|at| at <= cx.now())) {
+        let Some(attempt) = self.attempt.as_ref().filter(|attempt| attempt.waits_for_its_turn()) else { return };
+        if let Some(error) = attempt.calls.gives_up(cx.now()) {
+            // A call that is under way is waited for by the give-back.
+            self.refuse_line(cx, |_| error.clone().into());
+            self.end(Duration::ZERO, None, cx);
+        } else if attempt.ask_at.is_some_and(|at| at <= cx.now()) {
             self.ask(cx);
         }
     }
 
     /// Asks to be woken, if nobody was asked to do so early enough.
     fn arm(&mut self, cx: &mut Context<'_, W>) {
-        let asks = self.attempt.iter().filter_map(|attempt| attempt.ask_at);
+        let asks = self.attempt.iter().flat_map(|attempt| [attempt.ask_at, attempt.gives_up_at()]).flatten();
         let Some(next) = asks.chain(self.give_backs.iter().filter_map(|give_back| give_back.again_at)).min() else {
             return;
         };

@@ -14,6 +14,8 @@ mod span;
 mod locks;
 mod renewal;
 mod conformance;
+mod reentry;
+mod sharing;
 mod cases;
 mod storm;
 mod tidy;

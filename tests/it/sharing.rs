@@ -1,0 +1,346 @@
+//! Several processes want one key: handles on one store are to each other as instances of a service.
+
+use std::{
+    future::IntoFuture,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tower_lock::{
+    LockError, LockKey, Locks,
+    test_util::{Fault, TestStore, Verb},
+};
+
+use crate::support::{settle, soon, store_and_locks};
+
+fn key() -> LockKey {
+    LockKey::from(("account", 7))
+}
+
+fn two_processes() -> (TestStore, Locks, Locks) {
+    let (store, one) = store_and_locks();
+    let two = Locks::new(store.clone());
+    (store, one, two)
+}
+
+/// Single flight: whoever comes while the store is asked hears the same answer.
+#[tokio::test(start_paused = true)]
+async fn many_who_want_a_free_key_at_once_ask_the_store_once() {
+    let (store, locks) = store_and_locks();
+    store.on(Verb::Acquire).hold_answer();
+    let mut calls = JoinSet::new();
+    for _ in 0..100 {
+        calls.spawn(locks.try_lock(key()).into_future());
+    }
+    store.on(Verb::Acquire).somebody().await;
+    settle().await;
+    store.on(Verb::Acquire).open();
+    let (mut guards, mut refused) = (Vec::new(), 0);
+    while let Some(call) = calls.join_next().await {
+        match call.expect("no panic") {
+            Ok(guard) => guards.push(guard),
+            Err(LockError::Held { .. }) => refused += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert_eq!((guards.len(), refused, store.on(Verb::Acquire).calls()), (1, 99, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_costs_the_store_nothing_while_this_process_holds_or_waits() {
+    let (store, one, two) = two_processes();
+    let held = one.lock(key()).await.expect("free");
+    let waiter = tokio::spawn(two.lock(key()).into_future());
+    settle().await;
+    let calls = store.on(Verb::Acquire).calls();
+    for locks in [&one, &two] {
+        for _ in 0..100 {
+            assert!(matches!(locks.try_lock(key()).await, Err(LockError::Held { .. })));
+        }
+    }
+    assert_eq!(store.on(Verb::Acquire).calls(), calls);
+    held.release().await.expect("up");
+    drop(waiter.await.expect("no panic").expect("its turn").release());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_goes_from_hand_to_hand_within_a_process_without_the_store() {
+    let (store, locks) = store_and_locks();
+    let mut tasks = JoinSet::new();
+    let tokens = Arc::new(Mutex::new(Vec::new()));
+    for _ in 0..50 {
+        let (locks, tokens) = (locks.clone(), Arc::clone(&tokens));
+        tasks.spawn(async move {
+            let guard = locks.lock(key()).await.expect("its turn");
+            tokens.lock().expect("whole").push(guard.fencing_token());
+            tokio::task::yield_now().await;
+            guard.release().await.expect("up");
+        });
+    }
+    while let Some(task) = tasks.join_next().await {
+        task.expect("no panic");
+    }
+    assert_eq!([Verb::Acquire, Verb::Yield, Verb::Release].map(|verb| store.on(verb).calls()), [1, 0, 1]);
+    assert!(
+        tokens.lock().expect("whole").is_sorted_by(|a, b| a < b),
+        "each section has a larger token than the one before"
+    );
+}
+
+/// At the latest after 100 ms or 1 000 sections; a fence has room for 1 024.
+#[tokio::test(start_paused = true)]
+async fn hand_overs_ask_the_store_every_hundred_milliseconds_and_every_thousand() {
+    for (sections, takes, yields) in [(2_500, Duration::ZERO, 2), (50, Duration::from_millis(10), 4)] {
+        let (store, locks) = store_and_locks();
+        let mut last = None;
+        let mut line = (0..2).map(|_| locks.lock(key()).into_future()).map(Box::pin).collect::<Vec<_>>();
+        for waiting in &mut line {
+            let _ = futures_util::poll!(waiting.as_mut());
+        }
+        for _ in 0..sections {
+            let guard = line.remove(0).await.expect("its turn");
+            assert!(last < Some(guard.fencing_token()));
+            last = Some(guard.fencing_token());
+            line.push(Box::pin(locks.lock(key()).into_future()));
+            let _ = futures_util::poll!(line[1].as_mut());
+            sleep(takes).await;
+            drop(guard.release());
+        }
+        let asked = store.on(Verb::Yield).calls();
+        assert!((yields..=yields + 1).contains(&asked), "{asked} for {sections}");
+    }
+}
+
+/// One floods, with 64 waiters that come again and again; the other one has a single waiter.
+#[tokio::test(start_paused = true)]
+async fn a_process_waits_a_tenth_of_a_second_and_one_section_for_each_one_before_it() {
+    const SECTION: Duration = Duration::from_millis(20);
+    let (store, flood, single) = two_processes();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut tasks = JoinSet::new();
+    for _ in 0..64 {
+        let (flood, stop) = (flood.clone(), Arc::clone(&stop));
+        tasks.spawn(async move {
+            while !stop.load(SeqCst) {
+                let guard = flood.lock(key()).await.expect("its turn, within half a minute");
+                sleep(SECTION).await;
+                guard.release().await.expect("up");
+            }
+        });
+    }
+    sleep(Duration::from_secs(1)).await;
+    for _ in 0..20 {
+        let asked = Instant::now();
+        let guard = soon("the single one's turn", single.lock(key()).into_future()).await.expect("its turn");
+        let waited = asked.elapsed();
+        // A tenth of a second, the section that runs then, and the two calls.
+        assert!(waited <= Duration::from_millis(100) + SECTION + Duration::from_millis(10), "{waited:?}");
+        sleep(SECTION).await;
+        guard.release().await.expect("up");
+    }
+    stop.store(true, SeqCst);
+    while let Some(task) = tasks.join_next().await {
+        task.expect("no panic");
+    }
+    settle().await;
+    assert_eq!((store.held(), flood.size(), single.size()), (0, (0, 0), (0, 0)));
+}
+
+/// I7: what is told is a hint; what stands in the store decides.
+#[tokio::test(start_paused = true)]
+async fn events_may_be_lost_doubled_and_late() {
+    for (events, at_most) in [
+        (Fault::None, Duration::from_millis(10)),
+        (Fault::Double, Duration::from_millis(10)),
+        // About a second: the next check-in finds it.
+        (Fault::Fail, Duration::from_millis(1_210)),
+        (Fault::Late(Duration::from_secs(20)), Duration::from_millis(1_210)),
+    ] {
+        let (store, one, two) = two_processes();
+        store.events(events);
+        for _ in 0..3 {
+            let held = one.lock(key()).await.expect("free");
+            let waiter = tokio::spawn(two.lock(key()).into_future());
+            sleep(Duration::from_millis(4_300)).await;
+            let freed = Instant::now();
+            held.release().await.expect("up");
+            let guard = soon("its turn", waiter).await.expect("no panic").expect("its turn");
+            assert!(freed.elapsed() <= at_most, "{events:?}: {:?}", freed.elapsed());
+            // An event that comes now, for whoever it was meant, frees nothing.
+            sleep(Duration::from_secs(25)).await;
+            assert!(guard.view().remaining() > Duration::from_secs(10) && store.held() == 1);
+            guard.release().await.expect("up");
+        }
+        sleep(Duration::from_secs(30)).await;
+        assert_eq!((store.memory().size(), one.size(), two.size()), (0, (0, 0), (0, 0)), "{events:?}");
+    }
+}
+
+/// Who waits keeps its place, whoever of the process leaves the line.
+#[tokio::test(start_paused = true)]
+async fn a_process_keeps_its_place_as_long_as_somebody_in_it_waits() {
+    let (store, one, two) = two_processes();
+    let three = Locks::new(store.clone());
+    let held = one.lock(key()).await.expect("free");
+    let leaves = tokio::spawn(two.lock(key()).into_future());
+    settle().await;
+    let stays = tokio::spawn(two.lock(key()).into_future());
+    settle().await;
+    let later = tokio::spawn(three.lock(key()).into_future());
+    settle().await;
+    leaves.abort();
+    sleep(Duration::from_secs(3)).await;
+    held.release().await.expect("up");
+    settle().await;
+    assert!(stays.is_finished() && !later.is_finished(), "first come, first served");
+    drop(stays.await.expect("no panic").expect("its turn").release());
+    drop(soon("the last one's turn", later).await.expect("no panic").expect("its turn").release());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_leaves_the_line_of_the_store_too() {
+    let (store, one, two) = two_processes();
+    let _held = one.lock(key()).await.expect("free");
+    let waiter = tokio::spawn(two.lock(key()).into_future());
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(one.inspect(key()).await.expect("up").waiting, 1);
+    waiter.abort();
+    settle().await;
+    assert_eq!((one.inspect(key()).await.expect("up").waiting, two.size()), (0, (0, 0)));
+    let error = two.lock(key()).wait(Duration::from_secs(2)).await.expect_err("held");
+    assert!(matches!(error, LockError::TimedOut { .. }));
+    settle().await;
+    assert_eq!((one.inspect(key()).await.expect("up").waiting, two.size()), (0, (0, 0)));
+    assert_eq!(store.held(), 1);
+}
+
+/// The process is there and does not ask: it costs an offer, and no lease.
+#[tokio::test(start_paused = true)]
+async fn a_process_that_stops_in_its_turn_costs_an_offer_and_no_lease() {
+    let store = TestStore::new();
+    let (one, two) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let held = one.lock(key()).await.expect("free");
+    // Its calls go nowhere from now on.
+    let deaf = TestStoreThatStalls::new(&store);
+    let stopped = Locks::new(deaf.clone());
+    let waiter = tokio::spawn(stopped.lock(key()).wait(Duration::from_secs(100)).into_future());
+    settle().await;
+    deaf.stalls.store(true, SeqCst);
+    let next = tokio::spawn(two.lock(key()).into_future());
+    settle().await;
+    let freed = Instant::now();
+    held.release().await.expect("up");
+    let guard = soon("the next one's turn", next).await.expect("no panic").expect("its turn");
+    assert!(freed.elapsed() <= Duration::from_millis(4_010), "three seconds and a lock-delay: {:?}", freed.elapsed());
+    guard.release().await.expect("up");
+    waiter.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_is_turned_away_when_the_store_has_been_silent_for_a_second() {
+    for fault in [Fault::Fail, Fault::Stall, Fault::LoseAnswer] {
+        let (store, one, two) = two_processes();
+        let held = one.lock(key()).await.expect("free");
+        // Waiting for three seconds already.
+        let waiter = tokio::spawn(two.lock(key()).into_future());
+        sleep(Duration::from_secs(3)).await;
+        store.all(fault);
+        let silent = Instant::now();
+        let error = waiter.await.expect("no panic").expect_err("silent");
+        assert!(matches!(error, LockError::Store(_)), "{fault:?}: {error}");
+        // A check-in, and the silence of a second.
+        assert!(silent.elapsed() <= Duration::from_millis(2_210), "{fault:?}: {:?}", silent.elapsed());
+        let asked = Instant::now();
+        let error = two.try_lock(("n", 8)).await.expect_err("silent");
+        assert!(matches!(error, LockError::Store(_)), "{fault:?}: {error}");
+        assert!(asked.elapsed() <= Duration::from_millis(1_010), "{fault:?}: {:?}", asked.elapsed());
+        store.all(Fault::None);
+        drop(held.release());
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!((store.memory().size(), one.size(), two.size()), (0, (0, 0), (0, 0)), "{fault:?}: nothing is left");
+        drop(two.try_lock(key()).await.expect("it recovers without a restart").release());
+    }
+}
+
+/// I8: an error came back at once, the acquire is done a little later.
+#[tokio::test(start_paused = true)]
+async fn an_acquire_that_is_done_after_its_error_leaves_the_key_free() {
+    for late in [1, 50, 200, 450] {
+        let (store, locks) = store_and_locks();
+        store.on(Verb::Acquire).fault(Fault::Late(Duration::from_millis(late)));
+        let error = locks.try_lock(key()).await.expect_err("no answer");
+        assert!(matches!(error, LockError::Store(_)), "{error}");
+        store.on(Verb::Acquire).fault(Fault::None);
+        sleep(Duration::from_millis(600)).await;
+        assert_eq!((store.memory().size(), locks.size()), (0, (0, 0)), "{late} ms late");
+    }
+}
+
+/// The store, as one process sees it that can be cut off.
+#[derive(Clone, Debug)]
+struct TestStoreThatStalls {
+    inner: TestStore,
+    stalls: Arc<AtomicBool>,
+    asked: Arc<AtomicUsize>,
+}
+
+mod stalls {
+    use tower_lock::{
+        LockKey, LockStore, OwnerId, Released,
+        store::{
+            AcquireAsk, Acquired, ForceAsk, Inbox, Inspected, ReleaseAsk, RenewAsk, Renewed, StoreFuture, YieldAsk,
+            Yielded,
+        },
+        test_util::TestStore,
+    };
+
+    use super::{Arc, AtomicBool, SeqCst, TestStoreThatStalls};
+
+    impl TestStoreThatStalls {
+        pub(super) fn new(inner: &TestStore) -> Self {
+            Self { inner: inner.clone(), stalls: Arc::new(AtomicBool::new(false)), asked: Arc::default() }
+        }
+
+        fn unless_stalled<T: Unpin + Send + 'static>(&self, answer: impl FnOnce() -> StoreFuture<T>) -> StoreFuture<T> {
+            self.asked.fetch_add(1, SeqCst);
+            if self.stalls.load(SeqCst) { StoreFuture::new(std::future::pending()) } else { answer() }
+        }
+    }
+
+    impl LockStore for TestStoreThatStalls {
+        fn open(&self, inbox: Inbox) {
+            self.inner.open(inbox);
+        }
+
+        fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired> {
+            self.unless_stalled(|| self.inner.acquire(ask))
+        }
+
+        fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>> {
+            self.unless_stalled(|| self.inner.renew(asks))
+        }
+
+        fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
+            self.unless_stalled(|| self.inner.release(ask))
+        }
+
+        fn yield_to_line(&self, ask: YieldAsk) -> StoreFuture<Yielded> {
+            self.unless_stalled(|| self.inner.yield_to_line(ask))
+        }
+
+        fn inspect(&self, key: LockKey) -> StoreFuture<Inspected> {
+            self.unless_stalled(|| self.inner.inspect(key))
+        }
+
+        fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<OwnerId>> {
+            self.unless_stalled(|| self.inner.force_release(ask))
+        }
+    }
+}
