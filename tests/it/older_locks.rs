@@ -1,0 +1,152 @@
+//! What the older locks in Redis got wrong, one step of their history after the other; each with a plain stand-in that shows the defect.
+
+use std::{collections::HashMap, future::IntoFuture, sync::Mutex, time::Duration};
+
+use tokio::time::{Instant, sleep};
+use tower_lock::{
+    Lease, LockError, LockKey, LockLost, Locks, MemoryStore, Owner, Released,
+    test_util::{TestStore, Verb},
+};
+
+use crate::support::{settle, soon, store_and_locks};
+
+fn key() -> LockKey {
+    LockKey::from(("account", 7))
+}
+
+/// `SET NX`, with an end or without one, and `DEL`: a hash of owners and ends.
+#[derive(Default)]
+struct OlderLock(Mutex<HashMap<&'static str, (u32, Option<Instant>)>>);
+
+impl OlderLock {
+    fn set_nx(&self, key: &'static str, owner: u32, lease: Option<Duration>) -> bool {
+        let mut held = self.0.lock().expect("whole");
+        held.retain(|_, (_, until)| until.is_none_or(|until| until > Instant::now()));
+        let free = !held.contains_key(key);
+        if free {
+            held.insert(key, (owner, lease.map(|lease| Instant::now() + lease)));
+        }
+        free
+    }
+
+    fn del(&self, key: &'static str) {
+        self.0.lock().expect("whole").remove(key);
+    }
+}
+
+/// Step 1.
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_crashed_does_not_block_for_ever() {
+    let older = OlderLock::default();
+    assert!(older.set_nx("k", 1, None));
+    sleep(Duration::from_secs(1_000_000)).await;
+    assert!(!older.set_nx("k", 2, None), "SETNX has no end");
+
+    let store = std::sync::Arc::new(MemoryStore::new());
+    let crashed = Locks::new(std::sync::Arc::clone(&store));
+    // Nothing is given back, and nobody renews: as if the machine were gone.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    std::thread::scope(|scope| {
+        scope.spawn(|| std::mem::forget(runtime.block_on(crashed.lock(key()).into_future()).expect("free")));
+    });
+    drop(tokio::task::spawn_blocking(|| drop(runtime)).await);
+    let other = Locks::new(store);
+    let began = Instant::now();
+    drop(other.lock(key()).wait(Duration::from_secs(60)).await.expect("its lease has an end").release());
+    assert!(began.elapsed() <= Duration::from_millis(31_010), "a lease and a lock-delay: {:?}", began.elapsed());
+}
+
+/// Step 2.
+#[tokio::test(start_paused = true)]
+async fn a_late_holder_does_not_free_somebody_elses_lock() {
+    let older = OlderLock::default();
+    assert!(older.set_nx("k", 1, Some(Duration::from_secs(30))));
+    sleep(Duration::from_secs(31)).await;
+    assert!(older.set_nx("k", 2, Some(Duration::from_secs(30))));
+    older.del("k");
+    assert!(older.set_nx("k", 3, Some(Duration::from_secs(30))), "DEL asks for no owner: two are in");
+
+    let store = TestStore::new();
+    let (late, next) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let guard = late.lock(key()).await.expect("free");
+    store.restart();
+    let _held = next.lock(key()).await.expect("the store has forgotten");
+    assert_eq!(guard.release().await.expect("up"), Released::NotOwner);
+    assert!(matches!(late.try_lock(key()).await, Err(LockError::Held { .. })));
+    assert_eq!(store.held(), 1);
+}
+
+/// Step 3.
+#[tokio::test(start_paused = true)]
+async fn a_section_that_is_longer_than_the_lease_stays_alone() {
+    let older = OlderLock::default();
+    assert!(older.set_nx("k", 1, Some(Duration::from_secs(30))));
+    sleep(Duration::from_secs(40)).await;
+    assert!(older.set_nx("k", 2, Some(Duration::from_secs(30))), "the first one works still");
+
+    let store = TestStore::new();
+    let (one, two) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let guard = one.lock(key()).await.expect("free");
+    for _ in 0..10 {
+        sleep(Duration::from_secs(40)).await;
+        assert!(matches!(two.try_lock(key()).await, Err(LockError::Held { .. })));
+    }
+    assert!(store.on(Verb::Renew).calls() >= 40, "every third of a lease");
+    assert_eq!(guard.release().await.expect("up"), Released::Freed);
+}
+
+/// Step 3, the other way: who says how long it may take is held to it.
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_ends_and_its_holder_learns_of_it() {
+    let (_store, locks) = store_and_locks();
+    let guard = locks.lock(key()).lease(Lease::Fixed(Duration::from_secs(60))).await.expect("free");
+    let began = Instant::now();
+    let next = tokio::spawn(locks.lock(key()).wait(Duration::from_secs(100)).into_future());
+    let lost = guard.while_held(std::future::pending::<()>()).await;
+    assert_eq!((lost, began.elapsed().as_secs()), (Err(LockLost::LimitReached), 60));
+    drop(next.await.expect("no panic").expect("its turn").release());
+    assert_eq!(guard.release().await.expect("up"), Released::NotOwner);
+}
+
+/// Step 4.
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_calls_itself_does_not_wait_for_itself() {
+    let older = OlderLock::default();
+    assert!(older.set_nx("k", 1, None));
+    assert!(!older.set_nx("k", 1, None), "it is its own enemy");
+
+    let (store, locks) = store_and_locks();
+    Owner::new()
+        .scope(async {
+            let mut guards = Vec::new();
+            for depth in 1..=10 {
+                guards.push(locks.try_lock(key()).await.expect("its own"));
+                assert_eq!(guards[0].hold_count(), depth);
+            }
+            for guard in guards.drain(1..) {
+                assert_eq!(guard.release().await.expect("up"), Released::StillHeld);
+            }
+            assert_eq!(store.held(), 1, "the last one's release frees the key");
+            assert_eq!(guards.remove(0).release().await.expect("up"), Released::Freed);
+        })
+        .await;
+    assert_eq!(store.held(), 0);
+}
+
+/// Step 5.
+#[tokio::test(start_paused = true)]
+async fn who_waits_sleeps_and_is_woken_by_the_release() {
+    let store = TestStore::new();
+    let (one, two) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let guard = one.lock(key()).await.expect("free");
+    let waiter = tokio::spawn(two.lock(key()).into_future());
+    settle().await;
+    let asked = store.on(Verb::Acquire).calls();
+    sleep(Duration::from_millis(10_300)).await;
+    let check_ins = store.on(Verb::Acquire).calls() - asked;
+    assert!((8..=13).contains(&check_ins), "about once a second, and no polling: {check_ins}");
+    let freed = Instant::now();
+    guard.release().await.expect("up");
+    drop(soon("its turn", waiter).await.expect("no panic").expect("its turn").release());
+    assert!(freed.elapsed() <= Duration::from_millis(5), "woken, and not at the next check-in: {:?}", freed.elapsed());
+}

@@ -1,0 +1,210 @@
+//! What is asked at three in the morning: who has it, since when, may I free it? And: how does this end?
+
+use std::{future::IntoFuture, time::Duration};
+
+use axum::{Router, http::StatusCode, routing::get};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tower_lock::{
+    LockError, LockKey, LockLayer, LockLost, Locks, Owner, Rejection, Released,
+    test_util::{Fault, TestStore, Verb},
+};
+
+use crate::support::{fetch, one_key, settle, soon, store_and_locks, text};
+
+fn key() -> LockKey {
+    LockKey::from(("k",))
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_can_be_asked_who_has_a_key_since_when_for_how_long_and_how_many_wait() {
+    let store = TestStore::new();
+    let one = Locks::builder(store.clone()).instance("api 7/f3").build();
+    let two = Locks::new(store.clone());
+    let free = two.inspect(key()).await.expect("up");
+    assert_eq!((free.holder, free.since, free.remaining, free.waiting), (None, None, Duration::ZERO, 0));
+    #[expect(clippy::disallowed_methods, reason = "it is a wall clock that is asked for")]
+    let (before, guard, after) =
+        (std::time::SystemTime::now(), one.lock(key()).await.expect("free"), std::time::SystemTime::now());
+    let waiter = tokio::spawn(two.lock(key()).into_future());
+    settle().await;
+    let held = two.inspect(key()).await.expect("up");
+    let holder = held.holder.expect("somebody");
+    assert_eq!((holder.instance(), held.waiting), ("api-7-f3", 1));
+    let since = held.since.expect("since a moment");
+    assert!(since + Duration::from_millis(1) >= before && since <= after, "{since:?}");
+    assert!(held.remaining > Duration::from_secs(30) && held.remaining <= Duration::from_secs(31));
+    drop(guard);
+    settle().await;
+    let kept = two.inspect(key()).await.expect("up");
+    assert!(kept.holder.is_none() && kept.remaining <= Duration::from_secs(1) && !kept.remaining.is_zero());
+    waiter.abort();
+    store.all(Fault::Stall);
+    let asked = Instant::now();
+    assert_eq!(two.inspect(key()).await.expect_err("silent").operation(), "inspect");
+    assert_eq!(asked.elapsed(), Duration::from_millis(500));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_taken_away_breaks_its_holder_off_and_stays_taken_for_the_lock_delay() {
+    let (store, locks) = store_and_locks();
+    let operator = Locks::new(store.clone());
+    assert_eq!(operator.force_release(key()).await.expect("up"), None, "nobody had it");
+    let app = Router::new().route(
+        "/",
+        get(|| async { std::future::pending::<()>().await }).route_layer(LockLayer::new(&locks, one_key())),
+    );
+    let request = tokio::spawn(async move { fetch(&app, "/").await });
+    settle().await;
+    let next = tokio::spawn(operator.lock(key()).into_future());
+    settle().await;
+    let forced = Instant::now();
+    let holder = operator.inspect(key()).await.expect("up").holder;
+    assert!(holder.is_some());
+    assert_eq!(operator.force_release(key()).await.expect("up"), holder, "who was thrown out");
+    let answer = request.await.expect("no panic");
+    assert_eq!((answer.status(), forced.elapsed()), (StatusCode::SERVICE_UNAVAILABLE, Duration::ZERO), "at once");
+    assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
+    assert!(text(answer).await.contains("unknown"));
+    drop(soon("its turn", next).await.expect("no panic").expect("its turn").release());
+    assert!(forced.elapsed() >= Duration::from_secs(1), "so that it can stop: {:?}", forced.elapsed());
+    settle().await;
+    assert_eq!((store.memory().size(), locks.size(), operator.size()), (0, (0, 0), (0, 0)));
+}
+
+/// Events may be lost: then the next renewal tells.
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_did_not_hear_that_its_key_was_taken_away_learns_it_with_its_next_renewal() {
+    let (store, locks) = store_and_locks();
+    store.events(Fault::Fail);
+    let guard = locks.lock(key()).await.expect("free");
+    sleep(Duration::from_secs(5)).await;
+    locks.force_release(key()).await.expect("up").expect("somebody");
+    let forced = Instant::now();
+    assert_eq!(guard.view().lost().await, LockLost::TakenAway);
+    assert!(forced.elapsed() <= Duration::from_millis(5_010), "{:?}", forced.elapsed());
+    assert_eq!(guard.release().await.expect("up"), Released::NotOwner);
+}
+
+/// Whoever waits is told so, what is held may end, and everything is given back.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_refuses_what_is_new_and_lets_holders_finish() {
+    let store = TestStore::new();
+    let (locks, other) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let elsewhere = other.lock(("n", 0)).await.expect("free");
+    let me = Owner::new();
+    let mut held = Vec::new();
+    for n in 1..=5 {
+        held.push(locks.lock(("n", n)).owner(&me).await.expect("free"));
+    }
+    let mut waiters = JoinSet::new();
+    for n in 0..=5 {
+        for _ in 0..10 {
+            waiters.spawn(locks.lock(("n", n)).into_future());
+        }
+    }
+    settle().await;
+    let began = Instant::now();
+    let shutdown = tokio::spawn({
+        let locks = locks.clone();
+        async move { locks.shutdown(Duration::from_secs(20)).await }
+    });
+    settle().await;
+    while let Some(waiter) = waiters.join_next().await {
+        assert!(matches!(waiter.expect("no panic"), Err(LockError::ShuttingDown)));
+    }
+    assert_eq!(began.elapsed(), Duration::ZERO, "they are told at once");
+    assert!(matches!(locks.try_lock(("n", 9)).await, Err(LockError::ShuttingDown)));
+    assert_eq!(other.inspect(("n", 0)).await.expect("up").waiting, 0, "every line is left");
+    // Who holds a key may have it once more, and finishes.
+    locks.try_lock(("n", 1)).owner(&me).await.expect("its own").release().await.expect("up");
+    for guard in held {
+        assert!(!shutdown.is_finished());
+        sleep(Duration::from_secs(2)).await;
+        guard.release().await.expect("up");
+    }
+    assert_eq!((shutdown.await.expect("no panic"), began.elapsed().as_secs()), (0, 10));
+    assert_eq!((store.held(), locks.size()), (1, (0, 0)), "the other process's");
+    elsewhere.release().await.expect("up");
+    drop(other.lock(("n", 1)).await.expect("another process goes on").release());
+}
+
+#[tokio::test(start_paused = true)]
+async fn holders_that_outlive_the_budget_are_counted_and_left_alone() {
+    let (store, locks) = store_and_locks();
+    let guards = [locks.lock(("n", 1)).await.expect("free"), locks.lock(("n", 2)).await.expect("free")];
+    let quick = locks.lock(("n", 3)).await.expect("free");
+    let shutdown = tokio::spawn({
+        let locks = locks.clone();
+        async move { locks.shutdown(Duration::from_secs(5)).await }
+    });
+    settle().await;
+    quick.release().await.expect("up");
+    assert_eq!(shutdown.await.expect("no panic"), 2);
+    sleep(Duration::from_secs(100)).await;
+    for guard in guards {
+        assert!(guard.view().remaining() > Duration::from_secs(15), "renewed as before");
+        assert_eq!(guard.release().await.expect("up"), Released::Freed);
+    }
+    assert_eq!((store.held(), locks.shutdown(Duration::ZERO).await), (0, 0), "and once more is no harm");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_waits_for_what_is_given_back_and_answers_503() {
+    let (store, locks) = store_and_locks();
+    let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
+    store.on(Verb::Release).takes(Duration::from_millis(300));
+    drop(locks.lock(key()).await.expect("free").release());
+    let began = Instant::now();
+    assert_eq!(locks.shutdown(Duration::from_secs(5)).await, 0);
+    assert_eq!((began.elapsed().as_millis() / 10, store.held()), (30, 0));
+    let answer = fetch(&app, "/").await;
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(answer.headers().contains_key("retry-after"));
+    assert!(matches!(answer.extensions().get(), Some(Rejection::ShuttingDown { .. })));
+    assert!(text(answer).await.contains("urn:tower-lock:shutting-down"));
+}
+
+/// Requests come and go all the time, half of them leave; in the middle of it the service stops.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_under_load_leaves_nothing() {
+    let store = TestStore::new();
+    store.on(Verb::Acquire).takes(Duration::from_millis(3));
+    store.on(Verb::Release).takes(Duration::from_millis(2));
+    let (locks, other) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let mut clients = JoinSet::new();
+    for n in 0..200_u64 {
+        for locks in [locks.clone(), other.clone()] {
+            clients.spawn(async move {
+                for round in 0..20_u64 {
+                    sleep(Duration::from_millis(1 + (n * 7 + round * 3) % 20)).await;
+                    let call = locks.lock(("n", n % 5)).wait(Duration::from_millis(10 + n % 100)).into_future();
+                    let work = async {
+                        let guard = call.await?;
+                        sleep(Duration::from_millis(n % 3)).await;
+                        drop(guard.release());
+                        Ok::<_, LockError>(())
+                    };
+                    if let Ok(Err(LockError::ShuttingDown)) =
+                        tokio::time::timeout(Duration::from_millis(40), work).await
+                    {
+                        return true;
+                    }
+                }
+                false
+            });
+        }
+    }
+    sleep(Duration::from_millis(150)).await;
+    assert_eq!(locks.shutdown(Duration::from_secs(5)).await, 0);
+    assert_eq!(locks.size(), (0, 0));
+    let mut told = 0;
+    while let Some(client) = clients.join_next().await {
+        told += usize::from(client.expect("no panic"));
+    }
+    assert_eq!(told, 200, "every client of this process, and none of the other");
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!((store.memory().size(), other.size()), (0, (0, 0)));
+}

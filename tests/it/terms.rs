@@ -1,0 +1,193 @@
+//! How long a lock is held: at most, at least, and on after a bad end.
+
+use std::{future::IntoFuture, time::Duration};
+
+use axum::{Router, http::StatusCode, response::IntoResponse, routing::get};
+use tokio::time::{Instant, sleep};
+use tower_lock::{
+    Lease, LockError, LockKey, LockLayer, LockLost, Locks, Policy, Rejection, RunError,
+    test_util::{Clock, Fault, TestStore, Verb},
+};
+
+use crate::support::{fetch, one_key, settle, soon, store_and_locks, text};
+
+fn key() -> LockKey {
+    LockKey::from(("k",))
+}
+
+const fn s(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_is_lost_when_its_limit_is_reached_whatever_the_renewals_say() {
+    for (policy, limit) in [
+        (Policy::new().max_hold(s(45)), 45),
+        (Policy::new().lease(Lease::Fixed(s(2))), 2),
+        (Policy::new().lease(Lease::Fixed(s(50))).max_hold(s(7)), 7),
+    ] {
+        let (store, locks) = store_and_locks();
+        let guard = locks.with_policy(policy).lock(key()).await.expect("free");
+        let (began, view) = (Instant::now(), guard.view());
+        assert!(view.remaining() <= s(limit) && view.ensure(s(limit) + s(1)) == Err(LockLost::TooShort));
+        assert_eq!((view.lost().await, began.elapsed().as_secs()), (LockLost::LimitReached, limit));
+        assert_eq!((view.remaining(), view.ensure(Duration::ZERO)), (Duration::ZERO, Err(LockLost::LimitReached)));
+        // Nobody polls the guard; its key is given back all the same, after the lock-delay.
+        drop(locks.lock(key()).await.expect("its turn").release());
+        assert!(began.elapsed() <= s(limit + 1) + Duration::from_millis(20), "{:?}", began.elapsed());
+        drop(guard);
+        settle().await;
+        assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+    }
+}
+
+/// The limit is the section's, the grant goes on.
+#[tokio::test(start_paused = true)]
+async fn each_section_under_a_grant_has_its_own_limit() {
+    let (store, locks) = store_and_locks();
+    let short = locks.lock(key()).max_hold(s(5)).await.expect("free");
+    let next = tokio::spawn(locks.lock(key()).max_hold(s(40)).into_future());
+    settle().await;
+    sleep(Duration::from_millis(50)).await;
+    drop(short.release());
+    let guard = soon("its turn", next).await.expect("no panic").expect("its turn");
+    sleep(s(30)).await;
+    assert!(guard.view().remaining() > s(9) && guard.view().remaining() <= s(10));
+    assert_eq!(guard.view().lost().await, LockLost::LimitReached);
+    assert_eq!(store.on(Verb::Acquire).calls(), 1, "handed over");
+}
+
+/// The job that three machines start at the same minute, give or take.
+#[tokio::test(start_paused = true)]
+async fn a_key_can_be_held_for_at_least_a_while() {
+    let store = TestStore::new();
+    let mut ran = 0;
+    for _ in 0..3 {
+        let locks = Locks::new(store.clone());
+        let call = locks.try_lock(("nightly", "mail")).hold_at_least(s(10));
+        match locks.run(call, async |_| sleep(Duration::from_millis(20)).await).await {
+            Ok(()) => ran += 1,
+            Err(RunError::NotStarted(LockError::Held { .. })) => {}
+            Err(other) => panic!("{other}"),
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(ran, 1);
+    let locks = Locks::new(store.clone());
+    let began = Instant::now();
+    drop(locks.lock(("nightly", "mail")).await.expect("free again").release());
+    assert!(began.elapsed() > s(9) && began.elapsed() < s(10), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_route_holds_at_least_after_a_success_and_not_after_a_failure() {
+    let (_store, locks) = store_and_locks();
+    for (status, free_after) in
+        [(StatusCode::OK, 10), (StatusCode::BAD_REQUEST, 0), (StatusCode::INTERNAL_SERVER_ERROR, 0)]
+    {
+        let handler = get(move || async move { status.into_response() });
+        let layer = LockLayer::new(&locks, one_key()).hold_at_least(s(10));
+        let app = Router::new().route("/", handler.route_layer(layer));
+        let began = Instant::now();
+        assert_eq!(fetch(&app, "/").await.status(), status);
+        drop(locks.lock(key()).await.expect("its turn").release());
+        assert_eq!(began.elapsed().as_secs(), free_after, "{status}");
+        settle().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_hangs_is_broken_off_after_max_hold() {
+    let (store, locks) = store_and_locks();
+    let app = |layer: LockLayer<_>| {
+        Router::new().route("/", get(|| async { std::future::pending::<()>().await }).route_layer(layer))
+    };
+    for (app, limit) in [
+        (app(LockLayer::new(&locks, one_key())), 300),
+        (app(LockLayer::new(&locks, one_key()).max_hold(s(2))), 2),
+        (app(LockLayer::new(&locks, one_key()).lease(Lease::Fixed(s(60)))), 60),
+    ] {
+        let began = Instant::now();
+        let answer = tower::ServiceExt::oneshot(app, axum::http::Request::new(axum::body::Body::empty()));
+        let answer = answer.await.expect("infallible");
+        assert_eq!((answer.status(), began.elapsed().as_secs()), (StatusCode::SERVICE_UNAVAILABLE, limit));
+        assert!(matches!(answer.extensions().get(), Some(Rejection::MaxHold)));
+        let problem = text(answer).await;
+        assert!(problem.contains("urn:tower-lock:max-hold") && problem.contains(r#""outcome":"unknown""#), "{problem}");
+        sleep(s(1)).await;
+        assert_eq!(store.held(), 0);
+    }
+}
+
+/// I10, and the store's side of it: who cannot say how it ended has the delay on top of its lease.
+#[tokio::test(start_paused = true)]
+async fn a_lost_lock_is_given_on_after_the_lock_delay() {
+    for delay in [s(0), s(1), s(5)] {
+        let store = TestStore::new();
+        let (one, two) = (Locks::new(store.clone()), Locks::new(store.clone()));
+        let guard = one.lock(key()).lock_delay(delay).await.expect("free");
+        let view = guard.view();
+        // It hears nothing any more, and cannot say anything; the other one can.
+        store.on(Verb::Renew).fault(Fault::Stall);
+        store.on(Verb::Release).fault(Fault::Stall);
+        let next = tokio::spawn(two.lock(key()).wait(s(100)).into_future());
+        assert_eq!(view.lost().await, LockLost::Unrenewed);
+        let lost = Instant::now();
+        let _held = soon("its turn", next).await.expect("no panic").expect("its turn");
+        // The lease without its drift ended a little before the store's.
+        let least = delay.max(s(1));
+        assert!(
+            lost.elapsed() >= least && lost.elapsed() <= least + Duration::from_millis(320),
+            "{:?}",
+            lost.elapsed()
+        );
+    }
+}
+
+/// The machine slept: timers have not moved, leases have.
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_jumps_over_the_lease_finds_the_lock_lost_before_the_next_poll() {
+    let clock = Clock::default();
+    let store = TestStore::with_clock(clock.clone());
+    let locks = Locks::builder(store.clone()).clock(clock.clone()).seed(7).build();
+    let guard = locks.lock(key()).await.expect("free");
+    let polls = std::cell::Cell::new(0);
+    let work = async {
+        loop {
+            polls.set(polls.get() + 1);
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let mut work = std::pin::pin!(guard.while_held(work));
+    assert!(futures_util::poll!(work.as_mut()).is_pending());
+    clock.jump(s(31));
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(futures_util::poll!(work.as_mut()), std::task::Poll::Ready(Err::<(), _>(LockLost::Unrenewed)));
+    assert_eq!(polls.get(), 1, "not one more");
+    assert_eq!(locks.try_lock(key()).await.expect("its lease is over there, too").hold_count(), 1);
+}
+
+/// The same seed, the same ids and the same spread.
+#[tokio::test(start_paused = true)]
+async fn chance_can_be_set() {
+    let run = async |seed| {
+        let store = TestStore::new();
+        let (one, two) = (Locks::new(store.clone()), Locks::builder(store.clone()).seed(seed).instance("b").build());
+        let _held = one.lock(key()).await.expect("free");
+        let waiter = tokio::spawn(two.lock(key()).into_future());
+        let (began, mut check_ins) = (Instant::now(), Vec::new());
+        let mut calls = store.on(Verb::Acquire).calls();
+        while check_ins.len() < 6 {
+            sleep(Duration::from_millis(1)).await;
+            if store.on(Verb::Acquire).calls() > calls {
+                calls = store.on(Verb::Acquire).calls();
+                check_ins.push(began.elapsed().as_millis());
+            }
+        }
+        waiter.abort();
+        check_ins
+    };
+    let (a, again, b) = (run(1).await, run(1).await, run(2).await);
+    assert_eq!(a, again);
+    assert_ne!(a, b);
+}
