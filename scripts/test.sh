@@ -73,6 +73,10 @@ RUSTDOCFLAGS='-D warnings' cargo doc --quiet --no-deps --all-features -p tower-l
 # The suite, the compile-fail suite, the examples as programs, the README and every example in the docs.
 run cargo test --workspace --all-features
 
+# Threads are switched at every mutex, thousands of times over.
+step 'the table under other schedules'
+RUSTFLAGS='--cfg tower_lock_shuttle' cargo test --quiet -p tower-lock --lib --target-dir target/schedules schedules
+
 run cargo run --quiet --example per_route
 run cargo run --quiet --example plain_tower --no-default-features --features memory
 
@@ -92,7 +96,7 @@ if [ "$long" ]; then
     done
     echo
     step 'benchmarks'
-    cargo bench --quiet --bench service_call
+    cargo bench --quiet --bench service_call --bench locks --bench hand_over
 else
     skipped+=('licences, bans and sources of dependencies, a hundred storms, benchmarks: scripts/test.sh --long')
 fi

@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::{HeldLock, LockLost, conversation::Ending, core::Core, metrics::Holding, section::Section};
+use super::{HeldLock, LockLost, conversation::Ending, core::Core, section::Section};
 use crate::{
     key::LockKey,
     lease::FencingToken,
@@ -26,7 +26,6 @@ use crate::{
 pub struct LockGuard {
     core: Arc<Core>,
     section: Arc<Section>,
-    holding: Holding,
     is_ended: bool,
 }
 
@@ -39,7 +38,7 @@ pub struct Release {
 
 impl LockGuard {
     pub(super) fn new(core: Arc<Core>, section: Arc<Section>) -> Self {
-        Self { core, section, holding: Holding::begins(), is_ended: false }
+        Self { core, section, is_ended: false }
     }
 
     /// What is locked. Redisson's `getName()`.
@@ -99,20 +98,15 @@ impl LockGuard {
 
     fn end(mut self, ending: Ending) -> Release {
         self.is_ended = true;
-        let said = self.give_back(ending);
+        let said = self.core.guard_ended(&self.section, ending);
         Release { said, section: Arc::clone(&self.section) }
-    }
-
-    fn give_back(&mut self, ending: Ending) -> Option<Released> {
-        self.holding.ends(|| self.core.clock.now().since(self.section.began));
-        self.core.guard_ended(&self.section, ending)
     }
 }
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
         if !self.is_ended {
-            self.give_back(Ending::Dropped);
+            self.core.guard_ended(&self.section, Ending::Dropped);
         }
     }
 }

@@ -22,10 +22,10 @@ mod enabled {
         is_told: bool,
     }
 
-    /// One guard, as long as it is held.
+    /// One section, as long as it runs.
     #[derive(Debug)]
     pub(in crate::lock) struct Holding {
-        held: Option<Duration>,
+        began: Instant,
     }
 
     impl Waiting {
@@ -67,19 +67,12 @@ mod enabled {
     impl Holding {
         pub(in crate::lock) fn begins() -> Self {
             gauge!("tower_lock_held").increment(1);
-            Self { held: None }
+            Self { began: Instant::now() }
         }
 
-        pub(in crate::lock) fn ends(&mut self, held: impl FnOnce() -> Duration) {
-            self.held = Some(held());
-        }
-    }
-
-    impl Drop for Holding {
-        fn drop(&mut self) {
-            if let Some(held) = self.held {
-                histogram!("tower_lock_hold_seconds").record(held);
-            }
+        /// Once.
+        pub(in crate::lock) fn ends(&self) {
+            histogram!("tower_lock_hold_seconds").record(self.began.elapsed());
             gauge!("tower_lock_held").decrement(1);
         }
     }
@@ -134,7 +127,7 @@ mod disabled {
             Self(())
         }
 
-        pub(in crate::lock) fn ends(&mut self, _: impl FnOnce() -> Duration) {}
+        pub(in crate::lock) fn ends(&self) {}
     }
 
     pub(in crate::lock) fn lost() {}

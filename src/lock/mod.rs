@@ -46,6 +46,9 @@ mod metrics;
 mod policy;
 mod error;
 
+#[cfg(all(test, tower_lock_shuttle))]
+mod schedules;
+
 pub(crate) use self::{call::Ask, policy::policy_setters};
 pub use self::{
     call::{LockCall, LockFuture},

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{LockLost, grant::Grant, terms::Terms, told::Told};
+use super::{LockLost, grant::Grant, metrics, terms::Terms, told::Told};
 use crate::{
     clock::Moment,
     lease::FencingToken,
@@ -25,6 +25,7 @@ pub struct Section {
     limit: Moment,
     /// [`RUNS`](Self::RUNS), or the [code](LockLost::code) of why it is over. Its grant may go on with the next one.
     over: AtomicU64,
+    holding: metrics::Holding,
     /// What became of its give-back, for who waits to hear it.
     pub(super) outcome: Told<Result<Released, StoreError>>,
 }
@@ -36,7 +37,16 @@ impl Section {
     pub(super) fn new(grant: Arc<Grant>, token: FencingToken, terms: Terms, now: Moment) -> Self {
         let limit = terms.limit(now);
         grant.section(limit, terms.lock_delay);
-        Self { grant, token, terms, began: now, limit, over: AtomicU64::new(Self::RUNS), outcome: Told::new() }
+        Self {
+            grant,
+            token,
+            terms,
+            began: now,
+            limit,
+            over: AtomicU64::new(Self::RUNS),
+            holding: metrics::Holding::begins(),
+            outcome: Told::new(),
+        }
     }
 
     /// For how long it can be claimed at this moment that it is alone. Zero is for ever.
@@ -61,6 +71,7 @@ impl Section {
     pub(super) fn end(&self, why: LockLost) {
         let ended = self.over.compare_exchange(Self::RUNS, why.code(), Ordering::AcqRel, Ordering::Acquire).is_ok();
         if ended {
+            self.holding.ends();
             self.grant.over.notify_waiters();
         }
     }

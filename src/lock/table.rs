@@ -175,3 +175,382 @@ impl<W> Table<W> {
         answer
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        defaults::LINE_PER_KEY,
+        lock::{
+            LockError, LockLost,
+            conversation::{Action, Call, Verb},
+            terms::Terms,
+        },
+        store::{Acquired, IfHeld, StoreError, StoreErrorKind, Yielded},
+    };
+
+    /// A table, and what it wants done, without anything that does it.
+    struct World {
+        table: Table<u32>,
+        ids: OwnerIds,
+        now: Moment,
+        key: LockKey,
+        calls: Vec<Call>,
+        told: Vec<(u32, Result<Arc<Section>, LockError>)>,
+        alarms: Vec<Moment>,
+    }
+
+    fn world() -> World {
+        World {
+            table: Table::default(),
+            ids: OwnerIds::new("test", 1),
+            now: Moment::from_nanos(1 << 40),
+            key: LockKey::from(("n", 1)),
+            calls: Vec::new(),
+            told: Vec::new(),
+            alarms: Vec::new(),
+        }
+    }
+
+    impl World {
+        fn act(&mut self, actions: Actions<u32>) {
+            for action in actions {
+                match action {
+                    Action::Send(call) => self.calls.push(call),
+                    Action::Start(who, section) => self.told.push((who, Ok(section))),
+                    Action::Refuse(who, error) => self.told.push((who, Err(error))),
+                    Action::WakeAt(at) => self.alarms.push(at),
+                    Action::Watch(_) | Action::Forget(_) | Action::Outcome(..) => {}
+                }
+            }
+        }
+
+        fn on(&mut self, event: Event<u32>) {
+            let mut actions = Actions::new();
+            self.table.on(&self.key, &Now::at(self.now), &self.ids, event, &mut actions);
+            self.act(actions);
+        }
+
+        fn ask(&mut self, who: u32, waits: bool) -> u64 {
+            let request = Request { waiter: who, waits, owner: None, terms: Terms::default() };
+            let mut actions = Actions::new();
+            let place = self.table.request(&self.key, &Now::at(self.now), &self.ids, request, &mut actions);
+            self.act(actions);
+            place
+        }
+
+        fn leave(&mut self, place: u64) -> Option<Ahead> {
+            let mut actions = Actions::new();
+            let ahead = self.table.leave(&self.key, &Now::at(self.now), &self.ids, place, &mut actions);
+            self.act(actions);
+            ahead
+        }
+
+        fn end(&mut self, section: &Arc<Section>, ending: Ending) -> Option<Released> {
+            let mut actions = Actions::new();
+            let said = self.table.guard_ended(&Now::at(self.now), &self.ids, section, ending, &mut actions);
+            self.act(actions);
+            said
+        }
+
+        /// The one call that is under way.
+        fn call(&mut self) -> Call {
+            assert_eq!(self.calls.len(), 1, "{:?}", self.calls);
+            self.calls.remove(0)
+        }
+
+        fn answer(&mut self, answer: Acquired) {
+            let call = self.call();
+            self.on(Event::Acquired(call.number, Ok(answer)));
+        }
+
+        /// This one is told that it is its turn, and nobody else is told anything.
+        fn turn(&mut self, who: u32) -> Arc<Section> {
+            assert_eq!(self.told.len(), 1, "{:?}", self.told);
+            match self.told.remove(0) {
+                (told, Ok(section)) if told == who => section,
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn later(&mut self, by: Duration) {
+            self.now = self.now.after(by);
+            while let Some(at) = self.alarms.iter().position(|at| *at <= self.now) {
+                let at = self.alarms.remove(at);
+                self.on(Event::Time(at));
+            }
+        }
+
+        fn released(&mut self) {
+            let call = self.call();
+            assert!(matches!(call.verb, Verb::Release { .. }), "{call:?}");
+            self.on(Event::Released(call.number, Ok(Released::Freed)));
+        }
+    }
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    const HELD: Acquired = Acquired::Held { lease_left: ms(20_000) };
+    const IN_LINE: Acquired = Acquired::InLine { before: 0, lease_left: ms(20_000) };
+    const GRANTED: Acquired = Acquired::Granted { fence: 7 };
+
+    #[test]
+    fn a_store_with_an_impossible_fence_is_an_error_and_its_grant_is_given_back() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(Acquired::Granted { fence: u64::MAX });
+        assert!(
+            matches!(&w.told[..], [(1, Err(LockError::Store(e)))] if e.kind() == StoreErrorKind::Protocol),
+            "{:?}",
+            w.told
+        );
+        w.released();
+    }
+
+    /// Less than a quarter of the lease is left: what would begin now would not get far.
+    #[test]
+    fn a_grant_that_took_too_long_is_given_back_and_asked_for_again() {
+        let mut w = world();
+        w.ask(1, true);
+        w.now = w.now.after(Duration::from_secs(23));
+        w.answer(GRANTED);
+        assert!(w.told.is_empty());
+        let first = w.calls[0].owner.clone();
+        w.released();
+        let again = w.call();
+        assert!(matches!(again.verb, Verb::Acquire { .. }) && again.owner != first, "under an id of its own");
+        w.on(Event::Acquired(again.number, Ok(GRANTED)));
+        w.turn(1);
+    }
+
+    /// H24 of the protocol: a place would be lost by a question that does not ask for it.
+    #[test]
+    fn who_has_asked_for_a_place_asks_for_it_for_ever() {
+        let mut w = world();
+        w.ask(1, false);
+        let call = w.call();
+        assert!(matches!(call.verb, Verb::Acquire { if_held: IfHeld::Refuse, .. }));
+        w.ask(2, true);
+        w.on(Event::Acquired(call.number, Ok(HELD)));
+        assert!(matches!(w.told.remove(0), (1, Err(LockError::Held { .. }))));
+        let call = w.call();
+        assert!(matches!(call.verb, Verb::Acquire { if_held: IfHeld::LineUp, .. }), "somebody waits");
+        w.on(Event::Acquired(call.number, Ok(IN_LINE)));
+        w.later(ms(1_200));
+        assert!(matches!(w.call().verb, Verb::Acquire { if_held: IfHeld::LineUp, .. }), "and checks in");
+    }
+
+    /// I7: an answer that was on its way may be older than the hint.
+    #[test]
+    fn a_hint_that_comes_while_the_store_is_asked_is_not_lost() {
+        let mut w = world();
+        w.ask(1, true);
+        let call = w.call();
+        w.on(Event::Offered(call.owner.clone()));
+        w.on(Event::Offered(call.owner.clone()));
+        assert!(w.calls.is_empty(), "one call at a time");
+        w.on(Event::Acquired(call.number, Ok(IN_LINE)));
+        w.answer(GRANTED);
+        w.turn(1);
+    }
+
+    /// I7, I8: what is offered to an id that is long forgotten is given on, and not waited for.
+    #[test]
+    fn what_is_offered_to_nobody_is_given_on() {
+        let mut w = world();
+        let gone = w.ids.next();
+        w.on(Event::Offered(gone.clone()));
+        assert_eq!(w.calls[0].owner, gone);
+        w.on(Event::Offered(gone));
+        w.released();
+        assert!(w.table.is_empty());
+    }
+
+    #[test]
+    fn a_gap_in_the_events_is_a_hint_for_all_who_wait() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(IN_LINE);
+        w.on(Event::Gap);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.on(Event::Gap);
+        assert!(w.calls.is_empty(), "who holds it does not ask");
+        w.end(&section, Ending::Released);
+        w.released();
+        assert!(w.table.is_empty());
+    }
+
+    /// I8: what got no answer may be done yet; the second give-back comes when it cannot.
+    #[test]
+    fn an_unanswered_acquire_is_given_back_again_when_it_is_void() {
+        let mut w = world();
+        let place = w.ask(1, true);
+        let call = w.call();
+        let error = || StoreError::new("test", "acquire", StoreErrorKind::Unavailable);
+        w.on(Event::Acquired(call.number, Err(error())));
+        assert!(w.leave(place).is_some_and(|ahead| ahead.silent.is_some()), "nobody knows whose it is");
+        w.released();
+        assert!(!w.table.is_empty(), "not forgotten yet");
+        w.later(ms(499));
+        assert!(w.calls.is_empty());
+        w.later(ms(2));
+        w.released();
+        assert!(w.table.is_empty());
+    }
+
+    /// I2
+    #[test]
+    fn nothing_is_asked_for_while_too_much_is_not_given_back() {
+        let mut w = world();
+        for n in 0..GIVE_BACKS {
+            w.key = LockKey::from(("n", n));
+            w.ask(1, false);
+            w.answer(GRANTED);
+            let section = w.turn(1);
+            w.end(&section, Ending::Released);
+            w.calls.clear();
+        }
+        w.key = LockKey::from(("one", "more"));
+        w.ask(1, true);
+        assert!(w.calls.is_empty(), "its way back could not be walked");
+        assert!(matches!(&w.told.remove(0), (1, Err(LockError::Store(e))) if e.operation() == "release"));
+        assert_eq!(w.table.len(), GIVE_BACKS);
+    }
+
+    /// I9, I11: asked for until the lease and the place are over anyway, and no longer.
+    #[test]
+    fn a_give_back_is_repeated_until_its_lease_is_over() {
+        let mut w = world();
+        w.ask(1, false);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.end(&section, Ending::Dropped);
+        let (began, mut repeats) = (w.now, 0);
+        while !w.table.is_empty() {
+            if let Some(call) = w.calls.pop() {
+                assert!(
+                    matches!(call.verb, Verb::Release { keep_taken } if keep_taken == ms(1000)),
+                    "the same each time"
+                );
+                repeats += 1;
+                w.on(Event::Released(call.number, Err(StoreError::new("t", "release", StoreErrorKind::Unavailable))));
+            }
+            w.later(ms(10));
+        }
+        let took = w.now.since(began);
+        assert!(
+            took > Duration::from_secs(41) && took < Duration::from_secs(43) && repeats < 60,
+            "{took:?}, {repeats}"
+        );
+    }
+
+    /// I10: no hand-over from a section that ended badly.
+    #[test]
+    fn a_section_that_ended_badly_is_not_handed_on() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.ask(2, true);
+        assert_eq!(w.end(&section, Ending::Dropped), None);
+        let call = w.call();
+        assert!(matches!(call.verb, Verb::Release { keep_taken } if keep_taken == ms(1000)));
+        assert!(w.told.is_empty());
+        w.on(Event::Released(call.number, Ok(Released::Freed)));
+        let call = w.call();
+        assert!(matches!(call.verb, Verb::Acquire { lease, .. } if lease == Duration::from_secs(31)), "and its delay");
+    }
+
+    /// I1, I9: whatever is said of a section that is over ends nobody else's.
+    #[test]
+    fn a_section_that_was_lost_ends_nobody_elses() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(GRANTED);
+        let lost = w.turn(1);
+        w.ask(2, true);
+        let owner = lost.grant.owner.clone();
+        w.on(Event::Lost(owner.clone(), LockLost::TakenAway));
+        w.on(Event::Lost(owner, LockLost::TakenAway));
+        w.released();
+        w.answer(Acquired::Granted { fence: 8 });
+        let next = w.turn(2);
+        assert_eq!(w.end(&lost, Ending::Dropped), Some(Released::NotOwner));
+        assert!(w.calls.is_empty() && !next.remaining(w.now).is_zero() && lost.remaining(w.now).is_zero());
+    }
+
+    #[test]
+    fn a_yield_that_gives_the_turn_away_waits_under_a_new_id_in_the_same_order() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(GRANTED);
+        let first = w.turn(1);
+        w.ask(2, true);
+        w.ask(3, true);
+        w.now = w.now.after(ms(100));
+        assert_eq!(w.end(&first, Ending::Released), Some(Released::HandedOn));
+        let call = w.call();
+        let Verb::Yield { next, .. } = call.verb else { panic!("{call:?}") };
+        w.ask(4, false);
+        assert!(
+            matches!(w.told.remove(0), (4, Err(LockError::Held { ahead: 3, .. }))),
+            "no section runs, and it is taken"
+        );
+        w.on(Event::Yielded(call.number, Ok(Yielded::Over(IN_LINE))));
+        w.on(Event::Offered(next.clone()));
+        assert_eq!(w.calls[0].owner, next);
+        w.answer(Acquired::Granted { fence: 9 });
+        let second = w.turn(2);
+        assert!(second.token > first.token);
+        w.end(&second, Ending::Released);
+        assert!(w.turn(3).token > second.token, "no round trip");
+        assert!(w.calls.is_empty());
+    }
+
+    #[test]
+    fn the_line_is_bounded_for_a_key_and_for_the_process() {
+        let mut w = world();
+        let fill = |w: &mut World, n: usize| {
+            w.key = LockKey::from(("n", n));
+            w.ask(0, true);
+            w.answer(GRANTED);
+            w.turn(0);
+            for waiting in 0.. {
+                w.ask(1, true);
+                if let Some((_, told)) = w.told.pop() {
+                    assert!(matches!(told, Err(LockError::LineFull { ahead }) if ahead == waiting + 1), "{told:?}");
+                    return waiting;
+                }
+            }
+            unreachable!("it has an end")
+        };
+        let whole = LINE_PER_PROCESS / LINE_PER_KEY;
+        for n in 0..whole {
+            assert_eq!(fill(&mut w, n), LINE_PER_KEY);
+        }
+        assert_eq!(fill(&mut w, whole), LINE_PER_PROCESS % LINE_PER_KEY, "the process is full");
+        assert_eq!(w.table.waiting(), LINE_PER_PROCESS);
+    }
+
+    /// Who does not wait and comes while the key is given back is not refused because of it.
+    #[test]
+    fn who_comes_while_the_key_is_given_back_hears_the_stores_word() {
+        let mut w = world();
+        w.ask(1, false);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.end(&section, Ending::Released);
+        w.ask(2, false);
+        w.ask(3, false);
+        assert!(w.told.is_empty());
+        w.released();
+        w.answer(GRANTED);
+        assert!(matches!(w.told.pop(), Some((3, Err(LockError::Held { .. })))), "one is enough");
+        w.turn(2);
+    }
+}

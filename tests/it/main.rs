@@ -19,9 +19,20 @@ mod sharing;
 mod older_locks;
 mod terms;
 mod operators;
+mod cancel;
 mod random;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod cases;
 mod storm;
 mod tidy;
 
 mod support;
+
+#[cfg(not(feature = "metrics"))]
+#[test]
+fn metrics_are_tested_with_all_features() {
+    use std::io::Write as _;
+    // Past the harness, which shows what a test prints only if it fails.
+    writeln!(std::io::stderr(), "skipped  metrics: cargo test --all-features").expect("a stderr");
+}

@@ -1,0 +1,285 @@
+//! A call can be dropped at every await: wherever it stands, the key is free again, and nothing of it is left.
+
+use std::{future::IntoFuture, pin::Pin, task::Poll, time::Duration};
+
+use tokio::time::sleep;
+use tower_lock::{
+    LockError, LockFuture, LockGuard, LockKey, Locks, Released,
+    test_util::{Fault, TestStore, Verb},
+};
+
+use crate::support::{settle, soon, store_and_locks};
+
+fn key() -> LockKey {
+    LockKey::from(("account", 7))
+}
+
+/// Asked, and polled once.
+async fn asked(locks: &Locks) -> Pin<Box<LockFuture>> {
+    let mut call = Box::pin(locks.lock(key()).into_future());
+    assert!(futures_util::poll!(call.as_mut()).is_pending());
+    call
+}
+
+/// Nothing is left of it, here or there, and the key can be taken.
+async fn free_again(store: &TestStore, all: &[&Locks], what: &str) {
+    sleep(Duration::from_secs(2)).await;
+    for locks in all {
+        assert_eq!(locks.size(), (0, 0), "{what}");
+    }
+    assert_eq!(store.memory().size(), 0, "{what}");
+    drop(all[0].try_lock(key()).await.unwrap_or_else(|error| panic!("{what}: {error}")).release());
+    settle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_store_is_asked() {
+    // Before it is done, and after.
+    for held_question in [true, false] {
+        let (store, locks) = store_and_locks();
+        let hand = store.on(Verb::Acquire);
+        if held_question {
+            hand.hold_question()
+        } else {
+            hand.hold_answer()
+        }
+        let call = asked(&locks).await;
+        hand.somebody().await;
+        drop(call);
+        settle().await;
+        hand.open();
+        free_again(&store, &[&locks], "asked").await;
+        assert_eq!(store.on(Verb::Release).calls(), 2, "given back once, whatever the answer; and the last one");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_store_does_not_answer() {
+    for fault in [Fault::Fail, Fault::LoseAnswer, Fault::Stall, Fault::Late(Duration::from_millis(300))] {
+        for after in [1, 400, 510, 700, 990] {
+            let (store, locks) = store_and_locks();
+            store.on(Verb::Acquire).fault(fault);
+            let call = asked(&locks).await;
+            sleep(Duration::from_millis(after)).await;
+            drop(call);
+            store.on(Verb::Acquire).fault(Fault::None);
+            free_again(&store, &[&locks], &format!("{fault:?}, {after} ms")).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_the_line_of_its_process() {
+    let (store, locks) = store_and_locks();
+    let held = locks.lock(key()).await.expect("free");
+    let (first, second) = (asked(&locks).await, asked(&locks).await);
+    drop(first);
+    held.release().await.expect("up");
+    second.await.expect("its turn").release().await.expect("up");
+    free_again(&store, &[&locks], "in line").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_the_line_of_the_store() {
+    let (store, one) = store_and_locks();
+    let two = Locks::new(store.clone());
+    let held = one.lock(key()).await.expect("free");
+    let call = asked(&two).await;
+    sleep(Duration::from_millis(300)).await;
+    assert_eq!(one.inspect(key()).await.expect("up").waiting, 1);
+    drop(call);
+    settle().await;
+    assert_eq!(one.inspect(key()).await.expect("up").waiting, 0, "its place is gone at once");
+    held.release().await.expect("up");
+    free_again(&store, &[&one, &two], "in the store's line").await;
+}
+
+/// The offer and the leaving cross each other.
+#[tokio::test(start_paused = true)]
+async fn while_its_turn_is_on_the_way() {
+    let (store, one) = store_and_locks();
+    let (two, three) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let held = one.lock(key()).await.expect("free");
+    let leaves = asked(&two).await;
+    settle().await;
+    let stays = asked(&three).await;
+    settle().await;
+    // It is told, asks, and its answer waits at the gate.
+    store.on(Verb::Acquire).hold_answer();
+    held.release().await.expect("up");
+    store.on(Verb::Acquire).somebody().await;
+    drop(leaves);
+    settle().await;
+    store.on(Verb::Acquire).open();
+    let guard = soon("the next one's turn", stays).await.expect("its turn");
+    guard.release().await.expect("up");
+    free_again(&store, &[&one, &two, &three], "on the way").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_it_was_chosen_and_has_not_run() {
+    let (store, locks) = store_and_locks();
+    let held = locks.lock(key()).await.expect("free");
+    let chosen = asked(&locks).await;
+    let next = asked(&locks).await;
+    assert_eq!(held.release().await.expect("up"), Released::HandedOn);
+    drop(chosen);
+    let guard = soon("the next one's turn", next).await.expect("its turn");
+    assert_eq!(guard.release().await.expect("up"), Released::Freed, "nobody kept it for a lock-delay");
+    free_again(&store, &[&locks], "chosen").await;
+
+    // And the last one.
+    let held = locks.lock(key()).await.expect("free");
+    let chosen = asked(&locks).await;
+    held.release().await.expect("up");
+    drop(chosen);
+    free_again(&store, &[&locks], "chosen, and nobody else").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_others_are_asked_whether_they_have_waited_for_long_enough() {
+    for held_question in [true, false] {
+        for others in [false, true] {
+            let (store, one) = store_and_locks();
+            let two = Locks::new(store.clone());
+            let held = one.lock(key()).await.expect("free");
+            let waits = asked(&one).await;
+            let other = if others { Some(asked(&two).await) } else { None };
+            sleep(Duration::from_millis(150)).await;
+            let hand = store.on(Verb::Yield);
+            if held_question {
+                hand.hold_question()
+            } else {
+                hand.hold_answer()
+            }
+            assert_eq!(held.release().await.expect("up"), Released::HandedOn);
+            hand.somebody().await;
+            assert!(matches!(one.try_lock(key()).await, Err(LockError::Held { .. })), "refused without the store");
+            drop(waits);
+            settle().await;
+            hand.open();
+            if let Some(other) = other {
+                soon("the other one's turn", other).await.expect("its turn").release().await.expect("up");
+            }
+            free_again(&store, &[&one, &two], "yielding").await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_answer_to_a_yield_is_lost() {
+    for fault in [Fault::Fail, Fault::LoseAnswer, Fault::Stall, Fault::Late(Duration::from_millis(300))] {
+        for others in [false, true] {
+            let (store, one) = store_and_locks();
+            let two = Locks::new(store.clone());
+            let held = one.lock(key()).await.expect("free");
+            let waits = asked(&one).await;
+            let other = if others { Some(asked(&two).await) } else { None };
+            sleep(Duration::from_millis(150)).await;
+            store.on(Verb::Yield).fault(fault);
+            drop(held.release());
+            settle().await;
+            let first = tokio::spawn(async move { waits.await.expect("its turn").release().await });
+            if let Some(other) = other {
+                soon("the other one's turn", other).await.expect("its turn").release().await.expect("up");
+            }
+            soon("its turn", first).await.expect("no panic").expect("up");
+            free_again(&store, &[&one, &two], &format!("{fault:?}")).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_it_is_given_back() {
+    for held_question in [true, false] {
+        let (store, locks) = store_and_locks();
+        let guard: LockGuard = locks.lock(key()).await.expect("free");
+        let hand = store.on(Verb::Release);
+        if held_question {
+            hand.hold_question()
+        } else {
+            hand.hold_answer()
+        }
+        let mut release = Box::pin(guard.release());
+        assert_eq!(futures_util::poll!(release.as_mut()).map(|_| ()), Poll::Pending);
+        drop(release);
+        let behind = asked(&locks).await;
+        settle().await;
+        drop(behind);
+        hand.open();
+        free_again(&store, &[&locks], "given back").await;
+    }
+}
+
+/// Its time is over in the moment in which it is told.
+#[tokio::test(start_paused = true)]
+async fn at_the_end_of_its_time() {
+    let (store, locks) = store_and_locks();
+    for ms in [99, 100, 101] {
+        let held = locks.lock(key()).await.expect("free");
+        let waits = tokio::spawn(locks.lock(key()).wait(Duration::from_millis(100)).into_future());
+        settle().await;
+        sleep(Duration::from_millis(ms)).await;
+        drop(held.release());
+        match waits.await.expect("no panic") {
+            Ok(guard) => drop(guard.release()),
+            Err(LockError::TimedOut { waited, .. }) => assert_eq!(waited, Duration::from_millis(100)),
+            Err(other) => panic!("{other}"),
+        }
+        free_again(&store, &[&locks], "late").await;
+    }
+}
+
+/// What was under way goes with its runtime; whoever comes from another one finds things in order, a lease later at the latest.
+#[test]
+fn when_the_runtime_stops() {
+    let runtime =
+        || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
+    for (verb, held_question) in [
+        (Verb::Acquire, true),
+        (Verb::Acquire, false),
+        (Verb::Release, true),
+        (Verb::Release, false),
+        (Verb::Yield, false),
+    ] {
+        let (store, locks) = store_and_locks();
+        let other = Locks::new(store.clone());
+        let first = runtime();
+        let kept = first.block_on(async {
+            let mut kept = Vec::new();
+            let hand = store.on(verb);
+            if verb != Verb::Acquire {
+                let held = locks.lock(key()).await.expect("free");
+                if verb == Verb::Yield {
+                    kept.push(asked(&locks).await);
+                    sleep(Duration::from_millis(150)).await;
+                }
+                if held_question {
+                    hand.hold_question()
+                } else {
+                    hand.hold_answer()
+                }
+                drop(held.release());
+            } else {
+                if held_question {
+                    hand.hold_question()
+                } else {
+                    hand.hold_answer()
+                }
+                kept.push(asked(&locks).await);
+            }
+            hand.somebody().await;
+            kept
+        });
+        drop(first);
+        drop(kept);
+        store.on(verb).open();
+        runtime().block_on(async {
+            for locks in [&locks, &other, &locks] {
+                let guard = locks.lock(key()).wait(Duration::from_secs(40)).await;
+                let guard = guard.unwrap_or_else(|error| panic!("{verb:?}, {held_question}: {error}"));
+                guard.release().await.expect("up");
+            }
+        });
+    }
+}
