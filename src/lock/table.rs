@@ -158,6 +158,7 @@ impl<W> Table<W> {
         if let Some(conversation) = self.by_key.get_mut(key) {
             let (waited, gave_back) = (conversation.waiting(), conversation.giving_back());
             let answer = event(conversation, &mut cx);
+            conversation.arm(&mut cx);
             self.waiting = self.waiting - waited + conversation.waiting();
             self.giving_back = self.giving_back - gave_back + conversation.giving_back();
             if conversation.is_over() {
@@ -167,6 +168,7 @@ impl<W> Table<W> {
         }
         let mut conversation = Conversation::new(self.draining);
         let answer = event(&mut conversation, &mut cx);
+        conversation.arm(&mut cx);
         self.waiting += conversation.waiting();
         self.giving_back += conversation.giving_back();
         if !conversation.is_over() {
@@ -535,6 +537,19 @@ mod tests {
         }
         assert_eq!(fill(&mut w, whole), LINE_PER_PROCESS % LINE_PER_KEY, "the process is full");
         assert_eq!(w.table.waiting(), LINE_PER_PROCESS);
+    }
+
+    #[test]
+    fn a_store_that_refuses_who_lines_up_is_an_error_and_no_loop() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(HELD);
+        assert!(
+            matches!(&w.told[..], [(1, Err(LockError::Store(e)))] if e.kind() == StoreErrorKind::Protocol),
+            "{:?}",
+            w.told
+        );
+        w.released();
     }
 
     /// Who does not wait and comes while the key is given back is not refused because of it.

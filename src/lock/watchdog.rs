@@ -57,6 +57,10 @@ impl Watchdog {
     /// From now on it is renewed, and looked at when it needs it.
     pub(super) fn watch(core: &Arc<Core>, grant: &Arc<Grant>) {
         let mut watched = core.watchdog.watched.lock();
+        if grant.why().is_some() {
+            // Given back in the meantime, by somebody on another thread.
+            return;
+        }
         watched.unlist(grant);
         let at = watched.list(grant, grant.look_at());
         // It may have gone with the runtime it ran on, or that runtime may be one that nobody drives.

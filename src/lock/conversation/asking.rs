@@ -1,0 +1,140 @@
+//! What the store is asked, and what its word means.
+
+use std::time::Duration;
+
+use super::{Action, Context, Conversation, Verb, wanting::refused};
+use crate::{
+    clock::Moment,
+    defaults::{LEASE, LOCK_DELAY},
+    lease::OwnerId,
+    lock::{
+        LockError,
+        attempt::{Attempt, GiveBack, State},
+    },
+    store::{Acquired, IfHeld, StoreError, StoreErrorKind},
+};
+
+impl<W> Conversation<W> {
+    /// Single flight: one attempt, however many want the key. A client that saw its own answer end waits for that give-back.
+    pub(super) fn start_attempt(&mut self, cx: &mut Context<'_, W>) {
+        if self.attempt.is_some() || self.closing.is_some() || self.line.is_empty() {
+            return;
+        }
+        if !cx.way_back {
+            let error = StoreError::new("lock", "release", StoreErrorKind::Unavailable);
+            return self.refuse_line(cx, |_| error.clone().into());
+        }
+        self.attempt = Some(Attempt::new(cx.ids.next()));
+        self.ask(cx);
+    }
+
+    pub(super) fn ask(&mut self, cx: &mut Context<'_, W>) {
+        let Some(attempt) = &mut self.attempt else { return };
+        attempt.lines_up |= self.line.has_patient();
+        let delay = self.line.requests().map(|request| request.terms.lock_delay).fold(LOCK_DELAY, Duration::max);
+        let if_held = if attempt.lines_up { IfHeld::LineUp } else { IfHeld::Refuse };
+        let call = cx.call(&attempt.owner, Verb::Acquire { if_held, lease: LEASE + delay });
+        attempt.calls.begin(call.number, cx.now());
+        attempt.hinted = false;
+        attempt.ask_at = None;
+        cx.actions.push(Action::Send(call));
+    }
+
+    pub(super) fn acquired(&mut self, number: u64, answer: Result<Acquired, StoreError>, cx: &mut Context<'_, W>) {
+        let ours = self.attempt.as_mut().and_then(|attempt| attempt.calls.ended(number));
+        match ours {
+            Some(asked) => self.word(asked, answer, cx),
+            None => self.late_word(number, &answer, cx),
+        }
+    }
+
+    /// The store's word for the attempt that goes on.
+    pub(super) fn word(&mut self, asked: Moment, answer: Result<Acquired, StoreError>, cx: &mut Context<'_, W>) {
+        let Some(attempt) = &mut self.attempt else { return };
+        if answer.is_ok() {
+            attempt.calls.answered();
+        }
+        match answer {
+            Ok(Acquired::Granted { fence }) => self.granted(asked, fence, cx),
+            Ok(Acquired::InLine { lease_left, before: _ }) => {
+                attempt.state = State::InLine;
+                attempt.held_until = cx.now().after(lease_left);
+                attempt.check_in(cx.now(), lease_left, cx.die());
+                let hinted = attempt.hinted;
+                self.refuse_those_who_do_not_wait(cx, refused);
+                self.end_if_unwanted(cx);
+                if hinted {
+                    self.ask(cx);
+                }
+            }
+            // It was asked for a place: asked again and again, it would say the same for ever.
+            Ok(Acquired::Held { .. }) if attempt.lines_up => {
+                self.give_up(&StoreError::new("lock", "acquire", StoreErrorKind::Protocol), asked, cx);
+            }
+            Ok(Acquired::Held { lease_left }) => {
+                attempt.held_until = cx.now().after(lease_left);
+                self.refuse_those_who_do_not_wait(cx, refused);
+                if self.line.is_empty() {
+                    self.nothing_left(cx);
+                } else {
+                    // Somebody who waits has come meanwhile.
+                    self.ask(cx);
+                }
+            }
+            Ok(Acquired::LineFull { .. }) => {
+                self.refuse_line(cx, |ahead| LockError::LineFull { ahead });
+                self.nothing_left(cx);
+            }
+            Err(error) => {
+                let again =
+                    if error.may_pass() { attempt.calls.failed(&error, asked, cx.now(), cx.die()) } else { None };
+                match again {
+                    Some(again) => attempt.ask_at = Some(again),
+                    None => self.give_up(&error, asked, cx),
+                }
+            }
+        }
+    }
+
+    pub(super) fn give_up(&mut self, error: &StoreError, asked: Moment, cx: &mut Context<'_, W>) {
+        if let Some(attempt) = &mut self.attempt {
+            let _ = attempt.calls.failed(error, asked, cx.now(), 0.0);
+        }
+        self.refuse_line(cx, |_| error.clone().into());
+        self.end(Duration::ZERO, None, cx);
+    }
+
+    /// The attempt is over, and the store has nothing of it; unless something is still under way.
+    pub(super) fn nothing_left(&mut self, cx: &mut Context<'_, W>) {
+        if self.attempt.as_ref().is_some_and(|attempt| attempt.calls.void_at.is_some_and(|void_at| void_at > cx.now()))
+        {
+            return self.end(Duration::ZERO, None, cx);
+        }
+        self.attempt = None;
+        self.start_attempt(cx);
+    }
+
+    /// A hint concerns this owner: it asks before anything runs (I7).
+    pub(super) fn offered(&mut self, owner: &OwnerId, cx: &mut Context<'_, W>) {
+        match &self.attempt {
+            Some(attempt) if attempt.owner == *owner => self.hint(cx),
+            Some(Attempt { state: State::Yielding { next, .. }, .. }) if next == owner => {
+                if let Some(attempt) = &mut self.attempt {
+                    attempt.hinted = true;
+                }
+            }
+            _ if self.give_backs.iter().any(|give_back| give_back.owner == *owner) => {}
+            // Long forgotten: what was offered to it is not to wait for its end.
+            _ => self.give_back(GiveBack::new(owner.clone(), Duration::ZERO, cx.now()), cx),
+        }
+    }
+
+    pub(super) fn hint(&mut self, cx: &mut Context<'_, W>) {
+        let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.waits_for_its_turn()) else { return };
+        if attempt.calls.number().is_some() {
+            attempt.hinted = true;
+        } else {
+            self.ask(cx);
+        }
+    }
+}

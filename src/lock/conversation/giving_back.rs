@@ -1,0 +1,103 @@
+//! How an id ends: given back once, asked for until the store has answered.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Action, Context, Conversation, Verb};
+use crate::{
+    defaults::{LEASE, LOCK_DELAY, PLACE, STORE_CALL, STORE_TIMEOUT},
+    lock::{
+        LockLost,
+        attempt::{Attempt, GiveBack, State, backoff},
+        section::Section,
+    },
+    store::{Acquired, Released, StoreError},
+};
+
+impl<W> Conversation<W> {
+    /// The attempt is over, in whatever state it is (I9: here, and nowhere else).
+    pub(super) fn end(&mut self, keep_taken: Duration, section: Option<Arc<Section>>, cx: &mut Context<'_, W>) {
+        let Some(attempt) = self.attempt.take() else { return };
+        let Attempt { owner, state, calls, .. } = attempt;
+        let expects = calls.number();
+        let mut give_back = GiveBack { void_at: calls.void_at, section, ..GiveBack::new(owner, keep_taken, cx.now()) };
+        match state {
+            State::Asking | State::InLine => give_back.expects = expects,
+            State::Held(held) | State::Yielding { held, .. } => {
+                // First of all: nobody here claims to have it any more.
+                held.grant.end(LockLost::GivenBack);
+                cx.actions.push(Action::Forget(held.grant));
+            }
+        }
+        self.closing = Some(give_back.owner.number());
+        self.give_back(give_back, cx);
+    }
+
+    pub(super) fn give_back(&mut self, mut give_back: GiveBack, cx: &mut Context<'_, W>) {
+        if give_back.expects.is_none() {
+            send_release(&mut give_back, cx);
+        }
+        self.give_backs.push(give_back);
+    }
+
+    /// An answer for an id that is over already: now it is known what there is to be given back.
+    pub(super) fn late_word(&mut self, number: u64, answer: &Result<Acquired, StoreError>, cx: &mut Context<'_, W>) {
+        let Some(give_back) = self.give_backs.iter_mut().find(|give_back| give_back.expects == Some(number)) else {
+            return;
+        };
+        give_back.expects = None;
+        if answer.is_err() {
+            let void_at = cx.now().after(STORE_CALL);
+            give_back.void_at = Some(give_back.void_at.map_or(void_at, |earlier| earlier.max(void_at)));
+        }
+        send_release(give_back, cx);
+    }
+
+    pub(super) fn released(&mut self, number: u64, answer: Result<Released, StoreError>, cx: &mut Context<'_, W>) {
+        let Some(at) = self.give_backs.iter().position(|give_back| give_back.sending == Some(number)) else { return };
+        let give_back = &mut self.give_backs[at];
+        give_back.sending = None;
+        let closes = self.closing == Some(give_back.owner.number());
+        let was_silent = answer.is_err() && cx.now().since(give_back.began) >= STORE_TIMEOUT;
+        if closes && (answer.is_ok() || was_silent) {
+            self.closing = None;
+        }
+        if let Some(section) = give_back.section.take() {
+            cx.actions.push(Action::Outcome(section, answer.clone()));
+        }
+        let give_up_at = give_back.began.after(LEASE + LOCK_DELAY + PLACE);
+        match answer {
+            Ok(_) => match give_back.void_at.filter(|void_at| *void_at > cx.now()) {
+                // What got no answer may be done yet: once more, when it cannot (I8).
+                Some(void_at) => {
+                    give_back.keep_taken = Duration::ZERO;
+                    give_back.again_at = Some(void_at.after(Duration::from_millis(1)));
+                }
+                None => {
+                    self.give_backs.remove(at);
+                }
+            },
+            Err(error) => {
+                give_back.failures += 1;
+                give_back.again_at = Some(cx.now().after(backoff(give_back.failures, cx.die())));
+                // By then its lease is over, and so is its place.
+                if cx.now() >= give_up_at {
+                    self.give_backs.remove(at);
+                }
+                if closes && was_silent {
+                    // They waited for us alone: whose the key is, nobody knows.
+                    self.refuse_those_who_do_not_wait(cx, |_, _| error.clone().into());
+                }
+            }
+        }
+        self.start_attempt(cx);
+    }
+}
+
+/// I1: names the id that it gives back.
+pub(super) fn send_release<W>(give_back: &mut GiveBack, cx: &mut Context<'_, W>) {
+    if give_back.sending.is_none() {
+        let call = cx.call(&give_back.owner, Verb::Release { keep_taken: give_back.keep_taken });
+        give_back.sending = Some(call.number);
+        cx.actions.push(Action::Send(call));
+    }
+}

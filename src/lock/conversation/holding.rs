@@ -1,0 +1,192 @@
+//! Sections under a grant, one after the other.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Action, Context, Conversation, Ending, Verb, wanting::refused};
+use crate::{
+    clock::Moment,
+    defaults::{HAND_OVER_SECTIONS, HAND_OVER_TIME, LEASE, LOCK_DELAY, MIN_RUN_DIVISOR},
+    lease::{FencingToken, OwnerId},
+    lock::{
+        LockLost,
+        attempt::{Attempt, GiveBack, Held, Running, State},
+        grant::Grant,
+        section::Section,
+    },
+    store::{Released, StoreError, StoreErrorKind, Yielded},
+};
+
+impl<W> Conversation<W> {
+    pub(super) fn granted(&mut self, asked: Moment, fence: u64, cx: &mut Context<'_, W>) {
+        let Some(attempt) = &mut self.attempt else { return };
+        let Some(token) = FencingToken::of_grant(fence) else {
+            let error = StoreError::new("lock", "acquire", StoreErrorKind::Protocol);
+            return self.give_up(&error, asked, cx);
+        };
+        let grant = Arc::new(Grant::new(cx.key.clone(), attempt.owner.clone(), token, asked));
+        if grant.remaining(cx.now()) < LEASE / MIN_RUN_DIVISOR {
+            // It took too long to hear of it: given back, and asked for again.
+            return self.end(Duration::ZERO, None, cx);
+        }
+        attempt.ask_at = None;
+        attempt.state =
+            State::Held(Held { grant: Arc::clone(&grant), token, since: cx.now(), sections: 0, running: None });
+        self.next_section(true, cx);
+    }
+
+    /// The first of the line has its turn, with all others of the same owner. Nobody is there: the key is given back.
+    pub(super) fn next_section(&mut self, watch: bool, cx: &mut Context<'_, W>) {
+        let Some(Attempt { state: State::Held(held), .. }) = &mut self.attempt else { return };
+        let Some(request) = self.line.pop() else {
+            return self.end(Duration::ZERO, None, cx);
+        };
+        let token = held.token.of_section(held.sections);
+        held.sections += 1;
+        let looked_at = held.grant.look_at();
+        let section = Arc::new(Section::new(Arc::clone(&held.grant), token, request.terms, cx.now()));
+        if watch || held.grant.look_at() < looked_at {
+            cx.actions.push(Action::Watch(Arc::clone(&held.grant)));
+        }
+        let owner = request.owner.filter(|owner| !owner.is_retired());
+        let mut holds = 1;
+        cx.actions.push(Action::Start(request.waiter, Arc::clone(&section)));
+        if let Some(owner) = &owner {
+            while let Some(request) = self.line.remove_of(owner) {
+                holds += 1;
+                cx.actions.push(Action::Start(request.waiter, Arc::clone(&section)));
+            }
+        }
+        held.running = Some(Running { section, owner, holds, abnormal: false });
+        self.refuse_those_who_do_not_wait(cx, refused);
+    }
+
+    /// A guard is given back. What became of it; `None`: the store is asked, and the [outcome](Action::Outcome) follows.
+    pub fn guard_ended(&mut self, section: &Arc<Section>, ending: Ending, cx: &mut Context<'_, W>) -> Option<Released> {
+        self.notice_loss(cx);
+        let Some(Attempt { state: State::Held(held), .. }) = &mut self.attempt else { return Some(Released::NotOwner) };
+        let Some(running) = held.running.as_mut().filter(|running| running.is(section)) else {
+            // Lost before, and given back then.
+            return Some(Released::NotOwner);
+        };
+        running.abnormal |= ending == Ending::Dropped;
+        running.holds -= 1;
+        if running.holds > 0 {
+            return Some(Released::StillHeld);
+        }
+        let abnormal = running.abnormal;
+        held.running = None;
+        section.end(LockLost::GivenBack);
+        let keep_taken = match ending {
+            // I10: a statement of it may be on its way still.
+            _ if abnormal => section.terms.lock_delay,
+            Ending::Released => section.terms.still_to_hold(section.began, cx.now()),
+            Ending::Failed | Ending::Dropped => Duration::ZERO,
+        };
+        if abnormal || !keep_taken.is_zero() || self.line.is_empty() {
+            self.end(keep_taken, Some(Arc::clone(section)), cx);
+            return None;
+        }
+        self.hand_over(cx);
+        Some(Released::HandedOn)
+    }
+
+    /// The section has ended, and somebody here waits: no round trip, unless others may have waited for long enough.
+    pub(super) fn hand_over(&mut self, cx: &mut Context<'_, W>) {
+        let Some(Attempt { state: State::Held(held), .. }) = &self.attempt else { return };
+        let is_ours = cx.now().since(held.since) < HAND_OVER_TIME
+            && held.sections < HAND_OVER_SECTIONS
+            && held.grant.remaining(cx.now()) >= LEASE / MIN_RUN_DIVISOR;
+        if is_ours { self.next_section(false, cx) } else { self.yield_turn(cx) }
+    }
+
+    pub(super) fn yield_turn(&mut self, cx: &mut Context<'_, W>) {
+        let Some(attempt) = self.attempt.take() else { return };
+        let State::Held(held) = attempt.state else { unreachable!("yielded while it is held") };
+        let next = cx.ids.next();
+        let call = cx.call(&attempt.owner, Verb::Yield { next: next.clone(), lease: LEASE + LOCK_DELAY });
+        let mut attempt = Attempt { state: State::Yielding { held, next }, ..attempt };
+        attempt.calls.begin(call.number, cx.now());
+        attempt.hinted = false;
+        self.attempt = Some(attempt);
+        cx.actions.push(Action::Send(call));
+    }
+
+    pub(super) fn yielded(&mut self, number: u64, answer: Result<Yielded, StoreError>, cx: &mut Context<'_, W>) {
+        let Some(mut attempt) = self.attempt.take_if(|attempt| attempt.calls.number() == Some(number)) else { return };
+        let asked = attempt.calls.ended(number).unwrap_or(cx.now());
+        let State::Yielding { mut held, next } = attempt.state else { unreachable!("it was asked to yield") };
+        let token = match &answer {
+            Ok(Yielded::Extended { fence }) => FencingToken::of_grant(*fence),
+            _ => None,
+        };
+        if let Some(token) = token {
+            held.grant.extend(asked, cx.now());
+            held.grant.refence(token);
+            attempt.calls.answered();
+            let lost = held.grant.remaining(cx.now()).is_zero();
+            let held = Held { token, since: cx.now(), sections: 0, ..held };
+            self.attempt = Some(Attempt { state: State::Held(held), ..attempt });
+            return if lost { self.end(Duration::ZERO, None, cx) } else { self.next_section(false, cx) };
+        }
+        // The old id is over. What becomes of the new one?
+        held.grant.end(LockLost::GivenBack);
+        held.running = None;
+        cx.actions.push(Action::Forget(held.grant));
+        let hinted = attempt.hinted;
+        let mut new = Attempt::new(next);
+        new.lines_up = true;
+        new.hinted = hinted;
+        match answer {
+            Ok(Yielded::Over(acquired)) => {
+                self.attempt = Some(new);
+                self.word(asked, Ok(acquired), cx);
+            }
+            // Not known: the old one is given back, and the new one asks.
+            answer => {
+                let unknown = || StoreError::new("lock", "yield", StoreErrorKind::Protocol);
+                let error = answer.err().unwrap_or_else(unknown);
+                let old = GiveBack { void_at: Some(asked), ..GiveBack::new(attempt.owner, Duration::ZERO, cx.now()) };
+                let _ = new.calls.failed(&error, asked, cx.now(), 0.0);
+                self.attempt = Some(new);
+                self.give_back(old, cx);
+                if self.line.is_empty() { self.end(Duration::ZERO, None, cx) } else { self.ask(cx) }
+            }
+        }
+    }
+
+    /// What is past its deadline or its limit is lost, whoever looks first.
+    pub(super) fn notice_loss(&mut self, cx: &mut Context<'_, W>) {
+        let lost = match self.attempt.as_ref().map(|attempt| (attempt, &attempt.state)) {
+            Some((attempt, State::Held(held))) => {
+                let over = match &held.running {
+                    Some(running) => running.section.remaining(cx.now()).is_zero().then(|| running.section.why()),
+                    None => held.grant.remaining(cx.now()).is_zero().then(|| held.grant.why()),
+                };
+                over.map(|why| (attempt.owner.clone(), why.unwrap_or(LockLost::Unrenewed)))
+            }
+            _ => None,
+        };
+        if let Some((owner, why)) = lost {
+            self.lost(&owner, why, cx);
+        }
+    }
+
+    /// Whoever waits here asks anew, under another id, in the same order.
+    pub(super) fn lost(&mut self, owner: &OwnerId, why: LockLost, cx: &mut Context<'_, W>) {
+        let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.owner == *owner) else { return };
+        let delay = match &mut attempt.state {
+            State::Held(held) => {
+                let running = held.running.take();
+                if let Some(running) = &running {
+                    running.section.end(held.grant.why().unwrap_or(why));
+                }
+                held.grant.end(why);
+                running.map_or(Duration::ZERO, |running| running.section.terms.lock_delay)
+            }
+            // Nothing runs; the answer that is awaited says what is left of it.
+            State::Yielding { held, .. } => return held.grant.end(why),
+            State::Asking | State::InLine => return,
+        };
+        self.end(delay, None, cx);
+    }
+}

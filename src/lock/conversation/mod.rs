@@ -1,0 +1,312 @@
+//! The conversation about one key: who in this process wants it, what the store is asked for them, and whose turn it is.
+//!
+//! Pure: events in, actions out, time as an argument. Nothing here waits, wakes or asks by itself, so whatever drives it (the
+//! [shell](super::core), a simulator) sees the same decisions.
+//!
+//! ```text
+//!            request                     granted              section ends, somebody waits here
+//!  (nothing) ───────► Asking ───────────────────────► Held ◄──────────────────────────────────┐
+//!                       │ in line                    ▲  │  └── 100 ms or 1 000 sections ──► Yielding
+//!                       ▼               granted      │  │                                     │ others wait
+//!                     InLine ────────────────────────┘  │ ended, lost                         ▼
+//!                       │ nobody waits here any more    ▼                                   InLine, under a new id
+//!                       └──────────────────────────► given back, until the store has answered
+//! ```
+
+use std::{sync::Arc, time::Duration};
+
+use smallvec::SmallVec;
+
+use self::giving_back::send_release;
+use super::{
+    LockError, LockLost,
+    attempt::{Attempt, GiveBack, Running},
+    grant::Grant,
+    line::Line,
+    owner::Owner,
+    section::Section,
+    terms::Terms,
+};
+use crate::{
+    clock::{Moment, Now},
+    key::LockKey,
+    lease::{OwnerId, OwnerIds},
+    store::{Acquired, IfHeld, Released, StoreError, Yielded},
+};
+
+// In the order in which a key is wanted, had and given back.
+mod wanting;
+mod asking;
+mod holding;
+mod giving_back;
+
+/// One key in this process. `W` is whoever waits, and nothing here looks into it.
+#[derive(Debug)]
+pub struct Conversation<W> {
+    /// Who waits, in order.
+    line: Line<W>,
+    attempt: Option<Attempt>,
+    /// What is over, and not known to be given back.
+    give_backs: SmallVec<[GiveBack; 1]>,
+    /// The one of those that the next attempt waits for: until it is answered for the first time.
+    closing: Option<u64>,
+    /// Nothing more is started.
+    draining: bool,
+    /// The earliest moment at which somebody was asked to wake us.
+    armed: Option<Moment>,
+}
+
+/// One who asks for the key.
+#[derive(Debug)]
+pub struct Request<W> {
+    /// Who is told.
+    pub waiter: W,
+    /// Whether it waits while somebody else has the key; else it is refused.
+    pub waits: bool,
+    /// Under whose name it re-enters what is held already.
+    pub owner: Option<Owner>,
+    /// On which terms it will hold the key.
+    pub terms: Terms,
+}
+
+/// What is to be done now, in this order.
+#[derive(Debug)]
+pub enum Action<W> {
+    /// The store is to be asked; its answer comes back under this number.
+    Send(Call),
+    /// It is this one's turn.
+    Start(W, Arc<Section>),
+    /// It will not be this one's turn.
+    Refuse(W, LockError),
+    /// To be renewed from now on; or to be looked at earlier than was thought.
+    Watch(Arc<Grant>),
+    /// Not to be renewed any more.
+    Forget(Arc<Grant>),
+    /// What became of the give-back of this section, for whoever waits to hear it.
+    Outcome(Arc<Section>, Result<Released, StoreError>),
+    /// To be [woken](Event::Time) at this moment.
+    WakeAt(Moment),
+}
+
+/// The actions of one event.
+pub type Actions<W> = SmallVec<[Action<W>; 2]>;
+
+/// One question to the store.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// Answers are known by it.
+    pub number: u64,
+    /// Who asks.
+    pub owner: OwnerId,
+    /// What is asked.
+    pub verb: Verb,
+}
+
+/// What the store is asked.
+#[derive(Clone, Debug)]
+pub enum Verb {
+    /// `acquire`
+    Acquire {
+        /// What to do if somebody else has the key.
+        if_held: IfHeld,
+        /// For how long, lock-delay included.
+        lease: Duration,
+    },
+    /// `yield_to_line`
+    Yield {
+        /// The id for the next turn.
+        next: OwnerId,
+        /// For how long, lock-delay included.
+        lease: Duration,
+    },
+    /// `release`
+    Release {
+        /// How long the key stays taken.
+        keep_taken: Duration,
+    },
+}
+
+/// What has happened.
+#[derive(Debug)]
+pub enum Event<W> {
+    /// Somebody wants the key; the number is its place, should it have to wait.
+    Request(u64, Request<W>),
+    /// An `acquire` has ended.
+    Acquired(u64, Result<Acquired, StoreError>),
+    /// A `yield_to_line` has ended.
+    Yielded(u64, Result<Yielded, StoreError>),
+    /// A `release` has ended.
+    Released(u64, Result<Released, StoreError>),
+    /// The store says that this owner's turn has come (I7: a hint).
+    Offered(OwnerId),
+    /// What the store says may have been lost.
+    Gap,
+    /// A guard of this section was given back in order, or not.
+    GuardEnded(Arc<Section>, Ending),
+    /// This owner has lost its grant, for this reason.
+    Lost(OwnerId, LockLost),
+    /// It is as late as it was [asked for](Action::WakeAt).
+    Time(Moment),
+    /// Nothing more is to be started.
+    Drain,
+}
+
+/// How a guard ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Given back in order.
+    Released,
+    /// Given back in order, though what ran under it failed: nothing keeps it for its least time.
+    Failed,
+    /// Dropped, perhaps in the middle of something (I10).
+    Dropped,
+}
+
+/// Who is before one that has left.
+#[derive(Clone, Debug)]
+pub struct Ahead {
+    /// How long the holder's lease runs, as things stand.
+    pub lease_left: Duration,
+    /// How many would have been served first, the holder included.
+    pub places: usize,
+    /// The store does not answer, so that nobody knows.
+    pub silent: Option<StoreError>,
+}
+
+/// What an event needs beside itself.
+#[derive(Debug)]
+pub struct Context<'a, W> {
+    /// What is talked about.
+    pub key: &'a LockKey,
+    /// When it happens.
+    pub now: &'a Now<'a>,
+    /// Where new ids come from.
+    pub ids: &'a OwnerIds,
+    /// Whether one more may wait in this process.
+    pub room: bool,
+    /// Whether one more attempt may begin: I2, its way back is reserved first.
+    pub way_back: bool,
+    /// What is to be done.
+    pub actions: &'a mut Actions<W>,
+}
+
+impl<W> Conversation<W> {
+    /// Nobody has said anything yet.
+    pub fn new(draining: bool) -> Self {
+        Self { line: Line::new(), attempt: None, give_backs: SmallVec::new(), closing: None, draining, armed: None }
+    }
+
+    /// Something has happened.
+    pub fn on(&mut self, event: Event<W>, cx: &mut Context<'_, W>) {
+        match event {
+            Event::Request(number, request) => self.request(number, request, cx),
+            Event::Acquired(number, answer) => self.acquired(number, answer, cx),
+            Event::Yielded(number, answer) => self.yielded(number, answer, cx),
+            Event::Released(number, answer) => self.released(number, answer, cx),
+            Event::Offered(owner) => self.offered(&owner, cx),
+            Event::Gap => self.hint(cx),
+            Event::GuardEnded(section, ending) => {
+                self.guard_ended(&section, ending, cx);
+            }
+            Event::Lost(owner, why) => self.lost(&owner, why, cx),
+            Event::Time(at) => self.time(at, cx),
+            Event::Drain => self.drain(cx),
+        }
+    }
+
+    /// Nobody wants the key any more, and nothing of us is left in the store.
+    pub fn is_over(&self) -> bool {
+        self.attempt.is_none() && self.give_backs.is_empty() && self.line.is_empty()
+    }
+
+    /// How many wait.
+    pub fn waiting(&self) -> usize {
+        self.line.len()
+    }
+
+    /// How many ids are given back, and not known to be.
+    pub fn giving_back(&self) -> usize {
+        self.give_backs.len()
+    }
+
+    /// How often this owner has the key now.
+    pub fn holds(&self, owner: &Owner) -> u32 {
+        self.running().filter(|running| running.owner.as_ref() == Some(owner)).map_or(0, |running| running.holds)
+    }
+
+    /// How often this section is held now.
+    pub fn holds_of(&self, section: &Arc<Section>) -> u32 {
+        self.running().filter(|running| running.is(section)).map_or(0, |running| running.holds)
+    }
+
+    /// Whether a section runs.
+    pub fn is_held(&self) -> bool {
+        self.running().is_some()
+    }
+
+    fn running(&self) -> Option<&Running> {
+        self.attempt.as_ref()?.running()
+    }
+
+    // --- time, and the end ---------------------------------------------------------------------------------------
+
+    fn time(&mut self, at: Moment, cx: &mut Context<'_, W>) {
+        self.disarm(at);
+        for give_back in &mut self.give_backs {
+            if give_back.again_at.is_some_and(|at| at <= cx.now()) {
+                give_back.again_at = None;
+                send_release(give_back, cx);
+            }
+        }
+        let Some(attempt) = self.attempt.as_ref().filter(|attempt| attempt.waits_for_its_turn()) else { return };
+        if let Some(error) = attempt.calls.gives_up(cx.now()) {
+            // A call that is under way is waited for by the give-back.
+            self.refuse_line(cx, |_| error.clone().into());
+            self.end(Duration::ZERO, None, cx);
+        } else if attempt.ask_at.is_some_and(|at| at <= cx.now()) {
+            self.ask(cx);
+        }
+    }
+
+    /// Asks to be woken, if nobody was asked to do so early enough. Behind every event.
+    pub(super) fn arm(&mut self, cx: &mut Context<'_, W>) {
+        let asks = self.attempt.iter().flat_map(|attempt| [attempt.ask_at, attempt.gives_up_at()]).flatten();
+        let Some(next) = asks.chain(self.give_backs.iter().filter_map(|give_back| give_back.again_at)).min() else {
+            return;
+        };
+        if self.armed.is_none_or(|armed| next < armed) {
+            self.armed = Some(next);
+            cx.actions.push(Action::WakeAt(next));
+        }
+    }
+
+    /// Nobody will wake us at this moment any more. One that was asked for an earlier moment still will.
+    pub fn disarm(&mut self, at: Moment) {
+        self.armed.take_if(|armed| *armed == at);
+    }
+
+    fn drain(&mut self, cx: &mut Context<'_, W>) {
+        self.draining = true;
+        self.refuse_line(cx, |_| LockError::ShuttingDown);
+        self.end_if_unwanted(cx);
+    }
+}
+
+impl<W> Context<'_, W> {
+    /// Numbers of calls are never used again, not even by another conversation about the same key.
+    fn call(&self, owner: &OwnerId, verb: Verb) -> Call {
+        Call { number: self.ids.next_call(), owner: owner.clone(), verb }
+    }
+
+    fn now(&self) -> Moment {
+        self.now.get()
+    }
+
+    fn die(&self) -> f64 {
+        self.ids.die()
+    }
+
+    fn refuse(&mut self, request: Request<W>, error: LockError) {
+        self.actions.push(Action::Refuse(request.waiter, error));
+    }
+}

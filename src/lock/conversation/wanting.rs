@@ -1,0 +1,115 @@
+//! Those in this process who want the key.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Action, Ahead, Context, Conversation, Request};
+use crate::{
+    clock::Moment,
+    defaults::LINE_PER_KEY,
+    lock::{
+        LockError,
+        attempt::{Attempt, State},
+    },
+};
+
+impl<W> Conversation<W> {
+    pub(super) fn request(&mut self, number: u64, request: Request<W>, cx: &mut Context<'_, W>) {
+        let Some(request) = self.reenter(request, cx) else { return };
+        if self.draining {
+            return cx.refuse(request, LockError::ShuttingDown);
+        }
+        if !request.waits {
+            self.notice_loss(cx);
+            if self.is_taken() {
+                let ahead = self.ahead(self.line.len(), cx.now());
+                return cx.refuse(request, refused(ahead.lease_left, ahead.places));
+            }
+        }
+        // The first of the line is the one for whom the store is asked.
+        let places = LINE_PER_KEY + usize::from(!self.is_held());
+        if self.line.len() >= places || !cx.room {
+            let ahead = self.ahead(self.line.len(), cx.now());
+            // One that does not wait is one of many that ask at the same moment: one of those will have it.
+            let error = if request.waits {
+                LockError::LineFull { ahead: ahead.places }
+            } else {
+                refused(ahead.lease_left, ahead.places)
+            };
+            return cx.refuse(request, error);
+        }
+        self.line.push(number, request);
+        self.start_attempt(cx);
+    }
+
+    /// Somebody who has the key already has it once more.
+    pub(super) fn reenter(&mut self, request: Request<W>, cx: &mut Context<'_, W>) -> Option<Request<W>> {
+        let Some(owner) = request.owner.as_ref().filter(|owner| !owner.is_retired()) else { return Some(request) };
+        if self.holds(owner) > 0 {
+            self.notice_loss(cx);
+        }
+        let Some(Attempt { state: State::Held(held), .. }) = &mut self.attempt else { return Some(request) };
+        match &mut held.running {
+            Some(running) if running.owner.as_ref() == Some(owner) => {
+                running.holds += 1;
+                cx.actions.push(Action::Start(request.waiter, Arc::clone(&running.section)));
+                None
+            }
+            _ => Some(request),
+        }
+    }
+
+    /// Somebody has the key, here or elsewhere, as far as we know; or has its turn in this moment.
+    pub(super) fn is_taken(&self) -> bool {
+        self.attempt.as_ref().is_some_and(|attempt| !matches!(attempt.state, State::Asking))
+    }
+
+    /// Whoever has this place has left. Who was before it; `None`: it was not in the line any more, because it was told.
+    pub fn leave(&mut self, number: u64, cx: &mut Context<'_, W>) -> Option<Ahead> {
+        let at = self.line.find(number)?;
+        let ahead = self.ahead(at, cx.now());
+        self.line.remove(at)?;
+        self.end_if_unwanted(cx);
+        Some(ahead)
+    }
+
+    pub(super) fn ahead(&self, in_line: usize, now: Moment) -> Ahead {
+        let lease_left = match self.attempt.as_ref().map(|attempt| (&attempt.state, attempt)) {
+            Some((State::Held(held) | State::Yielding { held, .. }, _)) => held.grant.remaining(now),
+            Some((_, attempt)) => attempt.held_until.since(now),
+            None => Duration::ZERO,
+        };
+        let silent = self.attempt.as_ref().and_then(Attempt::silent);
+        Ahead { lease_left, places: in_line + 1, silent }
+    }
+
+    /// Nobody wants what we ask for.
+    pub(super) fn end_if_unwanted(&mut self, cx: &mut Context<'_, W>) {
+        if self.line.is_empty() && self.attempt.as_ref().is_some_and(Attempt::waits_for_its_turn) {
+            self.end(Duration::ZERO, None, cx);
+        }
+    }
+
+    pub(super) fn refuse_line(&mut self, cx: &mut Context<'_, W>, error: impl Fn(usize) -> LockError) {
+        let mut ahead = 0;
+        while let Some(request) = self.line.pop() {
+            ahead += 1;
+            cx.refuse(request, error(ahead));
+        }
+    }
+
+    /// Those who do not wait: somebody else has its turn.
+    pub(super) fn refuse_those_who_do_not_wait(
+        &mut self,
+        cx: &mut Context<'_, W>,
+        error: impl Fn(Duration, usize) -> LockError,
+    ) {
+        let lease_left = self.ahead(0, cx.now()).lease_left;
+        while let Some((at, request)) = self.line.remove_impatient() {
+            cx.refuse(request, error(lease_left, at + 1));
+        }
+    }
+}
+
+pub(super) fn refused(lease_left: Duration, ahead: usize) -> LockError {
+    LockError::Held { lease_left, ahead }
+}
