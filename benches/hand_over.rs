@@ -7,6 +7,8 @@
 //! 64 tasks on two workers want one key, 100 sections each: one iteration is 6 400 hand-overs. Read the two against each other. (The mutex waits
 //! without a limit; a lock has a timer for each of its waiters.)
 
+#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "measured against")]
+
 use std::sync::{Arc, LazyLock};
 
 use divan::Bencher;

@@ -10,6 +10,8 @@
 //! - one cycle of take and give back, or one refusal;
 //! - in `renewal_round`: the renewal of 100 000 locks; in `hold_100_000`: their taking, whose bytes are what they weigh.
 
+#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "measured against")]
+
 use std::{
     future::{Future, IntoFuture},
     pin::pin,

@@ -169,6 +169,7 @@ impl World {
     }
 
     #[track_caller]
+    #[expect(clippy::needless_pass_by_value, reason = "as `assert_eq!` reads")]
     fn same<T: PartialEq + std::fmt::Debug>(&self, is: T, should: T, why: &str) {
         assert!(is == should, "{}: {why}: {is:?}, and not {should:?}", self.clause);
     }

@@ -39,9 +39,9 @@ async fn while_the_store_is_asked() {
         let (store, locks) = store_and_locks();
         let hand = store.on(Verb::Acquire);
         if held_question {
-            hand.hold_question()
+            hand.hold_question();
         } else {
-            hand.hold_answer()
+            hand.hold_answer();
         }
         let call = asked(&locks).await;
         hand.somebody().await;
@@ -148,9 +148,9 @@ async fn while_others_are_asked_whether_they_have_waited_for_long_enough() {
             sleep(Duration::from_millis(150)).await;
             let hand = store.on(Verb::Yield);
             if held_question {
-                hand.hold_question()
+                hand.hold_question();
             } else {
-                hand.hold_answer()
+                hand.hold_answer();
             }
             assert_eq!(held.release().await.expect("up"), Released::HandedOn);
             hand.somebody().await;
@@ -196,9 +196,9 @@ async fn while_it_is_given_back() {
         let guard: LockGuard = locks.lock(key()).await.expect("free");
         let hand = store.on(Verb::Release);
         if held_question {
-            hand.hold_question()
+            hand.hold_question();
         } else {
-            hand.hold_answer()
+            hand.hold_answer();
         }
         let mut release = Box::pin(guard.release());
         assert_eq!(futures_util::poll!(release.as_mut()).map(|_| ()), Poll::Pending);
@@ -255,16 +255,16 @@ fn when_the_runtime_stops() {
                     sleep(Duration::from_millis(150)).await;
                 }
                 if held_question {
-                    hand.hold_question()
+                    hand.hold_question();
                 } else {
-                    hand.hold_answer()
+                    hand.hold_answer();
                 }
                 drop(held.release());
             } else {
                 if held_question {
-                    hand.hold_question()
+                    hand.hold_question();
                 } else {
-                    hand.hold_answer()
+                    hand.hold_answer();
                 }
                 kept.push(asked(&locks).await);
             }

@@ -1,6 +1,10 @@
 //! Who holds a key has it once more: a request never waits for itself.
 
-use std::{future::IntoFuture, sync::Arc, time::Duration};
+use std::{
+    future::IntoFuture,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -11,7 +15,7 @@ use axum::{
     routing::get,
 };
 use tokio::{
-    sync::{Mutex, oneshot},
+    sync::oneshot,
     time::{Instant, sleep},
 };
 use tower_lock::{HeldLock, LockError, LockKey, LockLayer, Locks, Owner, Released, test_util::Verb};
@@ -125,7 +129,7 @@ async fn a_task_that_outlives_its_request_waits_like_a_stranger() {
                     assert!(Owner::current().is_none(), "a task is nobody until it is told");
                     sleep(Duration::from_secs(5)).await;
                     let outcome = locks.try_lock(key()).owner(&owner).await.map(|guard| drop(guard.release()));
-                    drop(told.lock().await.take().expect("once").send(outcome));
+                    drop(told.lock().expect("whole").take().expect("once").send(outcome));
                 });
                 "done".into_response()
             }
