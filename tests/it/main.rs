@@ -19,6 +19,7 @@ mod sharing;
 mod older_locks;
 mod terms;
 mod operators;
+mod invariants;
 mod cancel;
 mod random;
 #[cfg(feature = "metrics")]

@@ -143,7 +143,7 @@ async fn a_task_that_outlives_its_request_waits_like_a_stranger() {
     assert_eq!(store.held(), 1);
 }
 
-/// A task of the handler that holds a guard of its own keeps the section.
+/// A task of the handler that holds a guard of its own keeps the section; but nothing is added to it once the response is out.
 #[tokio::test(start_paused = true)]
 async fn a_section_ends_with_its_last_guard_wherever_that_is() {
     let (store, locks) = store_and_locks();
@@ -152,10 +152,12 @@ async fn a_section_ends_with_its_last_guard_wherever_that_is() {
         move || {
             let locks = locks.clone();
             async move {
-                let mine = locks.lock(key()).await.expect("its own");
+                let (mine, owner) = (locks.lock(key()).await.expect("its own"), Owner::current().expect("the request"));
                 #[expect(clippy::disallowed_methods, reason = "the test is about such a task")]
                 tokio::spawn(async move {
                     sleep(Duration::from_secs(3)).await;
+                    let late = locks.try_lock(key()).owner(&owner).await;
+                    assert!(matches!(late, Err(LockError::Held { .. })), "{late:?}");
                     mine.release().await
                 });
             }

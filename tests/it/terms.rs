@@ -34,7 +34,8 @@ async fn a_lock_is_lost_when_its_limit_is_reached_whatever_the_renewals_say() {
         assert_eq!((view.remaining(), view.ensure(Duration::ZERO)), (Duration::ZERO, Err(LockLost::LimitReached)));
         // Nobody polls the guard; its key is given back all the same, after the lock-delay.
         drop(locks.lock(key()).await.expect("its turn").release());
-        assert!(began.elapsed() <= s(limit + 1) + Duration::from_millis(20), "{:?}", began.elapsed());
+        let free = began.elapsed();
+        assert!(free >= s(limit + 1) && free <= s(limit + 1) + Duration::from_millis(20), "{free:?}");
         drop(guard);
         settle().await;
         assert_eq!((store.held(), locks.size()), (0, (0, 0)));

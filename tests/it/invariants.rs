@@ -1,0 +1,290 @@
+//! The invariants of the lock half, by their numbers: each sentence of `src/lock/mod.rs`, shown from outside.
+
+use std::{
+    future::IntoFuture,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep};
+use tower_lock::{
+    LockError, LockKey, LockLost, Locks, Released,
+    test_util::{Clock, Fault, TestStore, Verb},
+};
+
+use crate::support::{settle, soon, store_and_locks};
+
+fn key() -> LockKey {
+    LockKey::from(("k",))
+}
+
+/// What can be counted on of a lease of 30 seconds.
+const SAFE: Duration = Duration::from_millis(29_698);
+
+#[tokio::test(start_paused = true)]
+async fn i1_a_key_is_freed_only_for_the_acquisition_that_holds_it() {
+    let store = TestStore::new();
+    let (one, two) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    // Every release arrives twice, and one of them late: the next holder has the key by then.
+    for fault in [Fault::Double, Fault::Late(Duration::from_millis(5)), Fault::LoseAnswer] {
+        let guard = one.lock(key()).await.expect("free");
+        let next = tokio::spawn(two.lock(key()).into_future());
+        settle().await;
+        store.on(Verb::Release).fault(fault);
+        drop(guard.release());
+        let held = soon("the next one's turn", next).await.expect("no panic").expect("its turn");
+        sleep(Duration::from_secs(45)).await;
+        assert!(held.view().remaining() > Duration::from_secs(15), "{fault:?}: nobody freed it");
+        assert!(matches!(one.try_lock(key()).await, Err(LockError::Held { .. })));
+        store.on(Verb::Release).fault(Fault::None);
+        assert_ne!(held.release().await.expect("up"), Released::NotOwner, "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn i2_nothing_is_asked_of_the_store_without_room_for_its_way_back() {
+    let (store, locks) = store_and_locks();
+    store.on(Verb::Release).fault(Fault::Stall);
+    for n in 0..10_000 {
+        drop(locks.try_lock(("n", n)).await.expect("free").release());
+    }
+    let asked = store.on(Verb::Acquire).calls();
+    let error = locks.lock(key()).await.expect_err("no room");
+    assert!(matches!(&error, LockError::Store(error) if error.operation() == "release"), "{error:?}");
+    assert_eq!(store.on(Verb::Acquire).calls(), asked);
+    store.on(Verb::Release).fault(Fault::None);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(locks.size(), (0, 0));
+    drop(locks.lock(key()).await.expect("room again").release());
+}
+
+#[tokio::test(start_paused = true)]
+async fn i3_a_deadline_counts_from_before_the_question_to_which_it_was_the_answer() {
+    const SLOW: Duration = Duration::from_millis(450);
+    let store = TestStore::new();
+    let (one, two) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    for verb in [Verb::Acquire, Verb::Renew, Verb::Yield] {
+        store.on(verb).takes(SLOW);
+    }
+    // An acquire.
+    let guard = one.lock(key()).await.expect("free");
+    assert_eq!(guard.view().remaining(), SAFE - SLOW);
+    // A renewal.
+    sleep(Duration::from_millis(10_100)).await;
+    let left = guard.view().remaining();
+    assert!(left <= SAFE - SLOW && left > SAFE - SLOW - Duration::from_millis(150), "{left:?}");
+    // A yield that goes on.
+    let next = tokio::spawn(one.lock(key()).into_future());
+    settle().await;
+    drop(guard.release());
+    let guard = next.await.expect("no panic").expect("its turn");
+    assert_eq!(guard.view().remaining(), SAFE - SLOW);
+    // A claim of what was offered.
+    let next = tokio::spawn(two.lock(key()).into_future());
+    sleep(Duration::from_millis(500)).await;
+    drop(guard.release());
+    let guard = next.await.expect("no panic").expect("its turn");
+    assert_eq!(guard.view().remaining(), SAFE - SLOW);
+}
+
+#[tokio::test(start_paused = true)]
+async fn i4_held_is_claimed_only_before_the_deadline_and_only_the_stores_word_moves_it() {
+    let (store, locks) = store_and_locks();
+    let guard = locks.lock(key()).await.expect("free");
+    let view = guard.view();
+    for fault in [Fault::Fail, Fault::Stall, Fault::LoseAnswer, Fault::Late(Duration::from_millis(100))] {
+        store.on(Verb::Renew).fault(fault);
+        let before = view.remaining();
+        sleep(Duration::from_secs(3)).await;
+        assert_eq!(view.remaining(), before - Duration::from_secs(3), "{fault:?}: no word");
+        assert_eq!(guard.hold_count(), 1);
+        sleep(Duration::from_secs(9)).await;
+        assert!(view.remaining() < SAFE - Duration::from_secs(11), "{fault:?}: not at all");
+        store.on(Verb::Renew).fault(Fault::None);
+        sleep(Duration::from_secs(2)).await;
+        assert!(view.remaining() > Duration::from_secs(27), "{fault:?}: and now there was one: {:?}", view.remaining());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn i5_lost_fires_at_the_deadline_at_the_latest_and_never_un_fires() {
+    for fault in [Fault::Fail, Fault::Stall, Fault::LoseAnswer] {
+        let (store, locks) = store_and_locks();
+        let guard = locks.lock(key()).await.expect("free");
+        let (view, began) = (guard.view(), Instant::now());
+        store.on(Verb::Renew).fault(fault);
+        assert_eq!((view.lost().await, began.elapsed()), (LockLost::Unrenewed, SAFE + Duration::from_micros(0)));
+        // The store answers again; the key may even be ours again there.
+        store.on(Verb::Renew).fault(Fault::None);
+        let again = locks.lock(key()).await.expect("its turn");
+        for _ in 0..20 {
+            sleep(Duration::from_secs(5)).await;
+            assert_eq!((view.remaining(), view.lost().await), (Duration::ZERO, LockLost::Unrenewed));
+        }
+        assert!(view.ensure(Duration::ZERO).is_err() && again.view().ensure(Duration::ZERO).is_ok());
+        assert!(began.elapsed() > SAFE && guard.release().await.expect("up") == Released::NotOwner);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn i6_the_deadline_is_compared_before_every_poll() {
+    let clock = Clock::default();
+    let store = TestStore::with_clock(clock.clone());
+    let locks = Locks::builder(store).clock(clock.clone()).build();
+    for jump in [SAFE - Duration::from_millis(1), SAFE] {
+        let guard = locks.lock(key()).lock_delay(Duration::ZERO).await.expect("free");
+        let polls = Arc::new(AtomicUsize::new(0));
+        let counts = Arc::clone(&polls);
+        // Wakes itself all the time: whoever polls it last, polls it too late.
+        let work = std::future::poll_fn(move |cx| {
+            counts.fetch_add(1, SeqCst);
+            cx.waker().wake_by_ref();
+            std::task::Poll::<()>::Pending
+        });
+        let mut work = std::pin::pin!(guard.while_held(work));
+        assert!(futures_util::poll!(work.as_mut()).is_pending());
+        clock.jump(jump);
+        let polled = futures_util::poll!(work.as_mut());
+        let in_time = jump < SAFE;
+        assert_eq!((polled.is_pending(), polls.load(SeqCst)), (in_time, if in_time { 2 } else { 1 }));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn i7_events_may_be_lost_doubled_or_late_and_what_stands_in_the_store_decides() {
+    for events in [Fault::Fail, Fault::Double, Fault::Late(Duration::from_millis(700))] {
+        let store = TestStore::new();
+        store.events(events);
+        let all = [Locks::new(store.clone()), Locks::new(store.clone()), Locks::new(store.clone())];
+        let inside = Arc::new(AtomicUsize::new(0));
+        let mut tasks = tokio::task::JoinSet::new();
+        for locks in &all {
+            for _ in 0..5 {
+                let (locks, inside) = (locks.clone(), Arc::clone(&inside));
+                tasks.spawn(async move {
+                    let guard = locks.lock(key()).await.expect("its turn");
+                    assert_eq!(inside.fetch_add(1, SeqCst), 0, "two are in");
+                    sleep(Duration::from_millis(60)).await;
+                    inside.fetch_sub(1, SeqCst);
+                    guard.release().await.expect("up");
+                });
+            }
+        }
+        let began = Instant::now();
+        while let Some(task) = soon("a turn", tasks.join_next()).await {
+            task.expect("no panic");
+        }
+        assert!(began.elapsed() < Duration::from_secs(15), "{events:?}: {:?}", began.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn i8_what_may_have_been_granted_is_given_back() {
+    for fault in [Fault::LoseAnswer, Fault::Stall, Fault::Late(Duration::from_millis(490)), Fault::Double] {
+        for dropped in [false, true] {
+            let (store, locks) = store_and_locks();
+            store.on(Verb::Acquire).fault(fault);
+            let call = tokio::spawn(locks.lock(key()).wait(Duration::from_millis(300)).into_future());
+            sleep(Duration::from_millis(100)).await;
+            if dropped {
+                call.abort();
+            }
+            if let Ok(Ok(guard)) = call.await {
+                drop(guard.release());
+            }
+            store.on(Verb::Acquire).fault(Fault::None);
+            sleep(Duration::from_secs(2)).await;
+            assert_eq!((store.memory().size(), locks.size()), (0, (0, 0)), "{fault:?}, dropped: {dropped}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn i9_each_grant_is_given_back_exactly_once_and_a_drop_never_waits_or_panics() {
+    let (store, locks) = store_and_locks();
+    for n in 0..100 {
+        let guard = locks.lock(("n", n)).await.expect("free");
+        match n % 4 {
+            0 => drop(guard),
+            1 => drop(guard.release()),
+            2 => drop(guard.release().await),
+            // Where no runtime is.
+            _ => std::thread::spawn(move || drop(guard)).join().expect("no panic"),
+        }
+    }
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!((store.on(Verb::Release).calls(), store.memory().size(), locks.size()), (100, 0, (0, 0)));
+    // In the middle of a panic, too.
+    let guard = locks.lock(key()).await.expect("free");
+    let panics = tokio::spawn(async move {
+        let _guard = guard;
+        panic!("in the middle");
+    });
+    assert!(panics.await.expect_err("a panic").is_panic());
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!((store.on(Verb::Release).calls(), store.memory().size()), (101, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn i10_the_key_of_a_section_that_ended_badly_is_given_on_after_the_lock_delay() {
+    const DELAY: Duration = Duration::from_secs(3);
+    for how in ["dropped", "panicked", "aborted", "limit reached", "taken away"] {
+        let (store, locks) = store_and_locks();
+        let call = locks.lock(key()).lock_delay(DELAY).max_hold(Duration::from_secs(20)).into_future();
+        let guard = call.await.expect("free");
+        // Whoever waits in this process does not get it earlier than anybody else.
+        let next = tokio::spawn(locks.lock(key()).into_future());
+        settle().await;
+        let work = tokio::spawn(async move {
+            match how {
+                "dropped" => drop(guard),
+                "panicked" => panic!("{}", guard.key()),
+                _ => drop(guard.while_held(std::future::pending::<()>()).await),
+            }
+        });
+        settle().await;
+        match how {
+            "aborted" => work.abort(),
+            "limit reached" => sleep(Duration::from_secs(20)).await,
+            "taken away" => drop(locks.force_release(key()).await.expect("up")),
+            _ => {}
+        }
+        let ended = Instant::now();
+        drop(soon("its turn", next).await.expect("no panic").expect("its turn").release());
+        // An operator's delay is the usual one: a second.
+        let delay = if how == "taken away" { Duration::from_secs(1) } else { DELAY };
+        assert!(
+            ended.elapsed() >= delay && ended.elapsed() < delay + Duration::from_millis(20),
+            "{how}: {:?}",
+            ended.elapsed()
+        );
+        settle().await;
+        assert_eq!((store.memory().size(), locks.size()), (0, (0, 0)), "{how}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn i11_lines_waits_and_memory_have_bounds() {
+    let (store, locks) = store_and_locks();
+    let held = locks.lock(key()).await.expect("free");
+    let mut calls = tokio::task::JoinSet::new();
+    for _ in 0..1_000 {
+        calls.spawn(locks.lock(key()).wait(Duration::from_secs(5)).into_future());
+    }
+    settle().await;
+    assert_eq!(locks.size(), (1, 256));
+    let (mut full, mut timed_out) = (0, 0);
+    while let Some(call) = calls.join_next().await {
+        match call.expect("no panic") {
+            Err(LockError::LineFull { ahead: 257 }) => full += 1,
+            Err(LockError::TimedOut { .. }) => timed_out += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((full, timed_out, locks.size()), (744, 256, (1, 0)));
+    held.release().await.expect("up");
+    assert_eq!((store.memory().size(), locks.size()), (0, (0, 0)));
+}
