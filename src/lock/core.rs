@@ -11,6 +11,7 @@ use std::{
 use tokio::{
     runtime::Handle,
     sync::Notify,
+    task::AbortHandle,
     time::{sleep, timeout},
 };
 
@@ -287,7 +288,7 @@ impl Core {
     }
 
     /// On the runtime we are on, else on the last one we were on. If that has ended, the task is dropped, and says so where it must.
-    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Option<AbortHandle> {
         let runtime = match Handle::try_current() {
             Ok(runtime) => {
                 *self.runtime.lock() = Some(runtime.clone());
@@ -295,10 +296,7 @@ impl Core {
             }
             Err(_) => self.runtime.lock().clone(),
         };
-        match runtime {
-            Some(runtime) => drop(runtime.spawn(task)),
-            None => drop(task),
-        }
+        Some(runtime?.spawn(task).abort_handle())
     }
 
     fn tell_if_empty(&self) {

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time::timeout};
+use tokio::{sync::Notify, task::AbortHandle, time::timeout};
 
 use super::{
     LockLost,
@@ -67,9 +67,8 @@ impl Watchdog {
         let gone = watched.task.as_ref().is_none_or(AbortHandle::is_finished);
         let now = core.clock.now();
         if gone || watched.next_look.is_some_and(|look| now > look.after(STORE_TIMEOUT)) {
-            let Ok(runtime) = Handle::try_current() else { return };
-            let task = runtime.spawn(run(Arc::downgrade(core), Arc::clone(&core.watchdog.earlier))).abort_handle();
-            if let Some(stuck) = watched.task.replace(task) {
+            let task = core.spawn(run(Arc::downgrade(core), Arc::clone(&core.watchdog.earlier)));
+            if let Some(stuck) = std::mem::replace(&mut watched.task, task) {
                 stuck.abort();
             }
             watched.next_look = Some(now);

@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower_lock::{
-    LockError, LockKey, Locks,
+    LockError, LockKey, Locks, MemoryStore,
     test_util::{Fault, TestStore, Verb},
 };
 
@@ -281,6 +281,20 @@ async fn an_acquire_that_is_done_after_its_error_leaves_the_key_free() {
         sleep(Duration::from_millis(600)).await;
         assert_eq!((store.memory().size(), locks.size()), (0, (0, 0)), "{late} ms late");
     }
+}
+
+/// In memory the next process is granted the key by the thread that gives it back, whatever thread that is.
+#[tokio::test(start_paused = true)]
+async fn a_turn_that_comes_where_no_runtime_is_is_renewed_all_the_same() {
+    let store = Arc::new(MemoryStore::new());
+    let (one, two) = (Locks::new(Arc::clone(&store)), Locks::new(store));
+    let held = one.lock(key()).await.expect("free");
+    let waiter = tokio::spawn(two.lock(key()).into_future());
+    settle().await;
+    std::thread::spawn(move || drop(held.release())).join().expect("no panic");
+    let guard = waiter.await.expect("no panic").expect("its turn");
+    sleep(Duration::from_secs(300)).await;
+    assert!(guard.view().remaining() > Duration::from_secs(15));
 }
 
 /// The store, as one process sees it that can be cut off.
