@@ -11,7 +11,7 @@ use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
 
 use super::{
-    LockError, LockGuard, Policy,
+    HeldLock, LockError, LockGuard, Policy, RunError,
     conversation::{Ahead, Ending, Request},
     core::{Core, Waiter},
     metrics,
@@ -105,6 +105,43 @@ impl LockCall {
     /// else somebody new.
     pub fn owner(self, owner: &Owner) -> Self {
         Self { owner: Some(owner.clone()), ..self }
+    }
+
+    /// Takes the lock, works under it as long as it is ours and not one poll longer, and gives it back in order.
+    ///
+    /// ```
+    /// # use tower_lock::{Locks, RunError};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), RunError> {
+    /// # let locks = Locks::in_memory();
+    /// let balance = locks
+    ///     .lock(("account", 7))
+    ///     .run(async |lock| {
+    ///         // .. write under lock.fencing_token()
+    ///         42
+    ///     })
+    ///     .await?;
+    /// # assert_eq!(balance, 42);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The lock could not be had, and nothing was started; or it was lost, and the work was dropped where it stood.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it leaves the line; or it drops the work, and then the lock, whose key stays taken for the lock-delay.
+    pub async fn run<F, T>(self, work: F) -> Result<T, RunError>
+    where
+        F: AsyncFnOnce(HeldLock) -> T,
+    {
+        let guard = self.await.map_err(RunError::NotStarted)?;
+        let done = guard.while_held(work(guard.view())).await.map_err(RunError::Lost)?;
+        // What became of it does not change what was done: the lock was ours to the end of the work.
+        let _ = guard.release().await;
+        Ok(done)
     }
 }
 

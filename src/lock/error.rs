@@ -51,7 +51,7 @@ pub enum LockLost {
     TooShort,
 }
 
-/// Why [`Locks::run`](crate::Locks::run) did not come to its end.
+/// Why [`LockCall::run`](crate::LockCall::run) did not come to its end.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum RunError {

@@ -122,41 +122,6 @@ impl Locks {
         LockCall::new(Arc::clone(&self.core), key.into(), self.policy)
     }
 
-    /// Runs a future under a lock, alone, as long as the lock is ours and not one poll longer, and gives the lock back in order.
-    ///
-    /// ```
-    /// # use tower_lock::{Locks, RunError};
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), RunError> {
-    /// # let locks = Locks::in_memory();
-    /// let balance = locks.run(locks.lock(("account", 7)), async |lock| {
-    ///     // .. write under lock.fencing_token()
-    ///     42
-    /// }).await?;
-    /// # assert_eq!(balance, 42);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// The lock could not be had, and nothing was started; or it was lost, and the future was dropped where it stood.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropped, it leaves the line; or drops the future, and then the lock, whose key stays taken for the lock-delay.
-    pub async fn run<F, T>(&self, call: LockCall, work: F) -> Result<T, super::RunError>
-    where
-        F: AsyncFnOnce(super::HeldLock) -> T,
-    {
-        let guard = call.await.map_err(super::RunError::NotStarted)?;
-        let view = guard.view();
-        let done = guard.while_held(work(view)).await.map_err(super::RunError::Lost)?;
-        // What became of it does not change what was done: lost after its end, it was ours to its end.
-        let _ = guard.release().await;
-        Ok(done)
-    }
-
     /// Who has this key, since when, and how many wait, as the store sees it. Redisson's `isLocked()`, and what its operators read from
     /// the hash.
     ///

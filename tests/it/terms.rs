@@ -66,7 +66,7 @@ async fn a_key_can_be_held_for_at_least_a_while() {
     for _ in 0..3 {
         let locks = Locks::new(store.clone());
         let call = locks.try_lock(("nightly", "mail")).hold_at_least(s(10));
-        match locks.run(call, async |_| sleep(Duration::from_millis(20)).await).await {
+        match call.run(async |_| sleep(Duration::from_millis(20)).await).await {
             Ok(()) => ran += 1,
             Err(RunError::NotStarted(LockError::Held { .. })) => {}
             Err(other) => panic!("{other}"),
@@ -191,4 +191,23 @@ async fn chance_can_be_set() {
     let (a, again, b) = (run(1).await, run(1).await, run(2).await);
     assert_eq!(a, again);
     assert_ne!(a, b);
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_runs_under_a_lock_and_gives_it_back_in_order_or_is_broken_off() {
+    let (store, locks) = store_and_locks();
+    // It can run in a task.
+    let done = tokio::spawn({
+        let locks = locks.clone();
+        async move { locks.lock(key()).run(async |lock| lock.fencing_token()).await }
+    });
+    assert!(done.await.expect("no panic").is_ok());
+    assert_eq!(locks.try_lock(key()).run(async |lock| lock.key().clone()).await.expect("free at once"), key());
+    let _held = locks.lock(key()).await.expect("free");
+    let refused = locks.try_lock(key()).run(async |_| panic!("not started")).await;
+    assert!(matches!(refused, Err::<(), _>(RunError::NotStarted(LockError::Held { .. }))));
+    let lost = locks.lock(("n", 2)).max_hold(s(3)).run(async |_| std::future::pending::<()>().await).await;
+    assert!(matches!(lost, Err(RunError::Lost(LockLost::LimitReached))));
+    settle().await;
+    assert_eq!(store.held(), 1);
 }
