@@ -125,15 +125,14 @@ impl HeldLock {
         let mut work = pin!(work);
         let mut lost = pin!(self.lost());
         poll_fn(|cx| {
-            // First: it asks the clock.
-            if let Poll::Ready(why) = lost.as_mut().poll(cx) {
-                return Poll::Ready(Err(why));
-            }
-            let done = work.as_mut().poll(cx);
-            if done.is_ready() && self.remaining().is_zero() {
+            if self.remaining().is_zero() {
                 return Poll::Ready(Err(self.why()));
             }
-            done.map(Ok)
+            if let Poll::Ready(done) = work.as_mut().poll(cx) {
+                return Poll::Ready(if self.remaining().is_zero() { Err(self.why()) } else { Ok(done) });
+            }
+            // Only now: work that is done at once needs no timer.
+            lost.as_mut().poll(cx).map(Err)
         })
         .await
     }
