@@ -32,6 +32,9 @@ pub(crate) const REQUEST_WAIT: Duration = Duration::ZERO;
 /// the lease, for holders that cannot say how they ended.
 pub(crate) const LOCK_DELAY: Duration = Duration::from_secs(1);
 
+/// The longest lock-delay: what is longer is a mistake, and would outlive everybody who could tell.
+pub(crate) const LOCK_DELAY_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// A grant with less of its lease left than this part is given back and asked for again.
 pub(crate) const MIN_RUN_DIVISOR: u32 = 4;
 

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{grant::Grant, owner::Owner, section::Section};
 use crate::{
     clock::Moment,
-    defaults::{CHECK_IN, RETRY_MAX, RETRY_MIN, STORE_CALL, STORE_TIMEOUT},
+    defaults::{CHECK_IN, LEASE, LOCK_DELAY, PLACE, RETRY_MAX, RETRY_MIN, STORE_CALL, STORE_TIMEOUT},
     lease::{FencingToken, OwnerId},
     store::{StoreError, StoreErrorKind},
 };
@@ -20,6 +20,8 @@ pub(super) struct Attempt {
     pub(super) calls: Calls,
     /// A hint has come while a call is under way: its answer may be older than the hint.
     pub(super) hinted: bool,
+    /// How long the store was asked to keep the key beyond the lease.
+    pub(super) lock_delay: Duration,
     /// When to ask again.
     pub(super) ask_at: Option<Moment>,
     /// Until when somebody else has the key, as the store said.
@@ -56,8 +58,10 @@ pub(super) struct Running {
     pub(super) section: Arc<Section>,
     pub(super) owner: Option<Owner>,
     pub(super) holds: u32,
-    /// One of its guards was not given back in order.
+    /// One of its guards was dropped.
     pub(super) abnormal: bool,
+    /// One of its guards was given back in order.
+    pub(super) in_order: bool,
 }
 
 /// The calls of one attempt: at most one is under way at a time, and each ends: with an answer, or without one in time.
@@ -87,6 +91,7 @@ pub(super) struct GiveBack {
     pub(super) began: Moment,
     pub(super) failures: u32,
     pub(super) again_at: Option<Moment>,
+    pub(super) error: Option<StoreError>,
     /// Who wants to hear what became of it.
     pub(super) section: Option<Arc<Section>>,
 }
@@ -99,6 +104,7 @@ impl Attempt {
             lines_up: false,
             calls: Calls::default(),
             hinted: false,
+            lock_delay: Duration::ZERO,
             ask_at: None,
             held_until: Moment::default(),
         }
@@ -131,7 +137,7 @@ impl Attempt {
     pub(super) fn check_in(&mut self, now: Moment, lease_left: Duration, die: f64) {
         let usual = CHECK_IN.mul_f64(0.8 + 0.4 * die);
         // Rounded up: asked within the last millisecond of the lease it would be held once more.
-        let free = lease_left.saturating_add(Duration::from_millis(2));
+        let free = lease_left.saturating_add(Duration::from_millis(2)).max(RETRY_MIN);
         self.ask_at = Some(now.after(usual.min(free)));
     }
 }
@@ -185,7 +191,24 @@ impl Calls {
     }
 }
 
+impl GiveBack {
+    /// By then its lease is over, and so is its place.
+    pub(super) fn gives_up_at(&self) -> Moment {
+        self.began.after((LEASE + PLACE).saturating_add(self.keep_taken.max(LOCK_DELAY)))
+    }
+
+    /// By then whoever waits for it is told that nobody knows.
+    pub(super) fn silent_at(&self) -> Moment {
+        self.began.after(STORE_TIMEOUT)
+    }
+}
+
 impl Running {
+    /// Of what is lost, nobody holds anything.
+    pub(super) fn holds(&self, now: Moment) -> u32 {
+        if self.section.remaining(now).is_zero() { 0 } else { self.holds }
+    }
+
     pub(super) fn is(&self, section: &Arc<Section>) -> bool {
         Arc::ptr_eq(&self.section, section)
     }
@@ -202,6 +225,7 @@ impl GiveBack {
             began,
             failures: 0,
             again_at: None,
+            error: None,
             section: None,
         }
     }

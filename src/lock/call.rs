@@ -181,8 +181,10 @@ impl Future for LockFuture {
             if *this.is_late {
                 return Poll::Pending;
             }
-            if this.timer.is_none() {
-                this.timer.set(Some(sleep(*this.wait)));
+            match this.timer {
+                ref mut timer if timer.is_none() => timer.set(Some(sleep(*this.wait))),
+                // Woken for nothing: a runtime may have ended, and what was to be done from there is for us to do.
+                _ => core.adopt_orphans(),
             }
             if let Some(timer) = this.timer.as_mut().as_pin_mut() {
                 ready!(timer.poll(cx));
@@ -217,7 +219,7 @@ impl Place {
     fn give_up(self, core: &Arc<Core>) {
         match self.waiter.close() {
             // Chosen, and never came: it passes its turn on, as if its section had been empty.
-            Some(Ok(section)) => drop(core.guard_ended(&section, Ending::Failed)),
+            Some(Ok(section)) => drop(core.guard_ended(&section, Ending::Unheard)),
             Some(Err(_)) => {}
             None => drop(core.leave(&self.key, self.number)),
         }

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -18,6 +18,7 @@ use tokio::{
 use super::{
     LockError, LockLost,
     conversation::{Action, Actions, Ahead, Call, Ending, Event, Request, Verb},
+    grant::Grant,
     metrics,
     owner::Owner,
     section::Section,
@@ -53,6 +54,9 @@ pub(crate) struct Core {
     is_draining: AtomicBool,
     /// The runtime on which something was last spawned: for what happens where none is.
     runtime: Mutex<Option<Handle>>,
+    /// Keys whose alarm went with its runtime. Whoever comes from another one sees to them.
+    orphans: Mutex<Vec<LockKey>>,
+    has_orphans: AtomicBool,
     /// Nothing is held, asked for or given back any more. Told while draining.
     empty: Notify,
 }
@@ -69,11 +73,12 @@ struct UnderWay<T, F: FnOnce(Result<T, StoreError>) -> Event<Waiter>> {
     answer: std::marker::PhantomData<fn(T)>,
 }
 
-/// A task that wakes a conversation. If it is dropped, the conversation is told that nobody will.
+/// A task that wakes a conversation. If it is dropped before, somebody else has to.
 struct Alarm {
-    core: Weak<Core>,
+    core: Arc<Core>,
     key: LockKey,
     at: Moment,
+    has_rung: bool,
 }
 
 impl Core {
@@ -86,6 +91,8 @@ impl Core {
             table: Mutex::default(),
             is_draining: AtomicBool::new(false),
             runtime: Mutex::default(),
+            orphans: Mutex::default(),
+            has_orphans: AtomicBool::new(false),
             empty: Notify::new(),
         });
         let listener = Arc::downgrade(&core);
@@ -105,6 +112,7 @@ impl Core {
 
     /// Somebody wants the key. Its place, should it have to wait.
     pub(super) fn request(self: &Arc<Self>, key: &LockKey, request: Request<Waiter>) -> u64 {
+        self.adopt_orphans();
         let mut actions = Actions::new();
         let place = self.table.lock().request(key, &Now::of(&self.clock), &self.ids, request, &mut actions);
         self.perform(key, actions);
@@ -131,6 +139,11 @@ impl Core {
         self.on(key, Event::Lost(owner.clone(), why));
     }
 
+    /// The section under this grant may have reached its limit.
+    pub(super) fn limit(self: &Arc<Self>, grant: &Grant) {
+        self.on(&grant.key, Event::Limit(grant.owner.clone()));
+    }
+
     /// The store has told us something (I7: it is a hint).
     fn told(self: &Arc<Self>, event: StoreEvent) {
         match event {
@@ -148,7 +161,8 @@ impl Core {
     }
 
     /// Completes when nothing is held, asked for or given back any more; while draining.
-    pub(super) async fn emptied(&self) {
+    pub(super) async fn emptied(self: &Arc<Self>) {
+        self.adopt_orphans();
         loop {
             let told = self.empty.notified();
             if self.table.lock().is_empty() {
@@ -163,11 +177,11 @@ impl Core {
     }
 
     pub(super) fn holds(&self, key: &LockKey, owner: &Owner) -> u32 {
-        self.table.lock().holds(key, owner)
+        self.table.lock().holds(key, owner, self.clock.now())
     }
 
     pub(super) fn holds_of(&self, section: &Arc<Section>) -> u32 {
-        self.table.lock().holds_of(section)
+        self.table.lock().holds_of(section, self.clock.now())
     }
 
     /// Keys that something is known of, and waiters.
@@ -215,7 +229,7 @@ impl Core {
             Action::Send(call) => return self.send(key, call),
             Action::Start(waiter, section) => {
                 // Chosen, and gone: it passes its turn on.
-                return waiter.tell(Ok(section)).err()?.ok().map(|section| Event::GuardEnded(section, Ending::Failed));
+                return waiter.tell(Ok(section)).err()?.ok().map(|section| Event::GuardEnded(section, Ending::Unheard));
             }
             // Nobody there to be told is told nothing.
             Action::Refuse(waiter, error) => drop(waiter.tell(Err(error))),
@@ -277,13 +291,12 @@ impl Core {
     }
 
     fn wake_at(self: &Arc<Self>, key: &LockKey, at: Moment) {
-        let alarm = Alarm { core: Arc::downgrade(self), key: key.clone(), at };
+        let mut alarm = Alarm { core: Arc::clone(self), key: key.clone(), at, has_rung: false };
         let left: Duration = at.since(self.clock.now());
         self.spawn(async move {
             sleep(left).await;
-            if let Some(core) = alarm.core.upgrade() {
-                core.on(&alarm.key, Event::Time(alarm.at));
-            }
+            alarm.has_rung = true;
+            alarm.core.on(&alarm.key, Event::Time(alarm.at));
         });
     }
 
@@ -297,6 +310,18 @@ impl Core {
             Err(_) => self.runtime.lock().clone(),
         };
         Some(runtime?.spawn(task).abort_handle())
+    }
+
+    /// Wakes from this runtime what was to be woken from one that has ended.
+    pub(super) fn adopt_orphans(self: &Arc<Self>) {
+        if !self.has_orphans.load(Ordering::Acquire) || Handle::try_current().is_err() {
+            return;
+        }
+        self.has_orphans.store(false, Ordering::Release);
+        let orphans = std::mem::take(&mut *self.orphans.lock());
+        for key in orphans {
+            self.on(&key, Event::Time(self.clock.now()));
+        }
     }
 
     fn tell_if_empty(&self) {
@@ -328,8 +353,15 @@ impl<T, F: FnOnce(Result<T, StoreError>) -> Event<Waiter>> Drop for UnderWay<T, 
 
 impl Drop for Alarm {
     fn drop(&mut self) {
-        if let Some(core) = self.core.upgrade() {
-            core.table.lock().disarm(&self.key, self.at);
+        if self.has_rung {
+            return;
+        }
+        let waiters = self.core.table.lock().orphan(&self.key, self.at);
+        self.core.orphans.lock().push(self.key.clone());
+        self.core.has_orphans.store(true, Ordering::Release);
+        // Whoever waits on another runtime comes and adopts it.
+        for waiter in waiters {
+            waiter.nudge();
         }
     }
 }

@@ -52,14 +52,14 @@ pub(super) enum Need {
 
 impl Grant {
     /// Granted by an answer to what was asked at this moment (I3).
-    pub(super) fn new(key: LockKey, owner: OwnerId, token: FencingToken, asked: Moment) -> Self {
+    pub(super) fn new(key: LockKey, owner: OwnerId, token: FencingToken, lock_delay: Duration, asked: Moment) -> Self {
         Self {
             key,
             owner,
             token: AtomicU64::new(token.as_u64()),
             deadline: AtomicU64::new(asked.after(safe_part(LEASE)).as_nanos()),
             limit: AtomicU64::new(Moment::NEVER.as_nanos()),
-            lock_delay: AtomicU64::new(0),
+            lock_delay: AtomicU64::new(Moment::default().after(lock_delay).as_nanos()),
             renew_at: AtomicU64::new(asked.after(LEASE / RENEWALS_PER_LEASE).as_nanos()),
             listed_at: AtomicU64::new(0),
             warned: AtomicBool::new(false),
@@ -99,14 +99,17 @@ impl Grant {
     }
 
     /// A section begins under it.
-    pub(super) fn section(&self, limit: Moment, lock_delay: Duration) {
+    pub(super) fn section(&self, limit: Moment) {
         self.limit.store(limit.as_nanos(), Ordering::Relaxed);
-        self.lock_delay.store(Moment::default().after(lock_delay).as_nanos(), Ordering::Relaxed);
+    }
+
+    pub(super) fn lock_delay(&self) -> Duration {
+        Duration::from_nanos(self.lock_delay.load(Ordering::Relaxed))
     }
 
     /// What the store is asked for when it is renewed: the lease, and the lock-delay that only the store knows of (I10).
     pub(super) fn lease_with_delay(&self) -> Duration {
-        LEASE + Duration::from_nanos(self.lock_delay.load(Ordering::Relaxed))
+        LEASE + self.lock_delay()
     }
 
     /// It is over, for this reason; if it is not yet.
@@ -144,9 +147,10 @@ impl Grant {
         ended
     }
 
-    /// The store has given it a new fence.
-    pub(super) fn refence(&self, token: FencingToken) {
+    /// The store has given it a new fence, and was asked to keep the key for this long beyond the lease.
+    pub(super) fn refence(&self, token: FencingToken, lock_delay: Duration) {
         self.token.store(token.as_u64(), Ordering::Relaxed);
+        self.lock_delay.store(Moment::default().after(lock_delay).as_nanos(), Ordering::Relaxed);
     }
 
     /// What the watchdog has to do for it now. An answer that does not come is asked for again soon.
@@ -212,7 +216,7 @@ mod tests {
 
     fn grant() -> Grant {
         let token = FencingToken::of_grant(1).expect("small");
-        Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, START)
+        Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, s(2), START)
     }
 
     fn at(seconds: u64) -> Moment {
@@ -254,10 +258,10 @@ mod tests {
     #[test]
     fn it_is_looked_at_when_its_section_reaches_its_limit() {
         let grant = grant();
-        grant.section(at(4), s(1));
+        grant.section(at(4));
         assert_eq!((need(&grant, 0), grant.look_at()), (Need::Rest(at(4)), at(4)));
         assert_eq!(need(&grant, 4), Need::LimitReached);
-        grant.section(Moment::NEVER, s(2));
+        grant.section(Moment::NEVER);
         assert_eq!(
             (need(&grant, 4), grant.lease_with_delay()),
             (Need::Rest(at(10)), s(32)),

@@ -56,7 +56,7 @@ impl LockGuard {
     /// What a handler sees of the lock: it can be cloned, and gives nothing back.
     #[must_use]
     pub fn view(&self) -> HeldLock {
-        HeldLock::new(Arc::clone(&self.section), self.core.clock.clone())
+        HeldLock::new(Arc::clone(&self.section), Arc::clone(&self.core))
     }
 
     /// How many guards of this lock its owner has: the lock ends with the last one. Redisson's `getHoldCount()`. Zero: it was lost.

@@ -1,4 +1,5 @@
 use std::{
+    fmt,
     future::{Future, poll_fn},
     pin::{Pin, pin},
     sync::Arc,
@@ -8,22 +9,22 @@ use std::{
 
 use tokio::time::{Sleep, sleep};
 
-use super::{LockLost, section::Section};
-use crate::{clock::Clock, key::LockKey, lease::FencingToken};
+use super::{LockLost, core::Core, section::Section, watchdog::Watchdog};
+use crate::{key::LockKey, lease::FencingToken};
 
 /// A view of a lock that is held: what, under which token, for how long.
 ///
 /// Clone it freely: it cannot give the lock back, and does not keep it. In a handler under a
 /// [`LockLayer`](crate::LockLayer) it is an extractor (feature `axum`).
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct HeldLock {
     section: Arc<Section>,
-    clock: Clock,
+    core: Arc<Core>,
 }
 
 impl HeldLock {
-    pub(super) fn new(section: Arc<Section>, clock: Clock) -> Self {
-        Self { section, clock }
+    pub(super) fn new(section: Arc<Section>, core: Arc<Core>) -> Self {
+        Self { section, core }
     }
 
     /// What is locked.
@@ -46,7 +47,7 @@ impl HeldLock {
     /// answers, unless a fixed lease or `max_hold` ends sooner.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.section.remaining(self.clock.now())
+        self.section.remaining(self.core.clock.now())
     }
 
     /// Completes when the lock is not ours any more: lost, or given back. Says why.
@@ -78,8 +79,9 @@ impl HeldLock {
                     return Poll::Ready(());
                 }
                 if told.as_mut().poll(cx).is_ready() {
-                    // It may have been said of another section under the same grant.
+                    // It may have been said of another section under the same grant, or the watchdog may have gone with its runtime.
                     told.set(over.notified());
+                    Watchdog::revive(&self.core);
                     continue;
                 }
                 let timer = timer.get_or_insert_with(|| Box::pin(sleep(left)));
@@ -139,5 +141,11 @@ impl HeldLock {
 
     fn why(&self) -> LockLost {
         self.section.why().unwrap_or(LockLost::Unrenewed)
+    }
+}
+
+impl fmt::Debug for HeldLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldLock").field("key", self.key()).field("token", &self.section.token).finish_non_exhaustive()
     }
 }

@@ -40,6 +40,10 @@ impl<W> Line<W> {
         self.places.iter().map(|place| &place.request)
     }
 
+    pub(super) fn first(&self) -> Option<&Request<W>> {
+        self.places.front().map(|place| &place.request)
+    }
+
     pub(super) fn push(&mut self, number: u64, request: Request<W>) {
         if let Some(owner) = &request.owner {
             owner.lines_up();

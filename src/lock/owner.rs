@@ -68,6 +68,11 @@ impl Owner {
         CURRENT.scope(self.clone(), work)
     }
 
+    /// The same for what does not wait.
+    pub(crate) fn scope_sync<T>(&self, work: impl FnOnce() -> T) -> T {
+        CURRENT.sync_scope(self.clone(), work)
+    }
+
     /// The one whose [`scope`](Self::scope) this is.
     #[must_use]
     pub fn current() -> Option<Self> {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::terms::{Lease, Terms};
-use crate::defaults::{LOCK_DELAY, MAX_HOLD, REQUEST_WAIT};
+use crate::defaults::{LOCK_DELAY, LOCK_DELAY_MAX, MAX_HOLD, REQUEST_WAIT};
 
 /// Settings for requests that need a lock. What is not set is inherited: a route from the nearest
 /// [`LocksLayer`](crate::LocksLayer), that from its [`Locks`](crate::Locks), those from the defaults.
@@ -68,7 +68,7 @@ macro_rules! policy_setters {
         }
 
         /// Keeps the key taken for this long after its section ended badly (a panic, a drop, a loss): a statement of it may be on its way still.
-        /// Default: a second. Longer than the slowest statement is safe; zero is for sections whose writes check the fencing token. (Chubby's lock-delay,
+        /// Default: a second; at most a day. Longer than the slowest statement is safe; zero is for sections whose writes check the fencing token. (Chubby's lock-delay,
         /// Burrows 2006.)
         pub fn lock_delay(self, delay: ::std::time::Duration) -> Self {
             self.policy($crate::Policy::new().lock_delay(delay))
@@ -123,7 +123,7 @@ impl Policy {
     }
 
     /// Keeps the key taken for this long after its section ended badly (a panic, a drop, a loss): a statement of it may be on its way still.
-    /// Default: a second. Longer than the slowest statement is safe; zero is for sections whose writes check the fencing token. (Chubby's lock-delay,
+    /// Default: a second; at most a day. Longer than the slowest statement is safe; zero is for sections whose writes check the fencing token. (Chubby's lock-delay,
     /// Burrows 2006.)
     pub const fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = Some(delay);
@@ -171,7 +171,7 @@ impl Policy {
             lease: self.lease.unwrap_or_default(),
             max_hold: self.max_hold,
             hold_at_least: self.hold_at_least.unwrap_or_default(),
-            lock_delay: self.lock_delay.unwrap_or(LOCK_DELAY),
+            lock_delay: self.lock_delay.unwrap_or(LOCK_DELAY).min(LOCK_DELAY_MAX),
         }
     }
 

@@ -36,7 +36,7 @@ impl Section {
     /// Begins now.
     pub(super) fn new(grant: Arc<Grant>, token: FencingToken, terms: Terms, now: Moment) -> Self {
         let limit = terms.limit(now);
-        grant.section(limit, terms.lock_delay);
+        grant.section(limit);
         Self {
             grant,
             token,

@@ -100,21 +100,24 @@ impl<W> Table<W> {
         self.draining = true;
     }
 
-    /// Whoever was to wake this conversation at that moment will not.
-    pub fn disarm(&mut self, key: &LockKey, at: Moment) {
-        if let Some(conversation) = self.by_key.get_mut(key) {
-            conversation.disarm(at);
-        }
+    /// Whoever was to wake this conversation at that moment will not. Who waits in it.
+    pub(super) fn orphan(&mut self, key: &LockKey, at: Moment) -> Vec<W>
+    where
+        W: Clone,
+    {
+        let Some(conversation) = self.by_key.get_mut(key) else { return Vec::new() };
+        conversation.disarm(at);
+        conversation.waiters().cloned().collect()
     }
 
     /// How often this owner has this key.
-    pub fn holds(&self, key: &LockKey, owner: &Owner) -> u32 {
-        self.by_key.get(key).map_or(0, |conversation| conversation.holds(owner))
+    pub fn holds(&self, key: &LockKey, owner: &Owner, now: Moment) -> u32 {
+        self.by_key.get(key).map_or(0, |conversation| conversation.holds(owner, now))
     }
 
     /// How often this section is held.
-    pub fn holds_of(&self, section: &Arc<Section>) -> u32 {
-        self.by_key.get(&section.grant.key).map_or(0, |conversation| conversation.holds_of(section))
+    pub fn holds_of(&self, section: &Arc<Section>, now: Moment) -> u32 {
+        self.by_key.get(&section.grant.key).map_or(0, |conversation| conversation.holds_of(section, now))
     }
 
     /// How many sections run.

@@ -38,6 +38,17 @@ impl<T> Told<T> {
         Ok(())
     }
 
+    /// Wakes who waits, and tells nothing.
+    pub(super) fn nudge(&self) {
+        let waker = match &mut *self.0.lock() {
+            Slot::Open(waker) => waker.take(),
+            Slot::Told(_) | Slot::Closed => None,
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
     pub(super) fn poll(&self, cx: &Context<'_>) -> Poll<T> {
         let mut slot = self.0.lock();
         match std::mem::replace(&mut *slot, Slot::Closed) {

@@ -39,6 +39,8 @@ struct Watched {
     /// By the moment in which they need something.
     grants: BTreeMap<(Moment, u64), Arc<Grant>>,
     task: Option<AbortHandle>,
+    /// Which one that is: earlier ones may end later.
+    number: u64,
     /// When the task is to look again.
     next_look: Option<Moment>,
 }
@@ -47,6 +49,7 @@ struct Watched {
 struct Look {
     due: Vec<Arc<Grant>>,
     lost: Vec<Arc<Grant>>,
+    limits: Vec<Arc<Grant>>,
     /// When to look again.
     next: Moment,
     /// Nothing is there to be watched.
@@ -67,15 +70,19 @@ impl Watchdog {
         let gone = watched.task.as_ref().is_none_or(AbortHandle::is_finished);
         let now = core.clock.now();
         if gone || watched.next_look.is_some_and(|look| now > look.after(STORE_TIMEOUT)) {
-            let task = core.spawn(run(Arc::downgrade(core), Arc::clone(&core.watchdog.earlier)));
-            if let Some(stuck) = std::mem::replace(&mut watched.task, task) {
-                stuck.abort();
-            }
-            watched.next_look = Some(now);
+            watched.start(core);
         } else if watched.next_look.is_some_and(|look| at < look) {
             watched.next_look = Some(at);
             drop(watched);
             core.watchdog.earlier.notify_one();
+        }
+    }
+
+    /// Somebody who works under a grant was woken for nothing: the runtime of the task may have ended.
+    pub(super) fn revive(core: &Arc<Core>) {
+        let mut watched = core.watchdog.watched.lock();
+        if !watched.grants.is_empty() && watched.task.as_ref().is_none_or(AbortHandle::is_finished) {
+            watched.start(core);
         }
     }
 
@@ -86,8 +93,13 @@ impl Watchdog {
 
     fn look(&self, now: Moment) -> Look {
         let soon = now.after(RENEWAL_TICK);
-        let mut look =
-            Look { due: Vec::new(), lost: Vec::new(), next: now.after(LEASE / RENEWALS_PER_LEASE), idle: true };
+        let mut look = Look {
+            due: Vec::new(),
+            lost: Vec::new(),
+            limits: Vec::new(),
+            next: now.after(LEASE / RENEWALS_PER_LEASE),
+            idle: true,
+        };
         // Not under the mutex: what is over wakes whoever waits for that.
         let needy: Vec<_> = self.watched.lock().take_until(soon);
         let mut again = Vec::with_capacity(needy.len());
@@ -98,10 +110,8 @@ impl Watchdog {
                     again.push((until, Arc::clone(&grant)));
                     look.due.push(grant);
                 }
-                Need::LimitReached => {
-                    grant.end(LockLost::LimitReached);
-                    look.lost.push(grant);
-                }
+                // Not ended here: by now another section may run under it.
+                Need::LimitReached => look.limits.push(grant),
                 Need::Over => look.lost.push(grant),
             }
         }
@@ -131,6 +141,16 @@ impl Watchdog {
 }
 
 impl Watched {
+    fn start(&mut self, core: &Arc<Core>) {
+        self.number += 1;
+        let task = Task { core: Arc::downgrade(core), number: self.number };
+        let task = core.spawn(run(task, Arc::clone(&core.watchdog.earlier)));
+        if let Some(stuck) = std::mem::replace(&mut self.task, task) {
+            stuck.abort();
+        }
+        self.next_look = Some(core.clock.now());
+    }
+
     /// Zero says that it is in no list; no moment of a running clock is.
     fn list(&mut self, grant: &Arc<Grant>, at: Moment) -> Moment {
         grant.listed_at.store(at.as_nanos(), Release);
@@ -155,7 +175,30 @@ impl Watched {
     }
 }
 
-async fn run(core: Weak<Core>, earlier: Arc<Notify>) {
+/// The task of a watchdog. Dropped with its runtime, it wakes all who work under a grant: one of them starts another.
+struct Task {
+    core: Weak<Core>,
+    number: u64,
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        let Some(core) = self.core.upgrade() else { return };
+        let mut watched = core.watchdog.watched.lock();
+        if watched.number != self.number {
+            return;
+        }
+        watched.task = None;
+        let grants: Vec<_> = watched.grants.values().cloned().collect();
+        drop(watched);
+        for grant in grants {
+            grant.over.notify_waiters();
+        }
+    }
+}
+
+async fn run(task: Task, earlier: Arc<Notify>) {
+    let Task { core, .. } = &task;
     let mut was_idle = false;
     loop {
         let left = {
@@ -167,6 +210,9 @@ async fn run(core: Weak<Core>, earlier: Arc<Notify>) {
             was_idle = look.idle;
             for grant in look.lost {
                 core.lost(&grant.key, &grant.owner, grant.why().unwrap_or(LockLost::Unrenewed));
+            }
+            for grant in look.limits {
+                core.limit(&grant);
             }
             for due in look.due.chunks(RENEWALS_PER_CALL) {
                 // In a task of its own: a store that is slow now does not delay the next look.

@@ -103,22 +103,32 @@ where
 
     /// Looks at the body before the head is sent. If it is complete, the lock is given back first; then head and body go
     /// out together, and no client, however slow, holds a lock on a finished answer.
-    pub(super) async fn under(mut section: Section, inner: B) -> Self {
+    ///
+    /// An error: the lock was lost while it was looked at. Nothing has been sent yet.
+    pub(super) async fn under(mut section: Section, inner: B) -> Result<Self, (Section, LockLost)> {
         if inner.is_end_stream() {
-            return Self::without_content(inner, section).await;
+            return Ok(Self::without_content(inner, section).await);
         }
         let announced = inner.size_hint().exact();
         let mut inner = Box::pin(inner);
         let mut frames = VecDeque::with_capacity(1);
         let mut bytes = 0;
         let error = loop {
+            // I6
+            if let Some(why) = section.is_lost() {
+                return Err((section, why));
+            }
             // One poll and no wait: what is not at hand is a stream. (An inner error need not be `Send`; a boxed one is.)
-            let next = poll_fn(|cx| Poll::Ready(inner.as_mut().poll_frame(cx).map_err(Into::into))).await;
+            let next = poll_fn(|cx| {
+                let next = section.as_owner(|| inner.as_mut().poll_frame(cx));
+                Poll::Ready(next.map_err(Into::into))
+            })
+            .await;
             let frame = match next {
                 Poll::Ready(Some(Ok(frame))) => frame,
                 Poll::Ready(None) => break None,
                 Poll::Ready(Some(Err(error))) => break Some(error),
-                Poll::Pending => return Self::streaming(inner, frames, section),
+                Poll::Pending => return Ok(Self::streaming(inner, frames, section)),
             };
             // The first frame may be of any size: it is in memory already.
             if !frames.is_empty() {
@@ -130,16 +140,19 @@ where
                 break None;
             }
             if frames.len() > LOOK_FRAMES || bytes > LOOK_BYTES {
-                return Self::streaming(inner, frames, section);
+                return Ok(Self::streaming(inner, frames, section));
             }
         };
         // What the body owns is gone before the next section begins.
         drop(inner);
+        if let Some(why) = section.is_lost() {
+            return Err((section, why));
+        }
         if error.is_some() {
             section.has_failed();
         }
         section.end().await;
-        Self { state: State::Complete { complete: Complete { frames, error, announced, had_none: None } } }
+        Ok(Self { state: State::Complete { complete: Complete { frames, error, announced, had_none: None } } })
     }
 
     fn streaming(inner: Pin<Box<B>>, ahead: VecDeque<Frame<Bytes>>, section: Section) -> Self {
@@ -159,19 +172,19 @@ where
         loop {
             match &mut self.phase {
                 // ## Flowing => (Flowing | Ending | Ended)
-                Phase::Flowing { inner, lost, section: _ } => {
+                Phase::Flowing { inner, lost, section } => {
                     // I6
                     if let Poll::Ready(why) = lost.as_mut().poll(cx) {
-                        if let Phase::Flowing { inner, section, .. } = self.take_phase() {
-                            drop(inner);
-                            section.lost(why);
-                        }
-                        return Poll::Ready(Some(Err(why.into())));
+                        return self.lose(why);
                     }
                     let next = match self.ahead.pop_front() {
                         Some(frame) => Some(Ok(frame)),
-                        None => ready!(inner.as_mut().poll_frame(cx)),
+                        None => ready!(section.as_owner(|| inner.as_mut().poll_frame(cx))),
                     };
+                    // What took too long was not done under the lock.
+                    if let Some(why) = section.is_lost() {
+                        return self.lose(why);
+                    }
                     match next {
                         Some(Ok(frame)) => {
                             let is_last = frame.is_trailers() || (self.ahead.is_empty() && inner.is_end_stream());
@@ -193,6 +206,14 @@ where
                 Phase::Ended { last } => return Poll::Ready(last.take()),
             }
         }
+    }
+
+    fn lose(&mut self, why: LockLost) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Phase::Flowing { inner, section, .. } = self.take_phase() {
+            drop(inner);
+            section.lost(why);
+        }
+        Poll::Ready(Some(Err(why.into())))
     }
 
     fn end(&mut self, last: Last) {

@@ -28,13 +28,20 @@ struct Note {
     span: LockSpan,
     usual_hold: Arc<UsualHold>,
     granted: Instant,
-    /// Whose request is over with this section: nothing re-enters after the response.
-    retires: Option<Owner>,
+    owner: Owner,
+    /// This layer was the first to say who it is; so the request is over with this section, and nothing re-enters after the response.
+    retires: bool,
 }
 
 impl Section {
-    pub(super) fn new(guard: LockGuard, span: LockSpan, usual_hold: Arc<UsualHold>, retires: Option<Owner>) -> Self {
-        let note = Note { span, usual_hold, granted: Instant::now(), retires };
+    pub(super) fn new(
+        guard: LockGuard,
+        span: LockSpan,
+        usual_hold: Arc<UsualHold>,
+        owner: Owner,
+        retires: bool,
+    ) -> Self {
+        let note = Note { span, usual_hold, granted: Instant::now(), owner, retires };
         Self { note, guard, has_failed: false }
     }
 
@@ -44,6 +51,16 @@ impl Section {
 
     pub(super) fn span(&self) -> &LockSpan {
         &self.note.span
+    }
+
+    /// Does this as the owner of the section, which so has its lock once more where it asks.
+    pub(super) fn as_owner<T>(&self, f: impl FnOnce() -> T) -> T {
+        self.note.owner.scope_sync(f)
+    }
+
+    /// Whether the lock is not ours any more, and why.
+    pub(super) fn is_lost(&self) -> Option<LockLost> {
+        self.guard.view().ensure(Duration::ZERO).err()
     }
 
     pub(super) fn has_failed(&mut self) {
@@ -70,8 +87,8 @@ impl Section {
 
 impl Note {
     fn retire(&self) {
-        if let Some(owner) = &self.retires {
-            owner.retire();
+        if self.retires {
+            self.owner.retire();
         }
     }
 }

@@ -113,11 +113,7 @@ where
             section.end().await;
             return Err(error);
         }
-        Err(why) => {
-            section.lost(why);
-            let rejection = if why == LockLost::LimitReached { Rejection::MaxHold } else { Rejection::Lost };
-            return Ok(on_reject.answer(rejection).map(ResponseBody::rejected));
-        }
+        Err(why) => return Ok(broken_off(section, why, on_reject)),
     };
 
     if head.status.is_client_error() || head.status.is_server_error() {
@@ -125,12 +121,20 @@ where
     }
 
     let has_content = !is_head && !matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-    let body = if has_content {
-        ResponseBody::under(section, body).await
-    } else {
-        ResponseBody::without_content(body, section).await
-    };
-    Ok(Response::from_parts(head, body))
+    if !has_content {
+        return Ok(Response::from_parts(head, ResponseBody::without_content(body, section).await));
+    }
+    Ok(match ResponseBody::under(section, body).await {
+        Ok(body) => Response::from_parts(head, body),
+        Err((section, why)) => broken_off(section, why, on_reject),
+    })
+}
+
+/// The lock was lost before anything was sent: what was done under it is not known.
+fn broken_off<B>(section: Section, why: LockLost, on_reject: &OnReject) -> Response<ResponseBody<B>> {
+    section.lost(why);
+    let rejection = if why == LockLost::LimitReached { Rejection::MaxHold } else { Rejection::Lost };
+    on_reject.answer(rejection).map(ResponseBody::rejected)
 }
 
 /// Who the request is: whoever a layer further out said it is.
@@ -176,8 +180,8 @@ impl<K> Config<K> {
         match LockFuture::new(Arc::clone(self.locks.core()), ask).await {
             Ok(guard) => {
                 span.granted(&guard, began.elapsed());
-                let retires = of_request.is_ours.then(|| of_request.owner.clone());
-                Ok(Section::new(guard, span, Arc::clone(&self.usual_hold), retires))
+                let owner = of_request.owner.clone();
+                Ok(Section::new(guard, span, Arc::clone(&self.usual_hold), owner, of_request.is_ours))
             }
             Err(error) => {
                 span.turned_away(&error, began.elapsed());

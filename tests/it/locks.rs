@@ -329,3 +329,91 @@ fn the_handle_and_its_parts_can_be_shared() {
     cloned::<tower_lock::HeldLock>();
     shared::<tower_lock::LockError>();
 }
+
+/// Whoever does not wait waits for that alone, and not longer than it says.
+#[tokio::test(start_paused = true)]
+async fn a_give_back_that_fails_fast_is_waited_for_a_second_too() {
+    for seed in 0..20 {
+        let store = tower_lock::test_util::TestStore::new();
+        let locks = Locks::builder(store.clone()).seed(seed).build();
+        let guard = locks.lock(key()).await.expect("free");
+        store.on(Verb::Release).fault(Fault::Fail);
+        drop(guard.release());
+        let asked = Instant::now();
+        let error = locks.try_lock(key()).await.expect_err("not known to be free");
+        assert!(matches!(&error, LockError::Store(error) if error.operation() == "release"), "{error:?}");
+        assert!(asked.elapsed() <= Duration::from_millis(1_010), "{:?}", asked.elapsed());
+    }
+}
+
+/// It is asked on, for as long as the lease lasts, whoever is gone.
+#[tokio::test(start_paused = true)]
+async fn a_give_back_is_repeated_though_the_handle_is_dropped() {
+    let (store, locks) = store_and_locks();
+    let guard = locks.lock(key()).await.expect("free");
+    store.on(Verb::Release).fault(Fault::Fail);
+    let _ = guard.release().await;
+    drop(locks);
+    store.on(Verb::Release).fault(Fault::None);
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(store.memory().size(), 0);
+}
+
+mod runtimes_that_end {
+    use super::*;
+
+    fn paused() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
+    }
+
+    /// What was to wake it goes with another one's runtime.
+    #[test]
+    fn a_waiter_has_its_turn_though_another_runtime_ends() {
+        let locks = Locks::in_memory();
+        let first = paused();
+        let guard = first.block_on(locks.lock(key()).into_future()).expect("free");
+        let second =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().expect("a runtime");
+        let waiter = second.spawn(locks.lock(key()).wait(Duration::from_secs(60)).into_future());
+        while locks.size() != (1, 1) {
+            std::thread::yield_now();
+        }
+        // Free after its lock-delay; the alarm for that is this runtime's.
+        first.block_on(async move { drop(guard) });
+        drop(first);
+        let began = std::time::Instant::now();
+        drop(second.block_on(waiter).expect("no panic").expect("its turn").release());
+        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn a_lock_is_renewed_though_the_runtime_of_the_watchdog_ends() {
+        let locks = Locks::in_memory();
+        let first = paused();
+        let _one = first.block_on(locks.lock(("n", 1)).into_future()).expect("free");
+        let second = paused();
+        let two = second.block_on(locks.lock(("n", 2)).into_future()).expect("free");
+        let view = two.view();
+        let works = second.spawn(async move { view.while_held(sleep(Duration::from_secs(300))).await });
+        second.block_on(settle());
+        drop(first);
+        assert_eq!(second.block_on(works).expect("no panic"), Ok(()), "renewed all the time");
+    }
+
+    #[test]
+    fn what_was_not_given_back_is_forgotten_when_its_lease_is_over() {
+        let (store, locks) = store_and_locks();
+        let first = paused();
+        let guards: Vec<_> =
+            (0..10_000).map(|n| first.block_on(locks.lock(("n", n)).into_future()).expect("free")).collect();
+        drop(first);
+        drop(guards);
+        assert_eq!(locks.size(), (10_000, 0));
+        paused().block_on(async {
+            sleep(Duration::from_secs(100)).await;
+            drop(locks.lock(key()).await.expect("room").release());
+            settle().await;
+            assert_eq!((locks.size(), store.memory().size()), ((0, 0), 0));
+        });
+    }
+}

@@ -197,3 +197,21 @@ async fn two_keys_in_opposite_order_end_by_timeout_and_not_for_ever() {
     settle().await;
     assert_eq!((store.held(), locks.size()), (0, (0, 0)));
 }
+
+/// The response streams, and its body asks for what the request holds.
+#[tokio::test(start_paused = true)]
+async fn a_streaming_body_does_not_wait_for_its_own_lock() {
+    let (store, locks) = store_and_locks();
+    let handler = async |State(locks): State<Locks>| {
+        Body::from_stream(futures_util::stream::once(async move {
+            sleep(Duration::from_millis(5)).await;
+            let again = locks.try_lock(key()).await.expect("its own");
+            drop(again.release());
+            Ok::<_, std::convert::Infallible>("x")
+        }))
+    };
+    let app =
+        Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, one_key()))).with_state(locks.clone());
+    assert_eq!(text(fetch(&app, "/").await).await, "x");
+    assert_eq!(store.held(), 0);
+}

@@ -390,3 +390,35 @@ fn a_watchdog_that_died_with_its_runtime_is_replaced() {
         assert!(guard.view().remaining() > LEASE / 2);
     });
 }
+
+/// I6: what is at hand is looked at before the head is sent; not past the deadline, and not passed off as done in time.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_looked_at_too_late_is_not_polled_and_not_sent() {
+    struct Slow(tower_lock::test_util::Clock, Arc<AtomicUsize>, usize);
+    impl axum::body::HttpBody for Slow {
+        type Data = axum::body::Bytes;
+        type Error = std::convert::Infallible;
+
+        fn poll_frame(
+            self: std::pin::Pin<&mut Self>,
+            _: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<Result<http_body::Frame<axum::body::Bytes>, Self::Error>>> {
+            let polls = self.1.fetch_add(1, SeqCst) + 1;
+            if polls == self.2 {
+                self.0.jump(Duration::from_secs(60));
+            }
+            std::task::Poll::Ready((polls < 3).then(|| Ok(http_body::Frame::data("x".into()))))
+        }
+    }
+    for late_poll in [1, 2, 3] {
+        let clock = tower_lock::test_util::Clock::default();
+        let locks = Locks::builder(MemoryStore::with_clock(clock.clone())).clock(clock.clone()).build();
+        let polls = Arc::new(AtomicUsize::new(0));
+        let counts = Arc::clone(&polls);
+        let handler = get(move || async move { Body::new(Slow(clock, counts, late_poll)) });
+        let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
+        let answer = fetch(&app, "/").await;
+        assert_eq!((answer.status(), polls.load(SeqCst)), (StatusCode::SERVICE_UNAVAILABLE, late_poll));
+        assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
+    }
+}

@@ -297,6 +297,73 @@ async fn a_turn_that_comes_where_no_runtime_is_is_renewed_all_the_same() {
     assert!(guard.view().remaining() > Duration::from_secs(15));
 }
 
+/// I8: a repeat was granted, and the key handed on; the first question is done only then.
+#[tokio::test(start_paused = true)]
+async fn an_acquire_that_is_done_after_its_owner_has_yielded_leaves_the_key_free() {
+    for (others, fault) in [(true, Fault::None), (false, Fault::Fail), (true, Fault::LoseAnswer)] {
+        let (store, one, two) = two_processes();
+        store.on(Verb::Acquire).fault(Fault::Late(Duration::from_millis(450)));
+        let first = tokio::spawn(one.lock(key()).into_future());
+        sleep(Duration::from_millis(1)).await;
+        store.on(Verb::Acquire).fault(Fault::None);
+        let first = first.await.expect("no panic").expect("the repeat was granted");
+        let second = tokio::spawn(one.lock(key()).into_future());
+        let other = others.then(|| tokio::spawn(two.lock(key()).into_future()));
+        sleep(Duration::from_millis(110)).await;
+        store.on(Verb::Yield).fault(fault);
+        drop(first.release());
+        if let Some(other) = other {
+            other.await.expect("no panic").expect("its turn").release().await.expect("up");
+        }
+        second.await.expect("no panic").expect("its turn").release().await.expect("up");
+        sleep(Duration::from_secs(2)).await;
+        assert_eq!((store.memory().size(), one.size(), two.size()), (0, (0, 0), (0, 0)), "{others}, {fault:?}");
+    }
+}
+
+/// I10: the store keeps the key for as long as the section wants it kept that runs, whatever the one before wanted.
+#[tokio::test(start_paused = true)]
+async fn a_hand_over_and_a_yield_keep_the_lock_delay_of_who_comes_next() {
+    const LONG: Duration = Duration::from_secs(60);
+    for first_delay in [Duration::from_secs(1), LONG] {
+        for waited in [10, 110] {
+            let (_store, locks) = store_and_locks();
+            let first = locks.lock(key()).lock_delay(first_delay).await.expect("free");
+            let second = tokio::spawn(locks.lock(key()).lock_delay(LONG).into_future());
+            sleep(Duration::from_millis(waited)).await;
+            drop(first.release());
+            let second = second.await.expect("no panic").expect("its turn");
+            let kept = locks.inspect(key()).await.expect("up").remaining;
+            assert!(kept > LONG + Duration::from_secs(29), "{first_delay:?}, {waited} ms: {kept:?}");
+            sleep(Duration::from_secs(15)).await;
+            let kept = locks.inspect(key()).await.expect("up").remaining;
+            assert!(kept > LONG + Duration::from_secs(20), "renewed: {kept:?}");
+            drop(second.release());
+        }
+    }
+}
+
+/// It is refused because so many wait for others; nobody has it.
+#[tokio::test(start_paused = true)]
+async fn a_free_key_is_had_though_the_lines_of_others_are_full() {
+    let locks = Locks::in_memory();
+    let (mut held, mut waiting) = (Vec::new(), JoinSet::new());
+    for n in 0..50 {
+        held.push(locks.lock(("n", n)).await.expect("free"));
+        for _ in 0..200 {
+            waiting.spawn(locks.lock(("n", n)).into_future());
+        }
+    }
+    // When nobody has anything to do but wait.
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(locks.size(), (50, 10_000));
+    let error = locks.lock(("n", 0)).await.expect_err("no room");
+    assert!(matches!(error, LockError::LineFull { .. }), "{error}");
+    for _ in 0..3 {
+        locks.try_lock(key()).await.expect("free").release().await.expect("up");
+    }
+}
+
 /// The store, as one process sees it that can be cut off.
 #[derive(Clone, Debug)]
 struct TestStoreThatStalls {

@@ -211,3 +211,87 @@ async fn work_runs_under_a_lock_and_gives_it_back_in_order_or_is_broken_off() {
     settle().await;
     assert_eq!(store.held(), 1);
 }
+
+/// Whatever is said, there is no overflow, no panic and no hang.
+#[tokio::test(start_paused = true)]
+async fn terms_without_end_and_terms_of_nothing_are_terms() {
+    for long in [Duration::MAX, Duration::from_secs(u64::MAX / 2), Duration::ZERO, Duration::from_nanos(1)] {
+        let policy = Policy::new().lease(Lease::Fixed(long)).max_hold(long).hold_at_least(long).lock_delay(long);
+        let locks = Locks::in_memory();
+        let holder = locks.lock(("n", 1)).lock_delay(Duration::ZERO).await.expect("free");
+        let waits = tokio::spawn(locks.with_policy(policy).lock(("n", 1)).wait(long.max(s(1))).into_future());
+        settle().await;
+        drop(holder);
+        drop(waits.await.expect("no panic").map(|guard| drop(guard.release())));
+        let guard = locks.with_policy(policy).lock(("n", 2)).wait(s(1)).await.expect("free");
+        drop(guard);
+        assert_eq!(locks.shutdown(Duration::ZERO).await, 0);
+    }
+}
+
+/// Two calls of one owner: one does the work; the other was told that it is its turn, and never came.
+#[tokio::test(start_paused = true)]
+async fn a_turn_that_nobody_took_does_not_end_the_least_hold() {
+    let locks = Locks::in_memory();
+    let me = tower_lock::Owner::new();
+    let before = locks.lock(key()).await.expect("free");
+    let call = || Box::pin(locks.lock(key()).owner(&me).hold_at_least(s(60)).into_future());
+    let (mut works, mut leaves) = (call(), call());
+    assert!(futures_util::poll!(works.as_mut()).is_pending() && futures_util::poll!(leaves.as_mut()).is_pending());
+    drop(before.release());
+    drop(works.await.expect("its turn").release());
+    drop(leaves);
+    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Held { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_holds_what_is_lost() {
+    let (_store, locks) = store_and_locks();
+    let me = tower_lock::Owner::new();
+    let guard = locks.lock(key()).owner(&me).lease(Lease::Fixed(Duration::ZERO)).await.expect("free");
+    assert_eq!((guard.view().remaining(), guard.hold_count(), locks.hold_count(key(), &me)), (Duration::ZERO, 0, 0));
+}
+
+/// The watchdog looks while the section ends; the next one has no limit.
+#[test]
+fn the_limit_of_a_section_never_ends_the_next_one() {
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    let locks = Locks::in_memory();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().expect("a runtime");
+    let stop = std::sync::Arc::new(AtomicBool::new(false));
+    // So that it looks all the time.
+    let noise = runtime.spawn({
+        let (locks, stop) = (locks.clone(), std::sync::Arc::clone(&stop));
+        async move {
+            for n in 0.. {
+                if stop.load(SeqCst) {
+                    return;
+                }
+                let call = locks.try_lock(("noise", n)).lease(Lease::Fixed(Duration::from_nanos(1)));
+                drop(call.lock_delay(Duration::ZERO).await.map(|guard| drop(guard.release())));
+                tokio::task::yield_now().await;
+            }
+        }
+    });
+    let mut handed_on = 0;
+    for n in 0..2_000 {
+        let call = locks.lock(("n", n)).lease(Lease::Fixed(Duration::from_micros(400))).lock_delay(Duration::ZERO);
+        let first = runtime.block_on(call.into_future()).expect("free");
+        let next = runtime.spawn(locks.lock(("n", n)).into_future());
+        let view = first.view();
+        // As near to its end as can be.
+        while view.remaining() > Duration::from_nanos(500 + 500 * (n % 8)) {
+            std::hint::spin_loop();
+        }
+        let said = runtime.block_on(first.release());
+        let next = runtime.block_on(next).expect("no panic").expect("its turn");
+        std::thread::yield_now();
+        handed_on += usize::from(matches!(said, Ok(tower_lock::Released::HandedOn)));
+        assert_eq!(next.view().ensure(Duration::ZERO), Ok(()), "{n}: {said:?}");
+        drop(next.release());
+    }
+    stop.store(true, SeqCst);
+    runtime.block_on(noise).expect("no panic");
+    assert!(handed_on > 0, "some of them were in time");
+}

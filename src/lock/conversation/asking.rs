@@ -29,15 +29,22 @@ impl<W> Conversation<W> {
     }
 
     pub(super) fn ask(&mut self, cx: &mut Context<'_, W>) {
+        let lock_delay = self.lock_delay();
         let Some(attempt) = &mut self.attempt else { return };
         attempt.lines_up |= self.line.has_patient();
-        let delay = self.line.requests().map(|request| request.terms.lock_delay).fold(LOCK_DELAY, Duration::max);
+        attempt.lock_delay = lock_delay;
         let if_held = if attempt.lines_up { IfHeld::LineUp } else { IfHeld::Refuse };
-        let call = cx.call(&attempt.owner, Verb::Acquire { if_held, lease: LEASE + delay });
+        let lease = LEASE.saturating_add(lock_delay);
+        let call = cx.call(&attempt.owner, Verb::Acquire { if_held, lease });
         attempt.calls.begin(call.number, cx.now());
         attempt.hinted = false;
         attempt.ask_at = None;
         cx.actions.push(Action::Send(call));
+    }
+
+    /// I10: as long as the longest of those who wait want it.
+    pub(super) fn lock_delay(&self) -> Duration {
+        self.line.requests().map(|request| request.terms.lock_delay).fold(LOCK_DELAY, Duration::max)
     }
 
     pub(super) fn acquired(&mut self, number: u64, answer: Result<Acquired, StoreError>, cx: &mut Context<'_, W>) {

@@ -4,13 +4,14 @@ use std::{sync::Arc, time::Duration};
 
 use super::{Action, Context, Conversation, Verb};
 use crate::{
-    defaults::{LEASE, LOCK_DELAY, PLACE, STORE_CALL, STORE_TIMEOUT},
+    clock::Moment,
+    defaults::STORE_CALL,
     lock::{
         LockLost,
         attempt::{Attempt, GiveBack, State, backoff},
         section::Section,
     },
-    store::{Acquired, Released, StoreError},
+    store::{Acquired, Released, StoreError, StoreErrorKind},
 };
 
 impl<W> Conversation<W> {
@@ -56,15 +57,12 @@ impl<W> Conversation<W> {
         let Some(at) = self.give_backs.iter().position(|give_back| give_back.sending == Some(number)) else { return };
         let give_back = &mut self.give_backs[at];
         give_back.sending = None;
-        let closes = self.closing == Some(give_back.owner.number());
-        let was_silent = answer.is_err() && cx.now().since(give_back.began) >= STORE_TIMEOUT;
-        if closes && (answer.is_ok() || was_silent) {
+        if answer.is_ok() && self.closing == Some(give_back.owner.number()) {
             self.closing = None;
         }
         if let Some(section) = give_back.section.take() {
             cx.actions.push(Action::Outcome(section, answer.clone()));
         }
-        let give_up_at = give_back.began.after(LEASE + LOCK_DELAY + PLACE);
         match answer {
             Ok(_) => match give_back.void_at.filter(|void_at| *void_at > cx.now()) {
                 // What got no answer may be done yet: once more, when it cannot (I8).
@@ -79,17 +77,42 @@ impl<W> Conversation<W> {
             Err(error) => {
                 give_back.failures += 1;
                 give_back.again_at = Some(cx.now().after(backoff(give_back.failures, cx.die())));
-                // By then its lease is over, and so is its place.
-                if cx.now() >= give_up_at {
-                    self.give_backs.remove(at);
-                }
-                if closes && was_silent {
-                    // They waited for us alone: whose the key is, nobody knows.
-                    self.refuse_those_who_do_not_wait(cx, |_, _| error.clone().into());
-                }
+                give_back.error = Some(error);
             }
         }
         self.start_attempt(cx);
+    }
+
+    /// When those who wait for a give-back are told that nobody knows whose the key is.
+    pub(super) fn silent_at(&self) -> Option<Moment> {
+        let give_back = self.give_backs.iter().find(|give_back| self.closing == Some(give_back.owner.number()))?;
+        (!self.line.is_empty()).then(|| give_back.silent_at())
+    }
+
+    /// What is to be repeated is; what is over anyway is forgotten; whoever waited for long enough is told.
+    pub(super) fn repeat_give_backs(&mut self, cx: &mut Context<'_, W>) {
+        let now = cx.now();
+        let mut silent = None;
+        let closing = self.closing;
+        self.give_backs.retain(|give_back| {
+            let closes = closing == Some(give_back.owner.number());
+            let gives_up = give_back.gives_up_at() <= now && give_back.expects.is_none() && give_back.sending.is_none();
+            if closes && (gives_up || give_back.silent_at() <= now) {
+                let no_answer = || StoreError::new("lock", "release", StoreErrorKind::Timeout);
+                silent = Some(give_back.error.clone().unwrap_or_else(no_answer));
+            }
+            if give_back.again_at.is_some_and(|at| at <= now) && !gives_up {
+                give_back.again_at = None;
+                send_release(give_back, cx);
+            }
+            !gives_up
+        });
+        if let Some(error) = silent {
+            self.closing = None;
+            // They waited for that alone.
+            self.refuse_those_who_do_not_wait(cx, |_, _| error.clone().into());
+            self.start_attempt(cx);
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{Action, Context, Conversation, Ending, Verb, wanting::refused};
 use crate::{
     clock::Moment,
-    defaults::{HAND_OVER_SECTIONS, HAND_OVER_TIME, LEASE, LOCK_DELAY, MIN_RUN_DIVISOR},
+    defaults::{HAND_OVER_SECTIONS, HAND_OVER_TIME, LEASE, MIN_RUN_DIVISOR},
     lease::{FencingToken, OwnerId},
     lock::{
         LockLost,
@@ -23,7 +23,8 @@ impl<W> Conversation<W> {
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Protocol);
             return self.give_up(&error, asked, cx);
         };
-        let grant = Arc::new(Grant::new(cx.key.clone(), attempt.owner.clone(), token, asked));
+        let grant = Grant::new(cx.key.clone(), attempt.owner.clone(), token, attempt.lock_delay, asked);
+        let grant = Arc::new(grant);
         if grant.remaining(cx.now()) < LEASE / MIN_RUN_DIVISOR {
             // It took too long to hear of it: given back, and asked for again.
             return self.end(Duration::ZERO, None, cx);
@@ -37,9 +38,14 @@ impl<W> Conversation<W> {
     /// The first of the line has its turn, with all others of the same owner. Nobody is there: the key is given back.
     pub(super) fn next_section(&mut self, watch: bool, cx: &mut Context<'_, W>) {
         let Some(Attempt { state: State::Held(held), .. }) = &mut self.attempt else { return };
-        let Some(request) = self.line.pop() else {
+        let Some(first) = self.line.first() else {
             return self.end(Duration::ZERO, None, cx);
         };
+        if first.terms.lock_delay > held.grant.lock_delay() {
+            // I10: the store keeps the key for less than this one wants. A yield asks for more.
+            return self.yield_turn(cx);
+        }
+        let Some(request) = self.line.pop() else { return };
         let token = held.token.of_section(held.sections);
         held.sections += 1;
         let looked_at = held.grant.look_at();
@@ -56,7 +62,7 @@ impl<W> Conversation<W> {
                 cx.actions.push(Action::Start(request.waiter, Arc::clone(&section)));
             }
         }
-        held.running = Some(Running { section, owner, holds, abnormal: false });
+        held.running = Some(Running { section, owner, holds, abnormal: false, in_order: false });
         self.refuse_those_who_do_not_wait(cx, refused);
     }
 
@@ -69,18 +75,21 @@ impl<W> Conversation<W> {
             return Some(Released::NotOwner);
         };
         running.abnormal |= ending == Ending::Dropped;
+        running.in_order |= ending == Ending::Released;
         running.holds -= 1;
         if running.holds > 0 {
             return Some(Released::StillHeld);
         }
-        let abnormal = running.abnormal;
+        let (abnormal, in_order) = (running.abnormal, running.in_order);
         held.running = None;
         section.end(LockLost::GivenBack);
         let keep_taken = match ending {
             // I10: a statement of it may be on its way still.
             _ if abnormal => section.terms.lock_delay,
             Ending::Released => section.terms.still_to_hold(section.began, cx.now()),
-            Ending::Failed | Ending::Dropped => Duration::ZERO,
+            // It says nothing of what others of its owner have done.
+            Ending::Unheard if in_order => section.terms.still_to_hold(section.began, cx.now()),
+            Ending::Unheard | Ending::Failed | Ending::Dropped => Duration::ZERO,
         };
         if abnormal || !keep_taken.is_zero() || self.line.is_empty() {
             self.end(keep_taken, Some(Arc::clone(section)), cx);
@@ -103,8 +112,10 @@ impl<W> Conversation<W> {
         let Some(attempt) = self.attempt.take() else { return };
         let State::Held(held) = attempt.state else { unreachable!("yielded while it is held") };
         let next = cx.ids.next();
-        let call = cx.call(&attempt.owner, Verb::Yield { next: next.clone(), lease: LEASE + LOCK_DELAY });
-        let mut attempt = Attempt { state: State::Yielding { held, next }, ..attempt };
+        let lock_delay = self.lock_delay();
+        let lease = LEASE.saturating_add(lock_delay);
+        let call = cx.call(&attempt.owner, Verb::Yield { next: next.clone(), lease });
+        let mut attempt = Attempt { state: State::Yielding { held, next }, lock_delay, ..attempt };
         attempt.calls.begin(call.number, cx.now());
         attempt.hinted = false;
         self.attempt = Some(attempt);
@@ -116,12 +127,13 @@ impl<W> Conversation<W> {
         let asked = attempt.calls.ended(number).unwrap_or(cx.now());
         let State::Yielding { mut held, next } = attempt.state else { unreachable!("it was asked to yield") };
         let token = match &answer {
-            Ok(Yielded::Extended { fence }) => FencingToken::of_grant(*fence),
+            // One that does not rise is none.
+            Ok(Yielded::Extended { fence }) => FencingToken::of_grant(*fence).filter(|token| *token > held.token),
             _ => None,
         };
         if let Some(token) = token {
             held.grant.extend(asked, cx.now());
-            held.grant.refence(token);
+            held.grant.refence(token, attempt.lock_delay);
             attempt.calls.answered();
             let lost = held.grant.remaining(cx.now()).is_zero();
             let held = Held { token, since: cx.now(), sections: 0, ..held };
@@ -132,12 +144,17 @@ impl<W> Conversation<W> {
         held.grant.end(LockLost::GivenBack);
         held.running = None;
         cx.actions.push(Action::Forget(held.grant));
-        let hinted = attempt.hinted;
-        let mut new = Attempt::new(next);
-        new.lines_up = true;
-        new.hinted = hinted;
+        let new =
+            Attempt { lines_up: true, hinted: attempt.hinted, lock_delay: attempt.lock_delay, ..Attempt::new(next) };
+        let mut old =
+            GiveBack { void_at: attempt.calls.void_at, ..GiveBack::new(attempt.owner, Duration::ZERO, cx.now()) };
         match answer {
             Ok(Yielded::Over(acquired)) => {
+                // I8: an acquire of the old id that got no answer may still be done.
+                if let Some(void_at) = old.void_at.filter(|void_at| *void_at > cx.now()) {
+                    old.again_at = Some(void_at.after(Duration::from_millis(1)));
+                    self.give_backs.push(old);
+                }
                 self.attempt = Some(new);
                 self.word(asked, Ok(acquired), cx);
             }
@@ -145,12 +162,22 @@ impl<W> Conversation<W> {
             answer => {
                 let unknown = || StoreError::new("lock", "yield", StoreErrorKind::Protocol);
                 let error = answer.err().unwrap_or_else(unknown);
-                let old = GiveBack { void_at: Some(asked), ..GiveBack::new(attempt.owner, Duration::ZERO, cx.now()) };
+                let new = self.attempt.insert(new);
                 let _ = new.calls.failed(&error, asked, cx.now(), 0.0);
-                self.attempt = Some(new);
                 self.give_back(old, cx);
                 if self.line.is_empty() { self.end(Duration::ZERO, None, cx) } else { self.ask(cx) }
             }
+        }
+    }
+
+    /// The section that runs under this grant may have reached its limit. If another one runs by now, it has a limit of its own.
+    pub(super) fn limit(&mut self, owner: &OwnerId, cx: &mut Context<'_, W>) {
+        if self.attempt.as_ref().is_none_or(|attempt| attempt.owner != *owner) {
+            return;
+        }
+        self.notice_loss(cx);
+        if let Some(Attempt { state: State::Held(held) | State::Yielding { held, .. }, .. }) = &self.attempt {
+            cx.actions.push(Action::Watch(Arc::clone(&held.grant)));
         }
     }
 

@@ -17,7 +17,6 @@ use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
-use self::giving_back::send_release;
 use super::{
     LockError, LockLost,
     attempt::{Attempt, GiveBack, Running},
@@ -145,6 +144,8 @@ pub enum Event<W> {
     GuardEnded(Arc<Section>, Ending),
     /// This owner has lost its grant, for this reason.
     Lost(OwnerId, LockLost),
+    /// The section that ran under this owner's grant has reached its limit, if it is still the same.
+    Limit(OwnerId),
     /// It is as late as it was [asked for](Action::WakeAt).
     Time(Moment),
     /// Nothing more is to be started.
@@ -158,6 +159,8 @@ pub enum Ending {
     Released,
     /// Given back in order, though what ran under it failed: nothing keeps it for its least time.
     Failed,
+    /// Its turn never reached anybody: it was told to one who had left.
+    Unheard,
     /// Dropped, perhaps in the middle of something (I10).
     Dropped,
 }
@@ -209,6 +212,7 @@ impl<W> Conversation<W> {
                 self.guard_ended(&section, ending, cx);
             }
             Event::Lost(owner, why) => self.lost(&owner, why, cx),
+            Event::Limit(owner) => self.limit(&owner, cx),
             Event::Time(at) => self.time(at, cx),
             Event::Drain => self.drain(cx),
         }
@@ -224,19 +228,25 @@ impl<W> Conversation<W> {
         self.line.len()
     }
 
+    /// Who waits.
+    pub(super) fn waiters(&self) -> impl Iterator<Item = &W> {
+        self.line.requests().map(|request| &request.waiter)
+    }
+
     /// How many ids are given back, and not known to be.
     pub fn giving_back(&self) -> usize {
         self.give_backs.len()
     }
 
     /// How often this owner has the key now.
-    pub fn holds(&self, owner: &Owner) -> u32 {
-        self.running().filter(|running| running.owner.as_ref() == Some(owner)).map_or(0, |running| running.holds)
+    pub fn holds(&self, owner: &Owner, now: Moment) -> u32 {
+        let running = self.running().filter(|running| running.owner.as_ref() == Some(owner));
+        running.map_or(0, |running| running.holds(now))
     }
 
     /// How often this section is held now.
-    pub fn holds_of(&self, section: &Arc<Section>) -> u32 {
-        self.running().filter(|running| running.is(section)).map_or(0, |running| running.holds)
+    pub fn holds_of(&self, section: &Arc<Section>, now: Moment) -> u32 {
+        self.running().filter(|running| running.is(section)).map_or(0, |running| running.holds(now))
     }
 
     /// Whether a section runs.
@@ -252,12 +262,7 @@ impl<W> Conversation<W> {
 
     fn time(&mut self, at: Moment, cx: &mut Context<'_, W>) {
         self.disarm(at);
-        for give_back in &mut self.give_backs {
-            if give_back.again_at.is_some_and(|at| at <= cx.now()) {
-                give_back.again_at = None;
-                send_release(give_back, cx);
-            }
-        }
+        self.repeat_give_backs(cx);
         let Some(attempt) = self.attempt.as_ref().filter(|attempt| attempt.waits_for_its_turn()) else { return };
         if let Some(error) = attempt.calls.gives_up(cx.now()) {
             // A call that is under way is waited for by the give-back.
@@ -271,9 +276,8 @@ impl<W> Conversation<W> {
     /// Asks to be woken, if nobody was asked to do so early enough. Behind every event.
     pub(super) fn arm(&mut self, cx: &mut Context<'_, W>) {
         let asks = self.attempt.iter().flat_map(|attempt| [attempt.ask_at, attempt.gives_up_at()]).flatten();
-        let Some(next) = asks.chain(self.give_backs.iter().filter_map(|give_back| give_back.again_at)).min() else {
-            return;
-        };
+        let repeats = self.give_backs.iter().filter_map(|give_back| give_back.again_at);
+        let Some(next) = asks.chain(repeats).chain(self.silent_at()).min() else { return };
         if self.armed.is_none_or(|armed| next < armed) {
             self.armed = Some(next);
             cx.actions.push(Action::WakeAt(next));

@@ -27,10 +27,11 @@ impl<W> Conversation<W> {
         }
         // The first of the line is the one for whom the store is asked.
         let places = LINE_PER_KEY + usize::from(!self.is_held());
-        if self.line.len() >= places || !cx.room {
+        let is_first = self.attempt.is_none() && self.line.is_empty();
+        if self.line.len() >= places || !(cx.room || is_first) {
             let ahead = self.ahead(self.line.len(), cx.now());
-            // One that does not wait is one of many that ask at the same moment: one of those will have it.
-            let error = if request.waits {
+            // Of so many that ask at the same moment one will have it.
+            let error = if request.waits || self.line.len() < places {
                 LockError::LineFull { ahead: ahead.places }
             } else {
                 refused(ahead.lease_left, ahead.places)
@@ -44,7 +45,7 @@ impl<W> Conversation<W> {
     /// Somebody who has the key already has it once more.
     pub(super) fn reenter(&mut self, request: Request<W>, cx: &mut Context<'_, W>) -> Option<Request<W>> {
         let Some(owner) = request.owner.as_ref().filter(|owner| !owner.is_retired()) else { return Some(request) };
-        if self.holds(owner) > 0 {
+        if self.running().is_some_and(|running| running.owner.as_ref() == Some(owner)) {
             self.notice_loss(cx);
         }
         let Some(Attempt { state: State::Held(held), .. }) = &mut self.attempt else { return Some(request) };
