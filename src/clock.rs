@@ -56,6 +56,7 @@ impl<'a> Now<'a> {
     }
 
     /// This moment.
+    #[cfg(any(test, feature = "test-util"))]
     pub fn at(moment: Moment) -> Self {
         Self { clock: None, read: Cell::new(Some(moment)) }
     }

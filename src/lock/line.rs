@@ -2,7 +2,20 @@
 
 use std::collections::VecDeque;
 
-use super::{conversation::Request, owner::Owner};
+use super::{owner::Owner, terms::Terms};
+
+/// One who asks for the key.
+#[derive(Debug)]
+pub struct Request<W> {
+    /// Who is told.
+    pub waiter: W,
+    /// Whether it waits while somebody else has the key; else it is refused.
+    pub waits: bool,
+    /// Under whose name it re-enters what is held already.
+    pub owner: Option<Owner>,
+    /// On which terms it will hold the key.
+    pub terms: Terms,
+}
 
 /// First come, first served.
 #[derive(Debug)]

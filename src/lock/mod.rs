@@ -30,6 +30,7 @@ mod held;
 mod table;
 #[allow(unreachable_pub, clippy::must_use_candidate, reason = "reached by simulators alone: feature `test-util`")]
 mod conversation;
+#[allow(unreachable_pub, reason = "reached by simulators alone: feature `test-util`")]
 mod line;
 mod attempt;
 #[allow(unreachable_pub, clippy::must_use_candidate, reason = "reached by simulators alone: feature `test-util`")]
@@ -71,5 +72,8 @@ pub mod decisions {
         table::Table,
         terms::Terms,
     };
-    pub use crate::{clock::Moment, lease::OwnerIds};
+    pub use crate::{
+        clock::{Moment, Now},
+        lease::OwnerIds,
+    };
 }

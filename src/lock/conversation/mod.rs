@@ -17,6 +17,7 @@ use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
+pub use super::line::Request;
 use super::{
     LockError, LockLost,
     attempt::{Attempt, GiveBack, Running},
@@ -24,7 +25,6 @@ use super::{
     line::Line,
     owner::Owner,
     section::Section,
-    terms::Terms,
 };
 use crate::{
     clock::{Moment, Now},
@@ -53,19 +53,6 @@ pub struct Conversation<W> {
     draining: bool,
     /// The earliest moment at which somebody was asked to wake us.
     armed: Option<Moment>,
-}
-
-/// One who asks for the key.
-#[derive(Debug)]
-pub struct Request<W> {
-    /// Who is told.
-    pub waiter: W,
-    /// Whether it waits while somebody else has the key; else it is refused.
-    pub waits: bool,
-    /// Under whose name it re-enters what is held already.
-    pub owner: Option<Owner>,
-    /// On which terms it will hold the key.
-    pub terms: Terms,
 }
 
 /// What is to be done now, in this order.
