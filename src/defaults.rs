@@ -111,6 +111,7 @@ mod tests {
             ("`locks.lock` without `.wait`", s(LOCK_WAIT)),
             ("check-in of a waiter, if the holder is elsewhere", s(CHECK_IN)),
             ("lock-delay", s(LOCK_DELAY)),
+            ("longest lock-delay", format!("{} h", LOCK_DELAY_MAX.as_secs() / 3600)),
             (
                 "least of a lease that is left of a grant",
                 format!("{} s", LEASE.as_secs_f64() / f64::from(MIN_RUN_DIVISOR)),

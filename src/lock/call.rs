@@ -107,7 +107,8 @@ impl LockCall {
         Self { owner: Some(owner.clone()), ..self }
     }
 
-    /// Takes the lock, works under it as long as it is ours and not one poll longer, and gives it back in order.
+    /// Takes the lock, works under it as long as it is ours and not one poll longer, and gives it back in order. The work is done as the
+    /// [`Owner`] of the lock, which so has it once more where it asks.
     ///
     /// ```
     /// # use tower_lock::{Locks, RunError};
@@ -137,8 +138,9 @@ impl LockCall {
     where
         F: AsyncFnOnce(HeldLock) -> T,
     {
-        let guard = self.await.map_err(RunError::NotStarted)?;
-        let done = guard.while_held(work(guard.view())).await.map_err(RunError::Lost)?;
+        let owner = self.owner.clone().or_else(Owner::current).unwrap_or_else(Owner::new);
+        let guard = self.owner(&owner).await?;
+        let done = guard.while_held(owner.scope(work(guard.view()))).await?;
         // What became of it does not change what was done: the lock was ours to the end of the work.
         let _ = guard.release().await;
         Ok(done)

@@ -176,6 +176,10 @@ impl Core {
         self.table.lock().held()
     }
 
+    pub(super) fn waiting_for(&self, key: &LockKey) -> usize {
+        self.table.lock().waiting_for(key)
+    }
+
     pub(super) fn holds(&self, key: &LockKey, owner: &Owner) -> u32 {
         self.table.lock().holds(key, owner, self.clock.now())
     }

@@ -131,6 +131,18 @@ impl Error for RunError {
     }
 }
 
+impl From<LockError> for RunError {
+    fn from(error: LockError) -> Self {
+        Self::NotStarted(error)
+    }
+}
+
+impl From<LockLost> for RunError {
+    fn from(lost: LockLost) -> Self {
+        Self::Lost(lost)
+    }
+}
+
 impl From<StoreError> for LockError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)

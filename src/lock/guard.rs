@@ -4,6 +4,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use super::{HeldLock, LockLost, conversation::Ending, core::Core, section::Section};
@@ -22,7 +23,7 @@ use crate::{
 /// future it lived in may have been dropped while a statement was on its way. So the key stays taken for the
 /// [lock-delay](crate::Policy::lock_delay) of a second. Where no runtime is, the last one that these locks were used in
 /// asks the store; if that has ended, the lease does.
-#[must_use = "a guard that is dropped gives its lock back at once"]
+#[must_use = "a guard that is dropped keeps its key taken for the lock-delay: call `release`"]
 pub struct LockGuard {
     core: Arc<Core>,
     section: Arc<Section>,
@@ -65,6 +66,11 @@ impl LockGuard {
         self.core.holds_of(&self.section)
     }
 
+    /// For how long its key stays taken at the least, from the grant on.
+    pub(crate) fn hold_at_least(&self) -> Duration {
+        self.section.terms.hold_at_least
+    }
+
     /// Runs a future as long as the lock is ours, and not one poll longer. See [`HeldLock::while_held`].
     ///
     /// # Errors
@@ -91,8 +97,9 @@ impl LockGuard {
         self.end(Ending::Released)
     }
 
-    /// Gives the lock back in order, though what ran under it has failed: nothing keeps it for its least time.
-    pub(crate) fn release_failed(self) -> Release {
+    /// Gives the lock back in order, though what ran under it has failed: a [`hold_at_least`](crate::Policy::hold_at_least) does not keep the key
+    /// taken, so that another one can try at once. Else as [`release`](Self::release).
+    pub fn release_failed(self) -> Release {
         self.end(Ending::Failed)
     }
 

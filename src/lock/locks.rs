@@ -50,11 +50,14 @@ pub struct LockState {
     pub holder: Option<OwnerId>,
     /// Since when, by the clock of the store. Sections that were handed on within one process count from the last time it asked the store.
     pub since: Option<SystemTime>,
-    /// How long the key stays taken at the least, if nobody gives it back and nobody renews it. Without a holder it is what is left of a
+    /// How long the store keeps the key, if nobody gives it back and nobody renews it: a lease and a lock-delay at the most. A fixed lease or
+    /// a [`max_hold`](Policy::max_hold) of the holder, which only its process knows, may end sooner. Without a holder it is what is left of a
     /// [`lock_delay`](Policy::lock_delay) or of a [`hold_at_least`](Policy::hold_at_least). Zero: it is free.
     pub remaining: Duration,
-    /// How many processes wait for it, this one included.
+    /// How many processes wait for it in the line of the store. The one that has it is none of them, whoever waits in it.
     pub waiting: usize,
+    /// How many calls wait for it in this process.
+    pub waiting_here: usize,
 }
 
 impl Locks {
@@ -129,14 +132,16 @@ impl Locks {
     ///
     /// The store did not answer within half a second.
     pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<LockState, StoreError> {
-        let Inspected { holder, lease_left, waiting } = within("inspect", self.core.store.inspect(key.into())).await?;
+        let key = key.into();
+        let Inspected { holder, lease_left, waiting } = within("inspect", self.core.store.inspect(key.clone())).await?;
         let (holder, since) = match holder {
             Some(record) => {
                 (Some(record.owner), SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(record.fence)))
             }
             None => (None, None),
         };
-        Ok(LockState { holder, since, remaining: lease_left, waiting })
+        let waiting_here = self.core.waiting_for(&key);
+        Ok(LockState { holder, since, remaining: lease_left, waiting, waiting_here })
     }
 
     /// Takes the key away from whoever has it. Redisson's `forceUnlock()`.

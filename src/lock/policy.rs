@@ -62,7 +62,7 @@ macro_rules! policy_setters {
         /// Keeps the key taken for at least this long from the grant on, even if the work is done sooner. Default: zero.
         ///
         /// For the job that three machines start at the same minute, give or take: it runs once. After work that failed (a status of 400 and more, an
-        /// error) the key is free at once.
+        /// error, [`LockGuard::release_failed`](crate::LockGuard::release_failed)) the key is free at once.
         pub fn hold_at_least(self, least: ::std::time::Duration) -> Self {
             self.policy($crate::Policy::new().hold_at_least(least))
         }
@@ -116,7 +116,7 @@ impl Policy {
     /// Keeps the key taken for at least this long from the grant on, even if the work is done sooner. Default: zero.
     ///
     /// For the job that three machines start at the same minute, give or take: it runs once. After work that failed (a status of 400 and more, an
-    /// error) the key is free at once.
+    /// error, [`LockGuard::release_failed`](crate::LockGuard::release_failed)) the key is free at once.
     pub const fn hold_at_least(mut self, least: Duration) -> Self {
         self.hold_at_least = Some(least);
         self

@@ -120,6 +120,11 @@ impl<W> Table<W> {
         self.by_key.get(&section.grant.key).map_or(0, |conversation| conversation.holds_of(section, now))
     }
 
+    /// How many wait for this key.
+    pub fn waiting_for(&self, key: &LockKey) -> usize {
+        self.by_key.get(key).map_or(0, Conversation::waiting)
+    }
+
     /// How many sections run.
     pub fn held(&self) -> usize {
         self.by_key.values().filter(|conversation| conversation.is_held()).count()

@@ -28,6 +28,8 @@ struct Note {
     span: LockSpan,
     usual_hold: Arc<UsualHold>,
     granted: Instant,
+    /// For so long the key stays taken, however soon the work is done.
+    at_least: Duration,
     owner: Owner,
     /// This layer was the first to say who it is; so the request is over with this section, and nothing re-enters after the response.
     retires: bool,
@@ -41,7 +43,7 @@ impl Section {
         owner: Owner,
         retires: bool,
     ) -> Self {
-        let note = Note { span, usual_hold, granted: Instant::now(), owner, retires };
+        let note = Note { span, usual_hold, granted: Instant::now(), at_least: Duration::ZERO, owner, retires };
         Self { note, guard, has_failed: false }
     }
 
@@ -77,8 +79,11 @@ impl Section {
     /// Beyond the wait, or if the store fails, the answer goes out all the same, and the key is free at the end of its
     /// lease at the latest.
     pub(super) async fn end(self) {
-        let Self { note, guard, has_failed } = self;
+        let Self { mut note, guard, has_failed } = self;
         note.retire();
+        if !has_failed {
+            note.at_least = guard.hold_at_least();
+        }
         let release = if has_failed { guard.release_failed() } else { guard.release() };
         let _ = timeout(RELEASE_WAIT, release).await;
         drop(note);
@@ -97,7 +102,7 @@ impl Drop for Note {
     fn drop(&mut self) {
         self.retire();
         let hold: Duration = self.granted.elapsed();
-        self.usual_hold.add(hold);
+        self.usual_hold.add(hold.max(self.at_least));
         self.span.ended(hold);
     }
 }

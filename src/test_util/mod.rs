@@ -1,6 +1,49 @@
 //! For tests: of a store, of a service, and of this crate. Needs the feature `test-util`.
 //!
-//! With it, leases are measured by Tokio's clock, so that `tokio::time::pause` stops them, too.
+//! With it, leases are measured by Tokio's clock, so that `tokio::time::pause` stops them, too. Put it under `[dev-dependencies]`, next to a
+//! `tokio` with its own `test-util`.
+//!
+//! A handler of yours, and a store that does not answer:
+//!
+//! ```
+//! # use std::time::Duration;
+//! # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+//! # use tower::ServiceExt;
+//! use tower_lock::{LockLayer, Locks, by_parts, test_util::{Fault, TestStore, Verb}};
+//!
+//! # async fn claim() {}
+//! fn app(locks: &Locks) -> Router {
+//!     Router::new().route("/claim", post(claim).route_layer(LockLayer::new(locks, by_parts(|_| ("claim",)))))
+//! }
+//!
+//! #[tokio::main(flavor = "current_thread", start_paused = true)]      // `#[tokio::test(start_paused = true)]`
+//! async fn main() {
+//!     let store = TestStore::new();
+//!     let app = app(&Locks::new(store.clone()));
+//!     store.on(Verb::Acquire).fault(Fault::Stall);
+//!     let claim = || app.clone().oneshot(Request::post("/claim").body(Body::empty()).unwrap());
+//!     assert_eq!(claim().await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+//!     store.on(Verb::Acquire).fault(Fault::None);
+//!     assert_eq!(claim().await.unwrap().status(), StatusCode::OK);
+//!     assert_eq!(store.held(), 0);
+//! }
+//! ```
+//!
+//! A machine that sleeps past a lease is one [`Clock`], given to both sides:
+//!
+//! ```
+//! # use std::time::Duration;
+//! # use tower_lock::{LockError, Locks, test_util::{Clock, TestStore}};
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> Result<(), LockError> {
+//! let clock = Clock::default();
+//! let locks = Locks::builder(TestStore::with_clock(clock.clone())).clock(clock.clone()).build();
+//! let guard = locks.lock(("account", 7)).await?;
+//! clock.jump(Duration::from_secs(60));
+//! assert!(guard.view().remaining().is_zero());
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod conformance;
 mod store;

@@ -32,7 +32,8 @@ async fn it_can_be_asked_who_has_a_key_since_when_for_how_long_and_how_many_wait
     settle().await;
     let held = two.inspect(key()).await.expect("up");
     let holder = held.holder.expect("somebody");
-    assert_eq!((holder.instance(), held.waiting), ("api-7-f3", 1));
+    assert_eq!((holder.instance(), held.waiting, held.waiting_here), ("api-7-f3", 1, 1));
+    assert_eq!(one.inspect(key()).await.expect("up").waiting_here, 0, "they wait in the other process");
     let since = held.since.expect("since a moment");
     assert!(since + Duration::from_millis(1) >= before && since <= after, "{since:?}");
     assert!(held.remaining > Duration::from_secs(30) && held.remaining <= Duration::from_secs(31));

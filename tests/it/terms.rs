@@ -76,8 +76,11 @@ async fn a_key_can_be_held_for_at_least_a_while() {
     assert_eq!(ran, 1);
     let locks = Locks::new(store.clone());
     let began = Instant::now();
-    drop(locks.lock(("nightly", "mail")).await.expect("free again").release());
+    // Work that failed may be tried again at once.
+    let failed = locks.lock(("nightly", "mail")).hold_at_least(s(10)).await.expect("free again");
     assert!(began.elapsed() > s(9) && began.elapsed() < s(10), "{:?}", began.elapsed());
+    failed.release_failed().await.expect("up");
+    drop(locks.try_lock(("nightly", "mail")).await.expect("free").release());
 }
 
 #[tokio::test(start_paused = true)]
@@ -95,6 +98,18 @@ async fn a_route_holds_at_least_after_a_success_and_not_after_a_failure() {
         assert_eq!(began.elapsed().as_secs(), free_after, "{status}");
         settle().await;
     }
+}
+
+/// The usual hold of a route that keeps its key is as long as it keeps it.
+#[tokio::test(start_paused = true)]
+async fn a_refused_client_is_told_how_long_a_key_is_kept() {
+    let (_store, locks) = store_and_locks();
+    let app =
+        Router::new().route("/", get(|| async {}).route_layer(LockLayer::new(&locks, one_key()).hold_at_least(s(4))));
+    assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
+    let refused = fetch(&app, "/").await;
+    let Some(Rejection::Held { retry_after }) = refused.extensions().get() else { panic!("{refused:?}") };
+    assert!(*retry_after >= s(3), "{retry_after:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -196,7 +211,10 @@ async fn chance_can_be_set() {
 #[tokio::test(start_paused = true)]
 async fn work_runs_under_a_lock_and_gives_it_back_in_order_or_is_broken_off() {
     let (store, locks) = store_and_locks();
-    // It can run in a task.
+    // It is the owner's, and can run in a task.
+    let nested =
+        locks.lock(key()).run(async |_| locks.try_lock(key()).run(async |lock| lock.fencing_token()).await).await;
+    assert!(nested.expect("free").is_ok(), "nobody waits for himself");
     let done = tokio::spawn({
         let locks = locks.clone();
         async move { locks.lock(key()).run(async |lock| lock.fencing_token()).await }
