@@ -177,17 +177,14 @@ impl Calls {
         self.error.clone().filter(|_| self.gives_up_at().is_some_and(|at| at <= now))
     }
 
-    /// There was none, so that it may still be done. When to ask again; `None`: the store has been silent for too long.
-    pub(super) fn failed(&mut self, error: &StoreError, asked: Moment, now: Moment, die: f64) -> Option<Moment> {
+    /// There was none, so that it may still be done. When to ask again.
+    pub(super) fn failed(&mut self, error: &StoreError, asked: Moment, now: Moment, die: f64) -> Moment {
         self.error = Some(error.clone());
         let void_at = asked.after(STORE_CALL);
         self.void_at = Some(self.void_at.map_or(void_at, |earlier| earlier.max(void_at)));
-        let silent_since = *self.silent_since.get_or_insert(asked);
-        if now.since(silent_since) >= STORE_TIMEOUT {
-            return None;
-        }
+        self.silent_since.get_or_insert(asked);
         self.failures += 1;
-        Some(now.after(backoff(self.failures, die)))
+        now.after(backoff(self.failures, die))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{future::IntoFuture, pin::Pin, task::Poll, time::Duration};
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tower_lock::{
     LockError, LockFuture, LockGuard, LockKey, Locks, Released,
     test_util::{Fault, TestStore, Verb},
@@ -123,9 +123,11 @@ async fn when_it_was_chosen_and_has_not_run() {
     let chosen = asked(&locks).await;
     let next = asked(&locks).await;
     assert_eq!(held.release().await.expect("up"), Released::HandedOn);
+    let left = Instant::now();
     drop(chosen);
     let guard = soon("the next one's turn", next).await.expect("its turn");
-    assert_eq!(guard.release().await.expect("up"), Released::Freed, "nobody kept it for a lock-delay");
+    assert_eq!(left.elapsed(), Duration::ZERO, "nobody kept it for a lock-delay");
+    assert_eq!(guard.release().await.expect("up"), Released::Freed);
     free_again(&store, &[&locks], "chosen").await;
 
     // And the last one.

@@ -92,20 +92,17 @@ impl<W> Conversation<W> {
                 self.refuse_line(cx, |ahead| LockError::LineFull { ahead });
                 self.nothing_left(cx);
             }
-            Err(error) => {
-                let again =
-                    if error.may_pass() { attempt.calls.failed(&error, asked, cx.now(), cx.die()) } else { None };
-                match again {
-                    Some(again) => attempt.ask_at = Some(again),
-                    None => self.give_up(&error, asked, cx),
-                }
+            Err(error) if error.may_pass() => {
+                let again = attempt.calls.failed(&error, asked, cx.now(), cx.die());
+                attempt.ask_at = Some(again);
             }
+            Err(error) => self.give_up(&error, asked, cx),
         }
     }
 
     pub(super) fn give_up(&mut self, error: &StoreError, asked: Moment, cx: &mut Context<'_, W>) {
         if let Some(attempt) = &mut self.attempt {
-            let _ = attempt.calls.failed(error, asked, cx.now(), 0.0);
+            attempt.calls.failed(error, asked, cx.now(), 0.0);
         }
         self.refuse_line(cx, |_| error.clone().into());
         self.end(Duration::ZERO, None, cx);
