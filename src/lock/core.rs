@@ -1,6 +1,7 @@
 //! What all clones of a handle share, and the thin shell around the decisions: it asks the store, wakes, and keeps time.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -55,7 +56,7 @@ pub(crate) struct Core {
     /// The runtime on which something was last spawned: for what happens where none is.
     runtime: Mutex<Option<Handle>>,
     /// Keys whose alarm went with its runtime. Whoever comes from another one sees to them.
-    orphans: Mutex<Vec<LockKey>>,
+    orphans: Mutex<HashSet<LockKey>>,
     has_orphans: AtomicBool,
     /// Nothing is held, asked for or given back any more. Told while draining.
     empty: Notify,
@@ -361,7 +362,7 @@ impl Drop for Alarm {
             return;
         }
         let waiters = self.core.table.lock().orphan(&self.key, self.at);
-        self.core.orphans.lock().push(self.key.clone());
+        self.core.orphans.lock().insert(self.key.clone());
         self.core.has_orphans.store(true, Ordering::Release);
         // Whoever waits on another runtime comes and adopts it.
         for waiter in waiters {

@@ -70,7 +70,8 @@ impl Watchdog {
         let gone = watched.task.as_ref().is_none_or(AbortHandle::is_finished);
         let now = core.clock.now();
         if gone || watched.next_look.is_some_and(|look| now > look.after(STORE_TIMEOUT)) {
-            watched.start(core);
+            drop(watched);
+            Self::start(core);
         } else if watched.next_look.is_some_and(|look| at < look) {
             watched.next_look = Some(at);
             drop(watched);
@@ -80,9 +81,28 @@ impl Watchdog {
 
     /// Somebody who works under a grant was woken for nothing: the runtime of the task may have ended.
     pub(super) fn revive(core: &Arc<Core>) {
-        let mut watched = core.watchdog.watched.lock();
+        let watched = core.watchdog.watched.lock();
         if !watched.grants.is_empty() && watched.task.as_ref().is_none_or(AbortHandle::is_finished) {
-            watched.start(core);
+            drop(watched);
+            Self::start(core);
+        }
+    }
+
+    /// Not under the mutex: where no runtime lives the task is dropped at once, and says so.
+    fn start(core: &Arc<Core>) {
+        let mut watched = core.watchdog.watched.lock();
+        watched.number += 1;
+        let number = watched.number;
+        watched.next_look = Some(core.clock.now());
+        drop(watched);
+        let task = Task { core: Arc::downgrade(core), number };
+        let started = core.spawn(run(task, Arc::clone(&core.watchdog.earlier)));
+        let mut watched = core.watchdog.watched.lock();
+        let is_newest = watched.number == number;
+        let superseded = if is_newest { std::mem::replace(&mut watched.task, started) } else { started };
+        drop(watched);
+        if let Some(superseded) = superseded {
+            superseded.abort();
         }
     }
 
@@ -141,16 +161,6 @@ impl Watchdog {
 }
 
 impl Watched {
-    fn start(&mut self, core: &Arc<Core>) {
-        self.number += 1;
-        let task = Task { core: Arc::downgrade(core), number: self.number };
-        let task = core.spawn(run(task, Arc::clone(&core.watchdog.earlier)));
-        if let Some(stuck) = std::mem::replace(&mut self.task, task) {
-            stuck.abort();
-        }
-        self.next_look = Some(core.clock.now());
-    }
-
     /// Zero says that it is in no list; no moment of a running clock is.
     fn list(&mut self, grant: &Arc<Grant>, at: Moment) -> Moment {
         grant.listed_at.store(at.as_nanos(), Release);

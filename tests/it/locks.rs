@@ -363,6 +363,17 @@ async fn a_give_back_is_repeated_though_the_handle_is_dropped() {
 mod runtimes_that_end {
     use super::*;
 
+    /// Nobody can renew it there, but nobody hangs either.
+    #[test]
+    fn a_lock_in_memory_can_be_taken_where_no_runtime_is() {
+        let locks = Locks::in_memory();
+        for _ in 0..3 {
+            let taken = futures_util::FutureExt::now_or_never(locks.try_lock(key()).into_future());
+            drop(taken.expect("at once").expect("free").release());
+        }
+        assert_eq!(locks.size(), (0, 0));
+    }
+
     fn paused() -> tokio::runtime::Runtime {
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
     }
