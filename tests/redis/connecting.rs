@@ -249,6 +249,49 @@ async fn a_server_that_may_throw_locks_away_is_warned_of() {
     assert_eq!(warned().await, "");
 }
 
+/// A certificate of our own, for this machine.
+#[cfg(feature = "redis-tls")]
+fn certificate(folder: &std::path::Path) -> bool {
+    let script = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key -out crt -days 2 \
+                  -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=critical,CA:false";
+    let made = std::process::Command::new("sh").args(["-c", script]).current_dir(folder).output();
+    made.is_ok_and(|made| made.status.success())
+}
+
+#[cfg(feature = "redis-tls")]
+#[tokio::test]
+async fn a_redis_is_reached_by_tls_and_one_that_nobody_vouches_for_is_not() {
+    use tower_lock::deadpool_redis::{
+        Manager, Pool,
+        redis::{Client, TlsCertificates},
+    };
+    let Some(world) = world().await else { return };
+    let folder = world.redis.folder();
+    if !certificate(folder) {
+        return tower_lock_faults::skipped("TLS", "openssl");
+    }
+    let file = |name: &str| folder.join(name).to_str().expect("text").to_owned();
+    let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
+    for (name, value) in [
+        ("tls-cert-file", file("crt")),
+        ("tls-key-file", file("key")),
+        ("tls-ca-cert-file", file("crt")),
+        ("tls-auth-clients", "no".to_owned()),
+        ("tls-port", port.to_string()),
+    ] {
+        let answer = world.ask(&["CONFIG", "SET", name, &value]).await;
+        assert_eq!(answer, Reply::Status("OK".to_owned()), "{name}");
+    }
+    let url = format!("rediss://localhost:{port}");
+    let error = RedisStore::connect(&url).await.expect_err("nobody vouches for it");
+    assert!(whole(&error).contains("certificate"), "{}", whole(&error));
+    let ours = std::fs::read(file("crt")).expect("made");
+    let client = Client::build_with_tls(url, TlsCertificates { client_tls: None, root_cert: Some(ours) });
+    let address = client.expect("a certificate").get_connection_info().clone();
+    let pool = Pool::builder(Manager::new(address.clone()).expect("an address")).build().expect("a pool");
+    works(RedisStore::from_pool(pool, address).await.expect("we do")).await;
+}
+
 /// Connections, channels and tasks are as before.
 #[tokio::test]
 async fn a_store_that_is_dropped_leaves_nothing() {
