@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use crate::support::{ms, world};
 use futures_util::{StreamExt, stream};
 use tokio::time::sleep;
 use tower_lock::{
@@ -15,7 +16,6 @@ use tower_lock::{
     },
     test_util::{conformance, decisions::OwnerIds},
 };
-use crate::support::{ms, world};
 
 #[tokio::test]
 async fn the_redis_store_keeps_the_contract() {

@@ -7,10 +7,3 @@
 mod support;
 
 mod conformance;
-
-
-
-
-
-
-

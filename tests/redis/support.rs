@@ -60,7 +60,8 @@ impl World {
     pub(crate) async fn scripts(&self) -> u64 {
         let stats = self.ask(&["INFO", "commandstats"]).await;
         let calls = |command: &str| {
-            let line = stats.text()?.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")))?;
+            let line =
+                stats.text()?.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")))?;
             line.split(',').next()?.parse::<u64>().ok()
         };
         calls("evalsha").unwrap_or(0) + calls("eval").unwrap_or(0)

@@ -53,7 +53,7 @@ pub struct Service {
 pub struct Farewell {
     /// Keys that were still held when its patience was at its end.
     pub holding: usize,
-    /// Tasks that were still there when it had nothing left to do.
+    /// Tasks that were still there when it had nothing left to do: one watchdog for each instance at the most.
     pub tasks: usize,
 }
 
@@ -162,7 +162,7 @@ impl Site {
         let summary: Summary = serde_json::from_str(&json).expect("a summary");
         let code = self.referee.process.end().await.code();
         assert_eq!(code, Some(i32::from(!summary.violations.is_empty())), "{summary:#?}");
-        let printed: String = self.referee.lines.try_iter().collect();
+        let printed: String = self.referee.lines.iter().collect();
         assert_eq!(serde_json::from_str::<Summary>(&printed).expect("a summary"), summary, "what it printed");
         summary
     }

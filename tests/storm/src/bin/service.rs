@@ -99,10 +99,10 @@ async fn main() -> Result<(), Failure> {
     let holding = ended.into_iter().sum::<Result<usize, Failure>>()?;
     reporter.report(Report::Flush).await;
     drop(reporter);
-    // Whatever was begun ends by itself when nobody needs it any more.
+    // Whatever was begun ends by itself when nobody needs it any more; a watchdog first sleeps to the end of its round.
     let alive = || Handle::current().metrics().num_alive_tasks();
-    let _ = timeout(Duration::from_secs(10), async {
-        while alive() > 0 {
+    let _ = timeout(Duration::from_secs(5), async {
+        while alive() > instances {
             sleep(Duration::from_millis(5)).await;
         }
     })
@@ -142,8 +142,9 @@ async fn visit(
     let inside = site.enter(&lock, request).await;
     match work {
         Work { block_ms: Some(ms), .. } => {
+            // Others of this process go on: it is this handler alone that stands still.
             #[expect(clippy::disallowed_methods, reason = "what a handler must not do")]
-            std::thread::sleep(Duration::from_millis(ms));
+            tokio::task::block_in_place(|| std::thread::sleep(Duration::from_millis(ms)));
         }
         Work { work_ms: Some(ms), .. } => sleep(Duration::from_millis(ms)).await,
         _ => match fastrand::u64(0..4) {
