@@ -7,3 +7,6 @@
 mod support;
 
 mod conformance;
+mod costs;
+mod fences;
+mod mishaps;

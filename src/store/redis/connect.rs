@@ -13,7 +13,7 @@ use deadpool_redis::{
     Config, Manager, Pool, PoolConfig, Runtime,
     redis::{
         AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, aio::PubSub, cmd,
-        io::tcp::TcpSettings,
+        from_redis_value, io::tcp::TcpSettings,
     },
 };
 use futures_util::StreamExt;
@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use super::{
     RedisStore, Shared,
     events::Events,
-    lane::Lane,
+    lane::{Lane, Question},
     names::{self, Names},
     trouble::Trouble,
     wire,
@@ -239,13 +239,10 @@ async fn self_test(shared: Arc<Shared>) -> Result<PubSub, RedisConnectError> {
 
 /// Its version, and whether it may throw locks away. Asked of `INFO`, because a server that somebody else runs has no `CONFIG`.
 async fn look_at_the_server(shared: &Shared) -> Result<(), RedisConnectError> {
-    let section = async |name: &str| {
-        let info = shared.asks.query::<String>(cmd("INFO").arg(name)).await;
-        match info {
-            Ok(info) => Ok(Some(info)),
-            Err(Trouble::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
-            Err(trouble) => Err(RedisConnectError::Unreachable(trouble.of("connect"))),
-        }
+    let section = async |name: &str| match shared.asks.ask(Question::Command(cmd("INFO").arg(name))).await {
+        Ok(info) => Ok(from_redis_value::<String>(info).ok()),
+        Err(Trouble::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
+        Err(trouble) => Err(RedisConnectError::Unreachable(trouble.of("connect"))),
     };
     let (server, memory) = (section("server").await?, section("memory").await?);
     match server.as_deref().and_then(|info| field(info, "redis_version")) {

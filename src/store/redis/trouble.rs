@@ -41,14 +41,9 @@ impl Trouble {
     }
 
     /// The connection is of no use any more, or is to the wrong server.
-    pub(super) fn breaks_connection(&self) -> bool {
-        match self {
-            Self::Redis(error) => {
-                let is_replica = matches!(error.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly));
-                is_replica || error.is_connection_dropped() || error.is_unrecoverable_error()
-            }
-            _ => false,
-        }
+    pub(super) fn breaks_connection(error: &RedisError) -> bool {
+        let is_replica = matches!(error.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly));
+        is_replica || error.is_connection_dropped() || error.is_unrecoverable_error()
     }
 
     /// Of what kind it is, and what helps.
@@ -102,7 +97,10 @@ impl Trouble {
             _ => match error.kind() {
                 ErrorKind::AuthenticationFailed => (Refused, "are user and password in the URL, and right?"),
                 ErrorKind::InvalidClientConfig => (Refused, "is the address right?"),
-                ErrorKind::UnexpectedReturnType | ErrorKind::Parse => (Protocol, "is that a Redis?"),
+                ErrorKind::UnexpectedReturnType => (Protocol, "is that a Redis?"),
+                ErrorKind::Parse => {
+                    (Unavailable, "the connection broke off in the middle of an answer; or is that no Redis?")
+                }
                 ErrorKind::Server(_) if error.to_string().contains("max number of clients") => {
                     (Unavailable, "raise `maxclients`, or find who keeps so many connections (`CLIENT LIST`)")
                 }
