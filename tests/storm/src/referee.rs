@@ -93,6 +93,10 @@ impl Referee {
     }
 
     /// Takes it down.
+    ///
+    /// # Panics
+    ///
+    /// Never: a summary is plain data.
     pub fn take(&mut self, report: Report) -> Answer {
         match report {
             Report::Ask { request } => {
@@ -111,11 +115,11 @@ impl Referee {
             Report::Write { key, token } => return self.write(&key, token),
             Report::Answer { request, status, outcome } => {
                 *self.seen.answered.entry(status).or_default() += 1;
-                self.end_request(request, End::Answered { status, outcome });
+                self.end_request(&request, End::Answered { status, outcome });
             }
             Report::Gone { request } => {
                 self.seen.gone += 1;
-                self.end_request(request, End::Gone);
+                self.end_request(&request, End::Gone);
             }
             Report::Flush => {}
             Report::Finish => {
@@ -202,12 +206,14 @@ impl Referee {
         }
     }
 
-    fn end_request(&mut self, request: String, end: End) {
-        let state = self.requests.entry(request.clone()).or_default();
-        let (entered, was_asked, before) = (state.entered, state.was_asked, state.end.replace(end.clone()));
-        self.never("answered-unasked", !was_asked, || request.clone());
-        self.never("answered-twice", before.is_some(), || format!("{request}: {before:?}, then {end:?}"));
-        self.never("not-started-but-entered", end.says_not_started() && entered > 0, || request);
+    fn end_request(&mut self, request: &str, end: End) {
+        let state = self.requests.entry(request.to_owned()).or_default();
+        let (entered, was_asked, says_not_started) = (state.entered, state.was_asked, end.says_not_started());
+        let twice = state.end.as_ref().map(|before| format!("{request}: {before:?}, then {end:?}"));
+        state.end = Some(end);
+        self.never("answered-unasked", !was_asked, || request.to_owned());
+        self.never("answered-twice", twice.is_some(), || twice.unwrap_or_default());
+        self.never("not-started-but-entered", says_not_started && entered > 0, || request.to_owned());
     }
 
     fn write(&mut self, key_name: &str, token: u64) -> Answer {
