@@ -201,7 +201,8 @@ fn with_tls_only_if_built(address: ConnectionInfo) -> Result<ConnectionInfo, Red
 
 /// What is sent goes out at once, and does not wait for the answer to what was sent before.
 fn quick(address: ConnectionInfo) -> ConnectionInfo {
-    address.set_tcp_settings(TcpSettings::default().set_nodelay(true))
+    let settings = address.tcp_settings().clone().set_nodelay(true);
+    address.set_tcp_settings(settings)
 }
 
 // === the self-test ===
