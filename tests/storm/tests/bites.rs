@@ -47,13 +47,14 @@ impl World {
     }
 }
 
-/// On both stores, if both are there.
-fn stores() -> Vec<bool> {
+/// In memory, and in Redis if it is there; both at once.
+async fn on_each_store(test: impl AsyncFn(bool)) {
     if RedisServer::is_available() {
-        return vec![false, true];
+        tokio::join!(test(false), test(true));
+    } else {
+        skipped("the referee's bites, on Redis", "redis-server");
+        test(false).await;
     }
-    skipped("the referee's bites, on Redis", "redis-server");
-    vec![false]
 }
 
 fn violations(summary: &Summary) -> Vec<&str> {
@@ -81,12 +82,13 @@ async fn somebody_leaves_the_line(redis: bool, service: &[&str]) -> Summary {
 
 #[tokio::test]
 async fn a_release_that_ignores_the_owner_is_an_overlap() {
-    for redis in stores() {
-        let summary = somebody_leaves_the_line(redis, &["--frees-anybody"]).await;
-        assert_eq!(violations(&summary), ["overlap"], "{summary:#?}");
-        let summary = somebody_leaves_the_line(redis, &[]).await;
-        assert_eq!((violations(&summary), summary.answers(409)), (vec![], 1), "{summary:#?}");
-    }
+    on_each_store(async |redis| {
+        let wrong = somebody_leaves_the_line(redis, &["--frees-anybody"]);
+        let (wrong, right) = tokio::join!(wrong, somebody_leaves_the_line(redis, &[]));
+        assert_eq!(violations(&wrong), ["overlap"], "{wrong:#?}");
+        assert_eq!((violations(&right), right.answers(409)), (vec![], 1), "{right:#?}");
+    })
+    .await;
 }
 
 /// One holds for longer than a lease lasts by a clock that is wrong, one comes.
@@ -103,12 +105,13 @@ async fn somebody_comes_later(redis: bool, service: &[&str]) -> Summary {
 
 #[tokio::test]
 async fn a_clock_that_lies_is_an_overlap() {
-    for redis in stores() {
-        let summary = somebody_comes_later(redis, &["--loses-track-of-time"]).await;
-        assert_eq!(violations(&summary), ["overlap"], "{summary:#?}");
-        let summary = somebody_comes_later(redis, &[]).await;
-        assert_eq!((violations(&summary), summary.answers(409)), (vec![], 1), "{summary:#?}");
-    }
+    on_each_store(async |redis| {
+        let wrong = somebody_comes_later(redis, &["--loses-track-of-time"]);
+        let (wrong, right) = tokio::join!(wrong, somebody_comes_later(redis, &[]));
+        assert_eq!(violations(&wrong), ["overlap"], "{wrong:#?}");
+        assert_eq!((violations(&right), right.answers(409)), (vec![], 1), "{right:#?}");
+    })
+    .await;
 }
 
 /// One is paused past the end of its lease, and writes when it goes on; another one has written by then.
@@ -129,10 +132,11 @@ async fn somebody_is_paused(redis: bool, referee: &[&str]) -> Summary {
 
 #[tokio::test]
 async fn a_sink_that_does_not_look_at_the_fence_is_a_stale_write() {
-    for redis in stores() {
-        let summary = somebody_is_paused(redis, &["--careless-sink"]).await;
-        assert_eq!(violations(&summary), ["stale-write-accepted"], "{summary:#?}");
-        let summary = somebody_is_paused(redis, &[]).await;
-        assert_eq!((violations(&summary), summary.refused, summary.accepted), (vec![], 1, 1), "{summary:#?}");
-    }
+    on_each_store(async |redis| {
+        let wrong = somebody_is_paused(redis, &["--careless-sink"]);
+        let (wrong, right) = tokio::join!(wrong, somebody_is_paused(redis, &[]));
+        assert_eq!(violations(&wrong), ["stale-write-accepted"], "{wrong:#?}");
+        assert_eq!((violations(&right), right.refused, right.accepted), (vec![], 1, 1), "{right:#?}");
+    })
+    .await;
 }

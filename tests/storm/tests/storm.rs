@@ -235,7 +235,7 @@ async fn processes_that_die_or_stand_still_past_their_leases_let_nobody_in_too_e
         world.services[3].process().kill();
         sleep(Duration::from_secs(34)).await;
         world.services[1].process().thaw();
-        std::future::pending().await
+        std::future::pending::<()>().await;
     };
     let seen = meanwhile(dying, world.storm(REQUESTS / 4)).await;
     let outcome = world.end(seen).await;
