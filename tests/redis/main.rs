@@ -7,6 +7,10 @@
 mod support;
 
 mod conformance;
+mod connecting;
 mod costs;
 mod fences;
+mod interop;
 mod mishaps;
+mod outages;
+mod troubles;

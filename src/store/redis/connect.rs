@@ -187,8 +187,16 @@ fn readable(url: &str) -> Result<ConnectionInfo, RedisConnectError> {
 }
 
 fn with_tls_only_if_built(address: ConnectionInfo) -> Result<ConnectionInfo, RedisConnectError> {
-    let wants_tls = matches!(address.addr(), ConnectionAddr::TcpTls { .. });
-    if wants_tls && !cfg!(feature = "redis-tls") { Err(RedisConnectError::TlsNotBuilt) } else { Ok(address) }
+    if matches!(address.addr(), ConnectionAddr::TcpTls { .. }) {
+        #[cfg(not(feature = "redis-tls"))]
+        return Err(RedisConnectError::TlsNotBuilt);
+        // Whatever the process has chosen; rustls panics where nobody has, or where two crates bring one each.
+        #[cfg(feature = "redis-tls")]
+        if rustls::crypto::CryptoProvider::get_default().is_none() {
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        }
+    }
+    Ok(address)
 }
 
 /// What is sent goes out at once, and does not wait for the answer to what was sent before.
