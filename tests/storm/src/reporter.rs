@@ -48,7 +48,7 @@ impl Reporter {
                 while let Ok(answer) = to_answer.try_recv() {
                     waiting.push_back(answer);
                 }
-                let answer: oneshot::Sender<Answer> = waiting.pop_front().expect("one line for each report");
+                let Some(answer): Option<oneshot::Sender<Answer>> = waiting.pop_front() else { return };
                 let _ = answer.send(Answer::from(&*line));
             }
         });

@@ -5,7 +5,6 @@ use std::{
     io::{BufRead, BufReader},
     net::SocketAddr,
     process::{ExitStatus, Stdio},
-    sync::mpsc,
     time::Duration,
 };
 
@@ -19,7 +18,7 @@ use hyper_util::{
     rt::TokioExecutor,
 };
 use serde::{Deserialize, Serialize};
-use tokio::time::timeout;
+use tokio::{sync::mpsc, time::timeout};
 use tower_lock_faults::Process;
 
 use crate::{
@@ -79,7 +78,7 @@ pub enum Seen {
 #[derive(Debug)]
 struct Printing {
     process: Process,
-    lines: mpsc::Receiver<String>,
+    lines: mpsc::UnboundedReceiver<String>,
 }
 
 // === impl Site ===
@@ -91,8 +90,8 @@ impl Site {
     ///
     /// It does not start.
     pub async fn start(referee: &str, service: &'static str, arguments: &[&str]) -> Self {
-        let referee = Printing::start(referee, arguments, &HashMap::new());
-        let address = referee.listening();
+        let mut referee = Printing::start(referee, arguments, &HashMap::new());
+        let address = referee.listening().await;
         let reporter = Reporter::connect(address).await.expect("it listens");
         let client = Client::builder(TokioExecutor::new()).build_http();
         Self { referee, address, service, reporter, client }
@@ -103,13 +102,15 @@ impl Site {
     /// # Panics
     ///
     /// It does not start.
-    #[must_use]
-    pub fn service(&self, arguments: &[&str], redis_url: Option<&str>) -> Service {
+    pub async fn service<const N: usize>(&self, arguments: [&str; N], redis_url: Option<String>) -> Service {
         let mut environment = HashMap::from([("REFEREE", self.address.to_string())]);
-        environment.extend(redis_url.map(|url| ("REDIS_URL", url.to_owned())));
-        let process = Printing::start(self.service, arguments, &environment);
-        let instances = arguments.get(1).and_then(|number| number.parse().ok()).unwrap_or(1);
-        let instances = (0..instances).map(|_| process.listening()).collect();
+        environment.extend(redis_url.map(|url| ("REDIS_URL", url)));
+        let mut process = Printing::start(self.service, &arguments, &environment);
+        let number = arguments.get(1).and_then(|number| number.parse().ok()).unwrap_or(1);
+        let mut instances = Vec::new();
+        for _ in 0..number {
+            instances.push(process.listening().await);
+        }
         Service { process, instances }
     }
 
@@ -157,12 +158,15 @@ impl Site {
     /// # Panics
     ///
     /// It does not.
-    pub async fn finish(self) -> Summary {
+    pub async fn finish(mut self) -> Summary {
         let Answer::Summary(json) = self.reporter.report(Report::Finish).await else { panic!("no summary") };
         let summary: Summary = serde_json::from_str(&json).expect("a summary");
         let code = self.referee.process.end().await.code();
         assert_eq!(code, Some(i32::from(!summary.violations.is_empty())), "{summary:#?}");
-        let printed: String = self.referee.lines.iter().collect();
+        let mut printed = String::new();
+        while let Some(line) = self.referee.lines.recv().await {
+            printed.push_str(&line);
+        }
         assert_eq!(serde_json::from_str::<Summary>(&printed).expect("a summary"), summary, "what it printed");
         summary
     }
@@ -188,10 +192,10 @@ impl Service {
     /// # Panics
     ///
     /// It does not end, or not well.
-    pub async fn terminate(self) -> Farewell {
+    pub async fn terminate(mut self) -> Farewell {
         self.process.process.terminate();
         let status: ExitStatus = self.process.process.end().await;
-        let farewell = self.process.lines.recv_timeout(AT_MOST).expect("it says farewell");
+        let farewell = self.process.line().await;
         assert!(status.success(), "{status}, {farewell}");
         serde_json::from_str(&farewell).expect("JSON")
     }
@@ -205,14 +209,18 @@ impl Printing {
         command.args(arguments).env_remove("REDIS_URL").envs(environment).stdin(Stdio::null()).stdout(Stdio::piped());
         let process = Process::start(command).unwrap_or_else(|error| panic!("{program}: {error}"));
         let stdout = BufReader::new(process.take_stdout().expect("piped"));
-        let (lines, read) = mpsc::channel();
+        let (lines, read) = mpsc::unbounded_channel();
         let read_all = move || stdout.lines().map_while(Result::ok).try_for_each(|line| lines.send(line));
         std::thread::spawn(read_all);
         Self { process, lines: read }
     }
 
-    fn listening(&self) -> SocketAddr {
-        let line = self.lines.recv_timeout(AT_MOST).expect("it says where it listens");
+    async fn line(&mut self) -> String {
+        timeout(AT_MOST, self.lines.recv()).await.expect("it says something").expect("it lives")
+    }
+
+    async fn listening(&mut self) -> SocketAddr {
+        let line = self.line().await;
         let address = line.strip_prefix("listening on ").unwrap_or_else(|| panic!("not where it listens: {line}"));
         address.parse().expect("an address")
     }

@@ -16,14 +16,18 @@ struct World {
 
 impl World {
     /// Two instances that know nothing of each other but what the store tells them.
-    async fn new(redis: bool, referee: &[&str], service: &[&str]) -> Self {
+    async fn new(redis: bool, referee: &[&str], service: &str) -> Self {
         let site = Site::start(env!("CARGO_BIN_EXE_referee"), env!("CARGO_BIN_EXE_service"), referee).await;
         let redis = if redis { Some(RedisServer::start().await) } else { None };
-        let start = |name, instances: &'static str| {
-            let url = redis.as_ref().map(RedisServer::url);
-            site.service(&[&[name, instances], service].concat(), url.as_deref())
+        let services = match &redis {
+            Some(redis) => {
+                vec![
+                    site.service(["a", "1", service], Some(redis.url())).await,
+                    site.service(["b", "1", service], Some(redis.url())).await,
+                ]
+            }
+            None => vec![site.service(["a", "2", service], None).await],
         };
-        let services = if redis.is_some() { vec![start("a", "1"), start("b", "1")] } else { vec![start("a", "2")] };
         Self { site, services, _redis: redis }
     }
 
@@ -47,13 +51,14 @@ impl World {
     }
 }
 
-/// On both stores, if both are there.
-fn stores() -> Vec<bool> {
+/// In memory, and in Redis if it is there; both at once.
+async fn on_each_store(test: impl AsyncFn(bool)) {
     if RedisServer::is_available() {
-        return vec![false, true];
+        tokio::join!(test(false), test(true));
+    } else {
+        skipped("the referee's bites, on Redis", "redis-server");
+        test(false).await;
     }
-    skipped("the referee's bites, on Redis", "redis-server");
-    vec![false]
 }
 
 fn violations(summary: &Summary) -> Vec<&str> {
@@ -65,7 +70,7 @@ async fn ms(ms: u64) {
 }
 
 /// One holds, one waits and leaves, one comes.
-async fn somebody_leaves_the_line(redis: bool, service: &[&str]) -> Summary {
+async fn somebody_leaves_the_line(redis: bool, service: &str) -> Summary {
     let world = World::new(redis, &[], service).await;
     let holds = world.ask(0, "/refuse/1?work_ms=2000", "holds");
     let others = async {
@@ -81,16 +86,17 @@ async fn somebody_leaves_the_line(redis: bool, service: &[&str]) -> Summary {
 
 #[tokio::test]
 async fn a_release_that_ignores_the_owner_is_an_overlap() {
-    for redis in stores() {
-        let summary = somebody_leaves_the_line(redis, &["--frees-anybody"]).await;
-        assert_eq!(violations(&summary), ["overlap"], "{summary:#?}");
-        let summary = somebody_leaves_the_line(redis, &[]).await;
-        assert_eq!((violations(&summary), summary.answers(409)), (vec![], 1), "{summary:#?}");
-    }
+    on_each_store(async |redis| {
+        let wrong = somebody_leaves_the_line(redis, "--frees-anybody");
+        let (wrong, right) = tokio::join!(wrong, somebody_leaves_the_line(redis, "--right"));
+        assert_eq!(violations(&wrong), ["overlap"], "{wrong:#?}");
+        assert_eq!((violations(&right), right.answers(409)), (vec![], 1), "{right:#?}");
+    })
+    .await;
 }
 
 /// One holds for longer than a lease lasts by a clock that is wrong, one comes.
-async fn somebody_comes_later(redis: bool, service: &[&str]) -> Summary {
+async fn somebody_comes_later(redis: bool, service: &str) -> Summary {
     let world = World::new(redis, &[], service).await;
     let holds = world.ask(0, "/refuse/1?work_ms=2000", "holds");
     let comes = async {
@@ -103,17 +109,18 @@ async fn somebody_comes_later(redis: bool, service: &[&str]) -> Summary {
 
 #[tokio::test]
 async fn a_clock_that_lies_is_an_overlap() {
-    for redis in stores() {
-        let summary = somebody_comes_later(redis, &["--loses-track-of-time"]).await;
-        assert_eq!(violations(&summary), ["overlap"], "{summary:#?}");
-        let summary = somebody_comes_later(redis, &[]).await;
-        assert_eq!((violations(&summary), summary.answers(409)), (vec![], 1), "{summary:#?}");
-    }
+    on_each_store(async |redis| {
+        let wrong = somebody_comes_later(redis, "--loses-track-of-time");
+        let (wrong, right) = tokio::join!(wrong, somebody_comes_later(redis, "--right"));
+        assert_eq!(violations(&wrong), ["overlap"], "{wrong:#?}");
+        assert_eq!((violations(&right), right.answers(409)), (vec![], 1), "{right:#?}");
+    })
+    .await;
 }
 
 /// One is paused past the end of its lease, and writes when it goes on; another one has written by then.
 async fn somebody_is_paused(redis: bool, referee: &[&str]) -> Summary {
-    let world = World::new(redis, referee, &[]).await;
+    let world = World::new(redis, referee, "--right").await;
     let is_paused = world.ask(0, "/fixed/1?block_ms=2000", "is-paused");
     let comes = async {
         ms(200).await;
@@ -129,10 +136,11 @@ async fn somebody_is_paused(redis: bool, referee: &[&str]) -> Summary {
 
 #[tokio::test]
 async fn a_sink_that_does_not_look_at_the_fence_is_a_stale_write() {
-    for redis in stores() {
-        let summary = somebody_is_paused(redis, &["--careless-sink"]).await;
-        assert_eq!(violations(&summary), ["stale-write-accepted"], "{summary:#?}");
-        let summary = somebody_is_paused(redis, &[]).await;
-        assert_eq!((violations(&summary), summary.refused, summary.accepted), (vec![], 1, 1), "{summary:#?}");
-    }
+    on_each_store(async |redis| {
+        let wrong = somebody_is_paused(redis, &["--careless-sink"]);
+        let (wrong, right) = tokio::join!(wrong, somebody_is_paused(redis, &[]));
+        assert_eq!(violations(&wrong), ["stale-write-accepted"], "{wrong:#?}");
+        assert_eq!((violations(&right), right.refused, right.accepted), (vec![], 1, 1), "{right:#?}");
+    })
+    .await;
 }

@@ -5,14 +5,15 @@
 
 use std::time::Duration;
 
-use futures_util::{StreamExt, stream};
-use tokio::time::{sleep, timeout};
+use futures_util::{StreamExt, future::join_all, stream};
+use tokio::time::{Instant, sleep, timeout};
 use tower_lock_faults::{Chaos, Direction, Proxy, RedisServer, skipped};
 use tower_lock_storm::{Farewell, Seen, Service, Site, Summary};
 
 const REQUESTS: u64 = 10_000;
 const KEYS: u64 = 50;
 const AT_ONCE: usize = 200;
+const LEASE: Duration = Duration::from_secs(30);
 
 struct World {
     redis: RedisServer,
@@ -22,10 +23,18 @@ struct World {
     seed: u64,
 }
 
+/// What the clients saw, each under the number of its request, and how long the longest of them took.
+#[derive(Debug)]
+struct Storm {
+    seen: Vec<(u64, Seen)>,
+    longest: Duration,
+}
+
 /// What the clients saw, and what the referee did.
 #[derive(Debug)]
 struct Outcome {
     seen: Vec<(u64, Seen)>,
+    longest: Duration,
     mishaps: u64,
     summary: Summary,
 }
@@ -44,27 +53,32 @@ impl World {
         let redis = RedisServer::start().await;
         let proxy = Proxy::start(redis.address()).await;
         let site = Site::start(env!("CARGO_BIN_EXE_referee"), env!("CARGO_BIN_EXE_service"), &[]).await;
-        let names = ["a", "b", "c", "d"];
         let url = proxy.url();
-        let services = names.map(|name| site.service(&[name, "1"], Some(&url))).into();
+        let services = join_all(["a", "b", "c", "d"].map(|name| site.service([name, "1"], Some(url.clone())))).await;
         Some(Self { redis, proxy, site, services, seed })
     }
 
     /// Sends so many requests. One in a hundred leaves before it has waited for long.
-    async fn storm(&self, requests: u64) -> Vec<(u64, Seen)> {
+    async fn storm(&self, requests: u64) -> Storm {
         let mut die = fastrand::Rng::with_seed(self.seed);
         let requests = stream::iter(0..requests).map(|number| {
             let leaves = (die.u8(0..100) == 0).then(|| Duration::from_micros(die.u64(0..20_000)));
             let path = format!("/{}/{}", if waits(number) { "wait" } else { "refuse" }, die.u64(0..KEYS));
             let alive: Vec<_> = self.services.iter().filter(|service| service.process().ended().is_none()).collect();
             let instance = alive[die.usize(0..alive.len())].instances()[0];
-            async move { (number, self.site.ask(instance, &path, &format!("r{number}"), leaves).await) }
+            async move {
+                let asked = Instant::now();
+                let seen = self.site.ask(instance, &path, &format!("r{number}"), leaves).await;
+                (number, seen, asked.elapsed())
+            }
         });
-        requests.buffer_unordered(AT_ONCE).collect().await
+        let seen: Vec<_> = requests.buffer_unordered(AT_ONCE).collect().await;
+        let longest = seen.iter().map(|(_, _, took)| *took).max().unwrap_or_default();
+        Storm { seen: seen.into_iter().map(|(number, seen, _)| (number, seen)).collect(), longest }
     }
 
     /// Nothing is left behind: not in Redis while the services run, and nothing at all when they have ended in order.
-    async fn end(self, seen: Vec<(u64, Seen)>) -> Outcome {
+    async fn end(self, storm: Storm) -> Outcome {
         let Self { redis, proxy, site, services, .. } = self;
         let left = async || {
             let keys = redis.command(&["KEYS", "*"]).await;
@@ -81,7 +95,7 @@ impl World {
         })
         .await;
         assert_eq!(proxy.connections(), [0; 0]);
-        Outcome { seen, mishaps: proxy.mishaps(), summary: site.finish().await }
+        Outcome { seen: storm.seen, longest: storm.longest, mishaps: proxy.mishaps(), summary: site.finish().await }
     }
 }
 
@@ -94,8 +108,11 @@ impl Outcome {
 
     /// What no weather excuses, but for these violations.
     fn check(&self, excused: &[&str]) {
-        let Self { seen, mishaps, summary } = self;
-        println!("{mishaps} mishaps, {}", serde_json::to_string(summary).expect("plain data"));
+        let Self { seen, longest, mishaps, summary } = self;
+        println!(
+            "{mishaps} mishaps, the longest took {longest:?}, {}",
+            serde_json::to_string(summary).expect("plain data")
+        );
         assert!(summary.violations.keys().all(|name| excused.contains(&&**name)), "{summary:#?}");
         assert_eq!(summary.asked, u64::try_from(seen.len()).expect("a few"));
         assert_eq!(summary.answered.values().sum::<u64>() + summary.gone, summary.asked, "everybody hears something");
@@ -106,9 +123,10 @@ impl Outcome {
         assert!((seen.len() / 1_000..=seen.len() / 50).contains(&left), "{left} of {}: a hundredth or so", seen.len());
     }
 
-    /// And nobody was broken off, or came too late.
+    /// And nobody was broken off, came too late, or waited for the end of a lease.
     fn check_all_lived(&self) {
-        let Self { summary, .. } = self;
+        let Self { summary, longest, .. } = self;
+        assert!(*longest < LEASE, "{longest:?}: whose lease did it wait for?");
         assert_eq!((summary.late, summary.left_open, summary.refused), (0, 0, 0), "{summary:#?}");
         assert_eq!(self.count(|_, seen| *seen == Seen::Broken), 0, "by HTTP");
         let is_well = |waits: bool, seen: &Seen| {
@@ -142,8 +160,8 @@ async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_requests_to_four_processes_overlap_nowhere_and_leave_nothing() {
     let Some(world) = World::new("the storm, in good weather").await else { return };
-    let seen = world.storm(REQUESTS).await;
-    let outcome = world.end(seen).await;
+    let storm = world.storm(REQUESTS).await;
+    let outcome = world.end(storm).await;
     outcome.check(&[]);
     outcome.check_all_lived();
     assert_eq!((outcome.mishaps, outcome.summary.answers(503)), (0, 0), "everybody who waits has a turn");
@@ -153,8 +171,9 @@ async fn ten_thousand_requests_to_four_processes_overlap_nowhere_and_leave_nothi
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_requests_overlap_nowhere_and_leave_nothing_while_the_network_fails() {
     let Some(world) = World::new("the storm, in bad weather").await else { return };
-    let chaos = Chaos::new(world.seed).cut(1).double(20).late(20, ms(20)).drop_pushes(20).double_pushes(20);
-    world.proxy.chaos(Some(chaos));
+    // What comes again comes when nobody counts on it any more: half a second after it was asked, nothing is granted.
+    let chaos = Chaos::new(world.seed).cut(1).double(20).late(20, ms(20)).again(20, ms(1_000)..ms(3_000));
+    world.proxy.chaos(Some(chaos.drop_pushes(20).double_pushes(20)));
     // And now and then it fails for all at once.
     let mut die = fastrand::Rng::with_seed(!world.seed);
     let gusts = async {
@@ -172,10 +191,10 @@ async fn ten_thousand_requests_overlap_nowhere_and_leave_nothing_while_the_netwo
             all.heal();
         }
     };
-    let seen = meanwhile(gusts, world.storm(REQUESTS)).await;
+    let storm = meanwhile(gusts, world.storm(REQUESTS)).await;
     world.proxy.chaos(None);
     world.proxy.all().heal();
-    let outcome = world.end(seen).await;
+    let outcome = world.end(storm).await;
     outcome.check(&[]);
     outcome.check_all_lived();
     assert!(outcome.mishaps > 100, "{} mishaps: is this the weather?", outcome.mishaps);
@@ -195,9 +214,9 @@ async fn while_redis_stands_still_requests_are_told_that_nothing_was_started_and
             world.redis.thaw();
         }
     };
-    let seen = meanwhile(stands_still, world.storm(REQUESTS / 2)).await;
+    let storm = meanwhile(stands_still, world.storm(REQUESTS / 2)).await;
     world.redis.thaw();
-    let outcome = world.end(seen).await;
+    let outcome = world.end(storm).await;
     outcome.check(&[]);
     outcome.check_all_lived();
     let not_started = |seen: &Seen| matches!(seen, Seen::Answer { status: 503, outcome: Some(outcome), .. } if outcome == "not-started");
@@ -218,9 +237,9 @@ async fn a_redis_that_forgets_lets_no_stale_write_through_and_leaves_nobody_with
             redis.restart_empty().await;
         }
     };
-    let seen = meanwhile(forgets, world.storm(REQUESTS / 2)).await;
+    let storm = meanwhile(forgets, world.storm(REQUESTS / 2)).await;
     world.redis = redis;
-    let outcome = world.end(seen).await;
+    let outcome = world.end(storm).await;
     outcome.check(&["overlap", "fence-not-increasing"]);
     assert!(outcome.summary.answers(200) > 0, "{:#?}", outcome.summary);
 }
@@ -235,10 +254,10 @@ async fn processes_that_die_or_stand_still_past_their_leases_let_nobody_in_too_e
         world.services[3].process().kill();
         sleep(Duration::from_secs(34)).await;
         world.services[1].process().thaw();
-        std::future::pending().await
+        std::future::pending::<()>().await;
     };
-    let seen = meanwhile(dying, world.storm(REQUESTS / 4)).await;
-    let outcome = world.end(seen).await;
+    let storm = meanwhile(dying, world.storm(REQUESTS / 4)).await;
+    let outcome = world.end(storm).await;
     // A write that was on its way may come after that of the next one: it is refused.
     outcome.check(&[]);
     assert!(outcome.count(|_, seen| *seen == Seen::Broken) > 0, "{:#?}", outcome.summary);

@@ -51,7 +51,10 @@ async fn listen(referee: Arc<Mutex<Referee>>, stream: TcpStream, finish: mpsc::S
     while let Some(line) = lines.next_line().await? {
         let answer = {
             let mut referee = referee.lock().unwrap_or_else(PoisonError::into_inner);
-            line.parse().map(|report| referee.take(report)).unwrap_or_else(|_| referee.not_understood(&line))
+            match line.parse() {
+                Ok(report) => referee.take(report),
+                Err(_) => referee.not_understood(&line),
+            }
         };
         to.write_all(format!("{answer}\n").as_bytes()).await?;
         if let Answer::Summary(json) = answer {

@@ -1,7 +1,7 @@
 //! A service whose handlers tell the referee what they do.
 //!
 //! ```text
-//! REFEREE=address [REDIS_URL=url] service NAME [INSTANCES] [--frees-anybody | --loses-track-of-time]
+//! REFEREE=address [REDIS_URL=url] service NAME [INSTANCES] [--right | --frees-anybody | --loses-track-of-time]
 //! ```
 //!
 //! Each instance has `Locks` of its own in the one store, and prints where it listens. Without `REDIS_URL` the store is this process'
@@ -72,7 +72,7 @@ async fn main() -> Result<(), Failure> {
         Err(_) => Arc::new(MemoryStore::new()),
     };
     let store: Arc<dyn LockStore> = match flag.as_deref() {
-        None => store,
+        None | Some("--right") => store,
         Some("--frees-anybody") => Arc::new(FreesAnybody(store)),
         Some("--loses-track-of-time") => Arc::new(LosesTrackOfTime(store)),
         Some(other) => return Err(format!("not known: {other}").into()),
