@@ -1,0 +1,402 @@
+//! A proxy that does to the clients of a server what networks do, when it is told to.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    net::{TcpListener, TcpSocket, TcpStream},
+    sync::watch,
+    task::AbortHandle,
+    time::{sleep, timeout},
+};
+
+use self::{
+    faults::{Armed, Block, Path, Pushes, State},
+    wire::Wire,
+};
+use crate::process::AT_MOST;
+
+mod faults;
+mod wire;
+
+pub use self::faults::{Chaos, Direction, Mishap, Push, Request};
+
+/// A TCP proxy before one server. What it does wrong can be switched while it runs, for every connection or for one.
+///
+/// It reads the protocol of Redis, so that a mishap hits whole requests, replies and messages. What is not that protocol is
+/// passed on as it comes; so are `MULTI` and `MONITOR`, whose replies it cannot count.
+#[derive(Debug)]
+pub struct Proxy {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    /// What is wanted, and what is.
+    listen: watch::Sender<bool>,
+    listens: watch::Receiver<bool>,
+    acceptor: AbortHandle,
+}
+
+/// Where the faults of all connections, or of one, are switched. Each switch is thrown at once, and stays until [`heal`](Self::heal).
+#[derive(Debug)]
+#[must_use = "nothing is switched yet"]
+pub struct Switch<'a> {
+    shared: &'a Shared,
+    one: Option<u64>,
+}
+
+struct Shared {
+    upstream: SocketAddr,
+    is_raw: bool,
+    table: Mutex<Table>,
+    observer: Mutex<Option<Observer>>,
+}
+
+type Observer = Box<dyn FnMut(&Request) + Send>;
+
+#[derive(Default)]
+struct Table {
+    wires: BTreeMap<u64, Arc<Wire>>,
+    arrived: u64,
+    /// What connections begin with.
+    state: State,
+    pushes: Option<Pushes>,
+    armed: Vec<Armed>,
+    chaos: Option<Chaos>,
+    requests: BTreeMap<String, u64>,
+    mishaps: u64,
+}
+
+// === impl Proxy ===
+
+impl Proxy {
+    /// Starts one before a server that speaks the protocol of Redis. It lives on this runtime.
+    ///
+    /// # Panics
+    ///
+    /// No port is free.
+    pub async fn start(upstream: SocketAddr) -> Self {
+        Self::begin(upstream, false).await
+    }
+
+    /// Starts one before any other server: it has no requests, replies and messages, only bytes.
+    ///
+    /// # Panics
+    ///
+    /// No port is free.
+    pub async fn start_raw(upstream: SocketAddr) -> Self {
+        Self::begin(upstream, true).await
+    }
+
+    async fn begin(upstream: SocketAddr, is_raw: bool) -> Self {
+        let shared = Shared { upstream, is_raw, table: Mutex::default(), observer: Mutex::new(None) };
+        let shared = Arc::new(shared);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let ((listen, wanted), (now, listens)) = (watch::channel(true), watch::channel(true));
+        let acceptor = accept(Arc::clone(&shared), listener, address, wanted, now);
+        let acceptor = tokio::runtime::Handle::current().spawn(acceptor).abort_handle();
+        Self { shared, address, listen, listens, acceptor }
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where it listens, as clients of Redis are told.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    /// The faults of every connection, and of those to come.
+    pub fn all(&self) -> Switch<'_> {
+        Switch { shared: &self.shared, one: None }
+    }
+
+    /// The faults of one connection.
+    pub fn connection(&self, number: u64) -> Switch<'_> {
+        Switch { shared: &self.shared, one: Some(number) }
+    }
+
+    /// The connections there are, numbered by arrival from zero.
+    #[must_use]
+    pub fn connections(&self) -> Vec<u64> {
+        self.shared.table().wires.keys().copied().collect()
+    }
+
+    /// Those of them that have asked for messages.
+    #[must_use]
+    pub fn subscribers(&self) -> Vec<u64> {
+        self.shared.table().wires.values().filter(|wire| wire.subscribes()).map(|wire| wire.number()).collect()
+    }
+
+    /// How many connections there have ever been.
+    #[must_use]
+    pub fn arrived(&self) -> u64 {
+        self.shared.table().arrived
+    }
+
+    /// Refuses new connections, or takes them again. What is connected stays.
+    ///
+    /// # Panics
+    ///
+    /// Somebody else has the port now.
+    pub async fn refuse(&self, refuse: bool) {
+        self.listen.send_replace(!refuse);
+        let mut listens = self.listens.clone();
+        let done = timeout(AT_MOST, listens.wait_for(|listens| *listens != refuse)).await;
+        done.expect("the port is still ours").expect("it runs");
+    }
+
+    /// Shows every request from now on.
+    pub fn observe(&self, observer: impl FnMut(&Request) + Send + 'static) {
+        *self.shared.observer.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(observer));
+    }
+
+    /// How many requests there were, by the name of the command in upper case.
+    #[must_use]
+    pub fn requests(&self) -> BTreeMap<String, u64> {
+        self.shared.table().requests.clone()
+    }
+
+    /// Counts requests from zero.
+    pub fn forget_requests(&self) {
+        self.shared.table().requests.clear();
+    }
+
+    /// How many mishaps there were, by order or by chance.
+    #[must_use]
+    pub fn mishaps(&self) -> u64 {
+        self.shared.table().mishaps
+    }
+
+    /// Lets things go wrong by chance, or no longer.
+    pub fn chaos(&self, chaos: Option<Chaos>) {
+        self.shared.table().chaos = chaos;
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.acceptor.abort();
+        self.all().cut();
+    }
+}
+
+async fn accept(
+    shared: Arc<Shared>,
+    listener: TcpListener,
+    address: SocketAddr,
+    mut wanted: watch::Receiver<bool>,
+    now: watch::Sender<bool>,
+) {
+    let mut listener = Some(listener);
+    loop {
+        let is_wanted = *wanted.borrow_and_update();
+        if is_wanted && listener.is_none() {
+            // Whoever has the port for a moment gives it back.
+            listener = bind(address).ok();
+            if listener.is_none() {
+                sleep(Duration::from_millis(10)).await;
+                continue;
+            }
+        } else if !is_wanted {
+            listener = None;
+        }
+        now.send_replace(is_wanted);
+        let arrival = async {
+            match &listener {
+                Some(listener) => listener.accept().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            arrived = arrival => match arrived {
+                Ok((client, _)) => shared.welcome(client),
+                // Of one connection, or of too many.
+                Err(_) => sleep(Duration::from_millis(10)).await,
+            },
+            changed = wanted.changed() => if changed.is_err() {
+                return;
+            },
+        }
+    }
+}
+
+fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(1_024)
+}
+
+// === impl Switch ===
+
+impl Switch<'_> {
+    /// Everything takes so much longer that way.
+    pub fn delay(&self, direction: Direction, delay: Duration) {
+        self.paths(direction, |path| path.delay = delay);
+    }
+
+    /// Holds back what goes that way; it arrives when this is healed, also when its sender has gone by then.
+    pub fn hold(&self, direction: Direction) {
+        self.paths(direction, |path| path.block = Block::Hold);
+    }
+
+    /// Throws away what goes that way. A connection that has missed something is cut when this is healed.
+    pub fn swallow(&self, direction: Direction) {
+        self.paths(direction, |path| path.block = Block::Swallow);
+    }
+
+    /// Everything goes through again, as it is, and what was to happen next does not.
+    pub fn heal(&self) {
+        let mut table = self.shared.table();
+        if self.one.is_none() {
+            (table.state, table.pushes) = (State::default(), None);
+            table.armed.clear();
+        }
+        for wire in table.wires(self.one) {
+            wire.disarm();
+            wire.set_pushes(None);
+            wire.change(|state| *state = State { is_cut: state.is_cut, ..State::default() });
+        }
+    }
+
+    /// Closes both sides.
+    pub fn cut(&self) {
+        for wire in self.shared.table().wires(self.one) {
+            wire.change(|state| state.is_cut = true);
+        }
+    }
+
+    /// This happens to the next request.
+    pub fn next(&self, mishap: Mishap) {
+        self.next_where(|_| true, mishap);
+    }
+
+    /// This happens to the next request of that name.
+    pub fn next_of(&self, name: &str, mishap: Mishap) {
+        let name = name.to_ascii_uppercase();
+        self.next_where(move |request| request.name() == name, mishap);
+    }
+
+    /// This happens to the next request of which that is true; once, whichever connection it is on.
+    pub fn next_where(&self, is_it: impl Fn(&Request) -> bool + Send + Sync + 'static, mishap: Mishap) {
+        let mut table = self.shared.table();
+        let armed = Armed::new(is_it, mishap);
+        match self.one {
+            None => table.armed.push(armed),
+            Some(number) => {
+                if let Some(wire) = table.wires.get(&number) {
+                    wire.arm(armed);
+                }
+            }
+        }
+    }
+
+    /// Drops messages; replies go through.
+    pub fn drop_pushes(&self) {
+        self.pushes(|_| Vec::new());
+    }
+
+    /// Brings each message twice.
+    pub fn double_pushes(&self) {
+        self.pushes(|push| vec![push.payload.clone(); 2]);
+    }
+
+    /// Brings another message in its place.
+    pub fn rewrite_pushes(&self, rewrite: impl Fn(&Push) -> Vec<u8> + Send + Sync + 'static) {
+        self.pushes(move |push| vec![rewrite(push)]);
+    }
+
+    /// Brings these messages in its place.
+    pub fn pushes(&self, instead: impl Fn(&Push) -> Vec<Vec<u8>> + Send + Sync + 'static) {
+        let instead: Pushes = Arc::new(instead);
+        let mut table = self.shared.table();
+        for wire in table.wires(self.one) {
+            wire.set_pushes(Some(Arc::clone(&instead)));
+        }
+        if self.one.is_none() {
+            table.pushes = Some(instead);
+        }
+    }
+
+    fn paths(&self, direction: Direction, change: impl Fn(&mut Path)) {
+        let change = |state: &mut State| {
+            if direction != Direction::Down {
+                change(&mut state.up);
+            }
+            if direction != Direction::Up {
+                change(&mut state.down);
+            }
+        };
+        let mut table = self.shared.table();
+        if self.one.is_none() {
+            change(&mut table.state);
+        }
+        for wire in table.wires(self.one) {
+            wire.change(change);
+        }
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn welcome(self: &Arc<Self>, client: TcpStream) {
+        let mut table = self.table();
+        let wire = Arc::new(Wire::new(table.arrived, table.state, table.pushes.clone()));
+        table.arrived += 1;
+        table.wires.insert(wire.number(), Arc::clone(&wire));
+        drop(table);
+        let shared = Arc::clone(self);
+        tokio::runtime::Handle::current().spawn(async move {
+            wire.run(&shared, client).await;
+            shared.table().wires.remove(&wire.number());
+        });
+    }
+
+    /// What happens to this request.
+    fn next(&self, wire: &Wire, request: &Request) -> Option<Mishap> {
+        if let Some(observer) = &mut *self.observer.lock().unwrap_or_else(PoisonError::into_inner) {
+            observer(request);
+        }
+        let mut table = self.table();
+        *table.requests.entry(request.name()).or_default() += 1;
+        let by_order = wire.disarm_for(request).or_else(|| Armed::take(&mut table.armed, request));
+        let mishap = by_order.or_else(|| table.chaos.as_mut()?.for_request(request));
+        table.mishaps += u64::from(mishap.is_some());
+        mishap
+    }
+
+    /// How often this message comes by chance.
+    fn copies(&self) -> usize {
+        let mut table = self.table();
+        let copies = table.chaos.as_mut().map_or(1, Chaos::for_push);
+        table.mishaps += u64::from(copies != 1);
+        copies
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("upstream", &self.upstream).finish_non_exhaustive()
+    }
+}
+
+impl Table {
+    fn wires(&self, one: Option<u64>) -> impl Iterator<Item = &Wire> {
+        let wires = self.wires.values().filter(move |wire| one.is_none_or(|one| one == wire.number()));
+        wires.map(|wire| &**wire)
+    }
+}
