@@ -4,7 +4,7 @@ use std::env;
 
 use axum::http::StatusCode;
 use sqlx::{
-    AnyConnection, AnyPool, ConnectOptions, Executor,
+    AnyConnection, AnyPool, ConnectOptions, Connection, Executor,
     any::{AnyConnectOptions, AnyPoolOptions, install_default_drivers},
 };
 use tower_lock::HeldLock;
@@ -68,7 +68,7 @@ async fn open_mysql(url: &str) -> Result<AnyPool, sqlx::Error> {
     install_default_drivers();
     let options: AnyConnectOptions = url.parse()?;
     // A pool asks again and again where nobody listens, and then says that it is out of connections.
-    drop(options.connect().await?);
+    options.connect().await?.close().await?;
     AnyPoolOptions::new().max_connections(8).connect_with(options).await
 }
 

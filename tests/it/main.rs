@@ -25,6 +25,7 @@ mod random;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod cases;
+mod fence;
 mod storm;
 mod tidy;
 
