@@ -208,6 +208,23 @@ impl LockKey {
     }
 }
 
+#[cfg(feature = "redis")]
+impl LockKey {
+    /// Of this text, as it was read back from a store.
+    pub(crate) fn of_text(text: &str) -> Self {
+        Self::new(text.into(), Spelling::Made)
+    }
+
+    /// Of this raw name, as it was read back from a store.
+    pub(crate) fn of_raw_name(name: &str) -> Self {
+        Self::new(name.into(), Spelling::Raw)
+    }
+
+    pub(crate) fn is_raw(&self) -> bool {
+        self.spelling == Spelling::Raw
+    }
+}
+
 impl LockKey {
     fn new(text: Arc<str>, spelling: Spelling) -> Self {
         static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);

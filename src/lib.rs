@@ -34,6 +34,9 @@ pub use self::middleware::{Answer, By, KeyFn, by, by_with_state};
 #[cfg(feature = "memory")]
 #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
 pub use self::store::MemoryStore;
+#[cfg(feature = "redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+pub use self::store::{RedisConnectError, RedisStore, RedisStoreBuilder};
 pub use self::{
     key::{KeyPart, KeyTuple, LockKey, PartWriter},
     lease::{FencingToken, OwnerId},
@@ -47,3 +50,7 @@ pub use self::{
     },
     store::{LockStore, Released, StoreError, StoreErrorKind},
 };
+/// The library that connects to Redis, as this crate's types have it.
+#[cfg(feature = "redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+pub use deadpool_redis;

@@ -18,10 +18,18 @@ mod error;
 mod inbox;
 #[cfg(feature = "memory")]
 mod memory;
+#[cfg(feature = "redis")]
+mod redis;
 
 #[cfg(feature = "memory")]
 #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
 pub use self::memory::MemoryStore;
+#[cfg(all(feature = "redis", feature = "test-util"))]
+#[doc(hidden)]
+pub use self::redis::protocol as redis_protocol;
+#[cfg(feature = "redis")]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+pub use self::redis::{RedisConnectError, RedisStore, RedisStoreBuilder};
 pub use self::{
     error::{StoreError, StoreErrorKind},
     inbox::{Inbox, StoreEvent},
@@ -42,7 +50,7 @@ pub use self::{
 ///   [`acquire`](Self::acquire) of another one all *offer* it to that one: a grant with the short lease of
 ///   [`LineTerms::offer`], a fence of its own, and an event to the inbox of its process.
 /// - An **event is a hint**. It may be lost, doubled or late; who gets it asks again before anything runs. A process that
-///   has no inbox any more is dead, and is skipped.
+///   has no inbox any more is dead, and is skipped, as soon as the store has noticed: within a second.
 /// - A **place** in a line lasts as long as its owner asks again within [`LineTerms::place`]. One that is
 ///   not asked for any more may go; the order of the others stays.
 /// - An **error** means that the outcome is unknown: the verb may have run, or may run later. Where somebody else has the key, that is an

@@ -34,6 +34,8 @@ use crate::{
 /// Leases in here: long enough for a slow machine, short enough to be waited for.
 const LEASE: Duration = Duration::from_millis(1500);
 const OFFER: Duration = Duration::from_millis(600);
+/// How long a store may take to notice that an inbox was closed.
+const NOTICED: Duration = Duration::from_millis(1200);
 /// How long an event may take to come.
 const SOON: Duration = Duration::from_secs(5);
 
@@ -357,6 +359,8 @@ async fn a_dead_process_is_skipped(w: World) {
     w.in_line(&b).await;
     w.in_line(&c).await;
     drop(dead.alive);
+    sleep(NOTICED).await;
+    w.granted(&a).await;
     w.release(&a, Duration::ZERO).await;
     w.offered(&p, &c).await;
     w.granted(&c).await;

@@ -52,3 +52,6 @@ pub use self::store::{Chaos, Fault, Hand, TestStore, Verb};
 pub use crate::clock::Clock;
 #[doc(hidden)]
 pub use crate::lock::decisions;
+#[cfg(feature = "redis")]
+#[doc(hidden)]
+pub use crate::store::redis_protocol;

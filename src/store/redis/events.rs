@@ -1,0 +1,198 @@
+//! The messages of Redis, and to whose inbox each goes.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use deadpool_redis::redis::{
+    Client, RedisResult,
+    aio::{PubSub, PubSubSink, PubSubStream},
+};
+use futures_util::StreamExt;
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, watch},
+    task::AbortHandle,
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
+
+use super::{
+    names::{self, Names},
+    trouble::Trouble,
+};
+use crate::{
+    defaults::{CHECK_IN, RETRY_MAX, RETRY_MIN, STORE_CALL},
+    store::{Inbox, StoreEvent},
+};
+
+/// One connection on which Redis speaks to us, for all inboxes. It is made again when it breaks.
+#[derive(Debug)]
+pub(super) struct Events {
+    client: Client,
+    names: Names,
+    /// By channel.
+    inboxes: Mutex<HashMap<String, Subscriber>>,
+    /// An inbox was opened.
+    opened: Notify,
+    task: Mutex<Option<AbortHandle>>,
+}
+
+#[derive(Debug)]
+struct Subscriber {
+    inbox: Inbox,
+    /// Whether it was subscribed for once.
+    listens: watch::Sender<bool>,
+}
+
+impl Events {
+    /// How long somebody who lines up waits for his inbox to be heard: else he would be taken for dead, and lose his place. It is
+    /// a round trip after it was opened; if it takes longer, check-ins find what it should have told.
+    const FIRST_WORD: Duration = STORE_CALL.checked_div(2).expect("not by zero");
+
+    pub(super) fn new(client: Client, names: Names) -> Arc<Self> {
+        Arc::new(Self { client, names, inboxes: Mutex::default(), opened: Notify::new(), task: Mutex::default() })
+    }
+
+    pub(super) fn open(&self, inbox: Inbox) {
+        let channel = names::inbox(inbox.process());
+        self.inboxes().insert(channel, Subscriber { inbox, listens: watch::Sender::new(false) });
+        self.opened.notify_one();
+    }
+
+    /// Completes when this process can be told something, or is not going to be soon.
+    pub(super) async fn listening(self: &Arc<Self>, process: &str) {
+        let listens = self.inboxes().get(&names::inbox(process)).map(|subscriber| subscriber.listens.subscribe());
+        let Some(mut listens) = listens else { return };
+        if *listens.borrow_and_update() {
+            return;
+        }
+        self.start(None);
+        let _ = timeout(Self::FIRST_WORD, listens.wait_for(|listens| *listens)).await;
+    }
+
+    pub(super) async fn connect(&self) -> Result<PubSub, Trouble> {
+        let connection = timeout(STORE_CALL, self.client.get_async_pubsub()).await;
+        Ok(connection.map_err(|_| Trouble::NoConnection)??)
+    }
+
+    /// Listens from this runtime, if no other one does.
+    pub(super) fn start(self: &Arc<Self>, connection: Option<PubSub>) {
+        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        if task.as_ref().is_none_or(AbortHandle::is_finished) {
+            *task = Some(Handle::current().spawn(Arc::clone(self).run(connection)).abort_handle());
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        if let Some(task) = self.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            task.abort();
+        }
+    }
+
+    async fn run(self: Arc<Self>, mut connection: Option<PubSub>) {
+        let mut pause = RETRY_MIN;
+        loop {
+            let connected = match connection.take() {
+                Some(connection) => Ok(connection),
+                None => self.connect().await,
+            };
+            if let Ok(connection) = connected {
+                let (sink, stream) = connection.split();
+                let mut listener = Listener { events: &self, sink, channels: HashSet::new() };
+                if listener.listen(stream).await {
+                    pause = RETRY_MIN;
+                }
+            }
+            // Whoever lost its connection first is not to be the only one that keeps on trying.
+            sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            pause = (2 * pause).min(RETRY_MAX);
+        }
+    }
+
+    fn tell(&self, channel: &str, event: StoreEvent) {
+        // Not under the mutex: whoever is told may ask again from in there.
+        let inbox = self.inboxes().get(channel).map(|subscriber| subscriber.inbox.clone());
+        if let Some(inbox) = inbox {
+            inbox.tell(event);
+        }
+    }
+
+    fn inboxes(&self) -> MutexGuard<'_, HashMap<String, Subscriber>> {
+        self.inboxes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One connection, while it lasts.
+struct Listener<'a> {
+    events: &'a Events,
+    sink: PubSubSink,
+    /// What was subscribed on it.
+    channels: HashSet<String>,
+}
+
+impl Listener<'_> {
+    /// So often the connection is asked whether it is alive: a cut one looks just like a quiet one.
+    const LOOK: Duration = CHECK_IN;
+
+    /// Until the connection breaks. Whether it worked at all.
+    async fn listen(&mut self, mut messages: PubSubStream) -> bool {
+        let mut worked = false;
+        let mut looks = interval(Self::LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                message = messages.next() => {
+                    let Some(message) = message else { return worked };
+                    let event = self.events.names.event(message.get_payload_bytes());
+                    self.events.tell(message.get_channel_name(), event);
+                    continue;
+                }
+                () = self.events.opened.notified() => {}
+                // The first tick comes at once.
+                _ = looks.tick() => {
+                    if !matches!(timeout(STORE_CALL, self.sink.ping::<()>()).await, Ok(Ok(()))) {
+                        return worked;
+                    }
+                }
+            }
+            if !matches!(timeout(STORE_CALL, self.follow()).await, Ok(Ok(()))) {
+                return worked;
+            }
+            worked = true;
+        }
+    }
+
+    /// Subscribes for inboxes that were opened, and no longer for those that were closed.
+    async fn follow(&mut self) -> RedisResult<()> {
+        let (opened, closed) = {
+            let mut inboxes = self.events.inboxes();
+            inboxes.retain(|_, subscriber| subscriber.inbox.is_open());
+            let opened: Vec<_> = inboxes.keys().filter(|channel| !self.channels.contains(*channel)).cloned().collect();
+            let closed: Vec<_> =
+                self.channels.iter().filter(|channel| !inboxes.contains_key(*channel)).cloned().collect();
+            (opened, closed)
+        };
+        if !closed.is_empty() {
+            self.sink.unsubscribe(&closed).await?;
+            self.channels.retain(|channel| !closed.contains(channel));
+        }
+        if opened.is_empty() {
+            return Ok(());
+        }
+        self.sink.subscribe(&opened).await?;
+        for channel in opened {
+            let was_listening = {
+                let inboxes = self.events.inboxes();
+                inboxes.get(&channel).is_some_and(|subscriber| subscriber.listens.send_replace(true))
+            };
+            // What was said while nobody listened is lost (I7).
+            if was_listening {
+                self.events.tell(&channel, StoreEvent::Gap);
+            }
+            self.channels.insert(channel);
+        }
+        Ok(())
+    }
+}

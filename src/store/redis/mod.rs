@@ -1,0 +1,266 @@
+//! Locks in one Redis, for many instances of a service.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use deadpool_redis::{
+    Config, Pool,
+    redis::{IntoConnectionInfo, Value},
+};
+
+use self::{
+    events::Events,
+    lane::Lane,
+    names::{Names, TwoSpellings},
+    script::ScriptCall,
+    server_clock::ServerClock,
+    trouble::Trouble,
+    wire::{InTime, Misread},
+};
+use super::{
+    AcquireAsk, Acquired, ForceAsk, IfHeld, Inbox, Inspected, LockStore, ReleaseAsk, Released, RenewAsk, Renewed,
+    StoreFuture, YieldAsk, Yielded,
+};
+use crate::{
+    clock::{Clock, Moment},
+    key::LockKey,
+    lease::OwnerId,
+};
+
+// In the order of a call: from the address to the reply.
+mod connect;
+#[allow(unreachable_pub, reason = "reached by simulators alone: feature `test-util`")]
+mod wire;
+#[allow(unreachable_pub, reason = "reached by simulators alone: feature `test-util`")]
+mod names;
+#[allow(unreachable_pub, reason = "reached by simulators alone: feature `test-util`")]
+mod script;
+#[allow(unreachable_pub, reason = "reached by simulators alone: feature `test-util`")]
+mod server_clock;
+mod lane;
+mod events;
+mod trouble;
+
+pub use self::connect::{RedisConnectError, RedisStoreBuilder};
+
+/// What is said to Redis and what it says, without a connection, for simulators: no promise is made of it.
+#[cfg(feature = "test-util")]
+pub mod protocol {
+    pub use super::{
+        names::Names,
+        script::ScriptCall,
+        server_clock::ServerClock,
+        wire::{InTime, Misread, acquired, forced, inspected, released, renewed, yielded},
+    };
+}
+
+/// Locks in one Redis, 7.0 or later, that any number of instances share. Needs the feature `redis`.
+///
+/// ```no_run
+/// # use tower_lock::{Locks, RedisStore, RedisConnectError};
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), RedisConnectError> {
+/// let locks = Locks::new(RedisStore::connect("redis://127.0.0.1:6379").await?);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A lock is a hash of one field, the owner's id, as Redisson writes it: the two exclude each other. Who waits has a place in a list
+/// beside it, and is offered the lock by whoever gives it back, in the order of the list. `docs/redis.md` shows all of it, and what happens
+/// when Redis is slow, down, restarted or flushed.
+///
+/// It has three connections: one that asks, one that renews and gives back, so that this never queues behind the first, and one that listens.
+/// Each is made again when it breaks; a call that got no answer is repeated by whoever asked, and never in here.
+///
+/// One Redis is one point of failure. While it cannot be reached nothing new is locked (503, not started), and what is held is lost at the end
+/// of its lease; if it forgets what it knew, two may hold one key, and only a [fencing token](crate::FencingToken) tells them apart.
+pub struct RedisStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    names: Names,
+    clock: Clock,
+    server_clock: Mutex<ServerClock>,
+    asks: Lane,
+    ends: Lane,
+    events: Arc<Events>,
+    told_of_endless: AtomicBool,
+}
+
+impl RedisStore {
+    /// Connects to this address: `redis://user:password@host:port/database`, `rediss://` for TLS (feature `redis-tls`),
+    /// `unix:///path`.
+    ///
+    /// # Errors
+    ///
+    /// Whatever a [`RedisConnectError`] says: an address that cannot be read, no answer, too old a server, a right that is missing.
+    pub async fn connect(url: &str) -> Result<Self, RedisConnectError> {
+        Self::builder().connect(url).await
+    }
+
+    /// Connects to the address in the environment variable `REDIS_URL`.
+    ///
+    /// # Errors
+    ///
+    /// As of [`connect`](Self::connect); and there may be no such variable.
+    pub async fn from_env() -> Result<Self, RedisConnectError> {
+        Self::builder().connect_from_env().await
+    }
+
+    /// Connects as the rest of the service does.
+    ///
+    /// # Errors
+    ///
+    /// As of [`connect`](Self::connect).
+    pub async fn from_config(config: &Config) -> Result<Self, RedisConnectError> {
+        Self::builder().connect_with(config).await
+    }
+
+    /// Takes its connections from your pool, but for the one that listens: no pool gives such a one, so it is made to this address.
+    ///
+    /// See [`RedisStoreBuilder::connect_through`].
+    ///
+    /// # Errors
+    ///
+    /// As of [`connect`](Self::connect).
+    pub async fn from_pool(pool: Pool, address: impl IntoConnectionInfo) -> Result<Self, RedisConnectError> {
+        Self::builder().connect_through(pool, address).await
+    }
+
+    /// A store that is to be told something about itself.
+    pub fn builder() -> RedisStoreBuilder {
+        RedisStoreBuilder::default()
+    }
+
+    fn answer<T, F>(&self, operation: &'static str, ask: impl FnOnce(Arc<Shared>) -> F) -> StoreFuture<T>
+    where
+        F: Future<Output = Result<T, Trouble>> + Send + 'static,
+    {
+        let answer = ask(Arc::clone(&self.shared));
+        StoreFuture::new(async move { answer.await.map_err(|trouble| trouble.of(operation)) })
+    }
+}
+
+impl LockStore for RedisStore {
+    fn open(&self, inbox: Inbox) {
+        self.shared.events.open(inbox);
+    }
+
+    fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired> {
+        let called = self.shared.clock.now();
+        self.answer("acquire", move |shared| async move {
+            if ask.if_held == IfHeld::LineUp {
+                shared.events.listening(ask.owner.process()).await;
+            }
+            let call = |until| shared.names.acquire(&ask, until);
+            let answer = shared.in_time(called, ask.void_after, call, wire::acquired).await?;
+            shared.tell_of_endless(&answer);
+            Ok(answer)
+        })
+    }
+
+    fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>> {
+        self.answer("renew", move |shared| async move {
+            let (call, is_asked) = shared.names.renew(&asks);
+            Ok(wire::renewed(&shared.ends.run(&call).await?, &is_asked)?)
+        })
+    }
+
+    fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
+        self.answer("release", move |shared| async move {
+            let call = shared.names.release(&ask)?;
+            Ok(wire::released(&shared.ends.run(&call).await?)?)
+        })
+    }
+
+    fn yield_to_line(&self, ask: YieldAsk) -> StoreFuture<Yielded> {
+        let called = self.shared.clock.now();
+        self.answer("yield", move |shared| async move {
+            shared.events.listening(ask.next.process()).await;
+            let call = |until| shared.names.yield_to_line(&ask, until);
+            shared.in_time(called, ask.void_after, call, wire::yielded).await
+        })
+    }
+
+    fn inspect(&self, key: LockKey) -> StoreFuture<Inspected> {
+        self.answer("inspect", move |shared| async move {
+            let call = shared.names.inspect(&key)?;
+            Ok(wire::inspected(&shared.ends.run(&call).await?)?)
+        })
+    }
+
+    fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<OwnerId>> {
+        self.answer("force", move |shared| async move {
+            let call = shared.names.force(&ask)?;
+            Ok(wire::forced(&shared.ends.run(&call).await?)?)
+        })
+    }
+}
+
+impl Shared {
+    /// How often a call is made again that came too late only because we had too low an idea of the server's clock: it did nothing, and its
+    /// answer says what time it is there.
+    const LATE: usize = 3;
+
+    /// A call that does nothing once `void_after` has passed since it was made, by whichever clock.
+    async fn in_time<T>(
+        &self,
+        called: Moment,
+        void_after: Duration,
+        call: impl Fn(i64) -> Result<ScriptCall, TwoSpellings>,
+        read: impl Fn(&Value) -> Result<(i64, InTime<T>), Misread>,
+    ) -> Result<T, Trouble> {
+        let void_after_us = i64::try_from(void_after.as_micros()).unwrap_or(i64::MAX);
+        for _ in 0..Self::LATE {
+            // At the most: a server whose clock we know nothing of is asked for it first, by a call that it finds too late.
+            let until = self.server_clock().at(called).map_or(0, |then| then.saturating_add(void_after_us));
+            let reply = self.asks.run(&call(until)?).await?;
+            let now = self.clock.now();
+            let (server, answer) = read(&reply)?;
+            self.server_clock().said(server, now);
+            match answer {
+                InTime::Done(answer) => return Ok(answer),
+                InTime::Late if now.since(called) >= void_after => break,
+                InTime::Late => {}
+            }
+        }
+        Err(Trouble::Late)
+    }
+
+    fn server_clock(&self) -> MutexGuard<'_, ServerClock> {
+        self.server_clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells once of a lock that somebody else left without an end: nobody can have it before it is deleted.
+    fn tell_of_endless(&self, answer: &Acquired) {
+        let (Acquired::InLine { lease_left, .. } | Acquired::Held { lease_left } | Acquired::LineFull { lease_left }) =
+            answer
+        else {
+            return;
+        };
+        if *lease_left == Duration::MAX && !self.told_of_endless.swap(true, Ordering::Relaxed) {
+            #[cfg(feature = "tracing")]
+            tracing::warn!(target: "tower_lock", "a key in Redis has no TTL, so that it is locked for ever: nothing of ours writes such a one");
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.events.stop();
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    /// Without addresses: there may be a password in them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore").field("names", &self.shared.names).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,158 @@
+//! What things are called in Redis. Pure.
+
+use std::fmt;
+
+use crate::{key::LockKey, store::StoreEvent};
+
+/// Where the last fence of a Redis stands.
+pub(super) const FENCES: &str = "tower-lock:f";
+
+/// The channel of one process, by what its owner ids have in common.
+pub(super) fn inbox(process: &str) -> String {
+    format!("tower-lock:in:{process}")
+}
+
+/// Where those wait who want this lock. Named after the whole of the lock's name, alike for all applications, and in the same hash slot.
+pub(super) fn line(lock: &str) -> String {
+    // A tag of its own decides the slot of a name that has one.
+    if lock.contains('{') { format!("tower-lock:q:{lock}") } else { format!("tower-lock:q:{{{lock}}}") }
+}
+
+/// The names of one application.
+#[derive(Clone, Debug)]
+pub struct Names {
+    prefix: Box<str>,
+}
+
+/// A prefix that cannot be one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotAPrefix;
+
+/// A raw key that reads like one that this application makes: nobody could tell from its name which of the two it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TwoSpellings {
+    name: String,
+    prefix: Box<str>,
+}
+
+impl Names {
+    const PREFIX_BYTES: usize = 64;
+
+    /// Made keys begin with this prefix: 1 to 64 of `[A-Za-z0-9._-]`. No colon: then no two prefixes and keys make one name.
+    pub fn new(prefix: &str) -> Result<Self, NotAPrefix> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        let is_one = (1..=Self::PREFIX_BYTES).contains(&prefix.len()) && prefix.chars().all(plain);
+        // What belongs to all applications is named so.
+        if is_one && prefix != "tower-lock" { Ok(Self { prefix: prefix.into() }) } else { Err(NotAPrefix) }
+    }
+
+    /// The name of a lock.
+    pub fn lock(&self, key: &LockKey) -> Result<String, TwoSpellings> {
+        let text = key.as_str();
+        if !key.is_raw() {
+            return Ok(format!("{}:{text}", self.prefix));
+        }
+        match self.made(text) {
+            None => Ok(text.to_owned()),
+            Some(_) => Err(TwoSpellings { name: text.to_owned(), prefix: self.prefix.clone() }),
+        }
+    }
+
+    /// The key that has this name.
+    pub fn key(&self, lock: &str) -> LockKey {
+        self.made(lock).map_or_else(|| LockKey::of_raw_name(lock), LockKey::of_text)
+    }
+
+    fn made<'a>(&self, lock: &'a str) -> Option<&'a str> {
+        lock.strip_prefix(&*self.prefix)?.strip_prefix(':')
+    }
+
+    /// What a message in an inbox says. What this version does not know is a hint all the same: to ask again (I7).
+    pub fn event(&self, message: &[u8]) -> StoreEvent {
+        let known = || {
+            // The name of the lock comes last: it may have blanks.
+            let mut words = std::str::from_utf8(message).ok()?.splitn(5, ' ');
+            let (format, what, _fence) = (words.next()?, words.next()?, words.next()?);
+            let owner = crate::lease::OwnerId::from_text(words.next()?);
+            let key = self.key(words.next()?);
+            match (format, what) {
+                ("1", "offered") => Some(StoreEvent::Offered { key, owner }),
+                ("1", "taken") => Some(StoreEvent::TakenAway { key, owner }),
+                _ => None,
+            }
+        };
+        known().unwrap_or(StoreEvent::Gap)
+    }
+}
+
+impl fmt::Display for NotAPrefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a prefix is 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`")
+    }
+}
+
+impl std::error::Error for NotAPrefix {}
+
+impl fmt::Display for TwoSpellings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, prefix } = self;
+        write!(
+            f,
+            "the raw name `{name}` begins with `{prefix}:`, as the keys of this application do: give the store another prefix, or \
+             make the key of a tuple"
+        )
+    }
+}
+
+impl std::error::Error for TwoSpellings {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::OwnerId;
+
+    fn names() -> Names {
+        Names::new("lock").expect("a prefix")
+    }
+
+    #[test]
+    fn a_made_key_has_the_prefix_and_a_raw_one_is_spelt_exactly() {
+        let (made, raw) = (LockKey::from(("reward", 7, "a b")), LockKey::raw("myLock").expect("a name"));
+        assert_eq!(names().lock(&made).as_deref(), Ok("lock:reward:7:a%20b"));
+        assert_eq!(names().lock(&raw).as_deref(), Ok("myLock"));
+        for key in [made, raw] {
+            assert_eq!(names().key(&names().lock(&key).expect("a name")), key, "and back");
+        }
+        let both = LockKey::raw("lock:reward:7").expect("a name");
+        let error = names().lock(&both).expect_err("whose is it?");
+        assert!(error.to_string().contains("`lock:reward:7` begins with `lock:`"), "{error}");
+    }
+
+    #[test]
+    fn a_line_is_in_the_slot_of_its_lock() {
+        assert_eq!(line("lock:reward:7"), "tower-lock:q:{lock:reward:7}");
+        assert_eq!(line("shop{7}:x"), "tower-lock:q:shop{7}:x");
+    }
+
+    #[test]
+    fn no_prefix_can_be_mistaken() {
+        for prefix in ["", "a:b", "a{b", "a b", "tower-lock", &"a".repeat(65)] {
+            assert!(Names::new(prefix).is_err(), "{prefix}");
+        }
+        assert!(Names::new("shop-2.eu_west").is_ok());
+    }
+
+    #[test]
+    fn a_message_that_is_not_known_is_a_bare_hint() {
+        let (key, owner) = (LockKey::from(("n", 1)), OwnerId::from_text("api:0a:7"));
+        let offered = names().event(b"1 offered 1700000000000000 api:0a:7 lock:n:1");
+        assert_eq!(offered, StoreEvent::Offered { key: key.clone(), owner: owner.clone() });
+        assert_eq!(names().event(b"1 taken 0 api:0a:7 lock:n:1"), StoreEvent::TakenAway { key, owner: owner.clone() });
+        let blanks = LockKey::raw("my own lock").expect("a name");
+        assert_eq!(names().event(b"1 offered 7 api:0a:7 my own lock"), StoreEvent::Offered { key: blanks, owner });
+        for unknown in ["", "1", "2 offered 7 api:0a:7 lock:n:1", "1 sold 7 api:0a:7 lock:n:1", "1 offered 7"] {
+            assert_eq!(names().event(unknown.as_bytes()), StoreEvent::Gap, "{unknown}");
+        }
+        assert_eq!(names().event(&[0xff, 0xfe]), StoreEvent::Gap);
+    }
+}

@@ -1,0 +1,84 @@
+//! The scripts, and how one is run.
+
+use std::sync::LazyLock;
+
+use deadpool_redis::redis::{self, ErrorKind, ServerErrorKind, Value, aio::ConnectionLike};
+
+macro_rules! scripts {
+    ($($name:ident = $file:literal;)*) => {$(
+        pub(super) static $name: LazyLock<Script> = LazyLock::new(|| Script::new($file, include_str!(concat!("lua/", $file, ".lua"))));
+    )*};
+}
+
+scripts! {
+    ACQUIRE = "acquire";
+    RENEW = "renew";
+    RELEASE = "release";
+    YIELD = "yield";
+    FORCE = "force";
+    INSPECT = "inspect";
+    SELF_TEST = "self_test";
+}
+
+/// One script: Redis runs it without anybody in between.
+#[derive(Debug)]
+pub struct Script {
+    name: &'static str,
+    text: String,
+    sha: String,
+}
+
+/// One question to Redis.
+#[derive(Clone, Debug)]
+pub struct ScriptCall {
+    pub(super) script: &'static Script,
+    pub(super) keys: Vec<String>,
+    pub(super) args: Vec<String>,
+}
+
+impl Script {
+    fn new(name: &'static str, file: &'static str) -> Self {
+        let text = file.replace("--@include give_on.lua", include_str!("lua/give_on.lua"));
+        let sha = redis::Script::new(&text).get_hash().to_owned();
+        Self { name, text, sha }
+    }
+}
+
+impl ScriptCall {
+    /// Which script.
+    pub fn name(&self) -> &'static str {
+        self.script.name
+    }
+
+    /// Its text, with what it includes.
+    pub fn text(&self) -> &'static str {
+        &self.script.text
+    }
+
+    /// Its `KEYS`.
+    pub fn keys(&self) -> &[String] {
+        &self.keys
+    }
+
+    /// Its `ARGV`.
+    pub fn args(&self) -> &[String] {
+        &self.args
+    }
+
+    /// Runs it by its hash; by its text where the server does not know it (any more), which also teaches it. Not by `SCRIPT LOAD`: what is
+    /// loaded may be flushed again before it is run.
+    pub(super) async fn run(&self, connection: &mut impl ConnectionLike) -> redis::RedisResult<Value> {
+        match self.command("EVALSHA", &self.script.sha).query_async(connection).await {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                self.command("EVAL", &self.script.text).query_async(connection).await
+            }
+            answer => answer,
+        }
+    }
+
+    fn command(&self, verb: &str, script: &str) -> redis::Cmd {
+        let mut command = redis::cmd(verb);
+        command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.args);
+        command
+    }
+}

@@ -1,0 +1,254 @@
+//! What is asked and what is answered, as scripts and their replies. Pure.
+
+use std::time::Duration;
+
+use deadpool_redis::redis::Value;
+
+use super::{
+    names::{self, FENCES, Names, TwoSpellings},
+    script::{ACQUIRE, FORCE, INSPECT, RELEASE, RENEW, SELF_TEST, Script, ScriptCall, YIELD},
+};
+use crate::{
+    key::LockKey,
+    lease::OwnerId,
+    store::{
+        AcquireAsk, Acquired, ForceAsk, HolderRecord, IfHeld, Inspected, ReleaseAsk, Released, RenewAsk, Renewed,
+        YieldAsk, Yielded,
+    },
+};
+
+/// A reply that no script of ours gives.
+#[derive(Debug)]
+pub struct Misread;
+
+/// What came of a call that has to run in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InTime<T> {
+    /// It ran in time.
+    Done(T),
+    /// It came too late, and did nothing.
+    Late,
+}
+
+// === what is asked ===
+
+impl Names {
+    /// `until`: by the server's clock, in microseconds.
+    pub fn acquire(&self, ask: &AcquireAsk, until: i64) -> Result<ScriptCall, TwoSpellings> {
+        let lines_up = if ask.if_held == IfHeld::LineUp { "1" } else { "0" };
+        let args = vec![
+            ask.owner.to_string(),
+            until.to_string(),
+            ms(ask.lease),
+            lines_up.to_owned(),
+            ms(ask.line.offer),
+            ms(ask.line.place),
+            ask.line.places.to_string(),
+        ];
+        self.call(&ACQUIRE, &ask.key, args)
+    }
+
+    /// One call for all of them; one with a name that cannot be is left out, and is answered in its place.
+    pub fn renew(&self, asks: &[RenewAsk]) -> (ScriptCall, Vec<bool>) {
+        let (mut keys, mut args) = (Vec::with_capacity(asks.len()), Vec::with_capacity(2 * asks.len()));
+        let is_asked = asks.iter().map(|ask| {
+            let Ok(lock) = self.lock(&ask.key) else { return false };
+            keys.push(lock);
+            args.extend([ask.owner.to_string(), ms(ask.lease)]);
+            true
+        });
+        let is_asked = is_asked.collect();
+        (ScriptCall { script: &RENEW, keys, args }, is_asked)
+    }
+
+    /// Gives back.
+    pub fn release(&self, ask: &ReleaseAsk) -> Result<ScriptCall, TwoSpellings> {
+        self.call(&RELEASE, &ask.key, vec![ask.owner.to_string(), ms(ask.keep_taken), ms(ask.line.offer)])
+    }
+
+    /// `until`: by the server's clock, in microseconds.
+    pub fn yield_to_line(&self, ask: &YieldAsk, until: i64) -> Result<ScriptCall, TwoSpellings> {
+        let args = vec![
+            ask.next.to_string(),
+            until.to_string(),
+            ms(ask.lease),
+            ask.owner.to_string(),
+            ms(ask.line.offer),
+            ms(ask.line.place),
+            ask.line.places.to_string(),
+        ];
+        self.call(&YIELD, &ask.key, args)
+    }
+
+    /// Takes away.
+    pub fn force(&self, ask: &ForceAsk) -> Result<ScriptCall, TwoSpellings> {
+        self.call(&FORCE, &ask.key, vec![ms(ask.keep_taken), ms(ask.line.offer)])
+    }
+
+    /// Looks.
+    pub fn inspect(&self, key: &LockKey) -> Result<ScriptCall, TwoSpellings> {
+        let lock = self.lock(key)?;
+        let line = names::line(&lock);
+        Ok(ScriptCall { script: &INSPECT, keys: vec![lock, line], args: Vec::new() })
+    }
+
+    /// Tries everything on a key of its own.
+    pub(super) fn self_test(&self, key: &LockKey, inbox: &str, message: &str) -> Result<ScriptCall, TwoSpellings> {
+        self.call(&SELF_TEST, key, vec![inbox.to_owned(), message.to_owned()])
+    }
+
+    fn call(
+        &self,
+        script: &'static std::sync::LazyLock<Script>,
+        key: &LockKey,
+        args: Vec<String>,
+    ) -> Result<ScriptCall, TwoSpellings> {
+        let lock = self.lock(key)?;
+        let line = names::line(&lock);
+        Ok(ScriptCall { script, keys: vec![FENCES.to_owned(), lock, line], args })
+    }
+}
+
+/// Redis counts whole milliseconds. Rounded up: what is kept is kept for at least as long.
+fn ms(duration: Duration) -> String {
+    duration.as_nanos().div_ceil(1_000_000).to_string()
+}
+
+// === what is answered ===
+
+/// What the server's clock said, and what came of an acquire.
+pub fn acquired(reply: &Value) -> Result<(i64, InTime<Acquired>), Misread> {
+    let (now, words) = timed(reply)?;
+    let answer = match words {
+        [late] if is(late, "late") => InTime::Late,
+        words => InTime::Done(got(words)?),
+    };
+    Ok((now, answer))
+}
+
+/// What the server's clock said, and what came of a yield.
+pub fn yielded(reply: &Value) -> Result<(i64, InTime<Yielded>), Misread> {
+    let (now, words) = timed(reply)?;
+    let answer = match words {
+        [late] if is(late, "late") => InTime::Late,
+        [extended, fence] if is(extended, "extended") => InTime::Done(Yielded::Extended { fence: whole(fence)? }),
+        words => InTime::Done(Yielded::Over(got(words)?)),
+    };
+    Ok((now, answer))
+}
+
+/// What came of renewals; of those that were asked for, in the order of all.
+pub fn renewed(reply: &Value, is_asked: &[bool]) -> Result<Vec<Renewed>, Misread> {
+    let Value::Array(answers) = reply else { return Err(Misread) };
+    let mut answers = answers.iter();
+    let all = is_asked.iter().map(|is_asked| {
+        if !is_asked {
+            return Ok(Renewed::NotOwner);
+        }
+        match answers.next() {
+            Some(Value::Int(1)) => Ok(Renewed::Extended),
+            Some(Value::Int(0)) => Ok(Renewed::NotOwner),
+            _ => Err(Misread),
+        }
+    });
+    all.collect()
+}
+
+/// What came of a release.
+pub fn released(reply: &Value) -> Result<Released, Misread> {
+    match text(reply)? {
+        "freed" => Ok(Released::Freed),
+        "handed on" => Ok(Released::HandedOn),
+        "not owner" => Ok(Released::NotOwner),
+        _ => Err(Misread),
+    }
+}
+
+/// Who was thrown out.
+pub fn forced(reply: &Value) -> Result<Option<OwnerId>, Misread> {
+    if *reply == Value::Nil { Ok(None) } else { Ok(Some(OwnerId::from_text(text(reply)?))) }
+}
+
+/// Who has it.
+pub fn inspected(reply: &Value) -> Result<Inspected, Misread> {
+    let Value::Array(words) = reply else { return Err(Misread) };
+    let [left, waiting, fields @ ..] = words.as_slice() else { return Err(Misread) };
+    let mut holder = None;
+    for field in fields.chunks_exact(2) {
+        let owner = text(&field[0])?;
+        if !owner.ends_with(":end") {
+            // What others wrote may be a count: then nobody knows since when.
+            holder = Some(HolderRecord::new(OwnerId::from_text(owner), whole(&field[1]).unwrap_or(0)));
+        }
+    }
+    Ok(Inspected::new(holder, lease_left(left)?, usize::try_from(whole(waiting)?).map_err(|_| Misread)?))
+}
+
+/// The server's clock, how many got the message, and what was refused.
+pub(super) fn self_tested(reply: &Value) -> Result<(i64, u64, Vec<String>), Misread> {
+    let Value::Array(words) = reply else { return Err(Misread) };
+    let [Value::Int(now), got_it, refused @ ..] = words.as_slice() else { return Err(Misread) };
+    let refused = refused.iter().map(|word| text(word).map(ToOwned::to_owned)).collect::<Result<_, _>>()?;
+    Ok((*now, whole(got_it)?, refused))
+}
+
+fn timed(reply: &Value) -> Result<(i64, &[Value]), Misread> {
+    match reply {
+        Value::Array(words) => match words.as_slice() {
+            [Value::Int(now), rest @ ..] => Ok((*now, rest)),
+            _ => Err(Misread),
+        },
+        _ => Err(Misread),
+    }
+}
+
+fn got(words: &[Value]) -> Result<Acquired, Misread> {
+    match words {
+        [granted, fence] if is(granted, "granted") => Ok(Acquired::Granted { fence: whole(fence)? }),
+        [line, left, before] if is(line, "line") => Ok(Acquired::InLine {
+            before: usize::try_from(whole(before)?).map_err(|_| Misread)?,
+            lease_left: lease_left(left)?,
+        }),
+        [held, left] if is(held, "held") => Ok(Acquired::Held { lease_left: lease_left(left)? }),
+        [full, left] if is(full, "full") => Ok(Acquired::LineFull { lease_left: lease_left(left)? }),
+        _ => Err(Misread),
+    }
+}
+
+/// `PTTL`: below zero it has no end (-1), or is no more (-2).
+fn lease_left(left: &Value) -> Result<Duration, Misread> {
+    match left {
+        Value::Int(-1) => Ok(Duration::MAX),
+        Value::Int(left) => Ok(Duration::from_millis(u64::try_from(*left).unwrap_or(0))),
+        _ => Err(Misread),
+    }
+}
+
+fn is(value: &Value, word: &str) -> bool {
+    text(value).is_ok_and(|text| text == word)
+}
+
+fn text(value: &Value) -> Result<&str, Misread> {
+    match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).map_err(|_| Misread),
+        Value::SimpleString(text) => Ok(text),
+        _ => Err(Misread),
+    }
+}
+
+fn whole(value: &Value) -> Result<u64, Misread> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).map_err(|_| Misread),
+        other => text(other)?.parse().map_err(|_| Misread),
+    }
+}
+
+impl std::fmt::Display for Misread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(
+            "an answer that none of the scripts gives: is another program at these keys, or a proxy in between?",
+        )
+    }
+}
+
+impl std::error::Error for Misread {}
