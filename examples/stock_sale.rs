@@ -6,8 +6,9 @@
 //! cargo run --example stock_sale -- --serve    # the server alone
 //! ```
 //!
-//! `PORT` (0: any; default 3000) and `DATABASE_URL` (default: SQLite in memory; `sqlite://shop.db` lasts) are read from the
-//! environment.
+//! Read from the environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db` or
+//! `mysql://user:password@localhost/shop`; default: SQLite in memory) and `REDIS_URL` (`redis://localhost`: locks that all
+//! instances share; default: locks within this process).
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 

@@ -1,4 +1,4 @@
-//! What the two examples share: a database, a server that stops cleanly, a volley of requests, a table.
+//! What the two examples share: locks, a database, a server that stops cleanly, a volley of requests, a table.
 
 #![allow(unreachable_pub, reason = "a module of two programs")]
 
@@ -21,7 +21,7 @@ use http_body_util::BodyExt;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, signal, sync::oneshot, task::JoinHandle};
-use tower_lock::Locks;
+use tower_lock::{Locks, RedisStore};
 
 pub mod database;
 
@@ -66,9 +66,12 @@ pub fn exit(result: Result<(), Failure>) -> ExitCode {
 
 // === locks ===
 
-/// Within this process; other instances would not see them.
+/// In the Redis of `REDIS_URL`, shared by all instances; without one, within this process.
 pub async fn locks() -> Result<Locks, Failure> {
-    Ok(Locks::in_memory())
+    match env::var("REDIS_URL") {
+        Ok(url) => Ok(Locks::new(RedisStore::connect(&url).await.map_err(|error| format!("REDIS_URL: {error}"))?)),
+        Err(_) => Ok(Locks::in_memory()),
+    }
 }
 
 // === answers ===

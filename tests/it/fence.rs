@@ -108,6 +108,26 @@ async fn two_writers_of_one_key_come_one_after_the_other() {
     }
 }
 
+/// What a transaction has seen may be old: the fence is what stands there now.
+#[tokio::test]
+async fn a_transaction_that_has_looked_before_is_not_let_through_by_what_it_saw() {
+    let databases = Databases::start("fence-snapshot").await;
+    for url in databases.urls() {
+        let db = open_url(&url, SCHEMA).await.expect(&url);
+        let (early, late) = early_and_late(&Locks::in_memory(), ("account", 7)).await;
+        assert!(write(&db, &early, "early").await, "{url}");
+        let mut looks = db.begin().await.expect("a database");
+        let tokens: Vec<(i64,)> =
+            sqlx::query_as("SELECT token FROM lock_fence").fetch_all(&mut *looks).await.expect("a table");
+        assert_eq!(tokens, [(early.fencing_token().as_i64(),)], "{url}");
+        assert!(write(&db, &late, "late").await, "{url}");
+        // Some say that it looked too early, some that it is too late.
+        assert!(soon("the row", check_fence(&mut looks, &early)).await.is_err(), "{url}");
+        drop(looks);
+        db.close().await;
+    }
+}
+
 /// Keys that are new to the fence get in each other's way in no order.
 #[tokio::test]
 async fn writers_of_many_keys_do_not_break_each_other_off() {
