@@ -109,9 +109,8 @@ impl<W> Conversation<W> {
         });
         if let Some(error) = silent {
             self.closing = None;
-            // They waited for that alone.
-            self.refuse_those_who_do_not_wait(cx, |_, _| error.clone().into());
-            self.start_attempt(cx);
+            // No call for this key was answered for so long.
+            self.refuse_line(cx, |_| error.clone().into());
         }
     }
 }

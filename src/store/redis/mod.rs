@@ -35,13 +35,33 @@ use crate::{
 
 // In the order of a call: from the address to the reply.
 mod connect;
-#[allow(unreachable_pub, reason = "reached by simulators alone: feature `test-util`")]
+#[allow(
+    unreachable_pub,
+    clippy::missing_errors_doc,
+    clippy::must_use_candidate,
+    reason = "reached by simulators alone: feature `test-util`"
+)]
 mod wire;
-#[allow(unreachable_pub, reason = "reached by simulators alone: feature `test-util`")]
+#[allow(
+    unreachable_pub,
+    clippy::missing_errors_doc,
+    clippy::must_use_candidate,
+    reason = "reached by simulators alone: feature `test-util`"
+)]
 mod names;
-#[allow(unreachable_pub, reason = "reached by simulators alone: feature `test-util`")]
+#[allow(
+    unreachable_pub,
+    clippy::missing_errors_doc,
+    clippy::must_use_candidate,
+    reason = "reached by simulators alone: feature `test-util`"
+)]
 mod script;
-#[allow(unreachable_pub, reason = "reached by simulators alone: feature `test-util`")]
+#[allow(
+    unreachable_pub,
+    clippy::missing_errors_doc,
+    clippy::must_use_candidate,
+    reason = "reached by simulators alone: feature `test-util`"
+)]
 mod server_clock;
 mod lane;
 mod events;
@@ -76,7 +96,7 @@ pub mod protocol {
 /// when Redis is slow, down, restarted or flushed.
 ///
 /// It has three connections: one that asks, one that renews and gives back, so that this never queues behind the first, and one that listens.
-/// Each is made again when it breaks; a call that got no answer is repeated by whoever asked, and never in here.
+/// Each is made again when it breaks.
 ///
 /// One Redis is one point of failure. While it cannot be reached nothing new is locked (503, not started), and what is held is lost at the end
 /// of its lease; if it forgets what it knew, two may hold one key, and only a [fencing token](crate::FencingToken) tells them apart.
