@@ -6,6 +6,7 @@ use std::{
     env,
     error::Error,
     fmt::Display,
+    iter::successors,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -69,7 +70,13 @@ pub fn exit(result: Result<(), Failure>) -> ExitCode {
 /// In the Redis of `REDIS_URL`, shared by all instances; without one, within this process.
 pub async fn locks() -> Result<Locks, Failure> {
     match env::var("REDIS_URL") {
-        Ok(url) => Ok(Locks::new(RedisStore::connect(&url).await.map_err(|error| format!("REDIS_URL: {error}"))?)),
+        Ok(url) => {
+            let store = RedisStore::connect(&url).await.map_err(|error| {
+                let cause = successors(error.source(), |&cause| cause.source()).last();
+                format!("REDIS_URL: {error}{}", cause.map(|cause| format!(": {cause}")).unwrap_or_default())
+            })?;
+            Ok(Locks::new(store))
+        }
         Err(_) => Ok(Locks::in_memory()),
     }
 }
