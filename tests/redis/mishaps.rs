@@ -151,7 +151,8 @@ async fn whoever_listens_is_cut_off_again_and_again_and_everybody_has_its_turn()
         took = hand_overs(&world, 20) => took,
         () = killer => unreachable!("it goes on for ever"),
     };
-    assert!(took < Duration::from_secs(60), "40 hand-overs took {took:?}");
+    // If nobody listened again each would take a second.
+    assert!(took < Duration::from_secs(20), "40 hand-overs took {took:?}");
     world.is_clean_soon().await;
 }
 

@@ -71,6 +71,32 @@ async fn a_request_is_turned_away_not_started_while_redis_is_stopped_killed_or_c
     world.is_clean_soon().await;
 }
 
+/// Somebody in between has forgotten the connections, and says nothing of it to either side.
+#[tokio::test]
+async fn connections_that_are_dead_without_a_word_are_replaced() {
+    let Some(world) = world().await else { return };
+    let (one, two) = (world.instance("a").await, world.instance("b").await);
+    let guard = one.lock(key()).await.expect("free");
+    let dead = world.proxy.connections();
+    assert_eq!(dead.len(), 6);
+    for number in &dead {
+        world.proxy.connection(*number).swallow(Direction::Both);
+    }
+    let _ = guard.release().await;
+    until("both ask on new ones", async || one.try_lock(("a",)).await.is_ok() && two.try_lock(("b",)).await.is_ok())
+        .await;
+    let guard = one.lock(key()).await.expect("given back on a new one");
+    let waiting = tokio::spawn(two.lock(key()).into_future());
+    until("both listen on new ones", async || {
+        world.proxy.subscribers().iter().filter(|n| !dead.contains(n)).count() == 2
+    })
+    .await;
+    // Three in a row have to be silent: this may be one of them, and is repeated.
+    let _ = guard.release().await;
+    let _ = soon("its turn", waiting).await.expect("runs").expect("its turn").release().await;
+    world.is_clean_soon().await;
+}
+
 /// Many at once wait for one answer, and not one after the other.
 #[tokio::test]
 async fn a_store_that_hangs_costs_each_of_many_requests_the_store_timeout_and_no_more() {

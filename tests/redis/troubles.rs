@@ -71,7 +71,7 @@ async fn a_replica_a_disk_that_is_full_and_a_right_that_was_taken_are_told_apart
 
     let nobody = ["ACL", "SETUSER", "default", "-hset"];
     world.ask(&nobody).await;
-    says(&trouble(&locks).await, StoreErrorKind::Refused, "The user executing the script", "the smallest ACL");
+    says(&trouble(&locks).await, StoreErrorKind::Refused, "script", "the smallest ACL");
     world.ask(&["ACL", "SETUSER", "default", "+hset"]).await;
 
     world.ask(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;

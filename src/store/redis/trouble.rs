@@ -101,9 +101,11 @@ impl Trouble {
                 ErrorKind::Parse => {
                     (Unavailable, "the connection broke off in the middle of an answer; or is that no Redis?")
                 }
-                // NOPERM, as it is called within a script.
+                // NOPERM, as it is called within a script: by Redis 7.0, and by later ones.
                 ErrorKind::Server(_)
-                    if error.detail().is_some_and(|text| text.contains("user executing the script")) =>
+                    if error.detail().is_some_and(|text| {
+                        text.contains("user executing the script") || text.contains("ACL failure in script")
+                    }) =>
                 {
                     (Refused, "the user lacks a right: docs/redis.md has the smallest ACL")
                 }
