@@ -13,7 +13,7 @@ use deadpool_redis::{
     Config, Manager, Pool, PoolConfig, Runtime,
     redis::{
         AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, aio::PubSub, cmd,
-        from_redis_value, io::tcp::TcpSettings,
+        from_redis_value,
     },
 };
 use futures_util::StreamExt;
