@@ -27,7 +27,12 @@ use super::{
     trouble::Trouble,
     wire,
 };
-use crate::{clock::Clock, defaults::STORE_CALL, key::LockKey, store::StoreError};
+use crate::{
+    clock::Clock,
+    defaults::{PREFIX, STORE_CALL},
+    key::LockKey,
+    store::StoreError,
+};
 
 /// Makes a [`RedisStore`] that is to be told something about itself.
 ///
@@ -171,9 +176,6 @@ impl RedisStoreBuilder {
         Ok(RedisStore { shared })
     }
 }
-
-/// The prefix of names if nobody sets one.
-const PREFIX: &str = "lock";
 
 /// Calls that may wait for the socket of a lane; those behind them wait for their turn.
 const PIPELINE: usize = 1024;
