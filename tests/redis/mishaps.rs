@@ -139,8 +139,9 @@ async fn a_message_that_is_lost_costs_a_check_in_and_no_lease() {
 }
 
 #[tokio::test]
-async fn whoever_listens_is_cut_off_again_and_again_and_everybody_has_its_turn() {
+async fn whoever_listens_is_cut_off_again_and_again_and_everybody_has_its_turn_and_listens_again() {
     let Some(world) = world().await else { return };
+    let listener = world.sound_instance("c").await;
     let killer = async {
         loop {
             world.ask(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
@@ -151,8 +152,9 @@ async fn whoever_listens_is_cut_off_again_and_again_and_everybody_has_its_turn()
         took = hand_overs(&world, 20) => took,
         () = killer => unreachable!("it goes on for ever"),
     };
-    // If nobody listened again each would take a second.
-    assert!(took < Duration::from_secs(20), "40 hand-overs took {took:?}");
+    assert!(took < Duration::from_secs(60), "40 hand-overs took {took:?}");
+    until("it listens again", async || world.ask(&["PUBSUB", "CHANNELS"]).await.items().len() == 1).await;
+    drop(listener);
     world.is_clean_soon().await;
 }
 
