@@ -28,8 +28,8 @@ impl World {
         Some(Self { redis, site })
     }
 
-    fn service(&self, name: &str) -> Service {
-        self.site.service(&[name, "1"], Some(&self.redis.url()))
+    async fn service(&self, name: &str) -> Service {
+        self.site.service(&[name, "1"], Some(&self.redis.url())).await
     }
 
     async fn ask(&self, service: &Service, path: &str, name: &str) -> Seen {
@@ -78,7 +78,7 @@ async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
 #[tokio::test]
 async fn a_holder_that_is_killed_frees_its_key_at_the_end_of_its_lease_and_lock_delay() {
     let Some(world) = World::new("a holder that is killed").await else { return };
-    let (killed, next) = (world.service("killed"), world.service("next"));
+    let (killed, next) = (world.service("killed").await, world.service("next").await);
     let waits = async {
         world.is_held_by("killed").await;
         let answer = world.ask(&next, "/wait/1", "next");
@@ -105,7 +105,7 @@ async fn a_holder_that_is_killed_frees_its_key_at_the_end_of_its_lease_and_lock_
 #[tokio::test]
 async fn a_holder_that_is_stopped_past_its_deadline_does_not_go_on() {
     let Some(world) = World::new("a holder that is stopped").await else { return };
-    let (stopped, next) = (world.service("stopped"), world.service("next"));
+    let (stopped, next) = (world.service("stopped").await, world.service("next").await);
     let waits = async {
         world.is_held_by("stopped").await;
         stopped.process().freeze();
@@ -126,7 +126,7 @@ async fn a_holder_that_is_stopped_past_its_deadline_does_not_go_on() {
 
 /// How long the last of three waited after the first had ended, when this happened to the one between them.
 async fn with_a_head_that(world: &World, happens: impl Fn(&Service)) -> Duration {
-    let (first, head, last) = (world.service("first"), world.service("head"), world.service("last"));
+    let (first, head, last) = (world.service("first").await, world.service("head").await, world.service("last").await);
     let began = Instant::now();
     let ended = async {
         assert!(ran(&world.ask(&first, "/wait/1?work_ms=3000", "first").await));

@@ -54,7 +54,8 @@ impl World {
         let proxy = Proxy::start(redis.address()).await;
         let site = Site::start(env!("CARGO_BIN_EXE_referee"), env!("CARGO_BIN_EXE_service"), &[]).await;
         let url = proxy.url();
-        let services = join_all(["a", "b", "c", "d"].map(|name| site.service([name, "1"], Some(url.clone())))).await;
+        let start = async |name| site.service(&[name, "1"], Some(&url)).await;
+        let services = join_all(["a", "b", "c", "d"].map(start)).await;
         Some(Self { redis, proxy, site, services, seed })
     }
 
@@ -94,7 +95,9 @@ impl World {
             redis.command(&["CLIENT", "LIST"]).await.text().expect("text").lines().count() == 1
         })
         .await;
-        assert_eq!(proxy.connections(), [0; 0]);
+        // It may still be connecting for somebody who has gone.
+        eventually("nobody is connected", async || proxy.connections().is_empty()).await;
+        println!("{} connections", proxy.arrived());
         Outcome { seen: storm.seen, longest: storm.longest, mishaps: proxy.mishaps(), summary: site.finish().await }
     }
 }
