@@ -292,6 +292,26 @@ async fn a_redis_is_reached_by_tls_and_one_that_nobody_vouches_for_is_not() {
     works(RedisStore::from_pool(pool, address).await.expect("we do")).await;
 }
 
+/// Connections go with the runtime on which they were made.
+#[test]
+fn a_store_outlives_the_runtime_it_was_made_on() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let servers = runtime();
+    let Some(world) = servers.block_on(world()) else { return };
+    let one = runtime();
+    let locks = one.block_on(world.sound_instance("a"));
+    let guard = one.block_on(locks.lock(key()).into_future()).expect("free");
+    drop(one);
+    runtime().block_on(async {
+        guard.release().await.expect("given back from another one");
+        locks.lock(key()).await.expect("free").release().await.expect("ours");
+        let channels = async || world.ask(&["PUBSUB", "CHANNELS"]).await.items().len();
+        until("it listens from here", async || channels().await == 1).await;
+    });
+    // Where no runtime is, nothing panics.
+    drop(locks);
+}
+
 /// Connections, channels and tasks are as before.
 #[tokio::test]
 async fn a_store_that_is_dropped_leaves_nothing() {

@@ -51,7 +51,7 @@ async fn a_lock_of_redisson_keeps_us_out_and_is_not_touched() {
         other => panic!("{other:?}"),
     }
     let state = locks.inspect(name.clone()).await.expect("an answer");
-    assert_eq!(state.holder.map(|holder| holder.to_string()).as_deref(), Some(java));
+    assert_eq!((state.holder.map(|holder| holder.to_string()).as_deref(), state.since), (Some(java), None));
     assert_eq!(world.ask(&["HGETALL", "myLock"]).await.texts(), ["2", java], "as it was");
     let waiting = tokio::spawn(locks.lock(name.clone()).into_future());
     until("in line", async || world.ask(&["LLEN", "tower-lock:q:{myLock}"]).await.integer() == Some(1)).await;

@@ -3,7 +3,10 @@
 use std::{error::Error, time::Duration};
 
 use tokio::time::sleep;
-use tower_lock::{LockError, Locks, RedisStore, StoreError, StoreErrorKind};
+use tower_lock::{
+    LockError, LockStore, Locks, RedisStore, StoreError, StoreErrorKind,
+    store::{RenewAsk, Renewed},
+};
 use tower_lock_faults::{RedisServer, Reply};
 
 use crate::support::{NAME, key, ms, until, world};
@@ -30,11 +33,15 @@ async fn out_of_memory_nothing_new_is_locked_and_what_is_held_goes_on() {
     let guard = one.lock(key()).await.expect("free");
     let waiting = tokio::spawn(two.lock(key()).into_future());
     until("in line", async || world.ask(&["LLEN", crate::support::LINE]).await.integer() == Some(1)).await;
+    let store = world.store().await;
     world.ask(&["CONFIG", "SET", "maxmemory", "1"]).await;
     match one.try_lock(("another",)).await {
         Err(LockError::Store(error)) => says(&error, StoreErrorKind::Refused, "OOM", "raise `maxmemory`"),
         other => panic!("{other:?}"),
     }
+    let owner = one.inspect(key()).await.expect("an answer").holder.expect("held");
+    let renewal = store.renew(vec![RenewAsk::new(key(), owner, Duration::from_secs(30))]).await;
+    assert_eq!(renewal.expect("an answer"), [Renewed::Extended]);
     guard.release().await.expect("given back");
     let guard = waiting.await.expect("runs").expect("handed on");
     guard.release().await.expect("given back");

@@ -13,7 +13,7 @@ use deadpool_redis::{
     Config, Manager, Pool, PoolConfig, Runtime,
     redis::{
         AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, aio::PubSub, cmd,
-        from_redis_value, io::tcp::TcpSettings,
+        from_redis_value,
     },
 };
 use futures_util::StreamExt;
@@ -27,7 +27,12 @@ use super::{
     trouble::Trouble,
     wire,
 };
-use crate::{clock::Clock, defaults::STORE_CALL, key::LockKey, store::StoreError};
+use crate::{
+    clock::Clock,
+    defaults::{PREFIX, STORE_CALL},
+    key::LockKey,
+    store::StoreError,
+};
 
 /// Makes a [`RedisStore`] that is to be told something about itself.
 ///
@@ -172,9 +177,6 @@ impl RedisStoreBuilder {
     }
 }
 
-/// The prefix of names if nobody sets one.
-const PREFIX: &str = "lock";
-
 /// Calls that may wait for the socket of a lane; those behind them wait for their turn.
 const PIPELINE: usize = 1024;
 
@@ -201,7 +203,8 @@ fn with_tls_only_if_built(address: ConnectionInfo) -> Result<ConnectionInfo, Red
 
 /// What is sent goes out at once, and does not wait for the answer to what was sent before.
 fn quick(address: ConnectionInfo) -> ConnectionInfo {
-    address.set_tcp_settings(TcpSettings::default().set_nodelay(true))
+    let settings = address.tcp_settings().clone().set_nodelay(true);
+    address.set_tcp_settings(settings)
 }
 
 // === the self-test ===

@@ -32,7 +32,7 @@ use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
-use tower_lock::{HeldLock, Lease, LockLayer, LockStore, Locks, MemoryStore, RedisStore, by};
+use tower_lock::{HeldLock, Lease, LockLayer, LockStore, Locks, MemoryStore, RedisConnectError, RedisStore, by};
 use tower_lock_storm::{Answer, Farewell, FreesAnybody, LosesTrackOfTime, Report, Reporter, now};
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -67,9 +67,9 @@ async fn main() -> Result<(), Failure> {
     }
     let name = words.first().ok_or("service NAME [INSTANCES]")?.clone();
     let instances: usize = words.get(1).map_or(Ok(1), |number| number.parse())?;
-    let store: Arc<dyn LockStore> = match std::env::var("REDIS_URL") {
-        Ok(url) => Arc::new(RedisStore::connect(&url).await?),
-        Err(_) => Arc::new(MemoryStore::new()),
+    let store: Arc<dyn LockStore> = match RedisStore::from_env().await {
+        Err(RedisConnectError::NoUrl) => Arc::new(MemoryStore::new()),
+        store => Arc::new(store?),
     };
     let store: Arc<dyn LockStore> = match flag.as_deref() {
         None | Some("--right") => store,
