@@ -119,11 +119,15 @@ impl Wire {
     }
 
     pub(super) async fn run(&self, shared: &Shared, client: TcpStream) {
-        let Ok(server) = TcpStream::connect(shared.upstream).await else { return };
+        let mut state = self.state.subscribe();
+        let server = tokio::select! {
+            server = TcpStream::connect(shared.upstream) => server,
+            _ = state.wait_for(|state| state.is_cut) => return,
+        };
+        let Ok(server) = server else { return };
         let _ = (client.set_nodelay(true), server.set_nodelay(true));
         self.is_raw.store(shared.is_raw, Ordering::SeqCst);
         let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
-        let mut state = self.state.subscribe();
         tokio::select! {
             _ = state.wait_for(|state| state.is_cut) => {}
             // Whatever the client has sent has arrived, and it has gone.
