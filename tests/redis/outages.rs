@@ -109,6 +109,9 @@ async fn a_store_that_hangs_costs_each_of_many_requests_the_store_timeout_and_no
     let answers = futures_util::future::join_all(calls).await;
     assert!(answers.iter().all(Result::is_err));
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    // Those who wait for a connection wait for one, and not for one each.
+    until("others wait, too", async || locks.try_lock(("m",)).await.is_err()).await;
+    assert!(world.proxy.arrived() < 30, "{} connections", world.proxy.arrived());
     world.redis.thaw();
     until("it works again", async || locks.try_lock(key()).await.is_ok()).await;
     world.is_clean_soon().await;

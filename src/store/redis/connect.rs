@@ -23,9 +23,8 @@ use super::{
     RedisStore, Shared,
     events::Events,
     lane::{Lane, Question},
-    names::{self, Names},
+    protocol::{self, Names},
     trouble::Trouble,
-    wire,
 };
 use crate::{
     clock::Clock,
@@ -214,7 +213,7 @@ async fn self_test(shared: Arc<Shared>) -> Result<PubSub, RedisConnectError> {
     let ask = |trouble: Trouble| RedisConnectError::Unreachable(trouble.of("connect"));
     look_at_the_server(&shared).await?;
     let once = format!("self-test:{:016x}", RandomState::new().hash_one(0));
-    let channel = names::inbox(&once);
+    let channel = protocol::inbox(&once);
     let mut listener = shared.events.connect().await.map_err(ask)?;
     match timeout(STORE_CALL, listener.subscribe(&channel)).await {
         Ok(Ok(())) => {}
@@ -227,12 +226,12 @@ async fn self_test(shared: Arc<Shared>) -> Result<PubSub, RedisConnectError> {
     let key = LockKey::from(("self-test", once.as_str()));
     let call = shared.names.self_test(&key, &channel, "1 hello").map_err(|name| ask(name.into()))?;
     // By the connection that was not used yet.
-    let reply = shared.ends.run(&call).await.map_err(|trouble| match trouble {
+    let reply = shared.ends.ask(Question::Script(&call)).await.map_err(|trouble| match trouble {
         // It may not even run a script.
         Trouble::Redis(error) if error.code() == Some("NOPERM") => RedisConnectError::Refused(vec![error.to_string()]),
         trouble => ask(trouble),
     })?;
-    let (now, receivers, refused) = wire::self_tested(&reply).map_err(|misread| ask(misread.into()))?;
+    let (now, receivers, refused) = protocol::self_tested(&reply).map_err(|misread| ask(misread.into()))?;
     if !refused.is_empty() {
         return Err(RedisConnectError::Refused(refused));
     }

@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{
-    names::{self, Names},
+    protocol::{self, Names},
     trouble::Trouble,
 };
 use crate::{
@@ -56,7 +56,7 @@ impl Events {
     }
 
     pub(super) fn open(&self, inbox: Inbox) {
-        let channel = names::inbox(inbox.process());
+        let channel = protocol::inbox(inbox.process());
         self.inboxes().insert(channel, Subscriber { inbox, listens: watch::Sender::new(false) });
         self.opened.notify_one();
     }
@@ -64,7 +64,7 @@ impl Events {
     /// Completes when this process can be told something, or is not going to be soon.
     pub(super) async fn listening(self: &Arc<Self>, process: &str) {
         self.start(None);
-        let listens = self.inboxes().get(&names::inbox(process)).map(|subscriber| subscriber.listens.subscribe());
+        let listens = self.inboxes().get(&protocol::inbox(process)).map(|subscriber| subscriber.listens.subscribe());
         let Some(mut listens) = listens else { return };
         let _ = timeout(Self::FIRST_WORD, listens.wait_for(|listens| *listens)).await;
     }

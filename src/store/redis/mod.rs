@@ -16,12 +16,9 @@ use deadpool_redis::{
 
 use self::{
     events::Events,
-    lane::Lane,
-    names::{Names, TwoSpellings},
-    script::ScriptCall,
-    server_clock::ServerClock,
+    lane::{Lane, Question},
+    protocol::{InTime, Misread, Names, ScriptCall, ServerClock, TwoSpellings},
     trouble::Trouble,
-    wire::{InTime, Misread},
 };
 use super::{
     AcquireAsk, Acquired, ForceAsk, IfHeld, Inbox, Inspected, LockStore, ReleaseAsk, Released, RenewAsk, Renewed,
@@ -41,44 +38,12 @@ mod connect;
     clippy::must_use_candidate,
     reason = "reached by simulators alone: feature `test-util`"
 )]
-mod wire;
-#[allow(
-    unreachable_pub,
-    clippy::missing_errors_doc,
-    clippy::must_use_candidate,
-    reason = "reached by simulators alone: feature `test-util`"
-)]
-mod names;
-#[allow(
-    unreachable_pub,
-    clippy::missing_errors_doc,
-    clippy::must_use_candidate,
-    reason = "reached by simulators alone: feature `test-util`"
-)]
-mod script;
-#[allow(
-    unreachable_pub,
-    clippy::missing_errors_doc,
-    clippy::must_use_candidate,
-    reason = "reached by simulators alone: feature `test-util`"
-)]
-mod server_clock;
+pub mod protocol;
 mod lane;
 mod events;
 mod trouble;
 
 pub use self::connect::{RedisConnectError, RedisStoreBuilder};
-
-/// What is said to Redis and what it says, without a connection, for simulators: no promise is made of it.
-#[cfg(feature = "test-util")]
-pub mod protocol {
-    pub use super::{
-        names::Names,
-        script::ScriptCall,
-        server_clock::ServerClock,
-        wire::{InTime, Misread, acquired, forced, inspected, released, renewed, yielded},
-    };
-}
 
 /// Locks in one Redis, 7.0 or later, that any number of instances share. Needs the feature `redis`.
 ///
@@ -180,7 +145,7 @@ impl LockStore for RedisStore {
                 shared.events.listening(ask.owner.process()).await;
             }
             let call = |until| shared.names.acquire(&ask, until);
-            let answer = shared.in_time(called, ask.void_after, call, wire::acquired).await?;
+            let answer = shared.in_time(called, ask.void_after, call, protocol::acquired).await?;
             shared.tell_of_endless(&answer);
             Ok(answer)
         })
@@ -189,14 +154,14 @@ impl LockStore for RedisStore {
     fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>> {
         self.answer("renew", move |shared| async move {
             let (call, is_asked) = shared.names.renew(&asks);
-            Ok(wire::renewed(&shared.ends.run(&call).await?, &is_asked)?)
+            Ok(protocol::renewed(&shared.ends.ask_again(Question::Script(&call)).await?, &is_asked)?)
         })
     }
 
     fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
         self.answer("release", move |shared| async move {
             let call = shared.names.release(&ask)?;
-            Ok(wire::released(&shared.ends.run(&call).await?)?)
+            Ok(protocol::released(&shared.ends.ask_again(Question::Script(&call)).await?)?)
         })
     }
 
@@ -205,21 +170,22 @@ impl LockStore for RedisStore {
         self.answer("yield", move |shared| async move {
             shared.events.listening(ask.next.process()).await;
             let call = |until| shared.names.yield_to_line(&ask, until);
-            shared.in_time(called, ask.void_after, call, wire::yielded).await
+            shared.in_time(called, ask.void_after, call, protocol::yielded).await
         })
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<Inspected> {
         self.answer("inspect", move |shared| async move {
             let call = shared.names.inspect(&key)?;
-            Ok(wire::inspected(&shared.ends.run(&call).await?)?)
+            Ok(protocol::inspected(&shared.ends.ask_again(Question::Script(&call)).await?)?)
         })
     }
 
     fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<OwnerId>> {
         self.answer("force", move |shared| async move {
             let call = shared.names.force(&ask)?;
-            Ok(wire::forced(&shared.ends.run(&call).await?)?)
+            // Once: somebody else may have the key when it is done again.
+            Ok(protocol::forced(&shared.ends.ask(Question::Script(&call)).await?)?)
         })
     }
 }
@@ -240,7 +206,8 @@ impl Shared {
         for _ in 0..Self::LATE {
             // A server whose clock we know nothing of is asked for it by a call that it finds too late.
             let until = self.server_clock().until(called, void_after).unwrap_or(0);
-            let reply = self.asks.run(&call(until)?).await?;
+            // Once: whoever asked counts the calls that got no answer, and gives back what they may have been granted (I8).
+            let reply = self.asks.ask(Question::Script(&call(until)?)).await?;
             let now = self.clock.now();
             let (server, answer) = read(&reply)?;
             self.server_clock().said(server, now);

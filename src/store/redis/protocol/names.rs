@@ -8,7 +8,7 @@ use crate::{key::LockKey, store::StoreEvent};
 pub(super) const FENCES: &str = "tower-lock:f";
 
 /// The channel of one process, by what its owner ids have in common.
-pub(super) fn inbox(process: &str) -> String {
+pub fn inbox(process: &str) -> String {
     format!("tower-lock:in:{process}")
 }
 
