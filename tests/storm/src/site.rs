@@ -52,7 +52,7 @@ pub struct Service {
 pub struct Farewell {
     /// Keys that were still held when its patience was at its end.
     pub holding: usize,
-    /// Tasks that were still there when it had nothing left to do: one watchdog for each instance at the most.
+    /// Tasks that were still there when it had nothing left to do.
     pub tasks: usize,
 }
 

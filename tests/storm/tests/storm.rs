@@ -132,7 +132,7 @@ impl Outcome {
 
     /// What no weather excuses, but for these violations.
     fn check(&self, excused: &[&str]) {
-        let Self { seen, longest, mishaps, summary } = self;
+        let Self { seen, longest, mishaps, summary, .. } = self;
         println!(
             "{mishaps} mishaps, the longest took {longest:?}, {}",
             serde_json::to_string(summary).expect("plain data")

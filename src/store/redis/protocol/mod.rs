@@ -7,7 +7,7 @@ mod wire;
 mod script;
 
 pub use self::{
-    names::{Names, NotAPrefix, TwoSpellings, inbox},
+    names::{Names, TwoSpellings, inbox},
     script::ScriptCall,
     server_clock::ServerClock,
     wire::{InTime, Misread, acquired, forced, inspected, released, renewed, self_tested, yielded},
