@@ -10,16 +10,19 @@ use std::{
 
 use deadpool_redis::{
     Connection, Pool,
-    redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection},
+    redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection, cmd},
 };
 use tokio::{
     runtime::Handle,
     sync::watch,
-    time::{Instant, timeout},
+    time::{Instant, timeout, timeout_at},
 };
 
 use super::{protocol::ScriptCall, trouble::Trouble};
 use crate::defaults::STORE_CALL;
+
+/// How long a call waits for its answer. Whoever asked gives up a moment later, and does not know why.
+pub(super) const CALL: Duration = STORE_CALL.saturating_sub(Duration::from_millis(20));
 
 /// Calls go out one behind the other and are answered in order, many at once under way. Two lanes do not wait for each other: what gives back
 /// must not queue behind what asks.
@@ -67,7 +70,7 @@ impl Lane {
     /// So many calls in a row that nobody answered: a cable was pulled somewhere, and TCP has not noticed.
     const SILENT: u32 = 3;
     /// A call that is given up earlier says nothing about the connection.
-    const ALMOST: Duration = STORE_CALL.saturating_sub(Duration::from_millis(50));
+    const LONG_ENOUGH: Duration = Duration::from_millis(200);
     /// Between two tries to connect: a server that is down or stopped is not to find thousands of them when it is back.
     const PAUSE: Duration = Duration::from_millis(100);
 
@@ -75,11 +78,11 @@ impl Lane {
         Self { pool, link: Mutex::default() }
     }
 
-    /// Asks once. If the connection breaks, nobody knows whether it was done, or will be.
-    pub(super) async fn ask(&self, question: Question<'_>) -> Result<Value, Trouble> {
-        let (link, mut connection) = self.connected().await?;
+    /// Asks once, and waits for an answer until then. If the connection breaks, nobody knows whether it was done, or will be.
+    pub(super) async fn ask(&self, question: Question<'_>, by: Instant) -> Result<Value, Trouble> {
+        let (link, mut connection) = self.connected(by).await?;
         let mut under_way = UnderWay { lane: self, link: &link, began: Instant::now(), heard: false };
-        let Ok(answer) = timeout(STORE_CALL, question.put(&mut connection)).await else { return Err(Trouble::Silent) };
+        let Ok(answer) = timeout_at(by, question.put(&mut connection)).await else { return Err(Trouble::Silent) };
         under_way.heard = true;
         link.silent.store(0, Ordering::Relaxed);
         if answer.as_ref().is_err_and(Trouble::breaks_connection) {
@@ -90,17 +93,22 @@ impl Lane {
 
     /// Asks once more, on a new connection, if it breaks: it may have been broken since it was last used. Only what does no harm when it is
     /// done again at any later time.
-    pub(super) async fn ask_again(&self, question: Question<'_>) -> Result<Value, Trouble> {
-        match self.ask(question).await {
-            Err(Trouble::Redis(error)) if error.is_connection_dropped() => self.ask(question).await,
+    pub(super) async fn ask_again(&self, question: Question<'_>, by: Instant) -> Result<Value, Trouble> {
+        match self.ask(question, by).await {
+            Err(Trouble::Redis(error)) if error.is_connection_dropped() => self.ask(question, by).await,
             answer => answer,
         }
     }
 
-    async fn connected(&self) -> Result<(Arc<Link>, MultiplexedConnection), Trouble> {
+    /// Whether somebody is there. A connection that died while nothing was asked is found out by this, and not by a request.
+    pub(super) async fn ping(&self) {
+        let _ = self.ask(Question::Command(&cmd("PING")), Instant::now() + CALL).await;
+    }
+
+    async fn connected(&self, by: Instant) -> Result<(Arc<Link>, MultiplexedConnection), Trouble> {
         let link = self.link();
         let mut made = link.made.clone();
-        let made = match timeout(STORE_CALL, made.wait_for(Option::is_some)).await {
+        let made = match timeout_at(by, made.wait_for(Option::is_some)).await {
             Ok(Ok(made)) => made.clone(),
             // It took too long, or the runtime on which it was made has ended.
             Ok(Err(_)) | Err(_) => None,
@@ -175,7 +183,7 @@ impl Question<'_> {
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         if !self.heard
-            && self.began.elapsed() >= Lane::ALMOST
+            && self.began.elapsed() >= Lane::LONG_ENOUGH
             && self.link.silent.fetch_add(1, Ordering::Relaxed) + 1 >= Lane::SILENT
         {
             self.lane.replace(self.link);

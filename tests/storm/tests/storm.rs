@@ -207,6 +207,8 @@ async fn ten_thousand_requests_overlap_nowhere_and_leave_nothing_while_the_netwo
     let Some(world) = World::new("the storm, in bad weather").await else { return };
     // What comes again comes when nobody counts on it any more: half a second after it was asked, nothing is granted.
     let chaos = Chaos::new(world.seed).cut(1).double(20).late(20, ms(20)).again(20, ms(1_000)..ms(3_000));
+    // On its way when the connection broke: it comes in its time, or after it.
+    let chaos = chaos.orphaned(3, ms(1)..ms(900));
     world.proxy.chaos(Some(chaos.drop_pushes(20).double_pushes(20)));
     // And now and then it fails for all at once.
     let mut die = fastrand::Rng::with_seed(!world.seed);

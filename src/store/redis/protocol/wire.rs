@@ -79,6 +79,7 @@ impl Names {
             ms(ask.line.offer),
             ms(ask.line.place),
             ask.line.places.to_string(),
+            ask.fence.to_string(),
         ];
         self.call(&YIELD, &ask.key, args)
     }
@@ -151,6 +152,7 @@ pub fn renewed(reply: &Value, is_asked: &[bool]) -> Result<Vec<Renewed>, Misread
         match answers.next() {
             Some(Value::Int(1)) => Ok(Renewed::Extended),
             Some(Value::Int(0)) => Ok(Renewed::NotOwner),
+            Some(Value::Int(-1)) => Ok(Renewed::Unknown),
             _ => Err(Misread),
         }
     });

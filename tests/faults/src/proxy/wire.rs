@@ -226,7 +226,10 @@ impl Wire {
             None | Some(Mishap::Late(_) | Mishap::Double | Mishap::Again(_)) => What::Pass,
             Some(Mishap::CutInReply(length)) => What::Cut(length),
             Some(Mishap::CutBeforeReply) => What::Cut(0),
-            Some(Mishap::CutBefore) => {
+            Some(cut @ (Mishap::CutBefore | Mishap::Orphaned(_))) => {
+                if let Mishap::Orphaned(after) = cut {
+                    shared.send_again(after, bytes.to_vec());
+                }
                 self.change(|state| state.is_cut = true);
                 return Err(Over);
             }

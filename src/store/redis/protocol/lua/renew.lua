@@ -2,11 +2,15 @@
 --
 -- KEYS   locks
 -- ARGV   for each: owner id, lease, ms
--- reply  for each: 1 extended, 0 not the owner
+-- reply  for each: 1 extended, 0 not the owner, -1 not known (others of the batch may be)
 
 local out = {}
 for i = 1, #KEYS do
-  local has = redis.pcall('HEXISTS', KEYS[i], ARGV[2 * i - 1]) == 1
-  out[i] = has and redis.call('PEXPIRE', KEYS[i], ARGV[2 * i]) or 0
+  local has = redis.pcall('HEXISTS', KEYS[i], ARGV[2 * i - 1])
+  if has == 1 then has = redis.pcall('PEXPIRE', KEYS[i], ARGV[2 * i]) end
+  if type(has) == 'table' then
+    has = string.find(has.err, 'WRONGTYPE', 1, true) and 0 or -1
+  end
+  out[i] = has
 end
 return out
