@@ -94,7 +94,7 @@ impl fmt::Debug for OwnerId {
 // === impl OwnerIds ===
 
 impl OwnerIds {
-    /// Characters of an instance's name: the rest is cut off.
+    /// Characters of an instance's name, its last ones: the rest is cut off.
     const INSTANCE_CHARS: usize = 32;
 
     /// `random`: 64 bits that no other handle on the same store has. What cannot be read in a log or a command line becomes `-`.
@@ -102,7 +102,9 @@ impl OwnerIds {
     /// The same random bits give the same ids, and the same throws of the die.
     pub fn new(instance: &str, random: u64) -> Self {
         let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
-        let instance: String = instance.chars().take(Self::INSTANCE_CHARS).map(plain).collect();
+        // Pods of one deployment differ in their last characters.
+        let cut = instance.chars().count().saturating_sub(Self::INSTANCE_CHARS);
+        let instance: String = instance.chars().skip(cut).map(plain).collect();
         Self {
             process: format!("{instance}:{random:016x}").into(),
             next: AtomicU64::new(0),
@@ -198,7 +200,7 @@ mod tests {
     #[test]
     fn an_owner_id_can_be_read_whatever_the_machine_is_called_and_whoever_wrote_it() {
         let odd = OwnerIds::new("bücher {eins}\n:a-name-that-is-much-too-long", 1).next();
-        assert_eq!(odd.to_string(), "b-cher--eins---a-name-that-is-mu:0000000000000001:0");
+        assert_eq!(odd.to_string(), "s---a-name-that-is-much-too-long:0000000000000001:0");
         let java = OwnerId::from_text("8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e:57");
         assert_eq!((java.instance(), java.number()), ("8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e", 57));
         assert_eq!(OwnerId::from_text("somebody").to_string(), "somebody:0");

@@ -26,6 +26,8 @@ pub(super) struct Attempt {
     pub(super) lock_delay: Duration,
     /// When to ask again.
     pub(super) ask_at: Option<Moment>,
+    /// When the store said where it stands in the line.
+    pub(super) heard_at: Moment,
     /// Until when somebody else has the key, as the store said.
     pub(super) held_until: Moment,
 }
@@ -111,6 +113,7 @@ impl Attempt {
             taken_away: false,
             lock_delay: Duration::ZERO,
             ask_at: None,
+            heard_at: Moment::default(),
             held_until: Moment::default(),
         }
     }

@@ -209,7 +209,7 @@ impl Locks {
 
 impl LocksBuilder {
     /// What this instance is called where an operator reads who has a lock. Default: `HOSTNAME`, which is the pod in a cluster, else the name of the
-    /// host. Other characters than `[A-Za-z0-9._-]` become `-`, and what is longer than 32 is cut off.
+    /// host. Other characters than `[A-Za-z0-9._-]` become `-`, and of what is longer than 32 the last ones are kept.
     pub fn instance(self, name: impl Into<String>) -> Self {
         Self { instance: Some(name.into()), ..self }
     }

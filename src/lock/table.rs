@@ -210,6 +210,7 @@ mod tests {
         calls: Vec<Call>,
         told: Vec<(u32, Result<Arc<Section>, LockError>)>,
         alarms: Vec<Moment>,
+        watched: usize,
     }
 
     fn world() -> World {
@@ -221,6 +222,7 @@ mod tests {
             calls: Vec::new(),
             told: Vec::new(),
             alarms: Vec::new(),
+            watched: 0,
         }
     }
 
@@ -232,7 +234,8 @@ mod tests {
                     Action::Start(who, section) => self.told.push((who, Ok(section))),
                     Action::Refuse(who, error) => self.told.push((who, Err(error))),
                     Action::WakeAt(at) => self.alarms.push(at),
-                    Action::Watch(_) | Action::Forget(_) | Action::Outcome(..) => {}
+                    Action::Watch(_) => self.watched += 1,
+                    Action::Forget(_) | Action::Outcome(..) => {}
                 }
             }
         }
@@ -504,6 +507,61 @@ mod tests {
         assert!(w.told.is_empty(), "the store is asked first");
         w.answer(Acquired::Granted { fence: 8 });
         w.turn(2);
+    }
+
+    /// The store was down when the key was given back. Whoever comes later is not told of that, but whose the key is now.
+    #[test]
+    fn who_comes_when_a_give_back_has_been_silent_for_long_is_asked_for_anew() {
+        let mut w = world();
+        w.ask(1, false);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.end(&section, Ending::Released);
+        let unanswered = || StoreError::new("test", "release", StoreErrorKind::Unavailable);
+        let call = w.call();
+        w.on(Event::Released(call.number, Err(unanswered())));
+        w.alarms.clear();
+        w.now = w.now.after(ms(1_500));
+        w.ask(2, false);
+        assert!(w.told.is_empty(), "the store is asked");
+        w.answer(Acquired::Granted { fence: 8 });
+        w.turn(2);
+        // And it is there again: what it did not answer is asked for at once.
+        assert!(matches!(w.call().verb, Verb::Release { .. }));
+    }
+
+    /// A store may have fallen silent since it said last where we stand.
+    #[test]
+    fn who_joins_a_line_that_has_heard_nothing_for_long_asks_at_once() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(IN_LINE);
+        w.now = w.now.after(ms(499));
+        w.ask(2, true);
+        assert!(w.calls.is_empty(), "it was said just now");
+        w.now = w.now.after(ms(1));
+        w.ask(3, true);
+        w.ask(4, true);
+        assert!(matches!(w.call().verb, Verb::Acquire { if_held: IfHeld::LineUp, .. }), "once for all of them");
+    }
+
+    /// I4, I5: who would watch a grant under which nothing has begun yet?
+    #[test]
+    fn a_grant_that_yields_before_its_first_section_is_watched_all_the_same() {
+        let mut w = world();
+        w.ask(1, true);
+        let terms = Terms { lock_delay: ms(5_000), ..Terms::default() };
+        let request = Request { waiter: 2, waits: true, owner: None, terms };
+        let mut actions = Actions::new();
+        let place = w.table.request(&w.key, &Now::at(w.now), &w.ids, request, &mut actions);
+        w.act(actions);
+        w.leave(place - 1);
+        w.answer(GRANTED);
+        assert!(w.told.is_empty() && w.watched == 0, "the store is to keep it for longer first");
+        let call = w.call();
+        w.on(Event::Yielded(call.number, Ok(Yielded::Extended { fence: 8 })));
+        w.turn(2);
+        assert_eq!(w.watched, 1);
     }
 
     /// The limit of a section goes with it: the watchdog has nothing to look for in between.

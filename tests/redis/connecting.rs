@@ -132,6 +132,21 @@ async fn a_redis_older_than_seven_is_refused() {
     assert_eq!(error.to_string(), "the Redis for locks has the version 6.2.14: at least 7.0 is needed");
 }
 
+/// That is no matter of rights, and passes.
+#[tokio::test]
+async fn a_replica_at_the_start_is_said_to_be_one() {
+    let Some(world) = world().await else { return };
+    let master = RedisServer::start().await;
+    world.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
+    let error = RedisStore::connect(&world.redis.url()).await.expect_err("a replica");
+    assert!(matches!(error, RedisConnectError::Unreachable(_)), "{error}");
+    assert!(
+        whole(&error).contains("READONLY") && whole(&error).contains("a failover is going on"),
+        "{}",
+        whole(&error)
+    );
+}
+
 #[tokio::test]
 async fn messages_that_do_not_come_are_found_out_at_the_start() {
     let Some(world) = world().await else { return };

@@ -3,7 +3,11 @@
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
-use tower_lock::{LockError, LockKey};
+use tower_lock::{
+    LockError, LockKey, LockStore, OwnerId,
+    store::{AcquireAsk, Acquired, IfHeld, Inbox, LineTerms},
+    test_util::decisions::OwnerIds,
+};
 
 use tower_lock_faults::Direction;
 
@@ -129,6 +133,27 @@ async fn a_key_that_is_taken_away_before_its_holder_has_heard_of_it_is_not_begun
     world.proxy.all().heal();
     soon("its turn, anew", going).await.expect("runs").expect("its turn").release().await.expect("ours");
     world.is_clean_soon().await;
+}
+
+/// Also when it is full, and somebody looks for dead ones in it.
+#[tokio::test]
+async fn a_line_always_has_an_end_and_forgets_the_dead_when_it_is_full() {
+    let Some(world) = world().await else { return };
+    let store = world.store().await;
+    let (living, terms) = (OwnerIds::new("living", 1), LineTerms::new(ms(4_000), ms(10_000), 3));
+    store.open(Inbox::new(living.next().process(), |_| true));
+    let ask = async |owner: OwnerId| {
+        let ask = AcquireAsk::new(key(), owner, ms(30_000), IfHeld::LineUp, terms, ms(500));
+        store.acquire(ask).await.expect("an answer")
+    };
+    ask(living.next()).await;
+    let dead = OwnerIds::new("dead", 2);
+    for owner in [living.next(), dead.next(), living.next()] {
+        assert!(matches!(ask(owner).await, Acquired::InLine { .. }));
+    }
+    assert!(matches!(ask(living.next()).await, Acquired::InLine { before: 2, .. }), "in the place of the dead one");
+    assert!(matches!(ask(living.next()).await, Acquired::LineFull { .. }));
+    assert!(world.ask(&["PTTL", LINE]).await.integer().is_some_and(|ttl| ttl > 0));
 }
 
 /// Names that differ in their braces alone are two locks.

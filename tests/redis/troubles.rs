@@ -138,6 +138,43 @@ async fn a_release_that_redis_refuses_is_told_and_repeated() {
     }
 }
 
+/// It would be taken for dead at each hand-over, and wait in vain.
+#[tokio::test]
+async fn who_cannot_listen_has_what_is_free_and_is_not_left_to_wait() {
+    let Some(world) = world().await else { return };
+    let (deaf, other) = (world.instance("a").await, world.sound_instance("b").await);
+    deaf.lock(key()).await.expect("free").release().await.expect("ours");
+    world.ask(&["ACL", "SETUSER", "default", "resetchannels"]).await;
+    world.ask(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+    let guard = other.lock(key()).await.expect("free");
+    let mut reason = String::new();
+    until("it is told", async || match deaf.lock(key()).wait(ms(2_500)).await {
+        Err(LockError::Store(error)) => {
+            reason = error.source().map(ToString::to_string).unwrap_or_default();
+            true
+        }
+        _ => false,
+    })
+    .await;
+    assert!(reason.contains("when it is our turn") && reason.contains("tower-lock:in:"), "{reason}");
+    deaf.lock(("free",)).await.expect("free").release().await.expect("ours");
+    world.ask(&["ACL", "SETUSER", "default", "allchannels"]).await;
+    guard.release().await.expect("ours");
+    until("it hears again", async || world.ask(&["PUBSUB", "CHANNELS"]).await.items().len() == 2).await;
+    deaf.lock(key()).await.expect("as before").release().await.expect("ours");
+}
+
+/// Somebody has written where the last fence stands.
+#[tokio::test]
+async fn a_fence_that_no_clock_gives_is_said_to_be_none() {
+    let Some(world) = world().await else { return };
+    let locks = world.sound_instance("a").await;
+    world.ask(&["SET", "tower-lock:f", "18014398509481984"]).await;
+    says(&trouble(&locks).await, StoreErrorKind::Protocol, "none of the scripts gives", "tower-lock:*");
+    world.ask(&["DEL", "tower-lock:f"]).await;
+    until("as before", async || locks.try_lock(key()).await.is_ok()).await;
+}
+
 /// Its holder is not broken off because of it.
 #[tokio::test]
 async fn a_renewal_that_redis_refuses_is_no_loss() {

@@ -17,6 +17,7 @@ use crate::{
 impl<W> Conversation<W> {
     /// Single flight: one attempt, however many want the key. A client that saw its own answer end waits for that give-back.
     pub(super) fn start_attempt(&mut self, cx: &mut Context<'_, W>) {
+        self.give_up_closing(cx);
         if self.attempt.is_some() || self.closing.is_some() || self.line.is_empty() {
             return;
         }
@@ -61,13 +62,16 @@ impl<W> Conversation<W> {
         let Some(attempt) = &mut self.attempt else { return };
         if answer.is_ok() {
             attempt.calls.answered();
+            self.hurry_give_backs(cx);
         }
+        let Some(attempt) = &mut self.attempt else { return };
         match answer {
             // What was taken away meanwhile is not begun: the store says whether it was this (I7).
             Ok(Acquired::Granted { .. }) if attempt.taken_away => self.ask(cx),
             Ok(Acquired::Granted { fence }) => self.granted(asked, fence, cx),
             Ok(Acquired::InLine { lease_left, before: _ }) => {
                 attempt.state = State::InLine;
+                attempt.heard_at = cx.now();
                 attempt.held_until = cx.now().after(lease_left);
                 attempt.check_in(cx.now(), lease_left, cx.die());
                 let hinted = attempt.hinted;

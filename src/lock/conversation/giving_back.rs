@@ -83,6 +83,24 @@ impl<W> Conversation<W> {
         self.start_attempt(cx);
     }
 
+    /// Nobody waits for a give-back that has had no answer for so long already: the store is asked whose the key is.
+    pub(super) fn give_up_closing(&mut self, cx: &Context<'_, W>) {
+        let is_silent =
+            |give_back: &GiveBack| self.closing == Some(give_back.owner.number()) && give_back.silent_at() <= cx.now();
+        if self.give_backs.iter().any(is_silent) {
+            self.closing = None;
+        }
+    }
+
+    /// The store answers: what failed before is not to wait for its time.
+    pub(super) fn hurry_give_backs(&mut self, cx: &mut Context<'_, W>) {
+        for give_back in &mut self.give_backs {
+            if give_back.error.take().is_some() && give_back.again_at.take().is_some() {
+                send_release(give_back, cx);
+            }
+        }
+    }
+
     /// When those who wait for a give-back are told that nobody knows whose the key is.
     pub(super) fn silent_at(&self) -> Option<Moment> {
         let give_back = self.give_backs.iter().find(|give_back| self.closing == Some(give_back.owner.number()))?;

@@ -139,7 +139,8 @@ impl<W> Conversation<W> {
             let lost = held.grant.remaining(cx.now()).is_zero();
             let held = Held { token, since: cx.now(), sections: 0, ..held };
             self.attempt = Some(Attempt { state: State::Held(held), ..attempt });
-            return if lost { self.end(Duration::ZERO, None, cx) } else { self.next_section(false, cx) };
+            // It may not be watched yet: the first one under a grant may have wanted another lock-delay.
+            return if lost { self.end(Duration::ZERO, None, cx) } else { self.next_section(true, cx) };
         }
         // The old id is over. What becomes of the new one?
         held.grant.end(LockLost::GivenBack);

@@ -13,7 +13,7 @@ use deadpool_redis::{
     Config, Manager, Pool, PoolConfig, Runtime,
     redis::{
         AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, aio::PubSub, cmd,
-        from_redis_value,
+        from_redis_value, make_extension_error,
     },
 };
 use futures_util::StreamExt;
@@ -239,8 +239,16 @@ async fn self_test(shared: Arc<Shared>) -> Result<PubSub, RedisConnectError> {
     run(Question::Text(&call)).await?;
     let reply = run(Question::Script(&call)).await?;
     let (now, receivers, refused) = protocol::self_tested(&reply).map_err(|misread| ask(misread.into()))?;
-    if !refused.is_empty() {
-        return Err(RedisConnectError::Refused(refused));
+    if let Some(first) = refused.first() {
+        // A replica, or no memory: that is no matter of rights, and has a remedy of its own.
+        let said = first.split_once(": ").map_or(first.as_str(), |(_, said)| said);
+        let (code, detail) = said.split_once(' ').unwrap_or((said, ""));
+        let is_known = !matches!(code, "ERR" | "NOPERM");
+        return Err(if is_known {
+            ask(make_extension_error(code.to_owned(), Some(detail.to_owned())).into())
+        } else {
+            RedisConnectError::Refused(refused)
+        });
     }
     shared.server_clock().said(now, shared.clock.now());
     let came = matches!(timeout(STORE_CALL, listener.on_message().next()).await, Ok(Some(_)));

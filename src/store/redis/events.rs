@@ -39,6 +39,8 @@ pub(super) struct Events {
     opened: Notify,
     /// The connections on which is asked: they are looked after from here, too.
     lanes: [Arc<Lane>; 2],
+    /// Since when nobody can be told anything.
+    deaf_since: Mutex<Option<Instant>>,
     task: Mutex<Option<Task>>,
 }
 
@@ -63,12 +65,15 @@ impl Events {
     const FIRST_WORD: Duration = Duration::from_millis(250);
     /// So often the connections are asked whether they are alive: a cut one looks just like a quiet one.
     const LOOK: Duration = CHECK_IN;
+    /// A connection that listens is made anew within this time, or there is something wrong with it.
+    const DEAF: Duration = STORE_TIMEOUT.saturating_mul(3);
     /// Somebody who has not looked for so long will not.
     const GONE: Duration = STORE_TIMEOUT.saturating_mul(4);
 
     pub(super) fn new(client: Client, names: Names, lanes: [Arc<Lane>; 2]) -> Arc<Self> {
-        let (inboxes, opened, task) = (Mutex::default(), Notify::new(), Mutex::default());
-        Arc::new(Self { client, names, inboxes, opened, lanes, task })
+        let (inboxes, opened) = (Mutex::default(), Notify::new());
+        let (deaf_since, task) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { client, names, inboxes, opened, lanes, deaf_since, task })
     }
 
     pub(super) fn open(&self, inbox: Inbox) {
@@ -83,6 +88,11 @@ impl Events {
         let listens = self.inboxes().get(&protocol::inbox(process)).map(|subscriber| subscriber.listens.subscribe());
         let Some(mut listens) = listens else { return };
         let _ = timeout(Self::FIRST_WORD, listens.wait_for(|listens| *listens)).await;
+    }
+
+    /// Nobody can be told anything, and that is no hiccup: whoever lines up would be taken for dead each time, and never have a turn.
+    pub(super) fn is_deaf(&self) -> bool {
+        lock(&self.deaf_since).is_some_and(|since| since.elapsed() > Self::DEAF)
     }
 
     pub(super) async fn connect(&self) -> Result<PubSub, Trouble> {
@@ -137,6 +147,7 @@ impl Events {
                     pause = RETRY_MIN;
                 }
             }
+            lock(&self.deaf_since).get_or_insert_with(Instant::now);
             // Whoever lost its connection first is not to be the only one that keeps on trying.
             sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
             pause = (2 * pause).min(RETRY_MAX);
@@ -200,6 +211,7 @@ impl Listener<'_> {
                 return worked;
             }
             worked = true;
+            *lock(&self.events.deaf_since) = None;
         }
     }
 

@@ -151,13 +151,23 @@ impl LockStore for RedisStore {
     fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired> {
         let called = self.shared.clock.now();
         self.answer("acquire", move |shared, by| async move {
+            let mut ask = ask;
+            let mut is_deaf = false;
             if ask.if_held == IfHeld::LineUp {
                 shared.events.listening(ask.owner.process()).await;
+                is_deaf = shared.events.is_deaf();
+                if is_deaf {
+                    // What is free can be had all the same.
+                    ask.if_held = IfHeld::Refuse;
+                }
             }
             let call = |until| shared.names.acquire(&ask, until);
             let answer = shared.in_time(called, ask.void_after, by, call, protocol::acquired).await?;
             shared.tell_of_endless(&answer);
-            Ok(answer)
+            match answer {
+                Acquired::Held { .. } if is_deaf => Err(Trouble::Deaf),
+                answer => Ok(answer),
+            }
         })
     }
 

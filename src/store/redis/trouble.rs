@@ -21,6 +21,8 @@ pub(super) enum Trouble {
     NoConnection,
     /// No connection, for a reason that all who wait for it are told.
     NotConnected(Arc<Self>),
+    /// Others have the key, and we cannot be told when it is our turn.
+    Deaf,
     /// No answer in time.
     Silent,
     /// It came to Redis when it was void.
@@ -61,9 +63,14 @@ impl Trouble {
             Self::NotConnected(trouble) => return trouble.verdict(),
             Self::Redis(error) | Self::Pool(PoolError::Backend(error)) => error,
             Self::Pool(_) => return (Unavailable, "is the pool too small for those who share it?"),
-            Self::NoConnection => return (Timeout, "is the server up, and does the network let us through?"),
+            Self::NoConnection => {
+                return (Timeout, "is the server up, does the network let us through, and has the pool one to give?");
+            }
             Self::Silent => {
                 return (Timeout, "is the server stopped, swamped, or busy with a slow command (`SLOWLOG GET`)?");
+            }
+            Self::Deaf => {
+                return (Unavailable, "may this user subscribe to `tower-lock:in:*`, and do messages come through?");
             }
             Self::Late => {
                 return (Timeout, "calls take longer than they may: is the network or the server overloaded?");
@@ -113,7 +120,9 @@ impl Trouble {
                 // NOPERM, as it is called within a script: by Redis 7.0, and by later ones.
                 ErrorKind::Server(_)
                     if error.detail().is_some_and(|text| {
-                        text.contains("user executing the script") || text.contains("ACL failure in script")
+                        ["user executing the script", "ACL failure in script", "has no permissions"]
+                            .iter()
+                            .any(|words| text.contains(words))
                     }) =>
                 {
                     (Refused, "the user lacks a right: docs/redis.md has the smallest ACL")
@@ -165,6 +174,7 @@ impl fmt::Display for Trouble {
             Self::Pool(error) => error.fmt(f),
             Self::NoConnection => f.write_str("there was no connection in time"),
             Self::NotConnected(trouble) => trouble.fmt(f),
+            Self::Deaf => f.write_str("nobody can tell us when it is our turn: there is no connection that listens"),
             Self::Silent => f.write_str("there was no answer in time"),
             Self::Late => f.write_str("it came too late, and was not done"),
             Self::Misread(misread) => misread.fmt(f),

@@ -135,7 +135,7 @@ pub fn yielded(reply: &Value) -> Result<(i64, InTime<Yielded>), Misread> {
     let (now, words) = timed(reply)?;
     let answer = match words {
         [late] if is(late, "late") => InTime::Late,
-        [extended, fence] if is(extended, "extended") => InTime::Done(Yielded::Extended { fence: whole(fence)? }),
+        [extended, fence] if is(extended, "extended") => InTime::Done(Yielded::Extended { fence: fence_of(fence)? }),
         words => InTime::Done(Yielded::Over(got(words)?)),
     };
     Ok((now, answer))
@@ -210,7 +210,7 @@ fn timed(reply: &Value) -> Result<(i64, &[Value]), Misread> {
 
 fn got(words: &[Value]) -> Result<Acquired, Misread> {
     match words {
-        [granted, fence] if is(granted, "granted") => Ok(Acquired::Granted { fence: whole(fence)? }),
+        [granted, fence] if is(granted, "granted") => Ok(Acquired::Granted { fence: fence_of(fence)? }),
         [line, left, before] if is(line, "line") => Ok(Acquired::InLine {
             before: usize::try_from(whole(before)?).map_err(|_| Misread)?,
             lease_left: lease_left(left)?,
@@ -219,6 +219,11 @@ fn got(words: &[Value]) -> Result<Acquired, Misread> {
         [full, left] if is(full, "full") => Ok(Acquired::LineFull { lease_left: lease_left(left)? }),
         _ => Err(Misread),
     }
+}
+
+/// A double can count no further, and no clock of this century stands there: somebody else has written where the last fence stands.
+fn fence_of(value: &Value) -> Result<u64, Misread> {
+    whole(value).and_then(|fence| if fence < 1 << 53 { Ok(fence) } else { Err(Misread) })
 }
 
 /// `PTTL`: below zero it has no end (-1), or is no more (-2).

@@ -42,15 +42,12 @@ local function give_on(fences, lock, line, asker, offer_ms)
   return head
 end
 
--- Entries of dead processes go when a line is full.
+-- Entries of dead processes go when a line is full. How many are left.
 local function without_the_dead(line)
-  local living = {}
   for _, id in ipairs(redis.call('LRANGE', line, 0, -1)) do
-    if redis.call('PUBSUB', 'NUMSUB', inbox(id))[2] > 0 then living[#living + 1] = id end
+    if redis.call('PUBSUB', 'NUMSUB', inbox(id))[2] == 0 then redis.call('LREM', line, 1, id) end
   end
-  redis.call('DEL', line)
-  for _, id in ipairs(living) do redis.call('RPUSH', line, id) end
-  return #living
+  return redis.call('LLEN', line)
 end
 
 local function line_up(line, id, left, place_ms, places)
