@@ -35,13 +35,33 @@ use crate::{
 
 // In the order of a call: from the address to the reply.
 mod connect;
-#[allow(unreachable_pub, reason = "reached by simulators alone: feature `test-util`")]
+#[allow(
+    unreachable_pub,
+    clippy::missing_errors_doc,
+    clippy::must_use_candidate,
+    reason = "reached by simulators alone: feature `test-util`"
+)]
 mod wire;
-#[allow(unreachable_pub, reason = "reached by simulators alone: feature `test-util`")]
+#[allow(
+    unreachable_pub,
+    clippy::missing_errors_doc,
+    clippy::must_use_candidate,
+    reason = "reached by simulators alone: feature `test-util`"
+)]
 mod names;
-#[allow(unreachable_pub, reason = "reached by simulators alone: feature `test-util`")]
+#[allow(
+    unreachable_pub,
+    clippy::missing_errors_doc,
+    clippy::must_use_candidate,
+    reason = "reached by simulators alone: feature `test-util`"
+)]
 mod script;
-#[allow(unreachable_pub, reason = "reached by simulators alone: feature `test-util`")]
+#[allow(
+    unreachable_pub,
+    clippy::missing_errors_doc,
+    clippy::must_use_candidate,
+    reason = "reached by simulators alone: feature `test-util`"
+)]
 mod server_clock;
 mod lane;
 mod events;
