@@ -1,0 +1,4 @@
+//! Many processes, one Redis, and what networks do to them, in virtual time.
+#![allow(clippy::must_use_candidate, reason = "nobody but its own tests uses it")]
+
+pub mod fake;
