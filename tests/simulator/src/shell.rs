@@ -38,6 +38,8 @@ pub struct Shell {
     /// By the moment in which they need something.
     watched: Vec<(Moment, Arc<Grant>)>,
     next_look: Option<Moment>,
+    /// Looks in a row that found nothing but a limit.
+    spins: u32,
     /// Its inbox was heard once.
     listens: bool,
     /// Scripts in a row without an answer, for each lane.
@@ -73,6 +75,8 @@ pub enum Effect {
     Refused(Who, LockError),
     /// As far as the process knows, nothing of this id is left, and nothing can come of it any more.
     Forgotten(LockKey, OwnerId),
+    /// It wakes itself again and again, and nothing comes of it.
+    Spins,
 }
 
 /// Connections of two kinds: what gives back does not wait behind what asks.
@@ -157,6 +161,7 @@ impl Shell {
             next: 0,
             watched: Vec::new(),
             next_look: None,
+            spins: 0,
             listens: false,
             silent: [0; 2],
             ids_sent: Vec::new(),
@@ -645,6 +650,10 @@ impl Shell {
         for grant in lost {
             let why = grant.why().unwrap_or(LockLost::Unrenewed);
             self.on(now, &grant.key.clone(), Event::Lost(grant.owner.clone(), why));
+        }
+        self.spins = if limits.is_empty() { 0 } else { self.spins + 1 };
+        if self.spins > 20 {
+            self.effects.push_back(Effect::Spins);
         }
         for grant in limits {
             self.on(now, &grant.key.clone(), Event::Limit(grant.owner.clone()));

@@ -124,6 +124,8 @@ struct Process {
     /// Into `connections`.
     lanes: [Option<usize>; 2],
     inbox: Inbox,
+    /// Until then nothing reaches it, and nothing of it the server: it comes later.
+    cut_off_until: u64,
 }
 
 /// The connection for messages.
@@ -241,6 +243,7 @@ enum Fault {
     Cancel,
     Drop,
     Pause,
+    CutOff,
     Force,
     Flush,
     Step,
@@ -303,7 +306,13 @@ impl World {
             rng,
         };
         for n in 0..processes {
-            let rate = if options.one_rate { 1.0 } else { 1.0 + 0.0099 * (2.0 * world.rng.f64() - 1.0) };
+            // As far apart as they may be, more often than not.
+            let rate = match world.rng.u8(0..4) {
+                _ if options.one_rate => 1.0,
+                0 => 1.0 + 0.0099 * (2.0 * world.rng.f64() - 1.0),
+                1 => 1.0099,
+                _ => 0.9901,
+            };
             let process = world.process(format!("p{n}"), rate);
             world.processes.push(process);
             world.subscribe(world.processes.len() - 1);
@@ -326,6 +335,7 @@ impl World {
             thawed: 0,
             lanes: [None; 2],
             inbox: Inbox::default(),
+            cut_off_until: 0,
         }
     }
 
@@ -346,7 +356,9 @@ impl World {
             self.step();
         }
         // All are answered: when what is under way has come, nothing is left.
-        let end = self.now.max(self.paused_until) + 8 * SECOND + self.weather.late + 20 * self.weather.delay;
+        let cut_off = self.processes.iter().map(|process| process.cut_off_until).max().unwrap_or(0);
+        let end =
+            self.now.max(self.paused_until).max(cut_off) + 8 * SECOND + self.weather.late + 20 * self.weather.delay;
         while self.violation.is_none() && self.due.peek().is_some_and(|due| due.at < end) {
             self.step();
         }
@@ -456,6 +468,10 @@ impl World {
                 Effect::Turn(who, section) => self.turn(who, section),
                 Effect::Refused(who, error) => self.refused(who, &error),
                 Effect::Forgotten(key, id) => self.forgets(&key, &id),
+                Effect::Spins => {
+                    let label = &self.processes[process].label;
+                    self.wrong(format!("the watchdog of {label} wakes itself again and again"));
+                }
             }
         }
         let now = self.local(process);
@@ -668,7 +684,8 @@ impl World {
         let State::In(section) = &self.clients[who].state else { return };
         let client = &self.clients[who];
         let is_of_age = self.calm.is_some_and(|calm| client.began > calm + 5 * SECOND);
-        let thawed = self.processes[client.process].thawed > client.began;
+        let there = &self.processes[client.process];
+        let thawed = there.thawed.max(there.cut_off_until) > client.began;
         let limit = client.terms.max_hold.is_some();
         if is_of_age && !thawed && !limit && !self.is_odd() {
             let what = format!("{} is lost though all is calm: {:?}", section.grant.owner, section.why());
@@ -692,14 +709,17 @@ impl World {
             Ending::Dropped => (ended + nanos(terms.lock_delay), "ended badly"),
             Ending::Released => {
                 let held = now - began;
-                let left = nanos(terms.hold_at_least).saturating_sub(held) / 100 * 98;
+                // By a clock that may be fast.
+                let left = nanos(terms.hold_at_least).saturating_sub(held + held / 100) / 100 * 98;
                 // The store keeps it no longer than the lease, if the give-back is lost.
                 (if left == 0 { 0 } else { (now + left).min(valid_until) }, "holds it for a while")
             }
             _ => (0, ""),
         };
         self.referee.ends(&section, taken, why);
-        self.idle_since[key] = Some(now.max(taken));
+        if !self.referee.is_held(&self.keys[key], now) {
+            self.idle_since[key] = Some(now.max(taken));
+        }
         let local = self.local(process);
         self.processes[process].shell.guard_ended(local, &section, ending);
     }
@@ -759,10 +779,11 @@ impl World {
     }
 
     fn arrives(&mut self, at: usize, message: u64) {
-        if self.now < self.paused_until {
-            return self.at(self.paused_until, move |w| w.arrives(at, message));
-        }
         let (process, number) = self.connections[at].process;
+        let late = self.paused_until.max(self.cut_off_until(process, number));
+        if self.now < late {
+            return self.at(late, move |w| w.arrives(at, message));
+        }
         let Some(script) = self.connections[at].under_way.get_mut(&message).and_then(Option::take) else { return };
         let reply = self.execute(Some(process), &script);
         if self.calm.is_none() && self.chance(self.weather.doubled) {
@@ -770,14 +791,26 @@ impl World {
         }
         let back = self.connections[at].last_in.max(self.now + self.delay());
         self.connections[at].last_in = back;
-        self.at(back, move |w| {
-            w.feel(process, number, Source::Connection(at), move |w| {
-                if w.connections[at].up && w.connections[at].under_way.remove(&message).is_some() {
-                    let now = w.local(process);
-                    w.processes[process].shell.reply(now, message, &reply);
-                }
-            });
+        self.at(back, move |w| w.answers(at, message, reply));
+    }
+
+    fn answers(&mut self, at: usize, message: u64, reply: Value) {
+        let (process, number) = self.connections[at].process;
+        let late = self.cut_off_until(process, number);
+        if self.now < late {
+            return self.at(late, move |w| w.answers(at, message, reply));
+        }
+        self.feel(process, number, Source::Connection(at), move |w| {
+            if w.connections[at].up && w.connections[at].under_way.remove(&message).is_some() {
+                let now = w.local(process);
+                w.processes[process].shell.reply(now, message, &reply);
+            }
         });
+    }
+
+    fn cut_off_until(&self, process: usize, number: u64) -> u64 {
+        let there = &self.processes[process];
+        if there.number == number { there.cut_off_until } else { 0 }
     }
 
     /// Most of what was sent is in the server's buffers: it runs all the same, later. Nobody hears of it.
@@ -893,17 +926,32 @@ impl World {
                 let comes = self.processes[process].inbox.last.max(self.now + self.delay());
                 self.processes[process].inbox.last = comes;
                 let message = message.clone();
-                self.at(comes, move |w| {
-                    w.feel(process, number, Source::Inbox(epoch), move |w| {
-                        if w.processes[process].inbox.epoch == epoch {
-                            w.log(|w| format!("{} hears: {message}", w.processes[process].label));
-                            let now = w.local(process);
-                            w.processes[process].shell.message(now, &message);
-                        }
-                    });
-                });
+                self.at(comes, move |w| w.tells(process, number, epoch, message));
             }
         }
+    }
+
+    fn tells(&mut self, process: usize, number: u64, epoch: u64, message: String) {
+        let late = self.cut_off_until(process, number);
+        if self.now < late {
+            return self.at(late, move |w| w.tells(process, number, epoch, message));
+        }
+        self.feel(process, number, Source::Inbox(epoch), move |w| {
+            if w.processes[process].inbox.epoch != epoch {
+                return;
+            }
+            w.log(|w| format!("{} hears: {message}", w.processes[process].label));
+            let now = w.local(process);
+            w.processes[process].shell.message(now, &message);
+            w.settle(process);
+            let goes_on = |client: &Client| match &client.state {
+                State::In(section) => message.starts_with(&format!("1 taken 0 {} ", section.grant.owner)),
+                _ => false,
+            };
+            if w.clients.iter().any(goes_on) {
+                w.wrong(format!("somebody goes on though it was told: {message}"));
+            }
+        });
     }
 
     // --- the server -----------------------------------------------------------------------------------------------
@@ -927,24 +975,33 @@ impl World {
             let from = process.map_or("somebody", |process| w.processes[process].label.as_str());
             format!("    {from} {} {:?} -> {}", script.name(), script.args(), show(&reply))
         });
-        for (key, before) in before.into_iter().enumerate() {
-            self.look_at_record(key, &before, script.name());
+        for (key, before) in before.iter().enumerate() {
+            self.look_at_record(key, before, script);
         }
-        self.look_at_reply(script, &reply);
+        self.look_at_reply(script, &reply, &before);
         self.deliver();
         reply
     }
 
-    fn look_at_reply(&mut self, script: &ScriptCall, reply: &Value) {
+    fn look_at_reply(&mut self, script: &ScriptCall, reply: &Value, before: &[Record]) {
         match (script.name(), reply) {
             (_, Value::SimpleString(error)) if error.starts_with('-') => {
                 self.wrong(format!("{} is an error: {error}", script.name()));
             }
             ("release", Value::BulkString(said)) if said != b"not owner" => {
                 self.given_back.insert(script.args()[0].clone());
+                let key = self.locks.iter().position(|lock| *lock == script.keys()[1]).expect("ours");
+                let record = self.record(key);
+                if record.holders.is_empty() && record.line.iter().any(|id| self.listens(id)) {
+                    self.wrong(format!("a release frees the key though somebody waits: {record:?}"));
+                }
             }
             ("renew", Value::Array(answers)) => {
                 for (id, answer) in script.args().chunks(2).map(|pair| &pair[0]).zip(answers) {
+                    let has = |record: &Record| record.holders.iter().any(|(holder, _)| holder == id);
+                    if *answer == Value::Int(1) && !before.iter().any(has) {
+                        return self.wrong(format!("{id} is renewed and has nothing"));
+                    }
                     if *answer == Value::Int(1) && self.given_back.contains(id) && !self.referee.lenient {
                         return self.wrong(format!("{id} is renewed after it was given back"));
                     }
@@ -954,7 +1011,8 @@ impl World {
         }
     }
 
-    fn look_at_record(&mut self, key: usize, before: &Record, script: &str) {
+    fn look_at_record(&mut self, key: usize, before: &Record, script: &ScriptCall) {
+        let (asks, script) = (script.args().first(), script.name());
         let after = self.record(key);
         let lock = &self.locks[key];
         let left = self.fake.data().ms_left(lock);
@@ -981,14 +1039,10 @@ impl World {
         }
         let is_new = before.holders.iter().all(|(holder, _)| holder != id);
         if is_new {
-            let ahead = before.line.iter().take_while(|waits| *waits != id);
-            let data = self.fake.data();
-            let alive = |waits: &&String| {
-                let process = waits.rsplit_once(':').map_or(waits.as_str(), |(process, _)| process);
-                data.listeners.get(&format!("tower-lock:in:{process}")).is_some_and(|heard| *heard > 0)
-            };
-            let passed = ahead.clone().find(alive).cloned();
-            drop(data);
+            let passed = before.line.iter().take_while(|waits| *waits != id).find(|waits| self.listens(waits)).cloned();
+            if asks != Some(id) && !self.listens(id) {
+                return self.wrong(format!("{script} offers the key to {id}, which does not listen"));
+            }
             if let Some(passed) = passed {
                 return self.wrong(format!("{script} lets {id} past {passed}: {before:?}"));
             }
@@ -1001,6 +1055,11 @@ impl World {
             return self.wrong(format!("{script} gives {id} the fence {fence} after {}", self.top_fence[key]));
         }
         self.top_fence[key] = fence;
+    }
+
+    fn listens(&self, id: &str) -> bool {
+        let process = id.rsplit_once(':').map_or(id, |(process, _)| process);
+        self.fake.data().listeners.get(&format!("tower-lock:in:{process}")).is_some_and(|heard| *heard > 0)
     }
 
     fn look_at_new(&mut self, id: &str, script: &str) {
@@ -1025,6 +1084,7 @@ impl World {
             (Fault::Cancel, 5),
             (Fault::Drop, 2),
             (Fault::Pause, 1),
+            (Fault::CutOff, 2),
         ];
         let mut menu: Vec<_> = all.into_iter().filter(|_| self.rng.u8(0..10) < 6).collect();
         menu.extend([
@@ -1087,6 +1147,14 @@ impl World {
                 }
                 self.paused_until = self.paused_until.max(self.now + time);
                 self.log(|_| format!("the server stands still for {:?}", Duration::from_nanos(time)));
+            }
+            Fault::CutOff => {
+                let most = [1, 5, 45][self.rng.usize(0..3)] * SECOND;
+                let time = self.random(most);
+                let there = &mut self.processes[process];
+                there.cut_off_until = there.cut_off_until.max(self.now + time);
+                let time = Duration::from_nanos(time);
+                self.log(|w| format!("{} is cut off for {time:?}", w.processes[process].label));
             }
             Fault::Force => self.force(key),
             Fault::Flush => {
@@ -1165,7 +1233,9 @@ impl World {
                 let delay = if self.settings.bare { 0 } else { nanos(client.terms.lock_delay) };
                 let key = client.key;
                 self.referee.ends(&section, ended + delay, "has crashed");
-                self.idle_since[key] = Some(self.now);
+                if !self.referee.is_held(&self.keys[key], self.now) {
+                    self.idle_since[key] = Some(self.now);
+                }
             }
         }
         let noticed = self.random(50 * MS);
@@ -1281,7 +1351,8 @@ impl World {
             let Some(idle) = self.idle_since[key] else { continue };
             let waiting = self.clients.iter().filter(|client| client.key == key && self.waits(client));
             let Some(first) = waiting.map(|client| client.since).min() else { continue };
-            let thawed = self.processes.iter().map(|process| process.thawed).max().unwrap_or(0);
+            let thawed =
+                self.processes.iter().map(|process| process.thawed.max(process.cut_off_until)).max().unwrap_or(0);
             let since = idle.max(first).max(calm).max(self.paused_until).max(thawed);
             let gap = self.now.saturating_sub(since);
             #[expect(clippy::cast_precision_loss, reason = "a part")]
@@ -1301,7 +1372,7 @@ impl World {
         }
         let Some(calm) = self.calm else { return };
         let since = self.lined_up.get(got).map_or(self.now, |(since, _)| *since);
-        let thawed = self.processes.iter().map(|process| process.thawed).max().unwrap_or(0);
+        let thawed = self.processes.iter().map(|process| process.thawed.max(process.cut_off_until)).max().unwrap_or(0);
         let settled = calm.max(thawed).max(self.paused_until) + 5 * SECOND;
         let listens = |process: &&Process| process.alive && !process.frozen && process.inbox.at_server.is_some();
         let passed = self.processes.iter().filter(listens).find_map(|process| {
@@ -1333,7 +1404,7 @@ impl World {
         let longest = longest.filter(|client| client.since > calm || client.began + client.work > calm);
         let longest = longest.map(|client| client.work).max().unwrap_or(0);
         let limit = nanos(HAND_OVER_TIME) / 100 * 102 + 2 * longest + 20 * self.weather.delay + 50 * MS;
-        let thawed = self.processes[process].thawed;
+        let thawed = self.processes[process].thawed.max(self.processes[process].cut_off_until);
         for id in self.record(key).line {
             let Some((_, since)) = self.lined_up.get(&id) else { continue };
             let since = (*since).max(first).max(calm).max(thawed).max(self.paused_until);
