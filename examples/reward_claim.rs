@@ -6,8 +6,9 @@
 //! cargo run --example reward_claim -- --serve    # the server alone
 //! ```
 //!
-//! `PORT` (0: any; default 3000) and `DATABASE_URL` (default: SQLite in memory; `sqlite://shop.db` lasts) are read from the
-//! environment.
+//! Read from the environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db` or
+//! `mysql://user:password@localhost/shop`; default: SQLite in memory) and `REDIS_URL` (`redis://localhost`: locks that all
+//! instances share; default: locks within this process).
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 
@@ -27,10 +28,14 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use sqlx::SqlitePool;
+use sqlx::{AnyConnection, AnyPool};
 use tower_lock::{HeldLock, LockLayer, Locks, by};
 
-use self::support::{ApiError, Failure, Mode, Server, THINK_TIME, Table, check_fence, timed, volley, worked};
+use self::support::{
+    ApiError, Failure, Mode, Server, THINK_TIME, Table,
+    database::{check_fence, last_id},
+    timed, volley, worked,
+};
 
 const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS family_reward_record (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -59,7 +64,7 @@ type Claimed = Result<(StatusCode, Json<Record>), ApiError>;
 
 #[derive(Clone)]
 struct App {
-    db: SqlitePool,
+    db: AnyPool,
     locks: Locks,
 }
 
@@ -85,7 +90,7 @@ async fn claim(lock: HeldLock, State(app): State<App>, Json(claim): Json<Claim>)
         tokio::time::sleep(THINK_TIME).await;
         let mut transaction = app.db.begin().await?;
         check_fence(&mut transaction, &lock).await?;
-        let record = insert(&mut *transaction, claim).await?;
+        let record = insert(&mut transaction, claim).await?;
         transaction.commit().await?;
         Claimed::Ok((StatusCode::CREATED, Json(record)))
     })
@@ -99,7 +104,7 @@ async fn claim_unlocked(State(app): State<App>, Json(claim): Json<Claim>) -> Res
             return Ok((StatusCode::OK, Json(record)));
         }
         tokio::time::sleep(THINK_TIME).await;
-        Claimed::Ok((StatusCode::CREATED, Json(insert(&app.db, claim).await?)))
+        Claimed::Ok((StatusCode::CREATED, Json(insert(&mut *app.db.acquire().await?, claim).await?)))
     })
     .await
 }
@@ -117,7 +122,7 @@ async fn claim_checked_outside(State(app): State<App>, Json(claim): Json<Claim>)
         let guard = app.locks.lock(("reward", claim.family_id, claim.reward_type)).await?;
         waited = in_line.elapsed();
         tokio::time::sleep(THINK_TIME / 2).await;
-        let record = insert(&app.db, claim).await?;
+        let record = insert(&mut *app.db.acquire().await?, claim).await?;
         // Whether the release was heard of or not: the record is written.
         drop(guard.release().await);
         Claimed::Ok((StatusCode::CREATED, Json(record)))
@@ -151,7 +156,7 @@ impl From<Row> for Record {
     }
 }
 
-async fn find(db: &SqlitePool, claim: Claim) -> Result<Option<Record>, ApiError> {
+async fn find(db: &AnyPool, claim: Claim) -> Result<Option<Record>, ApiError> {
     let row: Option<Row> = sqlx::query_as(
         "SELECT id, family_id, reward_type, state FROM family_reward_record
          WHERE family_id = ? AND reward_type = ? ORDER BY id LIMIT 1",
@@ -163,13 +168,13 @@ async fn find(db: &SqlitePool, claim: Claim) -> Result<Option<Record>, ApiError>
     Ok(row.map(Record::from))
 }
 
-async fn insert(db: impl sqlx::SqliteExecutor<'_>, claim: Claim) -> Result<Record, ApiError> {
-    let inserted = sqlx::query("INSERT INTO family_reward_record (family_id, reward_type) VALUES (?, ?)")
+async fn insert(db: &mut AnyConnection, claim: Claim) -> Result<Record, ApiError> {
+    sqlx::query("INSERT INTO family_reward_record (family_id, reward_type) VALUES (?, ?)")
         .bind(claim.family_id)
         .bind(claim.reward_type)
-        .execute(db)
+        .execute(&mut *db)
         .await?;
-    Ok((inserted.last_insert_rowid(), claim.family_id, claim.reward_type, 1).into())
+    Ok((last_id(db).await?, claim.family_id, claim.reward_type, 1).into())
 }
 
 // === the table ===
@@ -215,8 +220,8 @@ async fn main() -> ExitCode {
 
 async fn run() -> Result<(), Failure> {
     let mode = Mode::from_args()?;
-    let db = support::open_database(SCHEMA).await?;
-    let server = Server::start(app(App { db, locks: Locks::in_memory() }), mode).await?;
+    let db = support::database::open(SCHEMA).await?;
+    let server = Server::start(app(App { db, locks: support::locks().await? }), mode).await?;
     let url = server.url.clone();
     if mode != Mode::Serve {
         let as_promised = demo(&url).await?;

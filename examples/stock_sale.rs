@@ -6,8 +6,9 @@
 //! cargo run --example stock_sale -- --serve    # the server alone
 //! ```
 //!
-//! `PORT` (0: any; default 3000) and `DATABASE_URL` (default: SQLite in memory; `sqlite://shop.db` lasts) are read from the
-//! environment.
+//! Read from the environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db` or
+//! `mysql://user:password@localhost/shop`; default: SQLite in memory) and `REDIS_URL` (`redis://localhost`: locks that all
+//! instances share; default: locks within this process).
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 
@@ -26,24 +27,24 @@ use axum::{
     routing::{get, post},
 };
 use serde_json::{Value, json};
-use sqlx::{SqliteExecutor, SqlitePool};
+use sqlx::{AnyConnection, AnyExecutor, AnyPool};
 use tower_lock::{HeldLock, LockLayer, Locks, by};
 
-use self::support::{ApiError, Failure, Mode, Server, THINK_TIME, Table, check_fence, timed, volley};
+use self::support::{ApiError, Failure, Mode, Server, THINK_TIME, Table, database::check_fence, timed, volley};
 
 const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS good (
     id BIGINT PRIMARY KEY,
     good_name VARCHAR(100) NOT NULL,
     good_counts INT NOT NULL
 );
-INSERT INTO good (id, good_name, good_counts) VALUES (1, 'kettle', 5), (2, 'teapot', 5) ON CONFLICT (id) DO NOTHING";
+INSERT OR IGNORE INTO good (id, good_name, good_counts) VALUES (1, 'kettle', 5), (2, 'teapot', 5)";
 
 /// Before the demo is done, ten buyers have each had their turn.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
 struct App {
-    db: SqlitePool,
+    db: AnyPool,
 }
 
 const NO_SUCH_GOOD: ApiError = ApiError::Status(StatusCode::NOT_FOUND, "there is no such good");
@@ -73,7 +74,7 @@ async fn sell(lock: HeldLock, State(app): State<App>, Path(id): Path<i64>) -> Re
         tokio::time::sleep(THINK_TIME).await;
         let mut transaction = app.db.begin().await?;
         check_fence(&mut transaction, &lock).await?;
-        let left = take_one(&mut *transaction, id).await?;
+        let left = take_one(&mut transaction, id).await?;
         transaction.commit().await?;
         Ok::<_, ApiError>(Sale::Sold { left })
     })
@@ -87,7 +88,10 @@ async fn sell_unlocked(State(app): State<App>, Path(id): Path<i64>) -> Response 
             return Ok(Sale::SoldOut);
         }
         tokio::time::sleep(THINK_TIME).await;
-        Ok::<_, ApiError>(Sale::Sold { left: take_one(&app.db, id).await? })
+        let mut transaction = app.db.begin().await?;
+        let left = take_one(&mut transaction, id).await?;
+        transaction.commit().await?;
+        Ok::<_, ApiError>(Sale::Sold { left })
     })
     .await
 }
@@ -113,24 +117,21 @@ impl IntoResponse for Sale {
 
 // === database ===
 
-async fn count(db: &SqlitePool, id: i64) -> Result<i32, ApiError> {
+async fn count(db: impl AnyExecutor<'_>, id: i64) -> Result<i32, ApiError> {
     let row: Option<(i32,)> =
         sqlx::query_as("SELECT good_counts FROM good WHERE id = ?").bind(id).fetch_optional(db).await?;
     Ok(row.ok_or(NO_SUCH_GOOD)?.0)
 }
 
-async fn take_one(db: impl SqliteExecutor<'_>, id: i64) -> Result<i32, ApiError> {
-    let (left,) = sqlx::query_as("UPDATE good SET good_counts = good_counts - 1 WHERE id = ? RETURNING good_counts")
-        .bind(id)
-        .fetch_one(db)
-        .await?;
-    Ok(left)
+async fn take_one(db: &mut AnyConnection, id: i64) -> Result<i32, ApiError> {
+    sqlx::query("UPDATE good SET good_counts = good_counts - 1 WHERE id = ?").bind(id).execute(&mut *db).await?;
+    count(db, id).await
 }
 
 // === the table ===
 
 /// Whether it went as promised: five sold and five told under the layer, below zero without.
-async fn demo(db: &SqlitePool, url: &str) -> Result<bool, Failure> {
+async fn demo(db: &AnyPool, url: &str) -> Result<bool, Failure> {
     println!("Ten buyers, five items.\n");
     // Goods of its own, in a database that may last.
     let good = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis())? * 10;
@@ -164,8 +165,8 @@ async fn main() -> ExitCode {
 
 async fn run() -> Result<(), Failure> {
     let mode = Mode::from_args()?;
-    let db = support::open_database(SCHEMA).await?;
-    let server = Server::start(app(App { db: db.clone() }, &Locks::in_memory()), mode).await?;
+    let db = support::database::open(SCHEMA).await?;
+    let server = Server::start(app(App { db: db.clone() }, &support::locks().await?), mode).await?;
     let url = server.url.clone();
     if mode != Mode::Serve {
         let as_promised = demo(&db, &url).await?;

@@ -34,6 +34,22 @@ if ! command -v cc >/dev/null; then
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -yqq build-essential
 fi
+# Servers that the tests start themselves, each for one test; without them those tests say that they were skipped.
+packages=()
+command -v "${REDIS_SERVER:-redis-server}" >/dev/null || packages+=(redis-server)
+command -v mariadbd >/dev/null || [ -x /usr/sbin/mariadbd ] || packages+=(mariadb-server)
+command -v openssl >/dev/null || packages+=(openssl)
+if [ ${#packages[@]} -gt 0 ]; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        apt-get update -qq
+        # Not to be started: a policy says no where there is none.
+        [ -e /usr/sbin/policy-rc.d ] || { printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d; policy=1; }
+        DEBIAN_FRONTEND=noninteractive apt-get install -yqq --no-install-recommends "${packages[@]}" >/dev/null
+        if [ "${policy:-}" ]; then rm /usr/sbin/policy-rc.d; fi
+    else
+        skipped+=("tests on real servers:  sudo apt-get install ${packages[*]}")
+    fi
+fi
 for component in rustfmt clippy; do
     if ! cargo "${component/rustfmt/fmt}" --version >/dev/null 2>&1; then
         rustup component add "$component" >/dev/null 2>&1 || skipped+=("$component: not installed, and rustup cannot add it")
@@ -58,7 +74,8 @@ if have clippy; then
 fi
 
 # Each feature alone, none, and all but one.
-for features in '' axum memory metrics test-util tracing uuid axum,memory memory,tracing axum,metrics; do
+for features in '' axum memory metrics redis redis-tls test-util tracing uuid axum,memory memory,tracing axum,metrics redis,tracing \
+    redis,test-util; do
     step "features: ${features:-none}"
     RUSTFLAGS="${RUSTFLAGS:-} -D warnings" cargo check --quiet -p tower-lock --lib --no-default-features --features "$features" \
         --target-dir target/features
@@ -66,6 +83,7 @@ done
 step 'unit tests without any feature, then with memory alone'
 cargo test --quiet -p tower-lock --lib --no-default-features
 cargo test --quiet -p tower-lock --lib --no-default-features --features memory
+cargo test --quiet -p tower-lock --lib --no-default-features --features redis
 
 step 'docs without warnings'
 RUSTDOCFLAGS='-D warnings' cargo doc --quiet --no-deps --all-features -p tower-lock

@@ -88,6 +88,10 @@ pub(crate) const BODY_BYTES: u64 = 64 << 20;
 pub(crate) const LOOK_FRAMES: usize = 16;
 pub(crate) const LOOK_BYTES: usize = 64 << 10;
 
+/// What the names of locks in Redis begin with, if nobody sets another prefix.
+#[cfg(feature = "redis")]
+pub(crate) const PREFIX: &str = "lock";
+
 /// What a refused client is told to wait, at the least and at the most.
 pub(crate) const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_secs(5);
@@ -139,6 +143,8 @@ mod tests {
         }
         #[cfg(feature = "axum")]
         assert!(readme.contains(&format!("at most {} MiB |", BODY_BYTES >> 20)));
+        #[cfg(feature = "redis")]
+        assert!(readme.contains(&format!("| prefix of names in Redis | `{PREFIX}` |")));
         assert_eq!(REQUEST_WAIT, Duration::ZERO, "refuse at once");
     }
 }

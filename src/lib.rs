@@ -1,6 +1,6 @@
-#![cfg_attr(all(feature = "axum", feature = "memory"), doc = include_str!("../README.md"))]
+#![cfg_attr(all(feature = "axum", feature = "memory", feature = "redis"), doc = include_str!("../README.md"))]
 #![cfg_attr(
-    not(all(feature = "axum", feature = "memory")),
+    not(all(feature = "axum", feature = "memory", feature = "redis")),
     doc = "Gives each HTTP request exclusive use of what it is about to change."
 )]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -54,3 +54,7 @@ pub use self::{
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use deadpool_redis;
+
+#[cfg(doctest)]
+#[doc = include_str!("../docs/redis.md")]
+struct DocsOfRedis;

@@ -1,4 +1,4 @@
-//! What the two examples share: a database, a server that stops cleanly, a volley of requests, a table.
+//! What the two examples share: locks, a database, a server that stops cleanly, a volley of requests, a table.
 
 #![allow(unreachable_pub, reason = "a module of two programs")]
 
@@ -6,8 +6,8 @@ use std::{
     env,
     error::Error,
     fmt::Display,
+    iter::successors,
     process::ExitCode,
-    str::FromStr,
     time::{Duration, Instant},
 };
 
@@ -21,12 +21,10 @@ use futures_util::future::join_all;
 use http_body_util::BodyExt;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde_json::{Value, json};
-use sqlx::{
-    Sqlite, SqlitePool, Transaction,
-    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions},
-};
 use tokio::{net::TcpListener, signal, sync::oneshot, task::JoinHandle};
-use tower_lock::HeldLock;
+use tower_lock::{Locks, RedisStore};
+
+pub mod database;
 
 pub type Failure = Box<dyn Error + Send + Sync>;
 
@@ -67,47 +65,20 @@ pub fn exit(result: Result<(), Failure>) -> ExitCode {
     }
 }
 
-// === database ===
+// === locks ===
 
-/// `DATABASE_URL`, or SQLite in memory.
-pub async fn open_database(schema: &'static str) -> Result<SqlitePool, Failure> {
-    let url = env::var("DATABASE_URL").unwrap_or_else(|_| "sqlite::memory:".into());
-    if !url.starts_with("sqlite:") {
-        return Err(format!("DATABASE_URL={url}: this example speaks SQLite, such as sqlite://shop.db").into());
+/// In the Redis of `REDIS_URL`, shared by all instances; without one, within this process.
+pub async fn locks() -> Result<Locks, Failure> {
+    match env::var("REDIS_URL") {
+        Ok(url) => {
+            let store = RedisStore::connect(&url).await.map_err(|error| {
+                let cause = successors(error.source(), |&cause| cause.source()).last();
+                format!("REDIS_URL: {error}{}", cause.map(|cause| format!(": {cause}")).unwrap_or_default())
+            })?;
+            Ok(Locks::new(store))
+        }
+        Err(_) => Ok(Locks::in_memory()),
     }
-    let in_memory = url.contains(":memory:");
-    let options = SqliteConnectOptions::from_str(&url)?.create_if_missing(true).busy_timeout(Duration::from_secs(10));
-    let pool = if in_memory {
-        // The database lives as long as its one connection.
-        SqlitePoolOptions::new().max_connections(1).min_connections(1).idle_timeout(None).max_lifetime(None)
-    } else {
-        SqlitePoolOptions::new().max_connections(4)
-    };
-    let options = if in_memory { options } else { options.journal_mode(SqliteJournalMode::Wal) };
-    let db = pool.connect_with(options).await?;
-    sqlx::raw_sql("CREATE TABLE IF NOT EXISTS lock_fence (lock_key VARCHAR(256) PRIMARY KEY, token BIGINT NOT NULL)")
-        .execute(&db)
-        .await?;
-    sqlx::raw_sql(schema).execute(&db).await?;
-    Ok(db)
-}
-
-/// Lets the transaction go on only if nobody with a later token has written: the first statement of whatever is written under
-/// the lock. It also takes the row, so that two writers come one after the other.
-pub async fn check_fence(transaction: &mut Transaction<'_, Sqlite>, lock: &HeldLock) -> Result<(), ApiError> {
-    let passed = sqlx::query(
-        "INSERT INTO lock_fence (lock_key, token) VALUES (?, ?)
-         ON CONFLICT (lock_key) DO UPDATE SET token = excluded.token WHERE lock_fence.token <= excluded.token",
-    )
-    .bind(lock.key().as_str())
-    .bind(lock.fencing_token().as_i64())
-    .execute(&mut **transaction)
-    .await?
-    .rows_affected();
-    if passed == 0 {
-        return Err(ApiError::Status(StatusCode::SERVICE_UNAVAILABLE, "somebody with a later token has written"));
-    }
-    Ok(())
 }
 
 // === answers ===

@@ -88,6 +88,8 @@ pub(super) struct GiveBack {
     /// A `release` is under way.
     pub(super) sending: Option<u64>,
     pub(super) void_at: Option<Moment>,
+    /// When the newest `release` was sent.
+    pub(super) sent_at: Moment,
     pub(super) began: Moment,
     pub(super) failures: u32,
     pub(super) again_at: Option<Moment>,
@@ -225,6 +227,7 @@ impl GiveBack {
             expects: None,
             sending: None,
             void_at: None,
+            sent_at: began,
             began,
             failures: 0,
             again_at: None,

@@ -48,7 +48,7 @@ pub struct LocksBuilder {
 pub struct LockState {
     /// Who has it. `None`: nobody.
     pub holder: Option<OwnerId>,
-    /// Since when, by the clock of the store. Sections that were handed on within one process count from the last time it asked the store.
+    /// Since when, by the clock of the store; `None`, too, if a service in another language has it. Sections that were handed on within one process count from the last time it asked the store.
     pub since: Option<SystemTime>,
     /// How long the store keeps the key, if nobody gives it back and nobody renews it: a lease and a lock-delay at the most. A fixed lease or
     /// a [`max_hold`](Policy::max_hold) of the holder, which only its process knows, may end sooner. Without a holder it is what is left of a
@@ -136,7 +136,8 @@ impl Locks {
         let Inspected { holder, lease_left, waiting } = within("inspect", self.core.store.inspect(key.clone())).await?;
         let (holder, since) = match holder {
             Some(record) => {
-                (Some(record.owner), SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(record.fence)))
+                let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(record.fence));
+                (Some(record.owner), since.filter(|_| record.fence > 0))
             }
             None => (None, None),
         };

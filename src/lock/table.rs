@@ -421,6 +421,83 @@ mod tests {
         assert!(w.table.is_empty());
     }
 
+    fn lost_answer() -> StoreError {
+        StoreError::new("test", "acquire", StoreErrorKind::Unavailable)
+    }
+
+    /// I8: it was sent before that, so that it may have been done before, too, however late its answer comes.
+    #[test]
+    fn a_give_back_that_was_sent_before_an_acquire_is_void_is_not_the_last_one() {
+        let mut w = world();
+        w.ask(1, true);
+        let call = w.call();
+        w.on(Event::Acquired(call.number, Err(lost_answer())));
+        w.later(ms(20));
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.end(&section, Ending::Released);
+        w.now = w.now.after(ms(600));
+        w.released();
+        assert!(!w.table.is_empty(), "the first acquire may have been done after it");
+        w.later(ms(2));
+        w.released();
+        assert!(w.table.is_empty());
+    }
+
+    /// I8: the same, where the store says that somebody else has it.
+    #[test]
+    fn a_refusal_that_was_asked_for_before_an_acquire_is_void_says_nothing_of_it() {
+        let mut w = world();
+        w.ask(1, false);
+        let call = w.call();
+        w.on(Event::Acquired(call.number, Err(lost_answer())));
+        w.later(ms(20));
+        w.now = w.now.after(ms(490));
+        w.answer(HELD);
+        assert!(matches!(w.told.remove(0), (1, Err(LockError::Held { .. }))));
+        w.released();
+        assert!(w.table.is_empty(), "and this one was sent when it was void");
+    }
+
+    /// I8: the same, where others have their turn.
+    #[test]
+    fn a_yield_that_was_asked_for_before_an_acquire_is_void_does_not_end_it() {
+        let mut w = world();
+        w.ask(1, true);
+        let call = w.call();
+        w.on(Event::Acquired(call.number, Err(lost_answer())));
+        w.later(ms(20));
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.ask(2, true);
+        w.now = w.now.after(ms(110));
+        w.end(&section, Ending::Released);
+        let call = w.call();
+        w.now = w.now.after(ms(450));
+        let old = call.owner.clone();
+        w.on(Event::Yielded(call.number, Ok(Yielded::Over(IN_LINE))));
+        w.later(ms(2));
+        assert_eq!(w.calls.remove(0).owner, old);
+    }
+
+    /// The limit of a section goes with it: the watchdog has nothing to look for in between.
+    #[test]
+    fn a_limit_that_passes_between_two_sections_is_nobodys() {
+        let mut w = world();
+        let terms = Terms { max_hold: Some(ms(200)), ..Terms::default() };
+        let request = Request { waiter: 1, waits: true, owner: None, terms };
+        let mut actions = Actions::new();
+        w.table.request(&w.key, &Now::at(w.now), &w.ids, request, &mut actions);
+        w.act(actions);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.ask(2, true);
+        w.now = w.now.after(ms(150));
+        w.end(&section, Ending::Released);
+        assert!(matches!(w.call().verb, Verb::Yield { .. }));
+        assert!(section.grant.look_at() > w.now.after(ms(1_000)), "nothing before its renewal");
+    }
+
     /// I2
     #[test]
     fn nothing_is_asked_for_while_too_much_is_not_given_back() {

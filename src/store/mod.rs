@@ -265,7 +265,7 @@ pub struct Inspected {
 pub struct HolderRecord {
     /// The owner.
     pub owner: OwnerId,
-    /// The fence of the grant: the store's clock when it was made, in microseconds.
+    /// The fence of the grant: the store's clock when it was made, in microseconds. Zero: a stranger has it, and nobody knows since when.
     pub fence: u64,
 }
 

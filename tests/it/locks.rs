@@ -308,6 +308,9 @@ async fn a_release_that_hangs_is_told_after_half_a_second_and_asked_for_until_it
     let asked = Instant::now();
     let error = guard.release().await.expect_err("no answer");
     assert_eq!((error.kind(), asked.elapsed().as_millis() / 10), (StoreErrorKind::Timeout, 50));
+    // Nothing else is asked for this key meanwhile, so nobody knows whose it is; in a second the store is asked for it all the same.
+    let error = locks.lock(key()).await.expect_err("no word of the store");
+    assert!(matches!(error, LockError::Store(_)) && asked.elapsed() <= Duration::from_millis(1_010), "{error}");
     let next = tokio::spawn(locks.lock(key()).into_future());
     sleep(Duration::from_secs(5)).await;
     assert!(!next.is_finished());

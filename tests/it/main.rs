@@ -25,6 +25,9 @@ mod random;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod cases;
+#[cfg(feature = "redis")]
+mod fence;
+mod instances;
 mod storm;
 mod tidy;
 

@@ -82,7 +82,7 @@ impl<W> Conversation<W> {
                 attempt.held_until = cx.now().after(lease_left);
                 self.refuse_those_who_do_not_wait(cx, refused);
                 if self.line.is_empty() {
-                    self.nothing_left(cx);
+                    self.nothing_left(asked, cx);
                 } else {
                     // Somebody who waits has come meanwhile.
                     self.ask(cx);
@@ -90,7 +90,7 @@ impl<W> Conversation<W> {
             }
             Ok(Acquired::LineFull { .. }) => {
                 self.refuse_line(cx, |ahead| LockError::LineFull { ahead });
-                self.nothing_left(cx);
+                self.nothing_left(asked, cx);
             }
             Err(error) if error.may_pass() => {
                 let again = attempt.calls.failed(&error, asked, cx.now(), cx.die());
@@ -109,9 +109,8 @@ impl<W> Conversation<W> {
     }
 
     /// The attempt is over, and the store has nothing of it; unless something is still under way.
-    pub(super) fn nothing_left(&mut self, cx: &mut Context<'_, W>) {
-        if self.attempt.as_ref().is_some_and(|attempt| attempt.calls.void_at.is_some_and(|void_at| void_at > cx.now()))
-        {
+    pub(super) fn nothing_left(&mut self, asked: Moment, cx: &mut Context<'_, W>) {
+        if self.attempt.as_ref().is_some_and(|attempt| attempt.calls.void_at.is_some_and(|void_at| void_at > asked)) {
             return self.end(Duration::ZERO, None, cx);
         }
         self.attempt = None;

@@ -64,11 +64,11 @@ impl<W> Conversation<W> {
             cx.actions.push(Action::Outcome(section, answer.clone()));
         }
         match answer {
-            Ok(_) => match give_back.void_at.filter(|void_at| *void_at > cx.now()) {
+            Ok(_) => match give_back.void_at.filter(|void_at| *void_at > give_back.sent_at) {
                 // What got no answer may be done yet: once more, when it cannot (I8).
                 Some(void_at) => {
                     give_back.keep_taken = Duration::ZERO;
-                    give_back.again_at = Some(void_at.after(Duration::from_millis(1)));
+                    give_back.again_at = Some(void_at.max(cx.now()).after(Duration::from_millis(1)));
                 }
                 None => {
                     self.give_backs.remove(at);
@@ -109,9 +109,8 @@ impl<W> Conversation<W> {
         });
         if let Some(error) = silent {
             self.closing = None;
-            // They waited for that alone.
-            self.refuse_those_who_do_not_wait(cx, |_, _| error.clone().into());
-            self.start_attempt(cx);
+            // No call for this key was answered for so long.
+            self.refuse_line(cx, |_| error.clone().into());
         }
     }
 }
@@ -121,6 +120,7 @@ pub(super) fn send_release<W>(give_back: &mut GiveBack, cx: &mut Context<'_, W>)
     if give_back.sending.is_none() {
         let call = cx.call(&give_back.owner, Verb::Release { keep_taken: give_back.keep_taken });
         give_back.sending = Some(call.number);
+        give_back.sent_at = cx.now();
         cx.actions.push(Action::Send(call));
     }
 }

@@ -111,6 +111,7 @@ impl<W> Conversation<W> {
     pub(super) fn yield_turn(&mut self, cx: &mut Context<'_, W>) {
         let Some(attempt) = self.attempt.take() else { return };
         let State::Held(held) = attempt.state else { unreachable!("yielded while it is held") };
+        held.grant.section(Moment::NEVER);
         let next = cx.ids.next();
         let lock_delay = self.lock_delay();
         let lease = LEASE.saturating_add(lock_delay);
@@ -151,7 +152,7 @@ impl<W> Conversation<W> {
         match answer {
             Ok(Yielded::Over(acquired)) => {
                 // I8: an acquire of the old id that got no answer may still be done.
-                if let Some(void_at) = old.void_at.filter(|void_at| *void_at > cx.now()) {
+                if let Some(void_at) = old.void_at.filter(|void_at| *void_at > asked) {
                     old.again_at = Some(void_at.after(Duration::from_millis(1)));
                     self.give_backs.push(old);
                 }

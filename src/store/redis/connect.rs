@@ -13,7 +13,7 @@ use deadpool_redis::{
     Config, Manager, Pool, PoolConfig, Runtime,
     redis::{
         AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, aio::PubSub, cmd,
-        io::tcp::TcpSettings,
+        from_redis_value,
     },
 };
 use futures_util::StreamExt;
@@ -22,12 +22,17 @@ use tokio::time::timeout;
 use super::{
     RedisStore, Shared,
     events::Events,
-    lane::Lane,
+    lane::{Lane, Question},
     names::{self, Names},
     trouble::Trouble,
     wire,
 };
-use crate::{clock::Clock, defaults::STORE_CALL, key::LockKey, store::StoreError};
+use crate::{
+    clock::Clock,
+    defaults::{PREFIX, STORE_CALL},
+    key::LockKey,
+    store::StoreError,
+};
 
 /// Makes a [`RedisStore`] that is to be told something about itself.
 ///
@@ -172,9 +177,6 @@ impl RedisStoreBuilder {
     }
 }
 
-/// The prefix of names if nobody sets one.
-const PREFIX: &str = "lock";
-
 /// Calls that may wait for the socket of a lane; those behind them wait for their turn.
 const PIPELINE: usize = 1024;
 
@@ -187,13 +189,22 @@ fn readable(url: &str) -> Result<ConnectionInfo, RedisConnectError> {
 }
 
 fn with_tls_only_if_built(address: ConnectionInfo) -> Result<ConnectionInfo, RedisConnectError> {
-    let wants_tls = matches!(address.addr(), ConnectionAddr::TcpTls { .. });
-    if wants_tls && !cfg!(feature = "redis-tls") { Err(RedisConnectError::TlsNotBuilt) } else { Ok(address) }
+    if matches!(address.addr(), ConnectionAddr::TcpTls { .. }) {
+        #[cfg(not(feature = "redis-tls"))]
+        return Err(RedisConnectError::TlsNotBuilt);
+        // Whatever the process has chosen; rustls panics where nobody has, or where two crates bring one each.
+        #[cfg(feature = "redis-tls")]
+        if rustls::crypto::CryptoProvider::get_default().is_none() {
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        }
+    }
+    Ok(address)
 }
 
 /// What is sent goes out at once, and does not wait for the answer to what was sent before.
 fn quick(address: ConnectionInfo) -> ConnectionInfo {
-    address.set_tcp_settings(TcpSettings::default().set_nodelay(true))
+    let settings = address.tcp_settings().clone().set_nodelay(true);
+    address.set_tcp_settings(settings)
 }
 
 // === the self-test ===
@@ -239,13 +250,10 @@ async fn self_test(shared: Arc<Shared>) -> Result<PubSub, RedisConnectError> {
 
 /// Its version, and whether it may throw locks away. Asked of `INFO`, because a server that somebody else runs has no `CONFIG`.
 async fn look_at_the_server(shared: &Shared) -> Result<(), RedisConnectError> {
-    let section = async |name: &str| {
-        let info = shared.asks.query::<String>(cmd("INFO").arg(name)).await;
-        match info {
-            Ok(info) => Ok(Some(info)),
-            Err(Trouble::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
-            Err(trouble) => Err(RedisConnectError::Unreachable(trouble.of("connect"))),
-        }
+    let section = async |name: &str| match shared.asks.ask(Question::Command(cmd("INFO").arg(name))).await {
+        Ok(info) => Ok(from_redis_value::<String>(info).ok()),
+        Err(Trouble::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
+        Err(trouble) => Err(RedisConnectError::Unreachable(trouble.of("connect"))),
     };
     let (server, memory) = (section("server").await?, section("memory").await?);
     match server.as_deref().and_then(|info| field(info, "redis_version")) {

@@ -63,12 +63,9 @@ impl Events {
 
     /// Completes when this process can be told something, or is not going to be soon.
     pub(super) async fn listening(self: &Arc<Self>, process: &str) {
+        self.start(None);
         let listens = self.inboxes().get(&names::inbox(process)).map(|subscriber| subscriber.listens.subscribe());
         let Some(mut listens) = listens else { return };
-        if *listens.borrow_and_update() {
-            return;
-        }
-        self.start(None);
         let _ = timeout(Self::FIRST_WORD, listens.wait_for(|listens| *listens)).await;
     }
 
@@ -77,11 +74,13 @@ impl Events {
         Ok(connection.map_err(|_| Trouble::NoConnection)??)
     }
 
-    /// Listens from this runtime, if no other one does.
+    /// Listens from this runtime, if no other one does: the one on which it was listened from may have ended.
     pub(super) fn start(self: &Arc<Self>, connection: Option<PubSub>) {
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
-        if task.as_ref().is_none_or(AbortHandle::is_finished) {
-            *task = Some(Handle::current().spawn(Arc::clone(self).run(connection)).abort_handle());
+        if task.as_ref().is_none_or(AbortHandle::is_finished)
+            && let Ok(runtime) = Handle::try_current()
+        {
+            *task = Some(runtime.spawn(Arc::clone(self).run(connection)).abort_handle());
         }
     }
 

@@ -10,7 +10,7 @@ use std::{
 
 use deadpool_redis::{
     Connection, Pool,
-    redis::{Cmd, FromRedisValue, Value, aio::MultiplexedConnection},
+    redis::{Cmd, RedisResult, Value, aio::MultiplexedConnection},
 };
 use tokio::{
     sync::OnceCell,
@@ -38,6 +38,13 @@ struct Link {
     silent: AtomicU32,
 }
 
+/// What a lane can be asked.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Question<'a> {
+    Script(&'a ScriptCall),
+    Command(&'a Cmd),
+}
+
 /// A call that is under way. Whoever waits for it may give up in the same moment as we do.
 struct UnderWay<'a> {
     lane: &'a Lane,
@@ -58,32 +65,30 @@ impl Lane {
 
     /// Runs this script.
     pub(super) async fn run(&self, call: &ScriptCall) -> Result<Value, Trouble> {
-        self.with(async |connection| call.run(connection).await).await
+        self.ask(Question::Script(call)).await
     }
 
-    /// Runs this command.
-    pub(super) async fn query<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, Trouble> {
-        self.with(async |connection| command.query_async(connection).await).await
+    /// Asks. On a connection that breaks it asks once more, on a new one: it may have been broken since it was last used, and every verb can
+    /// be repeated.
+    pub(super) async fn ask(&self, question: Question<'_>) -> Result<Value, Trouble> {
+        match self.once(question).await? {
+            Err(error) if error.is_connection_dropped() => Ok(self.once(question).await??),
+            answer => Ok(answer?),
+        }
     }
 
-    async fn with<T>(
-        &self,
-        ask: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, deadpool_redis::redis::RedisError>,
-    ) -> Result<T, Trouble> {
+    async fn once(&self, question: Question<'_>) -> Result<RedisResult<Value>, Trouble> {
         let link = Arc::clone(&self.link.lock().unwrap_or_else(PoisonError::into_inner));
         // Whoever comes first makes the connection for all; if it gives up, the next one does.
         let mut connection = link.connection.get_or_try_init(|| self.connect()).await?.clone();
         let mut under_way = UnderWay { lane: self, link: &link, began: Instant::now(), heard: false };
-        let Ok(answer) = timeout(STORE_CALL, ask(&mut connection)).await else { return Err(Trouble::Silent) };
+        let Ok(answer) = timeout(STORE_CALL, question.put(&mut connection)).await else { return Err(Trouble::Silent) };
         under_way.heard = true;
         link.silent.store(0, Ordering::Relaxed);
-        answer.map_err(|error| {
-            let trouble = Trouble::Redis(error);
-            if trouble.breaks_connection() {
-                self.replace(&link);
-            }
-            trouble
-        })
+        if answer.as_ref().is_err_and(Trouble::breaks_connection) {
+            self.replace(&link);
+        }
+        Ok(answer)
     }
 
     async fn connect(&self) -> Result<MultiplexedConnection, Trouble> {
@@ -99,6 +104,15 @@ impl Lane {
         let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
         if Arc::ptr_eq(&link, broken) {
             *link = Arc::default();
+        }
+    }
+}
+
+impl Question<'_> {
+    async fn put(self, connection: &mut MultiplexedConnection) -> RedisResult<Value> {
+        match self {
+            Self::Script(call) => call.run(connection).await,
+            Self::Command(command) => command.query_async(connection).await,
         }
     }
 }

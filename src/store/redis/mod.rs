@@ -96,7 +96,7 @@ pub mod protocol {
 /// when Redis is slow, down, restarted or flushed.
 ///
 /// It has three connections: one that asks, one that renews and gives back, so that this never queues behind the first, and one that listens.
-/// Each is made again when it breaks; a call that got no answer is repeated by whoever asked, and never in here.
+/// Each is made again when it breaks.
 ///
 /// One Redis is one point of failure. While it cannot be reached nothing new is locked (503, not started), and what is held is lost at the end
 /// of its lease; if it forgets what it knew, two may hold one key, and only a [fencing token](crate::FencingToken) tells them apart.
@@ -237,10 +237,9 @@ impl Shared {
         call: impl Fn(i64) -> Result<ScriptCall, TwoSpellings>,
         read: impl Fn(&Value) -> Result<(i64, InTime<T>), Misread>,
     ) -> Result<T, Trouble> {
-        let void_after_us = i64::try_from(void_after.as_micros()).unwrap_or(i64::MAX);
         for _ in 0..Self::LATE {
-            // At the most: a server whose clock we know nothing of is asked for it first, by a call that it finds too late.
-            let until = self.server_clock().at(called).map_or(0, |then| then.saturating_add(void_after_us));
+            // A server whose clock we know nothing of is asked for it by a call that it finds too late.
+            let until = self.server_clock().until(called, void_after).unwrap_or(0);
             let reply = self.asks.run(&call(until)?).await?;
             let now = self.clock.now();
             let (server, answer) = read(&reply)?;

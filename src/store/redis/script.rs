@@ -23,6 +23,7 @@ scripts! {
 /// One script: Redis runs it without anybody in between.
 #[derive(Debug)]
 pub struct Script {
+    #[cfg_attr(not(feature = "test-util"), allow(dead_code, reason = "who reads a log wants to know"))]
     name: &'static str,
     text: String,
     sha: String,
@@ -44,6 +45,7 @@ impl Script {
     }
 }
 
+#[cfg(feature = "test-util")]
 impl ScriptCall {
     /// Which script.
     pub fn name(&self) -> &'static str {
@@ -64,7 +66,9 @@ impl ScriptCall {
     pub fn args(&self) -> &[String] {
         &self.args
     }
+}
 
+impl ScriptCall {
     /// Runs it by its hash; by its text where the server does not know it (any more), which also teaches it. Not by `SCRIPT LOAD`: what is
     /// loaded may be flushed again before it is run.
     pub(super) async fn run(&self, connection: &mut impl ConnectionLike) -> redis::RedisResult<Value> {

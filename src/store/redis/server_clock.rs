@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use crate::clock::Moment;
+use crate::{clock::Moment, defaults::DRIFT_DIVISOR, lease::safe_part};
 
-/// How far the server's clock is ahead of ours: a lower estimate, so that what is void by its own clock is void by ours, too.
+/// How far the server's clock is ahead of ours: a lower estimate, so that what is void by its clock is void by ours, too.
 ///
 /// An answer that says `now` was made before it came: the server is ahead by at least the difference. The largest of those
-/// differences is the closest. It is believed for a while only, because a clock can be set back.
+/// differences is the closest. With its age it is worth less, because clocks run at different rates; and it is believed for a while only,
+/// because a clock can be set back.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ServerClock {
     /// In microseconds.
@@ -20,15 +21,22 @@ impl ServerClock {
 
     /// The server has said what time it is; its answer has just come.
     pub fn said(&mut self, server_us: i64, now: Moment) {
-        let ahead = server_us.saturating_sub(micros(now));
-        if self.ahead.is_none_or(|best| ahead >= best) || now.since(self.since) > Self::BELIEVED_FOR {
-            *self = Self { ahead: Some(ahead), since: now };
+        if now.since(self.since) > Self::BELIEVED_FOR || self.at(now).is_none_or(|thought| server_us >= thought) {
+            *self = Self { ahead: Some(server_us.saturating_sub(micros(now))), since: now };
         }
     }
 
-    /// What the server's clock says at this moment of ours, at the most. `None`: it never said a word.
-    pub fn at(&self, moment: Moment) -> Option<i64> {
-        Some(micros(moment).saturating_add(self.ahead?))
+    /// By which time of the server's clock a call is void that was made at this moment of ours, and is void so much later: when it is by the
+    /// server's clock, it is by ours. `None`: the server never said a word.
+    pub fn until(&self, called: Moment, void_after: Duration) -> Option<i64> {
+        let void_after = i64::try_from(safe_part(void_after).as_micros()).unwrap_or(i64::MAX);
+        Some(self.at(called)?.saturating_add(void_after))
+    }
+
+    /// What the server's clock says at this moment of ours, at least.
+    fn at(&self, moment: Moment) -> Option<i64> {
+        let aged = i64::try_from(moment.since(self.since).as_micros()).unwrap_or(i64::MAX) / i64::from(DRIFT_DIVISOR);
+        Some(micros(moment).saturating_add(self.ahead?).saturating_sub(aged))
     }
 }
 
@@ -44,17 +52,34 @@ mod tests {
         Moment::from_nanos(ms * 1_000_000)
     }
 
+    const LATER: Duration = Duration::from_millis(500);
+
     #[test]
     fn the_server_is_never_thought_to_be_further_than_it_is() {
         let mut clock = ServerClock::default();
-        assert_eq!(clock.at(at(1)), None);
+        assert_eq!(clock.until(at(1), LATER), None);
         // It is 1 000 s ahead; answers take 300, 5 and 400 ms to come.
-        for (made, came) in [(0, 300), (1_000, 1_005), (2_000, 2_400)] {
-            clock.said(1_000_000_000 + made * 1_000, at(u64::try_from(came).expect("positive")));
-            let thought = clock.at(at(3_000)).expect("it has said so");
-            assert!(thought <= 1_000_000_000 + 3_000_000, "{thought}");
+        for (made, came) in [(0_i64, 300), (1_000, 1_005), (2_000, 2_400)] {
+            clock.said(1_000_000_000 + made * 1_000, at(came));
+            let until = clock.until(at(2_500), LATER).expect("it has said so");
+            assert!(until <= 1_000_000_000 + 3_000_000, "{until}");
         }
-        assert_eq!(clock.at(at(3_000)), Some(1_000_000_000 + 3_000_000 - 5_000), "the quickest answer is the best");
+        // The quickest answer was the best: 5 ms on its way, 1.5 s old, and half a second with its drift.
+        assert_eq!(clock.until(at(2_505), LATER), Some(1_000_000_000 + 2_500_000 - 15_000 + 493_000));
+    }
+
+    /// A server whose clock is slow by a hundredth: what was said long ago is too much by now.
+    #[test]
+    fn what_is_void_by_the_servers_clock_is_void_by_ours_whatever_their_rates() {
+        let server = |ms: i64| 5_000_000 + ms * 990;
+        for said in [0, 100, 9_000] {
+            let mut clock = ServerClock::default();
+            clock.said(server(said), at(said.unsigned_abs()));
+            for called in (said..said + 10_000).step_by(100) {
+                let until = clock.until(at(called.unsigned_abs()), LATER).expect("it has said so");
+                assert!(until <= server(called + 500), "said at {said}, called at {called}: {until}");
+            }
+        }
     }
 
     #[test]
@@ -64,7 +89,7 @@ mod tests {
         clock.said(65_000_000, at(1_000));
         assert_eq!(clock.at(at(1_000)), Some(65_000_000), "forward: at once");
         clock.said(10_000_000, at(2_000));
-        assert_eq!(clock.at(at(2_000)), Some(66_000_000), "back: not yet, it may have been slow");
+        assert_eq!(clock.at(at(2_000)), Some(65_990_000), "back: not yet, it may have been slow");
         clock.said(20_000_000, at(12_000));
         assert_eq!(clock.at(at(12_000)), Some(20_000_000));
     }

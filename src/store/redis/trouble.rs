@@ -41,14 +41,9 @@ impl Trouble {
     }
 
     /// The connection is of no use any more, or is to the wrong server.
-    pub(super) fn breaks_connection(&self) -> bool {
-        match self {
-            Self::Redis(error) => {
-                let is_replica = matches!(error.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly));
-                is_replica || error.is_connection_dropped() || error.is_unrecoverable_error()
-            }
-            _ => false,
-        }
+    pub(super) fn breaks_connection(error: &RedisError) -> bool {
+        let is_replica = matches!(error.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly));
+        is_replica || error.is_connection_dropped() || error.is_unrecoverable_error()
     }
 
     /// Of what kind it is, and what helps.
@@ -102,8 +97,19 @@ impl Trouble {
             _ => match error.kind() {
                 ErrorKind::AuthenticationFailed => (Refused, "are user and password in the URL, and right?"),
                 ErrorKind::InvalidClientConfig => (Refused, "is the address right?"),
-                ErrorKind::UnexpectedReturnType | ErrorKind::Parse => (Protocol, "is that a Redis?"),
-                ErrorKind::Server(_) if error.to_string().contains("max number of clients") => {
+                ErrorKind::UnexpectedReturnType => (Protocol, "is that a Redis?"),
+                ErrorKind::Parse => {
+                    (Unavailable, "the connection broke off in the middle of an answer; or is that no Redis?")
+                }
+                // NOPERM, as it is called within a script: by Redis 7.0, and by later ones.
+                ErrorKind::Server(_)
+                    if error.detail().is_some_and(|text| {
+                        text.contains("user executing the script") || text.contains("ACL failure in script")
+                    }) =>
+                {
+                    (Refused, "the user lacks a right: docs/redis.md has the smallest ACL")
+                }
+                ErrorKind::Server(_) if error.detail().is_some_and(|text| text.contains("max number of clients")) => {
                     (Unavailable, "raise `maxclients`, or find who keeps so many connections (`CLIENT LIST`)")
                 }
                 ErrorKind::Server(_) | ErrorKind::Extension => (Refused, "Redis does not do this for us"),
@@ -140,7 +146,13 @@ impl From<TwoSpellings> for Trouble {
 impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Redis(error) => error.fmt(f),
+            // As Redis says it, and as whoever looks for it finds it: the code first.
+            Self::Redis(error) | Self::Pool(PoolError::Backend(error)) => match (error.kind(), error.code()) {
+                (ErrorKind::Server(_) | ErrorKind::Extension, Some(code)) => {
+                    write!(f, "{code} {}", error.detail().unwrap_or_default())
+                }
+                _ => error.fmt(f),
+            },
             Self::Pool(error) => error.fmt(f),
             Self::NoConnection => f.write_str("there was no connection in time"),
             Self::Silent => f.write_str("there was no answer in time"),

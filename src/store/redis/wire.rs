@@ -30,6 +30,9 @@ pub enum InTime<T> {
     Late,
 }
 
+/// In microseconds, the year 2001: no fence of ours is smaller.
+const EARLIEST_FENCE: u64 = 1_000_000_000_000_000;
+
 // === what is asked ===
 
 impl Names {
@@ -177,8 +180,9 @@ pub fn inspected(reply: &Value) -> Result<Inspected, Misread> {
     for field in fields.chunks_exact(2) {
         let owner = text(&field[0])?;
         if !owner.ends_with(":end") {
-            // What others wrote may be a count: then nobody knows since when.
-            holder = Some(HolderRecord::new(OwnerId::from_text(owner), whole(&field[1]).unwrap_or(0)));
+            // What others wrote is a count: then nobody knows since when.
+            let fence = whole(&field[1]).ok().filter(|fence| *fence >= EARLIEST_FENCE);
+            holder = Some(HolderRecord::new(OwnerId::from_text(owner), fence.unwrap_or(0)));
         }
     }
     Ok(Inspected::new(holder, lease_left(left)?, usize::try_from(whole(waiting)?).map_err(|_| Misread)?))

@@ -66,6 +66,8 @@ impl MariaDb {
             .args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"])
             .arg(format!("--datadir={}", data.display()))
             .current_dir(folder.path())
+            // At its start one removes what looks temporary, of whomever it is.
+            .env("TMPDIR", folder.path())
             .stdin(Stdio::null())
             .stdout(file())
             .stderr(file());
@@ -85,6 +87,7 @@ impl MariaDb {
                 // What it writes need not outlive the power.
                 .args(["--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=32M", "--max-connections=500"])
                 .current_dir(folder.path())
+                .env("TMPDIR", folder.path())
                 .stdin(Stdio::null())
                 .stdout(file())
                 .stderr(file());

@@ -132,6 +132,18 @@ async fn a_doubled_request_is_done_twice_and_has_one_reply() {
 }
 
 #[tokio::test]
+async fn a_copy_of_a_request_is_done_later_also_when_its_connection_has_gone() {
+    let Some(world) = World::new("copies").await else { return };
+    let mut client = world.client().await;
+    world.proxy.all().next_of("INCR", Mishap::Again(A_WHILE * 2));
+    assert_eq!(client.command(INCR).await.expect("a reply"), Reply::Integer(1));
+    drop(client);
+    sleep(A_WHILE).await;
+    assert_eq!(world.count().await, 1);
+    world.counts(2).await;
+}
+
+#[tokio::test]
 async fn what_is_held_back_arrives_when_it_is_healed() {
     let Some(world) = World::new("held back").await else { return };
     let mut client = world.client().await;

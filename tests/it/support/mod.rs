@@ -16,6 +16,8 @@ use tokio::{
 use tower::ServiceExt;
 use tower_lock::{KeySourceFor, Locks, by_parts};
 
+pub(crate) mod examples;
+
 pub(crate) use tower_lock::test_util::TestStore;
 
 /// Longer than anything takes here, on a machine that does something else as well.

@@ -437,8 +437,7 @@ impl Shell {
         let until = if self.settings.wrong == Some(Wrong::NoUntil) {
             1 << 52
         } else {
-            let void_after = i64::try_from(STORE_CALL.as_micros()).expect("short");
-            self.server_clock.at(call.called).map_or(0, |then| then.saturating_add(void_after))
+            self.server_clock.until(call.called, STORE_CALL).unwrap_or(0)
         };
         let script = match &mut call.ask {
             Ask::Acquire(_, ask) => self.names.acquire(ask, until).expect("one spelling"),

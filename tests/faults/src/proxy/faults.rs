@@ -1,6 +1,6 @@
 //! What can go wrong, and when.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,9 @@ pub enum Mishap {
     Double,
     /// It comes so much later, and what is behind it as well.
     Late(Duration),
+    /// It is done, and so much later a copy of it is done once more, on another connection: a client, a pool or a network that sends again.
+    /// The copy finds a connection without a user and without a database of its own.
+    Again(Duration),
 }
 
 /// What a client asks.
@@ -57,7 +60,9 @@ pub struct Chaos {
     cut_before_reply: u32,
     double: u32,
     late: u32,
-    at_most: Duration,
+    late_at_most: Duration,
+    again: u32,
+    again_after: Range<Duration>,
     drop_pushes: u32,
     double_pushes: u32,
 }
@@ -137,7 +142,9 @@ impl Chaos {
             cut_before_reply: 0,
             double: 0,
             late: 0,
-            at_most: Duration::ZERO,
+            late_at_most: Duration::ZERO,
+            again: 0,
+            again_after: Duration::ZERO..Duration::ZERO,
             drop_pushes: 0,
             double_pushes: 0,
         }
@@ -155,7 +162,12 @@ impl Chaos {
 
     /// So many come later, by this much at the most.
     pub fn late(self, per_mille: u32, at_most: Duration) -> Self {
-        Self { late: per_mille, at_most, ..self }
+        Self { late: per_mille, late_at_most: at_most, ..self }
+    }
+
+    /// So many are done once more, so much later.
+    pub fn again(self, per_mille: u32, after: Range<Duration>) -> Self {
+        Self { again: per_mille, again_after: after, ..self }
     }
 
     /// So many messages are lost.
@@ -169,13 +181,17 @@ impl Chaos {
     }
 
     pub(super) fn for_request(&mut self, request: &Request) -> Option<Mishap> {
-        let Self { cut, cut_before_reply, double, late, at_most, .. } = *self;
-        let late_by = at_most.mul_f64(self.die.f64());
+        let Self { cut, cut_before_reply, late, .. } = *self;
+        let (double, again) = if request.is_about_the_connection() { (0, 0) } else { (self.double, self.again) };
+        let late_by = self.late_at_most.mul_f64(self.die.f64());
+        let Range { start, end } = self.again_after;
+        let again_after = start + end.saturating_sub(start).mul_f64(self.die.f64());
         let mishaps = [
             (cut, Mishap::CutBefore),
             (cut_before_reply, Mishap::CutBeforeReply),
             (late, Mishap::Late(late_by)),
-            (if request.is_about_the_connection() { 0 } else { double }, Mishap::Double),
+            (double, Mishap::Double),
+            (again, Mishap::Again(again_after)),
         ];
         self.throw(&mishaps)
     }

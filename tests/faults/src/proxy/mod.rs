@@ -9,6 +9,7 @@ use std::{
 };
 
 use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpSocket, TcpStream},
     sync::watch,
     task::AbortHandle,
@@ -363,6 +364,18 @@ impl Shared {
         tokio::runtime::Handle::current().spawn(async move {
             wire.run(&shared, client).await;
             shared.table().wires.remove(&wire.number());
+        });
+    }
+
+    fn send_again(&self, after: Duration, request: Vec<u8>) {
+        let upstream = self.upstream;
+        tokio::runtime::Handle::current().spawn(async move {
+            sleep(after).await;
+            let Ok(mut server) = TcpStream::connect(upstream).await else { return };
+            // Its reply is for nobody, but a connection that is closed before it may be closed before the request is read.
+            if server.write_all(&request).await.is_ok() {
+                let _ = timeout(AT_MOST, server.read_u8()).await;
+            }
         });
     }
 

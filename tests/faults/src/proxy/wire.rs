@@ -219,7 +219,7 @@ impl Wire {
         }
         let mishap = shared.next(self, &request);
         let what = match mishap {
-            None | Some(Mishap::Late(_) | Mishap::Double) => What::Pass,
+            None | Some(Mishap::Late(_) | Mishap::Double | Mishap::Again(_)) => What::Pass,
             Some(Mishap::CutInReply(length)) => What::Cut(length),
             Some(Mishap::CutBeforeReply) => What::Cut(0),
             Some(Mishap::CutBefore) => {
@@ -234,6 +234,9 @@ impl Wire {
         // To leave all channels is confirmed as often as there are some: those pass unexpected.
         if confirmations != Some(0) {
             self.expect(Fate { what, confirmations })?;
+        }
+        if let Some(Mishap::Again(after)) = mishap {
+            shared.send_again(after, bytes.to_vec());
         }
         let mut due = Instant::now() + self.state.borrow().up.delay;
         if let Some(Mishap::Late(by)) = mishap {

@@ -1,0 +1,152 @@
+//! The fence of the examples keeps a holder who is late from writing, in each database they speak.
+
+use std::time::Duration;
+
+use axum::{http::StatusCode, response::IntoResponse};
+use futures_util::future::{join, join_all};
+use sqlx::{AnyConnection, AnyPool};
+use tokio::time::timeout;
+use tower_lock::{HeldLock, LockKey, Locks};
+
+use self::example::database::{check_fence, open_url};
+use crate::support::{examples::Databases, soon};
+
+#[allow(dead_code, reason = "of the examples, their database")]
+#[path = "../../examples/support/mod.rs"]
+mod example;
+
+const SCHEMA: &str = "CREATE TABLE written (id INTEGER PRIMARY KEY AUTOINCREMENT, by_whom VARCHAR(10) NOT NULL)";
+
+/// Two who had the key one after the other. What is left of them is their token.
+async fn early_and_late(locks: &Locks, key: (&'static str, u64)) -> (HeldLock, HeldLock) {
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let guard = locks.lock(key).await.expect("free");
+        held.push(guard.view());
+        guard.release().await.expect("in order");
+    }
+    let [early, late] = held.try_into().expect("two");
+    assert!(early.fencing_token() < late.fencing_token());
+    (early, late)
+}
+
+async fn passes(transaction: &mut AnyConnection, lock: &HeldLock) -> bool {
+    match soon("the row", check_fence(transaction, lock)).await {
+        Ok(()) => true,
+        Err(error) => {
+            assert_eq!(error.into_response().status(), StatusCode::SERVICE_UNAVAILABLE);
+            false
+        }
+    }
+}
+
+/// Writes as a handler does: fence first.
+async fn write(db: &AnyPool, lock: &HeldLock, by_whom: &str) -> bool {
+    let mut transaction = db.begin().await.expect("a database");
+    let passed = passes(&mut transaction, lock).await;
+    if passed {
+        let insert = sqlx::query("INSERT INTO written (by_whom) VALUES (?)").bind(by_whom);
+        insert.execute(&mut *transaction).await.expect("a table");
+        transaction.commit().await.expect("no conflict");
+    }
+    passed
+}
+
+async fn written(db: &AnyPool) -> Vec<String> {
+    let all = sqlx::query_scalar("SELECT by_whom FROM written ORDER BY id");
+    all.fetch_all(db).await.expect("a table")
+}
+
+#[tokio::test]
+async fn a_smaller_token_than_one_that_has_written_is_refused_and_the_same_is_not() {
+    let databases = Databases::start("fence").await;
+    for url in databases.urls() {
+        let db = open_url(&url, SCHEMA).await.expect(&url);
+        let locks = Locks::in_memory();
+        let (early, late) = early_and_late(&locks, ("account", 7)).await;
+        assert!(write(&db, &early, "early").await, "{url}: the first");
+        assert!(write(&db, &early, "early").await, "{url}: one section may write twice");
+        assert!(write(&db, &late, "late").await, "{url}: a later one");
+        assert!(!write(&db, &early, "early").await, "{url}: too late");
+        assert!(!write(&db, &early, "early").await, "{url}: still too late");
+        assert!(write(&db, &late, "late").await, "{url}: a refused one changes nothing");
+        assert_eq!(written(&db).await, ["early", "early", "late", "late"], "{url}");
+
+        // Another key has a fence of its own, however much it looks like this one.
+        for (name, alike) in [("account", "Account"), ("account", "account "), ("é", "e")] {
+            let (name, alike) = (LockKey::raw(name).expect("a key"), LockKey::raw(alike).expect("a key"));
+            let before = locks.lock(alike.clone()).await.expect("free");
+            let after = locks.lock(name).await.expect("free");
+            assert!(before.fencing_token() < after.fencing_token());
+            assert!(write(&db, &after.view(), "-").await && write(&db, &before.view(), "-").await, "{url}: {alike}");
+        }
+        db.close().await;
+    }
+}
+
+#[tokio::test]
+async fn two_writers_of_one_key_come_one_after_the_other() {
+    let databases = Databases::start("fence-row").await;
+    for url in databases.urls() {
+        let db = open_url(&url, SCHEMA).await.expect(&url);
+        // In the line of the first writer, the other one is late or early; the key is new, or known.
+        for round in 0..4 {
+            let (early, late) = early_and_late(&Locks::in_memory(), ("account", round / 2)).await;
+            let (first, second) = if round % 2 == 0 { (&late, &early) } else { (&early, &late) };
+            let mut in_it = db.begin().await.expect("a database");
+            assert!(passes(&mut in_it, first).await, "{url}, round {round}");
+            let mut waits = std::pin::pin!(write(&db, second, "second"));
+            assert!(
+                timeout(Duration::from_millis(200), &mut waits).await.is_err(),
+                "{url}, round {round}: no row taken"
+            );
+            let (committed, passed) = join(in_it.commit(), waits).await;
+            committed.expect("no conflict");
+            assert_eq!(passed, first.fencing_token() < second.fencing_token(), "{url}, round {round}");
+        }
+        db.close().await;
+    }
+}
+
+/// What a transaction has seen may be old: the fence is what stands there now.
+#[tokio::test]
+async fn a_transaction_that_has_looked_before_is_not_let_through_by_what_it_saw() {
+    let databases = Databases::start("fence-snapshot").await;
+    for url in databases.urls() {
+        let db = open_url(&url, SCHEMA).await.expect(&url);
+        let (early, late) = early_and_late(&Locks::in_memory(), ("account", 7)).await;
+        assert!(write(&db, &early, "early").await, "{url}");
+        let mut looks = db.begin().await.expect("a database");
+        let tokens: Vec<(i64,)> =
+            sqlx::query_as("SELECT token FROM lock_fence").fetch_all(&mut *looks).await.expect("a table");
+        assert_eq!(tokens, [(early.fencing_token().as_i64(),)], "{url}");
+        assert!(write(&db, &late, "late").await, "{url}");
+        // Some say that it looked too early, some that it is too late.
+        assert!(soon("the row", check_fence(&mut looks, &early)).await.is_err(), "{url}");
+        drop(looks);
+        db.close().await;
+    }
+}
+
+/// Keys that are new to the fence get in each other's way in no order.
+#[tokio::test]
+async fn writers_of_many_keys_do_not_break_each_other_off() {
+    let databases = Databases::start("fence-many").await;
+    for url in databases.urls() {
+        let db = open_url(&url, SCHEMA).await.expect(&url);
+        let locks = Locks::in_memory();
+        let writers = join_all((0..200_u64).map(|n| {
+            let (db, locks, key) = (&db, &locks, ("account", n * 7919 % 50));
+            async move {
+                let guard = locks.lock(key).await.expect("a turn");
+                let wrote = write(db, &guard.view(), "-").await;
+                guard.release().await.expect("in order");
+                wrote
+            }
+        }));
+        let wrote = soon("all to have written", writers).await;
+        assert!(wrote.into_iter().all(|wrote| wrote), "{url}");
+        assert_eq!(written(&db).await.len(), 200, "{url}");
+        db.close().await;
+    }
+}

@@ -1,0 +1,198 @@
+//! One contract for all stores.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use crate::support::{ms, world};
+use futures_util::{StreamExt, stream};
+use tokio::time::sleep;
+use tower_lock::{
+    LockKey, LockStore, MemoryStore, OwnerId,
+    store::{
+        AcquireAsk, Acquired, ForceAsk, IfHeld, Inbox, LineTerms, ReleaseAsk, RenewAsk, StoreEvent, YieldAsk, Yielded,
+    },
+    test_util::{conformance, decisions::OwnerIds},
+};
+
+#[tokio::test]
+async fn the_redis_store_keeps_the_contract() {
+    let Some(world) = world().await else { return };
+    conformance::check(world.store().await).await;
+}
+
+const SEQUENCES: u64 = 150;
+const STEPS: usize = 40;
+const PROCESSES: usize = 3;
+
+/// The same random sequence of operations on both gives the same answers, and the same events. `SEED=` runs one alone.
+#[tokio::test]
+async fn memory_and_redis_give_the_same_answers() {
+    let Some(world) = world().await else { return };
+    let redis: Arc<dyn LockStore> = world.store().await;
+    let seeds = match std::env::var("SEED") {
+        Ok(seed) => vec![seed.parse().expect("a number")],
+        Err(_) => (0..SEQUENCES).collect(),
+    };
+    let both = stream::iter(seeds).map(|seed| {
+        let redis = Arc::clone(&redis);
+        async move { (seed, play(seed, Arc::new(MemoryStore::new())).await, play(seed, redis).await) }
+    });
+    // They sleep most of the time, and each has a key of its own.
+    let mut both = both.buffer_unordered(30);
+    while let Some((seed, by_memory, by_redis)) = both.next().await {
+        for (step, (memory, redis)) in by_memory.iter().zip(&by_redis).enumerate() {
+            assert_eq!(memory, redis, "SEED={seed}, step {step}, memory first; before it {:#?}", &by_memory[..step]);
+        }
+        assert_eq!(by_memory.len(), by_redis.len(), "SEED={seed}");
+    }
+}
+
+/// Runs a sequence and writes down what is answered: fences by their order, owners by their number, times in steps that no scheduler
+/// blurs.
+async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
+    let mut die = fastrand::Rng::with_seed(seed);
+    let key = LockKey::from(("parity", seed));
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let processes: Vec<_> = (0..PROCESSES)
+        .map(|n| {
+            let ids = OwnerIds::new(&format!("p{n}"), fastrand::u64(..));
+            let notes = Arc::clone(&told);
+            let process = ids.next().process().to_owned();
+            store.open(Inbox::new(process, move |event| {
+                notes.lock().unwrap_or_else(PoisonError::into_inner).extend(event.map(|event| (n, event)));
+                true
+            }));
+            ids
+        })
+        .collect();
+    // Whoever asks on behalf of a process that cannot hear yet waits for that.
+    for ids in &processes {
+        let ask = AcquireAsk::new(LockKey::from(("hello", seed)), ids.next(), ms(1), IfHeld::LineUp, terms(), LONG);
+        store.acquire(ask).await.expect("an answer");
+    }
+    let mut names = Names::default();
+    let mut owners: Vec<OwnerId> = Vec::new();
+    let mut answers = Vec::new();
+    for _ in 0..STEPS {
+        // Mostly somebody who has asked before.
+        if owners.is_empty() || die.u8(0..4) == 0 {
+            owners.push(processes[die.usize(0..PROCESSES)].next());
+        }
+        let owner = owners[die.usize(owners.len().saturating_sub(6)..owners.len())].clone();
+        let who = names.owner(&owner);
+        let mut is_short = false;
+        let answer = match die.u8(0..12) {
+            0..=4 => {
+                let if_held = if die.u8(0..4) == 0 { IfHeld::Refuse } else { IfHeld::LineUp };
+                let lease = if die.u8(0..5) == 0 { SHORT } else { LONG };
+                is_short = lease == SHORT;
+                let ask = AcquireAsk::new(key.clone(), owner, lease, if_held, terms(), LONG);
+                let got = store.acquire(ask).await.expect("an answer");
+                format!("acquire({who}, {if_held:?}, {lease:?}): {}", names.acquired(got))
+            }
+            5..=6 => {
+                let keep_taken = [Duration::ZERO, Duration::ZERO, SHORT, LONG / 2][die.usize(0..4)];
+                is_short = keep_taken == SHORT;
+                let ask = ReleaseAsk::new(key.clone(), owner, keep_taken, terms());
+                format!("release({who}, {keep_taken:?}): {:?}", store.release(ask).await.expect("an answer"))
+            }
+            7 => {
+                let asks = vec![RenewAsk::new(key.clone(), owner, LONG)];
+                format!("renew({who}): {:?}", store.renew(asks).await.expect("an answer"))
+            }
+            8 => {
+                let next = processes[die.usize(0..PROCESSES)].next();
+                owners.push(next.clone());
+                let then = names.owner(&next);
+                let ask = YieldAsk::new(key.clone(), owner, next, LONG, terms(), LONG);
+                let yielded = match store.yield_to_line(ask).await.expect("an answer") {
+                    Yielded::Extended { fence } => format!("extended, {}", names.fence(fence)),
+                    Yielded::Over(got) => names.acquired(got),
+                    other => format!("{other:?}"),
+                };
+                format!("yield({who}, {then}): {yielded}")
+            }
+            9 if die.bool() => {
+                is_short = die.bool();
+                let ask = ForceAsk::new(key.clone(), if is_short { SHORT } else { Duration::ZERO }, terms());
+                let thrown_out = store.force_release(ask).await.expect("an answer");
+                format!("force: {:?}", thrown_out.map(|owner| names.owner(&owner)))
+            }
+            _ => {
+                let found = store.inspect(key.clone()).await.expect("an answer");
+                let holder = found.holder.map(|holder| (names.owner(&holder.owner), names.fence(holder.fence)));
+                format!("inspect: {holder:?}, {}, {} wait", left(found.lease_left), found.waiting)
+            }
+        };
+        answers.push(answer);
+        if is_short {
+            // At once: what is short is over when somebody asks next, and what is long is not, on any machine.
+            sleep(SHORT + ms(15)).await;
+        }
+    }
+    // Messages take their time; their order over all processes is nobody's promise.
+    sleep(ms(15)).await;
+    let told = std::mem::take(&mut *told.lock().unwrap_or_else(PoisonError::into_inner));
+    for n in 0..PROCESSES {
+        answers.push(format!("p{n} was told"));
+        for (_, event) in told.iter().filter(|(process, event)| *process == n && *event != StoreEvent::Gap) {
+            answers.push(match event {
+                StoreEvent::Offered { owner, .. } => format!("offered {}", names.owner(owner)),
+                StoreEvent::TakenAway { owner, .. } => format!("taken {}", names.owner(owner)),
+                other => format!("{other:?}"),
+            });
+        }
+    }
+    answers
+}
+
+const SHORT: Duration = ms(10);
+const LONG: Duration = Duration::from_secs(600);
+
+fn terms() -> LineTerms {
+    LineTerms::new(LONG * 2, Duration::from_secs(60), 4)
+}
+
+fn left(left: Duration) -> &'static str {
+    match left {
+        Duration::ZERO => "nothing left",
+        left if left <= LONG => "a lease left",
+        _ => "an offer left",
+    }
+}
+
+/// Ids are random and fences are clocks: what can be compared is which is which.
+#[derive(Default)]
+struct Names {
+    owners: HashMap<OwnerId, usize>,
+    fences: Vec<u64>,
+}
+
+impl Names {
+    fn owner(&mut self, owner: &OwnerId) -> String {
+        let next = self.owners.len();
+        format!("{}#{}", owner.instance(), self.owners.entry(owner.clone()).or_insert(next))
+    }
+
+    fn fence(&mut self, fence: u64) -> String {
+        if let Some(at) = self.fences.iter().position(|known| *known == fence) {
+            return format!("fence {at}");
+        }
+        let rises = self.fences.iter().max().is_none_or(|last| *last < fence);
+        self.fences.push(fence);
+        format!("fence {}{}", self.fences.len() - 1, if rises { "" } else { ", which does not rise" })
+    }
+
+    fn acquired(&mut self, got: Acquired) -> String {
+        match got {
+            Acquired::Granted { fence } => format!("granted, {}", self.fence(fence)),
+            Acquired::InLine { before, lease_left } => format!("in line behind {before}, {}", left(lease_left)),
+            Acquired::Held { lease_left } => format!("held, {}", left(lease_left)),
+            Acquired::LineFull { lease_left } => format!("full, {}", left(lease_left)),
+            other => format!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! From an address to a store: what is needed, and how it is said that something is missing.
+
+use std::{
+    collections::BTreeSet,
+    error::Error,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+};
+use tower_lock::{
+    LockStore, Locks, RedisConnectError, RedisStore,
+    deadpool_redis::{Config, Runtime},
+    test_util::conformance,
+};
+use tower_lock_faults::{RedisServer, Reply};
+use tracing_subscriber::{fmt::MakeWriter, layer::SubscriberExt};
+
+use crate::support::{key, soon, until, world};
+
+async fn works(store: RedisStore) {
+    let locks = Locks::new(store);
+    locks.lock(key()).await.expect("free").release().await.expect("ours");
+}
+
+fn whole(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text += &format!(": {error}");
+        source = error.source();
+    }
+    text
+}
+
+#[tokio::test]
+async fn a_store_is_made_of_an_url_a_configuration_or_a_pool_of_your_own() {
+    if world().await.is_none() {
+        return;
+    }
+    let redis = RedisServer::options().set("requirepass", "a secret").start().await;
+    let url = redis.url().replace(' ', "%20");
+    works(RedisStore::connect(&url).await.expect("by its URL")).await;
+    works(RedisStore::connect(&format!("{url}/3?protocol=resp3")).await.expect("another database, another protocol"))
+        .await;
+    let config = Config::from_url(&url);
+    works(RedisStore::from_config(&config).await.expect("by a configuration")).await;
+    // One for each of the two connections it keeps, and one more for whoever else the pool is for.
+    let pool = config.create_pool(Some(Runtime::Tokio1)).expect("a pool");
+    pool.resize(1);
+    let store = RedisStore::from_pool(pool.clone(), url.as_str()).await.expect("by a pool");
+    assert_eq!(
+        soon("a connection for others", pool.get()).await.map(|_| ()).map_err(|error| error.to_string()),
+        Ok(())
+    );
+    works(store).await;
+}
+
+#[tokio::test]
+async fn two_prefixes_are_two_applications() {
+    let Some(world) = world().await else { return };
+    let shop = RedisStore::builder().prefix("shop").connect(&world.redis.url()).await.expect("a prefix");
+    let (shop, other) = (Locks::new(shop), world.sound_instance("b").await);
+    let (one, two) = (shop.try_lock(key()).await.expect("free"), other.try_lock(key()).await.expect("free"));
+    assert_eq!(world.keys().await, ["lock:k", "shop:k"]);
+    one.release().await.expect("ours");
+    two.release().await.expect("ours");
+    for prefix in ["", "a:b", "tower-lock"] {
+        let error = RedisStore::builder().prefix(prefix).connect(&world.redis.url()).await.expect_err("no prefix");
+        assert!(matches!(error, RedisConnectError::Prefix(_)), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_is_none_is_said_to_be_none_and_nobody_there_is_no_panic() {
+    let error = RedisStore::connect("http://localhost").await.expect_err("no Redis");
+    assert!(matches!(error, RedisConnectError::Address(_)), "{error}");
+    let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
+    let error = RedisStore::connect(&format!("redis://127.0.0.1:{port}")).await.expect_err("nobody there");
+    assert!(matches!(error, RedisConnectError::Unreachable(_)), "{error}");
+    assert!(whole(&error).contains("is the server up, and the address right?"), "{}", whole(&error));
+    if std::env::var_os("REDIS_URL").is_none() {
+        assert!(matches!(RedisStore::from_env().await, Err(RedisConnectError::NoUrl)));
+    }
+    #[cfg(not(feature = "redis-tls"))]
+    {
+        let error = RedisStore::connect("rediss://localhost").await.expect_err("not built");
+        assert!(error.to_string().ends_with("turn on its feature `redis-tls`"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_said_to_be_one() {
+    if world().await.is_none() {
+        return;
+    }
+    let redis = RedisServer::options().set("requirepass", "secret").start().await;
+    for url in [format!("redis://{}", redis.address()), format!("redis://:wrong@{}", redis.address())] {
+        let error = RedisStore::connect(&url).await.expect_err("not let in");
+        assert!(whole(&error).contains("are user and password in the URL, and right?"), "{}", whole(&error));
+        assert!(!whole(&error).contains("wrong@"), "no secret in {}", whole(&error));
+    }
+}
+
+/// A server that says which version it has, and to everything else that all is well.
+async fn server_of_version(version: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("redis://{}", listener.local_addr().expect("bound"));
+    tokio::spawn(async move {
+        loop {
+            let (mut client, _) = listener.accept().await.expect("somebody");
+            tokio::spawn(async move {
+                let mut request = vec![0; 4096];
+                while let Ok(read @ 1..) = client.read(&mut request).await {
+                    let text = String::from_utf8_lossy(&request[..read]).into_owned();
+                    let info = format!("# Server\r\nredis_version:{version}\r\n");
+                    for _ in text.matches('*') {
+                        let reply = match text.contains("INFO") {
+                            true if text.contains("server") => format!("${}\r\n{info}\r\n", info.len()),
+                            true => "$0\r\n\r\n".to_owned(),
+                            false => "+OK\r\n".to_owned(),
+                        };
+                        client.write_all(reply.as_bytes()).await.expect("it listens");
+                    }
+                }
+            });
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn a_redis_older_than_seven_is_refused() {
+    let error = RedisStore::connect(&server_of_version("6.2.14").await).await.expect_err("too old");
+    assert_eq!(error.to_string(), "the Redis for locks has the version 6.2.14: at least 7.0 is needed");
+}
+
+#[tokio::test]
+async fn messages_that_do_not_come_are_found_out_at_the_start() {
+    let Some(world) = world().await else { return };
+    world.proxy.all().drop_pushes();
+    let error = RedisStore::connect(&world.proxy.url()).await.expect_err("deaf");
+    assert!(matches!(error, RedisConnectError::NoEvents { receivers: 1, came: false }), "{error:?}");
+}
+
+/// What `docs/redis.md` has.
+fn smallest_acl() -> Vec<String> {
+    let docs = include_str!("../../docs/redis.md");
+    let (_, rest) = docs.split_once("ACL SETUSER locks ").expect("the smallest ACL");
+    let rules = rest.split("\n```").next().expect("its end").replace("\\\n", " ");
+    rules.split_whitespace().map(|rule| rule.trim_matches('\'').to_owned()).collect()
+}
+
+async fn user(redis: &RedisServer, rules: &[String]) -> String {
+    let parts: Vec<_> =
+        ["ACL", "SETUSER", "locks", "reset"].into_iter().chain(rules.iter().map(String::as_str)).collect();
+    assert_eq!(redis.command(&parts).await, Reply::Status("OK".to_owned()));
+    format!("redis://locks:secret@{}", redis.address())
+}
+
+#[tokio::test]
+async fn the_smallest_acl_is_enough_for_everything_and_without_any_of_it_the_start_says_what_is_missing() {
+    let Some(world) = world().await else { return };
+    let rules = smallest_acl();
+    let url = user(&world.redis, &rules).await;
+    conformance::check(RedisStore::connect(&url).await.expect("it is enough")).await;
+    let commands: BTreeSet<_> = rules.iter().filter(|rule| rule.starts_with('+')).collect();
+    assert!(commands.len() > 20, "{commands:?}");
+    for command in commands {
+        let rest: Vec<_> = rules.iter().filter(|rule| *rule != command).cloned().collect();
+        let url = user(&world.redis, &rest).await;
+        // What is only used to say goodbye, or to see whether somebody is there, is not worth an error.
+        match (command.as_str(), RedisStore::connect(&url).await) {
+            ("+info" | "+unsubscribe" | "+ping" | "+eval", Ok(_)) => {}
+            (_, Err(error @ (RedisConnectError::Refused(_) | RedisConnectError::Unreachable(_)))) => {
+                let (text, name) = (whole(&error).to_lowercase(), command.trim_start_matches('+'));
+                assert!(text.contains(name) || name.contains('|'), "without {command}: {text}");
+            }
+            (_, other) => panic!("without {command}: {other:?}"),
+        }
+    }
+}
+
+/// What was written to the log.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+impl Log {
+    fn listen(&self) -> tracing::subscriber::DefaultGuard {
+        let to_us = tracing_subscriber::fmt::layer().with_writer(self.clone()).with_ansi(false);
+        tracing::subscriber::set_default(tracing_subscriber::registry().with(to_us))
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
+}
+
+/// As a server is that somebody else runs: it says little of itself, and knows no `CONFIG`.
+#[tokio::test]
+async fn a_server_that_does_not_tell_its_version_is_warned_of_and_works() {
+    let Some(world) = world().await else { return };
+    let rules: Vec<_> = smallest_acl().into_iter().filter(|rule| rule != "+info").collect();
+    let url = user(&world.redis, &rules).await;
+    let log = Log::default();
+    let guard = log.listen();
+    let store = RedisStore::connect(&url).await.expect("it works");
+    drop(guard);
+    assert!(log.text().contains("WARN tower_lock: the Redis for locks: its version cannot be read"), "{}", log.text());
+    works(store).await;
+}
+
+#[tokio::test]
+async fn a_server_that_may_throw_locks_away_is_warned_of() {
+    let Some(world) = world().await else { return };
+    let warned = async || {
+        let log = Log::default();
+        let guard = log.listen();
+        let store = RedisStore::connect(&world.redis.url()).await.expect("it works");
+        drop((guard, store));
+        log.text()
+    };
+    world.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
+    assert_eq!(warned().await, "", "without a limit it throws nothing away");
+    world.ask(&["CONFIG", "SET", "maxmemory", "100mb"]).await;
+    assert!(warned().await.contains("use `noeviction`"), "{}", warned().await);
+    world.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
+    assert_eq!(warned().await, "");
+}
+
+/// A certificate of our own, for this machine.
+#[cfg(feature = "redis-tls")]
+fn certificate(folder: &std::path::Path) -> bool {
+    let script = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key -out crt -days 2 \
+                  -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=critical,CA:false";
+    let made = std::process::Command::new("sh").args(["-c", script]).current_dir(folder).output();
+    made.is_ok_and(|made| made.status.success())
+}
+
+#[cfg(feature = "redis-tls")]
+#[tokio::test]
+async fn a_redis_is_reached_by_tls_and_one_that_nobody_vouches_for_is_not() {
+    use tower_lock::deadpool_redis::{
+        Manager, Pool,
+        redis::{Client, TlsCertificates},
+    };
+    let Some(world) = world().await else { return };
+    let folder = world.redis.folder();
+    if !certificate(folder) {
+        return tower_lock_faults::skipped("TLS", "openssl");
+    }
+    let file = |name: &str| folder.join(name).to_str().expect("text").to_owned();
+    let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
+    for (name, value) in [
+        ("tls-cert-file", file("crt")),
+        ("tls-key-file", file("key")),
+        ("tls-ca-cert-file", file("crt")),
+        ("tls-auth-clients", "no".to_owned()),
+        ("tls-port", port.to_string()),
+    ] {
+        let answer = world.ask(&["CONFIG", "SET", name, &value]).await;
+        assert_eq!(answer, Reply::Status("OK".to_owned()), "{name}");
+    }
+    let url = format!("rediss://localhost:{port}");
+    let error = RedisStore::connect(&url).await.expect_err("nobody vouches for it");
+    assert!(whole(&error).contains("certificate"), "{}", whole(&error));
+    let ours = std::fs::read(file("crt")).expect("made");
+    let client = Client::build_with_tls(url, TlsCertificates { client_tls: None, root_cert: Some(ours) });
+    let address = client.expect("a certificate").get_connection_info().clone();
+    let pool = Pool::builder(Manager::new(address.clone()).expect("an address")).build().expect("a pool");
+    works(RedisStore::from_pool(pool, address).await.expect("we do")).await;
+}
+
+/// Connections go with the runtime on which they were made.
+#[test]
+fn a_store_outlives_the_runtime_it_was_made_on() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let servers = runtime();
+    let Some(world) = servers.block_on(world()) else { return };
+    let one = runtime();
+    let locks = one.block_on(world.sound_instance("a"));
+    let guard = one.block_on(locks.lock(key()).into_future()).expect("free");
+    drop(one);
+    runtime().block_on(async {
+        guard.release().await.expect("given back from another one");
+        locks.lock(key()).await.expect("free").release().await.expect("ours");
+        let channels = async || world.ask(&["PUBSUB", "CHANNELS"]).await.items().len();
+        until("it listens from here", async || channels().await == 1).await;
+    });
+    // Where no runtime is, nothing panics.
+    drop(locks);
+}
+
+/// Connections, channels and tasks are as before.
+#[tokio::test]
+async fn a_store_that_is_dropped_leaves_nothing() {
+    let Some(world) = world().await else { return };
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let clients = async || world.ask(&["CLIENT", "LIST"]).await.text().map_or(0, |text| text.lines().count());
+    let channels = async || world.ask(&["PUBSUB", "CHANNELS"]).await.items().len();
+    let before = (clients().await, tasks());
+    let (one, two) = (world.sound_instance("a").await, world.sound_instance("b").await);
+    let guard = one.lock(key()).await.expect("free");
+    let waiting = tokio::spawn(two.lock(key()).into_future());
+    until("both listen", async || channels().await == 2).await;
+    assert_eq!(clients().await, before.0 + 6, "three each");
+    guard.release().await.expect("ours");
+    soon("its turn", waiting).await.expect("runs").expect("its turn").release().await.expect("ours");
+    // A handle that is dropped is heard no more, though its store lives on.
+    let store: Arc<dyn LockStore> = Arc::new(RedisStore::connect(&world.redis.url()).await.expect("it is up"));
+    drop((one, two));
+    until("nobody listens", async || channels().await == 0).await;
+    let third = Locks::new(Arc::clone(&store));
+    until("it listens", async || channels().await == 1).await;
+    drop(third);
+    until("it does not", async || channels().await == 0).await;
+    drop(store);
+    until("as before", async || (clients().await, tasks()) == before).await;
+    assert_eq!(world.keys().await, [""; 0]);
+}

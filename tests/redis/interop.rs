@@ -1,0 +1,143 @@
+//! What stands in Redis, for whoever looks at it and for services in another language.
+
+use std::time::{Duration, SystemTime};
+
+use tower_lock::{LockError, LockKey};
+
+use crate::support::{LINE, NAME, key, ms, soon, until, world};
+
+/// Redisson's format: a hash, one field, a TTL.
+#[tokio::test]
+async fn a_lock_is_a_hash_of_one_field_and_always_has_an_end() {
+    let Some(world) = world().await else { return };
+    let (one, two) = (world.sound_instance("api-7f3").await, world.sound_instance("api-9c1").await);
+    let guard = one.lock(key()).await.expect("free");
+    let hash = world.ask(&["HGETALL", NAME]).await;
+    let [field, fence] = hash.items() else { panic!("{hash:?}") };
+    let (field, fence) = (field.text().expect("text"), fence.text().expect("text"));
+    let id = field.strip_prefix("api-7f3:").and_then(|rest| rest.split_once(':')).expect("instance:random:number");
+    assert!(id.0.len() == 16 && id.1.parse::<u64>().is_ok(), "{field}");
+    assert_eq!(fence.parse::<u64>().expect("a number") << 10, guard.fencing_token().as_u64());
+    let ttl = world.ask(&["PTTL", NAME]).await.integer().expect("a number");
+    assert!((25_000..=31_000).contains(&ttl), "a lease and a lock-delay: {ttl}");
+
+    let waiting = tokio::spawn(two.lock(key()).into_future());
+    until("in line", async || world.ask(&["LLEN", LINE]).await.integer() == Some(1)).await;
+    let line = world.ask(&["LRANGE", LINE, "0", "-1"]).await;
+    assert!(line.texts()[0].starts_with("api-9c1:"), "{line:?}");
+    let ttl = world.ask(&["PTTL", LINE]).await.integer().expect("a number");
+    assert!((1..=10_000).contains(&ttl), "a line has an end, too: {ttl}");
+    guard.release().await.expect("ours");
+    let guard = soon("its turn", waiting).await.expect("runs").expect("its turn");
+    assert_eq!(world.ask(&["EXISTS", LINE]).await.integer(), Some(0));
+    // Who stops in the middle leaves it taken by nobody, for the lock-delay.
+    drop(guard);
+    until("kept", async || world.ask(&["HKEYS", NAME]).await.texts().iter().any(|field| field.ends_with(":end"))).await;
+    let ttl = world.ask(&["PTTL", NAME]).await.integer().expect("a number");
+    assert!((-2..=1_000).contains(&ttl), "{ttl}");
+    world.is_clean_soon().await;
+}
+
+#[tokio::test]
+async fn a_lock_of_redisson_keeps_us_out_and_is_not_touched() {
+    let Some(world) = world().await else { return };
+    let name = LockKey::raw("myLock").expect("a name");
+    let java = "8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e:57";
+    world.ask(&["HSET", "myLock", java, "2"]).await;
+    world.ask(&["PEXPIRE", "myLock", "2500"]).await;
+    let locks = world.sound_instance("a").await;
+    match locks.try_lock(name.clone()).await {
+        Err(LockError::Held { lease_left, .. }) => assert!(lease_left <= ms(2_500) && lease_left > ms(0)),
+        other => panic!("{other:?}"),
+    }
+    let state = locks.inspect(name.clone()).await.expect("an answer");
+    assert_eq!((state.holder.map(|holder| holder.to_string()).as_deref(), state.since), (Some(java), None));
+    assert_eq!(world.ask(&["HGETALL", "myLock"]).await.texts(), ["2", java], "as it was");
+    let waiting = tokio::spawn(locks.lock(name.clone()).into_future());
+    until("in line", async || world.ask(&["LLEN", "tower-lock:q:{myLock}"]).await.integer() == Some(1)).await;
+    // It frees its lock as it does: it knows no line.
+    world.ask(&["DEL", "myLock"]).await;
+    let guard = soon("at the next check-in", waiting).await.expect("runs").expect("its turn");
+    assert_eq!(world.ask(&["HLEN", "myLock"]).await.integer(), Some(1));
+    guard.release().await.expect("ours");
+    world.is_clean_soon().await;
+}
+
+/// Nothing of ours writes such a one. It is not ours to end it, either.
+#[tokio::test]
+async fn a_lock_without_an_end_keeps_us_out_until_it_is_deleted() {
+    let Some(world) = world().await else { return };
+    world.ask(&["HSET", NAME, "somebody", "1"]).await;
+    let locks = world.sound_instance("a").await;
+    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Held { .. })));
+    let error = locks.lock(key()).wait(ms(300)).await.expect_err("for ever");
+    assert!(matches!(error, LockError::TimedOut { .. }), "{error}");
+    assert_eq!(locks.inspect(key()).await.expect("an answer").remaining, Duration::MAX);
+    assert_eq!(world.ask(&["PTTL", NAME]).await.integer(), Some(-1), "not touched");
+    world.ask(&["DEL", NAME]).await;
+    locks.lock(key()).await.expect("free").release().await.expect("ours");
+    world.is_clean_soon().await;
+}
+
+#[tokio::test]
+async fn who_holds_what_since_when_and_who_waits_can_be_asked_from_any_instance() {
+    let Some(world) = world().await else { return };
+    let [one, two, three] =
+        [world.sound_instance("one").await, world.sound_instance("two").await, world.sound_instance("3").await];
+    let before = SystemTime::now();
+    let guard = one.lock(key()).await.expect("free");
+    let waiting = tokio::spawn(two.lock(key()).into_future());
+    until("in line", async || three.inspect(key()).await.expect("an answer").waiting == 1).await;
+    let state = three.inspect(key()).await.expect("an answer");
+    assert_eq!(state.holder.expect("held").instance(), "one");
+    let since = state.since.expect("held");
+    assert!(since >= before - Duration::from_secs(1) && since <= SystemTime::now() + Duration::from_secs(1));
+    assert!(state.remaining > Duration::from_secs(20) && state.remaining <= Duration::from_secs(31));
+
+    // Taken away from elsewhere: its holder hears of it at once, and not with its next renewal.
+    let thrown_out = three.force_release(key()).await.expect("an answer").expect("held");
+    assert_eq!(thrown_out.instance(), "one");
+    soon("it hears of it", guard.view().lost()).await;
+    let guard = soon("its turn, after the lock-delay", waiting).await.expect("runs").expect("its turn");
+    assert_eq!(three.inspect(key()).await.expect("an answer").holder.expect("held").instance(), "two");
+    guard.release().await.expect("ours");
+    world.is_clean_soon().await;
+}
+
+/// What `docs/redis.md` tells an operator who has nothing but `redis-cli`.
+#[tokio::test]
+async fn a_lock_can_be_taken_away_with_redis_cli_and_its_holder_is_told() {
+    let Some(world) = world().await else { return };
+    let (one, two) = (world.sound_instance("one").await, world.sound_instance("two").await);
+    let guard = one.lock(key()).await.expect("free");
+    let waiting = tokio::spawn(two.lock(key()).into_future());
+    until("in line", async || world.ask(&["LLEN", LINE]).await.integer() == Some(1)).await;
+    let owner = world.ask(&["HKEYS", NAME]).await.texts()[0].to_owned();
+    let inbox = format!("tower-lock:in:{}", owner.rsplit_once(':').expect("a number behind it").0);
+    world.ask(&["DEL", NAME]).await;
+    assert_eq!(world.ask(&["PUBLISH", &inbox, &format!("1 taken 0 {owner} {NAME}")]).await.integer(), Some(1));
+    soon("it hears of it", guard.view().lost()).await;
+    soon("its turn, at the next check-in", waiting)
+        .await
+        .expect("runs")
+        .expect("its turn")
+        .release()
+        .await
+        .expect("ours");
+    world.is_clean_soon().await;
+}
+
+/// Two spellings of one name in one application would be two conversations about one lock.
+#[tokio::test]
+async fn a_raw_name_that_reads_like_a_made_one_is_refused_and_says_why() {
+    let Some(world) = world().await else { return };
+    let locks = world.sound_instance("a").await;
+    let raw = LockKey::raw("lock:k").expect("a name");
+    match locks.try_lock(raw).await {
+        Err(LockError::Store(error)) => {
+            let source = std::error::Error::source(&error).expect("kept").to_string();
+            assert!(source.contains("begins with `lock:`"), "{source}");
+        }
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,16 @@
+//! Locks in real Redis processes, that are killed, stopped, flushed and cut off. Each test has a server of its own.
+//!
+//! Without a `redis-server` they pass, and say on stderr that they were skipped.
+
+#![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
+
+mod support;
+
+mod conformance;
+mod connecting;
+mod costs;
+mod fences;
+mod interop;
+mod mishaps;
+mod outages;
+mod troubles;

@@ -1,0 +1,178 @@
+//! Redis is stopped, killed, cut off, and comes back.
+
+use std::time::Duration;
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    http::{Request, StatusCode},
+    routing::post,
+};
+use tokio::time::{Instant, sleep};
+use tower::ServiceExt;
+use tower_lock::{LockLayer, LockLost, Locks, RedisStore, by_parts, test_util::Clock};
+use tower_lock_faults::Direction;
+
+use crate::support::{World, key, ms, soon, until, world};
+
+fn service(locks: &Locks) -> Router {
+    let layer = |wait| LockLayer::new(locks, by_parts(|_| ("k",))).wait(wait);
+    Router::new()
+        .route("/refuse", post(async || "done").route_layer(layer(Duration::ZERO)))
+        .route("/wait", post(async || "done").route_layer(layer(Duration::from_secs(20))))
+}
+
+/// Status, outcome, and how long it took.
+async fn ask(service: &Router, path: &str) -> (StatusCode, String, Duration) {
+    let asked = Instant::now();
+    let request = Request::post(path).body(Body::empty()).expect("a request");
+    let answer = soon("an answer", service.clone().oneshot(request)).await.expect("infallible");
+    let (status, took) = (answer.status(), asked.elapsed());
+    let body = to_bytes(answer.into_body(), 1 << 16).await.expect("a body");
+    (status, String::from_utf8_lossy(&body).into_owned(), took)
+}
+
+async fn is_turned_away(service: &Router, how: &str) {
+    for path in ["/refuse", "/wait"] {
+        let (status, body, took) = ask(service, path).await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{how}, {path}: {body}");
+        assert!(body.contains("store-unavailable") && body.contains(r#""outcome":"not-started""#), "{how}: {body}");
+        eprintln!("{how}, {path}: 503 after {took:?}");
+    }
+}
+
+async fn works_again(service: &Router, how: &str) {
+    let back = Instant::now();
+    until("it works again", async || ask(service, "/refuse").await.0 == StatusCode::OK).await;
+    eprintln!("{how}: it works again after {:?}", back.elapsed());
+}
+
+#[tokio::test]
+async fn a_request_is_turned_away_not_started_while_redis_is_stopped_killed_or_cut_off_and_works_when_it_is_back() {
+    let Some(mut world) = world().await else { return };
+    let service = service(&world.instance("a").await);
+    assert_eq!(ask(&service, "/wait").await.0, StatusCode::OK);
+
+    world.redis.freeze();
+    is_turned_away(&service, "stopped").await;
+    world.redis.thaw();
+    works_again(&service, "stopped").await;
+
+    world.redis.kill();
+    is_turned_away(&service, "killed").await;
+    world.redis.restart_empty().await;
+    works_again(&service, "back, and empty").await;
+
+    // A cable that is pulled: nobody says that the connections are of no use any more.
+    world.proxy.all().swallow(Direction::Both);
+    is_turned_away(&service, "cut off").await;
+    world.proxy.all().heal();
+    works_again(&service, "cut off").await;
+    world.is_clean_soon().await;
+}
+
+/// Somebody in between has forgotten the connections, and says nothing of it to either side.
+#[tokio::test]
+async fn connections_that_are_dead_without_a_word_are_replaced() {
+    let Some(world) = world().await else { return };
+    let (one, two) = (world.instance("a").await, world.instance("b").await);
+    let guard = one.lock(key()).await.expect("free");
+    let dead = world.proxy.connections();
+    assert_eq!(dead.len(), 6);
+    for number in &dead {
+        world.proxy.connection(*number).swallow(Direction::Both);
+    }
+    let _ = guard.release().await;
+    until("both ask on new ones", async || one.try_lock(("a",)).await.is_ok() && two.try_lock(("b",)).await.is_ok())
+        .await;
+    let guard = one.lock(key()).await.expect("given back on a new one");
+    let waiting = tokio::spawn(two.lock(key()).into_future());
+    until("both listen on new ones", async || {
+        world.proxy.subscribers().iter().filter(|n| !dead.contains(n)).count() == 2
+    })
+    .await;
+    // Three in a row have to be silent: this may be one of them, and is repeated.
+    let _ = guard.release().await;
+    let _ = soon("its turn", waiting).await.expect("runs").expect("its turn").release().await;
+    world.is_clean_soon().await;
+}
+
+/// Many at once wait for one answer, and not one after the other.
+#[tokio::test]
+async fn a_store_that_hangs_costs_each_of_many_requests_the_store_timeout_and_no_more() {
+    let Some(world) = world().await else { return };
+    let locks = world.instance("a").await;
+    locks.lock(key()).await.expect("free").release().await.expect("ours");
+    world.redis.freeze();
+    let began = Instant::now();
+    let calls = (0..200).map(|n| locks.try_lock(("n", n)).into_future());
+    let answers = futures_util::future::join_all(calls).await;
+    assert!(answers.iter().all(Result::is_err));
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    world.redis.thaw();
+    until("it works again", async || locks.try_lock(key()).await.is_ok()).await;
+    world.is_clean_soon().await;
+}
+
+/// I5: no word of Redis is needed for it.
+#[tokio::test]
+async fn a_section_that_nobody_renews_is_lost_at_its_deadline_though_redis_is_stopped() {
+    let Some(world) = world().await else { return };
+    let clock = Clock::default();
+    let store = RedisStore::connect(&world.redis.url()).await.expect("it is up");
+    let locks = Locks::builder(store).clock(clock.clone()).build();
+    let guard = locks.lock(key()).await.expect("free");
+    let view = guard.view();
+    world.redis.freeze();
+    clock.jump(Duration::from_secs(29));
+    assert!(view.ensure(Duration::ZERO).is_ok(), "not yet");
+    assert_eq!(soon("the last second is over", view.lost()).await, LockLost::Unrenewed);
+    assert!(view.ensure(Duration::ZERO).is_err());
+    world.redis.thaw();
+    drop(guard);
+}
+
+/// Renewals have a connection of their own: it does not matter how slow those are who ask.
+#[tokio::test]
+async fn a_renewal_and_a_release_do_not_queue_behind_those_who_ask() {
+    let Some(world) = world().await else { return };
+    let locks = world.instance("a").await;
+    let guard = locks.lock(key()).await.expect("free");
+    // The one on which it was asked for.
+    let asks = busiest(&world).await;
+    world.proxy.connection(asks).hold(Direction::Up);
+    let others = tokio::spawn(locks.lock(("other",)).wait(ms(200)).into_future());
+    sleep(ms(50)).await;
+    let began = Instant::now();
+    guard.release().await.expect("nobody is before it");
+    assert!(began.elapsed() < ms(400), "{:?}", began.elapsed());
+    assert!(others.await.expect("runs").is_err(), "it hangs");
+    world.proxy.all().heal();
+    world.is_clean_soon().await;
+}
+
+/// The number of the connection on which an acquire goes: the first one that was made.
+async fn busiest(world: &World) -> u64 {
+    let numbers = world.proxy.connections();
+    let listens = world.proxy.subscribers();
+    let first = numbers.into_iter().find(|number| !listens.contains(number));
+    first.expect("it has asked")
+}
+
+/// Events are lost, and nothing else: the line still moves.
+#[tokio::test]
+async fn a_restart_of_redis_loses_the_line_and_no_waiter() {
+    let Some(mut world) = world().await else { return };
+    let (one, two) = (world.sound_instance("a").await, world.sound_instance("b").await);
+    let guard = one.lock(key()).await.expect("free");
+    let waiting = tokio::spawn(two.lock(key()).into_future());
+    until("in line", async || world.ask(&["LLEN", crate::support::LINE]).await.integer() == Some(1)).await;
+    world.redis.restart_empty().await;
+    // It has forgotten the holder: whoever waits has its turn, and a larger token.
+    let token = guard.fencing_token();
+    let second = soon("its turn", waiting).await.expect("runs").expect("its turn");
+    assert!(second.fencing_token() > token);
+    second.release().await.expect("ours");
+    drop(guard);
+    world.is_clean_soon().await;
+}

@@ -1,0 +1,148 @@
+//! What Redis says no with: each told apart, each with what to do.
+
+use std::{error::Error, time::Duration};
+
+use tokio::time::sleep;
+use tower_lock::{
+    LockError, LockStore, Locks, RedisStore, StoreError, StoreErrorKind,
+    store::{RenewAsk, Renewed},
+};
+use tower_lock_faults::{RedisServer, Reply};
+
+use crate::support::{NAME, key, ms, until, world};
+
+async fn trouble(locks: &Locks) -> StoreError {
+    match locks.try_lock(key()).await {
+        Err(LockError::Store(error)) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn says(error: &StoreError, kind: StoreErrorKind, what: &str, remedy: &str) {
+    let source = error.source().expect("kept").to_string();
+    assert_eq!((error.store(), error.kind()), ("redis", kind), "{source}");
+    assert!(source.contains(what) && source.contains(remedy), "{source}");
+}
+
+/// What is held can be renewed, handed on and given back; nothing new is locked.
+#[tokio::test]
+async fn out_of_memory_nothing_new_is_locked_and_what_is_held_goes_on() {
+    let Some(world) = world().await else { return };
+    let (one, two) = (world.sound_instance("a").await, world.sound_instance("b").await);
+    let guard = one.lock(key()).await.expect("free");
+    let waiting = tokio::spawn(two.lock(key()).into_future());
+    until("in line", async || world.ask(&["LLEN", crate::support::LINE]).await.integer() == Some(1)).await;
+    let store = world.store().await;
+    world.ask(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    match one.try_lock(("another",)).await {
+        Err(LockError::Store(error)) => says(&error, StoreErrorKind::Refused, "OOM", "raise `maxmemory`"),
+        other => panic!("{other:?}"),
+    }
+    let owner = one.inspect(key()).await.expect("an answer").holder.expect("held");
+    let renewal = store.renew(vec![RenewAsk::new(key(), owner, Duration::from_secs(30))]).await;
+    assert_eq!(renewal.expect("an answer"), [Renewed::Extended]);
+    guard.release().await.expect("given back");
+    let guard = waiting.await.expect("runs").expect("handed on");
+    guard.release().await.expect("given back");
+    world.ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    one.try_lock(("another",)).await.expect("as before").release().await.expect("ours");
+    world.is_clean_soon().await;
+}
+
+#[tokio::test]
+async fn something_else_at_the_key_is_said_to_be_there_and_not_touched() {
+    let Some(world) = world().await else { return };
+    let locks = world.sound_instance("a").await;
+    world.ask(&["SET", NAME, "text"]).await;
+    says(&trouble(&locks).await, StoreErrorKind::Refused, "WRONGTYPE", "look at its `TYPE`");
+    assert!(locks.lock(key()).wait(ms(100)).await.is_err());
+    assert!(locks.inspect(key()).await.is_err());
+    // A give-back that could only fail is not repeated for ever.
+    until("nothing is known of it", async || locks.size() == (0, 0)).await;
+    assert_eq!(world.ask(&["GET", NAME]).await.text(), Some("text"));
+}
+
+#[tokio::test]
+async fn a_replica_a_disk_that_is_full_and_a_right_that_was_taken_are_told_apart() {
+    let Some(world) = world().await else { return };
+    let locks = world.sound_instance("a").await;
+    locks.lock(key()).await.expect("free").release().await.expect("ours");
+    let master = RedisServer::start().await;
+
+    world.ask(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]).await;
+    world.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
+    says(&trouble(&locks).await, StoreErrorKind::Unavailable, "READONLY", "a failover is going on");
+    world.ask(&["REPLICAOF", "NO", "ONE"]).await;
+    locks.lock(key()).await.expect("as before").release().await.expect("ours");
+
+    let nobody = ["ACL", "SETUSER", "default", "-hset"];
+    world.ask(&nobody).await;
+    says(&trouble(&locks).await, StoreErrorKind::Refused, "script", "the smallest ACL");
+    world.ask(&["ACL", "SETUSER", "default", "+hset"]).await;
+
+    world.ask(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
+    says(&trouble(&locks).await, StoreErrorKind::Unavailable, "NOREPLICAS", "min-replicas-to-write");
+    world.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
+
+    // A folder where its file should be.
+    std::fs::create_dir(world.redis.folder().join("dump.rdb")).expect("a folder");
+    world.ask(&["CONFIG", "SET", "save", "3600 1"]).await;
+    world.ask(&["BGSAVE"]).await;
+    until("it has noticed", async || {
+        world.ask(&["INFO", "persistence"]).await.text().is_some_and(|text| text.contains("last_bgsave_status:err"))
+    })
+    .await;
+    says(&trouble(&locks).await, StoreErrorKind::Refused, "MISCONF", "its log says why");
+    world.ask(&["CONFIG", "SET", "save", ""]).await;
+    until("as before", async || locks.try_lock(key()).await.is_ok()).await;
+}
+
+#[tokio::test]
+async fn a_script_of_somebody_that_runs_and_runs_is_told_and_waited_for() {
+    let Some(world) = world().await else { return };
+    let locks = world.sound_instance("a").await;
+    world.ask(&["CONFIG", "SET", "busy-reply-threshold", "50"]).await;
+    let mut connection = world.redis.connect().await;
+    connection.send(&["EVAL", "while true do end", "0"]).await.expect("sent");
+    sleep(ms(200)).await;
+    says(&trouble(&locks).await, StoreErrorKind::Unavailable, "BUSY", "SCRIPT KILL");
+    let waiting = tokio::spawn(locks.lock(key()).into_future());
+    sleep(ms(100)).await;
+    assert_eq!(world.ask(&["SCRIPT", "KILL"]).await, Reply::Status("OK".to_owned()));
+    waiting.await.expect("runs").expect("it is over").release().await.expect("ours");
+}
+
+#[tokio::test]
+async fn a_redis_that_reads_its_data_after_a_restart_is_told_and_waited_for() {
+    if world().await.is_none() {
+        return;
+    }
+    let mut redis = RedisServer::options()
+        .args(["--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024"])
+        .start()
+        .await;
+    let locks = Locks::new(RedisStore::connect(&redis.url()).await.expect("it is up"));
+    let guard = locks.lock(("kept",)).await.expect("free");
+    redis.command(&["DEBUG", "POPULATE", "3000"]).await;
+    redis.command(&["SAVE"]).await;
+    redis.restart().await;
+    says(&trouble(&locks).await, StoreErrorKind::Unavailable, "LOADING", "reads its data");
+    until("it has read", async || locks.try_lock(key()).await.is_ok()).await;
+    // What was on its disk is there again, with its end.
+    let left = redis.command(&["PTTL", "lock:kept"]).await.integer().expect("a number");
+    assert!(left > 0 && left <= Duration::from_secs(31).as_millis().try_into().expect("small"), "{left}");
+    guard.release().await.expect("ours");
+}
+
+#[tokio::test]
+async fn too_many_clients_are_told() {
+    let Some(world) = world().await else { return };
+    world.ask(&["CONFIG", "SET", "maxclients", "1"]).await;
+    let mut first = world.redis.connect().await;
+    first.command(&["PING"]).await.expect("an answer");
+    let error = RedisStore::connect(&world.redis.url()).await.expect_err("too many");
+    let source = error.source().and_then(Error::source).expect("kept").to_string();
+    assert!(source.contains("maxclients") || source.contains("is the server up"), "{source}");
+    first.command(&["CONFIG", "SET", "maxclients", "100"]).await.expect("an answer");
+}

@@ -1,0 +1,65 @@
+//! The referee: listens on a port of its own choice, which it prints first, and ends when it is told to finish, with 1 if it has seen what
+//! must never be seen.
+//!
+//! `referee [--careless-sink]`
+
+use std::{
+    io,
+    net::Ipv4Addr,
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::{TcpListener, TcpStream},
+    runtime::Handle,
+    sync::mpsc,
+};
+use tower_lock_storm::{Answer, Referee, Summary};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> io::Result<ExitCode> {
+    let referee = match &*std::env::args().skip(1).collect::<Vec<_>>() {
+        [] => Referee::new(),
+        [flag] if flag == "--careless-sink" => Referee::careless(),
+        other => panic!("not known: {other:?}"),
+    };
+    let referee = Arc::new(Mutex::new(referee));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    println!("listening on {}", listener.local_addr()?);
+    let (finish, mut finished) = mpsc::channel(1);
+    loop {
+        tokio::select! {
+            arrived = listener.accept() => {
+                let (stream, _) = arrived?;
+                Handle::current().spawn(listen(Arc::clone(&referee), stream, finish.clone()));
+            }
+            summary = finished.recv() => {
+                let summary: Summary = summary.expect("one is kept here");
+                println!("{}", serde_json::to_string_pretty(&summary)?);
+                return Ok(ExitCode::from(u8::from(!summary.violations.is_empty())));
+            }
+        }
+    }
+}
+
+async fn listen(referee: Arc<Mutex<Referee>>, stream: TcpStream, finish: mpsc::Sender<Summary>) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let (from, mut to) = stream.into_split();
+    let mut lines = BufReader::new(from).lines();
+    while let Some(line) = lines.next_line().await? {
+        let answer = {
+            let mut referee = referee.lock().unwrap_or_else(PoisonError::into_inner);
+            match line.parse() {
+                Ok(report) => referee.take(report),
+                Err(_) => referee.not_understood(&line),
+            }
+        };
+        to.write_all(format!("{answer}\n").as_bytes()).await?;
+        if let Answer::Summary(json) = answer {
+            let _ = finish.send(serde_json::from_str(&json)?).await;
+        }
+    }
+    Ok(())
+}

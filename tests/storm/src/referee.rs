@@ -1,0 +1,408 @@
+//! What must never be seen, whatever goes wrong.
+//!
+//! Sections are compared by when they say they were, on the one clock of the machine: how long a report was on its way never
+//! makes a difference. A section counts from its first moment to its last one or to its deadline, whichever comes first.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::{Deserialize, Serialize};
+
+use crate::report::{Answer, Report};
+
+/// Takes down what is reported, checks it, and is what is written to.
+#[derive(Debug, Default)]
+pub struct Referee {
+    /// A sink that takes every write: to see that somebody notices.
+    is_careless: bool,
+    requests: HashMap<String, Request>,
+    keys: HashMap<String, Key>,
+    /// Where each section that has not ended is.
+    open: HashMap<String, (String, usize)>,
+    seen: Summary,
+}
+
+/// What was seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Requests that were sent.
+    pub asked: u64,
+    /// Those that were answered, by status.
+    pub answered: BTreeMap<u16, u64>,
+    /// Those whose clients did not wait for it.
+    pub gone: u64,
+    /// Handlers that ran under a lock.
+    pub sections: u64,
+    /// Those of them whose lock was lost before they could say so.
+    pub late: u64,
+    /// Those of them that were never seen to end: their process was killed.
+    pub left_open: u64,
+    /// Writes that were taken.
+    pub accepted: u64,
+    /// Writes that came too late.
+    pub refused: u64,
+    /// What must never be seen, and how often it was.
+    pub violations: BTreeMap<String, u64>,
+    /// The first of them.
+    pub first: Vec<String>,
+}
+
+#[derive(Debug, Default)]
+struct Request {
+    was_asked: bool,
+    entered: u64,
+    end: Option<End>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum End {
+    Answered { status: u16, outcome: String },
+    Gone,
+}
+
+#[derive(Debug, Default)]
+struct Key {
+    sections: Vec<Section>,
+    /// Tokens in the order of their sections.
+    order: BTreeMap<(u64, usize), u64>,
+    written: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Section {
+    name: String,
+    token: u64,
+    at: u64,
+    deadline: u64,
+    end: Option<u64>,
+}
+
+/// How many of the first ones are named.
+const FIRST: usize = 20;
+
+impl Referee {
+    /// One that has seen nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// One whose sink takes every write.
+    #[must_use]
+    pub fn careless() -> Self {
+        Self { is_careless: true, ..Self::default() }
+    }
+
+    /// Takes it down.
+    ///
+    /// # Panics
+    ///
+    /// Never: a summary is plain data.
+    pub fn take(&mut self, report: Report) -> Answer {
+        match report {
+            Report::Ask { request } => {
+                let asked = std::mem::replace(&mut self.requests.entry(request.clone()).or_default().was_asked, true);
+                self.never("asked-twice", asked, || request);
+                self.seen.asked += 1;
+            }
+            Report::Enter { section, key, token, process, request, at, deadline } => {
+                self.enter_for(&request, &section, &process);
+                self.enter(section, key, token, at, deadline);
+            }
+            Report::Exit { section, at } => match self.open.remove(&section) {
+                Some((key, index)) => self.end(&key, index, at),
+                None => self.never("exit-without-enter", true, || section),
+            },
+            Report::Write { key, token } => return self.write(&key, token),
+            Report::Answer { request, status, outcome } => {
+                *self.seen.answered.entry(status).or_default() += 1;
+                self.end_request(&request, End::Answered { status, outcome });
+            }
+            Report::Gone { request } => {
+                self.seen.gone += 1;
+                self.end_request(&request, End::Gone);
+            }
+            Report::Flush => {}
+            Report::Finish => {
+                let summary = self.finish();
+                return Answer::Summary(serde_json::to_string(&summary).expect("plain data"));
+            }
+        }
+        Answer::Ok
+    }
+
+    /// What was said is no report: whoever says such things is not to be believed.
+    pub fn not_understood(&mut self, line: &str) -> Answer {
+        self.never("not-understood", true, || line.to_owned());
+        Answer::NotUnderstood
+    }
+
+    /// It is over.
+    pub fn finish(&mut self) -> Summary {
+        let mut open: Vec<_> = self.open.drain().map(|(_, place)| place).collect();
+        open.sort_unstable();
+        self.seen.left_open = u64::try_from(open.len()).unwrap_or(u64::MAX);
+        for (key, index) in open {
+            self.end(&key, index, u64::MAX);
+        }
+        let mut requests: Vec<_> = std::mem::take(&mut self.requests).into_iter().collect();
+        requests.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        for (name, Request { was_asked, entered, end }) in requests {
+            self.never("never-answered", was_asked && end.is_none(), || name.clone());
+            self.never("entered-unasked", !was_asked && entered > 0, || name.clone());
+            let is_a_success = matches!(end, Some(End::Answered { status: 200..=299, .. }));
+            self.never("answered-without-a-section", is_a_success && entered == 0, || name.clone());
+        }
+        self.seen.clone()
+    }
+
+    fn enter_for(&mut self, request: &str, section: &str, process: &str) {
+        let state = self.requests.entry(request.to_owned()).or_default();
+        state.entered += 1;
+        let entered = state.entered;
+        let was_not_started = state.end.as_ref().is_some_and(End::says_not_started);
+        let said = || format!("{request} in {process} as {section}");
+        self.never("entered-twice", entered > 1, said);
+        self.never("not-started-but-entered", was_not_started, said);
+    }
+
+    fn enter(&mut self, name: String, key_name: String, token: u64, at: u64, deadline: u64) {
+        self.seen.sections += 1;
+        let key = self.keys.entry(key_name.clone()).or_default();
+        let index = key.sections.len();
+        // It has lost its lock, and knows: who comes later may be in already.
+        let is_late = deadline <= at;
+        let mut out_of_order = None;
+        if is_late {
+            self.seen.late += 1;
+        } else {
+            let before = key.order.range(..(at, index)).next_back().map(|(place, token)| (place.1, *token));
+            let after = key.order.range((at, index)..).next().map(|(place, token)| (place.1, *token));
+            let other = before.filter(|(_, before)| *before >= token).or(after.filter(|(_, after)| *after <= token));
+            out_of_order = other.map(|(index, other)| format!("{other} of {}", key.sections[index].name));
+            key.order.insert((at, index), token);
+        }
+        key.sections.push(Section { name: name.clone(), token, at, deadline: deadline.max(at), end: None });
+        let other = out_of_order.unwrap_or_default();
+        self.never("fence-not-increasing", !other.is_empty(), || format!("{key_name}: {token} of {name} and {other}"));
+        let again = self.open.insert(name.clone(), (key_name, index)).is_some();
+        self.never("section-named-twice", again, || name);
+    }
+
+    /// Each pair is compared when the later one of the two ends.
+    fn end(&mut self, key_name: &str, index: usize, at: u64) {
+        let key = self.keys.get_mut(key_name).expect("entered");
+        let section = &mut key.sections[index];
+        section.end = Some(section.deadline.min(at));
+        let section = section.clone();
+        let others = key.sections.iter().enumerate().filter(|(other, _)| *other != index);
+        let overlaps: Vec<_> =
+            others.filter(|(_, other)| other.overlaps(&section)).map(|(_, other)| other.clone()).collect();
+        for other in overlaps {
+            self.never("overlap", true, || {
+                let (first, second) = if other.at < section.at { (&other, &section) } else { (&section, &other) };
+                let (Section { name, token, .. }, inside) = (second, (second.at - first.at) / 1_000);
+                format!("{key_name}: {name} ({token}) {inside} µs after {} ({})", first.name, first.token)
+            });
+        }
+    }
+
+    fn end_request(&mut self, request: &str, end: End) {
+        let state = self.requests.entry(request.to_owned()).or_default();
+        let (entered, was_asked, says_not_started) = (state.entered, state.was_asked, end.says_not_started());
+        let twice = state.end.as_ref().map(|before| format!("{request}: {before:?}, then {end:?}"));
+        state.end = Some(end);
+        self.never("answered-unasked", !was_asked, || request.to_owned());
+        self.never("answered-twice", twice.is_some(), || twice.unwrap_or_default());
+        self.never("not-started-but-entered", says_not_started && entered > 0, || request.to_owned());
+    }
+
+    fn write(&mut self, key_name: &str, token: u64) -> Answer {
+        let key = self.keys.entry(key_name.to_owned()).or_default();
+        let (before, is_stale) = (key.written, token < key.written);
+        if is_stale && !self.is_careless {
+            self.seen.refused += 1;
+            return Answer::Refused;
+        }
+        key.written = before.max(token);
+        self.seen.accepted += 1;
+        self.never("stale-write-accepted", is_stale, || format!("{key_name}: {token} after {before}"));
+        Answer::Accepted
+    }
+
+    fn never(&mut self, name: &str, it_was: bool, what: impl FnOnce() -> String) {
+        if it_was {
+            *self.seen.violations.entry(name.to_owned()).or_default() += 1;
+            if self.seen.first.len() < FIRST {
+                self.seen.first.push(format!("{name}: {}", what()));
+            }
+        }
+    }
+}
+
+impl Summary {
+    /// How many requests were answered so.
+    #[must_use]
+    pub fn answers(&self, status: u16) -> u64 {
+        self.answered.get(&status).copied().unwrap_or(0)
+    }
+}
+
+impl End {
+    fn says_not_started(&self) -> bool {
+        matches!(self, Self::Answered { outcome, .. } if outcome == "not-started")
+    }
+}
+
+impl Section {
+    fn overlaps(&self, other: &Self) -> bool {
+        match (self.end, other.end) {
+            (Some(end), Some(other_end)) => self.at.max(other.at) < end.min(other_end),
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reports by hand: `line` as it would come over the wire.
+    fn after(lines: &[&str]) -> Summary {
+        let mut referee = Referee::new();
+        for line in lines {
+            referee.take(line.parse().expect("a report"));
+        }
+        referee.finish()
+    }
+
+    fn violations(lines: &[&str]) -> Vec<String> {
+        after(lines).violations.into_keys().collect()
+    }
+
+    #[test]
+    fn two_requests_one_after_the_other_are_as_it_should_be() {
+        let summary = after(&[
+            "ASK r1",
+            "ASK r2",
+            "ASK r3",
+            "ASK r4",
+            "ENTER a-1 k 10 a r1 100 900",
+            "WRITE k 10",
+            "EXIT a-1 200",
+            "ENTER b-1 k 11 b r2 200 900",
+            "WRITE k 11",
+            "WRITE k 11",
+            "ENTER b-2 other 1 b r5 150 900",
+            "ASK r5",
+            "EXIT b-1 300",
+            "EXIT b-2 300",
+            "ANSWER r1 200 -",
+            "ANSWER r2 200 -",
+            "ANSWER r5 200 -",
+            "ANSWER r3 409 not-started",
+            "GONE r4",
+        ]);
+        assert_eq!(summary.violations, BTreeMap::new(), "{:?}", summary.first);
+        assert_eq!((summary.asked, summary.gone, summary.sections, summary.accepted), (5, 1, 3, 3));
+        assert_eq!((summary.answers(200), summary.answers(409), summary.answers(503)), (3, 1, 0));
+    }
+
+    #[test]
+    fn two_in_one_section_are_found_whichever_is_heard_of_first() {
+        let (first, second) = ("ENTER a-1 k 10 a r1 100 900", "ENTER b-1 k 11 b r2 150 900");
+        let asks = ["ASK r1", "ASK r2", "GONE r1", "GONE r2"];
+        for reports in [
+            [first, second, "EXIT a-1 200", "EXIT b-1 300"],
+            [second, "EXIT b-1 300", first, "EXIT a-1 200"],
+            [first, second, "EXIT b-1 160", "EXIT a-1 200"],
+        ] {
+            let summary = after(&[&asks[..], &reports].concat());
+            assert_eq!(summary.violations, BTreeMap::from([("overlap".to_owned(), 1)]), "{reports:?}");
+            assert!(summary.first[0].contains("b-1 (11) 0 µs after a-1 (10)"), "{:?}", summary.first);
+        }
+        // One whose process was killed has the lock until its deadline.
+        let killed = after(&[&asks[..], &[first, second, "EXIT b-1 300"]].concat());
+        assert_eq!((killed.left_open, killed.violations["overlap"]), (1, 1));
+    }
+
+    #[test]
+    fn nobody_is_accused_because_a_report_was_slow_or_a_deadline_was_over() {
+        let asks = ["ASK r1", "ASK r2", "GONE r1", "GONE r2"];
+        for reports in [
+            // The end of the first is heard of after the second has begun.
+            ["ENTER a-1 k 10 a r1 100 900", "ENTER b-1 k 11 b r2 200 900", "EXIT a-1 200", "EXIT b-1 300"],
+            // So is its beginning.
+            ["ENTER b-1 k 11 b r2 200 900", "EXIT b-1 300", "ENTER a-1 k 10 a r1 100 900", "EXIT a-1 200"],
+            // It slept past its deadline.
+            ["ENTER a-1 k 10 a r1 100 200", "ENTER b-1 k 11 b r2 200 900", "EXIT a-1 700", "EXIT b-1 300"],
+            // It slept past its deadline before it could say that it is in, and says so.
+            ["ENTER b-1 k 11 b r2 200 900", "ENTER a-1 k 10 a r1 250 250", "EXIT a-1 700", "EXIT b-1 300"],
+            // It was killed, and the next one waited for the end of its lease.
+            ["ENTER a-1 k 10 a r1 100 200", "ENTER b-1 k 11 b r2 200 900", "EXIT b-1 300", "FLUSH"],
+        ] {
+            assert_eq!(violations(&[&asks[..], &reports].concat()), [""; 0], "{reports:?}");
+        }
+    }
+
+    #[test]
+    fn a_fence_that_does_not_grow_is_found_whichever_is_heard_of_first() {
+        let asks = ["ASK r1", "ASK r2", "GONE r1", "GONE r2"];
+        let (first, second) =
+            (["ENTER a-1 k 11 a r1 100 900", "EXIT a-1 150"], ["ENTER b-1 k 10 b r2 200 900", "EXIT b-1 300"]);
+        for reports in [[first, second].concat(), [second, first].concat()] {
+            assert_eq!(violations(&[&asks[..], &reports].concat()), ["fence-not-increasing"], "{reports:?}");
+        }
+        let same = ["ENTER a-1 k 11 a r1 100 900", "EXIT a-1 150", "ENTER b-1 k 11 b r2 200 900", "EXIT b-1 300"];
+        assert_eq!(violations(&[&asks[..], &same].concat()), ["fence-not-increasing"]);
+    }
+
+    #[test]
+    fn every_request_ends_exactly_once() {
+        assert_eq!(violations(&["ASK r1"]), ["never-answered"]);
+        assert_eq!(violations(&["ASK r1", "ANSWER r1 409 not-started", "GONE r1"]), ["answered-twice"]);
+        assert_eq!(violations(&["ASK r1", "ANSWER r1 503 unknown", "ANSWER r1 503 unknown"]), ["answered-twice"]);
+        assert_eq!(violations(&["ASK r1", "ASK r1", "GONE r1"]), ["asked-twice"]);
+        assert_eq!(violations(&["GONE r1"]), ["answered-unasked"]);
+        assert_eq!(violations(&["ENTER a-1 k 1 a r1 100 900", "EXIT a-1 200"]), ["entered-unasked"]);
+        assert_eq!(violations(&["ASK r1", "ANSWER r1 200 -"]), ["answered-without-a-section"]);
+        let twice = ["ENTER a-1 k 1 a r1 100 900", "EXIT a-1 200", "ENTER a-2 k 2 a r1 300 900", "EXIT a-2 400"];
+        assert_eq!(violations(&[&["ASK r1", "ANSWER r1 200 -"], &twice[..]].concat()), ["entered-twice"]);
+        assert_eq!(violations(&["EXIT a-1 200"]), ["exit-without-enter"]);
+    }
+
+    #[test]
+    fn not_started_is_not_said_of_what_was_started() {
+        let section = ["ENTER a-1 k 1 a r1 100 900", "EXIT a-1 200"];
+        let answer = ["ANSWER r1 503 not-started"];
+        for reports in [[&section[..], &answer].concat(), [&answer[..], &section].concat()] {
+            assert_eq!(violations(&[&["ASK r1"], &reports[..]].concat()), ["not-started-but-entered"], "{reports:?}");
+        }
+        assert_eq!(violations(&["ASK r1", section[0], section[1], "ANSWER r1 503 unknown"]), [""; 0]);
+    }
+
+    #[test]
+    fn a_stale_write_is_refused_and_where_it_is_not_it_is_found() {
+        let writes = ["WRITE k 10", "WRITE k 12", "WRITE k 11", "WRITE other 1", "WRITE k 12"];
+        let mut referee = Referee::new();
+        let answers = writes.map(|line| referee.take(line.parse().expect("a report")));
+        let (yes, no) = (Answer::Accepted, Answer::Refused);
+        assert_eq!(answers, [yes.clone(), yes.clone(), no, yes.clone(), yes.clone()]);
+        assert_eq!((referee.finish().refused, referee.finish().violations), (1, BTreeMap::new()));
+
+        let mut careless = Referee::careless();
+        assert!(writes.iter().all(|line| careless.take(line.parse().expect("a report")) == yes));
+        assert_eq!(careless.finish().violations, BTreeMap::from([("stale-write-accepted".to_owned(), 1)]));
+    }
+
+    #[test]
+    fn a_line_that_is_none_is_a_violation_and_only_the_first_ones_are_named() {
+        let mut referee = Referee::new();
+        for _ in 0..100 {
+            assert_eq!(referee.not_understood("HELLO"), Answer::NotUnderstood);
+        }
+        let summary = referee.finish();
+        assert_eq!((summary.violations["not-understood"], summary.first.len()), (100, FIRST));
+        let json = serde_json::to_string(&summary).expect("plain data");
+        assert_eq!(serde_json::from_str::<Summary>(&json).expect("the same"), summary);
+    }
+}

@@ -1,0 +1,68 @@
+use std::{collections::VecDeque, future::Future, io, net::SocketAddr};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
+    runtime::Handle,
+    sync::{mpsc, oneshot},
+};
+
+use crate::report::{Answer, Report};
+
+/// A line to the referee. What is reported on it arrives in that order, also if nobody waits for the answer.
+#[derive(Clone, Debug)]
+pub struct Reporter {
+    reports: mpsc::UnboundedSender<(Report, oneshot::Sender<Answer>)>,
+}
+
+impl Reporter {
+    /// Connects to it.
+    ///
+    /// # Errors
+    ///
+    /// It is not there.
+    pub async fn connect(referee: SocketAddr) -> io::Result<Self> {
+        let stream = TcpStream::connect(referee).await?;
+        stream.set_nodelay(true)?;
+        let (from, mut to) = stream.into_split();
+        let (reports, mut to_send) = mpsc::unbounded_channel::<(Report, oneshot::Sender<Answer>)>();
+        let (sent, mut to_answer) = mpsc::unbounded_channel();
+        let runtime = Handle::current();
+        runtime.spawn(async move {
+            let mut batch = Vec::new();
+            while to_send.recv_many(&mut batch, 256).await > 0 {
+                let mut lines = String::new();
+                for (report, answer) in batch.drain(..) {
+                    lines.push_str(&format!("{report}\n"));
+                    let _ = sent.send(answer);
+                }
+                if to.write_all(lines.as_bytes()).await.is_err() {
+                    return;
+                }
+            }
+        });
+        runtime.spawn(async move {
+            let mut lines = BufReader::new(from).lines();
+            let mut waiting = VecDeque::new();
+            while let Ok(Some(line)) = lines.next_line().await {
+                while let Ok(answer) = to_answer.try_recv() {
+                    waiting.push_back(answer);
+                }
+                let Some(answer): Option<oneshot::Sender<Answer>> = waiting.pop_front() else { return };
+                let _ = answer.send(Answer::from(&*line));
+            }
+        });
+        Ok(Self { reports })
+    }
+
+    /// Reports it. It is on its way when this returns; the future is what is answered.
+    ///
+    /// # Panics
+    ///
+    /// The future, if the referee has gone: then nothing that is seen is worth anything.
+    pub fn report(&self, report: Report) -> impl Future<Output = Answer> + use<> {
+        let (answer, answered) = oneshot::channel();
+        let _ = self.reports.send((report, answer));
+        async { answered.await.expect("the referee is there") }
+    }
+}

@@ -1,0 +1,146 @@
+//! The referee is seen to bite: three worlds, each wrong in one way, and the same worlds when they are not.
+#![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tower_lock_faults::{RedisServer, skipped};
+use tower_lock_storm::{Seen, Service, Site, Summary};
+
+struct World {
+    site: Site,
+    /// In memory: of one process. In Redis: of two.
+    services: Vec<Service>,
+    _redis: Option<RedisServer>,
+}
+
+impl World {
+    /// Two instances that know nothing of each other but what the store tells them.
+    async fn new(redis: bool, referee: &[&str], service: &str) -> Self {
+        let site = Site::start(env!("CARGO_BIN_EXE_referee"), env!("CARGO_BIN_EXE_service"), referee).await;
+        let redis = if redis { Some(RedisServer::start().await) } else { None };
+        let services = match &redis {
+            Some(redis) => {
+                vec![
+                    site.service(["a", "1", service], Some(redis.url())).await,
+                    site.service(["b", "1", service], Some(redis.url())).await,
+                ]
+            }
+            None => vec![site.service(["a", "2", service], None).await],
+        };
+        Self { site, services, _redis: redis }
+    }
+
+    async fn ask(&self, instance: usize, path: &str, name: &str) -> Seen {
+        self.site.ask(self.instance(instance), path, name, None).await
+    }
+
+    async fn leaves(&self, instance: usize, path: &str, name: &str) -> Seen {
+        self.site.ask(self.instance(instance), path, name, Some(Duration::from_millis(300))).await
+    }
+
+    fn instance(&self, number: usize) -> std::net::SocketAddr {
+        self.services.iter().flat_map(Service::instances).copied().nth(number).expect("two instances")
+    }
+
+    async fn finish(self) -> Summary {
+        for service in self.services {
+            service.terminate().await;
+        }
+        self.site.finish().await
+    }
+}
+
+/// In memory, and in Redis if it is there; both at once.
+async fn on_each_store(test: impl AsyncFn(bool)) {
+    if RedisServer::is_available() {
+        tokio::join!(test(false), test(true));
+    } else {
+        skipped("the referee's bites, on Redis", "redis-server");
+        test(false).await;
+    }
+}
+
+fn violations(summary: &Summary) -> Vec<&str> {
+    summary.violations.keys().map(String::as_str).collect()
+}
+
+async fn ms(ms: u64) {
+    sleep(Duration::from_millis(ms)).await;
+}
+
+/// One holds, one waits and leaves, one comes.
+async fn somebody_leaves_the_line(redis: bool, service: &str) -> Summary {
+    let world = World::new(redis, &[], service).await;
+    let holds = world.ask(0, "/refuse/1?work_ms=2000", "holds");
+    let others = async {
+        ms(200).await;
+        assert_eq!(world.leaves(1, "/wait/1", "leaves").await, Seen::Left);
+        ms(400).await;
+        world.ask(1, "/refuse/1", "comes").await
+    };
+    let (held, _) = tokio::join!(holds, others);
+    assert!(matches!(held, Seen::Answer { .. }), "{held:?}");
+    world.finish().await
+}
+
+#[tokio::test]
+async fn a_release_that_ignores_the_owner_is_an_overlap() {
+    on_each_store(async |redis| {
+        let wrong = somebody_leaves_the_line(redis, "--frees-anybody");
+        let (wrong, right) = tokio::join!(wrong, somebody_leaves_the_line(redis, "--right"));
+        assert_eq!(violations(&wrong), ["overlap"], "{wrong:#?}");
+        assert_eq!((violations(&right), right.answers(409)), (vec![], 1), "{right:#?}");
+    })
+    .await;
+}
+
+/// One holds for longer than a lease lasts by a clock that is wrong, one comes.
+async fn somebody_comes_later(redis: bool, service: &str) -> Summary {
+    let world = World::new(redis, &[], service).await;
+    let holds = world.ask(0, "/refuse/1?work_ms=2000", "holds");
+    let comes = async {
+        ms(1_000).await;
+        world.ask(1, "/refuse/1", "comes").await
+    };
+    tokio::join!(holds, comes);
+    world.finish().await
+}
+
+#[tokio::test]
+async fn a_clock_that_lies_is_an_overlap() {
+    on_each_store(async |redis| {
+        let wrong = somebody_comes_later(redis, "--loses-track-of-time");
+        let (wrong, right) = tokio::join!(wrong, somebody_comes_later(redis, "--right"));
+        assert_eq!(violations(&wrong), ["overlap"], "{wrong:#?}");
+        assert_eq!((violations(&right), right.answers(409)), (vec![], 1), "{right:#?}");
+    })
+    .await;
+}
+
+/// One is paused past the end of its lease, and writes when it goes on; another one has written by then.
+async fn somebody_is_paused(redis: bool, referee: &[&str]) -> Summary {
+    let world = World::new(redis, referee, "--right").await;
+    let is_paused = world.ask(0, "/fixed/1?block_ms=2000", "is-paused");
+    let comes = async {
+        ms(200).await;
+        world.ask(1, "/fixed/1", "comes").await
+    };
+    let (paused, came) = tokio::join!(is_paused, comes);
+    assert!(matches!(came, Seen::Answer { status: 200, .. }), "{came:?}");
+    let is_unknown =
+        matches!(&paused, Seen::Answer { status: 503, outcome: Some(outcome), .. } if outcome == "unknown");
+    assert!(is_unknown, "what became of it is not to be believed: {paused:?}");
+    world.finish().await
+}
+
+#[tokio::test]
+async fn a_sink_that_does_not_look_at_the_fence_is_a_stale_write() {
+    on_each_store(async |redis| {
+        let wrong = somebody_is_paused(redis, &["--careless-sink"]);
+        let (wrong, right) = tokio::join!(wrong, somebody_is_paused(redis, &[]));
+        assert_eq!(violations(&wrong), ["stale-write-accepted"], "{wrong:#?}");
+        assert_eq!((violations(&right), right.refused, right.accepted), (vec![], 1, 1), "{right:#?}");
+    })
+    .await;
+}

@@ -1,0 +1,174 @@
+//! One key, and processes that are killed or stopped while they hold it or wait for it.
+#![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+use tower_lock_faults::{RedisServer, skipped};
+use tower_lock_storm::{Seen, Service, Site};
+
+const NAME: &str = "lock:subject:1";
+const LINE: &str = "tower-lock:q:{lock:subject:1}";
+
+struct World {
+    redis: RedisServer,
+    site: Site,
+}
+
+// === impl World ===
+
+impl World {
+    async fn new(test: &str) -> Option<Self> {
+        if !RedisServer::is_available() {
+            skipped(test, "redis-server");
+            return None;
+        }
+        let redis = RedisServer::start().await;
+        let site = Site::start(env!("CARGO_BIN_EXE_referee"), env!("CARGO_BIN_EXE_service"), &[]).await;
+        Some(Self { redis, site })
+    }
+
+    async fn service(&self, name: &str) -> Service {
+        self.site.service([name, "1"], Some(self.redis.url())).await
+    }
+
+    async fn ask(&self, service: &Service, path: &str, name: &str) -> Seen {
+        self.site.ask(service.instances()[0], path, name, None).await
+    }
+
+    /// Which process has the key, by the name of its instance.
+    async fn holder(&self) -> Option<String> {
+        let fields = self.redis.command(&["HKEYS", NAME]).await;
+        Some(fields.texts().first()?.split('.').next()?.to_owned())
+    }
+
+    async fn is_held_by(&self, name: &str) {
+        eventually("it has the key", async || self.holder().await.as_deref() == Some(name)).await;
+    }
+
+    async fn waiting(&self, number: i64) {
+        eventually("in line", async || self.redis.command(&["LLEN", LINE]).await.integer() == Some(number)).await;
+    }
+
+    async fn ms_left(&self) -> u64 {
+        let left = self.redis.command(&["PTTL", NAME]).await.integer();
+        left.and_then(|left| left.try_into().ok()).expect("held, and not for ever")
+    }
+
+    /// Nobody overlapped, and nobody wrote late.
+    async fn finish(self) {
+        let summary = self.site.finish().await;
+        assert!(summary.violations.is_empty() && summary.refused == 0, "{summary:#?}");
+    }
+}
+
+fn ran(seen: &Seen) -> bool {
+    matches!(seen, Seen::Answer { status: 200, .. })
+}
+
+async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
+    let wait = async {
+        while !is_so().await {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(Duration::from_secs(60), wait).await.unwrap_or_else(|_| panic!("never happened: {what}"));
+}
+
+#[tokio::test]
+async fn a_holder_that_is_killed_frees_its_key_at_the_end_of_its_lease_and_lock_delay() {
+    let Some(world) = World::new("a holder that is killed").await else { return };
+    let (killed, next) = (world.service("killed").await, world.service("next").await);
+    let waits = async {
+        world.is_held_by("killed").await;
+        let answer = world.ask(&next, "/wait/1", "next");
+        let killer = async {
+            world.waiting(1).await;
+            killed.process().kill();
+            (Instant::now(), Duration::from_millis(world.ms_left().await))
+        };
+        let (seen, (at, left)) = tokio::join!(answer, killer);
+        assert!(ran(&seen), "{seen:?}");
+        // A lease of thirty seconds and a lock-delay of one, and nobody has renewed it.
+        assert!(left <= Duration::from_secs(31), "{left:?}");
+        let took = at.elapsed();
+        assert!(took + Duration::from_millis(100) >= left, "after {took:?}: there were {left:?} left");
+        assert!(took < left + Duration::from_secs(20), "{took:?}, and not {left:?}");
+    };
+    let (seen, ()) = tokio::join!(world.ask(&killed, "/wait/1?work_ms=120000", "killed"), waits);
+    assert_eq!(seen, Seen::Broken);
+    drop((killed, next));
+    world.finish().await;
+}
+
+/// It wakes up long after its time: its handler does not go on, and its client learns that nobody knows how far it got.
+#[tokio::test]
+async fn a_holder_that_is_stopped_past_its_deadline_does_not_go_on() {
+    let Some(world) = World::new("a holder that is stopped").await else { return };
+    let (stopped, next) = (world.service("stopped").await, world.service("next").await);
+    let waits = async {
+        world.is_held_by("stopped").await;
+        stopped.process().freeze();
+        let seen = world.ask(&next, "/wait/1", "next").await;
+        assert!(ran(&seen), "{seen:?}");
+        stopped.process().thaw();
+    };
+    // It would write in the moment in which it wakes up.
+    let (seen, ()) = tokio::join!(world.ask(&stopped, "/wait/1?work_ms=20000", "stopped"), waits);
+    assert!(
+        matches!(&seen, Seen::Answer { status: 503, outcome: Some(outcome), kind: Some(kind) }
+            if (outcome.as_str(), kind.as_str()) == ("unknown", "lost")),
+        "{seen:?}"
+    );
+    drop((stopped, next));
+    world.finish().await;
+}
+
+/// How long the last of three waited after the first had ended, when this happened to the one between them.
+async fn with_a_head_that(world: &World, happens: impl Fn(&Service)) -> Duration {
+    let [first, head, last] = [world.service("first").await, world.service("head").await, world.service("last").await];
+    let began = Instant::now();
+    let ended = async {
+        assert!(ran(&world.ask(&first, "/wait/1?work_ms=3000", "first").await));
+        Instant::now()
+    };
+    let head_asks = async {
+        world.is_held_by("first").await;
+        world.ask(&head, "/wait/1", "head").await
+    };
+    let last_asks = async {
+        world.waiting(1).await;
+        let answer = async {
+            assert!(ran(&world.ask(&last, "/wait/1", "last").await));
+            Instant::now()
+        };
+        let strikes = async {
+            world.waiting(2).await;
+            happens(&head);
+        };
+        let (at, ()) = tokio::join!(answer, strikes);
+        // Whatever happened, it is over: its client is to have an answer, too.
+        head.process().thaw();
+        at
+    };
+    let (ended, _, served) = tokio::join!(ended, head_asks, last_asks);
+    assert!(began.elapsed() < Duration::from_secs(60));
+    served.saturating_duration_since(ended)
+}
+
+#[tokio::test]
+async fn a_dead_head_of_the_line_costs_those_behind_it_nothing() {
+    let Some(world) = World::new("a dead head of the line").await else { return };
+    let waited = with_a_head_that(&world, |head| head.process().kill()).await;
+    assert!(waited < Duration::from_millis(2_500), "{waited:?}: an offer is four seconds with its lock-delay");
+    world.finish().await;
+}
+
+#[tokio::test]
+async fn a_stopped_head_of_the_line_costs_those_behind_it_an_offer_and_a_lock_delay() {
+    let Some(world) = World::new("a stopped head of the line").await else { return };
+    let waited = with_a_head_that(&world, |head| head.process().freeze()).await;
+    assert!(waited >= Duration::from_millis(3_900), "{waited:?}: it was offered to the one that is stopped");
+    assert!(waited < Duration::from_secs(15), "{waited:?}: a lease is thirty seconds");
+    world.finish().await;
+}
