@@ -998,6 +998,12 @@ impl World {
             }
             ("renew", Value::Array(answers)) => {
                 for (id, answer) in script.args().chunks(2).map(|pair| &pair[0]).zip(answers) {
+                    let of_the_dead = self.crashed.iter().any(|dead| id.starts_with(&format!("{dead}:")));
+                    if *answer == Value::Int(1) && of_the_dead {
+                        // It was under way, and the lease counts from now. Accepted: nobody is in, and nobody can be.
+                        let now = self.now;
+                        self.idle_since.iter_mut().flatten().for_each(|since| *since = now);
+                    }
                     let has = |record: &Record| record.holders.iter().any(|(holder, _)| holder == id);
                     if *answer == Value::Int(1) && !before.iter().any(has) {
                         return self.wrong(format!("{id} is renewed and has nothing"));
