@@ -287,6 +287,11 @@ impl Lab {
         self.settle(process);
     }
 
+    /// It does nothing any more, and is counted as a listener still.
+    pub fn freeze(&mut self, process: Process) {
+        self.timers.retain(|(_, of, _)| *of != process);
+    }
+
     /// Nobody listens there any more.
     pub fn dies(&mut self, process: Process) {
         let inbox = self.shells[process].inbox();

@@ -126,6 +126,8 @@ struct Process {
     inbox: Inbox,
     /// Until then nothing reaches it, and nothing of it the server: it comes later.
     cut_off_until: u64,
+    /// When it last heard an answer.
+    heard: u64,
 }
 
 /// The connection for messages.
@@ -215,6 +217,8 @@ struct World {
     violation: Option<String>,
     scripts: u64,
     steps: u64,
+    /// How long all the long sections take.
+    long_work: u64,
     idle: f64,
     trace: Option<String>,
 }
@@ -256,7 +260,7 @@ impl World {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut pick = |from: &[u64]| from[rng.usize(0..from.len())];
         let weather = Weather {
-            delay: pick(&[300, 3_000, 30_000]) * 1_000,
+            delay: pick(&[300, 3_000, 30_000, 120_000]) * 1_000,
             spikes: pick(&[0, 2, 10]) as f64 / 100.0,
             slow: 1,
             lossy: pick(&[0, 0, 5, 30]) as f64 / 100.0,
@@ -301,6 +305,7 @@ impl World {
             violation: None,
             scripts: 0,
             steps: 0,
+            long_work: 0,
             idle: 0.0,
             trace: trace.then(String::new),
             rng,
@@ -336,6 +341,7 @@ impl World {
             lanes: [None; 2],
             inbox: Inbox::default(),
             cut_off_until: 0,
+            heard: self.now,
         }
     }
 
@@ -467,7 +473,7 @@ impl World {
                 }
                 Effect::Turn(who, section) => self.turn(who, section),
                 Effect::Refused(who, error) => self.refused(who, &error),
-                Effect::Forgotten(key, id) => self.forgets(&key, &id),
+                Effect::Forgotten(key, id) => self.forgets(process, &key, &id),
                 Effect::Spins => {
                     let label = &self.processes[process].label;
                     self.wrong(format!("the watchdog of {label} wakes itself again and again"));
@@ -508,7 +514,7 @@ impl World {
     fn load(&mut self) {
         let gap = [60, 300, 1_200][self.rng.usize(0..3)] * MS;
         let work = [5, 100, 800][self.rng.usize(0..3)] * MS;
-        let long = [0.0, 0.05][self.rng.usize(0..2)];
+        let long = [0.0, 0.0, 0.05, 0.4][self.rng.usize(0..4)];
         let mut at = 10 * MS;
         for _ in 0..250 {
             at += self.exponential(gap);
@@ -528,8 +534,9 @@ impl World {
 
     fn client(&mut self, at: u64, work: u64, long: f64) {
         let mut work = self.random(2 * work) + 100_000;
-        if self.chance(long) {
+        if self.chance(long) && self.long_work < 240 * SECOND {
             work = self.random(75 * SECOND);
+            self.long_work += work;
         }
         let patience = [Some(300 * MS), Some(2 * SECOND), Some(100 * SECOND), None][self.rng.usize(0..4)];
         let waits = !self.chance(self.weather.impatient);
@@ -736,11 +743,13 @@ impl World {
     }
 
     /// Nothing of this id may be there, and nothing may come.
-    fn forgets(&mut self, key: &LockKey, id: &OwnerId) {
+    fn forgets(&mut self, process: usize, key: &LockKey, id: &OwnerId) {
         let text = id.to_string();
         self.log(|_| format!("{text} is forgotten"));
         self.lined_up.remove(&text);
-        if self.referee.lenient || self.options.back {
+        // It gives up when its lease is over, and its place, unless others keep the line: then it gives back what it is offered.
+        let silent = self.now.saturating_sub(self.processes[process].heard) > nanos(LEASE + LINE.place);
+        if self.referee.lenient || self.options.back || silent {
             return;
         }
         self.forgotten.insert(text.clone(), self.now);
@@ -803,6 +812,7 @@ impl World {
         self.feel(process, number, Source::Connection(at), move |w| {
             if w.connections[at].up && w.connections[at].under_way.remove(&message).is_some() {
                 let now = w.local(process);
+                w.processes[process].heard = w.now;
                 w.processes[process].shell.reply(now, message, &reply);
             }
         });
@@ -1090,7 +1100,7 @@ impl World {
             (Fault::Cancel, 5),
             (Fault::Drop, 2),
             (Fault::Pause, 1),
-            (Fault::CutOff, 2),
+            (Fault::CutOff, [1, 2, 10][self.rng.usize(0..3)]),
         ];
         let mut menu: Vec<_> = all.into_iter().filter(|_| self.rng.u8(0..10) < 6).collect();
         menu.extend([
@@ -1155,7 +1165,7 @@ impl World {
                 self.log(|_| format!("the server stands still for {:?}", Duration::from_nanos(time)));
             }
             Fault::CutOff => {
-                let most = [1, 5, 45][self.rng.usize(0..3)] * SECOND;
+                let most = [1, 5, 60][self.rng.usize(0..3)] * SECOND;
                 let time = self.random(most);
                 let there = &mut self.processes[process];
                 there.cut_off_until = there.cut_off_until.max(self.now + time);

@@ -607,3 +607,77 @@ fn an_acquire_is_void_by_the_servers_clock_when_it_is_by_ours_however_fast_that_
         }
     }
 }
+
+/// The server's clock is learnt from an answer that was long under way.
+#[test]
+fn an_acquire_is_void_when_it_is_due_however_slow_the_answers_are() {
+    holds(
+        |lab| {
+            lab.ask(A, 1, true);
+            lab.later(400, &[]);
+            lab.flow(&[A]);
+            lab.end(1, Ending::Released);
+            lab.flow(&[A]);
+            lab.ask(A, 2, true);
+            let late = lab.last(A, "acquire");
+            lab.cut(late);
+            lab.leave(2);
+            lab.later(600, &[A]);
+            lab.run(late);
+            lab.is_clean(&[A])
+        },
+        &["until_upper", "no_until"],
+    );
+}
+
+#[test]
+fn who_goes_on_after_a_yield_has_a_full_lease_there_too() {
+    holds(
+        |lab| {
+            a_is_in(lab);
+            lab.ask(A, 2, true);
+            lab.later(15_000, &[]);
+            lab.end(1, Ending::Released);
+            let turn = lab.last(A, "yield");
+            lab.go(turn);
+            lab.is_in(2) && lab.ms_left() > 29_000
+        },
+        &["yield_no_extend"],
+    );
+}
+
+#[test]
+fn whoever_has_yielded_waits_for_its_next_turn() {
+    holds(
+        |lab| {
+            a_is_in(lab);
+            lab.ask(A, 2, true);
+            waits(lab, B, 3);
+            lab.later(150, &[]);
+            lab.end(1, Ending::Released);
+            lab.flow(&[A]);
+            let a_is_in = lab.is_in(2);
+            lab.flow(&[B]);
+            !a_is_in && lab.is_in(3) && lab.wrong.is_empty()
+        },
+        &["yield_keeps", "no_yield"],
+    );
+}
+
+/// The deadline is over and nobody has looked yet: it is looked at before anything runs.
+#[test]
+fn a_lease_that_is_over_is_over_whoever_looks_first() {
+    holds(
+        |lab| {
+            a_is_in(lab);
+            lab.later(1, &[]);
+            lab.freeze(A);
+            lab.later(30_010, &[]);
+            waits(lab, C, 3);
+            let late = lab.last(A, "acquire");
+            lab.answer(late);
+            !lab.is_in(1) && lab.is_in(3) && lab.wrong.is_empty()
+        },
+        &[],
+    );
+}

@@ -17,8 +17,41 @@ use tower_lock_simulator::{
     world::{self, Options},
 };
 
-/// How many worlds it took, when this was written. Twenty times as many are tried, but for those that take thousands.
-const RANDOM: &[(&str, u64)] = &[];
+/// How many worlds it took when this was written, from the first seed on. Three times as many are tried, and a few more.
+const RANDOM: &[(&str, u64)] = &[
+    ("recv_time", 279),
+    ("no_corr", 12),
+    ("same_id", 2),
+    ("no_until", 3),
+    ("until_upper", 462),
+    ("no_giveback_unknown", 2),
+    ("one_try", 2),
+    ("no_close", 12),
+    ("no_poll_check", 284),
+    ("no_yield", 1),
+    ("yield_keeps", 1),
+    ("no_checkin", 2),
+    ("no_renew", 25),
+    ("abandon_releases", 1),
+    ("repeat_frees", 127),
+    ("force_deaf", 2),
+    ("q_fresh", 79),
+    ("barge", 1),
+    ("fence_clock", 2),
+    ("release_any", 3),
+    ("renew_blind", 21),
+    ("leave_no_lock", 2),
+    ("leave_no_pass", 1),
+    ("abandon_no_lrem", 3),
+    ("end_keeps_field", 2),
+    ("no_skip_dead", 1),
+    ("dup_line", 1),
+    ("offer_no_ttl", 1),
+    ("line_short_ttl", 9),
+    ("yield_keeps_own", 1),
+    ("no_retake", 6),
+    ("claim_no_lease", 1),
+];
 
 /// Where, and why not at random.
 const DIRECTED: &[(&str, &str)] = &[
@@ -26,9 +59,13 @@ const DIRECTED: &[(&str, &str)] = &[
     ("no_purge", "no world has a thousand processes"),
     ("push_ignored", "no ghost is there to be offered anything, while the rest holds"),
     ("leave_raises", "no world writes another type in the place of a lock"),
-    ("yield_clean", "a lost acquire, a second one, a whole turn and a yield, all within half a second: 2 915 worlds"),
-    ("recv_time", "a slow answer, and then no renewal for a whole lease: 1 576 worlds"),
-    ("renew_recv", "the same"),
+    ("leave_once", "a seed in 798: a lost acquire that runs between the only give-back and the end of its time"),
+    ("yield_no_extend", "a seed in 1 310: no renewal for most of a lease behind a yield"),
+    ("renew_recv", "a seed in 2 253: a slow renewal, and then none for a whole lease"),
+    (
+        "yield_clean",
+        "a seed in 2 915, once: a lost acquire, another one, a whole turn and a yield, all within half a second",
+    ),
 ];
 
 fn is_noticed(mutant: &Mutant, worlds: u64) -> bool {
@@ -57,7 +94,7 @@ fn is_noticed(mutant: &Mutant, worlds: u64) -> bool {
 fn whatever_is_wrong_is_noticed_in_random_worlds() {
     let unnoticed = RANDOM.iter().filter(|(name, worlds)| {
         let mutant = Mutant::named(name).expect("there is one");
-        !is_noticed(mutant, (20 * worlds).clamp(100, 1_000).max(*worlds))
+        !is_noticed(mutant, 3 * worlds + 300)
     });
     let unnoticed: Vec<_> = unnoticed.map(|(name, _)| name).collect();
     assert!(unnoticed.is_empty(), "{unnoticed:?}");
