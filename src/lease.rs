@@ -150,6 +150,11 @@ impl FencingToken {
         Self(self.0 | u64::from(number))
     }
 
+    /// The fence of the grant it was made of.
+    pub(crate) fn fence(self) -> u64 {
+        self.0 >> Self::SECTION_BITS
+    }
+
     /// The number, for a `u64`.
     #[must_use]
     pub const fn as_u64(self) -> u64 {

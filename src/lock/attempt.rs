@@ -20,6 +20,8 @@ pub(super) struct Attempt {
     pub(super) calls: Calls,
     /// A hint has come while a call is under way: its answer may be older than the hint.
     pub(super) hinted: bool,
+    /// The key was taken away while a call is under way: the grant that it answers may be the one that is over.
+    pub(super) taken_away: bool,
     /// How long the store was asked to keep the key beyond the lease.
     pub(super) lock_delay: Duration,
     /// When to ask again.
@@ -106,6 +108,7 @@ impl Attempt {
             lines_up: false,
             calls: Calls::default(),
             hinted: false,
+            taken_away: false,
             lock_delay: Duration::ZERO,
             ask_at: None,
             held_until: Moment::default(),

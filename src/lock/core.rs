@@ -254,8 +254,8 @@ impl Core {
                 let ask = AcquireAsk::new(key.clone(), owner, lease, if_held, LINE, STORE_CALL);
                 self.answer(key, "acquire", store.acquire(ask), move |answer| Event::Acquired(number, answer))
             }
-            Verb::Yield { next, lease } => {
-                let ask = YieldAsk::new(key.clone(), owner, next, lease, LINE, STORE_CALL);
+            Verb::Yield { fence, next, lease } => {
+                let ask = YieldAsk::new(key.clone(), owner, fence, next, lease, LINE, STORE_CALL);
                 self.answer(key, "yield", store.yield_to_line(ask), move |answer| Event::Yielded(number, answer))
             }
             Verb::Release { keep_taken } => {

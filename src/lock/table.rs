@@ -480,6 +480,40 @@ mod tests {
         assert_eq!(w.calls.remove(0).owner, old);
     }
 
+    /// I7: an operator takes the key away while the answer that grants it is on its way.
+    #[test]
+    fn what_is_taken_away_before_its_grant_is_heard_of_does_not_begin() {
+        let mut w = world();
+        w.ask(1, true);
+        let call = w.call();
+        w.on(Event::Lost(call.owner.clone(), LockLost::TakenAway));
+        w.on(Event::Acquired(call.number, Ok(GRANTED)));
+        assert!(w.told.is_empty(), "the store is asked first");
+        w.answer(IN_LINE);
+        w.on(Event::Offered(call.owner));
+        w.answer(Acquired::Granted { fence: 8 });
+        w.turn(1);
+    }
+
+    /// The same, where the one that is taken away from is the next one of a yield.
+    #[test]
+    fn what_is_taken_away_before_its_yield_is_heard_of_does_not_begin() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.ask(2, true);
+        w.now = w.now.after(ms(110));
+        w.end(&section, Ending::Released);
+        let call = w.call();
+        let Verb::Yield { next, fence: 7, .. } = call.verb else { panic!("{call:?}") };
+        w.on(Event::Lost(next, LockLost::TakenAway));
+        w.on(Event::Yielded(call.number, Ok(Yielded::Over(Acquired::Granted { fence: 8 }))));
+        assert!(w.told.is_empty(), "the store is asked first");
+        w.answer(Acquired::Granted { fence: 8 });
+        w.turn(2);
+    }
+
     /// The limit of a section goes with it: the watchdog has nothing to look for in between.
     #[test]
     fn a_limit_that_passes_between_two_sections_is_nobodys() {

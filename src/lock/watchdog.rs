@@ -207,6 +207,13 @@ impl Drop for Task {
     }
 }
 
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        // Its task has nothing more to look for, and need not sleep on to find that out.
+        self.earlier.notify_one();
+    }
+}
+
 async fn run(task: Task, earlier: Arc<Notify>) {
     let Task { core, .. } = &task;
     let mut was_idle = false;

@@ -85,7 +85,8 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
 
     /// Between two sections of one process: if others wait, the key goes to the first of them and [`YieldAsk::next`] to the end
     /// of the line; else the owner goes on, with a full lease and a new fence. An owner that has lost the key gets nothing; its
-    /// next one is asked for as by [`acquire`](Self::acquire).
+    /// next one is asked for as by [`acquire`](Self::acquire). A copy that comes when it was done changes nothing: a section may run under
+    /// the new fence.
     fn yield_to_line(&self, ask: YieldAsk) -> StoreFuture<Yielded>;
 
     /// Who has the key, and how many wait. Changes nothing.
@@ -224,6 +225,8 @@ pub struct YieldAsk {
     pub key: LockKey,
     /// Who has it.
     pub owner: OwnerId,
+    /// Under which fence. If the owner has it under another one, this yield was done before: that fence is the answer, and nothing changes.
+    pub fence: u64,
     /// Under which id the same process lines up again, if somebody else has its turn.
     pub next: OwnerId,
     /// For how long, from the moment the store decides.
@@ -373,12 +376,13 @@ impl YieldAsk {
     pub fn new(
         key: LockKey,
         owner: OwnerId,
+        fence: u64,
         next: OwnerId,
         lease: Duration,
         line: LineTerms,
         void_after: Duration,
     ) -> Self {
-        Self { key, owner, next, lease, line, void_after }
+        Self { key, owner, fence, next, lease, line, void_after }
     }
 }
 

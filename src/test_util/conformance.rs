@@ -65,6 +65,7 @@ const CLAUSES: &[(&str, Clause)] = clauses![
     a_yield_goes_on_under_a_new_fence_if_nobody_waits,
     a_yield_gives_the_key_on_and_lines_up_behind,
     a_yield_of_what_is_lost_is_an_acquire,
+    a_copy_of_a_yield_changes_nothing,
     what_is_void_is_not_done,
     it_says_who_has_a_key_and_how_many_wait,
     a_key_that_is_taken_away_stays_taken_and_its_holder_is_told,
@@ -152,8 +153,8 @@ impl World {
         self.store.renew(asks).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
     }
 
-    async fn yields(&self, owner: &OwnerId, next: &OwnerId) -> Yielded {
-        let ask = YieldAsk::new(self.key.clone(), owner.clone(), next.clone(), LEASE, terms(), SOON);
+    async fn yields(&self, owner: &OwnerId, fence: u64, next: &OwnerId) -> Yielded {
+        let ask = YieldAsk::new(self.key.clone(), owner.clone(), fence, next.clone(), LEASE, terms(), SOON);
         self.store.yield_to_line(ask).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
     }
 
@@ -401,7 +402,7 @@ async fn a_yield_goes_on_under_a_new_fence_if_nobody_waits(w: World) {
     let (a, next, b) = (p.ids.next(), p.ids.next(), p.ids.next());
     let first = w.granted(&a).await;
     sleep(LEASE * 2 / 3).await;
-    let Yielded::Extended { fence } = w.yields(&a, &next).await else { panic!("{}: nobody waits", w.clause) };
+    let Yielded::Extended { fence } = w.yields(&a, first, &next).await else { panic!("{}: nobody waits", w.clause) };
     assert!(fence > first, "{}: {fence} after {first}", w.clause);
     sleep(LEASE * 2 / 3).await;
     w.held(&b).await;
@@ -412,9 +413,9 @@ async fn a_yield_goes_on_under_a_new_fence_if_nobody_waits(w: World) {
 async fn a_yield_gives_the_key_on_and_lines_up_behind(w: World) {
     let (p, q) = (w.process(), w.process());
     let (a, next, b) = (p.ids.next(), p.ids.next(), q.ids.next());
-    w.granted(&a).await;
+    let fence = w.granted(&a).await;
     w.in_line(&b).await;
-    match w.yields(&a, &next).await {
+    match w.yields(&a, fence, &next).await {
         Yielded::Over(Acquired::InLine { before: 0, .. }) => {}
         other => panic!("{}: {other:?}", w.clause),
     }
@@ -430,14 +431,28 @@ async fn a_yield_gives_the_key_on_and_lines_up_behind(w: World) {
 async fn a_yield_of_what_is_lost_is_an_acquire(w: World) {
     let p = w.process();
     let (a, next) = (p.ids.next(), p.ids.next());
-    w.granted(&a).await;
+    let fence = w.granted(&a).await;
     sleep(LEASE + Duration::from_millis(50)).await;
-    match w.yields(&a, &next).await {
+    match w.yields(&a, fence, &next).await {
         Yielded::Over(Acquired::Granted { .. }) => {}
         other => panic!("{}: {other:?}", w.clause),
     }
     w.same(w.release(&a, Duration::ZERO).await, Released::NotOwner, "the old one");
     w.same(w.release(&next, Duration::ZERO).await, Released::Freed, "the next one");
+}
+
+async fn a_copy_of_a_yield_changes_nothing(w: World) {
+    let p = w.process();
+    let (a, next, b) = (p.ids.next(), p.ids.next(), p.ids.next());
+    let first = w.granted(&a).await;
+    let Yielded::Extended { fence } = w.yields(&a, first, &next).await else { panic!("{}: nobody waits", w.clause) };
+    // A section runs under the new fence when the copy comes, and by now somebody waits.
+    w.in_line(&b).await;
+    w.same(w.yields(&a, first, &next).await, Yielded::Extended { fence }, "the fence that stands there");
+    w.same(w.renew(&[&a]).await, vec![Renewed::Extended], "it still has the key");
+    w.same(w.in_line(&b).await, 0, "who waits still does");
+    w.same(w.release(&a, Duration::ZERO).await, Released::HandedOn, "to who waits, and not to its next one");
+    w.release(&b, Duration::ZERO).await;
 }
 
 async fn what_is_void_is_not_done(w: World) {

@@ -69,8 +69,8 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
         })
         .collect();
     // Whoever asks on behalf of a process that cannot hear yet waits for that.
-    for ids in &processes {
-        let ask = AcquireAsk::new(LockKey::from(("hello", seed)), ids.next(), ms(1), IfHeld::LineUp, terms(), LONG);
+    for (n, ids) in processes.iter().enumerate() {
+        let ask = AcquireAsk::new(LockKey::from(("hello", seed, n)), ids.next(), ms(1), IfHeld::LineUp, terms(), LONG);
         store.acquire(ask).await.expect("an answer");
     }
     let mut names = Names::default();
@@ -107,7 +107,11 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
                 let next = processes[die.usize(0..PROCESSES)].next();
                 owners.push(next.clone());
                 let then = names.owner(&next);
-                let ask = YieldAsk::new(key.clone(), owner, next, LONG, terms(), LONG);
+                // Mostly the one that stands there; else it is a copy of an earlier one.
+                let stands =
+                    store.inspect(key.clone()).await.expect("an answer").holder.map_or(7, |holder| holder.fence);
+                let fence = if die.u8(0..4) == 0 { 7 } else { stands };
+                let ask = YieldAsk::new(key.clone(), owner, fence, next, LONG, terms(), LONG);
                 let yielded = match store.yield_to_line(ask).await.expect("an answer") {
                     Yielded::Extended { fence } => format!("extended, {}", names.fence(fence)),
                     Yielded::Over(got) => names.acquired(got),

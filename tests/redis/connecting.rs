@@ -312,6 +312,29 @@ fn a_store_outlives_the_runtime_it_was_made_on() {
     drop(locks);
 }
 
+/// It is there still, and does nothing.
+#[test]
+fn a_store_works_though_the_runtime_it_was_made_on_stands_still() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (servers, still) = (runtime(), runtime());
+    let Some(world) = servers.block_on(world()) else { return };
+    let locks = still.block_on(world.sound_instance("a"));
+    servers.block_on(async {
+        until("it works", async || match locks.lock(key()).await {
+            Ok(guard) => guard.release().await.is_ok(),
+            Err(_) => false,
+        })
+        .await;
+        let channels = async || world.ask(&["PUBSUB", "CHANNELS"]).await.items().len();
+        until("and it listens from here", async || {
+            let _ = locks.lock(key()).await.map(|guard| drop(guard.release()));
+            channels().await == 1
+        })
+        .await;
+    });
+    drop(still);
+}
+
 /// Connections, channels and tasks are as before.
 #[tokio::test]
 async fn a_store_that_is_dropped_leaves_nothing() {

@@ -4,6 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use tower_lock::{LockError, LockKey};
 
+use tower_lock_faults::Direction;
+
 use crate::support::{LINE, NAME, key, ms, soon, until, world};
 
 /// Redisson's format: a hash, one field, a TTL.
@@ -101,6 +103,44 @@ async fn who_holds_what_since_when_and_who_waits_can_be_asked_from_any_instance(
     let guard = soon("its turn, after the lock-delay", waiting).await.expect("runs").expect("its turn");
     assert_eq!(three.inspect(key()).await.expect("an answer").holder.expect("held").instance(), "two");
     guard.release().await.expect("ours");
+    world.is_clean_soon().await;
+}
+
+/// The one that has it does not know yet: the answer is on its way.
+#[tokio::test]
+async fn a_key_that_is_taken_away_before_its_holder_has_heard_of_it_is_not_begun() {
+    let Some(world) = world().await else { return };
+    let (one, two, three) =
+        (world.instance("one").await, world.sound_instance("two").await, world.sound_instance("3").await);
+    one.lock(key()).await.expect("free").release().await.expect("ours");
+    let listens = world.proxy.subscribers();
+    for number in world.proxy.connections().into_iter().filter(|number| !listens.contains(number)) {
+        world.proxy.connection(number).delay(Direction::Down, ms(250));
+    }
+    let going = tokio::spawn(one.lock(key()).into_future());
+    until("granted", async || world.ask(&["EXISTS", NAME]).await.integer() == Some(1)).await;
+    assert_eq!(three.force_release(key()).await.expect("an answer").expect("held").instance(), "one");
+    let other = soon("after the lock-delay", two.lock(key()).into_future()).await.expect("its turn");
+    assert!(!going.is_finished(), "two at the same time");
+    other.release().await.expect("ours");
+    world.proxy.all().heal();
+    soon("its turn, anew", going).await.expect("runs").expect("its turn").release().await.expect("ours");
+    world.is_clean_soon().await;
+}
+
+/// Names that differ in their braces alone are two locks.
+#[tokio::test]
+async fn a_name_and_the_same_in_braces_have_each_a_line_of_their_own() {
+    let Some(world) = world().await else { return };
+    let (one, two) = (world.sound_instance("a").await, world.sound_instance("b").await);
+    let raw = |name: &str| LockKey::raw(name).expect("a name");
+    let guard = one.lock(raw("order")).await.expect("free");
+    let waiting = tokio::spawn(two.lock(raw("order")).into_future());
+    until("in line", async || one.inspect(raw("order")).await.expect("an answer").waiting == 1).await;
+    assert_eq!(one.inspect(raw("{order}")).await.expect("an answer").waiting, 0);
+    one.try_lock(raw("{order}")).await.expect("nobody has it").release().await.expect("ours");
+    guard.release().await.expect("ours");
+    soon("its turn", waiting).await.expect("runs").expect("its turn").release().await.expect("ours");
     world.is_clean_soon().await;
 }
 

@@ -97,6 +97,34 @@ async fn connections_that_are_dead_without_a_word_are_replaced() {
     world.is_clean_soon().await;
 }
 
+/// A request pays nothing for connections that died while nobody asked.
+#[tokio::test]
+async fn connections_that_died_while_nothing_was_asked_are_replaced_before_somebody_asks() {
+    let Some(world) = world().await else { return };
+    let locks = world.instance("a").await;
+    locks.lock(key()).await.expect("free").release().await.expect("ours");
+    let dead = world.proxy.connections();
+    for number in &dead {
+        world.proxy.connection(*number).swallow(Direction::Both);
+    }
+    until("they are replaced", async || dead.iter().all(|number| !world.proxy.connections().contains(number))).await;
+    locks.try_lock(key()).await.expect("on a new one").release().await.expect("on a new one");
+    world.is_clean_soon().await;
+}
+
+/// Each waits for no longer than it may, and is told what was wrong.
+#[tokio::test]
+async fn a_redis_that_stands_still_is_named_as_the_reason() {
+    let Some(world) = world().await else { return };
+    let locks = world.sound_instance("a").await;
+    locks.lock(key()).await.expect("free").release().await.expect("ours");
+    world.redis.freeze();
+    let reason = locks.inspect(key()).await.expect_err("no answer");
+    let source = std::error::Error::source(&reason).map(ToString::to_string).unwrap_or_default();
+    assert!(reason.store() == "redis" && source.contains("is the server stopped"), "{reason}: {source}");
+    world.redis.thaw();
+}
+
 /// Many at once wait for one answer, and not one after the other.
 #[tokio::test]
 async fn a_store_that_hangs_costs_each_of_many_requests_the_store_timeout_and_no_more() {
@@ -109,6 +137,9 @@ async fn a_store_that_hangs_costs_each_of_many_requests_the_store_timeout_and_no
     let answers = futures_util::future::join_all(calls).await;
     assert!(answers.iter().all(Result::is_err));
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    // Those who wait for a connection wait for one, and not for one each.
+    until("others wait, too", async || locks.try_lock(("m",)).await.is_err()).await;
+    assert!(world.proxy.arrived() < 30, "{} connections", world.proxy.arrived());
     world.redis.thaw();
     until("it works again", async || locks.try_lock(key()).await.is_ok()).await;
     world.is_clean_soon().await;

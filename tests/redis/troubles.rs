@@ -5,7 +5,8 @@ use std::{error::Error, time::Duration};
 use tokio::time::sleep;
 use tower_lock::{
     LockError, LockStore, Locks, RedisStore, StoreError, StoreErrorKind,
-    store::{RenewAsk, Renewed},
+    store::{AcquireAsk, IfHeld, LineTerms, RenewAsk, Renewed},
+    test_util::decisions::OwnerIds,
 };
 use tower_lock_faults::{RedisServer, Reply};
 
@@ -96,6 +97,43 @@ async fn a_replica_a_disk_that_is_full_and_a_right_that_was_taken_are_told_apart
     says(&trouble(&locks).await, StoreErrorKind::Refused, "MISCONF", "its log says why");
     world.ask(&["CONFIG", "SET", "save", ""]).await;
     until("as before", async || locks.try_lock(key()).await.is_ok()).await;
+}
+
+/// An error is no answer: the key is free as soon as the trouble is over, and not at the end of a lease.
+#[tokio::test]
+async fn a_release_that_redis_refuses_is_told_and_repeated() {
+    let Some(world) = world().await else { return };
+    let (one, two) = (world.sound_instance("a").await, world.sound_instance("b").await);
+    let troubles = [
+        (["CONFIG", "SET", "min-replicas-to-write", "1"], ["CONFIG", "SET", "min-replicas-to-write", "0"]),
+        (["ACL", "SETUSER", "default", "-hdel"], ["ACL", "SETUSER", "default", "+hdel"]),
+    ];
+    for (trouble, remedy) in troubles {
+        let guard = one.lock(key()).await.expect("free");
+        world.ask(&trouble).await;
+        let error = guard.release().await.expect_err("refused");
+        assert_eq!((error.store(), error.operation()), ("redis", "release"), "{error}");
+        world.ask(&remedy).await;
+        let guard = two.lock(key()).wait(Duration::from_secs(10)).await.expect("given back after all");
+        guard.release().await.expect("ours");
+        world.is_clean_soon().await;
+    }
+}
+
+/// Its holder is not broken off because of it.
+#[tokio::test]
+async fn a_renewal_that_redis_refuses_is_no_loss() {
+    let Some(world) = world().await else { return };
+    let store = world.store().await;
+    let owner = OwnerIds::new("a", 1).next();
+    let terms = LineTerms::new(ms(4_000), ms(10_000), 8);
+    let ask = AcquireAsk::new(key(), owner.clone(), ms(30_000), IfHeld::Refuse, terms, ms(500));
+    store.acquire(ask).await.expect("free");
+    let renew = || store.renew(vec![RenewAsk::new(key(), owner.clone(), ms(30_000))]);
+    world.ask(&["ACL", "SETUSER", "default", "-hexists"]).await;
+    assert_eq!(renew().await.expect("an answer"), [Renewed::Unknown]);
+    world.ask(&["ACL", "SETUSER", "default", "+hexists"]).await;
+    assert_eq!(renew().await.expect("an answer"), [Renewed::Extended]);
 }
 
 #[tokio::test]

@@ -38,6 +38,7 @@ impl<W> Conversation<W> {
         let call = cx.call(&attempt.owner, Verb::Acquire { if_held, lease });
         attempt.calls.begin(call.number, cx.now());
         attempt.hinted = false;
+        attempt.taken_away = false;
         attempt.ask_at = None;
         cx.actions.push(Action::Send(call));
     }
@@ -62,6 +63,8 @@ impl<W> Conversation<W> {
             attempt.calls.answered();
         }
         match answer {
+            // What was taken away meanwhile is not begun: the store says whether it was this (I7).
+            Ok(Acquired::Granted { .. }) if attempt.taken_away => self.ask(cx),
             Ok(Acquired::Granted { fence }) => self.granted(asked, fence, cx),
             Ok(Acquired::InLine { lease_left, before: _ }) => {
                 attempt.state = State::InLine;

@@ -115,7 +115,7 @@ impl<W> Conversation<W> {
         let next = cx.ids.next();
         let lock_delay = self.lock_delay();
         let lease = LEASE.saturating_add(lock_delay);
-        let call = cx.call(&attempt.owner, Verb::Yield { next: next.clone(), lease });
+        let call = cx.call(&attempt.owner, Verb::Yield { fence: held.token.fence(), next: next.clone(), lease });
         let mut attempt = Attempt { state: State::Yielding { held, next }, lock_delay, ..attempt };
         attempt.calls.begin(call.number, cx.now());
         attempt.hinted = false;
@@ -145,8 +145,8 @@ impl<W> Conversation<W> {
         held.grant.end(LockLost::GivenBack);
         held.running = None;
         cx.actions.push(Action::Forget(held.grant));
-        let new =
-            Attempt { lines_up: true, hinted: attempt.hinted, lock_delay: attempt.lock_delay, ..Attempt::new(next) };
+        let Attempt { hinted, taken_away, lock_delay, .. } = attempt;
+        let new = Attempt { lines_up: true, hinted, taken_away, lock_delay, ..Attempt::new(next) };
         let mut old =
             GiveBack { void_at: attempt.calls.void_at, ..GiveBack::new(attempt.owner, Duration::ZERO, cx.now()) };
         match answer {
@@ -201,7 +201,13 @@ impl<W> Conversation<W> {
 
     /// Whoever waits here asks anew, under another id, in the same order.
     pub(super) fn lost(&mut self, owner: &OwnerId, why: LockLost, cx: &mut Context<'_, W>) {
-        let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.owner == *owner) else { return };
+        let Some(attempt) = self.attempt.as_mut() else { return };
+        if matches!(&attempt.state, State::Yielding { next, .. } if next == owner) {
+            attempt.taken_away = true;
+        }
+        if attempt.owner != *owner {
+            return;
+        }
         let delay = match &mut attempt.state {
             State::Held(held) => {
                 let running = held.running.take();
@@ -213,7 +219,10 @@ impl<W> Conversation<W> {
             }
             // Nothing runs; the answer that is awaited says what is left of it.
             State::Yielding { held, .. } => return held.grant.end(why),
-            State::Asking | State::InLine => return,
+            State::Asking | State::InLine => {
+                attempt.taken_away = attempt.calls.number().is_some();
+                return;
+            }
         };
         self.end(delay, None, cx);
     }

@@ -100,6 +100,8 @@ pub enum Verb {
     },
     /// `yield_to_line`
     Yield {
+        /// Under which fence we have it.
+        fence: u64,
         /// The id for the next turn.
         next: OwnerId,
         /// For how long, lock-delay included.

@@ -120,8 +120,11 @@ impl Records {
         let acquire =
             AcquireAsk::new(ask.key.clone(), ask.next.clone(), ask.lease, IfHeld::LineUp, ask.line, ask.void_after);
         if let Some(record) = self.by_key.get_mut(&ask.key)
-            && record.fence_of(&ask.owner, at.now).is_some()
+            && let Some(fence) = record.fence_of(&ask.owner, at.now)
         {
+            if fence != ask.fence {
+                return Yielded::Extended { fence };
+            }
             record.holder = None;
             if !record.pass_on(at, &ask.key, ask.line, &mut self.last_fence, None) {
                 let fence = mint(&mut self.last_fence, (at.wall_clock_us)());

@@ -17,15 +17,14 @@ use deadpool_redis::{
     },
 };
 use futures_util::StreamExt;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::{
     RedisStore, Shared,
     events::Events,
-    lane::{Lane, Question},
-    names::{self, Names},
+    lane::{CALL, Lane, Question},
+    protocol::{self, Names},
     trouble::Trouble,
-    wire,
 };
 use crate::{
     clock::Clock,
@@ -160,10 +159,11 @@ impl RedisStoreBuilder {
         let prefix = self.prefix.as_deref().unwrap_or(PREFIX);
         let names = Names::new(prefix).map_err(|_| RedisConnectError::Prefix(prefix.to_owned()))?;
         let client = Client::open(address).map_err(|error| RedisConnectError::Address(error.into()))?;
+        let [asks, ends] = [pool.clone(), pool].map(|pool| Arc::new(Lane::new(pool)));
         let shared = Arc::new(Shared {
-            asks: Lane::new(pool.clone()),
-            ends: Lane::new(pool),
-            events: Events::new(client, names.clone()),
+            events: Events::new(client, names.clone(), [Arc::clone(&asks), Arc::clone(&ends)]),
+            asks,
+            ends,
             names,
             clock: Clock::default(),
             server_clock: Default::default(),
@@ -214,7 +214,7 @@ async fn self_test(shared: Arc<Shared>) -> Result<PubSub, RedisConnectError> {
     let ask = |trouble: Trouble| RedisConnectError::Unreachable(trouble.of("connect"));
     look_at_the_server(&shared).await?;
     let once = format!("self-test:{:016x}", RandomState::new().hash_one(0));
-    let channel = names::inbox(&once);
+    let channel = protocol::inbox(&once);
     let mut listener = shared.events.connect().await.map_err(ask)?;
     match timeout(STORE_CALL, listener.subscribe(&channel)).await {
         Ok(Ok(())) => {}
@@ -227,12 +227,15 @@ async fn self_test(shared: Arc<Shared>) -> Result<PubSub, RedisConnectError> {
     let key = LockKey::from(("self-test", once.as_str()));
     let call = shared.names.self_test(&key, &channel, "1 hello").map_err(|name| ask(name.into()))?;
     // By the connection that was not used yet.
-    let reply = shared.ends.run(&call).await.map_err(|trouble| match trouble {
-        // It may not even run a script.
-        Trouble::Redis(error) if error.code() == Some("NOPERM") => RedisConnectError::Refused(vec![error.to_string()]),
-        trouble => ask(trouble),
-    })?;
-    let (now, receivers, refused) = wire::self_tested(&reply).map_err(|misread| ask(misread.into()))?;
+    let reply =
+        shared.ends.ask(Question::Script(&call), Instant::now() + CALL).await.map_err(|trouble| match trouble {
+            // It may not even run a script.
+            Trouble::Redis(error) if error.code() == Some("NOPERM") => {
+                RedisConnectError::Refused(vec![error.to_string()])
+            }
+            trouble => ask(trouble),
+        })?;
+    let (now, receivers, refused) = protocol::self_tested(&reply).map_err(|misread| ask(misread.into()))?;
     if !refused.is_empty() {
         return Err(RedisConnectError::Refused(refused));
     }
@@ -250,11 +253,13 @@ async fn self_test(shared: Arc<Shared>) -> Result<PubSub, RedisConnectError> {
 
 /// Its version, and whether it may throw locks away. Asked of `INFO`, because a server that somebody else runs has no `CONFIG`.
 async fn look_at_the_server(shared: &Shared) -> Result<(), RedisConnectError> {
-    let section = async |name: &str| match shared.asks.ask(Question::Command(cmd("INFO").arg(name))).await {
-        Ok(info) => Ok(from_redis_value::<String>(info).ok()),
-        Err(Trouble::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
-        Err(trouble) => Err(RedisConnectError::Unreachable(trouble.of("connect"))),
-    };
+    let section =
+        async |name: &str| match shared.asks.ask(Question::Command(cmd("INFO").arg(name)), Instant::now() + CALL).await
+        {
+            Ok(info) => Ok(from_redis_value::<String>(info).ok()),
+            Err(Trouble::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
+            Err(trouble) => Err(RedisConnectError::Unreachable(trouble.of("connect"))),
+        };
     let (server, memory) = (section("server").await?, section("memory").await?);
     match server.as_deref().and_then(|info| field(info, "redis_version")) {
         Some(version) if is_too_old(version) => return Err(RedisConnectError::TooOld(version.to_owned())),

@@ -15,15 +15,16 @@ use tokio::{
     runtime::Handle,
     sync::{Notify, watch},
     task::AbortHandle,
-    time::{MissedTickBehavior, interval, sleep, timeout},
+    time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
 
 use super::{
-    names::{self, Names},
+    lane::Lane,
+    protocol::{self, Names},
     trouble::Trouble,
 };
 use crate::{
-    defaults::{CHECK_IN, RETRY_MAX, RETRY_MIN, STORE_CALL},
+    defaults::{CHECK_IN, RETRY_MAX, RETRY_MIN, STORE_CALL, STORE_TIMEOUT},
     store::{Inbox, StoreEvent},
 };
 
@@ -36,7 +37,17 @@ pub(super) struct Events {
     inboxes: Mutex<HashMap<String, Subscriber>>,
     /// An inbox was opened.
     opened: Notify,
-    task: Mutex<Option<AbortHandle>>,
+    /// The connections on which is asked: they are looked after from here, too.
+    lanes: [Arc<Lane>; 2],
+    task: Mutex<Option<Task>>,
+}
+
+/// Who listens, and looks after the connections.
+#[derive(Debug)]
+struct Task {
+    handle: AbortHandle,
+    /// When it was last seen at work, each second or so: the runtime that it is on may be one that nobody drives.
+    looked: Arc<Mutex<Instant>>,
 }
 
 #[derive(Debug)]
@@ -49,14 +60,19 @@ struct Subscriber {
 impl Events {
     /// How long somebody who lines up waits for his inbox to be heard: else he would be taken for dead, and lose his place. It is
     /// a round trip after it was opened; if it takes longer, check-ins find what it should have told.
-    const FIRST_WORD: Duration = STORE_CALL.checked_div(2).expect("not by zero");
+    const FIRST_WORD: Duration = Duration::from_millis(250);
+    /// So often the connections are asked whether they are alive: a cut one looks just like a quiet one.
+    const LOOK: Duration = CHECK_IN;
+    /// Somebody who has not looked for so long will not.
+    const GONE: Duration = STORE_TIMEOUT.saturating_mul(4);
 
-    pub(super) fn new(client: Client, names: Names) -> Arc<Self> {
-        Arc::new(Self { client, names, inboxes: Mutex::default(), opened: Notify::new(), task: Mutex::default() })
+    pub(super) fn new(client: Client, names: Names, lanes: [Arc<Lane>; 2]) -> Arc<Self> {
+        let (inboxes, opened, task) = (Mutex::default(), Notify::new(), Mutex::default());
+        Arc::new(Self { client, names, inboxes, opened, lanes, task })
     }
 
     pub(super) fn open(&self, inbox: Inbox) {
-        let channel = names::inbox(inbox.process());
+        let channel = protocol::inbox(inbox.process());
         self.inboxes().insert(channel, Subscriber { inbox, listens: watch::Sender::new(false) });
         self.opened.notify_one();
     }
@@ -64,7 +80,7 @@ impl Events {
     /// Completes when this process can be told something, or is not going to be soon.
     pub(super) async fn listening(self: &Arc<Self>, process: &str) {
         self.start(None);
-        let listens = self.inboxes().get(&names::inbox(process)).map(|subscriber| subscriber.listens.subscribe());
+        let listens = self.inboxes().get(&protocol::inbox(process)).map(|subscriber| subscriber.listens.subscribe());
         let Some(mut listens) = listens else { return };
         let _ = timeout(Self::FIRST_WORD, listens.wait_for(|listens| *listens)).await;
     }
@@ -76,21 +92,38 @@ impl Events {
 
     /// Listens from this runtime, if no other one does: the one on which it was listened from may have ended.
     pub(super) fn start(self: &Arc<Self>, connection: Option<PubSub>) {
-        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
-        if task.as_ref().is_none_or(AbortHandle::is_finished)
+        let mut task = lock(&self.task);
+        if task.as_ref().is_none_or(Task::is_gone)
             && let Ok(runtime) = Handle::try_current()
         {
-            *task = Some(runtime.spawn(Arc::clone(self).run(connection)).abort_handle());
+            let looked = Arc::new(Mutex::new(Instant::now()));
+            let run = Arc::clone(self).run(connection, Arc::clone(&looked));
+            let gone = task.replace(Task { handle: runtime.spawn(run).abort_handle(), looked });
+            drop(task);
+            if let Some(gone) = gone {
+                gone.handle.abort();
+            }
         }
     }
 
     pub(super) fn stop(&self) {
-        if let Some(task) = self.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            task.abort();
+        if let Some(task) = lock(&self.task).take() {
+            task.handle.abort();
         }
     }
 
-    async fn run(self: Arc<Self>, mut connection: Option<PubSub>) {
+    async fn run(self: Arc<Self>, connection: Option<PubSub>, looked: Arc<Mutex<Instant>>) {
+        let look_after = async {
+            loop {
+                sleep(Self::LOOK).await;
+                *lock(&looked) = Instant::now();
+                tokio::join!(self.lanes[0].ping(), self.lanes[1].ping());
+            }
+        };
+        tokio::join!(self.listen(connection), look_after);
+    }
+
+    async fn listen(&self, mut connection: Option<PubSub>) {
         let mut pause = RETRY_MIN;
         loop {
             let connected = match connection.take() {
@@ -99,7 +132,7 @@ impl Events {
             };
             if let Ok(connection) = connected {
                 let (sink, stream) = connection.split();
-                let mut listener = Listener { events: &self, sink, channels: HashSet::new() };
+                let mut listener = Listener { events: self, sink, channels: HashSet::new() };
                 if listener.listen(stream).await {
                     pause = RETRY_MIN;
                 }
@@ -119,8 +152,18 @@ impl Events {
     }
 
     fn inboxes(&self) -> MutexGuard<'_, HashMap<String, Subscriber>> {
-        self.inboxes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inboxes)
     }
+}
+
+impl Task {
+    fn is_gone(&self) -> bool {
+        self.handle.is_finished() || lock(&self.looked).elapsed() > Events::GONE
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One connection, while it lasts.
@@ -132,13 +175,10 @@ struct Listener<'a> {
 }
 
 impl Listener<'_> {
-    /// So often the connection is asked whether it is alive: a cut one looks just like a quiet one.
-    const LOOK: Duration = CHECK_IN;
-
     /// Until the connection breaks. Whether it worked at all.
     async fn listen(&mut self, mut messages: PubSubStream) -> bool {
         let mut worked = false;
-        let mut looks = interval(Self::LOOK);
+        let mut looks = interval(Events::LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {

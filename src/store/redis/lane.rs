@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -10,15 +10,19 @@ use std::{
 
 use deadpool_redis::{
     Connection, Pool,
-    redis::{Cmd, RedisResult, Value, aio::MultiplexedConnection},
+    redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection, cmd},
 };
 use tokio::{
-    sync::OnceCell,
-    time::{Instant, timeout},
+    runtime::Handle,
+    sync::watch,
+    time::{Instant, timeout, timeout_at},
 };
 
-use super::{script::ScriptCall, trouble::Trouble};
+use super::{protocol::ScriptCall, trouble::Trouble};
 use crate::defaults::STORE_CALL;
+
+/// How long a call waits for its answer. Whoever asked gives up a moment later, and does not know why.
+pub(super) const CALL: Duration = STORE_CALL.saturating_sub(Duration::from_millis(20));
 
 /// Calls go out one behind the other and are answered in order, many at once under way. Two lanes do not wait for each other: what gives back
 /// must not queue behind what asks.
@@ -27,15 +31,24 @@ use crate::defaults::STORE_CALL;
 #[derive(Debug)]
 pub(super) struct Lane {
     pool: Pool,
-    link: Mutex<Arc<Link>>,
+    link: Mutex<Option<Arc<Link>>>,
 }
 
-/// One connection, from before it is made.
-#[derive(Debug, Default)]
+/// One connection, from before it is made. It is made in a task of its own: whoever waits for it may give up, and others wait on.
+#[derive(Debug)]
 struct Link {
-    connection: OnceCell<MultiplexedConnection>,
+    made: watch::Receiver<Option<Made>>,
     /// Calls in a row that got no answer in time.
     silent: AtomicU32,
+}
+
+type Made = Result<MultiplexedConnection, Arc<Failure>>;
+
+/// There is no connection, and for a moment nobody tries again.
+#[derive(Debug)]
+struct Failure {
+    trouble: Arc<Trouble>,
+    at: Instant,
 }
 
 /// What a lane can be asked.
@@ -57,53 +70,96 @@ impl Lane {
     /// So many calls in a row that nobody answered: a cable was pulled somewhere, and TCP has not noticed.
     const SILENT: u32 = 3;
     /// A call that is given up earlier says nothing about the connection.
-    const ALMOST: Duration = STORE_CALL.saturating_sub(Duration::from_millis(50));
+    const LONG_ENOUGH: Duration = Duration::from_millis(200);
+    /// Between two tries to connect: a server that is down or stopped is not to find thousands of them when it is back.
+    const PAUSE: Duration = Duration::from_millis(100);
 
     pub(super) fn new(pool: Pool) -> Self {
         Self { pool, link: Mutex::default() }
     }
 
-    /// Runs this script.
-    pub(super) async fn run(&self, call: &ScriptCall) -> Result<Value, Trouble> {
-        self.ask(Question::Script(call)).await
-    }
-
-    /// Asks. On a connection that breaks it asks once more, on a new one: it may have been broken since it was last used, and every verb can
-    /// be repeated.
-    pub(super) async fn ask(&self, question: Question<'_>) -> Result<Value, Trouble> {
-        match self.once(question).await? {
-            Err(error) if error.is_connection_dropped() => Ok(self.once(question).await??),
-            answer => Ok(answer?),
-        }
-    }
-
-    async fn once(&self, question: Question<'_>) -> Result<RedisResult<Value>, Trouble> {
-        let link = Arc::clone(&self.link.lock().unwrap_or_else(PoisonError::into_inner));
-        // Whoever comes first makes the connection for all; if it gives up, the next one does.
-        let mut connection = link.connection.get_or_try_init(|| self.connect()).await?.clone();
+    /// Asks once, and waits for an answer until then. If the connection breaks, nobody knows whether it was done, or will be.
+    pub(super) async fn ask(&self, question: Question<'_>, by: Instant) -> Result<Value, Trouble> {
+        let (link, mut connection) = self.connected(by).await?;
         let mut under_way = UnderWay { lane: self, link: &link, began: Instant::now(), heard: false };
-        let Ok(answer) = timeout(STORE_CALL, question.put(&mut connection)).await else { return Err(Trouble::Silent) };
+        let Ok(answer) = timeout_at(by, question.put(&mut connection)).await else { return Err(Trouble::Silent) };
         under_way.heard = true;
         link.silent.store(0, Ordering::Relaxed);
         if answer.as_ref().is_err_and(Trouble::breaks_connection) {
             self.replace(&link);
         }
-        Ok(answer)
+        Ok(answer?)
     }
 
-    async fn connect(&self) -> Result<MultiplexedConnection, Trouble> {
-        let connection = timeout(STORE_CALL, self.pool.get()).await.map_err(|_| Trouble::NoConnection)??;
-        // For good: what is given back would be given to others, who would queue with us.
-        let mut connection = Connection::take(connection);
-        connection.set_response_timeout(2 * STORE_CALL);
-        Ok(connection)
+    /// Asks once more, on a new connection, if it breaks: it may have been broken since it was last used. Only what does no harm when it is
+    /// done again at any later time.
+    pub(super) async fn ask_again(&self, question: Question<'_>, by: Instant) -> Result<Value, Trouble> {
+        match self.ask(question, by).await {
+            Err(Trouble::Redis(error)) if error.is_connection_dropped() => self.ask(question, by).await,
+            answer => answer,
+        }
+    }
+
+    /// Whether somebody is there. A connection that died while nothing was asked is found out by this, and not by a request.
+    pub(super) async fn ping(&self) {
+        let _ = self.ask(Question::Command(&cmd("PING")), Instant::now() + CALL).await;
+    }
+
+    async fn connected(&self, by: Instant) -> Result<(Arc<Link>, MultiplexedConnection), Trouble> {
+        let link = self.link();
+        let mut made = link.made.clone();
+        let made = match timeout_at(by, made.wait_for(Option::is_some)).await {
+            Ok(Ok(made)) => made.clone(),
+            // It took too long, or the runtime on which it was made has ended.
+            Ok(Err(_)) | Err(_) => None,
+        };
+        match made {
+            Some(Ok(connection)) => Ok((link, connection)),
+            Some(Err(failure)) => Err(Trouble::NotConnected(Arc::clone(&failure.trouble))),
+            None => Err(Trouble::NoConnection),
+        }
+    }
+
+    /// The connection for all, made by now or not; the first one who finds none sees to that.
+    fn link(&self) -> Arc<Link> {
+        let mut current = self.current();
+        if let Some(link) = current.as_ref().filter(|link| !link.is_spent()) {
+            return Arc::clone(link);
+        }
+        let (tell, made) = watch::channel(None);
+        let pool = self.pool.clone();
+        Handle::current().spawn(async move {
+            let connected = timeout(STORE_CALL, connect(&pool)).await.unwrap_or(Err(Trouble::NoConnection));
+            let failed = |trouble| Arc::new(Failure { trouble: Arc::new(trouble), at: Instant::now() });
+            tell.send_replace(Some(connected.map_err(failed)));
+        });
+        Arc::clone(current.insert(Arc::new(Link { made, silent: AtomicU32::new(0) })))
     }
 
     /// The next call takes another connection, if nobody has seen to that yet.
     fn replace(&self, broken: &Arc<Link>) {
-        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
-        if Arc::ptr_eq(&link, broken) {
-            *link = Arc::default();
+        self.current().take_if(|link| Arc::ptr_eq(link, broken));
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<Arc<Link>>> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn connect(pool: &Pool) -> Result<MultiplexedConnection, Trouble> {
+    // For good: what is given back would be given to others, who would queue with us.
+    let mut connection = Connection::take(pool.get().await?);
+    connection.set_response_timeout(2 * STORE_CALL);
+    Ok(connection)
+}
+
+impl Link {
+    /// It will never be made, or has failed some time ago.
+    fn is_spent(&self) -> bool {
+        match &*self.made.borrow() {
+            Some(Ok(_)) => false,
+            Some(Err(failure)) => failure.at.elapsed() >= Lane::PAUSE,
+            None => self.made.has_changed().is_err(),
         }
     }
 }
@@ -111,7 +167,14 @@ impl Lane {
 impl Question<'_> {
     async fn put(self, connection: &mut MultiplexedConnection) -> RedisResult<Value> {
         match self {
-            Self::Script(call) => call.run(connection).await,
+            // By its hash; by its text where the server does not know it (any more), which also teaches it. Not by `SCRIPT LOAD`: what is
+            // loaded may be flushed again before it is run.
+            Self::Script(call) => match call.by_hash().query_async(connection).await {
+                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                    call.by_text().query_async(connection).await
+                }
+                answer => answer,
+            },
             Self::Command(command) => command.query_async(connection).await,
         }
     }
@@ -120,7 +183,7 @@ impl Question<'_> {
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         if !self.heard
-            && self.began.elapsed() >= Lane::ALMOST
+            && self.began.elapsed() >= Lane::LONG_ENOUGH
             && self.link.silent.fetch_add(1, Ordering::Relaxed) + 1 >= Lane::SILENT
         {
             self.lane.replace(self.link);

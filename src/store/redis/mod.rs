@@ -14,14 +14,13 @@ use deadpool_redis::{
     redis::{IntoConnectionInfo, Value},
 };
 
+use tokio::time::Instant;
+
 use self::{
     events::Events,
-    lane::Lane,
-    names::{Names, TwoSpellings},
-    script::ScriptCall,
-    server_clock::ServerClock,
+    lane::{Lane, Question},
+    protocol::{InTime, Misread, Names, ScriptCall, ServerClock, TwoSpellings},
     trouble::Trouble,
-    wire::{InTime, Misread},
 };
 use super::{
     AcquireAsk, Acquired, ForceAsk, IfHeld, Inbox, Inspected, LockStore, ReleaseAsk, Released, RenewAsk, Renewed,
@@ -41,44 +40,12 @@ mod connect;
     clippy::must_use_candidate,
     reason = "reached by simulators alone: feature `test-util`"
 )]
-mod wire;
-#[allow(
-    unreachable_pub,
-    clippy::missing_errors_doc,
-    clippy::must_use_candidate,
-    reason = "reached by simulators alone: feature `test-util`"
-)]
-mod names;
-#[allow(
-    unreachable_pub,
-    clippy::missing_errors_doc,
-    clippy::must_use_candidate,
-    reason = "reached by simulators alone: feature `test-util`"
-)]
-mod script;
-#[allow(
-    unreachable_pub,
-    clippy::missing_errors_doc,
-    clippy::must_use_candidate,
-    reason = "reached by simulators alone: feature `test-util`"
-)]
-mod server_clock;
+pub mod protocol;
 mod lane;
 mod events;
 mod trouble;
 
 pub use self::connect::{RedisConnectError, RedisStoreBuilder};
-
-/// What is said to Redis and what it says, without a connection, for simulators: no promise is made of it.
-#[cfg(feature = "test-util")]
-pub mod protocol {
-    pub use super::{
-        names::Names,
-        script::ScriptCall,
-        server_clock::ServerClock,
-        wire::{InTime, Misread, acquired, forced, inspected, released, renewed, yielded},
-    };
-}
 
 /// Locks in one Redis, 7.0 or later, that any number of instances share. Needs the feature `redis`.
 ///
@@ -108,8 +75,8 @@ struct Shared {
     names: Names,
     clock: Clock,
     server_clock: Mutex<ServerClock>,
-    asks: Lane,
-    ends: Lane,
+    asks: Arc<Lane>,
+    ends: Arc<Lane>,
     events: Arc<Events>,
     told_of_endless: AtomicBool,
 }
@@ -159,12 +126,20 @@ impl RedisStore {
         RedisStoreBuilder::default()
     }
 
-    fn answer<T, F>(&self, operation: &'static str, ask: impl FnOnce(Arc<Shared>) -> F) -> StoreFuture<T>
+    /// Begins to count with the first poll: where a call is made there may be no runtime, and no time.
+    fn answer<T, F>(
+        &self,
+        operation: &'static str,
+        ask: impl FnOnce(Arc<Shared>, Instant) -> F + Send + 'static,
+    ) -> StoreFuture<T>
     where
         F: Future<Output = Result<T, Trouble>> + Send + 'static,
     {
-        let answer = ask(Arc::clone(&self.shared));
-        StoreFuture::new(async move { answer.await.map_err(|trouble| trouble.of(operation)) })
+        let shared = Arc::clone(&self.shared);
+        StoreFuture::new(async move {
+            let answer = ask(shared, Instant::now() + lane::CALL);
+            answer.await.map_err(|trouble| trouble.of(operation))
+        })
     }
 }
 
@@ -175,51 +150,52 @@ impl LockStore for RedisStore {
 
     fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired> {
         let called = self.shared.clock.now();
-        self.answer("acquire", move |shared| async move {
+        self.answer("acquire", move |shared, by| async move {
             if ask.if_held == IfHeld::LineUp {
                 shared.events.listening(ask.owner.process()).await;
             }
             let call = |until| shared.names.acquire(&ask, until);
-            let answer = shared.in_time(called, ask.void_after, call, wire::acquired).await?;
+            let answer = shared.in_time(called, ask.void_after, by, call, protocol::acquired).await?;
             shared.tell_of_endless(&answer);
             Ok(answer)
         })
     }
 
     fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>> {
-        self.answer("renew", move |shared| async move {
+        self.answer("renew", move |shared, by| async move {
             let (call, is_asked) = shared.names.renew(&asks);
-            Ok(wire::renewed(&shared.ends.run(&call).await?, &is_asked)?)
+            Ok(protocol::renewed(&shared.ends.ask_again(Question::Script(&call), by).await?, &is_asked)?)
         })
     }
 
     fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
-        self.answer("release", move |shared| async move {
+        self.answer("release", move |shared, by| async move {
             let call = shared.names.release(&ask)?;
-            Ok(wire::released(&shared.ends.run(&call).await?)?)
+            Ok(protocol::released(&shared.ends.ask_again(Question::Script(&call), by).await?)?)
         })
     }
 
     fn yield_to_line(&self, ask: YieldAsk) -> StoreFuture<Yielded> {
         let called = self.shared.clock.now();
-        self.answer("yield", move |shared| async move {
+        self.answer("yield", move |shared, by| async move {
             shared.events.listening(ask.next.process()).await;
             let call = |until| shared.names.yield_to_line(&ask, until);
-            shared.in_time(called, ask.void_after, call, wire::yielded).await
+            shared.in_time(called, ask.void_after, by, call, protocol::yielded).await
         })
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<Inspected> {
-        self.answer("inspect", move |shared| async move {
+        self.answer("inspect", move |shared, by| async move {
             let call = shared.names.inspect(&key)?;
-            Ok(wire::inspected(&shared.ends.run(&call).await?)?)
+            Ok(protocol::inspected(&shared.ends.ask_again(Question::Script(&call), by).await?)?)
         })
     }
 
     fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<OwnerId>> {
-        self.answer("force", move |shared| async move {
+        self.answer("force", move |shared, by| async move {
             let call = shared.names.force(&ask)?;
-            Ok(wire::forced(&shared.ends.run(&call).await?)?)
+            // Once: somebody else may have the key when it is done again.
+            Ok(protocol::forced(&shared.ends.ask(Question::Script(&call), by).await?)?)
         })
     }
 }
@@ -234,13 +210,15 @@ impl Shared {
         &self,
         called: Moment,
         void_after: Duration,
+        by: Instant,
         call: impl Fn(i64) -> Result<ScriptCall, TwoSpellings>,
         read: impl Fn(&Value) -> Result<(i64, InTime<T>), Misread>,
     ) -> Result<T, Trouble> {
         for _ in 0..Self::LATE {
             // A server whose clock we know nothing of is asked for it by a call that it finds too late.
             let until = self.server_clock().until(called, void_after).unwrap_or(0);
-            let reply = self.asks.run(&call(until)?).await?;
+            // Once: whoever asked counts the calls that got no answer, and gives back what they may have been granted (I8).
+            let reply = self.asks.ask(Question::Script(&call(until)?), by).await?;
             let now = self.clock.now();
             let (server, answer) = read(&reply)?;
             self.server_clock().said(server, now);

@@ -1,13 +1,13 @@
 //! What can go wrong with a call, and what to do about it.
 
-use std::{error::Error, fmt};
+use std::{error::Error, fmt, sync::Arc};
 
 use deadpool_redis::{
     PoolError,
     redis::{ErrorKind, RedisError, ServerErrorKind},
 };
 
-use super::{names::TwoSpellings, wire::Misread};
+use super::protocol::{Misread, TwoSpellings};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Why a call has no answer.
@@ -19,6 +19,8 @@ pub(super) enum Trouble {
     Pool(PoolError),
     /// No connection in time.
     NoConnection,
+    /// No connection, for a reason that all who wait for it are told.
+    NotConnected(Arc<Self>),
     /// No answer in time.
     Silent,
     /// It came to Redis when it was void.
@@ -50,6 +52,7 @@ impl Trouble {
     pub(super) fn verdict(&self) -> (StoreErrorKind, &'static str) {
         use StoreErrorKind::{Protocol, Refused, Timeout, Unavailable};
         let error = match self {
+            Self::NotConnected(trouble) => return trouble.verdict(),
             Self::Redis(error) | Self::Pool(PoolError::Backend(error)) => error,
             Self::Pool(_) => return (Unavailable, "is the pool too small for those who share it?"),
             Self::NoConnection => return (Timeout, "is the server up, and does the network let us through?"),
@@ -155,6 +158,7 @@ impl fmt::Display for Trouble {
             },
             Self::Pool(error) => error.fmt(f),
             Self::NoConnection => f.write_str("there was no connection in time"),
+            Self::NotConnected(trouble) => trouble.fmt(f),
             Self::Silent => f.write_str("there was no answer in time"),
             Self::Late => f.write_str("it came too late, and was not done"),
             Self::Misread(misread) => misread.fmt(f),
@@ -172,9 +176,16 @@ impl fmt::Display for Remedied {
 
 impl Error for Remedied {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match &self.trouble {
-            Trouble::Redis(error) => Some(error),
-            Trouble::Pool(error) => Some(error),
+        self.trouble.source()
+    }
+}
+
+impl Trouble {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Redis(error) => Some(error),
+            Self::Pool(error) => Some(error),
+            Self::NotConnected(trouble) => trouble.source(),
             _ => None,
         }
     }

@@ -52,7 +52,7 @@ pub struct Service {
 pub struct Farewell {
     /// Keys that were still held when its patience was at its end.
     pub holding: usize,
-    /// Tasks that were still there when it had nothing left to do: one watchdog for each instance at the most.
+    /// Tasks that were still there when it had nothing left to do.
     pub tasks: usize,
 }
 
@@ -102,10 +102,10 @@ impl Site {
     /// # Panics
     ///
     /// It does not start.
-    pub async fn service<const N: usize>(&self, arguments: [&str; N], redis_url: Option<String>) -> Service {
+    pub async fn service(&self, arguments: &[&str], redis_url: Option<&str>) -> Service {
         let mut environment = HashMap::from([("REFEREE", self.address.to_string())]);
-        environment.extend(redis_url.map(|url| ("REDIS_URL", url)));
-        let mut process = Printing::start(self.service, &arguments, &environment);
+        environment.extend(redis_url.map(|url| ("REDIS_URL", url.to_owned())));
+        let mut process = Printing::start(self.service, arguments, &environment);
         let number = arguments.get(1).and_then(|number| number.parse().ok()).unwrap_or(1);
         let mut instances = Vec::new();
         for _ in 0..number {

@@ -22,11 +22,11 @@ impl World {
         let services = match &redis {
             Some(redis) => {
                 vec![
-                    site.service(["a", "1", service], Some(redis.url())).await,
-                    site.service(["b", "1", service], Some(redis.url())).await,
+                    site.service(&["a", "1", service], Some(&redis.url())).await,
+                    site.service(&["b", "1", service], Some(&redis.url())).await,
                 ]
             }
-            None => vec![site.service(["a", "2", service], None).await],
+            None => vec![site.service(&["a", "2", service], None).await],
         };
         Self { site, services, _redis: redis }
     }

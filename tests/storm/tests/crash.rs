@@ -29,7 +29,7 @@ impl World {
     }
 
     async fn service(&self, name: &str) -> Service {
-        self.site.service([name, "1"], Some(self.redis.url())).await
+        self.site.service(&[name, "1"], Some(&self.redis.url())).await
     }
 
     async fn ask(&self, service: &Service, path: &str, name: &str) -> Seen {
@@ -126,7 +126,7 @@ async fn a_holder_that_is_stopped_past_its_deadline_does_not_go_on() {
 
 /// How long the last of three waited after the first had ended, when this happened to the one between them.
 async fn with_a_head_that(world: &World, happens: impl Fn(&Service)) -> Duration {
-    let [first, head, last] = [world.service("first").await, world.service("head").await, world.service("last").await];
+    let (first, head, last) = (world.service("first").await, world.service("head").await, world.service("last").await);
     let began = Instant::now();
     let ended = async {
         assert!(ran(&world.ask(&first, "/wait/1?work_ms=3000", "first").await));

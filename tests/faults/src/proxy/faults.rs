@@ -26,6 +26,9 @@ pub enum Mishap {
     Double,
     /// It comes so much later, and what is behind it as well.
     Late(Duration),
+    /// The connection is cut, and so much later it is done all the same, on another one without a user and a database of its own: it was on its way
+    /// when the cut came.
+    Orphaned(Duration),
     /// It is done, and so much later a copy of it is done once more, on another connection: a client, a pool or a network that sends again.
     /// The copy finds a connection without a user and without a database of its own.
     Again(Duration),
@@ -63,6 +66,8 @@ pub struct Chaos {
     late_at_most: Duration,
     again: u32,
     again_after: Range<Duration>,
+    orphaned: u32,
+    orphaned_after: Range<Duration>,
     drop_pushes: u32,
     double_pushes: u32,
 }
@@ -145,6 +150,8 @@ impl Chaos {
             late_at_most: Duration::ZERO,
             again: 0,
             again_after: Duration::ZERO..Duration::ZERO,
+            orphaned: 0,
+            orphaned_after: Duration::ZERO..Duration::ZERO,
             drop_pushes: 0,
             double_pushes: 0,
         }
@@ -170,6 +177,11 @@ impl Chaos {
         Self { again: per_mille, again_after: after, ..self }
     }
 
+    /// So many are done so much later, and their connection is cut at once.
+    pub fn orphaned(self, per_mille: u32, after: Range<Duration>) -> Self {
+        Self { orphaned: per_mille, orphaned_after: after, ..self }
+    }
+
     /// So many messages are lost.
     pub fn drop_pushes(self, per_mille: u32) -> Self {
         Self { drop_pushes: per_mille, ..self }
@@ -182,16 +194,18 @@ impl Chaos {
 
     pub(super) fn for_request(&mut self, request: &Request) -> Option<Mishap> {
         let Self { cut, cut_before_reply, late, .. } = *self;
-        let (double, again) = if request.is_about_the_connection() { (0, 0) } else { (self.double, self.again) };
+        let [double, again, orphaned] =
+            if request.is_about_the_connection() { [0; 3] } else { [self.double, self.again, self.orphaned] };
         let late_by = self.late_at_most.mul_f64(self.die.f64());
-        let Range { start, end } = self.again_after;
-        let again_after = start + end.saturating_sub(start).mul_f64(self.die.f64());
+        let again_after = self.within(self.again_after.clone());
+        let orphaned_after = self.within(self.orphaned_after.clone());
         let mishaps = [
             (cut, Mishap::CutBefore),
             (cut_before_reply, Mishap::CutBeforeReply),
             (late, Mishap::Late(late_by)),
             (double, Mishap::Double),
             (again, Mishap::Again(again_after)),
+            (orphaned, Mishap::Orphaned(orphaned_after)),
         ];
         self.throw(&mishaps)
     }
@@ -199,6 +213,10 @@ impl Chaos {
     pub(super) fn for_push(&mut self) -> usize {
         let copies = [(self.drop_pushes, 0), (self.double_pushes, 2)];
         self.throw(&copies).unwrap_or(1)
+    }
+
+    fn within(&mut self, Range { start, end }: Range<Duration>) -> Duration {
+        start + end.saturating_sub(start).mul_f64(self.die.f64())
     }
 
     fn throw<T: Copy>(&mut self, faces: &[(u32, T)]) -> Option<T> {

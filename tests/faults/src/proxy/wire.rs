@@ -119,11 +119,15 @@ impl Wire {
     }
 
     pub(super) async fn run(&self, shared: &Shared, client: TcpStream) {
-        let Ok(server) = TcpStream::connect(shared.upstream).await else { return };
+        let mut state = self.state.subscribe();
+        let server = tokio::select! {
+            server = TcpStream::connect(shared.upstream) => server,
+            _ = state.wait_for(|state| state.is_cut) => return,
+        };
+        let Ok(server) = server else { return };
         let _ = (client.set_nodelay(true), server.set_nodelay(true));
         self.is_raw.store(shared.is_raw, Ordering::SeqCst);
         let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
-        let mut state = self.state.subscribe();
         tokio::select! {
             _ = state.wait_for(|state| state.is_cut) => {}
             // Whatever the client has sent has arrived, and it has gone.
@@ -222,7 +226,10 @@ impl Wire {
             None | Some(Mishap::Late(_) | Mishap::Double | Mishap::Again(_)) => What::Pass,
             Some(Mishap::CutInReply(length)) => What::Cut(length),
             Some(Mishap::CutBeforeReply) => What::Cut(0),
-            Some(Mishap::CutBefore) => {
+            Some(cut @ (Mishap::CutBefore | Mishap::Orphaned(_))) => {
+                if let Mishap::Orphaned(after) = cut {
+                    shared.send_again(after, bytes.to_vec());
+                }
                 self.change(|state| state.is_cut = true);
                 return Err(Over);
             }

@@ -99,10 +99,10 @@ async fn main() -> Result<(), Failure> {
     let holding = ended.into_iter().sum::<Result<usize, Failure>>()?;
     reporter.report(Report::Flush).await;
     drop(reporter);
-    // Whatever was begun ends by itself when nobody needs it any more; a watchdog first sleeps to the end of its round.
+    // Whatever was begun ends by itself when nobody needs it any more.
     let alive = || Handle::current().metrics().num_alive_tasks();
     let _ = timeout(Duration::from_secs(5), async {
-        while alive() > instances {
+        while alive() > 0 {
             sleep(Duration::from_millis(5)).await;
         }
     })

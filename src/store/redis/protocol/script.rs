@@ -1,8 +1,8 @@
-//! The scripts, and how one is run.
+//! The scripts.
 
 use std::sync::LazyLock;
 
-use deadpool_redis::redis::{self, ErrorKind, ServerErrorKind, Value, aio::ConnectionLike};
+use deadpool_redis::redis;
 
 macro_rules! scripts {
     ($($name:ident = $file:literal;)*) => {$(
@@ -69,15 +69,14 @@ impl ScriptCall {
 }
 
 impl ScriptCall {
-    /// Runs it by its hash; by its text where the server does not know it (any more), which also teaches it. Not by `SCRIPT LOAD`: what is
-    /// loaded may be flushed again before it is run.
-    pub(super) async fn run(&self, connection: &mut impl ConnectionLike) -> redis::RedisResult<Value> {
-        match self.command("EVALSHA", &self.script.sha).query_async(connection).await {
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                self.command("EVAL", &self.script.text).query_async(connection).await
-            }
-            answer => answer,
-        }
+    /// As a server that knows it is asked.
+    pub fn by_hash(&self) -> redis::Cmd {
+        self.command("EVALSHA", &self.script.sha)
+    }
+
+    /// As any server is asked.
+    pub fn by_text(&self) -> redis::Cmd {
+        self.command("EVAL", &self.script.text)
     }
 
     fn command(&self, verb: &str, script: &str) -> redis::Cmd {

@@ -7,10 +7,19 @@
 -- ARGV   1 owner id; 2 ms to keep it taken by nobody; 3 offer, ms
 -- reply  'freed', 'handed on', or 'not owner'
 
--- First of all, because it works when Redis is out of memory, and what follows a first write does, too. At a key of
--- another type it is an error that would come for ever: there this owner has nothing.
-if redis.pcall('HDEL', KEYS[2], ARGV[1]) ~= 1 then
-  redis.pcall('LREM', KEYS[3], 1, ARGV[1])
+-- At a key of another type this owner has nothing, and an error would come for ever. Any other one is told, and the release repeated.
+local function unless_it_is_another_type(command, ...)
+  local got = redis.pcall(command, ...)
+  if type(got) == 'table' and got.err then
+    if not string.find(got.err, 'WRONGTYPE', 1, true) then error(got) end
+    return 0
+  end
+  return got
+end
+
+-- First of all, because it works when Redis is out of memory, and what follows a first write does, too.
+if unless_it_is_another_type('HDEL', KEYS[2], ARGV[1]) ~= 1 then
+  unless_it_is_another_type('LREM', KEYS[3], 1, ARGV[1])
   return 'not owner'
 end
 if ARGV[2] ~= '0' then

@@ -79,6 +79,7 @@ impl Names {
             ms(ask.line.offer),
             ms(ask.line.place),
             ask.line.places.to_string(),
+            ask.fence.to_string(),
         ];
         self.call(&YIELD, &ask.key, args)
     }
@@ -96,7 +97,7 @@ impl Names {
     }
 
     /// Tries everything on a key of its own.
-    pub(super) fn self_test(&self, key: &LockKey, inbox: &str, message: &str) -> Result<ScriptCall, TwoSpellings> {
+    pub fn self_test(&self, key: &LockKey, inbox: &str, message: &str) -> Result<ScriptCall, TwoSpellings> {
         self.call(&SELF_TEST, key, vec![inbox.to_owned(), message.to_owned()])
     }
 
@@ -151,6 +152,7 @@ pub fn renewed(reply: &Value, is_asked: &[bool]) -> Result<Vec<Renewed>, Misread
         match answers.next() {
             Some(Value::Int(1)) => Ok(Renewed::Extended),
             Some(Value::Int(0)) => Ok(Renewed::NotOwner),
+            Some(Value::Int(-1)) => Ok(Renewed::Unknown),
             _ => Err(Misread),
         }
     });
@@ -189,7 +191,7 @@ pub fn inspected(reply: &Value) -> Result<Inspected, Misread> {
 }
 
 /// The server's clock, how many got the message, and what was refused.
-pub(super) fn self_tested(reply: &Value) -> Result<(i64, u64, Vec<String>), Misread> {
+pub fn self_tested(reply: &Value) -> Result<(i64, u64, Vec<String>), Misread> {
     let Value::Array(words) = reply else { return Err(Misread) };
     let [Value::Int(now), got_it, refused @ ..] = words.as_slice() else { return Err(Misread) };
     let refused = refused.iter().map(|word| text(word).map(ToOwned::to_owned)).collect::<Result<_, _>>()?;

@@ -8,14 +8,14 @@ use crate::{key::LockKey, store::StoreEvent};
 pub(super) const FENCES: &str = "tower-lock:f";
 
 /// The channel of one process, by what its owner ids have in common.
-pub(super) fn inbox(process: &str) -> String {
+pub fn inbox(process: &str) -> String {
     format!("tower-lock:in:{process}")
 }
 
 /// Where those wait who want this lock. Named after the whole of the lock's name, alike for all applications, and in the same hash slot.
 pub(super) fn line(lock: &str) -> String {
-    // A tag of its own decides the slot of a name that has one.
-    if lock.contains('{') { format!("tower-lock:q:{lock}") } else { format!("tower-lock:q:{{{lock}}}") }
+    // A tag of its own decides the slot of a name that has one. Under another word: `x` and `{x}` are two locks.
+    if lock.contains('{') { format!("tower-lock:t:{lock}") } else { format!("tower-lock:q:{{{lock}}}") }
 }
 
 /// The names of one application.
@@ -131,7 +131,8 @@ mod tests {
     #[test]
     fn a_line_is_in_the_slot_of_its_lock() {
         assert_eq!(line("lock:reward:7"), "tower-lock:q:{lock:reward:7}");
-        assert_eq!(line("shop{7}:x"), "tower-lock:q:shop{7}:x");
+        assert_eq!(line("shop{7}:x"), "tower-lock:t:shop{7}:x");
+        assert_ne!(line("x"), line("{x}"), "two locks, two lines");
     }
 
     #[test]

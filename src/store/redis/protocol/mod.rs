@@ -1,0 +1,14 @@
+//! What is said to Redis, and what it says: names, scripts, replies, messages, time. Pure; a simulator speaks it to a Redis of its own.
+
+// In the order of a call.
+mod names;
+mod server_clock;
+mod wire;
+mod script;
+
+pub use self::{
+    names::{Names, TwoSpellings, inbox},
+    script::ScriptCall,
+    server_clock::ServerClock,
+    wire::{InTime, Misread, acquired, forced, inspected, released, renewed, self_tested, yielded},
+};
