@@ -153,21 +153,17 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "release_any",
         "a release does not look whose the key is",
-        &[patch("release", "redis.pcall('HDEL', KEYS[2], ARGV[1])", "redis.pcall('DEL', KEYS[2])")],
+        &[patch("release", "unless_it_is_another_type('HDEL', KEYS[2], ARGV[1])", "redis.pcall('DEL', KEYS[2])")],
     ),
     script(
         "renew_blind",
         "a renewal looks at the key and not at whose it is",
-        &[patch(
-            "renew",
-            "redis.pcall('HEXISTS', KEYS[i], ARGV[2 * i - 1]) == 1",
-            "redis.pcall('EXISTS', KEYS[i]) == 1",
-        )],
+        &[patch("renew", "redis.pcall('HEXISTS', KEYS[i], ARGV[2 * i - 1])", "redis.pcall('EXISTS', KEYS[i])")],
     ),
     script(
         "leave_no_lock",
         "a release takes only the place in the line",
-        &[patch("release", "redis.pcall('HDEL', KEYS[2], ARGV[1]) ~= 1", "true")],
+        &[patch("release", "unless_it_is_another_type('HDEL', KEYS[2], ARGV[1]) ~= 1", "true")],
     ),
     script(
         "leave_no_pass",
@@ -177,12 +173,12 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "abandon_no_lrem",
         "a release that finds no lock leaves the place in the line",
-        &[patch("release", "redis.pcall('LREM', KEYS[3], 1, ARGV[1])", "")],
+        &[patch("release", "unless_it_is_another_type('LREM', KEYS[3], 1, ARGV[1])", "")],
     ),
     script(
         "leave_raises",
         "a release at a key of another type is an error",
-        &[patch("release", "redis.pcall('HDEL', KEYS[2], ARGV[1])", "redis.call('HDEL', KEYS[2], ARGV[1])")],
+        &[patch("release", "not string.find(got.err, 'WRONGTYPE', 1, true)", "true")],
     ),
     script(
         "end_keeps_field",
@@ -222,6 +218,11 @@ pub const MUTANTS: &[Mutant] = &[
         "yield_keeps_own",
         "a yield leaves the field of who yields",
         &[patch("yield", "  redis.call('HDEL', KEYS[2], ARGV[4])\n", "")],
+    ),
+    script(
+        "yield_any_fence",
+        "a copy of a yield does not see that it was done",
+        &[patch("yield", "stands and stands ~= ARGV[8]", "false")],
     ),
     script(
         "yield_no_extend",

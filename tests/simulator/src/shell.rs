@@ -270,7 +270,12 @@ impl Shell {
 
     /// The connection of a script broke.
     pub fn cut(&mut self, now: Moment, message: u64) {
-        if let Some(number) = self.call_of(message) {
+        let Some(number) = self.call_of(message) else { return };
+        let call = &self.calls[&number];
+        if call.lane() == Lane::Ends && call.sent == 1 && !self.is(Wrong::OneTry) {
+            // Once more, on a new connection: it does no harm, done twice.
+            self.run(number);
+        } else {
             self.failed(now, number, StoreErrorKind::Unavailable);
         }
     }
@@ -374,7 +379,7 @@ impl Shell {
                 let ask = AcquireAsk::new(key.clone(), owner, self.lease(lease), if_held, LINE, STORE_CALL);
                 Ask::Acquire(number, ask)
             }
-            Verb::Yield { next, lease } => {
+            Verb::Yield { fence, next, lease } => {
                 self.sent_id(key, &next);
                 if self.is(Wrong::NoYield) {
                     let fence = self.memory.fences.entry(key.clone()).or_default();
@@ -382,7 +387,7 @@ impl Shell {
                     let fence = *fence;
                     return self.on(now, key, Event::Yielded(number, Ok(Yielded::Extended { fence })));
                 }
-                let ask = YieldAsk::new(key.clone(), owner, next, self.lease(lease), LINE, STORE_CALL);
+                let ask = YieldAsk::new(key.clone(), owner, fence, next, self.lease(lease), LINE, STORE_CALL);
                 Ask::Yield(number, ask)
             }
             Verb::Release { keep_taken } => {

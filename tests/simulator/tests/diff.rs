@@ -81,8 +81,10 @@ impl Both {
             }
             6..9 => self.names.release(&ReleaseAsk::new(key, owner, keep, line)),
             9..11 => {
-                let next = self.owner();
-                self.names.yield_to_line(&YieldAsk::new(key, owner, next, lease, line, void_after), until)
+                let (next, lock) = (self.owner(), self.names.lock(&key).expect("one spelling"));
+                let fence = self.fake.data().hash(&lock).first().and_then(|(_, fence)| fence.parse().ok());
+                let fence = fence.filter(|_| self.die.u8(0..4) > 0).unwrap_or(7);
+                self.names.yield_to_line(&YieldAsk::new(key, owner, fence, next, lease, line, void_after), until)
             }
             11 => {
                 let other = RenewAsk::new(self.keys[1].clone(), self.owner(), self.seconds());

@@ -432,6 +432,8 @@ fn a_bad_end_keeps_the_key_taken_even_if_it_has_to_be_told_twice() {
             lab.end(1, Ending::Dropped);
             let lost = lab.last(A, "release");
             lab.cut(lost);
+            let lost = lab.last(A, "release");
+            lab.cut(lost);
             lab.later(50, &[A]);
             lab.holder().is_some_and(|holder| holder.ends_with(":end")) && lab.ms_left() > 900
         },
@@ -664,18 +666,62 @@ fn whoever_has_yielded_waits_for_its_next_turn() {
     );
 }
 
+/// A copy of a yield comes when the section runs that the first one let go on, and somebody waits by now.
+#[test]
+fn a_copy_of_a_yield_gives_nothing_away() {
+    holds(
+        |lab| {
+            a_is_in(lab);
+            lab.ask(A, 2, true);
+            lab.later(150, &[]);
+            lab.end(1, Ending::Released);
+            let turn = lab.last(A, "yield");
+            lab.go(turn);
+            waits(lab, B, 3);
+            lab.run(turn);
+            lab.flow(&[B]);
+            lab.is_in(2) && !lab.is_in(3) && lab.wrong.is_empty()
+        },
+        &["yield_any_fence"],
+    );
+}
+
+/// Found by a seed: a yield gets no answer, the next id lines up, and then the yield runs.
+#[test]
+fn a_yield_that_runs_behind_the_question_for_the_next_id_leaves_it_no_second_place() {
+    holds(
+        |lab| {
+            a_is_in(lab);
+            lab.ask(A, 2, true);
+            lab.later(150, &[]);
+            lab.end(1, Ending::Released);
+            let turn = lab.last(A, "yield");
+            lab.cut(turn);
+            let next = lab.last(A, "acquire");
+            lab.run(next);
+            let was_in_line = lab.line().len() == 1;
+            lab.run(turn);
+            lab.answer(next);
+            lab.flow(&[A]);
+            let is_in = lab.is_in(2);
+            lab.end(2, Ending::Released);
+            let release = lab.last(A, "release");
+            lab.run(release);
+            was_in_line && is_in && lab.is_clean(&[])
+        },
+        &[],
+    );
+}
+
 /// The deadline is over and nobody has looked yet: it is looked at before anything runs.
 #[test]
 fn a_lease_that_is_over_is_over_whoever_looks_first() {
     holds(
         |lab| {
             a_is_in(lab);
-            lab.later(1, &[]);
             lab.freeze(A);
             lab.later(30_010, &[]);
             waits(lab, C, 3);
-            let late = lab.last(A, "acquire");
-            lab.answer(late);
             !lab.is_in(1) && lab.is_in(3) && lab.wrong.is_empty()
         },
         &[],

@@ -60,6 +60,7 @@ const DIRECTED: &[(&str, &str)] = &[
     ("push_ignored", "no ghost is there to be offered anything, while the rest holds"),
     ("leave_raises", "no world writes another type in the place of a lock"),
     ("leave_once", "a seed in 798: a lost acquire that runs between the only give-back and the end of its time"),
+    ("yield_any_fence", "a call is not sent twice, but for what is done twice at once"),
     ("yield_no_extend", "a seed in 1 310: no renewal for most of a lease behind a yield"),
     ("renew_recv", "a seed in 2 253: a slow renewal, and then none for a whole lease"),
     (
