@@ -325,6 +325,10 @@ impl Lab {
     }
 
     /// What the server's clock shows.
+    ///
+    /// # Panics
+    ///
+    /// Never.
     pub fn server_us(&self) -> i64 {
         self.server_ahead + i64::try_from(self.now / 1_000).expect("some minutes")
     }

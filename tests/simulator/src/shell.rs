@@ -234,7 +234,7 @@ impl Shell {
         match self.names.event(message.as_bytes()) {
             StoreEvent::Offered { key, .. } if self.is(Wrong::SameId) => self.on(now, &key, Event::Gap),
             StoreEvent::Offered { key, owner } => {
-                if !(self.is(Wrong::PushIgnored) && !self.table.knows(&key, &owner)) {
+                if !self.is(Wrong::PushIgnored) || self.table.knows(&key, &owner) {
                     self.on(now, &key, Event::Offered(owner));
                 }
             }

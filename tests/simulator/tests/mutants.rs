@@ -71,7 +71,9 @@ const DIRECTED: &[(&str, &str)] = &[
 
 fn is_noticed(mutant: &Mutant, worlds: u64) -> bool {
     let mut options = Options::default();
-    mutant.option.map(|name| options.set(name).expect("there is one"));
+    if let Some(name) = mutant.option {
+        options.set(name).expect("there is one");
+    }
     let (next, noticed) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {

@@ -1,4 +1,4 @@
-//! A thousand worlds, a different kind of fault in every sixth of them.
+//! Two thousand worlds, and in half of them something that most are spared: an operator, a stranger, a clock that is set, a Redis that forgets.
 
 use std::{
     sync::{
@@ -10,14 +10,14 @@ use std::{
 
 use tower_lock_simulator::world::{self, Options};
 
-const SEEDS: u64 = 1_000;
+const SEEDS: u64 = 2_000;
 
 fn option(seed: u64) -> Option<&'static str> {
     ["force", "java", "ctr", "back", "flush", "step"].get(usize::try_from(seed % 12).expect("small")).copied()
 }
 
 #[test]
-fn in_a_thousand_worlds_nobody_is_in_twice_and_nothing_is_left_behind() {
+fn in_two_thousand_worlds_nobody_is_in_twice_and_nothing_is_left_behind() {
     let (next, sections) = (AtomicU64::new(0), AtomicU64::new(0));
     let failed = Mutex::new(Vec::new());
     let run = || {
@@ -28,7 +28,9 @@ fn in_a_thousand_worlds_nobody_is_in_twice_and_nothing_is_left_behind() {
             }
             let mut options = Options::default();
             let option = option(seed);
-            option.map(|name| options.set(name).expect("there is one"));
+            if let Some(name) = option {
+                options.set(name).expect("there is one");
+            }
             let report = world::run(seed, None, options, false);
             sections.fetch_add(report.sections, Relaxed);
             if let Some(violation) = report.violation {
