@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use tokio::time::Instant;
 use tower_lock::{LockError, LockKey};
 
 use tower_lock_faults::Direction;
@@ -99,7 +100,9 @@ async fn who_holds_what_since_when_and_who_waits_can_be_asked_from_any_instance(
     // Taken away from elsewhere: its holder hears of it at once, and not with its next renewal.
     let thrown_out = three.force_release(key()).await.expect("an answer").expect("held");
     assert_eq!(thrown_out.instance(), "one");
+    let told = Instant::now();
     soon("it hears of it", guard.view().lost()).await;
+    assert!(told.elapsed() < Duration::from_secs(6), "and not with its next renewal: {:?}", told.elapsed());
     let guard = soon("its turn, after the lock-delay", waiting).await.expect("runs").expect("its turn");
     assert_eq!(three.inspect(key()).await.expect("an answer").holder.expect("held").instance(), "two");
     guard.release().await.expect("ours");
@@ -155,8 +158,10 @@ async fn a_lock_can_be_taken_away_with_redis_cli_and_its_holder_is_told() {
     let owner = world.ask(&["HKEYS", NAME]).await.texts()[0].to_owned();
     let inbox = format!("tower-lock:in:{}", owner.rsplit_once(':').expect("a number behind it").0);
     world.ask(&["DEL", NAME]).await;
+    let told = Instant::now();
     assert_eq!(world.ask(&["PUBLISH", &inbox, &format!("1 taken 0 {owner} {NAME}")]).await.integer(), Some(1));
     soon("it hears of it", guard.view().lost()).await;
+    assert!(told.elapsed() < Duration::from_secs(6), "and not with its next renewal: {:?}", told.elapsed());
     soon("its turn, at the next check-in", waiting)
         .await
         .expect("runs")

@@ -157,7 +157,9 @@ async fn a_section_that_nobody_renews_is_lost_at_its_deadline_though_redis_is_st
     world.redis.freeze();
     clock.jump(Duration::from_secs(29));
     assert!(view.ensure(Duration::ZERO).is_ok(), "not yet");
+    let jumped = Instant::now();
     assert_eq!(soon("the last second is over", view.lost()).await, LockLost::Unrenewed);
+    assert!(jumped.elapsed() < Duration::from_secs(15), "the lease ends once: {:?}", jumped.elapsed());
     assert!(view.ensure(Duration::ZERO).is_err());
     world.redis.thaw();
     drop(guard);
