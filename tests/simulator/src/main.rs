@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     let Some(wanted) = wanted() else {
         let names: Vec<_> = MUTANTS.iter().map(|mutant| mutant.name).collect();
         eprintln!(
-            "simulator FROM [TO] [--mutant NAME] [--option force|flush|ctr|back|step|java|one-rate].. [--trace] [--stop]\n\
+            "simulator FROM [TO] [--mutant NAME] [--option force|flush|ctr|back|step|java|copies|one-rate].. [--trace] [--stop]\n\
              mutants: {}",
             names.join(" ")
         );

@@ -727,3 +727,23 @@ fn a_lease_that_is_over_is_over_whoever_looks_first() {
         &[],
     );
 }
+
+/// Found by a seed: the first one leaves while it is asked for, and the next one wants the key to be kept for longer than the store was told.
+#[test]
+fn a_grant_that_yields_before_its_first_section_is_renewed_all_the_same() {
+    holds(
+        |lab| {
+            lab.ask(A, 1, true);
+            let acquire = lab.last(A, "acquire");
+            lab.ask_on(A, 2, true, Terms { lock_delay: ms(3_000), ..Terms::default() });
+            lab.leave(1);
+            lab.go(acquire);
+            let yields = lab.count(A, "yield");
+            lab.flow(&[A]);
+            let began = lab.is_in(2);
+            lab.later(40_000, &[A]);
+            yields == 1 && began && lab.is_in(2) && lab.count(A, "renew") >= 3
+        },
+        &["no_renew"],
+    );
+}

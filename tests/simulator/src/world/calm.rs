@@ -20,7 +20,7 @@ impl World {
 
     /// Things were done after which less is promised.
     pub(super) fn is_odd(&self) -> bool {
-        self.referee.lenient || self.options.back || self.options.force || self.options.java
+        self.referee.lenient || self.options.back || self.options.copies || self.options.force || self.options.java
     }
 
     pub(super) fn waits(&self, client: &Client) -> bool {
@@ -29,7 +29,7 @@ impl World {
 
     /// A key for which somebody waits is not idle for longer than a lease that nobody gave back.
     pub(super) fn look_at_idle_keys(&mut self) {
-        if self.referee.lenient || self.options.back {
+        if self.referee.lenient || self.options.back || self.options.copies {
             return;
         }
         let Some(calm) = self.calm else { return };
@@ -133,7 +133,7 @@ impl World {
     }
 
     pub(super) fn look_at_what_is_left(&mut self) {
-        if self.options.back || self.referee.lenient {
+        if self.referee.lenient || self.options.back || self.options.copies {
             return;
         }
         for key in 0..self.keys.len() {

@@ -247,7 +247,7 @@ impl World {
         self.lined_up.remove(&text);
         // It gives up when its lease is over, and its place, unless others keep the line: then it gives back what it is offered.
         let silent = self.now.saturating_sub(self.processes[process].heard) > nanos(LEASE + LINE.place);
-        if self.referee.lenient || self.options.back || silent {
+        if self.referee.lenient || self.options.back || self.options.copies || silent {
             return;
         }
         self.forgotten.insert(text.clone(), self.now);

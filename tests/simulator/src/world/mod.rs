@@ -43,6 +43,8 @@ pub struct Options {
     pub step: bool,
     /// Others lock the same keys, as Redisson does.
     pub java: bool,
+    /// Something in between sends again what was answered already.
+    pub copies: bool,
     /// All clocks run at one rate.
     pub one_rate: bool,
 }
@@ -57,6 +59,7 @@ impl Options {
             "back" => &mut self.back,
             "step" => &mut self.step,
             "java" => &mut self.java,
+            "copies" => &mut self.copies,
             "one-rate" => &mut self.one_rate,
             _ => return None,
         };

@@ -39,6 +39,11 @@ impl World {
         if self.calm.is_none() && self.chance(self.weather.doubled) {
             self.execute(Some(process), &script);
         }
+        if self.options.copies && self.calm.is_none() && self.chance(0.1) {
+            let copy = script.clone();
+            let late = self.random(self.weather.late);
+            self.after(late, move |w| w.runs_late(process, copy));
+        }
         let back = self.connections[at].last_in.max(self.now + self.delay());
         self.connections[at].last_in = back;
         self.at(back, move |w| w.answers(at, message, reply));

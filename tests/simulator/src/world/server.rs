@@ -55,7 +55,11 @@ impl World {
                     if *answer == Value::Int(1) && !before.iter().any(has) {
                         return self.wrong(format!("{id} is renewed and has nothing"));
                     }
-                    if *answer == Value::Int(1) && self.given_back.contains(id) && !self.referee.lenient {
+                    if *answer == Value::Int(1)
+                        && self.given_back.contains(id)
+                        && !self.referee.lenient
+                        && !self.options.copies
+                    {
                         return self.wrong(format!("{id} is renewed after it was given back"));
                     }
                 }
