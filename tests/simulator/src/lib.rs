@@ -7,7 +7,7 @@
 //!   Delays with spikes; connections that break, while most of what was sent runs all the same, up to 1.5 s later; messages lost and doubled;
 //!   scripts run twice; processes that crash and come back, are frozen, or cut off; waiters that leave, sections that are dropped; a server that stands still. As
 //!   [options](world::Options): keys taken away by an operator, a lost counter, `FLUSHALL`, a server's clock that is set, strangers that lock as Redisson does.
-//!   In three worlds of four the store keeps nothing beyond the lease: the lock-delay would hide an overlap.
+//!   In two worlds of three the store keeps nothing beyond the lease: the lock-delay would hide an overlap.
 //! - After every step: nobody begins while another one is in by its own deadline, nor within the lock-delay or a least hold; tokens rise; nothing
 //!   is polled after its deadline; at the server every lock has an end and one holder, fences rise, nobody gets past a living process in the line, nobody who does not
 //!   listen is offered anything, and an id that was forgotten has nothing there and never gets anything again.

@@ -108,7 +108,9 @@ impl World {
     /// While the server stands still, whoever waits for it is told so.
     pub(super) fn look_at_silence(&mut self) {
         const TOLD_BY: u64 = 3_300 * MS;
-        if self.now >= self.paused_until || self.now < self.paused_since + TOLD_BY || self.violation.is_some() {
+        let paused = (self.now < self.paused_until).then_some(self.paused_since);
+        let is_silent = |process: &Process| self.now < process.cut_off_until;
+        if self.violation.is_some() || paused.is_none() && !self.processes.iter().any(is_silent) {
             return;
         }
         let slow = 4 * self.weather.delay * 40;
@@ -118,8 +120,10 @@ impl World {
                 continue;
             }
             let process = &self.processes[client.process];
+            let cut_off = is_silent(process).then_some(process.cut_off_since);
+            let Some(silent) = paused.into_iter().chain(cut_off).min() else { continue };
             // By a clock that may be slow.
-            let since = client.since.max(self.paused_since).max(process.thawed);
+            let since = client.since.max(silent).max(process.thawed);
             let is_busy = self.clients.iter().any(|other| {
                 other.key == client.key
                     && other.process == client.process

@@ -46,8 +46,8 @@ impl World {
         let seconds = |rng: &mut fastrand::Rng, to: u64| Duration::from_millis(rng.u64(100..to));
         let lock_delay = match self.rng.u8(0..20) {
             _ if self.settings.bare => Duration::ZERO,
-            0 => seconds(&mut self.rng, 4_000),
-            1..5 => Duration::ZERO,
+            0..4 => seconds(&mut self.rng, 4_000),
+            4..8 => Duration::ZERO,
             _ => LOCK_DELAY,
         };
         let hold_at_least = if self.rng.u8(0..20) == 0 { seconds(&mut self.rng, 3_000) } else { Duration::ZERO };
@@ -171,6 +171,7 @@ impl World {
 
     pub(super) fn polled(&mut self, who: usize, is_last: bool) {
         let State::In(section) = self.clients[who].state.clone() else { return };
+        self.look_at_deadline(who);
         let process = self.clients[who].process;
         let now = self.local(process);
         if section.remaining(now).is_zero() {

@@ -84,6 +84,9 @@ impl World {
                 let most = [1, 5, 60][self.rng.usize(0..3)] * SECOND;
                 let time = self.random(most);
                 let there = &mut self.processes[process];
+                if there.cut_off_until <= self.now {
+                    there.cut_off_since = self.now;
+                }
                 there.cut_off_until = there.cut_off_until.max(self.now + time);
                 let time = Duration::from_nanos(time);
                 self.log(|w| format!("{} is cut off for {time:?}", w.processes[process].label));

@@ -136,6 +136,7 @@ struct Process {
     inbox: Inbox,
     /// Until then nothing reaches it, and nothing of it the server: it comes later.
     cut_off_until: u64,
+    cut_off_since: u64,
     /// When it last heard an answer.
     heard: u64,
 }
@@ -281,7 +282,7 @@ impl World {
             longest_delay: LOCK_DELAY,
         };
         let (keys, processes) = (pick(&[1, 1, 2]), pick(&[2, 2, 3, 4]));
-        let settings = Settings { bare: pick(&[0, 1, 1, 1]) == 1, wrong: mutant.and_then(Mutant::wrong) };
+        let settings = Settings { bare: pick(&[0, 1, 1]) == 1, wrong: mutant.and_then(Mutant::wrong) };
         let keys: Vec<_> = (0..keys).map(|n| LockKey::from(("key", n))).collect();
         let names = Names::new("lock").expect("a prefix");
         let mut world = Self {
@@ -351,6 +352,7 @@ impl World {
             lanes: [None; 2],
             inbox: Inbox::default(),
             cut_off_until: 0,
+            cut_off_since: 0,
             heard: self.now,
         }
     }
@@ -490,6 +492,9 @@ impl World {
         }
         let now = self.local(process);
         for who in 0..self.clients.len() {
+            if self.clients[who].process == process {
+                self.look_at_deadline(who);
+            }
             let client = &mut self.clients[who];
             if client.process != process {
                 continue;

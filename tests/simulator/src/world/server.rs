@@ -125,4 +125,17 @@ impl World {
             self.wrong(format!("{script} makes something for {id}, {ago:?} after it was forgotten"));
         }
     }
+
+    /// What is over is noticed then, even if nobody polls.
+    pub(super) fn look_at_deadline(&mut self, who: usize) {
+        const SOON: u64 = 20 * MS;
+        let client = &self.clients[who];
+        let State::In(section) = &client.state else { return };
+        let process = &self.processes[client.process];
+        let over = client.valid_until.max(process.thawed) + SOON;
+        if self.now > over && !process.frozen && section.why().is_none() {
+            let ago = Duration::from_nanos(self.now - client.valid_until);
+            self.wrong(format!("the deadline of {} was over {ago:?} ago, and nobody has noticed", section.grant.owner));
+        }
+    }
 }
