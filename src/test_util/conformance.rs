@@ -66,6 +66,7 @@ const CLAUSES: &[(&str, Clause)] = clauses![
     a_yield_gives_the_key_on_and_lines_up_behind,
     a_yield_of_what_is_lost_is_an_acquire,
     a_copy_of_a_yield_changes_nothing,
+    a_yield_whose_next_one_waits_already_gives_it_the_key_or_a_place,
     what_is_void_is_not_done,
     it_says_who_has_a_key_and_how_many_wait,
     a_key_that_is_taken_away_stays_taken_and_its_holder_is_told,
@@ -453,6 +454,27 @@ async fn a_copy_of_a_yield_changes_nothing(w: World) {
     w.same(w.in_line(&b).await, 0, "who waits still does");
     w.same(w.release(&a, Duration::ZERO).await, Released::HandedOn, "to who waits, and not to its next one");
     w.release(&b, Duration::ZERO).await;
+}
+
+async fn a_yield_whose_next_one_waits_already_gives_it_the_key_or_a_place(w: World) {
+    let p = w.process();
+    let (a, next, b) = (p.ids.next(), p.ids.next(), p.ids.next());
+    let fence = w.granted(&a).await;
+    w.in_line(&next).await;
+    match w.yields(&a, fence, &next).await {
+        Yielded::Over(Acquired::Granted { .. }) => {}
+        other => panic!("{}: {other:?}", w.clause),
+    }
+    w.same(w.release(&next, Duration::ZERO).await, Released::Freed, "it has no place as well");
+    let fence = w.granted(&a).await;
+    let later = p.ids.next();
+    w.same((w.in_line(&b).await, w.in_line(&later).await), (0, 1), "behind another one");
+    match w.yields(&a, fence, &later).await {
+        Yielded::Over(Acquired::InLine { before: 0, .. }) => {}
+        other => panic!("{}: {other:?}", w.clause),
+    }
+    w.same(w.release(&b, Duration::ZERO).await, Released::HandedOn, "it waited for that");
+    w.same(w.release(&later, Duration::ZERO).await, Released::Freed, "one place each");
 }
 
 async fn what_is_void_is_not_done(w: World) {

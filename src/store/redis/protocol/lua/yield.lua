@@ -24,7 +24,8 @@ if not stands then
 end
 if give_on(KEYS[1], KEYS[2], KEYS[3], false, ARGV[5]) then
   redis.call('HDEL', KEYS[2], ARGV[4])
-  local got = line_up(KEYS[3], ARGV[1], tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]))
+  -- It may have gone to our own next one, which has asked already, because this yield was thought to be lost: the key, or a place, and not both.
+  local got = take(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], '1', ARGV[5], ARGV[6], ARGV[7])
   return {now, unpack(got)}
 end
 -- The lease first: it is a write that works when Redis is out of memory, and then the rest does.
