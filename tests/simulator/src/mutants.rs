@@ -223,7 +223,8 @@ pub const MUTANTS: &[Mutant] = &[
         "yield_any_fence",
         "a copy of a yield does not see that it was done",
         &[patch("yield", "stands and stands ~= ARGV[8]", "false")],
-    ),
+    )
+    .with("copies"),
     script(
         "yield_no_extend",
         "a yield that goes on does not extend the lease",

@@ -13,7 +13,7 @@ use tower_lock_simulator::world::{self, Options};
 const SEEDS: u64 = 2_000;
 
 fn option(seed: u64) -> Option<&'static str> {
-    ["force", "java", "ctr", "back", "flush", "step"].get(usize::try_from(seed % 12).expect("small")).copied()
+    ["force", "java", "ctr", "back", "flush", "step", "copies"].get(usize::try_from(seed % 14).expect("small")).copied()
 }
 
 #[test]
