@@ -67,6 +67,7 @@ impl World {
             since: at,
             state: State::Away,
             began: 0,
+            told: 0,
             valid_until: 0,
         };
         let who = self.clients.len();
@@ -126,6 +127,7 @@ impl World {
             return self.processes[process].shell.guard_ended(now, &section, Ending::Unheard);
         }
         client.state = State::Told(section);
+        client.told = self.now;
         let soon = self.random(MS);
         self.after(soon, move |w| w.feel(process, number, Source::Request(id(who)), move |w| w.begins(who)));
     }
@@ -146,6 +148,10 @@ impl World {
         });
         if left.is_zero() {
             return self.wrong(format!("{} begins after its deadline", section.grant.owner));
+        }
+        if self.told_of_it.contains(&(section.grant.owner.to_string(), section.token.as_u64() >> 10)) {
+            return self
+                .wrong(format!("{} begins though it was told that its key was taken away", section.grant.owner));
         }
         let clock = self.processes[process].clock;
         if let Err(wrong) = self.referee.begins(self.now, number, clock, &section) {
@@ -203,8 +209,8 @@ impl World {
     pub(super) fn leaves(&mut self, who: usize, ending: Ending) {
         let State::In(section) = std::mem::replace(&mut self.clients[who].state, State::Over) else { return };
         let client = &self.clients[who];
-        let (process, key, terms, began, valid_until) =
-            (client.process, client.key, client.terms, client.began, client.valid_until);
+        let (process, key, terms, told, valid_until) =
+            (client.process, client.key, client.terms, client.told, client.valid_until);
         self.log(|w| {
             let why = section.why();
             format!("{} ends: {who} as {}, {ending:?} {why:?}", w.processes[process].label, section.grant.owner)
@@ -214,7 +220,7 @@ impl World {
             _ if self.settings.bare && ending == Ending::Dropped => (0, ""),
             Ending::Dropped => (ended + nanos(terms.lock_delay), "ended badly"),
             Ending::Released => {
-                let held = now - began;
+                let held = now - told;
                 // By a clock that may be fast.
                 let left = nanos(terms.hold_at_least).saturating_sub(held + held / 100) / 100 * 98;
                 // The store keeps it no longer than the lease, if the give-back is lost.

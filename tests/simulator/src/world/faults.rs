@@ -212,7 +212,8 @@ impl World {
 
     pub(super) fn force(&mut self, key: usize) {
         let keep = Duration::from_millis([0, 0, 1_000][self.rng.usize(0..3)]);
-        for (holder, _) in self.record(key).holders {
+        for (holder, fence) in self.record(key).holders {
+            self.taken.insert(holder.clone(), fence.parse().unwrap_or(0));
             self.referee.excused.insert(OwnerId::from_text(holder.trim_end_matches(":end")));
         }
         let lock = self.keys[key].clone();

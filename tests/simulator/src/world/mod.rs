@@ -173,6 +173,8 @@ struct Client {
     since: u64,
     state: State,
     began: u64,
+    /// When it was its turn: the least hold counts from then.
+    told: u64,
     /// Until when it may be in, as far as it knew last.
     valid_until: u64,
 }
@@ -223,6 +225,10 @@ struct World {
     idle_since: Vec<Option<u64>>,
     first_in_turn: HashMap<OwnerId, u64>,
     crashed: Vec<String>,
+    /// What an operator took away: which fence of whom.
+    taken: HashMap<String, u64>,
+    /// Those who have heard of it.
+    told_of_it: HashSet<(String, u64)>,
     foreign: HashSet<String>,
     foreign_until: Vec<u64>,
     violation: Option<String>,
@@ -312,6 +318,8 @@ impl World {
             lined_up: HashMap::new(),
             first_in_turn: HashMap::new(),
             crashed: Vec::new(),
+            taken: HashMap::new(),
+            told_of_it: HashSet::new(),
             foreign: HashSet::new(),
             violation: None,
             scripts: 0,

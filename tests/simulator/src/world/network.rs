@@ -198,6 +198,10 @@ impl World {
             let now = w.local(process);
             w.processes[process].shell.message(now, &message);
             w.settle(process);
+            let who = message.strip_prefix("1 taken 0 ").and_then(|rest| rest.split(' ').next());
+            if let Some((who, fence)) = who.and_then(|who| w.taken.get_key_value(who)) {
+                w.told_of_it.insert((who.clone(), *fence));
+            }
             let goes_on = |client: &Client| match &client.state {
                 State::In(section) => message.starts_with(&format!("1 taken 0 {} ", section.grant.owner)),
                 _ => false,
