@@ -60,6 +60,10 @@ pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) const RETRY_MIN: Duration = Duration::from_millis(10);
 pub(crate) const RETRY_MAX: Duration = Duration::from_secs(1);
 
+/// So often at the most a log is told why the store does not answer.
+#[cfg(feature = "tracing")]
+pub(crate) const COMPLAINTS: Duration = Duration::from_secs(10);
+
 /// Give-backs that are not known to have reached the store: beyond them nothing new is asked for.
 pub(crate) const GIVE_BACKS: usize = 10_000;
 
@@ -143,6 +147,8 @@ mod tests {
         }
         #[cfg(feature = "axum")]
         assert!(readme.contains(&format!("at most {} MiB |", BODY_BYTES >> 20)));
+        #[cfg(feature = "tracing")]
+        assert!(readme.contains(&format!("| warnings of a store that does not answer | one in {} |", s(COMPLAINTS))));
         #[cfg(feature = "redis")]
         assert!(readme.contains(&format!("| prefix of names in Redis | `{PREFIX}` |")));
         assert_eq!(REQUEST_WAIT, Duration::ZERO, "refuse at once");

@@ -169,6 +169,8 @@ impl LockKey {
 
     /// Exactly this name, such as another service already locks. Never shortened, escaped or prefixed.
     ///
+    /// A `RedisStore` refuses such a key if its name begins as those that it makes do, with its prefix and a colon, or with `tower-lock:`.
+    ///
     /// # Errors
     ///
     /// No name, a name of more than 1 024 bytes, or one whose braces would let a Redis Cluster keep its line in

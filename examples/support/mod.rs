@@ -72,8 +72,8 @@ pub async fn locks() -> Result<Locks, Failure> {
     match env::var("REDIS_URL") {
         Ok(url) => {
             let store = RedisStore::connect(&url).await.map_err(|error| {
-                let cause = successors(error.source(), |&cause| cause.source()).last();
-                format!("REDIS_URL: {error}{}", cause.map(|cause| format!(": {cause}")).unwrap_or_default())
+                let causes = successors(error.source(), |&cause| cause.source()).map(|cause| format!(": {cause}"));
+                format!("REDIS_URL: {error}{}", causes.collect::<String>())
             })?;
             Ok(Locks::new(store))
         }

@@ -18,6 +18,7 @@ use tokio::{
 
 use super::{
     LockError, LockLost,
+    complaints::Complaints,
     conversation::{Action, Actions, Ahead, Call, Ending, Event, Request, Verb},
     grant::Grant,
     metrics,
@@ -49,6 +50,7 @@ pub(crate) struct Core {
     pub(super) clock: Clock,
     pub(super) watchdog: Watchdog,
     ids: OwnerIds,
+    complaints: Complaints,
     /// I11: nothing of others runs under it, and nothing is awaited.
     table: Mutex<Table<Waiter>>,
     /// Nothing new is started. Never taken back.
@@ -89,6 +91,7 @@ impl Core {
             clock,
             watchdog: Watchdog::default(),
             ids,
+            complaints: Complaints::default(),
             table: Mutex::default(),
             is_draining: AtomicBool::new(false),
             runtime: Mutex::default(),
@@ -274,7 +277,7 @@ impl Core {
     ) -> Option<Event<Waiter>> {
         match answer.into_ready() {
             Ok(answer) => {
-                metrics::store_answered(verb, &answer);
+                self.answered(verb, &answer);
                 Some(event(answer))
             }
             Err(answer) => {
@@ -292,6 +295,14 @@ impl Core {
                 });
                 None
             }
+        }
+    }
+
+    /// Counted, and complained of.
+    pub(super) fn answered<T>(&self, verb: &'static str, answer: &Result<T, StoreError>) {
+        metrics::store_answered(verb, answer);
+        if let Err(error) = answer {
+            self.complaints.tell(self.clock.now(), verb, error);
         }
     }
 
@@ -343,7 +354,7 @@ impl<T, F: FnOnce(Result<T, StoreError>) -> Event<Waiter>> UnderWay<T, F> {
 
     fn tell(&mut self, answer: Result<T, StoreError>) {
         if let Some(event) = self.event.take() {
-            metrics::store_answered(self.verb, &answer);
+            self.core.answered(self.verb, &answer);
             self.core.on(&self.key, event(answer));
         }
     }

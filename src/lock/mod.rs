@@ -44,6 +44,7 @@ mod watchdog;
 mod told;
 mod sync;
 mod metrics;
+mod complaints;
 mod policy;
 mod error;
 

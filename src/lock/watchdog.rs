@@ -246,7 +246,7 @@ async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
     let asks = due.iter().map(|grant| RenewAsk::new(grant.key.clone(), grant.owner.clone(), grant.lease_with_delay()));
     let answers = timeout(STORE_CALL, core.store.renew(asks.collect())).await;
     let answers = answers.unwrap_or_else(|_| Err(StoreError::new("lock", "renew", StoreErrorKind::Timeout)));
-    metrics::store_answered("renew", &answers);
+    core.answered("renew", &answers);
     let now = core.clock.now();
     // No answer: the next look asks again, until the deadline.
     for (grant, renewed) in due.iter().zip(answers.unwrap_or_default()) {

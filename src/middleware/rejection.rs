@@ -119,7 +119,9 @@ impl Rejection {
             LockError::LineFull { ahead } => Self::LineFull { retry_after: retry_after(Duration::MAX, ahead) },
             LockError::ShuttingDown => Self::ShuttingDown { retry_after: retry_after(Duration::MAX, 1) },
             LockError::Store(source) => {
-                Self::StoreUnavailable { retry_after: retry_after(Duration::MAX, 1), source: Arc::new(source) }
+                // How long a route holds its locks says nothing of when a store is back.
+                let retry_after = retry_after(Duration::MAX, 1).max(RETRY_AFTER_MIN);
+                Self::StoreUnavailable { retry_after, source: Arc::new(source) }
             }
         }
     }

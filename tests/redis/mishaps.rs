@@ -200,7 +200,11 @@ async fn whoever_listens_is_cut_off_again_and_again_and_everybody_has_its_turn_a
 async fn messages_that_come_twice_do_no_harm() {
     let Some(world) = world().await else { return };
     world.proxy.all().double_pushes();
-    hand_overs(&world, 20).await;
+    let took = hand_overs(&world, 20).await;
+    assert!(
+        took < Duration::from_secs(10),
+        "40 turns took {took:?}: if one was lost, it would be found after a second"
+    );
     world.is_clean_soon().await;
 }
 

@@ -1,10 +1,15 @@
 //! A server, and several instances of a service in front of it.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use tokio::time::{Instant, sleep, timeout};
 use tower_lock::{LockKey, Locks, RedisStore};
 use tower_lock_faults::{Proxy, RedisServer, Reply};
+use tracing_subscriber::{fmt::MakeWriter, layer::SubscriberExt};
 
 /// Longer than anything takes here, on a machine that does something else as well.
 const AT_MOST: Duration = Duration::from_secs(120);
@@ -91,4 +96,38 @@ pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
 
 pub(crate) const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
+}
+
+/// What was written to the log.
+#[derive(Clone, Default)]
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+impl Log {
+    pub(crate) fn listen(&self) -> tracing::subscriber::DefaultGuard {
+        let to_us = tracing_subscriber::fmt::layer().with_writer(self.clone()).with_ansi(false);
+        tracing::subscriber::set_default(tracing_subscriber::registry().with(to_us))
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
 }

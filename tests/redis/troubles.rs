@@ -10,7 +10,7 @@ use tower_lock::{
 };
 use tower_lock_faults::{RedisServer, Reply};
 
-use crate::support::{NAME, key, ms, until, world};
+use crate::support::{Log, NAME, key, ms, until, world};
 
 async fn trouble(locks: &Locks) -> StoreError {
     match locks.try_lock(key()).await {
@@ -99,6 +99,24 @@ async fn a_replica_a_disk_that_is_full_and_a_right_that_was_taken_are_told_apart
     until("as before", async || locks.try_lock(key()).await.is_ok()).await;
 }
 
+/// Whoever reads the log learns why requests are turned away, and is not drowned in it.
+#[tokio::test]
+async fn a_store_that_refuses_is_complained_of_now_and_then_with_its_reason() {
+    let Some(world) = world().await else { return };
+    let locks = world.sound_instance("a").await;
+    world.ask(&["SET", NAME, "text"]).await;
+    let log = Log::default();
+    let guard = log.listen();
+    for _ in 0..20 {
+        trouble(&locks).await;
+    }
+    drop(guard);
+    let warnings: Vec<_> = log.text().lines().filter(|line| line.contains("WARN")).map(ToOwned::to_owned).collect();
+    assert_eq!(warnings.len(), 1, "{warnings:#?}");
+    let says = ["tower_lock", "refused to acquire", "WRONGTYPE", "look at its `TYPE`", "operation=\"acquire\""];
+    assert!(says.iter().all(|word| warnings[0].contains(word)), "{warnings:#?}");
+}
+
 /// An error is no answer: the key is free as soon as the trouble is over, and not at the end of a lease.
 #[tokio::test]
 async fn a_release_that_redis_refuses_is_told_and_repeated() {
@@ -180,7 +198,7 @@ async fn too_many_clients_are_told() {
     let mut first = world.redis.connect().await;
     first.command(&["PING"]).await.expect("an answer");
     let error = RedisStore::connect(&world.redis.url()).await.expect_err("too many");
-    let source = error.source().and_then(Error::source).expect("kept").to_string();
+    let source = error.source().expect("kept").to_string();
     assert!(source.contains("maxclients") || source.contains("is the server up"), "{source}");
     first.command(&["CONFIG", "SET", "maxclients", "100"]).await.expect("an answer");
 }

@@ -30,7 +30,6 @@ use crate::{
     clock::Clock,
     defaults::{PREFIX, STORE_CALL},
     key::LockKey,
-    store::StoreError,
 };
 
 /// Makes a [`RedisStore`] that is to be told something about itself.
@@ -62,8 +61,8 @@ pub enum RedisConnectError {
     TlsNotBuilt,
     /// The prefix cannot be one: 1 to 64 of `[A-Za-z0-9._-]`, and not `tower-lock`.
     Prefix(String),
-    /// There was no connection, or no answer.
-    Unreachable(StoreError),
+    /// There was no connection, or no answer; or an answer that nobody can work with.
+    Unreachable(Box<dyn Error + Send + Sync>),
     /// The server is older than Redis 7.0; its version.
     TooOld(String),
     /// The user may not do all that is needed, or the server cannot: what was refused, and in which words.
@@ -211,7 +210,7 @@ fn quick(address: ConnectionInfo) -> ConnectionInfo {
 
 /// Everything that locks need, once; and the connection that listened.
 async fn self_test(shared: Arc<Shared>) -> Result<PubSub, RedisConnectError> {
-    let ask = |trouble: Trouble| RedisConnectError::Unreachable(trouble.of("connect"));
+    let ask = |trouble: Trouble| RedisConnectError::Unreachable(trouble.remedied());
     look_at_the_server(&shared).await?;
     let once = format!("self-test:{:016x}", RandomState::new().hash_one(0));
     let channel = protocol::inbox(&once);
@@ -226,15 +225,19 @@ async fn self_test(shared: Arc<Shared>) -> Result<PubSub, RedisConnectError> {
     }
     let key = LockKey::from(("self-test", once.as_str()));
     let call = shared.names.self_test(&key, &channel, "1 hello").map_err(|name| ask(name.into()))?;
-    // By the connection that was not used yet.
-    let reply =
-        shared.ends.ask(Question::Script(&call), Instant::now() + CALL).await.map_err(|trouble| match trouble {
+    let run = async |question| {
+        // By the connection that was not used yet.
+        shared.ends.ask(question, Instant::now() + CALL).await.map_err(|trouble| match trouble {
             // It may not even run a script.
             Trouble::Redis(error) if error.code() == Some("NOPERM") => {
                 RedisConnectError::Refused(vec![error.to_string()])
             }
             trouble => ask(trouble),
-        })?;
+        })
+    };
+    // By its text and by its hash: after a restart the first one is needed, whoever may have taught the server now.
+    run(Question::Text(&call)).await?;
+    let reply = run(Question::Script(&call)).await?;
     let (now, receivers, refused) = protocol::self_tested(&reply).map_err(|misread| ask(misread.into()))?;
     if !refused.is_empty() {
         return Err(RedisConnectError::Refused(refused));
@@ -258,7 +261,7 @@ async fn look_at_the_server(shared: &Shared) -> Result<(), RedisConnectError> {
         {
             Ok(info) => Ok(from_redis_value::<String>(info).ok()),
             Err(Trouble::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
-            Err(trouble) => Err(RedisConnectError::Unreachable(trouble.of("connect"))),
+            Err(trouble) => Err(RedisConnectError::Unreachable(trouble.remedied())),
         };
     let (server, memory) = (section("server").await?, section("memory").await?);
     match server.as_deref().and_then(|info| field(info, "redis_version")) {
@@ -326,8 +329,7 @@ impl fmt::Display for RedisConnectError {
 impl Error for RedisConnectError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::Address(error) => Some(&**error),
-            Self::Unreachable(error) => Some(error),
+            Self::Address(error) | Self::Unreachable(error) => Some(&**error),
             _ => None,
         }
     }

@@ -55,6 +55,8 @@ struct Failure {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Question<'a> {
     Script(&'a ScriptCall),
+    /// The same, as a server is asked that does not know the script.
+    Text(&'a ScriptCall),
     Command(&'a Cmd),
 }
 
@@ -175,6 +177,7 @@ impl Question<'_> {
                 }
                 answer => answer,
             },
+            Self::Text(call) => call.by_text().query_async(connection).await,
             Self::Command(command) => command.query_async(connection).await,
         }
     }

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use self::{
     events::Events,
     lane::{Lane, Question},
-    protocol::{InTime, Misread, Names, ScriptCall, ServerClock, TwoSpellings},
+    protocol::{InTime, Misread, Names, NotAName, ScriptCall, ServerClock},
     trouble::Trouble,
 };
 use super::{
@@ -211,7 +211,7 @@ impl Shared {
         called: Moment,
         void_after: Duration,
         by: Instant,
-        call: impl Fn(i64) -> Result<ScriptCall, TwoSpellings>,
+        call: impl Fn(i64) -> Result<ScriptCall, NotAName>,
         read: impl Fn(&Value) -> Result<(i64, InTime<T>), Misread>,
     ) -> Result<T, Trouble> {
         for _ in 0..Self::LATE {

@@ -7,7 +7,7 @@ use deadpool_redis::{
     redis::{ErrorKind, RedisError, ServerErrorKind},
 };
 
-use super::protocol::{Misread, TwoSpellings};
+use super::protocol::{Misread, NotAName};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Why a call has no answer.
@@ -26,7 +26,7 @@ pub(super) enum Trouble {
     /// It came to Redis when it was void.
     Late,
     Misread(Misread),
-    Name(TwoSpellings),
+    Name(NotAName),
 }
 
 /// What Redis said, and what to do about it.
@@ -38,8 +38,14 @@ struct Remedied {
 
 impl Trouble {
     pub(super) fn of(self, operation: &'static str) -> StoreError {
-        let (kind, remedy) = self.verdict();
-        StoreError::new("redis", operation, kind).with_source(Remedied { trouble: self, remedy })
+        let (kind, _) = self.verdict();
+        StoreError::new("redis", operation, kind).with_source(self.remedied())
+    }
+
+    /// With what helps.
+    pub(super) fn remedied(self) -> Box<dyn Error + Send + Sync> {
+        let (_, remedy) = self.verdict();
+        Box::new(Remedied { trouble: self, remedy })
     }
 
     /// The connection is of no use any more, or is to the wrong server.
@@ -140,8 +146,8 @@ impl From<Misread> for Trouble {
     }
 }
 
-impl From<TwoSpellings> for Trouble {
-    fn from(name: TwoSpellings) -> Self {
+impl From<NotAName> for Trouble {
+    fn from(name: NotAName) -> Self {
         Self::Name(name)
     }
 }

@@ -7,7 +7,7 @@ mod wire;
 mod script;
 
 pub use self::{
-    names::{Names, TwoSpellings, inbox},
+    names::{Names, NotAName, inbox},
     script::ScriptCall,
     server_clock::ServerClock,
     wire::{InTime, Misread, acquired, forced, inspected, released, renewed, self_tested, yielded},

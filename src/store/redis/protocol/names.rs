@@ -28,11 +28,18 @@ pub struct Names {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotAPrefix;
 
-/// A raw key that reads like one that this application makes: nobody could tell from its name which of the two it is.
+/// A raw key whose name is not free for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TwoSpellings {
-    name: String,
-    prefix: Box<str>,
+pub enum NotAName {
+    /// It reads like one that this application makes: nobody could tell from the name which of the two it is.
+    TwoSpellings {
+        /// The name.
+        name: String,
+        /// What the names of this application begin with.
+        prefix: Box<str>,
+    },
+    /// Lines, inboxes and fences are named so.
+    Ours(String),
 }
 
 impl Names {
@@ -47,14 +54,18 @@ impl Names {
     }
 
     /// The name of a lock.
-    pub fn lock(&self, key: &LockKey) -> Result<String, TwoSpellings> {
+    pub fn lock(&self, key: &LockKey) -> Result<String, NotAName> {
         let text = key.as_str();
         if !key.is_raw() {
             return Ok(format!("{}:{text}", self.prefix));
         }
-        match self.made(text) {
-            None => Ok(text.to_owned()),
-            Some(_) => Err(TwoSpellings { name: text.to_owned(), prefix: self.prefix.clone() }),
+        let name = text.to_owned();
+        if text.starts_with("tower-lock:") {
+            Err(NotAName::Ours(name))
+        } else if self.made(text).is_some() {
+            Err(NotAName::TwoSpellings { name, prefix: self.prefix.clone() })
+        } else {
+            Ok(name)
         }
     }
 
@@ -93,18 +104,25 @@ impl fmt::Display for NotAPrefix {
 
 impl std::error::Error for NotAPrefix {}
 
-impl fmt::Display for TwoSpellings {
+impl fmt::Display for NotAName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, prefix } = self;
-        write!(
-            f,
-            "the raw name `{name}` begins with `{prefix}:`, as the keys of this application do: give the store another prefix, or \
-             make the key of a tuple"
-        )
+        match self {
+            Self::TwoSpellings { name, prefix } => write!(
+                f,
+                "the raw name `{name}` begins with `{prefix}:`, as the keys of this application do: give the store another prefix, or \
+                 make the key of a tuple"
+            ),
+            Self::Ours(name) => {
+                write!(
+                    f,
+                    "the raw name `{name}` begins with `tower-lock:`, as what belongs to all locks does: choose another one"
+                )
+            }
+        }
     }
 }
 
-impl std::error::Error for TwoSpellings {}
+impl std::error::Error for NotAName {}
 
 #[cfg(test)]
 mod tests {
@@ -126,6 +144,8 @@ mod tests {
         let both = LockKey::raw("lock:reward:7").expect("a name");
         let error = names().lock(&both).expect_err("whose is it?");
         assert!(error.to_string().contains("`lock:reward:7` begins with `lock:`"), "{error}");
+        let ours = LockKey::raw("tower-lock:f").expect("a name");
+        assert_eq!(names().lock(&ours), Err(NotAName::Ours("tower-lock:f".into())));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use deadpool_redis::redis::Value;
 
 use super::{
-    names::{self, FENCES, Names, TwoSpellings},
+    names::{self, FENCES, Names, NotAName},
     script::{ACQUIRE, FORCE, INSPECT, RELEASE, RENEW, SELF_TEST, Script, ScriptCall, YIELD},
 };
 use crate::{
@@ -37,7 +37,7 @@ const EARLIEST_FENCE: u64 = 1_000_000_000_000_000;
 
 impl Names {
     /// `until`: by the server's clock, in microseconds.
-    pub fn acquire(&self, ask: &AcquireAsk, until: i64) -> Result<ScriptCall, TwoSpellings> {
+    pub fn acquire(&self, ask: &AcquireAsk, until: i64) -> Result<ScriptCall, NotAName> {
         let lines_up = if ask.if_held == IfHeld::LineUp { "1" } else { "0" };
         let args = vec![
             ask.owner.to_string(),
@@ -65,12 +65,12 @@ impl Names {
     }
 
     /// Gives back.
-    pub fn release(&self, ask: &ReleaseAsk) -> Result<ScriptCall, TwoSpellings> {
+    pub fn release(&self, ask: &ReleaseAsk) -> Result<ScriptCall, NotAName> {
         self.call(&RELEASE, &ask.key, vec![ask.owner.to_string(), ms(ask.keep_taken), ms(ask.line.offer)])
     }
 
     /// `until`: by the server's clock, in microseconds.
-    pub fn yield_to_line(&self, ask: &YieldAsk, until: i64) -> Result<ScriptCall, TwoSpellings> {
+    pub fn yield_to_line(&self, ask: &YieldAsk, until: i64) -> Result<ScriptCall, NotAName> {
         let args = vec![
             ask.next.to_string(),
             until.to_string(),
@@ -85,19 +85,19 @@ impl Names {
     }
 
     /// Takes away.
-    pub fn force(&self, ask: &ForceAsk) -> Result<ScriptCall, TwoSpellings> {
+    pub fn force(&self, ask: &ForceAsk) -> Result<ScriptCall, NotAName> {
         self.call(&FORCE, &ask.key, vec![ms(ask.keep_taken), ms(ask.line.offer)])
     }
 
     /// Looks.
-    pub fn inspect(&self, key: &LockKey) -> Result<ScriptCall, TwoSpellings> {
+    pub fn inspect(&self, key: &LockKey) -> Result<ScriptCall, NotAName> {
         let lock = self.lock(key)?;
         let line = names::line(&lock);
         Ok(ScriptCall { script: &INSPECT, keys: vec![lock, line], args: Vec::new() })
     }
 
     /// Tries everything on a key of its own.
-    pub fn self_test(&self, key: &LockKey, inbox: &str, message: &str) -> Result<ScriptCall, TwoSpellings> {
+    pub fn self_test(&self, key: &LockKey, inbox: &str, message: &str) -> Result<ScriptCall, NotAName> {
         self.call(&SELF_TEST, key, vec![inbox.to_owned(), message.to_owned()])
     }
 
@@ -106,7 +106,7 @@ impl Names {
         script: &'static std::sync::LazyLock<Script>,
         key: &LockKey,
         args: Vec<String>,
-    ) -> Result<ScriptCall, TwoSpellings> {
+    ) -> Result<ScriptCall, NotAName> {
         let lock = self.lock(key)?;
         let line = names::line(&lock);
         Ok(ScriptCall { script, keys: vec![FENCES.to_owned(), lock, line], args })
