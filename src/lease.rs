@@ -114,7 +114,7 @@ impl OwnerIds {
     }
 
     /// What all ids have in common.
-    pub(crate) fn process(&self) -> &Arc<str> {
+    pub fn process(&self) -> &Arc<str> {
         &self.process
     }
 

@@ -118,6 +118,12 @@ impl Attempt {
         }
     }
 
+    /// It goes by this id, or will.
+    #[cfg(any(test, feature = "test-util"))]
+    pub(super) fn is(&self, id: &OwnerId) -> bool {
+        self.owner == *id || matches!(&self.state, State::Yielding { next, .. } if next == id)
+    }
+
     pub(super) fn waits_for_its_turn(&self) -> bool {
         matches!(self.state, State::Asking | State::InLine)
     }

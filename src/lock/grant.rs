@@ -18,8 +18,10 @@ use crate::{
 /// One grant: shared by the conversation about its key, the sections that run under it, and the watchdog.
 #[derive(Debug)]
 pub struct Grant {
-    pub(super) key: LockKey,
-    pub(super) owner: OwnerId,
+    /// What is locked.
+    pub key: LockKey,
+    /// Who has it.
+    pub owner: OwnerId,
     /// The token of the first section under the newest fence.
     token: AtomicU64,
     /// I4: nothing but the store's word moves it on. Nanoseconds; the [code](LockLost::code) of a reason once it is over, for ever (I5).
@@ -39,7 +41,7 @@ pub struct Grant {
 
 /// What a grant needs at some moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Need {
+pub enum Need {
     /// Nothing before this moment.
     Rest(Moment),
     /// To be renewed; and to be looked at again at this moment, if no answer has come.
@@ -69,7 +71,7 @@ impl Grant {
 
     /// I4: for how long it can be claimed at this moment that the store keeps it for us. What is past its deadline is over, for
     /// everybody, from this question on.
-    pub(super) fn remaining(&self, now: Moment) -> Duration {
+    pub fn remaining(&self, now: Moment) -> Duration {
         loop {
             let deadline = self.deadline.load(Ordering::Acquire);
             if LockLost::from_code(deadline).is_some() {
@@ -87,7 +89,7 @@ impl Grant {
     }
 
     /// The store has renewed it, asked at this moment. Too late is too late: what is over stays so.
-    pub(super) fn extend(&self, asked: Moment, now: Moment) {
+    pub fn extend(&self, asked: Moment, now: Moment) {
         let deadline = asked.after(safe_part(LEASE)).as_nanos();
         let extended = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
             (now.as_nanos() < old && LockLost::from_code(old).is_none()).then_some(old.max(deadline))
@@ -108,12 +110,12 @@ impl Grant {
     }
 
     /// What the store is asked for when it is renewed: the lease, and the lock-delay that only the store knows of (I10).
-    pub(super) fn lease_with_delay(&self) -> Duration {
+    pub fn lease_with_delay(&self) -> Duration {
         LEASE + self.lock_delay()
     }
 
     /// It is over, for this reason; if it is not yet.
-    pub(super) fn end(&self, why: LockLost) {
+    pub fn end(&self, why: LockLost) {
         loop {
             let deadline = self.deadline.load(Ordering::Acquire);
             if LockLost::from_code(deadline).is_some() {
@@ -131,7 +133,7 @@ impl Grant {
     }
 
     /// Why it is over; `None` while it is not.
-    pub(super) fn why(&self) -> Option<LockLost> {
+    pub fn why(&self) -> Option<LockLost> {
         LockLost::from_code(self.deadline.load(Ordering::Acquire))
     }
 
@@ -156,7 +158,7 @@ impl Grant {
     /// What the watchdog has to do for it now. An answer that does not come is asked for again soon.
     ///
     /// `soon`: what is due before this moment is done now, with what is due already.
-    pub(super) fn need(&self, now: Moment, soon: Moment) -> Need {
+    pub fn need(&self, now: Moment, soon: Moment) -> Need {
         let left = self.remaining(now);
         if left.is_zero() {
             return Need::Over;
@@ -176,7 +178,7 @@ impl Grant {
     }
 
     /// When the watchdog has to look at it next.
-    pub(super) fn look_at(&self) -> Moment {
+    pub fn look_at(&self) -> Moment {
         let [deadline, limit, renew_at] = [&self.deadline, &self.limit, &self.renew_at]
             .map(|moment| Moment::from_nanos(moment.load(Ordering::Relaxed)));
         deadline.min(limit).min(renew_at)

@@ -66,9 +66,11 @@ pub use self::{
 /// The decisions without their shell, for simulators: no promise is made of it.
 #[cfg(feature = "test-util")]
 pub mod decisions {
+    use std::time::Duration;
+
     pub use super::{
         conversation::{Action, Actions, Ahead, Call, Context, Conversation, Ending, Event, Request, Verb},
-        grant::Grant,
+        grant::{Grant, Need},
         section::Section,
         table::Table,
         terms::Terms,
@@ -77,4 +79,22 @@ pub mod decisions {
         clock::{Moment, Now},
         lease::OwnerIds,
     };
+    use crate::{defaults, store::LineTerms};
+
+    /// How every line is served.
+    pub const LINE: LineTerms = super::core::LINE;
+    /// How long a grant lasts.
+    pub const LEASE: Duration = defaults::LEASE;
+    /// The least that the store keeps a key beyond that.
+    pub const LOCK_DELAY: Duration = defaults::LOCK_DELAY;
+    /// How often a waiter asks again, give or take a fifth.
+    pub const CHECK_IN: Duration = defaults::CHECK_IN;
+    /// How long one call of the store may take.
+    pub const STORE_CALL: Duration = defaults::STORE_CALL;
+    /// When those who wait are told that the store is silent.
+    pub const STORE_TIMEOUT: Duration = defaults::STORE_TIMEOUT;
+    /// How long a process hands a key on within itself.
+    pub const HAND_OVER_TIME: Duration = defaults::HAND_OVER_TIME;
+    /// What is due within this time is renewed with what is due already.
+    pub const RENEWAL_TICK: Duration = defaults::RENEWAL_TICK;
 }

@@ -18,8 +18,10 @@ use crate::{
 /// Shared by its guards and their views.
 #[derive(Debug)]
 pub struct Section {
-    pub(super) grant: Arc<Grant>,
-    pub(super) token: FencingToken,
+    /// What it runs under.
+    pub grant: Arc<Grant>,
+    /// What it writes with.
+    pub token: FencingToken,
     pub(super) terms: Terms,
     pub(super) began: Moment,
     limit: Moment,
@@ -50,7 +52,7 @@ impl Section {
     }
 
     /// For how long it can be claimed at this moment that it is alone. Zero is for ever.
-    pub(super) fn remaining(&self, now: Moment) -> Duration {
+    pub fn remaining(&self, now: Moment) -> Duration {
         if self.over.load(Ordering::Acquire) != Self::RUNS {
             return Duration::ZERO;
         }
@@ -63,7 +65,7 @@ impl Section {
     }
 
     /// Why it is over; `None` while it is not.
-    pub(super) fn why(&self) -> Option<LockLost> {
+    pub fn why(&self) -> Option<LockLost> {
         LockLost::from_code(self.over.load(Ordering::Acquire)).or_else(|| self.grant.why())
     }
 

@@ -7,6 +7,8 @@ use super::{
     owner::Owner,
     section::Section,
 };
+#[cfg(any(test, feature = "test-util"))]
+use crate::lease::OwnerId;
 use crate::{
     clock::{Moment, Now},
     defaults::{GIVE_BACKS, LINE_PER_PROCESS},
@@ -123,6 +125,12 @@ impl<W> Table<W> {
     /// How many wait for this key.
     pub fn waiting_for(&self, key: &LockKey) -> usize {
         self.by_key.get(key).map_or(0, Conversation::waiting)
+    }
+
+    /// Whether something of this owner may be in the store still, as far as is known here.
+    #[cfg(any(test, feature = "test-util"))]
+    pub fn knows(&self, key: &LockKey, owner: &OwnerId) -> bool {
+        self.by_key.get(key).is_some_and(|conversation| conversation.knows(owner))
     }
 
     /// How many sections run.

@@ -227,6 +227,13 @@ impl<W> Conversation<W> {
         self.give_backs.len()
     }
 
+    /// Whether something of this id may be in the store still.
+    #[cfg(any(test, feature = "test-util"))]
+    pub fn knows(&self, id: &OwnerId) -> bool {
+        self.attempt.as_ref().is_some_and(|attempt| attempt.is(id))
+            || self.give_backs.iter().any(|give_back| give_back.owner == *id)
+    }
+
     /// How often this owner has the key now.
     pub fn holds(&self, owner: &Owner, now: Moment) -> u32 {
         let running = self.running().filter(|running| running.owner.as_ref() == Some(owner));

@@ -1,0 +1,548 @@
+//! A Redis of two dozen commands that runs scripts in the Lua of Redis.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashMap, VecDeque},
+    rc::Rc,
+};
+
+use mlua::{Function, Lua, MultiValue, Table, Value as LuaValue};
+use tower_lock::{deadpool_redis::redis::Value, test_util::redis_protocol::ScriptCall};
+
+/// A server without a network and with a clock that is set.
+#[derive(Debug)]
+pub struct Fake {
+    lua: Lua,
+    /// Runs a function so that what it raises is a value.
+    guarded: Function,
+    /// By the address of its text, which lives for ever.
+    scripts: HashMap<*const u8, Function>,
+    named: HashMap<String, Function>,
+    patches: Vec<Patch>,
+    data: Rc<RefCell<Data>>,
+}
+
+/// What is wrong with a script: the first text of its file, and what stands there instead.
+#[derive(Clone, Copy, Debug)]
+pub struct Patch {
+    /// Which script; `None`: all that have it.
+    pub script: Option<&'static str>,
+    /// What stands there.
+    pub old: &'static str,
+    /// What is put there.
+    pub new: &'static str,
+}
+
+/// What a server keeps.
+#[derive(Debug, Default)]
+pub struct Data {
+    /// What time it is there, in microseconds.
+    pub now_us: i64,
+    keys: HashMap<String, Entry>,
+    /// How many listen to which channel.
+    pub listeners: HashMap<String, i64>,
+    /// What was published and heard by somebody, in this order: channel, message.
+    pub published: Vec<(String, String)>,
+    /// How many commands the scripts have run.
+    pub commands: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    kind: Kind,
+    /// In milliseconds.
+    expires: Option<i64>,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Text(String),
+    /// In the order in which the fields came.
+    Hash(Vec<(String, String)>),
+    List(VecDeque<String>),
+}
+
+/// What a key is and how long it is kept, to be compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dump {
+    /// `string`, `hash` or `list`.
+    pub kind: &'static str,
+    /// Fields and values of a hash by turns, sorted by field; the elements of a list; a string.
+    pub content: Vec<String>,
+    /// As of `PTTL`.
+    pub ms_left: i64,
+}
+
+/// What a command answers.
+#[derive(Debug)]
+enum Answer {
+    Nothing,
+    Number(i64),
+    Text(String),
+    Status(&'static str),
+    Error(String),
+    Many(Vec<Self>),
+}
+
+type Reply = Result<Answer, String>;
+
+const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+
+// === impl Fake ===
+
+impl Fake {
+    /// An empty one, whose scripts are patched.
+    ///
+    /// # Panics
+    ///
+    /// Lua does not start.
+    pub fn new(patches: &[Patch]) -> Self {
+        Self::try_new(patches).expect("Lua starts")
+    }
+
+    fn try_new(patches: &[Patch]) -> mlua::Result<Self> {
+        let lua = Lua::new();
+        let data = Rc::new(RefCell::new(Data::default()));
+        let shared = Rc::clone(&data);
+        let run = lua.create_function(move |lua, words: MultiValue| {
+            let words: Result<Vec<String>, String> = words.iter().map(word).collect();
+            let answer = match words {
+                Ok(words) => shared.borrow_mut().run(&words).unwrap_or_else(Answer::Error),
+                Err(error) => Answer::Error(error),
+            };
+            answer.into_lua(lua)
+        })?;
+        lua.globals().set("pcall_of_redis", run)?;
+        let prelude = "
+            local run = pcall_of_redis
+            pcall_of_redis = nil
+            redis = { pcall = run }
+            function redis.call(...)
+                local answer = run(...)
+                if type(answer) == 'table' and answer.err then error(answer, 0) end
+                return answer
+            end
+            KEYS, ARGV = {}, {}
+            setmetatable(_G, {
+                __newindex = function(_, name) error('Script attempted to create global variable ' .. tostring(name), 2) end,
+                __index = function(_, name) error('Script attempted to access nonexistent global variable ' .. tostring(name), 2) end,
+            })
+            local pcall = pcall
+            return function(script, keys, argv)
+                KEYS, ARGV = keys, argv
+                return pcall(script)
+            end";
+        let guarded = lua.load(prelude).set_name("prelude").eval()?;
+        let (scripts, named) = (HashMap::new(), HashMap::new());
+        Ok(Self { lua, guarded, scripts, named, patches: patches.to_vec(), data })
+    }
+
+    /// Runs one of the crate's scripts, at the time that was set.
+    ///
+    /// # Panics
+    ///
+    /// It is no Lua.
+    pub fn run(&mut self, call: &ScriptCall) -> Value {
+        let function = match self.scripts.get(&call.text().as_ptr()) {
+            Some(function) => function.clone(),
+            None => {
+                let text = self.patched(call.name(), call.text());
+                let function = self.lua.load(text).set_name(call.name()).into_function().expect("a script");
+                self.scripts.insert(call.text().as_ptr(), function.clone());
+                function
+            }
+        };
+        self.call(&function, call.keys(), call.args())
+    }
+
+    /// Runs any script: one of somebody else.
+    ///
+    /// # Panics
+    ///
+    /// It is no Lua.
+    pub fn eval(&mut self, script: &str, keys: &[&str], args: &[&str]) -> Value {
+        if !self.named.contains_key(script) {
+            let function = self.lua.load(script).into_function().expect("a script");
+            self.named.insert(script.to_owned(), function);
+        }
+        let function = self.named[script].clone();
+        let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+        self.call(&function, &owned(keys), &owned(args))
+    }
+
+    /// Runs one command, as a client would.
+    pub fn command(&mut self, words: &[&str]) -> Value {
+        let words: Vec<_> = words.iter().map(|&word| word.to_owned()).collect();
+        self.data.borrow_mut().run(&words).unwrap_or_else(Answer::Error).into_value()
+    }
+
+    /// What it keeps.
+    pub fn data(&self) -> std::cell::RefMut<'_, Data> {
+        self.data.borrow_mut()
+    }
+
+    fn patched(&self, name: &str, text: &str) -> String {
+        let patches = self.patches.iter().filter(|patch| patch.script.is_none_or(|script| script == name));
+        patches.fold(text.to_owned(), |text, patch| {
+            assert!(patch.script.is_none() || text.contains(patch.old), "{name} has no {:?}", patch.old);
+            text.replace(patch.old, patch.new)
+        })
+    }
+
+    fn call(&self, function: &Function, keys: &[String], args: &[String]) -> Value {
+        let table = |words: &[String]| self.lua.create_sequence_from(words.iter().map(String::as_str));
+        let run = || -> mlua::Result<Value> {
+            let (ok, answer): (bool, LuaValue) = self.guarded.call((function, table(keys)?, table(args)?))?;
+            Ok(if ok { reply(&answer)? } else { raised(&answer)? })
+        };
+        run().expect("Lua goes on")
+    }
+}
+
+/// What a script returns, as Redis translates it: numbers are cut off to whole ones, an array ends at its first nil.
+fn reply(answer: &LuaValue) -> mlua::Result<Value> {
+    Ok(match answer {
+        LuaValue::Boolean(true) => Value::Int(1),
+        LuaValue::Integer(number) => Value::Int(*number),
+        #[expect(clippy::cast_possible_truncation, reason = "as Redis does")]
+        LuaValue::Number(number) => Value::Int(*number as i64),
+        LuaValue::String(text) => Value::BulkString(text.as_bytes().to_vec()),
+        LuaValue::Table(table) => {
+            if let Some(error) = field(table, "err")? {
+                return Ok(server_error(&error));
+            }
+            if let Some(status) = field(table, "ok")? {
+                return Ok(Value::SimpleString(status));
+            }
+            let mut items = Vec::new();
+            for at in 1.. {
+                match table.raw_get(at)? {
+                    LuaValue::Nil => break,
+                    item => items.push(reply(&item)?),
+                }
+            }
+            Value::Array(items)
+        }
+        _ => Value::Nil,
+    })
+}
+
+fn raised(error: &LuaValue) -> mlua::Result<Value> {
+    let text = match error {
+        LuaValue::Table(table) => field(table, "err")?.unwrap_or_default(),
+        LuaValue::String(text) => format!("ERR {}", text.to_string_lossy()),
+        other => format!("ERR {other:?}"),
+    };
+    Ok(server_error(&text))
+}
+
+fn field(table: &Table, name: &str) -> mlua::Result<Option<String>> {
+    match table.raw_get(name)? {
+        LuaValue::String(text) => Ok(Some(text.to_string_lossy())),
+        _ => Ok(None),
+    }
+}
+
+/// Told apart from everything that a script of ours says.
+fn server_error(text: &str) -> Value {
+    Value::SimpleString(format!("-{text}"))
+}
+
+/// What Redis makes of an argument of `redis.call`.
+fn word(value: &LuaValue) -> Result<String, String> {
+    match value {
+        LuaValue::String(text) => Ok(text.to_string_lossy()),
+        LuaValue::Integer(number) => Ok(number.to_string()),
+        LuaValue::Number(number) if number.fract() == 0.0 && number.abs() < 1e15 => Ok(format!("{number:.0}")),
+        // `%.17g`
+        LuaValue::Number(number) if number.fract() == 0.0 && number.abs() < 1e17 => Ok(format!("{number:.0}")),
+        LuaValue::Number(number) => Ok(number.to_string()),
+        _ => Err("ERR Lua redis lib command arguments must be strings or integers".to_owned()),
+    }
+}
+
+// === impl Data ===
+
+impl Data {
+    /// Every key that is not over.
+    pub fn dump(&mut self) -> BTreeMap<String, Dump> {
+        let now = self.now_ms();
+        self.keys.retain(|_, entry| !entry.is_over(now));
+        let dump = |entry: &Entry| {
+            let (kind, content) = match &entry.kind {
+                Kind::Text(text) => ("string", vec![text.clone()]),
+                Kind::Hash(fields) => {
+                    let mut fields = fields.clone();
+                    fields.sort();
+                    ("hash", fields.into_iter().flat_map(|(field, value)| [field, value]).collect())
+                }
+                Kind::List(list) => ("list", list.iter().cloned().collect()),
+            };
+            Dump { kind, content, ms_left: entry.expires.map_or(-1, |at| at - now) }
+        };
+        self.keys.iter().map(|(key, entry)| (key.clone(), dump(entry))).collect()
+    }
+
+    /// The fields of a hash and their values. Nothing, if it is none.
+    pub fn hash(&self, key: &str) -> Vec<(String, String)> {
+        match self.living(key).map(|entry| &entry.kind) {
+            Some(Kind::Hash(fields)) => fields.clone(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The elements of a list. Nothing, if it is none.
+    pub fn list(&self, key: &str) -> Vec<String> {
+        match self.living(key).map(|entry| &entry.kind) {
+            Some(Kind::List(list)) => list.iter().cloned().collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// As of `PTTL`.
+    pub fn ms_left(&self, key: &str) -> i64 {
+        let Some(entry) = self.living(key) else { return -2 };
+        entry.expires.map_or(-1, |at| at - self.now_ms())
+    }
+
+    /// Forgets everything.
+    pub fn flush(&mut self) {
+        self.keys.clear();
+    }
+
+    fn now_ms(&self) -> i64 {
+        self.now_us / 1000
+    }
+
+    fn living(&self, key: &str) -> Option<&Entry> {
+        self.keys.get(key).filter(|entry| !entry.is_over(self.now_ms()))
+    }
+
+    /// What is over is no more.
+    fn entry(&mut self, key: &str) -> Option<&mut Entry> {
+        let now = self.now_ms();
+        if self.keys.get(key)?.is_over(now) {
+            self.keys.remove(key);
+        }
+        self.keys.get_mut(key)
+    }
+
+    fn hash_mut(&mut self, key: &str, make: bool) -> Result<Option<&mut Vec<(String, String)>>, String> {
+        if self.entry(key).is_none() && make {
+            self.keys.insert(key.to_owned(), Entry { kind: Kind::Hash(Vec::new()), expires: None });
+        }
+        match self.entry(key).map(|entry| &mut entry.kind) {
+            None => Ok(None),
+            Some(Kind::Hash(fields)) => Ok(Some(fields)),
+            Some(_) => Err(WRONG_TYPE.to_owned()),
+        }
+    }
+
+    fn list_mut(&mut self, key: &str, make: bool) -> Result<Option<&mut VecDeque<String>>, String> {
+        if self.entry(key).is_none() && make {
+            self.keys.insert(key.to_owned(), Entry { kind: Kind::List(VecDeque::new()), expires: None });
+        }
+        match self.entry(key).map(|entry| &mut entry.kind) {
+            None => Ok(None),
+            Some(Kind::List(list)) => Ok(Some(list)),
+            Some(_) => Err(WRONG_TYPE.to_owned()),
+        }
+    }
+
+    fn text(&mut self, key: &str) -> Result<Option<String>, String> {
+        match self.entry(key).map(|entry| &entry.kind) {
+            None => Ok(None),
+            Some(Kind::Text(text)) => Ok(Some(text.clone())),
+            Some(_) => Err(WRONG_TYPE.to_owned()),
+        }
+    }
+
+    fn set(&mut self, key: &str, value: &str, options: &[&str]) -> Reply {
+        let has = |option| options.iter().any(|given| given.eq_ignore_ascii_case(option));
+        let old = if has("GET") { self.text(key)? } else { None };
+        if !(has("NX") && self.entry(key).is_some()) {
+            self.keys.insert(key.to_owned(), Entry { kind: Kind::Text(value.to_owned()), expires: None });
+        }
+        Ok(if has("GET") { old.map_or(Answer::Nothing, Answer::Text) } else { Answer::Status("OK") })
+    }
+
+    fn run(&mut self, words: &[String]) -> Reply {
+        self.commands += 1;
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let [verb, arguments @ ..] = words.as_slice() else { return Err("ERR no command".to_owned()) };
+        let verb = verb.to_ascii_uppercase();
+        let number =
+            |text: &str| text.parse::<i64>().map_err(|_| "ERR value is not an integer or out of range".to_owned());
+        let count = |yes: bool| Answer::Number(i64::from(yes));
+        match (verb.as_str(), arguments) {
+            ("TIME", []) => {
+                let parts = [self.now_us / 1_000_000, self.now_us % 1_000_000];
+                Ok(Answer::Many(parts.map(|part| Answer::Text(part.to_string())).into()))
+            }
+            ("EXISTS", keys) => Ok(Answer::Number(keys.iter().map(|key| i64::from(self.entry(key).is_some())).sum())),
+            ("SET", [key, value, options @ ..]) => self.set(key, value, options),
+            ("GET", [key]) => Ok(self.text(key)?.map_or(Answer::Nothing, Answer::Text)),
+            ("DEL", keys) => {
+                let gone = keys.iter().filter(|key| self.entry(key).is_some() && self.keys.remove(**key).is_some());
+                let gone = gone.count();
+                Ok(Answer::Number(i64::try_from(gone).expect("few")))
+            }
+            ("PEXPIRE", [key, ms]) => {
+                let (ms, now) = (number(ms)?, self.now_ms());
+                let Some(entry) = self.entry(key) else { return Ok(count(false)) };
+                entry.expires = Some(now + ms);
+                if ms <= 0 {
+                    self.keys.remove(*key);
+                }
+                Ok(count(true))
+            }
+            ("PTTL", [key]) => Ok(Answer::Number(self.ms_left(key))),
+            ("TYPE", [key]) => Ok(Answer::Status(match self.entry(key).map(|entry| &entry.kind) {
+                None => "none",
+                Some(Kind::Text(_)) => "string",
+                Some(Kind::Hash(_)) => "hash",
+                Some(Kind::List(_)) => "list",
+            })),
+            (_, [key, arguments @ ..]) if verb.starts_with('H') => self.run_hash(&verb, key, arguments),
+            (_, [key, arguments @ ..]) if verb.starts_with('L') || verb.starts_with('R') => {
+                self.run_list(&verb, key, arguments)
+            }
+            ("PUBLISH", [channel, message]) => {
+                let heard = self.listeners.get(*channel).copied().unwrap_or(0);
+                if heard > 0 {
+                    self.published.push(((*channel).to_owned(), (*message).to_owned()));
+                }
+                Ok(Answer::Number(heard))
+            }
+            ("PUBSUB", [what, channels @ ..]) if what.eq_ignore_ascii_case("NUMSUB") => {
+                let counts = channels.iter().flat_map(|channel| {
+                    let heard = self.listeners.get(*channel).copied().unwrap_or(0);
+                    [Answer::Text((*channel).to_owned()), Answer::Number(heard)]
+                });
+                Ok(Answer::Many(counts.collect()))
+            }
+            _ => Err(format!("ERR unknown command or wrong number of arguments: {words:?}")),
+        }
+    }
+
+    fn run_hash(&mut self, verb: &str, key: &str, arguments: &[&str]) -> Reply {
+        let make = matches!(verb, "HSET" | "HINCRBY");
+        let mut nothing = Vec::new();
+        let fields = self.hash_mut(key, make)?.unwrap_or(&mut nothing);
+        let find = |fields: &[(String, String)], name: &str| fields.iter().position(|(field, _)| field == name);
+        match (verb, arguments) {
+            ("HSET", [field, value]) => {
+                let at = find(fields, field);
+                match at {
+                    Some(at) => (*value).clone_into(&mut fields[at].1),
+                    None => fields.push(((*field).to_owned(), (*value).to_owned())),
+                }
+                Ok(Answer::Number(i64::from(at.is_none())))
+            }
+            ("HINCRBY", [field, by]) => {
+                let by: i64 = by.parse().map_err(|_| "ERR value is not an integer or out of range")?;
+                let at = find(fields, field).unwrap_or_else(|| {
+                    fields.push(((*field).to_owned(), "0".to_owned()));
+                    fields.len() - 1
+                });
+                let sum = by + fields[at].1.parse::<i64>().map_err(|_| "ERR hash value is not an integer")?;
+                fields[at].1 = sum.to_string();
+                Ok(Answer::Number(sum))
+            }
+            ("HGET", [field]) => {
+                Ok(find(fields, field).map_or(Answer::Nothing, |at| Answer::Text(fields[at].1.clone())))
+            }
+            ("HEXISTS", [field]) => Ok(Answer::Number(i64::from(find(fields, field).is_some()))),
+            ("HDEL", [field]) => {
+                let Some(at) = find(fields, field) else { return Ok(Answer::Number(0)) };
+                fields.remove(at);
+                if fields.is_empty() {
+                    self.keys.remove(key);
+                }
+                Ok(Answer::Number(1))
+            }
+            ("HKEYS", []) => Ok(Answer::Many(fields.iter().map(|(field, _)| Answer::Text(field.clone())).collect())),
+            ("HGETALL", []) => {
+                let all = fields.iter().flat_map(|(field, value)| [field, value]);
+                Ok(Answer::Many(all.map(|text| Answer::Text(text.clone())).collect()))
+            }
+            _ => Err(format!("ERR unknown command or wrong number of arguments: {verb}")),
+        }
+    }
+
+    fn run_list(&mut self, verb: &str, key: &str, arguments: &[&str]) -> Reply {
+        let mut nothing = VecDeque::new();
+        let list = self.list_mut(key, verb == "RPUSH")?.unwrap_or(&mut nothing);
+        let length = |list: &VecDeque<String>| i64::try_from(list.len()).expect("short");
+        match (verb, arguments) {
+            ("RPUSH", values) => {
+                list.extend(values.iter().map(|&value| value.to_owned()));
+                Ok(Answer::Number(length(list)))
+            }
+            ("LPOP", []) => {
+                let head = list.pop_front();
+                if list.is_empty() {
+                    self.keys.remove(key);
+                }
+                Ok(head.map_or(Answer::Nothing, Answer::Text))
+            }
+            ("LLEN", []) => Ok(Answer::Number(length(list))),
+            ("LRANGE", ["0", "-1"]) => Ok(Answer::Many(list.iter().cloned().map(Answer::Text).collect())),
+            ("LPOS", [value]) => {
+                let at = list.iter().position(|there| there == value);
+                Ok(at.map_or(Answer::Nothing, |at| Answer::Number(i64::try_from(at).expect("short"))))
+            }
+            ("LREM", ["1", value]) => {
+                let Some(at) = list.iter().position(|there| there == value) else { return Ok(Answer::Number(0)) };
+                list.remove(at);
+                if list.is_empty() {
+                    self.keys.remove(key);
+                }
+                Ok(Answer::Number(1))
+            }
+            _ => Err(format!("ERR unknown command or wrong number of arguments: {verb}")),
+        }
+    }
+}
+
+impl Entry {
+    fn is_over(&self, now_ms: i64) -> bool {
+        self.expires.is_some_and(|at| now_ms > at)
+    }
+}
+
+// === impl Answer ===
+
+impl Answer {
+    /// What a script sees: nothing is `false`.
+    fn into_lua(self, lua: &Lua) -> mlua::Result<LuaValue> {
+        let named = |name: &str, text: &str| {
+            let table = lua.create_table()?;
+            table.raw_set(name, text)?;
+            Ok(LuaValue::Table(table))
+        };
+        match self {
+            Self::Nothing => Ok(LuaValue::Boolean(false)),
+            #[expect(clippy::cast_precision_loss, reason = "as in Redis: numbers are doubles")]
+            Self::Number(number) => Ok(LuaValue::Number(number as f64)),
+            Self::Text(text) => Ok(LuaValue::String(lua.create_string(text)?)),
+            Self::Status(status) => named("ok", status),
+            Self::Error(error) => named("err", &error),
+            Self::Many(items) => {
+                let items: mlua::Result<Vec<_>> = items.into_iter().map(|item| item.into_lua(lua)).collect();
+                Ok(LuaValue::Table(lua.create_sequence_from(items?)?))
+            }
+        }
+    }
+
+    fn into_value(self) -> Value {
+        match self {
+            Self::Nothing => Value::Nil,
+            Self::Number(number) => Value::Int(number),
+            Self::Text(text) => Value::BulkString(text.into_bytes()),
+            Self::Status(status) => Value::SimpleString(status.to_owned()),
+            Self::Error(error) => server_error(&error),
+            Self::Many(items) => Value::Array(items.into_iter().map(Self::into_value).collect()),
+        }
+    }
+}

@@ -1,0 +1,694 @@
+//! One process: the crate's decisions, and around them, in place of tasks and sockets, what a simulation hands to and fro.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use tower_lock::{
+    LockError, LockKey, LockLost, OwnerId, Released, StoreError, StoreErrorKind,
+    deadpool_redis::redis::Value,
+    store::{AcquireAsk, Acquired, IfHeld, ReleaseAsk, RenewAsk, Renewed, StoreEvent, YieldAsk, Yielded},
+    test_util::{
+        decisions::{
+            Action, Actions, Call, Ending, Event, Grant, LEASE, LINE, LOCK_DELAY, Moment, Need, Now, OwnerIds,
+            RENEWAL_TICK, Request, STORE_CALL, Section, Table, Terms, Verb,
+        },
+        redis_protocol::{InTime, Names, ScriptCall, ServerClock, acquired, released, renewed, yielded},
+    },
+};
+
+use crate::mutants::Wrong;
+
+/// Who wants a key: a number of the simulation's.
+pub type Who = u32;
+
+/// A process.
+#[derive(Debug)]
+pub struct Shell {
+    table: Table<Who>,
+    ids: OwnerIds,
+    names: Names,
+    server_clock: ServerClock,
+    settings: Settings,
+    /// What the store was asked and has not answered.
+    calls: BTreeMap<u64, UnderWay>,
+    next: u64,
+    /// By the moment in which they need something.
+    watched: Vec<(Moment, Arc<Grant>)>,
+    next_look: Option<Moment>,
+    /// Looks in a row that found nothing but a limit.
+    spins: u32,
+    /// Its inbox was heard once.
+    listens: bool,
+    /// Scripts in a row without an answer, for each lane.
+    silent: [u32; 2],
+    /// Ids that were sent, and are not forgotten.
+    ids_sent: Vec<(LockKey, OwnerId)>,
+    effects: VecDeque<Effect>,
+    /// For what is wrong on purpose.
+    memory: Memory,
+}
+
+/// How it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Settings {
+    /// The store is asked for the lease alone, without the lock-delay that would hide an overlap.
+    pub bare: bool,
+    /// What it does wrong.
+    pub wrong: Option<Wrong>,
+}
+
+/// What a process wants done.
+#[derive(Debug)]
+pub enum Effect {
+    /// A script is to be run; its reply comes under this number.
+    Run(Lane, u64, ScriptCall),
+    /// Nobody answers on this lane: the next script takes another connection.
+    Replace(Lane),
+    /// To be woken.
+    Wake(Moment, Timer),
+    /// It is this one's turn.
+    Turn(Who, Arc<Section>),
+    /// It will not be this one's turn.
+    Refused(Who, LockError),
+    /// As far as the process knows, nothing of this id is left, and nothing can come of it any more.
+    Forgotten(LockKey, OwnerId),
+    /// It wakes itself again and again, and nothing comes of it.
+    Spins,
+}
+
+/// Connections of two kinds: what gives back does not wait behind what asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lane {
+    /// `acquire` and `yield`.
+    Asks,
+    /// `release` and `renew`.
+    Ends,
+}
+
+/// Why a process is to be woken.
+#[derive(Clone, Debug)]
+pub enum Timer {
+    /// A call had time enough.
+    Call(u64),
+    /// An inbox that was never heard is not waited for any longer.
+    FirstWord(u64),
+    /// A conversation asked for it.
+    Conversation(LockKey, Moment),
+    /// Grants may have to be renewed.
+    Watchdog,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    key: LockKey,
+    ask: Ask,
+    called: Moment,
+    /// How often it was sent. Zero: it waits for the inbox.
+    sent: u32,
+    message: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Ask {
+    Acquire(u64, AcquireAsk),
+    Yield(u64, YieldAsk),
+    Release(u64, ReleaseAsk),
+    Renew(Vec<Arc<Grant>>, Vec<bool>),
+}
+
+/// What a wrong shell has to remember.
+#[derive(Debug, Default)]
+struct Memory {
+    fences: HashMap<LockKey, u64>,
+    given_back: HashSet<OwnerId>,
+    unknown: HashSet<OwnerId>,
+    yielded: HashSet<OwnerId>,
+    failed: HashSet<OwnerId>,
+    keys: HashMap<u64, LockKey>,
+    waiting: HashMap<Who, (LockKey, bool)>,
+}
+
+/// What came of a call.
+enum Outcome {
+    Acquired(Result<Acquired, StoreError>),
+    Yielded(Result<Yielded, StoreError>),
+    Released(Result<Released, StoreError>),
+    Renewed(Vec<Renewed>),
+}
+
+/// A script that came too late was not done: with a better idea of the server's clock it is sent so many times.
+const LATE: u32 = 3;
+/// How long who lines up waits for the inbox to be heard.
+const FIRST_WORD: Duration = Duration::from_millis(250);
+
+impl Shell {
+    /// A new process of this name. The same random bits make the same one.
+    ///
+    /// # Panics
+    ///
+    /// Never.
+    pub fn new(instance: &str, random: u64, settings: Settings) -> Self {
+        Self {
+            table: Table::default(),
+            ids: OwnerIds::new(instance, random),
+            names: Names::new("lock").expect("a prefix"),
+            server_clock: ServerClock::default(),
+            settings,
+            calls: BTreeMap::new(),
+            next: 0,
+            watched: Vec::new(),
+            next_look: None,
+            spins: 0,
+            listens: false,
+            silent: [0; 2],
+            ids_sent: Vec::new(),
+            effects: VecDeque::new(),
+            memory: Memory::default(),
+        }
+    }
+
+    /// The channel on which it listens.
+    pub fn inbox(&self) -> String {
+        format!("tower-lock:in:{}", self.ids.process())
+    }
+
+    /// What it wants done next.
+    pub fn effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// Whether it has something to do with no key.
+    pub fn is_idle(&self) -> bool {
+        self.table.is_empty() && self.calls.is_empty() && self.watched.is_empty()
+    }
+
+    /// Ids of which something may be left.
+    pub fn ids_sent(&self) -> impl Iterator<Item = &(LockKey, OwnerId)> {
+        self.ids_sent.iter()
+    }
+
+    /// What it has to do with this key, to be shown.
+    pub fn describe(&self) -> String {
+        format!("{:?} {:?}", self.table, self.calls)
+    }
+
+    // --- what happens ---------------------------------------------------------------------------------------------
+
+    /// Somebody wants the key. Its place, should it have to wait.
+    pub fn request(&mut self, now: Moment, key: &LockKey, who: Who, waits: bool, terms: Terms) -> u64 {
+        let mut actions = Actions::new();
+        self.memory.waiting.insert(who, (key.clone(), waits));
+        let request = Request { waiter: who, waits, owner: None, terms };
+        let place = self.table.request(key, &Now::at(now), &self.ids, request, &mut actions);
+        self.perform(now, key, actions);
+        place
+    }
+
+    /// Whoever has this place has left. Whether it was in the line still.
+    pub fn leave(&mut self, now: Moment, key: &LockKey, who: Who, place: u64) -> bool {
+        let mut actions = Actions::new();
+        let ahead = self.table.leave(key, &Now::at(now), &self.ids, place, &mut actions);
+        self.memory.waiting.remove(&who);
+        self.perform(now, key, actions);
+        if self.is(Wrong::NoClose) && self.table.waiting_for(key) == 0 {
+            let asks = |(_, call): &(&u64, &UnderWay)| call.key == *key && matches!(call.ask, Ask::Acquire(..));
+            if let Some((&number, _)) = self.calls.iter().find(asks) {
+                self.ended(now, number, Outcome::Acquired(Ok(Acquired::Held { lease_left: Duration::ZERO })));
+            }
+        }
+        ahead.is_some()
+    }
+
+    /// A section has ended.
+    pub fn guard_ended(&mut self, now: Moment, section: &Arc<Section>, ending: Ending) {
+        let mut actions = Actions::new();
+        self.table.guard_ended(&Now::at(now), &self.ids, section, ending, &mut actions);
+        self.perform(now, &section.grant.key.clone(), actions);
+    }
+
+    /// A message in the inbox.
+    pub fn message(&mut self, now: Moment, message: &str) {
+        match self.names.event(message.as_bytes()) {
+            StoreEvent::Offered { key, .. } if self.is(Wrong::SameId) => self.on(now, &key, Event::Gap),
+            StoreEvent::Offered { key, owner } => {
+                if !self.is(Wrong::PushIgnored) || self.table.knows(&key, &owner) {
+                    self.on(now, &key, Event::Offered(owner));
+                }
+            }
+            StoreEvent::TakenAway { key, owner } => {
+                if !self.is(Wrong::ForceDeaf) {
+                    self.on(now, &key, Event::Lost(owner, LockLost::TakenAway));
+                }
+            }
+            _ => self.gap(now),
+        }
+    }
+
+    /// The inbox is heard: for the first time, or again.
+    pub fn listening(&mut self, now: Moment) {
+        if self.listens {
+            return self.gap(now);
+        }
+        self.listens = true;
+        let waits = |(number, call): (&u64, &UnderWay)| (call.sent == 0).then_some(*number);
+        let waiting: Vec<_> = self.calls.iter().filter_map(waits).collect();
+        for number in waiting {
+            self.run(number);
+        }
+    }
+
+    /// A script was answered.
+    pub fn reply(&mut self, now: Moment, message: u64, reply: &Value) {
+        let Some(number) = self.call_of(message) else { return self.late_reply(now, message, reply) };
+        self.heard(number);
+        let Some(outcome) = self.read(now, number, reply) else { return };
+        self.ended(now, number, outcome);
+    }
+
+    /// The connection of a script broke.
+    pub fn cut(&mut self, now: Moment, message: u64) {
+        let Some(number) = self.call_of(message) else { return };
+        let call = &self.calls[&number];
+        if call.lane() == Lane::Ends && call.sent == 1 && !self.is(Wrong::OneTry) {
+            // Once more, on a new connection: it does no harm, done twice.
+            self.run(number);
+        } else {
+            self.failed(now, number, StoreErrorKind::Unavailable);
+        }
+    }
+
+    /// It is as late as was asked for.
+    pub fn timer(&mut self, now: Moment, timer: &Timer) {
+        match timer {
+            Timer::Call(number) => {
+                let Some(call) = self.calls.get(number) else { return };
+                let (lane, was_sent) = (call.lane(), call.sent > 0);
+                if was_sent {
+                    let silent = &mut self.silent[lane as usize];
+                    *silent += 1;
+                    if *silent >= 3 {
+                        *silent = 0;
+                        self.effects.push_back(Effect::Replace(lane));
+                    }
+                }
+                self.failed(now, *number, StoreErrorKind::Timeout);
+            }
+            Timer::FirstWord(number) => {
+                if self.calls.get(number).is_some_and(|call| call.sent == 0) {
+                    self.run(*number);
+                }
+            }
+            Timer::Conversation(key, at) => self.on(now, key, Event::Time(*at)),
+            Timer::Watchdog => self.look(now),
+        }
+    }
+
+    fn gap(&mut self, now: Moment) {
+        if self.is(Wrong::NoGapCheckin) {
+            return;
+        }
+        // Not by the table, which knows no order.
+        let mut keys: Vec<_> = self.ids_sent.iter().map(|(key, _)| key.clone()).collect();
+        keys.sort_by(|a, b| a.as_str().cmp(b.as_str()));
+        keys.dedup();
+        for key in keys {
+            self.on(now, &key, Event::Gap);
+        }
+    }
+
+    // --- what is done ---------------------------------------------------------------------------------------------
+
+    fn on(&mut self, now: Moment, key: &LockKey, event: Event<Who>) {
+        let mut actions = Actions::new();
+        self.table.on(key, &Now::at(now), &self.ids, event, &mut actions);
+        self.perform(now, key, actions);
+    }
+
+    fn perform(&mut self, now: Moment, key: &LockKey, actions: Actions<Who>) {
+        for action in actions {
+            match action {
+                Action::Send(call) => self.send(now, key, call),
+                Action::Start(who, section) => {
+                    self.memory.waiting.remove(&who);
+                    self.effects.push_back(Effect::Turn(who, section));
+                }
+                Action::Refuse(who, error) => {
+                    self.memory.waiting.remove(&who);
+                    self.effects.push_back(Effect::Refused(who, error));
+                }
+                Action::Watch(grant) => {
+                    if self.is(Wrong::RecvTime) {
+                        grant.extend(now, now);
+                    }
+                    self.watch(&grant);
+                }
+                Action::Forget(grant) => self.forget(&grant),
+                Action::Outcome(..) => {}
+                Action::WakeAt(_) if self.is(Wrong::NoCheckin) => {}
+                Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Conversation(key.clone(), at))),
+            }
+        }
+        let (table, effects) = (&self.table, &mut self.effects);
+        let same_id = self.settings.wrong == Some(Wrong::SameId);
+        self.ids_sent.retain(|(key, id)| {
+            let is_known = table.knows(key, id);
+            if !is_known {
+                let id = if same_id { the_same(id) } else { id.clone() };
+                effects.push_back(Effect::Forgotten(key.clone(), id));
+            }
+            is_known
+        });
+    }
+
+    fn sent_id(&mut self, key: &LockKey, id: &OwnerId) {
+        if self.table.knows(key, id) && !self.ids_sent.iter().any(|(_, sent)| sent == id) {
+            self.ids_sent.push((key.clone(), id.clone()));
+        }
+    }
+
+    fn send(&mut self, now: Moment, key: &LockKey, call: Call) {
+        let Call { number, owner, verb } = call;
+        self.sent_id(key, &owner);
+        let ask = match verb {
+            Verb::Acquire { if_held, lease } => {
+                let patient = self.memory.waiting.values().any(|(wanted, waits)| wanted == key && *waits);
+                let if_held = if self.is(Wrong::QFresh) && !patient { IfHeld::Refuse } else { if_held };
+                let ask = AcquireAsk::new(key.clone(), owner, self.lease(lease), if_held, LINE, STORE_CALL);
+                Ask::Acquire(number, ask)
+            }
+            Verb::Yield { fence, next, lease } => {
+                self.sent_id(key, &next);
+                if self.is(Wrong::NoYield) {
+                    let fence = self.memory.fences.entry(key.clone()).or_default();
+                    *fence += 1;
+                    let fence = *fence;
+                    return self.on(now, key, Event::Yielded(number, Ok(Yielded::Extended { fence })));
+                }
+                let ask = YieldAsk::new(key.clone(), owner, fence, next, self.lease(lease), LINE, STORE_CALL);
+                Ask::Yield(number, ask)
+            }
+            Verb::Release { keep_taken } => {
+                let skipped = match self.settings.wrong {
+                    Some(Wrong::LeaveOnce) => self.memory.given_back.contains(&owner),
+                    Some(Wrong::NoGivebackUnknown) => self.memory.unknown.contains(&owner),
+                    Some(Wrong::YieldClean) => self.memory.yielded.contains(&owner),
+                    _ => false,
+                };
+                if skipped {
+                    return self.on(now, key, Event::Released(number, Ok(Released::NotOwner)));
+                }
+                let frees = self.is(Wrong::AbandonReleases)
+                    || self.is(Wrong::RepeatFrees) && self.memory.failed.contains(&owner);
+                let keep_taken = if frees { Duration::ZERO } else { keep_taken };
+                Ask::Release(number, ReleaseAsk::new(key.clone(), owner, keep_taken, LINE))
+            }
+        };
+        self.call(now, key.clone(), ask);
+    }
+
+    fn call(&mut self, now: Moment, key: LockKey, mut ask: Ask) {
+        if self.is(Wrong::SameId) {
+            match &mut ask {
+                Ask::Acquire(_, ask) => ask.owner = the_same(&ask.owner),
+                Ask::Yield(_, ask) => (ask.owner, ask.next) = (the_same(&ask.owner), the_same(&ask.next)),
+                Ask::Release(_, ask) => ask.owner = the_same(&ask.owner),
+                Ask::Renew(..) => {}
+            }
+        }
+        let lines_up = match &ask {
+            Ask::Acquire(_, ask) => ask.if_held == IfHeld::LineUp,
+            Ask::Yield(..) => true,
+            Ask::Release(..) | Ask::Renew(..) => false,
+        };
+        let number = self.number();
+        self.calls.insert(number, UnderWay { key, ask, called: now, sent: 0, message: 0 });
+        self.effects.push_back(Effect::Wake(now.after(STORE_CALL), Timer::Call(number)));
+        if lines_up && !self.listens {
+            self.effects.push_back(Effect::Wake(now.after(FIRST_WORD), Timer::FirstWord(number)));
+        } else {
+            self.run(number);
+        }
+    }
+
+    /// What the store does: a script, with the moment after which it is void.
+    fn run(&mut self, number: u64) {
+        let message = self.number();
+        let Some(call) = self.calls.get_mut(&number) else { return };
+        call.sent += 1;
+        call.message = message;
+        let until = if self.settings.wrong == Some(Wrong::NoUntil) {
+            1 << 52
+        } else {
+            self.server_clock.until(call.called, STORE_CALL).unwrap_or(0)
+        };
+        let script = match &mut call.ask {
+            Ask::Acquire(_, ask) => self.names.acquire(ask, until).expect("one spelling"),
+            Ask::Yield(_, ask) => self.names.yield_to_line(ask, until).expect("one spelling"),
+            Ask::Release(_, ask) => self.names.release(ask).expect("one spelling"),
+            Ask::Renew(grants, is_asked) => {
+                let asks = grants.iter().map(|grant| {
+                    let lease = grant.lease_with_delay();
+                    let lease = if self.settings.bare { lease.saturating_sub(LOCK_DELAY) } else { lease };
+                    let same_id = self.settings.wrong == Some(Wrong::SameId);
+                    let owner = if same_id { the_same(&grant.owner) } else { grant.owner.clone() };
+                    RenewAsk::new(grant.key.clone(), owner, lease)
+                });
+                let (script, asked) = self.names.renew(&asks.collect::<Vec<_>>());
+                *is_asked = asked;
+                script
+            }
+        };
+        let lane = call.lane();
+        self.memory.keys.insert(message, call.key.clone());
+        self.effects.push_back(Effect::Run(lane, message, script));
+    }
+
+    /// What a reply says. `None`: nothing yet, it is asked once more.
+    fn read(&mut self, now: Moment, number: u64, reply: &Value) -> Option<Outcome> {
+        let call = &self.calls[&number];
+        let called = call.called;
+        match &call.ask {
+            Ask::Acquire(..) => {
+                let read = acquired(reply).map_err(|_| not_understood(reply));
+                self.in_time(now, number, called, read).map(Outcome::Acquired)
+            }
+            Ask::Yield(..) => {
+                let read = yielded(reply).map_err(|_| not_understood(reply));
+                self.in_time(now, number, called, read).map(Outcome::Yielded)
+            }
+            Ask::Release(..) => Some(Outcome::Released(released(reply).map_err(|_| not_understood(reply)))),
+            Ask::Renew(_, is_asked) => Some(Outcome::Renewed(renewed(reply, is_asked).unwrap_or_default())),
+        }
+    }
+
+    fn in_time<T>(
+        &mut self,
+        now: Moment,
+        number: u64,
+        called: Moment,
+        read: Result<(i64, InTime<T>), StoreError>,
+    ) -> Option<Result<T, StoreError>> {
+        let (server, answer) = match read {
+            Ok(read) => read,
+            Err(error) => return Some(Err(error)),
+        };
+        self.server_clock.said(server, if self.is(Wrong::UntilUpper) { called } else { now });
+        match answer {
+            InTime::Done(answer) => Some(Ok(answer)),
+            InTime::Late if now.since(called) < STORE_CALL && self.calls[&number].sent < LATE => {
+                self.run(number);
+                None
+            }
+            InTime::Late => Some(Err(error(StoreErrorKind::Timeout))),
+        }
+    }
+
+    fn failed(&mut self, now: Moment, number: u64, kind: StoreErrorKind) {
+        let Some(call) = self.calls.get(&number) else { return };
+        let outcome = match &call.ask {
+            Ask::Acquire(..) => Outcome::Acquired(Err(error(kind))),
+            Ask::Yield(..) => Outcome::Yielded(Err(error(kind))),
+            Ask::Release(..) if self.is(Wrong::OneTry) => Outcome::Released(Ok(Released::NotOwner)),
+            Ask::Release(..) => Outcome::Released(Err(error(kind))),
+            Ask::Renew(..) => Outcome::Renewed(Vec::new()),
+        };
+        self.ended(now, number, outcome);
+    }
+
+    fn ended(&mut self, now: Moment, number: u64, outcome: Outcome) {
+        let Some(UnderWay { key, ask, called, .. }) = self.calls.remove(&number) else { return };
+        match (ask, outcome) {
+            (Ask::Acquire(number, ask), Outcome::Acquired(answer)) => {
+                match &answer {
+                    Ok(Acquired::Granted { fence }) => drop(self.memory.fences.insert(key.clone(), *fence)),
+                    Ok(_) => {}
+                    Err(_) => drop(self.memory.unknown.insert(ask.owner)),
+                }
+                self.on(now, &key, Event::Acquired(number, answer));
+            }
+            (Ask::Yield(number, ask), Outcome::Yielded(mut answer)) => {
+                match &mut answer {
+                    Ok(Yielded::Extended { fence }) => drop(self.memory.fences.insert(key.clone(), *fence)),
+                    Ok(Yielded::Over(_)) if self.is(Wrong::YieldKeeps) => {
+                        let fence = self.memory.fences.entry(key.clone()).or_default();
+                        *fence += 1;
+                        answer = Ok(Yielded::Extended { fence: *fence });
+                    }
+                    Ok(Yielded::Over(got)) => {
+                        self.memory.yielded.insert(ask.owner);
+                        if let Acquired::Granted { fence } = got {
+                            self.memory.fences.insert(key.clone(), *fence);
+                        }
+                    }
+                    Ok(_) => {}
+                    Err(_) => drop(self.memory.unknown.insert(ask.next)),
+                }
+                self.on(now, &key, Event::Yielded(number, answer));
+            }
+            (Ask::Release(number, ask), Outcome::Released(answer)) => {
+                let which = if answer.is_ok() { &mut self.memory.given_back } else { &mut self.memory.failed };
+                which.insert(ask.owner);
+                self.on(now, &key, Event::Released(number, answer));
+            }
+            (Ask::Renew(grants, _), Outcome::Renewed(answers)) => {
+                let asked = if self.is(Wrong::RenewRecv) { now } else { called };
+                for (grant, answer) in grants.iter().zip(answers) {
+                    match answer {
+                        Renewed::Extended => grant.extend(asked, now),
+                        Renewed::NotOwner => {
+                            grant.end(LockLost::TakenAway);
+                            self.on(now, &grant.key, Event::Lost(grant.owner.clone(), LockLost::TakenAway));
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            _ => unreachable!("what was asked is what is answered"),
+        }
+    }
+
+    /// An answer that nobody waits for any more.
+    fn late_reply(&mut self, now: Moment, message: u64, reply: &Value) {
+        if !self.is(Wrong::NoCorr) {
+            return;
+        }
+        let Some(key) = self.memory.keys.get(&message) else { return };
+        let asks = |(_, call): &(&u64, &UnderWay)| call.key == *key && matches!(call.ask, Ask::Acquire(..));
+        if let (Some((&number, _)), Ok((_, InTime::Done(answer)))) = (self.calls.iter().find(asks), acquired(reply)) {
+            self.ended(now, number, Outcome::Acquired(Ok(answer)));
+        }
+    }
+
+    fn call_of(&self, message: u64) -> Option<u64> {
+        self.calls.iter().find(|(_, call)| call.sent > 0 && call.message == message).map(|(number, _)| *number)
+    }
+
+    fn heard(&mut self, number: u64) {
+        let lane = self.calls[&number].lane();
+        self.silent[lane as usize] = 0;
+    }
+
+    fn lease(&self, lease: Duration) -> Duration {
+        if self.settings.bare { lease.saturating_sub(LOCK_DELAY) } else { lease }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn is(&self, wrong: Wrong) -> bool {
+        self.settings.wrong == Some(wrong)
+    }
+
+    // --- what is renewed ------------------------------------------------------------------------------------------
+
+    fn watch(&mut self, grant: &Arc<Grant>) {
+        if grant.why().is_some() {
+            return;
+        }
+        self.forget(grant);
+        let at = grant.look_at();
+        self.watched.push((at, Arc::clone(grant)));
+        self.look_by(at);
+    }
+
+    fn forget(&mut self, grant: &Arc<Grant>) {
+        self.watched.retain(|(_, watched)| !Arc::ptr_eq(watched, grant));
+    }
+
+    fn look_by(&mut self, at: Moment) {
+        if self.next_look.is_none_or(|look| at < look) {
+            self.next_look = Some(at);
+            self.effects.push_back(Effect::Wake(at, Timer::Watchdog));
+        }
+    }
+
+    fn look(&mut self, now: Moment) {
+        if self.next_look.is_none_or(|look| now < look) {
+            return;
+        }
+        self.next_look = None;
+        let soon = now.after(RENEWAL_TICK);
+        let (needy, rest): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.watched).into_iter().partition(|(at, _)| *at <= soon);
+        self.watched = rest;
+        let (mut due, mut lost, mut limits) = (Vec::new(), Vec::new(), Vec::new());
+        for (_, grant) in needy {
+            match grant.need(now, soon) {
+                Need::Rest(until) => self.watched.push((until, grant)),
+                Need::Renewal(until) => {
+                    self.watched.push((until, Arc::clone(&grant)));
+                    due.push(grant);
+                }
+                Need::LimitReached => limits.push(grant),
+                Need::Over => lost.push(grant),
+            }
+        }
+        if let Some(at) = self.watched.iter().map(|(at, _)| *at).min() {
+            self.look_by(at.min(now.after(LEASE / 3)));
+        }
+        for grant in lost {
+            let why = grant.why().unwrap_or(LockLost::Unrenewed);
+            self.on(now, &grant.key.clone(), Event::Lost(grant.owner.clone(), why));
+        }
+        self.spins = if limits.is_empty() { 0 } else { self.spins + 1 };
+        if self.spins > 20 {
+            self.effects.push_back(Effect::Spins);
+        }
+        for grant in limits {
+            self.on(now, &grant.key.clone(), Event::Limit(grant.owner.clone()));
+        }
+        if !due.is_empty() && !self.is(Wrong::NoRenew) {
+            let key = due[0].key.clone();
+            self.call(now, key, Ask::Renew(due, Vec::new()));
+        }
+    }
+}
+
+impl UnderWay {
+    fn lane(&self) -> Lane {
+        match self.ask {
+            Ask::Acquire(..) | Ask::Yield(..) => Lane::Asks,
+            Ask::Release(..) | Ask::Renew(..) => Lane::Ends,
+        }
+    }
+}
+
+fn the_same(id: &OwnerId) -> OwnerId {
+    OwnerId::from_text(&format!("{}:0", id.process()))
+}
+
+fn error(kind: StoreErrorKind) -> StoreError {
+    StoreError::new("simulated", "answer", kind)
+}
+
+fn not_understood(reply: &Value) -> StoreError {
+    match reply {
+        Value::SimpleString(text) if text.starts_with('-') => error(StoreErrorKind::Refused),
+        _ => error(StoreErrorKind::Protocol),
+    }
+}

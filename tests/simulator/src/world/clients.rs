@@ -1,0 +1,267 @@
+//! Those who want a key: they come, wait, are in, and leave in many ways.
+
+use super::*;
+
+impl World {
+    pub(super) fn is_here(&self, client: &Client) -> bool {
+        let process = &self.processes[client.process];
+        let is_under_way = !matches!(client.state, State::Over | State::Away);
+        is_under_way && process.alive && process.number == client.number
+    }
+
+    pub(super) fn load(&mut self) {
+        let gap = [60, 300, 1_200][self.rng.usize(0..3)] * MS;
+        let work = [5, 100, 800][self.rng.usize(0..3)] * MS;
+        let long = [0.0, 0.0, 0.05, 0.4][self.rng.usize(0..4)];
+        let mut at = 10 * MS;
+        for _ in 0..250 {
+            at += self.exponential(gap);
+            if at > self.weather.storm {
+                break;
+            }
+            self.client(at, work, long);
+        }
+        // Some come when it is calm.
+        let (calm, mut at) = (self.weather.storm, self.weather.storm + SECOND);
+        self.at(calm, Self::calm_down);
+        for _ in 0..15 {
+            at += self.exponential(300 * MS);
+            self.client(at, work, 0.0);
+        }
+    }
+
+    pub(super) fn client(&mut self, at: u64, work: u64, long: f64) {
+        let mut work = self.random(2 * work) + 100_000;
+        if self.chance(long) && self.long_work < 240 * SECOND {
+            work = self.random(75 * SECOND);
+            self.long_work += work;
+        }
+        let patience = [Some(300 * MS), Some(2 * SECOND), Some(100 * SECOND), None][self.rng.usize(0..4)];
+        let waits = !self.chance(self.weather.impatient);
+        let ending = match self.rng.u8(0..100) {
+            0..3 => Ending::Dropped,
+            3..6 => Ending::Failed,
+            _ => Ending::Released,
+        };
+        let seconds = |rng: &mut fastrand::Rng, to: u64| Duration::from_millis(rng.u64(100..to));
+        let lock_delay = match self.rng.u8(0..20) {
+            _ if self.settings.bare => Duration::ZERO,
+            0..4 => seconds(&mut self.rng, 4_000),
+            4..8 => Duration::ZERO,
+            _ => LOCK_DELAY,
+        };
+        let hold_at_least = if self.rng.u8(0..20) == 0 { seconds(&mut self.rng, 3_000) } else { Duration::ZERO };
+        let max_hold = (self.rng.u8(0..20) == 0).then(|| seconds(&mut self.rng, 8_000));
+        self.weather.longest_delay = self.weather.longest_delay.max(lock_delay);
+        let key = self.rng.usize(0..self.keys.len());
+        let client = Client {
+            key,
+            process: 0,
+            number: 0,
+            waits,
+            patience,
+            work,
+            ending,
+            terms: Terms { max_hold, hold_at_least, lock_delay, ..Terms::default() },
+            place: 0,
+            since: at,
+            state: State::Away,
+            began: 0,
+            told: 0,
+            valid_until: 0,
+        };
+        let who = self.clients.len();
+        self.clients.push(client);
+        self.at(at, move |w| w.comes(who));
+    }
+
+    pub(super) fn comes(&mut self, who: usize) {
+        let process = self.rng.usize(0..self.processes.len());
+        let number = self.processes[process].number;
+        if !self.processes[process].alive {
+            self.clients[who].state = State::Over;
+            return;
+        }
+        let client = &mut self.clients[who];
+        (client.process, client.number, client.since) = (process, number, self.now);
+        client.state = State::Waits;
+        self.feel(process, number, Source::Request(id(who)), move |w| {
+            let now = w.local(process);
+            let client = &w.clients[who];
+            let (key, waits, terms, patience) =
+                (w.keys[client.key].clone(), client.waits, client.terms, client.patience);
+            w.log(|w| format!("{} asks: {who} for {key}, waits {waits} {patience:?}", w.processes[process].label));
+            w.clients[who].place = w.processes[process].shell.request(now, &key, id(who), waits, terms);
+            if let Some(patience) = patience.filter(|_| waits) {
+                w.after(patience, move |w| w.feel(process, number, Source::Request(id(who)), move |w| w.gives_up(who)));
+            }
+        });
+    }
+
+    /// It does not wait any longer.
+    pub(super) fn gives_up(&mut self, who: usize) {
+        let client = &self.clients[who];
+        let (process, place, key) = (client.process, client.place, self.keys[client.key].clone());
+        let now = self.local(process);
+        match client.state.clone() {
+            State::Waits => {
+                self.log(|w| format!("{} leaves: {who}", w.processes[process].label));
+                self.clients[who].state = State::Over;
+                self.processes[process].shell.leave(now, &key, id(who), place);
+            }
+            // Chosen, and gone.
+            State::Told(section) => {
+                self.clients[who].state = State::Over;
+                self.processes[process].shell.guard_ended(now, &section, Ending::Unheard);
+            }
+            State::Away | State::In(_) | State::Over => {}
+        }
+    }
+
+    pub(super) fn turn(&mut self, who: Who, section: Arc<Section>) {
+        let who = who as usize;
+        let client = &mut self.clients[who];
+        let (process, number) = (client.process, client.number);
+        if !matches!(client.state, State::Waits) {
+            let now = self.local(process);
+            return self.processes[process].shell.guard_ended(now, &section, Ending::Unheard);
+        }
+        client.state = State::Told(section);
+        client.told = self.now;
+        let soon = self.random(MS);
+        self.after(soon, move |w| w.feel(process, number, Source::Request(id(who)), move |w| w.begins(who)));
+    }
+
+    pub(super) fn begins(&mut self, who: usize) {
+        let client = &self.clients[who];
+        let (process, number, key) = (client.process, client.number, client.key);
+        let State::Told(section) = client.state.clone() else { return };
+        let now = self.local(process);
+        if section.remaining(now).is_zero() && !self.is(Wrong::NoPollCheck) {
+            self.clients[who].state = State::Over;
+            return self.processes[process].shell.guard_ended(now, &section, Ending::Dropped);
+        }
+        let left = section.remaining(now);
+        self.log(|w| {
+            let owner = &section.grant.owner;
+            format!("{} BEGINS: {who} as {owner}, token {}, {left:?} left", w.processes[process].label, section.token)
+        });
+        if left.is_zero() {
+            return self.wrong(format!("{} begins after its deadline", section.grant.owner));
+        }
+        if self.told_of_it.contains(&(section.grant.owner.to_string(), section.token.as_u64() >> 10)) {
+            return self
+                .wrong(format!("{} begins though it was told that its key was taken away", section.grant.owner));
+        }
+        let clock = self.processes[process].clock;
+        if let Err(wrong) = self.referee.begins(self.now, number, clock, &section) {
+            return self.wrong(wrong);
+        }
+        if self.foreign_until[key] > self.now && !self.referee.lenient {
+            return self.wrong(format!("{} begins while a stranger is in", section.grant.owner));
+        }
+        self.look_at_turns(process, key, &section);
+        let client = &mut self.clients[who];
+        client.valid_until = clock.when(now.after(left));
+        client.began = self.now;
+        client.state = State::In(section);
+        let work = client.work;
+        self.idle_since[key] = None;
+        // It is polled in between.
+        for part in [self.random(work), work] {
+            self.after(part, move |w| {
+                w.feel(process, number, Source::Request(id(who)), move |w| w.polled(who, part == work));
+            });
+        }
+    }
+
+    pub(super) fn polled(&mut self, who: usize, is_last: bool) {
+        let State::In(section) = self.clients[who].state.clone() else { return };
+        self.look_at_deadline(who);
+        let process = self.clients[who].process;
+        let now = self.local(process);
+        if section.remaining(now).is_zero() {
+            if self.is(Wrong::NoPollCheck) {
+                return self.wrong(format!("{} is polled after its deadline", section.grant.owner));
+            }
+            return self.throw_out(who);
+        }
+        if is_last {
+            self.leaves(who, self.clients[who].ending);
+        }
+    }
+
+    /// Its lock is lost, and it is dropped.
+    pub(super) fn throw_out(&mut self, who: usize) {
+        let State::In(section) = &self.clients[who].state else { return };
+        let client = &self.clients[who];
+        let is_of_age = self.calm.is_some_and(|calm| client.began > calm + 5 * SECOND);
+        let there = &self.processes[client.process];
+        let thawed = there.thawed.max(there.cut_off_until) > client.began;
+        let limit = client.terms.max_hold.is_some();
+        if is_of_age && !thawed && !limit && !self.is_odd() {
+            let what = format!("{} is lost though all is calm: {:?}", section.grant.owner, section.why());
+            self.wrong(what);
+        }
+        self.leaves(who, Ending::Dropped);
+    }
+
+    pub(super) fn leaves(&mut self, who: usize, ending: Ending) {
+        let State::In(section) = std::mem::replace(&mut self.clients[who].state, State::Over) else { return };
+        let client = &self.clients[who];
+        let (process, key, terms, told, valid_until) =
+            (client.process, client.key, client.terms, client.told, client.valid_until);
+        self.log(|w| {
+            let why = section.why();
+            format!("{} ends: {who} as {}, {ending:?} {why:?}", w.processes[process].label, section.grant.owner)
+        });
+        let (now, ended) = (self.now, self.now.min(valid_until));
+        let (taken, why) = match ending {
+            _ if self.settings.bare && ending == Ending::Dropped => (0, ""),
+            Ending::Dropped => (ended + nanos(terms.lock_delay), "ended badly"),
+            Ending::Released => {
+                let held = now - told;
+                // By a clock that may be fast.
+                let left = nanos(terms.hold_at_least).saturating_sub(held + held / 100) / 100 * 98;
+                // The store keeps it no longer than the lease, if the give-back is lost.
+                (if left == 0 { 0 } else { (now + left).min(valid_until) }, "holds it for a while")
+            }
+            _ => (0, ""),
+        };
+        self.referee.ends(&section, taken, why);
+        if !self.referee.is_held(&self.keys[key], now) {
+            self.idle_since[key] = Some(now.max(taken));
+        }
+        let local = self.local(process);
+        self.processes[process].shell.guard_ended(local, &section, ending);
+    }
+
+    pub(super) fn refused(&mut self, who: Who, error: &LockError) {
+        let who = who as usize;
+        self.log(|w| format!("{} refuses {who}: {error}", w.processes[w.clients[who].process].label));
+        self.clients[who].state = State::Over;
+        if let LockError::Store(error) = error
+            && matches!(error.kind(), StoreErrorKind::Protocol | StoreErrorKind::Refused)
+        {
+            self.wrong(format!("an error that cannot be: {error}"));
+        }
+    }
+
+    /// Nothing of this id may be there, and nothing may come.
+    pub(super) fn forgets(&mut self, process: usize, key: &LockKey, id: &OwnerId) {
+        let text = id.to_string();
+        self.log(|_| format!("{text} is forgotten"));
+        self.lined_up.remove(&text);
+        // It gives up when its lease is over, and its place, unless others keep the line: then it gives back what it is offered.
+        let silent = self.now.saturating_sub(self.processes[process].heard) > nanos(LEASE + LINE.place);
+        if self.referee.lenient || self.options.back || self.options.copies || silent {
+            return;
+        }
+        self.forgotten.insert(text.clone(), self.now);
+        let Some(at) = self.keys.iter().position(|known| known == key) else { return };
+        let record = self.record(at);
+        if record.holders.iter().any(|(holder, _)| *holder == text) || record.line.contains(&text) {
+            self.wrong(format!("{text} is forgotten, and still there: {record:?}"));
+        }
+    }
+}

@@ -1,0 +1,566 @@
+//! One seed, one world: processes, connections, a server, faults, load; and what is looked at after every step.
+
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, BinaryHeap, HashMap, HashSet, VecDeque},
+    fmt::Write,
+    sync::Arc,
+    time::Duration,
+};
+
+use tower_lock::{
+    LockError, LockKey, OwnerId, StoreErrorKind,
+    deadpool_redis::redis::Value,
+    store::ForceAsk,
+    test_util::{
+        decisions::{CHECK_IN, Ending, HAND_OVER_TIME, LEASE, LINE, LOCK_DELAY, Moment, STORE_CALL, Section, Terms},
+        redis_protocol::{Names, ScriptCall},
+    },
+};
+
+use crate::{
+    fake::Fake,
+    mutants::{Mutant, Wrong},
+    referee::{LocalClock, Referee},
+    shell::{Effect, Lane, Settings, Shell, Timer, Who},
+};
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1_000 * MS;
+
+/// What is done to a world beyond what is done to all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Keys are taken away by an operator.
+    pub force: bool,
+    /// Redis forgets everything.
+    pub flush: bool,
+    /// The counter of the fences is lost.
+    pub ctr: bool,
+    /// The server's clock is set back.
+    pub back: bool,
+    /// The server's clock is set, forward too.
+    pub step: bool,
+    /// Others lock the same keys, as Redisson does.
+    pub java: bool,
+    /// Something in between sends again what was answered already.
+    pub copies: bool,
+    /// All clocks run at one rate.
+    pub one_rate: bool,
+}
+
+impl Options {
+    /// This one, by its name. `None`: there is none.
+    pub fn set(&mut self, name: &str) -> Option<()> {
+        let option = match name {
+            "force" => &mut self.force,
+            "flush" => &mut self.flush,
+            "ctr" => &mut self.ctr,
+            "back" => &mut self.back,
+            "step" => &mut self.step,
+            "java" => &mut self.java,
+            "copies" => &mut self.copies,
+            "one-rate" => &mut self.one_rate,
+            _ => return None,
+        };
+        *option = true;
+        Some(())
+    }
+}
+
+/// What came of a world.
+#[derive(Debug)]
+pub struct Report {
+    /// What was wrong, first of all.
+    pub violation: Option<String>,
+    /// Sections that began.
+    pub sections: u64,
+    /// Scripts that ran.
+    pub scripts: u64,
+    /// The longest time for which nobody was in though somebody waited, in parts of what is promised.
+    pub idle: f64,
+    /// Everything that happened, if it was asked for.
+    pub trace: String,
+}
+
+/// Runs one world.
+pub fn run(seed: u64, mutant: Option<&Mutant>, options: Options, trace: bool) -> Report {
+    let mut world = World::new(seed, mutant, options, trace);
+    world.live();
+    Report {
+        violation: world.violation,
+        sections: world.referee.sections,
+        scripts: world.scripts,
+        idle: world.idle,
+        trace: world.trace.unwrap_or_default(),
+    }
+}
+
+// In the order of a world.
+mod clients;
+mod network;
+mod server;
+mod faults;
+mod calm;
+
+type Job = Box<dyn FnOnce(&mut World)>;
+
+struct Due {
+    at: u64,
+    number: u64,
+    job: Job,
+}
+
+/// Where something comes from: what comes from one place comes in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Source {
+    Connection(usize),
+    Inbox(u64),
+    Request(Who),
+    /// Of its own.
+    Alone(u64),
+}
+
+struct Process {
+    number: u64,
+    label: String,
+    clock: LocalClock,
+    shell: Shell,
+    alive: bool,
+    frozen: bool,
+    /// What has come while it was frozen.
+    held_up: BTreeMap<Source, VecDeque<Job>>,
+    thawed: u64,
+    /// Into `connections`.
+    lanes: [Option<usize>; 2],
+    inbox: Inbox,
+    /// Until then nothing reaches it, and nothing of it the server: it comes later.
+    cut_off_until: u64,
+    cut_off_since: u64,
+    /// When it last heard an answer.
+    heard: u64,
+}
+
+/// The connection for messages.
+#[derive(Default)]
+struct Inbox {
+    /// Which one it is. What an older one brings is nothing any more.
+    epoch: u64,
+    /// Which one the server knows of.
+    at_server: Option<u64>,
+    last: u64,
+}
+
+struct Connection {
+    process: (usize, u64),
+    up: bool,
+    last_out: u64,
+    last_in: u64,
+    /// What was sent and is not answered; without the script, once it ran.
+    under_way: BTreeMap<u64, Option<ScriptCall>>,
+}
+
+struct Client {
+    key: usize,
+    process: usize,
+    number: u64,
+    waits: bool,
+    patience: Option<u64>,
+    work: u64,
+    ending: Ending,
+    terms: Terms,
+    place: u64,
+    since: u64,
+    state: State,
+    began: u64,
+    /// When it was its turn: the least hold counts from then.
+    told: u64,
+    /// Until when it may be in, as far as it knew last.
+    valid_until: u64,
+}
+
+#[derive(Clone)]
+enum State {
+    /// It has not come yet.
+    Away,
+    Waits,
+    /// It was told that it is its turn, and has not begun.
+    Told(Arc<Section>),
+    In(Arc<Section>),
+    Over,
+}
+
+/// What the server knew of a key before a script.
+#[derive(Clone, Debug, Default)]
+struct Record {
+    holders: Vec<(String, String)>,
+    line: Vec<String>,
+}
+
+struct World {
+    rng: fastrand::Rng,
+    now: u64,
+    due: BinaryHeap<Due>,
+    next: u64,
+    fake: Fake,
+    /// What the server's clock is ahead of the true one, in microseconds.
+    server_ahead: i64,
+    processes: Vec<Process>,
+    connections: Vec<Connection>,
+    clients: Vec<Client>,
+    keys: Vec<LockKey>,
+    locks: Vec<String>,
+    names: Names,
+    referee: Referee,
+    settings: Settings,
+    options: Options,
+    weather: Weather,
+    calm: Option<u64>,
+    paused_until: u64,
+    paused_since: u64,
+    forgotten: HashMap<String, u64>,
+    given_back: HashSet<String>,
+    top_fence: Vec<u64>,
+    lined_up: HashMap<String, (u64, u64)>,
+    idle_since: Vec<Option<u64>>,
+    first_in_turn: HashMap<OwnerId, u64>,
+    crashed: Vec<String>,
+    /// What an operator took away: which fence of whom.
+    taken: HashMap<String, u64>,
+    /// Those who have heard of it.
+    told_of_it: HashSet<(String, u64)>,
+    foreign: HashSet<String>,
+    foreign_until: Vec<u64>,
+    violation: Option<String>,
+    scripts: u64,
+    steps: u64,
+    /// How long all the long sections take.
+    long_work: u64,
+    idle: f64,
+    trace: Option<String>,
+}
+
+/// How bad it is.
+struct Weather {
+    delay: u64,
+    spikes: f64,
+    slow: u64,
+    lossy: f64,
+    doubled: f64,
+    late: u64,
+    storm: u64,
+    impatient: f64,
+    longest_delay: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    BreakAsks,
+    BreakEnds,
+    BreakInbox,
+    Freeze,
+    Crash,
+    Slow,
+    Cancel,
+    Drop,
+    Pause,
+    CutOff,
+    Force,
+    Flush,
+    Step,
+    Java,
+    Counter,
+}
+
+impl World {
+    fn new(seed: u64, mutant: Option<&Mutant>, options: Options, trace: bool) -> Self {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut pick = |from: &[u64]| from[rng.usize(0..from.len())];
+        let weather = Weather {
+            delay: pick(&[300, 3_000, 30_000, 120_000]) * 1_000,
+            spikes: pick(&[0, 2, 10]) as f64 / 100.0,
+            slow: 1,
+            lossy: pick(&[0, 0, 5, 30]) as f64 / 100.0,
+            doubled: pick(&[0, 0, 5, 30]) as f64 / 100.0,
+            late: pick(&[50, 300, 1_500]) * MS,
+            storm: pick(&[15, 30, 60, 90]) * SECOND,
+            impatient: pick(&[0, 0, 20, 90]) as f64 / 100.0,
+            longest_delay: LOCK_DELAY,
+        };
+        let (keys, processes) = (pick(&[1, 1, 2]), pick(&[2, 2, 3, 4]));
+        let settings = Settings { bare: pick(&[0, 1, 1]) == 1, wrong: mutant.and_then(Mutant::wrong) };
+        let keys: Vec<_> = (0..keys).map(|n| LockKey::from(("key", n))).collect();
+        let names = Names::new("lock").expect("a prefix");
+        let mut world = Self {
+            now: 0,
+            due: BinaryHeap::new(),
+            next: 0,
+            fake: Fake::new(mutant.map_or(&[], |mutant| mutant.patches())),
+            server_ahead: 1_700_000_000_000_000,
+            processes: Vec::new(),
+            connections: Vec::new(),
+            clients: Vec::new(),
+            locks: keys.iter().map(|key| names.lock(key).expect("one spelling")).collect(),
+            top_fence: vec![0; keys.len()],
+            idle_since: vec![Some(0); keys.len()],
+            foreign_until: vec![0; keys.len()],
+            keys,
+            names,
+            referee: Referee::new(options.flush || options.step),
+            settings,
+            options,
+            weather,
+            calm: None,
+            paused_until: 0,
+            paused_since: 0,
+            forgotten: HashMap::new(),
+            given_back: HashSet::new(),
+            lined_up: HashMap::new(),
+            first_in_turn: HashMap::new(),
+            crashed: Vec::new(),
+            taken: HashMap::new(),
+            told_of_it: HashSet::new(),
+            foreign: HashSet::new(),
+            violation: None,
+            scripts: 0,
+            steps: 0,
+            long_work: 0,
+            idle: 0.0,
+            trace: trace.then(String::new),
+            rng,
+        };
+        for n in 0..processes {
+            // As far apart as they may be, more often than not.
+            let rate = match world.rng.u8(0..4) {
+                _ if options.one_rate => 1.0,
+                0 => 1.0 + 0.0099 * (2.0 * world.rng.f64() - 1.0),
+                1 => 1.0099,
+                _ => 0.9901,
+            };
+            let process = world.process(format!("p{n}"), rate);
+            world.processes.push(process);
+            world.subscribe(world.processes.len() - 1);
+        }
+        world.load();
+        world.faults();
+        world
+    }
+
+    fn process(&mut self, label: String, rate: f64) -> Process {
+        let number = self.number();
+        Process {
+            number,
+            clock: self.clock(rate),
+            shell: Shell::new(&label, number, self.settings),
+            label,
+            alive: true,
+            frozen: false,
+            held_up: BTreeMap::new(),
+            thawed: 0,
+            lanes: [None; 2],
+            inbox: Inbox::default(),
+            cut_off_until: 0,
+            cut_off_since: 0,
+            heard: self.now,
+        }
+    }
+
+    fn clock(&mut self, rate: f64) -> LocalClock {
+        LocalClock::new((1 << 40) + self.rng.u64(0..1 << 40), rate)
+    }
+
+    fn live(&mut self) {
+        let limit = self.weather.storm + 600 * SECOND;
+        let is_busy =
+            |w: &Self| w.clients.iter().any(|client| matches!(client.state, State::Away) || w.is_here(client));
+        while self.violation.is_none() && (self.calm.is_none() || is_busy(self)) {
+            if self.now > limit || self.steps > 3_000_000 {
+                return self.wrong("somebody is never answered");
+            }
+            self.step();
+        }
+        // All are answered: when what is under way has come, nothing is left.
+        let cut_off = self.processes.iter().map(|process| process.cut_off_until).max().unwrap_or(0);
+        let end =
+            self.now.max(self.paused_until).max(cut_off) + 8 * SECOND + self.weather.late + 20 * self.weather.delay;
+        while self.violation.is_none() && self.due.peek().is_some_and(|due| due.at < end) {
+            self.step();
+        }
+        if self.violation.is_none() {
+            self.now = self.now.max(end);
+            self.look_at_what_is_left();
+        }
+    }
+
+    fn step(&mut self) {
+        self.steps += 1;
+        let Some(due) = self.due.pop() else { return self.wrong("nothing happens any more, and somebody waits") };
+        self.now = self.now.max(due.at);
+        (due.job)(self);
+        if self.calm.is_some() {
+            self.look_at_idle_keys();
+        }
+        self.look_at_silence();
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn at(&mut self, at: u64, job: impl FnOnce(&mut Self) + 'static) {
+        let number = self.number();
+        self.due.push(Due { at: at.max(self.now), number, job: Box::new(job) });
+    }
+
+    fn after(&mut self, by: u64, job: impl FnOnce(&mut Self) + 'static) {
+        self.at(self.now + by, job);
+    }
+
+    fn random(&mut self, below: u64) -> u64 {
+        self.rng.u64(0..below.max(1))
+    }
+
+    fn chance(&mut self, p: f64) -> bool {
+        self.rng.f64() < p
+    }
+
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "seconds")]
+    fn exponential(&mut self, mean: u64) -> u64 {
+        (-(1.0 - self.rng.f64()).ln() * mean as f64) as u64
+    }
+
+    fn delay(&mut self) -> u64 {
+        let mut delay = self.weather.delay * (20 + self.random(100)) / 100 * self.weather.slow;
+        if self.calm.is_none() && self.chance(self.weather.spikes) {
+            delay += self.exponential(400 * MS);
+        }
+        delay
+    }
+
+    fn wrong(&mut self, what: impl Into<String>) {
+        let what = what.into();
+        self.log(|_| format!("VIOLATION {what}"));
+        self.violation.get_or_insert(what);
+    }
+
+    fn log(&mut self, what: impl FnOnce(&Self) -> String) {
+        if let Some(mut trace) = self.trace.take() {
+            let what = what(self);
+            #[expect(clippy::cast_precision_loss, reason = "to be read")]
+            let _ = writeln!(trace, "{:12.3} {what}", self.now as f64 / MS as f64);
+            self.trace = Some(trace);
+        }
+    }
+
+    // --- processes ------------------------------------------------------------------------------------------------
+
+    fn local(&self, process: usize) -> Moment {
+        self.processes[process].clock.at(self.now)
+    }
+
+    /// Something reaches a process, if it is the same still; one that is frozen finds it when it goes on.
+    fn feel(&mut self, process: usize, number: u64, source: Source, job: impl FnOnce(&mut Self) + 'static) {
+        let there = &mut self.processes[process];
+        if !there.alive || there.number != number {
+            return;
+        }
+        if there.frozen {
+            there.held_up.entry(source).or_default().push_back(Box::new(job));
+        } else {
+            job(self);
+            self.settle(process);
+        }
+    }
+
+    /// What a process wants done is done, and whoever has lost its lock is thrown out.
+    fn settle(&mut self, process: usize) {
+        while let Some(effect) = self.processes[process].shell.effect() {
+            let number = self.processes[process].number;
+            match effect {
+                Effect::Run(lane, message, script) => self.send(process, lane, message, script),
+                Effect::Replace(lane) => {
+                    self.log(|w| format!("{} replaces {lane:?}", w.processes[process].label));
+                    self.processes[process].lanes[lane as usize] = None;
+                }
+                Effect::Wake(at, timer) => {
+                    let late = self.random(MS);
+                    let at = self.processes[process].clock.when(at) + late;
+                    let source = Source::Alone(self.number());
+                    self.at(at, move |w| w.feel(process, number, source, move |w| w.wake(process, &timer)));
+                }
+                Effect::Turn(who, section) => self.turn(who, section),
+                Effect::Refused(who, error) => self.refused(who, &error),
+                Effect::Forgotten(key, id) => self.forgets(process, &key, &id),
+                Effect::Spins => {
+                    let label = &self.processes[process].label;
+                    self.wrong(format!("the watchdog of {label} wakes itself again and again"));
+                }
+            }
+        }
+        let now = self.local(process);
+        for who in 0..self.clients.len() {
+            if self.clients[who].process == process {
+                self.look_at_deadline(who);
+            }
+            let client = &mut self.clients[who];
+            if client.process != process {
+                continue;
+            }
+            let State::In(section) = &client.state else { continue };
+            if section.why().is_some() {
+                self.throw_out(who);
+            } else {
+                let left = section.remaining(now);
+                if !left.is_zero() {
+                    client.valid_until = self.processes[process].clock.when(now.after(left));
+                }
+            }
+        }
+    }
+
+    fn wake(&mut self, process: usize, timer: &Timer) {
+        let now = self.local(process);
+        self.processes[process].shell.timer(now, timer);
+    }
+}
+
+fn id(who: usize) -> Who {
+    Who::try_from(who).expect("a few hundred")
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).expect("short")
+}
+
+fn show(value: &Value) -> String {
+    match value {
+        Value::Nil => "nil".to_owned(),
+        Value::Int(number) => number.to_string(),
+        Value::BulkString(text) => String::from_utf8_lossy(text).into_owned(),
+        Value::SimpleString(text) => text.clone(),
+        Value::Array(items) => format!("[{}]", items.iter().map(show).collect::<Vec<_>>().join(", ")),
+        other => format!("{other:?}"),
+    }
+}
+
+// The earliest is the greatest.
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.at, other.number).cmp(&(self.at, self.number))
+    }
+}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Due {}

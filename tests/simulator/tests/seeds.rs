@@ -1,0 +1,60 @@
+//! Two thousand worlds, and in half of them something that most are spared: an operator, a stranger, a clock that is set, a Redis that forgets.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+};
+
+use tower_lock_simulator::world::{self, Options};
+
+const SEEDS: u64 = 2_000;
+
+fn option(seed: u64) -> Option<&'static str> {
+    ["force", "java", "ctr", "back", "flush", "step", "copies"].get(usize::try_from(seed % 14).expect("small")).copied()
+}
+
+#[test]
+fn in_two_thousand_worlds_nobody_is_in_twice_and_nothing_is_left_behind() {
+    let (next, sections) = (AtomicU64::new(0), AtomicU64::new(0));
+    let failed = Mutex::new(Vec::new());
+    let run = || {
+        loop {
+            let seed = next.fetch_add(1, Relaxed);
+            if seed >= SEEDS {
+                return;
+            }
+            let mut options = Options::default();
+            let option = option(seed);
+            if let Some(name) = option {
+                options.set(name).expect("there is one");
+            }
+            let report = world::run(seed, None, options, false);
+            sections.fetch_add(report.sections, Relaxed);
+            if let Some(violation) = report.violation {
+                let option = option.map(|name| format!(" --option {name}")).unwrap_or_default();
+                let again = format!("cargo run -p tower-lock-simulator -- {seed}{option} --trace");
+                failed.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{violation}: {again}"));
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(run);
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    assert!(sections.load(Relaxed) > 20 * SEEDS, "hardly anything happened");
+}
+
+#[test]
+fn a_seed_is_the_same_world_every_time() {
+    for seed in [1, 2, 3] {
+        let (one, other) =
+            (world::run(seed, None, Options::default(), true), world::run(seed, None, Options::default(), true));
+        assert!(!one.trace.is_empty() && one.trace == other.trace, "{seed}");
+    }
+}
