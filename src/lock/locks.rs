@@ -52,7 +52,8 @@ pub struct LockState {
     pub since: Option<SystemTime>,
     /// How long the store keeps the key, if nobody gives it back and nobody renews it: a lease and a lock-delay at the most. A fixed lease or
     /// a [`max_hold`](Policy::max_hold) of the holder, which only its process knows, may end sooner. Without a holder it is what is left of a
-    /// [`lock_delay`](Policy::lock_delay) or of a [`hold_at_least`](Policy::hold_at_least). Zero: it is free.
+    /// [`lock_delay`](Policy::lock_delay) or of a [`hold_at_least`](Policy::hold_at_least). Zero: it is free. [`Duration::MAX`]: it has no end, which nothing
+    /// of ours writes.
     pub remaining: Duration,
     /// How many processes wait for it in the line of the store. The one that has it is none of them, whoever waits in it.
     pub waiting: usize,

@@ -64,6 +64,11 @@ pub use self::{
 ///
 /// There are no default methods: a weaker one would be found out in production. With the feature `test-util`,
 /// `test_util::conformance` asks a store for all of this.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no store for locks",
+    label = "not a store",
+    note = "to connect takes a while and may fail: `RedisStore::connect(url).await?`"
+)]
 pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// Opens the inbox of one process: from now on its events go there, until it is closed. Called once for each
     /// [`Locks`](crate::Locks), before anything else is asked on its behalf.

@@ -11,7 +11,7 @@ use axum::{
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt;
 use tower_lock::{LockLayer, LockLost, Locks, RedisStore, by_parts, test_util::Clock};
-use tower_lock_faults::Direction;
+use tower_lock_faults::{Direction, RedisServer};
 
 use crate::support::{World, key, ms, soon, until, world};
 
@@ -110,6 +110,25 @@ async fn connections_that_died_while_nothing_was_asked_are_replaced_before_someb
     until("they are replaced", async || dead.iter().all(|number| !world.proxy.connections().contains(number))).await;
     locks.try_lock(key()).await.expect("on a new one").release().await.expect("on a new one");
     world.is_clean_soon().await;
+}
+
+/// A failover behind one address: old connections stay with the old server, which is well, and is a replica now.
+#[tokio::test]
+async fn whoever_is_asked_is_whoever_is_listened_to() {
+    let Some(world) = world().await else { return };
+    let locks = world.instance("a").await;
+    locks.lock(key()).await.expect("free").release().await.expect("ours");
+    let listening = async |redis: &RedisServer| redis.command(&["PUBSUB", "CHANNELS"]).await.items().len();
+    until("it listens", async || listening(&world.redis).await == 1).await;
+    let promoted = RedisServer::start().await;
+    world.proxy.redirect(promoted.address());
+    let listener = world.proxy.subscribers();
+    for number in world.proxy.connections().into_iter().filter(|number| !listener.contains(number)) {
+        world.proxy.connection(number).cut();
+    }
+    until("it listens where it asks", async || listening(&promoted).await == 1).await;
+    assert_eq!(listening(&world.redis).await, 0, "and nowhere else");
+    locks.lock(key()).await.expect("free").release().await.expect("ours");
 }
 
 /// Each waits for no longer than it may, and is told what was wrong.

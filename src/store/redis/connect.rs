@@ -100,7 +100,7 @@ impl RedisStoreBuilder {
     /// # Errors
     ///
     /// As of [`connect`](Self::connect); and there may be no such variable.
-    pub async fn connect_from_env(self) -> Result<RedisStore, RedisConnectError> {
+    pub async fn from_env(self) -> Result<RedisStore, RedisConnectError> {
         let url = env::var("REDIS_URL").map_err(|_| RedisConnectError::NoUrl)?;
         self.connect(&url).await
     }
@@ -110,7 +110,7 @@ impl RedisStoreBuilder {
     /// # Errors
     ///
     /// As of [`connect`](Self::connect).
-    pub async fn connect_with(self, config: &Config) -> Result<RedisStore, RedisConnectError> {
+    pub async fn from_config(self, config: &Config) -> Result<RedisStore, RedisConnectError> {
         let address = match (&config.url, &config.connection) {
             (Some(url), None) => readable(url)?,
             (None, connection) => ConnectionInfo::from(connection.clone().unwrap_or_default()),
@@ -131,7 +131,7 @@ impl RedisStoreBuilder {
     /// # Errors
     ///
     /// As of [`connect`](Self::connect).
-    pub async fn connect_through(
+    pub async fn from_pool(
         self,
         pool: Pool,
         address: impl IntoConnectionInfo,

@@ -37,6 +37,8 @@ pub(super) struct Events {
     inboxes: Mutex<HashMap<String, Subscriber>>,
     /// An inbox was opened.
     opened: Notify,
+    /// The server says that nobody listens to an inbox.
+    unheard: Notify,
     /// The connections on which is asked: they are looked after from here, too.
     lanes: [Arc<Lane>; 2],
     /// Since when nobody can be told anything.
@@ -71,9 +73,9 @@ impl Events {
     const GONE: Duration = STORE_TIMEOUT.saturating_mul(4);
 
     pub(super) fn new(client: Client, names: Names, lanes: [Arc<Lane>; 2]) -> Arc<Self> {
-        let (inboxes, opened) = (Mutex::default(), Notify::new());
+        let (inboxes, opened, unheard) = (Mutex::default(), Notify::new(), Notify::new());
         let (deaf_since, task) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { client, names, inboxes, opened, lanes, deaf_since, task })
+        Arc::new(Self { client, names, inboxes, opened, unheard, lanes, deaf_since, task })
     }
 
     pub(super) fn open(&self, inbox: Inbox) {
@@ -127,10 +129,22 @@ impl Events {
             loop {
                 sleep(Self::LOOK).await;
                 *lock(&looked) = Instant::now();
-                tokio::join!(self.lanes[0].ping(), self.lanes[1].ping());
+                let [asks, ends] = &self.lanes;
+                tokio::join!(self.is_heard(asks), ends.ping());
             }
         };
         tokio::join!(self.listen(connection), look_after);
+    }
+
+    /// Whether the server that is asked is the one that speaks to us: after a failover behind one address the connection that listens may be to the
+    /// old one still, which is well and says nothing.
+    async fn is_heard(&self, lane: &Lane) {
+        let listens =
+            |(channel, subscriber): (&String, &Subscriber)| subscriber.listens.borrow().then(|| channel.clone());
+        let Some(channel) = self.inboxes().iter().find_map(listens) else { return lane.ping().await };
+        if lane.subscribers(&channel).await == Some(0) {
+            self.unheard.notify_one();
+        }
     }
 
     async fn listen(&self, mut connection: Option<PubSub>) {
@@ -200,6 +214,7 @@ impl Listener<'_> {
                     continue;
                 }
                 () = self.events.opened.notified() => {}
+                () = self.events.unheard.notified() => return worked,
                 // The first tick comes at once.
                 _ = looks.tick() => {
                     if !matches!(timeout(STORE_CALL, self.sink.ping::<()>()).await, Ok(Ok(()))) {

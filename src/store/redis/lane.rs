@@ -10,7 +10,7 @@ use std::{
 
 use deadpool_redis::{
     Connection, Pool,
-    redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection, cmd},
+    redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection, cmd, from_redis_value},
 };
 use tokio::{
     runtime::Handle,
@@ -105,6 +105,14 @@ impl Lane {
     /// Whether somebody is there. A connection that died while nothing was asked is found out by this, and not by a request.
     pub(super) async fn ping(&self) {
         let _ = self.ask(Question::Command(&cmd("PING")), Instant::now() + CALL).await;
+    }
+
+    /// How many listen to this channel. As good as a [`ping`](Self::ping).
+    pub(super) async fn subscribers(&self, channel: &str) -> Option<u64> {
+        let mut command = cmd("PUBSUB");
+        command.arg("NUMSUB").arg(channel);
+        let reply = self.ask(Question::Command(&command), Instant::now() + CALL).await.ok()?;
+        from_redis_value::<(String, u64)>(reply).ok().map(|(_, subscribers)| subscribers)
     }
 
     async fn connected(&self, by: Instant) -> Result<(Arc<Link>, MultiplexedConnection), Trouble> {

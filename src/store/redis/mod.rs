@@ -98,7 +98,7 @@ impl RedisStore {
     ///
     /// As of [`connect`](Self::connect); and there may be no such variable.
     pub async fn from_env() -> Result<Self, RedisConnectError> {
-        Self::builder().connect_from_env().await
+        Self::builder().from_env().await
     }
 
     /// Connects as the rest of the service does.
@@ -107,18 +107,18 @@ impl RedisStore {
     ///
     /// As of [`connect`](Self::connect).
     pub async fn from_config(config: &Config) -> Result<Self, RedisConnectError> {
-        Self::builder().connect_with(config).await
+        Self::builder().from_config(config).await
     }
 
     /// Takes its connections from your pool, but for the one that listens: no pool gives such a one, so it is made to this address.
     ///
-    /// See [`RedisStoreBuilder::connect_through`].
+    /// See [`RedisStoreBuilder::from_pool`].
     ///
     /// # Errors
     ///
     /// As of [`connect`](Self::connect).
     pub async fn from_pool(pool: Pool, address: impl IntoConnectionInfo) -> Result<Self, RedisConnectError> {
-        Self::builder().connect_through(pool, address).await
+        Self::builder().from_pool(pool, address).await
     }
 
     /// A store that is to be told something about itself.

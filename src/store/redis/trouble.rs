@@ -80,6 +80,9 @@ impl Trouble {
             }
             Self::Name(_) => return (Refused, ""),
         };
+        if error.to_string().contains("certificate") {
+            return (Refused, "does this system trust whoever signed it? `SSL_CERT_FILE` names others");
+        }
         if error.is_timeout() {
             return (Timeout, "is the server stopped, swamped, or busy with a slow command (`SLOWLOG GET`)?");
         }

@@ -50,7 +50,7 @@ pub struct Switch<'a> {
 }
 
 struct Shared {
-    upstream: SocketAddr,
+    upstream: Mutex<SocketAddr>,
     is_raw: bool,
     table: Mutex<Table>,
     observer: Mutex<Option<Observer>>,
@@ -93,7 +93,8 @@ impl Proxy {
     }
 
     async fn begin(upstream: SocketAddr, is_raw: bool) -> Self {
-        let shared = Shared { upstream, is_raw, table: Mutex::default(), observer: Mutex::new(None) };
+        let shared =
+            Shared { upstream: Mutex::new(upstream), is_raw, table: Mutex::default(), observer: Mutex::new(None) };
         let shared = Arc::new(shared);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
         let address = listener.local_addr().expect("bound");
@@ -153,6 +154,11 @@ impl Proxy {
         let mut listens = self.listens.clone();
         let done = timeout(AT_MOST, listens.wait_for(|listens| *listens != refuse)).await;
         done.expect("the port is still ours").expect("it runs");
+    }
+
+    /// Leads whoever connects from now on to another server, as a name does that is given to another one. Connections that are there stay.
+    pub fn redirect(&self, upstream: SocketAddr) {
+        *wire::lock(&self.shared.upstream) = upstream;
     }
 
     /// Shows every request from now on.
@@ -368,7 +374,7 @@ impl Shared {
     }
 
     fn send_again(&self, after: Duration, request: Vec<u8>) {
-        let upstream = self.upstream;
+        let upstream = self.upstream();
         tokio::runtime::Handle::current().spawn(async move {
             sleep(after).await;
             let Ok(mut server) = TcpStream::connect(upstream).await else { return };
@@ -380,6 +386,10 @@ impl Shared {
     }
 
     /// What happens to this request.
+    fn upstream(&self) -> SocketAddr {
+        *wire::lock(&self.upstream)
+    }
+
     fn next(&self, wire: &Wire, request: &Request) -> Option<Mishap> {
         if let Some(observer) = &mut *self.observer.lock().unwrap_or_else(PoisonError::into_inner) {
             observer(request);

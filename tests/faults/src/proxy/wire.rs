@@ -121,7 +121,7 @@ impl Wire {
     pub(super) async fn run(&self, shared: &Shared, client: TcpStream) {
         let mut state = self.state.subscribe();
         let server = tokio::select! {
-            server = TcpStream::connect(shared.upstream) => server,
+            server = TcpStream::connect(shared.upstream()) => server,
             _ = state.wait_for(|state| state.is_cut) => return,
         };
         let Ok(server) = server else { return };
@@ -384,6 +384,6 @@ impl fmt::Debug for Wire {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
