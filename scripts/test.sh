@@ -3,7 +3,8 @@
 #
 #   scripts/test.sh           all that a change must pass
 #   scripts/test.sh --busy    the same beside two busy loops: what depends on luck fails here
-#   scripts/test.sh --long    and what takes longer: licences, bans and sources of all dependencies, the storm a hundred times
+#   scripts/test.sh --long    and what takes longer: licences, bans and sources of all dependencies, the storms again and again, simulated worlds
+#                             by the ten thousand, benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,7 +13,7 @@ for argument in "$@"; do
     case $argument in
         --busy) busy=1 ;;
         --long) long=1 ;;
-        *) sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+        *) sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     esac
 done
 
@@ -113,10 +114,17 @@ if [ "$long" ]; then
         "$test" --quiet storm >target/storm.log 2>&1 || { cat target/storm.log; exit 1; }
     done
     echo
+    step 'the storm of many processes, ten times'
+    for _ in $(seq 10); do cargo test --quiet -p tower-lock-storm --test storm; done
+    step 'simulated worlds'
+    for option in '' '--option force' '--option flush' '--option ctr' '--option back' '--option step' '--option java' '--option copies'; do
+        # shellcheck disable=SC2086  # two words, or none
+        cargo run --quiet -p tower-lock-simulator -- 1000000 1010000 $option
+    done
     step 'benchmarks'
     cargo bench --quiet --bench service_call --bench locks --bench hand_over
 else
-    skipped+=('licences, bans and sources of dependencies, a hundred storms, benchmarks: scripts/test.sh --long')
+    skipped+=('licences, bans and sources of dependencies, storms again and again, 80 000 simulated worlds, benchmarks: scripts/test.sh --long')
 fi
 
 step 'done'
