@@ -57,86 +57,74 @@ impl Trouble {
     }
 
     /// Of what kind it is, and what helps.
-    pub(super) fn verdict(&self) -> (StoreErrorKind, &'static str) {
+    fn verdict(&self) -> (StoreErrorKind, &'static str) {
         use StoreErrorKind::{Protocol, Refused, Timeout, Unavailable};
-        let error = match self {
-            Self::NotConnected(trouble) => return trouble.verdict(),
-            Self::Redis(error) | Self::Pool(PoolError::Backend(error)) => error,
-            Self::Pool(_) => return (Unavailable, "is the pool too small for those who share it?"),
-            Self::NoConnection => {
-                return (Timeout, "is the server up, does the network let us through, and has the pool one to give?");
+        match self {
+            Self::NotConnected(trouble) => trouble.verdict(),
+            Self::Redis(error) | Self::Pool(PoolError::Backend(error)) => {
+                error.code().and_then(by_code).unwrap_or_else(|| by_kind(error))
             }
-            Self::Silent => {
-                return (Timeout, "is the server stopped, swamped, or busy with a slow command (`SLOWLOG GET`)?");
-            }
-            Self::Deaf => {
-                return (Unavailable, "may this user subscribe to `tower-lock:in:*`, and do messages come through?");
-            }
-            Self::Late => {
-                return (Timeout, "calls take longer than they may: is the network or the server overloaded?");
-            }
-            Self::Misread(_) => {
-                return (Protocol, "nothing else may write to keys of the prefix, and to `tower-lock:*`");
-            }
-            Self::Name(_) => return (Refused, ""),
-        };
-        if error.to_string().contains("certificate") {
-            return (Refused, "does this system trust whoever signed it? `SSL_CERT_FILE` names others");
+            Self::Pool(_) => (Unavailable, "is the pool too small for those who share it, or closed?"),
+            Self::NoConnection => (Timeout, "is it up, does the network let us through, has the pool one to give?"),
+            Self::Silent => (Timeout, SILENT),
+            Self::Deaf => (Unavailable, "may this user subscribe to `tower-lock:in:*`, and do messages come through?"),
+            Self::Late => (Timeout, "calls take longer than they may: is the network or the server overloaded?"),
+            Self::Misread(_) => (Protocol, "nothing else may write to keys of the prefix, and to `tower-lock:*`"),
+            Self::Name(_) => (Refused, ""),
         }
-        if error.is_timeout() {
-            return (Timeout, "is the server stopped, swamped, or busy with a slow command (`SLOWLOG GET`)?");
+    }
+}
+
+const SILENT: &str = "is the server stopped, swamped, or busy with a slow command (`SLOWLOG GET`)?";
+const RIGHT: &str = "the user lacks a right: docs/redis.md has the smallest ACL";
+const PASSWORD: &str = "are user and password in the URL, and right?";
+const MEMORY: &str =
+    "raise `maxmemory`, or move other data away; what is held can be renewed and given back all the same";
+const TYPE: &str = "something that is no lock has the name of one: look at its `TYPE`, or choose another prefix";
+const DISK: &str = "it cannot save its data, so it takes no writes: its log says why, and its disk may be full";
+const REPLICA: &str = "this is a replica: a failover is going on, or the address is wrong";
+const CLUSTER: &str = "this is a Redis Cluster, and the locks of this store live in one Redis";
+
+/// By the word with which an answer of Redis begins.
+fn by_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {
+    use StoreErrorKind::{Refused, Unavailable};
+    let verdict = match code {
+        "OOM" => (Refused, MEMORY),
+        "WRONGTYPE" => (Refused, TYPE),
+        "NOPERM" => (Refused, RIGHT),
+        "NOAUTH" | "WRONGPASS" => (Refused, PASSWORD),
+        "MISCONF" => (Refused, DISK),
+        "MOVED" | "ASK" | "TRYAGAIN" | "CROSSSLOT" | "CLUSTERDOWN" => (Refused, CLUSTER),
+        "READONLY" | "MASTERDOWN" => (Unavailable, REPLICA),
+        "LOADING" => (Unavailable, "it reads its data after a restart"),
+        "BUSY" => (Unavailable, "a script of somebody runs and runs: `SCRIPT KILL`"),
+        "NOREPLICAS" => (Unavailable, "too few replicas are up for `min-replicas-to-write`"),
+        _ => return None,
+    };
+    Some(verdict)
+}
+
+fn by_kind(error: &RedisError) -> (StoreErrorKind, &'static str) {
+    use StoreErrorKind::{Protocol, Refused, Timeout, Unavailable};
+    let says = |words: &[&str]| error.detail().is_some_and(|text| words.iter().any(|word| text.contains(word)));
+    match error.kind() {
+        ErrorKind::AuthenticationFailed => (Refused, PASSWORD),
+        ErrorKind::InvalidClientConfig => (Refused, "is the address right?"),
+        ErrorKind::UnexpectedReturnType => (Protocol, "is that a Redis?"),
+        ErrorKind::Parse => (Unavailable, "the connection broke off in the middle of an answer; or is that no Redis?"),
+        // NOPERM, as it is called within a script: by Redis 7.0, by later ones and by Valkey.
+        ErrorKind::Server(_) if says(&["user executing the script", "ACL failure in script", "has no permissions"]) => {
+            (Refused, RIGHT)
         }
-        match error.code().unwrap_or_default() {
-            "OOM" => (
-                Refused,
-                "Redis is out of memory, and noeviction is right for locks: raise `maxmemory`, or move other data away. \
-                                What is held can be renewed and given back all the same",
-            ),
-            "WRONGTYPE" => {
-                (Refused, "something that is no lock has the name of one: look at its `TYPE`, or choose another prefix")
-            }
-            "NOPERM" => (Refused, "the user lacks a right: docs/redis.md has the smallest ACL"),
-            "NOAUTH" | "WRONGPASS" => (Refused, "are user and password in the URL, and right?"),
-            "MISCONF" => (
-                Refused,
-                "Redis cannot save its data, so it takes no writes: its log says why, and its disk may be full",
-            ),
-            "READONLY" => (Unavailable, "this is a replica: a failover is going on, or the address is wrong"),
-            "LOADING" => (Unavailable, "Redis reads its data after a restart"),
-            "BUSY" => (Unavailable, "a script of somebody runs and runs: `SCRIPT KILL`"),
-            "MASTERDOWN" => {
-                (Unavailable, "this is a replica without its master: a failover is going on, or the address is wrong")
-            }
-            "NOREPLICAS" => (Unavailable, "too few replicas are up for `min-replicas-to-write`"),
-            "CLUSTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" | "CROSSSLOT" => (
-                Refused,
-                "this is a Redis Cluster: the locks of this store \
-                                                                                     live in one Redis",
-            ),
-            _ => match error.kind() {
-                ErrorKind::AuthenticationFailed => (Refused, "are user and password in the URL, and right?"),
-                ErrorKind::InvalidClientConfig => (Refused, "is the address right?"),
-                ErrorKind::UnexpectedReturnType => (Protocol, "is that a Redis?"),
-                ErrorKind::Parse => {
-                    (Unavailable, "the connection broke off in the middle of an answer; or is that no Redis?")
-                }
-                // NOPERM, as it is called within a script: by Redis 7.0, and by later ones.
-                ErrorKind::Server(_)
-                    if error.detail().is_some_and(|text| {
-                        ["user executing the script", "ACL failure in script", "has no permissions"]
-                            .iter()
-                            .any(|words| text.contains(words))
-                    }) =>
-                {
-                    (Refused, "the user lacks a right: docs/redis.md has the smallest ACL")
-                }
-                ErrorKind::Server(_) if error.detail().is_some_and(|text| text.contains("max number of clients")) => {
-                    (Unavailable, "raise `maxclients`, or find who keeps so many connections (`CLIENT LIST`)")
-                }
-                ErrorKind::Server(_) | ErrorKind::Extension => (Refused, "Redis does not do this for us"),
-                _ => (Unavailable, "is the server up, and the address right?"),
-            },
+        ErrorKind::Server(_) if says(&["max number of clients"]) => {
+            (Unavailable, "raise `maxclients`, or find who keeps so many connections (`CLIENT LIST`)")
         }
+        ErrorKind::Server(_) | ErrorKind::Extension => (Refused, "it does not do this for us"),
+        _ if error.is_timeout() => (Timeout, SILENT),
+        _ if error.to_string().contains("certificate") => {
+            (Refused, "does this system trust whoever signed it? `SSL_CERT_FILE` names others")
+        }
+        _ => (Unavailable, "is the server up, and the address right?"),
     }
 }
 
