@@ -45,7 +45,7 @@ if [ ${#packages[@]} -gt 0 ]; then
         apt-get update -qq
         # Not to be started: a policy says no where there is none.
         [ -e /usr/sbin/policy-rc.d ] || { printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d; policy=1; }
-        DEBIAN_FRONTEND=noninteractive apt-get install -yqq --no-install-recommends "${packages[@]}" >/dev/null
+        DEBIAN_FRONTEND=noninteractive apt-get install -yqq "${packages[@]}" >/dev/null
         if [ "${policy:-}" ]; then rm /usr/sbin/policy-rc.d; fi
     else
         skipped+=("tests on real servers:  sudo apt-get install ${packages[*]}")
