@@ -98,6 +98,8 @@ RUSTFLAGS='--cfg tower_lock_shuttle' cargo test --quiet -p tower-lock --lib --ta
 schedules=$!
 
 # The suite, the compile-fail suite, the examples as programs, the README and every example in the docs; real servers, a referee, a simulator.
+# More at once than there are cores: most of them sleep.
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
 run cargo test --workspace --all-features
 
 step 'the table under other schedules'
