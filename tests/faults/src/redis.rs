@@ -304,7 +304,17 @@ mod tests {
         let mut redis = RedisServer::options().set("appendonly", "yes").start().await;
         redis.command(&["SET", "a", "1"]).await;
         redis.restart().await;
-        assert_eq!(redis.command(&["GET", "a"]).await.integer(), Some(1));
+        // It answers while it reads what it has kept.
+        let kept = async {
+            loop {
+                let reply = redis.command(&["GET", "a"]).await;
+                if !reply.text().is_some_and(|text| text.starts_with("LOADING")) {
+                    return reply;
+                }
+                sleep(Duration::from_millis(2)).await;
+            }
+        };
+        assert_eq!(timeout(AT_MOST, kept).await.expect("it has read").integer(), Some(1));
         redis.restart_empty().await;
         assert_eq!(redis.command(&["GET", "a"]).await, Reply::Nil);
         let folder = redis.folder().to_owned();
