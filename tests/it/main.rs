@@ -9,6 +9,7 @@ mod layers;
 mod policies;
 mod rejections;
 mod endings;
+mod sockets;
 mod extractor;
 mod span;
 mod locks;
