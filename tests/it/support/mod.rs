@@ -13,6 +13,7 @@ use tower::ServiceExt;
 use tower_lock::{KeySourceFor, Locks, by_parts};
 
 pub(crate) mod examples;
+pub(crate) mod panics;
 pub(crate) mod wire;
 
 pub(crate) use self::wire::Wire;

@@ -2,12 +2,16 @@
 
 use std::net::SocketAddr;
 
-use axum::http::{HeaderMap, Request};
+use axum::http::{HeaderMap, Request, Response};
 use bytes::Bytes;
-use h2::client::{ResponseFuture, SendRequest};
+use h2::{
+    RecvStream,
+    client::{ResponseFuture, SendRequest},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream},
+    sync::watch,
     task::AbortHandle,
 };
 
@@ -39,6 +43,7 @@ pub(crate) struct Cut;
 pub(crate) struct Http2 {
     send: SendRequest<Bytes>,
     address: SocketAddr,
+    window: watch::Sender<u32>,
     driver: AbortHandle,
 }
 
@@ -184,9 +189,29 @@ impl Http2 {
         stream.set_nodelay(true).expect("a socket");
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(window).initial_connection_window_size(1 << 20).enable_push(false);
-        let (send, connection) = builder.handshake(stream).await.expect("HTTP/2");
-        let driver = tokio::spawn(async move { drop(connection.await) }).abort_handle();
-        Self { send, address, driver }
+        let (send, mut connection) = builder.handshake(stream).await.expect("HTTP/2");
+        let (window, mut wanted) = watch::channel(window);
+        let driver = tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    _ = &mut connection => return,
+                    changed = wanted.changed() => {
+                        if changed.is_err() {
+                            return;
+                        }
+                        let window = *wanted.borrow_and_update();
+                        connection.set_initial_window_size(window).expect("an open connection");
+                    }
+                }
+            }
+        })
+        .abort_handle();
+        Self { send, address, window, driver }
+    }
+
+    /// From now on so much may come of each answer, of those under way, too.
+    pub(crate) fn open_window(&self, window: u32) {
+        self.window.send_replace(window);
     }
 
     /// Sends a request without a body. Whoever drops what is answered leaves: `RST_STREAM`.
@@ -208,13 +233,13 @@ impl Http2 {
     /// Reads one answer to `END_STREAM`, or to `RST_STREAM`.
     pub(crate) async fn answer(&mut self, method: &str, path: &str) -> Result<Reply, Cut> {
         let answer = self.send(method, path).await;
-        read(answer).await
+        read(soon("a head", answer).await.map_err(|_| Cut)?).await
     }
 }
 
-/// Reads one answer to `END_STREAM`, or to `RST_STREAM`.
-pub(crate) async fn read(answer: ResponseFuture) -> Result<Reply, Cut> {
-    let (head, mut incoming) = soon("a head", answer).await.map_err(|_| Cut)?.into_parts();
+/// Reads what is behind a head, to `END_STREAM` or to `RST_STREAM`.
+pub(crate) async fn read(answer: Response<RecvStream>) -> Result<Reply, Cut> {
+    let (head, mut incoming) = answer.into_parts();
     let mut body = Vec::new();
     while let Some(data) = soon("more data", incoming.data()).await {
         let data = data.map_err(|_| Cut)?;

@@ -1,0 +1,23 @@
+//! Panics that a test has planned: counted, and not printed.
+
+use std::{
+    panic,
+    sync::{LazyLock, Mutex, PoisonError},
+};
+
+static PLANNED: LazyLock<Mutex<Vec<String>>> = LazyLock::new(|| {
+    let otherwise = panic::take_hook();
+    panic::set_hook(Box::new(move |info| match info.payload_as_str() {
+        Some(said) if said.starts_with("planned: ") => {
+            PLANNED.lock().unwrap_or_else(PoisonError::into_inner).push(said.to_owned());
+        }
+        _ => otherwise(info),
+    }));
+    Mutex::default()
+});
+
+/// How often a panic said this, since somebody first asked; it begins with `planned: `.
+pub(crate) fn panics(said: &str) -> usize {
+    assert!(said.starts_with("planned: "), "{said}");
+    PLANNED.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(|panic| *panic == said).count()
+}
