@@ -24,8 +24,9 @@ use super::{
     matrix::{Client, Says, Step, Steps, Version},
 };
 use crate::support::{
-    one_key, soon,
+    one_key,
     panics::panics,
+    soon, until,
     wire::{Http2, Wire},
 };
 
@@ -41,6 +42,8 @@ async fn stays_taken_for_the_delay(site: &Site, what: &str) {
             assert_eq!(status, if refused { 409 } else { 200 }, "{what}");
         }
         if refused {
+            // From here on it counts.
+            until("given back", || site.store.held() == 0).await;
             site.clock.jump(DELAY / 2);
         }
     }

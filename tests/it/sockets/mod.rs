@@ -6,6 +6,10 @@
 mod answers;
 mod broken;
 mod readers;
+mod uploads;
+mod nested;
+mod front;
+mod tunnels;
 pub(crate) mod matrix;
 
 use std::net::SocketAddr;

@@ -8,7 +8,10 @@ use axum::{
     http::{Request, Response},
 };
 use http_body_util::BodyExt;
-use tokio::{net::TcpListener, time::timeout};
+use tokio::{
+    net::TcpListener,
+    time::{sleep, timeout},
+};
 use tower::ServiceExt;
 use tower_lock::{KeySourceFor, Locks, by_parts};
 
@@ -24,6 +27,16 @@ const AT_MOST: Duration = Duration::from_secs(120);
 
 pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
     timeout(AT_MOST, future).await.unwrap_or_else(|_| panic!("never happened: {what}"))
+}
+
+/// Asks until it is so, in real time.
+pub(crate) async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let asks = async {
+        while !is_so() {
+            sleep(Duration::from_millis(2)).await;
+        }
+    };
+    soon(what, asks).await;
 }
 
 /// Lets every other task run until none of them has anything to do but wait.
