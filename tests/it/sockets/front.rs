@@ -5,7 +5,7 @@ use tower_http::cors::CorsLayer;
 use tower_lock::{LockLayer, test_util::Verb};
 
 use super::{
-    Site,
+    Site, VERSIONS,
     matrix::{Client, Version},
 };
 use crate::support::{
@@ -37,7 +37,7 @@ async fn a_preflight_a_404_and_a_405_leave_the_store_alone() {
     let (answer, _) = http2.request(request.body(()).expect("a request"), true).await;
     assert_eq!(answer.await.expect("a head").headers()["access-control-allow-methods"], "*");
 
-    for version in [Version::Http1, Version::Http2] {
+    for version in VERSIONS {
         let mut client = Client::new(server, version);
         for (method, path, status) in [("GET", "/nowhere", 404), ("GET", "/order", 405), ("DELETE", "/order", 405)] {
             assert_eq!(client.ask(method, path).await.expect("an answer").status, status, "{method} {path}");

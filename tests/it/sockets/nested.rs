@@ -12,10 +12,7 @@ use futures_util::stream;
 use tokio::time::sleep;
 use tower_lock::{HeldLock, LockLayer, Locks, LocksLayer, test_util::Verb};
 
-use super::{
-    Site,
-    matrix::{Client, Version},
-};
+use super::{Site, VERSIONS, matrix::Client};
 use crate::support::one_key;
 
 const ROUNDS: usize = 20;
@@ -73,7 +70,7 @@ fn the_handler_itself(locks: &Locks) -> Router {
 async fn whoever_has_a_key_many_times_has_given_it_back_when_its_answer_is_read() {
     let site = Site::of(|locks| three_layers(locks).merge(the_handler_itself(locks))).await;
     site.store.on(Verb::Release).takes(Duration::from_millis(2));
-    for version in [Version::Http1, Version::Http2] {
+    for version in VERSIONS {
         let mut clients = site.instances.map(|address| Client::new(address, version));
         let (mut asked, mut last) = (site.store.on(Verb::Acquire).calls(), 0);
         for round in 0..ROUNDS {
@@ -119,19 +116,19 @@ async fn a_request_enters_again_before_those_who_wait_for_it() {
         let layer = || LockLayer::new(locks, one_key()).wait(Duration::from_secs(60));
         Router::new()
             .route("/again", get(handler).route_layer(layer()))
-            .route("/next", get(|| async { "next" }).route_layer(layer()))
+            .route("/waits", get(|| async { "its turn" }).route_layer(layer()))
             .with_state(locks.clone())
     })
     .await;
     for waits_at in site.instances {
-        for version in [Version::Http1, Version::Http2] {
+        for version in VERSIONS {
             let mut clients = [site.instances[0], waits_at].map(|address| Client::new(address, version));
             let [first, second] = &mut clients;
             let second = async {
                 while site.locks[0].held() == 0 {
                     sleep(Duration::from_millis(1)).await;
                 }
-                second.ask("GET", "/next").await
+                second.ask("GET", "/waits").await
             };
             let (first, second) = tokio::join!(first.ask("GET", "/again"), second);
             assert_eq!((first.expect("an answer").status, second.expect("an answer").status), (200, 200));

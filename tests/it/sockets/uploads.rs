@@ -8,10 +8,7 @@ use axum::{
 };
 use tower_lock::{LockLayer, by, test_util::Verb};
 
-use super::{
-    Site,
-    matrix::{Client, Version},
-};
+use super::Site;
 use crate::support::{
     settle, soon,
     wire::{Http2, Wire, read},
@@ -53,25 +50,5 @@ async fn while_a_client_sends_what_the_key_is_made_of_nothing_is_locked() {
     assert_eq!(read(answer).await.expect("the rest").body, b"abcd");
     settle().await;
     assert_eq!(site.store.on(Verb::Acquire).calls(), 22, "for those that came to their end");
-    assert_eq!(site.store.held(), 0);
-}
-
-/// `Client` asks without a body.
-#[tokio::test]
-async fn an_empty_body_is_a_key_like_any_other() {
-    let site = Site::of(|locks| {
-        let layer = LockLayer::new(locks, by(|body: Bytes| ("len", body.len())));
-        Router::new().route("/", post(|body: Bytes| async { body }).route_layer(layer))
-    })
-    .await;
-    for version in [Version::Http1, Version::Http2] {
-        let mut clients = site.instances.map(|address| Client::new(address, version));
-        for _ in 0..10 {
-            for client in &mut clients {
-                let reply = client.ask("POST", "/").await.expect("an answer");
-                assert_eq!((reply.status, reply.len), (200, 0), "{version:?}");
-            }
-        }
-    }
     assert_eq!(site.store.held(), 0);
 }
