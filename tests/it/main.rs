@@ -26,6 +26,7 @@ mod random;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod cases;
+mod client_gone;
 #[cfg(feature = "redis")]
 mod fence;
 mod instances;
