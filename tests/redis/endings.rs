@@ -7,7 +7,7 @@ use tokio::{net::TcpListener, time::Instant};
 use tower_lock::{LockLayer, Locks, by_parts};
 
 use crate::{
-    matrix::{self, Client, Says, Step, Steps, Version, whoever_read_the_end_is_served_elsewhere},
+    matrix::{self, Client, ENDINGS, Says, Step, Steps, Version, whoever_read_the_end_is_served_elsewhere},
     support::{World, ms, panics::panics, world},
 };
 
@@ -28,7 +28,7 @@ async fn whoever_has_read_the_end_of_an_answer_is_served_at_another_instance() {
     let Some(world) = world().await else { return };
     let instances = instances(&world, matrix::service).await;
     for version in [Version::Http1, Version::Http2] {
-        whoever_read_the_end_is_served_elsewhere(instances, version, 30).await;
+        whoever_read_the_end_is_served_elsewhere(&ENDINGS, instances, version, 30).await;
     }
     world.is_clean_soon().await;
 }

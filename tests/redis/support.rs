@@ -12,6 +12,7 @@ use tower_lock_faults::{Proxy, RedisServer, Reply};
 use tracing_subscriber::{fmt::MakeWriter, layer::SubscriberExt};
 
 #[path = "../it/support/panics.rs"]
+#[allow(dead_code, reason = "in part for the tests with a store in memory")]
 pub(crate) mod panics;
 #[path = "../it/support/wire.rs"]
 #[allow(dead_code, reason = "in part for the tests with a store in memory")]

@@ -24,7 +24,7 @@ use super::{
     one_key_for_long,
 };
 use crate::support::{
-    panics::panics,
+    panics::{panics, resumed},
     soon,
     wire::{Http2, Wire},
 };
@@ -55,6 +55,7 @@ async fn after_a_panic_in_a_body_the_key_stays_taken_for_the_lock_delay() {
             client.ask("GET", "/panics").await.expect_err("no whole answer");
             site.stays_taken_for_the_delay(&format!("{what}, {version:?}")).await;
             assert_eq!((panics(says), ran.load(SeqCst)), (before.0 + 1, before.1 + 1), "{what}, {version:?}: once");
+            assert_eq!(resumed(), 0, "what has panicked is not polled again");
             assert_eq!(client.ask("GET", "/other").await.expect("others are served").status, 200);
         }
     }

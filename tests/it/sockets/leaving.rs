@@ -32,7 +32,7 @@ use super::{
 };
 use crate::support::{
     one_key,
-    panics::panics,
+    panics::{panics, resumed},
     serve, soon, until,
     wire::{Cut, Http2, Reply, Wire, read},
 };
@@ -323,6 +323,7 @@ async fn a_handler_that_panics_keeps_its_key_for_the_lock_delay_with_or_without_
             work.is_over().await;
             site.stays_taken_for_the_delay(says).await;
             assert_eq!((panics(says), work.counts()), (before + 1, [1, 1, 0]), "{version:?}: once");
+            assert_eq!(resumed(), 0, "what has panicked is not polled again");
             assert_eq!((site.locks[0].held(), site.locks[0].size()), (0, (0, 0)), "nothing is left of it");
         }
     }

@@ -72,7 +72,8 @@ pub(crate) struct Steps {
     steps: VecDeque<Step>,
     says: Says,
     left: usize,
-    paused: bool,
+    /// So many steps come without a pause.
+    at_once: usize,
     pause: Option<Pin<Box<Sleep>>>,
 }
 
@@ -93,7 +94,7 @@ const LONG: [Step; 40] = [Step::Data(5000); 40];
 const LONG_BYTES: usize = 200_000;
 const SHORT: [Step; 3] = [Step::Data(10); 3];
 
-pub(crate) const ENDINGS: [Ending; 26] = [
+pub(crate) const ENDINGS: [Ending; 27] = [
     ending("/empty", || Response::default(), Sees::Head(200)),
     ending("/204", || with_status(204), Sees::Head(204)),
     ending("/304", || with_status(304), Sees::Head(304)),
@@ -105,6 +106,7 @@ pub(crate) const ENDINGS: [Ending; 26] = [
     ending("/header/paused", || announced(30, paused(SHORT, Says::Nobody)), Sees::Bytes(30)),
     ending("/header/long", || announced(LONG_BYTES, ready_made(LONG, Says::Nobody)), Sees::Bytes(LONG_BYTES)),
     ending("/header/paused-long", || announced(LONG_BYTES, paused(LONG, Says::Nobody)), Sees::Bytes(LONG_BYTES)),
+    ending("/header/at-once", || announced(10, then_a_pause()), Sees::Bytes(10)),
     ending("/both/paused", || announced(30, paused(SHORT, Says::Size)), Sees::Bytes(30)),
     ending("/both/paused-knows", || announced(30, paused(SHORT, Says::SizeAndEnd)), Sees::Bytes(30)),
     ending("/size/paused", || sized(SHORT, Says::Size, true), Sees::Bytes(30)),
@@ -122,14 +124,21 @@ pub(crate) const ENDINGS: [Ending; 26] = [
     ending("/error/announced", || announced(30, paused([Step::Data(10), Step::Error], Says::Nobody)), Sees::Cut),
 ];
 
+/// They announce that nothing will come, and have not ended: nobody asks for a body of no length.
+pub(crate) const NOTHING: [Ending; 2] = [
+    ending("/header/zero", || announced(0, paused([], Says::Nobody)), Sees::Bytes(0)),
+    ending("/size/zero", || sized([], Says::Size, true), Sees::Bytes(0)),
+];
+
 /// Each ending has a key of its own, and they are gone through side by side. Whoever has read the end asks another
 /// instance at once, which refuses at once whoever cannot have the key: nobody is refused.
 pub(crate) async fn whoever_read_the_end_is_served_elsewhere(
+    endings: &[Ending],
     instances: [SocketAddr; 2],
     version: Version,
     rounds: usize,
 ) {
-    let refused: Vec<_> = join_all(ENDINGS.map(|ending| async move {
+    let refused: Vec<_> = join_all(endings.iter().map(|ending| async move {
         let mut clients = instances.map(|address| Client::new(address, version));
         let mut refused = 0;
         for round in 0..rounds {
@@ -166,6 +175,11 @@ fn paused<const N: usize>(steps: [Step; N], says: Says) -> Body {
 
 fn ready_made<const N: usize>(steps: [Step; N], says: Says) -> Body {
     Body::new(Steps::new(steps, says, false))
+}
+
+/// All of it is at hand, but that it ends.
+fn then_a_pause() -> Body {
+    Body::new(Steps { at_once: 1, ..Steps::new([Step::Data(10)], Says::Nobody, true) })
 }
 
 /// Its size is told by the body, and Axum may put it into the head.
@@ -218,7 +232,7 @@ impl Steps {
     pub(crate) fn new(steps: impl Into<VecDeque<Step>>, says: Says, paused: bool) -> Self {
         let steps = steps.into();
         let left = steps.iter().map(|step| if let Step::Data(len) = step { *len } else { 0 }).sum();
-        Self { steps, says, left, paused, pause: None }
+        Self { steps, says, left, at_once: if paused { 0 } else { usize::MAX }, pause: None }
     }
 }
 
@@ -227,7 +241,9 @@ impl HttpBody for Steps {
     type Error = &'static str;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
-        if self.paused {
+        if let Some(at_once) = self.at_once.checked_sub(1) {
+            self.at_once = at_once;
+        } else {
             let pause = self.pause.get_or_insert_with(|| Box::pin(sleep(Duration::from_millis(1))));
             ready!(pause.as_mut().poll(cx));
             self.pause = None;

@@ -19,7 +19,7 @@ use axum::{
 use futures_util::stream;
 use h2::RecvStream;
 use tokio::{sync::watch, time::sleep};
-use tower_lock::{LockLayer, by};
+use tower_lock::{Hold, LockLayer, by};
 
 use super::{
     DELAY, Site, Tells, VERSIONS,
@@ -223,4 +223,24 @@ async fn a_reader_that_reads_slowly_has_the_lock_to_the_end() {
     }
     assert_eq!(read, 30_000);
     site.is_free_at_once("a good end").await;
+}
+
+/// Its work is done with its head.
+#[tokio::test]
+async fn a_stream_that_is_held_to_its_head_keeps_nobody_waiting() {
+    let site = Site::of(|locks| {
+        let (tells, _) = watch::channel(false);
+        let endless = get(move || async move { endless(tells) });
+        Router::new().route("/endless", endless.route_layer(one_key_for_long(locks).hold(Hold::ToHead)))
+    })
+    .await;
+    for version in VERSIONS {
+        let mut reader = Stalls::at(&site, version, "/endless").await;
+        if let Stalls::Http1(wire) = &mut reader {
+            assert_eq!(wire.head().await.0, 200);
+        }
+        site.answers(200, "held to its head").await;
+        drop(reader);
+        site.answers(200, "nothing was held when its client left").await;
+    }
 }

@@ -8,7 +8,7 @@ use std::{
 static PLANNED: LazyLock<Mutex<Vec<String>>> = LazyLock::new(|| {
     let otherwise = panic::take_hook();
     panic::set_hook(Box::new(move |info| match info.payload_as_str() {
-        Some(said) if said.starts_with("planned: ") => {
+        Some(said) if said.starts_with("planned: ") || said.contains("resumed after panicking") => {
             PLANNED.lock().unwrap_or_else(PoisonError::into_inner).push(said.to_owned());
         }
         _ => otherwise(info),
@@ -20,4 +20,10 @@ static PLANNED: LazyLock<Mutex<Vec<String>>> = LazyLock::new(|| {
 pub(crate) fn panics(said: &str) -> usize {
     assert!(said.starts_with("planned: "), "{said}");
     PLANNED.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(|panic| *panic == said).count()
+}
+
+/// How often what had panicked was polled again.
+pub(crate) fn resumed() -> usize {
+    let resumed = |panic: &&String| panic.contains("resumed after panicking");
+    PLANNED.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(resumed).count()
 }
