@@ -51,7 +51,7 @@ pub(crate) struct Core {
     pub(super) clock: Clock,
     pub(super) watchdog: Watchdog,
     pub(super) detached: detached::Count,
-    ids: OwnerIds,
+    pub(super) ids: OwnerIds,
     complaints: Complaints,
     /// I11: nothing of others runs under it, and nothing is awaited.
     table: Mutex<Table<Waiter>>,

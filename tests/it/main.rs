@@ -10,7 +10,10 @@ mod policies;
 mod rejections;
 mod endings;
 mod sockets;
+mod streams;
+mod client_gone;
 mod extractor;
+mod locked;
 mod span;
 mod locks;
 mod renewal;
@@ -26,7 +29,6 @@ mod random;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod cases;
-mod client_gone;
 #[cfg(feature = "redis")]
 mod fence;
 mod instances;

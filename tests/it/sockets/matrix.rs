@@ -95,11 +95,11 @@ const LONG_BYTES: usize = 200_000;
 const SHORT: [Step; 3] = [Step::Data(10); 3];
 
 pub(crate) const ENDINGS: [Ending; 27] = [
-    ending("/empty", || Response::default(), Sees::Head(200)),
+    ending("/empty", Response::default, Sees::Head(200)),
     ending("/204", || with_status(204), Sees::Head(204)),
     ending("/304", || with_status(304), Sees::Head(304)),
     ending("/head/text", || Response::new("0123456789".into()), Sees::Head(200)),
-    ending("/head/stream", || endless(), Sees::Head(200)),
+    ending("/head/stream", endless, Sees::Head(200)),
     ending("/head/announced", || announced(1000, paused(SHORT, Says::Nobody)), Sees::Head(200)),
     ending("/ten-bytes", || Response::new("0123456789".into()), Sees::Bytes(10)),
     ending("/large", || Response::new(vec![b'x'; 300_000].into()), Sees::Bytes(300_000)),

@@ -7,11 +7,13 @@ use std::{
 
 static PLANNED: LazyLock<Mutex<Vec<String>>> = LazyLock::new(|| {
     let otherwise = panic::take_hook();
-    panic::set_hook(Box::new(move |info| match info.payload_as_str() {
-        Some(said) if said.starts_with("planned: ") || said.contains("resumed after panicking") => {
-            PLANNED.lock().unwrap_or_else(PoisonError::into_inner).push(said.to_owned());
+    panic::set_hook(Box::new(move |info| {
+        let payload = info.payload();
+        let said = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
+        match said.filter(|said| said.starts_with("planned: ") || said.contains("resumed after panicking")) {
+            Some(said) => PLANNED.lock().unwrap_or_else(PoisonError::into_inner).push(said.to_owned()),
+            None => otherwise(info),
         }
-        _ => otherwise(info),
     }));
     Mutex::default()
 });
