@@ -23,7 +23,7 @@ async fn instances(world: &World, service: impl Fn(&Locks) -> Router) -> [Socket
     [serve(service(&one)).await, serve(service(&two)).await]
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_has_read_the_end_of_an_answer_is_served_at_another_instance() {
     let Some(world) = world().await else { return };
     let instances = instances(&world, matrix::service).await;
@@ -33,8 +33,8 @@ async fn whoever_has_read_the_end_of_an_answer_is_served_at_another_instance() {
     world.is_clean_soon().await;
 }
 
-#[tokio::test]
-async fn after_a_panic_in_a_body_both_instances_refuse_for_the_lock_delay_and_no_longer() {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_panic_in_a_body_both_instances_refuse_for_the_lock_delay_and_then_serve() {
     const SAYS: &str = "planned: in a body over Redis";
     let Some(world) = world().await else { return };
     let delay = ms(1500);

@@ -7,36 +7,32 @@ use futures_util::{StreamExt, stream};
 
 use super::{
     Site, VERSIONS,
-    matrix::{self, Client, ENDINGS, NOTHING, Version, whoever_read_the_end_is_served_elsewhere},
+    matrix::{self, Client, ENDINGS, Ending, NOTHING, Version, whoever_read_the_end_is_served_elsewhere},
     one_key_for_long,
 };
 use tower_lock::test_util::Verb;
 
 const ROUNDS: usize = 30;
 
-#[tokio::test]
-async fn whoever_has_read_the_end_over_http_1_is_served_at_another_instance() {
-    let site = Site::of(matrix::service).await;
-    whoever_read_the_end_is_served_elsewhere(&ENDINGS, site.instances, Version::Http1, ROUNDS).await;
-    assert_eq!(site.store.held(), 0);
-}
-
-#[tokio::test]
-async fn whoever_has_read_the_end_over_http_2_is_served_at_another_instance() {
-    let site = Site::of(matrix::service).await;
-    whoever_read_the_end_is_served_elsewhere(&ENDINGS, site.instances, Version::Http2, ROUNDS).await;
-    assert_eq!(site.store.held(), 0);
-}
-
-#[tokio::test]
-async fn a_slow_store_makes_no_difference() {
-    for version in [Version::Http1, Version::Http2] {
+/// With a store that answers at once, and with one that takes its time.
+async fn whoever_has_read_the_end_is_served(endings: &[Ending], version: Version) {
+    for millis in [0, 3] {
         let site = Site::of(matrix::service).await;
-        site.store.on(Verb::Acquire).takes(Duration::from_millis(2));
-        site.store.on(Verb::Release).takes(Duration::from_millis(5));
-        whoever_read_the_end_is_served_elsewhere(&ENDINGS, site.instances, version, ROUNDS).await;
+        site.store.on(Verb::Acquire).takes(Duration::from_millis(millis));
+        site.store.on(Verb::Release).takes(Duration::from_millis(millis));
+        whoever_read_the_end_is_served_elsewhere(endings, site.instances, version, ROUNDS).await;
         assert_eq!(site.store.held(), 0);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_has_read_the_end_over_http_1_is_served_at_another_instance() {
+    whoever_has_read_the_end_is_served(&ENDINGS, Version::Http1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_has_read_the_end_over_http_2_is_served_at_another_instance() {
+    whoever_has_read_the_end_is_served(&ENDINGS, Version::Http2).await;
 }
 
 // Does not hold yet: hyper never polls a body that is announced to be empty, and drops it; so the request ends badly, and its key stays taken for
@@ -44,9 +40,7 @@ async fn a_slow_store_makes_no_difference() {
 #[tokio::test]
 async fn an_answer_of_no_length_is_no_stream() {
     for version in VERSIONS {
-        let site = Site::of(matrix::service).await;
-        whoever_read_the_end_is_served_elsewhere(&NOTHING, site.instances, version, ROUNDS).await;
-        assert_eq!(site.store.held(), 0);
+        whoever_has_read_the_end_is_served(&NOTHING, version).await;
     }
 }
 

@@ -160,8 +160,8 @@ pub(crate) async fn whoever_read_the_end_is_served_elsewhere(
 
 /// A service with all endings, each under a key of its own.
 pub(crate) fn service(locks: &Locks) -> Router {
-    let router =
-        ENDINGS.iter().fold(Router::new(), |router, ending| router.route(ending.path, get(async || (ending.make)())));
+    let all = ENDINGS.iter().chain(&NOTHING);
+    let router = all.fold(Router::new(), |router, ending| router.route(ending.path, get(async || (ending.make)())));
     router.route_layer(LockLayer::new(locks, by_parts(|parts| ("ending", parts.uri.path().to_owned()))))
 }
 
