@@ -91,7 +91,10 @@ async fn a_buyer_that_opens_no_window_keeps_nobody_from_buying() {
     });
     let site = Site::of(|locks| {
         let by_good = LockLayer::new(locks, by(|Path(id): Path<u64>| ("good", id)));
-        Router::new().route("/goods/{id}/sell", sell.clone().route_layer(by_good.wait(Duration::from_secs(60))))
+        Router::new().route(
+            "/goods/{id}/sell",
+            sell.clone().route_layer(by_good.wait(Duration::from_secs(60)).body_stall(DELAY)),
+        )
     })
     .await;
     let mut unread = Vec::new();
