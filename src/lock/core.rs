@@ -20,6 +20,7 @@ use super::{
     LockError, LockLost,
     complaints::Complaints,
     conversation::{Action, Actions, Ahead, Call, Ending, Event, Request, Verb},
+    detached,
     grant::Grant,
     metrics,
     owner::Owner,
@@ -49,6 +50,7 @@ pub(crate) struct Core {
     pub(super) store: Arc<dyn LockStore>,
     pub(super) clock: Clock,
     pub(super) watchdog: Watchdog,
+    pub(super) detached: detached::Count,
     ids: OwnerIds,
     complaints: Complaints,
     /// I11: nothing of others runs under it, and nothing is awaited.
@@ -90,6 +92,7 @@ impl Core {
             store,
             clock,
             watchdog: Watchdog::default(),
+            detached: detached::Count::default(),
             ids,
             complaints: Complaints::default(),
             table: Mutex::default(),
@@ -317,7 +320,7 @@ impl Core {
     }
 
     /// On the runtime we are on, else on the last one we were on. If that has ended, the task is dropped, and says so where it must.
-    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Option<AbortHandle> {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Option<AbortHandle> {
         let runtime = match Handle::try_current() {
             Ok(runtime) => {
                 *self.runtime.lock() = Some(runtime.clone());

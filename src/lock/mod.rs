@@ -45,13 +45,20 @@ mod told;
 mod sync;
 mod metrics;
 mod complaints;
+mod detached;
 mod policy;
 mod error;
 
 #[cfg(all(test, tower_lock_shuttle))]
 mod schedules;
 
-pub(crate) use self::{call::Ask, policy::policy_setters};
+pub(crate) use self::{
+    call::Ask,
+    core::Core,
+    detached::Detached,
+    policy::{request_setters, settings},
+    sync::Mutex,
+};
 pub use self::{
     call::{LockCall, LockFuture},
     error::{LockError, LockLost, RunError},
@@ -59,7 +66,7 @@ pub use self::{
     held::HeldLock,
     locks::{LockState, Locks, LocksBuilder},
     owner::Owner,
-    policy::{KeyInLogs, Policy},
+    policy::{ClientGone, Hold, KeyInLogs, OnLost, Policy, TimeoutStatus},
     terms::Lease,
 };
 

@@ -12,8 +12,12 @@ mod by;
 #[cfg(feature = "axum")]
 mod body_in;
 mod locks_layer;
+mod slot;
+mod prefer;
 mod section;
+mod ending;
 mod body_out;
+mod stream;
 mod future;
 mod rejection;
 mod retry_after;
@@ -30,3 +34,5 @@ pub use self::{
     rejection::{Rejection, RejectionBody},
     service::LockService,
 };
+#[cfg(feature = "axum")]
+pub(crate) use self::{slot::Slot, trace::Route};

@@ -25,6 +25,7 @@ mod random;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod cases;
+mod client_gone;
 #[cfg(feature = "redis")]
 mod fence;
 mod instances;

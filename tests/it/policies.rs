@@ -13,7 +13,7 @@ use axum::{
     routing::get,
 };
 use tokio::{sync::Notify, time::Instant};
-use tower_lock::{HeldLock, LockLayer, Locks, LocksLayer, Policy, by};
+use tower_lock::{ClientGone, HeldLock, LockLayer, Locks, LocksLayer, Policy, by};
 
 use crate::support::{fetch, one_key, send, settle, store_and_locks, text};
 use tower_lock::test_util::Verb;
@@ -234,11 +234,12 @@ async fn a_client_that_leaves_while_it_waits_is_out_of_the_line_and_its_handler_
 
 /// The handler is dropped before its lock is given back.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_leaves_its_handler_leaves_the_key_free_after_the_lock_delay() {
+async fn a_handler_that_is_to_be_dropped_with_its_client_leaves_the_key_free_after_the_lock_delay() {
     let (store, locks) = store_and_locks();
     let (order, end) = (Arc::default(), Arc::new(Notify::new()));
-    let app =
-        Router::new().route("/", at_will(&order, &end)).route_layer(LockLayer::new(&locks, one_key()).wait(A_WHILE));
+    let app = Router::new()
+        .route("/", at_will(&order, &end))
+        .route_layer(LockLayer::new(&locks, one_key()).client_gone(ClientGone::Drop));
     let request = tokio::spawn(async move { fetch(&app, "/").await.status() });
     settle().await;
     assert_eq!(store.held(), 1);
