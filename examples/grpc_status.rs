@@ -12,7 +12,7 @@ use std::{convert::Infallible, time::Duration};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response, header};
 use http_body_util::{BodyExt, Empty, Full};
-use tokio::{join, time::sleep};
+use tokio::{join, task::yield_now, time::sleep};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_lock::{IntoLockKey, LockLayer, Locks, Rejection, by_parts};
 
@@ -154,8 +154,11 @@ async fn main() -> Result<(), Failure> {
     call("what takes longer than it may", hasty, "9").await?;
 
     let (broken_off, thrown_out) = join!(call("what is thrown out by an operator", service.clone(), "10"), async {
-        sleep(Duration::from_millis(20)).await;
-        locks.force_release(("account", 10)).await
+        // As soon as it has its lock.
+        while locks.force_release(("account", 10)).await?.is_none() {
+            yield_now().await;
+        }
+        Ok::<_, Failure>(())
     });
     broken_off?;
     thrown_out?;
