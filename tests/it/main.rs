@@ -34,6 +34,7 @@ mod fence;
 mod instances;
 mod storm;
 mod tidy;
+mod public_api;
 
 mod support;
 
