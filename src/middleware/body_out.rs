@@ -11,11 +11,12 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
+use tokio::time::timeout;
 use tower::BoxError;
 
 use super::{rejection::RejectionBody, section::Duty, stream::Stream};
 use crate::{
-    defaults::{LOOK_BYTES, LOOK_FRAMES},
+    defaults::{LOOK_BYTES, LOOK_FRAMES, RELEASE_WAIT},
     lock::LockLost,
 };
 
@@ -109,12 +110,19 @@ where
             if let Some(why) = duty.must_stop() {
                 return Err((duty, why));
             }
-            // One poll and no wait: what is not at hand is a stream. (An inner error need not be `Send`; a boxed one is.)
-            let next = poll_fn(|cx| {
-                let next = duty.as_owner(|| inner.as_mut().poll_frame(cx));
-                Poll::Ready(next.map_err(Into::into))
-            })
-            .await;
+            // One poll and no wait: what is not at hand is a stream. But where all that was announced is there, what follows (a commit,
+            // trailers) has a moment: hyper would not ask for it over HTTP/1.1. (An inner error need not be `Send`; a boxed one is.)
+            let has_all = length == Some(data_len(&frames));
+            let mut next = Poll::Pending;
+            let look = poll_fn(|cx| {
+                let frame = duty.as_owner(|| inner.as_mut().poll_frame(cx));
+                next = frame.map_err(Into::into);
+                if has_all && next.is_pending() { Poll::Pending } else { Poll::Ready(()) }
+            });
+            let has_ended = timeout(RELEASE_WAIT, look).await.is_err();
+            if has_ended {
+                break None;
+            }
             let frame = match next {
                 Poll::Ready(Some(Ok(frame))) => frame,
                 Poll::Ready(None) => break None,

@@ -16,12 +16,15 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::{
     task::AbortHandle,
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, Sleep, sleep, timeout_at},
 };
 use tower::BoxError;
 
 use super::{body_out::data_len, section::Duty, slot::Stop};
-use crate::lock::{LockLost, Mutex};
+use crate::{
+    defaults::RELEASE_WAIT,
+    lock::{LockLost, Mutex},
+};
 
 /// Frames pass as they come; the last one waits until the locks are given back: whoever has it finds the keys free.
 ///
@@ -40,8 +43,9 @@ pub(super) struct Stream<B> {
 enum Phase {
     /// Frames pass.
     Flowing,
-    /// All that was announced is there; the last of it is kept back until the inner body has ended, too.
-    Parked(Frame<Bytes>),
+    /// All that was announced is there; the last of it is kept back until the inner body has ended, too. That has a moment for it: hyper
+    /// would not even ask for it over HTTP/1.1.
+    Parked(Frame<Bytes>, Pin<Box<Sleep>>),
     /// The inner body has ended. What is left waits for the locks to be given back.
     Ending(Pin<Box<dyn Future<Output = ()> + Send>>, Rest),
     /// Nothing is left but this.
@@ -114,7 +118,7 @@ where
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         loop {
             match &mut self.phase {
-                Phase::Flowing | Phase::Parked(_) => {
+                Phase::Flowing | Phase::Parked(..) => {
                     let mut flow = match self.flow.take(cx.waker()) {
                         Ok(flow) => flow,
                         Err(cut) => return Poll::Ready(Some(Err(self.cut(cut)))),
@@ -132,6 +136,10 @@ where
                         return Poll::Ready(Some(Err(self.lose(*flow, why))));
                     }
                     let Poll::Ready(next) = next else {
+                        if self.has_waited(cx) {
+                            self.pass(None, flow);
+                            continue;
+                        }
                         self.flow.put(flow, None);
                         return Poll::Pending;
                     };
@@ -151,7 +159,7 @@ where
     /// What is to be handed out now. `None`: something is kept back, or it ends.
     fn pass(&mut self, next: Option<Result<Frame<Bytes>, B::Error>>, flow: Box<Flow<B>>) -> Option<Frame<Bytes>> {
         let parked = match mem::replace(&mut self.phase, Phase::Flowing) {
-            Phase::Parked(frame) => Some(Ok(frame)),
+            Phase::Parked(frame, _) => Some(Ok(frame)),
             _ => None,
         };
         let frame = match next {
@@ -176,16 +184,26 @@ where
             None
         } else if let Some(Ok(parked)) = parked {
             // More than was announced: nobody will ask for it.
-            self.phase = Phase::Parked(parked);
-            self.flow.put(flow, None);
-            None
+            self.park(parked, flow)
         } else if has_all {
-            self.phase = Phase::Parked(frame);
-            self.flow.put(flow, None);
-            None
+            self.park(frame, flow)
         } else {
             self.flow.put(flow, Some(Instant::now()));
             Some(frame)
+        }
+    }
+
+    fn park(&mut self, frame: Frame<Bytes>, flow: Box<Flow<B>>) -> Option<Frame<Bytes>> {
+        self.phase = Phase::Parked(frame, Box::pin(sleep(RELEASE_WAIT)));
+        self.flow.put(flow, None);
+        None
+    }
+
+    /// Whether what is kept back has been so for long enough.
+    fn has_waited(&mut self, cx: &mut Context<'_>) -> bool {
+        match &mut self.phase {
+            Phase::Parked(_, timer) => timer.as_mut().poll(cx).is_ready(),
+            _ => false,
         }
     }
 
@@ -226,11 +244,11 @@ where
     /// What the inner body will say, and what of it is in our hands.
     pub(super) fn size_hint(&self) -> SizeHint {
         let rest = match &self.phase {
-            Phase::Flowing | Phase::Parked(_) => None,
+            Phase::Flowing | Phase::Parked(..) => None,
             Phase::Ending(_, rest) | Phase::Ended(rest) => Some(rest),
         };
         let parked = match &self.phase {
-            Phase::Parked(frame) => Some(frame),
+            Phase::Parked(frame, _) => Some(frame),
             _ => None,
         };
         let to_come = if rest.is_some() { SizeHint::with_exact(0) } else { self.flow.size_hint() };

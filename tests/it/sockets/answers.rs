@@ -34,8 +34,7 @@ async fn whoever_has_read_the_end_over_http_2_is_served_at_another_instance() {
     whoever_has_read_the_end_is_served(&ENDINGS, Version::Http2).await;
 }
 
-// Does not hold yet over HTTP/1.1: hyper never polls a body that is announced to be empty, and drops it; so the request ends badly, and its key stays taken for
-// the lock-delay.
+/// Hyper never polls a body that is announced to be empty over HTTP/1.1, and drops it.
 #[tokio::test]
 async fn an_answer_of_no_length_is_no_stream() {
     for version in VERSIONS {
@@ -45,7 +44,6 @@ async fn an_answer_of_no_length_is_no_stream() {
 
 /// The byte that completes the announced length is the end of an answer, whatever its body still keeps open. (Over HTTP/2 the end is `END_STREAM`, and
 /// that waits for the body with or without a lock.)
-// Does not hold yet: the last frame is kept back until the body ends, which it does not, and at `max_hold` the answer is cut.
 #[tokio::test]
 async fn an_answer_that_is_whole_by_its_length_ends_though_its_body_does_not() {
     for version in [Version::Http1] {
