@@ -8,7 +8,10 @@ use std::{
 use http::{Request, Response, request::Parts};
 
 use super::rejection::{Rejection, RejectionBody};
-use crate::key::{KeyTuple, LockKey};
+use crate::{
+    key::{KeyTuple, LockKey},
+    lock::{Locks, Share},
+};
 
 /// What a key function may answer.
 ///
@@ -64,7 +67,11 @@ pub trait KeySourceFor<B>: KeySource {
 
     /// The key, and the request as the inner service gets it.
     #[doc(hidden)]
-    fn derive(&self, request: Request<B>) -> impl Future<Output = Result<Derived<Self::Body>, NoKey>> + Send;
+    fn derive(
+        &self,
+        request: Request<B>,
+        locks: &Locks,
+    ) -> impl Future<Output = Result<Derived<Self::Body>, NoKey>> + Send;
 }
 
 /// The request to go on with, and the key it needs, if it needs one.
@@ -73,6 +80,8 @@ pub trait KeySourceFor<B>: KeySource {
 pub struct Derived<B> {
     pub(super) request: Request<B>,
     pub(super) key: Option<LockKey>,
+    /// What its body takes up while it waits.
+    pub(super) room: Option<Share>,
 }
 
 /// Why there is no key.
@@ -206,10 +215,10 @@ where
         request
     }
 
-    fn derive(&self, request: Request<B>) -> impl Future<Output = Result<Derived<B>, NoKey>> + Send {
+    fn derive(&self, request: Request<B>, _: &Locks) -> impl Future<Output = Result<Derived<B>, NoKey>> + Send {
         let (parts, body) = request.into_parts();
         let key = (self.0)(&parts).into_lock_key();
-        let derived = key.map(|key| Derived { request: Request::from_parts(parts, body), key });
+        let derived = key.map(|key| Derived { request: Request::from_parts(parts, body), key, room: None });
         ready(derived.map_err(NoKey::Answered))
     }
 }

@@ -10,6 +10,8 @@ mod key_source;
 #[cfg(feature = "axum")]
 mod by;
 #[cfg(feature = "axum")]
+mod body_use;
+#[cfg(feature = "axum")]
 mod body_in;
 mod locks_layer;
 mod section;

@@ -36,6 +36,7 @@ use crate::{
 /// | `StoreUnavailable` | 503 | `urn:tower-lock:store-unavailable` |
 /// | `ShuttingDown` | 503 | `urn:tower-lock:shutting-down` |
 /// | `BodyTooLarge` | 413 | `urn:tower-lock:body-too-large` |
+/// | `BodiesFull` | 503 | `urn:tower-lock:bodies-full` |
 /// | `BadKey` | 400, or the extractor's own | `urn:tower-lock:bad-key` |
 /// | `Lost` | 503 | `urn:tower-lock:lost` |
 /// | `MaxHold` | 503 | `urn:tower-lock:max-hold` |
@@ -73,6 +74,12 @@ pub enum Rejection {
     },
     /// The body is longer than is read for a key: the route's `DefaultBodyLimit` (2 MB if nothing is set), at most 64 MiB.
     BodyTooLarge,
+    /// The bodies of other requests that wait take up the room that there is for them: 64 MiB for one [`Locks`](crate::Locks) and its
+    /// clones.
+    BodiesFull {
+        /// When it may be worth another try.
+        retry_after: Duration,
+    },
     /// No key could be made of the request. Where an extractor or the key function said so, its own answer was sent as it is.
     BadKey {
         /// The status that was sent.
@@ -126,6 +133,14 @@ impl Rejection {
         }
     }
 
+    /// How long a route holds its locks says little of when the bodies of others have gone.
+    #[cfg(feature = "axum")]
+    pub(super) fn bodies_full() -> Self {
+        let retry_after =
+            retry_after(Duration::MAX, UsualHold::default().get(), 1, fastrand::f64()).max(RETRY_AFTER_MIN);
+        Self::BodiesFull { retry_after }
+    }
+
     /// The status of the answer.
     #[must_use]
     pub fn status(&self) -> StatusCode {
@@ -134,6 +149,7 @@ impl Rejection {
             Self::LineFull { .. }
             | Self::StoreUnavailable { .. }
             | Self::ShuttingDown { .. }
+            | Self::BodiesFull { .. }
             | Self::Lost
             | Self::MaxHold => StatusCode::SERVICE_UNAVAILABLE,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
@@ -142,7 +158,7 @@ impl Rejection {
     }
 
     /// The last word of the problem's `type`: `held`, `timed-out`, `line-full`, `store-unavailable`, `shutting-down`,
-    /// `body-too-large`, `bad-key`, `lost`, `max-hold`.
+    /// `body-too-large`, `bodies-full`, `bad-key`, `lost`, `max-hold`.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -152,6 +168,7 @@ impl Rejection {
             Self::StoreUnavailable { .. } => "store-unavailable",
             Self::ShuttingDown { .. } => "shutting-down",
             Self::BodyTooLarge => "body-too-large",
+            Self::BodiesFull { .. } => "bodies-full",
             Self::BadKey { .. } => "bad-key",
             Self::Lost => "lost",
             Self::MaxHold => "max-hold",
@@ -174,7 +191,8 @@ impl Rejection {
             | Self::TimedOut { retry_after, .. }
             | Self::LineFull { retry_after }
             | Self::StoreUnavailable { retry_after, .. }
-            | Self::ShuttingDown { retry_after } => Some(*retry_after),
+            | Self::ShuttingDown { retry_after }
+            | Self::BodiesFull { retry_after } => Some(*retry_after),
             Self::BodyTooLarge | Self::BadKey { .. } | Self::Lost | Self::MaxHold => None,
         }
     }
@@ -214,6 +232,7 @@ impl Rejection {
             Self::StoreUnavailable { .. } => "Locks cannot be taken now",
             Self::ShuttingDown { .. } => "This instance is being shut down",
             Self::BodyTooLarge => "The body is too large",
+            Self::BodiesFull { .. } => "Too many bodies are kept for requests that wait",
             Self::BadKey { .. } => "The request cannot be read",
             Self::Lost => "The work was broken off",
             Self::MaxHold => "The work took too long and was broken off",
@@ -238,6 +257,9 @@ impl Rejection {
                 "No work is begun here any more. Nothing was done; the request can be repeated, and will reach another instance."
             }
             Self::BodyTooLarge => "The body is longer than is read here. Nothing was done.",
+            Self::BodiesFull { .. } => {
+                "No room is left for the body while the request would wait. Nothing was done; the request can be repeated."
+            }
             Self::BadKey { .. } => {
                 "The body could not be read to its end, so what it is about is not known. Nothing was done."
             }

@@ -85,10 +85,12 @@ where
     let on_reject = config.on_reject.or(outside.as_ref().map(Outside::on_reject));
     let is_head = request.method() == Method::HEAD;
 
-    let (mut request, key) = match config.key.derive(request).await {
-        Ok(Derived { request, key: Some(key) }) => (request, key),
-        Ok(Derived { request, key: None }) => {
-            return Ok(inner.ready().await?.call(request).await?.map(ResponseBody::passing));
+    let (mut request, key, room) = match config.key.derive(request, &config.locks).await {
+        Ok(Derived { request, key: Some(key), room }) => (request, key, room),
+        Ok(Derived { request, key: None, room }) => {
+            let ready = inner.ready().await?;
+            drop(room);
+            return Ok(ready.call(request).await?.map(ResponseBody::passing));
         }
         Err(no_key) => return Ok(no_key.answer(&route, on_reject).map(ResponseBody::rejected)),
     };
@@ -104,6 +106,8 @@ where
     let handler = async {
         // Only now: a request that waits must not sit on the capacity of the inner service.
         let ready = inner.ready().await?;
+        // Its body waits no longer.
+        drop(room);
         section.span().around(|| ready.call(request)).await
     };
     let (head, body) = match section.view().while_held(owner.owner.scope(handler)).await {
@@ -201,8 +205,12 @@ impl NoKey {
                 response
             }
             Self::Rejected(rejection) => {
-                let too_large = matches!(rejection, Rejection::BodyTooLarge);
-                LockSpan::without_key(route, if too_large { "body_too_large" } else { "bad_key" });
+                let result = match rejection {
+                    Rejection::BodyTooLarge => "body_too_large",
+                    Rejection::BodiesFull { .. } => "bodies_full",
+                    _ => "bad_key",
+                };
+                LockSpan::without_key(route, result);
                 on_reject.answer(rejection)
             }
         }

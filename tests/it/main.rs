@@ -5,6 +5,7 @@
 mod keys;
 mod key_functions;
 mod body_in;
+mod bodies;
 mod layers;
 mod policies;
 mod rejections;
