@@ -84,7 +84,7 @@ fn unreadable(error: &(dyn Error + 'static)) -> Rejection {
     if causes.any(<dyn Error>::is::<LengthLimitError>) {
         Rejection::BodyTooLarge
     } else {
-        Rejection::BadKey { status: StatusCode::BAD_REQUEST }
+        Rejection::BadKey { status: StatusCode::BAD_REQUEST, field: None }
     }
 }
 

@@ -38,6 +38,26 @@ pub trait BodyUse<B> {
     fn close(looked_at: Parts, kept: Self::Kept, key: Option<LockKey>) -> Derived<Self::Body>;
 }
 
+/// The body is read if one of two needs it.
+#[doc(hidden)]
+pub trait Or<Other> {
+    type Either;
+}
+
+impl Or<Self> for FromHead {
+    type Either = Self;
+}
+
+#[cfg(feature = "axum")]
+impl Or<FromBody> for FromHead {
+    type Either = FromBody;
+}
+
+#[cfg(feature = "axum")]
+impl<Other> Or<Other> for FromBody {
+    type Either = Self;
+}
+
 impl<B: Send + 'static> BodyUse<B> for FromHead {
     type Body = B;
     type Kept = B;

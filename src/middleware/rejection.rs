@@ -1,6 +1,7 @@
 //! The one place where a failure becomes a status.
 
 use std::{
+    borrow::Cow,
     error::Error,
     fmt,
     pin::Pin,
@@ -16,7 +17,10 @@ use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use serde::Serialize;
 use tower::BoxError;
 
-use super::retry_after::{UsualHold, retry_after};
+use super::{
+    field_error::FieldError,
+    retry_after::{UsualHold, retry_after},
+};
 use crate::{
     defaults::{RETRY_AFTER_MAX, RETRY_AFTER_MIN},
     lock::LockError,
@@ -37,7 +41,7 @@ use crate::{
 /// | `ShuttingDown` | 503 | `urn:tower-lock:shutting-down` |
 /// | `BodyTooLarge` | 413 | `urn:tower-lock:body-too-large` |
 /// | `BodiesFull` | 503 | `urn:tower-lock:bodies-full` |
-/// | `BadKey` | 400, or the extractor's own | `urn:tower-lock:bad-key` |
+/// | `BadKey` | 400 or 422, or the extractor's own | `urn:tower-lock:bad-key` |
 /// | `Lost` | 503 | `urn:tower-lock:lost` |
 /// | `MaxHold` | 503 | `urn:tower-lock:max-hold` |
 #[derive(Clone, Debug)]
@@ -84,6 +88,8 @@ pub enum Rejection {
     BadKey {
         /// The status that was sent.
         status: StatusCode,
+        /// What [`by_fields`](crate::by_fields) found wrong. `None`: the body broke off, or somebody else said no.
+        field: Option<FieldError>,
     },
     /// The lock was lost while the handler ran; the handler was dropped where it stood. What it did is not known.
     Lost,
@@ -107,7 +113,7 @@ struct Problem {
     r#type: String,
     title: &'static str,
     status: u16,
-    detail: &'static str,
+    detail: Cow<'static, str>,
     outcome: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after_ms: Option<u64>,
@@ -153,7 +159,7 @@ impl Rejection {
             | Self::Lost
             | Self::MaxHold => StatusCode::SERVICE_UNAVAILABLE,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::BadKey { status } => *status,
+            Self::BadKey { status, .. } => *status,
         }
     }
 
@@ -239,8 +245,11 @@ impl Rejection {
         }
     }
 
-    fn detail(&self) -> &'static str {
-        match self {
+    fn detail(&self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
+            Self::BadKey { field: Some(error), .. } => {
+                return Cow::Owned(format!("What the request is about cannot be told: {error}. Nothing was done."));
+            }
             Self::Held { .. } => {
                 "Another request works on the same subject. Nothing was done for this one; it can be repeated."
             }
@@ -269,7 +278,7 @@ impl Rejection {
             Self::MaxHold => {
                 "The request ran for longer than anybody may work on this alone. A part of its work may be done: look before it is repeated."
             }
-        }
+        })
     }
 }
 
@@ -288,6 +297,7 @@ impl Error for Rejection {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::StoreUnavailable { source, .. } => Some(source),
+            Self::BadKey { field: Some(error), .. } => Some(error),
             _ => None,
         }
     }

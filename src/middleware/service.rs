@@ -201,7 +201,7 @@ impl NoKey {
             Self::Answered(mut response) => {
                 LockSpan::without_key(route, "bad_key");
                 let status = response.status();
-                response.extensions_mut().insert(Rejection::BadKey { status });
+                response.extensions_mut().insert(Rejection::BadKey { status, field: None });
                 response
             }
             Self::Rejected(rejection) => {

@@ -27,7 +27,7 @@ use tokio::{
     task::JoinHandle,
 };
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
-use tower_lock::{LockKey, LockLayer, Locks, Policy, Rejection, by};
+use tower_lock::{LockKey, LockLayer, Locks, Policy, Rejection, by, by_fields, json_field};
 
 use crate::support::{TestStore, Wire, send, serve, settle, soon, store_and_locks, text};
 use tower_lock::test_util::Verb;
@@ -101,6 +101,7 @@ impl Site {
                     .clone()
                     .route_layer(LockLayer::new(&locks, by(|_: Bytes| Err::<LockKey, _>(StatusCode::BAD_REQUEST)))),
             )
+            .route("/no-json", handler.clone().route_layer(LockLayer::new(&locks, by_fields("n", json_field("id")))))
             .route(
                 "/thinks",
                 handler.route_layer(LockLayer::new(&locks, by(async |_: Bytes| pending::<LockKey>().await))),
@@ -191,6 +192,7 @@ async fn every_end_before_the_handler_gives_the_room_back() {
     let broken = Body::from_stream(stream::iter([Ok(bytes(ROOM)), Err(std::io::Error::other("gone"))]));
     for (when, request, status) in [
         ("the key function says no", upload("/said-no", bytes(ROOM)), 400),
+        ("it is no JSON", upload("/no-json", bytes(ROOM)), 400),
         ("it breaks off", upload("/wait", broken), 400),
         ("it is too long", upload("/wait", frames([bytes(ROOM), bytes(1)])), 413),
     ] {

@@ -4,6 +4,7 @@
 
 mod keys;
 mod key_functions;
+mod key_helpers;
 mod body_in;
 mod bodies;
 mod layers;
