@@ -92,7 +92,7 @@ pub struct By<F, T, M, S> {
 ///
 /// Not to be implemented: closures and functions of up to four extractors do.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a key function",
+    message = "take up to four extractors with their types, of which only the last may read the body: `{Self}` is not a key function",
     label = "not a key function for state `{S}`",
     note = "a key function takes up to four extractors, each with its type written out (`|Path(id): Path<u64>| ..`); only the last may read the body (`Json`, `Form`, `Bytes`)",
     note = "it answers a tuple `(\"namespace\", part, ..)`, a `LockKey`, an `Option` or a `Result` of these, or a future of one",
@@ -121,7 +121,7 @@ pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
 ///
 /// Not to be implemented.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not an answer of a key function",
+    message = "answer `(\"namespace\", part, ..)` with integers, strings, `bool`, `char` or `Uuid` as parts: `{Self}` is not an answer of a key function",
     label = "this cannot be made into a lock key",
     note = "answer a tuple whose first element is the namespace, a `&'static str` (`(\"order\", id)`), a `LockKey`, an `Option` (`None`: no lock needed), a `Result` of these (`Err`, an `IntoResponse`, is sent as the response), or a future of one",
     note = "up to six parts follow it: integers, `bool`, `char`, strings and `Uuid`; a float is none: `0.1 + 0.2` and `0.3` would be two locks"
