@@ -70,6 +70,12 @@ pub(crate) const GIVE_BACKS: usize = 10_000;
 /// How long a request holds a key if nobody says otherwise: a hung handler.
 pub(crate) const MAX_HOLD: Duration = Duration::from_secs(300);
 
+/// How long the reader of a stream may leave it unread: a phone in a tunnel.
+pub(crate) const BODY_STALL: Duration = Duration::from_secs(10);
+
+/// Handlers of one [`Locks`](crate::Locks) that finish without their client.
+pub(crate) const DETACHED: usize = 1024;
+
 /// How long a finished answer waits for its lock to be given back before it is sent all the same.
 pub(crate) const RELEASE_WAIT: Duration = Duration::from_millis(250);
 
@@ -137,6 +143,8 @@ mod tests {
             ("repeats of a failed call", format!("{} ms to {}", RETRY_MIN.as_millis(), s(RETRY_MAX))),
             ("give-backs that have not reached the store", GIVE_BACKS.to_string()),
             ("`max_hold` of a request", format!("{} min", MAX_HOLD.as_secs() / 60)),
+            ("`body_stall`", s(BODY_STALL)),
+            ("handlers that finish without their client", DETACHED.to_string()),
             ("release before a finished answer is sent", format!("{} ms", RELEASE_WAIT.as_millis())),
             ("line for one key", LINE_PER_KEY.to_string()),
             ("lines of all keys, for one `Locks` and its clones", LINE_PER_PROCESS.to_string()),

@@ -27,7 +27,7 @@ mod defaults;
 
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
-pub use self::extract::MissingLock;
+pub use self::extract::{Lockable, Locked, MissingLock, MissingLocks};
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub use self::middleware::{Answer, By, FromBody, KeyFn, by, by_with_state, form_field, json_field, path_param};
@@ -41,8 +41,8 @@ pub use self::{
     key::{KeyPart, KeyTuple, LockKey, PartWriter},
     lease::{FencingToken, OwnerId},
     lock::{
-        HeldLock, KeyInLogs, Lease, LockCall, LockError, LockFuture, LockGuard, LockLost, LockState, Locks,
-        LocksBuilder, Owner, Policy, Release, RunError,
+        ClientGone, HeldLock, Hold, KeyInLogs, Lease, LockCall, LockError, LockFuture, LockGuard, LockLost, LockState,
+        Locks, LocksBuilder, OnLost, Owner, Policy, Release, RunError, TimeoutStatus,
     },
     middleware::{
         ByFields, ByParts, Constant, Field, FieldError, FieldProblem, Fields, FromHead, IntoLockKey, KeyError,

@@ -16,7 +16,7 @@ use super::{
     core::{Core, Waiter},
     metrics,
     owner::Owner,
-    policy::policy_setters,
+    policy::{call_setters, settings},
     terms::Terms,
     told::Told,
 };
@@ -94,7 +94,7 @@ impl LockCall {
         Self { core, key, policy, owner: None }
     }
 
-    policy_setters!();
+    settings!(call_setters);
 
     /// Sets what this policy sets.
     pub fn policy(self, policy: Policy) -> Self {

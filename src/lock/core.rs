@@ -22,6 +22,7 @@ use super::{
     LockError, LockLost,
     complaints::Complaints,
     conversation::{Action, Actions, Ahead, Call, Ending, Event, Request, Verb},
+    detached,
     grant::Grant,
     metrics,
     owner::Owner,
@@ -51,7 +52,8 @@ pub(crate) struct Core {
     pub(super) store: Arc<dyn LockStore>,
     pub(super) clock: Clock,
     pub(super) watchdog: Watchdog,
-    ids: OwnerIds,
+    pub(super) detached: detached::Count,
+    pub(super) ids: OwnerIds,
     complaints: Complaints,
     /// For the bodies of requests that wait.
     #[cfg(feature = "axum")]
@@ -95,6 +97,7 @@ impl Core {
             store,
             clock,
             watchdog: Watchdog::default(),
+            detached: detached::Count::default(),
             ids,
             complaints: Complaints::default(),
             #[cfg(feature = "axum")]
@@ -329,7 +332,7 @@ impl Core {
     }
 
     /// On the runtime we are on, else on the last one we were on. If that has ended, the task is dropped, and says so where it must.
-    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Option<AbortHandle> {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Option<AbortHandle> {
         let runtime = match Handle::try_current() {
             Ok(runtime) => {
                 *self.runtime.lock() = Some(runtime.clone());

@@ -28,6 +28,10 @@ mod enabled {
         began: Instant,
     }
 
+    /// One handler that finishes without its client.
+    #[derive(Debug)]
+    pub(in crate::lock) struct Detached(());
+
     impl Waiting {
         pub(in crate::lock) fn begins(route: Option<&Arc<str>>) -> Self {
             gauge!("tower_lock_waiting").increment(1);
@@ -77,6 +81,19 @@ mod enabled {
         }
     }
 
+    impl Detached {
+        pub(in crate::lock) fn begins() -> Self {
+            gauge!("tower_lock_detached").increment(1);
+            Self(())
+        }
+    }
+
+    impl Drop for Detached {
+        fn drop(&mut self) {
+            gauge!("tower_lock_detached").decrement(1);
+        }
+    }
+
     pub(in crate::lock) fn lost() {
         counter!("tower_lock_lost_total").increment(1);
     }
@@ -112,6 +129,9 @@ mod disabled {
     #[derive(Debug)]
     pub(in crate::lock) struct Holding(());
 
+    #[derive(Debug)]
+    pub(in crate::lock) struct Detached(());
+
     impl Waiting {
         pub(in crate::lock) fn begins(_: Option<&Arc<str>>) -> Self {
             Self(())
@@ -128,6 +148,12 @@ mod disabled {
         }
 
         pub(in crate::lock) fn ends(&self) {}
+    }
+
+    impl Detached {
+        pub(in crate::lock) fn begins() -> Self {
+            Self(())
+        }
     }
 
     pub(in crate::lock) fn lost() {}

@@ -47,6 +47,7 @@ mod room;
 mod sync;
 mod metrics;
 mod complaints;
+mod detached;
 mod policy;
 mod error;
 
@@ -55,7 +56,14 @@ mod schedules;
 
 #[cfg(feature = "axum")]
 pub(crate) use self::room::{NoRoom, Room};
-pub(crate) use self::{call::Ask, policy::policy_setters, room::Share};
+pub(crate) use self::{
+    call::Ask,
+    core::Core,
+    detached::Detached,
+    policy::{request_setters, settings},
+    room::Share,
+    sync::Mutex,
+};
 pub use self::{
     call::{LockCall, LockFuture},
     error::{LockError, LockLost, RunError},
@@ -63,7 +71,7 @@ pub use self::{
     held::HeldLock,
     locks::{LockState, Locks, LocksBuilder},
     owner::Owner,
-    policy::{KeyInLogs, Policy},
+    policy::{ClientGone, Hold, KeyInLogs, OnLost, Policy, TimeoutStatus},
     terms::Lease,
 };
 

@@ -2,28 +2,8 @@
 
 use std::time::Duration;
 
-use super::terms::{Lease, Terms};
-use crate::defaults::{LOCK_DELAY, LOCK_DELAY_MAX, MAX_HOLD, REQUEST_WAIT};
-
-/// Settings for requests that need a lock. What is not set is inherited: a route from the nearest
-/// [`LocksLayer`](crate::LocksLayer), that from its [`Locks`](crate::Locks), those from the defaults.
-///
-/// ```
-/// # use std::time::Duration;
-/// # use tower_lock::{Locks, Policy};
-/// # #[cfg(feature = "memory")]
-/// let patient = Locks::in_memory().with_policy(Policy::new().wait(Duration::from_secs(2)));
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[must_use = "setters consume and return the policy"]
-pub struct Policy {
-    wait: Option<Duration>,
-    lease: Option<Lease>,
-    max_hold: Option<Duration>,
-    hold_at_least: Option<Duration>,
-    lock_delay: Option<Duration>,
-    key_in_logs: Option<KeyInLogs>,
-}
+use super::terms::Terms;
+use crate::defaults::{BODY_STALL, LOCK_DELAY, LOCK_DELAY_MAX, MAX_HOLD, REQUEST_WAIT};
 
 /// What a log shows of a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,128 +16,245 @@ pub enum KeyInLogs {
     Redacted,
 }
 
-/// The setters of [`Policy`], for each thing that carries one and has a method `policy(self, Policy) -> Self`.
-macro_rules! policy_setters {
-    () => {
-        /// Waits at most this long for the key, first come first served. Default: zero for a request, which is refused at once
-        /// while somebody else has the key; 30 seconds for [`Locks::lock`](crate::Locks::lock).
-        ///
-        /// Waiting is for requests of which each shall have its turn (ten buyers, five items); refusing is for those of
-        /// which one is enough (the second tap on "claim").
-        pub fn wait(self, limit: ::std::time::Duration) -> Self {
-            self.policy($crate::Policy::new().wait(limit))
-        }
+/// When a request gives its lock back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Hold {
+    /// With the end of its answer: what is complete in memory gives it back before it is sent, a stream holds it to its last frame.
+    #[default]
+    ToEnd,
+    /// Before its head is sent: for a stream that only reports, or never ends (server-sent events).
+    ToHead,
+}
 
-        /// How long the lock is held if nobody gives it back. Default: [`Watched`](crate::Lease::Watched), as long as its holder lives.
-        pub fn lease(self, lease: $crate::Lease) -> Self {
-            self.policy($crate::Policy::new().lease(lease))
-        }
+/// What becomes of a handler whose client has left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ClientGone {
+    /// It finishes, in a task of its own, under its lock: half a payment is worse than one that nobody waits for.
+    #[default]
+    Finish,
+    /// It is dropped where it stands, as without a lock; its key stays taken for the lock-delay.
+    Drop,
+}
 
-        /// Holds the lock at most this long: then it is lost, and what ran under it is broken off. Default: 5 minutes for a request, for a
-        /// handler that hangs; without end for a [`Locks::lock`](crate::Locks::lock), for a job.
-        pub fn max_hold(self, limit: ::std::time::Duration) -> Self {
-            self.policy($crate::Policy::new().max_hold(limit))
-        }
+/// What becomes of a handler whose lock is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnLost {
+    /// It is dropped where it stands, without one poll more; its client is told 503, outcome unknown.
+    #[default]
+    Abort,
+    /// It goes on, and answers as it likes: for handlers whose writes check the fencing token. `max_hold` ends it all the same.
+    GoOn,
+}
 
-        /// Keeps the key taken for at least this long from the grant on, even if the work is done sooner. Default: zero.
-        ///
-        /// For the job that three machines start at the same minute, give or take: it runs once. After work that failed (a status of 400 and more, an
-        /// error, [`LockGuard::release_failed`](crate::LockGuard::release_failed)) the key is free at once.
-        pub fn hold_at_least(self, least: ::std::time::Duration) -> Self {
-            self.policy($crate::Policy::new().hold_at_least(least))
-        }
+/// How a request is answered that has waited in vain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TimeoutStatus {
+    /// 409, as if it had not waited: the state of its subject is in the way (RFC 9110).
+    #[default]
+    Conflict,
+    /// 423: its subject is locked (RFC 4918).
+    Locked,
+    /// 429: this client asks for too much (RFC 6585).
+    TooManyRequests,
+    /// 503: for clients and proxies that repeat a 503 by themselves, and nothing else (RFC 9110).
+    ServiceUnavailable,
+}
 
-        /// Keeps the key taken for this long after its section ended badly (a panic, a drop, a loss): a statement of it may be on its way still.
-        /// Default: a second; at most a day. Longer than the slowest statement is safe; zero is for sections whose writes check the fencing token. (Chubby's lock-delay,
-        /// Burrows 2006.)
-        pub fn lock_delay(self, delay: ::std::time::Duration) -> Self {
-            self.policy($crate::Policy::new().lock_delay(delay))
-        }
-
-        /// What a log shows of the key. Default: [`Shown`](crate::KeyInLogs::Shown). To be redacted where a part is
-        /// personal data; to hide it from the store, too, make the key with [`LockKey::hashed`](crate::LockKey::hashed).
-        pub fn key_in_logs(self, key: $crate::KeyInLogs) -> Self {
-            self.policy($crate::Policy::new().key_in_logs(key))
+/// Hands all settings to a macro: those of every call, and those that a request alone can have. Each with its documentation, so that it reads the
+/// same wherever it can be set.
+macro_rules! settings {
+    ($make:ident) => {
+        $make! {
+            calls {
+                /// Waits at most this long for the key, first come first served. Default: zero for a request, which is refused at once
+                /// while somebody else has the key; 30 seconds for [`Locks::lock`](crate::Locks::lock).
+                ///
+                /// Waiting is for requests of which each shall have its turn (ten buyers, five items); refusing is for those of
+                /// which one is enough (the second tap on "claim").
+                wait(limit: ::std::time::Duration),
+                /// How long the lock is held if nobody gives it back. Default: [`Watched`](crate::Lease::Watched), as long as its holder lives.
+                lease(lease: $crate::Lease),
+                /// Holds the lock at most this long: then it is lost, and what ran under it is broken off. Default: 5 minutes for a request, for a
+                /// handler that hangs; without end for a [`Locks::lock`](crate::Locks::lock), for a job.
+                max_hold(limit: ::std::time::Duration),
+                /// Keeps the key taken for at least this long from the grant on, even if the work is done sooner. Default: zero.
+                ///
+                /// For the job that three machines start at the same minute, give or take: it runs once. After work that failed (a status of 400 and
+                /// more, an error, [`LockGuard::release_failed`](crate::LockGuard::release_failed)) the key is free at once.
+                hold_at_least(least: ::std::time::Duration),
+                /// Keeps the key taken for this long after its section ended badly (a panic, a drop, a loss): a statement of it may be on its way
+                /// still. Default: a second; at most a day. Longer than the slowest statement is safe; zero is for sections whose writes check the
+                /// fencing token. (Chubby's lock-delay, Burrows 2006.)
+                lock_delay(delay: ::std::time::Duration),
+                /// What a log shows of the key. Default: [`Shown`](crate::KeyInLogs::Shown). To be redacted where a part is
+                /// personal data; to hide it from the store, too, make the key with [`LockKey::hashed`](crate::LockKey::hashed).
+                key_in_logs(key: $crate::KeyInLogs),
+            }
+            requests {
+                /// Lets a client choose how long it waits, up to this, by the header `Prefer: wait=10` (whole seconds, RFC 7240). Default: zero,
+                /// the header is not read.
+                ///
+                /// For clients that know better than the route whether their user still looks at the screen. Without the header
+                /// [`wait`](crate::Policy::wait) counts; with it that counts no more, be it longer or shorter, and the answer says
+                /// `Preference-Applied: wait=10`, or less, if that is all they may. A waiting client costs a place in the line and its
+                /// buffered body: choose what you would let everybody wait.
+                client_wait(max: ::std::time::Duration),
+                /// How a request is answered that has waited in vain. Default: [`Conflict`](crate::TimeoutStatus::Conflict), 409.
+                ///
+                /// For clients and proxies that know what to do with another status. Its problem type stays `timed-out`.
+                timeout_status(status: $crate::TimeoutStatus),
+                /// When the lock is given back. Default: [`ToEnd`](crate::Hold::ToEnd), with the end of the answer.
+                ///
+                /// Is the work done when the head of a stream is sent? Then nobody need wait for its reader.
+                hold(hold: $crate::Hold),
+                /// How long the reader of a stream may leave it unread, before the stream is cut and the lock given back. Default: 10 seconds.
+                ///
+                /// How long may a phone in a tunnel keep others from the key? A stream that is waiting for its own next frame is not stalled, however long it
+                /// takes; [`max_hold`](crate::Policy::max_hold) ends that. What is complete in memory holds no lock when it is sent.
+                body_stall(limit: ::std::time::Duration),
+                /// What becomes of the handler when its client leaves, or a timeout outside of the layer drops it. Default:
+                /// [`Finish`](crate::ClientGone::Finish).
+                ///
+                /// It finishes in a task of its own, which has the tracing span that was current but no task-locals of layers further out; at most
+                /// 1 024 at once for one [`Locks`](crate::Locks), then they are dropped. [`max_hold`](crate::Policy::max_hold) ends
+                /// those, too, and [`Locks::shutdown`](crate::Locks::shutdown) waits for them.
+                client_gone(what: $crate::ClientGone),
+                /// What becomes of the handler when its lock is lost. Default: [`Abort`](crate::OnLost::Abort).
+                ///
+                /// Does each of its writes check the [fencing token](crate::HeldLock::fencing_token)? Then it may go on.
+                on_lost(what: $crate::OnLost),
+            }
         }
     };
 }
 
-pub(crate) use policy_setters;
+/// The setters of all settings, for a thing that has a method `policy(self, Policy) -> Self`.
+macro_rules! request_setters {
+    (
+        calls { $($(#[$call_doc:meta])* $call:ident($call_arg:ident: $call_type:ty),)* }
+        requests { $($(#[$request_doc:meta])* $request:ident($request_arg:ident: $request_type:ty),)* }
+    ) => {
+        $(
+            $(#[$call_doc])*
+            pub fn $call(self, $call_arg: $call_type) -> Self {
+                self.policy($crate::Policy::new().$call($call_arg))
+            }
+        )*
+        $(
+            $(#[$request_doc])*
+            pub fn $request(self, $request_arg: $request_type) -> Self {
+                self.policy($crate::Policy::new().$request($request_arg))
+            }
+        )*
+    };
+}
+
+/// The setters of what a call without HTTP can have.
+macro_rules! call_setters {
+    (
+        calls { $($(#[$doc:meta])* $name:ident($arg:ident: $type:ty),)* }
+        requests { $($rest:tt)* }
+    ) => {
+        $(
+            $(#[$doc])*
+            pub fn $name(self, $arg: $type) -> Self {
+                self.policy($crate::Policy::new().$name($arg))
+            }
+        )*
+    };
+}
+
+macro_rules! policy {
+    (
+        calls { $($(#[$call_doc:meta])* $call:ident($call_arg:ident: $call_type:ty),)* }
+        requests { $($(#[$request_doc:meta])* $request:ident($request_arg:ident: $request_type:ty),)* }
+    ) => {
+        policy! { $($(#[$call_doc])* $call($call_arg: $call_type),)* $($(#[$request_doc])* $request($request_arg: $request_type),)* }
+    };
+    ($($(#[$doc:meta])* $name:ident($arg:ident: $type:ty),)*) => {
+        /// Settings for requests that need a lock. What is not set is inherited: a route from the nearest
+        /// [`LocksLayer`](crate::LocksLayer), that from its [`Locks`](crate::Locks), those from the defaults.
+        ///
+        /// ```
+        /// # use std::time::Duration;
+        /// # use tower_lock::{Locks, Policy};
+        /// # #[cfg(feature = "memory")]
+        /// let patient = Locks::in_memory().with_policy(Policy::new().wait(Duration::from_secs(2)));
+        /// ```
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[must_use = "setters consume and return the policy"]
+        pub struct Policy {
+            $($name: Option<$type>,)*
+        }
+
+        impl Policy {
+            /// Nothing set: everything is inherited.
+            pub const fn new() -> Self {
+                Self { $($name: None,)* }
+            }
+
+            $(
+                $(#[$doc])*
+                pub const fn $name(mut self, $arg: $type) -> Self {
+                    self.$name = Some($arg);
+                    self
+                }
+            )*
+
+            /// What is set here, else what is set there.
+            pub fn or(self, outer: Self) -> Self {
+                Self { $($name: self.$name.or(outer.$name),)* }
+            }
+        }
+    };
+}
+
+pub(crate) use {call_setters, request_setters, settings};
+
+settings!(policy);
 
 impl Policy {
-    /// Nothing set: everything is inherited.
-    pub const fn new() -> Self {
-        Self { wait: None, lease: None, max_hold: None, hold_at_least: None, lock_delay: None, key_in_logs: None }
-    }
-
-    /// Waits at most this long for the key, first come first served. Default: zero for a request, which is refused at once
-    /// while somebody else has the key; 30 seconds for [`Locks::lock`](crate::Locks::lock).
-    ///
-    /// Waiting is for requests of which each shall have its turn (ten buyers, five items); refusing is for those of
-    /// which one is enough (the second tap on "claim").
-    pub const fn wait(mut self, limit: Duration) -> Self {
-        self.wait = Some(limit);
-        self
-    }
-
-    /// How long the lock is held if nobody gives it back. Default: [`Watched`](crate::Lease::Watched), as long as its holder lives.
-    pub const fn lease(mut self, lease: Lease) -> Self {
-        self.lease = Some(lease);
-        self
-    }
-
-    /// Holds the lock at most this long: then it is lost, and what ran under it is broken off. Default: 5 minutes for a request, for a
-    /// handler that hangs; without end for a [`Locks::lock`](crate::Locks::lock), for a job.
-    pub const fn max_hold(mut self, limit: Duration) -> Self {
-        self.max_hold = Some(limit);
-        self
-    }
-
-    /// Keeps the key taken for at least this long from the grant on, even if the work is done sooner. Default: zero.
-    ///
-    /// For the job that three machines start at the same minute, give or take: it runs once. After work that failed (a status of 400 and more, an
-    /// error, [`LockGuard::release_failed`](crate::LockGuard::release_failed)) the key is free at once.
-    pub const fn hold_at_least(mut self, least: Duration) -> Self {
-        self.hold_at_least = Some(least);
-        self
-    }
-
-    /// Keeps the key taken for this long after its section ended badly (a panic, a drop, a loss): a statement of it may be on its way still.
-    /// Default: a second; at most a day. Longer than the slowest statement is safe; zero is for sections whose writes check the fencing token. (Chubby's lock-delay,
-    /// Burrows 2006.)
-    pub const fn lock_delay(mut self, delay: Duration) -> Self {
-        self.lock_delay = Some(delay);
-        self
-    }
-
-    /// What a log shows of the key. Default: [`Shown`](crate::KeyInLogs::Shown). To be redacted where a part is
-    /// personal data; to hide it from the store, too, make the key with [`LockKey::hashed`](crate::LockKey::hashed).
-    pub const fn key_in_logs(mut self, key: KeyInLogs) -> Self {
-        self.key_in_logs = Some(key);
-        self
-    }
-
-    /// What is set here, else what is set there.
-    pub fn or(self, outer: Self) -> Self {
-        let Self { wait, lease, max_hold, hold_at_least, lock_delay, key_in_logs } = self;
-        Self {
-            wait: wait.or(outer.wait),
-            lease: lease.or(outer.lease),
-            max_hold: max_hold.or(outer.max_hold),
-            hold_at_least: hold_at_least.or(outer.hold_at_least),
-            lock_delay: lock_delay.or(outer.lock_delay),
-            key_in_logs: key_in_logs.or(outer.key_in_logs),
-        }
-    }
-
-    /// How long a request waits.
+    /// How long a request waits that has not said so itself.
     pub(crate) fn request_wait(&self) -> Duration {
         self.wait.unwrap_or(REQUEST_WAIT)
     }
 
+    /// How long a request may choose to wait. `None`: it is not asked.
+    pub(crate) fn longest_client_wait(&self) -> Option<Duration> {
+        self.client_wait.filter(|max| !max.is_zero())
+    }
+
     /// On which terms a request holds its key.
     pub(crate) fn request_terms(&self) -> Terms {
-        Terms { max_hold: Some(self.max_hold.unwrap_or(MAX_HOLD)), ..self.call_terms() }
+        Terms { max_hold: Some(self.longest_hold()), ..self.call_terms() }
+    }
+
+    pub(crate) fn longest_hold(&self) -> Duration {
+        self.max_hold.unwrap_or(MAX_HOLD)
+    }
+
+    pub(crate) fn holds_to_head(&self) -> bool {
+        self.hold.unwrap_or_default() == Hold::ToHead
+    }
+
+    pub(crate) fn longest_stall(&self) -> Duration {
+        self.body_stall.unwrap_or(BODY_STALL)
+    }
+
+    pub(crate) fn finishes_without_client(&self) -> bool {
+        self.client_gone.unwrap_or_default() == ClientGone::Finish
+    }
+
+    pub(crate) fn goes_on_when_lost(&self) -> bool {
+        self.on_lost.unwrap_or_default() == OnLost::GoOn
+    }
+
+    pub(crate) fn status_in_vain(&self) -> TimeoutStatus {
+        self.timeout_status.unwrap_or_default()
     }
 
     /// How long a call without HTTP waits, if anything says so.

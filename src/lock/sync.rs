@@ -11,16 +11,16 @@ use shuttle::sync as imp;
 /// Never poisoned: no code of others runs under it, so that what it guards is whole even if a thread dies there. `Drop` comes here, and
 /// must not panic.
 #[derive(Debug, Default)]
-pub(super) struct Mutex<T>(imp::Mutex<T>);
+pub(crate) struct Mutex<T>(imp::Mutex<T>);
 
-pub(super) struct MutexGuard<'a, T>(imp::MutexGuard<'a, T>);
+pub(crate) struct MutexGuard<'a, T>(imp::MutexGuard<'a, T>);
 
 impl<T> Mutex<T> {
-    pub(super) fn new(value: T) -> Self {
+    pub(crate) fn new(value: T) -> Self {
         Self(imp::Mutex::new(value))
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         MutexGuard(self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 }

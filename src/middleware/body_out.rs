@@ -3,9 +3,9 @@
 use std::{
     collections::VecDeque,
     fmt,
-    future::{Future, poll_fn},
+    future::poll_fn,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
 use bytes::Bytes;
@@ -13,7 +13,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tower::BoxError;
 
-use super::{rejection::RejectionBody, section::Section};
+use super::{rejection::RejectionBody, section::Duty, stream::Stream};
 use crate::{
     defaults::{LOOK_BYTES, LOOK_FRAMES},
     lock::LockLost,
@@ -23,7 +23,10 @@ pin_project! {
     /// The body of a response that went through a [`LockLayer`](crate::LockLayer).
     ///
     /// Its size hint is exact where that of the inner body was, and trailers go through.
-    pub struct ResponseBody<B> {
+    pub struct ResponseBody<B>
+    where
+        B: 'static,
+    {
         #[pin]
         state: State<B>,
     }
@@ -31,8 +34,11 @@ pin_project! {
 
 pin_project! {
     #[project = StateProj]
-    enum State<B> {
-        /// No lock was needed.
+    enum State<B>
+    where
+        B: 'static,
+    {
+        /// No lock was needed, or it is given back.
         Passing { #[pin] inner: B },
         /// Complete before the head was sent; the lock is given back already.
         Complete { complete: Complete },
@@ -55,24 +61,6 @@ struct Complete {
     had_none: Option<bool>,
 }
 
-struct Stream<B> {
-    /// Seen before the head was sent.
-    ahead: VecDeque<Frame<Bytes>>,
-    phase: Phase<B>,
-}
-
-enum Phase<B> {
-    /// Frames pass as they come. In drop order: what the body owns (a transaction, a file) is gone before the next section begins.
-    Flowing { inner: Pin<Box<B>>, lost: Pin<Box<dyn Future<Output = LockLost> + Send>>, section: Section },
-    /// The inner body has ended. Its last frame waits for the lock to be given back: whoever has it knows the end.
-    Ending { section: Pin<Box<dyn Future<Output = ()> + Send>>, last: Last },
-    /// Nothing is left but the last frame.
-    Ended { last: Last },
-}
-
-/// What comes last: a frame, an error, or nothing.
-type Last = Option<Result<Frame<Bytes>, BoxError>>;
-
 impl<B> ResponseBody<B> {
     pub(super) fn passing(inner: B) -> Self {
         Self { state: State::Passing { inner } }
@@ -89,7 +77,7 @@ where
     B::Error: Into<BoxError>,
 {
     /// The answer to `HEAD`, a 204 or a 304: what the body says, nobody will ask. Its size is kept, for the head.
-    pub(super) async fn without_content(inner: B, section: Section) -> Self {
+    pub(super) async fn without_content(inner: B, duty: Duty) -> Self {
         let complete = Complete {
             frames: VecDeque::new(),
             error: None,
@@ -97,17 +85,20 @@ where
             had_none: Some(inner.is_end_stream()),
         };
         drop(inner);
-        section.end().await;
+        duty.end().await;
         Self { state: State::Complete { complete } }
     }
 
     /// Looks at the body before the head is sent. If it is complete, the lock is given back first; then head and body go
     /// out together, and no client, however slow, holds a lock on a finished answer.
     ///
-    /// An error: the lock was lost while it was looked at. Nothing has been sent yet.
-    pub(super) async fn under(mut section: Section, inner: B) -> Result<Self, (Section, LockLost)> {
+    /// `length`: what the head announces, in bytes. An error: a lock was lost while the body was looked at. Nothing has been sent yet.
+    pub(super) async fn under(mut duty: Duty, inner: B, length: Option<u64>) -> Result<Self, (Duty, LockLost)>
+    where
+        B: Send,
+    {
         if inner.is_end_stream() {
-            return Ok(Self::without_content(inner, section).await);
+            return Ok(Self::without_content(inner, duty).await);
         }
         let announced = inner.size_hint().exact();
         let mut inner = Box::pin(inner);
@@ -115,12 +106,12 @@ where
         let mut bytes = 0;
         let error = loop {
             // I6
-            if let Some(why) = section.is_lost() {
-                return Err((section, why));
+            if let Some(why) = duty.must_stop() {
+                return Err((duty, why));
             }
             // One poll and no wait: what is not at hand is a stream. (An inner error need not be `Send`; a boxed one is.)
             let next = poll_fn(|cx| {
-                let next = section.as_owner(|| inner.as_mut().poll_frame(cx));
+                let next = duty.as_owner(|| inner.as_mut().poll_frame(cx));
                 Poll::Ready(next.map_err(Into::into))
             })
             .await;
@@ -128,7 +119,7 @@ where
                 Poll::Ready(Some(Ok(frame))) => frame,
                 Poll::Ready(None) => break None,
                 Poll::Ready(Some(Err(error))) => break Some(error),
-                Poll::Pending => return Ok(Self::streaming(inner, frames, section)),
+                Poll::Pending => return Ok(Self::streaming(inner, frames, length, duty)),
             };
             // The first frame may be of any size: it is in memory already.
             if !frames.is_empty() {
@@ -140,116 +131,26 @@ where
                 break None;
             }
             if frames.len() > LOOK_FRAMES || bytes > LOOK_BYTES {
-                return Ok(Self::streaming(inner, frames, section));
+                return Ok(Self::streaming(inner, frames, length, duty));
             }
         };
         // What the body owns is gone before the next section begins.
         drop(inner);
-        if let Some(why) = section.is_lost() {
-            return Err((section, why));
+        if let Some(why) = duty.must_stop() {
+            return Err((duty, why));
         }
         if error.is_some() {
-            section.has_failed();
+            duty.has_failed();
         }
-        section.end().await;
+        duty.end().await;
         Ok(Self { state: State::Complete { complete: Complete { frames, error, announced, had_none: None } } })
     }
 
-    fn streaming(inner: Pin<Box<B>>, ahead: VecDeque<Frame<Bytes>>, section: Section) -> Self {
-        let view = section.view();
-        let lost = Box::pin(async move { view.lost().await });
-        let stream = Stream { ahead, phase: Phase::Flowing { inner, lost, section } };
-        Self { state: State::Streaming { stream: Box::new(stream) } }
-    }
-}
-
-impl<B> Stream<B>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        loop {
-            match &mut self.phase {
-                // ## Flowing => (Flowing | Ending | Ended)
-                Phase::Flowing { inner, lost, section } => {
-                    // I6
-                    if let Poll::Ready(why) = lost.as_mut().poll(cx) {
-                        return self.lose(why);
-                    }
-                    let next = match self.ahead.pop_front() {
-                        Some(frame) => Some(Ok(frame)),
-                        None => ready!(section.as_owner(|| inner.as_mut().poll_frame(cx))),
-                    };
-                    // What took too long was not done under the lock.
-                    if let Some(why) = section.is_lost() {
-                        return self.lose(why);
-                    }
-                    match next {
-                        Some(Ok(frame)) => {
-                            let is_last = frame.is_trailers() || (self.ahead.is_empty() && inner.is_end_stream());
-                            if !is_last {
-                                return Poll::Ready(Some(Ok(frame)));
-                            }
-                            self.end(Some(Ok(frame)));
-                        }
-                        None => self.end(None),
-                        Some(Err(error)) => self.end(Some(Err(error.into()))),
-                    }
-                }
-                // ## Ending => Ended
-                Phase::Ending { section, last } => {
-                    ready!(section.as_mut().poll(cx));
-                    self.phase = Phase::Ended { last: last.take() };
-                }
-                // ## Ended
-                Phase::Ended { last } => return Poll::Ready(last.take()),
-            }
-        }
-    }
-
-    fn lose(&mut self, why: LockLost) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if let Phase::Flowing { inner, section, .. } = self.take_phase() {
-            drop(inner);
-            section.lost(why);
-        }
-        Poll::Ready(Some(Err(why.into())))
-    }
-
-    fn end(&mut self, last: Last) {
-        if let Phase::Flowing { inner, mut section, .. } = self.take_phase() {
-            drop(inner);
-            if matches!(last, Some(Err(_))) {
-                section.has_failed();
-            }
-            self.phase = Phase::Ending { section: Box::pin(section.end()), last };
-        }
-    }
-
-    fn take_phase(&mut self) -> Phase<B> {
-        self.ahead.clear();
-        std::mem::replace(&mut self.phase, Phase::Ended { last: None })
-    }
-
-    fn is_end_stream(&self) -> bool {
-        matches!(self.phase, Phase::Ended { last: None })
-    }
-
-    /// What the inner body will say, and what of it is in our hands.
-    fn size_hint(&self) -> SizeHint {
-        let (to_come, last) = match &self.phase {
-            Phase::Flowing { inner, .. } => (inner.size_hint(), None),
-            Phase::Ending { last, .. } | Phase::Ended { last } => {
-                (SizeHint::with_exact(0), last.as_ref().and_then(|last| last.as_ref().ok()))
-            }
-        };
-        let in_hand = data_len(self.ahead.iter().chain(last));
-        let mut hint = SizeHint::new();
-        if let Some(upper) = to_come.upper() {
-            hint.set_upper(upper.saturating_add(in_hand));
-        }
-        hint.set_lower(to_come.lower().saturating_add(in_hand));
-        hint
+    fn streaming(inner: Pin<Box<B>>, ahead: VecDeque<Frame<Bytes>>, length: Option<u64>, duty: Duty) -> Self
+    where
+        B: Send,
+    {
+        Self { state: State::Streaming { stream: Box::new(Stream::new(inner, ahead, length, duty)) } }
     }
 }
 
@@ -316,7 +217,7 @@ where
     }
 }
 
-fn data_len<'a>(frames: impl IntoIterator<Item = &'a Frame<Bytes>>) -> u64 {
+pub(super) fn data_len<'a>(frames: impl IntoIterator<Item = &'a Frame<Bytes>>) -> u64 {
     frames.into_iter().filter_map(Frame::data_ref).map(|data| data.len() as u64).sum()
 }
 

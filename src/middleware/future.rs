@@ -8,32 +8,64 @@ use std::{
 use http::Response;
 use pin_project_lite::pin_project;
 
-use super::body_out::ResponseBody;
+use super::{body_out::ResponseBody, prefer, slot::Slot, trace::SpanAround};
 
 pin_project! {
-    /// The response of a [`LockService`](crate::LockService).
+    /// The response of a [`LockService`](crate::LockService) or a [`LocksService`](crate::LocksService).
     ///
     /// # Cancel safety
     ///
-    /// Dropped while it waits, the request leaves the line and its handler never starts. Dropped while the handler runs, the
-    /// handler is dropped first and then the lock given back.
-    pub struct ResponseFuture<F, B, E> {
+    /// Dropped while it waits, the request leaves the line and its handler never starts. Dropped while the handler runs under its lock (the client has
+    /// left, or a timeout further out), the handler finishes in a task of its own and then gives the lock back, unless
+    /// [`client_gone`](crate::LockLayer::client_gone) says otherwise: then it is dropped, and its key free after the lock-delay.
+    pub struct ResponseFuture<F, B, E>
+    where
+        B: 'static,
+        E: 'static,
+    {
         #[pin]
         state: State<F, B, E>,
+    }
+
+    impl<F, B, E> PinnedDrop for ResponseFuture<F, B, E>
+    where
+        B: 'static,
+        E: 'static,
+    {
+        fn drop(this: Pin<&mut Self>) {
+            if let StateProj::Under { under } = this.project().state.project() {
+                under.client_gone();
+            }
+        }
     }
 }
 
 pin_project! {
     #[project = StateProj]
-    enum State<F, B, E> {
+    enum State<F, B, E>
+    where
+        B: 'static,
+        E: 'static,
+    {
         /// No lock is asked for.
         Passing { #[pin] inner: F },
-        /// One box for the whole way: the extractors' futures have no names, and a future in a box can move to a task.
-        Locked { steps: Steps<B, E> },
+        /// A lock is asked for, or may be.
+        Under { under: Under<B, E> },
     }
 }
 
-/// The way of a request that asks for a lock.
+struct Under<B: 'static, E: 'static> {
+    slot: Slot,
+    /// Gone when they have ended.
+    steps: Option<Steps<B, E>>,
+    /// Stays so if a poll panics: what has panicked is not polled again.
+    is_polled: bool,
+    /// What the handler logs when it finishes alone belongs where it began.
+    around: SpanAround,
+}
+
+/// The way of a request that asks for a lock. One box for all of it: the extractors' futures have no names, and a future in a box can
+/// move to a task.
 pub(super) type Steps<B, E> = Pin<Box<dyn Future<Output = Result<Response<ResponseBody<B>>, E>> + Send>>;
 
 impl<F, B, E> ResponseFuture<F, B, E> {
@@ -41,8 +73,9 @@ impl<F, B, E> ResponseFuture<F, B, E> {
         Self { state: State::Passing { inner } }
     }
 
-    pub(super) fn locked(steps: Steps<B, E>) -> Self {
-        Self { state: State::Locked { steps } }
+    pub(super) fn under(slot: Slot, steps: Steps<B, E>) -> Self {
+        let under = Under { slot, steps: Some(steps), is_polled: false, around: SpanAround::current() };
+        Self { state: State::Under { under } }
     }
 }
 
@@ -58,8 +91,35 @@ where
                 let response = ready!(inner.poll(cx));
                 Poll::Ready(response.map(|response| response.map(ResponseBody::passing)))
             }
-            StateProj::Locked { steps } => steps.as_mut().poll(cx),
+            StateProj::Under { under } => under.poll(cx),
         }
+    }
+}
+
+impl<B, E> Under<B, E> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Response<ResponseBody<B>>, E>> {
+        let steps = self.steps.as_mut().expect("not polled after its end");
+        self.is_polled = true;
+        let polled = steps.as_mut().poll(cx);
+        self.is_polled = false;
+        let mut response = ready!(polled);
+        self.steps = None;
+        if let (Ok(response), Some(wait)) = (&mut response, self.slot.applied()) {
+            prefer::applied(response.headers_mut(), wait);
+        }
+        Poll::Ready(response)
+    }
+
+    /// Nobody waits for the answer any more.
+    fn client_gone(&mut self) {
+        let Some(steps) = self.steps.take_if(|_| !self.is_polled) else { return };
+        let Some(place) = self.slot.finish() else { return };
+        let alone = async move {
+            // What is answered is dropped: a stream that nobody reads ends there.
+            drop(steps.await);
+            drop(place);
+        };
+        self.slot.spawn(self.around.around(alone));
     }
 }
 
@@ -67,7 +127,7 @@ impl<F, B, E> fmt::Debug for ResponseFuture<F, B, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.state {
             State::Passing { .. } => "ResponseFuture(passing)",
-            State::Locked { .. } => "ResponseFuture(locked)",
+            State::Under { .. } => "ResponseFuture(under a lock, or on its way to one)",
         })
     }
 }

@@ -11,7 +11,7 @@ use super::{
     rejection::{OnReject, Rejection},
     service::LockService,
 };
-use crate::lock::{Locks, Policy, policy_setters};
+use crate::lock::{Locks, Policy, request_setters, settings};
 
 /// Gives each request exclusive use of what it is about to change.
 ///
@@ -61,7 +61,7 @@ impl<K: KeySource> LockLayer<K> {
         Self { config: Arc::new(config) }
     }
 
-    policy_setters!();
+    settings!(request_setters);
 
     /// Sets what this policy sets.
     pub fn policy(self, policy: Policy) -> Self {

@@ -19,8 +19,12 @@ mod body_use;
 #[cfg(feature = "axum")]
 mod body_in;
 mod locks_layer;
+mod slot;
+mod prefer;
 mod section;
+mod ending;
 mod body_out;
+mod stream;
 mod future;
 mod rejection;
 mod retry_after;
@@ -46,3 +50,5 @@ pub use self::{
     by::{Answer, By, KeyFn, by, by_with_state},
     field::{form_field, json_field, path_param},
 };
+#[cfg(feature = "axum")]
+pub(crate) use self::{slot::Slot, trace::Route};

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     defaults::{RETRY_AFTER_MAX, RETRY_AFTER_MIN},
-    lock::LockError,
+    lock::{LockError, TimeoutStatus},
     store::StoreError,
 };
 
@@ -35,7 +35,7 @@ use crate::{
 /// | variant | status | `type` |
 /// |---|---|---|
 /// | `Held` | 409 | `urn:tower-lock:held` |
-/// | `TimedOut` | 409 | `urn:tower-lock:timed-out` |
+/// | `TimedOut` | 409, or as [`timeout_status`](crate::LockLayer::timeout_status) says | `urn:tower-lock:timed-out` |
 /// | `LineFull` | 503 | `urn:tower-lock:line-full` |
 /// | `StoreUnavailable` | 503 | `urn:tower-lock:store-unavailable` |
 /// | `ShuttingDown` | 503 | `urn:tower-lock:shutting-down` |
@@ -58,6 +58,8 @@ pub enum Rejection {
         waited: Duration,
         /// When it may be worth another try.
         retry_after: Duration,
+        /// The status that the route gives to this.
+        status: TimeoutStatus,
     },
     /// So many wait that one more would only wait in vain.
     LineFull {
@@ -102,7 +104,7 @@ pub struct RejectionBody(UnsyncBoxBody<Bytes, BoxError>);
 
 /// Makes the answer: what the user said, or the built-in one.
 #[derive(Clone, Default)]
-pub(super) struct OnReject(Option<Arc<MakeAnswer>>);
+pub(crate) struct OnReject(Option<Arc<MakeAnswer>>);
 
 type MakeAnswer = dyn Fn(&Rejection) -> Response<RejectionBody> + Send + Sync;
 
@@ -122,12 +124,12 @@ struct Problem {
 // === impl Rejection ===
 
 impl Rejection {
-    pub(super) fn of(error: LockError, usual_hold: &UsualHold) -> Self {
+    pub(super) fn of(error: LockError, usual_hold: &UsualHold, status: TimeoutStatus) -> Self {
         let retry_after = |lease_left, ahead| retry_after(lease_left, usual_hold.get(), ahead, fastrand::f64());
         match error {
             LockError::Held { lease_left, ahead } => Self::Held { retry_after: retry_after(lease_left, ahead) },
             LockError::TimedOut { waited, lease_left, ahead } => {
-                Self::TimedOut { waited, retry_after: retry_after(lease_left, ahead) }
+                Self::TimedOut { waited, retry_after: retry_after(lease_left, ahead), status }
             }
             LockError::LineFull { ahead } => Self::LineFull { retry_after: retry_after(Duration::MAX, ahead) },
             LockError::ShuttingDown => Self::ShuttingDown { retry_after: retry_after(Duration::MAX, 1) },
@@ -151,7 +153,8 @@ impl Rejection {
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::Held { .. } | Self::TimedOut { .. } => StatusCode::CONFLICT,
+            Self::Held { .. } => StatusCode::CONFLICT,
+            Self::TimedOut { status, .. } => (*status).into(),
             Self::LineFull { .. }
             | Self::StoreUnavailable { .. }
             | Self::ShuttingDown { .. }
@@ -312,6 +315,17 @@ impl axum::response::IntoResponse for Rejection {
     }
 }
 
+impl From<TimeoutStatus> for StatusCode {
+    fn from(status: TimeoutStatus) -> Self {
+        match status {
+            TimeoutStatus::Conflict => Self::CONFLICT,
+            TimeoutStatus::Locked => Self::LOCKED,
+            TimeoutStatus::TooManyRequests => Self::TOO_MANY_REQUESTS,
+            TimeoutStatus::ServiceUnavailable => Self::SERVICE_UNAVAILABLE,
+        }
+    }
+}
+
 // === impl RejectionBody ===
 
 impl RejectionBody {
@@ -321,6 +335,11 @@ impl RejectionBody {
         B::Error: Into<BoxError>,
     {
         Self(body.map_err(Into::into).boxed_unsync())
+    }
+
+    #[cfg(feature = "axum")]
+    pub(crate) fn into_axum(self) -> axum::body::Body {
+        axum::body::Body::new(self)
     }
 }
 
@@ -368,7 +387,7 @@ impl OnReject {
     }
 
     /// The answer, with the typed rejection in its extensions.
-    pub(super) fn answer(&self, rejection: Rejection) -> Response<RejectionBody> {
+    pub(crate) fn answer(&self, rejection: Rejection) -> Response<RejectionBody> {
         let mut response = match &self.0 {
             Some(answer) => answer(&rejection),
             None => rejection.to_response(),
@@ -401,7 +420,7 @@ mod tests {
 
         let broken = StoreError::new("shelf", "acquire", StoreErrorKind::Unavailable)
             .with_source(std::io::Error::other("no shelf"));
-        let rejection = Rejection::of(LockError::Store(broken), &UsualHold::default());
+        let rejection = Rejection::of(LockError::Store(broken), &UsualHold::default(), TimeoutStatus::default());
         let texts: Vec<_> =
             std::iter::successors(Some(&rejection as &dyn Error), |&e| e.source()).map(ToString::to_string).collect();
         assert_eq!(texts.last().map(String::as_str), Some("no shelf"), "{texts:?}");

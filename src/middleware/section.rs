@@ -1,26 +1,37 @@
-//! The section of one request: its lock, and what is noted when it ends.
+//! The sections of one request: its locks, and what is noted when they end.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout};
+use smallvec::SmallVec;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
-use super::{retry_after::UsualHold, trace::LockSpan};
+use super::{
+    retry_after::UsualHold,
+    slot::{Slot, Stop},
+    trace::LockSpan,
+};
 use crate::{
     defaults::RELEASE_WAIT,
-    lock::{HeldLock, LockGuard, LockLost, Owner},
+    lock::{HeldLock, LockGuard, LockLost, Policy, Release},
+    store::Released,
 };
 
-/// The duty to end the section of one request, exactly once.
-///
-/// It lives in the future of the request, then in the body of its response. Dropped, the lock is given back as a dropped guard
-/// gives it back: after its lock-delay.
+/// One lock of a request. Dropped, it is given back as a dropped guard is: after its lock-delay.
 #[derive(Debug)]
-pub(super) struct Section {
+pub(crate) struct Section {
     // Field order is drop order: what is noted, is noted before the next one has its turn.
     note: Note,
     guard: LockGuard,
-    /// What was answered is no success: nothing keeps the key for its least time.
-    has_failed: bool,
+    stops: Stops,
+}
+
+/// When what runs in a section is broken off.
+#[derive(Clone, Copy, Debug)]
+enum Stops {
+    /// When the lock is lost.
+    WhenLost,
+    /// It goes on with its fence, but not for ever. (`None`: later than any clock.)
+    At(Option<Instant>),
 }
 
 #[derive(Debug)]
@@ -30,77 +41,182 @@ struct Note {
     granted: Instant,
     /// For so long the key stays taken, however soon the work is done.
     at_least: Duration,
-    owner: Owner,
-    /// This layer was the first to say who it is; so the request is over with this section, and nothing re-enters after the response.
-    retires: bool,
+}
+
+/// The duty to end all sections of one request at one layer, each exactly once.
+///
+/// It lives in the future of the request, then in the body of its response.
+pub(super) struct Duty {
+    slot: Slot,
+    /// In the order in which they were taken; those that were taken by the handler are in the slot until it has answered.
+    sections: SmallVec<[Section; 1]>,
+    /// What was answered is no success: nothing keeps the keys for their least time.
+    has_failed: bool,
 }
 
 impl Section {
-    pub(super) fn new(
-        guard: LockGuard,
-        span: LockSpan,
-        usual_hold: Arc<UsualHold>,
-        owner: Owner,
-        retires: bool,
-    ) -> Self {
-        let note = Note { span, usual_hold, granted: Instant::now(), at_least: Duration::ZERO, owner, retires };
-        Self { note, guard, has_failed: false }
+    pub(super) fn new(guard: LockGuard, span: LockSpan, usual_hold: Arc<UsualHold>, policy: &Policy) -> Self {
+        let granted = Instant::now();
+        let note = Note { span, usual_hold, granted, at_least: Duration::ZERO };
+        let stops = if policy.goes_on_when_lost() {
+            Stops::At(granted.checked_add(policy.longest_hold()))
+        } else {
+            Stops::WhenLost
+        };
+        Self { note, guard, stops }
     }
 
-    pub(super) fn view(&self) -> HeldLock {
+    pub(crate) fn view(&self) -> HeldLock {
         self.guard.view()
     }
 
-    pub(super) fn span(&self) -> &LockSpan {
-        &self.note.span
+    /// Whether what runs in here is to be broken off now, and why.
+    pub(super) fn must_stop(&self) -> Option<LockLost> {
+        match self.stops {
+            Stops::WhenLost => self.guard.view().ensure(Duration::ZERO).err(),
+            Stops::At(end) => end.is_some_and(|end| end <= Instant::now()).then_some(LockLost::LimitReached),
+        }
     }
 
-    /// Does this as the owner of the section, which so has its lock once more where it asks.
+    /// Ready when it is.
+    pub(super) fn stop(&self) -> Stop {
+        let view = self.view();
+        match self.stops {
+            Stops::WhenLost => Box::pin(async move { view.lost().await }),
+            Stops::At(None) => Box::pin(pending()),
+            Stops::At(Some(end)) => Box::pin(async move {
+                sleep_until(end).await;
+                LockLost::LimitReached
+            }),
+        }
+    }
+
+    async fn run<F: Future>(&self, work: F) -> Result<F::Output, LockLost> {
+        match self.stops {
+            Stops::WhenLost => self.guard.view().while_held(work).await,
+            Stops::At(None) => Ok(work.await),
+            Stops::At(Some(end)) => timeout_at(end, work).await.map_err(|_| LockLost::LimitReached),
+        }
+    }
+
+    /// Begins to give the lock back.
+    fn release(self, has_failed: bool) -> (Release, Note) {
+        let Self { mut note, guard, .. } = self;
+        if !has_failed {
+            note.at_least = guard.hold_at_least();
+        }
+        (if has_failed { guard.release_failed() } else { guard.release() }, note)
+    }
+}
+
+impl Duty {
+    pub(super) fn new(slot: Slot) -> Self {
+        Self { slot, sections: SmallVec::new(), has_failed: false }
+    }
+
+    pub(super) fn slot(&self) -> &Slot {
+        &self.slot
+    }
+
+    /// The lock of the layer itself.
+    pub(super) fn begin(&mut self, section: Section) {
+        self.slot.holds_one();
+        self.sections.push(section);
+    }
+
+    pub(super) fn span(&self) -> Option<&LockSpan> {
+        self.sections.first().map(|section| &section.note.span)
+    }
+
+    /// Runs the handler as the owner of the request, as long as all its locks are ours, and not one poll longer (I6).
+    pub(super) async fn run<F: Future>(&self, handler: F) -> Result<F::Output, LockLost> {
+        self.slot.runs(true);
+        let handler = self.slot.while_held(self.slot.owner().scope(handler));
+        let done = match self.sections.first() {
+            Some(section) => section.run(handler).await.and_then(|done| done),
+            None => handler.await,
+        };
+        self.slot.runs(false);
+        done
+    }
+
+    /// The handler has answered: what it took meanwhile is to be given back with the rest, and it takes nothing more.
+    pub(super) fn close(&mut self) {
+        self.sections.extend(self.slot.close());
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.sections.is_empty()
+    }
+
+    /// Does this as the owner of the request, which so has its locks once more where it asks.
     pub(super) fn as_owner<T>(&self, f: impl FnOnce() -> T) -> T {
-        self.note.owner.scope_sync(f)
+        self.slot.owner().scope_sync(f)
     }
 
-    /// Whether the lock is not ours any more, and why.
-    pub(super) fn is_lost(&self) -> Option<LockLost> {
-        self.guard.view().ensure(Duration::ZERO).err()
+    /// Whether the answer is to be broken off now, and why.
+    pub(super) fn must_stop(&self) -> Option<LockLost> {
+        self.sections.iter().find_map(Section::must_stop)
+    }
+
+    /// Ready when one of them is.
+    pub(super) fn stops(&self) -> Vec<Stop> {
+        self.sections.iter().map(Section::stop).collect()
     }
 
     pub(super) fn has_failed(&mut self) {
         self.has_failed = true;
     }
 
-    /// The lock was lost while the handler ran or its body streamed.
+    /// A lock was lost while the handler ran or its body streamed. All are given back after their lock-delay.
     pub(super) fn lost(self, why: LockLost) {
-        self.note.span.lost(why);
+        for section in &self.sections {
+            if section.must_stop().is_some() {
+                section.note.span.lost(why);
+            }
+        }
     }
 
-    /// Gives the lock back, and waits for it a little: whoever sees the answer complete finds the key free.
-    ///
-    /// Beyond the wait, or if the store fails, the answer goes out all the same, and the key is free at the end of its
-    /// lease at the latest.
-    pub(super) async fn end(self) {
-        let Self { mut note, guard, has_failed } = self;
-        note.retire();
-        if !has_failed {
-            note.at_least = guard.hold_at_least();
+    /// The reader of the answer has not read for too long. All are given back after their lock-delay.
+    pub(super) fn stalled(self) {
+        if let Some(span) = self.span() {
+            span.stalled();
         }
-        let release = if has_failed { guard.release_failed() } else { guard.release() };
-        let _ = timeout(RELEASE_WAIT, release).await;
-        drop(note);
+    }
+
+    /// Gives all locks back, and waits for it a little: whoever sees the answer complete finds the keys free.
+    ///
+    /// Beyond the wait, or if the store fails, the answer goes out all the same, and a key is free at the end of its
+    /// lease at the latest.
+    pub(super) async fn end(mut self) {
+        self.slot.retire_owner();
+        self.close();
+        let has_failed = self.has_failed;
+        // The last one first. Each begins at once, whatever becomes of the others.
+        let releases: SmallVec<[_; 1]> =
+            self.sections.drain(..).rev().map(|section| section.release(has_failed)).collect();
+        let all = async {
+            for (release, note) in releases {
+                let is_late = matches!(release.await, Ok(Released::NotOwner));
+                if is_late {
+                    note.span.late();
+                }
+            }
+        };
+        let _ = timeout(RELEASE_WAIT, all).await;
     }
 }
 
-impl Note {
-    fn retire(&self) {
-        if self.retires {
-            self.owner.retire();
-        }
+impl Drop for Duty {
+    fn drop(&mut self) {
+        self.slot.retire_owner();
+        // Before those of the layer itself, which were there before them.
+        drop(self.slot.close());
     }
 }
 
 impl Drop for Note {
     fn drop(&mut self) {
-        self.retire();
         let hold: Duration = self.granted.elapsed();
         self.usual_hold.add(hold.max(self.at_least));
         self.span.ended(hold);

@@ -5,24 +5,21 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Extensions, Method, Request, Response, StatusCode};
+use http::{Request, Response};
 use http_body::Body;
-use tokio::time::Instant;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
     body_out::ResponseBody,
     config::Config,
+    ending,
     future::ResponseFuture,
     key_source::{Derived, KeySourceFor, NoKey},
     locks_layer::Outside,
     rejection::{OnReject, Rejection, RejectionBody},
-    section::Section,
+    section::Duty,
+    slot::{Slot, Terms},
     trace::{LockSpan, Route},
-};
-use crate::{
-    key::LockKey,
-    lock::{Ask, LockFuture, LockLost, Owner, Policy},
 };
 
 /// Runs the inner service under the lock of the request. Made by [`LockLayer`](crate::LockLayer).
@@ -64,7 +61,9 @@ where
         if skipped {
             return ResponseFuture::passing(inner.oneshot(K::pass(request)));
         }
-        ResponseFuture::locked(Box::pin(locked(Arc::clone(&self.config), inner, request)))
+        let slot = Slot::new(self.config.terms(&request), request.headers(), request.extensions());
+        let steps = locked(Arc::clone(&self.config), inner, request, slot.clone());
+        ResponseFuture::under(slot, Box::pin(steps))
     }
 }
 
@@ -73,88 +72,50 @@ async fn locked<S, K, B, ResB>(
     config: Arc<Config<K>>,
     mut inner: S,
     request: Request<B>,
+    slot: Slot,
 ) -> Result<Response<ResponseBody<ResB>>, S::Error>
 where
     K: KeySourceFor<B>,
     S: Service<Request<K::Body>, Response = Response<ResB>>,
-    ResB: Body<Data = Bytes, Error: Into<BoxError>>,
+    ResB: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    let route = Route::of(request.extensions(), config.name);
-    let outside = Outside::of(request.extensions());
-    let policy = Outside::policy(outside.as_ref(), config.policy, &config.locks);
-    let on_reject = config.on_reject.or(outside.as_ref().map(Outside::on_reject));
-    let is_head = request.method() == Method::HEAD;
-
+    let waits = slot.waits();
+    let route = slot.route(request.extensions());
     let (mut request, key, room) = match config.key.derive(request, &config.locks).await {
         Ok(Derived { request, key: Some(key), room }) => (request, key, room),
         Ok(Derived { request, key: None, room }) => {
+            drop(waits);
             let ready = inner.ready().await?;
             drop(room);
             return Ok(ready.call(request).await?.map(ResponseBody::passing));
         }
-        Err(no_key) => return Ok(no_key.answer(&route, on_reject).map(ResponseBody::rejected)),
+        Err(no_key) => return Ok(no_key.answer(&route, slot.on_reject()).map(ResponseBody::rejected)),
     };
-
-    let owner = OwnerOfRequest::of(request.extensions());
-    let mut section = match config.enter(&route, key, &policy, &owner).await {
+    let section = match slot.enter(&route, key).await {
         Ok(section) => section,
-        Err(rejection) => return Ok(on_reject.answer(rejection).map(ResponseBody::rejected)),
+        Err(rejection) => return Ok(slot.on_reject().answer(rejection).map(ResponseBody::rejected)),
     };
+    drop(waits);
 
-    request.extensions_mut().insert(owner.owner.clone());
-    request.extensions_mut().insert(section.view());
+    let extensions = request.extensions_mut();
+    extensions.insert(slot.owner().clone());
+    extensions.insert(section.view());
+    extensions.insert(slot.clone());
+    let method = request.method().clone();
+    let mut duty = Duty::new(slot.clone());
+    duty.begin(section);
     let handler = async {
         // Only now: a request that waits must not sit on the capacity of the inner service.
         let ready = inner.ready().await?;
         // Its body waits no longer.
         drop(room);
-        section.span().around(|| ready.call(request)).await
-    };
-    let (head, body) = match section.view().while_held(owner.owner.scope(handler)).await {
-        Ok(Ok(response)) => response.into_parts(),
-        Ok(Err(error)) => {
-            section.has_failed();
-            section.end().await;
-            return Err(error);
+        match duty.span() {
+            Some(span) => span.around(|| ready.call(request)).await,
+            None => ready.call(request).await,
         }
-        Err(why) => return Ok(broken_off(section, why, on_reject)),
     };
-
-    if head.status.is_client_error() || head.status.is_server_error() {
-        section.has_failed();
-    }
-
-    let has_content = !is_head && !matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-    if !has_content {
-        return Ok(Response::from_parts(head, ResponseBody::without_content(body, section).await));
-    }
-    Ok(match ResponseBody::under(section, body).await {
-        Ok(body) => Response::from_parts(head, body),
-        Err((section, why)) => broken_off(section, why, on_reject),
-    })
-}
-
-/// The lock was lost before anything was sent: what was done under it is not known.
-fn broken_off<B>(section: Section, why: LockLost, on_reject: &OnReject) -> Response<ResponseBody<B>> {
-    section.lost(why);
-    let rejection = if why == LockLost::LimitReached { Rejection::MaxHold } else { Rejection::Lost };
-    on_reject.answer(rejection).map(ResponseBody::rejected)
-}
-
-/// Who the request is: whoever a layer further out said it is.
-struct OwnerOfRequest {
-    owner: Owner,
-    /// The layer that says so first also says when it is over.
-    is_ours: bool,
-}
-
-impl OwnerOfRequest {
-    fn of(extensions: &Extensions) -> Self {
-        match extensions.get::<Owner>().filter(|owner| !owner.is_retired()) {
-            Some(owner) => Self { owner: owner.clone(), is_ours: false },
-            None => Self { owner: Owner::new(), is_ours: true },
-        }
-    }
+    let done = duty.run(handler).await;
+    ending::answer(duty, &method, done).await
 }
 
 impl<K> Config<K> {
@@ -165,32 +126,14 @@ impl<K> Config<K> {
         (Request::from_parts(head, body), skips)
     }
 
-    async fn enter(
-        &self,
-        route: &Route,
-        key: LockKey,
-        policy: &Policy,
-        of_request: &OwnerOfRequest,
-    ) -> Result<Section, Rejection> {
-        let mut span = LockSpan::waiting(route, &key, policy);
-        let began = Instant::now();
-        let ask = Ask {
-            key,
-            wait: policy.request_wait(),
-            terms: policy.request_terms(),
-            owner: Some(of_request.owner.clone()),
-            route: route.label(),
-        };
-        match LockFuture::new(Arc::clone(self.locks.core()), ask).await {
-            Ok(guard) => {
-                span.granted(&guard, began.elapsed());
-                let owner = of_request.owner.clone();
-                Ok(Section::new(guard, span, Arc::clone(&self.usual_hold), owner, of_request.is_ours))
-            }
-            Err(error) => {
-                span.turned_away(&error, began.elapsed());
-                Err(Rejection::of(error, &self.usual_hold))
-            }
+    fn terms<B>(&self, request: &Request<B>) -> Terms {
+        let outside = request.extensions().get();
+        Terms {
+            core: Arc::clone(self.locks.core()),
+            policy: Outside::policy(outside, self.policy, &self.locks),
+            on_reject: self.on_reject.or(outside.map(Outside::on_reject)).clone(),
+            usual_hold: Arc::clone(&self.usual_hold),
+            name: self.name,
         }
     }
 }

@@ -22,11 +22,15 @@ pub(super) struct LockSpan {
     has_result: bool,
 }
 
+/// The span that is current where a future is made, for when it moves to a task.
+#[derive(Debug)]
+pub(super) struct SpanAround(#[cfg(feature = "tracing")] tracing::Span);
+
 /// The route of a request: the path it matched, else the name the layer was given, else `none`. Never a path as the client
 /// wrote it.
 #[cfg_attr(not(any(feature = "tracing", feature = "metrics")), expect(dead_code, reason = "nobody looks"))]
 #[derive(Clone, Debug)]
-pub(super) struct Route {
+pub(crate) struct Route {
     #[cfg(feature = "axum")]
     matched: Option<axum::extract::MatchedPath>,
     name: Option<&'static str>,
@@ -62,6 +66,26 @@ impl Route {
             return matched.as_str();
         }
         self.name.unwrap_or("none")
+    }
+}
+
+impl SpanAround {
+    pub(super) fn current() -> Self {
+        Self(
+            #[cfg(feature = "tracing")]
+            tracing::Span::current(),
+        )
+    }
+
+    #[cfg(feature = "tracing")]
+    pub(super) fn around<F>(&self, future: F) -> tracing::instrument::Instrumented<F> {
+        tracing::Instrument::instrument(future, self.0.clone())
+    }
+
+    #[cfg(not(feature = "tracing"))]
+    #[expect(clippy::unused_self, reason = "the same call as with the feature")]
+    pub(super) fn around<F>(&self, future: F) -> F {
+        future
     }
 }
 
@@ -114,6 +138,20 @@ mod enabled {
 
         pub(in crate::middleware) fn lost(&self, why: LockLost) {
             self.span.record("result", if why == LockLost::LimitReached { "max_hold" } else { "lost" });
+        }
+
+        /// The lock was lost before it was given back, and what ran under it has ended all the same.
+        pub(in crate::middleware) fn late(&self) {
+            self.span.record("result", "lost");
+            tracing::warn!(target: "tower_lock", parent: &self.span, "given back late: the lock was not ours any more");
+        }
+
+        pub(in crate::middleware) fn stalled(&self) {
+            tracing::warn!(
+                target: "tower_lock",
+                parent: &self.span,
+                "an answer was cut: its reader has left it unread for longer than `body_stall`",
+            );
         }
 
         pub(in crate::middleware) fn ended(&self, hold: Duration) {
@@ -178,6 +216,10 @@ mod disabled {
         pub(in crate::middleware) fn turned_away(&mut self, _: &LockError, _: Duration) {}
 
         pub(in crate::middleware) fn lost(&self, _: LockLost) {}
+
+        pub(in crate::middleware) fn late(&self) {}
+
+        pub(in crate::middleware) fn stalled(&self) {}
 
         pub(in crate::middleware) fn ended(&self, _: Duration) {}
 

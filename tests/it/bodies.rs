@@ -220,7 +220,6 @@ async fn every_end_before_the_handler_gives_the_room_back() {
 #[tokio::test]
 async fn a_request_that_waits_for_the_capacity_of_its_handler_takes_room() {
     let locks = Locks::in_memory();
-    let capacity = Arc::new(Semaphore::new(1));
     let probe = Router::new().route("/probe", probe(&locks)).layer(DefaultBodyLimit::disable());
     for is_locked in [true, false] {
         let key = by(move |_: Bytes| is_locked.then_some(("k",)));
@@ -228,8 +227,9 @@ async fn a_request_that_waits_for_the_capacity_of_its_handler_takes_room() {
             pending::<()>().await;
             Ok::<_, Infallible>(Response::new(Body::empty()))
         });
+        let capacity = Arc::new(Semaphore::new(1));
         let busy = Arc::clone(&capacity).acquire_owned().await.expect("open");
-        let service = LockLayer::new(&locks, key).layer(ConcurrencyLimit::with_semaphore(inner, Arc::clone(&capacity)));
+        let service = LockLayer::new(&locks, key).layer(ConcurrencyLimit::with_semaphore(inner, capacity));
         let request = tokio::spawn(service.oneshot(upload("/", bytes(1000))));
         settle().await;
         assert_room(&probe, ROOM - 1000, "it waits").await;

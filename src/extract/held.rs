@@ -1,5 +1,3 @@
-//! What a handler takes.
-
 use std::{convert::Infallible, error::Error, fmt};
 
 use axum::{

@@ -1,0 +1,181 @@
+use std::{error::Error, fmt, ops::Deref};
+
+use axum::{
+    extract::{FromRequest, FromRequestParts, Request},
+    response::{IntoResponse, Response},
+};
+use http::{Extensions, StatusCode, request::Parts};
+
+use crate::{
+    key::LockKey,
+    lock::HeldLock,
+    middleware::{RejectionBody, Route, Slot},
+};
+
+/// A value that says what is to be locked before it is worked on: what [`Locked`] takes its key from.
+///
+/// For what the extractor leads to: `Claim` for `Locked<Json<Claim>>`, a type of your own for `Locked<Path<FamilyId>>`.
+///
+/// ```
+/// # use tower_lock::{LockKey, Lockable};
+/// struct Claim {
+///     family_id: u64,
+///     reward_type: u32,
+/// }
+///
+/// impl Lockable for Claim {
+///     fn lock_key(&self) -> impl Into<LockKey> {
+///         ("reward", self.family_id, self.reward_type)
+///     }
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not say what is to be locked",
+    label = "`Locked` needs a key from this",
+    note = "implement `tower_lock::Lockable` for it: `fn lock_key(&self) -> impl Into<LockKey> {{ (\"reward\", self.family_id) }}`"
+)]
+pub trait Lockable {
+    /// The key. Make it of all that the work is about, and of nothing that a client can spell in two ways.
+    fn lock_key(&self) -> impl Into<LockKey>;
+}
+
+/// An extractor, and the lock of what it has extracted: the key is made of the very value that the handler sees.
+///
+/// `E` is any extractor that leads to a [`Lockable`] (`Json`, `Path`, `Query`, `Form`, `Extension`, `State`). The lock is taken when it has
+/// succeeded, held to the end of the response as if the route had a [`LockLayer`](crate::LockLayer), and behaves as the nearest
+/// [`LocksLayer`](crate::LocksLayer) says (wait, lease, `max_hold`, ..). It goes last in the handler's arguments if it reads the body; what stands before it
+/// runs without the lock.
+///
+/// ```
+/// # use axum::{Json, Router, routing::post};
+/// # use tower_lock::{LockKey, Lockable, Locked, Locks, LocksLayer};
+/// # #[derive(serde::Deserialize)] struct Claim { family_id: u64, reward_type: u32 }
+/// # impl Lockable for Claim {
+/// #     fn lock_key(&self) -> impl Into<LockKey> { ("reward", self.family_id, self.reward_type) }
+/// # }
+/// async fn claim(Locked(Json(claim), lock): Locked<Json<Claim>>) -> String {
+///     format!("family {} is alone with this reward, under {}", claim.family_id, lock.fencing_token())
+/// }
+///
+/// # fn app(locks: &Locks) -> Router {
+/// Router::new().route("/rewards/claim", post(claim)).layer(LocksLayer::new(locks))
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// What the extractor rejects is answered as it says. Who cannot have the lock is answered as from a layer: 409, 503, .., with the typed
+/// [`Rejection`](crate::Rejection) in the extensions. Where neither a `LocksLayer` nor a `LockLayer` stands outside, 500 says which is missing, and where.
+///
+/// # Cancel safety
+///
+/// A client that leaves while its request waits is out of the line at once; one that leaves later finds its handler
+/// [finished](crate::LocksLayer::client_gone) without it.
+#[derive(Debug)]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+pub struct Locked<E>(
+    /// What was extracted.
+    pub E,
+    /// Its lock.
+    pub HeldLock,
+);
+
+/// [`Locked`] found nothing to take its lock from.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct MissingLocks;
+
+/// Where a lock is left when it is taken.
+struct Place {
+    slot: Slot,
+    route: Route,
+}
+
+impl<E, S> FromRequestParts<S> for Locked<E>
+where
+    E: FromRequestParts<S> + Deref<Target: Lockable> + Send,
+    S: Send + Sync,
+{
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
+        let place = Place::of(&parts.extensions)?;
+        let value = E::from_request_parts(parts, state).await.map_err(IntoResponse::into_response)?;
+        let key = value.lock_key().into();
+        let lock = place.lock(key).await?;
+        // The innermost one, for extractors behind this one.
+        parts.extensions.insert(lock.clone());
+        Ok(Self(value, lock))
+    }
+}
+
+impl<E, S> FromRequest<S> for Locked<E>
+where
+    E: FromRequest<S> + Deref<Target: Lockable> + Send,
+    S: Send + Sync,
+{
+    type Rejection = Response;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
+        let place = Place::of(request.extensions())?;
+        let value = E::from_request(request, state).await.map_err(IntoResponse::into_response)?;
+        let key = value.lock_key().into();
+        let lock = place.lock(key).await?;
+        Ok(Self(value, lock))
+    }
+}
+
+impl Place {
+    fn of(extensions: &Extensions) -> Result<Self, Response> {
+        let slot = extensions.get::<Slot>().cloned().ok_or_else(|| MissingLocks.into_response())?;
+        let route = slot.route(extensions);
+        Ok(Self { slot, route })
+    }
+
+    /// Takes the lock, and leaves it where it stays to the end of the response.
+    async fn lock(&self, key: LockKey) -> Result<HeldLock, Response> {
+        let Self { slot, route } = self;
+        let waits = slot.waits();
+        let section = slot.enter(route, key).await;
+        drop(waits);
+        let section = section.map_err(|rejection| slot.on_reject().answer(rejection).map(RejectionBody::into_axum))?;
+        let view = section.view();
+        // The response is out: whoever extracts now has kept a copy of the request, and holds nothing.
+        slot.put(section).map_err(|_| MissingLocks.into_response())?;
+        Ok(view)
+    }
+}
+
+impl MissingLocks {
+    /// 500: the routes are put together wrongly.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        StatusCode::INTERNAL_SERVER_ERROR
+    }
+
+    /// What is wrong, and how to mend it.
+    #[must_use]
+    pub fn body_text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl fmt::Display for MissingLocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "`Locked` found nothing to take its lock from. Put a `LocksLayer` on the router, outside of the handler and after its routes: \
+             `Router::new().route(\"/claim\", post(claim)).layer(LocksLayer::new(&locks))`. A task that outlives its request has no lock, either.",
+        )
+    }
+}
+
+impl Error for MissingLocks {}
+
+impl IntoResponse for MissingLocks {
+    fn into_response(self) -> Response {
+        // Whoever reads the answer may not be who can mend it.
+        #[cfg(feature = "tracing")]
+        tracing::error!(target: "tower_lock", "{self}");
+        (self.status(), self.body_text()).into_response()
+    }
+}

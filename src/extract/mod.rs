@@ -1,0 +1,9 @@
+//! What a handler takes.
+
+mod held;
+mod locked;
+
+pub use self::{
+    held::MissingLock,
+    locked::{Lockable, Locked, MissingLocks},
+};

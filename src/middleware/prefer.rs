@@ -1,0 +1,68 @@
+//! `Prefer: wait=10`: how long a client would wait (RFC 7240).
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+const PREFER: HeaderName = HeaderName::from_static("prefer");
+const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
+
+/// What it would wait, but no longer than this. `None`: it does not say, or not so that it can be read.
+///
+/// (No structured field of RFC 9651: names are in any case, and values may be quoted.)
+pub(super) fn wait(headers: &HeaderMap, max: Duration) -> Option<Duration> {
+    let lines = headers.get_all(PREFER);
+    let preferences = lines.iter().filter_map(|line| line.to_str().ok()).flat_map(|line| line.split(','));
+    for preference in preferences {
+        // Parameters of a preference follow behind `;`.
+        let (name, value) = preference.split(';').next()?.split_once('=').unwrap_or((preference, ""));
+        if name.trim().eq_ignore_ascii_case("wait") {
+            // The first one counts.
+            let value = value.trim();
+            let seconds = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value);
+            let is_number = !seconds.is_empty() && seconds.bytes().all(|byte| byte.is_ascii_digit());
+            return is_number.then(|| seconds.parse().map_or(max, Duration::from_secs).min(max));
+        }
+    }
+    None
+}
+
+/// Says that it was heeded, and how far: in whole seconds, rounded down.
+pub(super) fn applied(headers: &mut HeaderMap, wait: Duration) {
+    let value = HeaderValue::try_from(format!("wait={}", wait.as_secs())).expect("a number");
+    headers.append(PREFERENCE_APPLIED, value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_preference_is_read_as_its_rfc_has_it() {
+        const S: Duration = Duration::from_secs(1);
+        for (lines, wait_s) in [
+            (&["wait=3"][..], Some(3)),
+            (&["respond-async, wait=3"], Some(3)),
+            (&["respond-async; x=\"y\"", "WAIT = \"3\" ; z"], Some(3)),
+            (&["wait=4, wait=5"], Some(4)),
+            (&["wait=60"], Some(10)),
+            (&["wait=99999999999999999999999"], Some(10)),
+            (&["wait=0"], Some(0)),
+            (&["wait"], None),
+            (&["wait="], None),
+            (&["wait=-1"], None),
+            (&["wait=+1"], None),
+            (&["wait=1.5"], None),
+            (&["waiting=3"], None),
+            (&["return=minimal"], None),
+            (&[""], None),
+            (&[], None),
+        ] {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append(PREFER, HeaderValue::from_static(line));
+            }
+            assert_eq!(wait(&headers, 10 * S), wait_s.map(|s| s * S), "{lines:?}");
+        }
+    }
+}

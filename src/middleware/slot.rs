@@ -1,0 +1,267 @@
+//! The slot of one request: what it may hold beyond the lock of its layer, and whether it runs at all.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{
+            AtomicBool, AtomicUsize,
+            Ordering::{AcqRel, Acquire, Release},
+        },
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use http::{Extensions, HeaderMap};
+use tokio::{task::AbortHandle, time::Instant};
+
+use super::{
+    prefer,
+    rejection::{OnReject, Rejection},
+    retry_after::UsualHold,
+    section::Section,
+    trace::{LockSpan, Route},
+};
+use crate::{
+    key::LockKey,
+    lock::{Ask, Core, Detached, LockFuture, LockLost, Mutex, Owner, Policy},
+};
+
+/// One request at one layer of ours: the layer, its future, its handler and the extractors in there meet here. In the extensions of the
+/// request.
+#[derive(Clone)]
+pub(crate) struct Slot(Arc<Inner>);
+
+struct Inner {
+    terms: Terms,
+    owner: Owner,
+    /// This layer was the first to say who the request is; so it also says when that is over.
+    names_owner: bool,
+    /// What the client chose.
+    client_wait: Option<Duration>,
+    /// That it chose has mattered.
+    has_applied: AtomicBool,
+    /// The next layer of ours further out.
+    outer: Option<Slot>,
+    /// A layer further out holds a lock: it says what becomes of us.
+    is_inner: bool,
+    /// The handler runs, and has not answered.
+    runs: AtomicBool,
+    /// How many in here wait for a lock.
+    waiting: AtomicUsize,
+    /// How many locks are held here, that of the layer included.
+    held: AtomicUsize,
+    beyond: Mutex<Beyond>,
+}
+
+/// How this layer takes locks.
+#[derive(Clone)]
+pub(super) struct Terms {
+    pub(super) core: Arc<Core>,
+    pub(super) policy: Policy,
+    pub(super) on_reject: OnReject,
+    pub(super) usual_hold: Arc<UsualHold>,
+    pub(super) name: Option<&'static str>,
+}
+
+/// What is held beyond the lock of the layer.
+#[derive(Default)]
+struct Beyond {
+    /// The response is there: nothing is taken any more.
+    is_closed: bool,
+    sections: Vec<Section>,
+}
+
+/// As long as it lives, somebody in here waits for a lock.
+pub(crate) struct Waits<'a>(&'a Slot);
+
+/// Becomes ready when a section is to be broken off.
+pub(super) type Stop = Pin<Box<dyn Future<Output = LockLost> + Send>>;
+
+impl Slot {
+    pub(super) fn new(terms: Terms, headers: &HeaderMap, extensions: &Extensions) -> Self {
+        let outer = extensions.get::<Self>().cloned();
+        let known = extensions.get::<Owner>().filter(|owner| !owner.is_retired());
+        Self(Arc::new(Inner {
+            client_wait: terms.policy.longest_client_wait().and_then(|max| prefer::wait(headers, max)),
+            has_applied: AtomicBool::new(false),
+            names_owner: known.is_none(),
+            owner: known.cloned().unwrap_or_else(Owner::new),
+            is_inner: outer.as_ref().is_some_and(|outer| outer.0.is_inner || outer.holds()),
+            outer,
+            terms,
+            runs: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
+            held: AtomicUsize::new(0),
+            beyond: Mutex::default(),
+        }))
+    }
+
+    pub(super) fn owner(&self) -> &Owner {
+        &self.0.owner
+    }
+
+    pub(super) fn policy(&self) -> &Policy {
+        &self.0.terms.policy
+    }
+
+    pub(crate) fn on_reject(&self) -> &OnReject {
+        &self.0.terms.on_reject
+    }
+
+    /// Where the request is on its way, as far as it is known by now.
+    pub(crate) fn route(&self, extensions: &Extensions) -> Route {
+        Route::of(extensions, self.0.terms.name)
+    }
+
+    /// From now on nothing re-enters as the owner of this request, if it is ours to say.
+    pub(super) fn retire_owner(&self) {
+        if self.0.names_owner {
+            self.0.owner.retire();
+        }
+    }
+
+    // --- taking a lock --------------------------------------------------------------------------------------------
+
+    /// Somebody in here waits, and so does each layer further out.
+    pub(crate) fn waits(&self) -> Waits<'_> {
+        for slot in self.and_outer() {
+            slot.0.waiting.fetch_add(1, AcqRel);
+        }
+        Waits(self)
+    }
+
+    /// Takes a lock for this request.
+    pub(crate) async fn enter(&self, route: &Route, key: LockKey) -> Result<Section, Rejection> {
+        let Terms { core, policy, usual_hold, .. } = &self.0.terms;
+        let mut span = LockSpan::waiting(route, &key, policy);
+        let began = Instant::now();
+        if self.0.client_wait.is_some() {
+            self.0.has_applied.store(true, Release);
+        }
+        let ask = Ask {
+            key,
+            wait: self.0.client_wait.unwrap_or_else(|| policy.request_wait()),
+            terms: policy.request_terms(),
+            owner: Some(self.0.owner.clone()),
+            route: route.label(),
+        };
+        match LockFuture::new(Arc::clone(core), ask).await {
+            Ok(guard) => {
+                span.granted(&guard, began.elapsed());
+                Ok(Section::new(guard, span, Arc::clone(usual_hold), policy))
+            }
+            Err(error) => {
+                span.turned_away(&error, began.elapsed());
+                Err(Rejection::of(error, usual_hold, policy.status_in_vain()))
+            }
+        }
+    }
+
+    /// What the client chose and got, for the answer.
+    pub(super) fn applied(&self) -> Option<Duration> {
+        self.0.client_wait.filter(|_| self.0.has_applied.load(Acquire))
+    }
+
+    // --- what is held here ----------------------------------------------------------------------------------------
+
+    /// The layer itself holds a lock from now on.
+    pub(super) fn holds_one(&self) {
+        self.0.held.fetch_add(1, AcqRel);
+    }
+
+    fn holds(&self) -> bool {
+        self.0.held.load(Acquire) > 0
+    }
+
+    /// To the end of the response. Handed back if that is over.
+    #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "extractors do"))]
+    pub(crate) fn put(&self, section: Section) -> Result<(), Section> {
+        let mut beyond = self.0.beyond.lock();
+        if beyond.is_closed {
+            return Err(section);
+        }
+        beyond.sections.push(section);
+        self.holds_one();
+        Ok(())
+    }
+
+    /// Nothing is put in here any more; what was, is handed over.
+    pub(super) fn close(&self) -> Vec<Section> {
+        let mut beyond = self.0.beyond.lock();
+        beyond.is_closed = true;
+        std::mem::take(&mut beyond.sections)
+    }
+
+    /// Runs the handler as long as everything that was put in here meanwhile is ours, and not one poll longer (I6).
+    pub(super) async fn while_held<F: Future>(&self, work: F) -> Result<F::Output, LockLost> {
+        let mut work = pin!(work);
+        let mut stops: Vec<Stop> = Vec::new();
+        poll_fn(|cx| {
+            if let Some(why) = self.must_stop() {
+                return Poll::Ready(Err(why));
+            }
+            if let Poll::Ready(done) = work.as_mut().poll(cx) {
+                return Poll::Ready(self.must_stop().map_or(Ok(done), Err));
+            }
+            self.add_stops(&mut stops);
+            for stop in &mut stops {
+                if let Poll::Ready(why) = stop.as_mut().poll(cx) {
+                    return Poll::Ready(Err(why));
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn must_stop(&self) -> Option<LockLost> {
+        // Mostly there is nothing, or nothing but the lock of the layer, which looks for itself.
+        if !self.holds() {
+            return None;
+        }
+        self.0.beyond.lock().sections.iter().find_map(Section::must_stop)
+    }
+
+    fn add_stops(&self, stops: &mut Vec<Stop>) {
+        if self.holds() {
+            let beyond = self.0.beyond.lock();
+            stops.extend(beyond.sections.iter().skip(stops.len()).map(Section::stop));
+        }
+    }
+
+    // --- when the client has left ---------------------------------------------------------------------------------
+
+    /// The handler begins, or has answered.
+    pub(super) fn runs(&self, runs: bool) {
+        self.0.runs.store(runs, Release);
+    }
+
+    /// A place for the handler to finish in, now that nobody waits for its answer; if it has begun, holds a lock, and is to finish.
+    pub(super) fn finish(&self) -> Option<Detached> {
+        let Inner { terms, is_inner, runs, waiting, .. } = &*self.0;
+        let is_at_work = runs.load(Acquire) && self.holds() && waiting.load(Acquire) == 0;
+        // What a layer further out holds is given back by that one: if it goes on, we are a part of it, and if it does not, nor may we.
+        let is_to_finish = is_at_work && !is_inner && terms.policy.finishes_without_client();
+        is_to_finish.then(|| Detached::new(&terms.core)).flatten()
+    }
+
+    /// Where there is a runtime; else it is dropped at once.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Option<AbortHandle> {
+        self.0.terms.core.spawn(task)
+    }
+
+    fn and_outer(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |slot| slot.0.outer.as_ref())
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        for slot in self.0.and_outer() {
+            slot.0.waiting.fetch_sub(1, AcqRel);
+        }
+    }
+}

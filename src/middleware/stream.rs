@@ -1,0 +1,373 @@
+//! A body that streams under its locks.
+
+use std::{
+    collections::VecDeque,
+    error::Error,
+    fmt,
+    future::poll_fn,
+    mem,
+    pin::Pin,
+    sync::{Arc, Weak},
+    task::{Context, Poll, Waker, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use tokio::{
+    task::AbortHandle,
+    time::{Instant, sleep, timeout_at},
+};
+use tower::BoxError;
+
+use super::{body_out::data_len, section::Duty, slot::Stop};
+use crate::lock::{LockLost, Mutex};
+
+/// Frames pass as they come; the last one waits until the locks are given back: whoever has it finds the keys free.
+///
+/// The server that sends it polls it, and does not while its client does not read. So a *keeper*, a task of its own, cuts it where it stands when a
+/// lock is lost or the reader has stalled.
+pub(super) struct Stream<B> {
+    flow: Arc<Shared<B>>,
+    /// Seen before the head was sent.
+    ahead: VecDeque<Frame<Bytes>>,
+    /// How many of the bytes that the head announces have not been seen yet.
+    left: Option<u64>,
+    phase: Phase,
+    keeper: Keeper,
+}
+
+enum Phase {
+    /// Frames pass.
+    Flowing,
+    /// All that was announced is there; the last of it is kept back until the inner body has ended, too.
+    Parked(Frame<Bytes>),
+    /// The inner body has ended. What is left waits for the locks to be given back.
+    Ending(Pin<Box<dyn Future<Output = ()> + Send>>, Rest),
+    /// Nothing is left but this.
+    Ended(Rest),
+}
+
+/// What comes last: frames, or an error.
+type Rest = VecDeque<Result<Frame<Bytes>, BoxError>>;
+
+/// Whoever polls the body and its keeper meet here.
+struct Shared<B>(Mutex<Meeting<B>>);
+
+struct Meeting<B> {
+    flow: Whereabouts<B>,
+    /// Of who polls the body.
+    waker: Option<Waker>,
+}
+
+enum Whereabouts<B> {
+    /// Nobody polls it. If a frame was handed out since: when, for it is the reader's turn.
+    Here(Box<Flow<B>>, Option<Instant>),
+    /// It is polled: not under the mutex, it is code of others.
+    Away,
+    /// The keeper has cut it.
+    Cut(Cut),
+    /// It has ended.
+    Over,
+}
+
+/// In drop order: what the body owns (a transaction, a file) is gone before the next section begins.
+struct Flow<B> {
+    inner: Pin<Box<B>>,
+    duty: Duty,
+}
+
+/// Why a stream ends before its end.
+#[derive(Clone, Copy, Debug)]
+enum Cut {
+    Lost(LockLost),
+    Stalled,
+}
+
+#[derive(Debug)]
+struct Stalled;
+
+/// How long the keeper leaves a poll that it meets: it is a moment.
+const AWAY: Duration = Duration::from_millis(10);
+
+/// Ends with the stream.
+struct Keeper(Option<AbortHandle>);
+
+impl<B> Stream<B>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    pub(super) fn new(inner: Pin<Box<B>>, ahead: VecDeque<Frame<Bytes>>, length: Option<u64>, duty: Duty) -> Self
+    where
+        B: Send + 'static,
+    {
+        let stops = duty.stops();
+        let stall = duty.slot().policy().longest_stall();
+        let slot = duty.slot().clone();
+        // The head goes out now; then it is the reader's turn.
+        let here = Whereabouts::Here(Box::new(Flow { inner, duty }), Some(Instant::now()));
+        let flow = Arc::new(Shared(Mutex::new(Meeting { flow: here, waker: None })));
+        let keeper = Keeper(slot.spawn(keep(Arc::downgrade(&flow), stops, stall)));
+        Self { flow, ahead, left: length, phase: Phase::Flowing, keeper }
+    }
+
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        loop {
+            match &mut self.phase {
+                Phase::Flowing | Phase::Parked(_) => {
+                    let mut flow = match self.flow.take(cx.waker()) {
+                        Ok(flow) => flow,
+                        Err(cut) => return Poll::Ready(Some(Err(self.cut(cut)))),
+                    };
+                    // I6
+                    if let Some(why) = flow.duty.must_stop() {
+                        return Poll::Ready(Some(Err(self.lose(*flow, why))));
+                    }
+                    let next = match self.ahead.pop_front() {
+                        Some(frame) => Poll::Ready(Some(Ok(frame))),
+                        None => flow.duty.as_owner(|| flow.inner.as_mut().poll_frame(cx)),
+                    };
+                    // What took too long was not done under the lock.
+                    if let Some(why) = flow.duty.must_stop() {
+                        return Poll::Ready(Some(Err(self.lose(*flow, why))));
+                    }
+                    let Poll::Ready(next) = next else {
+                        self.flow.put(flow, None);
+                        return Poll::Pending;
+                    };
+                    if let Some(frame) = self.pass(next, flow) {
+                        return Poll::Ready(Some(Ok(frame)));
+                    }
+                }
+                Phase::Ending(end, rest) => {
+                    ready!(end.as_mut().poll(cx));
+                    self.phase = Phase::Ended(mem::take(rest));
+                }
+                Phase::Ended(rest) => return Poll::Ready(rest.pop_front()),
+            }
+        }
+    }
+
+    /// What is to be handed out now. `None`: something is kept back, or it ends.
+    fn pass(&mut self, next: Option<Result<Frame<Bytes>, B::Error>>, flow: Box<Flow<B>>) -> Option<Frame<Bytes>> {
+        let parked = match mem::replace(&mut self.phase, Phase::Flowing) {
+            Phase::Parked(frame) => Some(Ok(frame)),
+            _ => None,
+        };
+        let frame = match next {
+            Some(Ok(frame)) => frame,
+            None => {
+                self.end(*flow, parked.into_iter().collect());
+                return None;
+            }
+            // All bytes were there, but what should have followed them (a commit, perhaps) has failed: the client must not think that all is well.
+            Some(Err(error)) => {
+                self.end(*flow, VecDeque::from([Err(error.into())]));
+                return None;
+            }
+        };
+        if let (Some(left), Some(data)) = (&mut self.left, frame.data_ref()) {
+            *left = left.saturating_sub(data.len() as u64);
+        }
+        let is_end = frame.is_trailers() || (self.ahead.is_empty() && flow.inner.is_end_stream());
+        let has_all = self.left == Some(0) && frame.is_data();
+        if is_end {
+            self.end(*flow, parked.into_iter().chain([Ok(frame)]).collect());
+            None
+        } else if let Some(Ok(parked)) = parked {
+            // More than was announced: nobody will ask for it.
+            self.phase = Phase::Parked(parked);
+            self.flow.put(flow, None);
+            None
+        } else if has_all {
+            self.phase = Phase::Parked(frame);
+            self.flow.put(flow, None);
+            None
+        } else {
+            self.flow.put(flow, Some(Instant::now()));
+            Some(frame)
+        }
+    }
+
+    /// The inner body has ended. First what it owns, then its locks; then the rest is sent.
+    fn end(&mut self, flow: Flow<B>, rest: Rest) {
+        let Flow { inner, mut duty } = flow;
+        drop(inner);
+        self.is_over();
+        if rest.iter().any(Result::is_err) {
+            duty.has_failed();
+        }
+        self.phase = Phase::Ending(Box::pin(duty.end()), rest);
+    }
+
+    fn lose(&mut self, flow: Flow<B>, why: LockLost) -> BoxError {
+        let Flow { inner, duty } = flow;
+        drop(inner);
+        duty.lost(why);
+        self.cut(Cut::Lost(why))
+    }
+
+    fn cut(&mut self, cut: Cut) -> BoxError {
+        self.is_over();
+        self.phase = Phase::Ended(VecDeque::new());
+        cut.into()
+    }
+
+    fn is_over(&mut self) {
+        self.keeper.0.take().inspect(AbortHandle::abort);
+        self.flow.over();
+        self.ahead.clear();
+    }
+
+    pub(super) fn is_end_stream(&self) -> bool {
+        matches!(&self.phase, Phase::Ended(rest) if rest.is_empty())
+    }
+
+    /// What the inner body will say, and what of it is in our hands.
+    pub(super) fn size_hint(&self) -> SizeHint {
+        let rest = match &self.phase {
+            Phase::Flowing | Phase::Parked(_) => None,
+            Phase::Ending(_, rest) | Phase::Ended(rest) => Some(rest),
+        };
+        let parked = match &self.phase {
+            Phase::Parked(frame) => Some(frame),
+            _ => None,
+        };
+        let to_come = if rest.is_some() { SizeHint::with_exact(0) } else { self.flow.size_hint() };
+        let frames = rest.into_iter().flatten().filter_map(|last| last.as_ref().ok());
+        let in_hand = data_len(self.ahead.iter().chain(parked).chain(frames));
+        let mut hint = SizeHint::new();
+        if let Some(upper) = to_come.upper() {
+            hint.set_upper(upper.saturating_add(in_hand));
+        }
+        hint.set_lower(to_come.lower().saturating_add(in_hand));
+        hint
+    }
+}
+
+impl<B> Shared<B> {
+    /// To be polled.
+    fn take(&self, waker: &Waker) -> Result<Box<Flow<B>>, Cut> {
+        let mut meeting = self.0.lock();
+        match mem::replace(&mut meeting.flow, Whereabouts::Away) {
+            Whereabouts::Here(flow, _) => {
+                meeting.waker.get_or_insert_with(|| waker.clone()).clone_from(waker);
+                Ok(flow)
+            }
+            Whereabouts::Cut(cut) => Err(cut),
+            // A poll has panicked: what it polled is gone.
+            Whereabouts::Away | Whereabouts::Over => Err(Cut::Lost(LockLost::GivenBack)),
+        }
+    }
+
+    /// Polled. `handed_out`: the reader has something to read since then.
+    fn put(&self, flow: Box<Flow<B>>, handed_out: Option<Instant>) {
+        self.0.lock().flow = Whereabouts::Here(flow, handed_out);
+    }
+
+    fn over(&self) {
+        self.0.lock().flow = Whereabouts::Over;
+    }
+}
+
+impl<B: Body> Shared<B> {
+    fn size_hint(&self) -> SizeHint {
+        match &self.0.lock().flow {
+            Whereabouts::Here(flow, _) => flow.inner.size_hint(),
+            Whereabouts::Away | Whereabouts::Cut(_) | Whereabouts::Over => SizeHint::new(),
+        }
+    }
+}
+
+impl<B> Shared<B> {
+    /// Ends it where it stands. False: it is polled at this moment, and whoever does so will see for himself.
+    fn cut(&self, cut: Cut) -> bool {
+        let mut meeting = self.0.lock();
+        let (flow, waker) = match mem::replace(&mut meeting.flow, Whereabouts::Cut(cut)) {
+            Whereabouts::Here(flow, _) => (flow, meeting.waker.take()),
+            Whereabouts::Away => {
+                meeting.flow = Whereabouts::Away;
+                return false;
+            }
+            over @ (Whereabouts::Cut(_) | Whereabouts::Over) => {
+                meeting.flow = over;
+                return true;
+            }
+        };
+        drop(meeting);
+        // Not under the mutex: code of others.
+        let Flow { inner, duty } = *flow;
+        drop(inner);
+        match cut {
+            Cut::Lost(why) => duty.lost(why),
+            Cut::Stalled => duty.stalled(),
+        }
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        true
+    }
+
+    /// Since when it is the reader's turn; `None`: it is not.
+    fn unread_since(&self) -> Option<Instant> {
+        match &self.0.lock().flow {
+            Whereabouts::Here(_, since) => *since,
+            Whereabouts::Away | Whereabouts::Cut(_) | Whereabouts::Over => None,
+        }
+    }
+}
+
+/// Cuts the stream when a lock is lost, or when its reader has left it unread for so long, whether or not anybody polls it.
+async fn keep<B>(flow: Weak<Shared<B>>, mut stops: Vec<Stop>, stall: Duration) {
+    let mut look_at = Instant::now().checked_add(stall);
+    loop {
+        let lost = poll_fn(|cx| {
+            let lost = stops.iter_mut().find_map(|stop| match stop.as_mut().poll(cx) {
+                Poll::Ready(why) => Some(why),
+                Poll::Pending => None,
+            });
+            lost.map_or(Poll::Pending, Poll::Ready)
+        });
+        let lost = match look_at {
+            Some(at) => timeout_at(at, lost).await.ok(),
+            None => Some(lost.await),
+        };
+        let Some(flow) = flow.upgrade() else { return };
+        if let Some(why) = lost {
+            while !flow.cut(Cut::Lost(why)) {
+                sleep(AWAY).await;
+            }
+            return;
+        }
+        let now = Instant::now();
+        look_at = flow.unread_since().unwrap_or(now).checked_add(stall);
+        if look_at.is_some_and(|at| at <= now) && flow.cut(Cut::Stalled) {
+            return;
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        if let Some(task) = self.0.take() {
+            task.abort();
+        }
+    }
+}
+
+impl From<Cut> for BoxError {
+    fn from(cut: Cut) -> Self {
+        match cut {
+            Cut::Lost(why) => why.into(),
+            Cut::Stalled => Stalled.into(),
+        }
+    }
+}
+
+impl fmt::Display for Stalled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the answer was broken off: its reader has left it unread for longer than `body_stall`")
+    }
+}
+
+impl Error for Stalled {}

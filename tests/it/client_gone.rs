@@ -1,0 +1,421 @@
+//! The client leaves, or a timeout further out drops its request: the handler finishes without it, or is dropped.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::Request,
+    http::StatusCode,
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{MethodRouter, get},
+};
+use futures_util::stream;
+use tokio::{
+    sync::Notify,
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+use tower_lock::{
+    ClientGone, HeldLock, LockKey, LockLayer, Lockable, Locked, Locks, LocksLayer, by, by_parts,
+    test_util::{Fault, Verb},
+};
+
+use crate::support::{fetch, one_key, settle, soon, store_and_locks};
+
+const S: Duration = Duration::from_secs(1);
+
+/// Handlers that say what becomes of them.
+#[derive(Clone, Default)]
+struct Work {
+    said: Arc<Mutex<Vec<&'static str>>>,
+    end: Arc<Notify>,
+}
+
+/// Says that it was dropped before its end.
+struct Unfinished(Option<Work>);
+
+impl Work {
+    fn say(&self, what: &'static str) {
+        self.said.lock().expect("whole").push(what);
+    }
+
+    fn said(&self) -> Vec<&'static str> {
+        self.said.lock().expect("whole").clone()
+    }
+
+    async fn run(self) {
+        self.say("begins");
+        let mut unfinished = Unfinished(Some(self.clone()));
+        self.end.notified().await;
+        unfinished.0 = None;
+        self.say("ends");
+    }
+
+    fn handler(&self) -> MethodRouter {
+        let work = self.clone();
+        get(move || work.clone().run())
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if let Some(work) = &self.0 {
+            work.say("dropped");
+        }
+    }
+}
+
+/// A request that can be left.
+fn visit(app: &Router) -> JoinHandle<Response> {
+    let app = app.clone();
+    tokio::spawn(async move { fetch(&app, "/").await })
+}
+
+/// Many tasks take their turns.
+async fn until(done: impl Fn() -> bool) {
+    for _ in 0..100 {
+        settle().await;
+        if done() {
+            // And whatever comes with it.
+            return settle().await;
+        }
+    }
+    panic!("never so");
+}
+
+async fn leave(request: JoinHandle<Response>) {
+    request.abort();
+    settle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_whose_client_has_left_finishes_under_its_lock_and_gives_it_back_in_order() {
+    let (store, locks) = store_and_locks();
+    let work = Work::default();
+    let app = Router::new().route("/", work.handler().route_layer(LockLayer::new(&locks, one_key())));
+    let request = visit(&app);
+    settle().await;
+    leave(request).await;
+    assert_eq!((work.said(), store.held()), (vec!["begins"], 1), "it goes on, alone");
+    // Beyond its first lease.
+    sleep(40 * S).await;
+    assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
+    work.end.notify_one();
+    settle().await;
+    assert_eq!(work.said(), ["begins", "ends"]);
+    assert_eq!((store.held(), locks.size()), (0, (0, 0)), "a good end: without a lock-delay");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_further_out_is_a_client_that_has_left() {
+    let (_store, locks) = store_and_locks();
+    let work = Work::default();
+    let in_time = async |request: Request, next: Next| {
+        timeout(S, next.run(request)).await.unwrap_or_else(|_| StatusCode::GATEWAY_TIMEOUT.into_response())
+    };
+    let app = Router::new()
+        .route("/", work.handler().route_layer(LockLayer::new(&locks, one_key())))
+        .layer(middleware::from_fn(in_time));
+    assert_eq!(fetch(&app, "/").await.status(), StatusCode::GATEWAY_TIMEOUT);
+    settle().await;
+    assert!(locks.try_lock(("k",)).await.is_err());
+    work.end.notify_one();
+    settle().await;
+    assert_eq!(work.said(), ["begins", "ends"]);
+    locks.try_lock(("k",)).await.expect("free at once").release().await.expect("up");
+}
+
+/// It holds nothing yet, or has nothing to finish any more.
+#[tokio::test(start_paused = true)]
+async fn who_leaves_before_its_handler_runs_is_gone_at_once() {
+    let (store, locks) = store_and_locks();
+    let work = Work::default();
+    let outer = by_parts(|_| ("outer",));
+    let app = Router::new()
+        .route("/", work.handler())
+        .route_layer(LockLayer::new(&locks, one_key()).wait(60 * S))
+        .route_layer(LockLayer::new(&locks, outer).wait(60 * S));
+    let held = locks.lock(("k",)).await.expect("free");
+    let request = visit(&app);
+    settle().await;
+    assert_eq!(store.held(), 2, "it has the outer one, and waits for the inner");
+    leave(request).await;
+    held.release().await.expect("up");
+    sleep(S).await;
+    assert_eq!((work.said().len(), store.held(), locks.size()), (0, 0, (0, 0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_finishes_alone_is_broken_off_by_max_hold_and_by_a_loss() {
+    for lost in [false, true] {
+        let (store, locks) = store_and_locks();
+        let work = Work::default();
+        let layer = LockLayer::new(&locks, one_key()).max_hold(60 * S);
+        let app = Router::new().route("/", work.handler().route_layer(layer));
+        let request = visit(&app);
+        settle().await;
+        leave(request).await;
+        if lost {
+            store.all(Fault::Fail);
+        }
+        sleep(if lost { 30 * S } else { 59 * S }).await;
+        assert_eq!(work.said(), if lost { vec!["begins", "dropped"] } else { vec!["begins"] });
+        sleep(S).await;
+        settle().await;
+        assert_eq!(work.said(), ["begins", "dropped"]);
+    }
+}
+
+/// What has panicked is not polled again.
+#[tokio::test(start_paused = true)]
+async fn a_panic_without_a_client_gives_the_lock_back_after_its_delay_and_harms_nobody() {
+    let (store, locks) = store_and_locks();
+    let begun = Arc::new(AtomicUsize::new(0));
+    let (counts, end) = (Arc::clone(&begun), Arc::new(Notify::new()));
+    let go = Arc::clone(&end);
+    let handler = get(move || async move {
+        counts.fetch_add(1, SeqCst);
+        go.notified().await;
+        if true {
+            panic!("a handler's panic");
+        }
+    });
+    let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
+    let request = visit(&app);
+    settle().await;
+    leave(request).await;
+    end.notify_one();
+    settle().await;
+    assert!(locks.try_lock(("k",)).await.is_err(), "a statement may be on its way still");
+    sleep(S).await;
+    locks.try_lock(("k",)).await.expect("free").release().await.expect("up");
+    assert_eq!((begun.load(SeqCst), store.held(), store.on(Verb::Release).calls()), (1, 0, 2));
+}
+
+/// The one that holds the outer lock decides: neither is given back while the handler runs.
+#[tokio::test(start_paused = true)]
+async fn nested_layers_finish_together_or_not_at_all() {
+    for what in [ClientGone::Finish, ClientGone::Drop] {
+        let (store, locks) = store_and_locks();
+        let work = Work::default();
+        let app = Router::new()
+            .route("/", work.handler())
+            .route_layer(LockLayer::new(&locks, one_key()))
+            .route_layer(LockLayer::new(&locks, by_parts(|_| ("outer",))).client_gone(what));
+        let request = visit(&app);
+        settle().await;
+        leave(request).await;
+        if what == ClientGone::Drop {
+            assert_eq!(work.said(), ["begins", "dropped"], "the inner layer does not finish on its own");
+            sleep(S).await;
+        } else {
+            assert_eq!((work.said(), store.held()), (vec!["begins"], 2));
+            work.end.notify_one();
+            settle().await;
+            assert_eq!(work.said(), ["begins", "ends"]);
+        }
+        assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+    }
+}
+
+/// I6 counts for the outer lock, too: what it loses is not polled again, by nobody.
+#[tokio::test(start_paused = true)]
+async fn an_outer_lock_that_is_lost_breaks_off_what_runs_under_an_inner_one() {
+    let (store, locks) = store_and_locks();
+    let work = Work::default();
+    let app = Router::new()
+        .route("/", work.handler())
+        .route_layer(LockLayer::new(&locks, one_key()))
+        .route_layer(LockLayer::new(&locks, by_parts(|_| ("outer",))).max_hold(5 * S));
+    assert_eq!(fetch(&app, "/").await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    settle().await;
+    assert_eq!(work.said(), ["begins", "dropped"]);
+    sleep(S).await;
+    assert_eq!(store.held(), 0);
+}
+
+struct Everybody;
+
+impl Lockable for Everybody {
+    fn lock_key(&self) -> impl Into<LockKey> {
+        ("k",)
+    }
+}
+
+#[derive(Clone)]
+struct Here;
+
+impl std::ops::Deref for Here {
+    type Target = Everybody;
+
+    fn deref(&self) -> &Everybody {
+        &Everybody
+    }
+}
+
+impl<S: Send + Sync> axum::extract::FromRequestParts<S> for Here {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(_: &mut axum::http::request::Parts, _: &S) -> Result<Self, Self::Rejection> {
+        Ok(Self)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_took_its_own_lock_finishes_too_and_one_that_waits_for_it_leaves() {
+    let (store, locks) = store_and_locks();
+    let work = Work::default();
+    let works = work.clone();
+    let app = Router::new()
+        .route("/", get(move |_: Locked<Here>| works.clone().run()))
+        .layer(LocksLayer::new(&locks).wait(60 * S));
+    let first = visit(&app);
+    settle().await;
+    let second = visit(&app);
+    settle().await;
+    leave(second).await;
+    assert_eq!(locks.size(), (1, 0), "out of the line");
+    leave(first).await;
+    assert_eq!((work.said(), store.held()), (vec!["begins"], 1));
+    work.end.notify_one();
+    settle().await;
+    assert_eq!((work.said(), store.held(), locks.size()), (vec!["begins", "ends"], 0, (0, 0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_most_1024_handlers_finish_alone_and_the_rest_are_dropped() {
+    let (store, locks) = store_and_locks();
+    let work = Work::default();
+    let key = by(|path: axum::extract::Path<u32>| ("n", path.0));
+    let app = Router::new().route("/{n}", work.handler().route_layer(LockLayer::new(&locks, key)));
+    let requests: Vec<_> = (0..1030)
+        .map(|n| {
+            let app = app.clone();
+            tokio::spawn(async move { fetch(&app, &format!("/{n}")).await })
+        })
+        .collect();
+    until(|| work.said().len() == 1030).await;
+    assert_eq!(store.held(), 1030);
+    for request in requests {
+        request.abort();
+    }
+    settle().await;
+    let dropped = |work: &Work| work.said().iter().filter(|said| **said == "dropped").count();
+    until(|| dropped(&work) > 0).await;
+    work.end.notify_waiters();
+    until(|| work.said().len() == 2 * 1030).await;
+    sleep(S).await;
+    assert_eq!((work.said().len(), dropped(&work), store.held()), (2 * 1030, 6, 0));
+
+    // There is room again.
+    let request = visit_at(&app, "/7");
+    settle().await;
+    leave(request).await;
+    work.end.notify_one();
+    settle().await;
+    assert_eq!((dropped(&work), work.said().last()), (6, Some(&"ends")));
+}
+
+fn visit_at(app: &Router, path: &'static str) -> JoinHandle<Response> {
+    let app = app.clone();
+    tokio::spawn(async move { fetch(&app, path).await })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_waits_for_handlers_that_finish_alone() {
+    let (_store, locks) = store_and_locks();
+    let work = Work::default();
+    let app = Router::new().route("/", work.handler().route_layer(LockLayer::new(&locks, one_key())));
+    let request = visit(&app);
+    settle().await;
+    leave(request).await;
+    assert_eq!(locks.shutdown(S).await, 1);
+    let shutdown = tokio::spawn({
+        let locks = locks.clone();
+        async move { locks.shutdown(60 * S).await }
+    });
+    settle().await;
+    work.end.notify_one();
+    assert_eq!(soon("the end", shutdown).await.expect("no panic"), 0);
+    assert_eq!(work.said(), ["begins", "ends"]);
+}
+
+/// Nobody reads it.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_answered_to_nobody_is_dropped_and_its_key_free_after_the_lock_delay() {
+    let (store, locks) = store_and_locks();
+    let end = Arc::new(Notify::new());
+    let go = Arc::clone(&end);
+    let handler = get(move || async move {
+        go.notified().await;
+        Body::from_stream(stream::pending::<Result<Bytes, std::convert::Infallible>>())
+    });
+    let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
+    let request = visit(&app);
+    settle().await;
+    leave(request).await;
+    end.notify_one();
+    settle().await;
+    let began = Instant::now();
+    let turn = locks.lock(("k",)).await.expect("its turn");
+    assert!(began.elapsed() >= S);
+    turn.release().await.expect("up");
+    assert_eq!(store.held(), 0);
+}
+
+/// The runtime ends while the handler runs: it is dropped where it stands, and nothing hangs or panics.
+#[test]
+fn a_runtime_that_ends_ends_its_handlers_too() {
+    for what in [ClientGone::Finish, ClientGone::Drop] {
+        let work = Work::default();
+        let locks = Locks::in_memory();
+        let layer = LockLayer::new(&locks, one_key()).client_gone(what).lock_delay(Duration::from_millis(50));
+        let app = Router::new().route("/", work.handler().route_layer(layer));
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("one");
+        runtime.block_on(async {
+            visit(&app);
+            while work.said().is_empty() {
+                sleep(Duration::from_millis(1)).await;
+            }
+        });
+        runtime.shutdown_timeout(10 * S);
+        assert_eq!(work.said(), ["begins", "dropped"], "once");
+        let another = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("one");
+        another.block_on(async {
+            let guard = locks.lock(("k",)).wait(10 * S).await.expect("its turn, after the lock-delay");
+            guard.release().await.expect("up");
+        });
+    }
+}
+
+/// A key is not asked for twice by a copy of the view.
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_finishes_alone_still_sees_its_lock() {
+    let (_store, locks) = store_and_locks();
+    let end = Arc::new(Notify::new());
+    let go = Arc::clone(&end);
+    let seen = Arc::new(Mutex::new(None));
+    let see = Arc::clone(&seen);
+    let again = locks.clone();
+    let handler = get(move |lock: HeldLock| async move {
+        go.notified().await;
+        let inner = again.try_lock(("k",)).await.expect("its own");
+        *see.lock().expect("whole") = Some((lock.ensure(S).is_ok(), inner.hold_count()));
+        inner.release().await.expect("up");
+    });
+    let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
+    let request = visit(&app);
+    settle().await;
+    leave(request).await;
+    end.notify_one();
+    settle().await;
+    assert_eq!(*seen.lock().expect("whole"), Some((true, 2)), "and is who it was");
+}
