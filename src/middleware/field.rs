@@ -13,6 +13,7 @@ use crate::key::{KeyPart, KeyWriter};
 ///
 /// Made by [`header`], [`query_param`], [`extension`], [`path_param`](crate::path_param), [`json_field`](crate::json_field) and
 /// [`form_field`](crate::form_field). `From` says whether the body is read for it.
+#[must_use = "a field says nothing before `by_fields` has it"]
 pub struct Field<From> {
     pub(super) source: Source,
     from: PhantomData<fn() -> From>,

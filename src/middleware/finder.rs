@@ -151,10 +151,10 @@ mod with_axum {
                     if parts.method == Method::GET { parts.uri.query().unwrap_or_default().as_bytes() } else { body };
                 self.pairs(Place::Form, form);
             }
-            if self.looks_in(Place::Json) {
-                if let Err(problem) = self.json(body) {
-                    self.put_all(Place::Json, problem);
-                }
+            if self.looks_in(Place::Json)
+                && let Err(problem) = self.json(body)
+            {
+                self.put_all(Place::Json, problem);
             }
         }
 
