@@ -96,6 +96,8 @@ pub(crate) const BODY_BYTES: u64 = 64 << 20;
 /// Bytes of the bodies of all requests of one [`Locks`](crate::Locks) that were read for their keys and wait: so many that one body of any
 /// size that is read fits, if nobody else's is there.
 pub(crate) const BODIES_BYTES: u64 = 64 << 20;
+#[cfg(feature = "axum")]
+const _: () = assert!(BODY_BYTES <= BODIES_BYTES);
 
 /// Frames of a response, behind a first one of any size, that are looked at before the head is sent, and their bytes: is it
 /// complete already?
@@ -160,10 +162,6 @@ mod tests {
         }
         #[cfg(feature = "axum")]
         assert!(readme.contains(&format!("at most {} MiB |", BODY_BYTES >> 20)));
-        #[cfg(feature = "axum")]
-        const {
-            assert!(BODY_BYTES <= BODIES_BYTES, "what one body may have fits where nobody else's is")
-        };
         #[cfg(feature = "tracing")]
         assert!(readme.contains(&format!("| warnings of a store that does not answer | one in {} |", s(COMPLAINTS))));
         #[cfg(feature = "redis")]

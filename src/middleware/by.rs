@@ -47,6 +47,8 @@ use crate::{key::LockKey, lock::Locks};
 /// - A function that takes no body never touches it: a refused client is spared to send it.
 /// - A body is read before anything is locked, once, within the route's `DefaultBodyLimit` (413 beyond it), and given on byte for byte with
 ///   its headers, trailers and length. A `DefaultBodyLimit` must stand *outside* the lock to be seen by it.
+/// - While its request waits, a body takes up room: those of one [`Locks`](crate::Locks) and its clones 64 MiB together, counted as they come
+///   (503 beyond it). A client that sends slowly keeps its share so long; a timeout outside of the lock bounds that.
 ///
 /// An extractor that *takes* something out of the request (`WebSocketUpgrade`) would take it from the handler, too: do not
 /// lock by such a one. Needs the feature `axum`.

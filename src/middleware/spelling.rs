@@ -173,11 +173,19 @@ mod tests {
     proptest! {
         /// Two texts that a handler would parse as one value are one key, or refused.
         #[test]
-        fn what_parses_as_one_value_is_one_text(a in any::<i64>(), u in any::<u128>(), text in "[ +-]?[0-9.eE]{0,12}| ?[0-9a-fA-F]{32}") {
+        fn what_parses_as_one_value_is_one_text(
+            a in any::<i64>(),
+            small in any::<u16>(),
+            u in any::<u128>(),
+            width in 0..48_usize,
+            text in "[ +-]?[0-9.eE]{0,12}| ?[0-9a-fA-F]{32}",
+        ) {
             prop_assert_eq!(spelled(&a.to_string()), Ok(a.to_string()));
             prop_assert!(spelled(&u.to_string()).is_ok());
-            if let (Ok(n), Ok(key)) = (text.parse::<u128>(), spelled(&text)) {
-                prop_assert_eq!(spelled(&n.to_string()), Ok(key));
+            for text in [&text, &format!("{small:0width$}"), &format!("{small:032}")] {
+                if let (Ok(n), Ok(key)) = (text.parse::<u128>(), spelled(text)) {
+                    prop_assert_eq!(spelled(&n.to_string()), Ok(key));
+                }
             }
             if let Ok(n) = text.parse::<f64>() {
                 let is_simple_uuid = text.len() == 32;
