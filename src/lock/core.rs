@@ -317,7 +317,7 @@ impl Core {
     pub(super) fn answered<T>(&self, verb: &'static str, answer: &Result<T, StoreError>) {
         metrics::store_answered(verb, answer);
         if let Err(error) = answer {
-            self.complaints.tell(self.clock.now(), verb, error);
+            self.complaints.store_failed(self.clock.now(), verb, error);
         }
     }
 

@@ -181,8 +181,9 @@ impl Locks {
     /// Answers how many holders were still running when the budget was spent: they are left alone, renewed as before, and give
     /// their keys back when they end, if the process lets them. Beyond that the lease does.
     ///
-    /// Call it when the server takes no more requests: `axum::serve(..).with_graceful_shutdown(..).await`, then this. A handler that
-    /// re-enters a lock it holds still can.
+    /// Call it when the service is told to stop, in the future that `axum::serve(..).with_graceful_shutdown(..)` waits for: the server answers
+    /// meanwhile, 503 to who wants a lock. (Called after the server, who waits has its turn first.) A handler that re-enters a lock it
+    /// holds still can, and one that finishes [without its client](crate::ClientGone) is waited for.
     ///
     /// # Cancel safety
     ///

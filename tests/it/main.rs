@@ -35,6 +35,7 @@ mod fence;
 mod instances;
 mod storm;
 mod tidy;
+mod public_api;
 
 mod support;
 

@@ -46,7 +46,7 @@ impl HttpBody for Told {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.hint.clone()
+        self.hint
     }
 }
 
