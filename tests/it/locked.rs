@@ -1,6 +1,13 @@
 //! `Locked`: the lock of the value that the handler sees.
 
-use std::{ops::Deref, sync::Mutex, time::Duration};
+use std::{
+    ops::Deref,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use axum::{
     Extension, Json, Router,
@@ -154,8 +161,11 @@ async fn a_handler_whose_own_lock_is_lost_is_broken_off() {
         if goes_on {
             layer = layer.on_lost(OnLost::GoOn);
         }
-        let handler = post(async |Locked(Json(_), lock): Locked<Json<Claim>>| {
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&has_ended);
+        let handler = post(async move |Locked(Json(_), lock): Locked<Json<Claim>>| {
             sleep(40 * S).await;
+            ends.store(true, SeqCst);
             format!("{:?}", lock.ensure(Duration::ZERO).is_err())
         });
         let app = Router::new().route("/", handler).layer(layer);
@@ -169,6 +179,7 @@ async fn a_handler_whose_own_lock_is_lost_is_broken_off() {
             assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
             assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
         }
+        assert_eq!(has_ended.load(SeqCst), goes_on);
     }
 }
 
