@@ -93,6 +93,12 @@ pub(crate) const RAW_KEY_BYTES: usize = 1024;
 #[cfg(feature = "axum")]
 pub(crate) const BODY_BYTES: u64 = 64 << 20;
 
+/// Bytes of the bodies of all requests of one [`Locks`](crate::Locks) that were read for their keys and wait: so many that one body of any
+/// size that is read fits, if nobody else's is there.
+pub(crate) const BODIES_BYTES: u64 = 64 << 20;
+#[cfg(feature = "axum")]
+const _: () = assert!(BODY_BYTES <= BODIES_BYTES);
+
 /// Frames of a response, behind a first one of any size, that are looked at before the head is sent, and their bytes: is it
 /// complete already?
 pub(crate) const LOOK_FRAMES: usize = 16;
@@ -144,6 +150,7 @@ mod tests {
             ("release before a finished answer is sent", format!("{} ms", RELEASE_WAIT.as_millis())),
             ("line for one key", LINE_PER_KEY.to_string()),
             ("lines of all keys, for one `Locks` and its clones", LINE_PER_PROCESS.to_string()),
+            ("bodies of all requests that wait, for one `Locks` and its clones", format!("{} MiB", BODIES_BYTES >> 20)),
             ("key text", format!("{KEY_BYTES} bytes")),
             ("raw key text", format!("{RAW_KEY_BYTES} bytes")),
             ("frames looked at before the head is sent", LOOK_FRAMES.to_string()),

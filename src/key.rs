@@ -66,7 +66,7 @@ pub enum RawKeyError {
 ///
 /// Not to be implemented: whatever is to be a part implements [`KeyPart`].
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` does not name what is locked",
+    message = "write `(\"namespace\", part, ..)`: `{Self}` does not name what is locked",
     label = "not a lock key",
     note = "write a tuple whose first element is the namespace, a `&'static str`: `(\"order\", id)`, `(\"nightly\",)`",
     note = "up to six parts follow it: integers, `bool`, `char`, strings and `Uuid`; a float is none"
@@ -99,7 +99,7 @@ mod sealed {
 /// assert_eq!(LockKey::from(("reward", FamilyId(7))).as_str(), "reward:7");
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be part of a lock key",
+    message = "use an integer, a string, `bool`, `char` or `Uuid`: `{Self}` cannot be part of a lock key",
     label = "not a key part",
     note = "key parts are integers, `bool`, `char`, strings and `Uuid`; wrap a type whose `Display` is unique in `key::display(..)`, or implement `KeyPart`",
     note = "floats are refused on purpose: `0.1 + 0.2` and `0.3` would be two locks, `NaN` none"
@@ -426,7 +426,7 @@ impl KeyWriter {
         Self { text: [0; KEY_BYTES], len: 0, namespace: 0, long: None }
     }
 
-    fn new(namespace: &'static str) -> Self {
+    pub(crate) fn new(namespace: &'static str) -> Self {
         let mut key = Self::empty();
         key.namespace(namespace);
         key
@@ -437,7 +437,7 @@ impl KeyWriter {
         self.namespace = self.len;
     }
 
-    fn part(&mut self, part: &impl KeyPart) {
+    pub(crate) fn part(&mut self, part: &impl KeyPart) {
         self.push(":");
         part.write(&mut PartWriter(self));
     }
@@ -470,7 +470,7 @@ impl KeyWriter {
         self.push(&text[plain_from..]);
     }
 
-    fn finish(self) -> LockKey {
+    pub(crate) fn finish(self) -> LockKey {
         match self.long {
             None => made(&self.text[..self.len], None),
             Some(long) => made(&self.text[..KEY_BYTES - HASH_BYTES], Some(long)),

@@ -30,7 +30,7 @@ mod defaults;
 pub use self::extract::{Lockable, Locked, MissingLock, MissingLocks};
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
-pub use self::middleware::{Answer, By, KeyFn, by, by_with_state};
+pub use self::middleware::{Answer, By, FromBody, KeyFn, by, by_with_state, form_field, json_field, path_param};
 #[cfg(feature = "memory")]
 #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
 pub use self::store::MemoryStore;
@@ -45,8 +45,9 @@ pub use self::{
         Locks, LocksBuilder, OnLost, Owner, Policy, Release, RunError, TimeoutStatus,
     },
     middleware::{
-        ByParts, IntoLockKey, KeyError, KeySource, KeySourceFor, LockLayer, LockService, LocksLayer, LocksService,
-        Rejection, RejectionBody, ResponseBody, ResponseFuture, by_parts,
+        ByFields, ByParts, Constant, Field, FieldError, FieldProblem, Fields, FromHead, IntoLockKey, KeyError,
+        KeySource, KeySourceFor, LockLayer, LockService, LocksLayer, LocksService, Rejection, RejectionBody,
+        ResponseBody, ResponseFuture, by_fields, by_parts, constant, extension, header, query_param,
     },
     store::{LockStore, Released, StoreError, StoreErrorKind},
 };

@@ -16,6 +16,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+#[cfg(feature = "axum")]
+use super::room::Room;
 use super::{
     LockError, LockLost,
     complaints::Complaints,
@@ -53,6 +55,9 @@ pub(crate) struct Core {
     pub(super) detached: detached::Count,
     pub(super) ids: OwnerIds,
     complaints: Complaints,
+    /// For the bodies of requests that wait.
+    #[cfg(feature = "axum")]
+    bodies: Arc<Room>,
     /// I11: nothing of others runs under it, and nothing is awaited.
     table: Mutex<Table<Waiter>>,
     /// Nothing new is started. Never taken back.
@@ -95,6 +100,8 @@ impl Core {
             detached: detached::Count::default(),
             ids,
             complaints: Complaints::default(),
+            #[cfg(feature = "axum")]
+            bodies: Arc::default(),
             table: Mutex::default(),
             is_draining: AtomicBool::new(false),
             runtime: Mutex::default(),
@@ -200,6 +207,11 @@ impl Core {
     pub(crate) fn size(&self) -> (usize, usize) {
         let table = self.table.lock();
         (table.len(), table.waiting())
+    }
+
+    #[cfg(feature = "axum")]
+    pub(crate) fn bodies(&self) -> &Arc<Room> {
+        &self.bodies
     }
 
     fn on(self: &Arc<Self>, key: &LockKey, event: Event<Waiter>) {

@@ -18,7 +18,7 @@
 //! - **I9** Each grant is given back exactly once. `Drop` never waits, fails or panics.
 //! - **I10** A section that ended badly (panic, abort, lost, dropped) may have a statement on its way still: its key is given on
 //!   only after the lock-delay. The store's lease is longer than ours by as much.
-//! - **I11** No mutex is held over an await; every queue, table and wait has a bound.
+//! - **I11** No mutex is held over an await; every queue, table, body and wait has a bound.
 
 // In the order in which a newcomer reads them: from the handle to the guard, what decides, what drives it, what both say.
 mod locks;
@@ -42,6 +42,8 @@ mod terms;
 mod core;
 mod watchdog;
 mod told;
+#[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "without Axum no body is read"))]
+mod room;
 mod sync;
 mod metrics;
 mod complaints;
@@ -52,11 +54,14 @@ mod error;
 #[cfg(all(test, tower_lock_shuttle))]
 mod schedules;
 
+#[cfg(feature = "axum")]
+pub(crate) use self::room::{NoRoom, Room};
 pub(crate) use self::{
     call::Ask,
     core::Core,
     detached::Detached,
     policy::{request_setters, settings},
+    room::Share,
     sync::Mutex,
 };
 pub use self::{

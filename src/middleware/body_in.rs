@@ -4,31 +4,51 @@ use std::{
     convert::Infallible,
     error::Error,
     mem,
-    pin::Pin,
+    pin::{Pin, pin},
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use axum::{RequestExt, body::Body, extract::Request};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, request::Parts};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 
 use super::rejection::Rejection;
-use crate::defaults::BODY_BYTES;
+use crate::{
+    defaults::BODY_BYTES,
+    lock::{NoRoom, Room, Share},
+};
 
-/// The bytes and trailers of a body, for the key and then, again, for the inner service.
-#[derive(Clone, Debug)]
+/// A body that was read, and the room that it takes up while its request waits.
+#[derive(Debug)]
 pub struct Buffered {
-    pub(super) data: Bytes,
+    content: Content,
+    room: Share,
+}
+
+/// The bytes and trailers of a body, as the inner service gets them.
+#[derive(Debug)]
+struct Content {
+    data: Bytes,
     trailers: Option<HeaderMap>,
     /// Whether the sender said how long it would be.
     announced: bool,
 }
 
+/// The bytes of a body, as they come.
+#[derive(Debug)]
+enum Gathered {
+    /// The usual case: it is not copied.
+    OneFrame(Bytes),
+    /// Copied at once: a frame of one byte may keep a whole buffer of its connection alive.
+    Frames(BytesMut),
+}
+
 /// Reads the body within the limit that the handler's extractors have: `DefaultBodyLimit`, 2 MB if nothing is set, and
-/// 64 MiB where it was disabled.
-pub(super) async fn read(request: Request) -> Result<(Parts, Buffered), Rejection> {
+/// 64 MiB where it was disabled; and only while there is room for it.
+pub(super) async fn read(request: Request, room: &Arc<Room>) -> Result<(Parts, Buffered), Rejection> {
     let announced = request.body().size_hint();
     let (parts, body) = request.with_limited_body().into_parts();
     // Axum keeps the limit to itself; that it caps the size hint is how to learn it.
@@ -37,11 +57,25 @@ pub(super) async fn read(request: Request) -> Result<(Parts, Buffered), Rejectio
     if announced.lower() > limit {
         return Err(Rejection::BodyTooLarge);
     }
+    if announced.lower() > room.left() {
+        return Err(Rejection::bodies_full());
+    }
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let body = Limited::new(body, limit).collect().await.map_err(|error| unreadable(&*error))?;
-    let trailers = body.trailers().cloned();
-    // One frame, the usual case, is not copied.
-    Ok((parts, Buffered { data: body.to_bytes(), trailers, announced: announced.exact().is_some() }))
+    let mut body = pin!(Limited::new(body, limit));
+    let mut room = room.share();
+    let (mut data, mut trailers) = (Gathered::default(), None);
+    while let Some(frame) = body.frame().await {
+        match frame.map_err(|error| unreadable(&*error))?.into_data() {
+            Ok(bytes) => {
+                // What is counted is what has come: an announced length costs its sender nothing.
+                room.grow(bytes.len()).map_err(|NoRoom| Rejection::bodies_full())?;
+                data.push(bytes);
+            }
+            Err(frame) => trailers = frame.into_trailers().ok(),
+        }
+    }
+    let data = data.into_bytes();
+    Ok((parts, Buffered { content: Content { data, trailers, announced: announced.exact().is_some() }, room }))
 }
 
 /// A limit that a layer outside has set shows in the same error.
@@ -50,17 +84,50 @@ fn unreadable(error: &(dyn Error + 'static)) -> Rejection {
     if causes.any(<dyn Error>::is::<LengthLimitError>) {
         Rejection::BodyTooLarge
     } else {
-        Rejection::BadKey { status: StatusCode::BAD_REQUEST }
+        Rejection::BadKey { status: StatusCode::BAD_REQUEST, field: None }
     }
 }
 
-impl From<Buffered> for Body {
-    fn from(body: Buffered) -> Self {
-        Self::new(body)
+impl Buffered {
+    pub(super) fn data(&self) -> Bytes {
+        self.content.data.clone()
+    }
+
+    /// For the inner service; the room is free when it is called.
+    pub(super) fn give_on(self) -> (Body, Share) {
+        (Body::new(self.content), self.room)
     }
 }
 
-impl http_body::Body for Buffered {
+impl Default for Gathered {
+    fn default() -> Self {
+        Self::OneFrame(Bytes::new())
+    }
+}
+
+impl Gathered {
+    fn push(&mut self, frame: Bytes) {
+        match self {
+            Self::OneFrame(first) if first.is_empty() => *first = frame,
+            Self::OneFrame(first) => {
+                let mut all = BytesMut::with_capacity(first.len() + frame.len());
+                all.extend_from_slice(first);
+                all.extend_from_slice(&frame);
+                *self = Self::Frames(all);
+            }
+            Self::Frames(all) => all.extend_from_slice(&frame),
+        }
+    }
+
+    fn into_bytes(self) -> Bytes {
+        match self {
+            Self::OneFrame(bytes) => bytes,
+            Self::Frames(all) => all.freeze(),
+        }
+    }
+}
+
+impl http_body::Body for Content {
     type Data = Bytes;
     type Error = Infallible;
 

@@ -14,14 +14,13 @@ use axum::{
 };
 use bytes::Bytes;
 use http::{Request, Response, request::Parts};
-use tower::BoxError;
 
 use super::{
-    body_in::{self, Buffered},
+    body_use::{BodyUse, FromBody, FromHead},
     key_source::{Derived, IntoLockKey, KeySource, KeySourceFor, NoKey},
     rejection::RejectionBody,
 };
-use crate::key::LockKey;
+use crate::{key::LockKey, lock::Locks};
 
 /// Keys from extractors: the function says which key the request needs, and takes what a handler would take.
 ///
@@ -48,6 +47,8 @@ use crate::key::LockKey;
 /// - A function that takes no body never touches it: a refused client is spared to send it.
 /// - A body is read before anything is locked, once, within the route's `DefaultBodyLimit` (413 beyond it), and given on byte for byte with
 ///   its headers, trailers and length. A `DefaultBodyLimit` must stand *outside* the lock to be seen by it.
+/// - While its request waits, a body takes up room: those of one [`Locks`](crate::Locks) and its clones 64 MiB together, counted as they come
+///   (503 beyond it). A client that sends slowly keeps its share so long; a timeout outside of the lock bounds that.
 ///
 /// An extractor that *takes* something out of the request (`WebSocketUpgrade`) would take it from the handler, too: do not
 /// lock by such a one. Needs the feature `axum`.
@@ -93,7 +94,7 @@ pub struct By<F, T, M, S> {
 ///
 /// Not to be implemented: closures and functions of up to four extractors do.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a key function",
+    message = "take up to four extractors with their types, of which only the last may read the body: `{Self}` is not a key function",
     label = "not a key function for state `{S}`",
     note = "a key function takes up to four extractors, each with its type written out (`|Path(id): Path<u64>| ..`); only the last may read the body (`Json`, `Form`, `Bytes`)",
     note = "it answers a tuple `(\"namespace\", part, ..)`, a `LockKey`, an `Option` or a `Result` of these, or a future of one",
@@ -111,7 +112,7 @@ pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
     fn find<M>(
         &self,
         parts: &mut Parts,
-        body: Body,
+        body: Bytes,
         state: &S,
     ) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send
     where
@@ -122,7 +123,7 @@ pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
 ///
 /// Not to be implemented.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not an answer of a key function",
+    message = "answer `(\"namespace\", part, ..)` with integers, strings, `bool`, `char` or `Uuid` as parts: `{Self}` is not an answer of a key function",
     label = "this cannot be made into a lock key",
     note = "answer a tuple whose first element is the namespace, a `&'static str` (`(\"order\", id)`), a `LockKey`, an `Option` (`None`: no lock needed), a `Result` of these (`Err`, an `IntoResponse`, is sent as the response), or a future of one",
     note = "up to six parts follow it: integers, `bool`, `char`, strings and `Uuid`; a float is none: `0.1 + 0.2` and `0.3` would be two locks"
@@ -142,51 +143,24 @@ pub enum Now {}
 #[derive(Debug)]
 pub enum Later {}
 
-/// Marks a key function that leaves the body alone.
-#[doc(hidden)]
-#[derive(Debug)]
-pub enum FromParts {}
-
-/// Marks a key function that reads the body.
-#[doc(hidden)]
-#[derive(Debug)]
-pub enum FromBody {}
-
-/// What becomes of a body of type `B`, known from the type of the key function.
-#[doc(hidden)]
-pub trait BodyUse<B> {
-    /// What the inner service gets.
-    type Body;
-    /// What is kept of the request while the key function looks at the rest.
-    type Kept: Send;
-
-    fn pass(request: Request<B>) -> Request<Self::Body>;
-
-    /// What the key function looks at, and what is kept.
-    fn open(request: Request<B>) -> impl Future<Output = Result<(Parts, Body, Self::Kept), NoKey>> + Send;
-
-    /// The request to go on with.
-    fn close(looked_at: Parts, kept: Self::Kept) -> Request<Self::Body>;
-}
-
 // === impl KeyFn ===
 
-macro_rules! from_parts {
+macro_rules! from_head {
     ($($part:ident)*) => {
-        impl<F, R, S, $($part,)*> KeyFn<(FromParts, R, $($part,)*), S> for F
+        impl<F, R, S, $($part,)*> KeyFn<(FromHead, R, $($part,)*), S> for F
         where
             F: Fn($($part,)*) -> R + Clone + Send + Sync + 'static,
             S: Send + Sync,
             $($part: FromRequestParts<S> + Send,)*
         {
             type Answer = R;
-            type Reads = FromParts;
+            type Reads = FromHead;
 
             #[allow(non_snake_case, unused_variables, reason = "with no extractor nothing is looked at")]
             async fn find<M>(
                 &self,
                 parts: &mut Parts,
-                _: Body,
+                _: Bytes,
                 state: &S,
             ) -> Result<Option<LockKey>, Response<RejectionBody>>
             where
@@ -199,11 +173,11 @@ macro_rules! from_parts {
     };
 }
 
-from_parts!();
-from_parts!(A);
-from_parts!(A B);
-from_parts!(A B C);
-from_parts!(A B C D);
+from_head!();
+from_head!(A);
+from_head!(A B);
+from_head!(A B C);
+from_head!(A B C D);
 
 // The last one has the default marker of `FromRequest`, which extractors that need no body do not have: this and the one
 // above never overlap.
@@ -223,7 +197,7 @@ macro_rules! from_body {
             async fn find<M>(
                 &self,
                 parts: &mut Parts,
-                body: Body,
+                body: Bytes,
                 state: &S,
             ) -> Result<Option<LockKey>, Response<RejectionBody>>
             where
@@ -232,7 +206,7 @@ macro_rules! from_body {
                 $(let $part = $part::from_request_parts(parts, state).await.map_err(answered)?;)*
                 // A copy: the request that goes on has kept its own parts.
                 let parts = mem::replace(parts, Request::new(()).into_parts().0);
-                let request = Request::from_parts(parts, body);
+                let request = Request::from_parts(parts, Body::from(body));
                 let $last = $last::from_request(request, state).await.map_err(answered)?;
                 self($($part,)* $last).answer().await
             }
@@ -266,48 +240,6 @@ where
     }
 }
 
-// === impl BodyUse ===
-
-impl<B: Send + 'static> BodyUse<B> for FromParts {
-    type Body = B;
-    type Kept = B;
-
-    fn pass(request: Request<B>) -> Request<B> {
-        request
-    }
-
-    fn open(request: Request<B>) -> impl Future<Output = Result<(Parts, Body, B), NoKey>> + Send {
-        let (parts, body) = request.into_parts();
-        ready(Ok((parts, Body::empty(), body)))
-    }
-
-    fn close(looked_at: Parts, body: B) -> Request<B> {
-        Request::from_parts(looked_at, body)
-    }
-}
-
-impl<B> BodyUse<B> for FromBody
-where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
-    type Body = Body;
-    type Kept = (Parts, Buffered);
-
-    fn pass(request: Request<B>) -> Request<Body> {
-        request.map(Body::new)
-    }
-
-    async fn open(request: Request<B>) -> Result<(Parts, Body, Self::Kept), NoKey> {
-        let (parts, body) = body_in::read(request.map(Body::new)).await.map_err(NoKey::Rejected)?;
-        Ok((parts.clone(), body.data.clone().into(), (parts, body)))
-    }
-
-    fn close(_: Parts, (parts, body): Self::Kept) -> Request<Body> {
-        Request::from_parts(parts, body.into())
-    }
-}
-
 // === impl By ===
 
 impl<F, T, M, S> KeySource for By<F, T, M, S>
@@ -333,10 +265,10 @@ where
         F::Reads::pass(request)
     }
 
-    async fn derive(&self, request: Request<B>) -> Result<Derived<Self::Body>, NoKey> {
-        let (mut parts, body, kept) = F::Reads::open(request).await?;
+    async fn derive(&self, request: Request<B>, locks: &Locks) -> Result<Derived<Self::Body>, NoKey> {
+        let (mut parts, body, kept) = F::Reads::open(request, locks).await?;
         let key = self.f.find(&mut parts, body, &self.state).await.map_err(NoKey::Answered)?;
-        Ok(Derived { request: F::Reads::close(parts, kept), key })
+        Ok(F::Reads::close(parts, kept, key))
     }
 }
 

@@ -8,7 +8,10 @@ use std::{
 use http::{Request, Response, request::Parts};
 
 use super::rejection::{Rejection, RejectionBody};
-use crate::key::{KeyTuple, LockKey};
+use crate::{
+    key::{KeyTuple, LockKey},
+    lock::{Locks, Share},
+};
 
 /// What a key function may answer.
 ///
@@ -19,7 +22,7 @@ use crate::key::{KeyTuple, LockKey};
 /// | an `Option` of these | `None`: the request needs no lock |
 /// | a `Result` of these | `Err` is sent as the response: anything that is `IntoResponse`, without Axum a `Response` or a `StatusCode` |
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not an answer of a key function",
+    message = "answer `(\"namespace\", part, ..)` with integers, strings, `bool`, `char` or `Uuid` as parts: `{Self}` is not an answer of a key function",
     label = "this cannot be made into a lock key",
     note = "answer a tuple whose first element is the namespace, a `&'static str` (`(\"order\", id)`), a `LockKey`, an `Option` (`None`: no lock needed) or a `Result` of these (`Err`, an `IntoResponse`, is sent as the response)",
     note = "up to six parts follow it: integers, `bool`, `char`, strings and `Uuid`; a float is none: `0.1 + 0.2` and `0.3` would be two locks"
@@ -36,13 +39,14 @@ pub trait KeyError {
 }
 
 /// Something a [`LockLayer`](crate::LockLayer) can take keys from: what [`by`](crate::by),
-/// [`by_with_state`](crate::by_with_state) and [`by_parts`] make.
+/// [`by_with_state`](crate::by_with_state), [`by_parts`], [`by_fields`](crate::by_fields) and [`constant`](crate::constant) make.
 ///
 /// Not to be implemented.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a key source",
+    message = "write `LockLayer::new(&locks, by(..))`: without `by(..)` around it `{Self}` is not a key source",
     label = "a layer cannot take keys from this",
-    note = "wrap the key function: `LockLayer::new(&locks, by(|Path(id): Path<u64>| (\"order\", id)))`, or `by_parts(|parts| ..)` without Axum"
+    note = "wrap the key function: `LockLayer::new(&locks, by(|Path(id): Path<u64>| (\"order\", id)))`, or `by_parts(|parts| ..)` without Axum",
+    note = "without a function: `by_fields(\"order\", path_param(\"id\"))`, `constant((\"nightly\", \"mail\"))`"
 )]
 pub trait KeySource: Clone + Send + Sync + 'static {}
 
@@ -52,7 +56,7 @@ pub trait KeySource: Clone + Send + Sync + 'static {}
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot give a lock key for requests with body `{B}`",
     label = "not a key source for this body",
-    note = "wrap the key function in `by(..)`; one that reads the body needs `{B}: http_body::Body<Data = Bytes> + Send + 'static`, with an error that is `Into<BoxError>`"
+    note = "wrap the key function in `by(..)`; one that reads the body (or `json_field`, `form_field`) needs `{B}: http_body::Body<Data = Bytes> + Send + 'static`, with an error that is `Into<BoxError>`"
 )]
 pub trait KeySourceFor<B>: KeySource {
     /// The body that the inner service gets.
@@ -64,7 +68,11 @@ pub trait KeySourceFor<B>: KeySource {
 
     /// The key, and the request as the inner service gets it.
     #[doc(hidden)]
-    fn derive(&self, request: Request<B>) -> impl Future<Output = Result<Derived<Self::Body>, NoKey>> + Send;
+    fn derive(
+        &self,
+        request: Request<B>,
+        locks: &Locks,
+    ) -> impl Future<Output = Result<Derived<Self::Body>, NoKey>> + Send;
 }
 
 /// The request to go on with, and the key it needs, if it needs one.
@@ -73,6 +81,8 @@ pub trait KeySourceFor<B>: KeySource {
 pub struct Derived<B> {
     pub(super) request: Request<B>,
     pub(super) key: Option<LockKey>,
+    /// What its body takes up while it waits.
+    pub(super) room: Option<Share>,
 }
 
 /// Why there is no key.
@@ -206,10 +216,10 @@ where
         request
     }
 
-    fn derive(&self, request: Request<B>) -> impl Future<Output = Result<Derived<B>, NoKey>> + Send {
+    fn derive(&self, request: Request<B>, _: &Locks) -> impl Future<Output = Result<Derived<B>, NoKey>> + Send {
         let (parts, body) = request.into_parts();
         let key = (self.0)(&parts).into_lock_key();
-        let derived = key.map(|key| Derived { request: Request::from_parts(parts, body), key });
+        let derived = key.map(|key| Derived { request: Request::from_parts(parts, body), key, room: None });
         ready(derived.map_err(NoKey::Answered))
     }
 }

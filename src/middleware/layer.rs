@@ -46,7 +46,8 @@ pub struct LockLayer<K> {
 
 impl<K: KeySource> LockLayer<K> {
     /// Locks what the key function says, in these locks. The key function is made by [`by`](crate::by),
-    /// [`by_with_state`](crate::by_with_state) or [`by_parts`](crate::by_parts).
+    /// [`by_with_state`](crate::by_with_state) or [`by_parts`](crate::by_parts); or there is none, and the key is made of fields by name
+    /// ([`by_fields`](crate::by_fields)), or always the same ([`constant`](crate::constant)).
     pub fn new(locks: &Locks, key: K) -> Self {
         let config = Config {
             locks: locks.clone(),

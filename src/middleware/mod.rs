@@ -9,6 +9,13 @@ mod service;
 mod key_source;
 #[cfg(feature = "axum")]
 mod by;
+mod by_fields;
+mod field;
+mod finder;
+mod spelling;
+mod field_error;
+mod constant;
+mod body_use;
 #[cfg(feature = "axum")]
 mod body_in;
 mod locks_layer;
@@ -23,16 +30,25 @@ mod rejection;
 mod retry_after;
 mod trace;
 
-#[cfg(feature = "axum")]
-pub use self::by::{Answer, By, KeyFn, by, by_with_state};
 pub use self::{
     body_out::ResponseBody,
+    body_use::FromHead,
+    by_fields::{ByFields, Fields, by_fields},
+    constant::{Constant, constant},
+    field::{Field, extension, header, query_param},
+    field_error::{FieldError, FieldProblem},
     future::ResponseFuture,
     key_source::{ByParts, IntoLockKey, KeyError, KeySource, KeySourceFor, by_parts},
     layer::LockLayer,
     locks_layer::{LocksLayer, LocksService},
     rejection::{Rejection, RejectionBody},
     service::LockService,
+};
+#[cfg(feature = "axum")]
+pub use self::{
+    body_use::FromBody,
+    by::{Answer, By, KeyFn, by, by_with_state},
+    field::{form_field, json_field, path_param},
 };
 #[cfg(feature = "axum")]
 pub(crate) use self::{slot::Slot, trace::Route};

@@ -1,6 +1,7 @@
 //! The one place where a failure becomes a status.
 
 use std::{
+    borrow::Cow,
     error::Error,
     fmt,
     pin::Pin,
@@ -16,7 +17,10 @@ use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use serde::Serialize;
 use tower::BoxError;
 
-use super::retry_after::{UsualHold, retry_after};
+use super::{
+    field_error::FieldError,
+    retry_after::{UsualHold, retry_after},
+};
 use crate::{
     defaults::{RETRY_AFTER_MAX, RETRY_AFTER_MIN},
     lock::{LockError, TimeoutStatus},
@@ -36,7 +40,8 @@ use crate::{
 /// | `StoreUnavailable` | 503 | `urn:tower-lock:store-unavailable` |
 /// | `ShuttingDown` | 503 | `urn:tower-lock:shutting-down` |
 /// | `BodyTooLarge` | 413 | `urn:tower-lock:body-too-large` |
-/// | `BadKey` | 400, or the extractor's own | `urn:tower-lock:bad-key` |
+/// | `BodiesFull` | 503 | `urn:tower-lock:bodies-full` |
+/// | `BadKey` | 400 or 422, or the extractor's own | `urn:tower-lock:bad-key` |
 /// | `Lost` | 503 | `urn:tower-lock:lost` |
 /// | `MaxHold` | 503 | `urn:tower-lock:max-hold` |
 #[derive(Clone, Debug)]
@@ -75,10 +80,18 @@ pub enum Rejection {
     },
     /// The body is longer than is read for a key: the route's `DefaultBodyLimit` (2 MB if nothing is set), at most 64 MiB.
     BodyTooLarge,
+    /// The bodies of other requests that wait take up the room that there is for them: 64 MiB for one [`Locks`](crate::Locks) and its
+    /// clones.
+    BodiesFull {
+        /// When it may be worth another try.
+        retry_after: Duration,
+    },
     /// No key could be made of the request. Where an extractor or the key function said so, its own answer was sent as it is.
     BadKey {
         /// The status that was sent.
         status: StatusCode,
+        /// What [`by_fields`](crate::by_fields) found wrong. `None`: the body broke off, or somebody else said no.
+        field: Option<FieldError>,
     },
     /// The lock was lost while the handler ran; the handler was dropped where it stood. What it did is not known.
     Lost,
@@ -102,7 +115,7 @@ struct Problem {
     r#type: String,
     title: &'static str,
     status: u16,
-    detail: &'static str,
+    detail: Cow<'static, str>,
     outcome: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after_ms: Option<u64>,
@@ -128,6 +141,14 @@ impl Rejection {
         }
     }
 
+    /// How long a route holds its locks says little of when the bodies of others have gone.
+    #[cfg(feature = "axum")]
+    pub(super) fn bodies_full() -> Self {
+        let retry_after =
+            retry_after(Duration::MAX, UsualHold::default().get(), 1, fastrand::f64()).max(RETRY_AFTER_MIN);
+        Self::BodiesFull { retry_after }
+    }
+
     /// The status of the answer.
     #[must_use]
     pub fn status(&self) -> StatusCode {
@@ -137,15 +158,16 @@ impl Rejection {
             Self::LineFull { .. }
             | Self::StoreUnavailable { .. }
             | Self::ShuttingDown { .. }
+            | Self::BodiesFull { .. }
             | Self::Lost
             | Self::MaxHold => StatusCode::SERVICE_UNAVAILABLE,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::BadKey { status } => *status,
+            Self::BadKey { status, .. } => *status,
         }
     }
 
     /// The last word of the problem's `type`: `held`, `timed-out`, `line-full`, `store-unavailable`, `shutting-down`,
-    /// `body-too-large`, `bad-key`, `lost`, `max-hold`.
+    /// `body-too-large`, `bodies-full`, `bad-key`, `lost`, `max-hold`.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -155,6 +177,7 @@ impl Rejection {
             Self::StoreUnavailable { .. } => "store-unavailable",
             Self::ShuttingDown { .. } => "shutting-down",
             Self::BodyTooLarge => "body-too-large",
+            Self::BodiesFull { .. } => "bodies-full",
             Self::BadKey { .. } => "bad-key",
             Self::Lost => "lost",
             Self::MaxHold => "max-hold",
@@ -177,7 +200,8 @@ impl Rejection {
             | Self::TimedOut { retry_after, .. }
             | Self::LineFull { retry_after }
             | Self::StoreUnavailable { retry_after, .. }
-            | Self::ShuttingDown { retry_after } => Some(*retry_after),
+            | Self::ShuttingDown { retry_after }
+            | Self::BodiesFull { retry_after } => Some(*retry_after),
             Self::BodyTooLarge | Self::BadKey { .. } | Self::Lost | Self::MaxHold => None,
         }
     }
@@ -217,14 +241,18 @@ impl Rejection {
             Self::StoreUnavailable { .. } => "Locks cannot be taken now",
             Self::ShuttingDown { .. } => "This instance is being shut down",
             Self::BodyTooLarge => "The body is too large",
+            Self::BodiesFull { .. } => "Too many bodies are kept for requests that wait",
             Self::BadKey { .. } => "The request cannot be read",
             Self::Lost => "The work was broken off",
             Self::MaxHold => "The work took too long and was broken off",
         }
     }
 
-    fn detail(&self) -> &'static str {
-        match self {
+    fn detail(&self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
+            Self::BadKey { field: Some(error), .. } => {
+                return Cow::Owned(format!("What the request is about cannot be told: {error}. Nothing was done."));
+            }
             Self::Held { .. } => {
                 "Another request works on the same subject. Nothing was done for this one; it can be repeated."
             }
@@ -241,6 +269,9 @@ impl Rejection {
                 "No work is begun here any more. Nothing was done; the request can be repeated, and will reach another instance."
             }
             Self::BodyTooLarge => "The body is longer than is read here. Nothing was done.",
+            Self::BodiesFull { .. } => {
+                "No room is left for the body while the request would wait. Nothing was done; the request can be repeated."
+            }
             Self::BadKey { .. } => {
                 "The body could not be read to its end, so what it is about is not known. Nothing was done."
             }
@@ -250,7 +281,7 @@ impl Rejection {
             Self::MaxHold => {
                 "The request ran for longer than anybody may work on this alone. A part of its work may be done: look before it is repeated."
             }
-        }
+        })
     }
 }
 
@@ -269,6 +300,7 @@ impl Error for Rejection {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::StoreUnavailable { source, .. } => Some(source),
+            Self::BadKey { field: Some(error), .. } => Some(error),
             _ => None,
         }
     }

@@ -81,11 +81,13 @@ where
 {
     let waits = slot.waits();
     let route = slot.route(request.extensions());
-    let (mut request, key) = match config.key.derive(request).await {
-        Ok(Derived { request, key: Some(key) }) => (request, key),
-        Ok(Derived { request, key: None }) => {
+    let (mut request, key, room) = match config.key.derive(request, &config.locks).await {
+        Ok(Derived { request, key: Some(key), room }) => (request, key, room),
+        Ok(Derived { request, key: None, room }) => {
             drop(waits);
-            return Ok(inner.ready().await?.call(request).await?.map(ResponseBody::passing));
+            let ready = inner.ready().await?;
+            drop(room);
+            return Ok(ready.call(request).await?.map(ResponseBody::passing));
         }
         Err(no_key) => return Ok(no_key.answer(&route, slot.on_reject()).map(ResponseBody::rejected)),
     };
@@ -105,6 +107,8 @@ where
     let handler = async {
         // Only now: a request that waits must not sit on the capacity of the inner service.
         let ready = inner.ready().await?;
+        // Its body waits no longer.
+        drop(room);
         match duty.span() {
             Some(span) => span.around(|| ready.call(request)).await,
             None => ready.call(request).await,
@@ -140,12 +144,16 @@ impl NoKey {
             Self::Answered(mut response) => {
                 LockSpan::without_key(route, "bad_key");
                 let status = response.status();
-                response.extensions_mut().insert(Rejection::BadKey { status });
+                response.extensions_mut().insert(Rejection::BadKey { status, field: None });
                 response
             }
             Self::Rejected(rejection) => {
-                let too_large = matches!(rejection, Rejection::BodyTooLarge);
-                LockSpan::without_key(route, if too_large { "body_too_large" } else { "bad_key" });
+                let result = match rejection {
+                    Rejection::BodyTooLarge => "body_too_large",
+                    Rejection::BodiesFull { .. } => "bodies_full",
+                    _ => "bad_key",
+                };
+                LockSpan::without_key(route, result);
                 on_reject.answer(rejection)
             }
         }

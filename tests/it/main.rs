@@ -4,7 +4,9 @@
 
 mod keys;
 mod key_functions;
+mod key_helpers;
 mod body_in;
+mod bodies;
 mod layers;
 mod policies;
 mod rejections;

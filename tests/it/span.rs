@@ -10,7 +10,7 @@ use std::{
 
 use axum::{
     Router,
-    body::Body,
+    body::{Body, Bytes},
     http::{Request, Response},
     routing::post,
 };
@@ -187,6 +187,25 @@ async fn a_request_that_is_turned_away_is_seen_with_the_reason() {
     assert_eq!((&*recorder.last()["result"], recorder.last().get("key")), ("bad_key", None));
     post_json(&patient, "/", "01234567890").await;
     assert_eq!(recorder.last()["result"], "body_too_large");
+    let named = Router::new().route(
+        "/",
+        post(|| async {}).route_layer(LockLayer::new(&locks, tower_lock::by_fields("n", tower_lock::json_field("id")))),
+    );
+    post_json(&named, "/", "{}").await;
+    assert_eq!((&*recorder.last()["result"], recorder.last().get("key")), ("bad_key", None));
+    let unlimited = Router::new()
+        .route(
+            "/",
+            post(|| async {}).route_layer(LockLayer::new(&locks, by(|_: Bytes| ("order", 1))).wait(Duration::MAX)),
+        )
+        .layer(axum::extract::DefaultBodyLimit::disable());
+    let whole = Request::post("/").body(Body::from(vec![0; 64 << 20])).expect("a request");
+    let waiter = tokio::spawn(unlimited.clone().oneshot(whole));
+    settle().await;
+    post_json(&unlimited, "/", "1").await;
+    assert_eq!((&*recorder.last()["result"], recorder.last().get("key")), ("bodies_full", None));
+    waiter.abort();
+    settle().await;
     held.release().await.expect("the store is up");
     store.all(Fault::Fail);
     post_json(&patient, "/", "1").await;

@@ -6,20 +6,48 @@ use std::{fs, io::Write, path::Path, process::Command};
 /// `TRYBUILD=overwrite cargo test -p compile-fail`, and read the difference.
 const PINNED: &str = "rustc 1.95.";
 
-/// The mistake, and the words that mend it.
-const MISTAKES: [(&str, &[&str]); 9] = [
+/// The mistake, and the words that mend it: the first of them in the first line.
+const MISTAKES: [(&str, &[&str]); 14] = [
     (
         "body_extractor_not_last",
-        &["is not a key function", "only the last may read the body (`Json`, `Form`, `Bytes`)"],
+        &[
+            "only the last may read the body",
+            "is not a key function",
+            "the last may read the body (`Json`, `Form`, `Bytes`)",
+        ],
     ),
-    ("by_forgotten", &["is not a key source", "wrap the key function: `LockLayer::new(&locks, by("]),
+    ("by_forgotten", &["write `LockLayer::new(&locks, by(..))`", "is not a key source", "wrap the key function"]),
+    ("closure_as_a_field", &["write `by_fields(\"order\", path_param(\"id\"))`", "a key function goes to `by("]),
     ("extractor_without_state", &["is not a key function", "needs `by_with_state(state, ..)`"]),
-    ("five_extractors", &["is not a key function", "takes up to four extractors"]),
-    ("float_in_a_key", &["`{float}` cannot be part of a lock key", "floats are refused on purpose"]),
-    ("float_in_an_answer", &["a float is none: `0.1 + 0.2` and `0.3` would be two locks"]),
-    ("namespace_not_static", &["is not an answer of a key function", "the namespace, a `&'static str`"]),
-    ("no_extractor", &["is not a key function", "takes up to four extractors, each with its type written out"]),
-    ("no_namespace", &["`u64` is not an answer of a key function", "(`(\"order\", id)`)"]),
+    ("five_extractors", &["take up to four extractors", "is not a key function"]),
+    ("five_fields", &["a tuple of two to four fields"]),
+    ("float_as_a_field", &["write `by_fields(\"order\", path_param(\"id\"))`", "a field is `header(\"..\")`"]),
+    (
+        "float_in_a_key",
+        &["use an integer, a string", "`{float}` cannot be part of a lock key", "floats are refused on purpose"],
+    ),
+    (
+        "float_in_an_answer",
+        &[
+            "with integers, strings, `bool`, `char` or `Uuid` as parts",
+            "a float is none: `0.1 + 0.2` and `0.3` would be two locks",
+        ],
+    ),
+    ("float_in_an_extension", &["use an integer, a string", "`f64` cannot be part of a lock key"]),
+    ("name_as_a_field", &["write `by_fields(\"order\", path_param(\"id\"))`", "a field is `header(\"..\")`"]),
+    (
+        "namespace_not_static",
+        &[
+            "answer `(\"namespace\", part, ..)`",
+            "is not an answer of a key function",
+            "the namespace, a `&'static str`",
+        ],
+    ),
+    ("no_extractor", &["take up to four extractors with their types", "is not a key function"]),
+    (
+        "no_namespace",
+        &["answer `(\"namespace\", part, ..)`", "`u64` is not an answer of a key function", "(`(\"order\", id)`)"],
+    ),
 ];
 
 #[test]
@@ -40,6 +68,8 @@ fn the_error_says_how_to_mend_it() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mistakes");
     for (mistake, words) in MISTAKES {
         let error = fs::read_to_string(folder.join(mistake).with_extension("stderr")).expect(mistake);
+        let first_line = error.lines().next().expect("a line");
+        assert!(first_line.contains(words[0]), "{mistake}: the first line does not mend it: {first_line}");
         for word in words {
             assert!(error.contains(word), "{mistake}: \"{word}\" is not in\n{error}");
         }

@@ -1,0 +1,220 @@
+//! What can be taken from a request by name.
+
+use std::{any::type_name, fmt, marker::PhantomData};
+
+use http::{Extensions, HeaderName};
+
+#[cfg(feature = "axum")]
+use super::body_use::FromBody;
+use super::{body_use::FromHead, field_error::Place};
+use crate::key::{KeyPart, KeyWriter};
+
+/// A field of a request: the text of one part of a key. For [`by_fields`](crate::by_fields).
+///
+/// Made by [`header`], [`query_param`], [`extension`], [`path_param`](crate::path_param), [`json_field`](crate::json_field) and
+/// [`form_field`](crate::form_field). `From` says whether the body is read for it.
+#[must_use = "a field says nothing before `by_fields` has it"]
+pub struct Field<From> {
+    pub(super) source: Source,
+    from: PhantomData<fn() -> From>,
+}
+
+/// Where the text of a field comes from.
+#[doc(hidden)]
+#[derive(Clone, Copy)]
+pub enum Source {
+    /// The client wrote it.
+    Text(Place, &'static str),
+    /// A layer outside has put it there: the name of its type, and how to write it if it is there.
+    Extension(&'static str, fn(&Extensions, &mut KeyWriter) -> bool),
+}
+
+/// A header, by its name in any case. With any body, and without Axum.
+///
+/// ```
+/// # use tower_lock::{LockLayer, Locks, by_fields, header};
+/// # fn layer(locks: &Locks) {
+/// LockLayer::new(locks, by_fields("tenant", header("x-tenant")));     // tenant:acme
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// 400 if it is missing, given twice, not visible ASCII, or of no use as a part ([`by_fields`](crate::by_fields)). A list with
+/// commas in one header is one text.
+///
+/// # Panics
+///
+/// If no header can have this name.
+pub fn header(name: &'static str) -> Field<FromHead> {
+    let is_one = HeaderName::try_from(name).is_ok();
+    assert!(is_one, "{name:?} is not the name of a header");
+    Field::text(Place::Header, name)
+}
+
+/// A parameter of the query, decoded (`%31` is `1`, `+` a blank). With any body, and without Axum.
+///
+/// ```
+/// # use tower_lock::{LockLayer, Locks, by_fields, query_param};
+/// # fn layer(locks: &Locks) {
+/// LockLayer::new(locks, by_fields("order", query_param("id")));       // /pay?id=7: order:7
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// 400 if it is missing, given twice, or of no use as a part ([`by_fields`](crate::by_fields)).
+pub fn query_param(name: &'static str) -> Field<FromHead> {
+    Field::text(Place::Query, name)
+}
+
+/// A value that a layer outside has put into the extensions of the request: the tenant that was authenticated. With any
+/// body, and without Axum.
+///
+/// It is written as its [`KeyPart`] says: what no client spelled needs no refusal.
+///
+/// ```
+/// # use tower_lock::{KeyPart, LockLayer, Locks, PartWriter, by_fields, extension};
+/// #[derive(Clone)]
+/// struct TenantId(u64);
+///
+/// impl KeyPart for TenantId {
+///     fn write(&self, part: &mut PartWriter<'_>) {
+///         self.0.write(part);
+///     }
+/// }
+/// # fn layer(locks: &Locks) {
+/// LockLayer::new(locks, by_fields("tenant", extension::<TenantId>()));    // tenant:3
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// 500 if it is missing, as of Axum's `Extension`: the layer that puts it there must stand outside of the lock.
+pub fn extension<T: KeyPart + Send + Sync + 'static>() -> Field<FromHead> {
+    let write = |extensions: &Extensions, key: &mut KeyWriter| match extensions.get::<T>() {
+        Some(value) => {
+            key.part(value);
+            true
+        }
+        None => false,
+    };
+    Field { source: Source::Extension(type_name::<T>(), write), from: PhantomData }
+}
+
+/// A parameter of the path that an Axum router has matched, decoded (`%31` is `1`). With any body. Needs the feature `axum`.
+///
+/// ```
+/// # use axum::{Router, routing::post};
+/// # use tower_lock::{LockLayer, Locks, by_fields, path_param};
+/// # async fn pay() {}
+/// # fn app(locks: &Locks) -> Router {
+/// Router::new().route("/orders/{id}/pay", post(pay).route_layer(
+///     LockLayer::new(locks, by_fields("order", path_param("id")))))       // order:7
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// 400 if it is no UTF-8, or of no use as a part ([`by_fields`](crate::by_fields)); 500 if the route has no parameter of this name, or two.
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+pub fn path_param(name: &'static str) -> Field<FromHead> {
+    Field::text(Place::Path, name)
+}
+
+/// A field of the JSON object in the body, at its top: a string, an integer of 64 bits or a bool. Needs the feature `axum`.
+///
+/// The body is read as [`by`](crate::by) reads it: once, before anything is locked, within the route's `DefaultBodyLimit`, and given on byte for byte. Its
+/// `Content-Type` is not looked at: that is for the handler, which must read it as JSON and nothing else.
+///
+/// ```
+/// # use axum::{Router, routing::post};
+/// # use tower_lock::{LockLayer, Locks, by_fields, json_field};
+/// # async fn claim() {}
+/// # fn app(locks: &Locks) -> Router {
+/// Router::new().route("/rewards/claim", post(claim).route_layer(
+///     LockLayer::new(locks, by_fields("reward", (json_field("family_id"), json_field("reward_type"))))))  // reward:42:gold
+/// # }
+/// ```
+///
+/// `42` and `"42"` are one part, `true` and `"true"` are.
+///
+/// # Errors
+///
+/// 413 if the body is too long; 503 if the bodies of others take up the room that there is for those that wait; 400 if it is no
+/// JSON. 422 if it is no object, or if the field is missing, given twice, a float (`1.0`, `1e0`, `-0`, a larger integer), `null`, an array, an
+/// object, or a string of no use as a part ([`by_fields`](crate::by_fields)). A name in other letters (`serde(alias)`) is missing.
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+pub fn json_field(name: &'static str) -> Field<FromBody> {
+    Field::text(Place::Json, name)
+}
+
+/// A field of a form (`application/x-www-form-urlencoded`), decoded (`%31` is `1`, `+` a blank): of the body, and for a `GET` of the query,
+/// where Axum's `Form` finds it. Needs the feature `axum`.
+///
+/// The body is read as that of a [`json_field`]; its `Content-Type` is for the handler to look at.
+///
+/// ```
+/// # use axum::{Router, routing::post};
+/// # use tower_lock::{LockLayer, Locks, by_fields, form_field};
+/// # async fn seat() {}
+/// # fn app(locks: &Locks) -> Router {
+/// Router::new().route("/seats", post(seat).route_layer(
+///     LockLayer::new(locks, by_fields("seat", (form_field("row"), form_field("no"))))))       // row=B&no=7: seat:B:7
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// 413 and 503 as of a [`json_field`]; 422 if the field is missing, given twice, or of no use as a part
+/// ([`by_fields`](crate::by_fields)).
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+pub fn form_field(name: &'static str) -> Field<FromBody> {
+    Field::text(Place::Form, name)
+}
+
+impl<From> Field<From> {
+    fn text(place: Place, name: &'static str) -> Self {
+        Self { source: Source::Text(place, name), from: PhantomData }
+    }
+}
+
+impl Source {
+    pub(super) fn is_in(&self, place: Place) -> bool {
+        matches!(self, Self::Text(at, _) if *at == place)
+    }
+
+    /// Its name, if it is this field.
+    pub(super) fn is(&self, place: Place, name: &str) -> Option<&'static str> {
+        match self {
+            Self::Text(at, own) if *at == place && *own == name => Some(*own),
+            _ => None,
+        }
+    }
+}
+
+impl<From> Clone for Field<From> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<From> Copy for Field<From> {}
+
+impl<From> fmt::Debug for Field<From> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.source.fmt(f)
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(place, name) => write!(f, "{place:?}({name})"),
+            Self::Extension(name, _) => write!(f, "Extension({name})"),
+        }
+    }
+}

@@ -1,0 +1,6 @@
+use tower_lock::{by_fields, query_param};
+
+fn main() {
+    let q = query_param;
+    by_fields("order", (q("a"), q("b"), q("c"), q("d"), q("e")));
+}

@@ -1,0 +1,5 @@
+use tower_lock::{by_fields, header};
+
+fn main() {
+    by_fields("price", (header("x-shop"), 0.3));
+}

@@ -1,0 +1,3 @@
+fn main() {
+    tower_lock::by_fields("order", "id");
+}

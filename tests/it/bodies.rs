@@ -1,0 +1,335 @@
+//! The bodies of requests that wait take up a bounded room, and every end of a request gives its share back.
+
+use std::{
+    convert::Infallible,
+    future::pending,
+    pin::Pin,
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::DefaultBodyLimit,
+    http::{HeaderMap, Request, Response, StatusCode, header},
+    routing::post,
+};
+use futures_util::{StreamExt, stream};
+use http_body::{Frame, SizeHint};
+use serde_json::Value;
+use tokio::{
+    sync::{Notify, Semaphore},
+    task::JoinHandle,
+};
+use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
+use tower_lock::{LockKey, LockLayer, Locks, Policy, Rejection, by, by_fields, json_field};
+
+use crate::support::{TestStore, Wire, send, serve, settle, soon, store_and_locks, text};
+use tower_lock::test_util::Verb;
+
+/// Of all bodies.
+const ROOM: usize = 64 << 20;
+
+/// So many bytes. Nothing of them is ever written, read or copied, so they cost no memory.
+fn bytes(len: usize) -> Bytes {
+    static ALL: LazyLock<Bytes> = LazyLock::new(|| Bytes::from(vec![0; ROOM]));
+    ALL.slice(..len)
+}
+
+fn upload(path: &str, body: impl Into<Body>) -> Request<Body> {
+    Request::post(path).body(body.into()).expect("a request")
+}
+
+/// These frames, and no word of their length; then nothing more, for ever.
+fn stalled(frames: impl IntoIterator<Item = Bytes>) -> Body {
+    let frames: Vec<_> = frames.into_iter().map(Ok::<_, Infallible>).collect();
+    Body::from_stream(stream::iter(frames).chain(stream::pending()))
+}
+
+fn frames(frames: impl IntoIterator<Item = Bytes>) -> Body {
+    let frames: Vec<_> = frames.into_iter().map(Ok::<_, Infallible>).collect();
+    Body::from_stream(stream::iter(frames))
+}
+
+/// Says how long it is, and counts who asks for it.
+struct Announced {
+    length: u64,
+    polls: Arc<AtomicUsize>,
+}
+
+impl http_body::Body for Announced {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.polls.fetch_add(1, SeqCst);
+        Poll::Pending
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.length)
+    }
+}
+
+struct Site {
+    store: TestStore,
+    locks: Locks,
+    app: Router,
+    go_on: Arc<Notify>,
+}
+
+impl Site {
+    fn new() -> Self {
+        let (store, locks) = store_and_locks();
+        let go_on = Arc::new(Notify::new());
+        let notified = Arc::clone(&go_on);
+        let handler = post(async move |_: Body| notified.notified().await);
+        let layer = |key| LockLayer::new(&locks, key);
+        let read = |_: Bytes| ("k",);
+        let app = Router::new()
+            .route("/wait", handler.clone().route_layer(layer(by(read)).wait(Duration::from_secs(60))))
+            .route("/refuse", handler.clone().route_layer(layer(by(read))))
+            .route("/no-key", handler.clone().route_layer(LockLayer::new(&locks, by(|_: Bytes| None::<LockKey>))))
+            .route(
+                "/said-no",
+                handler
+                    .clone()
+                    .route_layer(LockLayer::new(&locks, by(|_: Bytes| Err::<LockKey, _>(StatusCode::BAD_REQUEST)))),
+            )
+            .route("/no-json", handler.clone().route_layer(LockLayer::new(&locks, by_fields("n", json_field("id")))))
+            .route(
+                "/thinks",
+                handler.route_layer(LockLayer::new(&locks, by(async |_: Bytes| pending::<LockKey>().await))),
+            )
+            .route("/probe", probe(&locks))
+            .layer(DefaultBodyLimit::disable());
+        Self { store, locks, app, go_on }
+    }
+
+    fn start(&self, request: Request<Body>) -> JoinHandle<StatusCode> {
+        let app = self.app.clone();
+        tokio::spawn(async move { send(&app, request).await.status() })
+    }
+
+    async fn answer(&self, request: Request<Body>) -> StatusCode {
+        send(&self.app, request).await.status()
+    }
+
+    async fn assert_room(&self, len: usize, when: &str) {
+        assert_room(&self.app, len, when).await;
+    }
+}
+
+fn probe(locks: &Locks) -> axum::routing::MethodRouter {
+    post(async || "ran").route_layer(LockLayer::new(locks, by(|_: Bytes| ("probe",))))
+}
+
+/// A body of so many bytes fits, and none that is longer.
+async fn assert_room(app: &Router, len: usize, when: &str) {
+    let answer = send(app, upload("/probe", bytes(len))).await;
+    assert_eq!(answer.status(), StatusCode::OK, "{when}: {len} bytes fit");
+    if len < ROOM {
+        let answer = send(app, upload("/probe", bytes(len + 1))).await;
+        let rejection = answer.extensions().get();
+        assert!(matches!(rejection, Some(Rejection::BodiesFull { .. })), "{when}, one byte more: {rejection:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_takes_room_while_its_request_waits_and_no_longer() {
+    let site = Site::new();
+    site.assert_room(ROOM, "at the start").await;
+    let held = site.locks.try_lock(("k",)).await.expect("free");
+    let small = site.start(upload("/wait", bytes(1000)));
+    let large = site.start(upload("/wait", bytes(ROOM - 1500)));
+    settle().await;
+    site.assert_room(500, "two wait").await;
+    held.release().await.expect("the store is up");
+    settle().await;
+    site.assert_room(1500, "one runs, with its body in its hands").await;
+    site.go_on.notify_one();
+    assert_eq!(small.await.expect("no panic"), StatusCode::OK);
+    settle().await;
+    site.assert_room(ROOM, "both were called").await;
+    site.go_on.notify_one();
+    assert_eq!(large.await.expect("no panic"), StatusCode::OK);
+    site.assert_room(ROOM, "at the end").await;
+    assert_eq!(site.store.held(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_end_before_the_handler_gives_the_room_back() {
+    let site = Site::new();
+    let held = site.locks.try_lock(("k",)).await.expect("free");
+
+    assert_eq!(site.answer(upload("/refuse", bytes(ROOM))).await, StatusCode::CONFLICT);
+    site.assert_room(ROOM, "refused").await;
+
+    let waits = site.start(upload("/wait", bytes(ROOM)));
+    tokio::time::sleep(Duration::from_secs(59)).await;
+    site.assert_room(0, "a second before it is timed out").await;
+    assert_eq!(waits.await.expect("no panic"), StatusCode::CONFLICT);
+    site.assert_room(ROOM, "timed out").await;
+
+    for (when, request) in [
+        ("while it waits", upload("/wait", bytes(ROOM))),
+        ("while its body comes", upload("/wait", stalled([bytes(ROOM)]))),
+        ("while its key is derived", upload("/thinks", bytes(ROOM))),
+    ] {
+        let request = site.start(request);
+        settle().await;
+        site.assert_room(0, when).await;
+        request.abort();
+        request.await.expect_err("aborted");
+        site.assert_room(ROOM, &format!("cancelled {when}")).await;
+    }
+
+    let broken = Body::from_stream(stream::iter([Ok(bytes(ROOM)), Err(std::io::Error::other("gone"))]));
+    for (when, request, status) in [
+        ("the key function says no", upload("/said-no", bytes(ROOM)), 400),
+        ("it is no JSON", upload("/no-json", bytes(ROOM)), 400),
+        ("it breaks off", upload("/wait", broken), 400),
+        ("it is too long", upload("/wait", frames([bytes(ROOM), bytes(1)])), 413),
+    ] {
+        assert_eq!(site.answer(request).await, status, "{when}");
+        site.assert_room(ROOM, when).await;
+    }
+
+    site.store.all(tower_lock::test_util::Fault::Fail);
+    let other = Router::new()
+        .route("/", post(async || ()).route_layer(LockLayer::new(&site.locks, by(|_: Bytes| ("other",)))))
+        .layer(DefaultBodyLimit::disable());
+    assert_eq!(send(&other, upload("/", bytes(ROOM))).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    site.store.all(tower_lock::test_util::Fault::None);
+    site.assert_room(ROOM, "the store was down").await;
+
+    let runs = site.start(upload("/no-key", bytes(ROOM)));
+    settle().await;
+    site.assert_room(ROOM, "no lock was needed: the handler runs").await;
+    site.go_on.notify_one();
+    assert_eq!(runs.await.expect("no panic"), StatusCode::OK);
+    held.release().await.expect("the store is up");
+}
+
+/// It waits for its handler still.
+#[tokio::test]
+async fn a_request_that_waits_for_the_capacity_of_its_handler_takes_room() {
+    let locks = Locks::in_memory();
+    let probe = Router::new().route("/probe", probe(&locks)).layer(DefaultBodyLimit::disable());
+    for is_locked in [true, false] {
+        let key = by(move |_: Bytes| is_locked.then_some(("k",)));
+        let inner = service_fn(async |_: Request<Body>| {
+            pending::<()>().await;
+            Ok::<_, Infallible>(Response::new(Body::empty()))
+        });
+        let capacity = Arc::new(Semaphore::new(1));
+        let busy = Arc::clone(&capacity).acquire_owned().await.expect("open");
+        let service = LockLayer::new(&locks, key).layer(ConcurrencyLimit::with_semaphore(inner, capacity));
+        let request = tokio::spawn(service.oneshot(upload("/", bytes(1000))));
+        settle().await;
+        assert_room(&probe, ROOM - 1000, "it waits").await;
+        drop(busy);
+        settle().await;
+        assert_room(&probe, ROOM, "it runs").await;
+        assert!(!request.is_finished());
+        request.abort();
+        request.await.expect_err("aborted");
+    }
+}
+
+#[tokio::test]
+async fn bytes_count_as_they_come_and_not_as_they_are_announced() {
+    let site = Site::new();
+    let polls = Arc::new(AtomicUsize::new(0));
+    let announced = |len: usize| Announced { length: len as u64, polls: Arc::clone(&polls) };
+    let silent: Vec<_> = (0..3).map(|_| site.start(upload("/wait", Body::new(announced(ROOM))))).collect();
+    settle().await;
+    assert_eq!(polls.load(SeqCst), 3, "each was asked for");
+    site.assert_room(ROOM, "a promise takes up nothing").await;
+
+    let slow = site.start(upload("/wait", stalled([bytes(1000), bytes(2000)])));
+    settle().await;
+    site.assert_room(ROOM - 3000, "what has come counts").await;
+
+    // Refused unread, and in the middle: what it had is given back.
+    assert_eq!(site.answer(upload("/wait", Body::new(announced(ROOM - 2999)))).await, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(polls.load(SeqCst), 3, "not asked for");
+    let grows = upload("/wait", frames([bytes(4000), bytes(ROOM - 7000), bytes(1)]));
+    assert_eq!(site.answer(grows).await, StatusCode::SERVICE_UNAVAILABLE);
+    site.assert_room(ROOM - 3000, "after them").await;
+    for request in silent.into_iter().chain([slow]) {
+        request.abort();
+        request.await.expect_err("aborted");
+    }
+    site.assert_room(ROOM, "all are gone").await;
+    assert_eq!(site.locks.size(), (0, 0));
+}
+
+#[tokio::test]
+async fn clones_share_the_room_and_other_locks_have_their_own() {
+    let (_, locks) = store_and_locks();
+    let (_, others) = store_and_locks();
+    let site = |locks: &Locks| {
+        Router::new()
+            .route(
+                "/wait",
+                post(async || ())
+                    .route_layer(LockLayer::new(locks, by(|_: Bytes| ("k",))).wait(Duration::from_secs(60))),
+            )
+            .route("/probe", probe(locks))
+            .layer(DefaultBodyLimit::disable())
+    };
+    let clone = locks.clone().with_policy(Policy::new().wait(Duration::from_secs(1)));
+    let (here, clone, elsewhere) = (site(&locks), site(&clone), site(&others));
+    let held = locks.try_lock(("k",)).await.expect("free");
+    let waits = tokio::spawn(async move { send(&here, upload("/wait", bytes(1000))).await.status() });
+    settle().await;
+    assert_room(&clone, ROOM - 1000, "a clone").await;
+    assert_room(&elsewhere, ROOM, "another handle").await;
+    held.release().await.expect("the store is up");
+    assert_eq!(waits.await.expect("no panic"), StatusCode::OK);
+    assert_room(&clone, ROOM, "a clone").await;
+}
+
+#[tokio::test]
+async fn who_finds_no_room_is_told_so_before_anything_is_locked() {
+    let site = Site::new();
+    let held = site.locks.try_lock(("k",)).await.expect("free");
+    let waits = site.start(upload("/wait", bytes(ROOM)));
+    settle().await;
+    let asked = site.store.on(Verb::Acquire).calls();
+
+    let answer = send(&site.app, upload("/probe", bytes(1))).await;
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let after: u64 = answer.headers()[header::RETRY_AFTER].to_str().expect("digits").parse().expect("seconds");
+    assert!((1..=2).contains(&after), "{after}");
+    let Some(Rejection::BodiesFull { retry_after }) = answer.extensions().get().cloned() else { panic!("not typed") };
+    assert!(retry_after >= Duration::from_secs(1), "{retry_after:?}");
+    let problem: Value = serde_json::from_str(&text(answer).await).expect("JSON");
+    assert_eq!(problem["type"], "urn:tower-lock:bodies-full");
+    assert_eq!(problem["outcome"], "not-started");
+    assert_eq!(problem["status"], 503);
+    assert_eq!(site.store.on(Verb::Acquire).calls(), asked, "the store heard of nothing");
+
+    // Who has no body, or none that is read, needs no room.
+    assert_eq!(site.answer(upload("/probe", Body::empty())).await, StatusCode::OK);
+    let unread = Router::new()
+        .route("/", post(async || ()).route_layer(LockLayer::new(&site.locks, by(|_: HeaderMap| ("head",)))));
+    assert_eq!(send(&unread, upload("/", bytes(1000))).await.status(), StatusCode::OK);
+
+    // A client that asks before it sends is spared to.
+    let server = serve(site.app.clone()).await;
+    let mut wire = Wire::connect(server).await;
+    wire.write("POST /probe HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n").await;
+    assert_eq!(wire.head().await.0, 503, "not a byte of the body was asked for");
+
+    waits.abort();
+    held.release().await.expect("the store is up");
+    soon("the end", waits).await.expect_err("aborted");
+    site.assert_room(ROOM, "at the end").await;
+}

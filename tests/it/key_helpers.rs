@@ -1,0 +1,453 @@
+//! Keys from fields by name: what is spelled in two ways is one key, or refused.
+
+use std::convert::Infallible;
+
+use axum::{
+    Form, Json, Router,
+    body::{Body, Bytes},
+    extract::{Path, Query, Request as AnyRequest},
+    http::{Method, Request, Response, StatusCode},
+    routing::{any, post},
+};
+use http_body_util::{BodyExt, Full};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_lock::{
+    FieldProblem, HeldLock, KeyPart, LockKey, LockLayer, Locks, PartWriter, Rejection, by_fields, constant, extension,
+    form_field, header, json_field, path_param, query_param,
+};
+
+use crate::support::{post_json, send, soon, store_and_locks, text};
+use tower_lock::test_util::Verb;
+
+const JSON: &str = "application/json";
+const FORM: &str = "application/x-www-form-urlencoded";
+
+#[derive(Clone)]
+struct TenantId(u64);
+
+impl KeyPart for TenantId {
+    fn write(&self, part: &mut PartWriter<'_>) {
+        self.0.write(part);
+    }
+}
+
+async fn show_key(lock: HeldLock) -> String {
+    lock.key().to_string()
+}
+
+fn layered(layer: LockLayer<impl tower_lock::KeySourceFor<Body, Body = Body>>) -> Router {
+    Router::new().route("/o/{id}", any(show_key).layer(layer))
+}
+
+fn percent_encoded(text: &str) -> String {
+    text.bytes().map(|byte| format!("%{byte:02X}")).collect()
+}
+
+/// The key, or which field is refused, with what status, and why.
+async fn outcome(app: &Router, request: Request<Body>) -> Result<String, (StatusCode, FieldProblem)> {
+    let answer = send(app, request).await;
+    match answer.extensions().get() {
+        None => {
+            assert_eq!(answer.status(), StatusCode::OK);
+            Ok(text(answer).await)
+        }
+        Some(Rejection::BadKey { status, field: Some(field) }) => {
+            assert_eq!((answer.status(), field.status()), (*status, *status));
+            Err((*status, field.problem()))
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn one_to_four_fields_of_any_place_make_one_key() {
+    let locks = &Locks::in_memory();
+    let request = || {
+        Request::post("/o/7?line=3&x=%4B%C3%A4se+1")
+            .header("x-tenant", "acme")
+            .header("content-type", JSON)
+            .extension(TenantId(9))
+            .body(Body::from(
+                r#"{"family_id": 42, "other": [1, {"family_id": 2}], "reward_type": "gold", "first": true}"#,
+            ))
+            .expect("a request")
+    };
+    macro_rules! keys {
+        ($($source:expr => $want:expr,)*) => {$(
+            let app = layered(LockLayer::new(locks, $source));
+            assert_eq!(outcome(&app, request()).await.as_deref(), Ok($want));
+        )*};
+    }
+    keys! {
+        by_fields("tenant", header("X-Tenant")) => "tenant:acme",
+        by_fields("order", path_param("id")) => "order:7",
+        by_fields("line", query_param("line")) => "line:3",
+        by_fields("cheese", query_param("x")) => "cheese:Käse%201",
+        by_fields("tenant", extension::<TenantId>()) => "tenant:9",
+        by_fields("reward", json_field("reward_type")) => "reward:gold",
+        by_fields("reward", (json_field("family_id"), json_field("reward_type"))) => "reward:42:gold",
+        by_fields("reward", (json_field("reward_type"), json_field("family_id"))) => "reward:gold:42",
+        by_fields("twice", (json_field("first"), json_field("first"))) => "twice:true:true",
+        by_fields("order", (header("x-tenant"), path_param("id"), query_param("line"))) => "order:acme:7:3",
+        by_fields("all", (path_param("id"), json_field("family_id"), extension::<TenantId>(), header("x-tenant"))) => "all:7:42:9:acme",
+        by_fields("all", (extension::<TenantId>(), header("x-tenant"), query_param("line"), json_field("first"))) => "all:9:acme:3:true",
+        constant(("nightly", "mail")) => "nightly:mail",
+        constant(LockKey::raw("nightly mail").expect("a name")) => "nightly mail",
+    }
+    let form = Request::post("/o/7").header("content-type", FORM).body(Body::from("a=1&no=%37&row=B%20b"));
+    let app =
+        layered(LockLayer::new(locks, by_fields("seat", (form_field("row"), form_field("no"), path_param("id")))));
+    assert_eq!(outcome(&app, form.expect("a request")).await.as_deref(), Ok("seat:B%20b:7:7"));
+}
+
+/// Whatever a client writes for one value, wherever it writes it: one key, or an answer that no handler has given.
+#[tokio::test]
+async fn spellings_of_one_text_give_one_key_or_are_refused() {
+    use FieldProblem::{BlankAtEnd, Empty, OddNumber};
+
+    let locks = &Locks::in_memory();
+    let uuid = "67e55044-10b1-426f-9247-bb680e5fe0c8";
+    let spellings: &[(&str, Result<&str, FieldProblem>)] = &[
+        ("1", Ok("1")),
+        ("-1", Ok("-1")),
+        ("0", Ok("0")),
+        ("gold", Ok("gold")),
+        ("Gold", Ok("Gold")),
+        ("a b", Ok("a%20b")),
+        ("a:b", Ok("a%3Ab")),
+        ("01", Err(OddNumber)),
+        ("+1", Err(OddNumber)),
+        ("-0", Err(OddNumber)),
+        ("1.0", Err(OddNumber)),
+        ("1e3", Err(OddNumber)),
+        ("1e0", Err(OddNumber)),
+        (".1", Err(OddNumber)),
+        ("00000000000000000000000000000001", Err(OddNumber)),
+        ("", Err(Empty)),
+        (" ", Err(BlankAtEnd)),
+        (" 1", Err(BlankAtEnd)),
+        ("1 ", Err(BlankAtEnd)),
+        ("1\t", Err(BlankAtEnd)),
+        (uuid, Ok(uuid)),
+        ("67E55044-10b1-426f-9247-BB680E5FE0C8", Ok(uuid)),
+        ("67e5504410b1426f9247bb680e5fe0c8", Ok(uuid)),
+        ("{67e55044-10b1-426f-9247-bb680e5fe0c8}", Ok(uuid)),
+        ("urn:uuid:67e55044-10b1-426f-9247-bb680e5fe0c8", Ok(uuid)),
+    ];
+    let by_header = layered(LockLayer::new(locks, by_fields("n", header("x-id"))));
+    let by_path = layered(LockLayer::new(locks, by_fields("n", path_param("id"))));
+    let by_query = layered(LockLayer::new(locks, by_fields("n", query_param("id"))));
+    let by_json = layered(LockLayer::new(locks, by_fields("n", json_field("id"))));
+    let by_form = layered(LockLayer::new(locks, by_fields("n", form_field("id"))));
+    for (spelling, want) in spellings {
+        let encoded = percent_encoded(spelling);
+        let json = json!({ "id": spelling }).to_string();
+        let plain = Request::get("/o/x");
+        let (get, put, bad, useless) =
+            (Method::GET, Method::PUT, StatusCode::BAD_REQUEST, StatusCode::UNPROCESSABLE_ENTITY);
+        let request = |method: &Method, uri: String, kind: &str, body: String| {
+            let request =
+                Request::builder().method(method).uri(uri).header("content-type", kind).body(Body::from(body));
+            request.expect("a request")
+        };
+        // An empty segment is another route.
+        let in_path =
+            (!spelling.is_empty()).then(|| (&by_path, request(&get, format!("/o/{encoded}"), "", String::new()), bad));
+        let places = [
+            Some((&by_header, plain.header("x-id", *spelling).body(Body::empty()).expect("a request"), bad)),
+            in_path,
+            Some((&by_query, request(&get, format!("/o/x?a=b&id={encoded}&c"), "", String::new()), bad)),
+            Some((&by_json, request(&put, "/o/x".into(), JSON, json), useless)),
+            Some((&by_form, request(&put, "/o/x?id=9".into(), FORM, format!("id={encoded}")), useless)),
+            Some((&by_form, request(&get, format!("/o/x?id={encoded}"), FORM, "id=9".into()), useless)),
+        ];
+        for (n, place) in places.into_iter().enumerate() {
+            let Some((app, request, status)) = place else { continue };
+            let want = want.map(|part| format!("n:{part}")).map_err(|problem| (status, problem));
+            assert_eq!(outcome(app, request).await, want, "{spelling:?}, place {n}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_field_that_is_missing_or_there_twice_is_refused() {
+    use FieldProblem::{Missing, NoText, Twice};
+
+    let locks = &Locks::in_memory();
+    let (bad, useless, ours) =
+        (StatusCode::BAD_REQUEST, StatusCode::UNPROCESSABLE_ENTITY, StatusCode::INTERNAL_SERVER_ERROR);
+    let app = Router::new()
+        .route("/header", any(show_key).layer(LockLayer::new(locks, by_fields("n", header("x-id")))))
+        .route("/query", any(show_key).layer(LockLayer::new(locks, by_fields("n", query_param("id")))))
+        .route("/form", any(show_key).layer(LockLayer::new(locks, by_fields("n", form_field("id")))))
+        .route("/path/{id}", any(show_key).layer(LockLayer::new(locks, by_fields("n", path_param("id")))))
+        .route("/no/{other}", any(show_key).layer(LockLayer::new(locks, by_fields("n", path_param("id")))))
+        .route("/tenant", any(show_key).layer(LockLayer::new(locks, by_fields("n", extension::<TenantId>()))));
+    let request = |method: &str, uri: &str, ids: &[&[u8]], body: &'static str| {
+        let mut request = Request::builder().method(method).uri(uri);
+        for id in ids {
+            request = request.header("x-id", *id);
+        }
+        request.body(Body::from(body)).expect("a request")
+    };
+    for (method, uri, ids, body, want) in [
+        ("GET", "/header", &[][..], "", (bad, Missing)),
+        ("GET", "/header", &[&b"1"[..], b"1"][..], "", (bad, Twice)),
+        ("GET", "/header", &[b"1", b"2"], "", (bad, Twice)),
+        ("GET", "/header", &[b"\xff"], "", (bad, NoText)),
+        ("GET", "/header", &["é".as_bytes()], "", (bad, NoText)),
+        ("GET", "/query", &[], "", (bad, Missing)),
+        ("GET", "/query?", &[], "", (bad, Missing)),
+        ("GET", "/query?ID=1", &[], "", (bad, Missing)),
+        ("GET", "/query?id=1&id=1", &[], "", (bad, Twice)),
+        ("GET", "/query?id=1&i%64=2", &[], "", (bad, Twice)),
+        ("GET", "/query?id=&id=1", &[], "", (bad, Twice)),
+        ("GET", "/query?id", &[], "", (bad, FieldProblem::Empty)),
+        ("GET", "/query?id=+1", &[], "", (bad, FieldProblem::BlankAtEnd)),
+        ("POST", "/form", &[], "", (useless, Missing)),
+        ("POST", "/form?id=1", &[], "", (useless, Missing)),
+        ("GET", "/form", &[], "id=1", (useless, Missing)),
+        ("POST", "/form", &[], "id=1&id=1", (useless, Twice)),
+        ("POST", "/form", &[], "i%64=1&id=2", (useless, Twice)),
+        ("GET", "/path/%FF", &[], "", (bad, NoText)),
+        ("GET", "/no/1", &[], "", (ours, Missing)),
+        ("GET", "/tenant", &[], "", (ours, Missing)),
+    ] {
+        assert_eq!(outcome(&app, request(method, uri, ids, body)).await, Err(want), "{uri} {ids:?} {body}");
+    }
+    assert_eq!(outcome(&app, request("GET", "/query?id=1&ID=2&x=3&id[]=4", &[], "")).await.as_deref(), Ok("n:1"));
+    // Outside of any router nothing is matched.
+    let service = LockLayer::new(locks, by_fields("n", path_param("id")))
+        .layer(service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::empty())) }));
+    let answer = soon("an answer", service.oneshot(Request::new(Body::empty()))).await.expect("infallible");
+    assert_eq!(answer.status(), ours);
+}
+
+#[tokio::test]
+async fn a_json_value_is_a_string_an_integer_or_a_bool() {
+    use FieldProblem::{BlankAtEnd, Missing, NoJson, NoObject, OddNumber, Twice, WrongType};
+
+    let (store, locks) = store_and_locks();
+    let app = layered(LockLayer::new(&locks, by_fields("n", json_field("id"))));
+    for (body, want) in [
+        (r#"{"id":1}"#, "n:1"),
+        (r#" { "x" : 2.5e3, "\u0069d" : 1 } "#, "n:1"),
+        (r#"{"id":"1"}"#, "n:1"),
+        (r#"{"id":"\u0031"}"#, "n:1"),
+        (r#"{"id":-7}"#, "n:-7"),
+        (r#"{"id":0}"#, "n:0"),
+        (r#"{"id":18446744073709551615}"#, "n:18446744073709551615"),
+        (r#"{"id":-9223372036854775808}"#, "n:-9223372036854775808"),
+        (r#"{"id":true,"ID":1,"x":{"id":2}}"#, "n:true"),
+        (r#"{"id":"a\"\\é"}"#, "n:a%22%5Cé"),
+    ] {
+        assert_eq!(outcome(&app, json_request(body)).await.as_deref(), Ok(want), "{body}");
+    }
+    let asked = store.on(Verb::Acquire).calls();
+    for (body, why) in [
+        (r#"{"id":1.0}"#, WrongType),
+        (r#"{"id":1e0}"#, WrongType),
+        (r#"{"id":1E0}"#, WrongType),
+        (r#"{"id":-0}"#, WrongType),
+        (r#"{"id":0.0}"#, WrongType),
+        (r#"{"id":18446744073709551616}"#, WrongType),
+        (r#"{"id":-9223372036854775809}"#, WrongType),
+        (r#"{"id":null}"#, WrongType),
+        (r#"{"id":[1]}"#, WrongType),
+        (r#"{"id":{"id":1}}"#, WrongType),
+        (r#"{"id":"01"}"#, OddNumber),
+        (r#"{"id":"1.0"}"#, OddNumber),
+        (r#"{"id":"\u00201"}"#, BlankAtEnd),
+        (r#"{"id":1,"id":1}"#, Twice),
+        (r#"{"id":2,"id":1}"#, Twice),
+        (r#"{"id":1,"\u0069d":2}"#, Twice),
+        (r#"{"id":null,"id":1}"#, Twice),
+        (r#"{}"#, Missing),
+        (r#"{"Id":1}"#, Missing),
+        (r#"[{"id":1}]"#, NoObject),
+        (r#""id""#, NoObject),
+        ("null", NoObject),
+    ] {
+        let refused = Err((StatusCode::UNPROCESSABLE_ENTITY, why));
+        assert_eq!(outcome(&app, json_request(body)).await, refused, "{body}");
+    }
+    for body in [
+        "",
+        "{",
+        r#"{"id":1"#,
+        r#"{"id":1}}"#,
+        r#"{"id":1} {"id":2}"#,
+        r#"{"id":01}"#,
+        r#"{"id":+1}"#,
+        r#"{"id":"\ud800"}"#,
+        r#"{'id':1}"#,
+        r#"{"id":1,}"#,
+        r#"{"id":NaN}"#,
+        "\u{feff}{\"id\":1}",
+        "id=1",
+        "{\"id\":\"a\nb\"}",
+    ] {
+        let refused = Err((StatusCode::BAD_REQUEST, NoJson));
+        assert_eq!(outcome(&app, json_request(body)).await, refused, "{body}");
+    }
+    assert_eq!(store.on(Verb::Acquire).calls(), asked, "the store heard of none of them");
+}
+
+fn json_request(body: &'static str) -> Request<Body> {
+    Request::post("/o/x").header("content-type", JSON).body(Body::from(body)).expect("a request")
+}
+
+/// What the handler makes of a text is what is locked, or the handler does not run.
+#[tokio::test]
+async fn a_handler_that_parses_a_number_sees_the_number_that_is_locked() {
+    #[derive(Deserialize)]
+    struct Id<T> {
+        id: T,
+    }
+    // In the head: to `HEAD` nothing else is sent.
+    fn seen(lock: &HeldLock, id: i64) -> [(&'static str, String); 2] {
+        [("x-locked", lock.key().to_string()), ("x-seen", format!("n:{id}"))]
+    }
+    let locks = &Locks::in_memory();
+    let by_path = LockLayer::new(locks, by_fields("n", path_param("id")));
+    let by_query = LockLayer::new(locks, by_fields("n", query_param("id")));
+    let by_form = LockLayer::new(locks, by_fields("n", form_field("id")));
+    let by_json = LockLayer::new(locks, by_fields("n", json_field("id")));
+    let app = Router::new()
+        .route("/path/{id}", any(|l: HeldLock, Path(id): Path<i64>| async move { seen(&l, id) }).layer(by_path))
+        .route("/query", any(|l: HeldLock, Query(q): Query<Id<i64>>| async move { seen(&l, q.id) }).layer(by_query))
+        .route("/form", any(|l: HeldLock, Form(f): Form<Id<i64>>| async move { seen(&l, f.id) }).layer(by_form))
+        .route("/json", any(|l: HeldLock, Json(j): Json<Id<i64>>| async move { seen(&l, j.id) }).layer(by_json));
+    let (mut ran, mut refused) = (0, 0);
+    for number in [
+        "1",
+        "01",
+        "+1",
+        "1.0",
+        "-1",
+        "-01",
+        "-0",
+        "0",
+        "00",
+        "1e0",
+        "%31",
+        "%2B1",
+        "+%31",
+        "1+",
+        "18446744073709551617",
+    ] {
+        let requests = [
+            Request::get(format!("/path/{number}")).body(Body::empty()),
+            Request::get(format!("/query?id={number}")).body(Body::empty()),
+            Request::get(format!("/query?id={number}&id=5")).body(Body::empty()),
+            Request::get(format!("/form?id={number}")).header("content-type", FORM).body(Body::from("id=5")),
+            Request::post("/form?id=5").header("content-type", FORM).body(Body::from(format!("id={number}"))),
+            Request::head("/form?id=5").header("content-type", FORM).body(Body::from(format!("id={number}"))),
+            Request::post("/json").header("content-type", JSON).body(Body::from(format!(r#"{{"id":{number}}}"#))),
+        ];
+        for (n, request) in requests.into_iter().enumerate() {
+            let answer = send(&app, request.expect("a request")).await;
+            if answer.status() == StatusCode::OK {
+                ran += 1;
+                assert_eq!(answer.headers()["x-locked"], answer.headers()["x-seen"], "{number}, request {n}");
+            } else {
+                assert!(answer.status().is_client_error(), "{number}, request {n}: {}", answer.status());
+                refused += 1;
+            }
+        }
+    }
+    assert!(ran >= 20 && refused >= 50, "{ran} ran, {refused} were refused");
+}
+
+#[tokio::test]
+async fn a_refusal_names_the_field_and_what_is_wrong_and_never_its_value() {
+    let (store, locks) = store_and_locks();
+    let layer = LockLayer::new(&locks, by_fields("n", (header("x-tenant"), json_field("family_id"))));
+    let app = Router::new().route("/", post(show_key).route_layer(layer.clone())).route(
+        "/mine",
+        post(show_key).route_layer(layer.on_reject(|rejection| {
+            let Rejection::BadKey { field: Some(field), .. } = rejection else { panic!("{rejection:?}") };
+            Response::new(Body::from(format!("{}: {field}", field.name())))
+        })),
+    );
+    let request = |path: &str| {
+        let request = Request::post(path).header("x-tenant", "acme").header("content-type", JSON);
+        request.body(Body::from(r#"{"family_id":"007"}"#)).expect("a request")
+    };
+    let answer = send(&app, request("/")).await;
+    assert_eq!(answer.status(), StatusCode::UNPROCESSABLE_ENTITY);
+    assert_eq!(answer.headers()["content-type"], "application/problem+json");
+    let problem: Value = serde_json::from_str(&text(answer).await).expect("JSON");
+    assert_eq!((&problem["type"], &problem["outcome"]), (&json!("urn:tower-lock:bad-key"), &json!("not-started")));
+    let detail = problem["detail"].as_str().expect("a text");
+    assert!(detail.contains("JSON field `family_id`") && detail.contains("reads as a number"), "{detail}");
+    assert!(!detail.contains("007"), "{detail}");
+    let want = "family_id: the JSON field `family_id` reads as a number, and is not spelled in digits alone, without a zero or a plus in front";
+    assert_eq!(text(send(&app, request("/mine")).await).await, want);
+    assert_eq!(store.on(Verb::Acquire).calls(), 0, "nothing is locked");
+}
+
+/// Neither read nor made into another type: here it is none that could be read.
+#[tokio::test]
+async fn fields_of_the_head_leave_a_body_of_any_type_alone() {
+    struct NoBody(&'static str);
+
+    let locks = Locks::in_memory();
+    let inner = service_fn(|request: Request<NoBody>| async move {
+        let key = request.extensions().get::<HeldLock>().expect("under the lock").key().to_string();
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(format!("{key} {}", request.body().0)))))
+    });
+    let request = || {
+        let request = Request::get("/a?id=7").header("x-tenant", "acme").extension(TenantId(9));
+        request.body(NoBody("as it was")).expect("a request")
+    };
+    let fields = by_fields("order", (header("x-tenant"), extension::<TenantId>(), query_param("id")));
+    let answer = LockLayer::new(&locks, fields.clone()).layer(inner).oneshot(request()).await.expect("infallible");
+    assert_eq!(text(answer).await, "order:acme:9:7 as it was");
+    let answer =
+        LockLayer::new(&locks, constant(("nightly",))).layer(inner).oneshot(request()).await.expect("infallible");
+    assert_eq!(text(answer).await, "nightly as it was");
+    let skipped =
+        LockLayer::new(&locks, fields).skip(|_| true).layer(service_fn(|request: Request<NoBody>| async move {
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(request.into_body().0))))
+        }));
+    assert_eq!(text(skipped.oneshot(request()).await.expect("infallible")).await, "as it was");
+}
+
+#[tokio::test]
+async fn a_body_is_read_once_for_all_its_fields_and_given_on_byte_for_byte() {
+    const BODY: &str = " {\"b\" :\"x\\u0031\",\"a\": 1 ,\"c\":[1.50, \"\\u00e9\"]}\n";
+
+    async fn echo(lock: HeldLock, request: AnyRequest) -> String {
+        let (parts, body) = request.into_parts();
+        let body = body.collect().await.expect("a body").to_bytes();
+        assert_eq!(&body[..], BODY.as_bytes());
+        format!("{} {:?}", lock.key(), parts.headers)
+    }
+    let locks = Locks::in_memory();
+    let fields = by_fields("n", (json_field("a"), json_field("b"), json_field("a"), header("x-a")));
+    let app = Router::new().route("/", post(echo).route_layer(LockLayer::new(&locks, fields)));
+    let request = Request::post("/").header("x-a", "2").header("content-type", JSON).body(Body::from(BODY));
+    let answer = text(send(&app, request.expect("a request")).await).await;
+    assert_eq!(answer, r#"n:1:x1:1:2 {"x-a": "2", "content-type": "application/json"}"#);
+}
+
+#[tokio::test]
+async fn a_body_for_fields_is_read_within_the_routes_own_limit() {
+    let (store, locks) = store_and_locks();
+    let app = Router::new()
+        .route("/", post(show_key).route_layer(LockLayer::new(&locks, by_fields("n", json_field("id")))))
+        .layer(axum::extract::DefaultBodyLimit::max(8));
+    assert_eq!(text(post_json(&app, "/", r#"{"id":1}"#).await).await, "n:1");
+    let answer = post_json(&app, "/", r#"{"id":10}"#).await;
+    assert!(matches!(answer.extensions().get(), Some(Rejection::BodyTooLarge)));
+    assert_eq!(store.on(Verb::Acquire).calls(), 1);
+}
+
+#[test]
+#[should_panic(expected = "\"x tenant\" is not the name of a header")]
+fn a_header_that_cannot_be_is_refused_when_the_routes_are_made() {
+    let _ = header("x tenant");
+}
