@@ -29,7 +29,6 @@ mod client_gone;
 #[cfg(feature = "redis")]
 mod fence;
 mod instances;
-mod storm;
 mod tidy;
 
 mod support;
