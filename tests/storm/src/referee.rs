@@ -5,7 +5,7 @@
 //! off, nobody else is to begin for a lock-delay after that.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     time::Duration,
 };
 
@@ -36,8 +36,8 @@ pub struct Summary {
     pub gone: u64,
     /// Those of them whose handler had not begun, and never did.
     pub gone_before: u64,
-    /// Those of them whose handler was broken off. The others had theirs run to its end.
-    pub gone_inside: u64,
+    /// Those of them whose handler was broken off, by name. The others had theirs run to its end.
+    pub gone_inside: BTreeSet<String>,
     /// Those whose clients lost their connection.
     pub broken: u64,
     /// Those of them whose handler had not begun, and never did.
@@ -190,7 +190,7 @@ impl Referee {
         for (name, Request { was_asked, entered, has_fallen, end }) in requests {
             match end {
                 Some(End::Gone) if entered == 0 => self.seen.gone_before += 1,
-                Some(End::Gone) if has_fallen => self.seen.gone_inside += 1,
+                Some(End::Gone) if has_fallen => drop(self.seen.gone_inside.insert(name.clone())),
                 Some(End::Broken) if entered == 0 => self.seen.broken_before += 1,
                 _ => {}
             }
@@ -448,7 +448,8 @@ mod tests {
             "BROKEN cut",
         ]);
         assert_eq!(summary.violations, BTreeMap::new(), "{:?}", summary.first);
-        assert_eq!((summary.gone, summary.gone_before, summary.gone_inside), (3, 1, 1));
+        assert_eq!((summary.gone, summary.gone_before), (3, 1));
+        assert_eq!(summary.gone_inside, BTreeSet::from(["inside".to_owned()]));
         assert_eq!((summary.broken, summary.broken_before, summary.fallen), (2, 1, 2));
     }
 

@@ -138,7 +138,7 @@ impl World {
     ///
     /// # Panics
     ///
-    /// Nobody is left to be asked, or somebody has no answer for two minutes.
+    /// Nobody is left to be asked, or somebody has no answer for two minutes, or no turn for one.
     pub async fn storm(&self, requests: u64) -> Storm {
         let requests = stream::iter(Plan::of(self.seed, requests)).map(|plan| {
             let services = self.services.iter().zip(&self.leaving);
@@ -150,6 +150,8 @@ impl World {
             async move {
                 let asked = Instant::now();
                 let seen = self.site.ask(instance, &Ask::from(&plan)).await;
+                // At once: with a key that nobody gives back it would be one after the other.
+                assert!(!waited_in_vain(&plan, &seen), "a minute was not enough for {plan:?}");
                 (plan, seen, asked.elapsed())
             }
         });
@@ -222,7 +224,8 @@ impl Outcome {
             "{mishaps} mishaps on {arrived} connections, the longest took {longest:?}, {problems:?}, {}",
             serde_json::to_string(summary).expect("plain data")
         );
-        assert!(summary.violations.keys().all(|name| excused.contains(&&**name)), "{summary:#?}");
+        let Summary { violations, first, .. } = summary;
+        assert!(violations.keys().all(|name| excused.contains(&&**name)), "{violations:?}: {first:#?}");
         assert_eq!(summary.asked, number(seen.len()));
         let heard = summary.answered.values().sum::<u64>() + summary.gone + summary.broken;
         assert_eq!(heard, summary.asked, "everybody hears something");
@@ -247,15 +250,17 @@ impl Outcome {
         // What was broken off may have had a write on its way; nobody else came too late.
         assert_eq!((summary.late, summary.left_open, summary.answers(412)), (0, 0, 0), "{summary:#?}");
         assert!(summary.refused <= summary.fallen, "{summary:#?}");
-        let is_well = |plan: &Plan, seen: &Seen| {
+        let is_well = |seen: &Seen| {
             // That `lost`, `max-hold` and `shutting-down` are not among them is the point.
-            let waits_in_vain = is(seen, 409, "timed-out") && plan.patience == Patience::Wait;
             let is_well = [200, 409, 500].iter().any(|status| has_status(seen, *status));
             let is_told = is(seen, 503, "store-unavailable") || is(seen, 503, "line-full");
-            !waits_in_vain && (is_well || is_told || matches!(seen, Seen::Left | Seen::Broken))
+            is_well || is_told || matches!(seen, Seen::Left | Seen::Broken)
         };
-        let unwell: Vec<_> = self.seen.iter().filter(|(plan, seen)| !is_well(plan, seen)).collect();
+        let unwell: Vec<_> = self.seen.iter().filter(|(_, seen)| !is_well(seen)).collect();
         assert!(unwell.is_empty(), "{unwell:?}, {summary:#?}");
+        let was_to_finish = |plan: &Plan| finishes(plan) && summary.gone_inside.contains(&plan.name());
+        let broken_off: Vec<_> = self.seen.iter().filter(|(plan, _)| was_to_finish(plan)).collect();
+        assert!(broken_off.is_empty(), "they were to finish without their clients: {broken_off:?}");
     }
 
     /// Nor did a connection break, or a stream of one, but for a handler that panicked on it.
@@ -276,11 +281,15 @@ impl Outcome {
     ///
     /// Something was not.
     pub fn check_it_was_one(&self) {
-        let Summary { gone, gone_before, gone_inside, broken, fallen, .. } = self.summary;
-        let finished = gone - gone_before - gone_inside;
-        assert!(gone_before > 0, "some left before their turn: {:#?}", self.summary);
-        assert!(gone_inside > 0 && finished > 0, "some handlers were dropped, some finished: {:#?}", self.summary);
-        assert!(broken > 0 && fallen >= broken, "some handlers panicked: {:#?}", self.summary);
+        let Summary { gone, gone_before, gone_inside, broken, fallen, .. } = &self.summary;
+        let finished = gone - gone_before - number(gone_inside.len());
+        assert!(*gone_before > 0, "some left before their turn: {:#?}", self.summary);
+        assert!(
+            !gone_inside.is_empty() && finished > 0,
+            "some handlers were dropped, some finished: {:#?}",
+            self.summary
+        );
+        assert!(*broken > 0 && fallen >= broken, "some handlers panicked: {:#?}", self.summary);
         let some = |is_it: fn(&Plan, &Seen) -> bool| self.count(is_it) > 0;
         assert!(some(|plan, seen| plan.patience == Patience::Refuse && has_status(seen, 200)));
         assert!(some(|_, seen| is(seen, 409, "held")) && some(|_, seen| is(seen, 409, "timed-out")));
@@ -298,6 +307,16 @@ pub fn is(seen: &Seen, status: u16, kind: &str) -> bool {
 
 fn has_status(seen: &Seen, status: u16) -> bool {
     matches!(seen, Seen::Answer { status: is, .. } if *is == status)
+}
+
+/// Everybody who waits for as long as it takes has a turn.
+fn waited_in_vain(plan: &Plan, seen: &Seen) -> bool {
+    plan.patience == Patience::Wait && is(seen, 409, "timed-out")
+}
+
+/// Once it has begun, it comes to its end, whatever its client does. (A stream that nobody reads does not.)
+fn finishes(plan: &Plan) -> bool {
+    !plan.way.is_dropped && plan.work.frames == 0 && plan.work.panics.is_none()
 }
 
 /// Its panic reaches hyper, which has nothing to say any more: nobody catches it, or the head may have been sent.

@@ -158,8 +158,6 @@ async fn processes_that_die_or_stand_still_past_their_leases_let_nobody_in_too_e
     // A write that was on its way may come after that of the next one: it is refused.
     outcome.check(&[]);
     assert!(outcome.summary.broken_before > 0, "{:#?}", outcome.summary);
-    let turned_away = outcome.count(|plan, seen| plan.patience == Patience::Wait && is(seen, 409, "timed-out"));
-    assert_eq!(turned_away, 0, "everybody who waits has a turn: {:#?}", outcome.summary);
 }
 
 /// As in a deploy: whoever is with them has his turn.
