@@ -4,14 +4,15 @@
 //! cargo bench --bench service_call
 //! ```
 //!
-//! Nanoseconds are of this machine; read them against `bare`, which is in the same run. Allocations are exact.
+//! Nanoseconds are of this machine; read them against `bare`, which is in the same run: beside it stand the layer, and the same lock taken and given
+//! back by hand in the handler, in memory and in a Redis of its own (if `redis-server` is there). Allocations are exact.
 
 use std::{convert::Infallible, pin::pin, sync::LazyLock};
 
 use bytes::Bytes;
 use divan::{AllocProfiler, Bencher};
 use futures_util::future::poll_fn;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::Full;
 use tokio::runtime::Runtime;
@@ -22,7 +23,7 @@ use tower_lock::{LockKey, LockLayer, Locks, by_parts};
 static ALLOCATOR: AllocProfiler = AllocProfiler::system();
 
 static RUNTIME: LazyLock<Runtime> =
-    LazyLock::new(|| tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime"));
+    LazyLock::new(|| tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime"));
 
 type In = Request<Full<Bytes>>;
 
@@ -79,6 +80,67 @@ fn no_key(bencher: Bencher<'_, '_>) {
 fn locked(bencher: Bencher<'_, '_>) {
     let layer = LockLayer::new(&Locks::in_memory(), by_parts(|_| ("reward", 42_u64, "gold")));
     requests(bencher, &layer.layer(service_fn(hello)));
+}
+
+/// What the layer does, written out in a handler.
+fn by_hand(
+    locks: &Locks,
+) -> impl Service<In, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send> + Clone {
+    let locks = locks.clone();
+    service_fn(move |request: In| {
+        let locks = locks.clone();
+        async move {
+            let Ok(guard) = locks.try_lock(("reward", 42_u64, "gold")).await else {
+                let mut refused = Response::new(Full::default());
+                *refused.status_mut() = StatusCode::CONFLICT;
+                return Ok(refused);
+            };
+            let response = hello(request).await;
+            // What became of it does not change the answer.
+            let _ = guard.release().await;
+            response
+        }
+    })
+}
+
+#[divan::bench]
+fn locked_by_hand(bencher: Bencher<'_, '_>) {
+    requests(bencher, &by_hand(&Locks::in_memory()));
+}
+
+#[cfg(feature = "redis")]
+mod redis {
+    use std::sync::LazyLock;
+
+    use divan::Bencher;
+    use tower::{Layer, service_fn};
+    use tower_lock::{LockLayer, Locks, RedisStore, by_parts};
+    use tower_lock_faults::RedisServer;
+
+    use super::{RUNTIME, by_hand, hello, requests};
+
+    static SERVER: LazyLock<Option<(RedisServer, Locks)>> = LazyLock::new(|| {
+        RedisServer::is_available().then(|| {
+            RUNTIME.block_on(async {
+                let server = RedisServer::start().await;
+                let store = RedisStore::connect(&server.url()).await.expect("a Redis");
+                (server, Locks::new(store))
+            })
+        })
+    });
+
+    #[divan::bench]
+    fn locked(bencher: Bencher<'_, '_>) {
+        let Some((_, locks)) = &*SERVER else { return };
+        let layer = LockLayer::new(locks, by_parts(|_| ("reward", 42_u64, "gold")));
+        requests(bencher, &layer.layer(service_fn(hello)));
+    }
+
+    #[divan::bench]
+    fn locked_by_hand(bencher: Bencher<'_, '_>) {
+        let Some((_, locks)) = &*SERVER else { return };
+        requests(bencher, &by_hand(locks));
+    }
 }
 
 #[divan::bench]

@@ -28,7 +28,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use sqlx::{AnyConnection, AnyExecutor, AnyPool};
-use tower_lock::{HeldLock, LockLayer, Locks, by};
+use tower_lock::{HeldLock, Lease, LockLayer, Locks, by};
 
 use self::support::{ApiError, Failure, Mode, Server, THINK_TIME, Table, database::check_fence, timed, volley};
 
@@ -41,6 +41,9 @@ INSERT OR IGNORE INTO good (id, good_name, good_counts) VALUES (1, 'kettle', 5),
 
 /// Before the demo is done, ten buyers have each had their turn.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// No sale takes longer: then it is broken off, whatever it waits for, and the next buyer has a turn.
+const SALE: Lease = Lease::Fixed(Duration::from_secs(60));
 
 #[derive(Clone)]
 struct App {
@@ -56,7 +59,7 @@ enum Sale {
 
 fn app(app: App, locks: &Locks) -> Router {
     // The one line: buyers of one good come one after the other.
-    let one_buyer_at_a_time = LockLayer::new(locks, by(|Path(id): Path<i64>| ("good", id))).wait(PATIENCE);
+    let one_buyer_at_a_time = LockLayer::new(locks, by(|Path(id): Path<i64>| ("good", id))).wait(PATIENCE).lease(SALE);
 
     Router::new()
         .route("/goods/{id}/sell", post(sell).route_layer(one_buyer_at_a_time))

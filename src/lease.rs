@@ -146,6 +146,12 @@ impl FencingToken {
         i64::try_from(token).is_ok().then_some(Self(token))
     }
 
+    /// With this number. `None`: it has more than 63 bits.
+    #[cfg(feature = "test-util")]
+    pub(crate) fn of_number(number: u64) -> Option<Self> {
+        i64::try_from(number).is_ok().then_some(Self(number))
+    }
+
     /// The token of a later section under the same grant: the low bits count them, from zero.
     pub(crate) fn of_section(self, number: u16) -> Self {
         debug_assert!(number < 1 << Self::SECTION_BITS, "the store is asked for a new fence before");

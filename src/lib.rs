@@ -55,6 +55,13 @@ pub use self::{
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use deadpool_redis;
 
-#[cfg(doctest)]
-#[doc = include_str!("../docs/redis.md")]
-struct DocsOfRedis;
+/// The pages of `docs/`, for those who run it.
+#[cfg(any(doc, doctest))]
+pub mod docs {
+    #[doc = include_str!("../docs/guarantees.md")]
+    pub mod guarantees {}
+    #[doc = include_str!("../docs/redis.md")]
+    pub mod redis {}
+    #[doc = include_str!("../docs/comparison.md")]
+    pub mod comparison {}
+}

@@ -115,7 +115,7 @@ pub async fn check_fence(transaction: &mut AnyConnection, lock: &HeldLock) -> Re
 }
 
 /// The number that the last `INSERT` on this connection was given.
-#[allow(dead_code, reason = "a module of two programs, and one of them asks")]
+#[allow(dead_code, reason = "a module of three programs, and one of them asks")]
 pub async fn last_id(connection: &mut AnyConnection) -> Result<i64, ApiError> {
     let ask =
         if is_mysql(connection) { "SELECT CAST(last_insert_id() AS SIGNED)" } else { "SELECT last_insert_rowid()" };

@@ -1,6 +1,6 @@
-//! What the two examples share: locks, a database, a server that stops cleanly, a volley of requests, a table.
+//! What the three cases share: locks, a database, a server that stops cleanly, a volley of requests, a table.
 
-#![allow(unreachable_pub, reason = "a module of two programs")]
+#![allow(unreachable_pub, reason = "a module of three programs")]
 
 use std::{
     env,
@@ -215,13 +215,14 @@ pub async fn get(url: &str) -> Result<Value, Failure> {
 
 // === table ===
 
-pub struct Table {
-    rows: Vec<[String; 5]>,
+pub struct Table<const COLUMNS: usize = 5> {
+    rows: Vec<[String; COLUMNS]>,
 }
 
+/// Of a volley.
 impl Table {
     pub fn new(result: &str) -> Self {
-        Self { rows: vec![["".into(), result.into(), "answers".into(), "who waited".into(), "slowest answer".into()]] }
+        Self::of(["", result, "answers", "who waited", "slowest answer"])
     }
 
     pub fn row(&mut self, how: &str, result: impl Display, answers: &[Answer], note: impl Fn(&Answer) -> &'static str) {
@@ -242,13 +243,17 @@ impl Table {
             Some(longest) => format!("{} of {}, up to {} ms", waited.len(), answers.len(), longest.as_millis()),
         };
         let slowest = answers.iter().map(|a| a.took).max().unwrap_or_default();
-        self.rows.push([
-            how.into(),
-            result.to_string(),
-            statuses.join(", "),
-            waited,
-            format!("{} ms", slowest.as_millis()),
-        ]);
+        self.line([how.into(), result.to_string(), statuses.join(", "), waited, format!("{} ms", slowest.as_millis())]);
+    }
+}
+
+impl<const COLUMNS: usize> Table<COLUMNS> {
+    pub fn of(heads: [&str; COLUMNS]) -> Self {
+        Self { rows: vec![heads.map(Into::into)] }
+    }
+
+    pub fn line(&mut self, cells: [String; COLUMNS]) {
+        self.rows.push(cells);
     }
 
     pub fn print(&self) {

@@ -43,7 +43,7 @@ pub trait Lockable {
 ///
 /// `E` is any extractor that leads to a [`Lockable`] (`Json`, `Path`, `Query`, `Form`, `Extension`, `State`). The lock is taken when it has
 /// succeeded, held to the end of the response as if the route had a [`LockLayer`](crate::LockLayer), and behaves as the nearest
-/// [`LocksLayer`](crate::LocksLayer) says (wait, lease, `max_hold`, ..). It goes last in the handler's arguments if it reads the body; what stands before it
+/// [`LocksLayer`](crate::LocksLayer) says (wait, lease, `max_hold`, ..), or the `LockLayer` whose lock the request holds already. It goes last in the handler's arguments if it reads the body; what stands before it
 /// runs without the lock.
 ///
 /// ```

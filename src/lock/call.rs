@@ -127,6 +127,9 @@ impl LockCall {
     /// # }
     /// ```
     ///
+    /// Whatever the work answers, an `Err` of its own included, is an end in order: a [`hold_at_least`](Self::hold_at_least) counts. A job that may fail
+    /// takes a guard, and says so with [`release_failed`](crate::LockGuard::release_failed).
+    ///
     /// # Errors
     ///
     /// The lock could not be had, and nothing was started; or it was lost, and the work was dropped where it stood.

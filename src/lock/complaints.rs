@@ -1,4 +1,4 @@
-//! Tells whoever operates the service why the store does not answer: now and then, and not for each call.
+//! Tells whoever operates the service what goes wrong all the time: now and then, and not each time.
 
 use crate::{clock::Moment, store::StoreError};
 
@@ -13,25 +13,40 @@ pub(super) struct Complaints {
 
 #[cfg(feature = "tracing")]
 impl Complaints {
-    pub(super) fn tell(&self, now: Moment, operation: &'static str, error: &StoreError) {
-        use std::{error::Error, sync::atomic::Ordering::Relaxed};
+    pub(super) fn store_failed(&self, now: Moment, operation: &'static str, error: &StoreError) {
+        use std::error::Error;
 
-        use crate::defaults::COMPLAINTS;
-
-        let last = self.last.load(Relaxed);
-        let is_due = last == 0 || now.since(Moment::from_nanos(last)) >= COMPLAINTS;
-        if !is_due || self.last.compare_exchange(last, now.as_nanos().max(1), Relaxed, Relaxed).is_err() {
-            self.left_out.fetch_add(1, Relaxed);
-            return;
-        }
+        let Some(left_out) = self.due(now) else { return };
         let mut reason = error.to_string();
         let mut source = error.source();
         while let Some(error) = source {
             reason += &format!(": {error}");
             source = error.source();
         }
-        let left_out = self.left_out.swap(0, Relaxed);
         tracing::warn!(target: "tower_lock", operation, left_out, "{reason}");
+    }
+
+    pub(super) fn too_many_finish_alone(&self, now: Moment) {
+        let Some(left_out) = self.due(now) else { return };
+        tracing::warn!(
+            target: "tower_lock",
+            left_out,
+            "a handler was dropped with its client: {} finish without theirs already",
+            crate::defaults::DETACHED,
+        );
+    }
+
+    /// Whether one may be told now, and how many were not since the last one.
+    fn due(&self, now: Moment) -> Option<u64> {
+        use std::sync::atomic::Ordering::Relaxed;
+
+        let last = self.last.load(Relaxed);
+        let is_due = last == 0 || now.since(Moment::from_nanos(last)) >= crate::defaults::COMPLAINTS;
+        if !is_due || self.last.compare_exchange(last, now.as_nanos().max(1), Relaxed, Relaxed).is_err() {
+            self.left_out.fetch_add(1, Relaxed);
+            return None;
+        }
+        Some(self.left_out.swap(0, Relaxed))
     }
 }
 
@@ -40,7 +55,9 @@ impl Complaints {
 pub(super) struct Complaints(());
 
 #[cfg(not(feature = "tracing"))]
+#[expect(clippy::unused_self, reason = "the same calls as with the feature")]
 impl Complaints {
-    #[expect(clippy::unused_self, reason = "the same call as with the feature")]
-    pub(super) fn tell(&self, _: Moment, _: &'static str, _: &StoreError) {}
+    pub(super) fn store_failed(&self, _: Moment, _: &'static str, _: &StoreError) {}
+
+    pub(super) fn too_many_finish_alone(&self, _: Moment) {}
 }

@@ -51,7 +51,7 @@ pub(crate) struct Core {
     pub(super) clock: Clock,
     pub(super) watchdog: Watchdog,
     pub(super) detached: detached::Count,
-    ids: OwnerIds,
+    pub(super) ids: OwnerIds,
     complaints: Complaints,
     /// I11: nothing of others runs under it, and nothing is awaited.
     table: Mutex<Table<Waiter>>,
@@ -305,7 +305,7 @@ impl Core {
     pub(super) fn answered<T>(&self, verb: &'static str, answer: &Result<T, StoreError>) {
         metrics::store_answered(verb, answer);
         if let Err(error) = answer {
-            self.complaints.tell(self.clock.now(), verb, error);
+            self.complaints.store_failed(self.clock.now(), verb, error);
         }
     }
 

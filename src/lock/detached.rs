@@ -5,12 +5,15 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-use super::{core::Core, metrics};
+use super::{complaints::Complaints, core::Core, metrics};
 use crate::defaults::DETACHED;
 
 /// How many there are.
 #[derive(Debug, Default)]
-pub(super) struct Count(AtomicUsize);
+pub(super) struct Count {
+    now: AtomicUsize,
+    complaints: Complaints,
+}
 
 /// A place among those that finish without their client, as long as it lives.
 #[derive(Debug)]
@@ -23,13 +26,17 @@ impl Detached {
     /// `None`: too many do already (I11).
     pub(crate) fn new(core: &Arc<Core>) -> Option<Self> {
         let one_more = |count| (count < DETACHED).then_some(count + 1);
-        core.detached.0.fetch_update(Relaxed, Relaxed, one_more).ok()?;
+        let Count { now, complaints } = &core.detached;
+        if now.fetch_update(Relaxed, Relaxed, one_more).is_err() {
+            complaints.too_many_finish_alone(core.clock.now());
+            return None;
+        }
         Some(Self { core: Arc::clone(core), _counted: metrics::Detached::begins() })
     }
 }
 
 impl Drop for Detached {
     fn drop(&mut self) {
-        self.core.detached.0.fetch_sub(1, Relaxed);
+        self.core.detached.now.fetch_sub(1, Relaxed);
     }
 }

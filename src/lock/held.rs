@@ -27,6 +27,37 @@ impl HeldLock {
         Self { section, core }
     }
 
+    /// A view of a lock that nobody holds and nobody loses, for tests of a handler: it is called as a function, or finds this in
+    /// the extensions of its request (`.layer(Extension(lock))`). Needs the feature `test-util`.
+    ///
+    /// ```
+    /// # use tower_lock::HeldLock;
+    /// async fn claim(lock: HeldLock) -> String {
+    ///     format!("{} under {}", lock.key().as_str(), lock.fencing_token())
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let lock = HeldLock::detached(("reward", 7), 42);
+    /// assert_eq!(claim(lock).await, "reward:7 under 42");
+    /// # }
+    /// ```
+    ///
+    /// For a lock that *is* lost, take one from `Locks` in a [`TestStore`](crate::test_util::TestStore), and let that fail.
+    ///
+    /// # Panics
+    ///
+    /// If the token does not fit into 63 bits.
+    #[cfg(feature = "test-util")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
+    #[must_use]
+    pub fn detached(key: impl Into<LockKey>, token: u64) -> Self {
+        let token = FencingToken::of_number(token).expect("a token of 63 bits");
+        let core = Arc::clone(super::Locks::in_memory().core());
+        let section = Section::detached(key.into(), token, core.ids.next());
+        Self::new(Arc::new(section), core)
+    }
+
     /// What is locked.
     #[must_use]
     pub fn key(&self) -> &LockKey {

@@ -28,9 +28,12 @@ use crate::{
 /// Locks are taken within a Tokio runtime with its time driver on.
 #[derive(Clone)]
 pub struct Locks {
-    core: Arc<Core>,
+    handle: Arc<Handle>,
     policy: Policy,
 }
+
+/// What all clones share. Dropped with the last of them.
+struct Handle(Arc<Core>);
 
 /// Makes a [`Locks`] that is to be told something about itself.
 #[derive(Debug)]
@@ -84,7 +87,7 @@ impl Locks {
     /// The same locks with other defaults, for a router of its own perhaps.
     #[must_use]
     pub fn with_policy(&self, policy: Policy) -> Self {
-        Self { core: Arc::clone(&self.core), policy: policy.or(self.policy) }
+        Self { handle: Arc::clone(&self.handle), policy: policy.or(self.policy) }
     }
 
     /// Takes the key if nobody has it. Redisson's `tryLock()`.
@@ -123,7 +126,7 @@ impl Locks {
     /// # }
     /// ```
     pub fn lock(&self, key: impl Into<LockKey>) -> LockCall {
-        LockCall::new(Arc::clone(&self.core), key.into(), self.policy)
+        LockCall::new(Arc::clone(self.core()), key.into(), self.policy)
     }
 
     /// Who has this key, since when, and how many wait, as the store sees it. Redisson's `isLocked()`, and what its operators read from
@@ -134,7 +137,8 @@ impl Locks {
     /// The store did not answer within half a second.
     pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<LockState, StoreError> {
         let key = key.into();
-        let Inspected { holder, lease_left, waiting } = within("inspect", self.core.store.inspect(key.clone())).await?;
+        let Inspected { holder, lease_left, waiting } =
+            within("inspect", self.core().store.inspect(key.clone())).await?;
         let (holder, since) = match holder {
             Some(record) => {
                 let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(record.fence));
@@ -142,7 +146,7 @@ impl Locks {
             }
             None => (None, None),
         };
-        let waiting_here = self.core.waiting_for(&key);
+        let waiting_here = self.core().waiting_for(&key);
         Ok(LockState { holder, since, remaining: lease_left, waiting, waiting_here })
     }
 
@@ -155,20 +159,20 @@ impl Locks {
     ///
     /// The store did not answer within half a second. It may have done it all the same.
     pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<Option<OwnerId>, StoreError> {
-        within("force", self.core.store.force_release(ForceAsk::new(key.into(), LOCK_DELAY, LINE))).await
+        within("force", self.core().store.force_release(ForceAsk::new(key.into(), LOCK_DELAY, LINE))).await
     }
 
     /// How often this owner has this key now: how many guards it has. Zero: it does not have it. Redisson's `isHeldByCurrentThread()` and
     /// `getHoldCount()`; it is known in this process, and asks nobody.
     #[must_use]
     pub fn hold_count(&self, key: impl Into<LockKey>, owner: &Owner) -> u32 {
-        self.core.holds(&key.into(), owner)
+        self.core().holds(&key.into(), owner)
     }
 
     /// How many keys are held by this handle and its clones now.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.core.held()
+        self.core().held()
     }
 
     /// Ends in order: nothing new is begun, whoever waits is told so and leaves every line, and what is held may go on until it is given
@@ -177,17 +181,18 @@ impl Locks {
     /// Answers how many holders were still running when the budget was spent: they are left alone, renewed as before, and give
     /// their keys back when they end, if the process lets them. Beyond that the lease does.
     ///
-    /// Call it when the server takes no more requests: `axum::serve(..).with_graceful_shutdown(..).await`, then this. A handler that
-    /// re-enters a lock it holds still can.
+    /// Call it when the service is told to stop, in the future that `axum::serve(..).with_graceful_shutdown(..)` waits for: the server answers
+    /// meanwhile, 503 to who wants a lock. (Called after the server, who waits has its turn first.) A handler that re-enters a lock it
+    /// holds still can, and one that finishes [without its client](crate::ClientGone) is waited for.
     ///
     /// # Cancel safety
     ///
     /// Dropped, the shutting down goes on; nobody waits for it.
     pub async fn shutdown(&self, budget: Duration) -> usize {
-        self.core.drain();
-        match timeout(budget, self.core.emptied()).await {
+        self.core().drain();
+        match timeout(budget, self.core().emptied()).await {
             Ok(()) => 0,
-            Err(_) => self.core.held(),
+            Err(_) => self.core().held(),
         }
     }
 
@@ -196,11 +201,11 @@ impl Locks {
     #[doc(hidden)]
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
-        self.core.size()
+        self.core().size()
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.core
+        &self.handle.0
     }
 
     pub(crate) fn policy(&self) -> Policy {
@@ -236,7 +241,8 @@ impl LocksBuilder {
         let instance = instance.unwrap_or_else(this_instance);
         // The one source of random bits in the standard library: each state has keys of its own.
         let random = random.unwrap_or_else(|| RandomState::new().hash_one(0));
-        Locks { core: Core::new(store, clock, OwnerIds::new(&instance, random)), policy: Policy::new() }
+        let core = Core::new(store, clock, OwnerIds::new(&instance, random));
+        Locks { handle: Arc::new(Handle(core)), policy: Policy::new() }
     }
 }
 
@@ -254,9 +260,23 @@ async fn within<T: Unpin>(operation: &'static str, answer: StoreFuture<T>) -> Re
     answer.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout)))
 }
 
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // Nobody is left who could wait for them.
+        #[cfg(feature = "tracing")]
+        if let held @ 1.. = self.0.held() {
+            tracing::warn!(
+                target: "tower_lock",
+                held,
+                "the last `Locks` was dropped while keys are held: `Locks::shutdown` waits for them",
+            );
+        }
+    }
+}
+
 impl fmt::Debug for Locks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { core, policy } = self;
-        f.debug_struct("Locks").field("store", &core.store).field("policy", policy).finish_non_exhaustive()
+        let Self { handle, policy } = self;
+        f.debug_struct("Locks").field("store", &handle.0.store).field("policy", policy).finish_non_exhaustive()
     }
 }

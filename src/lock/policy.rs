@@ -111,10 +111,12 @@ macro_rules! settings {
                 ///
                 /// Is the work done when the head of a stream is sent? Then nobody need wait for its reader.
                 hold(hold: $crate::Hold),
-                /// How long the reader of a stream may leave it unread, before the stream is cut and the lock given back. Default: 10 seconds.
+                /// How long the reader of a stream may leave a frame unread, before the stream is cut and the lock given back, after its
+                /// lock-delay. Default: 10 seconds.
                 ///
-                /// How long may a phone in a tunnel keep others from the key? A stream that is waiting for its own next frame is not stalled, however long it
-                /// takes; [`max_hold`](crate::Policy::max_hold) ends that. What is complete in memory holds no lock when it is sent.
+                /// How long may a phone in a tunnel keep others from the key? A frame is read when the server asks for the next one: large frames to slow
+                /// readers take their time. A stream that is waiting for its own next frame is not stalled, however long it takes;
+                /// [`max_hold`](crate::Policy::max_hold) ends that. What is complete in memory holds no lock when it is sent.
                 body_stall(limit: ::std::time::Duration),
                 /// What becomes of the handler when its client leaves, or a timeout outside of the layer drops it. Default:
                 /// [`Finish`](crate::ClientGone::Finish).

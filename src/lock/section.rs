@@ -14,6 +14,8 @@ use crate::{
     lease::FencingToken,
     store::{Released, StoreError},
 };
+#[cfg(feature = "test-util")]
+use crate::{key::LockKey, lease::OwnerId};
 
 /// Shared by its guards and their views.
 #[derive(Debug)]
@@ -49,6 +51,13 @@ impl Section {
             holding: metrics::Holding::begins(),
             outcome: Told::new(),
         }
+    }
+
+    /// Of no key, and without an end.
+    #[cfg(feature = "test-util")]
+    pub(super) fn detached(key: LockKey, token: FencingToken, owner: OwnerId) -> Self {
+        let grant = Grant::new(key, owner, token, Duration::ZERO, Moment::NEVER);
+        Self::new(Arc::new(grant), token, Terms::default(), Moment::default())
     }
 
     /// For how long it can be claimed at this moment that it is alone. Zero is for ever.

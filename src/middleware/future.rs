@@ -58,8 +58,6 @@ struct Under<B: 'static, E: 'static> {
     slot: Slot,
     /// Gone when they have ended.
     steps: Option<Steps<B, E>>,
-    /// Stays so if a poll panics: what has panicked is not polled again.
-    is_polled: bool,
     /// What the handler logs when it finishes alone belongs where it began.
     around: SpanAround,
 }
@@ -74,7 +72,7 @@ impl<F, B, E> ResponseFuture<F, B, E> {
     }
 
     pub(super) fn under(slot: Slot, steps: Steps<B, E>) -> Self {
-        let under = Under { slot, steps: Some(steps), is_polled: false, around: SpanAround::current() };
+        let under = Under { slot, steps: Some(steps), around: SpanAround::current() };
         Self { state: State::Under { under } }
     }
 }
@@ -99,10 +97,7 @@ where
 impl<B, E> Under<B, E> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Response<ResponseBody<B>>, E>> {
         let steps = self.steps.as_mut().expect("not polled after its end");
-        self.is_polled = true;
-        let polled = steps.as_mut().poll(cx);
-        self.is_polled = false;
-        let mut response = ready!(polled);
+        let mut response = ready!(steps.as_mut().poll(cx));
         self.steps = None;
         if let (Ok(response), Some(wait)) = (&mut response, self.slot.applied()) {
             prefer::applied(response.headers_mut(), wait);
@@ -112,7 +107,8 @@ impl<B, E> Under<B, E> {
 
     /// Nobody waits for the answer any more.
     fn client_gone(&mut self) {
-        let Some(steps) = self.steps.take_if(|_| !self.is_polled) else { return };
+        let Some(steps) = self.steps.take() else { return };
+        // What has panicked has nothing to finish: unwinding has given back all it held.
         let Some(place) = self.slot.finish() else { return };
         let alone = async move {
             // What is answered is dropped: a stream that nobody reads ends there.

@@ -188,9 +188,10 @@ impl Slot {
         Ok(())
     }
 
-    /// Nothing is put in here any more; what was, is handed over.
+    /// Nothing is put in here any more; what was, is handed over, and whoever takes it sees to the lock of the layer, too.
     pub(super) fn close(&self) -> Vec<Section> {
         let mut beyond = self.0.beyond.lock();
+        self.0.held.store(0, Release);
         beyond.is_closed = true;
         std::mem::take(&mut beyond.sections)
     }

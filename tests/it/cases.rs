@@ -1,15 +1,21 @@
-//! The two cases, as programs of their own over real HTTP and a database.
+//! The examples as programs of their own: the cases over real HTTP and a database, the job, and a service of gRPC.
 
-use std::process::Output;
+use std::{process::Output, sync::Arc, time::Duration};
 
-use axum::http::Method;
+use axum::http::{Method, StatusCode};
+use http_body::Body as _;
 use serde_json::{Value, json};
 use tokio::process::Command;
+use tower_lock::{Rejection, StoreError, StoreErrorKind, TimeoutStatus};
 
 use crate::support::{
     examples::{File, Service, example},
     soon,
 };
+
+#[allow(dead_code, reason = "of the example, its responder")]
+#[path = "../../examples/grpc_status.rs"]
+mod grpc_status;
 
 async fn run(mut command: Command) -> Output {
     soon("the end of the program", command.output()).await.expect("it starts")
@@ -40,6 +46,88 @@ async fn ten_buyers_of_five_items_end_at_zero_under_the_layer_and_below_without(
     assert!(output.status.success(), "{table}");
     assert!(table.contains("under the layer   0                 5 × 200 sold, 5 × 409 sold out"), "{table}");
     assert!(table.contains("without a lock    -5"), "{table}");
+}
+
+#[tokio::test]
+async fn a_nightly_mail_of_three_instances_comes_once_if_it_is_held_for_the_night_and_more_often_without() {
+    let output = run(example("nightly_mail").await).await;
+    let table = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{table}");
+    // How many mails each customer got, and what became of the job on each instance.
+    let row = |how: &str| {
+        let line =
+            table.lines().find_map(|line| line.trim_start().strip_prefix(how)).unwrap_or_else(|| panic!("{table}"));
+        let (mails, instances) = line.trim_start().split_once(' ').expect("three columns");
+        (mails, instances.trim_start().split(", ").collect::<Vec<_>>())
+    };
+    assert_eq!(row("without a lock "), ("3", vec!["sent 3"; 3]), "{table}");
+    let (mails, instances) = row("try_lock  ");
+    // The second one comes while the first is at it, if this machine is not busy; the third never does.
+    assert!(["2", "3"].contains(&mails), "{table}");
+    assert!(instances.iter().filter(|instance| **instance == "sent 3").count() > 1, "{table}");
+    assert_eq!(row("try_lock, hold_at_least "), ("1", vec!["sent 3", "left it to another", "left it to another"]));
+    let (mails, mut instances) = row("the same; the first one fails ");
+    assert_eq!((mails, instances.remove(0)), ("1", "failed"), "{table}");
+    instances.sort_unstable();
+    assert_eq!(instances, ["left it to another", "sent 3"], "{table}");
+}
+
+#[tokio::test]
+async fn a_grpc_client_is_told_in_its_own_words_what_became_of_its_call() {
+    let output = run(example("grpc_status").await).await;
+    let table = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{table}");
+    for (what, status, pushback) in [
+        ("the first of two", 0, "none"),
+        ("the second, refused at once", 10, "a time"),
+        ("who waits, and another goes on", 10, "a time"),
+        ("without a number", 3, "none"),
+        ("what takes longer than it may", 2, "never"),
+        ("what is thrown out by an operator", 2, "never"),
+        ("an instance that is being shut down", 14, "a time"),
+    ] {
+        let row = table.lines().find_map(|line| line.trim_start().strip_prefix(what)).expect(what);
+        let mut cells = row.split_whitespace();
+        assert_eq!(cells.next(), Some("200"), "{table}");
+        assert_eq!(cells.next(), Some(status.to_string().as_str()), "{table}");
+        let said = match cells.next().expect("a column") {
+            "-" => "none",
+            "-1" => "never",
+            ms => ms.parse::<u64>().map_or("nothing that is known", |_| "a time"),
+        };
+        assert_eq!(said, pushback, "{table}");
+        // A message for each but a success.
+        assert_eq!(cells.next() == Some("-"), status == 0, "{table}");
+    }
+}
+
+/// UNAVAILABLE is what clients repeat by themselves.
+#[test]
+fn a_grpc_client_never_repeats_by_itself_what_may_have_been_done() {
+    let retry_after = Duration::from_millis(187);
+    let source = Arc::new(StoreError::new("shelf", "acquire", StoreErrorKind::Unavailable));
+    for (rejection, status, pushback) in [
+        (Rejection::Held { retry_after }, "10", "187"),
+        (Rejection::TimedOut { waited: Duration::ZERO, retry_after, status: TimeoutStatus::default() }, "10", "187"),
+        (Rejection::LineFull { retry_after }, "14", "187"),
+        (Rejection::StoreUnavailable { retry_after, source }, "14", "187"),
+        (Rejection::ShuttingDown { retry_after }, "14", "187"),
+        (Rejection::BodyTooLarge, "8", "-1"),
+        (Rejection::BadKey { status: StatusCode::BAD_REQUEST }, "3", "-1"),
+        (Rejection::Lost, "2", "-1"),
+        (Rejection::MaxHold, "2", "-1"),
+    ] {
+        let answer = grpc_status::as_grpc(&rejection);
+        assert_eq!(answer.status(), StatusCode::OK, "{rejection}: gRPC has its own");
+        let header = |name: &str| answer.headers()[name].to_str().expect("text");
+        assert_eq!(header("content-type"), "application/grpc", "{rejection}");
+        assert_eq!((header("grpc-status"), header("grpc-retry-pushback-ms")), (status, pushback), "{rejection}");
+        assert_eq!(header("grpc-message"), rejection.to_string());
+        assert!(answer.body().is_end_stream(), "{rejection}: nothing behind the head");
+    }
+    for (text, encoded) in [("100 %", "100 %25"), ("für\n~", "f%C3%BCr%0A~"), ("", "")] {
+        assert_eq!(grpc_status::percent_encoded(text), encoded);
+    }
 }
 
 /// By hand: created, refused, found again; and a file lasts over a restart that ends cleanly.
@@ -104,4 +192,10 @@ async fn what_is_set_wrongly_is_said() {
     command.arg("--what");
     let output = run(command).await;
     assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("usage: [--demo | --serve]"));
+    let mut command = example("nightly_mail").await;
+    command.arg("--once");
+    let output = run(command).await;
+    assert!(
+        !output.status.success() && String::from_utf8_lossy(&output.stderr).contains("usage: [--demo | --once NIGHT]")
+    );
 }

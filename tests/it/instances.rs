@@ -1,9 +1,12 @@
-//! The two cases once more, with several instances of the service: what they share is one Redis and one database.
+//! The cases once more, with several instances of the service: what they share is one Redis and one database.
+
+use std::{process::Output, time::Duration};
 
 use axum::http::Method;
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use serde_json::{Value, json};
 use sqlx::{AnyConnection, ConnectOptions, Connection, any::AnyConnectOptions};
+use tokio::time::sleep;
 use tower_lock_faults::{RedisServer, skipped};
 
 use crate::support::{
@@ -45,6 +48,34 @@ impl Instances {
             assert!(service.terminate().await.success(), "SIGTERM is a clean end");
         }
     }
+}
+
+/// The job of one instance, started by its timer.
+async fn nightly_mail(redis: &RedisServer, database: &str, night: &str, mail_server: &str) -> Output {
+    let mut command = example("nightly_mail").await;
+    command.args(["--once", night]).env("MAIL_SERVER", mail_server);
+    command.env("REDIS_URL", redis.url()).env("DATABASE_URL", database);
+    soon("the end of the job", command.output()).await.expect("it starts")
+}
+
+/// What each of them said, in the order of the alphabet.
+fn said<const N: usize>(runs: [Output; N]) -> [String; N] {
+    let mut said = runs.map(|run| {
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        String::from_utf8(run.stdout).expect("text")
+    });
+    said.sort_unstable();
+    said
+}
+
+/// How many mails each customer got that night.
+async fn mails(database: &str, night: &str) -> Vec<(String, i64)> {
+    sqlx::any::install_default_drivers();
+    let mut connection = AnyConnection::connect(database).await.expect("a database");
+    let count = "SELECT customer, COUNT(*) FROM mail WHERE night = ? GROUP BY customer ORDER BY customer";
+    let mails = sqlx::query_as(count).bind(night).fetch_all(&mut connection).await.expect("a table");
+    connection.close().await.expect("it is there");
+    mails
 }
 
 async fn redis(test: &str) -> Option<RedisServer> {
@@ -143,5 +174,37 @@ async fn buyers_at_three_instances_are_sold_what_there_is_and_the_rest_are_told(
         assert_eq!(instances.all_say("/goods/1").await["good_counts"], 0, "{url}");
         assert_eq!(instances.all_say("/goods/2").await["good_counts"], 5, "{url}");
         instances.terminate().await;
+    }
+}
+
+#[tokio::test]
+async fn three_machines_start_the_nightly_mail_a_tenth_of_a_second_apart_and_each_customer_gets_one() {
+    let Some(redis) = redis("three instances of nightly_mail").await else { return };
+    let databases = Databases::start("instances-mail").await;
+    let one_each = ["ann", "bob", "eve"].map(|customer| (customer.to_owned(), 1));
+    for (n, url) in databases.urls().into_iter().enumerate() {
+        // One Redis for both databases.
+        let (quiet, rough) = (format!("quiet-{n}"), format!("rough-{n}"));
+        let after = async |tenths: u32, night: &str| {
+            sleep(tenths * Duration::from_millis(100)).await;
+            nightly_mail(&redis, &url, night, "up").await
+        };
+        let runs = join_all([after(0, &quiet), after(1, &quiet), after(2, &quiet)]).await;
+        let runs: [Output; 3] = runs.try_into().expect("three");
+        assert_eq!(said(runs), ["left it to another\n", "left it to another\n", "sent 3 mails\n"], "{url}");
+        assert_eq!(
+            said([after(0, &quiet).await]),
+            ["left it to another\n"],
+            "{url}: they have ended, the night has not"
+        );
+        assert_eq!(mails(&url, &quiet).await, one_each, "{url}");
+
+        let failed = nightly_mail(&redis, &url, &rough, "down").await;
+        let error = String::from_utf8_lossy(&failed.stderr);
+        assert!(!failed.status.success() && error.contains("the mail server does not answer"), "{url}: {error}");
+        let runs = join_all([after(0, &rough), after(1, &rough)]).await;
+        let runs: [Output; 2] = runs.try_into().expect("two");
+        assert_eq!(said(runs), ["left it to another\n", "sent 3 mails\n"], "{url}: at once after a failure");
+        assert_eq!(mails(&url, &rough).await, one_each, "{url}");
     }
 }

@@ -9,7 +9,10 @@ mod layers;
 mod policies;
 mod rejections;
 mod endings;
+mod streams;
+mod client_gone;
 mod extractor;
+mod locked;
 mod span;
 mod locks;
 mod renewal;
@@ -25,11 +28,11 @@ mod random;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod cases;
-mod client_gone;
 #[cfg(feature = "redis")]
 mod fence;
 mod instances;
 mod tidy;
+mod public_api;
 
 mod support;
 

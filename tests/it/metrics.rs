@@ -63,6 +63,13 @@ fn the_names_and_labels_of_all_metrics_are_these() {
         store.on(Verb::Acquire).fault(Fault::None);
         drop(guard);
         sleep(Duration::from_secs(5)).await;
+        let leaves = tokio::spawn(async move { fetch(&app, "/goods/3").await });
+        settle().await;
+        leaves.abort();
+        settle().await;
+        assert_eq!(seen(snapshotter)["tower_lock_detached{}"], 1.0);
+        sleep(Duration::from_secs(20)).await;
+        assert_eq!(seen(snapshotter)["tower_lock_detached{}"], -1.0, "since it was looked at");
 
         let names: Vec<_> = seen(snapshotter).into_keys().collect();
         assert_eq!(
@@ -73,6 +80,7 @@ fn the_names_and_labels_of_all_metrics_are_these() {
                 "tower_lock_acquire_total{route=none,result=cancelled}",
                 "tower_lock_acquire_total{route=none,result=granted}",
                 "tower_lock_acquire_total{route=none,result=store_unavailable}",
+                "tower_lock_detached{}",
                 "tower_lock_held{}",
                 "tower_lock_hold_seconds{}",
                 "tower_lock_lost_total{}",

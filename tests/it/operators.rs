@@ -1,9 +1,10 @@
 //! What is asked at three in the morning: who has it, since when, may I free it? And: how does this end?
 
-use std::{future::IntoFuture, time::Duration};
+use std::{future::IntoFuture, sync::Arc, time::Duration};
 
 use axum::{Router, http::StatusCode, routing::get};
 use tokio::{
+    sync::Notify,
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -12,7 +13,7 @@ use tower_lock::{
     test_util::{Fault, TestStore, Verb},
 };
 
-use crate::support::{fetch, one_key, settle, soon, store_and_locks, text};
+use crate::support::{Wire, fetch, one_key, settle, soon, store_and_locks, text};
 
 fn key() -> LockKey {
     LockKey::from(("k",))
@@ -208,4 +209,47 @@ async fn a_shutdown_under_load_leaves_nothing() {
     assert_eq!(told, 200, "every client of this process, and none of the other");
     sleep(Duration::from_secs(60)).await;
     assert_eq!((store.memory().size(), other.size()), (0, (0, 0)));
+}
+
+/// As the README has it: the server answers while the locks are shut down, and closes then.
+#[tokio::test]
+async fn a_server_that_is_told_to_stop_finishes_what_it_holds_and_turns_the_rest_away() {
+    let (store, locks) = store_and_locks();
+    let (go_on, told) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (works, stop) = (Arc::clone(&go_on), Arc::clone(&told));
+    let handler = get(async move || {
+        works.notified().await;
+        "done"
+    });
+    let app =
+        Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(60))));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    let ending = locks.clone();
+    let stop = async move {
+        stop.notified().await;
+        assert_eq!(ending.shutdown(Duration::from_secs(60)).await, 0);
+    };
+    let server = tokio::spawn(async move { axum::serve(listener, app).with_graceful_shutdown(stop).await });
+
+    let ask = async || {
+        let mut wire = Wire::connect(address).await;
+        wire.write("GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
+        wire
+    };
+    let mut holds = ask().await;
+    while store.held() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let mut waits = ask().await;
+    while locks.size().1 == 0 {
+        tokio::task::yield_now().await;
+    }
+    told.notify_one();
+    assert_eq!(waits.reply(false).await.status, 503, "who waits");
+    assert_eq!(ask().await.reply(false).await.status, 503, "who comes");
+    go_on.notify_one();
+    assert_eq!(holds.reply(false).await.status, 200, "who holds");
+    soon("the end of the server", server).await.expect("no panic").expect("no error");
+    assert_eq!((store.held(), locks.size()), (0, (0, 0)));
 }

@@ -6,14 +6,14 @@ use std::{
 };
 
 use axum::{
-    Router,
+    Extension, Router,
     body::Body,
     http::{Method, Request, StatusCode},
     response::IntoResponse,
     routing::get,
 };
 use tokio::{sync::Notify, time::Instant};
-use tower_lock::{ClientGone, HeldLock, LockLayer, Locks, LocksLayer, Policy, by};
+use tower_lock::{ClientGone, HeldLock, LockKey, LockLayer, Lockable, Locked, Locks, LocksLayer, Policy, by};
 
 use crate::support::{fetch, one_key, send, settle, store_and_locks, text};
 use tower_lock::test_util::Verb;
@@ -147,6 +147,57 @@ async fn the_nearest_setting_wins() {
         let asked = Instant::now();
         assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
         assert_eq!(asked.elapsed().as_secs(), waited.as_secs(), "{what}");
+    }
+}
+
+/// RFC 7240
+#[tokio::test(start_paused = true)]
+async fn a_client_chooses_how_long_it_waits_where_it_may() {
+    const fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+    let locks = Locks::in_memory();
+    let route = |policy: Policy| {
+        let handler = || get(async |_: HeldLock| "ran").layer(LockLayer::new(&locks, one_key()).policy(policy));
+        let locked = get(async |_: Locked<Extension<Anything>>| "ran");
+        Router::new()
+            .route("/", handler())
+            .route("/locked", locked.layer(LocksLayer::new(&locks).policy(policy)))
+            .layer(Extension(Anything))
+    };
+    let ask = async |app: &Router, path: &str, prefer: Option<&str>| {
+        let mut request = Request::get(path);
+        if let Some(prefer) = prefer {
+            request = request.header("prefer", prefer);
+        }
+        let asked = Instant::now();
+        let answer = send(app, request.body(Body::empty()).expect("a request")).await;
+        let applied = answer.headers().get("preference-applied").map(|value| value.to_str().expect("text").to_owned());
+        (answer.status().as_u16(), asked.elapsed().as_secs(), applied)
+    };
+    let (never, up_to_5) = (route(Policy::new().wait(s(2))), route(Policy::new().wait(s(2)).client_wait(s(5))));
+    for path in ["/", "/locked"] {
+        assert_eq!(ask(&up_to_5, path, Some("wait=4")).await, (200, 0, Some("wait=4".into())), "free, and heeded");
+        let held = locks.try_lock(("k",)).await.expect("free");
+        assert_eq!(ask(&never, path, Some("wait=4")).await, (409, 2, None), "not read");
+        assert_eq!(ask(&up_to_5, path, None).await, (409, 2, None), "the route's own");
+        assert_eq!(ask(&up_to_5, path, Some("wait=soon")).await, (409, 2, None));
+        for (wait, waits) in [("wait=4", 4), ("wait=60, respond-async", 5), ("wait=1", 1), ("wait=0", 0)] {
+            let applied = Some(format!("wait={waits}"));
+            assert_eq!(ask(&up_to_5, path, Some(wait)).await, (409, waits, applied), "{wait}");
+        }
+        held.release().await.expect("up");
+    }
+    let unlocked = route(Policy::new().client_wait(s(5))).route("/none", get(async || "ran"));
+    assert_eq!(ask(&unlocked, "/none", Some("wait=4")).await, (200, 0, None), "nothing is waited for");
+}
+
+#[derive(Clone)]
+struct Anything;
+
+impl Lockable for Anything {
+    fn lock_key(&self) -> impl Into<LockKey> {
+        ("k",)
     }
 }
 

@@ -11,7 +11,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use tokio::sync::Notify;
-use tower_lock::{LockError, LockLayer, Locks, Rejection, StoreErrorKind, by};
+use tower_lock::{LockError, LockLayer, Locks, Rejection, StoreErrorKind, TimeoutStatus, by};
 
 use crate::support::{fetch, one_key, post_json, settle, store_and_locks, text};
 use tower_lock::test_util::{Fault, Verb};
@@ -91,6 +91,25 @@ async fn who_waited_in_vain_is_told_so() {
     let rejection = answer.extensions().get::<Rejection>().cloned();
     assert!(matches!(rejection, Some(Rejection::TimedOut { waited, .. }) if waited.as_secs() == 2), "{rejection:?}");
     assert_eq!(problem(answer).await["type"], "urn:tower-lock:timed-out");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waited_in_vain_is_told_so_with_the_status_of_the_route() {
+    let locks = Locks::in_memory();
+    let _held = locks.try_lock(("k",)).await.expect("free");
+    for (status, code) in [
+        (TimeoutStatus::Conflict, 409),
+        (TimeoutStatus::Locked, 423),
+        (TimeoutStatus::TooManyRequests, 429),
+        (TimeoutStatus::ServiceUnavailable, 503),
+    ] {
+        let layer = LockLayer::new(&locks, one_key()).timeout_status(status);
+        let refused = fetch(&app(layer.clone()), "/").await;
+        assert_eq!(refused.status(), 409, "who did not wait was not in vain");
+        let answer = fetch(&app(layer.wait(Duration::from_secs(1))), "/").await;
+        assert!(answer.status() == code && retry_after_s(&answer) >= 1, "{status:?}");
+        assert_eq!(problem(answer).await["type"], "urn:tower-lock:timed-out");
+    }
 }
 
 #[tokio::test(start_paused = true)]

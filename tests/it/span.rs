@@ -16,10 +16,10 @@ use axum::{
 };
 use tokio::sync::Notify;
 use tower::{Layer as _, ServiceExt, service_fn};
-use tower_lock::{KeyInLogs, LockKey, LockLayer, Locks, by, by_parts};
+use tower_lock::{KeyInLogs, Lease, LockKey, LockLayer, Locks, OnLost, by, by_parts};
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt, registry::LookupSpan};
 
-use crate::support::{post_json, settle, store_and_locks};
+use crate::support::{fetch, post_json, settle, store_and_locks};
 use tower_lock::test_util::Fault;
 
 type Fields = BTreeMap<String, String>;
@@ -31,6 +31,8 @@ struct Recorder(Arc<Mutex<Vec<Fields>>>);
 thread_local! {
     /// A test runs on one thread, and is recorded there.
     static HERE: RefCell<Option<Recorder>> = const { RefCell::new(None) };
+    /// What was warned of since.
+    static WARNED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Ends the record of this test.
@@ -79,6 +81,11 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for EachHere {
     }
 
     fn on_event(&self, event: &tracing::Event<'_>, context: tracing_subscriber::layer::Context<'_, S>) {
+        if *event.metadata().level() == tracing::Level::WARN {
+            let mut fields = Fields::new();
+            event.record(&mut Writer(&mut fields));
+            WARNED.with_borrow_mut(|warned| warned.push(fields.remove("message").unwrap_or_default()));
+        }
         for span in context.event_scope(event).into_iter().flatten() {
             if let Some(At(recorder, at)) = span.extensions().get() {
                 let mut fields = Fields::new();
@@ -104,6 +111,7 @@ impl Recorder {
         });
         let recorder = Self::default();
         HERE.set(Some(recorder.clone()));
+        WARNED.set(Vec::new());
         (recorder, Recording)
     }
 
@@ -244,4 +252,69 @@ async fn no_span_shows_an_owner_id() {
     post_json(&app, "/", "").await;
     let owner_like = recorder.last().values().any(|value| value.contains(':'));
     assert!(!owner_like, "{:?}", recorder.last());
+}
+
+fn warned() -> Vec<String> {
+    WARNED.take()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operator_is_warned_of_what_did_not_end_as_it_should() {
+    let (_recorder, _guard) = Recorder::start();
+    let (store, locks) = store_and_locks();
+    let s = Duration::from_secs;
+    let layer = || LockLayer::new(&locks, by_parts(|_| ("k",)));
+    let works = |seconds| axum::routing::get(async move || tokio::time::sleep(s(seconds)).await);
+    let app = |layer, seconds| Router::new().route("/", works(seconds).route_layer(layer));
+
+    fetch(&app(layer().max_hold(s(5)), 10), "/").await;
+    let [broken_off] = &warned()[..] else { panic!("once") };
+    assert!(broken_off.contains("limit"), "{broken_off}");
+    tokio::time::sleep(s(1)).await;
+
+    // Its lease is over before it ends, and it may go on.
+    fetch(&app(layer().on_lost(OnLost::GoOn).lease(Lease::Fixed(s(5))), 10), "/").await;
+    let late = warned();
+    assert!(late.iter().any(|warned| warned.starts_with("given back late")), "{late:?}");
+    tokio::time::sleep(s(1)).await;
+
+    let endless = axum::routing::get(async || {
+        let endless = futures_util::stream::pending::<Result<axum::body::Bytes, std::convert::Infallible>>();
+        Body::from_stream(futures_util::StreamExt::chain(futures_util::stream::iter([Ok("x".into())]), endless))
+    });
+    let mut stalls = fetch(&Router::new().route("/", endless.route_layer(layer())), "/").await.into_body();
+    tokio::time::sleep(s(11)).await;
+    assert!(warned().iter().any(|warned| warned.contains("`body_stall`")), "{stalls:?}");
+    assert!(http_body_util::BodyExt::frame(&mut stalls).await.expect("no end").is_err());
+    tokio::time::sleep(s(1)).await;
+
+    // Nobody could wait for it.
+    let held = locks.lock(("n", 1)).await.expect("free");
+    let another = locks.clone();
+    drop(locks);
+    assert_eq!(warned(), Vec::<String>::new());
+    drop(another);
+    assert!(warned().iter().any(|warned| warned.contains("the last `Locks`")));
+    drop(held);
+    settle().await;
+    assert_eq!(store.held(), 0);
+}
+
+/// A span of the service's own stays around what its handler logs.
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_finishes_alone_is_seen_where_it_began() {
+    let (recorder, _guard) = Recorder::start();
+    let (_store, locks) = store_and_locks();
+    let handler = axum::routing::get(async || {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        tracing::info!("finished alone");
+    });
+    let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, by_parts(|_| ("k",)))));
+    let request = tokio::spawn(async move { fetch(&app, "/").await });
+    settle().await;
+    request.abort();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let span = recorder.last();
+    assert_eq!((span["event"].as_str(), span["result"].as_str()), ("finished alone", "granted"));
+    assert!(number(&span, "hold_ms") >= 5000.0);
 }

@@ -19,15 +19,23 @@ fn section<'a>(text: &'a str, heading: &str, next: &str) -> &'a str {
     rest.split(next).next().expect("the rest")
 }
 
+/// Of a folder in `src`.
 fn sources(folder: &str) -> Vec<(PathBuf, String)> {
+    let src = root().join("src");
+    let files = files(&src.join(folder)).into_iter();
+    files.map(|(path, text)| (path.strip_prefix(&src).expect("in src").to_owned(), text)).collect()
+}
+
+/// All that is Rust in a folder.
+fn files(folder: &Path) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(root().join("src").join(folder)).expect("a folder") {
+    for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
-        let name = path.strip_prefix(root().join("src")).expect("in src").to_owned();
         if path.is_dir() {
-            found.extend(sources(name.to_str().expect("text")));
+            found.extend(files(&path));
         } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push((name, read(&path)));
+            let text = read(&path);
+            found.push((path, text));
         }
     }
     found
@@ -109,4 +117,36 @@ fn imports_run_one_way() {
             assert!(line.starts_with("use crate::defaults::"), "{file}: {line}");
         }
     }
+}
+
+#[test]
+fn every_test_that_a_guarantee_names_exists_and_each_names_one() {
+    let tests: String =
+        ["src", "tests"].iter().flat_map(|folder| files(&root().join(folder))).map(|(_, text)| text).collect();
+    let is_test = |name: &str| {
+        tests.split_once(&format!("fn {name}(")).is_some_and(|(before, _)| {
+            // Attributes, and what `rustfmt` leaves between them and the name.
+            let above = before.trim_end_matches("async ").trim_end();
+            above.rsplit('\n').take_while(|line| line.trim_start().starts_with('#')).any(|line| line.contains("test"))
+        })
+    };
+    let guarantees = read("docs/guarantees.md");
+    // A table for each promise, and one for the fence: what they are shown by is in the last column.
+    let (mut shown, mut promises) = (0, 0);
+    for (heading, table) in guarantees.split("\n### ").skip(1).filter_map(|part| part.split_once('\n')) {
+        let rows = table.lines().filter(|line| line.starts_with("| ") && !line.ends_with("| shown by |"));
+        let mut names = 0;
+        for row in rows {
+            let cell = row.trim_end_matches(" |").rsplit(" | ").next().expect("a last column").trim_start_matches("| ");
+            for name in cell.split(", ").filter(|name| *name != "—") {
+                let name = name.strip_prefix('`').and_then(|name| name.strip_suffix('`')).unwrap_or_default();
+                assert!(is_test(name), "{heading}: no test is called so: {row}");
+                names += 1;
+            }
+        }
+        assert!(names > 0, "{heading}: shown by nothing");
+        shown += names;
+        promises += 1;
+    }
+    assert!(promises >= 16 && shown >= 80, "{promises} promises, {shown} tests: are these the tables?");
 }

@@ -29,7 +29,11 @@ pub(crate) async fn example(name: &str) -> Command {
     let folder = BUILT
         .get_or_init(|| async {
             let built = Command::new(env!("CARGO"))
-                .args(["build", "--quiet", "--example", "reward_claim", "--example", "stock_sale"])
+                .args(["build", "--quiet"])
+                .args(
+                    ["reward_claim", "stock_sale", "nightly_mail", "grpc_status"]
+                        .map(|name| format!("--example={name}")),
+                )
                 .current_dir(env!("CARGO_MANIFEST_DIR"))
                 .status()
                 .await
@@ -41,7 +45,10 @@ pub(crate) async fn example(name: &str) -> Command {
         })
         .await;
     let mut command = Command::new(folder.join(name));
-    command.env_remove("DATABASE_URL").env_remove("REDIS_URL").env("PORT", "0").kill_on_drop(true);
+    for variable in ["DATABASE_URL", "REDIS_URL", "MAIL_SERVER"] {
+        command.env_remove(variable);
+    }
+    command.env("PORT", "0").kill_on_drop(true);
     command
 }
 

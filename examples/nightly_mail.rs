@@ -1,0 +1,228 @@
+//! A job on three machines fires at the same minute, and each customer must get one mail. The machines start it some 100 ms apart.
+//!
+//! ```sh
+//! cargo run --example nightly_mail                          # a table
+//! cargo run --example nightly_mail -- --once "$(date +%F)"   # one run of the job, as a timer starts it on each machine
+//! ```
+//!
+//! Read from the environment: `DATABASE_URL` (`sqlite://shop.db` or `mysql://user:password@localhost/shop`; default: SQLite in
+//! memory), `REDIS_URL` (`redis://localhost`: locks that all instances share; default: locks within this process) and `MAIL_SERVER`
+//! (`down`: every mail fails).
+
+#![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
+
+#[allow(dead_code, reason = "a part of it is for those that serve HTTP")]
+mod support;
+
+use std::{
+    env,
+    process::ExitCode,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use sqlx::AnyPool;
+use tokio::{join, sync::Notify, time::sleep};
+use tower_lock::{LockError, Locks, MemoryStore};
+
+use self::support::{Failure, Table};
+
+const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS mail (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    night VARCHAR(40) NOT NULL,
+    customer VARCHAR(40) NOT NULL,
+    sent_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP
+)";
+
+const CUSTOMERS: [&str; 3] = ["ann", "bob", "eve"];
+
+/// Longer than the machines are apart, however badly their clocks run, and shorter than from one night to the next.
+const ONE_NIGHT: Duration = Duration::from_secs(60 * 60);
+
+/// So far the machines are apart.
+const APART: Duration = Duration::from_millis(100);
+
+/// What a mail takes. The three together take longer than a machine is behind the one before it, and not as long as two.
+const ONE_MAIL: Duration = Duration::from_millis(50);
+
+/// One run of the job.
+#[derive(Debug)]
+enum Run {
+    Sent(usize),
+    /// Another instance does it, or has done it this night.
+    LeftToAnother,
+}
+
+/// The job, as each instance runs it.
+async fn nightly_mail(locks: &Locks, mails: &Mails, night: &str) -> Result<Run, Failure> {
+    let guard = match locks.try_lock(("nightly-mail", night)).hold_at_least(ONE_NIGHT).await {
+        Ok(guard) => guard,
+        Err(LockError::Held { .. }) => return Ok(Run::LeftToAnother),
+        Err(other) => return Err(other.into()),
+    };
+    // As long as the lock is ours, and not one poll longer.
+    match guard.while_held(mails.send_all(night)).await {
+        Ok(Ok(sent)) => {
+            // The key stays taken for the rest of the hour, though this process ends. Whether the release was heard of or not: they are sent.
+            drop(guard.release().await);
+            Ok(Run::Sent(sent))
+        }
+        Ok(Err(failed)) => {
+            // The key is free at once: the next instance tries. (Some may have been sent. Where that is likely, each customer has a lock
+            // of its own: `("nightly-mail", night, customer)`.)
+            drop(guard.release_failed().await);
+            Err(failed)
+        }
+        Err(lost) => Err(lost.into()),
+    }
+}
+
+/// The same with a lock alone: it is free again when the next instance comes.
+async fn nightly_mail_with_a_lock_alone(locks: &Locks, mails: &Mails, night: &str) -> Result<Run, Failure> {
+    let guard = match locks.try_lock(("nightly-mail", night)).await {
+        Ok(guard) => guard,
+        Err(LockError::Held { .. }) => return Ok(Run::LeftToAnother),
+        Err(other) => return Err(other.into()),
+    };
+    let sent = mails.send_all(night).await?;
+    drop(guard.release().await);
+    Ok(Run::Sent(sent))
+}
+
+async fn nightly_mail_unlocked(_: &Locks, mails: &Mails, night: &str) -> Result<Run, Failure> {
+    Ok(Run::Sent(mails.send_all(night).await?))
+}
+
+// === mails ===
+
+/// What sends them; here it writes down that it did.
+#[derive(Clone)]
+struct Mails {
+    db: AnyPool,
+    is_down: bool,
+}
+
+impl Mails {
+    async fn send_all(&self, night: &str) -> Result<usize, Failure> {
+        for customer in CUSTOMERS {
+            self.send(night, customer).await?;
+        }
+        Ok(CUSTOMERS.len())
+    }
+
+    async fn send(&self, night: &str, customer: &str) -> Result<(), Failure> {
+        sleep(ONE_MAIL).await;
+        if self.is_down {
+            return Err("the mail server does not answer".into());
+        }
+        let insert = sqlx::query("INSERT INTO mail (night, customer) VALUES (?, ?)").bind(night).bind(customer);
+        insert.execute(&self.db).await?;
+        Ok(())
+    }
+
+    /// How many each customer got that night, in the order of `CUSTOMERS`.
+    async fn got(&self, night: &str) -> Result<Vec<i64>, Failure> {
+        let mut got = Vec::new();
+        for customer in CUSTOMERS {
+            let count = sqlx::query_scalar("SELECT COUNT(*) FROM mail WHERE night = ? AND customer = ?");
+            got.push(count.bind(night).bind(customer).fetch_one(&self.db).await?);
+        }
+        Ok(got)
+    }
+}
+
+// === the table ===
+
+/// Three instances, each with locks of its own in one store.
+async fn three_instances() -> Result<[Locks; 3], Failure> {
+    if env::var_os("REDIS_URL").is_some() {
+        return Ok([support::locks().await?, support::locks().await?, support::locks().await?]);
+    }
+    let store = Arc::new(MemoryStore::new());
+    Ok([(); 3].map(|()| Locks::new(Arc::clone(&store))))
+}
+
+/// Starts the job on three instances, 100 ms apart; adds what became of it to the table, and says how many mails each customer got.
+async fn night(
+    table: &mut Table<3>,
+    how: &str,
+    job: impl AsyncFn(&Locks, &Mails, &str) -> Result<Run, Failure>,
+    [mails_of_first, mails]: [&Mails; 2],
+) -> Result<Vec<i64>, Failure> {
+    // A night of its own, in a database that may last.
+    let night = format!("demo-{}", SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros());
+    let [first, second, third] = three_instances().await?;
+    let first_is_done = Notify::new();
+    let runs = join!(
+        async {
+            let run = job(&first, mails_of_first, &night).await;
+            first_is_done.notify_one();
+            run
+        },
+        async {
+            sleep(APART).await;
+            job(&second, mails, &night).await
+        },
+        async {
+            // On a slow machine it is started later: here the first is done by then, always.
+            join!(sleep(2 * APART), first_is_done.notified());
+            job(&third, mails, &night).await
+        },
+    );
+    let ends = [runs.0, runs.1, runs.2].map(|run| match run {
+        Ok(Run::Sent(mails)) => format!("sent {mails}"),
+        Ok(Run::LeftToAnother) => "left it to another".into(),
+        Err(_) => "failed".into(),
+    });
+    let got = mails.got(&night).await?;
+    let each = if got.iter().all(|one| *one == got[0]) { got[0].to_string() } else { format!("{got:?}") };
+    table.line([how.into(), each, ends.join(", ")]);
+    Ok(got)
+}
+
+/// Whether it went as promised: one mail each with `hold_at_least`, more without.
+async fn demo(mails: &Mails) -> Result<bool, Failure> {
+    println!("Three instances start the nightly mail to three customers, a tenth of a second apart.\n");
+    let down = Mails { is_down: true, ..mails.clone() };
+    let mut table = Table::of(["", "mails to each customer", "instances"]);
+    let unlocked = night(&mut table, "without a lock", nightly_mail_unlocked, [mails; 2]).await?;
+    let alone = night(&mut table, "try_lock", nightly_mail_with_a_lock_alone, [mails; 2]).await?;
+    let held = night(&mut table, "try_lock, hold_at_least", nightly_mail, [mails; 2]).await?;
+    let failed = night(&mut table, "the same; the first one fails", nightly_mail, [&down, mails]).await?;
+    table.print();
+    println!(
+        "A lock alone is free again when the third one starts. Held for at least an hour it is not, unless the job has failed."
+    );
+    Ok(unlocked == [3; 3] && alone.iter().all(|mails| *mails > 1) && held == [1; 3] && failed == [1; 3])
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    support::exit(run().await)
+}
+
+async fn run() -> Result<(), Failure> {
+    let arguments: Vec<_> = env::args().skip(1).collect();
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let mails = async || {
+        let is_down = env::var("MAIL_SERVER").is_ok_and(|server| server == "down");
+        Ok::<_, Failure>(Mails { db: support::database::open(SCHEMA).await?, is_down })
+    };
+    match arguments[..] {
+        [] | ["--demo"] => {
+            if demo(&mails().await?).await? {
+                Ok(())
+            } else {
+                Err("the table is not as promised".into())
+            }
+        }
+        ["--once", night] => {
+            match nightly_mail(&support::locks().await?, &mails().await?, night).await? {
+                Run::Sent(mails) => println!("sent {mails} mails"),
+                Run::LeftToAnother => println!("left it to another"),
+            }
+            Ok(())
+        }
+        _ => Err("usage: [--demo | --once NIGHT]".into()),
+    }
+}

@@ -1,0 +1,103 @@
+//! How a service tests its own handlers: take what you need.
+//!
+//! ```toml
+//! [dev-dependencies]
+//! tower-lock = { version = "0.1", features = ["test-util"] }
+//! tokio = { version = "1", features = ["full", "test-util"] }
+//! tower = { version = "0.5", features = ["util"] }
+//! http-body-util = "0.1"
+//! ```
+
+use std::time::Duration;
+
+use axum::{
+    Extension, Json, Router,
+    body::Body,
+    http::{Request, StatusCode},
+    response::Response,
+    routing::post,
+};
+use tokio::time::sleep;
+use tower::ServiceExt;
+use tower_lock::{
+    HeldLock, LockLayer, Locks, Rejection, by,
+    test_util::{Fault, TestStore, Verb},
+};
+
+// --- the service -------------------------------------------------------------------------------------------------------
+
+#[derive(serde::Deserialize)]
+struct Claim {
+    family_id: u64,
+}
+
+async fn claim(lock: HeldLock, Json(claim): Json<Claim>) -> (StatusCode, String) {
+    sleep(Duration::from_secs(20)).await; // looks, thinks, writes
+    (StatusCode::CREATED, format!("family {} under {}", claim.family_id, lock.fencing_token()))
+}
+
+fn app(locks: &Locks) -> Router {
+    let one_at_a_time = LockLayer::new(locks, by(|Json(claim): Json<Claim>| ("reward", claim.family_id)));
+    Router::new().route("/claim", post(claim).route_layer(one_at_a_time))
+}
+
+// --- its tests ---------------------------------------------------------------------------------------------------------
+
+async fn ask(app: Router) -> Response {
+    let request =
+        Request::post("/claim").header("content-type", "application/json").body(Body::from(r#"{"family_id":7}"#));
+    app.oneshot(request.expect("a request")).await.expect("infallible")
+}
+
+/// The handler alone: nothing is locked, and it sees what it would see.
+#[tokio::test(start_paused = true)]
+async fn a_claim_is_written_under_its_fencing_token() {
+    let lock = HeldLock::detached(("reward", 7), 42);
+    let (status, text) = claim(lock, Json(Claim { family_id: 7 })).await;
+    assert_eq!((status, text.as_str()), (StatusCode::CREATED, "family 7 under 42"));
+}
+
+/// The same through a router that has no layer.
+#[tokio::test(start_paused = true)]
+async fn a_route_can_be_tested_without_locks() {
+    let app = Router::new().route("/claim", post(claim)).layer(Extension(HeldLock::detached(("reward", 7), 42)));
+    assert_eq!(ask(app).await.status(), StatusCode::CREATED);
+}
+
+/// Somebody else has the key.
+#[tokio::test(start_paused = true)]
+async fn a_second_claim_is_told_so() {
+    let locks = Locks::in_memory();
+    let app = app(&locks);
+    let first = locks.try_lock(("reward", 7)).await.expect("free");
+    let answer = ask(app.clone()).await;
+    assert_eq!(answer.status(), StatusCode::CONFLICT);
+    assert!(matches!(answer.extensions().get(), Some(Rejection::Held { .. })));
+    first.release().await.expect("in memory");
+    assert_eq!(ask(app).await.status(), StatusCode::CREATED);
+}
+
+/// The store does not answer: nothing is started.
+#[tokio::test(start_paused = true)]
+async fn a_claim_without_a_lock_is_not_begun() {
+    let store = TestStore::new();
+    let app = app(&Locks::new(store.clone()));
+    store.on(Verb::Acquire).fault(Fault::Stall);
+    assert_eq!(ask(app.clone()).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    store.on(Verb::Acquire).fault(Fault::None);
+    assert_eq!(ask(app).await.status(), StatusCode::CREATED);
+    assert_eq!(store.held(), 0);
+}
+
+/// The lock is taken away while the handler runs: it is dropped where it stands.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_loses_its_lock_is_broken_off() {
+    let locks = Locks::in_memory();
+    let meanwhile = async {
+        sleep(Duration::from_secs(5)).await;
+        locks.force_release(("reward", 7)).await.expect("in memory").expect("somebody had it");
+    };
+    let (answer, ()) = tokio::join!(ask(app(&locks)), meanwhile);
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
+}

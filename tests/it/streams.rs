@@ -1,0 +1,255 @@
+//! Answers that are not complete when their head is sent: who may hold the key for how long.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    http::{Method, Request, Response, StatusCode, header},
+    routing::{any, get},
+};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::BodyExt;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep},
+};
+use tower_lock::{Hold, LockLayer, LocksLayer, OnLost, test_util::Fault};
+
+use crate::support::{fetch, one_key, send, settle, store_and_locks};
+
+const S: Duration = Duration::from_secs(1);
+
+type Say = mpsc::UnboundedSender<Result<Frame<Bytes>, &'static str>>;
+
+/// A body that does what it is told, and tells when it is gone.
+struct Told {
+    frames: mpsc::UnboundedReceiver<Result<Frame<Bytes>, &'static str>>,
+    hint: SizeHint,
+    gone: Arc<AtomicBool>,
+}
+
+impl HttpBody for Told {
+    type Data = Bytes;
+    type Error = &'static str;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
+        self.frames.poll_recv(cx)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.hint
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.gone.store(true, SeqCst);
+    }
+}
+
+fn told(hint: SizeHint) -> (Say, Told, Arc<AtomicBool>) {
+    let (say, frames) = mpsc::unbounded_channel();
+    let gone = Arc::new(AtomicBool::new(false));
+    (say, Told { frames, hint, gone: Arc::clone(&gone) }, gone)
+}
+
+fn data(text: &'static str) -> Result<Frame<Bytes>, &'static str> {
+    Ok(Frame::data(Bytes::from_static(text.as_bytes())))
+}
+
+/// A route that answers with this, once.
+fn once<K: tower_lock::KeySourceFor<Body, Body = Body>>(layer: LockLayer<K>, answer: Response<Told>) -> Router {
+    let answer = Arc::new(std::sync::Mutex::new(Some(answer.map(Body::new))));
+    let handler = any(move || async move { answer.lock().expect("whole").take().expect("once") });
+    Router::new().route("/", handler.layer(layer))
+}
+
+/// Not by the end of the inner body, which may come late, but by the byte that the client waits for.
+#[tokio::test(start_paused = true)]
+async fn the_byte_that_completes_the_content_length_is_sent_with_the_key_free() {
+    for by_header in [true, false] {
+        let (store, locks) = store_and_locks();
+        let hint = if by_header { SizeHint::new() } else { SizeHint::with_exact(6) };
+        let (say, body, gone) = told(hint);
+        let mut answer = Response::new(body);
+        if by_header {
+            answer.headers_mut().insert(header::CONTENT_LENGTH, 6.into());
+        }
+        let mut body = fetch(&once(LockLayer::new(&locks, one_key()), answer), "/").await.into_body();
+        say.send(data("abc")).expect("read");
+        assert_eq!(body.frame().await.expect("one").expect("data").into_data().expect("data"), "abc");
+        assert_eq!(store.held(), 1);
+        say.send(data("def")).expect("read");
+        let mut last = Box::pin(body.frame());
+        assert!(
+            tokio::time::timeout(S, &mut last).await.is_err(),
+            "kept back: the body has not ended, and may commit something yet"
+        );
+        assert_eq!((store.held(), gone.load(SeqCst)), (1, false));
+        drop(say);
+        assert_eq!(last.await.expect("one").expect("data").into_data().expect("data"), "def");
+        assert_eq!((store.held(), locks.size(), gone.load(SeqCst)), (0, (0, 0), true));
+        assert!(body.frame().await.is_none());
+    }
+}
+
+/// It would look complete.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_fails_behind_its_last_byte_does_not_send_it() {
+    let (store, locks) = store_and_locks();
+    let (say, body, _) = told(SizeHint::with_exact(3));
+    let mut body = fetch(&once(LockLayer::new(&locks, one_key()), Response::new(body)), "/").await.into_body();
+    say.send(data("abc")).expect("read");
+    settle().await;
+    say.send(Err("the commit failed")).expect("read");
+    let error = body.frame().await.expect("an error").expect_err("an error");
+    assert!(format!("{error:?}").contains("the commit failed"), "{error:?}");
+    assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn trailers_behind_the_last_byte_are_sent_and_what_nobody_announced_is_not() {
+    let (store, locks) = store_and_locks();
+    let (say, body, _) = told(SizeHint::with_exact(3));
+    let body = fetch(&once(LockLayer::new(&locks, one_key()), Response::new(body)), "/").await.into_body();
+    let collected = tokio::spawn(body.collect());
+    say.send(data("abc")).expect("read");
+    settle().await;
+    say.send(data("more")).expect("read");
+    settle().await;
+    let trailers = [(header::ETAG, "1".parse().expect("a value"))].into_iter().collect();
+    say.send(Ok(Frame::trailers(trailers))).expect("read");
+    let collected = collected.await.expect("no panic").expect("whole");
+    assert_eq!(collected.trailers().expect("some")[header::ETAG], "1");
+    assert_eq!((collected.to_bytes(), store.held()), ("abc".into(), 0));
+}
+
+/// Nobody polls the body: that is what a server does when its client does not read.
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_stalls_loses_the_answer_and_the_key_is_free_after_the_lock_delay() {
+    for reads_first in [false, true] {
+        let (store, locks) = store_and_locks();
+        let (say, body, gone) = told(SizeHint::new());
+        let app = once(LockLayer::new(&locks, one_key()).body_stall(5 * S), Response::new(body));
+        let mut body = fetch(&app, "/").await.into_body();
+        let mut began = Instant::now();
+        if reads_first {
+            // The body waits for its own frames, longer than the reader may; that is not the reader's fault.
+            sleep(3 * S).await;
+            let frame = tokio::spawn(async move { (body.frame().await.is_some(), body) });
+            sleep(30 * S).await;
+            say.send(data("abc")).expect("read");
+            let (some, back) = frame.await.expect("no panic");
+            assert!(some && store.held() == 1);
+            (body, began) = (back, Instant::now());
+        }
+        say.send(data("abc")).expect("not cut yet");
+        let turn = locks.lock(("k",)).await.expect("its turn");
+        assert!(gone.load(SeqCst), "what the body owned is gone before");
+        let waited = began.elapsed();
+        assert!(waited >= 6 * S && waited < 6 * S + Duration::from_millis(50), "{waited:?}");
+        let error = body.frame().await.expect("no end that looks complete").expect_err("cut");
+        assert!(format!("{error:?}").contains("Stalled"), "{error:?}");
+        assert!(body.frame().await.is_none());
+        turn.release().await.expect("up");
+        assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_nobody_reads_is_cut_when_its_lock_is_lost() {
+    for lost in [false, true] {
+        let (store, locks) = store_and_locks();
+        let (_say, body, gone) = told(SizeHint::new());
+        let layer = LockLayer::new(&locks, one_key()).body_stall(3600 * S).max_hold(20 * S);
+        let body = fetch(&once(layer, Response::new(body)), "/").await.into_body();
+        if lost {
+            store.all(Fault::Fail);
+            sleep(20 * S).await;
+        } else {
+            sleep(19 * S).await;
+            assert!(!gone.load(SeqCst));
+            sleep(S).await;
+        }
+        settle().await;
+        assert!(gone.load(SeqCst), "what the body owned");
+        drop(body);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_to_the_head_is_over_before_the_head_is_sent() {
+    let (store, locks) = store_and_locks();
+    let (say, body, _) = told(SizeHint::new());
+    let app = once(LockLayer::new(&locks, one_key()).hold(Hold::ToHead), Response::new(body));
+    let mut body = fetch(&app, "/").await.into_body();
+    assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+    sleep(60 * S).await;
+    say.send(data("abc")).expect("read");
+    assert!(body.frame().await.expect("one").is_ok(), "and nobody cuts it");
+
+    // As a router may say.
+    let (_say, body, _) = told(SizeHint::new());
+    let app =
+        once(LockLayer::new(&locks, one_key()), Response::new(body)).layer(LocksLayer::new(&locks).hold(Hold::ToHead));
+    let _body = fetch(&app, "/").await;
+    assert_eq!(store.held(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tunnel_holds_no_lock() {
+    for (method, status, holds) in [
+        (Method::GET, StatusCode::SWITCHING_PROTOCOLS, false),
+        (Method::CONNECT, StatusCode::OK, false),
+        (Method::CONNECT, StatusCode::BAD_GATEWAY, true),
+        (Method::GET, StatusCode::OK, true),
+    ] {
+        let (store, locks) = store_and_locks();
+        let (_say, body, _) = told(SizeHint::new());
+        let mut answer = Response::new(body);
+        *answer.status_mut() = status;
+        let app = once(LockLayer::new(&locks, one_key()), answer);
+        let request = Request::builder().method(method.clone()).uri("/").body(Body::empty()).expect("a request");
+        let answer = send(&app, request).await;
+        assert_eq!((answer.status(), store.held() == 1), (status, holds), "{method}");
+    }
+}
+
+/// It may go on, for its writes check the fence; but not for ever.
+#[tokio::test(start_paused = true)]
+async fn who_goes_on_without_its_lock_answers_as_it_likes_until_max_hold() {
+    for (works, status) in [(40, StatusCode::OK), (70, StatusCode::SERVICE_UNAVAILABLE)] {
+        let (store, locks) = store_and_locks();
+        let handler = get(move |lock: tower_lock::HeldLock| async move {
+            sleep(works * S).await;
+            assert!(lock.ensure(Duration::ZERO).is_err());
+            "done"
+        });
+        let layer = LockLayer::new(&locks, one_key()).on_lost(OnLost::GoOn).max_hold(60 * S);
+        let app = Router::new().route("/", handler.route_layer(layer));
+        let request = tokio::spawn(async move { fetch(&app, "/").await });
+        settle().await;
+        store.all(Fault::Fail);
+        assert_eq!(request.await.expect("no panic").status(), status);
+    }
+    // So does its stream.
+    let (store, locks) = store_and_locks();
+    let (say, body, gone) = told(SizeHint::new());
+    let layer = LockLayer::new(&locks, one_key()).on_lost(OnLost::GoOn).max_hold(60 * S).body_stall(3600 * S);
+    let mut body = fetch(&once(layer, Response::new(body)), "/").await.into_body();
+    store.all(Fault::Fail);
+    sleep(50 * S).await;
+    say.send(data("abc")).expect("read");
+    assert!(body.frame().await.expect("one").is_ok());
+    sleep(10 * S).await;
+    assert!(body.frame().await.expect("no end").is_err() && gone.load(SeqCst));
+}
