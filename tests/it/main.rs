@@ -9,6 +9,7 @@ mod layers;
 mod policies;
 mod rejections;
 mod endings;
+mod sockets;
 mod streams;
 mod client_gone;
 mod extractor;

@@ -9,8 +9,13 @@ mod support;
 mod conformance;
 mod connecting;
 mod costs;
+mod endings;
 mod fences;
 mod interop;
 mod mishaps;
 mod outages;
 mod troubles;
+
+#[path = "../it/sockets/matrix.rs"]
+#[allow(dead_code, reason = "in part for the tests with a store in memory")]
+mod matrix;

@@ -11,6 +11,13 @@ use tower_lock::{LockKey, Locks, RedisStore};
 use tower_lock_faults::{Proxy, RedisServer, Reply};
 use tracing_subscriber::{fmt::MakeWriter, layer::SubscriberExt};
 
+#[path = "../it/support/panics.rs"]
+#[allow(dead_code, reason = "in part for the tests with a store in memory")]
+pub(crate) mod panics;
+#[path = "../it/support/wire.rs"]
+#[allow(dead_code, reason = "in part for the tests with a store in memory")]
+pub(crate) mod wire;
+
 /// Longer than anything takes here, on a machine that does something else as well.
 const AT_MOST: Duration = Duration::from_secs(120);
 

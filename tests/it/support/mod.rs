@@ -9,15 +9,17 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-    time::timeout,
+    net::TcpListener,
+    time::{sleep, timeout},
 };
 use tower::ServiceExt;
 use tower_lock::{KeySourceFor, Locks, by_parts};
 
 pub(crate) mod examples;
+pub(crate) mod panics;
+pub(crate) mod wire;
 
+pub(crate) use self::wire::Wire;
 pub(crate) use tower_lock::test_util::TestStore;
 
 /// Longer than anything takes here, on a machine that does something else as well.
@@ -25,6 +27,16 @@ const AT_MOST: Duration = Duration::from_secs(120);
 
 pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
     timeout(AT_MOST, future).await.unwrap_or_else(|_| panic!("never happened: {what}"))
+}
+
+/// Asks until it is so, in real time.
+pub(crate) async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let asks = async {
+        while !is_so() {
+            sleep(Duration::from_millis(2)).await;
+        }
+    };
+    soon(what, asks).await;
 }
 
 /// Lets every other task run until none of them has anything to do but wait.
@@ -72,73 +84,4 @@ where
 {
     let bytes = soon("the end of a body", response.into_body().collect()).await.expect("a whole body").to_bytes();
     String::from_utf8(bytes.into()).expect("text")
-}
-
-/// One HTTP/1.1 connection, byte for byte.
-pub(crate) struct Wire {
-    stream: TcpStream,
-    read: Vec<u8>,
-}
-
-/// A response as it came over the wire; header names in lower case.
-#[derive(Debug)]
-pub(crate) struct Reply {
-    pub(crate) status: u16,
-    pub(crate) head: String,
-    pub(crate) body: Vec<u8>,
-}
-
-impl Wire {
-    pub(crate) async fn connect(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).await.expect("a server");
-        stream.set_nodelay(true).expect("a socket");
-        Self { stream, read: Vec::new() }
-    }
-
-    pub(crate) async fn write(&mut self, bytes: impl AsRef<[u8]>) {
-        self.stream.write_all(bytes.as_ref()).await.expect("an open connection");
-    }
-
-    /// Reads to the end of a head; what is behind it stays.
-    pub(crate) async fn head(&mut self) -> (u16, String) {
-        let end = loop {
-            if let Some(at) = self.read.windows(4).position(|w| w == b"\r\n\r\n") {
-                break at;
-            }
-            assert!(self.fill().await > 0, "closed before a head: {:?}", String::from_utf8_lossy(&self.read));
-        };
-        let head = String::from_utf8_lossy(&self.read[..end]).to_lowercase();
-        self.read.drain(..end + 4);
-        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status line");
-        (status, head)
-    }
-
-    /// Reads one response to where a client knows that it is complete.
-    pub(crate) async fn reply(&mut self, to_head: bool) -> Reply {
-        let (status, head) = self.head().await;
-        let length = head.split("content-length: ").nth(1).and_then(|rest| rest.lines().next()?.parse().ok());
-        let body = if to_head || matches!(status, 100..=199 | 204 | 304) {
-            Vec::new()
-        } else if let Some(length) = length {
-            while self.read.len() < length {
-                assert!(self.fill().await > 0, "closed in a body");
-            }
-            self.read.drain(..length).collect()
-        } else {
-            while !self.read.ends_with(b"0\r\n\r\n") && self.fill().await > 0 {}
-            std::mem::take(&mut self.read)
-        };
-        Reply { status, head, body }
-    }
-
-    /// Everything to the end of the connection.
-    pub(crate) async fn rest(mut self) -> Vec<u8> {
-        while self.fill().await > 0 {}
-        self.read
-    }
-
-    async fn fill(&mut self) -> usize {
-        // A reset is an end, too.
-        soon("more bytes", self.stream.read_buf(&mut self.read)).await.unwrap_or(0)
-    }
 }

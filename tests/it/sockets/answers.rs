@@ -1,0 +1,63 @@
+//! A client that has read the end of an answer never meets its own lock, whatever instance it asks next.
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::{Router, body::Body, http::header, routing::get};
+use futures_util::{StreamExt, stream};
+
+use super::{
+    Site, VERSIONS,
+    matrix::{self, Client, ENDINGS, Ending, NOTHING, Version, whoever_read_the_end_is_served_elsewhere},
+    one_key_for_long,
+};
+use tower_lock::test_util::Verb;
+
+const ROUNDS: usize = 30;
+
+/// With a store that answers at once, and with one that takes its time to free a key: more than the next request takes to come.
+async fn whoever_has_read_the_end_is_served(endings: &[Ending], version: Version) {
+    for millis in [0, 20] {
+        let site = Site::of(matrix::service).await;
+        site.store.on(Verb::Release).takes(Duration::from_millis(millis));
+        whoever_read_the_end_is_served_elsewhere(endings, site.instances, version, ROUNDS).await;
+        assert_eq!(site.store.held(), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_has_read_the_end_over_http_1_is_served_at_another_instance() {
+    whoever_has_read_the_end_is_served(&ENDINGS, Version::Http1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_has_read_the_end_over_http_2_is_served_at_another_instance() {
+    whoever_has_read_the_end_is_served(&ENDINGS, Version::Http2).await;
+}
+
+// Does not hold yet over HTTP/1.1: hyper never polls a body that is announced to be empty, and drops it; so the request ends badly, and its key stays taken for
+// the lock-delay.
+#[tokio::test]
+async fn an_answer_of_no_length_is_no_stream() {
+    for version in VERSIONS {
+        whoever_has_read_the_end_is_served(&NOTHING, version).await;
+    }
+}
+
+/// The byte that completes the announced length is the end of an answer, whatever its body still keeps open. (Over HTTP/2 the end is `END_STREAM`, and
+/// that waits for the body with or without a lock.)
+// Does not hold yet: the last frame is kept back until the body ends, which it does not, and at `max_hold` the answer is cut.
+#[tokio::test]
+async fn an_answer_that_is_whole_by_its_length_ends_though_its_body_does_not() {
+    for version in [Version::Http1] {
+        let site = Site::of(|locks| {
+            let frames = || stream::iter([Ok::<_, Infallible>("0123456789")]).chain(stream::pending());
+            let open = get(async move || ([(header::CONTENT_LENGTH, "10")], Body::from_stream(frames())));
+            let layer = one_key_for_long(locks).max_hold(Duration::from_secs(2));
+            Router::new().route("/open", open.route_layer(layer))
+        })
+        .await;
+        let reply = Client::new(site.instances[0], version).ask("GET", "/open").await.expect("a whole answer");
+        assert_eq!((reply.status, reply.len), (200, 10), "{version:?}");
+        site.answers(200, "it was whole").await;
+    }
+}

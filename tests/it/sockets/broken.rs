@@ -1,0 +1,101 @@
+//! Answers that do not come to their end: a statement of theirs may be on its way still, so their key stays taken for the lock-delay.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    http::Response,
+    routing::get,
+};
+use futures_util::stream;
+use tokio::{sync::watch, time::sleep};
+
+use super::{
+    Site, Tells, VERSIONS,
+    matrix::{Client, Says, Step, Steps, Version},
+    one_key_for_long,
+};
+use crate::support::{
+    panics::{panics, resumed},
+    soon,
+    wire::{Http2, Wire},
+};
+
+#[tokio::test]
+async fn after_a_panic_in_a_body_the_key_stays_taken_for_the_lock_delay() {
+    let ran = Arc::new(AtomicUsize::new(0));
+    for (what, steps, paused, says) in [
+        ("before the head", vec![Step::Panic("planned: at once")], false, "planned: at once"),
+        ("in the stream", vec![Step::Data(10), Step::Panic("planned: then")], true, "planned: then"),
+    ] {
+        for version in VERSIONS {
+            let handler = get({
+                let (ran, steps) = (Arc::clone(&ran), steps.clone());
+                move || async move {
+                    ran.fetch_add(1, SeqCst);
+                    Response::new(Body::new(Steps::new(steps, Says::Nobody, paused)))
+                }
+            });
+            let site = Site::of(|locks| {
+                Router::new()
+                    .route("/panics", handler.clone().route_layer(one_key_for_long(locks)))
+                    .route("/other", get(|| async { "other" }))
+            })
+            .await;
+            let before = (panics(says), ran.load(SeqCst));
+            let mut client = Client::new(site.instances[0], version);
+            client.ask("GET", "/panics").await.expect_err("no whole answer");
+            site.stays_taken_for_the_delay(&format!("{what}, {version:?}")).await;
+            assert_eq!((panics(says), ran.load(SeqCst)), (before.0 + 1, before.1 + 1), "{what}, {version:?}: once");
+            assert_eq!(resumed(), 0, "what has panicked is not polled again");
+            assert_eq!(client.ask("GET", "/other").await.expect("others are served").status, 200);
+        }
+    }
+}
+
+#[tokio::test]
+async fn after_a_client_left_a_stream_the_key_stays_taken_for_the_lock_delay() {
+    for version in VERSIONS {
+        let (says, mut gone) = watch::channel(false);
+        let handler = get(move || async move {
+            let frames = stream::unfold(Tells(says), async |owned| {
+                sleep(Duration::from_millis(1)).await;
+                Some((Ok::<_, Infallible>(Bytes::from_static(b"0123456789")), owned))
+            });
+            Body::from_stream(frames)
+        });
+        let site =
+            Site::of(|locks| Router::new().route("/endless", handler.clone().route_layer(one_key_for_long(locks))))
+                .await;
+        drop(handler);
+        match version {
+            Version::Http1 => {
+                let mut wire = Wire::connect(site.instances[0]).await;
+                wire.write("GET /endless HTTP/1.1\r\nhost: x\r\n\r\n").await;
+                wire.head().await;
+                wire.bytes(30).await;
+                assert_eq!(site.store.held(), 1, "as long as it streams");
+            }
+            Version::Http2 => {
+                let mut http2 = Http2::connect(site.instances[0]).await;
+                let answer = soon("a head", http2.send("GET", "/endless").await).await.expect("a head");
+                let mut body = answer.into_body();
+                soon("data", body.data()).await.expect("data").expect("data");
+                assert_eq!(site.store.held(), 1, "as long as it streams");
+                drop(body);
+                // The connection stays: it was a reset.
+                soon("the end of the body", gone.wait_for(|gone| *gone)).await.expect("one of them lives");
+            }
+        }
+        soon("the end of the body", gone.wait_for(|gone| *gone)).await.expect("its last word is kept");
+        site.stays_taken_for_the_delay(&format!("{version:?}")).await;
+    }
+}

@@ -1,0 +1,404 @@
+//! Handlers that do not come to their end with their client: it leaves, a timeout further out answers for them, they panic, their runtime
+//! stops.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::Request,
+    http::StatusCode,
+    middleware::{Next, from_fn},
+    response::{IntoResponse, Response},
+    routing::{MethodRouter, get},
+};
+use h2::client::ResponseFuture;
+use tokio::{
+    net::TcpListener,
+    runtime::{self, Runtime},
+    sync::{Notify, Semaphore},
+};
+use tower_lock::{ClientGone, LockLayer, Locks, MemoryStore, test_util::Clock};
+
+use super::{
+    DELAY, Site, VERSIONS,
+    matrix::{Client, Version},
+    one_key_for_long,
+};
+use crate::support::{
+    one_key,
+    panics::{panics, resumed},
+    serve, soon, until,
+    wire::{Cut, Http2, Reply, Wire, read},
+};
+
+/// A handler that stands in the middle of its work until it may go on, and counts what becomes of it.
+#[derive(Clone, Default)]
+struct Work(Arc<Counts>);
+
+struct Counts {
+    begun: AtomicUsize,
+    /// Its effect.
+    done: AtomicUsize,
+    /// Whatever it has come to.
+    over: AtomicUsize,
+    may_go_on: Semaphore,
+    /// Requests that were given up before they were answered, further out than the lock.
+    given_up: AtomicUsize,
+    /// Somebody further out has waited for long enough.
+    too_late: Notify,
+}
+
+/// Counts, when it is dropped.
+struct Counted<'a>(&'a AtomicUsize);
+
+/// A client that waits for its answer, and can leave.
+enum Asks {
+    Http1(Wire),
+    Http2(Http2, ResponseFuture),
+}
+
+/// Says this, if it is anything, when it may go on.
+const NO_PANIC: &str = "";
+
+// === impl Work ===
+
+impl Default for Counts {
+    fn default() -> Self {
+        let zero = AtomicUsize::default;
+        Self {
+            begun: zero(),
+            done: zero(),
+            over: zero(),
+            may_go_on: Semaphore::new(0),
+            given_up: zero(),
+            too_late: Notify::new(),
+        }
+    }
+}
+
+impl Work {
+    fn handler(&self, panics_with: &'static str) -> MethodRouter {
+        let Self(counts) = self.clone();
+        get(move || async move {
+            let _over = Counted(&counts.over);
+            counts.begun.fetch_add(1, SeqCst);
+            counts.may_go_on.acquire().await.expect("never closed").forget();
+            assert!(panics_with.is_empty(), "{panics_with}");
+            counts.done.fetch_add(1, SeqCst);
+            "done"
+        })
+    }
+
+    /// Whoever stands around a service of ours, and tells when it is dropped without an answer; and a timeout.
+    fn around(&self, router: Router) -> Router {
+        let Self(counts) = self.clone();
+        router.layer(from_fn(move |request: Request, next: Next| {
+            let counts = Arc::clone(&counts);
+            async move { counts.watch(request, next).await }
+        }))
+    }
+
+    async fn has_begun(&self) {
+        until("the handler runs", || self.0.begun.load(SeqCst) > 0).await;
+    }
+
+    async fn is_over(&self) {
+        until("the handler is over", || self.0.over.load(SeqCst) > 0).await;
+    }
+
+    async fn is_given_up(&self, times: usize) {
+        until("the server has noticed", || self.0.given_up.load(SeqCst) == times).await;
+    }
+
+    fn may_go_on(&self) {
+        self.0.may_go_on.add_permits(1);
+    }
+
+    /// How often it has begun, was over, and did what it does.
+    fn counts(&self) -> [usize; 3] {
+        [&self.0.begun, &self.0.over, &self.0.done].map(|count| count.load(SeqCst))
+    }
+}
+
+impl Counts {
+    async fn watch(&self, request: Request, next: Next) -> Response {
+        let given_up = Counted(&self.given_up);
+        let answer = tokio::select! {
+            answer = next.run(request) => answer,
+            () = self.too_late.notified() => StatusCode::GATEWAY_TIMEOUT.into_response(),
+        };
+        std::mem::forget(given_up);
+        answer
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+// === impl Asks ===
+
+impl Asks {
+    async fn send(version: Version, site: &Site, path: &str) -> Self {
+        let address = site.instances[0];
+        match version {
+            Version::Http1 => {
+                let mut wire = Wire::connect(address).await;
+                wire.write(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+                Self::Http1(wire)
+            }
+            Version::Http2 => {
+                let mut http2 = Http2::connect(address).await;
+                let answer = http2.send("GET", path).await;
+                Self::Http2(http2, answer)
+            }
+        }
+    }
+
+    /// A closed socket, or `RST_STREAM` on a connection that stays.
+    fn leave(self) -> Option<Http2> {
+        match self {
+            Self::Http1(_) => None,
+            Self::Http2(http2, _) => Some(http2),
+        }
+    }
+
+    async fn answer(self) -> Result<Reply, Cut> {
+        match self {
+            Self::Http1(mut wire) => wire.answer(false).await,
+            Self::Http2(_connection, answer) => read(soon("a head", answer).await.map_err(|_| Cut)?).await,
+        }
+    }
+}
+
+/// One handler at two instances, with what is said about clients that leave.
+async fn site(work: &Work, gone: Option<ClientGone>, panics_with: &'static str) -> Site {
+    Site::of(|locks| {
+        let layer = match gone {
+            Some(gone) => one_key_for_long(locks).client_gone(gone),
+            None => one_key_for_long(locks),
+        };
+        work.around(Router::new().route("/work", work.handler(panics_with).route_layer(layer)))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_handler_whose_client_has_left_finishes_once_under_its_lock() {
+    for version in VERSIONS {
+        for gone in [None, Some(ClientGone::Finish)] {
+            let work = Work::default();
+            let site = site(&work, gone, NO_PANIC).await;
+            let client = Asks::send(version, &site, "/work").await;
+            work.has_begun().await;
+            let connection = client.leave();
+            work.is_given_up(1).await;
+            site.answers(409, "it works still").await;
+            assert_eq!(work.counts(), [1, 0, 0], "{version:?}");
+            work.may_go_on();
+            work.is_over().await;
+            site.is_free_at_once("a good end, though nobody heard of it").await;
+            assert_eq!(work.counts(), [1, 1, 1], "{version:?}");
+            drop(connection);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_is_not_to_finish_is_dropped_with_its_client() {
+    for version in VERSIONS {
+        let work = Work::default();
+        let site = site(&work, Some(ClientGone::Drop), NO_PANIC).await;
+        let client = Asks::send(version, &site, "/work").await;
+        work.has_begun().await;
+        let connection = client.leave();
+        work.is_over().await;
+        site.stays_taken_for_the_delay("a statement may be on its way").await;
+        assert_eq!(work.counts(), [1, 1, 0], "{version:?}");
+        drop(connection);
+    }
+}
+
+/// Whoever answers for it further out does not end it.
+#[tokio::test]
+async fn a_timeout_further_out_answers_and_the_handler_finishes_under_its_lock() {
+    for version in VERSIONS {
+        let work = Work::default();
+        let site = site(&work, None, NO_PANIC).await;
+        let client = Asks::send(version, &site, "/work").await;
+        work.has_begun().await;
+        work.0.too_late.notify_one();
+        assert_eq!(client.answer().await.expect("an answer").status, 504);
+        site.answers(409, "it works still").await;
+        assert_eq!(work.counts(), [1, 0, 0], "{version:?}");
+        work.may_go_on();
+        work.is_over().await;
+        site.is_free_at_once("a good end, though its answer came too late").await;
+        assert_eq!(work.counts(), [1, 1, 1], "{version:?}");
+    }
+}
+
+#[tokio::test]
+async fn who_waits_behind_a_handler_without_a_client_has_its_turn_when_that_ends() {
+    for version in VERSIONS {
+        let work = Work::default();
+        let site = Site::of(|locks| {
+            let layer = || one_key_for_long(locks).wait(Duration::from_secs(60));
+            let waits = get(|| async { "its turn" }).route_layer(layer());
+            let router =
+                Router::new().route("/work", work.handler(NO_PANIC).route_layer(layer())).route("/waits", waits);
+            work.around(router)
+        })
+        .await;
+        let client = Asks::send(version, &site, "/work").await;
+        work.has_begun().await;
+        let connection = client.leave();
+        work.is_given_up(1).await;
+        let waits = site
+            .instances
+            .map(|address| tokio::spawn(async move { Client::new(address, version).ask("GET", "/waits").await }));
+        until("both are in line", || site.locks.iter().all(|locks| locks.size().1 == 1)).await;
+        assert_eq!(work.counts(), [1, 0, 0], "{version:?}");
+        work.may_go_on();
+        for waits in waits {
+            let reply = soon("its turn", waits).await.expect("no panic").expect("an answer");
+            assert_eq!((reply.status, work.counts()), (200, [1, 1, 1]), "{version:?}");
+        }
+        drop(connection);
+    }
+}
+
+#[tokio::test]
+async fn who_leaves_the_line_never_begins() {
+    for version in VERSIONS {
+        let work = Work::default();
+        let site = Site::of(|locks| {
+            let layer = one_key_for_long(locks).wait(Duration::from_secs(60));
+            work.around(Router::new().route("/work", work.handler(NO_PANIC).route_layer(layer)))
+        })
+        .await;
+        let first = Asks::send(version, &site, "/work").await;
+        work.has_begun().await;
+        let second = Asks::send(version, &site, "/work").await;
+        until("in line", || site.locks[0].size().1 == 1).await;
+        let connection = second.leave();
+        work.is_given_up(1).await;
+        work.may_go_on();
+        assert_eq!(first.answer().await.expect("an answer").status, 200);
+        site.is_free_at_once("nobody waits").await;
+        assert_eq!(work.counts(), [1, 1, 1], "{version:?}");
+        drop(connection);
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_keeps_its_key_for_the_lock_delay_with_or_without_its_client() {
+    for (gone, leaves, says) in [
+        (ClientGone::Finish, false, "planned: before its client"),
+        (ClientGone::Drop, false, "planned: before its client, not to finish"),
+        (ClientGone::Finish, true, "planned: without a client"),
+    ] {
+        for version in VERSIONS {
+            let work = Work::default();
+            let site = site(&work, Some(gone), says).await;
+            let before = panics(says);
+            let client = Asks::send(version, &site, "/work").await;
+            work.has_begun().await;
+            if leaves {
+                drop(client.leave());
+                work.is_given_up(1).await;
+                work.may_go_on();
+            } else {
+                work.may_go_on();
+                client.answer().await.expect_err("no answer");
+            }
+            work.is_over().await;
+            site.stays_taken_for_the_delay(says).await;
+            assert_eq!((panics(says), work.counts()), (before + 1, [1, 1, 0]), "{version:?}: once");
+            assert_eq!(resumed(), 0, "what has panicked is not polled again");
+            assert_eq!((site.locks[0].held(), site.locks[0].size()), (0, (0, 0)), "nothing is left of it");
+        }
+    }
+}
+
+/// An instance is shut down when its connections are closed: those who finish without a client are not forgotten.
+#[tokio::test]
+async fn a_shutdown_waits_for_handlers_without_a_client() {
+    let work = Work::default();
+    let site = site(&work, None, NO_PANIC).await;
+    let client = Asks::send(Version::Http1, &site, "/work").await;
+    work.has_begun().await;
+    client.leave();
+    work.is_given_up(1).await;
+    assert_eq!(site.locks[0].shutdown(Duration::ZERO).await, 1, "it works still");
+    let down = tokio::spawn({
+        let locks = site.locks[0].clone();
+        async move { locks.shutdown(Duration::from_secs(60)).await }
+    });
+    work.may_go_on();
+    assert_eq!(soon("the end", down).await.expect("no panic"), 0);
+    assert_eq!((work.counts(), site.store.held()), ([1, 1, 1], 0));
+}
+
+/// As when one of several runtimes of a process ends: nothing polls the handler any more, and nothing can be spawned.
+#[tokio::test]
+async fn when_a_runtime_stops_its_handlers_are_dropped_and_their_keys_stay_taken_for_the_lock_delay() {
+    for (gone, leaves) in [(ClientGone::Finish, false), (ClientGone::Drop, false), (ClientGone::Finish, true)] {
+        for version in VERSIONS {
+            let what = format!("{gone:?}, {version:?}, the client left first: {leaves}");
+            let work = Work::default();
+            let clock = Clock::default();
+            let store = Arc::new(MemoryStore::with_clock(clock.clone()));
+            let instance = || Locks::builder(Arc::clone(&store)).clock(clock.clone()).build();
+            let service = |locks: &Locks| {
+                let layer = || LockLayer::new(locks, one_key()).lock_delay(DELAY);
+                let next = get(|| async { "next" }).route_layer(layer());
+                let router =
+                    Router::new().route("/work", work.handler(NO_PANIC).route_layer(layer().client_gone(gone)));
+                work.around(router.route("/next", next))
+            };
+            let (stops, stays) = (instance(), instance());
+            let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("threads");
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+            listener.set_nonblocking(true).expect("a socket");
+            let address = listener.local_addr().expect("bound");
+            let app = service(&stops);
+            runtime.spawn(async move {
+                axum::serve(TcpListener::from_std(listener).expect("a socket"), app).await.expect("it serves");
+            });
+            let mut client = Client::new(address, version);
+            let asks = tokio::spawn(async move { client.ask("GET", "/work").await.map(|reply| reply.status) });
+            work.has_begun().await;
+            if leaves {
+                asks.abort();
+                work.is_given_up(1).await;
+                assert_eq!(work.counts(), [1, 0, 0], "{what}");
+            }
+            stop(runtime).await;
+            assert_eq!(work.counts(), [1, 1, 0], "{what}: dropped where it stood");
+            if !leaves {
+                asks.await.expect("no panic").expect_err("no answer");
+            }
+
+            let mut next = Client::new(serve(service(&stays)).await, version);
+            for status in [409, 409, 200] {
+                assert_eq!(next.ask("GET", "/next").await.expect("an answer").status, status, "{what}");
+                clock.jump(DELAY / 2 + Duration::from_secs(1));
+            }
+            assert_eq!(stops.held(), 0, "{what}");
+        }
+    }
+}
+
+async fn stop(runtime: Runtime) {
+    let stopped = tokio::task::spawn_blocking(move || runtime.shutdown_timeout(Duration::from_secs(60)));
+    soon("the end of a runtime", stopped).await.expect("no panic");
+}

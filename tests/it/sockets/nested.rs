@@ -1,0 +1,138 @@
+//! A request that has its key more than once: it is given back with the last of them, and before the answer is read.
+
+use std::{future::IntoFuture, time::Duration};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::State,
+    routing::get,
+};
+use futures_util::stream;
+use tokio::time::sleep;
+use tower_lock::{HeldLock, LockLayer, Locks, LocksLayer, test_util::Verb};
+
+use super::{Site, VERSIONS, matrix::Client};
+use crate::support::one_key;
+
+const ROUNDS: usize = 20;
+
+/// Layers with one key, on a route, a router and around all.
+fn three_layers(locks: &Locks) -> Router {
+    let layer = || LockLayer::new(locks, one_key());
+    let handler = async |lock: HeldLock| lock.fencing_token().to_string();
+    Router::new()
+        .route("/layers", get(handler).route_layer(layer()))
+        .route_layer(layer())
+        .layer(layer())
+        .layer(LocksLayer::new(locks))
+}
+
+/// The handler asks again: once, and in branches that each see the other's guard.
+fn the_handler_itself(locks: &Locks) -> Router {
+    let again = async |State(locks): State<Locks>, held: HeldLock| {
+        let guard = locks.lock(("k",)).await.expect("its own");
+        let counts = (guard.hold_count(), guard.fencing_token() == held.fencing_token());
+        guard.release().await.expect("up");
+        format!("{counts:?}")
+    };
+    let joined = async |State(locks): State<Locks>| {
+        let branch = || locks.try_lock(("k",)).into_future();
+        let (one, two) = tokio::join!(branch(), branch());
+        let (one, two) = (one.expect("its own"), two.expect("its own"));
+        let is_one = one.fencing_token() == two.fencing_token();
+        let counts = (one.hold_count(), two.hold_count(), is_one);
+        one.release().await.expect("up");
+        two.release().await.expect("up");
+        format!("{counts:?}")
+    };
+    // Its body asks, while the answer streams.
+    let streamed = async |State(locks): State<Locks>| {
+        let frames = stream::unfold(Some(locks), async |locks| {
+            let locks = locks?;
+            sleep(Duration::from_millis(1)).await;
+            let guard = locks.try_lock(("k",)).await.expect("its own");
+            let count = guard.hold_count();
+            guard.release().await.expect("up");
+            Some((Ok::<_, std::convert::Infallible>(Bytes::from(count.to_string())), None))
+        });
+        Body::from_stream(frames)
+    };
+    Router::new()
+        .route("/again", get(again))
+        .route("/joined", get(joined))
+        .route("/streamed", get(streamed))
+        .route_layer(LockLayer::new(locks, one_key()))
+        .with_state(locks.clone())
+}
+
+#[tokio::test]
+async fn whoever_has_a_key_many_times_has_given_it_back_when_its_answer_is_read() {
+    let site = Site::of(|locks| three_layers(locks).merge(the_handler_itself(locks))).await;
+    site.store.on(Verb::Release).takes(Duration::from_millis(2));
+    for version in VERSIONS {
+        let mut clients = site.instances.map(|address| Client::new(address, version));
+        let (mut asked, mut last) = (site.store.on(Verb::Acquire).calls(), 0);
+        for round in 0..ROUNDS {
+            for path in ["/layers", "/again", "/joined", "/streamed"] {
+                for client in &mut clients {
+                    let reply = client.ask("GET", path).await.expect("an answer");
+                    assert_eq!(reply.status, 200, "{path}, {version:?}, round {round}");
+                    let text = String::from_utf8(reply.body.clone()).expect("text");
+                    match path {
+                        "/layers" => {
+                            let fence: u64 = text.parse().expect("a number");
+                            assert!(fence > last, "{fence} after {last}");
+                            last = fence;
+                        }
+                        "/again" => assert_eq!(text, "(2, true)"),
+                        "/joined" => assert_eq!(text, "(3, 3, true)"),
+                        _ => assert!(text.contains('2'), "{text}"),
+                    }
+                    asked += 1;
+                    assert_eq!(site.store.on(Verb::Acquire).calls(), asked, "{path}: the store is asked once");
+                    assert_eq!(site.store.held(), 0, "{path}, {version:?}, round {round}");
+                }
+            }
+        }
+    }
+}
+
+/// It does not wait for itself, nor for the one who waits behind it.
+#[tokio::test]
+async fn a_request_enters_again_before_those_who_wait_for_it() {
+    let site = Site::of(|locks| {
+        let handler = async |State(locks): State<Locks>| {
+            let mut ahead = 0;
+            // Until somebody waits, wherever that is.
+            while ahead == 0 {
+                sleep(Duration::from_millis(1)).await;
+                let state = locks.inspect(("k",)).await.expect("up");
+                ahead = state.waiting + state.waiting_here;
+            }
+            let guard = locks.try_lock(("k",)).await.expect("its own");
+            guard.release().await.expect("up");
+        };
+        let layer = || LockLayer::new(locks, one_key()).wait(Duration::from_secs(60));
+        Router::new()
+            .route("/again", get(handler).route_layer(layer()))
+            .route("/waits", get(|| async { "its turn" }).route_layer(layer()))
+            .with_state(locks.clone())
+    })
+    .await;
+    for waits_at in site.instances {
+        for version in VERSIONS {
+            let mut clients = [site.instances[0], waits_at].map(|address| Client::new(address, version));
+            let [first, second] = &mut clients;
+            let second = async {
+                while site.locks[0].held() == 0 {
+                    sleep(Duration::from_millis(1)).await;
+                }
+                second.ask("GET", "/waits").await
+            };
+            let (first, second) = tokio::join!(first.ask("GET", "/again"), second);
+            assert_eq!((first.expect("an answer").status, second.expect("an answer").status), (200, 200));
+        }
+    }
+    assert_eq!(site.store.held(), 0);
+}

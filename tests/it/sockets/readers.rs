@@ -1,0 +1,251 @@
+//! Clients that do not read: how slow they are is their own matter, and nobody else's.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::Path,
+    http::Response,
+    routing::{get, post},
+};
+use futures_util::stream;
+use h2::RecvStream;
+use tokio::{sync::watch, time::sleep};
+use tower_lock::{Hold, LockLayer, by};
+
+use super::{
+    DELAY, Site, Tells, VERSIONS,
+    matrix::{Client, Version},
+    one_key_for_long,
+};
+use crate::support::{
+    one_key, soon,
+    wire::{Http2, Wire, read},
+};
+
+/// One that has read a head, and reads no more.
+enum Stalls {
+    Http1(Wire),
+    Http2(Http2, Response<RecvStream>),
+}
+
+impl Stalls {
+    async fn at(site: &Site, version: Version, path: &str) -> Self {
+        let address = site.instances[0];
+        match version {
+            Version::Http1 => {
+                let mut wire = Wire::narrow(address).await;
+                wire.write(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+                Self::Http1(wire)
+            }
+            Version::Http2 => {
+                let mut http2 = Http2::with_window(address, 0).await;
+                let answer = http2.send("GET", path).await;
+                Self::Http2(http2, soon("a head", answer).await.expect("a head"))
+            }
+        }
+    }
+
+    /// Reads on, as if nothing had happened.
+    async fn reads_on(self) {
+        match self {
+            Self::Http1(mut wire) => wire.answer(false).await.map(|_| ()),
+            Self::Http2(http2, answer) => {
+                http2.open_window(1 << 20);
+                read(answer).await.map(|_| ())
+            }
+        }
+        .expect_err("it was broken off, and must not be taken for the whole");
+    }
+}
+
+/// As long as somebody reads, and more than any buffer on the way takes.
+fn endless(owns: watch::Sender<bool>) -> Body {
+    let frames = stream::unfold(Tells(owns), async |owns| {
+        tokio::task::yield_now().await;
+        Some((Ok::<_, Infallible>(Bytes::from(vec![b'x'; 100_000])), owns))
+    });
+    Body::from_stream(frames)
+}
+
+/// The shop's answer is complete; that nobody takes it does not keep the good locked.
+#[tokio::test]
+async fn a_buyer_that_opens_no_window_keeps_nobody_from_buying() {
+    let left = Arc::new(AtomicI64::new(5));
+    let sell = post({
+        let left = Arc::clone(&left);
+        move || async move {
+            let left = left.fetch_sub(1, SeqCst) - 1;
+            // All of it is at hand, in more than the one frame that hyper takes without a window.
+            let frames = std::iter::repeat_n(format!("{left:05}").repeat(1000), 10);
+            Body::from_stream(stream::iter(frames.map(Ok::<_, Infallible>)))
+        }
+    });
+    let site = Site::of(|locks| {
+        let by_good = LockLayer::new(locks, by(|Path(id): Path<u64>| ("good", id)));
+        Router::new().route(
+            "/goods/{id}/sell",
+            sell.clone().route_layer(by_good.wait(Duration::from_secs(60)).body_stall(DELAY)),
+        )
+    })
+    .await;
+    let mut unread = Vec::new();
+    for instance in site.instances {
+        let mut http2 = Http2::with_window(instance, 0).await;
+        unread.push((http2.send("POST", "/goods/1/sell").await, http2));
+    }
+    let mut next = site.instances.map(|address| Client::new(address, Version::Http1));
+    for client in &mut next {
+        let reply = client.ask("POST", "/goods/1/sell").await.expect("an answer");
+        assert_eq!((reply.status, reply.len), (200, 50_000));
+    }
+    // The heads are there, and nothing behind them.
+    let mut bodies = Vec::new();
+    for (answer, http2) in unread {
+        let mut answer = soon("a head", answer).await.expect("a head");
+        assert_eq!(answer.status(), 200);
+        let first = futures_util::poll!(Box::pin(answer.body_mut().data()));
+        assert!(first.is_pending(), "no window, no data: {first:?}");
+        bodies.push((answer, http2));
+    }
+    assert_eq!((left.load(SeqCst), site.store.held()), (1, 0), "four were sold, and the key is free");
+    for (answer, http2) in bodies {
+        http2.open_window(1 << 20);
+        assert_eq!(read(answer).await.expect("the rest").len, 50_000);
+    }
+}
+
+/// A phone in a tunnel. What the body owns (a transaction) is gone when the next one begins.
+#[tokio::test]
+async fn a_reader_that_stalls_loses_its_lock_and_what_its_body_owns() {
+    let short = Duration::from_millis(150);
+    for bound in ["body_stall", "max_hold"] {
+        let bounded = |layer: LockLayer<_>| match bound {
+            "body_stall" => layer.body_stall(short),
+            _ => layer.max_hold(short).body_stall(DELAY),
+        };
+        for version in VERSIONS {
+            let what = format!("{bound}, {version:?}");
+            let (tells, mut gone) = watch::channel(false);
+            let site = Site::of(|locks| {
+                let tells = tells.clone();
+                let endless = get(move || async move { endless(tells) });
+                Router::new().route("/endless", endless.route_layer(bounded(one_key_for_long(locks))))
+            })
+            .await;
+            let reader = Stalls::at(&site, version, "/endless").await;
+            soon(&what, gone.wait_for(|gone| *gone)).await.expect("its last word is kept");
+            site.stays_taken_for_the_delay(&what).await;
+            reader.reads_on().await;
+        }
+    }
+}
+
+/// Not even a lock-delay in between.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_waits_behind_a_reader_that_stalls_begins_when_its_body_is_gone() {
+    for version in VERSIONS {
+        let (tells, gone) = watch::channel(false);
+        let site = Site::of(|locks| {
+            let layer = || LockLayer::new(locks, one_key()).lock_delay(Duration::ZERO).wait(Duration::from_secs(60));
+            let tells = tells.clone();
+            let endless = get(move || async move { endless(tells) });
+            let gone = gone.clone();
+            let waits = get(move || async move { gone.borrow().to_string() });
+            Router::new()
+                .route("/endless", endless.route_layer(layer().body_stall(Duration::from_millis(150))))
+                .route("/waits", waits.route_layer(layer()))
+        })
+        .await;
+        for instance in site.instances {
+            tells.send_replace(false);
+            let _reader = Stalls::at(&site, version, "/endless").await;
+            while site.store.held() == 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+            let reply = Client::new(instance, version).ask("GET", "/waits").await.expect("its turn");
+            assert_eq!((reply.status, &reply.body[..]), (200, &b"true"[..]), "{version:?}");
+        }
+    }
+}
+
+/// Nothing was there to be read.
+#[tokio::test]
+async fn a_body_that_pauses_is_no_reader_that_stalls() {
+    let site = Site::of(|locks| {
+        let slow = get(|| async {
+            let frames = stream::unfold(0, async |n| {
+                sleep(Duration::from_millis(400)).await;
+                (n < 3).then(|| (Ok::<_, Infallible>("0123456789"), n + 1))
+            });
+            Body::from_stream(frames)
+        });
+        Router::new().route("/slow", slow.route_layer(one_key_for_long(locks).body_stall(Duration::from_millis(150))))
+    })
+    .await;
+    for version in VERSIONS {
+        let reply = Client::new(site.instances[0], version).ask("GET", "/slow").await.expect("a whole answer");
+        assert_eq!((reply.status, reply.len), (200, 30), "{version:?}");
+        site.is_free_at_once("a good end").await;
+    }
+}
+
+/// Slow, and not stalled: it takes longer than the stall, and never as long for one part.
+#[tokio::test]
+async fn a_reader_that_reads_slowly_has_the_lock_to_the_end() {
+    let site = Site::of(|locks| {
+        let large = get(|| async {
+            let frames = stream::unfold(0, async |n| {
+                tokio::task::yield_now().await;
+                (n < 30).then(|| (Ok::<_, Infallible>(Bytes::from(vec![b'x'; 1000])), n + 1))
+            });
+            Body::from_stream(frames)
+        });
+        Router::new().route("/large", large.route_layer(one_key_for_long(locks).body_stall(Duration::from_secs(2))))
+    })
+    .await;
+    let mut http2 = Http2::with_window(site.instances[0], 1000).await;
+    let answer = http2.send("GET", "/large").await;
+    let mut body = soon("a head", answer).await.expect("a head").into_body();
+    let mut read = 0;
+    while let Some(data) = soon("data", body.data()).await {
+        let data = data.expect("not broken off");
+        read += data.len();
+        let mut other = Client::new(site.instances[1], Version::Http1);
+        if read < 28_000 {
+            assert_eq!(other.ask("GET", "/next").await.expect("an answer").status, 409, "{read} bytes are read");
+        }
+        sleep(Duration::from_millis(100)).await;
+        body.flow_control().release_capacity(data.len()).expect("read");
+    }
+    assert_eq!(read, 30_000);
+    site.is_free_at_once("a good end").await;
+}
+
+/// Its work is done with its head.
+#[tokio::test]
+async fn a_stream_that_is_held_to_its_head_keeps_nobody_waiting() {
+    let site = Site::of(|locks| {
+        let (tells, _) = watch::channel(false);
+        let endless = get(move || async move { endless(tells) });
+        Router::new().route("/endless", endless.route_layer(one_key_for_long(locks).hold(Hold::ToHead)))
+    })
+    .await;
+    for version in VERSIONS {
+        let mut reader = Stalls::at(&site, version, "/endless").await;
+        if let Stalls::Http1(wire) = &mut reader {
+            assert_eq!(wire.head().await.0, 200);
+        }
+        site.answers(200, "held to its head").await;
+        drop(reader);
+        site.answers(200, "nothing was held when its client left").await;
+    }
+}

@@ -1,0 +1,113 @@
+//! `101 Switching Protocols` and `CONNECT`: the request is over with its head, and what is spoken behind it needs no lock.
+
+use std::convert::Infallible;
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    http::{Method, Request, Response, StatusCode},
+    routing::any,
+};
+use futures_util::stream;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tower_lock::{LockLayer, Locks};
+
+use super::Site;
+use crate::support::{
+    one_key, soon,
+    wire::{Http2, Wire},
+};
+
+/// Says back what it hears, in capitals, once the head is out.
+async fn shout(mut request: Request<Body>) -> Response<Body> {
+    let upgrade = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        let mut tunnel = TokioIo::new(upgrade.await.expect("a tunnel"));
+        let mut heard = [0; 64];
+        while let Ok(n @ 1..) = tunnel.read(&mut heard).await {
+            tunnel.write_all(heard[..n].to_ascii_uppercase().as_slice()).await.expect("an open tunnel");
+        }
+    });
+    let response = if request.method() == Method::CONNECT {
+        Response::builder()
+    } else {
+        Response::builder()
+            .status(StatusCode::SWITCHING_PROTOCOLS)
+            .header("connection", "upgrade")
+            .header("upgrade", "shout")
+    };
+    response.body(Body::empty()).expect("a response")
+}
+
+/// With a body that has no end, which nobody will ask for: behind this head there is no content.
+async fn shout_with_a_body(request: Request<Body>) -> Response<Body> {
+    shout(request).await.map(|_| Body::from_stream(stream::pending::<Result<Bytes, Infallible>>()))
+}
+
+fn service(locks: &Locks) -> Router {
+    Router::new()
+        .route("/empty", any(shout))
+        .route("/body", any(shout_with_a_body))
+        // A `CONNECT` has no path.
+        .fallback(async |request: Request<Body>| {
+            if request.uri().host() == Some("body.example") {
+                shout_with_a_body(request).await
+            } else {
+                shout(request).await
+            }
+        })
+        .layer(LockLayer::new(locks, one_key()))
+}
+
+async fn talks(wire: &mut Wire, what: &str) {
+    wire.write("hello").await;
+    assert_eq!(wire.bytes(5).await, b"HELLO", "{what}");
+}
+
+#[tokio::test]
+async fn an_upgraded_connection_lives_on_without_the_lock() {
+    let site = Site::of(service).await;
+    for path in ["/empty", "/body"] {
+        for _ in 0..10 {
+            let mut wire = Wire::connect(site.instances[0]).await;
+            wire.write(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: shout\r\n\r\n"))
+                .await;
+            assert_eq!(wire.head().await.0, 101, "{path}");
+            site.answers(200, path).await;
+            talks(&mut wire, path).await;
+            site.answers(200, path).await;
+            talks(&mut wire, path).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_tunnel_over_http_1_lives_on_without_the_lock() {
+    let site = Site::of(service).await;
+    for host in ["empty.example", "body.example"].into_iter().cycle().take(10) {
+        let mut wire = Wire::connect(site.instances[0]).await;
+        wire.write(format!("CONNECT {host}:443 HTTP/1.1\r\nhost: {host}:443\r\n\r\n")).await;
+        assert_eq!(wire.head().await.0, 200);
+        site.answers(200, host).await;
+        talks(&mut wire, host).await;
+    }
+}
+
+#[tokio::test]
+async fn a_tunnel_over_http_2_lives_on_without_the_lock() {
+    let site = Site::of(service).await;
+    let mut http2 = Http2::connect(site.instances[0]).await;
+    for host in ["empty.example", "body.example"].into_iter().cycle().take(10) {
+        let request = Request::builder().method(Method::CONNECT).uri(format!("{host}:443"));
+        let request = request.body(()).expect("a request");
+        let (answer, mut says) = http2.request(request, false).await;
+        let answer = soon("a head", answer).await.expect("a head");
+        assert_eq!(answer.status(), StatusCode::OK);
+        site.answers(200, host).await;
+        let mut hears = answer.into_body();
+        says.send_data(Bytes::from_static(b"hello"), false).expect("an open tunnel");
+        assert_eq!(soon("an echo", hears.data()).await.expect("data").expect("data"), "HELLO");
+        site.answers(200, host).await;
+    }
+}

@@ -1,0 +1,66 @@
+//! What a client sees of an ending, with two instances of the service on one Redis.
+
+use std::net::SocketAddr;
+
+use axum::{Router, body::Body, http::Response, routing::get};
+use tokio::{net::TcpListener, time::Instant};
+use tower_lock::{LockLayer, Locks, by_parts};
+
+use crate::{
+    matrix::{self, Client, ENDINGS, Says, Step, Steps, Version, whoever_read_the_end_is_served_elsewhere},
+    support::{World, ms, panics::panics, world},
+};
+
+async fn serve(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    address
+}
+
+async fn instances(world: &World, service: impl Fn(&Locks) -> Router) -> [SocketAddr; 2] {
+    let (one, two) = (world.sound_instance("a").await, world.sound_instance("b").await);
+    [serve(service(&one)).await, serve(service(&two)).await]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_has_read_the_end_of_an_answer_is_served_at_another_instance() {
+    let Some(world) = world().await else { return };
+    let instances = instances(&world, matrix::service).await;
+    for version in [Version::Http1, Version::Http2] {
+        whoever_read_the_end_is_served_elsewhere(&ENDINGS, instances, version, 30).await;
+    }
+    world.is_clean_soon().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_panic_in_a_body_both_instances_refuse_for_the_lock_delay_and_then_serve() {
+    const SAYS: &str = "planned: in a body over Redis";
+    let Some(world) = world().await else { return };
+    let delay = ms(1500);
+    let instances = instances(&world, |locks| {
+        let layer = || LockLayer::new(locks, by_parts(|_| ("k",))).lock_delay(delay);
+        let panics =
+            async || Response::new(Body::new(Steps::new([Step::Data(10), Step::Panic(SAYS)], Says::Nobody, true)));
+        Router::new()
+            .route("/panics", get(panics).route_layer(layer()))
+            .route("/next", get(|| async { "next" }).route_layer(layer()))
+    })
+    .await;
+    assert_eq!(panics(SAYS), 0);
+    for (round, version) in [Version::Http1, Version::Http2].into_iter().enumerate() {
+        let asked = Instant::now();
+        Client::new(instances[0], version).ask("GET", "/panics").await.expect_err("no whole answer");
+        let mut clients = instances.map(|address| Client::new(address, Version::Http1));
+        let mut refused = [0, 0];
+        for (n, client) in clients.iter_mut().enumerate() {
+            while client.ask("GET", "/next").await.expect("an answer").status == 409 {
+                refused[n] += 1;
+                tokio::time::sleep(ms(20)).await;
+            }
+        }
+        assert!(refused[0] > 0 && asked.elapsed() >= delay, "{version:?}: {refused:?} in {:?}", asked.elapsed());
+        assert_eq!(panics(SAYS), round + 1);
+    }
+    world.is_clean_soon().await;
+}
