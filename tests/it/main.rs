@@ -34,7 +34,6 @@ mod cases;
 #[cfg(feature = "redis")]
 mod fence;
 mod instances;
-mod storm;
 mod tidy;
 mod public_api;
 

@@ -1,25 +1,33 @@
-//! Many processes on one Redis, and a referee that sees what each of them does.
+//! All storms of the crate: clients of every kind, services of one process or of many, and a referee that sees what each of them does.
 //!
 //! ```text
-//! storm (a test) ──HTTP──▶ service × 4 ──▶ proxy, which does what networks do ──▶ Redis
-//!    │ ASK, ANSWER, GONE      │ ENTER, WRITE, EXIT
+//! storm (a test) ──HTTP──▶ service × n ──▶ proxy, which does what networks do ──▶ Redis, or its own memory
+//!    │ ASK, ANSWER, GONE,     │ ENTER, WRITE, EXIT, FALL
+//!    │ BROKEN                 │
 //!    └────────▶ referee ◀─────┘
 //! ```
 //!
-//! The referee is a process of its own: it believes nobody, and what it says at the end is the outcome of the storm.
+//! The referee is a process of its own: it believes nobody, and what it says at the end is the outcome of the storm. What is asked, what
+//! handlers do and which clients leave is thrown by a seed, before anything happens.
 
 mod report;
 mod referee;
 mod reporter;
 mod doubles;
+mod plan;
+mod client;
 mod site;
+mod storm;
 
 pub use self::{
+    client::{Ask, Seen},
     doubles::{FreesAnybody, LosesTrackOfTime},
+    plan::{How, Leaves, Panics, Patience, Plan, Protocol, Way, When, Work},
     referee::{Referee, Summary},
     report::{Answer, NotUnderstood, Report},
     reporter::Reporter,
-    site::{Farewell, Seen, Service, Site},
+    site::{Farewell, Left, Service, Site},
+    storm::{Outcome, Storm, World, is, seed},
 };
 
 /// What time it is, in nanoseconds: the same for every process of this machine.

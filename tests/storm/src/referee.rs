@@ -1,9 +1,13 @@
 //! What must never be seen, whatever goes wrong.
 //!
 //! Sections are compared by when they say they were, on the one clock of the machine: how long a report was on its way never
-//! makes a difference. A section counts from its first moment to its last one or to its deadline, whichever comes first.
+//! makes a difference. A section counts from its first moment to its last one or to its deadline, whichever comes first; if it was broken
+//! off, nobody else is to begin for a lock-delay after that.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -16,8 +20,8 @@ pub struct Referee {
     is_careless: bool,
     requests: HashMap<String, Request>,
     keys: HashMap<String, Key>,
-    /// Where each section that has not ended is.
-    open: HashMap<String, (String, usize)>,
+    /// Those sections that have not ended.
+    open: HashMap<String, Open>,
     seen: Summary,
 }
 
@@ -30,8 +34,18 @@ pub struct Summary {
     pub answered: BTreeMap<u16, u64>,
     /// Those whose clients did not wait for it.
     pub gone: u64,
+    /// Those of them whose handler had not begun, and never did.
+    pub gone_before: u64,
+    /// Those of them whose handler was broken off, by name. The others had theirs run to its end.
+    pub gone_inside: BTreeSet<String>,
+    /// Those whose clients lost their connection.
+    pub broken: u64,
+    /// Those of them whose handler had not begun, and never did.
+    pub broken_before: u64,
     /// Handlers that ran under a lock.
     pub sections: u64,
+    /// Those of them that were broken off.
+    pub fallen: u64,
     /// Those of them whose lock was lost before they could say so.
     pub late: u64,
     /// Those of them that were never seen to end: their process was killed.
@@ -50,13 +64,23 @@ pub struct Summary {
 struct Request {
     was_asked: bool,
     entered: u64,
+    has_fallen: bool,
     end: Option<End>,
+}
+
+/// Where a section is, and for which request.
+#[derive(Debug)]
+struct Open {
+    key: String,
+    index: usize,
+    request: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
     Answered { status: u16, outcome: String },
     Gone,
+    Broken,
 }
 
 #[derive(Debug, Default)]
@@ -74,10 +98,15 @@ struct Section {
     at: u64,
     deadline: u64,
     end: Option<u64>,
+    /// Until when nobody else is to begin.
+    until: u64,
 }
 
 /// How many of the first ones are named.
 const FIRST: usize = 20;
+
+/// Stores count a lock-delay in whole milliseconds, by a clock of their own.
+const BLUR: u64 = 5_000_000;
 
 impl Referee {
     /// One that has seen nothing yet.
@@ -106,10 +135,18 @@ impl Referee {
             }
             Report::Enter { section, key, token, process, request, at, deadline } => {
                 self.enter_for(&request, &section, &process);
-                self.enter(section, key, token, at, deadline);
+                self.enter(section, key, token, request, at, deadline);
             }
             Report::Exit { section, at } => match self.open.remove(&section) {
-                Some((key, index)) => self.end(&key, index, at),
+                Some(Open { key, index, .. }) => self.end(&key, index, at, Duration::ZERO),
+                None => self.never("exit-without-enter", true, || section),
+            },
+            Report::Fall { section, at, until } => match self.open.remove(&section) {
+                Some(Open { key, index, request }) => {
+                    self.seen.fallen += 1;
+                    self.requests.entry(request).or_default().has_fallen = true;
+                    self.end(&key, index, at, Duration::from_nanos(until.saturating_sub(at)));
+                }
                 None => self.never("exit-without-enter", true, || section),
             },
             Report::Write { key, token } => return self.write(&key, token),
@@ -120,6 +157,10 @@ impl Referee {
             Report::Gone { request } => {
                 self.seen.gone += 1;
                 self.end_request(&request, End::Gone);
+            }
+            Report::Broken { request } => {
+                self.seen.broken += 1;
+                self.end_request(&request, End::Broken);
             }
             Report::Flush => {}
             Report::Finish => {
@@ -138,19 +179,28 @@ impl Referee {
 
     /// It is over.
     pub fn finish(&mut self) -> Summary {
-        let mut open: Vec<_> = self.open.drain().map(|(_, place)| place).collect();
+        let mut open: Vec<_> = self.open.drain().map(|(_, Open { key, index, .. })| (key, index)).collect();
         open.sort_unstable();
         self.seen.left_open = u64::try_from(open.len()).unwrap_or(u64::MAX);
         for (key, index) in open {
-            self.end(&key, index, u64::MAX);
+            self.end(&key, index, u64::MAX, Duration::ZERO);
         }
         let mut requests: Vec<_> = std::mem::take(&mut self.requests).into_iter().collect();
         requests.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        for (name, Request { was_asked, entered, end }) in requests {
+        for (name, Request { was_asked, entered, has_fallen, end }) in requests {
+            match end {
+                Some(End::Gone) if entered == 0 => self.seen.gone_before += 1,
+                Some(End::Gone) if has_fallen => drop(self.seen.gone_inside.insert(name.clone())),
+                Some(End::Broken) if entered == 0 => self.seen.broken_before += 1,
+                _ => {}
+            }
             self.never("never-answered", was_asked && end.is_none(), || name.clone());
             self.never("entered-unasked", !was_asked && entered > 0, || name.clone());
             let is_a_success = matches!(end, Some(End::Answered { status: 200..=299, .. }));
-            self.never("answered-without-a-section", is_a_success && entered == 0, || name.clone());
+            let is_an_accident = matches!(end, Some(End::Answered { status: 500, .. }));
+            let has_run = is_a_success || is_an_accident;
+            self.never("answered-without-a-section", has_run && entered == 0, || name.clone());
+            self.never("answered-but-fallen", is_a_success && has_fallen, || name.clone());
         }
         self.seen.clone()
     }
@@ -165,7 +215,7 @@ impl Referee {
         self.never("not-started-but-entered", was_not_started, said);
     }
 
-    fn enter(&mut self, name: String, key_name: String, token: u64, at: u64, deadline: u64) {
+    fn enter(&mut self, name: String, key_name: String, token: u64, request: String, at: u64, deadline: u64) {
         self.seen.sections += 1;
         let key = self.keys.entry(key_name.clone()).or_default();
         let index = key.sections.len();
@@ -181,24 +231,25 @@ impl Referee {
             out_of_order = other.map(|(index, other)| format!("{other} of {}", key.sections[index].name));
             key.order.insert((at, index), token);
         }
-        key.sections.push(Section { name: name.clone(), token, at, deadline: deadline.max(at), end: None });
+        key.sections.push(Section { name: name.clone(), token, at, deadline: deadline.max(at), end: None, until: 0 });
         let other = out_of_order.unwrap_or_default();
         self.never("fence-not-increasing", !other.is_empty(), || format!("{key_name}: {token} of {name} and {other}"));
-        let again = self.open.insert(name.clone(), (key_name, index)).is_some();
+        let again = self.open.insert(name.clone(), Open { key: key_name, index, request }).is_some();
         self.never("section-named-twice", again, || name);
     }
 
     /// Each pair is compared when the later one of the two ends.
-    fn end(&mut self, key_name: &str, index: usize, at: u64) {
+    fn end(&mut self, key_name: &str, index: usize, at: u64, delay: Duration) {
         let key = self.keys.get_mut(key_name).expect("entered");
         let section = &mut key.sections[index];
-        section.end = Some(section.deadline.min(at));
+        let end = section.deadline.min(at);
+        section.end = Some(end);
+        section.until = end.saturating_add(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX));
         let section = section.clone();
         let others = key.sections.iter().enumerate().filter(|(other, _)| *other != index);
-        let overlaps: Vec<_> =
-            others.filter(|(_, other)| other.overlaps(&section)).map(|(_, other)| other.clone()).collect();
-        for other in overlaps {
-            self.never("overlap", true, || {
+        let too_close = others.filter_map(|(_, other)| Some((section.too_close(other)?, other.clone())));
+        for (what, other) in too_close.collect::<Vec<_>>() {
+            self.never(what, true, || {
                 let (first, second) = if other.at < section.at { (&other, &section) } else { (&section, &other) };
                 let (Section { name, token, .. }, inside) = (second, (second.at - first.at) / 1_000);
                 format!("{key_name}: {name} ({token}) {inside} µs after {} ({})", first.name, first.token)
@@ -254,11 +305,17 @@ impl End {
 }
 
 impl Section {
-    fn overlaps(&self, other: &Self) -> bool {
-        match (self.end, other.end) {
-            (Some(end), Some(other_end)) => self.at.max(other.at) < end.min(other_end),
-            _ => false,
+    /// What is wrong between the two, if both have ended.
+    fn too_close(&self, other: &Self) -> Option<&'static str> {
+        let (end, other_end) = (self.end?, other.end?);
+        if self.at.max(other.at) < end.min(other_end) {
+            return Some("overlap");
         }
+        let is_soon = |first: &Self, end: u64, next: &Self| {
+            let has_the_lock = |section: &Self| section.deadline > section.at;
+            has_the_lock(first) && has_the_lock(next) && next.at >= end && next.at.saturating_add(BLUR) < first.until
+        };
+        (is_soon(self, end, other) || is_soon(other, other_end, self)).then_some("too-soon")
     }
 }
 
@@ -345,6 +402,58 @@ mod tests {
     }
 
     #[test]
+    fn whoever_comes_before_the_lock_delay_of_a_broken_section_is_over_is_too_soon() {
+        let asks = ["ASK r1", "ASK r2", "GONE r1", "GONE r2"];
+        // In milliseconds: broken off at 20, and nobody before 120.
+        let broken = ["ENTER a-1 k 10 a r1 10000000 900000000", "FALL a-1 20000000 120000000"];
+        let comes = |at: u64| [format!("ENTER b-1 k 11 b r2 {at}000000 900000000"), format!("EXIT b-1 {at}500000")];
+        for (at, expected) in
+            [(20, vec!["too-soon"]), (90, vec!["too-soon"]), (119, vec![]), (120, vec![]), (15, vec!["overlap"])]
+        {
+            let comes = comes(at);
+            let next = [&*comes[0], &*comes[1]];
+            for reports in [[broken, next].concat(), [next, broken].concat()] {
+                assert_eq!(violations(&[&asks[..], &reports].concat()), expected, "{reports:?}");
+            }
+        }
+        // It lost its lock long before it was broken off; the delay counts from there.
+        let lost = ["ENTER a-1 k 10 a r1 10000000 15000000", "FALL a-1 400000000 500000000"];
+        let next = [&*comes(130)[0], &*comes(130)[1]].map(str::to_owned);
+        assert_eq!(violations(&[&asks[..], &lost, &[&*next[0], &*next[1]]].concat()), [""; 0]);
+        // One that had lost it before it could say so is not the next one, and has none behind it.
+        let late = ["ENTER b-1 k 11 b r2 60000000 60000000", "FALL b-1 70000000 170000000"];
+        let third = ["ENTER c-1 k 12 c r2 130000000 900000000", "EXIT c-1 140000000"];
+        let reports = [&asks[..], &["ASK r3", "GONE r3"], &broken, &late, &[&third[0].replace("r2", "r3"), third[1]]];
+        assert_eq!(violations(&reports.concat()), [""; 0]);
+    }
+
+    #[test]
+    fn what_became_of_a_handler_whose_client_left_is_counted() {
+        let summary = after(&[
+            "ASK before",
+            "GONE before",
+            "ASK inside",
+            "ENTER a-1 k 1 a inside 100 900",
+            "GONE inside",
+            "FALL a-1 200 200",
+            "ASK finished",
+            "ENTER a-2 k 2 a finished 300 900",
+            "GONE finished",
+            "EXIT a-2 400",
+            "ASK panicked",
+            "ENTER a-3 k 3 a panicked 500 900",
+            "FALL a-3 600 600",
+            "BROKEN panicked",
+            "ASK cut",
+            "BROKEN cut",
+        ]);
+        assert_eq!(summary.violations, BTreeMap::new(), "{:?}", summary.first);
+        assert_eq!((summary.gone, summary.gone_before), (3, 1));
+        assert_eq!(summary.gone_inside, BTreeSet::from(["inside".to_owned()]));
+        assert_eq!((summary.broken, summary.broken_before, summary.fallen), (2, 1, 2));
+    }
+
+    #[test]
     fn a_fence_that_does_not_grow_is_found_whichever_is_heard_of_first() {
         let asks = ["ASK r1", "ASK r2", "GONE r1", "GONE r2"];
         let (first, second) =
@@ -364,7 +473,13 @@ mod tests {
         assert_eq!(violations(&["ASK r1", "ASK r1", "GONE r1"]), ["asked-twice"]);
         assert_eq!(violations(&["GONE r1"]), ["answered-unasked"]);
         assert_eq!(violations(&["ENTER a-1 k 1 a r1 100 900", "EXIT a-1 200"]), ["entered-unasked"]);
+        assert_eq!(violations(&["ASK r1", "BROKEN r1", "GONE r1"]), ["answered-twice"]);
         assert_eq!(violations(&["ASK r1", "ANSWER r1 200 -"]), ["answered-without-a-section"]);
+        assert_eq!(violations(&["ASK r1", "ANSWER r1 500 -"]), ["answered-without-a-section"]);
+        let broken_off = ["ENTER a-1 k 1 a r1 100 900", "FALL a-1 200 200"];
+        assert_eq!(violations(&["ASK r1", broken_off[0], broken_off[1], "ANSWER r1 200 -"]), ["answered-but-fallen"]);
+        assert_eq!(violations(&["ASK r1", broken_off[0], broken_off[1], "ANSWER r1 500 -"]), [""; 0]);
+        assert_eq!(violations(&["FALL a-1 200 200"]), ["exit-without-enter"]);
         let twice = ["ENTER a-1 k 1 a r1 100 900", "EXIT a-1 200", "ENTER a-2 k 2 a r1 300 900", "EXIT a-2 400"];
         assert_eq!(violations(&[&["ASK r1", "ANSWER r1 200 -"], &twice[..]].concat()), ["entered-twice"]);
         assert_eq!(violations(&["EXIT a-1 200"]), ["exit-without-enter"]);

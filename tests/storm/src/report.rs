@@ -37,6 +37,15 @@ pub enum Report {
         /// When, by [`now`](crate::now).
         at: u64,
     },
+    /// A section was broken off, by whatever: a panic, a client that left, a lock that was lost.
+    Fall {
+        /// Its name.
+        section: String,
+        /// When, by [`now`](crate::now).
+        at: u64,
+        /// Until when nobody else is to begin: a lock-delay later.
+        until: u64,
+    },
     /// Something is to be written.
     Write {
         /// Where.
@@ -53,8 +62,13 @@ pub enum Report {
         /// `outcome` of the problem details, `-` if there is none.
         outcome: String,
     },
-    /// A client has left before its answer came.
+    /// A client has left before its answer was complete.
     Gone {
+        /// The request.
+        request: String,
+    },
+    /// A client that did not leave has lost its connection, or its stream of one.
+    Broken {
         /// The request.
         request: String,
     },
@@ -93,9 +107,11 @@ impl fmt::Display for Report {
                 write!(f, "ENTER {section} {key} {token} {process} {request} {at} {deadline}")
             }
             Self::Exit { section, at } => write!(f, "EXIT {section} {at}"),
+            Self::Fall { section, at, until } => write!(f, "FALL {section} {at} {until}"),
             Self::Write { key, token } => write!(f, "WRITE {key} {token}"),
             Self::Answer { request, status, outcome } => write!(f, "ANSWER {request} {status} {outcome}"),
             Self::Gone { request } => write!(f, "GONE {request}"),
+            Self::Broken { request } => write!(f, "BROKEN {request}"),
             Self::Flush => f.write_str("FLUSH"),
             Self::Finish => f.write_str("FINISH"),
         }
@@ -119,11 +135,13 @@ impl FromStr for Report {
                 deadline: word(&mut words)?,
             },
             "EXIT" => Self::Exit { section: word(&mut words)?, at: word(&mut words)? },
+            "FALL" => Self::Fall { section: word(&mut words)?, at: word(&mut words)?, until: word(&mut words)? },
             "WRITE" => Self::Write { key: word(&mut words)?, token: word(&mut words)? },
             "ANSWER" => {
                 Self::Answer { request: word(&mut words)?, status: word(&mut words)?, outcome: word(&mut words)? }
             }
             "GONE" => Self::Gone { request: word(&mut words)? },
+            "BROKEN" => Self::Broken { request: word(&mut words)? },
             "FLUSH" => Self::Flush,
             "FINISH" => Self::Finish,
             _ => return Err(NotUnderstood),
@@ -181,9 +199,11 @@ mod tests {
                 deadline: 2,
             },
             Report::Exit { section: text("a-1"), at: 3 },
+            Report::Fall { section: text("a-2"), at: 3, until: 4 },
             Report::Write { key: text("subject:7"), token: 4 },
             Report::Answer { request: text("r1"), status: 409, outcome: text("not-started") },
             Report::Gone { request: text("r1") },
+            Report::Broken { request: text("r1") },
             Report::Flush,
             Report::Finish,
         ];

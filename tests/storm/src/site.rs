@@ -2,26 +2,23 @@
 
 use std::{
     collections::HashMap,
-    io::{BufRead, BufReader},
+    io::{self, BufRead, BufReader},
     net::SocketAddr,
     process::{ExitStatus, Stdio},
     time::Duration,
 };
 
-use axum::{
-    body::Body,
-    http::{Request, header},
-};
-use http_body_util::BodyExt;
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioExecutor,
-};
 use serde::{Deserialize, Serialize};
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::mpsc,
+    time::timeout,
+};
 use tower_lock_faults::Process;
 
 use crate::{
+    client::{Ask, Clients, Seen},
     referee::Summary,
     report::{Answer, Report},
     reporter::Reporter,
@@ -37,7 +34,7 @@ pub struct Site {
     address: SocketAddr,
     service: &'static str,
     reporter: Reporter,
-    client: Client<HttpConnector, Body>,
+    clients: Clients,
 }
 
 /// A process of the service.
@@ -47,31 +44,30 @@ pub struct Service {
     instances: Vec<SocketAddr>,
 }
 
-/// What a service leaves behind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What an instance has at a moment: all zeros when nobody wants anything of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Left {
+    /// Handlers and bodies of theirs that are there still, whoever drives them.
+    pub inside: usize,
+    /// Keys it holds.
+    pub held: usize,
+    /// Keys it knows something of.
+    pub known: usize,
+    /// Calls that wait.
+    pub waiting: usize,
+    /// Keys that something is kept of in the memory of its process.
+    pub kept: usize,
+}
+
+/// What a service leaves behind: all zeros, if it ends in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Farewell {
     /// Keys that were still held when its patience was at its end.
     pub holding: usize,
     /// Tasks that were still there when it had nothing left to do.
     pub tasks: usize,
-}
-
-/// What a client saw.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
-    /// An answer.
-    Answer {
-        /// Its status.
-        status: u16,
-        /// `outcome` of its problem details.
-        outcome: Option<String>,
-        /// The last word of their `type`.
-        kind: Option<String>,
-    },
-    /// It left before there was one.
-    Left,
-    /// The connection broke.
-    Broken,
+    /// Panics that nobody had planned.
+    pub panics: usize,
 }
 
 /// A process whose lines are read as they come.
@@ -93,8 +89,7 @@ impl Site {
         let mut referee = Printing::start(referee, arguments, &HashMap::new());
         let address = referee.listening().await;
         let reporter = Reporter::connect(address).await.expect("it listens");
-        let client = Client::builder(TokioExecutor::new()).build_http();
-        Self { referee, address, service, reporter, client }
+        Self { referee, address, service, reporter, clients: Clients::new() }
     }
 
     /// Starts a service, with these arguments, on this Redis or in its own memory.
@@ -119,35 +114,17 @@ impl Site {
     /// # Panics
     ///
     /// There is no answer for two minutes: somebody hangs.
-    pub async fn ask(&self, instance: SocketAddr, path: &str, name: &str, leave_after: Option<Duration>) -> Seen {
-        self.reporter.report(Report::Ask { request: name.to_owned() }).await;
-        let request = Request::post(format!("http://{instance}{path}")).header("x-request", name).body(Body::empty());
-        let answer = self.client.request(request.expect("a request"));
-        let answer = async {
-            let answer = answer.await.ok()?;
-            let status = answer.status().as_u16();
-            let is_a_problem =
-                answer.headers().get(header::CONTENT_TYPE).is_some_and(|is| is == "application/problem+json");
-            let body = answer.into_body().collect().await.ok()?.to_bytes();
-            let field = |field| {
-                let problem: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
-                Some(problem.get(field)?.as_str()?.to_owned())
-            };
-            let (outcome, kind) = if is_a_problem { (field("outcome"), field("type")) } else { (None, None) };
-            let kind = kind.and_then(|kind| Some(kind.rsplit(':').next()?.to_owned()));
-            Some(Seen::Answer { status, outcome, kind })
-        };
-        let seen = match (timeout(leave_after.unwrap_or(AT_MOST), answer).await, leave_after) {
-            (Ok(seen), _) => seen.unwrap_or(Seen::Broken),
-            (Err(_), Some(_)) => Seen::Left,
-            (Err(_), None) => panic!("{name}, {path} at {instance}: no answer"),
-        };
-        let request = name.to_owned();
+    pub async fn ask(&self, instance: SocketAddr, ask: &Ask) -> Seen {
+        let request = ask.name.clone();
+        self.reporter.report(Report::Ask { request: request.clone() }).await;
+        let seen = timeout(AT_MOST, self.clients.ask(instance, ask)).await;
+        let seen = seen.unwrap_or_else(|_| panic!("{ask:?} at {instance}: no answer"));
         let report = match &seen {
             Seen::Answer { status, outcome, .. } => {
                 Report::Answer { request, status: *status, outcome: outcome.as_deref().unwrap_or("-").to_owned() }
             }
-            Seen::Left | Seen::Broken => Report::Gone { request },
+            Seen::Left => Report::Gone { request },
+            Seen::Broken => Report::Broken { request },
         };
         self.reporter.report(report).await;
         seen
@@ -187,6 +164,25 @@ impl Service {
         &self.process.process
     }
 
+    /// What its instances have now, all together; those that share a store count it once each.
+    ///
+    /// # Panics
+    ///
+    /// It does not say.
+    pub async fn left(&self) -> Left {
+        let mut all = Left::default();
+        for instance in &self.instances {
+            let json = timeout(AT_MOST, get(*instance, "/left")).await.expect("an answer").expect("it listens");
+            let Left { inside, held, known, waiting, kept } = serde_json::from_str(&json).expect("JSON");
+            all.inside += inside;
+            all.held += held;
+            all.known += known;
+            all.waiting += waiting;
+            all.kept += kept;
+        }
+        all
+    }
+
     /// Ends it in order.
     ///
     /// # Panics
@@ -199,6 +195,15 @@ impl Service {
         assert!(status.success(), "{status}, {farewell}");
         serde_json::from_str(&farewell).expect("JSON")
     }
+}
+
+/// What is answered, on a connection that nobody else needs.
+async fn get(from: SocketAddr, path: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect(from).await?;
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    Ok(answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default())
 }
 
 // === impl Printing ===

@@ -1,11 +1,19 @@
-//! The referee is seen to bite: three worlds, each wrong in one way, and the same worlds when they are not.
+//! The referee is seen to bite: worlds that are wrong in one way each, and the same worlds when they are not.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::{sync::Semaphore, time::sleep};
 use tower_lock_faults::{RedisServer, skipped};
-use tower_lock_storm::{Seen, Service, Site, Summary};
+use tower_lock_storm::{Ask, Leaves, Seen, Service, Site, Summary, World as Storm, seed};
+
+const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_referee"), env!("CARGO_BIN_EXE_service"));
+
+/// The next one comes soon after one that was broken off.
+const SOON: &str = "--lock-delay-ms=100";
+
+/// Two storms at once would only take each other's time.
+static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
 
 struct World {
     site: Site,
@@ -17,26 +25,27 @@ struct World {
 impl World {
     /// Two instances that know nothing of each other but what the store tells them.
     async fn new(redis: bool, referee: &[&str], service: &str) -> Self {
-        let site = Site::start(env!("CARGO_BIN_EXE_referee"), env!("CARGO_BIN_EXE_service"), referee).await;
+        let site = Site::start(PROGRAMS.0, PROGRAMS.1, referee).await;
         let redis = if redis { Some(RedisServer::start().await) } else { None };
         let services = match &redis {
             Some(redis) => {
                 vec![
-                    site.service(&["a", "1", service], Some(&redis.url())).await,
-                    site.service(&["b", "1", service], Some(&redis.url())).await,
+                    site.service(&["a", "1", SOON, service], Some(&redis.url())).await,
+                    site.service(&["b", "1", SOON, service], Some(&redis.url())).await,
                 ]
             }
-            None => vec![site.service(&["a", "2", service], None).await],
+            None => vec![site.service(&["a", "2", SOON, service], None).await],
         };
         Self { site, services, _redis: redis }
     }
 
     async fn ask(&self, instance: usize, path: &str, name: &str) -> Seen {
-        self.site.ask(self.instance(instance), path, name, None).await
+        self.site.ask(self.instance(instance), &Ask::new(name, path)).await
     }
 
     async fn leaves(&self, instance: usize, path: &str, name: &str) -> Seen {
-        self.site.ask(self.instance(instance), path, name, Some(Duration::from_millis(300))).await
+        let ask = Ask::new(name, path).leaving(Leaves::after(Duration::from_millis(300)));
+        self.site.ask(self.instance(instance), &ask).await
     }
 
     fn instance(&self, number: usize) -> std::net::SocketAddr {
@@ -143,4 +152,62 @@ async fn a_sink_that_does_not_look_at_the_fence_is_a_stale_write() {
         assert_eq!((violations(&right), right.refused, right.accepted), (vec![], 1, 1), "{right:#?}");
     })
     .await;
+}
+
+/// What a storm is like that is wrong so: in one process, and in two on Redis if that is there.
+async fn storms(wrong: &str, alone_too: bool) -> Vec<Summary> {
+    const REQUESTS: u64 = 4_000;
+    let _turn = ONE_AT_A_TIME.acquire().await;
+    let seed = seed();
+    let storm = async |redis: Option<RedisServer>| {
+        let processes = if redis.is_some() { 2 } else { 1 };
+        let world = Storm::new(PROGRAMS, redis, processes, wrong, seed).await;
+        let storm = world.storm(REQUESTS).await;
+        let outcome = world.end(storm).await;
+        println!("{wrong}: {}", serde_json::to_string(&outcome.summary).expect("plain data"));
+        outcome.summary
+    };
+    let mut summaries = Vec::new();
+    if alone_too {
+        summaries.push(storm(None).await);
+    }
+    if RedisServer::is_available() {
+        summaries.push(storm(Some(RedisServer::start().await)).await);
+    } else {
+        skipped("a storm that is wrong, on Redis", "redis-server");
+    }
+    summaries
+}
+
+fn overlaps(summary: &Summary) -> u64 {
+    summary.violations.get("overlap").copied().unwrap_or(0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_in_which_every_hundredth_request_is_not_locked_is_full_of_overlaps() {
+    for summary in storms("--skips-some", true).await {
+        assert!(overlaps(&summary) > 0, "{summary:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_in_which_streams_run_on_without_their_lock_is_full_of_overlaps() {
+    for summary in storms("--ends-with-the-head", true).await {
+        assert!(overlaps(&summary) > 0, "{summary:#?}");
+    }
+}
+
+/// Not in one process: there nobody gives back what he does not hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_in_which_a_release_ignores_the_owner_is_full_of_overlaps() {
+    for summary in storms("--frees-anybody", false).await {
+        assert!(overlaps(&summary) > 0, "{summary:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_in_which_nobody_waits_for_the_lock_delay_is_full_of_those_who_come_too_soon() {
+    for summary in storms("--does-not-delay", true).await {
+        assert_eq!(violations(&summary), ["too-soon"], "{summary:#?}");
+    }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 use tower_lock_faults::{RedisServer, skipped};
-use tower_lock_storm::{Seen, Service, Site};
+use tower_lock_storm::{Ask, Seen, Service, Site};
 
 const NAME: &str = "lock:subject:1";
 const LINE: &str = "tower-lock:q:{lock:subject:1}";
@@ -33,7 +33,7 @@ impl World {
     }
 
     async fn ask(&self, service: &Service, path: &str, name: &str) -> Seen {
-        self.site.ask(service.instances()[0], path, name, None).await
+        self.site.ask(service.instances()[0], &Ask::new(name, path)).await
     }
 
     /// Which process has the key, by the name of its instance.

@@ -1,7 +1,8 @@
 //! A service whose handlers tell the referee what they do.
 //!
 //! ```text
-//! REFEREE=address [REDIS_URL=url] service NAME [INSTANCES] [--right | --frees-anybody | --loses-track-of-time]
+//! REFEREE=address [REDIS_URL=url] service NAME [INSTANCES] [--lock-delay-ms=NUMBER]
+//!     [--right | --frees-anybody | --loses-track-of-time | --skips-some | --ends-with-the-head | --does-not-delay]
 //! ```
 //!
 //! Each instance has `Locks` of its own in the one store, and prints where it listens. Without `REDIS_URL` the store is this process'
@@ -10,20 +11,23 @@
 use std::{
     error::Error,
     net::Ipv4Addr,
+    panic,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use axum::{
-    Router,
+    Json, Router,
+    body::{Body, Bytes},
     extract::{Path, Query, State},
-    http::{HeaderMap, StatusCode},
-    routing::post,
+    http::{HeaderMap, StatusCode, request::Parts},
+    response::{IntoResponse, Response},
+    routing::{get, post},
 };
-use futures_util::future::join_all;
+use futures_util::{Stream, future::join_all, stream};
 use serde::Deserialize;
 use tokio::{
     net::TcpListener,
@@ -32,61 +36,100 @@ use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
-use tower_lock::{HeldLock, Lease, LockLayer, LockStore, Locks, MemoryStore, RedisConnectError, RedisStore, by};
-use tower_lock_storm::{Answer, Farewell, FreesAnybody, LosesTrackOfTime, Report, Reporter, now};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_lock::{
+    ClientGone, HeldLock, Hold, Lease, LockKey, LockLayer, LockStore, Lockable, Locked, Locks, LocksLayer, MemoryStore,
+    Policy, RedisConnectError, RedisStore, by,
+};
+use tower_lock_storm::{
+    Answer, Farewell, FreesAnybody, Left, LosesTrackOfTime, Panics, Report, Reporter, Way, Work, now,
+};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// How a handler spends its time, if not as all do.
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct Work {
-    /// Others run meanwhile.
-    work_ms: Option<u64>,
-    /// Nobody does on this thread, and nobody can break it off: a pause between the last look at the lock and the write.
-    block_ms: Option<u64>,
+/// What is wrong with it, if anything is: to see that somebody notices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Wrong {
+    #[default]
+    Nothing,
+    FreesAnybody,
+    LosesTrackOfTime,
+    /// One request in a hundred runs without a lock.
+    SkipsSome,
+    /// A stream runs on without a lock.
+    EndsWithTheHead,
+    /// What was broken off has its key given on at once.
+    DoesNotDelay,
 }
 
 struct Site {
     process: String,
     reporter: Reporter,
+    lock_delay: Duration,
     sections: AtomicU64,
+    inside: AtomicUsize,
 }
 
 /// A section. It says that it is over when it is, however it ends.
 struct Inside {
-    reporter: Reporter,
+    site: Arc<Site>,
     section: String,
+    key: String,
+    token: u64,
     is_over: bool,
 }
 
+/// What is locked, where the value that is locked says so.
+#[derive(Debug, Deserialize)]
+struct Subject(u64);
+
+/// Those that nobody had planned: a planned one does not come to the hook.
+static PANICS: AtomicUsize = AtomicUsize::new(0);
+
+/// Which are asked where nothing else is said.
+const LOCK_DELAY: Duration = Duration::from_secs(1);
+
 #[tokio::main(worker_threads = 2)]
 async fn main() -> Result<(), Failure> {
-    let (mut words, mut flag) = (Vec::new(), None);
+    let (mut words, mut wrong, mut lock_delay) = (Vec::new(), Wrong::Nothing, LOCK_DELAY);
     for argument in std::env::args().skip(1) {
-        if argument.starts_with("--") { flag = Some(argument) } else { words.push(argument) }
+        match argument.strip_prefix("--").map(|flag| flag.split_once('=').unwrap_or((flag, ""))) {
+            None => words.push(argument),
+            Some(("lock-delay-ms", ms)) => lock_delay = Duration::from_millis(ms.parse()?),
+            Some((flag, _)) => wrong = Wrong::named(flag)?,
+        }
     }
     let name = words.first().ok_or("service NAME [INSTANCES]")?.clone();
     let instances: usize = words.get(1).map_or(Ok(1), |number| number.parse())?;
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        PANICS.fetch_add(1, Ordering::Relaxed);
+        usual(panic);
+    }));
+    let memory = Arc::new(MemoryStore::new());
     let store: Arc<dyn LockStore> = match RedisStore::from_env().await {
-        Err(RedisConnectError::NoUrl) => Arc::new(MemoryStore::new()),
+        Err(RedisConnectError::NoUrl) => Arc::<MemoryStore>::clone(&memory),
         store => Arc::new(store?),
     };
-    let store: Arc<dyn LockStore> = match flag.as_deref() {
-        None | Some("--right") => store,
-        Some("--frees-anybody") => Arc::new(FreesAnybody(store)),
-        Some("--loses-track-of-time") => Arc::new(LosesTrackOfTime(store)),
-        Some(other) => return Err(format!("not known: {other}").into()),
+    let store: Arc<dyn LockStore> = match wrong {
+        Wrong::FreesAnybody => Arc::new(FreesAnybody(store)),
+        Wrong::LosesTrackOfTime => Arc::new(LosesTrackOfTime(store)),
+        _ => store,
     };
     let reporter = Reporter::connect(std::env::var("REFEREE")?.parse()?).await?;
     let (stop, stopped) = watch::channel(false);
     let mut running = Vec::new();
     for number in 0..instances {
         let process = format!("{name}.{number}");
+        let delay = if wrong == Wrong::DoesNotDelay { Duration::ZERO } else { lock_delay };
         let locks = Locks::builder(Arc::clone(&store)).instance(&process).build();
-        let site = Site { process, reporter: reporter.clone(), sections: AtomicU64::new(0) };
+        let locks = locks.with_policy(Policy::new().lock_delay(delay));
+        let (sections, inside) = (AtomicU64::new(0), AtomicUsize::new(0));
+        let site = Arc::new(Site { process, reporter: reporter.clone(), lock_delay, sections, inside });
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         println!("listening on {}", listener.local_addr()?);
-        running.push(serve(listener, locks, site, stopped.clone()));
+        let app = app(&locks, wrong, &site, &memory);
+        running.push(serve(listener, app, locks, stopped.clone()));
     }
     drop(store);
     let end_of_term = async {
@@ -107,24 +150,17 @@ async fn main() -> Result<(), Failure> {
         }
     })
     .await;
-    println!("{}", serde_json::to_string(&Farewell { holding, tasks: alive() })?);
+    let panics = PANICS.load(Ordering::Relaxed);
+    println!("{}", serde_json::to_string(&Farewell { holding, tasks: alive(), panics })?);
     Ok(())
 }
 
 async fn serve(
     listener: TcpListener,
+    app: Router,
     locks: Locks,
-    site: Site,
     mut stopped: watch::Receiver<bool>,
 ) -> Result<usize, Failure> {
-    let layer = || LockLayer::new(&locks, by(|Path(id): Path<u64>| ("subject", id)));
-    let patience = Duration::from_secs(60);
-    let fixed = Lease::Fixed(Duration::from_millis(400));
-    let app = Router::new()
-        .route("/refuse/{id}", post(visit).route_layer(layer()))
-        .route("/wait/{id}", post(visit).route_layer(layer().wait(patience)))
-        .route("/fixed/{id}", post(visit).route_layer(layer().wait(patience).lease(fixed).lock_delay(Duration::ZERO)))
-        .with_state(Arc::new(site));
     let stop = async move {
         let _ = stopped.wait_for(|stopped| *stopped).await;
     };
@@ -132,74 +168,191 @@ async fn serve(
     Ok(locks.shutdown(Duration::from_secs(10)).await)
 }
 
-async fn visit(
-    lock: HeldLock,
-    State(site): State<Arc<Site>>,
-    Query(work): Query<Work>,
-    headers: HeaderMap,
-) -> Result<String, StatusCode> {
-    let request = headers.get("x-request").and_then(|name| name.to_str().ok()).ok_or(StatusCode::BAD_REQUEST)?;
-    let inside = site.enter(&lock, request).await;
-    match work {
-        Work { block_ms: Some(ms), .. } => {
-            // Others of this process go on: it is this handler alone that stands still.
-            #[expect(clippy::disallowed_methods, reason = "what a handler must not do")]
-            tokio::task::block_in_place(|| std::thread::sleep(Duration::from_millis(ms)));
+fn app(locks: &Locks, wrong: Wrong, site: &Arc<Site>, memory: &Arc<MemoryStore>) -> Router {
+    let left = {
+        let (locks, site, memory) = (locks.clone(), Arc::clone(site), Arc::clone(memory));
+        move || async move {
+            let (known, waiting) = locks.size();
+            let inside = site.inside.load(Ordering::SeqCst);
+            Json(Left { inside, held: locks.held(), known, waiting, kept: memory.size() })
         }
-        Work { work_ms: Some(ms), .. } => sleep(Duration::from_millis(ms)).await,
-        _ => match fastrand::u64(0..4) {
-            0 => {}
-            ms => sleep(Duration::from_millis(ms)).await,
-        },
+    };
+    let mut app = Router::new().route("/left", get(left));
+    for way in Way::all() {
+        let mut subjects = subjects(locks, wrong, way);
+        if way.is_caught {
+            // Outside of the lock: a section that panicked is dropped when nothing panics any more.
+            subjects = subjects.layer(CatchPanicLayer::new());
+        }
+        let prefix = way.to_string();
+        app = if prefix.is_empty() { app.merge(subjects) } else { app.nest(&prefix, subjects) };
     }
-    let token = lock.fencing_token();
-    // Sent before anything is awaited: nothing can break it off now.
-    let written = site.reporter.report(Report::Write { key: lock.key().to_string(), token: token.as_u64() });
-    let written = written.await;
-    inside.exit().await;
-    if written == Answer::Accepted { Ok(token.to_string()) } else { Err(StatusCode::PRECONDITION_FAILED) }
+    app.with_state(Arc::clone(site))
 }
 
-// === impl Site ===
+fn subjects(locks: &Locks, wrong: Wrong, way: Way) -> Router<Arc<Site>> {
+    let patience = Duration::from_secs(60);
+    let fixed = Lease::Fixed(Duration::from_millis(400));
+    let policies = [
+        ("refuse", Policy::new()),
+        ("briefly", Policy::new().wait(Duration::from_millis(5))),
+        ("wait", Policy::new().wait(patience)),
+        ("fixed", Policy::new().wait(patience).lease(fixed)),
+    ];
+    let mut subjects = Router::new();
+    for (name, policy) in policies {
+        let hold = if wrong == Wrong::EndsWithTheHead { Hold::ToHead } else { Hold::ToEnd };
+        let gone = if way.is_dropped { ClientGone::Drop } else { ClientGone::Finish };
+        let policy = policy.hold(hold).client_gone(gone);
+        let path = format!("/{name}/{{id}}");
+        subjects = if way.is_extracted {
+            subjects.route(&path, post(visit_extracted).layer(LocksLayer::new(locks).policy(policy)))
+        } else {
+            let layer = LockLayer::new(locks, by(|Path(id): Path<u64>| ("subject", id))).policy(policy);
+            let layer = if wrong == Wrong::SkipsSome { layer.skip(is_a_hundredth) } else { layer };
+            subjects.route(&path, post(visit).route_layer(layer))
+        };
+    }
+    subjects
+}
 
-impl Site {
-    async fn enter(&self, lock: &HeldLock, request: &str) -> Inside {
-        let section = format!("{}-{}", self.process, self.sections.fetch_add(1, Ordering::Relaxed));
-        // In this order: a moment between the two makes the claim smaller.
-        let at = now();
-        let remaining = lock.remaining();
-        let entered = self.reporter.report(Report::Enter {
-            section: section.clone(),
-            key: lock.key().to_string(),
-            token: lock.fencing_token().as_u64(),
-            process: self.process.clone(),
-            request: request.to_owned(),
-            at,
-            deadline: at.saturating_add(u64::try_from(remaining.as_nanos()).unwrap_or(u64::MAX)),
-        });
-        let inside = Inside { reporter: self.reporter.clone(), section, is_over: false };
-        entered.await;
-        inside
+fn is_a_hundredth(head: &Parts) -> bool {
+    let name = head.headers.get("x-request").and_then(|name| name.to_str().ok()).unwrap_or_default();
+    name.trim_start_matches('r').parse().is_ok_and(|number: u64| number.is_multiple_of(100))
+}
+
+async fn visit_extracted(
+    Locked(Path(Subject(id)), lock): Locked<Path<Subject>>,
+    site: State<Arc<Site>>,
+    work: Query<Work>,
+    headers: HeaderMap,
+) -> Response {
+    visit(Some(lock), site, Path(id), work, headers).await
+}
+
+async fn visit(
+    lock: Option<HeldLock>,
+    State(site): State<Arc<Site>>,
+    Path(subject): Path<u64>,
+    Query(work): Query<Work>,
+    headers: HeaderMap,
+) -> Response {
+    let Some(request) = headers.get("x-request").and_then(|name| name.to_str().ok()) else {
+        return StatusCode::BAD_REQUEST.into_response();
+    };
+    let inside = Inside::enter(&site, lock, subject, request).await;
+    if work.frames > 0 {
+        return Body::from_stream(frames(inside, work)).into_response();
+    }
+    work_on(work).await;
+    let token = inside.token;
+    match inside.finish(work.panics).await {
+        Answer::Accepted => token.to_string().into_response(),
+        _ => StatusCode::PRECONDITION_FAILED.into_response(),
+    }
+}
+
+/// The section ends with the last of them.
+fn frames(inside: Inside, work: Work) -> impl Stream<Item = Result<Bytes, &'static str>> {
+    stream::unfold((Some(inside), 0), move |(mut inside, sent)| async move {
+        if sent < work.frames {
+            work_on(work).await;
+            return Some((Ok(Bytes::from_static(b"row")), (inside, sent + 1)));
+        }
+        match inside.take()?.finish(work.panics).await {
+            Answer::Accepted => None,
+            _ => Some((Err("came too late"), (None, sent))),
+        }
+    })
+}
+
+async fn work_on(work: Work) {
+    if work.block_ms > 0 {
+        // Others of this process go on: it is this handler alone that stands still.
+        #[expect(clippy::disallowed_methods, reason = "what a handler must not do")]
+        tokio::task::block_in_place(|| std::thread::sleep(Duration::from_millis(work.block_ms)));
+    }
+    if work.work_ms > 0 {
+        sleep(Duration::from_millis(work.work_ms)).await;
+    }
+}
+
+impl Lockable for Subject {
+    fn lock_key(&self) -> impl Into<LockKey> {
+        ("subject", self.0)
     }
 }
 
 // === impl Inside ===
 
 impl Inside {
-    async fn exit(mut self) {
-        self.over().await;
+    async fn enter(site: &Arc<Site>, lock: Option<HeldLock>, subject: u64, request: &str) -> Self {
+        let section = format!("{}-{}", site.process, site.sections.fetch_add(1, Ordering::Relaxed));
+        // In this order: a moment between the two makes the claim smaller. Who has no lock takes himself for safe.
+        let at = now();
+        let remaining = lock.as_ref().map_or(Duration::from_secs(30), HeldLock::remaining);
+        // What it is about to change, whatever it has locked.
+        let key = format!("subject:{subject}");
+        let token = lock.map_or(0, |lock| lock.fencing_token().as_u64());
+        site.inside.fetch_add(1, Ordering::SeqCst);
+        let inside = Self { site: Arc::clone(site), section, key, token, is_over: false };
+        let entered = site.reporter.report(Report::Enter {
+            section: inside.section.clone(),
+            key: inside.key.clone(),
+            token,
+            process: site.process.clone(),
+            request: request.to_owned(),
+            at,
+            deadline: at.saturating_add(nanos(remaining)),
+        });
+        entered.await;
+        inside
     }
 
-    fn over(&mut self) -> impl Future<Output = Answer> + use<> {
+    /// Writes, and says whether it was in time.
+    async fn finish(mut self, panics: Option<Panics>) -> Answer {
+        if panics == Some(Panics::Before) {
+            panic::resume_unwind(Box::new("as planned"));
+        }
+        let reporter = &self.site.reporter;
+        // Sent before anything is awaited: nothing can break it off now.
+        let written = reporter.report(Report::Write { key: self.key.clone(), token: self.token }).await;
+        if panics == Some(Panics::After) {
+            panic::resume_unwind(Box::new("as planned"));
+        }
         self.is_over = true;
-        self.reporter.report(Report::Exit { section: self.section.clone(), at: now() })
+        self.site.reporter.report(Report::Exit { section: self.section.clone(), at: now() }).await;
+        written
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
         if !self.is_over {
-            drop(self.over());
+            let (section, at) = (self.section.clone(), now());
+            let until = at.saturating_add(nanos(self.site.lock_delay));
+            drop(self.site.reporter.report(Report::Fall { section, at, until }));
         }
+        self.site.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+// === impl Wrong ===
+
+impl Wrong {
+    fn named(flag: &str) -> Result<Self, Failure> {
+        Ok(match flag {
+            "right" => Self::Nothing,
+            "frees-anybody" => Self::FreesAnybody,
+            "loses-track-of-time" => Self::LosesTrackOfTime,
+            "skips-some" => Self::SkipsSome,
+            "ends-with-the-head" => Self::EndsWithTheHead,
+            "does-not-delay" => Self::DoesNotDelay,
+            other => return Err(format!("not known: {other}").into()),
+        })
     }
 }

@@ -1,0 +1,376 @@
+//! Clients over real sockets, which stay to the end or leave where they were told to.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use axum::{
+    body::Bytes,
+    http::{Request, Response, header},
+};
+use h2::client as http2;
+use http_body_util::{BodyExt, Empty};
+use hyper::{body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::AsyncWriteExt,
+    net::TcpStream,
+    runtime::Handle,
+    sync::Semaphore,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+use crate::plan::{How, Leaves, Plan, Protocol, When};
+
+/// All the clients of a storm. Those that stay use the connections of those before them; those that leave take one down with them, or
+/// nothing but their stream.
+#[derive(Debug)]
+pub(crate) struct Clients {
+    idle: Mutex<HashMap<SocketAddr, Vec<http1::SendRequest<Empty<Bytes>>>>>,
+    shared: Mutex<HashMap<SocketAddr, Vec<Shared>>>,
+    opening: Semaphore,
+}
+
+/// A request, and whether its client waits for the answer.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// What it is called.
+    pub name: String,
+    /// What it asks for.
+    pub path: String,
+    /// What its client speaks.
+    pub protocol: Protocol,
+    /// When its client leaves.
+    pub leaves: Option<Leaves>,
+}
+
+/// What a client saw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// An answer, to its end.
+    Answer {
+        /// Its status.
+        status: u16,
+        /// `outcome` of its problem details.
+        outcome: Option<String>,
+        /// The last word of their `type`.
+        kind: Option<String>,
+    },
+    /// It left before there was one.
+    Left,
+    /// The connection broke, or the stream.
+    Broken,
+}
+
+/// An HTTP/2 connection of many.
+#[derive(Debug)]
+struct Shared {
+    requests: http2::SendRequest<Bytes>,
+    connection: JoinHandle<()>,
+}
+
+/// An answer whose body has yet to come.
+struct Answering {
+    head: Response<()>,
+    body: Body,
+}
+
+enum Body {
+    Http1(Incoming),
+    Http2(h2::RecvStream),
+}
+
+/// Why there is no answer.
+enum Failure {
+    /// Nobody has seen the request: it may be sent again.
+    NotSent,
+    Broken,
+}
+
+/// To one instance; each has some hundred streams.
+const CONNECTIONS: usize = 4;
+
+/// A connection that was kept may be at its end; a new one is not.
+const TRIES: usize = 5;
+
+// === impl Ask ===
+
+impl Ask {
+    /// By a client that stays.
+    #[must_use]
+    pub fn new(name: &str, path: &str) -> Self {
+        Self { name: name.to_owned(), path: path.to_owned(), protocol: Protocol::Http1, leaves: None }
+    }
+
+    /// By a client that leaves.
+    #[must_use]
+    pub fn leaving(self, leaves: Leaves) -> Self {
+        Self { leaves: Some(leaves), ..self }
+    }
+
+    fn request<B>(&self, to: SocketAddr, body: B) -> Request<B> {
+        let request = Request::post(format!("http://{to}{}", self.path)).header(header::HOST, to.to_string());
+        request.header("x-request", &self.name).body(body).expect("a request")
+    }
+
+    /// One with a body, which nobody needs, byte for byte.
+    fn in_bytes(&self, to: SocketAddr) -> String {
+        let Self { path, name, .. } = self;
+        format!("POST {path} HTTP/1.1\r\nhost: {to}\r\nx-request: {name}\r\ncontent-length: 40\r\n\r\n{:40}", "")
+    }
+
+    fn leaves_in_the_body(&self) -> bool {
+        self.leaves.is_some_and(|leaves| leaves.when == When::InTheBody)
+    }
+
+    /// It waits no longer than it wants to.
+    async fn patiently(&self, work: impl Future<Output = Result<Seen, Failure>>) -> Result<Seen, Failure> {
+        match self.leaves {
+            Some(Leaves { when: When::After(limit), .. }) => timeout(limit, work).await.unwrap_or(Ok(Seen::Left)),
+            _ => work.await,
+        }
+    }
+}
+
+impl From<&Plan> for Ask {
+    fn from(plan: &Plan) -> Self {
+        Self { name: plan.name(), path: plan.path(), protocol: plan.protocol, leaves: plan.leaves }
+    }
+}
+
+// === impl Clients ===
+
+impl Clients {
+    pub(crate) fn new() -> Self {
+        Self { idle: Mutex::default(), shared: Mutex::default(), opening: Semaphore::new(1) }
+    }
+
+    pub(crate) async fn ask(&self, to: SocketAddr, ask: &Ask) -> Seen {
+        let seen = match (ask.protocol, ask.leaves) {
+            (Protocol::Http1, None) => self.on_a_kept_one(to, ask).await,
+            (Protocol::Http1, Some(leaves)) => alone_on_http1(to, ask, leaves).await,
+            (Protocol::Http2, None | Some(Leaves { how: How::Reset, .. })) => self.on_a_shared_one(to, ask).await,
+            (Protocol::Http2, Some(leaves)) => alone_on_http2(to, ask, leaves).await,
+        };
+        seen.unwrap_or(Seen::Broken)
+    }
+
+    async fn on_a_kept_one(&self, to: SocketAddr, ask: &Ask) -> Result<Seen, Failure> {
+        for _ in 0..TRIES {
+            let kept = guarded(&self.idle).get_mut(&to).and_then(Vec::pop);
+            let mut requests = match kept {
+                Some(kept) => kept,
+                None => {
+                    let (requests, connection) = http1::handshake(TokioIo::new(connect(to).await?)).await?;
+                    Handle::current().spawn(connection);
+                    requests
+                }
+            };
+            if requests.ready().await.is_err() {
+                continue;
+            }
+            match send_on_http1(&mut requests, ask.request(to, Empty::new())).await {
+                Ok(answering) => {
+                    let seen = answering.read(false).await?;
+                    guarded(&self.idle).entry(to).or_default().push(requests);
+                    return Ok(seen);
+                }
+                Err(Failure::NotSent) => {}
+                Err(Failure::Broken) => break,
+            }
+        }
+        Err(Failure::Broken)
+    }
+
+    async fn on_a_shared_one(&self, to: SocketAddr, ask: &Ask) -> Result<Seen, Failure> {
+        for _ in 0..TRIES {
+            let mut requests = self.shared(to).await?;
+            match ask.patiently(exchange_on_http2(&mut requests, to, ask)).await {
+                Err(Failure::NotSent) => self.forget(to),
+                other => return other,
+            }
+        }
+        Err(Failure::Broken)
+    }
+
+    /// One of the connections to there, each in its turn.
+    async fn shared(&self, to: SocketAddr) -> Result<http2::SendRequest<Bytes>, Failure> {
+        let open = || {
+            let mut shared = guarded(&self.shared);
+            let there = shared.entry(to).or_default();
+            there.retain(|one| !one.connection.is_finished());
+            if there.len() < CONNECTIONS {
+                return None;
+            }
+            there.rotate_left(1);
+            Some(there[0].requests.clone())
+        };
+        if let Some(requests) = open() {
+            return Ok(requests);
+        }
+        let _turn = self.opening.acquire().await;
+        if let Some(requests) = open() {
+            return Ok(requests);
+        }
+        let (requests, connection) = http2::handshake(connect(to).await?).await?;
+        let connection = Handle::current().spawn(async { drop(connection.await) });
+        guarded(&self.shared).entry(to).or_default().push(Shared { requests: requests.clone(), connection });
+        Ok(requests)
+    }
+
+    /// One of them takes no more requests. Those that are on it are answered still.
+    fn forget(&self, to: SocketAddr) {
+        guarded(&self.shared).remove(&to);
+    }
+}
+
+async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(to).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// One that ends as it is to end, when it is dropped.
+async fn connect_to_leave(to: SocketAddr, leaves: Leaves) -> io::Result<TcpStream> {
+    let stream = connect(to).await?;
+    if leaves.how == How::Abort {
+        stream.set_zero_linger()?;
+    }
+    Ok(stream)
+}
+
+/// On a connection of its own, which is gone when this is over.
+async fn alone_on_http1(to: SocketAddr, ask: &Ask, leaves: Leaves) -> Result<Seen, Failure> {
+    let mut stream = connect_to_leave(to, leaves).await?;
+    if let When::BeforeItIsOut { sent, after } = leaves.when {
+        let bytes = ask.in_bytes(to);
+        stream.write_all(&bytes.as_bytes()[..bytes.len() * sent / 100]).await?;
+        sleep(after).await;
+        return Ok(Seen::Left);
+    }
+    let (mut requests, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let exchange = async {
+        let answering = send_on_http1(&mut requests, ask.request(to, Empty::new())).await?;
+        answering.read(ask.leaves_in_the_body()).await
+    };
+    driving(connection, ask.patiently(exchange)).await
+}
+
+/// On a connection of its own, which is gone when this is over.
+async fn alone_on_http2(to: SocketAddr, ask: &Ask, leaves: Leaves) -> Result<Seen, Failure> {
+    let (mut requests, connection) = http2::handshake(connect_to_leave(to, leaves).await?).await?;
+    driving(connection, ask.patiently(exchange_on_http2(&mut requests, to, ask))).await
+}
+
+/// Does this while the connection does its part, and drops both.
+async fn driving<T>(connection: impl Future, work: impl Future<Output = T>) -> T {
+    let connection = async {
+        drop(connection.await);
+        std::future::pending::<Infallible>().await
+    };
+    tokio::select! {
+        biased;
+        done = work => done,
+        never = connection => match never {},
+    }
+}
+
+async fn send_on_http1(
+    requests: &mut http1::SendRequest<Empty<Bytes>>,
+    request: Request<Empty<Bytes>>,
+) -> Result<Answering, Failure> {
+    match requests.try_send_request(request).await {
+        Ok(answer) => {
+            let (head, body) = answer.into_parts();
+            Ok(Answering { head: Response::from_parts(head, ()), body: Body::Http1(body) })
+        }
+        Err(mut error) => Err(if error.take_message().is_some() { Failure::NotSent } else { Failure::Broken }),
+    }
+}
+
+/// Dropped before it is over, it resets its stream.
+async fn exchange_on_http2(
+    requests: &mut http2::SendRequest<Bytes>,
+    to: SocketAddr,
+    ask: &Ask,
+) -> Result<Seen, Failure> {
+    let ready = requests.clone().ready().await.map_err(|_| Failure::NotSent);
+    let has_a_body = matches!(ask.leaves, Some(Leaves { when: When::BeforeItIsOut { .. }, .. }));
+    let (answer, _body) = ready?.send_request(ask.request(to, ()), !has_a_body).map_err(|_| Failure::NotSent)?;
+    if let Some(Leaves { when: When::BeforeItIsOut { after, .. }, .. }) = ask.leaves {
+        sleep(after).await;
+        return Ok(Seen::Left);
+    }
+    let (head, body) = answer.await?.into_parts();
+    let answering = Answering { head: Response::from_parts(head, ()), body: Body::Http2(body) };
+    answering.read(ask.leaves_in_the_body()).await
+}
+
+fn guarded<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// === impl Answering ===
+
+impl Answering {
+    async fn read(mut self, leaves_in_it: bool) -> Result<Seen, Failure> {
+        let mut bytes = Vec::new();
+        while let Some(frame) = self.body.frame().await {
+            bytes.extend_from_slice(&frame?);
+            if leaves_in_it {
+                return Ok(Seen::Left);
+            }
+        }
+        let is_a_problem =
+            self.head.headers().get(header::CONTENT_TYPE).is_some_and(|is| is == "application/problem+json");
+        let field = |field| {
+            let problem: serde_json::Value = serde_json::from_slice(&bytes).expect("JSON");
+            Some(problem.get(field)?.as_str()?.to_owned())
+        };
+        let (outcome, kind) = if is_a_problem { (field("outcome"), field("type")) } else { (None, None) };
+        let kind = kind.and_then(|kind| Some(kind.strip_prefix("urn:tower-lock:")?.to_owned()));
+        Ok(Seen::Answer { status: self.head.status().as_u16(), outcome, kind })
+    }
+}
+
+impl Body {
+    async fn frame(&mut self) -> Option<Result<Bytes, Failure>> {
+        match self {
+            Self::Http1(body) => {
+                Some(body.frame().await?.map(|frame| frame.into_data().unwrap_or_default()).map_err(Failure::from))
+            }
+            Self::Http2(body) => {
+                let data = body.data().await?.map_err(Failure::from);
+                if let Ok(data) = &data {
+                    let _ = body.flow_control().release_capacity(data.len());
+                }
+                Some(data)
+            }
+        }
+    }
+}
+
+// === impl Failure ===
+
+impl From<io::Error> for Failure {
+    fn from(_: io::Error) -> Self {
+        Self::Broken
+    }
+}
+
+impl From<hyper::Error> for Failure {
+    fn from(_: hyper::Error) -> Self {
+        Self::Broken
+    }
+}
+
+impl From<h2::Error> for Failure {
+    fn from(_: h2::Error) -> Self {
+        Self::Broken
+    }
+}

@@ -1,0 +1,320 @@
+//! What each request of a storm is: thrown once, so that the same seed is the same storm.
+
+use std::{fmt, time::Duration};
+
+use fastrand::Rng;
+use serde::Deserialize;
+
+/// One request: how it is asked, what its handler does, and when its client leaves. What others do at that time is not in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Its number: the first one is 0.
+    pub number: u64,
+    /// What its client speaks.
+    pub protocol: Protocol,
+    /// Which process is asked: this one, modulo those that live.
+    pub instance: usize,
+    /// Which subject.
+    pub subject: u64,
+    /// Whether it waits for its turn.
+    pub patience: Patience,
+    /// What its handler does.
+    pub work: Work,
+    /// By which of the ways that lead to it.
+    pub way: Way,
+    /// When its client leaves. `None`: not before it has its answer.
+    pub leaves: Option<Leaves>,
+}
+
+/// What a client speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// HTTP/1.1: one connection for each request, kept for the next one.
+    Http1,
+    /// HTTP/2: many requests share a connection.
+    Http2,
+}
+
+/// How a handler comes by its lock, and what is around it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Way {
+    /// Something outside of the lock makes an answer of a panic.
+    pub is_caught: bool,
+    /// If its client leaves it is dropped, and does not finish.
+    pub is_dropped: bool,
+    /// Its lock is taken by an extractor, and not by a layer.
+    pub is_extracted: bool,
+}
+
+/// How long a request waits while somebody else has its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Not at all.
+    Refuse,
+    /// A few milliseconds.
+    Briefly,
+    /// To its turn.
+    Wait,
+}
+
+/// How a handler spends its time. It comes with the request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Work {
+    /// Others run meanwhile.
+    #[serde(default)]
+    pub work_ms: u64,
+    /// Nobody does on this thread, and nobody can break it off: a pause between the last look at the lock and the write.
+    #[serde(default)]
+    pub block_ms: u64,
+    /// Answers at once with a stream of so many frames, and does its work before each of them. Zero: no stream.
+    #[serde(default)]
+    pub frames: u64,
+    /// Panics there.
+    pub panics: Option<Panics>,
+}
+
+/// Where a handler panics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Panics {
+    /// When it has worked, and not yet written.
+    Before,
+    /// When it has written.
+    After,
+}
+
+/// How and when a client leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaves {
+    /// When.
+    pub when: When,
+    /// How.
+    pub how: How,
+}
+
+/// When a client leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// So many hundredths of its request have been sent, and this long ago. Over HTTP/2: its head has, and its body has not.
+    BeforeItIsOut {
+        /// Of a hundred.
+        sent: usize,
+        /// What is sent is read.
+        after: Duration,
+    },
+    /// So long after it was sent, if there is no answer by then: the handler waits, or runs.
+    After(Duration),
+    /// With the first frame of the body.
+    InTheBody,
+    /// It has all it wanted.
+    WithItsAnswer,
+}
+
+/// How a client leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// Its connection ends as connections do.
+    Close,
+    /// Its connection is reset.
+    Abort,
+    /// Over HTTP/2: nothing but its stream is reset, and others on the connection notice nothing.
+    Reset,
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// Every subject that may be meant.
+    pub const SUBJECTS: u64 = 50;
+
+    /// So many requests. One in a hundred panics, one in a hundred leaves.
+    pub fn of(seed: u64, requests: u64) -> impl Iterator<Item = Self> {
+        let mut die = Rng::with_seed(seed);
+        (0..requests).map(move |number| Self::throw(number, &mut die))
+    }
+
+    fn throw(number: u64, die: &mut Rng) -> Self {
+        let protocol = if die.bool() { Protocol::Http1 } else { Protocol::Http2 };
+        let mut patience = match die.u8(0..20) {
+            0..9 => Patience::Wait,
+            9..11 => Patience::Briefly,
+            _ => Patience::Refuse,
+        };
+        let mut work = match die.u8(0..5) {
+            0..2 => Work::default(),
+            2..4 => Work { work_ms: die.u64(1..4), ..Work::default() },
+            _ => Work { work_ms: die.u64(0..3), frames: die.u64(1..4), ..Work::default() },
+        };
+        let mut leaves = (die.u8(0..100) == 0).then(|| Leaves::throw(protocol, die));
+        match leaves.as_mut().map(|leaves| &mut leaves.when) {
+            // Its turn comes, and lasts long enough to be left in the middle of it.
+            Some(When::After(limit)) if die.bool() => {
+                *limit = Duration::from_millis(die.u64(100..500));
+                patience = Patience::Wait;
+                work = Work { work_ms: die.u64(100..300), ..Work::default() };
+            }
+            Some(When::InTheBody) => {
+                patience = Patience::Wait;
+                work = Work { work_ms: die.u64(1..20), frames: die.u64(2..5), ..work };
+            }
+            _ => {}
+        }
+        if die.u8(0..100) == 0 {
+            work.panics = Some(if die.bool() { Panics::Before } else { Panics::After });
+        }
+        Self {
+            number,
+            protocol,
+            instance: die.usize(..),
+            subject: die.u64(0..Self::SUBJECTS),
+            patience,
+            work,
+            way: Way { is_caught: die.bool(), is_dropped: die.u8(0..3) == 0, is_extracted: die.u8(0..3) == 0 },
+            leaves,
+        }
+    }
+
+    /// What is asked for.
+    #[must_use]
+    pub fn path(&self) -> String {
+        let Self { way, patience, subject, work, .. } = self;
+        format!("{way}/{patience}/{subject}?{work}")
+    }
+
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("r{}", self.number)
+    }
+}
+
+// === impl Way ===
+
+impl Way {
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..8).map(|number| Self {
+            is_caught: number & 1 != 0,
+            is_dropped: number & 2 != 0,
+            is_extracted: number & 4 != 0,
+        })
+    }
+}
+
+/// As what a path begins with.
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { is_caught, is_dropped, is_extracted } = *self;
+        let words = [(is_caught, "/caught"), (is_dropped, "/dropped"), (is_extracted, "/extracted")];
+        words.iter().filter(|(is_so, _)| *is_so).try_for_each(|(_, word)| f.write_str(word))
+    }
+}
+
+// === impl Leaves ===
+
+impl Leaves {
+    /// Cuts its connection after so long.
+    #[must_use]
+    pub fn after(limit: Duration) -> Self {
+        Self { when: When::After(limit), how: How::Close }
+    }
+
+    fn throw(protocol: Protocol, die: &mut Rng) -> Self {
+        let when = match die.u8(0..6) {
+            0 => When::BeforeItIsOut { sent: die.usize(0..100), after: Duration::from_micros(die.u64(0..3_000)) },
+            // Anything between a moment and half a second.
+            1..4 => When::After(Duration::from_micros((1 << die.u32(7..19)) + die.u64(0..1_000))),
+            4 => When::InTheBody,
+            _ => When::WithItsAnswer,
+        };
+        let how = match (protocol, die.u8(0..4)) {
+            (Protocol::Http2, 0..2) => How::Reset,
+            (_, 0 | 2) => How::Close,
+            _ => How::Abort,
+        };
+        Self { when, how }
+    }
+}
+
+impl fmt::Display for Patience {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Refuse => "refuse",
+            Self::Briefly => "briefly",
+            Self::Wait => "wait",
+        })
+    }
+}
+
+/// As a query, which [`Deserialize`] reads.
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { work_ms, block_ms, frames, panics } = self;
+        write!(f, "work_ms={work_ms}&block_ms={block_ms}&frames={frames}")?;
+        match panics {
+            None => Ok(()),
+            Some(Panics::Before) => f.write_str("&panics=before"),
+            Some(Panics::After) => f.write_str("&panics=after"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{extract::Query, http::Uri};
+
+    use super::*;
+
+    #[test]
+    fn the_same_seed_is_the_same_storm_and_another_is_another() {
+        let storm = |seed| Plan::of(seed, 1_000).collect::<Vec<_>>();
+        assert_eq!(storm(7), storm(7));
+        assert_eq!(storm(7)[..100], Plan::of(7, 100).collect::<Vec<_>>(), "how long it is makes no difference");
+        assert_ne!(storm(7), storm(8));
+    }
+
+    #[test]
+    fn a_storm_has_everything_in_it() {
+        let plans: Vec<_> = Plan::of(1, 10_000).collect();
+        let count = |is_it: fn(&Plan) -> bool| plans.iter().filter(|plan| is_it(plan)).count();
+        let is_about = |number: usize, expected: usize| (expected / 2..expected * 2).contains(&number);
+        let leaves = |when: fn(&When) -> bool| {
+            plans.iter().filter(|plan| plan.leaves.is_some_and(|leaves| when(&leaves.when))).count()
+        };
+        for (number, expected) in [
+            (count(|plan| plan.protocol == Protocol::Http1), 5_000),
+            (count(|plan| plan.protocol == Protocol::Http2), 5_000),
+            (count(|plan| plan.patience == Patience::Wait), 4_500),
+            (count(|plan| plan.patience == Patience::Briefly), 1_000),
+            (count(|plan| plan.patience == Patience::Refuse), 4_500),
+            (count(|plan| plan.work.frames > 0), 2_000),
+            (count(|plan| plan.work.panics.is_some()), 100),
+            (count(|plan| plan.work.panics == Some(Panics::After) && plan.way.is_caught), 25),
+            (count(|plan| plan.way.is_dropped), 3_333),
+            (count(|plan| plan.way.is_extracted), 3_333),
+            (leaves(|_| true), 100),
+            (leaves(|when| matches!(when, When::BeforeItIsOut { .. })), 16),
+            (leaves(|when| matches!(when, When::After(_))), 50),
+            (leaves(|when| *when == When::InTheBody), 16),
+            (leaves(|when| *when == When::WithItsAnswer), 16),
+            (count(|plan| plan.leaves.is_some_and(|leaves| leaves.how == How::Reset)), 25),
+        ] {
+            assert!(is_about(number, expected), "{number}, and not {expected}");
+        }
+        let resets_what_it_cannot = |plan: &Plan| {
+            plan.protocol == Protocol::Http1 && plan.leaves.is_some_and(|leaves| leaves.how == How::Reset)
+        };
+        assert_eq!(count(resets_what_it_cannot), 0);
+        let subjects: std::collections::BTreeSet<_> = plans.iter().map(|plan| plan.subject).collect();
+        assert_eq!(subjects.len(), usize::try_from(Plan::SUBJECTS).expect("a few"));
+    }
+
+    #[test]
+    fn a_handler_reads_the_work_that_was_planned() {
+        for plan in Plan::of(3, 1_000) {
+            let uri: Uri = plan.path().parse().expect("a path");
+            let Query(work) = Query::<Work>::try_from_uri(&uri).expect("all of it");
+            assert_eq!(work, plan.work, "{uri}");
+        }
+    }
+}
