@@ -45,6 +45,7 @@ mod tests {
             (&["respond-async, wait=3"], Some(3)),
             (&["respond-async; x=\"y\"", "WAIT = \"3\" ; z"], Some(3)),
             (&["wait=4, wait=5"], Some(4)),
+            (&["wait=4", "wait=5"], Some(4)),
             (&["wait=60"], Some(10)),
             (&["wait=99999999999999999999999"], Some(10)),
             (&["wait=0"], Some(0)),

@@ -188,7 +188,7 @@ async fn a_client_chooses_how_long_it_waits_where_it_may() {
         }
         held.release().await.expect("up");
     }
-    let unlocked = route(Policy::new().client_wait(s(5))).route("/none", get(async || "ran"));
+    let unlocked = Router::new().route("/none", get(async || "ran")).layer(LocksLayer::new(&locks).client_wait(s(5)));
     assert_eq!(ask(&unlocked, "/none", Some("wait=4")).await, (200, 0, None), "nothing is waited for");
 }
 
