@@ -1,15 +1,17 @@
 //! The sections of one request: its locks, and what is noted when they end.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{
+    future::{pending, poll_fn},
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use smallvec::SmallVec;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout};
 
-use super::{
-    retry_after::UsualHold,
-    slot::{Slot, Stop},
-    trace::LockSpan,
-};
+use super::{retry_after::UsualHold, slot::Slot, trace::LockSpan};
 use crate::{
     defaults::RELEASE_WAIT,
     lock::{HeldLock, LockGuard, LockLost, Policy, Release},
@@ -22,12 +24,17 @@ pub(crate) struct Section {
     // Field order is drop order: what is noted, is noted before the next one has its turn.
     note: Note,
     guard: LockGuard,
-    stops: Stops,
+    stops: StopsAt,
 }
 
-/// When what runs in a section is broken off.
+/// Ready when what runs in a section is to be broken off.
+pub(super) type Stop = Pin<Box<dyn Future<Output = LockLost> + Send>>;
+
+pub(super) type Stops = SmallVec<[Stop; 1]>;
+
+/// When that is.
 #[derive(Clone, Copy, Debug)]
-enum Stops {
+enum StopsAt {
     /// When the lock is lost.
     WhenLost,
     /// It goes on with its fence, but not for ever. (`None`: later than any clock.)
@@ -59,9 +66,9 @@ impl Section {
         let granted = Instant::now();
         let note = Note { span, usual_hold, granted, at_least: Duration::ZERO };
         let stops = if policy.goes_on_when_lost() {
-            Stops::At(granted.checked_add(policy.longest_hold()))
+            StopsAt::At(granted.checked_add(policy.longest_hold()))
         } else {
-            Stops::WhenLost
+            StopsAt::WhenLost
         };
         Self { note, guard, stops }
     }
@@ -73,8 +80,8 @@ impl Section {
     /// Whether what runs in here is to be broken off now, and why.
     pub(super) fn must_stop(&self) -> Option<LockLost> {
         match self.stops {
-            Stops::WhenLost => self.guard.view().ensure(Duration::ZERO).err(),
-            Stops::At(end) => end.is_some_and(|end| end <= Instant::now()).then_some(LockLost::LimitReached),
+            StopsAt::WhenLost => self.guard.view().ensure(Duration::ZERO).err(),
+            StopsAt::At(end) => end.is_some_and(|end| end <= Instant::now()).then_some(LockLost::LimitReached),
         }
     }
 
@@ -82,20 +89,12 @@ impl Section {
     pub(super) fn stop(&self) -> Stop {
         let view = self.view();
         match self.stops {
-            Stops::WhenLost => Box::pin(async move { view.lost().await }),
-            Stops::At(None) => Box::pin(pending()),
-            Stops::At(Some(end)) => Box::pin(async move {
+            StopsAt::WhenLost => Box::pin(async move { view.lost().await }),
+            StopsAt::At(None) => Box::pin(pending()),
+            StopsAt::At(Some(end)) => Box::pin(async move {
                 sleep_until(end).await;
                 LockLost::LimitReached
             }),
-        }
-    }
-
-    async fn run<F: Future>(&self, work: F) -> Result<F::Output, LockLost> {
-        match self.stops {
-            Stops::WhenLost => self.guard.view().while_held(work).await,
-            Stops::At(None) => Ok(work.await),
-            Stops::At(Some(end)) => timeout_at(end, work).await.map_err(|_| LockLost::LimitReached),
         }
     }
 
@@ -107,6 +106,15 @@ impl Section {
         }
         (if has_failed { guard.release_failed() } else { guard.release() }, note)
     }
+}
+
+/// The first of them that is ready.
+pub(super) fn first(stops: &mut Stops, cx: &mut Context<'_>) -> Poll<LockLost> {
+    let ready = stops.iter_mut().find_map(|stop| match stop.as_mut().poll(cx) {
+        Poll::Ready(why) => Some(why),
+        Poll::Pending => None,
+    });
+    ready.map_or(Poll::Pending, Poll::Ready)
 }
 
 impl Duty {
@@ -130,12 +138,26 @@ impl Duty {
 
     /// Runs the handler as the owner of the request, as long as all its locks are ours, and not one poll longer (I6).
     pub(super) async fn run<F: Future>(&self, handler: F) -> Result<F::Output, LockLost> {
+        let mut handler = pin!(self.slot.owner().scope(handler));
+        let mut stops = Stops::new();
         self.slot.runs(true);
-        let handler = self.slot.while_held(self.slot.owner().scope(handler));
-        let done = match self.sections.first() {
-            Some(section) => section.run(handler).await.and_then(|done| done),
-            None => handler.await,
-        };
+        let done = poll_fn(|cx| {
+            if let Some(why) = self.must_stop().or_else(|| self.slot.must_stop()) {
+                return Poll::Ready(Err(why));
+            }
+            if let Poll::Ready(done) = handler.as_mut().poll(cx) {
+                // What took too long was not done under the lock.
+                let lost = self.must_stop().or_else(|| self.slot.must_stop());
+                return Poll::Ready(lost.map_or(Ok(done), Err));
+            }
+            // Only now: what is done at once needs no timer. What the handler has taken by now is looked at, too.
+            if stops.is_empty() {
+                stops = self.stops();
+            }
+            self.slot.add_stops(&mut stops, self.sections.len());
+            first(&mut stops, cx).map(Err)
+        })
+        .await;
         self.slot.runs(false);
         done
     }
@@ -159,8 +181,8 @@ impl Duty {
         self.sections.iter().find_map(Section::must_stop)
     }
 
-    /// Ready when one of them is.
-    pub(super) fn stops(&self) -> Vec<Stop> {
+    /// Ready when it is.
+    pub(super) fn stops(&self) -> Stops {
         self.sections.iter().map(Section::stop).collect()
     }
 

@@ -1,8 +1,7 @@
 //! The slot of one request: what it may hold beyond the lock of its layer, and whether it runs at all.
 
 use std::{
-    future::{Future, poll_fn},
-    pin::{Pin, pin},
+    future::Future,
     sync::{
         Arc,
         atomic::{
@@ -10,7 +9,6 @@ use std::{
             Ordering::{AcqRel, Acquire, Release},
         },
     },
-    task::Poll,
     time::Duration,
 };
 
@@ -21,7 +19,7 @@ use super::{
     prefer,
     rejection::{OnReject, Rejection},
     retry_after::UsualHold,
-    section::Section,
+    section::{Section, Stops},
     trace::{LockSpan, Route},
 };
 use crate::{
@@ -76,9 +74,6 @@ struct Beyond {
 
 /// As long as it lives, somebody in here waits for a lock.
 pub(crate) struct Waits<'a>(&'a Slot);
-
-/// Becomes ready when a section is to be broken off.
-pub(super) type Stop = Pin<Box<dyn Future<Output = LockLost> + Send>>;
 
 impl Slot {
     pub(super) fn new(terms: Terms, headers: &HeaderMap, extensions: &Extensions) -> Self {
@@ -196,29 +191,8 @@ impl Slot {
         std::mem::take(&mut beyond.sections)
     }
 
-    /// Runs the handler as long as everything that was put in here meanwhile is ours, and not one poll longer (I6).
-    pub(super) async fn while_held<F: Future>(&self, work: F) -> Result<F::Output, LockLost> {
-        let mut work = pin!(work);
-        let mut stops: Vec<Stop> = Vec::new();
-        poll_fn(|cx| {
-            if let Some(why) = self.must_stop() {
-                return Poll::Ready(Err(why));
-            }
-            if let Poll::Ready(done) = work.as_mut().poll(cx) {
-                return Poll::Ready(self.must_stop().map_or(Ok(done), Err));
-            }
-            self.add_stops(&mut stops);
-            for stop in &mut stops {
-                if let Poll::Ready(why) = stop.as_mut().poll(cx) {
-                    return Poll::Ready(Err(why));
-                }
-            }
-            Poll::Pending
-        })
-        .await
-    }
-
-    fn must_stop(&self) -> Option<LockLost> {
+    /// Whether something that was put in here is to be broken off now, and why.
+    pub(super) fn must_stop(&self) -> Option<LockLost> {
         // Mostly there is nothing, or nothing but the lock of the layer, which looks for itself.
         if !self.holds() {
             return None;
@@ -226,10 +200,11 @@ impl Slot {
         self.0.beyond.lock().sections.iter().find_map(Section::must_stop)
     }
 
-    fn add_stops(&self, stops: &mut Vec<Stop>) {
+    /// Adds those of what was put in here since; so many are of the layer itself.
+    pub(super) fn add_stops(&self, stops: &mut Stops, of_layer: usize) {
         if self.holds() {
             let beyond = self.0.beyond.lock();
-            stops.extend(beyond.sections.iter().skip(stops.len()).map(Section::stop));
+            stops.extend(beyond.sections.iter().skip(stops.len() - of_layer).map(Section::stop));
         }
     }
 

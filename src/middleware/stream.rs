@@ -20,7 +20,10 @@ use tokio::{
 };
 use tower::BoxError;
 
-use super::{body_out::data_len, section::Duty, slot::Stop};
+use super::{
+    body_out::data_len,
+    section::{Duty, Stops, first},
+};
 use crate::{
     defaults::RELEASE_WAIT,
     lock::{LockLost, Mutex},
@@ -336,16 +339,10 @@ impl<B> Shared<B> {
 }
 
 /// Cuts the stream when a lock is lost, or when its reader has left it unread for so long, whether or not anybody polls it.
-async fn keep<B>(flow: Weak<Shared<B>>, mut stops: Vec<Stop>, stall: Duration) {
+async fn keep<B>(flow: Weak<Shared<B>>, mut stops: Stops, stall: Duration) {
     let mut look_at = Instant::now().checked_add(stall);
     loop {
-        let lost = poll_fn(|cx| {
-            let lost = stops.iter_mut().find_map(|stop| match stop.as_mut().poll(cx) {
-                Poll::Ready(why) => Some(why),
-                Poll::Pending => None,
-            });
-            lost.map_or(Poll::Pending, Poll::Ready)
-        });
+        let lost = poll_fn(|cx| first(&mut stops, cx));
         let lost = match look_at {
             Some(at) => timeout_at(at, lost).await.ok(),
             None => Some(lost.await),
