@@ -37,7 +37,24 @@ use crate::lock::{Locks, Policy, request_setters, settings};
 /// handler's `post(..)`, as here, a 405 does not either; `any(..)` knows no other method, and wants `layer`.
 ///
 /// The whole handler runs under the lock, its extractors included. What it answered in full gives the lock back
-/// before it is sent; a stream holds it to its end, error or drop.
+/// before it is sent; a stream holds it to its last byte, trailers, error or drop, and no longer than its
+/// [reader reads](Self::body_stall). A 101 and the answer to a `CONNECT` give it back at the head.
+///
+/// # Errors
+///
+/// None of its own: who is turned away gets a response, and its handler was not started; or the handler was broken off, and what it has done is
+/// not known. [`Rejection`] has them all.
+///
+/// # Cancel safety
+///
+/// A client that leaves while its request waits is out of the line at once, and its handler never starts. One that leaves later, or a timeout outside of
+/// the layer, finds its handler [finished](Self::client_gone) without it. (A timeout *inside* drops the handler, and the layer sees a plain answer:
+/// [`max_hold`](Self::max_hold) knows better.)
+///
+/// # Panics
+///
+/// A panic of the handler goes on to whoever catches it outside; the key stays taken for the [lock-delay](Self::lock_delay), because a
+/// statement of the handler may be on its way still. Caught *inside* of the layer, it is a plain answer to it.
 #[must_use = "a layer does nothing before it is put on a route"]
 pub struct LockLayer<K> {
     // Shared, because Axum may make a service of a layer for each request.
