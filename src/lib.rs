@@ -27,7 +27,7 @@ mod defaults;
 
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
-pub use self::extract::{Lockable, Locked, MissingLock, MissingLocks};
+pub use self::extract::{Lockable, Locked, MissingLock};
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub use self::middleware::{Answer, By, FromBody, KeyFn, by, by_with_state, form_field, json_field, path_param};

@@ -1,4 +1,4 @@
-use std::{error::Error, fmt, ops::Deref};
+use std::ops::Deref;
 
 use axum::{
     extract::{FromRequest, FromRequestParts, Request},
@@ -80,10 +80,8 @@ pub struct Locked<E>(
     pub HeldLock,
 );
 
-/// [`Locked`] found nothing to take its lock from.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct MissingLocks;
+const MISSING_LAYER: &str = "`Locked` found nothing to take its lock from. Put a `LocksLayer` on the router, outside of the handler and after its \
+    routes: `Router::new().route(\"/claim\", post(claim)).layer(LocksLayer::new(&locks))`. A task that outlives its request has no lock, either.";
 
 /// Where a lock is left when it is taken.
 struct Place {
@@ -127,7 +125,7 @@ where
 
 impl Place {
     fn of(extensions: &Extensions) -> Result<Self, Response> {
-        let slot = extensions.get::<Slot>().cloned().ok_or_else(|| MissingLocks.into_response())?;
+        let slot = extensions.get::<Slot>().cloned().ok_or_else(missing_layer)?;
         let route = slot.route(extensions);
         Ok(Self { slot, route })
     }
@@ -141,41 +139,15 @@ impl Place {
         let section = section.map_err(|rejection| slot.on_reject().answer(rejection).map(RejectionBody::into_axum))?;
         let view = section.view();
         // The response is out: whoever extracts now has kept a copy of the request, and holds nothing.
-        slot.put(section).map_err(|_| MissingLocks.into_response())?;
+        slot.put(section).map_err(|_| missing_layer())?;
         Ok(view)
     }
 }
 
-impl MissingLocks {
-    /// 500: the routes are put together wrongly.
-    #[must_use]
-    pub fn status(&self) -> StatusCode {
-        StatusCode::INTERNAL_SERVER_ERROR
-    }
-
-    /// What is wrong, and how to mend it.
-    #[must_use]
-    pub fn body_text(&self) -> String {
-        self.to_string()
-    }
-}
-
-impl fmt::Display for MissingLocks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            "`Locked` found nothing to take its lock from. Put a `LocksLayer` on the router, outside of the handler and after its routes: \
-             `Router::new().route(\"/claim\", post(claim)).layer(LocksLayer::new(&locks))`. A task that outlives its request has no lock, either.",
-        )
-    }
-}
-
-impl Error for MissingLocks {}
-
-impl IntoResponse for MissingLocks {
-    fn into_response(self) -> Response {
-        // Whoever reads the answer may not be who can mend it.
-        #[cfg(feature = "tracing")]
-        tracing::error!(target: "tower_lock", "{self}");
-        (self.status(), self.body_text()).into_response()
-    }
+/// 500: the routes are put together wrongly.
+fn missing_layer() -> Response {
+    // Whoever reads the answer may not be who can mend it.
+    #[cfg(feature = "tracing")]
+    tracing::error!(target: "tower_lock", "{MISSING_LAYER}");
+    (StatusCode::INTERNAL_SERVER_ERROR, MISSING_LAYER).into_response()
 }
