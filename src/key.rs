@@ -293,9 +293,10 @@ impl std::error::Error for RawKeyError {}
 
 macro_rules! key_tuples {
     ($(($($part:ident)*))*) => {$(
-        impl<$($part: KeyPart),*> sealed::Sealed for (&'static str, $($part,)*) {}
+        // Not for `&'static str` alone: within a future that is spawned, a compiler does not know how long a text lives.
+        impl<$($part: KeyPart),*> sealed::Sealed for (&str, $($part,)*) {}
 
-        impl<$($part: KeyPart),*> KeyTuple for (&'static str, $($part,)*) {
+        impl<$($part: KeyPart),*> KeyTuple for (&str, $($part,)*) {
             #[allow(non_snake_case)]
             fn write(&self, key: &mut KeyWriter) {
                 let (namespace, $($part,)*) = self;
@@ -432,7 +433,7 @@ impl KeyWriter {
         key
     }
 
-    fn namespace(&mut self, namespace: &'static str) {
+    fn namespace(&mut self, namespace: &str) {
         self.escaped(namespace);
         self.namespace = self.len;
     }

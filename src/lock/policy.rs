@@ -114,9 +114,10 @@ macro_rules! settings {
                 /// How long the reader of a stream may leave a frame unread, before the stream is cut and the lock given back, after its
                 /// lock-delay. Default: 10 seconds.
                 ///
-                /// How long may a phone in a tunnel keep others from the key? A frame is read when the server asks for the next one: large frames to slow
-                /// readers take their time. A stream that is waiting for its own next frame is not stalled, however long it takes;
-                /// [`max_hold`](crate::Policy::max_hold) ends that. What is complete in memory holds no lock when it is sent.
+                /// How long may a phone in a tunnel keep others from the key? A frame is read when the server asks for the next one, and before it does so,
+                /// buffers of some megabytes want room: a reader below some 100 to 300 kB/s is cut, too. For large downloads to slow readers set
+                /// more, or [`ToHead`](crate::Hold::ToHead). A stream that is waiting for its own next frame is not stalled, however long it
+                /// takes; [`max_hold`](crate::Policy::max_hold) ends that. What is complete in memory holds no lock when it is sent.
                 body_stall(limit: ::std::time::Duration),
                 /// What becomes of the handler when its client leaves, or a timeout outside of the layer drops it. Default:
                 /// [`Finish`](crate::ClientGone::Finish).

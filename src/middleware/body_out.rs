@@ -101,7 +101,7 @@ where
         if inner.is_end_stream() {
             return Ok(Self::without_content(inner, duty).await);
         }
-        let announced = inner.size_hint().exact();
+        let hint = inner.size_hint();
         let mut inner = Box::pin(inner);
         let mut frames = VecDeque::with_capacity(1);
         let mut bytes = 0;
@@ -127,7 +127,7 @@ where
                 Poll::Ready(Some(Ok(frame))) => frame,
                 Poll::Ready(None) => break None,
                 Poll::Ready(Some(Err(error))) => break Some(error),
-                Poll::Pending => return Ok(Self::streaming(inner, frames, length, duty)),
+                Poll::Pending => return Ok(Self::streaming(inner, frames, hint, length, duty)),
             };
             // The first frame may be of any size: it is in memory already.
             if !frames.is_empty() {
@@ -139,7 +139,7 @@ where
                 break None;
             }
             if frames.len() > LOOK_FRAMES || bytes > LOOK_BYTES {
-                return Ok(Self::streaming(inner, frames, length, duty));
+                return Ok(Self::streaming(inner, frames, hint, length, duty));
             }
         };
         // What the body owns is gone before the next section begins.
@@ -151,14 +151,22 @@ where
             duty.has_failed();
         }
         duty.end().await;
-        Ok(Self { state: State::Complete { complete: Complete { frames, error, announced, had_none: None } } })
+        Ok(Self {
+            state: State::Complete { complete: Complete { frames, error, announced: hint.exact(), had_none: None } },
+        })
     }
 
-    fn streaming(inner: Pin<Box<B>>, ahead: VecDeque<Frame<Bytes>>, length: Option<u64>, duty: Duty) -> Self
+    fn streaming(
+        inner: Pin<Box<B>>,
+        ahead: VecDeque<Frame<Bytes>>,
+        hint: SizeHint,
+        length: Option<u64>,
+        duty: Duty,
+    ) -> Self
     where
         B: Send,
     {
-        Self { state: State::Streaming { stream: Box::new(Stream::new(inner, ahead, length, duty)) } }
+        Self { state: State::Streaming { stream: Box::new(Stream::new(inner, ahead, hint, length, duty)) } }
     }
 }
 

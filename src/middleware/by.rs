@@ -147,7 +147,7 @@ pub enum Later {}
 
 macro_rules! from_head {
     ($($part:ident)*) => {
-        impl<F, R, S, $($part,)*> KeyFn<(FromHead, R, $($part,)*), S> for F
+        impl<F, R, S, $($part,)*> KeyFn<(FromHead, $($part,)*), S> for F
         where
             F: Fn($($part,)*) -> R + Clone + Send + Sync + 'static,
             S: Send + Sync,
@@ -183,7 +183,7 @@ from_head!(A B C D);
 // above never overlap.
 macro_rules! from_body {
     ([$($part:ident)*] $last:ident) => {
-        impl<F, R, S, $($part,)* $last> KeyFn<(FromBody, R, $($part,)* $last,), S> for F
+        impl<F, R, S, $($part,)* $last> KeyFn<(FromBody, $($part,)* $last,), S> for F
         where
             F: Fn($($part,)* $last) -> R + Clone + Send + Sync + 'static,
             S: Send + Sync,

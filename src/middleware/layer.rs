@@ -15,8 +15,8 @@ use crate::lock::{Locks, Policy, request_setters, settings};
 
 /// Gives each request exclusive use of what it is about to change.
 ///
-/// Put it on a route, inside of what may refuse the request anyway (authentication, CORS), and outside of what limits
-/// the handler (`ConcurrencyLimit`, timeouts):
+/// Put it on a route: inside of what may refuse the request anyway (authentication, CORS), of a timeout and of what catches panics, and outside of
+/// what limits the handler (`ConcurrencyLimit`):
 ///
 /// ```
 /// # use std::time::Duration;

@@ -114,14 +114,15 @@ where
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let says = self.layer.says.over(request.extensions().get());
         let terms = self.layer.terms(&says);
-        let slot = Slot::new(terms, request.headers(), request.extensions());
+        let (slot, tenure) = Slot::new(terms, request.headers(), request.extensions());
         let extensions = request.extensions_mut();
         extensions.insert(says);
         extensions.insert(slot.owner().clone());
         extensions.insert(slot.clone());
         let method = request.method().clone();
+        slot.runs(true);
         let handler = slot.owner().scope_sync(|| self.inner.call(request));
-        let duty = Duty::new(slot.clone());
+        let duty = Duty::new(slot.clone(), tenure);
         ResponseFuture::under(
             slot,
             Box::pin(async move {

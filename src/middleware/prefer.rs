@@ -12,7 +12,7 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
 /// (No structured field of RFC 9651: names are in any case, and values may be quoted.)
 pub(super) fn wait(headers: &HeaderMap, max: Duration) -> Option<Duration> {
     let lines = headers.get_all(PREFER);
-    let preferences = lines.iter().filter_map(|line| line.to_str().ok()).flat_map(|line| line.split(','));
+    let preferences = lines.iter().filter_map(|line| line.to_str().ok()).flat_map(preferences);
     for preference in preferences {
         // Parameters of a preference follow behind `;`.
         let (name, value) = preference.split(';').next()?.split_once('=').unwrap_or((preference, ""));
@@ -27,10 +27,22 @@ pub(super) fn wait(headers: &HeaderMap, max: Duration) -> Option<Duration> {
     None
 }
 
+/// What stands between commas that are not quoted.
+fn preferences(line: &str) -> impl Iterator<Item = &str> {
+    let (mut is_quoted, mut is_escaped) = (false, false);
+    line.split(move |c| {
+        let is_end = c == ',' && !is_quoted;
+        is_quoted ^= c == '"' && !is_escaped;
+        is_escaped = is_quoted && c == '\\' && !is_escaped;
+        is_end
+    })
+}
+
 /// Says that it was heeded, and how far: in whole seconds, rounded down.
 pub(super) fn applied(headers: &mut HeaderMap, wait: Duration) {
     let value = HeaderValue::try_from(format!("wait={}", wait.as_secs())).expect("a number");
-    headers.append(PREFERENCE_APPLIED, value);
+    // Not another time, if a layer further in has said so.
+    headers.insert(PREFERENCE_APPLIED, value);
 }
 
 #[cfg(test)]
@@ -46,6 +58,9 @@ mod tests {
             (&["respond-async; x=\"y\"", "WAIT = \"3\" ; z"], Some(3)),
             (&["wait=4, wait=5"], Some(4)),
             (&["wait=4", "wait=5"], Some(4)),
+            (&["x=\"a, wait=5\", wait=3"], Some(3)),
+            (&["x=\"a\\\", wait=5\", wait=3"], Some(3)),
+            (&["x=\"a,wait=9,b\""], None),
             (&["wait=60"], Some(10)),
             (&["wait=99999999999999999999999"], Some(10)),
             (&["wait=0"], Some(0)),

@@ -9,9 +9,16 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until, timeout},
+};
 
-use super::{retry_after::UsualHold, slot::Slot, trace::LockSpan};
+use super::{
+    retry_after::UsualHold,
+    slot::{Slot, Tenure},
+    trace::LockSpan,
+};
 use crate::{
     defaults::RELEASE_WAIT,
     lock::{HeldLock, LockGuard, LockLost, Policy, Release},
@@ -55,6 +62,7 @@ struct Note {
 /// It lives in the future of the request, then in the body of its response.
 pub(super) struct Duty {
     slot: Slot,
+    tenure: Option<Arc<Tenure>>,
     /// In the order in which they were taken; those that were taken by the handler are in the slot until it has answered.
     sections: SmallVec<[Section; 1]>,
     /// What was answered is no success: nothing keeps the keys for their least time.
@@ -118,8 +126,8 @@ pub(super) fn first(stops: &mut Stops, cx: &mut Context<'_>) -> Poll<LockLost> {
 }
 
 impl Duty {
-    pub(super) fn new(slot: Slot) -> Self {
-        Self { slot, sections: SmallVec::new(), has_failed: false }
+    pub(super) fn new(slot: Slot, tenure: Option<Arc<Tenure>>) -> Self {
+        Self { slot, tenure, sections: SmallVec::new(), has_failed: false }
     }
 
     pub(super) fn slot(&self) -> &Slot {
@@ -136,11 +144,11 @@ impl Duty {
         self.sections.first().map(|section| &section.note.span)
     }
 
-    /// Runs the handler as the owner of the request, as long as all its locks are ours, and not one poll longer (I6).
+    /// Runs the handler as the owner of the request, as long as all its locks are ours, and not one poll longer (I6). The handler says itself
+    /// when it [begins](Slot::runs).
     pub(super) async fn run<F: Future>(&self, handler: F) -> Result<F::Output, LockLost> {
         let mut handler = pin!(self.slot.owner().scope(handler));
         let mut stops = Stops::new();
-        self.slot.runs(true);
         let done = poll_fn(|cx| {
             if let Some(why) = self.must_stop().or_else(|| self.slot.must_stop()) {
                 return Poll::Ready(Err(why));
@@ -211,7 +219,8 @@ impl Duty {
     /// Beyond the wait, or if the store fails, the answer goes out all the same, and a key is free at the end of its
     /// lease at the latest.
     pub(super) async fn end(mut self) {
-        self.slot.retire_owner();
+        // First of all: nothing re-enters what is given back.
+        self.tenure = None;
         self.close();
         let has_failed = self.has_failed;
         // The last one first. Each begins at once, whatever becomes of the others.
@@ -225,15 +234,24 @@ impl Duty {
                 }
             }
         };
-        let _ = timeout(RELEASE_WAIT, all).await;
+        // Where no runtime is (a body may be read anywhere), nobody can wait; each has begun all the same.
+        if Handle::try_current().is_ok() {
+            let _ = timeout(RELEASE_WAIT, all).await;
+        }
     }
 }
 
 impl Drop for Duty {
     fn drop(&mut self) {
-        self.slot.retire_owner();
+        self.tenure = None;
         // Before those of the layer itself, which were there before them.
         drop(self.slot.close());
+        if !self.slot.has_begun() {
+            // Nothing of it is on its way.
+            for section in self.sections.drain(..) {
+                drop(section.release(true));
+            }
+        }
     }
 }
 

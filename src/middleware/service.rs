@@ -61,8 +61,9 @@ where
         if skipped {
             return ResponseFuture::passing(inner.oneshot(K::pass(request)));
         }
-        let slot = Slot::new(self.config.terms(&request), request.headers(), request.extensions());
-        let steps = locked(Arc::clone(&self.config), inner, request, slot.clone());
+        let (slot, tenure) = Slot::new(self.config.terms(&request), request.headers(), request.extensions());
+        let duty = Duty::new(slot.clone(), tenure);
+        let steps = locked(Arc::clone(&self.config), inner, request, duty);
         ResponseFuture::under(slot, Box::pin(steps))
     }
 }
@@ -72,13 +73,14 @@ async fn locked<S, K, B, ResB>(
     config: Arc<Config<K>>,
     mut inner: S,
     request: Request<B>,
-    slot: Slot,
+    mut duty: Duty,
 ) -> Result<Response<ResponseBody<ResB>>, S::Error>
 where
     K: KeySourceFor<B>,
     S: Service<Request<K::Body>, Response = Response<ResB>>,
     ResB: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
+    let slot = duty.slot().clone();
     let waits = slot.waits();
     let route = slot.route(request.extensions());
     let (mut request, key, room) = match config.key.derive(request, &config.locks).await {
@@ -102,13 +104,13 @@ where
     extensions.insert(section.view());
     extensions.insert(slot.clone());
     let method = request.method().clone();
-    let mut duty = Duty::new(slot.clone());
     duty.begin(section);
     let handler = async {
         // Only now: a request that waits must not sit on the capacity of the inner service.
         let ready = inner.ready().await?;
         // Its body waits no longer.
         drop(room);
+        slot.runs(true);
         match duty.span() {
             Some(span) => span.around(|| ready.call(request)).await,
             None => ready.call(request).await,

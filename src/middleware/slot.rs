@@ -3,9 +3,9 @@
 use std::{
     future::Future,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{
-            AtomicBool, AtomicUsize,
+            AtomicBool, AtomicU8, AtomicUsize,
             Ordering::{AcqRel, Acquire, Release},
         },
     },
@@ -35,8 +35,8 @@ pub(crate) struct Slot(Arc<Inner>);
 struct Inner {
     terms: Terms,
     owner: Owner,
-    /// This layer was the first to say who the request is; so it also says when that is over.
-    names_owner: bool,
+    /// Of a layer of ours that has named the owner.
+    tenure: Weak<Tenure>,
     /// What the client chose.
     client_wait: Option<Duration>,
     /// That it chose has mattered.
@@ -45,14 +45,25 @@ struct Inner {
     outer: Option<Slot>,
     /// A layer further out holds a lock: it says what becomes of us.
     is_inner: bool,
-    /// The handler runs, and has not answered.
-    runs: AtomicBool,
+    /// Of the handler.
+    phase: AtomicU8,
     /// How many in here wait for a lock.
     waiting: AtomicUsize,
     /// How many locks are held here, that of the layer included.
     held: AtomicUsize,
     beyond: Mutex<Beyond>,
 }
+
+/// As long as one of these lives the request is who it is; then nothing re-enters as its owner. Each layer has one until its part of the answer is
+/// over: a handler or a stream may outlive the layer that has named the owner.
+pub(super) struct Tenure(Owner);
+
+/// The handler was not called yet.
+const BEFORE: u8 = 0;
+/// It runs.
+const RUNS: u8 = 1;
+/// It has answered, or was broken off.
+const AFTER: u8 = 2;
 
 /// How this layer takes locks.
 #[derive(Clone)]
@@ -76,22 +87,33 @@ struct Beyond {
 pub(crate) struct Waits<'a>(&'a Slot);
 
 impl Slot {
-    pub(super) fn new(terms: Terms, headers: &HeaderMap, extensions: &Extensions) -> Self {
-        let outer = extensions.get::<Self>().cloned();
-        let known = extensions.get::<Owner>().filter(|owner| !owner.is_retired());
-        Self(Arc::new(Inner {
+    pub(super) fn new(terms: Terms, headers: &HeaderMap, extensions: &Extensions) -> (Self, Option<Arc<Tenure>>) {
+        // A copy of the extensions of a request that is over says nothing, and is not kept.
+        let outer = extensions.get::<Self>().filter(|slot| !slot.is_closed()).cloned();
+        let known = extensions.get::<Owner>().filter(|owner| !owner.is_retired()).cloned();
+        let (owner, tenure) = match (known, &outer) {
+            (None, _) => {
+                let owner = Owner::new();
+                (owner.clone(), Some(Arc::new(Tenure(owner))))
+            }
+            (Some(owner), Some(outer)) if outer.0.owner == owner => (owner, outer.0.tenure.upgrade()),
+            // Named by somebody else, who also says when that is over.
+            (Some(owner), _) => (owner, None),
+        };
+        let slot = Self(Arc::new(Inner {
             client_wait: terms.policy.longest_client_wait().and_then(|max| prefer::wait(headers, max)),
             has_applied: AtomicBool::new(false),
-            names_owner: known.is_none(),
-            owner: known.cloned().unwrap_or_else(Owner::new),
+            owner,
+            tenure: tenure.as_ref().map_or_else(Weak::new, Arc::downgrade),
             is_inner: outer.as_ref().is_some_and(|outer| outer.0.is_inner || outer.holds()),
             outer,
             terms,
-            runs: AtomicBool::new(false),
+            phase: AtomicU8::new(BEFORE),
             waiting: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
             beyond: Mutex::default(),
-        }))
+        }));
+        (slot, tenure)
     }
 
     pub(super) fn owner(&self) -> &Owner {
@@ -109,13 +131,6 @@ impl Slot {
     /// Where the request is on its way, as far as it is known by now.
     pub(crate) fn route(&self, extensions: &Extensions) -> Route {
         Route::of(extensions, self.0.terms.name)
-    }
-
-    /// From now on nothing re-enters as the owner of this request, if it is ours to say.
-    pub(super) fn retire_owner(&self) {
-        if self.0.names_owner {
-            self.0.owner.retire();
-        }
     }
 
     // --- taking a lock --------------------------------------------------------------------------------------------
@@ -183,6 +198,10 @@ impl Slot {
         Ok(())
     }
 
+    fn is_closed(&self) -> bool {
+        self.0.beyond.lock().is_closed
+    }
+
     /// Nothing is put in here any more; what was, is handed over, and whoever takes it sees to the lock of the layer, too.
     pub(super) fn close(&self) -> Vec<Section> {
         let mut beyond = self.0.beyond.lock();
@@ -212,13 +231,18 @@ impl Slot {
 
     /// The handler begins, or has answered.
     pub(super) fn runs(&self, runs: bool) {
-        self.0.runs.store(runs, Release);
+        self.0.phase.store(if runs { RUNS } else { AFTER }, Release);
+    }
+
+    /// Whether it ever was called.
+    pub(super) fn has_begun(&self) -> bool {
+        self.0.phase.load(Acquire) != BEFORE
     }
 
     /// A place for the handler to finish in, now that nobody waits for its answer; if it has begun, holds a lock, and is to finish.
     pub(super) fn finish(&self) -> Option<Detached> {
-        let Inner { terms, is_inner, runs, waiting, .. } = &*self.0;
-        let is_at_work = runs.load(Acquire) && self.holds() && waiting.load(Acquire) == 0;
+        let Inner { terms, is_inner, phase, waiting, .. } = &*self.0;
+        let is_at_work = phase.load(Acquire) == RUNS && self.holds() && waiting.load(Acquire) == 0;
         // What a layer further out holds is given back by that one: if it goes on, we are a part of it, and if it does not, nor may we.
         let is_to_finish = is_at_work && !is_inner && terms.policy.finishes_without_client();
         is_to_finish.then(|| Detached::new(&terms.core)).flatten()
@@ -231,6 +255,12 @@ impl Slot {
 
     fn and_outer(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |slot| slot.0.outer.as_ref())
+    }
+}
+
+impl Drop for Tenure {
+    fn drop(&mut self) {
+        self.0.retire();
     }
 }
 

@@ -15,6 +15,7 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::{
+    runtime::Handle,
     task::AbortHandle,
     time::{Instant, Sleep, sleep, timeout_at},
 };
@@ -37,6 +38,8 @@ pub(super) struct Stream<B> {
     flow: Arc<Shared<B>>,
     /// Seen before the head was sent.
     ahead: VecDeque<Frame<Bytes>>,
+    /// What the inner body said before it was first polled, less what has been handed out: what it says later is of what *it* has left.
+    hint: SizeHint,
     /// How many of the bytes that the head announces have not been seen yet.
     left: Option<u64>,
     phase: Phase,
@@ -104,7 +107,14 @@ impl<B> Stream<B>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>>,
 {
-    pub(super) fn new(inner: Pin<Box<B>>, ahead: VecDeque<Frame<Bytes>>, length: Option<u64>, duty: Duty) -> Self
+    /// `hint`: of the whole body. `length`: what the head announces, in bytes.
+    pub(super) fn new(
+        inner: Pin<Box<B>>,
+        ahead: VecDeque<Frame<Bytes>>,
+        hint: SizeHint,
+        length: Option<u64>,
+        duty: Duty,
+    ) -> Self
     where
         B: Send + 'static,
     {
@@ -115,10 +125,18 @@ where
         let here = Whereabouts::Here(Box::new(Flow { inner, duty }), Some(Instant::now()));
         let flow = Arc::new(Shared(Mutex::new(Meeting { flow: here, waker: None })));
         let keeper = Keeper(slot.spawn(keep(Arc::downgrade(&flow), stops, stall)));
-        Self { flow, ahead, left: length, phase: Phase::Flowing, keeper }
+        Self { flow, ahead, hint, left: length, phase: Phase::Flowing, keeper }
     }
 
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let next = ready!(self.poll_next(cx));
+        if let Some(Ok(frame)) = &next {
+            self.hint = less(self.hint, data_len([frame]));
+        }
+        Poll::Ready(next)
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         loop {
             match &mut self.phase {
                 Phase::Flowing | Phase::Parked(..) => {
@@ -181,25 +199,23 @@ where
             *left = left.saturating_sub(data.len() as u64);
         }
         let is_end = frame.is_trailers() || (self.ahead.is_empty() && flow.inner.is_end_stream());
-        let has_all = self.left == Some(0) && frame.is_data();
+        // Where no runtime is, nothing can be waited for.
+        let has_all = self.left == Some(0) && frame.is_data() && Handle::try_current().is_ok();
         if is_end {
             self.end(*flow, parked.into_iter().chain([Ok(frame)]).collect());
             None
-        } else if let Some(Ok(parked)) = parked {
+        } else if parked.is_some() {
             // More than was announced: nobody will ask for it.
-            self.park(parked, flow)
+            self.end(*flow, parked.into_iter().collect());
+            None
         } else if has_all {
-            self.park(frame, flow)
+            self.phase = Phase::Parked(frame, Box::pin(sleep(RELEASE_WAIT)));
+            self.flow.put(flow, None);
+            None
         } else {
             self.flow.put(flow, Some(Instant::now()));
             Some(frame)
         }
-    }
-
-    fn park(&mut self, frame: Frame<Bytes>, flow: Box<Flow<B>>) -> Option<Frame<Bytes>> {
-        self.phase = Phase::Parked(frame, Box::pin(sleep(RELEASE_WAIT)));
-        self.flow.put(flow, None);
-        None
     }
 
     /// Whether what is kept back has been so for long enough.
@@ -244,26 +260,18 @@ where
         matches!(&self.phase, Phase::Ended(rest) if rest.is_empty())
     }
 
-    /// What the inner body will say, and what of it is in our hands.
     pub(super) fn size_hint(&self) -> SizeHint {
-        let rest = match &self.phase {
-            Phase::Flowing | Phase::Parked(..) => None,
-            Phase::Ending(_, rest) | Phase::Ended(rest) => Some(rest),
-        };
-        let parked = match &self.phase {
-            Phase::Parked(frame, _) => Some(frame),
-            _ => None,
-        };
-        let to_come = if rest.is_some() { SizeHint::with_exact(0) } else { self.flow.size_hint() };
-        let frames = rest.into_iter().flatten().filter_map(|last| last.as_ref().ok());
-        let in_hand = data_len(self.ahead.iter().chain(parked).chain(frames));
-        let mut hint = SizeHint::new();
-        if let Some(upper) = to_come.upper() {
-            hint.set_upper(upper.saturating_add(in_hand));
-        }
-        hint.set_lower(to_come.lower().saturating_add(in_hand));
-        hint
+        self.hint
     }
+}
+
+fn less(hint: SizeHint, bytes: u64) -> SizeHint {
+    let mut less = SizeHint::new();
+    if let Some(upper) = hint.upper() {
+        less.set_upper(upper.saturating_sub(bytes));
+    }
+    less.set_lower(hint.lower().saturating_sub(bytes));
+    less
 }
 
 impl<B> Shared<B> {
@@ -291,15 +299,6 @@ impl<B> Shared<B> {
     }
 }
 
-impl<B: Body> Shared<B> {
-    fn size_hint(&self) -> SizeHint {
-        match &self.0.lock().flow {
-            Whereabouts::Here(flow, _) => flow.inner.size_hint(),
-            Whereabouts::Away | Whereabouts::Cut(_) | Whereabouts::Over => SizeHint::new(),
-        }
-    }
-}
-
 impl<B> Shared<B> {
     /// Ends it where it stands. False: it is polled at this moment, and whoever does so will see for himself.
     fn cut(&self, cut: Cut) -> bool {
@@ -316,15 +315,15 @@ impl<B> Shared<B> {
             }
         };
         drop(meeting);
-        // Not under the mutex: code of others.
+        // Not under the mutex: code of others. First whoever polls, who finds it cut whatever the drop of the body does.
+        if let Some(waker) = waker {
+            waker.wake();
+        }
         let Flow { inner, duty } = *flow;
         drop(inner);
         match cut {
             Cut::Lost(why) => duty.lost(why),
             Cut::Stalled => duty.stalled(),
-        }
-        if let Some(waker) = waker {
-            waker.wake();
         }
         true
     }

@@ -419,3 +419,82 @@ async fn a_handler_that_finishes_alone_still_sees_its_lock() {
     settle().await;
     assert_eq!(*seen.lock().expect("whole"), Some((true, 2)), "and is who it was");
 }
+
+/// The usual set-up: one layer for the router, one for the route. The first one has named the owner, and holds nothing.
+#[tokio::test(start_paused = true)]
+async fn a_layer_further_out_that_is_over_takes_nothing_from_a_handler_that_finishes_alone() {
+    for by_timeout in [false, true] {
+        let (store, locks) = store_and_locks();
+        let (work, again) = (Work::default(), locks.clone());
+        let works = work.clone();
+        let handler = get(move || async move {
+            works.clone().run().await;
+            again.try_lock(("k",)).await.expect("its own").release().await.expect("up");
+            works.say("had it once more");
+        });
+        let limit = if by_timeout { S } else { 3600 * S };
+        let in_time = move |request: Request, next: Next| async move {
+            timeout(limit, next.run(request)).await.unwrap_or_else(|_| StatusCode::GATEWAY_TIMEOUT.into_response())
+        };
+        let app = Router::new()
+            .route("/", handler.route_layer(LockLayer::new(&locks, one_key())))
+            .layer(middleware::from_fn(in_time))
+            .layer(LocksLayer::new(&locks));
+        let request = visit(&app);
+        settle().await;
+        if by_timeout {
+            assert_eq!(request.await.expect("no panic").status(), StatusCode::GATEWAY_TIMEOUT);
+        } else {
+            leave(request).await;
+        }
+        work.end.notify_one();
+        settle().await;
+        assert_eq!(work.said(), ["begins", "ends", "had it once more"]);
+        assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+    }
+}
+
+/// It holds its lock, and waits until the service can take it.
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_was_not_called_yet_never_is_when_its_client_has_left() {
+    let (store, locks) = store_and_locks();
+    let work = Work::default();
+    let key = by(|path: axum::extract::Path<u32>| ("n", path.0));
+    let layers = tower::ServiceBuilder::new()
+        .layer(LockLayer::new(&locks, key))
+        .layer(tower::limit::GlobalConcurrencyLimitLayer::new(1));
+    let app = Router::new().route("/{n}", work.handler().route_layer(layers));
+    let first = visit_at(&app, "/1");
+    settle().await;
+    let second = visit_at(&app, "/2");
+    settle().await;
+    assert_eq!((work.said(), store.held()), (vec!["begins"], 2));
+    leave(second).await;
+    assert_eq!(store.held(), 1, "at once: nothing of it is on its way");
+    work.end.notify_one();
+    assert_eq!(first.await.expect("no panic").status(), StatusCode::OK);
+    settle().await;
+    assert_eq!((work.said(), store.held()), (vec!["begins", "ends"], 0));
+}
+
+/// A job that makes its next request of the last one's parts.
+#[test]
+fn extensions_that_go_from_request_to_request_keep_nothing_of_those_that_are_over() {
+    let chain = async {
+        let (store, locks) = store_and_locks();
+        let (send, last) = std::sync::mpsc::channel();
+        let handler = get(move |request: Request| async move { drop(send.send(request.into_parts().0)) });
+        let handler = handler.route_layer(LockLayer::new(&locks, one_key()));
+        let app = Router::new().route("/", handler).layer(LocksLayer::new(&locks));
+        let mut request = Request::get("/").body(Body::empty()).expect("a request");
+        for _ in 0..10_000 {
+            assert_eq!(crate::support::send(&app, request).await.status(), StatusCode::OK);
+            request = Request::from_parts(last.recv().expect("it ran"), Body::empty());
+        }
+        assert_eq!(store.held(), 0);
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("one");
+    // On a stack that is as small as they come.
+    let thread = std::thread::Builder::new().stack_size(1 << 20).spawn(move || runtime.block_on(chain));
+    thread.expect("a thread").join().expect("no panic");
+}

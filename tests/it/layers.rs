@@ -203,3 +203,29 @@ async fn a_preflight_a_404_and_a_405_never_reach_the_store() {
     assert_eq!(fetch(&on_the_handler, "/order/1").await.status(), StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!(store.on(Verb::Acquire).calls(), 0);
 }
+
+/// As a server of hyper's does with each connection. (A compiler does not know there how long a text lives, that of a namespace included.)
+#[tokio::test]
+async fn a_request_can_be_served_in_a_task_of_its_own_whatever_its_key_is_made_by() {
+    async fn show(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+        let lock = request.extensions().get::<HeldLock>().expect("held");
+        Ok(Response::new(lock.key().as_str().to_owned().into()))
+    }
+    macro_rules! served {
+        ($key:expr) => {{
+            let service = LockLayer::new(&Locks::in_memory(), $key).layer(service_fn(show));
+            let task = tokio::spawn(async move {
+                let request = Request::get("/7").header("x-n", "7").body(Body::empty()).expect("a request");
+                service.clone().oneshot(request).await.expect("infallible").map(Body::new)
+            });
+            text(task.await.expect("no panic")).await
+        }};
+    }
+    assert_eq!(served!(by_parts(|parts| ("k", parts.uri.path().to_owned()))), "k:/7");
+    assert_eq!(served!(by_parts(|_| Some(("k", 7)))), "k:7");
+    assert_eq!(served!(by(|uri: axum::http::Uri| ("k", uri.path().len()))), "k:2");
+    assert_eq!(served!(by(async |uri: axum::http::Uri| Ok::<_, StatusCode>(("k", uri.path().len())))), "k:2");
+    assert_eq!(served!(by(|uri: axum::http::Uri, body: String| ("k", uri.path().len(), body))), "k:2:");
+    assert_eq!(served!(tower_lock::by_fields("k", tower_lock::header("x-n"))), "k:7");
+    assert_eq!(served!(tower_lock::constant(("k", 7))), "k:7");
+}

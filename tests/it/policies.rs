@@ -13,7 +13,7 @@ use axum::{
     routing::get,
 };
 use tokio::{sync::Notify, time::Instant};
-use tower_lock::{ClientGone, HeldLock, LockKey, LockLayer, Lockable, Locked, Locks, LocksLayer, Policy, by};
+use tower_lock::{ClientGone, HeldLock, LockKey, LockLayer, Lockable, Locked, Locks, LocksLayer, Policy, by, by_parts};
 
 use crate::support::{fetch, one_key, send, settle, store_and_locks, text};
 use tower_lock::test_util::Verb;
@@ -162,6 +162,7 @@ async fn a_client_chooses_how_long_it_waits_where_it_may() {
         let locked = get(async |_: Locked<Extension<Anything>>| "ran");
         Router::new()
             .route("/", handler())
+            .route("/twice", handler().layer(LockLayer::new(&locks, by_parts(|_| ("outer",))).policy(policy)))
             .route("/locked", locked.layer(LocksLayer::new(&locks).policy(policy)))
             .layer(Extension(Anything))
     };
@@ -172,11 +173,14 @@ async fn a_client_chooses_how_long_it_waits_where_it_may() {
         }
         let asked = Instant::now();
         let answer = send(app, request.body(Body::empty()).expect("a request")).await;
-        let applied = answer.headers().get("preference-applied").map(|value| value.to_str().expect("text").to_owned());
+        let mut applied =
+            answer.headers().get_all("preference-applied").iter().map(|value| value.to_str().expect("text").to_owned());
+        let (applied, another) = (applied.next(), applied.next());
+        assert_eq!(another, None);
         (answer.status().as_u16(), asked.elapsed().as_secs(), applied)
     };
     let (never, up_to_5) = (route(Policy::new().wait(s(2))), route(Policy::new().wait(s(2)).client_wait(s(5))));
-    for path in ["/", "/locked"] {
+    for path in ["/", "/locked", "/twice"] {
         assert_eq!(ask(&up_to_5, path, Some("wait=4")).await, (200, 0, Some("wait=4".into())), "free, and heeded");
         let held = locks.try_lock(("k",)).await.expect("free");
         assert_eq!(ask(&never, path, Some("wait=4")).await, (409, 2, None), "not read");

@@ -16,6 +16,7 @@ use axum::{
     http::{Method, Request, Response, StatusCode, header},
     routing::{any, get},
 };
+use futures_util::stream;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::BodyExt;
 use tokio::{
@@ -24,7 +25,7 @@ use tokio::{
 };
 use tower_lock::{Hold, LockLayer, LocksLayer, OnLost, test_util::Fault};
 
-use crate::support::{fetch, one_key, send, settle, store_and_locks};
+use crate::support::{fetch, one_key, send, settle, store_and_locks, until};
 
 const S: Duration = Duration::from_secs(1);
 
@@ -120,14 +121,12 @@ async fn a_body_that_fails_behind_its_last_byte_does_not_send_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn trailers_behind_the_last_byte_are_sent_and_what_nobody_announced_is_not() {
+async fn trailers_behind_the_last_byte_are_sent() {
     let (store, locks) = store_and_locks();
     let (say, body, _) = told(SizeHint::with_exact(3));
     let body = fetch(&once(LockLayer::new(&locks, one_key()), Response::new(body)), "/").await.into_body();
     let collected = tokio::spawn(body.collect());
     say.send(data("abc")).expect("read");
-    settle().await;
-    say.send(data("more")).expect("read");
     settle().await;
     let trailers = [(header::ETAG, "1".parse().expect("a value"))].into_iter().collect();
     say.send(Ok(Frame::trailers(trailers))).expect("read");
@@ -255,4 +254,92 @@ async fn who_goes_on_without_its_lock_answers_as_it_likes_until_max_hold() {
     assert!(body.frame().await.expect("one").is_ok());
     sleep(10 * S).await;
     assert!(body.frame().await.expect("no end").is_err() && gone.load(SeqCst));
+}
+
+/// A proxied body, a ticker: hyper takes what was announced, and so do we.
+#[tokio::test(start_paused = true)]
+async fn a_body_with_more_than_was_announced_ends_with_what_was() {
+    for pause in [Duration::ZERO, Duration::from_millis(100)] {
+        let (store, locks) = store_and_locks();
+        let more = stream::unfold(0_u32, move |n| async move {
+            if n < 2 || !pause.is_zero() {
+                sleep(pause.max(Duration::from_millis(10))).await;
+            }
+            Some((Ok::<_, std::convert::Infallible>("0123456789"), n + 1))
+        });
+        let more = Arc::new(std::sync::Mutex::new(Some(Body::from_stream(more))));
+        let handler = get(move || async move {
+            let more = more.lock().expect("whole").take().expect("once");
+            ([(header::CONTENT_LENGTH, "10")], more)
+        });
+        let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
+        let mut body = fetch(&app, "/").await.into_body();
+        assert_eq!(body.frame().await.expect("one").expect("data").into_data().expect("data"), "0123456789");
+        assert!(body.frame().await.is_none());
+        assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+    }
+}
+
+/// What a body says of itself counts before it is read; and not only hyper's own are forgiven.
+#[tokio::test(start_paused = true)]
+async fn a_size_is_what_was_announced_less_what_was_handed_out() {
+    let (_store, locks) = store_and_locks();
+    // Never less, whatever has been read of it.
+    let (say, body, _) = told(SizeHint::with_exact(6));
+    say.send(data("abc")).expect("read");
+    let app = once(LockLayer::new(&locks, one_key()), Response::new(body));
+    let mut body = fetch(&app, "/").await.into_body();
+    assert_eq!(body.size_hint().exact(), Some(6));
+    assert!(body.frame().await.expect("one").is_ok());
+    assert_eq!(body.size_hint().exact(), Some(3));
+    say.send(data("def")).expect("read");
+    drop(say);
+    assert!(body.frame().await.expect("one").is_ok());
+    assert_eq!(body.size_hint().exact(), Some(0));
+    assert!(body.frame().await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_whose_drop_panics_is_cut_all_the_same() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            if !std::thread::panicking() {
+                std::panic::panic_any("planned: a body that cannot be dropped");
+            }
+        }
+    }
+    let (store, locks) = store_and_locks();
+    let handler = get(async || {
+        let bomb = Bomb;
+        Body::from_stream(stream::poll_fn(move |_| {
+            let _in_here = &bomb;
+            Poll::<Option<Result<Bytes, std::convert::Infallible>>>::Pending
+        }))
+    });
+    let layer = LockLayer::new(&locks, one_key()).max_hold(5 * S);
+    let mut body = fetch(&Router::new().route("/", handler.route_layer(layer)), "/").await.into_body();
+    let last = timeout(60 * S, body.frame()).await.expect("whoever reads it is told");
+    assert!(last.expect("no end that looks complete").is_err());
+    sleep(S).await;
+    assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+}
+
+/// By a test, by another executor.
+#[test]
+fn a_stream_can_be_read_where_no_runtime_is() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("one");
+    let (store, locks) = store_and_locks();
+    for announced in [None, Some(6)] {
+        let (say, body, _) = told(announced.map_or_else(SizeHint::new, SizeHint::with_exact));
+        let app = once(LockLayer::new(&locks, one_key()), Response::new(body));
+        let body = runtime.block_on(fetch(&app, "/")).into_body();
+        say.send(data("abc")).expect("read");
+        say.send(data("def")).expect("read");
+        drop(say);
+        let read = std::thread::spawn(move || futures_util::FutureExt::now_or_never(body.collect()));
+        let read = read.join().expect("no panic").expect("all is there").expect("whole").to_bytes();
+        assert_eq!(read, "abcdef");
+        runtime.block_on(until("it is given back", || store.held() == 0));
+    }
 }
