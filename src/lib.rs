@@ -1,3 +1,8 @@
+// The first definition of a link wins: here the pages are modules.
+#![cfg_attr(
+    all(doc, feature = "axum", feature = "memory", feature = "redis"),
+    doc = "[`docs/redis.md`]: docs::redis\n[`docs/comparison.md`]: docs::comparison\n[`docs/guarantees.md`]: docs::guarantees\n"
+)]
 #![cfg_attr(all(feature = "axum", feature = "memory", feature = "redis"), doc = include_str!("../README.md"))]
 #![cfg_attr(
     not(all(feature = "axum", feature = "memory", feature = "redis")),
@@ -59,6 +64,7 @@ pub use deadpool_redis;
 /// The pages of `docs/`, for those who run it.
 #[cfg(any(doc, doctest))]
 pub mod docs {
+    #[doc = "[redis-troubles]: self::redis#when-something-goes-wrong\n"]
     #[doc = include_str!("../docs/guarantees.md")]
     pub mod guarantees {}
     #[doc = include_str!("../docs/redis.md")]

@@ -5,7 +5,6 @@
 //! tower-lock = { version = "0.1", features = ["test-util"] }
 //! tokio = { version = "1", features = ["full", "test-util"] }
 //! tower = { version = "0.5", features = ["util"] }
-//! http-body-util = "0.1"
 //! ```
 
 use std::time::Duration;

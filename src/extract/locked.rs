@@ -32,7 +32,7 @@ use crate::{
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not say what is to be locked",
     label = "`Locked` needs a key from this",
-    note = "implement `tower_lock::Lockable` for it: `fn lock_key(&self) -> impl Into<LockKey> {{ (\"reward\", self.family_id) }}`"
+    note = "implement `tower_lock::Lockable` for it, or for a type of your own around it (`struct FamilyId(u64)`): `fn lock_key(&self) -> impl Into<LockKey> {{ (\"reward\", self.family_id) }}`"
 )]
 pub trait Lockable {
     /// The key. Make it of all that the work is about, and of nothing that a client can spell in two ways.
@@ -61,6 +61,9 @@ pub trait Lockable {
 /// Router::new().route("/rewards/claim", post(claim)).layer(LocksLayer::new(locks))
 /// # }
 /// ```
+///
+/// The key is of this one extractor. Is it to be of several, the path and the body perhaps, put a [`LockLayer`](crate::LockLayer) on the route.
+/// (Where `Lockable` is missing Axum says only that the handler is none; `#[axum::debug_handler]` says why.)
 ///
 /// # Errors
 ///

@@ -78,13 +78,15 @@ macro_rules! settings {
                 wait(limit: ::std::time::Duration),
                 /// How long the lock is held if nobody gives it back. Default: [`Watched`](crate::Lease::Watched), as long as its holder lives.
                 lease(lease: $crate::Lease),
-                /// Holds the lock at most this long: then it is lost, and what ran under it is broken off. Default: 5 minutes for a request, for a
-                /// handler that hangs; without end for a [`Locks::lock`](crate::Locks::lock), for a job.
+                /// Holds the lock at most this long, from the grant to the last byte: then it is lost, and what ran under it is broken off, a stream in its
+                /// middle. Default: 5 minutes for a request, for a handler that hangs; without end for a [`Locks::lock`](crate::Locks::lock), for
+                /// a job.
                 max_hold(limit: ::std::time::Duration),
                 /// Keeps the key taken for at least this long from the grant on, even if the work is done sooner. Default: zero.
                 ///
                 /// For the job that three machines start at the same minute, give or take: it runs once. After work that failed (a status of 400 and
-                /// more, an error, [`LockGuard::release_failed`](crate::LockGuard::release_failed)) the key is free at once.
+                /// more, an error, [`LockGuard::release_failed`](crate::LockGuard::release_failed)) the key is free at once. A stream is a success
+                /// when it was read to its end: let such a job answer in one piece.
                 hold_at_least(least: ::std::time::Duration),
                 /// Keeps the key taken for this long after its section ended badly (a panic, a drop, a loss): a statement of it may be on its way
                 /// still. Default: a second; at most a day. Longer than the slowest statement is safe; zero is for sections whose writes check the
@@ -124,7 +126,8 @@ macro_rules! settings {
                 ///
                 /// It finishes in a task of its own, which has the tracing span that was current but no task-locals of layers further out; at most
                 /// 1 024 at once for one [`Locks`](crate::Locks), then they are dropped. [`max_hold`](crate::Policy::max_hold) ends
-                /// those, too, and [`Locks::shutdown`](crate::Locks::shutdown) waits for them.
+                /// those, too, and [`Locks::shutdown`](crate::Locks::shutdown) waits for them. Of nested layers the outermost that holds a lock decides for
+                /// all; and while an inner one still waits for its own lock, all of it leaves.
                 client_gone(what: $crate::ClientGone),
                 /// What becomes of the handler when its lock is lost. Default: [`Abort`](crate::OnLost::Abort).
                 ///

@@ -38,7 +38,8 @@ use crate::lock::{Locks, Policy, request_setters, settings};
 ///
 /// What a route sets wins over the nearest `LocksLayer`, that over those outside of it, all over the [`Locks`].
 ///
-/// Outside of the routes it is for: `.layer(..)` after `.route(..)`. A request that takes no lock costs it a few hundred nanoseconds.
+/// Directly around the routes it is for, `.layer(..)` after `.route(..)`: what times out, catches panics or goes on without its client stands
+/// further out, or it ends a handler where the lock cannot see it. A request that takes no lock costs it a few hundred nanoseconds.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing before it is put on a router"]
 pub struct LocksLayer {

@@ -184,7 +184,7 @@ impl Rejection {
         }
     }
 
-    /// What became of the handler: `not-started`, and the request can be repeated as it is; or, where the lock was lost,
+    /// What became of the handler: `not-started`, and the request can be repeated (as it is where there is a [`retry_after`](Self::retry_after), else changed); or, where the lock was lost,
     /// `unknown`, and it should not be before somebody has looked.
     #[must_use]
     pub fn outcome(&self) -> &'static str {

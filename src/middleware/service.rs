@@ -105,13 +105,15 @@ where
     extensions.insert(slot.clone());
     let method = request.method().clone();
     duty.begin(section);
-    let handler = async {
+    let span = duty.span();
+    // It owns the service: what that has taken for this request is gone with it, before the lock is.
+    let handler = async move {
         // Only now: a request that waits must not sit on the capacity of the inner service.
         let ready = inner.ready().await?;
         // Its body waits no longer.
         drop(room);
         slot.runs(true);
-        match duty.span() {
+        match span {
             Some(span) => span.around(|| ready.call(request)).await,
             None => ready.call(request).await,
         }

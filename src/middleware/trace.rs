@@ -138,6 +138,7 @@ mod enabled {
 
         pub(in crate::middleware) fn lost(&self, why: LockLost) {
             self.span.record("result", if why == LockLost::LimitReached { "max_hold" } else { "lost" });
+            tracing::warn!(target: "tower_lock", parent: &self.span, "a request was broken off: {why}");
         }
 
         /// The lock was lost before it was given back, and what ran under it has ended all the same.

@@ -287,8 +287,8 @@ async fn an_operator_is_warned_of_what_did_not_end_as_it_should() {
     let app = |layer, seconds| Router::new().route("/", works(seconds).route_layer(layer));
 
     fetch(&app(layer().max_hold(s(5)), 10), "/").await;
-    let [broken_off] = &warned()[..] else { panic!("once") };
-    assert!(broken_off.contains("limit"), "{broken_off}");
+    let [broken_off, lost] = &warned()[..] else { panic!("the lock, and its request") };
+    assert!(lost.contains("limit") && broken_off.starts_with("a request was broken off: "), "{lost} {broken_off}");
     tokio::time::sleep(s(1)).await;
 
     // Its lease is over before it ends, and it may go on.

@@ -150,3 +150,16 @@ fn every_test_that_a_guarantee_names_exists_and_each_names_one() {
     }
     assert!(promises >= 16 && shown >= 80, "{promises} promises, {shown} tests: are these the tables?");
 }
+
+/// Where the README is a page of the documentation, there are no files: each of its links has a module there.
+#[test]
+fn every_page_that_the_readme_links_is_a_page_of_the_documentation() {
+    let (readme, lib) = (read("README.md"), read("src/lib.rs"));
+    assert!(!readme.contains(".md)"), "a link without a definition of its own");
+    let pages: Vec<_> = readme.lines().filter_map(|line| line.strip_prefix("[`docs/")?.split_once(".md`]: ")).collect();
+    assert!(pages.len() >= 3, "{pages:?}");
+    for (page, file) in pages {
+        assert!(root().join(file).exists(), "{file}");
+        assert!(lib.contains(&format!("[`docs/{page}.md`]: docs::{page}")), "{page}");
+    }
+}
