@@ -42,7 +42,8 @@ tokio::task_local! {
 /// # }
 /// ```
 ///
-/// Branches joined inside of one request are one owner: they do not exclude each other. A spawned task is nobody until it is
+/// Branches joined inside of the layer that holds a lock are one owner: they do not exclude each other. A route that is called twice for one
+/// request from outside of its layer (a retry, a hedge) is called by two. A spawned task is nobody until it is
 /// told whom it works for; once the response of that request is out, nothing re-enters as its owner, and the
 /// task waits like a stranger. An owner never leaves its process.
 #[derive(Clone)]

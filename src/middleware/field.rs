@@ -41,7 +41,7 @@ pub enum Source {
 /// # Errors
 ///
 /// 400 if it is missing, given twice, not visible ASCII, or of no use as a part ([`by_fields`](crate::by_fields)). A list with
-/// commas in one header is one text.
+/// commas in one header is one text. (`host` is none over HTTP/2: it is a part of the URI there.)
 ///
 /// # Panics
 ///

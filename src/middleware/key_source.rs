@@ -107,7 +107,7 @@ pub struct ByParts<F>(F);
 /// ```
 /// # use tower_lock::{LockLayer, Locks, by_parts};
 /// # #[cfg(feature = "memory")]
-/// # fn layer(locks: &Locks) -> LockLayer<impl tower_lock::KeySource> {
+/// # fn layer<B: Send + 'static>(locks: &Locks) -> LockLayer<impl tower_lock::KeySourceFor<B, Body = B>> {
 /// LockLayer::new(locks, by_parts(|parts| {
 ///     parts.headers.get("x-account")?.to_str().ok()?.parse().ok().map(|id: u64| ("account", id))
 /// }))

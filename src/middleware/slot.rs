@@ -90,22 +90,23 @@ impl Slot {
     pub(super) fn new(terms: Terms, headers: &HeaderMap, extensions: &Extensions) -> (Self, Option<Arc<Tenure>>) {
         // A copy of the extensions of a request that is over says nothing, and is not kept.
         let outer = extensions.get::<Self>().filter(|slot| !slot.is_closed()).cloned();
+        let is_inner = outer.as_ref().is_some_and(|outer| outer.0.is_inner || outer.holds());
         let known = extensions.get::<Owner>().filter(|owner| !owner.is_retired()).cloned();
         let (owner, tenure) = match (known, &outer) {
-            (None, _) => {
-                let owner = Owner::new();
-                (owner.clone(), Some(Arc::new(Tenure(owner))))
-            }
-            (Some(owner), Some(outer)) if outer.0.owner == owner => (owner, outer.0.tenure.upgrade()),
+            (Some(owner), Some(outer)) if outer.0.owner == owner && is_inner => (owner, outer.0.tenure.upgrade()),
+            // A layer that holds nothing gives nothing to re-enter. And what it is called for twice (a retry, while the first try finishes
+            // alone) is not to be let in twice.
+            (Some(owner), Some(outer)) if outer.0.owner == owner => Tenure::begin(),
             // Named by somebody else, who also says when that is over.
             (Some(owner), _) => (owner, None),
+            (None, _) => Tenure::begin(),
         };
         let slot = Self(Arc::new(Inner {
             client_wait: terms.policy.longest_client_wait().and_then(|max| prefer::wait(headers, max)),
             has_applied: AtomicBool::new(false),
             owner,
             tenure: tenure.as_ref().map_or_else(Weak::new, Arc::downgrade),
-            is_inner: outer.as_ref().is_some_and(|outer| outer.0.is_inner || outer.holds()),
+            is_inner,
             outer,
             terms,
             phase: AtomicU8::new(BEFORE),
@@ -255,6 +256,13 @@ impl Slot {
 
     fn and_outer(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |slot| slot.0.outer.as_ref())
+    }
+}
+
+impl Tenure {
+    fn begin() -> (Owner, Option<Arc<Self>>) {
+        let owner = Owner::new();
+        (owner.clone(), Some(Arc::new(Self(owner))))
     }
 }
 

@@ -498,3 +498,29 @@ fn extensions_that_go_from_request_to_request_keep_nothing_of_those_that_are_ove
     let thread = std::thread::Builder::new().stack_size(1 << 20).spawn(move || runtime.block_on(chain));
     thread.expect("a thread").join().expect("no panic");
 }
+
+/// A retry, while the first try finishes alone; a hedge.
+#[tokio::test(start_paused = true)]
+async fn who_calls_a_route_twice_for_one_request_is_two() {
+    let (store, locks) = store_and_locks();
+    let work = Work::default();
+    let retries = async |request: Request, next: Next| {
+        let (parts, _) = request.into_parts();
+        let again = || Request::from_parts(parts.clone(), Body::empty());
+        if timeout(S, next.clone().run(again())).await.is_ok() {
+            panic!("it is at work");
+        }
+        let (retry, hedge) = tokio::join!(next.clone().run(again()), next.run(again()));
+        assert_eq!((retry.status(), hedge.status()), (StatusCode::CONFLICT, StatusCode::CONFLICT));
+        retry
+    };
+    let app = Router::new()
+        .route("/", work.handler().route_layer(LockLayer::new(&locks, one_key())))
+        .layer(middleware::from_fn(retries))
+        .layer(LocksLayer::new(&locks));
+    assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
+    assert_eq!(work.said(), ["begins"]);
+    work.end.notify_one();
+    settle().await;
+    assert_eq!((work.said(), store.held()), (vec!["begins", "ends"], 0));
+}
