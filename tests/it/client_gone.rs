@@ -524,3 +524,30 @@ async fn who_calls_a_route_twice_for_one_request_is_two() {
     settle().await;
     assert_eq!((work.said(), store.held()), (vec!["begins", "ends"], 0));
 }
+
+/// A layer between two locks answers, and lets the work go on: the outer lock is over with the answer, the inner one is not.
+#[tokio::test(start_paused = true)]
+async fn what_outlives_an_outer_lock_is_who_it_was_to_its_own() {
+    let (store, locks) = store_and_locks();
+    let (work, again) = (Work::default(), locks.clone());
+    let works = work.clone();
+    let handler = get(move || async move {
+        works.clone().run().await;
+        again.try_lock(("k",)).await.expect("its own").release().await.expect("up");
+        works.say("had it once more");
+    });
+    let accepts = async |request: Request, next: Next| {
+        tokio::spawn(next.run(request));
+        settle().await;
+        StatusCode::ACCEPTED
+    };
+    let app = Router::new()
+        .route("/", handler.route_layer(LockLayer::new(&locks, one_key())))
+        .layer(middleware::from_fn(accepts))
+        .layer(LockLayer::new(&locks, by_parts(|_| ("outer",))));
+    assert_eq!(fetch(&app, "/").await.status(), StatusCode::ACCEPTED);
+    assert_eq!((work.said(), store.held()), (vec!["begins"], 1));
+    work.end.notify_one();
+    settle().await;
+    assert_eq!((work.said().last(), store.held()), (Some(&"had it once more"), 0));
+}
