@@ -75,8 +75,12 @@ impl Drop for Unfinished {
 
 /// A request that can be left.
 fn visit(app: &Router) -> JoinHandle<Response> {
+    visit_at(app, "/")
+}
+
+fn visit_at(app: &Router, path: &'static str) -> JoinHandle<Response> {
     let app = app.clone();
-    tokio::spawn(async move { fetch(&app, "/").await })
+    tokio::spawn(async move { fetch(&app, path).await })
 }
 
 /// Many tasks take their turns.
@@ -322,11 +326,6 @@ async fn at_most_1024_handlers_finish_alone_and_the_rest_are_dropped() {
     work.end.notify_one();
     settle().await;
     assert_eq!((dropped(&work), work.said().last()), (6, Some(&"ends")));
-}
-
-fn visit_at(app: &Router, path: &'static str) -> JoinHandle<Response> {
-    let app = app.clone();
-    tokio::spawn(async move { fetch(&app, path).await })
 }
 
 #[tokio::test(start_paused = true)]
