@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
-use tokio::time::timeout;
+use tokio::{runtime::Handle, time::timeout};
 use tower::BoxError;
 
 use super::{rejection::RejectionBody, section::Duty, stream::Stream};
@@ -106,28 +106,31 @@ where
         let mut frames = VecDeque::with_capacity(1);
         let mut bytes = 0;
         let error = loop {
-            // I6
+            // One poll and no wait: what is not at hand is a stream. (An inner error need not be `Send`; a boxed one is.)
+            let mut next = Poll::Pending;
+            let mut poll = |cx: &mut Context<'_>| {
+                // I6
+                if duty.must_stop().is_none() {
+                    next = duty.as_owner(|| inner.as_mut().poll_frame(cx)).map_err(Into::into);
+                }
+                next.is_ready() || duty.must_stop().is_some()
+            };
+            let is_there = poll_fn(|cx| Poll::Ready(poll(cx))).await;
+            // Where all that was announced is there, what follows (a commit, trailers) has a moment: hyper would not ask for it over HTTP/1.1.
+            if !is_there && length == Some(data_len(&frames)) {
+                let behind = poll_fn(|cx| if poll(cx) { Poll::Ready(()) } else { Poll::Pending });
+                if Handle::try_current().is_err() || timeout(RELEASE_WAIT, behind).await.is_err() {
+                    break None;
+                }
+            }
             if let Some(why) = duty.must_stop() {
                 return Err((duty, why));
-            }
-            // One poll and no wait: what is not at hand is a stream. But where all that was announced is there, what follows (a commit,
-            // trailers) has a moment: hyper would not ask for it over HTTP/1.1. (An inner error need not be `Send`; a boxed one is.)
-            let has_all = length == Some(data_len(&frames));
-            let mut next = Poll::Pending;
-            let look = poll_fn(|cx| {
-                let frame = duty.as_owner(|| inner.as_mut().poll_frame(cx));
-                next = frame.map_err(Into::into);
-                if has_all && next.is_pending() { Poll::Pending } else { Poll::Ready(()) }
-            });
-            let has_ended = timeout(RELEASE_WAIT, look).await.is_err();
-            if has_ended {
-                break None;
             }
             let frame = match next {
                 Poll::Ready(Some(Ok(frame))) => frame,
                 Poll::Ready(None) => break None,
                 Poll::Ready(Some(Err(error))) => break Some(error),
-                Poll::Pending => return Ok(Self::streaming(inner, frames, hint, length, duty)),
+                Poll::Pending => return Ok(Self::streaming(Stream::new(inner, frames, hint, length, duty))),
             };
             // The first frame may be of any size: it is in memory already.
             if !frames.is_empty() {
@@ -139,7 +142,7 @@ where
                 break None;
             }
             if frames.len() > LOOK_FRAMES || bytes > LOOK_BYTES {
-                return Ok(Self::streaming(inner, frames, hint, length, duty));
+                return Ok(Self::streaming(Stream::new(inner, frames, hint, length, duty)));
             }
         };
         // What the body owns is gone before the next section begins.
@@ -156,17 +159,8 @@ where
         })
     }
 
-    fn streaming(
-        inner: Pin<Box<B>>,
-        ahead: VecDeque<Frame<Bytes>>,
-        hint: SizeHint,
-        length: Option<u64>,
-        duty: Duty,
-    ) -> Self
-    where
-        B: Send,
-    {
-        Self { state: State::Streaming { stream: Box::new(Stream::new(inner, ahead, hint, length, duty)) } }
+    fn streaming(stream: Stream<B>) -> Self {
+        Self { state: State::Streaming { stream: Box::new(stream) } }
     }
 }
 

@@ -149,14 +149,14 @@ impl Duty {
     pub(super) async fn run<F: Future>(&self, handler: F) -> Result<F::Output, LockLost> {
         let mut handler = pin!(self.slot.owner().scope(handler));
         let mut stops = Stops::new();
+        let must_stop = || self.must_stop().or_else(|| self.slot.must_stop());
         let done = poll_fn(|cx| {
-            if let Some(why) = self.must_stop().or_else(|| self.slot.must_stop()) {
+            if let Some(why) = must_stop() {
                 return Poll::Ready(Err(why));
             }
             if let Poll::Ready(done) = handler.as_mut().poll(cx) {
                 // What took too long was not done under the lock.
-                let lost = self.must_stop().or_else(|| self.slot.must_stop());
-                return Poll::Ready(lost.map_or(Ok(done), Err));
+                return Poll::Ready(must_stop().map_or(Ok(done), Err));
             }
             // Only now: what is done at once needs no timer. What the handler has taken by now is looked at, too.
             if stops.is_empty() {

@@ -9,14 +9,14 @@ use std::{
 };
 
 use axum::{
-    Router,
+    Extension, Router,
     body::{Body, Bytes},
     http::{Request, Response},
     routing::post,
 };
 use tokio::sync::Notify;
 use tower::{Layer as _, ServiceExt, service_fn};
-use tower_lock::{KeyInLogs, Lease, LockKey, LockLayer, Locks, OnLost, by, by_parts};
+use tower_lock::{KeyInLogs, Lease, LockKey, LockLayer, Lockable, Locked, Locks, LocksLayer, OnLost, by, by_parts};
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt, registry::LookupSpan};
 
 use crate::support::{fetch, post_json, settle, store_and_locks};
@@ -336,4 +336,38 @@ async fn a_handler_that_finishes_alone_is_seen_where_it_began() {
     let span = recorder.last();
     assert_eq!((span["event"].as_str(), span["result"].as_str()), ("finished alone", "granted"));
     assert!(number(&span, "hold_ms") >= 5000.0);
+}
+
+/// Where no span of ours is around the handler, the service's own goes along with it.
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_finishes_alone_keeps_the_span_that_was_around_its_request() {
+    use tracing::Instrument;
+
+    let (_recorder, _guard) = Recorder::start();
+    let (_store, locks) = store_and_locks();
+    let seen: Arc<Mutex<Vec<Option<&str>>>> = Arc::default();
+    let sees = Arc::clone(&seen);
+    let look =
+        move || sees.lock().expect("whole").push(tracing::Span::current().metadata().map(tracing::Metadata::name));
+    let handler = axum::routing::get(async move |_: Locked<Extension<Anything>>| {
+        look();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        look();
+    });
+    let app = Router::new().route("/", handler).layer(LocksLayer::new(&locks)).layer(Extension(Anything));
+    let visit = async move { fetch(&app, "/").await }.instrument(tracing::info_span!("visit"));
+    let request = tokio::spawn(visit);
+    settle().await;
+    request.abort();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(*seen.lock().expect("whole"), [Some("visit"); 2]);
+}
+
+#[derive(Clone)]
+struct Anything;
+
+impl Lockable for Anything {
+    fn lock_key(&self) -> impl Into<LockKey> {
+        ("k",)
+    }
 }

@@ -4,7 +4,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     task::{Context, Poll},
     time::Duration,
@@ -344,4 +344,30 @@ fn a_stream_can_be_read_where_no_runtime_is() {
         assert_eq!(read, "abcdef");
         runtime.block_on(until("it is given back", || store.held() == 0));
     }
+}
+
+/// I6: what is behind the last byte is not asked for when the lock is lost meanwhile, and its answer is not sent as if all were well.
+#[tokio::test(start_paused = true)]
+async fn what_follows_the_last_byte_is_not_polled_past_the_deadline() {
+    let (_store, locks) = store_and_locks();
+    let (polls, kept) = (Arc::new(AtomicUsize::new(0)), Duration::from_millis(100));
+    let counts = Arc::clone(&polls);
+    let handler = get(move || async move {
+        let began = Instant::now();
+        let mut timer = Box::pin(sleep(2 * kept));
+        let mut is_first = true;
+        let body = stream::poll_fn(move |cx| {
+            if std::mem::take(&mut is_first) {
+                return Poll::Ready(Some(Ok::<_, std::convert::Infallible>("abc")));
+            }
+            if began.elapsed() >= kept {
+                counts.fetch_add(1, SeqCst);
+            }
+            std::future::Future::poll(timer.as_mut(), cx).map(|()| None)
+        });
+        ([(header::CONTENT_LENGTH, "3")], Body::from_stream(body))
+    });
+    let layer = LockLayer::new(&locks, one_key()).max_hold(kept);
+    let answer = fetch(&Router::new().route("/", handler.route_layer(layer)), "/").await;
+    assert_eq!((answer.status(), polls.load(SeqCst)), (StatusCode::SERVICE_UNAVAILABLE, 0));
 }
