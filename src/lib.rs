@@ -54,7 +54,7 @@ pub use self::{
         KeySource, KeySourceFor, LockLayer, LockService, LocksLayer, LocksService, Rejection, RejectionBody,
         ResponseBody, ResponseFuture, by_fields, by_parts, constant, extension, header, query_param,
     },
-    store::{LockStore, Released, StoreError, StoreErrorKind},
+    store::{ForceReleaseReply, LockStore, Released, StoreError, StoreErrorKind},
 };
 /// The library that connects to Redis, as this crate's types have it.
 #[cfg(feature = "redis")]

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{grant::Grant, owner::Owner, section::Section};
 use crate::{
     clock::Moment,
-    defaults::{CHECK_IN, LEASE, LOCK_DELAY, PLACE, RETRY_MAX, RETRY_MIN, STORE_CALL, STORE_TIMEOUT},
+    defaults::{CHECK_IN, LEASE, LOCK_DELAY, PLACE, RETRY_MAX, RETRY_MIN},
     lease::{FencingToken, OwnerId},
     store::{StoreError, StoreErrorKind},
 };
@@ -129,8 +129,8 @@ impl Attempt {
     }
 
     /// When those who wait are to be told that the store is silent.
-    pub(super) fn gives_up_at(&self) -> Option<Moment> {
-        if self.waits_for_its_turn() { self.calls.gives_up_at() } else { None }
+    pub(super) fn gives_up_at(&self, timeout: Duration) -> Option<Moment> {
+        if self.waits_for_its_turn() { self.calls.gives_up_at(timeout) } else { None }
     }
 
     pub(super) fn running(&self) -> Option<&Running> {
@@ -181,20 +181,27 @@ impl Calls {
     }
 
     /// When it is not worth to ask on; after a first failure.
-    fn gives_up_at(&self) -> Option<Moment> {
+    fn gives_up_at(&self, timeout: Duration) -> Option<Moment> {
         self.error.as_ref()?;
-        Some(self.silent_since?.after(STORE_TIMEOUT))
+        Some(self.silent_since?.after(timeout))
     }
 
     /// Why it is not worth to ask on, at this moment.
-    pub(super) fn gives_up(&self, now: Moment) -> Option<StoreError> {
-        self.error.clone().filter(|_| self.gives_up_at().is_some_and(|at| at <= now))
+    pub(super) fn gives_up(&self, now: Moment, timeout: Duration) -> Option<StoreError> {
+        self.error.clone().filter(|_| self.gives_up_at(timeout).is_some_and(|at| at <= now))
     }
 
     /// There was none, so that it may still be done. When to ask again.
-    pub(super) fn failed(&mut self, error: &StoreError, asked: Moment, now: Moment, die: f64) -> Moment {
+    pub(super) fn failed(
+        &mut self,
+        error: &StoreError,
+        asked: Moment,
+        call_timeout: Duration,
+        now: Moment,
+        die: f64,
+    ) -> Moment {
         self.error = Some(error.clone());
-        let void_at = asked.after(STORE_CALL);
+        let void_at = asked.after(call_timeout);
         self.void_at = Some(self.void_at.map_or(void_at, |earlier| earlier.max(void_at)));
         self.silent_since.get_or_insert(asked);
         self.failures += 1;
@@ -209,8 +216,8 @@ impl GiveBack {
     }
 
     /// By then whoever waits for it is told that nobody knows.
-    pub(super) fn silent_at(&self) -> Moment {
-        self.began.after(STORE_TIMEOUT)
+    pub(super) fn silent_at(&self, timeout: Duration) -> Moment {
+        self.began.after(timeout)
     }
 }
 

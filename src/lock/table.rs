@@ -1,6 +1,6 @@
 //! All conversations of one process, and their bounds. Pure, too.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     conversation::{Actions, Ahead, Context, Conversation, Ending, Event, Request},
@@ -23,19 +23,26 @@ use crate::{
 #[derive(Debug)]
 pub struct Table<W> {
     by_key: KeyMap<Conversation<W>>,
+    call_timeout: Duration,
     waiting: usize,
     giving_back: usize,
     next_place: u64,
     draining: bool,
 }
 
+#[cfg(any(test, feature = "test-util"))]
 impl<W> Default for Table<W> {
     fn default() -> Self {
-        Self { by_key: KeyMap::default(), waiting: 0, giving_back: 0, next_place: 0, draining: false }
+        Self::new(crate::defaults::STORE_CALL)
     }
 }
 
 impl<W> Table<W> {
+    /// For a store whose calls may take this long.
+    pub fn new(call_timeout: Duration) -> Self {
+        Self { by_key: KeyMap::default(), call_timeout, waiting: 0, giving_back: 0, next_place: 0, draining: false }
+    }
+
     /// Somebody wants the key. Its place, should it have to wait.
     pub fn request(
         &mut self,
@@ -167,6 +174,7 @@ impl<W> Table<W> {
             key,
             now,
             ids,
+            call_timeout: self.call_timeout,
             room: self.waiting < LINE_PER_PROCESS,
             way_back: self.giving_back < GIVE_BACKS,
             actions,
@@ -196,8 +204,6 @@ impl<W> Table<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::{
         defaults::LINE_PER_KEY,
