@@ -110,6 +110,8 @@ mod enabled {
                 StoreErrorKind::Timeout => "timeout",
                 StoreErrorKind::Refused => "refused",
                 StoreErrorKind::Protocol => "protocol",
+                // The fault of a key, which a client may have chosen: no failure of the store.
+                StoreErrorKind::InvalidKey => return,
             };
             counter!("tower_lock_store_errors_total", "op" => verb, "kind" => kind).increment(1);
         }

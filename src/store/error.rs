@@ -23,6 +23,8 @@ pub enum StoreErrorKind {
     Refused,
     /// It answered what its contract does not know.
     Protocol,
+    /// This store cannot lock a key of this name, now or later. Nothing was asked of it.
+    InvalidKey,
 }
 
 impl StoreError {
@@ -72,6 +74,7 @@ impl fmt::Display for StoreError {
             StoreErrorKind::Protocol => {
                 write!(f, "the {store} store broke its contract when asked to {operation} a lock")
             }
+            StoreErrorKind::InvalidKey => write!(f, "the {store} store has no lock of this name"),
         }
     }
 }

@@ -158,7 +158,7 @@ async fn who_cannot_listen_has_what_is_free_and_is_not_left_to_wait() {
         _ => false,
     })
     .await;
-    assert!(reason.contains("when it is our turn") && reason.contains("tower-lock:in:"), "{reason}");
+    assert!(reason.contains("when it is our turn") && reason.contains("tower-lock:<prefix>:in:"), "{reason}");
     deaf.lock(("free",)).await.expect("free").release().await.expect("ours");
     world.ask(&["ACL", "SETUSER", "default", "allchannels"]).await;
     guard.release().await.expect("ours");

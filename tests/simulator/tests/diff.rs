@@ -34,7 +34,7 @@ impl Both {
     async fn new(server: &RedisServer) -> Self {
         let mut listener = server.connect().await;
         for process in &PROCESSES[..3] {
-            listener.command(&["SUBSCRIBE", &format!("tower-lock:in:{process}")]).await.expect("an answer");
+            listener.command(&["SUBSCRIBE", &format!("tower-lock:lock:in:{process}")]).await.expect("an answer");
         }
         listener.command(&["SUBSCRIBE", "end"]).await.expect("an answer");
         Self {
@@ -53,7 +53,7 @@ impl Both {
         self.calls = vec![format!("seed {seed}")];
         self.real.command(&["FLUSHALL"]).await.expect("an answer");
         self.fake.data().flush();
-        let listens = |process: &&str| (format!("tower-lock:in:{process}"), 1);
+        let listens = |process: &&str| (format!("tower-lock:lock:in:{process}"), 1);
         self.fake.data().listeners = PROCESSES[..3].iter().map(listens).collect();
         self.fake.data().listeners.insert("end".to_owned(), 1);
     }
@@ -99,14 +99,14 @@ impl Both {
     /// Something that no script of ours does.
     async fn disturb(&mut self) {
         let lock = self.names.lock(&self.keys[0]).expect("one spelling");
-        let line = format!("tower-lock:q:{{{lock}}}");
+        let line = format!("tower-lock:lock:q:{{{lock}}}");
         let later = (self.now().await + 1_000_000_000_000).to_string();
         let words: &[&str] = match self.die.u8(0..8) {
             // Its lease is over.
             0..3 => &["DEL", &lock],
             3 => &["DEL", &line],
-            4 => &["SET", "tower-lock:f", &later],
-            5 => &["DEL", "tower-lock:f"],
+            4 => &["SET", "tower-lock:lock:f", &later],
+            5 => &["DEL", "tower-lock:lock:f"],
             6 => &["SET", &lock, "text"],
             _ => &["HSET", &lock, "somebody:1", "1"],
         };

@@ -486,7 +486,7 @@ fn fences_rise_though_their_counter_is_lost() {
             a_is_in(lab);
             lab.end(1, Ending::Released);
             lab.flow(&[A]);
-            lab.fake.command(&["DEL", "tower-lock:f"]);
+            lab.fake.command(&["DEL", "tower-lock:lock:f"]);
             lab.later(1, &[]);
             waits(lab, B, 2);
             lab.is_in(2) && lab.wrong.is_empty()
@@ -500,7 +500,7 @@ fn fences_rise_though_their_counter_is_lost() {
 fn fences_rise_though_the_clock_was_set_back() {
     holds(
         |lab| {
-            lab.fake.command(&["SET", "tower-lock:f", "1800000000000000"]);
+            lab.fake.command(&["SET", "tower-lock:lock:f", "1800000000000000"]);
             a_is_in(lab);
             lab.end(1, Ending::Released);
             lab.flow(&[A]);
