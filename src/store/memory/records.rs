@@ -422,7 +422,7 @@ mod tests {
         for waiter in [&b, &c, &d] {
             assert!(matches!(store.ask(&key(), waiter, IfHeld::LineUp), Acquired::InLine { .. }));
         }
-        assert_eq!(store.ask(&key(), &e, IfHeld::LineUp), Acquired::LineFull { lease_left: LEASE, waiting: 2 });
+        assert_eq!(store.ask(&key(), &e, IfHeld::LineUp), Acquired::LineFull { lease_left: LEASE, waiting: 3 });
         assert_eq!(store.ask(&key(), &d, IfHeld::LineUp), Acquired::InLine { before: 2, lease_left: LEASE });
         store.dead.push(c);
         assert_eq!(store.ask(&key(), &e, IfHeld::LineUp), Acquired::InLine { before: 2, lease_left: LEASE });
