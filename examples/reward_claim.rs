@@ -6,6 +6,8 @@
 //! cargo run --example reward_claim -- --serve    # the server alone
 //! ```
 //!
+//! With `--features redis` it can keep its locks in Redis.
+//!
 //! Read from the environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db` or
 //! `mysql://user:password@localhost/shop`; default: SQLite in memory) and `REDIS_URL` (`redis://localhost`: locks that all
 //! instances share; default: locks within this process).

@@ -6,7 +6,6 @@ use std::{
     env,
     error::Error,
     fmt::Display,
-    iter::successors,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -22,7 +21,7 @@ use http_body_util::BodyExt;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, signal, sync::oneshot, task::JoinHandle};
-use tower_lock::{Locks, RedisStore};
+use tower_lock::Locks;
 
 pub mod database;
 
@@ -70,15 +69,24 @@ pub fn exit(result: Result<(), Failure>) -> ExitCode {
 /// In the Redis of `REDIS_URL`, shared by all instances; without one, within this process.
 pub async fn locks() -> Result<Locks, Failure> {
     match env::var("REDIS_URL") {
-        Ok(url) => {
-            let store = RedisStore::connect(&url).await.map_err(|error| {
-                let causes = successors(error.source(), |&cause| cause.source()).map(|cause| format!(": {cause}"));
-                format!("REDIS_URL: {error}{}", causes.collect::<String>())
-            })?;
-            Ok(Locks::new(store))
-        }
+        Ok(url) => shared(&url).await,
         Err(_) => Ok(Locks::in_memory()),
     }
+}
+
+#[cfg(feature = "redis")]
+async fn shared(url: &str) -> Result<Locks, Failure> {
+    let store = tower_lock::RedisStore::connect(url).await.map_err(|error| {
+        let causes = std::iter::successors(error.source(), |&cause| cause.source()).map(|cause| format!(": {cause}"));
+        format!("REDIS_URL: {error}{}", causes.collect::<String>())
+    })?;
+    Ok(Locks::new(store))
+}
+
+/// Locks of this process alone would let two instances in at the same time.
+#[cfg(not(feature = "redis"))]
+async fn shared(_url: &str) -> Result<Locks, Failure> {
+    Err("REDIS_URL is set, but this program was built without Redis: add `--features redis` to `cargo run`".into())
 }
 
 // === answers ===

@@ -34,6 +34,8 @@ pub(crate) async fn example(name: &str) -> Command {
                     ["reward_claim", "stock_sale", "nightly_mail", "grpc_status"]
                         .map(|name| format!("--example={name}")),
                 )
+                // As the tests are built: other features would build all dependencies once more.
+                .args(cfg!(feature = "redis").then_some("--all-features"))
                 .current_dir(env!("CARGO_MANIFEST_DIR"))
                 .status()
                 .await
