@@ -20,12 +20,15 @@ use futures_util::future::join_all;
 use http_body_util::BodyExt;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, signal, sync::oneshot, task::JoinHandle};
+use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 use tower_lock::Locks;
 
 pub mod database;
 
 pub type Failure = Box<dyn Error + Send + Sync>;
+
+/// How long the requests that hold a lock may take to finish when the process is stopped.
+const SHUTDOWN: Duration = Duration::from_secs(20);
 
 /// What a real handler does between its check and its act: call another service, render a mail.
 pub const THINK_TIME: Duration = Duration::from_millis(150);
@@ -147,7 +150,7 @@ pub struct Server {
 
 impl Server {
     /// On `PORT`; 0, and the default of the demo, is any that is free.
-    pub async fn start(app: Router, mode: Mode) -> Result<Self, Failure> {
+    pub async fn start(app: Router, locks: &Locks, mode: Mode) -> Result<Self, Failure> {
         let port = match env::var("PORT") {
             Ok(port) => port.parse::<u16>().map_err(|error| format!("PORT={port}: {error}"))?,
             Err(_) if mode == Mode::Demo => 0,
@@ -159,18 +162,20 @@ impl Server {
         let url = format!("http://{}", listener.local_addr()?);
         println!("listening on {url}\n");
         let (stop, stopped) = oneshot::channel();
-        let serve = axum::serve(listener, app).with_graceful_shutdown(async { drop(stopped.await) });
+        let signal = locks.shutdown_on_signal(SHUTDOWN);
+        let serve = axum::serve(listener, app).with_graceful_shutdown(async {
+            tokio::select! {
+                () = signal => {}
+                _ = stopped => {}
+            }
+        });
         Ok(Self { url, stop, running: tokio::spawn(serve.into_future()) })
     }
 
     /// Runs to Ctrl-C or SIGTERM, and lets the requests that are in finish.
     pub async fn run(self) -> Result<(), Failure> {
-        let mut terminated = signal::unix::signal(signal::unix::SignalKind::terminate())?;
-        tokio::select! {
-            interrupted = signal::ctrl_c() => interrupted?,
-            _ = terminated.recv() => {}
-        }
-        self.stop().await
+        let Self { stop: _not_before, running, .. } = self;
+        Ok(running.await??)
     }
 
     pub async fn stop(self) -> Result<(), Failure> {

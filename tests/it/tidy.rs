@@ -51,7 +51,9 @@ fn the_manifest_names_what_the_crate_is_built_on() {
             "{name} is no direct dependency"
         );
     }
-    assert!(section(&manifest, "\n[features]\n", "\n[").contains(r#"default = ["axum", "memory", "tracing"]"#));
+    assert!(
+        section(&manifest, "\n[features]\n", "\n[").contains(r#"default = ["axum", "memory", "signal", "tracing"]"#)
+    );
     assert!(manifest.contains("edition = \"2024\"\nrust-version = \"1.88\"\n"));
 }
 

@@ -95,11 +95,17 @@ impl Service {
         statuses
     }
 
-    pub(crate) async fn terminate(mut self) -> ExitStatus {
-        let pid = self.child.id().expect("it runs");
-        assert!(
-            Command::new("sh").args(["-c", &format!("kill -TERM {pid}")]).status().await.expect("sh runs").success()
-        );
+    pub(crate) async fn terminate(self) -> ExitStatus {
+        self.signal("TERM").await;
+        self.exit().await
+    }
+
+    pub(crate) async fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.child.id().expect("it runs"));
+        assert!(Command::new("sh").args(["-c", &kill]).status().await.expect("sh runs").success());
+    }
+
+    pub(crate) async fn exit(mut self) -> ExitStatus {
         soon("its end", self.child.wait()).await.expect("it ends")
     }
 }
