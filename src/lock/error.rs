@@ -1,6 +1,6 @@
 use std::{error::Error, fmt, time::Duration};
 
-use crate::store::StoreError;
+use crate::{defaults::GIVE_BACKS, store::StoreError};
 
 /// Why there is no guard. Nothing is held, and nothing was started.
 #[derive(Clone, Debug)]
@@ -27,7 +27,8 @@ pub enum LockError {
         /// How many would be served first, the holder included.
         ahead: usize,
     },
-    /// The store could not say whether the key is free.
+    /// The store could not say whether the key is free; or 10 000 releases have not reached it, and
+    /// nothing new is acquired until they have. The [source](Error::source) says which.
     Store(StoreError),
     /// These locks are being [shut down](crate::Locks::shutdown).
     ShuttingDown,
@@ -61,6 +62,13 @@ pub enum RunError {
     NotStarted(LockError),
     /// The lock was lost, and the work dropped where it stood. What it has done is not known.
     Lost(LockLost),
+}
+
+/// The bound of releases that have not reached the store is reached.
+#[derive(Clone, Debug)]
+pub(super) struct PendingReleases {
+    /// Why the newest of them failed. `None`: none has failed yet, the store has not answered.
+    pub(super) last_error: Option<StoreError>,
 }
 
 impl LockLost {
@@ -113,6 +121,18 @@ impl Error for LockError {
             Self::Store(error) => Some(error),
             _ => None,
         }
+    }
+}
+
+impl fmt::Display for PendingReleases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{GIVE_BACKS} releases have not reached the store yet; acquisitions are rejected until they have")
+    }
+}
+
+impl Error for PendingReleases {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.last_error.as_ref().map(|error| error as &(dyn Error + 'static))
     }
 }
 
