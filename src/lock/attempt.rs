@@ -77,6 +77,8 @@ pub(super) struct Calls {
     pub(super) void_at: Option<Moment>,
     /// Since when the store has not answered, though it was asked.
     silent_since: Option<Moment>,
+    /// The same for waiters: a failover error restarts it, because the store is there.
+    lost_since: Option<Moment>,
     failures: u32,
     error: Option<StoreError>,
 }
@@ -128,9 +130,10 @@ impl Attempt {
         matches!(self.state, State::Asking | State::InLine)
     }
 
-    /// When those who wait are to be told that the store is silent.
-    pub(super) fn gives_up_at(&self, timeout: Duration) -> Option<Moment> {
-        if self.waits_for_its_turn() { self.calls.gives_up_at(timeout) } else { None }
+    /// When a request in the queue is to be told that the store is silent. Requests without a wait
+    /// are told first, if there are any.
+    pub(super) fn gives_up_at(&self, has_impatient: bool, timeout: Duration) -> Option<Moment> {
+        if self.waits_for_its_turn() { self.calls.gives_up_at(!has_impatient, timeout) } else { None }
     }
 
     pub(super) fn running(&self) -> Option<&Running> {
@@ -160,6 +163,7 @@ impl Calls {
     pub(super) fn begin(&mut self, number: u64, now: Moment) {
         self.under_way = Some((number, now));
         self.silent_since.get_or_insert(now);
+        self.lost_since.get_or_insert(now);
     }
 
     /// The number of the call that is under way.
@@ -176,19 +180,22 @@ impl Calls {
     /// There was an answer.
     pub(super) fn answered(&mut self) {
         self.silent_since = None;
+        self.lost_since = None;
         self.failures = 0;
         self.error = None;
     }
 
-    /// When it is not worth to ask on; after a first failure.
-    fn gives_up_at(&self, timeout: Duration) -> Option<Moment> {
+    /// When it is not worth to ask on, after a first failure: for a request that waits, or for one
+    /// that does not.
+    fn gives_up_at(&self, waits: bool, timeout: Duration) -> Option<Moment> {
         self.error.as_ref()?;
-        Some(self.silent_since?.after(timeout))
+        let since = if waits { self.lost_since } else { self.silent_since };
+        Some(since?.after(timeout))
     }
 
     /// Why it is not worth to ask on, at this moment.
-    pub(super) fn gives_up(&self, now: Moment, timeout: Duration) -> Option<StoreError> {
-        self.error.clone().filter(|_| self.gives_up_at(timeout).is_some_and(|at| at <= now))
+    pub(super) fn gives_up(&self, now: Moment, waits: bool, timeout: Duration) -> Option<StoreError> {
+        self.error.clone().filter(|_| self.gives_up_at(waits, timeout).is_some_and(|at| at <= now))
     }
 
     /// There was none, so that it may still be done. When to ask again.
@@ -204,6 +211,11 @@ impl Calls {
         let void_at = asked.after(call_timeout);
         self.void_at = Some(self.void_at.map_or(void_at, |earlier| earlier.max(void_at)));
         self.silent_since.get_or_insert(asked);
+        if error.is_failover() {
+            self.lost_since = None;
+        } else {
+            self.lost_since.get_or_insert(asked);
+        }
         self.failures += 1;
         now.after(backoff(self.failures, die))
     }

@@ -110,6 +110,7 @@ mod enabled {
                 StoreErrorKind::Timeout => "timeout",
                 StoreErrorKind::Refused => "refused",
                 StoreErrorKind::Protocol => "protocol",
+                StoreErrorKind::Failover => "failover",
                 // The fault of a key, which a client may have chosen: no failure of the store.
                 StoreErrorKind::InvalidKey => return,
             };

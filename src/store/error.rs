@@ -23,6 +23,8 @@ pub enum StoreErrorKind {
     Refused,
     /// It answered what its contract does not know.
     Protocol,
+    /// The server is a replica or is being promoted. The call is retried within the caller's wait.
+    Failover,
     /// This store cannot lock a key of this name, now or later. Nothing was asked of it.
     InvalidKey,
 }
@@ -60,19 +62,30 @@ impl StoreError {
 
     /// Whether it is worth to ask once more.
     pub(crate) fn may_pass(&self) -> bool {
-        matches!(self.kind, StoreErrorKind::Unavailable | StoreErrorKind::Timeout)
+        matches!(self.kind, StoreErrorKind::Unavailable | StoreErrorKind::Timeout | StoreErrorKind::Failover)
+    }
+
+    /// Whether the store answers, but accepts no writes until a failover has ended.
+    pub(crate) fn is_failover(&self) -> bool {
+        self.kind == StoreErrorKind::Failover
     }
 }
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { store, operation, kind, source: _ } = self;
+        if *operation == "health" {
+            return write!(f, "the {store} store is not ready for locks");
+        }
         match kind {
             StoreErrorKind::Unavailable => write!(f, "the {store} store cannot be reached to {operation} a lock"),
             StoreErrorKind::Timeout => write!(f, "the {store} store did not {operation} a lock in time"),
             StoreErrorKind::Refused => write!(f, "the {store} store refused to {operation} a lock"),
             StoreErrorKind::Protocol => {
                 write!(f, "the {store} store broke its contract when asked to {operation} a lock")
+            }
+            StoreErrorKind::Failover => {
+                write!(f, "the {store} store is a replica or is being promoted and cannot {operation} a lock")
             }
             StoreErrorKind::InvalidKey => write!(f, "the {store} store has no lock of this name"),
         }

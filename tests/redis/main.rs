@@ -6,6 +6,7 @@
 
 mod support;
 
+mod bounds;
 mod conformance;
 mod connecting;
 mod costs;
@@ -13,6 +14,7 @@ mod endings;
 mod fences;
 mod interop;
 mod mishaps;
+mod names;
 mod outages;
 mod troubles;
 

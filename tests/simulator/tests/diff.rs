@@ -30,6 +30,9 @@ struct Both {
     calls: Vec<String>,
 }
 
+/// Not above this: of what is replaced by the clock the two clocks say each their own.
+const NO_FENCES: [&str; 4] = ["0", "-5", "-inf", "1e15"];
+
 impl Both {
     async fn new(server: &RedisServer) -> Self {
         let mut listener = server.connect().await;
@@ -100,14 +103,15 @@ impl Both {
     async fn disturb(&mut self) {
         let lock = self.names.lock(&self.keys[0]).expect("one spelling");
         let line = format!("tower-lock:lock:q:{{{lock}}}");
-        let later = (self.now().await + 1_000_000_000_000).to_string();
-        let words: &[&str] = match self.die.u8(0..8) {
+        let later = (self.now().await + 80_000_000_000).to_string();
+        let words: &[&str] = match self.die.u8(0..9) {
             // Its lease is over.
             0..3 => &["DEL", &lock],
             3 => &["DEL", &line],
             4 => &["SET", "tower-lock:lock:f", &later],
             5 => &["DEL", "tower-lock:lock:f"],
             6 => &["SET", &lock, "text"],
+            7 => &["SET", "tower-lock:lock:f", NO_FENCES[self.die.usize(0..NO_FENCES.len())]],
             _ => &["HSET", &lock, "somebody:1", "1"],
         };
         self.both(words).await;
