@@ -146,9 +146,10 @@ impl<W> Conversation<W> {
                 return self.end(Duration::ZERO, None, cx);
             }
             self.next_section(true, cx);
-            return if doubted {
-                self.doubt(cx)
-            };
+            if doubted {
+                self.doubt(cx);
+            }
+            return;
         }
         // The old id is over. What becomes of the new one?
         held.grant.end(LockLost::GivenBack);
