@@ -241,6 +241,14 @@ impl Core {
         }
     }
 
+    /// Every section that still runs is lost. Its key is free a lock-delay later (I10).
+    #[cfg(feature = "signal")]
+    pub(super) fn revoke_all(self: &Arc<Self>) {
+        for grant in self.watchdog.grants() {
+            self.lost(&grant.key, &grant.owner, LockLost::ShuttingDown);
+        }
+    }
+
     pub(super) fn held(&self) -> usize {
         self.table.lock().held()
     }

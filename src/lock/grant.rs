@@ -138,6 +138,7 @@ impl Grant {
                 match why {
                     LockLost::TakenAway => self.tell("the store has given it to somebody else, or has forgotten it"),
                     LockLost::LimitReached => self.tell("its section has reached its limit"),
+                    LockLost::ShuttingDown => self.tell("this process shuts down, and its budget for that is spent"),
                     LockLost::Unrenewed => self.tell("its lease is over, and nobody has renewed it"),
                     LockLost::GivenBack | LockLost::TooShort => {}
                 }

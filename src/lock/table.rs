@@ -14,7 +14,7 @@ use crate::{
     defaults::{GIVE_BACKS, LINE_PER_PROCESS, STRAY_OFFERS},
     key::{KeyMap, LockKey},
     lease::OwnerIds,
-    store::Released,
+    store::{Released, StoreError},
 };
 
 /// An entry is here while somebody wants a key, has it, or has not given it back yet.
@@ -30,6 +30,8 @@ pub struct Table<W> {
     /// Those that wait in the store's line: a gap in its messages is theirs alone, however many keys are held.
     in_line: KeyMap<()>,
     gap_at: Option<Moment>,
+    /// Why the newest release that failed did, while there are releases that have not reached the store.
+    release_error: Option<StoreError>,
     next_place: u64,
     draining: bool,
 }
@@ -43,6 +45,7 @@ impl<W> Default for Table<W> {
             strays: 0,
             in_line: KeyMap::default(),
             gap_at: None,
+            release_error: None,
             next_place: 0,
             draining: false,
         }
@@ -177,6 +180,7 @@ impl<W> Table<W> {
             way_back: self.giving_back < GIVE_BACKS,
             stray_room: self.strays < STRAY_OFFERS,
             gap_at: self.gap_at,
+            release_error: &mut self.release_error,
             actions,
         };
         if let Some(conversation) = self.by_key.get_mut(key) {
@@ -191,6 +195,10 @@ impl<W> Table<W> {
                 (false, true) => drop(self.in_line.insert(key.clone(), ())),
                 (true, false) => drop(self.in_line.remove(key)),
                 _ => {}
+            }
+            if self.giving_back == 0 {
+                // It says nothing of releases that are pending later.
+                self.release_error = None;
             }
             if conversation.is_over() {
                 self.by_key.remove(key);
@@ -212,7 +220,7 @@ impl<W> Table<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{error::Error, time::Duration};
 
     use super::*;
     use crate::{
@@ -222,7 +230,7 @@ mod tests {
             conversation::{Action, Call, Verb},
             terms::Terms,
         },
-        store::{Acquired, IfHeld, StoreError, StoreErrorKind, Yielded},
+        store::{Acquired, IfHeld, StoreErrorKind, Yielded},
     };
 
     /// A table, and what it wants done, without anything that does it.
@@ -722,8 +730,141 @@ mod tests {
         w.key = LockKey::from(("one", "more"));
         w.ask(1, true);
         assert!(w.calls.is_empty(), "its way back could not be walked");
-        assert!(matches!(&w.told.remove(0), (1, Err(LockError::Store(e))) if e.operation() == "release"));
+        let (1, Err(LockError::Store(error))) = w.told.remove(0) else { panic!("{:?}", w.told) };
+        assert_eq!((error.operation(), error.kind()), ("acquire", StoreErrorKind::Unavailable));
+        let bound = error.source().expect("the bound is named");
+        assert!(bound.to_string().starts_with(&format!("{GIVE_BACKS} releases have not reached the store")), "{bound}");
+        assert!(bound.source().is_none(), "no release has failed yet");
         assert_eq!(w.table.len(), GIVE_BACKS);
+    }
+
+    #[test]
+    fn the_bound_of_pending_releases_names_the_last_error_of_the_store() {
+        let mut w = world();
+        for n in 0..GIVE_BACKS {
+            w.key = LockKey::from(("n", n));
+            w.ask(1, false);
+            w.answer(GRANTED);
+            let section = w.turn(1);
+            w.end(&section, Ending::Released);
+            let call = w.call();
+            if n == 0 {
+                let cause = std::io::Error::other("no route");
+                let error = StoreError::new("test", "release", StoreErrorKind::Unavailable).with_source(cause);
+                w.on(Event::Released(call.number, Err(error)));
+            }
+        }
+        w.key = LockKey::from(("one", "more"));
+        w.ask(1, true);
+        let (1, Err(error)) = w.told.remove(0) else { panic!("{:?}", w.told) };
+        let chain = std::iter::successors(Some(&error as &dyn Error), |&e| e.source());
+        let texts: Vec<_> = chain.map(ToString::to_string).collect();
+        let [_, call, bound, last, cause] = &texts[..] else { panic!("{texts:?}") };
+        assert!(call.contains("acquire") && !call.contains("release"), "{call}");
+        assert!(bound.contains("releases have not reached the store yet"), "{bound}");
+        assert!(last.contains("the test store") && last.contains("release"), "{last}");
+        assert_eq!(cause, "no route");
+        for n in 1..texts.len() {
+            assert!(!texts[..n].iter().any(|text| text.contains(&texts[n])), "repeated: {texts:?}");
+        }
+    }
+
+    fn failover() -> StoreError {
+        StoreError::new("test", "acquire", StoreErrorKind::Failover)
+    }
+
+    /// Answers each call with a failover, for this long.
+    fn fail_over(w: &mut World, mut left: Duration) -> usize {
+        let mut calls = 0;
+        while !left.is_zero() {
+            while let Some(call) = w.calls.pop() {
+                assert!(matches!(call.verb, Verb::Acquire { .. }), "{call:?}");
+                calls += 1;
+                w.on(Event::Acquired(call.number, Err(failover())));
+            }
+            w.later(ms(10));
+            left = left.saturating_sub(ms(10));
+        }
+        calls
+    }
+
+    #[test]
+    fn a_call_with_a_wait_is_retried_during_a_failover_until_its_own_wait_is_over() {
+        let mut w = world();
+        let place = w.ask(1, true);
+        let calls = fail_over(&mut w, Duration::from_secs(20));
+        assert!(w.told.is_empty(), "{:?}", w.told);
+        assert!((20..40).contains(&calls), "a bounded backoff: {calls}");
+        assert!(w.leave(place).is_some_and(|ahead| ahead.silent.is_some_and(|e| e.is_failover())));
+        let mut w = world();
+        w.ask(2, true);
+        fail_over(&mut w, Duration::from_secs(5));
+        while w.calls.is_empty() {
+            w.later(ms(10));
+        }
+        w.answer(GRANTED);
+        w.turn(2);
+    }
+
+    #[test]
+    fn a_call_without_a_wait_is_rejected_when_a_failover_takes_longer_than_the_store_timeout() {
+        let mut w = world();
+        w.ask(1, false);
+        fail_over(&mut w, ms(990));
+        assert!(w.told.is_empty(), "{:?}", w.told);
+        w.ask(2, true);
+        fail_over(&mut w, ms(500));
+        assert!(matches!(&w.told[..], [(1, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", w.told);
+        w.told.clear();
+        w.ask(3, false);
+        fail_over(&mut w, ms(1_200));
+        assert!(matches!(&w.told[..], [(3, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", w.told);
+        w.told.clear();
+        w.later(ms(1_000));
+        w.answer(GRANTED);
+        w.turn(2);
+    }
+
+    /// The server that was being promoted does not answer any more: that is an outage.
+    #[test]
+    fn a_failover_that_becomes_an_outage_ends_after_the_store_timeout() {
+        let mut w = world();
+        w.ask(1, true);
+        fail_over(&mut w, Duration::from_secs(3));
+        w.later(ms(1_000));
+        let began = w.now;
+        while w.told.is_empty() {
+            if let Some(call) = w.calls.pop() {
+                w.on(Event::Acquired(call.number, Err(lost_answer())));
+            }
+            w.later(ms(10));
+        }
+        let took = w.now.since(began);
+        assert!(matches!(&w.told[..], [(1, Err(LockError::Store(e)))] if !e.is_failover()), "{:?}", w.told);
+        assert!(took >= ms(900) && took < ms(1_200), "{took:?}");
+    }
+
+    /// Its own release failed over: the waiter asks for the key itself, and is not rejected.
+    #[test]
+    fn a_waiter_outlives_a_failover_that_delays_the_release_before_it() {
+        let mut w = world();
+        w.ask(1, false);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.end(&section, Ending::Released);
+        let call = w.call();
+        let error = StoreError::new("test", "release", StoreErrorKind::Failover);
+        w.on(Event::Released(call.number, Err(error)));
+        w.ask(2, true);
+        w.ask(3, false);
+        w.now = w.now.after(ms(1_001));
+        w.later(ms(0));
+        assert!(matches!(&w.told[..], [(3, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", w.told);
+        w.told.clear();
+        let asks = w.calls.iter().position(|call| matches!(call.verb, Verb::Acquire { .. })).expect("asked");
+        let call = w.calls.remove(asks);
+        w.on(Event::Acquired(call.number, Ok(Acquired::Granted { fence: 8 })));
+        w.turn(2);
     }
 
     /// I9, I11: asked for until the lease and the place are over anyway, and no longer.

@@ -118,6 +118,12 @@ impl Watchdog {
         self.watched.lock().unlist(grant);
     }
 
+    /// All that is held.
+    #[cfg(feature = "signal")]
+    pub(super) fn grants(&self) -> Vec<Arc<Grant>> {
+        self.watched.lock().grants.values().cloned().collect()
+    }
+
     fn look(&self, now: Moment) -> Look {
         let soon = now.after(RENEWAL_TICK);
         let mut look = Look {

@@ -10,6 +10,7 @@ use crate::{
     lock::{
         LockError,
         attempt::{Attempt, GiveBack, State},
+        error::PendingReleases,
     },
     store::{Acquired, IfHeld, StoreError, StoreErrorKind},
 };
@@ -22,7 +23,8 @@ impl<W> Conversation<W> {
             return;
         }
         if !cx.way_back {
-            let error = StoreError::new("lock", "release", StoreErrorKind::Unavailable);
+            let error = StoreError::new("lock", "acquire", StoreErrorKind::Unavailable)
+                .with_source(PendingReleases { last_error: cx.release_error.clone() });
             return self.refuse_line(cx, |_| error.clone().into());
         }
         self.attempt = Some(Attempt::new(cx.ids.next()));

@@ -186,6 +186,8 @@ pub struct Context<'a, W> {
     pub stray_room: bool,
     /// When messages were last known to be lost.
     pub gap_at: Option<Moment>,
+    /// Why the newest release that failed did; of all keys.
+    pub release_error: &'a mut Option<StoreError>,
     /// What is to be done.
     pub actions: &'a mut Actions<W>,
 }
@@ -279,18 +281,27 @@ impl<W> Conversation<W> {
         self.disarm(at);
         self.repeat_give_backs(cx);
         let Some(attempt) = self.attempt.as_ref().filter(|attempt| attempt.waits_for_its_turn()) else { return };
-        if let Some(error) = attempt.calls.gives_up(cx.now()) {
+        if let Some(error) = attempt.calls.gives_up(cx.now(), true) {
             // A call that is under way is waited for by the give-back.
             self.refuse_line(cx, |_| error.clone().into());
-            self.end(Duration::ZERO, None, cx);
-        } else if attempt.ask_at.is_some_and(|at| at <= cx.now()) {
+            return self.end(Duration::ZERO, None, cx);
+        }
+        let is_due = attempt.ask_at.is_some_and(|at| at <= cx.now());
+        if let Some(error) = attempt.calls.gives_up(cx.now(), false) {
+            // During a failover those who wait go on asking.
+            self.refuse_those_who_do_not_wait(cx, |_, _| error.clone().into());
+            self.end_if_unwanted(cx);
+        }
+        if is_due {
             self.ask(cx);
         }
     }
 
     /// Asks to be woken, if nobody was asked to do so early enough. Behind every event.
     pub(super) fn arm(&mut self, cx: &mut Context<'_, W>) {
-        let asks = self.attempt.iter().flat_map(|attempt| [attempt.ask_at, attempt.gives_up_at()]).flatten();
+        let has_impatient = self.line.has_impatient();
+        let asks = self.attempt.iter().flat_map(|attempt| [attempt.ask_at, attempt.gives_up_at(has_impatient)]);
+        let asks = asks.flatten();
         let repeats = self.give_backs.iter().filter_map(|give_back| give_back.again_at);
         let Some(next) = asks.chain(repeats).chain(self.silent_at()).min() else { return };
         if self.armed.is_none_or(|armed| next < armed) {
