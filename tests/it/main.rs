@@ -20,6 +20,7 @@ mod locked;
 mod span;
 mod locks;
 mod renewal;
+mod messages;
 mod conformance;
 mod reentry;
 mod sharing;
