@@ -56,6 +56,12 @@ pub(crate) const LINE_IN_STORE: usize = 1024;
 pub(crate) const HAND_OVER_TIME: Duration = Duration::from_millis(100);
 pub(crate) const HAND_OVER_SECTIONS: u16 = 1000;
 
+/// Messages that a process cannot trust lead to one question to the store in this time at the most: for each grant that is said to be
+/// revoked, and for all that wait after a gap.
+pub(crate) const HINT_PAUSE: Duration = Duration::from_millis(100);
+/// Offers to ids that nothing is known of any more are released so many at a time; the lease of an offer ends the others.
+pub(crate) const STRAY_OFFERS: usize = 8;
+
 /// How long one call of the store may take.
 pub(crate) const STORE_CALL: Duration = Duration::from_millis(500);
 /// A request is turned away when no call for its key was answered for so long: one call, and one repeat.

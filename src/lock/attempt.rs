@@ -22,6 +22,8 @@ pub(super) struct Attempt {
     pub(super) hinted: bool,
     /// The key was taken away while a call is under way: the grant that it answers may be the one that is over.
     pub(super) taken_away: bool,
+    /// That was asked about once. A flood of messages must not keep it from beginning.
+    pub(super) checked: bool,
     /// How long the store was asked to keep the key beyond the lease.
     pub(super) lock_delay: Duration,
     /// When to ask again.
@@ -102,6 +104,8 @@ pub(super) struct GiveBack {
     pub(super) error: Option<StoreError>,
     /// Who wants to hear what became of it.
     pub(super) section: Option<Arc<Section>>,
+    /// It was offered to an id that nothing is known of any more: its lease is short, and ends it if this does not.
+    pub(super) stray: bool,
 }
 
 impl Attempt {
@@ -113,6 +117,7 @@ impl Attempt {
             calls: Calls::default(),
             hinted: false,
             taken_away: false,
+            checked: false,
             lock_delay: Duration::ZERO,
             ask_at: None,
             heard_at: Moment::default(),
@@ -258,6 +263,7 @@ impl GiveBack {
             again_at: None,
             error: None,
             section: None,
+            stray: false,
         }
     }
 }

@@ -11,7 +11,7 @@ use super::{
 use crate::lease::OwnerId;
 use crate::{
     clock::{Moment, Now},
-    defaults::{GIVE_BACKS, LINE_PER_PROCESS},
+    defaults::{GIVE_BACKS, LINE_PER_PROCESS, STRAY_OFFERS},
     key::{KeyMap, LockKey},
     lease::OwnerIds,
     store::{Released, StoreError},
@@ -26,6 +26,11 @@ pub struct Table<W> {
     call_timeout: Duration,
     waiting: usize,
     giving_back: usize,
+    /// Offers to ids that were forgotten, and are released.
+    strays: usize,
+    /// Those that wait in the store's line: a gap in its messages is theirs alone, however many keys are held.
+    in_line: KeyMap<()>,
+    gap_at: Option<Moment>,
     /// Why the newest release that failed did, while there are releases that have not reached the store.
     release_error: Option<StoreError>,
     next_place: u64,
@@ -47,6 +52,9 @@ impl<W> Table<W> {
             call_timeout,
             waiting: 0,
             giving_back: 0,
+            strays: 0,
+            in_line: KeyMap::default(),
+            gap_at: None,
             release_error: None,
             next_place: 0,
             draining: false,
@@ -98,25 +106,17 @@ impl<W> Table<W> {
         self.with(key, now, ids, actions, |conversation, cx| conversation.on(event, cx));
     }
 
-    /// Every conversation hears of it.
-    pub fn on_all(
-        &mut self,
-        now: &Now<'_>,
-        ids: &OwnerIds,
-        event: impl Fn() -> Event<W>,
-        mut act: impl FnMut(&LockKey, Actions<W>),
-    ) {
-        let keys: Vec<_> = self.by_key.keys().cloned().collect();
-        for key in keys {
-            let mut actions = Actions::new();
-            self.on(&key, now, ids, event(), &mut actions);
-            act(&key, actions);
-        }
+    /// Messages may have been lost. The keys whose conversations are to [hear of it](Event::Gap): those that wait in the store's line.
+    /// What is asked at this moment notices the gap when its answer comes.
+    pub fn gap(&mut self, now: Moment) -> Vec<LockKey> {
+        self.gap_at = Some(now);
+        self.in_line.keys().cloned().collect()
     }
 
-    /// From now on nothing new is started.
-    pub fn drain(&mut self) {
+    /// From now on nothing new is started. The keys whose conversations are to [hear of it](Event::Drain).
+    pub fn drain(&mut self) -> Vec<LockKey> {
         self.draining = true;
+        self.by_key.keys().cloned().collect()
     }
 
     /// Whoever was to wake this conversation at that moment will not. Who waits in it.
@@ -187,15 +187,24 @@ impl<W> Table<W> {
             call_timeout: self.call_timeout,
             room: self.waiting < LINE_PER_PROCESS,
             way_back: self.giving_back < GIVE_BACKS,
+            stray_room: self.strays < STRAY_OFFERS,
+            gap_at: self.gap_at,
             release_error: &mut self.release_error,
             actions,
         };
         if let Some(conversation) = self.by_key.get_mut(key) {
             let (waited, gave_back) = (conversation.waiting(), conversation.giving_back());
+            let (strayed, was_in_line) = (conversation.strays(), conversation.is_in_line());
             let answer = event(conversation, &mut cx);
             conversation.arm(&mut cx);
             self.waiting = self.waiting - waited + conversation.waiting();
             self.giving_back = self.giving_back - gave_back + conversation.giving_back();
+            self.strays = self.strays - strayed + conversation.strays();
+            match (was_in_line, conversation.is_in_line()) {
+                (false, true) => drop(self.in_line.insert(key.clone(), ())),
+                (true, false) => drop(self.in_line.remove(key)),
+                _ => {}
+            }
             if self.giving_back == 0 {
                 // It says nothing of releases that are pending later.
                 self.release_error = None;
@@ -210,6 +219,7 @@ impl<W> Table<W> {
         conversation.arm(&mut cx);
         self.waiting += conversation.waiting();
         self.giving_back += conversation.giving_back();
+        self.strays += conversation.strays();
         if !conversation.is_over() {
             self.by_key.insert(key.clone(), conversation);
         }
@@ -242,6 +252,7 @@ mod tests {
         told: Vec<(u32, Result<Arc<Section>, LockError>)>,
         alarms: Vec<Moment>,
         watched: usize,
+        doubts: usize,
     }
 
     fn world() -> World {
@@ -254,6 +265,7 @@ mod tests {
             told: Vec::new(),
             alarms: Vec::new(),
             watched: 0,
+            doubts: 0,
         }
     }
 
@@ -266,6 +278,7 @@ mod tests {
                     Action::Refuse(who, error) => self.told.push((who, Err(error))),
                     Action::WakeAt(at) => self.alarms.push(at),
                     Action::Watch(_) => self.watched += 1,
+                    Action::Doubt(_) => self.doubts += 1,
                     Action::Forget(_) | Action::Outcome(..) => {}
                 }
             }
@@ -414,6 +427,104 @@ mod tests {
         assert!(w.table.is_empty());
     }
 
+    /// Anybody who can send messages can offer: what is asked of the store because of it has a bound.
+    #[test]
+    fn offers_to_ids_that_were_forgotten_are_released_a_few_at_a_time() {
+        let mut w = world();
+        for n in 0..1_000 {
+            w.key = LockKey::from(("n", n));
+            let gone = w.ids.next();
+            w.on(Event::Offered(gone));
+        }
+        assert_eq!((w.calls.len(), w.table.len()), (STRAY_OFFERS, STRAY_OFFERS));
+        for (n, call) in std::mem::take(&mut w.calls).into_iter().enumerate() {
+            w.key = LockKey::from(("n", n));
+            // Without an answer the lease of the offer ends it.
+            let answer = if n % 2 == 0 { Ok(Released::NotOwner) } else { Err(lost_answer()) };
+            w.on(Event::Released(call.number, answer));
+        }
+        assert!(w.table.is_empty());
+        let gone = w.ids.next();
+        w.on(Event::Offered(gone));
+        w.released();
+    }
+
+    /// I7: whoever can send messages cannot end what runs.
+    #[test]
+    fn a_message_that_a_key_was_taken_away_is_asked_about_and_ends_nothing() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        let other = w.ids.next();
+        w.on(Event::TakenAway(other));
+        assert_eq!(w.doubts, 0, "of somebody else");
+        w.on(Event::TakenAway(section.grant.owner.clone()));
+        assert_eq!(w.doubts, 1);
+        assert!(w.calls.is_empty() && !section.remaining(w.now).is_zero());
+        w.on(Event::Lost(section.grant.owner.clone(), LockLost::TakenAway));
+        assert!(section.remaining(w.now).is_zero(), "the store has said so");
+    }
+
+    /// A flood of messages must not keep it from beginning.
+    #[test]
+    fn a_grant_that_is_said_to_be_taken_away_again_and_again_begins_after_one_question() {
+        let mut w = world();
+        w.ask(1, true);
+        let call = w.call();
+        w.on(Event::TakenAway(call.owner.clone()));
+        w.on(Event::Acquired(call.number, Ok(GRANTED)));
+        let call = w.call();
+        w.on(Event::TakenAway(call.owner.clone()));
+        w.on(Event::Acquired(call.number, Ok(GRANTED)));
+        w.turn(1);
+        assert_eq!(w.doubts, 1, "and is asked about while it runs");
+    }
+
+    /// The same for a process that has gone on after a yield.
+    #[test]
+    fn a_grant_that_is_said_to_be_taken_away_while_it_yields_is_asked_about() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.ask(2, true);
+        w.now = w.now.after(ms(110));
+        w.end(&section, Ending::Released);
+        let call = w.call();
+        w.on(Event::TakenAway(call.owner.clone()));
+        w.on(Event::Yielded(call.number, Ok(Yielded::Extended { fence: 8 })));
+        w.turn(2);
+        assert_eq!(w.doubts, 1);
+    }
+
+    /// However many keys are held, a gap is for those that wait.
+    #[test]
+    fn a_gap_visits_those_who_wait_in_the_stores_line_and_nobody_else() {
+        let mut w = world();
+        for n in 0..100 {
+            w.key = LockKey::from(("held", n));
+            w.ask(1, true);
+            w.answer(GRANTED);
+            w.turn(1);
+        }
+        w.key = LockKey::from(("n", 1));
+        w.ask(1, true);
+        w.answer(IN_LINE);
+        assert_eq!(w.table.gap(w.now), [w.key.clone()]);
+        w.on(Event::Gap);
+        w.answer(GRANTED);
+        w.turn(1);
+        assert_eq!(w.table.gap(w.now), []);
+        w.key = LockKey::from(("n", 2));
+        w.ask(1, true);
+        w.now = w.now.after(ms(1));
+        assert_eq!(w.table.gap(w.now), [], "it is asked at this moment");
+        w.answer(IN_LINE);
+        w.answer(IN_LINE);
+        assert!(w.calls.is_empty(), "once more, because its answer may be older than the gap");
+    }
+
     #[test]
     fn a_gap_in_the_events_is_a_hint_for_all_who_wait() {
         let mut w = world();
@@ -512,7 +623,7 @@ mod tests {
         let mut w = world();
         w.ask(1, true);
         let call = w.call();
-        w.on(Event::Lost(call.owner.clone(), LockLost::TakenAway));
+        w.on(Event::TakenAway(call.owner.clone()));
         w.on(Event::Acquired(call.number, Ok(GRANTED)));
         assert!(w.told.is_empty(), "the store is asked first");
         w.answer(IN_LINE);
@@ -533,7 +644,7 @@ mod tests {
         w.end(&section, Ending::Released);
         let call = w.call();
         let Verb::Yield { next, fence: 7, .. } = call.verb else { panic!("{call:?}") };
-        w.on(Event::Lost(next, LockLost::TakenAway));
+        w.on(Event::TakenAway(next));
         w.on(Event::Yielded(call.number, Ok(Yielded::Over(Acquired::Granted { fence: 8 }))));
         assert!(w.told.is_empty(), "the store is asked first");
         w.answer(Acquired::Granted { fence: 8 });

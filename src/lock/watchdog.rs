@@ -79,6 +79,13 @@ impl Watchdog {
         }
     }
 
+    /// A message says that it is over: the store is asked as soon as that is allowed.
+    pub(super) fn doubt(core: &Arc<Core>, grant: &Arc<Grant>) {
+        if grant.doubt(core.clock.now()) {
+            Self::watch(core, grant);
+        }
+    }
+
     /// Somebody who works under a grant was woken for nothing: the runtime of the task may have ended.
     pub(super) fn revive(core: &Arc<Core>) {
         let watched = core.watchdog.watched.lock();
@@ -248,6 +255,8 @@ async fn run(task: Task, earlier: Arc<Notify>) {
 }
 
 async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
+    let asking = Asking { core: Arc::clone(&core), due };
+    let due = &asking.due;
     let asked = core.clock.now(); // I3
     let asks = due.iter().map(|grant| RenewAsk::new(grant.key.clone(), grant.owner.clone(), grant.lease_with_delay()));
     let answers = timeout(core.call_timeout, core.store.renew(asks.collect())).await;
@@ -268,7 +277,24 @@ async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
             Renewed::Unknown => {}
         }
     }
-    for grant in &due {
+    for grant in due {
         grant.tell_if_late(core.clock.now());
+    }
+}
+
+/// A renewal that is under way. When it is over, or dropped with its runtime, what was doubted since is asked about.
+struct Asking {
+    core: Arc<Core>,
+    due: Vec<Arc<Grant>>,
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let now = self.core.clock.now();
+        for grant in &self.due {
+            if grant.asked(now) {
+                Watchdog::watch(&self.core, grant);
+            }
+        }
     }
 }

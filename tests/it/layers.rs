@@ -229,3 +229,12 @@ async fn a_request_can_be_served_in_a_task_of_its_own_whatever_its_key_is_made_b
     assert_eq!(served!(tower_lock::by_fields("k", tower_lock::header("x-n"))), "k:7");
     assert_eq!(served!(tower_lock::constant(("k", 7))), "k:7");
 }
+
+/// A layer outside that answers by itself needs a body for that answer: the timeout of `tower-http` makes it by `Default`.
+#[tokio::test]
+async fn a_layer_outside_can_answer_with_a_default_body() {
+    fn answers_by_itself<B: Default>() -> Response<B> {
+        Response::default()
+    }
+    assert_eq!(text(answers_by_itself::<tower_lock::ResponseBody<Body>>()).await, "");
+}

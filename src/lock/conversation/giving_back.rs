@@ -73,6 +73,9 @@ impl<W> Conversation<W> {
                     self.give_backs.remove(at);
                 }
             },
+            Err(_) if give_back.stray => {
+                self.give_backs.remove(at);
+            }
             Err(error) => {
                 give_back.failures += 1;
                 give_back.again_at = Some(cx.now().after(backoff(give_back.failures, cx.die())));

@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 pub use super::line::Request;
 use super::{
     LockError, LockLost,
-    attempt::{Attempt, GiveBack, Running},
+    attempt::{Attempt, GiveBack, Running, State},
     grant::Grant,
     line::Line,
     owner::Owner,
@@ -66,6 +66,8 @@ pub enum Action<W> {
     Refuse(W, LockError),
     /// To be renewed from now on; or to be looked at earlier than was thought.
     Watch(Arc<Grant>),
+    /// The store is to be [asked](Grant::doubt) whether it still is ours.
+    Doubt(Arc<Grant>),
     /// Not to be renewed any more.
     Forget(Arc<Grant>),
     /// What became of the give-back of this section, for whoever waits to hear it.
@@ -127,11 +129,13 @@ pub enum Event<W> {
     Released(u64, Result<Released, StoreError>),
     /// The store says that this owner's turn has come (I7: a hint).
     Offered(OwnerId),
+    /// A message says that this owner's grant was taken away (I7: a hint, that anybody may have sent).
+    TakenAway(OwnerId),
     /// What the store says may have been lost.
     Gap,
     /// A guard of this section was given back in order, or not.
     GuardEnded(Arc<Section>, Ending),
-    /// This owner has lost its grant, for this reason.
+    /// This owner has lost its grant, for this reason: the store's word, or the clock's.
     Lost(OwnerId, LockLost),
     /// The section that ran under this owner's grant has reached its limit, if it is still the same.
     Limit(OwnerId),
@@ -180,6 +184,10 @@ pub struct Context<'a, W> {
     pub room: bool,
     /// Whether one more attempt may begin: I2, its way back is reserved first.
     pub way_back: bool,
+    /// Whether one more offer to an id that is not known may be released.
+    pub stray_room: bool,
+    /// When messages were last known to be lost.
+    pub gap_at: Option<Moment>,
     /// Why the newest release that failed did; of all keys.
     pub release_error: &'a mut Option<StoreError>,
     /// What is to be done.
@@ -200,6 +208,7 @@ impl<W> Conversation<W> {
             Event::Yielded(number, answer) => self.yielded(number, answer, cx),
             Event::Released(number, answer) => self.released(number, answer, cx),
             Event::Offered(owner) => self.offered(&owner, cx),
+            Event::TakenAway(owner) => self.taken_away(&owner, cx),
             Event::Gap => self.hint(cx),
             Event::GuardEnded(section, ending) => {
                 self.guard_ended(&section, ending, cx);
@@ -229,6 +238,16 @@ impl<W> Conversation<W> {
     /// How many ids are given back, and not known to be.
     pub fn giving_back(&self) -> usize {
         self.give_backs.len()
+    }
+
+    /// How many of those were offered to an id that was forgotten.
+    pub(super) fn strays(&self) -> usize {
+        self.give_backs.iter().filter(|give_back| give_back.stray).count()
+    }
+
+    /// Whether it has a place in the store's line, and waits for messages there.
+    pub(super) fn is_in_line(&self) -> bool {
+        self.attempt.as_ref().is_some_and(|attempt| matches!(attempt.state, State::InLine))
     }
 
     /// Whether something of this id may be in the store still.
