@@ -60,7 +60,11 @@ impl World {
     /// What is in Redis but for the fences.
     pub(crate) async fn keys(&self) -> Vec<String> {
         let keys = self.ask(&["KEYS", "*"]).await;
-        keys.texts().into_iter().filter(|key| *key != "tower-lock:lock:f" && *key != "tower-lock:shop:f").map(ToOwned::to_owned).collect()
+        keys.texts()
+            .into_iter()
+            .filter(|key| *key != "tower-lock:lock:f" && *key != "tower-lock:shop:f")
+            .map(ToOwned::to_owned)
+            .collect()
     }
 
     /// Nothing of ours is left but the fences.

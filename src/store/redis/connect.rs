@@ -238,10 +238,10 @@ async fn self_test(shared: Arc<Shared>) -> Result<PubSub, RedisConnectError> {
         })
     };
     // By its text and by its hash: after a restart the first one is needed, whoever may have taught the server now.
-    run(Question::Text(&call)).await?;
-    let reply = run(Question::Script(&call)).await?;
-    let found = protocol::self_tested(&reply).map_err(|misread| ask(misread.into()))?;
-    let SelfTested { now, receivers, no_fence, refused } = found;
+    let read = |reply| protocol::self_tested(&reply).map_err(|misread| ask(misread.into()));
+    // Of what is no fence only the first one hears: it has put the clock there.
+    let no_fence = read(run(Question::Text(&call)).await?)?.no_fence;
+    let SelfTested { now, receivers, refused, .. } = read(run(Question::Script(&call)).await?)?;
     if let Some(first) = refused.first() {
         // A replica, or no memory: that is no matter of rights, and has a remedy of its own.
         let said = first.split_once(": ").map_or(first.as_str(), |(_, said)| said);

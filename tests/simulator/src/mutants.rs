@@ -168,7 +168,11 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "leave_no_pass",
         "a release does not give on",
-        &[patch("release", "if redis.call('EXISTS', KEYS[3]) == 0 then return {'freed'} end", "do return {'freed'} end")],
+        &[patch(
+            "release",
+            "if redis.call('EXISTS', KEYS[3]) == 0 then return {'freed'} end",
+            "do return {'freed'} end",
+        )],
     ),
     script(
         "abandon_no_lrem",

@@ -11,6 +11,7 @@ pub use self::{
     script::ScriptCall,
     server_clock::ServerClock,
     wire::{
-        InTime, Misread, SelfTested, acquired, escaped, forced, inspected, is_healed, released, renewed, self_tested, yielded,
+        InTime, Misread, SelfTested, acquired, escaped, forced, inspected, is_healed, released, renewed, self_tested,
+        yielded,
     },
 };

@@ -4,7 +4,6 @@ use std::fmt;
 
 use crate::{key::LockKey, store::StoreEvent};
 
-
 /// The names of one application.
 #[derive(Clone, Debug)]
 pub struct Names {
