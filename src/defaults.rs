@@ -35,6 +35,10 @@ pub(crate) const LOCK_DELAY: Duration = Duration::from_secs(1);
 /// The longest lock-delay: what is longer is a mistake, and would outlive everybody who could tell.
 pub(crate) const LOCK_DELAY_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// The longest `hold_at_least`: a larger value is a mistake, and the key would stay taken after all
+/// processes that know of it have ended.
+pub(crate) const HOLD_AT_LEAST_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// A grant with less of its lease left than this part is given back and asked for again.
 pub(crate) const MIN_RUN_DIVISOR: u32 = 4;
 
@@ -51,6 +55,12 @@ pub(crate) const LINE_IN_STORE: usize = 1024;
 /// For so long, or so many sections, a process hands a key on within itself before it lets others have their turn.
 pub(crate) const HAND_OVER_TIME: Duration = Duration::from_millis(100);
 pub(crate) const HAND_OVER_SECTIONS: u16 = 1000;
+
+/// Messages that a process cannot trust lead to one question to the store in this time at the most: for each grant that is said to be
+/// revoked, and for all that wait after a gap.
+pub(crate) const HINT_PAUSE: Duration = Duration::from_millis(100);
+/// Offers to ids that nothing is known of any more are released so many at a time; the lease of an offer ends the others.
+pub(crate) const STRAY_OFFERS: usize = 8;
 
 /// How long one call of the store may take.
 pub(crate) const STORE_CALL: Duration = Duration::from_millis(500);
@@ -137,6 +147,7 @@ mod tests {
             ("check-in of a waiter, if the holder is elsewhere", s(CHECK_IN)),
             ("lock-delay", s(LOCK_DELAY)),
             ("longest lock-delay", format!("{} h", LOCK_DELAY_MAX.as_secs() / 3600)),
+            ("longest `hold_at_least`", format!("{} h", HOLD_AT_LEAST_MAX.as_secs() / 3600)),
             (
                 "least of a lease that is left of a grant",
                 format!("{} s", LEASE.as_secs_f64() / f64::from(MIN_RUN_DIVISOR)),

@@ -22,6 +22,8 @@ pub(super) struct Attempt {
     pub(super) hinted: bool,
     /// The key was taken away while a call is under way: the grant that it answers may be the one that is over.
     pub(super) taken_away: bool,
+    /// That was asked about once. A flood of messages must not keep it from beginning.
+    pub(super) checked: bool,
     /// How long the store was asked to keep the key beyond the lease.
     pub(super) lock_delay: Duration,
     /// When to ask again.
@@ -77,6 +79,8 @@ pub(super) struct Calls {
     pub(super) void_at: Option<Moment>,
     /// Since when the store has not answered, though it was asked.
     silent_since: Option<Moment>,
+    /// The same for waiters: a failover error restarts it, because the store is there.
+    lost_since: Option<Moment>,
     failures: u32,
     error: Option<StoreError>,
 }
@@ -100,6 +104,8 @@ pub(super) struct GiveBack {
     pub(super) error: Option<StoreError>,
     /// Who wants to hear what became of it.
     pub(super) section: Option<Arc<Section>>,
+    /// It was offered to an id that nothing is known of any more: its lease is short, and ends it if this does not.
+    pub(super) stray: bool,
 }
 
 impl Attempt {
@@ -111,6 +117,7 @@ impl Attempt {
             calls: Calls::default(),
             hinted: false,
             taken_away: false,
+            checked: false,
             lock_delay: Duration::ZERO,
             ask_at: None,
             heard_at: Moment::default(),
@@ -128,9 +135,10 @@ impl Attempt {
         matches!(self.state, State::Asking | State::InLine)
     }
 
-    /// When those who wait are to be told that the store is silent.
-    pub(super) fn gives_up_at(&self) -> Option<Moment> {
-        if self.waits_for_its_turn() { self.calls.gives_up_at() } else { None }
+    /// When a request in the queue is to be told that the store is silent. Requests without a wait
+    /// are told first, if there are any.
+    pub(super) fn gives_up_at(&self, has_impatient: bool) -> Option<Moment> {
+        if self.waits_for_its_turn() { self.calls.gives_up_at(!has_impatient) } else { None }
     }
 
     pub(super) fn running(&self) -> Option<&Running> {
@@ -160,6 +168,7 @@ impl Calls {
     pub(super) fn begin(&mut self, number: u64, now: Moment) {
         self.under_way = Some((number, now));
         self.silent_since.get_or_insert(now);
+        self.lost_since.get_or_insert(now);
     }
 
     /// The number of the call that is under way.
@@ -176,19 +185,22 @@ impl Calls {
     /// There was an answer.
     pub(super) fn answered(&mut self) {
         self.silent_since = None;
+        self.lost_since = None;
         self.failures = 0;
         self.error = None;
     }
 
-    /// When it is not worth to ask on; after a first failure.
-    fn gives_up_at(&self) -> Option<Moment> {
+    /// When it is not worth to ask on, after a first failure: for a request that waits, or for one
+    /// that does not.
+    fn gives_up_at(&self, waits: bool) -> Option<Moment> {
         self.error.as_ref()?;
-        Some(self.silent_since?.after(STORE_TIMEOUT))
+        let since = if waits { self.lost_since } else { self.silent_since };
+        Some(since?.after(STORE_TIMEOUT))
     }
 
     /// Why it is not worth to ask on, at this moment.
-    pub(super) fn gives_up(&self, now: Moment) -> Option<StoreError> {
-        self.error.clone().filter(|_| self.gives_up_at().is_some_and(|at| at <= now))
+    pub(super) fn gives_up(&self, now: Moment, waits: bool) -> Option<StoreError> {
+        self.error.clone().filter(|_| self.gives_up_at(waits).is_some_and(|at| at <= now))
     }
 
     /// There was none, so that it may still be done. When to ask again.
@@ -197,6 +209,11 @@ impl Calls {
         let void_at = asked.after(STORE_CALL);
         self.void_at = Some(self.void_at.map_or(void_at, |earlier| earlier.max(void_at)));
         self.silent_since.get_or_insert(asked);
+        if error.is_failover() {
+            self.lost_since = None;
+        } else {
+            self.lost_since.get_or_insert(asked);
+        }
         self.failures += 1;
         now.after(backoff(self.failures, die))
     }
@@ -239,6 +256,7 @@ impl GiveBack {
             again_at: None,
             error: None,
             section: None,
+            stray: false,
         }
     }
 }

@@ -1,6 +1,6 @@
 use std::{error::Error, fmt, time::Duration};
 
-use crate::store::StoreError;
+use crate::{defaults::GIVE_BACKS, store::StoreError};
 
 /// Why there is no guard. Nothing is held, and nothing was started.
 #[derive(Clone, Debug)]
@@ -27,7 +27,8 @@ pub enum LockError {
         /// How many would be served first, the holder included.
         ahead: usize,
     },
-    /// The store could not say whether the key is free.
+    /// The store could not say whether the key is free; or 10 000 releases have not reached it, and
+    /// nothing new is acquired until they have. The [source](Error::source) says which.
     Store(StoreError),
     /// These locks are being [shut down](crate::Locks::shutdown).
     ShuttingDown,
@@ -45,6 +46,8 @@ pub enum LockLost {
     TakenAway,
     /// Its fixed lease, or its `max_hold`, is over.
     LimitReached,
+    /// Its process shuts down, and the [budget](crate::Locks::shutdown_on_signal) for that was spent.
+    ShuttingDown,
     /// It was given back, in time.
     GivenBack,
     /// It is ours still, but not for as long as was asked. Only [`ensure`](crate::HeldLock::ensure) says so.
@@ -61,9 +64,16 @@ pub enum RunError {
     Lost(LockLost),
 }
 
+/// The bound of releases that have not reached the store is reached.
+#[derive(Clone, Debug)]
+pub(super) struct PendingReleases {
+    /// Why the newest of them failed. `None`: none has failed yet, the store has not answered.
+    pub(super) last_error: Option<StoreError>,
+}
+
 impl LockLost {
     /// Those for which a lock is over. They are written down where a deadline stands otherwise, as moments that are long gone.
-    const OVER: [Self; 4] = [Self::Unrenewed, Self::TakenAway, Self::LimitReached, Self::GivenBack];
+    const OVER: [Self; 5] = [Self::Unrenewed, Self::TakenAway, Self::LimitReached, Self::ShuttingDown, Self::GivenBack];
 
     pub(super) fn code(self) -> u64 {
         self as u64
@@ -82,6 +92,7 @@ impl fmt::Display for LockLost {
             }
             Self::TakenAway => "the lock was lost before the work under it had ended: it was taken away",
             Self::LimitReached => "the lock was lost before the work under it had ended: it was held for too long",
+            Self::ShuttingDown => "the lock was lost before the work under it had ended: its process shuts down",
             Self::GivenBack => "the lock was given back already",
             Self::TooShort => "the lock is not ours for as long as was asked",
         })
@@ -110,6 +121,18 @@ impl Error for LockError {
             Self::Store(error) => Some(error),
             _ => None,
         }
+    }
+}
+
+impl fmt::Display for PendingReleases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{GIVE_BACKS} releases have not reached the store yet; acquisitions are rejected until they have")
+    }
+}
+
+impl Error for PendingReleases {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.last_error.as_ref().map(|error| error as &(dyn Error + 'static))
     }
 }
 

@@ -49,6 +49,11 @@ impl<W> Line<W> {
         self.places.len() > self.impatient
     }
 
+    /// Whether somebody is in it who does not wait.
+    pub(super) fn has_impatient(&self) -> bool {
+        self.impatient > 0
+    }
+
     pub(super) fn requests(&self) -> impl Iterator<Item = &Request<W>> {
         self.places.iter().map(|place| &place.request)
     }

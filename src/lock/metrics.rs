@@ -110,6 +110,7 @@ mod enabled {
                 StoreErrorKind::Timeout => "timeout",
                 StoreErrorKind::Refused => "refused",
                 StoreErrorKind::Protocol => "protocol",
+                StoreErrorKind::Failover => "failover",
             };
             counter!("tower_lock_store_errors_total", "op" => verb, "kind" => kind).increment(1);
         }

@@ -22,6 +22,8 @@
 
 // In the order in which a newcomer reads them: from the handle to the guard, what decides, what drives it, what both say.
 mod locks;
+#[cfg(feature = "signal")]
+mod signal;
 mod call;
 mod owner;
 mod guard;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::terms::Terms;
-use crate::defaults::{BODY_IDLE, BODY_RATE, LOCK_DELAY, LOCK_DELAY_MAX, MAX_HOLD, REQUEST_WAIT};
+use crate::defaults::{BODY_IDLE, BODY_RATE, HOLD_AT_LEAST_MAX, LOCK_DELAY, LOCK_DELAY_MAX, MAX_HOLD, REQUEST_WAIT};
 
 /// What a log shows of a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,7 +93,8 @@ macro_rules! settings {
                 /// middle. Default: 5 minutes for a request, for a handler that hangs; without end for a [`Locks::lock`](crate::Locks::lock), for
                 /// a job.
                 max_hold(limit: ::std::time::Duration),
-                /// Keeps the key taken for at least this long from the grant on, even if the work is done sooner. Default: zero.
+                /// Keeps the key taken for at least this long from the grant on, even if the work is done sooner. Default: zero;
+                /// at most a day, longer values are reduced to that.
                 ///
                 /// For the job that three machines start at the same minute, give or take: it runs once. After work that failed (a status of 400 and
                 /// more, an error, [`LockGuard::release_failed`](crate::LockGuard::release_failed)) the key is free at once. A stream is a success
@@ -311,7 +312,7 @@ impl Policy {
         Terms {
             lease: self.lease.unwrap_or_default(),
             max_hold: self.max_hold,
-            hold_at_least: self.hold_at_least.unwrap_or_default(),
+            hold_at_least: self.hold_at_least.unwrap_or_default().min(HOLD_AT_LEAST_MAX),
             lock_delay: self.lock_delay.unwrap_or(LOCK_DELAY).min(LOCK_DELAY_MAX),
         }
     }

@@ -11,10 +11,10 @@ use super::{
 use crate::lease::OwnerId;
 use crate::{
     clock::{Moment, Now},
-    defaults::{GIVE_BACKS, LINE_PER_PROCESS},
+    defaults::{GIVE_BACKS, LINE_PER_PROCESS, STRAY_OFFERS},
     key::{KeyMap, LockKey},
     lease::OwnerIds,
-    store::Released,
+    store::{Released, StoreError},
 };
 
 /// An entry is here while somebody wants a key, has it, or has not given it back yet.
@@ -25,13 +25,30 @@ pub struct Table<W> {
     by_key: KeyMap<Conversation<W>>,
     waiting: usize,
     giving_back: usize,
+    /// Offers to ids that were forgotten, and are released.
+    strays: usize,
+    /// Those that wait in the store's line: a gap in its messages is theirs alone, however many keys are held.
+    in_line: KeyMap<()>,
+    gap_at: Option<Moment>,
+    /// Why the newest release that failed did, while there are releases that have not reached the store.
+    release_error: Option<StoreError>,
     next_place: u64,
     draining: bool,
 }
 
 impl<W> Default for Table<W> {
     fn default() -> Self {
-        Self { by_key: KeyMap::default(), waiting: 0, giving_back: 0, next_place: 0, draining: false }
+        Self {
+            by_key: KeyMap::default(),
+            waiting: 0,
+            giving_back: 0,
+            strays: 0,
+            in_line: KeyMap::default(),
+            gap_at: None,
+            release_error: None,
+            next_place: 0,
+            draining: false,
+        }
     }
 }
 
@@ -81,25 +98,17 @@ impl<W> Table<W> {
         self.with(key, now, ids, actions, |conversation, cx| conversation.on(event, cx));
     }
 
-    /// Every conversation hears of it.
-    pub fn on_all(
-        &mut self,
-        now: &Now<'_>,
-        ids: &OwnerIds,
-        event: impl Fn() -> Event<W>,
-        mut act: impl FnMut(&LockKey, Actions<W>),
-    ) {
-        let keys: Vec<_> = self.by_key.keys().cloned().collect();
-        for key in keys {
-            let mut actions = Actions::new();
-            self.on(&key, now, ids, event(), &mut actions);
-            act(&key, actions);
-        }
+    /// Messages may have been lost. The keys whose conversations are to [hear of it](Event::Gap): those that wait in the store's line.
+    /// What is asked at this moment notices the gap when its answer comes.
+    pub fn gap(&mut self, now: Moment) -> Vec<LockKey> {
+        self.gap_at = Some(now);
+        self.in_line.keys().cloned().collect()
     }
 
-    /// From now on nothing new is started.
-    pub fn drain(&mut self) {
+    /// From now on nothing new is started. The keys whose conversations are to [hear of it](Event::Drain).
+    pub fn drain(&mut self) -> Vec<LockKey> {
         self.draining = true;
+        self.by_key.keys().cloned().collect()
     }
 
     /// Whoever was to wake this conversation at that moment will not. Who waits in it.
@@ -174,14 +183,28 @@ impl<W> Table<W> {
             ids,
             room: self.waiting < LINE_PER_PROCESS,
             way_back: self.giving_back < GIVE_BACKS,
+            stray_room: self.strays < STRAY_OFFERS,
+            gap_at: self.gap_at,
+            release_error: &mut self.release_error,
             actions,
         };
         if let Some(conversation) = self.by_key.get_mut(key) {
             let (waited, gave_back) = (conversation.waiting(), conversation.giving_back());
+            let (strayed, was_in_line) = (conversation.strays(), conversation.is_in_line());
             let answer = event(conversation, &mut cx);
             conversation.arm(&mut cx);
             self.waiting = self.waiting - waited + conversation.waiting();
             self.giving_back = self.giving_back - gave_back + conversation.giving_back();
+            self.strays = self.strays - strayed + conversation.strays();
+            match (was_in_line, conversation.is_in_line()) {
+                (false, true) => drop(self.in_line.insert(key.clone(), ())),
+                (true, false) => drop(self.in_line.remove(key)),
+                _ => {}
+            }
+            if self.giving_back == 0 {
+                // It says nothing of releases that are pending later.
+                self.release_error = None;
+            }
             if conversation.is_over() {
                 self.by_key.remove(key);
             }
@@ -192,6 +215,7 @@ impl<W> Table<W> {
         conversation.arm(&mut cx);
         self.waiting += conversation.waiting();
         self.giving_back += conversation.giving_back();
+        self.strays += conversation.strays();
         if !conversation.is_over() {
             self.by_key.insert(key.clone(), conversation);
         }
@@ -201,7 +225,7 @@ impl<W> Table<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{error::Error, time::Duration};
 
     use super::*;
     use crate::{
@@ -211,7 +235,7 @@ mod tests {
             conversation::{Action, Call, Verb},
             terms::Terms,
         },
-        store::{Acquired, IfHeld, StoreError, StoreErrorKind, Yielded},
+        store::{Acquired, IfHeld, StoreErrorKind, Yielded},
     };
 
     /// A table, and what it wants done, without anything that does it.
@@ -224,6 +248,7 @@ mod tests {
         told: Vec<(u32, Result<Arc<Section>, LockError>)>,
         alarms: Vec<Moment>,
         watched: usize,
+        doubts: usize,
     }
 
     fn world() -> World {
@@ -236,6 +261,7 @@ mod tests {
             told: Vec::new(),
             alarms: Vec::new(),
             watched: 0,
+            doubts: 0,
         }
     }
 
@@ -248,6 +274,7 @@ mod tests {
                     Action::Refuse(who, error) => self.told.push((who, Err(error))),
                     Action::WakeAt(at) => self.alarms.push(at),
                     Action::Watch(_) => self.watched += 1,
+                    Action::Doubt(_) => self.doubts += 1,
                     Action::Forget(_) | Action::Outcome(..) => {}
                 }
             }
@@ -396,6 +423,104 @@ mod tests {
         assert!(w.table.is_empty());
     }
 
+    /// Anybody who can send messages can offer: what is asked of the store because of it has a bound.
+    #[test]
+    fn offers_to_ids_that_were_forgotten_are_released_a_few_at_a_time() {
+        let mut w = world();
+        for n in 0..1_000 {
+            w.key = LockKey::from(("n", n));
+            let gone = w.ids.next();
+            w.on(Event::Offered(gone));
+        }
+        assert_eq!((w.calls.len(), w.table.len()), (STRAY_OFFERS, STRAY_OFFERS));
+        for (n, call) in std::mem::take(&mut w.calls).into_iter().enumerate() {
+            w.key = LockKey::from(("n", n));
+            // Without an answer the lease of the offer ends it.
+            let answer = if n % 2 == 0 { Ok(Released::NotOwner) } else { Err(lost_answer()) };
+            w.on(Event::Released(call.number, answer));
+        }
+        assert!(w.table.is_empty());
+        let gone = w.ids.next();
+        w.on(Event::Offered(gone));
+        w.released();
+    }
+
+    /// I7: whoever can send messages cannot end what runs.
+    #[test]
+    fn a_message_that_a_key_was_taken_away_is_asked_about_and_ends_nothing() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        let other = w.ids.next();
+        w.on(Event::TakenAway(other));
+        assert_eq!(w.doubts, 0, "of somebody else");
+        w.on(Event::TakenAway(section.grant.owner.clone()));
+        assert_eq!(w.doubts, 1);
+        assert!(w.calls.is_empty() && !section.remaining(w.now).is_zero());
+        w.on(Event::Lost(section.grant.owner.clone(), LockLost::TakenAway));
+        assert!(section.remaining(w.now).is_zero(), "the store has said so");
+    }
+
+    /// A flood of messages must not keep it from beginning.
+    #[test]
+    fn a_grant_that_is_said_to_be_taken_away_again_and_again_begins_after_one_question() {
+        let mut w = world();
+        w.ask(1, true);
+        let call = w.call();
+        w.on(Event::TakenAway(call.owner.clone()));
+        w.on(Event::Acquired(call.number, Ok(GRANTED)));
+        let call = w.call();
+        w.on(Event::TakenAway(call.owner.clone()));
+        w.on(Event::Acquired(call.number, Ok(GRANTED)));
+        w.turn(1);
+        assert_eq!(w.doubts, 1, "and is asked about while it runs");
+    }
+
+    /// The same for a process that has gone on after a yield.
+    #[test]
+    fn a_grant_that_is_said_to_be_taken_away_while_it_yields_is_asked_about() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.ask(2, true);
+        w.now = w.now.after(ms(110));
+        w.end(&section, Ending::Released);
+        let call = w.call();
+        w.on(Event::TakenAway(call.owner.clone()));
+        w.on(Event::Yielded(call.number, Ok(Yielded::Extended { fence: 8 })));
+        w.turn(2);
+        assert_eq!(w.doubts, 1);
+    }
+
+    /// However many keys are held, a gap is for those that wait.
+    #[test]
+    fn a_gap_visits_those_who_wait_in_the_stores_line_and_nobody_else() {
+        let mut w = world();
+        for n in 0..100 {
+            w.key = LockKey::from(("held", n));
+            w.ask(1, true);
+            w.answer(GRANTED);
+            w.turn(1);
+        }
+        w.key = LockKey::from(("n", 1));
+        w.ask(1, true);
+        w.answer(IN_LINE);
+        assert_eq!(w.table.gap(w.now), [w.key.clone()]);
+        w.on(Event::Gap);
+        w.answer(GRANTED);
+        w.turn(1);
+        assert_eq!(w.table.gap(w.now), []);
+        w.key = LockKey::from(("n", 2));
+        w.ask(1, true);
+        w.now = w.now.after(ms(1));
+        assert_eq!(w.table.gap(w.now), [], "it is asked at this moment");
+        w.answer(IN_LINE);
+        w.answer(IN_LINE);
+        assert!(w.calls.is_empty(), "once more, because its answer may be older than the gap");
+    }
+
     #[test]
     fn a_gap_in_the_events_is_a_hint_for_all_who_wait() {
         let mut w = world();
@@ -494,7 +619,7 @@ mod tests {
         let mut w = world();
         w.ask(1, true);
         let call = w.call();
-        w.on(Event::Lost(call.owner.clone(), LockLost::TakenAway));
+        w.on(Event::TakenAway(call.owner.clone()));
         w.on(Event::Acquired(call.number, Ok(GRANTED)));
         assert!(w.told.is_empty(), "the store is asked first");
         w.answer(IN_LINE);
@@ -515,7 +640,7 @@ mod tests {
         w.end(&section, Ending::Released);
         let call = w.call();
         let Verb::Yield { next, fence: 7, .. } = call.verb else { panic!("{call:?}") };
-        w.on(Event::Lost(next, LockLost::TakenAway));
+        w.on(Event::TakenAway(next));
         w.on(Event::Yielded(call.number, Ok(Yielded::Over(Acquired::Granted { fence: 8 }))));
         assert!(w.told.is_empty(), "the store is asked first");
         w.answer(Acquired::Granted { fence: 8 });
@@ -610,8 +735,141 @@ mod tests {
         w.key = LockKey::from(("one", "more"));
         w.ask(1, true);
         assert!(w.calls.is_empty(), "its way back could not be walked");
-        assert!(matches!(&w.told.remove(0), (1, Err(LockError::Store(e))) if e.operation() == "release"));
+        let (1, Err(LockError::Store(error))) = w.told.remove(0) else { panic!("{:?}", w.told) };
+        assert_eq!((error.operation(), error.kind()), ("acquire", StoreErrorKind::Unavailable));
+        let bound = error.source().expect("the bound is named");
+        assert!(bound.to_string().starts_with(&format!("{GIVE_BACKS} releases have not reached the store")), "{bound}");
+        assert!(bound.source().is_none(), "no release has failed yet");
         assert_eq!(w.table.len(), GIVE_BACKS);
+    }
+
+    #[test]
+    fn the_bound_of_pending_releases_names_the_last_error_of_the_store() {
+        let mut w = world();
+        for n in 0..GIVE_BACKS {
+            w.key = LockKey::from(("n", n));
+            w.ask(1, false);
+            w.answer(GRANTED);
+            let section = w.turn(1);
+            w.end(&section, Ending::Released);
+            let call = w.call();
+            if n == 0 {
+                let cause = std::io::Error::other("no route");
+                let error = StoreError::new("test", "release", StoreErrorKind::Unavailable).with_source(cause);
+                w.on(Event::Released(call.number, Err(error)));
+            }
+        }
+        w.key = LockKey::from(("one", "more"));
+        w.ask(1, true);
+        let (1, Err(error)) = w.told.remove(0) else { panic!("{:?}", w.told) };
+        let chain = std::iter::successors(Some(&error as &dyn Error), |&e| e.source());
+        let texts: Vec<_> = chain.map(ToString::to_string).collect();
+        let [_, call, bound, last, cause] = &texts[..] else { panic!("{texts:?}") };
+        assert!(call.contains("acquire") && !call.contains("release"), "{call}");
+        assert!(bound.contains("releases have not reached the store yet"), "{bound}");
+        assert!(last.contains("the test store") && last.contains("release"), "{last}");
+        assert_eq!(cause, "no route");
+        for n in 1..texts.len() {
+            assert!(!texts[..n].iter().any(|text| text.contains(&texts[n])), "repeated: {texts:?}");
+        }
+    }
+
+    fn failover() -> StoreError {
+        StoreError::new("test", "acquire", StoreErrorKind::Failover)
+    }
+
+    /// Answers each call with a failover, for this long.
+    fn fail_over(w: &mut World, mut left: Duration) -> usize {
+        let mut calls = 0;
+        while !left.is_zero() {
+            while let Some(call) = w.calls.pop() {
+                assert!(matches!(call.verb, Verb::Acquire { .. }), "{call:?}");
+                calls += 1;
+                w.on(Event::Acquired(call.number, Err(failover())));
+            }
+            w.later(ms(10));
+            left = left.saturating_sub(ms(10));
+        }
+        calls
+    }
+
+    #[test]
+    fn a_call_with_a_wait_is_retried_during_a_failover_until_its_own_wait_is_over() {
+        let mut w = world();
+        let place = w.ask(1, true);
+        let calls = fail_over(&mut w, Duration::from_secs(20));
+        assert!(w.told.is_empty(), "{:?}", w.told);
+        assert!((20..40).contains(&calls), "a bounded backoff: {calls}");
+        assert!(w.leave(place).is_some_and(|ahead| ahead.silent.is_some_and(|e| e.is_failover())));
+        let mut w = world();
+        w.ask(2, true);
+        fail_over(&mut w, Duration::from_secs(5));
+        while w.calls.is_empty() {
+            w.later(ms(10));
+        }
+        w.answer(GRANTED);
+        w.turn(2);
+    }
+
+    #[test]
+    fn a_call_without_a_wait_is_rejected_when_a_failover_takes_longer_than_the_store_timeout() {
+        let mut w = world();
+        w.ask(1, false);
+        fail_over(&mut w, ms(990));
+        assert!(w.told.is_empty(), "{:?}", w.told);
+        w.ask(2, true);
+        fail_over(&mut w, ms(500));
+        assert!(matches!(&w.told[..], [(1, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", w.told);
+        w.told.clear();
+        w.ask(3, false);
+        fail_over(&mut w, ms(1_200));
+        assert!(matches!(&w.told[..], [(3, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", w.told);
+        w.told.clear();
+        w.later(ms(1_000));
+        w.answer(GRANTED);
+        w.turn(2);
+    }
+
+    /// The server that was being promoted does not answer any more: that is an outage.
+    #[test]
+    fn a_failover_that_becomes_an_outage_ends_after_the_store_timeout() {
+        let mut w = world();
+        w.ask(1, true);
+        fail_over(&mut w, Duration::from_secs(3));
+        w.later(ms(1_000));
+        let began = w.now;
+        while w.told.is_empty() {
+            if let Some(call) = w.calls.pop() {
+                w.on(Event::Acquired(call.number, Err(lost_answer())));
+            }
+            w.later(ms(10));
+        }
+        let took = w.now.since(began);
+        assert!(matches!(&w.told[..], [(1, Err(LockError::Store(e)))] if !e.is_failover()), "{:?}", w.told);
+        assert!(took >= ms(900) && took < ms(1_200), "{took:?}");
+    }
+
+    /// Its own release failed over: the waiter asks for the key itself, and is not rejected.
+    #[test]
+    fn a_waiter_outlives_a_failover_that_delays_the_release_before_it() {
+        let mut w = world();
+        w.ask(1, false);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.end(&section, Ending::Released);
+        let call = w.call();
+        let error = StoreError::new("test", "release", StoreErrorKind::Failover);
+        w.on(Event::Released(call.number, Err(error)));
+        w.ask(2, true);
+        w.ask(3, false);
+        w.now = w.now.after(ms(1_001));
+        w.later(ms(0));
+        assert!(matches!(&w.told[..], [(3, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", w.told);
+        w.told.clear();
+        let asks = w.calls.iter().position(|call| matches!(call.verb, Verb::Acquire { .. })).expect("asked");
+        let call = w.calls.remove(asks);
+        w.on(Event::Acquired(call.number, Ok(Acquired::Granted { fence: 8 })));
+        w.turn(2);
     }
 
     /// I9, I11: asked for until the lease and the place are over anyway, and no longer.

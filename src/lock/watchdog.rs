@@ -79,6 +79,13 @@ impl Watchdog {
         }
     }
 
+    /// A message says that it is over: the store is asked as soon as that is allowed.
+    pub(super) fn doubt(core: &Arc<Core>, grant: &Arc<Grant>) {
+        if grant.doubt(core.clock.now()) {
+            Self::watch(core, grant);
+        }
+    }
+
     /// Somebody who works under a grant was woken for nothing: the runtime of the task may have ended.
     pub(super) fn revive(core: &Arc<Core>) {
         let watched = core.watchdog.watched.lock();
@@ -109,6 +116,12 @@ impl Watchdog {
     /// Not renewed any more, from before it is given back.
     pub(super) fn forget(&self, grant: &Grant) {
         self.watched.lock().unlist(grant);
+    }
+
+    /// All that is held.
+    #[cfg(feature = "signal")]
+    pub(super) fn grants(&self) -> Vec<Arc<Grant>> {
+        self.watched.lock().grants.values().cloned().collect()
     }
 
     fn look(&self, now: Moment) -> Look {
@@ -242,6 +255,8 @@ async fn run(task: Task, earlier: Arc<Notify>) {
 }
 
 async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
+    let asking = Asking { core: Arc::clone(&core), due };
+    let due = &asking.due;
     let asked = core.clock.now(); // I3
     let asks = due.iter().map(|grant| RenewAsk::new(grant.key.clone(), grant.owner.clone(), grant.lease_with_delay()));
     let answers = timeout(STORE_CALL, core.store.renew(asks.collect())).await;
@@ -262,7 +277,24 @@ async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
             Renewed::Unknown => {}
         }
     }
-    for grant in &due {
+    for grant in due {
         grant.tell_if_late(core.clock.now());
+    }
+}
+
+/// A renewal that is under way. When it is over, or dropped with its runtime, what was doubted since is asked about.
+struct Asking {
+    core: Arc<Core>,
+    due: Vec<Arc<Grant>>,
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let now = self.core.clock.now();
+        for grant in &self.due {
+            if grant.asked(now) {
+                Watchdog::watch(&self.core, grant);
+            }
+        }
     }
 }

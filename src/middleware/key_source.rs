@@ -78,13 +78,29 @@ pub struct ByParts<F>(F);
 /// locks to a key made of text.
 ///
 /// ```
-/// # use tower_lock::{LockLayer, Locks, by_parts};
-/// # #[cfg(feature = "memory")]
-/// # fn layer(locks: &Locks) -> LockLayer<impl tower_lock::KeySource> {
-/// LockLayer::new(locks, by_parts(|parts| {
-///     parts.headers.get("x-account")?.to_str().ok()?.parse().ok().map(|id: u64| ("account", id))
-/// }))
+/// use http::StatusCode;
+/// use tower_lock::{LockLayer, Locks, by_parts};
+///
+/// # async fn answers(locks: Locks) -> Result<(), tower::BoxError> {
+/// let layer = LockLayer::new(&locks, by_parts(|parts| {
+///     let account = parts.headers.get("x-account").and_then(|text| text.to_str().ok()?.parse::<u64>().ok());
+///     // Not `None`: a request whose key cannot be read would run without a lock.
+///     account.map(|id| ("account", id)).ok_or(StatusCode::BAD_REQUEST)
+/// }));
+/// # use tower::{Layer, ServiceExt, service_fn};
+/// # let ok = service_fn(async |_: http::Request<tower_lock::RequestBody>| Ok::<_, tower::BoxError>(http::Response::new(String::new())));
+/// # let _held = locks.try_lock(("account", 7)).await?;
+/// # for (account, status) in [(Some("8"), 200), (Some("7"), 409), (Some("007"), 409), (Some("7a"), 400), (None, 400)] {
+/// #     let mut request = http::Request::new(String::new());
+/// #     if let Some(account) = account {
+/// #         request.headers_mut().insert("x-account", account.parse()?);
+/// #     }
+/// #     assert_eq!(layer.layer(ok).oneshot(request).await?.status(), status, "{account:?}");
 /// # }
+/// # Ok(())
+/// # }
+/// # #[cfg(feature = "memory")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(answers(Locks::in_memory())).unwrap();
 /// ```
 pub fn by_parts<F, R>(f: F) -> ByParts<F>
 where

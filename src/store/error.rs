@@ -23,6 +23,8 @@ pub enum StoreErrorKind {
     Refused,
     /// It answered what its contract does not know.
     Protocol,
+    /// The server is a replica or is being promoted. The call is retried within the caller's wait.
+    Failover,
 }
 
 impl StoreError {
@@ -58,7 +60,12 @@ impl StoreError {
 
     /// Whether it is worth to ask once more.
     pub(crate) fn may_pass(&self) -> bool {
-        matches!(self.kind, StoreErrorKind::Unavailable | StoreErrorKind::Timeout)
+        matches!(self.kind, StoreErrorKind::Unavailable | StoreErrorKind::Timeout | StoreErrorKind::Failover)
+    }
+
+    /// Whether the store answers, but accepts no writes until a failover has ended.
+    pub(crate) fn is_failover(&self) -> bool {
+        self.kind == StoreErrorKind::Failover
     }
 }
 
@@ -71,6 +78,9 @@ impl fmt::Display for StoreError {
             StoreErrorKind::Refused => write!(f, "the {store} store refused to {operation} a lock"),
             StoreErrorKind::Protocol => {
                 write!(f, "the {store} store broke its contract when asked to {operation} a lock")
+            }
+            StoreErrorKind::Failover => {
+                write!(f, "the {store} store is a replica or is being promoted and cannot {operation} a lock")
             }
         }
     }

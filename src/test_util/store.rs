@@ -141,6 +141,14 @@ impl TestStore {
         *lock(&self.shared.events) = fault;
     }
 
+    /// Tells every process this event, though it did not happen: as somebody who can send messages, and nothing else.
+    pub fn forge(&self, event: &StoreEvent) {
+        let inboxes = lock(&self.shared.inboxes).clone();
+        for inbox in inboxes {
+            inbox.tell(event.clone());
+        }
+    }
+
     /// From now on things go wrong by chance; `None` ends it.
     pub fn chaos(&self, chaos: Option<Chaos>) {
         *lock(&self.shared.chaos) = chaos;

@@ -53,7 +53,7 @@ async fn i2_nothing_is_asked_of_the_store_without_room_for_its_way_back() {
     }
     let asked = store.on(Verb::Acquire).calls();
     let error = locks.lock(key()).await.expect_err("no room");
-    assert!(matches!(&error, LockError::Store(error) if error.operation() == "release"), "{error:?}");
+    assert!(matches!(&error, LockError::Store(error) if error.operation() == "acquire"), "{error:?}");
     assert_eq!(store.on(Verb::Acquire).calls(), asked);
     store.on(Verb::Release).fault(Fault::None);
     sleep(Duration::from_secs(60)).await;

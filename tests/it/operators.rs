@@ -1,8 +1,9 @@
 //! What is asked at three in the morning: who has it, since when, may I free it? And: how does this end?
 
-use std::{future::IntoFuture, sync::Arc, time::Duration};
+use std::{future::IntoFuture, pin::pin, sync::Arc, time::Duration};
 
 use axum::{Router, http::StatusCode, routing::get};
+use futures_util::poll;
 use tokio::{
     sync::Notify,
     task::JoinSet,
@@ -209,6 +210,37 @@ async fn a_shutdown_under_load_leaves_nothing() {
     assert_eq!(told, 200, "every client of this process, and none of the other");
     sleep(Duration::from_secs(60)).await;
     assert_eq!((store.memory().size(), other.size()), (0, (0, 0)));
+}
+
+/// To this process, which listens to it: the tests beside this one do not notice.
+#[cfg(unix)]
+fn terminate_this_process() {
+    let kill = std::process::Command::new("sh").args(["-c", "kill -TERM $PPID"]).status();
+    assert!(kill.expect("sh runs").success());
+}
+
+/// A waiter is rejected at once. What does not end within the budget is revoked and released before its end.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_signal_ends_what_is_held_within_its_budget() {
+    let store = TestStore::new();
+    let (locks, other) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let hangs = locks.lock(("n", 1)).await.expect("free");
+    let view = hangs.view();
+    let handler = tokio::spawn(async move { hangs.while_held(std::future::pending::<()>()).await });
+    let mut shutdown = pin!(locks.shutdown_on_signal(Duration::from_millis(200)));
+    assert!(poll!(shutdown.as_mut()).is_pending(), "no signal yet");
+    let waits = tokio::spawn(locks.lock(("n", 1)).into_future());
+    settle().await;
+    assert!(!waits.is_finished() && !view.remaining().is_zero(), "nothing ends before the signal");
+
+    terminate_this_process();
+    soon("the end of the budget", shutdown).await;
+    assert!(matches!(waits.await.expect("no panic"), Err(LockError::ShuttingDown)));
+    assert_eq!(handler.await.expect("no panic"), Err(LockLost::ShuttingDown));
+    assert_eq!((store.held(), locks.size()), (0, (0, 0)), "nothing is left to a lease");
+    let state = other.inspect(("n", 1)).await.expect("up");
+    assert!(state.holder.is_none() && state.remaining <= Duration::from_secs(1), "the lock-delay alone: {state:?}");
 }
 
 /// As the README has it: the server answers while the locks are shut down, and closes then.

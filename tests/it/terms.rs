@@ -166,6 +166,18 @@ async fn a_lost_lock_is_given_on_after_the_lock_delay() {
 
 /// The machine slept: timers have not moved, leases have.
 #[tokio::test(start_paused = true)]
+async fn the_least_hold_is_at_most_a_day() {
+    let locks = Locks::in_memory();
+    let guard = locks.lock(key()).hold_at_least(Duration::MAX).await.expect("free");
+    guard.release().await.expect("in memory");
+    let day = s(24 * 60 * 60);
+    let remaining = locks.inspect(key()).await.expect("in memory").remaining;
+    assert!(remaining <= day && remaining > day - s(1), "{remaining:?}");
+    tokio::time::advance(day + s(1)).await;
+    let _held = locks.try_lock(key()).await.expect("free after a day");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_clock_that_jumps_over_the_lease_finds_the_lock_lost_before_the_next_poll() {
     let clock = Clock::default();
     let store = TestStore::with_clock(clock.clone());

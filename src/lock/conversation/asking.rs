@@ -10,6 +10,7 @@ use crate::{
     lock::{
         LockError,
         attempt::{Attempt, GiveBack, State},
+        error::PendingReleases,
     },
     store::{Acquired, IfHeld, StoreError, StoreErrorKind},
 };
@@ -22,7 +23,8 @@ impl<W> Conversation<W> {
             return;
         }
         if !cx.way_back {
-            let error = StoreError::new("lock", "release", StoreErrorKind::Unavailable);
+            let error = StoreError::new("lock", "acquire", StoreErrorKind::Unavailable)
+                .with_source(PendingReleases { last_error: cx.release_error.clone() });
             return self.refuse_line(cx, |_| error.clone().into());
         }
         self.attempt = Some(Attempt::new(cx.ids.next()));
@@ -67,14 +69,24 @@ impl<W> Conversation<W> {
         let Some(attempt) = &mut self.attempt else { return };
         match answer {
             // What was taken away meanwhile is not begun: the store says whether it was this (I7).
-            Ok(Acquired::Granted { .. }) if attempt.taken_away => self.ask(cx),
-            Ok(Acquired::Granted { fence }) => self.granted(asked, fence, cx),
+            Ok(Acquired::Granted { .. }) if attempt.taken_away && !attempt.checked => {
+                attempt.checked = true;
+                self.ask(cx);
+            }
+            Ok(Acquired::Granted { fence }) => {
+                let doubted = attempt.taken_away;
+                self.granted(asked, fence, cx);
+                if doubted {
+                    self.doubt(cx);
+                }
+            }
             Ok(Acquired::InLine { lease_left, before: _ }) => {
                 attempt.state = State::InLine;
                 attempt.heard_at = cx.now();
                 attempt.held_until = cx.now().after(lease_left);
                 attempt.check_in(cx.now(), lease_left, cx.die());
-                let hinted = attempt.hinted;
+                // Where it was asked before a gap, what it was told since may be lost.
+                let hinted = attempt.hinted || cx.gap_at.is_some_and(|gap_at| asked < gap_at);
                 self.refuse_those_who_do_not_wait(cx, refused);
                 self.end_if_unwanted(cx);
                 if hinted {
@@ -134,8 +146,12 @@ impl<W> Conversation<W> {
                 }
             }
             _ if self.give_backs.iter().any(|give_back| give_back.owner == *owner) => {}
-            // Long forgotten: what was offered to it is not to wait for its end.
-            _ => self.give_back(GiveBack::new(owner.clone(), Duration::ZERO, cx.now()), cx),
+            // Long forgotten: what was offered to it is not to wait for its end. A few at a time, because anybody can send offers.
+            _ if cx.stray_room => {
+                let stray = GiveBack { stray: true, ..GiveBack::new(owner.clone(), Duration::ZERO, cx.now()) };
+                self.give_back(stray, cx);
+            }
+            _ => {}
         }
     }
 

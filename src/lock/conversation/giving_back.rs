@@ -74,9 +74,13 @@ impl<W> Conversation<W> {
                     self.give_backs.remove(at);
                 }
             },
+            Err(_) if give_back.stray => {
+                self.give_backs.remove(at);
+            }
             Err(error) => {
                 give_back.failures += 1;
                 give_back.again_at = Some(cx.now().after(backoff(give_back.failures, cx.die())));
+                *cx.release_error = Some(error.clone());
                 give_back.error = Some(error);
             }
         }
@@ -127,6 +131,11 @@ impl<W> Conversation<W> {
         });
         if let Some(error) = silent {
             self.closing = None;
+            if error.is_failover() {
+                // The store is there: those who wait ask it whose the key is, until it can say so.
+                self.refuse_those_who_do_not_wait(cx, |_, _| error.clone().into());
+                return self.start_attempt(cx);
+            }
             // No call for this key was answered for so long.
             self.refuse_line(cx, |_| error.clone().into());
         }

@@ -240,7 +240,7 @@ impl Shell {
             }
             StoreEvent::TakenAway { key, owner } => {
                 if !self.is(Wrong::ForceDeaf) {
-                    self.on(now, &key, Event::Lost(owner, LockLost::TakenAway));
+                    self.on(now, &key, Event::TakenAway(owner));
                 }
             }
             _ => self.gap(now),
@@ -344,6 +344,11 @@ impl Shell {
                         grant.extend(now, now);
                     }
                     self.watch(&grant);
+                }
+                Action::Doubt(grant) => {
+                    if grant.doubt(now) {
+                        self.watch(&grant);
+                    }
                 }
                 Action::Forget(grant) => self.forget(&grant),
                 Action::Outcome(..) => {}
@@ -563,6 +568,11 @@ impl Shell {
                             self.on(now, &grant.key, Event::Lost(grant.owner.clone(), LockLost::TakenAway));
                         }
                         _ => {}
+                    }
+                }
+                for grant in grants {
+                    if grant.asked(now) {
+                        self.watch(&grant);
                     }
                 }
             }
