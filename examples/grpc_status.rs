@@ -158,7 +158,7 @@ async fn main() -> Result<(), Failure> {
 
     let (broken_off, thrown_out) = join!(call("what is thrown out by an operator", service.clone(), "10"), async {
         // As soon as it has its lock.
-        while locks.force_release(("account", 10)).await?.is_none() {
+        while locks.force_release(("account", 10)).await?.holder().is_none() {
             yield_now().await;
         }
         Ok::<_, Failure>(())

@@ -58,7 +58,7 @@ pub use self::{
         LockLayer, LockService, LocksLayer, LocksService, Rejection, RejectionBody, RequestBody, ResponseBody,
         ResponseFuture, by_fields, by_parts, constant, extension, header, query_param,
     },
-    store::{LockStore, Released, StoreError, StoreErrorKind},
+    store::{ForceReleaseReply, LockStore, Released, StoreError, StoreErrorKind},
 };
 /// The library that connects to Redis, as this crate's types have it.
 #[cfg(feature = "redis")]

@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     clock::{Clock, Moment, Now},
-    defaults::{HINT_PAUSE, LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE, STORE_CALL},
+    defaults::{HINT_PAUSE, LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE},
     key::LockKey,
     lease::{OwnerId, OwnerIds},
     store::{
@@ -49,6 +49,7 @@ pub(super) const LINE: LineTerms = LineTerms::new(OFFER.saturating_add(LOCK_DELA
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(super) store: Arc<dyn LockStore>,
+    pub(super) call_timeout: Duration,
     pub(super) clock: Clock,
     pub(super) watchdog: Watchdog,
     pub(super) detached: detached::Count,
@@ -104,15 +105,17 @@ struct Alarm {
 
 impl Core {
     pub(super) fn new(store: Arc<dyn LockStore>, clock: Clock, ids: OwnerIds) -> Arc<Self> {
+        let call_timeout = store.call_timeout();
         let core = Arc::new(Self {
             store,
+            call_timeout,
             clock,
             watchdog: Watchdog::default(),
             detached: detached::Count::default(),
             ids,
             complaints: Complaints::default(),
             bodies: Arc::default(),
-            table: Mutex::default(),
+            table: Mutex::new(Table::new(call_timeout)),
             gaps: Mutex::default(),
             is_draining: AtomicBool::new(false),
             runtime: Mutex::default(),
@@ -267,6 +270,11 @@ impl Core {
         self.table.lock().holds_of(section, self.clock.now())
     }
 
+    /// After this time without a reply a request is rejected: one call and one repeat.
+    pub(super) fn store_timeout(&self) -> Duration {
+        2 * self.call_timeout
+    }
+
     /// Keys that something is known of, and waiters.
     #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn size(&self) -> (usize, usize) {
@@ -323,11 +331,11 @@ impl Core {
         let store = &self.store;
         match verb {
             Verb::Acquire { if_held, lease } => {
-                let ask = AcquireAsk::new(key.clone(), owner, lease, if_held, LINE, STORE_CALL);
+                let ask = AcquireAsk::new(key.clone(), owner, lease, if_held, LINE, self.call_timeout);
                 self.answer(key, "acquire", store.acquire(ask), move |answer| Event::Acquired(number, answer))
             }
             Verb::Yield { fence, next, lease } => {
-                let ask = YieldAsk::new(key.clone(), owner, fence, next, lease, LINE, STORE_CALL);
+                let ask = YieldAsk::new(key.clone(), owner, fence, next, lease, LINE, self.call_timeout);
                 self.answer(key, "yield", store.yield_to_line(ask), move |answer| Event::Yielded(number, answer))
             }
             Verb::Release { keep_taken } => {
@@ -358,7 +366,7 @@ impl Core {
                     answer: std::marker::PhantomData,
                 };
                 self.spawn(async move {
-                    let answer = timeout(STORE_CALL, answer).await;
+                    let answer = timeout(under_way.core.call_timeout, answer).await;
                     under_way
                         .ends(answer.unwrap_or_else(|_| Err(StoreError::new("lock", verb, StoreErrorKind::Timeout))));
                 });

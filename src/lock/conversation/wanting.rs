@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{Action, Ahead, Context, Conversation, Request};
 use crate::{
     clock::Moment,
-    defaults::{LINE_PER_KEY, STORE_CALL},
+    defaults::LINE_PER_KEY,
     lock::{
         LockError, Owner,
         attempt::{Attempt, State},
@@ -42,7 +42,7 @@ impl<W> Conversation<W> {
         self.start_attempt(cx);
         // Nobody may have noticed yet that the store is silent: it is asked before it is time to, so that this one is told in time.
         let in_line = |attempt: &Attempt| matches!(attempt.state, State::InLine) && attempt.calls.number().is_none();
-        if self.attempt.as_ref().is_some_and(|a| in_line(a) && cx.now().since(a.heard_at) >= STORE_CALL) {
+        if self.attempt.as_ref().is_some_and(|a| in_line(a) && cx.now().since(a.heard_at) >= cx.call_timeout) {
             self.ask(cx);
         }
     }
