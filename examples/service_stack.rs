@@ -20,7 +20,7 @@ use tower_http::{
     timeout::TimeoutLayer,
     trace::TraceLayer,
 };
-use tower_lock::{HeldLock, LockLayer, Locks, by, by_parts};
+use tower_lock::{HeldLock, LockLayer, Locks, RequestBody, by, by_parts};
 
 /// How long a client waits for an answer.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
@@ -63,7 +63,9 @@ pub(crate) fn service(
         .layer(LockLayer::new(locks, account))
         // Inside: a request that waits for its lock takes no place of it.
         .layer(ConcurrencyLimitLayer::new(100))
-        .service(service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::from("transferred"))) }))
+        .service(service_fn(|_: Request<RequestBody>| async {
+            Ok::<_, Infallible>(Response::new(Body::from("transferred")))
+        }))
 }
 
 #[tokio::main(flavor = "current_thread")]

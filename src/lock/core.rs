@@ -16,8 +16,6 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-#[cfg(feature = "axum")]
-use super::room::Room;
 use super::{
     LockError, LockLost,
     complaints::Complaints,
@@ -26,6 +24,7 @@ use super::{
     grant::Grant,
     metrics,
     owner::Owner,
+    room::Room,
     section::Section,
     sync::Mutex,
     table::Table,
@@ -56,8 +55,7 @@ pub(crate) struct Core {
     pub(super) detached: detached::Count,
     pub(super) ids: OwnerIds,
     complaints: Complaints,
-    /// For the bodies of requests that wait.
-    #[cfg(feature = "axum")]
+    /// For the bodies of requests that are read before their lock is taken.
     bodies: Arc<Room>,
     /// I11: nothing of others runs under it, and nothing is awaited.
     table: Mutex<Table<Waiter>>,
@@ -116,7 +114,6 @@ impl Core {
             detached: detached::Count::default(),
             ids,
             complaints: Complaints::default(),
-            #[cfg(feature = "axum")]
             bodies: Arc::default(),
             table: Mutex::new(Table::new(call_timeout)),
             gaps: Mutex::default(),
@@ -264,6 +261,11 @@ impl Core {
         self.table.lock().holds(key, owner, self.clock.now())
     }
 
+    /// What a request of this owner that does not wait would be told now, as far as is known here.
+    pub(crate) fn refusal(&self, key: &LockKey, owner: &Owner) -> Option<LockError> {
+        self.table.lock().refusal(key, owner, self.clock.now())
+    }
+
     pub(super) fn holds_of(&self, section: &Arc<Section>) -> u32 {
         self.table.lock().holds_of(section, self.clock.now())
     }
@@ -280,7 +282,6 @@ impl Core {
         (table.len(), table.waiting())
     }
 
-    #[cfg(feature = "axum")]
     pub(crate) fn bodies(&self) -> &Arc<Room> {
         &self.bodies
     }

@@ -134,6 +134,11 @@ impl<W> Table<W> {
         self.by_key.get(key).map_or(0, |conversation| conversation.holds(owner, now))
     }
 
+    /// What a request of this owner that does not wait would be told now, as far as is known here.
+    pub fn refusal(&self, key: &LockKey, owner: &Owner, now: Moment) -> Option<crate::lock::LockError> {
+        self.by_key.get(key)?.refusal(owner, now)
+    }
+
     /// How often this section is held.
     pub fn holds_of(&self, section: &Arc<Section>, now: Moment) -> u32 {
         self.by_key.get(&section.grant.key).map_or(0, |conversation| conversation.holds_of(section, now))

@@ -80,7 +80,7 @@ use crate::lock::{Locks, Policy, request_setters, settings};
 ///
 /// The whole handler runs under the lock, its extractors included. What it answered in full gives the lock back
 /// before it is sent; a stream holds it to its last byte, trailers, error or drop, and no longer than its
-/// [reader reads](Self::body_stall). A 101 and the answer to a `CONNECT` give it back at the head.
+/// [reader reads](Self::body_idle_timeout). A 101 and the answer to a `CONNECT` give it back at the head.
 ///
 /// # Errors
 ///
