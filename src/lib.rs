@@ -47,7 +47,7 @@ pub use self::{
     lease::{FencingToken, OwnerId},
     lock::{
         ClientGone, HeldLock, Hold, KeyInLogs, Lease, LockCall, LockError, LockFuture, LockGuard, LockLost, LockState,
-        Locks, LocksBuilder, OnLost, Owner, Policy, Release, RunError, TimeoutStatus,
+        Locks, LocksBuilder, OnLost, Owner, Policy, QueueBound, Release, RunError, TimeoutStatus,
     },
     middleware::{
         ByFields, ByParts, Constant, Field, FieldError, FieldProblem, Fields, FromHead, IntoLockKey, KeyError,

@@ -5,17 +5,17 @@ use std::time::Duration;
 use super::{Action, Context, Conversation, Verb, wanting::refused};
 use crate::{
     clock::Moment,
-    defaults::{LEASE, LOCK_DELAY},
+    defaults::{LEASE, LINE_IN_STORE, LINE_PER_PROCESS, LOCK_DELAY},
     lease::OwnerId,
     lock::{
-        LockError,
+        LockError, QueueBound,
         attempt::{Attempt, GiveBack, State},
         error::PendingReleases,
     },
     store::{Acquired, IfHeld, StoreError, StoreErrorKind},
 };
 
-impl<W> Conversation<W> {
+impl<W: Clone> Conversation<W> {
     /// Single flight: one attempt, however many want the key. A client that saw its own answer end waits for that give-back.
     pub(super) fn start_attempt(&mut self, cx: &mut Context<'_, W>) {
         self.give_up_closing(cx);
@@ -72,6 +72,13 @@ impl<W> Conversation<W> {
             Ok(Acquired::Granted { .. }) if attempt.taken_away => self.ask(cx),
             Ok(Acquired::Granted { fence }) => self.granted(asked, fence, cx),
             Ok(Acquired::InLine { lease_left, before: _ }) => {
+                // The first caller of each key asks the store though the process is full: the key may
+                // be free. If it is not, the bound holds for it, too.
+                if matches!(attempt.state, State::Asking) && cx.waiting > LINE_PER_PROCESS {
+                    let bound = QueueBound::Process;
+                    self.refuse_line(cx, |ahead| LockError::LineFull { ahead, bound });
+                    return self.end(Duration::ZERO, None, cx);
+                }
                 attempt.state = State::InLine;
                 attempt.heard_at = cx.now();
                 attempt.held_until = cx.now().after(lease_left);
@@ -98,7 +105,10 @@ impl<W> Conversation<W> {
                 }
             }
             Ok(Acquired::LineFull { .. }) => {
-                self.refuse_line(cx, |ahead| LockError::LineFull { ahead });
+                self.refuse_line(cx, |ahead| LockError::LineFull {
+                    ahead: LINE_IN_STORE + ahead,
+                    bound: QueueBound::Store,
+                });
                 self.nothing_left(asked, cx);
             }
             Err(error) if error.may_pass() => {

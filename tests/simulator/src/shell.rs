@@ -346,7 +346,8 @@ impl Shell {
                     self.watch(&grant);
                 }
                 Action::Forget(grant) => self.forget(&grant),
-                Action::Outcome(..) => {}
+                // Its turns are taken at once.
+                Action::Outcome(..) | Action::Recall(..) => {}
                 Action::WakeAt(_) if self.is(Wrong::NoCheckin) => {}
                 Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Conversation(key.clone(), at))),
             }
