@@ -83,7 +83,7 @@ impl Section {
     }
 
     /// A caller has taken it, or never will.
-    pub(super) fn taken(&self) {
+    pub fn taken(&self) {
         self.undelivered.fetch_sub(1, Ordering::Relaxed);
     }
 

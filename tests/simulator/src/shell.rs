@@ -332,6 +332,7 @@ impl Shell {
             match action {
                 Action::Send(call) => self.send(now, key, call),
                 Action::Start(who, section) => {
+                    section.taken();
                     self.memory.waiting.remove(&who);
                     self.effects.push_back(Effect::Turn(who, section));
                 }
