@@ -6,6 +6,8 @@
 //! cargo run --example reward_claim -- --serve    # the server alone
 //! ```
 //!
+//! With `--features redis` it can keep its locks in Redis.
+//!
 //! Read from the environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db` or
 //! `mysql://user:password@localhost/shop`; default: SQLite in memory) and `REDIS_URL` (`redis://localhost`: locks that all
 //! instances share; default: locks within this process).
@@ -221,7 +223,8 @@ async fn main() -> ExitCode {
 async fn run() -> Result<(), Failure> {
     let mode = Mode::from_args()?;
     let db = support::database::open(SCHEMA).await?;
-    let server = Server::start(app(App { db, locks: support::locks().await? }), mode).await?;
+    let locks = support::locks().await?;
+    let server = Server::start(app(App { db, locks: locks.clone() }), &locks, mode).await?;
     let url = server.url.clone();
     if mode != Mode::Serve {
         let as_promised = demo(&url).await?;

@@ -169,7 +169,8 @@ async fn main() -> ExitCode {
 async fn run() -> Result<(), Failure> {
     let mode = Mode::from_args()?;
     let db = support::database::open(SCHEMA).await?;
-    let server = Server::start(app(App { db: db.clone() }, &support::locks().await?), mode).await?;
+    let locks = support::locks().await?;
+    let server = Server::start(app(App { db: db.clone() }, &locks), &locks, mode).await?;
     let url = server.url.clone();
     if mode != Mode::Serve {
         let as_promised = demo(&db, &url).await?;

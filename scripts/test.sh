@@ -3,8 +3,8 @@
 #
 #   scripts/test.sh           all that a change must pass
 #   scripts/test.sh --busy    the same beside two busy loops: what depends on luck fails here
-#   scripts/test.sh --long    and what takes longer: licences, bans and sources of all dependencies, the storms again and again, simulated worlds
-#                             by the ten thousand, benchmarks
+#   scripts/test.sh --long    and what takes longer: licences, bans and sources of all dependencies, their lowest versions, each pair of
+#                             features, the storms again and again, simulated worlds by the ten thousand, benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -75,7 +75,7 @@ if have clippy; then
 fi
 
 # Each feature alone, none, and all but one.
-for features in '' axum memory metrics redis redis-tls test-util tracing uuid axum,memory memory,tracing axum,metrics redis,tracing \
+for features in '' axum memory metrics redis redis-tls signal test-util tracing uuid axum,memory memory,tracing axum,metrics redis,tracing \
     redis,test-util; do
     step "features: ${features:-none}"
     RUSTFLAGS="${RUSTFLAGS:-} -D warnings" cargo check --quiet -p tower-lock --lib --no-default-features --features "$features" \
@@ -105,6 +105,8 @@ run cargo test --workspace --all-features
 step 'the table under other schedules'
 wait "$schedules" || { cat target/schedules.log; exit 1; }
 
+# The first command of the README, with the features that a first user has.
+run cargo run --quiet --example reward_claim -- --demo
 run cargo run --quiet --example per_route
 run cargo run --quiet --example plain_tower --no-default-features --features memory
 
@@ -115,6 +117,23 @@ if [ "$long" ]; then
     step 'licences, bans, sources'
     have deny || cargo install --quiet --locked cargo-deny
     cargo deny --log-level error check bans licenses sources
+    step 'each pair of features'
+    have hack || cargo install --quiet --locked cargo-hack
+    RUSTFLAGS="${RUSTFLAGS:-} -D warnings" cargo hack --quiet check --quiet -p tower-lock --lib --feature-powerset --depth 2 \
+        --target-dir target/features
+    if cargo +nightly --version >/dev/null 2>&1; then
+        # A lock file of somebody else may have any version that is allowed here.
+        step 'the lowest versions of what the library depends on'
+        rm -rf target/minimal
+        mkdir -p target/minimal
+        cp -r src docs README.md target/minimal
+        # Without the tests: a tool of theirs would raise the versions.
+        awk '/^\[/ { cut = /^\[(\[|dev-dependencies|workspace\]|profile|target)/ } !cut' Cargo.toml >target/minimal/Cargo.toml
+        cargo +nightly update --quiet -Z direct-minimal-versions --manifest-path target/minimal/Cargo.toml
+        cargo check --quiet --all-features --locked --manifest-path target/minimal/Cargo.toml --target-dir target/lowest
+    else
+        skipped+=('the lowest versions of what the library depends on: no nightly toolchain')
+    fi
     storm() {
         # Where it fails, it says what was thrown: `SEED=`.
         cargo test --quiet -p tower-lock-storm --test storm "$@" >target/storm.log 2>&1 || { cat target/storm.log; exit 1; }
@@ -135,7 +154,7 @@ if [ "$long" ]; then
     step 'benchmarks'
     cargo bench --quiet --bench service_call --bench locks --bench hand_over
 else
-    skipped+=('licences, bans and sources of dependencies, storms again and again, 80 000 simulated worlds, benchmarks: scripts/test.sh --long')
+    skipped+=('licences, bans and sources of dependencies, their lowest versions, pairs of features, storms again and again, 80 000 simulated worlds, benchmarks: scripts/test.sh --long')
 fi
 
 step 'done'

@@ -123,6 +123,11 @@ impl OwnerIds {
         OwnerId { process: Arc::clone(&self.process), number: self.next.fetch_add(1, Ordering::Relaxed) }
     }
 
+    /// Whether this id was given out here: by this process, and with a number that it has reached.
+    pub(crate) fn has_issued(&self, owner: &OwnerId) -> bool {
+        owner.process == self.process && owner.number < self.next.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn next_call(&self) -> u64 {
         self.next_call.fetch_add(1, Ordering::Relaxed)
     }
@@ -201,6 +206,17 @@ mod tests {
         assert_eq!(all[1].to_string(), "api-7f3:0000000000000001:1");
         assert_eq!((all[1].instance(), all[1].process(), all[1].number()), ("api-7f3", "api-7f3:0000000000000001", 1));
         assert!(all.iter().all(|id| OwnerId::from_text(&id.to_string()) == *id));
+    }
+
+    #[test]
+    fn only_ids_that_were_given_out_here_are_known_as_issued() {
+        let (a, b) = (OwnerIds::new("api", 1), OwnerIds::new("api", 2));
+        let ours = a.next();
+        b.next();
+        assert!(a.has_issued(&ours) && !b.has_issued(&ours));
+        assert!(!a.has_issued(&OwnerId::from_text("api:0000000000000001:1")), "not yet");
+        a.next();
+        assert!(a.has_issued(&OwnerId::from_text("api:0000000000000001:1")));
     }
 
     #[test]

@@ -6,7 +6,6 @@ use std::{
     env,
     error::Error,
     fmt::Display,
-    iter::successors,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -21,12 +20,15 @@ use futures_util::future::join_all;
 use http_body_util::BodyExt;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, signal, sync::oneshot, task::JoinHandle};
-use tower_lock::{Locks, RedisStore};
+use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
+use tower_lock::Locks;
 
 pub mod database;
 
 pub type Failure = Box<dyn Error + Send + Sync>;
+
+/// How long the requests that hold a lock may take to finish when the process is stopped.
+const SHUTDOWN: Duration = Duration::from_secs(20);
 
 /// What a real handler does between its check and its act: call another service, render a mail.
 pub const THINK_TIME: Duration = Duration::from_millis(150);
@@ -70,15 +72,24 @@ pub fn exit(result: Result<(), Failure>) -> ExitCode {
 /// In the Redis of `REDIS_URL`, shared by all instances; without one, within this process.
 pub async fn locks() -> Result<Locks, Failure> {
     match env::var("REDIS_URL") {
-        Ok(url) => {
-            let store = RedisStore::connect(&url).await.map_err(|error| {
-                let causes = successors(error.source(), |&cause| cause.source()).map(|cause| format!(": {cause}"));
-                format!("REDIS_URL: {error}{}", causes.collect::<String>())
-            })?;
-            Ok(Locks::new(store))
-        }
+        Ok(url) => shared(&url).await,
         Err(_) => Ok(Locks::in_memory()),
     }
+}
+
+#[cfg(feature = "redis")]
+async fn shared(url: &str) -> Result<Locks, Failure> {
+    let store = tower_lock::RedisStore::connect(url).await.map_err(|error| {
+        let causes = std::iter::successors(error.source(), |&cause| cause.source()).map(|cause| format!(": {cause}"));
+        format!("REDIS_URL: {error}{}", causes.collect::<String>())
+    })?;
+    Ok(Locks::new(store))
+}
+
+/// Locks of this process alone would let two instances in at the same time.
+#[cfg(not(feature = "redis"))]
+async fn shared(_url: &str) -> Result<Locks, Failure> {
+    Err("REDIS_URL is set, but this program was built without Redis: add `--features redis` to `cargo run`".into())
 }
 
 // === answers ===
@@ -139,7 +150,7 @@ pub struct Server {
 
 impl Server {
     /// On `PORT`; 0, and the default of the demo, is any that is free.
-    pub async fn start(app: Router, mode: Mode) -> Result<Self, Failure> {
+    pub async fn start(app: Router, locks: &Locks, mode: Mode) -> Result<Self, Failure> {
         let port = match env::var("PORT") {
             Ok(port) => port.parse::<u16>().map_err(|error| format!("PORT={port}: {error}"))?,
             Err(_) if mode == Mode::Demo => 0,
@@ -151,18 +162,20 @@ impl Server {
         let url = format!("http://{}", listener.local_addr()?);
         println!("listening on {url}\n");
         let (stop, stopped) = oneshot::channel();
-        let serve = axum::serve(listener, app).with_graceful_shutdown(async { drop(stopped.await) });
+        let signal = locks.shutdown_on_signal(SHUTDOWN);
+        let serve = axum::serve(listener, app).with_graceful_shutdown(async {
+            tokio::select! {
+                () = signal => {}
+                _ = stopped => {}
+            }
+        });
         Ok(Self { url, stop, running: tokio::spawn(serve.into_future()) })
     }
 
     /// Runs to Ctrl-C or SIGTERM, and lets the requests that are in finish.
     pub async fn run(self) -> Result<(), Failure> {
-        let mut terminated = signal::unix::signal(signal::unix::SignalKind::terminate())?;
-        tokio::select! {
-            interrupted = signal::ctrl_c() => interrupted?,
-            _ = terminated.recv() => {}
-        }
-        self.stop().await
+        let Self { stop: _not_before, running, .. } = self;
+        Ok(running.await??)
     }
 
     pub async fn stop(self) -> Result<(), Failure> {

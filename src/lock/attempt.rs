@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{grant::Grant, owner::Owner, section::Section};
 use crate::{
     clock::Moment,
-    defaults::{CHECK_IN, LEASE, LOCK_DELAY, PLACE, RETRY_MAX, RETRY_MIN, STORE_CALL, STORE_TIMEOUT},
+    defaults::{CHECK_IN, LEASE, LOCK_DELAY, PLACE, RETRY_MAX, RETRY_MIN},
     lease::{FencingToken, OwnerId},
     store::{StoreError, StoreErrorKind},
 };
@@ -22,6 +22,8 @@ pub(super) struct Attempt {
     pub(super) hinted: bool,
     /// The key was taken away while a call is under way: the grant that it answers may be the one that is over.
     pub(super) taken_away: bool,
+    /// That was asked about once. A flood of messages must not keep it from beginning.
+    pub(super) checked: bool,
     /// How long the store was asked to keep the key beyond the lease.
     pub(super) lock_delay: Duration,
     /// When to ask again.
@@ -102,6 +104,8 @@ pub(super) struct GiveBack {
     pub(super) error: Option<StoreError>,
     /// Who wants to hear what became of it.
     pub(super) section: Option<Arc<Section>>,
+    /// It was offered to an id that nothing is known of any more: its lease is short, and ends it if this does not.
+    pub(super) stray: bool,
 }
 
 impl Attempt {
@@ -113,6 +117,7 @@ impl Attempt {
             calls: Calls::default(),
             hinted: false,
             taken_away: false,
+            checked: false,
             lock_delay: Duration::ZERO,
             ask_at: None,
             heard_at: Moment::default(),
@@ -132,8 +137,8 @@ impl Attempt {
 
     /// When a request in the queue is to be told that the store is silent. Requests without a wait
     /// are told first, if there are any.
-    pub(super) fn gives_up_at(&self, has_impatient: bool) -> Option<Moment> {
-        if self.waits_for_its_turn() { self.calls.gives_up_at(!has_impatient) } else { None }
+    pub(super) fn gives_up_at(&self, has_impatient: bool, timeout: Duration) -> Option<Moment> {
+        if self.waits_for_its_turn() { self.calls.gives_up_at(!has_impatient, timeout) } else { None }
     }
 
     pub(super) fn running(&self) -> Option<&Running> {
@@ -187,21 +192,28 @@ impl Calls {
 
     /// When it is not worth to ask on, after a first failure: for a request that waits, or for one
     /// that does not.
-    fn gives_up_at(&self, waits: bool) -> Option<Moment> {
+    fn gives_up_at(&self, waits: bool, timeout: Duration) -> Option<Moment> {
         self.error.as_ref()?;
         let since = if waits { self.lost_since } else { self.silent_since };
-        Some(since?.after(STORE_TIMEOUT))
+        Some(since?.after(timeout))
     }
 
     /// Why it is not worth to ask on, at this moment.
-    pub(super) fn gives_up(&self, now: Moment, waits: bool) -> Option<StoreError> {
-        self.error.clone().filter(|_| self.gives_up_at(waits).is_some_and(|at| at <= now))
+    pub(super) fn gives_up(&self, now: Moment, waits: bool, timeout: Duration) -> Option<StoreError> {
+        self.error.clone().filter(|_| self.gives_up_at(waits, timeout).is_some_and(|at| at <= now))
     }
 
     /// There was none, so that it may still be done. When to ask again.
-    pub(super) fn failed(&mut self, error: &StoreError, asked: Moment, now: Moment, die: f64) -> Moment {
+    pub(super) fn failed(
+        &mut self,
+        error: &StoreError,
+        asked: Moment,
+        call_timeout: Duration,
+        now: Moment,
+        die: f64,
+    ) -> Moment {
         self.error = Some(error.clone());
-        let void_at = asked.after(STORE_CALL);
+        let void_at = asked.after(call_timeout);
         self.void_at = Some(self.void_at.map_or(void_at, |earlier| earlier.max(void_at)));
         self.silent_since.get_or_insert(asked);
         if error.is_failover() {
@@ -221,8 +233,8 @@ impl GiveBack {
     }
 
     /// By then whoever waits for it is told that nobody knows.
-    pub(super) fn silent_at(&self) -> Moment {
-        self.began.after(STORE_TIMEOUT)
+    pub(super) fn silent_at(&self, timeout: Duration) -> Moment {
+        self.began.after(timeout)
     }
 }
 
@@ -251,6 +263,7 @@ impl GiveBack {
             again_at: None,
             error: None,
             section: None,
+            stray: false,
         }
     }
 }

@@ -21,7 +21,7 @@ use super::{
     told::Told,
 };
 use crate::{
-    defaults::{LOCK_WAIT, STORE_TIMEOUT},
+    defaults::LOCK_WAIT,
     key::LockKey,
     store::{StoreError, StoreErrorKind},
 };
@@ -199,7 +199,7 @@ impl Future for LockFuture {
             let waits = !this.wait.is_zero();
             match this.timer {
                 ref mut timer if timer.is_none() => {
-                    timer.set(Some(sleep(if waits { *this.wait } else { 2 * STORE_TIMEOUT })));
+                    timer.set(Some(sleep(if waits { *this.wait } else { 2 * core.store_timeout() })));
                 }
                 // Woken for nothing: a runtime may have ended, and what was to be done from there is for us to do.
                 _ => core.adopt_orphans(),

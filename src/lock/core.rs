@@ -16,8 +16,6 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-#[cfg(feature = "axum")]
-use super::room::Room;
 use super::{
     LockError, LockLost,
     complaints::Complaints,
@@ -26,6 +24,7 @@ use super::{
     grant::Grant,
     metrics,
     owner::Owner,
+    room::Room,
     section::Section,
     sync::Mutex,
     table::Table,
@@ -34,7 +33,7 @@ use super::{
 };
 use crate::{
     clock::{Clock, Moment, Now},
-    defaults::{LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE, STORE_CALL},
+    defaults::{HINT_PAUSE, LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE},
     key::LockKey,
     lease::{OwnerId, OwnerIds},
     store::{
@@ -50,16 +49,17 @@ pub(super) const LINE: LineTerms = LineTerms::new(OFFER.saturating_add(LOCK_DELA
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(super) store: Arc<dyn LockStore>,
+    pub(super) call_timeout: Duration,
     pub(super) clock: Clock,
     pub(super) watchdog: Watchdog,
     pub(super) detached: detached::Count,
     pub(super) ids: OwnerIds,
     complaints: Complaints,
-    /// For the bodies of requests that wait.
-    #[cfg(feature = "axum")]
+    /// For the bodies of requests that are read before their lock is taken.
     bodies: Arc<Room>,
     /// I11: nothing of others runs under it, and nothing is awaited.
     table: Mutex<Table<Waiter>>,
+    gaps: Mutex<Gaps>,
     /// Nothing new is started. Never taken back.
     is_draining: AtomicBool,
     /// The runtime on which something was last spawned: for what happens where none is.
@@ -73,6 +73,18 @@ pub(crate) struct Core {
 
 /// One who waits to be told.
 pub(super) type Waiter = Arc<Told<Result<Arc<Section>, LockError>>>;
+
+/// Gaps in the messages of the store: who waits is told of many of them at once.
+#[derive(Debug, Default)]
+struct Gaps {
+    /// When those who wait were told last.
+    told_at: Option<Moment>,
+    /// A task is about to tell them.
+    is_pending: bool,
+}
+
+/// A task that tells those who wait of gaps. If it is dropped before, the next gap is told by another one.
+struct PendingGap(Arc<Core>);
 
 /// A question to the store that is under way. If its task is dropped, its answer is that there is none.
 struct UnderWay<T, F: FnOnce(Result<T, StoreError>) -> Event<Waiter>> {
@@ -93,16 +105,18 @@ struct Alarm {
 
 impl Core {
     pub(super) fn new(store: Arc<dyn LockStore>, clock: Clock, ids: OwnerIds) -> Arc<Self> {
+        let call_timeout = store.call_timeout();
         let core = Arc::new(Self {
             store,
+            call_timeout,
             clock,
             watchdog: Watchdog::default(),
             detached: detached::Count::default(),
             ids,
             complaints: Complaints::default(),
-            #[cfg(feature = "axum")]
             bodies: Arc::default(),
-            table: Mutex::default(),
+            table: Mutex::new(Table::new(call_timeout)),
+            gaps: Mutex::default(),
             is_draining: AtomicBool::new(false),
             runtime: Mutex::default(),
             orphans: Mutex::default(),
@@ -158,20 +172,61 @@ impl Core {
         self.on(&grant.key, Event::Limit(grant.owner.clone()));
     }
 
-    /// The store has told us something (I7: it is a hint).
+    /// The store has told us something. It is a hint (I7), and may be forged by anybody who can send messages: what names an id that was not
+    /// given out here is none of ours, and all of it costs little, whatever is held.
     fn told(self: &Arc<Self>, event: StoreEvent) {
         match event {
-            StoreEvent::Offered { key, owner } => self.on(&key, Event::Offered(owner)),
-            StoreEvent::TakenAway { key, owner } => self.lost(&key, &owner, LockLost::TakenAway),
-            StoreEvent::Gap => self.on_all(|| Event::Gap),
+            StoreEvent::Offered { key, owner } if self.ids.has_issued(&owner) => self.on(&key, Event::Offered(owner)),
+            StoreEvent::TakenAway { key, owner } if self.ids.has_issued(&owner) => {
+                self.on(&key, Event::TakenAway(owner));
+            }
+            StoreEvent::Offered { .. } | StoreEvent::TakenAway { .. } => {}
+            StoreEvent::Gap => self.gap(),
+        }
+    }
+
+    /// Those who wait are told at once, and then no more often than each [`HINT_PAUSE`].
+    fn gap(self: &Arc<Self>) {
+        let now = self.clock.now();
+        let mut gaps = self.gaps.lock();
+        if gaps.is_pending {
+            return;
+        }
+        let left = gaps.told_at.map_or(Duration::ZERO, |told_at| told_at.after(HINT_PAUSE).since(now));
+        if left.is_zero() {
+            gaps.told_at = Some(now);
+            drop(gaps);
+            self.tell_of_gap();
+        } else {
+            gaps.is_pending = true;
+            drop(gaps);
+            let pending = PendingGap(Arc::clone(self));
+            self.spawn(async move {
+                sleep(left).await;
+                pending.0.gaps.lock().told_at = Some(pending.0.clock.now());
+                let core = Arc::clone(&pending.0);
+                // Before they are told: a gap that comes meanwhile is one of its own.
+                drop(pending);
+                core.tell_of_gap();
+            });
+        }
+    }
+
+    fn tell_of_gap(self: &Arc<Self>) {
+        let waiting = self.table.lock().gap(self.clock.now());
+        for key in waiting {
+            self.on(&key, Event::Gap);
         }
     }
 
     /// Nothing new is started from now on.
     pub(super) fn drain(self: &Arc<Self>) {
-        self.table.lock().drain();
+        let keys = self.table.lock().drain();
         self.is_draining.store(true, Ordering::Release);
-        self.on_all(|| Event::Drain);
+        for key in keys {
+            self.on(&key, Event::Drain);
+        }
+        self.tell_if_empty();
     }
 
     /// Completes when nothing is held, asked for or given back any more; while draining.
@@ -183,6 +238,14 @@ impl Core {
                 return;
             }
             told.await;
+        }
+    }
+
+    /// Every section that still runs is lost. Its key is free a lock-delay later (I10).
+    #[cfg(feature = "signal")]
+    pub(super) fn revoke_all(self: &Arc<Self>) {
+        for grant in self.watchdog.grants() {
+            self.lost(&grant.key, &grant.owner, LockLost::ShuttingDown);
         }
     }
 
@@ -198,8 +261,18 @@ impl Core {
         self.table.lock().holds(key, owner, self.clock.now())
     }
 
+    /// What a request of this owner that does not wait would be told now, as far as is known here.
+    pub(crate) fn refusal(&self, key: &LockKey, owner: &Owner) -> Option<LockError> {
+        self.table.lock().refusal(key, owner, self.clock.now())
+    }
+
     pub(super) fn holds_of(&self, section: &Arc<Section>) -> u32 {
         self.table.lock().holds_of(section, self.clock.now())
+    }
+
+    /// After this time without a reply a request is rejected: one call and one repeat.
+    pub(super) fn store_timeout(&self) -> Duration {
+        2 * self.call_timeout
     }
 
     /// Keys that something is known of, and waiters.
@@ -209,7 +282,6 @@ impl Core {
         (table.len(), table.waiting())
     }
 
-    #[cfg(feature = "axum")]
     pub(crate) fn bodies(&self) -> &Arc<Room> {
         &self.bodies
     }
@@ -218,17 +290,6 @@ impl Core {
         let mut actions = Actions::new();
         self.table.lock().on(key, &Now::of(&self.clock), &self.ids, event, &mut actions);
         self.perform(key, actions);
-    }
-
-    fn on_all(self: &Arc<Self>, event: impl Fn() -> Event<Waiter>) {
-        let mut all = Vec::new();
-        self.table
-            .lock()
-            .on_all(&Now::of(&self.clock), &self.ids, event, |key, actions| all.push((key.clone(), actions)));
-        for (key, actions) in all {
-            self.perform(&key, actions);
-        }
-        self.tell_if_empty();
     }
 
     // --- what is done ---------------------------------------------------------------------------------------------
@@ -261,6 +322,7 @@ impl Core {
             // Nobody there to be told is told nothing.
             Action::Refuse(waiter, error) => drop(waiter.tell(Err(error))),
             Action::Watch(grant) => Watchdog::watch(self, &grant),
+            Action::Doubt(grant) => Watchdog::doubt(self, &grant),
             Action::Forget(grant) => self.watchdog.forget(&grant),
             Action::Outcome(section, outcome) => drop(section.outcome.tell(outcome)),
             Action::WakeAt(at) => self.wake_at(key, at),
@@ -273,11 +335,11 @@ impl Core {
         let store = &self.store;
         match verb {
             Verb::Acquire { if_held, lease } => {
-                let ask = AcquireAsk::new(key.clone(), owner, lease, if_held, LINE, STORE_CALL);
+                let ask = AcquireAsk::new(key.clone(), owner, lease, if_held, LINE, self.call_timeout);
                 self.answer(key, "acquire", store.acquire(ask), move |answer| Event::Acquired(number, answer))
             }
             Verb::Yield { fence, next, lease } => {
-                let ask = YieldAsk::new(key.clone(), owner, fence, next, lease, LINE, STORE_CALL);
+                let ask = YieldAsk::new(key.clone(), owner, fence, next, lease, LINE, self.call_timeout);
                 self.answer(key, "yield", store.yield_to_line(ask), move |answer| Event::Yielded(number, answer))
             }
             Verb::Release { keep_taken } => {
@@ -308,7 +370,7 @@ impl Core {
                     answer: std::marker::PhantomData,
                 };
                 self.spawn(async move {
-                    let answer = timeout(STORE_CALL, answer).await;
+                    let answer = timeout(under_way.core.call_timeout, answer).await;
                     under_way
                         .ends(answer.unwrap_or_else(|_| Err(StoreError::new("lock", verb, StoreErrorKind::Timeout))));
                 });
@@ -383,6 +445,12 @@ impl<T, F: FnOnce(Result<T, StoreError>) -> Event<Waiter>> Drop for UnderWay<T, 
     fn drop(&mut self) {
         // The runtime has ended. What is tried next ends the same way, until somebody comes from another one.
         self.tell(Err(StoreError::new("lock", self.verb, StoreErrorKind::Unavailable)));
+    }
+}
+
+impl Drop for PendingGap {
+    fn drop(&mut self) {
+        self.0.gaps.lock().is_pending = false;
     }
 }
 

@@ -62,6 +62,8 @@ pub enum LockLost {
     TakenAway,
     /// Its fixed lease, or its `max_hold`, is over.
     LimitReached,
+    /// Its process shuts down, and the [budget](crate::Locks::shutdown_on_signal) for that was spent.
+    ShuttingDown,
     /// It was given back, in time.
     GivenBack,
     /// It is ours still, but not for as long as was asked. Only [`ensure`](crate::HeldLock::ensure) says so.
@@ -87,7 +89,7 @@ pub(super) struct PendingReleases {
 
 impl LockLost {
     /// Those for which a lock is over. They are written down where a deadline stands otherwise, as moments that are long gone.
-    const OVER: [Self; 4] = [Self::Unrenewed, Self::TakenAway, Self::LimitReached, Self::GivenBack];
+    const OVER: [Self; 5] = [Self::Unrenewed, Self::TakenAway, Self::LimitReached, Self::ShuttingDown, Self::GivenBack];
 
     pub(super) fn code(self) -> u64 {
         self as u64
@@ -106,6 +108,7 @@ impl fmt::Display for LockLost {
             }
             Self::TakenAway => "the lock was lost before the work under it had ended: it was taken away",
             Self::LimitReached => "the lock was lost before the work under it had ended: it was held for too long",
+            Self::ShuttingDown => "the lock was lost before the work under it had ended: its process shuts down",
             Self::GivenBack => "the lock was given back already",
             Self::TooShort => "the lock is not ours for as long as was asked",
         })

@@ -1,7 +1,7 @@
 //! What is known of one grant of the store: until when it can be counted on.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use super::{LockLost, metrics};
 use crate::{
     clock::Moment,
-    defaults::{LEASE, RENEWAL_RETRIES_PER_LEASE, RENEWALS_PER_LEASE},
+    defaults::{HINT_PAUSE, LEASE, RENEWAL_RETRIES_PER_LEASE, RENEWALS_PER_LEASE},
     key::LockKey,
     lease::{FencingToken, OwnerId, safe_part},
 };
@@ -34,6 +34,10 @@ pub struct Grant {
     lock_delay: AtomicU64,
     /// When the watchdog asks the store for more.
     renew_at: AtomicU64,
+    /// When the store was last asked for more.
+    asked_at: AtomicU64,
+    /// Whether an answer to that is awaited: [`IDLE`](Self::IDLE), [`ASKING`](Self::ASKING) or [`AGAIN`](Self::AGAIN).
+    asking: AtomicU8,
     /// Under which moment the watchdog has it in its list. Written under the mutex of that list.
     pub(super) listed_at: AtomicU64,
     warned: AtomicBool,
@@ -55,6 +59,13 @@ pub enum Need {
 }
 
 impl Grant {
+    /// No renewal is under way.
+    const IDLE: u8 = 0;
+    /// One is.
+    const ASKING: u8 = 1;
+    /// One is, and was sent before the newest doubt: its answer may be older.
+    const AGAIN: u8 = 2;
+
     /// Granted by an answer to what was asked at this moment (I3).
     pub(super) fn new(key: LockKey, owner: OwnerId, token: FencingToken, lock_delay: Duration, asked: Moment) -> Self {
         Self {
@@ -66,6 +77,8 @@ impl Grant {
             delivery_at: AtomicU64::new(Moment::NEVER.as_nanos()),
             lock_delay: AtomicU64::new(Moment::default().after(lock_delay).as_nanos()),
             renew_at: AtomicU64::new(asked.after(LEASE / RENEWALS_PER_LEASE).as_nanos()),
+            asked_at: AtomicU64::new(0),
+            asking: AtomicU8::new(Self::IDLE),
             listed_at: AtomicU64::new(0),
             warned: AtomicBool::new(false),
             over: Notify::new(),
@@ -139,6 +152,7 @@ impl Grant {
                 match why {
                     LockLost::TakenAway => self.tell("the store has given it to somebody else, or has forgotten it"),
                     LockLost::LimitReached => self.tell("its section has reached its limit"),
+                    LockLost::ShuttingDown => self.tell("this process shuts down, and its budget for that is spent"),
                     LockLost::Unrenewed => self.tell("its lease is over, and nobody has renewed it"),
                     LockLost::GivenBack | LockLost::TooShort => {}
                 }
@@ -185,12 +199,40 @@ impl Grant {
         }
         let end = now.after(left).min(limit);
         let renew_at = Moment::from_nanos(self.renew_at.load(Ordering::Relaxed));
-        if soon < renew_at {
-            return Need::Rest(renew_at.min(end));
+        // A hurried one is not sent before its pause is over, though others are due already.
+        let not_before = self.not_before();
+        if soon < renew_at || now < not_before {
+            return Need::Rest(renew_at.max(not_before).min(end));
         }
+        self.asking.store(Self::ASKING, Ordering::Release);
+        self.asked_at.store(now.as_nanos(), Ordering::Relaxed);
         let again = now.after(LEASE / RENEWAL_RETRIES_PER_LEASE);
         self.renew_at.store(again.as_nanos(), Ordering::Relaxed);
         Need::Renewal(again.min(end))
+    }
+
+    /// A message says that it is over. Messages can be forged, so the store is asked (I7): at once, but once at a time, and after a pause.
+    /// Whether the watchdog has to look at it earlier for that.
+    pub fn doubt(&self, now: Moment) -> bool {
+        let again = |asking| (asking != Self::IDLE).then_some(Self::AGAIN);
+        self.asking.fetch_update(Ordering::AcqRel, Ordering::Acquire, again).is_err() && self.hurry(now)
+    }
+
+    /// The renewal that was [needed](Need::Renewal) has ended, whatever came of it. Whether the watchdog has to look at it earlier.
+    pub fn asked(&self, now: Moment) -> bool {
+        self.asking.swap(Self::IDLE, Ordering::AcqRel) == Self::AGAIN && self.hurry(now)
+    }
+
+    fn hurry(&self, now: Moment) -> bool {
+        let at = now.max(self.not_before()).as_nanos();
+        self.renew_at.fetch_min(at, Ordering::AcqRel) > at
+    }
+
+    fn not_before(&self) -> Moment {
+        match self.asked_at.load(Ordering::Relaxed) {
+            0 => Moment::default(),
+            asked => Moment::from_nanos(asked).after(HINT_PAUSE),
+        }
     }
 
     /// When the watchdog has to look at it next.
@@ -321,6 +363,27 @@ mod tests {
         let left = grant.remaining(at(14));
         grant.extend(at(11), at(14));
         assert_eq!(grant.remaining(at(14)), left);
+    }
+
+    /// I7: what messages say is asked about, and a flood of them costs ten questions a second.
+    #[test]
+    fn a_grant_in_doubt_is_asked_about_at_once_once_at_a_time_and_after_a_pause() {
+        let (grant, ms) = (grant(), |ms| START.after(Duration::from_millis(ms)));
+        let need = |at| grant.need(at, at.after(Duration::from_millis(500)));
+        assert!(grant.doubt(ms(1_000)), "to be looked at now");
+        assert!(!grant.doubt(ms(1_000)), "it is listed for that already");
+        assert!(matches!(need(ms(1_000)), Need::Renewal(_)));
+        for _ in 0..1_000 {
+            assert!(!grant.doubt(ms(1_010)), "the answer is awaited");
+        }
+        grant.extend(ms(1_000), ms(1_020));
+        assert!(grant.asked(ms(1_020)), "the answer may be older than the doubt");
+        assert_eq!(grant.look_at(), ms(1_100), "once more, after a pause");
+        assert_eq!(need(ms(1_020)), Need::Rest(ms(1_100)), "others are due, and it is not");
+        assert!(matches!(need(ms(1_100)), Need::Renewal(_)));
+        grant.extend(ms(1_100), ms(1_120));
+        assert!(!grant.asked(ms(1_120)), "nobody has doubted it since");
+        assert_eq!(need(ms(1_120)), Need::Rest(ms(11_100)));
     }
 
     #[test]

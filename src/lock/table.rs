@@ -1,6 +1,6 @@
 //! All conversations of one process, and their bounds. Pure, too.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     conversation::{Actions, Ahead, Context, Conversation, Ending, Event, Request},
@@ -11,7 +11,7 @@ use super::{
 use crate::lease::OwnerId;
 use crate::{
     clock::{Moment, Now},
-    defaults::GIVE_BACKS,
+    defaults::{GIVE_BACKS, STRAY_OFFERS},
     key::{KeyMap, LockKey},
     lease::OwnerIds,
     store::{Released, StoreError},
@@ -23,28 +23,44 @@ use crate::{
 #[derive(Debug)]
 pub struct Table<W> {
     by_key: KeyMap<Conversation<W>>,
+    call_timeout: Duration,
     waiting: usize,
     giving_back: usize,
+    /// Offers to ids that were forgotten, and are released.
+    strays: usize,
+    /// Those that wait in the store's line: a gap in its messages is theirs alone, however many keys are held.
+    in_line: KeyMap<()>,
+    gap_at: Option<Moment>,
     /// Why the newest release that failed did, while there are releases that have not reached the store.
     release_error: Option<StoreError>,
     next_place: u64,
     draining: bool,
 }
 
-impl<W> Default for Table<W> {
+#[cfg(any(test, feature = "test-util"))]
+impl<W: Clone> Default for Table<W> {
     fn default() -> Self {
+        Self::new(crate::defaults::STORE_CALL)
+    }
+}
+
+impl<W: Clone> Table<W> {
+    /// For a store whose calls may take this long.
+    pub fn new(call_timeout: Duration) -> Self {
         Self {
             by_key: KeyMap::default(),
+            call_timeout,
             waiting: 0,
             giving_back: 0,
+            strays: 0,
+            in_line: KeyMap::default(),
+            gap_at: None,
             release_error: None,
             next_place: 0,
             draining: false,
         }
     }
-}
 
-impl<W: Clone> Table<W> {
     /// Somebody wants the key. Its place, should it have to wait.
     pub fn request(
         &mut self,
@@ -90,25 +106,17 @@ impl<W: Clone> Table<W> {
         self.with(key, now, ids, actions, |conversation, cx| conversation.on(event, cx));
     }
 
-    /// Every conversation hears of it.
-    pub fn on_all(
-        &mut self,
-        now: &Now<'_>,
-        ids: &OwnerIds,
-        event: impl Fn() -> Event<W>,
-        mut act: impl FnMut(&LockKey, Actions<W>),
-    ) {
-        let keys: Vec<_> = self.by_key.keys().cloned().collect();
-        for key in keys {
-            let mut actions = Actions::new();
-            self.on(&key, now, ids, event(), &mut actions);
-            act(&key, actions);
-        }
+    /// Messages may have been lost. The keys whose conversations are to [hear of it](Event::Gap): those that wait in the store's line.
+    /// What is asked at this moment notices the gap when its answer comes.
+    pub fn gap(&mut self, now: Moment) -> Vec<LockKey> {
+        self.gap_at = Some(now);
+        self.in_line.keys().cloned().collect()
     }
 
-    /// From now on nothing new is started.
-    pub fn drain(&mut self) {
+    /// From now on nothing new is started. The keys whose conversations are to [hear of it](Event::Drain).
+    pub fn drain(&mut self) -> Vec<LockKey> {
         self.draining = true;
+        self.by_key.keys().cloned().collect()
     }
 
     /// Whoever was to wake this conversation at that moment will not. Who waits in it.
@@ -121,6 +129,11 @@ impl<W: Clone> Table<W> {
     /// How often this owner has this key.
     pub fn holds(&self, key: &LockKey, owner: &Owner, now: Moment) -> u32 {
         self.by_key.get(key).map_or(0, |conversation| conversation.holds(owner, now))
+    }
+
+    /// What a request of this owner that does not wait would be told now, as far as is known here.
+    pub fn refusal(&self, key: &LockKey, owner: &Owner, now: Moment) -> Option<crate::lock::LockError> {
+        self.by_key.get(key)?.refusal(owner, now)
     }
 
     /// How often this section is held.
@@ -173,17 +186,27 @@ impl<W: Clone> Table<W> {
             key,
             now,
             ids,
+            call_timeout: self.call_timeout,
             waiting: self.waiting,
             way_back: self.giving_back < GIVE_BACKS,
+            stray_room: self.strays < STRAY_OFFERS,
+            gap_at: self.gap_at,
             release_error: &mut self.release_error,
             actions,
         };
         if let Some(conversation) = self.by_key.get_mut(key) {
             let (waited, gave_back) = (conversation.waiting(), conversation.giving_back());
+            let (strayed, was_in_line) = (conversation.strays(), conversation.is_in_line());
             let answer = event(conversation, &mut cx);
             conversation.arm(&mut cx);
             self.waiting = self.waiting - waited + conversation.waiting();
             self.giving_back = self.giving_back - gave_back + conversation.giving_back();
+            self.strays = self.strays - strayed + conversation.strays();
+            match (was_in_line, conversation.is_in_line()) {
+                (false, true) => drop(self.in_line.insert(key.clone(), ())),
+                (true, false) => drop(self.in_line.remove(key)),
+                _ => {}
+            }
             if self.giving_back == 0 {
                 // It says nothing of releases that are pending later.
                 self.release_error = None;
@@ -198,6 +221,7 @@ impl<W: Clone> Table<W> {
         conversation.arm(&mut cx);
         self.waiting += conversation.waiting();
         self.giving_back += conversation.giving_back();
+        self.strays += conversation.strays();
         if !conversation.is_over() {
             self.by_key.insert(key.clone(), conversation);
         }
@@ -207,7 +231,7 @@ impl<W: Clone> Table<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::{error::Error, time::Duration};
+    use std::error::Error;
 
     use super::*;
     use crate::{
@@ -232,6 +256,7 @@ mod tests {
         recalled: Vec<(u32, LockError)>,
         alarms: Vec<Moment>,
         watched: usize,
+        doubts: usize,
     }
 
     fn world() -> World {
@@ -245,6 +270,7 @@ mod tests {
             recalled: Vec::new(),
             alarms: Vec::new(),
             watched: 0,
+            doubts: 0,
         }
     }
 
@@ -258,6 +284,7 @@ mod tests {
                     Action::Recall(who, error) => self.recalled.push((who, error)),
                     Action::WakeAt(at) => self.alarms.push(at),
                     Action::Watch(_) => self.watched += 1,
+                    Action::Doubt(_) => self.doubts += 1,
                     Action::Forget(_) | Action::Outcome(..) => {}
                 }
             }
@@ -404,6 +431,104 @@ mod tests {
         w.on(Event::Offered(gone));
         w.released();
         assert!(w.table.is_empty());
+    }
+
+    /// Anybody who can send messages can offer: what is asked of the store because of it has a bound.
+    #[test]
+    fn offers_to_ids_that_were_forgotten_are_released_a_few_at_a_time() {
+        let mut w = world();
+        for n in 0..1_000 {
+            w.key = LockKey::from(("n", n));
+            let gone = w.ids.next();
+            w.on(Event::Offered(gone));
+        }
+        assert_eq!((w.calls.len(), w.table.len()), (STRAY_OFFERS, STRAY_OFFERS));
+        for (n, call) in std::mem::take(&mut w.calls).into_iter().enumerate() {
+            w.key = LockKey::from(("n", n));
+            // Without an answer the lease of the offer ends it.
+            let answer = if n % 2 == 0 { Ok(Released::NotOwner) } else { Err(lost_answer()) };
+            w.on(Event::Released(call.number, answer));
+        }
+        assert!(w.table.is_empty());
+        let gone = w.ids.next();
+        w.on(Event::Offered(gone));
+        w.released();
+    }
+
+    /// I7: whoever can send messages cannot end what runs.
+    #[test]
+    fn a_message_that_a_key_was_taken_away_is_asked_about_and_ends_nothing() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        let other = w.ids.next();
+        w.on(Event::TakenAway(other));
+        assert_eq!(w.doubts, 0, "of somebody else");
+        w.on(Event::TakenAway(section.grant.owner.clone()));
+        assert_eq!(w.doubts, 1);
+        assert!(w.calls.is_empty() && !section.remaining(w.now).is_zero());
+        w.on(Event::Lost(section.grant.owner.clone(), LockLost::TakenAway));
+        assert!(section.remaining(w.now).is_zero(), "the store has said so");
+    }
+
+    /// A flood of messages must not keep it from beginning.
+    #[test]
+    fn a_grant_that_is_said_to_be_taken_away_again_and_again_begins_after_one_question() {
+        let mut w = world();
+        w.ask(1, true);
+        let call = w.call();
+        w.on(Event::TakenAway(call.owner.clone()));
+        w.on(Event::Acquired(call.number, Ok(GRANTED)));
+        let call = w.call();
+        w.on(Event::TakenAway(call.owner.clone()));
+        w.on(Event::Acquired(call.number, Ok(GRANTED)));
+        w.turn(1);
+        assert_eq!(w.doubts, 1, "and is asked about while it runs");
+    }
+
+    /// The same for a process that has gone on after a yield.
+    #[test]
+    fn a_grant_that_is_said_to_be_taken_away_while_it_yields_is_asked_about() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.ask(2, true);
+        w.now = w.now.after(ms(110));
+        w.end(&section, Ending::Released);
+        let call = w.call();
+        w.on(Event::TakenAway(call.owner.clone()));
+        w.on(Event::Yielded(call.number, Ok(Yielded::Extended { fence: 8 })));
+        w.turn(2);
+        assert_eq!(w.doubts, 1);
+    }
+
+    /// However many keys are held, a gap is for those that wait.
+    #[test]
+    fn a_gap_visits_those_who_wait_in_the_stores_line_and_nobody_else() {
+        let mut w = world();
+        for n in 0..100 {
+            w.key = LockKey::from(("held", n));
+            w.ask(1, true);
+            w.answer(GRANTED);
+            w.turn(1);
+        }
+        w.key = LockKey::from(("n", 1));
+        w.ask(1, true);
+        w.answer(IN_LINE);
+        assert_eq!(w.table.gap(w.now), [w.key.clone()]);
+        w.on(Event::Gap);
+        w.answer(GRANTED);
+        w.turn(1);
+        assert_eq!(w.table.gap(w.now), []);
+        w.key = LockKey::from(("n", 2));
+        w.ask(1, true);
+        w.now = w.now.after(ms(1));
+        assert_eq!(w.table.gap(w.now), [], "it is asked at this moment");
+        w.answer(IN_LINE);
+        w.answer(IN_LINE);
+        assert!(w.calls.is_empty(), "once more, because its answer may be older than the gap");
     }
 
     #[test]
@@ -632,7 +757,7 @@ mod tests {
         let mut w = world();
         w.ask(1, true);
         let call = w.call();
-        w.on(Event::Lost(call.owner.clone(), LockLost::TakenAway));
+        w.on(Event::TakenAway(call.owner.clone()));
         w.on(Event::Acquired(call.number, Ok(GRANTED)));
         assert!(w.told.is_empty(), "the store is asked first");
         w.answer(IN_LINE);
@@ -653,7 +778,7 @@ mod tests {
         w.end(&section, Ending::Released);
         let call = w.call();
         let Verb::Yield { next, fence: 7, .. } = call.verb else { panic!("{call:?}") };
-        w.on(Event::Lost(next, LockLost::TakenAway));
+        w.on(Event::TakenAway(next));
         w.on(Event::Yielded(call.number, Ok(Yielded::Over(Acquired::Granted { fence: 8 }))));
         assert!(w.told.is_empty(), "the store is asked first");
         w.answer(Acquired::Granted { fence: 8 });
@@ -1061,7 +1186,7 @@ mod tests {
         let mut w = world();
         w.ask(1, true);
         w.ask(2, true);
-        w.answer(Acquired::LineFull { lease_left: ms(20_000) });
+        w.answer(Acquired::LineFull { lease_left: ms(20_000), waiting: 1_024 });
         for (who, ahead) in [(1, 1025), (2, 1026)] {
             let (told, Err(LockError::LineFull { ahead: n, bound })) = w.told.remove(0) else { panic!("{:?}", w.told) };
             assert_eq!((told, n, bound), (who, ahead, QueueBound::Store));

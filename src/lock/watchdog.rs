@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     clock::Moment,
-    defaults::{LEASE, RENEWAL_TICK, RENEWALS_PER_CALL, RENEWALS_PER_LEASE, STORE_CALL, STORE_TIMEOUT},
+    defaults::{LEASE, RENEWAL_TICK, RENEWALS_PER_CALL, RENEWALS_PER_LEASE},
     store::{RenewAsk, Renewed, StoreError, StoreErrorKind},
 };
 
@@ -69,13 +69,20 @@ impl Watchdog {
         // It may have gone with the runtime it ran on, or that runtime may be one that nobody drives.
         let gone = watched.task.as_ref().is_none_or(AbortHandle::is_finished);
         let now = core.clock.now();
-        if gone || watched.next_look.is_some_and(|look| now > look.after(STORE_TIMEOUT)) {
+        if gone || watched.next_look.is_some_and(|look| now > look.after(core.store_timeout())) {
             drop(watched);
             Self::start(core);
         } else if watched.next_look.is_some_and(|look| at < look) {
             watched.next_look = Some(at);
             drop(watched);
             core.watchdog.earlier.notify_one();
+        }
+    }
+
+    /// A message says that it is over: the store is asked as soon as that is allowed.
+    pub(super) fn doubt(core: &Arc<Core>, grant: &Arc<Grant>) {
+        if grant.doubt(core.clock.now()) {
+            Self::watch(core, grant);
         }
     }
 
@@ -109,6 +116,12 @@ impl Watchdog {
     /// Not renewed any more, from before it is given back.
     pub(super) fn forget(&self, grant: &Grant) {
         self.watched.lock().unlist(grant);
+    }
+
+    /// All that is held.
+    #[cfg(feature = "signal")]
+    pub(super) fn grants(&self) -> Vec<Arc<Grant>> {
+        self.watched.lock().grants.values().cloned().collect()
     }
 
     fn look(&self, now: Moment) -> Look {
@@ -242,9 +255,11 @@ async fn run(task: Task, earlier: Arc<Notify>) {
 }
 
 async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
+    let asking = Asking { core: Arc::clone(&core), due };
+    let due = &asking.due;
     let asked = core.clock.now(); // I3
     let asks = due.iter().map(|grant| RenewAsk::new(grant.key.clone(), grant.owner.clone(), grant.lease_with_delay()));
-    let answers = timeout(STORE_CALL, core.store.renew(asks.collect())).await;
+    let answers = timeout(core.call_timeout, core.store.renew(asks.collect())).await;
     let answers = answers.unwrap_or_else(|_| Err(StoreError::new("lock", "renew", StoreErrorKind::Timeout)));
     core.answered("renew", &answers);
     let now = core.clock.now();
@@ -262,7 +277,24 @@ async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
             Renewed::Unknown => {}
         }
     }
-    for grant in &due {
+    for grant in due {
         grant.tell_if_late(core.clock.now());
+    }
+}
+
+/// A renewal that is under way. When it is over, or dropped with its runtime, what was doubted since is asked about.
+struct Asking {
+    core: Arc<Core>,
+    due: Vec<Arc<Grant>>,
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let now = self.core.clock.now();
+        for grant in &self.due {
+            if grant.asked(now) {
+                Watchdog::watch(&self.core, grant);
+            }
+        }
     }
 }

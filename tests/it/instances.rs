@@ -3,14 +3,18 @@
 use std::{process::Output, time::Duration};
 
 use axum::http::Method;
-use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
+use futures_util::{
+    StreamExt,
+    future::{join, join_all},
+    stream::FuturesUnordered,
+};
 use serde_json::{Value, json};
 use sqlx::{AnyConnection, ConnectOptions, Connection, any::AnyConnectOptions};
 use tokio::time::sleep;
-use tower_lock_faults::{RedisServer, skipped};
+use tower_lock_faults::{RedisServer, Reply, skipped};
 
 use crate::support::{
-    examples::{Databases, Service, example},
+    examples::{Databases, File, Service, example},
     soon,
 };
 
@@ -207,4 +211,39 @@ async fn three_machines_start_the_nightly_mail_a_tenth_of_a_second_apart_and_eac
         assert_eq!(said(runs), ["left it to another\n", "sent 3 mails\n"], "{url}: at once after a failure");
         assert_eq!(mails(&url, &rough).await, one_each, "{url}");
     }
+}
+
+/// A deploy: the process ends by itself, those who wait are told, and nobody finds a key taken afterwards.
+#[tokio::test]
+async fn an_instance_that_is_told_to_stop_rejects_its_waiters_and_frees_its_keys_before_it_exits() {
+    let Some(redis) = redis("an instance that is told to stop").await else { return };
+    let file = File::new("instances-stop");
+    let mut command = example("stock_sale").await;
+    command.env("REDIS_URL", redis.url()).env("DATABASE_URL", file.url());
+    let service = Service::start(command).await;
+
+    // The one buyer that is let in stays in.
+    let standstill = Standstill::of(&file.url()).await;
+    let mut buyers: FuturesUnordered<_> =
+        (0..4).map(|_| service.ask(Method::POST, "/goods/1/sell", Value::Null)).collect();
+    let is_held = async || redis.command(&["EXISTS", "lock:good:1"]).await == Reply::Integer(1);
+    let stop = async {
+        while !is_held().await {
+            sleep(Duration::from_millis(10)).await;
+        }
+        service.signal("TERM").await;
+    };
+    let rejected = async {
+        for _ in 0..3 {
+            let (status, answer) = soon("a rejection", buyers.next()).await.expect("four buyers");
+            assert_eq!((status, &answer["type"]), (503, &json!("urn:tower-lock:shutting-down")), "{answer}");
+        }
+    };
+    join(rejected, stop).await;
+    standstill.end().await;
+    let (status, answer) = soon("the sale", buyers.next()).await.expect("four buyers");
+    assert_eq!((status, &answer["good_counts"]), (200, &json!(4)), "{answer}");
+    drop(buyers);
+    assert!(service.exit().await.success());
+    assert_eq!(redis.command(&["KEYS", "*good*"]).await, Reply::Array(Vec::new()), "no lock, no queue");
 }

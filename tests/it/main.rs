@@ -8,6 +8,7 @@ mod key_helpers;
 mod body_in;
 mod bodies;
 mod layers;
+mod stack;
 mod policies;
 mod rejections;
 mod endings;
@@ -19,6 +20,7 @@ mod locked;
 mod span;
 mod locks;
 mod renewal;
+mod messages;
 mod conformance;
 mod reentry;
 mod sharing;
@@ -31,18 +33,18 @@ mod random;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod cases;
-#[cfg(feature = "redis")]
 mod fence;
+#[cfg(feature = "redis")]
 mod instances;
 mod tidy;
 mod public_api;
 
 mod support;
 
-#[cfg(not(feature = "metrics"))]
+#[cfg(not(all(feature = "metrics", feature = "redis")))]
 #[test]
-fn metrics_are_tested_with_all_features() {
+fn metrics_and_redis_are_tested_with_all_features() {
     use std::io::Write as _;
     // Past the harness, which shows what a test prints only if it fails.
-    writeln!(std::io::stderr(), "skipped  metrics: cargo test --all-features").expect("a stderr");
+    writeln!(std::io::stderr(), "skipped  metrics and Redis: cargo test --all-features").expect("a stderr");
 }

@@ -52,7 +52,7 @@ fn the_manifest_names_what_the_crate_is_built_on() {
         );
     }
     assert!(
-        section(&manifest, "\n[features]\n", "\n[").contains(r#"default = ["axum", "memory", "redis", "tracing"]"#)
+        section(&manifest, "\n[features]\n", "\n[").contains(r#"default = ["axum", "memory", "signal", "tracing"]"#)
     );
     assert!(manifest.contains("edition = \"2024\"\nrust-version = \"1.88\"\n"));
 }

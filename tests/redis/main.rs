@@ -11,6 +11,7 @@ mod connecting;
 mod costs;
 mod endings;
 mod fences;
+mod forged;
 mod interop;
 mod mishaps;
 mod outages;

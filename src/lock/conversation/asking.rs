@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Action, Context, Conversation, Verb, wanting::refused};
 use crate::{
     clock::Moment,
-    defaults::{LEASE, LINE_IN_STORE, LINE_PER_PROCESS, LOCK_DELAY},
+    defaults::{LEASE, LINE_PER_PROCESS, LOCK_DELAY},
     lease::OwnerId,
     lock::{
         LockError, QueueBound,
@@ -69,8 +69,17 @@ impl<W: Clone> Conversation<W> {
         let Some(attempt) = &mut self.attempt else { return };
         match answer {
             // What was taken away meanwhile is not begun: the store says whether it was this (I7).
-            Ok(Acquired::Granted { .. }) if attempt.taken_away => self.ask(cx),
-            Ok(Acquired::Granted { fence }) => self.granted(asked, fence, cx),
+            Ok(Acquired::Granted { .. }) if attempt.taken_away && !attempt.checked => {
+                attempt.checked = true;
+                self.ask(cx);
+            }
+            Ok(Acquired::Granted { fence }) => {
+                let doubted = attempt.taken_away;
+                self.granted(asked, fence, cx);
+                if doubted {
+                    self.doubt(cx);
+                }
+            }
             Ok(Acquired::InLine { lease_left, before: _ }) => {
                 // The first caller of each key asks the store though the process is full: the key may
                 // be free. If it is not, the bound holds for it, too.
@@ -83,7 +92,8 @@ impl<W: Clone> Conversation<W> {
                 attempt.heard_at = cx.now();
                 attempt.held_until = cx.now().after(lease_left);
                 attempt.check_in(cx.now(), lease_left, cx.die());
-                let hinted = attempt.hinted;
+                // Where it was asked before a gap, what it was told since may be lost.
+                let hinted = attempt.hinted || cx.gap_at.is_some_and(|gap_at| asked < gap_at);
                 self.refuse_those_who_do_not_wait(cx, refused);
                 self.end_if_unwanted(cx);
                 if hinted {
@@ -104,15 +114,13 @@ impl<W: Clone> Conversation<W> {
                     self.ask(cx);
                 }
             }
-            Ok(Acquired::LineFull { .. }) => {
-                self.refuse_line(cx, |ahead| LockError::LineFull {
-                    ahead: LINE_IN_STORE + ahead,
-                    bound: QueueBound::Store,
-                });
+            Ok(Acquired::LineFull { waiting, .. }) => {
+                let bound = QueueBound::Store;
+                self.refuse_line(cx, |ahead| LockError::LineFull { ahead: waiting + ahead, bound });
                 self.nothing_left(asked, cx);
             }
             Err(error) if error.may_pass() => {
-                let again = attempt.calls.failed(&error, asked, cx.now(), cx.die());
+                let again = attempt.calls.failed(&error, asked, cx.call_timeout, cx.now(), cx.die());
                 attempt.ask_at = Some(again);
             }
             Err(error) => self.give_up(&error, asked, cx),
@@ -121,7 +129,7 @@ impl<W: Clone> Conversation<W> {
 
     pub(super) fn give_up(&mut self, error: &StoreError, asked: Moment, cx: &mut Context<'_, W>) {
         if let Some(attempt) = &mut self.attempt {
-            attempt.calls.failed(error, asked, cx.now(), 0.0);
+            attempt.calls.failed(error, asked, cx.call_timeout, cx.now(), 0.0);
         }
         self.refuse_line(cx, |_| error.clone().into());
         self.end(Duration::ZERO, None, cx);
@@ -146,8 +154,12 @@ impl<W: Clone> Conversation<W> {
                 }
             }
             _ if self.give_backs.iter().any(|give_back| give_back.owner == *owner) => {}
-            // Long forgotten: what was offered to it is not to wait for its end.
-            _ => self.give_back(GiveBack::new(owner.clone(), Duration::ZERO, cx.now()), cx),
+            // Long forgotten: what was offered to it is not to wait for its end. A few at a time, because anybody can send offers.
+            _ if cx.stray_room => {
+                let stray = GiveBack { stray: true, ..GiveBack::new(owner.clone(), Duration::ZERO, cx.now()) };
+                self.give_back(stray, cx);
+            }
+            _ => {}
         }
     }
 

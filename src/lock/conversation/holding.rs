@@ -144,6 +144,7 @@ impl<W: Clone> Conversation<W> {
         let mut attempt = Attempt { state: State::Yielding { held, next }, lock_delay, ..attempt };
         attempt.calls.begin(call.number, cx.now());
         attempt.hinted = false;
+        attempt.taken_away = false;
         self.attempt = Some(attempt);
         cx.actions.push(Action::Send(call));
     }
@@ -161,11 +162,19 @@ impl<W: Clone> Conversation<W> {
             held.grant.extend(asked, cx.now());
             held.grant.refence(token, attempt.lock_delay);
             attempt.calls.answered();
+            let doubted = attempt.taken_away;
             let lost = held.grant.remaining(cx.now()).is_zero();
             let held = Held { token, since: cx.now(), sections: 0, ..held };
             self.attempt = Some(Attempt { state: State::Held(held), ..attempt });
             // It may not be watched yet: the first one under a grant may have wanted another lock-delay.
-            return if lost { self.end(Duration::ZERO, None, cx) } else { self.next_section(true, cx) };
+            if lost {
+                return self.end(Duration::ZERO, None, cx);
+            }
+            self.next_section(true, cx);
+            if doubted {
+                self.doubt(cx);
+            }
+            return;
         }
         // The old id is over. What becomes of the new one?
         held.grant.end(LockLost::GivenBack);
@@ -190,7 +199,7 @@ impl<W: Clone> Conversation<W> {
                 let unknown = || StoreError::new("lock", "yield", StoreErrorKind::Protocol);
                 let error = answer.err().unwrap_or_else(unknown);
                 let new = self.attempt.insert(new);
-                new.calls.failed(&error, asked, cx.now(), 0.0);
+                new.calls.failed(&error, asked, cx.call_timeout, cx.now(), 0.0);
                 self.give_back(old, cx);
                 if self.line.is_empty() { self.end(Duration::ZERO, None, cx) } else { self.ask(cx) }
             }
@@ -257,15 +266,27 @@ impl<W: Clone> Conversation<W> {
         }
     }
 
+    /// A message says that the store has taken the key away from this owner. Anybody who can send messages can say so: the store is asked,
+    /// and its word alone ends what runs (I7).
+    pub(super) fn taken_away(&mut self, owner: &OwnerId, cx: &mut Context<'_, W>) {
+        let Some(attempt) = &mut self.attempt else { return };
+        let is_next = matches!(&attempt.state, State::Yielding { next, .. } if next == owner);
+        if attempt.owner == *owner || is_next {
+            // The grant that the awaited answer tells of may be the one that is over.
+            attempt.taken_away = attempt.calls.number().is_some();
+            self.doubt(cx);
+        }
+    }
+
+    pub(super) fn doubt(&mut self, cx: &mut Context<'_, W>) {
+        if let Some(Attempt { state: State::Held(held), .. }) = &self.attempt {
+            cx.actions.push(Action::Doubt(Arc::clone(&held.grant)));
+        }
+    }
+
     /// Whoever waits here asks anew, under another id, in the same order.
     pub(super) fn lost(&mut self, owner: &OwnerId, why: LockLost, cx: &mut Context<'_, W>) {
-        let Some(attempt) = self.attempt.as_mut() else { return };
-        if matches!(&attempt.state, State::Yielding { next, .. } if next == owner) {
-            attempt.taken_away = true;
-        }
-        if attempt.owner != *owner {
-            return;
-        }
+        let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.owner == *owner) else { return };
         let delay = match &mut attempt.state {
             State::Held(held) => {
                 let running = held.running.take();
@@ -277,10 +298,7 @@ impl<W: Clone> Conversation<W> {
             }
             // Nothing runs; the answer that is awaited says what is left of it.
             State::Yielding { held, .. } => return held.grant.end(why),
-            State::Asking | State::InLine => {
-                attempt.taken_away = attempt.calls.number().is_some();
-                return;
-            }
+            State::Asking | State::InLine => return,
         };
         self.end(delay, None, cx);
     }

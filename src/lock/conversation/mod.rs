@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 pub use super::line::Request;
 use super::{
     LockError, LockLost,
-    attempt::{Attempt, GiveBack, Running},
+    attempt::{Attempt, GiveBack, Running, State},
     grant::Grant,
     line::Line,
     owner::Owner,
@@ -83,6 +83,8 @@ pub enum Action<W> {
     Recall(W, LockError),
     /// To be renewed from now on; or to be looked at earlier than was thought.
     Watch(Arc<Grant>),
+    /// The store is to be [asked](Grant::doubt) whether it still is ours.
+    Doubt(Arc<Grant>),
     /// Not to be renewed any more.
     Forget(Arc<Grant>),
     /// What became of the give-back of this section, for whoever waits to hear it.
@@ -144,11 +146,13 @@ pub enum Event<W> {
     Released(u64, Result<Released, StoreError>),
     /// The store says that this owner's turn has come (I7: a hint).
     Offered(OwnerId),
+    /// A message says that this owner's grant was taken away (I7: a hint, that anybody may have sent).
+    TakenAway(OwnerId),
     /// What the store says may have been lost.
     Gap,
     /// A guard of this section was given back in order, or not.
     GuardEnded(Arc<Section>, Ending),
-    /// This owner has lost its grant, for this reason.
+    /// This owner has lost its grant, for this reason: the store's word, or the clock's.
     Lost(OwnerId, LockLost),
     /// The section that ran under this owner's grant has reached its limit, if it is still the same;
     /// or it is time to look at its delivery.
@@ -194,10 +198,16 @@ pub struct Context<'a, W> {
     pub now: &'a Now<'a>,
     /// Where new ids come from.
     pub ids: &'a OwnerIds,
+    /// How long one call of the store may take.
+    pub call_timeout: Duration,
     /// How many wait in this process.
     pub waiting: usize,
     /// Whether one more attempt may begin: I2, its way back is reserved first.
     pub way_back: bool,
+    /// Whether one more offer to an id that is not known may be released.
+    pub stray_room: bool,
+    /// When messages were last known to be lost.
+    pub gap_at: Option<Moment>,
     /// Why the newest release that failed did; of all keys.
     pub release_error: &'a mut Option<StoreError>,
     /// What is to be done.
@@ -226,6 +236,7 @@ impl<W: Clone> Conversation<W> {
             Event::Yielded(number, answer) => self.yielded(number, answer, cx),
             Event::Released(number, answer) => self.released(number, answer, cx),
             Event::Offered(owner) => self.offered(&owner, cx),
+            Event::TakenAway(owner) => self.taken_away(&owner, cx),
             Event::Gap => self.hint(cx),
             Event::GuardEnded(section, ending) => {
                 self.guard_ended(&section, ending, cx);
@@ -255,6 +266,16 @@ impl<W: Clone> Conversation<W> {
     /// How many ids are given back, and not known to be.
     pub fn giving_back(&self) -> usize {
         self.give_backs.len()
+    }
+
+    /// How many of those were offered to an id that was forgotten.
+    pub(super) fn strays(&self) -> usize {
+        self.give_backs.iter().filter(|give_back| give_back.stray).count()
+    }
+
+    /// Whether it has a place in the store's line, and waits for messages there.
+    pub(super) fn is_in_line(&self) -> bool {
+        self.attempt.as_ref().is_some_and(|attempt| matches!(attempt.state, State::InLine))
     }
 
     /// Whether something of this id may be in the store still.
@@ -290,13 +311,13 @@ impl<W: Clone> Conversation<W> {
         self.disarm(at);
         self.repeat_give_backs(cx);
         let Some(attempt) = self.attempt.as_ref().filter(|attempt| attempt.waits_for_its_turn()) else { return };
-        if let Some(error) = attempt.calls.gives_up(cx.now(), true) {
+        if let Some(error) = attempt.calls.gives_up(cx.now(), true, cx.store_timeout()) {
             // A call that is under way is waited for by the give-back.
             self.refuse_line(cx, |_| error.clone().into());
             return self.end(Duration::ZERO, None, cx);
         }
         let is_due = attempt.ask_at.is_some_and(|at| at <= cx.now());
-        if let Some(error) = attempt.calls.gives_up(cx.now(), false) {
+        if let Some(error) = attempt.calls.gives_up(cx.now(), false, cx.store_timeout()) {
             // During a failover those who wait go on asking.
             self.refuse_those_who_do_not_wait(cx, |_, _| error.clone().into());
             self.end_if_unwanted(cx);
@@ -308,11 +329,13 @@ impl<W: Clone> Conversation<W> {
 
     /// Asks to be woken, if nobody was asked to do so early enough. Behind every event.
     pub(super) fn arm(&mut self, cx: &mut Context<'_, W>) {
+        let timeout = cx.store_timeout();
         let has_impatient = self.line.has_impatient();
-        let asks = self.attempt.iter().flat_map(|attempt| [attempt.ask_at, attempt.gives_up_at(has_impatient)]);
+        let asks =
+            self.attempt.iter().flat_map(|attempt| [attempt.ask_at, attempt.gives_up_at(has_impatient, timeout)]);
         let asks = asks.flatten();
         let repeats = self.give_backs.iter().filter_map(|give_back| give_back.again_at);
-        let Some(next) = asks.chain(repeats).chain(self.silent_at()).min() else { return };
+        let Some(next) = asks.chain(repeats).chain(self.silent_at(timeout)).min() else { return };
         if self.armed.is_none_or(|armed| next < armed) {
             self.armed = Some(next);
             cx.actions.push(Action::WakeAt(next));
@@ -352,6 +375,11 @@ impl<W> Context<'_, W> {
     fn share_of_key(&self) -> usize {
         let left = (LINE_PER_PROCESS - LINE_RESERVE).saturating_sub(self.waiting);
         (left / LINE_SHARE_DIVISOR).clamp(1, LINE_PER_KEY)
+    }
+
+    /// After this time without a reply, one call and one repeat, those who wait are told so.
+    fn store_timeout(&self) -> Duration {
+        2 * self.call_timeout
     }
 
     fn die(&self) -> f64 {

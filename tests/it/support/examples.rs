@@ -34,6 +34,8 @@ pub(crate) async fn example(name: &str) -> Command {
                     ["reward_claim", "stock_sale", "nightly_mail", "grpc_status"]
                         .map(|name| format!("--example={name}")),
                 )
+                // As the tests are built: other features would build all dependencies once more.
+                .args(cfg!(feature = "redis").then_some("--all-features"))
                 .current_dir(env!("CARGO_MANIFEST_DIR"))
                 .status()
                 .await
@@ -93,11 +95,17 @@ impl Service {
         statuses
     }
 
-    pub(crate) async fn terminate(mut self) -> ExitStatus {
-        let pid = self.child.id().expect("it runs");
-        assert!(
-            Command::new("sh").args(["-c", &format!("kill -TERM {pid}")]).status().await.expect("sh runs").success()
-        );
+    pub(crate) async fn terminate(self) -> ExitStatus {
+        self.signal("TERM").await;
+        self.exit().await
+    }
+
+    pub(crate) async fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.child.id().expect("it runs"));
+        assert!(Command::new("sh").args(["-c", &kill]).status().await.expect("sh runs").success());
+    }
+
+    pub(crate) async fn exit(mut self) -> ExitStatus {
         soon("its end", self.child.wait()).await.expect("it ends")
     }
 }

@@ -240,7 +240,7 @@ impl Shell {
             }
             StoreEvent::TakenAway { key, owner } => {
                 if !self.is(Wrong::ForceDeaf) {
-                    self.on(now, &key, Event::Lost(owner, LockLost::TakenAway));
+                    self.on(now, &key, Event::TakenAway(owner));
                 }
             }
             _ => self.gap(now),
@@ -345,6 +345,11 @@ impl Shell {
                         grant.extend(now, now);
                     }
                     self.watch(&grant);
+                }
+                Action::Doubt(grant) => {
+                    if grant.doubt(now) {
+                        self.watch(&grant);
+                    }
                 }
                 Action::Forget(grant) => self.forget(&grant),
                 // Its turns are taken at once.
@@ -565,6 +570,11 @@ impl Shell {
                             self.on(now, &grant.key, Event::Lost(grant.owner.clone(), LockLost::TakenAway));
                         }
                         _ => {}
+                    }
+                }
+                for grant in grants {
+                    if grant.asked(now) {
+                        self.watch(&grant);
                     }
                 }
             }
