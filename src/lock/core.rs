@@ -382,7 +382,9 @@ impl Core {
     /// Counted, and complained of.
     pub(super) fn answered<T>(&self, verb: &'static str, answer: &Result<T, StoreError>) {
         metrics::store_answered(verb, answer);
-        if let Err(error) = answer {
+        if let Err(error) = answer
+            && error.kind() != StoreErrorKind::InvalidKey
+        {
             self.complaints.store_failed(self.clock.now(), verb, error);
         }
     }
