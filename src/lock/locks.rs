@@ -16,7 +16,7 @@ use crate::{
     clock::Clock,
     defaults::LOCK_DELAY,
     key::LockKey,
-    lease::{OwnerId, OwnerIds},
+    lease::OwnerIds,
     store::{ForceAsk, ForceReleaseReply, Inspected, LockStore, StoreError, StoreErrorKind, StoreFuture},
 };
 
