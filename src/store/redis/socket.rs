@@ -16,6 +16,7 @@ use deadpool_redis::redis::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
+    runtime::Handle,
     task::AbortHandle,
 };
 
@@ -31,7 +32,7 @@ const PIPELINE: usize = 1024;
 /// Makes connections to one address.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
-    client: Client,
+    client: Arc<Client>,
     connect_timeout: Duration,
     call_timeout: Duration,
 }
@@ -62,7 +63,7 @@ struct Farewell(Arc<Mutex<Vec<u8>>>);
 
 impl Connector {
     pub(super) fn new(client: Client, connect_timeout: Duration, call_timeout: Duration) -> Self {
-        Self { client, connect_timeout, call_timeout }
+        Self { client: Arc::new(client), connect_timeout, call_timeout }
     }
 
     /// One on which is asked.
@@ -80,7 +81,7 @@ impl Connector {
         let settings = self.client.get_connection_info().redis_settings();
         let made = MultiplexedConnection::new_with_config(settings, socket, config).await;
         let (connection, driver) = made.map_err(|error| farewell.or(error))?;
-        let driver = tokio::spawn(driver).abort_handle();
+        let driver = Handle::current().spawn(driver).abort_handle();
         Ok(Connected { connection, _driver: Some(Arc::new(Driver(driver))) })
     }
 
