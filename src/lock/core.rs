@@ -24,8 +24,8 @@ use super::{
     conversation::{Action, Actions, Ahead, Call, Ending, Event, Request, Verb},
     detached,
     grant::Grant,
-    metrics,
     owner::Owner,
+    reports::{Report, Reports},
     section::Section,
     sync::Mutex,
     table::Table,
@@ -55,6 +55,7 @@ pub(crate) struct Core {
     pub(super) detached: detached::Count,
     pub(super) ids: OwnerIds,
     complaints: Complaints,
+    reports: Reports,
     /// For the bodies of requests that wait.
     #[cfg(feature = "axum")]
     bodies: Arc<Room>,
@@ -113,6 +114,7 @@ impl Core {
             detached: detached::Count::default(),
             ids,
             complaints: Complaints::default(),
+            reports: Reports::default(),
             #[cfg(feature = "axum")]
             bodies: Arc::default(),
             table: Mutex::default(),
@@ -310,7 +312,14 @@ impl Core {
             Action::Refuse(waiter, error) => drop(waiter.tell(Err(error))),
             Action::Watch(grant) => Watchdog::watch(self, &grant),
             Action::Doubt(grant) => Watchdog::doubt(self, &grant),
-            Action::Forget(grant) => self.watchdog.forget(&grant),
+            Action::Forget(grant) => {
+                self.watchdog.forget(&grant);
+                grant.over.ring();
+                if let Some(why) = grant.loss_to_tell() {
+                    self.report(Report::Lost { fence: grant.fence(), why });
+                }
+            }
+            Action::Ended(grant) => grant.over.ring(),
             Action::Outcome(section, outcome) => drop(section.outcome.tell(outcome)),
             Action::WakeAt(at) => self.wake_at(key, at),
         }
@@ -368,9 +377,11 @@ impl Core {
 
     /// Counted, and complained of.
     pub(super) fn answered<T>(&self, verb: &'static str, answer: &Result<T, StoreError>) {
-        metrics::store_answered(verb, answer);
         if let Err(error) = answer {
-            self.complaints.store_failed(self.clock.now(), verb, error);
+            self.report(Report::StoreFailed { operation: verb, kind: error.kind() });
+            if let Some(complaint) = self.complaints.store_failed(self.clock.now(), verb, error) {
+                self.report(complaint);
+            }
         }
     }
 
@@ -386,14 +397,22 @@ impl Core {
 
     /// On the runtime we are on, else on the last one we were on. If that has ended, the task is dropped, and says so where it must.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Option<AbortHandle> {
-        let runtime = match Handle::try_current() {
+        Some(self.runtime()?.spawn(task).abort_handle())
+    }
+
+    fn runtime(&self) -> Option<Handle> {
+        match Handle::try_current() {
             Ok(runtime) => {
                 *self.runtime.lock() = Some(runtime.clone());
                 Some(runtime)
             }
             Err(_) => self.runtime.lock().clone(),
-        };
-        Some(runtime?.spawn(task).abort_handle())
+        }
+    }
+
+    /// Tells those who operate the service, where nobody waits for it.
+    pub(super) fn report(&self, report: Report) {
+        self.reports.send(report, self.runtime().as_ref());
     }
 
     /// Wakes from this runtime what was to be woken from one that has ended.

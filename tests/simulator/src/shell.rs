@@ -351,7 +351,7 @@ impl Shell {
                     }
                 }
                 Action::Forget(grant) => self.forget(&grant),
-                Action::Outcome(..) => {}
+                Action::Ended(_) | Action::Outcome(..) => {}
                 Action::WakeAt(_) if self.is(Wrong::NoCheckin) => {}
                 Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Conversation(key.clone(), at))),
             }
