@@ -17,7 +17,7 @@ use http_body::Body;
 use http_body_util::Full;
 use tokio::runtime::Runtime;
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_lock::{LockKey, LockLayer, Locks, by_parts};
+use tower_lock::{LockKey, LockLayer, Locks, RequestBody, by_parts};
 
 #[global_allocator]
 static ALLOCATOR: AllocProfiler = AllocProfiler::system();
@@ -25,7 +25,7 @@ static ALLOCATOR: AllocProfiler = AllocProfiler::system();
 static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime"));
 
-type In = Request<Full<Bytes>>;
+type In = Request<RequestBody>;
 
 fn main() {
     divan::main();

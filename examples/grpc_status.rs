@@ -4,6 +4,9 @@
 //! cargo run --example grpc_status
 //! ```
 //!
+//! One message each way, so the call is complete before its lock is taken. A method that streams its messages to the server says
+//! `.request_body(RequestBodyMode::Stream)`.
+//!
 //! The service answers as Tonic's do: 200, and what became of the call in `grpc-status`. In a Tonic server the same layer stands in
 //! `Server::builder().layer(..)`, or around one service.
 
@@ -14,7 +17,7 @@ use http::{HeaderMap, HeaderValue, Request, Response, header};
 use http_body_util::{BodyExt, Empty, Full};
 use tokio::{join, task::yield_now, time::sleep};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_lock::{IntoLockKey, LockLayer, Locks, Rejection, by_parts};
+use tower_lock::{IntoLockKey, LockLayer, Locks, Rejection, RequestBody, by_parts};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -92,7 +95,7 @@ fn by_account(head: &http::request::Parts) -> impl IntoLockKey + use<> {
 
 /// A message, and trailers behind it.
 async fn transfer(
-    _: Request<Full<Bytes>>,
+    _: Request<RequestBody>,
 ) -> Result<Response<impl http_body::Body<Data = Bytes, Error = Infallible>>, Infallible> {
     sleep(Duration::from_millis(100)).await;
     // Not compressed, no bytes long.
@@ -155,7 +158,7 @@ async fn main() -> Result<(), Failure> {
 
     let (broken_off, thrown_out) = join!(call("what is thrown out by an operator", service.clone(), "10"), async {
         // As soon as it has its lock.
-        while locks.force_release(("account", 10)).await?.is_none() {
+        while locks.force_release(("account", 10)).await?.holder().is_none() {
             yield_now().await;
         }
         Ok::<_, Failure>(())

@@ -1,4 +1,4 @@
-//! A Tower service without Axum: any body, keys from the head of the request.
+//! A Tower service without Axum: keys from the head of the request. Its body, of whatever type, is complete when the lock is taken.
 //!
 //! ```sh
 //! cargo run --example plain_tower --no-default-features --features memory
@@ -10,9 +10,9 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
-use tower_lock::{HeldLock, LockLayer, Locks, by_parts};
+use tower_lock::{HeldLock, LockLayer, Locks, RequestBody, by_parts};
 
-async fn transfer(request: Request<Full<Bytes>>) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn transfer(request: Request<RequestBody>) -> Result<Response<Full<Bytes>>, Infallible> {
     let token = request.extensions().get::<HeldLock>().map(|lock| lock.fencing_token().to_string());
     tokio::time::sleep(Duration::from_millis(50)).await;
     Ok(Response::new(Full::from(token.unwrap_or_default())))
@@ -32,7 +32,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let ask = |account: &'static str| {
         let service = service.clone();
         async move {
-            let request = Request::post("/").header("x-account", account).body(Full::default())?;
+            let request = Request::post("/").header("x-account", account).body(Full::<Bytes>::default())?;
             let answer = service.oneshot(request).await?;
             let status = answer.status();
             let body = answer.into_body().collect().await?.to_bytes();

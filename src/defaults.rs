@@ -65,6 +65,7 @@ pub(crate) const STRAY_OFFERS: usize = 8;
 /// How long one call of the store may take.
 pub(crate) const STORE_CALL: Duration = Duration::from_millis(500);
 /// A request is turned away when no call for its key was answered for so long: one call, and one repeat.
+#[cfg(any(test, feature = "redis", feature = "test-util"))]
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// What failed is asked for again so soon at first, and twice as late each time, up to the second.
 pub(crate) const RETRY_MIN: Duration = Duration::from_millis(10);
@@ -84,8 +85,10 @@ pub(crate) const GIVE_BACKS: usize = 10_000;
 /// How long a request holds a key if nobody says otherwise: a hung handler.
 pub(crate) const MAX_HOLD: Duration = Duration::from_secs(300);
 
-/// How long the reader of a stream may leave it unread: a phone in a tunnel.
-pub(crate) const BODY_STALL: Duration = Duration::from_secs(10);
+/// How long a client may keep us waiting for the next bytes of a body: a phone in a tunnel.
+pub(crate) const BODY_IDLE: Duration = Duration::from_secs(10);
+/// Bytes a second that it must move at the least: a sign of life alone keeps a key taken as well as none.
+pub(crate) const BODY_RATE: u64 = 16 << 10;
 
 /// Handlers of one [`Locks`](crate::Locks) that finish without their client.
 pub(crate) const DETACHED: usize = 1024;
@@ -103,11 +106,14 @@ pub(crate) const KEY_BYTES: usize = 256;
 /// Bytes of a raw name. It cannot be shortened, so it is refused.
 pub(crate) const RAW_KEY_BYTES: usize = 1024;
 
-/// Bytes of a body that is read for its key at the most, whatever the route's `DefaultBodyLimit` says.
+/// Bytes of a body that is read before its lock is taken, where nobody says how long it may be: as Axum's `DefaultBodyLimit`.
+#[cfg(not(feature = "axum"))]
+pub(crate) const BODY_LIMIT: u64 = 2 << 20;
+/// .. and at the most, whatever the route's `DefaultBodyLimit` says.
 #[cfg(feature = "axum")]
 pub(crate) const BODY_BYTES: u64 = 64 << 20;
 
-/// Bytes of the bodies of all requests of one [`Locks`](crate::Locks) that were read for their keys and wait: so many that one body of any
+/// Bytes of the bodies of all requests of one [`Locks`](crate::Locks) that are read before their lock is taken: so many that one body of any
 /// size that is read fits, if nobody else's is there.
 pub(crate) const BODIES_BYTES: u64 = 64 << 20;
 #[cfg(feature = "axum")]
@@ -160,12 +166,16 @@ mod tests {
             ("repeats of a failed call", format!("{} ms to {}", RETRY_MIN.as_millis(), s(RETRY_MAX))),
             ("give-backs that have not reached the store", GIVE_BACKS.to_string()),
             ("`max_hold` of a request", format!("{} min", MAX_HOLD.as_secs() / 60)),
-            ("`body_stall`", s(BODY_STALL)),
+            ("`body_idle_timeout`", s(BODY_IDLE)),
+            ("`min_body_rate`", format!("{} KiB/s", BODY_RATE >> 10)),
             ("handlers that finish without their client", DETACHED.to_string()),
             ("release before a finished answer is sent", format!("{} ms", RELEASE_WAIT.as_millis())),
             ("line for one key", LINE_PER_KEY.to_string()),
             ("lines of all keys, for one `Locks` and its clones", LINE_PER_PROCESS.to_string()),
-            ("bodies of all requests that wait, for one `Locks` and its clones", format!("{} MiB", BODIES_BYTES >> 20)),
+            (
+                "bodies of all requests before their lock, for one `Locks` and its clones",
+                format!("{} MiB", BODIES_BYTES >> 20),
+            ),
             ("key text", format!("{KEY_BYTES} bytes")),
             ("raw key text", format!("{RAW_KEY_BYTES} bytes")),
             ("frames looked at before the head is sent", LOOK_FRAMES.to_string()),

@@ -39,7 +39,7 @@ mod defaults;
 pub use self::extract::{Lockable, Locked, MissingLock};
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
-pub use self::middleware::{Answer, By, FromBody, KeyFn, by, by_with_state, form_field, json_field, path_param};
+pub use self::middleware::{Answer, By, KeyFn, by, by_with_state, form_field, json_field, path_param};
 #[cfg(feature = "memory")]
 #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
 pub use self::store::MemoryStore;
@@ -51,14 +51,14 @@ pub use self::{
     lease::{FencingToken, OwnerId},
     lock::{
         ClientGone, HeldLock, Hold, KeyInLogs, Lease, LockCall, LockError, LockFuture, LockGuard, LockLost, LockState,
-        Locks, LocksBuilder, OnLost, Owner, Policy, Release, RunError, TimeoutStatus,
+        Locks, LocksBuilder, OnLost, Owner, Policy, Release, RequestBodyMode, RunError, TimeoutStatus,
     },
     middleware::{
-        ByFields, ByParts, Constant, Field, FieldError, FieldProblem, Fields, FromHead, IntoLockKey, KeyError,
-        KeySource, KeySourceFor, LockLayer, LockService, LocksLayer, LocksService, Rejection, RejectionBody,
-        ResponseBody, ResponseFuture, by_fields, by_parts, constant, extension, header, query_param,
+        ByFields, ByParts, Constant, Field, FieldError, FieldProblem, Fields, IntoLockKey, KeyError, KeySource,
+        LockLayer, LockService, LocksLayer, LocksService, Rejection, RejectionBody, RequestBody, ResponseBody,
+        ResponseFuture, by_fields, by_parts, constant, extension, header, query_param,
     },
-    store::{LockStore, Released, StoreError, StoreErrorKind},
+    store::{ForceReleaseReply, LockStore, Released, StoreError, StoreErrorKind},
 };
 /// The library that connects to Redis, as this crate's types have it.
 #[cfg(feature = "redis")]

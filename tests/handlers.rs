@@ -94,7 +94,7 @@ async fn a_claim_that_loses_its_lock_is_broken_off() {
     let locks = Locks::in_memory();
     let meanwhile = async {
         sleep(Duration::from_secs(5)).await;
-        locks.force_release(("reward", 7)).await.expect("in memory").expect("somebody had it");
+        locks.force_release(("reward", 7)).await.expect("in memory");
     };
     let (answer, ()) = tokio::join!(ask(app(&locks)), meanwhile);
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);

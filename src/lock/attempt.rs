@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{grant::Grant, owner::Owner, section::Section};
 use crate::{
     clock::Moment,
-    defaults::{CHECK_IN, LEASE, LOCK_DELAY, PLACE, RETRY_MAX, RETRY_MIN, STORE_CALL, STORE_TIMEOUT},
+    defaults::{CHECK_IN, LEASE, LOCK_DELAY, PLACE, RETRY_MAX, RETRY_MIN},
     lease::{FencingToken, OwnerId},
     store::{StoreError, StoreErrorKind},
 };
@@ -137,8 +137,8 @@ impl Attempt {
 
     /// When a request in the queue is to be told that the store is silent. Requests without a wait
     /// are told first, if there are any.
-    pub(super) fn gives_up_at(&self, has_impatient: bool) -> Option<Moment> {
-        if self.waits_for_its_turn() { self.calls.gives_up_at(!has_impatient) } else { None }
+    pub(super) fn gives_up_at(&self, has_impatient: bool, timeout: Duration) -> Option<Moment> {
+        if self.waits_for_its_turn() { self.calls.gives_up_at(!has_impatient, timeout) } else { None }
     }
 
     pub(super) fn running(&self) -> Option<&Running> {
@@ -192,21 +192,28 @@ impl Calls {
 
     /// When it is not worth to ask on, after a first failure: for a request that waits, or for one
     /// that does not.
-    fn gives_up_at(&self, waits: bool) -> Option<Moment> {
+    fn gives_up_at(&self, waits: bool, timeout: Duration) -> Option<Moment> {
         self.error.as_ref()?;
         let since = if waits { self.lost_since } else { self.silent_since };
-        Some(since?.after(STORE_TIMEOUT))
+        Some(since?.after(timeout))
     }
 
     /// Why it is not worth to ask on, at this moment.
-    pub(super) fn gives_up(&self, now: Moment, waits: bool) -> Option<StoreError> {
-        self.error.clone().filter(|_| self.gives_up_at(waits).is_some_and(|at| at <= now))
+    pub(super) fn gives_up(&self, now: Moment, waits: bool, timeout: Duration) -> Option<StoreError> {
+        self.error.clone().filter(|_| self.gives_up_at(waits, timeout).is_some_and(|at| at <= now))
     }
 
     /// There was none, so that it may still be done. When to ask again.
-    pub(super) fn failed(&mut self, error: &StoreError, asked: Moment, now: Moment, die: f64) -> Moment {
+    pub(super) fn failed(
+        &mut self,
+        error: &StoreError,
+        asked: Moment,
+        call_timeout: Duration,
+        now: Moment,
+        die: f64,
+    ) -> Moment {
         self.error = Some(error.clone());
-        let void_at = asked.after(STORE_CALL);
+        let void_at = asked.after(call_timeout);
         self.void_at = Some(self.void_at.map_or(void_at, |earlier| earlier.max(void_at)));
         self.silent_since.get_or_insert(asked);
         if error.is_failover() {
@@ -226,8 +233,8 @@ impl GiveBack {
     }
 
     /// By then whoever waits for it is told that nobody knows.
-    pub(super) fn silent_at(&self) -> Moment {
-        self.began.after(STORE_TIMEOUT)
+    pub(super) fn silent_at(&self, timeout: Duration) -> Moment {
+        self.began.after(timeout)
     }
 }
 

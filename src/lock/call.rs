@@ -20,10 +20,7 @@ use super::{
     terms::Terms,
     told::Told,
 };
-use crate::{
-    defaults::{LOCK_WAIT, STORE_TIMEOUT},
-    key::LockKey,
-};
+use crate::{defaults::LOCK_WAIT, key::LockKey};
 
 /// A lock to be taken; nothing happens before it is awaited.
 ///
@@ -164,7 +161,7 @@ impl IntoFuture for LockCall {
 impl LockFuture {
     pub(crate) fn new(core: Arc<Core>, ask: Ask) -> Self {
         // Who does not wait is told by the table, in time; this is in case it is not.
-        let wait = if ask.wait.is_zero() { 2 * STORE_TIMEOUT } else { ask.wait };
+        let wait = if ask.wait.is_zero() { 2 * core.store_timeout() } else { ask.wait };
         Self { core: Some(core), ask: Some(ask), place: None, wait, timer: None, is_late: false }
     }
 }

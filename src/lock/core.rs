@@ -16,8 +16,6 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-#[cfg(feature = "axum")]
-use super::room::Room;
 use super::{
     LockError, LockLost,
     complaints::Complaints,
@@ -26,6 +24,7 @@ use super::{
     grant::Grant,
     owner::Owner,
     reports::{Report, Reports},
+    room::Room,
     section::Section,
     sync::Mutex,
     table::Table,
@@ -34,7 +33,7 @@ use super::{
 };
 use crate::{
     clock::{Clock, Moment, Now},
-    defaults::{HINT_PAUSE, LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE, STORE_CALL},
+    defaults::{HINT_PAUSE, LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE},
     key::LockKey,
     lease::{OwnerId, OwnerIds},
     store::{
@@ -50,14 +49,14 @@ pub(super) const LINE: LineTerms = LineTerms::new(OFFER.saturating_add(LOCK_DELA
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(super) store: Arc<dyn LockStore>,
+    pub(super) call_timeout: Duration,
     pub(super) clock: Clock,
     pub(super) watchdog: Watchdog,
     pub(super) detached: detached::Count,
     pub(super) ids: OwnerIds,
     complaints: Complaints,
     reports: Reports,
-    /// For the bodies of requests that wait.
-    #[cfg(feature = "axum")]
+    /// For the bodies of requests that are read before their lock is taken.
     bodies: Arc<Room>,
     /// I11: nothing of others runs under it, and nothing is awaited.
     table: Mutex<Table<Waiter>>,
@@ -107,17 +106,18 @@ struct Alarm {
 
 impl Core {
     pub(super) fn new(store: Arc<dyn LockStore>, clock: Clock, ids: OwnerIds) -> Arc<Self> {
+        let call_timeout = store.call_timeout();
         let core = Arc::new(Self {
             store,
+            call_timeout,
             clock,
             watchdog: Watchdog::default(),
             detached: detached::Count::default(),
             ids,
             complaints: Complaints::default(),
             reports: Reports::default(),
-            #[cfg(feature = "axum")]
             bodies: Arc::default(),
-            table: Mutex::default(),
+            table: Mutex::new(Table::new(call_timeout)),
             gaps: Mutex::default(),
             is_draining: AtomicBool::new(false),
             runtime: Mutex::default(),
@@ -263,8 +263,18 @@ impl Core {
         self.table.lock().holds(key, owner, self.clock.now())
     }
 
+    /// What a request of this owner that does not wait would be told now, as far as is known here.
+    pub(crate) fn refusal(&self, key: &LockKey, owner: &Owner) -> Option<LockError> {
+        self.table.lock().refusal(key, owner, self.clock.now())
+    }
+
     pub(super) fn holds_of(&self, section: &Arc<Section>) -> u32 {
         self.table.lock().holds_of(section, self.clock.now())
+    }
+
+    /// After this time without a reply a request is rejected: one call and one repeat.
+    pub(super) fn store_timeout(&self) -> Duration {
+        2 * self.call_timeout
     }
 
     /// Keys that something is known of, and waiters.
@@ -274,7 +284,6 @@ impl Core {
         (table.len(), table.waiting())
     }
 
-    #[cfg(feature = "axum")]
     pub(crate) fn bodies(&self) -> &Arc<Room> {
         &self.bodies
     }
@@ -331,11 +340,11 @@ impl Core {
         let store = &self.store;
         match verb {
             Verb::Acquire { if_held, lease } => {
-                let ask = AcquireAsk::new(key.clone(), owner, lease, if_held, LINE, STORE_CALL);
+                let ask = AcquireAsk::new(key.clone(), owner, lease, if_held, LINE, self.call_timeout);
                 self.answer(key, "acquire", store.acquire(ask), move |answer| Event::Acquired(number, answer))
             }
             Verb::Yield { fence, next, lease } => {
-                let ask = YieldAsk::new(key.clone(), owner, fence, next, lease, LINE, STORE_CALL);
+                let ask = YieldAsk::new(key.clone(), owner, fence, next, lease, LINE, self.call_timeout);
                 self.answer(key, "yield", store.yield_to_line(ask), move |answer| Event::Yielded(number, answer))
             }
             Verb::Release { keep_taken } => {
@@ -366,7 +375,7 @@ impl Core {
                     answer: std::marker::PhantomData,
                 };
                 self.spawn(async move {
-                    let answer = timeout(STORE_CALL, answer).await;
+                    let answer = timeout(under_way.core.call_timeout, answer).await;
                     under_way
                         .ends(answer.unwrap_or_else(|_| Err(StoreError::new("lock", verb, StoreErrorKind::Timeout))));
                 });

@@ -14,14 +14,12 @@ use super::{
     owner::Owner,
     reports::Report,
 };
-#[cfg(feature = "signal")]
-use crate::defaults::STORE_TIMEOUT;
 use crate::{
     clock::Clock,
-    defaults::{LOCK_DELAY, STORE_CALL},
+    defaults::LOCK_DELAY,
     key::LockKey,
     lease::{OwnerId, OwnerIds},
-    store::{ForceAsk, Inspected, LockStore, StoreError, StoreErrorKind, StoreFuture},
+    store::{ForceAsk, ForceReleaseReply, Inspected, LockStore, StoreError, StoreErrorKind, StoreFuture},
 };
 
 /// The handle: locks in one store, for layers, handlers, jobs and tests.
@@ -138,11 +136,11 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// The store did not answer within half a second.
+    /// The store did not reply within its [call timeout](LockStore::call_timeout).
     pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<LockState, StoreError> {
         let key = key.into();
         let Inspected { holder, lease_left, waiting } =
-            within("inspect", self.core().store.inspect(key.clone())).await?;
+            self.within("inspect", self.core().store.inspect(key.clone())).await?;
         let (holder, since) = match holder {
             Some(record) => {
                 let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(record.fence));
@@ -154,16 +152,29 @@ impl Locks {
         Ok(LockState { holder, since, remaining: lease_left, waiting, waiting_here })
     }
 
-    /// Takes the key away from whoever has it. Redisson's `forceUnlock()`.
+    /// Revokes the key from its holder. Redisson's `forceUnlock()`.
     ///
-    /// Its holder learns of it, and is broken off; the key stays taken for the lock-delay of a second, so that it can stop. Answers
-    /// who was thrown out; `None`: nobody had it.
+    /// The holder is notified and aborted; the key stays blocked for the lock-delay of a second, so that the holder can stop. A key without a
+    /// holder that a [`hold_at_least`](Policy::hold_at_least) or a [`lock_delay`](Policy::lock_delay) blocks is freed at once. So a second call
+    /// within the lock-delay of the first one ends that delay: call it again only when the holder is known to have stopped.
     ///
     /// # Errors
     ///
-    /// The store did not answer within half a second. It may have done it all the same.
-    pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<Option<OwnerId>, StoreError> {
-        within("force", self.core().store.force_release(ForceAsk::new(key.into(), LOCK_DELAY, LINE))).await
+    /// The store did not reply within its [call timeout](LockStore::call_timeout). It may have revoked the key all the same.
+    pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<ForceReleaseReply, StoreError> {
+        let ask = ForceAsk::new(key.into(), LOCK_DELAY, LINE);
+        self.within("force-release", self.core().store.force_release(ask)).await
+    }
+
+    /// Whether the store replies and can notify waiters, for a readiness probe. A store in memory is always ready.
+    ///
+    /// Nothing depends on it: requests are answered whatever it says, with 503 while the store cannot be reached.
+    ///
+    /// # Errors
+    ///
+    /// The reason why requests would be rejected, or would wait longer than they have to.
+    pub async fn health(&self) -> Result<(), StoreError> {
+        self.within("health", self.core().store.health()).await
     }
 
     /// How often this owner has this key now: how many guards it has. Zero: it does not have it. Redisson's `isHeldByCurrentThread()` and
@@ -242,7 +253,7 @@ impl Locks {
         async move {
             super::signal::stop().await;
             // The releases of what is revoked take a call to the store.
-            let grace = budget.saturating_sub(STORE_TIMEOUT).max(budget / 2);
+            let grace = budget.saturating_sub(locks.core().store_timeout()).max(budget / 2);
             if locks.shutdown(grace).await > 0 {
                 locks.core().revoke_all();
                 // The store may not answer: then the leases end by themselves.
@@ -257,6 +268,11 @@ impl Locks {
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
         self.core().size()
+    }
+
+    async fn within<T: Unpin>(&self, operation: &'static str, reply: StoreFuture<T>) -> Result<T, StoreError> {
+        let reply = timeout(self.core().call_timeout, reply).await;
+        reply.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout)))
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -309,11 +325,6 @@ fn this_instance() -> String {
     #[cfg(not(unix))]
     let by_system = || std::env::var("COMPUTERNAME").unwrap_or_else(|_| "instance".to_owned());
     by_environment.unwrap_or_else(by_system)
-}
-
-async fn within<T: Unpin>(operation: &'static str, answer: StoreFuture<T>) -> Result<T, StoreError> {
-    let answer = timeout(STORE_CALL, answer).await;
-    answer.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout)))
 }
 
 impl Drop for Handle {

@@ -44,7 +44,6 @@ mod terms;
 mod core;
 mod watchdog;
 mod told;
-#[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "without Axum no body is read"))]
 mod room;
 mod sync;
 mod metrics;
@@ -57,14 +56,12 @@ mod error;
 #[cfg(all(test, tower_lock_shuttle))]
 mod schedules;
 
-#[cfg(feature = "axum")]
-pub(crate) use self::room::{NoRoom, Room};
 pub(crate) use self::{
     call::Ask,
     core::Core,
     detached::Detached,
     policy::{request_setters, settings},
-    room::Share,
+    room::{Abort, NoRoom, Room, Share},
     sync::Mutex,
 };
 pub use self::{
@@ -74,7 +71,7 @@ pub use self::{
     held::HeldLock,
     locks::{LockState, Locks, LocksBuilder},
     owner::Owner,
-    policy::{ClientGone, Hold, KeyInLogs, OnLost, Policy, TimeoutStatus},
+    policy::{ClientGone, Hold, KeyInLogs, OnLost, Policy, RequestBodyMode, TimeoutStatus},
     terms::Lease,
 };
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::terms::Terms;
-use crate::defaults::{BODY_STALL, HOLD_AT_LEAST_MAX, LOCK_DELAY, LOCK_DELAY_MAX, MAX_HOLD, REQUEST_WAIT};
+use crate::defaults::{BODY_IDLE, BODY_RATE, HOLD_AT_LEAST_MAX, LOCK_DELAY, LOCK_DELAY_MAX, MAX_HOLD, REQUEST_WAIT};
 
 /// What a log shows of a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +25,17 @@ pub enum Hold {
     ToEnd,
     /// Before its head is sent: for a stream that only reports, or never ends (server-sent events).
     ToHead,
+}
+
+/// When the body of a request is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RequestBodyMode {
+    /// All of it, before the lock is taken: a client that does not send it keeps nobody waiting.
+    #[default]
+    Buffer,
+    /// By the handler, under the lock: for uploads that are too large to be kept in memory, and for streams in both directions.
+    Stream,
 }
 
 /// What becomes of a handler whose client has left.
@@ -114,14 +125,32 @@ macro_rules! settings {
                 ///
                 /// Is the work done when the head of a stream is sent? Then nobody need wait for its reader.
                 hold(hold: $crate::Hold),
-                /// How long the reader of a stream may leave a frame unread, before the stream is cut and the lock given back, after its
-                /// lock-delay. Default: 10 seconds.
+                /// When the body of the request is read. Default: [`Buffer`](crate::RequestBodyMode::Buffer), all of it, before the lock is taken.
                 ///
-                /// How long may a phone in a tunnel keep others from the key? A frame is read when the server asks for the next one, and before it does so,
-                /// buffers of some megabytes want room: a reader below some 100 to 300 kB/s is cut, too. For large downloads to slow readers set
-                /// more, or [`ToHead`](crate::Hold::ToHead). A stream that is waiting for its own next frame is not stalled, however long it
-                /// takes; [`max_hold`](crate::Policy::max_hold) ends that. What is complete in memory holds no lock when it is sent.
-                body_stall(limit: ::std::time::Duration),
+                /// Is the body too large to be kept in memory, or does client and handler talk in both directions (a stream of gRPC)? Then
+                /// [`Stream`](crate::RequestBodyMode::Stream) leaves it to the handler, and the lock is held while it comes: each request of a few bytes can
+                /// keep the key taken for a [`body_idle_timeout`](crate::Policy::body_idle_timeout). If its client leaves before the end of the
+                /// body was read, the handler is dropped, whatever [`client_gone`](crate::Policy::client_gone) says.
+                ///
+                /// Read before the lock, a body may be as long as the route's `DefaultBodyLimit`, which must stand outside of the lock (2 MB if nothing is
+                /// set; without Axum always), and at most 64 MiB: 413 beyond it. A `CONNECT` is never waited for: what follows it is a tunnel.
+                request_body(mode: $crate::RequestBodyMode),
+                /// How long the client may keep us waiting for the next bytes: of the body of its request, or for room for those of a stream that it
+                /// reads. Default: 10 seconds.
+                ///
+                /// How long may a phone in a tunnel keep others from the key? A request whose body has not come by then is answered
+                /// 408; a stream is cut, and its key free a lock-delay later. Only the client's time counts: a stream that waits for its own next frame is not
+                /// idle, however long it takes; [`max_hold`](crate::Policy::max_hold) ends that. What is complete in memory holds no lock when it is sent.
+                ///
+                /// Of an answer, the server asks for the next frame when buffers of some megabytes have room again: a reader below some 100 to
+                /// 300 kB/s is cut, too. For large downloads to slow readers set more, or [`ToHead`](crate::Hold::ToHead).
+                body_idle_timeout(limit: ::std::time::Duration),
+                /// How many bytes a second the client must send of its request, or read of a stream. Default: 16 KiB; zero: as few as it likes.
+                ///
+                /// A sign of life every few seconds keeps a key taken as well as none. The rate is taken in windows of as much waiting for the
+                /// client as [`body_idle_timeout`](crate::Policy::body_idle_timeout) says, each by itself. A body that comes within one
+                /// window is not measured.
+                min_body_rate(bytes_per_second: u64),
                 /// What becomes of the handler when its client leaves, or a timeout outside of the layer drops it. Default:
                 /// [`Finish`](crate::ClientGone::Finish).
                 ///
@@ -248,8 +277,17 @@ impl Policy {
         self.hold.unwrap_or_default() == Hold::ToHead
     }
 
-    pub(crate) fn longest_stall(&self) -> Duration {
-        self.body_stall.unwrap_or(BODY_STALL)
+    pub(crate) fn longest_idle(&self) -> Duration {
+        self.body_idle_timeout.unwrap_or(BODY_IDLE)
+    }
+
+    /// In bytes per second.
+    pub(crate) fn least_rate(&self) -> u64 {
+        self.min_body_rate.unwrap_or(BODY_RATE)
+    }
+
+    pub(crate) fn buffers_request(&self) -> bool {
+        self.request_body.unwrap_or_default() == RequestBodyMode::Buffer
     }
 
     pub(crate) fn finishes_without_client(&self) -> bool {

@@ -1,81 +1,277 @@
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+//! What is kept in memory of request bodies has a bound (I11): one for all clones of a handle.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Weak},
 };
 
+use super::sync::Mutex;
 use crate::defaults::BODIES_BYTES;
 
-/// What is kept in memory for those who wait has a bound (I11): one for all clones of a handle.
+/// For the bodies of all requests of one handle.
 #[derive(Debug)]
-pub(crate) struct Room {
-    left: AtomicU64,
-}
+pub(crate) struct Room(Mutex<Ledger<Weak<dyn Abort>>>);
 
-/// What one of them takes up; dropped, there is room again.
+/// What one body takes up. Dropped, there is room again.
 #[derive(Debug)]
 pub(crate) struct Share {
     room: Arc<Room>,
     bytes: u64,
+    /// Of a body that is still being read, and can be aborted.
+    reader: Option<Arc<dyn Abort>>,
+    /// Among the readers.
+    place: Option<u64>,
 }
 
-/// It does not fit.
+/// A body that is still being read.
+pub(crate) trait Abort: fmt::Debug + Send + Sync {
+    /// Drops what was read, at once, and tells the reader. Not under the mutex of the room.
+    fn abort(&self);
+}
+
+/// Why a body does not grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// Bodies that are complete take up all of it.
+    Full,
+    /// It was idle for longest when another one needed the bytes.
+    Aborted,
+}
+
+/// How much is left, and which readers could make room. Pure.
+///
+/// Complete bodies of requests that wait for their lock count, and are not aborted. Of the readers the one that has been idle for longest goes first:
+/// whoever makes progress goes to the back, so the order needs no clock.
 #[derive(Debug)]
-pub(crate) struct NoRoom;
+struct Ledger<T> {
+    left: u64,
+    /// Bytes of all readers together.
+    reading: u64,
+    /// The next place at the back.
+    next: u64,
+    readers: BTreeMap<u64, (u64, T)>,
+}
+
+impl<T> Ledger<T> {
+    fn new(bytes: u64) -> Self {
+        Self { left: bytes, reading: 0, next: 0, readers: BTreeMap::new() }
+    }
+
+    /// So much could be taken, if all readers had to go.
+    fn at_most(&self) -> u64 {
+        self.left.saturating_add(self.reading)
+    }
+
+    /// Takes so many bytes. Those who are handed back have to go for it: their bytes are taken from them.
+    fn take(&mut self, bytes: u64) -> Option<Vec<T>> {
+        if bytes > self.at_most() {
+            // Nobody has to go for nothing.
+            return None;
+        }
+        let mut gone = Vec::new();
+        while self.left < bytes {
+            let (_, (freed, reader)) = self.readers.pop_first()?;
+            self.reading -= freed;
+            self.left += freed;
+            gone.push(reader);
+        }
+        self.left -= bytes;
+        Some(gone)
+    }
+
+    fn give_back(&mut self, bytes: u64) {
+        self.left += bytes;
+    }
+
+    /// One that is being read, and has taken so many bytes. Its place, at the back.
+    fn enter(&mut self, bytes: u64, reader: T) -> u64 {
+        let place = self.next;
+        self.next += 1;
+        self.reading += bytes;
+        self.readers.insert(place, (bytes, reader));
+        place
+    }
+
+    /// No reader any more; its bytes are its own. `None`: it had to go, and has none.
+    fn leave(&mut self, place: u64) -> Option<T> {
+        let (bytes, reader) = self.readers.remove(&place)?;
+        self.reading -= bytes;
+        Some(reader)
+    }
+}
 
 impl Room {
     /// So much could be taken now.
-    pub(crate) fn left(&self) -> u64 {
-        self.left.load(Ordering::Relaxed)
+    pub(crate) fn at_most(&self) -> u64 {
+        self.0.lock().at_most()
     }
 
     /// A share of nothing yet.
     pub(crate) fn share(self: &Arc<Self>) -> Share {
-        Share { room: Arc::clone(self), bytes: 0 }
+        Share { room: Arc::clone(self), bytes: 0, reader: None, place: None }
     }
 }
 
 impl Default for Room {
     fn default() -> Self {
-        Self { left: AtomicU64::new(BODIES_BYTES) }
+        Self(Mutex::new(Ledger::new(BODIES_BYTES)))
     }
 }
 
 impl Share {
+    /// From now on it has to go when another body needs its bytes, and it has been idle for longest.
+    pub(crate) fn reads(&mut self, reader: impl FnOnce() -> Arc<dyn Abort>) {
+        if self.reader.is_none() {
+            let reader = reader();
+            // Nothing is gained by those that have nothing.
+            if self.bytes > 0 {
+                self.place = Some(self.room.0.lock().enter(self.bytes, Arc::downgrade(&reader)));
+            }
+            self.reader = Some(reader);
+        }
+    }
+
     /// Takes up so much more, or nothing.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), NoRoom> {
+        if bytes == 0 {
+            return Ok(());
+        }
         let bytes = bytes as u64;
-        let less = |left: u64| left.checked_sub(bytes);
-        // A count and nothing else: no memory hangs on its order.
-        self.room.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).map_err(|_| NoRoom)?;
-        self.bytes += bytes;
+        let gone = {
+            let mut ledger = self.room.0.lock();
+            // It does not make room for itself.
+            if let Some(place) = self.place.take()
+                && ledger.leave(place).is_none()
+            {
+                self.bytes = 0;
+                return Err(NoRoom::Aborted);
+            }
+            let Some(gone) = ledger.take(bytes) else { return Err(NoRoom::Full) };
+            self.bytes += bytes;
+            if let Some(reader) = &self.reader {
+                self.place = Some(ledger.enter(self.bytes, Arc::downgrade(reader)));
+            }
+            gone
+        };
+        for reader in gone.iter().filter_map(Weak::upgrade) {
+            reader.abort();
+        }
         Ok(())
+    }
+
+    pub(crate) fn room(&self) -> &Room {
+        &self.room
+    }
+
+    /// The body is complete: it does not have to go for others any more.
+    pub(crate) fn is_complete(&mut self) -> Result<(), NoRoom> {
+        self.reader = None;
+        match self.place.take() {
+            Some(place) if self.room.0.lock().leave(place).is_none() => {
+                self.bytes = 0;
+                Err(NoRoom::Aborted)
+            }
+            _ => Ok(()),
+        }
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.room.left.fetch_add(self.bytes, Ordering::Relaxed);
+        // An error: its bytes are another's.
+        if self.is_complete().is_ok() && self.bytes > 0 {
+            self.room.0.lock().give_back(self.bytes);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
     use super::*;
 
     #[test]
+    fn the_reader_that_has_been_idle_for_longest_makes_room() {
+        let mut ledger = Ledger::new(10);
+        assert_eq!(ledger.take(3), Some(vec![]));
+        let one = ledger.enter(3, "one");
+        assert_eq!(ledger.take(4), Some(vec![]));
+        ledger.enter(4, "two");
+        // It makes progress, and so is the last one to go.
+        assert_eq!(ledger.leave(one), Some("one"));
+        assert_eq!(ledger.take(3), Some(vec![]));
+        let one = ledger.enter(6, "one");
+        assert_eq!((ledger.left, ledger.at_most()), (0, 10));
+        assert_eq!(ledger.take(2), Some(vec!["two"]));
+        assert_eq!((ledger.left, ledger.at_most()), (2, 8));
+        assert_eq!(ledger.take(9), None, "nobody goes for nothing");
+        assert_eq!(ledger.take(8), Some(vec!["one"]));
+        assert_eq!(ledger.leave(one), None);
+        ledger.give_back(10);
+        assert_eq!((ledger.left, ledger.reading, ledger.readers.len()), (10, 0, 0));
+    }
+
+    #[derive(Debug, Default)]
+    struct Counts(AtomicUsize);
+
+    impl Abort for Counts {
+        fn abort(&self) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+
+    fn room(bytes: u64) -> Arc<Room> {
+        Arc::new(Room(Mutex::new(Ledger::new(bytes))))
+    }
+
+    #[test]
     fn what_does_not_fit_takes_nothing_and_what_is_dropped_makes_room() {
-        let room = Arc::new(Room { left: AtomicU64::new(10) });
+        let room = room(10);
         let (mut one, mut other) = (room.share(), room.share());
         one.grow(6).expect("fits");
-        other.grow(5).expect_err("one too many");
-        assert_eq!(room.left(), 4, "a part of it is not taken");
+        assert_eq!(other.grow(5), Err(NoRoom::Full), "one too many");
+        assert_eq!(room.at_most(), 4, "a part of it is not taken");
         other.grow(4).expect("just fits");
         other.grow(0).expect("nothing always fits");
-        other.grow(1).expect_err("full");
+        assert_eq!(other.grow(1), Err(NoRoom::Full));
         drop(one);
-        assert_eq!(room.left(), 6);
+        assert_eq!(room.at_most(), 6);
         other.grow(6).expect("fits again");
         drop(other);
-        assert_eq!(room.left(), 10);
+        assert_eq!(room.at_most(), 10);
+    }
+
+    #[test]
+    fn a_reader_goes_for_others_and_a_complete_body_does_not() {
+        let room = room(10);
+        let (idle, busy) = (Arc::new(Counts::default()), Arc::new(Counts::default()));
+        let aborts = || [&idle, &busy].map(|counts| counts.0.load(SeqCst));
+        let [mut one, mut two, mut three] = [room.share(), room.share(), room.share()];
+        one.reads(|| idle.clone());
+        two.reads(|| busy.clone());
+        two.grow(1).expect("fits");
+        one.grow(4).expect("fits");
+        two.grow(5).expect("just fits");
+        three.grow(1).expect("there is one that is idle");
+        assert_eq!(aborts(), [1, 0]);
+        assert_eq!((one.grow(1), one.is_complete()), (Err(NoRoom::Aborted), Ok(())), "it has nothing any more");
+        two.is_complete().expect("not aborted");
+        assert_eq!((three.grow(4), room.at_most()), (Err(NoRoom::Full), 3));
+        drop((one, two, three));
+        assert_eq!((room.at_most(), aborts()), (10, [1, 0]), "each byte was given back once");
+    }
+
+    #[test]
+    fn a_reader_does_not_go_for_itself() {
+        let room = room(10);
+        let counts = Arc::new(Counts::default());
+        let mut one = room.share();
+        one.grow(6).expect("fits");
+        one.reads(|| counts.clone());
+        assert_eq!((one.grow(5), counts.0.load(SeqCst)), (Err(NoRoom::Full), 0));
+        drop(one);
+        assert_eq!(room.at_most(), 10);
     }
 }

@@ -1,6 +1,6 @@
 //! All conversations of one process, and their bounds. Pure, too.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     conversation::{Actions, Ahead, Context, Conversation, Ending, Event, Request},
@@ -23,6 +23,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Table<W> {
     by_key: KeyMap<Conversation<W>>,
+    call_timeout: Duration,
     waiting: usize,
     giving_back: usize,
     /// Offers to ids that were forgotten, and are released.
@@ -36,10 +37,19 @@ pub struct Table<W> {
     draining: bool,
 }
 
+#[cfg(any(test, feature = "test-util"))]
 impl<W> Default for Table<W> {
     fn default() -> Self {
+        Self::new(crate::defaults::STORE_CALL)
+    }
+}
+
+impl<W> Table<W> {
+    /// For a store whose calls may take this long.
+    pub fn new(call_timeout: Duration) -> Self {
         Self {
             by_key: KeyMap::default(),
+            call_timeout,
             waiting: 0,
             giving_back: 0,
             strays: 0,
@@ -50,9 +60,7 @@ impl<W> Default for Table<W> {
             draining: false,
         }
     }
-}
 
-impl<W> Table<W> {
     /// Somebody wants the key. Its place, should it have to wait.
     pub fn request(
         &mut self,
@@ -126,6 +134,11 @@ impl<W> Table<W> {
         self.by_key.get(key).map_or(0, |conversation| conversation.holds(owner, now))
     }
 
+    /// What a request of this owner that does not wait would be told now, as far as is known here.
+    pub fn refusal(&self, key: &LockKey, owner: &Owner, now: Moment) -> Option<crate::lock::LockError> {
+        self.by_key.get(key)?.refusal(owner, now)
+    }
+
     /// How often this section is held.
     pub fn holds_of(&self, section: &Arc<Section>, now: Moment) -> u32 {
         self.by_key.get(&section.grant.key).map_or(0, |conversation| conversation.holds_of(section, now))
@@ -176,6 +189,7 @@ impl<W> Table<W> {
             key,
             now,
             ids,
+            call_timeout: self.call_timeout,
             room: self.waiting < LINE_PER_PROCESS,
             way_back: self.giving_back < GIVE_BACKS,
             stray_room: self.strays < STRAY_OFFERS,
@@ -220,7 +234,7 @@ impl<W> Table<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::{error::Error, time::Duration};
+    use std::error::Error;
 
     use super::*;
     use crate::{

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     clock::Moment,
-    defaults::{LEASE, RENEWAL_TICK, RENEWALS_PER_CALL, RENEWALS_PER_LEASE, STORE_CALL, STORE_TIMEOUT},
+    defaults::{LEASE, RENEWAL_TICK, RENEWALS_PER_CALL, RENEWALS_PER_LEASE},
     store::{RenewAsk, Renewed, StoreError, StoreErrorKind},
 };
 
@@ -69,7 +69,7 @@ impl Watchdog {
         // It may have gone with the runtime it ran on, or that runtime may be one that nobody drives.
         let gone = watched.task.as_ref().is_none_or(AbortHandle::is_finished);
         let now = core.clock.now();
-        if gone || watched.next_look.is_some_and(|look| now > look.after(STORE_TIMEOUT)) {
+        if gone || watched.next_look.is_some_and(|look| now > look.after(core.store_timeout())) {
             drop(watched);
             Self::start(core);
         } else if watched.next_look.is_some_and(|look| at < look) {
@@ -267,7 +267,7 @@ async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
     let due = &asking.due;
     let asked = core.clock.now(); // I3
     let asks = due.iter().map(|grant| RenewAsk::new(grant.key.clone(), grant.owner.clone(), grant.lease_with_delay()));
-    let answers = timeout(STORE_CALL, core.store.renew(asks.collect())).await;
+    let answers = timeout(core.call_timeout, core.store.renew(asks.collect())).await;
     let answers = answers.unwrap_or_else(|_| Err(StoreError::new("lock", "renew", StoreErrorKind::Timeout)));
     core.answered("renew", &answers);
     let now = core.clock.now();

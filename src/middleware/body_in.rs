@@ -1,41 +1,44 @@
-//! A body that is read for its key: once, within the route's limit, and given on as it came.
+//! A body that is read before its lock is taken: once, within the route's limit, and given on as it came.
 
 use std::{
-    convert::Infallible,
     error::Error,
-    mem,
-    pin::{Pin, pin},
+    future::poll_fn,
+    pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker, ready},
 };
 
-use axum::{RequestExt, body::Body, extract::Request};
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, StatusCode, request::Parts};
-use http_body::{Body as _, Frame, SizeHint};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http::{StatusCode, request::Parts};
+use http_body::Body;
+use http_body_util::LengthLimitError;
+use tokio::time::Instant;
 
-use super::rejection::Rejection;
+use super::{
+    key_source::NoKey,
+    pace::{Pace, TooSlow},
+    rejection::Rejection,
+    request_body::{Content, LazyTimer, RequestBody, Streaming},
+};
 use crate::{
     defaults::BODY_BYTES,
-    lock::{NoRoom, Room, Share},
+    lock::{Abort, Mutex, NoRoom, Policy, Room, Share},
 };
 
-/// A body that was read, and the room that it takes up while its request waits.
+/// The body of a request before its lock is taken: read by then, or when its key needs it, or not at all.
+#[doc(hidden)]
 #[derive(Debug)]
-pub struct Buffered {
-    content: Content,
-    room: Share,
+pub struct BodyReader<'a> {
+    body: RequestBody,
+    /// What it takes up while its request waits.
+    share: Option<Share>,
+    room: &'a Arc<Room>,
+    policy: &'a Policy,
 }
 
-/// The bytes and trailers of a body, as the inner service gets them.
+/// What was read so far: whoever needs the bytes can take them away.
 #[derive(Debug)]
-struct Content {
-    data: Bytes,
-    trailers: Option<HeaderMap>,
-    /// Whether the sender said how long it would be.
-    announced: bool,
-}
+struct Reading(Mutex<(Option<Gathered>, Option<Waker>)>);
 
 /// The bytes of a body, as they come.
 #[derive(Debug)]
@@ -46,56 +49,183 @@ enum Gathered {
     Frames(BytesMut),
 }
 
-/// Reads the body within the limit that the handler's extractors have: `DefaultBodyLimit`, 2 MB if nothing is set, and
-/// 64 MiB where it was disabled; and only while there is room for it.
-pub(super) async fn read(request: Request, room: &Arc<Room>) -> Result<(Parts, Buffered), Rejection> {
-    let announced = request.body().size_hint();
-    let (parts, body) = request.with_limited_body().into_parts();
-    // Axum keeps the limit to itself; that it caps the size hint is how to learn it.
-    let limit = body.size_hint().upper().unwrap_or(BODY_BYTES).min(BODY_BYTES);
+impl<'a> BodyReader<'a> {
+    pub(super) fn new(body: RequestBody, room: &'a Arc<Room>, policy: &'a Policy) -> Self {
+        Self { body, share: None, room, policy }
+    }
+
+    /// The bytes of the body. Once they are here they stay.
+    pub(super) async fn read(&mut self, head: &mut Parts) -> Result<Bytes, NoKey> {
+        if self.share.is_none() {
+            let mut share = self.room.share();
+            let content = match self.body.take() {
+                Ok(content) if content.data.is_empty() => content,
+                Ok(content) => {
+                    let len = content.data.len();
+                    if len as u64 > limit(head) {
+                        return Err(NoKey::Rejected(Rejection::BodyTooLarge));
+                    }
+                    share.grow(len).map_err(|why| NoKey::Rejected(why.into()))?;
+                    content
+                }
+                Err(streaming) => {
+                    let pace = Pace::of(self.policy);
+                    gather(streaming, limit(head), &mut share, pace).await.map_err(NoKey::Rejected)?
+                }
+            };
+            self.share = Some(share);
+            self.body = RequestBody::complete(content);
+        }
+        Ok(self.body.data())
+    }
+
+    /// For the inner service; its room is free when that is called.
+    pub(super) fn finish(self) -> (RequestBody, Option<Share>) {
+        (self.body, self.share)
+    }
+}
+
+/// Reads it to its end: within the limit, only while there is room for it, and only while its client sends it.
+async fn gather(
+    mut streaming: Box<Streaming>,
+    limit: u64,
+    share: &mut Share,
+    mut pace: Pace,
+) -> Result<Content, Rejection> {
+    let announced = streaming.inner.size_hint();
     // Before the first poll: that is when hyper would ask for the body with `100 Continue`.
     if announced.lower() > limit {
         return Err(Rejection::BodyTooLarge);
     }
-    if announced.lower() > room.left() {
+    if announced.lower() > share.room().at_most() {
         return Err(Rejection::bodies_full());
     }
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let mut body = pin!(Limited::new(body, limit));
-    let mut room = room.share();
-    let (mut data, mut trailers) = (Gathered::default(), None);
-    while let Some(frame) = body.frame().await {
+    let reading = Arc::new(Reading(Mutex::new((Some(Gathered::default()), None))));
+    let (mut trailers, mut left) = (None, limit);
+    let mut timer = LazyTimer::default();
+    loop {
+        let next = poll_fn(|cx| {
+            let next = Pin::new(&mut streaming.inner).poll_frame(cx);
+            if next.is_ready() {
+                return next.map(Ok);
+            }
+            // Only now: what is at hand is nobody's idle body.
+            share.reads(|| Arc::clone(&reading) as _);
+            if !reading.waits(cx.waker()) {
+                return Poll::Ready(Err(Rejection::BodyTimeout));
+            }
+            poll_too_slow(&mut pace, &mut timer, cx).map(|_| Err(Rejection::BodyTimeout))
+        });
+        let Some(frame) = next.await? else { break };
         match frame.map_err(|error| unreadable(&*error))?.into_data() {
             Ok(bytes) => {
+                pace.moved(Instant::now(), bytes.len() as u64);
+                left = left.checked_sub(bytes.len() as u64).ok_or(Rejection::BodyTooLarge)?;
                 // What is counted is what has come: an announced length costs its sender nothing.
-                room.grow(bytes.len()).map_err(|NoRoom| Rejection::bodies_full())?;
-                data.push(bytes);
+                share.grow(bytes.len())?;
+                reading.push(bytes);
             }
             Err(frame) => trailers = frame.into_trailers().ok(),
         }
     }
-    let data = data.into_bytes();
-    Ok((parts, Buffered { content: Content { data, trailers, announced: announced.exact().is_some() }, room }))
+    share.is_complete()?;
+    streaming.is_over();
+    let data = reading.0.lock().0.take().ok_or(Rejection::BodyTimeout)?.into_bytes();
+    Ok(Content { data, trailers, is_unannounced: announced.exact().is_none() })
+}
+
+/// Ready when the client has kept us waiting for too long.
+fn poll_too_slow(pace: &mut Pace, timer: &mut LazyTimer, cx: &mut Context<'_>) -> Poll<TooSlow> {
+    loop {
+        let now = Instant::now();
+        pace.waits(now);
+        if let Some(why) = pace.verdict(now) {
+            return Poll::Ready(why);
+        }
+        ready!(timer.poll(pace.look_at(), cx));
+    }
+}
+
+/// The limit that the handler's extractors have: `DefaultBodyLimit`, 2 MB if nothing is set, and 64 MiB where it was disabled.
+#[cfg(feature = "axum")]
+fn limit(head: &mut Parts) -> u64 {
+    use std::{convert::Infallible, mem};
+
+    use axum::{RequestExt, extract::Request};
+    use http_body::Frame;
+
+    /// As long as it likes.
+    struct Unannounced;
+
+    impl Body for Unannounced {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Poll::Ready(None)
+        }
+    }
+
+    // Axum keeps the limit to itself; that it caps the size hint is how to learn it.
+    let mut request = Request::new(axum::body::Body::new(Unannounced));
+    mem::swap(request.extensions_mut(), &mut head.extensions);
+    let mut request = request.with_limited_body();
+    mem::swap(request.extensions_mut(), &mut head.extensions);
+    request.body().size_hint().upper().unwrap_or(BODY_BYTES).min(BODY_BYTES)
+}
+
+/// Nobody says otherwise.
+#[cfg(not(feature = "axum"))]
+fn limit(_: &mut Parts) -> u64 {
+    crate::defaults::BODY_LIMIT
 }
 
 /// A limit that a layer outside has set shows in the same error.
 fn unreadable(error: &(dyn Error + 'static)) -> Rejection {
-    let mut causes = std::iter::successors(Some(error), |&error| error.source());
-    if causes.any(<dyn Error>::is::<LengthLimitError>) {
+    let is = |kind: fn(&(dyn Error + 'static)) -> bool| {
+        std::iter::successors(Some(error), |&error| error.source()).any(kind)
+    };
+    if is(<dyn Error>::is::<LengthLimitError>) {
         Rejection::BodyTooLarge
+    } else if is(<dyn Error>::is::<TooSlow>) {
+        Rejection::BodyTimeout
     } else {
         Rejection::BadKey { status: StatusCode::BAD_REQUEST, field: None }
     }
 }
 
-impl Buffered {
-    pub(super) fn data(&self) -> Bytes {
-        self.content.data.clone()
+impl Reading {
+    /// False: it was aborted.
+    fn waits(&self, waker: &Waker) -> bool {
+        let mut reading = self.0.lock();
+        let (gathered, waits) = &mut *reading;
+        waits.get_or_insert_with(|| waker.clone()).clone_from(waker);
+        gathered.is_some()
     }
 
-    /// For the inner service; the room is free when it is called.
-    pub(super) fn give_on(self) -> (Body, Share) {
-        (Body::new(self.content), self.room)
+    fn push(&self, frame: Bytes) {
+        if let Some(gathered) = &mut self.0.lock().0 {
+            gathered.push(frame);
+        }
+    }
+}
+
+impl Abort for Reading {
+    fn abort(&self) {
+        let (gathered, waker) = std::mem::take(&mut *self.0.lock());
+        drop(gathered);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl From<NoRoom> for Rejection {
+    fn from(why: NoRoom) -> Self {
+        match why {
+            NoRoom::Full => Self::bodies_full(),
+            NoRoom::Aborted => Self::BodyTimeout,
+        }
     }
 }
 
@@ -124,35 +254,5 @@ impl Gathered {
             Self::OneFrame(bytes) => bytes,
             Self::Frames(all) => all.freeze(),
         }
-    }
-}
-
-impl http_body::Body for Content {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let frame = if self.data.is_empty() {
-            self.trailers.take().map(Frame::trailers)
-        } else {
-            Some(Frame::data(mem::take(&mut self.data)))
-        };
-        Poll::Ready(frame.map(Ok))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.data.is_empty() && self.trailers.is_none()
-    }
-
-    /// Exact, but for trailers behind a body of unannounced size: a proxy that is told the size sends a
-    /// `Content-Length`, and then no trailers.
-    fn size_hint(&self) -> SizeHint {
-        let len = self.data.len() as u64;
-        if self.trailers.is_none() || self.announced {
-            return SizeHint::with_exact(len);
-        }
-        let mut at_least = SizeHint::new();
-        at_least.set_lower(len);
-        at_least
     }
 }

@@ -62,6 +62,13 @@ struct Complete {
     had_none: Option<bool>,
 }
 
+/// For layers outside that answer by themselves: a timeout of `tower-http` does.
+impl<B: Default> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self::passing(B::default())
+    }
+}
+
 impl<B> ResponseBody<B> {
     pub(super) fn passing(inner: B) -> Self {
         Self { state: State::Passing { inner } }

@@ -1,10 +1,10 @@
 //! Key functions, written like Axum handlers.
 
 use std::{
+    any::type_name,
     fmt,
     future::{Future, ready},
     marker::PhantomData,
-    mem,
 };
 
 use axum::{
@@ -12,15 +12,14 @@ use axum::{
     extract::{FromRequest, FromRequestParts},
     response::IntoResponse,
 };
-use bytes::Bytes;
 use http::{Request, Response, request::Parts};
 
 use super::{
-    body_use::{BodyUse, FromBody, FromHead},
-    key_source::{Derived, IntoLockKey, KeySource, KeySourceFor, NoKey},
+    body_in::BodyReader,
+    key_source::{IntoLockKey, KeySource, NoKey},
     rejection::RejectionBody,
 };
-use crate::{key::LockKey, lock::Locks};
+use crate::key::LockKey;
 
 /// Keys from extractors: the function says which key the request needs, and takes what a handler would take.
 ///
@@ -43,12 +42,13 @@ use crate::{key::LockKey, lock::Locks};
 ///
 /// - The key is made of what the handler will see: `01`, `+1` and `%31` are the number 1, and one lock.
 /// - What an extractor rejects is answered as it says, untouched, before anything is locked: a body that is no claim
-///   is a 422. [`Rejection::BadKey`](crate::Rejection::BadKey) is in the extensions.
-/// - A function that takes no body never touches it: a refused client is spared to send it.
-/// - A body is read before anything is locked, once, within the route's `DefaultBodyLimit` (413 beyond it), and given on byte for byte with
-///   its headers, trailers and length. A `DefaultBodyLimit` must stand *outside* the lock to be seen by it.
-/// - While its request waits, a body takes up room: those of one [`Locks`](crate::Locks) and its clones 64 MiB together, counted as they come
-///   (503 beyond it). A client that sends slowly keeps its share so long; a timeout outside of the lock bounds that.
+///   is a 422. [`Rejection::BadKey`](crate::Rejection::BadKey) is in the extensions. What it rejects of the head, it rejects before the body is read.
+/// - The body is read before anything is locked, whether or not the key is made of it
+///   ([`request_body`](crate::LockLayer::request_body)): once, within the route's `DefaultBodyLimit` (413 beyond it), and given on byte for byte
+///   with its headers, trailers and length. A `DefaultBodyLimit` must stand *outside* the lock to be seen by it.
+/// - A body that is read or waits takes up room: those of one [`Locks`](crate::Locks) and its clones 64 MiB together, counted as they come. A client
+///   that sends too slowly is told 408 ([`body_idle_timeout`](crate::LockLayer::body_idle_timeout)); where room is short, the body
+///   that has been idle for longest is aborted for it, and only if bodies that are complete take up all of it a request is told 503.
 ///
 /// An extractor that *takes* something out of the request (`WebSocketUpgrade`) would take it from the handler, too: do not
 /// lock by such a one. Needs the feature `axum`.
@@ -104,17 +104,13 @@ pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
     /// What it answers. Not bounded here, so that a wrong answer is an error of its own.
     type Answer;
 
-    /// Whether it reads the body.
-    #[doc(hidden)]
-    type Reads;
-
     #[doc(hidden)]
     fn find<M>(
         &self,
         parts: &mut Parts,
-        body: Bytes,
+        body: &mut BodyReader<'_>,
         state: &S,
-    ) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send
+    ) -> impl Future<Output = Result<Option<LockKey>, NoKey>> + Send
     where
         Self::Answer: Answer<M>;
 }
@@ -132,6 +128,16 @@ pub trait Answer<M> {
     #[doc(hidden)]
     fn answer(self) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send;
 }
+
+/// Marks a key function whose extractors are all of the head of a request.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum FromHead {}
+
+/// Marks one whose last extractor reads the body.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum FromBody {}
 
 /// Marks a key function that answers at once.
 #[doc(hidden)]
@@ -154,20 +160,19 @@ macro_rules! from_head {
             $($part: FromRequestParts<S> + Send,)*
         {
             type Answer = R;
-            type Reads = FromHead;
 
             #[allow(non_snake_case, unused_variables, reason = "with no extractor nothing is looked at")]
             async fn find<M>(
                 &self,
                 parts: &mut Parts,
-                _: Bytes,
+                _: &mut BodyReader<'_>,
                 state: &S,
-            ) -> Result<Option<LockKey>, Response<RejectionBody>>
+            ) -> Result<Option<LockKey>, NoKey>
             where
                 R: Answer<M>,
             {
-                $(let $part = $part::from_request_parts(parts, state).await.map_err(answered)?;)*
-                self($($part,)*).answer().await
+                $(let $part = $part::from_request_parts(parts, state).await.map_err(answered::<$part, _>)?;)*
+                self($($part,)*).answer().await.map_err(|answer| NoKey::Answered(answer, None))
             }
         }
     };
@@ -191,24 +196,26 @@ macro_rules! from_body {
             $last: FromRequest<S> + Send,
         {
             type Answer = R;
-            type Reads = FromBody;
 
             #[allow(non_snake_case, reason = "an extractor is named as its type")]
             async fn find<M>(
                 &self,
                 parts: &mut Parts,
-                body: Bytes,
+                body: &mut BodyReader<'_>,
                 state: &S,
-            ) -> Result<Option<LockKey>, Response<RejectionBody>>
+            ) -> Result<Option<LockKey>, NoKey>
             where
                 R: Answer<M>,
             {
-                $(let $part = $part::from_request_parts(parts, state).await.map_err(answered)?;)*
-                // A copy: the request that goes on has kept its own parts.
-                let parts = mem::replace(parts, Request::new(()).into_parts().0);
-                let request = Request::from_parts(parts, Body::from(body));
-                let $last = $last::from_request(request, state).await.map_err(answered)?;
-                self($($part,)* $last).answer().await
+                // A copy: an extractor may take something out of what it is shown.
+                #[allow(unused_mut, reason = "one that is alone has the request itself")]
+                let mut shown = parts.clone();
+                // A bad head is answered before its body is read.
+                $(let $part = $part::from_request_parts(&mut shown, state).await.map_err(answered::<$part, _>)?;)*
+                let bytes = body.read(parts).await?;
+                let request = Request::from_parts(shown, Body::from(bytes));
+                let $last = $last::from_request(request, state).await.map_err(answered::<$last, _>)?;
+                self($($part,)* $last).answer().await.map_err(|answer| NoKey::Answered(answer, None))
             }
         }
     };
@@ -219,8 +226,8 @@ from_body!([A] B);
 from_body!([A B] C);
 from_body!([A B C] D);
 
-fn answered(rejection: impl IntoResponse) -> Response<RejectionBody> {
-    rejection.into_response().map(RejectionBody::new)
+fn answered<E, R: IntoResponse>(rejection: R) -> NoKey {
+    NoKey::Answered(rejection.into_response().map(RejectionBody::new), Some(type_name::<E>()))
 }
 
 // === impl Answer ===
@@ -244,31 +251,13 @@ where
 
 impl<F, T, M, S> KeySource for By<F, T, M, S>
 where
-    F: KeyFn<T, S>,
+    F: KeyFn<T, S, Answer: Answer<M>>,
     T: 'static,
     M: 'static,
     S: Clone + Send + Sync + 'static,
 {
-}
-
-impl<B, F, T, M, S> KeySourceFor<B> for By<F, T, M, S>
-where
-    B: Send + 'static,
-    F: KeyFn<T, S, Answer: Answer<M>, Reads: BodyUse<B>>,
-    T: 'static,
-    M: 'static,
-    S: Clone + Send + Sync + 'static,
-{
-    type Body = <F::Reads as BodyUse<B>>::Body;
-
-    fn pass(request: Request<B>) -> Request<Self::Body> {
-        F::Reads::pass(request)
-    }
-
-    async fn derive(&self, request: Request<B>, locks: &Locks) -> Result<Derived<Self::Body>, NoKey> {
-        let (mut parts, body, kept) = F::Reads::open(request, locks).await?;
-        let key = self.f.find(&mut parts, body, &self.state).await.map_err(NoKey::Answered)?;
-        Ok(F::Reads::close(parts, kept, key))
+    async fn derive(&self, head: &mut Parts, body: &mut BodyReader<'_>) -> Result<Option<LockKey>, NoKey> {
+        self.f.find(head, body, &self.state).await
     }
 }
 

@@ -1,21 +1,21 @@
 //! Keys from fields of a request by their names.
 
-use std::{fmt, marker::PhantomData, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
-use http::{Request, request::Parts};
+use http::request::Parts;
 
 #[cfg(feature = "axum")]
 use super::finder::PathParams;
 use super::{
-    body_use::{BodyUse, Or},
+    body_in::BodyReader,
     field::{Field, Source},
     field_error::FieldError,
     finder::Finder,
-    key_source::{Derived, KeySource, KeySourceFor, NoKey},
+    key_source::{KeySource, NoKey},
     rejection::Rejection,
 };
-use crate::{key::LockKey, lock::Locks};
+use crate::key::LockKey;
 
 /// Keys from fields of the request, by their names: one [`Field`], or a tuple of two to four.
 ///
@@ -43,21 +43,21 @@ use crate::{key::LockKey, lock::Locks};
 /// number (of a million, one may have 32 digits and one `e`, or a zero in front; with hyphens it is one). Where texts like these
 /// are to be locked, or where the handler takes two texts for one (it ignores case, say), write a key function.
 ///
-/// Fields of the head leave the body alone, of whatever type it is. If one field is of the body, the body is read for all of them, once.
+/// A field of the head that is of no use is refused before the body is read.
 ///
 /// # Errors
 ///
 /// The answer is a problem of the type `bad-key`, which says of which field what is wrong, and never what stood in it:
 /// [`Rejection::BadKey`], with a [`FieldError`]. [`LockLayer::on_reject`](crate::LockLayer::on_reject) may put another one in its place.
-pub fn by_fields<F: Fields>(namespace: &'static str, fields: F) -> ByFields<F::From> {
-    ByFields { namespace, sources: fields.sources(), from: PhantomData }
+pub fn by_fields<F: Fields>(namespace: &'static str, fields: F) -> ByFields {
+    ByFields { namespace, sources: fields.sources() }
 }
 
 /// Keys from fields of a request. Made by [`by_fields`].
-pub struct ByFields<From> {
+#[derive(Clone)]
+pub struct ByFields {
     namespace: &'static str,
     sources: Arc<[Source]>,
-    from: PhantomData<fn() -> From>,
 }
 
 /// A [`Field`], or a tuple of two to four: the parts of a key.
@@ -70,9 +70,6 @@ pub struct ByFields<From> {
     note = "a key function goes to `by(|Path(id): Path<u64>| (\"order\", id))`; what is the same for each request goes to `constant((\"nightly\", \"mail\"))`"
 )]
 pub trait Fields: sealed::Sealed {
-    /// [`FromHead`](crate::FromHead), if all of them are.
-    type From;
-
     #[doc(hidden)]
     fn sources(self) -> Arc<[Source]>;
 }
@@ -83,33 +80,19 @@ mod sealed {
 
 // === impl Fields ===
 
-impl<A> sealed::Sealed for Field<A> {}
+impl sealed::Sealed for Field {}
 
-impl<A> Fields for Field<A> {
-    type From = A;
-
+impl Fields for Field {
     fn sources(self) -> Arc<[Source]> {
         Arc::new([self.source])
     }
 }
 
-/// What reads the body if one of these does.
-macro_rules! either {
-    ($one:ty) => { $one };
-    ($one:ty, $other:ty $(, $more:ty)*) => { either!(<$one as Or<$other>>::Either $(, $more)*) };
-}
-
 macro_rules! fields {
-    ($($field:ident)*, $($bound:tt)*) => {
-        impl<$($field),*> sealed::Sealed for ($(Field<$field>,)*) {}
+    ($($field:ident: $type:ty),*) => {
+        impl sealed::Sealed for ($($type,)*) {}
 
-        impl<$($field),*> Fields for ($(Field<$field>,)*)
-        where
-            $($bound)*
-        {
-            type From = either!($($field),*);
-
-            #[allow(non_snake_case, reason = "a field is named as its type")]
+        impl Fields for ($($type,)*) {
             fn sources(self) -> Arc<[Source]> {
                 let ($($field,)*) = self;
                 Arc::new([$($field.source),*])
@@ -118,46 +101,42 @@ macro_rules! fields {
     };
 }
 
-fields!(A B, A: Or<B>);
-fields!(A B C, A: Or<B>, A::Either: Or<C>);
-fields!(A B C D, A: Or<B>, A::Either: Or<C>, <A::Either as Or<C>>::Either: Or<D>);
+fields!(a: Field, b: Field);
+fields!(a: Field, b: Field, c: Field);
+fields!(a: Field, b: Field, c: Field, d: Field);
 
 // === impl ByFields ===
 
-impl<From> ByFields<From> {
-    async fn key(&self, parts: &mut Parts, body: &Bytes) -> Result<LockKey, FieldError> {
+impl ByFields {
+    /// `body`: not read yet; then what the head is of no use for is said, and no more.
+    async fn key(&self, head: &mut Parts, body: Option<&Bytes>) -> Result<LockKey, FieldError> {
         #[cfg(feature = "axum")]
-        let path = PathParams::of(&self.sources, parts).await;
-        let parts = &*parts;
+        let path = PathParams::of(&self.sources, head).await;
+        let head = &*head;
         let mut finder = Finder::new(&self.sources);
-        finder.look_in_head(parts);
+        finder.look_in_head(head);
         #[cfg(feature = "axum")]
         finder.look_in_path(&path);
         #[cfg(feature = "axum")]
-        finder.look_in_body(parts, body);
-        #[cfg(not(feature = "axum"))]
-        let _ = body;
-        finder.key(self.namespace, parts)
+        if let Some(body) = body {
+            finder.look_in_body(head, body);
+        }
+        finder.key(self.namespace, head, body.is_some())
     }
 }
 
-impl<From: 'static> KeySource for ByFields<From> {}
-
-impl<B, From> KeySourceFor<B> for ByFields<From>
-where
-    B: Send + 'static,
-    From: BodyUse<B> + 'static,
-{
-    type Body = From::Body;
-
-    fn pass(request: Request<B>) -> Request<Self::Body> {
-        From::pass(request)
-    }
-
-    async fn derive(&self, request: Request<B>, locks: &Locks) -> Result<Derived<Self::Body>, NoKey> {
-        let (mut parts, body, kept) = From::open(request, locks).await?;
-        let key = self.key(&mut parts, &body).await.map_err(refused)?;
-        Ok(From::close(parts, kept, Some(key)))
+impl KeySource for ByFields {
+    async fn derive(&self, head: &mut Parts, body: &mut BodyReader<'_>) -> Result<Option<LockKey>, NoKey> {
+        let of_body = self.sources.iter().filter(|source| source.is_of_body()).count();
+        // A bad head is answered before its body is read.
+        if of_body < self.sources.len() {
+            let key = self.key(head, None).await.map_err(refused)?;
+            if of_body == 0 {
+                return Ok(Some(key));
+            }
+        }
+        let bytes = body.read(head).await?;
+        Ok(Some(self.key(head, Some(&bytes)).await.map_err(refused)?))
     }
 }
 
@@ -171,13 +150,7 @@ fn refused(error: FieldError) -> NoKey {
     NoKey::Rejected(Rejection::BadKey { status, field: Some(error) })
 }
 
-impl<From> Clone for ByFields<From> {
-    fn clone(&self) -> Self {
-        Self { namespace: self.namespace, sources: Arc::clone(&self.sources), from: PhantomData }
-    }
-}
-
-impl<From> fmt::Debug for ByFields<From> {
+impl fmt::Debug for ByFields {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ByFields").field("namespace", &self.namespace).field("fields", &self.sources).finish()
     }

@@ -1,15 +1,18 @@
 use std::future::{Future, ready};
 
-use http::Request;
+use http::request::Parts;
 
-use super::key_source::{Derived, KeySource, KeySourceFor, NoKey};
-use crate::{key::LockKey, lock::Locks};
+use super::{
+    body_in::BodyReader,
+    key_source::{KeySource, NoKey},
+};
+use crate::key::LockKey;
 
 /// One key for every request. Made by [`constant`].
 #[derive(Clone, Debug)]
 pub struct Constant(LockKey);
 
-/// The same key for every request: for what there is once, such as the nightly job. With any body, and without Axum.
+/// The same key for every request: for what there is once, such as the nightly job. Without Axum, too.
 ///
 /// ```
 /// # use tower_lock::{LockLayer, Locks, constant};
@@ -21,16 +24,12 @@ pub fn constant(key: impl Into<LockKey>) -> Constant {
     Constant(key.into())
 }
 
-impl KeySource for Constant {}
-
-impl<B: Send + 'static> KeySourceFor<B> for Constant {
-    type Body = B;
-
-    fn pass(request: Request<B>) -> Request<B> {
-        request
-    }
-
-    fn derive(&self, request: Request<B>, _: &Locks) -> impl Future<Output = Result<Derived<B>, NoKey>> + Send {
-        ready(Ok(Derived { request, key: Some(self.0.clone()), room: None }))
+impl KeySource for Constant {
+    fn derive(
+        &self,
+        _: &mut Parts,
+        _: &mut BodyReader<'_>,
+    ) -> impl Future<Output = Result<Option<LockKey>, NoKey>> + Send {
+        ready(Ok(Some(self.0.clone())))
     }
 }

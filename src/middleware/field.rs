@@ -1,22 +1,20 @@
 //! What can be taken from a request by name.
 
-use std::{any::type_name, fmt, marker::PhantomData};
+use std::{any::type_name, fmt};
 
 use http::{Extensions, HeaderName};
 
-#[cfg(feature = "axum")]
-use super::body_use::FromBody;
-use super::{body_use::FromHead, field_error::Place};
+use super::field_error::Place;
 use crate::key::{KeyPart, KeyWriter};
 
 /// A field of a request: the text of one part of a key. For [`by_fields`](crate::by_fields).
 ///
 /// Made by [`header`], [`query_param`], [`extension`], [`path_param`](crate::path_param), [`json_field`](crate::json_field) and
-/// [`form_field`](crate::form_field). `From` says whether the body is read for it.
+/// [`form_field`](crate::form_field).
 #[must_use = "a field says nothing before `by_fields` has it"]
-pub struct Field<From> {
+#[derive(Clone, Copy)]
+pub struct Field {
     pub(super) source: Source,
-    from: PhantomData<fn() -> From>,
 }
 
 /// Where the text of a field comes from.
@@ -29,7 +27,7 @@ pub enum Source {
     Extension(&'static str, fn(&Extensions, &mut KeyWriter) -> bool),
 }
 
-/// A header, by its name in any case. With any body, and without Axum.
+/// A header, by its name in any case. Without Axum, too.
 ///
 /// ```
 /// # use tower_lock::{LockLayer, Locks, by_fields, header};
@@ -46,13 +44,13 @@ pub enum Source {
 /// # Panics
 ///
 /// If no header can have this name.
-pub fn header(name: &'static str) -> Field<FromHead> {
+pub fn header(name: &'static str) -> Field {
     let is_one = HeaderName::try_from(name).is_ok();
     assert!(is_one, "{name:?} is not the name of a header");
     Field::text(Place::Header, name)
 }
 
-/// A parameter of the query, decoded (`%31` is `1`, `+` a blank). With any body, and without Axum.
+/// A parameter of the query, decoded (`%31` is `1`, `+` a blank). Without Axum, too.
 ///
 /// ```
 /// # use tower_lock::{LockLayer, Locks, by_fields, query_param};
@@ -64,12 +62,12 @@ pub fn header(name: &'static str) -> Field<FromHead> {
 /// # Errors
 ///
 /// 400 if it is missing, given twice, or of no use as a part ([`by_fields`](crate::by_fields)).
-pub fn query_param(name: &'static str) -> Field<FromHead> {
+pub fn query_param(name: &'static str) -> Field {
     Field::text(Place::Query, name)
 }
 
-/// A value that a layer outside has put into the extensions of the request: the tenant that was authenticated. With any
-/// body, and without Axum.
+/// A value that a layer outside has put into the extensions of the request: the tenant that was authenticated. Without
+/// Axum, too.
 ///
 /// It is written as its [`KeyPart`] says: what no client spelled needs no refusal.
 ///
@@ -91,7 +89,7 @@ pub fn query_param(name: &'static str) -> Field<FromHead> {
 /// # Errors
 ///
 /// 500 if it is missing, as of Axum's `Extension`: the layer that puts it there must stand outside of the lock.
-pub fn extension<T: KeyPart + Send + Sync + 'static>() -> Field<FromHead> {
+pub fn extension<T: KeyPart + Send + Sync + 'static>() -> Field {
     let write = |extensions: &Extensions, key: &mut KeyWriter| match extensions.get::<T>() {
         Some(value) => {
             key.part(value);
@@ -99,10 +97,10 @@ pub fn extension<T: KeyPart + Send + Sync + 'static>() -> Field<FromHead> {
         }
         None => false,
     };
-    Field { source: Source::Extension(type_name::<T>(), write), from: PhantomData }
+    Field { source: Source::Extension(type_name::<T>(), write) }
 }
 
-/// A parameter of the path that an Axum router has matched, decoded (`%31` is `1`). With any body. Needs the feature `axum`.
+/// A parameter of the path that an Axum router has matched, decoded (`%31` is `1`). Needs the feature `axum`.
 ///
 /// ```
 /// # use axum::{Router, routing::post};
@@ -119,7 +117,7 @@ pub fn extension<T: KeyPart + Send + Sync + 'static>() -> Field<FromHead> {
 /// 400 if it is no UTF-8, or of no use as a part ([`by_fields`](crate::by_fields)); 500 if the route has no parameter of this name, or two.
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
-pub fn path_param(name: &'static str) -> Field<FromHead> {
+pub fn path_param(name: &'static str) -> Field {
     Field::text(Place::Path, name)
 }
 
@@ -147,7 +145,7 @@ pub fn path_param(name: &'static str) -> Field<FromHead> {
 /// object, or a string of no use as a part ([`by_fields`](crate::by_fields)). A name in other letters (`serde(alias)`) is missing.
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
-pub fn json_field(name: &'static str) -> Field<FromBody> {
+pub fn json_field(name: &'static str) -> Field {
     Field::text(Place::Json, name)
 }
 
@@ -172,17 +170,25 @@ pub fn json_field(name: &'static str) -> Field<FromBody> {
 /// ([`by_fields`](crate::by_fields)).
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
-pub fn form_field(name: &'static str) -> Field<FromBody> {
+pub fn form_field(name: &'static str) -> Field {
     Field::text(Place::Form, name)
 }
 
-impl<From> Field<From> {
+impl Field {
     fn text(place: Place, name: &'static str) -> Self {
-        Self { source: Source::Text(place, name), from: PhantomData }
+        Self { source: Source::Text(place, name) }
     }
 }
 
 impl Source {
+    /// Whether it stands in the body.
+    pub(super) fn is_of_body(&self) -> bool {
+        #[cfg(feature = "axum")]
+        return self.is_in(Place::Json) || self.is_in(Place::Form);
+        #[cfg(not(feature = "axum"))]
+        false
+    }
+
     pub(super) fn is_in(&self, place: Place) -> bool {
         matches!(self, Self::Text(at, _) if *at == place)
     }
@@ -196,15 +202,7 @@ impl Source {
     }
 }
 
-impl<From> Clone for Field<From> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<From> Copy for Field<From> {}
-
-impl<From> fmt::Debug for Field<From> {
+impl fmt::Debug for Field {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.source.fmt(f)
     }

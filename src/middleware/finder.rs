@@ -75,11 +75,12 @@ impl<'a> Finder<'a> {
         }
     }
 
-    /// The key of what was found; else the first field of which there is none.
-    pub(super) fn key(self, namespace: &'static str, parts: &Parts) -> Result<LockKey, FieldError> {
+    /// The key of what was found; else the first field of which there is none. Before the body is read, its fields are left out.
+    pub(super) fn key(self, namespace: &'static str, parts: &Parts, with_body: bool) -> Result<LockKey, FieldError> {
         let mut key = KeyWriter::new(namespace);
         for (source, found) in self.sources.iter().zip(self.found) {
             match *source {
+                _ if source.is_of_body() && !with_body => {}
                 Source::Text(place, name) => {
                     let text = found.unwrap_or(Err(FieldProblem::Missing)).and_then(spelling::normal);
                     key.part(&text.map_err(|problem| FieldError { place, name, problem })?);

@@ -5,13 +5,13 @@ use std::{
     future::{Future, ready},
 };
 
-use http::{Request, Response, request::Parts};
+use http::{Response, request::Parts};
 
-use super::rejection::{Rejection, RejectionBody};
-use crate::{
-    key::{KeyTuple, LockKey},
-    lock::{Locks, Share},
+use super::{
+    body_in::BodyReader,
+    rejection::{Rejection, RejectionBody},
 };
+use crate::key::{KeyTuple, LockKey};
 
 /// What a key function may answer.
 ///
@@ -48,49 +48,22 @@ pub trait KeyError {
     note = "wrap the key function: `LockLayer::new(&locks, by(|Path(id): Path<u64>| (\"order\", id)))`, or `by_parts(|parts| ..)` without Axum",
     note = "without a function: `by_fields(\"order\", path_param(\"id\"))`, `constant((\"nightly\", \"mail\"))`"
 )]
-pub trait KeySource: Clone + Send + Sync + 'static {}
-
-/// A key source for requests with this body.
-///
-/// Not to be implemented.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot give a lock key for requests with body `{B}`",
-    label = "not a key source for this body",
-    note = "wrap the key function in `by(..)`; one that reads the body (or `json_field`, `form_field`) needs `{B}: http_body::Body<Data = Bytes> + Send + 'static`, with an error that is `Into<BoxError>`"
-)]
-pub trait KeySourceFor<B>: KeySource {
-    /// The body that the inner service gets.
-    type Body;
-
-    /// The request as the inner service gets it, when no key is asked for.
-    #[doc(hidden)]
-    fn pass(request: Request<B>) -> Request<Self::Body>;
-
-    /// The key, and the request as the inner service gets it.
+pub trait KeySource: Clone + Send + Sync + 'static {
+    /// The key. What it says of the head alone, it says before it asks for the body.
     #[doc(hidden)]
     fn derive(
         &self,
-        request: Request<B>,
-        locks: &Locks,
-    ) -> impl Future<Output = Result<Derived<Self::Body>, NoKey>> + Send;
-}
-
-/// The request to go on with, and the key it needs, if it needs one.
-#[doc(hidden)]
-#[derive(Debug)]
-pub struct Derived<B> {
-    pub(super) request: Request<B>,
-    pub(super) key: Option<LockKey>,
-    /// What its body takes up while it waits.
-    pub(super) room: Option<Share>,
+        head: &mut Parts,
+        body: &mut BodyReader<'_>,
+    ) -> impl Future<Output = Result<Option<LockKey>, NoKey>> + Send;
 }
 
 /// Why there is no key.
 #[doc(hidden)]
 #[derive(Debug)]
 pub enum NoKey {
-    /// An extractor or the key function answered.
-    Answered(Response<RejectionBody>),
+    /// An extractor or the key function answered: which one, by the name of its type.
+    Answered(Response<RejectionBody>, Option<&'static str>),
     /// We could not ask.
     Rejected(Rejection),
 }
@@ -99,19 +72,35 @@ pub enum NoKey {
 #[derive(Clone)]
 pub struct ByParts<F>(F);
 
-/// Keys from the head of the request alone: for plain Tower services, with any body and without Axum.
+/// Keys from the head of the request alone: for plain Tower services, without Axum.
 ///
 /// Make keys of **parsed** values where the handler parses: `01`, `+1` and `1` are one number to it, and would be three
 /// locks to a key made of text.
 ///
 /// ```
-/// # use tower_lock::{LockLayer, Locks, by_parts};
-/// # #[cfg(feature = "memory")]
-/// # fn layer<B: Send + 'static>(locks: &Locks) -> LockLayer<impl tower_lock::KeySourceFor<B, Body = B>> {
-/// LockLayer::new(locks, by_parts(|parts| {
-///     parts.headers.get("x-account")?.to_str().ok()?.parse().ok().map(|id: u64| ("account", id))
-/// }))
+/// use http::StatusCode;
+/// use tower_lock::{LockLayer, Locks, by_parts};
+///
+/// # async fn answers(locks: Locks) -> Result<(), tower::BoxError> {
+/// let layer = LockLayer::new(&locks, by_parts(|parts| {
+///     let account = parts.headers.get("x-account").and_then(|text| text.to_str().ok()?.parse::<u64>().ok());
+///     // Not `None`: a request whose key cannot be read would run without a lock.
+///     account.map(|id| ("account", id)).ok_or(StatusCode::BAD_REQUEST)
+/// }));
+/// # use tower::{Layer, ServiceExt, service_fn};
+/// # let ok = service_fn(async |_: http::Request<tower_lock::RequestBody>| Ok::<_, tower::BoxError>(http::Response::new(String::new())));
+/// # let _held = locks.try_lock(("account", 7)).await?;
+/// # for (account, status) in [(Some("8"), 200), (Some("7"), 409), (Some("007"), 409), (Some("7a"), 400), (None, 400)] {
+/// #     let mut request = http::Request::new(String::new());
+/// #     if let Some(account) = account {
+/// #         request.headers_mut().insert("x-account", account.parse()?);
+/// #     }
+/// #     assert_eq!(layer.layer(ok).oneshot(request).await?.status(), status, "{account:?}");
 /// # }
+/// # Ok(())
+/// # }
+/// # #[cfg(feature = "memory")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(answers(Locks::in_memory())).unwrap();
 /// ```
 pub fn by_parts<F, R>(f: F) -> ByParts<F>
 where
@@ -202,25 +191,12 @@ where
     F: Fn(&Parts) -> R + Clone + Send + Sync + 'static,
     R: IntoLockKey,
 {
-}
-
-impl<B, F, R> KeySourceFor<B> for ByParts<F>
-where
-    B: Send + 'static,
-    F: Fn(&Parts) -> R + Clone + Send + Sync + 'static,
-    R: IntoLockKey,
-{
-    type Body = B;
-
-    fn pass(request: Request<B>) -> Request<B> {
-        request
-    }
-
-    fn derive(&self, request: Request<B>, _: &Locks) -> impl Future<Output = Result<Derived<B>, NoKey>> + Send {
-        let (parts, body) = request.into_parts();
-        let key = (self.0)(&parts).into_lock_key();
-        let derived = key.map(|key| Derived { request: Request::from_parts(parts, body), key, room: None });
-        ready(derived.map_err(NoKey::Answered))
+    fn derive(
+        &self,
+        head: &mut Parts,
+        _: &mut BodyReader<'_>,
+    ) -> impl Future<Output = Result<Option<LockKey>, NoKey>> + Send {
+        ready((self.0)(head).into_lock_key().map_err(|answer| NoKey::Answered(answer, None)))
     }
 }
 

@@ -15,8 +15,50 @@ use crate::lock::{Locks, Policy, request_setters, settings};
 
 /// Gives each request exclusive use of what it is about to change.
 ///
-/// Put it on a route: inside of what may refuse the request anyway (authentication, CORS), of a timeout and of what catches panics, and outside of
-/// what limits the handler (`ConcurrencyLimit`):
+/// # Where to put it
+///
+/// On the methods of a route. The layers that know no key go on the router, outside of every lock:
+///
+/// ```
+/// # use std::time::Duration;
+/// # use axum::{Router, extract::Path, http::StatusCode, routing::post};
+/// # use tower::ServiceBuilder;
+/// # use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer, timeout::TimeoutLayer, trace::TraceLayer};
+/// # use tower_lock::{HeldLock, LockLayer, Locks, by};
+/// # async fn pay(_lock: HeldLock) {}
+/// # fn app(locks: &Locks) -> Router {
+/// let order = |Path(id): Path<u64>| ("order", id);
+/// Router::new()
+///     .route("/orders/{id}/pay", post(pay).route_layer(LockLayer::new(locks, by(order))))
+///     .layer(
+///         // The first one is the outermost.
+///         ServiceBuilder::new()
+///             .layer(TraceLayer::new_for_http())
+///             .layer(CatchPanicLayer::new())
+///             .layer(CorsLayer::permissive())    // and authentication
+///             .layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, Duration::from_secs(30))),
+///     )
+/// # }
+/// ```
+///
+/// A timeout or a panic catcher *inside* of the lock hides from it that the handler did not finish: the key is then free at once, and not
+/// after the [lock-delay](Self::lock_delay). A limit for the handler (`ConcurrencyLimit`) belongs inside of the lock: a request that waits
+/// for its lock takes no place of it.
+///
+/// With `Router::layer` the lock layer also runs for each URL that no route matches. A key function of `Path` finds no parameter there: the
+/// answer is 500 instead of 404. `Router::route_layer` keeps the 404, but runs the key function before Axum answers 405.
+///
+/// A method router runs these methods **without a lock**, because Axum adds them outside of the layer:
+///
+/// - the fallback in `post(handler).fallback(other).route_layer(lock)`
+/// - all but `GET` in `any(other).get(handler).route_layer(lock)`
+/// - `GET` in `post(handler).route_layer(lock).merge(get(other))`
+/// - `PUT` in `post(handler).route_layer(lock).put(other)`
+///
+/// `.layer(lock)` in place of `.route_layer(lock)` locks the first two. The last two need the lock layer after `.merge(..)` and `.put(..)`. A
+/// handler that takes a [`HeldLock`](crate::HeldLock) answers 500 instead of running without a lock.
+///
+/// # Examples
 ///
 /// ```
 /// # use std::time::Duration;
@@ -38,7 +80,7 @@ use crate::lock::{Locks, Policy, request_setters, settings};
 ///
 /// The whole handler runs under the lock, its extractors included. What it answered in full gives the lock back
 /// before it is sent; a stream holds it to its last byte, trailers, error or drop, and no longer than its
-/// [reader reads](Self::body_stall). A 101 and the answer to a `CONNECT` give it back at the head.
+/// [reader reads](Self::body_idle_timeout). A 101 and the answer to a `CONNECT` give it back at the head.
 ///
 /// # Errors
 ///

@@ -13,6 +13,7 @@ use super::{
     ending,
     future::ResponseFuture,
     rejection::{OnReject, Rejection},
+    request_body::RequestBody,
     retry_after::UsualHold,
     section::Duty,
     slot::{Slot, Terms},
@@ -101,7 +102,8 @@ impl<S> Layer<S> for LocksLayer {
 
 impl<S, B, ResB> Service<Request<B>> for LocksService<S>
 where
-    S: Service<Request<B>, Response = Response<ResB>, Error: Send + 'static, Future: Send + 'static>,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    S: Service<Request<RequestBody>, Response = Response<ResB>, Error: Send + 'static, Future: Send + 'static>,
     ResB: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
     type Response = Response<ResponseBody<ResB>>;
@@ -112,7 +114,8 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let mut request = request.map(RequestBody::new);
         let says = self.layer.says.over(request.extensions().get());
         let terms = self.layer.terms(&says);
         let (slot, tenure) = Slot::new(terms, request.headers(), request.extensions());
@@ -121,6 +124,7 @@ where
         extensions.insert(slot.owner().clone());
         extensions.insert(slot.clone());
         let method = request.method().clone();
+        let request = request.map(|body| body.watched_by(&slot));
         slot.runs(true);
         let handler = slot.owner().scope_sync(|| self.inner.call(request));
         let duty = Duty::new(slot.clone(), tenure);

@@ -15,9 +15,9 @@ mod finder;
 mod spelling;
 mod field_error;
 mod constant;
-mod body_use;
-#[cfg(feature = "axum")]
+mod request_body;
 mod body_in;
+mod pace;
 mod locks_layer;
 mod slot;
 mod prefer;
@@ -32,21 +32,20 @@ mod trace;
 
 pub use self::{
     body_out::ResponseBody,
-    body_use::FromHead,
     by_fields::{ByFields, Fields, by_fields},
     constant::{Constant, constant},
     field::{Field, extension, header, query_param},
     field_error::{FieldError, FieldProblem},
     future::ResponseFuture,
-    key_source::{ByParts, IntoLockKey, KeyError, KeySource, KeySourceFor, by_parts},
+    key_source::{ByParts, IntoLockKey, KeyError, KeySource, by_parts},
     layer::LockLayer,
     locks_layer::{LocksLayer, LocksService},
     rejection::{Rejection, RejectionBody},
+    request_body::RequestBody,
     service::LockService,
 };
 #[cfg(feature = "axum")]
 pub use self::{
-    body_use::FromBody,
     by::{Answer, By, KeyFn, by, by_with_state},
     field::{form_field, json_field, path_param},
 };

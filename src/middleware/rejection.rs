@@ -39,6 +39,7 @@ use crate::{
 /// | `LineFull` | 503 | `urn:tower-lock:line-full` |
 /// | `StoreUnavailable` | 503 | `urn:tower-lock:store-unavailable` |
 /// | `ShuttingDown` | 503 | `urn:tower-lock:shutting-down` |
+/// | `BodyTimeout` | 408 | `urn:tower-lock:body-timeout` |
 /// | `BodyTooLarge` | 413 | `urn:tower-lock:body-too-large` |
 /// | `BodiesFull` | 503 | `urn:tower-lock:bodies-full` |
 /// | `BadKey` | 400 or 422, or the extractor's own | `urn:tower-lock:bad-key` |
@@ -78,9 +79,12 @@ pub enum Rejection {
         /// When it may be worth another try, at another instance.
         retry_after: Duration,
     },
-    /// The body is longer than is read for a key: the route's `DefaultBodyLimit` (2 MB if nothing is set), at most 64 MiB.
+    /// The body did not come in time: no byte for [`body_idle_timeout`](crate::LockLayer::body_idle_timeout), fewer than
+    /// [`min_body_rate`](crate::LockLayer::min_body_rate), or it was the one that had been idle for longest when the bodies of others needed its room.
+    BodyTimeout,
+    /// The body is longer than is read before a lock is taken: the route's `DefaultBodyLimit` (2 MB if nothing is set), at most 64 MiB.
     BodyTooLarge,
-    /// The bodies of other requests that wait take up the room that there is for them: 64 MiB for one [`Locks`](crate::Locks) and its
+    /// The complete bodies of other requests that wait take up the room that there is for them: 64 MiB for one [`Locks`](crate::Locks) and its
     /// clones.
     BodiesFull {
         /// When it may be worth another try.
@@ -142,7 +146,6 @@ impl Rejection {
     }
 
     /// How long a route holds its locks says little of when the bodies of others have gone.
-    #[cfg(feature = "axum")]
     pub(super) fn bodies_full() -> Self {
         let retry_after =
             retry_after(Duration::MAX, UsualHold::default().get(), 1, fastrand::f64()).max(RETRY_AFTER_MIN);
@@ -161,12 +164,13 @@ impl Rejection {
             | Self::BodiesFull { .. }
             | Self::Lost
             | Self::MaxHold => StatusCode::SERVICE_UNAVAILABLE,
+            Self::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BadKey { status, .. } => *status,
         }
     }
 
-    /// The last word of the problem's `type`: `held`, `timed-out`, `line-full`, `store-unavailable`, `shutting-down`,
+    /// The last word of the problem's `type`: `held`, `timed-out`, `line-full`, `store-unavailable`, `shutting-down`, `body-timeout`,
     /// `body-too-large`, `bodies-full`, `bad-key`, `lost`, `max-hold`.
     #[must_use]
     pub fn code(&self) -> &'static str {
@@ -176,6 +180,7 @@ impl Rejection {
             Self::LineFull { .. } => "line-full",
             Self::StoreUnavailable { .. } => "store-unavailable",
             Self::ShuttingDown { .. } => "shutting-down",
+            Self::BodyTimeout => "body-timeout",
             Self::BodyTooLarge => "body-too-large",
             Self::BodiesFull { .. } => "bodies-full",
             Self::BadKey { .. } => "bad-key",
@@ -202,7 +207,7 @@ impl Rejection {
             | Self::StoreUnavailable { retry_after, .. }
             | Self::ShuttingDown { retry_after }
             | Self::BodiesFull { retry_after } => Some(*retry_after),
-            Self::BodyTooLarge | Self::BadKey { .. } | Self::Lost | Self::MaxHold => None,
+            Self::BodyTimeout | Self::BodyTooLarge | Self::BadKey { .. } | Self::Lost | Self::MaxHold => None,
         }
     }
 
@@ -240,6 +245,7 @@ impl Rejection {
             Self::LineFull { .. } => "Too many wait for this",
             Self::StoreUnavailable { .. } => "Locks cannot be taken now",
             Self::ShuttingDown { .. } => "This instance is being shut down",
+            Self::BodyTimeout => "The body came too slowly",
             Self::BodyTooLarge => "The body is too large",
             Self::BodiesFull { .. } => "Too many bodies are kept for requests that wait",
             Self::BadKey { .. } => "The request cannot be read",
@@ -268,13 +274,14 @@ impl Rejection {
             Self::ShuttingDown { .. } => {
                 "No work is begun here any more. Nothing was done; the request can be repeated, and will reach another instance."
             }
+            Self::BodyTimeout => {
+                "The body did not arrive in time. Nothing was done; the request can be repeated, with its whole body at once."
+            }
             Self::BodyTooLarge => "The body is longer than is read here. Nothing was done.",
             Self::BodiesFull { .. } => {
                 "No room is left for the body while the request would wait. Nothing was done; the request can be repeated."
             }
-            Self::BadKey { .. } => {
-                "The body could not be read to its end, so what it is about is not known. Nothing was done."
-            }
+            Self::BadKey { .. } => "The body could not be read to its end. Nothing was done.",
             Self::Lost => {
                 "The right to work on this alone was lost while the request ran. A part of its work may be done: look before it is repeated."
             }

@@ -15,6 +15,7 @@ use tokio::{
 };
 
 use super::{
+    pace::TooSlow,
     retry_after::UsualHold,
     slot::{Slot, Tenure},
     trace::LockSpan,
@@ -207,10 +208,10 @@ impl Duty {
         }
     }
 
-    /// The reader of the answer has not read for too long. All are given back after their lock-delay.
-    pub(super) fn stalled(self) {
+    /// The reader of the answer was too slow. All are given back after their lock-delay.
+    pub(super) fn stalled(self, why: TooSlow) {
         if let Some(span) = self.span() {
-            span.stalled();
+            span.stalled(why);
         }
     }
 

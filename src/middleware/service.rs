@@ -5,18 +5,20 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Method, Request, Response, request::Parts};
 use http_body::Body;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
+    body_in::BodyReader,
     body_out::ResponseBody,
     config::Config,
     ending,
     future::ResponseFuture,
-    key_source::{Derived, KeySourceFor, NoKey},
+    key_source::{KeySource, NoKey},
     locks_layer::Outside,
     rejection::{OnReject, Rejection, RejectionBody},
+    request_body::RequestBody,
     section::Duty,
     slot::{Slot, Terms},
     trace::{LockSpan, Route},
@@ -38,9 +40,9 @@ impl<S, K> LockService<S, K> {
 
 impl<S, K, B, ResB> Service<Request<B>> for LockService<S, K>
 where
-    B: Send + 'static,
-    K: KeySourceFor<B, Body: Send + 'static>,
-    S: Service<Request<K::Body>, Response = Response<ResB>, Error: Send + 'static, Future: Send + 'static>
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    K: KeySource,
+    S: Service<Request<RequestBody>, Response = Response<ResB>, Error: Send + 'static, Future: Send + 'static>
         + Clone
         + Send
         + 'static,
@@ -48,7 +50,7 @@ where
 {
     type Response = Response<ResponseBody<ResB>>;
     type Error = S::Error;
-    type Future = ResponseFuture<Oneshot<S, Request<K::Body>>, ResB, S::Error>;
+    type Future = ResponseFuture<Oneshot<S, Request<RequestBody>>, ResB, S::Error>;
 
     /// Always ready: a request that waits for its lock must not sit on the capacity of the inner service.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
@@ -57,53 +59,66 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let inner = self.inner.clone();
-        let (request, skipped) = self.config.skips(request);
-        if skipped {
-            return ResponseFuture::passing(inner.oneshot(K::pass(request)));
+        let (head, body) = request.map(RequestBody::new).into_parts();
+        if self.config.skips(&head) {
+            return ResponseFuture::passing(inner.oneshot(Request::from_parts(head, body)));
         }
-        let (slot, tenure) = Slot::new(self.config.terms(&request), request.headers(), request.extensions());
+        let (slot, tenure) = Slot::new(self.config.terms(&head), &head.headers, &head.extensions);
         let duty = Duty::new(slot.clone(), tenure);
-        let steps = locked(Arc::clone(&self.config), inner, request, duty);
+        let steps = locked(Arc::clone(&self.config), inner, head, body, duty);
         ResponseFuture::under(slot, Box::pin(steps))
     }
 }
 
-/// The way of a request that asks for a lock: its key, its turn, the inner service, its end.
-async fn locked<S, K, B, ResB>(
+/// The way of a request that asks for a lock: its key, its body, its turn, the inner service, its end.
+async fn locked<S, K, ResB>(
     config: Arc<Config<K>>,
     mut inner: S,
-    request: Request<B>,
+    mut head: Parts,
+    body: RequestBody,
     mut duty: Duty,
 ) -> Result<Response<ResponseBody<ResB>>, S::Error>
 where
-    K: KeySourceFor<B>,
-    S: Service<Request<K::Body>, Response = Response<ResB>>,
+    K: KeySource,
+    S: Service<Request<RequestBody>, Response = Response<ResB>>,
     ResB: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
     let slot = duty.slot().clone();
     let waits = slot.waits();
-    let route = slot.route(request.extensions());
-    let (mut request, key, room) = match config.key.derive(request, &config.locks).await {
-        Ok(Derived { request, key: Some(key), room }) => (request, key, room),
-        Ok(Derived { request, key: None, room }) => {
+    let route = slot.route(&head.extensions);
+    let mut body = BodyReader::new(body, config.locks.core().bodies(), slot.policy());
+    let key = match config.key.derive(&mut head, &mut body).await {
+        Ok(Some(key)) => key,
+        Ok(None) => {
             drop(waits);
+            let (body, room) = body.finish();
             let ready = inner.ready().await?;
             drop(room);
-            return Ok(ready.call(request).await?.map(ResponseBody::passing));
+            return Ok(ready.call(Request::from_parts(head, body)).await?.map(ResponseBody::passing));
         }
         Err(no_key) => return Ok(no_key.answer(&route, slot.on_reject()).map(ResponseBody::rejected)),
     };
+    // Before the lock: a client that does not send its body keeps nobody waiting. What follows a `CONNECT` is no body, and has no end.
+    if slot.policy().buffers_request() && head.method != Method::CONNECT {
+        if let Some(rejection) = slot.refusal(&route, &key) {
+            return Ok(slot.on_reject().answer(rejection).map(ResponseBody::rejected));
+        }
+        if let Err(no_key) = body.read(&mut head).await {
+            return Ok(no_key.answer(&route, slot.on_reject()).map(ResponseBody::rejected));
+        }
+    }
+    let (body, room) = body.finish();
     let section = match slot.enter(&route, key).await {
         Ok(section) => section,
         Err(rejection) => return Ok(slot.on_reject().answer(rejection).map(ResponseBody::rejected)),
     };
     drop(waits);
 
-    let extensions = request.extensions_mut();
-    extensions.insert(slot.owner().clone());
-    extensions.insert(section.view());
-    extensions.insert(slot.clone());
-    let method = request.method().clone();
+    head.extensions.insert(slot.owner().clone());
+    head.extensions.insert(section.view());
+    head.extensions.insert(slot.clone());
+    let method = head.method.clone();
+    let request = Request::from_parts(head, body.watched_by(&slot));
     duty.begin(section);
     let span = duty.span();
     // It owns the service: what that has taken for this request is gone with it, before the lock is.
@@ -123,15 +138,12 @@ where
 }
 
 impl<K> Config<K> {
-    fn skips<B>(&self, request: Request<B>) -> (Request<B>, bool) {
-        let Some(skip) = &self.skip else { return (request, false) };
-        let (head, body) = request.into_parts();
-        let skips = skip(&head);
-        (Request::from_parts(head, body), skips)
+    fn skips(&self, head: &Parts) -> bool {
+        self.skip.as_ref().is_some_and(|skip| skip(head))
     }
 
-    fn terms<B>(&self, request: &Request<B>) -> Terms {
-        let outside = request.extensions().get();
+    fn terms(&self, head: &Parts) -> Terms {
+        let outside = head.extensions.get();
         Terms {
             core: Arc::clone(self.locks.core()),
             policy: Outside::policy(outside, self.policy, &self.locks),
@@ -145,7 +157,7 @@ impl<K> Config<K> {
 impl NoKey {
     fn answer(self, route: &Route, on_reject: &OnReject) -> Response<RejectionBody> {
         match self {
-            Self::Answered(mut response) => {
+            Self::Answered(mut response, _) => {
                 LockSpan::without_key(route, "bad_key");
                 let status = response.status();
                 response.extensions_mut().insert(Rejection::BadKey { status, field: None });
@@ -153,6 +165,7 @@ impl NoKey {
             }
             Self::Rejected(rejection) => {
                 let result = match rejection {
+                    Rejection::BodyTimeout => "body_timeout",
                     Rejection::BodyTooLarge => "body_too_large",
                     Rejection::BodiesFull { .. } => "bodies_full",
                     _ => "bad_key",

@@ -47,6 +47,8 @@ struct Inner {
     is_inner: bool,
     /// Of the handler.
     phase: AtomicU8,
+    /// The end of the request's body was not read yet.
+    is_incomplete: AtomicBool,
     /// How many in here wait for a lock.
     waiting: AtomicUsize,
     /// How many locks are held here, that of the layer included.
@@ -110,6 +112,7 @@ impl Slot {
             outer,
             terms,
             phase: AtomicU8::new(BEFORE),
+            is_incomplete: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
             beyond: Mutex::default(),
@@ -171,6 +174,18 @@ impl Slot {
         }
     }
 
+    /// Whether this request, which does not wait, would be refused anyway: then its body need not be sent.
+    pub(super) fn refusal(&self, route: &Route, key: &LockKey) -> Option<Rejection> {
+        let Terms { core, policy, usual_hold, .. } = &self.0.terms;
+        if !self.0.client_wait.unwrap_or_else(|| policy.request_wait()).is_zero() {
+            return None;
+        }
+        let error = core.refusal(key, &self.0.owner)?;
+        self.0.has_applied.store(self.0.client_wait.is_some(), Release);
+        LockSpan::waiting(route, key, policy).turned_away(&error, Duration::ZERO);
+        Some(Rejection::of(error, usual_hold, policy.status_in_vain()))
+    }
+
     /// What the client chose and got, for the answer.
     pub(super) fn applied(&self) -> Option<Duration> {
         self.0.client_wait.filter(|_| self.0.has_applied.load(Acquire))
@@ -183,7 +198,8 @@ impl Slot {
         self.0.held.fetch_add(1, AcqRel);
     }
 
-    fn holds(&self) -> bool {
+    /// Whether a lock is held here now.
+    pub(super) fn holds(&self) -> bool {
         self.0.held.load(Acquire) > 0
     }
 
@@ -240,9 +256,18 @@ impl Slot {
         self.0.phase.load(Acquire) != BEFORE
     }
 
+    /// The body of the request is still on its way, or was read to its end.
+    pub(super) fn is_incomplete(&self, is_incomplete: bool) {
+        self.0.is_incomplete.store(is_incomplete, Release);
+    }
+
     /// A place for the handler to finish in, now that nobody waits for its answer; if it has begun, holds a lock, and is to finish.
     pub(super) fn finish(&self) -> Option<Detached> {
-        let Inner { terms, is_inner, phase, waiting, .. } = &*self.0;
+        let Inner { terms, is_inner, phase, is_incomplete, waiting, .. } = &*self.0;
+        // It would wait for the rest of a request that nobody sends any more, and keep its locks so long.
+        if is_incomplete.load(Acquire) {
+            return None;
+        }
         let is_at_work = phase.load(Acquire) == RUNS && self.holds() && waiting.load(Acquire) == 0;
         // What a layer further out holds is given back by that one: if it goes on, we are a part of it, and if it does not, nor may we.
         let is_to_finish = is_at_work && !is_inner && terms.policy.finishes_without_client();

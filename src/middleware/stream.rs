@@ -2,8 +2,6 @@
 
 use std::{
     collections::VecDeque,
-    error::Error,
-    fmt,
     future::poll_fn,
     mem,
     pin::Pin,
@@ -23,6 +21,7 @@ use tower::BoxError;
 
 use super::{
     body_out::data_len,
+    pace::{Pace, TooSlow},
     section::{Duty, Stops, first},
 };
 use crate::{
@@ -66,13 +65,16 @@ struct Shared<B>(Mutex<Meeting<B>>);
 
 struct Meeting<B> {
     flow: Whereabouts<B>,
+    pace: Pace,
+    /// Bytes that were handed out, and that the reader has to make room for.
+    handed_out: u64,
     /// Of who polls the body.
     waker: Option<Waker>,
 }
 
 enum Whereabouts<B> {
-    /// Nobody polls it. If a frame was handed out since: when, for it is the reader's turn.
-    Here(Box<Flow<B>>, Option<Instant>),
+    /// Nobody polls it.
+    Here(Box<Flow<B>>),
     /// It is polled: not under the mutex, it is code of others.
     Away,
     /// The keeper has cut it.
@@ -91,11 +93,8 @@ struct Flow<B> {
 #[derive(Clone, Copy, Debug)]
 enum Cut {
     Lost(LockLost),
-    Stalled,
+    TooSlow(TooSlow),
 }
-
-#[derive(Debug)]
-struct Stalled;
 
 /// How long the keeper leaves a poll that it meets: it is a moment.
 const AWAY: Duration = Duration::from_millis(10);
@@ -119,12 +118,14 @@ where
         B: Send + 'static,
     {
         let stops = duty.stops();
-        let stall = duty.slot().policy().longest_stall();
-        let slot = duty.slot().clone();
+        let idle = duty.slot().policy().longest_idle();
+        let mut pace = Pace::of(duty.slot().policy());
         // The head goes out now; then it is the reader's turn.
-        let here = Whereabouts::Here(Box::new(Flow { inner, duty }), Some(Instant::now()));
-        let flow = Arc::new(Shared(Mutex::new(Meeting { flow: here, waker: None })));
-        let keeper = Keeper(slot.spawn(keep(Arc::downgrade(&flow), stops, stall)));
+        pace.waits(Instant::now());
+        let slot = duty.slot().clone();
+        let here = Whereabouts::Here(Box::new(Flow { inner, duty }));
+        let flow = Arc::new(Shared(Mutex::new(Meeting { flow: here, pace, handed_out: 1, waker: None })));
+        let keeper = Keeper(slot.spawn(keep(Arc::downgrade(&flow), stops, idle)));
         Self { flow, ahead, hint, left: length, phase: Phase::Flowing, keeper }
     }
 
@@ -213,7 +214,7 @@ where
             self.flow.put(flow, None);
             None
         } else {
-            self.flow.put(flow, Some(Instant::now()));
+            self.flow.put(flow, Some(data_len([&frame])));
             Some(frame)
         }
     }
@@ -279,7 +280,9 @@ impl<B> Shared<B> {
     fn take(&self, waker: &Waker) -> Result<Box<Flow<B>>, Cut> {
         let mut meeting = self.0.lock();
         match mem::replace(&mut meeting.flow, Whereabouts::Away) {
-            Whereabouts::Here(flow, _) => {
+            Whereabouts::Here(flow) => {
+                let bytes = mem::take(&mut meeting.handed_out);
+                meeting.pace.moved(Instant::now(), bytes);
                 meeting.waker.get_or_insert_with(|| waker.clone()).clone_from(waker);
                 Ok(flow)
             }
@@ -289,9 +292,15 @@ impl<B> Shared<B> {
         }
     }
 
-    /// Polled. `handed_out`: the reader has something to read since then.
-    fn put(&self, flow: Box<Flow<B>>, handed_out: Option<Instant>) {
-        self.0.lock().flow = Whereabouts::Here(flow, handed_out);
+    /// Polled. `handed_out`: so many bytes, and it is the reader's turn.
+    fn put(&self, flow: Box<Flow<B>>, handed_out: Option<u64>) {
+        let mut meeting = self.0.lock();
+        meeting.flow = Whereabouts::Here(flow);
+        if let Some(bytes) = handed_out {
+            // A frame without bytes was taken, too: it is no sign of life that is missing.
+            meeting.handed_out = bytes.max(1);
+            meeting.pace.waits(Instant::now());
+        }
     }
 
     fn over(&self) {
@@ -304,7 +313,7 @@ impl<B> Shared<B> {
     fn cut(&self, cut: Cut) -> bool {
         let mut meeting = self.0.lock();
         let (flow, waker) = match mem::replace(&mut meeting.flow, Whereabouts::Cut(cut)) {
-            Whereabouts::Here(flow, _) => (flow, meeting.waker.take()),
+            Whereabouts::Here(flow) => (flow, meeting.waker.take()),
             Whereabouts::Away => {
                 meeting.flow = Whereabouts::Away;
                 return false;
@@ -323,23 +332,24 @@ impl<B> Shared<B> {
         drop(inner);
         match cut {
             Cut::Lost(why) => duty.lost(why),
-            Cut::Stalled => duty.stalled(),
+            Cut::TooSlow(why) => duty.stalled(why),
         }
         true
     }
 
-    /// Since when it is the reader's turn; `None`: it is not.
-    fn unread_since(&self) -> Option<Instant> {
-        match &self.0.lock().flow {
-            Whereabouts::Here(_, since) => *since,
-            Whereabouts::Away | Whereabouts::Cut(_) | Whereabouts::Over => None,
+    /// Whether its reader was too slow by now; else when to look again, if it is the reader's turn.
+    fn too_slow(&self, now: Instant) -> Result<Option<Instant>, TooSlow> {
+        let mut meeting = self.0.lock();
+        match meeting.pace.verdict(now) {
+            Some(why) => Err(why),
+            None => Ok(meeting.pace.look_at()),
         }
     }
 }
 
-/// Cuts the stream when a lock is lost, or when its reader has left it unread for so long, whether or not anybody polls it.
-async fn keep<B>(flow: Weak<Shared<B>>, mut stops: Stops, stall: Duration) {
-    let mut look_at = Instant::now().checked_add(stall);
+/// Cuts the stream when a lock is lost, or when its reader is too slow, whether or not anybody polls it.
+async fn keep<B>(flow: Weak<Shared<B>>, mut stops: Stops, idle: Duration) {
+    let mut look_at = Instant::now().checked_add(idle);
     loop {
         let lost = poll_fn(|cx| first(&mut stops, cx));
         let lost = match look_at {
@@ -354,10 +364,12 @@ async fn keep<B>(flow: Weak<Shared<B>>, mut stops: Stops, stall: Duration) {
             return;
         }
         let now = Instant::now();
-        look_at = flow.unread_since().unwrap_or(now).checked_add(stall);
-        if look_at.is_some_and(|at| at <= now) && flow.cut(Cut::Stalled) {
-            return;
-        }
+        look_at = match flow.too_slow(now) {
+            // Where it is not the reader's turn, it may be at any time.
+            Ok(at) => at.or_else(|| now.checked_add(idle)),
+            Err(why) if flow.cut(Cut::TooSlow(why)) => return,
+            Err(_) => now.checked_add(AWAY),
+        };
     }
 }
 
@@ -373,15 +385,7 @@ impl From<Cut> for BoxError {
     fn from(cut: Cut) -> Self {
         match cut {
             Cut::Lost(why) => why.into(),
-            Cut::Stalled => Stalled.into(),
+            Cut::TooSlow(why) => why.into(),
         }
     }
 }
-
-impl fmt::Display for Stalled {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the answer was broken off: its reader has left it unread for longer than `body_stall`")
-    }
-}
-
-impl Error for Stalled {}

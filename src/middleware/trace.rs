@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use http::Extensions;
 
+use super::pace::TooSlow;
 use crate::{
     key::LockKey,
     lock::{LockError, LockGuard, LockLost, Policy},
@@ -95,7 +96,7 @@ mod enabled {
 
     use tracing::{Instrument, field::Empty, instrument::Instrumented};
 
-    use super::{Duration, LockError, LockGuard, LockKey, LockLost, LockSpan, Policy, Route};
+    use super::{Duration, LockError, LockGuard, LockKey, LockLost, LockSpan, Policy, Route, TooSlow};
 
     impl LockSpan {
         pub(in crate::middleware) fn waiting(route: &Route, key: &LockKey, policy: &Policy) -> Self {
@@ -147,12 +148,8 @@ mod enabled {
             tracing::warn!(target: "tower_lock", parent: &self.span, "given back late: the lock was not ours any more");
         }
 
-        pub(in crate::middleware) fn stalled(&self) {
-            tracing::warn!(
-                target: "tower_lock",
-                parent: &self.span,
-                "an answer was cut: its reader has left it unread for longer than `body_stall`",
-            );
+        pub(in crate::middleware) fn stalled(&self, why: TooSlow) {
+            tracing::warn!(target: "tower_lock", parent: &self.span, "an answer was cut, its reader is too slow: {why}");
         }
 
         pub(in crate::middleware) fn ended(&self, hold: Duration) {
@@ -202,7 +199,7 @@ mod enabled {
 mod disabled {
     use std::future::Future;
 
-    use super::{Duration, LockError, LockGuard, LockKey, LockLost, LockSpan, Policy, Route};
+    use super::{Duration, LockError, LockGuard, LockKey, LockLost, LockSpan, Policy, Route, TooSlow};
 
     #[expect(clippy::unused_self, clippy::needless_pass_by_ref_mut, reason = "the same calls as with the span")]
     impl LockSpan {
@@ -220,7 +217,7 @@ mod disabled {
 
         pub(in crate::middleware) fn late(&self) {}
 
-        pub(in crate::middleware) fn stalled(&self) {}
+        pub(in crate::middleware) fn stalled(&self, _: TooSlow) {}
 
         pub(in crate::middleware) fn ended(&self, _: Duration) {}
 

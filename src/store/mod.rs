@@ -97,10 +97,21 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// Who has the key, and how many wait. Changes nothing.
     fn inspect(&self, key: LockKey) -> StoreFuture<Inspected>;
 
-    /// Takes the key from whoever has it, tells that one so, and keeps it taken for [`ForceAsk::keep_taken`]. Answers who was
-    /// thrown out.
-    fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<OwnerId>>;
+    /// Revokes the key from its holder, sends that one [`StoreEvent::TakenAway`], and keeps it taken for [`ForceAsk::keep_taken`]. A key
+    /// without a holder that is only kept taken is free afterwards, and goes to the queue.
+    fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply>;
+
+    /// How long one call may take. The caller stops waiting then and treats the outcome as unknown; an `acquire` is
+    /// [void](AcquireAsk::void_after) then. After twice this time without an answer a request is rejected. It does not change during the
+    /// life of a store. [`CALL_TIMEOUT`] is the usual one.
+    fn call_timeout(&self) -> Duration;
+
+    /// Whether the store answers now and can send events, for a readiness probe. Changes nothing.
+    fn health(&self) -> StoreFuture<()>;
 }
+
+/// The usual [`LockStore::call_timeout`].
+pub const CALL_TIMEOUT: Duration = crate::defaults::STORE_CALL;
 
 /// How a line is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,6 +178,8 @@ pub enum Acquired {
     LineFull {
         /// How long the holder's lease runs, as things stand.
         lease_left: Duration,
+        /// How many wait in the store, the holder not counted.
+        waiting: usize,
     },
 }
 
@@ -289,6 +302,24 @@ pub struct ForceAsk {
     pub line: LineTerms,
 }
 
+/// What [`LockStore::force_release`] answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ForceReleaseReply {
+    /// Nobody had the key, and nothing blocked it.
+    Free,
+    /// It was revoked from this owner, who may be a stranger. It stays blocked for [`ForceAsk::keep_taken`].
+    Revoked {
+        /// The owner it was revoked from.
+        holder: OwnerId,
+    },
+    /// Nobody had it: a minimum hold or a lock-delay blocked it. It is free now.
+    Unblocked {
+        /// How much longer it would have been blocked. [`Duration::MAX`]: without end.
+        blocked_for: Duration,
+    },
+}
+
 /// The answer of a store: at hand, or on its way.
 ///
 /// A store in memory answers without an allocation, any other boxes its future; neither needs a macro.
@@ -327,8 +358,16 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
         (**self).inspect(key)
     }
 
-    fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<OwnerId>> {
+    fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply> {
         (**self).force_release(ask)
+    }
+
+    fn call_timeout(&self) -> Duration {
+        (**self).call_timeout()
+    }
+
+    fn health(&self) -> StoreFuture<()> {
+        (**self).health()
     }
 }
 
@@ -414,6 +453,16 @@ impl HolderRecord {
     #[must_use]
     pub fn new(owner: OwnerId, fence: u64) -> Self {
         Self { owner, fence }
+    }
+}
+
+// === impl ForceReleaseReply ===
+
+impl ForceReleaseReply {
+    /// The owner that the key was revoked from.
+    #[must_use]
+    pub fn holder(&self) -> Option<&OwnerId> {
+        if let Self::Revoked { holder } = self { Some(holder) } else { None }
     }
 }
 

@@ -26,8 +26,8 @@ use crate::{
     key::LockKey,
     lease::{OwnerId, OwnerIds},
     store::{
-        AcquireAsk, Acquired, ForceAsk, IfHeld, Inbox, LineTerms, LockStore, ReleaseAsk, Released, RenewAsk, Renewed,
-        StoreEvent, YieldAsk, Yielded,
+        AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, IfHeld, Inbox, LineTerms, LockStore, ReleaseAsk, Released,
+        RenewAsk, Renewed, StoreEvent, YieldAsk, Yielded,
     },
 };
 
@@ -70,6 +70,8 @@ const CLAUSES: &[(&str, Clause)] = clauses![
     what_is_void_is_not_done,
     it_says_who_has_a_key_and_how_many_wait,
     a_key_that_is_taken_away_stays_taken_and_its_holder_is_told,
+    a_key_that_is_only_blocked_is_freed_by_force_and_goes_to_the_queue,
+    a_store_that_replies_is_healthy,
 ];
 
 /// Checks every clause, one after the other.
@@ -377,7 +379,7 @@ async fn a_line_has_an_end(w: World) {
         w.in_line(waiter).await;
     }
     let full = w.ask(&owners[4], IfHeld::LineUp).await;
-    assert!(matches!(full, Acquired::LineFull { .. }), "{}: {full:?}", w.clause);
+    assert!(matches!(full, Acquired::LineFull { waiting: 3, .. }), "{}: {full:?}", w.clause);
     w.same(w.in_line(&owners[3]).await, 2, "who has a place keeps it");
     for owner in owners.iter().rev() {
         w.release(owner, Duration::ZERO).await;
@@ -516,14 +518,39 @@ async fn a_key_that_is_taken_away_stays_taken_and_its_holder_is_told(w: World) {
         let ask = ForceAsk::new(w.key.clone(), LEASE / 2, terms());
         w.store.force_release(ask).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause))
     };
-    w.same(force().await, None, "nobody had it");
+    w.same(force().await, ForceReleaseReply::Free, "nobody had it");
     w.granted(&a).await;
     w.in_line(&b).await;
-    w.same(force().await, Some(a.clone()), "who was thrown out");
+    w.same(force().await, ForceReleaseReply::Revoked { holder: a.clone() }, "the holder");
     w.told(&p, &StoreEvent::TakenAway { key: w.key.clone(), owner: a.clone() }).await;
     w.same(w.renew(&[&a]).await, vec![Renewed::NotOwner], "it has it no more");
     w.same(w.in_line(&b).await, 0, "so that it can stop");
     sleep(LEASE / 2 + Duration::from_millis(50)).await;
     w.granted(&b).await;
     w.release(&b, Duration::ZERO).await;
+}
+
+async fn a_key_that_is_only_blocked_is_freed_by_force_and_goes_to_the_queue(w: World) {
+    let p = w.process();
+    let (a, b) = (p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    w.in_line(&b).await;
+    let block = Duration::from_secs(3600);
+    w.same(w.release(&a, block).await, Released::Freed, "blocked for an hour");
+    let ask = ForceAsk::new(w.key.clone(), LEASE / 2, terms());
+    match w.store.force_release(ask).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause)) {
+        ForceReleaseReply::Unblocked { blocked_for } => {
+            assert!(blocked_for <= block && blocked_for > block / 2, "{}: {blocked_for:?}", w.clause);
+        }
+        other => panic!("{}: {other:?}", w.clause),
+    }
+    w.offered(&p, &b).await;
+    w.granted(&b).await;
+    w.same(w.release(&b, Duration::ZERO).await, Released::Freed, "nothing is left");
+}
+
+async fn a_store_that_replies_is_healthy(w: World) {
+    let _p = w.process();
+    w.store.health().await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
+    assert!(w.store.call_timeout() > Duration::ZERO, "{}", w.clause);
 }

@@ -18,10 +18,10 @@ use tokio::{
 use crate::{
     clock::Clock,
     key::LockKey,
-    lease::OwnerId,
     store::{
-        AcquireAsk, Acquired, ForceAsk, Inbox, Inspected, LockStore, MemoryStore, ReleaseAsk, Released, RenewAsk,
-        Renewed, StoreError, StoreErrorKind, StoreEvent, StoreFuture, YieldAsk, Yielded,
+        AcquireAsk, Acquired, CALL_TIMEOUT, ForceAsk, ForceReleaseReply, Inbox, Inspected, LockStore, MemoryStore,
+        ReleaseAsk, Released, RenewAsk, Renewed, StoreError, StoreErrorKind, StoreEvent, StoreFuture, YieldAsk,
+        Yielded,
     },
 };
 
@@ -38,7 +38,8 @@ struct Shared {
     memory: Mutex<Arc<MemoryStore>>,
     clock: Clock,
     inboxes: Mutex<Vec<Inbox>>,
-    hands: [Hand; 6],
+    hands: [Hand; 7],
+    call_timeout: Option<Duration>,
     events: Mutex<Fault>,
     chaos: Mutex<Option<Chaos>>,
 }
@@ -58,6 +59,8 @@ pub enum Verb {
     Inspect,
     /// [`LockStore::force_release`]
     Force,
+    /// [`LockStore::health`]
+    Health,
 }
 
 /// What goes wrong with a verb, or with an event.
@@ -121,6 +124,12 @@ impl TestStore {
     pub fn with_clock(clock: Clock) -> Self {
         let memory = Mutex::new(Arc::new(MemoryStore::with_clock(clock.clone())));
         Self { shared: Arc::new(Shared { memory, clock, ..Shared::default() }) }
+    }
+
+    /// An empty store whose calls may take this long.
+    #[must_use]
+    pub fn with_call_timeout(call_timeout: Duration) -> Self {
+        Self { shared: Arc::new(Shared { call_timeout: Some(call_timeout), ..Shared::default() }) }
     }
 
     /// The hand of this verb.
@@ -278,8 +287,16 @@ impl LockStore for TestStore {
         self.verb(Verb::Inspect, None, move |memory| memory.inspect(key.clone()))
     }
 
-    fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<OwnerId>> {
+    fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply> {
         self.verb(Verb::Force, None, move |memory| memory.force_release(ask.clone()))
+    }
+
+    fn call_timeout(&self) -> Duration {
+        self.shared.call_timeout.unwrap_or(CALL_TIMEOUT)
+    }
+
+    fn health(&self) -> StoreFuture<()> {
+        self.verb(Verb::Health, None, MemoryStore::health)
     }
 }
 
@@ -392,7 +409,8 @@ fn failed(verb: Verb, kind: StoreErrorKind) -> StoreError {
         Verb::Release => "release",
         Verb::Yield => "yield",
         Verb::Inspect => "inspect",
-        Verb::Force => "force",
+        Verb::Force => "force-release",
+        Verb::Health => "health",
     };
     StoreError::new("test", operation, kind).with_source(std::io::Error::other("the test pulled the plug"))
 }

@@ -27,7 +27,9 @@ use tokio::{
     task::JoinHandle,
 };
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
-use tower_lock::{LockKey, LockLayer, Locks, Policy, Rejection, by, by_fields, json_field};
+use tower_lock::{
+    LockKey, LockLayer, Locks, Policy, Rejection, RequestBody, RequestBodyMode, by, by_fields, json_field,
+};
 
 use crate::support::{TestStore, Wire, send, serve, settle, soon, store_and_locks, text};
 use tower_lock::test_util::Verb;
@@ -176,11 +178,9 @@ async fn every_end_before_the_handler_gives_the_room_back() {
     assert_eq!(waits.await.expect("no panic"), StatusCode::CONFLICT);
     site.assert_room(ROOM, "timed out").await;
 
-    for (when, request) in [
-        ("while it waits", upload("/wait", bytes(ROOM))),
-        ("while its body comes", upload("/wait", stalled([bytes(ROOM)]))),
-        ("while its key is derived", upload("/thinks", bytes(ROOM))),
-    ] {
+    for (when, request) in
+        [("while it waits", upload("/wait", bytes(ROOM))), ("while its key is derived", upload("/thinks", bytes(ROOM)))]
+    {
         let request = site.start(request);
         settle().await;
         site.assert_room(0, when).await;
@@ -188,6 +188,11 @@ async fn every_end_before_the_handler_gives_the_room_back() {
         request.await.expect_err("aborted");
         site.assert_room(ROOM, &format!("cancelled {when}")).await;
     }
+    let request = site.start(upload("/wait", stalled([bytes(ROOM)])));
+    settle().await;
+    request.abort();
+    request.await.expect_err("aborted");
+    site.assert_room(ROOM, "cancelled while its body comes").await;
 
     let broken = Body::from_stream(stream::iter([Ok(bytes(ROOM)), Err(std::io::Error::other("gone"))]));
     for (when, request, status) in [
@@ -223,7 +228,7 @@ async fn a_request_that_waits_for_the_capacity_of_its_handler_takes_room() {
     let probe = Router::new().route("/probe", probe(&locks)).layer(DefaultBodyLimit::disable());
     for is_locked in [true, false] {
         let key = by(move |_: Bytes| is_locked.then_some(("k",)));
-        let inner = service_fn(async |_: Request<Body>| {
+        let inner = service_fn(async |_: Request<RequestBody>| {
             pending::<()>().await;
             Ok::<_, Infallible>(Response::new(Body::empty()))
         });
@@ -252,7 +257,8 @@ async fn bytes_count_as_they_come_and_not_as_they_are_announced() {
     assert_eq!(polls.load(SeqCst), 3, "each was asked for");
     site.assert_room(ROOM, "a promise takes up nothing").await;
 
-    let slow = site.start(upload("/wait", stalled([bytes(1000), bytes(2000)])));
+    let held = site.locks.try_lock(("k",)).await.expect("free");
+    let waits = site.start(upload("/wait", frames([bytes(1000), bytes(2000)])));
     settle().await;
     site.assert_room(ROOM - 3000, "what has come counts").await;
 
@@ -262,12 +268,41 @@ async fn bytes_count_as_they_come_and_not_as_they_are_announced() {
     let grows = upload("/wait", frames([bytes(4000), bytes(ROOM - 7000), bytes(1)]));
     assert_eq!(site.answer(grows).await, StatusCode::SERVICE_UNAVAILABLE);
     site.assert_room(ROOM - 3000, "after them").await;
-    for request in silent.into_iter().chain([slow]) {
+    for request in silent.into_iter().chain([waits]) {
         request.abort();
         request.await.expect_err("aborted");
     }
+    held.release().await.expect("the store is up");
     site.assert_room(ROOM, "all are gone").await;
     assert_eq!(site.locks.size(), (0, 0));
+}
+
+/// Whoever comes is not turned away for those that do not go on.
+#[tokio::test]
+async fn the_body_that_has_been_idle_for_longest_goes_when_another_one_needs_its_room() {
+    let site = Site::new();
+    let idle = site.start(upload("/wait", stalled([bytes(ROOM / 2)])));
+    settle().await;
+    let (say, frames) = tokio::sync::mpsc::unbounded_channel();
+    let busy = stream::unfold(frames, async |mut frames| frames.recv().await.map(|frame| (frame, frames)));
+    let busy = site.start(upload("/wait", Body::from_stream(busy)));
+    let next = |len| say.send(Ok::<_, Infallible>(bytes(len))).expect("read");
+    next(ROOM / 2 - 1);
+    settle().await;
+    assert!(!idle.is_finished() && !busy.is_finished());
+    // The one byte that is left is enough for it.
+    assert_eq!(site.answer(upload("/probe", bytes(1))).await, StatusCode::OK);
+    assert!(!idle.is_finished(), "nobody has to go without need");
+    let answer = send(&site.app, upload("/probe", bytes(2))).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert_eq!(soon("an answer", idle).await.expect("no panic"), StatusCode::REQUEST_TIMEOUT);
+    assert!(!busy.is_finished());
+    next(2);
+    drop(say);
+    site.go_on.notify_one();
+    assert_eq!(soon("an answer", busy).await.expect("no panic"), StatusCode::OK, "whole");
+    site.assert_room(ROOM, "at the end").await;
+    assert_eq!(site.store.held(), 0);
 }
 
 #[tokio::test]
@@ -316,11 +351,13 @@ async fn who_finds_no_room_is_told_so_before_anything_is_locked() {
     assert_eq!(problem["status"], 503);
     assert_eq!(site.store.on(Verb::Acquire).calls(), asked, "the store heard of nothing");
 
-    // Who has no body, or none that is read, needs no room.
+    // Who has no body, or none that is read before the lock, needs no room; who has one does, whatever the key is made of.
     assert_eq!(site.answer(upload("/probe", Body::empty())).await, StatusCode::OK);
-    let unread = Router::new()
-        .route("/", post(async || ()).route_layer(LockLayer::new(&site.locks, by(|_: HeaderMap| ("head",)))));
-    assert_eq!(send(&unread, upload("/", bytes(1000))).await.status(), StatusCode::OK);
+    let of_head = LockLayer::new(&site.locks, by(|_: HeaderMap| ("head",)));
+    for (layer, status) in [(of_head.clone(), 503), (of_head.request_body(RequestBodyMode::Stream), 200)] {
+        let app = Router::new().route("/", post(async || ()).route_layer(layer));
+        assert_eq!(send(&app, upload("/", bytes(1000))).await.status(), status);
+    }
 
     // A client that asks before it sends is spared to.
     let server = serve(site.app.clone()).await;

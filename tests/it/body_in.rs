@@ -1,20 +1,24 @@
 //! A body that is read for its key is given on byte for byte, within the route's own limit.
 
-use std::{convert::Infallible, net::SocketAddr};
+use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use axum::{
     Router,
     body::{Body, Bytes},
-    extract::{DefaultBodyLimit, Request as AnyRequest},
+    extract::{DefaultBodyLimit, Path, Request as AnyRequest},
     http::{HeaderMap, Request, Response, StatusCode},
     routing::post,
 };
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, Full, StreamBody};
+use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_http::limit::RequestBodyLimitLayer;
-use tower_lock::{LockLayer, Locks, Rejection, by};
+use tower_lock::{
+    LockLayer, Locked, Locks, LocksLayer, Rejection, RequestBody, RequestBodyMode, by, by_fields, json_field,
+    path_param,
+};
 
 use crate::support::{Wire, send, serve, soon, store_and_locks, text};
 use tower_lock::test_util::Verb;
@@ -87,7 +91,7 @@ fn cut(text: &str) -> String {
 #[tokio::test]
 async fn trailers_keep_the_size_unannounced_and_reach_the_inner_service() {
     let locks = Locks::in_memory();
-    let inner = service_fn(|request: Request<Body>| async {
+    let inner = service_fn(|request: Request<RequestBody>| async {
         let exact = request.body().size_hint().exact();
         let body = request.into_body().collect().await.expect("a body");
         let trailers = body.trailers().map(|t| t["x-sum"].clone());
@@ -132,6 +136,11 @@ async fn a_refused_client_is_spared_its_body() {
     let mut wire = Wire::connect(server).await;
     wire.write(expect("/head-key", 5)).await;
     assert_eq!(wire.head().await.0, 409, "refused, and not a byte of the body was asked for");
+    let waits = LockLayer::new(&locks, by(|_: HeaderMap| ("k",))).wait(std::time::Duration::from_secs(60));
+    let server_that_waits = serve(Router::new().route("/", post(|b: Bytes| async { b }).route_layer(waits))).await;
+    let mut wire = Wire::connect(server_that_waits).await;
+    wire.write(expect("/", 5)).await;
+    assert_eq!(wire.head().await.0, 100, "it may have its turn, and is complete by then");
 
     let mut wire = Wire::connect(server).await;
     wire.write(expect("/body-key", 5)).await;
@@ -222,4 +231,149 @@ async fn a_slow_upload_holds_no_lock() {
     assert_eq!((store.on(Verb::Acquire).calls(), store.held()), (1, 0));
     slow.write("cd").await;
     assert_eq!(soon("the slow one", slow.reply(false)).await.status, 200);
+}
+
+const S: Duration = Duration::from_secs(1);
+
+/// So many bytes after so much time, again and again.
+fn drips(bytes: usize, each: Duration, times: usize) -> Body {
+    let frames = stream::unfold(0, move |n| async move {
+        if n < times {
+            sleep(each).await;
+        }
+        (n < times).then(|| (Ok::<_, Infallible>(Bytes::from(vec![b'x'; bytes])), n + 1))
+    });
+    Body::from_stream(frames)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_does_not_come_in_time_is_a_408_and_nothing_was_locked() {
+    let (store, locks) = store_and_locks();
+    let route =
+        |layer| Router::new().route("/", post(|b: Bytes| async move { b.len().to_string() }).route_layer(layer));
+    let layer = LockLayer::new(&locks, by(|_: HeaderMap| ("k",)));
+    let at_default = route(layer.clone());
+    let at_any_rate = route(layer.min_body_rate(0));
+    for (what, app, body, want) in [
+        ("nothing", &at_default, drips(1, 3600 * S, 1), Err(10)),
+        ("a byte each second", &at_default, drips(1, S, 100), Err(10)),
+        (
+            "fast, then a byte each second",
+            &at_default,
+            Body::from_stream(drips(1 << 20, S / 100, 1).into_data_stream().chain(drips(1, S, 99).into_data_stream())),
+            Err(20),
+        ),
+        ("a byte each second, at any rate", &at_any_rate, drips(1, S, 100), Ok(100)),
+        ("nothing, at any rate", &at_any_rate, drips(1, 3600 * S, 1), Err(10)),
+        ("just fast enough", &at_default, drips(16 << 10, S, 100), Ok(100)),
+        ("little, in time", &at_default, drips(1, 3 * S, 3), Ok(9)),
+    ] {
+        let began = Instant::now();
+        let answer = send(app, Request::post("/").body(body).expect("a request")).await;
+        let (Ok(took) | Err(took)) = want;
+        assert_eq!(began.elapsed().as_secs(), took, "{what}");
+        if want.is_ok() {
+            assert_eq!(answer.status(), StatusCode::OK, "{what}");
+            continue;
+        }
+        assert_eq!(answer.status(), StatusCode::REQUEST_TIMEOUT, "{what}");
+        assert!(matches!(answer.extensions().get(), Some(Rejection::BodyTimeout)), "{what}");
+        assert!(!answer.headers().contains_key("retry-after"), "{what}");
+        let problem: serde_json::Value = serde_json::from_str(&text(answer).await).expect("JSON");
+        assert_eq!(problem["type"], "urn:tower-lock:body-timeout", "{what}");
+        assert_eq!((&problem["outcome"], &problem["status"]), (&"not-started".into(), &408.into()), "{what}");
+    }
+    assert_eq!((store.on(Verb::Acquire).calls(), store.held()), (3, 0), "for those that came");
+}
+
+/// Whoever would be told so anyway need not send its body.
+#[tokio::test(start_paused = true)]
+async fn a_bad_head_is_answered_before_its_body_is_read() {
+    let (store, locks) = store_and_locks();
+    let app = Router::new()
+        .route("/by/{id}", post(|| async {}).route_layer(LockLayer::new(&locks, by(|Path(id): Path<u64>| ("k", id)))))
+        .route(
+            "/by-body/{id}",
+            post(|| async {})
+                .route_layer(LockLayer::new(&locks, by(|Path(id): Path<u64>, b: Bytes| ("k", id, b.len())))),
+        )
+        .route(
+            "/fields/{id}",
+            post(|| async {}).route_layer(LockLayer::new(&locks, by_fields("k", (json_field("n"), path_param("id"))))),
+        );
+    let began = Instant::now();
+    for path in ["/by/x", "/by-body/x", "/fields/07"] {
+        let answer = send(&app, Request::post(path).body(drips(1, 3600 * S, 1)).expect("a request")).await;
+        assert_eq!(answer.status(), StatusCode::BAD_REQUEST, "{path}");
+        assert!(matches!(answer.extensions().get(), Some(Rejection::BadKey { .. })), "{path}");
+    }
+    assert_eq!((began.elapsed(), store.on(Verb::Acquire).calls()), (Duration::ZERO, 0));
+}
+
+/// Under the lock: the handler is told, and what it makes of it is its own matter.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_streams_under_a_lock_ends_with_an_error_when_its_client_is_too_slow() {
+    let (store, locks) = store_and_locks();
+    let handler = |body: Body| async move {
+        let began = Instant::now();
+        let read = body.collect().await;
+        let after = began.elapsed().as_secs();
+        match read {
+            Ok(body) => format!("{} bytes after {after} s", body.to_bytes().len()),
+            Err(error) => format!("{error} after {after} s"),
+        }
+    };
+    let layer = LockLayer::new(&locks, by(|_: HeaderMap| ("k",))).request_body(RequestBodyMode::Stream);
+    let app = Router::new().route("/", post(handler).route_layer(layer));
+    for (body, said) in [
+        (drips(1, 3600 * S, 1), "no byte moved for longer than `body_idle_timeout` after 10 s"),
+        (drips(1, S, 100), "fewer bytes moved than `min_body_rate` asks for after 10 s"),
+        (drips(16 << 10, S, 100), "1638400 bytes after 100 s"),
+    ] {
+        let asked = store.on(Verb::Acquire).calls();
+        let answer = send(&app, Request::post("/").body(body).expect("a request")).await;
+        assert_eq!(text(answer).await, said);
+        assert_eq!((store.on(Verb::Acquire).calls(), store.held()), (asked + 1, 0), "under its lock");
+    }
+
+    // A handler that takes its time is not its client.
+    let slow = |body: Body| async move {
+        let mut frames = body.into_data_stream();
+        let mut len = 0;
+        while let Some(frame) = frames.next().await {
+            len += frame.expect("no error").len();
+            sleep(20 * S).await;
+        }
+        len.to_string()
+    };
+    let layer = LockLayer::new(&locks, by(|_: HeaderMap| ("k",))).request_body(RequestBodyMode::Stream);
+    let app = Router::new().route("/", post(slow).route_layer(layer));
+    let answer = send(&app, Request::post("/").body(drips(1, S, 5)).expect("a request")).await;
+    assert_eq!(text(answer).await, "5");
+}
+
+/// What is read under the lock of an extractor further to the left.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_read_behind_a_lock_of_its_head_is_watched() {
+    struct Order(u64);
+    impl tower_lock::Lockable for Order {
+        fn lock_key(&self) -> impl Into<tower_lock::LockKey> {
+            ("order", self.0)
+        }
+    }
+    impl<'de> serde::Deserialize<'de> for Order {
+        fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+            u64::deserialize(from).map(Self)
+        }
+    }
+    let (store, locks) = store_and_locks();
+    let app = Router::new()
+        .route("/{id}", post(|_: Locked<Path<Order>>, body: Bytes| async move { body.len().to_string() }))
+        .layer(LocksLayer::new(&locks));
+    let began = Instant::now();
+    let answer = send(&app, Request::post("/7").body(drips(1, 3600 * S, 1)).expect("a request")).await;
+    assert!(answer.status().is_client_error(), "{}", answer.status());
+    assert_eq!((began.elapsed().as_secs(), store.held()), (10, 0));
+    let answer = send(&app, Request::post("/7").body(drips(1, S, 5)).expect("a request")).await;
+    assert_eq!(text(answer).await, "5");
 }

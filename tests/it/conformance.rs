@@ -1,9 +1,12 @@
 //! The contract of a store, asked of the stores that are here.
 
+use std::time::Duration;
+
 use tower_lock::{
     LockStore, MemoryStore, Released,
     store::{
-        AcquireAsk, Acquired, ForceAsk, Inbox, Inspected, ReleaseAsk, RenewAsk, Renewed, StoreFuture, YieldAsk, Yielded,
+        AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, Inbox, Inspected, ReleaseAsk, RenewAsk, Renewed,
+        StoreFuture, YieldAsk, Yielded,
     },
     test_util::{Fault, TestStore, Verb, conformance},
 };
@@ -44,7 +47,7 @@ impl LockStore for FreesAnything {
     fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
         let force = ForceAsk::new(ask.key.clone(), ask.keep_taken, ask.line);
         StoreFuture::ready(Ok(match futures_util::FutureExt::now_or_never(self.0.force_release(force)) {
-            Some(Ok(Some(_))) => Released::Freed,
+            Some(Ok(ForceReleaseReply::Revoked { .. })) => Released::Freed,
             _ => Released::NotOwner,
         }))
     }
@@ -57,8 +60,16 @@ impl LockStore for FreesAnything {
         self.0.inspect(key)
     }
 
-    fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<tower_lock::OwnerId>> {
+    fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply> {
         self.0.force_release(ask)
+    }
+
+    fn call_timeout(&self) -> Duration {
+        self.0.call_timeout()
+    }
+
+    fn health(&self) -> StoreFuture<()> {
+        self.0.health()
     }
 }
 

@@ -23,7 +23,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tokio::sync::mpsc;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_lock::{LockLayer, Locks, MemoryStore, by_parts};
+use tower_lock::{LockLayer, Locks, MemoryStore, RequestBody, by_parts};
 
 use crate::support::{Wire, fetch, one_key, serve, settle, store_and_locks, text};
 use tower_lock::test_util::Verb;
@@ -72,9 +72,13 @@ async fn answer<B>(locks: &Locks, body: B) -> Response<Pin<Box<impl HttpBody<Dat
 where
     B: HttpBody<Data = Bytes, Error: Into<axum::BoxError>> + Send + 'static,
 {
-    let echo = service_fn(|request: Request<B>| async { Ok::<_, Infallible>(Response::new(request.into_body())) });
-    let layer = LockLayer::new(locks, by_parts(|_| ("k",)));
-    layer.layer(echo).oneshot(Request::new(body)).await.expect("infallible").map(Box::pin)
+    let body = Arc::new(std::sync::Mutex::new(Some(body)));
+    let answers = service_fn(move |_: Request<RequestBody>| {
+        let body = body.lock().expect("whole").take().expect("once");
+        async { Ok::<_, Infallible>(Response::new(body)) }
+    });
+    let answer = LockLayer::new(locks, by_parts(|_| ("k",))).layer(answers).oneshot(Request::new(Body::empty()));
+    answer.await.expect("infallible").map(Box::pin)
 }
 
 #[tokio::test]

@@ -273,7 +273,7 @@ async fn a_handler_sees_what_it_would_see_without_a_lock() {
 /// The layers are tried as a user would name them in a signature, too.
 #[tokio::test]
 async fn a_layer_can_be_returned_from_a_function() {
-    fn order_lock(locks: &Locks) -> LockLayer<impl tower_lock::KeySourceFor<Body, Body = Body>> {
+    fn order_lock(locks: &Locks) -> LockLayer<impl tower_lock::KeySource> {
         LockLayer::new(locks, by(|Path(id): Path<u64>| ("order", id)))
     }
     let locks = Locks::in_memory();

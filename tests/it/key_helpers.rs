@@ -4,18 +4,18 @@ use std::convert::Infallible;
 
 use axum::{
     Form, Json, Router,
-    body::{Body, Bytes},
+    body::Body,
     extract::{Path, Query, Request as AnyRequest},
     http::{Method, Request, Response, StatusCode},
     routing::{any, post},
 };
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_lock::{
-    FieldProblem, HeldLock, KeyPart, LockKey, LockLayer, Locks, PartWriter, Rejection, by_fields, constant, extension,
-    form_field, header, json_field, path_param, query_param,
+    FieldProblem, HeldLock, KeyPart, LockKey, LockLayer, Locks, PartWriter, Rejection, RequestBody, by_fields,
+    constant, extension, form_field, header, json_field, path_param, query_param,
 };
 
 use crate::support::{post_json, send, soon, store_and_locks, text};
@@ -37,7 +37,7 @@ async fn show_key(lock: HeldLock) -> String {
     lock.key().to_string()
 }
 
-fn layered(layer: LockLayer<impl tower_lock::KeySourceFor<Body, Body = Body>>) -> Router {
+fn layered(layer: LockLayer<impl tower_lock::KeySource>) -> Router {
     Router::new().route("/o/{id}", any(show_key).layer(layer))
 }
 
@@ -220,7 +220,7 @@ async fn a_field_that_is_missing_or_there_twice_is_refused() {
     assert_eq!(outcome(&app, request("GET", "/query?id=1&ID=2&x=3&id[]=4", &[], "")).await.as_deref(), Ok("n:1"));
     // Outside of any router nothing is matched.
     let service = LockLayer::new(locks, by_fields("n", path_param("id")))
-        .layer(service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::empty())) }));
+        .layer(service_fn(|_: Request<RequestBody>| async { Ok::<_, Infallible>(Response::new(Body::empty())) }));
     let answer = soon("an answer", service.oneshot(Request::new(Body::empty()))).await.expect("infallible");
     assert_eq!(answer.status(), ours);
 }
@@ -387,33 +387,6 @@ async fn a_refusal_names_the_field_and_what_is_wrong_and_never_its_value() {
     let want = "family_id: the JSON field `family_id` reads as a number, and is not spelled in digits alone, without a zero or a plus in front";
     assert_eq!(text(send(&app, request("/mine")).await).await, want);
     assert_eq!(store.on(Verb::Acquire).calls(), 0, "nothing is locked");
-}
-
-/// Neither read nor made into another type: here it is none that could be read.
-#[tokio::test]
-async fn fields_of_the_head_leave_a_body_of_any_type_alone() {
-    struct NoBody(&'static str);
-
-    let locks = Locks::in_memory();
-    let inner = service_fn(|request: Request<NoBody>| async move {
-        let key = request.extensions().get::<HeldLock>().expect("under the lock").key().to_string();
-        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(format!("{key} {}", request.body().0)))))
-    });
-    let request = || {
-        let request = Request::get("/a?id=7").header("x-tenant", "acme").extension(TenantId(9));
-        request.body(NoBody("as it was")).expect("a request")
-    };
-    let fields = by_fields("order", (header("x-tenant"), extension::<TenantId>(), query_param("id")));
-    let answer = LockLayer::new(&locks, fields.clone()).layer(inner).oneshot(request()).await.expect("infallible");
-    assert_eq!(text(answer).await, "order:acme:9:7 as it was");
-    let answer =
-        LockLayer::new(&locks, constant(("nightly",))).layer(inner).oneshot(request()).await.expect("infallible");
-    assert_eq!(text(answer).await, "nightly as it was");
-    let skipped =
-        LockLayer::new(&locks, fields).skip(|_| true).layer(service_fn(|request: Request<NoBody>| async move {
-            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(request.into_body().0))))
-        }));
-    assert_eq!(text(skipped.oneshot(request()).await.expect("infallible")).await, "as it was");
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use axum::{
 use http_body_util::Full;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer};
-use tower_lock::{HeldLock, LockLayer, Locks, LocksLayer, Owner, by, by_parts};
+use tower_lock::{HeldLock, LockLayer, Locks, LocksLayer, Owner, RequestBody, by, by_parts};
 
 use crate::support::{fetch, one_key, send, settle, soon, store_and_locks, text};
 use tower_lock::test_util::Verb;
@@ -53,7 +53,7 @@ async fn the_layer_stands_on_a_router_a_method_router_a_route_and_a_nested_route
 #[tokio::test]
 async fn the_layer_stands_on_a_plain_tower_service_with_any_body() {
     let locks = Locks::in_memory();
-    let hello = service_fn(|request: Request<Full<Bytes>>| async move {
+    let hello = service_fn(|request: Request<RequestBody>| async move {
         let key = request.extensions().get::<HeldLock>().map(|lock| lock.key().to_string());
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(key.unwrap_or_default()))))
     });
@@ -65,15 +65,16 @@ async fn the_layer_stands_on_a_plain_tower_service_with_any_body() {
     is_shared(&service);
     assert_eq!(text(service.oneshot(request()).await.expect("infallible")).await, "path:%2Fa".replace("%2F", "/"));
 
-    // Extractors, too, and the type of the body stays what it was where they do not read it.
+    // By extractors, too.
     let by_method = LockLayer::new(&locks, by(|method: axum::http::Method| ("method", method.to_string())));
     let service = ServiceBuilder::new().layer(by_method).service(hello);
     is_shared(&service);
     assert_eq!(text(service.oneshot(request()).await.expect("infallible")).await, "method:GET");
 
-    // One that reads it turns any body into Axum's.
+    // Whatever it was, it is the same to the service.
     let by_body = LockLayer::new(&locks, by(|b: Bytes| ("len", b.len())));
-    let echo = service_fn(|request: Request<Body>| async { Ok::<_, Infallible>(Response::new(request.into_body())) });
+    let echo =
+        service_fn(|request: Request<RequestBody>| async { Ok::<_, Infallible>(Response::new(request.into_body())) });
     let service = by_body.layer(echo);
     is_shared(&service);
     let request = Request::new(Full::new(Bytes::from_static(b"12345")));
@@ -84,7 +85,7 @@ async fn the_layer_stands_on_a_plain_tower_service_with_any_body() {
 #[tokio::test]
 async fn a_waiter_does_not_sit_on_the_capacity_of_the_inner_service() {
     let locks = Locks::in_memory();
-    let inner = service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::empty())) });
+    let inner = service_fn(|_: Request<RequestBody>| async { Ok::<_, Infallible>(Response::new(Body::empty())) });
     let service = LockLayer::new(&locks, by_parts(|parts| ("path", parts.uri.path().to_owned())))
         .wait(Duration::from_secs(60))
         .layer(ConcurrencyLimit::new(inner, 1));
@@ -109,7 +110,7 @@ async fn the_inner_service_is_driven_ready_under_the_lock_and_its_errors_give_it
         locks: Locks,
         seen_held: Arc<AtomicUsize>,
     }
-    impl Service<Request<Body>> for Broken {
+    impl Service<Request<RequestBody>> for Broken {
         type Response = Response<Body>;
         type Error = &'static str;
         type Future = std::future::Ready<Result<Response<Body>, &'static str>>;
@@ -123,7 +124,7 @@ async fn the_inner_service_is_driven_ready_under_the_lock_and_its_errors_give_it
             std::task::Poll::Ready(if self.when_ready { Err("not ready") } else { Ok(()) })
         }
 
-        fn call(&mut self, _: Request<Body>) -> Self::Future {
+        fn call(&mut self, _: Request<RequestBody>) -> Self::Future {
             std::future::ready(Err("broken"))
         }
     }
@@ -141,7 +142,7 @@ async fn the_inner_service_is_driven_ready_under_the_lock_and_its_errors_give_it
 async fn a_layer_is_ready_before_its_inner_service() {
     #[derive(Clone)]
     struct NeverReady;
-    impl Service<Request<Body>> for NeverReady {
+    impl Service<Request<RequestBody>> for NeverReady {
         type Response = Response<Body>;
         type Error = Infallible;
         type Future = std::future::Pending<Result<Response<Body>, Infallible>>;
@@ -150,12 +151,12 @@ async fn a_layer_is_ready_before_its_inner_service() {
             std::task::Poll::Pending
         }
 
-        fn call(&mut self, _: Request<Body>) -> Self::Future {
+        fn call(&mut self, _: Request<RequestBody>) -> Self::Future {
             std::future::pending()
         }
     }
     let mut service = LockLayer::new(&Locks::in_memory(), one_key()).layer(NeverReady);
-    assert!(futures_util::poll!(service.ready()).is_ready());
+    assert!(futures_util::poll!(ServiceExt::<Request<Body>>::ready(&mut service)).is_ready());
 }
 
 /// I10
@@ -207,7 +208,7 @@ async fn a_preflight_a_404_and_a_405_never_reach_the_store() {
 /// As a server of hyper's does with each connection. (A compiler does not know there how long a text lives, that of a namespace included.)
 #[tokio::test]
 async fn a_request_can_be_served_in_a_task_of_its_own_whatever_its_key_is_made_by() {
-    async fn show(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    async fn show(request: Request<RequestBody>) -> Result<Response<Body>, Infallible> {
         let lock = request.extensions().get::<HeldLock>().expect("held");
         Ok(Response::new(lock.key().as_str().to_owned().into()))
     }
@@ -228,4 +229,13 @@ async fn a_request_can_be_served_in_a_task_of_its_own_whatever_its_key_is_made_b
     assert_eq!(served!(by(|uri: axum::http::Uri, body: String| ("k", uri.path().len(), body))), "k:2:");
     assert_eq!(served!(tower_lock::by_fields("k", tower_lock::header("x-n"))), "k:7");
     assert_eq!(served!(tower_lock::constant(("k", 7))), "k:7");
+}
+
+/// A layer outside that answers by itself needs a body for that answer: the timeout of `tower-http` makes it by `Default`.
+#[tokio::test]
+async fn a_layer_outside_can_answer_with_a_default_body() {
+    fn answers_by_itself<B: Default>() -> Response<B> {
+        Response::default()
+    }
+    assert_eq!(text(answers_by_itself::<tower_lock::ResponseBody<Body>>()).await, "");
 }

@@ -8,6 +8,7 @@ mod key_helpers;
 mod body_in;
 mod bodies;
 mod layers;
+mod stack;
 mod policies;
 mod rejections;
 mod endings;

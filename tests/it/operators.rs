@@ -10,7 +10,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower_lock::{
-    LockError, LockKey, LockLayer, LockLost, Locks, Owner, Rejection, Released,
+    ForceReleaseReply, LockError, LockKey, LockLayer, LockLost, Locks, Owner, Rejection, Released, StoreErrorKind,
     test_util::{Fault, TestStore, Verb},
 };
 
@@ -54,7 +54,7 @@ async fn it_can_be_asked_who_has_a_key_since_when_for_how_long_and_how_many_wait
 async fn a_key_that_is_taken_away_breaks_its_holder_off_and_stays_taken_for_the_lock_delay() {
     let (store, locks) = store_and_locks();
     let operator = Locks::new(store.clone());
-    assert_eq!(operator.force_release(key()).await.expect("up"), None, "nobody had it");
+    assert_eq!(operator.force_release(key()).await.expect("up"), ForceReleaseReply::Free, "nobody had it");
     let app = Router::new().route(
         "/",
         get(|| async { std::future::pending::<()>().await }).route_layer(LockLayer::new(&locks, one_key())),
@@ -66,7 +66,8 @@ async fn a_key_that_is_taken_away_breaks_its_holder_off_and_stays_taken_for_the_
     let forced = Instant::now();
     let holder = operator.inspect(key()).await.expect("up").holder;
     assert!(holder.is_some());
-    assert_eq!(operator.force_release(key()).await.expect("up"), holder, "who was thrown out");
+    let revoked = operator.force_release(key()).await.expect("up");
+    assert_eq!(revoked.holder(), holder.as_ref(), "the holder");
     let answer = request.await.expect("no panic");
     assert_eq!((answer.status(), forced.elapsed()), (StatusCode::SERVICE_UNAVAILABLE, Duration::ZERO), "at once");
     assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
@@ -77,6 +78,44 @@ async fn a_key_that_is_taken_away_breaks_its_holder_off_and_stays_taken_for_the_
     assert_eq!((store.memory().size(), locks.size(), operator.size()), (0, (0, 0), (0, 0)));
 }
 
+/// `hold_at_least(1 day)` set by mistake blocks a key for a day: `force_release` ends that.
+#[tokio::test(start_paused = true)]
+async fn a_key_that_only_a_minimum_hold_blocks_is_freed_by_force() {
+    let (_store, locks) = store_and_locks();
+    let day = Duration::from_secs(24 * 3600);
+    locks.lock(key()).hold_at_least(day).await.expect("free").release().await.expect("up");
+    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Held { .. })));
+    match locks.force_release(key()).await.expect("up") {
+        ForceReleaseReply::Unblocked { blocked_for } => assert!(blocked_for > day / 2, "{blocked_for:?}"),
+        other => panic!("{other:?}"),
+    }
+    locks.try_lock(key()).await.expect("free").release().await.expect("up");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_readiness_probe_reports_what_the_store_reports() {
+    let (store, locks) = store_and_locks();
+    locks.health().await.expect("up");
+    store.all(Fault::Fail);
+    assert_eq!(locks.health().await.expect_err("down").kind(), StoreErrorKind::Unavailable);
+    store.all(Fault::Stall);
+    assert_eq!(locks.health().await.expect_err("silent").kind(), StoreErrorKind::Timeout);
+}
+
+/// Twice the time of a call without a reply, and the request is rejected.
+#[tokio::test(start_paused = true)]
+async fn a_call_may_take_as_long_as_its_store_allows() {
+    let store = TestStore::with_call_timeout(Duration::from_secs(2));
+    let locks = Locks::new(store.clone());
+    store.on(Verb::Acquire).takes(Duration::from_millis(1_900));
+    let guard = locks.try_lock(key()).await.expect("in time");
+    guard.release().await.expect("up");
+    store.all(Fault::Stall);
+    let asked = Instant::now();
+    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Store(_))));
+    assert_eq!(asked.elapsed(), Duration::from_secs(4));
+}
+
 /// Events may be lost: then the next renewal tells.
 #[tokio::test(start_paused = true)]
 async fn a_holder_that_did_not_hear_that_its_key_was_taken_away_learns_it_with_its_next_renewal() {
@@ -84,7 +123,7 @@ async fn a_holder_that_did_not_hear_that_its_key_was_taken_away_learns_it_with_i
     store.events(Fault::Fail);
     let guard = locks.lock(key()).await.expect("free");
     sleep(Duration::from_secs(5)).await;
-    locks.force_release(key()).await.expect("up").expect("somebody");
+    assert!(locks.force_release(key()).await.expect("up").holder().is_some());
     let forced = Instant::now();
     assert_eq!(guard.view().lost().await, LockLost::TakenAway);
     assert!(forced.elapsed() <= Duration::from_millis(5_010), "{:?}", forced.elapsed());

@@ -32,7 +32,7 @@ fn retry_after_s(answer: &Response<Body>) -> u64 {
     answer.headers()[header::RETRY_AFTER].to_str().expect("digits").parse().expect("whole seconds")
 }
 
-fn app(layer: LockLayer<impl tower_lock::KeySourceFor<Body, Body = Body>>) -> Router {
+fn app(layer: LockLayer<impl tower_lock::KeySource>) -> Router {
     Router::new().route("/", get(|| async { "ran" }).route_layer(layer))
 }
 

@@ -311,7 +311,7 @@ async fn a_stream_that_loses_its_lock_ends_with_an_error() {
 async fn a_service_that_gets_ready_too_late_is_not_called() {
     #[derive(Clone)]
     struct SlowToBeReady(Arc<AtomicUsize>, Arc<std::sync::Mutex<std::pin::Pin<Box<tokio::time::Sleep>>>>);
-    impl tower::Service<axum::http::Request<Body>> for SlowToBeReady {
+    impl tower::Service<axum::http::Request<tower_lock::RequestBody>> for SlowToBeReady {
         type Response = axum::http::Response<Body>;
         type Error = std::convert::Infallible;
         type Future = std::future::Ready<Result<Self::Response, Self::Error>>;
@@ -320,7 +320,7 @@ async fn a_service_that_gets_ready_too_late_is_not_called() {
             self.1.lock().expect("whole").as_mut().poll(cx).map(Ok)
         }
 
-        fn call(&mut self, _: axum::http::Request<Body>) -> Self::Future {
+        fn call(&mut self, _: axum::http::Request<tower_lock::RequestBody>) -> Self::Future {
             self.0.fetch_add(1, SeqCst);
             std::future::ready(Ok(axum::http::Response::new(Body::empty())))
         }

@@ -373,11 +373,13 @@ struct TestStoreThatStalls {
 }
 
 mod stalls {
+    use std::time::Duration;
+
     use tower_lock::{
-        LockKey, LockStore, OwnerId, Released,
+        LockKey, LockStore, Released,
         store::{
-            AcquireAsk, Acquired, ForceAsk, Inbox, Inspected, ReleaseAsk, RenewAsk, Renewed, StoreFuture, YieldAsk,
-            Yielded,
+            AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, Inbox, Inspected, ReleaseAsk, RenewAsk, Renewed,
+            StoreFuture, YieldAsk, Yielded,
         },
         test_util::TestStore,
     };
@@ -420,8 +422,16 @@ mod stalls {
             self.unless_stalled(|| self.inner.inspect(key))
         }
 
-        fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<OwnerId>> {
+        fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply> {
             self.unless_stalled(|| self.inner.force_release(ask))
+        }
+
+        fn call_timeout(&self) -> Duration {
+            self.inner.call_timeout()
+        }
+
+        fn health(&self) -> StoreFuture<()> {
+            self.inner.health()
         }
     }
 }

@@ -253,8 +253,9 @@ async fn a_request_that_needs_no_lock_is_not_seen() {
 async fn a_key_can_be_redacted_and_a_plain_service_has_a_name() {
     let (recorder, _guard) = Recorder::start();
     let locks = Locks::in_memory();
-    let inner =
-        service_fn(|_: Request<Body>| async { Ok::<_, std::convert::Infallible>(Response::new(Body::empty())) });
+    let inner = service_fn(|_: Request<tower_lock::RequestBody>| async {
+        Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
+    });
     let layer = LockLayer::new(&locks, by_parts(|parts| ("account", parts.uri.path().to_owned())));
     let request = || Request::get("/ann").body(Body::empty()).expect("a request");
 
@@ -318,7 +319,7 @@ async fn what_did_not_end_as_it_should() {
     });
     let mut stalls = fetch(&Router::new().route("/", endless.route_layer(layer())), "/").await.into_body();
     tokio::time::sleep(s(11)).await;
-    assert!(warned().await.iter().any(|warned| warned.contains("`body_stall`")), "{stalls:?}");
+    assert!(warned().await.iter().any(|warned| warned.contains("`body_idle_timeout`")), "{stalls:?}");
     assert!(http_body_util::BodyExt::frame(&mut stalls).await.expect("no end").is_err());
     tokio::time::sleep(s(1)).await;
 

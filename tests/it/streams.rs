@@ -68,7 +68,7 @@ fn data(text: &'static str) -> Result<Frame<Bytes>, &'static str> {
 }
 
 /// A route that answers with this, once.
-fn once<K: tower_lock::KeySourceFor<Body, Body = Body>>(layer: LockLayer<K>, answer: Response<Told>) -> Router {
+fn once<K: tower_lock::KeySource>(layer: LockLayer<K>, answer: Response<Told>) -> Router {
     let answer = Arc::new(std::sync::Mutex::new(Some(answer.map(Body::new))));
     let handler = any(move || async move { answer.lock().expect("whole").take().expect("once") });
     Router::new().route("/", handler.layer(layer))
@@ -141,7 +141,7 @@ async fn a_reader_that_stalls_loses_the_answer_and_the_key_is_free_after_the_loc
     for reads_first in [false, true] {
         let (store, locks) = store_and_locks();
         let (say, body, gone) = told(SizeHint::new());
-        let app = once(LockLayer::new(&locks, one_key()).body_stall(5 * S), Response::new(body));
+        let app = once(LockLayer::new(&locks, one_key()).body_idle_timeout(5 * S), Response::new(body));
         let mut body = fetch(&app, "/").await.into_body();
         let mut began = Instant::now();
         if reads_first {
@@ -160,7 +160,7 @@ async fn a_reader_that_stalls_loses_the_answer_and_the_key_is_free_after_the_loc
         let waited = began.elapsed();
         assert!(waited >= 6 * S && waited < 6 * S + Duration::from_millis(50), "{waited:?}");
         let error = body.frame().await.expect("no end that looks complete").expect_err("cut");
-        assert!(format!("{error:?}").contains("Stalled"), "{error:?}");
+        assert!(format!("{error:?}").contains("Idle"), "{error:?}");
         assert!(body.frame().await.is_none());
         turn.release().await.expect("up");
         assert_eq!((store.held(), locks.size()), (0, (0, 0)));
@@ -172,7 +172,7 @@ async fn a_stream_that_nobody_reads_is_cut_when_its_lock_is_lost() {
     for lost in [false, true] {
         let (store, locks) = store_and_locks();
         let (_say, body, gone) = told(SizeHint::new());
-        let layer = LockLayer::new(&locks, one_key()).body_stall(3600 * S).max_hold(20 * S);
+        let layer = LockLayer::new(&locks, one_key()).body_idle_timeout(3600 * S).max_hold(20 * S);
         let body = fetch(&once(layer, Response::new(body)), "/").await.into_body();
         if lost {
             store.all(Fault::Fail);
@@ -246,7 +246,7 @@ async fn who_goes_on_without_its_lock_answers_as_it_likes_until_max_hold() {
     // So does its stream.
     let (store, locks) = store_and_locks();
     let (say, body, gone) = told(SizeHint::new());
-    let layer = LockLayer::new(&locks, one_key()).on_lost(OnLost::GoOn).max_hold(60 * S).body_stall(3600 * S);
+    let layer = LockLayer::new(&locks, one_key()).on_lost(OnLost::GoOn).max_hold(60 * S).body_idle_timeout(3600 * S);
     let mut body = fetch(&once(layer, Response::new(body)), "/").await.into_body();
     store.all(Fault::Fail);
     sleep(50 * S).await;

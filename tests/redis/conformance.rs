@@ -12,7 +12,8 @@ use tokio::time::sleep;
 use tower_lock::{
     LockKey, LockStore, MemoryStore, OwnerId,
     store::{
-        AcquireAsk, Acquired, ForceAsk, IfHeld, Inbox, LineTerms, ReleaseAsk, RenewAsk, StoreEvent, YieldAsk, Yielded,
+        AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, IfHeld, Inbox, LineTerms, ReleaseAsk, RenewAsk, StoreEvent,
+        YieldAsk, Yielded,
     },
     test_util::{conformance, decisions::OwnerIds},
 };
@@ -122,8 +123,12 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
             9 if die.bool() => {
                 is_short = die.bool();
                 let ask = ForceAsk::new(key.clone(), if is_short { SHORT } else { Duration::ZERO }, terms());
-                let thrown_out = store.force_release(ask).await.expect("an answer");
-                format!("force: {:?}", thrown_out.map(|owner| names.owner(&owner)))
+                match store.force_release(ask).await.expect("an answer") {
+                    ForceReleaseReply::Free => "force: free".to_owned(),
+                    ForceReleaseReply::Revoked { holder } => format!("force: from {}", names.owner(&holder)),
+                    ForceReleaseReply::Unblocked { blocked_for } => format!("force: unblocked, {}", left(blocked_for)),
+                    other => format!("{other:?}"),
+                }
             }
             _ => {
                 let found = store.inspect(key.clone()).await.expect("an answer");
@@ -195,7 +200,7 @@ impl Names {
             Acquired::Granted { fence } => format!("granted, {}", self.fence(fence)),
             Acquired::InLine { before, lease_left } => format!("in line behind {before}, {}", left(lease_left)),
             Acquired::Held { lease_left } => format!("held, {}", left(lease_left)),
-            Acquired::LineFull { lease_left } => format!("full, {}", left(lease_left)),
+            Acquired::LineFull { lease_left, waiting } => format!("full of {waiting}, {}", left(lease_left)),
             other => format!("{other:?}"),
         }
     }

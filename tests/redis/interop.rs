@@ -102,7 +102,8 @@ async fn who_holds_what_since_when_and_who_waits_can_be_asked_from_any_instance(
     assert!(state.remaining > Duration::from_secs(20) && state.remaining <= Duration::from_secs(31));
 
     // Taken away from elsewhere: its holder hears of it at once, and not with its next renewal.
-    let thrown_out = three.force_release(key()).await.expect("an answer").expect("held");
+    let revoked = three.force_release(key()).await.expect("an answer");
+    let thrown_out = revoked.holder().expect("held");
     assert_eq!(thrown_out.instance(), "one");
     let told = Instant::now();
     soon("it hears of it", guard.view().lost()).await;
@@ -126,7 +127,7 @@ async fn a_key_that_is_taken_away_before_its_holder_has_heard_of_it_is_not_begun
     }
     let going = tokio::spawn(one.lock(key()).into_future());
     until("granted", async || world.ask(&["EXISTS", NAME]).await.integer() == Some(1)).await;
-    assert_eq!(three.force_release(key()).await.expect("an answer").expect("held").instance(), "one");
+    assert_eq!(three.force_release(key()).await.expect("an answer").holder().expect("held").instance(), "one");
     let other = soon("after the lock-delay", two.lock(key()).into_future()).await.expect("its turn");
     assert!(!going.is_finished(), "two at the same time");
     other.release().await.expect("ours");

@@ -107,12 +107,12 @@ impl<W> Conversation<W> {
                     self.ask(cx);
                 }
             }
-            Ok(Acquired::LineFull { .. }) => {
-                self.refuse_line(cx, |ahead| LockError::LineFull { ahead });
+            Ok(Acquired::LineFull { waiting, .. }) => {
+                self.refuse_line(cx, |ahead| LockError::LineFull { ahead: waiting + ahead });
                 self.nothing_left(asked, cx);
             }
             Err(error) if error.may_pass() => {
-                let again = attempt.calls.failed(&error, asked, cx.now(), cx.die());
+                let again = attempt.calls.failed(&error, asked, cx.call_timeout, cx.now(), cx.die());
                 attempt.ask_at = Some(again);
             }
             Err(error) => self.give_up(&error, asked, cx),
@@ -121,7 +121,7 @@ impl<W> Conversation<W> {
 
     pub(super) fn give_up(&mut self, error: &StoreError, asked: Moment, cx: &mut Context<'_, W>) {
         if let Some(attempt) = &mut self.attempt {
-            attempt.calls.failed(error, asked, cx.now(), 0.0);
+            attempt.calls.failed(error, asked, cx.call_timeout, cx.now(), 0.0);
         }
         self.refuse_line(cx, |_| error.clone().into());
         self.end(Duration::ZERO, None, cx);

@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 use super::{Action, Context, Conversation, Verb};
 use crate::{
     clock::Moment,
-    defaults::STORE_CALL,
     lock::{
         LockLost,
         attempt::{Attempt, GiveBack, State, backoff},
@@ -47,7 +46,7 @@ impl<W> Conversation<W> {
         };
         give_back.expects = None;
         if answer.is_err() {
-            let void_at = cx.now().after(STORE_CALL);
+            let void_at = cx.now().after(cx.call_timeout);
             give_back.void_at = Some(give_back.void_at.map_or(void_at, |earlier| earlier.max(void_at)));
         }
         send_release(give_back, cx);
@@ -89,8 +88,9 @@ impl<W> Conversation<W> {
 
     /// Nobody waits for a give-back that has had no answer for so long already: the store is asked whose the key is.
     pub(super) fn give_up_closing(&mut self, cx: &Context<'_, W>) {
-        let is_silent =
-            |give_back: &GiveBack| self.closing == Some(give_back.owner.number()) && give_back.silent_at() <= cx.now();
+        let is_silent = |give_back: &GiveBack| {
+            self.closing == Some(give_back.owner.number()) && give_back.silent_at(cx.store_timeout()) <= cx.now()
+        };
         if self.give_backs.iter().any(is_silent) {
             self.closing = None;
         }
@@ -106,9 +106,9 @@ impl<W> Conversation<W> {
     }
 
     /// When those who wait for a give-back are told that nobody knows whose the key is.
-    pub(super) fn silent_at(&self) -> Option<Moment> {
+    pub(super) fn silent_at(&self, timeout: Duration) -> Option<Moment> {
         let give_back = self.give_backs.iter().find(|give_back| self.closing == Some(give_back.owner.number()))?;
-        (!self.line.is_empty()).then(|| give_back.silent_at())
+        (!self.line.is_empty()).then(|| give_back.silent_at(timeout))
     }
 
     /// What is to be repeated is; what is over anyway is forgotten; whoever waited for long enough is told.
@@ -119,7 +119,7 @@ impl<W> Conversation<W> {
         self.give_backs.retain(|give_back| {
             let closes = closing == Some(give_back.owner.number());
             let gives_up = give_back.gives_up_at() <= now && give_back.expects.is_none() && give_back.sending.is_none();
-            if closes && (gives_up || give_back.silent_at() <= now) {
+            if closes && (gives_up || give_back.silent_at(cx.store_timeout()) <= now) {
                 let no_answer = || StoreError::new("lock", "release", StoreErrorKind::Timeout);
                 silent = Some(give_back.error.clone().unwrap_or_else(no_answer));
             }

@@ -175,7 +175,7 @@ impl<W> Conversation<W> {
                 let unknown = || StoreError::new("lock", "yield", StoreErrorKind::Protocol);
                 let error = answer.err().unwrap_or_else(unknown);
                 let new = self.attempt.insert(new);
-                new.calls.failed(&error, asked, cx.now(), 0.0);
+                new.calls.failed(&error, asked, cx.call_timeout, cx.now(), 0.0);
                 self.give_back(old, cx);
                 if self.line.is_empty() { self.end(Duration::ZERO, None, cx) } else { self.ask(cx) }
             }

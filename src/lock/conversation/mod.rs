@@ -180,6 +180,8 @@ pub struct Context<'a, W> {
     pub now: &'a Now<'a>,
     /// Where new ids come from.
     pub ids: &'a OwnerIds,
+    /// How long one call of the store may take.
+    pub call_timeout: Duration,
     /// Whether one more may wait in this process.
     pub room: bool,
     /// Whether one more attempt may begin: I2, its way back is reserved first.
@@ -283,13 +285,13 @@ impl<W> Conversation<W> {
         self.disarm(at);
         self.repeat_give_backs(cx);
         let Some(attempt) = self.attempt.as_ref().filter(|attempt| attempt.waits_for_its_turn()) else { return };
-        if let Some(error) = attempt.calls.gives_up(cx.now(), true) {
+        if let Some(error) = attempt.calls.gives_up(cx.now(), true, cx.store_timeout()) {
             // A call that is under way is waited for by the give-back.
             self.refuse_line(cx, |_| error.clone().into());
             return self.end(Duration::ZERO, None, cx);
         }
         let is_due = attempt.ask_at.is_some_and(|at| at <= cx.now());
-        if let Some(error) = attempt.calls.gives_up(cx.now(), false) {
+        if let Some(error) = attempt.calls.gives_up(cx.now(), false, cx.store_timeout()) {
             // During a failover those who wait go on asking.
             self.refuse_those_who_do_not_wait(cx, |_, _| error.clone().into());
             self.end_if_unwanted(cx);
@@ -301,11 +303,13 @@ impl<W> Conversation<W> {
 
     /// Asks to be woken, if nobody was asked to do so early enough. Behind every event.
     pub(super) fn arm(&mut self, cx: &mut Context<'_, W>) {
+        let timeout = cx.store_timeout();
         let has_impatient = self.line.has_impatient();
-        let asks = self.attempt.iter().flat_map(|attempt| [attempt.ask_at, attempt.gives_up_at(has_impatient)]);
+        let asks =
+            self.attempt.iter().flat_map(|attempt| [attempt.ask_at, attempt.gives_up_at(has_impatient, timeout)]);
         let asks = asks.flatten();
         let repeats = self.give_backs.iter().filter_map(|give_back| give_back.again_at);
-        let Some(next) = asks.chain(repeats).chain(self.silent_at()).min() else { return };
+        let Some(next) = asks.chain(repeats).chain(self.silent_at(timeout)).min() else { return };
         if self.armed.is_none_or(|armed| next < armed) {
             self.armed = Some(next);
             cx.actions.push(Action::WakeAt(next));
@@ -332,6 +336,11 @@ impl<W> Context<'_, W> {
 
     fn now(&self) -> Moment {
         self.now.get()
+    }
+
+    /// After this time without a reply, one call and one repeat, those who wait are told so.
+    fn store_timeout(&self) -> Duration {
+        2 * self.call_timeout
     }
 
     fn die(&self) -> f64 {

@@ -5,9 +5,9 @@ use std::{sync::Arc, time::Duration};
 use super::{Action, Ahead, Context, Conversation, Request};
 use crate::{
     clock::Moment,
-    defaults::{LINE_PER_KEY, STORE_CALL},
+    defaults::LINE_PER_KEY,
     lock::{
-        LockError,
+        LockError, Owner,
         attempt::{Attempt, State},
     },
 };
@@ -42,9 +42,19 @@ impl<W> Conversation<W> {
         self.start_attempt(cx);
         // Nobody may have noticed yet that the store is silent: it is asked before it is time to, so that this one is told in time.
         let in_line = |attempt: &Attempt| matches!(attempt.state, State::InLine) && attempt.calls.number().is_none();
-        if self.attempt.as_ref().is_some_and(|a| in_line(a) && cx.now().since(a.heard_at) >= STORE_CALL) {
+        if self.attempt.as_ref().is_some_and(|a| in_line(a) && cx.now().since(a.heard_at) >= cx.call_timeout) {
             self.ask(cx);
         }
+    }
+
+    /// What a request of this owner that does not wait would be told now. It changes nothing. `None`: it may have the key.
+    pub fn refusal(&self, owner: &Owner, now: Moment) -> Option<LockError> {
+        let is_own = self.running().is_some_and(|running| running.owner.as_ref() == Some(owner));
+        if is_own || !self.is_taken() {
+            return None;
+        }
+        let ahead = self.ahead(self.line.len(), now);
+        Some(refused(ahead.lease_left, ahead.places))
     }
 
     /// Somebody who has the key already has it once more.

@@ -3,13 +3,13 @@
 use std::{
     collections::HashMap,
     sync::{Mutex, MutexGuard, PoisonError},
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use self::records::{At, Records};
 use super::{
-    AcquireAsk, Acquired, ForceAsk, Inbox, Inspected, LockStore, ReleaseAsk, Released, RenewAsk, Renewed, StoreEvent,
-    StoreFuture, YieldAsk, Yielded,
+    AcquireAsk, Acquired, CALL_TIMEOUT, ForceAsk, ForceReleaseReply, Inbox, Inspected, LockStore, ReleaseAsk, Released,
+    RenewAsk, Renewed, StoreEvent, StoreFuture, YieldAsk, Yielded,
 };
 use crate::{clock::Clock, key::LockKey, lease::OwnerId};
 
@@ -115,8 +115,16 @@ impl LockStore for MemoryStore {
         self.verb(|records, at| records.inspect(at.now, &key))
     }
 
-    fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<OwnerId>> {
+    fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply> {
         self.verb(|records, at| records.force_release(at, &ask))
+    }
+
+    fn call_timeout(&self) -> Duration {
+        CALL_TIMEOUT
+    }
+
+    fn health(&self) -> StoreFuture<()> {
+        StoreFuture::ready(Ok(()))
     }
 }
 

@@ -10,8 +10,8 @@ use crate::{
     key::{KeyMap, LockKey},
     lease::OwnerId,
     store::{
-        AcquireAsk, Acquired, ForceAsk, HolderRecord, IfHeld, Inspected, LineTerms, ReleaseAsk, Released, RenewAsk,
-        Renewed, StoreEvent, YieldAsk, Yielded,
+        AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, HolderRecord, IfHeld, Inspected, LineTerms, ReleaseAsk,
+        Released, RenewAsk, Renewed, StoreEvent, YieldAsk, Yielded,
     },
 };
 
@@ -146,19 +146,28 @@ impl Records {
         )
     }
 
-    pub(super) fn force_release(&mut self, at: &mut At<'_>, ask: &ForceAsk) -> Option<OwnerId> {
-        let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(ask.key.clone()) else { return None };
+    pub(super) fn force_release(&mut self, at: &mut At<'_>, ask: &ForceAsk) -> ForceReleaseReply {
+        let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(ask.key.clone()) else {
+            return ForceReleaseReply::Free;
+        };
         let record = occupied.get_mut();
-        let was_held = record.until > at.now;
-        let thrown_out = record.holder.take().filter(|_| was_held).map(|holder| holder.owner);
-        if let Some(owner) = &thrown_out {
-            record.until = at.now.after(ask.keep_taken);
-            at.events.push(StoreEvent::TakenAway { key: ask.key.clone(), owner: owner.clone() });
-        }
+        let left = record.until.since(at.now);
+        let reply = match record.holder.take() {
+            _ if left.is_zero() => ForceReleaseReply::Free,
+            Some(Holder { owner, .. }) => {
+                record.until = at.now.after(ask.keep_taken);
+                at.events.push(StoreEvent::TakenAway { key: ask.key.clone(), owner: owner.clone() });
+                ForceReleaseReply::Revoked { holder: owner }
+            }
+            None => {
+                record.until = at.now;
+                ForceReleaseReply::Unblocked { blocked_for: left }
+            }
+        };
         if record.is_free(at.now) && !record.pass_on(at, &ask.key, ask.line, &mut self.last_fence, None) {
             occupied.remove();
         }
-        thrown_out
+        reply
     }
 
     /// How many keys are held by somebody.
@@ -243,7 +252,7 @@ impl Record {
         if place.is_none() && self.line.len() >= terms.places {
             self.line.retain(|waiting| (at.listens)(waiting));
             if self.line.len() >= terms.places {
-                return Acquired::LineFull { lease_left };
+                return Acquired::LineFull { lease_left, waiting: self.line.len() };
             }
         }
         self.line_until = at.now.after(terms.place);
@@ -413,7 +422,7 @@ mod tests {
         for waiter in [&b, &c, &d] {
             assert!(matches!(store.ask(&key(), waiter, IfHeld::LineUp), Acquired::InLine { .. }));
         }
-        assert_eq!(store.ask(&key(), &e, IfHeld::LineUp), Acquired::LineFull { lease_left: LEASE });
+        assert_eq!(store.ask(&key(), &e, IfHeld::LineUp), Acquired::LineFull { lease_left: LEASE, waiting: 3 });
         assert_eq!(store.ask(&key(), &d, IfHeld::LineUp), Acquired::InLine { before: 2, lease_left: LEASE });
         store.dead.push(c);
         assert_eq!(store.ask(&key(), &e, IfHeld::LineUp), Acquired::InLine { before: 2, lease_left: LEASE });

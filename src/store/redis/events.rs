@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{
-    lane::Lane,
+    lane::{CALL, Lane},
     protocol::{self, Names},
     trouble::Trouble,
 };
@@ -84,17 +84,32 @@ impl Events {
         self.opened.notify_one();
     }
 
-    /// Completes when this process can be told something, or is not going to be soon.
-    pub(super) async fn listening(self: &Arc<Self>, process: &str) {
+    /// Completes when this process can be told something, or is not going to be soon. Which one of the two.
+    pub(super) async fn listening(self: &Arc<Self>, process: &str) -> bool {
         self.start(None);
         let listens = self.inboxes().get(&protocol::inbox(process)).map(|subscriber| subscriber.listens.subscribe());
-        let Some(mut listens) = listens else { return };
-        let _ = timeout(Self::FIRST_WORD, listens.wait_for(|listens| *listens)).await;
+        let Some(mut listens) = listens else { return false };
+        matches!(timeout(Self::FIRST_WORD, listens.wait_for(|listens| *listens)).await, Ok(Ok(_)))
     }
 
     /// Nobody can be told anything, and that is no hiccup: whoever lines up would be taken for dead each time, and never have a turn.
     pub(super) fn is_deaf(&self) -> bool {
         lock(&self.deaf_since).is_some_and(|since| since.elapsed() > Self::DEAF)
+    }
+
+    /// Whether there is a connection that is subscribed for all inboxes. One that was just opened has a moment to be subscribed for.
+    pub(super) async fn is_listening(self: &Arc<Self>) -> bool {
+        let processes: Vec<_> = {
+            let inboxes = self.inboxes();
+            let open = inboxes.values().filter(|subscriber| subscriber.inbox.is_open());
+            open.map(|subscriber| subscriber.inbox.process().to_owned()).collect()
+        };
+        for process in processes {
+            if !self.listening(&process).await {
+                return false;
+            }
+        }
+        lock(&self.deaf_since).is_none()
     }
 
     pub(super) async fn connect(&self) -> Result<PubSub, Trouble> {
@@ -130,7 +145,7 @@ impl Events {
                 sleep(Self::LOOK).await;
                 *lock(&looked) = Instant::now();
                 let [asks, ends] = &self.lanes;
-                tokio::join!(self.is_heard(asks), ends.ping());
+                let (_, _) = tokio::join!(self.is_heard(asks), ends.ping(Instant::now() + CALL));
             }
         };
         tokio::join!(self.listen(connection), look_after);
@@ -141,7 +156,9 @@ impl Events {
     async fn is_heard(&self, lane: &Lane) {
         let listens =
             |(channel, subscriber): (&String, &Subscriber)| subscriber.listens.borrow().then(|| channel.clone());
-        let Some(channel) = self.inboxes().iter().find_map(listens) else { return lane.ping().await };
+        let Some(channel) = self.inboxes().iter().find_map(listens) else {
+            return drop(lane.ping(Instant::now() + CALL).await);
+        };
         if lane.subscribers(&channel).await == Some(0) {
             self.unheard.notify_one();
         }

@@ -103,8 +103,8 @@ impl Lane {
     }
 
     /// Whether somebody is there. A connection that died while nothing was asked is found out by this, and not by a request.
-    pub(super) async fn ping(&self) {
-        let _ = self.ask(Question::Command(&cmd("PING")), Instant::now() + CALL).await;
+    pub(super) async fn ping(&self, by: Instant) -> Result<(), Trouble> {
+        self.ask_again(Question::Command(&cmd("PING")), by).await.map(drop)
     }
 
     /// How many listen to this channel. As good as a [`ping`](Self::ping).

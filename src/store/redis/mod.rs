@@ -23,13 +23,12 @@ use self::{
     trouble::Trouble,
 };
 use super::{
-    AcquireAsk, Acquired, ForceAsk, IfHeld, Inbox, Inspected, LockStore, ReleaseAsk, Released, RenewAsk, Renewed,
-    StoreFuture, YieldAsk, Yielded,
+    AcquireAsk, Acquired, CALL_TIMEOUT, ForceAsk, ForceReleaseReply, IfHeld, Inbox, Inspected, LockStore, ReleaseAsk,
+    Released, RenewAsk, Renewed, StoreFuture, YieldAsk, Yielded,
 };
 use crate::{
     clock::{Clock, Moment},
     key::LockKey,
-    lease::OwnerId,
 };
 
 // In the order of a call: from the address to the reply.
@@ -201,11 +200,23 @@ impl LockStore for RedisStore {
         })
     }
 
-    fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<OwnerId>> {
-        self.answer("force", move |shared, by| async move {
+    fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply> {
+        self.answer("force-release", move |shared, by| async move {
             let call = shared.names.force(&ask)?;
             // Once: somebody else may have the key when it is done again.
             Ok(protocol::forced(&shared.ends.ask(Question::Script(&call), by).await?)?)
+        })
+    }
+
+    fn call_timeout(&self) -> Duration {
+        CALL_TIMEOUT
+    }
+
+    fn health(&self) -> StoreFuture<()> {
+        self.answer("health", move |shared, by| async move {
+            let (asks, ends) = tokio::join!(shared.asks.ping(by), shared.ends.ping(by));
+            asks.and(ends)?;
+            if shared.events.is_listening().await { Ok(()) } else { Err(Trouble::Deaf) }
         })
     }
 }
@@ -247,8 +258,9 @@ impl Shared {
 
     /// Tells once of a lock that somebody else left without an end: nobody can have it before it is deleted.
     fn tell_of_endless(&self, answer: &Acquired) {
-        let (Acquired::InLine { lease_left, .. } | Acquired::Held { lease_left } | Acquired::LineFull { lease_left }) =
-            answer
+        let (Acquired::InLine { lease_left, .. }
+        | Acquired::Held { lease_left }
+        | Acquired::LineFull { lease_left, .. }) = answer
         else {
             return;
         };

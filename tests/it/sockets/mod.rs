@@ -15,9 +15,9 @@ mod tunnels;
 
 use std::{net::SocketAddr, time::Duration};
 
-use axum::{Router, body::Body, routing::get};
+use axum::{Router, routing::get};
 use tokio::sync::watch;
-use tower_lock::{KeySourceFor, LockLayer, Locks, test_util::Clock};
+use tower_lock::{KeySource, LockLayer, Locks, test_util::Clock};
 
 use self::matrix::{Client, Version};
 use crate::support::{TestStore, one_key, serve, until};
@@ -40,7 +40,7 @@ struct Site {
 struct Tells(watch::Sender<bool>);
 
 /// One key for everybody, with the long lock-delay.
-fn one_key_for_long(locks: &Locks) -> LockLayer<impl KeySourceFor<Body, Body = Body> + use<>> {
+fn one_key_for_long(locks: &Locks) -> LockLayer<impl KeySource + use<>> {
     LockLayer::new(locks, one_key()).lock_delay(DELAY)
 }
 

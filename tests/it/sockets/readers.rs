@@ -93,7 +93,7 @@ async fn a_buyer_that_opens_no_window_keeps_nobody_from_buying() {
         let by_good = LockLayer::new(locks, by(|Path(id): Path<u64>| ("good", id)));
         Router::new().route(
             "/goods/{id}/sell",
-            sell.clone().route_layer(by_good.wait(Duration::from_secs(60)).body_stall(DELAY)),
+            sell.clone().route_layer(by_good.wait(Duration::from_secs(60)).body_idle_timeout(DELAY)),
         )
     })
     .await;
@@ -127,10 +127,10 @@ async fn a_buyer_that_opens_no_window_keeps_nobody_from_buying() {
 #[tokio::test]
 async fn a_reader_that_stalls_loses_its_lock_and_what_its_body_owns() {
     let short = Duration::from_millis(150);
-    for bound in ["body_stall", "max_hold"] {
+    for bound in ["body_idle_timeout", "max_hold"] {
         let bounded = |layer: LockLayer<_>| match bound {
-            "body_stall" => layer.body_stall(short),
-            _ => layer.max_hold(short).body_stall(DELAY),
+            "body_idle_timeout" => layer.body_idle_timeout(short),
+            _ => layer.max_hold(short).body_idle_timeout(DELAY),
         };
         for version in VERSIONS {
             let what = format!("{bound}, {version:?}");
@@ -161,7 +161,7 @@ async fn whoever_waits_behind_a_reader_that_stalls_begins_when_its_body_is_gone(
             let gone = gone.clone();
             let waits = get(move || async move { gone.borrow().to_string() });
             Router::new()
-                .route("/endless", endless.route_layer(layer().body_stall(Duration::from_millis(150))))
+                .route("/endless", endless.route_layer(layer().body_idle_timeout(Duration::from_millis(150))))
                 .route("/waits", waits.route_layer(layer()))
         })
         .await;
@@ -188,7 +188,8 @@ async fn a_body_that_pauses_is_no_reader_that_stalls() {
             });
             Body::from_stream(frames)
         });
-        Router::new().route("/slow", slow.route_layer(one_key_for_long(locks).body_stall(Duration::from_millis(150))))
+        Router::new()
+            .route("/slow", slow.route_layer(one_key_for_long(locks).body_idle_timeout(Duration::from_millis(150))))
     })
     .await;
     for version in VERSIONS {
@@ -209,7 +210,10 @@ async fn a_reader_that_reads_slowly_has_the_lock_to_the_end() {
             });
             Body::from_stream(frames)
         });
-        Router::new().route("/large", large.route_layer(one_key_for_long(locks).body_stall(Duration::from_secs(2))))
+        Router::new().route(
+            "/large",
+            large.route_layer(one_key_for_long(locks).body_idle_timeout(Duration::from_secs(2)).min_body_rate(0)),
+        )
     })
     .await;
     let mut http2 = Http2::with_window(site.instances[0], 1000).await;
@@ -228,6 +232,37 @@ async fn a_reader_that_reads_slowly_has_the_lock_to_the_end() {
     }
     assert_eq!(read, 30_000);
     site.is_free_at_once("a good end").await;
+}
+
+/// It opens its window a little, again and again: a sign of life, and no more.
+#[tokio::test]
+async fn a_reader_that_is_slower_than_it_may_be_is_cut() {
+    let (tells, mut gone) = watch::channel(false);
+    let site = Site::of(|locks| {
+        let tells = tells.clone();
+        let endless = get(move || async move { endless(tells) });
+        let layer = one_key_for_long(locks).body_idle_timeout(Duration::from_secs(1)).min_body_rate(100_000);
+        Router::new().route("/endless", endless.route_layer(layer))
+    })
+    .await;
+    let mut http2 = Http2::with_window(site.instances[0], 1000).await;
+    let answer = http2.send("GET", "/endless").await;
+    let mut body = soon("a head", answer).await.expect("a head").into_body();
+    let mut read = 0;
+    let cut = loop {
+        match soon("data", body.data()).await.expect("it has no end") {
+            Ok(data) => {
+                read += data.len();
+                assert!(read < 1_000_000, "it is kept for ever");
+                sleep(Duration::from_millis(100)).await;
+                let _ = body.flow_control().release_capacity(data.len());
+            }
+            Err(cut) => break cut,
+        }
+    };
+    assert!(cut.is_reset(), "{cut}");
+    soon("what it owns", gone.wait_for(|gone| *gone)).await.expect("its last word is kept");
+    site.stays_taken_for_the_delay("it was cut").await;
 }
 
 /// Its work is done with its head.

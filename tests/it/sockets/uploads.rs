@@ -1,18 +1,203 @@
 //! Requests that come slowly, or not to their end: nothing is locked for them.
 
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
 use axum::{
     Router,
-    body::Bytes,
+    body::{Body, Bytes},
+    extract::Path,
     http::{Request, StatusCode},
+    middleware::{Next, from_fn},
+    response::IntoResponse,
     routing::post,
 };
-use tower_lock::{LockLayer, by, test_util::Verb};
+use h2::client::ResponseFuture;
+use tokio::time::timeout;
+use tower_lock::{ClientGone, LockLayer, Locks, RequestBodyMode, by, test_util::Verb};
 
-use super::Site;
+use super::{Site, VERSIONS, matrix::Version};
 use crate::support::{
-    settle, soon,
+    TestStore, serve, settle, soon, until,
     wire::{Http2, Wire, read},
 };
+
+/// Counts the requests that have come, and those that are over; a timeout further out than any lock, if one is wanted.
+#[derive(Default)]
+struct Gate {
+    came: AtomicUsize,
+    over: AtomicUsize,
+}
+
+impl Gate {
+    fn around(self: &Arc<Self>, app: Router, limit: Option<Duration>) -> Router {
+        let gate = Arc::clone(self);
+        app.layer(from_fn(move |request: Request<Body>, next: Next| {
+            let gate = Arc::clone(&gate);
+            async move {
+                gate.came.fetch_add(1, SeqCst);
+                let answer = timeout(limit.unwrap_or(Duration::from_secs(3600)), next.run(request)).await;
+                gate.over.fetch_add(1, SeqCst);
+                answer.unwrap_or_else(|_| StatusCode::GATEWAY_TIMEOUT.into_response())
+            }
+        }))
+    }
+}
+
+/// Requests that announce a body and send nothing of it. They last as long as this lives.
+enum Silent {
+    Http1 { _wires: Vec<Wire> },
+    Http2 { _connection: Http2, _streams: Vec<(ResponseFuture, h2::SendStream<Bytes>)> },
+}
+
+impl Silent {
+    async fn at(address: std::net::SocketAddr, version: Version, how_many: usize) -> Self {
+        match version {
+            Version::Http1 => {
+                let mut all = Vec::new();
+                for n in 0..how_many {
+                    let mut wire = Wire::connect(address).await;
+                    wire.write(format!("POST /orders/{n}/pay HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n")).await;
+                    all.push(wire);
+                }
+                Self::Http1 { _wires: all }
+            }
+            Version::Http2 => {
+                let mut http2 = Http2::connect(address).await;
+                let mut all = Vec::new();
+                for n in 0..how_many {
+                    let request = Request::post(format!("http://{address}/orders/{n}/pay")).body(());
+                    all.push(http2.request(request.expect("a request"), false).await);
+                }
+                Self::Http2 { _connection: http2, _streams: all }
+            }
+        }
+    }
+}
+
+/// Sixty bytes each, or one connection with two hundred streams.
+#[tokio::test]
+async fn a_client_that_does_not_send_its_body_holds_nothing_whatever_the_key_is_made_of() {
+    for version in VERSIONS {
+        for limit in [None, Some(Duration::from_millis(200))] {
+            let what = format!("{version:?}, {limit:?}");
+            let store = TestStore::new();
+            let locks = Locks::new(store.clone());
+            let by_order = LockLayer::new(&locks, by(|Path(id): Path<u64>| ("order", id)));
+            let pay = post(|body: Bytes| async move { body.len().to_string() });
+            let gate = Arc::new(Gate::default());
+            let app = gate.around(Router::new().route("/orders/{id}/pay", pay.route_layer(by_order)), limit);
+            let address = serve(app).await;
+            let how_many = 200;
+            let silent = Silent::at(address, version, how_many).await;
+            until("all have come", || gate.came.load(SeqCst) == how_many).await;
+            if limit.is_some() {
+                until("the timeout has ended all of them", || gate.over.load(SeqCst) == how_many).await;
+            }
+            settle().await;
+            assert_eq!((store.on(Verb::Acquire).calls(), store.held(), locks.size()), (0, 0, (0, 0)), "{what}");
+            for n in [0, 77, 199] {
+                let mut wire = Wire::connect(address).await;
+                let request = format!("POST /orders/{n}/pay HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc");
+                wire.write(request).await;
+                let reply = wire.reply(false).await;
+                assert_eq!((reply.status, &reply.body[..]), (200, &b"3"[..]), "{what}");
+            }
+            drop(silent);
+        }
+    }
+}
+
+/// A body comes before what follows it, whatever that is.
+#[tokio::test]
+async fn who_asks_for_an_upgrade_sends_its_body_first_as_well() {
+    let site = Site::of(|locks| {
+        let layer = LockLayer::new(locks, by(|Path(id): Path<u64>| ("order", id)));
+        Router::new().route("/orders/{id}/pay", post(|body: Bytes| async { body }).route_layer(layer))
+    })
+    .await;
+    let upgrade =
+        "POST /orders/7/pay HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: shout\r\ncontent-length: 3\r\n\r\n";
+    let mut silent = Wire::connect(site.instances[0]).await;
+    silent.write(upgrade).await;
+    let mut quick = Wire::connect(site.instances[0]).await;
+    quick.write(format!("{upgrade}abc")).await;
+    assert_eq!(quick.reply(false).await.status, 200);
+    assert_eq!(site.store.on(Verb::Acquire).calls(), 1);
+    silent.write("abc").await;
+    assert_eq!(silent.reply(false).await.status, 200);
+}
+
+/// What has not come to its end has decided nothing: there is nothing to finish.
+#[tokio::test]
+async fn a_handler_whose_request_is_incomplete_is_dropped_with_its_client() {
+    for whole in [false, true] {
+        let gate = Arc::new(Gate::default());
+        let done = Arc::new(AtomicUsize::new(0));
+        let site = Site::of(|locks| {
+            let layer = LockLayer::new(locks, by(|Path(id): Path<u64>| ("order", id)))
+                .request_body(RequestBodyMode::Stream)
+                .client_gone(ClientGone::Finish)
+                .lock_delay(Duration::from_millis(1));
+            let done = Arc::clone(&done);
+            let pay = post(async move |body: Body| {
+                let read = axum::body::to_bytes(body, 9).await;
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                done.fetch_add(read.is_ok().into(), SeqCst);
+            });
+            gate.around(
+                Router::new().route("/orders/{id}/pay", pay.route_layer(layer)),
+                Some(Duration::from_millis(100)),
+            )
+        })
+        .await;
+        let mut wire = Wire::connect(site.instances[0]).await;
+        wire.write("POST /orders/7/pay HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n").await;
+        if whole {
+            wire.write("012345678").await;
+        }
+        until("the timeout has ended it", || gate.over.load(SeqCst) == 1).await;
+        if whole {
+            until("it finishes", || done.load(SeqCst) == 1).await;
+        }
+        until("given back", || site.store.held() == 0 && site.locks[0].size() == (0, 0)).await;
+        assert_eq!(done.load(SeqCst), usize::from(whole));
+    }
+}
+
+/// All of their bodies but the last byte, and more than there is room for: whoever comes is served.
+#[tokio::test]
+async fn bodies_that_stop_before_their_last_byte_turn_nobody_away() {
+    const BODY: usize = 2 << 20;
+    let site = Site::of(|locks| {
+        let upload = LockLayer::new(locks, by(|body: Bytes| ("upload", body.len())));
+        let pay = LockLayer::new(locks, by(|body: Bytes| ("pay", body.len())));
+        Router::new()
+            .route("/upload", post(|_: Bytes| async {}).route_layer(upload))
+            .route("/pay", post(|_: Bytes| async {}).route_layer(pay))
+    })
+    .await;
+    let mut stopped = Vec::new();
+    for _ in 0..34 {
+        let mut wire = Wire::connect(site.instances[0]).await;
+        wire.write(format!("POST /upload HTTP/1.1\r\nhost: x\r\ncontent-length: {BODY}\r\n\r\n")).await;
+        wire.write(vec![b'x'; BODY - 1]).await;
+        stopped.push(wire);
+    }
+    for _ in 0..20 {
+        let mut wire = Wire::connect(site.instances[0]).await;
+        wire.write("POST /pay HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n").await;
+        wire.write([b'x'; 100]).await;
+        assert_eq!(wire.reply(false).await.status, 200);
+    }
+    let mut first = stopped.remove(0);
+    assert_eq!(first.head().await.0, 408, "the one that was idle for longest");
+}
 
 #[tokio::test]
 async fn while_a_client_sends_what_the_key_is_made_of_nothing_is_locked() {

@@ -13,7 +13,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower::ServiceExt;
-use tower_lock::{KeySourceFor, Locks, by_parts};
+use tower_lock::{KeySource, Locks, by_parts};
 
 pub(crate) mod examples;
 pub(crate) mod panics;
@@ -47,7 +47,7 @@ pub(crate) async fn settle() {
 }
 
 /// The same key for every request.
-pub(crate) fn one_key() -> impl KeySourceFor<Body, Body = Body> {
+pub(crate) fn one_key() -> impl KeySource {
     by_parts(|_| ("k",))
 }
 

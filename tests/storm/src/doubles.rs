@@ -1,11 +1,12 @@
 //! Stores that are wrong, each in one way: to see that the referee notices.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tower_lock::{
-    LockKey, LockStore, OwnerId, Released,
+    LockKey, LockStore, Released,
     store::{
-        AcquireAsk, Acquired, ForceAsk, Inbox, Inspected, ReleaseAsk, RenewAsk, Renewed, StoreFuture, YieldAsk, Yielded,
+        AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, Inbox, Inspected, ReleaseAsk, RenewAsk, Renewed,
+        StoreFuture, YieldAsk, Yielded,
     },
 };
 
@@ -54,8 +55,16 @@ impl LockStore for FreesAnybody {
         self.0.inspect(key)
     }
 
-    fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<OwnerId>> {
+    fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply> {
         self.0.force_release(ask)
+    }
+
+    fn call_timeout(&self) -> Duration {
+        self.0.call_timeout()
+    }
+
+    fn health(&self) -> StoreFuture<()> {
+        self.0.health()
     }
 }
 
@@ -89,7 +98,15 @@ impl LockStore for LosesTrackOfTime {
         self.0.inspect(key)
     }
 
-    fn force_release(&self, ask: ForceAsk) -> StoreFuture<Option<OwnerId>> {
+    fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply> {
         self.0.force_release(ask)
+    }
+
+    fn call_timeout(&self) -> Duration {
+        self.0.call_timeout()
+    }
+
+    fn health(&self) -> StoreFuture<()> {
+        self.0.health()
     }
 }

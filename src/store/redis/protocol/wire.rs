@@ -12,8 +12,8 @@ use crate::{
     key::LockKey,
     lease::OwnerId,
     store::{
-        AcquireAsk, Acquired, ForceAsk, HolderRecord, IfHeld, Inspected, ReleaseAsk, Released, RenewAsk, Renewed,
-        YieldAsk, Yielded,
+        AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, HolderRecord, IfHeld, Inspected, ReleaseAsk, Released,
+        RenewAsk, Renewed, YieldAsk, Yielded,
     },
 };
 
@@ -169,9 +169,19 @@ pub fn released(reply: &Value) -> Result<Released, Misread> {
     }
 }
 
-/// Who was thrown out.
-pub fn forced(reply: &Value) -> Result<Option<OwnerId>, Misread> {
-    if *reply == Value::Nil { Ok(None) } else { Ok(Some(OwnerId::from_text(text(reply)?))) }
+/// What came of a revocation.
+pub fn forced(reply: &Value) -> Result<ForceReleaseReply, Misread> {
+    let Value::Array(words) = reply else { return Err(Misread) };
+    match words.as_slice() {
+        [free] if is(free, "free") => Ok(ForceReleaseReply::Free),
+        [revoked, id] if is(revoked, "revoked") => {
+            Ok(ForceReleaseReply::Revoked { holder: OwnerId::from_text(text(id)?) })
+        }
+        [unblocked, left] if is(unblocked, "unblocked") => {
+            Ok(ForceReleaseReply::Unblocked { blocked_for: lease_left(left)? })
+        }
+        _ => Err(Misread),
+    }
 }
 
 /// Who has it.
@@ -216,7 +226,10 @@ fn got(words: &[Value]) -> Result<Acquired, Misread> {
             lease_left: lease_left(left)?,
         }),
         [held, left] if is(held, "held") => Ok(Acquired::Held { lease_left: lease_left(left)? }),
-        [full, left] if is(full, "full") => Ok(Acquired::LineFull { lease_left: lease_left(left)? }),
+        [full, left, waiting] if is(full, "full") => Ok(Acquired::LineFull {
+            lease_left: lease_left(left)?,
+            waiting: usize::try_from(whole(waiting)?).map_err(|_| Misread)?,
+        }),
         _ => Err(Misread),
     }
 }

@@ -5,7 +5,7 @@
 --        4 '1' to line up; 5 offer, ms; 6 place, ms; 7 places
 -- reply  {now, 'late'}
 --        {now, 'granted', fence}
---        {now, 'line', ms left, before}     {now, 'held', ms left}     {now, 'full', ms left}     (-1 ms: it has no end)
+--        {now, 'line', ms left, before}     {now, 'held', ms left}     {now, 'full', ms left, waiting}     (-1 ms: it has no end)
 
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]

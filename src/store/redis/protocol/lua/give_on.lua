@@ -53,7 +53,9 @@ end
 local function line_up(line, id, left, place_ms, places)
   local before = redis.call('LPOS', line, id)
   if not before then
-    if redis.call('LLEN', line) >= places and without_the_dead(line) >= places then return {'full', left} end
+    local waiting = redis.call('LLEN', line)
+    if waiting >= places then waiting = without_the_dead(line) end
+    if waiting >= places then return {'full', left, waiting} end
     before = redis.call('RPUSH', line, id) - 1
   end
   redis.call('PEXPIRE', line, place_ms)

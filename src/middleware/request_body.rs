@@ -1,0 +1,262 @@
+//! The body of a request on its way in: complete before the lock is taken, or streaming under it.
+
+use std::{
+    fmt, mem,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
+use smallvec::SmallVec;
+use tokio::{
+    runtime::Handle,
+    time::{Instant, Sleep, sleep_until},
+};
+use tower::BoxError;
+
+use super::{
+    pace::{Pace, TooSlow},
+    slot::Slot,
+};
+
+/// The body of a request that went through a [`LockLayer`](crate::LockLayer) or a [`LocksLayer`](crate::LocksLayer).
+///
+/// Complete in memory, as [`request_body`](crate::LockLayer::request_body) has it by default; or as it comes. Size hint and trailers go through.
+/// Axum's handlers never see it; a plain Tower service takes `Request<RequestBody>`.
+#[derive(Default)]
+pub struct RequestBody(Kind);
+
+enum Kind {
+    Complete(Content),
+    /// In a box: what is complete has none.
+    Streaming(Box<Streaming>),
+}
+
+/// The bytes and trailers of a body that was read, as the inner service gets them.
+#[derive(Debug, Default)]
+pub(super) struct Content {
+    pub(super) data: Bytes,
+    pub(super) trailers: Option<HeaderMap>,
+    /// The sender did not say how long it would be.
+    pub(super) is_unannounced: bool,
+}
+
+/// A body that is not complete yet.
+pub(super) struct Streaming {
+    pub(super) inner: Incoming,
+    /// Whoever waits for its end, from the inside to the outside.
+    watches: SmallVec<[Watch; 1]>,
+    timer: LazyTimer,
+}
+
+/// Rings when it is to be looked again, or too early: it is not set anew with each frame.
+#[derive(Debug, Default)]
+pub(super) struct LazyTimer(Option<Pin<Box<Sleep>>>);
+
+pub(super) type Incoming = UnsyncBoxBody<Bytes, BoxError>;
+
+/// One request at one layer of ours: while it holds a lock, its client may not keep it waiting.
+struct Watch {
+    slot: Slot,
+    pace: Pace,
+}
+
+impl RequestBody {
+    /// A body of any kind. What is at its end already is complete.
+    pub fn new<B>(body: B) -> Self
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let mut body = Some(body);
+        // Of a layer of ours further out: what is complete is not read once more.
+        if let Some(own) = (&mut body as &mut dyn std::any::Any).downcast_mut::<Option<Self>>() {
+            return own.take().unwrap_or_default();
+        }
+        match body {
+            Some(body) if !body.is_end_stream() => {
+                let inner = body.map_err(Into::into).boxed_unsync();
+                Self(Kind::Streaming(Box::new(Streaming {
+                    inner,
+                    watches: SmallVec::new(),
+                    timer: LazyTimer::default(),
+                })))
+            }
+            _ => Self::default(),
+        }
+    }
+
+    pub(super) fn complete(content: Content) -> Self {
+        Self(Kind::Complete(content))
+    }
+
+    /// What was read. Nothing, if that is not complete.
+    pub(super) fn data(&self) -> Bytes {
+        match &self.0 {
+            Kind::Complete(content) => content.data.clone(),
+            Kind::Streaming(_) => Bytes::new(),
+        }
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        matches!(self.0, Kind::Complete(_))
+    }
+
+    /// What has been read, or what is to be read still.
+    pub(super) fn take(&mut self) -> Result<Content, Box<Streaming>> {
+        match mem::take(self).0 {
+            Kind::Complete(content) => Ok(content),
+            Kind::Streaming(streaming) => Err(streaming),
+        }
+    }
+
+    /// As long as its end was not read, the request is incomplete for this slot; and while a lock is held there, the client may not be too slow.
+    pub(super) fn watched_by(mut self, slot: &Slot) -> Self {
+        if let Kind::Streaming(streaming) = &mut self.0 {
+            slot.is_incomplete(true);
+            streaming.watches.insert(0, Watch { slot: slot.clone(), pace: Pace::of(slot.policy()) });
+        }
+        self
+    }
+}
+
+impl Streaming {
+    /// All of it has been read.
+    pub(super) fn is_over(&mut self) {
+        for watch in self.watches.drain(..) {
+            watch.slot.is_incomplete(false);
+        }
+        self.timer = LazyTimer::default();
+    }
+
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let next = match Pin::new(&mut self.inner).poll_frame(cx) {
+            Poll::Pending => {
+                let why = ready!(self.poll_too_slow(cx));
+                // It is not asked again.
+                self.watches.clear();
+                self.inner = UnsyncBoxBody::default();
+                return Poll::Ready(Some(Err(why.into())));
+            }
+            Poll::Ready(next) => next,
+        };
+        if next.is_none() || self.inner.is_end_stream() {
+            self.is_over();
+        } else if let Some(Ok(frame)) = &next {
+            let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
+            for watch in &mut self.watches {
+                watch.pace.moved(Instant::now(), bytes);
+            }
+        }
+        Poll::Ready(next)
+    }
+
+    /// Ready when its client has kept a lock waiting for too long.
+    fn poll_too_slow(&mut self, cx: &mut Context<'_>) -> Poll<TooSlow> {
+        if self.watches.is_empty() || Handle::try_current().is_err() {
+            return Poll::Pending;
+        }
+        loop {
+            let now = Instant::now();
+            let mut look_at = None;
+            for Watch { slot, pace } in &mut self.watches {
+                // Where no lock is held the client keeps nobody waiting. It may be taken meanwhile: then it counts from the next look on.
+                if !slot.holds() {
+                    pace.forget();
+                }
+                pace.waits(now);
+                if let Some(why) = pace.verdict(now) {
+                    return Poll::Ready(why);
+                }
+                look_at = [look_at, pace.look_at()].into_iter().flatten().min();
+            }
+            ready!(self.timer.poll(look_at, cx));
+        }
+    }
+}
+
+impl LazyTimer {
+    pub(super) fn poll(&mut self, at: Option<Instant>, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(at) = at else { return Poll::Pending };
+        let timer = self.0.get_or_insert_with(|| Box::pin(sleep_until(at)));
+        if timer.deadline() > at {
+            timer.as_mut().reset(at);
+        }
+        ready!(timer.as_mut().poll(cx));
+        self.0 = None;
+        Poll::Ready(())
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match &mut self.0 {
+            Kind::Complete(content) => Poll::Ready(content.next().map(Ok)),
+            Kind::Streaming(streaming) => streaming.poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Kind::Complete(content) => content.is_end_stream(),
+            Kind::Streaming(streaming) => streaming.inner.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Kind::Complete(content) => content.size_hint(),
+            Kind::Streaming(streaming) => streaming.inner.size_hint(),
+        }
+    }
+}
+
+impl Content {
+    fn next(&mut self) -> Option<Frame<Bytes>> {
+        if self.data.is_empty() {
+            self.trailers.take().map(Frame::trailers)
+        } else {
+            Some(Frame::data(mem::take(&mut self.data)))
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.data.is_empty() && self.trailers.is_none()
+    }
+
+    /// Exact, but for trailers behind a body of unannounced size: a proxy that is told the size sends a
+    /// `Content-Length`, and then no trailers.
+    fn size_hint(&self) -> SizeHint {
+        let len = self.data.len() as u64;
+        if self.trailers.is_none() || !self.is_unannounced {
+            return SizeHint::with_exact(len);
+        }
+        let mut at_least = SizeHint::new();
+        at_least.set_lower(len);
+        at_least
+    }
+}
+
+impl fmt::Debug for Streaming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Streaming").field("timer", &self.timer).finish_non_exhaustive()
+    }
+}
+
+impl Default for Kind {
+    fn default() -> Self {
+        Self::Complete(Content::default())
+    }
+}
+
+impl fmt::Debug for RequestBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_complete() { "RequestBody(complete)" } else { "RequestBody(streaming)" })
+    }
+}

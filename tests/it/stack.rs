@@ -1,0 +1,125 @@
+//! The lock among other layers, in the order of the docs.
+
+use std::time::Duration;
+
+use axum::{
+    Router,
+    body::Body,
+    extract::Path,
+    http::{Method, Request, StatusCode},
+    routing::{any, get, post},
+};
+use tokio::time::Instant;
+use tower::ServiceExt;
+use tower_lock::{HeldLock, LockLayer, Locks, Rejection, by, test_util::Verb};
+
+use crate::support::{fetch, send, settle, soon, store_and_locks, text};
+
+#[allow(dead_code, reason = "of the example, its services")]
+#[path = "../../examples/service_stack.rs"]
+mod service_stack;
+
+fn request(method: Method, path: &str) -> Request<Body> {
+    Request::builder().method(method).uri(path).body(Body::empty()).expect("a request")
+}
+
+fn preflight() -> Request<Body> {
+    let mut preflight = request(Method::OPTIONS, "/orders/7/pay");
+    preflight.headers_mut().insert("origin", "https://shop.example".parse().expect("a header"));
+    preflight.headers_mut().insert("access-control-request-method", "POST".parse().expect("a header"));
+    preflight
+}
+
+#[tokio::test(start_paused = true)]
+async fn under_the_documented_stack_404_and_405_and_a_preflight_ask_for_no_lock() {
+    let (store, locks) = store_and_locks();
+    let app = service_stack::app(&locks, Duration::from_secs(1));
+    assert_eq!(fetch(&app, "/nope").await.status(), StatusCode::NOT_FOUND);
+    assert_eq!(fetch(&app, "/orders/7/pay").await.status(), StatusCode::METHOD_NOT_ALLOWED);
+    let preflight = send(&app, preflight()).await;
+    assert_eq!(preflight.status(), StatusCode::OK);
+    assert_eq!(preflight.headers()["access-control-allow-methods"], "POST");
+    assert_eq!(store.on(Verb::Acquire).calls(), 0);
+
+    let pay = tokio::spawn(app.clone().oneshot(request(Method::POST, "/orders/7/pay")));
+    settle().await;
+    let second = send(&app, request(Method::POST, "/orders/7/pay")).await;
+    assert_eq!(second.status(), StatusCode::CONFLICT);
+    assert!(matches!(second.extensions().get(), Some(Rejection::Held { .. })), "it passes through all layers");
+    let first = soon("the payment", pay).await.expect("no panic").expect("infallible");
+    assert_eq!((first.status(), text(first).await.as_str()), (StatusCode::OK, "paid"));
+    assert_eq!((store.on(Verb::Acquire).calls(), store.held()), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_of_the_documented_stack_answers_while_the_handler_finishes_under_its_lock() {
+    let (store, locks) = store_and_locks();
+    let work = service_stack::TIMEOUT + Duration::from_secs(1);
+    let app = service_stack::app(&locks, work);
+    let began = Instant::now();
+    let timed_out = send(&app, request(Method::POST, "/orders/7/pay")).await;
+    assert_eq!((timed_out.status(), began.elapsed()), (StatusCode::GATEWAY_TIMEOUT, service_stack::TIMEOUT));
+    assert_eq!(send(&app, request(Method::POST, "/orders/7/pay")).await.status(), StatusCode::CONFLICT);
+    drop(locks.lock(("order", 7)).await.expect("the handler ends").release());
+    assert_eq!(began.elapsed(), work, "in order: no lock-delay");
+    settle().await;
+    assert_eq!(store.held(), 0);
+}
+
+#[tokio::test]
+async fn the_stack_of_a_plain_service_rejects_a_request_whose_key_cannot_be_read() {
+    let (store, locks) = store_and_locks();
+    let service = service_stack::service(&locks);
+    for (account, status) in [(Some("7"), 200), (Some("007"), 200), (Some("7a"), 400), (None, 400)] {
+        let mut request = request(Method::POST, "/");
+        if let Some(account) = account {
+            request.headers_mut().insert("x-account", account.parse().expect("a header"));
+        }
+        let answer = service.clone().oneshot(request).await.unwrap_or_else(|_| panic!("{account:?}"));
+        assert_eq!(answer.status().as_u16(), status, "{account:?}");
+    }
+    assert_eq!(store.on(Verb::Acquire).calls(), 2);
+}
+
+/// The docs of the layer say so.
+#[tokio::test]
+async fn a_lock_on_a_router_answers_for_routes_that_do_not_exist_unless_it_is_a_route_layer() {
+    let lock = || LockLayer::new(&Locks::in_memory(), by(|Path(id): Path<u64>| ("order", id)));
+    let router = || Router::new().route("/{id}/pay", post(async || "paid"));
+    let status = async |app: Router, path: &str| fetch(&app, path).await.status().as_u16();
+    assert_eq!(status(router().layer(lock()), "/nope").await, 500);
+    assert_eq!(status(router().route_layer(lock()), "/nope").await, 404);
+    assert_eq!(status(router().route_layer(lock()), "/x/pay").await, 400, "the key function before the 405");
+    let methods = Router::new().route("/{id}/pay", post(async || "paid").route_layer(lock()));
+    assert_eq!(status(methods.clone(), "/nope").await, 404);
+    assert_eq!(status(methods, "/x/pay").await, 405);
+}
+
+/// Axum adds these handlers outside of the layer. The docs of the layer list them.
+#[tokio::test]
+async fn a_method_that_axum_adds_outside_of_the_lock_is_found_by_the_extractor() {
+    let lock = || LockLayer::new(&Locks::in_memory(), by(|Path(id): Path<u64>| ("order", id)));
+    let work = async |lock: HeldLock| lock.key().to_string();
+    for (how, locked, unlocked, methods) in [
+        ("a fallback", Method::POST, Method::DELETE, post(work).fallback(work).route_layer(lock())),
+        ("any", Method::GET, Method::DELETE, any(work).get(work).route_layer(lock())),
+        ("merge", Method::POST, Method::GET, post(work).route_layer(lock()).merge(get(work))),
+        ("a later method", Method::POST, Method::PUT, post(work).route_layer(lock()).put(work)),
+    ] {
+        let app = Router::new().route("/{id}", methods);
+        assert_eq!(text(send(&app, request(locked, "/7")).await).await, "order:7", "{how}");
+        let answer = send(&app, request(unlocked, "/7")).await;
+        assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR, "{how}");
+        assert!(text(answer).await.contains("`HeldLock` found no lock"), "{how}");
+    }
+    // What the docs tell to write instead.
+    for (method, methods) in [
+        (Method::DELETE, post(work).fallback(work).layer(lock())),
+        (Method::DELETE, any(work).get(work).layer(lock())),
+        (Method::GET, post(work).merge(get(work)).route_layer(lock())),
+        (Method::PUT, post(work).put(work).route_layer(lock())),
+    ] {
+        let app = Router::new().route("/{id}", methods);
+        assert_eq!(text(send(&app, request(method, "/7")).await).await, "order:7");
+    }
+}
