@@ -386,7 +386,9 @@ impl Core {
 
     /// Counted, and complained of.
     pub(super) fn answered<T>(&self, verb: &'static str, answer: &Result<T, StoreError>) {
-        if let Err(error) = answer {
+        if let Err(error) = answer
+            && error.kind() != StoreErrorKind::InvalidKey
+        {
             self.report(Report::StoreFailed { operation: verb, kind: error.kind() });
             if let Some(complaint) = self.complaints.store_failed(self.clock.now(), verb, error) {
                 self.report(complaint);

@@ -154,6 +154,8 @@ mod enabled {
                     StoreErrorKind::Refused => "refused",
                     StoreErrorKind::Failover => "failover",
                     StoreErrorKind::Protocol => "protocol",
+                    // The fault of a key, which a client may have chosen: no failure of the store.
+                    StoreErrorKind::InvalidKey => return,
                 };
                 counter!("tower_lock_store_errors_total", "op" => *operation, "kind" => kind).increment(1);
             }

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     defaults::{RETRY_AFTER_MAX, RETRY_AFTER_MIN},
     lock::{LockError, TimeoutStatus},
-    store::StoreError,
+    store::{StoreError, StoreErrorKind},
 };
 
 /// Why a request was turned away. But for `Lost` and `MaxHold`, its handler was not started.
@@ -137,6 +137,10 @@ impl Rejection {
             }
             LockError::LineFull { ahead } => Self::LineFull { retry_after: retry_after(Duration::MAX, ahead) },
             LockError::ShuttingDown => Self::ShuttingDown { retry_after: retry_after(Duration::MAX, 1) },
+            // A raw name that this store does not take: repeated as it is, it would be refused again.
+            LockError::Store(source) if source.kind() == StoreErrorKind::InvalidKey => {
+                Self::BadKey { status: StatusCode::BAD_REQUEST, field: None }
+            }
             LockError::Store(source) => {
                 // How long a route holds its locks says nothing of when a store is back.
                 let retry_after = retry_after(Duration::MAX, 1).max(RETRY_AFTER_MIN);

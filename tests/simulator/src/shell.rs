@@ -172,7 +172,7 @@ impl Shell {
 
     /// The channel on which it listens.
     pub fn inbox(&self) -> String {
-        format!("tower-lock:in:{}", self.ids.process())
+        self.names.inbox(self.ids.process())
     }
 
     /// What it wants done next.
