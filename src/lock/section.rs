@@ -32,6 +32,8 @@ pub struct Section {
     /// Guards that somebody has.
     guards: AtomicU32,
     is_loss_counted: AtomicBool,
+    /// To how many callers it was sent that have not taken it yet.
+    undelivered: AtomicU32,
     /// What became of its give-back, for who waits to hear it.
     pub(super) outcome: Told<Result<Released, StoreError>>,
 }
@@ -52,6 +54,7 @@ impl Section {
             over: AtomicU64::new(Self::RUNS),
             guards: AtomicU32::new(0),
             is_loss_counted: AtomicBool::new(false),
+            undelivered: AtomicU32::new(0),
             outcome: Told::new(),
         }
     }
@@ -74,6 +77,21 @@ impl Section {
             return Duration::ZERO;
         }
         left.min(self.grant.remaining(now))
+    }
+
+    /// It is sent to one more caller. How many had not taken it yet.
+    pub(super) fn sent(&self) -> u32 {
+        // A count and nothing else: whether one caller has taken it is decided where it was sent to.
+        self.undelivered.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A caller has taken it, or never will.
+    pub fn taken(&self) {
+        self.undelivered.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_delivered(&self) -> bool {
+        self.undelivered.load(Ordering::Relaxed) == 0
     }
 
     /// Why it is over; `None` while it is not.
