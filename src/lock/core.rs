@@ -22,6 +22,7 @@ use super::{
     conversation::{Action, Actions, Ahead, Call, Ending, Event, Request, Verb},
     detached,
     grant::Grant,
+    metrics,
     owner::Owner,
     reports::{Report, Reports},
     room::Room,
@@ -264,8 +265,16 @@ impl Core {
     }
 
     /// What a request of this owner that does not wait would be told now, as far as is known here.
-    pub(crate) fn refusal(&self, key: &LockKey, owner: &Owner) -> Option<LockError> {
-        self.table.lock().refusal(key, owner, self.clock.now())
+    /// It is counted under this route as the call that it stands for.
+    pub(crate) fn refusal(
+        &self,
+        key: &LockKey,
+        owner: &Owner,
+        route: impl FnOnce() -> Option<Arc<str>>,
+    ) -> Option<LockError> {
+        let error = self.table.lock().refusal(key, owner, self.clock.now())?;
+        metrics::Waiting::begins(route().as_ref()).refused(&error);
+        Some(error)
     }
 
     pub(super) fn holds_of(&self, section: &Arc<Section>) -> u32 {

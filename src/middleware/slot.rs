@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     key::LockKey,
-    lock::{Ask, Core, Detached, LockFuture, LockLost, Mutex, Owner, Policy},
+    lock::{Ask, Core, Detached, InRequest, LockFuture, LockLost, Mutex, Owner, Policy},
 };
 
 /// One request at one layer of ours: the layer, its future, its handler and the extractors in there meet here. In the extensions of the
@@ -124,6 +124,11 @@ impl Slot {
         &self.0.owner
     }
 
+    /// What the calls of the handler have from this request.
+    pub(super) fn in_request(&self) -> InRequest {
+        InRequest::new(self.0.owner.clone(), self.0.terms.policy.of_request(self.0.client_wait))
+    }
+
     pub(super) fn policy(&self) -> &Policy {
         &self.0.terms.policy
     }
@@ -180,7 +185,7 @@ impl Slot {
         if !self.0.client_wait.unwrap_or_else(|| policy.request_wait()).is_zero() {
             return None;
         }
-        let error = core.refusal(key, &self.0.owner)?;
+        let error = core.refusal(key, &self.0.owner, || route.label())?;
         self.0.has_applied.store(self.0.client_wait.is_some(), Release);
         LockSpan::waiting(route, key, policy).turned_away(&error, Duration::ZERO);
         Some(Rejection::of(error, usual_hold, policy.status_in_vain()))
