@@ -64,6 +64,9 @@ pub(crate) const STRAY_OFFERS: usize = 8;
 
 /// How long one call of the store may take.
 pub(crate) const STORE_CALL: Duration = Duration::from_millis(500);
+/// How long it may take to connect to Redis.
+#[cfg(feature = "redis")]
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// A request is turned away when no call for its key was answered for so long: one call, and one repeat.
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// What failed is asked for again so soon at first, and twice as late each time, up to the second.
@@ -191,6 +194,8 @@ mod tests {
         assert!(readme.contains(&format!("at most {} MiB |", BODY_BYTES >> 20)));
         #[cfg(feature = "tracing")]
         assert!(readme.contains(&format!("| warnings of a store that does not answer | one in {} |", s(COMPLAINTS))));
+        #[cfg(feature = "redis")]
+        assert!(readme.contains(&format!("| a connection to Redis | {} |", s(CONNECT_TIMEOUT))));
         #[cfg(feature = "redis")]
         assert!(readme.contains(&format!("| prefix of names in Redis | `{PREFIX}` |")));
         assert_eq!(REQUEST_WAIT, Duration::ZERO, "refuse at once");
