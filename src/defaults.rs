@@ -77,6 +77,10 @@ pub(crate) const RETRY_MAX: Duration = Duration::from_secs(1);
 #[cfg(feature = "tracing")]
 pub(crate) const COMPLAINTS: Duration = Duration::from_secs(10);
 
+/// Reports to a log or a recorder that are not told yet: one that blocks loses the rest.
+#[cfg(any(feature = "tracing", feature = "metrics"))]
+pub(crate) const REPORTS: usize = 1024;
+
 /// Give-backs that are not known to have reached the store: beyond them nothing new is asked for.
 pub(crate) const GIVE_BACKS: usize = 10_000;
 

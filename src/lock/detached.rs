@@ -28,7 +28,9 @@ impl Detached {
         let one_more = |count| (count < DETACHED).then_some(count + 1);
         let Count { now, complaints } = &core.detached;
         if now.fetch_update(Relaxed, Relaxed, one_more).is_err() {
-            complaints.too_many_finish_alone(core.clock.now());
+            if let Some(complaint) = complaints.too_many_finish_alone(core.clock.now()) {
+                core.report(complaint);
+            }
             return None;
         }
         Some(Self { core: Arc::clone(core), _counted: metrics::Detached::begins() })
