@@ -26,13 +26,14 @@ impl Complaints {
         tracing::warn!(target: "tower_lock", operation, left_out, "{reason}");
     }
 
-    pub(super) fn too_many_finish_alone(&self, now: Moment) {
+    pub(super) fn too_many_finish_alone(&self, now: Moment, max: usize, route: &str) {
         let Some(left_out) = self.due(now) else { return };
         tracing::warn!(
             target: "tower_lock",
+            route,
             left_out,
-            "a handler was dropped with its client: {} finish without theirs already",
-            crate::defaults::DETACHED,
+            "a handler was dropped with its client: of at most {max} handlers that finish without theirs, a route may have as many as \
+             are left (`LocksBuilder::max_detached`)",
         );
     }
 
@@ -59,5 +60,5 @@ pub(super) struct Complaints(());
 impl Complaints {
     pub(super) fn store_failed(&self, _: Moment, _: &'static str, _: &StoreError) {}
 
-    pub(super) fn too_many_finish_alone(&self, _: Moment) {}
+    pub(super) fn too_many_finish_alone(&self, _: Moment, _: usize, _: &str) {}
 }

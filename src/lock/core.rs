@@ -104,14 +104,14 @@ struct Alarm {
 }
 
 impl Core {
-    pub(super) fn new(store: Arc<dyn LockStore>, clock: Clock, ids: OwnerIds) -> Arc<Self> {
+    pub(super) fn new(store: Arc<dyn LockStore>, clock: Clock, ids: OwnerIds, max_detached: usize) -> Arc<Self> {
         let call_timeout = store.call_timeout();
         let core = Arc::new(Self {
             store,
             call_timeout,
             clock,
             watchdog: Watchdog::default(),
-            detached: detached::Count::default(),
+            detached: detached::Count::new(max_detached),
             ids,
             complaints: Complaints::default(),
             bodies: Arc::default(),
@@ -262,8 +262,10 @@ impl Core {
     }
 
     /// What a request of this owner that does not wait would be told now, as far as is known here.
-    pub(crate) fn refusal(&self, key: &LockKey, owner: &Owner) -> Option<LockError> {
-        self.table.lock().refusal(key, owner, self.clock.now())
+    pub(crate) fn refusal(&self, key: &LockKey, owner: &Owner, route: Option<&Arc<str>>) -> Option<LockError> {
+        let error = self.table.lock().refusal(key, owner, self.clock.now())?;
+        metrics::Waiting::begins(route).refused(&error);
+        Some(error)
     }
 
     pub(super) fn holds_of(&self, section: &Arc<Section>) -> u32 {

@@ -58,7 +58,7 @@ mod schedules;
 pub(crate) use self::{
     call::Ask,
     core::Core,
-    detached::Detached,
+    detached::{Detached, DetachedRoute},
     policy::{request_setters, settings},
     room::{Abort, NoRoom, Room, Share},
     sync::Mutex,

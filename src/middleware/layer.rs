@@ -77,10 +77,13 @@ use crate::lock::{Locks, Policy, request_setters, settings};
 ///
 /// `route_layer` runs for what matched alone: a 404 and, behind a CORS layer, a preflight never reach the store. On a
 /// handler's `post(..)`, as here, a 405 does not either; `any(..)` knows no other method, and wants `layer`.
+/// `Router::layer` puts it around what no route has matched as well: a key made of the path is a 404 there, and what is behind a fallback never runs
+/// without its lock.
 ///
 /// The whole handler runs under the lock, its extractors included. What it answered in full gives the lock back
 /// before it is sent; a stream holds it to its last byte, trailers, error or drop, and no longer than its
-/// [reader reads](Self::body_idle_timeout). A 101 and the answer to a `CONNECT` give it back at the head.
+/// [reader reads](Self::body_idle_timeout). A 101 and the answer to a `CONNECT` give it back at the head; what the
+/// body of such an answer owns may be the tunnel itself, and lives on when the next section begins.
 ///
 /// # Errors
 ///

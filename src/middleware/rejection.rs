@@ -96,6 +96,8 @@ pub enum Rejection {
         status: StatusCode,
         /// What [`by_fields`](crate::by_fields) found wrong. `None`: the body broke off, or somebody else said no.
         field: Option<FieldError>,
+        /// The extractor of the key function that rejected the request, by the name of its type without its modules: `Json<Claim>`. `None`: none did.
+        extractor: Option<String>,
     },
     /// The lock was lost while the handler ran; the handler was dropped where it stood. What it did is not known.
     Lost,
@@ -256,8 +258,13 @@ impl Rejection {
 
     fn detail(&self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
+            Self::BadKey { status, .. } if *status == StatusCode::NOT_FOUND => {
+                "No route matches this URL, so no key could be derived for its lock. Nothing was done."
+            }
             Self::BadKey { field: Some(error), .. } => {
-                return Cow::Owned(format!("What the request is about cannot be told: {error}. Nothing was done."));
+                return Cow::Owned(format!(
+                    "No key could be derived for the lock of this request: {error}. Nothing was done."
+                ));
             }
             Self::Held { .. } => {
                 "Another request works on the same subject. Nothing was done for this one; it can be repeated."
@@ -281,7 +288,9 @@ impl Rejection {
             Self::BodiesFull { .. } => {
                 "No room is left for the body while the request would wait. Nothing was done; the request can be repeated."
             }
-            Self::BadKey { .. } => "The body could not be read to its end. Nothing was done.",
+            Self::BadKey { .. } => {
+                "No key could be derived for the lock of this request: its body could not be read to its end. Nothing was done."
+            }
             Self::Lost => {
                 "The right to work on this alone was lost while the request ran. A part of its work may be done: look before it is repeated."
             }
