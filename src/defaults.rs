@@ -96,6 +96,11 @@ pub(crate) const RELEASE_WAIT: Duration = Duration::from_millis(250);
 pub(crate) const LINE_PER_KEY: usize = 256;
 /// Waiters in all lines of one [`Locks`](crate::Locks).
 pub(crate) const LINE_PER_PROCESS: usize = 10_000;
+/// Of those, places that are only for keys that nobody waits for yet: one for each key. A flood on
+/// some keys does not reach them.
+pub(crate) const LINE_RESERVE: usize = LINE_PER_PROCESS / 4;
+/// One key may have this part of the places that are left beyond the reserve.
+pub(crate) const LINE_SHARE_DIVISOR: usize = 8;
 
 /// Bytes of a key's text; what is longer ends in a hash.
 pub(crate) const KEY_BYTES: usize = 256;
@@ -168,6 +173,8 @@ mod tests {
             ("release before a finished answer is sent", format!("{} ms", RELEASE_WAIT.as_millis())),
             ("line for one key", LINE_PER_KEY.to_string()),
             ("lines of all keys, for one `Locks` and its clones", LINE_PER_PROCESS.to_string()),
+            ("of those, for the first waiter of a key", LINE_RESERVE.to_string()),
+            ("of the rest that is left, for one key", format!("1 / {LINE_SHARE_DIVISOR}")),
             (
                 "bodies of all requests before their lock, for one `Locks` and its clones",
                 format!("{} MiB", BODIES_BYTES >> 20),

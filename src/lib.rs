@@ -51,7 +51,7 @@ pub use self::{
     lease::{FencingToken, OwnerId},
     lock::{
         ClientGone, HeldLock, Hold, KeyInLogs, Lease, LockCall, LockError, LockFuture, LockGuard, LockLost, LockState,
-        Locks, LocksBuilder, OnLost, Owner, Policy, Release, RequestBodyMode, RunError, TimeoutStatus,
+        Locks, LocksBuilder, OnLost, Owner, Policy, QueueBound, Release, RequestBodyMode, RunError, TimeoutStatus,
     },
     middleware::{
         ByFields, ByParts, Constant, Field, FieldError, FieldProblem, Fields, IntoLockKey, KeyError, KeySource,

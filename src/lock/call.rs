@@ -20,7 +20,11 @@ use super::{
     terms::Terms,
     told::Told,
 };
-use crate::{defaults::LOCK_WAIT, key::LockKey};
+use crate::{
+    defaults::LOCK_WAIT,
+    key::LockKey,
+    store::{StoreError, StoreErrorKind},
+};
 
 /// A lock to be taken; nothing happens before it is awaited.
 ///
@@ -31,6 +35,13 @@ use crate::{defaults::LOCK_WAIT, key::LockKey};
 /// # Cancel safety
 ///
 /// Dropped while it waits, it leaves the line and loses its place. What the store granted in the meantime is given back.
+///
+/// # Polling
+///
+/// A call that was polled once must be polled until it completes, or dropped: its place in the queue
+/// is kept for it meanwhile. A grant that is not picked up within 3 seconds goes to the next waiter
+/// (a `select!` loop that polls something else, a buffered stream, `mem::forget`). Such a call ends
+/// with [`LockError::TimedOut`], or with [`LockError::Held`] if it does not wait.
 #[derive(Debug)]
 #[must_use = "nothing is locked before the call is awaited"]
 pub struct LockCall {
@@ -64,6 +75,8 @@ pin_project! {
         wait: Duration,
         #[pin]
         timer: Option<Sleep>,
+        // A call without a wait: its timer has fired once already.
+        is_last_round: bool,
         // Its time is over in the moment in which it is told: it hears what.
         is_late: bool,
     }
@@ -160,9 +173,8 @@ impl IntoFuture for LockCall {
 
 impl LockFuture {
     pub(crate) fn new(core: Arc<Core>, ask: Ask) -> Self {
-        // Who does not wait is told by the table, in time; this is in case it is not.
-        let wait = if ask.wait.is_zero() { 2 * core.store_timeout() } else { ask.wait };
-        Self { core: Some(core), ask: Some(ask), place: None, wait, timer: None, is_late: false }
+        let wait = ask.wait;
+        Self { core: Some(core), ask: Some(ask), place: None, wait, timer: None, is_last_round: false, is_late: false }
     }
 }
 
@@ -176,29 +188,47 @@ impl Future for LockFuture {
             *this.place = Some(Place::ask(core, ask));
         }
         let place = this.place.as_mut().expect("asked with the first poll");
-        let told = loop {
+        let mut told = loop {
             if let Poll::Ready(told) = place.waiter.poll(cx) {
                 break told;
             }
             if *this.is_late {
                 return Poll::Pending;
             }
+            // A call without a wait is answered by the table, in time; its timer is in case it is not.
+            let waits = !this.wait.is_zero();
             match this.timer {
-                ref mut timer if timer.is_none() => timer.set(Some(sleep(*this.wait))),
+                ref mut timer if timer.is_none() => {
+                    timer.set(Some(sleep(if waits { *this.wait } else { 2 * core.store_timeout() })));
+                }
                 // Woken for nothing: a runtime may have ended, and what was to be done from there is for us to do.
                 _ => core.adopt_orphans(),
             }
             if let Some(timer) = this.timer.as_mut().as_pin_mut() {
                 ready!(timer.poll(cx));
             }
+            if !waits && !*this.is_last_round {
+                // After a stop of the process (SIGSTOP, a suspended machine) all timers fire at once,
+                // this one before the table has heard the store. It gets the time to do so.
+                *this.is_last_round = true;
+                this.timer.set(None);
+                continue;
+            }
             if let Some(ahead) = core.leave(&place.key, place.number) {
-                break Err(time_is_over(*this.wait, ahead));
+                break Err(if waits { time_is_over(*this.wait, ahead) } else { no_word(ahead) });
             }
             // Out of the line without our doing: we were told in this very moment, or are about to be.
             *this.is_late = true;
         };
+        // A grant that was recalled does not know how long its caller would have waited.
+        if let Err(LockError::TimedOut { waited, .. }) = &mut told {
+            *waited = *this.wait;
+        }
         match &told {
-            Ok(_) => place.waiting.granted(),
+            Ok(section) => {
+                section.taken();
+                place.waiting.granted();
+            }
             Err(error) => place.waiting.refused(error),
         }
         *this.place = None;
@@ -229,10 +259,21 @@ impl Place {
 }
 
 fn time_is_over(waited: Duration, ahead: Ahead) -> LockError {
-    let Ahead { lease_left, places, silent } = ahead;
+    let Ahead { lease_left, places, silent, is_taken: _ } = ahead;
     match silent {
         Some(error) => error.into(),
         None => LockError::TimedOut { waited, lease_left, ahead: places },
+    }
+}
+
+/// The answer of a call without a wait that the table has not answered: it never waited, so it never
+/// times out.
+fn no_word(ahead: Ahead) -> LockError {
+    let Ahead { lease_left, places, silent, is_taken } = ahead;
+    match silent {
+        Some(error) => error.into(),
+        None if is_taken => LockError::Held { lease_left, ahead: places },
+        None => StoreError::new("lock", "acquire", StoreErrorKind::Timeout).into(),
     }
 }
 
@@ -243,5 +284,21 @@ impl fmt::Debug for LockFuture {
             (None, Some(_)) => "LockFuture(waiting)",
             (None, None) => "LockFuture(ended)",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_without_a_wait_never_reports_a_timeout() {
+        let ahead = |is_taken, silent| Ahead { lease_left: Duration::from_secs(3), places: 2, silent, is_taken };
+        let error = || StoreError::new("test", "acquire", StoreErrorKind::Unavailable);
+        assert!(
+            matches!(no_word(ahead(true, None)), LockError::Held { ahead: 2, lease_left } if !lease_left.is_zero())
+        );
+        assert!(matches!(no_word(ahead(false, None)), LockError::Store(e) if e.kind() == StoreErrorKind::Timeout));
+        assert!(matches!(no_word(ahead(true, Some(error()))), LockError::Store(e) if e.store() == "test"));
     }
 }

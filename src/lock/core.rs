@@ -317,6 +317,10 @@ impl Core {
                 // Chosen, and gone: it passes its turn on.
                 return waiter.tell(Ok(section)).err()?.ok().map(|section| Event::GuardEnded(section, Ending::Unheard));
             }
+            Action::Recall(waiter, error) => {
+                let recalled = waiter.recall(Err(error))?.ok();
+                return recalled.map(|section| Event::GuardEnded(section, Ending::Unheard));
+            }
             // Nobody there to be told is told nothing.
             Action::Refuse(waiter, error) => drop(waiter.tell(Err(error))),
             Action::Watch(grant) => Watchdog::watch(self, &grant),
@@ -380,7 +384,9 @@ impl Core {
     /// Counted, and complained of.
     pub(super) fn answered<T>(&self, verb: &'static str, answer: &Result<T, StoreError>) {
         metrics::store_answered(verb, answer);
-        if let Err(error) = answer {
+        if let Err(error) = answer
+            && error.kind() != StoreErrorKind::InvalidKey
+        {
             self.complaints.store_failed(self.clock.now(), verb, error);
         }
     }

@@ -22,16 +22,32 @@ pub enum LockError {
         /// How many would still be served first, the holder included, as far as this process knows.
         ahead: usize,
     },
-    /// So many wait that one more would only wait in vain: 256 for one key, 10 000 in the process, 1 024 processes in the store.
+    /// So many wait that one more would only wait in vain.
     LineFull {
-        /// How many would be served first, the holder included.
+        /// How many would be served first, the holder included: callers in this process, or, for
+        /// [`QueueBound::Store`], processes.
         ahead: usize,
+        /// Which bound was reached.
+        bound: QueueBound,
     },
     /// The store could not say whether the key is free; or 10 000 releases have not reached it, and
     /// nothing new is acquired until they have. The [source](Error::source) says which.
     Store(StoreError),
     /// These locks are being [shut down](crate::Locks::shutdown).
     ShuttingDown,
+}
+
+/// A bound on the number of waiters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum QueueBound {
+    /// 256 callers wait for the key in this process.
+    Key,
+    /// So many callers wait in this process, 10 000 at most, that no more may wait for this key. One
+    /// key gets a share of what is left, so that a flood on some keys leaves room for others.
+    Process,
+    /// 1 024 processes wait for the key in the store.
+    Store,
 }
 
 /// The lock is not ours any more, and why. It never is again.
@@ -106,7 +122,14 @@ impl fmt::Display for LockError {
         match self {
             Self::Held { .. } => f.write_str("the lock is held by somebody else"),
             Self::TimedOut { waited, .. } => write!(f, "waited {waited:?} for the lock in vain"),
-            Self::LineFull { ahead } => write!(f, "no place in the line for the lock, {ahead} are before this one"),
+            Self::LineFull { ahead, bound } => {
+                f.write_str(match bound {
+                    QueueBound::Key => "the queue for the lock is full",
+                    QueueBound::Process => "too many callers wait for locks in this process",
+                    QueueBound::Store => "too many processes wait for the lock",
+                })?;
+                write!(f, ": {ahead} are ahead")
+            }
             Self::Store(_) => f.write_str("the store could not say whether the lock is free"),
             Self::ShuttingDown => {
                 f.write_str("no lock is taken any more: the locks of this process are being shut down")

@@ -28,6 +28,8 @@ pub struct Grant {
     deadline: AtomicU64,
     /// When the section that runs is over, whatever the store says; `NEVER` if it has no such end.
     limit: AtomicU64,
+    /// When to look whether the section that runs was taken by all callers it was sent to.
+    delivery_at: AtomicU64,
     /// How long the store keeps the key beyond the lease.
     lock_delay: AtomicU64,
     /// When the watchdog asks the store for more.
@@ -50,7 +52,7 @@ pub enum Need {
     Rest(Moment),
     /// To be renewed; and to be looked at again at this moment, if no answer has come.
     Renewal(Moment),
-    /// The section that runs has reached its limit.
+    /// The section that runs has reached its limit, or it is time to look at its delivery.
     LimitReached,
     /// Nothing more: it is over.
     Over,
@@ -72,6 +74,7 @@ impl Grant {
             token: AtomicU64::new(token.as_u64()),
             deadline: AtomicU64::new(asked.after(safe_part(LEASE)).as_nanos()),
             limit: AtomicU64::new(Moment::NEVER.as_nanos()),
+            delivery_at: AtomicU64::new(Moment::NEVER.as_nanos()),
             lock_delay: AtomicU64::new(Moment::default().after(lock_delay).as_nanos()),
             renew_at: AtomicU64::new(asked.after(LEASE / RENEWALS_PER_LEASE).as_nanos()),
             asked_at: AtomicU64::new(0),
@@ -116,6 +119,17 @@ impl Grant {
     /// A section begins under it.
     pub(super) fn section(&self, limit: Moment) {
         self.limit.store(limit.as_nanos(), Ordering::Relaxed);
+        self.delivery_at(Moment::NEVER);
+    }
+
+    /// When the delivery of the section that runs is looked at.
+    pub(super) fn delivery_at(&self, at: Moment) {
+        self.delivery_at.store(at.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// The same, if it is not looked at sooner.
+    pub(super) fn delivery_by(&self, at: Moment) {
+        self.delivery_at.fetch_min(at.as_nanos(), Ordering::Relaxed);
     }
 
     pub(super) fn lock_delay(&self) -> Duration {
@@ -177,7 +191,9 @@ impl Grant {
         if left.is_zero() {
             return Need::Over;
         }
-        let limit = Moment::from_nanos(self.limit.load(Ordering::Relaxed));
+        let [limit, delivery_at] =
+            [&self.limit, &self.delivery_at].map(|moment| Moment::from_nanos(moment.load(Ordering::Relaxed)));
+        let limit = limit.min(delivery_at);
         if limit <= now {
             return Need::LimitReached;
         }
@@ -221,9 +237,9 @@ impl Grant {
 
     /// When the watchdog has to look at it next.
     pub fn look_at(&self) -> Moment {
-        let [deadline, limit, renew_at] = [&self.deadline, &self.limit, &self.renew_at]
+        let [deadline, limit, delivery_at, renew_at] = [&self.deadline, &self.limit, &self.delivery_at, &self.renew_at]
             .map(|moment| Moment::from_nanos(moment.load(Ordering::Relaxed)));
-        deadline.min(limit).min(renew_at)
+        deadline.min(limit).min(delivery_at).min(renew_at)
     }
 
     /// Tells that its renewal is late: once, until it has come.

@@ -23,6 +23,10 @@ use crate::{
 /// future it lived in may have been dropped while a statement was on its way. So the key stays taken for the
 /// [lock-delay](crate::Policy::lock_delay) of a second. Where no runtime is, the last one that these locks were used in
 /// asks the store; if that has ended, the lease does.
+///
+/// A guard that is neither released nor dropped (`mem::forget`, a reference cycle, a task that never
+/// ends) holds its key, and the lease is renewed: until [`max_hold`](crate::Policy::max_hold) if the
+/// call set one, else until the process ends.
 #[must_use = "a guard that is dropped keeps its key taken for the lock-delay: call `release`"]
 pub struct LockGuard {
     core: Arc<Core>,
@@ -64,6 +68,11 @@ impl LockGuard {
     #[must_use]
     pub fn hold_count(&self) -> u32 {
         self.core.holds_of(&self.section)
+    }
+
+    #[cfg(all(test, tower_lock_shuttle))]
+    pub(super) fn grant(&self) -> &Arc<super::grant::Grant> {
+        &self.section.grant
     }
 
     /// For how long its key stays taken at the least, from the grant on.

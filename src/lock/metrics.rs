@@ -111,6 +111,8 @@ mod enabled {
                 StoreErrorKind::Refused => "refused",
                 StoreErrorKind::Protocol => "protocol",
                 StoreErrorKind::Failover => "failover",
+                // The fault of a key, which a client may have chosen: no failure of the store.
+                StoreErrorKind::InvalidKey => return,
             };
             counter!("tower_lock_store_errors_total", "op" => verb, "kind" => kind).increment(1);
         }

@@ -65,7 +65,7 @@ pub(crate) use self::{
 };
 pub use self::{
     call::{LockCall, LockFuture},
-    error::{LockError, LockLost, RunError},
+    error::{LockError, LockLost, QueueBound, RunError},
     guard::{LockGuard, Release},
     held::HeldLock,
     locks::{LockState, Locks, LocksBuilder},

@@ -86,6 +86,11 @@ macro_rules! settings {
                 ///
                 /// Waiting is for requests of which each shall have its turn (ten buyers, five items); refusing is for those of
                 /// which one is enough (the second tap on "claim").
+                ///
+                /// A waiter costs memory (and its buffered body), also when its client has left and the server has not noticed, which
+                /// HTTP/1.1 does not while a part of the request is unread. At most 256 wait for one key and 10 000 in the process; one
+                /// key may have an eighth of what is left of the latter, so that a flood on some keys leaves room for others. Further
+                /// waiters are rejected with [`LockError::LineFull`](crate::LockError::LineFull).
                 wait(limit: ::std::time::Duration),
                 /// How long the lock is held if nobody gives it back. Default: [`Watched`](crate::Lease::Watched), as long as its holder lives.
                 lease(lease: $crate::Lease),

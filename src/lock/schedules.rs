@@ -21,6 +21,8 @@ use shuttle::{future::block_on, thread};
 
 use super::{LockError, LockFuture, LockGuard, Locks, Owner, core::LINE};
 use crate::{
+    clock::Clock,
+    defaults::OFFER,
     key::LockKey,
     store::{ForceAsk, LockStore, MemoryStore, Released},
 };
@@ -216,6 +218,51 @@ fn an_owner_re_enters_from_wherever_it_asks() {
             let guard = stranger.take().expect("its turn");
             assert_eq!(guard.hold_count(), 1);
             stranger.section(guard);
+        }));
+        all(threads);
+        world.nothing_is_left();
+    });
+}
+
+/// The delivery is looked at while its caller takes it: it is the one's or the next one's, and not
+/// both.
+#[test]
+fn a_grant_is_taken_or_goes_to_the_next_waiter() {
+    check(|| {
+        let clock = Clock::default();
+        let world = World::new();
+        let locks = Locks::builder(Arc::clone(&world.store)).clock(clock.clone()).build();
+        let world = World { locks, ..world };
+        let holder = world.take().expect("free");
+        let grant = Arc::clone(holder.grant());
+        let mut late = Box::pin(world.ask());
+        assert!(poll_once(late.as_mut()).is_pending());
+        world.section(holder);
+        let mut threads = Vec::new();
+        let taker = world.clone();
+        threads.push(thread::spawn(move || match block_on(late) {
+            Ok(guard) => drop(taker.section(guard)),
+            Err(LockError::TimedOut { .. }) => {}
+            Err(other) => panic!("{other}"),
+        }));
+        let looker = world.clone();
+        threads.push(thread::spawn(move || {
+            for _ in 0..2 {
+                clock.jump(OFFER);
+                looker.locks.core().limit(&grant);
+            }
+        }));
+        let next = world.clone();
+        threads.push(thread::spawn(move || {
+            // Its own grant is recalled, too, if it is slower than the looks at it.
+            let guard = loop {
+                match next.take() {
+                    Ok(guard) => break guard,
+                    Err(LockError::TimedOut { .. }) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            };
+            next.section(guard);
         }));
         all(threads);
         world.nothing_is_left();

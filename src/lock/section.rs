@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -30,6 +30,8 @@ pub struct Section {
     /// [`RUNS`](Self::RUNS), or the [code](LockLost::code) of why it is over. Its grant may go on with the next one.
     over: AtomicU64,
     holding: metrics::Holding,
+    /// To how many callers it was sent that have not taken it yet.
+    undelivered: AtomicU32,
     /// What became of its give-back, for who waits to hear it.
     pub(super) outcome: Told<Result<Released, StoreError>>,
 }
@@ -49,6 +51,7 @@ impl Section {
             limit,
             over: AtomicU64::new(Self::RUNS),
             holding: metrics::Holding::begins(),
+            undelivered: AtomicU32::new(0),
             outcome: Told::new(),
         }
     }
@@ -71,6 +74,21 @@ impl Section {
             return Duration::ZERO;
         }
         left.min(self.grant.remaining(now))
+    }
+
+    /// It is sent to one more caller. How many had not taken it yet.
+    pub(super) fn sent(&self) -> u32 {
+        // A count and nothing else: whether one caller has taken it is decided where it was sent to.
+        self.undelivered.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A caller has taken it, or never will.
+    pub fn taken(&self) {
+        self.undelivered.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_delivered(&self) -> bool {
+        self.undelivered.load(Ordering::Relaxed) == 0
     }
 
     /// Why it is over; `None` while it is not.

@@ -11,7 +11,7 @@ use super::{
 use crate::lease::OwnerId;
 use crate::{
     clock::{Moment, Now},
-    defaults::{GIVE_BACKS, LINE_PER_PROCESS, STRAY_OFFERS},
+    defaults::{GIVE_BACKS, STRAY_OFFERS},
     key::{KeyMap, LockKey},
     lease::OwnerIds,
     store::{Released, StoreError},
@@ -38,13 +38,13 @@ pub struct Table<W> {
 }
 
 #[cfg(any(test, feature = "test-util"))]
-impl<W> Default for Table<W> {
+impl<W: Clone> Default for Table<W> {
     fn default() -> Self {
         Self::new(crate::defaults::STORE_CALL)
     }
 }
 
-impl<W> Table<W> {
+impl<W: Clone> Table<W> {
     /// For a store whose calls may take this long.
     pub fn new(call_timeout: Duration) -> Self {
         Self {
@@ -120,10 +120,7 @@ impl<W> Table<W> {
     }
 
     /// Whoever was to wake this conversation at that moment will not. Who waits in it.
-    pub(super) fn orphan(&mut self, key: &LockKey, at: Moment) -> Vec<W>
-    where
-        W: Clone,
-    {
+    pub(super) fn orphan(&mut self, key: &LockKey, at: Moment) -> Vec<W> {
         let Some(conversation) = self.by_key.get_mut(key) else { return Vec::new() };
         conversation.disarm(at);
         conversation.waiters().cloned().collect()
@@ -190,7 +187,7 @@ impl<W> Table<W> {
             now,
             ids,
             call_timeout: self.call_timeout,
-            room: self.waiting < LINE_PER_PROCESS,
+            waiting: self.waiting,
             way_back: self.giving_back < GIVE_BACKS,
             stray_room: self.strays < STRAY_OFFERS,
             gap_at: self.gap_at,
@@ -238,10 +235,11 @@ mod tests {
 
     use super::*;
     use crate::{
-        defaults::LINE_PER_KEY,
+        defaults::{LINE_PER_KEY, LINE_PER_PROCESS, LINE_RESERVE, OFFER, STORE_TIMEOUT},
         lock::{
-            LockError, LockLost,
+            LockError, LockLost, QueueBound,
             conversation::{Action, Call, Verb},
+            grant::Need,
             terms::Terms,
         },
         store::{Acquired, IfHeld, StoreErrorKind, Yielded},
@@ -255,6 +253,7 @@ mod tests {
         key: LockKey,
         calls: Vec<Call>,
         told: Vec<(u32, Result<Arc<Section>, LockError>)>,
+        recalled: Vec<(u32, LockError)>,
         alarms: Vec<Moment>,
         watched: usize,
         doubts: usize,
@@ -268,6 +267,7 @@ mod tests {
             key: LockKey::from(("n", 1)),
             calls: Vec::new(),
             told: Vec::new(),
+            recalled: Vec::new(),
             alarms: Vec::new(),
             watched: 0,
             doubts: 0,
@@ -281,6 +281,7 @@ mod tests {
                     Action::Send(call) => self.calls.push(call),
                     Action::Start(who, section) => self.told.push((who, Ok(section))),
                     Action::Refuse(who, error) => self.told.push((who, Err(error))),
+                    Action::Recall(who, error) => self.recalled.push((who, error)),
                     Action::WakeAt(at) => self.alarms.push(at),
                     Action::Watch(_) => self.watched += 1,
                     Action::Doubt(_) => self.doubts += 1,
@@ -528,6 +529,134 @@ mod tests {
         w.answer(IN_LINE);
         w.answer(IN_LINE);
         assert!(w.calls.is_empty(), "once more, because its answer may be older than the gap");
+    }
+
+    #[test]
+    fn a_wait_that_ends_while_its_own_release_fails_names_the_error_of_the_store() {
+        let mut w = world();
+        w.ask(1, false);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.end(&section, Ending::Released);
+        let call = w.call();
+        let place = w.ask(2, true);
+        w.on(Event::Released(call.number, Err(lost_answer())));
+        let ahead = w.leave(place).expect("it waits");
+        assert!(ahead.silent.is_some() && !ahead.is_taken, "{ahead:?}");
+    }
+
+    /// As the watchdog does: whenever the grant wants to be looked at.
+    fn look_after(w: &mut World, section: &Arc<Section>, by: Duration) {
+        let end = w.now.after(by);
+        while section.grant.look_at() <= end && section.grant.why().is_none() {
+            w.now = w.now.max(section.grant.look_at());
+            match section.grant.need(w.now, w.now) {
+                Need::LimitReached => w.on(Event::Limit(section.grant.owner.clone())),
+                Need::Renewal(_) => section.grant.extend(w.now, w.now),
+                Need::Rest(_) | Need::Over => {}
+            }
+        }
+        w.now = w.now.max(end);
+    }
+
+    #[test]
+    fn a_grant_that_is_not_taken_within_the_time_of_an_offer_goes_to_the_next_waiter() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.ask(2, true);
+        look_after(&mut w, &section, OFFER - ms(1));
+        assert!(w.recalled.is_empty(), "{:?}", w.recalled);
+        look_after(&mut w, &section, ms(1));
+        assert!(matches!(w.recalled.remove(0), (1, LockError::TimedOut { ahead: 1, .. })));
+        assert_eq!(w.end(&section, Ending::Unheard), Some(Released::HandedOn));
+        // More than a tenth of a second has passed: other processes have their turn first.
+        let call = w.call();
+        w.on(Event::Yielded(call.number, Ok(Yielded::Extended { fence: 8 })));
+        w.turn(2);
+    }
+
+    #[test]
+    fn a_call_without_a_wait_that_does_not_take_its_grant_is_answered_held() {
+        let mut w = world();
+        w.ask(1, false);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        look_after(&mut w, &section, OFFER);
+        assert!(matches!(w.recalled.remove(0), (1, LockError::Held { ahead: 0, .. })));
+        assert_eq!(w.end(&section, Ending::Unheard), None);
+        w.released();
+        assert!(w.table.is_empty());
+    }
+
+    #[test]
+    fn a_grant_that_was_taken_is_not_recalled_and_not_looked_at_again() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        section.taken();
+        look_after(&mut w, &section, OFFER - ms(1_000));
+        assert!(section.grant.look_at() >= w.now.after(Duration::from_secs(7)), "nothing before its renewal");
+        look_after(&mut w, &section, Duration::from_secs(300));
+        assert!(w.recalled.is_empty() && !section.remaining(w.now).is_zero());
+    }
+
+    /// It was stopped: what it was sent before gets the rest of the time once more.
+    #[test]
+    fn a_process_that_was_stopped_gets_time_to_take_its_grants() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.now = w.now.after(Duration::from_secs(20));
+        look_after(&mut w, &section, STORE_TIMEOUT - ms(1));
+        assert!(w.recalled.is_empty(), "{:?}", w.recalled);
+        look_after(&mut w, &section, ms(1));
+        assert_eq!(w.recalled.len(), 1);
+    }
+
+    /// Each caller of one owner counts as one hold, whenever it was sent its section.
+    #[test]
+    fn of_several_callers_of_one_owner_those_are_recalled_that_do_not_take_their_grant() {
+        let mut w = world();
+        let owner = Owner::new();
+        let ask = |w: &mut World, who| {
+            let owner = Some(owner.clone());
+            let request = Request { waiter: who, waits: true, owner, terms: Terms::default() };
+            let mut actions = Actions::new();
+            w.table.request(&w.key, &Now::at(w.now), &w.ids, request, &mut actions);
+            w.act(actions);
+        };
+        ask(&mut w, 1);
+        ask(&mut w, 2);
+        w.answer(GRANTED);
+        assert_eq!(w.told.len(), 2);
+        let Ok(section) = w.told.remove(0).1 else { panic!("its turn") };
+        w.told.clear();
+        look_after(&mut w, &section, OFFER - ms(500));
+        ask(&mut w, 3);
+        w.turn(3);
+        assert_eq!(w.table.holds_of(&section, w.now), 3);
+        look_after(&mut w, &section, ms(500));
+        let recalled: Vec<_> = w.recalled.drain(..).map(|(who, _)| who).collect();
+        assert_eq!(recalled, [1, 2], "not the one that was sent its section later");
+        // The first one took it in the meantime.
+        section.taken();
+        assert_eq!(w.end(&section, Ending::Unheard), Some(Released::StillHeld));
+        look_after(&mut w, &section, OFFER);
+        let recalled: Vec<_> = w.recalled.drain(..).map(|(who, _)| who).collect();
+        assert_eq!(recalled, [3]);
+        assert_eq!(w.end(&section, Ending::Unheard), Some(Released::StillHeld));
+        assert_eq!((w.table.holds_of(&section, w.now), w.calls.len()), (1, 0));
+        for _ in 0..1_000 {
+            ask(&mut w, 4);
+            section.taken();
+        }
+        w.told.clear();
+        look_after(&mut w, &section, OFFER);
+        assert!(w.recalled.is_empty(), "all were taken");
     }
 
     #[test]
@@ -971,29 +1100,97 @@ mod tests {
         assert!(w.calls.is_empty());
     }
 
+    /// So many wait for this key now, which is held, until one is rejected: by which bound.
+    fn flood(w: &mut World, n: usize) -> (usize, QueueBound) {
+        w.key = LockKey::from(("n", n));
+        w.ask(0, true);
+        w.answer(GRANTED);
+        w.turn(0);
+        for waiting in 0.. {
+            w.ask(1, true);
+            if let Some((_, told)) = w.told.pop() {
+                let Err(LockError::LineFull { ahead, bound }) = told else { panic!("{told:?}") };
+                assert_eq!(ahead, waiting + 1);
+                return (waiting, bound);
+            }
+        }
+        unreachable!("it has an end")
+    }
+
     #[test]
     fn the_line_is_bounded_for_a_key_and_for_the_process() {
         let mut w = world();
-        let fill = |w: &mut World, n: usize| {
+        assert_eq!(flood(&mut w, 0), (LINE_PER_KEY, QueueBound::Key));
+        let mut before = LINE_PER_KEY;
+        let mut keys = 1;
+        while w.table.waiting() < LINE_PER_PROCESS {
+            let (waiting, bound) = flood(&mut w, keys);
+            assert!(waiting <= before && waiting > 0, "{waiting} after {before}");
+            assert_eq!(bound == QueueBound::Key, waiting == LINE_PER_KEY);
+            before = waiting;
+            keys += 1;
+        }
+        assert!(keys > LINE_RESERVE, "{keys} keys had a waiter");
+        assert_eq!(flood(&mut w, keys), (0, QueueBound::Process), "the process is full");
+    }
+
+    #[test]
+    fn a_flood_on_a_thousand_keys_leaves_room_for_the_next_key() {
+        // One key after the other, and all of them in turn.
+        let mut w = world();
+        for n in 0..1_000 {
+            flood(&mut w, n);
+        }
+        assert!(flood(&mut w, 1_000).0 > 0, "{} wait", w.table.waiting());
+
+        let mut w = world();
+        for n in 0..1_000 {
             w.key = LockKey::from(("n", n));
             w.ask(0, true);
             w.answer(GRANTED);
             w.turn(0);
-            for waiting in 0.. {
-                w.ask(1, true);
-                if let Some((_, told)) = w.told.pop() {
-                    assert!(matches!(told, Err(LockError::LineFull { ahead }) if ahead == waiting + 1), "{told:?}");
-                    return waiting;
-                }
-            }
-            unreachable!("it has an end")
-        };
-        let whole = LINE_PER_PROCESS / LINE_PER_KEY;
-        for n in 0..whole {
-            assert_eq!(fill(&mut w, n), LINE_PER_KEY);
         }
-        assert_eq!(fill(&mut w, whole), LINE_PER_PROCESS % LINE_PER_KEY, "the process is full");
+        for n in (0..1_000).cycle().take(20_000) {
+            w.key = LockKey::from(("n", n));
+            w.ask(1, true);
+        }
+        w.told.clear();
+        let (places, bound) = flood(&mut w, 1_000);
+        assert!(places > 0 && bound == QueueBound::Process, "{places}: {} wait", w.table.waiting());
+    }
+
+    /// The first caller of a key asks the store, however many wait: the key may be free.
+    #[test]
+    fn a_full_process_rejects_the_first_waiter_of_a_key_that_another_process_holds() {
+        let mut w = world();
+        let mut keys = 0;
+        while w.table.waiting() < LINE_PER_PROCESS {
+            flood(&mut w, keys);
+            keys += 1;
+        }
+        for n in 0..3 {
+            w.key = LockKey::from(("elsewhere", n));
+            w.ask(5, true);
+            w.answer(IN_LINE);
+            assert!(matches!(w.told.remove(0), (5, Err(LockError::LineFull { ahead: 1, bound: QueueBound::Process }))));
+            w.released();
+            w.ask(6, true);
+            w.answer(GRANTED);
+            w.turn(6);
+        }
         assert_eq!(w.table.waiting(), LINE_PER_PROCESS);
+    }
+
+    #[test]
+    fn a_full_queue_in_the_store_says_so() {
+        let mut w = world();
+        w.ask(1, true);
+        w.ask(2, true);
+        w.answer(Acquired::LineFull { lease_left: ms(20_000), waiting: 1_024 });
+        for (who, ahead) in [(1, 1025), (2, 1026)] {
+            let (told, Err(LockError::LineFull { ahead: n, bound })) = w.told.remove(0) else { panic!("{:?}", w.told) };
+            assert_eq!((told, n, bound), (who, ahead, QueueBound::Store));
+        }
     }
 
     #[test]

@@ -62,6 +62,15 @@ impl<T> Told<T> {
         }
     }
 
+    /// Puts another answer in the place of one that has not been heard. The one that was there;
+    /// `None`: it was heard, or is not expected any more.
+    pub(super) fn recall(&self, instead: T) -> Option<T> {
+        match &mut *self.0.lock() {
+            Slot::Told(what) => Some(std::mem::replace(what, instead)),
+            Slot::Open(_) | Slot::Closed => None,
+        }
+    }
+
     /// Nobody waits any more. What was told and not heard is handed back.
     pub(super) fn close(&self) -> Option<T> {
         let slot = std::mem::replace(&mut *self.0.lock(), Slot::Closed);

@@ -23,8 +23,8 @@ use super::{
 };
 use crate::{
     defaults::{RETRY_AFTER_MAX, RETRY_AFTER_MIN},
-    lock::{LockError, TimeoutStatus},
-    store::StoreError,
+    lock::{LockError, QueueBound, TimeoutStatus},
+    store::{StoreError, StoreErrorKind},
 };
 
 /// Why a request was turned away. But for `Lost` and `MaxHold`, its handler was not started.
@@ -64,6 +64,8 @@ pub enum Rejection {
     },
     /// So many wait that one more would only wait in vain.
     LineFull {
+        /// Which bound was reached.
+        bound: QueueBound,
         /// When it may be worth another try.
         retry_after: Duration,
     },
@@ -137,8 +139,17 @@ impl Rejection {
             LockError::TimedOut { waited, lease_left, ahead } => {
                 Self::TimedOut { waited, retry_after: retry_after(lease_left, ahead), status }
             }
-            LockError::LineFull { ahead } => Self::LineFull { retry_after: retry_after(Duration::MAX, ahead) },
+            LockError::LineFull { ahead, bound } => {
+                let retry_after = retry_after(Duration::MAX, ahead);
+                // How long this route holds its locks says nothing of when the waiters of others have gone.
+                let least = if bound == QueueBound::Key { Duration::ZERO } else { RETRY_AFTER_MIN };
+                Self::LineFull { bound, retry_after: retry_after.max(least) }
+            }
             LockError::ShuttingDown => Self::ShuttingDown { retry_after: retry_after(Duration::MAX, 1) },
+            // A raw name that this store does not take: repeated as it is, it would be refused again.
+            LockError::Store(source) if source.kind() == StoreErrorKind::InvalidKey => {
+                Self::BadKey { status: StatusCode::BAD_REQUEST, field: None }
+            }
             LockError::Store(source) => {
                 // How long a route holds its locks says nothing of when a store is back.
                 let retry_after = retry_after(Duration::MAX, 1).max(RETRY_AFTER_MIN);
@@ -205,7 +216,7 @@ impl Rejection {
         match self {
             Self::Held { retry_after }
             | Self::TimedOut { retry_after, .. }
-            | Self::LineFull { retry_after }
+            | Self::LineFull { retry_after, .. }
             | Self::StoreUnavailable { retry_after, .. }
             | Self::ShuttingDown { retry_after }
             | Self::BodiesFull { retry_after } => Some(*retry_after),
@@ -244,7 +255,9 @@ impl Rejection {
         match self {
             Self::Held { .. } => "Somebody else is changing this",
             Self::TimedOut { .. } => "Waited in vain for somebody else to finish",
-            Self::LineFull { .. } => "Too many wait for this",
+            Self::LineFull { bound: QueueBound::Key, .. } => "Too many requests wait for this subject",
+            Self::LineFull { bound: QueueBound::Process, .. } => "Too many requests wait in this instance",
+            Self::LineFull { bound: QueueBound::Store, .. } => "Too many instances wait for this subject",
             Self::StoreUnavailable { .. } => "Locks cannot be taken now",
             Self::ShuttingDown { .. } => "This instance is being shut down",
             Self::BodyTimeout => "The body came too slowly",
@@ -272,8 +285,14 @@ impl Rejection {
             Self::TimedOut { .. } => {
                 "Other requests worked on the same subject all the time. Nothing was done for this one; it can be repeated."
             }
-            Self::LineFull { .. } => {
-                "No place was left in the line of requests for the same subject. Nothing was done; the request can be repeated."
+            Self::LineFull { bound: QueueBound::Key, .. } => {
+                "The queue of requests for the same subject is full. Nothing was done; the request can be repeated."
+            }
+            Self::LineFull { bound: QueueBound::Process, .. } => {
+                "The queue of this instance, for all subjects, is full. Nothing was done; the request can be repeated."
+            }
+            Self::LineFull { bound: QueueBound::Store, .. } => {
+                "The queue of instances for the same subject is full. Nothing was done; the request can be repeated."
             }
             Self::StoreUnavailable { .. } => {
                 "The place where locks are kept gave no answer. Nothing was done; the request can be repeated."
@@ -427,6 +446,21 @@ mod tests {
     fn retry_after_is_whole_seconds_from_one_to_five() {
         for (ms, seconds) in [(0, 1), (1, 1), (999, 1), (1000, 1), (1001, 2), (4001, 5), (5000, 5), (60_000, 5)] {
             assert_eq!(whole_seconds(Duration::from_millis(ms)), seconds, "{ms} ms");
+        }
+    }
+
+    #[test]
+    fn a_full_process_is_not_retried_after_the_usual_hold_of_one_route() {
+        let usual = UsualHold::default();
+        usual.add(Duration::from_millis(10));
+        for (bound, least) in [(QueueBound::Key, 0), (QueueBound::Process, 1_000), (QueueBound::Store, 1_000)] {
+            let error = LockError::LineFull { ahead: 1, bound };
+            let rejection = Rejection::of(error, &usual, TimeoutStatus::default());
+            let after = rejection.retry_after().expect("it can be repeated");
+            assert!(after >= Duration::from_millis(least), "{bound:?}: {after:?}");
+            assert!(matches!(rejection, Rejection::LineFull { bound: said, .. } if said == bound));
+            let same = rejection.detail().contains("same subject");
+            assert_eq!(same, bound != QueueBound::Process, "{}", rejection.detail());
         }
     }
 

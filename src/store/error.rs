@@ -25,6 +25,8 @@ pub enum StoreErrorKind {
     Protocol,
     /// The server is a replica or is being promoted. The call is retried within the caller's wait.
     Failover,
+    /// This store cannot lock a key of this name, now or later. Nothing was asked of it.
+    InvalidKey,
 }
 
 impl StoreError {
@@ -72,6 +74,9 @@ impl StoreError {
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { store, operation, kind, source: _ } = self;
+        if *operation == "health" {
+            return write!(f, "the {store} store is not ready for locks");
+        }
         match kind {
             StoreErrorKind::Unavailable => write!(f, "the {store} store cannot be reached to {operation} a lock"),
             StoreErrorKind::Timeout => write!(f, "the {store} store did not {operation} a lock in time"),
@@ -82,6 +87,7 @@ impl fmt::Display for StoreError {
             StoreErrorKind::Failover => {
                 write!(f, "the {store} store is a replica or is being promoted and cannot {operation} a lock")
             }
+            StoreErrorKind::InvalidKey => write!(f, "the {store} store has no lock of this name"),
         }
     }
 }

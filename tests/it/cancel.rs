@@ -53,6 +53,83 @@ async fn while_the_store_is_asked() {
     }
 }
 
+/// Polled once and left alone: a `select!` loop that looks elsewhere, `mem::forget`.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_is_not_picked_up_goes_to_the_next_waiter() {
+    for another_process in [false, true] {
+        let (store, locks) = store_and_locks();
+        let other = Locks::new(store.clone());
+        let held = locks.lock(key()).await.expect("free");
+        let mut late = Box::pin(locks.lock(key()).wait(Duration::from_secs(5)).into_future());
+        assert!(futures_util::poll!(late.as_mut()).is_pending());
+        let next = if another_process { &other } else { &locks };
+        let next = tokio::spawn(next.lock(key()).into_future());
+        settle().await;
+        held.release().await.expect("up");
+        let released = Instant::now();
+        let guard = soon("its turn", next).await.expect("no panic").expect("its turn");
+        let took = released.elapsed();
+        assert!(took >= Duration::from_secs(3) && took < Duration::from_secs(5), "{took:?}");
+        let Err(LockError::TimedOut { waited, .. }) = late.await else { panic!("it came too late") };
+        assert_eq!(waited, Duration::from_secs(5));
+        guard.release().await.expect("up");
+        free_again(&store, &[&locks, &other], "not picked up").await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_forgotten_leaves_its_key_free_and_a_shutdown_does_not_wait_for_it() {
+    let (store, locks) = store_and_locks();
+    for _ in 0..2 {
+        let call = asked(&locks).await;
+        std::mem::forget(call);
+    }
+    settle().await;
+    assert_eq!(locks.held(), 1);
+    assert_eq!(locks.shutdown(Duration::from_secs(10)).await, 0);
+    assert_eq!(store.held(), 0);
+}
+
+/// It is picked up a little late: the caller has it, and keeps it.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_is_picked_up_in_time_is_kept() {
+    let (store, locks) = store_and_locks();
+    let mut call = asked(&locks).await;
+    sleep(Duration::from_millis(2_900)).await;
+    let guard = soon("it was granted", call.as_mut()).await.expect("in time");
+    sleep(Duration::from_secs(120)).await;
+    assert!(!guard.view().remaining().is_zero() && store.held() == 1);
+    guard.release().await.expect("up");
+    free_again(&store, &[&locks], "in time").await;
+}
+
+/// The process was stopped (SIGSTOP, a suspended machine) while the store answered: when it goes on,
+/// all timers fire before the answer is heard.
+#[tokio::test(start_paused = true)]
+async fn a_call_without_a_wait_that_was_stopped_with_its_process_never_times_out() {
+    let (store, locks) = store_and_locks();
+    let other = Locks::new(store.clone());
+    let (acquire, release) = (store.on(Verb::Acquire), store.on(Verb::Release));
+    acquire.hold_answer();
+    let mut call = Box::pin(locks.try_lock(key()).into_future());
+    assert!(futures_util::poll!(call.as_mut()).is_pending());
+    acquire.somebody().await;
+    acquire.open();
+    release.hold_answer();
+    // Longer than the lease: what was granted meanwhile is over when it is heard of.
+    tokio::time::advance(Duration::from_secs(34)).await;
+    release.somebody().await;
+    assert!(futures_util::poll!(call.as_mut()).is_pending(), "the store has not said yet who has the key");
+    let _held = other.try_lock(key()).await.expect("its lease is over");
+    release.open();
+    match call.await {
+        Err(LockError::Held { ahead: 1, lease_left }) => {
+            assert!(lease_left > Duration::from_secs(25), "{lease_left:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn while_the_store_does_not_answer() {
     for fault in [Fault::Fail, Fault::LoseAnswer, Fault::Stall, Fault::Late(Duration::from_millis(300))] {

@@ -6,7 +6,7 @@ use axum::http::{Method, StatusCode};
 use http_body::Body as _;
 use serde_json::{Value, json};
 use tokio::process::Command;
-use tower_lock::{Rejection, StoreError, StoreErrorKind, TimeoutStatus};
+use tower_lock::{QueueBound, Rejection, StoreError, StoreErrorKind, TimeoutStatus};
 
 use crate::support::{
     examples::{File, Service, example},
@@ -109,7 +109,7 @@ fn a_grpc_client_never_repeats_by_itself_what_may_have_been_done() {
     for (rejection, status, pushback) in [
         (Rejection::Held { retry_after }, "10", "187"),
         (Rejection::TimedOut { waited: Duration::ZERO, retry_after, status: TimeoutStatus::default() }, "10", "187"),
-        (Rejection::LineFull { retry_after }, "14", "187"),
+        (Rejection::LineFull { bound: QueueBound::Key, retry_after }, "14", "187"),
         (Rejection::StoreUnavailable { retry_after, source }, "14", "187"),
         (Rejection::ShuttingDown { retry_after }, "14", "187"),
         (Rejection::BodyTooLarge, "8", "-1"),

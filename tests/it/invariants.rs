@@ -11,7 +11,7 @@ use std::{
 
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    LockError, LockKey, LockLost, Locks, Released,
+    LockError, LockKey, LockLost, Locks, QueueBound, Released,
     test_util::{Clock, Fault, TestStore, Verb},
 };
 
@@ -279,7 +279,7 @@ async fn i11_lines_waits_and_memory_have_bounds() {
     let (mut full, mut timed_out) = (0, 0);
     while let Some(call) = calls.join_next().await {
         match call.expect("no panic") {
-            Err(LockError::LineFull { ahead: 257 }) => full += 1,
+            Err(LockError::LineFull { ahead: 257, bound: QueueBound::Key }) => full += 1,
             Err(LockError::TimedOut { .. }) => timed_out += 1,
             other => panic!("{other:?}"),
         }

@@ -11,7 +11,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use tokio::sync::Notify;
-use tower_lock::{LockError, LockLayer, Locks, Rejection, StoreErrorKind, TimeoutStatus, by};
+use tower_lock::{LockError, LockLayer, Locks, QueueBound, Rejection, StoreErrorKind, TimeoutStatus, by};
 
 use crate::support::{fetch, one_key, post_json, settle, store_and_locks, text};
 use tower_lock::test_util::{Fault, Verb};
@@ -129,7 +129,7 @@ async fn a_full_line_is_a_503() {
     let answer = fetch(&app, "/").await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "one runs, 256 wait");
     assert!(retry_after_s(&answer) >= 1);
-    assert!(matches!(answer.extensions().get(), Some(Rejection::LineFull { .. })));
+    assert!(matches!(answer.extensions().get(), Some(Rejection::LineFull { bound: QueueBound::Key, .. })));
     assert_eq!(problem(answer).await["type"], "urn:tower-lock:line-full");
 
     // A place that is given up is a place again, at once.

@@ -13,7 +13,7 @@ use tower_lock::{
 };
 use tower_lock_faults::{RedisServer, Reply};
 
-use crate::support::{Log, key, soon, until, world};
+use crate::support::{LINE, Log, NAME, key, soon, until, world};
 
 async fn works(store: RedisStore) {
     let locks = Locks::new(store);
@@ -191,6 +191,47 @@ async fn the_smallest_acl_is_enough_for_everything_and_without_any_of_it_the_sta
             (_, other) => panic!("without {command}: {other:?}"),
         }
     }
+}
+
+/// Another application on the same Redis, with the ACL of `docs/redis.md` for its own prefix.
+#[tokio::test]
+async fn a_neighbour_with_the_smallest_acl_cannot_touch_the_locks_of_another_prefix() {
+    let Some(world) = world().await else { return };
+    let (one, two) = (world.sound_instance("one").await, world.sound_instance("two").await);
+    let guard = one.lock(key()).await.expect("free");
+    let waiting = tokio::spawn(two.lock(key()).into_future());
+    until("in line", async || world.ask(&["LLEN", LINE]).await.integer() == Some(1)).await;
+    let waiter = world.ask(&["LRANGE", LINE, "0", "-1"]).await.texts()[0].to_owned();
+    let inbox = format!("tower-lock:lock:in:{}", waiter.rsplit_once(':').expect("a number").0);
+
+    let rules: Vec<_> = smallest_acl().iter().map(|rule| rule.replace("lock:*", "shop:*")).collect();
+    let rules: Vec<_> = rules.iter().map(|rule| rule.replace(":lock:in", ":shop:in")).collect();
+    let url = user(&world.redis, &rules).await;
+    works(RedisStore::builder().prefix("shop").connect(&url).await.expect("its own prefix")).await;
+    let error = RedisStore::connect(&url).await.expect_err("the prefix of others");
+    assert!(matches!(error, RedisConnectError::Refused(_)), "{error}");
+
+    let mut neighbour = world.redis.connect().await;
+    neighbour.command(&["AUTH", "locks", "secret"]).await.expect("an answer");
+    let offer = format!("1 offered 1 {waiter} {NAME}");
+    for attempt in [
+        &["LRANGE", LINE, "0", "-1"][..],
+        &["LPOP", LINE],
+        &["DEL", LINE],
+        &["RPUSH", LINE, "b:1:1"],
+        &["PUBLISH", &inbox, &offer],
+        &["SUBSCRIBE", &inbox],
+        &["SET", "tower-lock:lock:f", "abc"],
+        &["DEL", "tower-lock:lock:f"],
+        &["HSET", NAME, &waiter, "1"],
+        &["HDEL", NAME, &waiter],
+        &["DEL", NAME],
+    ] {
+        let answer = neighbour.command(attempt).await.expect("an answer");
+        assert!(answer.text().is_some_and(|text| text.starts_with("NOPERM")), "{attempt:?}: {answer:?}");
+    }
+    guard.release().await.expect("ours");
+    soon("its turn", waiting).await.expect("runs").expect("its turn").release().await.expect("ours");
 }
 
 /// As a server is that somebody else runs: it says little of itself, and knows no `CONFIG`.

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    error::Error,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -9,12 +10,12 @@ use std::{
 use futures_util::future::join_all;
 
 use tower_lock::{
-    LockKey, LockStore, RedisStore, Released,
-    store::{AcquireAsk, Acquired, IfHeld, Inbox, LineTerms, ReleaseAsk},
+    LockKey, LockStore, OwnerId, RedisStore, Released,
+    store::{AcquireAsk, Acquired, IfHeld, Inbox, LineTerms, ReleaseAsk, YieldAsk, Yielded},
     test_util::decisions::OwnerIds,
 };
 
-use crate::support::{key, ms, until, world};
+use crate::support::{Log, key, ms, until, world};
 
 const KEYS: usize = 20;
 const GRANTS: usize = 500;
@@ -83,3 +84,109 @@ async fn a_fence_rises_over_flushall_and_over_a_restart() {
     }
     drop(RedisStore::connect(&world.redis.url()).await.expect("and another one"));
 }
+
+/// A stranger, or a hand that slipped. Each of these used to stop every acquire of every application until the key was deleted.
+const NO_FENCES: [&str; 10] = [
+    "abc",
+    "",
+    "inf",
+    "nan",
+    "1e300",
+    "0x1fffffffffffff",
+    "9007199254740990",
+    "9007199254740991",
+    "99999999999999999999",
+    "a\r\n2026-11-22T00:00:00Z  INFO forged",
+];
+
+#[tokio::test]
+async fn what_is_no_fence_is_replaced_by_the_clock_and_the_log_names_the_key() {
+    let Some(world) = world().await else { return };
+    let store = world.store().await;
+    let terms = LineTerms::new(ms(4_000), ms(10_000), 8);
+    let ids = OwnerIds::new("a", 1);
+    store.open(Inbox::new(ids.next().process(), |_| true));
+    let acquire = async |owner: OwnerId, what: &str| {
+        let ask = AcquireAsk::new(key(), owner, ms(30_000), IfHeld::LineUp, terms, ms(500));
+        store.acquire(ask).await.unwrap_or_else(|error| panic!("{what}: {error}: {}", error.source().expect("kept")))
+    };
+    let mut last = 0;
+    for value in NO_FENCES.into_iter().chain(["a list"]) {
+        for way in ["acquire", "offer", "yield"] {
+            let log = Log::default();
+            let guard = log.listen();
+            let (holder, next) = (ids.next(), ids.next());
+            let disturb = async || {
+                world.ask(&["DEL", FENCES]).await;
+                if value == "a list" {
+                    world.ask(&["RPUSH", FENCES, "1"]).await;
+                } else {
+                    world.ask(&["SET", FENCES, value]).await;
+                }
+            };
+            if way == "acquire" {
+                disturb().await;
+            }
+            let Acquired::Granted { mut fence } = acquire(holder.clone(), value).await else { panic!("free") };
+            match way {
+                "offer" => {
+                    assert!(matches!(acquire(next.clone(), value).await, Acquired::InLine { .. }));
+                    disturb().await;
+                    let release = ReleaseAsk::new(key(), holder.clone(), Duration::ZERO, terms);
+                    assert_eq!(store.release(release).await.expect("an answer"), Released::HandedOn, "{value}");
+                    let Acquired::Granted { fence: offered } = acquire(next.clone(), value).await else {
+                        panic!("it was offered")
+                    };
+                    fence = offered;
+                }
+                "yield" => {
+                    disturb().await;
+                    let ask = YieldAsk::new(key(), holder.clone(), fence, next.clone(), ms(30_000), terms, ms(500));
+                    match store.yield_to_line(ask).await {
+                        Ok(Yielded::Extended { fence: extended }) => fence = extended,
+                        other => panic!("{value}: {other:?}"),
+                    }
+                }
+                _ => {}
+            }
+            assert!(fence > last && fence < 1 << 52, "{value} by {way}: {fence} after {last}");
+            last = fence;
+            for owner in [holder, next] {
+                store.release(ReleaseAsk::new(key(), owner, Duration::ZERO, terms)).await.expect("an answer");
+            }
+            drop(guard);
+            let text = log.text();
+            // One warning in ten seconds.
+            if (value, way) == ("abc", "acquire") {
+                assert!(text.contains(&format!("`DEL {FENCES}`")), "{text}");
+            }
+            assert!(text.lines().count() <= 1, "{value} by {way}: {text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_start_says_that_there_was_no_fence() {
+    let Some(world) = world().await else { return };
+    for value in NO_FENCES {
+        world.ask(&["SET", FENCES, value]).await;
+        let log = Log::default();
+        let guard = log.listen();
+        drop(RedisStore::connect(&world.redis.url()).await.unwrap_or_else(|error| panic!("{value}: {error}")));
+        drop(guard);
+        let text = log.text();
+        assert!(text.contains(&format!("`DEL {FENCES}`")) && text.lines().count() == 1, "{value}: {text}");
+        let stands = world.ask(&["GET", FENCES]).await;
+        let stands: u64 = stands.text().and_then(|text| text.parse().ok()).expect("a number");
+        assert!(stands < 1 << 52, "{value}: {stands}");
+    }
+    // What is within a day of the clock is a clock that was set back.
+    let hour = world.ask(&["TIME"]).await.items()[0].integer().expect("a number") + 3600;
+    world.ask(&["SET", FENCES, &format!("{hour}000000")]).await;
+    let locks = world.sound_instance("a").await;
+    let guard = locks.lock(key()).await.expect("free");
+    assert_eq!(guard.fencing_token().as_i64() >> 10, hour * 1_000_000 + 1);
+    guard.release().await.expect("ours");
+}
+
+const FENCES: &str = "tower-lock:lock:f";

@@ -23,7 +23,7 @@ async fn inbox(world: &World, instance: &str) -> String {
 
 /// A user that may publish to the inboxes of all processes, and nothing else.
 async fn forger(world: &World) -> Connection {
-    let rules = ["reset", "on", ">secret", "-@all", "+publish", "resetkeys", "resetchannels", "&tower-lock:in:*"];
+    let rules = ["reset", "on", ">secret", "-@all", "+publish", "resetkeys", "resetchannels", "&tower-lock:lock:in:*"];
     let parts: Vec<_> = ["ACL", "SETUSER", "forger"].into_iter().chain(rules).collect();
     assert_eq!(world.ask(&parts).await, Reply::Status("OK".to_owned()));
     let mut connection = world.redis.connect().await;

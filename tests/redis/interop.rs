@@ -61,7 +61,7 @@ async fn a_lock_of_redisson_keeps_us_out_and_is_not_touched() {
     assert_eq!((state.holder.map(|holder| holder.to_string()).as_deref(), state.since), (Some(java), None));
     assert_eq!(world.ask(&["HGETALL", "myLock"]).await.texts(), ["2", java], "as it was");
     let waiting = tokio::spawn(locks.lock(name.clone()).into_future());
-    until("in line", async || world.ask(&["LLEN", "tower-lock:q:{myLock}"]).await.integer() == Some(1)).await;
+    until("in line", async || world.ask(&["LLEN", "tower-lock:lock:q:{myLock}"]).await.integer() == Some(1)).await;
     // It frees its lock as it does: it knows no line.
     world.ask(&["DEL", "myLock"]).await;
     let guard = soon("at the next check-in", waiting).await.expect("runs").expect("its turn");
@@ -182,7 +182,7 @@ async fn a_lock_can_be_taken_away_with_redis_cli_and_its_holder_is_told() {
     let waiting = tokio::spawn(two.lock(key()).into_future());
     until("in line", async || world.ask(&["LLEN", LINE]).await.integer() == Some(1)).await;
     let owner = world.ask(&["HKEYS", NAME]).await.texts()[0].to_owned();
-    let inbox = format!("tower-lock:in:{}", owner.rsplit_once(':').expect("a number behind it").0);
+    let inbox = format!("tower-lock:lock:in:{}", owner.rsplit_once(':').expect("a number behind it").0);
     world.ask(&["DEL", NAME]).await;
     let told = Instant::now();
     assert_eq!(world.ask(&["PUBLISH", &inbox, &format!("1 taken 0 {owner} {NAME}")]).await.integer(), Some(1));

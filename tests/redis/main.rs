@@ -6,6 +6,7 @@
 
 mod support;
 
+mod bounds;
 mod conformance;
 mod connecting;
 mod costs;
@@ -14,6 +15,7 @@ mod fences;
 mod forged;
 mod interop;
 mod mishaps;
+mod names;
 mod outages;
 mod troubles;
 

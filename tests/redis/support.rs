@@ -60,7 +60,11 @@ impl World {
     /// What is in Redis but for the fences.
     pub(crate) async fn keys(&self) -> Vec<String> {
         let keys = self.ask(&["KEYS", "*"]).await;
-        keys.texts().into_iter().filter(|key| *key != "tower-lock:f").map(ToOwned::to_owned).collect()
+        keys.texts()
+            .into_iter()
+            .filter(|key| *key != "tower-lock:lock:f" && *key != "tower-lock:shop:f")
+            .map(ToOwned::to_owned)
+            .collect()
     }
 
     /// Nothing of ours is left but the fences.
@@ -86,7 +90,7 @@ pub(crate) fn key() -> LockKey {
 
 /// What [`key`] is called in Redis.
 pub(crate) const NAME: &str = "lock:k";
-pub(crate) const LINE: &str = "tower-lock:q:{lock:k}";
+pub(crate) const LINE: &str = "tower-lock:lock:q:{lock:k}";
 
 pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
     timeout(AT_MOST, future).await.unwrap_or_else(|_| panic!("never happened: {what}"))

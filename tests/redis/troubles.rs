@@ -158,7 +158,7 @@ async fn who_cannot_listen_has_what_is_free_and_is_not_left_to_wait() {
         _ => false,
     })
     .await;
-    assert!(reason.contains("when it is our turn") && reason.contains("tower-lock:in:"), "{reason}");
+    assert!(reason.contains("when it is our turn") && reason.contains("tower-lock:<prefix>:in:"), "{reason}");
     deaf.lock(("free",)).await.expect("free").release().await.expect("ours");
     world.ask(&["ACL", "SETUSER", "default", "allchannels"]).await;
     guard.release().await.expect("ours");
@@ -166,15 +166,20 @@ async fn who_cannot_listen_has_what_is_free_and_is_not_left_to_wait() {
     deaf.lock(key()).await.expect("as before").release().await.expect("ours");
 }
 
-/// Somebody has written where the last fence stands.
+/// Another program has written into a lock.
 #[tokio::test]
 async fn a_fence_that_no_clock_gives_is_said_to_be_none() {
     let Some(world) = world().await else { return };
-    let locks = world.sound_instance("a").await;
-    world.ask(&["SET", "tower-lock:f", "18014398509481984"]).await;
-    says(&trouble(&locks).await, StoreErrorKind::Protocol, "none of the scripts gives", "tower-lock:*");
-    world.ask(&["DEL", "tower-lock:f"]).await;
-    until("as before", async || locks.try_lock(key()).await.is_ok()).await;
+    let store = world.store().await;
+    let owner = OwnerIds::new("a", 1).next();
+    let terms = LineTerms::new(ms(4_000), ms(10_000), 8);
+    let ask = || AcquireAsk::new(key(), owner.clone(), ms(30_000), IfHeld::Refuse, terms, ms(500));
+    store.acquire(ask()).await.expect("free");
+    for fence in ["abc", "18014398509481984"] {
+        world.ask(&["HSET", "lock:k", &owner.to_string(), fence]).await;
+        let error = store.acquire(ask()).await.expect_err("no fence");
+        says(&error, StoreErrorKind::Protocol, "none of the scripts gives", "tower-lock:<prefix>:");
+    }
 }
 
 /// Its holder is not broken off because of it.

@@ -5,17 +5,17 @@ use std::time::Duration;
 use super::{Action, Context, Conversation, Verb, wanting::refused};
 use crate::{
     clock::Moment,
-    defaults::{LEASE, LOCK_DELAY},
+    defaults::{LEASE, LINE_PER_PROCESS, LOCK_DELAY},
     lease::OwnerId,
     lock::{
-        LockError,
+        LockError, QueueBound,
         attempt::{Attempt, GiveBack, State},
         error::PendingReleases,
     },
     store::{Acquired, IfHeld, StoreError, StoreErrorKind},
 };
 
-impl<W> Conversation<W> {
+impl<W: Clone> Conversation<W> {
     /// Single flight: one attempt, however many want the key. A client that saw its own answer end waits for that give-back.
     pub(super) fn start_attempt(&mut self, cx: &mut Context<'_, W>) {
         self.give_up_closing(cx);
@@ -81,6 +81,13 @@ impl<W> Conversation<W> {
                 }
             }
             Ok(Acquired::InLine { lease_left, before: _ }) => {
+                // The first caller of each key asks the store though the process is full: the key may
+                // be free. If it is not, the bound holds for it, too.
+                if matches!(attempt.state, State::Asking) && cx.waiting > LINE_PER_PROCESS {
+                    let bound = QueueBound::Process;
+                    self.refuse_line(cx, |ahead| LockError::LineFull { ahead, bound });
+                    return self.end(Duration::ZERO, None, cx);
+                }
                 attempt.state = State::InLine;
                 attempt.heard_at = cx.now();
                 attempt.held_until = cx.now().after(lease_left);
@@ -108,7 +115,8 @@ impl<W> Conversation<W> {
                 }
             }
             Ok(Acquired::LineFull { waiting, .. }) => {
-                self.refuse_line(cx, |ahead| LockError::LineFull { ahead: waiting + ahead });
+                let bound = QueueBound::Store;
+                self.refuse_line(cx, |ahead| LockError::LineFull { ahead: waiting + ahead, bound });
                 self.nothing_left(asked, cx);
             }
             Err(error) if error.may_pass() => {

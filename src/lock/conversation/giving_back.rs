@@ -13,7 +13,7 @@ use crate::{
     store::{Acquired, Released, StoreError, StoreErrorKind},
 };
 
-impl<W> Conversation<W> {
+impl<W: Clone> Conversation<W> {
     /// The attempt is over, in whatever state it is (I9: here, and nowhere else).
     pub(super) fn end(&mut self, keep_taken: Duration, section: Option<Arc<Section>>, cx: &mut Context<'_, W>) {
         let Some(attempt) = self.attempt.take() else { return };
@@ -103,6 +103,12 @@ impl<W> Conversation<W> {
                 send_release(give_back, cx);
             }
         }
+    }
+
+    /// Why the release that the next attempt waits for has not reached the store.
+    pub(super) fn closing_error(&self) -> Option<StoreError> {
+        let give_back = self.give_backs.iter().find(|give_back| self.closing == Some(give_back.owner.number()))?;
+        give_back.error.clone()
     }
 
     /// When those who wait for a give-back are told that nobody knows whose the key is.

@@ -2,13 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Action, Context, Conversation, Ending, Verb, wanting::refused};
+use smallvec::SmallVec;
+
+use super::{Action, Context, Conversation, Delivery, Ending, Request, Verb, wanting::refused};
 use crate::{
     clock::Moment,
-    defaults::{HAND_OVER_SECTIONS, HAND_OVER_TIME, LEASE, MIN_RUN_DIVISOR},
+    defaults::{HAND_OVER_SECTIONS, HAND_OVER_TIME, LEASE, MIN_RUN_DIVISOR, OFFER, STORE_TIMEOUT},
     lease::{FencingToken, OwnerId},
     lock::{
-        LockLost,
+        LockError, LockLost,
         attempt::{Attempt, GiveBack, Held, Running, State},
         grant::Grant,
         section::Section,
@@ -16,7 +18,26 @@ use crate::{
     store::{Released, StoreError, StoreErrorKind, Yielded},
 };
 
-impl<W> Conversation<W> {
+/// When a delivery is looked at first. What is late then has another store timeout, so that it is
+/// recalled when an offer of the store would be over.
+pub(super) const DELIVERY: Duration = OFFER.saturating_sub(STORE_TIMEOUT);
+
+/// It is the turn of this request.
+pub(super) fn start<W: Clone>(
+    deliveries: &mut SmallVec<[Delivery<W>; 1]>,
+    (waiter, waits): (W, bool),
+    section: &Arc<Section>,
+    cx: &mut Context<'_, W>,
+) {
+    if section.sent() == 0 {
+        // All earlier ones were taken: an owner that re-enters a million times leaves no list.
+        deliveries.clear();
+    }
+    deliveries.push(Delivery { waiter: waiter.clone(), waits, due: cx.now().after(DELIVERY), is_late: false });
+    cx.actions.push(Action::Start(waiter, Arc::clone(section)));
+}
+
+impl<W: Clone> Conversation<W> {
     pub(super) fn granted(&mut self, asked: Moment, fence: u64, cx: &mut Context<'_, W>) {
         let Some(attempt) = &mut self.attempt else { return };
         let Some(token) = FencingToken::of_grant(fence) else {
@@ -45,21 +66,22 @@ impl<W> Conversation<W> {
             // I10: the store keeps the key for less than this one wants. A yield asks for more.
             return self.yield_turn(cx);
         }
-        let Some(request) = self.line.pop() else { return };
+        let Some(Request { waiter, waits, owner, terms }) = self.line.pop() else { return };
         let token = held.token.of_section(held.sections);
         held.sections += 1;
         let looked_at = held.grant.look_at();
-        let section = Arc::new(Section::new(Arc::clone(&held.grant), token, request.terms, cx.now()));
+        let section = Arc::new(Section::new(Arc::clone(&held.grant), token, terms, cx.now()));
+        held.grant.delivery_at(cx.now().after(DELIVERY));
         if watch || held.grant.look_at() < looked_at {
             cx.actions.push(Action::Watch(Arc::clone(&held.grant)));
         }
-        let owner = request.owner.filter(|owner| !owner.is_retired());
+        let owner = owner.filter(|owner| !owner.is_retired());
         let mut holds = 1;
-        cx.actions.push(Action::Start(request.waiter, Arc::clone(&section)));
+        start(&mut self.deliveries, (waiter, waits), &section, cx);
         if let Some(owner) = &owner {
             while let Some(request) = self.line.remove_of(owner) {
                 holds += 1;
-                cx.actions.push(Action::Start(request.waiter, Arc::clone(&section)));
+                start(&mut self.deliveries, (request.waiter, request.waits), &section, cx);
             }
         }
         held.running = Some(Running { section, owner, holds, abnormal: false, in_order: false });
@@ -74,6 +96,9 @@ impl<W> Conversation<W> {
             // Lost before, and given back then.
             return Some(Released::NotOwner);
         };
+        if ending == Ending::Unheard {
+            section.taken();
+        }
         running.abnormal |= ending == Ending::Dropped;
         running.in_order |= ending == Ending::Released;
         running.holds -= 1;
@@ -187,9 +212,41 @@ impl<W> Conversation<W> {
             return;
         }
         self.notice_loss(cx);
+        self.recall_undelivered(cx);
         if let Some(Attempt { state: State::Held(held) | State::Yielding { held, .. }, .. }) = &self.attempt {
             cx.actions.push(Action::Watch(Arc::clone(&held.grant)));
         }
+    }
+
+    /// A section that was sent and not taken within the time of an offer goes to the next one: its
+    /// caller may never be polled again. Each caller counts as one hold.
+    fn recall_undelivered(&mut self, cx: &mut Context<'_, W>) {
+        let Some(Attempt { state: State::Held(held) | State::Yielding { held, .. }, .. }) = &self.attempt else {
+            return;
+        };
+        let (now, lease_left, ahead) = (cx.now(), held.grant.remaining(cx.now()), self.line.len());
+        if held.running.as_ref().is_none_or(|running| running.section.is_delivered()) {
+            self.deliveries.clear();
+        }
+        let mut next = Moment::NEVER;
+        self.deliveries.retain(|delivery| {
+            if delivery.due <= now && delivery.is_late {
+                let error = if delivery.waits {
+                    LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead }
+                } else {
+                    refused(lease_left, ahead)
+                };
+                cx.actions.push(Action::Recall(delivery.waiter.clone(), error));
+                return false;
+            }
+            if delivery.due <= now {
+                delivery.is_late = true;
+                delivery.due = now.after(STORE_TIMEOUT);
+            }
+            next = next.min(delivery.due);
+            true
+        });
+        held.grant.delivery_at(next);
     }
 
     /// What is past its deadline or its limit is lost, whoever looks first.

@@ -28,6 +28,7 @@ use super::{
 };
 use crate::{
     clock::{Moment, Now},
+    defaults::{LINE_PER_KEY, LINE_PER_PROCESS, LINE_RESERVE, LINE_SHARE_DIVISOR},
     key::LockKey,
     lease::{OwnerId, OwnerIds},
     store::{Acquired, IfHeld, Released, StoreError, Yielded},
@@ -45,6 +46,8 @@ pub struct Conversation<W> {
     /// Who waits, in order.
     line: Line<W>,
     attempt: Option<Attempt>,
+    /// Callers that the section that runs was sent to, and that are not known to have taken it.
+    deliveries: SmallVec<[Delivery<W>; 1]>,
     /// What is over, and not known to be given back.
     give_backs: SmallVec<[GiveBack; 1]>,
     /// The one of those that the next attempt waits for: until it is answered for the first time.
@@ -53,6 +56,17 @@ pub struct Conversation<W> {
     draining: bool,
     /// The earliest moment at which somebody was asked to wake us.
     armed: Option<Moment>,
+}
+
+/// A section that was sent to a caller.
+#[derive(Debug)]
+struct Delivery<W> {
+    waiter: W,
+    waits: bool,
+    /// When it is looked at next.
+    due: Moment,
+    /// It was looked at once already: a process that was stopped gets time to take it.
+    is_late: bool,
 }
 
 /// What is to be done now, in this order.
@@ -64,6 +78,9 @@ pub enum Action<W> {
     Start(W, Arc<Section>),
     /// It will not be this one's turn.
     Refuse(W, LockError),
+    /// Its section was sent to it and goes to the next one, if it has not been taken; then this is
+    /// the caller's answer instead.
+    Recall(W, LockError),
     /// To be renewed from now on; or to be looked at earlier than was thought.
     Watch(Arc<Grant>),
     /// The store is to be [asked](Grant::doubt) whether it still is ours.
@@ -137,7 +154,8 @@ pub enum Event<W> {
     GuardEnded(Arc<Section>, Ending),
     /// This owner has lost its grant, for this reason: the store's word, or the clock's.
     Lost(OwnerId, LockLost),
-    /// The section that ran under this owner's grant has reached its limit, if it is still the same.
+    /// The section that ran under this owner's grant has reached its limit, if it is still the same;
+    /// or it is time to look at its delivery.
     Limit(OwnerId),
     /// It is as late as it was [asked for](Action::WakeAt).
     Time(Moment),
@@ -167,6 +185,8 @@ pub struct Ahead {
     pub places: usize,
     /// The store does not answer, so that nobody knows.
     pub silent: Option<StoreError>,
+    /// Somebody has the key, or its turn, as far as is known here.
+    pub is_taken: bool,
 }
 
 /// What an event needs beside itself.
@@ -180,8 +200,8 @@ pub struct Context<'a, W> {
     pub ids: &'a OwnerIds,
     /// How long one call of the store may take.
     pub call_timeout: Duration,
-    /// Whether one more may wait in this process.
-    pub room: bool,
+    /// How many wait in this process.
+    pub waiting: usize,
     /// Whether one more attempt may begin: I2, its way back is reserved first.
     pub way_back: bool,
     /// Whether one more offer to an id that is not known may be released.
@@ -194,10 +214,18 @@ pub struct Context<'a, W> {
     pub actions: &'a mut Actions<W>,
 }
 
-impl<W> Conversation<W> {
+impl<W: Clone> Conversation<W> {
     /// Nobody has said anything yet.
     pub fn new(draining: bool) -> Self {
-        Self { line: Line::new(), attempt: None, give_backs: SmallVec::new(), closing: None, draining, armed: None }
+        Self {
+            line: Line::new(),
+            attempt: None,
+            deliveries: SmallVec::new(),
+            give_backs: SmallVec::new(),
+            closing: None,
+            draining,
+            armed: None,
+        }
     }
 
     /// Something has happened.
@@ -334,6 +362,19 @@ impl<W> Context<'_, W> {
 
     fn now(&self) -> Moment {
         self.now.get()
+    }
+
+    /// Whether one more may wait in this process.
+    fn has_room(&self) -> bool {
+        self.waiting < LINE_PER_PROCESS
+    }
+
+    /// How many may wait for one key now. It shrinks with what is left of the bound of the process
+    /// (a dynamic threshold, Choudhury and Hahne 1998), so that a flood on some keys always leaves
+    /// room for others; and never below one.
+    fn share_of_key(&self) -> usize {
+        let left = (LINE_PER_PROCESS - LINE_RESERVE).saturating_sub(self.waiting);
+        (left / LINE_SHARE_DIVISOR).clamp(1, LINE_PER_KEY)
     }
 
     /// After this time without a reply, one call and one repeat, those who wait are told so.

@@ -2,17 +2,20 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Action, Ahead, Context, Conversation, Request};
+use super::{
+    Action, Ahead, Context, Conversation, Request,
+    holding::{DELIVERY, start},
+};
 use crate::{
     clock::Moment,
     defaults::LINE_PER_KEY,
     lock::{
-        LockError, Owner,
+        LockError, Owner, QueueBound,
         attempt::{Attempt, State},
     },
 };
 
-impl<W> Conversation<W> {
+impl<W: Clone> Conversation<W> {
     pub(super) fn request(&mut self, number: u64, request: Request<W>, cx: &mut Context<'_, W>) {
         let Some(request) = self.reenter(request, cx) else { return };
         if self.draining {
@@ -26,13 +29,16 @@ impl<W> Conversation<W> {
             }
         }
         // The first of the line is the one for whom the store is asked.
-        let places = LINE_PER_KEY + usize::from(!self.is_held());
+        let asked_for = usize::from(!self.is_held());
+        let places = cx.share_of_key() + asked_for;
         let is_first = self.attempt.is_none() && self.line.is_empty();
-        if self.line.len() >= places || !(cx.room || is_first) {
+        if self.line.len() >= places || !(cx.has_room() || is_first) {
             let ahead = self.ahead(self.line.len(), cx.now());
             // Of so many that ask at the same moment one will have it.
             let error = if request.waits || self.line.len() < places {
-                LockError::LineFull { ahead: ahead.places }
+                let is_full = self.line.len() >= LINE_PER_KEY + asked_for;
+                let bound = if is_full { QueueBound::Key } else { QueueBound::Process };
+                LockError::LineFull { ahead: ahead.places, bound }
             } else {
                 refused(ahead.lease_left, ahead.places)
             };
@@ -67,7 +73,12 @@ impl<W> Conversation<W> {
         match &mut held.running {
             Some(running) if running.owner.as_ref() == Some(owner) => {
                 running.holds += 1;
-                cx.actions.push(Action::Start(request.waiter, Arc::clone(&running.section)));
+                let looked_at = held.grant.look_at();
+                held.grant.delivery_by(cx.now().after(DELIVERY));
+                if held.grant.look_at() < looked_at {
+                    cx.actions.push(Action::Watch(Arc::clone(&held.grant)));
+                }
+                start(&mut self.deliveries, (request.waiter, request.waits), &running.section, cx);
                 None
             }
             _ => Some(request),
@@ -94,8 +105,11 @@ impl<W> Conversation<W> {
             Some((_, attempt)) => attempt.held_until.since(now),
             None => Duration::ZERO,
         };
-        let silent = self.attempt.as_ref().and_then(Attempt::silent);
-        Ahead { lease_left, places: in_line + 1, silent }
+        let silent = match &self.attempt {
+            Some(attempt) => attempt.silent(),
+            None => self.closing_error(),
+        };
+        Ahead { lease_left, places: in_line + 1, silent, is_taken: self.is_taken() }
     }
 
     /// Nobody wants what we ask for.

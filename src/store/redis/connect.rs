@@ -23,7 +23,7 @@ use super::{
     RedisStore, Shared,
     events::Events,
     lane::{CALL, Lane, Question},
-    protocol::{self, Names},
+    protocol::{self, Names, SelfTested},
     trouble::Trouble,
 };
 use crate::{
@@ -167,6 +167,8 @@ impl RedisStoreBuilder {
             clock: Clock::default(),
             server_clock: Default::default(),
             told_of_endless: Default::default(),
+            #[cfg(feature = "tracing")]
+            warned_of_fence: Default::default(),
         });
         // A plain type for whoever awaits it: what is in there is nested deeper than their compiler may look by default.
         let test: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(self_test(Arc::clone(&shared)));
@@ -213,7 +215,7 @@ async fn self_test(shared: Arc<Shared>) -> Result<PubSub, RedisConnectError> {
     let ask = |trouble: Trouble| RedisConnectError::Unreachable(trouble.remedied());
     look_at_the_server(&shared).await?;
     let once = format!("self-test:{:016x}", RandomState::new().hash_one(0));
-    let channel = protocol::inbox(&once);
+    let channel = shared.names.inbox(&once);
     let mut listener = shared.events.connect().await.map_err(ask)?;
     match timeout(STORE_CALL, listener.subscribe(&channel)).await {
         Ok(Ok(())) => {}
@@ -236,9 +238,10 @@ async fn self_test(shared: Arc<Shared>) -> Result<PubSub, RedisConnectError> {
         })
     };
     // By its text and by its hash: after a restart the first one is needed, whoever may have taught the server now.
-    run(Question::Text(&call)).await?;
-    let reply = run(Question::Script(&call)).await?;
-    let (now, receivers, refused) = protocol::self_tested(&reply).map_err(|misread| ask(misread.into()))?;
+    let read = |reply| protocol::self_tested(&reply).map_err(|misread| ask(misread.into()));
+    // Of what is no fence only the first one hears: it has put the clock there.
+    let no_fence = read(run(Question::Text(&call)).await?)?.no_fence;
+    let SelfTested { now, receivers, refused, .. } = read(run(Question::Script(&call)).await?)?;
     if let Some(first) = refused.first() {
         // A replica, or no memory: that is no matter of rights, and has a remedy of its own.
         let said = first.split_once(": ").map_or(first.as_str(), |(_, said)| said);
@@ -249,6 +252,9 @@ async fn self_test(shared: Arc<Shared>) -> Result<PubSub, RedisConnectError> {
         } else {
             RedisConnectError::Refused(refused)
         });
+    }
+    if let Some(no_fence) = no_fence {
+        shared.warn_of_fence(&no_fence);
     }
     shared.server_clock().said(now, shared.clock.now());
     let came = matches!(timeout(STORE_CALL, listener.on_message().next()).await, Ok(Some(_)));

@@ -20,7 +20,7 @@ use tokio::{
 
 use super::{
     lane::{CALL, Lane},
-    protocol::{self, Names},
+    protocol::Names,
     trouble::Trouble,
 };
 use crate::{
@@ -79,7 +79,7 @@ impl Events {
     }
 
     pub(super) fn open(&self, inbox: Inbox) {
-        let channel = protocol::inbox(inbox.process());
+        let channel = self.names.inbox(inbox.process());
         self.inboxes().insert(channel, Subscriber { inbox, listens: watch::Sender::new(false) });
         self.opened.notify_one();
     }
@@ -87,7 +87,7 @@ impl Events {
     /// Completes when this process can be told something, or is not going to be soon. Which one of the two.
     pub(super) async fn listening(self: &Arc<Self>, process: &str) -> bool {
         self.start(None);
-        let listens = self.inboxes().get(&protocol::inbox(process)).map(|subscriber| subscriber.listens.subscribe());
+        let listens = self.inboxes().get(&self.names.inbox(process)).map(|subscriber| subscriber.listens.subscribe());
         let Some(mut listens) = listens else { return false };
         matches!(timeout(Self::FIRST_WORD, listens.wait_for(|listens| *listens)).await, Ok(Ok(_)))
     }

@@ -26,6 +26,8 @@ use super::{
     AcquireAsk, Acquired, CALL_TIMEOUT, ForceAsk, ForceReleaseReply, IfHeld, Inbox, Inspected, LockStore, ReleaseAsk,
     Released, RenewAsk, Renewed, StoreFuture, YieldAsk, Yielded,
 };
+#[cfg(feature = "tracing")]
+use crate::defaults::COMPLAINTS;
 use crate::{
     clock::{Clock, Moment},
     key::LockKey,
@@ -78,6 +80,8 @@ struct Shared {
     ends: Arc<Lane>,
     events: Arc<Events>,
     told_of_endless: AtomicBool,
+    #[cfg(feature = "tracing")]
+    warned_of_fence: Mutex<Option<Moment>>,
 }
 
 impl RedisStore {
@@ -179,8 +183,11 @@ impl LockStore for RedisStore {
 
     fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
         self.answer("release", move |shared, by| async move {
-            let call = shared.names.release(&ask)?;
-            Ok(protocol::released(&shared.ends.ask_again(Question::Script(&call), by).await?)?)
+            // Nothing can be there, and an error would be repeated for as long as a lease.
+            let Ok(call) = shared.names.release(&ask) else { return Ok(Released::NotOwner) };
+            let reply = shared.ends.ask_again(Question::Script(&call), by).await?;
+            shared.look_at_the_fence(&reply);
+            Ok(protocol::released(&reply)?)
         })
     }
 
@@ -204,7 +211,9 @@ impl LockStore for RedisStore {
         self.answer("force-release", move |shared, by| async move {
             let call = shared.names.force(&ask)?;
             // Once: somebody else may have the key when it is done again.
-            Ok(protocol::forced(&shared.ends.ask(Question::Script(&call), by).await?)?)
+            let reply = shared.ends.ask(Question::Script(&call), by).await?;
+            shared.look_at_the_fence(&reply);
+            Ok(protocol::forced(&reply)?)
         })
     }
 
@@ -241,6 +250,7 @@ impl Shared {
             // Once: whoever asked counts the calls that got no answer, and gives back what they may have been granted (I8).
             let reply = self.asks.ask(Question::Script(&call(until)?), by).await?;
             let now = self.clock.now();
+            self.look_at_the_fence(&reply);
             let (server, answer) = read(&reply)?;
             self.server_clock().said(server, now);
             match answer {
@@ -254,6 +264,35 @@ impl Shared {
 
     fn server_clock(&self) -> MutexGuard<'_, ServerClock> {
         self.server_clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn look_at_the_fence(&self, reply: &Value) {
+        if protocol::is_healed(reply) {
+            self.warn_of_fence("something else");
+        }
+    }
+
+    /// What stood where the last fence stands was none, and the clock of the server stands there now. One warning in ten seconds: a stranger may
+    /// write there again and again.
+    #[cfg_attr(not(feature = "tracing"), expect(clippy::unused_self, reason = "there is no log"))]
+    fn warn_of_fence(&self, _stood: &str) {
+        #[cfg(feature = "tracing")]
+        {
+            let now = self.clock.now();
+            let mut warned = self.warned_of_fence.lock().unwrap_or_else(PoisonError::into_inner);
+            if warned.is_some_and(|warned| now.since(warned) < COMPLAINTS) {
+                return;
+            }
+            *warned = Some(now);
+            drop(warned);
+            tracing::warn!(
+                target: "tower_lock",
+                "where the last fencing token stands in Redis, `{key}`, there was {_stood}: no number, or more than a day ahead of the \
+                 clock of Redis. The clock stands there now. Tokens rise again if no lock had one from there. Nothing else may write there; if the \
+                 clock of Redis is wrong, set it, and `DEL {key}`",
+                key = self.names.fences(),
+            );
+        }
     }
 
     /// Tells once of a lock that somebody else left without an end: nobody can have it before it is deleted.

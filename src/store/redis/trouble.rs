@@ -58,7 +58,7 @@ impl Trouble {
 
     /// Of what kind it is, and what helps.
     fn verdict(&self) -> (StoreErrorKind, &'static str) {
-        use StoreErrorKind::{Protocol, Refused, Timeout, Unavailable};
+        use StoreErrorKind::{InvalidKey, Protocol, Timeout, Unavailable};
         match self {
             Self::NotConnected(trouble) => trouble.verdict(),
             Self::Redis(error) | Self::Pool(PoolError::Backend(error)) => {
@@ -67,10 +67,16 @@ impl Trouble {
             Self::Pool(_) => (Unavailable, "is the pool too small for those who share it, or closed?"),
             Self::NoConnection => (Timeout, "is it up, does the network let us through, has the pool one to give?"),
             Self::Silent => (Timeout, SILENT),
-            Self::Deaf => (Unavailable, "may this user subscribe to `tower-lock:in:*`, and do messages come through?"),
+            Self::Deaf => (
+                Unavailable,
+                "may this user subscribe to its inbox (`&tower-lock:<prefix>:in:*`), and do messages come through?",
+            ),
             Self::Late => (Timeout, "calls take longer than they may: is the network or the server overloaded?"),
-            Self::Misread(_) => (Protocol, "nothing else may write to keys of the prefix, and to `tower-lock:*`"),
-            Self::Name(_) => (Refused, ""),
+            Self::Misread(_) => (
+                Protocol,
+                "nothing else may write to names that begin with the prefix or with `tower-lock:<prefix>:`; `DEL` repairs the lock that somebody wrote to",
+            ),
+            Self::Name(_) => (InvalidKey, ""),
         }
     }
 }

@@ -461,10 +461,11 @@ impl Data {
                 }
                 Ok(Answer::Number(1))
             }
-            ("HKEYS", []) => Ok(Answer::Many(fields.iter().map(|(field, _)| Answer::Text(field.clone())).collect())),
-            ("HGETALL", []) => {
+            // A small one is answered whole.
+            ("HSCAN", ["0", "COUNT", _]) => {
                 let all = fields.iter().flat_map(|(field, value)| [field, value]);
-                Ok(Answer::Many(all.map(|text| Answer::Text(text.clone())).collect()))
+                let all = all.map(|text| Answer::Text(text.clone())).collect();
+                Ok(Answer::Many(vec![Answer::Text("0".to_owned()), Answer::Many(all)]))
             }
             _ => Err(format!("ERR unknown command or wrong number of arguments: {verb}")),
         }
@@ -487,7 +488,15 @@ impl Data {
                 Ok(head.map_or(Answer::Nothing, Answer::Text))
             }
             ("LLEN", []) => Ok(Answer::Number(length(list))),
-            ("LRANGE", ["0", "-1"]) => Ok(Answer::Many(list.iter().cloned().map(Answer::Text).collect())),
+            ("LRANGE", [from, to]) => {
+                let at = |text: &str| {
+                    let at: i64 = text.parse().map_err(|_| "ERR value is not an integer or out of range")?;
+                    Ok::<_, String>(usize::try_from(if at < 0 { length(list) + at } else { at }).unwrap_or(0))
+                };
+                let (from, to) = (at(from)?, at(to)?);
+                let range = list.iter().skip(from).take((to + 1).saturating_sub(from));
+                Ok(Answer::Many(range.cloned().map(Answer::Text).collect()))
+            }
             ("LPOS", [value]) => {
                 let at = list.iter().position(|there| there == value);
                 Ok(at.map_or(Answer::Nothing, |at| Answer::Number(i64::try_from(at).expect("short"))))

@@ -343,7 +343,7 @@ impl Lab {
 
     /// Who waits.
     pub fn line(&mut self) -> Vec<String> {
-        let name = format!("tower-lock:q:{{{}}}", self.name());
+        let name = format!("tower-lock:lock:q:{{{}}}", self.name());
         self.data().list(&name)
     }
 

@@ -168,7 +168,11 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "leave_no_pass",
         "a release does not give on",
-        &[patch("release", "if redis.call('EXISTS', KEYS[3]) == 0 then return 'freed' end", "do return 'freed' end")],
+        &[patch(
+            "release",
+            "if redis.call('EXISTS', KEYS[3]) == 0 then return {'freed'} end",
+            "do return {'freed'} end",
+        )],
     ),
     script(
         "abandon_no_lrem",
@@ -197,7 +201,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "no_purge",
         "a full line keeps the entries of the dead",
-        &[everywhere(" and without_the_dead(line) >= places then", " then")],
+        &[everywhere("if waiting >= places then waiting = without_the_dead(line, waiting) end", "")],
     ),
     script(
         "dup_line",

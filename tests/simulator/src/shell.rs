@@ -172,7 +172,7 @@ impl Shell {
 
     /// The channel on which it listens.
     pub fn inbox(&self) -> String {
-        format!("tower-lock:in:{}", self.ids.process())
+        self.names.inbox(self.ids.process())
     }
 
     /// What it wants done next.
@@ -332,6 +332,7 @@ impl Shell {
             match action {
                 Action::Send(call) => self.send(now, key, call),
                 Action::Start(who, section) => {
+                    section.taken();
                     self.memory.waiting.remove(&who);
                     self.effects.push_back(Effect::Turn(who, section));
                 }
@@ -351,7 +352,8 @@ impl Shell {
                     }
                 }
                 Action::Forget(grant) => self.forget(&grant),
-                Action::Outcome(..) => {}
+                // Its turns are taken at once.
+                Action::Outcome(..) | Action::Recall(..) => {}
                 Action::WakeAt(_) if self.is(Wrong::NoCheckin) => {}
                 Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Conversation(key.clone(), at))),
             }

@@ -30,11 +30,14 @@ struct Both {
     calls: Vec<String>,
 }
 
+/// Not above this: of what is replaced by the clock the two clocks say each their own.
+const NO_FENCES: [&str; 4] = ["0", "-5", "-inf", "1e15"];
+
 impl Both {
     async fn new(server: &RedisServer) -> Self {
         let mut listener = server.connect().await;
         for process in &PROCESSES[..3] {
-            listener.command(&["SUBSCRIBE", &format!("tower-lock:in:{process}")]).await.expect("an answer");
+            listener.command(&["SUBSCRIBE", &format!("tower-lock:lock:in:{process}")]).await.expect("an answer");
         }
         listener.command(&["SUBSCRIBE", "end"]).await.expect("an answer");
         Self {
@@ -53,7 +56,7 @@ impl Both {
         self.calls = vec![format!("seed {seed}")];
         self.real.command(&["FLUSHALL"]).await.expect("an answer");
         self.fake.data().flush();
-        let listens = |process: &&str| (format!("tower-lock:in:{process}"), 1);
+        let listens = |process: &&str| (format!("tower-lock:lock:in:{process}"), 1);
         self.fake.data().listeners = PROCESSES[..3].iter().map(listens).collect();
         self.fake.data().listeners.insert("end".to_owned(), 1);
     }
@@ -99,15 +102,16 @@ impl Both {
     /// Something that no script of ours does.
     async fn disturb(&mut self) {
         let lock = self.names.lock(&self.keys[0]).expect("one spelling");
-        let line = format!("tower-lock:q:{{{lock}}}");
-        let later = (self.now().await + 1_000_000_000_000).to_string();
-        let words: &[&str] = match self.die.u8(0..8) {
+        let line = format!("tower-lock:lock:q:{{{lock}}}");
+        let later = (self.now().await + 80_000_000_000).to_string();
+        let words: &[&str] = match self.die.u8(0..9) {
             // Its lease is over.
             0..3 => &["DEL", &lock],
             3 => &["DEL", &line],
-            4 => &["SET", "tower-lock:f", &later],
-            5 => &["DEL", "tower-lock:f"],
+            4 => &["SET", "tower-lock:lock:f", &later],
+            5 => &["DEL", "tower-lock:lock:f"],
             6 => &["SET", &lock, "text"],
+            7 => &["SET", "tower-lock:lock:f", NO_FENCES[self.die.usize(0..NO_FENCES.len())]],
             _ => &["HSET", &lock, "somebody:1", "1"],
         };
         self.both(words).await;

@@ -486,7 +486,7 @@ fn fences_rise_though_their_counter_is_lost() {
             a_is_in(lab);
             lab.end(1, Ending::Released);
             lab.flow(&[A]);
-            lab.fake.command(&["DEL", "tower-lock:f"]);
+            lab.fake.command(&["DEL", "tower-lock:lock:f"]);
             lab.later(1, &[]);
             waits(lab, B, 2);
             lab.is_in(2) && lab.wrong.is_empty()
@@ -500,13 +500,15 @@ fn fences_rise_though_their_counter_is_lost() {
 fn fences_rise_though_the_clock_was_set_back() {
     holds(
         |lab| {
-            lab.fake.command(&["SET", "tower-lock:f", "1800000000000000"]);
+            // By ten hours.
+            let ahead = lab.server_us() + 36_000_000_000;
+            lab.fake.command(&["SET", "tower-lock:lock:f", &ahead.to_string()]);
             a_is_in(lab);
             lab.end(1, Ending::Released);
             lab.flow(&[A]);
             waits(lab, B, 2);
             let holder = lab.name();
-            lab.fake.data().hash(&holder)[0].1 == "1800000000000002"
+            lab.fake.data().hash(&holder)[0].1 == (ahead + 2).to_string()
         },
         &["fence_clock"],
     );

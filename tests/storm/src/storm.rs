@@ -176,7 +176,11 @@ impl World {
         if let Some(redis) = &redis {
             let left = async || {
                 let keys = redis.command(&["KEYS", "*"]).await;
-                keys.texts().into_iter().filter(|key| *key != "tower-lock:f").map(str::to_owned).collect::<Vec<_>>()
+                keys.texts()
+                    .into_iter()
+                    .filter(|key| *key != "tower-lock:lock:f")
+                    .map(str::to_owned)
+                    .collect::<Vec<_>>()
             };
             eventually("free keys leave nothing", async || left().await.is_empty()).await;
         }

@@ -8,7 +8,7 @@ use tower_lock_faults::{RedisServer, skipped};
 use tower_lock_storm::{Ask, Seen, Service, Site};
 
 const NAME: &str = "lock:subject:1";
-const LINE: &str = "tower-lock:q:{lock:subject:1}";
+const LINE: &str = "tower-lock:lock:q:{lock:subject:1}";
 
 struct World {
     redis: RedisServer,

@@ -7,8 +7,11 @@ mod wire;
 mod script;
 
 pub use self::{
-    names::{Names, NotAName, inbox},
+    names::{Names, NotAName},
     script::ScriptCall,
     server_clock::ServerClock,
-    wire::{InTime, Misread, acquired, forced, inspected, released, renewed, self_tested, yielded},
+    wire::{
+        InTime, Misread, SelfTested, acquired, escaped, forced, inspected, is_healed, released, renewed, self_tested,
+        yielded,
+    },
 };

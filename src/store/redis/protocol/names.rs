@@ -4,20 +4,6 @@ use std::fmt;
 
 use crate::{key::LockKey, store::StoreEvent};
 
-/// Where the last fence of a Redis stands.
-pub(super) const FENCES: &str = "tower-lock:f";
-
-/// The channel of one process, by what its owner ids have in common.
-pub fn inbox(process: &str) -> String {
-    format!("tower-lock:in:{process}")
-}
-
-/// Where those wait who want this lock. Named after the whole of the lock's name, alike for all applications, and in the same hash slot.
-pub(super) fn line(lock: &str) -> String {
-    // A tag of its own decides the slot of a name that has one. Under another word: `x` and `{x}` are two locks.
-    if lock.contains('{') { format!("tower-lock:t:{lock}") } else { format!("tower-lock:q:{{{lock}}}") }
-}
-
 /// The names of one application.
 #[derive(Clone, Debug)]
 pub struct Names {
@@ -28,18 +14,16 @@ pub struct Names {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotAPrefix;
 
-/// A raw key whose name is not free for it.
+/// A raw key whose name is not free for it. Says nothing of the name itself: a client may have chosen it, and this is logged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotAName {
     /// It reads like one that this application makes: nobody could tell from the name which of the two it is.
     TwoSpellings {
-        /// The name.
-        name: String,
         /// What the names of this application begin with.
         prefix: Box<str>,
     },
-    /// Lines, inboxes and fences are named so.
-    Ours(String),
+    /// Queues, inboxes and fences are named so.
+    Ours,
 }
 
 impl Names {
@@ -49,7 +33,7 @@ impl Names {
     pub fn new(prefix: &str) -> Result<Self, NotAPrefix> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         let is_one = (1..=Self::PREFIX_BYTES).contains(&prefix.len()) && prefix.chars().all(plain);
-        // What belongs to all applications is named so.
+        // Queues, inboxes and fences are named so.
         if is_one && prefix != "tower-lock" { Ok(Self { prefix: prefix.into() }) } else { Err(NotAPrefix) }
     }
 
@@ -59,13 +43,34 @@ impl Names {
         if !key.is_raw() {
             return Ok(format!("{}:{text}", self.prefix));
         }
-        let name = text.to_owned();
         if text.starts_with("tower-lock:") {
-            Err(NotAName::Ours(name))
+            Err(NotAName::Ours)
         } else if self.made(text).is_some() {
-            Err(NotAName::TwoSpellings { name, prefix: self.prefix.clone() })
+            Err(NotAName::TwoSpellings { prefix: self.prefix.clone() })
         } else {
-            Ok(name)
+            Ok(text.to_owned())
+        }
+    }
+
+    /// Where the last fence of this prefix stands. The scripts derive the names of inboxes from it.
+    pub fn fences(&self) -> String {
+        format!("tower-lock:{}:f", self.prefix)
+    }
+
+    /// The channel of one process, by what its owner ids have in common. Of this prefix alone, so that a right to the inboxes of another
+    /// application is none to this one.
+    pub fn inbox(&self, process: &str) -> String {
+        format!("tower-lock:{}:in:{process}", self.prefix)
+    }
+
+    /// Where those wait who want the lock of this name. In the same hash slot.
+    pub fn line(&self, lock: &str) -> String {
+        let prefix = &self.prefix;
+        // A tag of its own decides the slot of a name that has one. Under another word: `x` and `{x}` are two locks.
+        if lock.contains('{') {
+            format!("tower-lock:{prefix}:t:{lock}")
+        } else {
+            format!("tower-lock:{prefix}:q:{{{lock}}}")
         }
     }
 
@@ -107,17 +112,12 @@ impl std::error::Error for NotAPrefix {}
 impl fmt::Display for NotAName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TwoSpellings { name, prefix } => write!(
+            Self::TwoSpellings { prefix } => write!(
                 f,
-                "the raw name `{name}` begins with `{prefix}:`, as the keys of this application do: give the store another prefix, or \
-                 make the key of a tuple"
+                "a raw key begins with `{prefix}:`, as the keys that this application makes of tuples do: use another prefix for the store, \
+                 or a tuple for the key"
             ),
-            Self::Ours(name) => {
-                write!(
-                    f,
-                    "the raw name `{name}` begins with `tower-lock:`, as what belongs to all locks does: choose another one"
-                )
-            }
+            Self::Ours => f.write_str("a raw key begins with `tower-lock:`, which names queues, inboxes and fences"),
         }
     }
 }
@@ -143,16 +143,17 @@ mod tests {
         }
         let both = LockKey::raw("lock:reward:7").expect("a name");
         let error = names().lock(&both).expect_err("whose is it?");
-        assert!(error.to_string().contains("`lock:reward:7` begins with `lock:`"), "{error}");
-        let ours = LockKey::raw("tower-lock:f").expect("a name");
-        assert_eq!(names().lock(&ours), Err(NotAName::Ours("tower-lock:f".into())));
+        assert!(error.to_string().contains("begins with `lock:`"), "{error}");
+        assert!(!error.to_string().contains("reward"), "a client may have chosen it: {error}");
+        let ours = LockKey::raw("tower-lock:lock:f").expect("a name");
+        assert_eq!(names().lock(&ours), Err(NotAName::Ours));
     }
 
     #[test]
     fn a_line_is_in_the_slot_of_its_lock() {
-        assert_eq!(line("lock:reward:7"), "tower-lock:q:{lock:reward:7}");
-        assert_eq!(line("shop{7}:x"), "tower-lock:t:shop{7}:x");
-        assert_ne!(line("x"), line("{x}"), "two locks, two lines");
+        assert_eq!(names().line("lock:reward:7"), "tower-lock:lock:q:{lock:reward:7}");
+        assert_eq!(names().line("shop{7}:x"), "tower-lock:lock:t:shop{7}:x");
+        assert_ne!(names().line("x"), names().line("{x}"), "two locks, two lines");
     }
 
     #[test]

@@ -39,7 +39,9 @@ pub struct ScriptCall {
 
 impl Script {
     fn new(name: &'static str, file: &'static str) -> Self {
-        let text = file.replace("--@include give_on.lua", include_str!("lua/give_on.lua"));
+        let text = file
+            .replace("--@include fence.lua", include_str!("lua/fence.lua"))
+            .replace("--@include give_on.lua", include_str!("lua/give_on.lua"));
         let sha = redis::Script::new(&text).get_hash().to_owned();
         Self { name, text, sha }
     }

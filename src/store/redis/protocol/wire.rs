@@ -5,7 +5,7 @@ use std::time::Duration;
 use deadpool_redis::redis::Value;
 
 use super::{
-    names::{self, FENCES, Names, NotAName},
+    names::{Names, NotAName},
     script::{ACQUIRE, FORCE, INSPECT, RELEASE, RENEW, SELF_TEST, Script, ScriptCall, YIELD},
 };
 use crate::{
@@ -92,7 +92,7 @@ impl Names {
     /// Looks.
     pub fn inspect(&self, key: &LockKey) -> Result<ScriptCall, NotAName> {
         let lock = self.lock(key)?;
-        let line = names::line(&lock);
+        let line = self.line(&lock);
         Ok(ScriptCall { script: &INSPECT, keys: vec![lock, line], args: Vec::new() })
     }
 
@@ -108,8 +108,8 @@ impl Names {
         args: Vec<String>,
     ) -> Result<ScriptCall, NotAName> {
         let lock = self.lock(key)?;
-        let line = names::line(&lock);
-        Ok(ScriptCall { script, keys: vec![FENCES.to_owned(), lock, line], args })
+        let line = self.line(&lock);
+        Ok(ScriptCall { script, keys: vec![self.fences(), lock, line], args })
     }
 }
 
@@ -161,7 +161,8 @@ pub fn renewed(reply: &Value, is_asked: &[bool]) -> Result<Vec<Renewed>, Misread
 
 /// What came of a release.
 pub fn released(reply: &Value) -> Result<Released, Misread> {
-    match text(reply)? {
+    let [what] = words(reply)? else { return Err(Misread) };
+    match text(what)? {
         "freed" => Ok(Released::Freed),
         "handed on" => Ok(Released::HandedOn),
         "not owner" => Ok(Released::NotOwner),
@@ -171,8 +172,7 @@ pub fn released(reply: &Value) -> Result<Released, Misread> {
 
 /// What came of a revocation.
 pub fn forced(reply: &Value) -> Result<ForceReleaseReply, Misread> {
-    let Value::Array(words) = reply else { return Err(Misread) };
-    match words.as_slice() {
+    match words(reply)? {
         [free] if is(free, "free") => Ok(ForceReleaseReply::Free),
         [revoked, id] if is(revoked, "revoked") => {
             Ok(ForceReleaseReply::Revoked { holder: OwnerId::from_text(text(id)?) })
@@ -200,20 +200,54 @@ pub fn inspected(reply: &Value) -> Result<Inspected, Misread> {
     Ok(Inspected::new(holder, lease_left(left)?, usize::try_from(whole(waiting)?).map_err(|_| Misread)?))
 }
 
-/// The server's clock, how many got the message, and what was refused.
-pub fn self_tested(reply: &Value) -> Result<(i64, u64, Vec<String>), Misread> {
+/// What a self-test has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SelfTested {
+    /// The server's clock, in microseconds.
+    pub now: i64,
+    /// How many got the message.
+    pub receivers: u64,
+    /// What stood where the last fence stands and was none.
+    pub no_fence: Option<String>,
+    /// What was refused.
+    pub refused: Vec<String>,
+}
+
+/// What a self-test has found.
+pub fn self_tested(reply: &Value) -> Result<SelfTested, Misread> {
     let Value::Array(words) = reply else { return Err(Misread) };
-    let [Value::Int(now), got_it, refused @ ..] = words.as_slice() else { return Err(Misread) };
-    let refused = refused.iter().map(|word| text(word).map(ToOwned::to_owned)).collect::<Result<_, _>>()?;
-    Ok((*now, whole(got_it)?, refused))
+    let [Value::Int(now), got_it, Value::BulkString(no_fence), refused @ ..] = words.as_slice() else {
+        return Err(Misread);
+    };
+    let no_fence = Some(escaped(&String::from_utf8_lossy(no_fence))).filter(|no_fence| !no_fence.is_empty());
+    let refused = refused.iter().map(|word| text(word).map(escaped)).collect::<Result<_, _>>()?;
+    Ok(SelfTested { now: *now, receivers: whole(got_it)?, no_fence, refused })
+}
+
+/// Whether a script has put the clock in the place of something that was no fence.
+pub fn is_healed(reply: &Value) -> bool {
+    matches!(reply, Value::Array(words) if words.last().is_some_and(|last| is(last, "healed")))
+}
+
+/// What others have written, in one line of a log.
+pub fn escaped(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+/// Without what [`is_healed`] looks for.
+fn words(reply: &Value) -> Result<&[Value], Misread> {
+    match reply {
+        Value::Array(words) => match words.as_slice() {
+            [words @ .., last] if is(last, "healed") => Ok(words),
+            words => Ok(words),
+        },
+        _ => Err(Misread),
+    }
 }
 
 fn timed(reply: &Value) -> Result<(i64, &[Value]), Misread> {
-    match reply {
-        Value::Array(words) => match words.as_slice() {
-            [Value::Int(now), rest @ ..] => Ok((*now, rest)),
-            _ => Err(Misread),
-        },
+    match words(reply)? {
+        [Value::Int(now), rest @ ..] => Ok((*now, rest)),
         _ => Err(Misread),
     }
 }
@@ -234,7 +268,7 @@ fn got(words: &[Value]) -> Result<Acquired, Misread> {
     }
 }
 
-/// A double can count no further, and no clock of this century stands there: somebody else has written where the last fence stands.
+/// A double can count no further, and no clock of this century stands there: somebody else has written into the lock.
 fn fence_of(value: &Value) -> Result<u64, Misread> {
     whole(value).and_then(|fence| if fence < 1 << 53 { Ok(fence) } else { Err(Misread) })
 }

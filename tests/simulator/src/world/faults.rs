@@ -105,7 +105,7 @@ impl World {
             Fault::Java => self.java(key),
             Fault::Counter => {
                 self.log(|_| "the counter is lost".to_owned());
-                self.fake.command(&["DEL", "tower-lock:f"]);
+                self.fake.command(&["DEL", "tower-lock:lock:f"]);
             }
         }
     }
@@ -157,7 +157,7 @@ impl World {
         there.alive = false;
         let (number, epoch, channel) = (there.number, there.inbox.epoch, there.shell.inbox());
         let (label, clock) = (there.label.clone(), there.clock);
-        self.crashed.push(channel.trim_start_matches("tower-lock:in:").to_owned());
+        self.crashed.push(channel.trim_start_matches("tower-lock:lock:in:").to_owned());
         for who in 0..self.clients.len() {
             let client = &mut self.clients[who];
             if client.process != process || client.number != number || matches!(client.state, State::Away) {

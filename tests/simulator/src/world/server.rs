@@ -10,7 +10,7 @@ impl World {
     pub(super) fn record(&self, key: usize) -> Record {
         let mut data = self.fake.data();
         data.now_us = self.server_us();
-        let line = format!("tower-lock:q:{{{}}}", self.locks[key]);
+        let line = format!("tower-lock:lock:q:{{{}}}", self.locks[key]);
         Record { holders: data.hash(&self.locks[key]), line: data.list(&line) }
     }
 
@@ -116,7 +116,7 @@ impl World {
 
     pub(super) fn listens(&self, id: &str) -> bool {
         let process = id.rsplit_once(':').map_or(id, |(process, _)| process);
-        self.fake.data().listeners.get(&format!("tower-lock:in:{process}")).is_some_and(|heard| *heard > 0)
+        self.fake.data().listeners.get(&format!("tower-lock:lock:in:{process}")).is_some_and(|heard| *heard > 0)
     }
 
     pub(super) fn look_at_new(&mut self, id: &str, script: &str) {

@@ -6,24 +6,23 @@
 -- reply  {now, 'late'}
 --        {now, 'granted', fence}
 --        {now, 'line', ms left, before}     {now, 'held', ms left}     {now, 'full', ms left, waiting}     (-1 ms: it has no end)
+--        each may end in 'healed': see fence.lua
 
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 if now > tonumber(ARGV[2]) then return {now, 'late'} end
 
+--@include fence.lua
+
 -- Nobody has it and nobody waits: the way of almost every request, before anything else is even defined.
 if redis.call('EXISTS', KEYS[2], KEYS[3]) == 0 then
-  local fence = now
-  local last = tonumber(redis.call('SET', KEYS[1], string.format('%.0f', fence), 'GET') or 0)
-  if last >= fence then
-    fence = last + 1
-    redis.call('SET', KEYS[1], string.format('%.0f', fence))
-  end
-  redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', fence))
+  local fence = mint(KEYS[1])
+  redis.call('HSET', KEYS[2], ARGV[1], text(fence))
   redis.call('PEXPIRE', KEYS[2], ARGV[3])
-  return {now, 'granted', fence}
+  return {now, 'granted', fence, healed and 'healed' or nil}
 end
 
 --@include give_on.lua
 local got = take(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7])
+if healed then got[#got + 1] = 'healed' end
 return {now, unpack(got)}

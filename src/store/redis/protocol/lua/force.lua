@@ -4,13 +4,18 @@
 -- KEYS   1 fences; 2 lock; 3 line
 -- ARGV   1 ms to keep it taken; 2 offer, ms
 -- reply  {'free'}     {'revoked', owner id}     {'unblocked', ms left (-1: it had no end)}
+--        each may end in 'healed': see fence.lua
 
+--@include fence.lua
 --@include give_on.lua
 local left = redis.call('PTTL', KEYS[2])
 local answer = {'free'}
 if left ~= -2 then
   answer = {'unblocked', left}
-  for _, id in ipairs(redis.call('HKEYS', KEYS[2])) do
+  -- Of a hash of ours it is everything. It is not for us to read all of a larger one.
+  local fields = redis.call('HSCAN', KEYS[2], 0, 'COUNT', 16)[2]
+  for i = 1, #fields, 2 do
+    local id = fields[i]
     if not string.find(id, ':end$') then answer = {'revoked', id} end
   end
   redis.call('DEL', KEYS[2])
@@ -25,4 +30,5 @@ if answer[1] == 'revoked' then
   end
 end
 give_on(KEYS[1], KEYS[2], KEYS[3], false, ARGV[2])
+if healed then answer[#answer + 1] = 'healed' end
 return answer

@@ -3,58 +3,56 @@
 -- A line is a list of owner ids and nothing else, its head first. A lock is a hash of one field, owner id -> fence, and
 -- always has a TTL. What a section that ended badly leaves is `<owner id>:end`: taken, by nobody.
 --
--- Numbers are doubles, and `..` prints 14 digits of them: fences are written by text().
+-- fence.lua is included before this.
 
-local function text(fence)
-  return string.format('%.0f', fence)
-end
-
+-- Named beside the fences: everything that belongs to one prefix begins alike.
 local function inbox(id)
-  return 'tower-lock:in:' .. (string.match(id, '^(.*):%d+$') or id)
+  return string.sub(KEYS[1], 1, -2) .. 'in:' .. (string.match(id, '^(.*):%d+$') or id)
 end
 
--- The next fence: above every one before it, and never behind the clock.
-local function mint(fences)
-  local t = redis.call('TIME')
-  local fence = t[1] * 1000000 + t[2]
-  local last = tonumber(redis.call('SET', fences, text(fence), 'GET') or 0)
-  if last >= fence then
-    fence = last + 1
-    redis.call('SET', fences, text(fence))
-  end
-  return fence
+-- No line of ours has so many entries: a stranger has written them. To look through them would take too long, and whoever waits lines up anew.
+local function without_garbage(line)
+  if redis.call('LLEN', line) > 65536 then redis.call('DEL', line) end
 end
 
 -- The key is free. To the first of the line who listens; an entry that nobody listens for is of a dead process. Answers who
 -- has its turn: nobody (false), the one who asks and is granted it by the caller (asker), or the one to whom it is offered.
 -- I7: first what stands here, then the message.
+-- At most 64 dead ones go at a time, so that no script takes long; then the key is as free as if nobody waited.
 local function give_on(fences, lock, line, asker, offer_ms)
-  local head = redis.call('LPOP', line)
-  while head and head ~= asker do
+  without_garbage(line)
+  for _ = 1, 64 do
+    local head = redis.call('LPOP', line)
+    if not head or head == asker then return head end
     local fence = mint(fences)
     if redis.call('PUBLISH', inbox(head), '1 offered ' .. text(fence) .. ' ' .. head .. ' ' .. lock) > 0 then
       redis.call('HSET', lock, head, text(fence))
       redis.call('PEXPIRE', lock, offer_ms)
       return head
     end
-    head = redis.call('LPOP', line)
   end
-  return head
+  return false
 end
 
--- Entries of dead processes go when a line is full. How many are left.
-local function without_the_dead(line)
-  for _, id in ipairs(redis.call('LRANGE', line, 0, -1)) do
-    if redis.call('PUBSUB', 'NUMSUB', inbox(id))[2] == 0 then redis.call('LREM', line, 1, id) end
+-- Entries of dead processes go when a line is full: 32 of them are looked at each time, others the next time. How many are left.
+local function without_the_dead(line, waiting)
+  local from = redis.call('TIME')[2] % math.ceil(waiting / 32) * 32
+  local ids = redis.call('LRANGE', line, from, from + 31)
+  local inboxes = {}
+  for i, id in ipairs(ids) do inboxes[i] = inbox(id) end
+  local listen = redis.call('PUBSUB', 'NUMSUB', unpack(inboxes))
+  for i, id in ipairs(ids) do
+    if listen[2 * i] == 0 then waiting = waiting - redis.call('LREM', line, 1, id) end
   end
-  return redis.call('LLEN', line)
+  return waiting
 end
 
 local function line_up(line, id, left, place_ms, places)
+  without_garbage(line)
   local before = redis.call('LPOS', line, id)
   if not before then
     local waiting = redis.call('LLEN', line)
-    if waiting >= places then waiting = without_the_dead(line) end
+    if waiting >= places then waiting = without_the_dead(line, waiting) end
     if waiting >= places then return {'full', left, waiting} end
     before = redis.call('RPUSH', line, id) - 1
   end
@@ -73,6 +71,8 @@ local function take(fences, lock, line, id, lease_ms, lines_up, offer_ms, place_
   if left == -2 then
     local next = give_on(fences, lock, line, id, offer_ms)
     if not next or next == id then
+      -- It may stand behind more dead ones than went.
+      if not next then redis.call('LREM', line, 1, id) end
       fence = mint(fences)
       redis.call('HSET', lock, id, text(fence))
       redis.call('PEXPIRE', lock, lease_ms)

@@ -1,0 +1,119 @@
+//! What others write into Redis, however much it is, costs a bounded time and a bounded memory.
+
+use std::time::Duration;
+
+use tower_lock::{
+    ForceReleaseReply, LockStore, RedisStore,
+    store::{AcquireAsk, Acquired, ForceAsk, IfHeld, Inbox, LineTerms, ReleaseAsk},
+    test_util::decisions::OwnerIds,
+};
+
+use crate::support::{LINE, NAME, World, key, ms, world};
+
+const TERMS: LineTerms = LineTerms::new(ms(4_000), ms(10_000), 1024);
+
+/// How often each command was run, in scripts and without.
+async fn calls(world: &World, command: &str) -> u64 {
+    let stats = world.ask(&["INFO", "commandstats"]).await;
+    let name = format!("cmdstat_{command}:calls=");
+    let line = stats.text().expect("text").lines().find_map(|line| line.strip_prefix(&name));
+    line.and_then(|line| line.split(',').next()).map_or(0, |calls| calls.parse().expect("a number"))
+}
+
+#[tokio::test]
+async fn a_hash_of_many_fields_can_be_inspected_and_revoked() {
+    let Some(world) = world().await else { return };
+    let locks = world.sound_instance("a").await;
+    let fill = "for i = 1, ARGV[1] do redis.call('HSET', KEYS[1], 'stranger:' .. i, i) end";
+    for fields in ["5000", "100000"] {
+        world.ask(&["EVAL", fill, "1", NAME, fields]).await;
+        let state = locks.inspect(key()).await.expect("an answer");
+        assert!(state.holder.is_some() && state.remaining == Duration::MAX, "{state:?}");
+        let revoked = locks.force_release(key()).await.expect("an answer");
+        assert!(matches!(revoked, ForceReleaseReply::Revoked { .. }), "{revoked:?}");
+        world.ask(&["DEL", NAME]).await;
+    }
+}
+
+/// A script that runs for longer than `busy-reply-threshold` stops everybody else.
+#[tokio::test]
+async fn a_queue_of_a_million_entries_of_others_keeps_nobody_busy() {
+    let Some(world) = world().await else { return };
+    let store = RedisStore::connect(&world.redis.url()).await.expect("it is up");
+    let ids = OwnerIds::new("a", 1);
+    store.open(Inbox::new(ids.next().process(), |_| true));
+    let fill = "for i = 1, ARGV[1] / 1000 do local all = {} for j = 1, 1000 do all[j] = 'x:1:' .. i * 1000 + j end \
+                redis.call('RPUSH', KEYS[1], unpack(all)) end";
+    let acquire = async |owner, if_held| {
+        let ask = AcquireAsk::new(key(), owner, ms(30_000), if_held, TERMS, ms(5_000));
+        store.acquire(ask).await.expect("an answer")
+    };
+    for entries in ["60000", "1000000"] {
+        for what in ["acquire", "release", "enqueue", "force"] {
+            let (holder, other) = (ids.next(), ids.next());
+            if what != "acquire" {
+                assert!(matches!(acquire(holder.clone(), IfHeld::Refuse).await, Acquired::Granted { .. }), "{what}");
+            }
+            world.ask(&["EVAL", fill, "1", LINE, entries]).await;
+            world.ask(&["CONFIG", "RESETSTAT"]).await;
+            match what {
+                "acquire" => {
+                    assert!(matches!(acquire(holder.clone(), IfHeld::Refuse).await, Acquired::Granted { .. }));
+                }
+                "release" => {
+                    let release = ReleaseAsk::new(key(), holder.clone(), Duration::ZERO, TERMS);
+                    store.release(release).await.expect("an answer");
+                }
+                "enqueue" => drop(acquire(other.clone(), IfHeld::LineUp).await),
+                _ => {
+                    let force = ForceAsk::new(key(), Duration::ZERO, TERMS);
+                    store.force_release(force).await.expect("an answer");
+                }
+            }
+            for command in ["lpop", "publish", "lrem"] {
+                let calls = calls(&world, command).await;
+                assert!(calls <= 65, "{what} behind {entries}: {calls} times {command}");
+            }
+            for owner in [holder, other] {
+                store.release(ReleaseAsk::new(key(), owner, Duration::ZERO, TERMS)).await.expect("an answer");
+            }
+            world.ask(&["DEL", LINE, NAME]).await;
+        }
+    }
+}
+
+/// Each further request used to ask for each of the 1 024 entries whether somebody listens.
+#[tokio::test]
+async fn a_full_queue_is_swept_a_part_at_a_time_and_all_of_it_in_the_end() {
+    let Some(world) = world().await else { return };
+    let store = RedisStore::connect(&world.redis.url()).await.expect("it is up");
+    let (ids, dead) = (OwnerIds::new("a", 1), OwnerIds::new("dead", 2));
+    store.open(Inbox::new(ids.next().process(), |_| true));
+    let acquire = async |owner| {
+        let ask = AcquireAsk::new(key(), owner, ms(30_000), IfHeld::LineUp, TERMS, ms(5_000));
+        store.acquire(ask).await.expect("an answer")
+    };
+    assert!(matches!(acquire(ids.next()).await, Acquired::Granted { .. }));
+    for n in 0..1024 {
+        // One dead entry, somewhere.
+        let owner = if n == 700 { dead.next() } else { ids.next() };
+        assert!(matches!(acquire(owner).await, Acquired::InLine { before, .. } if before == n));
+    }
+    let mut requests = 0;
+    loop {
+        world.ask(&["CONFIG", "RESETSTAT"]).await;
+        let answer = acquire(ids.next()).await;
+        requests += 1;
+        let asked = (calls(&world, "lrange").await, calls(&world, "pubsub|numsub").await, calls(&world, "lrem").await);
+        match answer {
+            Acquired::LineFull { waiting: 1024, .. } => assert_eq!(asked, (1, 1, 0), "one part, one question"),
+            Acquired::InLine { before: 1023, .. } => {
+                assert_eq!(asked, (1, 1, 1));
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(requests < 5_000, "the dead one is never found");
+    }
+    assert!(matches!(acquire(ids.next()).await, Acquired::LineFull { waiting: 1024, .. }), "full again");
+}

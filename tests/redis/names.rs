@@ -1,0 +1,51 @@
+//! Names that a client chose.
+
+use axum::{
+    Router,
+    body::Body,
+    extract::Path,
+    http::{Request, StatusCode, header},
+    response::IntoResponse,
+    routing::get,
+};
+use tower::ServiceExt;
+use tower_lock::{KeyInLogs, LockError, LockKey, LockLayer, Rejection, StoreErrorKind, by};
+
+use crate::support::{Log, until, world};
+
+/// It is the fault of the request: repeated, it is rejected again. Nothing of the name is in a log or in an error.
+#[tokio::test]
+async fn a_raw_name_that_the_store_does_not_take_is_a_400_and_no_failure_of_the_store() {
+    let Some(world) = world().await else { return };
+    let locks = world.sound_instance("a").await;
+    let raw = by(|Path(name): Path<String>| match LockKey::raw(name) {
+        Ok(key) => Ok(key),
+        Err(error) => Err((StatusCode::BAD_REQUEST, error.to_string()).into_response()),
+    });
+    let layer = LockLayer::new(&locks, raw).key_in_logs(KeyInLogs::Redacted);
+    let app = Router::new().route("/{name}", get(|| async { "ran" }).route_layer(layer));
+    let log = Log::default();
+    let guard = log.listen();
+    for name in ["lock:ann@example.org%0A2026-11-22T00:00:00Z%20INFO%20forged", "tower-lock:ann@example.org"] {
+        for _ in 0..20 {
+            let request = Request::get(format!("/{name}")).body(Body::empty()).expect("a request");
+            let answer = app.clone().oneshot(request).await.expect("infallible");
+            assert_eq!(answer.status(), StatusCode::BAD_REQUEST, "{name}");
+            assert!(answer.headers().get(header::RETRY_AFTER).is_none());
+            let rejection = answer.extensions().get::<Rejection>().expect("typed");
+            assert!(matches!(rejection, Rejection::BadKey { .. }), "{rejection:?}");
+            assert_eq!((rejection.outcome(), rejection.retry_after()), ("not-started", None));
+        }
+    }
+    let error = match locks.try_lock(LockKey::raw("lock:ann@example.org").expect("a name")).await {
+        Err(LockError::Store(error)) => error,
+        other => panic!("{other:?}"),
+    };
+    drop(guard);
+    assert_eq!(error.kind(), StoreErrorKind::InvalidKey);
+    let reason = std::error::Error::source(&error).expect("kept").to_string();
+    assert!(reason.contains("begins with `lock:`") && !reason.contains("ann"), "{reason}");
+    let text = log.text();
+    assert!(!text.contains("WARN") && !text.contains("ann@example.org"), "{text}");
+    until("nothing is to be given back", async || locks.size() == (0, 0)).await;
+}
