@@ -148,7 +148,7 @@ impl Rejection {
             LockError::ShuttingDown => Self::ShuttingDown { retry_after: retry_after(Duration::MAX, 1) },
             // A raw name that this store does not take: repeated as it is, it would be refused again.
             LockError::Store(source) if source.kind() == StoreErrorKind::InvalidKey => {
-                Self::BadKey { status: StatusCode::BAD_REQUEST, field: None }
+                Self::BadKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }
             }
             LockError::Store(source) => {
                 // How long a route holds its locks says nothing of when a store is back.
