@@ -15,13 +15,12 @@ use super::{
     conversation::{Ahead, Ending, Request},
     core::{Core, Waiter},
     metrics,
-    owner::Owner,
+    owner::{InRequest, Owner, Parent},
     policy::{call_setters, settings},
     terms::Terms,
     told::Told,
 };
 use crate::{
-    defaults::LOCK_WAIT,
     key::LockKey,
     store::{StoreError, StoreErrorKind},
 };
@@ -47,8 +46,17 @@ use crate::{
 pub struct LockCall {
     core: Arc<Core>,
     key: LockKey,
+    /// What this call sets.
     policy: Policy,
     owner: Option<Owner>,
+    handle: OfHandle,
+}
+
+/// What a call has from the handle that it was made with.
+#[derive(Debug)]
+struct OfHandle {
+    policy: Policy,
+    parent: Parent,
 }
 
 /// What is asked of the table.
@@ -70,6 +78,9 @@ pin_project! {
         core: Option<Arc<Core>>,
         // What is asked at the first poll.
         ask: Option<Ask>,
+        // Of a call: what it sets, and what it has from its handle. What it inherits is known where it
+        // is polled first, as its owner is.
+        call: Option<(Policy, OfHandle)>,
         // What came of it.
         place: Option<Place>,
         wait: Duration,
@@ -100,8 +111,8 @@ struct Place {
 }
 
 impl LockCall {
-    pub(super) fn new(core: Arc<Core>, key: LockKey, policy: Policy) -> Self {
-        Self { core, key, policy, owner: None }
+    pub(super) fn new(core: Arc<Core>, key: LockKey, policy: Policy, parent: Parent) -> Self {
+        Self { core, key, policy: Policy::new(), owner: None, handle: OfHandle { policy, parent } }
     }
 
     settings!(call_setters);
@@ -165,16 +176,30 @@ impl IntoFuture for LockCall {
     type IntoFuture = LockFuture;
 
     fn into_future(self) -> LockFuture {
-        let Self { core, key, policy, owner } = self;
-        let wait = policy.call_wait().unwrap_or(LOCK_WAIT);
-        LockFuture::new(core, Ask { key, wait, terms: policy.call_terms(), owner, route: None })
+        let Self { core, key, policy, owner, handle } = self;
+        // Wait and terms are set with the first poll.
+        let ask = Ask { key, wait: Duration::ZERO, terms: Terms::default(), owner, route: None };
+        LockFuture::make(core, ask, Some((policy, handle)))
     }
 }
 
 impl LockFuture {
     pub(crate) fn new(core: Arc<Core>, ask: Ask) -> Self {
+        Self::make(core, ask, None)
+    }
+
+    fn make(core: Arc<Core>, ask: Ask, call: Option<(Policy, OfHandle)>) -> Self {
         let wait = ask.wait;
-        Self { core: Some(core), ask: Some(ask), place: None, wait, timer: None, is_last_round: false, is_late: false }
+        Self {
+            core: Some(core),
+            ask: Some(ask),
+            call,
+            place: None,
+            wait,
+            timer: None,
+            is_last_round: false,
+            is_late: false,
+        }
     }
 }
 
@@ -184,8 +209,13 @@ impl Future for LockFuture {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         let core = this.core.as_ref().expect("not polled after its end");
-        if let Some(ask) = this.ask.take() {
-            *this.place = Some(Place::ask(core, ask));
+        if let Some(mut ask) = this.ask.take() {
+            let parent = this.call.take().and_then(|(policy, handle)| {
+                (ask.wait, ask.terms) = settle(policy, handle.policy);
+                *this.wait = ask.wait;
+                handle.parent.get()
+            });
+            *this.place = Some(Place::ask(core, ask, parent));
         }
         let place = this.place.as_mut().expect("asked with the first poll");
         let mut told = loop {
@@ -237,12 +267,13 @@ impl Future for LockFuture {
 }
 
 impl Place {
-    fn ask(core: &Arc<Core>, ask: Ask) -> Self {
+    fn ask(core: &Arc<Core>, ask: Ask, parent: Option<Owner>) -> Self {
         let Ask { key, wait, terms, owner, route } = ask;
         let waiting = metrics::Waiting::begins(route.as_ref());
         let waiter: Waiter = Arc::new(Told::new());
         let owner = owner.or_else(Owner::current);
-        let request = Request { waiter: Arc::clone(&waiter), waits: !wait.is_zero(), owner, terms };
+        let parent = parent.filter(|_| owner.is_none());
+        let request = Request { waiter: Arc::clone(&waiter), waits: !wait.is_zero(), owner, parent, terms };
         let number = core.request(&key, request);
         Self { key, number, waiter, waiting }
     }
@@ -254,6 +285,20 @@ impl Place {
             Some(Ok(section)) => drop(core.guard_ended(&section, Ending::Unheard)),
             Some(Err(_)) => {}
             None => drop(core.leave(&self.key, self.number)),
+        }
+    }
+}
+
+/// How long a call waits, and on which terms it holds its key.
+fn settle(call: Policy, handle: Policy) -> (Duration, Terms) {
+    match InRequest::policy() {
+        Some(request) => {
+            let policy = call.or(request).or(handle);
+            (policy.request_wait(), policy.request_terms())
+        }
+        None => {
+            let policy = call.or(handle);
+            (policy.call_wait(), policy.call_terms())
         }
     }
 }

@@ -33,6 +33,9 @@ pub enum LockError {
     /// The store could not say whether the key is free; or 10 000 releases have not reached it, and
     /// nothing new is acquired until they have. The [source](Error::source) says which.
     Store(StoreError),
+    /// The request in which this task was spawned holds the lock, or waits for it. If its handler waits
+    /// for the task, each would wait for the other. See [`Owner`](crate::Owner#spawned-tasks).
+    HeldByParentRequest,
     /// These locks are being [shut down](crate::Locks::shutdown).
     ShuttingDown,
 }
@@ -130,6 +133,11 @@ impl fmt::Display for LockError {
                 })?;
                 write!(f, ": {ahead} are ahead")
             }
+            Self::HeldByParentRequest => f.write_str(
+                "the request that spawned this task holds the lock or waits for it: share the lock with \
+                 `.owner(&owner)`, where `owner` is `Owner::current()` taken before the spawn, or wait for the \
+                 request to end with `.owner(&Owner::new())`",
+            ),
             Self::Store(_) => f.write_str("the store could not say whether the lock is free"),
             Self::ShuttingDown => {
                 f.write_str("no lock is taken any more: the locks of this process are being shut down")

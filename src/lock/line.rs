@@ -13,6 +13,8 @@ pub struct Request<W> {
     pub waits: bool,
     /// Under whose name it re-enters what is held already.
     pub owner: Option<Owner>,
+    /// The owner of the request that started its task, if it has no owner itself.
+    pub parent: Option<Owner>,
     /// On which terms it will hold the key.
     pub terms: Terms,
 }
@@ -95,6 +97,11 @@ impl<W> Line<W> {
         }
         let at = self.places.iter().position(|place| !place.request.waits)?;
         Some((at, self.remove(at)?))
+    }
+
+    /// Whether this owner waits in it.
+    pub(super) fn has(&self, owner: &Owner) -> bool {
+        owner.waits() && self.requests().any(|request| request.owner.as_ref() == Some(owner))
     }
 
     /// The first one of this owner.

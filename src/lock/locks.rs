@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::{
     LockCall, Policy,
     core::{Core, LINE},
-    owner::Owner,
+    owner::{Owner, Parent},
 };
 use crate::{
     clock::Clock,
@@ -26,10 +26,11 @@ use crate::{
 /// other as two instances of the service.
 ///
 /// Locks are taken within a Tokio runtime with its time driver on.
-#[derive(Clone)]
 pub struct Locks {
     handle: Arc<Handle>,
     policy: Policy,
+    /// For calls without an owner: tasks that were spawned in a request.
+    parent: Parent,
 }
 
 /// What all clones share. Dropped with the last of them.
@@ -94,7 +95,7 @@ impl Locks {
     /// The same locks with other defaults, for a router of its own perhaps.
     #[must_use]
     pub fn with_policy(&self, policy: Policy) -> Self {
-        Self { handle: Arc::clone(&self.handle), policy: policy.or(self.policy) }
+        Self { policy: policy.or(self.policy), ..self.clone() }
     }
 
     /// Takes the key if nobody has it. Redisson's `tryLock()`.
@@ -117,6 +118,13 @@ impl Locks {
     /// Takes the key, and waits for it: 30 seconds, or as long as the [`Policy`] of this handle or the call itself says.
     /// Redisson's `lock()`, but that every wait has an end.
     ///
+    /// In a handler under a [`LockLayer`](crate::LockLayer) or [`LocksLayer`](crate::LocksLayer) a call
+    /// inherits the settings of the request: what the call sets, else the route (with the wait that its
+    /// client chose), else this handle, else the default of a request. A route that rejects at once so
+    /// rejects at once in its handler, too; say [`wait`](LockCall::wait) where that is not meant. A task
+    /// that a handler spawns is in no request: it inherits nothing, and has no
+    /// [`Owner`](Owner#spawned-tasks).
+    ///
     /// ```
     /// # use std::time::Duration;
     /// # use tower_lock::{Lease, LockError, Locks};
@@ -133,7 +141,7 @@ impl Locks {
     /// # }
     /// ```
     pub fn lock(&self, key: impl Into<LockKey>) -> LockCall {
-        LockCall::new(Arc::clone(self.core()), key.into(), self.policy)
+        LockCall::new(Arc::clone(self.core()), key.into(), self.policy, self.parent.clone())
     }
 
     /// Who has this key, since when, and how many wait, as the store sees it. Redisson's `isLocked()`, and what its operators read from
@@ -327,7 +335,7 @@ impl LocksBuilder {
         // The one source of random bits in the standard library: each state has keys of its own.
         let random = random.unwrap_or_else(|| RandomState::new().hash_one(0));
         let core = Core::new(store, clock, OwnerIds::new(&instance, random), max_detached);
-        Locks { handle: Arc::new(Handle(core)), policy: Policy::new() }
+        Locks { handle: Arc::new(Handle(core)), policy: Policy::new(), parent: Parent::default() }
     }
 }
 
@@ -338,6 +346,14 @@ fn this_instance() -> String {
     #[cfg(not(unix))]
     let by_system = || std::env::var("COMPUTERNAME").unwrap_or_else(|_| "instance".to_owned());
     by_environment.unwrap_or_else(by_system)
+}
+
+impl Clone for Locks {
+    fn clone(&self) -> Self {
+        // A clone that is made in a request may go to a task of that request.
+        let parent = Parent::here().unwrap_or_else(|| self.parent.clone());
+        Self { handle: Arc::clone(&self.handle), policy: self.policy, parent }
+    }
 }
 
 impl Drop for Handle {
@@ -356,7 +372,7 @@ impl Drop for Handle {
 
 impl fmt::Debug for Locks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { handle, policy } = self;
+        let Self { handle, policy, parent: _ } = self;
         f.debug_struct("Locks").field("store", &handle.0.store).field("policy", policy).finish_non_exhaustive()
     }
 }

@@ -45,7 +45,7 @@ mod enabled {
 
         pub(in crate::lock) fn refused(&mut self, error: &LockError) {
             self.ends(match error {
-                LockError::Held { .. } => "refused",
+                LockError::Held { .. } | LockError::HeldByParentRequest => "refused",
                 LockError::TimedOut { .. } => "timed_out",
                 LockError::LineFull { .. } => "line_full",
                 LockError::Store(_) => "store_unavailable",

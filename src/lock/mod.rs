@@ -59,6 +59,7 @@ pub(crate) use self::{
     call::Ask,
     core::Core,
     detached::{Detached, DetachedRoute},
+    owner::InRequest,
     policy::{request_setters, settings},
     room::{Abort, NoRoom, Room, Share},
     sync::Mutex,

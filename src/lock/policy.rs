@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::terms::Terms;
-use crate::defaults::{BODY_IDLE, BODY_RATE, HOLD_AT_LEAST_MAX, LOCK_DELAY, LOCK_DELAY_MAX, MAX_HOLD, REQUEST_WAIT};
+use crate::defaults::{
+    BODY_IDLE, BODY_RATE, HOLD_AT_LEAST_MAX, LOCK_DELAY, LOCK_DELAY_MAX, LOCK_WAIT, MAX_HOLD, REQUEST_WAIT,
+};
 
 /// What a log shows of a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,7 +84,7 @@ macro_rules! settings {
         $make! {
             calls {
                 /// Waits at most this long for the key, first come first served. Default: zero for a request, which is refused at once
-                /// while somebody else has the key; 30 seconds for [`Locks::lock`](crate::Locks::lock).
+                /// while somebody else has the key; 30 seconds for [`Locks::lock`](crate::Locks::lock) outside of a request.
                 ///
                 /// Waiting is for requests of which each shall have its turn (ten buyers, five items); refusing is for those of
                 /// which one is enough (the second tap on "claim").
@@ -225,6 +227,7 @@ macro_rules! policy {
     ($($(#[$doc:meta])* $name:ident($arg:ident: $type:ty),)*) => {
         /// Settings for requests that need a lock. What is not set is inherited: a route from the nearest
         /// [`LocksLayer`](crate::LocksLayer), that from its [`Locks`](crate::Locks), those from the defaults.
+        /// A [`Locks::lock`](crate::Locks::lock) in a handler inherits from its request what a call can have.
         ///
         /// ```
         /// # use std::time::Duration;
@@ -313,9 +316,14 @@ impl Policy {
         self.timeout_status.unwrap_or_default()
     }
 
-    /// How long a call without HTTP waits, if anything says so.
-    pub(crate) fn call_wait(&self) -> Option<Duration> {
-        self.wait
+    /// What the calls of a handler inherit: with the wait that its client chose, if it did.
+    pub(crate) fn of_request(self, client_wait: Option<Duration>) -> Self {
+        Self { wait: client_wait.or(self.wait), ..self }
+    }
+
+    /// How long a call without HTTP waits.
+    pub(crate) fn call_wait(&self) -> Duration {
+        self.wait.unwrap_or(LOCK_WAIT)
     }
 
     /// On which terms a call without HTTP holds its key.

@@ -297,7 +297,7 @@ mod tests {
         }
 
         fn ask(&mut self, who: u32, waits: bool) -> u64 {
-            let request = Request { waiter: who, waits, owner: None, terms: Terms::default() };
+            let request = Request { waiter: who, waits, owner: None, parent: None, terms: Terms::default() };
             let mut actions = Actions::new();
             let place = self.table.request(&self.key, &Now::at(self.now), &self.ids, request, &mut actions);
             self.act(actions);
@@ -532,6 +532,35 @@ mod tests {
     }
 
     #[test]
+    fn a_task_is_rejected_where_the_request_that_started_it_holds_the_key_or_waits_for_it() {
+        let mut w = world();
+        let (parent, other) = (Owner::new(), Owner::new());
+        let ask = |w: &mut World, who, owner: Option<&Owner>, parent: Option<&Owner>, waits| {
+            let (owner, parent) = (owner.cloned(), parent.cloned());
+            let request = Request { waiter: who, waits, owner, parent, terms: Terms::default() };
+            let mut actions = Actions::new();
+            w.table.request(&w.key, &Now::at(w.now), &w.ids, request, &mut actions);
+            w.act(actions);
+        };
+        ask(&mut w, 1, Some(&parent), None, true);
+        ask(&mut w, 2, None, Some(&parent), true);
+        assert!(matches!(w.told.remove(0), (2, Err(LockError::HeldByParentRequest))), "it waits for it");
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        ask(&mut w, 3, None, Some(&parent), true);
+        assert!(matches!(w.told.remove(0), (3, Err(LockError::HeldByParentRequest))), "it has it");
+        ask(&mut w, 4, None, Some(&parent), false);
+        assert!(matches!(w.told.remove(0), (4, Err(LockError::Held { .. }))), "it does not wait");
+        ask(&mut w, 5, None, Some(&other), true);
+        assert!(w.told.is_empty(), "another request's task");
+        parent.retire();
+        ask(&mut w, 6, None, Some(&parent), true);
+        assert!(w.told.is_empty(), "the request is over");
+        w.end(&section, Ending::Released);
+        w.turn(5);
+    }
+
+    #[test]
     fn a_wait_that_ends_while_its_own_release_fails_names_the_error_of_the_store() {
         let mut w = world();
         w.ask(1, false);
@@ -624,7 +653,7 @@ mod tests {
         let owner = Owner::new();
         let ask = |w: &mut World, who| {
             let owner = Some(owner.clone());
-            let request = Request { waiter: who, waits: true, owner, terms: Terms::default() };
+            let request = Request { waiter: who, waits: true, owner, parent: None, terms: Terms::default() };
             let mut actions = Actions::new();
             w.table.request(&w.key, &Now::at(w.now), &w.ids, request, &mut actions);
             w.act(actions);
@@ -827,7 +856,7 @@ mod tests {
         let mut w = world();
         w.ask(1, true);
         let terms = Terms { lock_delay: ms(5_000), ..Terms::default() };
-        let request = Request { waiter: 2, waits: true, owner: None, terms };
+        let request = Request { waiter: 2, waits: true, owner: None, parent: None, terms };
         let mut actions = Actions::new();
         let place = w.table.request(&w.key, &Now::at(w.now), &w.ids, request, &mut actions);
         w.act(actions);
@@ -845,7 +874,7 @@ mod tests {
     fn a_limit_that_passes_between_two_sections_is_nobodys() {
         let mut w = world();
         let terms = Terms { max_hold: Some(ms(200)), ..Terms::default() };
-        let request = Request { waiter: 1, waits: true, owner: None, terms };
+        let request = Request { waiter: 1, waits: true, owner: None, parent: None, terms };
         let mut actions = Actions::new();
         w.table.request(&w.key, &Now::at(w.now), &w.ids, request, &mut actions);
         w.act(actions);

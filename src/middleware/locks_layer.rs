@@ -126,7 +126,7 @@ where
         let method = request.method().clone();
         let request = request.map(|body| body.watched_by(&slot));
         slot.runs(true);
-        let handler = slot.owner().scope_sync(|| self.inner.call(request));
+        let handler = slot.in_request().scope_sync(|| self.inner.call(request));
         let duty = Duty::new(slot.clone(), tenure);
         ResponseFuture::under(
             slot,

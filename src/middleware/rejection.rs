@@ -136,6 +136,8 @@ impl Rejection {
         let retry_after = |lease_left, ahead| retry_after(lease_left, usual_hold.get(), ahead, fastrand::f64());
         match error {
             LockError::Held { lease_left, ahead } => Self::Held { retry_after: retry_after(lease_left, ahead) },
+            // A request always has an owner, so that no layer sees this.
+            LockError::HeldByParentRequest => Self::Held { retry_after: retry_after(Duration::MAX, 1) },
             LockError::TimedOut { waited, lease_left, ahead } => {
                 Self::TimedOut { waited, retry_after: retry_after(lease_left, ahead), status }
             }

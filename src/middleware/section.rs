@@ -148,7 +148,7 @@ impl Duty {
     /// Runs the handler as the owner of the request, as long as all its locks are ours, and not one poll longer (I6). The handler says itself
     /// when it [begins](Slot::runs).
     pub(super) async fn run<F: Future>(&self, handler: F) -> Result<F::Output, LockLost> {
-        let mut handler = pin!(self.slot.owner().scope(handler));
+        let mut handler = pin!(self.slot.in_request().scope(handler));
         let mut stops = Stops::new();
         let must_stop = || self.must_stop().or_else(|| self.slot.must_stop());
         let done = poll_fn(|cx| {
@@ -182,7 +182,7 @@ impl Duty {
 
     /// Does this as the owner of the request, which so has its locks once more where it asks.
     pub(super) fn as_owner<T>(&self, f: impl FnOnce() -> T) -> T {
-        self.slot.owner().scope_sync(f)
+        self.slot.in_request().scope_sync(f)
     }
 
     /// Whether the answer is to be broken off now, and why.

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     key::LockKey,
-    lock::{Ask, Core, Detached, DetachedRoute, LockFuture, LockLost, Mutex, Owner, Policy},
+    lock::{Ask, Core, Detached, DetachedRoute, InRequest, LockFuture, LockLost, Mutex, Owner, Policy},
 };
 
 /// One request at one layer of ours: the layer, its future, its handler and the extractors in there meet here. In the extensions of the
@@ -125,6 +125,11 @@ impl Slot {
 
     pub(super) fn owner(&self) -> &Owner {
         &self.0.owner
+    }
+
+    /// What the calls of the handler have from this request.
+    pub(super) fn in_request(&self) -> InRequest {
+        InRequest::new(self.0.owner.clone(), self.0.terms.policy.of_request(self.0.client_wait))
     }
 
     pub(super) fn policy(&self) -> &Policy {

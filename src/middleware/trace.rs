@@ -151,7 +151,7 @@ mod enabled {
 
         pub(in crate::middleware) fn turned_away(&mut self, error: &LockError, waited: Duration) {
             let result = match error {
-                LockError::Held { .. } => "refused",
+                LockError::Held { .. } | LockError::HeldByParentRequest => "refused",
                 LockError::TimedOut { .. } => "timed_out",
                 LockError::LineFull { .. } => "line_full",
                 LockError::Store(_) => "store_unavailable",

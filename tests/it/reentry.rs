@@ -18,9 +18,11 @@ use tokio::{
     sync::oneshot,
     time::{Instant, sleep},
 };
-use tower_lock::{HeldLock, LockError, LockKey, LockLayer, Locks, LocksLayer, Owner, Released, test_util::Verb};
+use tower_lock::{
+    HeldLock, LockError, LockGuard, LockKey, LockLayer, Locks, LocksLayer, Owner, Policy, Released, test_util::Verb,
+};
 
-use crate::support::{fetch, one_key, settle, soon, store_and_locks, text};
+use crate::support::{fetch, one_key, send, settle, soon, store_and_locks, text};
 
 fn key() -> LockKey {
     LockKey::from(("k",))
@@ -217,4 +219,138 @@ async fn a_streaming_body_does_not_wait_for_its_own_lock() {
         assert_eq!(text(fetch(&app, "/").await).await, "x");
         assert_eq!(store.held(), 0);
     }
+}
+
+/// Answers how long a call for a key that somebody else has was waited for, and what it was told.
+async fn waited(call: impl IntoFuture<Output = Result<LockGuard, LockError>>) -> String {
+    let began = Instant::now();
+    let told = match call.into_future().await {
+        Err(LockError::Held { .. }) => "held",
+        Err(LockError::TimedOut { .. }) => "timed out",
+        other => panic!("{other:?}"),
+    };
+    format!("{told} {}", began.elapsed().as_millis())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_in_a_handler_inherits_the_wait_of_its_route() {
+    let (_store, locks) = store_and_locks();
+    let ms = Duration::from_millis;
+    let _held = locks.lock(("busy",)).await.expect("free");
+    let inherits = async |State(locks): State<Locks>| waited(locks.lock(("busy",))).await;
+    let own = async |State(locks): State<Locks>| waited(locks.lock(("busy",)).wait(Duration::from_secs(5))).await;
+    let elsewhere = async |State(locks): State<Locks>| {
+        let call = locks.lock(("busy",)).into_future();
+        #[expect(clippy::disallowed_methods, reason = "the test is about such a task")]
+        tokio::spawn(waited(call)).await.expect("no panic")
+    };
+    let scoped = async |State(locks): State<Locks>| Owner::new().scope(waited(locks.lock(("busy",)))).await;
+    let layer = |policy| LockLayer::new(&locks, one_key()).policy(policy);
+    let none = Policy::new();
+    let app = Router::new()
+        .route("/router", get(inherits).route_layer(layer(none)))
+        .route("/route", get(inherits).route_layer(layer(none.wait(ms(700)))))
+        .route("/client", get(inherits).route_layer(layer(none.client_wait(Duration::from_secs(3)))))
+        .route("/zero", get(inherits).route_layer(layer(none.wait(Duration::ZERO))))
+        .route("/own", get(own).route_layer(layer(none)))
+        .route("/elsewhere", get(elsewhere).route_layer(layer(none)))
+        .route("/scoped", get(scoped).route_layer(layer(none)))
+        .route("/unlocked", get(inherits))
+        .with_state(locks.clone());
+    let router = app.clone().layer(LocksLayer::new(&locks).wait(ms(200)));
+    for (path, told) in [
+        ("/router", "timed out 200"),
+        ("/route", "timed out 700"),
+        ("/client", "timed out 2000"),
+        ("/zero", "held 0"),
+        ("/own", "timed out 5000"),
+        ("/elsewhere", "timed out 30000"),
+        ("/scoped", "timed out 200"),
+        ("/unlocked", "timed out 200"),
+    ] {
+        let request = Request::get(path).header("prefer", "wait=2").body(Body::empty()).expect("a request");
+        assert_eq!(text(send(&router, request).await).await, told, "{path}");
+    }
+    assert_eq!(text(fetch(&app, "/router").await).await, "held 0", "nothing is set: as the route, it does not wait");
+    assert_eq!(text(fetch(&app, "/unlocked").await).await, "timed out 30000", "no layer, no request");
+    let patient = locks.with_policy(none.wait(ms(900)));
+    let app = Router::new().route("/", get(inherits).route_layer(layer(none))).with_state(patient);
+    assert_eq!(text(fetch(&app, "/").await).await, "timed out 900", "the handle says so, and the route says nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_in_a_handler_inherits_the_terms_of_its_route() {
+    let (_store, locks) = store_and_locks();
+    let handler = async |State(locks): State<Locks>| {
+        let inherits = locks.lock(("other", 1)).await.expect("free");
+        let own = locks.lock(("other", 2)).max_hold(Duration::from_secs(7)).await.expect("free");
+        let left = [&inherits, &own].map(|guard| guard.view().remaining().as_secs_f64().round());
+        drop((inherits.release(), own.release()));
+        format!("{left:?}")
+    };
+    let app = Router::new()
+        .route("/", get(handler).route_layer(LockLayer::new(&locks, one_key()).max_hold(Duration::from_secs(3))))
+        .with_state(locks.clone());
+    assert_eq!(text(fetch(&app, "/").await).await, "[3.0, 7.0]");
+}
+
+/// It is awaited in the handler: each would wait for the other.
+#[tokio::test(start_paused = true)]
+async fn a_task_that_its_handler_awaits_is_told_that_its_request_holds_the_lock() {
+    let (store, locks) = store_and_locks();
+    let handler = async |State(locks): State<Locks>| {
+        let began = Instant::now();
+        let (one, two, three) = (locks.clone(), locks.clone(), locks.with_policy(Policy::new()));
+        let owner = Owner::current().expect("the request");
+        #[expect(clippy::disallowed_methods, reason = "the test is about such tasks")]
+        let (plain, shared, other) = (
+            tokio::spawn(async move { one.lock(key()).await.map(|_| ()) }),
+            tokio::spawn(async move { two.lock(key()).owner(&owner).await.map(|guard| guard.hold_count()) }),
+            tokio::spawn(async move { three.lock(("another",)).await.map(|guard| guard.hold_count()) }),
+        );
+        let error = plain.await.expect("no panic").expect_err("it would wait for its own request");
+        assert!(matches!(error, LockError::HeldByParentRequest), "{error:?}");
+        for says in ["Owner::current()", "Owner::new()"] {
+            assert!(error.to_string().contains(says), "{error}");
+        }
+        assert_eq!((shared.await.expect("no panic").ok(), other.await.expect("no panic").ok()), (Some(2), Some(1)));
+        #[expect(clippy::disallowed_methods, reason = "the test is about such tasks")]
+        let refused = tokio::spawn(async move { locks.try_lock(key()).await.map(|_| ()) }).await.expect("no panic");
+        assert!(matches!(refused, Err(LockError::Held { .. })), "it does not wait: {refused:?}");
+        assert_eq!(began.elapsed(), Duration::ZERO);
+    };
+    let app =
+        Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, one_key()))).with_state(locks.clone());
+    assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_says_it_is_somebody_else_has_the_lock_after_the_response() {
+    let (store, locks) = store_and_locks();
+    let (told, hears) = oneshot::channel();
+    let told = Arc::new(Mutex::new(Some(told)));
+    let handler = move |State(locks): State<Locks>| {
+        let told = told.lock().expect("whole").take().expect("once");
+        async move {
+            #[expect(clippy::disallowed_methods, reason = "the test is about such a task")]
+            tokio::spawn(async move {
+                let guard = locks.lock(key()).owner(&Owner::new()).await.expect("its turn");
+                drop(guard.release());
+                // The request is over: the same handle is as any other.
+                let again = locks.lock(key()).await.expect("free");
+                drop((told.send(()), again.release()));
+            });
+            sleep(Duration::from_secs(2)).await;
+        }
+    };
+    let app =
+        Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, one_key()))).with_state(locks.clone());
+    let began = Instant::now();
+    assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
+    hears.await.expect("it had both");
+    assert_eq!(began.elapsed().as_secs(), 2);
+    settle().await;
+    assert_eq!(store.held(), 0);
 }

@@ -66,7 +66,7 @@ impl<W: Clone> Conversation<W> {
             // I10: the store keeps the key for less than this one wants. A yield asks for more.
             return self.yield_turn(cx);
         }
-        let Some(Request { waiter, waits, owner, terms }) = self.line.pop() else { return };
+        let Some(Request { waiter, waits, owner, terms, parent: _ }) = self.line.pop() else { return };
         let token = held.token.of_section(held.sections);
         held.sections += 1;
         let looked_at = held.grant.look_at();

@@ -21,6 +21,9 @@ impl<W: Clone> Conversation<W> {
         if self.draining {
             return cx.refuse(request, LockError::ShuttingDown);
         }
+        if request.waits && self.is_wanted_by_parent(&request, cx) {
+            return cx.refuse(request, LockError::HeldByParentRequest);
+        }
         if !request.waits {
             self.notice_loss(cx);
             if self.is_taken() {
@@ -61,6 +64,16 @@ impl<W: Clone> Conversation<W> {
         }
         let ahead = self.ahead(self.line.len(), now);
         Some(refused(ahead.lease_left, ahead.places))
+    }
+
+    /// Whether the request that started this task has the key, or waits for it: if its handler
+    /// waits for the task, each would wait for the other.
+    fn is_wanted_by_parent(&self, request: &Request<W>, cx: &Context<'_, W>) -> bool {
+        let Some(parent) = request.parent.as_ref().filter(|parent| !parent.is_retired()) else { return false };
+        if self.line.has(parent) {
+            return true;
+        }
+        self.holds(parent, cx.now()) > 0
     }
 
     /// Somebody who has the key already has it once more.

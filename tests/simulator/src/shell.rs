@@ -201,7 +201,7 @@ impl Shell {
     pub fn request(&mut self, now: Moment, key: &LockKey, who: Who, waits: bool, terms: Terms) -> u64 {
         let mut actions = Actions::new();
         self.memory.waiting.insert(who, (key.clone(), waits));
-        let request = Request { waiter: who, waits, owner: None, terms };
+        let request = Request { waiter: who, waits, owner: None, parent: None, terms };
         let place = self.table.request(key, &Now::at(now), &self.ids, request, &mut actions);
         self.perform(now, key, actions);
         place
