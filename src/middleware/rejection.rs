@@ -43,6 +43,7 @@ use crate::{
 /// | `BodyTooLarge` | 413 | `urn:tower-lock:body-too-large` |
 /// | `BodiesFull` | 503 | `urn:tower-lock:bodies-full` |
 /// | `BadKey` | 400 or 422, or the extractor's own | `urn:tower-lock:bad-key` |
+/// | `Disconnected` | 408 | `urn:tower-lock:disconnected` |
 /// | `Lost` | 503 | `urn:tower-lock:lost` |
 /// | `MaxHold` | 503 | `urn:tower-lock:max-hold` |
 #[derive(Clone, Debug)]
@@ -101,6 +102,8 @@ pub enum Rejection {
         /// The extractor of the key function that rejected the request, by the name of its type without its modules: `Json<Claim>`. `None`: none did.
         extractor: Option<String>,
     },
+    /// Its client had closed the connection when the lock was granted, as a [`ClientConnection`](crate::ClientConnection) says. Nobody hears of it.
+    Disconnected,
     /// The lock was lost while the handler ran; the handler was dropped where it stood. What it did is not known.
     Lost,
     /// The handler ran for longer than the lock may be held, and was dropped where it stood. What it did is not known.
@@ -179,13 +182,13 @@ impl Rejection {
             | Self::BodiesFull { .. }
             | Self::Lost
             | Self::MaxHold => StatusCode::SERVICE_UNAVAILABLE,
-            Self::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
+            Self::BodyTimeout | Self::Disconnected => StatusCode::REQUEST_TIMEOUT,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BadKey { status, .. } => *status,
         }
     }
 
-    /// The last word of the problem's `type`: `held`, `timed-out`, `line-full`, `store-unavailable`, `shutting-down`, `body-timeout`,
+    /// The last word of the problem's `type`: `held`, `timed-out`, `line-full`, `store-unavailable`, `shutting-down`, `disconnected`, `body-timeout`,
     /// `body-too-large`, `bodies-full`, `bad-key`, `lost`, `max-hold`.
     #[must_use]
     pub fn code(&self) -> &'static str {
@@ -195,6 +198,7 @@ impl Rejection {
             Self::LineFull { .. } => "line-full",
             Self::StoreUnavailable { .. } => "store-unavailable",
             Self::ShuttingDown { .. } => "shutting-down",
+            Self::Disconnected => "disconnected",
             Self::BodyTimeout => "body-timeout",
             Self::BodyTooLarge => "body-too-large",
             Self::BodiesFull { .. } => "bodies-full",
@@ -222,7 +226,12 @@ impl Rejection {
             | Self::StoreUnavailable { retry_after, .. }
             | Self::ShuttingDown { retry_after }
             | Self::BodiesFull { retry_after } => Some(*retry_after),
-            Self::BodyTimeout | Self::BodyTooLarge | Self::BadKey { .. } | Self::Lost | Self::MaxHold => None,
+            Self::Disconnected
+            | Self::BodyTimeout
+            | Self::BodyTooLarge
+            | Self::BadKey { .. }
+            | Self::Lost
+            | Self::MaxHold => None,
         }
     }
 
@@ -262,6 +271,7 @@ impl Rejection {
             Self::LineFull { bound: QueueBound::Store, .. } => "Too many instances wait for this subject",
             Self::StoreUnavailable { .. } => "Locks cannot be taken now",
             Self::ShuttingDown { .. } => "This instance is being shut down",
+            Self::Disconnected => "The client has gone",
             Self::BodyTimeout => "The body came too slowly",
             Self::BodyTooLarge => "The body is too large",
             Self::BodiesFull { .. } => "Too many bodies are kept for requests that wait",
@@ -302,6 +312,7 @@ impl Rejection {
             Self::ShuttingDown { .. } => {
                 "No work is begun here any more. Nothing was done; the request can be repeated, and will reach another instance."
             }
+            Self::Disconnected => "The connection was closed when the request had its turn. Nothing was done.",
             Self::BodyTimeout => {
                 "The body did not arrive in time. Nothing was done; the request can be repeated, with its whole body at once."
             }

@@ -13,6 +13,7 @@ use super::{
     body_in::BodyReader,
     body_out::ResponseBody,
     config::Config,
+    connection::ClientConnection,
     ending,
     future::ResponseFuture,
     key_source::{KeySource, NoKey, has_route},
@@ -113,6 +114,11 @@ where
         Err(rejection) => return Ok(slot.on_reject().answer(rejection).map(ResponseBody::rejected)),
     };
     drop(waits);
+    // It may have left without a sign to the server: then the next one has its turn, and nothing was run for nobody.
+    if head.extensions.get::<ClientConnection>().is_some_and(ClientConnection::is_closed) {
+        section.unheard();
+        return Ok(slot.on_reject().answer(Rejection::Disconnected).map(ResponseBody::rejected));
+    }
 
     head.extensions.insert(slot.owner().clone());
     head.extensions.insert(section.view());

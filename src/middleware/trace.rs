@@ -174,6 +174,11 @@ mod enabled {
             tracing::warn!(target: "tower_lock", parent: &self.span, "given back late: the lock was not ours any more");
         }
 
+        pub(in crate::middleware) fn unheard(&self) {
+            self.span.record("result", "cancelled");
+            tracing::debug!(target: "tower_lock", parent: &self.span, "its client had gone when the lock was granted");
+        }
+
         pub(in crate::middleware) fn stalled(&self, why: TooSlow) {
             tracing::warn!(target: "tower_lock", parent: &self.span, "an answer was cut, its reader is too slow: {why}");
         }
@@ -242,6 +247,8 @@ mod disabled {
         pub(in crate::middleware) fn lost(&self, _: LockLost) {}
 
         pub(in crate::middleware) fn late(&self) {}
+
+        pub(in crate::middleware) fn unheard(&self) {}
 
         pub(in crate::middleware) fn stalled(&self, _: TooSlow) {}
 
