@@ -64,6 +64,9 @@ pub(crate) const STRAY_OFFERS: usize = 8;
 
 /// How long one call of the store may take.
 pub(crate) const STORE_CALL: Duration = Duration::from_millis(500);
+/// How long it may take to connect to Redis.
+#[cfg(feature = "redis")]
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// A request is turned away when no call for its key was answered for so long: one call, and one repeat.
 #[cfg(any(test, feature = "redis", feature = "test-util"))]
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -74,6 +77,10 @@ pub(crate) const RETRY_MAX: Duration = Duration::from_secs(1);
 /// So often at the most a log is told why the store does not answer.
 #[cfg(feature = "tracing")]
 pub(crate) const COMPLAINTS: Duration = Duration::from_secs(10);
+
+/// Reports to a log or a recorder that are not told yet: one that blocks loses the rest.
+#[cfg(any(feature = "tracing", feature = "metrics"))]
+pub(crate) const REPORTS: usize = 1024;
 
 /// Give-backs that are not known to have reached the store: beyond them nothing new is asked for.
 pub(crate) const GIVE_BACKS: usize = 10_000;
@@ -195,6 +202,8 @@ mod tests {
         assert!(readme.contains(&format!("at most {} MiB |", BODY_BYTES >> 20)));
         #[cfg(feature = "tracing")]
         assert!(readme.contains(&format!("| warnings of a store that does not answer | one in {} |", s(COMPLAINTS))));
+        #[cfg(feature = "redis")]
+        assert!(readme.contains(&format!("| a connection to Redis | {} |", s(CONNECT_TIMEOUT))));
         #[cfg(feature = "redis")]
         assert!(readme.contains(&format!("| prefix of names in Redis | `{PREFIX}` |")));
         assert_eq!(REQUEST_WAIT, Duration::ZERO, "refuse at once");

@@ -254,15 +254,18 @@ impl Future for LockFuture {
         if let Err(LockError::TimedOut { waited, .. }) = &mut told {
             *waited = *this.wait;
         }
-        match &told {
+        let Some(Place { waiting, .. }) = this.place.take() else { unreachable!("it was just looked at") };
+        Poll::Ready(match told {
             Ok(section) => {
                 section.taken();
-                place.waiting.granted();
+                let holding = waiting.granted(&section);
+                Ok(LockGuard::new(this.core.take().expect("until its end"), section, holding))
             }
-            Err(error) => place.waiting.refused(error),
-        }
-        *this.place = None;
-        Poll::Ready(told.map(|section| LockGuard::new(this.core.take().expect("until its end"), section)))
+            Err(error) => {
+                waiting.refused(&error);
+                Err(error)
+            }
+        })
     }
 }
 
@@ -280,11 +283,14 @@ impl Place {
 
     /// Nobody wants it any more; a turn that was on its way to it goes to the next.
     fn give_up(self, core: &Arc<Core>) {
-        match self.waiter.close() {
+        let Self { key, number, waiter, waiting } = self;
+        // Before anybody is woken: a recorder that blocks keeps nobody back but this one.
+        drop(waiting);
+        match waiter.close() {
             // Chosen, and never came: it passes its turn on, as if its section had been empty.
             Some(Ok(section)) => drop(core.guard_ended(&section, Ending::Unheard)),
             Some(Err(_)) => {}
-            None => drop(core.leave(&self.key, self.number)),
+            None => drop(core.leave(&key, number)),
         }
     }
 }

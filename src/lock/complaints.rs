@@ -1,5 +1,8 @@
 //! Tells whoever operates the service what goes wrong all the time: now and then, and not each time.
 
+#[cfg(feature = "tracing")]
+use super::LockLost;
+use super::reports::Report;
 use crate::{clock::Moment, store::StoreError};
 
 /// When it was told last, and how much was not told since.
@@ -13,28 +16,21 @@ pub(super) struct Complaints {
 
 #[cfg(feature = "tracing")]
 impl Complaints {
-    pub(super) fn store_failed(&self, now: Moment, operation: &'static str, error: &StoreError) {
+    pub(super) fn store_failed(&self, now: Moment, operation: &'static str, error: &StoreError) -> Option<Report> {
         use std::error::Error;
 
-        let Some(left_out) = self.due(now) else { return };
+        let left_out = self.due(now)?;
         let mut reason = error.to_string();
         let mut source = error.source();
         while let Some(error) = source {
             reason += &format!(": {error}");
             source = error.source();
         }
-        tracing::warn!(target: "tower_lock", operation, left_out, "{reason}");
+        Some(Report::StoreComplaint { operation, left_out, reason })
     }
 
-    pub(super) fn too_many_finish_alone(&self, now: Moment, max: usize, route: &str) {
-        let Some(left_out) = self.due(now) else { return };
-        tracing::warn!(
-            target: "tower_lock",
-            route,
-            left_out,
-            "a handler was dropped with its client: of at most {max} handlers that finish without theirs, a route may have as many as \
-             are left (`LocksBuilder::max_detached`)",
-        );
+    pub(super) fn too_many_finish_alone(&self, now: Moment, max: usize, route: &str) -> Option<Report> {
+        Some(Report::Dropped { left_out: self.due(now)?, max, route: route.to_owned() })
     }
 
     /// Whether one may be told now, and how many were not since the last one.
@@ -51,6 +47,43 @@ impl Complaints {
     }
 }
 
+/// To whoever operates the service; without a key, which may be redacted.
+#[cfg(feature = "tracing")]
+pub(super) fn report(report: &Report) {
+    use tracing::warn;
+
+    match report {
+        Report::Lost { fence, why } => {
+            let what = match why {
+                LockLost::TakenAway => "the store has given it to somebody else, or has forgotten it",
+                LockLost::LimitReached => "its section has reached its limit",
+                _ => "its lease is over, and nobody has renewed it",
+            };
+            warn!(target: "tower_lock", fence, "a lock is lost or about to be: {what}");
+        }
+        Report::Late { fence } => {
+            let what = "less than a third of its lease is left, and the store does not answer";
+            warn!(target: "tower_lock", fence, "a lock is lost or about to be: {what}");
+        }
+        Report::StoreComplaint { operation, left_out, reason } => {
+            warn!(target: "tower_lock", operation, left_out, "{reason}");
+        }
+        Report::Dropped { left_out, max, route } => warn!(
+            target: "tower_lock",
+            route,
+            left_out,
+            "a handler was dropped with its client: of at most {max} handlers that finish without theirs, a route may have as many as \
+             are left (`LocksBuilder::max_detached`)",
+        ),
+        Report::Abandoned { held } => warn!(
+            target: "tower_lock",
+            held,
+            "the last `Locks` was dropped while keys are held: `Locks::shutdown` waits for them",
+        ),
+        Report::Renewed(_) | Report::StoreFailed { .. } => {}
+    }
+}
+
 #[cfg(not(feature = "tracing"))]
 #[derive(Debug, Default)]
 pub(super) struct Complaints(());
@@ -58,7 +91,11 @@ pub(super) struct Complaints(());
 #[cfg(not(feature = "tracing"))]
 #[expect(clippy::unused_self, reason = "the same calls as with the feature")]
 impl Complaints {
-    pub(super) fn store_failed(&self, _: Moment, _: &'static str, _: &StoreError) {}
+    pub(super) fn store_failed(&self, _: Moment, _: &'static str, _: &StoreError) -> Option<Report> {
+        None
+    }
 
-    pub(super) fn too_many_finish_alone(&self, _: Moment, _: usize, _: &str) {}
+    pub(super) fn too_many_finish_alone(&self, _: Moment, _: usize, _: &str) -> Option<Report> {
+        None
+    }
 }

@@ -24,6 +24,7 @@ use super::{
     grant::Grant,
     metrics,
     owner::Owner,
+    reports::{Report, Reports},
     room::Room,
     section::Section,
     sync::Mutex,
@@ -55,6 +56,7 @@ pub(crate) struct Core {
     pub(super) detached: detached::Count,
     pub(super) ids: OwnerIds,
     complaints: Complaints,
+    reports: Reports,
     /// For the bodies of requests that are read before their lock is taken.
     bodies: Arc<Room>,
     /// I11: nothing of others runs under it, and nothing is awaited.
@@ -114,6 +116,7 @@ impl Core {
             detached: detached::Count::new(max_detached),
             ids,
             complaints: Complaints::default(),
+            reports: Reports::default(),
             bodies: Arc::default(),
             table: Mutex::new(Table::new(call_timeout)),
             gaps: Mutex::default(),
@@ -262,9 +265,15 @@ impl Core {
     }
 
     /// What a request of this owner that does not wait would be told now, as far as is known here.
-    pub(crate) fn refusal(&self, key: &LockKey, owner: &Owner, route: Option<&Arc<str>>) -> Option<LockError> {
+    /// It is counted under this route as the call that it stands for.
+    pub(crate) fn refusal(
+        &self,
+        key: &LockKey,
+        owner: &Owner,
+        route: impl FnOnce() -> Option<Arc<str>>,
+    ) -> Option<LockError> {
         let error = self.table.lock().refusal(key, owner, self.clock.now())?;
-        metrics::Waiting::begins(route).refused(&error);
+        metrics::Waiting::begins(route().as_ref()).refused(&error);
         Some(error)
     }
 
@@ -325,7 +334,14 @@ impl Core {
             Action::Refuse(waiter, error) => drop(waiter.tell(Err(error))),
             Action::Watch(grant) => Watchdog::watch(self, &grant),
             Action::Doubt(grant) => Watchdog::doubt(self, &grant),
-            Action::Forget(grant) => self.watchdog.forget(&grant),
+            Action::Forget(grant) => {
+                self.watchdog.forget(&grant);
+                grant.over.ring();
+                if let Some(why) = grant.loss_to_tell() {
+                    self.report(Report::Lost { fence: grant.fence(), why });
+                }
+            }
+            Action::Ended(grant) => grant.over.ring(),
             Action::Outcome(section, outcome) => drop(section.outcome.tell(outcome)),
             Action::WakeAt(at) => self.wake_at(key, at),
         }
@@ -383,11 +399,13 @@ impl Core {
 
     /// Counted, and complained of.
     pub(super) fn answered<T>(&self, verb: &'static str, answer: &Result<T, StoreError>) {
-        metrics::store_answered(verb, answer);
         if let Err(error) = answer
             && error.kind() != StoreErrorKind::InvalidKey
         {
-            self.complaints.store_failed(self.clock.now(), verb, error);
+            self.report(Report::StoreFailed { operation: verb, kind: error.kind() });
+            if let Some(complaint) = self.complaints.store_failed(self.clock.now(), verb, error) {
+                self.report(complaint);
+            }
         }
     }
 
@@ -403,14 +421,22 @@ impl Core {
 
     /// On the runtime we are on, else on the last one we were on. If that has ended, the task is dropped, and says so where it must.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Option<AbortHandle> {
-        let runtime = match Handle::try_current() {
+        Some(self.runtime()?.spawn(task).abort_handle())
+    }
+
+    fn runtime(&self) -> Option<Handle> {
+        match Handle::try_current() {
             Ok(runtime) => {
                 *self.runtime.lock() = Some(runtime.clone());
                 Some(runtime)
             }
             Err(_) => self.runtime.lock().clone(),
-        };
-        Some(runtime?.spawn(task).abort_handle())
+        }
+    }
+
+    /// Tells those who operate the service, where nobody waits for it.
+    pub(super) fn report(&self, report: Report) {
+        self.reports.send(report, self.runtime().as_ref());
     }
 
     /// Wakes from this runtime what was to be woken from one that has ended.

@@ -70,7 +70,9 @@ impl Detached {
         let Count { max, now, complaints } = &core.detached;
         let is_taken = now.lock().take(&route, *max);
         if !is_taken {
-            complaints.too_many_finish_alone(core.clock.now(), *max, &route.name);
+            if let Some(complaint) = complaints.too_many_finish_alone(core.clock.now(), *max, &route.name) {
+                core.report(complaint);
+            }
             return None;
         }
         Some(Self { core: Arc::clone(core), route, _counted: metrics::Detached::begins() })

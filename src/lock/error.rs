@@ -98,6 +98,11 @@ impl LockLost {
         self as u64
     }
 
+    /// It was not given back.
+    pub(super) fn is_loss(self) -> bool {
+        matches!(self, Self::Unrenewed | Self::TakenAway | Self::LimitReached)
+    }
+
     pub(super) fn from_code(code: u64) -> Option<Self> {
         Self::OVER.get(usize::try_from(code).ok()?).copied()
     }

@@ -5,9 +5,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Notify;
-
-use super::{LockLost, metrics};
+use super::{LockLost, told::Bell};
 use crate::{
     clock::Moment,
     defaults::{HINT_PAUSE, LEASE, RENEWAL_RETRIES_PER_LEASE, RENEWALS_PER_LEASE},
@@ -41,8 +39,10 @@ pub struct Grant {
     /// Under which moment the watchdog has it in its list. Written under the mutex of that list.
     pub(super) listed_at: AtomicU64,
     warned: AtomicBool,
-    /// It is over, or one of its sections is.
-    pub(super) over: Notify,
+    /// That it was lost was told.
+    told: AtomicBool,
+    /// It is over, or one of its sections is. Rung by whoever performs the actions.
+    pub(super) over: Bell,
 }
 
 /// What a grant needs at some moment.
@@ -81,7 +81,8 @@ impl Grant {
             asking: AtomicU8::new(Self::IDLE),
             listed_at: AtomicU64::new(0),
             warned: AtomicBool::new(false),
-            over: Notify::new(),
+            told: AtomicBool::new(false),
+            over: Bell::default(),
         }
     }
 
@@ -97,9 +98,7 @@ impl Grant {
             if !left.is_zero() {
                 return left;
             }
-            if self.ends_at(deadline, LockLost::Unrenewed) {
-                self.tell("its lease is over, and nobody has renewed it");
-            }
+            self.ends_at(deadline, LockLost::Unrenewed);
             // Or a renewal came in between: what is said of it is said of what stands now (I5).
         }
     }
@@ -148,15 +147,7 @@ impl Grant {
             if LockLost::from_code(deadline).is_some() {
                 return;
             }
-            if self.ends_at(deadline, why) {
-                match why {
-                    LockLost::TakenAway => self.tell("the store has given it to somebody else, or has forgotten it"),
-                    LockLost::LimitReached => self.tell("its section has reached its limit"),
-                    LockLost::ShuttingDown => self.tell("this process shuts down, and its budget for that is spent"),
-                    LockLost::Unrenewed => self.tell("its lease is over, and nobody has renewed it"),
-                    LockLost::GivenBack | LockLost::TooShort => {}
-                }
-            }
+            self.ends_at(deadline, why);
         }
     }
 
@@ -165,16 +156,20 @@ impl Grant {
         LockLost::from_code(self.deadline.load(Ordering::Acquire))
     }
 
-    /// Whether it was this that ended it: nobody else has, and no renewal has come in the meantime.
-    fn ends_at(&self, deadline: u64, why: LockLost) -> bool {
-        let ended = self.deadline.compare_exchange(deadline, why.code(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        if ended {
-            if why != LockLost::GivenBack {
-                metrics::lost();
-            }
-            self.over.notify_waiters();
-        }
-        ended
+    /// Unless somebody else has ended it, or a renewal has come in the meantime.
+    fn ends_at(&self, deadline: u64, why: LockLost) {
+        let _ = self.deadline.compare_exchange(deadline, why.code(), Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Why it was lost, if it was: once, for those who are to be told.
+    pub(super) fn loss_to_tell(&self) -> Option<LockLost> {
+        let why = self.why().filter(|why| why.is_loss())?;
+        (!self.told.swap(true, Ordering::AcqRel)).then_some(why)
+    }
+
+    /// Under which fence it is, or was.
+    pub(super) fn fence(&self) -> u64 {
+        self.token.load(Ordering::Relaxed)
     }
 
     /// The store has given it a new fence, and was asked to keep the key for this long beyond the lease.
@@ -242,29 +237,12 @@ impl Grant {
         deadline.min(limit).min(delivery_at).min(renew_at)
     }
 
-    /// Tells that its renewal is late: once, until it has come.
-    pub(super) fn tell_if_late(&self, now: Moment) {
-        if self.is_late(now) {
-            self.tell("less than a third of its lease is left, and the store does not answer");
-        }
-    }
-
-    fn is_late(&self, now: Moment) -> bool {
+    /// Whether its renewal is late: once, until it has come.
+    pub(super) fn is_late(&self, now: Moment) -> bool {
         let left = self.remaining(now);
         // Of what is over, nothing is left to be late.
         !left.is_zero() && left < LEASE / RENEWALS_PER_LEASE && !self.warned.swap(true, Ordering::Relaxed)
     }
-
-    /// To whoever operates the service; without a key, which may be redacted.
-    #[cfg(feature = "tracing")]
-    fn tell(&self, what: &'static str) {
-        let fence = self.token.load(Ordering::Relaxed);
-        tracing::warn!(target: "tower_lock", fence, "a lock is lost or about to be: {what}");
-    }
-
-    #[cfg(not(feature = "tracing"))]
-    #[expect(clippy::unused_self, reason = "the same call as with the feature")]
-    fn tell(&self, _: &'static str) {}
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::{HeldLock, LockLost, conversation::Ending, core::Core, section::Section};
+use super::{HeldLock, LockLost, conversation::Ending, core::Core, metrics, section::Section};
 use crate::{
     key::LockKey,
     lease::FencingToken,
@@ -31,6 +31,7 @@ use crate::{
 pub struct LockGuard {
     core: Arc<Core>,
     section: Arc<Section>,
+    holding: metrics::Holding,
     is_ended: bool,
 }
 
@@ -42,8 +43,8 @@ pub struct Release {
 }
 
 impl LockGuard {
-    pub(super) fn new(core: Arc<Core>, section: Arc<Section>) -> Self {
-        Self { core, section, is_ended: false }
+    pub(super) fn new(core: Arc<Core>, section: Arc<Section>, holding: metrics::Holding) -> Self {
+        Self { core, section, holding, is_ended: false }
     }
 
     /// What is locked. Redisson's `getName()`.
@@ -113,16 +114,22 @@ impl LockGuard {
     }
 
     fn end(mut self, ending: Ending) -> Release {
-        self.is_ended = true;
-        let said = self.core.guard_ended(&self.section, ending);
+        let said = self.give_back(ending);
         Release { said, section: Arc::clone(&self.section) }
+    }
+
+    fn give_back(&mut self, ending: Ending) -> Option<Released> {
+        self.is_ended = true;
+        // Before anybody is woken: a recorder that blocks keeps nobody back but this one.
+        self.holding.ends(&self.section, self.core.clock.now());
+        self.core.guard_ended(&self.section, ending)
     }
 }
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
         if !self.is_ended {
-            self.core.guard_ended(&self.section, Ending::Dropped);
+            self.give_back(Ending::Dropped);
         }
     }
 }

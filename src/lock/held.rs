@@ -9,7 +9,7 @@ use std::{
 
 use tokio::time::{Sleep, sleep};
 
-use super::{LockLost, core::Core, section::Section, watchdog::Watchdog};
+use super::{LockLost, core::Core, metrics, section::Section, watchdog::Watchdog};
 use crate::{key::LockKey, lease::FencingToken};
 
 /// A view of a lock that is held: what, under which token, for how long.
@@ -78,7 +78,11 @@ impl HeldLock {
     /// answers, unless a fixed lease or `max_hold` ends sooner.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.section.remaining(self.core.clock.now())
+        let left = self.section.remaining(self.core.clock.now());
+        if left.is_zero() {
+            metrics::lost(&self.section);
+        }
+        left
     }
 
     /// Completes when the lock is not ours any more: lost, or given back. Says why.
@@ -99,7 +103,7 @@ impl HeldLock {
     /// Dropped and asked again, nothing is missed.
     pub async fn lost(&self) -> LockLost {
         let over = &self.section.grant.over;
-        let mut told = pin!(over.notified());
+        let mut told = pin!(over.rings());
         // A timer of its own, because the watchdog may run on a runtime that nobody drives (I5).
         let mut timer: Option<Pin<Box<Sleep>>> = None;
         poll_fn(|cx| {
@@ -111,7 +115,7 @@ impl HeldLock {
                 }
                 if told.as_mut().poll(cx).is_ready() {
                     // It may have been said of another section under the same grant, or the watchdog may have gone with its runtime.
-                    told.set(over.notified());
+                    told.set(over.rings());
                     Watchdog::revive(&self.core);
                     continue;
                 }

@@ -10,7 +10,9 @@ use tokio::time::timeout;
 use super::{
     LockCall, Policy,
     core::{Core, LINE},
+    metrics,
     owner::{Owner, Parent},
+    reports::Report,
 };
 use crate::{
     clock::Clock,
@@ -334,6 +336,7 @@ impl LocksBuilder {
         let instance = instance.unwrap_or_else(this_instance);
         // The one source of random bits in the standard library: each state has keys of its own.
         let random = random.unwrap_or_else(|| RandomState::new().hash_one(0));
+        metrics::describe();
         let core = Core::new(store, clock, OwnerIds::new(&instance, random), max_detached);
         Locks { handle: Arc::new(Handle(core)), policy: Policy::new(), parent: Parent::default() }
     }
@@ -359,13 +362,8 @@ impl Clone for Locks {
 impl Drop for Handle {
     fn drop(&mut self) {
         // Nobody is left who could wait for them.
-        #[cfg(feature = "tracing")]
         if let held @ 1.. = self.0.held() {
-            tracing::warn!(
-                target: "tower_lock",
-                held,
-                "the last `Locks` was dropped while keys are held: `Locks::shutdown` waits for them",
-            );
+            self.0.report(Report::Abandoned { held });
         }
     }
 }

@@ -6,12 +6,17 @@
 mod enabled {
     use std::{sync::Arc, time::Duration};
 
-    use metrics::{counter, gauge, histogram};
+    use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
     use tokio::time::Instant;
 
     use crate::{
-        lock::LockError,
-        store::{StoreError, StoreErrorKind},
+        clock::Moment,
+        lock::{
+            LockError,
+            reports::{Report, quietly},
+            section::Section,
+        },
+        store::StoreErrorKind,
     };
 
     /// One call, from its question to its answer.
@@ -22,28 +27,58 @@ mod enabled {
         is_told: bool,
     }
 
-    /// One section, as long as it runs.
+    /// One guard, as long as somebody has it.
     #[derive(Debug)]
     pub(in crate::lock) struct Holding {
-        began: Instant,
+        route: Arc<str>,
     }
 
     /// One handler that finishes without its client.
     #[derive(Debug)]
     pub(in crate::lock) struct Detached(());
 
+    /// Says what each of them means, to the recorder that is there when a handle is made.
+    pub(in crate::lock) fn describe() {
+        quietly(|| {
+            describe_gauge!("tower_lock_waiting", Unit::Count, "Calls that wait for a lock.");
+            describe_counter!("tower_lock_acquire_total", Unit::Count, "Calls for a lock, by route and result.");
+            describe_histogram!(
+                "tower_lock_wait_seconds",
+                Unit::Seconds,
+                "How long a call waited before its lock was acquired or it was rejected, by route and result."
+            );
+            describe_gauge!("tower_lock_held", Unit::Count, "Locks that are held.");
+            describe_histogram!("tower_lock_hold_seconds", Unit::Seconds, "How long a lock was held, by route.");
+            describe_counter!("tower_lock_lost_total", Unit::Count, "Locks that were lost before they were released.");
+            describe_histogram!(
+                "tower_lock_renew_margin_seconds",
+                Unit::Seconds,
+                "How much of its lease was left when a lock was renewed."
+            );
+            describe_counter!(
+                "tower_lock_store_errors_total",
+                Unit::Count,
+                "Calls of the store that had no answer, by operation and kind."
+            );
+            describe_gauge!("tower_lock_detached", Unit::Count, "Handlers that finish though their client has left.");
+        });
+    }
+
     impl Waiting {
         pub(in crate::lock) fn begins(route: Option<&Arc<str>>) -> Self {
-            gauge!("tower_lock_waiting").increment(1);
+            quietly(|| gauge!("tower_lock_waiting").increment(1));
             Self { route: route.cloned().unwrap_or_else(|| "none".into()), began: Instant::now(), is_told: false }
         }
 
-        pub(in crate::lock) fn granted(&mut self) {
+        pub(in crate::lock) fn granted(mut self, section: &Section) -> Holding {
             self.ends("granted");
-            histogram!("tower_lock_wait_seconds").record(self.began.elapsed());
+            if section.guard_begins() {
+                quietly(|| gauge!("tower_lock_held").increment(1));
+            }
+            Holding { route: Arc::clone(&self.route) }
         }
 
-        pub(in crate::lock) fn refused(&mut self, error: &LockError) {
+        pub(in crate::lock) fn refused(mut self, error: &LockError) {
             self.ends(match error {
                 LockError::Held { .. } | LockError::HeldByParentRequest => "refused",
                 LockError::TimedOut { .. } => "timed_out",
@@ -55,7 +90,13 @@ mod enabled {
 
         fn ends(&mut self, result: &'static str) {
             self.is_told = true;
-            counter!("tower_lock_acquire_total", "route" => self.route.to_string(), "result" => result).increment(1);
+            let waited = self.began.elapsed();
+            quietly(|| {
+                counter!("tower_lock_acquire_total", "route" => Arc::clone(&self.route), "result" => result)
+                    .increment(1);
+                histogram!("tower_lock_wait_seconds", "route" => Arc::clone(&self.route), "result" => result)
+                    .record(waited);
+            });
         }
     }
 
@@ -64,67 +105,78 @@ mod enabled {
             if !self.is_told {
                 self.ends("cancelled");
             }
-            gauge!("tower_lock_waiting").decrement(1);
+            quietly(|| gauge!("tower_lock_waiting").decrement(1));
         }
     }
 
     impl Holding {
-        pub(in crate::lock) fn begins() -> Self {
-            gauge!("tower_lock_held").increment(1);
-            Self { began: Instant::now() }
-        }
-
-        /// Once.
-        pub(in crate::lock) fn ends(&self) {
-            histogram!("tower_lock_hold_seconds").record(self.began.elapsed());
-            gauge!("tower_lock_held").decrement(1);
+        /// Once. The last guard of its section counts it.
+        pub(in crate::lock) fn ends(&self, section: &Section, now: Moment) {
+            lost(section);
+            if section.guard_ends() {
+                let held = now.since(section.began);
+                quietly(|| {
+                    histogram!("tower_lock_hold_seconds", "route" => Arc::clone(&self.route)).record(held);
+                    gauge!("tower_lock_held").decrement(1);
+                });
+            }
         }
     }
 
     impl Detached {
         pub(in crate::lock) fn begins() -> Self {
-            gauge!("tower_lock_detached").increment(1);
+            quietly(|| gauge!("tower_lock_detached").increment(1));
             Self(())
         }
     }
 
     impl Drop for Detached {
         fn drop(&mut self) {
-            gauge!("tower_lock_detached").decrement(1);
+            quietly(|| gauge!("tower_lock_detached").decrement(1));
         }
     }
 
-    pub(in crate::lock) fn lost() {
-        counter!("tower_lock_lost_total").increment(1);
+    /// Counts a section that is lost, once: where it is noticed by whoever works under it, and not where locks are kept.
+    pub(in crate::lock) fn lost(section: &Section) {
+        if section.counts_as_lost() {
+            quietly(|| counter!("tower_lock_lost_total").increment(1));
+        }
     }
 
-    /// With how much of its lease left a grant was renewed.
-    pub(in crate::lock) fn renewed(left: Duration) {
+    /// What is counted in the background.
+    pub(in crate::lock) fn report(report: &Report) {
+        match report {
+            Report::Renewed(left) => renewed(*left),
+            Report::StoreFailed { operation, kind } => {
+                let kind = match kind {
+                    StoreErrorKind::Unavailable => "unavailable",
+                    StoreErrorKind::Timeout => "timeout",
+                    StoreErrorKind::Refused => "refused",
+                    StoreErrorKind::Failover => "failover",
+                    StoreErrorKind::Protocol => "protocol",
+                    // The fault of a key, which a client may have chosen: no failure of the store.
+                    StoreErrorKind::InvalidKey => return,
+                };
+                counter!("tower_lock_store_errors_total", "op" => *operation, "kind" => kind).increment(1);
+            }
+            _ => {}
+        }
+    }
+
+    fn renewed(left: Duration) {
         histogram!("tower_lock_renew_margin_seconds").record(left);
-    }
-
-    pub(in crate::lock) fn store_answered<T>(verb: &'static str, answer: &Result<T, StoreError>) {
-        if let Err(error) = answer {
-            let kind = match error.kind() {
-                StoreErrorKind::Unavailable => "unavailable",
-                StoreErrorKind::Timeout => "timeout",
-                StoreErrorKind::Refused => "refused",
-                StoreErrorKind::Protocol => "protocol",
-                StoreErrorKind::Failover => "failover",
-                // The fault of a key, which a client may have chosen: no failure of the store.
-                StoreErrorKind::InvalidKey => return,
-            };
-            counter!("tower_lock_store_errors_total", "op" => verb, "kind" => kind).increment(1);
-        }
     }
 }
 
 #[cfg(not(feature = "metrics"))]
-#[expect(clippy::unused_self, clippy::needless_pass_by_ref_mut, reason = "the same calls as with the feature")]
+#[expect(clippy::unused_self, reason = "the same calls as with the feature")]
 mod disabled {
-    use std::{sync::Arc, time::Duration};
+    use std::sync::Arc;
 
-    use crate::{lock::LockError, store::StoreError};
+    use crate::{
+        clock::Moment,
+        lock::{LockError, section::Section},
+    };
 
     #[derive(Debug)]
     pub(in crate::lock) struct Waiting(());
@@ -135,22 +187,22 @@ mod disabled {
     #[derive(Debug)]
     pub(in crate::lock) struct Detached(());
 
+    pub(in crate::lock) fn describe() {}
+
     impl Waiting {
         pub(in crate::lock) fn begins(_: Option<&Arc<str>>) -> Self {
             Self(())
         }
 
-        pub(in crate::lock) fn granted(&mut self) {}
+        pub(in crate::lock) fn granted(self, _: &Section) -> Holding {
+            Holding(())
+        }
 
-        pub(in crate::lock) fn refused(&mut self, _: &LockError) {}
+        pub(in crate::lock) fn refused(self, _: &LockError) {}
     }
 
     impl Holding {
-        pub(in crate::lock) fn begins() -> Self {
-            Self(())
-        }
-
-        pub(in crate::lock) fn ends(&self) {}
+        pub(in crate::lock) fn ends(&self, _: &Section, _: Moment) {}
     }
 
     impl Detached {
@@ -159,11 +211,7 @@ mod disabled {
         }
     }
 
-    pub(in crate::lock) fn lost() {}
-
-    pub(in crate::lock) fn renewed(_: Duration) {}
-
-    pub(in crate::lock) fn store_answered<T>(_: &'static str, _: &Result<T, StoreError>) {}
+    pub(in crate::lock) fn lost(_: &Section) {}
 }
 
 #[cfg(not(feature = "metrics"))]

@@ -48,6 +48,7 @@ mod room;
 mod sync;
 mod metrics;
 mod complaints;
+mod reports;
 mod detached;
 mod policy;
 mod error;

@@ -3,12 +3,12 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use super::{LockLost, grant::Grant, metrics, terms::Terms, told::Told};
+use super::{LockLost, grant::Grant, terms::Terms, told::Told};
 use crate::{
     clock::Moment,
     lease::FencingToken,
@@ -29,7 +29,9 @@ pub struct Section {
     limit: Moment,
     /// [`RUNS`](Self::RUNS), or the [code](LockLost::code) of why it is over. Its grant may go on with the next one.
     over: AtomicU64,
-    holding: metrics::Holding,
+    /// Guards that somebody has.
+    guards: AtomicU32,
+    is_loss_counted: AtomicBool,
     /// To how many callers it was sent that have not taken it yet.
     undelivered: AtomicU32,
     /// What became of its give-back, for who waits to hear it.
@@ -50,7 +52,8 @@ impl Section {
             began: now,
             limit,
             over: AtomicU64::new(Self::RUNS),
-            holding: metrics::Holding::begins(),
+            guards: AtomicU32::new(0),
+            is_loss_counted: AtomicBool::new(false),
             undelivered: AtomicU32::new(0),
             outcome: Told::new(),
         }
@@ -98,10 +101,21 @@ impl Section {
 
     /// It is over, for this reason; if it is not yet.
     pub(super) fn end(&self, why: LockLost) {
-        let ended = self.over.compare_exchange(Self::RUNS, why.code(), Ordering::AcqRel, Ordering::Acquire).is_ok();
-        if ended {
-            self.holding.ends();
-            self.grant.over.notify_waiters();
-        }
+        let _ = self.over.compare_exchange(Self::RUNS, why.code(), Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Somebody has one more guard of it. Whether it is the first one.
+    pub(super) fn guard_begins(&self) -> bool {
+        self.guards.fetch_add(1, Ordering::AcqRel) == 0
+    }
+
+    /// A guard of it is about to end. Whether it is the last one.
+    pub(super) fn guard_ends(&self) -> bool {
+        self.guards.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Whether it was lost: once, for whoever counts.
+    pub(super) fn counts_as_lost(&self) -> bool {
+        self.why().is_some_and(LockLost::is_loss) && !self.is_loss_counted.swap(true, Ordering::AcqRel)
     }
 }

@@ -285,7 +285,7 @@ mod tests {
                     Action::WakeAt(at) => self.alarms.push(at),
                     Action::Watch(_) => self.watched += 1,
                     Action::Doubt(_) => self.doubts += 1,
-                    Action::Forget(_) | Action::Outcome(..) => {}
+                    Action::Forget(_) | Action::Ended(_) | Action::Outcome(..) => {}
                 }
             }
         }

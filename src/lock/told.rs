@@ -5,6 +5,8 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use tokio::sync::{Notify, futures::Notified};
+
 use super::sync::Mutex;
 
 /// An answer that will be told, to one who waits for it.
@@ -78,6 +80,21 @@ impl<T> Told<T> {
             Slot::Told(what) => Some(what),
             Slot::Open(_) | Slot::Closed => None,
         }
+    }
+}
+
+/// Wakes all who wait, each time it rings.
+#[derive(Debug, Default)]
+pub(super) struct Bell(Notify);
+
+impl Bell {
+    /// Wakes those who wait now. Wakers are code of others: not under a mutex.
+    pub(super) fn ring(&self) {
+        self.0.notify_waiters();
+    }
+
+    pub(super) fn rings(&self) -> Notified<'_> {
+        self.0.notified()
     }
 }
 

@@ -14,7 +14,7 @@ use super::{
     LockLost,
     core::Core,
     grant::{Grant, Need},
-    metrics,
+    reports::Report,
     sync::Mutex,
 };
 use crate::{
@@ -76,7 +76,14 @@ impl Watchdog {
             watched.next_look = Some(at);
             drop(watched);
             core.watchdog.earlier.notify_one();
+            Self::is_next_elsewhere(core);
         }
+    }
+
+    /// A task that was woken from a worker is the next one of that worker, and no other one takes it from there: a recorder or a handler that
+    /// blocks right now would keep back all renewals. One more task behind it puts it where everybody takes from.
+    fn is_next_elsewhere(core: &Arc<Core>) {
+        core.spawn(async {});
     }
 
     /// A message says that it is over: the store is asked as soon as that is allowed.
@@ -111,6 +118,7 @@ impl Watchdog {
         if let Some(superseded) = superseded {
             superseded.abort();
         }
+        Self::is_next_elsewhere(core);
     }
 
     /// Not renewed any more, from before it is given back.
@@ -215,7 +223,7 @@ impl Drop for Task {
         let grants: Vec<_> = watched.grants.values().cloned().collect();
         drop(watched);
         for grant in grants {
-            grant.over.notify_waiters();
+            grant.over.ring();
         }
     }
 }
@@ -267,7 +275,7 @@ async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
     for (grant, renewed) in due.iter().zip(answers.unwrap_or_default()) {
         match renewed {
             Renewed::Extended => {
-                metrics::renewed(grant.remaining(now));
+                core.report(Report::Renewed(grant.remaining(now)));
                 grant.extend(asked, now);
             }
             Renewed::NotOwner => {
@@ -278,7 +286,9 @@ async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
         }
     }
     for grant in due {
-        grant.tell_if_late(core.clock.now());
+        if grant.is_late(core.clock.now()) {
+            core.report(Report::Late { fence: grant.fence() });
+        }
     }
 }
 

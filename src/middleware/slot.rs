@@ -188,7 +188,7 @@ impl Slot {
         if !self.0.client_wait.unwrap_or_else(|| policy.request_wait()).is_zero() {
             return None;
         }
-        let error = core.refusal(key, &self.0.owner, route.label().as_ref())?;
+        let error = core.refusal(key, &self.0.owner, || route.label())?;
         self.0.has_applied.store(self.0.client_wait.is_some(), Release);
         LockSpan::waiting(route, key, policy).turned_away(&error, Duration::ZERO);
         Some(Rejection::of(error, usual_hold, policy.status_in_vain()))

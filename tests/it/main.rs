@@ -32,6 +32,8 @@ mod cancel;
 mod random;
 #[cfg(feature = "metrics")]
 mod metrics;
+#[cfg(feature = "metrics")]
+mod telemetry;
 mod cases;
 mod fence;
 #[cfg(feature = "redis")]

@@ -1,8 +1,13 @@
 //! What an operator counts. The names are API.
 
-use std::{collections::BTreeMap, future::IntoFuture, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::IntoFuture,
+    time::Duration,
+};
 
 use axum::{Router, routing::get};
+use metrics::Unit;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::time::sleep;
 use tower_lock::{
@@ -28,50 +33,92 @@ fn seen(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
 }
 
 fn watched(test: impl AsyncFnOnce(&Snapshotter)) {
-    let recorder = DebuggingRecorder::new();
+    let recorder: &'static DebuggingRecorder = Box::leak(Box::default());
     let snapshotter = recorder.snapshotter();
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
-    metrics::with_local_recorder(&recorder, || runtime.block_on(test(&snapshotter)));
+    // For the threads, too, that tell what no request asked for.
+    let here = || std::mem::forget(metrics::set_default_local_recorder(recorder));
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_time().start_paused(true).on_thread_start(here).build().expect("a runtime");
+    metrics::with_local_recorder(recorder, || runtime.block_on(test(&snapshotter)));
+}
+
+/// A clock that is stopped goes on when nothing is told any more.
+async fn told() {
+    sleep(Duration::from_millis(1)).await;
+}
+
+/// What each metric is described as, whether or not it was fed: unit and text.
+fn described(snapshotter: &Snapshotter) -> BTreeMap<String, (Option<Unit>, String)> {
+    let all = snapshotter.snapshot().into_vec().into_iter();
+    all.map(|(key, unit, text, _)| (key.key().name().to_owned(), (unit, text.unwrap_or_default().to_string())))
+        .collect()
+}
+
+#[test]
+fn every_metric_is_described_with_its_unit() {
+    watched(async |snapshotter| {
+        feed_all(snapshotter).await;
+        let described = described(snapshotter);
+        for (name, (unit, text)) in &described {
+            let expected = if name.ends_with("_seconds") { Unit::Seconds } else { Unit::Count };
+            assert_eq!(*unit, Some(expected), "{name}");
+            assert!(text.ends_with('.') && text.len() > 15, "{name}: {text}");
+        }
+        // What is described in the source, and nothing else, is fed.
+        let source = include_str!("../../src/lock/metrics.rs");
+        let in_source: BTreeSet<_> = source
+            .split("describe_")
+            .skip(1)
+            .filter_map(|rest| rest.split_once("!(")?.1.split('"').nth(1))
+            .filter(|name| name.starts_with("tower_lock_"))
+            .collect();
+        assert_eq!(described.keys().map(String::as_str).collect::<BTreeSet<_>>(), in_source);
+        assert_eq!(in_source.len(), 9);
+    });
+}
+
+async fn feed_all(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
+    let (store, locks) = store_and_locks();
+    let handler = get(|| async { sleep(Duration::from_secs(15)).await });
+    let layer = LockLayer::new(&locks, one_key());
+    let app = Router::new().route("/goods/{id}", handler.route_layer(layer));
+    let granted = tokio::spawn({
+        let app = app.clone();
+        async move { fetch(&app, "/goods/1").await }
+    });
+    settle().await;
+    fetch(&app, "/goods/2").await;
+    let waits = tokio::spawn(locks.lock(("k",)).wait(Duration::from_secs(60)).into_future());
+    settle().await;
+    let now = seen(snapshotter);
+    assert_eq!((now["tower_lock_held{}"], now["tower_lock_waiting{}"]), (1.0, 1.0));
+    waits.abort();
+    granted.await.expect("no panic");
+    let guard = locks.lock(("k",)).await.expect("free");
+    store.all(Fault::Fail);
+    assert!(guard.while_held(std::future::pending::<()>()).await.is_err());
+    store.all(Fault::None);
+    store.on(Verb::Acquire).fault(Fault::Stall);
+    assert!(locks.try_lock(("n", 2)).await.is_err());
+    store.on(Verb::Acquire).fault(Fault::None);
+    drop(guard);
+    sleep(Duration::from_secs(5)).await;
+    let leaves = tokio::spawn(async move { fetch(&app, "/goods/3").await });
+    settle().await;
+    leaves.abort();
+    settle().await;
+    assert_eq!(seen(snapshotter)["tower_lock_detached{}"], 1.0);
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(seen(snapshotter)["tower_lock_detached{}"], -1.0, "since it was looked at");
+
+    told().await;
+    seen(snapshotter)
 }
 
 #[test]
 fn the_names_and_labels_of_all_metrics_are_these() {
     watched(async |snapshotter| {
-        let (store, locks) = store_and_locks();
-        let handler = get(|| async { sleep(Duration::from_secs(15)).await });
-        let layer = LockLayer::new(&locks, one_key());
-        let app = Router::new().route("/goods/{id}", handler.route_layer(layer));
-        let granted = tokio::spawn({
-            let app = app.clone();
-            async move { fetch(&app, "/goods/1").await }
-        });
-        settle().await;
-        fetch(&app, "/goods/2").await;
-        let waits = tokio::spawn(locks.lock(("k",)).wait(Duration::from_secs(60)).into_future());
-        settle().await;
-        let now = seen(snapshotter);
-        assert_eq!((now["tower_lock_held{}"], now["tower_lock_waiting{}"]), (1.0, 1.0));
-        waits.abort();
-        granted.await.expect("no panic");
-        let guard = locks.lock(("k",)).await.expect("free");
-        store.all(Fault::Fail);
-        assert!(guard.while_held(std::future::pending::<()>()).await.is_err());
-        store.all(Fault::None);
-        store.on(Verb::Acquire).fault(Fault::Stall);
-        assert!(locks.try_lock(("n", 2)).await.is_err());
-        store.on(Verb::Acquire).fault(Fault::None);
-        drop(guard);
-        sleep(Duration::from_secs(5)).await;
-        let leaves = tokio::spawn(async move { fetch(&app, "/goods/3").await });
-        settle().await;
-        leaves.abort();
-        settle().await;
-        assert_eq!(seen(snapshotter)["tower_lock_detached{}"], 1.0);
-        sleep(Duration::from_secs(20)).await;
-        assert_eq!(seen(snapshotter)["tower_lock_detached{}"], -1.0, "since it was looked at");
-
-        let names: Vec<_> = seen(snapshotter).into_keys().collect();
+        let names: Vec<_> = feed_all(snapshotter).await.into_keys().collect();
         assert_eq!(
             names,
             [
@@ -82,12 +129,17 @@ fn the_names_and_labels_of_all_metrics_are_these() {
                 "tower_lock_acquire_total{route=none,result=store_unavailable}",
                 "tower_lock_detached{}",
                 "tower_lock_held{}",
-                "tower_lock_hold_seconds{}",
+                "tower_lock_hold_seconds{route=/goods/{id}}",
+                "tower_lock_hold_seconds{route=none}",
                 "tower_lock_lost_total{}",
                 "tower_lock_renew_margin_seconds{}",
                 "tower_lock_store_errors_total{op=acquire,kind=timeout}",
                 "tower_lock_store_errors_total{op=renew,kind=unavailable}",
-                "tower_lock_wait_seconds{}",
+                "tower_lock_wait_seconds{route=/goods/{id},result=granted}",
+                "tower_lock_wait_seconds{route=/goods/{id},result=refused}",
+                "tower_lock_wait_seconds{route=none,result=cancelled}",
+                "tower_lock_wait_seconds{route=none,result=granted}",
+                "tower_lock_wait_seconds{route=none,result=store_unavailable}",
                 "tower_lock_waiting{}",
             ]
         );

@@ -32,8 +32,11 @@ thread_local! {
     /// A test runs on one thread, and is recorded there.
     static HERE: RefCell<Option<Recorder>> = const { RefCell::new(None) };
     /// What was warned of since.
-    static WARNED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    static WARNED: RefCell<Warned> = RefCell::default();
 }
+
+/// Shared with the threads of the runtime that tell what nobody waits for.
+type Warned = Arc<Mutex<Vec<String>>>;
 
 /// Ends the record of this test.
 struct Recording;
@@ -84,7 +87,8 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for EachHere {
         if *event.metadata().level() == tracing::Level::WARN {
             let mut fields = Fields::new();
             event.record(&mut Writer(&mut fields));
-            WARNED.with_borrow_mut(|warned| warned.push(fields.remove("message").unwrap_or_default()));
+            let message = fields.remove("message").unwrap_or_default();
+            WARNED.with_borrow(|warned| warned.lock().expect("whole").push(message));
         }
         for span in context.event_scope(event).into_iter().flatten() {
             if let Some(At(recorder, at)) = span.extensions().get() {
@@ -121,7 +125,7 @@ impl Recorder {
         });
         let recorder = Self::default();
         HERE.set(Some(recorder.clone()));
-        WARNED.set(Vec::new());
+        WARNED.set(Warned::default());
         (recorder, Recording)
     }
 
@@ -284,13 +288,22 @@ async fn no_span_shows_an_owner_id() {
     assert!(!owner_like, "{:?}", recorder.last());
 }
 
-fn warned() -> Vec<String> {
-    WARNED.take()
+async fn warned() -> Vec<String> {
+    // A clock that is stopped goes on when nothing is told any more.
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    WARNED.with_borrow(|warned| std::mem::take(&mut *warned.lock().expect("whole")))
 }
 
-#[tokio::test(start_paused = true)]
-async fn an_operator_is_warned_of_what_did_not_end_as_it_should() {
+#[test]
+fn an_operator_is_warned_of_what_did_not_end_as_it_should() {
     let (_recorder, _guard) = Recorder::start();
+    let warned = WARNED.with_borrow(Clone::clone);
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.enable_time().start_paused(true).on_thread_start(move || WARNED.set(Arc::clone(&warned)));
+    runtime.build().expect("a runtime").block_on(what_did_not_end_as_it_should());
+}
+
+async fn what_did_not_end_as_it_should() {
     let (store, locks) = store_and_locks();
     let s = Duration::from_secs;
     let layer = || LockLayer::new(&locks, by_parts(|_| ("k",)));
@@ -298,13 +311,15 @@ async fn an_operator_is_warned_of_what_did_not_end_as_it_should() {
     let app = |layer, seconds| Router::new().route("/", works(seconds).route_layer(layer));
 
     fetch(&app(layer().max_hold(s(5)), 10), "/").await;
-    let [broken_off, lost] = &warned()[..] else { panic!("the lock, and its request") };
+    let mut told = warned().await;
+    told.sort();
+    let [lost, broken_off] = &told[..] else { panic!("the lock, and its request") };
     assert!(lost.contains("limit") && broken_off.starts_with("a request was broken off: "), "{lost} {broken_off}");
     tokio::time::sleep(s(1)).await;
 
     // Its lease is over before it ends, and it may go on.
     fetch(&app(layer().on_lost(OnLost::GoOn).lease(Lease::Fixed(s(5))), 10), "/").await;
-    let late = warned();
+    let late = warned().await;
     assert!(late.iter().any(|warned| warned.starts_with("given back late")), "{late:?}");
     tokio::time::sleep(s(1)).await;
 
@@ -314,7 +329,7 @@ async fn an_operator_is_warned_of_what_did_not_end_as_it_should() {
     });
     let mut stalls = fetch(&Router::new().route("/", endless.route_layer(layer())), "/").await.into_body();
     tokio::time::sleep(s(11)).await;
-    assert!(warned().iter().any(|warned| warned.contains("`body_idle_timeout`")), "{stalls:?}");
+    assert!(warned().await.iter().any(|warned| warned.contains("`body_idle_timeout`")), "{stalls:?}");
     assert!(http_body_util::BodyExt::frame(&mut stalls).await.expect("no end").is_err());
     tokio::time::sleep(s(1)).await;
 
@@ -322,9 +337,9 @@ async fn an_operator_is_warned_of_what_did_not_end_as_it_should() {
     let held = locks.lock(("n", 1)).await.expect("free");
     let another = locks.clone();
     drop(locks);
-    assert_eq!(warned(), Vec::<String>::new());
+    assert_eq!(warned().await, Vec::<String>::new());
     drop(another);
-    assert!(warned().iter().any(|warned| warned.contains("the last `Locks`")));
+    assert!(warned().await.iter().any(|warned| warned.contains("the last `Locks`")));
     drop(held);
     settle().await;
     assert_eq!(store.held(), 0);

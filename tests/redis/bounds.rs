@@ -12,6 +12,12 @@ use crate::support::{LINE, NAME, World, key, ms, world};
 
 const TERMS: LineTerms = LineTerms::new(ms(4_000), ms(10_000), 1024);
 
+/// What is counted here is commands, on a machine that may be busy.
+async fn patient(world: &World) -> RedisStore {
+    let builder = RedisStore::builder().call_timeout(Duration::from_secs(5));
+    builder.connect(&world.redis.url()).await.expect("it is up")
+}
+
 /// How often each command was run, in scripts and without.
 async fn calls(world: &World, command: &str) -> u64 {
     let stats = world.ask(&["INFO", "commandstats"]).await;
@@ -39,7 +45,7 @@ async fn a_hash_of_many_fields_can_be_inspected_and_revoked() {
 #[tokio::test]
 async fn a_queue_of_a_million_entries_of_others_keeps_nobody_busy() {
     let Some(world) = world().await else { return };
-    let store = RedisStore::connect(&world.redis.url()).await.expect("it is up");
+    let store = patient(&world).await;
     let ids = OwnerIds::new("a", 1);
     store.open(Inbox::new(ids.next().process(), |_| true));
     let fill = "for i = 1, ARGV[1] / 1000 do local all = {} for j = 1, 1000 do all[j] = 'x:1:' .. i * 1000 + j end \
@@ -86,7 +92,7 @@ async fn a_queue_of_a_million_entries_of_others_keeps_nobody_busy() {
 #[tokio::test]
 async fn a_full_queue_is_swept_a_part_at_a_time_and_all_of_it_in_the_end() {
     let Some(world) = world().await else { return };
-    let store = RedisStore::connect(&world.redis.url()).await.expect("it is up");
+    let store = patient(&world).await;
     let (ids, dead) = (OwnerIds::new("a", 1), OwnerIds::new("dead", 2));
     store.open(Inbox::new(ids.next().process(), |_| true));
     let acquire = async |owner| {
@@ -106,9 +112,12 @@ async fn a_full_queue_is_swept_a_part_at_a_time_and_all_of_it_in_the_end() {
         requests += 1;
         let asked = (calls(&world, "lrange").await, calls(&world, "pubsub|numsub").await, calls(&world, "lrem").await);
         match answer {
-            Acquired::LineFull { waiting: 1024, .. } => assert_eq!(asked, (1, 1, 0), "one part, one question"),
+            // The store itself asks once a second whether it is heard.
+            Acquired::LineFull { waiting: 1024, .. } => {
+                assert!(matches!(asked, (1, 1..=8, 0)), "one part, one question: {asked:?}");
+            }
             Acquired::InLine { before: 1023, .. } => {
-                assert_eq!(asked, (1, 1, 1));
+                assert!(matches!(asked, (1, 1..=8, 1)), "{asked:?}");
                 break;
             }
             other => panic!("{other:?}"),

@@ -1,19 +1,28 @@
 //! From an address to a store: what is needed, and how it is said that something is missing.
 
-use std::{collections::BTreeSet, error::Error, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    error::Error,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
+    time::sleep,
 };
 use tower_lock::{
-    LockStore, Locks, RedisConnectError, RedisStore,
+    LockError, LockStore, Locks, RedisConnectError, RedisStore, StoreErrorKind,
     deadpool_redis::{Config, Runtime},
     test_util::conformance,
 };
 use tower_lock_faults::{RedisServer, Reply};
 
-use crate::support::{LINE, Log, NAME, key, soon, until, world};
+use crate::support::{LINE, Log, NAME, key, ms, soon, until, world};
 
 async fn works(store: RedisStore) {
     let locks = Locks::new(store);
@@ -74,7 +83,7 @@ async fn an_address_that_is_none_is_said_to_be_none_and_nobody_there_is_no_panic
     assert!(matches!(error, RedisConnectError::Address(_)), "{error}");
     let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
     let error = RedisStore::connect(&format!("redis://127.0.0.1:{port}")).await.expect_err("nobody there");
-    assert!(matches!(error, RedisConnectError::Unreachable(_)), "{error}");
+    assert!(matches!(error, RedisConnectError::Unreachable { .. }), "{error}");
     assert!(whole(&error).contains("is the server up, and the address right?"), "{}", whole(&error));
     if std::env::var_os("REDIS_URL").is_none() {
         assert!(matches!(RedisStore::from_env().await, Err(RedisConnectError::NoUrl)));
@@ -139,7 +148,7 @@ async fn a_replica_at_the_start_is_said_to_be_one() {
     let master = RedisServer::start().await;
     world.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
     let error = RedisStore::connect(&world.redis.url()).await.expect_err("a replica");
-    assert!(matches!(error, RedisConnectError::Unreachable(_)), "{error}");
+    assert!(matches!(error, RedisConnectError::Unreachable { .. }), "{error}");
     assert!(
         whole(&error).contains("READONLY") && whole(&error).contains("a failover is going on"),
         "{}",
@@ -184,7 +193,7 @@ async fn the_smallest_acl_is_enough_for_everything_and_without_any_of_it_the_sta
         // What is only used to say goodbye, or to see whether somebody is there, is not worth an error.
         match (command.as_str(), RedisStore::connect(&url).await) {
             ("+info" | "+unsubscribe" | "+ping", Ok(_)) => {}
-            (_, Err(error @ (RedisConnectError::Refused(_) | RedisConnectError::Unreachable(_)))) => {
+            (_, Err(error @ (RedisConnectError::Refused(_) | RedisConnectError::Unreachable { .. }))) => {
                 let (text, name) = (whole(&error).to_lowercase(), command.trim_start_matches('+'));
                 assert!(text.contains(name) || name.contains('|'), "without {command}: {text}");
             }
@@ -302,7 +311,7 @@ async fn a_redis_is_reached_by_tls_and_one_that_nobody_vouches_for_is_not() {
     let url = format!("rediss://localhost:{port}");
     let error = RedisStore::connect(&url).await.expect_err("nobody vouches for it");
     let text = whole(&error);
-    assert!(text.contains("certificate") && text.contains("`SSL_CERT_FILE` names others"), "{text}");
+    assert!(text.contains("certificate") && text.contains("`SSL_CERT_FILE` names other roots"), "{text}");
     let ours = std::fs::read(file("crt")).expect("made");
     let client = Client::build_with_tls(url, TlsCertificates { client_tls: None, root_cert: Some(ours) });
     let address = client.expect("a certificate").get_connection_info().clone();
@@ -381,4 +390,136 @@ async fn a_store_that_is_dropped_leaves_nothing() {
     drop(store);
     until("as before", async || (clients().await, tasks()) == before).await;
     assert_eq!(world.keys().await, [""; 0]);
+}
+
+/// Both are started at once, and Redis takes a moment longer.
+#[tokio::test]
+async fn a_server_that_comes_up_a_moment_later_is_found() {
+    if world().await.is_none() {
+        return;
+    }
+    let mut redis = RedisServer::start().await;
+    redis.kill();
+    let (url, limit) = (redis.url(), Duration::from_secs(30));
+    let connects = tokio::spawn(async move { RedisStore::builder().connect_timeout(limit).connect(&url).await });
+    sleep(ms(300)).await;
+    assert!(!connects.is_finished(), "it tries again");
+    redis.restart().await;
+    works(connects.await.expect("runs").expect("it is up now")).await;
+}
+
+#[tokio::test]
+async fn a_lazy_store_starts_without_redis_and_works_as_soon_as_it_is_there() {
+    if world().await.is_none() {
+        return;
+    }
+    let mut redis = RedisServer::start().await;
+    redis.kill();
+    let locks = Locks::new(RedisStore::connect_lazy(&redis.url()).expect("an address"));
+    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Store(_))));
+    assert_eq!(locks.health().await.expect_err("down").kind(), StoreErrorKind::Unavailable);
+    redis.restart().await;
+    until("it is ready", async || locks.health().await.is_ok()).await;
+    locks.lock(key()).await.expect("up").release().await.expect("ours");
+    redis.freeze();
+    assert_eq!(locks.health().await.expect_err("stopped").kind(), StoreErrorKind::Timeout);
+    redis.thaw();
+    until("it is ready again", async || locks.health().await.is_ok()).await;
+    assert!(matches!(RedisStore::connect_lazy("localhost:6379"), Err(RedisConnectError::Address(_))));
+    let error = RedisStore::builder().prefix("a:b").connect_lazy(&redis.url()).expect_err("no prefix");
+    assert!(matches!(error, RedisConnectError::Prefix(_)), "{error}");
+}
+
+/// What `connect` would have said is said as soon as it is known.
+#[tokio::test]
+async fn a_lazy_store_reports_what_its_redis_cannot_do() {
+    let Some(world) = world().await else { return };
+    let log = Log::default();
+    let guard = log.listen();
+    let old = Locks::new(RedisStore::connect_lazy(&server_of_version("6.2.14").await).expect("an address"));
+    let mut reason = String::new();
+    until("it is told", async || {
+        reason = whole(&old.health().await.expect_err("too old"));
+        reason.contains("6.2.14")
+    })
+    .await;
+    until("it is in the log", async || log.text().contains("6.2.14")).await;
+    drop((old, guard));
+
+    let rules: Vec<_> = smallest_acl().into_iter().filter(|rule| rule != "+publish").collect();
+    let url = user(&world.redis, &rules).await;
+    let locks = Locks::new(RedisStore::connect_lazy(&url).expect("an address"));
+    until("a right is missing", async || {
+        let error = locks.health().await.expect_err("no right to publish");
+        error.kind() == StoreErrorKind::Refused && whole(&error).contains("PUBLISH")
+    })
+    .await;
+    user(&world.redis, &smallest_acl()).await;
+    until("it has the right now", async || locks.health().await.is_ok()).await;
+}
+
+#[tokio::test]
+async fn the_timeouts_of_a_store_have_bounds() {
+    for (setting, builder) in [
+        ("call_timeout", RedisStore::builder().call_timeout(ms(10))),
+        ("call_timeout", RedisStore::builder().call_timeout(Duration::MAX)),
+        ("connect_timeout", RedisStore::builder().connect_timeout(Duration::ZERO)),
+        ("connect_timeout", RedisStore::builder().connect_timeout(ms(61_000))),
+    ] {
+        let error = builder.connect("redis://127.0.0.1:1").await.expect_err("out of bounds");
+        assert!(matches!(error, RedisConnectError::InvalidTimeout { setting: s, .. } if s == setting), "{error}");
+        assert!(error.to_string().starts_with(&format!("`{setting}`")), "{error}");
+    }
+    let store = RedisStore::builder().call_timeout(ms(1_500)).connect_lazy("redis://127.0.0.1:1").expect("in bounds");
+    assert_eq!(store.call_timeout(), ms(1_500));
+}
+
+/// As `main` prints it: `Debug`.
+#[tokio::test]
+async fn an_address_that_does_not_work_is_named_without_its_password_and_each_cause_once() {
+    let short = || RedisStore::builder().connect_timeout(ms(50));
+    let said = async |url: &str| format!("{:?}", short().connect(url).await.expect_err("nobody there"));
+    let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
+    let text = said(&format!("redis://ann:s3cret@127.0.0.1:{port}")).await;
+    assert!(text.contains(&format!("127.0.0.1:{port}")) && !text.contains("s3cret") && !text.contains("ann"), "{text}");
+    assert_eq!(text.matches("refused").count(), 1, "{text}");
+    for (url, says) in [
+        ("localhost:6379", "is it `redis://localhost:6379`?"),
+        ("ann:s3cret@localhost:6379", "is it `redis://localhost:6379`?"),
+        ("", "it is empty"),
+        ("http://localhost", "its scheme is not `redis`"),
+        ("redis://ann:s3#cret@127.0.0.1:1", "are written `%40`, `%23`"),
+        ("redis://:12#s3cret@127.0.0.1:1", "are written `%40`, `%23`"),
+        ("redis://ann:s3@cret@127.0.0.1:1", "are written `%40`, `%23`"),
+    ] {
+        let text = said(url).await;
+        assert!(text.contains(says) && !text.contains("cret"), "{url}: {text}");
+    }
+}
+
+/// A server that lies: what it sends has no end.
+#[tokio::test]
+async fn a_reply_without_an_end_is_cut_and_does_not_fill_the_memory() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("redis://{}", listener.local_addr().expect("bound"));
+    let most = Arc::new(AtomicUsize::new(0));
+    let sent = Arc::clone(&most);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let sent = Arc::clone(&sent);
+            tokio::spawn(async move {
+                let part = vec![b'x'; 1 << 16];
+                let mut bytes = client.write(b"+").await.unwrap_or(0);
+                while let Ok(written) = client.write(&part).await {
+                    bytes += written;
+                    sent.fetch_max(bytes, SeqCst);
+                }
+            });
+        }
+    });
+    let error = RedisStore::builder().connect_timeout(ms(300)).connect(&url).await.expect_err("no Redis");
+    assert!(whole(&error).contains("more than 1024 KiB"), "{}", whole(&error));
+    // The limit, and what the kernel keeps on both sides.
+    let most = most.load(SeqCst);
+    assert!(most > 1 << 20 && most < 64 << 20, "{most}");
 }

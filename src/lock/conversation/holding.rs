@@ -120,6 +120,7 @@ impl<W: Clone> Conversation<W> {
             self.end(keep_taken, Some(Arc::clone(section)), cx);
             return None;
         }
+        cx.actions.push(Action::Ended(Arc::clone(&section.grant)));
         self.hand_over(cx);
         Some(Released::HandedOn)
     }

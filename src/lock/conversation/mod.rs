@@ -85,8 +85,10 @@ pub enum Action<W> {
     Watch(Arc<Grant>),
     /// The store is to be [asked](Grant::doubt) whether it still is ours.
     Doubt(Arc<Grant>),
-    /// Not to be renewed any more.
+    /// Not to be renewed any more: it is over, and whoever waits for that is told.
     Forget(Arc<Grant>),
+    /// A section under it is over, and whoever waits for that is told.
+    Ended(Arc<Grant>),
     /// What became of the give-back of this section, for whoever waits to hear it.
     Outcome(Arc<Section>, Result<Released, StoreError>),
     /// To be [woken](Event::Time) at this moment.

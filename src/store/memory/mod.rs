@@ -19,6 +19,10 @@ mod records;
 ///
 /// Several [`Locks`](crate::Locks) may share one store; they then exclude each other, as instances do that share a
 /// server. Needs the feature `memory`.
+///
+/// A key that nobody has costs nothing. One that a [lock-delay](crate::Policy::lock_delay) or a
+/// [`hold_at_least`](crate::Policy::hold_at_least) blocks costs some 200 bytes until then, and there is no bound to their number but what
+/// requests come in that time: where clients choose the keys, a long `hold_at_least` wants a rate limit outside.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
     state: Mutex<State>,

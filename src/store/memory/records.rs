@@ -1,7 +1,8 @@
 //! The rules of the contract, without a clock: time is an argument, events are a return value.
 
 use std::{
-    collections::{VecDeque, hash_map},
+    cmp::{Ordering, Reverse},
+    collections::{BinaryHeap, VecDeque, hash_map},
     time::Duration,
 };
 
@@ -22,6 +23,15 @@ pub(super) struct Records {
     last_fence: u64,
     /// At this many records those of the dead are looked for.
     sweep_at: usize,
+    /// Keys that nobody has and that are blocked, the one first that is free first. An entry may be out of date.
+    blocked: BinaryHeap<Reverse<Blocked>>,
+}
+
+/// A key that is blocked until then.
+#[derive(Debug)]
+struct Blocked {
+    until: Moment,
+    key: LockKey,
 }
 
 /// What is kept of one key. Nothing is kept of a free one for which nobody waits.
@@ -54,6 +64,8 @@ pub(super) struct At<'a> {
 impl Records {
     /// Below this many records nobody looks for dead ones.
     const SWEEP_FROM: usize = 64;
+    /// So many keys that are not blocked any more are forgotten with each acquisition: many more than one acquisition can block.
+    const UNBLOCKED: usize = 64;
 
     pub(super) fn acquire(&mut self, at: &mut At<'_>, ask: &AcquireAsk) -> Acquired {
         self.sweep(at.now);
@@ -107,6 +119,7 @@ impl Records {
         record.holder = None;
         record.until = at.now.after(ask.keep_taken);
         if !record.is_free(at.now) {
+            self.blocked.push(Reverse(Blocked { until: record.until, key: ask.key.clone() }));
             return Released::Freed;
         }
         if record.pass_on(at, &ask.key, ask.line, &mut self.last_fence, None) {
@@ -156,6 +169,7 @@ impl Records {
             _ if left.is_zero() => ForceReleaseReply::Free,
             Some(Holder { owner, .. }) => {
                 record.until = at.now.after(ask.keep_taken);
+                self.blocked.push(Reverse(Blocked { until: record.until, key: ask.key.clone() }));
                 at.events.push(StoreEvent::TakenAway { key: ask.key.clone(), owner: owner.clone() });
                 ForceReleaseReply::Revoked { holder: owner }
             }
@@ -183,10 +197,57 @@ impl Records {
     /// Those who died leave their records. Looking for them each time the table has doubled costs a constant
     /// per acquisition and keeps it within twice the living.
     fn sweep(&mut self, now: Moment) {
+        self.forget_unblocked(now);
         if self.by_key.len() >= self.sweep_at.max(Self::SWEEP_FROM) {
             self.by_key.retain(|_, record| !record.is_gone(now));
             self.sweep_at = 2 * self.by_key.len();
         }
+    }
+}
+
+impl Records {
+    /// Keys whose sections ended badly leave their records, too. With each acquisition some go that are due, and their memory with them: a
+    /// client that ends badly with many keys leaves nothing behind.
+    fn forget_unblocked(&mut self, now: Moment) {
+        for _ in 0..Self::UNBLOCKED {
+            if self.blocked.peek().is_none_or(|Reverse(first)| first.until > now) {
+                break;
+            }
+            let Some(Reverse(Blocked { key, .. })) = self.blocked.pop() else { break };
+            if let hash_map::Entry::Occupied(occupied) = self.by_key.entry(key)
+                && occupied.get().is_gone(now)
+            {
+                occupied.remove();
+            }
+        }
+        // To shrink costs as much as what is left.
+        if self.blocked.capacity() / 4 > self.blocked.len().max(Self::SWEEP_FROM) {
+            self.blocked.shrink_to(2 * self.blocked.len());
+        }
+        if self.by_key.capacity() / 4 > self.by_key.len().max(Self::SWEEP_FROM) {
+            self.by_key.shrink_to(2 * self.by_key.len());
+            self.sweep_at = 2 * self.by_key.len();
+        }
+    }
+}
+
+impl PartialEq for Blocked {
+    fn eq(&self, other: &Self) -> bool {
+        self.until == other.until
+    }
+}
+
+impl Eq for Blocked {}
+
+impl PartialOrd for Blocked {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Blocked {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.until.cmp(&other.until)
     }
 }
 
@@ -445,5 +506,28 @@ mod tests {
         }
         let records = store.records.by_key.len();
         assert!(records <= 2 * Records::SWEEP_FROM, "{records} records for 30 holders");
+    }
+
+    /// A client that ends badly with one key after the other.
+    #[test]
+    fn keys_that_ended_badly_give_their_memory_back_with_a_few_acquisitions_of_others() {
+        const KEYS: usize = 50_000;
+        let (mut store, ids) = (store(), OwnerIds::new("test", 1));
+        for n in 0..KEYS {
+            let (key, owner) = (LockKey::from(("k", n)), ids.next());
+            store.ask(&key, &owner, IfHeld::Refuse);
+            let ask = ReleaseAsk::new(key, owner, Duration::from_secs(1), terms());
+            assert_eq!(store.at(|records, at| records.release(at, &ask)), Released::Freed);
+        }
+        assert_eq!(store.records.by_key.len(), KEYS, "blocked");
+        store.later(Duration::from_secs(2));
+        for _ in 0..KEYS / Records::UNBLOCKED + 2 {
+            let owner = ids.next();
+            store.fence(&owner);
+            store.release(&owner, Duration::ZERO);
+        }
+        let Records { by_key, blocked, .. } = &store.records;
+        assert_eq!((by_key.len(), blocked.len()), (0, 0));
+        assert!(by_key.capacity() < 1024 && blocked.capacity() < 1024, "{} {}", by_key.capacity(), blocked.capacity());
     }
 }

@@ -7,29 +7,36 @@ use std::{
     hash::{BuildHasher, RandomState},
     pin::Pin,
     sync::Arc,
+    time::Duration,
 };
 
 use deadpool_redis::{
-    Config, Manager, Pool, PoolConfig, Runtime,
+    Config, Pool,
     redis::{
-        AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, aio::PubSub, cmd,
-        from_redis_value, make_extension_error,
+        Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, aio::PubSub, cmd, from_redis_value,
+        make_extension_error,
     },
 };
 use futures_util::StreamExt;
-use tokio::time::{Instant, timeout};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep, timeout},
+};
 
 use super::{
     RedisStore, Shared,
     events::Events,
-    lane::{CALL, Lane, Question},
-    protocol::{self, Names, SelfTested},
-    trouble::Trouble,
+    lane::{Lane, Limits, Question, Source},
+    protocol::{self, Names, SelfTested, escaped},
+    socket::Connector,
+    trouble::{Trouble, flat},
+    warn_of_fence,
 };
 use crate::{
     clock::Clock,
-    defaults::{PREFIX, STORE_CALL},
+    defaults::{CONNECT_TIMEOUT, PREFIX, STORE_CALL},
     key::LockKey,
+    store::StoreErrorKind,
 };
 
 /// Makes a [`RedisStore`] that is to be told something about itself.
@@ -47,22 +54,37 @@ use crate::{
 #[must_use = "a builder makes nothing before it connects"]
 pub struct RedisStoreBuilder {
     prefix: Option<String>,
+    connect_timeout: Option<Duration>,
+    call_timeout: Option<Duration>,
 }
 
 /// Why a [`RedisStore`] could not be made: found when the service starts, and not at three in the morning.
-#[derive(Debug)]
+///
+/// `Debug` is what `Display` says, with the causes: `main` may return it.
 #[non_exhaustive]
 pub enum RedisConnectError {
     /// The environment variable `REDIS_URL` is not set, or is no text.
     NoUrl,
-    /// The address cannot be read.
+    /// The address cannot be read. The reason, without a password.
     Address(Box<dyn Error + Send + Sync>),
     /// The address wants TLS (`rediss://`), and the crate was built without the feature `redis-tls`.
     TlsNotBuilt,
     /// The prefix cannot be one: 1 to 64 of `[A-Za-z0-9._-]`, and not `tower-lock`.
     Prefix(String),
+    /// A timeout of the builder is too short or too long.
+    InvalidTimeout {
+        /// `connect_timeout` or `call_timeout`.
+        setting: &'static str,
+        /// What it was set to.
+        value: Duration,
+    },
     /// There was no connection, or no answer; or an answer that nobody can work with.
-    Unreachable(Box<dyn Error + Send + Sync>),
+    Unreachable {
+        /// Host and port, or the path of a socket. Nothing of a user or a password.
+        address: String,
+        /// The reason, and what helps.
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// The server is older than Redis 7.0; its version.
     TooOld(String),
     /// The user may not do all that is needed, or the server cannot: what was refused, and in which words.
@@ -82,7 +104,23 @@ impl RedisStoreBuilder {
     ///
     /// 1 to 64 of `[A-Za-z0-9._-]`; anything else is an error of whatever connects.
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
-        Self { prefix: Some(prefix.into()) }
+        Self { prefix: Some(prefix.into()), ..self }
+    }
+
+    /// How long it may take to make a connection: DNS, TCP, TLS, AUTH. Default: 2 s. From 50 ms to 60 s.
+    ///
+    /// [`connect`](Self::connect) tries again within this time, so that a service may start a moment before its Redis. Later a request does
+    /// not wait for a connection any longer than for a call; the connection is made all the same.
+    pub fn connect_timeout(self, timeout: Duration) -> Self {
+        Self { connect_timeout: Some(timeout), ..self }
+    }
+
+    /// How long one call may take. Default: 500 ms. From 50 ms to 5 s.
+    ///
+    /// Set it to some times the slowest round trip that is usual: a call that takes longer is repeated, and after twice this time without an
+    /// answer a request is rejected (503, not started). A longer one makes an outage slower to be noticed by clients, and no lock safer.
+    pub fn call_timeout(self, timeout: Duration) -> Self {
+        Self { call_timeout: Some(timeout), ..self }
     }
 
     /// Connects to this address: `redis://user:password@host:port/database`, `rediss://` for TLS (feature `redis-tls`),
@@ -90,9 +128,26 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// Whatever a [`RedisConnectError`] says. It takes some round trips, and half a second for each that is not answered.
+    /// Whatever a [`RedisConnectError`] says. A server that is not there yet is tried again until
+    /// [`connect_timeout`](Self::connect_timeout) is over.
     pub async fn connect(self, url: &str) -> Result<RedisStore, RedisConnectError> {
-        self.open(readable(url)?, PoolConfig::default()).await
+        let address = Address::read(url, "")?;
+        self.open(address).await
+    }
+
+    /// As [`connect`](Self::connect), but without waiting for Redis: the service starts though Redis is down.
+    ///
+    /// Until it is reachable requests are rejected (503, not started). With the first connection everything is checked that `connect` checks:
+    /// version, rights, messages. What is missing is in the log, and in [`Locks::health`](crate::Locks::health), which a readiness
+    /// probe asks; it is checked again about once a second.
+    ///
+    /// # Errors
+    ///
+    /// The address, the prefix or a timeout is none.
+    pub fn connect_lazy(self, url: &str) -> Result<RedisStore, RedisConnectError> {
+        let shared = self.shared(None, Address::read(url, "")?)?;
+        shared.events.start(None);
+        Ok(RedisStore { shared })
     }
 
     /// Connects to the address in the environment variable `REDIS_URL`.
@@ -102,31 +157,33 @@ impl RedisStoreBuilder {
     /// As of [`connect`](Self::connect); and there may be no such variable.
     pub async fn from_env(self) -> Result<RedisStore, RedisConnectError> {
         let url = env::var("REDIS_URL").map_err(|_| RedisConnectError::NoUrl)?;
-        self.connect(&url).await
+        let address = Address::read(&url, "REDIS_URL: ")?;
+        self.open(address).await
     }
 
-    /// Connects as the rest of the service does.
+    /// Connects as the rest of the service does. Of the configuration the address counts, and not that of the pool: locks have their own three
+    /// connections.
     ///
     /// # Errors
     ///
     /// As of [`connect`](Self::connect).
     pub async fn from_config(self, config: &Config) -> Result<RedisStore, RedisConnectError> {
         let address = match (&config.url, &config.connection) {
-            (Some(url), None) => readable(url)?,
-            (None, connection) => ConnectionInfo::from(connection.clone().unwrap_or_default()),
+            (Some(url), None) => Address::read(url, "")?,
+            (None, connection) => Address::of(ConnectionInfo::from(connection.clone().unwrap_or_default()), "")?,
             (Some(_), Some(_)) => {
                 return Err(RedisConnectError::Address(
                     "the configuration has an URL and a connection: which one?".into(),
                 ));
             }
         };
-        self.open(address, config.get_pool_config()).await
+        self.open(address).await
     }
 
     /// Takes its two connections from your pool, and makes a third one to this address, because no pool gives one that can listen.
     ///
     /// The two leave the pool, which makes others in their place; it is asked again when one of them breaks. Whoever made the pool decides on its
-    /// `TCP_NODELAY`: without it a call can take 40 ms.
+    /// `TCP_NODELAY`: without it a call can take 40 ms. A reply on them has no limit of length, as it has on connections of the store's own.
     ///
     /// # Errors
     ///
@@ -137,30 +194,35 @@ impl RedisStoreBuilder {
         address: impl IntoConnectionInfo,
     ) -> Result<RedisStore, RedisConnectError> {
         let address = address.into_connection_info().map_err(|error| RedisConnectError::Address(error.into()))?;
-        self.open_through(pool, address).await
+        let shared = self.shared(Some(pool), Address::of(address, "")?)?;
+        Self::tested(shared).await
     }
 
-    async fn open(self, address: ConnectionInfo, config: PoolConfig) -> Result<RedisStore, RedisConnectError> {
-        let address = quick(with_tls_only_if_built(address)?);
-        // Timeouts are ours: each call has one, and so has each connection that is made.
-        let connections = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(STORE_CALL))
-            .set_response_timeout(Some(2 * STORE_CALL))
-            .set_pipeline_buffer_size(PIPELINE);
-        let manager = Manager::new_with_config(address.clone(), connections)
-            .map_err(|error| RedisConnectError::Address(error.into()))?;
-        let pool = Pool::builder(manager).config(config).runtime(Runtime::Tokio1).build();
-        self.open_through(pool.map_err(|error| RedisConnectError::Address(error.into()))?, address).await
+    async fn open(self, address: Address) -> Result<RedisStore, RedisConnectError> {
+        let shared = self.shared(None, address)?;
+        Self::tested(shared).await
     }
 
-    async fn open_through(self, pool: Pool, address: ConnectionInfo) -> Result<RedisStore, RedisConnectError> {
-        let address = quick(with_tls_only_if_built(address)?);
+    fn shared(self, pool: Option<Pool>, address: Address) -> Result<Arc<Shared>, RedisConnectError> {
         let prefix = self.prefix.as_deref().unwrap_or(PREFIX);
         let names = Names::new(prefix).map_err(|_| RedisConnectError::Prefix(prefix.to_owned()))?;
-        let client = Client::open(address).map_err(|error| RedisConnectError::Address(error.into()))?;
-        let [asks, ends] = [pool.clone(), pool].map(|pool| Arc::new(Lane::new(pool)));
-        let shared = Arc::new(Shared {
-            events: Events::new(client, names.clone(), [Arc::clone(&asks), Arc::clone(&ends)]),
+        let within = |setting, value: Option<Duration>, default, longest| match value.unwrap_or(default) {
+            value if (SHORTEST..=longest).contains(&value) => Ok(value),
+            value => Err(RedisConnectError::InvalidTimeout { setting, value }),
+        };
+        let limits = Limits {
+            call: within("call_timeout", self.call_timeout, STORE_CALL, LONGEST_CALL)?,
+            connect: within("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, LONGEST_CONNECT)?,
+        };
+        let client = Client::open(address.info).map_err(|error| RedisConnectError::Address(error.into()))?;
+        let connector = Connector::new(client, limits.connect, limits.call);
+        let source = pool.map_or_else(|| Source::Own(connector.clone()), Source::Pool);
+        let recovered = Arc::new(Notify::new());
+        let [asks, ends] =
+            [source.clone(), source].map(|source| Arc::new(Lane::new(source, limits, Arc::clone(&recovered))));
+        let lanes = [Arc::clone(&asks), Arc::clone(&ends)];
+        Ok(Arc::new(Shared {
+            events: Events::new(connector, address.shown, names.clone(), limits, lanes, recovered),
             asks,
             ends,
             names,
@@ -169,37 +231,99 @@ impl RedisStoreBuilder {
             told_of_endless: Default::default(),
             #[cfg(feature = "tracing")]
             warned_of_fence: Default::default(),
-        });
-        // A plain type for whoever awaits it: what is in there is nested deeper than their compiler may look by default.
-        let test: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(self_test(Arc::clone(&shared)));
-        let listener = test.await?;
-        shared.events.start(Some(listener));
-        Ok(RedisStore { shared })
+        }))
     }
-}
 
-/// Calls that may wait for the socket of a lane; those behind them wait for their turn.
-const PIPELINE: usize = 1024;
-
-fn readable(url: &str) -> Result<ConnectionInfo, RedisConnectError> {
-    let wants_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
-    if wants_tls && !cfg!(feature = "redis-tls") {
-        return Err(RedisConnectError::TlsNotBuilt);
-    }
-    url.into_connection_info().map_err(|error| RedisConnectError::Address(error.into()))
-}
-
-fn with_tls_only_if_built(address: ConnectionInfo) -> Result<ConnectionInfo, RedisConnectError> {
-    if matches!(address.addr(), ConnectionAddr::TcpTls { .. }) {
-        #[cfg(not(feature = "redis-tls"))]
-        return Err(RedisConnectError::TlsNotBuilt);
-        // Whatever the process has chosen; rustls panics where nobody has, or where two crates bring one each.
-        #[cfg(feature = "redis-tls")]
-        if rustls::crypto::CryptoProvider::get_default().is_none() {
-            let _ = rustls::crypto::ring::default_provider().install_default();
+    /// A server may come up a moment later than the service.
+    async fn tested(shared: Arc<Shared>) -> Result<RedisStore, RedisConnectError> {
+        let give_up = Instant::now() + shared.events.limits.connect;
+        loop {
+            // A plain type for whoever awaits it: what is in there is nested deeper than their compiler may look by default.
+            let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(&shared.events));
+            match test.await {
+                Ok((listener, now)) => {
+                    shared.server_clock().said(now, shared.clock.now());
+                    shared.events.passed();
+                    shared.events.start(Some(listener));
+                    return Ok(RedisStore { shared });
+                }
+                Err(failed) if failed.may_pass && Instant::now() + AGAIN < give_up => sleep(AGAIN).await,
+                Err(failed) => return Err(failed.error),
+            }
         }
     }
-    Ok(address)
+}
+
+/// A lane that found nobody there says so for as long as its pause.
+const AGAIN: Duration = Lane::PAUSE.saturating_add(Duration::from_millis(10));
+
+/// Timeouts that can be set.
+const SHORTEST: Duration = Duration::from_millis(50);
+const LONGEST_CALL: Duration = Duration::from_secs(5);
+const LONGEST_CONNECT: Duration = Duration::from_secs(60);
+
+/// An address, and what of it may be shown.
+struct Address {
+    info: ConnectionInfo,
+    shown: String,
+}
+
+impl Address {
+    /// `of`: where it comes from.
+    fn read(url: &str, of: &str) -> Result<Self, RedisConnectError> {
+        let wants_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
+        if wants_tls && !cfg!(feature = "redis-tls") {
+            return Err(RedisConnectError::TlsNotBuilt);
+        }
+        let hint = hint(url);
+        let info = url.into_connection_info().map_err(|_| {
+            let hint = hint.as_deref().unwrap_or("an address is `redis://user:password@host:6379/0`, for instance");
+            RedisConnectError::Address(format!("{of}{hint}").into())
+        })?;
+        let mut address = Self::of(info, of)?;
+        if let Some(hint) = hint {
+            // What was read as a host may be a part of a password.
+            address.shown = format!("{of}{hint}");
+        }
+        Ok(address)
+    }
+
+    fn of(info: ConnectionInfo, of: &str) -> Result<Self, RedisConnectError> {
+        if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
+            #[cfg(not(feature = "redis-tls"))]
+            return Err(RedisConnectError::TlsNotBuilt);
+            // Whatever the process has chosen; rustls panics where nobody has, or where two crates bring one each.
+            #[cfg(feature = "redis-tls")]
+            if rustls::crypto::CryptoProvider::get_default().is_none() {
+                let _ = rustls::crypto::ring::default_provider().install_default();
+            }
+        }
+        let shown = format!("{of}{}", escaped(&info.addr().to_string()));
+        Ok(Self { info: quick(info), shown })
+    }
+}
+
+/// What may be wrong with an address, without a word of it that may be secret.
+fn hint(url: &str) -> Option<String> {
+    if url.trim().is_empty() {
+        return Some("it is empty: `redis://host:6379`, for instance".to_owned());
+    }
+    let Some((scheme, rest)) = url.split_once("://") else {
+        // Behind the last `@` there is no password.
+        let host = url.rsplit('@').next().unwrap_or_default();
+        return Some(format!("it has no scheme: is it `redis://{}`?", escaped(host)));
+    };
+    if scheme.starts_with("unix") || scheme == "redis+unix" {
+        return None;
+    }
+    if scheme.starts_with("http") {
+        return Some("its scheme is not `redis`, `rediss` or `unix`: is it `redis://host:6379`?".to_owned());
+    }
+    let at = rest.rfind('@')?;
+    let is_ambiguous = rest[..at].contains(['@', '#', '/', '?']);
+    is_ambiguous.then(|| {
+        "`@`, `#`, `/`, `?` and `%` of a user or a password are written `%40`, `%23`, `%2F`, `%3F` and `%25`".to_owned()
+    })
 }
 
 /// What is sent goes out at once, and does not wait for the answer to what was sent before.
@@ -210,76 +334,95 @@ fn quick(address: ConnectionInfo) -> ConnectionInfo {
 
 // === the self-test ===
 
-/// Everything that locks need, once; and the connection that listened.
-async fn self_test(shared: Arc<Shared>) -> Result<PubSub, RedisConnectError> {
-    let ask = |trouble: Trouble| RedisConnectError::Unreachable(trouble.remedied());
-    look_at_the_server(&shared).await?;
+/// Why the self-test came to no end.
+pub(super) struct Failed {
+    pub(super) error: RedisConnectError,
+    /// The server may be about to start.
+    pub(super) may_pass: bool,
+}
+
+impl From<RedisConnectError> for Failed {
+    fn from(error: RedisConnectError) -> Self {
+        Self { error, may_pass: false }
+    }
+}
+
+/// Everything that locks need, once; the connection that listened, and the server's clock.
+pub(super) async fn self_test(events: &Events) -> Result<(PubSub, i64), Failed> {
+    let limits = events.limits;
+    let failed = |trouble: Trouble| {
+        use StoreErrorKind::{Failover, Timeout, Unavailable};
+
+        let may_pass = matches!(trouble.kind(), Failover | Timeout | Unavailable);
+        let error = RedisConnectError::Unreachable { address: events.address.clone(), source: trouble.remedied() };
+        Failed { error, may_pass }
+    };
+    let refused =
+        |error: &dyn fmt::Display| Failed::from(RedisConnectError::Refused(vec![escaped(&error.to_string())]));
+    let [asks, ends] = &events.lanes;
+    // To connect may take longer than a call.
+    asks.ready().await.map_err(failed)?;
+    ends.ready().await.map_err(failed)?;
+    look_at_the_server(asks, &failed).await?;
     let once = format!("self-test:{:016x}", RandomState::new().hash_one(0));
-    let channel = shared.names.inbox(&once);
-    let mut listener = shared.events.connect().await.map_err(ask)?;
-    match timeout(STORE_CALL, listener.subscribe(&channel)).await {
+    let channel = events.names.inbox(&once);
+    let mut listener = events.connect().await.map_err(failed)?;
+    match timeout(limits.call, listener.subscribe(&channel)).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) if error.code() == Some("NOPERM") => {
-            return Err(RedisConnectError::Refused(vec![error.to_string()]));
-        }
-        Ok(Err(error)) => return Err(ask(error.into())),
-        Err(_) => return Err(ask(Trouble::Silent)),
+        Ok(Err(error)) if error.code() == Some("NOPERM") => return Err(refused(&error)),
+        Ok(Err(error)) => return Err(failed(error.into())),
+        Err(_) => return Err(failed(Trouble::Silent)),
     }
     let key = LockKey::from(("self-test", once.as_str()));
-    let call = shared.names.self_test(&key, &channel, "1 hello").map_err(|name| ask(name.into()))?;
+    let call = events.names.self_test(&key, &channel, "1 hello").map_err(|name| failed(name.into()))?;
     let run = async |question| {
         // By the connection that was not used yet.
-        shared.ends.ask(question, Instant::now() + CALL).await.map_err(|trouble| match trouble {
+        ends.ask(question, limits.by()).await.map_err(|trouble| match trouble {
             // It may not even run a script.
-            Trouble::Redis(error) if error.code() == Some("NOPERM") => {
-                RedisConnectError::Refused(vec![error.to_string()])
-            }
-            trouble => ask(trouble),
+            Trouble::Redis(error) if error.code() == Some("NOPERM") => refused(&error),
+            trouble => failed(trouble),
         })
     };
     // By its text and by its hash: after a restart the first one is needed, whoever may have taught the server now.
-    let read = |reply| protocol::self_tested(&reply).map_err(|misread| ask(misread.into()));
+    let read = |reply| protocol::self_tested(&reply).map_err(|misread| failed(misread.into()));
     // Of what is no fence only the first one hears: it has put the clock there.
     let no_fence = read(run(Question::Text(&call)).await?)?.no_fence;
-    let SelfTested { now, receivers, refused, .. } = read(run(Question::Script(&call)).await?)?;
-    if let Some(first) = refused.first() {
+    let SelfTested { now, receivers, refused: refusals, .. } = read(run(Question::Script(&call)).await?)?;
+    if let Some(first) = refusals.first() {
         // A replica, or no memory: that is no matter of rights, and has a remedy of its own.
         let said = first.split_once(": ").map_or(first.as_str(), |(_, said)| said);
         let (code, detail) = said.split_once(' ').unwrap_or((said, ""));
         let is_known = !matches!(code, "ERR" | "NOPERM");
         return Err(if is_known {
-            ask(make_extension_error(code.to_owned(), Some(detail.to_owned())).into())
+            failed(make_extension_error(code.to_owned(), Some(detail.to_owned())).into())
         } else {
-            RedisConnectError::Refused(refused)
+            RedisConnectError::Refused(refusals).into()
         });
     }
     if let Some(no_fence) = no_fence {
-        shared.warn_of_fence(&no_fence);
+        warn_of_fence(&events.names, &no_fence);
     }
-    shared.server_clock().said(now, shared.clock.now());
-    let came = matches!(timeout(STORE_CALL, listener.on_message().next()).await, Ok(Some(_)));
+    let came = matches!(timeout(limits.call, listener.on_message().next()).await, Ok(Some(_)));
     if !came || receivers == 0 {
-        return Err(RedisConnectError::NoEvents { receivers, came });
+        return Err(RedisConnectError::NoEvents { receivers, came }.into());
     }
-    timeout(STORE_CALL, listener.unsubscribe(&channel))
+    timeout(limits.call, listener.unsubscribe(&channel))
         .await
-        .map_err(|_| ask(Trouble::Silent))?
-        .map_err(|error| ask(error.into()))?;
-    Ok(listener)
+        .map_err(|_| failed(Trouble::Silent))?
+        .map_err(|error| failed(error.into()))?;
+    Ok((listener, now))
 }
 
 /// Its version, and whether it may throw locks away. Asked of `INFO`, because a server that somebody else runs has no `CONFIG`.
-async fn look_at_the_server(shared: &Shared) -> Result<(), RedisConnectError> {
-    let section =
-        async |name: &str| match shared.asks.ask(Question::Command(cmd("INFO").arg(name)), Instant::now() + CALL).await
-        {
-            Ok(info) => Ok(from_redis_value::<String>(info).ok()),
-            Err(Trouble::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
-            Err(trouble) => Err(RedisConnectError::Unreachable(trouble.remedied())),
-        };
+async fn look_at_the_server(lane: &Lane, failed: &(dyn Fn(Trouble) -> Failed + Sync)) -> Result<(), Failed> {
+    let section = async |name: &str| match lane.ask(Question::Command(cmd("INFO").arg(name)), lane.limits.by()).await {
+        Ok(info) => Ok(from_redis_value::<String>(info).ok()),
+        Err(Trouble::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
+        Err(trouble) => Err(failed(trouble)),
+    };
     let (server, memory) = (section("server").await?, section("memory").await?);
     match server.as_deref().and_then(|info| field(info, "redis_version")) {
-        Some(version) if is_too_old(version) => return Err(RedisConnectError::TooOld(version.to_owned())),
+        Some(version) if is_too_old(version) => return Err(RedisConnectError::TooOld(escaped(version)).into()),
         Some(_) => {}
         None => warn("its version cannot be read (`INFO server`): locks need Redis 7.0"),
     }
@@ -316,15 +459,24 @@ fn warn(_: &'static str) {}
 impl fmt::Display for RedisConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoUrl => f.write_str("REDIS_URL is not set: redis://host:6379, for instance"),
-            Self::Address(_) => f.write_str("the address of the Redis for locks cannot be read"),
+            Self::NoUrl => f.write_str("the environment variable REDIS_URL is not set: redis://host:6379, for instance"),
+            Self::Address(error) => {
+                f.write_str("the address of the Redis for locks cannot be read: ")?;
+                flat(&**error, f)
+            }
+            Self::InvalidTimeout { setting, value } => {
+                let longest = if *setting == "call_timeout" { LONGEST_CALL } else { LONGEST_CONNECT };
+                write!(f, "`{setting}` of the Redis for locks is {value:?}: it can be from {SHORTEST:?} to {longest:?}")
+            }
             Self::TlsNotBuilt => f.write_str(
                 "the Redis for locks is to be reached by TLS, and tower-lock was built without: turn on its feature `redis-tls`",
             ),
             Self::Prefix(prefix) => {
                 write!(f, "`{prefix}` cannot be the prefix of locks: 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`")
             }
-            Self::Unreachable(_) => f.write_str("the Redis for locks does not answer as it should"),
+            Self::Unreachable { address, source: _ } => {
+                write!(f, "the Redis for locks does not answer as it should ({address})")
+            }
             Self::TooOld(version) => write!(f, "the Redis for locks has the version {version}: at least 7.0 is needed"),
             Self::Refused(what) => {
                 write!(f, "the Redis for locks refuses what is needed (docs/redis.md has the smallest ACL): {}", what.join("; "))
@@ -343,9 +495,15 @@ impl fmt::Display for RedisConnectError {
 impl Error for RedisConnectError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::Address(error) | Self::Unreachable(error) => Some(&**error),
+            Self::Unreachable { source, .. } => Some(&**source),
             _ => None,
         }
+    }
+}
+
+impl fmt::Debug for RedisConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        flat(self, f)
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use deadpool_redis::redis::{
-    Client, RedisResult,
+    RedisResult,
     aio::{PubSub, PubSubSink, PubSubStream},
 };
 use futures_util::StreamExt;
@@ -15,24 +16,29 @@ use tokio::{
     runtime::Handle,
     sync::{Notify, watch},
     task::AbortHandle,
-    time::{Instant, MissedTickBehavior, interval, sleep, timeout},
+    time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at},
 };
 
 use super::{
-    lane::{CALL, Lane},
+    connect::{RedisConnectError, self_test},
+    lane::{Lane, Limits},
     protocol::Names,
+    socket::Connector,
     trouble::Trouble,
 };
 use crate::{
-    defaults::{CHECK_IN, RETRY_MAX, RETRY_MIN, STORE_CALL, STORE_TIMEOUT},
+    defaults::{CHECK_IN, RETRY_MAX, RETRY_MIN, STORE_TIMEOUT},
     store::{Inbox, StoreEvent},
 };
 
 /// One connection on which Redis speaks to us, for all inboxes. It is made again when it breaks.
 #[derive(Debug)]
 pub(super) struct Events {
-    client: Client,
-    names: Names,
+    connector: Connector,
+    /// What of the address may be shown.
+    pub(super) address: String,
+    pub(super) names: Names,
+    pub(super) limits: Limits,
     /// By channel.
     inboxes: Mutex<HashMap<String, Subscriber>>,
     /// An inbox was opened.
@@ -40,10 +46,23 @@ pub(super) struct Events {
     /// The server says that nobody listens to an inbox.
     unheard: Notify,
     /// The connections on which is asked: they are looked after from here, too.
-    lanes: [Arc<Lane>; 2],
+    pub(super) lanes: [Arc<Lane>; 2],
+    /// A call was answered: what does not listen may do so at once.
+    recovered: Arc<Notify>,
+    /// What came of the self-test.
+    checked: watch::Sender<Check>,
     /// Since when nobody can be told anything.
     deaf_since: Mutex<Option<Instant>>,
     task: Mutex<Option<Task>>,
+}
+
+/// Whether the server can do what locks need.
+#[derive(Clone, Debug)]
+pub(super) enum Check {
+    /// Nobody knows: it was not reached yet.
+    Open,
+    Passed,
+    Failed(Arc<RedisConnectError>),
 }
 
 /// Who listens, and looks after the connections.
@@ -72,10 +91,31 @@ impl Events {
     /// Somebody who has not looked for so long will not.
     const GONE: Duration = STORE_TIMEOUT.saturating_mul(4);
 
-    pub(super) fn new(client: Client, names: Names, lanes: [Arc<Lane>; 2]) -> Arc<Self> {
+    pub(super) fn new(
+        connector: Connector,
+        address: String,
+        names: Names,
+        limits: Limits,
+        lanes: [Arc<Lane>; 2],
+        recovered: Arc<Notify>,
+    ) -> Arc<Self> {
         let (inboxes, opened, unheard) = (Mutex::default(), Notify::new(), Notify::new());
         let (deaf_since, task) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { client, names, inboxes, opened, unheard, lanes, deaf_since, task })
+        let checked = watch::Sender::new(Check::Open);
+        Arc::new(Self {
+            connector,
+            address,
+            names,
+            limits,
+            inboxes,
+            opened,
+            unheard,
+            lanes,
+            recovered,
+            checked,
+            deaf_since,
+            task,
+        })
     }
 
     pub(super) fn open(&self, inbox: Inbox) {
@@ -113,8 +153,57 @@ impl Events {
     }
 
     pub(super) async fn connect(&self) -> Result<PubSub, Trouble> {
-        let connection = timeout(STORE_CALL, self.client.get_async_pubsub()).await;
+        let connection = timeout(self.limits.connect, self.connector.messages()).await;
         Ok(connection.map_err(|_| Trouble::NoConnection)??)
+    }
+
+    /// A connection that listens; the first one is that of the self-test.
+    async fn listener(&self) -> Option<PubSub> {
+        if matches!(*self.checked.borrow(), Check::Passed) {
+            return self.connect().await.ok();
+        }
+        // A plain type: what is in there is nested deeply.
+        let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(self));
+        match test.await {
+            Ok((listener, _)) => {
+                self.passed();
+                Some(listener)
+            }
+            Err(failed) => {
+                // It may be up in a moment; what it cannot do is told, once.
+                if !failed.may_pass {
+                    self.failed(failed.error);
+                }
+                None
+            }
+        }
+    }
+
+    /// The server can do what locks need.
+    pub(super) fn passed(&self) {
+        self.checked.send_replace(Check::Passed);
+    }
+
+    fn failed(&self, error: RedisConnectError) {
+        #[cfg(feature = "tracing")]
+        {
+            let is_known =
+                matches!(&*self.checked.borrow(), Check::Failed(known) if known.to_string() == error.to_string());
+            if !is_known {
+                tracing::error!(target: "tower_lock", "{error:?}");
+            }
+        }
+        self.checked.send_replace(Check::Failed(Arc::new(error)));
+    }
+
+    /// What came of the self-test; it has until then.
+    pub(super) async fn check(self: &Arc<Self>, by: Instant) -> Check {
+        self.start(None);
+        let mut checked = self.checked.subscribe();
+        match timeout_at(by, checked.wait_for(|check| !matches!(check, Check::Open))).await {
+            Ok(Ok(check)) => check.clone(),
+            _ => Check::Open,
+        }
     }
 
     /// Listens from this runtime, if no other one does: the one on which it was listened from may have ended.
@@ -145,7 +234,7 @@ impl Events {
                 sleep(Self::LOOK).await;
                 *lock(&looked) = Instant::now();
                 let [asks, ends] = &self.lanes;
-                let (_, _) = tokio::join!(self.is_heard(asks), ends.ping(Instant::now() + CALL));
+                let (_, _) = tokio::join!(self.is_heard(asks), ends.ping(self.limits.by()));
             }
         };
         tokio::join!(self.listen(connection), look_after);
@@ -157,7 +246,7 @@ impl Events {
         let listens =
             |(channel, subscriber): (&String, &Subscriber)| subscriber.listens.borrow().then(|| channel.clone());
         let Some(channel) = self.inboxes().iter().find_map(listens) else {
-            return drop(lane.ping(Instant::now() + CALL).await);
+            return drop(lane.ping(self.limits.by()).await);
         };
         if lane.subscribers(&channel).await == Some(0) {
             self.unheard.notify_one();
@@ -168,10 +257,10 @@ impl Events {
         let mut pause = RETRY_MIN;
         loop {
             let connected = match connection.take() {
-                Some(connection) => Ok(connection),
-                None => self.connect().await,
+                Some(connection) => Some(connection),
+                None => self.listener().await,
             };
-            if let Ok(connection) = connected {
+            if let Some(connection) = connected {
                 let (sink, stream) = connection.split();
                 let mut listener = Listener { events: self, sink, channels: HashSet::new() };
                 if listener.listen(stream).await {
@@ -180,8 +269,12 @@ impl Events {
             }
             lock(&self.deaf_since).get_or_insert_with(Instant::now);
             // Whoever lost its connection first is not to be the only one that keeps on trying.
-            sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            let rests = sleep(pause.mul_f64(0.5 + fastrand::f64()));
             pause = (2 * pause).min(RETRY_MAX);
+            tokio::select! {
+                () = rests => {}
+                () = self.recovered.notified() => pause = RETRY_MIN,
+            }
         }
     }
 
@@ -234,12 +327,12 @@ impl Listener<'_> {
                 () = self.events.unheard.notified() => return worked,
                 // The first tick comes at once.
                 _ = looks.tick() => {
-                    if !matches!(timeout(STORE_CALL, self.sink.ping::<()>()).await, Ok(Ok(()))) {
+                    if !matches!(timeout(self.events.limits.call, self.sink.ping::<()>()).await, Ok(Ok(()))) {
                         return worked;
                     }
                 }
             }
-            if !matches!(timeout(STORE_CALL, self.follow()).await, Ok(Ok(()))) {
+            if !matches!(timeout(self.events.limits.call, self.follow()).await, Ok(Ok(()))) {
                 return worked;
             }
             worked = true;

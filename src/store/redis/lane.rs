@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -14,15 +14,31 @@ use deadpool_redis::{
 };
 use tokio::{
     runtime::Handle,
-    sync::watch,
+    sync::{Notify, watch},
     time::{Instant, timeout, timeout_at},
 };
 
-use super::{protocol::ScriptCall, trouble::Trouble};
-use crate::defaults::STORE_CALL;
+use super::{
+    protocol::ScriptCall,
+    socket::{Connected, Connector},
+    trouble::Trouble,
+};
 
-/// How long a call waits for its answer. Whoever asked gives up a moment later, and does not know why.
-pub(super) const CALL: Duration = STORE_CALL.saturating_sub(Duration::from_millis(20));
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// A call, as the caller counts it.
+    pub(super) call: Duration,
+    /// To make a connection: DNS, TCP, TLS, AUTH.
+    pub(super) connect: Duration,
+}
+
+/// Where connections come from.
+#[derive(Clone, Debug)]
+pub(super) enum Source {
+    Own(Connector),
+    Pool(Pool),
+}
 
 /// Calls go out one behind the other and are answered in order, many at once under way. Two lanes do not wait for each other: what gives back
 /// must not queue behind what asks.
@@ -30,19 +46,24 @@ pub(super) const CALL: Duration = STORE_CALL.saturating_sub(Duration::from_milli
 /// The pool is asked for a connection when there is none, and not for each call: it would send a PING first each time.
 #[derive(Debug)]
 pub(super) struct Lane {
-    pool: Pool,
+    source: Source,
+    pub(super) limits: Limits,
     link: Mutex<Option<Arc<Link>>>,
+    /// A call was answered after one that was not: the outage may be over.
+    recovered: Arc<Notify>,
 }
 
 /// One connection, from before it is made. It is made in a task of its own: whoever waits for it may give up, and others wait on.
 #[derive(Debug)]
 struct Link {
     made: watch::Receiver<Option<Made>>,
+    /// Nothing was answered on it yet.
+    is_new: AtomicBool,
     /// Calls in a row that got no answer in time.
     silent: AtomicU32,
 }
 
-type Made = Result<MultiplexedConnection, Arc<Failure>>;
+type Made = Result<Connected, Arc<Failure>>;
 
 /// There is no connection, and for a moment nobody tries again.
 #[derive(Debug)]
@@ -74,19 +95,22 @@ impl Lane {
     /// A call that is given up earlier says nothing about the connection.
     const LONG_ENOUGH: Duration = Duration::from_millis(200);
     /// Between two tries to connect: a server that is down or stopped is not to find thousands of them when it is back.
-    const PAUSE: Duration = Duration::from_millis(100);
+    pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
-    pub(super) fn new(pool: Pool) -> Self {
-        Self { pool, link: Mutex::default() }
+    pub(super) fn new(source: Source, limits: Limits, recovered: Arc<Notify>) -> Self {
+        Self { source, limits, link: Mutex::default(), recovered }
     }
 
     /// Asks once, and waits for an answer until then. If the connection breaks, nobody knows whether it was done, or will be.
     pub(super) async fn ask(&self, question: Question<'_>, by: Instant) -> Result<Value, Trouble> {
-        let (link, mut connection) = self.connected(by).await?;
+        let (link, connected) = self.connected(by).await?;
+        let mut connection = connected.connection.clone();
         let mut under_way = UnderWay { lane: self, link: &link, began: Instant::now(), heard: false };
         let Ok(answer) = timeout_at(by, question.put(&mut connection)).await else { return Err(Trouble::Silent) };
         under_way.heard = true;
-        link.silent.store(0, Ordering::Relaxed);
+        if link.silent.swap(0, Ordering::Relaxed) > 0 || link.is_new.swap(false, Ordering::Relaxed) {
+            self.recovered.notify_one();
+        }
         if answer.as_ref().is_err_and(Trouble::breaks_connection) {
             self.replace(&link);
         }
@@ -107,15 +131,20 @@ impl Lane {
         self.ask_again(Question::Command(&cmd("PING")), by).await.map(drop)
     }
 
+    /// Completes when there is a connection, which may take longer than a call.
+    pub(super) async fn ready(&self) -> Result<(), Trouble> {
+        self.connected(Instant::now() + self.limits.connect).await.map(drop)
+    }
+
     /// How many listen to this channel. As good as a [`ping`](Self::ping).
     pub(super) async fn subscribers(&self, channel: &str) -> Option<u64> {
         let mut command = cmd("PUBSUB");
         command.arg("NUMSUB").arg(channel);
-        let reply = self.ask(Question::Command(&command), Instant::now() + CALL).await.ok()?;
+        let reply = self.ask(Question::Command(&command), self.limits.by()).await.ok()?;
         from_redis_value::<(String, u64)>(reply).ok().map(|(_, subscribers)| subscribers)
     }
 
-    async fn connected(&self, by: Instant) -> Result<(Arc<Link>, MultiplexedConnection), Trouble> {
+    async fn connected(&self, by: Instant) -> Result<(Arc<Link>, Connected), Trouble> {
         let link = self.link();
         let mut made = link.made.clone();
         let made = match timeout_at(by, made.wait_for(Option::is_some)).await {
@@ -137,13 +166,14 @@ impl Lane {
             return Arc::clone(link);
         }
         let (tell, made) = watch::channel(None);
-        let pool = self.pool.clone();
+        let (source, limits) = (self.source.clone(), self.limits);
         Handle::current().spawn(async move {
-            let connected = timeout(STORE_CALL, connect(&pool)).await.unwrap_or(Err(Trouble::NoConnection));
+            let connected = timeout(limits.connect, connect(&source, limits)).await;
+            let connected = connected.unwrap_or(Err(Trouble::NoConnection));
             let failed = |trouble| Arc::new(Failure { trouble: Arc::new(trouble), at: Instant::now() });
             tell.send_replace(Some(connected.map_err(failed)));
         });
-        Arc::clone(current.insert(Arc::new(Link { made, silent: AtomicU32::new(0) })))
+        Arc::clone(current.insert(Arc::new(Link { made, is_new: AtomicBool::new(true), silent: AtomicU32::new(0) })))
     }
 
     /// The next call takes another connection, if nobody has seen to that yet.
@@ -156,11 +186,23 @@ impl Lane {
     }
 }
 
-async fn connect(pool: &Pool) -> Result<MultiplexedConnection, Trouble> {
-    // For good: what is given back would be given to others, who would queue with us.
-    let mut connection = Connection::take(pool.get().await?);
-    connection.set_response_timeout(2 * STORE_CALL);
-    Ok(connection)
+async fn connect(source: &Source, limits: Limits) -> Result<Connected, Trouble> {
+    match source {
+        Source::Own(connector) => Ok(connector.replies().await?),
+        Source::Pool(pool) => {
+            // For good: what is given back would be given to others, who would queue with us.
+            let mut connection = Connection::take(pool.get().await?);
+            connection.set_response_timeout(2 * limits.call);
+            Ok(connection.into())
+        }
+    }
+}
+
+impl Limits {
+    /// How long a call waits for its answer that is made now. Whoever asked gives up a moment later, and does not know why.
+    pub(super) fn by(self) -> Instant {
+        Instant::now() + self.call.saturating_sub((self.call / 10).min(Duration::from_millis(20)))
+    }
 }
 
 impl Link {

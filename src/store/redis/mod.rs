@@ -17,14 +17,14 @@ use deadpool_redis::{
 use tokio::time::Instant;
 
 use self::{
-    events::Events,
+    events::{Check, Events},
     lane::{Lane, Question},
     protocol::{InTime, Misread, Names, NotAName, ScriptCall, ServerClock},
     trouble::Trouble,
 };
 use super::{
-    AcquireAsk, Acquired, CALL_TIMEOUT, ForceAsk, ForceReleaseReply, IfHeld, Inbox, Inspected, LockStore, ReleaseAsk,
-    Released, RenewAsk, Renewed, StoreFuture, YieldAsk, Yielded,
+    AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, IfHeld, Inbox, Inspected, LockStore, ReleaseAsk, Released,
+    RenewAsk, Renewed, StoreFuture, YieldAsk, Yielded,
 };
 #[cfg(feature = "tracing")]
 use crate::defaults::COMPLAINTS;
@@ -42,6 +42,7 @@ mod connect;
     reason = "reached by simulators alone: feature `test-util`"
 )]
 pub mod protocol;
+mod socket;
 mod lane;
 mod events;
 mod trouble;
@@ -104,6 +105,16 @@ impl RedisStore {
         Self::builder().from_env().await
     }
 
+    /// As [`connect`](Self::connect), but without waiting for Redis: the service starts though Redis is down. See
+    /// [`RedisStoreBuilder::connect_lazy`].
+    ///
+    /// # Errors
+    ///
+    /// The address cannot be read.
+    pub fn connect_lazy(url: &str) -> Result<Self, RedisConnectError> {
+        Self::builder().connect_lazy(url)
+    }
+
     /// Connects as the rest of the service does.
     ///
     /// # Errors
@@ -140,7 +151,8 @@ impl RedisStore {
     {
         let shared = Arc::clone(&self.shared);
         StoreFuture::new(async move {
-            let answer = ask(shared, Instant::now() + lane::CALL);
+            let by = shared.events.limits.by();
+            let answer = ask(shared, by);
             answer.await.map_err(|trouble| trouble.of(operation))
         })
     }
@@ -218,13 +230,18 @@ impl LockStore for RedisStore {
     }
 
     fn call_timeout(&self) -> Duration {
-        CALL_TIMEOUT
+        self.shared.events.limits.call
     }
 
     fn health(&self) -> StoreFuture<()> {
         self.answer("health", move |shared, by| async move {
             let (asks, ends) = tokio::join!(shared.asks.ping(by), shared.ends.ping(by));
             asks.and(ends)?;
+            match shared.events.check(by).await {
+                Check::Passed => {}
+                Check::Failed(error) => return Err(Trouble::Unfit(error)),
+                Check::Open => return Err(Trouble::NoConnection),
+            }
             if shared.events.is_listening().await { Ok(()) } else { Err(Trouble::Deaf) }
         })
     }
@@ -268,30 +285,21 @@ impl Shared {
 
     fn look_at_the_fence(&self, reply: &Value) {
         if protocol::is_healed(reply) {
-            self.warn_of_fence("something else");
+            self.warn_of_fence();
         }
     }
 
-    /// What stood where the last fence stands was none, and the clock of the server stands there now. One warning in ten seconds: a stranger may
-    /// write there again and again.
-    #[cfg_attr(not(feature = "tracing"), expect(clippy::unused_self, reason = "there is no log"))]
-    fn warn_of_fence(&self, _stood: &str) {
+    /// One warning in ten seconds: a stranger may write there again and again.
+    fn warn_of_fence(&self) {
         #[cfg(feature = "tracing")]
         {
             let now = self.clock.now();
             let mut warned = self.warned_of_fence.lock().unwrap_or_else(PoisonError::into_inner);
-            if warned.is_some_and(|warned| now.since(warned) < COMPLAINTS) {
-                return;
+            if warned.is_none_or(|warned| now.since(warned) >= COMPLAINTS) {
+                *warned = Some(now);
+                drop(warned);
+                warn_of_fence(&self.names, "something else");
             }
-            *warned = Some(now);
-            drop(warned);
-            tracing::warn!(
-                target: "tower_lock",
-                "where the last fencing token stands in Redis, `{key}`, there was {_stood}: no number, or more than a day ahead of the \
-                 clock of Redis. The clock stands there now. Tokens rise again if no lock had one from there. Nothing else may write there; if the \
-                 clock of Redis is wrong, set it, and `DEL {key}`",
-                key = self.names.fences(),
-            );
         }
     }
 
@@ -308,6 +316,19 @@ impl Shared {
             tracing::warn!(target: "tower_lock", "a key in Redis has no TTL, so that it is locked for ever: nothing of ours writes such a one");
         }
     }
+}
+
+/// What stood where the last fence stands was none, and the clock of the server stands there now.
+#[cfg_attr(not(feature = "tracing"), expect(unused_variables, reason = "there is no log"))]
+fn warn_of_fence(names: &Names, stood: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: "tower_lock",
+        "where the last fencing token stands in Redis, `{key}`, there was {stood}: no number, or more than a day ahead of the clock of \
+         Redis. That clock stands there now, and tokens rise from it. Nothing else may write there. If the clock of Redis is wrong, set it and \
+         `DEL {key}`",
+        key = names.fences(),
+    );
 }
 
 impl Drop for Shared {

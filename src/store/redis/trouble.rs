@@ -7,7 +7,10 @@ use deadpool_redis::{
     redis::{ErrorKind, RedisError, ServerErrorKind},
 };
 
-use super::protocol::{Misread, NotAName};
+use super::{
+    connect::RedisConnectError,
+    protocol::{Misread, NotAName, escaped},
+};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Why a call has no answer.
@@ -21,6 +24,8 @@ pub(super) enum Trouble {
     NoConnection,
     /// No connection, for a reason that all who wait for it are told.
     NotConnected(Arc<Self>),
+    /// It was reached, and cannot do what locks need.
+    Unfit(Arc<RedisConnectError>),
     /// Others have the key, and we cannot be told when it is our turn.
     Deaf,
     /// No answer in time.
@@ -52,8 +57,13 @@ impl Trouble {
 
     /// The connection is of no use any more, or is to the wrong server.
     pub(super) fn breaks_connection(error: &RedisError) -> bool {
-        let is_replica = matches!(error.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly));
+        let is_replica =
+            matches!(error.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown));
         is_replica || error.is_connection_dropped() || error.is_unrecoverable_error()
+    }
+
+    pub(super) fn kind(&self) -> StoreErrorKind {
+        self.verdict().0
     }
 
     /// Of what kind it is, and what helps.
@@ -67,6 +77,7 @@ impl Trouble {
             Self::Pool(_) => (Unavailable, "is the pool too small for those who share it, or closed?"),
             Self::NoConnection => (Timeout, "is it up, does the network let us through, has the pool one to give?"),
             Self::Silent => (Timeout, SILENT),
+            Self::Unfit(_) => (StoreErrorKind::Refused, ""),
             Self::Deaf => (
                 Unavailable,
                 "may this user subscribe to its inbox (`&tower-lock:<prefix>:in:*`), and do messages come through?",
@@ -81,6 +92,7 @@ impl Trouble {
     }
 }
 
+const CLIENTS: &str = "raise `maxclients`, or find who keeps so many connections (`CLIENT LIST`)";
 const SILENT: &str = "is the server stopped, swamped, or busy with a slow command (`SLOWLOG GET`)?";
 const RIGHT: &str = "the user lacks a right: docs/redis.md has the smallest ACL";
 const PASSWORD: &str = "are user and password in the URL, and right?";
@@ -93,7 +105,7 @@ const CLUSTER: &str = "this is a Redis Cluster, and the locks of this store live
 
 /// By the word with which an answer of Redis begins.
 fn by_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {
-    use StoreErrorKind::{Refused, Unavailable};
+    use StoreErrorKind::{Failover, Refused, Unavailable};
     let verdict = match code {
         "OOM" => (Refused, MEMORY),
         "WRONGTYPE" => (Refused, TYPE),
@@ -101,7 +113,10 @@ fn by_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {
         "NOAUTH" | "WRONGPASS" => (Refused, PASSWORD),
         "MISCONF" => (Refused, DISK),
         "MOVED" | "ASK" | "TRYAGAIN" | "CROSSSLOT" | "CLUSTERDOWN" => (Refused, CLUSTER),
-        "READONLY" | "MASTERDOWN" => (Unavailable, REPLICA),
+        "READONLY" | "MASTERDOWN" => (Failover, REPLICA),
+        "DENIED" => {
+            (Refused, "its protected mode lets nobody in from elsewhere: set a password, or `protected-mode no`")
+        }
         "LOADING" => (Unavailable, "it reads its data after a restart"),
         "BUSY" => (Unavailable, "a script of somebody runs and runs: `SCRIPT KILL`"),
         "NOREPLICAS" => (Unavailable, "too few replicas are up for `min-replicas-to-write`"),
@@ -113,6 +128,9 @@ fn by_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {
 fn by_kind(error: &RedisError) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{Protocol, Refused, Timeout, Unavailable};
     let says = |words: &[&str]| error.detail().is_some_and(|text| words.iter().any(|word| text.contains(word)));
+    if says(&["max number of clients"]) {
+        return (Unavailable, CLIENTS);
+    }
     match error.kind() {
         ErrorKind::AuthenticationFailed => (Refused, PASSWORD),
         ErrorKind::InvalidClientConfig => (Refused, "is the address right?"),
@@ -122,15 +140,24 @@ fn by_kind(error: &RedisError) -> (StoreErrorKind, &'static str) {
         ErrorKind::Server(_) if says(&["user executing the script", "ACL failure in script", "has no permissions"]) => {
             (Refused, RIGHT)
         }
-        ErrorKind::Server(_) if says(&["max number of clients"]) => {
-            (Unavailable, "raise `maxclients`, or find who keeps so many connections (`CLIENT LIST`)")
-        }
         ErrorKind::Server(_) | ErrorKind::Extension => (Refused, "it does not do this for us"),
         _ if error.is_timeout() => (Timeout, SILENT),
-        _ if error.to_string().contains("certificate") => {
-            (Refused, "does this system trust whoever signed it? `SSL_CERT_FILE` names others")
-        }
+        _ if error.to_string().contains("certificate") => (Refused, certificate(&error.to_string())),
         _ => (Unavailable, "is the server up, and the address right?"),
+    }
+}
+
+/// What helps against a certificate that was not accepted, in the words of rustls.
+fn certificate(text: &str) -> &'static str {
+    let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    if says(&["NotValidForName", "not valid for name"]) {
+        "the certificate is for another host name: connect by a name that it has, or issue it for this one"
+    } else if says(&["Expired", "expired"]) {
+        "the certificate has expired, or the clock of this machine is wrong: renew it"
+    } else if says(&["NotValidYet", "not valid yet"]) {
+        "the certificate is not valid yet, or the clock of this machine is wrong"
+    } else {
+        "does this system trust the issuer of the certificate? `SSL_CERT_FILE` names other roots"
     }
 }
 
@@ -164,11 +191,12 @@ impl fmt::Display for Trouble {
             // As Redis says it, and as whoever looks for it finds it: the code first.
             Self::Redis(error) | Self::Pool(PoolError::Backend(error)) => match (error.kind(), error.code()) {
                 (ErrorKind::Server(_) | ErrorKind::Extension, Some(code)) => {
-                    write!(f, "{code} {}", error.detail().unwrap_or_default())
+                    write!(f, "{}", escaped(&format!("{code} {}", error.detail().unwrap_or_default())))
                 }
-                _ => error.fmt(f),
+                _ => flat(error, f),
             },
-            Self::Pool(error) => error.fmt(f),
+            Self::Pool(error) => flat(error, f),
+            Self::Unfit(error) => flat(&**error, f),
             Self::NoConnection => f.write_str("there was no connection in time"),
             Self::NotConnected(trouble) => trouble.fmt(f),
             Self::Deaf => f.write_str("nobody can tell us when it is our turn: there is no connection that listens"),
@@ -187,19 +215,53 @@ impl fmt::Display for Remedied {
     }
 }
 
-impl Error for Remedied {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.trouble.source()
+/// It has its causes in its text.
+impl Error for Remedied {}
+
+/// An error and its causes, each one once, in one line: a server may have chosen the words.
+pub(super) fn flat(error: &dyn Error, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let words = error.to_string();
+        if !text.contains(&words) {
+            text += &format!(": {words}");
+        }
+        cause = error.source();
     }
+    f.write_str(&escaped(&text))
 }
 
-impl Trouble {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Redis(error) => Some(error),
-            Self::Pool(error) => Some(error),
-            Self::NotConnected(trouble) => trouble.source(),
-            _ => None,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_say_is_one_line_of_a_log() {
+        let error = deadpool_redis::redis::make_extension_error(
+            "ERR".to_owned(),
+            Some("no\r\n2026-11-22T00:00:00Z  INFO forged \u{1b}[31m".to_owned()),
+        );
+        let text = Trouble::Redis(error).remedied().to_string();
+        assert!(text.contains("forged") && !text.contains(char::is_control), "{text:?}");
+    }
+
+    #[cfg(feature = "redis-tls")]
+    #[test]
+    fn a_certificate_that_was_not_accepted_is_told_by_what_is_wrong_with_it() {
+        use rustls::{CertificateError, Error};
+
+        for (error, remedy) in [
+            (CertificateError::NotValidForName, "for another host name"),
+            (CertificateError::Expired, "has expired"),
+            (CertificateError::NotValidYet, "not valid yet"),
+            (CertificateError::UnknownIssuer, "`SSL_CERT_FILE`"),
+        ] {
+            let io = std::io::Error::new(std::io::ErrorKind::InvalidData, Error::InvalidCertificate(error));
+            let trouble = Trouble::Redis(RedisError::from(io));
+            assert_eq!(trouble.kind(), StoreErrorKind::Refused);
+            let text = trouble.remedied().to_string();
+            assert!(text.contains(remedy), "{text}");
         }
     }
 }

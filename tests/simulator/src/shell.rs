@@ -353,7 +353,7 @@ impl Shell {
                 }
                 Action::Forget(grant) => self.forget(&grant),
                 // Its turns are taken at once.
-                Action::Outcome(..) | Action::Recall(..) => {}
+                Action::Ended(_) | Action::Outcome(..) | Action::Recall(..) => {}
                 Action::WakeAt(_) if self.is(Wrong::NoCheckin) => {}
                 Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Conversation(key.clone(), at))),
             }

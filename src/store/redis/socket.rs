@@ -1,0 +1,337 @@
+//! Connections of our own: what one reply or one message may be long has a limit, and a farewell is heard.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use deadpool_redis::redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, RedisError, RedisResult,
+    aio::{MultiplexedConnection, PubSub},
+    make_extension_error,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    runtime::Handle,
+    task::AbortHandle,
+};
+
+use super::protocol::escaped;
+
+/// Bytes of one reply or one message. Of ours the longest is one of `INFO`, some thousand; a server that lies, or a stranger that writes to a
+/// lock, must not fill the memory of this process.
+pub(super) const REPLY_BYTES: usize = 1 << 20;
+
+/// Calls that may wait for the socket; those behind them wait for their turn.
+const PIPELINE: usize = 1024;
+
+/// Makes connections to one address.
+#[derive(Clone, Debug)]
+pub(super) struct Connector {
+    client: Arc<Client>,
+    connect_timeout: Duration,
+    call_timeout: Duration,
+}
+
+/// A connection, and the task that drives it: without the handle it would wait for replies that never come.
+#[derive(Clone)]
+pub(super) struct Connected {
+    pub(super) connection: MultiplexedConnection,
+    _driver: Option<Arc<Driver>>,
+}
+
+struct Driver(AbortHandle);
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// A socket whose replies are counted.
+struct Bounded {
+    inner: Box<dyn Stream>,
+    reply: Reply,
+    farewell: Farewell,
+}
+
+/// The first line that the server sent, if it is an error: it may have closed the connection behind it, before anything was asked.
+#[derive(Clone, Default)]
+struct Farewell(Arc<Mutex<Vec<u8>>>);
+
+impl Connector {
+    pub(super) fn new(client: Client, connect_timeout: Duration, call_timeout: Duration) -> Self {
+        Self { client: Arc::new(client), connect_timeout, call_timeout }
+    }
+
+    /// One on which is asked.
+    pub(super) async fn replies(&self) -> RedisResult<Connected> {
+        // Timeouts are ours: each call has one, and so has each connection that is made.
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.connect_timeout))
+            .set_response_timeout(Some(2 * self.call_timeout))
+            .set_pipeline_buffer_size(PIPELINE);
+        let Some((socket, farewell)) = self.socket().await? else {
+            // The library keeps its TLS to itself: what comes that way has no limit but the timeouts.
+            let connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
+            return Ok(Connected::from(connection));
+        };
+        let settings = self.client.get_connection_info().redis_settings();
+        let made = MultiplexedConnection::new_with_config(settings, socket, config).await;
+        let (connection, driver) = made.map_err(|error| farewell.or(error))?;
+        let driver = Handle::current().spawn(driver).abort_handle();
+        Ok(Connected { connection, _driver: Some(Arc::new(Driver(driver))) })
+    }
+
+    /// One that listens.
+    pub(super) async fn messages(&self) -> RedisResult<PubSub> {
+        let Some((socket, farewell)) = self.socket().await? else { return self.client.get_async_pubsub().await };
+        let settings = self.client.get_connection_info().redis_settings();
+        PubSub::new(settings, socket).await.map_err(|error| farewell.or(error))
+    }
+
+    /// `None`: it is by TLS.
+    async fn socket(&self) -> RedisResult<Option<(Bounded, Farewell)>> {
+        let inner: Box<dyn Stream> = match self.client.get_connection_info().addr() {
+            ConnectionAddr::Tcp(host, port) => {
+                let stream = TcpStream::connect((host.as_str(), *port)).await?;
+                // What is sent goes out at once, and does not wait for the reply to what was sent before.
+                stream.set_nodelay(true)?;
+                Box::new(stream)
+            }
+            #[cfg(unix)]
+            ConnectionAddr::Unix(path) => Box::new(tokio::net::UnixStream::connect(path).await?),
+            _ => return Ok(None),
+        };
+        let farewell = Farewell::default();
+        Ok(Some((Bounded { inner, reply: Reply::default(), farewell: farewell.clone() }, farewell)))
+    }
+}
+
+impl From<MultiplexedConnection> for Connected {
+    fn from(connection: MultiplexedConnection) -> Self {
+        Self { connection, _driver: None }
+    }
+}
+
+impl std::fmt::Debug for Connected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Connected")
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Farewell {
+    const BYTES: usize = 256;
+
+    fn hears(&self, bytes: &[u8]) {
+        let mut line = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let begins = line.first().or(bytes.first());
+        let ended = line.len() >= Self::BYTES || line.contains(&b'\n');
+        if begins == Some(&b'-') && !ended {
+            let room = Self::BYTES - line.len();
+            line.extend(&bytes[..bytes.len().min(room)]);
+        } else if line.is_empty() {
+            // Another reply came first.
+            line.push(b'\n');
+        }
+    }
+
+    /// What the server said before it closed the connection, in the place of an error that says that it did.
+    fn or(&self, error: RedisError) -> RedisError {
+        let line = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = String::from_utf8_lossy(&line);
+        match text.lines().next().and_then(|line| line.strip_prefix('-')) {
+            Some(said) if error.is_io_error() => {
+                let (code, detail) = said.split_once(' ').unwrap_or((said, ""));
+                make_extension_error(escaped(code), Some(escaped(detail)))
+            }
+            _ => error,
+        }
+    }
+}
+
+impl AsyncRead for Bounded {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
+        let read = &buf.filled()[before..];
+        if this.farewell.0.lock().unwrap_or_else(PoisonError::into_inner).last() != Some(&b'\n') {
+            this.farewell.hears(read);
+        }
+        if this.reply.is_too_long_with(read) {
+            let limit = format!("the server sent a reply of more than {} KiB", REPLY_BYTES >> 10);
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, limit)));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Bounded {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+
+        match ready!(Pin::new(&mut self.inner).poll_write(cx, buf)) {
+            // The server has closed it, and may have said why: that can be read still. Else the next read says that it is closed.
+            Err(error) if matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset) => {
+                Poll::Ready(Ok(buf.len()))
+            }
+            written => Poll::Ready(written),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+/// How much of one reply has come: bytes, and where it ends. What is no RESP has no end, and so a limit, too.
+#[derive(Debug)]
+struct Reply {
+    bytes: usize,
+    /// Values that are still to come.
+    open: u64,
+    /// Bytes of a text that are still to come, its line break included.
+    text: u64,
+    /// The line that says what comes: its first byte, and its number.
+    kind: u8,
+    number: Option<u64>,
+    is_negative: bool,
+}
+
+impl Default for Reply {
+    fn default() -> Self {
+        Self { bytes: 0, open: 1, text: 0, kind: 0, number: Some(0), is_negative: false }
+    }
+}
+
+impl Reply {
+    /// Whether this reply is too long, now that these bytes have come.
+    fn is_too_long_with(&mut self, mut read: &[u8]) -> bool {
+        while !read.is_empty() {
+            if self.text > 0 {
+                let part = read.len().min(usize::try_from(self.text).unwrap_or(usize::MAX));
+                self.bytes += part;
+                self.text -= part as u64;
+                read = &read[part..];
+                if self.text == 0 {
+                    self.value_ended(0);
+                }
+            } else {
+                self.bytes += 1;
+                self.line(read[0]);
+                read = &read[1..];
+            }
+            // A text that is too long is known to be before it has come.
+            if self.bytes > REPLY_BYTES || self.text > REPLY_BYTES as u64 {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn line(&mut self, byte: u8) {
+        match byte {
+            _ if self.kind == 0 => {
+                (self.kind, self.number, self.is_negative) = (byte, Some(0), false);
+            }
+            b'\n' => {
+                let number = if self.is_negative { None } else { self.number };
+                match (std::mem::take(&mut self.kind), number) {
+                    (b'$' | b'=' | b'!', Some(length)) => self.text = length.saturating_add(2),
+                    (b'*' | b'~' | b'>', Some(values)) => self.value_ended(values),
+                    // Of an attribute the value itself comes behind.
+                    (b'|', Some(pairs)) => self.value_ended(pairs.saturating_mul(2).saturating_add(1)),
+                    (b'%', Some(pairs)) => self.value_ended(pairs.saturating_mul(2)),
+                    _ => self.value_ended(0),
+                }
+            }
+            b'-' => self.is_negative = true,
+            b'0'..=b'9' => {
+                let digit = u64::from(byte - b'0');
+                self.number = self.number.map(|number| number.saturating_mul(10).saturating_add(digit));
+            }
+            b'\r' => {}
+            // A text, or a number that is none.
+            _ => self.number = None,
+        }
+    }
+
+    /// One value has ended, or has turned out to be so many others.
+    fn value_ended(&mut self, others: u64) {
+        self.open = self.open.saturating_sub(1).saturating_add(others);
+        if self.open == 0 {
+            *self = Self::default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn whole(replies: &[u8]) -> Reply {
+        let mut reply = Reply::default();
+        assert!(!reply.is_too_long_with(replies));
+        reply
+    }
+
+    #[test]
+    fn each_reply_is_counted_from_its_beginning() {
+        let text = "x".repeat(1000);
+        let long = format!("${}\r\n{text}\r\n", text.len());
+        for reply in [
+            "+OK\r\n",
+            "-ERR no 3\r\n",
+            ":-1\r\n",
+            "$-1\r\n",
+            "*-1\r\n",
+            "_\r\n",
+            "$0\r\n\r\n",
+            "*0\r\n",
+            "*2\r\n:1\r\n*1\r\n$3\r\na\nb\r\n",
+            "%1\r\n+a\r\n~2\r\n:1\r\n:2\r\n",
+            "|1\r\n+a\r\n+b\r\n:7\r\n",
+            ">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\n12\r\n",
+            &long,
+        ] {
+            let many = reply.repeat(3_000_000 / reply.len());
+            assert_eq!((whole(many.as_bytes()).bytes, whole(many.as_bytes()).open), (0, 1), "{reply:?}");
+            // However it is cut.
+            let mut cut = Reply::default();
+            for byte in reply.repeat(3).bytes() {
+                assert!(!cut.is_too_long_with(&[byte]));
+            }
+            assert_eq!((cut.bytes, cut.open), (0, 1), "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn a_reply_that_does_not_end_is_too_long() {
+        let line = "x".repeat(REPLY_BYTES + 1);
+        let nested = "*1\r\n".repeat(REPLY_BYTES / 4 + 1);
+        let many = format!("*4000000\r\n{}", ":1\r\n".repeat(REPLY_BYTES / 4 + 1));
+        for reply in [
+            format!("+{line}"),
+            line,
+            nested,
+            many,
+            "$1073741824\r\n".to_owned(),
+            "$99999999999999999999999\r\n".into(),
+        ] {
+            assert!(Reply::default().is_too_long_with(reply.as_bytes()), "{}", &reply[..10]);
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! Subscribers and recorders are code of others: they call back, panic and block, and no other lock knows of it.
+
+use std::{
+    future::IntoFuture,
+    sync::{
+        Arc, Mutex,
+        atomic::{
+            AtomicBool, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
+        mpsc,
+    },
+    time::Duration,
+};
+
+use metrics::{
+    Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::sleep,
+};
+use tower_lock::{
+    Lease, LockLost, Locks,
+    test_util::{Fault, TestStore, Verb},
+};
+use tracing::{Dispatch, Subscriber, span};
+
+use crate::support::{settle, soon, until};
+
+/// What it does when it is told something: of a log its message, of a metric its name.
+type Does = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// A subscriber and a recorder that do something.
+#[derive(Clone)]
+struct Observer(Does);
+
+struct Handle(Does, String);
+
+struct Message(String);
+
+impl tracing::field::Visit for Message {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            self.0 = format!("{value:?}");
+        }
+    }
+}
+
+impl Subscriber for Observer {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target() == "tower_lock" && metadata.is_event()
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut message = Message(String::new());
+        event.record(&mut message);
+        (self.0)(&message.0);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+impl Handle {
+    fn told(&self) {
+        (self.0)(&self.1);
+    }
+}
+
+impl CounterFn for Handle {
+    fn increment(&self, _: u64) {
+        self.told();
+    }
+
+    fn absolute(&self, _: u64) {
+        self.told();
+    }
+}
+
+impl GaugeFn for Handle {
+    fn increment(&self, _: f64) {
+        self.told();
+    }
+
+    fn decrement(&self, _: f64) {
+        self.told();
+    }
+
+    fn set(&self, _: f64) {
+        self.told();
+    }
+}
+
+impl HistogramFn for Handle {
+    fn record(&self, _: f64) {
+        self.told();
+    }
+}
+
+impl Recorder for Observer {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(Arc::new(Handle(Arc::clone(&self.0), key.name().to_owned())))
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::from_arc(Arc::new(Handle(Arc::clone(&self.0), key.name().to_owned())))
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::from_arc(Arc::new(Handle(Arc::clone(&self.0), key.name().to_owned())))
+    }
+}
+
+/// A runtime on all of whose threads this is told.
+fn runtime(mut builder: Builder, does: impl Fn(&str) + Send + Sync + 'static) -> Runtime {
+    let observer: &'static Observer = Box::leak(Box::new(Observer(Arc::new(does))));
+    let dispatch = Dispatch::new(observer.clone());
+    let here = move || {
+        std::mem::forget(tracing::dispatcher::set_default(&dispatch));
+        std::mem::forget(metrics::set_default_local_recorder(observer));
+    };
+    here();
+    builder.enable_all().on_thread_start(here).build().expect("a runtime")
+}
+
+fn paused() -> Builder {
+    let mut builder = Builder::new_current_thread();
+    builder.start_paused(true);
+    builder
+}
+
+/// Runs it on a thread of its own: what hangs is a failure, and keeps no other test.
+fn in_time(test: impl FnOnce() + Send + 'static) {
+    let (ends, ended) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        test();
+        ends.send(()).expect("somebody waits");
+    });
+    match ended.recv_timeout(Duration::from_secs(60)) {
+        Ok(()) => {}
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it hangs"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => drop(thread.join().map_err(std::panic::resume_unwind)),
+    }
+}
+
+/// What happens to locks: held, waited for, handed over, renewed, lost, refused by a store that is down.
+async fn everything(locks: &Locks, store: &TestStore) {
+    let guard = locks.lock(("a",)).lock_delay(Duration::ZERO).await.expect("free");
+    let waits = tokio::spawn(locks.lock(("a",)).into_future());
+    let leaves = tokio::spawn(locks.lock(("a",)).into_future());
+    settle().await;
+    leaves.abort();
+    assert!(locks.try_lock(("a",)).await.is_err());
+    sleep(Duration::from_secs(15)).await;
+    guard.release().await.expect("up");
+    soon("its turn", waits).await.expect("no panic").expect("its turn").release().await.expect("up");
+    let lost = locks.lock(("b",)).lease(Lease::Fixed(Duration::from_secs(1))).await.expect("free");
+    assert_eq!(lost.view().lost().await, LockLost::LimitReached);
+    drop(lost);
+    let unrenewed = locks.lock(("c",)).await.expect("free");
+    store.all(Fault::Stall);
+    assert!(locks.try_lock(("d",)).await.is_err());
+    assert_eq!(unrenewed.view().lost().await, LockLost::Unrenewed);
+    store.all(Fault::None);
+    drop(unrenewed);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!((locks.held(), store.held()), (0, 0));
+    assert_eq!(locks.size(), (0, 0), "nothing is left");
+}
+
+#[test]
+fn an_observer_that_asks_the_locks_does_not_wait_for_itself() {
+    in_time(|| {
+        let asked: Arc<Mutex<Option<Locks>>> = Arc::default();
+        let told = Arc::new(AtomicUsize::new(0));
+        let runtime = runtime(paused(), {
+            let (asked, told) = (Arc::clone(&asked), Arc::clone(&told));
+            move |_| {
+                let locks = asked.lock().expect("whole").clone();
+                if let Some(locks) = locks {
+                    told.fetch_add(1, SeqCst);
+                    let _ = (locks.held(), locks.size());
+                }
+            }
+        });
+        runtime.block_on(async {
+            let store = TestStore::new();
+            let locks = Locks::new(store.clone());
+            *asked.lock().expect("whole") = Some(locks.clone());
+            everything(&locks, &store).await;
+            asked.lock().expect("whole").take();
+        });
+        assert!(told.load(SeqCst) > 30, "{told:?}");
+    });
+}
+
+#[test]
+fn an_observer_that_panics_ends_nothing() {
+    in_time(|| {
+        let runtime = runtime(paused(), |_| panic!("an observer"));
+        runtime.block_on(async {
+            let store = TestStore::new();
+            let locks = Locks::new(store.clone());
+            everything(&locks, &store).await;
+            // The watchdog and what gives back still work.
+            everything(&locks, &store).await;
+        });
+    });
+}
+
+/// As a log whose pipe nobody reads: the one that was to be told of a loss waits for ever.
+#[test]
+fn a_subscriber_that_blocks_keeps_no_other_lock_back() {
+    in_time(|| {
+        let blocks = Arc::new(AtomicBool::new(true));
+        let blocked = Arc::new(AtomicUsize::new(0));
+        let mut builder = Builder::new_multi_thread();
+        builder.worker_threads(2);
+        let runtime = runtime(builder, {
+            let (blocks, blocked) = (Arc::clone(&blocks), Arc::clone(&blocked));
+            move |told| {
+                if told.contains("lost or about to be") {
+                    blocked.fetch_add(1, SeqCst);
+                    while blocks.load(SeqCst) {
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                }
+            }
+        });
+        runtime.block_on(async {
+            let store = TestStore::new();
+            let locks = Locks::new(store.clone());
+            let long = locks.lock(("long",)).await.expect("free");
+            // More than there are workers.
+            for n in 0..5 {
+                let fixed = Lease::Fixed(Duration::from_millis(1));
+                let lost = locks.lock(("lost", n)).lease(fixed).await.expect("free");
+                soon("lost", lost.view().lost()).await;
+                drop(lost);
+            }
+            until("the subscriber blocks", || blocked.load(SeqCst) > 0).await;
+            for n in 0..3 {
+                for _ in 0..10 {
+                    let guard = soon("a lock", locks.lock(("other", n)).into_future()).await.expect("free");
+                    soon("released", guard.release()).await.expect("up");
+                }
+            }
+            let renewed = store.on(Verb::Renew).calls();
+            let owner = locks.inspect(("long",)).await.expect("up").holder.expect("held");
+            let event = tower_lock::store::StoreEvent::TakenAway { key: ("long",).into(), owner };
+            // Renewals go on: each of these is one.
+            for n in 1..=3 {
+                sleep(Duration::from_millis(150)).await;
+                store.forge(&event);
+                until("renewed", || store.on(Verb::Renew).calls() >= renewed + n).await;
+            }
+            assert!(!long.view().remaining().is_zero());
+            assert_eq!(blocked.load(SeqCst), 1, "one thread waits, and no more");
+            soon("released", long.release()).await.expect("up");
+            blocks.store(false, SeqCst);
+            until("told", || blocked.load(SeqCst) == 5).await;
+        });
+    });
+}
+
+/// A recorder that blocks keeps back the request that it counts, and none else.
+#[test]
+fn a_recorder_that_blocks_keeps_back_whom_it_counts() {
+    in_time(|| {
+        let blocks = Arc::new(AtomicBool::new(false));
+        let blocked = Arc::new(AtomicUsize::new(0));
+        let mut builder = Builder::new_multi_thread();
+        builder.worker_threads(2);
+        let runtime = runtime(builder, {
+            let (blocks, blocked) = (Arc::clone(&blocks), Arc::clone(&blocked));
+            move |told| {
+                if told == "tower_lock_hold_seconds" && blocked.fetch_add(1, SeqCst) == 0 {
+                    while blocks.load(SeqCst) {
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                }
+            }
+        });
+        blocks.store(true, Relaxed);
+        runtime.block_on(async {
+            let store = TestStore::new();
+            let locks = Locks::new(store.clone());
+            let stuck = locks.lock(("stuck",)).await.expect("free");
+            let stuck = tokio::spawn(async move { stuck.release().await });
+            until("the recorder blocks", || blocked.load(SeqCst) == 1).await;
+            for n in 0..3 {
+                for _ in 0..10 {
+                    let guard = soon("a lock", locks.lock(("other", n)).into_future()).await.expect("free");
+                    soon("released", guard.release()).await.expect("up");
+                }
+            }
+            assert!(
+                !stuck.is_finished() && locks.try_lock(("stuck",)).await.is_err(),
+                "it is held until it is counted"
+            );
+            blocks.store(false, SeqCst);
+            soon("released", stuck).await.expect("no panic").expect("up");
+        });
+    });
+}
