@@ -68,7 +68,6 @@ pub(crate) const STORE_CALL: Duration = Duration::from_millis(500);
 #[cfg(feature = "redis")]
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// A request is turned away when no call for its key was answered for so long: one call, and one repeat.
-#[cfg(any(test, feature = "redis", feature = "test-util"))]
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// What failed is asked for again so soon at first, and twice as late each time, up to the second.
 pub(crate) const RETRY_MIN: Duration = Duration::from_millis(10);

@@ -108,6 +108,8 @@ pub mod decisions {
     pub const STORE_TIMEOUT: Duration = defaults::STORE_TIMEOUT;
     /// How long a process hands a key on within itself.
     pub const HAND_OVER_TIME: Duration = defaults::HAND_OVER_TIME;
+    /// Between two questions to the store about one grant that messages ask for.
+    pub const HINT_PAUSE: Duration = defaults::HINT_PAUSE;
     /// What is due within this time is renewed with what is due already.
     pub const RENEWAL_TICK: Duration = defaults::RENEWAL_TICK;
 }

@@ -20,10 +20,7 @@ use super::{
     rejection::Rejection,
     request_body::{Content, LazyTimer, RequestBody, Streaming},
 };
-use crate::{
-    defaults::BODY_BYTES,
-    lock::{Abort, Mutex, NoRoom, Policy, Room, Share},
-};
+use crate::lock::{Abort, Mutex, NoRoom, Policy, Room, Share};
 
 /// The body of a request before its lock is taken: read by then, or when its key needs it, or not at all.
 #[doc(hidden)]
@@ -171,6 +168,8 @@ fn limit(head: &mut Parts) -> u64 {
     mem::swap(request.extensions_mut(), &mut head.extensions);
     let mut request = request.with_limited_body();
     mem::swap(request.extensions_mut(), &mut head.extensions);
+    use crate::defaults::BODY_BYTES;
+
     request.body().size_hint().upper().unwrap_or(BODY_BYTES).min(BODY_BYTES)
 }
 

@@ -12,8 +12,8 @@ use tower_lock::{
     store::{AcquireAsk, Acquired, IfHeld, ReleaseAsk, RenewAsk, Renewed, StoreEvent, YieldAsk, Yielded},
     test_util::{
         decisions::{
-            Action, Actions, Call, Ending, Event, Grant, LEASE, LINE, LOCK_DELAY, Moment, Need, Now, OwnerIds,
-            RENEWAL_TICK, Request, STORE_CALL, Section, Table, Terms, Verb,
+            Action, Actions, Call, Ending, Event, Grant, HINT_PAUSE, LEASE, LINE, LOCK_DELAY, Moment, Need, Now,
+            OwnerIds, RENEWAL_TICK, Request, STORE_CALL, Section, Table, Terms, Verb,
         },
         redis_protocol::{InTime, Names, ScriptCall, ServerClock, acquired, released, renewed, yielded},
     },
@@ -626,6 +626,13 @@ impl Shell {
         let at = grant.look_at();
         self.watched.push((at, Arc::clone(grant)));
         self.look_by(at);
+    }
+
+    /// Whether the store is being asked who has this key, or will be after a pause.
+    pub fn asks_about(&self, now: Moment, grant: &Arc<Grant>) -> bool {
+        let is_it = |other: &Arc<Grant>| Arc::ptr_eq(other, grant);
+        let asks = |call: &UnderWay| matches!(&call.ask, Ask::Renew(grants, _) if grants.iter().any(is_it));
+        self.calls.values().any(asks) || grant.look_at() <= now.after(HINT_PAUSE)
     }
 
     fn forget(&mut self, grant: &Arc<Grant>) {

@@ -310,6 +310,7 @@ fn who_hears_that_its_key_was_taken_away_stops() {
             a_is_in(lab);
             lab.force(ms(1_000));
             lab.hear(0);
+            lab.later(100, &[A]);
             !lab.is_in(1)
         },
         &["force_deaf"],

@@ -1,5 +1,7 @@
 //! What the server does, and what is looked at after every script.
 
+use tower_lock::{Released, test_util::redis_protocol::released};
+
 use super::*;
 
 impl World {
@@ -35,7 +37,7 @@ impl World {
             (_, Value::SimpleString(error)) if error.starts_with('-') => {
                 self.wrong(format!("{} is an error: {error}", script.name()));
             }
-            ("release", Value::BulkString(said)) if said != b"not owner" => {
+            ("release", reply) if released(reply).is_ok_and(|what| what != Released::NotOwner) => {
                 self.given_back.insert(script.args()[0].clone());
                 let key = self.locks.iter().position(|lock| *lock == script.keys()[1]).expect("ours");
                 let record = self.record(key);
