@@ -9,7 +9,7 @@ pub struct Moment(u64);
 /// Runs through suspend: a machine that slept past a lease finds it over. (`CLOCK_BOOTTIME` on Linux; `Instant` elsewhere, which does
 /// not count sleep on some systems.)
 ///
-/// With the feature `test-util` it is Tokio's clock, which tests can stop, and can be made to jump.
+/// With the feature `test-util` it is Tokio's clock while that is stopped, and it can be made to jump.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
     #[cfg(any(test, feature = "test-util"))]
@@ -79,18 +79,26 @@ impl Clock {
     }
 
     /// What time it is.
+    ///
+    /// A build for production may have the feature by mistake. So Tokio's clock counts only where a test has stopped it or moved it.
     #[cfg(any(test, feature = "test-util"))]
+    #[expect(clippy::disallowed_methods, reason = "it is compared with Tokio's clock")]
     pub fn now(&self) -> Moment {
-        use std::sync::{LazyLock, atomic::Ordering};
+        use std::{
+            sync::{LazyLock, atomic::Ordering},
+            time::Instant,
+        };
 
-        use tokio::time::Instant;
-        // Far back: a paused clock may stand before the one that was read first.
-        static START: LazyLock<Instant> = LazyLock::new(|| {
-            let now = Instant::now();
-            now.checked_sub(Duration::from_secs(1 << 30)).unwrap_or(now)
-        });
-        let since = Instant::now().duration_since(*START);
-        Moment(nanos(since).saturating_add(self.jumped.load(Ordering::Relaxed)))
+        static START: LazyLock<(Instant, Moment)> = LazyLock::new(|| (Instant::now(), boot::now()));
+        let (start, booted) = *START;
+        let before = Instant::now();
+        let tokio = tokio::time::Instant::now().into_std();
+        let is_moved = tokio < before || Instant::now() < tokio;
+        // A stopped clock may stand before the start.
+        let moment = Moment(booted.0.saturating_sub(nanos(start.saturating_duration_since(tokio))))
+            .after(tokio.saturating_duration_since(start));
+        let now = if is_moved { moment } else { with_suspend(moment, boot::now()) };
+        Moment(now.0.saturating_add(self.jumped.load(Ordering::Relaxed)))
     }
 
     /// As if the machine had been suspended for so long: timers have not moved, leases have.
@@ -100,7 +108,13 @@ impl Clock {
     }
 }
 
-#[cfg_attr(any(test, feature = "test-util"), allow(dead_code, reason = "Tokio's clock can be stopped"))]
+/// What is more than a pause between two readings was suspend, which Tokio's clock does not count.
+#[cfg(any(test, feature = "test-util"))]
+fn with_suspend(tokio: Moment, boot: Moment) -> Moment {
+    const PAUSE: Duration = Duration::from_millis(10);
+    if boot.since(tokio) > PAUSE { boot } else { tokio }
+}
+
 mod boot {
     use super::Moment;
 
@@ -149,6 +163,20 @@ mod tests {
             let seconds = |moment: Moment| moment.since(Moment::default()).as_secs_f64();
             assert!(seconds(before) - 1.0 <= uptime && uptime <= seconds(after) + 1.0, "{uptime}, {before:?}");
         }
+    }
+
+    #[test]
+    fn a_clock_that_is_not_stopped_is_that_of_production() {
+        let before = boot::now();
+        let now = Clock::default().now();
+        let after = boot::now();
+        let pause = Duration::from_millis(10);
+        assert!(before <= now.after(pause) && now <= after.after(pause), "{before:?}, {now:?}, {after:?}");
+
+        let at = |ms| Moment::default().after(Duration::from_millis(ms));
+        assert_eq!(with_suspend(at(1_000), at(61_000)), at(61_000), "suspended for a minute");
+        assert_eq!(with_suspend(at(1_000), at(1_001)), at(1_000), "read a moment later");
+        assert_eq!(with_suspend(at(1_000), at(999)), at(1_000));
     }
 
     #[tokio::test(start_paused = true)]

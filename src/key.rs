@@ -69,7 +69,7 @@ pub enum RawKeyError {
     message = "write `(\"namespace\", part, ..)`: `{Self}` does not name what is locked",
     label = "not a lock key",
     note = "write a tuple whose first element is the namespace, a `&'static str`: `(\"order\", id)`, `(\"nightly\",)`",
-    note = "up to six parts follow it: integers, `bool`, `char`, strings and `Uuid`; a float is none"
+    note = "up to six parts follow it: integers, `bool`, `char`, strings and `Uuid` (feature `uuid`); a float is none"
 )]
 pub trait KeyTuple: sealed::Sealed {
     #[doc(hidden)]
@@ -99,9 +99,9 @@ mod sealed {
 /// assert_eq!(LockKey::from(("reward", FamilyId(7))).as_str(), "reward:7");
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "use an integer, a string, `bool`, `char` or `Uuid`: `{Self}` cannot be part of a lock key",
+    message = "use an integer, a string, `bool`, `char` or `Uuid` (feature `uuid`): `{Self}` cannot be part of a lock key",
     label = "not a key part",
-    note = "key parts are integers, `bool`, `char`, strings and `Uuid`; wrap a type whose `Display` is unique in `key::display(..)`, or implement `KeyPart`",
+    note = "key parts are integers, `bool`, `char`, strings and `Uuid` (feature `uuid`); wrap a type whose `Display` is unique in `key::display(..)`, or implement `KeyPart`",
     note = "floats are refused on purpose: `0.1 + 0.2` and `0.3` would be two locks, `NaN` none"
 )]
 pub trait KeyPart {
@@ -152,7 +152,8 @@ impl LockKey {
 
     /// The same key with its parts as a hash: for parts that nobody shall read in a dashboard or in the store.
     ///
-    /// The hash has no salt: who can guess an e-mail address can check the guess.
+    /// The hash has no salt: a guess of an e-mail address can be checked. A secret of your instances as the first part prevents that:
+    /// `LockKey::hashed(("account", secret, email))` is the same key in each instance, and in all logs.
     ///
     /// ```
     /// # use tower_lock::LockKey;
@@ -199,14 +200,20 @@ impl LockKey {
         &self.text
     }
 
-    /// What may stand in a log where the parts may not: the namespace, and a hash of the whole.
+    /// What may stand in a log where the parts may not: the namespace, and a hash of the whole, keyed for this process. Without a key,
+    /// the parts could be guessed: a processor tries a million account numbers in a second.
     #[cfg(feature = "tracing")]
     pub(crate) fn redacted(&self) -> String {
         let namespace = match self.spelling {
             Spelling::Made => self.text.split(':').next().unwrap_or_default(),
             Spelling::Raw => "",
         };
-        format!("{namespace}:~{}", hex(Sha256::new_with_prefix(&*self.text)))
+        // The one source of random bits in the standard library.
+        static KEY: LazyLock<[[u8; 8]; 2]> = LazyLock::new(|| {
+            let random = RandomState::new();
+            [0, 1].map(|half| random.hash_one(half).to_le_bytes())
+        });
+        format!("{namespace}:~{}", hex(Sha256::new_with_prefix(KEY.as_flattened()).chain_update(&*self.text)))
     }
 }
 
@@ -612,6 +619,9 @@ mod tests {
         assert!(key.redacted().starts_with("account:~"));
         assert!(!key.redacted().contains("ann"));
         assert_ne!(key.redacted(), LockKey::from(("account", "bob")).redacted());
+        assert_eq!(key.redacted(), LockKey::from(("account", "ann")).redacted(), "equal keys can be told");
+        let guess = hex(Sha256::new_with_prefix("account:ann"));
+        assert!(!key.redacted().contains(&guess), "a guess cannot be checked");
         assert!(LockKey::raw("ann").expect("fine").redacted().starts_with(":~"), "a raw name has no namespace");
         assert!(LockKey::from(("nightly",)).redacted().starts_with("nightly:~"));
     }

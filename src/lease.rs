@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use serde::{Serialize, Serializer};
+
 use crate::defaults::{DRIFT_DIVISOR, DRIFT_ROUNDING};
 
 /// Who holds a key in the store: one acquisition, never used again.
@@ -82,6 +84,13 @@ impl OwnerId {
 impl fmt::Display for OwnerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.process, self.number)
+    }
+}
+
+/// As its text.
+impl Serialize for OwnerId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -33,6 +33,9 @@ pub mod store;
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub mod test_util;
 mod defaults;
+#[cfg(not(all(feature = "memory", feature = "test-util")))]
+#[allow(unreachable_pub, reason = "in bounds of public functions")]
+mod missing;
 
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]

@@ -58,6 +58,18 @@ impl HeldLock {
         Self::new(Arc::new(section), core)
     }
 
+    /// Not without the feature `test-util`.
+    #[cfg(not(feature = "test-util"))]
+    #[doc(hidden)]
+    #[must_use]
+    #[expect(clippy::missing_panics_doc, reason = "it cannot be called")]
+    pub fn detached(_key: impl Into<LockKey>, _token: u64) -> Self
+    where
+        for<'a> crate::missing::Missing<'a>: crate::missing::TestUtil,
+    {
+        unreachable!("nothing meets the bound")
+    }
+
     /// What is locked.
     #[must_use]
     pub fn key(&self) -> &LockKey {

@@ -8,7 +8,7 @@ use std::{
 use tokio::time::timeout;
 
 use super::{
-    LockCall, Policy,
+    LockCall, LockState, Policy,
     core::{Core, LINE},
     metrics,
     owner::{Owner, Parent},
@@ -18,7 +18,7 @@ use crate::{
     clock::Clock,
     defaults::{DETACHED, LOCK_DELAY},
     key::LockKey,
-    lease::{OwnerId, OwnerIds},
+    lease::OwnerIds,
     store::{ForceAsk, ForceReleaseReply, Inspected, LockStore, StoreError, StoreErrorKind, StoreFuture},
 };
 
@@ -49,25 +49,6 @@ pub struct LocksBuilder {
     max_detached: usize,
 }
 
-/// Who has a key, since when and until when, and how many wait: for whoever is called at three in the morning.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LockState {
-    /// Who has it. `None`: nobody.
-    pub holder: Option<OwnerId>,
-    /// Since when, by the clock of the store; `None`, too, if a service in another language has it. Sections that were handed on within one process count from the last time it asked the store.
-    pub since: Option<SystemTime>,
-    /// How long the store keeps the key, if nobody gives it back and nobody renews it: a lease and a lock-delay at the most. A fixed lease or
-    /// a [`max_hold`](Policy::max_hold) of the holder, which only its process knows, may end sooner. Without a holder it is what is left of a
-    /// [`lock_delay`](Policy::lock_delay) or of a [`hold_at_least`](Policy::hold_at_least). Zero: it is free. [`Duration::MAX`]: it has no end, which nothing
-    /// of ours writes.
-    pub remaining: Duration,
-    /// How many processes wait for it in the line of the store. The one that has it is none of them, whoever waits in it.
-    pub waiting: usize,
-    /// How many calls wait for it in this process.
-    pub waiting_here: usize,
-}
-
 impl Locks {
     /// Locks for one process. Needs the feature `memory`.
     #[cfg(feature = "memory")]
@@ -75,6 +56,18 @@ impl Locks {
     #[must_use]
     pub fn in_memory() -> Self {
         Self::new(crate::store::MemoryStore::new())
+    }
+
+    /// Not without the feature `memory`.
+    #[cfg(not(feature = "memory"))]
+    #[doc(hidden)]
+    #[must_use]
+    #[expect(clippy::missing_panics_doc, reason = "it cannot be called")]
+    pub fn in_memory() -> Self
+    where
+        for<'a> crate::missing::Missing<'a>: crate::missing::Memory,
+    {
+        unreachable!("nothing meets the bound")
     }
 
     /// Locks in this store. An `Arc` of a store is one, too.

@@ -22,6 +22,7 @@
 
 // In the order in which a newcomer reads them: from the handle to the guard, what decides, what drives it, what both say.
 mod locks;
+mod state;
 #[cfg(feature = "signal")]
 mod signal;
 mod call;
@@ -70,9 +71,10 @@ pub use self::{
     error::{LockError, LockLost, QueueBound, RunError},
     guard::{LockGuard, Release},
     held::HeldLock,
-    locks::{LockState, Locks, LocksBuilder},
+    locks::{Locks, LocksBuilder},
     owner::Owner,
     policy::{ClientGone, Hold, KeyInLogs, OnLost, Policy, RequestBodyMode, TimeoutStatus},
+    state::LockState,
     terms::Lease,
 };
 

@@ -14,7 +14,9 @@ pub enum KeyInLogs {
     /// Its text.
     #[default]
     Shown,
-    /// Its namespace and a hash: equal keys can be told, parts cannot be read.
+    /// Its namespace and a hash: parts can be neither read nor guessed, because the hash has a random key for each process. So equal keys
+    /// have equal hashes in the log of one process, and others in that of another one. To follow a key through the logs of all
+    /// instances, make it with [`LockKey::hashed`](crate::LockKey::hashed) of a secret and its parts, and let it be shown.
     Redacted,
 }
 
@@ -108,8 +110,11 @@ macro_rules! settings {
                 /// when it was read to its end: let such a job answer in one piece.
                 hold_at_least(least: ::std::time::Duration),
                 /// Keeps the key taken for this long after its section ended badly (a panic, a drop, a loss): a statement of it may be on its way
-                /// still. Default: a second; at most a day. Longer than the slowest statement is safe; zero is for sections whose writes check the
+                /// still. Default: a second; at most a day. It should be longer than the slowest statement; zero is for sections whose writes check the
                 /// fencing token. (Chubby's lock-delay, Burrows 2006.)
+                ///
+                /// Much longer is not safer: a client can cause a bad end. One that disconnects from a stream blocks the key for this long, and so does
+                /// one that disconnects from a handler under [`ClientGone::Drop`](crate::ClientGone::Drop).
                 lock_delay(delay: ::std::time::Duration),
                 /// What a log shows of the key. Default: [`Shown`](crate::KeyInLogs::Shown). To be redacted where a part is
                 /// personal data; to hide it from the store, too, make the key with [`LockKey::hashed`](crate::LockKey::hashed).

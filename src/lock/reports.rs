@@ -33,6 +33,7 @@ pub(super) enum Report {
 }
 
 /// Tells something by code of others. A panic of theirs is shown by the panic hook, and changes nothing here: `Drop` tells, too.
+#[cfg_attr(not(any(feature = "tracing", feature = "metrics")), allow(dead_code, reason = "nothing is told"))]
 pub(crate) fn quietly(tell: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(tell)) {
         // What was thrown may throw when it is dropped.

@@ -119,10 +119,10 @@ pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
 ///
 /// Not to be implemented.
 #[diagnostic::on_unimplemented(
-    message = "answer `(\"namespace\", part, ..)` with integers, strings, `bool`, `char` or `Uuid` as parts: `{Self}` is not an answer of a key function",
+    message = "answer `(\"namespace\", part, ..)` with integers, strings, `bool`, `char` or `Uuid` (feature `uuid`) as parts: `{Self}` is not an answer of a key function",
     label = "this cannot be made into a lock key",
     note = "answer a tuple whose first element is the namespace, a `&'static str` (`(\"order\", id)`), a `LockKey`, an `Option` (`None`: no lock needed), a `Result` of these (`Err`, an `IntoResponse`, is sent as the response), or a future of one",
-    note = "up to six parts follow it, or none: integers, `bool`, `char`, strings and `Uuid`, `tower_lock::key::display(..)` of a type whose text is unique; a float is none: `0.1 + 0.2` and `0.3` would be two locks"
+    note = "up to six parts follow it, or none: integers, `bool`, `char`, strings and `Uuid` (feature `uuid`), `tower_lock::key::display(..)` of a type whose text is unique; a float is none: `0.1 + 0.2` and `0.3` would be two locks"
 )]
 pub trait Answer<M> {
     #[doc(hidden)]

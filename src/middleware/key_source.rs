@@ -22,10 +22,10 @@ use crate::key::{KeyTuple, LockKey};
 /// | an `Option` of these | `None`: the request needs no lock |
 /// | a `Result` of these | `Err` is sent as the response: anything that is `IntoResponse`, without Axum a `Response` or a `StatusCode` |
 #[diagnostic::on_unimplemented(
-    message = "answer `(\"namespace\", part, ..)` with integers, strings, `bool`, `char` or `Uuid` as parts: `{Self}` is not an answer of a key function",
+    message = "answer `(\"namespace\", part, ..)` with integers, strings, `bool`, `char` or `Uuid` (feature `uuid`) as parts: `{Self}` is not an answer of a key function",
     label = "this cannot be made into a lock key",
     note = "answer a tuple whose first element is the namespace, a `&'static str` (`(\"order\", id)`), a `LockKey`, an `Option` (`None`: no lock needed) or a `Result` of these (`Err`, an `IntoResponse`, is sent as the response)",
-    note = "up to six parts follow it: integers, `bool`, `char`, strings and `Uuid`; a float is none: `0.1 + 0.2` and `0.3` would be two locks"
+    note = "up to six parts follow it: integers, `bool`, `char`, strings and `Uuid` (feature `uuid`); a float is none: `0.1 + 0.2` and `0.3` would be two locks"
 )]
 pub trait IntoLockKey {
     #[doc(hidden)]

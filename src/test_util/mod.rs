@@ -1,7 +1,8 @@
 //! For tests: of a store, of a service, and of this crate. Needs the feature `test-util`.
 //!
-//! With it, leases are measured by Tokio's clock, so that `tokio::time::pause` stops them, too. Put it under `[dev-dependencies]`, next to a
-//! `tokio` with its own `test-util`.
+//! With it, leases stop and move with Tokio's clock while a test has that paused (`tokio::time::pause`); otherwise they go by the clock of
+//! production. Put it under `[dev-dependencies]` alone, next to a `tokio` with its own `test-util`: a build for production needs nothing of it,
+//! and reads the clock more slowly with it.
 //!
 //! A handler of yours, and a store that does not answer:
 //!

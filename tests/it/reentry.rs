@@ -145,6 +145,26 @@ async fn a_task_that_outlives_its_request_waits_like_a_stranger() {
     assert_eq!(store.held(), 1);
 }
 
+/// As the README has it.
+#[tokio::test(start_paused = true)]
+async fn a_spawned_task_that_is_given_the_owner_of_its_request_reenters() {
+    let (store, locks) = store_and_locks();
+    let handler = {
+        let locks = locks.clone();
+        async move || {
+            let me = Owner::current().expect("a request");
+            #[expect(clippy::disallowed_methods, reason = "the test is about such a task")]
+            let task =
+                tokio::spawn(async move { locks.try_lock(key()).owner(&me).await.expect("its own").release().await });
+            assert_eq!(task.await.expect("no panic").expect("up"), Released::StillHeld);
+            "done"
+        }
+    };
+    let app = Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, one_key())));
+    assert_eq!(text(fetch(&app, "/").await).await, "done");
+    assert_eq!(store.held(), 0);
+}
+
 /// A task of the handler that holds a guard of its own keeps the section; but nothing is added to it once the response is out.
 #[tokio::test(start_paused = true)]
 async fn a_section_ends_with_its_last_guard_wherever_that_is() {

@@ -7,7 +7,7 @@ use std::{fs, io::Write, path::Path, process::Command};
 const PINNED: &str = "rustc 1.95.";
 
 /// The mistake, and the words that mend it: the first of them in the first line.
-const MISTAKES: [(&str, &[&str]); 14] = [
+const MISTAKES: [(&str, &[&str]); 16] = [
     (
         "body_extractor_not_last",
         &[
@@ -18,6 +18,10 @@ const MISTAKES: [(&str, &[&str]); 14] = [
     ),
     ("by_forgotten", &["write `LockLayer::new(&locks, by(..))`", "is not a key source", "wrap the key function"]),
     ("closure_as_a_field", &["write `by_fields(\"order\", path_param(\"id\"))`", "a key function goes to `by("]),
+    (
+        "detached_without_its_feature",
+        &["`HeldLock::detached` needs the feature `test-util`", "under `[dev-dependencies]` in Cargo.toml"],
+    ),
     ("extractor_without_state", &["is not a key function", "needs `by_with_state(state, ..)`"]),
     ("five_extractors", &["take up to four extractors", "is not a key function"]),
     ("five_fields", &["a tuple of two to four fields"]),
@@ -29,7 +33,7 @@ const MISTAKES: [(&str, &[&str]); 14] = [
     (
         "float_in_an_answer",
         &[
-            "with integers, strings, `bool`, `char` or `Uuid` as parts",
+            "with integers, strings, `bool`, `char` or `Uuid` (feature `uuid`) as parts",
             "a float is none: `0.1 + 0.2` and `0.3` would be two locks",
         ],
     ),
@@ -47,6 +51,10 @@ const MISTAKES: [(&str, &[&str]); 14] = [
     (
         "no_namespace",
         &["answer `(\"namespace\", part, ..)`", "`u64` is not an answer of a key function", "(`(\"order\", id)`)"],
+    ),
+    (
+        "uuid_without_its_feature",
+        &["`Uuid` (feature `uuid`)", "`Uuid` cannot be part of a lock key", "strings and `Uuid` (feature `uuid`)"],
     ),
 ];
 
