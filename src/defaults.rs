@@ -175,7 +175,10 @@ mod tests {
             ("`max_hold` of a request", format!("{} min", MAX_HOLD.as_secs() / 60)),
             ("`body_idle_timeout`", s(BODY_IDLE)),
             ("`min_body_rate`", format!("{} KiB/s", BODY_RATE >> 10)),
-            ("handlers that finish without their client", DETACHED.to_string()),
+            (
+                "handlers that finish without their client (`LocksBuilder::max_detached`), of one route as many as are left",
+                DETACHED.to_string(),
+            ),
             ("release before a finished answer is sent", format!("{} ms", RELEASE_WAIT.as_millis())),
             ("line for one key", LINE_PER_KEY.to_string()),
             ("lines of all keys, for one `Locks` and its clones", LINE_PER_PROCESS.to_string()),

@@ -57,9 +57,9 @@ pub use self::{
         Locks, LocksBuilder, OnLost, Owner, Policy, QueueBound, Release, RequestBodyMode, RunError, TimeoutStatus,
     },
     middleware::{
-        ByFields, ByParts, Constant, Field, FieldError, FieldProblem, Fields, IntoLockKey, KeyError, KeySource,
-        LockLayer, LockService, LocksLayer, LocksService, Rejection, RejectionBody, RequestBody, ResponseBody,
-        ResponseFuture, by_fields, by_parts, constant, extension, header, query_param,
+        ByFields, ByParts, ClientConnection, Constant, Field, FieldError, FieldProblem, Fields, IntoLockKey, KeyError,
+        KeySource, LockLayer, LockService, LocksLayer, LocksService, Rejection, RejectionBody, RequestBody,
+        ResponseBody, ResponseFuture, by_fields, by_parts, constant, extension, header, query_param,
     },
     store::{ForceReleaseReply, LockStore, Released, StoreError, StoreErrorKind},
 };

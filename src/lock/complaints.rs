@@ -29,8 +29,8 @@ impl Complaints {
         Some(Report::StoreComplaint { operation, left_out, reason })
     }
 
-    pub(super) fn too_many_finish_alone(&self, now: Moment) -> Option<Report> {
-        Some(Report::Dropped { left_out: self.due(now)? })
+    pub(super) fn too_many_finish_alone(&self, now: Moment, max: usize, route: &str) -> Option<Report> {
+        Some(Report::Dropped { left_out: self.due(now)?, max, route: route.to_owned() })
     }
 
     /// Whether one may be told now, and how many were not since the last one.
@@ -68,11 +68,12 @@ pub(super) fn report(report: &Report) {
         Report::StoreComplaint { operation, left_out, reason } => {
             warn!(target: "tower_lock", operation, left_out, "{reason}");
         }
-        Report::Dropped { left_out } => warn!(
+        Report::Dropped { left_out, max, route } => warn!(
             target: "tower_lock",
+            route,
             left_out,
-            "a handler was dropped with its client: {} finish without theirs already",
-            crate::defaults::DETACHED,
+            "a handler was dropped with its client: of at most {max} handlers that finish without theirs, a route may have as many as \
+             are left (`LocksBuilder::max_detached`)",
         ),
         Report::Abandoned { held } => warn!(
             target: "tower_lock",
@@ -94,7 +95,7 @@ impl Complaints {
         None
     }
 
-    pub(super) fn too_many_finish_alone(&self, _: Moment) -> Option<Report> {
+    pub(super) fn too_many_finish_alone(&self, _: Moment, _: usize, _: &str) -> Option<Report> {
         None
     }
 }

@@ -106,14 +106,14 @@ struct Alarm {
 }
 
 impl Core {
-    pub(super) fn new(store: Arc<dyn LockStore>, clock: Clock, ids: OwnerIds) -> Arc<Self> {
+    pub(super) fn new(store: Arc<dyn LockStore>, clock: Clock, ids: OwnerIds, max_detached: usize) -> Arc<Self> {
         let call_timeout = store.call_timeout();
         let core = Arc::new(Self {
             store,
             call_timeout,
             clock,
             watchdog: Watchdog::default(),
-            detached: detached::Count::default(),
+            detached: detached::Count::new(max_detached),
             ids,
             complaints: Complaints::default(),
             reports: Reports::default(),

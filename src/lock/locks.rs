@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    defaults::LOCK_DELAY,
+    defaults::{DETACHED, LOCK_DELAY},
     key::LockKey,
     lease::OwnerIds,
     store::{ForceAsk, ForceReleaseReply, Inspected, LockStore, StoreError, StoreErrorKind, StoreFuture},
@@ -46,6 +46,7 @@ pub struct LocksBuilder {
     instance: Option<String>,
     random: Option<u64>,
     clock: Clock,
+    max_detached: usize,
 }
 
 impl Locks {
@@ -77,7 +78,13 @@ impl Locks {
 
     /// Locks in this store, under a name of your choice.
     pub fn builder(store: impl LockStore) -> LocksBuilder {
-        LocksBuilder { store: Arc::new(store), instance: None, random: None, clock: Clock::default() }
+        LocksBuilder {
+            store: Arc::new(store),
+            instance: None,
+            random: None,
+            clock: Clock::default(),
+            max_detached: DETACHED,
+        }
     }
 
     /// The same locks with other defaults, for a router of its own perhaps.
@@ -292,6 +299,15 @@ impl LocksBuilder {
         Self { instance: Some(name.into()), ..self }
     }
 
+    /// How many handlers may finish without their client at once ([`ClientGone::Finish`](crate::ClientGone::Finish)). Default: 1 024; zero: none. Beyond
+    /// it they are dropped with their client, and their keys free after the lock-delay.
+    ///
+    /// A route (a layer, and the path that it matched) may have as many as are left for all: one that is flooded takes half of them, and another
+    /// one finds a place still.
+    pub fn max_detached(self, handlers: usize) -> Self {
+        Self { max_detached: handlers, ..self }
+    }
+
     /// Measures leases by this clock.
     #[cfg(feature = "test-util")]
     #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
@@ -309,12 +325,12 @@ impl LocksBuilder {
     /// Makes it.
     #[must_use]
     pub fn build(self) -> Locks {
-        let Self { store, instance, random, clock } = self;
+        let Self { store, instance, random, clock, max_detached } = self;
         let instance = instance.unwrap_or_else(this_instance);
         // The one source of random bits in the standard library: each state has keys of its own.
         let random = random.unwrap_or_else(|| RandomState::new().hash_one(0));
         metrics::describe();
-        let core = Core::new(store, clock, OwnerIds::new(&instance, random));
+        let core = Core::new(store, clock, OwnerIds::new(&instance, random), max_detached);
         Locks { handle: Arc::new(Handle(core)), policy: Policy::new(), parent: Parent::default() }
     }
 }

@@ -60,7 +60,7 @@ mod schedules;
 pub(crate) use self::{
     call::Ask,
     core::Core,
-    detached::Detached,
+    detached::{Detached, DetachedRoute},
     owner::InRequest,
     policy::{request_setters, settings},
     room::{Abort, NoRoom, Room, Share},

@@ -166,10 +166,16 @@ macro_rules! settings {
                 /// What becomes of the handler when its client leaves, or a timeout outside of the layer drops it. Default:
                 /// [`Finish`](crate::ClientGone::Finish).
                 ///
-                /// It finishes in a task of its own, which has the tracing span that was current but no task-locals of layers further out; at most
-                /// 1 024 at once for one [`Locks`](crate::Locks), then they are dropped. [`max_hold`](crate::Policy::max_hold) ends
+                /// It finishes in a task of its own, which has the tracing span that was current but no task-locals of layers further out. At most
+                /// 1 024 at once do for one [`Locks`](crate::Locks) ([`LocksBuilder::max_detached`](crate::LocksBuilder::max_detached)), and of one route
+                /// as many as are left; the rest is dropped. So is one whose request was not read to its end
+                /// ([`Stream`](crate::RequestBodyMode::Stream)). [`max_hold`](crate::Policy::max_hold) ends
                 /// those, too, and [`Locks::shutdown`](crate::Locks::shutdown) waits for them. Of nested layers the outermost that holds a lock decides for
                 /// all; and while an inner one still waits for its own lock, all of it leaves.
+                ///
+                /// It multiplies what a client can keep running: over HTTP/2 a stream that is reset counts no more against
+                /// `SETTINGS_MAX_CONCURRENT_STREAMS`, and its handler goes on, so one connection may have a thousand at work. Where that matters, put a limit
+                /// for each client further out, which counts handlers and not answers, or [`Drop`](crate::ClientGone::Drop).
                 client_gone(what: $crate::ClientGone),
                 /// What becomes of the handler when its lock is lost. Default: [`Abort`](crate::OnLost::Abort).
                 ///

@@ -27,12 +27,13 @@ pub(super) enum Report {
     /// The same in words, now and then.
     StoreComplaint { operation: &'static str, left_out: u64, reason: String },
     /// A handler was dropped with its client, because too many finish alone.
-    Dropped { left_out: u64 },
+    Dropped { left_out: u64, max: usize, route: String },
     /// The last handle was dropped, and keys are held.
     Abandoned { held: usize },
 }
 
 /// Tells something by code of others. A panic of theirs is shown by the panic hook, and changes nothing here: `Drop` tells, too.
+#[cfg_attr(not(any(feature = "tracing", feature = "metrics")), allow(dead_code, reason = "nothing is told"))]
 pub(crate) fn quietly(tell: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(tell)) {
         // What was thrown may throw when it is dropped.

@@ -189,7 +189,7 @@ fn unreadable(error: &(dyn Error + 'static)) -> Rejection {
     } else if is(<dyn Error>::is::<TooSlow>) {
         Rejection::BodyTimeout
     } else {
-        Rejection::BadKey { status: StatusCode::BAD_REQUEST, field: None }
+        Rejection::BadKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
     field::{Field, Source},
     field_error::FieldError,
     finder::Finder,
-    key_source::{KeySource, NoKey},
+    key_source::{KeySource, NoKey, has_route},
     rejection::Rejection,
 };
 use crate::key::LockKey;
@@ -130,24 +130,27 @@ impl KeySource for ByFields {
         let of_body = self.sources.iter().filter(|source| source.is_of_body()).count();
         // A bad head is answered before its body is read.
         if of_body < self.sources.len() {
-            let key = self.key(head, None).await.map_err(refused)?;
+            let key = self.key(head, None).await.map_err(|error| refused(error, head))?;
             if of_body == 0 {
                 return Ok(Some(key));
             }
         }
         let bytes = body.read(head).await?;
-        Ok(Some(self.key(head, Some(&bytes)).await.map_err(refused)?))
+        Ok(Some(self.key(head, Some(&bytes)).await.map_err(|error| refused(error, head))?))
     }
 }
 
-fn refused(error: FieldError) -> NoKey {
+fn refused(error: FieldError, head: &Parts) -> NoKey {
+    if error.is_of_path() && !has_route(head) {
+        return NoKey::NoRoute;
+    }
     let status = error.status();
     // Whoever reads the answer may not be who can mend it.
     #[cfg(feature = "tracing")]
     if status.is_server_error() {
-        tracing::error!(target: "tower_lock", "no key can be made for this route: {error}");
+        tracing::error!(target: "tower_lock", field = error.name(), "no key can be derived for this route: {error}");
     }
-    NoKey::Rejected(Rejection::BadKey { status, field: Some(error) })
+    NoKey::Rejected(Rejection::BadKey { status, field: Some(error), extractor: None })
 }
 
 impl fmt::Debug for ByFields {

@@ -121,7 +121,7 @@ pub fn path_param(name: &'static str) -> Field {
     Field::text(Place::Path, name)
 }
 
-/// A field of the JSON object in the body, at its top: a string, an integer of 64 bits or a bool. Needs the feature `axum`.
+/// A field of the JSON object in the body, at its top: a string, an integer between -2^53 and 2^53, or a bool. Needs the feature `axum`.
 ///
 /// The body is read as [`by`](crate::by) reads it: once, before anything is locked, within the route's `DefaultBodyLimit`, and given on byte for byte. Its
 /// `Content-Type` is not looked at: that is for the handler, which must read it as JSON and nothing else.
@@ -141,7 +141,8 @@ pub fn path_param(name: &'static str) -> Field {
 /// # Errors
 ///
 /// 413 if the body is too long; 503 if the bodies of others take up the room that there is for those that wait; 400 if it is no
-/// JSON. 422 if it is no object, or if the field is missing, given twice, a float (`1.0`, `1e0`, `-0`, a larger integer), `null`, an array, an
+/// JSON. 422 if it is no object, or if the field is missing, given twice, a float (`1.0`, `1e0`, `-0`), an integer from 2^53 on (a reader that knows floats alone,
+/// JavaScript for one, takes two of them for one: send it as a string), `null`, an array, an
 /// object, or a string of no use as a part ([`by_fields`](crate::by_fields)). A name in other letters (`serde(alias)`) is missing.
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]

@@ -28,7 +28,8 @@ pub enum FieldProblem {
     BlankAtEnd,
     /// It reads as a number, and is not spelled as integers are: `01`, `+1`, `-0`, `1.0`, `1e3`.
     OddNumber,
-    /// In JSON, it is none of a string, an integer of 64 bits and a bool.
+    /// In JSON, it is none of a string, a bool and an integer between -2^53 and 2^53: beyond them, readers that know floats alone take two integers
+    /// for one.
     WrongType,
     /// The body is no JSON.
     NoJson,
@@ -81,9 +82,23 @@ impl FieldError {
     }
 }
 
+impl FieldError {
+    /// The route has no such parameter, or none was matched.
+    pub(super) fn is_of_path(&self) -> bool {
+        #[cfg(feature = "axum")]
+        return self.place == Place::Path && self.problem == FieldProblem::Missing;
+        #[cfg(not(feature = "axum"))]
+        false
+    }
+}
+
 impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { place, name, problem } = self;
+        // The name of a Rust type is no matter of the client.
+        if *place == Place::Extension {
+            return write!(f, "a value that the service should have put there {problem}");
+        }
         let place = match place {
             Place::Header => "header",
             Place::Query => "query parameter",
@@ -113,7 +128,7 @@ impl fmt::Display for FieldProblem {
             Self::OddNumber => {
                 "reads as a number, and is not spelled in digits alone, without a zero or a plus in front"
             }
-            Self::WrongType => "is no string, no bool and no integer of 64 bits",
+            Self::WrongType => "is no string, no bool and no integer between -2^53 and 2^53",
             Self::NoJson => "cannot be read: the body is no JSON",
             Self::NoObject => "cannot be found: the body is no JSON object",
         })

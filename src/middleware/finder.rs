@@ -228,7 +228,8 @@ mod with_axum {
             b"true" | b"false" => Ok(json.into()),
             b"-0" => Err(FieldProblem::WrongType),
             // JSON knows no plus and no zero in front.
-            _ if json.parse::<i64>().is_ok() || json.parse::<u64>().is_ok() => Ok(json.into()),
+            // From 2^53 on a float is several integers.
+            _ if json.parse::<i64>().is_ok_and(|n| n.unsigned_abs() < 1 << 53) => Ok(json.into()),
             _ => Err(FieldProblem::WrongType),
         }
     }

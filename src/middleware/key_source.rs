@@ -66,6 +66,19 @@ pub enum NoKey {
     Answered(Response<RejectionBody>, Option<&'static str>),
     /// We could not ask.
     Rejected(Rejection),
+    /// It is made of what a router has matched, and none has.
+    NoRoute,
+}
+
+/// Whether a router has matched a route. A layer on a whole router is asked for other requests, too.
+pub(super) fn has_route(head: &Parts) -> bool {
+    #[cfg(feature = "axum")]
+    return head.extensions.get::<axum::extract::MatchedPath>().is_some();
+    #[cfg(not(feature = "axum"))]
+    {
+        let _ = head;
+        true
+    }
 }
 
 /// A key function over the head of a request. Made by [`by_parts`].

@@ -45,8 +45,9 @@ use crate::lock::{Locks, Policy, request_setters, settings};
 /// after the [lock-delay](Self::lock_delay). A limit for the handler (`ConcurrencyLimit`) belongs inside of the lock: a request that waits
 /// for its lock takes no place of it.
 ///
-/// With `Router::layer` the lock layer also runs for each URL that no route matches. A key function of `Path` finds no parameter there: the
-/// answer is 500 instead of 404. `Router::route_layer` keeps the 404, but runs the key function before Axum answers 405.
+/// With `Router::layer` the lock layer also runs for each URL that no route matches. A key that is made of the path is answered 404 there, a
+/// fallback included: it never runs without its lock. `Router::route_layer` leaves such requests to Axum, but runs the key function before
+/// Axum answers 405.
 ///
 /// A method router runs these methods **without a lock**, because Axum adds them outside of the layer:
 ///
@@ -80,7 +81,8 @@ use crate::lock::{Locks, Policy, request_setters, settings};
 ///
 /// The whole handler runs under the lock, its extractors included. What it answered in full gives the lock back
 /// before it is sent; a stream holds it to its last byte, trailers, error or drop, and no longer than its
-/// [reader reads](Self::body_idle_timeout). A 101 and the answer to a `CONNECT` give it back at the head.
+/// [reader reads](Self::body_idle_timeout). A 101 and the answer to a `CONNECT` give it back at the head; what the
+/// body of such an answer owns may be the tunnel itself, and lives on when the next section begins.
 ///
 /// # Errors
 ///

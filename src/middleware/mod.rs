@@ -16,6 +16,7 @@ mod spelling;
 mod field_error;
 mod constant;
 mod request_body;
+mod connection;
 mod body_in;
 mod pace;
 mod locks_layer;
@@ -33,6 +34,7 @@ mod trace;
 pub use self::{
     body_out::ResponseBody,
     by_fields::{ByFields, Fields, by_fields},
+    connection::ClientConnection,
     constant::{Constant, constant},
     field::{Field, extension, header, query_param},
     field_error::{FieldError, FieldProblem},

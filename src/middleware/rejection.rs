@@ -43,6 +43,7 @@ use crate::{
 /// | `BodyTooLarge` | 413 | `urn:tower-lock:body-too-large` |
 /// | `BodiesFull` | 503 | `urn:tower-lock:bodies-full` |
 /// | `BadKey` | 400 or 422, or the extractor's own | `urn:tower-lock:bad-key` |
+/// | `Disconnected` | 408 | `urn:tower-lock:disconnected` |
 /// | `Lost` | 503 | `urn:tower-lock:lost` |
 /// | `MaxHold` | 503 | `urn:tower-lock:max-hold` |
 #[derive(Clone, Debug)]
@@ -98,7 +99,11 @@ pub enum Rejection {
         status: StatusCode,
         /// What [`by_fields`](crate::by_fields) found wrong. `None`: the body broke off, or somebody else said no.
         field: Option<FieldError>,
+        /// The extractor of the key function that rejected the request, by the name of its type without its modules: `Json<Claim>`. `None`: none did.
+        extractor: Option<String>,
     },
+    /// Its client had closed the connection when the lock was granted, as a [`ClientConnection`](crate::ClientConnection) says. Nobody hears of it.
+    Disconnected,
     /// The lock was lost while the handler ran; the handler was dropped where it stood. What it did is not known.
     Lost,
     /// The handler ran for longer than the lock may be held, and was dropped where it stood. What it did is not known.
@@ -148,7 +153,7 @@ impl Rejection {
             LockError::ShuttingDown => Self::ShuttingDown { retry_after: retry_after(Duration::MAX, 1) },
             // A raw name that this store does not take: repeated as it is, it would be refused again.
             LockError::Store(source) if source.kind() == StoreErrorKind::InvalidKey => {
-                Self::BadKey { status: StatusCode::BAD_REQUEST, field: None }
+                Self::BadKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }
             }
             LockError::Store(source) => {
                 // How long a route holds its locks says nothing of when a store is back.
@@ -177,13 +182,13 @@ impl Rejection {
             | Self::BodiesFull { .. }
             | Self::Lost
             | Self::MaxHold => StatusCode::SERVICE_UNAVAILABLE,
-            Self::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
+            Self::BodyTimeout | Self::Disconnected => StatusCode::REQUEST_TIMEOUT,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BadKey { status, .. } => *status,
         }
     }
 
-    /// The last word of the problem's `type`: `held`, `timed-out`, `line-full`, `store-unavailable`, `shutting-down`, `body-timeout`,
+    /// The last word of the problem's `type`: `held`, `timed-out`, `line-full`, `store-unavailable`, `shutting-down`, `disconnected`, `body-timeout`,
     /// `body-too-large`, `bodies-full`, `bad-key`, `lost`, `max-hold`.
     #[must_use]
     pub fn code(&self) -> &'static str {
@@ -193,6 +198,7 @@ impl Rejection {
             Self::LineFull { .. } => "line-full",
             Self::StoreUnavailable { .. } => "store-unavailable",
             Self::ShuttingDown { .. } => "shutting-down",
+            Self::Disconnected => "disconnected",
             Self::BodyTimeout => "body-timeout",
             Self::BodyTooLarge => "body-too-large",
             Self::BodiesFull { .. } => "bodies-full",
@@ -220,7 +226,12 @@ impl Rejection {
             | Self::StoreUnavailable { retry_after, .. }
             | Self::ShuttingDown { retry_after }
             | Self::BodiesFull { retry_after } => Some(*retry_after),
-            Self::BodyTimeout | Self::BodyTooLarge | Self::BadKey { .. } | Self::Lost | Self::MaxHold => None,
+            Self::Disconnected
+            | Self::BodyTimeout
+            | Self::BodyTooLarge
+            | Self::BadKey { .. }
+            | Self::Lost
+            | Self::MaxHold => None,
         }
     }
 
@@ -260,6 +271,7 @@ impl Rejection {
             Self::LineFull { bound: QueueBound::Store, .. } => "Too many instances wait for this subject",
             Self::StoreUnavailable { .. } => "Locks cannot be taken now",
             Self::ShuttingDown { .. } => "This instance is being shut down",
+            Self::Disconnected => "The client has gone",
             Self::BodyTimeout => "The body came too slowly",
             Self::BodyTooLarge => "The body is too large",
             Self::BodiesFull { .. } => "Too many bodies are kept for requests that wait",
@@ -271,8 +283,13 @@ impl Rejection {
 
     fn detail(&self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
+            Self::BadKey { status, .. } if *status == StatusCode::NOT_FOUND => {
+                "No route matches this URL, so no key could be derived for its lock. Nothing was done."
+            }
             Self::BadKey { field: Some(error), .. } => {
-                return Cow::Owned(format!("What the request is about cannot be told: {error}. Nothing was done."));
+                return Cow::Owned(format!(
+                    "No key could be derived for the lock of this request: {error}. Nothing was done."
+                ));
             }
             Self::Held { .. } => {
                 "Another request works on the same subject. Nothing was done for this one; it can be repeated."
@@ -295,6 +312,7 @@ impl Rejection {
             Self::ShuttingDown { .. } => {
                 "No work is begun here any more. Nothing was done; the request can be repeated, and will reach another instance."
             }
+            Self::Disconnected => "The connection was closed when the request had its turn. Nothing was done.",
             Self::BodyTimeout => {
                 "The body did not arrive in time. Nothing was done; the request can be repeated, with its whole body at once."
             }
@@ -302,7 +320,9 @@ impl Rejection {
             Self::BodiesFull { .. } => {
                 "No room is left for the body while the request would wait. Nothing was done; the request can be repeated."
             }
-            Self::BadKey { .. } => "The body could not be read to its end. Nothing was done.",
+            Self::BadKey { .. } => {
+                "No key could be derived for the lock of this request: its body could not be read to its end. Nothing was done."
+            }
             Self::Lost => {
                 "The right to work on this alone was lost while the request ran. A part of its work may be done: look before it is repeated."
             }

@@ -107,6 +107,12 @@ impl Section {
         }
     }
 
+    /// Nobody is there for whom it was granted. Nothing has run in it, so nothing keeps its key.
+    pub(super) fn unheard(self) {
+        self.note.span.unheard();
+        drop(self.release(true));
+    }
+
     /// Begins to give the lock back.
     fn release(self, has_failed: bool) -> (Release, Note) {
         let Self { mut note, guard, .. } = self;

@@ -5,7 +5,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Method, Request, Response, request::Parts};
+use http::{Method, Request, Response, StatusCode, request::Parts};
 use http_body::Body;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
@@ -13,9 +13,10 @@ use super::{
     body_in::BodyReader,
     body_out::ResponseBody,
     config::Config,
+    connection::ClientConnection,
     ending,
     future::ResponseFuture,
-    key_source::{KeySource, NoKey},
+    key_source::{KeySource, NoKey, has_route},
     locks_layer::Outside,
     rejection::{OnReject, Rejection, RejectionBody},
     request_body::RequestBody,
@@ -96,7 +97,7 @@ where
             drop(room);
             return Ok(ready.call(Request::from_parts(head, body)).await?.map(ResponseBody::passing));
         }
-        Err(no_key) => return Ok(no_key.answer(&route, slot.on_reject()).map(ResponseBody::rejected)),
+        Err(no_key) => return Ok(no_key.of(&head).answer(&route, slot.on_reject()).map(ResponseBody::rejected)),
     };
     // Before the lock: a client that does not send its body keeps nobody waiting. What follows a `CONNECT` is no body, and has no end.
     if slot.policy().buffers_request() && head.method != Method::CONNECT {
@@ -113,6 +114,11 @@ where
         Err(rejection) => return Ok(slot.on_reject().answer(rejection).map(ResponseBody::rejected)),
     };
     drop(waits);
+    // It may have left without a sign to the server: then the next one has its turn, and nothing was run for nobody.
+    if head.extensions.get::<ClientConnection>().is_some_and(ClientConnection::is_closed) {
+        section.unheard();
+        return Ok(slot.on_reject().answer(Rejection::Disconnected).map(ResponseBody::rejected));
+    }
 
     head.extensions.insert(slot.owner().clone());
     head.extensions.insert(section.view());
@@ -155,12 +161,25 @@ impl<K> Config<K> {
 }
 
 impl NoKey {
+    /// A layer on a whole router sees requests that no route of it has matched: what says so as a mistake of the service is none.
+    fn of(self, head: &Parts) -> Self {
+        match &self {
+            Self::Answered(response, Some(extractor))
+                if response.status().is_server_error() && reads_the_route(extractor) && !has_route(head) =>
+            {
+                Self::NoRoute
+            }
+            _ => self,
+        }
+    }
+
     fn answer(self, route: &Route, on_reject: &OnReject) -> Response<RejectionBody> {
         match self {
-            Self::Answered(mut response, _) => {
-                LockSpan::without_key(route, "bad_key");
+            Self::Answered(mut response, extractor) => {
+                let extractor = extractor.map(without_modules);
                 let status = response.status();
-                response.extensions_mut().insert(Rejection::BadKey { status, field: None });
+                LockSpan::without_key(route, "bad_key", status, extractor.as_deref());
+                response.extensions_mut().insert(Rejection::BadKey { status, field: None, extractor });
                 response
             }
             Self::Rejected(rejection) => {
@@ -170,11 +189,30 @@ impl NoKey {
                     Rejection::BodiesFull { .. } => "bodies_full",
                     _ => "bad_key",
                 };
-                LockSpan::without_key(route, result);
+                LockSpan::without_key(route, result, rejection.status(), None);
                 on_reject.answer(rejection)
+            }
+            Self::NoRoute => {
+                let status = StatusCode::NOT_FOUND;
+                LockSpan::without_key(route, "no_route", status, None);
+                on_reject.answer(Rejection::BadKey { status, field: None, extractor: None })
             }
         }
     }
+}
+
+/// Axum's own, of what its router has matched.
+fn reads_the_route(extractor: &str) -> bool {
+    ["axum::extract::path::", "axum::extract::matched_path::"].iter().any(|module| extractor.starts_with(module))
+}
+
+/// `axum::json::Json<shop::Claim>` is `Json<Claim>` to whoever reads it.
+fn without_modules(name: &str) -> String {
+    let mut short = String::with_capacity(name.len());
+    for part in name.split_inclusive(|c: char| !(c.is_alphanumeric() || "_:{}".contains(c))) {
+        short.push_str(part.rsplit("::").next().unwrap_or(part));
+    }
+    short
 }
 
 impl<S: Clone, K> Clone for LockService<S, K> {
@@ -186,5 +224,23 @@ impl<S: Clone, K> Clone for LockService<S, K> {
 impl<S: fmt::Debug, K> fmt::Debug for LockService<S, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockService").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_extractor_is_named_without_its_modules() {
+        for (name, short) in [
+            ("axum::json::Json<shop::Claim>", "Json<Claim>"),
+            ("axum::extract::path::Path<(u64, alloc::string::String)>", "Path<(u64, String)>"),
+            ("axum_extra::TypedHeader<a::b_c::D<&str>>", "TypedHeader<D<&str>>"),
+            ("axum::json::Json<shop::pay::{{closure}}::Claim>", "Json<Claim>"),
+            ("Plain", "Plain"),
+        ] {
+            assert_eq!(without_modules(name), short);
+        }
     }
 }

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     key::LockKey,
-    lock::{Ask, Core, Detached, InRequest, LockFuture, LockLost, Mutex, Owner, Policy},
+    lock::{Ask, Core, Detached, DetachedRoute, InRequest, LockFuture, LockLost, Mutex, Owner, Policy},
 };
 
 /// One request at one layer of ours: the layer, its future, its handler and the extractors in there meet here. In the extensions of the
@@ -34,6 +34,8 @@ pub(crate) struct Slot(Arc<Inner>);
 
 struct Inner {
     terms: Terms,
+    /// Where the request was on its way when it came to this layer.
+    route: Route,
     owner: Owner,
     /// Of a layer of ours that has named the owner.
     tenure: Weak<Tenure>,
@@ -110,6 +112,7 @@ impl Slot {
             tenure: tenure.as_ref().map_or_else(Weak::new, Arc::downgrade),
             is_inner,
             outer,
+            route: Route::of(extensions, terms.name),
             terms,
             phase: AtomicU8::new(BEFORE),
             is_incomplete: AtomicBool::new(false),
@@ -276,7 +279,13 @@ impl Slot {
         let is_at_work = phase.load(Acquire) == RUNS && self.holds() && waiting.load(Acquire) == 0;
         // What a layer further out holds is given back by that one: if it goes on, we are a part of it, and if it does not, nor may we.
         let is_to_finish = is_at_work && !is_inner && terms.policy.finishes_without_client();
-        is_to_finish.then(|| Detached::new(&terms.core)).flatten()
+        is_to_finish.then(|| Detached::new(&terms.core, self.detached_route())).flatten()
+    }
+
+    /// A layer may stand on several routes, and several on one.
+    fn detached_route(&self) -> DetachedRoute {
+        let Inner { terms, route, .. } = &*self.0;
+        DetachedRoute { layer: Arc::as_ptr(&terms.usual_hold).addr(), name: route.as_str().to_owned() }
     }
 
     /// Where there is a runtime; else it is dropped at once.

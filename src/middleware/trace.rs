@@ -4,7 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use http::Extensions;
+use http::{Extensions, StatusCode};
 
 use super::pace::TooSlow;
 use crate::{
@@ -29,7 +29,6 @@ pub(super) struct SpanAround(#[cfg(feature = "tracing")] tracing::Span);
 
 /// The route of a request: the path it matched, else the name the layer was given, else `none`. Never a path as the client
 /// wrote it.
-#[cfg_attr(not(any(feature = "tracing", feature = "metrics")), expect(dead_code, reason = "nobody looks"))]
 #[derive(Clone, Debug)]
 pub(crate) struct Route {
     #[cfg(feature = "axum")]
@@ -60,8 +59,7 @@ impl Route {
         None
     }
 
-    #[cfg(any(feature = "tracing", feature = "metrics"))]
-    fn as_str(&self) -> &str {
+    pub(super) fn as_str(&self) -> &str {
         #[cfg(feature = "axum")]
         if let Some(matched) = &self.matched {
             return matched.as_str();
@@ -96,7 +94,7 @@ mod enabled {
 
     use tracing::{Instrument, field::Empty, instrument::Instrumented};
 
-    use super::{Duration, LockError, LockGuard, LockKey, LockLost, LockSpan, Policy, Route, TooSlow};
+    use super::{Duration, LockError, LockGuard, LockKey, LockLost, LockSpan, Policy, Route, StatusCode, TooSlow};
 
     impl LockSpan {
         pub(in crate::middleware) fn waiting(route: &Route, key: &LockKey, policy: &Policy) -> Self {
@@ -111,9 +109,34 @@ mod enabled {
             Self { span, has_result: false }
         }
 
-        /// The span of a request for which there is no key.
-        pub(in crate::middleware) fn without_key(route: &Route, result: &'static str) {
-            open(route).record("result", result);
+        /// The span of a request that was rejected before its lock was asked for.
+        pub(in crate::middleware) fn without_key(
+            route: &Route,
+            result: &'static str,
+            status: StatusCode,
+            extractor: Option<&str>,
+        ) {
+            let span = open(route);
+            span.record("result", result);
+            let status = status.as_u16();
+            // So that a 422 of the key function is not looked for in the handler.
+            match extractor {
+                Some(extractor) => tracing::debug!(
+                    target: "tower_lock",
+                    parent: &span,
+                    result,
+                    status,
+                    extractor,
+                    "a request was rejected: no key could be derived for its lock",
+                ),
+                None => tracing::debug!(
+                    target: "tower_lock",
+                    parent: &span,
+                    result,
+                    status,
+                    "a request was rejected before its lock was asked for",
+                ),
+            }
         }
 
         pub(in crate::middleware) fn granted(&mut self, guard: &LockGuard, waited: Duration) {
@@ -127,14 +150,17 @@ mod enabled {
         }
 
         pub(in crate::middleware) fn turned_away(&mut self, error: &LockError, waited: Duration) {
-            self.result(match error {
+            let result = match error {
                 LockError::Held { .. } | LockError::HeldByParentRequest => "refused",
                 LockError::TimedOut { .. } => "timed_out",
                 LockError::LineFull { .. } => "line_full",
                 LockError::Store(_) => "store_unavailable",
                 LockError::ShuttingDown => "shutting_down",
-            });
-            self.span.record("wait_ms", millis(waited));
+            };
+            let wait_ms = millis(waited);
+            self.result(result);
+            self.span.record("wait_ms", wait_ms);
+            tracing::debug!(target: "tower_lock", parent: &self.span, result, wait_ms, "a request was rejected: {error}");
         }
 
         pub(in crate::middleware) fn lost(&self, why: LockLost) {
@@ -146,6 +172,11 @@ mod enabled {
         pub(in crate::middleware) fn late(&self) {
             self.span.record("result", "lost");
             tracing::warn!(target: "tower_lock", parent: &self.span, "given back late: the lock was not ours any more");
+        }
+
+        pub(in crate::middleware) fn unheard(&self) {
+            self.span.record("result", "cancelled");
+            tracing::debug!(target: "tower_lock", parent: &self.span, "its client had gone when the lock was granted");
         }
 
         pub(in crate::middleware) fn stalled(&self, why: TooSlow) {
@@ -199,7 +230,7 @@ mod enabled {
 mod disabled {
     use std::future::Future;
 
-    use super::{Duration, LockError, LockGuard, LockKey, LockLost, LockSpan, Policy, Route, TooSlow};
+    use super::{Duration, LockError, LockGuard, LockKey, LockLost, LockSpan, Policy, Route, StatusCode, TooSlow};
 
     #[expect(clippy::unused_self, clippy::needless_pass_by_ref_mut, reason = "the same calls as with the span")]
     impl LockSpan {
@@ -207,7 +238,7 @@ mod disabled {
             Self {}
         }
 
-        pub(in crate::middleware) fn without_key(_: &Route, _: &'static str) {}
+        pub(in crate::middleware) fn without_key(_: &Route, _: &'static str, _: StatusCode, _: Option<&str>) {}
 
         pub(in crate::middleware) fn granted(&mut self, _: &LockGuard, _: Duration) {}
 
@@ -216,6 +247,8 @@ mod disabled {
         pub(in crate::middleware) fn lost(&self, _: LockLost) {}
 
         pub(in crate::middleware) fn late(&self) {}
+
+        pub(in crate::middleware) fn unheard(&self) {}
 
         pub(in crate::middleware) fn stalled(&self, _: TooSlow) {}
 

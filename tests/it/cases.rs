@@ -114,7 +114,7 @@ fn a_grpc_client_never_repeats_by_itself_what_may_have_been_done() {
         (Rejection::ShuttingDown { retry_after }, "14", "187"),
         (Rejection::BodyTooLarge, "8", "-1"),
         (Rejection::BodiesFull { retry_after }, "14", "187"),
-        (Rejection::BadKey { status: StatusCode::BAD_REQUEST, field: None }, "3", "-1"),
+        (Rejection::BadKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }, "3", "-1"),
         (Rejection::Lost, "2", "-1"),
         (Rejection::MaxHold, "2", "-1"),
     ] {

@@ -25,7 +25,7 @@ use tokio::{
 };
 use tower_lock::{
     ClientGone, HeldLock, LockKey, LockLayer, Lockable, Locked, Locks, LocksLayer, by, by_parts,
-    test_util::{Fault, Verb},
+    test_util::{Fault, TestStore, Verb},
 };
 
 use crate::support::{fetch, one_key, settle, soon, store_and_locks};
@@ -294,38 +294,49 @@ async fn a_handler_that_took_its_own_lock_finishes_too_and_one_that_waits_for_it
     assert_eq!((work.said(), store.held(), locks.size()), (vec!["begins", "ends"], 0, (0, 0)));
 }
 
+/// A route may have as many as are left: one that is flooded takes half, and the next one finds a place.
 #[tokio::test(start_paused = true)]
-async fn at_most_1024_handlers_finish_alone_and_the_rest_are_dropped() {
-    let (store, locks) = store_and_locks();
-    let work = Work::default();
-    let key = by(|path: axum::extract::Path<u32>| ("n", path.0));
-    let app = Router::new().route("/{n}", work.handler().route_layer(LockLayer::new(&locks, key)));
-    let requests: Vec<_> = (0..1030)
-        .map(|n| {
+async fn at_most_so_many_handlers_finish_alone_and_a_route_leaves_places_for_others() {
+    for (max, takes) in [(None, 512), (Some(10), 5), (Some(0), 0)] {
+        let store = TestStore::new();
+        let builder = Locks::builder(store.clone());
+        let locks = if let Some(max) = max { builder.max_detached(max) } else { builder }.build();
+        let (flood, honest) = (Work::default(), Work::default());
+        let key = by(|path: axum::extract::Path<u32>| ("n", path.0));
+        let layer = LockLayer::new(&locks, key);
+        // One layer on both: the path that was matched tells them apart.
+        let app =
+            Router::new().route("/{n}", flood.handler()).route("/honest/{n}", honest.handler()).route_layer(layer);
+        let begin = |path: String| {
             let app = app.clone();
-            tokio::spawn(async move { fetch(&app, &format!("/{n}")).await })
-        })
-        .collect();
-    until(|| work.said().len() == 1030).await;
-    assert_eq!(store.held(), 1030);
-    for request in requests {
-        request.abort();
+            tokio::spawn(async move { fetch(&app, &path).await })
+        };
+        let requests: Vec<_> = (0..takes + 6).map(|n| begin(format!("/{n}"))).collect();
+        let client = begin("/honest/9999".to_owned());
+        until(|| flood.said().len() == takes + 6 && honest.said().len() == 1).await;
+        for request in requests {
+            request.abort();
+        }
+        let dropped = |work: &Work| work.said().iter().filter(|said| **said == "dropped").count();
+        until(|| dropped(&flood) == 6).await;
+        leave(client).await;
+        assert_eq!(dropped(&honest), usize::from(max == Some(0)), "{max:?}: a place for another route");
+        flood.end.notify_waiters();
+        honest.end.notify_waiters();
+        until(|| flood.said().len() == 2 * (takes + 6)).await;
+        sleep(S).await;
+        assert_eq!((dropped(&flood), store.held(), locks.size()), (6, 0, (0, 0)), "{max:?}");
+        if takes > 0 {
+            assert_eq!(honest.said(), ["begins", "ends"]);
+            // There is room again.
+            let request = begin("/7".to_owned());
+            settle().await;
+            leave(request).await;
+            flood.end.notify_one();
+            settle().await;
+            assert_eq!((dropped(&flood), flood.said().last()), (6, Some(&"ends")));
+        }
     }
-    settle().await;
-    let dropped = |work: &Work| work.said().iter().filter(|said| **said == "dropped").count();
-    until(|| dropped(&work) > 0).await;
-    work.end.notify_waiters();
-    until(|| work.said().len() == 2 * 1030).await;
-    sleep(S).await;
-    assert_eq!((work.said().len(), dropped(&work), store.held()), (2 * 1030, 6, 0));
-
-    // There is room again.
-    let request = visit_at(&app, "/7");
-    settle().await;
-    leave(request).await;
-    work.end.notify_one();
-    settle().await;
-    assert_eq!((dropped(&work), work.said().last()), (6, Some(&"ends")));
 }
 
 #[tokio::test(start_paused = true)]

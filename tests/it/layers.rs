@@ -239,3 +239,30 @@ async fn a_layer_outside_can_answer_with_a_default_body() {
     }
     assert_eq!(text(answers_by_itself::<tower_lock::ResponseBody<Body>>()).await, "");
 }
+
+/// A layer on a whole router is asked for what no route has matched, too. It never runs that without a lock, and it is no mistake of the service.
+#[tokio::test]
+async fn an_unknown_url_under_a_layer_on_the_router_is_a_404() {
+    let (store, locks) = store_and_locks();
+    let routes = || Router::new().route("/order/{id}", post(|| async { "ran" }));
+    let fallback = || routes().fallback(async || "ran without a lock");
+    let by_path = LockLayer::new(&locks, by(|Path(id): Path<u64>| ("order", id)));
+    let by_field = LockLayer::new(&locks, tower_lock::by_fields("order", tower_lock::path_param("id")));
+    for app in [
+        routes().layer(by_path.clone()),
+        fallback().layer(by_path),
+        routes().layer(by_field.clone()),
+        fallback().layer(by_field),
+    ] {
+        let answer = fetch(&app, "/nowhere").await;
+        assert_eq!(answer.status(), StatusCode::NOT_FOUND);
+        assert!(text(answer).await.contains("No route matches"));
+        let known = Request::post("/order/1").body(Body::empty()).expect("a request");
+        assert_eq!(text(send(&app, known).await).await, "ran");
+    }
+    // Where there is a route, it is one.
+    let lacks = LockLayer::new(&locks, by(|axum::Extension(id): axum::Extension<u64>| ("order", id)));
+    let answer = send(&routes().layer(lacks), Request::post("/order/1").body(Body::empty()).expect("a request")).await;
+    assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(store.held(), 0);
+}

@@ -95,7 +95,17 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for EachHere {
                 let mut fields = Fields::new();
                 event.record(&mut Writer(&mut fields));
                 let message = fields.remove("message").unwrap_or_default();
-                recorder.0.lock().expect("whole")[*at].insert("event".into(), message);
+                let mut all = recorder.0.lock().expect("whole");
+                if *event.metadata().level() != tracing::Level::DEBUG {
+                    all[*at].insert("event".into(), message);
+                    continue;
+                }
+                let times: usize = all[*at].get("events").and_then(|n| n.parse().ok()).unwrap_or_default();
+                all[*at].insert("events".into(), (times + 1).to_string());
+                for (name, value) in fields {
+                    all[*at].insert(format!("event.{name}"), value);
+                }
+                all[*at].insert("event".into(), message);
             }
         }
     }
@@ -385,5 +395,41 @@ struct Anything;
 impl Lockable for Anything {
     fn lock_key(&self) -> impl Into<LockKey> {
         ("k",)
+    }
+}
+
+/// For whoever logs by events alone: one for each rejection, in the span of its request.
+#[tokio::test(start_paused = true)]
+async fn each_rejection_is_one_event_in_its_span() {
+    #[derive(serde::Deserialize)]
+    struct Claim {
+        id: u64,
+    }
+    let (recorder, _recording) = Recorder::start();
+    let (_store, locks) = store_and_locks();
+    let key = by(|axum::Json(claim): axum::Json<Claim>| ("k", claim.id));
+    let layer = LockLayer::new(&locks, key);
+    let app = Router::new()
+        .route("/refuses", post(|| async {}).route_layer(layer.clone()))
+        .route("/waits", post(|| async {}).route_layer(layer.clone().wait(Duration::from_secs(2))))
+        .route("/hides", post(|| async {}).route_layer(layer.key_in_logs(KeyInLogs::Redacted)));
+    let _held = locks.try_lock(("k", 7)).await.expect("free");
+    for (path, body, result, wait_ms, says) in [
+        ("/refuses", r#"{"id":7}"#, "refused", Some("0.0"), "held by somebody else"),
+        ("/hides", r#"{"id":7}"#, "refused", Some("0.0"), "held by somebody else"),
+        ("/waits", r#"{"id":7}"#, "timed_out", Some("2"), ""),
+        ("/waits", r#"{"id":"x"}"#, "bad_key", None, "no key could be derived"),
+    ] {
+        post_json(&app, path, body).await;
+        let span = recorder.last();
+        assert_eq!(span.get("events").map(String::as_str), Some("1"), "{span:?}");
+        assert_eq!(span.get("event.result").map(String::as_str), Some(result), "{span:?}");
+        assert!(span["event"].starts_with("a request was rejected") && span["event"].contains(says), "{span:?}");
+        if let Some(wait_ms) = wait_ms {
+            assert!(span["event.wait_ms"].starts_with(wait_ms), "{span:?}");
+            assert_eq!(span["key"] == "k:7", path != "/hides", "{span:?}");
+        } else {
+            assert_eq!((&span["event.extractor"][..], &span["event.status"][..]), ("Json<Claim>", "422"));
+        }
     }
 }

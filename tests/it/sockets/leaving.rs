@@ -11,7 +11,7 @@ use std::{
 
 use axum::{
     Router,
-    extract::Request,
+    extract::{Path, Request},
     http::StatusCode,
     middleware::{Next, from_fn},
     response::{IntoResponse, Response},
@@ -23,7 +23,7 @@ use tokio::{
     runtime::{self, Runtime},
     sync::{Notify, Semaphore},
 };
-use tower_lock::{ClientGone, LockLayer, Locks, MemoryStore, test_util::Clock};
+use tower_lock::{ClientGone, LockKey, LockLayer, Locks, MemoryStore, by, test_util::Clock};
 
 use super::{
     DELAY, Site, VERSIONS,
@@ -401,4 +401,49 @@ async fn when_a_runtime_stops_its_handlers_are_dropped_and_their_keys_stay_taken
 async fn stop(runtime: Runtime) {
     let stopped = tokio::task::spawn_blocking(move || runtime.shutdown_timeout(Duration::from_secs(60)));
     soon("the end of a runtime", stopped).await.expect("no panic");
+}
+
+/// One connection over HTTP/2: each stream is reset as soon as its handler runs, and counts no more against its limit.
+#[tokio::test]
+async fn a_flood_of_resets_on_one_route_leaves_the_handlers_of_another_alone() {
+    const MAX: usize = 20;
+    let (flood, honest) = (Work::default(), Work::default());
+    let locks = Locks::builder(MemoryStore::new()).max_detached(MAX).build();
+    let order = |layer: &str| {
+        let name = layer.to_owned();
+        by(move |Path(id): Path<u64>| LockKey::from(("order", name.clone(), id)))
+    };
+    let app =
+        Router::new()
+            .route("/flood/{id}", flood.handler(NO_PANIC).route_layer(LockLayer::new(&locks, order("flood"))))
+            .merge(honest.around(
+                Router::new().route(
+                    "/honest/{id}",
+                    honest.handler(NO_PANIC).route_layer(LockLayer::new(&locks, order("honest"))),
+                ),
+            ));
+    let address = serve(app).await;
+    let mut attacker = Http2::connect(address).await;
+    for n in 0..2 * MAX {
+        let stream = attacker.send("GET", &format!("/flood/{n}")).await;
+        until("it runs", || flood.0.begun.load(SeqCst) == n + 1).await;
+        drop(stream);
+    }
+    until("no more than half of the places", || flood.0.over.load(SeqCst) == 2 * MAX - MAX / 2).await;
+    let client = {
+        let mut http2 = Http2::connect(address).await;
+        let answer = http2.send("GET", "/honest/1").await;
+        honest.has_begun().await;
+        Asks::Http2(http2, answer)
+    };
+    drop(client);
+    honest.is_given_up(1).await;
+    for _ in 0..MAX {
+        flood.may_go_on();
+    }
+    honest.may_go_on();
+    honest.is_over().await;
+    assert_eq!(honest.counts(), [1, 1, 1], "it has finished without its client");
+    until("the flood is over", || flood.0.over.load(SeqCst) == 2 * MAX).await;
+    assert_eq!(flood.counts()[2], MAX / 2);
 }

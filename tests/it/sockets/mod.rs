@@ -11,6 +11,8 @@ mod uploads;
 mod leaving;
 mod nested;
 mod front;
+#[cfg(target_os = "linux")]
+mod gone;
 mod tunnels;
 
 use std::{net::SocketAddr, time::Duration};

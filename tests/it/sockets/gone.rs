@@ -1,0 +1,128 @@
+//! Clients that have gone, and of which the server does not hear: a request over HTTP/1.1 and one byte more, then a closed socket.
+
+use std::{
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, OwnedFd},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::{ConnectInfo, Request, connect_info::Connected},
+    middleware::{Next, from_fn},
+    routing::get,
+    serve::{IncomingStream, Listener},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+};
+use tower_lock::{ClientConnection, LockLayer};
+
+use crate::support::{Wire, one_key, soon, store_and_locks, until};
+
+/// A listener whose connections can be asked whether their client is there still.
+struct Watched(TcpListener);
+
+/// A connection, and its descriptor once more: both are gone when the server drops it.
+struct WatchedIo {
+    stream: TcpStream,
+    socket: Arc<OwnedFd>,
+}
+
+#[derive(Clone)]
+struct Peer(ClientConnection);
+
+impl Listener for Watched {
+    type Io = WatchedIo;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (WatchedIo, SocketAddr) {
+        loop {
+            let (stream, address) = Listener::accept(&mut self.0).await;
+            if let Ok(socket) = stream.as_fd().try_clone_to_owned() {
+                return (WatchedIo { stream, socket: Arc::new(socket) }, address);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+}
+
+impl Connected<IncomingStream<'_, Watched>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Watched>) -> Self {
+        Self(ClientConnection::of_socket(&stream.io().socket))
+    }
+}
+
+impl AsyncRead for WatchedIo {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for WatchedIo {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[tokio::test]
+async fn a_handler_is_not_started_for_a_client_that_has_closed_its_connection() {
+    const GHOSTS: usize = 20;
+    for is_watched in [false, true] {
+        let (store, locks) = store_and_locks();
+        let ran = Arc::new(AtomicUsize::new(0));
+        let counts = Arc::clone(&ran);
+        let handler = get(move || async move {
+            counts.fetch_add(1, SeqCst);
+            "ran"
+        });
+        let layer = LockLayer::new(&locks, one_key()).wait(Duration::from_secs(60));
+        let tells = from_fn(move |ConnectInfo(Peer(client)): ConnectInfo<Peer>, mut request: Request, next: Next| {
+            if is_watched {
+                request.extensions_mut().insert(client);
+            }
+            next.run(request)
+        });
+        let app = Router::new().route("/", handler.route_layer(layer)).layer(tells);
+        let listener = Watched(TcpListener::bind("127.0.0.1:0").await.expect("a free port"));
+        let address = Listener::local_addr(&listener).expect("bound");
+        tokio::spawn(async move { axum::serve(listener, app.into_make_service_with_connect_info::<Peer>()).await });
+
+        let held = locks.try_lock(("k",)).await.expect("free");
+        let mut ghosts = Vec::new();
+        for _ in 0..GHOSTS {
+            let mut wire = Wire::connect(address).await;
+            wire.write("GET / HTTP/1.1\r\nhost: x\r\n\r\nG").await;
+            ghosts.push(wire);
+        }
+        until("all of them wait", || locks.size().1 == GHOSTS).await;
+        drop(ghosts);
+        let mut honest = Wire::connect(address).await;
+        honest.write("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        until("and one that is there", || locks.size().1 == GHOSTS + 1).await;
+        held.release().await.expect("the store is up");
+        assert_eq!(soon("its turn", honest.reply(false)).await.status, 200);
+        // The others run for nobody where nobody can tell.
+        assert_eq!(ran.load(SeqCst), if is_watched { 1 } else { GHOSTS + 1 });
+        until("nothing is left", || store.held() == 0 && locks.size() == (0, 0)).await;
+    }
+}
