@@ -122,6 +122,12 @@ impl OwnerIds {
         }
     }
 
+    /// Those of a child process: of the same instance.
+    pub(crate) fn of_child(&self, random: u64) -> Self {
+        let instance = self.process.rsplit_once(':').map_or(&*self.process, |(instance, _)| instance);
+        Self::new(instance, random)
+    }
+
     /// What all ids have in common.
     pub fn process(&self) -> &Arc<str> {
         &self.process

@@ -22,6 +22,7 @@ pub mod key;
     reason = "in part reached by simulators alone: feature `test-util`"
 )]
 mod lease;
+mod process;
 #[allow(unreachable_pub, clippy::must_use_candidate, reason = "reached by tests alone: feature `test-util`")]
 mod clock;
 mod middleware;

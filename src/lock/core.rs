@@ -37,6 +37,7 @@ use crate::{
     defaults::{HINT_PAUSE, LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE},
     key::LockKey,
     lease::{OwnerId, OwnerIds},
+    process::Process,
     store::{
         AcquireAsk, Inbox, LineTerms, LockStore, ReleaseAsk, Released, StoreError, StoreErrorKind, StoreEvent,
         StoreFuture, YieldAsk,
@@ -55,6 +56,9 @@ pub(crate) struct Core {
     pub(super) watchdog: Watchdog,
     pub(super) detached: detached::Count,
     pub(super) ids: OwnerIds,
+    process: Process,
+    /// The process that this was made in. In a child of it, which has a copy, it is dead: it grants nothing, and sends nothing to the store.
+    made_in: u32,
     complaints: Complaints,
     reports: Reports,
     /// For the bodies of requests that are read before their lock is taken.
@@ -106,7 +110,13 @@ struct Alarm {
 }
 
 impl Core {
-    pub(super) fn new(store: Arc<dyn LockStore>, clock: Clock, ids: OwnerIds, max_detached: usize) -> Arc<Self> {
+    pub(super) fn new(
+        store: Arc<dyn LockStore>,
+        clock: Clock,
+        ids: OwnerIds,
+        process: Process,
+        max_detached: usize,
+    ) -> Arc<Self> {
         let call_timeout = store.call_timeout();
         let core = Arc::new(Self {
             store,
@@ -115,6 +125,8 @@ impl Core {
             watchdog: Watchdog::default(),
             detached: detached::Count::new(max_detached),
             ids,
+            made_in: process.id(),
+            process,
             complaints: Complaints::default(),
             reports: Reports::default(),
             bodies: Arc::default(),
@@ -128,8 +140,10 @@ impl Core {
         });
         let listener = Arc::downgrade(&core);
         let deliver = move |event| match (event, listener.upgrade()) {
-            (None, core) => core.is_some(),
-            (Some(_), None) => false,
+            (_, None) => false,
+            // The inbox of the parent: a child has its own.
+            (_, Some(core)) if !core.is_of_this_process() => false,
+            (None, Some(_)) => true,
             (Some(event), Some(core)) => {
                 core.told(event);
                 true
@@ -139,10 +153,30 @@ impl Core {
         core
     }
 
+    /// For a child of the process that this was made in: with ids and an inbox of its own, and nothing held. What is held here belongs
+    /// to the parent: here it is lost, and nothing is sent for it.
+    pub(super) fn of_child(&self) -> Arc<Self> {
+        self.watchdog.disown();
+        let ids = self.ids.of_child(self.process.random_bits());
+        let (store, clock, process) = (Arc::clone(&self.store), self.clock.clone(), self.process.clone());
+        Self::new(store, clock, ids, process, self.detached.max())
+    }
+
+    /// One `getpid`: with each request, each end of a guard, and each answer of the store.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.process.id() == self.made_in
+    }
+
     // --- what happens ---------------------------------------------------------------------------------------------
 
     /// Somebody wants the key. Its place, should it have to wait.
     pub(super) fn request(self: &Arc<Self>, key: &LockKey, request: Request<Waiter>) -> u64 {
+        if !self.is_of_this_process() {
+            // A call that was made before the fork, and is polled first behind it. The copied table says what the parent holds.
+            let error = StoreError::new("lock", "acquire", StoreErrorKind::Unavailable);
+            drop(request.waiter.tell(Err(error.into())));
+            return 0;
+        }
         self.adopt_orphans();
         let mut actions = Actions::new();
         let place = self.table.lock().request(key, &Now::of(&self.clock), &self.ids, request, &mut actions);
@@ -160,6 +194,12 @@ impl Core {
 
     /// A guard is given back. What became of it; `None`: the [outcome](Section::outcome) follows.
     pub(super) fn guard_ended(self: &Arc<Self>, section: &Arc<Section>, ending: Ending) -> Option<Released> {
+        if !self.is_of_this_process() {
+            // A copied guard: the parent has the lock, and releases it.
+            section.grant.end(LockLost::Unrenewed);
+            section.grant.over.ring();
+            return Some(Released::NotOwner);
+        }
         let mut actions = Actions::new();
         let said = self.table.lock().guard_ended(&Now::of(&self.clock), &self.ids, section, ending, &mut actions);
         self.perform(&section.grant.key, actions);
@@ -298,6 +338,9 @@ impl Core {
     }
 
     fn on(self: &Arc<Self>, key: &LockKey, event: Event<Waiter>) {
+        if !self.is_of_this_process() {
+            return;
+        }
         let mut actions = Actions::new();
         self.table.lock().on(key, &Now::of(&self.clock), &self.ids, event, &mut actions);
         self.perform(key, actions);
@@ -349,6 +392,9 @@ impl Core {
     }
 
     fn send(self: &Arc<Self>, key: &LockKey, call: Call) -> Option<Event<Waiter>> {
+        if !self.is_of_this_process() {
+            return None;
+        }
         let Call { number, owner, verb } = call;
         let store = &self.store;
         match verb {

@@ -38,6 +38,10 @@ impl Count {
     pub(super) fn new(max: usize) -> Self {
         Self { max, now: Mutex::default(), complaints: Complaints::default() }
     }
+
+    pub(super) fn max(&self) -> usize {
+        self.max
+    }
 }
 
 impl Places {

@@ -1,7 +1,6 @@
 use std::{
     fmt,
-    hash::{BuildHasher, RandomState},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, SystemTime},
 };
 
@@ -19,6 +18,7 @@ use crate::{
     defaults::{DETACHED, LOCK_DELAY},
     key::LockKey,
     lease::OwnerIds,
+    process::Process,
     store::{ForceAsk, ForceReleaseReply, Inspected, LockStore, StoreError, StoreErrorKind, StoreFuture},
 };
 
@@ -28,6 +28,13 @@ use crate::{
 /// other as two instances of the service.
 ///
 /// Locks are taken within a Tokio runtime with its time driver on.
+///
+/// # Fork
+///
+/// A server that forks makes a `Locks` in each child, after the fork. A handle that was made before the fork begins anew at its first use
+/// in a child: with owner ids of its own, and nothing held. Guards that were copied from the parent are lost in the child, and their
+/// drop releases nothing. The handle must not be in use during the fork: a mutex that another thread has at that moment is never
+/// unlocked in the child.
 pub struct Locks {
     handle: Arc<Handle>,
     policy: Policy,
@@ -36,7 +43,11 @@ pub struct Locks {
 }
 
 /// What all clones share. Dropped with the last of them.
-struct Handle(Arc<Core>);
+struct Handle {
+    core: Arc<Core>,
+    /// Made at the first use in a child process: this is the copy of what belongs to its parent.
+    child: OnceLock<Box<Self>>,
+}
 
 /// Makes a [`Locks`] that is to be told something about itself.
 #[derive(Debug)]
@@ -45,6 +56,7 @@ pub struct LocksBuilder {
     store: Arc<dyn LockStore>,
     instance: Option<String>,
     random: Option<u64>,
+    process: Process,
     clock: Clock,
     max_detached: usize,
 }
@@ -82,6 +94,7 @@ impl Locks {
             store: Arc::new(store),
             instance: None,
             random: None,
+            process: Process::default(),
             clock: Clock::default(),
             max_detached: DETACHED,
         }
@@ -284,11 +297,30 @@ impl Locks {
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.handle.0
+        self.handle.core()
     }
 
     pub(crate) fn policy(&self) -> Policy {
         self.policy
+    }
+}
+
+impl Handle {
+    fn new(core: Arc<Core>) -> Self {
+        Self { core, child: OnceLock::new() }
+    }
+
+    /// That of this process.
+    fn core(&self) -> &Arc<Core> {
+        // The newest one first: a process may have the id that its grandparent had.
+        let mut newest = self;
+        while let Some(child) = newest.child.get() {
+            newest = child;
+        }
+        if newest.core.is_of_this_process() {
+            return &newest.core;
+        }
+        &newest.child.get_or_init(|| Box::new(Self::new(newest.core.of_child()))).core
     }
 }
 
@@ -322,16 +354,22 @@ impl LocksBuilder {
         Self { random: Some(seed), ..self }
     }
 
+    /// Where the id of this process is read: another number stands for a child process.
+    #[cfg(feature = "test-util")]
+    #[doc(hidden)]
+    pub fn process_id(self, id: Arc<std::sync::atomic::AtomicU32>) -> Self {
+        Self { process: Process::simulated(id), ..self }
+    }
+
     /// Makes it.
     #[must_use]
     pub fn build(self) -> Locks {
-        let Self { store, instance, random, clock, max_detached } = self;
+        let Self { store, instance, random, process, clock, max_detached } = self;
         let instance = instance.unwrap_or_else(this_instance);
-        // The one source of random bits in the standard library: each state has keys of its own.
-        let random = random.unwrap_or_else(|| RandomState::new().hash_one(0));
+        let random = random.unwrap_or_else(|| process.random_bits());
         metrics::describe();
-        let core = Core::new(store, clock, OwnerIds::new(&instance, random), max_detached);
-        Locks { handle: Arc::new(Handle(core)), policy: Policy::new(), parent: Parent::default() }
+        let core = Core::new(store, clock, OwnerIds::new(&instance, random), process, max_detached);
+        Locks { handle: Arc::new(Handle::new(core)), policy: Policy::new(), parent: Parent::default() }
     }
 }
 
@@ -355,8 +393,10 @@ impl Clone for Locks {
 impl Drop for Handle {
     fn drop(&mut self) {
         // Nobody is left who could wait for them.
-        if let held @ 1.. = self.0.held() {
-            self.0.report(Report::Abandoned { held });
+        if self.core.is_of_this_process()
+            && let held @ 1.. = self.core.held()
+        {
+            self.core.report(Report::Abandoned { held });
         }
     }
 }
@@ -364,6 +404,6 @@ impl Drop for Handle {
 impl fmt::Debug for Locks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { handle, policy, parent: _ } = self;
-        f.debug_struct("Locks").field("store", &handle.0.store).field("policy", policy).finish_non_exhaustive()
+        f.debug_struct("Locks").field("store", &handle.core.store).field("policy", policy).finish_non_exhaustive()
     }
 }

@@ -132,6 +132,19 @@ impl Watchdog {
         self.watched.lock().grants.values().cloned().collect()
     }
 
+    /// This process is a copy of the one that has these grants: here they are over, and nothing is sent for them.
+    pub(super) fn disown(&self) {
+        // A thread of the parent may have held the mutex at the fork, and would never unlock it here. Then the grants are over here
+        // at their deadlines, because nothing extends them.
+        let Some(watched) = self.watched.try_lock() else { return };
+        let grants: Vec<_> = watched.grants.values().cloned().collect();
+        drop(watched);
+        for grant in grants {
+            grant.end(LockLost::Unrenewed);
+            grant.over.ring();
+        }
+    }
+
     fn look(&self, now: Moment) -> Look {
         let soon = now.after(RENEWAL_TICK);
         let mut look = Look {
@@ -265,6 +278,9 @@ async fn run(task: Task, earlier: Arc<Notify>) {
 async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
     let asking = Asking { core: Arc::clone(&core), due };
     let due = &asking.due;
+    if !core.is_of_this_process() {
+        return;
+    }
     let asked = core.clock.now(); // I3
     let asks = due.iter().map(|grant| RenewAsk::new(grant.key.clone(), grant.owner.clone(), grant.lease_with_delay()));
     let answers = timeout(core.call_timeout, core.store.renew(asks.collect())).await;

@@ -25,6 +25,7 @@ mod conformance;
 mod reentry;
 mod sharing;
 mod older_locks;
+mod forks;
 mod terms;
 mod operators;
 mod invariants;

@@ -13,6 +13,7 @@ mod costs;
 mod endings;
 mod fences;
 mod forged;
+mod forks;
 mod interop;
 mod mishaps;
 mod names;

@@ -1,14 +1,6 @@
 //! From an address to a store that is known to work.
 
-use std::{
-    env,
-    error::Error,
-    fmt,
-    hash::{BuildHasher, RandomState},
-    pin::Pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{env, error::Error, fmt, pin::Pin, sync::Arc, time::Duration};
 
 use deadpool_redis::{
     Config, Pool,
@@ -36,6 +28,7 @@ use crate::{
     clock::Clock,
     defaults::{CONNECT_TIMEOUT, PREFIX, STORE_CALL},
     key::LockKey,
+    process::Process,
     store::StoreErrorKind,
 };
 
@@ -364,7 +357,7 @@ pub(super) async fn self_test(events: &Events) -> Result<(PubSub, i64), Failed> 
     asks.ready().await.map_err(failed)?;
     ends.ready().await.map_err(failed)?;
     look_at_the_server(asks, &failed).await?;
-    let once = format!("self-test:{:016x}", RandomState::new().hash_one(0));
+    let once = format!("self-test:{:016x}", Process::default().random_bits());
     let channel = events.names.inbox(&once);
     let mut listener = events.connect().await.map_err(failed)?;
     match timeout(limits.call, listener.subscribe(&channel)).await {

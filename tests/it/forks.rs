@@ -1,0 +1,120 @@
+//! A process that was copied by `fork()`: the copy has ids of its own, and nothing of what its parent holds.
+//!
+//! No safe function forks, so the process id is simulated: another number stands for the child. A handle of the parent that goes on
+//! meanwhile is a second one, made with the same seed.
+
+use std::{
+    future::IntoFuture,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use tokio::time::sleep;
+use tower_lock::{
+    LockError, LockKey, LockLost, Locks, MemoryStore, Owner, Released, StoreErrorKind,
+    test_util::{TestStore, Verb},
+};
+
+use crate::support::{settle, soon};
+
+const PARENT: u32 = 100;
+const CHILD: u32 = 101;
+
+fn key() -> LockKey {
+    LockKey::from(("account", 7))
+}
+
+fn forked() -> (TestStore, Arc<AtomicU32>, Locks) {
+    let (store, process) = (TestStore::new(), Arc::new(AtomicU32::new(PARENT)));
+    let locks = Locks::builder(store.clone()).instance("api").seed(7).process_id(Arc::clone(&process)).build();
+    (store, process, locks)
+}
+
+async fn holder(locks: &Locks) -> String {
+    locks.inspect(key()).await.expect("the store is up").holder.expect("somebody has it").process().to_owned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_child_process_draws_new_owner_ids_and_holds_nothing_of_its_parent() {
+    let (store, process, locks) = forked();
+    let owner = Owner::new();
+    let guard = locks.lock(key()).owner(&owner).await.expect("free");
+    let parent = holder(&locks).await;
+    process.store(CHILD, SeqCst);
+    assert_eq!((locks.held(), locks.hold_count(key(), &owner)), (0, 0));
+    let again = locks.try_lock(key()).owner(&owner).await.expect_err("no re-entry: the parent has it");
+    assert!(matches!(again, LockError::Held { .. }), "{again:?}");
+    assert_eq!(guard.view().lost().await, LockLost::Unrenewed, "the copied guard");
+    assert_eq!(guard.release().await.expect("no call is needed"), Released::NotOwner);
+    settle().await;
+    assert_eq!((store.on(Verb::Release).calls(), store.on(Verb::Yield).calls()), (0, 0), "the parent has it still");
+    assert_eq!(holder(&locks).await, parent);
+    let other = locks.try_lock(("account", 8)).await.expect("free");
+    let state = locks.inspect(("account", 8)).await.expect("the store is up");
+    let child = state.holder.expect("held").process().to_owned();
+    assert!(child.starts_with("api:") && child != parent, "{child} {parent}");
+    assert_eq!(other.release().await.expect("a store"), Released::Freed);
+    // A child of the child, even with the id of the grandparent.
+    process.store(PARENT, SeqCst);
+    let _third = locks.try_lock(("account", 9)).await.expect("free");
+    let state = locks.inspect(("account", 9)).await.expect("the store is up");
+    let third = state.holder.expect("held").process().to_owned();
+    assert!(third != parent && third != child, "{third}");
+}
+
+/// The waiters in the copied table are those of the parent: a dropped guard must not hand them the key.
+#[tokio::test(start_paused = true)]
+async fn a_copied_guard_that_is_dropped_hands_nothing_on() {
+    let (store, process, locks) = forked();
+    let guard = locks.lock(key()).await.expect("free");
+    let waiter = tokio::spawn(locks.lock(key()).wait(Duration::from_secs(5)).into_future());
+    settle().await;
+    process.store(CHILD, SeqCst);
+    drop(guard);
+    let error = soon("its timeout", waiter).await.expect("no panic").expect_err("it gets nothing");
+    assert!(matches!(error, LockError::TimedOut { .. }), "{error:?}");
+    assert_eq!((store.on(Verb::Release).calls(), store.on(Verb::Yield).calls()), (0, 0));
+}
+
+/// A runtime of one thread is copied with its tasks, and goes on in the child.
+#[tokio::test(start_paused = true)]
+async fn a_child_process_renews_nothing_of_its_parent() {
+    let (store, process, locks) = forked();
+    let _guard = locks.lock(key()).await.expect("free");
+    process.store(CHILD, SeqCst);
+    sleep(Duration::from_secs(120)).await;
+    assert_eq!((store.on(Verb::Renew).calls(), store.held()), (0, 0), "its lease has ended");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_was_made_before_the_fork_gets_nothing_after_it() {
+    let (store, process, locks) = forked();
+    let owner = Owner::new();
+    let _guard = locks.lock(key()).owner(&owner).await.expect("free");
+    let call = locks.lock(key()).owner(&owner).into_future();
+    process.store(CHILD, SeqCst);
+    let error = call.await.expect_err("a copied table grants nothing");
+    assert!(matches!(&error, LockError::Store(error) if error.kind() == StoreErrorKind::Unavailable), "{error:?}");
+    assert_eq!(store.on(Verb::Acquire).calls(), 1, "the guard of the parent alone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_child_process_has_an_inbox_of_its_own() {
+    let store = Arc::new(MemoryStore::new());
+    let [parent, child] = [PARENT, CHILD].map(|later| {
+        let process = Arc::new(AtomicU32::new(PARENT));
+        let locks = Locks::builder(Arc::clone(&store)).seed(7).process_id(Arc::clone(&process)).build();
+        process.store(later, SeqCst);
+        locks
+    });
+    let guard = parent.lock(key()).await.expect("free");
+    let waiter = tokio::spawn(child.lock(key()).into_future());
+    settle().await;
+    assert!(!waiter.is_finished(), "one key, one holder");
+    assert_eq!(guard.release().await.expect("a store"), Released::HandedOn);
+    let guard = soon("its turn", waiter).await.expect("no panic").expect("its turn");
+    assert_eq!(guard.release().await.expect("a store"), Released::Freed);
+}

@@ -1,0 +1,42 @@
+//! A process and its child, which share nothing but Redis. The process id is simulated: no safe function forks.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering::SeqCst},
+};
+
+use tower_lock::{LockError, Locks, RedisStore};
+
+use crate::support::{key, soon, until, world};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_and_its_child_have_different_owner_ids_and_one_holds_the_key() {
+    let Some(world) = world().await else { return };
+    // Both begin as the same process: they have the same random bits.
+    let copy = async |process: u32| {
+        let id = Arc::new(AtomicU32::new(100));
+        let store = RedisStore::connect(&world.redis.url()).await.expect("it is up");
+        let locks = Locks::builder(store).instance("api").seed(7).process_id(Arc::clone(&id)).build();
+        id.store(process, SeqCst);
+        locks
+    };
+    let (parent, child) = (copy(100).await, copy(101).await);
+    for (one, two) in [(&parent, &child), (&child, &parent)] {
+        let guard = one.lock(key()).await.expect("free");
+        let refused = two.try_lock(key()).await.expect_err("one key, one holder");
+        assert!(matches!(refused, LockError::Held { .. }), "{refused:?}");
+        let first = two.inspect(key()).await.expect("it is up").holder.expect("held");
+        let token = guard.fencing_token();
+        let waiting = tokio::spawn({
+            let two = two.clone();
+            async move { two.lock(key()).await }
+        });
+        until("it waits", async || one.inspect(key()).await.expect("it is up").waiting == 1).await;
+        guard.release().await.expect("it is up");
+        let guard = soon("its turn", waiting).await.expect("no panic").expect("its turn");
+        let second = one.inspect(key()).await.expect("it is up").holder.expect("held");
+        assert!(first.process() != second.process() && token < guard.fencing_token(), "{first} {second}");
+        guard.release().await.expect("it is up");
+    }
+    world.is_clean_soon().await;
+}
