@@ -30,9 +30,9 @@ pub struct Section {
     /// [`RUNS`](Self::RUNS), or the [code](LockLost::code) of why it is over. Its grant may go on with the next one.
     over: AtomicU64,
     /// Guards that somebody has.
-    #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "nothing is counted"))]
+    #[allow(dead_code, reason = "counted where a recorder is built in")]
     guards: AtomicU32,
-    #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "nothing is counted"))]
+    #[allow(dead_code, reason = "counted where a recorder is built in")]
     is_loss_counted: AtomicBool,
     /// To how many callers it was sent that have not taken it yet.
     undelivered: AtomicU32,
@@ -107,19 +107,19 @@ impl Section {
     }
 
     /// Somebody has one more guard of it. Whether it is the first one.
-    #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "nothing is counted"))]
+    #[allow(dead_code, reason = "counted where a recorder is built in")]
     pub(super) fn guard_begins(&self) -> bool {
         self.guards.fetch_add(1, Ordering::AcqRel) == 0
     }
 
     /// A guard of it is about to end. Whether it is the last one.
-    #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "nothing is counted"))]
+    #[allow(dead_code, reason = "counted where a recorder is built in")]
     pub(super) fn guard_ends(&self) -> bool {
         self.guards.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
     /// Whether it was lost: once, for whoever counts.
-    #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "nothing is counted"))]
+    #[allow(dead_code, reason = "counted where a recorder is built in")]
     pub(super) fn counts_as_lost(&self) -> bool {
         self.why().is_some_and(LockLost::is_loss) && !self.is_loss_counted.swap(true, Ordering::AcqRel)
     }

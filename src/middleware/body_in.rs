@@ -151,6 +151,8 @@ fn limit(head: &mut Parts) -> u64 {
     use axum::{RequestExt, extract::Request};
     use http_body::Frame;
 
+    use crate::defaults::BODY_BYTES;
+
     /// As long as it likes.
     struct Unannounced;
 
@@ -168,8 +170,6 @@ fn limit(head: &mut Parts) -> u64 {
     mem::swap(request.extensions_mut(), &mut head.extensions);
     let mut request = request.with_limited_body();
     mem::swap(request.extensions_mut(), &mut head.extensions);
-    use crate::defaults::BODY_BYTES;
-
     request.body().size_hint().upper().unwrap_or(BODY_BYTES).min(BODY_BYTES)
 }
 

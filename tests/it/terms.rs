@@ -316,7 +316,7 @@ fn the_limit_of_a_section_never_ends_the_next_one() {
         let next = runtime.spawn(locks.lock(("n", n)).into_future());
         let view = first.view();
         // As near to its end as can be.
-        while view.remaining() > Duration::from_nanos(500 + 500 * (n % 8)) {
+        while view.remaining() > Duration::from_nanos(500 << (n % 8)) {
             std::hint::spin_loop();
         }
         let said = runtime.block_on(first.release());

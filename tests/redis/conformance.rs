@@ -8,7 +8,7 @@ use std::{
 
 use crate::support::{ms, world};
 use futures_util::{StreamExt, stream};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tower_lock::{
     LockKey, LockStore, MemoryStore, OwnerId,
     store::{
@@ -142,8 +142,26 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
             sleep(SHORT + ms(15)).await;
         }
     }
-    // Messages take their time; their order over all processes is nobody's promise.
-    sleep(ms(15)).await;
+    // Messages take their time, and those of one process come in order: this one is its last.
+    for (n, ids) in processes.iter().enumerate() {
+        let last = LockKey::from(("last", seed, n));
+        let ask = AcquireAsk::new(last.clone(), ids.next(), LONG, IfHeld::Refuse, terms(), LONG);
+        store.acquire(ask).await.expect("an answer");
+        store.force_release(ForceAsk::new(last.clone(), Duration::ZERO, terms())).await.expect("an answer");
+        let is_last = |event: &StoreEvent| matches!(event, StoreEvent::TakenAway { key, .. } if *key == last);
+        let has_come = || {
+            let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = told.len();
+            told.retain(|(_, event)| !is_last(event));
+            told.len() < before
+        };
+        let comes = async {
+            while !has_come() {
+                sleep(ms(1)).await;
+            }
+        };
+        timeout(Duration::from_secs(20), comes).await.expect("the last message of a process");
+    }
     let told = std::mem::take(&mut *told.lock().unwrap_or_else(PoisonError::into_inner));
     for n in 0..PROCESSES {
         answers.push(format!("p{n} was told"));
