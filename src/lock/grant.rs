@@ -32,8 +32,10 @@ pub struct Grant {
     lock_delay: AtomicU64,
     /// When the watchdog asks the store for more.
     renew_at: AtomicU64,
-    /// When the store was last asked for more.
-    asked_at: AtomicU64,
+    /// When the store was last asked because of a message.
+    doubted_at: AtomicU64,
+    /// The next renewal is sent early because of a message.
+    hurried: AtomicBool,
     /// Whether an answer to that is awaited: [`IDLE`](Self::IDLE), [`ASKING`](Self::ASKING) or [`AGAIN`](Self::AGAIN).
     asking: AtomicU8,
     /// Under which moment the watchdog has it in its list. Written under the mutex of that list.
@@ -77,7 +79,8 @@ impl Grant {
             delivery_at: AtomicU64::new(Moment::NEVER.as_nanos()),
             lock_delay: AtomicU64::new(Moment::default().after(lock_delay).as_nanos()),
             renew_at: AtomicU64::new(asked.after(LEASE / RENEWALS_PER_LEASE).as_nanos()),
-            asked_at: AtomicU64::new(0),
+            doubted_at: AtomicU64::new(0),
+            hurried: AtomicBool::new(false),
             asking: AtomicU8::new(Self::IDLE),
             listed_at: AtomicU64::new(0),
             warned: AtomicBool::new(false),
@@ -200,7 +203,11 @@ impl Grant {
             return Need::Rest(renew_at.max(not_before).min(end));
         }
         self.asking.store(Self::ASKING, Ordering::Release);
-        self.asked_at.store(now.as_nanos(), Ordering::Relaxed);
+        // Only a renewal that a message has caused delays the next one. After a periodic renewal the
+        // section would run on, and an operator who unblocks the key would let another one in.
+        if self.hurried.swap(false, Ordering::AcqRel) {
+            self.doubted_at.store(now.as_nanos(), Ordering::Relaxed);
+        }
         let again = now.after(LEASE / RENEWAL_RETRIES_PER_LEASE);
         self.renew_at.store(again.as_nanos(), Ordering::Relaxed);
         Need::Renewal(again.min(end))
@@ -219,12 +226,13 @@ impl Grant {
     }
 
     fn hurry(&self, now: Moment) -> bool {
+        self.hurried.store(true, Ordering::Release);
         let at = now.max(self.not_before()).as_nanos();
         self.renew_at.fetch_min(at, Ordering::AcqRel) > at
     }
 
     fn not_before(&self) -> Moment {
-        match self.asked_at.load(Ordering::Relaxed) {
+        match self.doubted_at.load(Ordering::Relaxed) {
             0 => Moment::default(),
             asked => Moment::from_nanos(asked).after(HINT_PAUSE),
         }
@@ -362,6 +370,16 @@ mod tests {
         grant.extend(ms(1_100), ms(1_120));
         assert!(!grant.asked(ms(1_120)), "nobody has doubted it since");
         assert_eq!(need(ms(1_120)), Need::Rest(ms(11_100)));
+    }
+
+    #[test]
+    fn a_revocation_right_after_a_periodic_renewal_is_asked_about_at_once() {
+        let (grant, ms) = (grant(), |ms| START.after(Duration::from_millis(ms)));
+        assert!(matches!(need(&grant, 10), Need::Renewal(_)));
+        grant.extend(at(10), at(10));
+        assert!(!grant.asked(at(10)));
+        assert!(grant.doubt(ms(10_001)));
+        assert!(matches!(grant.need(ms(10_001), ms(10_001)), Need::Renewal(_)));
     }
 
     #[test]
