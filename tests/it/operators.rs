@@ -276,7 +276,8 @@ async fn a_signal_ends_what_is_held_within_its_budget() {
     terminate_this_process();
     soon("the end of the budget", shutdown).await;
     assert!(matches!(waits.await.expect("no panic"), Err(LockError::ShuttingDown)));
-    assert_eq!(handler.await.expect("no panic"), Err(LockLost::ShuttingDown));
+    let ended = soon("the end of the handler", handler).await;
+    assert_eq!(ended.expect("no panic"), Err(LockLost::ShuttingDown));
     assert_eq!((store.held(), locks.size()), (0, (0, 0)), "nothing is left to a lease");
     let state = other.inspect(("n", 1)).await.expect("up");
     assert!(state.holder.is_none() && state.remaining <= Duration::from_secs(1), "the lock-delay alone: {state:?}");
