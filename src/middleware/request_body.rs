@@ -148,7 +148,7 @@ impl Streaming {
         } else if let Some(Ok(frame)) = &next {
             let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
             for watch in &mut self.watches {
-                watch.pace.moved(Instant::now(), bytes);
+                watch.pace().moved(Instant::now(), bytes);
             }
         }
         Poll::Ready(next)
@@ -162,11 +162,8 @@ impl Streaming {
         loop {
             let now = Instant::now();
             let mut look_at = None;
-            for Watch { slot, pace } in &mut self.watches {
-                // Where no lock is held the client keeps nobody waiting. It may be taken meanwhile: then it counts from the next look on.
-                if !slot.holds() {
-                    pace.forget();
-                }
+            for watch in &mut self.watches {
+                let pace = watch.pace();
                 pace.waits(now);
                 if let Some(why) = pace.verdict(now) {
                     return Poll::Ready(why);
@@ -175,6 +172,16 @@ impl Streaming {
             }
             ready!(self.timer.poll(look_at, cx));
         }
+    }
+}
+
+impl Watch {
+    /// Where no lock is held the client keeps nobody waiting. It may be taken meanwhile: then it counts from the next look on.
+    fn pace(&mut self) -> &mut Pace {
+        if !self.slot.holds() {
+            self.pace.forget();
+        }
+        &mut self.pace
     }
 }
 

@@ -352,6 +352,17 @@ async fn a_body_that_streams_under_a_lock_ends_with_an_error_when_its_client_is_
     assert_eq!(text(answer).await, "5");
 }
 
+/// It keeps nobody waiting: how slow it may be is no matter of the lock.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_read_without_a_lock_may_be_slow() {
+    let locks = Locks::in_memory();
+    let app = Router::new()
+        .route("/", post(|body: Bytes| async move { body.len().to_string() }))
+        .layer(LocksLayer::new(&locks));
+    let answer = send(&app, Request::post("/").body(drips(1, 15 * S, 3)).expect("a request")).await;
+    assert_eq!(text(answer).await, "3");
+}
+
 /// What is read under the lock of an extractor further to the left.
 #[tokio::test(start_paused = true)]
 async fn a_body_that_is_read_behind_a_lock_of_its_head_is_watched() {
