@@ -263,6 +263,21 @@ mod tests {
         assert_eq!((room.at_most(), aborts()), (10, [1, 0]), "each byte was given back once");
     }
 
+    /// Its client has left before it was told.
+    #[test]
+    fn what_was_taken_from_a_reader_is_not_given_back_by_it() {
+        let room = room(10);
+        let counts = Arc::new(Counts::default());
+        let (mut one, mut other) = (room.share(), room.share());
+        one.reads(|| counts.clone());
+        one.grow(10).expect("fits");
+        other.grow(4).expect("it makes room");
+        drop(one);
+        assert_eq!((room.at_most(), counts.0.load(SeqCst)), (6, 1));
+        drop(other);
+        assert_eq!(room.at_most(), 10);
+    }
+
     #[test]
     fn a_reader_does_not_go_for_itself() {
         let room = room(10);

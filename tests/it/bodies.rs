@@ -95,6 +95,10 @@ impl Site {
         let read = |_: Bytes| ("k",);
         let app = Router::new()
             .route("/wait", handler.clone().route_layer(layer(by(read)).wait(Duration::from_secs(60))))
+            .route(
+                "/patient",
+                handler.clone().route_layer(layer(by(read)).body_idle_timeout(Duration::from_secs(3600))),
+            )
             .route("/refuse", handler.clone().route_layer(layer(by(read))))
             .route("/no-key", handler.clone().route_layer(LockLayer::new(&locks, by(|_: Bytes| None::<LockKey>))))
             .route(
@@ -281,7 +285,8 @@ async fn bytes_count_as_they_come_and_not_as_they_are_announced() {
 #[tokio::test]
 async fn the_body_that_has_been_idle_for_longest_goes_when_another_one_needs_its_room() {
     let site = Site::new();
-    let idle = site.start(upload("/wait", stalled([bytes(ROOM / 2)])));
+    // Nothing else ends it in time.
+    let idle = site.start(upload("/patient", stalled([bytes(ROOM / 2)])));
     settle().await;
     let (say, frames) = tokio::sync::mpsc::unbounded_channel();
     let busy = stream::unfold(frames, async |mut frames| frames.recv().await.map(|frame| (frame, frames)));
@@ -303,6 +308,22 @@ async fn the_body_that_has_been_idle_for_longest_goes_when_another_one_needs_its
     assert_eq!(soon("an answer", busy).await.expect("no panic"), StatusCode::OK, "whole");
     site.assert_room(ROOM, "at the end").await;
     assert_eq!(site.store.held(), 0);
+}
+
+#[tokio::test]
+async fn a_body_that_had_to_go_is_told_so_though_its_next_bytes_are_there() {
+    let site = Site::new();
+    let (say, frames) = tokio::sync::mpsc::unbounded_channel();
+    let late = stream::unfold(frames, async |mut frames| frames.recv().await.map(|frame| (frame, frames)));
+    let late = site.start(upload("/patient", Body::from_stream(late)));
+    let next = |len| say.send(Ok::<_, Infallible>(bytes(len))).expect("read");
+    next(ROOM - 1);
+    settle().await;
+    // Its task does not run before the other one has its room.
+    next(1);
+    assert_eq!(site.answer(upload("/probe", bytes(2))).await, StatusCode::OK);
+    assert_eq!(soon("an answer", late).await.expect("no panic"), StatusCode::REQUEST_TIMEOUT);
+    site.assert_room(ROOM, "at the end").await;
 }
 
 #[tokio::test]

@@ -310,6 +310,17 @@ async fn a_bad_head_is_answered_before_its_body_is_read() {
     assert_eq!((began.elapsed(), store.on(Verb::Acquire).calls()), (Duration::ZERO, 0));
 }
 
+/// What follows its head is the tunnel, which has no end.
+#[tokio::test(start_paused = true)]
+async fn what_follows_a_connect_is_not_waited_for() {
+    let layer = LockLayer::new(&Locks::in_memory(), by(|_: HeaderMap| ("k",)));
+    let app = Router::new().fallback(async || ()).layer(layer);
+    let began = Instant::now();
+    let connect = Request::connect("shop.example:443").body(drips(1, 3600 * S, 1));
+    let answer = send(&app, connect.expect("a request")).await;
+    assert_eq!((answer.status(), began.elapsed()), (StatusCode::OK, Duration::ZERO));
+}
+
 /// Under the lock: the handler is told, and what it makes of it is its own matter.
 #[tokio::test(start_paused = true)]
 async fn a_body_that_streams_under_a_lock_ends_with_an_error_when_its_client_is_too_slow() {

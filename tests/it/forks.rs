@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tower_lock::{
     LockError, LockKey, LockLost, Locks, MemoryStore, Owner, Released, StoreErrorKind,
     test_util::{TestStore, Verb},
@@ -47,7 +47,9 @@ async fn a_child_process_draws_new_owner_ids_and_holds_nothing_of_its_parent() {
     assert_eq!((locks.held(), locks.hold_count(key(), &owner)), (0, 0));
     let again = locks.try_lock(key()).owner(&owner).await.expect_err("no re-entry: the parent has it");
     assert!(matches!(again, LockError::Held { .. }), "{again:?}");
+    let forked = Instant::now();
     assert_eq!(guard.view().lost().await, LockLost::Unrenewed, "the copied guard");
+    assert_eq!(forked.elapsed(), Duration::ZERO, "and not when its lease ends");
     assert_eq!(guard.release().await.expect("no call is needed"), Released::NotOwner);
     settle().await;
     assert_eq!((store.on(Verb::Release).calls(), store.on(Verb::Yield).calls()), (0, 0), "the parent has it still");
@@ -65,28 +67,38 @@ async fn a_child_process_draws_new_owner_ids_and_holds_nothing_of_its_parent() {
     assert!(third != parent && third != child, "{third}");
 }
 
-/// The waiters in the copied table are those of the parent: a dropped guard must not hand them the key.
+/// The waiters in the copied table are those of the parent: a guard that is dropped or released must not hand them the key.
 #[tokio::test(start_paused = true)]
 async fn a_copied_guard_that_is_dropped_hands_nothing_on() {
-    let (store, process, locks) = forked();
-    let guard = locks.lock(key()).await.expect("free");
-    let waiter = tokio::spawn(locks.lock(key()).wait(Duration::from_secs(5)).into_future());
-    settle().await;
-    process.store(CHILD, SeqCst);
-    drop(guard);
-    let error = soon("its timeout", waiter).await.expect("no panic").expect_err("it gets nothing");
-    assert!(matches!(error, LockError::TimedOut { .. }), "{error:?}");
-    assert_eq!((store.on(Verb::Release).calls(), store.on(Verb::Yield).calls()), (0, 0));
+    for is_released in [false, true] {
+        let (store, process, locks) = forked();
+        let guard = locks.lock(key()).await.expect("free");
+        let waiter = tokio::spawn(locks.lock(key()).wait(Duration::from_secs(5)).into_future());
+        settle().await;
+        process.store(CHILD, SeqCst);
+        if is_released {
+            assert_eq!(guard.release().await.expect("no call is needed"), Released::NotOwner);
+        } else {
+            drop(guard);
+        }
+        let error = soon("its timeout", waiter).await.expect("no panic").expect_err("it gets nothing");
+        assert!(matches!(error, LockError::TimedOut { .. }), "{error:?}");
+        assert_eq!((store.on(Verb::Release).calls(), store.on(Verb::Yield).calls()), (0, 0));
+    }
 }
 
 /// A runtime of one thread is copied with its tasks, and goes on in the child.
 #[tokio::test(start_paused = true)]
 async fn a_child_process_renews_nothing_of_its_parent() {
     let (store, process, locks) = forked();
-    let _guard = locks.lock(key()).await.expect("free");
+    let guard = locks.lock(key()).await.expect("free");
+    // Until nothing but its renewal is left for the watchdog to do.
+    sleep(Duration::from_secs(15)).await;
+    assert_eq!(store.on(Verb::Renew).calls(), 1, "by the parent");
+    assert!(!guard.view().remaining().is_zero());
     process.store(CHILD, SeqCst);
     sleep(Duration::from_secs(120)).await;
-    assert_eq!((store.on(Verb::Renew).calls(), store.held()), (0, 0), "its lease has ended");
+    assert_eq!((store.on(Verb::Renew).calls(), store.held()), (1, 0), "its lease has ended");
 }
 
 #[tokio::test(start_paused = true)]

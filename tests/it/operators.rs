@@ -3,7 +3,7 @@
 use std::{future::IntoFuture, pin::pin, sync::Arc, time::Duration};
 
 use axum::{Router, http::StatusCode, routing::get};
-use futures_util::poll;
+use futures_util::{future::join, poll};
 use tokio::{
     sync::Notify,
     task::JoinSet,
@@ -264,18 +264,25 @@ fn terminate_this_process() {
 async fn a_signal_ends_what_is_held_within_its_budget() {
     let store = TestStore::new();
     let (locks, other) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    // The end of the budget is for the releases of what was revoked.
+    store.on(Verb::Release).takes(Duration::from_millis(50));
+    let ends = locks.lock(("n", 2)).await.expect("free");
     let hangs = locks.lock(("n", 1)).await.expect("free");
     let view = hangs.view();
     let handler = tokio::spawn(async move { hangs.while_held(std::future::pending::<()>()).await });
-    let mut shutdown = pin!(locks.shutdown_on_signal(Duration::from_millis(200)));
+    let mut shutdown = pin!(locks.shutdown_on_signal(Duration::from_secs(3)));
     assert!(poll!(shutdown.as_mut()).is_pending(), "no signal yet");
     let waits = tokio::spawn(locks.lock(("n", 1)).into_future());
     settle().await;
     assert!(!waits.is_finished() && !view.remaining().is_zero(), "nothing ends before the signal");
 
     terminate_this_process();
-    soon("the end of the budget", shutdown).await;
-    assert!(matches!(waits.await.expect("no panic"), Err(LockError::ShuttingDown)));
+    let goes_on = async {
+        assert!(matches!(waits.await.expect("no panic"), Err(LockError::ShuttingDown)));
+        assert!(!view.remaining().is_zero(), "what is held has the budget to end in");
+        assert_eq!(ends.release().await.expect("up"), Released::Freed);
+    };
+    soon("the end of the budget", join(shutdown, goes_on)).await;
     let ended = soon("the end of the handler", handler).await;
     assert_eq!(ended.expect("no panic"), Err(LockLost::ShuttingDown));
     assert_eq!((store.held(), locks.size()), (0, (0, 0)), "nothing is left to a lease");

@@ -54,7 +54,8 @@ async fn under_the_documented_stack_404_and_405_and_a_preflight_ask_for_no_lock(
 #[tokio::test(start_paused = true)]
 async fn a_timeout_of_the_documented_stack_answers_while_the_handler_finishes_under_its_lock() {
     let (store, locks) = store_and_locks();
-    let work = service_stack::TIMEOUT + Duration::from_secs(1);
+    // Longer than a lock-delay that begins with the timeout.
+    let work = service_stack::TIMEOUT + Duration::from_secs(3);
     let app = service_stack::app(&locks, work);
     let began = Instant::now();
     let timed_out = send(&app, request(Method::POST, "/orders/7/pay")).await;

@@ -39,6 +39,8 @@ async fn who_may_only_publish_neither_frees_a_key_nor_ends_its_section() {
     let (a, b, c) = (world.sound_instance("a").await, world.sound_instance("b").await, world.sound_instance("c").await);
     let guard = b.lock(key()).await.expect("free");
     let owner = world.ask(&["HKEYS", NAME]).await.texts()[0].to_owned();
+    // Both processes have given out this number.
+    a.lock(("another",)).await.expect("free").release().await.expect("up");
     let (inbox_a, inbox_b) = (inbox(&world, "a").await, inbox(&world, "b").await);
     let mut forger = forger(&world).await;
     let waits = tokio::spawn(c.lock(key()).wait(Duration::from_secs(20)).into_future());
