@@ -65,6 +65,9 @@ pub trait Lockable {
 /// The key is of this one extractor. Is it to be of several, the path and the body perhaps, put a [`LockLayer`](crate::LockLayer) on the route.
 /// (Where `Lockable` is missing Axum says only that the handler is none; `#[axum::debug_handler]` says why.)
 ///
+/// The body of the request is complete before the lock is acquired, also where the key is of the head, unless the layer has
+/// [`request_body(RequestBodyMode::Stream)`](crate::LocksLayer::request_body).
+///
 /// # Errors
 ///
 /// What the extractor rejects is answered as it says. Who cannot have the lock is answered as from a layer: 409, 503, .., with the typed

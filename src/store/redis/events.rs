@@ -28,7 +28,6 @@ use super::{
 };
 use crate::{
     defaults::{CHECK_IN, RETRY_MAX, RETRY_MIN, STORE_TIMEOUT},
-    process::Process,
     store::{Inbox, StoreEvent},
 };
 
@@ -69,8 +68,6 @@ pub(super) enum Check {
 /// Who listens, and looks after the connections.
 #[derive(Debug)]
 struct Task {
-    /// The threads of a runtime stay behind in the parent of a `fork()`.
-    process: u32,
     handle: AbortHandle,
     /// When it was last seen at work, each second or so: the runtime that it is on may be one that nobody drives.
     looked: Arc<Mutex<Instant>>,
@@ -217,8 +214,7 @@ impl Events {
         {
             let looked = Arc::new(Mutex::new(Instant::now()));
             let run = Arc::clone(self).run(connection, Arc::clone(&looked));
-            let (process, handle) = (Process::default().id(), runtime.spawn(run).abort_handle());
-            let gone = task.replace(Task { process, handle, looked });
+            let gone = task.replace(Task { handle: runtime.spawn(run).abort_handle(), looked });
             drop(task);
             if let Some(gone) = gone {
                 gone.handle.abort();
@@ -297,8 +293,7 @@ impl Events {
 
 impl Task {
     fn is_gone(&self) -> bool {
-        let is_of_parent = self.process != Process::default().id();
-        is_of_parent || self.handle.is_finished() || lock(&self.looked).elapsed() > Events::GONE
+        self.handle.is_finished() || lock(&self.looked).elapsed() > Events::GONE
     }
 }
 
