@@ -8,7 +8,7 @@ use std::{
 use super::{LockLost, told::Bell};
 use crate::{
     clock::Moment,
-    defaults::{HINT_PAUSE, LEASE, RENEWAL_RETRIES_PER_LEASE, RENEWALS_PER_LEASE},
+    defaults::{HINT_PAUSE, RENEWAL_RETRIES_PER_LEASE, RENEWAL_RETRY_MIN, RENEWAL_TICKS_PER_LEASE, RENEWALS_PER_LEASE},
     key::LockKey,
     lease::{FencingToken, OwnerId, safe_part},
 };
@@ -26,6 +26,9 @@ pub struct Grant {
     deadline: AtomicU64,
     /// When the section that runs is over, whatever the store says; `NEVER` if it has no such end.
     limit: AtomicU64,
+    /// What the store is asked for: as much as its sections need, and the same each time. A renewal that is done late must not shorten what
+    /// was asked for since.
+    lease: Duration,
     /// When to look whether the section that runs was taken by all callers it was sent to.
     delivery_at: AtomicU64,
     /// How long the store keeps the key beyond the lease.
@@ -69,16 +72,24 @@ impl Grant {
     const AGAIN: u8 = 2;
 
     /// Granted by an answer to what was asked at this moment (I3).
-    pub(super) fn new(key: LockKey, owner: OwnerId, token: FencingToken, lock_delay: Duration, asked: Moment) -> Self {
+    pub(super) fn new(
+        key: LockKey,
+        owner: OwnerId,
+        token: FencingToken,
+        lease: Duration,
+        lock_delay: Duration,
+        asked: Moment,
+    ) -> Self {
         Self {
+            lease,
             key,
             owner,
             token: AtomicU64::new(token.as_u64()),
-            deadline: AtomicU64::new(asked.after(safe_part(LEASE)).as_nanos()),
+            deadline: AtomicU64::new(asked.after(safe_part(lease)).as_nanos()),
             limit: AtomicU64::new(Moment::NEVER.as_nanos()),
             delivery_at: AtomicU64::new(Moment::NEVER.as_nanos()),
             lock_delay: AtomicU64::new(Moment::default().after(lock_delay).as_nanos()),
-            renew_at: AtomicU64::new(asked.after(LEASE / RENEWALS_PER_LEASE).as_nanos()),
+            renew_at: AtomicU64::new(asked.after(lease / RENEWALS_PER_LEASE).as_nanos()),
             doubted_at: AtomicU64::new(0),
             hurried: AtomicBool::new(false),
             asking: AtomicU8::new(Self::IDLE),
@@ -108,12 +119,12 @@ impl Grant {
 
     /// The store has renewed it, asked at this moment. Too late is too late: what is over stays so.
     pub fn extend(&self, asked: Moment, now: Moment) {
-        let deadline = asked.after(safe_part(LEASE)).as_nanos();
+        let deadline = asked.after(safe_part(self.lease)).as_nanos();
         let extended = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
             (now.as_nanos() < old && LockLost::from_code(old).is_none()).then_some(old.max(deadline))
         });
         if extended.is_ok() {
-            self.renew_at.store(asked.after(LEASE / RENEWALS_PER_LEASE).as_nanos(), Ordering::Relaxed);
+            self.renew_at.store(asked.after(self.lease / RENEWALS_PER_LEASE).as_nanos(), Ordering::Relaxed);
             self.warned.store(false, Ordering::Relaxed);
         }
     }
@@ -138,9 +149,14 @@ impl Grant {
         Duration::from_nanos(self.lock_delay.load(Ordering::Relaxed))
     }
 
+    /// What the store is asked for.
+    pub(super) fn lease(&self) -> Duration {
+        self.lease
+    }
+
     /// What the store is asked for when it is renewed: the lease, and the lock-delay that only the store knows of (I10).
     pub fn lease_with_delay(&self) -> Duration {
-        LEASE + self.lock_delay()
+        self.lease.saturating_add(self.lock_delay())
     }
 
     /// It is over, for this reason; if it is not yet.
@@ -178,7 +194,7 @@ impl Grant {
     /// The store has given it a new fence, and was asked to keep the key for this long beyond the lease.
     pub(super) fn refence(&self, token: FencingToken, lock_delay: Duration) {
         self.token.store(token.as_u64(), Ordering::Relaxed);
-        self.lock_delay.store(Moment::default().after(lock_delay).as_nanos(), Ordering::Relaxed);
+        self.lock_delay.store(nanos(lock_delay), Ordering::Relaxed);
     }
 
     /// What the watchdog has to do for it now. An answer that does not come is asked for again soon.
@@ -199,6 +215,8 @@ impl Grant {
         let renew_at = Moment::from_nanos(self.renew_at.load(Ordering::Relaxed));
         // A hurried one is not sent before its pause is over, though others are due already.
         let not_before = self.not_before();
+        // A short lease waits for others for a short time: one that has just begun is not renewed.
+        let soon = soon.min(now.after(self.lease / RENEWAL_TICKS_PER_LEASE));
         if soon < renew_at || now < not_before {
             return Need::Rest(renew_at.max(not_before).min(end));
         }
@@ -208,7 +226,7 @@ impl Grant {
         if self.hurried.swap(false, Ordering::AcqRel) {
             self.doubted_at.store(now.as_nanos(), Ordering::Relaxed);
         }
-        let again = now.after(LEASE / RENEWAL_RETRIES_PER_LEASE);
+        let again = now.after((self.lease / RENEWAL_RETRIES_PER_LEASE).max(RENEWAL_RETRY_MIN));
         self.renew_at.store(again.as_nanos(), Ordering::Relaxed);
         Need::Renewal(again.min(end))
     }
@@ -248,21 +266,31 @@ impl Grant {
     /// Whether its renewal is late: once, until it has come.
     pub(super) fn is_late(&self, now: Moment) -> bool {
         let left = self.remaining(now);
-        // Of what is over, nothing is left to be late.
-        !left.is_zero() && left < LEASE / RENEWALS_PER_LEASE && !self.warned.swap(true, Ordering::Relaxed)
+        // Of what is over, nothing is left to be late; and where the section ends first, nothing is to be renewed.
+        let end = Moment::from_nanos(self.limit.load(Ordering::Relaxed));
+        let is_late = !left.is_zero() && left < self.lease / RENEWALS_PER_LEASE && now.after(left) < end;
+        is_late && !self.warned.swap(true, Ordering::Relaxed)
     }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    Moment::default().after(duration).as_nanos()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::OwnerIds;
+    use crate::{
+        defaults::LEASE,
+        lease::{LeaseBounds, OwnerIds},
+    };
 
     const START: Moment = Moment::from_nanos(1 << 40);
+    const BOUNDS: LeaseBounds = LeaseBounds { longest: LEASE, call_timeout: Duration::from_millis(500) };
 
     fn grant() -> Grant {
         let token = FencingToken::of_grant(1).expect("small");
-        Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, s(2), START)
+        Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, LEASE, s(2), START)
     }
 
     fn at(seconds: u64) -> Moment {
@@ -287,8 +315,25 @@ mod tests {
         assert_eq!(need(&grant, 11), Need::Renewal(at(12)), "no answer came");
         grant.extend(at(11), at(12));
         assert_eq!(need(&grant, 12), Need::Rest(at(21)), "a third after it was asked for");
-        assert_eq!(grant.need(at(20), at(21)), Need::Renewal(at(21)), "with those that are due already");
+        assert_eq!(
+            grant.need(START.after(Duration::from_millis(20_500)), at(21)),
+            Need::Renewal(START.after(Duration::from_millis(21_500))),
+            "with those that are due already"
+        );
         assert_eq!(grant.remaining(at(12)), s(11) + safe_part(LEASE) - s(12));
+    }
+
+    #[test]
+    fn a_section_with_an_end_is_renewed_too_and_is_not_late_before_it() {
+        let token = FencingToken::of_grant(1).expect("small");
+        let lease = BOUNDS.of_section(s(5));
+        let grant = Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, lease, s(2), START);
+        grant.section(at(5));
+        assert!(grant.remaining(START) > s(5) && grant.remaining(START) < s(6), "its own end is first");
+        let third = START.after(lease / 3);
+        assert!(matches!(grant.need(third, third), Need::Renewal(_)), "so that a revocation is noticed");
+        assert_eq!(grant.lease_with_delay(), lease + s(2), "the same each time");
+        assert!(!grant.is_late(START.after(Duration::from_millis(4_900))));
     }
 
     /// I5
@@ -370,6 +415,22 @@ mod tests {
         grant.extend(ms(1_100), ms(1_120));
         assert!(!grant.asked(ms(1_120)), "nobody has doubted it since");
         assert_eq!(need(ms(1_120)), Need::Rest(ms(11_100)));
+    }
+
+    /// Of each length: a third of it, and not at once, though the watchdog collects what is due within half a second.
+    #[test]
+    fn a_lease_of_any_length_is_renewed_after_a_third_of_it() {
+        for lease in [Duration::from_millis(510), s(2), LEASE, s(600)] {
+            let token = FencingToken::of_grant(1).expect("small");
+            let grant = Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, lease, s(1), START);
+            let need = |at: Moment| grant.need(at, at.after(Duration::from_millis(500)));
+            let third = START.after(lease / 3);
+            assert_eq!(need(START), Need::Rest(third), "{lease:?}");
+            assert!(matches!(need(third), Need::Renewal(_)), "{lease:?}");
+            assert!(!grant.is_late(START.after(lease / 2)) && grant.is_late(START.after(lease / 4 * 3)), "{lease:?}");
+            grant.extend(third, third);
+            assert_eq!(grant.remaining(third), safe_part(lease), "{lease:?}: what was granted, and no more");
+        }
     }
 
     #[test]

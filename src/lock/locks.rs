@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    defaults::{DETACHED, LOCK_DELAY},
+    defaults::{DETACHED, LEASE, LEASE_MAX, LEASE_MIN, LOCK_DELAY},
     key::LockKey,
     lease::OwnerIds,
     process::Process,
@@ -57,6 +57,7 @@ pub struct LocksBuilder {
     instance: Option<String>,
     random: Option<u64>,
     process: Process,
+    lease: Duration,
     clock: Clock,
     max_detached: usize,
 }
@@ -95,6 +96,7 @@ impl Locks {
             instance: None,
             random: None,
             process: Process::default(),
+            lease: LEASE,
             clock: Clock::default(),
             max_detached: DETACHED,
         }
@@ -340,6 +342,26 @@ impl LocksBuilder {
         Self { max_detached: handlers, ..self }
     }
 
+    /// How long the store keeps a lock that nobody renews: what a process costs that crashes. Default: 30 seconds. From 2 seconds to 10 minutes.
+    ///
+    /// How long may a key be blocked after a crash? A shorter lease frees it sooner, and a lock is lost sooner when the store does not
+    /// answer; what is held is renewed every third of it, which costs the store one call in that time for a thousand keys. The
+    /// [lock-delay](Policy::lock_delay) comes on top. For sections that are short anyway, [`Lease::Fixed`](crate::Lease::Fixed) does the same for
+    /// each of them.
+    ///
+    /// # Panics
+    ///
+    /// The lease is shorter than 2 seconds or longer than 10 minutes. (A service that starts with another lease than the one it was given would
+    /// show that after the first crash only.)
+    #[track_caller]
+    pub fn lease(self, lease: Duration) -> Self {
+        assert!(
+            (LEASE_MIN..=LEASE_MAX).contains(&lease),
+            "a lease of {lease:?} cannot be set: it is {LEASE_MIN:?} at the least and {LEASE_MAX:?} at the most",
+        );
+        Self { lease, ..self }
+    }
+
     /// Measures leases by this clock.
     #[cfg(feature = "test-util")]
     #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
@@ -364,11 +386,12 @@ impl LocksBuilder {
     /// Makes it.
     #[must_use]
     pub fn build(self) -> Locks {
-        let Self { store, instance, random, process, clock, max_detached } = self;
+        let Self { store, instance, random, process, lease, clock, max_detached } = self;
         let instance = instance.unwrap_or_else(this_instance);
         let random = random.unwrap_or_else(|| process.random_bits());
         metrics::describe();
-        let core = Core::new(store, clock, OwnerIds::new(&instance, random), process, max_detached);
+        let ids = OwnerIds::new(&instance, random);
+        let core = Core::new(store, clock, ids, process, lease, max_detached);
         Locks { handle: Arc::new(Handle::new(core)), policy: Policy::new(), parent: Parent::default() }
     }
 }

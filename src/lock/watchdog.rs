@@ -6,6 +6,7 @@ use std::{
         Arc, Weak,
         atomic::Ordering::{Acquire, Release},
     },
+    time::Duration,
 };
 
 use tokio::{sync::Notify, task::AbortHandle, time::timeout};
@@ -19,7 +20,7 @@ use super::{
 };
 use crate::{
     clock::Moment,
-    defaults::{LEASE, RENEWAL_TICK, RENEWALS_PER_CALL, RENEWALS_PER_LEASE},
+    defaults::{RENEWAL_TICK, RENEWAL_TICKS_PER_LEASE, RENEWALS_PER_CALL, RENEWALS_PER_LEASE},
     store::{RenewAsk, Renewed, StoreError, StoreErrorKind},
 };
 
@@ -145,13 +146,13 @@ impl Watchdog {
         }
     }
 
-    fn look(&self, now: Moment) -> Look {
-        let soon = now.after(RENEWAL_TICK);
+    fn look(&self, now: Moment, lease: Duration) -> Look {
+        let soon = now.after(RENEWAL_TICK.min(lease / RENEWAL_TICKS_PER_LEASE));
         let mut look = Look {
             due: Vec::new(),
             lost: Vec::new(),
             limits: Vec::new(),
-            next: now.after(LEASE / RENEWALS_PER_LEASE),
+            next: now.after(lease / RENEWALS_PER_LEASE),
             idle: true,
         };
         // Not under the mutex: what is over wakes whoever waits for that.
@@ -254,7 +255,7 @@ async fn run(task: Task, earlier: Arc<Notify>) {
     loop {
         let left = {
             let Some(core) = core.upgrade() else { return };
-            let look = core.watchdog.look(core.clock.now());
+            let look = core.watchdog.look(core.clock.now(), core.lease);
             if look.idle && was_idle && core.watchdog.go() {
                 return;
             }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::{Action, Context, Conversation, Delivery, Ending, Request, Verb, wanting::refused};
 use crate::{
     clock::Moment,
-    defaults::{HAND_OVER_SECTIONS, HAND_OVER_TIME, LEASE, MIN_RUN_DIVISOR, OFFER, STORE_TIMEOUT},
+    defaults::{HAND_OVER_SECTIONS, HAND_OVER_TIME, MIN_RUN_DIVISOR, OFFER, STORE_TIMEOUT},
     lease::{FencingToken, OwnerId},
     lock::{
         LockError, LockLost,
@@ -44,9 +44,9 @@ impl<W: Clone> Conversation<W> {
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Protocol);
             return self.give_up(&error, asked, cx);
         };
-        let grant = Grant::new(cx.key.clone(), attempt.owner.clone(), token, attempt.lock_delay, asked);
+        let grant = Grant::new(cx.key.clone(), attempt.owner.clone(), token, attempt.lease, attempt.lock_delay, asked);
         let grant = Arc::new(grant);
-        if grant.remaining(cx.now()) < LEASE / MIN_RUN_DIVISOR {
+        if grant.remaining(cx.now()) < attempt.lease / MIN_RUN_DIVISOR {
             // It took too long to hear of it: given back, and asked for again.
             return self.end(Duration::ZERO, None, cx);
         }
@@ -62,6 +62,10 @@ impl<W: Clone> Conversation<W> {
         let Some(first) = self.line.first() else {
             return self.end(Duration::ZERO, None, cx);
         };
+        if first.terms.store_lease(cx.lease) > held.grant.lease() {
+            // The store keeps the key for less than this one needs. Another id asks for more.
+            return self.end(Duration::ZERO, None, cx);
+        }
         if first.terms.lock_delay > held.grant.lock_delay() {
             // I10: the store keeps the key for less than this one wants. A yield asks for more.
             return self.yield_turn(cx);
@@ -128,9 +132,13 @@ impl<W: Clone> Conversation<W> {
     /// The section has ended, and somebody here waits: no round trip, unless others may have waited for long enough.
     pub(super) fn hand_over(&mut self, cx: &mut Context<'_, W>) {
         let Some(Attempt { state: State::Held(held), .. }) = &self.attempt else { return };
+        if self.line.first().is_some_and(|next| next.terms.store_lease(cx.lease) != held.grant.lease()) {
+            // A crash of the next one is to cost what that one needs, no more and no less: another id asks for it.
+            return self.end(Duration::ZERO, None, cx);
+        }
         let is_ours = cx.now().since(held.since) < HAND_OVER_TIME
             && held.sections < HAND_OVER_SECTIONS
-            && held.grant.remaining(cx.now()) >= LEASE / MIN_RUN_DIVISOR;
+            && self.line.first().is_none_or(|next| held.grant.remaining(cx.now()) >= next.terms.least_run(cx.lease));
         if is_ours { self.next_section(false, cx) } else { self.yield_turn(cx) }
     }
 
@@ -140,8 +148,9 @@ impl<W: Clone> Conversation<W> {
         held.grant.section(Moment::NEVER);
         let next = cx.ids.next();
         let lock_delay = self.lock_delay();
-        let lease = LEASE.saturating_add(lock_delay);
-        let call = cx.call(&attempt.owner, Verb::Yield { fence: held.token.fence(), next: next.clone(), lease });
+        let lease = attempt.lease.saturating_add(lock_delay);
+        let verb = Verb::Yield { fence: held.token.fence(), next: next.clone(), lease };
+        let call = cx.call(&attempt.owner, verb);
         let mut attempt = Attempt { state: State::Yielding { held, next }, lock_delay, ..attempt };
         attempt.calls.begin(call.number, cx.now());
         attempt.hinted = false;
@@ -181,10 +190,12 @@ impl<W: Clone> Conversation<W> {
         held.grant.end(LockLost::GivenBack);
         held.running = None;
         cx.actions.push(Action::Forget(held.grant));
-        let Attempt { hinted, taken_away, lock_delay, .. } = attempt;
-        let new = Attempt { lines_up: true, hinted, taken_away, lock_delay, ..Attempt::new(next) };
-        let mut old =
-            GiveBack { void_at: attempt.calls.void_at, ..GiveBack::new(attempt.owner, Duration::ZERO, cx.now()) };
+        let Attempt { hinted, taken_away, lease, lock_delay, .. } = attempt;
+        let new = Attempt { lines_up: true, hinted, taken_away, lease, lock_delay, ..Attempt::new(next) };
+        let mut old = GiveBack {
+            void_at: attempt.calls.void_at,
+            ..GiveBack::new(attempt.owner, Duration::ZERO, cx.lease.longest, cx.now())
+        };
         match answer {
             Ok(Yielded::Over(acquired)) => {
                 // I8: an acquire of the old id that got no answer may still be done.
