@@ -26,9 +26,8 @@ pub struct Grant {
     deadline: AtomicU64,
     /// When the section that runs is over, whatever the store says; `NEVER` if it has no such end.
     limit: AtomicU64,
-    /// What the store is asked for: as much as its sections need, and the same each time. A renewal that is done late must not shorten what
-    /// was asked for since.
-    lease: Duration,
+    /// What the store is asked for: as much as its sections need. It only grows, because one id never counts on less than before.
+    lease: AtomicU64,
     /// When to look whether the section that runs was taken by all callers it was sent to.
     delivery_at: AtomicU64,
     /// How long the store keeps the key beyond the lease.
@@ -81,14 +80,14 @@ impl Grant {
         asked: Moment,
     ) -> Self {
         Self {
-            lease,
+            lease: AtomicU64::new(nanos(lease)),
             key,
             owner,
             token: AtomicU64::new(token.as_u64()),
             deadline: AtomicU64::new(asked.after(safe_part(lease)).as_nanos()),
             limit: AtomicU64::new(Moment::NEVER.as_nanos()),
             delivery_at: AtomicU64::new(Moment::NEVER.as_nanos()),
-            lock_delay: AtomicU64::new(Moment::default().after(lock_delay).as_nanos()),
+            lock_delay: AtomicU64::new(nanos(lock_delay)),
             renew_at: AtomicU64::new(asked.after(lease / RENEWALS_PER_LEASE).as_nanos()),
             doubted_at: AtomicU64::new(0),
             hurried: AtomicBool::new(false),
@@ -117,14 +116,17 @@ impl Grant {
         }
     }
 
-    /// The store has renewed it, asked at this moment. Too late is too late: what is over stays so.
-    pub fn extend(&self, asked: Moment, now: Moment) {
-        let deadline = asked.after(safe_part(self.lease)).as_nanos();
+    /// The store has renewed it for this lease, asked at this moment. Too late is too late: what is over stays so.
+    ///
+    /// `lease` is the one of the call that was answered. A renewal that was sent before the lease grew
+    /// got the shorter one: to count on the longer one would be to let two in.
+    pub fn extend(&self, lease: Duration, asked: Moment, now: Moment) {
+        let deadline = asked.after(safe_part(lease)).as_nanos();
         let extended = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
             (now.as_nanos() < old && LockLost::from_code(old).is_none()).then_some(old.max(deadline))
         });
         if extended.is_ok() {
-            self.renew_at.store(asked.after(self.lease / RENEWALS_PER_LEASE).as_nanos(), Ordering::Relaxed);
+            self.renew_at.store(asked.after(lease / RENEWALS_PER_LEASE).as_nanos(), Ordering::Relaxed);
             self.warned.store(false, Ordering::Relaxed);
         }
     }
@@ -150,13 +152,13 @@ impl Grant {
     }
 
     /// What the store is asked for.
-    pub(super) fn lease(&self) -> Duration {
-        self.lease
+    pub fn lease(&self) -> Duration {
+        Duration::from_nanos(self.lease.load(Ordering::Relaxed))
     }
 
-    /// What the store is asked for when it is renewed: the lease, and the lock-delay that only the store knows of (I10).
-    pub fn lease_with_delay(&self) -> Duration {
-        self.lease.saturating_add(self.lock_delay())
+    /// What the store is asked for when it is renewed for this lease: it, and the lock-delay that only the store knows of (I10).
+    pub fn with_delay(&self, lease: Duration) -> Duration {
+        lease.saturating_add(self.lock_delay())
     }
 
     /// It is over, for this reason; if it is not yet.
@@ -191,9 +193,10 @@ impl Grant {
         self.token.load(Ordering::Relaxed)
     }
 
-    /// The store has given it a new fence, and was asked to keep the key for this long beyond the lease.
-    pub(super) fn refence(&self, token: FencingToken, lock_delay: Duration) {
+    /// The store has given it a new fence and this lease, and was asked to keep the key for this long beyond it.
+    pub(super) fn refence(&self, token: FencingToken, lease: Duration, lock_delay: Duration) {
         self.token.store(token.as_u64(), Ordering::Relaxed);
+        self.lease.fetch_max(nanos(lease), Ordering::Relaxed);
         self.lock_delay.store(nanos(lock_delay), Ordering::Relaxed);
     }
 
@@ -216,7 +219,7 @@ impl Grant {
         // A hurried one is not sent before its pause is over, though others are due already.
         let not_before = self.not_before();
         // A short lease waits for others for a short time: one that has just begun is not renewed.
-        let soon = soon.min(now.after(self.lease / RENEWAL_TICKS_PER_LEASE));
+        let soon = soon.min(now.after(self.lease() / RENEWAL_TICKS_PER_LEASE));
         if soon < renew_at || now < not_before {
             return Need::Rest(renew_at.max(not_before).min(end));
         }
@@ -226,7 +229,7 @@ impl Grant {
         if self.hurried.swap(false, Ordering::AcqRel) {
             self.doubted_at.store(now.as_nanos(), Ordering::Relaxed);
         }
-        let again = now.after((self.lease / RENEWAL_RETRIES_PER_LEASE).max(RENEWAL_RETRY_MIN));
+        let again = now.after((self.lease() / RENEWAL_RETRIES_PER_LEASE).max(RENEWAL_RETRY_MIN));
         self.renew_at.store(again.as_nanos(), Ordering::Relaxed);
         Need::Renewal(again.min(end))
     }
@@ -268,7 +271,7 @@ impl Grant {
         let left = self.remaining(now);
         // Of what is over, nothing is left to be late; and where the section ends first, nothing is to be renewed.
         let end = Moment::from_nanos(self.limit.load(Ordering::Relaxed));
-        let is_late = !left.is_zero() && left < self.lease / RENEWALS_PER_LEASE && now.after(left) < end;
+        let is_late = !left.is_zero() && left < self.lease() / RENEWALS_PER_LEASE && now.after(left) < end;
         is_late && !self.warned.swap(true, Ordering::Relaxed)
     }
 }
@@ -313,7 +316,7 @@ mod tests {
         assert_eq!(need(&grant, 10), Need::Renewal(at(11)));
         assert_eq!(need(&grant, 10), Need::Rest(at(11)), "asked; not twice");
         assert_eq!(need(&grant, 11), Need::Renewal(at(12)), "no answer came");
-        grant.extend(at(11), at(12));
+        grant.extend(grant.lease(), at(11), at(12));
         assert_eq!(need(&grant, 12), Need::Rest(at(21)), "a third after it was asked for");
         assert_eq!(
             grant.need(START.after(Duration::from_millis(20_500)), at(21)),
@@ -332,7 +335,7 @@ mod tests {
         assert!(grant.remaining(START) > s(5) && grant.remaining(START) < s(6), "its own end is first");
         let third = START.after(lease / 3);
         assert!(matches!(grant.need(third, third), Need::Renewal(_)), "so that a revocation is noticed");
-        assert_eq!(grant.lease_with_delay(), lease + s(2), "the same each time");
+        assert_eq!(grant.with_delay(grant.lease()), lease + s(2));
         assert!(!grant.is_late(START.after(Duration::from_millis(4_900))));
     }
 
@@ -354,7 +357,7 @@ mod tests {
         assert_eq!(need(&grant, 4), Need::LimitReached);
         grant.section(Moment::NEVER);
         assert_eq!(
-            (need(&grant, 4), grant.lease_with_delay()),
+            (need(&grant, 4), grant.with_delay(grant.lease())),
             (Need::Rest(at(10)), s(32)),
             "the next one has another"
         );
@@ -370,8 +373,8 @@ mod tests {
                 Some(why) => grant.end(why),
                 None => assert_eq!(need(&grant, 30), Need::Over, "past its deadline"),
             }
-            grant.extend(at(29), late);
-            grant.extend(late, late);
+            grant.extend(grant.lease(), at(29), late);
+            grant.extend(grant.lease(), late, late);
             grant.end(LockLost::LimitReached);
             assert_eq!(grant.remaining(late), Duration::ZERO);
             assert_eq!(need(&grant, 0), Need::Over, "not even for a clock that steps back");
@@ -379,20 +382,35 @@ mod tests {
         }
     }
 
+    /// The lease grew between: of the two calls, each counts for what it asked for, and the longer one stays.
+    #[test]
+    fn a_renewal_counts_for_the_lease_that_it_asked_for() {
+        let token = FencingToken::of_grant(1).expect("small");
+        let grant = Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, s(3), s(1), START);
+        grant.extend(LEASE, at(1), at(2));
+        grant.refence(FencingToken::of_grant(2).expect("small"), LEASE, s(1));
+        let left = grant.remaining(at(2));
+        assert_eq!(left, s(1) + safe_part(LEASE) - s(2));
+        grant.extend(s(3), START.after(Duration::from_millis(1_500)), at(2));
+        assert_eq!(grant.remaining(at(2)), left);
+        grant.refence(FencingToken::of_grant(3).expect("small"), s(3), s(1));
+        assert_eq!(grant.lease(), LEASE, "it only grows");
+    }
+
     /// Nobody has looked since: the answer that comes after the deadline comes too late all the same.
     #[test]
     fn a_renewal_that_is_answered_after_the_deadline_is_lost() {
         let grant = grant();
-        grant.extend(at(29), at(30));
+        grant.extend(grant.lease(), at(29), at(30));
         assert_eq!(grant.remaining(at(30)), Duration::ZERO);
     }
 
     #[test]
     fn an_older_answer_takes_nothing_back() {
         let grant = grant();
-        grant.extend(at(12), at(13));
+        grant.extend(grant.lease(), at(12), at(13));
         let left = grant.remaining(at(14));
-        grant.extend(at(11), at(14));
+        grant.extend(grant.lease(), at(11), at(14));
         assert_eq!(grant.remaining(at(14)), left);
     }
 
@@ -407,12 +425,12 @@ mod tests {
         for _ in 0..1_000 {
             assert!(!grant.doubt(ms(1_010)), "the answer is awaited");
         }
-        grant.extend(ms(1_000), ms(1_020));
+        grant.extend(grant.lease(), ms(1_000), ms(1_020));
         assert!(grant.asked(ms(1_020)), "the answer may be older than the doubt");
         assert_eq!(grant.look_at(), ms(1_100), "once more, after a pause");
         assert_eq!(need(ms(1_020)), Need::Rest(ms(1_100)), "others are due, and it is not");
         assert!(matches!(need(ms(1_100)), Need::Renewal(_)));
-        grant.extend(ms(1_100), ms(1_120));
+        grant.extend(grant.lease(), ms(1_100), ms(1_120));
         assert!(!grant.asked(ms(1_120)), "nobody has doubted it since");
         assert_eq!(need(ms(1_120)), Need::Rest(ms(11_100)));
     }
@@ -428,7 +446,7 @@ mod tests {
             assert_eq!(need(START), Need::Rest(third), "{lease:?}");
             assert!(matches!(need(third), Need::Renewal(_)), "{lease:?}");
             assert!(!grant.is_late(START.after(lease / 2)) && grant.is_late(START.after(lease / 4 * 3)), "{lease:?}");
-            grant.extend(third, third);
+            grant.extend(grant.lease(), third, third);
             assert_eq!(grant.remaining(third), safe_part(lease), "{lease:?}: what was granted, and no more");
         }
     }
@@ -437,7 +455,7 @@ mod tests {
     fn a_revocation_right_after_a_periodic_renewal_is_asked_about_at_once() {
         let (grant, ms) = (grant(), |ms| START.after(Duration::from_millis(ms)));
         assert!(matches!(need(&grant, 10), Need::Renewal(_)));
-        grant.extend(at(10), at(10));
+        grant.extend(grant.lease(), at(10), at(10));
         assert!(!grant.asked(at(10)));
         assert!(grant.doubt(ms(10_001)));
         assert!(matches!(grant.need(ms(10_001), ms(10_001)), Need::Renewal(_)));
@@ -449,9 +467,9 @@ mod tests {
         assert!(!grant.is_late(at(19)));
         assert!(grant.is_late(at(20)));
         assert!(!grant.is_late(at(21)));
-        grant.extend(at(21), at(22));
+        grant.extend(grant.lease(), at(21), at(22));
         assert!(!grant.is_late(at(23)) && grant.is_late(at(42)));
-        grant.extend(at(42), at(42));
+        grant.extend(grant.lease(), at(42), at(42));
         grant.end(LockLost::GivenBack);
         assert!(!grant.is_late(at(70)), "what is given back is not late");
     }
@@ -481,7 +499,7 @@ mod tests {
                         // Close at first; and, if the other one does not run, out of its way.
                         if spins < 1_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
                     }
-                    grant.extend(at(20), Moment::from_nanos(deadline.as_nanos() - 1));
+                    grant.extend(grant.lease(), at(20), Moment::from_nanos(deadline.as_nanos() - 1));
                 }
             });
             for (n, grant) in (1..).zip(&grants) {

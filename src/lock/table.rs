@@ -585,7 +585,7 @@ mod tests {
             w.now = w.now.max(section.grant.look_at());
             match section.grant.need(w.now, w.now) {
                 Need::LimitReached => w.on(Event::Limit(section.grant.owner.clone())),
-                Need::Renewal(_) => section.grant.extend(w.now, w.now),
+                Need::Renewal(_) => section.grant.extend(section.grant.lease(), w.now, w.now),
                 Need::Rest(_) | Need::Over => {}
             }
         }

@@ -283,17 +283,22 @@ async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
         return;
     }
     let asked = core.clock.now(); // I3
-    let asks = due.iter().map(|grant| RenewAsk::new(grant.key.clone(), grant.owner.clone(), grant.lease_with_delay()));
-    let answers = timeout(core.call_timeout, core.store.renew(asks.collect())).await;
+    // As they are now: a lease may grow before the answer comes.
+    let leases: Vec<_> = due.iter().map(|grant| grant.lease()).collect();
+    let ask = |(grant, &lease): (&Arc<Grant>, _)| {
+        RenewAsk::new(grant.key.clone(), grant.owner.clone(), grant.with_delay(lease))
+    };
+    let asks = due.iter().zip(&leases).map(ask).collect();
+    let answers = timeout(core.call_timeout, core.store.renew(asks)).await;
     let answers = answers.unwrap_or_else(|_| Err(StoreError::new("lock", "renew", StoreErrorKind::Timeout)));
     core.answered("renew", &answers);
     let now = core.clock.now();
     // No answer: the next look asks again, until the deadline.
-    for (grant, renewed) in due.iter().zip(answers.unwrap_or_default()) {
+    for ((grant, lease), renewed) in due.iter().zip(leases).zip(answers.unwrap_or_default()) {
         match renewed {
             Renewed::Extended => {
                 core.report(Report::Renewed(grant.remaining(now)));
-                grant.extend(asked, now);
+                grant.extend(lease, asked, now);
             }
             Renewed::NotOwner => {
                 grant.end(LockLost::TakenAway);

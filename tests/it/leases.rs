@@ -4,7 +4,7 @@ use std::{future::IntoFuture, time::Duration};
 
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    Lease, LockKey, LockLost, Locks,
+    Lease, LockKey, LockLost, Locks, Released,
     test_util::{Fault, TestStore, Verb},
 };
 
@@ -94,7 +94,7 @@ async fn a_renewal_of_a_fixed_lease_asks_for_no_more_than_it() {
 
 /// Each section has what it needs, and no more: where the next one needs something else, the store is asked first.
 #[tokio::test(start_paused = true)]
-async fn a_hand_over_to_a_section_with_another_lease_asks_the_store() {
+async fn a_handoff_to_a_section_with_another_lease_asks_the_store() {
     let (store, locks) = store_and_locks();
     let fixed = || locks.lock(key()).lease(Lease::Fixed(ms(5_000)));
     let first = fixed().await.expect("free");
@@ -104,18 +104,66 @@ async fn a_hand_over_to_a_section_with_another_lease_asks_the_store() {
     settle().await;
     let fourth = tokio::spawn(fixed().into_future());
     settle().await;
+    let calls = || [Verb::Acquire, Verb::Yield, Verb::Renew, Verb::Release].map(|verb| store.on(verb).calls());
 
     first.release().await.expect("ours");
     let second = soon("its turn", second).await.expect("no panic").expect("its turn");
-    assert_eq!(store.on(Verb::Acquire).calls(), 1, "it needs the same");
-    second.release().await.expect("ours");
+    assert_eq!(calls(), [1, 0, 0, 0], "it needs the same");
+    assert_eq!(second.release().await.expect("ours"), Released::HandedOn);
     let third = soon("its turn", third).await.expect("no panic").expect("its turn");
-    assert_eq!(store.on(Verb::Acquire).calls(), 2);
+    assert_eq!(calls(), [1, 1, 0, 0], "a longer lease: a yield extends it, under the same id");
     assert!(kept(&locks).await > ms(30_900), "{:?}", kept(&locks).await);
     third.release().await.expect("ours");
     let fourth = soon("its turn", fourth).await.expect("no panic").expect("its turn");
-    assert_eq!(store.on(Verb::Acquire).calls(), 3);
+    assert_eq!(calls(), [2, 1, 0, 1], "a shorter lease: another id");
     assert!(kept(&locks).await <= ms(6_560), "{:?}", kept(&locks).await);
     fourth.release().await.expect("ours");
     assert_eq!(store.held(), 0);
+}
+
+/// Until the store has answered, it keeps the key for what the section before needed.
+#[tokio::test(start_paused = true)]
+async fn a_section_that_needs_a_longer_lease_begins_after_the_answer_that_extends_it() {
+    for (revoked, acquires) in [(false, 1), (true, 2)] {
+        let (store, locks) = store_and_locks();
+        let first = locks.lock(key()).lease(Lease::Fixed(ms(2_000))).await.expect("free");
+        let token = first.fencing_token();
+        let next = tokio::spawn(locks.lock(key()).into_future());
+        settle().await;
+        if revoked {
+            store.events(Fault::Fail);
+            Locks::new(store.clone()).force_release(key()).await.expect("up");
+        }
+        store.on(Verb::Yield).hold_answer();
+        assert_eq!(first.release().await.expect("ours"), Released::HandedOn);
+        settle().await;
+        assert!(!next.is_finished(), "begun before the answer");
+        store.on(Verb::Yield).open();
+        let next = soon("its turn", next).await.expect("no panic").expect("its turn");
+        assert!(next.fencing_token() > token && next.view().remaining() > ms(29_000));
+        assert!(kept(&locks).await > ms(29_900), "{:?}", kept(&locks).await);
+        assert_eq!(store.on(Verb::Acquire).calls(), acquires, "revoked: {revoked}");
+        next.release().await.expect("ours");
+        assert_eq!(store.held(), 0);
+    }
+}
+
+/// The renewal was sent for the short lease, and is answered when the grant has the long one.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_was_sent_before_the_lease_grew_counts_for_what_it_asked_for() {
+    let (store, locks) = store_and_locks();
+    let first = locks.lock(key()).lease(Lease::Fixed(ms(3_000))).await.expect("free");
+    let next = tokio::spawn(locks.lock(key()).into_future());
+    settle().await;
+    store.on(Verb::Renew).hold_question();
+    while store.on(Verb::Renew).calls() == 0 {
+        sleep(ms(10)).await;
+    }
+    assert_eq!(first.release().await.expect("ours"), Released::HandedOn);
+    let next = soon("its turn", next).await.expect("no panic").expect("its turn");
+    store.on(Verb::Renew).open();
+    settle().await;
+    assert!(kept(&locks).await > ms(30_900), "a late renewal shortens nothing: {:?}", kept(&locks).await);
+    assert!(next.view().remaining() <= kept(&locks).await, "it counts on no more than the store keeps");
+    next.release().await.expect("ours");
 }

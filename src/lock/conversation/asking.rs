@@ -27,17 +27,18 @@ impl<W: Clone> Conversation<W> {
                 .with_source(PendingReleases { last_error: cx.release_error.clone() });
             return self.refuse_line(cx, |_| error.clone().into());
         }
-        self.attempt = Some(Attempt { lease: self.lease(cx), ..Attempt::new(cx.ids.next()) });
+        self.attempt = Some(Attempt::new(cx.ids.next()));
         self.ask(cx);
     }
 
     pub(super) fn ask(&mut self, cx: &mut Context<'_, W>) {
-        let lock_delay = self.lock_delay();
+        let (lease, lock_delay) = (self.lease(cx), self.lock_delay());
         let Some(attempt) = &mut self.attempt else { return };
         attempt.lines_up |= self.line.has_patient();
+        attempt.lease = lease;
         attempt.lock_delay = lock_delay;
         let if_held = if attempt.lines_up { IfHeld::LineUp } else { IfHeld::Refuse };
-        let lease = attempt.lease.saturating_add(lock_delay);
+        let lease = lease.saturating_add(lock_delay);
         let call = cx.call(&attempt.owner, Verb::Acquire { if_held, lease });
         attempt.calls.begin(call.number, cx.now());
         attempt.hinted = false;
@@ -46,8 +47,8 @@ impl<W: Clone> Conversation<W> {
         cx.actions.push(Action::Send(call));
     }
 
-    /// As long as the first of those who wait needs: what a crash of it costs. One id asks for one lease: of two questions the first one may be
-    /// done last, and must not shorten what the second one got.
+    /// As long as the first of those who wait needs: what a crash of it costs. The first may be another one by the next question; of two
+    /// questions the store keeps the longer lease, whichever is done last.
     pub(super) fn lease(&self, cx: &Context<'_, W>) -> Duration {
         self.line.first().map_or(cx.lease.longest, |request| request.terms.store_lease(cx.lease))
     }

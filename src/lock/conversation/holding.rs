@@ -62,12 +62,9 @@ impl<W: Clone> Conversation<W> {
         let Some(first) = self.line.first() else {
             return self.end(Duration::ZERO, None, cx);
         };
-        if first.terms.store_lease(cx.lease) > held.grant.lease() {
-            // The store keeps the key for less than this one needs. Another id asks for more.
-            return self.end(Duration::ZERO, None, cx);
-        }
-        if first.terms.lock_delay > held.grant.lock_delay() {
-            // I10: the store keeps the key for less than this one wants. A yield asks for more.
+        if first.terms.lock_delay > held.grant.lock_delay() || first.terms.store_lease(cx.lease) > held.grant.lease() {
+            // I10: the store keeps the key for less than this one needs. A yield asks for more, and
+            // the section begins after its answer.
             return self.yield_turn(cx);
         }
         let Some(Request { waiter, waits, owner, terms, parent: _ }) = self.line.pop() else { return };
@@ -132,8 +129,9 @@ impl<W: Clone> Conversation<W> {
     /// The section has ended, and somebody here waits: no round trip, unless others may have waited for long enough.
     pub(super) fn hand_over(&mut self, cx: &mut Context<'_, W>) {
         let Some(Attempt { state: State::Held(held), .. }) = &self.attempt else { return };
-        if self.line.first().is_some_and(|next| next.terms.store_lease(cx.lease) != held.grant.lease()) {
-            // A crash of the next one is to cost what that one needs, no more and no less: another id asks for it.
+        if self.line.first().is_some_and(|next| next.terms.store_lease(cx.lease) < held.grant.lease()) {
+            // A crash of the next one is to cost no more than that one needs. One id never gets less than
+            // before, because a late renewal of it may still ask for the longer lease: another id asks.
             return self.end(Duration::ZERO, None, cx);
         }
         let is_ours = cx.now().since(held.since) < HAND_OVER_TIME
@@ -148,10 +146,12 @@ impl<W: Clone> Conversation<W> {
         held.grant.section(Moment::NEVER);
         let next = cx.ids.next();
         let lock_delay = self.lock_delay();
-        let lease = attempt.lease.saturating_add(lock_delay);
-        let verb = Verb::Yield { fence: held.token.fence(), next: next.clone(), lease };
+        // A yield sets the lease, and a renewal of the same id may have been done already: never less than that asked for.
+        let lease = held.grant.lease().max(self.lease(cx));
+        let verb =
+            Verb::Yield { fence: held.token.fence(), next: next.clone(), lease: lease.saturating_add(lock_delay) };
         let call = cx.call(&attempt.owner, verb);
-        let mut attempt = Attempt { state: State::Yielding { held, next }, lock_delay, ..attempt };
+        let mut attempt = Attempt { state: State::Yielding { held, next }, lease, lock_delay, ..attempt };
         attempt.calls.begin(call.number, cx.now());
         attempt.hinted = false;
         attempt.taken_away = false;
@@ -169,8 +169,8 @@ impl<W: Clone> Conversation<W> {
             _ => None,
         };
         if let Some(token) = token {
-            held.grant.extend(asked, cx.now());
-            held.grant.refence(token, attempt.lock_delay);
+            held.grant.extend(attempt.lease, asked, cx.now());
+            held.grant.refence(token, attempt.lease, attempt.lock_delay);
             attempt.calls.answered();
             let doubted = attempt.taken_away;
             let lost = held.grant.remaining(cx.now()).is_zero();
