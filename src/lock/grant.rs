@@ -38,6 +38,8 @@ pub struct Grant {
     doubted_at: AtomicU64,
     /// The next renewal is sent early because of a message.
     hurried: AtomicBool,
+    /// A message says that it is over, and no answer since says that it is not.
+    in_doubt: AtomicBool,
     /// Whether an answer to that is awaited: [`IDLE`](Self::IDLE), [`ASKING`](Self::ASKING) or [`AGAIN`](Self::AGAIN).
     asking: AtomicU8,
     /// Under which moment the watchdog has it in its list. Written under the mutex of that list.
@@ -91,6 +93,7 @@ impl Grant {
             renew_at: AtomicU64::new(asked.after(lease / RENEWALS_PER_LEASE).as_nanos()),
             doubted_at: AtomicU64::new(0),
             hurried: AtomicBool::new(false),
+            in_doubt: AtomicBool::new(false),
             asking: AtomicU8::new(Self::IDLE),
             listed_at: AtomicU64::new(0),
             warned: AtomicBool::new(false),
@@ -128,6 +131,10 @@ impl Grant {
         if extended.is_ok() {
             self.renew_at.store(asked.after(lease / RENEWALS_PER_LEASE).as_nanos(), Ordering::Relaxed);
             self.warned.store(false, Ordering::Relaxed);
+            // An answer to a question that is older than the doubt says nothing about it.
+            if self.asking.load(Ordering::Acquire) != Self::AGAIN {
+                self.in_doubt.store(false, Ordering::Release);
+            }
         }
     }
 
@@ -237,8 +244,14 @@ impl Grant {
     /// A message says that it is over. Messages can be forged, so the store is asked (I7): at once, but once at a time, and after a pause.
     /// Whether the watchdog has to look at it earlier for that.
     pub fn doubt(&self, now: Moment) -> bool {
+        self.in_doubt.store(true, Ordering::Release);
         let again = |asking| (asking != Self::IDLE).then_some(Self::AGAIN);
         self.asking.fetch_update(Ordering::AcqRel, Ordering::Acquire, again).is_err() && self.hurry(now)
+    }
+
+    /// Whether the store is to confirm it before another section begins under it.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.in_doubt.load(Ordering::Acquire)
     }
 
     /// The renewal that was [needed](Need::Renewal) has ended, whatever came of it. Whether the watchdog has to look at it earlier.

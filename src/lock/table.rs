@@ -508,6 +508,25 @@ mod tests {
         assert_eq!(w.doubts, 1);
     }
 
+    /// I7: the message ends nothing, and no other section begins before the store has said that it is false.
+    #[test]
+    fn a_grant_in_doubt_is_handed_over_after_the_answer_of_the_store() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.ask(2, true);
+        w.ask(3, true);
+        section.grant.doubt(w.now);
+        w.end(&section, Ending::Released);
+        let call = w.call();
+        assert!(matches!(call.verb, Verb::Yield { .. }), "{call:?}");
+        w.on(Event::Yielded(call.number, Ok(Yielded::Extended { fence: 8 })));
+        let section = w.turn(2);
+        w.end(&section, Ending::Released);
+        w.turn(3);
+    }
+
     /// However many keys are held, a gap is for those that wait.
     #[test]
     fn a_gap_visits_those_who_wait_in_the_stores_line_and_nobody_else() {

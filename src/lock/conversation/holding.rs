@@ -134,7 +134,9 @@ impl<W: Clone> Conversation<W> {
             // before, because a late renewal of it may still ask for the longer lease: another id asks.
             return self.end(Duration::ZERO, None, cx);
         }
-        let is_ours = cx.now().since(held.since) < HAND_OVER_TIME
+        // A revoked grant may run to its answer, but nothing new begins under it: the yield finds out.
+        let is_ours = !held.grant.is_in_doubt()
+            && cx.now().since(held.since) < HAND_OVER_TIME
             && held.sections < HAND_OVER_SECTIONS
             && self.line.first().is_none_or(|next| held.grant.remaining(cx.now()) >= next.terms.least_run(cx.lease));
         if is_ours { self.next_section(false, cx) } else { self.yield_turn(cx) }
