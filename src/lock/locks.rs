@@ -342,17 +342,29 @@ impl LocksBuilder {
         Self { max_detached: handlers, ..self }
     }
 
-    /// How long the store keeps a lock that nobody renews: what a process costs that crashes. Default: 30 seconds. From 2 seconds to 10 minutes.
+    /// The lease: how long the store keeps a lock that is not renewed. Default: 30 seconds. From 2 seconds to 10 minutes.
     ///
-    /// How long may a key be blocked after a crash? A shorter lease frees it sooner, and a lock is lost sooner when the store does not
-    /// answer; what is held is renewed every third of it, which costs the store one call in that time for a thousand keys. The
-    /// [lock-delay](Policy::lock_delay) comes on top. For sections that are short anyway, [`Lease::Fixed`](crate::Lease::Fixed) does the same for
-    /// each of them.
+    /// The decision: how long may a crash block a key? A shorter lease frees the key sooner. It costs more renewals, because each held
+    /// lock is renewed after every third of its lease, and an outage or a pause of the process loses locks sooner. The
+    /// [lock-delay](Policy::lock_delay), 1 second by default, is added to the lease.
+    ///
+    /// | lease | renewals per second for 1,000 held keys | a crash blocks a key for at most |
+    /// |---|---|---|
+    /// | 2 s, the shortest | 1,500 | 3 s |
+    /// | 5 s | 600 | 6 s |
+    /// | 10 s | 300 | 11 s |
+    /// | **30 s, the default** | 100 | 31 s |
+    /// | 60 s | 50 | 61 s |
+    /// | 10 min, the longest | 5 | 601 s |
+    ///
+    /// Renewals that are due together share a call: up to 1,000 in one. A section that ends within a third of its lease is never renewed.
+    ///
+    /// [`Lease::Fixed`](crate::Lease::Fixed) does the same for single sections: the store is asked for no more than such a section needs.
     ///
     /// # Panics
     ///
-    /// The lease is shorter than 2 seconds or longer than 10 minutes. (A service that starts with another lease than the one it was given would
-    /// show that after the first crash only.)
+    /// The lease is shorter than 2 seconds or longer than 10 minutes. A service that started with another lease than the one it was given
+    /// would show that after its first crash only.
     #[track_caller]
     pub fn lease(self, lease: Duration) -> Self {
         assert!(

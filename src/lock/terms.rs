@@ -18,9 +18,13 @@ pub enum Lease {
     Watched,
     /// So long and no longer: then it is lost, whatever its holder does. Redisson's `lock(leaseTime)`.
     ///
-    /// For what must not take longer, and for what must not block others for long after a crash: the store is asked for this, half a second for
-    /// the call, and the lock-delay, and never for more than a watched lease. So a holder that crashes under a fixed lease of 5 seconds blocks
-    /// its key for some 6.5 seconds, where a watched one blocks it for 31. A `max_hold` does not change what the store is asked for.
+    /// For sections that must not take longer, and for sections that must not block others for long after a crash. The store is asked for this time,
+    /// the time of one call (half a second), 1 % for the clocks and the lock-delay, and never for more than a watched lease. So a holder that
+    /// crashes under a fixed lease of 5 seconds blocks its key for at most 6.6 seconds; a watched one blocks it for 31. A `max_hold` does not change
+    /// what the store is asked for.
+    ///
+    /// A handoff within a process costs a round trip where the next section needs another lease: a yield for a longer one, a release and an
+    /// acquire for a shorter one.
     Fixed(Duration),
 }
 
