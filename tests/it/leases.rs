@@ -124,7 +124,7 @@ async fn a_handoff_to_a_section_with_another_lease_asks_the_store() {
 /// Until the store has answered, it keeps the key for what the section before needed.
 #[tokio::test(start_paused = true)]
 async fn a_section_that_needs_a_longer_lease_begins_after_the_answer_that_extends_it() {
-    for (revoked, acquires) in [(false, 1), (true, 2)] {
+    for revoked in [false, true] {
         let (store, locks) = store_and_locks();
         let first = locks.lock(key()).lease(Lease::Fixed(ms(2_000))).await.expect("free");
         let token = first.fencing_token();
@@ -142,7 +142,7 @@ async fn a_section_that_needs_a_longer_lease_begins_after_the_answer_that_extend
         let next = soon("its turn", next).await.expect("no panic").expect("its turn");
         assert!(next.fencing_token() > token && next.view().remaining() > ms(29_000));
         assert!(kept(&locks).await > ms(29_900), "{:?}", kept(&locks).await);
-        assert_eq!(store.on(Verb::Acquire).calls(), acquires, "revoked: {revoked}");
+        assert_eq!(store.on(Verb::Acquire).calls() > 1, revoked, "what was lost is acquired anew");
         next.release().await.expect("ours");
         assert_eq!(store.held(), 0);
     }
