@@ -66,7 +66,7 @@ impl World {
             patience,
             work,
             ending,
-            terms: Terms { lease, max_hold, hold_at_least, lock_delay, ..Terms::default() },
+            terms: Terms { lease, max_hold, hold_at_least, lock_delay },
             place: 0,
             since: at,
             state: State::Away,
