@@ -75,9 +75,9 @@ impl Records {
             hash_map::Entry::Occupied(occupied) => occupied.into_mut(),
             hash_map::Entry::Vacant(vacant) => vacant.insert(Record::free(at.now)),
         };
-        // A grant, or an offer that has come: the same fence, a full lease.
+        // A grant, or an offer that has come: the same fence, a full lease. A late copy must not shorten it.
         if let Some(fence) = record.fence_of(&ask.owner, at.now) {
-            record.until = at.now.after(ask.lease);
+            record.until = record.until.max(at.now.after(ask.lease));
             return Acquired::Granted { fence };
         }
         if record.is_free(at.now) {
@@ -98,7 +98,8 @@ impl Records {
     pub(super) fn renew(&mut self, now: Moment, ask: &RenewAsk) -> Renewed {
         match self.by_key.get_mut(&ask.key) {
             Some(record) if record.fence_of(&ask.owner, now).is_some() => {
-                record.until = now.after(ask.lease);
+                // A renewal that is done late must not shorten the lease that a later call has got.
+                record.until = record.until.max(now.after(ask.lease));
                 Renewed::Extended
             }
             _ => Renewed::NotOwner,
