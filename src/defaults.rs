@@ -7,13 +7,21 @@ use std::time::Duration;
 /// How long the store keeps a grant that nobody gives back: what a crashed holder costs.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
+/// The shortest lease that can be set: four calls of the store. And the longest: a crash should not block a key for longer.
+pub(crate) const LEASE_MIN: Duration = Duration::from_secs(2);
+pub(crate) const LEASE_MAX: Duration = Duration::from_secs(600);
+
 /// A lease is renewed so many times before it would be over: two that fail are survived.
 pub(crate) const RENEWALS_PER_LEASE: u32 = 3;
 /// A renewal that was not answered is asked for again after this part of the lease.
 pub(crate) const RENEWAL_RETRIES_PER_LEASE: u32 = 30;
+/// .. but no sooner than this: a call of the store takes its time.
+pub(crate) const RENEWAL_RETRY_MIN: Duration = Duration::from_millis(250);
 
 /// What is due within this time is renewed together with what is due already.
 pub(crate) const RENEWAL_TICK: Duration = Duration::from_millis(500);
+/// .. at most this part of the lease.
+pub(crate) const RENEWAL_TICKS_PER_LEASE: u32 = 60;
 /// Grants in one call.
 pub(crate) const RENEWALS_PER_CALL: usize = 1000;
 
@@ -152,8 +160,10 @@ mod tests {
         let readme = include_str!("../README.md");
         let s = |duration: Duration| format!("{} s", duration.as_secs());
         for (number, value) in [
-            ("lease", s(LEASE)),
-            ("renewal", format!("every {}", s(LEASE / RENEWALS_PER_LEASE))),
+            ("lease (`LocksBuilder::lease`)", s(LEASE)),
+            ("shortest lease", s(LEASE_MIN)),
+            ("longest lease", format!("{} min", LEASE_MAX.as_secs() / 60)),
+            ("renewal", format!("every third of the lease: {}", s(LEASE / RENEWALS_PER_LEASE))),
             ("drift", format!("{} % + {} ms", 100 / DRIFT_DIVISOR, DRIFT_ROUNDING.as_millis())),
             ("`locks.lock` without `.wait`", s(LOCK_WAIT)),
             ("check-in of a waiter, if the holder is elsewhere", s(CHECK_IN)),

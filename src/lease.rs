@@ -49,6 +49,15 @@ pub struct OwnerIds {
     die: AtomicU64,
 }
 
+/// What a store is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseBounds {
+    /// For a section that has no end of its own.
+    pub longest: Duration,
+    /// How long one call of the store may take.
+    pub call_timeout: Duration,
+}
+
 // === impl OwnerId ===
 
 impl OwnerId {
@@ -207,6 +216,17 @@ pub(crate) fn safe_part(lease: Duration) -> Duration {
     lease.saturating_sub(lease / DRIFT_DIVISOR).saturating_sub(DRIFT_ROUNDING)
 }
 
+// === impl LeaseBounds ===
+
+impl LeaseBounds {
+    /// What the store is asked for, for a section that lasts so long at the most: the least lease whose [safe part](safe_part) does not end
+    /// before it, though the answer takes as long as a call may. What is longer is renewed.
+    pub(crate) fn of_section(self, section: Duration) -> Duration {
+        let safe = section.saturating_add(self.call_timeout).saturating_add(DRIFT_ROUNDING);
+        safe.saturating_add(safe / (DRIFT_DIVISOR - 1)).saturating_add(Duration::from_nanos(1)).min(self.longest)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -259,6 +279,22 @@ mod tests {
         assert!(two.as_i64() > 0 && two.as_i64().cast_unsigned() == two.as_u64());
         assert_eq!(FencingToken::of_grant(year_2255_us + 1), None, "a negative number in a column would sort first");
         assert_eq!(FencingToken::of_grant(u64::MAX), None);
+    }
+
+    #[test]
+    fn a_lease_covers_a_section_of_its_length_and_no_more_than_it_must() {
+        let call_timeout = Duration::from_millis(500);
+        let bounds = LeaseBounds { longest: Duration::from_secs(600), call_timeout };
+        for ms in [0, 1, 99, 1_000, 5_000, 29_999, 500_000] {
+            let section = Duration::from_millis(ms);
+            let lease = bounds.of_section(section);
+            assert!(safe_part(lease) >= section + call_timeout, "{section:?} under {lease:?}");
+            assert!(
+                safe_part(lease) <= section + call_timeout + Duration::from_millis(1),
+                "{section:?} under {lease:?}"
+            );
+        }
+        assert_eq!(bounds.of_section(Duration::MAX), bounds.longest);
     }
 
     #[test]

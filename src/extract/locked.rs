@@ -8,8 +8,8 @@ use http::{Extensions, StatusCode, request::Parts};
 
 use crate::{
     key::LockKey,
-    lock::HeldLock,
-    middleware::{RejectionBody, Route, Slot},
+    lock::{HeldLock, Share},
+    middleware::{ClientConnection, Rejection, RejectionBody, Route, Slot},
 };
 
 /// A value that says what is to be locked before it is worked on: what [`Locked`] takes its key from.
@@ -65,6 +65,9 @@ pub trait Lockable {
 /// The key is of this one extractor. Is it to be of several, the path and the body perhaps, put a [`LockLayer`](crate::LockLayer) on the route.
 /// (Where `Lockable` is missing Axum says only that the handler is none; `#[axum::debug_handler]` says why.)
 ///
+/// The body of the request is complete before the lock is acquired, also where the key is of the head, unless the layer has
+/// [`request_body(RequestBodyMode::Stream)`](crate::LocksLayer::request_body).
+///
 /// # Errors
 ///
 /// What the extractor rejects is answered as it says. Who cannot have the lock is answered as from a layer: 409, 503, .., with the typed
@@ -90,6 +93,7 @@ const MISSING_LAYER: &str = "`Locked` found nothing to take its lock from. Put a
 struct Place {
     slot: Slot,
     route: Route,
+    client: Option<ClientConnection>,
 }
 
 impl<E, S> FromRequestParts<S> for Locked<E>
@@ -103,6 +107,13 @@ where
         let place = Place::of(&parts.extensions)?;
         let value = E::from_request_parts(parts, state).await.map_err(IntoResponse::into_response)?;
         let key = value.lock_key().into();
+        let _waits = place.slot.waits();
+        // A client that does not wait is spared its body.
+        if let Some(rejection) = place.slot.refusal(&place.route, &key) {
+            return Err(place.rejected(rejection));
+        }
+        // Before the lock: a client that does not send its body keeps nobody waiting.
+        let _room = place.read_body(parts).await?;
         let lock = place.lock(key).await?;
         // The innermost one, for extractors behind this one.
         parts.extensions.insert(lock.clone());
@@ -119,9 +130,12 @@ where
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
         let place = Place::of(request.extensions())?;
+        let _waits = place.slot.waits();
+        let (mut parts, body) = request.into_parts();
+        let _room = place.read_body(&mut parts).await?;
+        let request = Request::from_parts(parts, body);
         let value = E::from_request(request, state).await.map_err(IntoResponse::into_response)?;
-        let key = value.lock_key().into();
-        let lock = place.lock(key).await?;
+        let lock = place.lock(value.lock_key().into()).await?;
         Ok(Self(value, lock))
     }
 }
@@ -130,16 +144,22 @@ impl Place {
     fn of(extensions: &Extensions) -> Result<Self, Response> {
         let slot = extensions.get::<Slot>().cloned().ok_or_else(missing_layer)?;
         let route = slot.route(extensions);
-        Ok(Self { slot, route })
+        Ok(Self { slot, route, client: extensions.get().cloned() })
+    }
+
+    /// Reads the body of the request, for the handler or the extractor to find it complete.
+    async fn read_body(&self, head: &mut Parts) -> Result<Option<Share>, Response> {
+        self.slot.read_body(&self.route, head).await.map_err(|answer| answer.map(RejectionBody::into_axum))
+    }
+
+    fn rejected(&self, rejection: Rejection) -> Response {
+        self.slot.on_reject().answer(rejection).map(RejectionBody::into_axum)
     }
 
     /// Takes the lock, and leaves it where it stays to the end of the response.
     async fn lock(&self, key: LockKey) -> Result<HeldLock, Response> {
-        let Self { slot, route } = self;
-        let waits = slot.waits();
-        let section = slot.enter(route, key).await;
-        drop(waits);
-        let section = section.map_err(|rejection| slot.on_reject().answer(rejection).map(RejectionBody::into_axum))?;
+        let Self { slot, route, client } = self;
+        let section = slot.enter(route, key, client.as_ref()).await.map_err(|rejection| self.rejected(rejection))?;
         let view = section.view();
         // The response is out: whoever extracts now has kept a copy of the request, and holds nothing.
         slot.put(section).map_err(|_| missing_layer())?;

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{grant::Grant, owner::Owner, section::Section};
 use crate::{
     clock::Moment,
-    defaults::{CHECK_IN, LEASE, LOCK_DELAY, PLACE, RETRY_MAX, RETRY_MIN},
+    defaults::{CHECK_IN, LOCK_DELAY, PLACE, RETRY_MAX, RETRY_MIN},
     lease::{FencingToken, OwnerId},
     store::{StoreError, StoreErrorKind},
 };
@@ -24,6 +24,8 @@ pub(super) struct Attempt {
     pub(super) taken_away: bool,
     /// That was asked about once. A flood of messages must not keep it from beginning.
     pub(super) checked: bool,
+    /// What the store was asked for.
+    pub(super) lease: Duration,
     /// How long the store was asked to keep the key beyond the lease.
     pub(super) lock_delay: Duration,
     /// When to ask again.
@@ -91,6 +93,8 @@ pub(super) struct Calls {
 pub(super) struct GiveBack {
     pub(super) owner: OwnerId,
     pub(super) keep_taken: Duration,
+    /// The longest lease that may have been asked for.
+    pub(super) lease: Duration,
     /// An `acquire` whose answer is awaited first.
     pub(super) expects: Option<u64>,
     /// A `release` is under way.
@@ -118,6 +122,7 @@ impl Attempt {
             hinted: false,
             taken_away: false,
             checked: false,
+            lease: Duration::ZERO,
             lock_delay: Duration::ZERO,
             ask_at: None,
             heard_at: Moment::default(),
@@ -229,7 +234,7 @@ impl Calls {
 impl GiveBack {
     /// By then its lease is over, and so is its place.
     pub(super) fn gives_up_at(&self) -> Moment {
-        self.began.after((LEASE + PLACE).saturating_add(self.keep_taken.max(LOCK_DELAY)))
+        self.began.after((self.lease + PLACE).saturating_add(self.keep_taken.max(LOCK_DELAY)))
     }
 
     /// By then whoever waits for it is told that nobody knows.
@@ -250,10 +255,11 @@ impl Running {
 }
 
 impl GiveBack {
-    pub(super) fn new(owner: OwnerId, keep_taken: Duration, began: Moment) -> Self {
+    pub(super) fn new(owner: OwnerId, keep_taken: Duration, lease: Duration, began: Moment) -> Self {
         Self {
             owner,
             keep_taken,
+            lease,
             expects: None,
             sending: None,
             void_at: None,

@@ -36,7 +36,7 @@ use crate::{
     clock::{Clock, Moment, Now},
     defaults::{HINT_PAUSE, LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE},
     key::LockKey,
-    lease::{OwnerId, OwnerIds},
+    lease::{LeaseBounds, OwnerId, OwnerIds},
     process::Process,
     store::{
         AcquireAsk, Inbox, LineTerms, LockStore, ReleaseAsk, Released, StoreError, StoreErrorKind, StoreEvent,
@@ -59,6 +59,8 @@ pub(crate) struct Core {
     process: Process,
     /// The process that this was made in. In a child of it, which has a copy, it is dead: it grants nothing, and sends nothing to the store.
     made_in: u32,
+    /// The longest lease that the store is asked for.
+    pub(super) lease: Duration,
     complaints: Complaints,
     reports: Reports,
     /// For the bodies of requests that are read before their lock is taken.
@@ -115,6 +117,7 @@ impl Core {
         clock: Clock,
         ids: OwnerIds,
         process: Process,
+        lease: Duration,
         max_detached: usize,
     ) -> Arc<Self> {
         let call_timeout = store.call_timeout();
@@ -127,10 +130,11 @@ impl Core {
             ids,
             made_in: process.id(),
             process,
+            lease,
             complaints: Complaints::default(),
             reports: Reports::default(),
             bodies: Arc::default(),
-            table: Mutex::new(Table::new(call_timeout)),
+            table: Mutex::new(Table::new(LeaseBounds { longest: lease, call_timeout })),
             gaps: Mutex::default(),
             is_draining: AtomicBool::new(false),
             runtime: Mutex::default(),
@@ -159,7 +163,7 @@ impl Core {
         self.watchdog.disown();
         let ids = self.ids.of_child(self.process.random_bits());
         let (store, clock, process) = (Arc::clone(&self.store), self.clock.clone(), self.process.clone());
-        Self::new(store, clock, ids, process, self.detached.max())
+        Self::new(store, clock, ids, process, self.lease, self.detached.max())
     }
 
     /// One `getpid`: with each request, each end of a guard, and each answer of the store.

@@ -8,7 +8,7 @@ use std::{
 use super::{LockLost, told::Bell};
 use crate::{
     clock::Moment,
-    defaults::{HINT_PAUSE, LEASE, RENEWAL_RETRIES_PER_LEASE, RENEWALS_PER_LEASE},
+    defaults::{HINT_PAUSE, RENEWAL_RETRIES_PER_LEASE, RENEWAL_RETRY_MIN, RENEWAL_TICKS_PER_LEASE, RENEWALS_PER_LEASE},
     key::LockKey,
     lease::{FencingToken, OwnerId, safe_part},
 };
@@ -26,6 +26,8 @@ pub struct Grant {
     deadline: AtomicU64,
     /// When the section that runs is over, whatever the store says; `NEVER` if it has no such end.
     limit: AtomicU64,
+    /// What the store is asked for: as much as its sections need. It only grows, because one id never counts on less than before.
+    lease: AtomicU64,
     /// When to look whether the section that runs was taken by all callers it was sent to.
     delivery_at: AtomicU64,
     /// How long the store keeps the key beyond the lease.
@@ -36,6 +38,8 @@ pub struct Grant {
     doubted_at: AtomicU64,
     /// The next renewal is sent early because of a message.
     hurried: AtomicBool,
+    /// A message says that it is over, and no answer since says that it is not.
+    in_doubt: AtomicBool,
     /// Whether an answer to that is awaited: [`IDLE`](Self::IDLE), [`ASKING`](Self::ASKING) or [`AGAIN`](Self::AGAIN).
     asking: AtomicU8,
     /// Under which moment the watchdog has it in its list. Written under the mutex of that list.
@@ -69,18 +73,27 @@ impl Grant {
     const AGAIN: u8 = 2;
 
     /// Granted by an answer to what was asked at this moment (I3).
-    pub(super) fn new(key: LockKey, owner: OwnerId, token: FencingToken, lock_delay: Duration, asked: Moment) -> Self {
+    pub(super) fn new(
+        key: LockKey,
+        owner: OwnerId,
+        token: FencingToken,
+        lease: Duration,
+        lock_delay: Duration,
+        asked: Moment,
+    ) -> Self {
         Self {
+            lease: AtomicU64::new(nanos(lease)),
             key,
             owner,
             token: AtomicU64::new(token.as_u64()),
-            deadline: AtomicU64::new(asked.after(safe_part(LEASE)).as_nanos()),
+            deadline: AtomicU64::new(asked.after(safe_part(lease)).as_nanos()),
             limit: AtomicU64::new(Moment::NEVER.as_nanos()),
             delivery_at: AtomicU64::new(Moment::NEVER.as_nanos()),
-            lock_delay: AtomicU64::new(Moment::default().after(lock_delay).as_nanos()),
-            renew_at: AtomicU64::new(asked.after(LEASE / RENEWALS_PER_LEASE).as_nanos()),
+            lock_delay: AtomicU64::new(nanos(lock_delay)),
+            renew_at: AtomicU64::new(asked.after(lease / RENEWALS_PER_LEASE).as_nanos()),
             doubted_at: AtomicU64::new(0),
             hurried: AtomicBool::new(false),
+            in_doubt: AtomicBool::new(false),
             asking: AtomicU8::new(Self::IDLE),
             listed_at: AtomicU64::new(0),
             warned: AtomicBool::new(false),
@@ -106,15 +119,22 @@ impl Grant {
         }
     }
 
-    /// The store has renewed it, asked at this moment. Too late is too late: what is over stays so.
-    pub fn extend(&self, asked: Moment, now: Moment) {
-        let deadline = asked.after(safe_part(LEASE)).as_nanos();
+    /// The store has renewed it for this lease, asked at this moment. Too late is too late: what is over stays so.
+    ///
+    /// `lease` is the one of the call that was answered. A renewal that was sent before the lease grew
+    /// got the shorter one: to count on the longer one would be to let two in.
+    pub fn extend(&self, lease: Duration, asked: Moment, now: Moment) {
+        let deadline = asked.after(safe_part(lease)).as_nanos();
         let extended = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
             (now.as_nanos() < old && LockLost::from_code(old).is_none()).then_some(old.max(deadline))
         });
         if extended.is_ok() {
-            self.renew_at.store(asked.after(LEASE / RENEWALS_PER_LEASE).as_nanos(), Ordering::Relaxed);
+            self.renew_at.store(asked.after(lease / RENEWALS_PER_LEASE).as_nanos(), Ordering::Relaxed);
             self.warned.store(false, Ordering::Relaxed);
+            // An answer to a question that is older than the doubt says nothing about it.
+            if self.asking.load(Ordering::Acquire) != Self::AGAIN {
+                self.in_doubt.store(false, Ordering::Release);
+            }
         }
     }
 
@@ -138,9 +158,14 @@ impl Grant {
         Duration::from_nanos(self.lock_delay.load(Ordering::Relaxed))
     }
 
-    /// What the store is asked for when it is renewed: the lease, and the lock-delay that only the store knows of (I10).
-    pub fn lease_with_delay(&self) -> Duration {
-        LEASE + self.lock_delay()
+    /// What the store is asked for.
+    pub fn lease(&self) -> Duration {
+        Duration::from_nanos(self.lease.load(Ordering::Relaxed))
+    }
+
+    /// What the store is asked for when it is renewed for this lease: it, and the lock-delay that only the store knows of (I10).
+    pub fn with_delay(&self, lease: Duration) -> Duration {
+        lease.saturating_add(self.lock_delay())
     }
 
     /// It is over, for this reason; if it is not yet.
@@ -175,10 +200,11 @@ impl Grant {
         self.token.load(Ordering::Relaxed)
     }
 
-    /// The store has given it a new fence, and was asked to keep the key for this long beyond the lease.
-    pub(super) fn refence(&self, token: FencingToken, lock_delay: Duration) {
+    /// The store has given it a new fence and this lease, and was asked to keep the key for this long beyond it.
+    pub(super) fn refence(&self, token: FencingToken, lease: Duration, lock_delay: Duration) {
         self.token.store(token.as_u64(), Ordering::Relaxed);
-        self.lock_delay.store(Moment::default().after(lock_delay).as_nanos(), Ordering::Relaxed);
+        self.lease.fetch_max(nanos(lease), Ordering::Relaxed);
+        self.lock_delay.store(nanos(lock_delay), Ordering::Relaxed);
     }
 
     /// What the watchdog has to do for it now. An answer that does not come is asked for again soon.
@@ -199,6 +225,8 @@ impl Grant {
         let renew_at = Moment::from_nanos(self.renew_at.load(Ordering::Relaxed));
         // A hurried one is not sent before its pause is over, though others are due already.
         let not_before = self.not_before();
+        // A short lease waits for others for a short time: one that has just begun is not renewed.
+        let soon = soon.min(now.after(self.lease() / RENEWAL_TICKS_PER_LEASE));
         if soon < renew_at || now < not_before {
             return Need::Rest(renew_at.max(not_before).min(end));
         }
@@ -208,7 +236,7 @@ impl Grant {
         if self.hurried.swap(false, Ordering::AcqRel) {
             self.doubted_at.store(now.as_nanos(), Ordering::Relaxed);
         }
-        let again = now.after(LEASE / RENEWAL_RETRIES_PER_LEASE);
+        let again = now.after((self.lease() / RENEWAL_RETRIES_PER_LEASE).max(RENEWAL_RETRY_MIN));
         self.renew_at.store(again.as_nanos(), Ordering::Relaxed);
         Need::Renewal(again.min(end))
     }
@@ -216,8 +244,14 @@ impl Grant {
     /// A message says that it is over. Messages can be forged, so the store is asked (I7): at once, but once at a time, and after a pause.
     /// Whether the watchdog has to look at it earlier for that.
     pub fn doubt(&self, now: Moment) -> bool {
+        self.in_doubt.store(true, Ordering::Release);
         let again = |asking| (asking != Self::IDLE).then_some(Self::AGAIN);
         self.asking.fetch_update(Ordering::AcqRel, Ordering::Acquire, again).is_err() && self.hurry(now)
+    }
+
+    /// Whether the store is to confirm it before another section begins under it.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.in_doubt.load(Ordering::Acquire)
     }
 
     /// The renewal that was [needed](Need::Renewal) has ended, whatever came of it. Whether the watchdog has to look at it earlier.
@@ -248,21 +282,31 @@ impl Grant {
     /// Whether its renewal is late: once, until it has come.
     pub(super) fn is_late(&self, now: Moment) -> bool {
         let left = self.remaining(now);
-        // Of what is over, nothing is left to be late.
-        !left.is_zero() && left < LEASE / RENEWALS_PER_LEASE && !self.warned.swap(true, Ordering::Relaxed)
+        // Of what is over, nothing is left to be late; and where the section ends first, nothing is to be renewed.
+        let end = Moment::from_nanos(self.limit.load(Ordering::Relaxed));
+        let is_late = !left.is_zero() && left < self.lease() / RENEWALS_PER_LEASE && now.after(left) < end;
+        is_late && !self.warned.swap(true, Ordering::Relaxed)
     }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    Moment::default().after(duration).as_nanos()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::OwnerIds;
+    use crate::{
+        defaults::LEASE,
+        lease::{LeaseBounds, OwnerIds},
+    };
 
     const START: Moment = Moment::from_nanos(1 << 40);
+    const BOUNDS: LeaseBounds = LeaseBounds { longest: LEASE, call_timeout: Duration::from_millis(500) };
 
     fn grant() -> Grant {
         let token = FencingToken::of_grant(1).expect("small");
-        Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, s(2), START)
+        Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, LEASE, s(2), START)
     }
 
     fn at(seconds: u64) -> Moment {
@@ -285,10 +329,27 @@ mod tests {
         assert_eq!(need(&grant, 10), Need::Renewal(at(11)));
         assert_eq!(need(&grant, 10), Need::Rest(at(11)), "asked; not twice");
         assert_eq!(need(&grant, 11), Need::Renewal(at(12)), "no answer came");
-        grant.extend(at(11), at(12));
+        grant.extend(grant.lease(), at(11), at(12));
         assert_eq!(need(&grant, 12), Need::Rest(at(21)), "a third after it was asked for");
-        assert_eq!(grant.need(at(20), at(21)), Need::Renewal(at(21)), "with those that are due already");
+        assert_eq!(
+            grant.need(START.after(Duration::from_millis(20_500)), at(21)),
+            Need::Renewal(START.after(Duration::from_millis(21_500))),
+            "with those that are due already"
+        );
         assert_eq!(grant.remaining(at(12)), s(11) + safe_part(LEASE) - s(12));
+    }
+
+    #[test]
+    fn a_section_with_an_end_is_renewed_too_and_is_not_late_before_it() {
+        let token = FencingToken::of_grant(1).expect("small");
+        let lease = BOUNDS.of_section(s(5));
+        let grant = Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, lease, s(2), START);
+        grant.section(at(5));
+        assert!(grant.remaining(START) > s(5) && grant.remaining(START) < s(6), "its own end is first");
+        let third = START.after(lease / 3);
+        assert!(matches!(grant.need(third, third), Need::Renewal(_)), "so that a revocation is noticed");
+        assert_eq!(grant.with_delay(grant.lease()), lease + s(2));
+        assert!(!grant.is_late(START.after(Duration::from_millis(4_900))));
     }
 
     /// I5
@@ -309,7 +370,7 @@ mod tests {
         assert_eq!(need(&grant, 4), Need::LimitReached);
         grant.section(Moment::NEVER);
         assert_eq!(
-            (need(&grant, 4), grant.lease_with_delay()),
+            (need(&grant, 4), grant.with_delay(grant.lease())),
             (Need::Rest(at(10)), s(32)),
             "the next one has another"
         );
@@ -325,8 +386,8 @@ mod tests {
                 Some(why) => grant.end(why),
                 None => assert_eq!(need(&grant, 30), Need::Over, "past its deadline"),
             }
-            grant.extend(at(29), late);
-            grant.extend(late, late);
+            grant.extend(grant.lease(), at(29), late);
+            grant.extend(grant.lease(), late, late);
             grant.end(LockLost::LimitReached);
             assert_eq!(grant.remaining(late), Duration::ZERO);
             assert_eq!(need(&grant, 0), Need::Over, "not even for a clock that steps back");
@@ -334,20 +395,35 @@ mod tests {
         }
     }
 
+    /// The lease grew between: of the two calls, each counts for what it asked for, and the longer one stays.
+    #[test]
+    fn a_renewal_counts_for_the_lease_that_it_asked_for() {
+        let token = FencingToken::of_grant(1).expect("small");
+        let grant = Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, s(3), s(1), START);
+        grant.extend(LEASE, at(1), at(2));
+        grant.refence(FencingToken::of_grant(2).expect("small"), LEASE, s(1));
+        let left = grant.remaining(at(2));
+        assert_eq!(left, s(1) + safe_part(LEASE) - s(2));
+        grant.extend(s(3), START.after(Duration::from_millis(1_500)), at(2));
+        assert_eq!(grant.remaining(at(2)), left);
+        grant.refence(FencingToken::of_grant(3).expect("small"), s(3), s(1));
+        assert_eq!(grant.lease(), LEASE, "it only grows");
+    }
+
     /// Nobody has looked since: the answer that comes after the deadline comes too late all the same.
     #[test]
     fn a_renewal_that_is_answered_after_the_deadline_is_lost() {
         let grant = grant();
-        grant.extend(at(29), at(30));
+        grant.extend(grant.lease(), at(29), at(30));
         assert_eq!(grant.remaining(at(30)), Duration::ZERO);
     }
 
     #[test]
     fn an_older_answer_takes_nothing_back() {
         let grant = grant();
-        grant.extend(at(12), at(13));
+        grant.extend(grant.lease(), at(12), at(13));
         let left = grant.remaining(at(14));
-        grant.extend(at(11), at(14));
+        grant.extend(grant.lease(), at(11), at(14));
         assert_eq!(grant.remaining(at(14)), left);
     }
 
@@ -362,21 +438,37 @@ mod tests {
         for _ in 0..1_000 {
             assert!(!grant.doubt(ms(1_010)), "the answer is awaited");
         }
-        grant.extend(ms(1_000), ms(1_020));
+        grant.extend(grant.lease(), ms(1_000), ms(1_020));
         assert!(grant.asked(ms(1_020)), "the answer may be older than the doubt");
         assert_eq!(grant.look_at(), ms(1_100), "once more, after a pause");
         assert_eq!(need(ms(1_020)), Need::Rest(ms(1_100)), "others are due, and it is not");
         assert!(matches!(need(ms(1_100)), Need::Renewal(_)));
-        grant.extend(ms(1_100), ms(1_120));
+        grant.extend(grant.lease(), ms(1_100), ms(1_120));
         assert!(!grant.asked(ms(1_120)), "nobody has doubted it since");
         assert_eq!(need(ms(1_120)), Need::Rest(ms(11_100)));
+    }
+
+    /// Of each length: a third of it, and not at once, though the watchdog collects what is due within half a second.
+    #[test]
+    fn a_lease_of_any_length_is_renewed_after_a_third_of_it() {
+        for lease in [Duration::from_millis(510), s(2), LEASE, s(600)] {
+            let token = FencingToken::of_grant(1).expect("small");
+            let grant = Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, lease, s(1), START);
+            let need = |at: Moment| grant.need(at, at.after(Duration::from_millis(500)));
+            let third = START.after(lease / 3);
+            assert_eq!(need(START), Need::Rest(third), "{lease:?}");
+            assert!(matches!(need(third), Need::Renewal(_)), "{lease:?}");
+            assert!(!grant.is_late(START.after(lease / 2)) && grant.is_late(START.after(lease / 4 * 3)), "{lease:?}");
+            grant.extend(grant.lease(), third, third);
+            assert_eq!(grant.remaining(third), safe_part(lease), "{lease:?}: what was granted, and no more");
+        }
     }
 
     #[test]
     fn a_revocation_right_after_a_periodic_renewal_is_asked_about_at_once() {
         let (grant, ms) = (grant(), |ms| START.after(Duration::from_millis(ms)));
         assert!(matches!(need(&grant, 10), Need::Renewal(_)));
-        grant.extend(at(10), at(10));
+        grant.extend(grant.lease(), at(10), at(10));
         assert!(!grant.asked(at(10)));
         assert!(grant.doubt(ms(10_001)));
         assert!(matches!(grant.need(ms(10_001), ms(10_001)), Need::Renewal(_)));
@@ -388,9 +480,9 @@ mod tests {
         assert!(!grant.is_late(at(19)));
         assert!(grant.is_late(at(20)));
         assert!(!grant.is_late(at(21)));
-        grant.extend(at(21), at(22));
+        grant.extend(grant.lease(), at(21), at(22));
         assert!(!grant.is_late(at(23)) && grant.is_late(at(42)));
-        grant.extend(at(42), at(42));
+        grant.extend(grant.lease(), at(42), at(42));
         grant.end(LockLost::GivenBack);
         assert!(!grant.is_late(at(70)), "what is given back is not late");
     }
@@ -420,7 +512,7 @@ mod tests {
                         // Close at first; and, if the other one does not run, out of its way.
                         if spins < 1_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
                     }
-                    grant.extend(at(20), Moment::from_nanos(deadline.as_nanos() - 1));
+                    grant.extend(grant.lease(), at(20), Moment::from_nanos(deadline.as_nanos() - 1));
                 }
             });
             for (n, grant) in (1..).zip(&grants) {

@@ -64,7 +64,7 @@ impl Section {
     /// Of no key, and without an end.
     #[cfg(feature = "test-util")]
     pub(super) fn detached(key: LockKey, token: FencingToken, owner: OwnerId) -> Self {
-        let grant = Grant::new(key, owner, token, Duration::ZERO, Moment::NEVER);
+        let grant = Grant::new(key, owner, token, Duration::ZERO, Duration::ZERO, Moment::NEVER);
         Self::new(Arc::new(grant), token, Terms::default(), Moment::default())
     }
 

@@ -1,20 +1,23 @@
 //! All conversations of one process, and their bounds. Pure, too.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use super::{
     conversation::{Actions, Ahead, Context, Conversation, Ending, Event, Request},
     owner::Owner,
     section::Section,
 };
-#[cfg(any(test, feature = "test-util"))]
-use crate::lease::OwnerId;
 use crate::{
     clock::{Moment, Now},
     defaults::{GIVE_BACKS, STRAY_OFFERS},
     key::{KeyMap, LockKey},
-    lease::OwnerIds,
+    lease::{LeaseBounds, OwnerIds},
     store::{Released, StoreError},
+};
+#[cfg(any(test, feature = "test-util"))]
+use crate::{
+    defaults::{LEASE, STORE_CALL},
+    lease::OwnerId,
 };
 
 /// An entry is here while somebody wants a key, has it, or has not given it back yet.
@@ -23,7 +26,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Table<W> {
     by_key: KeyMap<Conversation<W>>,
-    call_timeout: Duration,
+    lease: LeaseBounds,
     waiting: usize,
     giving_back: usize,
     /// Offers to ids that were forgotten, and are released.
@@ -40,16 +43,16 @@ pub struct Table<W> {
 #[cfg(any(test, feature = "test-util"))]
 impl<W: Clone> Default for Table<W> {
     fn default() -> Self {
-        Self::new(crate::defaults::STORE_CALL)
+        Self::new(LeaseBounds { longest: LEASE, call_timeout: STORE_CALL })
     }
 }
 
 impl<W: Clone> Table<W> {
-    /// For a store whose calls may take this long.
-    pub fn new(call_timeout: Duration) -> Self {
+    /// The store is asked for such leases.
+    pub fn new(lease: LeaseBounds) -> Self {
         Self {
+            lease,
             by_key: KeyMap::default(),
-            call_timeout,
             waiting: 0,
             giving_back: 0,
             strays: 0,
@@ -186,7 +189,8 @@ impl<W: Clone> Table<W> {
             key,
             now,
             ids,
-            call_timeout: self.call_timeout,
+            lease: self.lease,
+            call_timeout: self.lease.call_timeout,
             waiting: self.waiting,
             way_back: self.giving_back < GIVE_BACKS,
             stray_room: self.strays < STRAY_OFFERS,
@@ -231,7 +235,7 @@ impl<W: Clone> Table<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::error::Error;
+    use std::{error::Error, time::Duration};
 
     use super::*;
     use crate::{
@@ -504,6 +508,25 @@ mod tests {
         assert_eq!(w.doubts, 1);
     }
 
+    /// I7: the message ends nothing, and no other section begins before the store has said that it is false.
+    #[test]
+    fn a_grant_in_doubt_is_handed_over_after_the_answer_of_the_store() {
+        let mut w = world();
+        w.ask(1, true);
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.ask(2, true);
+        w.ask(3, true);
+        section.grant.doubt(w.now);
+        w.end(&section, Ending::Released);
+        let call = w.call();
+        assert!(matches!(call.verb, Verb::Yield { .. }), "{call:?}");
+        w.on(Event::Yielded(call.number, Ok(Yielded::Extended { fence: 8 })));
+        let section = w.turn(2);
+        w.end(&section, Ending::Released);
+        w.turn(3);
+    }
+
     /// However many keys are held, a gap is for those that wait.
     #[test]
     fn a_gap_visits_those_who_wait_in_the_stores_line_and_nobody_else() {
@@ -581,7 +604,7 @@ mod tests {
             w.now = w.now.max(section.grant.look_at());
             match section.grant.need(w.now, w.now) {
                 Need::LimitReached => w.on(Event::Limit(section.grant.owner.clone())),
-                Need::Renewal(_) => section.grant.extend(w.now, w.now),
+                Need::Renewal(_) => section.grant.extend(section.grant.lease(), w.now, w.now),
                 Need::Rest(_) | Need::Over => {}
             }
         }
@@ -884,7 +907,7 @@ mod tests {
         w.now = w.now.after(ms(150));
         w.end(&section, Ending::Released);
         assert!(matches!(w.call().verb, Verb::Yield { .. }));
-        assert!(section.grant.look_at() > w.now.after(ms(1_000)), "nothing before its renewal");
+        assert!(section.grant.look_at() > w.now.after(ms(60)), "nothing before its renewal");
     }
 
     /// I2

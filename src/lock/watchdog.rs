@@ -6,6 +6,7 @@ use std::{
         Arc, Weak,
         atomic::Ordering::{Acquire, Release},
     },
+    time::Duration,
 };
 
 use tokio::{sync::Notify, task::AbortHandle, time::timeout};
@@ -19,7 +20,7 @@ use super::{
 };
 use crate::{
     clock::Moment,
-    defaults::{LEASE, RENEWAL_TICK, RENEWALS_PER_CALL, RENEWALS_PER_LEASE},
+    defaults::{RENEWAL_TICK, RENEWAL_TICKS_PER_LEASE, RENEWALS_PER_CALL, RENEWALS_PER_LEASE},
     store::{RenewAsk, Renewed, StoreError, StoreErrorKind},
 };
 
@@ -145,13 +146,13 @@ impl Watchdog {
         }
     }
 
-    fn look(&self, now: Moment) -> Look {
-        let soon = now.after(RENEWAL_TICK);
+    fn look(&self, now: Moment, lease: Duration) -> Look {
+        let soon = now.after(RENEWAL_TICK.min(lease / RENEWAL_TICKS_PER_LEASE));
         let mut look = Look {
             due: Vec::new(),
             lost: Vec::new(),
             limits: Vec::new(),
-            next: now.after(LEASE / RENEWALS_PER_LEASE),
+            next: now.after(lease / RENEWALS_PER_LEASE),
             idle: true,
         };
         // Not under the mutex: what is over wakes whoever waits for that.
@@ -254,7 +255,7 @@ async fn run(task: Task, earlier: Arc<Notify>) {
     loop {
         let left = {
             let Some(core) = core.upgrade() else { return };
-            let look = core.watchdog.look(core.clock.now());
+            let look = core.watchdog.look(core.clock.now(), core.lease);
             if look.idle && was_idle && core.watchdog.go() {
                 return;
             }
@@ -282,17 +283,22 @@ async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
         return;
     }
     let asked = core.clock.now(); // I3
-    let asks = due.iter().map(|grant| RenewAsk::new(grant.key.clone(), grant.owner.clone(), grant.lease_with_delay()));
-    let answers = timeout(core.call_timeout, core.store.renew(asks.collect())).await;
+    // As they are now: a lease may grow before the answer comes.
+    let leases: Vec<_> = due.iter().map(|grant| grant.lease()).collect();
+    let ask = |(grant, &lease): (&Arc<Grant>, _)| {
+        RenewAsk::new(grant.key.clone(), grant.owner.clone(), grant.with_delay(lease))
+    };
+    let asks = due.iter().zip(&leases).map(ask).collect();
+    let answers = timeout(core.call_timeout, core.store.renew(asks)).await;
     let answers = answers.unwrap_or_else(|_| Err(StoreError::new("lock", "renew", StoreErrorKind::Timeout)));
     core.answered("renew", &answers);
     let now = core.clock.now();
     // No answer: the next look asks again, until the deadline.
-    for (grant, renewed) in due.iter().zip(answers.unwrap_or_default()) {
+    for ((grant, lease), renewed) in due.iter().zip(leases).zip(answers.unwrap_or_default()) {
         match renewed {
             Renewed::Extended => {
                 core.report(Report::Renewed(grant.remaining(now)));
-                grant.extend(asked, now);
+                grant.extend(lease, asked, now);
             }
             Renewed::NotOwner => {
                 grant.end(LockLost::TakenAway);

@@ -124,7 +124,16 @@ where
         extensions.insert(slot.owner().clone());
         extensions.insert(slot.clone());
         let method = request.method().clone();
-        let request = request.map(|body| body.watched_by(&slot));
+        let (mut head, mut body) = request.into_parts();
+        // For extractors, and only Axum has them.
+        if cfg!(feature = "axum") && slot.buffers_body(&method) {
+            let (shared, handle) = body.shared();
+            body = shared;
+            if let Some(handle) = handle {
+                head.extensions.insert(handle);
+            }
+        }
+        let request = Request::from_parts(head, body.watched_by(&slot));
         slot.runs(true);
         let handler = slot.in_request().scope_sync(|| self.inner.call(request));
         let duty = Duty::new(slot.clone(), tenure);

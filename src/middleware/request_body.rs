@@ -3,6 +3,7 @@
 use std::{
     fmt, mem,
     pin::Pin,
+    sync::{Arc, Weak},
     task::{Context, Poll, ready},
 };
 
@@ -21,6 +22,7 @@ use super::{
     pace::{Pace, TooSlow},
     slot::Slot,
 };
+use crate::lock::Mutex;
 
 /// The body of a request that went through a [`LockLayer`](crate::LockLayer) or a [`LocksLayer`](crate::LocksLayer).
 ///
@@ -33,7 +35,15 @@ enum Kind {
     Complete(Content),
     /// In a box: what is complete has none.
     Streaming(Box<Streaming>),
+    /// Within reach of the extractors; `None` while one of them reads it.
+    Shared(Arc<Mutex<Option<RequestBody>>>),
 }
+
+/// Where an extractor that takes a lock finds the body of its request: in the extensions.
+///
+/// It does not own the body: a copy of the extensions keeps no upload open.
+#[derive(Clone)]
+pub(super) struct SharedBody(Weak<Mutex<Option<RequestBody>>>);
 
 /// The bytes and trailers of a body that was read, as the inner service gets them.
 #[derive(Debug, Default)]
@@ -93,33 +103,74 @@ impl RequestBody {
         Self(Kind::Complete(content))
     }
 
-    /// What was read. Nothing, if that is not complete.
+    /// The bytes of a complete body.
     pub(super) fn data(&self) -> Bytes {
         match &self.0 {
             Kind::Complete(content) => content.data.clone(),
-            Kind::Streaming(_) => Bytes::new(),
+            Kind::Streaming(_) | Kind::Shared(_) => Bytes::new(),
         }
     }
 
-    pub(super) fn is_complete(&self) -> bool {
+    fn is_complete(&self) -> bool {
         matches!(self.0, Kind::Complete(_))
     }
 
-    /// What has been read, or what is to be read still.
+    /// The content of a complete body, or the stream that is still to be read.
     pub(super) fn take(&mut self) -> Result<Content, Box<Streaming>> {
         match mem::take(self).0 {
             Kind::Complete(content) => Ok(content),
             Kind::Streaming(streaming) => Err(streaming),
+            Kind::Shared(shared) => {
+                let body = shared.lock().take();
+                body.unwrap_or_else(Self::taken).take()
+            }
         }
+    }
+
+    /// Ends with an error: an empty body would pass for a complete one.
+    fn taken() -> Self {
+        Self::new(Taken)
+    }
+
+    /// Puts a body that is not complete within reach of the extractors.
+    pub(super) fn shared(self) -> (Self, Option<SharedBody>) {
+        if !matches!(self.0, Kind::Streaming(_)) {
+            return (self, None);
+        }
+        let shared = Arc::new(Mutex::new(Some(self)));
+        let handle = SharedBody(Arc::downgrade(&shared));
+        (Self(Kind::Shared(shared)), Some(handle))
     }
 
     /// As long as its end was not read, the request is incomplete for this slot; and while a lock is held there, the client may not be too slow.
     pub(super) fn watched_by(mut self, slot: &Slot) -> Self {
-        if let Kind::Streaming(streaming) = &mut self.0 {
-            slot.is_incomplete(true);
-            streaming.watches.insert(0, Watch { slot: slot.clone(), pace: Pace::of(slot.policy()) });
+        match &mut self.0 {
+            Kind::Complete(_) => {}
+            Kind::Streaming(streaming) => {
+                slot.is_incomplete(true);
+                streaming.watches.insert(0, Watch { slot: slot.clone(), pace: Pace::of(slot.policy()) });
+            }
+            Kind::Shared(shared) => {
+                let mut shared = shared.lock();
+                *shared = shared.take().map(|body| body.watched_by(slot));
+            }
         }
         self
+    }
+}
+
+#[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "extractors do"))]
+impl SharedBody {
+    /// `None`: its request has no body any more, or another extractor reads it.
+    pub(super) fn take(&self) -> Option<RequestBody> {
+        self.0.upgrade()?.lock().take()
+    }
+
+    /// For the handler, or the next extractor.
+    pub(super) fn put(&self, body: RequestBody) {
+        if let Some(shared) = self.0.upgrade() {
+            *shared.lock() = Some(body);
+        }
     }
 }
 
@@ -206,6 +257,14 @@ impl Body for RequestBody {
         match &mut self.0 {
             Kind::Complete(content) => Poll::Ready(content.next().map(Ok)),
             Kind::Streaming(streaming) => streaming.poll_frame(cx),
+            Kind::Shared(shared) => {
+                // Not under the mutex: the body of another layer may do anything.
+                let body = shared.lock().take();
+                let mut body = body.unwrap_or_else(Self::taken);
+                let next = Pin::new(&mut body).poll_frame(cx);
+                *shared.lock() = Some(body);
+                next
+            }
         }
     }
 
@@ -213,6 +272,7 @@ impl Body for RequestBody {
         match &self.0 {
             Kind::Complete(content) => content.is_end_stream(),
             Kind::Streaming(streaming) => streaming.inner.is_end_stream(),
+            Kind::Shared(shared) => shared.lock().as_ref().is_some_and(Self::is_end_stream),
         }
     }
 
@@ -220,7 +280,20 @@ impl Body for RequestBody {
         match &self.0 {
             Kind::Complete(content) => content.size_hint(),
             Kind::Streaming(streaming) => streaming.inner.size_hint(),
+            Kind::Shared(shared) => shared.lock().as_ref().map_or_else(SizeHint::new, Self::size_hint),
         }
+    }
+}
+
+/// In place of a body that is read elsewhere.
+struct Taken;
+
+impl Body for Taken {
+    type Data = Bytes;
+    type Error = &'static str;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        Poll::Ready(Some(Err("an extractor that takes a lock has not read this request body to its end")))
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode, request::Parts};
+use http::{Request, Response, StatusCode, request::Parts};
 use http_body::Body;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
@@ -13,7 +13,6 @@ use super::{
     body_in::BodyReader,
     body_out::ResponseBody,
     config::Config,
-    connection::ClientConnection,
     ending,
     future::ResponseFuture,
     key_source::{KeySource, NoKey, has_route},
@@ -99,8 +98,8 @@ where
         }
         Err(no_key) => return Ok(no_key.of(&head).answer(&route, slot.on_reject()).map(ResponseBody::rejected)),
     };
-    // Before the lock: a client that does not send its body keeps nobody waiting. What follows a `CONNECT` is no body, and has no end.
-    if slot.policy().buffers_request() && head.method != Method::CONNECT {
+    // Before the lock: a client that does not send its body keeps nobody waiting.
+    if slot.buffers_body(&head.method) {
         if let Some(rejection) = slot.refusal(&route, &key) {
             return Ok(slot.on_reject().answer(rejection).map(ResponseBody::rejected));
         }
@@ -109,16 +108,11 @@ where
         }
     }
     let (body, room) = body.finish();
-    let section = match slot.enter(&route, key).await {
+    let section = match slot.enter(&route, key, head.extensions.get()).await {
         Ok(section) => section,
         Err(rejection) => return Ok(slot.on_reject().answer(rejection).map(ResponseBody::rejected)),
     };
     drop(waits);
-    // It may have left without a sign to the server: then the next one has its turn, and nothing was run for nobody.
-    if head.extensions.get::<ClientConnection>().is_some_and(ClientConnection::is_closed) {
-        section.unheard();
-        return Ok(slot.on_reject().answer(Rejection::Disconnected).map(ResponseBody::rejected));
-    }
 
     head.extensions.insert(slot.owner().clone());
     head.extensions.insert(section.view());
@@ -173,7 +167,7 @@ impl NoKey {
         }
     }
 
-    fn answer(self, route: &Route, on_reject: &OnReject) -> Response<RejectionBody> {
+    pub(super) fn answer(self, route: &Route, on_reject: &OnReject) -> Response<RejectionBody> {
         match self {
             Self::Answered(mut response, extractor) => {
                 let extractor = extractor.map(without_modules);

@@ -12,16 +12,23 @@ use std::{
     time::Duration,
 };
 
-use http::{Extensions, HeaderMap};
+use http::{Extensions, HeaderMap, Method};
+#[cfg(feature = "axum")]
+use http::{Response, request::Parts};
 use tokio::{task::AbortHandle, time::Instant};
 
+#[cfg(feature = "axum")]
+use super::{body_in::BodyReader, rejection::RejectionBody, request_body::SharedBody};
 use super::{
+    connection::ClientConnection,
     prefer,
     rejection::{OnReject, Rejection},
     retry_after::UsualHold,
     section::{Section, Stops},
     trace::{LockSpan, Route},
 };
+#[cfg(feature = "axum")]
+use crate::lock::Share;
 use crate::{
     key::LockKey,
     lock::{Ask, Core, Detached, DetachedRoute, InRequest, LockFuture, LockLost, Mutex, Owner, Policy},
@@ -155,8 +162,49 @@ impl Slot {
         Waits(self)
     }
 
-    /// Takes a lock for this request.
-    pub(crate) async fn enter(&self, route: &Route, key: LockKey) -> Result<Section, Rejection> {
+    /// Whether the body of a request is read before a lock is taken. After a `CONNECT` comes a tunnel, which has no end.
+    pub(super) fn buffers_body(&self, method: &Method) -> bool {
+        self.0.terms.policy.buffers_request() && method != Method::CONNECT
+    }
+
+    /// For an extractor that takes a lock: reads the body of its request, and puts it back for the handler.
+    ///
+    /// The share lasts for as long as the request waits.
+    #[cfg(feature = "axum")]
+    pub(crate) async fn read_body(
+        &self,
+        route: &Route,
+        head: &mut Parts,
+    ) -> Result<Option<Share>, Response<RejectionBody>> {
+        if !self.buffers_body(&head.method) {
+            return Ok(None);
+        }
+        let Some(shared) = head.extensions.get::<SharedBody>().cloned() else { return Ok(None) };
+        let Some(body) = shared.take() else { return Ok(None) };
+        let mut body = BodyReader::new(body, self.0.terms.core.bodies(), self.policy());
+        body.read(head).await.map_err(|no_key| no_key.answer(route, self.on_reject()))?;
+        let (body, share) = body.finish();
+        shared.put(body);
+        Ok(share)
+    }
+
+    /// Takes a lock for this request, for a client that is still connected.
+    pub(crate) async fn enter(
+        &self,
+        route: &Route,
+        key: LockKey,
+        client: Option<&ClientConnection>,
+    ) -> Result<Section, Rejection> {
+        let section = self.acquire(route, key).await?;
+        // It may have left without a sign to the server: then the next one has its turn, and nothing was run for nobody.
+        if client.is_some_and(ClientConnection::is_closed) {
+            section.unheard();
+            return Err(Rejection::Disconnected);
+        }
+        Ok(section)
+    }
+
+    async fn acquire(&self, route: &Route, key: LockKey) -> Result<Section, Rejection> {
         let Terms { core, policy, usual_hold, .. } = &self.0.terms;
         let mut span = LockSpan::waiting(route, &key, policy);
         let began = Instant::now();
@@ -183,7 +231,7 @@ impl Slot {
     }
 
     /// Whether this request, which does not wait, would be refused anyway: then its body need not be sent.
-    pub(super) fn refusal(&self, route: &Route, key: &LockKey) -> Option<Rejection> {
+    pub(crate) fn refusal(&self, route: &Route, key: &LockKey) -> Option<Rejection> {
         let Terms { core, policy, usual_hold, .. } = &self.0.terms;
         if !self.0.client_wait.unwrap_or_else(|| policy.request_wait()).is_zero() {
             return None;

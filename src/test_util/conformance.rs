@@ -51,6 +51,7 @@ const CLAUSES: &[(&str, Clause)] = clauses![
     a_stranger_frees_nothing_and_a_second_release_finds_nothing,
     a_lease_ends_and_the_late_holder_frees_nobody_elses,
     a_lease_is_renewed_for_its_owner_alone_and_answers_come_in_order,
+    a_renewal_and_a_repeated_acquire_shorten_no_lease,
     fences_rise_over_all_owners_and_stand_behind_no_clock,
     who_does_not_line_up_leaves_nothing_behind,
     a_release_offers_the_key_to_the_first_in_line_and_tells_it,
@@ -246,6 +247,23 @@ async fn a_lease_is_renewed_for_its_owner_alone_and_answers_come_in_order(w: Wor
         w.same(answers, vec![Renewed::NotOwner, Renewed::Extended, Renewed::NotOwner], "one by one");
     }
     w.held(&b).await;
+    w.release(&a, Duration::ZERO).await;
+}
+
+async fn a_renewal_and_a_repeated_acquire_shorten_no_lease(w: World) {
+    let p = w.process();
+    let (a, b) = (p.ids.next(), p.ids.next());
+    w.granted(&a).await;
+    let short = LEASE / 10;
+    let ask = RenewAsk::new(w.key.clone(), a.clone(), short);
+    let answers = w.store.renew(vec![ask]).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
+    w.same(answers, vec![Renewed::Extended], "it has the key");
+    let left = w.held(&b).await;
+    assert!(left > LEASE / 2, "{}: a renewal left {left:?}", w.clause);
+    let ask = AcquireAsk::new(w.key.clone(), a.clone(), short, IfHeld::Refuse, terms(), LEASE);
+    let _ = w.store.acquire(ask).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
+    let left = w.held(&b).await;
+    assert!(left > LEASE / 2, "{}: a repeated acquire left {left:?}", w.clause);
     w.release(&a, Duration::ZERO).await;
 }
 
@@ -525,6 +543,9 @@ async fn a_key_that_is_taken_away_stays_taken_and_its_holder_is_told(w: World) {
     w.told(&p, &StoreEvent::TakenAway { key: w.key.clone(), owner: a.clone() }).await;
     w.same(w.renew(&[&a]).await, vec![Renewed::NotOwner], "it has it no more");
     w.same(w.in_line(&b).await, 0, "so that it can stop");
+    w.same(force().await, ForceReleaseReply::Revoked { holder: a.clone() }, "once more");
+    w.told(&p, &StoreEvent::TakenAway { key: w.key.clone(), owner: a.clone() }).await;
+    w.same(w.in_line(&b).await, 0, "its lock-delay lasts");
     sleep(LEASE / 2 + Duration::from_millis(50)).await;
     w.granted(&b).await;
     w.release(&b, Duration::ZERO).await;

@@ -3,7 +3,7 @@
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use axum::{
-    Router,
+    Json, Router,
     body::{Body, Bytes},
     extract::{DefaultBodyLimit, Path, Request as AnyRequest},
     http::{HeaderMap, Request, Response, StatusCode},
@@ -16,11 +16,11 @@ use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_http::limit::RequestBodyLimitLayer;
 use tower_lock::{
-    LockLayer, Locked, Locks, LocksLayer, Rejection, RequestBody, RequestBodyMode, by, by_fields, json_field,
-    path_param,
+    LockKey, LockLayer, Lockable, Locked, Locks, LocksLayer, Rejection, RequestBody, RequestBodyMode, by, by_fields,
+    json_field, path_param,
 };
 
-use crate::support::{Wire, send, serve, soon, store_and_locks, text};
+use crate::support::{Wire, send, serve, settle, soon, store_and_locks, text};
 use tower_lock::test_util::Verb;
 
 /// Head, body and trailers, as the handler saw them.
@@ -374,28 +374,109 @@ async fn a_body_that_is_read_without_a_lock_may_be_slow() {
     assert_eq!(text(answer).await, "3");
 }
 
-/// What is read under the lock of an extractor further to the left.
+struct Order(u64);
+
+impl Lockable for Order {
+    fn lock_key(&self) -> impl Into<LockKey> {
+        ("order", self.0)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Order {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        u64::deserialize(from).map(Self)
+    }
+}
+
+/// An extractor of the head that locks, in front of one that reads the body; and one that locks by the body.
+fn by_extractors(layer: LocksLayer) -> Router {
+    let by_head = |_: Locked<Path<Order>>, body: Bytes| async move { body.len().to_string() };
+    let by_body = |Locked(Json(order), _): Locked<Json<Order>>| async move { order.0.to_string() };
+    Router::new().route("/by-head/{id}", post(by_head)).route("/by-body", post(by_body)).layer(layer)
+}
+
+fn json(path: &str, body: Body) -> Request<Body> {
+    Request::post(path).header("content-type", "application/json").body(body).expect("a request")
+}
+
 #[tokio::test(start_paused = true)]
-async fn a_body_that_is_read_behind_a_lock_of_its_head_is_watched() {
-    struct Order(u64);
-    impl tower_lock::Lockable for Order {
-        fn lock_key(&self) -> impl Into<tower_lock::LockKey> {
-            ("order", self.0)
-        }
-    }
-    impl<'de> serde::Deserialize<'de> for Order {
-        fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-            u64::deserialize(from).map(Self)
-        }
-    }
+async fn an_extractor_takes_its_lock_when_the_body_is_complete() {
     let (store, locks) = store_and_locks();
-    let app = Router::new()
-        .route("/{id}", post(|_: Locked<Path<Order>>, body: Bytes| async move { body.len().to_string() }))
-        .layer(LocksLayer::new(&locks));
+    let app = by_extractors(LocksLayer::new(&locks));
+    for (path, answer) in [("/by-head/7", "2"), ("/by-body", "77")] {
+        let (more, body) = tokio::sync::mpsc::unbounded_channel::<Result<Bytes, Infallible>>();
+        let body = Body::from_stream(stream::unfold(body, |mut body| async { Some((body.recv().await?, body)) }));
+        let app = app.clone();
+        let asked = store.on(Verb::Acquire).calls();
+        let answered = tokio::spawn(async move { send(&app, json(path, body)).await });
+        more.send(Ok("7".into())).expect("read");
+        settle().await;
+        assert_eq!((store.on(Verb::Acquire).calls(), store.held()), (asked, 0), "{path}: still on its way");
+        more.send(Ok("7".into())).expect("read");
+        drop(more);
+        let response = answered.await.expect("no panic");
+        assert_eq!((text(response).await.as_str(), store.held()), (answer, 0), "{path}");
+        assert_eq!(store.on(Verb::Acquire).calls(), asked + 1, "{path}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extractor_that_locks_answers_for_a_body_that_is_late_or_too_large() {
+    let (store, locks) = store_and_locks();
+    let app = by_extractors(LocksLayer::new(&locks)).layer(DefaultBodyLimit::max(100));
+    for path in ["/by-head/7", "/by-body"] {
+        let began = Instant::now();
+        let late = send(&app, json(path, drips(1, 3600 * S, 1))).await;
+        assert_eq!(late.status(), StatusCode::REQUEST_TIMEOUT, "{path}");
+        assert!(matches!(late.extensions().get(), Some(Rejection::BodyTimeout)), "{path}");
+        assert_eq!(began.elapsed(), 10 * S, "{path}");
+        let large = send(&app, json(path, drips(60, S, 2))).await;
+        assert_eq!(large.status(), StatusCode::PAYLOAD_TOO_LARGE, "{path}");
+        assert!(matches!(large.extensions().get(), Some(Rejection::BodyTooLarge)), "{path}");
+    }
+    assert_eq!((store.on(Verb::Acquire).calls(), store.held()), (0, 0));
+}
+
+/// A request that does not wait, while its key is held here.
+#[tokio::test(start_paused = true)]
+async fn an_extractor_of_the_head_rejects_without_reading_the_body() {
+    let (_, locks) = store_and_locks();
+    let app = by_extractors(LocksLayer::new(&locks));
+    let held = locks.try_lock(("order", 7)).await.expect("free");
     let began = Instant::now();
-    let answer = send(&app, Request::post("/7").body(drips(1, 3600 * S, 1)).expect("a request")).await;
+    let answer = send(&app, json("/by-head/7", drips(1, 3600 * S, 1))).await;
+    assert_eq!((answer.status(), began.elapsed()), (StatusCode::CONFLICT, Duration::ZERO));
+    held.release().await.expect("the store is up");
+}
+
+/// A reader that comes too early gets an error, not an empty body.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_an_extractor_was_not_given_in_time_is_no_empty_body() {
+    let (_, locks) = store_and_locks();
+    let handler = |body: Result<Locked<Path<Order>>, Response<Body>>, rest: Body| async move {
+        let rest = rest.collect().await.map(|rest| rest.to_bytes().len()).map_err(|error| error.to_string());
+        format!("{:?} {rest:?}", body.map_err(|answer| answer.status().as_u16()).map(|locked| locked.0.0.0))
+    };
+    let app = Router::new().route("/{id}", post(handler)).layer(LocksLayer::new(&locks));
+    let answer = send(&app, json("/7", drips(1, 3600 * S, 1))).await;
+    assert_eq!(
+        text(answer).await,
+        "Err(408) Err(\"an extractor that takes a lock has not read this request body to its end\")"
+    );
+    let answer = send(&app, json("/7", drips(1, S, 3))).await;
+    assert_eq!(text(answer).await, "Ok(7) Ok(3)");
+}
+
+/// Where the route has it so.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_streams_under_the_lock_of_an_extractor_is_watched() {
+    let (store, locks) = store_and_locks();
+    let app = by_extractors(LocksLayer::new(&locks).request_body(RequestBodyMode::Stream));
+    let began = Instant::now();
+    let answer = send(&app, json("/by-head/7", drips(1, 3600 * S, 1))).await;
     assert!(answer.status().is_client_error(), "{}", answer.status());
     assert_eq!((began.elapsed().as_secs(), store.held()), (10, 0));
-    let answer = send(&app, Request::post("/7").body(drips(1, S, 5)).expect("a request")).await;
+    assert_eq!(store.on(Verb::Acquire).calls(), 1, "under its lock");
+    let answer = send(&app, json("/by-head/7", drips(1, S, 5))).await;
     assert_eq!(text(answer).await, "5");
 }

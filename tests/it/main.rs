@@ -21,6 +21,7 @@ mod span;
 mod locks;
 mod renewal;
 mod messages;
+mod leases;
 mod conformance;
 mod reentry;
 mod sharing;

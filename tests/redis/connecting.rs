@@ -161,7 +161,8 @@ async fn messages_that_do_not_come_are_found_out_at_the_start() {
     let Some(world) = world().await else { return };
     world.proxy.all().drop_pushes();
     let error = RedisStore::connect(&world.proxy.url()).await.expect_err("deaf");
-    assert!(matches!(error, RedisConnectError::NoEvents { receivers: 1, came: false }), "{error:?}");
+    assert!(matches!(error, RedisConnectError::NoEvents { receivers: 1, came: false, .. }), "{error:?}");
+    assert!(error.to_string().contains(&world.proxy.address().to_string()), "{error}");
 }
 
 /// What `docs/redis.md` has.
@@ -193,9 +194,10 @@ async fn the_smallest_acl_is_enough_for_everything_and_without_any_of_it_the_sta
         // What is only used to say goodbye, or to see whether somebody is there, is not worth an error.
         match (command.as_str(), RedisStore::connect(&url).await) {
             ("+info" | "+unsubscribe" | "+ping", Ok(_)) => {}
-            (_, Err(error @ (RedisConnectError::Refused(_) | RedisConnectError::Unreachable { .. }))) => {
+            (_, Err(error @ (RedisConnectError::Refused { .. } | RedisConnectError::Unreachable { .. }))) => {
                 let (text, name) = (whole(&error).to_lowercase(), command.trim_start_matches('+'));
                 assert!(text.contains(name) || name.contains('|'), "without {command}: {text}");
+                assert!(text.contains(&world.redis.address().to_string()), "without {command}: {text}");
             }
             (_, other) => panic!("without {command}: {other:?}"),
         }
@@ -218,7 +220,7 @@ async fn a_neighbour_with_the_smallest_acl_cannot_touch_the_locks_of_another_pre
     let url = user(&world.redis, &rules).await;
     works(RedisStore::builder().prefix("shop").connect(&url).await.expect("its own prefix")).await;
     let error = RedisStore::connect(&url).await.expect_err("the prefix of others");
-    assert!(matches!(error, RedisConnectError::Refused(_)), "{error}");
+    assert!(matches!(error, RedisConnectError::Refused { .. }), "{error}");
 
     let mut neighbour = world.redis.connect().await;
     neighbour.command(&["AUTH", "locks", "secret"]).await.expect("an answer");

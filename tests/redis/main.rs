@@ -15,6 +15,7 @@ mod fences;
 mod forged;
 mod forks;
 mod interop;
+mod leases;
 mod mishaps;
 mod names;
 mod outages;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Action, Context, Conversation, Verb, wanting::refused};
 use crate::{
     clock::Moment,
-    defaults::{LEASE, LINE_PER_PROCESS, LOCK_DELAY},
+    defaults::{LINE_PER_PROCESS, LOCK_DELAY},
     lease::OwnerId,
     lock::{
         LockError, QueueBound,
@@ -32,18 +32,25 @@ impl<W: Clone> Conversation<W> {
     }
 
     pub(super) fn ask(&mut self, cx: &mut Context<'_, W>) {
-        let lock_delay = self.lock_delay();
+        let (lease, lock_delay) = (self.lease(cx), self.lock_delay());
         let Some(attempt) = &mut self.attempt else { return };
         attempt.lines_up |= self.line.has_patient();
+        attempt.lease = lease;
         attempt.lock_delay = lock_delay;
         let if_held = if attempt.lines_up { IfHeld::LineUp } else { IfHeld::Refuse };
-        let lease = LEASE.saturating_add(lock_delay);
+        let lease = lease.saturating_add(lock_delay);
         let call = cx.call(&attempt.owner, Verb::Acquire { if_held, lease });
         attempt.calls.begin(call.number, cx.now());
         attempt.hinted = false;
         attempt.taken_away = false;
         attempt.ask_at = None;
         cx.actions.push(Action::Send(call));
+    }
+
+    /// As long as the first of those who wait needs: what a crash of it costs. The first may be another one by the next question; of two
+    /// questions the store keeps the longer lease, whichever is done last.
+    pub(super) fn lease(&self, cx: &Context<'_, W>) -> Duration {
+        self.line.first().map_or(cx.lease.longest, |request| request.terms.store_lease(cx.lease))
     }
 
     /// I10: as long as the longest of those who wait want it.
@@ -156,7 +163,10 @@ impl<W: Clone> Conversation<W> {
             _ if self.give_backs.iter().any(|give_back| give_back.owner == *owner) => {}
             // Long forgotten: what was offered to it is not to wait for its end. A few at a time, because anybody can send offers.
             _ if cx.stray_room => {
-                let stray = GiveBack { stray: true, ..GiveBack::new(owner.clone(), Duration::ZERO, cx.now()) };
+                let stray = GiveBack {
+                    stray: true,
+                    ..GiveBack::new(owner.clone(), Duration::ZERO, cx.lease.longest, cx.now())
+                };
                 self.give_back(stray, cx);
             }
             _ => {}

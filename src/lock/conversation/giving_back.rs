@@ -19,7 +19,11 @@ impl<W: Clone> Conversation<W> {
         let Some(attempt) = self.attempt.take() else { return };
         let Attempt { owner, state, calls, .. } = attempt;
         let expects = calls.number();
-        let mut give_back = GiveBack { void_at: calls.void_at, section, ..GiveBack::new(owner, keep_taken, cx.now()) };
+        let mut give_back = GiveBack {
+            void_at: calls.void_at,
+            section,
+            ..GiveBack::new(owner, keep_taken, cx.lease.longest, cx.now())
+        };
         match state {
             State::Asking | State::InLine => give_back.expects = expects,
             State::Held(held) | State::Yielding { held, .. } => {

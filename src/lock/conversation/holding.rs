@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::{Action, Context, Conversation, Delivery, Ending, Request, Verb, wanting::refused};
 use crate::{
     clock::Moment,
-    defaults::{HAND_OVER_SECTIONS, HAND_OVER_TIME, LEASE, MIN_RUN_DIVISOR, OFFER, STORE_TIMEOUT},
+    defaults::{HAND_OVER_SECTIONS, HAND_OVER_TIME, MIN_RUN_DIVISOR, OFFER, STORE_TIMEOUT},
     lease::{FencingToken, OwnerId},
     lock::{
         LockError, LockLost,
@@ -44,9 +44,9 @@ impl<W: Clone> Conversation<W> {
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Protocol);
             return self.give_up(&error, asked, cx);
         };
-        let grant = Grant::new(cx.key.clone(), attempt.owner.clone(), token, attempt.lock_delay, asked);
+        let grant = Grant::new(cx.key.clone(), attempt.owner.clone(), token, attempt.lease, attempt.lock_delay, asked);
         let grant = Arc::new(grant);
-        if grant.remaining(cx.now()) < LEASE / MIN_RUN_DIVISOR {
+        if grant.remaining(cx.now()) < attempt.lease / MIN_RUN_DIVISOR {
             // It took too long to hear of it: given back, and asked for again.
             return self.end(Duration::ZERO, None, cx);
         }
@@ -62,8 +62,9 @@ impl<W: Clone> Conversation<W> {
         let Some(first) = self.line.first() else {
             return self.end(Duration::ZERO, None, cx);
         };
-        if first.terms.lock_delay > held.grant.lock_delay() {
-            // I10: the store keeps the key for less than this one wants. A yield asks for more.
+        if first.terms.lock_delay > held.grant.lock_delay() || first.terms.store_lease(cx.lease) > held.grant.lease() {
+            // I10: the store keeps the key for less than this one needs. A yield asks for more, and
+            // the section begins after its answer.
             return self.yield_turn(cx);
         }
         let Some(Request { waiter, waits, owner, terms, parent: _ }) = self.line.pop() else { return };
@@ -128,9 +129,16 @@ impl<W: Clone> Conversation<W> {
     /// The section has ended, and somebody here waits: no round trip, unless others may have waited for long enough.
     pub(super) fn hand_over(&mut self, cx: &mut Context<'_, W>) {
         let Some(Attempt { state: State::Held(held), .. }) = &self.attempt else { return };
-        let is_ours = cx.now().since(held.since) < HAND_OVER_TIME
+        if self.line.first().is_some_and(|next| next.terms.store_lease(cx.lease) < held.grant.lease()) {
+            // A crash of the next one is to cost no more than that one needs. One id never gets less than
+            // before, because a late renewal of it may still ask for the longer lease: another id asks.
+            return self.end(Duration::ZERO, None, cx);
+        }
+        // A revoked grant may run to its answer, but nothing new begins under it: the yield finds out.
+        let is_ours = !held.grant.is_in_doubt()
+            && cx.now().since(held.since) < HAND_OVER_TIME
             && held.sections < HAND_OVER_SECTIONS
-            && held.grant.remaining(cx.now()) >= LEASE / MIN_RUN_DIVISOR;
+            && self.line.first().is_none_or(|next| held.grant.remaining(cx.now()) >= next.terms.least_run(cx.lease));
         if is_ours { self.next_section(false, cx) } else { self.yield_turn(cx) }
     }
 
@@ -140,9 +148,12 @@ impl<W: Clone> Conversation<W> {
         held.grant.section(Moment::NEVER);
         let next = cx.ids.next();
         let lock_delay = self.lock_delay();
-        let lease = LEASE.saturating_add(lock_delay);
-        let call = cx.call(&attempt.owner, Verb::Yield { fence: held.token.fence(), next: next.clone(), lease });
-        let mut attempt = Attempt { state: State::Yielding { held, next }, lock_delay, ..attempt };
+        // A yield sets the lease, and a renewal of the same id may have been done already: never less than that asked for.
+        let lease = held.grant.lease().max(self.lease(cx));
+        let verb =
+            Verb::Yield { fence: held.token.fence(), next: next.clone(), lease: lease.saturating_add(lock_delay) };
+        let call = cx.call(&attempt.owner, verb);
+        let mut attempt = Attempt { state: State::Yielding { held, next }, lease, lock_delay, ..attempt };
         attempt.calls.begin(call.number, cx.now());
         attempt.hinted = false;
         attempt.taken_away = false;
@@ -160,8 +171,8 @@ impl<W: Clone> Conversation<W> {
             _ => None,
         };
         if let Some(token) = token {
-            held.grant.extend(asked, cx.now());
-            held.grant.refence(token, attempt.lock_delay);
+            held.grant.extend(attempt.lease, asked, cx.now());
+            held.grant.refence(token, attempt.lease, attempt.lock_delay);
             attempt.calls.answered();
             let doubted = attempt.taken_away;
             let lost = held.grant.remaining(cx.now()).is_zero();
@@ -181,10 +192,12 @@ impl<W: Clone> Conversation<W> {
         held.grant.end(LockLost::GivenBack);
         held.running = None;
         cx.actions.push(Action::Forget(held.grant));
-        let Attempt { hinted, taken_away, lock_delay, .. } = attempt;
-        let new = Attempt { lines_up: true, hinted, taken_away, lock_delay, ..Attempt::new(next) };
-        let mut old =
-            GiveBack { void_at: attempt.calls.void_at, ..GiveBack::new(attempt.owner, Duration::ZERO, cx.now()) };
+        let Attempt { hinted, taken_away, lease, lock_delay, .. } = attempt;
+        let new = Attempt { lines_up: true, hinted, taken_away, lease, lock_delay, ..Attempt::new(next) };
+        let mut old = GiveBack {
+            void_at: attempt.calls.void_at,
+            ..GiveBack::new(attempt.owner, Duration::ZERO, cx.lease.longest, cx.now())
+        };
         match answer {
             Ok(Yielded::Over(acquired)) => {
                 // I8: an acquire of the old id that got no answer may still be done.

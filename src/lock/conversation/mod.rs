@@ -30,7 +30,7 @@ use crate::{
     clock::{Moment, Now},
     defaults::{LINE_PER_KEY, LINE_PER_PROCESS, LINE_RESERVE, LINE_SHARE_DIVISOR},
     key::LockKey,
-    lease::{OwnerId, OwnerIds},
+    lease::{LeaseBounds, OwnerId, OwnerIds},
     store::{Acquired, IfHeld, Released, StoreError, Yielded},
 };
 
@@ -200,6 +200,8 @@ pub struct Context<'a, W> {
     pub now: &'a Now<'a>,
     /// Where new ids come from.
     pub ids: &'a OwnerIds,
+    /// What the store is asked for.
+    pub lease: LeaseBounds,
     /// How long one call of the store may take.
     pub call_timeout: Duration,
     /// How many wait in this process.

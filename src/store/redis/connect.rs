@@ -78,13 +78,25 @@ pub enum RedisConnectError {
         /// The reason, and what helps.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The server is older than Redis 7.0; its version.
-    TooOld(String),
-    /// The user may not do all that is needed, or the server cannot: what was refused, and in which words.
-    Refused(Vec<String>),
+    /// The server is older than Redis 7.0.
+    TooOld {
+        /// Host and port, or the path of a socket.
+        address: String,
+        /// The version of the server.
+        version: String,
+    },
+    /// The user may not do all that is needed, or the server cannot.
+    Refused {
+        /// Host and port, or the path of a socket.
+        address: String,
+        /// Each command that was refused, with the words of the server.
+        refusals: Vec<String>,
+    },
     /// Messages do not come, or nobody can tell who gets them: how many should have got the one that was sent, as the server says, and whether it
     /// came. Waiters would sleep until they ask again, and be taken for dead.
     NoEvents {
+        /// Host and port, or the path of a socket.
+        address: String,
         /// How many got it, as the server says.
         receivers: u64,
         /// Whether it came.
@@ -343,20 +355,21 @@ impl From<RedisConnectError> for Failed {
 /// Everything that locks need, once; the connection that listened, and the server's clock.
 pub(super) async fn self_test(events: &Events) -> Result<(PubSub, i64), Failed> {
     let limits = events.limits;
+    let address = || events.address.clone();
     let failed = |trouble: Trouble| {
         use StoreErrorKind::{Failover, Timeout, Unavailable};
 
         let may_pass = matches!(trouble.kind(), Failover | Timeout | Unavailable);
-        let error = RedisConnectError::Unreachable { address: events.address.clone(), source: trouble.remedied() };
+        let error = RedisConnectError::Unreachable { address: address(), source: trouble.remedied() };
         Failed { error, may_pass }
     };
-    let refused =
-        |error: &dyn fmt::Display| Failed::from(RedisConnectError::Refused(vec![escaped(&error.to_string())]));
+    let all_refused = |refusals| Failed::from(RedisConnectError::Refused { address: address(), refusals });
+    let refused = |error: &dyn fmt::Display| all_refused(vec![escaped(&error.to_string())]);
     let [asks, ends] = &events.lanes;
     // To connect may take longer than a call.
     asks.ready().await.map_err(failed)?;
     ends.ready().await.map_err(failed)?;
-    look_at_the_server(asks, &failed).await?;
+    look_at_the_server(asks, &events.address, &failed).await?;
     let once = format!("self-test:{:016x}", Process::default().random_bits());
     let channel = events.names.inbox(&once);
     let mut listener = events.connect().await.map_err(failed)?;
@@ -389,7 +402,7 @@ pub(super) async fn self_test(events: &Events) -> Result<(PubSub, i64), Failed> 
         return Err(if is_known {
             failed(make_extension_error(code.to_owned(), Some(detail.to_owned())).into())
         } else {
-            RedisConnectError::Refused(refusals).into()
+            all_refused(refusals)
         });
     }
     if let Some(no_fence) = no_fence {
@@ -397,7 +410,7 @@ pub(super) async fn self_test(events: &Events) -> Result<(PubSub, i64), Failed> 
     }
     let came = matches!(timeout(limits.call, listener.on_message().next()).await, Ok(Some(_)));
     if !came || receivers == 0 {
-        return Err(RedisConnectError::NoEvents { receivers, came }.into());
+        return Err(RedisConnectError::NoEvents { address: address(), receivers, came }.into());
     }
     timeout(limits.call, listener.unsubscribe(&channel))
         .await
@@ -407,7 +420,11 @@ pub(super) async fn self_test(events: &Events) -> Result<(PubSub, i64), Failed> 
 }
 
 /// Its version, and whether it may throw locks away. Asked of `INFO`, because a server that somebody else runs has no `CONFIG`.
-async fn look_at_the_server(lane: &Lane, failed: &(dyn Fn(Trouble) -> Failed + Sync)) -> Result<(), Failed> {
+async fn look_at_the_server(
+    lane: &Lane,
+    address: &str,
+    failed: &(dyn Fn(Trouble) -> Failed + Sync),
+) -> Result<(), Failed> {
     let section = async |name: &str| match lane.ask(Question::Command(cmd("INFO").arg(name)), lane.limits.by()).await {
         Ok(info) => Ok(from_redis_value::<String>(info).ok()),
         Err(Trouble::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
@@ -415,7 +432,9 @@ async fn look_at_the_server(lane: &Lane, failed: &(dyn Fn(Trouble) -> Failed + S
     };
     let (server, memory) = (section("server").await?, section("memory").await?);
     match server.as_deref().and_then(|info| field(info, "redis_version")) {
-        Some(version) if is_too_old(version) => return Err(RedisConnectError::TooOld(escaped(version)).into()),
+        Some(version) if is_too_old(version) => {
+            return Err(RedisConnectError::TooOld { address: address.to_owned(), version: escaped(version) }.into());
+        }
         Some(_) => {}
         None => warn("its version cannot be read (`INFO server`): locks need Redis 7.0"),
     }
@@ -470,17 +489,25 @@ impl fmt::Display for RedisConnectError {
             Self::Unreachable { address, source: _ } => {
                 write!(f, "the Redis for locks does not answer as it should ({address})")
             }
-            Self::TooOld(version) => write!(f, "the Redis for locks has the version {version}: at least 7.0 is needed"),
-            Self::Refused(what) => {
-                write!(f, "the Redis for locks refuses what is needed (docs/redis.md has the smallest ACL): {}", what.join("; "))
+            Self::TooOld { address, version } => {
+                write!(f, "the Redis for locks has version {version}, and at least 7.0 is needed ({address})")
             }
-            Self::NoEvents { receivers, came: true } => write!(
+            Self::Refused { address, refusals } => {
+                let refusals = refusals.join("; ");
+                write!(
+                    f,
+                    "the Redis for locks refuses what is needed ({address}; docs/redis.md has the smallest ACL): {refusals}"
+                )
+            }
+            Self::NoEvents { address, receivers, came: true } => write!(
                 f,
-                "the Redis for locks says that {receivers} have got a message that came: is it a proxy? Locks need to know who listens"
+                "the Redis for locks reports {receivers} receivers of a message that arrived ({address}): a proxy between may hide the \
+                 subscribers, and locks need their number"
             ),
-            Self::NoEvents { came: false, .. } => {
-                f.write_str("a message that was published on the Redis for locks did not come: does something in between drop them?")
-            }
+            Self::NoEvents { address, came: false, .. } => write!(
+                f,
+                "a message that was published on the Redis for locks did not arrive ({address}): a proxy between may drop messages"
+            ),
         }
     }
 }

@@ -23,6 +23,7 @@ use super::{
     socket::{Connected, Connector},
     trouble::Trouble,
 };
+use crate::process::Process;
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +57,8 @@ pub(super) struct Lane {
 /// One connection, from before it is made. It is made in a task of its own: whoever waits for it may give up, and others wait on.
 #[derive(Debug)]
 struct Link {
+    /// A child of `fork()` shares the socket with its parent, and must not write on it.
+    process: u32,
     made: watch::Receiver<Option<Made>>,
     /// Nothing was answered on it yet.
     is_new: AtomicBool,
@@ -173,7 +176,9 @@ impl Lane {
             let failed = |trouble| Arc::new(Failure { trouble: Arc::new(trouble), at: Instant::now() });
             tell.send_replace(Some(connected.map_err(failed)));
         });
-        Arc::clone(current.insert(Arc::new(Link { made, is_new: AtomicBool::new(true), silent: AtomicU32::new(0) })))
+        let process = Process::default().id();
+        let (is_new, silent) = (AtomicBool::new(true), AtomicU32::new(0));
+        Arc::clone(current.insert(Arc::new(Link { process, made, is_new, silent })))
     }
 
     /// The next call takes another connection, if nobody has seen to that yet.
@@ -206,8 +211,11 @@ impl Limits {
 }
 
 impl Link {
-    /// It will never be made, or has failed some time ago.
+    /// It will never be made, has failed some time ago, or is that of another process.
     fn is_spent(&self) -> bool {
+        if self.process != Process::default().id() {
+            return true;
+        }
         match &*self.made.borrow() {
             Some(Ok(_)) => false,
             Some(Err(failure)) => failure.at.elapsed() >= Lane::PAUSE,

@@ -14,7 +14,7 @@ use std::{
 };
 
 use axum::{
-    Router,
+    Extension, Router,
     extract::{ConnectInfo, Request, connect_info::Connected},
     middleware::{Next, from_fn},
     routing::get,
@@ -24,7 +24,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
 };
-use tower_lock::{ClientConnection, LockLayer};
+use tower_lock::{ClientConnection, LockKey, LockLayer, Lockable, Locked, LocksLayer};
 
 use crate::support::{Wire, one_key, soon, store_and_locks, until};
 
@@ -84,27 +84,42 @@ impl AsyncWrite for WatchedIo {
     }
 }
 
+#[derive(Clone)]
+struct One;
+
+impl Lockable for One {
+    fn lock_key(&self) -> impl Into<LockKey> {
+        ("k",)
+    }
+}
+
 #[tokio::test]
 async fn a_handler_is_not_started_for_a_client_that_has_closed_its_connection() {
     const GHOSTS: usize = 20;
-    for is_watched in [false, true] {
+    for (is_watched, is_extracted) in [(false, false), (true, false), (true, true)] {
         let (store, locks) = store_and_locks();
         let ran = Arc::new(AtomicUsize::new(0));
         let counts = Arc::clone(&ran);
-        let handler = get(move || async move {
+        let run = async move || {
             counts.fetch_add(1, SeqCst);
             "ran"
-        });
+        };
         // Nothing has run for those that have gone, so none of them keeps the key.
-        let hour = Duration::from_secs(3600);
-        let layer = LockLayer::new(&locks, one_key()).wait(Duration::from_secs(60)).lock_delay(hour);
+        let (wait, hour) = (Duration::from_secs(60), Duration::from_secs(3600));
+        let routes = if is_extracted {
+            let route = Router::new().route("/", get(async move |_: Locked<Extension<One>>| run().await));
+            route.layer(LocksLayer::new(&locks).wait(wait).lock_delay(hour)).layer(Extension(One))
+        } else {
+            Router::new()
+                .route("/", get(run).route_layer(LockLayer::new(&locks, one_key()).wait(wait).lock_delay(hour)))
+        };
         let tells = from_fn(move |ConnectInfo(Peer(client)): ConnectInfo<Peer>, mut request: Request, next: Next| {
             if is_watched {
                 request.extensions_mut().insert(client);
             }
             next.run(request)
         });
-        let app = Router::new().route("/", handler.route_layer(layer)).layer(tells);
+        let app = routes.layer(tells);
         let listener = Watched(TcpListener::bind("127.0.0.1:0").await.expect("a free port"));
         let address = Listener::local_addr(&listener).expect("bound");
         tokio::spawn(async move { axum::serve(listener, app.into_make_service_with_connect_info::<Peer>()).await });

@@ -387,9 +387,13 @@ impl Data {
                 let gone = gone.count();
                 Ok(Answer::Number(i64::try_from(gone).expect("few")))
             }
-            ("PEXPIRE", [key, ms]) => {
+            ("PEXPIRE", [key, ms, options @ ..]) => {
                 let (ms, now) = (number(ms)?, self.now_ms());
                 let Some(entry) = self.entry(key) else { return Ok(count(false)) };
+                // Without a TTL it has an infinite one.
+                if options == ["GT"] && entry.expires.is_none_or(|expires| now + ms <= expires) {
+                    return Ok(count(false));
+                }
                 entry.expires = Some(now + ms);
                 if ms <= 0 {
                     self.keys.remove(*key);

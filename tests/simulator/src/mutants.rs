@@ -237,14 +237,11 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "no_retake",
         "acquire does not know its own grant",
-        &[everywhere(
-            "if fence then\n    redis.call('PEXPIRE', lock, lease_ms)",
-            "if false then\n    redis.call('PEXPIRE', lock, lease_ms)",
-        )],
+        &[everywhere("if fence then\n    local set", "if false then\n    local set")],
     ),
     script(
         "claim_no_lease",
         "who comes for an offer keeps the short lease of it",
-        &[everywhere("if fence then\n    redis.call('PEXPIRE', lock, lease_ms)", "if fence then")],
+        &[everywhere("redis.call('PEXPIRE', lock, lease_ms, 'GT')", "redis.call('EXISTS', lock)")],
     ),
 ];

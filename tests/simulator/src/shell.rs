@@ -116,7 +116,8 @@ enum Ask {
     Acquire(u64, AcquireAsk),
     Yield(u64, YieldAsk),
     Release(u64, ReleaseAsk),
-    Renew(Vec<Arc<Grant>>, Vec<bool>),
+    /// Of these grants, each for the lease that it had when it was asked for.
+    Renew(Vec<(Arc<Grant>, Duration)>, Vec<bool>),
 }
 
 /// What a wrong shell has to remember.
@@ -342,7 +343,7 @@ impl Shell {
                 }
                 Action::Watch(grant) => {
                     if self.is(Wrong::RecvTime) {
-                        grant.extend(now, now);
+                        grant.extend(grant.lease(), now, now);
                     }
                     self.watch(&grant);
                 }
@@ -456,8 +457,8 @@ impl Shell {
             Ask::Yield(_, ask) => self.names.yield_to_line(ask, until).expect("one spelling"),
             Ask::Release(_, ask) => self.names.release(ask).expect("one spelling"),
             Ask::Renew(grants, is_asked) => {
-                let asks = grants.iter().map(|grant| {
-                    let lease = grant.lease_with_delay();
+                let asks = grants.iter().map(|(grant, lease)| {
+                    let lease = grant.with_delay(*lease);
                     let lease = if self.settings.bare { lease.saturating_sub(LOCK_DELAY) } else { lease };
                     let same_id = self.settings.wrong == Some(Wrong::SameId);
                     let owner = if same_id { the_same(&grant.owner) } else { grant.owner.clone() };
@@ -562,9 +563,9 @@ impl Shell {
             }
             (Ask::Renew(grants, _), Outcome::Renewed(answers)) => {
                 let asked = if self.is(Wrong::RenewRecv) { now } else { called };
-                for (grant, answer) in grants.iter().zip(answers) {
+                for ((grant, lease), answer) in grants.iter().zip(answers) {
                     match answer {
-                        Renewed::Extended => grant.extend(asked, now),
+                        Renewed::Extended => grant.extend(*lease, asked, now),
                         Renewed::NotOwner => {
                             grant.end(LockLost::TakenAway);
                             self.on(now, &grant.key, Event::Lost(grant.owner.clone(), LockLost::TakenAway));
@@ -572,7 +573,7 @@ impl Shell {
                         _ => {}
                     }
                 }
-                for grant in grants {
+                for (grant, _) in grants {
                     if grant.asked(now) {
                         self.watch(&grant);
                     }
@@ -631,7 +632,7 @@ impl Shell {
     /// Whether the store is being asked who has this key, or will be after a pause.
     pub fn asks_about(&self, now: Moment, grant: &Arc<Grant>) -> bool {
         let is_it = |other: &Arc<Grant>| Arc::ptr_eq(other, grant);
-        let asks = |call: &UnderWay| matches!(&call.ask, Ask::Renew(grants, _) if grants.iter().any(is_it));
+        let asks = |call: &UnderWay| matches!(&call.ask, Ask::Renew(grants, _) if grants.iter().any(|(grant, _)| is_it(grant)));
         self.calls.values().any(asks) || grant.look_at() <= now.after(HINT_PAUSE)
     }
 
@@ -661,7 +662,8 @@ impl Shell {
                 Need::Rest(until) => self.watched.push((until, grant)),
                 Need::Renewal(until) => {
                     self.watched.push((until, Arc::clone(&grant)));
-                    due.push(grant);
+                    let lease = grant.lease();
+                    due.push((grant, lease));
                 }
                 Need::LimitReached => limits.push(grant),
                 Need::Over => lost.push(grant),
@@ -682,7 +684,7 @@ impl Shell {
             self.on(now, &grant.key.clone(), Event::Limit(grant.owner.clone()));
         }
         if !due.is_empty() && !self.is(Wrong::NoRenew) {
-            let key = due[0].key.clone();
+            let key = due[0].0.key.clone();
             self.call(now, key, Ask::Renew(due, Vec::new()));
         }
     }

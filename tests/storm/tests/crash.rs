@@ -3,7 +3,11 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use serde_json::Value;
+use tokio::{
+    process::Command,
+    time::{Instant, sleep, timeout},
+};
 use tower_lock_faults::{RedisServer, skipped};
 use tower_lock_storm::{Ask, Seen, Service, Site};
 
@@ -171,4 +175,26 @@ async fn a_stopped_head_of_the_line_costs_those_behind_it_an_offer_and_a_lock_de
     assert!(waited >= Duration::from_millis(3_900), "{waited:?}: it was offered to the one that is stopped");
     assert!(waited < Duration::from_secs(15), "{waited:?}: a lease is thirty seconds");
     world.finish().await;
+}
+
+/// One handle in two processes: neither has the keys, the ids, the connections or the threads of the other.
+#[tokio::test]
+async fn a_child_of_a_real_fork_takes_locks_by_the_handle_of_its_parent_and_holds_none_of_its() {
+    if !RedisServer::is_available() {
+        skipped("a fork", "redis-server");
+        return;
+    }
+    let redis = RedisServer::start().await;
+    let forker = Command::new(env!("CARGO_BIN_EXE_forker")).env("REDIS_URL", redis.url()).kill_on_drop(true).output();
+    let output = timeout(Duration::from_secs(60), forker).await.expect("in time").expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let seen = String::from_utf8(output.stdout).expect("text");
+    let mut seen: Vec<Value> = seen.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    seen.sort_by_key(|seen| seen["is_child"].as_bool());
+    let [parent, child] = &*seen else { panic!("{seen:?}") };
+    assert_eq!((&parent["freed"], &child["freed"], &child["refused"]), (&true.into(), &true.into(), &true.into()));
+    assert!(parent["name"] != child["name"], "{seen:?}");
+    let tokens = [&parent["tokens"][0], &child["tokens"][1]].map(|token| token.as_u64().expect("a token"));
+    assert!(tokens[0] < tokens[1], "{seen:?}");
+    assert_eq!(redis.command(&["EXISTS", "lock:account:7", "lock:account:8"]).await.integer(), Some(0));
 }

@@ -51,7 +51,11 @@ impl World {
             _ => LOCK_DELAY,
         };
         let hold_at_least = if self.rng.u8(0..20) == 0 { seconds(&mut self.rng, 3_000) } else { Duration::ZERO };
-        let max_hold = (self.rng.u8(0..20) == 0).then(|| seconds(&mut self.rng, 8_000));
+        let die = self.rng.u8(0..20);
+        let max_hold = (die == 0).then(|| seconds(&mut self.rng, 8_000));
+        // Some need a shorter lease of the store than the others who wait for the same key.
+        let lease =
+            if (1..4).contains(&die) { Lease::Fixed(Duration::from_millis(at / MS % 8_000)) } else { Lease::Watched };
         self.weather.longest_delay = self.weather.longest_delay.max(lock_delay);
         let key = self.rng.usize(0..self.keys.len());
         let client = Client {
@@ -62,7 +66,7 @@ impl World {
             patience,
             work,
             ending,
-            terms: Terms { max_hold, hold_at_least, lock_delay, ..Terms::default() },
+            terms: Terms { lease, max_hold, hold_at_least, lock_delay },
             place: 0,
             since: at,
             state: State::Away,
@@ -198,7 +202,7 @@ impl World {
         let is_of_age = self.calm.is_some_and(|calm| client.began > calm + 5 * SECOND);
         let there = &self.processes[client.process];
         let thawed = there.thawed.max(there.cut_off_until) > client.began;
-        let limit = client.terms.max_hold.is_some();
+        let limit = client.terms.max_hold.is_some() || client.terms.lease != Lease::Watched;
         if is_of_age && !thawed && !limit && !self.is_odd() {
             let what = format!("{} is lost though all is calm: {:?}", section.grant.owner, section.why());
             self.wrong(what);

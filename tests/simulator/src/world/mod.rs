@@ -9,7 +9,7 @@ use std::{
 };
 
 use tower_lock::{
-    LockError, LockKey, OwnerId, StoreErrorKind,
+    Lease, LockError, LockKey, OwnerId, StoreErrorKind,
     deadpool_redis::redis::Value,
     store::ForceAsk,
     test_util::{

@@ -60,11 +60,13 @@ local function line_up(line, id, left, place_ms, places)
   return {'line', left, before}
 end
 
--- What `id` gets. It may have the key already (a repeated question, or an offer it has come for): the same fence, a full lease.
+-- What `id` gets. It may have the key already (a repeated question, or an offer it has come for): the same fence, at least a
+-- full lease. A copy that runs late never shortens it: GT. For GT a key without a TTL has an infinite one: it gets one here.
 local function take(fences, lock, line, id, lease_ms, lines_up, offer_ms, place_ms, places)
   local fence = redis.call('HGET', lock, id)
   if fence then
-    redis.call('PEXPIRE', lock, lease_ms)
+    local set = redis.call('PEXPIRE', lock, lease_ms, 'GT')
+    if set == 0 and redis.call('PTTL', lock) == -1 then redis.call('PEXPIRE', lock, lease_ms) end
     return {'granted', tonumber(fence)}
   end
   local left = redis.call('PTTL', lock)

@@ -1,0 +1,169 @@
+//! How long the store is asked to keep a key: as long as a lease that was set, and no longer than its section needs.
+
+use std::{future::IntoFuture, time::Duration};
+
+use tokio::time::{Instant, sleep};
+use tower_lock::{
+    Lease, LockKey, LockLost, Locks, Released,
+    test_util::{Fault, TestStore, Verb},
+};
+
+use crate::support::{settle, soon, store_and_locks};
+
+fn key() -> LockKey {
+    LockKey::from(("k",))
+}
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// For how long the store keeps the key, as things stand: what a crash costs at this moment.
+async fn kept(locks: &Locks) -> Duration {
+    locks.inspect(key()).await.expect("up").remaining
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_set_is_what_a_crash_costs_and_all_else_follows_it() {
+    let store = TestStore::new();
+    let locks = Locks::builder(store.clone()).lease(ms(2_000)).build();
+    let guard = locks.lock(key()).await.expect("free");
+    let began = Instant::now();
+    assert_eq!(kept(&locks).await, ms(3_000), "with the lock-delay");
+    sleep(ms(20_000)).await;
+    let renewals = store.on(Verb::Renew).calls();
+    assert!((29..=33).contains(&renewals), "each third of two seconds: {renewals}");
+    assert!(kept(&locks).await <= ms(3_000) && !guard.view().remaining().is_zero());
+    store.all(Fault::Stall);
+    let stalled = Instant::now();
+    assert_eq!(soon("lost", guard.view().lost()).await, LockLost::Unrenewed);
+    assert!(stalled.elapsed() <= ms(1_978), "{:?} after {:?}", stalled.elapsed(), began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_lease_is_renewed_seldom() {
+    let store = TestStore::new();
+    let locks = Locks::builder(store.clone()).lease(Duration::from_secs(600)).build();
+    let guard = locks.lock(key()).await.expect("free");
+    sleep(Duration::from_secs(1_000)).await;
+    let renewals = store.on(Verb::Renew).calls();
+    assert!((4..=5).contains(&renewals), "each third of ten minutes: {renewals}");
+    assert!(guard.view().remaining() > Duration::from_secs(390));
+    guard.release().await.expect("ours");
+}
+
+#[test]
+fn a_lease_that_is_too_short_or_too_long_is_told_of_when_it_is_set() {
+    for wrong in [Duration::ZERO, ms(1_999), ms(600_001), Duration::MAX] {
+        let set = std::panic::catch_unwind(|| Locks::builder(TestStore::new()).lease(wrong));
+        let text = set.expect_err("refused").downcast::<String>().expect("a text");
+        assert!(text.contains("2s at the least and 600s at the most"), "{text}");
+    }
+    for right in [ms(2_000), ms(600_000)] {
+        let _ = Locks::builder(TestStore::new()).lease(right).build();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_is_kept_for_as_long_as_it_needs_and_runs_to_its_end() {
+    let (store, locks) = store_and_locks();
+    // As slow as an answer may be.
+    store.on(Verb::Acquire).takes(ms(450));
+    let guard = locks.lock(key()).lease(Lease::Fixed(ms(5_000))).await.expect("free");
+    let began = Instant::now();
+    let most = ms(6_560);
+    assert!(kept(&locks).await <= most && kept(&locks).await > ms(6_000), "{:?}", kept(&locks).await);
+    // Nobody renews it: it has its time all the same, and not a moment more.
+    store.on(Verb::Renew).fault(Fault::Fail);
+    sleep(ms(2_000)).await;
+    assert!(kept(&locks).await <= most);
+    assert_eq!(soon("over", guard.view().lost()).await, LockLost::LimitReached);
+    let took = began.elapsed();
+    assert!(took >= ms(5_000) && took <= ms(5_002), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_of_a_fixed_lease_asks_for_no_more_than_it() {
+    let (store, locks) = store_and_locks();
+    let guard = locks.lock(key()).lease(Lease::Fixed(ms(5_000))).await.expect("free");
+    sleep(ms(4_500)).await;
+    assert!(store.on(Verb::Renew).calls() >= 2, "so that a revocation is noticed");
+    assert!(kept(&locks).await <= ms(6_560), "{:?}", kept(&locks).await);
+    guard.release().await.expect("ours");
+}
+
+/// Each section has what it needs, and no more: where the next one needs something else, the store is asked first.
+#[tokio::test(start_paused = true)]
+async fn a_handoff_to_a_section_with_another_lease_asks_the_store() {
+    let (store, locks) = store_and_locks();
+    let fixed = || locks.lock(key()).lease(Lease::Fixed(ms(5_000)));
+    let first = fixed().await.expect("free");
+    let second = tokio::spawn(fixed().into_future());
+    settle().await;
+    let third = tokio::spawn(locks.lock(key()).into_future());
+    settle().await;
+    let fourth = tokio::spawn(fixed().into_future());
+    settle().await;
+    let calls = || [Verb::Acquire, Verb::Yield, Verb::Renew, Verb::Release].map(|verb| store.on(verb).calls());
+
+    first.release().await.expect("ours");
+    let second = soon("its turn", second).await.expect("no panic").expect("its turn");
+    assert_eq!(calls(), [1, 0, 0, 0], "it needs the same");
+    assert_eq!(second.release().await.expect("ours"), Released::HandedOn);
+    let third = soon("its turn", third).await.expect("no panic").expect("its turn");
+    assert_eq!(calls(), [1, 1, 0, 0], "a longer lease: a yield extends it, under the same id");
+    assert!(kept(&locks).await > ms(30_900), "{:?}", kept(&locks).await);
+    third.release().await.expect("ours");
+    let fourth = soon("its turn", fourth).await.expect("no panic").expect("its turn");
+    assert_eq!(calls(), [2, 1, 0, 1], "a shorter lease: another id");
+    assert!(kept(&locks).await <= ms(6_560), "{:?}", kept(&locks).await);
+    fourth.release().await.expect("ours");
+    assert_eq!(store.held(), 0);
+}
+
+/// Until the store has answered, it keeps the key for what the section before needed.
+#[tokio::test(start_paused = true)]
+async fn a_section_that_needs_a_longer_lease_begins_after_the_answer_that_extends_it() {
+    for revoked in [false, true] {
+        let (store, locks) = store_and_locks();
+        let first = locks.lock(key()).lease(Lease::Fixed(ms(2_000))).await.expect("free");
+        let token = first.fencing_token();
+        let next = tokio::spawn(locks.lock(key()).into_future());
+        settle().await;
+        if revoked {
+            store.events(Fault::Fail);
+            Locks::new(store.clone()).force_release(key()).await.expect("up");
+        }
+        store.on(Verb::Yield).hold_answer();
+        assert_eq!(first.release().await.expect("ours"), Released::HandedOn);
+        settle().await;
+        assert!(!next.is_finished(), "begun before the answer");
+        store.on(Verb::Yield).open();
+        let next = soon("its turn", next).await.expect("no panic").expect("its turn");
+        assert!(next.fencing_token() > token && next.view().remaining() > ms(29_000));
+        assert!(kept(&locks).await > ms(29_900), "{:?}", kept(&locks).await);
+        assert_eq!(store.on(Verb::Acquire).calls() > 1, revoked, "what was lost is acquired anew");
+        next.release().await.expect("ours");
+        assert_eq!(store.held(), 0);
+    }
+}
+
+/// The renewal was sent for the short lease, and is answered when the grant has the long one.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_was_sent_before_the_lease_grew_counts_for_what_it_asked_for() {
+    let (store, locks) = store_and_locks();
+    let first = locks.lock(key()).lease(Lease::Fixed(ms(3_000))).await.expect("free");
+    let next = tokio::spawn(locks.lock(key()).into_future());
+    settle().await;
+    store.on(Verb::Renew).hold_question();
+    while store.on(Verb::Renew).calls() == 0 {
+        sleep(ms(10)).await;
+    }
+    assert_eq!(first.release().await.expect("ours"), Released::HandedOn);
+    let next = soon("its turn", next).await.expect("no panic").expect("its turn");
+    store.on(Verb::Renew).open();
+    settle().await;
+    assert!(kept(&locks).await > ms(30_900), "a late renewal shortens nothing: {:?}", kept(&locks).await);
+    assert!(next.view().remaining() <= kept(&locks).await, "it counts on no more than the store keeps");
+    next.release().await.expect("ours");
+}

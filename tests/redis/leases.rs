@@ -1,0 +1,91 @@
+//! How long a crash blocks a key: as long as the lease that the store was asked for, and the lock-delay.
+
+use std::{
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use tokio::time::sleep;
+use tower_lock::{Lease, Locks, RedisStore};
+
+use crate::support::{NAME, World, key, ms, until, world};
+
+/// What the process holds that this test starts: `url lease_ms fixed_ms`; zero is the default.
+const HOLDS: &str = "TOWER_LOCK_TEST_HOLDS";
+
+/// Another process, that holds the key until it is killed.
+struct Holder(Child);
+
+impl Holder {
+    fn start(test: &str, url: &str, lease: Duration, fixed: Duration) -> Self {
+        let holds = format!("{url} {} {}", lease.as_millis(), fixed.as_millis());
+        let mut process = Command::new(std::env::current_exe().expect("this test"));
+        process.args(["--exact", test]).env(HOLDS, holds).stdout(Stdio::null());
+        Self(process.spawn().expect("it starts"))
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().expect("it runs");
+        self.0.wait().expect("it is dead");
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// In the process that is to be killed: never ends. In the test itself: nothing.
+async fn hold_if_asked_to() {
+    let Ok(holds) = std::env::var(HOLDS) else { return };
+    let [url, lease, fixed] = holds.split(' ').collect::<Vec<_>>()[..] else { panic!("{holds}") };
+    let millis = |text: &str| ms(text.parse().expect("milliseconds"));
+    let mut builder = Locks::builder(RedisStore::connect(url).await.expect("it is up")).instance("holder");
+    if !millis(lease).is_zero() {
+        builder = builder.lease(millis(lease));
+    }
+    let mut call = builder.build().lock(key());
+    if !millis(fixed).is_zero() {
+        call = call.lease(Lease::Fixed(millis(fixed)));
+    }
+    let _guard = call.await.expect("free");
+    std::future::pending::<()>().await;
+}
+
+async fn left(world: &World) -> Option<Duration> {
+    let left = world.ask(&["PTTL", NAME]).await.integer().expect("a number");
+    u64::try_from(left).ok().map(ms)
+}
+
+/// While it lives, and after it was killed, the key is never taken for longer than this.
+async fn blocks_at_most(test: &str, lease: Duration, fixed: Duration, most: Duration, alive: Duration) {
+    let Some(world) = world().await else { return };
+    let mut holder = Holder::start(test, &world.redis.url(), lease, fixed);
+    until("it holds the key", async || left(&world).await.is_some()).await;
+    for _ in 0..alive.as_millis() / 50 {
+        let left = left(&world).await.expect("it is renewed");
+        assert!(left <= most, "{left:?} left, and {most:?} at the most");
+        sleep(ms(50)).await;
+    }
+    holder.kill();
+    let left_behind = left(&world).await.unwrap_or_default();
+    assert!(left_behind <= most, "{left_behind:?} left behind, and {most:?} at the most");
+    until("free", async || left(&world).await.is_none()).await;
+}
+
+#[tokio::test]
+async fn a_holder_that_is_killed_under_a_fixed_lease_blocks_its_key_for_that_and_a_second_and_a_half() {
+    hold_if_asked_to().await;
+    let test = "leases::a_holder_that_is_killed_under_a_fixed_lease_blocks_its_key_for_that_and_a_second_and_a_half";
+    // 1 % for the clocks, half a second for the call, a second of lock-delay.
+    blocks_at_most(test, Duration::ZERO, ms(5_000), ms(6_560), ms(2_500)).await;
+}
+
+#[tokio::test]
+async fn a_holder_that_is_killed_under_a_lease_of_two_seconds_blocks_its_key_for_three() {
+    hold_if_asked_to().await;
+    let test = "leases::a_holder_that_is_killed_under_a_lease_of_two_seconds_blocks_its_key_for_three";
+    blocks_at_most(test, ms(2_000), Duration::ZERO, ms(3_000), ms(5_000)).await;
+}

@@ -1,0 +1,90 @@
+//! A process that forks while it holds a lock on Redis, and goes on in both with one handle.
+
+use std::{future::IntoFuture, mem, process, time::Duration};
+
+use fork::{Fork, fork, waitpid};
+use serde::Serialize;
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::{sleep, timeout},
+};
+use tower_lock::{LockError, LockGuard, Locks, RedisStore, Released};
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// What one of the two has seen.
+#[derive(Default, Serialize)]
+struct Seen {
+    is_child: bool,
+    /// The name under which it held a key.
+    name: String,
+    /// The child, before its parent has released the key.
+    refused: bool,
+    tokens: Vec<u64>,
+    freed: bool,
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn main() -> Result<(), Failure> {
+    let before = runtime()?;
+    let (locks, guard) = before.block_on(async {
+        let locks = Locks::builder(RedisStore::from_env().await?).instance("api").build();
+        let guard = locks.lock(("account", 7)).await?;
+        Ok::<_, Failure>((locks, guard))
+    })?;
+    let seen = match fork()? {
+        Fork::Child => {
+            // Its threads are those of the parent: to end it would wait for them.
+            mem::forget(before);
+            let seen = runtime()?.block_on(child(&locks, guard))?;
+            println!("{}", serde_json::to_string(&seen)?);
+            process::exit(0);
+        }
+        Fork::Parent(child) => {
+            let seen = before.block_on(parent(&locks, guard))?;
+            waitpid(child)?;
+            seen
+        }
+    };
+    println!("{}", serde_json::to_string(&seen)?);
+    Ok(())
+}
+
+fn runtime() -> std::io::Result<Runtime> {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build()
+}
+
+async fn child(locks: &Locks, copied: LockGuard) -> Result<Seen, Failure> {
+    let mut seen = Seen { is_child: true, ..Seen::default() };
+    // The parent has it still, whatever becomes of the copy.
+    assert_eq!(copied.release().await?, Released::NotOwner);
+    seen.refused = matches!(locks.try_lock(("account", 7)).await, Err(LockError::Held { .. }));
+    let own = locks.lock(("account", 8)).await?;
+    seen.name = holder(locks, 8).await?;
+    seen.tokens.push(own.fencing_token().as_u64());
+    own.release().await?;
+    // It learns of its turn by a message.
+    let after = timeout(PATIENCE, locks.lock(("account", 7)).wait(PATIENCE).into_future()).await??;
+    seen.tokens.push(after.fencing_token().as_u64());
+    seen.freed = after.release().await? == Released::Freed;
+    Ok(seen)
+}
+
+async fn parent(locks: &Locks, guard: LockGuard) -> Result<Seen, Failure> {
+    let name = holder(locks, 7).await?;
+    let tokens = vec![guard.fencing_token().as_u64()];
+    timeout(PATIENCE, async {
+        while locks.inspect(("account", 7)).await?.waiting == 0 {
+            sleep(Duration::from_millis(10)).await;
+        }
+        Ok::<_, Failure>(())
+    })
+    .await??;
+    Ok(Seen { name, tokens, freed: guard.release().await? != Released::NotOwner, ..Seen::default() })
+}
+
+async fn holder(locks: &Locks, account: u64) -> Result<String, Failure> {
+    let state = locks.inspect(("account", account)).await?;
+    Ok(state.holder.ok_or("nobody holds it")?.process().to_owned())
+}
