@@ -339,6 +339,31 @@ async fn at_most_so_many_handlers_finish_alone_and_a_route_leaves_places_for_oth
     }
 }
 
+/// A service without a router knows no path: there its layer is the route.
+#[tokio::test(start_paused = true)]
+async fn a_flood_under_one_layer_leaves_places_for_another_layer() {
+    let store = TestStore::new();
+    let locks = Locks::builder(store.clone()).max_detached(4).build();
+    let (flood, honest) = (Work::default(), Work::default());
+    let app = |work: &Work, name: &'static str| {
+        let key = by_parts(move |head| (name, head.uri.path().to_owned()));
+        Router::new().fallback(work.handler()).layer(LockLayer::new(&locks, key))
+    };
+    let (flooded, other) = (app(&flood, "flood"), app(&honest, "honest"));
+    let requests = ["/1", "/2", "/3", "/4"].map(|path| visit_at(&flooded, path));
+    let client = visit(&other);
+    until(|| flood.said().len() == 4 && honest.said().len() == 1).await;
+    for request in requests {
+        leave(request).await;
+    }
+    leave(client).await;
+    flood.end.notify_waiters();
+    honest.end.notify_waiters();
+    until(|| flood.said().len() == 8 && honest.said().len() == 2).await;
+    let dropped = flood.said().iter().filter(|said| **said == "dropped").count();
+    assert_eq!((dropped, honest.said()), (2, vec!["begins", "ends"]));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_for_handlers_that_finish_alone() {
     let (_store, locks) = store_and_locks();

@@ -333,6 +333,19 @@ async fn what_did_not_end_as_it_should() {
     assert!(http_body_util::BodyExt::frame(&mut stalls).await.expect("no end").is_err());
     tokio::time::sleep(s(1)).await;
 
+    // No handler may finish alone: its client leaves, and it is dropped.
+    let none = Locks::builder(store.clone()).max_detached(0).build();
+    let app = Router::new().route("/", works(60).route_layer(LockLayer::new(&none, by_parts(|_| ("alone",)))));
+    let request = tokio::spawn(async move { fetch(&app, "/").await });
+    settle().await;
+    request.abort();
+    let dropped = warned().await;
+    assert!(
+        matches!(&dropped[..], [one] if one.contains("of at most 0 handlers") && one.contains("`LocksBuilder::max_detached`")),
+        "{dropped:?}"
+    );
+    tokio::time::sleep(s(1)).await;
+
     // Nobody could wait for it.
     let held = locks.lock(("n", 1)).await.expect("free");
     let another = locks.clone();

@@ -3,7 +3,10 @@
 use std::{
     io,
     net::SocketAddr,
-    os::fd::{AsFd, OwnedFd},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     pin::Pin,
     sync::{
         Arc,
@@ -15,6 +18,7 @@ use std::{
 
 use axum::{
     Extension, Router,
+    body::Body,
     extract::{ConnectInfo, Request, connect_info::Connected},
     middleware::{Next, from_fn},
     routing::get,
@@ -24,9 +28,9 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
 };
-use tower_lock::{ClientConnection, LockKey, LockLayer, Lockable, Locked, LocksLayer};
+use tower_lock::{ClientConnection, LockKey, LockLayer, Lockable, Locked, LocksLayer, Rejection};
 
-use crate::support::{Wire, one_key, soon, store_and_locks, until};
+use crate::support::{Wire, one_key, send, soon, store_and_locks, until};
 
 /// A listener whose connections can be asked whether their client is there still.
 struct Watched(TcpListener);
@@ -142,4 +146,35 @@ async fn a_handler_is_not_started_for_a_client_that_has_closed_its_connection() 
         assert_eq!(ran.load(SeqCst), if is_watched { 1 } else { GHOSTS + 1 });
         until("nothing is left", || store.held() == 0 && locks.size() == (0, 0)).await;
     }
+}
+
+/// Whoever knows more than a socket says so, and a socket that the server has dropped is closed.
+#[tokio::test]
+async fn a_probe_that_says_that_its_client_has_gone_is_believed() {
+    let (store, locks) = store_and_locks();
+    let ran = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&ran);
+    let handler = get(async move || counts.fetch_add(1, SeqCst).to_string());
+    let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
+    let [(open, _client), (left, client), (dropped, _other)] =
+        [(); 3].map(|()| UnixStream::pair().expect("sockets")).map(|(ours, theirs)| (Arc::new(ours), theirs));
+    drop(client);
+    let of_dropped = ClientConnection::of_socket(&dropped);
+    drop(dropped);
+    for (what, client, has_gone) in [
+        ("open", ClientConnection::of_socket(&open), false),
+        ("closed by its client", ClientConnection::of_socket(&left), true),
+        ("dropped by its server", of_dropped, true),
+        ("own word", ClientConnection::new(|| true), true),
+        ("own word", ClientConnection::new(|| false), false),
+    ] {
+        let mut request = Request::new(Body::empty());
+        request.extensions_mut().insert(client);
+        let answer = send(&app, request).await;
+        let rejection = answer.extensions().get::<Rejection>().map(|rejection| (rejection.code(), rejection.outcome()));
+        let (status, said) = if has_gone { (408, Some(("disconnected", "not-started"))) } else { (200, None) };
+        assert_eq!((answer.status().as_u16(), rejection), (status, said), "{what}");
+        assert!(!answer.headers().contains_key("retry-after"), "{what}");
+    }
+    assert_eq!((ran.load(SeqCst), store.held()), (2, 0));
 }
