@@ -178,8 +178,8 @@ impl Locks {
     /// Revokes the key from its holder. Redisson's `forceUnlock()`.
     ///
     /// The holder is notified and aborted; the key stays blocked for the lock-delay of a second, so that the holder can stop. A key without a
-    /// holder that a [`hold_at_least`](Policy::hold_at_least) or a [`lock_delay`](Policy::lock_delay) blocks is freed at once. So a second call
-    /// within the lock-delay of the first one ends that delay: call it again only when the holder is known to have stopped.
+    /// holder that a [`hold_at_least`](Policy::hold_at_least) or a [`lock_delay`](Policy::lock_delay) blocks is freed at once. A second call
+    /// within the lock-delay of the first one changes nothing, notifies the holder again and has the same answer.
     ///
     /// # Errors
     ///

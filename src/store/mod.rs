@@ -309,7 +309,8 @@ pub struct ForceAsk {
 pub enum ForceReleaseReply {
     /// Nobody had the key, and nothing blocked it.
     Free,
-    /// It was revoked from this owner, who may be a stranger. It stays blocked for [`ForceAsk::keep_taken`].
+    /// It was revoked from this owner, which may be of another library. It stays blocked for [`ForceAsk::keep_taken`], and a second call within that
+    /// time has the same answer.
     Revoked {
         /// The owner it was revoked from.
         holder: OwnerId,

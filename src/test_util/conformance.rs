@@ -543,6 +543,9 @@ async fn a_key_that_is_taken_away_stays_taken_and_its_holder_is_told(w: World) {
     w.told(&p, &StoreEvent::TakenAway { key: w.key.clone(), owner: a.clone() }).await;
     w.same(w.renew(&[&a]).await, vec![Renewed::NotOwner], "it has it no more");
     w.same(w.in_line(&b).await, 0, "so that it can stop");
+    w.same(force().await, ForceReleaseReply::Revoked { holder: a.clone() }, "once more");
+    w.told(&p, &StoreEvent::TakenAway { key: w.key.clone(), owner: a.clone() }).await;
+    w.same(w.in_line(&b).await, 0, "its lock-delay lasts");
     sleep(LEASE / 2 + Duration::from_millis(50)).await;
     w.granted(&b).await;
     w.release(&b, Duration::ZERO).await;

@@ -92,6 +92,28 @@ async fn a_key_that_only_a_minimum_hold_blocks_is_freed_by_force() {
     locks.try_lock(key()).await.expect("free").release().await.expect("up");
 }
 
+/// An operator repeats a call whose answer was lost, and the holder has not heard of the first one.
+#[tokio::test(start_paused = true)]
+async fn a_second_force_release_does_not_end_the_lock_delay_of_the_first() {
+    let (store, locks) = store_and_locks();
+    let operator = Locks::new(store.clone());
+    store.events(Fault::Fail);
+    let guard = locks.lock(key()).await.expect("free");
+    let first = operator.force_release(key()).await.expect("up");
+    store.events(Fault::None);
+    sleep(Duration::from_millis(400)).await;
+    assert!(guard.view().ensure(Duration::ZERO).is_ok(), "it has not heard of it");
+    assert_eq!(operator.force_release(key()).await.expect("up"), first);
+    assert!(matches!(operator.try_lock(key()).await, Err(LockError::Held { .. })), "blocked");
+    soon("the second message", guard.view().lost()).await;
+    sleep(Duration::from_millis(601)).await;
+    operator.try_lock(key()).await.expect("free").release().await.expect("up");
+    // The lock-delay of a failed section is another matter.
+    operator.lock(key()).hold_at_least(Duration::from_secs(60)).await.expect("free").release().await.expect("up");
+    let unblocked = operator.force_release(key()).await.expect("up");
+    assert!(matches!(unblocked, ForceReleaseReply::Unblocked { .. }), "{unblocked:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_readiness_probe_reports_what_the_store_reports() {
     let (store, locks) = store_and_locks();

@@ -40,6 +40,8 @@ struct Record {
     /// `None`: taken by nobody, until the moment below.
     holder: Option<Holder>,
     until: Moment,
+    /// The owner that it was revoked from by force, and the end of that lock-delay.
+    revoked: Option<(OwnerId, Moment)>,
     line: VecDeque<OwnerId>,
     /// Until when the places in the line last if nobody asks again.
     line_until: Moment,
@@ -166,15 +168,22 @@ impl Records {
         };
         let record = occupied.get_mut();
         let left = record.until.since(at.now);
-        let reply = match record.holder.take() {
+        let revoked = record.revoked.as_ref().filter(|(_, until)| *until == record.until);
+        let reply = match (record.holder.take(), revoked) {
             _ if left.is_zero() => ForceReleaseReply::Free,
-            Some(Holder { owner, .. }) => {
+            (Some(Holder { owner, .. }), _) => {
                 record.until = at.now.after(ask.keep_taken);
+                record.revoked = Some((owner.clone(), record.until));
                 self.blocked.push(Reverse(Blocked { until: record.until, key: ask.key.clone() }));
                 at.events.push(StoreEvent::TakenAway { key: ask.key.clone(), owner: owner.clone() });
                 ForceReleaseReply::Revoked { holder: owner }
             }
-            None => {
+            // Its holder may still run: the message of the earlier call may be lost.
+            (None, Some((owner, _))) => {
+                at.events.push(StoreEvent::TakenAway { key: ask.key.clone(), owner: owner.clone() });
+                ForceReleaseReply::Revoked { holder: owner.clone() }
+            }
+            (None, None) => {
                 record.until = at.now;
                 ForceReleaseReply::Unblocked { blocked_for: left }
             }
@@ -254,7 +263,7 @@ impl Ord for Blocked {
 
 impl Record {
     fn free(now: Moment) -> Self {
-        Self { holder: None, until: now, line: VecDeque::new(), line_until: now }
+        Self { holder: None, until: now, revoked: None, line: VecDeque::new(), line_until: now }
     }
 
     fn is_free(&self, now: Moment) -> bool {

@@ -1,5 +1,5 @@
 -- force: revokes the key from its holder and notifies that one. It stays taken by nobody for a while, so that its holder can stop.
--- A key that only a minimum hold or a lock-delay blocks is freed.
+-- A key that only a minimum hold or a lock-delay blocks is freed, but not before the lock-delay of an earlier call is over.
 --
 -- KEYS   1 fences; 2 lock; 3 line
 -- ARGV   1 ms to keep it taken; 2 offer, ms
@@ -16,7 +16,14 @@ if left ~= -2 then
   local fields = redis.call('HSCAN', KEYS[2], 0, 'COUNT', 16)[2]
   for i = 1, #fields, 2 do
     local id = fields[i]
-    if not string.find(id, ':end$') then answer = {'revoked', id} end
+    if not string.find(id, ':end$') then
+      answer = {'revoked', id}
+    elseif fields[i + 1] == 'forced' and left ~= -1 and left <= tonumber(ARGV[1]) then
+      -- Its holder may still run: the message of the earlier call may be lost.
+      id = string.sub(id, 1, -5)
+      redis.call('PUBLISH', inbox(id), '1 taken 0 ' .. id .. ' ' .. KEYS[2])
+      return {'revoked', id}
+    end
   end
   redis.call('DEL', KEYS[2])
 end
@@ -24,7 +31,7 @@ if answer[1] == 'revoked' then
   local id = answer[2]
   redis.call('PUBLISH', inbox(id), '1 taken 0 ' .. id .. ' ' .. KEYS[2])
   if ARGV[1] ~= '0' then
-    redis.call('HSET', KEYS[2], id .. ':end', 1)
+    redis.call('HSET', KEYS[2], id .. ':end', 'forced')
     redis.call('PEXPIRE', KEYS[2], ARGV[1])
     return answer
   end
