@@ -17,7 +17,7 @@ pub struct Clock {
 }
 
 /// The time of one event: read when it is first asked for, and then the same for all of it. To read a clock is a good part of what a
-/// hand-over costs, and most of those who line up need none.
+/// hand-over costs, and not each event needs it.
 #[derive(Debug)]
 pub struct Now<'a> {
     clock: Option<&'a Clock>,

@@ -40,7 +40,8 @@ use crate::{
 /// A call that was polled once must be polled until it completes, or dropped: its place in the queue
 /// is kept for it meanwhile. A grant that is not picked up within 3 seconds goes to the next waiter
 /// (a `select!` loop that polls something else, a buffered stream, `mem::forget`). Such a call ends
-/// with [`LockError::TimedOut`], or with [`LockError::Held`] if it does not wait.
+/// with [`LockError::TimedOut`], or with [`LockError::Held`] if it does not wait. A call whose wait is
+/// over is skipped: it gets no grant.
 #[derive(Debug)]
 #[must_use = "nothing is locked before the call is awaited"]
 pub struct LockCall {
@@ -245,12 +246,12 @@ impl Future for LockFuture {
                 continue;
             }
             if let Some(ahead) = core.leave(&place.key, place.number) {
-                break Err(if waits { time_is_over(*this.wait, ahead) } else { no_word(ahead) });
+                break Err(if waits { ahead.time_is_over() } else { no_word(ahead) });
             }
             // Out of the line without our doing: we were told in this very moment, or are about to be.
             *this.is_late = true;
         };
-        // A grant that was recalled does not know how long its caller would have waited.
+        // The table does not say how long its caller would have waited.
         if let Err(LockError::TimedOut { waited, .. }) = &mut told {
             *waited = *this.wait;
         }
@@ -276,7 +277,7 @@ impl Place {
         let waiter: Waiter = Arc::new(Told::new());
         let owner = owner.or_else(Owner::current);
         let parent = parent.filter(|_| owner.is_none());
-        let request = Request { waiter: Arc::clone(&waiter), waits: !wait.is_zero(), owner, parent, terms };
+        let request = Request { waiter: Arc::clone(&waiter), wait, owner, parent, terms };
         let number = core.request(&key, request);
         Self { key, number, waiter, waiting }
     }
@@ -306,14 +307,6 @@ fn settle(call: Policy, handle: Policy) -> (Duration, Terms) {
             let policy = call.or(handle);
             (policy.call_wait(), policy.call_terms())
         }
-    }
-}
-
-fn time_is_over(waited: Duration, ahead: Ahead) -> LockError {
-    let Ahead { lease_left, places, silent, is_taken: _ } = ahead;
-    match silent {
-        Some(error) => error.into(),
-        None => LockError::TimedOut { waited, lease_left, ahead: places },
     }
 }
 

@@ -1,16 +1,17 @@
 //! Who waits for one key in this process, in order. Pure.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
 use super::{owner::Owner, terms::Terms};
+use crate::clock::Moment;
 
 /// One who asks for the key.
 #[derive(Debug)]
 pub struct Request<W> {
     /// Who is told.
     pub waiter: W,
-    /// Whether it waits while somebody else has the key; else it is refused.
-    pub waits: bool,
+    /// How long it waits while somebody else has the key. Zero: it is refused.
+    pub wait: Duration,
     /// Under whose name it re-enters what is held already.
     pub owner: Option<Owner>,
     /// The owner of the request that started its task, if it has no owner itself.
@@ -30,7 +31,17 @@ pub(super) struct Line<W> {
 #[derive(Debug)]
 struct Place<W> {
     number: u64,
+    /// When its wait is over, by the clock of leases: after a suspend the timer of its call is later.
+    /// `NEVER` if it does not wait, because the answer of the store is for that one, however late.
+    until: Moment,
     request: Request<W>,
+}
+
+impl<W> Request<W> {
+    /// Whether it waits while somebody else has the key; else it is refused.
+    pub(super) const fn waits(&self) -> bool {
+        !self.wait.is_zero()
+    }
 }
 
 impl<W> Line<W> {
@@ -64,16 +75,25 @@ impl<W> Line<W> {
         self.places.front().map(|place| &place.request)
     }
 
-    pub(super) fn push(&mut self, number: u64, request: Request<W>) {
+    /// Its wait is over at that moment.
+    pub(super) fn push(&mut self, number: u64, until: Moment, request: Request<W>) {
         if let Some(owner) = &request.owner {
             owner.lines_up();
         }
-        self.impatient += usize::from(!request.waits);
-        self.places.push_back(Place { number, request });
+        self.impatient += usize::from(!request.waits());
+        self.places.push_back(Place { number, until, request });
     }
 
     pub(super) fn pop(&mut self) -> Option<Request<W>> {
         self.remove(0)
+    }
+
+    /// The first of it, if its wait is over.
+    pub(super) fn pop_late(&mut self, now: Moment) -> Option<Request<W>> {
+        if self.places.front()?.until > now {
+            return None;
+        }
+        self.pop()
     }
 
     /// Where this place is.
@@ -82,11 +102,12 @@ impl<W> Line<W> {
     }
 
     pub(super) fn remove(&mut self, at: usize) -> Option<Request<W>> {
-        let Place { request, number: _ } = if at == 0 { self.places.pop_front()? } else { self.places.remove(at)? };
+        let Place { request, number: _, until: _ } =
+            if at == 0 { self.places.pop_front()? } else { self.places.remove(at)? };
         if let Some(owner) = &request.owner {
             owner.leaves_line();
         }
-        self.impatient -= usize::from(!request.waits);
+        self.impatient -= usize::from(!request.waits());
         Some(request)
     }
 
@@ -95,7 +116,7 @@ impl<W> Line<W> {
         if self.impatient == 0 {
             return None;
         }
-        let at = self.places.iter().position(|place| !place.request.waits)?;
+        let at = self.places.iter().position(|place| !place.request.waits())?;
         Some((at, self.remove(at)?))
     }
 
@@ -104,12 +125,13 @@ impl<W> Line<W> {
         owner.waits() && self.requests().any(|request| request.owner.as_ref() == Some(owner))
     }
 
-    /// The first one of this owner.
-    pub(super) fn remove_of(&mut self, owner: &Owner) -> Option<Request<W>> {
+    /// The first one of this owner whose wait is not over.
+    pub(super) fn remove_of(&mut self, owner: &Owner, now: Moment) -> Option<Request<W>> {
         if !owner.waits() {
             return None;
         }
-        let at = self.places.iter().position(|place| place.request.owner.as_ref() == Some(owner))?;
+        let is_next = |place: &Place<W>| place.request.owner.as_ref() == Some(owner) && place.until > now;
+        let at = self.places.iter().position(is_next)?;
         self.remove(at)
     }
 }

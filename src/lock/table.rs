@@ -301,7 +301,12 @@ mod tests {
         }
 
         fn ask(&mut self, who: u32, waits: bool) -> u64 {
-            let request = Request { waiter: who, waits, owner: None, parent: None, terms: Terms::default() };
+            self.ask_for(who, if waits { WAIT } else { Duration::ZERO }, None)
+        }
+
+        fn ask_for(&mut self, who: u32, wait: Duration, owner: Option<&Owner>) -> u64 {
+            let owner = owner.cloned();
+            let request = Request { waiter: who, wait, owner, parent: None, terms: Terms::default() };
             let mut actions = Actions::new();
             let place = self.table.request(&self.key, &Now::at(self.now), &self.ids, request, &mut actions);
             self.act(actions);
@@ -361,6 +366,7 @@ mod tests {
         Duration::from_millis(ms)
     }
 
+    const WAIT: Duration = Duration::from_secs(600);
     const HELD: Acquired = Acquired::Held { lease_left: ms(20_000) };
     const IN_LINE: Acquired = Acquired::InLine { before: 0, lease_left: ms(20_000) };
     const GRANTED: Acquired = Acquired::Granted { fence: 7 };
@@ -392,6 +398,75 @@ mod tests {
         assert!(matches!(again.verb, Verb::Acquire { .. }) && again.owner != first, "under an id of its own");
         w.on(Event::Acquired(again.number, Ok(GRANTED)));
         w.turn(1);
+    }
+
+    /// Their calls may never be polled again. Those who do not wait are answered by the store alone.
+    #[test]
+    fn those_whose_wait_is_over_are_skipped_when_a_section_begins() {
+        let (mut w, owner) = (world(), Owner::new());
+        w.ask(0, true);
+        w.answer(GRANTED);
+        let section = w.turn(0);
+        w.ask_for(1, ms(10), None);
+        w.ask_for(2, ms(21), Some(&owner));
+        w.ask_for(3, ms(20), Some(&owner));
+        w.ask_for(4, ms(10), None);
+        w.ask_for(5, ms(30), None);
+        w.now = w.now.after(ms(20));
+        assert_eq!(w.end(&section, Ending::Released), Some(Released::HandedOn));
+        let (1, Err(LockError::TimedOut { lease_left, ahead: 1, .. })) = w.told.remove(0) else {
+            panic!("{:?}", w.told)
+        };
+        assert_eq!(lease_left, section.grant.remaining(w.now));
+        let section = w.turn(2);
+        assert_eq!(w.table.holds_of(&section, w.now), 1, "not the later one of its owner");
+        assert_eq!(w.end(&section, Ending::Released), Some(Released::HandedOn));
+        let late: Vec<_> = w.told.drain(..2).map(|(who, told)| (who, told.is_err())).collect();
+        assert_eq!(late, [(3, true), (4, true)]);
+        let section = w.turn(5);
+        w.ask_for(6, ms(10), None);
+        w.now = w.now.after(ms(10));
+        assert_eq!(w.end(&section, Ending::Released), None, "nobody waits for it any more");
+        assert!(matches!(&w.told[..], [(6, Err(LockError::TimedOut { .. }))]), "{:?}", w.told);
+        w.released();
+        assert!(w.table.is_empty());
+    }
+
+    #[test]
+    fn the_store_is_asked_for_nobody_whose_wait_is_over() {
+        let mut w = world();
+        w.ask(0, true);
+        w.answer(GRANTED);
+        let section = w.turn(0);
+        w.ask_for(1, ms(10), None);
+        assert_eq!(w.end(&section, Ending::Dropped), None);
+        w.now = w.now.after(ms(10));
+        w.released();
+        assert!(matches!(&w.told[..], [(1, Err(LockError::TimedOut { ahead: 1, .. }))]), "{:?}", w.told);
+        assert!(w.table.is_empty() && w.calls.is_empty(), "{:?}", w.calls);
+        w.told.clear();
+        // Whose wait ends while the store is asked, and nobody else is there.
+        w.ask_for(2, ms(10), None);
+        w.now = w.now.after(ms(10));
+        w.answer(GRANTED);
+        assert!(matches!(&w.told[..], [(2, Err(LockError::TimedOut { ahead: 1, .. }))]), "{:?}", w.told);
+        w.released();
+        assert!(w.table.is_empty());
+    }
+
+    /// All timers of a process that was stopped fire at once, behind the answer of the store.
+    #[test]
+    fn a_process_that_was_stopped_skips_only_those_whose_wait_is_over() {
+        let mut w = world();
+        w.ask_for(1, Duration::ZERO, None);
+        w.ask_for(2, ms(500), None);
+        w.ask_for(3, ms(1_500), None);
+        w.now = w.now.after(ms(1_000));
+        w.answer(GRANTED);
+        let section = w.turn(1);
+        w.end(&section, Ending::Released);
+        assert!(matches!(w.told.remove(0), (2, Err(LockError::TimedOut { .. }))));
+        w.turn(3);
     }
 
     /// H24 of the protocol: a place would be lost by a question that does not ask for it.
@@ -560,7 +635,8 @@ mod tests {
         let (parent, other) = (Owner::new(), Owner::new());
         let ask = |w: &mut World, who, owner: Option<&Owner>, parent: Option<&Owner>, waits| {
             let (owner, parent) = (owner.cloned(), parent.cloned());
-            let request = Request { waiter: who, waits, owner, parent, terms: Terms::default() };
+            let wait = if waits { WAIT } else { Duration::ZERO };
+            let request = Request { waiter: who, wait, owner, parent, terms: Terms::default() };
             let mut actions = Actions::new();
             w.table.request(&w.key, &Now::at(w.now), &w.ids, request, &mut actions);
             w.act(actions);
@@ -676,7 +752,7 @@ mod tests {
         let owner = Owner::new();
         let ask = |w: &mut World, who| {
             let owner = Some(owner.clone());
-            let request = Request { waiter: who, waits: true, owner, parent: None, terms: Terms::default() };
+            let request = Request { waiter: who, wait: WAIT, owner, parent: None, terms: Terms::default() };
             let mut actions = Actions::new();
             w.table.request(&w.key, &Now::at(w.now), &w.ids, request, &mut actions);
             w.act(actions);
@@ -879,7 +955,7 @@ mod tests {
         let mut w = world();
         w.ask(1, true);
         let terms = Terms { lock_delay: ms(5_000), ..Terms::default() };
-        let request = Request { waiter: 2, waits: true, owner: None, parent: None, terms };
+        let request = Request { waiter: 2, wait: WAIT, owner: None, parent: None, terms };
         let mut actions = Actions::new();
         let place = w.table.request(&w.key, &Now::at(w.now), &w.ids, request, &mut actions);
         w.act(actions);
@@ -897,7 +973,7 @@ mod tests {
     fn a_limit_that_passes_between_two_sections_is_nobodys() {
         let mut w = world();
         let terms = Terms { max_hold: Some(ms(200)), ..Terms::default() };
-        let request = Request { waiter: 1, waits: true, owner: None, parent: None, terms };
+        let request = Request { waiter: 1, wait: WAIT, owner: None, parent: None, terms };
         let mut actions = Actions::new();
         w.table.request(&w.key, &Now::at(w.now), &w.ids, request, &mut actions);
         w.act(actions);

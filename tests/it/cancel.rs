@@ -362,3 +362,28 @@ fn when_the_runtime_stops() {
         });
     }
 }
+
+/// A wait that is over needs no turn: all of them are skipped at once, and not one in 3 s.
+#[tokio::test(start_paused = true)]
+async fn calls_that_were_forgotten_in_the_line_are_skipped_when_their_wait_is_over() {
+    // In the queue of the process, and in the queue of the store.
+    for is_elsewhere in [false, true] {
+        let (store, locks) = store_and_locks();
+        let other = Locks::new(store.clone());
+        let held = if is_elsewhere { &other } else { &locks }.lock(key()).await.expect("free");
+        for _ in 0..50 {
+            let mut call = Box::pin(locks.lock(key()).wait(Duration::from_secs(1)).into_future());
+            assert!(futures_util::poll!(call.as_mut()).is_pending());
+            std::mem::forget(call);
+        }
+        sleep(Duration::from_secs(5)).await;
+        let next = tokio::spawn(locks.lock(key()).wait(Duration::from_secs(600)).into_future());
+        settle().await;
+        held.release().await.expect("up");
+        let released = Instant::now();
+        let guard = next.await.expect("no panic").expect("its turn");
+        assert_eq!(released.elapsed(), Duration::ZERO, "50 calls whose wait was over");
+        guard.release().await.expect("up");
+        free_again(&store, &[&locks, &other], "forgotten").await;
+    }
+}

@@ -19,7 +19,11 @@ impl<W: Clone> Conversation<W> {
     /// Single flight: one attempt, however many want the key. A client that saw its own answer end waits for that give-back.
     pub(super) fn start_attempt(&mut self, cx: &mut Context<'_, W>) {
         self.give_up_closing(cx);
-        if self.attempt.is_some() || self.closing.is_some() || self.line.is_empty() {
+        if self.attempt.is_some() || self.closing.is_some() {
+            return;
+        }
+        self.skip_late(cx);
+        if self.line.is_empty() {
             return;
         }
         if !cx.way_back {

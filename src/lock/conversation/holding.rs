@@ -58,6 +58,7 @@ impl<W: Clone> Conversation<W> {
 
     /// The first of the line has its turn, with all others of the same owner. Nobody is there: the key is given back.
     pub(super) fn next_section(&mut self, watch: bool, cx: &mut Context<'_, W>) {
+        self.skip_late(cx);
         let Some(Attempt { state: State::Held(held), .. }) = &mut self.attempt else { return };
         let Some(first) = self.line.first() else {
             return self.end(Duration::ZERO, None, cx);
@@ -67,7 +68,9 @@ impl<W: Clone> Conversation<W> {
             // the section begins after its answer.
             return self.yield_turn(cx);
         }
-        let Some(Request { waiter, waits, owner, terms, parent: _ }) = self.line.pop() else { return };
+        let Some(first) = self.line.pop() else { return };
+        let waits = first.waits();
+        let Request { waiter, owner, terms, wait: _, parent: _ } = first;
         let token = held.token.of_section(held.sections);
         held.sections += 1;
         let looked_at = held.grant.look_at();
@@ -80,9 +83,10 @@ impl<W: Clone> Conversation<W> {
         let mut holds = 1;
         start(&mut self.deliveries, (waiter, waits), &section, cx);
         if let Some(owner) = &owner {
-            while let Some(request) = self.line.remove_of(owner) {
+            while let Some(request) = self.line.remove_of(owner, cx.now()) {
                 holds += 1;
-                start(&mut self.deliveries, (request.waiter, request.waits), &section, cx);
+                let waits = request.waits();
+                start(&mut self.deliveries, (request.waiter, waits), &section, cx);
             }
         }
         held.running = Some(Running { section, owner, holds, abnormal: false, in_order: false });
@@ -117,6 +121,8 @@ impl<W: Clone> Conversation<W> {
             Ending::Unheard if in_order => section.terms.still_to_hold(section.began, cx.now()),
             Ending::Unheard | Ending::Failed | Ending::Dropped => Duration::ZERO,
         };
+        // What is handed over, and on which terms, is for those who wait still.
+        self.skip_late(cx);
         if abnormal || !keep_taken.is_zero() || self.line.is_empty() {
             self.end(keep_taken, Some(Arc::clone(section)), cx);
             return None;

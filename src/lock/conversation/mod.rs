@@ -358,6 +358,17 @@ impl<W: Clone> Conversation<W> {
     }
 }
 
+impl Ahead {
+    /// The answer of a call whose wait is over. The call itself knows how long that was.
+    pub(in crate::lock) fn time_is_over(self) -> LockError {
+        let Self { lease_left, places, silent, is_taken: _ } = self;
+        match silent {
+            Some(error) => error.into(),
+            None => LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead: places },
+        }
+    }
+}
+
 impl<W> Context<'_, W> {
     /// Numbers of calls are never used again, not even by another conversation about the same key.
     fn call(&self, owner: &OwnerId, verb: Verb) -> Call {

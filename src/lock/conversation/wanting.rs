@@ -21,10 +21,10 @@ impl<W: Clone> Conversation<W> {
         if self.draining {
             return cx.refuse(request, LockError::ShuttingDown);
         }
-        if request.waits && self.is_wanted_by_parent(&request, cx) {
+        if request.waits() && self.is_wanted_by_parent(&request, cx) {
             return cx.refuse(request, LockError::HeldByParentRequest);
         }
-        if !request.waits {
+        if !request.waits() {
             self.notice_loss(cx);
             if self.is_taken() {
                 let ahead = self.ahead(self.line.len(), cx.now());
@@ -38,7 +38,7 @@ impl<W: Clone> Conversation<W> {
         if self.line.len() >= places || !(cx.has_room() || is_first) {
             let ahead = self.ahead(self.line.len(), cx.now());
             // Of so many that ask at the same moment one will have it.
-            let error = if request.waits || self.line.len() < places {
+            let error = if request.waits() || self.line.len() < places {
                 let is_full = self.line.len() >= LINE_PER_KEY + asked_for;
                 let bound = if is_full { QueueBound::Key } else { QueueBound::Process };
                 LockError::LineFull { ahead: ahead.places, bound }
@@ -47,7 +47,8 @@ impl<W: Clone> Conversation<W> {
             };
             return cx.refuse(request, error);
         }
-        self.line.push(number, request);
+        let until = if request.waits() { cx.now().after(request.wait) } else { Moment::NEVER };
+        self.line.push(number, until, request);
         self.start_attempt(cx);
         // Nobody may have noticed yet that the store is silent: it is asked before it is time to, so that this one is told in time.
         let in_line = |attempt: &Attempt| matches!(attempt.state, State::InLine) && attempt.calls.number().is_none();
@@ -86,12 +87,13 @@ impl<W: Clone> Conversation<W> {
         match &mut held.running {
             Some(running) if running.owner.as_ref() == Some(owner) => {
                 running.holds += 1;
+                let waits = request.waits();
                 let looked_at = held.grant.look_at();
                 held.grant.delivery_by(cx.now().after(DELIVERY));
                 if held.grant.look_at() < looked_at {
                     cx.actions.push(Action::Watch(Arc::clone(&held.grant)));
                 }
-                start(&mut self.deliveries, (request.waiter, request.waits), &running.section, cx);
+                start(&mut self.deliveries, (request.waiter, waits), &running.section, cx);
                 None
             }
             _ => Some(request),
@@ -129,6 +131,16 @@ impl<W: Clone> Conversation<W> {
     pub(super) fn end_if_unwanted(&mut self, cx: &mut Context<'_, W>) {
         if self.line.is_empty() && self.attempt.as_ref().is_some_and(Attempt::waits_for_its_turn) {
             self.end(Duration::ZERO, None, cx);
+        }
+    }
+
+    /// Those at the front whose wait is over are told so, as by their own timer, before anything is
+    /// begun or asked for them. A forgotten call is never polled: its turn would cost the others the
+    /// time of an undelivered grant.
+    pub(super) fn skip_late(&mut self, cx: &mut Context<'_, W>) {
+        while let Some(request) = self.line.pop_late(cx.now()) {
+            let error = self.ahead(0, cx.now()).time_is_over();
+            cx.refuse(request, error);
         }
     }
 

@@ -136,7 +136,8 @@ impl Lab {
 
     fn ask_for(&mut self, process: Process, who: Who, waits: bool, key: &LockKey, terms: Terms) {
         let now = self.local();
-        let place = self.shells[process].request(now, key, who, waits, terms);
+        let wait = if waits { Duration::MAX } else { Duration::ZERO };
+        let place = self.shells[process].request(now, key, who, wait, terms);
         self.places.insert(who, (process, place));
         self.settle(process);
     }

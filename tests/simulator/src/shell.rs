@@ -199,10 +199,10 @@ impl Shell {
     // --- what happens ---------------------------------------------------------------------------------------------
 
     /// Somebody wants the key. Its place, should it have to wait.
-    pub fn request(&mut self, now: Moment, key: &LockKey, who: Who, waits: bool, terms: Terms) -> u64 {
+    pub fn request(&mut self, now: Moment, key: &LockKey, who: Who, wait: Duration, terms: Terms) -> u64 {
         let mut actions = Actions::new();
-        self.memory.waiting.insert(who, (key.clone(), waits));
-        let request = Request { waiter: who, waits, owner: None, parent: None, terms };
+        self.memory.waiting.insert(who, (key.clone(), !wait.is_zero()));
+        let request = Request { waiter: who, wait, owner: None, parent: None, terms };
         let place = self.table.request(key, &Now::at(now), &self.ids, request, &mut actions);
         self.perform(now, key, actions);
         place

@@ -95,7 +95,12 @@ impl World {
             let (key, waits, terms, patience) =
                 (w.keys[client.key].clone(), client.waits, client.terms, client.patience);
             w.log(|w| format!("{} asks: {who} for {key}, waits {waits} {patience:?}", w.processes[process].label));
-            w.clients[who].place = w.processes[process].shell.request(now, &key, id(who), waits, terms);
+            let wait = match patience {
+                _ if !waits => Duration::ZERO,
+                Some(patience) => Duration::from_nanos(patience),
+                None => Duration::MAX,
+            };
+            w.clients[who].place = w.processes[process].shell.request(now, &key, id(who), wait, terms);
             if let Some(patience) = patience.filter(|_| waits) {
                 w.after(patience, move |w| w.feel(process, number, Source::Request(id(who)), move |w| w.gives_up(who)));
             }
