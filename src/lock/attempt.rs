@@ -45,7 +45,12 @@ pub(super) enum State {
     /// It has the key.
     Held(Held),
     /// Between two sections: others may have their turn.
-    Yielding { held: Held, next: OwnerId },
+    Yielding {
+        held: Held,
+        next: OwnerId,
+        /// A renewal was refused meanwhile: because of the yield, or because of a revocation after it.
+        is_refused: bool,
+    },
 }
 
 /// What goes on under a grant.

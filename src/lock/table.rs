@@ -583,6 +583,33 @@ mod tests {
         assert_eq!(w.doubts, 1);
     }
 
+    /// It may be older than the yield or newer, and only the answer to the yield tells which.
+    #[test]
+    fn a_renewal_that_is_refused_during_a_yield_says_nothing_before_the_answer_to_the_yield() {
+        for is_lost in [false, true] {
+            let mut w = world();
+            w.ask(1, true);
+            w.answer(GRANTED);
+            let section = w.turn(1);
+            w.ask(2, true);
+            w.now = w.now.after(ms(110));
+            w.end(&section, Ending::Released);
+            let call = w.call();
+            w.on(Event::Lost(call.owner.clone(), LockLost::TakenAway));
+            let answer = if is_lost { Yielded::Extended { fence: 8 } } else { Yielded::Over(IN_LINE) };
+            w.on(Event::Yielded(call.number, Ok(answer)));
+            // Refused after it was extended, it is lost, and nothing begins under it.
+            assert_eq!(section.grant.loss_to_tell(), is_lost.then_some(LockLost::TakenAway));
+            assert!(w.told.is_empty(), "{:?}", w.told);
+            if is_lost {
+                w.released();
+            }
+            w.later(ms(1_300));
+            w.answer(Acquired::Granted { fence: 9 });
+            w.turn(2);
+        }
+    }
+
     /// I7: the message ends nothing, and no other section begins before the store has said that it is false.
     #[test]
     fn a_grant_in_doubt_is_handed_over_after_the_answer_of_the_store() {

@@ -300,10 +300,8 @@ async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
                 core.report(Report::Renewed(grant.remaining(now)));
                 grant.extend(lease, asked, now);
             }
-            Renewed::NotOwner => {
-                grant.end(LockLost::TakenAway);
-                core.lost(&grant.key, &grant.owner, LockLost::TakenAway);
-            }
+            // Ended there and not here: during a yield it may have gone in order.
+            Renewed::NotOwner => core.lost(&grant.key, &grant.owner, LockLost::TakenAway),
             Renewed::Unknown => {}
         }
     }

@@ -21,7 +21,8 @@ use tokio::{
     time::sleep,
 };
 use tower_lock::{
-    Lease, LockLost, Locks,
+    Lease, LockKey, LockLost, Locks, Released,
+    store::StoreEvent,
     test_util::{Fault, TestStore, Verb},
 };
 use tracing::{Dispatch, Subscriber, span};
@@ -221,6 +222,43 @@ fn an_observer_that_panics_ends_nothing() {
             // The watchdog and what gives back still work.
             everything(&locks, &store).await;
         });
+    });
+}
+
+/// Its section has ended in order, and the yield that was under way says whose the key is.
+#[test]
+fn a_renewal_that_comes_behind_a_yield_is_no_alarm_of_a_loss() {
+    in_time(|| {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let runtime = runtime(paused(), {
+            let told = Arc::clone(&told);
+            move |what| told.lock().expect("whole").push(what.to_owned())
+        });
+        runtime.block_on(async {
+            let store = TestStore::new();
+            let (one, other) = (Locks::new(store.clone()), Locks::new(store.clone()));
+            let held = one.lock(("a",)).await.expect("free");
+            let [here, there] = [&one, &other].map(|locks| tokio::spawn(locks.lock(("a",)).into_future()));
+            settle().await;
+            let owner = one.inspect(("a",)).await.expect("up").holder.expect("somebody");
+            store.on(Verb::Renew).hold_question();
+            store.forge(&StoreEvent::TakenAway { key: LockKey::from(("a",)), owner });
+            store.on(Verb::Renew).somebody().await;
+            store.on(Verb::Yield).hold_answer();
+            assert_eq!(held.release().await.expect("ours"), Released::HandedOn);
+            store.on(Verb::Yield).somebody().await;
+            store.on(Verb::Renew).open();
+            settle().await;
+            store.on(Verb::Yield).open();
+            for waits in [there, here] {
+                soon("its turn", waits).await.expect("no panic").expect("its turn").release().await.expect("ours");
+            }
+            sleep(Duration::from_secs(1)).await;
+        });
+        let told = told.lock().expect("whole");
+        assert!(told.iter().any(|what| what == "tower_lock_hold_seconds"), "{told:?}");
+        let is_alarm = |what: &&String| what.contains("is lost") || *what == "tower_lock_lost_total";
+        assert_eq!(told.iter().find(is_alarm), None);
     });
 }
 

@@ -159,7 +159,8 @@ impl<W: Clone> Conversation<W> {
         let verb =
             Verb::Yield { fence: held.token.fence(), next: next.clone(), lease: lease.saturating_add(lock_delay) };
         let call = cx.call(&attempt.owner, verb);
-        let mut attempt = Attempt { state: State::Yielding { held, next }, lease, lock_delay, ..attempt };
+        let mut attempt =
+            Attempt { state: State::Yielding { held, next, is_refused: false }, lease, lock_delay, ..attempt };
         attempt.calls.begin(call.number, cx.now());
         attempt.hinted = false;
         attempt.taken_away = false;
@@ -170,13 +171,19 @@ impl<W: Clone> Conversation<W> {
     pub(super) fn yielded(&mut self, number: u64, answer: Result<Yielded, StoreError>, cx: &mut Context<'_, W>) {
         let Some(mut attempt) = self.attempt.take_if(|attempt| attempt.calls.number() == Some(number)) else { return };
         let asked = attempt.calls.ended(number).unwrap_or(cx.now());
-        let State::Yielding { mut held, next } = attempt.state else { unreachable!("it was asked to yield") };
+        let State::Yielding { mut held, next, is_refused } = attempt.state else {
+            unreachable!("it was asked to yield")
+        };
         let token = match &answer {
             // One that does not rise is none.
             Ok(Yielded::Extended { fence }) => FencingToken::of_grant(*fence).filter(|token| *token > held.token),
             _ => None,
         };
         if let Some(token) = token {
+            if is_refused {
+                // It was ours when the yield was done, so the refusal is newer: a loss indeed.
+                held.grant.end(LockLost::TakenAway);
+            }
             held.grant.extend(attempt.lease, asked, cx.now());
             held.grant.refence(token, attempt.lease, attempt.lock_delay);
             attempt.calls.answered();
@@ -316,7 +323,12 @@ impl<W: Clone> Conversation<W> {
                 held.grant.end(why);
                 running.map_or(Duration::ZERO, |running| running.section.terms.lock_delay)
             }
-            // Nothing runs; the answer that is awaited says what is left of it.
+            // Nothing runs; the answer that is awaited says what is left of it. A renewal behind the yield
+            // is refused as one behind a revocation: to end the grant here would tell of a loss that is none.
+            State::Yielding { is_refused, .. } if why == LockLost::TakenAway => {
+                *is_refused = true;
+                return;
+            }
             State::Yielding { held, .. } => return held.grant.end(why),
             State::Asking | State::InLine => return,
         };

@@ -567,7 +567,6 @@ impl Shell {
                     match answer {
                         Renewed::Extended => grant.extend(*lease, asked, now),
                         Renewed::NotOwner => {
-                            grant.end(LockLost::TakenAway);
                             self.on(now, &grant.key, Event::Lost(grant.owner.clone(), LockLost::TakenAway));
                         }
                         _ => {}
