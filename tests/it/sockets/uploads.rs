@@ -239,3 +239,23 @@ async fn while_a_client_sends_what_the_key_is_made_of_nothing_is_locked() {
     assert_eq!(site.store.on(Verb::Acquire).calls(), 22, "for those that came to their end");
     assert_eq!(site.store.held(), 0);
 }
+
+/// The head of the answer is out, and its body is made of that of the request, which holds the lock: its client may not stop sending.
+#[tokio::test]
+async fn a_stream_in_both_directions_ends_when_its_client_sends_nothing() {
+    const IDLE: Duration = Duration::from_millis(300);
+    for version in VERSIONS {
+        let store = TestStore::new();
+        let locks = Locks::new(store.clone());
+        let layer = LockLayer::new(&locks, by(|Path(id): Path<u64>| ("order", id)))
+            .request_body(RequestBodyMode::Stream)
+            .body_idle_timeout(IDLE)
+            .lock_delay(Duration::from_millis(1));
+        let echo = post(async move |body: Body| body);
+        let address = serve(Router::new().route("/orders/{id}/pay", echo.route_layer(layer))).await;
+        let _silent = Silent::at(address, version, 1).await;
+        until("it holds its key", || store.held() == 1).await;
+        let freed = timeout(20 * IDLE, until("its body was idle for too long", || store.held() == 0)).await;
+        assert!(freed.is_ok(), "{version:?}: held still, after 20 times the limit");
+    }
+}
