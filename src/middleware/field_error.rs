@@ -125,7 +125,9 @@ impl fmt::Display for FieldProblem {
             Self::Twice => "is there more than once",
             Self::NoText => "is no readable text",
             Self::BlankAtEnd => "begins or ends with a blank",
-            Self::OddNumber => "must be written as a plain integer such as `7`, not `07`, `+7` or `7.0`",
+            Self::OddNumber => {
+                "reads as a number, and must then be written in plain digits, without a leading zero or plus"
+            }
             Self::WrongType => "is no string, no bool and no integer between -2^53 and 2^53",
             Self::NoJson => "cannot be read: the body is no JSON",
             Self::NoObject => "cannot be found: the body is no JSON object",
