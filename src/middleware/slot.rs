@@ -294,9 +294,13 @@ impl Slot {
     /// Nothing is put in here any more; what was, is handed over, and whoever takes it sees to the lock of the layer, too.
     pub(super) fn close(&self) -> Vec<Section> {
         let mut beyond = self.0.beyond.lock();
-        self.0.held.store(0, Release);
         beyond.is_closed = true;
         std::mem::take(&mut beyond.sections)
+    }
+
+    /// No lock is held here any more. Until then a client may not stop sending its body, also while the answer streams.
+    pub(super) fn holds_none(&self) {
+        self.0.held.store(0, Release);
     }
 
     /// Whether something that was put in here is to be broken off now, and why.

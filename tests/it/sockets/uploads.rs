@@ -273,3 +273,23 @@ async fn a_small_body_that_pauses_does_not_go_for_large_ones_that_move() {
     honest.write([b'y'; 10]).await;
     assert_eq!(honest.reply(false).await.status, 200, "it paused for half a second");
 }
+
+/// The head of the answer is out, and its body is made of that of the request, which holds the lock: its client may not stop sending.
+#[tokio::test]
+async fn a_stream_in_both_directions_ends_when_its_client_sends_nothing() {
+    const IDLE: Duration = Duration::from_millis(300);
+    for version in VERSIONS {
+        let store = TestStore::new();
+        let locks = Locks::new(store.clone());
+        let layer = LockLayer::new(&locks, by(|Path(id): Path<u64>| ("order", id)))
+            .request_body(RequestBodyMode::Stream)
+            .body_idle_timeout(IDLE)
+            .lock_delay(Duration::from_millis(1));
+        let echo = post(async move |body: Body| body);
+        let address = serve(Router::new().route("/orders/{id}/pay", echo.route_layer(layer))).await;
+        let _silent = Silent::at(address, version, 1).await;
+        until("it holds its key", || store.held() == 1).await;
+        let freed = timeout(20 * IDLE, until("its body was idle for too long", || store.held() == 0)).await;
+        assert!(freed.is_ok(), "{version:?}: held still, after 20 times the limit");
+    }
+}
