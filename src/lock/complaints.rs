@@ -55,15 +55,18 @@ pub(super) fn report(report: &Report) {
     match report {
         Report::Lost { fence, why } => {
             let what = match why {
-                LockLost::TakenAway => "the store has given it to somebody else, or has forgotten it",
+                LockLost::TakenAway => "it was revoked (`force_release`), or the store has forgotten it",
                 LockLost::LimitReached => "its section has reached its limit",
-                _ => "its lease is over, and nobody has renewed it",
+                _ => "its lease is over, and no renewal was answered",
             };
-            warn!(target: "tower_lock", fence, "a lock is lost or about to be: {what}");
+            warn!(target: "tower_lock", fence, "a lock is lost: {what}");
         }
         Report::Late { fence } => {
-            let what = "less than a third of its lease is left, and the store does not answer";
-            warn!(target: "tower_lock", fence, "a lock is lost or about to be: {what}");
+            warn!(
+                target: "tower_lock",
+                fence,
+                "a lock is about to be lost: less than a third of its lease is left, and the store does not answer",
+            );
         }
         Report::StoreComplaint { operation, left_out, reason } => {
             warn!(target: "tower_lock", operation, left_out, "{reason}");
@@ -72,8 +75,8 @@ pub(super) fn report(report: &Report) {
             target: "tower_lock",
             route,
             left_out,
-            "a handler was dropped with its client: of at most {max} handlers that finish without theirs, a route may have as many as \
-             are left (`LocksBuilder::max_detached`)",
+            "the client disconnected and its handler was dropped: of the {max} handlers that may finish without a client \
+             (`LocksBuilder::max_detached`), one route may have at most half of those that are free",
         ),
         Report::Abandoned { held } => warn!(
             target: "tower_lock",

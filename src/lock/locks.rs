@@ -191,7 +191,8 @@ impl Locks {
 
     /// Whether the store replies and can notify waiters, for a readiness probe. A store in memory is always ready.
     ///
-    /// Nothing depends on it: requests are answered whatever it says, with 503 while the store cannot be reached.
+    /// Nothing depends on it: requests are answered whatever it says, with 503 while the store cannot be reached. It asks the store
+    /// alone, and is `Ok` during a [`shutdown`](Self::shutdown): a probe that is to fail then looks at the signal itself.
     ///
     /// # Errors
     ///
@@ -336,8 +337,8 @@ impl LocksBuilder {
     /// How many handlers may finish without their client at once ([`ClientGone::Finish`](crate::ClientGone::Finish)). Default: 1 024; zero: none. Beyond
     /// it they are dropped with their client, and their keys free after the lock-delay.
     ///
-    /// A route (a layer, and the path that it matched) may have as many as are left for all: one that is flooded takes half of them, and another
-    /// one finds a place still.
+    /// A route (a layer, and the path that it matched) may have as many as it leaves free: one that is flooded takes half of them, and
+    /// another one still finds a place.
     pub fn max_detached(self, handlers: usize) -> Self {
         Self { max_detached: handlers, ..self }
     }

@@ -150,8 +150,9 @@ macro_rules! settings {
                 /// How long the client may keep us waiting for the next bytes: of the body of its request, or for room for those of a stream that it
                 /// reads. Default: 10 seconds.
                 ///
-                /// How long may a phone in a tunnel keep others from the key? A request whose body has not come by then is answered
-                /// 408; a stream is cut, and its key free a lock-delay later. Only the client's time counts: a stream that waits for its own next frame is not
+                /// How long may a phone in a tunnel keep others from the key? A request whose body is read before the lock is answered
+                /// 408 then. Under [`Stream`](crate::RequestBodyMode::Stream) the handler's read fails, and the handler chooses the answer. A response
+                /// stream is cut, and its key free a lock-delay later. Only the client's time counts: a stream that waits for its own next frame is not
                 /// idle, however long it takes; [`max_hold`](crate::Policy::max_hold) ends that. What is complete in memory holds no lock when it is sent.
                 ///
                 /// Of an answer, the server asks for the next frame when buffers of some megabytes have room again: a reader below some 100 to

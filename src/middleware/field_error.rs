@@ -126,7 +126,7 @@ impl fmt::Display for FieldProblem {
             Self::NoText => "is no readable text",
             Self::BlankAtEnd => "begins or ends with a blank",
             Self::OddNumber => {
-                "reads as a number, and is not spelled in digits alone, without a zero or a plus in front"
+                "reads as a number, and must then be written in plain digits, without a leading zero or plus"
             }
             Self::WrongType => "is no string, no bool and no integer between -2^53 and 2^53",
             Self::NoJson => "cannot be read: the body is no JSON",

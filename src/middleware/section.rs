@@ -229,6 +229,7 @@ impl Duty {
         // First of all: nothing re-enters what is given back.
         self.tenure = None;
         self.close();
+        self.slot.holds_none();
         let has_failed = self.has_failed;
         // The last one first. Each begins at once, whatever becomes of the others.
         let releases: SmallVec<[_; 1]> =
@@ -253,6 +254,7 @@ impl Drop for Duty {
         self.tenure = None;
         // Before those of the layer itself, which were there before them.
         drop(self.slot.close());
+        self.slot.holds_none();
         if !self.slot.has_begun() {
             // Nothing of it is on its way.
             for section in self.sections.drain(..) {

@@ -391,7 +391,7 @@ async fn a_refusal_names_the_field_and_what_is_wrong_and_never_its_value() {
     let detail = problem["detail"].as_str().expect("a text");
     assert!(detail.contains("JSON field `family_id`") && detail.contains("reads as a number"), "{detail}");
     assert!(!detail.contains("007"), "{detail}");
-    let want = "family_id: the JSON field `family_id` reads as a number, and is not spelled in digits alone, without a zero or a plus in front";
+    let want = "family_id: the JSON field `family_id` reads as a number, and must then be written in plain digits, without a leading zero or plus";
     assert_eq!(text(send(&app, request("/mine")).await).await, want);
     assert_eq!(store.on(Verb::Acquire).calls(), 0, "nothing is locked");
 }

@@ -341,7 +341,7 @@ async fn what_did_not_end_as_it_should() {
     request.abort();
     let dropped = warned().await;
     assert!(
-        matches!(&dropped[..], [one] if one.contains("of at most 0 handlers") && one.contains("`LocksBuilder::max_detached`")),
+        matches!(&dropped[..], [one] if one.contains("of the 0 handlers") && one.contains("`LocksBuilder::max_detached`")),
         "{dropped:?}"
     );
     tokio::time::sleep(s(1)).await;

@@ -273,7 +273,7 @@ fn a_subscriber_that_blocks_keeps_no_other_lock_back() {
         let runtime = runtime(builder, {
             let (blocks, blocked) = (Arc::clone(&blocks), Arc::clone(&blocked));
             move |told| {
-                if told.contains("lost or about to be") {
+                if told.contains("a lock is lost") {
                     blocked.fetch_add(1, SeqCst);
                     while blocks.load(SeqCst) {
                         std::thread::sleep(Duration::from_millis(5));

@@ -129,3 +129,20 @@ async fn a_full_queue_is_swept_a_part_at_a_time_and_all_of_it_in_the_end() {
     }
     assert!(matches!(acquire(ids.next()).await, Acquired::LineFull { waiting: 1024, .. }), "full again");
 }
+
+/// A field that another program has written is no word of a script, and one line of a log.
+#[tokio::test]
+async fn a_key_with_an_odd_field_is_revoked_and_its_operator_told_so() {
+    let Some(world) = world().await else { return };
+    let locks = world.sound_instance("a").await;
+    for field in ["healed", "stranger", "two\nlines"] {
+        world.ask(&["HSET", NAME, field, "1"]).await;
+        let holder = locks.inspect(key()).await.expect("it is up").holder.expect("a stranger").to_string();
+        let Ok(ForceReleaseReply::Revoked { holder: revoked }) = locks.force_release(key()).await else {
+            panic!("{field}: it was revoked");
+        };
+        assert_eq!(revoked.to_string(), holder);
+        assert!(holder.starts_with(&field.replace('\n', "\\n")), "{holder}");
+        world.ask(&["DEL", NAME]).await;
+    }
+}

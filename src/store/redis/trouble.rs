@@ -140,7 +140,10 @@ fn by_kind(error: &RedisError) -> (StoreErrorKind, &'static str) {
         ErrorKind::Server(_) if says(&["user executing the script", "ACL failure in script", "has no permissions"]) => {
             (Refused, RIGHT)
         }
-        ErrorKind::Server(_) | ErrorKind::Extension => (Refused, "it does not do this for us"),
+        ErrorKind::Server(_) | ErrorKind::Extension => (
+            Refused,
+            "the server refused this command: are the password, the number of the database and the rights right?",
+        ),
         _ if error.is_timeout() => (Timeout, SILENT),
         _ if error.to_string().contains("certificate") => (Refused, certificate(&error.to_string())),
         _ => (Unavailable, "is the server up, and the address right?"),

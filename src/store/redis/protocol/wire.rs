@@ -174,9 +174,7 @@ pub fn released(reply: &Value) -> Result<Released, Misread> {
 pub fn forced(reply: &Value) -> Result<ForceReleaseReply, Misread> {
     match words(reply)? {
         [free] if is(free, "free") => Ok(ForceReleaseReply::Free),
-        [revoked, id] if is(revoked, "revoked") => {
-            Ok(ForceReleaseReply::Revoked { holder: OwnerId::from_text(text(id)?) })
-        }
+        [revoked, id] if is(revoked, "revoked") => Ok(ForceReleaseReply::Revoked { holder: holder_id(id)? }),
         [unblocked, left] if is(unblocked, "unblocked") => {
             Ok(ForceReleaseReply::Unblocked { blocked_for: lease_left(left)? })
         }
@@ -190,11 +188,10 @@ pub fn inspected(reply: &Value) -> Result<Inspected, Misread> {
     let [left, waiting, fields @ ..] = words.as_slice() else { return Err(Misread) };
     let mut holder = None;
     for field in fields.chunks_exact(2) {
-        let owner = text(&field[0])?;
-        if !owner.ends_with(":end") {
+        if !bytes(&field[0])?.ends_with(b":end") {
             // What others wrote is a count: then nobody knows since when.
             let fence = whole(&field[1]).ok().filter(|fence| *fence >= EARLIEST_FENCE);
-            holder = Some(HolderRecord::new(OwnerId::from_text(owner), fence.unwrap_or(0)));
+            holder = Some(HolderRecord::new(holder_id(&field[0])?, fence.unwrap_or(0)));
         }
     }
     Ok(Inspected::new(holder, lease_left(left)?, usize::try_from(whole(waiting)?).map_err(|_| Misread)?))
@@ -226,7 +223,12 @@ pub fn self_tested(reply: &Value) -> Result<SelfTested, Misread> {
 
 /// Whether a script has put the clock in the place of something that was no fence.
 pub fn is_healed(reply: &Value) -> bool {
-    matches!(reply, Value::Array(words) if words.last().is_some_and(|last| is(last, "healed")))
+    matches!(reply, Value::Array(words) if words.last().is_some_and(is_healed_mark))
+}
+
+/// An array: a word could be a field that others have written.
+fn is_healed_mark(value: &Value) -> bool {
+    matches!(value, Value::Array(mark) if matches!(mark.as_slice(), [healed] if is(healed, "healed")))
 }
 
 /// What others have written, in one line of a log.
@@ -238,7 +240,7 @@ pub fn escaped(text: &str) -> String {
 fn words(reply: &Value) -> Result<&[Value], Misread> {
     match reply {
         Value::Array(words) => match words.as_slice() {
-            [words @ .., last] if is(last, "healed") => Ok(words),
+            [words @ .., last] if is_healed_mark(last) => Ok(words),
             words => Ok(words),
         },
         _ => Err(Misread),
@@ -287,11 +289,20 @@ fn is(value: &Value, word: &str) -> bool {
 }
 
 fn text(value: &Value) -> Result<&str, Misread> {
+    std::str::from_utf8(bytes(value)?).map_err(|_| Misread)
+}
+
+fn bytes(value: &Value) -> Result<&[u8], Misread> {
     match value {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).map_err(|_| Misread),
-        Value::SimpleString(text) => Ok(text),
+        Value::BulkString(bytes) => Ok(bytes),
+        Value::SimpleString(text) => Ok(text.as_bytes()),
         _ => Err(Misread),
     }
+}
+
+/// Others may have written anything: it is shown, and compared with nothing.
+fn holder_id(value: &Value) -> Result<OwnerId, Misread> {
+    Ok(OwnerId::from_text(&escaped(&String::from_utf8_lossy(bytes(value)?))))
 }
 
 fn whole(value: &Value) -> Result<u64, Misread> {

@@ -6,7 +6,7 @@
 -- reply  {now, 'late'}
 --        {now, 'granted', fence}
 --        {now, 'line', ms left, before}     {now, 'held', ms left}     {now, 'full', ms left, waiting}     (-1 ms: it has no end)
---        each may end in 'healed': see fence.lua
+--        each may end in {'healed'}: see fence.lua
 
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
@@ -19,10 +19,10 @@ if redis.call('EXISTS', KEYS[2], KEYS[3]) == 0 then
   local fence = mint(KEYS[1])
   redis.call('HSET', KEYS[2], ARGV[1], text(fence))
   redis.call('PEXPIRE', KEYS[2], ARGV[3])
-  return {now, 'granted', fence, healed and 'healed' or nil}
+  return {now, 'granted', fence, healed and {'healed'} or nil}
 end
 
 --@include give_on.lua
 local got = take(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7])
-if healed then got[#got + 1] = 'healed' end
+if healed then got[#got + 1] = {'healed'} end
 return {now, unpack(got)}

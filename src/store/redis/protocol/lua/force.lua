@@ -4,7 +4,7 @@
 -- KEYS   1 fences; 2 lock; 3 line
 -- ARGV   1 ms to keep it taken; 2 offer, ms
 -- reply  {'free'}     {'revoked', owner id}     {'unblocked', ms left (-1: it had no end)}
---        each may end in 'healed': see fence.lua
+--        each may end in {'healed'}: see fence.lua
 
 --@include fence.lua
 --@include give_on.lua
@@ -37,5 +37,5 @@ if answer[1] == 'revoked' then
   end
 end
 give_on(KEYS[1], KEYS[2], KEYS[3], false, ARGV[2])
-if healed then answer[#answer + 1] = 'healed' end
+if healed then answer[#answer + 1] = {'healed'} end
 return answer

@@ -5,7 +5,7 @@
 --
 -- KEYS   1 fences; 2 lock; 3 line
 -- ARGV   1 owner id; 2 ms to keep it taken by nobody; 3 offer, ms
--- reply  {'freed'}, {'handed on'}, or {'not owner'}; each may end in 'healed': see fence.lua
+-- reply  {'freed'}, {'handed on'}, or {'not owner'}; each may end in {'healed'}: see fence.lua
 
 -- At a key of another type this owner has nothing, and an error would come for ever. Any other one is told, and the release repeated.
 local function unless_it_is_another_type(command, ...)
@@ -32,4 +32,4 @@ if redis.call('EXISTS', KEYS[3]) == 0 then return {'freed'} end
 --@include fence.lua
 --@include give_on.lua
 local what = give_on(KEYS[1], KEYS[2], KEYS[3], false, ARGV[3]) and 'handed on' or 'freed'
-return {what, healed and 'healed' or nil}
+return {what, healed and {'healed'} or nil}

@@ -7,7 +7,7 @@
 -- reply  {now, 'late'}
 --        {now, 'extended', fence}
 --        as of acquire, for the next owner id: the old one has nothing any more
---        each may end in 'healed': see fence.lua
+--        each may end in {'healed'}: see fence.lua
 
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
@@ -22,18 +22,18 @@ if stands and stands ~= ARGV[8] then
 end
 if not stands then
   local got = take(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], '1', ARGV[5], ARGV[6], ARGV[7])
-  if healed then got[#got + 1] = 'healed' end
+  if healed then got[#got + 1] = {'healed'} end
   return {now, unpack(got)}
 end
 if give_on(KEYS[1], KEYS[2], KEYS[3], false, ARGV[5]) then
   redis.call('HDEL', KEYS[2], ARGV[4])
   -- It may have gone to our own next one, which has asked already, because this yield was thought to be lost: the key, or a place, and not both.
   local got = take(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], '1', ARGV[5], ARGV[6], ARGV[7])
-  if healed then got[#got + 1] = 'healed' end
+  if healed then got[#got + 1] = {'healed'} end
   return {now, unpack(got)}
 end
 -- The lease first: it is a write that works when Redis is out of memory, and then the rest does.
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
 local fence = mint(KEYS[1])
 redis.call('HSET', KEYS[2], ARGV[4], text(fence))
-return {now, 'extended', fence, healed and 'healed' or nil}
+return {now, 'extended', fence, healed and {'healed'} or nil}
