@@ -131,6 +131,8 @@ pub(crate) const BODY_BYTES: u64 = 64 << 20;
 /// Bytes of the bodies of all requests of one [`Locks`](crate::Locks) that are read before their lock is taken: so many that one body of any
 /// size that is read fits, if nobody else's is there.
 pub(crate) const BODIES_BYTES: u64 = 64 << 20;
+/// The complete bodies of the waiters of one key may have this part of what is left of it.
+pub(crate) const BODIES_SHARE_DIVISOR: u64 = 8;
 #[cfg(feature = "axum")]
 const _: () = assert!(BODY_BYTES <= BODIES_BYTES);
 
@@ -198,6 +200,7 @@ mod tests {
                 "bodies of all requests before their lock, for one `Locks` and its clones",
                 format!("{} MiB", BODIES_BYTES >> 20),
             ),
+            ("of those that is left, for the waiters of one key", format!("1 / {BODIES_SHARE_DIVISOR}")),
             ("key text", format!("{KEY_BYTES} bytes")),
             ("raw key text", format!("{RAW_KEY_BYTES} bytes")),
             ("frames looked at before the head is sent", LOOK_FRAMES.to_string()),

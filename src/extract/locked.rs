@@ -113,8 +113,8 @@ where
             return Err(place.rejected(rejection));
         }
         // Before the lock: a client that does not send its body keeps nobody waiting.
-        let _room = place.read_body(parts).await?;
-        let lock = place.lock(key).await?;
+        let mut room = place.read_body(parts).await?;
+        let lock = place.lock(key, room.as_mut()).await?;
         // The innermost one, for extractors behind this one.
         parts.extensions.insert(lock.clone());
         Ok(Self(value, lock))
@@ -132,10 +132,10 @@ where
         let place = Place::of(request.extensions())?;
         let _waits = place.slot.waits();
         let (mut parts, body) = request.into_parts();
-        let _room = place.read_body(&mut parts).await?;
+        let mut room = place.read_body(&mut parts).await?;
         let request = Request::from_parts(parts, body);
         let value = E::from_request(request, state).await.map_err(IntoResponse::into_response)?;
-        let lock = place.lock(value.lock_key().into()).await?;
+        let lock = place.lock(value.lock_key().into(), room.as_mut()).await?;
         Ok(Self(value, lock))
     }
 }
@@ -157,9 +157,10 @@ impl Place {
     }
 
     /// Takes the lock, and leaves it where it stays to the end of the response.
-    async fn lock(&self, key: LockKey) -> Result<HeldLock, Response> {
+    async fn lock(&self, key: LockKey, body: Option<&mut Share>) -> Result<HeldLock, Response> {
         let Self { slot, route, client } = self;
-        let section = slot.enter(route, key, client.as_ref()).await.map_err(|rejection| self.rejected(rejection))?;
+        let entered = slot.enter(route, key, client.as_ref(), body).await;
+        let section = entered.map_err(|rejection| self.rejected(rejection))?;
         let view = section.view();
         // The response is out: whoever extracts now has kept a copy of the request, and holds nothing.
         slot.put(section).map_err(|_| missing_layer())?;

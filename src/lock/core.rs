@@ -304,7 +304,7 @@ impl Core {
         self.table.lock().waiting_for(key)
     }
 
-    pub(super) fn holds(&self, key: &LockKey, owner: &Owner) -> u32 {
+    pub(crate) fn holds(&self, key: &LockKey, owner: &Owner) -> u32 {
         self.table.lock().holds(key, owner, self.clock.now())
     }
 

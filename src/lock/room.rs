@@ -7,7 +7,10 @@ use std::{
 };
 
 use super::sync::Mutex;
-use crate::defaults::BODIES_BYTES;
+use crate::{
+    defaults::{BODIES_BYTES, BODIES_SHARE_DIVISOR},
+    key::{KeyMap, LockKey},
+};
 
 /// For the bodies of all requests of one handle.
 #[derive(Debug)]
@@ -21,7 +24,9 @@ pub(crate) struct Share {
     /// Of a body that is still being read, and can be aborted.
     reader: Option<Arc<dyn Abort>>,
     /// Among the readers.
-    place: Option<u64>,
+    place: Option<Place>,
+    /// Of a complete body: the key that its request waits for.
+    key: Option<LockKey>,
 }
 
 /// A body that is still being read.
@@ -35,27 +40,41 @@ pub(crate) trait Abort: fmt::Debug + Send + Sync {
 pub(crate) enum NoRoom {
     /// Bodies that are complete take up all of it.
     Full,
-    /// It was idle for longest when another one needed the bytes.
+    /// Another body needed the bytes, and of the larger ones it had been idle for longest.
     Aborted,
 }
 
 /// How much is left, and which readers could make room. Pure.
 ///
-/// Complete bodies of requests that wait for their lock count, and are not aborted. Of the readers the one that has been idle for longest goes first:
-/// whoever makes progress goes to the back, so the order needs no clock.
+/// Complete bodies of requests that wait for their lock count, and are not aborted. One key has a
+/// part of the room for those, so that the waiters of one key leave room for other keys.
+///
+/// Of the readers, those larger than their share go first, the idlest of them first: a client that
+/// keeps many large bodies moving does not make a small one go that pauses. Whoever makes progress
+/// goes to the back, so the order needs no clock.
 #[derive(Debug)]
 struct Ledger<T> {
     left: u64,
     /// Bytes of all readers together.
     reading: u64,
-    /// The next place at the back.
+    /// The next number at the back.
     next: u64,
-    readers: BTreeMap<u64, (u64, T)>,
+    readers: BTreeMap<Place, (u64, T)>,
+    /// Complete bodies of requests that wait, by key. Each has a byte: no more keys than bodies.
+    waiting: KeyMap<u64>,
+}
+
+/// Of a reader: by size, and among those of about one size the idlest comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    /// The power of two of its bytes.
+    size: u32,
+    number: u64,
 }
 
 impl<T> Ledger<T> {
     fn new(bytes: u64) -> Self {
-        Self { left: bytes, reading: 0, next: 0, readers: BTreeMap::new() }
+        Self { left: bytes, reading: 0, next: 0, readers: BTreeMap::new(), waiting: KeyMap::default() }
     }
 
     /// So much could be taken, if all readers had to go.
@@ -71,7 +90,7 @@ impl<T> Ledger<T> {
         }
         let mut gone = Vec::new();
         while self.left < bytes {
-            let (_, (freed, reader)) = self.readers.pop_first()?;
+            let (freed, reader) = self.readers.remove(&self.first_to_go()?)?;
             self.reading -= freed;
             self.left += freed;
             gone.push(reader);
@@ -80,13 +99,24 @@ impl<T> Ledger<T> {
         Some(gone)
     }
 
+    /// The idlest of those that have their share or more. The share is what a reader has on average,
+    /// rounded down to a power of two: there is always one that has it, and each size is looked at once.
+    fn first_to_go(&self) -> Option<Place> {
+        let share = self.reading.checked_div(self.readers.len() as u64)?;
+        let idlest = |size| {
+            let of_size = Place { size, number: 0 }..=Place { size, number: u64::MAX };
+            self.readers.range(of_size).next().map(|(&place, _)| place)
+        };
+        (size(share)..=size(self.reading)).filter_map(idlest).min_by_key(|place| place.number)
+    }
+
     fn give_back(&mut self, bytes: u64) {
         self.left += bytes;
     }
 
     /// One that is being read, and has taken so many bytes. Its place, at the back.
-    fn enter(&mut self, bytes: u64, reader: T) -> u64 {
-        let place = self.next;
+    fn enter(&mut self, bytes: u64, reader: T) -> Place {
+        let place = Place { size: size(bytes), number: self.next };
         self.next += 1;
         self.reading += bytes;
         self.readers.insert(place, (bytes, reader));
@@ -94,11 +124,44 @@ impl<T> Ledger<T> {
     }
 
     /// No reader any more; its bytes are its own. `None`: it had to go, and has none.
-    fn leave(&mut self, place: u64) -> Option<T> {
+    fn leave(&mut self, place: Place) -> Option<T> {
         let (bytes, reader) = self.readers.remove(&place)?;
         self.reading -= bytes;
         Some(reader)
     }
+
+    /// So many bytes that were taken are of a waiter of this key. False: the key has its part.
+    ///
+    /// The part shrinks with what is left, as that of the places in the queue does. The first body
+    /// of a key is never refused for it: one that is larger than the part could never wait.
+    fn waits_for(&mut self, key: &LockKey, bytes: u64) -> bool {
+        let part = self.at_most().saturating_add(bytes) / BODIES_SHARE_DIVISOR;
+        match self.waiting.get_mut(key) {
+            Some(of_key) if of_key.saturating_add(bytes) > part => false,
+            Some(of_key) => {
+                *of_key += bytes;
+                true
+            }
+            None => {
+                self.waiting.insert(key.clone(), bytes);
+                true
+            }
+        }
+    }
+
+    fn waits_no_longer(&mut self, key: &LockKey, bytes: u64) {
+        if let Some(of_key) = self.waiting.get_mut(key) {
+            *of_key -= bytes;
+            if *of_key == 0 {
+                self.waiting.remove(key);
+            }
+        }
+    }
+}
+
+/// Of about one size are those between two powers of two.
+fn size(bytes: u64) -> u32 {
+    bytes.checked_ilog2().unwrap_or(0)
 }
 
 impl Room {
@@ -109,7 +172,7 @@ impl Room {
 
     /// A share of nothing yet.
     pub(crate) fn share(self: &Arc<Self>) -> Share {
-        Share { room: Arc::clone(self), bytes: 0, reader: None, place: None }
+        Share { room: Arc::clone(self), bytes: 0, reader: None, place: None, key: None }
     }
 }
 
@@ -120,7 +183,7 @@ impl Default for Room {
 }
 
 impl Share {
-    /// From now on it has to go when another body needs its bytes, and it has been idle for longest.
+    /// From now on it may have to go when another body needs its bytes.
     pub(crate) fn reads(&mut self, reader: impl FnOnce() -> Arc<dyn Abort>) {
         if self.reader.is_none() {
             let reader = reader();
@@ -160,6 +223,18 @@ impl Share {
         Ok(())
     }
 
+    /// The body is complete, and its request is about to wait for this key.
+    pub(crate) fn waits_for(&mut self, key: &LockKey) -> Result<(), NoRoom> {
+        if self.bytes == 0 || self.key.is_some() {
+            return Ok(());
+        }
+        if !self.room.0.lock().waits_for(key, self.bytes) {
+            return Err(NoRoom::Full);
+        }
+        self.key = Some(key.clone());
+        Ok(())
+    }
+
     pub(crate) fn room(&self) -> &Room {
         &self.room
     }
@@ -181,7 +256,11 @@ impl Drop for Share {
     fn drop(&mut self) {
         // An error: its bytes are another's.
         if self.is_complete().is_ok() && self.bytes > 0 {
-            self.room.0.lock().give_back(self.bytes);
+            let mut ledger = self.room.0.lock();
+            if let Some(key) = &self.key {
+                ledger.waits_no_longer(key, self.bytes);
+            }
+            ledger.give_back(self.bytes);
         }
     }
 }
@@ -211,6 +290,57 @@ mod tests {
         assert_eq!(ledger.leave(one), None);
         ledger.give_back(10);
         assert_eq!((ledger.left, ledger.reading, ledger.readers.len()), (10, 0, 0));
+    }
+
+    /// Each of them would make room enough: only one has to go.
+    #[test]
+    fn a_small_reader_goes_only_if_no_larger_one_is_there() {
+        let mut ledger = Ledger::new(114);
+        assert_eq!(ledger.take(114), Some(vec![]));
+        ledger.enter(4, "small");
+        ledger.enter(40, "large");
+        ledger.enter(70, "larger, and moves");
+        assert_eq!(ledger.take(1), Some(vec!["large"]), "of the larger ones it is the idlest");
+        assert_eq!(ledger.take(40), Some(vec!["larger, and moves"]), "the idlest is smaller");
+        assert_eq!((ledger.left, ledger.at_most()), (69, 73));
+        assert_eq!(ledger.take(70), Some(vec!["small"]), "nothing else is left");
+        assert_eq!((ledger.left, ledger.reading, ledger.take(4)), (3, 0, None));
+    }
+
+    #[test]
+    fn of_readers_of_one_size_the_idlest_goes() {
+        let mut ledger = Ledger::new(1000);
+        assert_eq!(ledger.take(1000), Some(vec![]));
+        let places: Vec<_> = (0..100).map(|n| ledger.enter(10, n)).collect();
+        assert_eq!(ledger.leave(places[0]), Some(0));
+        ledger.enter(10, 0);
+        assert_eq!(ledger.take(25), Some(vec![1, 2, 3]));
+    }
+
+    #[test]
+    fn one_key_has_a_part_of_the_room_for_bodies_that_wait() {
+        let (hot, other) = (LockKey::from(("hot",)), LockKey::from(("other",)));
+        let mut ledger: Ledger<()> = Ledger::new(800);
+        let comes = |ledger: &mut Ledger<()>, key: &LockKey, bytes| {
+            ledger.take(bytes).expect("there is room");
+            let waits = ledger.waits_for(key, bytes);
+            if !waits {
+                ledger.give_back(bytes);
+            }
+            waits
+        };
+        let waiting = (0..100).filter(|_| comes(&mut ledger, &hot, 10)).count();
+        assert_eq!((waiting, ledger.at_most()), (9, 710), "with 8 there were 720 left, an eighth of it is 90");
+        let waiting = (0..100).filter(|_| comes(&mut ledger, &other, 10)).count();
+        assert_eq!((waiting, ledger.at_most()), (8, 630), "less is left");
+        for _ in 0..9 {
+            ledger.waits_no_longer(&hot, 10);
+            ledger.give_back(10);
+        }
+        assert!(comes(&mut ledger, &hot, 700), "the first of a key waits, whatever it has");
+        assert!(!comes(&mut ledger, &hot, 1));
+        ledger.waits_no_longer(&hot, 700);
+        assert_eq!(ledger.waiting.len(), 1, "a key that nobody waits for is not kept");
     }
 
     #[derive(Debug, Default)]

@@ -47,8 +47,9 @@ use crate::key::LockKey;
 ///   ([`request_body`](crate::LockLayer::request_body)): once, within the route's `DefaultBodyLimit` (413 beyond it), and given on byte for byte
 ///   with its headers, trailers and length. A `DefaultBodyLimit` must stand *outside* the lock to be seen by it.
 /// - A body that is read or waits takes up room: those of one [`Locks`](crate::Locks) and its clones 64 MiB together, counted as they come. A client
-///   that sends too slowly is told 408 ([`body_idle_timeout`](crate::LockLayer::body_idle_timeout)); where room is short, the body
-///   that has been idle for longest is aborted for it, and only if bodies that are complete take up all of it a request is told 503.
+///   that sends too slowly is told 408 ([`body_idle_timeout`](crate::LockLayer::body_idle_timeout)). Where room is short, of the
+///   bodies larger than the average the one that has been idle for longest is aborted, and a smaller one only if no larger one
+///   is there. A request is told 503 if complete bodies take up all of the room, or those for its key an eighth of what is left.
 ///
 /// An extractor that *takes* something out of the request (`WebSocketUpgrade`) would take it from the handler, too: do not
 /// lock by such a one. Needs the feature `axum`.

@@ -83,12 +83,13 @@ pub enum Rejection {
         retry_after: Duration,
     },
     /// The body did not come in time: no byte for [`body_idle_timeout`](crate::LockLayer::body_idle_timeout), fewer than
-    /// [`min_body_rate`](crate::LockLayer::min_body_rate), or it was the one that had been idle for longest when the bodies of others needed its room.
+    /// [`min_body_rate`](crate::LockLayer::min_body_rate), or the bodies of others needed its
+    /// room, and of those larger than the average it had been idle for longest.
     BodyTimeout,
     /// The body is longer than is read before a lock is taken: the route's `DefaultBodyLimit` (2 MB if nothing is set), at most 64 MiB.
     BodyTooLarge,
     /// The complete bodies of other requests that wait take up the room that there is for them: 64 MiB for one [`Locks`](crate::Locks) and its
-    /// clones.
+    /// clones. Or those that wait for the same key take up the part of it that one key has: an eighth of what is left.
     BodiesFull {
         /// When it may be worth another try.
         retry_after: Duration,

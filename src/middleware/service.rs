@@ -107,8 +107,8 @@ where
             return Ok(no_key.answer(&route, slot.on_reject()).map(ResponseBody::rejected));
         }
     }
-    let (body, room) = body.finish();
-    let section = match slot.enter(&route, key, head.extensions.get()).await {
+    let (body, mut room) = body.finish();
+    let section = match slot.enter(&route, key, head.extensions.get(), room.as_mut()).await {
         Ok(section) => section,
         Err(rejection) => return Ok(slot.on_reject().answer(rejection).map(ResponseBody::rejected)),
     };

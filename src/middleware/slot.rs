@@ -27,11 +27,9 @@ use super::{
     section::{Section, Stops},
     trace::{LockSpan, Route},
 };
-#[cfg(feature = "axum")]
-use crate::lock::Share;
 use crate::{
     key::LockKey,
-    lock::{Ask, Core, Detached, DetachedRoute, InRequest, LockFuture, LockLost, Mutex, Owner, Policy},
+    lock::{Ask, Core, Detached, DetachedRoute, InRequest, LockFuture, LockLost, Mutex, Owner, Policy, Share},
 };
 
 /// One request at one layer of ours: the layer, its future, its handler and the extractors in there meet here. In the extensions of the
@@ -188,13 +186,16 @@ impl Slot {
         Ok(share)
     }
 
-    /// Takes a lock for this request, for a client that is still connected.
+    /// Takes a lock for this request, for a client that is still connected. `body` is what its
+    /// complete body takes up while it waits.
     pub(crate) async fn enter(
         &self,
         route: &Route,
         key: LockKey,
         client: Option<&ClientConnection>,
+        body: Option<&mut Share>,
     ) -> Result<Section, Rejection> {
+        self.admit(route, &key, body)?;
         let section = self.acquire(route, key).await?;
         // It may have left without a sign to the server: then the next one has its turn, and nothing was run for nobody.
         if client.is_some_and(ClientConnection::is_closed) {
@@ -202,6 +203,21 @@ impl Slot {
             return Err(Rejection::Disconnected);
         }
         Ok(section)
+    }
+
+    /// One key does not take up the room for the bodies of all.
+    fn admit(&self, route: &Route, key: &LockKey, body: Option<&mut Share>) -> Result<(), Rejection> {
+        let Some(Err(why)) = body.map(|body| body.waits_for(key)) else { return Ok(()) };
+        // The holder of the key does not wait for it: rejected, it would be for its own waiters.
+        if self.0.terms.core.holds(key, &self.0.owner) > 0 {
+            return Ok(());
+        }
+        // The body of a request that does not wait is not the reason.
+        Err(self.refusal(route, key).unwrap_or_else(|| {
+            let rejection = Rejection::from(why);
+            LockSpan::without_key(route, "bodies_full", rejection.status(), None);
+            rejection
+        }))
     }
 
     async fn acquire(&self, route: &Route, key: LockKey) -> Result<Section, Rejection> {

@@ -17,6 +17,7 @@ use axum::{
     body::{Body, Bytes},
     extract::DefaultBodyLimit,
     http::{HeaderMap, Request, Response, StatusCode, header},
+    middleware::{Next, from_fn},
     routing::post,
 };
 use futures_util::{StreamExt, stream};
@@ -148,16 +149,17 @@ async fn assert_room(app: &Router, len: usize, when: &str) {
 
 #[tokio::test(start_paused = true)]
 async fn a_body_takes_room_while_its_request_waits_and_no_longer() {
+    const LARGE: usize = 4 << 20;
     let site = Site::new();
     site.assert_room(ROOM, "at the start").await;
     let held = site.locks.try_lock(("k",)).await.expect("free");
     let small = site.start(upload("/wait", bytes(1000)));
-    let large = site.start(upload("/wait", bytes(ROOM - 1500)));
+    let large = site.start(upload("/wait", bytes(LARGE)));
     settle().await;
-    site.assert_room(500, "two wait").await;
+    site.assert_room(ROOM - 1000 - LARGE, "two wait").await;
     held.release().await.expect("the store is up");
     settle().await;
-    site.assert_room(1500, "one runs, with its body in its hands").await;
+    site.assert_room(ROOM - LARGE, "one runs, with its body in its hands").await;
     site.go_on.notify_one();
     assert_eq!(small.await.expect("no panic"), StatusCode::OK);
     settle().await;
@@ -390,4 +392,65 @@ async fn who_finds_no_room_is_told_so_before_anything_is_locked() {
     held.release().await.expect("the store is up");
     soon("the end", waits).await.expect_err("aborted");
     site.assert_room(ROOM, "at the end").await;
+}
+
+/// They wait for a key that is held, with bodies that are complete: other keys go on.
+#[tokio::test]
+async fn the_waiters_of_one_key_leave_room_for_the_bodies_of_others() {
+    let site = Site::new();
+    let held = site.locks.try_lock(("k",)).await.expect("free");
+    let flood: Vec<_> = (0..33).map(|_| site.start(upload("/wait", bytes(2 << 20)))).collect();
+    settle().await;
+    assert_eq!(site.answer(upload("/probe", bytes(1000))).await, StatusCode::OK, "it is for another key");
+    let (waiting, rejected): (Vec<_>, Vec<_>) = flood.into_iter().partition(|waits| !waits.is_finished());
+    assert_eq!((waiting.len(), site.locks.size().1), (3, 3), "they have an eighth of the room");
+    for answer in rejected {
+        assert_eq!(answer.await.expect("no panic"), StatusCode::SERVICE_UNAVAILABLE);
+    }
+    // A client that does not wait has the answer that it would have without a body.
+    assert_eq!(site.answer(upload("/refuse", bytes(2 << 20))).await, StatusCode::CONFLICT);
+    for waits in waiting {
+        waits.abort();
+        soon("the end", waits).await.expect_err("aborted");
+    }
+    let one = site.start(upload("/wait", bytes(ROOM / 2)));
+    settle().await;
+    assert!(!one.is_finished(), "the first one waits, also with more than the part of its key");
+    one.abort();
+    held.release().await.expect("the store is up");
+    soon("the end", one).await.expect_err("aborted");
+    site.assert_room(ROOM, "at the end").await;
+}
+
+/// It has the key, and its waiters have the part of the key.
+#[tokio::test]
+async fn the_holder_of_a_key_re_enters_with_a_body_however_many_wait() {
+    let (_store, locks) = store_and_locks();
+    let layer = || LockLayer::new(&locks, by(|_: HeaderMap| ("k",))).wait(Duration::from_secs(60));
+    let gate = Arc::new(Semaphore::new(0));
+    let passes = Arc::clone(&gate);
+    let pause = from_fn(move |request: Request<Body>, next: Next| {
+        let gate = Arc::clone(&passes);
+        async move {
+            gate.acquire().await.expect("open").forget();
+            next.run(request).await
+        }
+    });
+    let app = Router::new()
+        .route("/", post(async |_: Body| ()).route_layer(layer()).layer(pause).route_layer(layer()))
+        .layer(DefaultBodyLimit::disable());
+    let start = |len| {
+        let app = app.clone();
+        tokio::spawn(async move { send(&app, upload("/", bytes(len))).await.status() })
+    };
+    let holder = start(2 << 20);
+    settle().await;
+    let waits = start(30 << 20);
+    settle().await;
+    assert_eq!(locks.size(), (1, 1));
+    gate.add_permits(2);
+    assert_eq!(soon("its answer", holder).await.expect("no panic"), StatusCode::OK);
+    assert_eq!(soon("its answer", waits).await.expect("no panic"), StatusCode::OK);
+    assert_room(&Router::new().route("/probe", probe(&locks)).layer(DefaultBodyLimit::disable()), ROOM, "at the end")
+        .await;
 }

@@ -449,6 +449,28 @@ async fn an_extractor_of_the_head_rejects_without_reading_the_body() {
     held.release().await.expect("the store is up");
 }
 
+/// It does not wait for its lock: that the bodies of those that wait have the part of the key is no reason.
+#[tokio::test(start_paused = true)]
+async fn an_extractor_that_does_not_wait_is_told_that_the_lock_is_held_and_not_of_bodies() {
+    let (_, locks) = store_and_locks();
+    let at_once = by_extractors(LocksLayer::new(&locks));
+    let patient = by_extractors(LocksLayer::new(&locks.clone().with_policy(tower_lock::Policy::new().wait(3600 * S))));
+    let held = locks.try_lock(("order", 7)).await.expect("free");
+    let padded = || json("/by-body", Body::from(" ".repeat(2_000_000) + "7"));
+    let mut waiting = Vec::new();
+    for _ in 0..8 {
+        let patient = patient.clone();
+        waiting.push(tokio::spawn(async move { send(&patient, padded()).await.status() }));
+    }
+    settle().await;
+    assert_eq!(locks.size().1, 3, "the others have no room for their bodies");
+    assert_eq!(send(&at_once, padded()).await.status(), StatusCode::CONFLICT);
+    for waits in waiting {
+        waits.abort();
+    }
+    held.release().await.expect("the store is up");
+}
+
 /// A reader that comes too early gets an error, not an empty body.
 #[tokio::test(start_paused = true)]
 async fn a_body_that_an_extractor_was_not_given_in_time_is_no_empty_body() {

@@ -240,6 +240,40 @@ async fn while_a_client_sends_what_the_key_is_made_of_nothing_is_locked() {
     assert_eq!(site.store.held(), 0);
 }
 
+/// Bodies that fill the room and keep moving by a byte do not make a small one go that pauses for a moment.
+#[tokio::test]
+async fn a_small_body_that_pauses_does_not_go_for_large_ones_that_move() {
+    const BODY: usize = 2 << 20;
+    let site = Site::of(|locks| {
+        let layer = LockLayer::new(locks, by(|body: Bytes| ("upload", body.len())));
+        Router::new().route("/upload", post(|_: Bytes| async {}).route_layer(layer))
+    })
+    .await;
+    let head = |len| format!("POST /upload HTTP/1.1\r\nhost: x\r\ncontent-length: {len}\r\n\r\n");
+    let mut moving = Vec::new();
+    for _ in 0..32 {
+        let mut wire = Wire::connect(site.instances[0]).await;
+        wire.write(head(BODY)).await;
+        wire.write(vec![b'x'; BODY - 4]).await;
+        moving.push(wire);
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let mut honest = Wire::connect(site.instances[0]).await;
+    honest.write(head(20)).await;
+    honest.write([b'y'; 10]).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    for wire in &mut moving {
+        wire.write("x").await;
+    }
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let mut one_more = Wire::connect(site.instances[0]).await;
+    one_more.write(head(BODY)).await;
+    one_more.write([b'x'; 1000]).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    honest.write([b'y'; 10]).await;
+    assert_eq!(honest.reply(false).await.status, 200, "it paused for half a second");
+}
+
 /// The head of the answer is out, and its body is made of that of the request, which holds the lock: its client may not stop sending.
 #[tokio::test]
 async fn a_stream_in_both_directions_ends_when_its_client_sends_nothing() {
