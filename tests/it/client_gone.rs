@@ -530,7 +530,7 @@ fn extensions_that_go_from_request_to_request_keep_nothing_of_those_that_are_ove
         }
         assert_eq!(store.held(), 0);
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("one");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().expect("one");
     // On a stack that is as small as they come.
     let thread = std::thread::Builder::new().stack_size(1 << 20).spawn(move || runtime.block_on(chain));
     thread.expect("a thread").join().expect("no panic");

@@ -35,7 +35,7 @@ async fn a_handler_sees_key_token_and_remaining_time() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_later_section_has_a_larger_token() {
     async fn token(lock: HeldLock) -> String {
         lock.fencing_token().to_string()
@@ -54,7 +54,7 @@ async fn a_later_section_has_a_larger_token() {
     assert_eq!(token, guard.view().fencing_token());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_missing_layer_is_a_500_that_says_which_and_where() {
     async fn needs(_: HeldLock) -> &'static str {
         "ran"
@@ -87,7 +87,7 @@ async fn a_missing_layer_is_a_500_that_says_which_and_where() {
     assert_eq!(text(fetch(&app, "/with").await).await, "true");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn nested_layers_with_two_keys_hold_both_and_the_inner_one_is_seen() {
     let (store, locks) = store_and_locks();
     let app = Router::new()

@@ -49,7 +49,7 @@ fn generic<T: tower_lock::KeyPart>(Path(id): Path<T>) -> (&'static str, T) {
     ("order", id)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_key_function_takes_what_a_handler_takes_and_answers_what_it_likes() {
     let locks = &Locks::in_memory();
     let app = App { tenant: Tenant(9) };
@@ -107,7 +107,7 @@ async fn a_key_function_takes_what_a_handler_takes_and_answers_what_it_likes() {
 }
 
 /// Whatever a client writes for one value: one key, or an answer that the handler never ran.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn spellings_of_one_value_give_one_key_or_are_refused() {
     #[derive(Deserialize)]
     struct Id {
@@ -177,7 +177,7 @@ async fn spellings_of_one_value_give_one_key_or_are_refused() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn head_for_get_is_the_same_key() {
     let (store, locks) = store_and_locks();
     let app = Router::new()
@@ -191,7 +191,7 @@ async fn head_for_get_is_the_same_key() {
 }
 
 /// Status, headers and body are those of the same route without a lock.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_an_extractor_rejects_is_answered_untouched_before_anything_is_locked() {
     async fn claim(Path(_): Path<u64>, Json(c): Json<Claim>) -> String {
         c.reward_type
@@ -223,7 +223,7 @@ async fn what_an_extractor_rejects_is_answered_untouched_before_anything_is_lock
     assert_eq!(store.on(Verb::Acquire).calls(), 0, "the store heard of nothing");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_a_key_function_answers_as_an_error_is_the_answer() {
     let (store, locks) = store_and_locks();
     let key = by(|headers: HeaderMap| match headers.get("x-order") {
@@ -238,7 +238,7 @@ async fn what_a_key_function_answers_as_an_error_is_the_answer() {
     assert_eq!(store.on(Verb::Acquire).calls(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_raw_name_of_the_request_is_exact_or_a_400() {
     let (store, locks) = store_and_locks();
     let key = by(|Path(name): Path<String>| LockKey::raw(name));
@@ -250,7 +250,7 @@ async fn a_raw_name_of_the_request_is_exact_or_a_400() {
     assert_eq!(store.on(Verb::Acquire).calls(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_handler_sees_what_it_would_see_without_a_lock() {
     async fn everything(Path(id): Path<String>, Query(q): Query<Vec<(String, String)>>, request: AnyRequest) -> String {
         let (parts, body) = request.into_parts();
@@ -272,7 +272,7 @@ async fn a_handler_sees_what_it_would_see_without_a_lock() {
 }
 
 /// The layers are tried as a user would name them in a signature, too.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_layer_can_be_returned_from_a_function() {
     fn order_lock(locks: &Locks) -> LockLayer<impl tower_lock::KeySource> {
         LockLayer::new(locks, by(|Path(id): Path<u64>| ("order", id)))

@@ -61,7 +61,7 @@ async fn outcome(app: &Router, request: Request<Body>) -> Result<String, (Status
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn one_to_four_fields_of_any_place_make_one_key() {
     let locks = &Locks::in_memory();
     let request = || {
@@ -103,7 +103,7 @@ async fn one_to_four_fields_of_any_place_make_one_key() {
 }
 
 /// Whatever a client writes for one value, wherever it writes it: one key, or an answer that no handler has given.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn spellings_of_one_text_give_one_key_or_are_refused() {
     use FieldProblem::{BlankAtEnd, Empty, OddNumber};
 
@@ -171,7 +171,7 @@ async fn spellings_of_one_text_give_one_key_or_are_refused() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_field_that_is_missing_or_there_twice_is_refused() {
     use FieldProblem::{Missing, NoText, Twice};
 
@@ -225,7 +225,7 @@ async fn a_field_that_is_missing_or_there_twice_is_refused() {
     assert_eq!(answer.status(), StatusCode::NOT_FOUND);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_json_value_is_a_string_an_integer_or_a_bool() {
     use FieldProblem::{BlankAtEnd, Missing, NoJson, NoObject, OddNumber, Twice, WrongType};
 
@@ -307,7 +307,7 @@ fn json_request(body: &'static str) -> Request<Body> {
 }
 
 /// What the handler makes of a text is what is locked, or the handler does not run.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_handler_that_parses_a_number_sees_the_number_that_is_locked() {
     #[derive(Deserialize)]
     struct Id<T> {
@@ -368,7 +368,7 @@ async fn a_handler_that_parses_a_number_sees_the_number_that_is_locked() {
     assert!(ran >= 20 && refused >= 50, "{ran} ran, {refused} were refused");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_refusal_names_the_field_and_what_is_wrong_and_never_its_value() {
     let (store, locks) = store_and_locks();
     let layer = LockLayer::new(&locks, by_fields("n", (header("x-tenant"), json_field("family_id"))));
@@ -396,7 +396,7 @@ async fn a_refusal_names_the_field_and_what_is_wrong_and_never_its_value() {
     assert_eq!(store.on(Verb::Acquire).calls(), 0, "nothing is locked");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_body_is_read_once_for_all_its_fields_and_given_on_byte_for_byte() {
     const BODY: &str = " {\"b\" :\"x\\u0031\",\"a\": 1 ,\"c\":[1.50, \"\\u00e9\"]}\n";
 
@@ -414,7 +414,7 @@ async fn a_body_is_read_once_for_all_its_fields_and_given_on_byte_for_byte() {
     assert_eq!(answer, r#"n:1:x1:1:2 {"x-a": "2", "content-type": "application/json"}"#);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_body_for_fields_is_read_within_the_routes_own_limit() {
     let (store, locks) = store_and_locks();
     let app = Router::new()
@@ -433,7 +433,7 @@ fn a_header_that_cannot_be_is_refused_when_the_routes_are_made() {
 }
 
 /// Whoever reads the answer may not be who can mend it: the name of a type is for the log.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_missing_extension_does_not_tell_a_client_the_name_of_its_type() {
     let layer = LockLayer::new(&Locks::in_memory(), by_fields("n", extension::<TenantId>()));
     let app = Router::new().route("/", any(show_key).layer(layer));

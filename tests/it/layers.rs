@@ -30,7 +30,7 @@ async fn show_key(lock: HeldLock) -> String {
 
 fn is_shared<T: Clone + Send + Sync + 'static>(_: &T) {}
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_layer_stands_on_a_router_a_method_router_a_route_and_a_nested_router() {
     let locks = Locks::in_memory();
     let lock = || LockLayer::new(&locks, by(|Path(id): Path<u64>| ("order", id)));
@@ -50,7 +50,7 @@ async fn the_layer_stands_on_a_router_a_method_router_a_route_and_a_nested_route
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_layer_stands_on_a_plain_tower_service_with_any_body() {
     let locks = Locks::in_memory();
     let hello = service_fn(|request: Request<RequestBody>| async move {
@@ -82,7 +82,7 @@ async fn the_layer_stands_on_a_plain_tower_service_with_any_body() {
 }
 
 /// With "ready, then call" the request for the other key would stand behind the one that waits.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_waiter_does_not_sit_on_the_capacity_of_the_inner_service() {
     let locks = Locks::in_memory();
     let inner = service_fn(|_: Request<RequestBody>| async { Ok::<_, Infallible>(Response::new(Body::empty())) });
@@ -102,7 +102,7 @@ async fn a_waiter_does_not_sit_on_the_capacity_of_the_inner_service() {
     assert_eq!(waited.status(), StatusCode::OK);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_inner_service_is_driven_ready_under_the_lock_and_its_errors_give_it_back() {
     #[derive(Clone)]
     struct Broken {
@@ -138,7 +138,7 @@ async fn the_inner_service_is_driven_ready_under_the_lock_and_its_errors_give_it
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_layer_is_ready_before_its_inner_service() {
     #[derive(Clone)]
     struct NeverReady;
@@ -184,7 +184,7 @@ async fn a_panic_in_a_handler_goes_on_and_its_key_is_free_after_the_lock_delay()
     assert_eq!(store.on(Verb::Release).calls(), 3, "each is given back once");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_preflight_a_404_and_a_405_never_reach_the_store() {
     let (store, locks) = store_and_locks();
     let ran = || post(|| async { "ran" });
@@ -206,7 +206,7 @@ async fn a_preflight_a_404_and_a_405_never_reach_the_store() {
 }
 
 /// As a server of hyper's does with each connection. (A compiler does not know there how long a text lives, that of a namespace included.)
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_request_can_be_served_in_a_task_of_its_own_whatever_its_key_is_made_by() {
     async fn show(request: Request<RequestBody>) -> Result<Response<Body>, Infallible> {
         let lock = request.extensions().get::<HeldLock>().expect("held");
@@ -232,7 +232,7 @@ async fn a_request_can_be_served_in_a_task_of_its_own_whatever_its_key_is_made_b
 }
 
 /// A layer outside that answers by itself needs a body for that answer: the timeout of `tower-http` makes it by `Default`.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_layer_outside_can_answer_with_a_default_body() {
     fn answers_by_itself<B: Default>() -> Response<B> {
         Response::default()
@@ -241,7 +241,7 @@ async fn a_layer_outside_can_answer_with_a_default_body() {
 }
 
 /// A layer on a whole router is asked for what no route has matched, too. It never runs that without a lock, and it is no mistake of the service.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_unknown_url_under_a_layer_on_the_router_is_a_404() {
     let (store, locks) = store_and_locks();
     let routes = || Router::new().route("/order/{id}", post(|| async { "ran" }));

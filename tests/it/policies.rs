@@ -42,7 +42,7 @@ async fn a_request_is_refused_at_once_if_nothing_else_is_said() {
     assert_eq!(text(fetch(&app, "/").await).await, "ran");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn who_is_refused_in_this_process_does_not_reach_the_store() {
     let (store, locks) = store_and_locks();
     let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
@@ -206,7 +206,7 @@ impl Lockable for Anything {
 }
 
 /// How a request is told is inherited as how it behaves.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_nearest_answer_wins() {
     let locks = Locks::in_memory();
     let _held = locks.try_lock(("k",)).await.expect("free");
@@ -227,7 +227,7 @@ async fn the_nearest_answer_wins() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_skipped_runs_without_a_lock_and_nothing_else_does() {
     async fn is_locked(lock: Option<HeldLock>) -> String {
         lock.is_some().to_string()

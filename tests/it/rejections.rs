@@ -151,7 +151,7 @@ async fn a_full_line_is_a_503() {
     assert_eq!(store.held(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_store_that_is_down_is_a_503_and_the_handler_does_not_run() {
     let (store, locks) = store_and_locks();
     let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(60)));
@@ -192,7 +192,7 @@ async fn a_store_that_hangs_costs_a_request_a_second() {
     assert_eq!(text(fetch(&app, "/").await).await, "ran");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn every_answer_can_be_replaced_and_stays_typed() {
     let (store, locks) = store_and_locks();
     let layer = LockLayer::new(&locks, by(|_: axum::body::Bytes| ("k",))).on_reject(|rejection| match rejection {
@@ -220,7 +220,7 @@ async fn every_answer_can_be_replaced_and_stays_typed() {
     assert_eq!(store.held(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_error_says_what_went_wrong_and_keeps_its_source() {
     let (store, locks) = store_and_locks();
     let held = locks.try_lock(("k",)).await.expect("free");

@@ -247,7 +247,7 @@ async fn a_request_that_is_turned_away_is_seen_with_the_reason() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_request_that_needs_no_lock_is_not_seen() {
     let (recorder, _guard) = Recorder::start();
     let locks = Locks::in_memory();
@@ -259,7 +259,7 @@ async fn a_request_that_needs_no_lock_is_not_seen() {
     assert_eq!(recorder.count(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_key_can_be_redacted_and_a_plain_service_has_a_name() {
     let (recorder, _guard) = Recorder::start();
     let locks = Locks::in_memory();
@@ -278,7 +278,7 @@ async fn a_key_can_be_redacted_and_a_plain_service_has_a_name() {
 }
 
 /// Whoever reads the logs cannot free a lock with what is in them.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn no_span_shows_an_owner_id() {
     let (recorder, _guard) = Recorder::start();
     let locks = Locks::in_memory();

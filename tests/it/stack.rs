@@ -67,7 +67,7 @@ async fn a_timeout_of_the_documented_stack_answers_while_the_handler_finishes_un
     assert_eq!(store.held(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_stack_of_a_plain_service_rejects_a_request_whose_key_cannot_be_read() {
     let (store, locks) = store_and_locks();
     let service = service_stack::service(&locks);
@@ -83,7 +83,7 @@ async fn the_stack_of_a_plain_service_rejects_a_request_whose_key_cannot_be_read
 }
 
 /// The docs of the layer say so.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_lock_on_a_router_answers_for_routes_that_do_not_exist_unless_it_is_a_route_layer() {
     let lock = || LockLayer::new(&Locks::in_memory(), by(|Path(id): Path<u64>| ("order", id)));
     let router = || Router::new().route("/{id}/pay", post(async || "paid"));
@@ -97,7 +97,7 @@ async fn a_lock_on_a_router_answers_for_routes_that_do_not_exist_unless_it_is_a_
 }
 
 /// Axum adds these handlers outside of the layer. The docs of the layer list them.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_method_that_axum_adds_outside_of_the_lock_is_found_by_the_extractor() {
     let lock = || LockLayer::new(&Locks::in_memory(), by(|Path(id): Path<u64>| ("order", id)));
     let work = async |lock: HeldLock| lock.key().to_string();
