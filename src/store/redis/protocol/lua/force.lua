@@ -12,6 +12,7 @@ local left = redis.call('PTTL', KEYS[2])
 local answer = {'free'}
 if left ~= -2 then
   answer = {'unblocked', left}
+  local forced
   -- Of a hash of ours it is everything. It is not for us to read all of a larger one.
   local fields = redis.call('HSCAN', KEYS[2], 0, 'COUNT', 16)[2]
   for i = 1, #fields, 2 do
@@ -19,11 +20,13 @@ if left ~= -2 then
     if not string.find(id, ':end$') then
       answer = {'revoked', id}
     elseif fields[i + 1] == 'forced' and left ~= -1 and left <= tonumber(ARGV[1]) then
-      -- Its holder may still run: the message of the earlier call may be lost.
-      id = string.sub(id, 1, -5)
-      redis.call('PUBLISH', inbox(id), '1 taken 0 ' .. id .. ' ' .. KEYS[2])
-      return {'revoked', id}
+      forced = string.sub(id, 1, -5)
     end
+  end
+  if forced and answer[1] == 'unblocked' then
+    -- Its holder may still run: the message of the earlier call may be lost.
+    redis.call('PUBLISH', inbox(forced), '1 taken 0 ' .. forced .. ' ' .. KEYS[2])
+    return {'revoked', forced}
   end
   redis.call('DEL', KEYS[2])
 end
