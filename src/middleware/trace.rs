@@ -121,7 +121,8 @@ mod enabled {
             let status = status.as_u16();
             // So that a 422 of the key function is not looked for in the handler.
             match extractor {
-                // The route lacks what the key function takes: a parameter of the path, an extension.
+                // The route lacks what the key function takes: a parameter of the path, an
+                // extension.
                 Some(extractor) if status >= 500 => tracing::error!(
                     target: "tower_lock",
                     parent: &span,

@@ -97,6 +97,7 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for EachHere {
                 let message = fields.remove("message").unwrap_or_default();
                 let mut all = recorder.0.lock().expect("whole");
                 if *event.metadata().level() != tracing::Level::DEBUG {
+                    all[*at].insert("level".into(), event.metadata().level().to_string());
                     all[*at].insert("event".into(), message);
                     continue;
                 }
@@ -445,4 +446,10 @@ async fn each_rejection_is_one_event_in_its_span() {
             assert_eq!((&span["event.extractor"][..], &span["event.status"][..]), ("Json<Claim>", "422"));
         }
     }
+    // A mistake of the service is an error: nobody has added the extension.
+    let layer = LockLayer::new(&locks, by(|axum::Extension(id): axum::Extension<u64>| ("k", id)));
+    let app = Router::new().route("/", post(|| async {}).route_layer(layer));
+    assert_eq!(post_json(&app, "/", "{}").await.status(), 500);
+    let span = recorder.last();
+    assert_eq!((&span["level"][..], &span["result"][..]), ("ERROR", "bad_key"), "{span:?}");
 }
