@@ -7,7 +7,8 @@ use std::time::Duration;
 /// How long the store keeps a grant that nobody gives back: what a crashed holder costs.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
-/// The shortest lease that can be set: four calls of the store. And the longest: a crash should not block a key for longer.
+/// The shortest lease that can be set: four calls of the store. And the longest: a crash should not
+/// block a key for longer.
 pub(crate) const LEASE_MIN: Duration = Duration::from_secs(2);
 pub(crate) const LEASE_MAX: Duration = Duration::from_secs(600);
 
@@ -188,7 +189,7 @@ mod tests {
             ("`body_idle_timeout`", s(BODY_IDLE)),
             ("`min_body_rate`", format!("{} KiB/s", BODY_RATE >> 10)),
             (
-                "handlers that finish without their client (`LocksBuilder::max_detached`), of one route as many as are left",
+                "handlers that finish without their client (`LocksBuilder::max_detached`), of one route at most as many as stay free",
                 DETACHED.to_string(),
             ),
             ("release before a finished answer is sent", format!("{} ms", RELEASE_WAIT.as_millis())),

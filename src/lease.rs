@@ -219,8 +219,9 @@ pub(crate) fn safe_part(lease: Duration) -> Duration {
 // === impl LeaseBounds ===
 
 impl LeaseBounds {
-    /// What the store is asked for, for a section that lasts so long at the most: the least lease whose [safe part](safe_part) does not end
-    /// before it, though the answer takes as long as a call may. What is longer is renewed.
+    /// What the store is asked for, for a section that lasts so long at the most: the least lease
+    /// whose [safe part](safe_part) does not end before it, though the answer takes as long as a
+    /// call may. What is longer is renewed.
     pub(crate) fn of_section(self, section: Duration) -> Duration {
         let safe = section.saturating_add(self.call_timeout).saturating_add(DRIFT_ROUNDING);
         safe.saturating_add(safe / (DRIFT_DIVISOR - 1)).saturating_add(Duration::from_nanos(1)).min(self.longest)

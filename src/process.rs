@@ -1,4 +1,5 @@
-//! Which process this is: `fork()` copies everything that was made before it, ids and tables included.
+//! Which process this is: `fork()` copies everything that was made before it, ids and tables
+//! included.
 
 #[cfg(any(test, feature = "test-util"))]
 use std::sync::{
@@ -40,8 +41,9 @@ impl Process {
     }
 }
 
-/// The keys of a thread are drawn once, and `fork()` copies them: two children of one process have the same. They differ by their
-/// process id, and two processes that have the same id one after the other by the time.
+/// The keys of a thread are drawn once, and `fork()` copies them: two children of one process have
+/// the same. They differ by their process id, and two processes that have the same id one after the
+/// other by the time.
 fn bits(keys: &RandomState, process: u32, now: SystemTime) -> u64 {
     keys.hash_one((process, now))
 }

@@ -65,7 +65,8 @@ pub trait Lockable {
 /// The key is of this one extractor. Is it to be of several, the path and the body perhaps, put a [`LockLayer`](crate::LockLayer) on the route.
 /// (Where `Lockable` is missing Axum says only that the handler is none; `#[axum::debug_handler]` says why.)
 ///
-/// The body of the request is complete before the lock is acquired, also where the key is of the head, unless the layer has
+/// The body of the request is complete before the lock is acquired, also where the key is of the
+/// head, unless the layer has
 /// [`request_body(RequestBodyMode::Stream)`](crate::LocksLayer::request_body).
 ///
 /// # Errors
@@ -112,7 +113,7 @@ where
         if let Some(rejection) = place.slot.refusal(&place.route, &key) {
             return Err(place.rejected(rejection));
         }
-        // Before the lock: a client that does not send its body keeps nobody waiting.
+        // Before the lock: a client that does not send its body keeps no other request waiting.
         let mut room = place.read_body(parts).await?;
         let lock = place.lock(key, room.as_mut()).await?;
         // The innermost one, for extractors behind this one.

@@ -48,7 +48,8 @@ pub(super) enum State {
     Yielding {
         held: Held,
         next: OwnerId,
-        /// A renewal was refused meanwhile: because of the yield, or because of a revocation after it.
+        /// A renewal was refused meanwhile: because of the yield, or because of a revocation after
+        /// it.
         is_refused: bool,
     },
 }

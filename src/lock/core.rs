@@ -57,7 +57,8 @@ pub(crate) struct Core {
     pub(super) detached: detached::Count,
     pub(super) ids: OwnerIds,
     process: Process,
-    /// The process that this was made in. In a child of it, which has a copy, it is dead: it grants nothing, and sends nothing to the store.
+    /// The process that this was made in. In a child of it, which has a copy, it is dead: it grants
+    /// nothing, and sends nothing to the store.
     made_in: u32,
     /// The longest lease that the store is asked for.
     pub(super) lease: Duration,
@@ -157,8 +158,9 @@ impl Core {
         core
     }
 
-    /// For a child of the process that this was made in: with ids and an inbox of its own, and nothing held. What is held here belongs
-    /// to the parent: here it is lost, and nothing is sent for it.
+    /// For a child of the process that this was made in: with ids and an inbox of its own, and
+    /// nothing held. What is held here belongs to the parent: here it is lost, and nothing is sent
+    /// for it.
     pub(super) fn of_child(&self) -> Arc<Self> {
         self.watchdog.disown();
         let ids = self.ids.of_child(self.process.random_bits());
@@ -176,7 +178,8 @@ impl Core {
     /// Somebody wants the key. Its place, should it have to wait.
     pub(super) fn request(self: &Arc<Self>, key: &LockKey, request: Request<Waiter>) -> u64 {
         if !self.is_of_this_process() {
-            // A call that was made before the fork, and is polled first behind it. The copied table says what the parent holds.
+            // A call that was made before the fork, and is polled first behind it. The copied table
+            // says what the parent holds.
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Unavailable);
             drop(request.waiter.tell(Err(error.into())));
             return 0;

@@ -45,8 +45,9 @@ impl Count {
 }
 
 impl Places {
-    /// One more of this route, if there is room (I11): it may have as many as are left for all. So one that is flooded takes half of them, a second
-    /// one half of the rest, and a route that has none finds a place.
+    /// One more of this route, if there is room (I11): it may have as many as stay free for all. So
+    /// one that is flooded takes half of them, a second one half of the rest, and a route that has
+    /// none finds a place.
     fn take(&mut self, route: &DetachedRoute, max: usize) -> bool {
         let left = max.saturating_sub(self.all);
         if self.of_route.get(route).copied().unwrap_or(0) >= left {

@@ -26,7 +26,8 @@ pub struct Grant {
     deadline: AtomicU64,
     /// When the section that runs is over, whatever the store says; `NEVER` if it has no such end.
     limit: AtomicU64,
-    /// What the store is asked for: as much as its sections need. It only grows, because one id never counts on less than before.
+    /// What the store is asked for: as much as its sections need. It only grows, because one id
+    /// never counts on less than before.
     lease: AtomicU64,
     /// When to look whether the section that runs was taken by all callers it was sent to.
     delivery_at: AtomicU64,
@@ -119,10 +120,11 @@ impl Grant {
         }
     }
 
-    /// The store has renewed it for this lease, asked at this moment. Too late is too late: what is over stays so.
+    /// The store has renewed it for this lease, asked at this moment. Too late is too late: what is
+    /// over stays so.
     ///
-    /// `lease` is the one of the call that was answered. A renewal that was sent before the lease grew
-    /// got the shorter one: to count on the longer one would be to let two in.
+    /// `lease` is the one of the call that was answered. A renewal that was sent before the lease
+    /// grew got the shorter one: to count on the longer one would be to let two in.
     pub fn extend(&self, lease: Duration, asked: Moment, now: Moment) {
         let deadline = asked.after(safe_part(lease)).as_nanos();
         let extended = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
@@ -163,7 +165,8 @@ impl Grant {
         Duration::from_nanos(self.lease.load(Ordering::Relaxed))
     }
 
-    /// What the store is asked for when it is renewed for this lease: it, and the lock-delay that only the store knows of (I10).
+    /// What the store is asked for when it is renewed for this lease: it, and the lock-delay that
+    /// only the store knows of (I10).
     pub fn with_delay(&self, lease: Duration) -> Duration {
         lease.saturating_add(self.lock_delay())
     }
@@ -200,7 +203,8 @@ impl Grant {
         self.token.load(Ordering::Relaxed)
     }
 
-    /// The store has given it a new fence and this lease, and was asked to keep the key for this long beyond it.
+    /// The store has given it a new fence and this lease, and was asked to keep the key for this
+    /// long beyond it.
     pub(super) fn refence(&self, token: FencingToken, lease: Duration, lock_delay: Duration) {
         self.token.store(token.as_u64(), Ordering::Relaxed);
         self.lease.fetch_max(nanos(lease), Ordering::Relaxed);
@@ -231,8 +235,8 @@ impl Grant {
             return Need::Rest(renew_at.max(not_before).min(end));
         }
         self.asking.store(Self::ASKING, Ordering::Release);
-        // Only a renewal that a message has caused delays the next one. After a periodic renewal the
-        // section would run on, and an operator who unblocks the key would let another one in.
+        // Only a renewal that a message has caused delays the next one. After a periodic renewal
+        // the section would run on, although its lock was revoked.
         if self.hurried.swap(false, Ordering::AcqRel) {
             self.doubted_at.store(now.as_nanos(), Ordering::Relaxed);
         }
@@ -282,7 +286,8 @@ impl Grant {
     /// Whether its renewal is late: once, until it has come.
     pub(super) fn is_late(&self, now: Moment) -> bool {
         let left = self.remaining(now);
-        // Of what is over, nothing is left to be late; and where the section ends first, nothing is to be renewed.
+        // Of what is over, nothing is left to be late; and where the section ends first, nothing is
+        // to be renewed.
         let end = Moment::from_nanos(self.limit.load(Ordering::Relaxed));
         let is_late = !left.is_zero() && left < self.lease() / RENEWALS_PER_LEASE && now.after(left) < end;
         is_late && !self.warned.swap(true, Ordering::Relaxed)
@@ -395,7 +400,8 @@ mod tests {
         }
     }
 
-    /// The lease grew between: of the two calls, each counts for what it asked for, and the longer one stays.
+    /// The lease grew between: of the two calls, each counts for what it asked for, and the longer
+    /// one stays.
     #[test]
     fn a_renewal_counts_for_the_lease_that_it_asked_for() {
         let token = FencingToken::of_grant(1).expect("small");
@@ -448,7 +454,8 @@ mod tests {
         assert_eq!(need(ms(1_120)), Need::Rest(ms(11_100)));
     }
 
-    /// Of each length: a third of it, and not at once, though the watchdog collects what is due within half a second.
+    /// Of each length: a third of it, and not at once, though the watchdog collects what is due
+    /// within half a second.
     #[test]
     fn a_lease_of_any_length_is_renewed_after_a_third_of_it() {
         for lease in [Duration::from_millis(510), s(2), LEASE, s(600)] {

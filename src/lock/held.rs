@@ -85,9 +85,11 @@ impl HeldLock {
     /// For how long, at the least, nobody else has the lock, if nobody renews it and nobody gives it back. Zero: it is not
     /// ours any more, and never will be again. Redisson's `remainTimeToLive()`.
     ///
-    /// Counted from before the store was asked, minus 1 % and 2 ms for clocks that do not run alike (I3, I4), and on a clock that goes on
-    /// while the machine sleeps. Renewed every third of the lease of 30 seconds, it stays above 19 seconds as long as the store
-    /// answers, unless a fixed lease or `max_hold` ends sooner. With another [lease](crate::LocksBuilder::lease) it stays above three fifths of that.
+    /// Counted from before the store was asked, minus 1 % and 2 ms for clocks that do not run alike
+    /// (I3, I4), and on a clock that goes on while the machine sleeps. Renewed every third of the
+    /// lease of 30 seconds, it stays above 19 seconds as long as the store answers, unless a fixed
+    /// lease or `max_hold` ends sooner. With another [lease](crate::LocksBuilder::lease) it stays
+    /// above three fifths of that.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         let left = self.section.remaining(self.core.clock.now());

@@ -10,7 +10,7 @@ use crate::clock::Moment;
 pub struct Request<W> {
     /// Who is told.
     pub waiter: W,
-    /// How long it waits while somebody else has the key. Zero: it is refused.
+    /// How long it waits while another owner has the key. Zero: it is rejected.
     pub wait: Duration,
     /// Under whose name it re-enters what is held already.
     pub owner: Option<Owner>,
@@ -31,14 +31,15 @@ pub(super) struct Line<W> {
 #[derive(Debug)]
 struct Place<W> {
     number: u64,
-    /// When its wait is over, by the clock of leases: after a suspend the timer of its call is later.
-    /// `NEVER` if it does not wait, because the answer of the store is for that one, however late.
+    /// When its wait is over, by the clock of leases: after a suspend the timer of its call is
+    /// later. `NEVER` if it does not wait, because the answer of the store is for that one, however
+    /// late.
     until: Moment,
     request: Request<W>,
 }
 
 impl<W> Request<W> {
-    /// Whether it waits while somebody else has the key; else it is refused.
+    /// Whether it waits while another owner has the key; else it is rejected.
     pub(super) const fn waits(&self) -> bool {
         !self.wait.is_zero()
     }

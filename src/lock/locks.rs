@@ -31,10 +31,11 @@ use crate::{
 ///
 /// # Fork
 ///
-/// A server that forks makes a `Locks` in each child, after the fork. A handle that was made before the fork begins anew at its first use
-/// in a child: with owner ids of its own, and nothing held. Guards that were copied from the parent are lost in the child, and their
-/// drop releases nothing. The handle must not be in use during the fork: a mutex that another thread has at that moment is never
-/// unlocked in the child.
+/// A server that forks makes a `Locks` in each child, after the fork. A handle that was made before
+/// the fork begins anew at its first use in a child: with owner ids of its own, and nothing held.
+/// Guards that were copied from the parent are lost in the child, and their drop releases nothing.
+/// The handle must not be in use during the fork: a mutex that another thread has at that moment is
+/// never unlocked in the child.
 pub struct Locks {
     handle: Arc<Handle>,
     policy: Policy,
@@ -177,9 +178,11 @@ impl Locks {
 
     /// Revokes the key from its holder. Redisson's `forceUnlock()`.
     ///
-    /// The holder is notified and aborted; the key stays blocked for the lock-delay of a second, so that the holder can stop. A key without a
-    /// holder that a [`hold_at_least`](Policy::hold_at_least) or a [`lock_delay`](Policy::lock_delay) blocks is freed at once. A second call
-    /// within the lock-delay of the first one changes nothing, notifies the holder again and has the same answer.
+    /// The holder is notified and aborted; the key stays blocked for the lock-delay of a second, so
+    /// that the holder can stop. A key without a holder that a
+    /// [`hold_at_least`](Policy::hold_at_least) or a [`lock_delay`](Policy::lock_delay) blocks is
+    /// freed at once. A second call within the lock-delay of the first one changes nothing,
+    /// notifies the holder again and has the same answer.
     ///
     /// # Errors
     ///
@@ -191,8 +194,9 @@ impl Locks {
 
     /// Whether the store replies and can notify waiters, for a readiness probe. A store in memory is always ready.
     ///
-    /// Nothing depends on it: requests are answered whatever it says, with 503 while the store cannot be reached. It asks the store
-    /// alone, and is `Ok` during a [`shutdown`](Self::shutdown): a probe that is to fail then looks at the signal itself.
+    /// It changes nothing: while the store cannot be reached, requests get 503, with or without a
+    /// probe. It asks the store alone, and is `Ok` during a [`shutdown`](Self::shutdown): a probe
+    /// that is to fail then looks at the signal itself.
     ///
     /// # Errors
     ///
@@ -337,16 +341,18 @@ impl LocksBuilder {
     /// How many handlers may finish without their client at once ([`ClientGone::Finish`](crate::ClientGone::Finish)). Default: 1 024; zero: none. Beyond
     /// it they are dropped with their client, and their keys free after the lock-delay.
     ///
-    /// A route (a layer, and the path that it matched) may have as many as it leaves free: one that is flooded takes half of them, and
-    /// another one still finds a place.
+    /// A route (a layer, and the path that it matched) may have as many as it leaves free: one that
+    /// is flooded takes half of them, and another one still finds a place.
     pub fn max_detached(self, handlers: usize) -> Self {
         Self { max_detached: handlers, ..self }
     }
 
-    /// The lease: how long the store keeps a lock that is not renewed. Default: 30 seconds. From 2 seconds to 10 minutes.
+    /// The lease: how long the store keeps a lock that is not renewed. Default: 30 seconds. From 2
+    /// seconds to 10 minutes.
     ///
-    /// The decision: how long may a crash block a key? A shorter lease frees the key sooner. It costs more renewals, because each held
-    /// lock is renewed after every third of its lease, and an outage or a pause of the process loses locks sooner. The
+    /// The decision: how long may a crash block a key? A shorter lease frees the key sooner. It
+    /// costs more renewals, because each held lock is renewed after every third of its lease, and
+    /// an outage or a pause of the process loses locks sooner. The
     /// [lock-delay](Policy::lock_delay), 1 second by default, is added to the lease.
     ///
     /// | lease | renewals per second for 1,000 held keys | a crash blocks a key for at most |
@@ -358,14 +364,16 @@ impl LocksBuilder {
     /// | 60 s | 50 | 61 s |
     /// | 10 min, the longest | 5 | 601 s |
     ///
-    /// Renewals that are due together share a call: up to 1,000 in one. A section that ends within a third of its lease is never renewed.
+    /// Renewals that are due together share a call: up to 1,000 in one. A section that ends within
+    /// a third of its lease is never renewed.
     ///
-    /// [`Lease::Fixed`](crate::Lease::Fixed) does the same for single sections: the store is asked for no more than such a section needs.
+    /// [`Lease::Fixed`](crate::Lease::Fixed) does the same for single sections: the store is asked
+    /// for no more than such a section needs.
     ///
     /// # Panics
     ///
-    /// The lease is shorter than 2 seconds or longer than 10 minutes. A service that started with another lease than the one it was given
-    /// would show that after its first crash only.
+    /// The lease is shorter than 2 seconds or longer than 10 minutes. A service that started with
+    /// another lease than the one it was given would show that after its first crash only.
     #[track_caller]
     pub fn lease(self, lease: Duration) -> Self {
         assert!(

@@ -150,10 +150,14 @@ macro_rules! settings {
                 /// How long the client may keep us waiting for the next bytes: of the body of its request, or for room for those of a stream that it
                 /// reads. Default: 10 seconds.
                 ///
-                /// How long may a phone in a tunnel keep others from the key? A request whose body is read before the lock is answered
-                /// 408 then. Under [`Stream`](crate::RequestBodyMode::Stream) the handler's read fails, and the handler chooses the answer. A response
-                /// stream is cut, and its key free a lock-delay later. Only the client's time counts: a stream that waits for its own next frame is not
-                /// idle, however long it takes; [`max_hold`](crate::Policy::max_hold) ends that. What is complete in memory holds no lock when it is sent.
+                /// How long may a phone in a tunnel keep others from the key? A request whose body
+                /// is read before the lock is answered 408 then. Under
+                /// [`Stream`](crate::RequestBodyMode::Stream) the handler's read fails, and the
+                /// handler chooses the answer. A response stream is cut, and its key free a
+                /// lock-delay later. Only the client's time counts: a stream that waits for its own
+                /// next frame is not idle, however long it takes;
+                /// [`max_hold`](crate::Policy::max_hold) ends that. What is complete in memory
+                /// holds no lock when it is sent.
                 ///
                 /// Of an answer, the server asks for the next frame when buffers of some megabytes have room again: a reader below some 100 to
                 /// 300 kB/s is cut, too. For large downloads to slow readers set more, or [`ToHead`](crate::Hold::ToHead).
@@ -167,12 +171,16 @@ macro_rules! settings {
                 /// What becomes of the handler when its client leaves, or a timeout outside of the layer drops it. Default:
                 /// [`Finish`](crate::ClientGone::Finish).
                 ///
-                /// It finishes in a task of its own, which has the tracing span that was current but no task-locals of layers further out. At most
-                /// 1 024 at once do for one [`Locks`](crate::Locks) ([`LocksBuilder::max_detached`](crate::LocksBuilder::max_detached)), and of one route
-                /// as many as are left; the rest is dropped. So is one whose request was not read to its end
-                /// ([`Stream`](crate::RequestBodyMode::Stream)). [`max_hold`](crate::Policy::max_hold) ends
-                /// those, too, and [`Locks::shutdown`](crate::Locks::shutdown) waits for them. Of nested layers the outermost that holds a lock decides for
-                /// all; and while an inner one still waits for its own lock, all of it leaves.
+                /// It finishes in a task of its own, which has the tracing span that was current
+                /// but no task-locals of layers further out. At most 1 024 at once do for one
+                /// [`Locks`](crate::Locks)
+                /// ([`LocksBuilder::max_detached`](crate::LocksBuilder::max_detached)), and of one
+                /// route at most as many as stay free; the rest is dropped. So is one whose request
+                /// was not read to its end ([`Stream`](crate::RequestBodyMode::Stream)).
+                /// [`max_hold`](crate::Policy::max_hold) ends those, too, and
+                /// [`Locks::shutdown`](crate::Locks::shutdown) waits for them. Of nested layers the
+                /// outermost that holds a lock decides for all; and while an inner one still waits
+                /// for its own lock, all of it leaves.
                 ///
                 /// It multiplies what a client can keep running: over HTTP/2 a stream that is reset counts no more against
                 /// `SETTINGS_MAX_CONCURRENT_STREAMS`, and its handler goes on, so one connection may have a thousand at work. Where that matters, put a limit

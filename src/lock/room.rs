@@ -50,8 +50,8 @@ pub(crate) enum NoRoom {
 /// part of the room for those, so that the waiters of one key leave room for other keys.
 ///
 /// Of the readers, those larger than their share go first, the idlest of them first: a client that
-/// keeps many large bodies moving does not make a small one go that pauses. Whoever makes progress
-/// goes to the back, so the order needs no clock.
+/// keeps many large bodies moving does not make a small one go that pauses. A reader that makes
+/// progress goes to the back, so the order needs no clock.
 #[derive(Debug)]
 struct Ledger<T> {
     left: u64,
@@ -99,8 +99,9 @@ impl<T> Ledger<T> {
         Some(gone)
     }
 
-    /// The idlest of those that have their share or more. The share is what a reader has on average,
-    /// rounded down to a power of two: there is always one that has it, and each size is looked at once.
+    /// The idlest of those that have their share or more. The share is what a reader has on
+    /// average, rounded down to a power of two: there is always one that has it, and each size is
+    /// looked at once.
     fn first_to_go(&self) -> Option<Place> {
         let share = self.reading.checked_div(self.readers.len() as u64)?;
         let idlest = |size| {

@@ -400,7 +400,8 @@ mod tests {
         w.turn(1);
     }
 
-    /// Their calls may never be polled again. Those who do not wait are answered by the store alone.
+    /// Their calls may never be polled again. A call that does not wait is answered by the store
+    /// alone.
     #[test]
     fn those_whose_wait_is_over_are_skipped_when_a_section_begins() {
         let (mut w, owner) = (world(), Owner::new());
@@ -445,7 +446,7 @@ mod tests {
         assert!(matches!(&w.told[..], [(1, Err(LockError::TimedOut { ahead: 1, .. }))]), "{:?}", w.told);
         assert!(w.table.is_empty() && w.calls.is_empty(), "{:?}", w.calls);
         w.told.clear();
-        // Whose wait ends while the store is asked, and nobody else is there.
+        // The wait of the only waiter ends while the store is asked.
         w.ask_for(2, ms(10), None);
         w.now = w.now.after(ms(10));
         w.answer(GRANTED);
@@ -610,7 +611,8 @@ mod tests {
         }
     }
 
-    /// I7: the message ends nothing, and no other section begins before the store has said that it is false.
+    /// I7: the message ends nothing, and no other section begins before the store has said that it
+    /// is false.
     #[test]
     fn a_grant_in_doubt_is_handed_over_after_the_answer_of_the_store() {
         let mut w = world();

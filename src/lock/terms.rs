@@ -12,19 +12,20 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Lease {
-    /// As long as its holder lives: the watchdog renews it every third of the [lease](crate::LocksBuilder::lease), 30 seconds by default.
-    /// Redisson's `lock()`.
+    /// As long as its holder lives: the watchdog renews it every third of the
+    /// [lease](crate::LocksBuilder::lease), 30 seconds by default. Redisson's `lock()`.
     #[default]
     Watched,
     /// So long and no longer: then it is lost, whatever its holder does. Redisson's `lock(leaseTime)`.
     ///
-    /// For sections that must not take longer, and for sections that must not block others for long after a crash. The store is asked for this time,
-    /// the time of one call (half a second), 1 % for the clocks and the lock-delay, and never for more than a watched lease. So a holder that
-    /// crashes under a fixed lease of 5 seconds blocks its key for at most 6.6 seconds; a watched one blocks it for 31. A `max_hold` does not change
-    /// what the store is asked for.
+    /// For sections that must not take longer, and for sections that must not block others for long
+    /// after a crash. The store is asked for this time, the time of one call (half a second), 1 %
+    /// for the clocks and the lock-delay, and never for more than a watched lease. So a holder that
+    /// crashes under a fixed lease of 5 seconds blocks its key for at most 6.6 seconds; a watched
+    /// one blocks it for 31. A `max_hold` does not change what the store is asked for.
     ///
-    /// A handoff within a process costs a round trip where the next section needs another lease: a yield for a longer one, a release and an
-    /// acquire for a shorter one.
+    /// A handoff within a process costs a round trip where the next section needs another lease: a
+    /// yield for a longer one, a release and an acquire for a shorter one.
     Fixed(Duration),
 }
 
@@ -65,7 +66,8 @@ impl Terms {
         }
     }
 
-    /// With how much of a lease left the section may begin: what cuts it short is its own end, or it is renewed.
+    /// With how much of a lease left the section may begin: what cuts it short is its own end, or
+    /// it is renewed.
     pub(super) fn least_run(&self, bounds: LeaseBounds) -> Duration {
         match self.lease {
             Lease::Fixed(lease) if bounds.of_section(lease) < bounds.longest => lease,

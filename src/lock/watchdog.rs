@@ -133,10 +133,11 @@ impl Watchdog {
         self.watched.lock().grants.values().cloned().collect()
     }
 
-    /// This process is a copy of the one that has these grants: here they are over, and nothing is sent for them.
+    /// This process is a copy of the one that has these grants: here they are over, and nothing is
+    /// sent for them.
     pub(super) fn disown(&self) {
-        // A thread of the parent may have held the mutex at the fork, and would never unlock it here. Then the grants are over here
-        // at their deadlines, because nothing extends them.
+        // A thread of the parent may have held the mutex at the fork, and would never unlock it
+        // here. Then the grants are over here at their deadlines, because nothing extends them.
         let Some(watched) = self.watched.try_lock() else { return };
         let grants: Vec<_> = watched.grants.values().cloned().collect();
         drop(watched);

@@ -88,8 +88,9 @@ pub enum Rejection {
     BodyTimeout,
     /// The body is longer than is read before a lock is taken: the route's `DefaultBodyLimit` (2 MB if nothing is set), at most 64 MiB.
     BodyTooLarge,
-    /// The complete bodies of other requests that wait take up the room that there is for them: 64 MiB for one [`Locks`](crate::Locks) and its
-    /// clones. Or those that wait for the same key take up the part of it that one key has: an eighth of what is left.
+    /// The complete bodies of other requests that wait take up the room that there is for them: 64
+    /// MiB for one [`Locks`](crate::Locks) and its clones. Or those that wait for the same key take
+    /// up the part of it that one key has: an eighth of what is left.
     BodiesFull {
         /// When it may be worth another try.
         retry_after: Duration,

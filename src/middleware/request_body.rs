@@ -227,7 +227,8 @@ impl Streaming {
 }
 
 impl Watch {
-    /// Where no lock is held the client keeps nobody waiting. It may be taken meanwhile: then it counts from the next look on.
+    /// Where no lock is held the client keeps nobody waiting. It may be taken meanwhile: then it
+    /// counts from the next look on.
     fn pace(&mut self) -> &mut Pace {
         if !self.slot.holds() {
             self.pace.forget();

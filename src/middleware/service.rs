@@ -98,7 +98,7 @@ where
         }
         Err(no_key) => return Ok(no_key.of(&head).answer(&route, slot.on_reject()).map(ResponseBody::rejected)),
     };
-    // Before the lock: a client that does not send its body keeps nobody waiting.
+    // Before the lock: a client that does not send its body keeps no other request waiting.
     if slot.buffers_body(&head.method) {
         if let Some(rejection) = slot.refusal(&route, &key) {
             return Ok(slot.on_reject().answer(rejection).map(ResponseBody::rejected));

@@ -160,12 +160,14 @@ impl Slot {
         Waits(self)
     }
 
-    /// Whether the body of a request is read before a lock is taken. After a `CONNECT` comes a tunnel, which has no end.
+    /// Whether the body of a request is read before a lock is taken. After a `CONNECT` comes a
+    /// tunnel, which has no end.
     pub(super) fn buffers_body(&self, method: &Method) -> bool {
         self.0.terms.policy.buffers_request() && method != Method::CONNECT
     }
 
-    /// For an extractor that takes a lock: reads the body of its request, and puts it back for the handler.
+    /// For an extractor that takes a lock: reads the body of its request, and puts it back for the
+    /// handler.
     ///
     /// The share lasts for as long as the request waits.
     #[cfg(feature = "axum")]
@@ -197,7 +199,7 @@ impl Slot {
     ) -> Result<Section, Rejection> {
         self.admit(route, &key, body)?;
         let section = self.acquire(route, key).await?;
-        // It may have left without a sign to the server: then the next one has its turn, and nothing was run for nobody.
+        // The server may not have noticed the disconnect: no handler runs without a client.
         if client.is_some_and(ClientConnection::is_closed) {
             section.unheard();
             return Err(Rejection::Disconnected);
@@ -298,7 +300,8 @@ impl Slot {
         std::mem::take(&mut beyond.sections)
     }
 
-    /// No lock is held here any more. Until then a client may not stop sending its body, also while the answer streams.
+    /// No lock is held here any more. Until then a client may not stop sending its body, also while
+    /// the answer streams.
     pub(super) fn holds_none(&self) {
         self.0.held.store(0, Release);
     }

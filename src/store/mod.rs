@@ -76,12 +76,14 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
 
     /// Grants the key if it is free and nobody was there before; else leaves a place in its line, if so asked.
     ///
-    /// For the owner that has the key already, or has been offered it: the fence that stands there, and at least a full lease. A
-    /// copy that is done late never shortens the lease that stands there. For the one that has a place already: that place.
+    /// For the owner that has the key already, or has been offered it: the fence that stands there,
+    /// and at least a full lease. A copy that is done late never shortens the lease that stands
+    /// there. For the one that has a place already: that place.
     fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired>;
 
-    /// Gives each of these owners at least a full lease from now on, if it has its key: a renewal never shortens the lease that
-    /// stands there, because it may be done after a later call that asked for more. Answers one by one, in the order of the asks.
+    /// Gives each of these owners at least a full lease from now on, if it has its key: a renewal
+    /// never shortens the lease that stands there, because it may be done after a later call that
+    /// asked for more. Answers one by one, in the order of the asks.
     fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>>;
 
     /// Gives back whatever this owner has there: the key, or its place in the line. Touches nothing else.
@@ -309,8 +311,8 @@ pub struct ForceAsk {
 pub enum ForceReleaseReply {
     /// Nobody had the key, and nothing blocked it.
     Free,
-    /// It was revoked from this owner, which may be of another library. It stays blocked for [`ForceAsk::keep_taken`], and a second call within that
-    /// time has the same answer.
+    /// It was revoked from this owner, which may be of another library. It stays blocked for
+    /// [`ForceAsk::keep_taken`], and a second call within that time has the same answer.
     Revoked {
         /// The owner it was revoked from.
         holder: OwnerId,

@@ -363,7 +363,7 @@ async fn a_body_that_streams_under_a_lock_ends_with_an_error_when_its_client_is_
     assert_eq!(text(answer).await, "5");
 }
 
-/// It keeps nobody waiting: how slow it may be is no matter of the lock.
+/// It keeps no other request waiting.
 #[tokio::test(start_paused = true)]
 async fn a_body_that_is_read_without_a_lock_may_be_slow() {
     let locks = Locks::in_memory();
@@ -388,7 +388,8 @@ impl<'de> serde::Deserialize<'de> for Order {
     }
 }
 
-/// An extractor of the head that locks, in front of one that reads the body; and one that locks by the body.
+/// An extractor of the head that locks, in front of one that reads the body; and one that locks by
+/// the body.
 fn by_extractors(layer: LocksLayer) -> Router {
     let by_head = |_: Locked<Path<Order>>, body: Bytes| async move { body.len().to_string() };
     let by_body = |Locked(Json(order), _): Locked<Json<Order>>| async move { order.0.to_string() };
@@ -449,7 +450,8 @@ async fn an_extractor_of_the_head_rejects_without_reading_the_body() {
     held.release().await.expect("the store is up");
 }
 
-/// It does not wait for its lock: that the bodies of those that wait have the part of the key is no reason.
+/// It does not wait for its lock: that the bodies of those that wait have the part of the key is no
+/// reason.
 #[tokio::test(start_paused = true)]
 async fn an_extractor_that_does_not_wait_is_told_that_the_lock_is_held_and_not_of_bodies() {
     let (_, locks) = store_and_locks();

@@ -1,7 +1,9 @@
-//! A process that was copied by `fork()`: the copy has ids of its own, and nothing of what its parent holds.
+//! A process that was copied by `fork()`: the copy has ids of its own, and nothing of what its
+//! parent holds.
 //!
-//! No safe function forks, so the process id is simulated: another number stands for the child. A handle of the parent that goes on
-//! meanwhile is a second one, made with the same seed.
+//! The process id is simulated: another number stands for the child (`tests/storm/tests/crash.rs`
+//! has a real fork). A handle of the parent that goes on meanwhile is a second one, made with the
+//! same seed.
 
 use std::{
     future::IntoFuture,
@@ -67,7 +69,8 @@ async fn a_child_process_draws_new_owner_ids_and_holds_nothing_of_its_parent() {
     assert!(third != parent && third != child, "{third}");
 }
 
-/// The waiters in the copied table are those of the parent: a guard that is dropped or released must not hand them the key.
+/// The waiters in the copied table are those of the parent: a guard that is dropped or released
+/// must not hand them the key.
 #[tokio::test(start_paused = true)]
 async fn a_copied_guard_that_is_dropped_hands_nothing_on() {
     for is_released in [false, true] {

@@ -1,4 +1,5 @@
-//! How long the store is asked to keep a key: as long as a lease that was set, and no longer than its section needs.
+//! How long the store is asked to keep a key: as long as a lease that was set, and no longer than
+//! its section needs.
 
 use std::{future::IntoFuture, time::Duration};
 
@@ -73,7 +74,7 @@ async fn a_fixed_lease_is_kept_for_as_long_as_it_needs_and_runs_to_its_end() {
     let began = Instant::now();
     let most = ms(6_560);
     assert!(kept(&locks).await <= most && kept(&locks).await > ms(6_000), "{:?}", kept(&locks).await);
-    // Nobody renews it: it has its time all the same, and not a moment more.
+    // It is not renewed: it has its time, and no more.
     store.on(Verb::Renew).fault(Fault::Fail);
     sleep(ms(2_000)).await;
     assert!(kept(&locks).await <= most);
@@ -92,7 +93,8 @@ async fn a_renewal_of_a_fixed_lease_asks_for_no_more_than_it() {
     guard.release().await.expect("ours");
 }
 
-/// Each section has what it needs, and no more: where the next one needs something else, the store is asked first.
+/// Each section has what it needs, and no more: where the next one needs something else, the store
+/// is asked first.
 #[tokio::test(start_paused = true)]
 async fn a_handoff_to_a_section_with_another_lease_asks_the_store() {
     let (store, locks) = store_and_locks();

@@ -1,4 +1,4 @@
-//! A process and its child, which share nothing but Redis. The process id is simulated: no safe function forks.
+//! A process and its child, which share nothing but Redis. The process id is simulated.
 
 use std::sync::{
     Arc,

@@ -1,4 +1,5 @@
-//! How long a crash blocks a key: as long as the lease that the store was asked for, and the lock-delay.
+//! How long a crash blocks a key: as long as the lease that the store was asked for, and the
+//! lock-delay.
 
 use std::{
     process::{Child, Command, Stdio},

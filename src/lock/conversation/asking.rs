@@ -51,8 +51,8 @@ impl<W: Clone> Conversation<W> {
         cx.actions.push(Action::Send(call));
     }
 
-    /// As long as the first of those who wait needs: what a crash of it costs. The first may be another one by the next question; of two
-    /// questions the store keeps the longer lease, whichever is done last.
+    /// The lease that the first waiter needs, so that a crash of it costs no more. The first waiter
+    /// may be another one at the next acquire. Of two acquires the store keeps the longer lease.
     pub(super) fn lease(&self, cx: &Context<'_, W>) -> Duration {
         self.line.first().map_or(cx.lease.longest, |request| request.terms.store_lease(cx.lease))
     }

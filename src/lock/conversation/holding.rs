@@ -121,7 +121,7 @@ impl<W: Clone> Conversation<W> {
             Ending::Unheard if in_order => section.terms.still_to_hold(section.began, cx.now()),
             Ending::Unheard | Ending::Failed | Ending::Dropped => Duration::ZERO,
         };
-        // What is handed over, and on which terms, is for those who wait still.
+        // The handoff and its terms are those of the next waiter whose wait is not over.
         self.skip_late(cx);
         if abnormal || !keep_taken.is_zero() || self.line.is_empty() {
             self.end(keep_taken, Some(Arc::clone(section)), cx);
@@ -136,11 +136,13 @@ impl<W: Clone> Conversation<W> {
     pub(super) fn hand_over(&mut self, cx: &mut Context<'_, W>) {
         let Some(Attempt { state: State::Held(held), .. }) = &self.attempt else { return };
         if self.line.first().is_some_and(|next| next.terms.store_lease(cx.lease) < held.grant.lease()) {
-            // A crash of the next one is to cost no more than that one needs. One id never gets less than
-            // before, because a late renewal of it may still ask for the longer lease: another id asks.
+            // A crash of the next one is to cost no more than that one needs. One id never gets
+            // less than before, because a late renewal of it may still ask for the longer lease:
+            // another id asks.
             return self.end(Duration::ZERO, None, cx);
         }
-        // A revoked grant may run to its answer, but nothing new begins under it: the yield finds out.
+        // A revoked grant may run to its answer, but nothing new begins under it: the yield finds
+        // out.
         let is_ours = !held.grant.is_in_doubt()
             && cx.now().since(held.since) < HAND_OVER_TIME
             && held.sections < HAND_OVER_SECTIONS
@@ -154,7 +156,8 @@ impl<W: Clone> Conversation<W> {
         held.grant.section(Moment::NEVER);
         let next = cx.ids.next();
         let lock_delay = self.lock_delay();
-        // A yield sets the lease, and a renewal of the same id may have been done already: never less than that asked for.
+        // A yield sets the lease, and a renewal of the same id may have been done already: never
+        // less than that asked for.
         let lease = held.grant.lease().max(self.lease(cx));
         let verb =
             Verb::Yield { fence: held.token.fence(), next: next.clone(), lease: lease.saturating_add(lock_delay) };
@@ -323,8 +326,9 @@ impl<W: Clone> Conversation<W> {
                 held.grant.end(why);
                 running.map_or(Duration::ZERO, |running| running.section.terms.lock_delay)
             }
-            // Nothing runs; the answer that is awaited says what is left of it. A renewal behind the yield
-            // is refused as one behind a revocation: to end the grant here would tell of a loss that is none.
+            // Nothing runs; the answer that is awaited says what is left of it. A renewal behind
+            // the yield is refused as one behind a revocation: to end the grant here would tell of
+            // a loss that is none.
             State::Yielding { is_refused, .. } if why == LockLost::TakenAway => {
                 *is_refused = true;
                 return;

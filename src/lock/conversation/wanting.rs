@@ -134,9 +134,9 @@ impl<W: Clone> Conversation<W> {
         }
     }
 
-    /// Those at the front whose wait is over are told so, as by their own timer, before anything is
-    /// begun or asked for them. A forgotten call is never polled: its turn would cost the others the
-    /// time of an undelivered grant.
+    /// Waiters at the front whose wait is over time out here, as by their own timer, before a
+    /// section begins or the store is asked for them. A forgotten call is never polled: its turn
+    /// would cost the others the time of an undelivered grant.
     pub(super) fn skip_late(&mut self, cx: &mut Context<'_, W>) {
         while let Some(request) = self.line.pop_late(cx.now()) {
             let error = self.ahead(0, cx.now()).time_is_over();

@@ -75,7 +75,8 @@ impl Records {
             hash_map::Entry::Occupied(occupied) => occupied.into_mut(),
             hash_map::Entry::Vacant(vacant) => vacant.insert(Record::free(at.now)),
         };
-        // A grant, or an offer that has come: the same fence, a full lease. A late copy must not shorten it.
+        // A grant, or an offer that has come: the same fence, a full lease. A late copy must not
+        // shorten it.
         if let Some(fence) = record.fence_of(&ask.owner, at.now) {
             record.until = record.until.max(at.now.after(ask.lease));
             return Acquired::Granted { fence };

@@ -148,7 +148,7 @@ async fn a_handler_is_not_started_for_a_client_that_has_closed_its_connection() 
     }
 }
 
-/// Whoever knows more than a socket says so, and a socket that the server has dropped is closed.
+/// A probe of the user's own is believed, and a socket that the server has dropped is closed.
 #[tokio::test]
 async fn a_probe_that_says_that_its_client_has_gone_is_believed() {
     let (store, locks) = store_and_locks();

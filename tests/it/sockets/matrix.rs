@@ -149,7 +149,8 @@ pub(crate) async fn whoever_read_the_end_is_served_elsewhere(
             let answer = clients[round % 2].ask(ending.method(), ending.path).await;
             let took_before = std::mem::replace(&mut took, began.elapsed());
             if matches!(answer, Ok(Reply { status: 409, .. })) {
-                // A machine without time: after so long an answer goes out though its lock is not released.
+                // A machine without time: after so long an answer goes out though its lock is not
+                // released.
                 refused += usize::from(took_before < RELEASE_WAIT);
             } else {
                 ending.is_seen(version, &answer);

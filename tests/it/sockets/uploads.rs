@@ -240,7 +240,8 @@ async fn while_a_client_sends_what_the_key_is_made_of_nothing_is_locked() {
     assert_eq!(site.store.held(), 0);
 }
 
-/// Bodies that fill the room and keep moving by a byte do not make a small one go that pauses for a moment.
+/// Bodies that fill the room and keep moving by a byte do not make a small one go that pauses for a
+/// moment.
 #[tokio::test]
 async fn a_small_body_that_pauses_does_not_go_for_large_ones_that_move() {
     const BODY: usize = 2 << 20;
@@ -274,7 +275,8 @@ async fn a_small_body_that_pauses_does_not_go_for_large_ones_that_move() {
     assert_eq!(honest.reply(false).await.status, 200, "it paused for half a second");
 }
 
-/// The head of the answer is out, and its body is made of that of the request, which holds the lock: its client may not stop sending.
+/// The head of the answer is out, and its body is made of that of the request, which holds the
+/// lock: its client may not stop sending.
 #[tokio::test]
 async fn a_stream_in_both_directions_ends_when_its_client_sends_nothing() {
     const IDLE: Duration = Duration::from_millis(300);

@@ -177,7 +177,8 @@ async fn a_stopped_head_of_the_line_costs_those_behind_it_an_offer_and_a_lock_de
     world.finish().await;
 }
 
-/// One handle in two processes: neither has the keys, the ids, the connections or the threads of the other.
+/// One handle in two processes: neither has the keys, the ids, the connections or the threads of
+/// the other.
 #[tokio::test]
 async fn a_child_of_a_real_fork_takes_locks_by_the_handle_of_its_parent_and_holds_none_of_its() {
     if !RedisServer::is_available() {

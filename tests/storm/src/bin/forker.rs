@@ -57,7 +57,7 @@ fn runtime() -> std::io::Result<Runtime> {
 
 async fn child(locks: &Locks, copied: LockGuard) -> Result<Seen, Failure> {
     let mut seen = Seen { is_child: true, ..Seen::default() };
-    // The parent has it still, whatever becomes of the copy.
+    // The release of the copy leaves the lock of the parent alone.
     assert_eq!(copied.release().await?, Released::NotOwner);
     seen.refused = matches!(locks.try_lock(("account", 7)).await, Err(LockError::Held { .. }));
     let own = locks.lock(("account", 8)).await?;
