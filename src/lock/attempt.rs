@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{grant::Grant, owner::Owner, section::Section};
+use super::{conversation::DriverTypes, grant::Grant, owner::Owner, section::Section};
 use crate::{
     clock::Moment,
     defaults::{CHECK_IN, LOCK_DELAY, PLACE, RETRY_MAX, RETRY_MIN},
@@ -12,9 +12,9 @@ use crate::{
 
 /// One owner id, from the first question to the moment in which nothing of it can be left in the store.
 #[derive(Debug)]
-pub(super) struct Attempt {
+pub(super) struct Attempt<D: DriverTypes> {
     pub(super) owner: OwnerId,
-    pub(super) state: State,
+    pub(super) state: State<D>,
     /// It asked for a place in the line. Once it has, it does so for ever: a place must not be lost by a question.
     pub(super) lines_up: bool,
     pub(super) calls: Calls,
@@ -37,16 +37,16 @@ pub(super) struct Attempt {
 }
 
 #[derive(Debug)]
-pub(super) enum State {
+pub(super) enum State<D: DriverTypes> {
     /// The store is asked, for the first time.
     Asking,
     /// It has a place in the store's line.
     InLine,
     /// It has the key.
-    Held(Held),
+    Held(Held<D>),
     /// Between two sections: others may have their turn.
     Yielding {
-        held: Held,
+        held: Held<D>,
         next: OwnerId,
         /// A renewal was refused meanwhile: because of the yield, or because of a revocation after
         /// it.
@@ -56,20 +56,20 @@ pub(super) enum State {
 
 /// What goes on under a grant.
 #[derive(Debug)]
-pub(super) struct Held {
-    pub(super) grant: Arc<Grant>,
+pub(super) struct Held<D: DriverTypes> {
+    pub(super) grant: Arc<Grant<D>>,
     pub(super) token: FencingToken,
     /// When the store last said that nobody else has its turn.
     pub(super) since: Moment,
     /// How many sections there were under this fence.
     pub(super) sections: u16,
-    pub(super) running: Option<Running>,
+    pub(super) running: Option<Running<D>>,
 }
 
 /// The section that runs, and who is in it.
 #[derive(Debug)]
-pub(super) struct Running {
-    pub(super) section: Arc<Section>,
+pub(super) struct Running<D: DriverTypes> {
+    pub(super) section: Arc<Section<D>>,
     pub(super) owner: Option<Owner>,
     pub(super) holds: u32,
     /// One of its guards was dropped.
@@ -96,7 +96,7 @@ pub(super) struct Calls {
 /// An attempt that is over and has to be given back (I9): asked for until the store has answered, and once more when
 /// nothing of it can be under way any more.
 #[derive(Debug)]
-pub(super) struct GiveBack {
+pub(super) struct GiveBack<D: DriverTypes> {
     pub(super) owner: OwnerId,
     pub(super) keep_taken: Duration,
     /// The longest lease that may have been asked for.
@@ -113,12 +113,12 @@ pub(super) struct GiveBack {
     pub(super) again_at: Option<Moment>,
     pub(super) error: Option<StoreError>,
     /// Who wants to hear what became of it.
-    pub(super) section: Option<Arc<Section>>,
+    pub(super) section: Option<Arc<Section<D>>>,
     /// It was offered to an id that nothing is known of any more: its lease is short, and ends it if this does not.
     pub(super) stray: bool,
 }
 
-impl Attempt {
+impl<D: DriverTypes> Attempt<D> {
     pub(super) fn new(owner: OwnerId) -> Self {
         Self {
             owner,
@@ -152,7 +152,7 @@ impl Attempt {
         if self.waits_for_its_turn() { self.calls.gives_up_at(!has_impatient, timeout) } else { None }
     }
 
-    pub(super) fn running(&self) -> Option<&Running> {
+    pub(super) fn running(&self) -> Option<&Running<D>> {
         match &self.state {
             State::Held(held) => held.running.as_ref(),
             _ => None,
@@ -237,7 +237,7 @@ impl Calls {
     }
 }
 
-impl GiveBack {
+impl<D: DriverTypes> GiveBack<D> {
     /// By then its lease is over, and so is its place.
     pub(super) fn gives_up_at(&self) -> Moment {
         self.began.after((self.lease + PLACE).saturating_add(self.keep_taken.max(LOCK_DELAY)))
@@ -249,18 +249,18 @@ impl GiveBack {
     }
 }
 
-impl Running {
+impl<D: DriverTypes> Running<D> {
     /// Of what is lost, nobody holds anything.
     pub(super) fn holds(&self, now: Moment) -> u32 {
         if self.section.remaining(now).is_zero() { 0 } else { self.holds }
     }
 
-    pub(super) fn is(&self, section: &Arc<Section>) -> bool {
+    pub(super) fn is(&self, section: &Arc<Section<D>>) -> bool {
         Arc::ptr_eq(&self.section, section)
     }
 }
 
-impl GiveBack {
+impl<D: DriverTypes> GiveBack<D> {
     pub(super) fn new(owner: OwnerId, keep_taken: Duration, lease: Duration, began: Moment) -> Self {
         Self {
             owner,

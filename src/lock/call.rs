@@ -12,13 +12,13 @@ use tokio::time::{Sleep, sleep};
 
 use super::{
     HeldLock, LockError, LockGuard, Policy, RunError,
+    attached::Waiter,
     conversation::{Ahead, Ending, Request},
-    core::{Core, Waiter},
+    core::Core,
     metrics,
     owner::{InRequest, Owner, Parent},
     policy::{call_setters, settings},
     terms::Terms,
-    told::Told,
 };
 use crate::{
     key::LockKey,
@@ -274,7 +274,7 @@ impl Place {
     fn ask(core: &Arc<Core>, ask: Ask, parent: Option<Owner>) -> Self {
         let Ask { key, wait, terms, owner, route } = ask;
         let waiting = metrics::Waiting::begins(route.as_ref());
-        let waiter: Waiter = Arc::new(Told::new());
+        let waiter: Waiter = Arc::default();
         let owner = owner.or_else(Owner::current);
         let parent = parent.filter(|_| owner.is_none());
         let request = Request { waiter: Arc::clone(&waiter), wait, owner, parent, terms };

@@ -18,18 +18,15 @@ use tokio::{
 
 use super::{
     LockError, LockLost,
+    attached::{Attached, Grant, GrantData, Section, Waiter},
     complaints::Complaints,
     conversation::{Action, Actions, Ahead, Call, Ending, Event, Request, Verb},
-    detached,
-    grant::Grant,
-    metrics,
+    detached, metrics,
     owner::Owner,
     reports::{Report, Reports},
     room::Room,
-    section::Section,
     sync::Mutex,
     table::Table,
-    told::Told,
     watchdog::Watchdog,
 };
 use crate::{
@@ -67,7 +64,7 @@ pub(crate) struct Core {
     /// For the bodies of requests that are read before their lock is taken.
     bodies: Arc<Room>,
     /// I11: nothing of others runs under it, and nothing is awaited.
-    table: Mutex<Table<Waiter>>,
+    table: Mutex<Table<Attached>>,
     gaps: Mutex<Gaps>,
     /// Nothing new is started. Never taken back.
     is_draining: AtomicBool,
@@ -79,9 +76,6 @@ pub(crate) struct Core {
     /// Nothing is held, asked for or given back any more. Told while draining.
     empty: Notify,
 }
-
-/// One who waits to be told.
-pub(super) type Waiter = Arc<Told<Result<Arc<Section>, LockError>>>;
 
 /// Gaps in the messages of the store: who waits is told of many of them at once.
 #[derive(Debug, Default)]
@@ -96,7 +90,7 @@ struct Gaps {
 struct PendingGap(Arc<Core>);
 
 /// A question to the store that is under way. If its task is dropped, its answer is that there is none.
-struct UnderWay<T, F: FnOnce(Result<T, StoreError>) -> Event<Waiter>> {
+struct UnderWay<T, F: FnOnce(Result<T, StoreError>) -> Event<Attached>> {
     core: Arc<Core>,
     key: LockKey,
     verb: &'static str,
@@ -204,7 +198,7 @@ impl Core {
         if !self.is_of_this_process() {
             // A copied guard: the parent has the lock, and releases it.
             section.grant.end(LockLost::Unrenewed);
-            section.grant.over.ring();
+            section.grant.data.ended.ring();
             return Some(Released::NotOwner);
         }
         let mut actions = Actions::new();
@@ -344,7 +338,7 @@ impl Core {
         &self.bodies
     }
 
-    fn on(self: &Arc<Self>, key: &LockKey, event: Event<Waiter>) {
+    fn on(self: &Arc<Self>, key: &LockKey, event: Event<Attached>) {
         if !self.is_of_this_process() {
             return;
         }
@@ -356,7 +350,7 @@ impl Core {
     // --- what is done ---------------------------------------------------------------------------------------------
 
     /// Not under the mutex of the table. What a store in memory answers at once is done at once, without a task.
-    fn perform(self: &Arc<Self>, key: &LockKey, mut actions: Actions<Waiter>) {
+    fn perform(self: &Arc<Self>, key: &LockKey, mut actions: Actions<Attached>) {
         while !actions.is_empty() {
             let mut next = Actions::new();
             for action in actions {
@@ -369,7 +363,7 @@ impl Core {
         self.tell_if_empty();
     }
 
-    fn act(self: &Arc<Self>, key: &LockKey, action: Action<Waiter>) -> Option<Event<Waiter>> {
+    fn act(self: &Arc<Self>, key: &LockKey, action: Action<Attached>) -> Option<Event<Attached>> {
         match action {
             Action::Send(call) => return self.send(key, call),
             Action::Start(waiter, section) => {
@@ -386,19 +380,19 @@ impl Core {
             Action::Doubt(grant) => Watchdog::doubt(self, &grant),
             Action::Forget(grant) => {
                 self.watchdog.forget(&grant);
-                grant.over.ring();
-                if let Some(why) = grant.loss_to_tell() {
+                grant.data.ended.ring();
+                if let Some(why) = GrantData::loss_to_report(&grant) {
                     self.report(Report::Lost { fence: grant.fence(), why });
                 }
             }
-            Action::Ended(grant) => grant.over.ring(),
-            Action::Outcome(section, outcome) => drop(section.outcome.tell(outcome)),
+            Action::Ended(grant) => grant.data.ended.ring(),
+            Action::Outcome(section, outcome) => drop(section.data.release_outcome.tell(outcome)),
             Action::WakeAt(at) => self.wake_at(key, at),
         }
         None
     }
 
-    fn send(self: &Arc<Self>, key: &LockKey, call: Call) -> Option<Event<Waiter>> {
+    fn send(self: &Arc<Self>, key: &LockKey, call: Call) -> Option<Event<Attached>> {
         if !self.is_of_this_process() {
             return None;
         }
@@ -425,8 +419,8 @@ impl Core {
         key: &LockKey,
         verb: &'static str,
         answer: StoreFuture<T>,
-        event: impl FnOnce(Result<T, StoreError>) -> Event<Waiter> + Send + 'static,
-    ) -> Option<Event<Waiter>> {
+        event: impl FnOnce(Result<T, StoreError>) -> Event<Attached> + Send + 'static,
+    ) -> Option<Event<Attached>> {
         match answer.into_ready() {
             Ok(answer) => {
                 self.answered(verb, &answer);
@@ -511,7 +505,7 @@ impl Core {
     }
 }
 
-impl<T, F: FnOnce(Result<T, StoreError>) -> Event<Waiter>> UnderWay<T, F> {
+impl<T, F: FnOnce(Result<T, StoreError>) -> Event<Attached>> UnderWay<T, F> {
     fn ends(mut self, answer: Result<T, StoreError>) {
         self.tell(answer);
     }
@@ -524,7 +518,7 @@ impl<T, F: FnOnce(Result<T, StoreError>) -> Event<Waiter>> UnderWay<T, F> {
     }
 }
 
-impl<T, F: FnOnce(Result<T, StoreError>) -> Event<Waiter>> Drop for UnderWay<T, F> {
+impl<T, F: FnOnce(Result<T, StoreError>) -> Event<Attached>> Drop for UnderWay<T, F> {
     fn drop(&mut self) {
         // The runtime has ended. What is tried next ends the same way, until somebody comes from another one.
         self.tell(Err(StoreError::new("lock", self.verb, StoreErrorKind::Unavailable)));

@@ -5,7 +5,11 @@ use std::{
     time::Duration,
 };
 
-use super::{LockLost, told::Bell};
+use super::{
+    LockLost,
+    conversation::DriverTypes,
+    deadline::{AtomicDeadline, Deadline},
+};
 use crate::{
     clock::Moment,
     defaults::{HINT_PAUSE, RENEWAL_RETRIES_PER_LEASE, RENEWAL_RETRY_MIN, RENEWAL_TICKS_PER_LEASE, RENEWALS_PER_LEASE},
@@ -15,7 +19,7 @@ use crate::{
 
 /// One grant: shared by the conversation about its key, the sections that run under it, and the watchdog.
 #[derive(Debug)]
-pub struct Grant {
+pub struct Grant<D: DriverTypes> {
     /// What is locked.
     pub key: LockKey,
     /// Who has it.
@@ -23,7 +27,7 @@ pub struct Grant {
     /// The token of the first section under the newest fence.
     token: AtomicU64,
     /// I4: nothing but the store's word moves it on. Nanoseconds; the [code](LockLost::code) of a reason once it is over, for ever (I5).
-    deadline: AtomicU64,
+    deadline: AtomicDeadline,
     /// When the section that runs is over, whatever the store says; `NEVER` if it has no such end.
     limit: AtomicU64,
     /// What the store is asked for: as much as its sections need. It only grows, because one id
@@ -43,13 +47,9 @@ pub struct Grant {
     in_doubt: AtomicBool,
     /// Whether an answer to that is awaited: [`IDLE`](Self::IDLE), [`ASKING`](Self::ASKING) or [`AGAIN`](Self::AGAIN).
     asking: AtomicU8,
-    /// Under which moment the watchdog has it in its list. Written under the mutex of that list.
-    pub(super) listed_at: AtomicU64,
     warned: AtomicBool,
-    /// That it was lost was told.
-    told: AtomicBool,
-    /// It is over, or one of its sections is. Rung by whoever performs the actions.
-    pub(super) over: Bell,
+    /// Of the driver.
+    pub data: D::GrantData,
 }
 
 /// What a grant needs at some moment.
@@ -65,7 +65,7 @@ pub enum Need {
     Over,
 }
 
-impl Grant {
+impl<D: DriverTypes> Grant<D> {
     /// No renewal is under way.
     const IDLE: u8 = 0;
     /// One is.
@@ -87,7 +87,7 @@ impl Grant {
             key,
             owner,
             token: AtomicU64::new(token.as_u64()),
-            deadline: AtomicU64::new(asked.after(safe_part(lease)).as_nanos()),
+            deadline: AtomicDeadline::new(asked.after(safe_part(lease))),
             limit: AtomicU64::new(Moment::NEVER.as_nanos()),
             delivery_at: AtomicU64::new(Moment::NEVER.as_nanos()),
             lock_delay: AtomicU64::new(nanos(lock_delay)),
@@ -96,10 +96,8 @@ impl Grant {
             hurried: AtomicBool::new(false),
             in_doubt: AtomicBool::new(false),
             asking: AtomicU8::new(Self::IDLE),
-            listed_at: AtomicU64::new(0),
             warned: AtomicBool::new(false),
-            told: AtomicBool::new(false),
-            over: Bell::default(),
+            data: D::GrantData::default(),
         }
     }
 
@@ -107,15 +105,12 @@ impl Grant {
     /// everybody, from this question on.
     pub fn remaining(&self, now: Moment) -> Duration {
         loop {
-            let deadline = self.deadline.load(Ordering::Acquire);
-            if LockLost::from_code(deadline).is_some() {
-                return Duration::ZERO;
-            }
-            let left = Moment::from_nanos(deadline).since(now);
+            let Deadline::At(deadline) = self.deadline.get() else { return Duration::ZERO };
+            let left = deadline.since(now);
             if !left.is_zero() {
                 return left;
             }
-            self.ends_at(deadline, LockLost::Unrenewed);
+            self.deadline.end_if(deadline, LockLost::Unrenewed);
             // Or a renewal came in between: what is said of it is said of what stands now (I5).
         }
     }
@@ -126,11 +121,7 @@ impl Grant {
     /// `lease` is the one of the call that was answered. A renewal that was sent before the lease
     /// grew got the shorter one: to count on the longer one would be to let two in.
     pub fn extend(&self, lease: Duration, asked: Moment, now: Moment) {
-        let deadline = asked.after(safe_part(lease)).as_nanos();
-        let extended = self.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
-            (now.as_nanos() < old && LockLost::from_code(old).is_none()).then_some(old.max(deadline))
-        });
-        if extended.is_ok() {
+        if self.deadline.extend(asked.after(safe_part(lease)), now) {
             self.renew_at.store(asked.after(lease / RENEWALS_PER_LEASE).as_nanos(), Ordering::Relaxed);
             self.warned.store(false, Ordering::Relaxed);
             // An answer to a question that is older than the doubt says nothing about it.
@@ -173,29 +164,12 @@ impl Grant {
 
     /// It is over, for this reason; if it is not yet.
     pub fn end(&self, why: LockLost) {
-        loop {
-            let deadline = self.deadline.load(Ordering::Acquire);
-            if LockLost::from_code(deadline).is_some() {
-                return;
-            }
-            self.ends_at(deadline, why);
-        }
+        self.deadline.end(why);
     }
 
     /// Why it is over; `None` while it is not.
     pub fn why(&self) -> Option<LockLost> {
-        LockLost::from_code(self.deadline.load(Ordering::Acquire))
-    }
-
-    /// Unless somebody else has ended it, or a renewal has come in the meantime.
-    fn ends_at(&self, deadline: u64, why: LockLost) {
-        let _ = self.deadline.compare_exchange(deadline, why.code(), Ordering::AcqRel, Ordering::Relaxed);
-    }
-
-    /// Why it was lost, if it was: once, for those who are to be told.
-    pub(super) fn loss_to_tell(&self) -> Option<LockLost> {
-        let why = self.why().filter(|why| why.is_loss())?;
-        (!self.told.swap(true, Ordering::AcqRel)).then_some(why)
+        self.deadline.why()
     }
 
     /// Under which fence it is, or was.
@@ -278,9 +252,9 @@ impl Grant {
 
     /// When the watchdog has to look at it next.
     pub fn look_at(&self) -> Moment {
-        let [deadline, limit, delivery_at, renew_at] = [&self.deadline, &self.limit, &self.delivery_at, &self.renew_at]
+        let [limit, delivery_at, renew_at] = [&self.limit, &self.delivery_at, &self.renew_at]
             .map(|moment| Moment::from_nanos(moment.load(Ordering::Relaxed)));
-        deadline.min(limit).min(delivery_at).min(renew_at)
+        self.deadline.at().min(limit).min(delivery_at).min(renew_at)
     }
 
     /// Whether its renewal is late: once, until it has come.
@@ -308,6 +282,8 @@ mod tests {
 
     const START: Moment = Moment::from_nanos(1 << 40);
     const BOUNDS: LeaseBounds = LeaseBounds { longest: LEASE, call_timeout: Duration::from_millis(500) };
+
+    type Grant = super::Grant<crate::lock::conversation::NoDriver>;
 
     fn grant() -> Grant {
         let token = FencingToken::of_grant(1).expect("small");

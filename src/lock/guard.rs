@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::{HeldLock, LockLost, conversation::Ending, core::Core, metrics, section::Section};
+use super::{HeldLock, LockLost, attached::Section, conversation::Ending, core::Core, metrics};
 use crate::{
     key::LockKey,
     lease::FencingToken,
@@ -140,7 +140,7 @@ impl Future for Release {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.said {
             Some(said) => Poll::Ready(Ok(said)),
-            None => self.section.outcome.poll(cx),
+            None => self.section.data.release_outcome.poll(cx),
         }
     }
 }

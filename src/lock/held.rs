@@ -9,7 +9,7 @@ use std::{
 
 use tokio::time::{Sleep, sleep};
 
-use super::{LockLost, core::Core, metrics, section::Section, watchdog::Watchdog};
+use super::{LockLost, attached::Section, core::Core, metrics, watchdog::Watchdog};
 use crate::{key::LockKey, lease::FencingToken};
 
 /// A view of a lock that is held: what, under which token, for how long.
@@ -116,7 +116,7 @@ impl HeldLock {
     ///
     /// Dropped and asked again, nothing is missed.
     pub async fn lost(&self) -> LockLost {
-        let over = &self.section.grant.over;
+        let over = &self.section.grant.data.ended;
         let mut told = pin!(over.rings());
         // A timer of its own, because the watchdog may run on a runtime that nobody drives (I5).
         let mut timer: Option<Pin<Box<Sleep>>> = None;

@@ -13,8 +13,8 @@ mod enabled {
         clock::Moment,
         lock::{
             LockError,
+            attached::{Section, SectionData},
             reports::{Report, quietly},
-            section::Section,
         },
         store::StoreErrorKind,
     };
@@ -72,7 +72,7 @@ mod enabled {
 
         pub(in crate::lock) fn granted(mut self, section: &Section) -> Holding {
             self.ends("granted");
-            if section.guard_begins() {
+            if section.data.add_guard() {
                 quietly(|| gauge!("tower_lock_held").increment(1));
             }
             Holding { route: Arc::clone(&self.route) }
@@ -113,7 +113,7 @@ mod enabled {
         /// Once. The last guard of its section counts it.
         pub(in crate::lock) fn ends(&self, section: &Section, now: Moment) {
             lost(section);
-            if section.guard_ends() {
+            if section.data.remove_guard() {
                 let held = now.since(section.began);
                 quietly(|| {
                     histogram!("tower_lock_hold_seconds", "route" => Arc::clone(&self.route)).record(held);
@@ -138,7 +138,7 @@ mod enabled {
 
     /// Counts a section that is lost, once: where it is noticed by whoever works under it, and not where locks are kept.
     pub(in crate::lock) fn lost(section: &Section) {
-        if section.counts_as_lost() {
+        if SectionData::loss_to_count(section) {
             quietly(|| counter!("tower_lock_lost_total").increment(1));
         }
     }
@@ -175,7 +175,7 @@ mod disabled {
 
     use crate::{
         clock::Moment,
-        lock::{LockError, section::Section},
+        lock::{LockError, attached::Section},
     };
 
     #[derive(Debug)]

@@ -36,12 +36,14 @@ mod conversation;
 #[allow(unreachable_pub, reason = "reached by simulators alone: feature `test-util`")]
 mod line;
 mod attempt;
+mod deadline;
 #[allow(unreachable_pub, clippy::must_use_candidate, reason = "reached by simulators alone: feature `test-util`")]
 mod grant;
 #[allow(unreachable_pub, clippy::must_use_candidate, reason = "reached by simulators alone: feature `test-util`")]
 mod section;
 #[allow(unreachable_pub, clippy::must_use_candidate, reason = "reached by simulators alone: feature `test-util`")]
 mod terms;
+mod attached;
 mod core;
 mod watchdog;
 mod told;
@@ -84,7 +86,9 @@ pub mod decisions {
     use std::time::Duration;
 
     pub use super::{
-        conversation::{Action, Actions, Ahead, Call, Context, Conversation, Ending, Event, Request, Verb},
+        conversation::{
+            Action, Actions, Ahead, Call, Context, Conversation, DriverTypes, Ending, Event, Request, Verb,
+        },
         grant::{Grant, Need},
         section::Section,
         table::Table,

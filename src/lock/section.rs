@@ -3,48 +3,42 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU32, Ordering},
     },
     time::Duration,
 };
 
-use super::{LockLost, grant::Grant, terms::Terms, told::Told};
-use crate::{
-    clock::Moment,
-    lease::FencingToken,
-    store::{Released, StoreError},
+use super::{
+    LockLost,
+    conversation::DriverTypes,
+    deadline::{AtomicDeadline, Deadline},
+    grant::Grant,
+    terms::Terms,
 };
+use crate::{clock::Moment, lease::FencingToken};
 #[cfg(feature = "test-util")]
 use crate::{key::LockKey, lease::OwnerId};
 
 /// Shared by its guards and their views.
 #[derive(Debug)]
-pub struct Section {
+pub struct Section<D: DriverTypes> {
     /// What it runs under.
-    pub grant: Arc<Grant>,
+    pub grant: Arc<Grant<D>>,
     /// What it writes with.
     pub token: FencingToken,
     pub(super) terms: Terms,
     pub(super) began: Moment,
-    limit: Moment,
-    /// [`RUNS`](Self::RUNS), or the [code](LockLost::code) of why it is over. Its grant may go on with the next one.
-    over: AtomicU64,
-    /// Guards that somebody has.
-    #[allow(dead_code, reason = "counted where a recorder is built in")]
-    guards: AtomicU32,
-    #[allow(dead_code, reason = "counted where a recorder is built in")]
-    is_loss_counted: AtomicBool,
+    /// Its own end, whatever the store says. Its grant may go on with the next one.
+    deadline: AtomicDeadline,
     /// To how many callers it was sent that have not taken it yet.
     undelivered: AtomicU32,
-    /// What became of its give-back, for who waits to hear it.
-    pub(super) outcome: Told<Result<Released, StoreError>>,
+    /// Of the driver.
+    pub data: D::SectionData,
 }
 
-impl Section {
-    const RUNS: u64 = u64::MAX;
-
+impl<D: DriverTypes> Section<D> {
     /// Begins now.
-    pub(super) fn new(grant: Arc<Grant>, token: FencingToken, terms: Terms, now: Moment) -> Self {
+    pub(super) fn new(grant: Arc<Grant<D>>, token: FencingToken, terms: Terms, now: Moment) -> Self {
         let limit = terms.limit(now);
         grant.section(limit);
         Self {
@@ -52,12 +46,9 @@ impl Section {
             token,
             terms,
             began: now,
-            limit,
-            over: AtomicU64::new(Self::RUNS),
-            guards: AtomicU32::new(0),
-            is_loss_counted: AtomicBool::new(false),
+            deadline: AtomicDeadline::new(limit),
             undelivered: AtomicU32::new(0),
-            outcome: Told::new(),
+            data: D::SectionData::default(),
         }
     }
 
@@ -70,10 +61,8 @@ impl Section {
 
     /// For how long it can be claimed at this moment that it is alone. Zero is for ever.
     pub fn remaining(&self, now: Moment) -> Duration {
-        if self.over.load(Ordering::Acquire) != Self::RUNS {
-            return Duration::ZERO;
-        }
-        let left = self.limit.since(now);
+        let Deadline::At(limit) = self.deadline.get() else { return Duration::ZERO };
+        let left = limit.since(now);
         if left.is_zero() {
             self.end(LockLost::LimitReached);
             return Duration::ZERO;
@@ -98,29 +87,11 @@ impl Section {
 
     /// Why it is over; `None` while it is not.
     pub fn why(&self) -> Option<LockLost> {
-        LockLost::from_code(self.over.load(Ordering::Acquire)).or_else(|| self.grant.why())
+        self.deadline.why().or_else(|| self.grant.why())
     }
 
     /// It is over, for this reason; if it is not yet.
     pub(super) fn end(&self, why: LockLost) {
-        let _ = self.over.compare_exchange(Self::RUNS, why.code(), Ordering::AcqRel, Ordering::Acquire);
-    }
-
-    /// Somebody has one more guard of it. Whether it is the first one.
-    #[allow(dead_code, reason = "counted where a recorder is built in")]
-    pub(super) fn guard_begins(&self) -> bool {
-        self.guards.fetch_add(1, Ordering::AcqRel) == 0
-    }
-
-    /// A guard of it is about to end. Whether it is the last one.
-    #[allow(dead_code, reason = "counted where a recorder is built in")]
-    pub(super) fn guard_ends(&self) -> bool {
-        self.guards.fetch_sub(1, Ordering::AcqRel) == 1
-    }
-
-    /// Whether it was lost: once, for whoever counts.
-    #[allow(dead_code, reason = "counted where a recorder is built in")]
-    pub(super) fn counts_as_lost(&self) -> bool {
-        self.why().is_some_and(LockLost::is_loss) && !self.is_loss_counted.swap(true, Ordering::AcqRel)
+        self.deadline.end(why);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    conversation::{Actions, Ahead, Context, Conversation, Ending, Event, Request},
+    conversation::{Actions, Ahead, Context, Conversation, DriverTypes, Ending, Event, Request},
     owner::Owner,
     section::Section,
 };
@@ -24,8 +24,8 @@ use crate::{
 ///
 /// I11: bounded by the sections that run, the waiters it admits, and the give-backs it admits.
 #[derive(Debug)]
-pub struct Table<W> {
-    by_key: KeyMap<Conversation<W>>,
+pub struct Table<D: DriverTypes> {
+    by_key: KeyMap<Conversation<D>>,
     lease: LeaseBounds,
     waiting: usize,
     giving_back: usize,
@@ -41,13 +41,13 @@ pub struct Table<W> {
 }
 
 #[cfg(any(test, feature = "test-util"))]
-impl<W: Clone> Default for Table<W> {
+impl<D: DriverTypes> Default for Table<D> {
     fn default() -> Self {
         Self::new(LeaseBounds { longest: LEASE, call_timeout: STORE_CALL })
     }
 }
 
-impl<W: Clone> Table<W> {
+impl<D: DriverTypes> Table<D> {
     /// The store is asked for such leases.
     pub fn new(lease: LeaseBounds) -> Self {
         Self {
@@ -70,8 +70,8 @@ impl<W: Clone> Table<W> {
         key: &LockKey,
         now: &Now<'_>,
         ids: &OwnerIds,
-        request: Request<W>,
-        actions: &mut Actions<W>,
+        request: Request<D::Waiter>,
+        actions: &mut Actions<D>,
     ) -> u64 {
         let place = self.next_place;
         self.next_place += 1;
@@ -86,7 +86,7 @@ impl<W: Clone> Table<W> {
         now: &Now<'_>,
         ids: &OwnerIds,
         place: u64,
-        actions: &mut Actions<W>,
+        actions: &mut Actions<D>,
     ) -> Option<Ahead> {
         self.with(key, now, ids, actions, |conversation, cx| conversation.leave(place, cx))
     }
@@ -96,16 +96,16 @@ impl<W: Clone> Table<W> {
         &mut self,
         now: &Now<'_>,
         ids: &OwnerIds,
-        section: &Arc<Section>,
+        section: &Arc<Section<D>>,
         ending: Ending,
-        actions: &mut Actions<W>,
+        actions: &mut Actions<D>,
     ) -> Option<Released> {
         let key = &section.grant.key;
         self.with(key, now, ids, actions, |conversation, cx| conversation.guard_ended(section, ending, cx))
     }
 
     /// Something has happened.
-    pub fn on(&mut self, key: &LockKey, now: &Now<'_>, ids: &OwnerIds, event: Event<W>, actions: &mut Actions<W>) {
+    pub fn on(&mut self, key: &LockKey, now: &Now<'_>, ids: &OwnerIds, event: Event<D>, actions: &mut Actions<D>) {
         self.with(key, now, ids, actions, |conversation, cx| conversation.on(event, cx));
     }
 
@@ -123,7 +123,7 @@ impl<W: Clone> Table<W> {
     }
 
     /// Whoever was to wake this conversation at that moment will not. Who waits in it.
-    pub(super) fn orphan(&mut self, key: &LockKey, at: Moment) -> Vec<W> {
+    pub(super) fn orphan(&mut self, key: &LockKey, at: Moment) -> Vec<D::Waiter> {
         let Some(conversation) = self.by_key.get_mut(key) else { return Vec::new() };
         conversation.disarm(at);
         conversation.waiters().cloned().collect()
@@ -140,7 +140,7 @@ impl<W: Clone> Table<W> {
     }
 
     /// How often this section is held.
-    pub fn holds_of(&self, section: &Arc<Section>, now: Moment) -> u32 {
+    pub fn holds_of(&self, section: &Arc<Section<D>>, now: Moment) -> u32 {
         self.by_key.get(&section.grant.key).map_or(0, |conversation| conversation.holds_of(section, now))
     }
 
@@ -182,8 +182,8 @@ impl<W: Clone> Table<W> {
         key: &LockKey,
         now: &Now<'_>,
         ids: &OwnerIds,
-        actions: &mut Actions<W>,
-        event: impl FnOnce(&mut Conversation<W>, &mut Context<'_, W>) -> T,
+        actions: &mut Actions<D>,
+        event: impl FnOnce(&mut Conversation<D>, &mut Context<'_, D>) -> T,
     ) -> T {
         let mut cx = Context {
             key,
@@ -242,7 +242,7 @@ mod tests {
         defaults::{LINE_PER_KEY, LINE_PER_PROCESS, LINE_RESERVE, OFFER, STORE_TIMEOUT},
         lock::{
             LockError, LockLost, QueueBound,
-            conversation::{Action, Call, Verb},
+            conversation::{Action, Call, NoDriver, Verb},
             grant::Need,
             terms::Terms,
         },
@@ -251,12 +251,12 @@ mod tests {
 
     /// A table, and what it wants done, without anything that does it.
     struct World {
-        table: Table<u32>,
+        table: Table<NoDriver>,
         ids: OwnerIds,
         now: Moment,
         key: LockKey,
         calls: Vec<Call>,
-        told: Vec<(u32, Result<Arc<Section>, LockError>)>,
+        told: Vec<(u32, Result<Arc<Section<NoDriver>>, LockError>)>,
         recalled: Vec<(u32, LockError)>,
         alarms: Vec<Moment>,
         watched: usize,
@@ -279,7 +279,7 @@ mod tests {
     }
 
     impl World {
-        fn act(&mut self, actions: Actions<u32>) {
+        fn act(&mut self, actions: Actions<NoDriver>) {
             for action in actions {
                 match action {
                     Action::Send(call) => self.calls.push(call),
@@ -294,7 +294,7 @@ mod tests {
             }
         }
 
-        fn on(&mut self, event: Event<u32>) {
+        fn on(&mut self, event: Event<NoDriver>) {
             let mut actions = Actions::new();
             self.table.on(&self.key, &Now::at(self.now), &self.ids, event, &mut actions);
             self.act(actions);
@@ -320,7 +320,7 @@ mod tests {
             ahead
         }
 
-        fn end(&mut self, section: &Arc<Section>, ending: Ending) -> Option<Released> {
+        fn end(&mut self, section: &Arc<Section<NoDriver>>, ending: Ending) -> Option<Released> {
             let mut actions = Actions::new();
             let said = self.table.guard_ended(&Now::at(self.now), &self.ids, section, ending, &mut actions);
             self.act(actions);
@@ -339,7 +339,7 @@ mod tests {
         }
 
         /// This one is told that it is its turn, and nobody else is told anything.
-        fn turn(&mut self, who: u32) -> Arc<Section> {
+        fn turn(&mut self, who: u32) -> Arc<Section<NoDriver>> {
             assert_eq!(self.told.len(), 1, "{:?}", self.told);
             match self.told.remove(0) {
                 (told, Ok(section)) if told == who => section,
@@ -600,7 +600,8 @@ mod tests {
             let answer = if is_lost { Yielded::Extended { fence: 8 } } else { Yielded::Over(IN_LINE) };
             w.on(Event::Yielded(call.number, Ok(answer)));
             // Refused after it was extended, it is lost, and nothing begins under it.
-            assert_eq!(section.grant.loss_to_tell(), is_lost.then_some(LockLost::TakenAway));
+            let loss = section.grant.why().filter(|why| why.is_loss());
+            assert_eq!(loss, is_lost.then_some(LockLost::TakenAway));
             assert!(w.told.is_empty(), "{:?}", w.told);
             if is_lost {
                 w.released();
@@ -703,7 +704,7 @@ mod tests {
     }
 
     /// As the watchdog does: whenever the grant wants to be looked at.
-    fn look_after(w: &mut World, section: &Arc<Section>, by: Duration) {
+    fn look_after(w: &mut World, section: &Arc<Section<NoDriver>>, by: Duration) {
         let end = w.now.after(by);
         while section.grant.look_at() <= end && section.grant.why().is_none() {
             w.now = w.now.max(section.grant.look_at());

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, futures::Notified};
 use super::sync::Mutex;
 
 /// An answer that will be told, to one who waits for it.
-pub(super) struct Told<T>(Mutex<Slot<T>>);
+pub(crate) struct Told<T>(Mutex<Slot<T>>);
 
 enum Slot<T> {
     /// Not told yet; whoever waits is woken.
@@ -20,11 +20,13 @@ enum Slot<T> {
     Closed,
 }
 
-impl<T> Told<T> {
-    pub(super) fn new() -> Self {
+impl<T> Default for Told<T> {
+    fn default() -> Self {
         Self(Mutex::new(Slot::Open(None)))
     }
+}
 
+impl<T> Told<T> {
     /// Tells it. Nobody waits any more: it is handed back.
     pub(super) fn tell(&self, what: T) -> Result<(), T> {
         let mut slot = self.0.lock();
@@ -85,7 +87,7 @@ impl<T> Told<T> {
 
 /// Wakes all who wait, each time it rings.
 #[derive(Debug, Default)]
-pub(super) struct Bell(Notify);
+pub(crate) struct Bell(Notify);
 
 impl Bell {
     /// Wakes those who wait now. Wakers are code of others: not under a mutex.

@@ -11,13 +11,7 @@ use std::{
 
 use tokio::{sync::Notify, task::AbortHandle, time::timeout};
 
-use super::{
-    LockLost,
-    core::Core,
-    grant::{Grant, Need},
-    reports::Report,
-    sync::Mutex,
-};
+use super::{LockLost, attached::Grant, core::Core, grant::Need, reports::Report, sync::Mutex};
 use crate::{
     clock::Moment,
     defaults::{RENEWAL_TICK, RENEWAL_TICKS_PER_LEASE, RENEWALS_PER_CALL, RENEWALS_PER_LEASE},
@@ -143,7 +137,7 @@ impl Watchdog {
         drop(watched);
         for grant in grants {
             grant.end(LockLost::Unrenewed);
-            grant.over.ring();
+            grant.data.ended.ring();
         }
     }
 
@@ -199,13 +193,13 @@ impl Watchdog {
 impl Watched {
     /// Zero says that it is in no list; no moment of a running clock is.
     fn list(&mut self, grant: &Arc<Grant>, at: Moment) -> Moment {
-        grant.listed_at.store(at.as_nanos(), Release);
+        grant.data.listed_at.store(at.as_nanos(), Release);
         self.grants.insert((at, grant.owner.number()), Arc::clone(grant));
         at
     }
 
     fn unlist(&mut self, grant: &Grant) {
-        let at = grant.listed_at.swap(0, Acquire);
+        let at = grant.data.listed_at.swap(0, Acquire);
         if at != 0 {
             self.grants.remove(&(Moment::from_nanos(at), grant.owner.number()));
         }
@@ -215,7 +209,7 @@ impl Watched {
         let later = self.grants.split_off(&(end, u64::MAX));
         let taken: Vec<_> = std::mem::replace(&mut self.grants, later).into_values().collect();
         for grant in &taken {
-            grant.listed_at.store(0, Release);
+            grant.data.listed_at.store(0, Release);
         }
         taken
     }
@@ -238,7 +232,7 @@ impl Drop for Task {
         let grants: Vec<_> = watched.grants.values().cloned().collect();
         drop(watched);
         for grant in grants {
-            grant.over.ring();
+            grant.data.ended.ring();
         }
     }
 }

@@ -101,8 +101,15 @@ fn imports_run_one_way() {
     not_in("middleware", &["LockStore", "MemoryStore", "AcquireAsk", "ReleaseAsk"]);
     // What decides does not wait, wake, or look at a clock.
     let mut decides = sources("lock/conversation");
-    let files =
-        ["lock/table.rs", "lock/line.rs", "lock/attempt.rs", "lock/grant.rs", "lock/section.rs", "lock/terms.rs"];
+    let files = [
+        "lock/table.rs",
+        "lock/line.rs",
+        "lock/attempt.rs",
+        "lock/grant.rs",
+        "lock/section.rs",
+        "lock/terms.rs",
+        "lock/deadline.rs",
+    ];
     for file in files {
         decides.push((file.into(), read(format!("src/{file}"))));
     }

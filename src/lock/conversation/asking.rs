@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Action, Context, Conversation, Verb, wanting::refused};
+use super::{Action, Context, Conversation, DriverTypes, Verb, wanting::refused};
 use crate::{
     clock::Moment,
     defaults::{LINE_PER_PROCESS, LOCK_DELAY},
@@ -15,9 +15,9 @@ use crate::{
     store::{Acquired, IfHeld, StoreError, StoreErrorKind},
 };
 
-impl<W: Clone> Conversation<W> {
+impl<D: DriverTypes> Conversation<D> {
     /// Single flight: one attempt, however many want the key. A client that saw its own answer end waits for that give-back.
-    pub(super) fn start_attempt(&mut self, cx: &mut Context<'_, W>) {
+    pub(super) fn start_attempt(&mut self, cx: &mut Context<'_, D>) {
         self.give_up_closing(cx);
         if self.attempt.is_some() || self.closing.is_some() {
             return;
@@ -35,7 +35,7 @@ impl<W: Clone> Conversation<W> {
         self.ask(cx);
     }
 
-    pub(super) fn ask(&mut self, cx: &mut Context<'_, W>) {
+    pub(super) fn ask(&mut self, cx: &mut Context<'_, D>) {
         let (lease, lock_delay) = (self.lease(cx), self.lock_delay());
         let Some(attempt) = &mut self.attempt else { return };
         attempt.lines_up |= self.line.has_patient();
@@ -53,7 +53,7 @@ impl<W: Clone> Conversation<W> {
 
     /// The lease that the first waiter needs, so that a crash of it costs no more. The first waiter
     /// may be another one at the next acquire. Of two acquires the store keeps the longer lease.
-    pub(super) fn lease(&self, cx: &Context<'_, W>) -> Duration {
+    pub(super) fn lease(&self, cx: &Context<'_, D>) -> Duration {
         self.line.first().map_or(cx.lease.longest, |request| request.terms.store_lease(cx.lease))
     }
 
@@ -62,7 +62,7 @@ impl<W: Clone> Conversation<W> {
         self.line.requests().map(|request| request.terms.lock_delay).fold(LOCK_DELAY, Duration::max)
     }
 
-    pub(super) fn acquired(&mut self, number: u64, answer: Result<Acquired, StoreError>, cx: &mut Context<'_, W>) {
+    pub(super) fn acquired(&mut self, number: u64, answer: Result<Acquired, StoreError>, cx: &mut Context<'_, D>) {
         let ours = self.attempt.as_mut().and_then(|attempt| attempt.calls.ended(number));
         match ours {
             Some(asked) => self.word(asked, answer, cx),
@@ -71,7 +71,7 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// The store's word for the attempt that goes on.
-    pub(super) fn word(&mut self, asked: Moment, answer: Result<Acquired, StoreError>, cx: &mut Context<'_, W>) {
+    pub(super) fn word(&mut self, asked: Moment, answer: Result<Acquired, StoreError>, cx: &mut Context<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
         if answer.is_ok() {
             attempt.calls.answered();
@@ -138,7 +138,7 @@ impl<W: Clone> Conversation<W> {
         }
     }
 
-    pub(super) fn give_up(&mut self, error: &StoreError, asked: Moment, cx: &mut Context<'_, W>) {
+    pub(super) fn give_up(&mut self, error: &StoreError, asked: Moment, cx: &mut Context<'_, D>) {
         if let Some(attempt) = &mut self.attempt {
             attempt.calls.failed(error, asked, cx.call_timeout, cx.now(), 0.0);
         }
@@ -147,7 +147,7 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// The attempt is over, and the store has nothing of it; unless something is still under way.
-    pub(super) fn nothing_left(&mut self, asked: Moment, cx: &mut Context<'_, W>) {
+    pub(super) fn nothing_left(&mut self, asked: Moment, cx: &mut Context<'_, D>) {
         if self.attempt.as_ref().is_some_and(|attempt| attempt.calls.void_at.is_some_and(|void_at| void_at > asked)) {
             return self.end(Duration::ZERO, None, cx);
         }
@@ -156,7 +156,7 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// A hint concerns this owner: it asks before anything runs (I7).
-    pub(super) fn offered(&mut self, owner: &OwnerId, cx: &mut Context<'_, W>) {
+    pub(super) fn offered(&mut self, owner: &OwnerId, cx: &mut Context<'_, D>) {
         match &self.attempt {
             Some(attempt) if attempt.owner == *owner => self.hint(cx),
             Some(Attempt { state: State::Yielding { next, .. }, .. }) if next == owner => {
@@ -177,7 +177,7 @@ impl<W: Clone> Conversation<W> {
         }
     }
 
-    pub(super) fn hint(&mut self, cx: &mut Context<'_, W>) {
+    pub(super) fn hint(&mut self, cx: &mut Context<'_, D>) {
         let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.waits_for_its_turn()) else { return };
         if attempt.calls.number().is_some() {
             attempt.hinted = true;

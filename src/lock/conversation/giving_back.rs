@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Action, Context, Conversation, Verb};
+use super::{Action, Context, Conversation, DriverTypes, Verb};
 use crate::{
     clock::Moment,
     lock::{
@@ -13,9 +13,9 @@ use crate::{
     store::{Acquired, Released, StoreError, StoreErrorKind},
 };
 
-impl<W: Clone> Conversation<W> {
+impl<D: DriverTypes> Conversation<D> {
     /// The attempt is over, in whatever state it is (I9: here, and nowhere else).
-    pub(super) fn end(&mut self, keep_taken: Duration, section: Option<Arc<Section>>, cx: &mut Context<'_, W>) {
+    pub(super) fn end(&mut self, keep_taken: Duration, section: Option<Arc<Section<D>>>, cx: &mut Context<'_, D>) {
         let Some(attempt) = self.attempt.take() else { return };
         let Attempt { owner, state, calls, .. } = attempt;
         let expects = calls.number();
@@ -36,7 +36,7 @@ impl<W: Clone> Conversation<W> {
         self.give_back(give_back, cx);
     }
 
-    pub(super) fn give_back(&mut self, mut give_back: GiveBack, cx: &mut Context<'_, W>) {
+    pub(super) fn give_back(&mut self, mut give_back: GiveBack<D>, cx: &mut Context<'_, D>) {
         if give_back.expects.is_none() {
             send_release(&mut give_back, cx);
         }
@@ -44,7 +44,7 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// An answer for an id that is over already: now it is known what there is to be given back.
-    pub(super) fn late_word(&mut self, number: u64, answer: &Result<Acquired, StoreError>, cx: &mut Context<'_, W>) {
+    pub(super) fn late_word(&mut self, number: u64, answer: &Result<Acquired, StoreError>, cx: &mut Context<'_, D>) {
         let Some(give_back) = self.give_backs.iter_mut().find(|give_back| give_back.expects == Some(number)) else {
             return;
         };
@@ -56,7 +56,7 @@ impl<W: Clone> Conversation<W> {
         send_release(give_back, cx);
     }
 
-    pub(super) fn released(&mut self, number: u64, answer: Result<Released, StoreError>, cx: &mut Context<'_, W>) {
+    pub(super) fn released(&mut self, number: u64, answer: Result<Released, StoreError>, cx: &mut Context<'_, D>) {
         let Some(at) = self.give_backs.iter().position(|give_back| give_back.sending == Some(number)) else { return };
         let give_back = &mut self.give_backs[at];
         give_back.sending = None;
@@ -91,8 +91,8 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// Nobody waits for a give-back that has had no answer for so long already: the store is asked whose the key is.
-    pub(super) fn give_up_closing(&mut self, cx: &Context<'_, W>) {
-        let is_silent = |give_back: &GiveBack| {
+    pub(super) fn give_up_closing(&mut self, cx: &Context<'_, D>) {
+        let is_silent = |give_back: &GiveBack<D>| {
             self.closing == Some(give_back.owner.number()) && give_back.silent_at(cx.store_timeout()) <= cx.now()
         };
         if self.give_backs.iter().any(is_silent) {
@@ -101,7 +101,7 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// The store answers: what failed before is not to wait for its time.
-    pub(super) fn hurry_give_backs(&mut self, cx: &mut Context<'_, W>) {
+    pub(super) fn hurry_give_backs(&mut self, cx: &mut Context<'_, D>) {
         for give_back in &mut self.give_backs {
             if give_back.error.take().is_some() && give_back.again_at.take().is_some() {
                 send_release(give_back, cx);
@@ -122,7 +122,7 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// What is to be repeated is; what is over anyway is forgotten; whoever waited for long enough is told.
-    pub(super) fn repeat_give_backs(&mut self, cx: &mut Context<'_, W>) {
+    pub(super) fn repeat_give_backs(&mut self, cx: &mut Context<'_, D>) {
         let now = cx.now();
         let mut silent = None;
         let closing = self.closing;
@@ -153,7 +153,7 @@ impl<W: Clone> Conversation<W> {
 }
 
 /// I1: names the id that it gives back.
-pub(super) fn send_release<W>(give_back: &mut GiveBack, cx: &mut Context<'_, W>) {
+pub(super) fn send_release<D: DriverTypes>(give_back: &mut GiveBack<D>, cx: &mut Context<'_, D>) {
     if give_back.sending.is_none() {
         let call = cx.call(&give_back.owner, Verb::Release { keep_taken: give_back.keep_taken });
         give_back.sending = Some(call.number);

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
-use super::{Action, Context, Conversation, Delivery, Ending, Request, Verb, wanting::refused};
+use super::{Action, Context, Conversation, Delivery, DriverTypes, Ending, Request, Verb, wanting::refused};
 use crate::{
     clock::Moment,
     defaults::{HAND_OVER_SECTIONS, HAND_OVER_TIME, MIN_RUN_DIVISOR, OFFER, STORE_TIMEOUT},
@@ -23,11 +23,11 @@ use crate::{
 pub(super) const DELIVERY: Duration = OFFER.saturating_sub(STORE_TIMEOUT);
 
 /// It is the turn of this request.
-pub(super) fn start<W: Clone>(
-    deliveries: &mut SmallVec<[Delivery<W>; 1]>,
-    (waiter, waits): (W, bool),
-    section: &Arc<Section>,
-    cx: &mut Context<'_, W>,
+pub(super) fn start<D: DriverTypes>(
+    deliveries: &mut SmallVec<[Delivery<D>; 1]>,
+    (waiter, waits): (D::Waiter, bool),
+    section: &Arc<Section<D>>,
+    cx: &mut Context<'_, D>,
 ) {
     if section.sent() == 0 {
         // All earlier ones were taken: an owner that re-enters a million times leaves no list.
@@ -37,8 +37,8 @@ pub(super) fn start<W: Clone>(
     cx.actions.push(Action::Start(waiter, Arc::clone(section)));
 }
 
-impl<W: Clone> Conversation<W> {
-    pub(super) fn granted(&mut self, asked: Moment, fence: u64, cx: &mut Context<'_, W>) {
+impl<D: DriverTypes> Conversation<D> {
+    pub(super) fn granted(&mut self, asked: Moment, fence: u64, cx: &mut Context<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
         let Some(token) = FencingToken::of_grant(fence) else {
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Protocol);
@@ -57,7 +57,7 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// The first of the line has its turn, with all others of the same owner. Nobody is there: the key is given back.
-    pub(super) fn next_section(&mut self, watch: bool, cx: &mut Context<'_, W>) {
+    pub(super) fn next_section(&mut self, watch: bool, cx: &mut Context<'_, D>) {
         self.skip_late(cx);
         let Some(Attempt { state: State::Held(held), .. }) = &mut self.attempt else { return };
         let Some(first) = self.line.first() else {
@@ -94,7 +94,12 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// A guard is given back. What became of it; `None`: the store is asked, and the [outcome](Action::Outcome) follows.
-    pub fn guard_ended(&mut self, section: &Arc<Section>, ending: Ending, cx: &mut Context<'_, W>) -> Option<Released> {
+    pub fn guard_ended(
+        &mut self,
+        section: &Arc<Section<D>>,
+        ending: Ending,
+        cx: &mut Context<'_, D>,
+    ) -> Option<Released> {
         self.notice_loss(cx);
         let Some(Attempt { state: State::Held(held), .. }) = &mut self.attempt else { return Some(Released::NotOwner) };
         let Some(running) = held.running.as_mut().filter(|running| running.is(section)) else {
@@ -133,7 +138,7 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// The section has ended, and somebody here waits: no round trip, unless others may have waited for long enough.
-    pub(super) fn hand_over(&mut self, cx: &mut Context<'_, W>) {
+    pub(super) fn hand_over(&mut self, cx: &mut Context<'_, D>) {
         let Some(Attempt { state: State::Held(held), .. }) = &self.attempt else { return };
         if self.line.first().is_some_and(|next| next.terms.store_lease(cx.lease) < held.grant.lease()) {
             // A crash of the next one is to cost no more than that one needs. One id never gets
@@ -150,7 +155,7 @@ impl<W: Clone> Conversation<W> {
         if is_ours { self.next_section(false, cx) } else { self.yield_turn(cx) }
     }
 
-    pub(super) fn yield_turn(&mut self, cx: &mut Context<'_, W>) {
+    pub(super) fn yield_turn(&mut self, cx: &mut Context<'_, D>) {
         let Some(attempt) = self.attempt.take() else { return };
         let State::Held(held) = attempt.state else { unreachable!("yielded while it is held") };
         held.grant.section(Moment::NEVER);
@@ -171,7 +176,7 @@ impl<W: Clone> Conversation<W> {
         cx.actions.push(Action::Send(call));
     }
 
-    pub(super) fn yielded(&mut self, number: u64, answer: Result<Yielded, StoreError>, cx: &mut Context<'_, W>) {
+    pub(super) fn yielded(&mut self, number: u64, answer: Result<Yielded, StoreError>, cx: &mut Context<'_, D>) {
         let Some(mut attempt) = self.attempt.take_if(|attempt| attempt.calls.number() == Some(number)) else { return };
         let asked = attempt.calls.ended(number).unwrap_or(cx.now());
         let State::Yielding { mut held, next, is_refused } = attempt.state else {
@@ -237,7 +242,7 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// The section that runs under this grant may have reached its limit. If another one runs by now, it has a limit of its own.
-    pub(super) fn limit(&mut self, owner: &OwnerId, cx: &mut Context<'_, W>) {
+    pub(super) fn limit(&mut self, owner: &OwnerId, cx: &mut Context<'_, D>) {
         if self.attempt.as_ref().is_none_or(|attempt| attempt.owner != *owner) {
             return;
         }
@@ -250,7 +255,7 @@ impl<W: Clone> Conversation<W> {
 
     /// A section that was sent and not taken within the time of an offer goes to the next one: its
     /// caller may never be polled again. Each caller counts as one hold.
-    fn recall_undelivered(&mut self, cx: &mut Context<'_, W>) {
+    fn recall_undelivered(&mut self, cx: &mut Context<'_, D>) {
         let Some(Attempt { state: State::Held(held) | State::Yielding { held, .. }, .. }) = &self.attempt else {
             return;
         };
@@ -280,7 +285,7 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// What is past its deadline or its limit is lost, whoever looks first.
-    pub(super) fn notice_loss(&mut self, cx: &mut Context<'_, W>) {
+    pub(super) fn notice_loss(&mut self, cx: &mut Context<'_, D>) {
         let lost = match self.attempt.as_ref().map(|attempt| (attempt, &attempt.state)) {
             Some((attempt, State::Held(held))) => {
                 let over = match &held.running {
@@ -298,7 +303,7 @@ impl<W: Clone> Conversation<W> {
 
     /// A message says that the store has taken the key away from this owner. Anybody who can send messages can say so: the store is asked,
     /// and its word alone ends what runs (I7).
-    pub(super) fn taken_away(&mut self, owner: &OwnerId, cx: &mut Context<'_, W>) {
+    pub(super) fn taken_away(&mut self, owner: &OwnerId, cx: &mut Context<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
         let is_next = matches!(&attempt.state, State::Yielding { next, .. } if next == owner);
         if attempt.owner == *owner || is_next {
@@ -308,14 +313,14 @@ impl<W: Clone> Conversation<W> {
         }
     }
 
-    pub(super) fn doubt(&mut self, cx: &mut Context<'_, W>) {
+    pub(super) fn doubt(&mut self, cx: &mut Context<'_, D>) {
         if let Some(Attempt { state: State::Held(held), .. }) = &self.attempt {
             cx.actions.push(Action::Doubt(Arc::clone(&held.grant)));
         }
     }
 
     /// Whoever waits here asks anew, under another id, in the same order.
-    pub(super) fn lost(&mut self, owner: &OwnerId, why: LockLost, cx: &mut Context<'_, W>) {
+    pub(super) fn lost(&mut self, owner: &OwnerId, why: LockLost, cx: &mut Context<'_, D>) {
         let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.owner == *owner) else { return };
         let delay = match &mut attempt.state {
             State::Held(held) => {

@@ -13,7 +13,7 @@
 //!                       └──────────────────────────► given back, until the store has answered
 //! ```
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -40,16 +40,28 @@ mod asking;
 mod holding;
 mod giving_back;
 
-/// One key in this process. `W` is whoever waits, and nothing here looks into it.
+/// The types that a driver attaches to objects of the state machine.
+///
+/// The state machine stores them and hands them back. It never looks into them.
+pub trait DriverTypes: Debug {
+    /// Receives the result of one request.
+    type Waiter: Clone + Debug;
+    /// Stored with each grant.
+    type GrantData: Debug + Default;
+    /// Stored with each section.
+    type SectionData: Debug + Default;
+}
+
+/// One key in this process.
 #[derive(Debug)]
-pub struct Conversation<W> {
+pub struct Conversation<D: DriverTypes> {
     /// Who waits, in order.
-    line: Line<W>,
-    attempt: Option<Attempt>,
+    line: Line<D::Waiter>,
+    attempt: Option<Attempt<D>>,
     /// Callers that the section that runs was sent to, and that are not known to have taken it.
-    deliveries: SmallVec<[Delivery<W>; 1]>,
+    deliveries: SmallVec<[Delivery<D>; 1]>,
     /// What is over, and not known to be given back.
-    give_backs: SmallVec<[GiveBack; 1]>,
+    give_backs: SmallVec<[GiveBack<D>; 1]>,
     /// The one of those that the next attempt waits for: until it is answered for the first time.
     closing: Option<u64>,
     /// Nothing more is started.
@@ -60,8 +72,8 @@ pub struct Conversation<W> {
 
 /// A section that was sent to a caller.
 #[derive(Debug)]
-struct Delivery<W> {
-    waiter: W,
+struct Delivery<D: DriverTypes> {
+    waiter: D::Waiter,
     waits: bool,
     /// When it is looked at next.
     due: Moment,
@@ -71,32 +83,32 @@ struct Delivery<W> {
 
 /// What is to be done now, in this order.
 #[derive(Debug)]
-pub enum Action<W> {
+pub enum Action<D: DriverTypes> {
     /// The store is to be asked; its answer comes back under this number.
     Send(Call),
     /// It is this one's turn.
-    Start(W, Arc<Section>),
+    Start(D::Waiter, Arc<Section<D>>),
     /// It will not be this one's turn.
-    Refuse(W, LockError),
+    Refuse(D::Waiter, LockError),
     /// Its section was sent to it and goes to the next one, if it has not been taken; then this is
     /// the caller's answer instead.
-    Recall(W, LockError),
+    Recall(D::Waiter, LockError),
     /// To be renewed from now on; or to be looked at earlier than was thought.
-    Watch(Arc<Grant>),
+    Watch(Arc<Grant<D>>),
     /// The store is to be [asked](Grant::doubt) whether it still is ours.
-    Doubt(Arc<Grant>),
+    Doubt(Arc<Grant<D>>),
     /// Not to be renewed any more: it is over, and whoever waits for that is told.
-    Forget(Arc<Grant>),
+    Forget(Arc<Grant<D>>),
     /// A section under it is over, and whoever waits for that is told.
-    Ended(Arc<Grant>),
+    Ended(Arc<Grant<D>>),
     /// What became of the give-back of this section, for whoever waits to hear it.
-    Outcome(Arc<Section>, Result<Released, StoreError>),
+    Outcome(Arc<Section<D>>, Result<Released, StoreError>),
     /// To be [woken](Event::Time) at this moment.
     WakeAt(Moment),
 }
 
 /// The actions of one event.
-pub type Actions<W> = SmallVec<[Action<W>; 2]>;
+pub type Actions<D> = SmallVec<[Action<D>; 2]>;
 
 /// One question to the store.
 #[derive(Clone, Debug)]
@@ -137,9 +149,9 @@ pub enum Verb {
 
 /// What has happened.
 #[derive(Debug)]
-pub enum Event<W> {
+pub enum Event<D: DriverTypes> {
     /// Somebody wants the key; the number is its place, should it have to wait.
-    Request(u64, Request<W>),
+    Request(u64, Request<D::Waiter>),
     /// An `acquire` has ended.
     Acquired(u64, Result<Acquired, StoreError>),
     /// A `yield_to_line` has ended.
@@ -153,7 +165,7 @@ pub enum Event<W> {
     /// What the store says may have been lost.
     Gap,
     /// A guard of this section was given back in order, or not.
-    GuardEnded(Arc<Section>, Ending),
+    GuardEnded(Arc<Section<D>>, Ending),
     /// This owner has lost its grant, for this reason: the store's word, or the clock's.
     Lost(OwnerId, LockLost),
     /// The section that ran under this owner's grant has reached its limit, if it is still the same;
@@ -193,7 +205,7 @@ pub struct Ahead {
 
 /// What an event needs beside itself.
 #[derive(Debug)]
-pub struct Context<'a, W> {
+pub struct Context<'a, D: DriverTypes> {
     /// What is talked about.
     pub key: &'a LockKey,
     /// When it happens.
@@ -215,10 +227,10 @@ pub struct Context<'a, W> {
     /// Why the newest release that failed did; of all keys.
     pub release_error: &'a mut Option<StoreError>,
     /// What is to be done.
-    pub actions: &'a mut Actions<W>,
+    pub actions: &'a mut Actions<D>,
 }
 
-impl<W: Clone> Conversation<W> {
+impl<D: DriverTypes> Conversation<D> {
     /// Nobody has said anything yet.
     pub fn new(draining: bool) -> Self {
         Self {
@@ -233,7 +245,7 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// Something has happened.
-    pub fn on(&mut self, event: Event<W>, cx: &mut Context<'_, W>) {
+    pub fn on(&mut self, event: Event<D>, cx: &mut Context<'_, D>) {
         match event {
             Event::Request(number, request) => self.request(number, request, cx),
             Event::Acquired(number, answer) => self.acquired(number, answer, cx),
@@ -263,7 +275,7 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// Who waits.
-    pub(super) fn waiters(&self) -> impl Iterator<Item = &W> {
+    pub(super) fn waiters(&self) -> impl Iterator<Item = &D::Waiter> {
         self.line.requests().map(|request| &request.waiter)
     }
 
@@ -296,7 +308,7 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// How often this section is held now.
-    pub fn holds_of(&self, section: &Arc<Section>, now: Moment) -> u32 {
+    pub fn holds_of(&self, section: &Arc<Section<D>>, now: Moment) -> u32 {
         self.running().filter(|running| running.is(section)).map_or(0, |running| running.holds(now))
     }
 
@@ -305,13 +317,13 @@ impl<W: Clone> Conversation<W> {
         self.running().is_some()
     }
 
-    fn running(&self) -> Option<&Running> {
+    fn running(&self) -> Option<&Running<D>> {
         self.attempt.as_ref()?.running()
     }
 
     // --- time, and the end ---------------------------------------------------------------------------------------
 
-    fn time(&mut self, at: Moment, cx: &mut Context<'_, W>) {
+    fn time(&mut self, at: Moment, cx: &mut Context<'_, D>) {
         self.disarm(at);
         self.repeat_give_backs(cx);
         let Some(attempt) = self.attempt.as_ref().filter(|attempt| attempt.waits_for_its_turn()) else { return };
@@ -332,7 +344,7 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// Asks to be woken, if nobody was asked to do so early enough. Behind every event.
-    pub(super) fn arm(&mut self, cx: &mut Context<'_, W>) {
+    pub(super) fn arm(&mut self, cx: &mut Context<'_, D>) {
         let timeout = cx.store_timeout();
         let has_impatient = self.line.has_impatient();
         let asks =
@@ -351,7 +363,7 @@ impl<W: Clone> Conversation<W> {
         self.armed.take_if(|armed| *armed == at);
     }
 
-    fn drain(&mut self, cx: &mut Context<'_, W>) {
+    fn drain(&mut self, cx: &mut Context<'_, D>) {
         self.draining = true;
         self.refuse_line(cx, |_| LockError::ShuttingDown);
         self.end_if_unwanted(cx);
@@ -369,7 +381,7 @@ impl Ahead {
     }
 }
 
-impl<W> Context<'_, W> {
+impl<D: DriverTypes> Context<'_, D> {
     /// Numbers of calls are never used again, not even by another conversation about the same key.
     fn call(&self, owner: &OwnerId, verb: Verb) -> Call {
         Call { number: self.ids.next_call(), owner: owner.clone(), verb }
@@ -401,7 +413,19 @@ impl<W> Context<'_, W> {
         self.ids.die()
     }
 
-    fn refuse(&mut self, request: Request<W>, error: LockError) {
+    fn refuse(&mut self, request: Request<D::Waiter>, error: LockError) {
         self.actions.push(Action::Refuse(request.waiter, error));
     }
+}
+
+/// The types of tests: their waiters are numbers.
+#[cfg(test)]
+#[derive(Debug)]
+pub(super) enum NoDriver {}
+
+#[cfg(test)]
+impl DriverTypes for NoDriver {
+    type Waiter = u32;
+    type GrantData = ();
+    type SectionData = ();
 }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Action, Ahead, Context, Conversation, Request,
+    Action, Ahead, Context, Conversation, DriverTypes, Request,
     holding::{DELIVERY, start},
 };
 use crate::{
@@ -15,8 +15,8 @@ use crate::{
     },
 };
 
-impl<W: Clone> Conversation<W> {
-    pub(super) fn request(&mut self, number: u64, request: Request<W>, cx: &mut Context<'_, W>) {
+impl<D: DriverTypes> Conversation<D> {
+    pub(super) fn request(&mut self, number: u64, request: Request<D::Waiter>, cx: &mut Context<'_, D>) {
         let Some(request) = self.reenter(request, cx) else { return };
         if self.draining {
             return cx.refuse(request, LockError::ShuttingDown);
@@ -51,7 +51,7 @@ impl<W: Clone> Conversation<W> {
         self.line.push(number, until, request);
         self.start_attempt(cx);
         // Nobody may have noticed yet that the store is silent: it is asked before it is time to, so that this one is told in time.
-        let in_line = |attempt: &Attempt| matches!(attempt.state, State::InLine) && attempt.calls.number().is_none();
+        let in_line = |attempt: &Attempt<D>| matches!(attempt.state, State::InLine) && attempt.calls.number().is_none();
         if self.attempt.as_ref().is_some_and(|a| in_line(a) && cx.now().since(a.heard_at) >= cx.call_timeout) {
             self.ask(cx);
         }
@@ -69,7 +69,7 @@ impl<W: Clone> Conversation<W> {
 
     /// Whether the request that started this task has the key, or waits for it: if its handler
     /// waits for the task, each would wait for the other.
-    fn is_wanted_by_parent(&self, request: &Request<W>, cx: &Context<'_, W>) -> bool {
+    fn is_wanted_by_parent(&self, request: &Request<D::Waiter>, cx: &Context<'_, D>) -> bool {
         let Some(parent) = request.parent.as_ref().filter(|parent| !parent.is_retired()) else { return false };
         if self.line.has(parent) {
             return true;
@@ -78,7 +78,11 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// Somebody who has the key already has it once more.
-    pub(super) fn reenter(&mut self, request: Request<W>, cx: &mut Context<'_, W>) -> Option<Request<W>> {
+    pub(super) fn reenter(
+        &mut self,
+        request: Request<D::Waiter>,
+        cx: &mut Context<'_, D>,
+    ) -> Option<Request<D::Waiter>> {
         let Some(owner) = request.owner.as_ref().filter(|owner| !owner.is_retired()) else { return Some(request) };
         if self.running().is_some_and(|running| running.owner.as_ref() == Some(owner)) {
             self.notice_loss(cx);
@@ -106,7 +110,7 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// Whoever has this place has left. Who was before it; `None`: it was not in the line any more, because it was told.
-    pub fn leave(&mut self, number: u64, cx: &mut Context<'_, W>) -> Option<Ahead> {
+    pub fn leave(&mut self, number: u64, cx: &mut Context<'_, D>) -> Option<Ahead> {
         let at = self.line.find(number)?;
         let ahead = self.ahead(at, cx.now());
         self.line.remove(at)?;
@@ -128,7 +132,7 @@ impl<W: Clone> Conversation<W> {
     }
 
     /// Nobody wants what we ask for.
-    pub(super) fn end_if_unwanted(&mut self, cx: &mut Context<'_, W>) {
+    pub(super) fn end_if_unwanted(&mut self, cx: &mut Context<'_, D>) {
         if self.line.is_empty() && self.attempt.as_ref().is_some_and(Attempt::waits_for_its_turn) {
             self.end(Duration::ZERO, None, cx);
         }
@@ -137,14 +141,14 @@ impl<W: Clone> Conversation<W> {
     /// Waiters at the front whose wait is over time out here, as by their own timer, before a
     /// section begins or the store is asked for them. A forgotten call is never polled: its turn
     /// would cost the others the time of an undelivered grant.
-    pub(super) fn skip_late(&mut self, cx: &mut Context<'_, W>) {
+    pub(super) fn skip_late(&mut self, cx: &mut Context<'_, D>) {
         while let Some(request) = self.line.pop_late(cx.now()) {
             let error = self.ahead(0, cx.now()).time_is_over();
             cx.refuse(request, error);
         }
     }
 
-    pub(super) fn refuse_line(&mut self, cx: &mut Context<'_, W>, error: impl Fn(usize) -> LockError) {
+    pub(super) fn refuse_line(&mut self, cx: &mut Context<'_, D>, error: impl Fn(usize) -> LockError) {
         let mut ahead = 0;
         while let Some(request) = self.line.pop() {
             ahead += 1;
@@ -155,7 +159,7 @@ impl<W: Clone> Conversation<W> {
     /// Those who do not wait: somebody else has its turn.
     pub(super) fn refuse_those_who_do_not_wait(
         &mut self,
-        cx: &mut Context<'_, W>,
+        cx: &mut Context<'_, D>,
         error: impl Fn(Duration, usize) -> LockError,
     ) {
         let lease_left = self.ahead(0, cx.now()).lease_left;

@@ -11,7 +11,7 @@ use tower_lock::{
     deadpool_redis::redis::Value,
     store::{AcquireAsk, ForceAsk, IfHeld, LineTerms},
     test_util::{
-        decisions::{Ending, LEASE, LINE, Moment, STORE_CALL, Section, Terms},
+        decisions::{Ending, LEASE, LINE, Moment, STORE_CALL, Terms},
         redis_protocol::{Names, ScriptCall},
     },
 };
@@ -20,7 +20,7 @@ use crate::{
     fake::Fake,
     mutants::Mutant,
     referee::{LocalClock, Referee},
-    shell::{Effect, Settings, Shell, Timer, Who},
+    shell::{Effect, Section, Settings, Shell, Timer, Who},
 };
 
 /// One of the three.

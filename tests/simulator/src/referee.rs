@@ -6,10 +6,9 @@ use std::{
     time::Duration,
 };
 
-use tower_lock::{
-    FencingToken, LockKey, OwnerId,
-    test_util::decisions::{Moment, Section},
-};
+use tower_lock::{FencingToken, LockKey, OwnerId, test_util::decisions::Moment};
+
+use crate::shell::Section;
 
 /// The clock of a process: begins somewhere, and runs at its own rate.
 #[derive(Clone, Copy, Debug)]

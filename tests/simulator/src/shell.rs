@@ -12,8 +12,8 @@ use tower_lock::{
     store::{AcquireAsk, Acquired, IfHeld, ReleaseAsk, RenewAsk, Renewed, StoreEvent, YieldAsk, Yielded},
     test_util::{
         decisions::{
-            Action, Actions, Call, Ending, Event, Grant, HINT_PAUSE, LEASE, LINE, LOCK_DELAY, Moment, Need, Now,
-            OwnerIds, RENEWAL_TICK, Request, STORE_CALL, Section, Table, Terms, Verb,
+            self, Action, Actions, Call, DriverTypes, Ending, Event, HINT_PAUSE, LEASE, LINE, LOCK_DELAY, Moment, Need,
+            Now, OwnerIds, RENEWAL_TICK, Request, STORE_CALL, Table, Terms, Verb,
         },
         redis_protocol::{InTime, Names, ScriptCall, ServerClock, acquired, released, renewed, yielded},
     },
@@ -24,10 +24,25 @@ use crate::mutants::Wrong;
 /// Who wants a key: a number of the simulation's.
 pub type Who = u32;
 
+/// The types of this driver.
+#[derive(Debug)]
+pub enum Simulated {}
+
+impl DriverTypes for Simulated {
+    type Waiter = Who;
+    type GrantData = ();
+    type SectionData = ();
+}
+
+/// A grant of the simulation.
+pub type Grant = decisions::Grant<Simulated>;
+/// A section of the simulation.
+pub type Section = decisions::Section<Simulated>;
+
 /// A process.
 #[derive(Debug)]
 pub struct Shell {
-    table: Table<Who>,
+    table: Table<Simulated>,
     ids: OwnerIds,
     names: Names,
     server_clock: ServerClock,
@@ -322,13 +337,13 @@ impl Shell {
 
     // --- what is done ---------------------------------------------------------------------------------------------
 
-    fn on(&mut self, now: Moment, key: &LockKey, event: Event<Who>) {
+    fn on(&mut self, now: Moment, key: &LockKey, event: Event<Simulated>) {
         let mut actions = Actions::new();
         self.table.on(key, &Now::at(now), &self.ids, event, &mut actions);
         self.perform(now, key, actions);
     }
 
-    fn perform(&mut self, now: Moment, key: &LockKey, actions: Actions<Who>) {
+    fn perform(&mut self, now: Moment, key: &LockKey, actions: Actions<Simulated>) {
         for action in actions {
             match action {
                 Action::Send(call) => self.send(now, key, call),

@@ -13,7 +13,7 @@ use tower_lock::{
     deadpool_redis::redis::Value,
     store::ForceAsk,
     test_util::{
-        decisions::{CHECK_IN, Ending, HAND_OVER_TIME, LEASE, LINE, LOCK_DELAY, Moment, STORE_CALL, Section, Terms},
+        decisions::{CHECK_IN, Ending, HAND_OVER_TIME, LEASE, LINE, LOCK_DELAY, Moment, STORE_CALL, Terms},
         redis_protocol::{Names, ScriptCall},
     },
 };
@@ -22,7 +22,7 @@ use crate::{
     fake::Fake,
     mutants::{Mutant, Wrong},
     referee::{LocalClock, Referee},
-    shell::{Effect, Lane, Settings, Shell, Timer, Who},
+    shell::{Effect, Lane, Section, Settings, Shell, Timer, Who},
 };
 
 const MS: u64 = 1_000_000;

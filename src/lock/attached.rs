@@ -1,0 +1,79 @@
+//! The data that the driver keeps with each grant and each section of the state machine.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+};
+
+use super::{
+    LockError, LockLost,
+    conversation::DriverTypes,
+    grant, section,
+    told::{Bell, Told},
+};
+use crate::store::{Released, StoreError};
+
+/// A grant with the data of the driver.
+pub(crate) type Grant = grant::Grant<Attached>;
+/// A section with the data of the driver.
+pub(crate) type Section = section::Section<Attached>;
+/// Receives the result of a request.
+pub(crate) type Waiter = Arc<Told<Result<Arc<Section>, LockError>>>;
+
+/// The types of the driver.
+#[derive(Debug)]
+pub(crate) enum Attached {}
+
+impl DriverTypes for Attached {
+    type Waiter = Waiter;
+    type GrantData = GrantData;
+    type SectionData = SectionData;
+}
+
+/// Kept with each grant.
+#[derive(Debug, Default)]
+pub(crate) struct GrantData {
+    /// The instant under which the watchdog lists the grant; zero if it does not. Written under the
+    /// mutex of that list.
+    pub(super) listed_at: AtomicU64,
+    is_loss_reported: AtomicBool,
+    /// Notified when the grant or one of its sections has ended.
+    pub(super) ended: Bell,
+}
+
+/// Kept with each section.
+#[derive(Debug, Default)]
+pub(crate) struct SectionData {
+    /// The result of the release, for the guard that waits for it.
+    pub(super) release_outcome: Told<Result<Released, StoreError>>,
+    #[allow(dead_code, reason = "used by the feature `metrics`")]
+    guards: AtomicU32,
+    #[allow(dead_code, reason = "used by the feature `metrics`")]
+    is_loss_counted: AtomicBool,
+}
+
+impl GrantData {
+    /// The reason of a loss, the first time that it is asked for. `None` if the lock was not lost.
+    pub(super) fn loss_to_report(grant: &Grant) -> Option<LockLost> {
+        let why = grant.why().filter(|why| why.is_loss())?;
+        (!grant.data.is_loss_reported.swap(true, Ordering::AcqRel)).then_some(why)
+    }
+}
+
+#[allow(dead_code, reason = "used by the feature `metrics`")]
+impl SectionData {
+    /// Counts one more guard. Returns whether it is the first one.
+    pub(super) fn add_guard(&self) -> bool {
+        self.guards.fetch_add(1, Ordering::AcqRel) == 0
+    }
+
+    /// Counts one guard less. Returns whether it was the last one.
+    pub(super) fn remove_guard(&self) -> bool {
+        self.guards.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Whether the section was lost and has not been counted as lost.
+    pub(super) fn loss_to_count(section: &Section) -> bool {
+        section.why().is_some_and(LockLost::is_loss) && !section.data.is_loss_counted.swap(true, Ordering::AcqRel)
+    }
+}

@@ -1,0 +1,104 @@
+//! The deadline of a grant or a section, and after its end the reason.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::LockLost;
+use crate::clock::Moment;
+
+/// The deadline until which something may be counted on; the reason of its end once it has ended.
+///
+/// The end is final (I5): no later call changes the reason or sets a deadline again.
+#[derive(Debug)]
+pub(super) struct AtomicDeadline(AtomicU64);
+
+/// The content of an [`AtomicDeadline`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Deadline {
+    At(Moment),
+    Ended(LockLost),
+}
+
+impl AtomicDeadline {
+    pub(super) fn new(at: Moment) -> Self {
+        Self(AtomicU64::new(at.as_nanos()))
+    }
+
+    pub(super) fn get(&self) -> Deadline {
+        Deadline::from_raw(self.0.load(Ordering::Acquire))
+    }
+
+    /// Why it has ended. `None` while it has not.
+    pub(super) fn why(&self) -> Option<LockLost> {
+        match self.get() {
+            Deadline::At(_) => None,
+            Deadline::Ended(why) => Some(why),
+        }
+    }
+
+    /// The deadline; the past after the end.
+    pub(super) fn at(&self) -> Moment {
+        match self.get() {
+            Deadline::At(at) => at,
+            Deadline::Ended(_) => Moment::default(),
+        }
+    }
+
+    /// Ends it, unless it has ended.
+    pub(super) fn end(&self, why: LockLost) {
+        while let Deadline::At(at) = self.get() {
+            self.end_if(at, why);
+        }
+    }
+
+    /// Ends it, unless it has ended or its deadline was moved meanwhile.
+    pub(super) fn end_if(&self, at: Moment, why: LockLost) {
+        let _ = self.0.compare_exchange(at.as_nanos(), why.code(), Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Moves the deadline, never to an earlier instant. Returns `false` if it has ended or has passed
+    /// at this instant: too late is too late.
+    pub(super) fn extend(&self, to: Moment, now: Moment) -> bool {
+        let extended = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |raw| match Deadline::from_raw(raw) {
+            Deadline::At(at) if now < at => Some(at.max(to).as_nanos()),
+            _ => None,
+        });
+        extended.is_ok()
+    }
+}
+
+impl Deadline {
+    /// The codes of the reasons are instants in the first nanoseconds after boot, which no deadline
+    /// is.
+    fn from_raw(raw: u64) -> Self {
+        LockLost::from_code(raw).map_or(Self::At(Moment::from_nanos(raw)), Self::Ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(seconds: u64) -> Moment {
+        Moment::from_nanos(seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn the_first_reason_stays() {
+        let deadline = AtomicDeadline::new(at(10));
+        assert_eq!((deadline.why(), deadline.at()), (None, at(10)));
+        deadline.end(LockLost::TakenAway);
+        deadline.end(LockLost::GivenBack);
+        assert!(!deadline.extend(at(20), at(1)), "it has ended");
+        assert_eq!((deadline.why(), deadline.at()), (Some(LockLost::TakenAway), Moment::default()));
+    }
+
+    #[test]
+    fn a_deadline_is_moved_in_time_and_never_back() {
+        let deadline = AtomicDeadline::new(at(10));
+        assert!(deadline.extend(at(20), at(9)) && deadline.extend(at(15), at(9)));
+        assert_eq!(deadline.get(), Deadline::At(at(20)));
+        assert!(!deadline.extend(at(40), at(20)), "it has passed");
+        deadline.end_if(at(10), LockLost::Unrenewed);
+        assert_eq!(deadline.get(), Deadline::At(at(20)), "it was moved meanwhile");
+    }
+}
