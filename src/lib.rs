@@ -29,6 +29,9 @@ mod middleware;
 #[cfg(feature = "axum")]
 mod extract;
 mod lock;
+mod proto;
+mod owner;
+mod error;
 pub mod store;
 #[cfg(feature = "test-util")]
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
@@ -51,17 +54,20 @@ pub use self::store::MemoryStore;
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use self::store::{RedisConnectError, RedisStore, RedisStoreBuilder};
 pub use self::{
+    error::{LockError, LockLost, QueueBound, RunError},
     key::{KeyPart, KeyTuple, LockKey, PartWriter},
     lease::{FencingToken, OwnerId},
     lock::{
-        ClientGone, HeldLock, Hold, KeyInLogs, Lease, LockCall, LockError, LockFuture, LockGuard, LockLost, LockState,
-        Locks, LocksBuilder, OnLost, Owner, Policy, QueueBound, Release, RequestBodyMode, RunError, TimeoutStatus,
+        ClientGone, HeldLock, Hold, KeyInLogs, LockCall, LockFuture, LockGuard, LockState, Locks, LocksBuilder, OnLost,
+        Policy, Release, RequestBodyMode, TimeoutStatus,
     },
     middleware::{
         ByFields, ByParts, ClientConnection, Constant, Field, FieldError, FieldProblem, Fields, IntoLockKey, KeyError,
         KeySource, LockLayer, LockService, LocksLayer, LocksService, Rejection, RejectionBody, RequestBody,
         ResponseBody, ResponseFuture, by_fields, by_parts, constant, extension, header, query_param,
     },
+    owner::Owner,
+    proto::hold_limits::Lease,
     store::{ForceReleaseReply, LockStore, Released, StoreError, StoreErrorKind},
 };
 /// The library that connects to Redis, as this crate's types have it.

@@ -5,13 +5,12 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
-use super::{
-    LockError, LockLost,
-    conversation::DriverTypes,
-    grant, section,
-    told::{Bell, Told},
+use super::told::{Bell, Told};
+use crate::{
+    error::{LockError, LockLost},
+    proto::{DriverTypes, grant, section},
+    store::{Released, StoreError},
 };
-use crate::store::{Released, StoreError};
 
 /// A grant with the data of the driver.
 pub(crate) type Grant = grant::Grant<Attached>;

@@ -11,17 +11,18 @@ use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
 
 use super::{
-    HeldLock, LockError, LockGuard, Policy, RunError,
+    HeldLock, LockGuard, Policy,
     attached::Waiter,
-    conversation::{Ahead, Ending, Request},
     core::Core,
     metrics,
-    owner::{InRequest, Owner, Parent},
     policy::{call_setters, settings},
-    terms::Terms,
+    request_scope::{InRequest, Parent},
 };
 use crate::{
+    error::{LockError, RunError},
     key::LockKey,
+    owner::Owner,
+    proto::{Ahead, Ending, Request, hold_limits::Terms},
     store::{StoreError, StoreErrorKind},
 };
 

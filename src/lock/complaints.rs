@@ -1,8 +1,8 @@
 //! Tells whoever operates the service what goes wrong all the time: now and then, and not each time.
 
-#[cfg(feature = "tracing")]
-use super::LockLost;
 use super::reports::Report;
+#[cfg(feature = "tracing")]
+use crate::error::LockLost;
 use crate::{clock::Moment, store::StoreError};
 
 /// When it was told last, and how much was not told since.

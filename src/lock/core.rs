@@ -17,24 +17,23 @@ use tokio::{
 };
 
 use super::{
-    LockError, LockLost,
     attached::{Attached, Grant, GrantData, Section, Waiter},
     complaints::Complaints,
-    conversation::{Action, Actions, Ahead, Call, Ending, Event, Request, Verb},
     detached, metrics,
-    owner::Owner,
     reports::{Report, Reports},
     room::Room,
     sync::Mutex,
-    table::Table,
     watchdog::Watchdog,
 };
 use crate::{
     clock::{Clock, Moment, Now},
     defaults::{HINT_PAUSE, LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE},
+    error::{LockError, LockLost},
     key::LockKey,
     lease::{LeaseBounds, OwnerId, OwnerIds},
+    owner::Owner,
     process::Process,
+    proto::{Action, Actions, Ahead, Call, Ending, Event, Request, Verb, table::Table},
     store::{
         AcquireAsk, Inbox, LineTerms, LockStore, ReleaseAsk, Released, StoreError, StoreErrorKind, StoreEvent,
         StoreFuture, YieldAsk,

@@ -7,10 +7,12 @@ use std::{
     time::Duration,
 };
 
-use super::{HeldLock, LockLost, attached::Section, conversation::Ending, core::Core, metrics};
+use super::{HeldLock, attached::Section, core::Core, metrics};
 use crate::{
+    error::LockLost,
     key::LockKey,
     lease::FencingToken,
+    proto::Ending,
     store::{Released, StoreError},
 };
 
@@ -72,7 +74,7 @@ impl LockGuard {
     }
 
     #[cfg(all(test, tower_lock_shuttle))]
-    pub(super) fn grant(&self) -> &Arc<super::grant::Grant> {
+    pub(super) fn grant(&self) -> &Arc<crate::proto::grant::Grant> {
         &self.section.grant
     }
 

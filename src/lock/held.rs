@@ -9,8 +9,8 @@ use std::{
 
 use tokio::time::{Sleep, sleep};
 
-use super::{LockLost, attached::Section, core::Core, metrics, watchdog::Watchdog};
-use crate::{key::LockKey, lease::FencingToken};
+use super::{attached::Section, core::Core, metrics, watchdog::Watchdog};
+use crate::{error::LockLost, key::LockKey, lease::FencingToken};
 
 /// A view of a lock that is held: what, under which token, for how long.
 ///

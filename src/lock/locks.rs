@@ -10,14 +10,15 @@ use super::{
     LockCall, LockState, Policy,
     core::{Core, LINE},
     metrics,
-    owner::{Owner, Parent},
     reports::Report,
+    request_scope::Parent,
 };
 use crate::{
     clock::Clock,
     defaults::{DETACHED, LEASE, LEASE_MAX, LEASE_MIN, LOCK_DELAY},
     key::LockKey,
     lease::OwnerIds,
+    owner::Owner,
     process::Process,
     store::{ForceAsk, ForceReleaseReply, Inspected, LockStore, StoreError, StoreErrorKind, StoreFuture},
 };

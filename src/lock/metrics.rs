@@ -11,8 +11,8 @@ mod enabled {
 
     use crate::{
         clock::Moment,
+        error::LockError,
         lock::{
-            LockError,
             attached::{Section, SectionData},
             reports::{Report, quietly},
         },
@@ -173,10 +173,7 @@ mod enabled {
 mod disabled {
     use std::sync::Arc;
 
-    use crate::{
-        clock::Moment,
-        lock::{LockError, attached::Section},
-    };
+    use crate::{clock::Moment, error::LockError, lock::attached::Section};
 
     #[derive(Debug)]
     pub(in crate::lock) struct Waiting(());

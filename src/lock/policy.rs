@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use super::terms::Terms;
-use crate::defaults::{
-    BODY_IDLE, BODY_RATE, HOLD_AT_LEAST_MAX, LOCK_DELAY, LOCK_DELAY_MAX, LOCK_WAIT, MAX_HOLD, REQUEST_WAIT,
+use crate::{
+    defaults::{
+        BODY_IDLE, BODY_RATE, HOLD_AT_LEAST_MAX, LOCK_DELAY, LOCK_DELAY_MAX, LOCK_WAIT, MAX_HOLD, REQUEST_WAIT,
+    },
+    proto::hold_limits::Terms,
 };
 
 /// What a log shows of a key.

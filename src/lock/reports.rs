@@ -9,8 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub(super) use self::disabled::Reports;
 #[cfg(any(feature = "tracing", feature = "metrics"))]
 pub(super) use self::enabled::Reports;
-use super::LockLost;
-use crate::store::StoreErrorKind;
+use crate::{error::LockLost, store::StoreErrorKind};
 
 /// One thing to tell.
 #[derive(Debug)]

@@ -19,11 +19,13 @@ use std::{
 
 use shuttle::{future::block_on, thread};
 
-use super::{LockError, LockFuture, LockGuard, Locks, Owner, core::LINE};
+use super::{LockFuture, LockGuard, Locks, core::LINE};
 use crate::{
     clock::Clock,
     defaults::OFFER,
+    error::LockError,
     key::LockKey,
+    owner::Owner,
     store::{ForceAsk, LockStore, MemoryStore, Released},
 };
 

@@ -11,10 +11,12 @@ use std::{
 
 use tokio::{sync::Notify, task::AbortHandle, time::timeout};
 
-use super::{LockLost, attached::Grant, core::Core, grant::Need, reports::Report, sync::Mutex};
+use super::{attached::Grant, core::Core, reports::Report, sync::Mutex};
 use crate::{
     clock::Moment,
     defaults::{RENEWAL_TICK, RENEWAL_TICKS_PER_LEASE, RENEWALS_PER_CALL, RENEWALS_PER_LEASE},
+    error::LockLost,
+    proto::grant::Need,
     store::{RenewAsk, Renewed, StoreError, StoreErrorKind},
 };
 

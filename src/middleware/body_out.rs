@@ -17,7 +17,7 @@ use tower::BoxError;
 use super::{rejection::RejectionBody, section::Duty, stream::Stream};
 use crate::{
     defaults::{LOOK_BYTES, LOOK_FRAMES, RELEASE_WAIT},
-    lock::LockLost,
+    error::LockLost,
 };
 
 pin_project! {

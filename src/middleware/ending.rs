@@ -6,7 +6,7 @@ use http_body::Body;
 use tower::BoxError;
 
 use super::{body_out::ResponseBody, rejection::Rejection, section::Duty};
-use crate::lock::LockLost;
+use crate::error::LockLost;
 
 /// What the handler has answered, or why it has not.
 pub(super) async fn answer<B, E>(

@@ -23,7 +23,8 @@ use super::{
 };
 use crate::{
     defaults::{RETRY_AFTER_MAX, RETRY_AFTER_MIN},
-    lock::{LockError, QueueBound, TimeoutStatus},
+    error::{LockError, QueueBound},
+    lock::TimeoutStatus,
     store::{StoreError, StoreErrorKind},
 };
 

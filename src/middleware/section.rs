@@ -22,7 +22,8 @@ use super::{
 };
 use crate::{
     defaults::RELEASE_WAIT,
-    lock::{HeldLock, LockGuard, LockLost, Policy, Release},
+    error::LockLost,
+    lock::{HeldLock, LockGuard, Policy, Release},
     store::Released,
 };
 

@@ -28,8 +28,11 @@ use super::{
     trace::{LockSpan, Route},
 };
 use crate::{
+    error::LockLost,
     key::LockKey,
-    lock::{Ask, Core, Detached, DetachedRoute, InRequest, LockFuture, LockLost, Mutex, Owner, Policy, Share},
+    lock::InRequest,
+    lock::{Ask, Core, Detached, DetachedRoute, LockFuture, Mutex, Policy, Share},
+    owner::Owner,
 };
 
 /// One request at one layer of ours: the layer, its future, its handler and the extractors in there meet here. In the extensions of the

@@ -8,8 +8,9 @@ use http::{Extensions, StatusCode};
 
 use super::pace::TooSlow;
 use crate::{
+    error::{LockError, LockLost},
     key::LockKey,
-    lock::{LockError, LockGuard, LockLost, Policy},
+    lock::{LockGuard, Policy},
 };
 
 /// The span of one request that needs a lock, from its key to the end of its section.

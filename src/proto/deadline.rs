@@ -2,8 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::LockLost;
-use crate::clock::Moment;
+use crate::{clock::Moment, error::LockLost};
 
 /// The deadline until which something may be counted on; the reason of its end once it has ended.
 ///

@@ -2,11 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{conversation::DriverTypes, grant::Grant, owner::Owner, section::Section};
+use super::{DriverTypes, grant::Grant, in_flight::Calls, section::Section};
 use crate::{
     clock::Moment,
-    defaults::{CHECK_IN, LOCK_DELAY, PLACE, RETRY_MAX, RETRY_MIN},
+    defaults::{CHECK_IN, RETRY_MIN},
     lease::{FencingToken, OwnerId},
+    owner::Owner,
     store::{StoreError, StoreErrorKind},
 };
 
@@ -78,46 +79,6 @@ pub(super) struct Running<D: DriverTypes> {
     pub(super) in_order: bool,
 }
 
-/// The calls of one attempt: at most one is under way at a time, and each ends: with an answer, or without one in time.
-#[derive(Debug, Default)]
-pub(super) struct Calls {
-    /// Its number, and when it was made (I3).
-    under_way: Option<(u64, Moment)>,
-    /// What got no answer may still be done until this moment.
-    pub(super) void_at: Option<Moment>,
-    /// Since when the store has not answered, though it was asked.
-    silent_since: Option<Moment>,
-    /// The same for waiters: a failover error restarts it, because the store is there.
-    lost_since: Option<Moment>,
-    failures: u32,
-    error: Option<StoreError>,
-}
-
-/// An attempt that is over and has to be given back (I9): asked for until the store has answered, and once more when
-/// nothing of it can be under way any more.
-#[derive(Debug)]
-pub(super) struct GiveBack<D: DriverTypes> {
-    pub(super) owner: OwnerId,
-    pub(super) keep_taken: Duration,
-    /// The longest lease that may have been asked for.
-    pub(super) lease: Duration,
-    /// An `acquire` whose answer is awaited first.
-    pub(super) expects: Option<u64>,
-    /// A `release` is under way.
-    pub(super) sending: Option<u64>,
-    pub(super) void_at: Option<Moment>,
-    /// When the newest `release` was sent.
-    pub(super) sent_at: Moment,
-    pub(super) began: Moment,
-    pub(super) failures: u32,
-    pub(super) again_at: Option<Moment>,
-    pub(super) error: Option<StoreError>,
-    /// Who wants to hear what became of it.
-    pub(super) section: Option<Arc<Section<D>>>,
-    /// It was offered to an id that nothing is known of any more: its lease is short, and ends it if this does not.
-    pub(super) stray: bool,
-}
-
 impl<D: DriverTypes> Attempt<D> {
     pub(super) fn new(owner: OwnerId) -> Self {
         Self {
@@ -175,80 +136,6 @@ impl<D: DriverTypes> Attempt<D> {
     }
 }
 
-impl Calls {
-    pub(super) fn begin(&mut self, number: u64, now: Moment) {
-        self.under_way = Some((number, now));
-        self.silent_since.get_or_insert(now);
-        self.lost_since.get_or_insert(now);
-    }
-
-    /// The number of the call that is under way.
-    pub(super) fn number(&self) -> Option<u64> {
-        self.under_way.map(|(number, _)| number)
-    }
-
-    /// When the call with this number was made; it is under way no longer. `None`: it is not ours.
-    pub(super) fn ended(&mut self, number: u64) -> Option<Moment> {
-        let (_, asked) = self.under_way.take_if(|(under_way, _)| *under_way == number)?;
-        Some(asked)
-    }
-
-    /// There was an answer.
-    pub(super) fn answered(&mut self) {
-        self.silent_since = None;
-        self.lost_since = None;
-        self.failures = 0;
-        self.error = None;
-    }
-
-    /// When it is not worth to ask on, after a first failure: for a request that waits, or for one
-    /// that does not.
-    fn gives_up_at(&self, waits: bool, timeout: Duration) -> Option<Moment> {
-        self.error.as_ref()?;
-        let since = if waits { self.lost_since } else { self.silent_since };
-        Some(since?.after(timeout))
-    }
-
-    /// Why it is not worth to ask on, at this moment.
-    pub(super) fn gives_up(&self, now: Moment, waits: bool, timeout: Duration) -> Option<StoreError> {
-        self.error.clone().filter(|_| self.gives_up_at(waits, timeout).is_some_and(|at| at <= now))
-    }
-
-    /// There was none, so that it may still be done. When to ask again.
-    pub(super) fn failed(
-        &mut self,
-        error: &StoreError,
-        asked: Moment,
-        call_timeout: Duration,
-        now: Moment,
-        die: f64,
-    ) -> Moment {
-        self.error = Some(error.clone());
-        let void_at = asked.after(call_timeout);
-        self.void_at = Some(self.void_at.map_or(void_at, |earlier| earlier.max(void_at)));
-        self.silent_since.get_or_insert(asked);
-        if error.is_failover() {
-            self.lost_since = None;
-        } else {
-            self.lost_since.get_or_insert(asked);
-        }
-        self.failures += 1;
-        now.after(backoff(self.failures, die))
-    }
-}
-
-impl<D: DriverTypes> GiveBack<D> {
-    /// By then its lease is over, and so is its place.
-    pub(super) fn gives_up_at(&self) -> Moment {
-        self.began.after((self.lease + PLACE).saturating_add(self.keep_taken.max(LOCK_DELAY)))
-    }
-
-    /// By then whoever waits for it is told that nobody knows.
-    pub(super) fn silent_at(&self, timeout: Duration) -> Moment {
-        self.began.after(timeout)
-    }
-}
-
 impl<D: DriverTypes> Running<D> {
     /// Of what is lost, nobody holds anything.
     pub(super) fn holds(&self, now: Moment) -> u32 {
@@ -258,30 +145,4 @@ impl<D: DriverTypes> Running<D> {
     pub(super) fn is(&self, section: &Arc<Section<D>>) -> bool {
         Arc::ptr_eq(&self.section, section)
     }
-}
-
-impl<D: DriverTypes> GiveBack<D> {
-    pub(super) fn new(owner: OwnerId, keep_taken: Duration, lease: Duration, began: Moment) -> Self {
-        Self {
-            owner,
-            keep_taken,
-            lease,
-            expects: None,
-            sending: None,
-            void_at: None,
-            sent_at: began,
-            began,
-            failures: 0,
-            again_at: None,
-            error: None,
-            section: None,
-            stray: false,
-        }
-    }
-}
-
-/// How long to wait after so many failures in a row: doubled each time, and spread.
-pub(super) fn backoff(failures: u32, die: f64) -> Duration {
-    let doubled = RETRY_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16));
-    doubled.min(RETRY_MAX).mul_f64(1.0 + die).min(RETRY_MAX)
 }

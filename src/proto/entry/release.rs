@@ -2,12 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Action, Context, Conversation, DriverTypes, Verb};
+use super::Conversation;
 use crate::{
     clock::Moment,
-    lock::{
-        LockLost,
-        attempt::{Attempt, GiveBack, State, backoff},
+    error::LockLost,
+    proto::{
+        Action, Context, DriverTypes, Verb,
+        attempt::{Attempt, State},
+        in_flight::backoff,
+        pending_release::GiveBack,
         section::Section,
     },
     store::{Acquired, Released, StoreError, StoreErrorKind},

@@ -2,8 +2,8 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::{owner::Owner, terms::Terms};
-use crate::clock::Moment;
+use super::hold_limits::Terms;
+use crate::{clock::Moment, owner::Owner};
 
 /// One who asks for the key.
 #[derive(Debug)]

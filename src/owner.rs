@@ -4,18 +4,14 @@ use std::{
     fmt,
     future::Future,
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
-use super::policy::Policy;
-
 tokio::task_local! {
     /// Whose work this task does at this moment.
-    static CURRENT: Owner;
-    /// For which request this task works at this moment.
-    static REQUEST: InRequest;
+    pub(crate) static CURRENT: Owner;
 }
 
 /// An identity under which locks are re-entrant: a request, a job. In Java it is the thread.
@@ -76,13 +72,13 @@ tokio::task_local! {
 /// or extracted with `State`; a handle in a `static` or behind an `Arc` of the application is not, and
 /// the call waits.
 #[derive(Clone)]
-pub struct Owner(Arc<Identity>);
+pub struct Owner(pub(crate) Arc<Identity>);
 
-struct Identity {
+pub(crate) struct Identity {
     /// What it stood for is over.
     retired: AtomicBool,
     /// How many of its calls wait in some line of this process.
-    pub(super) waiting: AtomicUsize,
+    pub(crate) waiting: AtomicUsize,
 }
 
 impl Owner {
@@ -116,62 +112,16 @@ impl Owner {
         self.0.retired.load(Ordering::Acquire)
     }
 
-    pub(super) fn lines_up(&self) {
+    pub(crate) fn lines_up(&self) {
         self.0.waiting.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn leaves_line(&self) {
+    pub(crate) fn leaves_line(&self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(super) fn waits(&self) -> bool {
+    pub(crate) fn waits(&self) -> bool {
         self.0.waiting.load(Ordering::Relaxed) > 0
-    }
-}
-
-/// What the calls of a handler have from its request.
-#[derive(Clone)]
-pub(crate) struct InRequest {
-    owner: Owner,
-    policy: Policy,
-}
-
-impl InRequest {
-    pub(crate) fn new(owner: Owner, policy: Policy) -> Self {
-        Self { owner, policy }
-    }
-
-    /// The settings of the request that this task works for.
-    pub(super) fn policy() -> Option<Policy> {
-        REQUEST.try_with(|request| request.policy).ok()
-    }
-
-    /// Does this work for this request, and as its owner.
-    pub(crate) fn scope<F: Future>(self, work: F) -> impl Future<Output = F::Output> + use<F> {
-        let owner = self.owner.clone();
-        REQUEST.scope(self, CURRENT.scope(owner, work))
-    }
-
-    /// The same for what does not wait.
-    pub(crate) fn scope_sync<T>(self, work: impl FnOnce() -> T) -> T {
-        let owner = self.owner.clone();
-        REQUEST.sync_scope(self, || CURRENT.sync_scope(owner, work))
-    }
-}
-
-/// The owner of the request in which a handle was cloned. It does not keep it.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Parent(Weak<Identity>);
-
-impl Parent {
-    /// The request that this task works for, if it works for one.
-    pub(super) fn here() -> Option<Self> {
-        REQUEST.try_with(|request| Self(Arc::downgrade(&request.owner.0))).ok()
-    }
-
-    /// `None`: the request is over, or there never was one.
-    pub(super) fn get(&self) -> Option<Owner> {
-        self.0.upgrade().map(Owner).filter(|owner| !owner.is_retired())
     }
 }
 
@@ -186,25 +136,5 @@ impl Eq for Owner {}
 impl fmt::Debug for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Owner").field(&Arc::as_ptr(&self.0)).finish()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_handle_does_not_keep_the_request_that_it_was_cloned_in() {
-        let owner = Owner::new();
-        let clone_here = || InRequest::new(owner.clone(), Policy::new()).scope_sync(Parent::here);
-        let parent = clone_here().expect("in a request");
-        assert_eq!(parent.get(), Some(owner.clone()));
-        assert_eq!((Arc::strong_count(&owner.0), Arc::weak_count(&owner.0)), (1, 1));
-        owner.retire();
-        assert_eq!(parent.get(), None, "its response is out");
-        let parent = clone_here().expect("in a request");
-        drop(owner);
-        assert_eq!(parent.get(), None);
-        assert!(Parent::here().is_none(), "in no request");
     }
 }

@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use super::{Action, Context, Conversation, DriverTypes, Verb, wanting::refused};
+use super::{Conversation, queue_ops::refused};
 use crate::{
     clock::Moment,
     defaults::{LINE_PER_PROCESS, LOCK_DELAY},
+    error::{LockError, PendingReleases, QueueBound},
     lease::OwnerId,
-    lock::{
-        LockError, QueueBound,
-        attempt::{Attempt, GiveBack, State},
-        error::PendingReleases,
+    proto::{
+        Action, Context, DriverTypes, Verb,
+        attempt::{Attempt, State},
+        pending_release::GiveBack,
     },
     store::{Acquired, IfHeld, StoreError, StoreErrorKind},
 };

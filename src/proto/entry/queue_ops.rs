@@ -3,14 +3,16 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Action, Ahead, Context, Conversation, DriverTypes, Request,
-    holding::{DELIVERY, start},
+    Conversation,
+    hold::{DELIVERY, start},
 };
 use crate::{
     clock::Moment,
     defaults::LINE_PER_KEY,
-    lock::{
-        LockError, Owner, QueueBound,
+    error::{LockError, QueueBound},
+    owner::Owner,
+    proto::{
+        Action, Ahead, Context, DriverTypes, Request,
         attempt::{Attempt, State},
     },
 };

@@ -6,13 +6,13 @@ use std::{
 };
 
 use super::{
-    LockLost,
-    conversation::DriverTypes,
+    DriverTypes,
     deadline::{AtomicDeadline, Deadline},
 };
 use crate::{
     clock::Moment,
     defaults::{HINT_PAUSE, RENEWAL_RETRIES_PER_LEASE, RENEWAL_RETRY_MIN, RENEWAL_TICKS_PER_LEASE, RENEWALS_PER_LEASE},
+    error::LockLost,
     key::LockKey,
     lease::{FencingToken, OwnerId, safe_part},
 };
@@ -173,7 +173,7 @@ impl<D: DriverTypes> Grant<D> {
     }
 
     /// Under which fence it is, or was.
-    pub(super) fn fence(&self) -> u64 {
+    pub(crate) fn fence(&self) -> u64 {
         self.token.load(Ordering::Relaxed)
     }
 
@@ -258,7 +258,7 @@ impl<D: DriverTypes> Grant<D> {
     }
 
     /// Whether its renewal is late: once, until it has come.
-    pub(super) fn is_late(&self, now: Moment) -> bool {
+    pub(crate) fn is_late(&self, now: Moment) -> bool {
         let left = self.remaining(now);
         // Of what is over, nothing is left to be late; and where the section ends first, nothing is
         // to be renewed.
@@ -283,7 +283,7 @@ mod tests {
     const START: Moment = Moment::from_nanos(1 << 40);
     const BOUNDS: LeaseBounds = LeaseBounds { longest: LEASE, call_timeout: Duration::from_millis(500) };
 
-    type Grant = super::Grant<crate::lock::conversation::NoDriver>;
+    type Grant = crate::proto::grant::Grant<crate::proto::NoDriver>;
 
     fn grant() -> Grant {
         let token = FencingToken::of_grant(1).expect("small");

@@ -4,15 +4,17 @@ use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
-use super::{Action, Context, Conversation, Delivery, DriverTypes, Ending, Request, Verb, wanting::refused};
+use super::{Conversation, Delivery, queue_ops::refused};
 use crate::{
     clock::Moment,
     defaults::{HAND_OVER_SECTIONS, HAND_OVER_TIME, MIN_RUN_DIVISOR, OFFER, STORE_TIMEOUT},
+    error::{LockError, LockLost},
     lease::{FencingToken, OwnerId},
-    lock::{
-        LockError, LockLost,
-        attempt::{Attempt, GiveBack, Held, Running, State},
+    proto::{
+        Action, Context, DriverTypes, Ending, Request, Verb,
+        attempt::{Attempt, Held, Running, State},
         grant::Grant,
+        pending_release::GiveBack,
         section::Section,
     },
     store::{Released, StoreError, StoreErrorKind, Yielded},

@@ -9,13 +9,12 @@ use std::{
 };
 
 use super::{
-    LockLost,
-    conversation::DriverTypes,
+    DriverTypes,
     deadline::{AtomicDeadline, Deadline},
     grant::Grant,
-    terms::Terms,
+    hold_limits::Terms,
 };
-use crate::{clock::Moment, lease::FencingToken};
+use crate::{clock::Moment, error::LockLost, lease::FencingToken};
 #[cfg(feature = "test-util")]
 use crate::{key::LockKey, lease::OwnerId};
 
@@ -26,8 +25,8 @@ pub struct Section<D: DriverTypes> {
     pub grant: Arc<Grant<D>>,
     /// What it writes with.
     pub token: FencingToken,
-    pub(super) terms: Terms,
-    pub(super) began: Moment,
+    pub(crate) terms: Terms,
+    pub(crate) began: Moment,
     /// Its own end, whatever the store says. Its grant may go on with the next one.
     deadline: AtomicDeadline,
     /// To how many callers it was sent that have not taken it yet.
@@ -54,7 +53,7 @@ impl<D: DriverTypes> Section<D> {
 
     /// Of no key, and without an end.
     #[cfg(feature = "test-util")]
-    pub(super) fn detached(key: LockKey, token: FencingToken, owner: OwnerId) -> Self {
+    pub(crate) fn detached(key: LockKey, token: FencingToken, owner: OwnerId) -> Self {
         let grant = Grant::new(key, owner, token, Duration::ZERO, Duration::ZERO, Moment::NEVER);
         Self::new(Arc::new(grant), token, Terms::default(), Moment::default())
     }

@@ -1,0 +1,92 @@
+//! The store calls of one attempt: one at a time, and in doubt after a failure.
+
+use std::time::Duration;
+
+use crate::{
+    clock::Moment,
+    defaults::{RETRY_MAX, RETRY_MIN},
+    store::StoreError,
+};
+
+/// The calls of one attempt: at most one is under way at a time, and each ends: with an answer, or without one in time.
+#[derive(Debug, Default)]
+pub(super) struct Calls {
+    /// Its number, and when it was made (I3).
+    under_way: Option<(u64, Moment)>,
+    /// What got no answer may still be done until this moment.
+    pub(super) void_at: Option<Moment>,
+    /// Since when the store has not answered, though it was asked.
+    silent_since: Option<Moment>,
+    /// The same for waiters: a failover error restarts it, because the store is there.
+    lost_since: Option<Moment>,
+    failures: u32,
+    pub(super) error: Option<StoreError>,
+}
+
+impl Calls {
+    pub(super) fn begin(&mut self, number: u64, now: Moment) {
+        self.under_way = Some((number, now));
+        self.silent_since.get_or_insert(now);
+        self.lost_since.get_or_insert(now);
+    }
+
+    /// The number of the call that is under way.
+    pub(super) fn number(&self) -> Option<u64> {
+        self.under_way.map(|(number, _)| number)
+    }
+
+    /// When the call with this number was made; it is under way no longer. `None`: it is not ours.
+    pub(super) fn ended(&mut self, number: u64) -> Option<Moment> {
+        let (_, asked) = self.under_way.take_if(|(under_way, _)| *under_way == number)?;
+        Some(asked)
+    }
+
+    /// There was an answer.
+    pub(super) fn answered(&mut self) {
+        self.silent_since = None;
+        self.lost_since = None;
+        self.failures = 0;
+        self.error = None;
+    }
+
+    /// When it is not worth to ask on, after a first failure: for a request that waits, or for one
+    /// that does not.
+    pub(super) fn gives_up_at(&self, waits: bool, timeout: Duration) -> Option<Moment> {
+        self.error.as_ref()?;
+        let since = if waits { self.lost_since } else { self.silent_since };
+        Some(since?.after(timeout))
+    }
+
+    /// Why it is not worth to ask on, at this moment.
+    pub(super) fn gives_up(&self, now: Moment, waits: bool, timeout: Duration) -> Option<StoreError> {
+        self.error.clone().filter(|_| self.gives_up_at(waits, timeout).is_some_and(|at| at <= now))
+    }
+
+    /// There was none, so that it may still be done. When to ask again.
+    pub(super) fn failed(
+        &mut self,
+        error: &StoreError,
+        asked: Moment,
+        call_timeout: Duration,
+        now: Moment,
+        die: f64,
+    ) -> Moment {
+        self.error = Some(error.clone());
+        let void_at = asked.after(call_timeout);
+        self.void_at = Some(self.void_at.map_or(void_at, |earlier| earlier.max(void_at)));
+        self.silent_since.get_or_insert(asked);
+        if error.is_failover() {
+            self.lost_since = None;
+        } else {
+            self.lost_since.get_or_insert(asked);
+        }
+        self.failures += 1;
+        now.after(backoff(self.failures, die))
+    }
+}
+
+/// How long to wait after so many failures in a row: doubled each time, and spread.
+pub(super) fn backoff(failures: u32, die: f64) -> Duration {
+    let doubled = RETRY_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16));
+    doubled.min(RETRY_MAX).mul_f64(1.0 + die).min(RETRY_MAX)
+}

@@ -1,0 +1,66 @@
+//! The release of an acquisition, repeated until the store has replied.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    clock::Moment,
+    defaults::{LOCK_DELAY, PLACE},
+    lease::OwnerId,
+    proto::{DriverTypes, section::Section},
+    store::StoreError,
+};
+
+/// An attempt that is over and has to be given back (I9): asked for until the store has answered, and once more when
+/// nothing of it can be under way any more.
+#[derive(Debug)]
+pub(super) struct GiveBack<D: DriverTypes> {
+    pub(super) owner: OwnerId,
+    pub(super) keep_taken: Duration,
+    /// The longest lease that may have been asked for.
+    pub(super) lease: Duration,
+    /// An `acquire` whose answer is awaited first.
+    pub(super) expects: Option<u64>,
+    /// A `release` is under way.
+    pub(super) sending: Option<u64>,
+    pub(super) void_at: Option<Moment>,
+    /// When the newest `release` was sent.
+    pub(super) sent_at: Moment,
+    pub(super) began: Moment,
+    pub(super) failures: u32,
+    pub(super) again_at: Option<Moment>,
+    pub(super) error: Option<StoreError>,
+    /// Who wants to hear what became of it.
+    pub(super) section: Option<Arc<Section<D>>>,
+    /// It was offered to an id that nothing is known of any more: its lease is short, and ends it if this does not.
+    pub(super) stray: bool,
+}
+
+impl<D: DriverTypes> GiveBack<D> {
+    pub(super) fn new(owner: OwnerId, keep_taken: Duration, lease: Duration, began: Moment) -> Self {
+        Self {
+            owner,
+            keep_taken,
+            lease,
+            expects: None,
+            sending: None,
+            void_at: None,
+            sent_at: began,
+            began,
+            failures: 0,
+            again_at: None,
+            error: None,
+            section: None,
+            stray: false,
+        }
+    }
+
+    /// By then its lease is over, and so is its place.
+    pub(super) fn gives_up_at(&self) -> Moment {
+        self.began.after((self.lease + PLACE).saturating_add(self.keep_taken.max(LOCK_DELAY)))
+    }
+
+    /// By then whoever waits for it is told that nobody knows.
+    pub(super) fn silent_at(&self, timeout: Duration) -> Moment {
+        self.began.after(timeout)
+    }
+}

@@ -1,0 +1,231 @@
+//! All conversations of one process, and their bounds. Pure, too.
+
+use std::sync::Arc;
+
+use super::{Actions, Ahead, Context, DriverTypes, Ending, Event, Request, entry::Conversation, section::Section};
+use crate::{
+    clock::{Moment, Now},
+    defaults::{GIVE_BACKS, STRAY_OFFERS},
+    key::{KeyMap, LockKey},
+    lease::{LeaseBounds, OwnerIds},
+    owner::Owner,
+    store::{Released, StoreError},
+};
+#[cfg(any(test, feature = "test-util"))]
+use crate::{
+    defaults::{LEASE, STORE_CALL},
+    lease::OwnerId,
+};
+
+/// An entry is here while somebody wants a key, has it, or has not given it back yet.
+///
+/// I11: bounded by the sections that run, the waiters it admits, and the give-backs it admits.
+#[derive(Debug)]
+pub struct Table<D: DriverTypes> {
+    by_key: KeyMap<Conversation<D>>,
+    lease: LeaseBounds,
+    waiting: usize,
+    giving_back: usize,
+    /// Offers to ids that were forgotten, and are released.
+    strays: usize,
+    /// Those that wait in the store's line: a gap in its messages is theirs alone, however many keys are held.
+    in_line: KeyMap<()>,
+    gap_at: Option<Moment>,
+    /// Why the newest release that failed did, while there are releases that have not reached the store.
+    release_error: Option<StoreError>,
+    next_place: u64,
+    draining: bool,
+}
+
+#[cfg(any(test, feature = "test-util"))]
+impl<D: DriverTypes> Default for Table<D> {
+    fn default() -> Self {
+        Self::new(LeaseBounds { longest: LEASE, call_timeout: STORE_CALL })
+    }
+}
+
+impl<D: DriverTypes> Table<D> {
+    /// The store is asked for such leases.
+    pub fn new(lease: LeaseBounds) -> Self {
+        Self {
+            lease,
+            by_key: KeyMap::default(),
+            waiting: 0,
+            giving_back: 0,
+            strays: 0,
+            in_line: KeyMap::default(),
+            gap_at: None,
+            release_error: None,
+            next_place: 0,
+            draining: false,
+        }
+    }
+
+    /// Somebody wants the key. Its place, should it have to wait.
+    pub fn request(
+        &mut self,
+        key: &LockKey,
+        now: &Now<'_>,
+        ids: &OwnerIds,
+        request: Request<D::Waiter>,
+        actions: &mut Actions<D>,
+    ) -> u64 {
+        let place = self.next_place;
+        self.next_place += 1;
+        self.on(key, now, ids, Event::Request(place, request), actions);
+        place
+    }
+
+    /// Whoever has this place has left. `None`: it was told already, or is about to be.
+    pub fn leave(
+        &mut self,
+        key: &LockKey,
+        now: &Now<'_>,
+        ids: &OwnerIds,
+        place: u64,
+        actions: &mut Actions<D>,
+    ) -> Option<Ahead> {
+        self.with(key, now, ids, actions, |conversation, cx| conversation.leave(place, cx))
+    }
+
+    /// A guard of this section is given back. What became of it; `None`: that follows.
+    pub fn guard_ended(
+        &mut self,
+        now: &Now<'_>,
+        ids: &OwnerIds,
+        section: &Arc<Section<D>>,
+        ending: Ending,
+        actions: &mut Actions<D>,
+    ) -> Option<Released> {
+        let key = &section.grant.key;
+        self.with(key, now, ids, actions, |conversation, cx| conversation.guard_ended(section, ending, cx))
+    }
+
+    /// Something has happened.
+    pub fn on(&mut self, key: &LockKey, now: &Now<'_>, ids: &OwnerIds, event: Event<D>, actions: &mut Actions<D>) {
+        self.with(key, now, ids, actions, |conversation, cx| conversation.on(event, cx));
+    }
+
+    /// Messages may have been lost. The keys whose conversations are to [hear of it](Event::Gap): those that wait in the store's line.
+    /// What is asked at this moment notices the gap when its answer comes.
+    pub fn gap(&mut self, now: Moment) -> Vec<LockKey> {
+        self.gap_at = Some(now);
+        self.in_line.keys().cloned().collect()
+    }
+
+    /// From now on nothing new is started. The keys whose conversations are to [hear of it](Event::Drain).
+    pub fn drain(&mut self) -> Vec<LockKey> {
+        self.draining = true;
+        self.by_key.keys().cloned().collect()
+    }
+
+    /// Whoever was to wake this conversation at that moment will not. Who waits in it.
+    pub(crate) fn orphan(&mut self, key: &LockKey, at: Moment) -> Vec<D::Waiter> {
+        let Some(conversation) = self.by_key.get_mut(key) else { return Vec::new() };
+        conversation.disarm(at);
+        conversation.waiters().cloned().collect()
+    }
+
+    /// How often this owner has this key.
+    pub fn holds(&self, key: &LockKey, owner: &Owner, now: Moment) -> u32 {
+        self.by_key.get(key).map_or(0, |conversation| conversation.holds(owner, now))
+    }
+
+    /// What a request of this owner that does not wait would be told now, as far as is known here.
+    pub fn refusal(&self, key: &LockKey, owner: &Owner, now: Moment) -> Option<crate::error::LockError> {
+        self.by_key.get(key)?.refusal(owner, now)
+    }
+
+    /// How often this section is held.
+    pub fn holds_of(&self, section: &Arc<Section<D>>, now: Moment) -> u32 {
+        self.by_key.get(&section.grant.key).map_or(0, |conversation| conversation.holds_of(section, now))
+    }
+
+    /// How many wait for this key.
+    pub fn waiting_for(&self, key: &LockKey) -> usize {
+        self.by_key.get(key).map_or(0, Conversation::waiting)
+    }
+
+    /// Whether something of this owner may be in the store still, as far as is known here.
+    #[cfg(any(test, feature = "test-util"))]
+    pub fn knows(&self, key: &LockKey, owner: &OwnerId) -> bool {
+        self.by_key.get(key).is_some_and(|conversation| conversation.knows(owner))
+    }
+
+    /// How many sections run.
+    pub fn held(&self) -> usize {
+        self.by_key.values().filter(|conversation| conversation.is_held()).count()
+    }
+
+    /// How many wait.
+    #[cfg(any(test, feature = "test-util"))]
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Of how many keys something is known.
+    #[cfg(any(test, feature = "test-util"))]
+    pub fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    /// Nobody wants, has or gives back anything.
+    pub fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
+    fn with<T>(
+        &mut self,
+        key: &LockKey,
+        now: &Now<'_>,
+        ids: &OwnerIds,
+        actions: &mut Actions<D>,
+        event: impl FnOnce(&mut Conversation<D>, &mut Context<'_, D>) -> T,
+    ) -> T {
+        let mut cx = Context {
+            key,
+            now,
+            ids,
+            lease: self.lease,
+            call_timeout: self.lease.call_timeout,
+            waiting: self.waiting,
+            way_back: self.giving_back < GIVE_BACKS,
+            stray_room: self.strays < STRAY_OFFERS,
+            gap_at: self.gap_at,
+            release_error: &mut self.release_error,
+            actions,
+        };
+        if let Some(conversation) = self.by_key.get_mut(key) {
+            let (waited, gave_back) = (conversation.waiting(), conversation.giving_back());
+            let (strayed, was_in_line) = (conversation.strays(), conversation.is_in_line());
+            let answer = event(conversation, &mut cx);
+            conversation.arm(&mut cx);
+            self.waiting = self.waiting - waited + conversation.waiting();
+            self.giving_back = self.giving_back - gave_back + conversation.giving_back();
+            self.strays = self.strays - strayed + conversation.strays();
+            match (was_in_line, conversation.is_in_line()) {
+                (false, true) => drop(self.in_line.insert(key.clone(), ())),
+                (true, false) => drop(self.in_line.remove(key)),
+                _ => {}
+            }
+            if self.giving_back == 0 {
+                // It says nothing of releases that are pending later.
+                self.release_error = None;
+            }
+            if conversation.is_over() {
+                self.by_key.remove(key);
+            }
+            return answer;
+        }
+        let mut conversation = Conversation::new(self.draining);
+        let answer = event(&mut conversation, &mut cx);
+        conversation.arm(&mut cx);
+        self.waiting += conversation.waiting();
+        self.giving_back += conversation.giving_back();
+        self.strays += conversation.strays();
+        if !conversation.is_over() {
+            self.by_key.insert(key.clone(), conversation);
+        }
+        answer
+    }
+}
