@@ -1,6 +1,6 @@
 use std::{error::Error, fmt, time::Duration};
 
-use crate::{defaults::GIVE_BACKS, store::StoreError};
+use crate::{limits::GIVE_BACKS, store::StoreError};
 
 /// Why there is no guard. Nothing is held, and nothing was started.
 #[derive(Clone, Debug)]

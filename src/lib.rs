@@ -16,12 +16,15 @@
 
 // In the order in which a newcomer reads them: the words, the HTTP half, what a handler takes, the lock half, where locks are kept.
 pub mod key;
+#[allow(unreachable_pub, reason = "public in `key`")]
+mod lock_key;
 #[allow(
     unreachable_pub,
     clippy::must_use_candidate,
     reason = "in part reached by simulators alone: feature `test-util`"
 )]
-mod lease;
+mod acquisition;
+mod fencing;
 mod process;
 #[allow(unreachable_pub, clippy::must_use_candidate, reason = "reached by tests alone: feature `test-util`")]
 mod clock;
@@ -31,12 +34,13 @@ mod extract;
 mod lock;
 mod proto;
 mod owner;
+mod sync;
 mod error;
 pub mod store;
 #[cfg(feature = "test-util")]
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub mod test_util;
-mod defaults;
+mod limits;
 #[cfg(not(all(feature = "memory", feature = "test-util")))]
 #[allow(unreachable_pub, reason = "in bounds of public functions")]
 mod missing;
@@ -54,12 +58,16 @@ pub use self::store::MemoryStore;
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use self::store::{RedisConnectError, RedisStore, RedisStoreBuilder};
 pub use self::{
+    acquisition::OwnerId,
     error::{LockError, LockLost, QueueBound, RunError},
-    key::{KeyPart, KeyTuple, LockKey, PartWriter},
-    lease::{FencingToken, OwnerId},
+    fencing::FencingToken,
     lock::{
         ClientGone, HeldLock, Hold, KeyInLogs, LockCall, LockFuture, LockGuard, LockState, Locks, LocksBuilder, OnLost,
         Policy, Release, RequestBodyMode, TimeoutStatus,
+    },
+    lock_key::{
+        LockKey,
+        part::{KeyPart, KeyTuple, PartWriter},
     },
     middleware::{
         ByFields, ByParts, ClientConnection, Constant, Field, FieldError, FieldProblem, Fields, IntoLockKey, KeyError,
@@ -67,7 +75,7 @@ pub use self::{
         ResponseBody, ResponseFuture, by_fields, by_parts, constant, extension, header, query_param,
     },
     owner::Owner,
-    proto::hold_limits::Lease,
+    proto::lease::Lease,
     store::{ForceReleaseReply, LockStore, Released, StoreError, StoreErrorKind},
 };
 /// The library that connects to Redis, as this crate's types have it.

@@ -7,8 +7,8 @@ use axum::{
 use http::{Extensions, StatusCode, request::Parts};
 
 use crate::{
-    key::LockKey,
     lock::{HeldLock, Share},
+    lock_key::LockKey,
     middleware::{ClientConnection, Rejection, RejectionBody, Route, Slot},
 };
 

@@ -5,11 +5,13 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
-use super::told::{Bell, Told};
+use tokio::sync::Notify;
+
 use crate::{
     error::{LockError, LockLost},
     proto::{DriverTypes, grant, section},
     store::{Released, StoreError},
+    sync::oneshot::Told,
 };
 
 /// A grant with the data of the driver.
@@ -37,7 +39,7 @@ pub(crate) struct GrantData {
     pub(super) listed_at: AtomicU64,
     is_loss_reported: AtomicBool,
     /// Notified when the grant or one of its sections has ended.
-    pub(super) ended: Bell,
+    pub(super) ended: Notify,
 }
 
 /// Kept with each section.

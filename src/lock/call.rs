@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     error::{LockError, RunError},
-    key::LockKey,
+    lock_key::LockKey,
     owner::Owner,
     proto::{Ahead, Ending, Request, hold_limits::Terms},
     store::{StoreError, StoreErrorKind},

@@ -38,7 +38,7 @@ impl Complaints {
         use std::sync::atomic::Ordering::Relaxed;
 
         let last = self.last.load(Relaxed);
-        let is_due = last == 0 || now.since(Moment::from_nanos(last)) >= crate::defaults::COMPLAINTS;
+        let is_due = last == 0 || now.since(Moment::from_nanos(last)) >= crate::limits::COMPLAINTS;
         if !is_due || self.last.compare_exchange(last, now.as_nanos().max(1), Relaxed, Relaxed).is_err() {
             self.left_out.fetch_add(1, Relaxed);
             return None;

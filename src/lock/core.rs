@@ -22,22 +22,22 @@ use super::{
     detached, metrics,
     reports::{Report, Reports},
     room::Room,
-    sync::Mutex,
     watchdog::Watchdog,
 };
 use crate::{
+    acquisition::{OwnerId, OwnerIds},
     clock::{Clock, Moment, Now},
-    defaults::{HINT_PAUSE, LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE},
     error::{LockError, LockLost},
-    key::LockKey,
-    lease::{LeaseBounds, OwnerId, OwnerIds},
+    limits::{HINT_PAUSE, LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE},
+    lock_key::LockKey,
     owner::Owner,
     process::Process,
-    proto::{Action, Actions, Ahead, Call, Ending, Event, Request, Verb, table::Table},
+    proto::{Action, Actions, Ahead, Call, Ending, Event, Request, Verb, lease::LeaseBounds, table::Table},
     store::{
         AcquireAsk, Inbox, LineTerms, LockStore, ReleaseAsk, Released, StoreError, StoreErrorKind, StoreEvent,
         StoreFuture, YieldAsk,
     },
+    sync::Mutex,
 };
 
 /// How every line is served.
@@ -197,7 +197,7 @@ impl Core {
         if !self.is_of_this_process() {
             // A copied guard: the parent has the lock, and releases it.
             section.grant.end(LockLost::Unrenewed);
-            section.grant.data.ended.ring();
+            section.grant.data.ended.notify_waiters();
             return Some(Released::NotOwner);
         }
         let mut actions = Actions::new();
@@ -379,12 +379,12 @@ impl Core {
             Action::Doubt(grant) => Watchdog::doubt(self, &grant),
             Action::Forget(grant) => {
                 self.watchdog.forget(&grant);
-                grant.data.ended.ring();
+                grant.data.ended.notify_waiters();
                 if let Some(why) = GrantData::loss_to_report(&grant) {
                     self.report(Report::Lost { fence: grant.fence(), why });
                 }
             }
-            Action::Ended(grant) => grant.data.ended.ring(),
+            Action::Ended(grant) => grant.data.ended.notify_waiters(),
             Action::Outcome(section, outcome) => drop(section.data.release_outcome.tell(outcome)),
             Action::WakeAt(at) => self.wake_at(key, at),
         }

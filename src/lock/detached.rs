@@ -2,7 +2,8 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::{complaints::Complaints, core::Core, metrics, sync::Mutex};
+use super::{complaints::Complaints, core::Core, metrics};
+use crate::sync::Mutex;
 
 /// How many there are, and of which route.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use std::{
 use super::{HeldLock, attached::Section, core::Core, metrics};
 use crate::{
     error::LockLost,
-    key::LockKey,
-    lease::FencingToken,
+    fencing::FencingToken,
+    lock_key::LockKey,
     proto::Ending,
     store::{Released, StoreError},
 };

@@ -10,7 +10,7 @@ use std::{
 use tokio::time::{Sleep, sleep};
 
 use super::{attached::Section, core::Core, metrics, watchdog::Watchdog};
-use crate::{error::LockLost, key::LockKey, lease::FencingToken};
+use crate::{error::LockLost, fencing::FencingToken, lock_key::LockKey};
 
 /// A view of a lock that is held: what, under which token, for how long.
 ///
@@ -117,7 +117,7 @@ impl HeldLock {
     /// Dropped and asked again, nothing is missed.
     pub async fn lost(&self) -> LockLost {
         let over = &self.section.grant.data.ended;
-        let mut told = pin!(over.rings());
+        let mut told = pin!(over.notified());
         // A timer of its own, because the watchdog may run on a runtime that nobody drives (I5).
         let mut timer: Option<Pin<Box<Sleep>>> = None;
         poll_fn(|cx| {
@@ -129,7 +129,7 @@ impl HeldLock {
                 }
                 if told.as_mut().poll(cx).is_ready() {
                     // It may have been said of another section under the same grant, or the watchdog may have gone with its runtime.
-                    told.set(over.rings());
+                    told.set(over.notified());
                     Watchdog::revive(&self.core);
                     continue;
                 }

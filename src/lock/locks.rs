@@ -14,10 +14,10 @@ use super::{
     request_scope::Parent,
 };
 use crate::{
+    acquisition::OwnerIds,
     clock::Clock,
-    defaults::{DETACHED, LEASE, LEASE_MAX, LEASE_MIN, LOCK_DELAY},
-    key::LockKey,
-    lease::OwnerIds,
+    limits::{DETACHED, LEASE, LEASE_MAX, LEASE_MIN, LOCK_DELAY},
+    lock_key::LockKey,
     owner::Owner,
     process::Process,
     store::{ForceAsk, ForceReleaseReply, Inspected, LockStore, StoreError, StoreErrorKind, StoreFuture},

@@ -13,9 +13,7 @@ mod held;
 mod attached;
 mod core;
 mod watchdog;
-mod told;
 mod room;
-mod sync;
 mod metrics;
 mod complaints;
 mod reports;
@@ -32,7 +30,6 @@ pub(crate) use self::{
     policy::{request_setters, settings},
     request_scope::InRequest,
     room::{Abort, NoRoom, Room, Share},
-    sync::Mutex,
 };
 pub use self::{
     call::{LockCall, LockFuture},
@@ -57,27 +54,27 @@ pub mod decisions {
         table::Table,
     };
     pub use crate::{
+        acquisition::OwnerIds,
         clock::{Moment, Now},
-        lease::OwnerIds,
     };
-    use crate::{defaults, store::LineTerms};
+    use crate::{limits, store::LineTerms};
 
     /// How every line is served.
     pub const LINE: LineTerms = super::core::LINE;
     /// How long a grant lasts.
-    pub const LEASE: Duration = defaults::LEASE;
+    pub const LEASE: Duration = limits::LEASE;
     /// The least that the store keeps a key beyond that.
-    pub const LOCK_DELAY: Duration = defaults::LOCK_DELAY;
+    pub const LOCK_DELAY: Duration = limits::LOCK_DELAY;
     /// How often a waiter asks again, give or take a fifth.
-    pub const CHECK_IN: Duration = defaults::CHECK_IN;
+    pub const CHECK_IN: Duration = limits::CHECK_IN;
     /// How long one call of the store may take.
-    pub const STORE_CALL: Duration = defaults::STORE_CALL;
+    pub const STORE_CALL: Duration = limits::STORE_CALL;
     /// When those who wait are told that the store is silent.
-    pub const STORE_TIMEOUT: Duration = defaults::STORE_TIMEOUT;
+    pub const STORE_TIMEOUT: Duration = limits::STORE_TIMEOUT;
     /// How long a process hands a key on within itself.
-    pub const HAND_OVER_TIME: Duration = defaults::HAND_OVER_TIME;
+    pub const HAND_OVER_TIME: Duration = limits::HAND_OVER_TIME;
     /// Between two questions to the store about one grant that messages ask for.
-    pub const HINT_PAUSE: Duration = defaults::HINT_PAUSE;
+    pub const HINT_PAUSE: Duration = limits::HINT_PAUSE;
     /// What is due within this time is renewed with what is due already.
-    pub const RENEWAL_TICK: Duration = defaults::RENEWAL_TICK;
+    pub const RENEWAL_TICK: Duration = limits::RENEWAL_TICK;
 }

@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    defaults::{
-        BODY_IDLE, BODY_RATE, HOLD_AT_LEAST_MAX, LOCK_DELAY, LOCK_DELAY_MAX, LOCK_WAIT, MAX_HOLD, REQUEST_WAIT,
-    },
+    limits::{BODY_IDLE, BODY_RATE, HOLD_AT_LEAST_MAX, LOCK_DELAY, LOCK_DELAY_MAX, LOCK_WAIT, MAX_HOLD, REQUEST_WAIT},
     proto::hold_limits::Terms,
 };
 

@@ -47,7 +47,7 @@ mod enabled {
     use tokio::runtime::Handle;
 
     use super::{Report, quietly};
-    use crate::{defaults::REPORTS, lock::sync::Mutex};
+    use crate::{limits::REPORTS, sync::Mutex};
 
     /// What waits to be told, and one thread at the most that tells it.
     #[derive(Debug, Default)]

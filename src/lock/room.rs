@@ -6,10 +6,10 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use super::sync::Mutex;
 use crate::{
-    defaults::{BODIES_BYTES, BODIES_SHARE_DIVISOR},
-    key::{KeyMap, LockKey},
+    limits::{BODIES_BYTES, BODIES_SHARE_DIVISOR},
+    lock_key::{KeyMap, LockKey},
+    sync::Mutex,
 };
 
 /// For the bodies of all requests of one handle.

@@ -22,9 +22,9 @@ use shuttle::{future::block_on, thread};
 use super::{LockFuture, LockGuard, Locks, core::LINE};
 use crate::{
     clock::Clock,
-    defaults::OFFER,
     error::LockError,
-    key::LockKey,
+    limits::OFFER,
+    lock_key::LockKey,
     owner::Owner,
     store::{ForceAsk, LockStore, MemoryStore, Released},
 };

@@ -7,7 +7,7 @@ use std::{
 
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 
-use crate::lease::OwnerId;
+use crate::acquisition::OwnerId;
 
 /// The holder of a key, since when, for how long, and how many wait. [`Locks::inspect`](super::Locks::inspect) returns it.
 ///

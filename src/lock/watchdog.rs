@@ -11,13 +11,14 @@ use std::{
 
 use tokio::{sync::Notify, task::AbortHandle, time::timeout};
 
-use super::{attached::Grant, core::Core, reports::Report, sync::Mutex};
+use super::{attached::Grant, core::Core, reports::Report};
 use crate::{
     clock::Moment,
-    defaults::{RENEWAL_TICK, RENEWAL_TICKS_PER_LEASE, RENEWALS_PER_CALL, RENEWALS_PER_LEASE},
     error::LockLost,
+    limits::{RENEWAL_TICK, RENEWAL_TICKS_PER_LEASE, RENEWALS_PER_CALL, RENEWALS_PER_LEASE},
     proto::grant::Need,
     store::{RenewAsk, Renewed, StoreError, StoreErrorKind},
+    sync::Mutex,
 };
 
 /// One task for all grants of a [`Locks`](crate::Locks): it renews in batches, every third of a lease, and ends what is past its
@@ -139,7 +140,7 @@ impl Watchdog {
         drop(watched);
         for grant in grants {
             grant.end(LockLost::Unrenewed);
-            grant.data.ended.ring();
+            grant.data.ended.notify_waiters();
         }
     }
 
@@ -234,7 +235,7 @@ impl Drop for Task {
         let grants: Vec<_> = watched.grants.values().cloned().collect();
         drop(watched);
         for grant in grants {
-            grant.data.ended.ring();
+            grant.data.ended.notify_waiters();
         }
     }
 }

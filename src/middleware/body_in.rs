@@ -20,7 +20,10 @@ use super::{
     rejection::Rejection,
     request_body::{Content, LazyTimer, RequestBody, Streaming},
 };
-use crate::lock::{Abort, Mutex, NoRoom, Policy, Room, Share};
+use crate::{
+    lock::{Abort, NoRoom, Policy, Room, Share},
+    sync::Mutex,
+};
 
 /// The body of a request before its lock is taken: read by then, or when its key needs it, or not at all.
 #[doc(hidden)]
@@ -151,7 +154,7 @@ fn limit(head: &mut Parts) -> u64 {
     use axum::{RequestExt, extract::Request};
     use http_body::Frame;
 
-    use crate::defaults::BODY_BYTES;
+    use crate::limits::BODY_BYTES;
 
     /// As long as it likes.
     struct Unannounced;
@@ -176,7 +179,7 @@ fn limit(head: &mut Parts) -> u64 {
 /// Nobody says otherwise.
 #[cfg(not(feature = "axum"))]
 fn limit(_: &mut Parts) -> u64 {
-    crate::defaults::BODY_LIMIT
+    crate::limits::BODY_LIMIT
 }
 
 /// A limit that a layer outside has set shows in the same error.

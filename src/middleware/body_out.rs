@@ -16,8 +16,8 @@ use tower::BoxError;
 
 use super::{rejection::RejectionBody, section::Duty, stream::Stream};
 use crate::{
-    defaults::{LOOK_BYTES, LOOK_FRAMES, RELEASE_WAIT},
     error::LockLost,
+    limits::{LOOK_BYTES, LOOK_FRAMES, RELEASE_WAIT},
 };
 
 pin_project! {

@@ -19,7 +19,7 @@ use super::{
     key_source::{IntoLockKey, KeySource, NoKey},
     rejection::RejectionBody,
 };
-use crate::key::LockKey;
+use crate::lock_key::LockKey;
 
 /// Keys from extractors: the function says which key the request needs, and takes what a handler would take.
 ///

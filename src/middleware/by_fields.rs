@@ -15,7 +15,7 @@ use super::{
     key_source::{KeySource, NoKey, has_route},
     rejection::Rejection,
 };
-use crate::key::LockKey;
+use crate::lock_key::LockKey;
 
 /// Keys from fields of the request, by their names: one [`Field`], or a tuple of two to four.
 ///

@@ -6,7 +6,7 @@ use super::{
     body_in::BodyReader,
     key_source::{KeySource, NoKey},
 };
-use crate::key::LockKey;
+use crate::lock_key::LockKey;
 
 /// One key for every request. Made by [`constant`].
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use std::{any::type_name, fmt};
 use http::{Extensions, HeaderName};
 
 use super::field_error::Place;
-use crate::key::{KeyPart, KeyWriter};
+use crate::lock_key::{part::KeyPart, writer::KeyWriter};
 
 /// A field of a request: the text of one part of a key. For [`by_fields`](crate::by_fields).
 ///

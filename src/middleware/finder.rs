@@ -10,7 +10,7 @@ use super::{
     field_error::{FieldError, FieldProblem, Place},
     spelling,
 };
-use crate::key::{KeyWriter, LockKey};
+use crate::lock_key::{LockKey, writer::KeyWriter};
 
 #[cfg(feature = "axum")]
 pub(super) use self::with_axum::PathParams;

@@ -11,7 +11,7 @@ use super::{
     body_in::BodyReader,
     rejection::{Rejection, RejectionBody},
 };
-use crate::key::{KeyTuple, LockKey};
+use crate::lock_key::{LockKey, part::KeyTuple};
 
 /// What a key function may answer.
 ///
@@ -180,7 +180,7 @@ where
 }
 
 #[cfg(not(feature = "axum"))]
-impl KeyError for crate::key::RawKeyError {
+impl KeyError for crate::lock_key::RawKeyError {
     fn into_answer(self) -> Response<RejectionBody> {
         let mut response = Response::new(RejectionBody::new(http_body_util::Full::from(self.to_string())));
         *response.status_mut() = http::StatusCode::BAD_REQUEST;
@@ -190,7 +190,7 @@ impl KeyError for crate::key::RawKeyError {
 
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
-impl axum::response::IntoResponse for crate::key::RawKeyError {
+impl axum::response::IntoResponse for crate::lock_key::RawKeyError {
     /// 400: the name came with the request.
     fn into_response(self) -> axum::response::Response {
         (http::StatusCode::BAD_REQUEST, self.to_string()).into_response()

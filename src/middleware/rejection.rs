@@ -22,8 +22,8 @@ use super::{
     retry_after::{UsualHold, retry_after},
 };
 use crate::{
-    defaults::{RETRY_AFTER_MAX, RETRY_AFTER_MIN},
     error::{LockError, QueueBound},
+    limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN},
     lock::TimeoutStatus,
     store::{StoreError, StoreErrorKind},
 };

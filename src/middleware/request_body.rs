@@ -22,7 +22,7 @@ use super::{
     pace::{Pace, TooSlow},
     slot::Slot,
 };
-use crate::lock::Mutex;
+use crate::sync::Mutex;
 
 /// The body of a request that went through a [`LockLayer`](crate::LockLayer) or a [`LocksLayer`](crate::LocksLayer).
 ///

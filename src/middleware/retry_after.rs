@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::defaults::{RETRY_AFTER_FLOOR, RETRY_AFTER_MAX, USUAL_HOLD};
+use crate::limits::{RETRY_AFTER_FLOOR, RETRY_AFTER_MAX, USUAL_HOLD};
 
 /// How long a route usually holds its locks: a moving average over about the last eight.
 ///

@@ -21,8 +21,8 @@ use super::{
     trace::LockSpan,
 };
 use crate::{
-    defaults::RELEASE_WAIT,
     error::LockLost,
+    limits::RELEASE_WAIT,
     lock::{HeldLock, LockGuard, Policy, Release},
     store::Released,
 };

@@ -29,10 +29,10 @@ use super::{
 };
 use crate::{
     error::LockLost,
-    key::LockKey,
-    lock::InRequest,
-    lock::{Ask, Core, Detached, DetachedRoute, LockFuture, Mutex, Policy, Share},
+    lock::{Ask, Core, Detached, DetachedRoute, InRequest, LockFuture, Policy, Share},
+    lock_key::LockKey,
     owner::Owner,
+    sync::Mutex,
 };
 
 /// One request at one layer of ours: the layer, its future, its handler and the extractors in there meet here. In the extensions of the

@@ -24,7 +24,7 @@ use super::{
     pace::{Pace, TooSlow},
     section::{Duty, Stops, first},
 };
-use crate::{defaults::RELEASE_WAIT, error::LockLost, lock::Mutex};
+use crate::{error::LockLost, limits::RELEASE_WAIT, sync::Mutex};
 
 /// Frames pass as they come; the last one waits until the locks are given back: whoever has it finds the keys free.
 ///

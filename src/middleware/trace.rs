@@ -9,8 +9,8 @@ use http::{Extensions, StatusCode};
 use super::pace::TooSlow;
 use crate::{
     error::{LockError, LockLost},
-    key::LockKey,
     lock::{LockGuard, Policy},
+    lock_key::LockKey,
 };
 
 /// The span of one request that needs a lock, from its key to the end of its section.

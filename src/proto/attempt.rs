@@ -4,9 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use super::{DriverTypes, grant::Grant, in_flight::Calls, section::Section};
 use crate::{
+    acquisition::OwnerId,
     clock::Moment,
-    defaults::{CHECK_IN, RETRY_MIN},
-    lease::{FencingToken, OwnerId},
+    fencing::FencingToken,
+    limits::{CHECK_IN, RETRY_MIN},
     owner::Owner,
     store::{StoreError, StoreErrorKind},
 };

@@ -8,13 +8,15 @@ use std::{
 use super::{
     DriverTypes,
     deadline::{AtomicDeadline, Deadline},
+    lease::safe_part,
 };
 use crate::{
+    acquisition::OwnerId,
     clock::Moment,
-    defaults::{HINT_PAUSE, RENEWAL_RETRIES_PER_LEASE, RENEWAL_RETRY_MIN, RENEWAL_TICKS_PER_LEASE, RENEWALS_PER_LEASE},
     error::LockLost,
-    key::LockKey,
-    lease::{FencingToken, OwnerId, safe_part},
+    fencing::FencingToken,
+    limits::{HINT_PAUSE, RENEWAL_RETRIES_PER_LEASE, RENEWAL_RETRY_MIN, RENEWAL_TICKS_PER_LEASE, RENEWALS_PER_LEASE},
+    lock_key::LockKey,
 };
 
 /// One grant: shared by the conversation about its key, the sections that run under it, and the watchdog.
@@ -275,10 +277,7 @@ fn nanos(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        defaults::LEASE,
-        lease::{LeaseBounds, OwnerIds},
-    };
+    use crate::{acquisition::OwnerIds, limits::LEASE, proto::lease::LeaseBounds};
 
     const START: Moment = Moment::from_nanos(1 << 40);
     const BOUNDS: LeaseBounds = LeaseBounds { longest: LEASE, call_timeout: Duration::from_millis(500) };

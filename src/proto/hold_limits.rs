@@ -2,32 +2,11 @@
 
 use std::time::Duration;
 
+use super::lease::{Lease, LeaseBounds};
 use crate::{
     clock::Moment,
-    defaults::{LOCK_DELAY, MIN_RUN_DIVISOR},
-    lease::LeaseBounds,
+    limits::{LOCK_DELAY, MIN_RUN_DIVISOR},
 };
-
-/// How long a lock is held if nobody gives it back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Lease {
-    /// As long as its holder lives: the watchdog renews it every third of the
-    /// [lease](crate::LocksBuilder::lease), 30 seconds by default. Redisson's `lock()`.
-    #[default]
-    Watched,
-    /// So long and no longer: then it is lost, whatever its holder does. Redisson's `lock(leaseTime)`.
-    ///
-    /// For sections that must not take longer, and for sections that must not block others for long
-    /// after a crash. The store is asked for this time, the time of one call (half a second), 1 %
-    /// for the clocks and the lock-delay, and never for more than a watched lease. So a holder that
-    /// crashes under a fixed lease of 5 seconds blocks its key for at most 6.6 seconds; a watched
-    /// one blocks it for 31. A `max_hold` does not change what the store is asked for.
-    ///
-    /// A handoff within a process costs a round trip where the next section needs another lease: a
-    /// yield for a longer one, a release and an acquire for a shorter one.
-    Fixed(Duration),
-}
 
 /// What was agreed on when the lock was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

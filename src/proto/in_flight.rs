@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     clock::Moment,
-    defaults::{RETRY_MAX, RETRY_MIN},
+    limits::{RETRY_MAX, RETRY_MIN},
     store::StoreError,
 };
 

@@ -61,11 +61,12 @@ use smallvec::SmallVec;
 pub use self::queue::Request;
 use self::{grant::Grant, section::Section};
 use crate::{
+    acquisition::{OwnerId, OwnerIds},
     clock::{Moment, Now},
-    defaults::{LINE_PER_KEY, LINE_PER_PROCESS, LINE_RESERVE, LINE_SHARE_DIVISOR},
     error::{LockError, LockLost},
-    key::LockKey,
-    lease::{LeaseBounds, OwnerId, OwnerIds},
+    limits::{LINE_PER_KEY, LINE_PER_PROCESS, LINE_RESERVE, LINE_SHARE_DIVISOR},
+    lock_key::LockKey,
+    proto::lease::LeaseBounds,
     store::{Acquired, IfHeld, Released, StoreError, Yielded},
 };
 
@@ -79,6 +80,7 @@ pub(crate) mod grant;
 pub(crate) mod section;
 mod deadline;
 pub(crate) mod hold_limits;
+pub(crate) mod lease;
 #[cfg(test)]
 mod tests;
 

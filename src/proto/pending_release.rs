@@ -2,11 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use super::{DriverTypes, section::Section};
 use crate::{
+    acquisition::OwnerId,
     clock::Moment,
-    defaults::{LOCK_DELAY, PLACE},
-    lease::OwnerId,
-    proto::{DriverTypes, section::Section},
+    limits::{LOCK_DELAY, PLACE},
     store::StoreError,
 };
 

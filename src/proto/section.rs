@@ -14,9 +14,9 @@ use super::{
     grant::Grant,
     hold_limits::Terms,
 };
-use crate::{clock::Moment, error::LockLost, lease::FencingToken};
 #[cfg(feature = "test-util")]
-use crate::{key::LockKey, lease::OwnerId};
+use crate::{acquisition::OwnerId, lock_key::LockKey};
+use crate::{clock::Moment, error::LockLost, fencing::FencingToken};
 
 /// Shared by its guards and their views.
 #[derive(Debug)]

@@ -2,19 +2,22 @@
 
 use std::sync::Arc;
 
-use super::{Actions, Ahead, Context, DriverTypes, Ending, Event, Request, entry::Conversation, section::Section};
-use crate::{
-    clock::{Moment, Now},
-    defaults::{GIVE_BACKS, STRAY_OFFERS},
-    key::{KeyMap, LockKey},
-    lease::{LeaseBounds, OwnerIds},
-    owner::Owner,
-    store::{Released, StoreError},
+use super::{
+    Actions, Ahead, Context, DriverTypes, Ending, Event, Request, entry::Conversation, lease::LeaseBounds,
+    section::Section,
 };
 #[cfg(any(test, feature = "test-util"))]
 use crate::{
-    defaults::{LEASE, STORE_CALL},
-    lease::OwnerId,
+    acquisition::OwnerId,
+    limits::{LEASE, STORE_CALL},
+};
+use crate::{
+    acquisition::OwnerIds,
+    clock::{Moment, Now},
+    limits::{GIVE_BACKS, STRAY_OFFERS},
+    lock_key::{KeyMap, LockKey},
+    owner::Owner,
+    store::{Released, StoreError},
 };
 
 /// An entry is here while somebody wants a key, has it, or has not given it back yet.

@@ -4,8 +4,8 @@ use std::{error::Error, time::Duration};
 
 use super::{grant::Need, hold_limits::Terms, table::Table, *};
 use crate::{
-    defaults::{GIVE_BACKS, LINE_PER_KEY, LINE_PER_PROCESS, LINE_RESERVE, OFFER, STORE_TIMEOUT, STRAY_OFFERS},
     error::QueueBound,
+    limits::{GIVE_BACKS, LINE_PER_KEY, LINE_PER_PROCESS, LINE_RESERVE, OFFER, STORE_TIMEOUT, STRAY_OFFERS},
     owner::Owner,
     store::StoreErrorKind,
 };

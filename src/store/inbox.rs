@@ -1,6 +1,6 @@
 use std::{fmt, sync::Arc};
 
-use crate::{key::LockKey, lease::OwnerId};
+use crate::{acquisition::OwnerId, lock_key::LockKey};
 
 /// Where a store puts the events of one process.
 ///

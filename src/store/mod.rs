@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{key::LockKey, lease::OwnerId};
+use crate::{acquisition::OwnerId, lock_key::LockKey};
 
 mod error;
 mod inbox;
@@ -114,7 +114,7 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
 }
 
 /// The usual [`LockStore::call_timeout`].
-pub const CALL_TIMEOUT: Duration = crate::defaults::STORE_CALL;
+pub const CALL_TIMEOUT: Duration = crate::limits::STORE_CALL;
 
 /// How a line is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

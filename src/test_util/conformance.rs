@@ -23,8 +23,8 @@ use std::{
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    key::LockKey,
-    lease::{OwnerId, OwnerIds},
+    acquisition::{OwnerId, OwnerIds},
+    lock_key::LockKey,
     store::{
         AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, IfHeld, Inbox, LineTerms, LockStore, ReleaseAsk, Released,
         RenewAsk, Renewed, StoreEvent, YieldAsk, Yielded,

@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     clock::Clock,
-    key::LockKey,
+    lock_key::LockKey,
     store::{
         AcquireAsk, Acquired, CALL_TIMEOUT, ForceAsk, ForceReleaseReply, Inbox, Inspected, LockStore, MemoryStore,
         ReleaseAsk, Released, RenewAsk, Renewed, StoreError, StoreErrorKind, StoreEvent, StoreFuture, YieldAsk,

@@ -110,12 +110,12 @@ fn imports_run_one_way() {
             assert!(!code.contains(word), "{} has {word}", file.display());
         }
     }
-    for file in ["src/key.rs", "src/lease.rs", "src/clock.rs"] {
+    for file in ["src/acquisition.rs", "src/fencing.rs", "src/clock.rs"] {
         let text = read(file);
         let outside =
             text.split("#[cfg(test)]").next().expect("code").lines().filter(|line| line.starts_with("use crate::"));
         for line in outside {
-            assert!(line.starts_with("use crate::defaults::"), "{file}: {line}");
+            assert!(line.starts_with("use crate::limits::"), "{file}: {line}");
         }
     }
 }

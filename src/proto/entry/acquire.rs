@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::{Conversation, queue_ops::refused};
 use crate::{
+    acquisition::OwnerId,
     clock::Moment,
-    defaults::{LINE_PER_PROCESS, LOCK_DELAY},
     error::{LockError, PendingReleases, QueueBound},
-    lease::OwnerId,
+    limits::{LINE_PER_PROCESS, LOCK_DELAY},
     proto::{
         Action, Context, DriverTypes, Verb,
         attempt::{Attempt, State},

@@ -6,10 +6,11 @@ use smallvec::SmallVec;
 
 use super::{Conversation, Delivery, queue_ops::refused};
 use crate::{
+    acquisition::OwnerId,
     clock::Moment,
-    defaults::{HAND_OVER_SECTIONS, HAND_OVER_TIME, MIN_RUN_DIVISOR, OFFER, STORE_TIMEOUT},
     error::{LockError, LockLost},
-    lease::{FencingToken, OwnerId},
+    fencing::FencingToken,
+    limits::{HAND_OVER_SECTIONS, HAND_OVER_TIME, MIN_RUN_DIVISOR, OFFER, STORE_TIMEOUT},
     proto::{
         Action, Context, DriverTypes, Ending, Request, Verb,
         attempt::{Attempt, Held, Running, State},

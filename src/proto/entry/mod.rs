@@ -25,7 +25,7 @@ use super::{
     section::Section,
 };
 #[cfg(any(test, feature = "test-util"))]
-use crate::lease::OwnerId;
+use crate::acquisition::OwnerId;
 use crate::{clock::Moment, error::LockError, owner::Owner};
 
 // In the order of a request: queued, acquired, held, released.

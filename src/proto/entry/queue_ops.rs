@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     clock::Moment,
-    defaults::LINE_PER_KEY,
     error::{LockError, QueueBound},
+    limits::LINE_PER_KEY,
     owner::Owner,
     proto::{
         Action, Ahead, Context, DriverTypes, Request,

@@ -11,7 +11,7 @@ use super::{
     AcquireAsk, Acquired, CALL_TIMEOUT, ForceAsk, ForceReleaseReply, Inbox, Inspected, LockStore, ReleaseAsk, Released,
     RenewAsk, Renewed, StoreEvent, StoreFuture, YieldAsk, Yielded,
 };
-use crate::{clock::Clock, key::LockKey, lease::OwnerId};
+use crate::{acquisition::OwnerId, clock::Clock, lock_key::LockKey};
 
 mod records;
 

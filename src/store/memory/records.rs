@@ -7,9 +7,9 @@ use std::{
 };
 
 use crate::{
+    acquisition::OwnerId,
     clock::Moment,
-    key::{KeyMap, LockKey},
-    lease::OwnerId,
+    lock_key::{KeyMap, LockKey},
     store::{
         AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, HolderRecord, IfHeld, Inspected, LineTerms, ReleaseAsk,
         Released, RenewAsk, Renewed, StoreEvent, YieldAsk, Yielded,
@@ -345,7 +345,7 @@ fn mint(last: &mut u64, wall_clock_us: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::OwnerIds;
+    use crate::acquisition::OwnerIds;
 
     const LEASE: Duration = Duration::from_secs(30);
     const OFFER: Duration = Duration::from_secs(4);

@@ -26,8 +26,8 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    defaults::{CONNECT_TIMEOUT, PREFIX, STORE_CALL},
-    key::LockKey,
+    limits::{CONNECT_TIMEOUT, PREFIX, STORE_CALL},
+    lock_key::LockKey,
     process::Process,
     store::StoreErrorKind,
 };

@@ -27,7 +27,7 @@ use super::{
     trouble::Trouble,
 };
 use crate::{
-    defaults::{CHECK_IN, RETRY_MAX, RETRY_MIN, STORE_TIMEOUT},
+    limits::{CHECK_IN, RETRY_MAX, RETRY_MIN, STORE_TIMEOUT},
     store::{Inbox, StoreEvent},
 };
 

@@ -27,10 +27,10 @@ use super::{
     RenewAsk, Renewed, StoreFuture, YieldAsk, Yielded,
 };
 #[cfg(feature = "tracing")]
-use crate::defaults::COMPLAINTS;
+use crate::limits::COMPLAINTS;
 use crate::{
     clock::{Clock, Moment},
-    key::LockKey,
+    lock_key::LockKey,
 };
 
 // In the order of a call: from the address to the reply.

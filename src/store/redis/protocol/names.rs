@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{key::LockKey, store::StoreEvent};
+use crate::{lock_key::LockKey, store::StoreEvent};
 
 /// The names of one application.
 #[derive(Clone, Debug)]
@@ -89,7 +89,7 @@ impl Names {
             // The name of the lock comes last: it may have blanks.
             let mut words = std::str::from_utf8(message).ok()?.splitn(5, ' ');
             let (format, what, _fence) = (words.next()?, words.next()?, words.next()?);
-            let owner = crate::lease::OwnerId::from_text(words.next()?);
+            let owner = crate::acquisition::OwnerId::from_text(words.next()?);
             let key = self.key(words.next()?);
             match (format, what) {
                 ("1", "offered") => Some(StoreEvent::Offered { key, owner }),
@@ -127,7 +127,7 @@ impl std::error::Error for NotAName {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::OwnerId;
+    use crate::acquisition::OwnerId;
 
     fn names() -> Names {
         Names::new("lock").expect("a prefix")

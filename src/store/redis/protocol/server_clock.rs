@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{clock::Moment, defaults::DRIFT_DIVISOR, lease::safe_part};
+use crate::{clock::Moment, limits::DRIFT_DIVISOR, proto::lease::safe_part};
 
 /// How far the server's clock is ahead of ours: a lower estimate, so that what is void by its clock is void by ours, too.
 ///

@@ -9,8 +9,8 @@ use super::{
     script::{ACQUIRE, FORCE, INSPECT, RELEASE, RENEW, SELF_TEST, Script, ScriptCall, YIELD},
 };
 use crate::{
-    key::LockKey,
-    lease::OwnerId,
+    acquisition::OwnerId,
+    lock_key::LockKey,
     store::{
         AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, HolderRecord, IfHeld, Inspected, ReleaseAsk, Released,
         RenewAsk, Renewed, YieldAsk, Yielded,

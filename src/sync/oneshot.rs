@@ -5,9 +5,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use tokio::sync::{Notify, futures::Notified};
-
-use super::sync::Mutex;
+use super::Mutex;
 
 /// An answer that will be told, to one who waits for it.
 pub(crate) struct Told<T>(Mutex<Slot<T>>);
@@ -28,7 +26,7 @@ impl<T> Default for Told<T> {
 
 impl<T> Told<T> {
     /// Tells it. Nobody waits any more: it is handed back.
-    pub(super) fn tell(&self, what: T) -> Result<(), T> {
+    pub(crate) fn tell(&self, what: T) -> Result<(), T> {
         let mut slot = self.0.lock();
         if matches!(*slot, Slot::Closed) {
             return Err(what);
@@ -43,7 +41,7 @@ impl<T> Told<T> {
     }
 
     /// Wakes who waits, and tells nothing.
-    pub(super) fn nudge(&self) {
+    pub(crate) fn nudge(&self) {
         let waker = match &mut *self.0.lock() {
             Slot::Open(waker) => waker.take(),
             Slot::Told(_) | Slot::Closed => None,
@@ -53,7 +51,7 @@ impl<T> Told<T> {
         }
     }
 
-    pub(super) fn poll(&self, cx: &Context<'_>) -> Poll<T> {
+    pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<T> {
         let mut slot = self.0.lock();
         match std::mem::replace(&mut *slot, Slot::Closed) {
             Slot::Told(what) => Poll::Ready(what),
@@ -68,7 +66,7 @@ impl<T> Told<T> {
 
     /// Puts another answer in the place of one that has not been heard. The one that was there;
     /// `None`: it was heard, or is not expected any more.
-    pub(super) fn recall(&self, instead: T) -> Option<T> {
+    pub(crate) fn recall(&self, instead: T) -> Option<T> {
         match &mut *self.0.lock() {
             Slot::Told(what) => Some(std::mem::replace(what, instead)),
             Slot::Open(_) | Slot::Closed => None,
@@ -76,27 +74,12 @@ impl<T> Told<T> {
     }
 
     /// Nobody waits any more. What was told and not heard is handed back.
-    pub(super) fn close(&self) -> Option<T> {
+    pub(crate) fn close(&self) -> Option<T> {
         let slot = std::mem::replace(&mut *self.0.lock(), Slot::Closed);
         match slot {
             Slot::Told(what) => Some(what),
             Slot::Open(_) | Slot::Closed => None,
         }
-    }
-}
-
-/// Wakes all who wait, each time it rings.
-#[derive(Debug, Default)]
-pub(crate) struct Bell(Notify);
-
-impl Bell {
-    /// Wakes those who wait now. Wakers are code of others: not under a mutex.
-    pub(super) fn ring(&self) {
-        self.0.notify_waiters();
-    }
-
-    pub(super) fn rings(&self) -> Notified<'_> {
-        self.0.notified()
     }
 }
 

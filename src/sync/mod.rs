@@ -1,5 +1,7 @@
 //! The one mutex, so that a scheduler of tests can stand in for it.
 
+pub(crate) mod oneshot;
+
 use std::ops::{Deref, DerefMut};
 
 #[cfg(not(tower_lock_shuttle))]

@@ -1,0 +1,134 @@
+//! The text of a key: escaped, bounded, and hashed where it is too long.
+
+use std::{fmt, sync::Arc};
+
+use sha2::{Digest, Sha256};
+
+use super::{
+    LockKey, Spelling,
+    part::{KeyPart, PartWriter},
+};
+use crate::limits::KEY_BYTES;
+
+/// The text of a key as it grows: on the stack, and never longer there than a key may be.
+#[doc(hidden)]
+pub struct KeyWriter {
+    text: [u8; KEY_BYTES],
+    len: usize,
+    /// Where the namespace ends.
+    namespace: usize,
+    /// Hashes the whole, once it has become too long.
+    long: Option<Sha256>,
+}
+
+/// Hash mark and 128 bits in hex.
+const HASH_BYTES: usize = 1 + 32;
+
+impl KeyWriter {
+    pub(super) fn empty() -> Self {
+        Self { text: [0; KEY_BYTES], len: 0, namespace: 0, long: None }
+    }
+
+    pub(crate) fn new(namespace: &'static str) -> Self {
+        let mut key = Self::empty();
+        key.namespace(namespace);
+        key
+    }
+
+    pub(super) fn namespace(&mut self, namespace: &str) {
+        self.escaped(namespace);
+        self.namespace = self.len;
+    }
+
+    pub(crate) fn part(&mut self, part: &impl KeyPart) {
+        self.push(":");
+        part.write(&mut PartWriter(self));
+    }
+
+    pub(super) fn push(&mut self, text: &str) {
+        let text = text.as_bytes();
+        let fits = text.len().min(KEY_BYTES - self.len);
+        if fits < text.len() && self.long.is_none() {
+            self.long = Some(Sha256::new_with_prefix(&self.text[..self.len]));
+        }
+        if let Some(long) = &mut self.long {
+            long.update(text);
+        }
+        self.text[self.len..self.len + fits].copy_from_slice(&text[..fits]);
+        self.len += fits;
+    }
+
+    pub(super) fn escaped(&mut self, text: &str) {
+        let mut plain_from = 0;
+        for (at, c) in text.char_indices() {
+            if is_plain(c) {
+                continue;
+            }
+            self.push(&text[plain_from..at]);
+            plain_from = at + c.len_utf8();
+            for byte in text[at..plain_from].bytes() {
+                self.push(escape(byte, &mut [0; 3]));
+            }
+        }
+        self.push(&text[plain_from..]);
+    }
+
+    pub(crate) fn finish(self) -> LockKey {
+        match self.long {
+            None => made(&self.text[..self.len], None),
+            Some(long) => made(&self.text[..KEY_BYTES - HASH_BYTES], Some(long)),
+        }
+    }
+
+    pub(super) fn finish_hashed(mut self) -> LockKey {
+        let hash = self.long.take().unwrap_or_else(|| Sha256::new_with_prefix(&self.text[..self.len]));
+        self.len = self.namespace.min(KEY_BYTES - HASH_BYTES - 1);
+        self.push(":");
+        made(&self.text[..self.len], Some(hash))
+    }
+}
+
+impl fmt::Debug for KeyWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyWriter").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// `text` may end within a character, where a long text was cut; what stands before it counts.
+fn made(text: &[u8], hash: Option<Sha256>) -> LockKey {
+    let text = text.utf8_chunks().next().map_or("", |chunk| chunk.valid());
+    let text = match hash {
+        None => Arc::from(text),
+        Some(hash) => Arc::from(format!("{text}~{}", hex(hash))),
+    };
+    LockKey::new(text, Spelling::Made)
+}
+
+/// The first 128 bits.
+pub(super) fn hex(hash: Sha256) -> String {
+    use fmt::Write;
+
+    hash.finalize()[..16].iter().fold(String::with_capacity(32), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+/// May stand in a key as it is. `:` separates, `%` escapes, `~` marks a hash, `+` is kept free to join keys, braces
+/// are hash tags and brackets patterns in Redis.
+fn is_plain(c: char) -> bool {
+    match c {
+        ':' | '%' | '~' | '+' | '{' | '}' | '[' | ']' | '*' | '?' | '\\' | '"' | '\'' => false,
+        '!'..='~' => true,
+        // Letters that are blanks to the eye.
+        '\u{115f}' | '\u{1160}' | '\u{3164}' | '\u{ffa0}' => false,
+        // Of other scripts, letters and digits alone: what turns the text around it, or cannot be seen, would fake a key in a log.
+        _ => c.is_alphanumeric(),
+    }
+}
+
+fn escape(byte: u8, out: &mut [u8; 3]) -> &str {
+    const HEX: &[u8; 16] = b"0123456789ABCDEF";
+    *out = [b'%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]];
+    std::str::from_utf8(out).expect("three ASCII characters")
+}
