@@ -13,7 +13,7 @@ use std::sync::{Arc, LazyLock};
 
 use divan::Bencher;
 use tokio::{runtime::Runtime, sync::Mutex, task::yield_now};
-use tower_lock::{LockKey, Locks};
+use tower_lock::{LockKey, LockManager};
 
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().expect("a runtime")
@@ -55,7 +55,7 @@ fn tokio_mutex(bencher: Bencher<'_, '_>) {
 
 #[divan::bench(sample_count = 200)]
 fn lock(bencher: Bencher<'_, '_>) {
-    let (locks, key) = (Locks::in_memory(), LockKey::from(("reward", 42_u64, "gold")));
+    let (locks, key) = (LockManager::in_memory(), LockKey::from(("reward", 42_u64, "gold")));
     bencher.bench_local(|| {
         contend(|| {
             let (locks, key) = (locks.clone(), key.clone());

@@ -22,7 +22,7 @@ use std::{
 
 use divan::{AllocProfiler, Bencher};
 use tokio::{runtime::Runtime, sync::Mutex, task::yield_now};
-use tower_lock::{LockGuard, LockKey, Locks};
+use tower_lock::{LockGuard, LockKey, LockManager};
 
 #[global_allocator]
 static ALLOCATOR: AllocProfiler = AllocProfiler::system();
@@ -49,7 +49,7 @@ fn now<F: IntoFuture>(future: F) -> F::Output {
     }
 }
 
-fn hold(locks: &Locks, keys: u64) -> Vec<LockGuard> {
+fn hold(locks: &LockManager, keys: u64) -> Vec<LockGuard> {
     (0..keys).map(|n| now(locks.try_lock(("held", n))).expect("free")).collect()
 }
 
@@ -62,7 +62,7 @@ fn tokio_mutex_uncontended(bencher: Bencher<'_, '_>) {
 #[divan::bench(args = [1, 1_000, MANY])]
 fn take_and_give_back_with_keys_held(bencher: Bencher<'_, '_>, held: u64) {
     let _runtime = RUNTIME.enter();
-    let (locks, key) = (Locks::in_memory(), key());
+    let (locks, key) = (LockManager::in_memory(), key());
     let _held = hold(&locks, held - 1);
     bencher.bench_local(|| now(now(locks.try_lock(key.clone())).expect("free").release()).expect("in memory"));
 }
@@ -70,7 +70,7 @@ fn take_and_give_back_with_keys_held(bencher: Bencher<'_, '_>, held: u64) {
 #[divan::bench]
 fn refused(bencher: Bencher<'_, '_>) {
     let _runtime = RUNTIME.enter();
-    let (locks, key) = (Locks::in_memory(), key());
+    let (locks, key) = (LockManager::in_memory(), key());
     let _held = now(locks.try_lock(key.clone())).expect("free");
     bencher.bench_local(|| now(locks.try_lock(key.clone())).is_err());
 }
@@ -78,7 +78,7 @@ fn refused(bencher: Bencher<'_, '_>) {
 #[divan::bench(sample_count = 5, sample_size = 1)]
 fn hold_100_000(bencher: Bencher<'_, '_>) {
     let _runtime = RUNTIME.enter();
-    bencher.with_inputs(Locks::in_memory).bench_local_values(|locks| (hold(&locks, MANY), locks));
+    bencher.with_inputs(LockManager::in_memory).bench_local_values(|locks| (hold(&locks, MANY), locks));
 }
 
 /// Every third of the lease of 30 seconds: this much of a core in every ten seconds.
@@ -86,9 +86,9 @@ fn hold_100_000(bencher: Bencher<'_, '_>) {
 fn renewal_round_of_100_000(bencher: Bencher<'_, '_>) {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let held = runtime.block_on(async { hold(&locks, MANY) });
-    let fresh = || held.iter().rev().take(1).all(|guard| guard.view().remaining() > Duration::from_secs(29));
+    let fresh = || held.iter().rev().take(1).all(|guard| guard.held_lock().remaining() > Duration::from_secs(29));
     bencher.bench_local(|| {
         runtime.block_on(async {
             tokio::time::advance(Duration::from_secs(10)).await;
@@ -97,6 +97,6 @@ fn renewal_round_of_100_000(bencher: Bencher<'_, '_>) {
             }
         });
     });
-    assert!(held.iter().all(|guard| guard.view().remaining() > Duration::from_secs(10)), "all of them");
+    assert!(held.iter().all(|guard| guard.held_lock().remaining() > Duration::from_secs(10)), "all of them");
     runtime.block_on(async { drop(held) });
 }

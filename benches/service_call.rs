@@ -17,7 +17,7 @@ use http_body::Body;
 use http_body_util::Full;
 use tokio::runtime::Runtime;
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_lock::{LockKey, LockLayer, Locks, RequestBody, by_parts};
+use tower_lock::{LockKey, LockLayer, LockManager, key::from_parts, middleware::RequestBody};
 
 #[global_allocator]
 static ALLOCATOR: AllocProfiler = AllocProfiler::system();
@@ -66,25 +66,25 @@ fn bare(bencher: Bencher<'_, '_>) {
 
 #[divan::bench]
 fn skipped(bencher: Bencher<'_, '_>) {
-    let layer = LockLayer::new(&Locks::in_memory(), by_parts(|_| key())).skip(|_| true);
+    let layer = LockLayer::new(&LockManager::in_memory(), from_parts(|_| key())).skip(|_| true);
     requests(bencher, &layer.layer(service_fn(hello)));
 }
 
 #[divan::bench]
 fn no_key(bencher: Bencher<'_, '_>) {
-    let layer = LockLayer::new(&Locks::in_memory(), by_parts(|_| None::<LockKey>));
+    let layer = LockLayer::new(&LockManager::in_memory(), from_parts(|_| None::<LockKey>));
     requests(bencher, &layer.layer(service_fn(hello)));
 }
 
 #[divan::bench]
 fn locked(bencher: Bencher<'_, '_>) {
-    let layer = LockLayer::new(&Locks::in_memory(), by_parts(|_| ("reward", 42_u64, "gold")));
+    let layer = LockLayer::new(&LockManager::in_memory(), from_parts(|_| ("reward", 42_u64, "gold")));
     requests(bencher, &layer.layer(service_fn(hello)));
 }
 
 /// What the layer does, written out in a handler.
 fn by_hand(
-    locks: &Locks,
+    locks: &LockManager,
 ) -> impl Service<In, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send> + Clone {
     let locks = locks.clone();
     service_fn(move |request: In| {
@@ -105,7 +105,7 @@ fn by_hand(
 
 #[divan::bench]
 fn locked_by_hand(bencher: Bencher<'_, '_>) {
-    requests(bencher, &by_hand(&Locks::in_memory()));
+    requests(bencher, &by_hand(&LockManager::in_memory()));
 }
 
 #[cfg(feature = "redis")]
@@ -114,17 +114,17 @@ mod redis {
 
     use divan::Bencher;
     use tower::{Layer, service_fn};
-    use tower_lock::{LockLayer, Locks, RedisStore, by_parts};
+    use tower_lock::{LockLayer, LockManager, RedisStore, key::from_parts};
     use tower_lock_faults::RedisServer;
 
     use super::{RUNTIME, by_hand, hello, requests};
 
-    static SERVER: LazyLock<Option<(RedisServer, Locks)>> = LazyLock::new(|| {
+    static SERVER: LazyLock<Option<(RedisServer, LockManager)>> = LazyLock::new(|| {
         RedisServer::is_available().then(|| {
             RUNTIME.block_on(async {
                 let server = RedisServer::start().await;
                 let store = RedisStore::connect(&server.url()).await.expect("a Redis");
-                (server, Locks::new(store))
+                (server, LockManager::new(store))
             })
         })
     });
@@ -132,7 +132,7 @@ mod redis {
     #[divan::bench]
     fn locked(bencher: Bencher<'_, '_>) {
         let Some((_, locks)) = &*SERVER else { return };
-        let layer = LockLayer::new(locks, by_parts(|_| ("reward", 42_u64, "gold")));
+        let layer = LockLayer::new(locks, from_parts(|_| ("reward", 42_u64, "gold")));
         requests(bencher, &layer.layer(service_fn(hello)));
     }
 
@@ -145,9 +145,9 @@ mod redis {
 
 #[divan::bench]
 fn refused(bencher: Bencher<'_, '_>) {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let _held = RUNTIME.block_on(async { locks.try_lock(key()).await }).expect("free");
-    let layer = LockLayer::new(&locks, by_parts(|_| key()));
+    let layer = LockLayer::new(&locks, from_parts(|_| key()));
     requests(bencher, &layer.layer(service_fn(hello)));
 }
 
@@ -158,7 +158,7 @@ fn key_alone(bencher: Bencher<'_, '_>) {
 
 #[divan::bench]
 fn try_lock_and_release_without_http(bencher: Bencher<'_, '_>) {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let key = key();
     bencher.bench_local(|| {
         RUNTIME.block_on(async { locks.try_lock(key.clone()).await.expect("free").release().await.expect("in memory") })

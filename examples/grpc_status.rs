@@ -17,7 +17,11 @@ use http::{HeaderMap, HeaderValue, Request, Response, header};
 use http_body_util::{BodyExt, Empty, Full};
 use tokio::{join, task::yield_now, time::sleep};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_lock::{IntoLockKey, LockLayer, Locks, Rejection, RequestBody, by_parts};
+use tower_lock::{
+    LockLayer, LockManager, Rejection,
+    key::{IntoLockKey, from_parts},
+    middleware::RequestBody,
+};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -32,13 +36,13 @@ pub(crate) enum Code {
     Unavailable = 14,
 }
 
-/// The responder: for `LockLayer::on_reject`, or `LocksLayer::on_reject` for a whole server.
+/// The responder: for `LockLayer::on_reject`, or `LockManagerLayer::on_reject` for a whole server.
 pub(crate) fn as_grpc(rejection: &Rejection) -> Response<Empty<Bytes>> {
     let code = match rejection {
         // Somebody else is changing it: what the caller knew of it may be old. It reads again, then calls again.
-        Rejection::Held { .. } | Rejection::TimedOut { .. } => Code::Aborted,
+        Rejection::Busy { .. } | Rejection::TimedOut { .. } => Code::Aborted,
         Rejection::BodyTooLarge => Code::ResourceExhausted,
-        Rejection::BadKey { .. } => Code::InvalidArgument,
+        Rejection::InvalidKey { .. } => Code::InvalidArgument,
         // Clients are set up to repeat UNAVAILABLE by themselves, so it is for calls that were not started.
         not_started if not_started.outcome() == "not-started" => Code::Unavailable,
         // Lost, or broken off: a part of it may be done, and nobody is to repeat that without a look. DEADLINE_EXCEEDED would say the same of
@@ -136,8 +140,8 @@ where
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Failure> {
-    let locks = Locks::in_memory();
-    let layer = || LockLayer::new(&locks, by_parts(by_account)).name("transfer").on_reject(as_grpc);
+    let locks = LockManager::in_memory();
+    let layer = || LockLayer::new(&locks, from_parts(by_account)).route_name("transfer").on_reject(as_grpc);
     let service = ServiceBuilder::new().layer(layer()).service(service_fn(transfer));
     let patient = ServiceBuilder::new().layer(layer().wait(Duration::from_millis(20))).service(service_fn(transfer));
     let hasty = ServiceBuilder::new().layer(layer().max_hold(Duration::from_millis(20))).service(service_fn(transfer));

@@ -23,7 +23,7 @@ use std::{
 
 use sqlx::AnyPool;
 use tokio::{join, sync::Notify, time::sleep};
-use tower_lock::{LockError, Locks, MemoryStore};
+use tower_lock::{LockError, LockManager, MemoryStore};
 
 use self::support::{Failure, Table};
 
@@ -54,10 +54,10 @@ enum Run {
 }
 
 /// The job, as each instance runs it.
-async fn nightly_mail(locks: &Locks, mails: &Mails, night: &str) -> Result<Run, Failure> {
-    let guard = match locks.try_lock(("nightly-mail", night)).hold_at_least(ONE_NIGHT).await {
+async fn nightly_mail(locks: &LockManager, mails: &Mails, night: &str) -> Result<Run, Failure> {
+    let guard = match locks.try_lock(("nightly-mail", night)).min_hold(ONE_NIGHT).await {
         Ok(guard) => guard,
-        Err(LockError::Held { .. }) => return Ok(Run::LeftToAnother),
+        Err(LockError::Busy { .. }) => return Ok(Run::LeftToAnother),
         Err(other) => return Err(other.into()),
     };
     // As long as the lock is ours, and not one poll longer.
@@ -70,7 +70,7 @@ async fn nightly_mail(locks: &Locks, mails: &Mails, night: &str) -> Result<Run, 
         Ok(Err(failed)) => {
             // The key is free at once: the next instance tries. (Some may have been sent. Where that is likely, each customer has a lock
             // of its own: `("nightly-mail", night, customer)`.)
-            drop(guard.release_failed().await);
+            drop(guard.release_after_failure().await);
             Err(failed)
         }
         Err(lost) => Err(lost.into()),
@@ -78,10 +78,10 @@ async fn nightly_mail(locks: &Locks, mails: &Mails, night: &str) -> Result<Run, 
 }
 
 /// The same with a lock alone: it is free again when the next instance comes.
-async fn nightly_mail_with_a_lock_alone(locks: &Locks, mails: &Mails, night: &str) -> Result<Run, Failure> {
+async fn nightly_mail_with_a_lock_alone(locks: &LockManager, mails: &Mails, night: &str) -> Result<Run, Failure> {
     let guard = match locks.try_lock(("nightly-mail", night)).await {
         Ok(guard) => guard,
-        Err(LockError::Held { .. }) => return Ok(Run::LeftToAnother),
+        Err(LockError::Busy { .. }) => return Ok(Run::LeftToAnother),
         Err(other) => return Err(other.into()),
     };
     let sent = mails.send_all(night).await?;
@@ -89,7 +89,7 @@ async fn nightly_mail_with_a_lock_alone(locks: &Locks, mails: &Mails, night: &st
     Ok(Run::Sent(sent))
 }
 
-async fn nightly_mail_unlocked(_: &Locks, mails: &Mails, night: &str) -> Result<Run, Failure> {
+async fn nightly_mail_unlocked(_: &LockManager, mails: &Mails, night: &str) -> Result<Run, Failure> {
     Ok(Run::Sent(mails.send_all(night).await?))
 }
 
@@ -134,19 +134,19 @@ impl Mails {
 // === the table ===
 
 /// Three instances, each with locks of its own in one store.
-async fn three_instances() -> Result<[Locks; 3], Failure> {
+async fn three_instances() -> Result<[LockManager; 3], Failure> {
     if env::var_os("REDIS_URL").is_some() {
         return Ok([support::locks().await?, support::locks().await?, support::locks().await?]);
     }
     let store = Arc::new(MemoryStore::new());
-    Ok([(); 3].map(|()| Locks::new(Arc::clone(&store))))
+    Ok([(); 3].map(|()| LockManager::new(Arc::clone(&store))))
 }
 
 /// Starts the job on three instances, 100 ms apart; adds what became of it to the table, and says how many mails each customer got.
 async fn night(
     table: &mut Table<3>,
     how: &str,
-    job: impl AsyncFn(&Locks, &Mails, &str) -> Result<Run, Failure>,
+    job: impl AsyncFn(&LockManager, &Mails, &str) -> Result<Run, Failure>,
     [mails_of_first, mails]: [&Mails; 2],
 ) -> Result<Vec<i64>, Failure> {
     // A night of its own, in a database that may last.
@@ -180,14 +180,14 @@ async fn night(
     Ok(got)
 }
 
-/// Whether it went as promised: one mail each with `hold_at_least`, more without.
+/// Whether it went as promised: one mail each with `min_hold`, more without.
 async fn demo(mails: &Mails) -> Result<bool, Failure> {
     println!("Three instances start the nightly mail to three customers, a tenth of a second apart.\n");
     let down = Mails { is_down: true, ..mails.clone() };
     let mut table = Table::of(["", "mails to each customer", "instances"]);
     let unlocked = night(&mut table, "without a lock", nightly_mail_unlocked, [mails; 2]).await?;
     let alone = night(&mut table, "try_lock", nightly_mail_with_a_lock_alone, [mails; 2]).await?;
-    let held = night(&mut table, "try_lock, hold_at_least", nightly_mail, [mails; 2]).await?;
+    let held = night(&mut table, "try_lock, min_hold", nightly_mail, [mails; 2]).await?;
     let failed = night(&mut table, "the same; the first one fails", nightly_mail, [&down, mails]).await?;
     table.print();
     println!(

@@ -17,24 +17,24 @@ use axum::{
 use http_body_util::BodyExt;
 use serde_json::json;
 use tower::ServiceExt;
-use tower_lock::{HeldLock, LockLayer, Locks, LocksLayer, Policy, Rejection, by};
+use tower_lock::{HeldLock, LockLayer, LockManager, LockManagerLayer, LockPolicy, Rejection, key::from_fn};
 
-fn app(locks: &Locks) -> Router {
+fn app(locks: &LockManager) -> Router {
     // One key for all that can be done to an order, whatever the route.
     let order = |Path(id): Path<u64>| ("order", id);
 
     Router::new()
         // Waits as long as the router says, below.
-        .route("/orders/{id}/ship", post(work).route_layer(LockLayer::new(locks, by(order))))
+        .route("/orders/{id}/ship", post(work).route_layer(LockLayer::new(locks, from_fn(order))))
         // Waits longer.
         .route(
             "/orders/{id}/pay",
-            post(work).route_layer(LockLayer::new(locks, by(order)).wait(Duration::from_secs(10))),
+            post(work).route_layer(LockLayer::new(locks, from_fn(order)).wait(Duration::from_secs(10))),
         )
         // Is refused at once, and told so in the shop's own words.
         .route(
             "/orders/{id}/cancel",
-            post(work).route_layer(LockLayer::new(locks, by(order)).wait(Duration::ZERO).on_reject(in_our_words)),
+            post(work).route_layer(LockLayer::new(locks, from_fn(order)).wait(Duration::ZERO).on_reject(in_our_words)),
         )
         // Reading needs no lock, and a dry run changes nothing.
         .route(
@@ -42,7 +42,7 @@ fn app(locks: &Locks) -> Router {
             get(look).put(work).route_layer(
                 LockLayer::new(
                     locks,
-                    by(|Path(id): Path<u64>, headers: HeaderMap| {
+                    from_fn(|Path(id): Path<u64>, headers: HeaderMap| {
                         (!headers.contains_key("x-dry-run")).then_some(("order", id))
                     }),
                 )
@@ -50,7 +50,7 @@ fn app(locks: &Locks) -> Router {
             ),
         )
         // What a route does not say.
-        .layer(LocksLayer::new(locks).policy(Policy::new().wait(Duration::from_millis(200))))
+        .layer(LockManagerLayer::new(locks).policy(LockPolicy::new().wait(Duration::from_millis(200))))
 }
 
 async fn work(lock: Option<HeldLock>) -> String {
@@ -63,7 +63,7 @@ async fn look() -> &'static str {
 
 fn in_our_words(rejection: &Rejection) -> axum::response::Response {
     match rejection {
-        Rejection::Held { .. } => {
+        Rejection::Busy { .. } => {
             (StatusCode::LOCKED, Json(json!({ "error": "the order is being worked on" }))).into_response()
         }
         other => other.clone().into_response(),
@@ -72,7 +72,7 @@ fn in_our_words(rejection: &Rejection) -> axum::response::Response {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let app = app(&locks);
     println!("Somebody works on order 7.\n");
     let busy = locks.try_lock(("order", 7)).await?;

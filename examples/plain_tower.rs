@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
-use tower_lock::{HeldLock, LockLayer, Locks, RequestBody, by_parts};
+use tower_lock::{HeldLock, LockLayer, LockManager, key::from_parts, middleware::RequestBody};
 
 async fn transfer(request: Request<RequestBody>) -> Result<Response<Full<Bytes>>, Infallible> {
     let token = request.extensions().get::<HeldLock>().map(|lock| lock.fencing_token().to_string());
@@ -20,14 +20,15 @@ async fn transfer(request: Request<RequestBody>) -> Result<Response<Full<Bytes>>
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     // Parsed, not as text: `007` and `7` are one account.
-    let by_account = by_parts(|head| {
+    let by_account = from_parts(|head| {
         let account = head.headers.get("x-account").and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
         account.map(|id| ("account", id)).ok_or(StatusCode::BAD_REQUEST)
     });
-    let service =
-        ServiceBuilder::new().layer(LockLayer::new(&locks, by_account).name("transfer")).service(service_fn(transfer));
+    let service = ServiceBuilder::new()
+        .layer(LockLayer::new(&locks, by_account).route_name("transfer"))
+        .service(service_fn(transfer));
 
     let ask = |account: &'static str| {
         let service = service.clone();

@@ -20,20 +20,24 @@ use tower_http::{
     timeout::TimeoutLayer,
     trace::TraceLayer,
 };
-use tower_lock::{HeldLock, LockLayer, Locks, RequestBody, by, by_parts};
+use tower_lock::{
+    HeldLock, LockLayer, LockManager,
+    key::{from_fn, from_parts},
+    middleware::RequestBody,
+};
 
 /// How long a client waits for an answer.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The lock is on the methods of a route. The layers that know no key are on the router, outside of every lock.
-pub(crate) fn app(locks: &Locks, work: Duration) -> Router {
+pub(crate) fn app(locks: &LockManager, work: Duration) -> Router {
     let order = |Path(id): Path<u64>| ("order", id);
     // `HeldLock`: without the lock layer the handler would not run.
     let pay = async move |_lock: HeldLock| {
         tokio::time::sleep(work).await;
         "paid"
     };
-    let one_at_a_time = LockLayer::new(locks, by(order));
+    let one_at_a_time = LockLayer::new(locks, from_fn(order));
 
     Router::new().route("/orders/{id}/pay", post(pay).route_layer(one_at_a_time)).layer(
         // The first one is the outermost.
@@ -47,9 +51,9 @@ pub(crate) fn app(locks: &Locks, work: Duration) -> Router {
 
 /// The same without Axum: one stack, in which a limit for the handler is inside of the lock.
 pub(crate) fn service(
-    locks: &Locks,
+    locks: &LockManager,
 ) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + use<> {
-    let account = by_parts(|head| {
+    let account = from_parts(|head| {
         let account = head.headers.get("x-account").and_then(|text| text.to_str().ok()?.parse::<u64>().ok());
         account.map(|id| ("account", id)).ok_or(StatusCode::BAD_REQUEST)
     });
@@ -70,7 +74,7 @@ pub(crate) fn service(
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), BoxError> {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let app = app(&locks, Duration::from_millis(50));
     let paid = || show(&app, "a payment", Request::post("/orders/7/pay"));
     tokio::try_join!(paid(), paid())?;

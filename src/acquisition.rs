@@ -13,26 +13,26 @@ use serde::{Serialize, Serializer};
 /// Who holds a key in the store: one acquisition, never used again.
 ///
 /// A new id for every acquisition is what makes each verb of a store safe to repeat: a late release finds its own
-/// grant or nothing. It reads `instance:random:number`; the first two belong to one [`Locks`](crate::Locks). It is shown to whoever
+/// grant or nothing. It reads `instance:random:number`; the first two belong to one [`LockManager`](crate::LockManager). It is shown to whoever
 /// operates the store, and in no answer to a client.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct OwnerId {
+pub struct AcquisitionId {
     process: Arc<str>,
     number: u64,
 }
 
-/// Names the acquisitions of one [`Locks`](crate::Locks), numbers their calls, and throws their die.
+/// Names the acquisitions of one [`LockManager`](crate::LockManager), numbers their calls, and throws their die.
 #[derive(Debug)]
-pub struct OwnerIds {
+pub struct AcquisitionIds {
     process: Arc<str>,
     next: AtomicU64,
     next_call: AtomicU64,
     die: AtomicU64,
 }
 
-// === impl OwnerId ===
+// === impl AcquisitionId ===
 
-impl OwnerId {
+impl AcquisitionId {
     /// Reads it back from its text. What others wrote in its place (a Java service: its id and thread) is read, too: what is behind the
     /// last colon as the number, if it is one.
     #[must_use]
@@ -45,11 +45,11 @@ impl OwnerId {
 
     /// The process it belongs to, as its [`Inbox`](crate::store::Inbox) has it: `instance:random`.
     #[must_use]
-    pub fn process(&self) -> &str {
+    pub fn manager(&self) -> &str {
         &self.process
     }
 
-    /// The instance it belongs to: a pod or a host, or as the [`Locks`](crate::Locks) were told.
+    /// The instance it belongs to: a pod or a host, or as the [`LockManager`](crate::LockManager) were told.
     #[must_use]
     pub fn instance(&self) -> &str {
         self.process.rsplit_once(':').map_or(&self.process, |(instance, _)| instance)
@@ -57,33 +57,33 @@ impl OwnerId {
 
     /// Which one of its process: later ones have larger numbers.
     #[must_use]
-    pub fn number(&self) -> u64 {
+    pub fn sequence(&self) -> u64 {
         self.number
     }
 }
 
-impl fmt::Display for OwnerId {
+impl fmt::Display for AcquisitionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.process, self.number)
     }
 }
 
 /// As its text.
-impl Serialize for OwnerId {
+impl Serialize for AcquisitionId {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl fmt::Debug for OwnerId {
+impl fmt::Debug for AcquisitionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OwnerId({self})")
+        write!(f, "AcquisitionId({self})")
     }
 }
 
-// === impl OwnerIds ===
+// === impl AcquisitionIds ===
 
-impl OwnerIds {
+impl AcquisitionIds {
     /// Characters of an instance's name, its last ones: the rest is cut off.
     const INSTANCE_CHARS: usize = 32;
 
@@ -115,12 +115,12 @@ impl OwnerIds {
     }
 
     /// The next id.
-    pub fn next(&self) -> OwnerId {
-        OwnerId { process: Arc::clone(&self.process), number: self.next.fetch_add(1, Ordering::Relaxed) }
+    pub fn next(&self) -> AcquisitionId {
+        AcquisitionId { process: Arc::clone(&self.process), number: self.next.fetch_add(1, Ordering::Relaxed) }
     }
 
     /// Whether this id was given out here: by this process, and with a number that it has reached.
-    pub(crate) fn has_issued(&self, owner: &OwnerId) -> bool {
+    pub(crate) fn has_issued(&self, owner: &AcquisitionId) -> bool {
         owner.process == self.process && owner.number < self.next.load(Ordering::Relaxed)
     }
 
@@ -140,33 +140,36 @@ mod tests {
 
     #[test]
     fn owner_ids_are_never_used_twice() {
-        let (a, b) = (OwnerIds::new("api-7f3", 1), OwnerIds::new("api-7f3", 2));
+        let (a, b) = (AcquisitionIds::new("api-7f3", 1), AcquisitionIds::new("api-7f3", 2));
         let all = [a.next(), a.next(), b.next(), b.next()];
         for (i, one) in all.iter().enumerate() {
             assert!(!all[i + 1..].contains(one), "{one} is there twice");
         }
         assert_eq!(all[1].to_string(), "api-7f3:0000000000000001:1");
-        assert_eq!((all[1].instance(), all[1].process(), all[1].number()), ("api-7f3", "api-7f3:0000000000000001", 1));
-        assert!(all.iter().all(|id| OwnerId::from_text(&id.to_string()) == *id));
+        assert_eq!(
+            (all[1].instance(), all[1].manager(), all[1].sequence()),
+            ("api-7f3", "api-7f3:0000000000000001", 1)
+        );
+        assert!(all.iter().all(|id| AcquisitionId::from_text(&id.to_string()) == *id));
     }
 
     #[test]
     fn only_ids_that_were_given_out_here_are_known_as_issued() {
-        let (a, b) = (OwnerIds::new("api", 1), OwnerIds::new("api", 2));
+        let (a, b) = (AcquisitionIds::new("api", 1), AcquisitionIds::new("api", 2));
         let ours = a.next();
         b.next();
         assert!(a.has_issued(&ours) && !b.has_issued(&ours));
-        assert!(!a.has_issued(&OwnerId::from_text("api:0000000000000001:1")), "not yet");
+        assert!(!a.has_issued(&AcquisitionId::from_text("api:0000000000000001:1")), "not yet");
         a.next();
-        assert!(a.has_issued(&OwnerId::from_text("api:0000000000000001:1")));
+        assert!(a.has_issued(&AcquisitionId::from_text("api:0000000000000001:1")));
     }
 
     #[test]
     fn an_owner_id_can_be_read_whatever_the_machine_is_called_and_whoever_wrote_it() {
-        let odd = OwnerIds::new("bücher {eins}\n:a-name-that-is-much-too-long", 1).next();
+        let odd = AcquisitionIds::new("bücher {eins}\n:a-name-that-is-much-too-long", 1).next();
         assert_eq!(odd.to_string(), "s---a-name-that-is-much-too-long:0000000000000001:0");
-        let java = OwnerId::from_text("8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e:57");
-        assert_eq!((java.instance(), java.number()), ("8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e", 57));
-        assert_eq!(OwnerId::from_text("somebody").to_string(), "somebody:0");
+        let java = AcquisitionId::from_text("8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e:57");
+        assert_eq!((java.instance(), java.sequence()), ("8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e", 57));
+        assert_eq!(AcquisitionId::from_text("somebody").to_string(), "somebody:0");
     }
 }

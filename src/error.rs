@@ -7,7 +7,7 @@ use crate::{limits::GIVE_BACKS, store::StoreError};
 #[non_exhaustive]
 pub enum LockError {
     /// Somebody else has the key, and the call does not wait.
-    Held {
+    Busy {
         /// How long the holder's lease runs at most, as things stand.
         lease_left: Duration,
         /// How many would be served first, the holder included, as far as this process knows.
@@ -23,7 +23,7 @@ pub enum LockError {
         ahead: usize,
     },
     /// So many wait that one more would only wait in vain.
-    LineFull {
+    QueueFull {
         /// How many would be served first, the holder included: callers in this process, or, for
         /// [`QueueBound::Store`], processes.
         ahead: usize,
@@ -35,8 +35,8 @@ pub enum LockError {
     Store(StoreError),
     /// The request in which this task was spawned holds the lock, or waits for it. If its handler waits
     /// for the task, each would wait for the other. See [`Owner`](crate::Owner#spawned-tasks).
-    HeldByParentRequest,
-    /// These locks are being [shut down](crate::Locks::shutdown).
+    WouldDeadlock,
+    /// These locks are being [shut down](crate::LockManager::shutdown).
     ShuttingDown,
 }
 
@@ -60,20 +60,20 @@ pub enum QueueBound {
 #[non_exhaustive]
 pub enum LockLost {
     /// Its deadline is over, and the store has not answered a renewal: it may have given the key to somebody else.
-    Unrenewed,
-    /// The store has given it to somebody else, has forgotten it, or an operator has [taken it away](crate::Locks::force_release).
-    TakenAway,
+    Expired,
+    /// The store has given it to somebody else, has forgotten it, or an operator has [taken it away](crate::LockManager::force_release).
+    Revoked,
     /// Its fixed lease, or its `max_hold`, is over.
-    LimitReached,
-    /// Its process shuts down, and the [budget](crate::Locks::shutdown_on_signal) for that was spent.
+    HoldLimitReached,
+    /// Its process shuts down, and the [budget](crate::LockManager::shutdown_on_signal) for that was spent.
     ShuttingDown,
     /// It was given back, in time.
-    GivenBack,
+    Released,
     /// It is ours still, but not for as long as was asked. Only [`ensure`](crate::HeldLock::ensure) says so.
     TooShort,
 }
 
-/// Why [`LockCall::run`](crate::LockCall::run) did not come to its end.
+/// Why [`LockBuilder::run`](crate::lock::LockBuilder::run) did not come to its end.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum RunError {
@@ -92,7 +92,7 @@ pub(super) struct PendingReleases {
 
 impl LockLost {
     /// Those for which a lock is over. They are written down where a deadline stands otherwise, as moments that are long gone.
-    const OVER: [Self; 5] = [Self::Unrenewed, Self::TakenAway, Self::LimitReached, Self::ShuttingDown, Self::GivenBack];
+    const OVER: [Self; 5] = [Self::Expired, Self::Revoked, Self::HoldLimitReached, Self::ShuttingDown, Self::Released];
 
     pub(super) fn code(self) -> u64 {
         self as u64
@@ -100,7 +100,7 @@ impl LockLost {
 
     /// It was not given back.
     pub(super) fn is_loss(self) -> bool {
-        matches!(self, Self::Unrenewed | Self::TakenAway | Self::LimitReached)
+        matches!(self, Self::Expired | Self::Revoked | Self::HoldLimitReached)
     }
 
     pub(super) fn from_code(code: u64) -> Option<Self> {
@@ -111,13 +111,11 @@ impl LockLost {
 impl fmt::Display for LockLost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Unrenewed => {
-                "the lock was lost before the work under it had ended: the store did not renew it in time"
-            }
-            Self::TakenAway => "the lock was lost before the work under it had ended: it was taken away",
-            Self::LimitReached => "the lock was lost before the work under it had ended: it was held for too long",
+            Self::Expired => "the lock was lost before the work under it had ended: the store did not renew it in time",
+            Self::Revoked => "the lock was lost before the work under it had ended: it was taken away",
+            Self::HoldLimitReached => "the lock was lost before the work under it had ended: it was held for too long",
             Self::ShuttingDown => "the lock was lost before the work under it had ended: its process shuts down",
-            Self::GivenBack => "the lock was given back already",
+            Self::Released => "the lock was given back already",
             Self::TooShort => "the lock is not ours for as long as was asked",
         })
     }
@@ -128,9 +126,9 @@ impl Error for LockLost {}
 impl fmt::Display for LockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Held { .. } => f.write_str("the lock is held by somebody else"),
+            Self::Busy { .. } => f.write_str("the lock is held by somebody else"),
             Self::TimedOut { waited, .. } => write!(f, "waited {waited:?} for the lock in vain"),
-            Self::LineFull { ahead, bound } => {
+            Self::QueueFull { ahead, bound } => {
                 f.write_str(match bound {
                     QueueBound::Key => "the queue for the lock is full",
                     QueueBound::Process => "too many callers wait for locks in this process",
@@ -138,7 +136,7 @@ impl fmt::Display for LockError {
                 })?;
                 write!(f, ": {ahead} are ahead")
             }
-            Self::HeldByParentRequest => f.write_str(
+            Self::WouldDeadlock => f.write_str(
                 "the request that spawned this task holds the lock or waits for it: share the lock with \
                  `.owner(&owner)`, where `owner` is `Owner::current()` taken before the spawn, or wait for the \
                  request to end with `.owner(&Owner::new())`",

@@ -16,6 +16,19 @@
 
 // In the order in which a newcomer reads them: the words, the HTTP half, what a handler takes, the lock half, where locks are kept.
 pub mod key;
+pub mod lock;
+pub mod middleware;
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+pub mod extract;
+pub mod store;
+#[cfg(feature = "test-util")]
+#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
+pub mod test_util;
+
+mod proto;
+mod owner;
+mod error;
 #[allow(unreachable_pub, reason = "public in `key`")]
 mod lock_key;
 #[allow(
@@ -28,18 +41,7 @@ mod fencing;
 mod process;
 #[allow(unreachable_pub, clippy::must_use_candidate, reason = "reached by tests alone: feature `test-util`")]
 mod clock;
-mod middleware;
-#[cfg(feature = "axum")]
-mod extract;
-mod lock;
-mod proto;
-mod owner;
 mod sync;
-mod error;
-pub mod store;
-#[cfg(feature = "test-util")]
-#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
-pub mod test_util;
 mod limits;
 #[cfg(not(all(feature = "memory", feature = "test-util")))]
 #[allow(unreachable_pub, reason = "in bounds of public functions")]
@@ -47,36 +49,25 @@ mod missing;
 
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
-pub use self::extract::{Lockable, Locked, MissingLock};
-#[cfg(feature = "axum")]
-#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
-pub use self::middleware::{Answer, By, KeyFn, by, by_with_state, form_field, json_field, path_param};
+pub use self::extract::{HasLockKey, Locked};
 #[cfg(feature = "memory")]
 #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
 pub use self::store::MemoryStore;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
-pub use self::store::{RedisConnectError, RedisStore, RedisStoreBuilder};
+pub use self::store::RedisStore;
 pub use self::{
-    acquisition::OwnerId,
-    error::{LockError, LockLost, QueueBound, RunError},
+    acquisition::AcquisitionId,
+    error::{LockError, LockLost, RunError},
     fencing::FencingToken,
     lock::{
-        ClientGone, HeldLock, Hold, KeyInLogs, LockCall, LockFuture, LockGuard, LockState, Locks, LocksBuilder, OnLost,
-        Policy, Release, RequestBodyMode, TimeoutStatus,
+        HeldLock, LockGuard, LockManager, LockManagerBuilder, LockPolicy, LockStatus, LogKey, OnDisconnect, OnLost,
+        ReleaseAt, RequestBodyMode, TimeoutStatus,
     },
-    lock_key::{
-        LockKey,
-        part::{KeyPart, KeyTuple, PartWriter},
-    },
-    middleware::{
-        ByFields, ByParts, ClientConnection, Constant, Field, FieldError, FieldProblem, Fields, IntoLockKey, KeyError,
-        KeySource, LockLayer, LockService, LocksLayer, LocksService, Rejection, RejectionBody, RequestBody,
-        ResponseBody, ResponseFuture, by_fields, by_parts, constant, extension, header, query_param,
-    },
+    lock_key::LockKey,
+    middleware::{LockLayer, LockManagerLayer, Rejection},
     owner::Owner,
     proto::lease::Lease,
-    store::{ForceReleaseReply, LockStore, Released, StoreError, StoreErrorKind},
 };
 /// The library that connects to Redis, as this crate's types have it.
 #[cfg(feature = "redis")]

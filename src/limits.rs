@@ -44,7 +44,7 @@ pub(crate) const LOCK_DELAY: Duration = Duration::from_secs(1);
 /// The longest lock-delay: what is longer is a mistake, and would outlive everybody who could tell.
 pub(crate) const LOCK_DELAY_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The longest `hold_at_least`: a larger value is a mistake, and the key would stay taken after all
+/// The longest `min_hold`: a larger value is a mistake, and the key would stay taken after all
 /// processes that know of it have ended.
 pub(crate) const HOLD_AT_LEAST_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -101,7 +101,7 @@ pub(crate) const BODY_IDLE: Duration = Duration::from_secs(10);
 /// Bytes a second that it must move at the least: a sign of life alone keeps a key taken as well as none.
 pub(crate) const BODY_RATE: u64 = 16 << 10;
 
-/// Handlers of one [`Locks`](crate::Locks) that finish without their client.
+/// Handlers of one [`LockManager`](crate::LockManager) that finish without their client.
 pub(crate) const DETACHED: usize = 1024;
 
 /// How long a finished answer waits for its lock to be given back before it is sent all the same.
@@ -109,7 +109,7 @@ pub(crate) const RELEASE_WAIT: Duration = Duration::from_millis(250);
 
 /// Waiters in line for one key.
 pub(crate) const LINE_PER_KEY: usize = 256;
-/// Waiters in all lines of one [`Locks`](crate::Locks).
+/// Waiters in all lines of one [`LockManager`](crate::LockManager).
 pub(crate) const LINE_PER_PROCESS: usize = 10_000;
 /// Of those, places that are only for keys that nobody waits for yet: one for each key. A flood on
 /// some keys does not reach them.
@@ -129,7 +129,7 @@ pub(crate) const BODY_LIMIT: u64 = 2 << 20;
 #[cfg(feature = "axum")]
 pub(crate) const BODY_BYTES: u64 = 64 << 20;
 
-/// Bytes of the bodies of all requests of one [`Locks`](crate::Locks) that are read before their lock is taken: so many that one body of any
+/// Bytes of the bodies of all requests of one [`LockManager`](crate::LockManager) that are read before their lock is taken: so many that one body of any
 /// size that is read fits, if nobody else's is there.
 pub(crate) const BODIES_BYTES: u64 = 64 << 20;
 /// The complete bodies of the waiters of one key may have this part of what is left of it.
@@ -163,7 +163,7 @@ mod tests {
         let readme = include_str!("../README.md");
         let s = |duration: Duration| format!("{} s", duration.as_secs());
         for (number, value) in [
-            ("lease (`LocksBuilder::lease`)", s(LEASE)),
+            ("lease (`LockManagerBuilder::lease`)", s(LEASE)),
             ("shortest lease", s(LEASE_MIN)),
             ("longest lease", format!("{} min", LEASE_MAX.as_secs() / 60)),
             ("renewal", format!("every third of the lease: {}", s(LEASE / RENEWALS_PER_LEASE))),
@@ -172,7 +172,7 @@ mod tests {
             ("check-in of a waiter, if the holder is elsewhere", s(CHECK_IN)),
             ("lock-delay", s(LOCK_DELAY)),
             ("longest lock-delay", format!("{} h", LOCK_DELAY_MAX.as_secs() / 3600)),
-            ("longest `hold_at_least`", format!("{} h", HOLD_AT_LEAST_MAX.as_secs() / 3600)),
+            ("longest `min_hold`", format!("{} h", HOLD_AT_LEAST_MAX.as_secs() / 3600)),
             (
                 "least of a lease that is left of a grant",
                 format!("{} s", LEASE.as_secs_f64() / f64::from(MIN_RUN_DIVISOR)),
@@ -189,16 +189,16 @@ mod tests {
             ("`body_idle_timeout`", s(BODY_IDLE)),
             ("`min_body_rate`", format!("{} KiB/s", BODY_RATE >> 10)),
             (
-                "handlers that finish without their client (`LocksBuilder::max_detached`), of one route at most as many as stay free",
+                "handlers that finish without their client (`LockManagerBuilder::max_detached`), of one route at most as many as stay free",
                 DETACHED.to_string(),
             ),
             ("release before a finished answer is sent", format!("{} ms", RELEASE_WAIT.as_millis())),
             ("line for one key", LINE_PER_KEY.to_string()),
-            ("lines of all keys, for one `Locks` and its clones", LINE_PER_PROCESS.to_string()),
+            ("lines of all keys, for one `LockManager` and its clones", LINE_PER_PROCESS.to_string()),
             ("of those, for the first waiter of a key", LINE_RESERVE.to_string()),
             ("of the rest that is left, for one key", format!("1 / {LINE_SHARE_DIVISOR}")),
             (
-                "bodies of all requests before their lock, for one `Locks` and its clones",
+                "bodies of all requests before their lock, for one `LockManager` and its clones",
                 format!("{} MiB", BODIES_BYTES >> 20),
             ),
             ("of those that is left, for the waiters of one key", format!("1 / {BODIES_SHARE_DIVISOR}")),

@@ -10,7 +10,7 @@ pub struct Missing<'a>(std::marker::PhantomData<&'a ()>);
 /// The feature `memory`.
 #[cfg(not(feature = "memory"))]
 #[diagnostic::on_unimplemented(
-    message = "`Locks::in_memory` needs the feature `memory` of `tower-lock`",
+    message = "`LockManager::in_memory` needs the feature `memory` of `tower-lock`",
     label = "the feature `memory` is off",
     note = "turn it on in Cargo.toml: `tower-lock = {{ version = \"..\", features = [\"memory\"] }}`"
 )]

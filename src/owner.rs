@@ -21,10 +21,10 @@ tokio::task_local! {
 /// handler as it, so that in there `locks.lock(key)` re-enters without more ado. Code without a request says who it is:
 ///
 /// ```
-/// # use tower_lock::{LockError, Locks, Owner};
+/// # use tower_lock::{LockError, LockManager, Owner};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), LockError> {
-/// # let locks = Locks::in_memory();
+/// # let locks = LockManager::in_memory();
 /// let job = Owner::new();
 /// let outer = locks.lock(("account", 7)).owner(&job).await?;
 /// let inner = locks.lock(("account", 7)).owner(&job).await?;    // at once
@@ -51,11 +51,11 @@ tokio::task_local! {
 ///
 /// A task that a handler spawns has no owner. If it asks for a key that its own request holds, and the
 /// handler awaits it, each would wait for the other. Such a call fails at once with
-/// [`LockError::HeldByParentRequest`](crate::LockError::HeldByParentRequest). There are two ways out:
+/// [`LockError::WouldDeadlock`](crate::LockError::WouldDeadlock). There are two ways out:
 ///
 /// ```
-/// # use tower_lock::{LockError, Locks, Owner};
-/// # async fn handler(locks: Locks) -> Result<(), Box<dyn std::error::Error>> {
+/// # use tower_lock::{LockError, LockManager, Owner};
+/// # async fn handler(locks: LockManager) -> Result<(), Box<dyn std::error::Error>> {
 /// // The task works for the request, and shares its lock:
 /// let owner = Owner::current().unwrap_or_else(Owner::new);
 /// let shared = locks.clone();
@@ -68,7 +68,7 @@ tokio::task_local! {
 /// ```
 ///
 /// It is an error and no re-entry, because a task that re-enters without being asked runs beside the
-/// handler under one lock. It is detected by the [`Locks`](crate::Locks) that was cloned in the handler,
+/// handler under one lock. It is detected by the [`LockManager`](crate::LockManager) that was cloned in the handler,
 /// or extracted with `State`; a handle in a `static` or behind an `Arc` of the application is not, and
 /// the call waits.
 #[derive(Clone)]

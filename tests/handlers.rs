@@ -19,8 +19,9 @@ use axum::{
 use tokio::time::sleep;
 use tower::ServiceExt;
 use tower_lock::{
-    HeldLock, LockLayer, Locks, Rejection, by,
-    test_util::{Fault, TestStore, Verb},
+    HeldLock, LockLayer, LockManager, Rejection,
+    key::from_fn,
+    test_util::{Fault, StoreOp, TestStore},
 };
 
 // --- the service -------------------------------------------------------------------------------------------------------
@@ -35,8 +36,8 @@ async fn claim(lock: HeldLock, Json(claim): Json<Claim>) -> (StatusCode, String)
     (StatusCode::CREATED, format!("family {} under {}", claim.family_id, lock.fencing_token()))
 }
 
-fn app(locks: &Locks) -> Router {
-    let one_at_a_time = LockLayer::new(locks, by(|Json(claim): Json<Claim>| ("reward", claim.family_id)));
+fn app(locks: &LockManager) -> Router {
+    let one_at_a_time = LockLayer::new(locks, from_fn(|Json(claim): Json<Claim>| ("reward", claim.family_id)));
     Router::new().route("/claim", post(claim).route_layer(one_at_a_time))
 }
 
@@ -51,7 +52,7 @@ async fn ask(app: Router) -> Response {
 /// The handler alone: nothing is locked, and it sees what it would see.
 #[tokio::test(start_paused = true)]
 async fn a_claim_is_written_under_its_fencing_token() {
-    let lock = HeldLock::detached(("reward", 7), 42);
+    let lock = HeldLock::for_test(("reward", 7), 42);
     let (status, text) = claim(lock, Json(Claim { family_id: 7 })).await;
     assert_eq!((status, text.as_str()), (StatusCode::CREATED, "family 7 under 42"));
 }
@@ -59,19 +60,19 @@ async fn a_claim_is_written_under_its_fencing_token() {
 /// The same through a router that has no layer.
 #[tokio::test(start_paused = true)]
 async fn a_route_can_be_tested_without_locks() {
-    let app = Router::new().route("/claim", post(claim)).layer(Extension(HeldLock::detached(("reward", 7), 42)));
+    let app = Router::new().route("/claim", post(claim)).layer(Extension(HeldLock::for_test(("reward", 7), 42)));
     assert_eq!(ask(app).await.status(), StatusCode::CREATED);
 }
 
 /// Somebody else has the key.
 #[tokio::test(start_paused = true)]
 async fn a_second_claim_is_told_so() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let app = app(&locks);
     let first = locks.try_lock(("reward", 7)).await.expect("free");
     let answer = ask(app.clone()).await;
     assert_eq!(answer.status(), StatusCode::CONFLICT);
-    assert!(matches!(answer.extensions().get(), Some(Rejection::Held { .. })));
+    assert!(matches!(answer.extensions().get(), Some(Rejection::Busy { .. })));
     first.release().await.expect("in memory");
     assert_eq!(ask(app).await.status(), StatusCode::CREATED);
 }
@@ -80,18 +81,18 @@ async fn a_second_claim_is_told_so() {
 #[tokio::test(start_paused = true)]
 async fn a_claim_without_a_lock_is_not_begun() {
     let store = TestStore::new();
-    let app = app(&Locks::new(store.clone()));
-    store.on(Verb::Acquire).fault(Fault::Stall);
+    let app = app(&LockManager::new(store.clone()));
+    store.on(StoreOp::Acquire).fault(Fault::Hang);
     assert_eq!(ask(app.clone()).await.status(), StatusCode::SERVICE_UNAVAILABLE);
-    store.on(Verb::Acquire).fault(Fault::None);
+    store.on(StoreOp::Acquire).fault(Fault::None);
     assert_eq!(ask(app).await.status(), StatusCode::CREATED);
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 /// The lock is taken away while the handler runs: it is dropped where it stands.
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_loses_its_lock_is_broken_off() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let meanwhile = async {
         sleep(Duration::from_secs(5)).await;
         locks.force_release(("reward", 7)).await.expect("in memory");

@@ -21,7 +21,7 @@ use http_body_util::BodyExt;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
-use tower_lock::Locks;
+use tower_lock::LockManager;
 
 pub mod database;
 
@@ -70,25 +70,25 @@ pub fn exit(result: Result<(), Failure>) -> ExitCode {
 // === locks ===
 
 /// In the Redis of `REDIS_URL`, shared by all instances; without one, within this process.
-pub async fn locks() -> Result<Locks, Failure> {
+pub async fn locks() -> Result<LockManager, Failure> {
     match env::var("REDIS_URL") {
         Ok(url) => shared(&url).await,
-        Err(_) => Ok(Locks::in_memory()),
+        Err(_) => Ok(LockManager::in_memory()),
     }
 }
 
 #[cfg(feature = "redis")]
-async fn shared(url: &str) -> Result<Locks, Failure> {
+async fn shared(url: &str) -> Result<LockManager, Failure> {
     let store = tower_lock::RedisStore::connect(url).await.map_err(|error| {
         let causes = std::iter::successors(error.source(), |&cause| cause.source()).map(|cause| format!(": {cause}"));
         format!("REDIS_URL: {error}{}", causes.collect::<String>())
     })?;
-    Ok(Locks::new(store))
+    Ok(LockManager::new(store))
 }
 
 /// Locks of this process alone would let two instances in at the same time.
 #[cfg(not(feature = "redis"))]
-async fn shared(_url: &str) -> Result<Locks, Failure> {
+async fn shared(_url: &str) -> Result<LockManager, Failure> {
     Err("REDIS_URL is set, but this program was built without Redis: add `--features redis` to `cargo run`".into())
 }
 
@@ -150,7 +150,7 @@ pub struct Server {
 
 impl Server {
     /// On `PORT`; 0, and the default of the demo, is any that is free.
-    pub async fn start(app: Router, locks: &Locks, mode: Mode) -> Result<Self, Failure> {
+    pub async fn start(app: Router, locks: &LockManager, mode: Mode) -> Result<Self, Failure> {
         let port = match env::var("PORT") {
             Ok(port) => port.parse::<u16>().map_err(|error| format!("PORT={port}: {error}"))?,
             Err(_) if mode == Mode::Demo => 0,

@@ -17,13 +17,13 @@ use crate::{
 /// For what the extractor leads to: `Claim` for `Locked<Json<Claim>>`, a type of your own for `Locked<Path<FamilyId>>`.
 ///
 /// ```
-/// # use tower_lock::{LockKey, Lockable};
+/// # use tower_lock::{LockKey, HasLockKey};
 /// struct Claim {
 ///     family_id: u64,
 ///     reward_type: u32,
 /// }
 ///
-/// impl Lockable for Claim {
+/// impl HasLockKey for Claim {
 ///     fn lock_key(&self) -> impl Into<LockKey> {
 ///         ("reward", self.family_id, self.reward_type)
 ///     }
@@ -32,52 +32,52 @@ use crate::{
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not say what is to be locked",
     label = "`Locked` needs a key from this",
-    note = "implement `tower_lock::Lockable` for it, or for a type of your own around it (`struct FamilyId(u64)`): `fn lock_key(&self) -> impl Into<LockKey> {{ (\"reward\", self.family_id) }}`"
+    note = "implement `tower_lock::HasLockKey` for it, or for a type of your own around it (`struct FamilyId(u64)`): `fn lock_key(&self) -> impl Into<LockKey> {{ (\"reward\", self.family_id) }}`"
 )]
-pub trait Lockable {
+pub trait HasLockKey {
     /// The key. Make it of all that the work is about, and of nothing that a client can spell in two ways.
     fn lock_key(&self) -> impl Into<LockKey>;
 }
 
 /// An extractor, and the lock of what it has extracted: the key is made of the very value that the handler sees.
 ///
-/// `E` is any extractor that leads to a [`Lockable`] (`Json`, `Path`, `Query`, `Form`, `Extension`, `State`). The lock is taken when it has
+/// `E` is any extractor that leads to a [`HasLockKey`] (`Json`, `Path`, `Query`, `Form`, `Extension`, `State`). The lock is taken when it has
 /// succeeded, held to the end of the response as if the route had a [`LockLayer`](crate::LockLayer), and behaves as the nearest
-/// [`LocksLayer`](crate::LocksLayer) says (wait, lease, `max_hold`, ..), or the `LockLayer` whose lock the request holds already. It goes last in the handler's arguments if it reads the body; what stands before it
+/// [`LockManagerLayer`](crate::LockManagerLayer) says (wait, lease, `max_hold`, ..), or the `LockLayer` whose lock the request holds already. It goes last in the handler's arguments if it reads the body; what stands before it
 /// runs without the lock.
 ///
 /// ```
 /// # use axum::{Json, Router, routing::post};
-/// # use tower_lock::{LockKey, Lockable, Locked, Locks, LocksLayer};
+/// # use tower_lock::{LockKey, HasLockKey, Locked, LockManager, LockManagerLayer};
 /// # #[derive(serde::Deserialize)] struct Claim { family_id: u64, reward_type: u32 }
-/// # impl Lockable for Claim {
+/// # impl HasLockKey for Claim {
 /// #     fn lock_key(&self) -> impl Into<LockKey> { ("reward", self.family_id, self.reward_type) }
 /// # }
 /// async fn claim(Locked(Json(claim), lock): Locked<Json<Claim>>) -> String {
 ///     format!("family {} is alone with this reward, under {}", claim.family_id, lock.fencing_token())
 /// }
 ///
-/// # fn app(locks: &Locks) -> Router {
-/// Router::new().route("/rewards/claim", post(claim)).layer(LocksLayer::new(locks))
+/// # fn app(locks: &LockManager) -> Router {
+/// Router::new().route("/rewards/claim", post(claim)).layer(LockManagerLayer::new(locks))
 /// # }
 /// ```
 ///
 /// The key is of this one extractor. Is it to be of several, the path and the body perhaps, put a [`LockLayer`](crate::LockLayer) on the route.
-/// (Where `Lockable` is missing Axum says only that the handler is none; `#[axum::debug_handler]` says why.)
+/// (Where `HasLockKey` is missing Axum says only that the handler is none; `#[axum::debug_handler]` says why.)
 ///
 /// The body of the request is complete before the lock is acquired, also where the key is of the
 /// head, unless the layer has
-/// [`request_body(RequestBodyMode::Stream)`](crate::LocksLayer::request_body).
+/// [`request_body(RequestBodyMode::Stream)`](crate::LockManagerLayer::request_body).
 ///
 /// # Errors
 ///
 /// What the extractor rejects is answered as it says. Who cannot have the lock is answered as from a layer: 409, 503, .., with the typed
-/// [`Rejection`](crate::Rejection) in the extensions. Where neither a `LocksLayer` nor a `LockLayer` stands outside, 500 says which is missing, and where.
+/// [`Rejection`](crate::Rejection) in the extensions. Where neither a `LockManagerLayer` nor a `LockLayer` stands outside, 500 says which is missing, and where.
 ///
 /// # Cancel safety
 ///
 /// A client that leaves while its request waits is out of the line at once; one that leaves later finds its handler
-/// [finished](crate::LocksLayer::client_gone) without it.
+/// [finished](crate::LockManagerLayer::on_disconnect) without it.
 #[derive(Debug)]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub struct Locked<E>(
@@ -87,8 +87,8 @@ pub struct Locked<E>(
     pub HeldLock,
 );
 
-const MISSING_LAYER: &str = "`Locked` found nothing to take its lock from. Put a `LocksLayer` on the router, outside of the handler and after its \
-    routes: `Router::new().route(\"/claim\", post(claim)).layer(LocksLayer::new(&locks))`. A task that outlives its request has no lock, either.";
+const MISSING_LAYER: &str = "`Locked` found nothing to take its lock from. Put a `LockManagerLayer` on the router, outside of the handler and after its \
+    routes: `Router::new().route(\"/claim\", post(claim)).layer(LockManagerLayer::new(&locks))`. A task that outlives its request has no lock, either.";
 
 /// Where a lock is left when it is taken.
 struct Place {
@@ -99,7 +99,7 @@ struct Place {
 
 impl<E, S> FromRequestParts<S> for Locked<E>
 where
-    E: FromRequestParts<S> + Deref<Target: Lockable> + Send,
+    E: FromRequestParts<S> + Deref<Target: HasLockKey> + Send,
     S: Send + Sync,
 {
     type Rejection = Response;
@@ -124,7 +124,7 @@ where
 
 impl<E, S> FromRequest<S> for Locked<E>
 where
-    E: FromRequest<S> + Deref<Target: Lockable> + Send,
+    E: FromRequest<S> + Deref<Target: HasLockKey> + Send,
     S: Send + Sync,
 {
     type Rejection = Response;

@@ -5,5 +5,5 @@ mod locked;
 
 pub use self::{
     held::MissingLock,
-    locked::{Lockable, Locked},
+    locked::{HasLockKey, Locked},
 };

@@ -11,7 +11,7 @@ use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
 
 use super::{
-    HeldLock, LockGuard, Policy,
+    HeldLock, LockGuard, LockPolicy,
     attached::Waiter,
     core::Core,
     metrics,
@@ -45,11 +45,11 @@ use crate::{
 /// whose wait is over is skipped: it gets no grant.
 #[derive(Debug)]
 #[must_use = "nothing is locked before the call is awaited"]
-pub struct LockCall {
+pub struct LockBuilder {
     core: Arc<Core>,
     key: LockKey,
     /// What this call sets.
-    policy: Policy,
+    policy: LockPolicy,
     owner: Option<Owner>,
     handle: OfHandle,
 }
@@ -57,13 +57,13 @@ pub struct LockCall {
 /// What a call has from the handle that it was made with.
 #[derive(Debug)]
 struct OfHandle {
-    policy: Policy,
+    policy: LockPolicy,
     parent: Parent,
 }
 
 /// What is asked of the table.
 #[derive(Debug)]
-pub(crate) struct Ask {
+pub(crate) struct LockParams {
     pub(crate) key: LockKey,
     /// Zero: refused while somebody else has the key.
     pub(crate) wait: Duration,
@@ -74,15 +74,15 @@ pub(crate) struct Ask {
 }
 
 pin_project! {
-    /// The way to a guard. Made by awaiting a [`LockCall`].
+    /// The way to a guard. Made by awaiting a [`LockBuilder`].
     #[must_use = "futures do nothing unless you `.await` or poll them"]
     pub struct LockFuture {
         core: Option<Arc<Core>>,
         // What is asked at the first poll.
-        ask: Option<Ask>,
+        ask: Option<LockParams>,
         // Of a call: what it sets, and what it has from its handle. What it inherits is known where it
         // is polled first, as its owner is.
-        call: Option<(Policy, OfHandle)>,
+        call: Option<(LockPolicy, OfHandle)>,
         // What came of it.
         place: Option<Place>,
         wait: Duration,
@@ -112,15 +112,15 @@ struct Place {
     waiting: metrics::Waiting,
 }
 
-impl LockCall {
-    pub(super) fn new(core: Arc<Core>, key: LockKey, policy: Policy, parent: Parent) -> Self {
-        Self { core, key, policy: Policy::new(), owner: None, handle: OfHandle { policy, parent } }
+impl LockBuilder {
+    pub(super) fn new(core: Arc<Core>, key: LockKey, policy: LockPolicy, parent: Parent) -> Self {
+        Self { core, key, policy: LockPolicy::new(), owner: None, handle: OfHandle { policy, parent } }
     }
 
     settings!(call_setters);
 
     /// Sets what this policy sets.
-    pub fn policy(self, policy: Policy) -> Self {
+    pub fn policy(self, policy: LockPolicy) -> Self {
         Self { policy: policy.or(self.policy), ..self }
     }
 
@@ -134,10 +134,10 @@ impl LockCall {
     /// [`Owner`] of the lock, which so has it once more where it asks.
     ///
     /// ```
-    /// # use tower_lock::{Locks, RunError};
+    /// # use tower_lock::{LockManager, RunError};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), RunError> {
-    /// # let locks = Locks::in_memory();
+    /// # let locks = LockManager::in_memory();
     /// let balance = locks
     ///     .lock(("account", 7))
     ///     .run(async |lock| {
@@ -150,8 +150,8 @@ impl LockCall {
     /// # }
     /// ```
     ///
-    /// Whatever the work answers, an `Err` of its own included, is an end in order: a [`hold_at_least`](Self::hold_at_least) counts. A job that may fail
-    /// takes a guard, and says so with [`release_failed`](crate::LockGuard::release_failed).
+    /// Whatever the work answers, an `Err` of its own included, is an end in order: a [`min_hold`](Self::min_hold) counts. A job that may fail
+    /// takes a guard, and says so with [`release_after_failure`](crate::LockGuard::release_after_failure).
     ///
     /// # Errors
     ///
@@ -166,31 +166,31 @@ impl LockCall {
     {
         let owner = self.owner.clone().or_else(Owner::current).unwrap_or_else(Owner::new);
         let guard = self.owner(&owner).await?;
-        let done = guard.while_held(owner.scope(work(guard.view()))).await?;
+        let done = guard.while_held(owner.scope(work(guard.held_lock()))).await?;
         // What became of it does not change what was done: the lock was ours to the end of the work.
         let _ = guard.release().await;
         Ok(done)
     }
 }
 
-impl IntoFuture for LockCall {
+impl IntoFuture for LockBuilder {
     type Output = Result<LockGuard, LockError>;
     type IntoFuture = LockFuture;
 
     fn into_future(self) -> LockFuture {
         let Self { core, key, policy, owner, handle } = self;
         // Wait and terms are set with the first poll.
-        let ask = Ask { key, wait: Duration::ZERO, terms: Terms::default(), owner, route: None };
+        let ask = LockParams { key, wait: Duration::ZERO, terms: Terms::default(), owner, route: None };
         LockFuture::make(core, ask, Some((policy, handle)))
     }
 }
 
 impl LockFuture {
-    pub(crate) fn new(core: Arc<Core>, ask: Ask) -> Self {
+    pub(crate) fn new(core: Arc<Core>, ask: LockParams) -> Self {
         Self::make(core, ask, None)
     }
 
-    fn make(core: Arc<Core>, ask: Ask, call: Option<(Policy, OfHandle)>) -> Self {
+    fn make(core: Arc<Core>, ask: LockParams, call: Option<(LockPolicy, OfHandle)>) -> Self {
         let wait = ask.wait;
         Self {
             core: Some(core),
@@ -272,8 +272,8 @@ impl Future for LockFuture {
 }
 
 impl Place {
-    fn ask(core: &Arc<Core>, ask: Ask, parent: Option<Owner>) -> Self {
-        let Ask { key, wait, terms, owner, route } = ask;
+    fn ask(core: &Arc<Core>, ask: LockParams, parent: Option<Owner>) -> Self {
+        let LockParams { key, wait, terms, owner, route } = ask;
         let waiting = metrics::Waiting::begins(route.as_ref());
         let waiter: Waiter = Arc::default();
         let owner = owner.or_else(Owner::current);
@@ -298,7 +298,7 @@ impl Place {
 }
 
 /// How long a call waits, and on which terms it holds its key.
-fn settle(call: Policy, handle: Policy) -> (Duration, Terms) {
+fn settle(call: LockPolicy, handle: LockPolicy) -> (Duration, Terms) {
     match InRequest::policy() {
         Some(request) => {
             let policy = call.or(request).or(handle);
@@ -317,7 +317,7 @@ fn no_word(ahead: Ahead) -> LockError {
     let Ahead { lease_left, places, silent, is_taken } = ahead;
     match silent {
         Some(error) => error.into(),
-        None if is_taken => LockError::Held { lease_left, ahead: places },
+        None if is_taken => LockError::Busy { lease_left, ahead: places },
         None => StoreError::new("lock", "acquire", StoreErrorKind::Timeout).into(),
     }
 }
@@ -341,7 +341,7 @@ mod tests {
         let ahead = |is_taken, silent| Ahead { lease_left: Duration::from_secs(3), places: 2, silent, is_taken };
         let error = || StoreError::new("test", "acquire", StoreErrorKind::Unavailable);
         assert!(
-            matches!(no_word(ahead(true, None)), LockError::Held { ahead: 2, lease_left } if !lease_left.is_zero())
+            matches!(no_word(ahead(true, None)), LockError::Busy { ahead: 2, lease_left } if !lease_left.is_zero())
         );
         assert!(matches!(no_word(ahead(false, None)), LockError::Store(e) if e.kind() == StoreErrorKind::Timeout));
         assert!(matches!(no_word(ahead(true, Some(error()))), LockError::Store(e) if e.store() == "test"));

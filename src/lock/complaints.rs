@@ -55,8 +55,8 @@ pub(super) fn report(report: &Report) {
     match report {
         Report::Lost { fence, why } => {
             let what = match why {
-                LockLost::TakenAway => "it was revoked (`force_release`), or the store has forgotten it",
-                LockLost::LimitReached => "its section has reached its limit",
+                LockLost::Revoked => "it was revoked (`force_release`), or the store has forgotten it",
+                LockLost::HoldLimitReached => "its section has reached its limit",
                 _ => "its lease is over, and no renewal was answered",
             };
             warn!(target: "tower_lock", fence, "a lock is lost: {what}");
@@ -76,12 +76,12 @@ pub(super) fn report(report: &Report) {
             route,
             left_out,
             "the client disconnected and its handler was dropped: of the {max} handlers that may finish without a client \
-             (`LocksBuilder::max_detached`), one route may have at most half of those that are free",
+             (`LockManagerBuilder::max_detached`), one route may have at most half of those that are free",
         ),
         Report::Abandoned { held } => warn!(
             target: "tower_lock",
             held,
-            "the last `Locks` was dropped while keys are held: `Locks::shutdown` waits for them",
+            "the last `LockManager` was dropped while keys are held: `LockManager::shutdown` waits for them",
         ),
         Report::Renewed(_) | Report::StoreFailed { .. } => {}
     }

@@ -25,7 +25,7 @@ use super::{
     watchdog::Watchdog,
 };
 use crate::{
-    acquisition::{OwnerId, OwnerIds},
+    acquisition::{AcquisitionId, AcquisitionIds},
     clock::{Clock, Moment, Now},
     error::{LockError, LockLost},
     limits::{HINT_PAUSE, LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE},
@@ -34,14 +34,14 @@ use crate::{
     process::Process,
     proto::{Action, Actions, Ahead, Call, Ending, Event, Request, Verb, lease::LeaseBounds, table::Table},
     store::{
-        AcquireAsk, Inbox, LineTerms, LockStore, ReleaseAsk, Released, StoreError, StoreErrorKind, StoreEvent,
-        StoreFuture, YieldAsk,
+        AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseRequest, Released, StoreError, StoreErrorKind,
+        StoreEvent, StoreFuture, YieldRequest,
     },
     sync::Mutex,
 };
 
 /// How every line is served.
-pub(super) const LINE: LineTerms = LineTerms::new(OFFER.saturating_add(LOCK_DELAY), PLACE, LINE_IN_STORE);
+pub(super) const LINE: QueueConfig = QueueConfig::new(OFFER.saturating_add(LOCK_DELAY), PLACE, LINE_IN_STORE);
 
 /// What all clones of a handle share.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub(crate) struct Core {
     pub(super) clock: Clock,
     pub(super) watchdog: Watchdog,
     pub(super) detached: detached::Count,
-    pub(super) ids: OwnerIds,
+    pub(super) ids: AcquisitionIds,
     process: Process,
     /// The process that this was made in. In a child of it, which has a copy, it is dead: it grants
     /// nothing, and sends nothing to the store.
@@ -109,7 +109,7 @@ impl Core {
     pub(super) fn new(
         store: Arc<dyn LockStore>,
         clock: Clock,
-        ids: OwnerIds,
+        ids: AcquisitionIds,
         process: Process,
         lease: Duration,
         max_detached: usize,
@@ -147,7 +147,7 @@ impl Core {
                 true
             }
         };
-        core.store.open(Inbox::new(Arc::clone(core.ids.process()), deliver));
+        core.store.subscribe(EventSink::new(Arc::clone(core.ids.process()), deliver));
         core
     }
 
@@ -196,9 +196,9 @@ impl Core {
     pub(super) fn guard_ended(self: &Arc<Self>, section: &Arc<Section>, ending: Ending) -> Option<Released> {
         if !self.is_of_this_process() {
             // A copied guard: the parent has the lock, and releases it.
-            section.grant.end(LockLost::Unrenewed);
+            section.grant.end(LockLost::Expired);
             section.grant.data.ended.notify_waiters();
-            return Some(Released::NotOwner);
+            return Some(Released::NotHolder);
         }
         let mut actions = Actions::new();
         let said = self.table.lock().guard_ended(&Now::of(&self.clock), &self.ids, section, ending, &mut actions);
@@ -206,7 +206,7 @@ impl Core {
         said
     }
 
-    pub(super) fn lost(self: &Arc<Self>, key: &LockKey, owner: &OwnerId, why: LockLost) {
+    pub(super) fn lost(self: &Arc<Self>, key: &LockKey, owner: &AcquisitionId, why: LockLost) {
         self.on(key, Event::Lost(owner.clone(), why));
     }
 
@@ -219,12 +219,14 @@ impl Core {
     /// given out here is none of ours, and all of it costs little, whatever is held.
     fn told(self: &Arc<Self>, event: StoreEvent) {
         match event {
-            StoreEvent::Offered { key, owner } if self.ids.has_issued(&owner) => self.on(&key, Event::Offered(owner)),
-            StoreEvent::TakenAway { key, owner } if self.ids.has_issued(&owner) => {
+            StoreEvent::Offered { key, id: owner } if self.ids.has_issued(&owner) => {
+                self.on(&key, Event::Offered(owner))
+            }
+            StoreEvent::Revoked { key, id: owner } if self.ids.has_issued(&owner) => {
                 self.on(&key, Event::TakenAway(owner));
             }
-            StoreEvent::Offered { .. } | StoreEvent::TakenAway { .. } => {}
-            StoreEvent::Gap => self.gap(),
+            StoreEvent::Offered { .. } | StoreEvent::Revoked { .. } => {}
+            StoreEvent::Lagged => self.gap(),
         }
     }
 
@@ -399,15 +401,15 @@ impl Core {
         let store = &self.store;
         match verb {
             Verb::Acquire { if_held, lease } => {
-                let ask = AcquireAsk::new(key.clone(), owner, lease, if_held, LINE, self.call_timeout);
+                let ask = AcquireRequest::new(key.clone(), owner, lease, if_held, LINE, self.call_timeout);
                 self.answer(key, "acquire", store.acquire(ask), move |answer| Event::Acquired(number, answer))
             }
             Verb::Yield { fence, next, lease } => {
-                let ask = YieldAsk::new(key.clone(), owner, fence, next, lease, LINE, self.call_timeout);
-                self.answer(key, "yield", store.yield_to_line(ask), move |answer| Event::Yielded(number, answer))
+                let ask = YieldRequest::new(key.clone(), owner, fence, next, lease, LINE, self.call_timeout);
+                self.answer(key, "yield", store.yield_to_queue(ask), move |answer| Event::Yielded(number, answer))
             }
-            Verb::Release { keep_taken } => {
-                let ask = ReleaseAsk::new(key.clone(), owner, keep_taken, LINE);
+            Verb::Release { block_for } => {
+                let ask = ReleaseRequest::new(key.clone(), owner, block_for, LINE);
                 self.answer(key, "release", store.release(ask), move |answer| Event::Released(number, answer))
             }
         }

@@ -23,11 +23,11 @@ use crate::{
 ///
 /// Dropped, it gives the lock back without waiting, but nobody can tell whether that was the end of the work or the middle of it: the
 /// future it lived in may have been dropped while a statement was on its way. So the key stays taken for the
-/// [lock-delay](crate::Policy::lock_delay) of a second. Where no runtime is, the last one that these locks were used in
+/// [lock-delay](crate::LockPolicy::lock_delay) of a second. Where no runtime is, the last one that these locks were used in
 /// asks the store; if that has ended, the lease does.
 ///
 /// A guard that is neither released nor dropped (`mem::forget`, a reference cycle, a task that never
-/// ends) holds its key, and the lease is renewed: until [`max_hold`](crate::Policy::max_hold) if the
+/// ends) holds its key, and the lease is renewed: until [`max_hold`](crate::LockPolicy::max_hold) if the
 /// call set one, else until the process ends.
 #[must_use = "a guard that is dropped keeps its key taken for the lock-delay: call `release`"]
 pub struct LockGuard {
@@ -39,7 +39,7 @@ pub struct LockGuard {
 
 /// What becomes of a lock that is given back. The giving back has begun already, and goes on if this is dropped.
 #[must_use = "the lock is given back all the same; awaited, this says when, and whether it was ours to the end"]
-pub struct Release {
+pub struct ReleaseFuture {
     said: Option<Released>,
     section: Arc<Section>,
 }
@@ -63,7 +63,7 @@ impl LockGuard {
 
     /// What a handler sees of the lock: it can be cloned, and gives nothing back.
     #[must_use]
-    pub fn view(&self) -> HeldLock {
+    pub fn held_lock(&self) -> HeldLock {
         HeldLock::new(Arc::clone(&self.section), Arc::clone(&self.core))
     }
 
@@ -79,8 +79,8 @@ impl LockGuard {
     }
 
     /// For how long its key stays taken at the least, from the grant on.
-    pub(crate) fn hold_at_least(&self) -> Duration {
-        self.section.terms.hold_at_least
+    pub(crate) fn min_hold(&self) -> Duration {
+        self.section.terms.min_hold
     }
 
     /// Runs a future as long as the lock is ours, and not one poll longer. See [`HeldLock::while_held`].
@@ -89,14 +89,14 @@ impl LockGuard {
     ///
     /// The lock was lost; the future was dropped where it stood.
     pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output, LockLost> {
-        self.view().while_held(work).await
+        self.held_lock().while_held(work).await
     }
 
     /// Gives the lock back in order; the future says what became of it. Redisson's `unlock()`.
     ///
     /// The giving back begins with this call, not with the await: where nobody can wait, `drop(guard.release())` ends a lock in
     /// order, too. If this was the last guard of its owner the next one in line has its turn, here or elsewhere; or, if it
-    /// was asked for with [`hold_at_least`](crate::Policy::hold_at_least), when that is over.
+    /// was asked for with [`min_hold`](crate::LockPolicy::min_hold), when that is over.
     ///
     /// # Errors
     ///
@@ -105,19 +105,19 @@ impl LockGuard {
     /// # Cancel safety
     ///
     /// Dropped, the lock is given back all the same.
-    pub fn release(self) -> Release {
+    pub fn release(self) -> ReleaseFuture {
         self.end(Ending::Released)
     }
 
-    /// Gives the lock back in order, though what ran under it has failed: a [`hold_at_least`](crate::Policy::hold_at_least) does not keep the key
+    /// Gives the lock back in order, though what ran under it has failed: a [`min_hold`](crate::LockPolicy::min_hold) does not keep the key
     /// taken, so that another one can try at once. Else as [`release`](Self::release).
-    pub fn release_failed(self) -> Release {
+    pub fn release_after_failure(self) -> ReleaseFuture {
         self.end(Ending::Failed)
     }
 
-    fn end(mut self, ending: Ending) -> Release {
+    fn end(mut self, ending: Ending) -> ReleaseFuture {
         let said = self.give_back(ending);
-        Release { said, section: Arc::clone(&self.section) }
+        ReleaseFuture { said, section: Arc::clone(&self.section) }
     }
 
     fn give_back(&mut self, ending: Ending) -> Option<Released> {
@@ -136,7 +136,7 @@ impl Drop for LockGuard {
     }
 }
 
-impl Future for Release {
+impl Future for ReleaseFuture {
     type Output = Result<Released, StoreError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -153,7 +153,7 @@ impl fmt::Debug for LockGuard {
     }
 }
 
-impl fmt::Debug for Release {
+impl fmt::Debug for ReleaseFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Release").field("key", &self.section.grant.key).finish_non_exhaustive()
     }

@@ -43,7 +43,7 @@ impl HeldLock {
     /// # }
     /// ```
     ///
-    /// For a lock that *is* lost, take one from `Locks` in a [`TestStore`](crate::test_util::TestStore), and let that fail.
+    /// For a lock that *is* lost, take one from `LockManager` in a [`TestStore`](crate::test_util::TestStore), and let that fail.
     ///
     /// # Panics
     ///
@@ -51,9 +51,9 @@ impl HeldLock {
     #[cfg(feature = "test-util")]
     #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
     #[must_use]
-    pub fn detached(key: impl Into<LockKey>, token: u64) -> Self {
+    pub fn for_test(key: impl Into<LockKey>, token: u64) -> Self {
         let token = FencingToken::of_number(token).expect("a token of 63 bits");
-        let core = Arc::clone(super::Locks::in_memory().core());
+        let core = Arc::clone(super::LockManager::in_memory().core());
         let section = Section::detached(key.into(), token, core.ids.next());
         Self::new(Arc::new(section), core)
     }
@@ -88,7 +88,7 @@ impl HeldLock {
     /// Counted from before the store was asked, minus 1 % and 2 ms for clocks that do not run alike
     /// (I3, I4), and on a clock that goes on while the machine sleeps. Renewed every third of the
     /// lease of 30 seconds, it stays above 19 seconds as long as the store answers, unless a fixed
-    /// lease or `max_hold` ends sooner. With another [lease](crate::LocksBuilder::lease) it stays
+    /// lease or `max_hold` ends sooner. With another [lease](crate::LockManagerBuilder::lease) it stays
     /// above three fifths of that.
     #[must_use]
     pub fn remaining(&self) -> Duration {
@@ -151,7 +151,7 @@ impl HeldLock {
     /// # Errors
     ///
     /// It is not. The fencing token is what makes a write that comes late all the same harmless.
-    pub fn ensure(&self, at_least: Duration) -> Result<(), LockLost> {
+    pub fn ensure_remaining(&self, at_least: Duration) -> Result<(), LockLost> {
         let remaining = self.remaining();
         if remaining.is_zero() {
             Err(self.why())
@@ -189,7 +189,7 @@ impl HeldLock {
     }
 
     fn why(&self) -> LockLost {
-        self.section.why().unwrap_or(LockLost::Unrenewed)
+        self.section.why().unwrap_or(LockLost::Expired)
     }
 }
 

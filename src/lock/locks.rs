@@ -7,20 +7,20 @@ use std::{
 use tokio::time::timeout;
 
 use super::{
-    LockCall, LockState, Policy,
+    LockBuilder, LockPolicy, LockStatus,
     core::{Core, LINE},
     metrics,
     reports::Report,
     request_scope::Parent,
 };
 use crate::{
-    acquisition::OwnerIds,
+    acquisition::AcquisitionIds,
     clock::Clock,
     limits::{DETACHED, LEASE, LEASE_MAX, LEASE_MIN, LOCK_DELAY},
     lock_key::LockKey,
     owner::Owner,
     process::Process,
-    store::{ForceAsk, ForceReleaseReply, Inspected, LockStore, StoreError, StoreErrorKind, StoreFuture},
+    store::{ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore, StoreError, StoreErrorKind, StoreFuture},
 };
 
 /// The handle: locks in one store, for layers, handlers, jobs and tests.
@@ -32,14 +32,14 @@ use crate::{
 ///
 /// # Fork
 ///
-/// A server that forks makes a `Locks` in each child, after the fork. A handle that was made before
+/// A server that forks makes a `LockManager` in each child, after the fork. A handle that was made before
 /// the fork begins anew at its first use in a child: with owner ids of its own, and nothing held.
 /// Guards that were copied from the parent are lost in the child, and their drop releases nothing.
 /// The handle must not be in use during the fork: a mutex that another thread has at that moment is
 /// never unlocked in the child.
-pub struct Locks {
+pub struct LockManager {
     handle: Arc<Handle>,
-    policy: Policy,
+    policy: LockPolicy,
     /// For calls without an owner: tasks that were spawned in a request.
     parent: Parent,
 }
@@ -51,10 +51,10 @@ struct Handle {
     child: OnceLock<Box<Self>>,
 }
 
-/// Makes a [`Locks`] that is to be told something about itself.
+/// Makes a [`LockManager`] that is to be told something about itself.
 #[derive(Debug)]
 #[must_use = "a builder makes nothing before `build`"]
-pub struct LocksBuilder {
+pub struct LockManagerBuilder {
     store: Arc<dyn LockStore>,
     instance: Option<String>,
     random: Option<u64>,
@@ -64,7 +64,7 @@ pub struct LocksBuilder {
     max_detached: usize,
 }
 
-impl Locks {
+impl LockManager {
     /// Locks for one process. Needs the feature `memory`.
     #[cfg(feature = "memory")]
     #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
@@ -92,8 +92,8 @@ impl Locks {
     }
 
     /// Locks in this store, under a name of your choice.
-    pub fn builder(store: impl LockStore) -> LocksBuilder {
-        LocksBuilder {
+    pub fn builder(store: impl LockStore) -> LockManagerBuilder {
+        LockManagerBuilder {
             store: Arc::new(store),
             instance: None,
             random: None,
@@ -106,43 +106,43 @@ impl Locks {
 
     /// The same locks with other defaults, for a router of its own perhaps.
     #[must_use]
-    pub fn with_policy(&self, policy: Policy) -> Self {
+    pub fn with_policy(&self, policy: LockPolicy) -> Self {
         Self { policy: policy.or(self.policy), ..self.clone() }
     }
 
     /// Takes the key if nobody has it. Redisson's `tryLock()`.
     ///
     /// ```
-    /// # use tower_lock::{LockError, Locks};
+    /// # use tower_lock::{LockError, LockManager};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), LockError> {
-    /// # let locks = Locks::in_memory();
+    /// # let locks = LockManager::in_memory();
     /// let guard = locks.try_lock(("nightly", "mail")).await?;
     /// assert!(matches!(locks.try_lock(("nightly", "mail")).await, Err(LockError::Held { .. })));
     /// guard.release().await?;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn try_lock(&self, key: impl Into<LockKey>) -> LockCall {
+    pub fn try_lock(&self, key: impl Into<LockKey>) -> LockBuilder {
         self.lock(key).wait(Duration::ZERO)
     }
 
-    /// Takes the key, and waits for it: 30 seconds, or as long as the [`Policy`] of this handle or the call itself says.
+    /// Takes the key, and waits for it: 30 seconds, or as long as the [`LockPolicy`] of this handle or the call itself says.
     /// Redisson's `lock()`, but that every wait has an end.
     ///
-    /// In a handler under a [`LockLayer`](crate::LockLayer) or [`LocksLayer`](crate::LocksLayer) a call
+    /// In a handler under a [`LockLayer`](crate::LockLayer) or [`LockManagerLayer`](crate::LockManagerLayer) a call
     /// inherits the settings of the request: what the call sets, else the route (with the wait that its
     /// client chose), else this handle, else the default of a request. A route that rejects at once so
-    /// rejects at once in its handler, too; say [`wait`](LockCall::wait) where that is not meant. A task
+    /// rejects at once in its handler, too; say [`wait`](LockBuilder::wait) where that is not meant. A task
     /// that a handler spawns is in no request: it inherits nothing, and has no
     /// [`Owner`](Owner#spawned-tasks).
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use tower_lock::{Lease, LockError, Locks};
+    /// # use tower_lock::{Lease, LockError, LockManager};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), LockError> {
-    /// # let locks = Locks::in_memory();
+    /// # let locks = LockManager::in_memory();
     /// let guard = locks
     ///     .lock(("account", 7))
     ///     .wait(Duration::from_secs(1))
@@ -152,8 +152,8 @@ impl Locks {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn lock(&self, key: impl Into<LockKey>) -> LockCall {
-        LockCall::new(Arc::clone(self.core()), key.into(), self.policy, self.parent.clone())
+    pub fn lock(&self, key: impl Into<LockKey>) -> LockBuilder {
+        LockBuilder::new(Arc::clone(self.core()), key.into(), self.policy, self.parent.clone())
     }
 
     /// Who has this key, since when, and how many wait, as the store sees it. Redisson's `isLocked()`, and what its operators read from
@@ -162,26 +162,26 @@ impl Locks {
     /// # Errors
     ///
     /// The store did not reply within its [call timeout](LockStore::call_timeout).
-    pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<LockState, StoreError> {
+    pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<LockStatus, StoreError> {
         let key = key.into();
-        let Inspected { holder, lease_left, waiting } =
+        let KeyStatus { holder, lease_left, waiting } =
             self.within("inspect", self.core().store.inspect(key.clone())).await?;
         let (holder, since) = match holder {
             Some(record) => {
                 let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(record.fence));
-                (Some(record.owner), since.filter(|_| record.fence > 0))
+                (Some(record.id), since.filter(|_| record.fence > 0))
             }
             None => (None, None),
         };
-        let waiting_here = self.core().waiting_for(&key);
-        Ok(LockState { holder, since, remaining: lease_left, waiting, waiting_here })
+        let waiting_locally = self.core().waiting_for(&key);
+        Ok(LockStatus { holder, since, remaining: lease_left, waiting, waiting_locally: waiting_locally })
     }
 
     /// Revokes the key from its holder. Redisson's `forceUnlock()`.
     ///
     /// The holder is notified and aborted; the key stays blocked for the lock-delay of a second, so
     /// that the holder can stop. A key without a holder that a
-    /// [`hold_at_least`](Policy::hold_at_least) or a [`lock_delay`](Policy::lock_delay) blocks is
+    /// [`min_hold`](LockPolicy::min_hold) or a [`lock_delay`](LockPolicy::lock_delay) blocks is
     /// freed at once. A second call within the lock-delay of the first one changes nothing,
     /// notifies the holder again and has the same answer.
     ///
@@ -189,7 +189,7 @@ impl Locks {
     ///
     /// The store did not reply within its [call timeout](LockStore::call_timeout). It may have revoked the key all the same.
     pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<ForceReleaseReply, StoreError> {
-        let ask = ForceAsk::new(key.into(), LOCK_DELAY, LINE);
+        let ask = ForceReleaseRequest::new(key.into(), LOCK_DELAY, LINE);
         self.within("force-release", self.core().store.force_release(ask)).await
     }
 
@@ -215,7 +215,7 @@ impl Locks {
 
     /// How many keys are held by this handle and its clones now.
     #[must_use]
-    pub fn held(&self) -> usize {
+    pub fn held_count(&self) -> usize {
         self.core().held()
     }
 
@@ -227,7 +227,7 @@ impl Locks {
     ///
     /// Call it when the service is told to stop, in the future that `axum::serve(..).with_graceful_shutdown(..)` waits for: the server answers
     /// meanwhile, 503 to who wants a lock. (Called after the server, who waits has its turn first.) A handler that re-enters a lock it
-    /// holds still can, and one that finishes [without its client](crate::ClientGone) is waited for.
+    /// holds still can, and one that finishes [without its client](crate::OnDisconnect) is waited for.
     ///
     /// # Cancel safety
     ///
@@ -247,8 +247,8 @@ impl Locks {
     ///
     /// ```no_run
     /// # use std::time::Duration;
-    /// # use tower_lock::Locks;
-    /// # async fn serve(listener: tokio::net::TcpListener, app: axum::Router, locks: Locks) -> std::io::Result<()> {
+    /// # use tower_lock::LockManager;
+    /// # async fn serve(listener: tokio::net::TcpListener, app: axum::Router, locks: LockManager) -> std::io::Result<()> {
     /// axum::serve(listener, app)
     ///     .with_graceful_shutdown(locks.shutdown_on_signal(Duration::from_secs(20)))
     ///     .await
@@ -262,7 +262,7 @@ impl Locks {
     /// 2. Handlers that hold a lock may finish, as in [`shutdown`](Self::shutdown).
     /// 3. One second before the end of the budget (at half of a budget that is shorter than two seconds) the locks that are still held
     ///    are revoked: [`LockLost::ShuttingDown`](crate::LockLost::ShuttingDown). Their handlers are dropped and answer 503 with outcome
-    ///    `unknown`. Their keys are free a [lock-delay](Policy::lock_delay) later.
+    ///    `unknown`. Their keys are free a [lock-delay](LockPolicy::lock_delay) later.
     /// 4. The future completes, at the end of the budget at the latest. The server then waits for the requests that hold no
     ///    lock. It has no limit of its own for that.
     ///
@@ -308,7 +308,7 @@ impl Locks {
         self.handle.core()
     }
 
-    pub(crate) fn policy(&self) -> Policy {
+    pub(crate) fn policy(&self) -> LockPolicy {
         self.policy
     }
 }
@@ -332,14 +332,14 @@ impl Handle {
     }
 }
 
-impl LocksBuilder {
+impl LockManagerBuilder {
     /// What this instance is called where an operator reads who has a lock. Default: `HOSTNAME`, which is the pod in a cluster, else the name of the
     /// host. Other characters than `[A-Za-z0-9._-]` become `-`, and of what is longer than 32 the last ones are kept.
     pub fn instance(self, name: impl Into<String>) -> Self {
         Self { instance: Some(name.into()), ..self }
     }
 
-    /// How many handlers may finish without their client at once ([`ClientGone::Finish`](crate::ClientGone::Finish)). Default: 1 024; zero: none. Beyond
+    /// How many handlers may finish without their client at once ([`OnDisconnect::Finish`](crate::OnDisconnect::Finish)). Default: 1 024; zero: none. Beyond
     /// it they are dropped with their client, and their keys free after the lock-delay.
     ///
     /// A route (a layer, and the path that it matched) may have as many as it leaves free: one that
@@ -354,7 +354,7 @@ impl LocksBuilder {
     /// The decision: how long may a crash block a key? A shorter lease frees the key sooner. It
     /// costs more renewals, because each held lock is renewed after every third of its lease, and
     /// an outage or a pause of the process loses locks sooner. The
-    /// [lock-delay](Policy::lock_delay), 1 second by default, is added to the lease.
+    /// [lock-delay](LockPolicy::lock_delay), 1 second by default, is added to the lease.
     ///
     /// | lease | renewals per second for 1,000 held keys | a crash blocks a key for at most |
     /// |---|---|---|
@@ -407,14 +407,14 @@ impl LocksBuilder {
 
     /// Makes it.
     #[must_use]
-    pub fn build(self) -> Locks {
+    pub fn build(self) -> LockManager {
         let Self { store, instance, random, process, lease, clock, max_detached } = self;
         let instance = instance.unwrap_or_else(this_instance);
         let random = random.unwrap_or_else(|| process.random_bits());
         metrics::describe();
-        let ids = OwnerIds::new(&instance, random);
+        let ids = AcquisitionIds::new(&instance, random);
         let core = Core::new(store, clock, ids, process, lease, max_detached);
-        Locks { handle: Arc::new(Handle::new(core)), policy: Policy::new(), parent: Parent::default() }
+        LockManager { handle: Arc::new(Handle::new(core)), policy: LockPolicy::new(), parent: Parent::default() }
     }
 }
 
@@ -427,7 +427,7 @@ fn this_instance() -> String {
     by_environment.unwrap_or_else(by_system)
 }
 
-impl Clone for Locks {
+impl Clone for LockManager {
     fn clone(&self) -> Self {
         // A clone that is made in a request may go to a task of that request.
         let parent = Parent::here().unwrap_or_else(|| self.parent.clone());
@@ -446,7 +446,7 @@ impl Drop for Handle {
     }
 }
 
-impl fmt::Debug for Locks {
+impl fmt::Debug for LockManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { handle, policy, parent: _ } = self;
         f.debug_struct("Locks").field("store", &handle.core.store).field("policy", policy).finish_non_exhaustive()

@@ -80,9 +80,9 @@ mod enabled {
 
         pub(in crate::lock) fn refused(mut self, error: &LockError) {
             self.ends(match error {
-                LockError::Held { .. } | LockError::HeldByParentRequest => "refused",
+                LockError::Busy { .. } | LockError::WouldDeadlock => "refused",
                 LockError::TimedOut { .. } => "timed_out",
-                LockError::LineFull { .. } => "line_full",
+                LockError::QueueFull { .. } => "line_full",
                 LockError::Store(_) => "store_unavailable",
                 LockError::ShuttingDown => "shutting_down",
             });

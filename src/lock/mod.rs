@@ -24,7 +24,7 @@ mod policy;
 mod schedules;
 
 pub(crate) use self::{
-    call::Ask,
+    call::LockParams,
     core::Core,
     detached::{Detached, DetachedRoute},
     policy::{request_setters, settings},
@@ -32,13 +32,14 @@ pub(crate) use self::{
     room::{Abort, NoRoom, Room, Share},
 };
 pub use self::{
-    call::{LockCall, LockFuture},
-    guard::{LockGuard, Release},
+    call::{LockBuilder, LockFuture},
+    guard::{LockGuard, ReleaseFuture},
     held::HeldLock,
-    locks::{Locks, LocksBuilder},
-    policy::{ClientGone, Hold, KeyInLogs, OnLost, Policy, RequestBodyMode, TimeoutStatus},
-    state::LockState,
+    locks::{LockManager, LockManagerBuilder},
+    policy::{LockPolicy, LogKey, OnDisconnect, OnLost, ReleaseAt, RequestBodyMode, TimeoutStatus},
+    state::LockStatus,
 };
+pub use crate::error::QueueBound;
 
 /// The decisions without their shell, for simulators: no promise is made of it.
 #[cfg(feature = "test-util")]
@@ -54,13 +55,13 @@ pub mod decisions {
         table::Table,
     };
     pub use crate::{
-        acquisition::OwnerIds,
+        acquisition::AcquisitionIds,
         clock::{Moment, Now},
     };
-    use crate::{limits, store::LineTerms};
+    use crate::{limits, store::QueueConfig};
 
     /// How every line is served.
-    pub const LINE: LineTerms = super::core::LINE;
+    pub const LINE: QueueConfig = super::core::LINE;
     /// How long a grant lasts.
     pub const LEASE: Duration = limits::LEASE;
     /// The least that the store keeps a key beyond that.

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use super::policy::Policy;
+use super::policy::LockPolicy;
 use crate::owner::{CURRENT, Identity, Owner};
 
 tokio::task_local! {
@@ -17,16 +17,16 @@ tokio::task_local! {
 #[derive(Clone)]
 pub(crate) struct InRequest {
     owner: Owner,
-    policy: Policy,
+    policy: LockPolicy,
 }
 
 impl InRequest {
-    pub(crate) fn new(owner: Owner, policy: Policy) -> Self {
+    pub(crate) fn new(owner: Owner, policy: LockPolicy) -> Self {
         Self { owner, policy }
     }
 
     /// The settings of the request that this task works for.
-    pub(super) fn policy() -> Option<Policy> {
+    pub(super) fn policy() -> Option<LockPolicy> {
         REQUEST.try_with(|request| request.policy).ok()
     }
 
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn a_handle_does_not_keep_the_request_that_it_was_cloned_in() {
         let owner = Owner::new();
-        let clone_here = || InRequest::new(owner.clone(), Policy::new()).scope_sync(Parent::here);
+        let clone_here = || InRequest::new(owner.clone(), LockPolicy::new()).scope_sync(Parent::here);
         let parent = clone_here().expect("in a request");
         assert_eq!(parent.get(), Some(owner.clone()));
         assert_eq!((Arc::strong_count(&owner.0), Arc::weak_count(&owner.0)), (1, 1));

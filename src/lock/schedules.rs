@@ -26,7 +26,7 @@ use crate::{
     limits::OFFER,
     lock_key::LockKey,
     owner::Owner,
-    store::{ForceAsk, LockStore, MemoryStore, Released},
+    store::{ForceReleaseRequest, LockStore, MemoryStore, Released},
 };
 
 const SCHEDULES: usize = 3_000;
@@ -34,7 +34,7 @@ const SCHEDULES: usize = 3_000;
 /// One key, whoever wants it, and who is in.
 #[derive(Clone)]
 struct World {
-    locks: Locks,
+    locks: LockManager,
     store: Arc<MemoryStore>,
     inside: Arc<AtomicUsize>,
     last: Arc<AtomicU64>,
@@ -45,13 +45,13 @@ struct World {
 impl World {
     fn new() -> Self {
         let store = Arc::new(MemoryStore::new());
-        let locks = Locks::new(Arc::clone(&store));
+        let locks = LockManager::new(Arc::clone(&store));
         Self { locks, store, inside: Arc::default(), last: Arc::default(), forced: false }
     }
 
     /// Another process on the same store.
     fn other(&self) -> Self {
-        Self { locks: Locks::new(Arc::clone(&self.store)), ..self.clone() }
+        Self { locks: LockManager::new(Arc::clone(&self.store)), ..self.clone() }
     }
 
     fn key() -> LockKey {
@@ -125,7 +125,7 @@ fn a_key_goes_from_hand_to_hand_and_nobody_is_in_twice() {
             thread::spawn(move || {
                 for _ in 0..2 {
                     let guard = world.take().expect("its turn");
-                    assert_ne!(world.section(guard), Released::NotOwner);
+                    assert_ne!(world.section(guard), Released::NotHolder);
                 }
             })
         });
@@ -189,7 +189,7 @@ fn a_lost_lock_goes_on_to_who_waits() {
         }
         let operator = world.clone();
         threads.push(thread::spawn(move || {
-            let force = operator.store.force_release(ForceAsk::new(World::key(), Duration::ZERO, LINE));
+            let force = operator.store.force_release(ForceReleaseRequest::new(World::key(), Duration::ZERO, LINE));
             block_on(force).expect("in memory");
         }));
         all(threads);
@@ -233,7 +233,7 @@ fn a_grant_is_taken_or_goes_to_the_next_waiter() {
     check(|| {
         let clock = Clock::default();
         let world = World::new();
-        let locks = Locks::builder(Arc::clone(&world.store)).clock(clock.clone()).build();
+        let locks = LockManager::builder(Arc::clone(&world.store)).clock(clock.clone()).build();
         let world = World { locks, ..world };
         let holder = world.take().expect("free");
         let grant = Arc::clone(holder.grant());

@@ -7,9 +7,9 @@ use std::{
 
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 
-use crate::acquisition::OwnerId;
+use crate::acquisition::AcquisitionId;
 
-/// The holder of a key, since when, for how long, and how many wait. [`Locks::inspect`](super::Locks::inspect) returns it.
+/// The holder of a key, since when, for how long, and how many wait. [`LockManager::inspect`](super::LockManager::inspect) returns it.
 ///
 /// [`Display`](fmt::Display) is one line for a log or a terminal:
 ///
@@ -17,34 +17,34 @@ use crate::acquisition::OwnerId;
 /// held by api-7:5a66841764ffe1bf:2 since 2026-11-22T03:20:00.123Z, 30.500s left, 1 process waiting, 0 calls waiting here
 /// ```
 ///
-/// [`Serialize`] is for an admin page. Its names do not change: `holder` (the text of the [`OwnerId`], or null), `since_unix_ms` (or null),
+/// [`Serialize`] is for an admin page. Its names do not change: `holder` (the text of the [`AcquisitionId`], or null), `since_unix_ms` (or null),
 /// `remaining_ms` (null if it has no end), `waiting`, `waiting_locally`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct LockState {
+pub struct LockStatus {
     /// Who has it. `None`: nobody.
-    pub holder: Option<OwnerId>,
+    pub holder: Option<AcquisitionId>,
     /// Since when, by the clock of the store; `None`, too, if a service in another language has it. Sections that were handed on within one process count from the last time it asked the store.
     pub since: Option<SystemTime>,
     /// How long the store keeps the key, if nobody gives it back and nobody renews it: a lease and a lock-delay at the most. A fixed lease or
-    /// a [`max_hold`](crate::Policy::max_hold) of the holder, which only its process knows, may end sooner. Without a holder it is what is left of a
-    /// [`lock_delay`](crate::Policy::lock_delay) or of a [`hold_at_least`](crate::Policy::hold_at_least). Zero: it is free. [`Duration::MAX`]: it has no end, which nothing
+    /// a [`max_hold`](crate::LockPolicy::max_hold) of the holder, which only its process knows, may end sooner. Without a holder it is what is left of a
+    /// [`lock_delay`](crate::LockPolicy::lock_delay) or of a [`min_hold`](crate::LockPolicy::min_hold). Zero: it is free. [`Duration::MAX`]: it has no end, which nothing
     /// of ours writes.
     pub remaining: Duration,
     /// How many processes wait for it in the line of the store. The one that has it is none of them, whoever waits in it.
     pub waiting: usize,
     /// How many calls wait for it in this process.
-    pub waiting_here: usize,
+    pub waiting_locally: usize,
 }
 
 /// A time as in RFC 3339, in UTC and milliseconds.
 struct Rfc3339(SystemTime);
 
-// === impl LockState ===
+// === impl LockStatus ===
 
-impl fmt::Display for LockState {
+impl fmt::Display for LockStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { holder, since, remaining, waiting, waiting_here } = self;
+        let Self { holder, since, remaining, waiting, waiting_locally } = self;
         match holder {
             // Any text may stand in a store: a line break of it must not begin another line of a log.
             Some(holder) => write!(f, "held by {}", holder.to_string().escape_debug())?,
@@ -60,21 +60,21 @@ impl fmt::Display for LockState {
             write!(f, ", {}.{:03}s left", remaining.as_secs(), remaining.subsec_millis())?;
         }
         let processes = if *waiting == 1 { "process" } else { "processes" };
-        let calls = if *waiting_here == 1 { "call" } else { "calls" };
-        write!(f, ", {waiting} {processes} waiting, {waiting_here} {calls} waiting here")
+        let calls = if *waiting_locally == 1 { "call" } else { "calls" };
+        write!(f, ", {waiting} {processes} waiting, {waiting_locally} {calls} waiting here")
     }
 }
 
-impl Serialize for LockState {
+impl Serialize for LockStatus {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { holder, since, remaining, waiting, waiting_here } = self;
+        let Self { holder, since, remaining, waiting, waiting_locally } = self;
         let since = since.and_then(|since| since.duration_since(SystemTime::UNIX_EPOCH).ok());
-        let mut state = serializer.serialize_struct("LockState", 5)?;
+        let mut state = serializer.serialize_struct("LockStatus", 5)?;
         state.serialize_field("holder", holder)?;
         state.serialize_field("since_unix_ms", &since.map(whole_ms))?;
         state.serialize_field("remaining_ms", &(*remaining != Duration::MAX).then(|| whole_ms(*remaining)))?;
         state.serialize_field("waiting", waiting)?;
-        state.serialize_field("waiting_locally", waiting_here)?;
+        state.serialize_field("waiting_locally", waiting_locally)?;
         state.end()
     }
 }
@@ -111,13 +111,13 @@ impl fmt::Display for Rfc3339 {
 mod tests {
     use super::*;
 
-    fn state(holder: Option<&str>, since_ms: Option<u64>, remaining: Duration, waiting: usize) -> LockState {
-        LockState {
-            holder: holder.map(OwnerId::from_text),
+    fn state(holder: Option<&str>, since_ms: Option<u64>, remaining: Duration, waiting: usize) -> LockStatus {
+        LockStatus {
+            holder: holder.map(AcquisitionId::from_text),
             since: since_ms.map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms)),
             remaining,
             waiting,
-            waiting_here: 2 - waiting,
+            waiting_locally: 2 - waiting,
         }
     }
 

@@ -17,11 +17,11 @@ use crate::{
     error::LockLost,
     limits::{RENEWAL_TICK, RENEWAL_TICKS_PER_LEASE, RENEWALS_PER_CALL, RENEWALS_PER_LEASE},
     proto::grant::Need,
-    store::{RenewAsk, Renewed, StoreError, StoreErrorKind},
+    store::{RenewReply, RenewRequest, StoreError, StoreErrorKind},
     sync::Mutex,
 };
 
-/// One task for all grants of a [`Locks`](crate::Locks): it renews in batches, every third of a lease, and ends what is past its
+/// One task for all grants of a [`LockManager`](crate::LockManager): it renews in batches, every third of a lease, and ends what is past its
 /// deadline or its limit, whether the store answers or not (I5).
 ///
 /// It is started by a grant that finds it not running, and goes when it has had nothing to watch for a while.
@@ -139,7 +139,7 @@ impl Watchdog {
         let grants: Vec<_> = watched.grants.values().cloned().collect();
         drop(watched);
         for grant in grants {
-            grant.end(LockLost::Unrenewed);
+            grant.end(LockLost::Expired);
             grant.data.ended.notify_waiters();
         }
     }
@@ -164,7 +164,7 @@ impl Watchdog {
                     look.due.push(grant);
                 }
                 // Not ended here: by now another section may run under it.
-                Need::LimitReached => look.limits.push(grant),
+                Need::HoldLimitReached => look.limits.push(grant),
                 Need::Over => look.lost.push(grant),
             }
         }
@@ -197,14 +197,14 @@ impl Watched {
     /// Zero says that it is in no list; no moment of a running clock is.
     fn list(&mut self, grant: &Arc<Grant>, at: Moment) -> Moment {
         grant.data.listed_at.store(at.as_nanos(), Release);
-        self.grants.insert((at, grant.owner.number()), Arc::clone(grant));
+        self.grants.insert((at, grant.owner.sequence()), Arc::clone(grant));
         at
     }
 
     fn unlist(&mut self, grant: &Grant) {
         let at = grant.data.listed_at.swap(0, Acquire);
         if at != 0 {
-            self.grants.remove(&(Moment::from_nanos(at), grant.owner.number()));
+            self.grants.remove(&(Moment::from_nanos(at), grant.owner.sequence()));
         }
     }
 
@@ -259,7 +259,7 @@ async fn run(task: Task, earlier: Arc<Notify>) {
             }
             was_idle = look.idle;
             for grant in look.lost {
-                core.lost(&grant.key, &grant.owner, grant.why().unwrap_or(LockLost::Unrenewed));
+                core.lost(&grant.key, &grant.owner, grant.why().unwrap_or(LockLost::Expired));
             }
             for grant in look.limits {
                 core.limit(&grant);
@@ -284,7 +284,7 @@ async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
     // As they are now: a lease may grow before the answer comes.
     let leases: Vec<_> = due.iter().map(|grant| grant.lease()).collect();
     let ask = |(grant, &lease): (&Arc<Grant>, _)| {
-        RenewAsk::new(grant.key.clone(), grant.owner.clone(), grant.with_delay(lease))
+        RenewRequest::new(grant.key.clone(), grant.owner.clone(), grant.with_delay(lease))
     };
     let asks = due.iter().zip(&leases).map(ask).collect();
     let answers = timeout(core.call_timeout, core.store.renew(asks)).await;
@@ -294,13 +294,13 @@ async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
     // No answer: the next look asks again, until the deadline.
     for ((grant, lease), renewed) in due.iter().zip(leases).zip(answers.unwrap_or_default()) {
         match renewed {
-            Renewed::Extended => {
+            RenewReply::Extended => {
                 core.report(Report::Renewed(grant.remaining(now)));
                 grant.extend(lease, asked, now);
             }
             // Ended there and not here: during a yield it may have gone in order.
-            Renewed::NotOwner => core.lost(&grant.key, &grant.owner, LockLost::TakenAway),
-            Renewed::Unknown => {}
+            RenewReply::NotHolder => core.lost(&grant.key, &grant.owner, LockLost::Revoked),
+            RenewReply::Unknown => {}
         }
     }
     for grant in due {

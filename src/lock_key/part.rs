@@ -29,7 +29,7 @@ mod sealed {
 /// you to say.
 ///
 /// ```
-/// use tower_lock::{KeyPart, LockKey, PartWriter};
+/// use tower_lock::{key::{KeyPart, PartWriter}, LockKey};
 ///
 /// struct FamilyId(u64);
 ///

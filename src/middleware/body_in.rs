@@ -21,7 +21,7 @@ use super::{
     request_body::{Content, LazyTimer, RequestBody, Streaming},
 };
 use crate::{
-    lock::{Abort, NoRoom, Policy, Room, Share},
+    lock::{Abort, LockPolicy, NoRoom, Room, Share},
     sync::Mutex,
 };
 
@@ -33,7 +33,7 @@ pub struct BodyReader<'a> {
     /// What it takes up while its request waits.
     share: Option<Share>,
     room: &'a Arc<Room>,
-    policy: &'a Policy,
+    policy: &'a LockPolicy,
 }
 
 /// What was read so far: whoever needs the bytes can take them away.
@@ -50,7 +50,7 @@ enum Gathered {
 }
 
 impl<'a> BodyReader<'a> {
-    pub(super) fn new(body: RequestBody, room: &'a Arc<Room>, policy: &'a Policy) -> Self {
+    pub(super) fn new(body: RequestBody, room: &'a Arc<Room>, policy: &'a LockPolicy) -> Self {
         Self { body, share: None, room, policy }
     }
 
@@ -192,7 +192,7 @@ fn unreadable(error: &(dyn Error + 'static)) -> Rejection {
     } else if is(<dyn Error>::is::<TooSlow>) {
         Rejection::BodyTimeout
     } else {
-        Rejection::BadKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }
+        Rejection::InvalidKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }
     }
 }
 

@@ -28,9 +28,9 @@ use crate::lock_key::LockKey;
 ///
 /// ```
 /// # use axum::{Json, extract::Path, http::{HeaderMap, StatusCode}};
-/// # use tower_lock::{LockLayer, Locks, by};
+/// # use tower_lock::{LockLayer, LockManager, by};
 /// # #[derive(serde::Deserialize)] struct Claim { family_id: u64, reward_type: u32 }
-/// # fn layers(locks: &Locks) {
+/// # fn layers(locks: &LockManager) {
 /// LockLayer::new(locks, by(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)));
 /// LockLayer::new(locks, by(|Path(id): Path<u64>, headers: HeaderMap| async move {
 ///     if headers.contains_key("x-dry-run") { None } else { Some(("order", id)) }
@@ -42,49 +42,49 @@ use crate::lock_key::LockKey;
 ///
 /// - The key is made of what the handler will see: `01`, `+1` and `%31` are the number 1, and one lock.
 /// - What an extractor rejects is answered as it says, untouched, before anything is locked: a body that is no claim
-///   is a 422. [`Rejection::BadKey`](crate::Rejection::BadKey) is in the extensions. What it rejects of the head, it rejects before the body is read.
+///   is a 422. [`Rejection::InvalidKey`](crate::Rejection::InvalidKey) is in the extensions. What it rejects of the head, it rejects before the body is read.
 /// - The body is read before anything is locked, whether or not the key is made of it
 ///   ([`request_body`](crate::LockLayer::request_body)): once, within the route's `DefaultBodyLimit` (413 beyond it), and given on byte for byte
 ///   with its headers, trailers and length. A `DefaultBodyLimit` must stand *outside* the lock to be seen by it.
-/// - A body that is read or waits takes up room: those of one [`Locks`](crate::Locks) and its clones 64 MiB together, counted as they come. A client
+/// - A body that is read or waits takes up room: those of one [`LockManager`](crate::LockManager) and its clones 64 MiB together, counted as they come. A client
 ///   that sends too slowly is told 408 ([`body_idle_timeout`](crate::LockLayer::body_idle_timeout)). Where room is short, of the
 ///   bodies larger than the average the one that has been idle for longest is aborted, and a smaller one only if no larger one
 ///   is there. A request is told 503 if complete bodies take up all of the room, or those for its key an eighth of what is left.
 ///
 /// An extractor that *takes* something out of the request (`WebSocketUpgrade`) would take it from the handler, too: do not
 /// lock by such a one. Needs the feature `axum`.
-pub fn by<F, T, M>(f: F) -> By<F, T, M, ()>
+pub fn from_fn<F, T, M>(f: F) -> FromFn<F, T, M, ()>
 where
     F: KeyFn<T, ()>,
-    F::Answer: Answer<M>,
+    F::Answer: KeyFnOutput<M>,
 {
-    by_with_state((), f)
+    from_fn_with_state((), f)
 }
 
 /// [`by`], for extractors that need the application's state.
 ///
 /// ```
 /// # use axum::{extract::{Path, State}, http::StatusCode};
-/// # use tower_lock::{LockLayer, Locks, by_with_state};
+/// # use tower_lock::{LockLayer, LockManager, key::from_fn_with_state};
 /// # #[derive(Clone)] struct Db;
 /// # impl Db { async fn tenant_of(&self, _: u64) -> Result<u64, StatusCode> { Ok(1) } }
-/// # fn layer(locks: &Locks, db: Db) {
-/// LockLayer::new(locks, by_with_state(db, |State(db): State<Db>, Path(order): Path<u64>| async move {
+/// # fn layer(locks: &LockManager, db: Db) {
+/// LockLayer::new(locks, from_fn_with_state(db, |State(db): State<Db>, Path(order): Path<u64>| async move {
 ///     Ok::<_, StatusCode>(("tenant", db.tenant_of(order).await?))
 /// }));
 /// # }
 /// ```
-pub fn by_with_state<F, T, M, S>(state: S, f: F) -> By<F, T, M, S>
+pub fn from_fn_with_state<F, T, M, S>(state: S, f: F) -> FromFn<F, T, M, S>
 where
     F: KeyFn<T, S>,
-    F::Answer: Answer<M>,
+    F::Answer: KeyFnOutput<M>,
     S: Clone + Send + Sync + 'static,
 {
-    By { f, state, marker: PhantomData }
+    FromFn { f, state, marker: PhantomData }
 }
 
-/// A key function that was accepted. Made by [`by`] and [`by_with_state`].
-pub struct By<F, T, M, S> {
+/// A key function that was accepted. Made by [`by`] and [`from_fn_with_state`].
+pub struct FromFn<F, T, M, S> {
     f: F,
     state: S,
     // As a function that makes them: whether a layer is `Send` does not hang on its extractors.
@@ -113,7 +113,7 @@ pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
         state: &S,
     ) -> impl Future<Output = Result<Option<LockKey>, NoKey>> + Send
     where
-        Self::Answer: Answer<M>;
+        Self::Answer: KeyFnOutput<M>;
 }
 
 /// What a key function answers: [`IntoLockKey`], or a future of one.
@@ -125,7 +125,7 @@ pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
     note = "answer a tuple whose first element is the namespace, a `&'static str` (`(\"order\", id)`), a `LockKey`, an `Option` (`None`: no lock needed), a `Result` of these (`Err`, an `IntoResponse`, is sent as the response), or a future of one",
     note = "up to six parts follow it, or none: integers, `bool`, `char`, strings and `Uuid` (feature `uuid`), `tower_lock::key::display(..)` of a type whose text is unique; a float is none: `0.1 + 0.2` and `0.3` would be two locks"
 )]
-pub trait Answer<M> {
+pub trait KeyFnOutput<M> {
     #[doc(hidden)]
     fn answer(self) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send;
 }
@@ -170,7 +170,7 @@ macro_rules! from_head {
                 state: &S,
             ) -> Result<Option<LockKey>, NoKey>
             where
-                R: Answer<M>,
+                R: KeyFnOutput<M>,
             {
                 $(let $part = $part::from_request_parts(parts, state).await.map_err(answered::<$part, _>)?;)*
                 self($($part,)*).answer().await.map_err(|answer| NoKey::Answered(answer, None))
@@ -206,7 +206,7 @@ macro_rules! from_body {
                 state: &S,
             ) -> Result<Option<LockKey>, NoKey>
             where
-                R: Answer<M>,
+                R: KeyFnOutput<M>,
             {
                 // A copy: an extractor may take something out of what it is shown.
                 #[allow(unused_mut, reason = "one that is alone has the request itself")]
@@ -233,13 +233,13 @@ fn answered<E, R: IntoResponse>(rejection: R) -> NoKey {
 
 // === impl Answer ===
 
-impl<R: IntoLockKey> Answer<Now> for R {
+impl<R: IntoLockKey> KeyFnOutput<Now> for R {
     fn answer(self) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send {
         ready(self.into_lock_key())
     }
 }
 
-impl<R> Answer<Later> for R
+impl<R> KeyFnOutput<Later> for R
 where
     R: Future<Output: IntoLockKey> + Send,
 {
@@ -250,9 +250,9 @@ where
 
 // === impl By ===
 
-impl<F, T, M, S> KeySource for By<F, T, M, S>
+impl<F, T, M, S> KeySource for FromFn<F, T, M, S>
 where
-    F: KeyFn<T, S, Answer: Answer<M>>,
+    F: KeyFn<T, S, Answer: KeyFnOutput<M>>,
     T: 'static,
     M: 'static,
     S: Clone + Send + Sync + 'static,
@@ -262,13 +262,13 @@ where
     }
 }
 
-impl<F: Clone, T, M, S: Clone> Clone for By<F, T, M, S> {
+impl<F: Clone, T, M, S: Clone> Clone for FromFn<F, T, M, S> {
     fn clone(&self) -> Self {
         Self { f: self.f.clone(), state: self.state.clone(), marker: PhantomData }
     }
 }
 
-impl<F, T, M, S> fmt::Debug for By<F, T, M, S> {
+impl<F, T, M, S> fmt::Debug for FromFn<F, T, M, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("By").finish_non_exhaustive()
     }

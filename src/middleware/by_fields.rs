@@ -20,10 +20,10 @@ use crate::lock_key::LockKey;
 /// Keys from fields of the request, by their names: one [`Field`], or a tuple of two to four.
 ///
 /// ```
-/// # use tower_lock::{LockLayer, Locks, by_fields, header, query_param};
-/// # fn layers(locks: &Locks) {
-/// LockLayer::new(locks, by_fields("order", query_param("id")));                           // order:7
-/// LockLayer::new(locks, by_fields("order", (header("x-tenant"), query_param("id"))));     // order:acme:7
+/// # use tower_lock::{LockLayer, LockManager, key::{from_fields, header, query_param}};
+/// # fn layers(locks: &LockManager) {
+/// LockLayer::new(locks, from_fields("order", query_param("id")));                           // order:7
+/// LockLayer::new(locks, from_fields("order", (header("x-tenant"), query_param("id"))));     // order:acme:7
 /// # }
 /// ```
 ///
@@ -48,14 +48,14 @@ use crate::lock_key::LockKey;
 /// # Errors
 ///
 /// The answer is a problem of the type `bad-key`, which says of which field what is wrong, and never what stood in it:
-/// [`Rejection::BadKey`], with a [`FieldError`]. [`LockLayer::on_reject`](crate::LockLayer::on_reject) may put another one in its place.
-pub fn by_fields<F: Fields>(namespace: &'static str, fields: F) -> ByFields {
-    ByFields { namespace, sources: fields.sources() }
+/// [`Rejection::InvalidKey`], with a [`FieldError`]. [`LockLayer::on_reject`](crate::LockLayer::on_reject) may put another one in its place.
+pub fn from_fields<F: Fields>(namespace: &'static str, fields: F) -> FromFields {
+    FromFields { namespace, sources: fields.sources() }
 }
 
-/// Keys from fields of a request. Made by [`by_fields`].
+/// Keys from fields of a request. Made by [`from_fields`].
 #[derive(Clone)]
-pub struct ByFields {
+pub struct FromFields {
     namespace: &'static str,
     sources: Arc<[Source]>,
 }
@@ -105,9 +105,9 @@ fields!(a: Field, b: Field);
 fields!(a: Field, b: Field, c: Field);
 fields!(a: Field, b: Field, c: Field, d: Field);
 
-// === impl ByFields ===
+// === impl FromFields ===
 
-impl ByFields {
+impl FromFields {
     /// `body`: not read yet; then what the head is of no use for is said, and no more.
     async fn key(&self, head: &mut Parts, body: Option<&Bytes>) -> Result<LockKey, FieldError> {
         #[cfg(feature = "axum")]
@@ -125,7 +125,7 @@ impl ByFields {
     }
 }
 
-impl KeySource for ByFields {
+impl KeySource for FromFields {
     async fn derive(&self, head: &mut Parts, body: &mut BodyReader<'_>) -> Result<Option<LockKey>, NoKey> {
         let of_body = self.sources.iter().filter(|source| source.is_of_body()).count();
         // A bad head is answered before its body is read.
@@ -150,11 +150,11 @@ fn refused(error: FieldError, head: &Parts) -> NoKey {
     if status.is_server_error() {
         tracing::error!(target: "tower_lock", field = error.name(), "no key can be derived for this route: {error}");
     }
-    NoKey::Rejected(Rejection::BadKey { status, field: Some(error), extractor: None })
+    NoKey::Rejected(Rejection::InvalidKey { status, field: Some(error), extractor: None })
 }
 
-impl fmt::Debug for ByFields {
+impl fmt::Debug for FromFields {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ByFields").field("namespace", &self.namespace).field("fields", &self.sources).finish()
+        f.debug_struct("FromFields").field("namespace", &self.namespace).field("fields", &self.sources).finish()
     }
 }

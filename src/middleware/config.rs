@@ -5,16 +5,16 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::{rejection::OnReject, retry_after::UsualHold};
-use crate::lock::{Locks, Policy};
+use crate::lock::{LockManager, LockPolicy};
 
 pub(super) type Skip = dyn Fn(&Parts) -> bool + Send + Sync;
 
 /// What a layer and all its services share.
 pub(super) struct Config<K> {
-    pub(super) locks: Locks,
+    pub(super) locks: LockManager,
     pub(super) key: K,
     /// What the route says; what it does not say is found with the request.
-    pub(super) policy: Policy,
+    pub(super) policy: LockPolicy,
     pub(super) skip: Option<Arc<Skip>>,
     pub(super) on_reject: OnReject,
     pub(super) name: Option<&'static str>,

@@ -10,21 +10,21 @@ use crate::lock_key::LockKey;
 
 /// One key for every request. Made by [`constant`].
 #[derive(Clone, Debug)]
-pub struct Constant(LockKey);
+pub struct Fixed(LockKey);
 
 /// The same key for every request: for what there is once, such as the nightly job. Without Axum, too.
 ///
 /// ```
-/// # use tower_lock::{LockLayer, Locks, constant};
-/// # fn layer(locks: &Locks) {
+/// # use tower_lock::{LockLayer, LockManager, constant};
+/// # fn layer(locks: &LockManager) {
 /// LockLayer::new(locks, constant(("nightly", "mail")));
 /// # }
 /// ```
-pub fn constant(key: impl Into<LockKey>) -> Constant {
-    Constant(key.into())
+pub fn fixed(key: impl Into<LockKey>) -> Fixed {
+    Fixed(key.into())
 }
 
-impl KeySource for Constant {
+impl KeySource for Fixed {
     fn derive(
         &self,
         _: &mut Parts,

@@ -51,7 +51,7 @@ where
 
 /// A lock was lost before anything was sent: what was done under it is not known.
 fn broken_off<B>(duty: Duty, why: LockLost) -> Response<ResponseBody<B>> {
-    let rejection = if why == LockLost::LimitReached { Rejection::MaxHold } else { Rejection::Lost };
+    let rejection = if why == LockLost::HoldLimitReached { Rejection::MaxHoldExceeded } else { Rejection::Lost };
     let response = duty.slot().on_reject().answer(rejection).map(ResponseBody::rejected);
     duty.lost(why);
     response

@@ -7,10 +7,10 @@ use http::{Extensions, HeaderName};
 use super::field_error::Place;
 use crate::lock_key::{part::KeyPart, writer::KeyWriter};
 
-/// A field of a request: the text of one part of a key. For [`by_fields`](crate::by_fields).
+/// A field of a request: the text of one part of a key. For [`from_fields`](crate::key::from_fields).
 ///
-/// Made by [`header`], [`query_param`], [`extension`], [`path_param`](crate::path_param), [`json_field`](crate::json_field) and
-/// [`form_field`](crate::form_field).
+/// Made by [`header`], [`query_param`], [`extension`], [`path_param`](crate::key::path_param), [`json_field`](crate::key::json_field) and
+/// [`form_field`](crate::key::form_field).
 #[must_use = "a field says nothing before `by_fields` has it"]
 #[derive(Clone, Copy)]
 pub struct Field {
@@ -30,15 +30,15 @@ pub enum Source {
 /// A header, by its name in any case. Without Axum, too.
 ///
 /// ```
-/// # use tower_lock::{LockLayer, Locks, by_fields, header};
-/// # fn layer(locks: &Locks) {
-/// LockLayer::new(locks, by_fields("tenant", header("x-tenant")));     // tenant:acme
+/// # use tower_lock::{LockLayer, LockManager, key::{from_fields, header}};
+/// # fn layer(locks: &LockManager) {
+/// LockLayer::new(locks, from_fields("tenant", header("x-tenant")));     // tenant:acme
 /// # }
 /// ```
 ///
 /// # Errors
 ///
-/// 400 if it is missing, given twice, not visible ASCII, or of no use as a part ([`by_fields`](crate::by_fields)). A list with
+/// 400 if it is missing, given twice, not visible ASCII, or of no use as a part ([`from_fields`](crate::key::from_fields)). A list with
 /// commas in one header is one text. (`host` is none over HTTP/2: it is a part of the URI there.)
 ///
 /// # Panics
@@ -53,15 +53,15 @@ pub fn header(name: &'static str) -> Field {
 /// A parameter of the query, decoded (`%31` is `1`, `+` a blank). Without Axum, too.
 ///
 /// ```
-/// # use tower_lock::{LockLayer, Locks, by_fields, query_param};
-/// # fn layer(locks: &Locks) {
-/// LockLayer::new(locks, by_fields("order", query_param("id")));       // /pay?id=7: order:7
+/// # use tower_lock::{LockLayer, LockManager, key::{from_fields, query_param}};
+/// # fn layer(locks: &LockManager) {
+/// LockLayer::new(locks, from_fields("order", query_param("id")));       // /pay?id=7: order:7
 /// # }
 /// ```
 ///
 /// # Errors
 ///
-/// 400 if it is missing, given twice, or of no use as a part ([`by_fields`](crate::by_fields)).
+/// 400 if it is missing, given twice, or of no use as a part ([`from_fields`](crate::key::from_fields)).
 pub fn query_param(name: &'static str) -> Field {
     Field::text(Place::Query, name)
 }
@@ -72,7 +72,7 @@ pub fn query_param(name: &'static str) -> Field {
 /// It is written as its [`KeyPart`] says: what no client spelled needs no refusal.
 ///
 /// ```
-/// # use tower_lock::{KeyPart, LockLayer, Locks, PartWriter, by_fields, extension};
+/// # use tower_lock::{key::{KeyPart, PartWriter, from_fields, extension}, LockLayer, LockManager};
 /// #[derive(Clone)]
 /// struct TenantId(u64);
 ///
@@ -81,8 +81,8 @@ pub fn query_param(name: &'static str) -> Field {
 ///         self.0.write(part);
 ///     }
 /// }
-/// # fn layer(locks: &Locks) {
-/// LockLayer::new(locks, by_fields("tenant", extension::<TenantId>()));    // tenant:3
+/// # fn layer(locks: &LockManager) {
+/// LockLayer::new(locks, from_fields("tenant", extension::<TenantId>()));    // tenant:3
 /// # }
 /// ```
 ///
@@ -104,17 +104,17 @@ pub fn extension<T: KeyPart + Send + Sync + 'static>() -> Field {
 ///
 /// ```
 /// # use axum::{Router, routing::post};
-/// # use tower_lock::{LockLayer, Locks, by_fields, path_param};
+/// # use tower_lock::{LockLayer, LockManager, key::{from_fields, path_param}};
 /// # async fn pay() {}
-/// # fn app(locks: &Locks) -> Router {
+/// # fn app(locks: &LockManager) -> Router {
 /// Router::new().route("/orders/{id}/pay", post(pay).route_layer(
-///     LockLayer::new(locks, by_fields("order", path_param("id")))))       // order:7
+///     LockLayer::new(locks, from_fields("order", path_param("id")))))       // order:7
 /// # }
 /// ```
 ///
 /// # Errors
 ///
-/// 400 if it is no UTF-8, or of no use as a part ([`by_fields`](crate::by_fields)); 500 if the route has no parameter of this name, or two.
+/// 400 if it is no UTF-8, or of no use as a part ([`from_fields`](crate::key::from_fields)); 500 if the route has no parameter of this name, or two.
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub fn path_param(name: &'static str) -> Field {
@@ -128,11 +128,11 @@ pub fn path_param(name: &'static str) -> Field {
 ///
 /// ```
 /// # use axum::{Router, routing::post};
-/// # use tower_lock::{LockLayer, Locks, by_fields, json_field};
+/// # use tower_lock::{LockLayer, LockManager, key::{from_fields, json_field}};
 /// # async fn claim() {}
-/// # fn app(locks: &Locks) -> Router {
+/// # fn app(locks: &LockManager) -> Router {
 /// Router::new().route("/rewards/claim", post(claim).route_layer(
-///     LockLayer::new(locks, by_fields("reward", (json_field("family_id"), json_field("reward_type"))))))  // reward:42:gold
+///     LockLayer::new(locks, from_fields("reward", (json_field("family_id"), json_field("reward_type"))))))  // reward:42:gold
 /// # }
 /// ```
 ///
@@ -143,7 +143,7 @@ pub fn path_param(name: &'static str) -> Field {
 /// 413 if the body is too long; 503 if the bodies of others take up the room that there is for those that wait; 400 if it is no
 /// JSON. 422 if it is no object, or if the field is missing, given twice, a float (`1.0`, `1e0`, `-0`), an integer from 2^53 on (a reader that knows floats alone,
 /// JavaScript for one, takes two of them for one: send it as a string), `null`, an array, an
-/// object, or a string of no use as a part ([`by_fields`](crate::by_fields)). A name in other letters (`serde(alias)`) is missing.
+/// object, or a string of no use as a part ([`from_fields`](crate::key::from_fields)). A name in other letters (`serde(alias)`) is missing.
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub fn json_field(name: &'static str) -> Field {
@@ -157,18 +157,18 @@ pub fn json_field(name: &'static str) -> Field {
 ///
 /// ```
 /// # use axum::{Router, routing::post};
-/// # use tower_lock::{LockLayer, Locks, by_fields, form_field};
+/// # use tower_lock::{LockLayer, LockManager, key::{from_fields, form_field}};
 /// # async fn seat() {}
-/// # fn app(locks: &Locks) -> Router {
+/// # fn app(locks: &LockManager) -> Router {
 /// Router::new().route("/seats", post(seat).route_layer(
-///     LockLayer::new(locks, by_fields("seat", (form_field("row"), form_field("no"))))))       // row=B&no=7: seat:B:7
+///     LockLayer::new(locks, from_fields("seat", (form_field("row"), form_field("no"))))))       // row=B&no=7: seat:B:7
 /// # }
 /// ```
 ///
 /// # Errors
 ///
 /// 413 and 503 as of a [`json_field`]; 422 if the field is missing, given twice, or of no use as a part
-/// ([`by_fields`](crate::by_fields)).
+/// ([`from_fields`](crate::key::from_fields)).
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub fn form_field(name: &'static str) -> Field {

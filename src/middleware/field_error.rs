@@ -4,7 +4,7 @@ use http::StatusCode;
 
 /// A field of a request that no key can be made of: which one, and why. Never what stands in it.
 ///
-/// In [`Rejection::BadKey`](crate::Rejection::BadKey).
+/// In [`Rejection::InvalidKey`](crate::Rejection::InvalidKey).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FieldError {
     pub(super) place: Place,
@@ -21,20 +21,20 @@ pub enum FieldProblem {
     /// It is there, and has no character.
     Empty,
     /// Its name is there more than once: who reads it may take the first, or the last.
-    Twice,
+    Duplicate,
     /// It is a header of other bytes than visible ASCII, or a path that is not UTF-8.
-    NoText,
+    NotText,
     /// It begins or ends with a blank or a control character, which a handler may trim.
-    BlankAtEnd,
+    SurroundingWhitespace,
     /// It reads as a number, and is not spelled as integers are: `01`, `+1`, `-0`, `1.0`, `1e3`.
-    OddNumber,
+    NonCanonicalNumber,
     /// In JSON, it is none of a string, a bool and an integer between -2^53 and 2^53: beyond them, readers that know floats alone take two integers
     /// for one.
     WrongType,
     /// The body is no JSON.
-    NoJson,
+    InvalidJson,
     /// The body is JSON, and no object.
-    NoObject,
+    NotAnObject,
 }
 
 /// Where in a request a field is.
@@ -53,8 +53,8 @@ pub enum Place {
 }
 
 impl FieldError {
-    /// The name of the field, as it was given to [`header`](crate::header) and its like; the name of the type of an
-    /// [`extension`](crate::extension).
+    /// The name of the field, as it was given to [`header`](crate::key::header) and its like; the name of the type of an
+    /// [`extension`](crate::key::extension).
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
@@ -73,8 +73,8 @@ impl FieldError {
         match (self.place, self.problem) {
             (Place::Extension, _) => StatusCode::INTERNAL_SERVER_ERROR,
             #[cfg(feature = "axum")]
-            (Place::Path, FieldProblem::Missing | FieldProblem::Twice) => StatusCode::INTERNAL_SERVER_ERROR,
-            (_, FieldProblem::NoJson) => StatusCode::BAD_REQUEST,
+            (Place::Path, FieldProblem::Missing | FieldProblem::Duplicate) => StatusCode::INTERNAL_SERVER_ERROR,
+            (_, FieldProblem::InvalidJson) => StatusCode::BAD_REQUEST,
             #[cfg(feature = "axum")]
             (Place::Json | Place::Form, _) => StatusCode::UNPROCESSABLE_ENTITY,
             _ => StatusCode::BAD_REQUEST,
@@ -122,15 +122,15 @@ impl fmt::Display for FieldProblem {
         f.write_str(match self {
             Self::Missing => "is missing",
             Self::Empty => "is empty",
-            Self::Twice => "is there more than once",
-            Self::NoText => "is no readable text",
-            Self::BlankAtEnd => "begins or ends with a blank",
-            Self::OddNumber => {
+            Self::Duplicate => "is there more than once",
+            Self::NotText => "is no readable text",
+            Self::SurroundingWhitespace => "begins or ends with a blank",
+            Self::NonCanonicalNumber => {
                 "reads as a number, and must then be written in plain digits, without a leading zero or plus"
             }
             Self::WrongType => "is no string, no bool and no integer between -2^53 and 2^53",
-            Self::NoJson => "cannot be read: the body is no JSON",
-            Self::NoObject => "cannot be found: the body is no JSON object",
+            Self::InvalidJson => "cannot be read: the body is no JSON",
+            Self::NotAnObject => "cannot be found: the body is no JSON object",
         })
     }
 }

@@ -43,7 +43,7 @@ impl<'a> Finder<'a> {
     fn put(&mut self, place: Place, name: &str, text: &Result<Cow<'a, str>, FieldProblem>) {
         for (source, found) in self.sources.iter().zip(&mut self.found) {
             if source.is(place, name).is_some() {
-                *found = Some(if found.is_some() { Err(FieldProblem::Twice) } else { text.clone() });
+                *found = Some(if found.is_some() { Err(FieldProblem::Duplicate) } else { text.clone() });
             }
         }
     }
@@ -61,8 +61,8 @@ impl<'a> Finder<'a> {
             let mut values = headers.get_all(*name).iter();
             *found = match (values.next(), values.next()) {
                 (None, _) => None,
-                (Some(value), None) => Some(value.to_str().map(Cow::Borrowed).map_err(|_| FieldProblem::NoText)),
-                (Some(_), Some(_)) => Some(Err(FieldProblem::Twice)),
+                (Some(value), None) => Some(value.to_str().map(Cow::Borrowed).map_err(|_| FieldProblem::NotText)),
+                (Some(_), Some(_)) => Some(Err(FieldProblem::Duplicate)),
             };
         }
     }
@@ -139,7 +139,7 @@ mod with_axum {
                     }
                 }
                 Some(Err(RawPathParamsRejection::InvalidUtf8InPathParam(_))) => {
-                    self.put_all(Place::Path, FieldProblem::NoText);
+                    self.put_all(Place::Path, FieldProblem::NotText);
                 }
                 // Without a router nothing is there.
                 Some(Err(_)) | None => {}
@@ -162,8 +162,8 @@ mod with_axum {
         fn json(&mut self, body: &'a [u8]) -> Result<(), FieldProblem> {
             let mut json = serde_json::Deserializer::from_slice(body);
             json.deserialize_map(Object(self)).and_then(|()| json.end()).map_err(|error| match error.classify() {
-                Category::Data => FieldProblem::NoObject,
-                _ => FieldProblem::NoJson,
+                Category::Data => FieldProblem::NotAnObject,
+                _ => FieldProblem::InvalidJson,
             })
         }
 
@@ -222,7 +222,7 @@ mod with_axum {
     fn text_of(json: &str) -> Result<Cow<'_, str>, FieldProblem> {
         match json.as_bytes() {
             [b'"', ..] if json.contains('\\') => {
-                serde_json::from_str(json).map(Cow::Owned).map_err(|_| FieldProblem::NoJson)
+                serde_json::from_str(json).map(Cow::Owned).map_err(|_| FieldProblem::InvalidJson)
             }
             [b'"', .., b'"'] => Ok(Cow::Borrowed(&json[1..json.len() - 1])),
             b"true" | b"false" => Ok(json.into()),

@@ -11,13 +11,13 @@ use pin_project_lite::pin_project;
 use super::{body_out::ResponseBody, prefer, slot::Slot, trace::SpanAround};
 
 pin_project! {
-    /// The response of a [`LockService`](crate::LockService) or a [`LocksService`](crate::LocksService).
+    /// The response of a [`LockService`](crate::middleware::LockService) or a [`LockManagerService`](crate::middleware::LockManagerService).
     ///
     /// # Cancel safety
     ///
     /// Dropped while it waits, the request leaves the line and its handler never starts. Dropped while the handler runs under its lock (the client has
     /// left, or a timeout further out), the handler finishes in a task of its own and then gives the lock back, unless
-    /// [`client_gone`](crate::LockLayer::client_gone) says otherwise: then it is dropped, and its key free after the lock-delay.
+    /// [`on_disconnect`](crate::LockLayer::on_disconnect) says otherwise: then it is dropped, and its key free after the lock-delay.
     pub struct ResponseFuture<F, B, E>
     where
         B: 'static,
@@ -34,7 +34,7 @@ pin_project! {
     {
         fn drop(this: Pin<&mut Self>) {
             if let StateProj::Under { under } = this.project().state.project() {
-                under.client_gone();
+                under.on_disconnect();
             }
         }
     }
@@ -106,7 +106,7 @@ impl<B, E> Under<B, E> {
     }
 
     /// Nobody waits for the answer any more.
-    fn client_gone(&mut self) {
+    fn on_disconnect(&mut self) {
         let Some(steps) = self.steps.take() else { return };
         // What has panicked has nothing to finish: unwinding has given back all it held.
         let Some(place) = self.slot.finish() else { return };

@@ -33,13 +33,13 @@ pub trait IntoLockKey {
 }
 
 /// What the error of a key function may be: a response.
-pub trait KeyError {
+pub trait IntoKeyRejection {
     #[doc(hidden)]
     fn into_answer(self) -> Response<RejectionBody>;
 }
 
 /// Something a [`LockLayer`](crate::LockLayer) can take keys from: what [`by`](crate::by),
-/// [`by_with_state`](crate::by_with_state), [`by_parts`], [`by_fields`](crate::by_fields) and [`constant`](crate::constant) make.
+/// [`from_fn_with_state`](crate::key::from_fn_with_state), [`from_parts`], [`from_fields`](crate::key::from_fields) and [`constant`](crate::constant) make.
 ///
 /// Not to be implemented.
 #[diagnostic::on_unimplemented(
@@ -81,9 +81,9 @@ pub(super) fn has_route(head: &Parts) -> bool {
     }
 }
 
-/// A key function over the head of a request. Made by [`by_parts`].
+/// A key function over the head of a request. Made by [`from_parts`].
 #[derive(Clone)]
-pub struct ByParts<F>(F);
+pub struct FromParts<F>(F);
 
 /// Keys from the head of the request alone: for plain Tower services, without Axum.
 ///
@@ -92,16 +92,16 @@ pub struct ByParts<F>(F);
 ///
 /// ```
 /// use http::StatusCode;
-/// use tower_lock::{LockLayer, Locks, by_parts};
+/// use tower_lock::{LockLayer, LockManager, key::from_parts};
 ///
-/// # async fn answers(locks: Locks) -> Result<(), tower::BoxError> {
-/// let layer = LockLayer::new(&locks, by_parts(|parts| {
+/// # async fn answers(locks: LockManager) -> Result<(), tower::BoxError> {
+/// let layer = LockLayer::new(&locks, from_parts(|parts| {
 ///     let account = parts.headers.get("x-account").and_then(|text| text.to_str().ok()?.parse::<u64>().ok());
 ///     // Not `None`: a request whose key cannot be read would run without a lock.
 ///     account.map(|id| ("account", id)).ok_or(StatusCode::BAD_REQUEST)
 /// }));
 /// # use tower::{Layer, ServiceExt, service_fn};
-/// # let ok = service_fn(async |_: http::Request<tower_lock::RequestBody>| Ok::<_, tower::BoxError>(http::Response::new(String::new())));
+/// # let ok = service_fn(async |_: http::Request<tower_lock::middleware::RequestBody>| Ok::<_, tower::BoxError>(http::Response::new(String::new())));
 /// # let _held = locks.try_lock(("account", 7)).await?;
 /// # for (account, status) in [(Some("8"), 200), (Some("7"), 409), (Some("007"), 409), (Some("7a"), 400), (None, 400)] {
 /// #     let mut request = http::Request::new(String::new());
@@ -113,14 +113,14 @@ pub struct ByParts<F>(F);
 /// # Ok(())
 /// # }
 /// # #[cfg(feature = "memory")]
-/// # tokio::runtime::Runtime::new().unwrap().block_on(answers(Locks::in_memory())).unwrap();
+/// # tokio::runtime::Runtime::new().unwrap().block_on(answers(LockManager::in_memory())).unwrap();
 /// ```
-pub fn by_parts<F, R>(f: F) -> ByParts<F>
+pub fn from_parts<F, R>(f: F) -> FromParts<F>
 where
     F: Fn(&Parts) -> R + Clone + Send + Sync + 'static,
     R: IntoLockKey,
 {
-    ByParts(f)
+    FromParts(f)
 }
 
 // === impl IntoLockKey ===
@@ -143,16 +143,16 @@ impl<T: IntoLockKey> IntoLockKey for Option<T> {
     }
 }
 
-impl<T: IntoLockKey, E: KeyError> IntoLockKey for Result<T, E> {
+impl<T: IntoLockKey, E: IntoKeyRejection> IntoLockKey for Result<T, E> {
     fn into_lock_key(self) -> Result<Option<LockKey>, Response<RejectionBody>> {
-        self.map_err(KeyError::into_answer)?.into_lock_key()
+        self.map_err(IntoKeyRejection::into_answer)?.into_lock_key()
     }
 }
 
 // === impl KeyError ===
 
 #[cfg(feature = "axum")]
-impl<E: axum::response::IntoResponse> KeyError for E {
+impl<E: axum::response::IntoResponse> IntoKeyRejection for E {
     fn into_answer(self) -> Response<RejectionBody> {
         self.into_response().map(RejectionBody::new)
     }
@@ -160,7 +160,7 @@ impl<E: axum::response::IntoResponse> KeyError for E {
 
 // The same that Axum knows: with its feature on, what compiled without still does.
 #[cfg(not(feature = "axum"))]
-impl KeyError for http::StatusCode {
+impl IntoKeyRejection for http::StatusCode {
     fn into_answer(self) -> Response<RejectionBody> {
         let mut response = Response::new(RejectionBody::new(http_body_util::Empty::new()));
         *response.status_mut() = self;
@@ -169,7 +169,7 @@ impl KeyError for http::StatusCode {
 }
 
 #[cfg(not(feature = "axum"))]
-impl<B> KeyError for Response<B>
+impl<B> IntoKeyRejection for Response<B>
 where
     B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
     B::Error: Into<tower::BoxError>,
@@ -180,7 +180,7 @@ where
 }
 
 #[cfg(not(feature = "axum"))]
-impl KeyError for crate::lock_key::RawKeyError {
+impl IntoKeyRejection for crate::lock_key::RawKeyError {
     fn into_answer(self) -> Response<RejectionBody> {
         let mut response = Response::new(RejectionBody::new(http_body_util::Full::from(self.to_string())));
         *response.status_mut() = http::StatusCode::BAD_REQUEST;
@@ -197,9 +197,9 @@ impl axum::response::IntoResponse for crate::lock_key::RawKeyError {
     }
 }
 
-// === impl ByParts ===
+// === impl FromParts ===
 
-impl<F, R> KeySource for ByParts<F>
+impl<F, R> KeySource for FromParts<F>
 where
     F: Fn(&Parts) -> R + Clone + Send + Sync + 'static,
     R: IntoLockKey,
@@ -213,8 +213,8 @@ where
     }
 }
 
-impl<F> fmt::Debug for ByParts<F> {
+impl<F> fmt::Debug for FromParts<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ByParts").finish_non_exhaustive()
+        f.debug_struct("FromParts").finish_non_exhaustive()
     }
 }

@@ -11,7 +11,7 @@ use super::{
     rejection::{OnReject, Rejection},
     service::LockService,
 };
-use crate::lock::{Locks, Policy, request_setters, settings};
+use crate::lock::{LockManager, LockPolicy, request_setters, settings};
 
 /// Gives each request exclusive use of what it is about to change.
 ///
@@ -24,9 +24,9 @@ use crate::lock::{Locks, Policy, request_setters, settings};
 /// # use axum::{Router, extract::Path, http::StatusCode, routing::post};
 /// # use tower::ServiceBuilder;
 /// # use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer, timeout::TimeoutLayer, trace::TraceLayer};
-/// # use tower_lock::{HeldLock, LockLayer, Locks, by};
+/// # use tower_lock::{HeldLock, LockLayer, LockManager, by};
 /// # async fn pay(_lock: HeldLock) {}
-/// # fn app(locks: &Locks) -> Router {
+/// # fn app(locks: &LockManager) -> Router {
 /// let order = |Path(id): Path<u64>| ("order", id);
 /// Router::new()
 ///     .route("/orders/{id}/pay", post(pay).route_layer(LockLayer::new(locks, by(order))))
@@ -64,10 +64,10 @@ use crate::lock::{Locks, Policy, request_setters, settings};
 /// ```
 /// # use std::time::Duration;
 /// # use axum::{Json, Router, extract::Path, routing::post};
-/// # use tower_lock::{LockLayer, Locks, by};
+/// # use tower_lock::{LockLayer, LockManager, by};
 /// # #[derive(serde::Deserialize)] struct Claim { family_id: u64, reward_type: u32 }
 /// # async fn claim() {} async fn sell() {}
-/// # fn app(locks: &Locks) -> Router {
+/// # fn app(locks: &LockManager) -> Router {
 /// Router::new()
 ///     .route("/rewards/claim", post(claim).route_layer(
 ///         LockLayer::new(locks, by(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)))))
@@ -92,7 +92,7 @@ use crate::lock::{Locks, Policy, request_setters, settings};
 /// # Cancel safety
 ///
 /// A client that leaves while its request waits is out of the line at once, and its handler never starts. One that leaves later, or a timeout outside of
-/// the layer, finds its handler [finished](Self::client_gone) without it. (A timeout *inside* drops the handler, and the layer sees a plain answer:
+/// the layer, finds its handler [finished](Self::on_disconnect) without it. (A timeout *inside* drops the handler, and the layer sees a plain answer:
 /// [`max_hold`](Self::max_hold) knows better.)
 ///
 /// # Panics
@@ -107,13 +107,13 @@ pub struct LockLayer<K> {
 
 impl<K: KeySource> LockLayer<K> {
     /// Locks what the key function says, in these locks. The key function is made by [`by`](crate::by),
-    /// [`by_with_state`](crate::by_with_state) or [`by_parts`](crate::by_parts); or there is none, and the key is made of fields by name
-    /// ([`by_fields`](crate::by_fields)), or always the same ([`constant`](crate::constant)).
-    pub fn new(locks: &Locks, key: K) -> Self {
+    /// [`from_fn_with_state`](crate::key::from_fn_with_state) or [`from_parts`](crate::key::from_parts); or there is none, and the key is made of fields by name
+    /// ([`from_fields`](crate::key::from_fields)), or always the same ([`constant`](crate::constant)).
+    pub fn new(locks: &LockManager, key: K) -> Self {
         let config = Config {
             locks: locks.clone(),
             key,
-            policy: Policy::new(),
+            policy: LockPolicy::new(),
             skip: None,
             on_reject: OnReject::default(),
             name: None,
@@ -125,7 +125,7 @@ impl<K: KeySource> LockLayer<K> {
     settings!(request_setters);
 
     /// Sets what this policy sets.
-    pub fn policy(self, policy: Policy) -> Self {
+    pub fn policy(self, policy: LockPolicy) -> Self {
         self.with(|config| config.policy = policy.or(config.policy))
     }
 
@@ -133,7 +133,7 @@ impl<K: KeySource> LockLayer<K> {
     /// request is skipped if any of the predicates says so.
     ///
     /// ```
-    /// # use tower_lock::{LockLayer, KeySource};
+    /// # use tower_lock::{LockLayer, key::KeySource};
     /// # fn layer<K: KeySource>(layer: LockLayer<K>) -> LockLayer<K> {
     /// layer.skip(|head| head.headers.contains_key("x-dry-run"))
     /// # }
@@ -162,7 +162,7 @@ impl<K: KeySource> LockLayer<K> {
     ///
     /// ```
     /// # use axum::{Json, http::StatusCode, response::{IntoResponse, Response}};
-    /// # use tower_lock::{LockLayer, KeySource, Rejection};
+    /// # use tower_lock::{LockLayer, key::KeySource, Rejection};
     /// # fn layer<K: KeySource>(layer: LockLayer<K>) -> LockLayer<K> {
     /// layer.on_reject(|rejection| match rejection {
     ///     Rejection::Held { .. } => (StatusCode::LOCKED, "somebody was faster").into_response(),
@@ -183,7 +183,7 @@ impl<K: KeySource> LockLayer<K> {
     }
 
     /// What the span calls the route if no router knows the path that matched. Default: `none`.
-    pub fn name(self, name: &'static str) -> Self {
+    pub fn route_name(self, name: &'static str) -> Self {
         self.with(|config| config.name = Some(name))
     }
 

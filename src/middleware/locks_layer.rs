@@ -18,7 +18,7 @@ use super::{
     section::Duty,
     slot::{Slot, Terms},
 };
-use crate::lock::{Locks, Policy, request_setters, settings};
+use crate::lock::{LockManager, LockPolicy, request_setters, settings};
 
 /// Settings for all [`LockLayer`](crate::LockLayer)s inside, those of one router; and what [`Locked`](crate::Locked) takes its locks
 /// from.
@@ -26,55 +26,55 @@ use crate::lock::{Locks, Policy, request_setters, settings};
 /// ```
 /// # use std::time::Duration;
 /// # use axum::{Router, routing::post};
-/// # use tower_lock::{LockLayer, Locks, LocksLayer, by_parts};
+/// # use tower_lock::{LockLayer, LockManager, LockManagerLayer, key::from_parts};
 /// # async fn pay() {} async fn ship() {}
-/// # fn app(locks: &Locks) -> Router {
-/// # let order = by_parts(|parts| ("order", parts.uri.path().to_owned()));
+/// # fn app(locks: &LockManager) -> Router {
+/// # let order = from_parts(|parts| ("order", parts.uri.path().to_owned()));
 /// Router::new()
 ///     .route("/orders/{id}/pay", post(pay).route_layer(LockLayer::new(locks, order.clone()).wait(Duration::from_secs(10))))
 ///     .route("/orders/{id}/ship", post(ship).route_layer(LockLayer::new(locks, order)))    // waits two seconds
-///     .layer(LocksLayer::new(locks).wait(Duration::from_secs(2)))
+///     .layer(LockManagerLayer::new(locks).wait(Duration::from_secs(2)))
 /// # }
 /// ```
 ///
-/// What a route sets wins over the nearest `LocksLayer`, that over those outside of it, all over the [`Locks`].
+/// What a route sets wins over the nearest `LockManagerLayer`, that over those outside of it, all over the [`LockManager`].
 ///
 /// Directly around the routes it is for, `.layer(..)` after `.route(..)`: what times out, catches panics or goes on without its client stands
 /// further out, or it ends a handler where the lock cannot see it. A request that takes no lock costs it a few hundred nanoseconds.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing before it is put on a router"]
-pub struct LocksLayer {
-    locks: Locks,
+pub struct LockManagerLayer {
+    locks: LockManager,
     says: Outside,
     usual_hold: Arc<UsualHold>,
 }
 
-/// The service of a [`LocksLayer`].
+/// The service of a [`LockManagerLayer`].
 #[derive(Clone, Debug)]
-pub struct LocksService<S> {
+pub struct LockManagerService<S> {
     inner: S,
-    layer: LocksLayer,
+    layer: LockManagerLayer,
 }
 
 /// What the layers outside say: in the extensions of the request.
 #[derive(Clone, Debug)]
 pub(super) struct Outside {
-    layers: Policy,
-    of_locks: Policy,
+    layers: LockPolicy,
+    of_locks: LockPolicy,
     on_reject: OnReject,
 }
 
-impl LocksLayer {
+impl LockManagerLayer {
     /// With nothing set but what these locks set.
-    pub fn new(locks: &Locks) -> Self {
-        let says = Outside { layers: Policy::new(), of_locks: locks.policy(), on_reject: OnReject::default() };
+    pub fn new(locks: &LockManager) -> Self {
+        let says = Outside { layers: LockPolicy::new(), of_locks: locks.policy(), on_reject: OnReject::default() };
         Self { locks: locks.clone(), says, usual_hold: Arc::default() }
     }
 
     settings!(request_setters);
 
     /// Sets what this policy sets.
-    pub fn policy(mut self, policy: Policy) -> Self {
+    pub fn policy(mut self, policy: LockPolicy) -> Self {
         self.says.layers = policy.or(self.says.layers);
         self
     }
@@ -92,15 +92,15 @@ impl LocksLayer {
     }
 }
 
-impl<S> Layer<S> for LocksLayer {
-    type Service = LocksService<S>;
+impl<S> Layer<S> for LockManagerLayer {
+    type Service = LockManagerService<S>;
 
-    fn layer(&self, inner: S) -> LocksService<S> {
-        LocksService { inner, layer: self.clone() }
+    fn layer(&self, inner: S) -> LockManagerService<S> {
+        LockManagerService { inner, layer: self.clone() }
     }
 }
 
-impl<S, B, ResB> Service<Request<B>> for LocksService<S>
+impl<S, B, ResB> Service<Request<B>> for LockManagerService<S>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     S: Service<Request<RequestBody>, Response = Response<ResB>, Error: Send + 'static, Future: Send + 'static>,
@@ -147,11 +147,11 @@ where
     }
 }
 
-impl LocksLayer {
+impl LockManagerLayer {
     fn terms(&self, says: &Outside) -> Terms {
         Terms {
             core: Arc::clone(self.locks.core()),
-            policy: Outside::policy(Some(says), Policy::new(), &self.locks),
+            policy: Outside::policy(Some(says), LockPolicy::new(), &self.locks),
             on_reject: says.on_reject.clone(),
             usual_hold: Arc::clone(&self.usual_hold),
             name: None,
@@ -171,7 +171,7 @@ impl Outside {
     }
 
     /// What counts for a request: what the route sets, else the nearest layer outside, else the locks.
-    pub(super) fn policy(outside: Option<&Self>, route: Policy, locks: &Locks) -> Policy {
+    pub(super) fn policy(outside: Option<&Self>, route: LockPolicy, locks: &LockManager) -> LockPolicy {
         match outside {
             Some(Self { layers, of_locks, .. }) => route.or(*layers).or(*of_locks).or(locks.policy()),
             None => route.or(locks.policy()),

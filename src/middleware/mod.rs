@@ -6,15 +6,15 @@
 mod layer;
 mod config;
 mod service;
-mod key_source;
+pub(crate) mod key_source;
 #[cfg(feature = "axum")]
-mod by;
-mod by_fields;
-mod field;
+pub(crate) mod by;
+pub(crate) mod by_fields;
+pub(crate) mod field;
 mod finder;
 mod spelling;
-mod field_error;
-mod constant;
+pub(crate) mod field_error;
+pub(crate) mod constant;
 mod request_body;
 mod connection;
 mod body_in;
@@ -33,23 +33,13 @@ mod trace;
 
 pub use self::{
     body_out::ResponseBody,
-    by_fields::{ByFields, Fields, by_fields},
     connection::ClientConnection,
-    constant::{Constant, constant},
-    field::{Field, extension, header, query_param},
-    field_error::{FieldError, FieldProblem},
     future::ResponseFuture,
-    key_source::{ByParts, IntoLockKey, KeyError, KeySource, by_parts},
     layer::LockLayer,
-    locks_layer::{LocksLayer, LocksService},
+    locks_layer::{LockManagerLayer, LockManagerService},
     rejection::{Rejection, RejectionBody},
     request_body::RequestBody,
     service::LockService,
-};
-#[cfg(feature = "axum")]
-pub use self::{
-    by::{Answer, By, KeyFn, by, by_with_state},
-    field::{form_field, json_field, path_param},
 };
 #[cfg(feature = "axum")]
 pub(crate) use self::{slot::Slot, trace::Route};

@@ -4,7 +4,7 @@ use std::{error::Error, fmt, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::lock::Policy;
+use crate::lock::LockPolicy;
 
 /// Counts the time that the peer makes us wait, and what it moves meanwhile. Pure: time is an argument.
 ///
@@ -56,7 +56,7 @@ impl Pace {
         }
     }
 
-    pub(super) fn of(policy: &Policy) -> Self {
+    pub(super) fn of(policy: &LockPolicy) -> Self {
         Self::new(policy.longest_idle(), policy.least_rate())
     }
 

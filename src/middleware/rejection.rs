@@ -36,14 +36,14 @@ use crate::{
 /// | variant | status | `type` |
 /// |---|---|---|
 /// | `Held` | 409 | `urn:tower-lock:held` |
-/// | `TimedOut` | 409, or as [`timeout_status`](crate::LockLayer::timeout_status) says | `urn:tower-lock:timed-out` |
-/// | `LineFull` | 503 | `urn:tower-lock:line-full` |
+/// | `TimedOut` | 409, or as [`wait_timeout_status`](crate::LockLayer::wait_timeout_status) says | `urn:tower-lock:timed-out` |
+/// | `QueueFull` | 503 | `urn:tower-lock:line-full` |
 /// | `StoreUnavailable` | 503 | `urn:tower-lock:store-unavailable` |
 /// | `ShuttingDown` | 503 | `urn:tower-lock:shutting-down` |
 /// | `BodyTimeout` | 408 | `urn:tower-lock:body-timeout` |
 /// | `BodyTooLarge` | 413 | `urn:tower-lock:body-too-large` |
-/// | `BodiesFull` | 503 | `urn:tower-lock:bodies-full` |
-/// | `BadKey` | 400 or 422, or the extractor's own | `urn:tower-lock:bad-key` |
+/// | `BodyBufferFull` | 503 | `urn:tower-lock:bodies-full` |
+/// | `InvalidKey` | 400 or 422, or the extractor's own | `urn:tower-lock:bad-key` |
 /// | `Disconnected` | 408 | `urn:tower-lock:disconnected` |
 /// | `Lost` | 503 | `urn:tower-lock:lost` |
 /// | `MaxHold` | 503 | `urn:tower-lock:max-hold` |
@@ -51,7 +51,7 @@ use crate::{
 #[non_exhaustive]
 pub enum Rejection {
     /// Somebody else has the key, and this route does not wait.
-    Held {
+    Busy {
         /// When it may be worth another try.
         retry_after: Duration,
     },
@@ -65,7 +65,7 @@ pub enum Rejection {
         status: TimeoutStatus,
     },
     /// So many wait that one more would only wait in vain.
-    LineFull {
+    QueueFull {
         /// Which bound was reached.
         bound: QueueBound,
         /// When it may be worth another try.
@@ -90,27 +90,27 @@ pub enum Rejection {
     /// The body is longer than is read before a lock is taken: the route's `DefaultBodyLimit` (2 MB if nothing is set), at most 64 MiB.
     BodyTooLarge,
     /// The complete bodies of other requests that wait take up the room that there is for them: 64
-    /// MiB for one [`Locks`](crate::Locks) and its clones. Or those that wait for the same key take
+    /// MiB for one [`LockManager`](crate::LockManager) and its clones. Or those that wait for the same key take
     /// up the part of it that one key has: an eighth of what is left.
-    BodiesFull {
+    BodyBufferFull {
         /// When it may be worth another try.
         retry_after: Duration,
     },
     /// No key could be made of the request. Where an extractor or the key function said so, its own answer was sent as it is.
-    BadKey {
+    InvalidKey {
         /// The status that was sent.
         status: StatusCode,
-        /// What [`by_fields`](crate::by_fields) found wrong. `None`: the body broke off, or somebody else said no.
+        /// What [`from_fields`](crate::key::from_fields) found wrong. `None`: the body broke off, or somebody else said no.
         field: Option<FieldError>,
         /// The extractor of the key function that rejected the request, by the name of its type without its modules: `Json<Claim>`. `None`: none did.
         extractor: Option<String>,
     },
-    /// Its client had closed the connection when the lock was granted, as a [`ClientConnection`](crate::ClientConnection) says. Nobody hears of it.
+    /// Its client had closed the connection when the lock was granted, as a [`ClientConnection`](crate::middleware::ClientConnection) says. Nobody hears of it.
     Disconnected,
     /// The lock was lost while the handler ran; the handler was dropped where it stood. What it did is not known.
     Lost,
     /// The handler ran for longer than the lock may be held, and was dropped where it stood. What it did is not known.
-    MaxHold,
+    MaxHoldExceeded,
 }
 
 /// The body of an answer to a request that was turned away.
@@ -141,22 +141,22 @@ impl Rejection {
     pub(super) fn of(error: LockError, usual_hold: &UsualHold, status: TimeoutStatus) -> Self {
         let retry_after = |lease_left, ahead| retry_after(lease_left, usual_hold.get(), ahead, fastrand::f64());
         match error {
-            LockError::Held { lease_left, ahead } => Self::Held { retry_after: retry_after(lease_left, ahead) },
+            LockError::Busy { lease_left, ahead } => Self::Busy { retry_after: retry_after(lease_left, ahead) },
             // A request always has an owner, so that no layer sees this.
-            LockError::HeldByParentRequest => Self::Held { retry_after: retry_after(Duration::MAX, 1) },
+            LockError::WouldDeadlock => Self::Busy { retry_after: retry_after(Duration::MAX, 1) },
             LockError::TimedOut { waited, lease_left, ahead } => {
                 Self::TimedOut { waited, retry_after: retry_after(lease_left, ahead), status }
             }
-            LockError::LineFull { ahead, bound } => {
+            LockError::QueueFull { ahead, bound } => {
                 let retry_after = retry_after(Duration::MAX, ahead);
                 // How long this route holds its locks says nothing of when the waiters of others have gone.
                 let least = if bound == QueueBound::Key { Duration::ZERO } else { RETRY_AFTER_MIN };
-                Self::LineFull { bound, retry_after: retry_after.max(least) }
+                Self::QueueFull { bound, retry_after: retry_after.max(least) }
             }
             LockError::ShuttingDown => Self::ShuttingDown { retry_after: retry_after(Duration::MAX, 1) },
             // A raw name that this store does not take: repeated as it is, it would be refused again.
             LockError::Store(source) if source.kind() == StoreErrorKind::InvalidKey => {
-                Self::BadKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }
+                Self::InvalidKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }
             }
             LockError::Store(source) => {
                 // How long a route holds its locks says nothing of when a store is back.
@@ -170,24 +170,24 @@ impl Rejection {
     pub(super) fn bodies_full() -> Self {
         let retry_after =
             retry_after(Duration::MAX, UsualHold::default().get(), 1, fastrand::f64()).max(RETRY_AFTER_MIN);
-        Self::BodiesFull { retry_after }
+        Self::BodyBufferFull { retry_after }
     }
 
     /// The status of the answer.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::Held { .. } => StatusCode::CONFLICT,
+            Self::Busy { .. } => StatusCode::CONFLICT,
             Self::TimedOut { status, .. } => (*status).into(),
-            Self::LineFull { .. }
+            Self::QueueFull { .. }
             | Self::StoreUnavailable { .. }
             | Self::ShuttingDown { .. }
-            | Self::BodiesFull { .. }
+            | Self::BodyBufferFull { .. }
             | Self::Lost
-            | Self::MaxHold => StatusCode::SERVICE_UNAVAILABLE,
+            | Self::MaxHoldExceeded => StatusCode::SERVICE_UNAVAILABLE,
             Self::BodyTimeout | Self::Disconnected => StatusCode::REQUEST_TIMEOUT,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::BadKey { status, .. } => *status,
+            Self::InvalidKey { status, .. } => *status,
         }
     }
 
@@ -196,18 +196,18 @@ impl Rejection {
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Held { .. } => "held",
+            Self::Busy { .. } => "held",
             Self::TimedOut { .. } => "timed-out",
-            Self::LineFull { .. } => "line-full",
+            Self::QueueFull { .. } => "line-full",
             Self::StoreUnavailable { .. } => "store-unavailable",
             Self::ShuttingDown { .. } => "shutting-down",
             Self::Disconnected => "disconnected",
             Self::BodyTimeout => "body-timeout",
             Self::BodyTooLarge => "body-too-large",
-            Self::BodiesFull { .. } => "bodies-full",
-            Self::BadKey { .. } => "bad-key",
+            Self::BodyBufferFull { .. } => "bodies-full",
+            Self::InvalidKey { .. } => "bad-key",
             Self::Lost => "lost",
-            Self::MaxHold => "max-hold",
+            Self::MaxHoldExceeded => "max-hold",
         }
     }
 
@@ -215,7 +215,7 @@ impl Rejection {
     /// `unknown`, and it should not be before somebody has looked.
     #[must_use]
     pub fn outcome(&self) -> &'static str {
-        if matches!(self, Self::Lost | Self::MaxHold) { "unknown" } else { "not-started" }
+        if matches!(self, Self::Lost | Self::MaxHoldExceeded) { "unknown" } else { "not-started" }
     }
 
     /// When another try may be worth it: the smaller of the holder's lease and this route's usual hold for each one
@@ -223,18 +223,18 @@ impl Rejection {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Held { retry_after }
+            Self::Busy { retry_after }
             | Self::TimedOut { retry_after, .. }
-            | Self::LineFull { retry_after, .. }
+            | Self::QueueFull { retry_after, .. }
             | Self::StoreUnavailable { retry_after, .. }
             | Self::ShuttingDown { retry_after }
-            | Self::BodiesFull { retry_after } => Some(*retry_after),
+            | Self::BodyBufferFull { retry_after } => Some(*retry_after),
             Self::Disconnected
             | Self::BodyTimeout
             | Self::BodyTooLarge
-            | Self::BadKey { .. }
+            | Self::InvalidKey { .. }
             | Self::Lost
-            | Self::MaxHold => None,
+            | Self::MaxHoldExceeded => None,
         }
     }
 
@@ -267,46 +267,46 @@ impl Rejection {
 
     fn title(&self) -> &'static str {
         match self {
-            Self::Held { .. } => "Somebody else is changing this",
+            Self::Busy { .. } => "Somebody else is changing this",
             Self::TimedOut { .. } => "Waited in vain for somebody else to finish",
-            Self::LineFull { bound: QueueBound::Key, .. } => "Too many requests wait for this subject",
-            Self::LineFull { bound: QueueBound::Process, .. } => "Too many requests wait in this instance",
-            Self::LineFull { bound: QueueBound::Store, .. } => "Too many instances wait for this subject",
+            Self::QueueFull { bound: QueueBound::Key, .. } => "Too many requests wait for this subject",
+            Self::QueueFull { bound: QueueBound::Process, .. } => "Too many requests wait in this instance",
+            Self::QueueFull { bound: QueueBound::Store, .. } => "Too many instances wait for this subject",
             Self::StoreUnavailable { .. } => "Locks cannot be taken now",
             Self::ShuttingDown { .. } => "This instance is being shut down",
             Self::Disconnected => "The client has gone",
             Self::BodyTimeout => "The body came too slowly",
             Self::BodyTooLarge => "The body is too large",
-            Self::BodiesFull { .. } => "Too many bodies are kept for requests that wait",
-            Self::BadKey { .. } => "The request cannot be read",
+            Self::BodyBufferFull { .. } => "Too many bodies are kept for requests that wait",
+            Self::InvalidKey { .. } => "The request cannot be read",
             Self::Lost => "The work was broken off",
-            Self::MaxHold => "The work took too long and was broken off",
+            Self::MaxHoldExceeded => "The work took too long and was broken off",
         }
     }
 
     fn detail(&self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
-            Self::BadKey { status, .. } if *status == StatusCode::NOT_FOUND => {
+            Self::InvalidKey { status, .. } if *status == StatusCode::NOT_FOUND => {
                 "No route matches this URL, so no key could be derived for its lock. Nothing was done."
             }
-            Self::BadKey { field: Some(error), .. } => {
+            Self::InvalidKey { field: Some(error), .. } => {
                 return Cow::Owned(format!(
                     "No key could be derived for the lock of this request: {error}. Nothing was done."
                 ));
             }
-            Self::Held { .. } => {
+            Self::Busy { .. } => {
                 "Another request works on the same subject. Nothing was done for this one; it can be repeated."
             }
             Self::TimedOut { .. } => {
                 "Other requests worked on the same subject all the time. Nothing was done for this one; it can be repeated."
             }
-            Self::LineFull { bound: QueueBound::Key, .. } => {
+            Self::QueueFull { bound: QueueBound::Key, .. } => {
                 "The queue of requests for the same subject is full. Nothing was done; the request can be repeated."
             }
-            Self::LineFull { bound: QueueBound::Process, .. } => {
+            Self::QueueFull { bound: QueueBound::Process, .. } => {
                 "The queue of this instance, for all subjects, is full. Nothing was done; the request can be repeated."
             }
-            Self::LineFull { bound: QueueBound::Store, .. } => {
+            Self::QueueFull { bound: QueueBound::Store, .. } => {
                 "The queue of instances for the same subject is full. Nothing was done; the request can be repeated."
             }
             Self::StoreUnavailable { .. } => {
@@ -320,16 +320,16 @@ impl Rejection {
                 "The body did not arrive in time. Nothing was done; the request can be repeated, with its whole body at once."
             }
             Self::BodyTooLarge => "The body is longer than is read here. Nothing was done.",
-            Self::BodiesFull { .. } => {
+            Self::BodyBufferFull { .. } => {
                 "No room is left for the body while the request would wait. Nothing was done; the request can be repeated."
             }
-            Self::BadKey { .. } => {
+            Self::InvalidKey { .. } => {
                 "No key could be derived for the lock of this request: its body could not be read to its end. Nothing was done."
             }
             Self::Lost => {
                 "The right to work on this alone was lost while the request ran. A part of its work may be done: look before it is repeated."
             }
-            Self::MaxHold => {
+            Self::MaxHoldExceeded => {
                 "The request ran for longer than anybody may work on this alone. A part of its work may be done: look before it is repeated."
             }
         })
@@ -351,7 +351,7 @@ impl Error for Rejection {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::StoreUnavailable { source, .. } => Some(source),
-            Self::BadKey { field: Some(error), .. } => Some(error),
+            Self::InvalidKey { field: Some(error), .. } => Some(error),
             _ => None,
         }
     }
@@ -470,11 +470,11 @@ mod tests {
         let usual = UsualHold::default();
         usual.add(Duration::from_millis(10));
         for (bound, least) in [(QueueBound::Key, 0), (QueueBound::Process, 1_000), (QueueBound::Store, 1_000)] {
-            let error = LockError::LineFull { ahead: 1, bound };
+            let error = LockError::QueueFull { ahead: 1, bound };
             let rejection = Rejection::of(error, &usual, TimeoutStatus::default());
             let after = rejection.retry_after().expect("it can be repeated");
             assert!(after >= Duration::from_millis(least), "{bound:?}: {after:?}");
-            assert!(matches!(rejection, Rejection::LineFull { bound: said, .. } if said == bound));
+            assert!(matches!(rejection, Rejection::QueueFull { bound: said, .. } if said == bound));
             let same = rejection.detail().contains("same subject");
             assert_eq!(same, bound != QueueBound::Process, "{}", rejection.detail());
         }

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::sync::Mutex;
 
-/// The body of a request that went through a [`LockLayer`](crate::LockLayer) or a [`LocksLayer`](crate::LocksLayer).
+/// The body of a request that went through a [`LockLayer`](crate::LockLayer) or a [`LockManagerLayer`](crate::LockManagerLayer).
 ///
 /// Complete in memory, as [`request_body`](crate::LockLayer::request_body) has it by default; or as it comes. Size hint and trailers go through.
 /// Axum's handlers never see it; a plain Tower service takes `Request<RequestBody>`.

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     error::LockLost,
     limits::RELEASE_WAIT,
-    lock::{HeldLock, LockGuard, Policy, Release},
+    lock::{HeldLock, LockGuard, LockPolicy, ReleaseFuture},
     store::Released,
 };
 
@@ -72,7 +72,7 @@ pub(super) struct Duty {
 }
 
 impl Section {
-    pub(super) fn new(guard: LockGuard, span: LockSpan, usual_hold: Arc<UsualHold>, policy: &Policy) -> Self {
+    pub(super) fn new(guard: LockGuard, span: LockSpan, usual_hold: Arc<UsualHold>, policy: &LockPolicy) -> Self {
         let granted = Instant::now();
         let note = Note { span, usual_hold, granted, at_least: Duration::ZERO };
         let stops = if policy.goes_on_when_lost() {
@@ -84,14 +84,14 @@ impl Section {
     }
 
     pub(crate) fn view(&self) -> HeldLock {
-        self.guard.view()
+        self.guard.held_lock()
     }
 
     /// Whether what runs in here is to be broken off now, and why.
     pub(super) fn must_stop(&self) -> Option<LockLost> {
         match self.stops {
-            StopsAt::WhenLost => self.guard.view().ensure(Duration::ZERO).err(),
-            StopsAt::At(end) => end.is_some_and(|end| end <= Instant::now()).then_some(LockLost::LimitReached),
+            StopsAt::WhenLost => self.guard.held_lock().ensure_remaining(Duration::ZERO).err(),
+            StopsAt::At(end) => end.is_some_and(|end| end <= Instant::now()).then_some(LockLost::HoldLimitReached),
         }
     }
 
@@ -103,7 +103,7 @@ impl Section {
             StopsAt::At(None) => Box::pin(pending()),
             StopsAt::At(Some(end)) => Box::pin(async move {
                 sleep_until(end).await;
-                LockLost::LimitReached
+                LockLost::HoldLimitReached
             }),
         }
     }
@@ -115,12 +115,12 @@ impl Section {
     }
 
     /// Begins to give the lock back.
-    fn release(self, has_failed: bool) -> (Release, Note) {
+    fn release(self, has_failed: bool) -> (ReleaseFuture, Note) {
         let Self { mut note, guard, .. } = self;
         if !has_failed {
-            note.at_least = guard.hold_at_least();
+            note.at_least = guard.min_hold();
         }
-        (if has_failed { guard.release_failed() } else { guard.release() }, note)
+        (if has_failed { guard.release_after_failure() } else { guard.release() }, note)
     }
 }
 
@@ -237,7 +237,7 @@ impl Duty {
             self.sections.drain(..).rev().map(|section| section.release(has_failed)).collect();
         let all = async {
             for (release, note) in releases {
-                let is_late = matches!(release.await, Ok(Released::NotOwner));
+                let is_late = matches!(release.await, Ok(Released::NotHolder));
                 if is_late {
                     note.span.late();
                 }

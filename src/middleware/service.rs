@@ -173,14 +173,14 @@ impl NoKey {
                 let extractor = extractor.map(without_modules);
                 let status = response.status();
                 LockSpan::without_key(route, "bad_key", status, extractor.as_deref());
-                response.extensions_mut().insert(Rejection::BadKey { status, field: None, extractor });
+                response.extensions_mut().insert(Rejection::InvalidKey { status, field: None, extractor });
                 response
             }
             Self::Rejected(rejection) => {
                 let result = match rejection {
                     Rejection::BodyTimeout => "body_timeout",
                     Rejection::BodyTooLarge => "body_too_large",
-                    Rejection::BodiesFull { .. } => "bodies_full",
+                    Rejection::BodyBufferFull { .. } => "bodies_full",
                     _ => "bad_key",
                 };
                 LockSpan::without_key(route, result, rejection.status(), None);
@@ -189,7 +189,7 @@ impl NoKey {
             Self::NoRoute => {
                 let status = StatusCode::NOT_FOUND;
                 LockSpan::without_key(route, "no_route", status, None);
-                on_reject.answer(Rejection::BadKey { status, field: None, extractor: None })
+                on_reject.answer(Rejection::InvalidKey { status, field: None, extractor: None })
             }
         }
     }

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     error::LockLost,
-    lock::{Ask, Core, Detached, DetachedRoute, InRequest, LockFuture, Policy, Share},
+    lock::{Core, Detached, DetachedRoute, InRequest, LockFuture, LockParams, LockPolicy, Share},
     lock_key::LockKey,
     owner::Owner,
     sync::Mutex,
@@ -48,7 +48,7 @@ struct Inner {
     /// Of a layer of ours that has named the owner.
     tenure: Weak<Tenure>,
     /// What the client chose.
-    client_wait: Option<Duration>,
+    max_client_wait: Option<Duration>,
     /// That it chose has mattered.
     has_applied: AtomicBool,
     /// The next layer of ours further out.
@@ -81,7 +81,7 @@ const AFTER: u8 = 2;
 #[derive(Clone)]
 pub(super) struct Terms {
     pub(super) core: Arc<Core>,
-    pub(super) policy: Policy,
+    pub(super) policy: LockPolicy,
     pub(super) on_reject: OnReject,
     pub(super) usual_hold: Arc<UsualHold>,
     pub(super) name: Option<&'static str>,
@@ -114,7 +114,7 @@ impl Slot {
             (None, _) => Tenure::begin(),
         };
         let slot = Self(Arc::new(Inner {
-            client_wait: terms.policy.longest_client_wait().and_then(|max| prefer::wait(headers, max)),
+            max_client_wait: terms.policy.longest_client_wait().and_then(|max| prefer::wait(headers, max)),
             has_applied: AtomicBool::new(false),
             owner,
             tenure: tenure.as_ref().map_or_else(Weak::new, Arc::downgrade),
@@ -137,10 +137,10 @@ impl Slot {
 
     /// What the calls of the handler have from this request.
     pub(super) fn in_request(&self) -> InRequest {
-        InRequest::new(self.0.owner.clone(), self.0.terms.policy.of_request(self.0.client_wait))
+        InRequest::new(self.0.owner.clone(), self.0.terms.policy.of_request(self.0.max_client_wait))
     }
 
-    pub(super) fn policy(&self) -> &Policy {
+    pub(super) fn policy(&self) -> &LockPolicy {
         &self.0.terms.policy
     }
 
@@ -229,12 +229,12 @@ impl Slot {
         let Terms { core, policy, usual_hold, .. } = &self.0.terms;
         let mut span = LockSpan::waiting(route, &key, policy);
         let began = Instant::now();
-        if self.0.client_wait.is_some() {
+        if self.0.max_client_wait.is_some() {
             self.0.has_applied.store(true, Release);
         }
-        let ask = Ask {
+        let ask = LockParams {
             key,
-            wait: self.0.client_wait.unwrap_or_else(|| policy.request_wait()),
+            wait: self.0.max_client_wait.unwrap_or_else(|| policy.request_wait()),
             terms: policy.request_terms(),
             owner: Some(self.0.owner.clone()),
             route: route.label(),
@@ -254,18 +254,18 @@ impl Slot {
     /// Whether this request, which does not wait, would be refused anyway: then its body need not be sent.
     pub(crate) fn refusal(&self, route: &Route, key: &LockKey) -> Option<Rejection> {
         let Terms { core, policy, usual_hold, .. } = &self.0.terms;
-        if !self.0.client_wait.unwrap_or_else(|| policy.request_wait()).is_zero() {
+        if !self.0.max_client_wait.unwrap_or_else(|| policy.request_wait()).is_zero() {
             return None;
         }
         let error = core.refusal(key, &self.0.owner, || route.label())?;
-        self.0.has_applied.store(self.0.client_wait.is_some(), Release);
+        self.0.has_applied.store(self.0.max_client_wait.is_some(), Release);
         LockSpan::waiting(route, key, policy).turned_away(&error, Duration::ZERO);
         Some(Rejection::of(error, usual_hold, policy.status_in_vain()))
     }
 
     /// What the client chose and got, for the answer.
     pub(super) fn applied(&self) -> Option<Duration> {
-        self.0.client_wait.filter(|_| self.0.has_applied.load(Acquire))
+        self.0.max_client_wait.filter(|_| self.0.has_applied.load(Acquire))
     }
 
     // --- what is held here ----------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ pub(super) fn normal(text: Cow<'_, str>) -> Result<Cow<'_, str>, FieldProblem> {
     // A handler that trims would see another text.
     let is_trimmed = |c: char| c.is_whitespace() || c.is_control();
     if text.starts_with(is_trimmed) || text.ends_with(is_trimmed) {
-        return Err(FieldProblem::BlankAtEnd);
+        return Err(FieldProblem::SurroundingWhitespace);
     }
     // Before it may be a UUID: 32 digits with zeros in front are a small number to whoever parses one.
     if reads_as_number(&text) && !is_plain_integer(&text) {
-        return Err(FieldProblem::OddNumber);
+        return Err(FieldProblem::NonCanonicalNumber);
     }
     Ok(hyphenated_uuid(&text).map_or(text, Cow::Owned))
 }
@@ -109,7 +109,7 @@ mod tests {
     fn what_a_handler_would_trim_or_nobody_wrote_is_refused() {
         assert_eq!(spelled(""), Err(FieldProblem::Empty));
         for text in [" ", " 1", "1 ", "a\n", "\ta", "a\0", "\u{a0}a", "a\u{2003}", "a\u{7f}", "\u{85}a", "\u{3000}"] {
-            assert_eq!(spelled(text), Err(FieldProblem::BlankAtEnd), "{text:?}");
+            assert_eq!(spelled(text), Err(FieldProblem::SurroundingWhitespace), "{text:?}");
         }
     }
 
@@ -135,7 +135,7 @@ mod tests {
             "00000000000000000000000000000001",
             "1e000000000000000000000000000003",
         ] {
-            assert_eq!(spelled(text), Err(FieldProblem::OddNumber), "{text:?}");
+            assert_eq!(spelled(text), Err(FieldProblem::NonCanonicalNumber), "{text:?}");
         }
     }
 

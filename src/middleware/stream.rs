@@ -285,7 +285,7 @@ impl<B> Shared<B> {
             }
             Whereabouts::Cut(cut) => Err(cut),
             // A poll has panicked: what it polled is gone.
-            Whereabouts::Away | Whereabouts::Over => Err(Cut::Lost(LockLost::GivenBack)),
+            Whereabouts::Away | Whereabouts::Over => Err(Cut::Lost(LockLost::Released)),
         }
     }
 

@@ -9,7 +9,7 @@ use http::{Extensions, StatusCode};
 use super::pace::TooSlow;
 use crate::{
     error::{LockError, LockLost},
-    lock::{LockGuard, Policy},
+    lock::{LockGuard, LockPolicy},
     lock_key::LockKey,
 };
 
@@ -95,10 +95,10 @@ mod enabled {
 
     use tracing::{Instrument, field::Empty, instrument::Instrumented};
 
-    use super::{Duration, LockError, LockGuard, LockKey, LockLost, LockSpan, Policy, Route, StatusCode, TooSlow};
+    use super::{Duration, LockError, LockGuard, LockKey, LockLost, LockPolicy, LockSpan, Route, StatusCode, TooSlow};
 
     impl LockSpan {
-        pub(in crate::middleware) fn waiting(route: &Route, key: &LockKey, policy: &Policy) -> Self {
+        pub(in crate::middleware) fn waiting(route: &Route, key: &LockKey, policy: &LockPolicy) -> Self {
             let span = open(route);
             if !span.is_disabled() {
                 if policy.shows_key() {
@@ -162,9 +162,9 @@ mod enabled {
 
         pub(in crate::middleware) fn turned_away(&mut self, error: &LockError, waited: Duration) {
             let result = match error {
-                LockError::Held { .. } | LockError::HeldByParentRequest => "refused",
+                LockError::Busy { .. } | LockError::WouldDeadlock => "refused",
                 LockError::TimedOut { .. } => "timed_out",
-                LockError::LineFull { .. } => "line_full",
+                LockError::QueueFull { .. } => "line_full",
                 LockError::Store(_) => "store_unavailable",
                 LockError::ShuttingDown => "shutting_down",
             };
@@ -175,7 +175,7 @@ mod enabled {
         }
 
         pub(in crate::middleware) fn lost(&self, why: LockLost) {
-            self.span.record("result", if why == LockLost::LimitReached { "max_hold" } else { "lost" });
+            self.span.record("result", if why == LockLost::HoldLimitReached { "max_hold" } else { "lost" });
             tracing::warn!(target: "tower_lock", parent: &self.span, "a request was broken off: {why}");
         }
 
@@ -241,11 +241,11 @@ mod enabled {
 mod disabled {
     use std::future::Future;
 
-    use super::{Duration, LockError, LockGuard, LockKey, LockLost, LockSpan, Policy, Route, StatusCode, TooSlow};
+    use super::{Duration, LockError, LockGuard, LockKey, LockLost, LockPolicy, LockSpan, Route, StatusCode, TooSlow};
 
     #[expect(clippy::unused_self, clippy::needless_pass_by_ref_mut, reason = "the same calls as with the span")]
     impl LockSpan {
-        pub(in crate::middleware) fn waiting(_: &Route, _: &LockKey, _: &Policy) -> Self {
+        pub(in crate::middleware) fn waiting(_: &Route, _: &LockKey, _: &LockPolicy) -> Self {
             Self {}
         }
 

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{DriverTypes, grant::Grant, in_flight::Calls, section::Section};
 use crate::{
-    acquisition::OwnerId,
+    acquisition::AcquisitionId,
     clock::Moment,
     fencing::FencingToken,
     limits::{CHECK_IN, RETRY_MIN},
@@ -15,7 +15,7 @@ use crate::{
 /// One owner id, from the first question to the moment in which nothing of it can be left in the store.
 #[derive(Debug)]
 pub(super) struct Attempt<D: DriverTypes> {
-    pub(super) owner: OwnerId,
+    pub(super) owner: AcquisitionId,
     pub(super) state: State<D>,
     /// It asked for a place in the line. Once it has, it does so for ever: a place must not be lost by a question.
     pub(super) lines_up: bool,
@@ -43,13 +43,13 @@ pub(super) enum State<D: DriverTypes> {
     /// The store is asked, for the first time.
     Asking,
     /// It has a place in the store's line.
-    InLine,
+    Queued,
     /// It has the key.
     Held(Held<D>),
     /// Between two sections: others may have their turn.
     Yielding {
         held: Held<D>,
-        next: OwnerId,
+        next: AcquisitionId,
         /// A renewal was refused meanwhile: because of the yield, or because of a revocation after
         /// it.
         is_refused: bool,
@@ -81,7 +81,7 @@ pub(super) struct Running<D: DriverTypes> {
 }
 
 impl<D: DriverTypes> Attempt<D> {
-    pub(super) fn new(owner: OwnerId) -> Self {
+    pub(super) fn new(owner: AcquisitionId) -> Self {
         Self {
             owner,
             state: State::Asking,
@@ -100,12 +100,12 @@ impl<D: DriverTypes> Attempt<D> {
 
     /// It goes by this id, or will.
     #[cfg(any(test, feature = "test-util"))]
-    pub(super) fn is(&self, id: &OwnerId) -> bool {
+    pub(super) fn is(&self, id: &AcquisitionId) -> bool {
         self.owner == *id || matches!(&self.state, State::Yielding { next, .. } if next == id)
     }
 
     pub(super) fn waits_for_its_turn(&self) -> bool {
-        matches!(self.state, State::Asking | State::InLine)
+        matches!(self.state, State::Asking | State::Queued)
     }
 
     /// When a request in the queue is to be told that the store is silent. Requests without a wait

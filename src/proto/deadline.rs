@@ -85,10 +85,10 @@ mod tests {
     fn the_first_reason_stays() {
         let deadline = AtomicDeadline::new(at(10));
         assert_eq!((deadline.why(), deadline.at()), (None, at(10)));
-        deadline.end(LockLost::TakenAway);
-        deadline.end(LockLost::GivenBack);
+        deadline.end(LockLost::Revoked);
+        deadline.end(LockLost::Released);
         assert!(!deadline.extend(at(20), at(1)), "it has ended");
-        assert_eq!((deadline.why(), deadline.at()), (Some(LockLost::TakenAway), Moment::default()));
+        assert_eq!((deadline.why(), deadline.at()), (Some(LockLost::Revoked), Moment::default()));
     }
 
     #[test]
@@ -97,7 +97,7 @@ mod tests {
         assert!(deadline.extend(at(20), at(9)) && deadline.extend(at(15), at(9)));
         assert_eq!(deadline.get(), Deadline::At(at(20)));
         assert!(!deadline.extend(at(40), at(20)), "it has passed");
-        deadline.end_if(at(10), LockLost::Unrenewed);
+        deadline.end_if(at(10), LockLost::Expired);
         assert_eq!(deadline.get(), Deadline::At(at(20)), "it was moved meanwhile");
     }
 }

@@ -11,7 +11,7 @@ use super::{
     lease::safe_part,
 };
 use crate::{
-    acquisition::OwnerId,
+    acquisition::AcquisitionId,
     clock::Moment,
     error::LockLost,
     fencing::FencingToken,
@@ -25,7 +25,7 @@ pub struct Grant<D: DriverTypes> {
     /// What is locked.
     pub key: LockKey,
     /// Who has it.
-    pub owner: OwnerId,
+    pub owner: AcquisitionId,
     /// The token of the first section under the newest fence.
     token: AtomicU64,
     /// I4: nothing but the store's word moves it on. Nanoseconds; the [code](LockLost::code) of a reason once it is over, for ever (I5).
@@ -62,7 +62,7 @@ pub enum Need {
     /// To be renewed; and to be looked at again at this moment, if no answer has come.
     Renewal(Moment),
     /// The section that runs has reached its limit, or it is time to look at its delivery.
-    LimitReached,
+    HoldLimitReached,
     /// Nothing more: it is over.
     Over,
 }
@@ -78,7 +78,7 @@ impl<D: DriverTypes> Grant<D> {
     /// Granted by an answer to what was asked at this moment (I3).
     pub(super) fn new(
         key: LockKey,
-        owner: OwnerId,
+        owner: AcquisitionId,
         token: FencingToken,
         lease: Duration,
         lock_delay: Duration,
@@ -112,7 +112,7 @@ impl<D: DriverTypes> Grant<D> {
             if !left.is_zero() {
                 return left;
             }
-            self.deadline.end_if(deadline, LockLost::Unrenewed);
+            self.deadline.end_if(deadline, LockLost::Expired);
             // Or a renewal came in between: what is said of it is said of what stands now (I5).
         }
     }
@@ -199,7 +199,7 @@ impl<D: DriverTypes> Grant<D> {
             [&self.limit, &self.delivery_at].map(|moment| Moment::from_nanos(moment.load(Ordering::Relaxed)));
         let limit = limit.min(delivery_at);
         if limit <= now {
-            return Need::LimitReached;
+            return Need::HoldLimitReached;
         }
         let end = now.after(left).min(limit);
         let renew_at = Moment::from_nanos(self.renew_at.load(Ordering::Relaxed));
@@ -277,7 +277,7 @@ fn nanos(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{acquisition::OwnerIds, limits::LEASE, proto::lease::LeaseBounds};
+    use crate::{acquisition::AcquisitionIds, limits::LEASE, proto::lease::LeaseBounds};
 
     const START: Moment = Moment::from_nanos(1 << 40);
     const BOUNDS: LeaseBounds = LeaseBounds { longest: LEASE, call_timeout: Duration::from_millis(500) };
@@ -286,7 +286,7 @@ mod tests {
 
     fn grant() -> Grant {
         let token = FencingToken::of_grant(1).expect("small");
-        Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, LEASE, s(2), START)
+        Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, LEASE, s(2), START)
     }
 
     fn at(seconds: u64) -> Moment {
@@ -323,7 +323,8 @@ mod tests {
     fn a_section_with_an_end_is_renewed_too_and_is_not_late_before_it() {
         let token = FencingToken::of_grant(1).expect("small");
         let lease = BOUNDS.of_section(s(5));
-        let grant = Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, lease, s(2), START);
+        let grant =
+            Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, lease, s(2), START);
         grant.section(at(5));
         assert!(grant.remaining(START) > s(5) && grant.remaining(START) < s(6), "its own end is first");
         let third = START.after(lease / 3);
@@ -339,7 +340,7 @@ mod tests {
         assert_eq!(need(&grant, 29), Need::Renewal(deadline), "sooner than the next question");
         assert_eq!(need(&grant, 29), Need::Rest(deadline));
         assert_eq!(grant.need(deadline, deadline), Need::Over);
-        assert_eq!(grant.why(), Some(LockLost::Unrenewed));
+        assert_eq!(grant.why(), Some(LockLost::Expired));
     }
 
     #[test]
@@ -347,7 +348,7 @@ mod tests {
         let grant = grant();
         grant.section(at(4));
         assert_eq!((need(&grant, 0), grant.look_at()), (Need::Rest(at(4)), at(4)));
-        assert_eq!(need(&grant, 4), Need::LimitReached);
+        assert_eq!(need(&grant, 4), Need::HoldLimitReached);
         grant.section(Moment::NEVER);
         assert_eq!(
             (need(&grant, 4), grant.with_delay(grant.lease())),
@@ -359,7 +360,7 @@ mod tests {
     /// I5
     #[test]
     fn what_is_over_is_never_held_again() {
-        for why in [None, Some(LockLost::GivenBack), Some(LockLost::TakenAway)] {
+        for why in [None, Some(LockLost::Released), Some(LockLost::Revoked)] {
             let grant = grant();
             let late = at(30);
             match why {
@@ -368,10 +369,10 @@ mod tests {
             }
             grant.extend(grant.lease(), at(29), late);
             grant.extend(grant.lease(), late, late);
-            grant.end(LockLost::LimitReached);
+            grant.end(LockLost::HoldLimitReached);
             assert_eq!(grant.remaining(late), Duration::ZERO);
             assert_eq!(need(&grant, 0), Need::Over, "not even for a clock that steps back");
-            assert_eq!(grant.why(), Some(why.unwrap_or(LockLost::Unrenewed)), "and the first reason stays");
+            assert_eq!(grant.why(), Some(why.unwrap_or(LockLost::Expired)), "and the first reason stays");
         }
     }
 
@@ -380,7 +381,8 @@ mod tests {
     #[test]
     fn a_renewal_counts_for_the_lease_that_it_asked_for() {
         let token = FencingToken::of_grant(1).expect("small");
-        let grant = Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, s(3), s(1), START);
+        let grant =
+            Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, s(3), s(1), START);
         grant.extend(LEASE, at(1), at(2));
         grant.refence(FencingToken::of_grant(2).expect("small"), LEASE, s(1));
         let left = grant.remaining(at(2));
@@ -435,7 +437,8 @@ mod tests {
     fn a_lease_of_any_length_is_renewed_after_a_third_of_it() {
         for lease in [Duration::from_millis(510), s(2), LEASE, s(600)] {
             let token = FencingToken::of_grant(1).expect("small");
-            let grant = Grant::new(LockKey::from(("n", 1)), OwnerIds::new("test", 0).next(), token, lease, s(1), START);
+            let grant =
+                Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, lease, s(1), START);
             let need = |at: Moment| grant.need(at, at.after(Duration::from_millis(500)));
             let third = START.after(lease / 3);
             assert_eq!(need(START), Need::Rest(third), "{lease:?}");
@@ -465,7 +468,7 @@ mod tests {
         grant.extend(grant.lease(), at(21), at(22));
         assert!(!grant.is_late(at(23)) && grant.is_late(at(42)));
         grant.extend(grant.lease(), at(42), at(42));
-        grant.end(LockLost::GivenBack);
+        grant.end(LockLost::Released);
         assert!(!grant.is_late(at(70)), "what is given back is not late");
     }
 

@@ -11,19 +11,19 @@ use crate::{
 /// What was agreed on when the lock was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// See [`Policy::lease`](crate::Policy::lease).
+    /// See [`LockPolicy::lease`](crate::LockPolicy::lease).
     pub lease: Lease,
-    /// See [`Policy::max_hold`](crate::Policy::max_hold). `None`: without end.
+    /// See [`LockPolicy::max_hold`](crate::LockPolicy::max_hold). `None`: without end.
     pub max_hold: Option<Duration>,
-    /// See [`Policy::hold_at_least`](crate::Policy::hold_at_least).
-    pub hold_at_least: Duration,
-    /// See [`Policy::lock_delay`](crate::Policy::lock_delay).
+    /// See [`LockPolicy::min_hold`](crate::LockPolicy::min_hold).
+    pub min_hold: Duration,
+    /// See [`LockPolicy::lock_delay`](crate::LockPolicy::lock_delay).
     pub lock_delay: Duration,
 }
 
 impl Default for Terms {
     fn default() -> Self {
-        Self { lease: Lease::Watched, max_hold: None, hold_at_least: Duration::ZERO, lock_delay: LOCK_DELAY }
+        Self { lease: Lease::AutoRenew, max_hold: None, min_hold: Duration::ZERO, lock_delay: LOCK_DELAY }
     }
 }
 
@@ -31,7 +31,7 @@ impl Terms {
     /// When a section that begins now is over, whatever the store says.
     pub(super) fn limit(&self, now: Moment) -> Moment {
         let fixed = match self.lease {
-            Lease::Watched => Moment::NEVER,
+            Lease::AutoRenew => Moment::NEVER,
             Lease::Fixed(lease) => now.after(lease),
         };
         fixed.min(self.max_hold.map_or(Moment::NEVER, |max| now.after(max)))
@@ -40,7 +40,7 @@ impl Terms {
     /// What the store is asked for: no more than the section needs, so that a crash costs no more.
     pub(super) fn store_lease(&self, bounds: LeaseBounds) -> Duration {
         match self.lease {
-            Lease::Watched => bounds.longest,
+            Lease::AutoRenew => bounds.longest,
             Lease::Fixed(lease) => bounds.of_section(lease),
         }
     }
@@ -56,6 +56,6 @@ impl Terms {
 
     /// How much of the least hold is left of a section that began then.
     pub(super) fn still_to_hold(&self, began: Moment, now: Moment) -> Duration {
-        began.after(self.hold_at_least).since(now)
+        began.after(self.min_hold).since(now)
     }
 }

@@ -9,9 +9,9 @@ use crate::limits::{DRIFT_DIVISOR, DRIFT_ROUNDING};
 #[non_exhaustive]
 pub enum Lease {
     /// As long as its holder lives: the watchdog renews it every third of the
-    /// [lease](crate::LocksBuilder::lease), 30 seconds by default. Redisson's `lock()`.
+    /// [lease](crate::LockManagerBuilder::lease), 30 seconds by default. Redisson's `lock()`.
     #[default]
-    Watched,
+    AutoRenew,
     /// So long and no longer: then it is lost, whatever its holder does. Redisson's `lock(leaseTime)`.
     ///
     /// For sections that must not take longer, and for sections that must not block others for long

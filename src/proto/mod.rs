@@ -61,13 +61,13 @@ use smallvec::SmallVec;
 pub use self::queue::Request;
 use self::{grant::Grant, section::Section};
 use crate::{
-    acquisition::{OwnerId, OwnerIds},
+    acquisition::{AcquisitionId, AcquisitionIds},
     clock::{Moment, Now},
     error::{LockError, LockLost},
     limits::{LINE_PER_KEY, LINE_PER_PROCESS, LINE_RESERVE, LINE_SHARE_DIVISOR},
     lock_key::LockKey,
     proto::lease::LeaseBounds,
-    store::{Acquired, IfHeld, Released, StoreError, Yielded},
+    store::{AcquireReply, IfBusy, Released, StoreError, YieldReply},
 };
 
 pub(crate) mod table;
@@ -131,7 +131,7 @@ pub struct Call {
     /// Answers are known by it.
     pub number: u64,
     /// Who asks.
-    pub owner: OwnerId,
+    pub owner: AcquisitionId,
     /// What is asked.
     pub verb: Verb,
 }
@@ -142,23 +142,23 @@ pub enum Verb {
     /// `acquire`
     Acquire {
         /// What to do if somebody else has the key.
-        if_held: IfHeld,
+        if_held: IfBusy,
         /// For how long, lock-delay included.
         lease: Duration,
     },
-    /// `yield_to_line`
+    /// `yield_to_queue`
     Yield {
         /// Under which fence we have it.
         fence: u64,
         /// The id for the next turn.
-        next: OwnerId,
+        next: AcquisitionId,
         /// For how long, lock-delay included.
         lease: Duration,
     },
     /// `release`
     Release {
         /// How long the key stays taken.
-        keep_taken: Duration,
+        block_for: Duration,
     },
 }
 
@@ -168,24 +168,24 @@ pub enum Event<D: DriverTypes> {
     /// Somebody wants the key; the number is its place, should it have to wait.
     Request(u64, Request<D::Waiter>),
     /// An `acquire` has ended.
-    Acquired(u64, Result<Acquired, StoreError>),
-    /// A `yield_to_line` has ended.
-    Yielded(u64, Result<Yielded, StoreError>),
+    Acquired(u64, Result<AcquireReply, StoreError>),
+    /// A `yield_to_queue` has ended.
+    Yielded(u64, Result<YieldReply, StoreError>),
     /// A `release` has ended.
     Released(u64, Result<Released, StoreError>),
     /// The store says that this owner's turn has come (I7: a hint).
-    Offered(OwnerId),
+    Offered(AcquisitionId),
     /// A message says that this owner's grant was taken away (I7: a hint, that anybody may have sent).
-    TakenAway(OwnerId),
+    TakenAway(AcquisitionId),
     /// What the store says may have been lost.
     Gap,
     /// A guard of this section was given back in order, or not.
     GuardEnded(Arc<Section<D>>, Ending),
     /// This owner has lost its grant, for this reason: the store's word, or the clock's.
-    Lost(OwnerId, LockLost),
+    Lost(AcquisitionId, LockLost),
     /// The section that ran under this owner's grant has reached its limit, if it is still the same;
     /// or it is time to look at its delivery.
-    Limit(OwnerId),
+    Limit(AcquisitionId),
     /// It is as late as it was [asked for](Action::WakeAt).
     Time(Moment),
     /// Nothing more is to be started.
@@ -226,7 +226,7 @@ pub struct Context<'a, D: DriverTypes> {
     /// When it happens.
     pub now: &'a Now<'a>,
     /// Where new ids come from.
-    pub ids: &'a OwnerIds,
+    pub ids: &'a AcquisitionIds,
     /// What the store is asked for.
     pub lease: LeaseBounds,
     /// How long one call of the store may take.
@@ -258,7 +258,7 @@ impl Ahead {
 
 impl<D: DriverTypes> Context<'_, D> {
     /// Numbers of calls are never used again, not even by another conversation about the same key.
-    fn call(&self, owner: &OwnerId, verb: Verb) -> Call {
+    fn call(&self, owner: &AcquisitionId, verb: Verb) -> Call {
         Call { number: self.ids.next_call(), owner: owner.clone(), verb }
     }
 

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{DriverTypes, section::Section};
 use crate::{
-    acquisition::OwnerId,
+    acquisition::AcquisitionId,
     clock::Moment,
     limits::{LOCK_DELAY, PLACE},
     store::StoreError,
@@ -14,8 +14,8 @@ use crate::{
 /// nothing of it can be under way any more.
 #[derive(Debug)]
 pub(super) struct GiveBack<D: DriverTypes> {
-    pub(super) owner: OwnerId,
-    pub(super) keep_taken: Duration,
+    pub(super) owner: AcquisitionId,
+    pub(super) block_for: Duration,
     /// The longest lease that may have been asked for.
     pub(super) lease: Duration,
     /// An `acquire` whose answer is awaited first.
@@ -36,10 +36,10 @@ pub(super) struct GiveBack<D: DriverTypes> {
 }
 
 impl<D: DriverTypes> GiveBack<D> {
-    pub(super) fn new(owner: OwnerId, keep_taken: Duration, lease: Duration, began: Moment) -> Self {
+    pub(super) fn new(owner: AcquisitionId, block_for: Duration, lease: Duration, began: Moment) -> Self {
         Self {
             owner,
-            keep_taken,
+            block_for,
             lease,
             expects: None,
             sending: None,
@@ -56,7 +56,7 @@ impl<D: DriverTypes> GiveBack<D> {
 
     /// By then its lease is over, and so is its place.
     pub(super) fn gives_up_at(&self) -> Moment {
-        self.began.after((self.lease + PLACE).saturating_add(self.keep_taken.max(LOCK_DELAY)))
+        self.began.after((self.lease + PLACE).saturating_add(self.block_for.max(LOCK_DELAY)))
     }
 
     /// By then whoever waits for it is told that nobody knows.

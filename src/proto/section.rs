@@ -15,7 +15,7 @@ use super::{
     hold_limits::Terms,
 };
 #[cfg(feature = "test-util")]
-use crate::{acquisition::OwnerId, lock_key::LockKey};
+use crate::{acquisition::AcquisitionId, lock_key::LockKey};
 use crate::{clock::Moment, error::LockLost, fencing::FencingToken};
 
 /// Shared by its guards and their views.
@@ -53,7 +53,7 @@ impl<D: DriverTypes> Section<D> {
 
     /// Of no key, and without an end.
     #[cfg(feature = "test-util")]
-    pub(crate) fn detached(key: LockKey, token: FencingToken, owner: OwnerId) -> Self {
+    pub(crate) fn detached(key: LockKey, token: FencingToken, owner: AcquisitionId) -> Self {
         let grant = Grant::new(key, owner, token, Duration::ZERO, Duration::ZERO, Moment::NEVER);
         Self::new(Arc::new(grant), token, Terms::default(), Moment::default())
     }
@@ -63,7 +63,7 @@ impl<D: DriverTypes> Section<D> {
         let Deadline::At(limit) = self.deadline.get() else { return Duration::ZERO };
         let left = limit.since(now);
         if left.is_zero() {
-            self.end(LockLost::LimitReached);
+            self.end(LockLost::HoldLimitReached);
             return Duration::ZERO;
         }
         left.min(self.grant.remaining(now))

@@ -8,11 +8,11 @@ use super::{
 };
 #[cfg(any(test, feature = "test-util"))]
 use crate::{
-    acquisition::OwnerId,
+    acquisition::AcquisitionId,
     limits::{LEASE, STORE_CALL},
 };
 use crate::{
-    acquisition::OwnerIds,
+    acquisition::AcquisitionIds,
     clock::{Moment, Now},
     limits::{GIVE_BACKS, STRAY_OFFERS},
     lock_key::{KeyMap, LockKey},
@@ -69,7 +69,7 @@ impl<D: DriverTypes> Table<D> {
         &mut self,
         key: &LockKey,
         now: &Now<'_>,
-        ids: &OwnerIds,
+        ids: &AcquisitionIds,
         request: Request<D::Waiter>,
         actions: &mut Actions<D>,
     ) -> u64 {
@@ -84,7 +84,7 @@ impl<D: DriverTypes> Table<D> {
         &mut self,
         key: &LockKey,
         now: &Now<'_>,
-        ids: &OwnerIds,
+        ids: &AcquisitionIds,
         place: u64,
         actions: &mut Actions<D>,
     ) -> Option<Ahead> {
@@ -95,7 +95,7 @@ impl<D: DriverTypes> Table<D> {
     pub fn guard_ended(
         &mut self,
         now: &Now<'_>,
-        ids: &OwnerIds,
+        ids: &AcquisitionIds,
         section: &Arc<Section<D>>,
         ending: Ending,
         actions: &mut Actions<D>,
@@ -105,7 +105,14 @@ impl<D: DriverTypes> Table<D> {
     }
 
     /// Something has happened.
-    pub fn on(&mut self, key: &LockKey, now: &Now<'_>, ids: &OwnerIds, event: Event<D>, actions: &mut Actions<D>) {
+    pub fn on(
+        &mut self,
+        key: &LockKey,
+        now: &Now<'_>,
+        ids: &AcquisitionIds,
+        event: Event<D>,
+        actions: &mut Actions<D>,
+    ) {
         self.with(key, now, ids, actions, |conversation, cx| conversation.on(event, cx));
     }
 
@@ -151,7 +158,7 @@ impl<D: DriverTypes> Table<D> {
 
     /// Whether something of this owner may be in the store still, as far as is known here.
     #[cfg(any(test, feature = "test-util"))]
-    pub fn knows(&self, key: &LockKey, owner: &OwnerId) -> bool {
+    pub fn knows(&self, key: &LockKey, owner: &AcquisitionId) -> bool {
         self.by_key.get(key).is_some_and(|conversation| conversation.knows(owner))
     }
 
@@ -181,7 +188,7 @@ impl<D: DriverTypes> Table<D> {
         &mut self,
         key: &LockKey,
         now: &Now<'_>,
-        ids: &OwnerIds,
+        ids: &AcquisitionIds,
         actions: &mut Actions<D>,
         event: impl FnOnce(&mut Conversation<D>, &mut Context<'_, D>) -> T,
     ) -> T {

@@ -15,7 +15,7 @@ type Outcome = Result<Arc<Section<NoDriver>>, LockError>;
 /// A table, and what it wants done, without anything that does it.
 struct World {
     table: Table<NoDriver>,
-    ids: OwnerIds,
+    ids: AcquisitionIds,
     now: Moment,
     key: LockKey,
     calls: Vec<Call>,
@@ -29,7 +29,7 @@ struct World {
 fn world() -> World {
     World {
         table: Table::default(),
-        ids: OwnerIds::new("test", 1),
+        ids: AcquisitionIds::new("test", 1),
         now: Moment::from_nanos(1 << 40),
         key: LockKey::from(("n", 1)),
         calls: Vec::new(),
@@ -96,7 +96,7 @@ impl World {
         self.calls.remove(0)
     }
 
-    fn answer(&mut self, answer: Acquired) {
+    fn answer(&mut self, answer: AcquireReply) {
         let call = self.call();
         self.on(Event::Acquired(call.number, Ok(answer)));
     }
@@ -130,15 +130,15 @@ const fn ms(ms: u64) -> Duration {
 }
 
 const WAIT: Duration = Duration::from_secs(600);
-const HELD: Acquired = Acquired::Held { lease_left: ms(20_000) };
-const IN_LINE: Acquired = Acquired::InLine { before: 0, lease_left: ms(20_000) };
-const GRANTED: Acquired = Acquired::Granted { fence: 7 };
+const HELD: AcquireReply = AcquireReply::Busy { lease_left: ms(20_000) };
+const IN_LINE: AcquireReply = AcquireReply::Queued { ahead: 0, lease_left: ms(20_000) };
+const GRANTED: AcquireReply = AcquireReply::Granted { fence: 7 };
 
 #[test]
 fn a_store_with_an_impossible_fence_is_an_error_and_its_grant_is_given_back() {
     let mut w = world();
     w.ask(1, true);
-    w.answer(Acquired::Granted { fence: u64::MAX });
+    w.answer(AcquireReply::Granted { fence: u64::MAX });
     assert!(
         matches!(&w.told[..], [(1, Err(LockError::Store(e)))] if e.kind() == StoreErrorKind::Protocol),
         "{:?}",
@@ -177,12 +177,12 @@ fn those_whose_wait_is_over_are_skipped_when_a_section_begins() {
     w.ask_for(4, ms(10), None);
     w.ask_for(5, ms(30), None);
     w.now = w.now.after(ms(20));
-    assert_eq!(w.end(&section, Ending::Released), Some(Released::HandedOn));
+    assert_eq!(w.end(&section, Ending::Released), Some(Released::HandedOff));
     let (1, Err(LockError::TimedOut { lease_left, ahead: 1, .. })) = w.told.remove(0) else { panic!("{:?}", w.told) };
     assert_eq!(lease_left, section.grant.remaining(w.now));
     let section = w.turn(2);
     assert_eq!(w.table.holds_of(&section, w.now), 1, "not the later one of its owner");
-    assert_eq!(w.end(&section, Ending::Released), Some(Released::HandedOn));
+    assert_eq!(w.end(&section, Ending::Released), Some(Released::HandedOff));
     let late: Vec<_> = w.told.drain(..2).map(|(who, told)| (who, told.is_err())).collect();
     assert_eq!(late, [(3, true), (4, true)]);
     let section = w.turn(5);
@@ -237,15 +237,15 @@ fn who_has_asked_for_a_place_asks_for_it_for_ever() {
     let mut w = world();
     w.ask(1, false);
     let call = w.call();
-    assert!(matches!(call.verb, Verb::Acquire { if_held: IfHeld::Refuse, .. }));
+    assert!(matches!(call.verb, Verb::Acquire { if_held: IfBusy::Fail, .. }));
     w.ask(2, true);
     w.on(Event::Acquired(call.number, Ok(HELD)));
-    assert!(matches!(w.told.remove(0), (1, Err(LockError::Held { .. }))));
+    assert!(matches!(w.told.remove(0), (1, Err(LockError::Busy { .. }))));
     let call = w.call();
-    assert!(matches!(call.verb, Verb::Acquire { if_held: IfHeld::LineUp, .. }), "somebody waits");
+    assert!(matches!(call.verb, Verb::Acquire { if_held: IfBusy::Enqueue, .. }), "somebody waits");
     w.on(Event::Acquired(call.number, Ok(IN_LINE)));
     w.later(ms(1_200));
-    assert!(matches!(w.call().verb, Verb::Acquire { if_held: IfHeld::LineUp, .. }), "and checks in");
+    assert!(matches!(w.call().verb, Verb::Acquire { if_held: IfBusy::Enqueue, .. }), "and checks in");
 }
 
 /// I7: an answer that was on its way may be older than the hint.
@@ -287,7 +287,7 @@ fn offers_to_ids_that_were_forgotten_are_released_a_few_at_a_time() {
     for (n, call) in std::mem::take(&mut w.calls).into_iter().enumerate() {
         w.key = LockKey::from(("n", n));
         // Without an answer the lease of the offer ends it.
-        let answer = if n % 2 == 0 { Ok(Released::NotOwner) } else { Err(lost_answer()) };
+        let answer = if n % 2 == 0 { Ok(Released::NotHolder) } else { Err(lost_answer()) };
         w.on(Event::Released(call.number, answer));
     }
     assert!(w.table.is_empty());
@@ -309,7 +309,7 @@ fn a_message_that_a_key_was_taken_away_is_asked_about_and_ends_nothing() {
     w.on(Event::TakenAway(section.grant.owner.clone()));
     assert_eq!(w.doubts, 1);
     assert!(w.calls.is_empty() && !section.remaining(w.now).is_zero());
-    w.on(Event::Lost(section.grant.owner.clone(), LockLost::TakenAway));
+    w.on(Event::Lost(section.grant.owner.clone(), LockLost::Revoked));
     assert!(section.remaining(w.now).is_zero(), "the store has said so");
 }
 
@@ -340,7 +340,7 @@ fn a_grant_that_is_said_to_be_taken_away_while_it_yields_is_asked_about() {
     w.end(&section, Ending::Released);
     let call = w.call();
     w.on(Event::TakenAway(call.owner.clone()));
-    w.on(Event::Yielded(call.number, Ok(Yielded::Extended { fence: 8 })));
+    w.on(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
     w.turn(2);
     assert_eq!(w.doubts, 1);
 }
@@ -357,18 +357,18 @@ fn a_renewal_that_is_refused_during_a_yield_says_nothing_before_the_answer_to_th
         w.now = w.now.after(ms(110));
         w.end(&section, Ending::Released);
         let call = w.call();
-        w.on(Event::Lost(call.owner.clone(), LockLost::TakenAway));
-        let answer = if is_lost { Yielded::Extended { fence: 8 } } else { Yielded::Over(IN_LINE) };
+        w.on(Event::Lost(call.owner.clone(), LockLost::Revoked));
+        let answer = if is_lost { YieldReply::Extended { fence: 8 } } else { YieldReply::NotHolder(IN_LINE) };
         w.on(Event::Yielded(call.number, Ok(answer)));
         // Refused after it was extended, it is lost, and nothing begins under it.
         let loss = section.grant.why().filter(|why| why.is_loss());
-        assert_eq!(loss, is_lost.then_some(LockLost::TakenAway));
+        assert_eq!(loss, is_lost.then_some(LockLost::Revoked));
         assert!(w.told.is_empty(), "{:?}", w.told);
         if is_lost {
             w.released();
         }
         w.later(ms(1_300));
-        w.answer(Acquired::Granted { fence: 9 });
+        w.answer(AcquireReply::Granted { fence: 9 });
         w.turn(2);
     }
 }
@@ -387,7 +387,7 @@ fn a_grant_in_doubt_is_handed_over_after_the_answer_of_the_store() {
     w.end(&section, Ending::Released);
     let call = w.call();
     assert!(matches!(call.verb, Verb::Yield { .. }), "{call:?}");
-    w.on(Event::Yielded(call.number, Ok(Yielded::Extended { fence: 8 })));
+    w.on(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
     let section = w.turn(2);
     w.end(&section, Ending::Released);
     w.turn(3);
@@ -434,13 +434,13 @@ fn a_task_is_rejected_where_the_request_that_started_it_holds_the_key_or_waits_f
     };
     ask(&mut w, 1, Some(&parent), None, true);
     ask(&mut w, 2, None, Some(&parent), true);
-    assert!(matches!(w.told.remove(0), (2, Err(LockError::HeldByParentRequest))), "it waits for it");
+    assert!(matches!(w.told.remove(0), (2, Err(LockError::WouldDeadlock))), "it waits for it");
     w.answer(GRANTED);
     let section = w.turn(1);
     ask(&mut w, 3, None, Some(&parent), true);
-    assert!(matches!(w.told.remove(0), (3, Err(LockError::HeldByParentRequest))), "it has it");
+    assert!(matches!(w.told.remove(0), (3, Err(LockError::WouldDeadlock))), "it has it");
     ask(&mut w, 4, None, Some(&parent), false);
-    assert!(matches!(w.told.remove(0), (4, Err(LockError::Held { .. }))), "it does not wait");
+    assert!(matches!(w.told.remove(0), (4, Err(LockError::Busy { .. }))), "it does not wait");
     ask(&mut w, 5, None, Some(&other), true);
     assert!(w.told.is_empty(), "another request's task");
     parent.retire();
@@ -470,7 +470,7 @@ fn look_after(w: &mut World, section: &Arc<Section<NoDriver>>, by: Duration) {
     while section.grant.look_at() <= end && section.grant.why().is_none() {
         w.now = w.now.max(section.grant.look_at());
         match section.grant.need(w.now, w.now) {
-            Need::LimitReached => w.on(Event::Limit(section.grant.owner.clone())),
+            Need::HoldLimitReached => w.on(Event::Limit(section.grant.owner.clone())),
             Need::Renewal(_) => section.grant.extend(section.grant.lease(), w.now, w.now),
             Need::Rest(_) | Need::Over => {}
         }
@@ -489,10 +489,10 @@ fn a_grant_that_is_not_taken_within_the_time_of_an_offer_goes_to_the_next_waiter
     assert!(w.recalled.is_empty(), "{:?}", w.recalled);
     look_after(&mut w, &section, ms(1));
     assert!(matches!(w.recalled.remove(0), (1, LockError::TimedOut { ahead: 1, .. })));
-    assert_eq!(w.end(&section, Ending::Unheard), Some(Released::HandedOn));
+    assert_eq!(w.end(&section, Ending::Unheard), Some(Released::HandedOff));
     // More than a tenth of a second has passed: other processes have their turn first.
     let call = w.call();
-    w.on(Event::Yielded(call.number, Ok(Yielded::Extended { fence: 8 })));
+    w.on(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
     w.turn(2);
 }
 
@@ -503,7 +503,7 @@ fn a_call_without_a_wait_that_does_not_take_its_grant_is_answered_held() {
     w.answer(GRANTED);
     let section = w.turn(1);
     look_after(&mut w, &section, OFFER);
-    assert!(matches!(w.recalled.remove(0), (1, LockError::Held { ahead: 0, .. })));
+    assert!(matches!(w.recalled.remove(0), (1, LockError::Busy { ahead: 0, .. })));
     assert_eq!(w.end(&section, Ending::Unheard), None);
     w.released();
     assert!(w.table.is_empty());
@@ -644,7 +644,7 @@ fn a_refusal_that_was_asked_for_before_an_acquire_is_void_says_nothing_of_it() {
     w.later(ms(20));
     w.now = w.now.after(ms(490));
     w.answer(HELD);
-    assert!(matches!(w.told.remove(0), (1, Err(LockError::Held { .. }))));
+    assert!(matches!(w.told.remove(0), (1, Err(LockError::Busy { .. }))));
     w.released();
     assert!(w.table.is_empty(), "and this one was sent when it was void");
 }
@@ -665,7 +665,7 @@ fn a_yield_that_was_asked_for_before_an_acquire_is_void_does_not_end_it() {
     let call = w.call();
     w.now = w.now.after(ms(450));
     let old = call.owner.clone();
-    w.on(Event::Yielded(call.number, Ok(Yielded::Over(IN_LINE))));
+    w.on(Event::Yielded(call.number, Ok(YieldReply::NotHolder(IN_LINE))));
     w.later(ms(2));
     assert_eq!(w.calls.remove(0).owner, old);
 }
@@ -681,7 +681,7 @@ fn what_is_taken_away_before_its_grant_is_heard_of_does_not_begin() {
     assert!(w.told.is_empty(), "the store is asked first");
     w.answer(IN_LINE);
     w.on(Event::Offered(call.owner));
-    w.answer(Acquired::Granted { fence: 8 });
+    w.answer(AcquireReply::Granted { fence: 8 });
     w.turn(1);
 }
 
@@ -698,9 +698,9 @@ fn what_is_taken_away_before_its_yield_is_heard_of_does_not_begin() {
     let call = w.call();
     let Verb::Yield { next, fence: 7, .. } = call.verb else { panic!("{call:?}") };
     w.on(Event::TakenAway(next));
-    w.on(Event::Yielded(call.number, Ok(Yielded::Over(Acquired::Granted { fence: 8 }))));
+    w.on(Event::Yielded(call.number, Ok(YieldReply::NotHolder(AcquireReply::Granted { fence: 8 }))));
     assert!(w.told.is_empty(), "the store is asked first");
-    w.answer(Acquired::Granted { fence: 8 });
+    w.answer(AcquireReply::Granted { fence: 8 });
     w.turn(2);
 }
 
@@ -719,7 +719,7 @@ fn who_comes_when_a_give_back_has_been_silent_for_long_is_asked_for_anew() {
     w.now = w.now.after(ms(1_500));
     w.ask(2, false);
     assert!(w.told.is_empty(), "the store is asked");
-    w.answer(Acquired::Granted { fence: 8 });
+    w.answer(AcquireReply::Granted { fence: 8 });
     w.turn(2);
     // And it is there again: what it did not answer is asked for at once.
     assert!(matches!(w.call().verb, Verb::Release { .. }));
@@ -737,7 +737,7 @@ fn who_joins_a_line_that_has_heard_nothing_for_long_asks_at_once() {
     w.now = w.now.after(ms(1));
     w.ask(3, true);
     w.ask(4, true);
-    assert!(matches!(w.call().verb, Verb::Acquire { if_held: IfHeld::LineUp, .. }), "once for all of them");
+    assert!(matches!(w.call().verb, Verb::Acquire { if_held: IfBusy::Enqueue, .. }), "once for all of them");
 }
 
 /// I4, I5: who would watch a grant under which nothing has begun yet?
@@ -754,7 +754,7 @@ fn a_grant_that_yields_before_its_first_section_is_watched_all_the_same() {
     w.answer(GRANTED);
     assert!(w.told.is_empty() && w.watched == 0, "the store is to keep it for longer first");
     let call = w.call();
-    w.on(Event::Yielded(call.number, Ok(Yielded::Extended { fence: 8 })));
+    w.on(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
     w.turn(2);
     assert_eq!(w.watched, 1);
 }
@@ -925,7 +925,7 @@ fn a_waiter_outlives_a_failover_that_delays_the_release_before_it() {
     w.told.clear();
     let asks = w.calls.iter().position(|call| matches!(call.verb, Verb::Acquire { .. })).expect("asked");
     let call = w.calls.remove(asks);
-    w.on(Event::Acquired(call.number, Ok(Acquired::Granted { fence: 8 })));
+    w.on(Event::Acquired(call.number, Ok(AcquireReply::Granted { fence: 8 })));
     w.turn(2);
 }
 
@@ -940,7 +940,7 @@ fn a_give_back_is_repeated_until_its_lease_is_over() {
     let (began, mut repeats) = (w.now, 0);
     while !w.table.is_empty() {
         if let Some(call) = w.calls.pop() {
-            assert!(matches!(call.verb, Verb::Release { keep_taken } if keep_taken == ms(1000)), "the same each time");
+            assert!(matches!(call.verb, Verb::Release { block_for } if block_for == ms(1000)), "the same each time");
             repeats += 1;
             w.on(Event::Released(call.number, Err(StoreError::new("t", "release", StoreErrorKind::Unavailable))));
         }
@@ -960,7 +960,7 @@ fn a_section_that_ended_badly_is_not_handed_on() {
     w.ask(2, true);
     assert_eq!(w.end(&section, Ending::Dropped), None);
     let call = w.call();
-    assert!(matches!(call.verb, Verb::Release { keep_taken } if keep_taken == ms(1000)));
+    assert!(matches!(call.verb, Verb::Release { block_for } if block_for == ms(1000)));
     assert!(w.told.is_empty());
     w.on(Event::Released(call.number, Ok(Released::Freed)));
     let call = w.call();
@@ -976,12 +976,12 @@ fn a_section_that_was_lost_ends_nobody_elses() {
     let lost = w.turn(1);
     w.ask(2, true);
     let owner = lost.grant.owner.clone();
-    w.on(Event::Lost(owner.clone(), LockLost::TakenAway));
-    w.on(Event::Lost(owner, LockLost::TakenAway));
+    w.on(Event::Lost(owner.clone(), LockLost::Revoked));
+    w.on(Event::Lost(owner, LockLost::Revoked));
     w.released();
-    w.answer(Acquired::Granted { fence: 8 });
+    w.answer(AcquireReply::Granted { fence: 8 });
     let next = w.turn(2);
-    assert_eq!(w.end(&lost, Ending::Dropped), Some(Released::NotOwner));
+    assert_eq!(w.end(&lost, Ending::Dropped), Some(Released::NotHolder));
     assert!(w.calls.is_empty() && !next.remaining(w.now).is_zero() && lost.remaining(w.now).is_zero());
 }
 
@@ -994,15 +994,15 @@ fn a_yield_that_gives_the_turn_away_waits_under_a_new_id_in_the_same_order() {
     w.ask(2, true);
     w.ask(3, true);
     w.now = w.now.after(ms(100));
-    assert_eq!(w.end(&first, Ending::Released), Some(Released::HandedOn));
+    assert_eq!(w.end(&first, Ending::Released), Some(Released::HandedOff));
     let call = w.call();
     let Verb::Yield { next, .. } = call.verb else { panic!("{call:?}") };
     w.ask(4, false);
-    assert!(matches!(w.told.remove(0), (4, Err(LockError::Held { ahead: 3, .. }))), "no section runs, and it is taken");
-    w.on(Event::Yielded(call.number, Ok(Yielded::Over(IN_LINE))));
+    assert!(matches!(w.told.remove(0), (4, Err(LockError::Busy { ahead: 3, .. }))), "no section runs, and it is taken");
+    w.on(Event::Yielded(call.number, Ok(YieldReply::NotHolder(IN_LINE))));
     w.on(Event::Offered(next.clone()));
     assert_eq!(w.calls[0].owner, next);
-    w.answer(Acquired::Granted { fence: 9 });
+    w.answer(AcquireReply::Granted { fence: 9 });
     let second = w.turn(2);
     assert!(second.token > first.token);
     w.end(&second, Ending::Released);
@@ -1019,7 +1019,7 @@ fn flood(w: &mut World, n: usize) -> (usize, QueueBound) {
     for waiting in 0.. {
         w.ask(1, true);
         if let Some((_, told)) = w.told.pop() {
-            let Err(LockError::LineFull { ahead, bound }) = told else { panic!("{told:?}") };
+            let Err(LockError::QueueFull { ahead, bound }) = told else { panic!("{told:?}") };
             assert_eq!(ahead, waiting + 1);
             return (waiting, bound);
         }
@@ -1082,7 +1082,7 @@ fn a_full_process_rejects_the_first_waiter_of_a_key_that_another_process_holds()
         w.key = LockKey::from(("elsewhere", n));
         w.ask(5, true);
         w.answer(IN_LINE);
-        assert!(matches!(w.told.remove(0), (5, Err(LockError::LineFull { ahead: 1, bound: QueueBound::Process }))));
+        assert!(matches!(w.told.remove(0), (5, Err(LockError::QueueFull { ahead: 1, bound: QueueBound::Process }))));
         w.released();
         w.ask(6, true);
         w.answer(GRANTED);
@@ -1096,9 +1096,9 @@ fn a_full_queue_in_the_store_says_so() {
     let mut w = world();
     w.ask(1, true);
     w.ask(2, true);
-    w.answer(Acquired::LineFull { lease_left: ms(20_000), waiting: 1_024 });
+    w.answer(AcquireReply::QueueFull { lease_left: ms(20_000), waiting: 1_024 });
     for (who, ahead) in [(1, 1025), (2, 1026)] {
-        let (told, Err(LockError::LineFull { ahead: n, bound })) = w.told.remove(0) else { panic!("{:?}", w.told) };
+        let (told, Err(LockError::QueueFull { ahead: n, bound })) = w.told.remove(0) else { panic!("{:?}", w.told) };
         assert_eq!((told, n, bound), (who, ahead, QueueBound::Store));
     }
 }
@@ -1129,6 +1129,6 @@ fn who_comes_while_the_key_is_given_back_hears_the_stores_word() {
     assert!(w.told.is_empty());
     w.released();
     w.answer(GRANTED);
-    assert!(matches!(w.told.pop(), Some((3, Err(LockError::Held { .. })))), "one is enough");
+    assert!(matches!(w.told.pop(), Some((3, Err(LockError::Busy { .. })))), "one is enough");
     w.turn(2);
 }

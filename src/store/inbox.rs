@@ -1,13 +1,13 @@
 use std::{fmt, sync::Arc};
 
-use crate::{acquisition::OwnerId, lock_key::LockKey};
+use crate::{acquisition::AcquisitionId, lock_key::LockKey};
 
 /// Where a store puts the events of one process.
 ///
 /// There is no queue in it: what is told is noted at once, so nothing can pile up. A store tells what it has to tell when it holds none
 /// of its own locks; whoever is told may ask the store something from in there.
 #[derive(Clone)]
-pub struct Inbox {
+pub struct EventSink {
     process: Arc<str>,
     /// Answers whether somebody still listens.
     deliver: Arc<dyn Fn(Option<StoreEvent>) -> bool + Send + Sync>,
@@ -22,20 +22,20 @@ pub enum StoreEvent {
         /// What it waited for.
         key: LockKey,
         /// Who waited.
-        owner: OwnerId,
+        id: AcquisitionId,
     },
     /// The key was taken away from this owner.
-    TakenAway {
+    Revoked {
         /// What it had.
         key: LockKey,
         /// Who had it.
-        owner: OwnerId,
+        id: AcquisitionId,
     },
     /// Events may have been lost: whoever waits should ask again.
-    Gap,
+    Lagged,
 }
 
-impl Inbox {
+impl EventSink {
     /// An inbox of this process. `deliver` is told of each event, and answers whether somebody still listens; `None` only asks.
     pub fn new(
         process: impl Into<Arc<str>>,
@@ -44,14 +44,14 @@ impl Inbox {
         Self { process: process.into(), deliver: Arc::new(deliver) }
     }
 
-    /// Whose it is: what [`OwnerId::process`] says of all its owners.
+    /// Whose it is: what [`AcquisitionId::process`] says of all its owners.
     #[must_use]
-    pub fn process(&self) -> &str {
+    pub fn manager(&self) -> &str {
         &self.process
     }
 
     /// Tells this event; nobody hears it if the inbox is closed.
-    pub fn tell(&self, event: StoreEvent) {
+    pub fn send(&self, event: StoreEvent) {
         (self.deliver)(Some(event));
     }
 
@@ -62,7 +62,7 @@ impl Inbox {
     }
 }
 
-impl fmt::Debug for Inbox {
+impl fmt::Debug for EventSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inbox").field("process", &self.process).finish_non_exhaustive()
     }

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{acquisition::OwnerId, lock_key::LockKey};
+use crate::{acquisition::AcquisitionId, lock_key::LockKey};
 
 mod error;
 mod inbox;
@@ -32,7 +32,7 @@ pub use self::redis::protocol as redis_protocol;
 pub use self::redis::{RedisConnectError, RedisStore, RedisStoreBuilder};
 pub use self::{
     error::{StoreError, StoreErrorKind},
-    inbox::{Inbox, StoreEvent},
+    inbox::{EventSink, StoreEvent},
 };
 
 /// Keeps locks: who has which key, until when, under which fence, and who waits for it.
@@ -46,16 +46,16 @@ pub use self::{
 /// - Every grant has a **fence**, larger than each one before it for that key, restarts included: at least the
 ///   store's wall clock in microseconds, and at least one more than the last (`max(last + 1, now)`), below 2⁵³.
 /// - A key that is **free while somebody waits** belongs to the first of its line who still listens, whoever asks and whenever:
-///   [`release`](Self::release), [`yield_to_line`](Self::yield_to_line), [`force_release`](Self::force_release) and
+///   [`release`](Self::release), [`yield_to_queue`](Self::yield_to_queue), [`force_release`](Self::force_release) and
 ///   [`acquire`](Self::acquire) of another one all *offer* it to that one: a grant with the short lease of
-///   [`LineTerms::offer`], a fence of its own, and an event to the inbox of its process.
+///   [`QueueConfig::offer`], a fence of its own, and an event to the inbox of its process.
 /// - An **event is a hint**. It may be lost, doubled or late; who gets it asks again before anything runs. A process that
 ///   has no inbox any more is dead, and is skipped, as soon as the store has noticed: within a second.
-/// - A **place** in a line lasts as long as its owner asks again within [`LineTerms::place`]. One that is
+/// - A **place** in a line lasts as long as its owner asks again within [`QueueConfig::place`]. One that is
 ///   not asked for any more may go; the order of the others stays.
 /// - An **error** means that the outcome is unknown: the verb may have run, or may run later. Where somebody else has the key, that is an
 ///   answer and no error.
-/// - An `acquire` or `yield_to_line` is **void** once [`AcquireAsk::void_after`] has passed since it was called: a copy that gets through
+/// - An `acquire` or `yield_to_queue` is **void** once [`AcquireRequest::valid_for`] has passed since it was called: a copy that gets through
 ///   later does nothing. What was called earlier than that and got no answer may still run until then.
 /// - **Calling** a verb makes its future, or gives the answer where it is at hand; it takes no time, needs no runtime
 ///   and does not panic. `Drop` calls `release`.
@@ -71,41 +71,41 @@ pub use self::{
 )]
 pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// Opens the inbox of one process: from now on its events go there, until it is closed. Called once for each
-    /// [`Locks`](crate::Locks), before anything else is asked on its behalf.
-    fn open(&self, inbox: Inbox);
+    /// [`LockManager`](crate::LockManager), before anything else is asked on its behalf.
+    fn subscribe(&self, inbox: EventSink);
 
     /// Grants the key if it is free and nobody was there before; else leaves a place in its line, if so asked.
     ///
     /// For the owner that has the key already, or has been offered it: the fence that stands there,
     /// and at least a full lease. A copy that is done late never shortens the lease that stands
     /// there. For the one that has a place already: that place.
-    fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired>;
+    fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply>;
 
     /// Gives each of these owners at least a full lease from now on, if it has its key: a renewal
     /// never shortens the lease that stands there, because it may be done after a later call that
     /// asked for more. Answers one by one, in the order of the asks.
-    fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>>;
+    fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>>;
 
     /// Gives back whatever this owner has there: the key, or its place in the line. Touches nothing else.
     ///
-    /// The key goes to the line at once, or, if [`ReleaseAsk::keep_taken`] is not zero, stays taken for so long, by nobody.
-    fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released>;
+    /// The key goes to the line at once, or, if [`ReleaseRequest::block_for`] is not zero, stays taken for so long, by nobody.
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released>;
 
-    /// Between two sections of one process: if others wait, the key goes to the first of them and [`YieldAsk::next`] to the end
+    /// Between two sections of one process: if others wait, the key goes to the first of them and [`YieldRequest::next`] to the end
     /// of the line; else the owner goes on, with a full lease and a new fence. An owner that has lost the key gets nothing; its
     /// next one is asked for as by [`acquire`](Self::acquire). A copy that comes when it was done changes nothing: a section may run under
     /// the new fence.
-    fn yield_to_line(&self, ask: YieldAsk) -> StoreFuture<Yielded>;
+    fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply>;
 
     /// Who has the key, and how many wait. Changes nothing.
-    fn inspect(&self, key: LockKey) -> StoreFuture<Inspected>;
+    fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus>;
 
-    /// Revokes the key from its holder, sends that one [`StoreEvent::TakenAway`], and keeps it taken for [`ForceAsk::keep_taken`]. A key
+    /// Revokes the key from its holder, sends that one [`StoreEvent::TakenAway`], and keeps it taken for [`ForceReleaseRequest::block_for`]. A key
     /// without a holder that is only kept taken is free afterwards, and goes to the queue.
-    fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply>;
+    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply>;
 
     /// How long one call may take. The caller stops waiting then and treats the outcome as unknown; an `acquire` is
-    /// [void](AcquireAsk::void_after) then. After twice this time without an answer a request is rejected. It does not change during the
+    /// [void](AcquireRequest::valid_for) then. After twice this time without an answer a request is rejected. It does not change during the
     /// life of a store. [`CALL_TIMEOUT`] is the usual one.
     fn call_timeout(&self) -> Duration;
 
@@ -119,66 +119,66 @@ pub const CALL_TIMEOUT: Duration = crate::limits::STORE_CALL;
 /// How a line is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct LineTerms {
+pub struct QueueConfig {
     /// The lease of an offer: what a process costs that stops in the moment of its turn.
-    pub offer: Duration,
+    pub offer_ttl: Duration,
     /// How long a place lasts that nobody asks for again.
-    pub place: Duration,
+    pub entry_ttl: Duration,
     /// How many places there are.
-    pub places: usize,
+    pub capacity: usize,
 }
 
 /// What [`LockStore::acquire`] is asked.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct AcquireAsk {
+pub struct AcquireRequest {
     /// What to lock.
     pub key: LockKey,
     /// For whom.
-    pub owner: OwnerId,
+    pub id: AcquisitionId,
     /// For how long, from the moment the store decides.
     pub lease: Duration,
     /// What to do if somebody else has it.
-    pub if_held: IfHeld,
+    pub if_busy: IfBusy,
     /// How the line is served, if this finds the key free and somebody in it.
-    pub line: LineTerms,
+    pub queue: QueueConfig,
     /// How long after the call this may still be done.
-    pub void_after: Duration,
+    pub valid_for: Duration,
 }
 
 /// What an owner does that cannot have the key now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum IfHeld {
+pub enum IfBusy {
     /// Nothing of it is left.
-    Refuse,
+    Fail,
     /// It has a place in the line.
-    LineUp,
+    Enqueue,
 }
 
 /// What [`LockStore::acquire`] answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Acquired {
+pub enum AcquireReply {
     /// The owner has the key, for the lease it asked for.
     Granted {
         /// The fence of this grant.
         fence: u64,
     },
     /// Somebody else has it, and the owner has a place.
-    InLine {
+    Queued {
         /// How many are before it in the line, the holder not counted.
-        before: usize,
+        ahead: usize,
         /// How long the holder's lease runs, as things stand.
         lease_left: Duration,
     },
     /// Somebody else has it, and nothing of this owner is there.
-    Held {
+    Busy {
         /// How long the holder's lease runs, as things stand.
         lease_left: Duration,
     },
     /// Somebody else has it, and no place is left.
-    LineFull {
+    QueueFull {
         /// How long the holder's lease runs, as things stand.
         lease_left: Duration,
         /// How many wait in the store, the holder not counted.
@@ -189,11 +189,11 @@ pub enum Acquired {
 /// What [`LockStore::renew`] is asked of one grant.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct RenewAsk {
+pub struct RenewRequest {
     /// What is locked.
     pub key: LockKey,
     /// Who has it.
-    pub owner: OwnerId,
+    pub id: AcquisitionId,
     /// For how long from now on.
     pub lease: Duration,
 }
@@ -201,11 +201,11 @@ pub struct RenewAsk {
 /// What [`LockStore::renew`] answers of one grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Renewed {
+pub enum RenewReply {
     /// The lease is full again.
     Extended,
     /// The owner does not have it: its lease was over, or it was taken away.
-    NotOwner,
+    NotHolder,
     /// This one could not be asked for; others of the batch could.
     Unknown,
 }
@@ -213,15 +213,15 @@ pub enum Renewed {
 /// What [`LockStore::release`] is asked.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct ReleaseAsk {
+pub struct ReleaseRequest {
     /// What to give back.
     pub key: LockKey,
     /// Who does.
-    pub owner: OwnerId,
+    pub id: AcquisitionId,
     /// How long the key stays taken, by nobody, before it is given on.
-    pub keep_taken: Duration,
+    pub block_for: Duration,
     /// How the line is served.
-    pub line: LineTerms,
+    pub queue: QueueConfig,
 }
 
 /// What [`LockStore::release`] answers.
@@ -231,52 +231,52 @@ pub enum Released {
     /// The key is free, or stays taken for a while as it was asked.
     Freed,
     /// The next one in line has it.
-    HandedOn,
+    HandedOff,
     /// The owner still has it: this was not its last guard. No store says so.
     StillHeld,
     /// The owner did not have it: its lease was over, or this is the second time. Its place, if it had one, is gone.
-    NotOwner,
+    NotHolder,
 }
 
-/// What [`LockStore::yield_to_line`] is asked.
+/// What [`LockStore::yield_to_queue`] is asked.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct YieldAsk {
+pub struct YieldRequest {
     /// What is locked.
     pub key: LockKey,
     /// Who has it.
-    pub owner: OwnerId,
+    pub id: AcquisitionId,
     /// Under which fence. If the owner has it under another one, this yield was done before: that fence is the answer, and nothing changes.
     pub fence: u64,
     /// Under which id the same process lines up again, if somebody else has its turn.
-    pub next: OwnerId,
+    pub next_id: AcquisitionId,
     /// For how long, from the moment the store decides.
     pub lease: Duration,
     /// How the line is served.
-    pub line: LineTerms,
+    pub queue: QueueConfig,
     /// How long after the call this may still be done.
-    pub void_after: Duration,
+    pub valid_for: Duration,
 }
 
-/// What [`LockStore::yield_to_line`] answers.
+/// What [`LockStore::yield_to_queue`] answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Yielded {
+pub enum YieldReply {
     /// Nobody waits: the owner goes on.
     Extended {
         /// Its new fence.
         fence: u64,
     },
     /// The owner does not have the key any more. What became of its next one.
-    Over(Acquired),
+    NotHolder(AcquireReply),
 }
 
 /// What [`LockStore::inspect`] answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Inspected {
+pub struct KeyStatus {
     /// Who has the key. `None`: it is free, or stays taken by nobody for a while.
-    pub holder: Option<HolderRecord>,
+    pub holder: Option<Holder>,
     /// How long the key stays taken, as things stand. Zero: it is free.
     pub lease_left: Duration,
     /// How many processes wait in the line.
@@ -286,9 +286,9 @@ pub struct Inspected {
 /// Who has a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct HolderRecord {
+pub struct Holder {
     /// The owner.
-    pub owner: OwnerId,
+    pub id: AcquisitionId,
     /// The fence of the grant: the store's clock when it was made, in microseconds. Zero: a stranger has it, and nobody knows since when.
     pub fence: u64,
 }
@@ -296,13 +296,13 @@ pub struct HolderRecord {
 /// What [`LockStore::force_release`] is asked.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct ForceAsk {
+pub struct ForceReleaseRequest {
     /// What to take away.
     pub key: LockKey,
     /// How long the key stays taken, by nobody, so that its holder can hear of it and stop.
-    pub keep_taken: Duration,
+    pub block_for: Duration,
     /// How the line is served.
-    pub line: LineTerms,
+    pub queue: QueueConfig,
 }
 
 /// What [`LockStore::force_release`] answers.
@@ -312,10 +312,10 @@ pub enum ForceReleaseReply {
     /// Nobody had the key, and nothing blocked it.
     Free,
     /// It was revoked from this owner, which may be of another library. It stays blocked for
-    /// [`ForceAsk::keep_taken`], and a second call within that time has the same answer.
+    /// [`ForceReleaseRequest::block_for`], and a second call within that time has the same answer.
     Revoked {
         /// The owner it was revoked from.
-        holder: OwnerId,
+        holder: AcquisitionId,
     },
     /// Nobody had it: a minimum hold or a lock-delay blocked it. It is free now.
     Unblocked {
@@ -338,31 +338,31 @@ enum Answer<T> {
 // === impl LockStore ===
 
 impl<S: LockStore + ?Sized> LockStore for Arc<S> {
-    fn open(&self, inbox: Inbox) {
-        (**self).open(inbox);
+    fn subscribe(&self, inbox: EventSink) {
+        (**self).subscribe(inbox);
     }
 
-    fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired> {
+    fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
         (**self).acquire(ask)
     }
 
-    fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>> {
+    fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
         (**self).renew(asks)
     }
 
-    fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
         (**self).release(ask)
     }
 
-    fn yield_to_line(&self, ask: YieldAsk) -> StoreFuture<Yielded> {
-        (**self).yield_to_line(ask)
+    fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
+        (**self).yield_to_queue(ask)
     }
 
-    fn inspect(&self, key: LockKey) -> StoreFuture<Inspected> {
+    fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
         (**self).inspect(key)
     }
 
-    fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply> {
+    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         (**self).force_release(ask)
     }
 
@@ -375,88 +375,88 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
     }
 }
 
-// === impl LineTerms ===
+// === impl QueueConfig ===
 
-impl LineTerms {
+impl QueueConfig {
     /// These terms.
     #[must_use]
     pub const fn new(offer: Duration, place: Duration, places: usize) -> Self {
-        Self { offer, place, places }
+        Self { offer_ttl: offer, entry_ttl: place, capacity: places }
     }
 }
 
 // === impl the asks ===
 
-impl AcquireAsk {
+impl AcquireRequest {
     /// Asks for this key, for this owner, for this long.
     #[must_use]
     pub fn new(
         key: LockKey,
-        owner: OwnerId,
+        owner: AcquisitionId,
         lease: Duration,
-        if_held: IfHeld,
-        line: LineTerms,
-        void_after: Duration,
+        if_held: IfBusy,
+        line: QueueConfig,
+        valid_for: Duration,
     ) -> Self {
-        Self { key, owner, lease, if_held, line, void_after }
+        Self { key, id: owner, lease, if_busy: if_held, queue: line, valid_for: valid_for }
     }
 }
 
-impl RenewAsk {
+impl RenewRequest {
     /// Asks for more time for this key of this owner.
     #[must_use]
-    pub fn new(key: LockKey, owner: OwnerId, lease: Duration) -> Self {
-        Self { key, owner, lease }
+    pub fn new(key: LockKey, owner: AcquisitionId, lease: Duration) -> Self {
+        Self { key, id: owner, lease }
     }
 }
 
-impl ReleaseAsk {
+impl ReleaseRequest {
     /// Gives this key of this owner back, or its place.
     #[must_use]
-    pub fn new(key: LockKey, owner: OwnerId, keep_taken: Duration, line: LineTerms) -> Self {
-        Self { key, owner, keep_taken, line }
+    pub fn new(key: LockKey, owner: AcquisitionId, block_for: Duration, line: QueueConfig) -> Self {
+        Self { key, id: owner, block_for: block_for, queue: line }
     }
 }
 
-impl YieldAsk {
+impl YieldRequest {
     /// Lets others have their turn, if there are others.
     #[must_use]
     pub fn new(
         key: LockKey,
-        owner: OwnerId,
+        owner: AcquisitionId,
         fence: u64,
-        next: OwnerId,
+        next: AcquisitionId,
         lease: Duration,
-        line: LineTerms,
-        void_after: Duration,
+        line: QueueConfig,
+        valid_for: Duration,
     ) -> Self {
-        Self { key, owner, fence, next, lease, line, void_after }
+        Self { key, id: owner, fence, next_id: next, lease, queue: line, valid_for: valid_for }
     }
 }
 
-impl ForceAsk {
+impl ForceReleaseRequest {
     /// Takes this key away from whoever has it.
     #[must_use]
-    pub fn new(key: LockKey, keep_taken: Duration, line: LineTerms) -> Self {
-        Self { key, keep_taken, line }
+    pub fn new(key: LockKey, block_for: Duration, line: QueueConfig) -> Self {
+        Self { key, block_for: block_for, queue: line }
     }
 }
 
 // === impl Inspected ===
 
-impl Inspected {
+impl KeyStatus {
     /// What stands there.
     #[must_use]
-    pub fn new(holder: Option<HolderRecord>, lease_left: Duration, waiting: usize) -> Self {
+    pub fn new(holder: Option<Holder>, lease_left: Duration, waiting: usize) -> Self {
         Self { holder, lease_left, waiting }
     }
 }
 
-impl HolderRecord {
+impl Holder {
     /// This owner, under this fence.
     #[must_use]
-    pub fn new(owner: OwnerId, fence: u64) -> Self {
-        Self { owner, fence }
+    pub fn new(owner: AcquisitionId, fence: u64) -> Self {
+        Self { id: owner, fence }
     }
 }
 
@@ -465,7 +465,7 @@ impl HolderRecord {
 impl ForceReleaseReply {
     /// The owner that the key was revoked from.
     #[must_use]
-    pub fn holder(&self) -> Option<&OwnerId> {
+    pub fn holder(&self) -> Option<&AcquisitionId> {
         if let Self::Revoked { holder } = self { Some(holder) } else { None }
     }
 }

@@ -23,11 +23,11 @@ use std::{
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    acquisition::{OwnerId, OwnerIds},
+    acquisition::{AcquisitionId, AcquisitionIds},
     lock_key::LockKey,
     store::{
-        AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, IfHeld, Inbox, LineTerms, LockStore, ReleaseAsk, Released,
-        RenewAsk, Renewed, StoreEvent, YieldAsk, Yielded,
+        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore,
+        QueueConfig, ReleaseRequest, Released, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
     },
 };
 
@@ -100,17 +100,17 @@ struct World {
 
 /// One process: its ids, and what it was told.
 struct Process {
-    ids: OwnerIds,
+    ids: AcquisitionIds,
     told: Arc<Mutex<Vec<StoreEvent>>>,
     alive: Arc<()>,
 }
 
 impl World {
     fn process(&self) -> Process {
-        let ids = OwnerIds::new("conformance", RandomState::new().hash_one(1));
+        let ids = AcquisitionIds::new("conformance", RandomState::new().hash_one(1));
         let (told, alive) = (Arc::new(Mutex::new(Vec::new())), Arc::new(()));
         let (notes, living) = (Arc::clone(&told), Arc::downgrade(&alive));
-        self.store.open(Inbox::new(Arc::clone(ids.process()), move |event| {
+        self.store.subscribe(EventSink::new(Arc::clone(ids.process()), move |event| {
             if living.strong_count() == 0 {
                 return false;
             }
@@ -120,51 +120,51 @@ impl World {
         Process { ids, told, alive }
     }
 
-    async fn ask(&self, owner: &OwnerId, if_held: IfHeld) -> Acquired {
-        let ask = AcquireAsk::new(self.key.clone(), owner.clone(), LEASE, if_held, terms(), SOON);
+    async fn ask(&self, owner: &AcquisitionId, if_held: IfBusy) -> AcquireReply {
+        let ask = AcquireRequest::new(self.key.clone(), owner.clone(), LEASE, if_held, terms(), SOON);
         self.store.acquire(ask).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
     }
 
-    async fn granted(&self, owner: &OwnerId) -> u64 {
-        match self.ask(owner, IfHeld::LineUp).await {
-            Acquired::Granted { fence } => fence,
+    async fn granted(&self, owner: &AcquisitionId) -> u64 {
+        match self.ask(owner, IfBusy::Enqueue).await {
+            AcquireReply::Granted { fence } => fence,
             other => panic!("{}: not granted, but {other:?}", self.clause),
         }
     }
 
     /// In line, behind so many.
-    async fn in_line(&self, owner: &OwnerId) -> usize {
-        match self.ask(owner, IfHeld::LineUp).await {
-            Acquired::InLine { before, .. } => before,
+    async fn in_line(&self, owner: &AcquisitionId) -> usize {
+        match self.ask(owner, IfBusy::Enqueue).await {
+            AcquireReply::Queued { ahead: before, .. } => before,
             other => panic!("{}: not in line, but {other:?}", self.clause),
         }
     }
 
-    async fn held(&self, owner: &OwnerId) -> Duration {
-        match self.ask(owner, IfHeld::Refuse).await {
-            Acquired::Held { lease_left } => lease_left,
+    async fn held(&self, owner: &AcquisitionId) -> Duration {
+        match self.ask(owner, IfBusy::Fail).await {
+            AcquireReply::Busy { lease_left } => lease_left,
             other => panic!("{}: not held, but {other:?}", self.clause),
         }
     }
 
-    async fn release(&self, owner: &OwnerId, keep_taken: Duration) -> Released {
-        let ask = ReleaseAsk::new(self.key.clone(), owner.clone(), keep_taken, terms());
+    async fn release(&self, owner: &AcquisitionId, block_for: Duration) -> Released {
+        let ask = ReleaseRequest::new(self.key.clone(), owner.clone(), block_for, terms());
         self.store.release(ask).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
     }
 
-    async fn renew(&self, owners: &[&OwnerId]) -> Vec<Renewed> {
-        let asks = owners.iter().map(|owner| RenewAsk::new(self.key.clone(), (*owner).clone(), LEASE)).collect();
+    async fn renew(&self, owners: &[&AcquisitionId]) -> Vec<RenewReply> {
+        let asks = owners.iter().map(|owner| RenewRequest::new(self.key.clone(), (*owner).clone(), LEASE)).collect();
         self.store.renew(asks).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
     }
 
-    async fn yields(&self, owner: &OwnerId, fence: u64, next: &OwnerId) -> Yielded {
-        let ask = YieldAsk::new(self.key.clone(), owner.clone(), fence, next.clone(), LEASE, terms(), SOON);
-        self.store.yield_to_line(ask).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
+    async fn yields(&self, owner: &AcquisitionId, fence: u64, next: &AcquisitionId) -> YieldReply {
+        let ask = YieldRequest::new(self.key.clone(), owner.clone(), fence, next.clone(), LEASE, terms(), SOON);
+        self.store.yield_to_queue(ask).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
     }
 
     /// The process is told that this owner's turn has come.
-    async fn offered(&self, process: &Process, owner: &OwnerId) {
-        self.told(process, &StoreEvent::Offered { key: self.key.clone(), owner: owner.clone() }).await;
+    async fn offered(&self, process: &Process, owner: &AcquisitionId) {
+        self.told(process, &StoreEvent::Offered { key: self.key.clone(), id: owner.clone() }).await;
     }
 
     async fn told(&self, process: &Process, event: &StoreEvent) {
@@ -182,8 +182,8 @@ impl World {
     }
 }
 
-fn terms() -> LineTerms {
-    LineTerms::new(OFFER, Duration::from_secs(10), 3)
+fn terms() -> QueueConfig {
+    QueueConfig::new(OFFER, Duration::from_secs(10), 3)
 }
 
 async fn a_key_has_one_owner_until_it_is_given_back(w: World) {
@@ -214,12 +214,12 @@ async fn a_stranger_frees_nothing_and_a_second_release_finds_nothing(w: World) {
     let p = w.process();
     let (a, b) = (p.ids.next(), p.ids.next());
     w.granted(&a).await;
-    w.same(w.release(&b, Duration::ZERO).await, Released::NotOwner, "a stranger");
+    w.same(w.release(&b, Duration::ZERO).await, Released::NotHolder, "a stranger");
     w.held(&b).await;
     w.same(w.release(&a, Duration::ZERO).await, Released::Freed, "the owner");
-    w.same(w.release(&a, Duration::ZERO).await, Released::NotOwner, "the second time");
+    w.same(w.release(&a, Duration::ZERO).await, Released::NotHolder, "the second time");
     w.granted(&b).await;
-    w.same(w.release(&a, Duration::ZERO).await, Released::NotOwner, "a late copy");
+    w.same(w.release(&a, Duration::ZERO).await, Released::NotHolder, "a late copy");
     w.held(&a).await;
     w.release(&b, Duration::ZERO).await;
 }
@@ -230,8 +230,8 @@ async fn a_lease_ends_and_the_late_holder_frees_nobody_elses(w: World) {
     w.granted(&a).await;
     sleep(LEASE + Duration::from_millis(50)).await;
     w.granted(&b).await;
-    w.same(w.release(&a, Duration::ZERO).await, Released::NotOwner, "its lease was over");
-    w.same(w.renew(&[&a]).await, vec![Renewed::NotOwner], "and it cannot come back");
+    w.same(w.release(&a, Duration::ZERO).await, Released::NotHolder, "its lease was over");
+    w.same(w.renew(&[&a]).await, vec![RenewReply::NotHolder], "and it cannot come back");
     w.held(&a).await;
     w.release(&b, Duration::ZERO).await;
 }
@@ -244,7 +244,7 @@ async fn a_lease_is_renewed_for_its_owner_alone_and_answers_come_in_order(w: Wor
     for _ in 0..3 {
         sleep(LEASE * 2 / 3).await;
         let answers = w.renew(&[&b, &a, &b]).await;
-        w.same(answers, vec![Renewed::NotOwner, Renewed::Extended, Renewed::NotOwner], "one by one");
+        w.same(answers, vec![RenewReply::NotHolder, RenewReply::Extended, RenewReply::NotHolder], "one by one");
     }
     w.held(&b).await;
     w.release(&a, Duration::ZERO).await;
@@ -255,12 +255,12 @@ async fn a_renewal_and_a_repeated_acquire_shorten_no_lease(w: World) {
     let (a, b) = (p.ids.next(), p.ids.next());
     w.granted(&a).await;
     let short = LEASE / 10;
-    let ask = RenewAsk::new(w.key.clone(), a.clone(), short);
+    let ask = RenewRequest::new(w.key.clone(), a.clone(), short);
     let answers = w.store.renew(vec![ask]).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
-    w.same(answers, vec![Renewed::Extended], "it has the key");
+    w.same(answers, vec![RenewReply::Extended], "it has the key");
     let left = w.held(&b).await;
     assert!(left > LEASE / 2, "{}: a renewal left {left:?}", w.clause);
-    let ask = AcquireAsk::new(w.key.clone(), a.clone(), short, IfHeld::Refuse, terms(), LEASE);
+    let ask = AcquireRequest::new(w.key.clone(), a.clone(), short, IfBusy::Fail, terms(), LEASE);
     let _ = w.store.acquire(ask).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
     let left = w.held(&b).await;
     assert!(left > LEASE / 2, "{}: a repeated acquire left {left:?}", w.clause);
@@ -296,11 +296,11 @@ async fn a_release_offers_the_key_to_the_first_in_line_and_tells_it(w: World) {
     let (a, b, c) = (p.ids.next(), q.ids.next(), p.ids.next());
     w.granted(&a).await;
     w.same((w.in_line(&b).await, w.in_line(&c).await), (0, 1), "first come, first served");
-    w.same(w.release(&a, Duration::ZERO).await, Released::HandedOn, "to the first");
+    w.same(w.release(&a, Duration::ZERO).await, Released::HandedOff, "to the first");
     w.offered(&q, &b).await;
     w.same(w.in_line(&c).await, 0, "the second is the first now");
     w.granted(&b).await;
-    w.same(w.release(&b, Duration::ZERO).await, Released::HandedOn, "to the second");
+    w.same(w.release(&b, Duration::ZERO).await, Released::HandedOff, "to the second");
     w.offered(&p, &c).await;
     w.granted(&c).await;
     w.same(w.release(&c, Duration::ZERO).await, Released::Freed, "nobody is left");
@@ -364,11 +364,11 @@ async fn a_release_leaves_the_line_and_gives_an_offer_on(w: World) {
     for waiter in [&b, &c, &d] {
         w.in_line(waiter).await;
     }
-    w.same(w.release(&b, Duration::ZERO).await, Released::NotOwner, "it had a place, and no more");
-    w.same(w.release(&a, Duration::ZERO).await, Released::HandedOn, "to the next");
+    w.same(w.release(&b, Duration::ZERO).await, Released::NotHolder, "it had a place, and no more");
+    w.same(w.release(&a, Duration::ZERO).await, Released::HandedOff, "to the next");
     w.offered(&p, &c).await;
     // It has left while the offer was on its way.
-    w.same(w.release(&c, Duration::ZERO).await, Released::HandedOn, "and on");
+    w.same(w.release(&c, Duration::ZERO).await, Released::HandedOff, "and on");
     w.offered(&p, &d).await;
     w.granted(&d).await;
     w.release(&d, Duration::ZERO).await;
@@ -396,8 +396,8 @@ async fn a_line_has_an_end(w: World) {
     for waiter in &owners[1..4] {
         w.in_line(waiter).await;
     }
-    let full = w.ask(&owners[4], IfHeld::LineUp).await;
-    assert!(matches!(full, Acquired::LineFull { waiting: 3, .. }), "{}: {full:?}", w.clause);
+    let full = w.ask(&owners[4], IfBusy::Enqueue).await;
+    assert!(matches!(full, AcquireReply::QueueFull { waiting: 3, .. }), "{}: {full:?}", w.clause);
     w.same(w.in_line(&owners[3]).await, 2, "who has a place keeps it");
     for owner in owners.iter().rev() {
         w.release(owner, Duration::ZERO).await;
@@ -410,8 +410,8 @@ async fn a_key_can_be_kept_taken_by_nobody(w: World) {
     w.granted(&a).await;
     w.in_line(&b).await;
     w.same(w.release(&a, LEASE / 2).await, Released::Freed, "nobody has it");
-    w.same(w.renew(&[&a]).await, vec![Renewed::NotOwner], "not even who had it");
-    w.same(w.release(&a, Duration::ZERO).await, Released::NotOwner, "a late copy ends nothing");
+    w.same(w.renew(&[&a]).await, vec![RenewReply::NotHolder], "not even who had it");
+    w.same(w.release(&a, Duration::ZERO).await, Released::NotHolder, "a late copy ends nothing");
     w.same(w.in_line(&b).await, 0, "taken still");
     sleep(LEASE / 2 + Duration::from_millis(50)).await;
     w.granted(&b).await;
@@ -423,7 +423,7 @@ async fn a_yield_goes_on_under_a_new_fence_if_nobody_waits(w: World) {
     let (a, next, b) = (p.ids.next(), p.ids.next(), p.ids.next());
     let first = w.granted(&a).await;
     sleep(LEASE * 2 / 3).await;
-    let Yielded::Extended { fence } = w.yields(&a, first, &next).await else { panic!("{}: nobody waits", w.clause) };
+    let YieldReply::Extended { fence } = w.yields(&a, first, &next).await else { panic!("{}: nobody waits", w.clause) };
     assert!(fence > first, "{}: {fence} after {first}", w.clause);
     sleep(LEASE * 2 / 3).await;
     w.held(&b).await;
@@ -437,13 +437,13 @@ async fn a_yield_gives_the_key_on_and_lines_up_behind(w: World) {
     let fence = w.granted(&a).await;
     w.in_line(&b).await;
     match w.yields(&a, fence, &next).await {
-        Yielded::Over(Acquired::InLine { before: 0, .. }) => {}
+        YieldReply::NotHolder(AcquireReply::Queued { ahead: 0, .. }) => {}
         other => panic!("{}: {other:?}", w.clause),
     }
     w.offered(&q, &b).await;
-    w.same(w.renew(&[&a]).await, vec![Renewed::NotOwner], "the old one is over");
+    w.same(w.renew(&[&a]).await, vec![RenewReply::NotHolder], "the old one is over");
     w.granted(&b).await;
-    w.same(w.release(&b, Duration::ZERO).await, Released::HandedOn, "back again");
+    w.same(w.release(&b, Duration::ZERO).await, Released::HandedOff, "back again");
     w.offered(&p, &next).await;
     w.granted(&next).await;
     w.release(&next, Duration::ZERO).await;
@@ -455,10 +455,10 @@ async fn a_yield_of_what_is_lost_is_an_acquire(w: World) {
     let fence = w.granted(&a).await;
     sleep(LEASE + Duration::from_millis(50)).await;
     match w.yields(&a, fence, &next).await {
-        Yielded::Over(Acquired::Granted { .. }) => {}
+        YieldReply::NotHolder(AcquireReply::Granted { .. }) => {}
         other => panic!("{}: {other:?}", w.clause),
     }
-    w.same(w.release(&a, Duration::ZERO).await, Released::NotOwner, "the old one");
+    w.same(w.release(&a, Duration::ZERO).await, Released::NotHolder, "the old one");
     w.same(w.release(&next, Duration::ZERO).await, Released::Freed, "the next one");
 }
 
@@ -466,13 +466,13 @@ async fn a_copy_of_a_yield_changes_nothing(w: World) {
     let p = w.process();
     let (a, next, b) = (p.ids.next(), p.ids.next(), p.ids.next());
     let first = w.granted(&a).await;
-    let Yielded::Extended { fence } = w.yields(&a, first, &next).await else { panic!("{}: nobody waits", w.clause) };
+    let YieldReply::Extended { fence } = w.yields(&a, first, &next).await else { panic!("{}: nobody waits", w.clause) };
     // A section runs under the new fence when the copy comes, and by now somebody waits.
     w.in_line(&b).await;
-    w.same(w.yields(&a, first, &next).await, Yielded::Extended { fence }, "the fence that stands there");
-    w.same(w.renew(&[&a]).await, vec![Renewed::Extended], "it still has the key");
+    w.same(w.yields(&a, first, &next).await, YieldReply::Extended { fence }, "the fence that stands there");
+    w.same(w.renew(&[&a]).await, vec![RenewReply::Extended], "it still has the key");
     w.same(w.in_line(&b).await, 0, "who waits still does");
-    w.same(w.release(&a, Duration::ZERO).await, Released::HandedOn, "to who waits, and not to its next one");
+    w.same(w.release(&a, Duration::ZERO).await, Released::HandedOff, "to who waits, and not to its next one");
     w.release(&b, Duration::ZERO).await;
 }
 
@@ -482,7 +482,7 @@ async fn a_yield_whose_next_one_waits_already_gives_it_the_key_or_a_place(w: Wor
     let fence = w.granted(&a).await;
     w.in_line(&next).await;
     match w.yields(&a, fence, &next).await {
-        Yielded::Over(Acquired::Granted { .. }) => {}
+        YieldReply::NotHolder(AcquireReply::Granted { .. }) => {}
         other => panic!("{}: {other:?}", w.clause),
     }
     w.same(w.release(&next, Duration::ZERO).await, Released::Freed, "it has no place as well");
@@ -490,20 +490,20 @@ async fn a_yield_whose_next_one_waits_already_gives_it_the_key_or_a_place(w: Wor
     let later = p.ids.next();
     w.same((w.in_line(&b).await, w.in_line(&later).await), (0, 1), "behind another one");
     match w.yields(&a, fence, &later).await {
-        Yielded::Over(Acquired::InLine { before: 0, .. }) => {}
+        YieldReply::NotHolder(AcquireReply::Queued { ahead: 0, .. }) => {}
         other => panic!("{}: {other:?}", w.clause),
     }
-    w.same(w.release(&b, Duration::ZERO).await, Released::HandedOn, "it waited for that");
+    w.same(w.release(&b, Duration::ZERO).await, Released::HandedOff, "it waited for that");
     w.same(w.release(&later, Duration::ZERO).await, Released::Freed, "one place each");
 }
 
 async fn what_is_void_is_not_done(w: World) {
     let p = w.process();
     let (a, b) = (p.ids.next(), p.ids.next());
-    let ask = AcquireAsk::new(w.key.clone(), a.clone(), LEASE, IfHeld::Refuse, terms(), Duration::ZERO);
+    let ask = AcquireRequest::new(w.key.clone(), a.clone(), LEASE, IfBusy::Fail, terms(), Duration::ZERO);
     // A store that decides with the call is in time; any other is not.
     let answer = w.store.acquire(ask).await;
-    let is_granted = matches!(answer, Ok(Acquired::Granted { .. }));
+    let is_granted = matches!(answer, Ok(AcquireReply::Granted { .. }));
     w.same(w.release(&a, Duration::ZERO).await == Released::Freed, is_granted, "done and said so, or neither");
     w.granted(&b).await;
     w.release(&b, Duration::ZERO).await;
@@ -520,7 +520,7 @@ async fn it_says_who_has_a_key_and_how_many_wait(w: World) {
     w.in_line(&b).await;
     let held = inspect().await;
     let Some(holder) = held.holder else { panic!("{}: nobody has it", w.clause) };
-    w.same((holder.owner, holder.fence, held.waiting), (a.clone(), fence, 1), "held");
+    w.same((holder.id, holder.fence, held.waiting), (a.clone(), fence, 1), "held");
     assert!(held.lease_left <= LEASE && held.lease_left > Duration::ZERO, "{}: {:?}", w.clause, held.lease_left);
     w.release(&b, Duration::ZERO).await;
     w.release(&a, LEASE).await;
@@ -533,18 +533,18 @@ async fn a_key_that_is_taken_away_stays_taken_and_its_holder_is_told(w: World) {
     let p = w.process();
     let (a, b) = (p.ids.next(), p.ids.next());
     let force = || async {
-        let ask = ForceAsk::new(w.key.clone(), LEASE / 2, terms());
+        let ask = ForceReleaseRequest::new(w.key.clone(), LEASE / 2, terms());
         w.store.force_release(ask).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause))
     };
     w.same(force().await, ForceReleaseReply::Free, "nobody had it");
     w.granted(&a).await;
     w.in_line(&b).await;
     w.same(force().await, ForceReleaseReply::Revoked { holder: a.clone() }, "the holder");
-    w.told(&p, &StoreEvent::TakenAway { key: w.key.clone(), owner: a.clone() }).await;
-    w.same(w.renew(&[&a]).await, vec![Renewed::NotOwner], "it has it no more");
+    w.told(&p, &StoreEvent::Revoked { key: w.key.clone(), id: a.clone() }).await;
+    w.same(w.renew(&[&a]).await, vec![RenewReply::NotHolder], "it has it no more");
     w.same(w.in_line(&b).await, 0, "so that it can stop");
     w.same(force().await, ForceReleaseReply::Revoked { holder: a.clone() }, "once more");
-    w.told(&p, &StoreEvent::TakenAway { key: w.key.clone(), owner: a.clone() }).await;
+    w.told(&p, &StoreEvent::Revoked { key: w.key.clone(), id: a.clone() }).await;
     w.same(w.in_line(&b).await, 0, "its lock-delay lasts");
     sleep(LEASE / 2 + Duration::from_millis(50)).await;
     w.granted(&b).await;
@@ -558,7 +558,7 @@ async fn a_key_that_is_only_blocked_is_freed_by_force_and_goes_to_the_queue(w: W
     w.in_line(&b).await;
     let block = Duration::from_secs(3600);
     w.same(w.release(&a, block).await, Released::Freed, "blocked for an hour");
-    let ask = ForceAsk::new(w.key.clone(), LEASE / 2, terms());
+    let ask = ForceReleaseRequest::new(w.key.clone(), LEASE / 2, terms());
     match w.store.force_release(ask).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause)) {
         ForceReleaseReply::Unblocked { blocked_for } => {
             assert!(blocked_for <= block && blocked_for > block / 2, "{}: {blocked_for:?}", w.clause);

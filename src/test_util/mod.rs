@@ -10,17 +10,17 @@
 //! # use std::time::Duration;
 //! # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
 //! # use tower::ServiceExt;
-//! use tower_lock::{LockLayer, Locks, by_parts, test_util::{Fault, TestStore, Verb}};
+//! use tower_lock::{LockLayer, LockManager, key::from_parts, test_util::{Fault, TestStore, Verb}};
 //!
 //! # async fn claim() {}
-//! fn app(locks: &Locks) -> Router {
-//!     Router::new().route("/claim", post(claim).route_layer(LockLayer::new(locks, by_parts(|_| ("claim",)))))
+//! fn app(locks: &LockManager) -> Router {
+//!     Router::new().route("/claim", post(claim).route_layer(LockLayer::new(locks, from_parts(|_| ("claim",)))))
 //! }
 //!
 //! #[tokio::main(flavor = "current_thread", start_paused = true)]      // `#[tokio::test(start_paused = true)]`
 //! async fn main() {
 //!     let store = TestStore::new();
-//!     let app = app(&Locks::new(store.clone()));
+//!     let app = app(&LockManager::new(store.clone()));
 //!     store.on(Verb::Acquire).fault(Fault::Stall);
 //!     let claim = || app.clone().oneshot(Request::post("/claim").body(Body::empty()).unwrap());
 //!     assert_eq!(claim().await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -34,11 +34,11 @@
 //!
 //! ```
 //! # use std::time::Duration;
-//! # use tower_lock::{LockError, Locks, test_util::{Clock, TestStore}};
+//! # use tower_lock::{LockError, LockManager, test_util::{Clock, TestStore}};
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
 //! # async fn main() -> Result<(), LockError> {
 //! let clock = Clock::default();
-//! let locks = Locks::builder(TestStore::with_clock(clock.clone())).clock(clock.clone()).build();
+//! let locks = LockManager::builder(TestStore::with_clock(clock.clone())).clock(clock.clone()).build();
 //! let guard = locks.lock(("account", 7)).await?;
 //! clock.jump(Duration::from_secs(60));
 //! assert!(guard.view().remaining().is_zero());
@@ -49,7 +49,7 @@
 pub mod conformance;
 mod store;
 
-pub use self::store::{Chaos, Fault, Hand, TestStore, Verb};
+pub use self::store::{Chaos, Fault, FaultPoint, StoreOp, TestStore};
 pub use crate::clock::Clock;
 #[doc(hidden)]
 pub use crate::lock::decisions;

@@ -19,9 +19,9 @@ use crate::{
     clock::Clock,
     lock_key::LockKey,
     store::{
-        AcquireAsk, Acquired, CALL_TIMEOUT, ForceAsk, ForceReleaseReply, Inbox, Inspected, LockStore, MemoryStore,
-        ReleaseAsk, Released, RenewAsk, Renewed, StoreError, StoreErrorKind, StoreEvent, StoreFuture, YieldAsk,
-        Yielded,
+        AcquireReply, AcquireRequest, CALL_TIMEOUT, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
+        LockStore, MemoryStore, ReleaseRequest, Released, RenewReply, RenewRequest, StoreError, StoreErrorKind,
+        StoreEvent, StoreFuture, YieldReply, YieldRequest,
     },
 };
 
@@ -37,8 +37,8 @@ pub struct TestStore {
 struct Shared {
     memory: Mutex<Arc<MemoryStore>>,
     clock: Clock,
-    inboxes: Mutex<Vec<Inbox>>,
-    hands: [Hand; 7],
+    inboxes: Mutex<Vec<EventSink>>,
+    hands: [FaultPoint; 7],
     call_timeout: Option<Duration>,
     events: Mutex<Fault>,
     chaos: Mutex<Option<Chaos>>,
@@ -46,14 +46,14 @@ struct Shared {
 
 /// The verbs of a [`LockStore`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verb {
+pub enum StoreOp {
     /// [`LockStore::acquire`]
     Acquire,
     /// [`LockStore::renew`]
     Renew,
     /// [`LockStore::release`]
     Release,
-    /// [`LockStore::yield_to_line`]
+    /// [`LockStore::yield_to_queue`]
     Yield,
     /// [`LockStore::inspect`]
     Inspect,
@@ -75,18 +75,18 @@ pub enum Fault {
     /// It is refused for good, as by wrong settings.
     Refuse,
     /// It is done, but an error is answered.
-    LoseAnswer,
+    LoseReply,
     /// It is not done, and there is no answer.
-    Stall,
+    Hang,
     /// It is done twice; the answer is that of the second time.
-    Double,
+    Duplicate,
     /// An error is answered at once, and then, so much later, it is done; unless it is void by then.
-    Late(Duration),
+    Delay(Duration),
 }
 
 /// One verb of a [`TestStore`].
 #[derive(Debug)]
-pub struct Hand {
+pub struct FaultPoint {
     calls: AtomicUsize,
     fault: Mutex<Fault>,
     takes: Mutex<Duration>,
@@ -134,19 +134,19 @@ impl TestStore {
 
     /// The hand of this verb.
     #[must_use]
-    pub fn on(&self, verb: Verb) -> &Hand {
+    pub fn on(&self, verb: StoreOp) -> &FaultPoint {
         &self.shared.hands[verb as usize]
     }
 
     /// The same for all verbs.
-    pub fn all(&self, fault: Fault) {
+    pub fn fault_all(&self, fault: Fault) {
         for hand in &self.shared.hands {
             hand.fault(fault);
         }
     }
 
     /// What goes wrong with events: they can be lost ([`Fault::Fail`]), told twice, or told late.
-    pub fn events(&self, fault: Fault) {
+    pub fn fault_events(&self, fault: Fault) {
         *lock(&self.shared.events) = fault;
     }
 
@@ -154,7 +154,7 @@ impl TestStore {
     pub fn forge(&self, event: &StoreEvent) {
         let inboxes = lock(&self.shared.inboxes).clone();
         for inbox in inboxes {
-            inbox.tell(event.clone());
+            inbox.send(event.clone());
         }
     }
 
@@ -167,14 +167,14 @@ impl TestStore {
     pub fn restart(&self) {
         let memory = Arc::new(MemoryStore::with_clock(self.shared.clock.clone()));
         for inbox in &*lock(&self.shared.inboxes) {
-            memory.open(inbox.clone());
+            memory.subscribe(inbox.clone());
         }
         *lock(&self.shared.memory) = memory;
     }
 
     /// How many keys are held.
     #[must_use]
-    pub fn held(&self) -> usize {
+    pub fn held_count(&self) -> usize {
         self.memory().held()
     }
 
@@ -186,8 +186,8 @@ impl TestStore {
 
     fn verb<T: Unpin + Send + 'static>(
         &self,
-        verb: Verb,
-        void_after: Option<Duration>,
+        verb: StoreOp,
+        valid_for: Option<Duration>,
         run: impl Fn(&MemoryStore) -> StoreFuture<T> + Send + 'static,
     ) -> StoreFuture<T> {
         let this = self.clone();
@@ -203,29 +203,29 @@ impl TestStore {
             match fault {
                 Fault::Fail => return Err(failed(verb, StoreErrorKind::Unavailable)),
                 Fault::Refuse => return Err(failed(verb, StoreErrorKind::Refused)),
-                Fault::Stall => return std::future::pending().await,
-                Fault::Late(by) => {
+                Fault::Hang => return std::future::pending().await,
+                Fault::Delay(by) => {
                     let store = this.clone();
                     spawn(async move {
                         sleep(by).await;
-                        if void_after.is_none_or(|void_after| asked.elapsed() <= void_after) {
+                        if valid_for.is_none_or(|valid_for| asked.elapsed() <= valid_for) {
                             let _ = run(&store.memory()).await;
                         }
                     });
                     return Err(failed(verb, StoreErrorKind::Unavailable));
                 }
-                Fault::None | Fault::LoseAnswer | Fault::Double => {}
+                Fault::None | Fault::LoseReply | Fault::Duplicate => {}
             }
             hand.pass(Gate::Question).await;
-            if void_after.is_some_and(|void_after| asked.elapsed() > void_after) {
+            if valid_for.is_some_and(|valid_for| asked.elapsed() > valid_for) {
                 return Err(failed(verb, StoreErrorKind::Timeout));
             }
             let mut answer = run(&this.memory()).await;
-            if fault == Fault::Double {
+            if fault == Fault::Duplicate {
                 answer = run(&this.memory()).await;
             }
             hand.pass(Gate::Answer).await;
-            if fault == Fault::LoseAnswer { Err(failed(verb, StoreErrorKind::Unavailable)) } else { answer }
+            if fault == Fault::LoseReply { Err(failed(verb, StoreErrorKind::Unavailable)) } else { answer }
         })
     }
 
@@ -233,29 +233,29 @@ impl TestStore {
         lock(&self.shared.chaos).as_mut().map(Chaos::throw)
     }
 
-    fn deliver(&self, inbox: &Inbox, event: StoreEvent) {
+    fn deliver(&self, inbox: &EventSink, event: StoreEvent) {
         match self.chance().unwrap_or_else(|| *lock(&self.shared.events)) {
-            Fault::None | Fault::LoseAnswer => inbox.tell(event),
-            Fault::Double => {
-                inbox.tell(event.clone());
-                inbox.tell(event);
+            Fault::None | Fault::LoseReply => inbox.send(event),
+            Fault::Duplicate => {
+                inbox.send(event.clone());
+                inbox.send(event);
             }
-            Fault::Late(by) => {
+            Fault::Delay(by) => {
                 let inbox = inbox.clone();
                 spawn(async move {
                     sleep(by).await;
-                    inbox.tell(event);
+                    inbox.send(event);
                 });
             }
-            Fault::Fail | Fault::Refuse | Fault::Stall => {}
+            Fault::Fail | Fault::Refuse | Fault::Hang => {}
         }
     }
 }
 
 impl LockStore for TestStore {
-    fn open(&self, inbox: Inbox) {
+    fn subscribe(&self, inbox: EventSink) {
         let (this, told) = (Arc::downgrade(&self.shared), inbox.clone());
-        let between = Inbox::new(inbox.process(), move |event| match (event, this.upgrade()) {
+        let between = EventSink::new(inbox.manager(), move |event| match (event, this.upgrade()) {
             (Some(event), Some(shared)) => {
                 Self { shared }.deliver(&told, event);
                 true
@@ -263,32 +263,32 @@ impl LockStore for TestStore {
             (Some(_), None) => false,
             (None, _) => told.is_open(),
         });
-        self.memory().open(between.clone());
+        self.memory().subscribe(between.clone());
         lock(&self.shared.inboxes).push(between);
     }
 
-    fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired> {
-        self.verb(Verb::Acquire, Some(ask.void_after), move |memory| memory.acquire(ask.clone()))
+    fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
+        self.verb(StoreOp::Acquire, Some(ask.valid_for), move |memory| memory.acquire(ask.clone()))
     }
 
-    fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>> {
-        self.verb(Verb::Renew, None, move |memory| memory.renew(asks.clone()))
+    fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
+        self.verb(StoreOp::Renew, None, move |memory| memory.renew(asks.clone()))
     }
 
-    fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
-        self.verb(Verb::Release, None, move |memory| memory.release(ask.clone()))
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
+        self.verb(StoreOp::Release, None, move |memory| memory.release(ask.clone()))
     }
 
-    fn yield_to_line(&self, ask: YieldAsk) -> StoreFuture<Yielded> {
-        self.verb(Verb::Yield, Some(ask.void_after), move |memory| memory.yield_to_line(ask.clone()))
+    fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
+        self.verb(StoreOp::Yield, Some(ask.valid_for), move |memory| memory.yield_to_queue(ask.clone()))
     }
 
-    fn inspect(&self, key: LockKey) -> StoreFuture<Inspected> {
-        self.verb(Verb::Inspect, None, move |memory| memory.inspect(key.clone()))
+    fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
+        self.verb(StoreOp::Inspect, None, move |memory| memory.inspect(key.clone()))
     }
 
-    fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply> {
-        self.verb(Verb::Force, None, move |memory| memory.force_release(ask.clone()))
+    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
+        self.verb(StoreOp::Force, None, move |memory| memory.force_release(ask.clone()))
     }
 
     fn call_timeout(&self) -> Duration {
@@ -296,13 +296,13 @@ impl LockStore for TestStore {
     }
 
     fn health(&self) -> StoreFuture<()> {
-        self.verb(Verb::Health, None, MemoryStore::health)
+        self.verb(StoreOp::Health, None, MemoryStore::health)
     }
 }
 
 // === impl Hand ===
 
-impl Hand {
+impl FaultPoint {
     /// How often it was called.
     #[must_use]
     pub fn calls(&self) -> usize {
@@ -315,22 +315,22 @@ impl Hand {
     }
 
     /// How long it takes before it is done.
-    pub fn takes(&self, time: Duration) {
+    pub fn latency(&self, time: Duration) {
         *lock(&self.takes) = time;
     }
 
     /// From now on it waits before it is done.
-    pub fn hold_question(&self) {
+    pub fn pause_before(&self) {
         self.gate.send_replace(Gate::Question);
     }
 
     /// From now on it is done, and then waits with its answer.
-    pub fn hold_answer(&self) {
+    pub fn pause_after(&self) {
         self.gate.send_replace(Gate::Answer);
     }
 
     /// Lets everybody pass.
-    pub fn open(&self) {
+    pub fn resume(&self) {
         self.gate.send_replace(Gate::Open);
     }
 
@@ -339,7 +339,7 @@ impl Hand {
     /// # Panics
     ///
     /// Nobody comes, though everybody else has nothing to do but wait.
-    pub async fn somebody(&self) {
+    pub async fn wait_until_paused(&self) {
         for _ in 0..10_000 {
             if self.at_gate.load(SeqCst) > 0 {
                 return;
@@ -367,7 +367,7 @@ impl Hand {
     }
 }
 
-impl Default for Hand {
+impl Default for FaultPoint {
     fn default() -> Self {
         Self {
             calls: AtomicUsize::new(0),
@@ -394,23 +394,23 @@ impl Chaos {
         }
         match self.die.u8(0..5) {
             0 => Fault::Fail,
-            1 => Fault::LoseAnswer,
-            2 => Fault::Stall,
-            3 => Fault::Double,
-            _ => Fault::Late(Duration::from_millis(self.die.u64(1..700))),
+            1 => Fault::LoseReply,
+            2 => Fault::Hang,
+            3 => Fault::Duplicate,
+            _ => Fault::Delay(Duration::from_millis(self.die.u64(1..700))),
         }
     }
 }
 
-fn failed(verb: Verb, kind: StoreErrorKind) -> StoreError {
+fn failed(verb: StoreOp, kind: StoreErrorKind) -> StoreError {
     let operation = match verb {
-        Verb::Acquire => "acquire",
-        Verb::Renew => "renew",
-        Verb::Release => "release",
-        Verb::Yield => "yield",
-        Verb::Inspect => "inspect",
-        Verb::Force => "force-release",
-        Verb::Health => "health",
+        StoreOp::Acquire => "acquire",
+        StoreOp::Renew => "renew",
+        StoreOp::Release => "release",
+        StoreOp::Yield => "yield",
+        StoreOp::Inspect => "inspect",
+        StoreOp::Force => "force-release",
+        StoreOp::Health => "health",
     };
     StoreError::new("test", operation, kind).with_source(std::io::Error::other("the test pulled the plug"))
 }

@@ -29,11 +29,13 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_lock::{
-    LockKey, LockLayer, Locks, Policy, Rejection, RequestBody, RequestBodyMode, by, by_fields, json_field,
+    LockKey, LockLayer, LockManager, LockPolicy, Rejection, RequestBodyMode,
+    key::{from_fields, from_fn, json_field},
+    middleware::RequestBody,
 };
 
 use crate::support::{TestStore, Wire, send, serve, settle, soon, store_and_locks, text};
-use tower_lock::test_util::Verb;
+use tower_lock::test_util::StoreOp;
 
 /// Of all bodies.
 const ROOM: usize = 64 << 20;
@@ -81,7 +83,7 @@ impl http_body::Body for Announced {
 
 struct Site {
     store: TestStore,
-    locks: Locks,
+    locks: LockManager,
     app: Router,
     go_on: Arc<Notify>,
 }
@@ -95,23 +97,24 @@ impl Site {
         let layer = |key| LockLayer::new(&locks, key);
         let read = |_: Bytes| ("k",);
         let app = Router::new()
-            .route("/wait", handler.clone().route_layer(layer(by(read)).wait(Duration::from_secs(60))))
+            .route("/wait", handler.clone().route_layer(layer(from_fn(read)).wait(Duration::from_secs(60))))
             .route(
                 "/patient",
-                handler.clone().route_layer(layer(by(read)).body_idle_timeout(Duration::from_secs(3600))),
+                handler.clone().route_layer(layer(from_fn(read)).body_idle_timeout(Duration::from_secs(3600))),
             )
-            .route("/refuse", handler.clone().route_layer(layer(by(read))))
-            .route("/no-key", handler.clone().route_layer(LockLayer::new(&locks, by(|_: Bytes| None::<LockKey>))))
+            .route("/refuse", handler.clone().route_layer(layer(from_fn(read))))
+            .route("/no-key", handler.clone().route_layer(LockLayer::new(&locks, from_fn(|_: Bytes| None::<LockKey>))))
             .route(
                 "/said-no",
-                handler
-                    .clone()
-                    .route_layer(LockLayer::new(&locks, by(|_: Bytes| Err::<LockKey, _>(StatusCode::BAD_REQUEST)))),
+                handler.clone().route_layer(LockLayer::new(
+                    &locks,
+                    from_fn(|_: Bytes| Err::<LockKey, _>(StatusCode::BAD_REQUEST)),
+                )),
             )
-            .route("/no-json", handler.clone().route_layer(LockLayer::new(&locks, by_fields("n", json_field("id")))))
+            .route("/no-json", handler.clone().route_layer(LockLayer::new(&locks, from_fields("n", json_field("id")))))
             .route(
                 "/thinks",
-                handler.route_layer(LockLayer::new(&locks, by(async |_: Bytes| pending::<LockKey>().await))),
+                handler.route_layer(LockLayer::new(&locks, from_fn(async |_: Bytes| pending::<LockKey>().await))),
             )
             .route("/probe", probe(&locks))
             .layer(DefaultBodyLimit::disable());
@@ -132,8 +135,8 @@ impl Site {
     }
 }
 
-fn probe(locks: &Locks) -> axum::routing::MethodRouter {
-    post(async || "ran").route_layer(LockLayer::new(locks, by(|_: Bytes| ("probe",))))
+fn probe(locks: &LockManager) -> axum::routing::MethodRouter {
+    post(async || "ran").route_layer(LockLayer::new(locks, from_fn(|_: Bytes| ("probe",))))
 }
 
 /// A body of so many bytes fits, and none that is longer.
@@ -143,7 +146,7 @@ async fn assert_room(app: &Router, len: usize, when: &str) {
     if len < ROOM {
         let answer = send(app, upload("/probe", bytes(len + 1))).await;
         let rejection = answer.extensions().get();
-        assert!(matches!(rejection, Some(Rejection::BodiesFull { .. })), "{when}, one byte more: {rejection:?}");
+        assert!(matches!(rejection, Some(Rejection::BodyBufferFull { .. })), "{when}, one byte more: {rejection:?}");
     }
 }
 
@@ -167,7 +170,7 @@ async fn a_body_takes_room_while_its_request_waits_and_no_longer() {
     site.go_on.notify_one();
     assert_eq!(large.await.expect("no panic"), StatusCode::OK);
     site.assert_room(ROOM, "at the end").await;
-    assert_eq!(site.store.held(), 0);
+    assert_eq!(site.store.held_count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -211,12 +214,12 @@ async fn every_end_before_the_handler_gives_the_room_back() {
         site.assert_room(ROOM, when).await;
     }
 
-    site.store.all(tower_lock::test_util::Fault::Fail);
+    site.store.fault_all(tower_lock::test_util::Fault::Fail);
     let other = Router::new()
-        .route("/", post(async || ()).route_layer(LockLayer::new(&site.locks, by(|_: Bytes| ("other",)))))
+        .route("/", post(async || ()).route_layer(LockLayer::new(&site.locks, from_fn(|_: Bytes| ("other",)))))
         .layer(DefaultBodyLimit::disable());
     assert_eq!(send(&other, upload("/", bytes(ROOM))).await.status(), StatusCode::SERVICE_UNAVAILABLE);
-    site.store.all(tower_lock::test_util::Fault::None);
+    site.store.fault_all(tower_lock::test_util::Fault::None);
     site.assert_room(ROOM, "the store was down").await;
 
     let runs = site.start(upload("/no-key", bytes(ROOM)));
@@ -230,10 +233,10 @@ async fn every_end_before_the_handler_gives_the_room_back() {
 /// It waits for its handler still.
 #[tokio::test]
 async fn a_request_that_waits_for_the_capacity_of_its_handler_takes_room() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let probe = Router::new().route("/probe", probe(&locks)).layer(DefaultBodyLimit::disable());
     for is_locked in [true, false] {
-        let key = by(move |_: Bytes| is_locked.then_some(("k",)));
+        let key = from_fn(move |_: Bytes| is_locked.then_some(("k",)));
         let inner = service_fn(async |_: Request<RequestBody>| {
             pending::<()>().await;
             Ok::<_, Infallible>(Response::new(Body::empty()))
@@ -309,7 +312,7 @@ async fn the_body_that_has_been_idle_for_longest_goes_when_another_one_needs_its
     site.go_on.notify_one();
     assert_eq!(soon("an answer", busy).await.expect("no panic"), StatusCode::OK, "whole");
     site.assert_room(ROOM, "at the end").await;
-    assert_eq!(site.store.held(), 0);
+    assert_eq!(site.store.held_count(), 0);
 }
 
 #[tokio::test]
@@ -332,17 +335,17 @@ async fn a_body_that_had_to_go_is_told_so_though_its_next_bytes_are_there() {
 async fn clones_share_the_room_and_other_locks_have_their_own() {
     let (_, locks) = store_and_locks();
     let (_, others) = store_and_locks();
-    let site = |locks: &Locks| {
+    let site = |locks: &LockManager| {
         Router::new()
             .route(
                 "/wait",
                 post(async || ())
-                    .route_layer(LockLayer::new(locks, by(|_: Bytes| ("k",))).wait(Duration::from_secs(60))),
+                    .route_layer(LockLayer::new(locks, from_fn(|_: Bytes| ("k",))).wait(Duration::from_secs(60))),
             )
             .route("/probe", probe(locks))
             .layer(DefaultBodyLimit::disable())
     };
-    let clone = locks.clone().with_policy(Policy::new().wait(Duration::from_secs(1)));
+    let clone = locks.clone().with_policy(LockPolicy::new().wait(Duration::from_secs(1)));
     let (here, clone, elsewhere) = (site(&locks), site(&clone), site(&others));
     let held = locks.try_lock(("k",)).await.expect("free");
     let waits = tokio::spawn(async move { send(&here, upload("/wait", bytes(1000))).await.status() });
@@ -360,23 +363,25 @@ async fn who_finds_no_room_is_told_so_before_anything_is_locked() {
     let held = site.locks.try_lock(("k",)).await.expect("free");
     let waits = site.start(upload("/wait", bytes(ROOM)));
     settle().await;
-    let asked = site.store.on(Verb::Acquire).calls();
+    let asked = site.store.on(StoreOp::Acquire).calls();
 
     let answer = send(&site.app, upload("/probe", bytes(1))).await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     let after: u64 = answer.headers()[header::RETRY_AFTER].to_str().expect("digits").parse().expect("seconds");
     assert!((1..=2).contains(&after), "{after}");
-    let Some(Rejection::BodiesFull { retry_after }) = answer.extensions().get().cloned() else { panic!("not typed") };
+    let Some(Rejection::BodyBufferFull { retry_after }) = answer.extensions().get().cloned() else {
+        panic!("not typed")
+    };
     assert!(retry_after >= Duration::from_secs(1), "{retry_after:?}");
     let problem: Value = serde_json::from_str(&text(answer).await).expect("JSON");
     assert_eq!(problem["type"], "urn:tower-lock:bodies-full");
     assert_eq!(problem["outcome"], "not-started");
     assert_eq!(problem["status"], 503);
-    assert_eq!(site.store.on(Verb::Acquire).calls(), asked, "the store heard of nothing");
+    assert_eq!(site.store.on(StoreOp::Acquire).calls(), asked, "the store heard of nothing");
 
     // Who has no body, or none that is read before the lock, needs no room; who has one does, whatever the key is made of.
     assert_eq!(site.answer(upload("/probe", Body::empty())).await, StatusCode::OK);
-    let of_head = LockLayer::new(&site.locks, by(|_: HeaderMap| ("head",)));
+    let of_head = LockLayer::new(&site.locks, from_fn(|_: HeaderMap| ("head",)));
     for (layer, status) in [(of_head.clone(), 503), (of_head.request_body(RequestBodyMode::Stream), 200)] {
         let app = Router::new().route("/", post(async || ()).route_layer(layer));
         assert_eq!(send(&app, upload("/", bytes(1000))).await.status(), status);
@@ -426,7 +431,7 @@ async fn the_waiters_of_one_key_leave_room_for_the_bodies_of_others() {
 #[tokio::test]
 async fn the_holder_of_a_key_re_enters_with_a_body_however_many_wait() {
     let (_store, locks) = store_and_locks();
-    let layer = || LockLayer::new(&locks, by(|_: HeaderMap| ("k",))).wait(Duration::from_secs(60));
+    let layer = || LockLayer::new(&locks, from_fn(|_: HeaderMap| ("k",))).wait(Duration::from_secs(60));
     let gate = Arc::new(Semaphore::new(0));
     let passes = Arc::clone(&gate);
     let pause = from_fn(move |request: Request<Body>, next: Next| {

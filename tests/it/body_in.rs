@@ -16,12 +16,13 @@ use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_http::limit::RequestBodyLimitLayer;
 use tower_lock::{
-    LockKey, LockLayer, Lockable, Locked, Locks, LocksLayer, Rejection, RequestBody, RequestBodyMode, by, by_fields,
-    json_field, path_param,
+    HasLockKey, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, Rejection, RequestBodyMode,
+    key::{from_fields, from_fn, json_field, path_param},
+    middleware::RequestBody,
 };
 
 use crate::support::{Wire, send, serve, settle, soon, store_and_locks, text};
-use tower_lock::test_util::Verb;
+use tower_lock::test_util::StoreOp;
 
 /// Head, body and trailers, as the handler saw them.
 async fn echo(request: AnyRequest) -> String {
@@ -33,15 +34,15 @@ async fn echo(request: AnyRequest) -> String {
 }
 
 async fn echo_server() -> SocketAddr {
-    let locks = Locks::in_memory();
-    let by_body = || LockLayer::new(&locks, by(|b: Bytes| ("len", b.len())));
+    let locks = LockManager::in_memory();
+    let by_body = || LockLayer::new(&locks, from_fn(|b: Bytes| ("len", b.len())));
     let app = Router::new()
         .route("/plain", post(echo))
         .route("/locked", post(echo).route_layer(by_body()))
         // Twice read, in two layers.
         .route(
             "/locked-twice",
-            post(echo).route_layer(by_body()).route_layer(LockLayer::new(&locks, by(|_: Bytes| ("outer",)))),
+            post(echo).route_layer(by_body()).route_layer(LockLayer::new(&locks, from_fn(|_: Bytes| ("outer",)))),
         )
         .layer(DefaultBodyLimit::max(4 << 20));
     serve(app).await
@@ -90,7 +91,7 @@ fn cut(text: &str) -> String {
 
 #[tokio::test]
 async fn trailers_keep_the_size_unannounced_and_reach_the_inner_service() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let inner = service_fn(|request: Request<RequestBody>| async {
         let exact = request.body().size_hint().exact();
         let body = request.into_body().collect().await.expect("a body");
@@ -100,7 +101,7 @@ async fn trailers_keep_the_size_unannounced_and_reach_the_inner_service() {
             body.to_bytes()
         )))))
     });
-    let service = LockLayer::new(&locks, by(|b: Bytes| ("len", b.len()))).layer(inner);
+    let service = LockLayer::new(&locks, from_fn(|b: Bytes| ("len", b.len()))).layer(inner);
     let mut trailers = HeaderMap::new();
     trailers.insert("x-sum", "9".parse().expect("a value"));
     let frames =
@@ -117,15 +118,15 @@ async fn a_refused_client_is_spared_its_body() {
     let held = locks.try_lock(("k",)).await.expect("free");
     let layer = |key| LockLayer::new(&locks, key);
     let app = Router::new()
-        .route("/head-key", post(|b: Bytes| async { b }).route_layer(layer(by(|_: HeaderMap| ("k",)))))
+        .route("/head-key", post(|b: Bytes| async { b }).route_layer(layer(from_fn(|_: HeaderMap| ("k",)))))
         .route(
             "/body-key",
-            post(|b: Bytes| async { b }).route_layer(LockLayer::new(&locks, by(|b: Bytes| ("len", b.len())))),
+            post(|b: Bytes| async { b }).route_layer(LockLayer::new(&locks, from_fn(|b: Bytes| ("len", b.len())))),
         )
         .route(
             "/short",
             post(|b: Bytes| async { b })
-                .route_layer(LockLayer::new(&locks, by(|b: Bytes| ("len", b.len()))))
+                .route_layer(LockLayer::new(&locks, from_fn(|b: Bytes| ("len", b.len()))))
                 .layer(DefaultBodyLimit::max(4)),
         );
     let server = serve(app).await;
@@ -136,7 +137,7 @@ async fn a_refused_client_is_spared_its_body() {
     let mut wire = Wire::connect(server).await;
     wire.write(expect("/head-key", 5)).await;
     assert_eq!(wire.head().await.0, 409, "refused, and not a byte of the body was asked for");
-    let waits = LockLayer::new(&locks, by(|_: HeaderMap| ("k",))).wait(std::time::Duration::from_secs(60));
+    let waits = LockLayer::new(&locks, from_fn(|_: HeaderMap| ("k",))).wait(std::time::Duration::from_secs(60));
     let server_that_waits = serve(Router::new().route("/", post(|b: Bytes| async { b }).route_layer(waits))).await;
     let mut wire = Wire::connect(server_that_waits).await;
     wire.write(expect("/", 5)).await;
@@ -155,7 +156,7 @@ async fn a_refused_client_is_spared_its_body() {
         assert_eq!(wire.head().await.0, 413, "too long by its own word: not asked for");
     }
     held.release().await.expect("the store is up");
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 #[tokio::test]
@@ -164,7 +165,7 @@ async fn a_body_is_read_within_the_routes_own_limit() {
     let route = || {
         let layer = LockLayer::new(
             &locks,
-            by(|r: AnyRequest| async move {
+            from_fn(|r: AnyRequest| async move {
                 ("len", axum::body::to_bytes(r.into_body(), usize::MAX).await.expect("buffered").len())
             }),
         );
@@ -187,10 +188,10 @@ async fn a_body_is_read_within_the_routes_own_limit() {
             assert_eq!(answer.status(), StatusCode::OK, "{what}, {kind}, at the limit");
         }
         for (kind, body) in [("sized", sized(limit + 1)), ("chunked", chunked(limit / 4 * 4 + 4))] {
-            let asked = store.on(Verb::Acquire).calls();
+            let asked = store.on(StoreOp::Acquire).calls();
             let answer = send(&app, Request::post("/").body(body).expect("a request")).await;
             assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE, "{what}, {kind}, beyond the limit");
-            assert_eq!(store.on(Verb::Acquire).calls(), asked, "{what}, {kind}: nothing is locked");
+            assert_eq!(store.on(StoreOp::Acquire).calls(), asked, "{what}, {kind}: nothing is locked");
             // tower-http answers by itself what it can see from the head.
             if what != "a layer of its own" || kind == "chunked" {
                 assert!(matches!(answer.extensions().get(), Some(Rejection::BodyTooLarge)), "{what}, {kind}");
@@ -207,20 +208,20 @@ async fn a_body_is_read_within_the_routes_own_limit() {
 #[tokio::test]
 async fn a_body_that_breaks_off_is_a_bad_key_and_locks_nothing() {
     let (store, locks) = store_and_locks();
-    let layer = LockLayer::new(&locks, by(|b: Bytes| ("len", b.len())));
+    let layer = LockLayer::new(&locks, from_fn(|b: Bytes| ("len", b.len())));
     let app = Router::new().route("/", post(|| async { "ran" }).route_layer(layer));
     let frames = [Ok(Bytes::from_static(b"abc")), Err(std::io::Error::other("gone"))];
     let answer = send(&app, Request::post("/").body(Body::from_stream(stream::iter(frames))).expect("a request")).await;
     assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
     assert!(text(answer).await.contains("urn:tower-lock:bad-key"));
-    assert_eq!(store.on(Verb::Acquire).calls(), 0);
+    assert_eq!(store.on(StoreOp::Acquire).calls(), 0);
 }
 
 /// The upload is read first: while it trickles in, the key is free.
 #[tokio::test]
 async fn a_slow_upload_holds_no_lock() {
     let (store, locks) = store_and_locks();
-    let layer = LockLayer::new(&locks, by(|_: Bytes| ("k",)));
+    let layer = LockLayer::new(&locks, from_fn(|_: Bytes| ("k",)));
     let app = Router::new().route("/", post(|| async { "ran" }).route_layer(layer));
     let server = serve(app).await;
     let mut slow = Wire::connect(server).await;
@@ -228,7 +229,7 @@ async fn a_slow_upload_holds_no_lock() {
     let mut quick = Wire::connect(server).await;
     quick.write("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nabcd").await;
     assert_eq!(quick.reply(false).await.status, 200);
-    assert_eq!((store.on(Verb::Acquire).calls(), store.held()), (1, 0));
+    assert_eq!((store.on(StoreOp::Acquire).calls(), store.held_count()), (1, 0));
     slow.write("cd").await;
     assert_eq!(soon("the slow one", slow.reply(false)).await.status, 200);
 }
@@ -251,7 +252,7 @@ async fn a_body_that_does_not_come_in_time_is_a_408_and_nothing_was_locked() {
     let (store, locks) = store_and_locks();
     let route =
         |layer| Router::new().route("/", post(|b: Bytes| async move { b.len().to_string() }).route_layer(layer));
-    let layer = LockLayer::new(&locks, by(|_: HeaderMap| ("k",)));
+    let layer = LockLayer::new(&locks, from_fn(|_: HeaderMap| ("k",)));
     let at_default = route(layer.clone());
     let at_any_rate = route(layer.min_body_rate(0));
     for (what, app, body, want) in [
@@ -283,7 +284,7 @@ async fn a_body_that_does_not_come_in_time_is_a_408_and_nothing_was_locked() {
         assert_eq!(problem["type"], "urn:tower-lock:body-timeout", "{what}");
         assert_eq!((&problem["outcome"], &problem["status"]), (&"not-started".into(), &408.into()), "{what}");
     }
-    assert_eq!((store.on(Verb::Acquire).calls(), store.held()), (3, 0), "for those that came");
+    assert_eq!((store.on(StoreOp::Acquire).calls(), store.held_count()), (3, 0), "for those that came");
 }
 
 /// Whoever would be told so anyway need not send its body.
@@ -291,29 +292,33 @@ async fn a_body_that_does_not_come_in_time_is_a_408_and_nothing_was_locked() {
 async fn a_bad_head_is_answered_before_its_body_is_read() {
     let (store, locks) = store_and_locks();
     let app = Router::new()
-        .route("/by/{id}", post(|| async {}).route_layer(LockLayer::new(&locks, by(|Path(id): Path<u64>| ("k", id)))))
+        .route(
+            "/by/{id}",
+            post(|| async {}).route_layer(LockLayer::new(&locks, from_fn(|Path(id): Path<u64>| ("k", id)))),
+        )
         .route(
             "/by-body/{id}",
             post(|| async {})
-                .route_layer(LockLayer::new(&locks, by(|Path(id): Path<u64>, b: Bytes| ("k", id, b.len())))),
+                .route_layer(LockLayer::new(&locks, from_fn(|Path(id): Path<u64>, b: Bytes| ("k", id, b.len())))),
         )
         .route(
             "/fields/{id}",
-            post(|| async {}).route_layer(LockLayer::new(&locks, by_fields("k", (json_field("n"), path_param("id"))))),
+            post(|| async {})
+                .route_layer(LockLayer::new(&locks, from_fields("k", (json_field("n"), path_param("id"))))),
         );
     let began = Instant::now();
     for path in ["/by/x", "/by-body/x", "/fields/07"] {
         let answer = send(&app, Request::post(path).body(drips(1, 3600 * S, 1)).expect("a request")).await;
         assert_eq!(answer.status(), StatusCode::BAD_REQUEST, "{path}");
-        assert!(matches!(answer.extensions().get(), Some(Rejection::BadKey { .. })), "{path}");
+        assert!(matches!(answer.extensions().get(), Some(Rejection::InvalidKey { .. })), "{path}");
     }
-    assert_eq!((began.elapsed(), store.on(Verb::Acquire).calls()), (Duration::ZERO, 0));
+    assert_eq!((began.elapsed(), store.on(StoreOp::Acquire).calls()), (Duration::ZERO, 0));
 }
 
 /// What follows its head is the tunnel, which has no end.
 #[tokio::test(start_paused = true)]
 async fn what_follows_a_connect_is_not_waited_for() {
-    let layer = LockLayer::new(&Locks::in_memory(), by(|_: HeaderMap| ("k",)));
+    let layer = LockLayer::new(&LockManager::in_memory(), from_fn(|_: HeaderMap| ("k",)));
     let app = Router::new().fallback(async || ()).layer(layer);
     let began = Instant::now();
     let connect = Request::connect("shop.example:443").body(drips(1, 3600 * S, 1));
@@ -334,17 +339,17 @@ async fn a_body_that_streams_under_a_lock_ends_with_an_error_when_its_client_is_
             Err(error) => format!("{error} after {after} s"),
         }
     };
-    let layer = LockLayer::new(&locks, by(|_: HeaderMap| ("k",))).request_body(RequestBodyMode::Stream);
+    let layer = LockLayer::new(&locks, from_fn(|_: HeaderMap| ("k",))).request_body(RequestBodyMode::Stream);
     let app = Router::new().route("/", post(handler).route_layer(layer));
     for (body, said) in [
         (drips(1, 3600 * S, 1), "no byte moved for longer than `body_idle_timeout` after 10 s"),
         (drips(1, S, 100), "fewer bytes moved than `min_body_rate` asks for after 10 s"),
         (drips(16 << 10, S, 100), "1638400 bytes after 100 s"),
     ] {
-        let asked = store.on(Verb::Acquire).calls();
+        let asked = store.on(StoreOp::Acquire).calls();
         let answer = send(&app, Request::post("/").body(body).expect("a request")).await;
         assert_eq!(text(answer).await, said);
-        assert_eq!((store.on(Verb::Acquire).calls(), store.held()), (asked + 1, 0), "under its lock");
+        assert_eq!((store.on(StoreOp::Acquire).calls(), store.held_count()), (asked + 1, 0), "under its lock");
     }
 
     // A handler that takes its time is not its client.
@@ -357,7 +362,7 @@ async fn a_body_that_streams_under_a_lock_ends_with_an_error_when_its_client_is_
         }
         len.to_string()
     };
-    let layer = LockLayer::new(&locks, by(|_: HeaderMap| ("k",))).request_body(RequestBodyMode::Stream);
+    let layer = LockLayer::new(&locks, from_fn(|_: HeaderMap| ("k",))).request_body(RequestBodyMode::Stream);
     let app = Router::new().route("/", post(slow).route_layer(layer));
     let answer = send(&app, Request::post("/").body(drips(1, S, 5)).expect("a request")).await;
     assert_eq!(text(answer).await, "5");
@@ -366,17 +371,17 @@ async fn a_body_that_streams_under_a_lock_ends_with_an_error_when_its_client_is_
 /// It keeps no other request waiting.
 #[tokio::test(start_paused = true)]
 async fn a_body_that_is_read_without_a_lock_may_be_slow() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let app = Router::new()
         .route("/", post(|body: Bytes| async move { body.len().to_string() }))
-        .layer(LocksLayer::new(&locks));
+        .layer(LockManagerLayer::new(&locks));
     let answer = send(&app, Request::post("/").body(drips(1, 15 * S, 3)).expect("a request")).await;
     assert_eq!(text(answer).await, "3");
 }
 
 struct Order(u64);
 
-impl Lockable for Order {
+impl HasLockKey for Order {
     fn lock_key(&self) -> impl Into<LockKey> {
         ("order", self.0)
     }
@@ -390,7 +395,7 @@ impl<'de> serde::Deserialize<'de> for Order {
 
 /// An extractor of the head that locks, in front of one that reads the body; and one that locks by
 /// the body.
-fn by_extractors(layer: LocksLayer) -> Router {
+fn by_extractors(layer: LockManagerLayer) -> Router {
     let by_head = |_: Locked<Path<Order>>, body: Bytes| async move { body.len().to_string() };
     let by_body = |Locked(Json(order), _): Locked<Json<Order>>| async move { order.0.to_string() };
     Router::new().route("/by-head/{id}", post(by_head)).route("/by-body", post(by_body)).layer(layer)
@@ -403,28 +408,28 @@ fn json(path: &str, body: Body) -> Request<Body> {
 #[tokio::test(start_paused = true)]
 async fn an_extractor_takes_its_lock_when_the_body_is_complete() {
     let (store, locks) = store_and_locks();
-    let app = by_extractors(LocksLayer::new(&locks));
+    let app = by_extractors(LockManagerLayer::new(&locks));
     for (path, answer) in [("/by-head/7", "2"), ("/by-body", "77")] {
         let (more, body) = tokio::sync::mpsc::unbounded_channel::<Result<Bytes, Infallible>>();
         let body = Body::from_stream(stream::unfold(body, |mut body| async { Some((body.recv().await?, body)) }));
         let app = app.clone();
-        let asked = store.on(Verb::Acquire).calls();
+        let asked = store.on(StoreOp::Acquire).calls();
         let answered = tokio::spawn(async move { send(&app, json(path, body)).await });
         more.send(Ok("7".into())).expect("read");
         settle().await;
-        assert_eq!((store.on(Verb::Acquire).calls(), store.held()), (asked, 0), "{path}: still on its way");
+        assert_eq!((store.on(StoreOp::Acquire).calls(), store.held_count()), (asked, 0), "{path}: still on its way");
         more.send(Ok("7".into())).expect("read");
         drop(more);
         let response = answered.await.expect("no panic");
-        assert_eq!((text(response).await.as_str(), store.held()), (answer, 0), "{path}");
-        assert_eq!(store.on(Verb::Acquire).calls(), asked + 1, "{path}");
+        assert_eq!((text(response).await.as_str(), store.held_count()), (answer, 0), "{path}");
+        assert_eq!(store.on(StoreOp::Acquire).calls(), asked + 1, "{path}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_extractor_that_locks_answers_for_a_body_that_is_late_or_too_large() {
     let (store, locks) = store_and_locks();
-    let app = by_extractors(LocksLayer::new(&locks)).layer(DefaultBodyLimit::max(100));
+    let app = by_extractors(LockManagerLayer::new(&locks)).layer(DefaultBodyLimit::max(100));
     for path in ["/by-head/7", "/by-body"] {
         let began = Instant::now();
         let late = send(&app, json(path, drips(1, 3600 * S, 1))).await;
@@ -435,14 +440,14 @@ async fn an_extractor_that_locks_answers_for_a_body_that_is_late_or_too_large() 
         assert_eq!(large.status(), StatusCode::PAYLOAD_TOO_LARGE, "{path}");
         assert!(matches!(large.extensions().get(), Some(Rejection::BodyTooLarge)), "{path}");
     }
-    assert_eq!((store.on(Verb::Acquire).calls(), store.held()), (0, 0));
+    assert_eq!((store.on(StoreOp::Acquire).calls(), store.held_count()), (0, 0));
 }
 
 /// A request that does not wait, while its key is held here.
 #[tokio::test(start_paused = true)]
 async fn an_extractor_of_the_head_rejects_without_reading_the_body() {
     let (_, locks) = store_and_locks();
-    let app = by_extractors(LocksLayer::new(&locks));
+    let app = by_extractors(LockManagerLayer::new(&locks));
     let held = locks.try_lock(("order", 7)).await.expect("free");
     let began = Instant::now();
     let answer = send(&app, json("/by-head/7", drips(1, 3600 * S, 1))).await;
@@ -455,8 +460,9 @@ async fn an_extractor_of_the_head_rejects_without_reading_the_body() {
 #[tokio::test(start_paused = true)]
 async fn an_extractor_that_does_not_wait_is_told_that_the_lock_is_held_and_not_of_bodies() {
     let (_, locks) = store_and_locks();
-    let at_once = by_extractors(LocksLayer::new(&locks));
-    let patient = by_extractors(LocksLayer::new(&locks.clone().with_policy(tower_lock::Policy::new().wait(3600 * S))));
+    let at_once = by_extractors(LockManagerLayer::new(&locks));
+    let patient =
+        by_extractors(LockManagerLayer::new(&locks.clone().with_policy(tower_lock::LockPolicy::new().wait(3600 * S))));
     let held = locks.try_lock(("order", 7)).await.expect("free");
     let padded = || json("/by-body", Body::from(" ".repeat(2_000_000) + "7"));
     let mut waiting = Vec::new();
@@ -481,7 +487,7 @@ async fn a_body_that_an_extractor_was_not_given_in_time_is_no_empty_body() {
         let rest = rest.collect().await.map(|rest| rest.to_bytes().len()).map_err(|error| error.to_string());
         format!("{:?} {rest:?}", body.map_err(|answer| answer.status().as_u16()).map(|locked| locked.0.0.0))
     };
-    let app = Router::new().route("/{id}", post(handler)).layer(LocksLayer::new(&locks));
+    let app = Router::new().route("/{id}", post(handler)).layer(LockManagerLayer::new(&locks));
     let answer = send(&app, json("/7", drips(1, 3600 * S, 1))).await;
     assert_eq!(
         text(answer).await,
@@ -495,12 +501,12 @@ async fn a_body_that_an_extractor_was_not_given_in_time_is_no_empty_body() {
 #[tokio::test(start_paused = true)]
 async fn a_body_that_streams_under_the_lock_of_an_extractor_is_watched() {
     let (store, locks) = store_and_locks();
-    let app = by_extractors(LocksLayer::new(&locks).request_body(RequestBodyMode::Stream));
+    let app = by_extractors(LockManagerLayer::new(&locks).request_body(RequestBodyMode::Stream));
     let began = Instant::now();
     let answer = send(&app, json("/by-head/7", drips(1, 3600 * S, 1))).await;
     assert!(answer.status().is_client_error(), "{}", answer.status());
-    assert_eq!((began.elapsed().as_secs(), store.held()), (10, 0));
-    assert_eq!(store.on(Verb::Acquire).calls(), 1, "under its lock");
+    assert_eq!((began.elapsed().as_secs(), store.held_count()), (10, 0));
+    assert_eq!(store.on(StoreOp::Acquire).calls(), 1, "under its lock");
     let answer = send(&app, json("/by-head/7", drips(1, S, 5))).await;
     assert_eq!(text(answer).await, "5");
 }

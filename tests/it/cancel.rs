@@ -4,8 +4,10 @@ use std::{future::IntoFuture, pin::Pin, task::Poll, time::Duration};
 
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    LockError, LockFuture, LockGuard, LockKey, Locks, Released,
-    test_util::{Fault, TestStore, Verb},
+    LockError, LockGuard, LockKey, LockManager,
+    lock::LockFuture,
+    store::Released,
+    test_util::{Fault, StoreOp, TestStore},
 };
 
 use crate::support::{settle, soon, store_and_locks};
@@ -15,14 +17,14 @@ fn key() -> LockKey {
 }
 
 /// Asked, and polled once.
-async fn asked(locks: &Locks) -> Pin<Box<LockFuture>> {
+async fn asked(locks: &LockManager) -> Pin<Box<LockFuture>> {
     let mut call = Box::pin(locks.lock(key()).into_future());
     assert!(futures_util::poll!(call.as_mut()).is_pending());
     call
 }
 
 /// Nothing is left of it, here or there, and the key can be taken.
-async fn free_again(store: &TestStore, all: &[&Locks], what: &str) {
+async fn free_again(store: &TestStore, all: &[&LockManager], what: &str) {
     sleep(Duration::from_secs(2)).await;
     for locks in all {
         assert_eq!(locks.size(), (0, 0), "{what}");
@@ -37,19 +39,19 @@ async fn while_the_store_is_asked() {
     // Before it is done, and after.
     for held_question in [true, false] {
         let (store, locks) = store_and_locks();
-        let hand = store.on(Verb::Acquire);
+        let hand = store.on(StoreOp::Acquire);
         if held_question {
-            hand.hold_question();
+            hand.pause_before();
         } else {
-            hand.hold_answer();
+            hand.pause_after();
         }
         let call = asked(&locks).await;
-        hand.somebody().await;
+        hand.wait_until_paused().await;
         drop(call);
         settle().await;
-        hand.open();
+        hand.resume();
         free_again(&store, &[&locks], "asked").await;
-        assert_eq!(store.on(Verb::Release).calls(), 2, "given back once, whatever the answer; and the last one");
+        assert_eq!(store.on(StoreOp::Release).calls(), 2, "given back once, whatever the answer; and the last one");
     }
 }
 
@@ -58,7 +60,7 @@ async fn while_the_store_is_asked() {
 async fn a_grant_that_is_not_picked_up_goes_to_the_next_waiter() {
     for another_process in [false, true] {
         let (store, locks) = store_and_locks();
-        let other = Locks::new(store.clone());
+        let other = LockManager::new(store.clone());
         let held = locks.lock(key()).await.expect("free");
         let mut late = Box::pin(locks.lock(key()).wait(Duration::from_secs(5)).into_future());
         assert!(futures_util::poll!(late.as_mut()).is_pending());
@@ -85,9 +87,9 @@ async fn a_call_that_is_forgotten_leaves_its_key_free_and_a_shutdown_does_not_wa
         std::mem::forget(call);
     }
     settle().await;
-    assert_eq!(locks.held(), 1);
+    assert_eq!(locks.held_count(), 1);
     assert_eq!(locks.shutdown(Duration::from_secs(10)).await, 0);
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 /// It is picked up a little late: the caller has it, and keeps it.
@@ -98,7 +100,7 @@ async fn a_grant_that_is_picked_up_in_time_is_kept() {
     sleep(Duration::from_millis(2_900)).await;
     let guard = soon("it was granted", call.as_mut()).await.expect("in time");
     sleep(Duration::from_secs(120)).await;
-    assert!(!guard.view().remaining().is_zero() && store.held() == 1);
+    assert!(!guard.held_lock().remaining().is_zero() && store.held_count() == 1);
     guard.release().await.expect("up");
     free_again(&store, &[&locks], "in time").await;
 }
@@ -108,22 +110,22 @@ async fn a_grant_that_is_picked_up_in_time_is_kept() {
 #[tokio::test(start_paused = true)]
 async fn a_call_without_a_wait_that_was_stopped_with_its_process_never_times_out() {
     let (store, locks) = store_and_locks();
-    let other = Locks::new(store.clone());
-    let (acquire, release) = (store.on(Verb::Acquire), store.on(Verb::Release));
-    acquire.hold_answer();
+    let other = LockManager::new(store.clone());
+    let (acquire, release) = (store.on(StoreOp::Acquire), store.on(StoreOp::Release));
+    acquire.pause_after();
     let mut call = Box::pin(locks.try_lock(key()).into_future());
     assert!(futures_util::poll!(call.as_mut()).is_pending());
-    acquire.somebody().await;
-    acquire.open();
-    release.hold_answer();
+    acquire.wait_until_paused().await;
+    acquire.resume();
+    release.pause_after();
     // Longer than the lease: what was granted meanwhile is over when it is heard of.
     tokio::time::advance(Duration::from_secs(34)).await;
-    release.somebody().await;
+    release.wait_until_paused().await;
     assert!(futures_util::poll!(call.as_mut()).is_pending(), "the store has not said yet who has the key");
     let _held = other.try_lock(key()).await.expect("its lease is over");
-    release.open();
+    release.resume();
     match call.await {
-        Err(LockError::Held { ahead: 1, lease_left }) => {
+        Err(LockError::Busy { ahead: 1, lease_left }) => {
             assert!(lease_left > Duration::from_secs(25), "{lease_left:?}");
         }
         other => panic!("{other:?}"),
@@ -132,14 +134,14 @@ async fn a_call_without_a_wait_that_was_stopped_with_its_process_never_times_out
 
 #[tokio::test(start_paused = true)]
 async fn while_the_store_does_not_answer() {
-    for fault in [Fault::Fail, Fault::LoseAnswer, Fault::Stall, Fault::Late(Duration::from_millis(300))] {
+    for fault in [Fault::Fail, Fault::LoseReply, Fault::Hang, Fault::Delay(Duration::from_millis(300))] {
         for after in [1, 400, 510, 700, 990] {
             let (store, locks) = store_and_locks();
-            store.on(Verb::Acquire).fault(fault);
+            store.on(StoreOp::Acquire).fault(fault);
             let call = asked(&locks).await;
             sleep(Duration::from_millis(after)).await;
             drop(call);
-            store.on(Verb::Acquire).fault(Fault::None);
+            store.on(StoreOp::Acquire).fault(Fault::None);
             free_again(&store, &[&locks], &format!("{fault:?}, {after} ms")).await;
         }
     }
@@ -159,7 +161,7 @@ async fn in_the_line_of_its_process() {
 #[tokio::test(start_paused = true)]
 async fn in_the_line_of_the_store() {
     let (store, one) = store_and_locks();
-    let two = Locks::new(store.clone());
+    let two = LockManager::new(store.clone());
     let held = one.lock(key()).await.expect("free");
     let call = asked(&two).await;
     sleep(Duration::from_millis(300)).await;
@@ -175,19 +177,19 @@ async fn in_the_line_of_the_store() {
 #[tokio::test(start_paused = true)]
 async fn while_its_turn_is_on_the_way() {
     let (store, one) = store_and_locks();
-    let (two, three) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let (two, three) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let held = one.lock(key()).await.expect("free");
     let leaves = asked(&two).await;
     settle().await;
     let stays = asked(&three).await;
     settle().await;
     // It is told, asks, and its answer waits at the gate.
-    store.on(Verb::Acquire).hold_answer();
+    store.on(StoreOp::Acquire).pause_after();
     held.release().await.expect("up");
-    store.on(Verb::Acquire).somebody().await;
+    store.on(StoreOp::Acquire).wait_until_paused().await;
     drop(leaves);
     settle().await;
-    store.on(Verb::Acquire).open();
+    store.on(StoreOp::Acquire).resume();
     let guard = soon("the next one's turn", stays).await.expect("its turn");
     guard.release().await.expect("up");
     free_again(&store, &[&one, &two, &three], "on the way").await;
@@ -199,7 +201,7 @@ async fn when_it_was_chosen_and_has_not_run() {
     let held = locks.lock(key()).await.expect("free");
     let chosen = asked(&locks).await;
     let next = asked(&locks).await;
-    assert_eq!(held.release().await.expect("up"), Released::HandedOn);
+    assert_eq!(held.release().await.expect("up"), Released::HandedOff);
     let left = Instant::now();
     drop(chosen);
     let guard = soon("the next one's turn", next).await.expect("its turn");
@@ -220,23 +222,23 @@ async fn while_others_are_asked_whether_they_have_waited_for_long_enough() {
     for held_question in [true, false] {
         for others in [false, true] {
             let (store, one) = store_and_locks();
-            let two = Locks::new(store.clone());
+            let two = LockManager::new(store.clone());
             let held = one.lock(key()).await.expect("free");
             let waits = asked(&one).await;
             let other = if others { Some(asked(&two).await) } else { None };
             sleep(Duration::from_millis(150)).await;
-            let hand = store.on(Verb::Yield);
+            let hand = store.on(StoreOp::Yield);
             if held_question {
-                hand.hold_question();
+                hand.pause_before();
             } else {
-                hand.hold_answer();
+                hand.pause_after();
             }
-            assert_eq!(held.release().await.expect("up"), Released::HandedOn);
-            hand.somebody().await;
-            assert!(matches!(one.try_lock(key()).await, Err(LockError::Held { .. })), "refused without the store");
+            assert_eq!(held.release().await.expect("up"), Released::HandedOff);
+            hand.wait_until_paused().await;
+            assert!(matches!(one.try_lock(key()).await, Err(LockError::Busy { .. })), "refused without the store");
             drop(waits);
             settle().await;
-            hand.open();
+            hand.resume();
             if let Some(other) = other {
                 soon("the other one's turn", other).await.expect("its turn").release().await.expect("up");
             }
@@ -247,15 +249,15 @@ async fn while_others_are_asked_whether_they_have_waited_for_long_enough() {
 
 #[tokio::test(start_paused = true)]
 async fn when_the_answer_to_a_yield_is_lost() {
-    for fault in [Fault::Fail, Fault::LoseAnswer, Fault::Stall, Fault::Late(Duration::from_millis(300))] {
+    for fault in [Fault::Fail, Fault::LoseReply, Fault::Hang, Fault::Delay(Duration::from_millis(300))] {
         for others in [false, true] {
             let (store, one) = store_and_locks();
-            let two = Locks::new(store.clone());
+            let two = LockManager::new(store.clone());
             let held = one.lock(key()).await.expect("free");
             let waits = asked(&one).await;
             let other = if others { Some(asked(&two).await) } else { None };
             sleep(Duration::from_millis(150)).await;
-            store.on(Verb::Yield).fault(fault);
+            store.on(StoreOp::Yield).fault(fault);
             drop(held.release());
             settle().await;
             let first = tokio::spawn(async move { waits.await.expect("its turn").release().await });
@@ -273,11 +275,11 @@ async fn while_it_is_given_back() {
     for held_question in [true, false] {
         let (store, locks) = store_and_locks();
         let guard: LockGuard = locks.lock(key()).await.expect("free");
-        let hand = store.on(Verb::Release);
+        let hand = store.on(StoreOp::Release);
         if held_question {
-            hand.hold_question();
+            hand.pause_before();
         } else {
-            hand.hold_answer();
+            hand.pause_after();
         }
         let mut release = Box::pin(guard.release());
         assert_eq!(futures_util::poll!(release.as_mut()).map(|_| ()), Poll::Pending);
@@ -285,7 +287,7 @@ async fn while_it_is_given_back() {
         let behind = asked(&locks).await;
         settle().await;
         drop(behind);
-        hand.open();
+        hand.resume();
         free_again(&store, &[&locks], "given back").await;
     }
 }
@@ -315,44 +317,44 @@ fn when_the_runtime_stops() {
     let runtime =
         || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
     for (verb, held_question) in [
-        (Verb::Acquire, true),
-        (Verb::Acquire, false),
-        (Verb::Release, true),
-        (Verb::Release, false),
-        (Verb::Yield, false),
+        (StoreOp::Acquire, true),
+        (StoreOp::Acquire, false),
+        (StoreOp::Release, true),
+        (StoreOp::Release, false),
+        (StoreOp::Yield, false),
     ] {
         let (store, locks) = store_and_locks();
-        let other = Locks::new(store.clone());
+        let other = LockManager::new(store.clone());
         let first = runtime();
         let kept = first.block_on(async {
             let mut kept = Vec::new();
             let hand = store.on(verb);
-            if verb != Verb::Acquire {
+            if verb != StoreOp::Acquire {
                 let held = locks.lock(key()).await.expect("free");
-                if verb == Verb::Yield {
+                if verb == StoreOp::Yield {
                     kept.push(asked(&locks).await);
                     sleep(Duration::from_millis(150)).await;
                 }
                 if held_question {
-                    hand.hold_question();
+                    hand.pause_before();
                 } else {
-                    hand.hold_answer();
+                    hand.pause_after();
                 }
                 drop(held.release());
             } else {
                 if held_question {
-                    hand.hold_question();
+                    hand.pause_before();
                 } else {
-                    hand.hold_answer();
+                    hand.pause_after();
                 }
                 kept.push(asked(&locks).await);
             }
-            hand.somebody().await;
+            hand.wait_until_paused().await;
             kept
         });
         drop(first);
         drop(kept);
-        store.on(verb).open();
+        store.on(verb).resume();
         runtime().block_on(async {
             for locks in [&locks, &other, &locks] {
                 let guard = locks.lock(key()).wait(Duration::from_secs(40)).await;
@@ -369,7 +371,7 @@ async fn calls_that_were_forgotten_in_the_line_are_skipped_when_their_wait_is_ov
     // In the queue of the process, and in the queue of the store.
     for is_elsewhere in [false, true] {
         let (store, locks) = store_and_locks();
-        let other = Locks::new(store.clone());
+        let other = LockManager::new(store.clone());
         let held = if is_elsewhere { &other } else { &locks }.lock(key()).await.expect("free");
         for _ in 0..50 {
             let mut call = Box::pin(locks.lock(key()).wait(Duration::from_secs(1)).into_future());

@@ -6,7 +6,11 @@ use axum::http::{Method, StatusCode};
 use http_body::Body as _;
 use serde_json::{Value, json};
 use tokio::process::Command;
-use tower_lock::{QueueBound, Rejection, StoreError, StoreErrorKind, TimeoutStatus};
+use tower_lock::{
+    Rejection, TimeoutStatus,
+    lock::QueueBound,
+    store::{StoreError, StoreErrorKind},
+};
 
 use crate::support::{
     examples::{File, Service, example},
@@ -65,7 +69,7 @@ async fn a_nightly_mail_of_three_instances_comes_once_if_it_is_held_for_the_nigh
     // The second one comes while the first is at it, if this machine is not busy; the third never does.
     assert!(["2", "3"].contains(&mails), "{table}");
     assert!(instances.iter().filter(|instance| **instance == "sent 3").count() > 1, "{table}");
-    assert_eq!(row("try_lock, hold_at_least "), ("1", vec!["sent 3", "left it to another", "left it to another"]));
+    assert_eq!(row("try_lock, min_hold "), ("1", vec!["sent 3", "left it to another", "left it to another"]));
     let (mails, mut instances) = row("the same; the first one fails ");
     assert_eq!((mails, instances.remove(0)), ("1", "failed"), "{table}");
     instances.sort_unstable();
@@ -107,16 +111,16 @@ fn a_grpc_client_never_repeats_by_itself_what_may_have_been_done() {
     let retry_after = Duration::from_millis(187);
     let source = Arc::new(StoreError::new("shelf", "acquire", StoreErrorKind::Unavailable));
     for (rejection, status, pushback) in [
-        (Rejection::Held { retry_after }, "10", "187"),
+        (Rejection::Busy { retry_after }, "10", "187"),
         (Rejection::TimedOut { waited: Duration::ZERO, retry_after, status: TimeoutStatus::default() }, "10", "187"),
-        (Rejection::LineFull { bound: QueueBound::Key, retry_after }, "14", "187"),
+        (Rejection::QueueFull { bound: QueueBound::Key, retry_after }, "14", "187"),
         (Rejection::StoreUnavailable { retry_after, source }, "14", "187"),
         (Rejection::ShuttingDown { retry_after }, "14", "187"),
         (Rejection::BodyTooLarge, "8", "-1"),
-        (Rejection::BodiesFull { retry_after }, "14", "187"),
-        (Rejection::BadKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }, "3", "-1"),
+        (Rejection::BodyBufferFull { retry_after }, "14", "187"),
+        (Rejection::InvalidKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }, "3", "-1"),
         (Rejection::Lost, "2", "-1"),
-        (Rejection::MaxHold, "2", "-1"),
+        (Rejection::MaxHoldExceeded, "2", "-1"),
     ] {
         let answer = grpc_status::as_grpc(&rejection);
         assert_eq!(answer.status(), StatusCode::OK, "{rejection}: gRPC has its own");

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use tower_lock::{
-    LockStore, MemoryStore, Released,
+    MemoryStore,
     store::{
-        AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, Inbox, Inspected, ReleaseAsk, RenewAsk, Renewed,
-        StoreFuture, YieldAsk, Yielded,
+        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore,
+        ReleaseRequest, Released, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
     },
-    test_util::{Fault, TestStore, Verb, conformance},
+    test_util::{Fault, StoreOp, TestStore, conformance},
 };
 
 #[tokio::test(start_paused = true)]
@@ -20,10 +20,10 @@ async fn the_memory_store_keeps_the_contract() {
 #[tokio::test(start_paused = true)]
 async fn a_store_whose_calls_are_doubled_keeps_the_contract() {
     let store = TestStore::new();
-    for verb in [Verb::Acquire, Verb::Renew] {
-        store.on(verb).fault(Fault::Double);
+    for verb in [StoreOp::Acquire, StoreOp::Renew] {
+        store.on(verb).fault(Fault::Duplicate);
     }
-    store.events(Fault::Double);
+    store.fault_events(Fault::Duplicate);
     conformance::check(store).await;
 }
 
@@ -32,35 +32,35 @@ async fn a_store_whose_calls_are_doubled_keeps_the_contract() {
 struct FreesAnything(MemoryStore);
 
 impl LockStore for FreesAnything {
-    fn open(&self, inbox: Inbox) {
-        self.0.open(inbox);
+    fn subscribe(&self, inbox: EventSink) {
+        self.0.subscribe(inbox);
     }
 
-    fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired> {
+    fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
         self.0.acquire(ask)
     }
 
-    fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>> {
+    fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
         self.0.renew(asks)
     }
 
-    fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
-        let force = ForceAsk::new(ask.key.clone(), ask.keep_taken, ask.line);
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
+        let force = ForceReleaseRequest::new(ask.key.clone(), ask.block_for, ask.queue);
         StoreFuture::ready(Ok(match futures_util::FutureExt::now_or_never(self.0.force_release(force)) {
             Some(Ok(ForceReleaseReply::Revoked { .. })) => Released::Freed,
-            _ => Released::NotOwner,
+            _ => Released::NotHolder,
         }))
     }
 
-    fn yield_to_line(&self, ask: YieldAsk) -> StoreFuture<Yielded> {
-        self.0.yield_to_line(ask)
+    fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
+        self.0.yield_to_queue(ask)
     }
 
-    fn inspect(&self, key: tower_lock::LockKey) -> StoreFuture<Inspected> {
+    fn inspect(&self, key: tower_lock::LockKey) -> StoreFuture<KeyStatus> {
         self.0.inspect(key)
     }
 
-    fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply> {
+    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         self.0.force_release(ask)
     }
 

@@ -23,10 +23,10 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tokio::sync::mpsc;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_lock::{LockLayer, Locks, MemoryStore, RequestBody, by_parts};
+use tower_lock::{LockLayer, LockManager, MemoryStore, key::from_parts, middleware::RequestBody};
 
 use crate::support::{Wire, fetch, one_key, serve, settle, store_and_locks, text};
-use tower_lock::test_util::Verb;
+use tower_lock::test_util::StoreOp;
 
 type Script = mpsc::UnboundedReceiver<Result<Frame<Bytes>, &'static str>>;
 
@@ -68,7 +68,10 @@ fn trailers() -> HeaderMap {
 }
 
 /// What the layer makes of this body.
-async fn answer<B>(locks: &Locks, body: B) -> Response<Pin<Box<impl HttpBody<Data = Bytes, Error = axum::BoxError>>>>
+async fn answer<B>(
+    locks: &LockManager,
+    body: B,
+) -> Response<Pin<Box<impl HttpBody<Data = Bytes, Error = axum::BoxError>>>>
 where
     B: HttpBody<Data = Bytes, Error: Into<axum::BoxError>> + Send + 'static,
 {
@@ -77,7 +80,7 @@ where
         let body = body.lock().expect("whole").take().expect("once");
         async { Ok::<_, Infallible>(Response::new(body)) }
     });
-    let answer = LockLayer::new(locks, by_parts(|_| ("k",))).layer(answers).oneshot(Request::new(Body::empty()));
+    let answer = LockLayer::new(locks, from_parts(|_| ("k",))).layer(answers).oneshot(Request::new(Body::empty()));
     answer.await.expect("infallible").map(Box::pin)
 }
 
@@ -104,16 +107,16 @@ async fn a_complete_answer_gives_the_lock_back_before_its_head_is_sent() {
         ),
     ] {
         let answer = answer(&locks, body).await;
-        assert_eq!(store.held(), 0, "{what}: nobody has read a byte");
+        assert_eq!(store.held_count(), 0, "{what}: nobody has read a byte");
         let body = answer.into_body().collect().await.expect("a body");
         assert_eq!(body.trailers().is_some(), what == "data and trailers");
         assert_eq!(body.to_bytes().len(), len, "{what}");
     }
     for (what, body) in [("too many frames", frames(18, 10)), ("too many bytes", frames(3, 40_000))] {
         let answer = answer(&locks, body).await;
-        assert_eq!(store.held(), 1, "{what}: a stream");
+        assert_eq!(store.held_count(), 1, "{what}: a stream");
         drop(answer.into_body().collect().await.expect("a body"));
-        assert_eq!(store.held(), 0, "{what}");
+        assert_eq!(store.held_count(), 0, "{what}");
     }
 }
 
@@ -130,16 +133,16 @@ async fn an_answer_without_content_gives_the_lock_back_whatever_its_body_says() 
         .route("/200", status(200).route_layer(layer()));
     for path in ["/204", "/304"] {
         let _answer = fetch(&app, path).await;
-        assert_eq!(store.held(), 0, "{path}");
+        assert_eq!(store.held_count(), 0, "{path}");
     }
     let head = Request::head("/200").body(Body::empty()).expect("a request");
     let _answer = app.clone().oneshot(head).await.expect("infallible");
-    assert_eq!(store.held(), 0, "HEAD");
+    assert_eq!(store.held_count(), 0, "HEAD");
     let answer = fetch(&app, "/200").await;
-    assert_eq!(store.held(), 1, "a stream that is asked for");
+    assert_eq!(store.held_count(), 1, "a stream that is asked for");
     drop(answer);
     settle().await;
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 #[tokio::test]
@@ -155,11 +158,11 @@ async fn a_stream_holds_the_lock_to_its_end_and_its_end_is_seen_with_the_key_fre
         tell.send(data("abc")).expect("open");
         let first = body.frame().await.expect("a frame").expect("no error");
         assert_eq!(first.into_data().expect("data"), "abc", "{what}: passes as it comes");
-        assert_eq!(store.held(), 1, "{what}");
+        assert_eq!(store.held_count(), 1, "{what}");
         assert!(!body.is_end_stream(), "{what}: hyper would not ask again");
 
         // The release takes its time: until then nobody sees the end.
-        store.on(Verb::Release).hold_question();
+        store.on(StoreOp::Release).pause_before();
         let has_last = last.is_some();
         if let Some(last) = last {
             tell.send(last).expect("open");
@@ -167,9 +170,9 @@ async fn a_stream_holds_the_lock_to_its_end_and_its_end_is_seen_with_the_key_fre
         drop(tell);
         assert!(futures_util::poll!(body.frame()).is_pending(), "{what}: withheld");
         assert!(!body.is_end_stream(), "{what}: nor is it said otherwise");
-        store.on(Verb::Release).open();
+        store.on(StoreOp::Release).resume();
         assert_eq!(body.frame().await.is_some(), has_last, "{what}");
-        assert_eq!(store.held(), 0, "{what}");
+        assert_eq!(store.held_count(), 0, "{what}");
         assert!(body.is_end_stream(), "{what}");
         assert!(body.frame().await.is_none(), "{what}: and stays ended");
     }
@@ -193,7 +196,7 @@ async fn a_body_that_fails_gives_the_lock_back() {
         assert!(body.frame().await.expect("a frame").is_ok());
         assert_eq!(body.frame().await.expect("a frame").expect_err("broken").to_string(), "broken");
         settle().await;
-        assert_eq!(store.held(), 0);
+        assert_eq!(store.held_count(), 0);
         assert!(body.is_end_stream() && body.frame().await.is_none());
     }
 }
@@ -227,7 +230,7 @@ impl HttpBody for Short {
 /// The client must not take a part for the whole, though all of it was at hand before the head was sent.
 #[tokio::test]
 async fn a_body_that_breaks_its_word_is_not_made_complete() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let short = |fails| {
         let frames = (0..4).map(|_| Frame::data(Bytes::from_static(b"0123456789"))).collect();
         Short { announced: 100, frames, fails }
@@ -259,7 +262,7 @@ async fn what_a_body_owns_is_gone_before_the_next_section_begins() {
     }
     // In memory a lock is given back the moment its section falls.
     let store = Arc::new(MemoryStore::new());
-    let locks = Locks::new(Arc::clone(&store));
+    let locks = LockManager::new(Arc::clone(&store));
     let gone = Arc::new(AtomicUsize::new(0));
     let layer = || LockLayer::new(&locks, one_key());
     let body = |frames: usize, paused: bool, fails: bool| {
@@ -330,17 +333,17 @@ async fn a_body_that_is_dropped_gives_the_lock_back() {
     let mut body = answer(&locks, Told { frames, exact: None }).await.into_body();
     tell.send(data("abc")).expect("open");
     drop(body.frame().await);
-    assert_eq!(store.held(), 1);
+    assert_eq!(store.held_count(), 1);
     drop(body);
     settle().await;
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
     drop(tell);
 }
 
 /// hyper would send a `Content-Length` for a body that has become exact, and then no trailers.
 #[tokio::test]
 async fn a_size_stays_exact_where_it_was_and_is_not_made_exact() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let size = |body: &dyn HttpBody<Data = Bytes, Error = axum::BoxError>| body.size_hint().exact();
     assert_eq!(size(&*answer(&locks, Body::empty()).await.into_body()), Some(0));
     assert_eq!(size(&*answer(&locks, Body::from("hello")).await.into_body()), Some(5));
@@ -364,7 +367,7 @@ async fn a_size_stays_exact_where_it_was_and_is_not_made_exact() {
 async fn a_client_that_has_its_answer_never_meets_its_own_lock() {
     let (store, locks) = store_and_locks();
     // As long as a round trip to a store elsewhere.
-    store.on(Verb::Release).takes(Duration::from_millis(2));
+    store.on(StoreOp::Release).latency(Duration::from_millis(2));
     let chunks = || {
         Body::from_stream(stream::unfold(0, |n| async move {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -408,7 +411,7 @@ async fn a_client_that_has_its_answer_never_meets_its_own_lock() {
             assert_eq!(body.trailers().is_some(), path == "/trailers");
         }
     }
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 #[tokio::test]
@@ -431,22 +434,22 @@ async fn trailers_behind_a_chunked_stream_arrive() {
     wire.write("GET / HTTP/1.1\r\nhost: x\r\nte: trailers\r\nconnection: close\r\n\r\n").await;
     let all = String::from_utf8(wire.rest().await).expect("text");
     assert!(all.ends_with("0\r\nx-end: 1\r\n\r\n"), "{all}");
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 /// The release never takes more of a finished answer's time than this.
 #[tokio::test(start_paused = true)]
 async fn a_finished_answer_waits_for_its_release_a_quarter_of_a_second_at_most() {
     let (store, locks) = store_and_locks();
-    store.on(Verb::Release).hold_question();
+    store.on(StoreOp::Release).pause_before();
     let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
     let asked = tokio::time::Instant::now();
     assert_eq!(text(fetch(&app, "/").await).await, "ran");
     assert!((250..260).contains(&asked.elapsed().as_millis()), "{:?}", asked.elapsed());
-    assert_eq!(store.held(), 1, "still on its way");
-    store.on(Verb::Release).open();
+    assert_eq!(store.held_count(), 1, "still on its way");
+    store.on(StoreOp::Release).resume();
     settle().await;
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 /// Body type and error type need nothing that hyper does not ask for.
@@ -467,7 +470,7 @@ async fn a_body_need_not_be_unpin_nor_its_error_send() {
             Poll::Ready(Some(Err(NotSend(std::rc::Rc::default()))))
         }
     }
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let mut body = answer(&locks, Odd(std::marker::PhantomPinned)).await.into_body();
     assert_eq!(body.frame().await.expect("a frame").expect_err("odd").to_string(), "odd");
 }

@@ -6,7 +6,7 @@ use axum::{http::StatusCode, response::IntoResponse};
 use futures_util::future::{join, join_all};
 use sqlx::{AnyConnection, AnyPool};
 use tokio::time::timeout;
-use tower_lock::{HeldLock, LockKey, Locks};
+use tower_lock::{HeldLock, LockKey, LockManager};
 
 use self::example::database::{check_fence, open_url};
 use crate::support::{examples::Databases, soon};
@@ -18,11 +18,11 @@ mod example;
 const SCHEMA: &str = "CREATE TABLE written (id INTEGER PRIMARY KEY AUTOINCREMENT, by_whom VARCHAR(10) NOT NULL)";
 
 /// Two who had the key one after the other. What is left of them is their token.
-async fn early_and_late(locks: &Locks, key: (&'static str, u64)) -> (HeldLock, HeldLock) {
+async fn early_and_late(locks: &LockManager, key: (&'static str, u64)) -> (HeldLock, HeldLock) {
     let mut held = Vec::new();
     for _ in 0..2 {
         let guard = locks.lock(key).await.expect("free");
-        held.push(guard.view());
+        held.push(guard.held_lock());
         guard.release().await.expect("in order");
     }
     let [early, late] = held.try_into().expect("two");
@@ -62,7 +62,7 @@ async fn a_smaller_token_than_one_that_has_written_is_refused_and_the_same_is_no
     let databases = Databases::start("fence").await;
     for url in databases.urls() {
         let db = open_url(&url, SCHEMA).await.expect(&url);
-        let locks = Locks::in_memory();
+        let locks = LockManager::in_memory();
         let (early, late) = early_and_late(&locks, ("account", 7)).await;
         assert!(write(&db, &early, "early").await, "{url}: the first");
         assert!(write(&db, &early, "early").await, "{url}: one section may write twice");
@@ -78,7 +78,10 @@ async fn a_smaller_token_than_one_that_has_written_is_refused_and_the_same_is_no
             let before = locks.lock(alike.clone()).await.expect("free");
             let after = locks.lock(name).await.expect("free");
             assert!(before.fencing_token() < after.fencing_token());
-            assert!(write(&db, &after.view(), "-").await && write(&db, &before.view(), "-").await, "{url}: {alike}");
+            assert!(
+                write(&db, &after.held_lock(), "-").await && write(&db, &before.held_lock(), "-").await,
+                "{url}: {alike}"
+            );
         }
         db.close().await;
     }
@@ -91,7 +94,7 @@ async fn two_writers_of_one_key_come_one_after_the_other() {
         let db = open_url(&url, SCHEMA).await.expect(&url);
         // In the line of the first writer, the other one is late or early; the key is new, or known.
         for round in 0..4 {
-            let (early, late) = early_and_late(&Locks::in_memory(), ("account", round / 2)).await;
+            let (early, late) = early_and_late(&LockManager::in_memory(), ("account", round / 2)).await;
             let (first, second) = if round % 2 == 0 { (&late, &early) } else { (&early, &late) };
             let mut in_it = db.begin().await.expect("a database");
             assert!(passes(&mut in_it, first).await, "{url}, round {round}");
@@ -114,7 +117,7 @@ async fn a_transaction_that_has_looked_before_is_not_let_through_by_what_it_saw(
     let databases = Databases::start("fence-snapshot").await;
     for url in databases.urls() {
         let db = open_url(&url, SCHEMA).await.expect(&url);
-        let (early, late) = early_and_late(&Locks::in_memory(), ("account", 7)).await;
+        let (early, late) = early_and_late(&LockManager::in_memory(), ("account", 7)).await;
         assert!(write(&db, &early, "early").await, "{url}");
         let mut looks = db.begin().await.expect("a database");
         let tokens: Vec<(i64,)> =
@@ -134,12 +137,12 @@ async fn writers_of_many_keys_do_not_break_each_other_off() {
     let databases = Databases::start("fence-many").await;
     for url in databases.urls() {
         let db = open_url(&url, SCHEMA).await.expect(&url);
-        let locks = Locks::in_memory();
+        let locks = LockManager::in_memory();
         let writers = join_all((0..200_u64).map(|n| {
             let (db, locks, key) = (&db, &locks, ("account", n * 7919 % 50));
             async move {
                 let guard = locks.lock(key).await.expect("a turn");
-                let wrote = write(db, &guard.view(), "-").await;
+                let wrote = write(db, &guard.held_lock(), "-").await;
                 guard.release().await.expect("in order");
                 wrote
             }

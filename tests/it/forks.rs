@@ -16,8 +16,9 @@ use std::{
 
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    LockError, LockKey, LockLost, Locks, MemoryStore, Owner, Released, StoreErrorKind,
-    test_util::{TestStore, Verb},
+    LockError, LockKey, LockLost, LockManager, MemoryStore, Owner,
+    store::{Released, StoreErrorKind},
+    test_util::{StoreOp, TestStore},
 };
 
 use crate::support::{settle, soon};
@@ -29,14 +30,14 @@ fn key() -> LockKey {
     LockKey::from(("account", 7))
 }
 
-fn forked() -> (TestStore, Arc<AtomicU32>, Locks) {
+fn forked() -> (TestStore, Arc<AtomicU32>, LockManager) {
     let (store, process) = (TestStore::new(), Arc::new(AtomicU32::new(PARENT)));
-    let locks = Locks::builder(store.clone()).instance("api").seed(7).process_id(Arc::clone(&process)).build();
+    let locks = LockManager::builder(store.clone()).instance("api").seed(7).process_id(Arc::clone(&process)).build();
     (store, process, locks)
 }
 
-async fn holder(locks: &Locks) -> String {
-    locks.inspect(key()).await.expect("the store is up").holder.expect("somebody has it").process().to_owned()
+async fn holder(locks: &LockManager) -> String {
+    locks.inspect(key()).await.expect("the store is up").holder.expect("somebody has it").manager().to_owned()
 }
 
 #[tokio::test(start_paused = true)]
@@ -46,26 +47,30 @@ async fn a_child_process_draws_new_owner_ids_and_holds_nothing_of_its_parent() {
     let guard = locks.lock(key()).owner(&owner).await.expect("free");
     let parent = holder(&locks).await;
     process.store(CHILD, SeqCst);
-    assert_eq!((locks.held(), locks.hold_count(key(), &owner)), (0, 0));
+    assert_eq!((locks.held_count(), locks.hold_count(key(), &owner)), (0, 0));
     let again = locks.try_lock(key()).owner(&owner).await.expect_err("no re-entry: the parent has it");
-    assert!(matches!(again, LockError::Held { .. }), "{again:?}");
+    assert!(matches!(again, LockError::Busy { .. }), "{again:?}");
     let forked = Instant::now();
-    assert_eq!(guard.view().lost().await, LockLost::Unrenewed, "the copied guard");
+    assert_eq!(guard.held_lock().lost().await, LockLost::Expired, "the copied guard");
     assert_eq!(forked.elapsed(), Duration::ZERO, "and not when its lease ends");
-    assert_eq!(guard.release().await.expect("no call is needed"), Released::NotOwner);
+    assert_eq!(guard.release().await.expect("no call is needed"), Released::NotHolder);
     settle().await;
-    assert_eq!((store.on(Verb::Release).calls(), store.on(Verb::Yield).calls()), (0, 0), "the parent has it still");
+    assert_eq!(
+        (store.on(StoreOp::Release).calls(), store.on(StoreOp::Yield).calls()),
+        (0, 0),
+        "the parent has it still"
+    );
     assert_eq!(holder(&locks).await, parent);
     let other = locks.try_lock(("account", 8)).await.expect("free");
     let state = locks.inspect(("account", 8)).await.expect("the store is up");
-    let child = state.holder.expect("held").process().to_owned();
+    let child = state.holder.expect("held").manager().to_owned();
     assert!(child.starts_with("api:") && child != parent, "{child} {parent}");
     assert_eq!(other.release().await.expect("a store"), Released::Freed);
     // A child of the child, even with the id of the grandparent.
     process.store(PARENT, SeqCst);
     let _third = locks.try_lock(("account", 9)).await.expect("free");
     let state = locks.inspect(("account", 9)).await.expect("the store is up");
-    let third = state.holder.expect("held").process().to_owned();
+    let third = state.holder.expect("held").manager().to_owned();
     assert!(third != parent && third != child, "{third}");
 }
 
@@ -80,13 +85,13 @@ async fn a_copied_guard_that_is_dropped_hands_nothing_on() {
         settle().await;
         process.store(CHILD, SeqCst);
         if is_released {
-            assert_eq!(guard.release().await.expect("no call is needed"), Released::NotOwner);
+            assert_eq!(guard.release().await.expect("no call is needed"), Released::NotHolder);
         } else {
             drop(guard);
         }
         let error = soon("its timeout", waiter).await.expect("no panic").expect_err("it gets nothing");
         assert!(matches!(error, LockError::TimedOut { .. }), "{error:?}");
-        assert_eq!((store.on(Verb::Release).calls(), store.on(Verb::Yield).calls()), (0, 0));
+        assert_eq!((store.on(StoreOp::Release).calls(), store.on(StoreOp::Yield).calls()), (0, 0));
     }
 }
 
@@ -97,11 +102,11 @@ async fn a_child_process_renews_nothing_of_its_parent() {
     let guard = locks.lock(key()).await.expect("free");
     // Until nothing but its renewal is left for the watchdog to do.
     sleep(Duration::from_secs(15)).await;
-    assert_eq!(store.on(Verb::Renew).calls(), 1, "by the parent");
-    assert!(!guard.view().remaining().is_zero());
+    assert_eq!(store.on(StoreOp::Renew).calls(), 1, "by the parent");
+    assert!(!guard.held_lock().remaining().is_zero());
     process.store(CHILD, SeqCst);
     sleep(Duration::from_secs(120)).await;
-    assert_eq!((store.on(Verb::Renew).calls(), store.held()), (1, 0), "its lease has ended");
+    assert_eq!((store.on(StoreOp::Renew).calls(), store.held_count()), (1, 0), "its lease has ended");
 }
 
 #[tokio::test(start_paused = true)]
@@ -113,7 +118,7 @@ async fn a_call_that_was_made_before_the_fork_gets_nothing_after_it() {
     process.store(CHILD, SeqCst);
     let error = call.await.expect_err("a copied table grants nothing");
     assert!(matches!(&error, LockError::Store(error) if error.kind() == StoreErrorKind::Unavailable), "{error:?}");
-    assert_eq!(store.on(Verb::Acquire).calls(), 1, "the guard of the parent alone");
+    assert_eq!(store.on(StoreOp::Acquire).calls(), 1, "the guard of the parent alone");
 }
 
 #[tokio::test(start_paused = true)]
@@ -121,7 +126,7 @@ async fn a_child_process_has_an_inbox_of_its_own() {
     let store = Arc::new(MemoryStore::new());
     let [parent, child] = [PARENT, CHILD].map(|later| {
         let process = Arc::new(AtomicU32::new(PARENT));
-        let locks = Locks::builder(Arc::clone(&store)).seed(7).process_id(Arc::clone(&process)).build();
+        let locks = LockManager::builder(Arc::clone(&store)).seed(7).process_id(Arc::clone(&process)).build();
         process.store(later, SeqCst);
         locks
     });
@@ -129,7 +134,7 @@ async fn a_child_process_has_an_inbox_of_its_own() {
     let waiter = tokio::spawn(child.lock(key()).into_future());
     settle().await;
     assert!(!waiter.is_finished(), "one key, one holder");
-    assert_eq!(guard.release().await.expect("a store"), Released::HandedOn);
+    assert_eq!(guard.release().await.expect("a store"), Released::HandedOff);
     let guard = soon("its turn", waiter).await.expect("no panic").expect("its turn");
     assert_eq!(guard.release().await.expect("a store"), Released::Freed);
 }

@@ -11,8 +11,10 @@ use std::{
 
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    LockError, LockKey, LockLost, Locks, QueueBound, Released,
-    test_util::{Clock, Fault, TestStore, Verb},
+    LockError, LockKey, LockLost, LockManager,
+    lock::QueueBound,
+    store::Released,
+    test_util::{Clock, Fault, StoreOp, TestStore},
 };
 
 use crate::support::{settle, soon, store_and_locks};
@@ -27,35 +29,35 @@ const SAFE: Duration = Duration::from_millis(29_698);
 #[tokio::test(start_paused = true)]
 async fn i1_a_key_is_freed_only_for_the_acquisition_that_holds_it() {
     let store = TestStore::new();
-    let (one, two) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     // Every release arrives twice, and one of them late: the next holder has the key by then.
-    for fault in [Fault::Double, Fault::Late(Duration::from_millis(5)), Fault::LoseAnswer] {
+    for fault in [Fault::Duplicate, Fault::Delay(Duration::from_millis(5)), Fault::LoseReply] {
         let guard = one.lock(key()).await.expect("free");
         let next = tokio::spawn(two.lock(key()).into_future());
         settle().await;
-        store.on(Verb::Release).fault(fault);
+        store.on(StoreOp::Release).fault(fault);
         drop(guard.release());
         let held = soon("the next one's turn", next).await.expect("no panic").expect("its turn");
         sleep(Duration::from_secs(45)).await;
-        assert!(held.view().remaining() > Duration::from_secs(15), "{fault:?}: nobody freed it");
-        assert!(matches!(one.try_lock(key()).await, Err(LockError::Held { .. })));
-        store.on(Verb::Release).fault(Fault::None);
-        assert_ne!(held.release().await.expect("up"), Released::NotOwner, "{fault:?}");
+        assert!(held.held_lock().remaining() > Duration::from_secs(15), "{fault:?}: nobody freed it");
+        assert!(matches!(one.try_lock(key()).await, Err(LockError::Busy { .. })));
+        store.on(StoreOp::Release).fault(Fault::None);
+        assert_ne!(held.release().await.expect("up"), Released::NotHolder, "{fault:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn i2_nothing_is_asked_of_the_store_without_room_for_its_way_back() {
     let (store, locks) = store_and_locks();
-    store.on(Verb::Release).fault(Fault::Stall);
+    store.on(StoreOp::Release).fault(Fault::Hang);
     for n in 0..10_000 {
         drop(locks.try_lock(("n", n)).await.expect("free").release());
     }
-    let asked = store.on(Verb::Acquire).calls();
+    let asked = store.on(StoreOp::Acquire).calls();
     let error = locks.lock(key()).await.expect_err("no room");
     assert!(matches!(&error, LockError::Store(error) if error.operation() == "acquire"), "{error:?}");
-    assert_eq!(store.on(Verb::Acquire).calls(), asked);
-    store.on(Verb::Release).fault(Fault::None);
+    assert_eq!(store.on(StoreOp::Acquire).calls(), asked);
+    store.on(StoreOp::Release).fault(Fault::None);
     sleep(Duration::from_secs(60)).await;
     assert_eq!(locks.size(), (0, 0));
     drop(locks.lock(key()).await.expect("room again").release());
@@ -65,45 +67,45 @@ async fn i2_nothing_is_asked_of_the_store_without_room_for_its_way_back() {
 async fn i3_a_deadline_counts_from_before_the_question_to_which_it_was_the_answer() {
     const SLOW: Duration = Duration::from_millis(450);
     let store = TestStore::new();
-    let (one, two) = (Locks::new(store.clone()), Locks::new(store.clone()));
-    for verb in [Verb::Acquire, Verb::Renew, Verb::Yield] {
-        store.on(verb).takes(SLOW);
+    let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
+    for verb in [StoreOp::Acquire, StoreOp::Renew, StoreOp::Yield] {
+        store.on(verb).latency(SLOW);
     }
     // An acquire.
     let guard = one.lock(key()).await.expect("free");
-    assert_eq!(guard.view().remaining(), SAFE - SLOW);
+    assert_eq!(guard.held_lock().remaining(), SAFE - SLOW);
     // A renewal.
     sleep(Duration::from_millis(10_100)).await;
-    let left = guard.view().remaining();
+    let left = guard.held_lock().remaining();
     assert!(left <= SAFE - SLOW && left > SAFE - SLOW - Duration::from_millis(150), "{left:?}");
     // A yield that goes on.
     let next = tokio::spawn(one.lock(key()).into_future());
     settle().await;
     drop(guard.release());
     let guard = next.await.expect("no panic").expect("its turn");
-    assert_eq!(guard.view().remaining(), SAFE - SLOW);
+    assert_eq!(guard.held_lock().remaining(), SAFE - SLOW);
     // A claim of what was offered.
     let next = tokio::spawn(two.lock(key()).into_future());
     sleep(Duration::from_millis(500)).await;
     drop(guard.release());
     let guard = next.await.expect("no panic").expect("its turn");
-    assert_eq!(guard.view().remaining(), SAFE - SLOW);
+    assert_eq!(guard.held_lock().remaining(), SAFE - SLOW);
 }
 
 #[tokio::test(start_paused = true)]
 async fn i4_held_is_claimed_only_before_the_deadline_and_only_the_stores_word_moves_it() {
     let (store, locks) = store_and_locks();
     let guard = locks.lock(key()).await.expect("free");
-    let view = guard.view();
-    for fault in [Fault::Fail, Fault::Stall, Fault::LoseAnswer, Fault::Late(Duration::from_millis(100))] {
-        store.on(Verb::Renew).fault(fault);
+    let view = guard.held_lock();
+    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply, Fault::Delay(Duration::from_millis(100))] {
+        store.on(StoreOp::Renew).fault(fault);
         let before = view.remaining();
         sleep(Duration::from_secs(3)).await;
         assert_eq!(view.remaining(), before - Duration::from_secs(3), "{fault:?}: no word");
         assert_eq!(guard.hold_count(), 1);
         sleep(Duration::from_secs(9)).await;
         assert!(view.remaining() < SAFE - Duration::from_secs(11), "{fault:?}: not at all");
-        store.on(Verb::Renew).fault(Fault::None);
+        store.on(StoreOp::Renew).fault(Fault::None);
         sleep(Duration::from_secs(2)).await;
         assert!(view.remaining() > Duration::from_secs(27), "{fault:?}: and now there was one: {:?}", view.remaining());
     }
@@ -111,21 +113,24 @@ async fn i4_held_is_claimed_only_before_the_deadline_and_only_the_stores_word_mo
 
 #[tokio::test(start_paused = true)]
 async fn i5_lost_fires_at_the_deadline_at_the_latest_and_never_un_fires() {
-    for fault in [Fault::Fail, Fault::Stall, Fault::LoseAnswer] {
+    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, locks) = store_and_locks();
         let guard = locks.lock(key()).await.expect("free");
-        let (view, began) = (guard.view(), Instant::now());
-        store.on(Verb::Renew).fault(fault);
-        assert_eq!((view.lost().await, began.elapsed()), (LockLost::Unrenewed, SAFE + Duration::from_micros(0)));
+        let (view, began) = (guard.held_lock(), Instant::now());
+        store.on(StoreOp::Renew).fault(fault);
+        assert_eq!((view.lost().await, began.elapsed()), (LockLost::Expired, SAFE + Duration::from_micros(0)));
         // The store answers again; the key may even be ours again there.
-        store.on(Verb::Renew).fault(Fault::None);
+        store.on(StoreOp::Renew).fault(Fault::None);
         let again = locks.lock(key()).await.expect("its turn");
         for _ in 0..20 {
             sleep(Duration::from_secs(5)).await;
-            assert_eq!((view.remaining(), view.lost().await), (Duration::ZERO, LockLost::Unrenewed));
+            assert_eq!((view.remaining(), view.lost().await), (Duration::ZERO, LockLost::Expired));
         }
-        assert!(view.ensure(Duration::ZERO).is_err() && again.view().ensure(Duration::ZERO).is_ok());
-        assert!(began.elapsed() > SAFE && guard.release().await.expect("up") == Released::NotOwner);
+        assert!(
+            view.ensure_remaining(Duration::ZERO).is_err()
+                && again.held_lock().ensure_remaining(Duration::ZERO).is_ok()
+        );
+        assert!(began.elapsed() > SAFE && guard.release().await.expect("up") == Released::NotHolder);
     }
 }
 
@@ -133,7 +138,7 @@ async fn i5_lost_fires_at_the_deadline_at_the_latest_and_never_un_fires() {
 async fn i6_the_deadline_is_compared_before_every_poll() {
     let clock = Clock::default();
     let store = TestStore::with_clock(clock.clone());
-    let locks = Locks::builder(store).clock(clock.clone()).build();
+    let locks = LockManager::builder(store).clock(clock.clone()).build();
     for jump in [SAFE - Duration::from_millis(1), SAFE] {
         let guard = locks.lock(key()).lock_delay(Duration::ZERO).await.expect("free");
         let polls = Arc::new(AtomicUsize::new(0));
@@ -155,10 +160,10 @@ async fn i6_the_deadline_is_compared_before_every_poll() {
 
 #[tokio::test(start_paused = true)]
 async fn i7_events_may_be_lost_doubled_or_late_and_what_stands_in_the_store_decides() {
-    for events in [Fault::Fail, Fault::Double, Fault::Late(Duration::from_millis(700))] {
+    for events in [Fault::Fail, Fault::Duplicate, Fault::Delay(Duration::from_millis(700))] {
         let store = TestStore::new();
-        store.events(events);
-        let all = [Locks::new(store.clone()), Locks::new(store.clone()), Locks::new(store.clone())];
+        store.fault_events(events);
+        let all = [LockManager::new(store.clone()), LockManager::new(store.clone()), LockManager::new(store.clone())];
         let inside = Arc::new(AtomicUsize::new(0));
         let mut tasks = tokio::task::JoinSet::new();
         for locks in &all {
@@ -183,10 +188,10 @@ async fn i7_events_may_be_lost_doubled_or_late_and_what_stands_in_the_store_deci
 
 #[tokio::test(start_paused = true)]
 async fn i8_what_may_have_been_granted_is_given_back() {
-    for fault in [Fault::LoseAnswer, Fault::Stall, Fault::Late(Duration::from_millis(490)), Fault::Double] {
+    for fault in [Fault::LoseReply, Fault::Hang, Fault::Delay(Duration::from_millis(490)), Fault::Duplicate] {
         for dropped in [false, true] {
             let (store, locks) = store_and_locks();
-            store.on(Verb::Acquire).fault(fault);
+            store.on(StoreOp::Acquire).fault(fault);
             let call = tokio::spawn(locks.lock(key()).wait(Duration::from_millis(300)).into_future());
             sleep(Duration::from_millis(100)).await;
             if dropped {
@@ -195,7 +200,7 @@ async fn i8_what_may_have_been_granted_is_given_back() {
             if let Ok(Ok(guard)) = call.await {
                 drop(guard.release());
             }
-            store.on(Verb::Acquire).fault(Fault::None);
+            store.on(StoreOp::Acquire).fault(Fault::None);
             sleep(Duration::from_secs(2)).await;
             assert_eq!((store.memory().size(), locks.size()), (0, (0, 0)), "{fault:?}, dropped: {dropped}");
         }
@@ -216,7 +221,7 @@ async fn i9_each_grant_is_given_back_exactly_once_and_a_drop_never_waits_or_pani
         }
     }
     sleep(Duration::from_secs(3)).await;
-    assert_eq!((store.on(Verb::Release).calls(), store.memory().size(), locks.size()), (100, 0, (0, 0)));
+    assert_eq!((store.on(StoreOp::Release).calls(), store.memory().size(), locks.size()), (100, 0, (0, 0)));
     // In the middle of a panic, too.
     let guard = locks.lock(key()).await.expect("free");
     let panics = tokio::spawn(async move {
@@ -225,7 +230,7 @@ async fn i9_each_grant_is_given_back_exactly_once_and_a_drop_never_waits_or_pani
     });
     assert!(panics.await.expect_err("a panic").is_panic());
     sleep(Duration::from_secs(3)).await;
-    assert_eq!((store.on(Verb::Release).calls(), store.memory().size()), (101, 0));
+    assert_eq!((store.on(StoreOp::Release).calls(), store.memory().size()), (101, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -279,7 +284,7 @@ async fn i11_lines_waits_and_memory_have_bounds() {
     let (mut full, mut timed_out) = (0, 0);
     while let Some(call) = calls.join_next().await {
         match call.expect("no panic") {
-            Err(LockError::LineFull { ahead: 257, bound: QueueBound::Key }) => full += 1,
+            Err(LockError::QueueFull { ahead: 257, bound: QueueBound::Key }) => full += 1,
             Err(LockError::TimedOut { .. }) => timed_out += 1,
             other => panic!("{other:?}"),
         }

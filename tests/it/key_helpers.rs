@@ -14,12 +14,16 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_lock::{
-    FieldProblem, HeldLock, KeyPart, LockKey, LockLayer, Locks, PartWriter, Rejection, RequestBody, by_fields,
-    constant, extension, form_field, header, json_field, path_param, query_param,
+    HeldLock, LockKey, LockLayer, LockManager, Rejection,
+    key::{
+        FieldProblem, KeyPart, PartWriter, extension, fixed, form_field, from_fields, header, json_field, path_param,
+        query_param,
+    },
+    middleware::RequestBody,
 };
 
 use crate::support::{post_json, send, soon, store_and_locks, text};
-use tower_lock::test_util::Verb;
+use tower_lock::test_util::StoreOp;
 
 const JSON: &str = "application/json";
 const FORM: &str = "application/x-www-form-urlencoded";
@@ -37,7 +41,7 @@ async fn show_key(lock: HeldLock) -> String {
     lock.key().to_string()
 }
 
-fn layered(layer: LockLayer<impl tower_lock::KeySource>) -> Router {
+fn layered(layer: LockLayer<impl tower_lock::key::KeySource>) -> Router {
     Router::new().route("/o/{id}", any(show_key).layer(layer))
 }
 
@@ -53,7 +57,7 @@ async fn outcome(app: &Router, request: Request<Body>) -> Result<String, (Status
             assert_eq!(answer.status(), StatusCode::OK);
             Ok(text(answer).await)
         }
-        Some(Rejection::BadKey { status, field: Some(field), .. }) => {
+        Some(Rejection::InvalidKey { status, field: Some(field), .. }) => {
             assert_eq!((answer.status(), field.status()), (*status, *status));
             Err((*status, field.problem()))
         }
@@ -63,7 +67,7 @@ async fn outcome(app: &Router, request: Request<Body>) -> Result<String, (Status
 
 #[tokio::test(start_paused = true)]
 async fn one_to_four_fields_of_any_place_make_one_key() {
-    let locks = &Locks::in_memory();
+    let locks = &LockManager::in_memory();
     let request = || {
         Request::post("/o/7?line=3&x=%4B%C3%A4se+1")
             .header("x-tenant", "acme")
@@ -81,33 +85,33 @@ async fn one_to_four_fields_of_any_place_make_one_key() {
         )*};
     }
     keys! {
-        by_fields("tenant", header("X-Tenant")) => "tenant:acme",
-        by_fields("order", path_param("id")) => "order:7",
-        by_fields("line", query_param("line")) => "line:3",
-        by_fields("cheese", query_param("x")) => "cheese:Käse%201",
-        by_fields("tenant", extension::<TenantId>()) => "tenant:9",
-        by_fields("reward", json_field("reward_type")) => "reward:gold",
-        by_fields("reward", (json_field("family_id"), json_field("reward_type"))) => "reward:42:gold",
-        by_fields("reward", (json_field("reward_type"), json_field("family_id"))) => "reward:gold:42",
-        by_fields("twice", (json_field("first"), json_field("first"))) => "twice:true:true",
-        by_fields("order", (header("x-tenant"), path_param("id"), query_param("line"))) => "order:acme:7:3",
-        by_fields("all", (path_param("id"), json_field("family_id"), extension::<TenantId>(), header("x-tenant"))) => "all:7:42:9:acme",
-        by_fields("all", (extension::<TenantId>(), header("x-tenant"), query_param("line"), json_field("first"))) => "all:9:acme:3:true",
-        constant(("nightly", "mail")) => "nightly:mail",
-        constant(LockKey::raw("nightly mail").expect("a name")) => "nightly mail",
+        from_fields("tenant", header("X-Tenant")) => "tenant:acme",
+        from_fields("order", path_param("id")) => "order:7",
+        from_fields("line", query_param("line")) => "line:3",
+        from_fields("cheese", query_param("x")) => "cheese:Käse%201",
+        from_fields("tenant", extension::<TenantId>()) => "tenant:9",
+        from_fields("reward", json_field("reward_type")) => "reward:gold",
+        from_fields("reward", (json_field("family_id"), json_field("reward_type"))) => "reward:42:gold",
+        from_fields("reward", (json_field("reward_type"), json_field("family_id"))) => "reward:gold:42",
+        from_fields("twice", (json_field("first"), json_field("first"))) => "twice:true:true",
+        from_fields("order", (header("x-tenant"), path_param("id"), query_param("line"))) => "order:acme:7:3",
+        from_fields("all", (path_param("id"), json_field("family_id"), extension::<TenantId>(), header("x-tenant"))) => "all:7:42:9:acme",
+        from_fields("all", (extension::<TenantId>(), header("x-tenant"), query_param("line"), json_field("first"))) => "all:9:acme:3:true",
+        fixed(("nightly", "mail")) => "nightly:mail",
+        fixed(LockKey::raw("nightly mail").expect("a name")) => "nightly mail",
     }
     let form = Request::post("/o/7").header("content-type", FORM).body(Body::from("a=1&no=%37&row=B%20b"));
     let app =
-        layered(LockLayer::new(locks, by_fields("seat", (form_field("row"), form_field("no"), path_param("id")))));
+        layered(LockLayer::new(locks, from_fields("seat", (form_field("row"), form_field("no"), path_param("id")))));
     assert_eq!(outcome(&app, form.expect("a request")).await.as_deref(), Ok("seat:B%20b:7:7"));
 }
 
 /// Whatever a client writes for one value, wherever it writes it: one key, or an answer that no handler has given.
 #[tokio::test(start_paused = true)]
 async fn spellings_of_one_text_give_one_key_or_are_refused() {
-    use FieldProblem::{BlankAtEnd, Empty, OddNumber};
+    use FieldProblem::{Empty, NonCanonicalNumber, SurroundingWhitespace};
 
-    let locks = &Locks::in_memory();
+    let locks = &LockManager::in_memory();
     let uuid = "67e55044-10b1-426f-9247-bb680e5fe0c8";
     let spellings: &[(&str, Result<&str, FieldProblem>)] = &[
         ("1", Ok("1")),
@@ -117,30 +121,30 @@ async fn spellings_of_one_text_give_one_key_or_are_refused() {
         ("Gold", Ok("Gold")),
         ("a b", Ok("a%20b")),
         ("a:b", Ok("a%3Ab")),
-        ("01", Err(OddNumber)),
-        ("+1", Err(OddNumber)),
-        ("-0", Err(OddNumber)),
-        ("1.0", Err(OddNumber)),
-        ("1e3", Err(OddNumber)),
-        ("1e0", Err(OddNumber)),
-        (".1", Err(OddNumber)),
-        ("00000000000000000000000000000001", Err(OddNumber)),
+        ("01", Err(NonCanonicalNumber)),
+        ("+1", Err(NonCanonicalNumber)),
+        ("-0", Err(NonCanonicalNumber)),
+        ("1.0", Err(NonCanonicalNumber)),
+        ("1e3", Err(NonCanonicalNumber)),
+        ("1e0", Err(NonCanonicalNumber)),
+        (".1", Err(NonCanonicalNumber)),
+        ("00000000000000000000000000000001", Err(NonCanonicalNumber)),
         ("", Err(Empty)),
-        (" ", Err(BlankAtEnd)),
-        (" 1", Err(BlankAtEnd)),
-        ("1 ", Err(BlankAtEnd)),
-        ("1\t", Err(BlankAtEnd)),
+        (" ", Err(SurroundingWhitespace)),
+        (" 1", Err(SurroundingWhitespace)),
+        ("1 ", Err(SurroundingWhitespace)),
+        ("1\t", Err(SurroundingWhitespace)),
         (uuid, Ok(uuid)),
         ("67E55044-10b1-426f-9247-BB680E5FE0C8", Ok(uuid)),
         ("67e5504410b1426f9247bb680e5fe0c8", Ok(uuid)),
         ("{67e55044-10b1-426f-9247-bb680e5fe0c8}", Ok(uuid)),
         ("urn:uuid:67e55044-10b1-426f-9247-bb680e5fe0c8", Ok(uuid)),
     ];
-    let by_header = layered(LockLayer::new(locks, by_fields("n", header("x-id"))));
-    let by_path = layered(LockLayer::new(locks, by_fields("n", path_param("id"))));
-    let by_query = layered(LockLayer::new(locks, by_fields("n", query_param("id"))));
-    let by_json = layered(LockLayer::new(locks, by_fields("n", json_field("id"))));
-    let by_form = layered(LockLayer::new(locks, by_fields("n", form_field("id"))));
+    let by_header = layered(LockLayer::new(locks, from_fields("n", header("x-id"))));
+    let by_path = layered(LockLayer::new(locks, from_fields("n", path_param("id"))));
+    let by_query = layered(LockLayer::new(locks, from_fields("n", query_param("id"))));
+    let by_json = layered(LockLayer::new(locks, from_fields("n", json_field("id"))));
+    let by_form = layered(LockLayer::new(locks, from_fields("n", form_field("id"))));
     for (spelling, want) in spellings {
         let encoded = percent_encoded(spelling);
         let json = json!({ "id": spelling }).to_string();
@@ -173,18 +177,18 @@ async fn spellings_of_one_text_give_one_key_or_are_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn a_field_that_is_missing_or_there_twice_is_refused() {
-    use FieldProblem::{Missing, NoText, Twice};
+    use FieldProblem::{Duplicate, Missing, NotText};
 
-    let locks = &Locks::in_memory();
+    let locks = &LockManager::in_memory();
     let (bad, useless, ours) =
         (StatusCode::BAD_REQUEST, StatusCode::UNPROCESSABLE_ENTITY, StatusCode::INTERNAL_SERVER_ERROR);
     let app = Router::new()
-        .route("/header", any(show_key).layer(LockLayer::new(locks, by_fields("n", header("x-id")))))
-        .route("/query", any(show_key).layer(LockLayer::new(locks, by_fields("n", query_param("id")))))
-        .route("/form", any(show_key).layer(LockLayer::new(locks, by_fields("n", form_field("id")))))
-        .route("/path/{id}", any(show_key).layer(LockLayer::new(locks, by_fields("n", path_param("id")))))
-        .route("/no/{other}", any(show_key).layer(LockLayer::new(locks, by_fields("n", path_param("id")))))
-        .route("/tenant", any(show_key).layer(LockLayer::new(locks, by_fields("n", extension::<TenantId>()))));
+        .route("/header", any(show_key).layer(LockLayer::new(locks, from_fields("n", header("x-id")))))
+        .route("/query", any(show_key).layer(LockLayer::new(locks, from_fields("n", query_param("id")))))
+        .route("/form", any(show_key).layer(LockLayer::new(locks, from_fields("n", form_field("id")))))
+        .route("/path/{id}", any(show_key).layer(LockLayer::new(locks, from_fields("n", path_param("id")))))
+        .route("/no/{other}", any(show_key).layer(LockLayer::new(locks, from_fields("n", path_param("id")))))
+        .route("/tenant", any(show_key).layer(LockLayer::new(locks, from_fields("n", extension::<TenantId>()))));
     let request = |method: &str, uri: &str, ids: &[&[u8]], body: &'static str| {
         let mut request = Request::builder().method(method).uri(uri);
         for id in ids {
@@ -194,24 +198,24 @@ async fn a_field_that_is_missing_or_there_twice_is_refused() {
     };
     for (method, uri, ids, body, want) in [
         ("GET", "/header", &[][..], "", (bad, Missing)),
-        ("GET", "/header", &[&b"1"[..], b"1"][..], "", (bad, Twice)),
-        ("GET", "/header", &[b"1", b"2"], "", (bad, Twice)),
-        ("GET", "/header", &[b"\xff"], "", (bad, NoText)),
-        ("GET", "/header", &["é".as_bytes()], "", (bad, NoText)),
+        ("GET", "/header", &[&b"1"[..], b"1"][..], "", (bad, Duplicate)),
+        ("GET", "/header", &[b"1", b"2"], "", (bad, Duplicate)),
+        ("GET", "/header", &[b"\xff"], "", (bad, NotText)),
+        ("GET", "/header", &["é".as_bytes()], "", (bad, NotText)),
         ("GET", "/query", &[], "", (bad, Missing)),
         ("GET", "/query?", &[], "", (bad, Missing)),
         ("GET", "/query?ID=1", &[], "", (bad, Missing)),
-        ("GET", "/query?id=1&id=1", &[], "", (bad, Twice)),
-        ("GET", "/query?id=1&i%64=2", &[], "", (bad, Twice)),
-        ("GET", "/query?id=&id=1", &[], "", (bad, Twice)),
+        ("GET", "/query?id=1&id=1", &[], "", (bad, Duplicate)),
+        ("GET", "/query?id=1&i%64=2", &[], "", (bad, Duplicate)),
+        ("GET", "/query?id=&id=1", &[], "", (bad, Duplicate)),
         ("GET", "/query?id", &[], "", (bad, FieldProblem::Empty)),
-        ("GET", "/query?id=+1", &[], "", (bad, FieldProblem::BlankAtEnd)),
+        ("GET", "/query?id=+1", &[], "", (bad, FieldProblem::SurroundingWhitespace)),
         ("POST", "/form", &[], "", (useless, Missing)),
         ("POST", "/form?id=1", &[], "", (useless, Missing)),
         ("GET", "/form", &[], "id=1", (useless, Missing)),
-        ("POST", "/form", &[], "id=1&id=1", (useless, Twice)),
-        ("POST", "/form", &[], "i%64=1&id=2", (useless, Twice)),
-        ("GET", "/path/%FF", &[], "", (bad, NoText)),
+        ("POST", "/form", &[], "id=1&id=1", (useless, Duplicate)),
+        ("POST", "/form", &[], "i%64=1&id=2", (useless, Duplicate)),
+        ("GET", "/path/%FF", &[], "", (bad, NotText)),
         ("GET", "/no/1", &[], "", (ours, Missing)),
         ("GET", "/tenant", &[], "", (ours, Missing)),
     ] {
@@ -219,7 +223,7 @@ async fn a_field_that_is_missing_or_there_twice_is_refused() {
     }
     assert_eq!(outcome(&app, request("GET", "/query?id=1&ID=2&x=3&id[]=4", &[], "")).await.as_deref(), Ok("n:1"));
     // Outside of any router nothing is matched.
-    let service = LockLayer::new(locks, by_fields("n", path_param("id")))
+    let service = LockLayer::new(locks, from_fields("n", path_param("id")))
         .layer(service_fn(|_: Request<RequestBody>| async { Ok::<_, Infallible>(Response::new(Body::empty())) }));
     let answer = soon("an answer", service.oneshot(Request::new(Body::empty()))).await.expect("infallible");
     assert_eq!(answer.status(), StatusCode::NOT_FOUND);
@@ -227,10 +231,12 @@ async fn a_field_that_is_missing_or_there_twice_is_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn a_json_value_is_a_string_an_integer_or_a_bool() {
-    use FieldProblem::{BlankAtEnd, Missing, NoJson, NoObject, OddNumber, Twice, WrongType};
+    use FieldProblem::{
+        Duplicate, InvalidJson, Missing, NonCanonicalNumber, NotAnObject, SurroundingWhitespace, WrongType,
+    };
 
     let (store, locks) = store_and_locks();
-    let app = layered(LockLayer::new(&locks, by_fields("n", json_field("id"))));
+    let app = layered(LockLayer::new(&locks, from_fields("n", json_field("id"))));
     for (body, want) in [
         (r#"{"id":1}"#, "n:1"),
         (r#" { "x" : 2.5e3, "\u0069d" : 1 } "#, "n:1"),
@@ -246,7 +252,7 @@ async fn a_json_value_is_a_string_an_integer_or_a_bool() {
     ] {
         assert_eq!(outcome(&app, json_request(body)).await.as_deref(), Ok(want), "{body}");
     }
-    let asked = store.on(Verb::Acquire).calls();
+    let asked = store.on(StoreOp::Acquire).calls();
     for (body, why) in [
         (r#"{"id":1.0}"#, WrongType),
         (r#"{"id":1e0}"#, WrongType),
@@ -264,18 +270,18 @@ async fn a_json_value_is_a_string_an_integer_or_a_bool() {
         (r#"{"id":null}"#, WrongType),
         (r#"{"id":[1]}"#, WrongType),
         (r#"{"id":{"id":1}}"#, WrongType),
-        (r#"{"id":"01"}"#, OddNumber),
-        (r#"{"id":"1.0"}"#, OddNumber),
-        (r#"{"id":"\u00201"}"#, BlankAtEnd),
-        (r#"{"id":1,"id":1}"#, Twice),
-        (r#"{"id":2,"id":1}"#, Twice),
-        (r#"{"id":1,"\u0069d":2}"#, Twice),
-        (r#"{"id":null,"id":1}"#, Twice),
+        (r#"{"id":"01"}"#, NonCanonicalNumber),
+        (r#"{"id":"1.0"}"#, NonCanonicalNumber),
+        (r#"{"id":"\u00201"}"#, SurroundingWhitespace),
+        (r#"{"id":1,"id":1}"#, Duplicate),
+        (r#"{"id":2,"id":1}"#, Duplicate),
+        (r#"{"id":1,"\u0069d":2}"#, Duplicate),
+        (r#"{"id":null,"id":1}"#, Duplicate),
         (r#"{}"#, Missing),
         (r#"{"Id":1}"#, Missing),
-        (r#"[{"id":1}]"#, NoObject),
-        (r#""id""#, NoObject),
-        ("null", NoObject),
+        (r#"[{"id":1}]"#, NotAnObject),
+        (r#""id""#, NotAnObject),
+        ("null", NotAnObject),
     ] {
         let refused = Err((StatusCode::UNPROCESSABLE_ENTITY, why));
         assert_eq!(outcome(&app, json_request(body)).await, refused, "{body}");
@@ -296,10 +302,10 @@ async fn a_json_value_is_a_string_an_integer_or_a_bool() {
         "id=1",
         "{\"id\":\"a\nb\"}",
     ] {
-        let refused = Err((StatusCode::BAD_REQUEST, NoJson));
+        let refused = Err((StatusCode::BAD_REQUEST, InvalidJson));
         assert_eq!(outcome(&app, json_request(body)).await, refused, "{body}");
     }
-    assert_eq!(store.on(Verb::Acquire).calls(), asked, "the store heard of none of them");
+    assert_eq!(store.on(StoreOp::Acquire).calls(), asked, "the store heard of none of them");
 }
 
 fn json_request(body: &'static str) -> Request<Body> {
@@ -317,11 +323,11 @@ async fn a_handler_that_parses_a_number_sees_the_number_that_is_locked() {
     fn seen(lock: &HeldLock, id: i64) -> [(&'static str, String); 2] {
         [("x-locked", lock.key().to_string()), ("x-seen", format!("n:{id}"))]
     }
-    let locks = &Locks::in_memory();
-    let by_path = LockLayer::new(locks, by_fields("n", path_param("id")));
-    let by_query = LockLayer::new(locks, by_fields("n", query_param("id")));
-    let by_form = LockLayer::new(locks, by_fields("n", form_field("id")));
-    let by_json = LockLayer::new(locks, by_fields("n", json_field("id")));
+    let locks = &LockManager::in_memory();
+    let by_path = LockLayer::new(locks, from_fields("n", path_param("id")));
+    let by_query = LockLayer::new(locks, from_fields("n", query_param("id")));
+    let by_form = LockLayer::new(locks, from_fields("n", form_field("id")));
+    let by_json = LockLayer::new(locks, from_fields("n", json_field("id")));
     let app = Router::new()
         .route("/path/{id}", any(|l: HeldLock, Path(id): Path<i64>| async move { seen(&l, id) }).layer(by_path))
         .route("/query", any(|l: HeldLock, Query(q): Query<Id<i64>>| async move { seen(&l, q.id) }).layer(by_query))
@@ -371,11 +377,11 @@ async fn a_handler_that_parses_a_number_sees_the_number_that_is_locked() {
 #[tokio::test(start_paused = true)]
 async fn a_refusal_names_the_field_and_what_is_wrong_and_never_its_value() {
     let (store, locks) = store_and_locks();
-    let layer = LockLayer::new(&locks, by_fields("n", (header("x-tenant"), json_field("family_id"))));
+    let layer = LockLayer::new(&locks, from_fields("n", (header("x-tenant"), json_field("family_id"))));
     let app = Router::new().route("/", post(show_key).route_layer(layer.clone())).route(
         "/mine",
         post(show_key).route_layer(layer.on_reject(|rejection| {
-            let Rejection::BadKey { field: Some(field), .. } = rejection else { panic!("{rejection:?}") };
+            let Rejection::InvalidKey { field: Some(field), .. } = rejection else { panic!("{rejection:?}") };
             Response::new(Body::from(format!("{}: {field}", field.name())))
         })),
     );
@@ -393,7 +399,7 @@ async fn a_refusal_names_the_field_and_what_is_wrong_and_never_its_value() {
     assert!(!detail.contains("007"), "{detail}");
     let want = "family_id: the JSON field `family_id` reads as a number, and must then be written in plain digits, without a leading zero or plus";
     assert_eq!(text(send(&app, request("/mine")).await).await, want);
-    assert_eq!(store.on(Verb::Acquire).calls(), 0, "nothing is locked");
+    assert_eq!(store.on(StoreOp::Acquire).calls(), 0, "nothing is locked");
 }
 
 #[tokio::test(start_paused = true)]
@@ -406,8 +412,8 @@ async fn a_body_is_read_once_for_all_its_fields_and_given_on_byte_for_byte() {
         assert_eq!(&body[..], BODY.as_bytes());
         format!("{} {:?}", lock.key(), parts.headers)
     }
-    let locks = Locks::in_memory();
-    let fields = by_fields("n", (json_field("a"), json_field("b"), json_field("a"), header("x-a")));
+    let locks = LockManager::in_memory();
+    let fields = from_fields("n", (json_field("a"), json_field("b"), json_field("a"), header("x-a")));
     let app = Router::new().route("/", post(echo).route_layer(LockLayer::new(&locks, fields)));
     let request = Request::post("/").header("x-a", "2").header("content-type", JSON).body(Body::from(BODY));
     let answer = text(send(&app, request.expect("a request")).await).await;
@@ -418,12 +424,12 @@ async fn a_body_is_read_once_for_all_its_fields_and_given_on_byte_for_byte() {
 async fn a_body_for_fields_is_read_within_the_routes_own_limit() {
     let (store, locks) = store_and_locks();
     let app = Router::new()
-        .route("/", post(show_key).route_layer(LockLayer::new(&locks, by_fields("n", json_field("id")))))
+        .route("/", post(show_key).route_layer(LockLayer::new(&locks, from_fields("n", json_field("id")))))
         .layer(axum::extract::DefaultBodyLimit::max(8));
     assert_eq!(text(post_json(&app, "/", r#"{"id":1}"#).await).await, "n:1");
     let answer = post_json(&app, "/", r#"{"id":10}"#).await;
     assert!(matches!(answer.extensions().get(), Some(Rejection::BodyTooLarge)));
-    assert_eq!(store.on(Verb::Acquire).calls(), 1);
+    assert_eq!(store.on(StoreOp::Acquire).calls(), 1);
 }
 
 #[test]
@@ -435,11 +441,11 @@ fn a_header_that_cannot_be_is_refused_when_the_routes_are_made() {
 /// Whoever reads the answer may not be who can mend it: the name of a type is for the log.
 #[tokio::test(start_paused = true)]
 async fn a_missing_extension_does_not_tell_a_client_the_name_of_its_type() {
-    let layer = LockLayer::new(&Locks::in_memory(), by_fields("n", extension::<TenantId>()));
+    let layer = LockLayer::new(&LockManager::in_memory(), from_fields("n", extension::<TenantId>()));
     let app = Router::new().route("/", any(show_key).layer(layer));
     let answer = send(&app, Request::post("/").body(Body::empty()).expect("a request")).await;
     assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
-    let Some(Rejection::BadKey { field: Some(field), .. }) = answer.extensions().get() else { panic!("not typed") };
+    let Some(Rejection::InvalidKey { field: Some(field), .. }) = answer.extensions().get() else { panic!("not typed") };
     assert!(field.name().ends_with("TenantId"), "{}", field.name());
     let detail = text(answer).await;
     assert!(!detail.contains("TenantId") && detail.contains("No key could be derived"), "{detail}");

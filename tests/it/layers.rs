@@ -19,10 +19,14 @@ use axum::{
 use http_body_util::Full;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer};
-use tower_lock::{HeldLock, LockLayer, Locks, LocksLayer, Owner, RequestBody, by, by_parts};
+use tower_lock::{
+    HeldLock, LockLayer, LockManager, LockManagerLayer, Owner,
+    key::{from_fn, from_parts},
+    middleware::RequestBody,
+};
 
 use crate::support::{fetch, one_key, send, settle, soon, store_and_locks, text};
-use tower_lock::test_util::Verb;
+use tower_lock::test_util::StoreOp;
 
 async fn show_key(lock: HeldLock) -> String {
     lock.key().to_string()
@@ -32,8 +36,8 @@ fn is_shared<T: Clone + Send + Sync + 'static>(_: &T) {}
 
 #[tokio::test(start_paused = true)]
 async fn the_layer_stands_on_a_router_a_method_router_a_route_and_a_nested_router() {
-    let locks = Locks::in_memory();
-    let lock = || LockLayer::new(&locks, by(|Path(id): Path<u64>| ("order", id)));
+    let locks = LockManager::in_memory();
+    let lock = || LockLayer::new(&locks, from_fn(|Path(id): Path<u64>| ("order", id)));
     let apps = [
         Router::new().route("/{id}", get(show_key)).layer(lock()),
         Router::new().route("/{id}", get(show_key)).route_layer(lock()),
@@ -42,7 +46,7 @@ async fn the_layer_stands_on_a_router_a_method_router_a_route_and_a_nested_route
         Router::new().nest("/n", Router::new().route("/{id}", get(show_key)).layer(lock())),
         Router::new().nest("/n", Router::new().route("/{id}", get(show_key)).route_layer(lock())),
         Router::new().nest("/n", Router::new().route("/{id}", get(show_key))).layer(lock()),
-        Router::new().route("/{id}", get(show_key).layer(lock())).layer(LocksLayer::new(&locks)),
+        Router::new().route("/{id}", get(show_key).layer(lock())).layer(LockManagerLayer::new(&locks)),
     ];
     for (n, app) in apps.into_iter().enumerate() {
         let path = if (4..7).contains(&n) { "/n/7" } else { "/7" };
@@ -52,27 +56,27 @@ async fn the_layer_stands_on_a_router_a_method_router_a_route_and_a_nested_route
 
 #[tokio::test(start_paused = true)]
 async fn the_layer_stands_on_a_plain_tower_service_with_any_body() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let hello = service_fn(|request: Request<RequestBody>| async move {
         let key = request.extensions().get::<HeldLock>().map(|lock| lock.key().to_string());
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(key.unwrap_or_default()))))
     });
     let request = || Request::get("/a").body(Full::<Bytes>::default()).expect("a request");
 
-    let by_path = LockLayer::new(&locks, by_parts(|parts| ("path", parts.uri.path().to_owned())));
+    let by_path = LockLayer::new(&locks, from_parts(|parts| ("path", parts.uri.path().to_owned())));
     let service = by_path.layer(hello);
     is_shared(&by_path);
     is_shared(&service);
     assert_eq!(text(service.oneshot(request()).await.expect("infallible")).await, "path:%2Fa".replace("%2F", "/"));
 
     // By extractors, too.
-    let by_method = LockLayer::new(&locks, by(|method: axum::http::Method| ("method", method.to_string())));
+    let by_method = LockLayer::new(&locks, from_fn(|method: axum::http::Method| ("method", method.to_string())));
     let service = ServiceBuilder::new().layer(by_method).service(hello);
     is_shared(&service);
     assert_eq!(text(service.oneshot(request()).await.expect("infallible")).await, "method:GET");
 
     // Whatever it was, it is the same to the service.
-    let by_body = LockLayer::new(&locks, by(|b: Bytes| ("len", b.len())));
+    let by_body = LockLayer::new(&locks, from_fn(|b: Bytes| ("len", b.len())));
     let echo =
         service_fn(|request: Request<RequestBody>| async { Ok::<_, Infallible>(Response::new(request.into_body())) });
     let service = by_body.layer(echo);
@@ -84,9 +88,9 @@ async fn the_layer_stands_on_a_plain_tower_service_with_any_body() {
 /// With "ready, then call" the request for the other key would stand behind the one that waits.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_does_not_sit_on_the_capacity_of_the_inner_service() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let inner = service_fn(|_: Request<RequestBody>| async { Ok::<_, Infallible>(Response::new(Body::empty())) });
-    let service = LockLayer::new(&locks, by_parts(|parts| ("path", parts.uri.path().to_owned())))
+    let service = LockLayer::new(&locks, from_parts(|parts| ("path", parts.uri.path().to_owned())))
         .wait(Duration::from_secs(60))
         .layer(ConcurrencyLimit::new(inner, 1));
     let request = |path| Request::get(path).body(Body::empty()).expect("a request");
@@ -107,7 +111,7 @@ async fn the_inner_service_is_driven_ready_under_the_lock_and_its_errors_give_it
     #[derive(Clone)]
     struct Broken {
         when_ready: bool,
-        locks: Locks,
+        locks: LockManager,
         seen_held: Arc<AtomicUsize>,
     }
     impl Service<Request<RequestBody>> for Broken {
@@ -134,7 +138,7 @@ async fn the_inner_service_is_driven_ready_under_the_lock_and_its_errors_give_it
         let service = LockLayer::new(&locks, one_key()).layer(inner.clone());
         assert_eq!(service.oneshot(Request::new(Body::empty())).await.expect_err("its own error"), error);
         assert_eq!(inner.seen_held.load(SeqCst), 1, "asked to be ready once, under the lock");
-        assert_eq!(store.held(), 0);
+        assert_eq!(store.held_count(), 0);
     }
 }
 
@@ -155,7 +159,7 @@ async fn a_layer_is_ready_before_its_inner_service() {
             std::future::pending()
         }
     }
-    let mut service = LockLayer::new(&Locks::in_memory(), one_key()).layer(NeverReady);
+    let mut service = LockLayer::new(&LockManager::in_memory(), one_key()).layer(NeverReady);
     assert!(futures_util::poll!(ServiceExt::<Request<Body>>::ready(&mut service)).is_ready());
 }
 
@@ -181,7 +185,7 @@ async fn a_panic_in_a_handler_goes_on_and_its_key_is_free_after_the_lock_delay()
         assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT, "a statement may be on its way still");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(store.on(Verb::Release).calls(), 3, "each is given back once");
+    assert_eq!(store.on(StoreOp::Release).calls(), 3, "each is given back once");
 }
 
 #[tokio::test(start_paused = true)]
@@ -202,7 +206,7 @@ async fn a_preflight_a_404_and_a_405_never_reach_the_store() {
         assert_eq!(fetch(&app, "/nowhere").await.status(), StatusCode::NOT_FOUND);
     }
     assert_eq!(fetch(&on_the_handler, "/order/1").await.status(), StatusCode::METHOD_NOT_ALLOWED);
-    assert_eq!(store.on(Verb::Acquire).calls(), 0);
+    assert_eq!(store.on(StoreOp::Acquire).calls(), 0);
 }
 
 /// As a server of hyper's does with each connection. (A compiler does not know there how long a text lives, that of a namespace included.)
@@ -214,7 +218,7 @@ async fn a_request_can_be_served_in_a_task_of_its_own_whatever_its_key_is_made_b
     }
     macro_rules! served {
         ($key:expr) => {{
-            let service = LockLayer::new(&Locks::in_memory(), $key).layer(service_fn(show));
+            let service = LockLayer::new(&LockManager::in_memory(), $key).layer(service_fn(show));
             let task = tokio::spawn(async move {
                 let request = Request::get("/7").header("x-n", "7").body(Body::empty()).expect("a request");
                 service.clone().oneshot(request).await.expect("infallible").map(Body::new)
@@ -222,13 +226,13 @@ async fn a_request_can_be_served_in_a_task_of_its_own_whatever_its_key_is_made_b
             text(task.await.expect("no panic")).await
         }};
     }
-    assert_eq!(served!(by_parts(|parts| ("k", parts.uri.path().to_owned()))), "k:/7");
-    assert_eq!(served!(by_parts(|_| Some(("k", 7)))), "k:7");
-    assert_eq!(served!(by(|uri: axum::http::Uri| ("k", uri.path().len()))), "k:2");
-    assert_eq!(served!(by(async |uri: axum::http::Uri| Ok::<_, StatusCode>(("k", uri.path().len())))), "k:2");
-    assert_eq!(served!(by(|uri: axum::http::Uri, body: String| ("k", uri.path().len(), body))), "k:2:");
-    assert_eq!(served!(tower_lock::by_fields("k", tower_lock::header("x-n"))), "k:7");
-    assert_eq!(served!(tower_lock::constant(("k", 7))), "k:7");
+    assert_eq!(served!(from_parts(|parts| ("k", parts.uri.path().to_owned()))), "k:/7");
+    assert_eq!(served!(from_parts(|_| Some(("k", 7)))), "k:7");
+    assert_eq!(served!(from_fn(|uri: axum::http::Uri| ("k", uri.path().len()))), "k:2");
+    assert_eq!(served!(from_fn(async |uri: axum::http::Uri| Ok::<_, StatusCode>(("k", uri.path().len())))), "k:2");
+    assert_eq!(served!(from_fn(|uri: axum::http::Uri, body: String| ("k", uri.path().len(), body))), "k:2:");
+    assert_eq!(served!(tower_lock::key::from_fields("k", tower_lock::key::header("x-n"))), "k:7");
+    assert_eq!(served!(tower_lock::key::fixed(("k", 7))), "k:7");
 }
 
 /// A layer outside that answers by itself needs a body for that answer: the timeout of `tower-http` makes it by `Default`.
@@ -237,7 +241,7 @@ async fn a_layer_outside_can_answer_with_a_default_body() {
     fn answers_by_itself<B: Default>() -> Response<B> {
         Response::default()
     }
-    assert_eq!(text(answers_by_itself::<tower_lock::ResponseBody<Body>>()).await, "");
+    assert_eq!(text(answers_by_itself::<tower_lock::middleware::ResponseBody<Body>>()).await, "");
 }
 
 /// A layer on a whole router is asked for what no route has matched, too. It never runs that without a lock, and it is no mistake of the service.
@@ -246,8 +250,8 @@ async fn an_unknown_url_under_a_layer_on_the_router_is_a_404() {
     let (store, locks) = store_and_locks();
     let routes = || Router::new().route("/order/{id}", post(|| async { "ran" }));
     let fallback = || routes().fallback(async || "ran without a lock");
-    let by_path = LockLayer::new(&locks, by(|Path(id): Path<u64>| ("order", id)));
-    let by_field = LockLayer::new(&locks, tower_lock::by_fields("order", tower_lock::path_param("id")));
+    let by_path = LockLayer::new(&locks, from_fn(|Path(id): Path<u64>| ("order", id)));
+    let by_field = LockLayer::new(&locks, tower_lock::key::from_fields("order", tower_lock::key::path_param("id")));
     for app in [
         routes().layer(by_path.clone()),
         fallback().layer(by_path),
@@ -261,8 +265,8 @@ async fn an_unknown_url_under_a_layer_on_the_router_is_a_404() {
         assert_eq!(text(send(&app, known).await).await, "ran");
     }
     // Where there is a route, it is one.
-    let lacks = LockLayer::new(&locks, by(|axum::Extension(id): axum::Extension<u64>| ("order", id)));
+    let lacks = LockLayer::new(&locks, from_fn(|axum::Extension(id): axum::Extension<u64>| ("order", id)));
     let answer = send(&routes().layer(lacks), Request::post("/order/1").body(Body::empty()).expect("a request")).await;
     assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }

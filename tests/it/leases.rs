@@ -5,8 +5,9 @@ use std::{future::IntoFuture, time::Duration};
 
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    Lease, LockKey, LockLost, Locks, Released,
-    test_util::{Fault, TestStore, Verb},
+    Lease, LockKey, LockLost, LockManager,
+    store::Released,
+    test_util::{Fault, StoreOp, TestStore},
 };
 
 use crate::support::{settle, soon, store_and_locks};
@@ -20,48 +21,48 @@ const fn ms(ms: u64) -> Duration {
 }
 
 /// For how long the store keeps the key, as things stand: what a crash costs at this moment.
-async fn kept(locks: &Locks) -> Duration {
+async fn kept(locks: &LockManager) -> Duration {
     locks.inspect(key()).await.expect("up").remaining
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_is_set_is_what_a_crash_costs_and_all_else_follows_it() {
     let store = TestStore::new();
-    let locks = Locks::builder(store.clone()).lease(ms(2_000)).build();
+    let locks = LockManager::builder(store.clone()).lease(ms(2_000)).build();
     let guard = locks.lock(key()).await.expect("free");
     let began = Instant::now();
     assert_eq!(kept(&locks).await, ms(3_000), "with the lock-delay");
     sleep(ms(20_000)).await;
-    let renewals = store.on(Verb::Renew).calls();
+    let renewals = store.on(StoreOp::Renew).calls();
     assert!((29..=33).contains(&renewals), "each third of two seconds: {renewals}");
-    assert!(kept(&locks).await <= ms(3_000) && !guard.view().remaining().is_zero());
-    store.all(Fault::Stall);
+    assert!(kept(&locks).await <= ms(3_000) && !guard.held_lock().remaining().is_zero());
+    store.fault_all(Fault::Hang);
     let stalled = Instant::now();
-    assert_eq!(soon("lost", guard.view().lost()).await, LockLost::Unrenewed);
+    assert_eq!(soon("lost", guard.held_lock().lost()).await, LockLost::Expired);
     assert!(stalled.elapsed() <= ms(1_978), "{:?} after {:?}", stalled.elapsed(), began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_long_lease_is_renewed_seldom() {
     let store = TestStore::new();
-    let locks = Locks::builder(store.clone()).lease(Duration::from_secs(600)).build();
+    let locks = LockManager::builder(store.clone()).lease(Duration::from_secs(600)).build();
     let guard = locks.lock(key()).await.expect("free");
     sleep(Duration::from_secs(1_000)).await;
-    let renewals = store.on(Verb::Renew).calls();
+    let renewals = store.on(StoreOp::Renew).calls();
     assert!((4..=5).contains(&renewals), "each third of ten minutes: {renewals}");
-    assert!(guard.view().remaining() > Duration::from_secs(390));
+    assert!(guard.held_lock().remaining() > Duration::from_secs(390));
     guard.release().await.expect("ours");
 }
 
 #[test]
 fn a_lease_that_is_too_short_or_too_long_is_told_of_when_it_is_set() {
     for wrong in [Duration::ZERO, ms(1_999), ms(600_001), Duration::MAX] {
-        let set = std::panic::catch_unwind(|| Locks::builder(TestStore::new()).lease(wrong));
+        let set = std::panic::catch_unwind(|| LockManager::builder(TestStore::new()).lease(wrong));
         let text = set.expect_err("refused").downcast::<String>().expect("a text");
         assert!(text.contains("2s at the least and 600s at the most"), "{text}");
     }
     for right in [ms(2_000), ms(600_000)] {
-        let _ = Locks::builder(TestStore::new()).lease(right).build();
+        let _ = LockManager::builder(TestStore::new()).lease(right).build();
     }
 }
 
@@ -69,16 +70,16 @@ fn a_lease_that_is_too_short_or_too_long_is_told_of_when_it_is_set() {
 async fn a_fixed_lease_is_kept_for_as_long_as_it_needs_and_runs_to_its_end() {
     let (store, locks) = store_and_locks();
     // As slow as an answer may be.
-    store.on(Verb::Acquire).takes(ms(450));
+    store.on(StoreOp::Acquire).latency(ms(450));
     let guard = locks.lock(key()).lease(Lease::Fixed(ms(5_000))).await.expect("free");
     let began = Instant::now();
     let most = ms(6_560);
     assert!(kept(&locks).await <= most && kept(&locks).await > ms(6_000), "{:?}", kept(&locks).await);
     // It is not renewed: it has its time, and no more.
-    store.on(Verb::Renew).fault(Fault::Fail);
+    store.on(StoreOp::Renew).fault(Fault::Fail);
     sleep(ms(2_000)).await;
     assert!(kept(&locks).await <= most);
-    assert_eq!(soon("over", guard.view().lost()).await, LockLost::LimitReached);
+    assert_eq!(soon("over", guard.held_lock().lost()).await, LockLost::HoldLimitReached);
     let took = began.elapsed();
     assert!(took >= ms(5_000) && took <= ms(5_002), "{took:?}");
 }
@@ -88,7 +89,7 @@ async fn a_renewal_of_a_fixed_lease_asks_for_no_more_than_it() {
     let (store, locks) = store_and_locks();
     let guard = locks.lock(key()).lease(Lease::Fixed(ms(5_000))).await.expect("free");
     sleep(ms(4_500)).await;
-    assert!(store.on(Verb::Renew).calls() >= 2, "so that a revocation is noticed");
+    assert!(store.on(StoreOp::Renew).calls() >= 2, "so that a revocation is noticed");
     assert!(kept(&locks).await <= ms(6_560), "{:?}", kept(&locks).await);
     guard.release().await.expect("ours");
 }
@@ -106,12 +107,13 @@ async fn a_handoff_to_a_section_with_another_lease_asks_the_store() {
     settle().await;
     let fourth = tokio::spawn(fixed().into_future());
     settle().await;
-    let calls = || [Verb::Acquire, Verb::Yield, Verb::Renew, Verb::Release].map(|verb| store.on(verb).calls());
+    let calls =
+        || [StoreOp::Acquire, StoreOp::Yield, StoreOp::Renew, StoreOp::Release].map(|verb| store.on(verb).calls());
 
     first.release().await.expect("ours");
     let second = soon("its turn", second).await.expect("no panic").expect("its turn");
     assert_eq!(calls(), [1, 0, 0, 0], "it needs the same");
-    assert_eq!(second.release().await.expect("ours"), Released::HandedOn);
+    assert_eq!(second.release().await.expect("ours"), Released::HandedOff);
     let third = soon("its turn", third).await.expect("no panic").expect("its turn");
     assert_eq!(calls(), [1, 1, 0, 0], "a longer lease: a yield extends it, under the same id");
     assert!(kept(&locks).await > ms(30_900), "{:?}", kept(&locks).await);
@@ -120,7 +122,7 @@ async fn a_handoff_to_a_section_with_another_lease_asks_the_store() {
     assert_eq!(calls(), [2, 1, 0, 1], "a shorter lease: another id");
     assert!(kept(&locks).await <= ms(6_560), "{:?}", kept(&locks).await);
     fourth.release().await.expect("ours");
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 /// Until the store has answered, it keeps the key for what the section before needed.
@@ -134,20 +136,20 @@ async fn a_section_that_needs_a_longer_lease_begins_after_the_answer_that_extend
         let next = tokio::spawn(locks.lock(key()).into_future());
         settle().await;
         if revoked {
-            store.events(Fault::Fail);
-            Locks::new(store.clone()).force_release(key()).await.expect("up");
+            store.fault_events(Fault::Fail);
+            LockManager::new(store.clone()).force_release(key()).await.expect("up");
         }
-        store.on(Verb::Yield).hold_answer();
-        assert_eq!(first.release().await.expect("ours"), Released::HandedOn);
+        store.on(StoreOp::Yield).pause_after();
+        assert_eq!(first.release().await.expect("ours"), Released::HandedOff);
         settle().await;
         assert!(!next.is_finished(), "begun before the answer");
-        store.on(Verb::Yield).open();
+        store.on(StoreOp::Yield).resume();
         let next = soon("its turn", next).await.expect("no panic").expect("its turn");
-        assert!(next.fencing_token() > token && next.view().remaining() > ms(29_000));
+        assert!(next.fencing_token() > token && next.held_lock().remaining() > ms(29_000));
         assert!(kept(&locks).await > ms(29_900), "{:?}", kept(&locks).await);
-        assert_eq!(store.on(Verb::Acquire).calls() > 1, revoked, "what was lost is acquired anew");
+        assert_eq!(store.on(StoreOp::Acquire).calls() > 1, revoked, "what was lost is acquired anew");
         next.release().await.expect("ours");
-        assert_eq!(store.held(), 0);
+        assert_eq!(store.held_count(), 0);
     }
 }
 
@@ -158,15 +160,15 @@ async fn a_renewal_that_was_sent_before_the_lease_grew_counts_for_what_it_asked_
     let first = locks.lock(key()).lease(Lease::Fixed(ms(3_000))).await.expect("free");
     let next = tokio::spawn(locks.lock(key()).into_future());
     settle().await;
-    store.on(Verb::Renew).hold_question();
-    while store.on(Verb::Renew).calls() == 0 {
+    store.on(StoreOp::Renew).pause_before();
+    while store.on(StoreOp::Renew).calls() == 0 {
         sleep(ms(10)).await;
     }
-    assert_eq!(first.release().await.expect("ours"), Released::HandedOn);
+    assert_eq!(first.release().await.expect("ours"), Released::HandedOff);
     let next = soon("its turn", next).await.expect("no panic").expect("its turn");
-    store.on(Verb::Renew).open();
+    store.on(StoreOp::Renew).resume();
     settle().await;
     assert!(kept(&locks).await > ms(30_900), "a late renewal shortens nothing: {:?}", kept(&locks).await);
-    assert!(next.view().remaining() <= kept(&locks).await, "it counts on no more than the store keeps");
+    assert!(next.held_lock().remaining() <= kept(&locks).await, "it counts on no more than the store keeps");
     next.release().await.expect("ours");
 }

@@ -21,8 +21,9 @@ use axum::{
 use futures_util::stream;
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    HeldLock, LockKey, LockLayer, Lockable, Locked, Locks, LocksLayer, OnLost, Rejection, by,
-    test_util::{Fault, Verb},
+    HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, OnLost, Rejection,
+    key::from_fn,
+    test_util::{Fault, StoreOp},
 };
 
 use crate::support::{fetch, one_key, post_json, settle, store_and_locks, text};
@@ -34,7 +35,7 @@ struct Claim {
     family_id: u64,
 }
 
-impl Lockable for Claim {
+impl HasLockKey for Claim {
     fn lock_key(&self) -> impl Into<LockKey> {
         ("family", self.family_id)
     }
@@ -44,14 +45,14 @@ impl Lockable for Claim {
 #[serde(transparent)]
 struct FamilyId(u64);
 
-impl Lockable for FamilyId {
+impl HasLockKey for FamilyId {
     fn lock_key(&self) -> impl Into<LockKey> {
         ("family", self.0)
     }
 }
 
 async fn show(Locked(Json(claim), lock): Locked<Json<Claim>>) -> String {
-    format!("{} {} {}", claim.family_id, lock.key().as_str(), lock.ensure(S).is_ok())
+    format!("{} {} {}", claim.family_id, lock.key().as_str(), lock.ensure_remaining(S).is_ok())
 }
 
 #[tokio::test(start_paused = true)]
@@ -80,28 +81,28 @@ async fn the_lock_is_taken_from_the_value_that_the_handler_sees_and_held_to_the_
             }),
         )
         .route("/streams", streams)
-        .layer(LocksLayer::new(&locks));
+        .layer(LockManagerLayer::new(&locks));
     for (answer, expected) in [
         (post_json(&app, "/claim", r#"{"family_id":7}"#).await, "7 family:7 true"),
         (fetch(&app, "/path/%30007").await, "7 family:7"),
         (fetch(&app, "/query?family_id=%2B7").await, "7 family:7 true"),
     ] {
         assert_eq!((answer.status(), text(answer).await.as_str()), (StatusCode::OK, expected));
-        assert_eq!((store.held(), locks.size()), (0, (0, 0)), "a finished answer has given it back");
+        assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "a finished answer has given it back");
     }
 
     let answer = post_json(&app, "/streams", r#"{"family_id":7}"#).await;
-    assert_eq!(store.held(), 1, "a stream holds it");
+    assert_eq!(store.held_count(), 1, "a stream holds it");
     assert_eq!(post_json(&app, "/claim", r#"{"family_id":7}"#).await.status(), StatusCode::CONFLICT);
     assert_eq!(post_json(&app, "/claim", r#"{"family_id":8}"#).await.status(), StatusCode::OK);
     assert_eq!(text(answer).await, "xxx");
-    assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_cannot_have_it_is_answered_as_from_a_layer_and_what_is_rejected_as_it_was() {
     let (_store, locks) = store_and_locks();
-    let layer = LocksLayer::new(&locks).wait(2 * S);
+    let layer = LockManagerLayer::new(&locks).wait(2 * S);
     let app = Router::new().route("/", post(show)).layer(layer.clone());
     let guard = locks.lock(("family", 7)).await.expect("free");
     let began = Instant::now();
@@ -119,15 +120,15 @@ async fn who_cannot_have_it_is_answered_as_from_a_layer_and_what_is_rejected_as_
 
 #[tokio::test(start_paused = true)]
 async fn a_missing_layer_is_a_500_that_says_which_and_where() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let bare = Router::new().route("/", post(show));
-    let before_its_route = Router::new().layer(LocksLayer::new(&locks)).route("/", post(show));
+    let before_its_route = Router::new().layer(LockManagerLayer::new(&locks)).route("/", post(show));
     for app in [bare, before_its_route] {
         let answer = post_json(&app, "/", r#"{"family_id":7}"#).await;
         assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let text = text(answer).await;
         assert!(
-            text.contains("`LocksLayer`") && text.contains("after its routes") && text.contains(".layer("),
+            text.contains("`LockManagerLayer`") && text.contains("after its routes") && text.contains(".layer("),
             "{text}"
         );
     }
@@ -139,17 +140,17 @@ async fn inside_a_layer_it_holds_both_and_the_same_key_once_more() {
     let seen = |count: usize| {
         let store = store.clone();
         async move |outer: HeldLock, Locked(Json(_), inner): Locked<Json<Claim>>| {
-            assert_eq!(store.held(), count);
+            assert_eq!(store.held_count(), count);
             format!("{} {}", outer.key().as_str(), inner.key().as_str())
         }
     };
-    let family = by(|Json(c): Json<Claim>| ("family", c.family_id));
+    let family = from_fn(|Json(c): Json<Claim>| ("family", c.family_id));
     let app = Router::new()
         .route("/two", post(seen(2)).route_layer(LockLayer::new(&locks, one_key())))
         .route("/one", post(seen(1)).route_layer(LockLayer::new(&locks, family)));
     assert_eq!(text(post_json(&app, "/two", r#"{"family_id":7}"#).await).await, "k family:7");
     assert_eq!(text(post_json(&app, "/one", r#"{"family_id":7}"#).await).await, "family:7 family:7");
-    assert_eq!((store.held(), locks.size(), store.on(Verb::Acquire).calls()), (0, (0, 0), 3));
+    assert_eq!((store.held_count(), locks.size(), store.on(StoreOp::Acquire).calls()), (0, (0, 0), 3));
 }
 
 /// I6
@@ -157,21 +158,21 @@ async fn inside_a_layer_it_holds_both_and_the_same_key_once_more() {
 async fn a_handler_whose_own_lock_is_lost_is_broken_off() {
     for goes_on in [false, true] {
         let (store, locks) = store_and_locks();
-        let mut layer = LocksLayer::new(&locks);
+        let mut layer = LockManagerLayer::new(&locks);
         if goes_on {
-            layer = layer.on_lost(OnLost::GoOn);
+            layer = layer.on_lost(OnLost::Continue);
         }
         let has_ended = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&has_ended);
         let handler = post(async move |Locked(Json(_), lock): Locked<Json<Claim>>| {
             sleep(40 * S).await;
             ends.store(true, SeqCst);
-            format!("{:?}", lock.ensure(Duration::ZERO).is_err())
+            format!("{:?}", lock.ensure_remaining(Duration::ZERO).is_err())
         });
         let app = Router::new().route("/", handler).layer(layer);
         let request = tokio::spawn(async move { post_json(&app, "/", r#"{"family_id":7}"#).await });
         settle().await;
-        store.all(Fault::Fail);
+        store.fault_all(Fault::Fail);
         let answer = request.await.expect("no panic");
         if goes_on {
             assert_eq!((answer.status(), text(answer).await.as_str()), (StatusCode::OK, "true"));
@@ -216,28 +217,28 @@ async fn nothing_is_taken_for_a_request_that_is_over() {
     let app = Router::new()
         .route("/", get(async |_: Locked<Kept>| "done"))
         .route_layer(middleware::from_fn(keep))
-        .layer(LocksLayer::new(&locks))
+        .layer(LockManagerLayer::new(&locks))
         .layer(Extension(Claim { family_id: 7 }));
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
     let mut parts = kept.lock().expect("whole").take().expect("kept");
     let late = Locked::<Kept>::from_request_parts(&mut parts, &()).await;
     assert_eq!(late.expect_err("it is over").status(), StatusCode::INTERNAL_SERVER_ERROR);
     sleep(S).await;
-    assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }
 
 /// The body is read first: a slow upload locks nothing.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_locked_before_the_value_is_there() {
     let (store, locks) = store_and_locks();
-    let app = Router::new().route("/", post(show)).layer(LocksLayer::new(&locks));
+    let app = Router::new().route("/", post(show)).layer(LockManagerLayer::new(&locks));
     let (send, body) = tokio::sync::mpsc::unbounded_channel::<Result<Bytes, std::convert::Infallible>>();
     let body = Body::from_stream(stream::unfold(body, |mut body| async { Some((body.recv().await?, body)) }));
     let request = Request::post("/").header("content-type", "application/json").body(body).expect("a request");
     let answer = tokio::spawn(async move { crate::support::send(&app, request).await });
     send.send(Ok("{\"family_id\"".into())).expect("read");
     settle().await;
-    assert_eq!((store.held(), store.on(Verb::Acquire).calls()), (0, 0));
+    assert_eq!((store.held_count(), store.on(StoreOp::Acquire).calls()), (0, 0));
     send.send(Ok(":7}".into())).expect("read");
     drop(send);
     assert_eq!(text(answer.await.expect("no panic")).await, "7 family:7 true");

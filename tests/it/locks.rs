@@ -7,10 +7,13 @@ use std::{
 };
 
 use tokio::time::{Instant, sleep};
-use tower_lock::{LockError, LockKey, Locks, MemoryStore, Policy, Released, StoreErrorKind};
+use tower_lock::{
+    LockError, LockKey, LockManager, LockPolicy, MemoryStore,
+    store::{Released, StoreErrorKind},
+};
 
 use crate::support::{settle, soon, store_and_locks};
-use tower_lock::test_util::{Fault, Verb};
+use tower_lock::test_util::{Fault, StoreOp};
 
 fn key() -> LockKey {
     LockKey::from(("account", 7))
@@ -18,11 +21,11 @@ fn key() -> LockKey {
 
 #[tokio::test]
 async fn a_key_is_held_by_one_and_other_keys_are_free() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let guard = locks.try_lock(key()).await.expect("free");
     let error = locks.try_lock(key()).await.expect_err("held");
     assert!(
-        matches!(error, LockError::Held { ahead: 1, lease_left } if lease_left <= Duration::from_secs(30)),
+        matches!(error, LockError::Busy { ahead: 1, lease_left } if lease_left <= Duration::from_secs(30)),
         "{error:?}"
     );
     let _other = locks.try_lock(("account", 8)).await.expect("another key");
@@ -35,18 +38,18 @@ async fn a_key_is_held_by_one_and_other_keys_are_free() {
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_is_given_back_can_be_taken_again_at_once() {
     let (store, locks) = store_and_locks();
-    store.on(Verb::Release).takes(Duration::from_millis(2));
+    store.on(StoreOp::Release).latency(Duration::from_millis(2));
     for _ in 0..10 {
         // Nobody waits for the outcome.
         drop(locks.try_lock(key()).await.expect("free, though its release is still on the way").release());
     }
     sleep(Duration::from_millis(5)).await;
-    assert_eq!((store.held(), store.on(Verb::Release).calls()), (0, 10), "each grant is given back once");
+    assert_eq!((store.held_count(), store.on(StoreOp::Release).calls()), (0, 10), "each grant is given back once");
     for _ in 0..10 {
         locks.try_lock(key()).await.expect("free").release().await.expect("the store is up");
     }
     settle().await;
-    assert_eq!((store.held(), store.on(Verb::Release).calls()), (0, 20), "and not once more by its `Drop`");
+    assert_eq!((store.held_count(), store.on(StoreOp::Release).calls()), (0, 20), "and not once more by its `Drop`");
 }
 
 /// I10: whether it was the end of the work or the middle of it, nobody can tell.
@@ -62,18 +65,18 @@ async fn a_dropped_guard_gives_its_key_back_without_waiting_and_it_is_free_after
         assert!(waited >= delay && waited < delay + Duration::from_millis(10), "{waited:?} for {delay:?}");
         guard.release().await.expect("the store is up");
     }
-    assert_eq!((store.held(), store.on(Verb::Release).calls()), (0, 6));
+    assert_eq!((store.held_count(), store.on(StoreOp::Release).calls()), (0, 6));
 }
 
 /// It is renewed, so it never runs for less than two thirds of its lease.
 #[tokio::test(start_paused = true)]
 async fn the_lease_of_a_holder_is_told_as_it_is_renewed() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let _held = locks.try_lock(key()).await.expect("free");
     for seconds in [5, 20, 25, 45] {
         sleep(Duration::from_secs(seconds)).await;
         let error = locks.try_lock(key()).await.expect_err("held");
-        let LockError::Held { lease_left, .. } = error else { panic!("{error}") };
+        let LockError::Busy { lease_left, .. } = error else { panic!("{error}") };
         assert!(lease_left >= Duration::from_secs(19) && lease_left <= Duration::from_secs(30), "{lease_left:?}");
     }
 }
@@ -82,46 +85,46 @@ async fn the_lease_of_a_holder_is_told_as_it_is_renewed() {
 #[tokio::test(start_paused = true)]
 async fn a_deadline_counts_from_before_the_store_was_asked() {
     let (store, locks) = store_and_locks();
-    store.on(Verb::Acquire).hold_answer();
+    store.on(StoreOp::Acquire).pause_after();
     let call = tokio::spawn(locks.try_lock(key()).into_future());
-    store.on(Verb::Acquire).somebody().await;
+    store.on(StoreOp::Acquire).wait_until_paused().await;
     sleep(Duration::from_millis(400)).await;
-    store.on(Verb::Acquire).open();
+    store.on(StoreOp::Acquire).resume();
     let guard = call.await.expect("no panic").expect("granted");
-    assert_eq!(guard.view().remaining(), Duration::from_millis(30_000 - 300 - 2 - 400));
+    assert_eq!(guard.held_lock().remaining(), Duration::from_millis(30_000 - 300 - 2 - 400));
 }
 
 /// Who does not wait waits for that alone; and if it is not known in time, it is told so.
 #[tokio::test(start_paused = true)]
 async fn a_give_back_that_hangs_is_waited_for_a_second() {
     let (store, locks) = store_and_locks();
-    store.on(Verb::Release).hold_question();
+    store.on(StoreOp::Release).pause_before();
     drop(locks.try_lock(key()).await.expect("free").release());
     let asked = Instant::now();
     let error = locks.try_lock(key()).await.expect_err("not known to be free");
     assert_eq!(asked.elapsed().as_secs(), 1);
     assert!(matches!(&error, LockError::Store(error) if error.operation() == "release"), "{error:?}");
-    store.on(Verb::Release).open();
+    store.on(StoreOp::Release).resume();
     sleep(Duration::from_secs(1)).await;
-    assert_eq!((store.held(), locks.size()), (0, (0, 0)), "it was asked for until it was answered");
+    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "it was asked for until it was answered");
 }
 
 #[tokio::test(start_paused = true)]
 async fn lock_waits_half_a_minute_if_nothing_else_is_said() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let _held = locks.try_lock(key()).await.expect("free");
     for (call, seconds) in [
         (locks.lock(key()), 30),
         (locks.lock(key()).wait(Duration::from_secs(3)), 3),
-        (locks.with_policy(Policy::new().wait(Duration::from_secs(4))).lock(key()), 4),
-        (locks.with_policy(Policy::new().wait(Duration::from_secs(4))).lock(key()).wait(Duration::from_secs(5)), 5),
+        (locks.with_policy(LockPolicy::new().wait(Duration::from_secs(4))).lock(key()), 4),
+        (locks.with_policy(LockPolicy::new().wait(Duration::from_secs(4))).lock(key()).wait(Duration::from_secs(5)), 5),
         (locks.try_lock(key()), 0),
     ] {
         let asked = Instant::now();
         let error = call.await.expect_err("held all the time");
         assert_eq!(asked.elapsed().as_secs(), seconds);
         match error {
-            LockError::Held { .. } => assert_eq!(seconds, 0),
+            LockError::Busy { .. } => assert_eq!(seconds, 0),
             LockError::TimedOut { waited, ahead: 1, .. } => assert_eq!(waited.as_secs(), seconds),
             other => panic!("{other}"),
         }
@@ -132,7 +135,7 @@ async fn lock_waits_half_a_minute_if_nothing_else_is_said() {
 
 #[tokio::test(start_paused = true)]
 async fn waiters_in_a_process_are_served_in_order_and_know_who_was_before_them() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let held = locks.try_lock(key()).await.expect("free");
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut waiters = Vec::new();
@@ -154,7 +157,7 @@ async fn waiters_in_a_process_are_served_in_order_and_know_who_was_before_them()
         }));
         settle().await;
     }
-    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Held { ahead: 11, .. })));
+    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { ahead: 11, .. })));
     sleep(Duration::from_secs(2)).await;
     held.release().await.expect("a store");
     let mut gave_up = Vec::new();
@@ -178,18 +181,18 @@ async fn a_call_that_is_dropped_leaves_the_key_free() {
     waiter.abort();
     settle().await;
     held.release().await.expect("the store is up");
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 
     // While the store is asked: it has granted, and its answer waits at the gate.
-    store.on(Verb::Acquire).hold_answer();
+    store.on(StoreOp::Acquire).pause_after();
     let asking = tokio::spawn(locks.lock(key()).into_future());
-    store.on(Verb::Acquire).somebody().await;
-    assert_eq!(store.held(), 1);
+    store.on(StoreOp::Acquire).wait_until_paused().await;
+    assert_eq!(store.held_count(), 1);
     asking.abort();
     settle().await;
-    store.on(Verb::Acquire).open();
+    store.on(StoreOp::Acquire).resume();
     settle().await;
-    assert_eq!(store.held(), 0, "given back, though nobody ever heard of the grant");
+    assert_eq!(store.held_count(), 0, "given back, though nobody ever heard of the grant");
 
     // Chosen, but dropped before it could run: the turn goes on to the next.
     let held = locks.try_lock(key()).await.expect("free");
@@ -201,26 +204,26 @@ async fn a_call_that_is_dropped_leaves_the_key_free() {
     drop(chosen);
     let guard = soon("the next one's turn", next).await.expect("no panic").expect("its turn");
     guard.release().await.expect("the store is up");
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 
     // While it gives back.
     let guard = locks.try_lock(key()).await.expect("free");
-    store.on(Verb::Release).hold_question();
+    store.on(StoreOp::Release).pause_before();
     let mut giving_back = Box::pin(guard.release());
     assert!(futures_util::poll!(giving_back.as_mut()).is_pending());
     drop(giving_back);
-    store.on(Verb::Release).open();
+    store.on(StoreOp::Release).resume();
     settle().await;
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
     let _free = locks.try_lock(key()).await.expect("and so is the line");
 }
 
 #[tokio::test(start_paused = true)]
 async fn two_handles_on_one_store_exclude_each_other() {
     let store = Arc::new(MemoryStore::new());
-    let (one, two) = (Locks::new(Arc::clone(&store)), Locks::new(Arc::clone(&store)));
+    let (one, two) = (LockManager::new(Arc::clone(&store)), LockManager::new(Arc::clone(&store)));
     let held = one.try_lock(key()).await.expect("free");
-    assert!(matches!(two.try_lock(key()).await, Err(LockError::Held { ahead: 1, .. })));
+    assert!(matches!(two.try_lock(key()).await, Err(LockError::Busy { ahead: 1, .. })));
     let waiter = tokio::spawn(two.lock(key()).into_future());
     sleep(Duration::from_millis(2500)).await;
     assert!(!waiter.is_finished());
@@ -242,9 +245,9 @@ fn a_holder_that_dies_blocks_for_its_lease_and_no_longer() {
     let store = Arc::new(MemoryStore::new());
     let runtime =
         || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
-    let dead = Locks::new(Arc::clone(&store));
+    let dead = LockManager::new(Arc::clone(&store));
     std::mem::forget(runtime().block_on(dead.try_lock(key()).into_future()).expect("free"));
-    let other = Locks::new(Arc::clone(&store));
+    let other = LockManager::new(Arc::clone(&store));
     runtime().block_on(async {
         let began = Instant::now();
         assert!(other.lock(key()).wait(Duration::from_secs(29)).await.is_err());
@@ -255,7 +258,7 @@ fn a_holder_that_dies_blocks_for_its_lease_and_no_longer() {
 
 #[test]
 fn a_guard_can_be_given_back_where_no_runtime_is_and_after_its_own_is_gone() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let take = || locks.try_lock(key()).lock_delay(Duration::ZERO).into_future();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     drop(runtime.block_on(take()).expect("free"));
@@ -277,23 +280,23 @@ fn a_guard_can_be_given_back_where_no_runtime_is_and_after_its_own_is_gone() {
             .release()
             .await
             .expect("up");
-        assert_eq!(store.held(), 0);
+        assert_eq!(store.held_count(), 0);
     });
     // If that has ended, the lease ends the lock. Nothing panics, nothing hangs.
     let guard = runtime.block_on(locks.try_lock(key()).into_future()).expect("free");
     drop(runtime);
     drop(guard);
-    assert_eq!(store.held(), 1);
+    assert_eq!(store.held_count(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_release_that_fails_says_so_and_is_repeated() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
-    store.all(Fault::Fail);
+    store.fault_all(Fault::Fail);
     let error = guard.release().await.expect_err("down");
     assert_eq!((error.operation(), error.kind()), ("release", StoreErrorKind::Unavailable));
-    store.all(Fault::None);
+    store.fault_all(Fault::None);
     // Whoever comes now waits for that; not for the end of the lease.
     let asked = Instant::now();
     locks.try_lock(key()).await.expect("given back").release().await.expect("up");
@@ -304,7 +307,7 @@ async fn a_release_that_fails_says_so_and_is_repeated() {
 async fn a_release_that_hangs_is_told_after_half_a_second_and_asked_for_until_it_is_answered() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
-    store.on(Verb::Release).hold_question();
+    store.on(StoreOp::Release).pause_before();
     let asked = Instant::now();
     let error = guard.release().await.expect_err("no answer");
     assert_eq!((error.kind(), asked.elapsed().as_millis() / 10), (StoreErrorKind::Timeout, 50));
@@ -314,7 +317,7 @@ async fn a_release_that_hangs_is_told_after_half_a_second_and_asked_for_until_it
     let next = tokio::spawn(locks.lock(key()).into_future());
     sleep(Duration::from_secs(5)).await;
     assert!(!next.is_finished());
-    store.on(Verb::Release).open();
+    store.on(StoreOp::Release).resume();
     let opened = Instant::now();
     let guard = next.await.expect("no panic").expect("its turn");
     assert!(opened.elapsed() <= Duration::from_secs(2), "not at the end of the lease: {:?}", opened.elapsed());
@@ -326,8 +329,8 @@ async fn a_release_that_hangs_is_told_after_half_a_second_and_asked_for_until_it
 fn the_handle_and_its_parts_can_be_shared() {
     fn shared<T: Send + Sync + 'static>() {}
     fn cloned<T: Clone>() {}
-    shared::<Locks>();
-    cloned::<Locks>();
+    shared::<LockManager>();
+    cloned::<LockManager>();
     shared::<tower_lock::LockGuard>();
     shared::<tower_lock::HeldLock>();
     cloned::<tower_lock::HeldLock>();
@@ -339,9 +342,9 @@ fn the_handle_and_its_parts_can_be_shared() {
 async fn a_give_back_that_fails_fast_is_waited_for_a_second_too() {
     for seed in 0..20 {
         let store = tower_lock::test_util::TestStore::new();
-        let locks = Locks::builder(store.clone()).seed(seed).build();
+        let locks = LockManager::builder(store.clone()).seed(seed).build();
         let guard = locks.lock(key()).await.expect("free");
-        store.on(Verb::Release).fault(Fault::Fail);
+        store.on(StoreOp::Release).fault(Fault::Fail);
         drop(guard.release());
         let asked = Instant::now();
         let error = locks.try_lock(key()).await.expect_err("not known to be free");
@@ -355,10 +358,10 @@ async fn a_give_back_that_fails_fast_is_waited_for_a_second_too() {
 async fn a_give_back_is_repeated_though_the_handle_is_dropped() {
     let (store, locks) = store_and_locks();
     let guard = locks.lock(key()).await.expect("free");
-    store.on(Verb::Release).fault(Fault::Fail);
+    store.on(StoreOp::Release).fault(Fault::Fail);
     let _ = guard.release().await;
     drop(locks);
-    store.on(Verb::Release).fault(Fault::None);
+    store.on(StoreOp::Release).fault(Fault::None);
     sleep(Duration::from_secs(2)).await;
     assert_eq!(store.memory().size(), 0);
 }
@@ -369,7 +372,7 @@ mod runtimes_that_end {
     /// Nobody can renew it there, but nobody hangs either.
     #[test]
     fn a_lock_in_memory_can_be_taken_where_no_runtime_is() {
-        let locks = Locks::in_memory();
+        let locks = LockManager::in_memory();
         for _ in 0..3 {
             let taken = futures_util::FutureExt::now_or_never(locks.try_lock(key()).into_future());
             drop(taken.expect("at once").expect("free").release());
@@ -384,7 +387,7 @@ mod runtimes_that_end {
     /// What was to wake it goes with another one's runtime.
     #[test]
     fn a_waiter_has_its_turn_though_another_runtime_ends() {
-        let locks = Locks::in_memory();
+        let locks = LockManager::in_memory();
         let first = paused();
         let guard = first.block_on(locks.lock(key()).into_future()).expect("free");
         let second =
@@ -403,12 +406,12 @@ mod runtimes_that_end {
 
     #[test]
     fn a_lock_is_renewed_though_the_runtime_of_the_watchdog_ends() {
-        let locks = Locks::in_memory();
+        let locks = LockManager::in_memory();
         let first = paused();
         let _one = first.block_on(locks.lock(("n", 1)).into_future()).expect("free");
         let second = paused();
         let two = second.block_on(locks.lock(("n", 2)).into_future()).expect("free");
-        let view = two.view();
+        let view = two.held_lock();
         let works = second.spawn(async move { view.while_held(sleep(Duration::from_secs(300))).await });
         second.block_on(settle());
         drop(first);

@@ -14,7 +14,7 @@ mod rejections;
 mod endings;
 mod sockets;
 mod streams;
-mod client_gone;
+mod disconnect;
 mod extractor;
 mod locked;
 mod span;

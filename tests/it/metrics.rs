@@ -12,7 +12,7 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::time::sleep;
 use tower_lock::{
     LockLayer,
-    test_util::{Fault, Verb},
+    test_util::{Fault, StoreOp},
 };
 
 use crate::support::{fetch, one_key, settle, store_and_locks};
@@ -95,12 +95,12 @@ async fn feed_all(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
     waits.abort();
     granted.await.expect("no panic");
     let guard = locks.lock(("k",)).await.expect("free");
-    store.all(Fault::Fail);
+    store.fault_all(Fault::Fail);
     assert!(guard.while_held(std::future::pending::<()>()).await.is_err());
-    store.all(Fault::None);
-    store.on(Verb::Acquire).fault(Fault::Stall);
+    store.fault_all(Fault::None);
+    store.on(StoreOp::Acquire).fault(Fault::Hang);
     assert!(locks.try_lock(("n", 2)).await.is_err());
-    store.on(Verb::Acquire).fault(Fault::None);
+    store.on(StoreOp::Acquire).fault(Fault::None);
     drop(guard);
     sleep(Duration::from_secs(5)).await;
     let leaves = tokio::spawn(async move { fetch(&app, "/goods/3").await });

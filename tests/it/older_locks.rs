@@ -4,8 +4,9 @@ use std::{collections::HashMap, future::IntoFuture, sync::Mutex, time::Duration}
 
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    Lease, LockError, LockKey, LockLost, Locks, MemoryStore, Owner, Released,
-    test_util::{TestStore, Verb},
+    Lease, LockError, LockKey, LockLost, LockManager, MemoryStore, Owner,
+    store::Released,
+    test_util::{StoreOp, TestStore},
 };
 
 use crate::support::{settle, soon, store_and_locks};
@@ -43,14 +44,14 @@ async fn a_holder_that_crashed_does_not_block_for_ever() {
     assert!(!older.set_nx("k", 2, None), "SETNX has no end");
 
     let store = std::sync::Arc::new(MemoryStore::new());
-    let crashed = Locks::new(std::sync::Arc::clone(&store));
+    let crashed = LockManager::new(std::sync::Arc::clone(&store));
     // Nothing is given back, and nobody renews: as if the machine were gone.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     std::thread::scope(|scope| {
         scope.spawn(|| std::mem::forget(runtime.block_on(crashed.lock(key()).into_future()).expect("free")));
     });
     drop(tokio::task::spawn_blocking(|| drop(runtime)).await);
-    let other = Locks::new(store);
+    let other = LockManager::new(store);
     let began = Instant::now();
     drop(other.lock(key()).wait(Duration::from_secs(60)).await.expect("its lease has an end").release());
     assert!(began.elapsed() <= Duration::from_millis(31_010), "a lease and a lock-delay: {:?}", began.elapsed());
@@ -67,13 +68,13 @@ async fn a_late_holder_does_not_free_somebody_elses_lock() {
     assert!(older.set_nx("k", 3, Some(Duration::from_secs(30))), "DEL asks for no owner: two are in");
 
     let store = TestStore::new();
-    let (late, next) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let (late, next) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let guard = late.lock(key()).await.expect("free");
     store.restart();
     let _held = next.lock(key()).await.expect("the store has forgotten");
-    assert_eq!(guard.release().await.expect("up"), Released::NotOwner);
-    assert!(matches!(late.try_lock(key()).await, Err(LockError::Held { .. })));
-    assert_eq!(store.held(), 1);
+    assert_eq!(guard.release().await.expect("up"), Released::NotHolder);
+    assert!(matches!(late.try_lock(key()).await, Err(LockError::Busy { .. })));
+    assert_eq!(store.held_count(), 1);
 }
 
 /// Step 3.
@@ -85,13 +86,13 @@ async fn a_section_that_is_longer_than_the_lease_stays_alone() {
     assert!(older.set_nx("k", 2, Some(Duration::from_secs(30))), "the first one works still");
 
     let store = TestStore::new();
-    let (one, two) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let guard = one.lock(key()).await.expect("free");
     for _ in 0..10 {
         sleep(Duration::from_secs(40)).await;
-        assert!(matches!(two.try_lock(key()).await, Err(LockError::Held { .. })));
+        assert!(matches!(two.try_lock(key()).await, Err(LockError::Busy { .. })));
     }
-    assert!(store.on(Verb::Renew).calls() >= 40, "every third of a lease");
+    assert!(store.on(StoreOp::Renew).calls() >= 40, "every third of a lease");
     assert_eq!(guard.release().await.expect("up"), Released::Freed);
 }
 
@@ -103,9 +104,9 @@ async fn a_fixed_lease_ends_and_its_holder_learns_of_it() {
     let began = Instant::now();
     let next = tokio::spawn(locks.lock(key()).wait(Duration::from_secs(100)).into_future());
     let lost = guard.while_held(std::future::pending::<()>()).await;
-    assert_eq!((lost, began.elapsed().as_secs()), (Err(LockLost::LimitReached), 60));
+    assert_eq!((lost, began.elapsed().as_secs()), (Err(LockLost::HoldLimitReached), 60));
     drop(next.await.expect("no panic").expect("its turn").release());
-    assert_eq!(guard.release().await.expect("up"), Released::NotOwner);
+    assert_eq!(guard.release().await.expect("up"), Released::NotHolder);
 }
 
 /// Step 4.
@@ -126,24 +127,24 @@ async fn an_owner_that_calls_itself_does_not_wait_for_itself() {
             for guard in guards.drain(1..) {
                 assert_eq!(guard.release().await.expect("up"), Released::StillHeld);
             }
-            assert_eq!(store.held(), 1, "the last one's release frees the key");
+            assert_eq!(store.held_count(), 1, "the last one's release frees the key");
             assert_eq!(guards.remove(0).release().await.expect("up"), Released::Freed);
         })
         .await;
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 /// Step 5.
 #[tokio::test(start_paused = true)]
 async fn who_waits_sleeps_and_is_woken_by_the_release() {
     let store = TestStore::new();
-    let (one, two) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let guard = one.lock(key()).await.expect("free");
     let waiter = tokio::spawn(two.lock(key()).into_future());
     settle().await;
-    let asked = store.on(Verb::Acquire).calls();
+    let asked = store.on(StoreOp::Acquire).calls();
     sleep(Duration::from_millis(10_300)).await;
-    let check_ins = store.on(Verb::Acquire).calls() - asked;
+    let check_ins = store.on(StoreOp::Acquire).calls() - asked;
     assert!((8..=13).contains(&check_ins), "about once a second, and no polling: {check_ins}");
     let freed = Instant::now();
     guard.release().await.expect("up");

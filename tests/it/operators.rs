@@ -10,8 +10,9 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower_lock::{
-    ForceReleaseReply, LockError, LockKey, LockLayer, LockLost, Locks, Owner, Rejection, Released, StoreErrorKind,
-    test_util::{Fault, TestStore, Verb},
+    LockError, LockKey, LockLayer, LockLost, LockManager, Owner, Rejection,
+    store::{ForceReleaseReply, Released, StoreErrorKind},
+    test_util::{Fault, StoreOp, TestStore},
 };
 
 use crate::support::{Wire, fetch, one_key, settle, soon, store_and_locks, text};
@@ -23,8 +24,8 @@ fn key() -> LockKey {
 #[tokio::test(start_paused = true)]
 async fn it_can_be_asked_who_has_a_key_since_when_for_how_long_and_how_many_wait() {
     let store = TestStore::new();
-    let one = Locks::builder(store.clone()).instance("api 7/f3").build();
-    let two = Locks::new(store.clone());
+    let one = LockManager::builder(store.clone()).instance("api 7/f3").build();
+    let two = LockManager::new(store.clone());
     let free = two.inspect(key()).await.expect("up");
     assert_eq!((free.holder, free.since, free.remaining, free.waiting), (None, None, Duration::ZERO, 0));
     #[expect(clippy::disallowed_methods, reason = "it is a wall clock that is asked for")]
@@ -34,8 +35,8 @@ async fn it_can_be_asked_who_has_a_key_since_when_for_how_long_and_how_many_wait
     settle().await;
     let held = two.inspect(key()).await.expect("up");
     let holder = held.holder.expect("somebody");
-    assert_eq!((holder.instance(), held.waiting, held.waiting_here), ("api-7-f3", 1, 1));
-    assert_eq!(one.inspect(key()).await.expect("up").waiting_here, 0, "they wait in the other process");
+    assert_eq!((holder.instance(), held.waiting, held.waiting_locally), ("api-7-f3", 1, 1));
+    assert_eq!(one.inspect(key()).await.expect("up").waiting_locally, 0, "they wait in the other process");
     let since = held.since.expect("since a moment");
     assert!(since + Duration::from_millis(1) >= before && since <= after, "{since:?}");
     assert!(held.remaining > Duration::from_secs(30) && held.remaining <= Duration::from_secs(31));
@@ -44,7 +45,7 @@ async fn it_can_be_asked_who_has_a_key_since_when_for_how_long_and_how_many_wait
     let kept = two.inspect(key()).await.expect("up");
     assert!(kept.holder.is_none() && kept.remaining <= Duration::from_secs(1) && !kept.remaining.is_zero());
     waiter.abort();
-    store.all(Fault::Stall);
+    store.fault_all(Fault::Hang);
     let asked = Instant::now();
     assert_eq!(two.inspect(key()).await.expect_err("silent").operation(), "inspect");
     assert_eq!(asked.elapsed(), Duration::from_millis(500));
@@ -53,7 +54,7 @@ async fn it_can_be_asked_who_has_a_key_since_when_for_how_long_and_how_many_wait
 #[tokio::test(start_paused = true)]
 async fn a_key_that_is_taken_away_breaks_its_holder_off_and_stays_taken_for_the_lock_delay() {
     let (store, locks) = store_and_locks();
-    let operator = Locks::new(store.clone());
+    let operator = LockManager::new(store.clone());
     assert_eq!(operator.force_release(key()).await.expect("up"), ForceReleaseReply::Free, "nobody had it");
     let app = Router::new().route(
         "/",
@@ -78,13 +79,13 @@ async fn a_key_that_is_taken_away_breaks_its_holder_off_and_stays_taken_for_the_
     assert_eq!((store.memory().size(), locks.size(), operator.size()), (0, (0, 0), (0, 0)));
 }
 
-/// `hold_at_least(1 day)` set by mistake blocks a key for a day: `force_release` ends that.
+/// `min_hold(1 day)` set by mistake blocks a key for a day: `force_release` ends that.
 #[tokio::test(start_paused = true)]
 async fn a_key_that_only_a_minimum_hold_blocks_is_freed_by_force() {
     let (_store, locks) = store_and_locks();
     let day = Duration::from_secs(24 * 3600);
-    locks.lock(key()).hold_at_least(day).await.expect("free").release().await.expect("up");
-    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Held { .. })));
+    locks.lock(key()).min_hold(day).await.expect("free").release().await.expect("up");
+    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })));
     match locks.force_release(key()).await.expect("up") {
         ForceReleaseReply::Unblocked { blocked_for } => assert!(blocked_for > day / 2, "{blocked_for:?}"),
         other => panic!("{other:?}"),
@@ -96,20 +97,20 @@ async fn a_key_that_only_a_minimum_hold_blocks_is_freed_by_force() {
 #[tokio::test(start_paused = true)]
 async fn a_second_force_release_does_not_end_the_lock_delay_of_the_first() {
     let (store, locks) = store_and_locks();
-    let operator = Locks::new(store.clone());
-    store.events(Fault::Fail);
+    let operator = LockManager::new(store.clone());
+    store.fault_events(Fault::Fail);
     let guard = locks.lock(key()).await.expect("free");
     let first = operator.force_release(key()).await.expect("up");
-    store.events(Fault::None);
+    store.fault_events(Fault::None);
     sleep(Duration::from_millis(400)).await;
-    assert!(guard.view().ensure(Duration::ZERO).is_ok(), "it has not heard of it");
+    assert!(guard.held_lock().ensure_remaining(Duration::ZERO).is_ok(), "it has not heard of it");
     assert_eq!(operator.force_release(key()).await.expect("up"), first);
-    assert!(matches!(operator.try_lock(key()).await, Err(LockError::Held { .. })), "blocked");
-    soon("the second message", guard.view().lost()).await;
+    assert!(matches!(operator.try_lock(key()).await, Err(LockError::Busy { .. })), "blocked");
+    soon("the second message", guard.held_lock().lost()).await;
     sleep(Duration::from_millis(601)).await;
     operator.try_lock(key()).await.expect("free").release().await.expect("up");
     // The lock-delay of a failed section is another matter.
-    operator.lock(key()).hold_at_least(Duration::from_secs(60)).await.expect("free").release().await.expect("up");
+    operator.lock(key()).min_hold(Duration::from_secs(60)).await.expect("free").release().await.expect("up");
     let unblocked = operator.force_release(key()).await.expect("up");
     assert!(matches!(unblocked, ForceReleaseReply::Unblocked { .. }), "{unblocked:?}");
 }
@@ -118,9 +119,9 @@ async fn a_second_force_release_does_not_end_the_lock_delay_of_the_first() {
 async fn a_readiness_probe_reports_what_the_store_reports() {
     let (store, locks) = store_and_locks();
     locks.health().await.expect("up");
-    store.all(Fault::Fail);
+    store.fault_all(Fault::Fail);
     assert_eq!(locks.health().await.expect_err("down").kind(), StoreErrorKind::Unavailable);
-    store.all(Fault::Stall);
+    store.fault_all(Fault::Hang);
     assert_eq!(locks.health().await.expect_err("silent").kind(), StoreErrorKind::Timeout);
 }
 
@@ -128,11 +129,11 @@ async fn a_readiness_probe_reports_what_the_store_reports() {
 #[tokio::test(start_paused = true)]
 async fn a_call_may_take_as_long_as_its_store_allows() {
     let store = TestStore::with_call_timeout(Duration::from_secs(2));
-    let locks = Locks::new(store.clone());
-    store.on(Verb::Acquire).takes(Duration::from_millis(1_900));
+    let locks = LockManager::new(store.clone());
+    store.on(StoreOp::Acquire).latency(Duration::from_millis(1_900));
     let guard = locks.try_lock(key()).await.expect("in time");
     guard.release().await.expect("up");
-    store.all(Fault::Stall);
+    store.fault_all(Fault::Hang);
     let asked = Instant::now();
     assert!(matches!(locks.try_lock(key()).await, Err(LockError::Store(_))));
     assert_eq!(asked.elapsed(), Duration::from_secs(4));
@@ -142,21 +143,21 @@ async fn a_call_may_take_as_long_as_its_store_allows() {
 #[tokio::test(start_paused = true)]
 async fn a_holder_that_did_not_hear_that_its_key_was_taken_away_learns_it_with_its_next_renewal() {
     let (store, locks) = store_and_locks();
-    store.events(Fault::Fail);
+    store.fault_events(Fault::Fail);
     let guard = locks.lock(key()).await.expect("free");
     sleep(Duration::from_secs(5)).await;
     assert!(locks.force_release(key()).await.expect("up").holder().is_some());
     let forced = Instant::now();
-    assert_eq!(guard.view().lost().await, LockLost::TakenAway);
+    assert_eq!(guard.held_lock().lost().await, LockLost::Revoked);
     assert!(forced.elapsed() <= Duration::from_millis(5_010), "{:?}", forced.elapsed());
-    assert_eq!(guard.release().await.expect("up"), Released::NotOwner);
+    assert_eq!(guard.release().await.expect("up"), Released::NotHolder);
 }
 
 /// Whoever waits is told so, what is held may end, and everything is given back.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_refuses_what_is_new_and_lets_holders_finish() {
     let store = TestStore::new();
-    let (locks, other) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let (locks, other) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let elsewhere = other.lock(("n", 0)).await.expect("free");
     let me = Owner::new();
     let mut held = Vec::new();
@@ -190,7 +191,7 @@ async fn a_shutdown_refuses_what_is_new_and_lets_holders_finish() {
         guard.release().await.expect("up");
     }
     assert_eq!((shutdown.await.expect("no panic"), began.elapsed().as_secs()), (0, 10));
-    assert_eq!((store.held(), locks.size()), (1, (0, 0)), "the other process's");
+    assert_eq!((store.held_count(), locks.size()), (1, (0, 0)), "the other process's");
     elsewhere.release().await.expect("up");
     drop(other.lock(("n", 1)).await.expect("another process goes on").release());
 }
@@ -209,21 +210,21 @@ async fn holders_that_outlive_the_budget_are_counted_and_left_alone() {
     assert_eq!(shutdown.await.expect("no panic"), 2);
     sleep(Duration::from_secs(100)).await;
     for guard in guards {
-        assert!(guard.view().remaining() > Duration::from_secs(15), "renewed as before");
+        assert!(guard.held_lock().remaining() > Duration::from_secs(15), "renewed as before");
         assert_eq!(guard.release().await.expect("up"), Released::Freed);
     }
-    assert_eq!((store.held(), locks.shutdown(Duration::ZERO).await), (0, 0), "and once more is no harm");
+    assert_eq!((store.held_count(), locks.shutdown(Duration::ZERO).await), (0, 0), "and once more is no harm");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_for_what_is_given_back_and_answers_503() {
     let (store, locks) = store_and_locks();
     let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
-    store.on(Verb::Release).takes(Duration::from_millis(300));
+    store.on(StoreOp::Release).latency(Duration::from_millis(300));
     drop(locks.lock(key()).await.expect("free").release());
     let began = Instant::now();
     assert_eq!(locks.shutdown(Duration::from_secs(5)).await, 0);
-    assert_eq!((began.elapsed().as_millis() / 10, store.held()), (30, 0));
+    assert_eq!((began.elapsed().as_millis() / 10, store.held_count()), (30, 0));
     let answer = fetch(&app, "/").await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(answer.headers().contains_key("retry-after"));
@@ -235,9 +236,9 @@ async fn a_shutdown_waits_for_what_is_given_back_and_answers_503() {
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_under_load_leaves_nothing() {
     let store = TestStore::new();
-    store.on(Verb::Acquire).takes(Duration::from_millis(3));
-    store.on(Verb::Release).takes(Duration::from_millis(2));
-    let (locks, other) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    store.on(StoreOp::Acquire).latency(Duration::from_millis(3));
+    store.on(StoreOp::Release).latency(Duration::from_millis(2));
+    let (locks, other) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let mut clients = JoinSet::new();
     for n in 0..200_u64 {
         for locks in [locks.clone(), other.clone()] {
@@ -285,12 +286,12 @@ fn terminate_this_process() {
 #[tokio::test]
 async fn a_signal_ends_what_is_held_within_its_budget() {
     let store = TestStore::new();
-    let (locks, other) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let (locks, other) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     // The end of the budget is for the releases of what was revoked.
-    store.on(Verb::Release).takes(Duration::from_millis(50));
+    store.on(StoreOp::Release).latency(Duration::from_millis(50));
     let ends = locks.lock(("n", 2)).await.expect("free");
     let hangs = locks.lock(("n", 1)).await.expect("free");
-    let view = hangs.view();
+    let view = hangs.held_lock();
     let handler = tokio::spawn(async move { hangs.while_held(std::future::pending::<()>()).await });
     let mut shutdown = pin!(locks.shutdown_on_signal(Duration::from_secs(3)));
     assert!(poll!(shutdown.as_mut()).is_pending(), "no signal yet");
@@ -307,7 +308,7 @@ async fn a_signal_ends_what_is_held_within_its_budget() {
     soon("the end of the budget", join(shutdown, goes_on)).await;
     let ended = soon("the end of the handler", handler).await;
     assert_eq!(ended.expect("no panic"), Err(LockLost::ShuttingDown));
-    assert_eq!((store.held(), locks.size()), (0, (0, 0)), "nothing is left to a lease");
+    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "nothing is left to a lease");
     let state = other.inspect(("n", 1)).await.expect("up");
     assert!(state.holder.is_none() && state.remaining <= Duration::from_secs(1), "the lock-delay alone: {state:?}");
 }
@@ -339,7 +340,7 @@ async fn a_server_that_is_told_to_stop_finishes_what_it_holds_and_turns_the_rest
         wire
     };
     let mut holds = ask().await;
-    while store.held() == 0 {
+    while store.held_count() == 0 {
         tokio::task::yield_now().await;
     }
     let mut waits = ask().await;
@@ -352,5 +353,5 @@ async fn a_server_that_is_told_to_stop_finishes_what_it_holds_and_turns_the_rest
     go_on.notify_one();
     assert_eq!(holds.reply(false).await.status, 200, "who holds");
     soon("the end of the server", server).await.expect("no panic").expect("no error");
-    assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }

@@ -13,10 +13,13 @@ use axum::{
     routing::get,
 };
 use tokio::{sync::Notify, time::Instant};
-use tower_lock::{ClientGone, HeldLock, LockKey, LockLayer, Lockable, Locked, Locks, LocksLayer, Policy, by, by_parts};
+use tower_lock::{
+    HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, LockPolicy, Locked, OnDisconnect,
+    key::{from_fn, from_parts},
+};
 
 use crate::support::{fetch, one_key, send, settle, store_and_locks, text};
-use tower_lock::test_util::Verb;
+use tower_lock::test_util::StoreOp;
 
 const A_WHILE: Duration = Duration::from_secs(10);
 
@@ -32,7 +35,7 @@ fn at_will(order: &Arc<Mutex<Vec<String>>>, end: &Arc<Notify>) -> axum::routing:
 
 #[tokio::test(start_paused = true)]
 async fn a_request_is_refused_at_once_if_nothing_else_is_said() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
     let held = locks.try_lock(("k",)).await.expect("free");
     let asked = Instant::now();
@@ -50,7 +53,7 @@ async fn who_is_refused_in_this_process_does_not_reach_the_store() {
     for _ in 0..10 {
         assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
     }
-    assert_eq!(store.on(Verb::Acquire).calls(), 1, "the holder's own");
+    assert_eq!(store.on(StoreOp::Acquire).calls(), 1, "the holder's own");
 }
 
 #[tokio::test(start_paused = true)]
@@ -75,12 +78,12 @@ async fn waiters_are_served_first_come_first_served() {
     }
     let in_order: Vec<_> = (0..20).map(|n| format!("/?{n}")).collect();
     assert_eq!(*order.lock().expect("whole"), in_order);
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_wait_ends_at_its_limit() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let app =
         Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key()).wait(A_WHILE)));
     let held = locks.try_lock(("k",)).await.expect("free");
@@ -95,34 +98,35 @@ async fn a_wait_ends_at_its_limit() {
     assert_eq!(text(fetch(&app, "/").await).await, "ran", "and nothing is left in the line");
 }
 
-/// Route, nearest `LocksLayer`, outer `LocksLayer`, `Locks`, default: each wins over what is behind it.
+/// Route, nearest `LockManagerLayer`, outer `LockManagerLayer`, `LockManager`, default: each wins over what is behind it.
 #[tokio::test(start_paused = true)]
 async fn the_nearest_setting_wins() {
     const fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
-    let plain = Locks::in_memory();
-    let with_policy = plain.with_policy(Policy::new().wait(s(4)));
+    let plain = LockManager::in_memory();
+    let with_policy = plain.with_policy(LockPolicy::new().wait(s(4)));
     let _held = plain.try_lock(("k",)).await.expect("free");
-    let route =
-        |locks: &Locks| Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(locks, one_key())));
-    let own = |locks: &Locks| {
+    let route = |locks: &LockManager| {
+        Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(locks, one_key())))
+    };
+    let own = |locks: &LockManager| {
         Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(locks, one_key()).wait(s(1))))
     };
-    let router = |app: Router, wait| app.layer(LocksLayer::new(&plain).wait(wait));
+    let router = |app: Router, wait| app.layer(LockManagerLayer::new(&plain).wait(wait));
     for (what, app, waited) in [
         ("default", route(&plain), s(0)),
         ("locks", route(&with_policy), s(4)),
         ("router", router(route(&plain), s(2)), s(2)),
         ("router over locks", router(route(&with_policy), s(2)), s(2)),
         ("nearest router", router(router(route(&with_policy), s(2)), s(3)), s(2)),
-        ("outer router, nearest says nothing", router(route(&plain).layer(LocksLayer::new(&plain)), s(3)), s(3)),
+        ("outer router, nearest says nothing", router(route(&plain).layer(LockManagerLayer::new(&plain)), s(3)), s(3)),
         (
             "outer router over the locks of the nearest",
-            router(route(&plain).layer(LocksLayer::new(&with_policy)), s(3)),
+            router(route(&plain).layer(LockManagerLayer::new(&with_policy)), s(3)),
             s(3),
         ),
-        ("locks of the router", route(&plain).layer(LocksLayer::new(&with_policy)), s(4)),
+        ("locks of the router", route(&plain).layer(LockManagerLayer::new(&with_policy)), s(4)),
         ("route", own(&plain), s(1)),
         ("route over router over locks", router(own(&with_policy), s(2)), s(1)),
         (
@@ -139,7 +143,7 @@ async fn the_nearest_setting_wins() {
             Router::new().route(
                 "/",
                 get(|| async { "ran" })
-                    .route_layer(LockLayer::new(&with_policy, one_key()).policy(Policy::new().wait(s(5)))),
+                    .route_layer(LockLayer::new(&with_policy, one_key()).policy(LockPolicy::new().wait(s(5)))),
             ),
             s(5),
         ),
@@ -156,14 +160,14 @@ async fn a_client_chooses_how_long_it_waits_where_it_may() {
     const fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
-    let locks = Locks::in_memory();
-    let route = |policy: Policy| {
+    let locks = LockManager::in_memory();
+    let route = |policy: LockPolicy| {
         let handler = || get(async |_: HeldLock| "ran").layer(LockLayer::new(&locks, one_key()).policy(policy));
         let locked = get(async |_: Locked<Extension<Anything>>| "ran");
         Router::new()
             .route("/", handler())
-            .route("/twice", handler().layer(LockLayer::new(&locks, by_parts(|_| ("outer",))).policy(policy)))
-            .route("/locked", locked.layer(LocksLayer::new(&locks).policy(policy)))
+            .route("/twice", handler().layer(LockLayer::new(&locks, from_parts(|_| ("outer",))).policy(policy)))
+            .route("/locked", locked.layer(LockManagerLayer::new(&locks).policy(policy)))
             .layer(Extension(Anything))
     };
     let ask = async |app: &Router, path: &str, prefer: Option<&str>| {
@@ -179,7 +183,8 @@ async fn a_client_chooses_how_long_it_waits_where_it_may() {
         assert_eq!(another, None);
         (answer.status().as_u16(), asked.elapsed().as_secs(), applied)
     };
-    let (never, up_to_5) = (route(Policy::new().wait(s(2))), route(Policy::new().wait(s(2)).client_wait(s(5))));
+    let (never, up_to_5) =
+        (route(LockPolicy::new().wait(s(2))), route(LockPolicy::new().wait(s(2)).max_client_wait(s(5))));
     for path in ["/", "/locked", "/twice"] {
         assert_eq!(ask(&up_to_5, path, Some("wait=4")).await, (200, 0, Some("wait=4".into())), "free, and heeded");
         let held = locks.try_lock(("k",)).await.expect("free");
@@ -192,14 +197,15 @@ async fn a_client_chooses_how_long_it_waits_where_it_may() {
         }
         held.release().await.expect("up");
     }
-    let unlocked = Router::new().route("/none", get(async || "ran")).layer(LocksLayer::new(&locks).client_wait(s(5)));
+    let unlocked =
+        Router::new().route("/none", get(async || "ran")).layer(LockManagerLayer::new(&locks).max_client_wait(s(5)));
     assert_eq!(ask(&unlocked, "/none", Some("wait=4")).await, (200, 0, None), "nothing is waited for");
 }
 
 #[derive(Clone)]
 struct Anything;
 
-impl Lockable for Anything {
+impl HasLockKey for Anything {
     fn lock_key(&self) -> impl Into<LockKey> {
         ("k",)
     }
@@ -208,18 +214,18 @@ impl Lockable for Anything {
 /// How a request is told is inherited as how it behaves.
 #[tokio::test(start_paused = true)]
 async fn the_nearest_answer_wins() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let _held = locks.try_lock(("k",)).await.expect("free");
     let say = |status: StatusCode| move |_: &tower_lock::Rejection| status.into_response();
     let route = |layer| Router::new().route("/", get(|| async { "ran" }).route_layer(layer));
     let plain = || LockLayer::new(&locks, one_key());
-    let router = |status| LocksLayer::new(&locks).on_reject(say(status));
+    let router = |status| LockManagerLayer::new(&locks).on_reject(say(status));
     for (app, status) in [
         (route(plain()).layer(router(StatusCode::LOCKED)), 423),
         (route(plain()).layer(router(StatusCode::LOCKED)).layer(router(StatusCode::GONE)), 423),
-        (route(plain()).layer(LocksLayer::new(&locks)).layer(router(StatusCode::GONE)), 410),
+        (route(plain()).layer(LockManagerLayer::new(&locks)).layer(router(StatusCode::GONE)), 410),
         (route(plain().on_reject(say(StatusCode::IM_A_TEAPOT))).layer(router(StatusCode::GONE)), 418),
-        (route(plain()).layer(LocksLayer::new(&locks)), 409),
+        (route(plain()).layer(LockManagerLayer::new(&locks)), 409),
     ] {
         let answer = fetch(&app, "/").await;
         assert_eq!(answer.status().as_u16(), status);
@@ -233,7 +239,7 @@ async fn what_is_skipped_runs_without_a_lock_and_nothing_else_does() {
         lock.is_some().to_string()
     }
     let (store, locks) = store_and_locks();
-    let layer = LockLayer::new(&locks, by(|_: String| ("k",)))
+    let layer = LockLayer::new(&locks, from_fn(|_: String| ("k",)))
         .skip_methods([Method::GET, Method::PUT])
         .skip(|head| head.headers.contains_key("x-dry-run"));
     let app = Router::new().route("/", get(is_locked).post(is_locked).put(is_locked).route_layer(layer));
@@ -257,7 +263,7 @@ async fn what_is_skipped_runs_without_a_lock_and_nothing_else_does() {
             assert_eq!(text(answer).await, "false", "{method} {dry_run}");
         }
     }
-    assert_eq!(store.on(Verb::Acquire).calls(), 1, "the holder's own");
+    assert_eq!(store.on(StoreOp::Acquire).calls(), 1, "the holder's own");
 }
 
 #[tokio::test(start_paused = true)]
@@ -284,7 +290,7 @@ async fn a_client_that_leaves_while_it_waits_is_out_of_the_line_and_its_handler_
         settle().await;
     }
     assert_eq!(*order.lock().expect("whole"), ["/?first", "/?last"]);
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 /// The handler is dropped before its lock is given back.
@@ -294,14 +300,14 @@ async fn a_handler_that_is_to_be_dropped_with_its_client_leaves_the_key_free_aft
     let (order, end) = (Arc::default(), Arc::new(Notify::new()));
     let app = Router::new()
         .route("/", at_will(&order, &end))
-        .route_layer(LockLayer::new(&locks, one_key()).client_gone(ClientGone::Drop));
+        .route_layer(LockLayer::new(&locks, one_key()).on_disconnect(OnDisconnect::Cancel));
     let request = tokio::spawn(async move { fetch(&app, "/").await.status() });
     settle().await;
-    assert_eq!(store.held(), 1);
+    assert_eq!(store.held_count(), 1);
     request.abort();
     settle().await;
     assert!(locks.try_lock(("k",)).await.is_err(), "a statement of it may be on its way still");
     tokio::time::sleep(Duration::from_secs(1)).await;
     locks.try_lock(("k",)).await.expect("free").release().await.expect("the store is up");
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }

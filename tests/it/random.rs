@@ -18,7 +18,8 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tower_lock::{
-    FencingToken, HeldLock, Lease, LockCall, LockError, LockGuard, LockKey, Locks, Owner,
+    FencingToken, HeldLock, Lease, LockError, LockGuard, LockKey, LockManager, Owner,
+    lock::LockBuilder,
     test_util::{Chaos, TestStore},
 };
 
@@ -56,7 +57,7 @@ impl Referee {
     }
 
     fn enter(self: &Arc<Self>, guard: &LockGuard) -> Inside {
-        let (key, token, view) = (guard.key().clone(), guard.fencing_token(), guard.view());
+        let (key, token, view) = (guard.key().clone(), guard.fencing_token(), guard.held_lock());
         let mut keys = self.keys();
         let Sections { last, open } = keys.entry(key.clone()).or_default();
         // Its own lock may be lost by now; then it will not be polled.
@@ -88,7 +89,7 @@ impl Drop for Inside {
 }
 
 struct Client {
-    locks: Locks,
+    locks: LockManager,
     /// Nothing goes wrong. Who does not hear that his key was taken away runs on until his next renewal: an operator who takes keys away
     /// while events are lost is not promised that nobody is in twice.
     is_quiet: bool,
@@ -125,7 +126,7 @@ impl Client {
         assert!(took <= wait + Duration::from_millis(2_010), "answered after {took:?}, and would wait {wait:?}");
         let guard = match outcome {
             Ok(guard) => guard,
-            Err(LockError::Held { .. }) => return assert!(wait.is_zero(), "who waits is not refused"),
+            Err(LockError::Busy { .. }) => return assert!(wait.is_zero(), "who waits is not refused"),
             Err(LockError::TimedOut { .. } | LockError::Store(_) | LockError::ShuttingDown) => return,
             Err(other) => panic!("{other}"),
         };
@@ -152,7 +153,7 @@ impl Client {
         }
     }
 
-    fn call(&mut self) -> LockCall {
+    fn call(&mut self) -> LockBuilder {
         let key = self.key();
         let mut call = self.locks.lock(key);
         if self.die.u8(0..4) == 0 {
@@ -162,7 +163,7 @@ impl Client {
             call = call.lease(Lease::Fixed(self.ms(1, 1_000)));
         }
         if self.die.u8(0..8) == 0 {
-            call = call.hold_at_least(self.ms(1, 1_000));
+            call = call.min_hold(self.ms(1, 1_000));
         }
         call
     }
@@ -181,7 +182,7 @@ async fn world(seed: u64) -> (usize, usize) {
     let mut die = fastrand::Rng::with_seed(seed);
     let store = TestStore::new();
     let locks: Vec<_> =
-        (0..PROCESSES).map(|_| Locks::builder(store.clone()).instance("p").seed(die.u64(..)).build()).collect();
+        (0..PROCESSES).map(|_| LockManager::builder(store.clone()).instance("p").seed(die.u64(..)).build()).collect();
     // From a quiet world to one where a third of all calls go wrong.
     let per_mille = [0, 20, 100, 300][die.usize(0..4)];
     store.chaos(Some(Chaos::new(die.u64(..), per_mille)));
@@ -215,7 +216,7 @@ async fn world(seed: u64) -> (usize, usize) {
     }
     store.chaos(None);
     sleep(Duration::from_secs(120)).await;
-    let left: Vec<_> = locks.iter().map(Locks::size).collect();
+    let left: Vec<_> = locks.iter().map(LockManager::size).collect();
     assert!(
         left.iter().all(|size| *size == (0, 0)) && store.memory().size() == 0,
         "left: {left:?}, {}",
@@ -282,7 +283,7 @@ fn two_stores_are_found_out() {
     runtime.expect("a runtime").block_on(async {
         let referee = Arc::new(Referee::default());
         let mut inside = Vec::new();
-        for locks in [Locks::in_memory(), Locks::in_memory()] {
+        for locks in [LockManager::in_memory(), LockManager::in_memory()] {
             let guard = locks.lock(("n", 0)).into_future().await.expect("free");
             inside.push((referee.enter(&guard), guard));
         }

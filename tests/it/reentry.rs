@@ -19,7 +19,8 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower_lock::{
-    HeldLock, LockError, LockGuard, LockKey, LockLayer, Locks, LocksLayer, Owner, Policy, Released, test_util::Verb,
+    HeldLock, LockError, LockGuard, LockKey, LockLayer, LockManager, LockManagerLayer, LockPolicy, Owner,
+    store::Released, test_util::StoreOp,
 };
 
 use crate::support::{fetch, one_key, send, settle, soon, store_and_locks, text};
@@ -33,21 +34,21 @@ async fn an_owner_has_its_key_once_more_without_asking_anybody() {
     let (store, locks) = store_and_locks();
     let (me, other) = (Owner::new(), Owner::new());
     let first = locks.lock(key()).owner(&me).await.expect("free");
-    let calls = store.on(Verb::Acquire).calls();
+    let calls = store.on(StoreOp::Acquire).calls();
     let second = locks.try_lock(key()).owner(&me).await.expect("its own");
-    assert_eq!((store.on(Verb::Acquire).calls(), first.hold_count(), second.hold_count()), (calls, 2, 2));
+    assert_eq!((store.on(StoreOp::Acquire).calls(), first.hold_count(), second.hold_count()), (calls, 2, 2));
     assert_eq!((locks.hold_count(key(), &me), locks.hold_count(key(), &other)), (2, 0));
     assert_eq!(first.fencing_token(), second.fencing_token(), "one section");
-    assert!(matches!(locks.try_lock(key()).owner(&other).await, Err(LockError::Held { ahead: 1, .. })));
-    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Held { .. })), "nobody in particular");
+    assert!(matches!(locks.try_lock(key()).owner(&other).await, Err(LockError::Busy { ahead: 1, .. })));
+    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })), "nobody in particular");
 
     // It ends with the last one, whichever that is.
-    let view = first.view();
+    let view = first.held_lock();
     assert_eq!(first.release().await.expect("up"), Released::StillHeld);
-    assert!(view.ensure(Duration::from_secs(1)).is_ok() && store.held() == 1);
+    assert!(view.ensure_remaining(Duration::from_secs(1)).is_ok() && store.held_count() == 1);
     assert_eq!(second.release().await.expect("up"), Released::Freed);
-    assert_eq!((view.remaining(), store.held(), locks.hold_count(key(), &me)), (Duration::ZERO, 0, 0));
-    assert_eq!((locks.size(), store.on(Verb::Release).calls()), ((0, 0), 1));
+    assert_eq!((view.remaining(), store.held_count(), locks.hold_count(key(), &me)), (Duration::ZERO, 0, 0));
+    assert_eq!((locks.size(), store.on(StoreOp::Release).calls()), ((0, 0), 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -56,7 +57,7 @@ async fn one_guard_that_is_dropped_makes_the_whole_section_end_badly() {
     let me = Owner::new();
     let outer = locks.lock(key()).owner(&me).await.expect("free");
     drop(locks.lock(key()).owner(&me).await.expect("its own"));
-    assert_eq!(store.on(Verb::Release).calls(), 0, "the outer one is there still");
+    assert_eq!(store.on(StoreOp::Release).calls(), 0, "the outer one is there still");
     let ended = Instant::now();
     outer.release().await.expect("up");
     locks.lock(key()).await.expect("its turn").release().await.expect("up");
@@ -67,11 +68,11 @@ async fn one_guard_that_is_dropped_makes_the_whole_section_end_badly() {
 #[tokio::test(start_paused = true)]
 async fn nested_layers_and_the_handler_itself_re_enter() {
     let (store, locks) = store_and_locks();
-    let handler = async |State(locks): State<Locks>, lock: HeldLock| {
+    let handler = async |State(locks): State<LockManager>, lock: HeldLock| {
         let guard = locks.lock(key()).await.expect("the request's own");
         let answer = format!("{} {}", guard.hold_count(), guard.fencing_token() == lock.fencing_token());
         let stranger = locks.try_lock(key()).owner(&Owner::new()).await;
-        assert!(matches!(stranger, Err(LockError::Held { .. })), "who says that it is somebody else is");
+        assert!(matches!(stranger, Err(LockError::Busy { .. })), "who says that it is somebody else is");
         guard.release().await.expect("up");
         answer
     };
@@ -84,7 +85,7 @@ async fn nested_layers_and_the_handler_itself_re_enter() {
         assert_eq!(text(fetch(&app, "/").await).await, "3 true");
         assert!(began.elapsed() < Duration::from_millis(10), "given back in order, and at once");
     }
-    assert_eq!((store.held(), store.on(Verb::Acquire).calls(), store.on(Verb::Release).calls()), (0, 3, 3));
+    assert_eq!((store.held_count(), store.on(StoreOp::Acquire).calls(), store.on(StoreOp::Release).calls()), (0, 3, 3));
     assert_eq!(locks.size(), (0, 0));
 }
 
@@ -109,7 +110,7 @@ async fn branches_joined_in_one_request_are_one_owner() {
     soon("both branches", both).await.expect("no panic");
     drop(soon("the one behind", behind).await.expect("no panic").expect("its turn").release());
     settle().await;
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 /// It has the extensions of the request, and so the owner; the response is out.
@@ -141,8 +142,8 @@ async fn a_task_that_outlives_its_request_waits_like_a_stranger() {
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
     let _next = locks.try_lock(key()).await.expect("the response is out, and the key free");
     let outcome = hears.await.expect("told");
-    assert!(matches!(outcome, Err(LockError::Held { .. })), "{outcome:?}");
-    assert_eq!(store.held(), 1);
+    assert!(matches!(outcome, Err(LockError::Busy { .. })), "{outcome:?}");
+    assert_eq!(store.held_count(), 1);
 }
 
 /// As the README has it.
@@ -162,7 +163,7 @@ async fn a_spawned_task_that_is_given_the_owner_of_its_request_reenters() {
     };
     let app = Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, one_key())));
     assert_eq!(text(fetch(&app, "/").await).await, "done");
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 /// A task of the handler that holds a guard of its own keeps the section; but nothing is added to it once the response is out.
@@ -179,7 +180,7 @@ async fn a_section_ends_with_its_last_guard_wherever_that_is() {
                 tokio::spawn(async move {
                     sleep(Duration::from_secs(3)).await;
                     let late = locks.try_lock(key()).owner(&owner).await;
-                    assert!(matches!(late, Err(LockError::Held { .. })), "{late:?}");
+                    assert!(matches!(late, Err(LockError::Busy { .. })), "{late:?}");
                     mine.release().await
                 });
             }
@@ -191,7 +192,7 @@ async fn a_section_ends_with_its_last_guard_wherever_that_is() {
     let began = Instant::now();
     drop(locks.lock(key()).await.expect("its turn").release());
     settle().await;
-    assert_eq!((began.elapsed().as_secs(), store.held()), (3, 0));
+    assert_eq!((began.elapsed().as_secs(), store.held_count()), (3, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -217,14 +218,14 @@ async fn two_keys_in_opposite_order_end_by_timeout_and_not_for_ever() {
     );
     assert!(began.elapsed() <= Duration::from_secs(6), "{:?}", began.elapsed());
     settle().await;
-    assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }
 
 /// The response streams, and its body asks for what the request holds.
 #[tokio::test(start_paused = true)]
 async fn a_streaming_body_does_not_wait_for_its_own_lock() {
     let (store, locks) = store_and_locks();
-    let handler = async |State(locks): State<Locks>| {
+    let handler = async |State(locks): State<LockManager>| {
         Body::from_stream(futures_util::stream::once(async move {
             sleep(Duration::from_millis(5)).await;
             let again = locks.try_lock(key()).await.expect("its own");
@@ -235,9 +236,9 @@ async fn a_streaming_body_does_not_wait_for_its_own_lock() {
     let app =
         Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, one_key()))).with_state(locks.clone());
     // The second one has named the owner, and its part of the answer is over before the stream is.
-    for app in [app.clone(), app.layer(LocksLayer::new(&locks))] {
+    for app in [app.clone(), app.layer(LockManagerLayer::new(&locks))] {
         assert_eq!(text(fetch(&app, "/").await).await, "x");
-        assert_eq!(store.held(), 0);
+        assert_eq!(store.held_count(), 0);
     }
 }
 
@@ -245,7 +246,7 @@ async fn a_streaming_body_does_not_wait_for_its_own_lock() {
 async fn waited(call: impl IntoFuture<Output = Result<LockGuard, LockError>>) -> String {
     let began = Instant::now();
     let told = match call.into_future().await {
-        Err(LockError::Held { .. }) => "held",
+        Err(LockError::Busy { .. }) => "held",
         Err(LockError::TimedOut { .. }) => "timed out",
         other => panic!("{other:?}"),
     };
@@ -257,27 +258,27 @@ async fn a_call_in_a_handler_inherits_the_wait_of_its_route() {
     let (_store, locks) = store_and_locks();
     let ms = Duration::from_millis;
     let _held = locks.lock(("busy",)).await.expect("free");
-    let inherits = async |State(locks): State<Locks>| waited(locks.lock(("busy",))).await;
-    let own = async |State(locks): State<Locks>| waited(locks.lock(("busy",)).wait(Duration::from_secs(5))).await;
-    let elsewhere = async |State(locks): State<Locks>| {
+    let inherits = async |State(locks): State<LockManager>| waited(locks.lock(("busy",))).await;
+    let own = async |State(locks): State<LockManager>| waited(locks.lock(("busy",)).wait(Duration::from_secs(5))).await;
+    let elsewhere = async |State(locks): State<LockManager>| {
         let call = locks.lock(("busy",)).into_future();
         #[expect(clippy::disallowed_methods, reason = "the test is about such a task")]
         tokio::spawn(waited(call)).await.expect("no panic")
     };
-    let scoped = async |State(locks): State<Locks>| Owner::new().scope(waited(locks.lock(("busy",)))).await;
+    let scoped = async |State(locks): State<LockManager>| Owner::new().scope(waited(locks.lock(("busy",)))).await;
     let layer = |policy| LockLayer::new(&locks, one_key()).policy(policy);
-    let none = Policy::new();
+    let none = LockPolicy::new();
     let app = Router::new()
         .route("/router", get(inherits).route_layer(layer(none)))
         .route("/route", get(inherits).route_layer(layer(none.wait(ms(700)))))
-        .route("/client", get(inherits).route_layer(layer(none.client_wait(Duration::from_secs(3)))))
+        .route("/client", get(inherits).route_layer(layer(none.max_client_wait(Duration::from_secs(3)))))
         .route("/zero", get(inherits).route_layer(layer(none.wait(Duration::ZERO))))
         .route("/own", get(own).route_layer(layer(none)))
         .route("/elsewhere", get(elsewhere).route_layer(layer(none)))
         .route("/scoped", get(scoped).route_layer(layer(none)))
         .route("/unlocked", get(inherits))
         .with_state(locks.clone());
-    let router = app.clone().layer(LocksLayer::new(&locks).wait(ms(200)));
+    let router = app.clone().layer(LockManagerLayer::new(&locks).wait(ms(200)));
     for (path, told) in [
         ("/router", "timed out 200"),
         ("/route", "timed out 700"),
@@ -301,10 +302,10 @@ async fn a_call_in_a_handler_inherits_the_wait_of_its_route() {
 #[tokio::test(start_paused = true)]
 async fn a_call_in_a_handler_inherits_the_terms_of_its_route() {
     let (_store, locks) = store_and_locks();
-    let handler = async |State(locks): State<Locks>| {
+    let handler = async |State(locks): State<LockManager>| {
         let inherits = locks.lock(("other", 1)).await.expect("free");
         let own = locks.lock(("other", 2)).max_hold(Duration::from_secs(7)).await.expect("free");
-        let left = [&inherits, &own].map(|guard| guard.view().remaining().as_secs_f64().round());
+        let left = [&inherits, &own].map(|guard| guard.held_lock().remaining().as_secs_f64().round());
         drop((inherits.release(), own.release()));
         format!("{left:?}")
     };
@@ -318,9 +319,9 @@ async fn a_call_in_a_handler_inherits_the_terms_of_its_route() {
 #[tokio::test(start_paused = true)]
 async fn a_task_that_its_handler_awaits_is_told_that_its_request_holds_the_lock() {
     let (store, locks) = store_and_locks();
-    let handler = async |State(locks): State<Locks>| {
+    let handler = async |State(locks): State<LockManager>| {
         let began = Instant::now();
-        let (one, two, three) = (locks.clone(), locks.clone(), locks.with_policy(Policy::new()));
+        let (one, two, three) = (locks.clone(), locks.clone(), locks.with_policy(LockPolicy::new()));
         let owner = Owner::current().expect("the request");
         #[expect(clippy::disallowed_methods, reason = "the test is about such tasks")]
         let (plain, shared, other) = (
@@ -329,21 +330,21 @@ async fn a_task_that_its_handler_awaits_is_told_that_its_request_holds_the_lock(
             tokio::spawn(async move { three.lock(("another",)).await.map(|guard| guard.hold_count()) }),
         );
         let error = plain.await.expect("no panic").expect_err("it would wait for its own request");
-        assert!(matches!(error, LockError::HeldByParentRequest), "{error:?}");
+        assert!(matches!(error, LockError::WouldDeadlock), "{error:?}");
         for says in ["Owner::current()", "Owner::new()"] {
             assert!(error.to_string().contains(says), "{error}");
         }
         assert_eq!((shared.await.expect("no panic").ok(), other.await.expect("no panic").ok()), (Some(2), Some(1)));
         #[expect(clippy::disallowed_methods, reason = "the test is about such tasks")]
         let refused = tokio::spawn(async move { locks.try_lock(key()).await.map(|_| ()) }).await.expect("no panic");
-        assert!(matches!(refused, Err(LockError::Held { .. })), "it does not wait: {refused:?}");
+        assert!(matches!(refused, Err(LockError::Busy { .. })), "it does not wait: {refused:?}");
         assert_eq!(began.elapsed(), Duration::ZERO);
     };
     let app =
         Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, one_key()))).with_state(locks.clone());
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
     sleep(Duration::from_secs(2)).await;
-    assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -351,7 +352,7 @@ async fn a_task_that_says_it_is_somebody_else_has_the_lock_after_the_response() 
     let (store, locks) = store_and_locks();
     let (told, hears) = oneshot::channel();
     let told = Arc::new(Mutex::new(Some(told)));
-    let handler = move |State(locks): State<Locks>| {
+    let handler = move |State(locks): State<LockManager>| {
         let told = told.lock().expect("whole").take().expect("once");
         async move {
             #[expect(clippy::disallowed_methods, reason = "the test is about such a task")]
@@ -372,5 +373,5 @@ async fn a_task_that_says_it_is_somebody_else_has_the_lock_after_the_response() 
     hears.await.expect("it had both");
     assert_eq!(began.elapsed().as_secs(), 2);
     settle().await;
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }

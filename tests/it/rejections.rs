@@ -11,10 +11,12 @@ use axum::{
 };
 use serde_json::{Value, json};
 use tokio::sync::Notify;
-use tower_lock::{LockError, LockLayer, Locks, QueueBound, Rejection, StoreErrorKind, TimeoutStatus, by};
+use tower_lock::{
+    LockError, LockLayer, LockManager, Rejection, TimeoutStatus, key::from_fn, lock::QueueBound, store::StoreErrorKind,
+};
 
 use crate::support::{fetch, one_key, post_json, settle, store_and_locks, text};
-use tower_lock::test_util::{Fault, Verb};
+use tower_lock::test_util::{Fault, StoreOp};
 
 async fn problem(answer: Response<Body>) -> Value {
     assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/problem+json");
@@ -32,19 +34,19 @@ fn retry_after_s(answer: &Response<Body>) -> u64 {
     answer.headers()[header::RETRY_AFTER].to_str().expect("digits").parse().expect("whole seconds")
 }
 
-fn app(layer: LockLayer<impl tower_lock::KeySource>) -> Router {
+fn app(layer: LockLayer<impl tower_lock::key::KeySource>) -> Router {
     Router::new().route("/", get(|| async { "ran" }).route_layer(layer))
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_refusal_is_a_409_problem_with_retry_after() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let app = app(LockLayer::new(&locks, one_key()));
     let _held = locks.try_lock(("k",)).await.expect("free");
     let answer = fetch(&app, "/").await;
     assert_eq!(answer.status(), StatusCode::CONFLICT);
     assert!((1..=5).contains(&retry_after_s(&answer)));
-    let Some(Rejection::Held { retry_after }) = answer.extensions().get().cloned() else { panic!("not typed") };
+    let Some(Rejection::Busy { retry_after }) = answer.extensions().get().cloned() else { panic!("not typed") };
     let problem = problem(answer).await;
     assert_eq!(problem["type"], "urn:tower-lock:held");
     assert_eq!(problem["retry_after_ms"], json!(u64::try_from(retry_after.as_millis()).expect("small")));
@@ -55,7 +57,7 @@ async fn a_refusal_is_a_409_problem_with_retry_after() {
 /// A route that holds for 40 ms does not send its clients away for 30 seconds.
 #[tokio::test(start_paused = true)]
 async fn retry_after_follows_the_usual_hold_of_the_route() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let hold = Duration::from_millis(40);
     let app =
         Router::new().route("/", get(move || tokio::time::sleep(hold)).route_layer(LockLayer::new(&locks, one_key())));
@@ -70,7 +72,7 @@ async fn retry_after_follows_the_usual_hold_of_the_route() {
 /// Its handler runs on in this process: nothing says that it is about to end.
 #[tokio::test(start_paused = true)]
 async fn a_holder_past_its_lease_is_overdue_and_not_gone() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let app = app(LockLayer::new(&locks, one_key()));
     let _held = locks.try_lock(("k",)).await.expect("free");
     tokio::time::sleep(Duration::from_secs(31)).await;
@@ -82,7 +84,7 @@ async fn a_holder_past_its_lease_is_overdue_and_not_gone() {
 
 #[tokio::test(start_paused = true)]
 async fn who_waited_in_vain_is_told_so() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(2)));
     let _held = locks.try_lock(("k",)).await.expect("free");
     let answer = fetch(&app, "/").await;
@@ -95,7 +97,7 @@ async fn who_waited_in_vain_is_told_so() {
 
 #[tokio::test(start_paused = true)]
 async fn who_waited_in_vain_is_told_so_with_the_status_of_the_route() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let _held = locks.try_lock(("k",)).await.expect("free");
     for (status, code) in [
         (TimeoutStatus::Conflict, 409),
@@ -103,7 +105,7 @@ async fn who_waited_in_vain_is_told_so_with_the_status_of_the_route() {
         (TimeoutStatus::TooManyRequests, 429),
         (TimeoutStatus::ServiceUnavailable, 503),
     ] {
-        let layer = LockLayer::new(&locks, one_key()).timeout_status(status);
+        let layer = LockLayer::new(&locks, one_key()).wait_timeout_status(status);
         let refused = fetch(&app(layer.clone()), "/").await;
         assert_eq!(refused.status(), 409, "who did not wait was not in vain");
         let answer = fetch(&app(layer.wait(Duration::from_secs(1))), "/").await;
@@ -129,7 +131,7 @@ async fn a_full_line_is_a_503() {
     let answer = fetch(&app, "/").await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "one runs, 256 wait");
     assert!(retry_after_s(&answer) >= 1);
-    assert!(matches!(answer.extensions().get(), Some(Rejection::LineFull { bound: QueueBound::Key, .. })));
+    assert!(matches!(answer.extensions().get(), Some(Rejection::QueueFull { bound: QueueBound::Key, .. })));
     assert_eq!(problem(answer).await["type"], "urn:tower-lock:line-full");
 
     // A place that is given up is a place again, at once.
@@ -148,7 +150,7 @@ async fn a_full_line_is_a_503() {
     for request in in_line {
         assert_eq!(request.await.expect("no panic"), StatusCode::OK);
     }
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -159,7 +161,7 @@ async fn a_store_that_is_down_is_a_503_and_the_handler_does_not_run() {
     for _ in 0..20 {
         fetch(&app, "/").await;
     }
-    store.all(Fault::Fail);
+    store.fault_all(Fault::Fail);
     let answer = fetch(&app, "/").await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(retry_after_s(&answer) >= 1);
@@ -170,7 +172,7 @@ async fn a_store_that_is_down_is_a_503_and_the_handler_does_not_run() {
     assert_eq!(source.source().expect("kept").to_string(), "the test pulled the plug");
     assert_eq!(problem(answer).await["type"], "urn:tower-lock:store-unavailable");
 
-    store.all(Fault::None);
+    store.fault_all(Fault::None);
     assert_eq!(text(fetch(&app, "/").await).await, "ran", "it recovers without a restart");
 }
 
@@ -178,7 +180,7 @@ async fn a_store_that_is_down_is_a_503_and_the_handler_does_not_run() {
 async fn a_store_that_hangs_costs_a_request_a_second() {
     let (store, locks) = store_and_locks();
     let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(60)));
-    store.on(Verb::Acquire).hold_answer();
+    store.on(StoreOp::Acquire).pause_after();
     let asked = tokio::time::Instant::now();
     let answer = fetch(&app, "/").await;
     assert_eq!((answer.status(), asked.elapsed().as_secs()), (StatusCode::SERVICE_UNAVAILABLE, 1));
@@ -186,17 +188,17 @@ async fn a_store_that_hangs_costs_a_request_a_second() {
         answer.extensions().get(),
         Some(Rejection::StoreUnavailable { source, .. }) if source.kind() == StoreErrorKind::Timeout
     ));
-    store.on(Verb::Acquire).open();
+    store.on(StoreOp::Acquire).resume();
     settle().await;
-    assert_eq!(store.held(), 0, "what was granted while nobody listened is given back");
+    assert_eq!(store.held_count(), 0, "what was granted while nobody listened is given back");
     assert_eq!(text(fetch(&app, "/").await).await, "ran");
 }
 
 #[tokio::test(start_paused = true)]
 async fn every_answer_can_be_replaced_and_stays_typed() {
     let (store, locks) = store_and_locks();
-    let layer = LockLayer::new(&locks, by(|_: axum::body::Bytes| ("k",))).on_reject(|rejection| match rejection {
-        Rejection::Held { .. } => {
+    let layer = LockLayer::new(&locks, from_fn(|_: axum::body::Bytes| ("k",))).on_reject(|rejection| match rejection {
+        Rejection::Busy { .. } => {
             (StatusCode::LOCKED, [("x-mine", "1")], Json(json!({ "busy": true }))).into_response()
         }
         other => other.clone().into_response(),
@@ -207,7 +209,7 @@ async fn every_answer_can_be_replaced_and_stays_typed() {
     let held = locks.try_lock(("k",)).await.expect("free");
     let answer = post_json(&app, "/", "{}").await;
     assert_eq!((answer.status(), &answer.headers()["x-mine"]), (StatusCode::LOCKED, &"1".parse().expect("a value")));
-    assert!(matches!(answer.extensions().get(), Some(Rejection::Held { .. })));
+    assert!(matches!(answer.extensions().get(), Some(Rejection::Busy { .. })));
     assert_eq!(text(answer).await, r#"{"busy":true}"#);
 
     let answer = post_json(&app, "/", "01234567890").await;
@@ -217,7 +219,7 @@ async fn every_answer_can_be_replaced_and_stays_typed() {
     assert_eq!((&problem["type"], &problem["status"]), (&json!("urn:tower-lock:body-too-large"), &json!(413)));
     assert_eq!(problem.get("retry_after_ms"), None);
     held.release().await.expect("the store is up");
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -227,7 +229,7 @@ async fn an_error_says_what_went_wrong_and_keeps_its_source() {
     let error = locks.try_lock(("k",)).await.expect_err("held");
     assert_eq!(error.to_string(), "the lock is held by somebody else");
     held.release().await.expect("the store is up");
-    store.all(Fault::Fail);
+    store.fault_all(Fault::Fail);
     let error: LockError = locks.try_lock(("k",)).await.expect_err("down");
     assert_eq!(error.to_string(), "the store could not say whether the lock is free");
     let source = error.source().expect("kept");

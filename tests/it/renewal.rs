@@ -13,10 +13,10 @@ use axum::{Router, body::Body, http::StatusCode, routing::get};
 use futures_util::stream;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, sleep, timeout};
-use tower_lock::{HeldLock, LockError, LockGuard, LockKey, LockLayer, Locks, MemoryStore, Rejection};
+use tower_lock::{HeldLock, LockError, LockGuard, LockKey, LockLayer, LockManager, MemoryStore, Rejection};
 
 use crate::support::{TestStore, fetch, one_key, settle, store_and_locks, text};
-use tower_lock::test_util::{Fault, Verb};
+use tower_lock::test_util::{Fault, StoreOp};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -30,9 +30,9 @@ async fn never_renewed(hangs: bool) -> (TestStore, LockGuard, Instant) {
     let guard = locks.try_lock(key()).await.expect("free");
     let granted = Instant::now();
     if hangs {
-        store.on(Verb::Renew).hold_question();
+        store.on(StoreOp::Renew).pause_before();
     } else {
-        store.all(Fault::Fail);
+        store.fault_all(Fault::Fail);
     }
     (store, guard, granted)
 }
@@ -40,16 +40,16 @@ async fn never_renewed(hangs: bool) -> (TestStore, LockGuard, Instant) {
 #[tokio::test(start_paused = true)]
 async fn a_section_that_outlives_ten_leases_keeps_its_key() {
     let store = TestStore::new();
-    let (locks, stranger) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let (locks, stranger) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let guard = locks.try_lock(key()).await.expect("free");
     let waiter = tokio::spawn(stranger.lock(key()).wait(12 * LEASE).into_future());
     for _ in 0..300 {
         sleep(Duration::from_secs(1)).await;
-        let left = guard.view().remaining();
+        let left = guard.held_lock().remaining();
         assert!(left > Duration::from_secs(18) && left < LEASE, "{left:?}");
         assert!(!waiter.is_finished());
     }
-    let renewals = store.on(Verb::Renew).calls();
+    let renewals = store.on(StoreOp::Renew).calls();
     assert!((29..=30).contains(&renewals), "every third of a lease: {renewals}");
     let token = guard.fencing_token();
     guard.release().await.expect("the store is up");
@@ -65,9 +65,9 @@ async fn many_locks_are_renewed_in_one_call() {
         guards.push(locks.try_lock(("n", n)).await.expect("free"));
     }
     sleep(Duration::from_secs(35)).await;
-    assert_eq!(store.on(Verb::Renew).calls(), 3);
-    assert_eq!(store.held(), 100);
-    assert!(guards.iter().all(|guard| guard.view().remaining() > Duration::from_secs(19)));
+    assert_eq!(store.on(StoreOp::Renew).calls(), 3);
+    assert_eq!(store.held_count(), 100);
+    assert!(guards.iter().all(|guard| guard.held_lock().remaining() > Duration::from_secs(19)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -77,21 +77,21 @@ async fn what_is_given_back_is_not_renewed_and_the_watchdog_goes_with_the_last()
     let before = tasks();
     let (released, dropped) =
         (locks.try_lock(("n", 1)).await.expect("free"), locks.try_lock(("n", 2)).await.expect("free"));
-    let views = [released.view(), dropped.view()];
+    let views = [released.held_lock(), dropped.held_lock()];
     released.release().await.expect("the store is up");
     drop(dropped);
     for view in views {
         assert_eq!(view.remaining(), Duration::ZERO, "what was given back is not held");
         view.lost().await;
-        assert!(view.ensure(Duration::ZERO).is_err());
+        assert!(view.ensure_remaining(Duration::ZERO).is_err());
     }
     sleep(Duration::from_secs(100)).await;
-    assert_eq!(store.on(Verb::Renew).calls(), 0);
+    assert_eq!(store.on(StoreOp::Renew).calls(), 0);
     assert_eq!(tasks(), before, "nothing to watch, nobody who watches");
     // And comes again with the next.
     let _guard = locks.try_lock(key()).await.expect("free");
     sleep(Duration::from_secs(15)).await;
-    assert_eq!(store.on(Verb::Renew).calls(), 1);
+    assert_eq!(store.on(StoreOp::Renew).calls(), 1);
 }
 
 /// I5, I6: the store is down, or hangs, or answers too late; the deadline is local.
@@ -107,7 +107,7 @@ async fn an_unrenewed_section_is_lost_at_its_deadline_and_not_polled_again() {
                 *polled.lock().expect("whole") = Instant::now();
             }
         };
-        let view = guard.view();
+        let view = guard.held_lock();
         let (lost, _) = tokio::join!(guard.while_held(work), view.lost());
         assert!(lost.is_err());
         let deadline = Duration::from_millis(29_698);
@@ -118,8 +118,8 @@ async fn an_unrenewed_section_is_lost_at_its_deadline_and_not_polled_again() {
         );
         assert!(*last_poll.lock().expect("whole") < granted + deadline, "not one poll longer");
         // The answer comes after all: what is lost stays so.
-        store.all(Fault::None);
-        store.on(Verb::Renew).open();
+        store.fault_all(Fault::None);
+        store.on(StoreOp::Renew).resume();
         sleep(Duration::from_secs(5)).await;
         assert_eq!(view.remaining(), Duration::ZERO);
     }
@@ -139,7 +139,7 @@ async fn a_section_that_only_waits_is_lost_at_its_deadline_too() {
 /// Only its own clock is asked: the task that renews never ran.
 #[tokio::test(start_paused = true)]
 async fn a_section_that_was_stopped_past_its_deadline_is_not_polled_again() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let guard = locks.try_lock(key()).await.expect("free");
     let polls = AtomicUsize::new(0);
     let work = std::future::poll_fn(|_| {
@@ -161,14 +161,14 @@ async fn a_renewal_that_is_refused_is_lost_at_once() {
     let guard = locks.try_lock(key()).await.expect("free");
     // The store forgets it, as one does that was restarted, and somebody else takes it.
     store.restart();
-    let thief = Locks::new(store.clone());
+    let thief = LockManager::new(store.clone());
     let _stolen = thief.try_lock(key()).await.expect("free for the store");
     let began = Instant::now();
-    guard.view().lost().await;
+    guard.held_lock().lost().await;
     assert_eq!(began.elapsed().as_secs(), 10, "the next renewal says so");
     drop(guard);
     settle().await;
-    assert_eq!(store.held(), 1, "the late holder frees nobody else's lock");
+    assert_eq!(store.held_count(), 1, "the late holder frees nobody else's lock");
 }
 
 #[tokio::test(start_paused = true)]
@@ -176,14 +176,18 @@ async fn a_renewal_that_fails_is_asked_for_again_soon() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
     sleep(Duration::from_secs(9)).await;
-    store.all(Fault::Fail);
+    store.fault_all(Fault::Fail);
     sleep(Duration::from_secs(19)).await;
-    assert!((17..=19).contains(&store.on(Verb::Renew).calls()), "once a second: {}", store.on(Verb::Renew).calls());
-    assert!(guard.view().ensure(Duration::from_secs(1)).is_ok());
-    assert!(guard.view().ensure(Duration::from_secs(2)).is_err(), "too little left for that");
-    store.all(Fault::None);
+    assert!(
+        (17..=19).contains(&store.on(StoreOp::Renew).calls()),
+        "once a second: {}",
+        store.on(StoreOp::Renew).calls()
+    );
+    assert!(guard.held_lock().ensure_remaining(Duration::from_secs(1)).is_ok());
+    assert!(guard.held_lock().ensure_remaining(Duration::from_secs(2)).is_err(), "too little left for that");
+    store.fault_all(Fault::None);
     sleep(Duration::from_millis(1100)).await;
-    assert!(guard.view().remaining() > Duration::from_secs(28), "two seconds before its end");
+    assert!(guard.held_lock().remaining() > Duration::from_secs(28), "two seconds before its end");
 }
 
 /// I3: what the answer took on its way is not counted on.
@@ -191,11 +195,11 @@ async fn a_renewal_that_fails_is_asked_for_again_soon() {
 async fn a_renewal_counts_from_before_it_was_asked_for() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
-    store.on(Verb::Renew).hold_question();
+    store.on(StoreOp::Renew).pause_before();
     sleep(Duration::from_millis(10_400)).await;
-    store.on(Verb::Renew).open();
+    store.on(StoreOp::Renew).resume();
     settle().await;
-    let left = guard.view().remaining();
+    let left = guard.held_lock().remaining();
     assert!(left > Duration::from_secs(29) && left <= Duration::from_millis(29_698 - 400 + 5), "{left:?}");
 }
 
@@ -206,15 +210,15 @@ async fn a_renewal_that_hangs_delays_no_other() {
     let _first = locks.try_lock(("n", 1)).await.expect("free");
     sleep(Duration::from_millis(700)).await;
     let second = locks.try_lock(("n", 2)).await.expect("free");
-    store.on(Verb::Renew).hold_question();
+    store.on(StoreOp::Renew).pause_before();
     // Whatever is asked hangs from now on; the second one is asked for when it is due all the same.
     sleep(Duration::from_millis(9_350)).await;
-    assert_eq!(store.on(Verb::Renew).calls(), 1, "the first one hangs");
+    assert_eq!(store.on(StoreOp::Renew).calls(), 1, "the first one hangs");
     sleep(Duration::from_millis(700)).await;
-    assert_eq!(store.on(Verb::Renew).calls(), 2);
-    store.on(Verb::Renew).open();
+    assert_eq!(store.on(StoreOp::Renew).calls(), 2);
+    store.on(StoreOp::Renew).resume();
     settle().await;
-    assert!(second.view().remaining() > Duration::from_secs(29));
+    assert!(second.held_lock().remaining() > Duration::from_secs(29));
 }
 
 #[tokio::test(start_paused = true)]
@@ -238,7 +242,7 @@ async fn a_handler_that_loses_its_lock_is_dropped_and_its_request_told_that_the_
     let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
     let request = tokio::spawn(async move { fetch(&app, "/").await });
     settle().await;
-    store.all(Fault::Fail);
+    store.fault_all(Fault::Fail);
     let answer = request.await.expect("no panic");
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
@@ -251,7 +255,7 @@ async fn a_handler_that_loses_its_lock_is_dropped_and_its_request_told_that_the_
 #[tokio::test(start_paused = true)]
 async fn a_long_handler_and_a_long_stream_keep_their_lock() {
     let store = TestStore::new();
-    let (locks, stranger) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let (locks, stranger) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let handler = get(|lock: HeldLock| async move {
         sleep(3 * LEASE).await;
         assert!(lock.remaining() > LEASE / 2);
@@ -271,10 +275,10 @@ async fn a_long_handler_and_a_long_stream_keep_their_lock() {
     settle().await;
     for _ in 0..6 {
         sleep(LEASE).await;
-        assert!(matches!(stranger.try_lock(key()).await, Err(LockError::Held { .. })));
+        assert!(matches!(stranger.try_lock(key()).await, Err(LockError::Busy { .. })));
     }
     assert_eq!(request.await.expect("no panic"), "xxx");
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -290,7 +294,7 @@ async fn a_stream_that_loses_its_lock_ends_with_an_error() {
     let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
     let mut body = fetch(&app, "/").await.into_body();
     drop(body.frame().await);
-    store.all(Fault::Fail);
+    store.fault_all(Fault::Fail);
     let (mut frames, began) = (0, Instant::now());
     let error = loop {
         match body.frame().await.expect("no end that looks complete") {
@@ -311,7 +315,7 @@ async fn a_stream_that_loses_its_lock_ends_with_an_error() {
 async fn a_service_that_gets_ready_too_late_is_not_called() {
     #[derive(Clone)]
     struct SlowToBeReady(Arc<AtomicUsize>, Arc<std::sync::Mutex<std::pin::Pin<Box<tokio::time::Sleep>>>>);
-    impl tower::Service<axum::http::Request<tower_lock::RequestBody>> for SlowToBeReady {
+    impl tower::Service<axum::http::Request<tower_lock::middleware::RequestBody>> for SlowToBeReady {
         type Response = axum::http::Response<Body>;
         type Error = std::convert::Infallible;
         type Future = std::future::Ready<Result<Self::Response, Self::Error>>;
@@ -320,7 +324,7 @@ async fn a_service_that_gets_ready_too_late_is_not_called() {
             self.1.lock().expect("whole").as_mut().poll(cx).map(Ok)
         }
 
-        fn call(&mut self, _: axum::http::Request<tower_lock::RequestBody>) -> Self::Future {
+        fn call(&mut self, _: axum::http::Request<tower_lock::middleware::RequestBody>) -> Self::Future {
             self.0.fetch_add(1, SeqCst);
             std::future::ready(Ok(axum::http::Response::new(Body::empty())))
         }
@@ -332,7 +336,7 @@ async fn a_service_that_gets_ready_too_late_is_not_called() {
     let service = tower::Layer::layer(&LockLayer::new(&locks, one_key()), inner);
     let request = tokio::spawn(tower::ServiceExt::oneshot(service, axum::http::Request::new(Body::empty())));
     settle().await;
-    store.all(Fault::Fail);
+    store.fault_all(Fault::Fail);
     let began = Instant::now();
     let answer = request.await.expect("no panic").expect("infallible");
     assert_eq!((answer.status(), calls.load(SeqCst)), (StatusCode::SERVICE_UNAVAILABLE, 0));
@@ -342,7 +346,7 @@ async fn a_service_that_gets_ready_too_late_is_not_called() {
 /// One poll that takes longer than the lease: what it came to is not passed off as done under the lock.
 #[tokio::test(start_paused = true)]
 async fn work_that_ends_past_its_deadline_has_not_ended_under_its_lock() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let guard = locks.try_lock(key()).await.expect("free");
     let blocks = std::future::poll_fn(|_| {
         futures_util::future::FutureExt::now_or_never(tokio::time::advance(LEASE));
@@ -355,7 +359,7 @@ async fn work_that_ends_past_its_deadline_has_not_ended_under_its_lock() {
 #[test]
 fn a_watchdog_that_nobody_drives_is_replaced_and_a_loss_is_noticed_without_one() {
     let store = Arc::new(MemoryStore::new());
-    let locks = Locks::new(Arc::clone(&store));
+    let locks = LockManager::new(Arc::clone(&store));
     let runtime =
         || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
     let idle = runtime();
@@ -369,7 +373,7 @@ fn a_watchdog_that_nobody_drives_is_replaced_and_a_loss_is_noticed_without_one()
         // By now it is known to be stuck.
         let guard = locks.try_lock(("n", 3)).await.expect("free");
         sleep(5 * LEASE).await;
-        assert!(guard.view().remaining() > LEASE / 2);
+        assert!(guard.held_lock().remaining() > LEASE / 2);
     });
     drop(idle);
 }
@@ -378,7 +382,7 @@ fn a_watchdog_that_nobody_drives_is_replaced_and_a_loss_is_noticed_without_one()
 #[test]
 fn a_watchdog_that_died_with_its_runtime_is_replaced() {
     let store = Arc::new(MemoryStore::new());
-    let locks = Locks::new(Arc::clone(&store));
+    let locks = LockManager::new(Arc::clone(&store));
     let runtime =
         || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
     let first = runtime();
@@ -387,7 +391,7 @@ fn a_watchdog_that_died_with_its_runtime_is_replaced() {
     runtime().block_on(async {
         let guard = locks.try_lock(("n", 2)).await.expect("free");
         sleep(5 * LEASE).await;
-        assert!(guard.view().remaining() > LEASE / 2);
+        assert!(guard.held_lock().remaining() > LEASE / 2);
     });
 }
 
@@ -412,7 +416,7 @@ async fn a_body_that_is_looked_at_too_late_is_not_polled_and_not_sent() {
     }
     for late_poll in [1, 2, 3] {
         let clock = tower_lock::test_util::Clock::default();
-        let locks = Locks::builder(MemoryStore::with_clock(clock.clone())).clock(clock.clone()).build();
+        let locks = LockManager::builder(MemoryStore::with_clock(clock.clone())).clock(clock.clone()).build();
         let polls = Arc::new(AtomicUsize::new(0));
         let counts = Arc::clone(&polls);
         let handler = get(move || async move { Body::new(Slow(clock, counts, late_poll)) });

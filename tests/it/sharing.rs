@@ -14,8 +14,9 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower_lock::{
-    LockError, LockKey, Locks, MemoryStore, QueueBound,
-    test_util::{Fault, TestStore, Verb},
+    LockError, LockKey, LockManager, MemoryStore,
+    lock::QueueBound,
+    test_util::{Fault, StoreOp, TestStore},
 };
 
 use crate::support::{settle, soon, store_and_locks};
@@ -24,9 +25,9 @@ fn key() -> LockKey {
     LockKey::from(("account", 7))
 }
 
-fn two_processes() -> (TestStore, Locks, Locks) {
+fn two_processes() -> (TestStore, LockManager, LockManager) {
     let (store, one) = store_and_locks();
-    let two = Locks::new(store.clone());
+    let two = LockManager::new(store.clone());
     (store, one, two)
 }
 
@@ -34,23 +35,23 @@ fn two_processes() -> (TestStore, Locks, Locks) {
 #[tokio::test(start_paused = true)]
 async fn many_who_want_a_free_key_at_once_ask_the_store_once() {
     let (store, locks) = store_and_locks();
-    store.on(Verb::Acquire).hold_answer();
+    store.on(StoreOp::Acquire).pause_after();
     let mut calls = JoinSet::new();
     for _ in 0..100 {
         calls.spawn(locks.try_lock(key()).into_future());
     }
-    store.on(Verb::Acquire).somebody().await;
+    store.on(StoreOp::Acquire).wait_until_paused().await;
     settle().await;
-    store.on(Verb::Acquire).open();
+    store.on(StoreOp::Acquire).resume();
     let (mut guards, mut refused) = (Vec::new(), 0);
     while let Some(call) = calls.join_next().await {
         match call.expect("no panic") {
             Ok(guard) => guards.push(guard),
-            Err(LockError::Held { .. }) => refused += 1,
+            Err(LockError::Busy { .. }) => refused += 1,
             Err(other) => panic!("{other}"),
         }
     }
-    assert_eq!((guards.len(), refused, store.on(Verb::Acquire).calls()), (1, 99, 1));
+    assert_eq!((guards.len(), refused, store.on(StoreOp::Acquire).calls()), (1, 99, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -59,13 +60,13 @@ async fn a_refusal_costs_the_store_nothing_while_this_process_holds_or_waits() {
     let held = one.lock(key()).await.expect("free");
     let waiter = tokio::spawn(two.lock(key()).into_future());
     settle().await;
-    let calls = store.on(Verb::Acquire).calls();
+    let calls = store.on(StoreOp::Acquire).calls();
     for locks in [&one, &two] {
         for _ in 0..100 {
-            assert!(matches!(locks.try_lock(key()).await, Err(LockError::Held { .. })));
+            assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })));
         }
     }
-    assert_eq!(store.on(Verb::Acquire).calls(), calls);
+    assert_eq!(store.on(StoreOp::Acquire).calls(), calls);
     held.release().await.expect("up");
     drop(waiter.await.expect("no panic").expect("its turn").release());
 }
@@ -87,7 +88,7 @@ async fn a_key_goes_from_hand_to_hand_within_a_process_without_the_store() {
     while let Some(task) = tasks.join_next().await {
         task.expect("no panic");
     }
-    assert_eq!([Verb::Acquire, Verb::Yield, Verb::Release].map(|verb| store.on(verb).calls()), [1, 0, 1]);
+    assert_eq!([StoreOp::Acquire, StoreOp::Yield, StoreOp::Release].map(|verb| store.on(verb).calls()), [1, 0, 1]);
     assert!(
         tokens.lock().expect("whole").is_sorted_by(|a, b| a < b),
         "each section has a larger token than the one before"
@@ -113,7 +114,7 @@ async fn hand_overs_ask_the_store_every_hundred_milliseconds_and_every_thousand(
             sleep(takes).await;
             drop(guard.release());
         }
-        let asked = store.on(Verb::Yield).calls();
+        let asked = store.on(StoreOp::Yield).calls();
         assert!((yields..=yields + 1).contains(&asked), "{asked} for {sections}");
     }
 }
@@ -150,7 +151,7 @@ async fn a_process_waits_a_tenth_of_a_second_and_one_section_for_each_one_before
         task.expect("no panic");
     }
     settle().await;
-    assert_eq!((store.held(), flood.size(), single.size()), (0, (0, 0), (0, 0)));
+    assert_eq!((store.held_count(), flood.size(), single.size()), (0, (0, 0), (0, 0)));
 }
 
 /// I7: what is told is a hint; what stands in the store decides.
@@ -158,13 +159,13 @@ async fn a_process_waits_a_tenth_of_a_second_and_one_section_for_each_one_before
 async fn events_may_be_lost_doubled_and_late() {
     for (events, at_most) in [
         (Fault::None, Duration::from_millis(10)),
-        (Fault::Double, Duration::from_millis(10)),
+        (Fault::Duplicate, Duration::from_millis(10)),
         // About a second: the next check-in finds it.
         (Fault::Fail, Duration::from_millis(1_210)),
-        (Fault::Late(Duration::from_secs(20)), Duration::from_millis(1_210)),
+        (Fault::Delay(Duration::from_secs(20)), Duration::from_millis(1_210)),
     ] {
         let (store, one, two) = two_processes();
-        store.events(events);
+        store.fault_events(events);
         for _ in 0..3 {
             let held = one.lock(key()).await.expect("free");
             let waiter = tokio::spawn(two.lock(key()).into_future());
@@ -175,7 +176,7 @@ async fn events_may_be_lost_doubled_and_late() {
             assert!(freed.elapsed() <= at_most, "{events:?}: {:?}", freed.elapsed());
             // An event that comes now, for whoever it was meant, frees nothing.
             sleep(Duration::from_secs(25)).await;
-            assert!(guard.view().remaining() > Duration::from_secs(10) && store.held() == 1);
+            assert!(guard.held_lock().remaining() > Duration::from_secs(10) && store.held_count() == 1);
             guard.release().await.expect("up");
         }
         sleep(Duration::from_secs(30)).await;
@@ -187,7 +188,7 @@ async fn events_may_be_lost_doubled_and_late() {
 #[tokio::test(start_paused = true)]
 async fn a_process_keeps_its_place_as_long_as_somebody_in_it_waits() {
     let (store, one, two) = two_processes();
-    let three = Locks::new(store.clone());
+    let three = LockManager::new(store.clone());
     let held = one.lock(key()).await.expect("free");
     let leaves = tokio::spawn(two.lock(key()).into_future());
     settle().await;
@@ -218,18 +219,18 @@ async fn who_leaves_leaves_the_line_of_the_store_too() {
     assert!(matches!(error, LockError::TimedOut { .. }));
     settle().await;
     assert_eq!((one.inspect(key()).await.expect("up").waiting, two.size()), (0, (0, 0)));
-    assert_eq!(store.held(), 1);
+    assert_eq!(store.held_count(), 1);
 }
 
 /// The process is there and does not ask: it costs an offer, and no lease.
 #[tokio::test(start_paused = true)]
 async fn a_process_that_stops_in_its_turn_costs_an_offer_and_no_lease() {
     let store = TestStore::new();
-    let (one, two) = (Locks::new(store.clone()), Locks::new(store.clone()));
+    let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let held = one.lock(key()).await.expect("free");
     // Its calls go nowhere from now on.
     let deaf = TestStoreThatStalls::new(&store);
-    let stopped = Locks::new(deaf.clone());
+    let stopped = LockManager::new(deaf.clone());
     let waiter = tokio::spawn(stopped.lock(key()).wait(Duration::from_secs(100)).into_future());
     settle().await;
     deaf.stalls.store(true, SeqCst);
@@ -245,13 +246,13 @@ async fn a_process_that_stops_in_its_turn_costs_an_offer_and_no_lease() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_is_turned_away_when_the_store_has_been_silent_for_a_second() {
-    for fault in [Fault::Fail, Fault::Stall, Fault::LoseAnswer] {
+    for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, one, two) = two_processes();
         let held = one.lock(key()).await.expect("free");
         // Waiting for three seconds already.
         let waiter = tokio::spawn(two.lock(key()).into_future());
         sleep(Duration::from_secs(3)).await;
-        store.all(fault);
+        store.fault_all(fault);
         let silent = Instant::now();
         let error = waiter.await.expect("no panic").expect_err("silent");
         assert!(matches!(error, LockError::Store(_)), "{fault:?}: {error}");
@@ -261,7 +262,7 @@ async fn a_request_is_turned_away_when_the_store_has_been_silent_for_a_second() 
         let error = two.try_lock(("n", 8)).await.expect_err("silent");
         assert!(matches!(error, LockError::Store(_)), "{fault:?}: {error}");
         assert!(asked.elapsed() <= Duration::from_millis(1_010), "{fault:?}: {:?}", asked.elapsed());
-        store.all(Fault::None);
+        store.fault_all(Fault::None);
         drop(held.release());
         sleep(Duration::from_secs(60)).await;
         assert_eq!((store.memory().size(), one.size(), two.size()), (0, (0, 0), (0, 0)), "{fault:?}: nothing is left");
@@ -274,10 +275,10 @@ async fn a_request_is_turned_away_when_the_store_has_been_silent_for_a_second() 
 async fn an_acquire_that_is_done_after_its_error_leaves_the_key_free() {
     for late in [1, 50, 200, 450] {
         let (store, locks) = store_and_locks();
-        store.on(Verb::Acquire).fault(Fault::Late(Duration::from_millis(late)));
+        store.on(StoreOp::Acquire).fault(Fault::Delay(Duration::from_millis(late)));
         let error = locks.try_lock(key()).await.expect_err("no answer");
         assert!(matches!(error, LockError::Store(_)), "{error}");
-        store.on(Verb::Acquire).fault(Fault::None);
+        store.on(StoreOp::Acquire).fault(Fault::None);
         sleep(Duration::from_millis(600)).await;
         assert_eq!((store.memory().size(), locks.size()), (0, (0, 0)), "{late} ms late");
     }
@@ -287,30 +288,30 @@ async fn an_acquire_that_is_done_after_its_error_leaves_the_key_free() {
 #[tokio::test(start_paused = true)]
 async fn a_turn_that_comes_where_no_runtime_is_is_renewed_all_the_same() {
     let store = Arc::new(MemoryStore::new());
-    let (one, two) = (Locks::new(Arc::clone(&store)), Locks::new(store));
+    let (one, two) = (LockManager::new(Arc::clone(&store)), LockManager::new(store));
     let held = one.lock(key()).await.expect("free");
     let waiter = tokio::spawn(two.lock(key()).into_future());
     settle().await;
     std::thread::spawn(move || drop(held.release())).join().expect("no panic");
     let guard = waiter.await.expect("no panic").expect("its turn");
     sleep(Duration::from_secs(300)).await;
-    assert!(guard.view().remaining() > Duration::from_secs(15));
+    assert!(guard.held_lock().remaining() > Duration::from_secs(15));
 }
 
 /// I8: a repeat was granted, and the key handed on; the first question is done only then.
 #[tokio::test(start_paused = true)]
 async fn an_acquire_that_is_done_after_its_owner_has_yielded_leaves_the_key_free() {
-    for (others, fault) in [(true, Fault::None), (false, Fault::Fail), (true, Fault::LoseAnswer)] {
+    for (others, fault) in [(true, Fault::None), (false, Fault::Fail), (true, Fault::LoseReply)] {
         let (store, one, two) = two_processes();
-        store.on(Verb::Acquire).fault(Fault::Late(Duration::from_millis(450)));
+        store.on(StoreOp::Acquire).fault(Fault::Delay(Duration::from_millis(450)));
         let first = tokio::spawn(one.lock(key()).into_future());
         sleep(Duration::from_millis(1)).await;
-        store.on(Verb::Acquire).fault(Fault::None);
+        store.on(StoreOp::Acquire).fault(Fault::None);
         let first = first.await.expect("no panic").expect("the repeat was granted");
         let second = tokio::spawn(one.lock(key()).into_future());
         let other = others.then(|| tokio::spawn(two.lock(key()).into_future()));
         sleep(Duration::from_millis(110)).await;
-        store.on(Verb::Yield).fault(fault);
+        store.on(StoreOp::Yield).fault(fault);
         drop(first.release());
         if let Some(other) = other {
             other.await.expect("no panic").expect("its turn").release().await.expect("up");
@@ -346,7 +347,7 @@ async fn a_hand_over_and_a_yield_keep_the_lock_delay_of_who_comes_next() {
 /// It is refused because so many wait for others; nobody has it.
 #[tokio::test(start_paused = true)]
 async fn a_free_key_is_had_though_the_lines_of_others_are_full() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let (mut held, mut waiting) = (Vec::new(), JoinSet::new());
     for n in 0..50 {
         held.push(locks.lock(("n", n)).await.expect("free"));
@@ -359,7 +360,7 @@ async fn a_free_key_is_had_though_the_lines_of_others_are_full() {
     let waiting_now = locks.size().1;
     assert!((7_000..10_000).contains(&waiting_now), "{waiting_now}");
     let error = locks.lock(("n", 0)).await.expect_err("no room");
-    assert!(matches!(error, LockError::LineFull { bound: QueueBound::Process, .. }), "{error}");
+    assert!(matches!(error, LockError::QueueFull { bound: QueueBound::Process, .. }), "{error}");
     held.push(locks.lock(("n", 50)).await.expect("free"));
     waiting.spawn(locks.lock(("n", 50)).into_future());
     sleep(Duration::from_millis(1)).await;
@@ -381,10 +382,10 @@ mod stalls {
     use std::time::Duration;
 
     use tower_lock::{
-        LockKey, LockStore, Released,
+        LockKey,
         store::{
-            AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, Inbox, Inspected, ReleaseAsk, RenewAsk, Renewed,
-            StoreFuture, YieldAsk, Yielded,
+            AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore,
+            ReleaseRequest, Released, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
         },
         test_util::TestStore,
     };
@@ -403,31 +404,31 @@ mod stalls {
     }
 
     impl LockStore for TestStoreThatStalls {
-        fn open(&self, inbox: Inbox) {
-            self.inner.open(inbox);
+        fn subscribe(&self, inbox: EventSink) {
+            self.inner.subscribe(inbox);
         }
 
-        fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired> {
+        fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
             self.unless_stalled(|| self.inner.acquire(ask))
         }
 
-        fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>> {
+        fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
             self.unless_stalled(|| self.inner.renew(asks))
         }
 
-        fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
+        fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
             self.unless_stalled(|| self.inner.release(ask))
         }
 
-        fn yield_to_line(&self, ask: YieldAsk) -> StoreFuture<Yielded> {
-            self.unless_stalled(|| self.inner.yield_to_line(ask))
+        fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
+            self.unless_stalled(|| self.inner.yield_to_queue(ask))
         }
 
-        fn inspect(&self, key: LockKey) -> StoreFuture<Inspected> {
+        fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
             self.unless_stalled(|| self.inner.inspect(key))
         }
 
-        fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply> {
+        fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
             self.unless_stalled(|| self.inner.force_release(ask))
         }
 

@@ -16,7 +16,10 @@ use axum::{
 };
 use tokio::sync::Notify;
 use tower::{Layer as _, ServiceExt, service_fn};
-use tower_lock::{KeyInLogs, Lease, LockKey, LockLayer, Lockable, Locked, Locks, LocksLayer, OnLost, by, by_parts};
+use tower_lock::{
+    HasLockKey, Lease, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, LogKey, OnLost,
+    key::{from_fn, from_parts},
+};
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt, registry::LookupSpan};
 
 use crate::support::{fetch, post_json, settle, store_and_locks};
@@ -146,8 +149,8 @@ fn number(fields: &Fields, field: &str) -> f64 {
 #[tokio::test(start_paused = true)]
 async fn a_granted_request_is_seen_with_route_key_wait_hold_and_fence() {
     let (recorder, _guard) = Recorder::start();
-    let locks = Locks::in_memory();
-    let layer = LockLayer::new(&locks, by(|body: String| ("order", body))).wait(Duration::from_secs(9));
+    let locks = LockManager::in_memory();
+    let layer = LockLayer::new(&locks, from_fn(|body: String| ("order", body))).wait(Duration::from_secs(9));
     let handler = post(|| async {
         tracing::info!("working");
         tokio::time::sleep(Duration::from_millis(1500)).await;
@@ -177,7 +180,7 @@ async fn a_request_that_is_turned_away_is_seen_with_the_reason() {
     let (store, locks) = store_and_locks();
     let app = |wait| {
         let layer =
-            LockLayer::new(&locks, by(|body: String| body.parse().map(|n: u64| ("order", n)).map_err(|_| "bad")));
+            LockLayer::new(&locks, from_fn(|body: String| body.parse().map(|n: u64| ("order", n)).map_err(|_| "bad")));
         Router::new()
             .route("/", post(|| async {}).route_layer(layer.wait(wait)))
             .layer(axum::extract::DefaultBodyLimit::max(10))
@@ -204,14 +207,15 @@ async fn a_request_that_is_turned_away_is_seen_with_the_reason() {
     assert_eq!(recorder.last()["result"], "body_too_large");
     let named = Router::new().route(
         "/",
-        post(|| async {}).route_layer(LockLayer::new(&locks, tower_lock::by_fields("n", tower_lock::json_field("id")))),
+        post(|| async {})
+            .route_layer(LockLayer::new(&locks, tower_lock::key::from_fields("n", tower_lock::key::json_field("id")))),
     );
     post_json(&named, "/", "{}").await;
     assert_eq!((&*recorder.last()["result"], recorder.last().get("key")), ("bad_key", None));
     let unlimited = Router::new()
         .route(
             "/",
-            post(|| async {}).route_layer(LockLayer::new(&locks, by(|_: Bytes| ("order", 1))).wait(Duration::MAX)),
+            post(|| async {}).route_layer(LockLayer::new(&locks, from_fn(|_: Bytes| ("order", 1))).wait(Duration::MAX)),
         )
         .layer(axum::extract::DefaultBodyLimit::disable());
     let whole = Request::post("/").body(Body::from(vec![0; 64 << 20])).expect("a request");
@@ -222,11 +226,11 @@ async fn a_request_that_is_turned_away_is_seen_with_the_reason() {
     waiter.abort();
     settle().await;
     held.release().await.expect("the store is up");
-    store.all(Fault::Fail);
+    store.fault_all(Fault::Fail);
     post_json(&patient, "/", "1").await;
     assert_eq!(recorder.last()["result"], "store_unavailable");
     assert!(!recorder.last().contains_key("hold_ms") && !recorder.last().contains_key("fence"));
-    store.all(Fault::None);
+    store.fault_all(Fault::None);
 
     // 256 in line, and one more.
     let go_on = Arc::new(Notify::new());
@@ -251,10 +255,10 @@ async fn a_request_that_is_turned_away_is_seen_with_the_reason() {
 #[tokio::test(start_paused = true)]
 async fn a_request_that_needs_no_lock_is_not_seen() {
     let (recorder, _guard) = Recorder::start();
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let app = Router::new()
-        .route("/none", post(|| async {}).route_layer(LockLayer::new(&locks, by(|| None::<LockKey>))))
-        .route("/skip", post(|| async {}).route_layer(LockLayer::new(&locks, by(|| ("k",))).skip(|_| true)));
+        .route("/none", post(|| async {}).route_layer(LockLayer::new(&locks, from_fn(|| None::<LockKey>))))
+        .route("/skip", post(|| async {}).route_layer(LockLayer::new(&locks, from_fn(|| ("k",))).skip(|_| true)));
     post_json(&app, "/none", "").await;
     post_json(&app, "/skip", "").await;
     assert_eq!(recorder.count(), 0);
@@ -263,16 +267,16 @@ async fn a_request_that_needs_no_lock_is_not_seen() {
 #[tokio::test(start_paused = true)]
 async fn a_key_can_be_redacted_and_a_plain_service_has_a_name() {
     let (recorder, _guard) = Recorder::start();
-    let locks = Locks::in_memory();
-    let inner = service_fn(|_: Request<tower_lock::RequestBody>| async {
+    let locks = LockManager::in_memory();
+    let inner = service_fn(|_: Request<tower_lock::middleware::RequestBody>| async {
         Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
     });
-    let layer = LockLayer::new(&locks, by_parts(|parts| ("account", parts.uri.path().to_owned())));
+    let layer = LockLayer::new(&locks, from_parts(|parts| ("account", parts.uri.path().to_owned())));
     let request = || Request::get("/ann").body(Body::empty()).expect("a request");
 
     layer.layer(inner).oneshot(request()).await.expect("infallible");
     assert_eq!((&*recorder.last()["route"], &*recorder.last()["key"]), ("none", "account:/ann"));
-    layer.name("greet").key_in_logs(KeyInLogs::Redacted).layer(inner).oneshot(request()).await.expect("infallible");
+    layer.route_name("greet").log_key(LogKey::Redacted).layer(inner).oneshot(request()).await.expect("infallible");
     let seen = recorder.last();
     assert_eq!(seen["route"], "greet");
     assert!(seen["key"].starts_with("account:~") && !seen["key"].contains("ann"), "{seen:?}");
@@ -282,8 +286,8 @@ async fn a_key_can_be_redacted_and_a_plain_service_has_a_name() {
 #[tokio::test(start_paused = true)]
 async fn no_span_shows_an_owner_id() {
     let (recorder, _guard) = Recorder::start();
-    let locks = Locks::in_memory();
-    let app = Router::new().route("/", post(|| async {}).route_layer(LockLayer::new(&locks, by(|| ("k",)))));
+    let locks = LockManager::in_memory();
+    let app = Router::new().route("/", post(|| async {}).route_layer(LockLayer::new(&locks, from_fn(|| ("k",)))));
     post_json(&app, "/", "").await;
     let owner_like = recorder.last().values().any(|value| value.contains(':'));
     assert!(!owner_like, "{:?}", recorder.last());
@@ -307,7 +311,7 @@ fn an_operator_is_warned_of_what_did_not_end_as_it_should() {
 async fn what_did_not_end_as_it_should() {
     let (store, locks) = store_and_locks();
     let s = Duration::from_secs;
-    let layer = || LockLayer::new(&locks, by_parts(|_| ("k",)));
+    let layer = || LockLayer::new(&locks, from_parts(|_| ("k",)));
     let works = |seconds| axum::routing::get(async move || tokio::time::sleep(s(seconds)).await);
     let app = |layer, seconds| Router::new().route("/", works(seconds).route_layer(layer));
 
@@ -319,7 +323,7 @@ async fn what_did_not_end_as_it_should() {
     tokio::time::sleep(s(1)).await;
 
     // Its lease is over before it ends, and it may go on.
-    fetch(&app(layer().on_lost(OnLost::GoOn).lease(Lease::Fixed(s(5))), 10), "/").await;
+    fetch(&app(layer().on_lost(OnLost::Continue).lease(Lease::Fixed(s(5))), 10), "/").await;
     let late = warned().await;
     assert!(late.iter().any(|warned| warned.starts_with("given back late")), "{late:?}");
     tokio::time::sleep(s(1)).await;
@@ -335,14 +339,14 @@ async fn what_did_not_end_as_it_should() {
     tokio::time::sleep(s(1)).await;
 
     // No handler may finish alone: its client leaves, and it is dropped.
-    let none = Locks::builder(store.clone()).max_detached(0).build();
-    let app = Router::new().route("/", works(60).route_layer(LockLayer::new(&none, by_parts(|_| ("alone",)))));
+    let none = LockManager::builder(store.clone()).max_detached(0).build();
+    let app = Router::new().route("/", works(60).route_layer(LockLayer::new(&none, from_parts(|_| ("alone",)))));
     let request = tokio::spawn(async move { fetch(&app, "/").await });
     settle().await;
     request.abort();
     let dropped = warned().await;
     assert!(
-        matches!(&dropped[..], [one] if one.contains("of the 0 handlers") && one.contains("`LocksBuilder::max_detached`")),
+        matches!(&dropped[..], [one] if one.contains("of the 0 handlers") && one.contains("`LockManagerBuilder::max_detached`")),
         "{dropped:?}"
     );
     tokio::time::sleep(s(1)).await;
@@ -353,10 +357,10 @@ async fn what_did_not_end_as_it_should() {
     drop(locks);
     assert_eq!(warned().await, Vec::<String>::new());
     drop(another);
-    assert!(warned().await.iter().any(|warned| warned.contains("the last `Locks`")));
+    assert!(warned().await.iter().any(|warned| warned.contains("the last `LockManager`")));
     drop(held);
     settle().await;
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 /// A span of the service's own stays around what its handler logs.
@@ -368,7 +372,7 @@ async fn a_handler_that_finishes_alone_is_seen_where_it_began() {
         tokio::time::sleep(Duration::from_secs(5)).await;
         tracing::info!("finished alone");
     });
-    let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, by_parts(|_| ("k",)))));
+    let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, from_parts(|_| ("k",)))));
     let request = tokio::spawn(async move { fetch(&app, "/").await });
     settle().await;
     request.abort();
@@ -394,7 +398,7 @@ async fn a_handler_that_finishes_alone_keeps_the_span_that_was_around_its_reques
         tokio::time::sleep(Duration::from_secs(5)).await;
         look();
     });
-    let app = Router::new().route("/", handler).layer(LocksLayer::new(&locks)).layer(Extension(Anything));
+    let app = Router::new().route("/", handler).layer(LockManagerLayer::new(&locks)).layer(Extension(Anything));
     let visit = async move { fetch(&app, "/").await }.instrument(tracing::info_span!("visit"));
     let request = tokio::spawn(visit);
     settle().await;
@@ -406,7 +410,7 @@ async fn a_handler_that_finishes_alone_keeps_the_span_that_was_around_its_reques
 #[derive(Clone)]
 struct Anything;
 
-impl Lockable for Anything {
+impl HasLockKey for Anything {
     fn lock_key(&self) -> impl Into<LockKey> {
         ("k",)
     }
@@ -421,12 +425,12 @@ async fn each_rejection_is_one_event_in_its_span() {
     }
     let (recorder, _recording) = Recorder::start();
     let (_store, locks) = store_and_locks();
-    let key = by(|axum::Json(claim): axum::Json<Claim>| ("k", claim.id));
+    let key = from_fn(|axum::Json(claim): axum::Json<Claim>| ("k", claim.id));
     let layer = LockLayer::new(&locks, key);
     let app = Router::new()
         .route("/refuses", post(|| async {}).route_layer(layer.clone()))
         .route("/waits", post(|| async {}).route_layer(layer.clone().wait(Duration::from_secs(2))))
-        .route("/hides", post(|| async {}).route_layer(layer.key_in_logs(KeyInLogs::Redacted)));
+        .route("/hides", post(|| async {}).route_layer(layer.log_key(LogKey::Redacted)));
     let _held = locks.try_lock(("k", 7)).await.expect("free");
     for (path, body, result, wait_ms, says) in [
         ("/refuses", r#"{"id":7}"#, "refused", Some("0.0"), "held by somebody else"),
@@ -447,7 +451,7 @@ async fn each_rejection_is_one_event_in_its_span() {
         }
     }
     // A mistake of the service is an error: nobody has added the extension.
-    let layer = LockLayer::new(&locks, by(|axum::Extension(id): axum::Extension<u64>| ("k", id)));
+    let layer = LockLayer::new(&locks, from_fn(|axum::Extension(id): axum::Extension<u64>| ("k", id)));
     let app = Router::new().route("/", post(|| async {}).route_layer(layer));
     assert_eq!(post_json(&app, "/", "{}").await.status(), 500);
     let span = recorder.last();

@@ -11,7 +11,7 @@ use axum::{
 };
 use tokio::time::Instant;
 use tower::ServiceExt;
-use tower_lock::{HeldLock, LockLayer, Locks, Rejection, by, test_util::Verb};
+use tower_lock::{HeldLock, LockLayer, LockManager, Rejection, key::from_fn, test_util::StoreOp};
 
 use crate::support::{fetch, send, settle, soon, store_and_locks, text};
 
@@ -39,16 +39,16 @@ async fn under_the_documented_stack_404_and_405_and_a_preflight_ask_for_no_lock(
     let preflight = send(&app, preflight()).await;
     assert_eq!(preflight.status(), StatusCode::OK);
     assert_eq!(preflight.headers()["access-control-allow-methods"], "POST");
-    assert_eq!(store.on(Verb::Acquire).calls(), 0);
+    assert_eq!(store.on(StoreOp::Acquire).calls(), 0);
 
     let pay = tokio::spawn(app.clone().oneshot(request(Method::POST, "/orders/7/pay")));
     settle().await;
     let second = send(&app, request(Method::POST, "/orders/7/pay")).await;
     assert_eq!(second.status(), StatusCode::CONFLICT);
-    assert!(matches!(second.extensions().get(), Some(Rejection::Held { .. })), "it passes through all layers");
+    assert!(matches!(second.extensions().get(), Some(Rejection::Busy { .. })), "it passes through all layers");
     let first = soon("the payment", pay).await.expect("no panic").expect("infallible");
     assert_eq!((first.status(), text(first).await.as_str()), (StatusCode::OK, "paid"));
-    assert_eq!((store.on(Verb::Acquire).calls(), store.held()), (1, 0));
+    assert_eq!((store.on(StoreOp::Acquire).calls(), store.held_count()), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -64,7 +64,7 @@ async fn a_timeout_of_the_documented_stack_answers_while_the_handler_finishes_un
     drop(locks.lock(("order", 7)).await.expect("the handler ends").release());
     assert_eq!(began.elapsed(), work, "in order: no lock-delay");
     settle().await;
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -79,13 +79,13 @@ async fn the_stack_of_a_plain_service_rejects_a_request_whose_key_cannot_be_read
         let answer = service.clone().oneshot(request).await.unwrap_or_else(|_| panic!("{account:?}"));
         assert_eq!(answer.status().as_u16(), status, "{account:?}");
     }
-    assert_eq!(store.on(Verb::Acquire).calls(), 2);
+    assert_eq!(store.on(StoreOp::Acquire).calls(), 2);
 }
 
 /// The docs of the layer say so.
 #[tokio::test(start_paused = true)]
 async fn a_lock_on_a_router_answers_for_routes_that_do_not_exist_unless_it_is_a_route_layer() {
-    let lock = || LockLayer::new(&Locks::in_memory(), by(|Path(id): Path<u64>| ("order", id)));
+    let lock = || LockLayer::new(&LockManager::in_memory(), from_fn(|Path(id): Path<u64>| ("order", id)));
     let router = || Router::new().route("/{id}/pay", post(async || "paid"));
     let status = async |app: Router, path: &str| fetch(&app, path).await.status().as_u16();
     assert_eq!(status(router().layer(lock()), "/nope").await, 404, "by the lock layer");
@@ -99,7 +99,7 @@ async fn a_lock_on_a_router_answers_for_routes_that_do_not_exist_unless_it_is_a_
 /// Axum adds these handlers outside of the layer. The docs of the layer list them.
 #[tokio::test(start_paused = true)]
 async fn a_method_that_axum_adds_outside_of_the_lock_is_found_by_the_extractor() {
-    let lock = || LockLayer::new(&Locks::in_memory(), by(|Path(id): Path<u64>| ("order", id)));
+    let lock = || LockLayer::new(&LockManager::in_memory(), from_fn(|Path(id): Path<u64>| ("order", id)));
     let work = async |lock: HeldLock| lock.key().to_string();
     for (how, locked, unlocked, methods) in [
         ("a fallback", Method::POST, Method::DELETE, post(work).fallback(work).route_layer(lock())),

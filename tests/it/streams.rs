@@ -23,7 +23,7 @@ use tokio::{
     sync::mpsc,
     time::{Instant, sleep, timeout},
 };
-use tower_lock::{Hold, LockLayer, LocksLayer, OnLost, test_util::Fault};
+use tower_lock::{LockLayer, LockManagerLayer, OnLost, ReleaseAt, test_util::Fault};
 
 use crate::support::{fetch, one_key, send, settle, store_and_locks, until};
 
@@ -68,7 +68,7 @@ fn data(text: &'static str) -> Result<Frame<Bytes>, &'static str> {
 }
 
 /// A route that answers with this, once.
-fn once<K: tower_lock::KeySource>(layer: LockLayer<K>, answer: Response<Told>) -> Router {
+fn once<K: tower_lock::key::KeySource>(layer: LockLayer<K>, answer: Response<Told>) -> Router {
     let answer = Arc::new(std::sync::Mutex::new(Some(answer.map(Body::new))));
     let handler = any(move || async move { answer.lock().expect("whole").take().expect("once") });
     Router::new().route("/", handler.layer(layer))
@@ -88,7 +88,7 @@ async fn the_byte_that_completes_the_content_length_is_sent_with_the_key_free() 
         let mut body = fetch(&once(LockLayer::new(&locks, one_key()), answer), "/").await.into_body();
         say.send(data("abc")).expect("read");
         assert_eq!(body.frame().await.expect("one").expect("data").into_data().expect("data"), "abc");
-        assert_eq!(store.held(), 1);
+        assert_eq!(store.held_count(), 1);
         say.send(data("def")).expect("read");
         let mut last = Box::pin(body.frame());
         let kept = Duration::from_millis(200);
@@ -96,11 +96,11 @@ async fn the_byte_that_completes_the_content_length_is_sent_with_the_key_free() 
             timeout(kept, &mut last).await.is_err(),
             "kept back: the body has not ended, and may commit something yet"
         );
-        assert_eq!((store.held(), gone.load(SeqCst)), (1, false));
+        assert_eq!((store.held_count(), gone.load(SeqCst)), (1, false));
         // But not for long.
         let lives_on = (!ends).then_some(say);
         assert_eq!(last.await.expect("one").expect("data").into_data().expect("data"), "def");
-        assert_eq!((store.held(), locks.size(), gone.load(SeqCst)), (0, (0, 0), true));
+        assert_eq!((store.held_count(), locks.size(), gone.load(SeqCst)), (0, (0, 0), true));
         assert!(body.frame().await.is_none());
         drop(lives_on);
     }
@@ -117,7 +117,7 @@ async fn a_body_that_fails_behind_its_last_byte_does_not_send_it() {
     say.send(Err("the commit failed")).expect("read");
     let error = body.frame().await.expect("an error").expect_err("an error");
     assert!(format!("{error:?}").contains("the commit failed"), "{error:?}");
-    assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -132,7 +132,7 @@ async fn trailers_behind_the_last_byte_are_sent() {
     say.send(Ok(Frame::trailers(trailers))).expect("read");
     let collected = collected.await.expect("no panic").expect("whole");
     assert_eq!(collected.trailers().expect("some")[header::ETAG], "1");
-    assert_eq!((collected.to_bytes(), store.held()), ("abc".into(), 0));
+    assert_eq!((collected.to_bytes(), store.held_count()), ("abc".into(), 0));
 }
 
 /// Nobody polls the body: that is what a server does when its client does not read.
@@ -151,7 +151,7 @@ async fn a_reader_that_stalls_loses_the_answer_and_the_key_is_free_after_the_loc
             sleep(30 * S).await;
             say.send(data("abc")).expect("read");
             let (some, back) = frame.await.expect("no panic");
-            assert!(some && store.held() == 1);
+            assert!(some && store.held_count() == 1);
             (body, began) = (back, Instant::now());
         }
         say.send(data("abc")).expect("not cut yet");
@@ -163,7 +163,7 @@ async fn a_reader_that_stalls_loses_the_answer_and_the_key_is_free_after_the_loc
         assert!(format!("{error:?}").contains("Idle"), "{error:?}");
         assert!(body.frame().await.is_none());
         turn.release().await.expect("up");
-        assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+        assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
     }
 }
 
@@ -175,7 +175,7 @@ async fn a_stream_that_nobody_reads_is_cut_when_its_lock_is_lost() {
         let layer = LockLayer::new(&locks, one_key()).body_idle_timeout(3600 * S).max_hold(20 * S);
         let body = fetch(&once(layer, Response::new(body)), "/").await.into_body();
         if lost {
-            store.all(Fault::Fail);
+            store.fault_all(Fault::Fail);
             sleep(20 * S).await;
         } else {
             sleep(19 * S).await;
@@ -192,19 +192,19 @@ async fn a_stream_that_nobody_reads_is_cut_when_its_lock_is_lost() {
 async fn a_hold_to_the_head_is_over_before_the_head_is_sent() {
     let (store, locks) = store_and_locks();
     let (say, body, _) = told(SizeHint::new());
-    let app = once(LockLayer::new(&locks, one_key()).hold(Hold::ToHead), Response::new(body));
+    let app = once(LockLayer::new(&locks, one_key()).release_at(ReleaseAt::ResponseHead), Response::new(body));
     let mut body = fetch(&app, "/").await.into_body();
-    assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
     sleep(60 * S).await;
     say.send(data("abc")).expect("read");
     assert!(body.frame().await.expect("one").is_ok(), "and nobody cuts it");
 
     // As a router may say.
     let (_say, body, _) = told(SizeHint::new());
-    let app =
-        once(LockLayer::new(&locks, one_key()), Response::new(body)).layer(LocksLayer::new(&locks).hold(Hold::ToHead));
+    let app = once(LockLayer::new(&locks, one_key()), Response::new(body))
+        .layer(LockManagerLayer::new(&locks).release_at(ReleaseAt::ResponseHead));
     let _body = fetch(&app, "/").await;
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -222,7 +222,7 @@ async fn a_tunnel_holds_no_lock() {
         let app = once(LockLayer::new(&locks, one_key()), answer);
         let request = Request::builder().method(method.clone()).uri("/").body(Body::empty()).expect("a request");
         let answer = send(&app, request).await;
-        assert_eq!((answer.status(), store.held() == 1), (status, holds), "{method}");
+        assert_eq!((answer.status(), store.held_count() == 1), (status, holds), "{method}");
     }
 }
 
@@ -233,22 +233,23 @@ async fn who_goes_on_without_its_lock_answers_as_it_likes_until_max_hold() {
         let (store, locks) = store_and_locks();
         let handler = get(move |lock: tower_lock::HeldLock| async move {
             sleep(works * S).await;
-            assert!(lock.ensure(Duration::ZERO).is_err());
+            assert!(lock.ensure_remaining(Duration::ZERO).is_err());
             "done"
         });
-        let layer = LockLayer::new(&locks, one_key()).on_lost(OnLost::GoOn).max_hold(60 * S);
+        let layer = LockLayer::new(&locks, one_key()).on_lost(OnLost::Continue).max_hold(60 * S);
         let app = Router::new().route("/", handler.route_layer(layer));
         let request = tokio::spawn(async move { fetch(&app, "/").await });
         settle().await;
-        store.all(Fault::Fail);
+        store.fault_all(Fault::Fail);
         assert_eq!(request.await.expect("no panic").status(), status);
     }
     // So does its stream.
     let (store, locks) = store_and_locks();
     let (say, body, gone) = told(SizeHint::new());
-    let layer = LockLayer::new(&locks, one_key()).on_lost(OnLost::GoOn).max_hold(60 * S).body_idle_timeout(3600 * S);
+    let layer =
+        LockLayer::new(&locks, one_key()).on_lost(OnLost::Continue).max_hold(60 * S).body_idle_timeout(3600 * S);
     let mut body = fetch(&once(layer, Response::new(body)), "/").await.into_body();
-    store.all(Fault::Fail);
+    store.fault_all(Fault::Fail);
     sleep(50 * S).await;
     say.send(data("abc")).expect("read");
     assert!(body.frame().await.expect("one").is_ok());
@@ -276,7 +277,7 @@ async fn a_body_with_more_than_was_announced_ends_with_what_was() {
         let mut body = fetch(&app, "/").await.into_body();
         assert_eq!(body.frame().await.expect("one").expect("data").into_data().expect("data"), "0123456789");
         assert!(body.frame().await.is_none());
-        assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+        assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
     }
 }
 
@@ -324,7 +325,7 @@ async fn a_body_whose_drop_panics_is_cut_all_the_same() {
     assert!(began.elapsed() < 10 * S, "when it is cut");
     assert!(last.expect("no end that looks complete").is_err());
     sleep(S).await;
-    assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }
 
 /// By a test, by another executor.
@@ -342,7 +343,7 @@ fn a_stream_can_be_read_where_no_runtime_is() {
         let read = std::thread::spawn(move || futures_util::FutureExt::now_or_never(body.collect()));
         let read = read.join().expect("no panic").expect("all is there").expect("whole").to_bytes();
         assert_eq!(read, "abcdef");
-        runtime.block_on(until("it is given back", || store.held() == 0));
+        runtime.block_on(until("it is given back", || store.held_count() == 0));
     }
 }
 

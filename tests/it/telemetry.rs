@@ -21,9 +21,9 @@ use tokio::{
     time::sleep,
 };
 use tower_lock::{
-    Lease, LockKey, LockLost, Locks, Released,
-    store::StoreEvent,
-    test_util::{Fault, TestStore, Verb},
+    Lease, LockKey, LockLost, LockManager,
+    store::{Released, StoreEvent},
+    test_util::{Fault, StoreOp, TestStore},
 };
 use tracing::{Dispatch, Subscriber, span};
 
@@ -161,7 +161,7 @@ fn in_time(test: impl FnOnce() + Send + 'static) {
 }
 
 /// What happens to locks: held, waited for, handed over, renewed, lost, refused by a store that is down.
-async fn everything(locks: &Locks, store: &TestStore) {
+async fn everything(locks: &LockManager, store: &TestStore) {
     let guard = locks.lock(("a",)).lock_delay(Duration::ZERO).await.expect("free");
     let waits = tokio::spawn(locks.lock(("a",)).into_future());
     let leaves = tokio::spawn(locks.lock(("a",)).into_future());
@@ -172,23 +172,23 @@ async fn everything(locks: &Locks, store: &TestStore) {
     guard.release().await.expect("up");
     soon("its turn", waits).await.expect("no panic").expect("its turn").release().await.expect("up");
     let lost = locks.lock(("b",)).lease(Lease::Fixed(Duration::from_secs(1))).await.expect("free");
-    assert_eq!(lost.view().lost().await, LockLost::LimitReached);
+    assert_eq!(lost.held_lock().lost().await, LockLost::HoldLimitReached);
     drop(lost);
     let unrenewed = locks.lock(("c",)).await.expect("free");
-    store.all(Fault::Stall);
+    store.fault_all(Fault::Hang);
     assert!(locks.try_lock(("d",)).await.is_err());
-    assert_eq!(unrenewed.view().lost().await, LockLost::Unrenewed);
-    store.all(Fault::None);
+    assert_eq!(unrenewed.held_lock().lost().await, LockLost::Expired);
+    store.fault_all(Fault::None);
     drop(unrenewed);
     sleep(Duration::from_secs(60)).await;
-    assert_eq!((locks.held(), store.held()), (0, 0));
+    assert_eq!((locks.held_count(), store.held_count()), (0, 0));
     assert_eq!(locks.size(), (0, 0), "nothing is left");
 }
 
 #[test]
 fn an_observer_that_asks_the_locks_does_not_wait_for_itself() {
     in_time(|| {
-        let asked: Arc<Mutex<Option<Locks>>> = Arc::default();
+        let asked: Arc<Mutex<Option<LockManager>>> = Arc::default();
         let told = Arc::new(AtomicUsize::new(0));
         let runtime = runtime(paused(), {
             let (asked, told) = (Arc::clone(&asked), Arc::clone(&told));
@@ -196,13 +196,13 @@ fn an_observer_that_asks_the_locks_does_not_wait_for_itself() {
                 let locks = asked.lock().expect("whole").clone();
                 if let Some(locks) = locks {
                     told.fetch_add(1, SeqCst);
-                    let _ = (locks.held(), locks.size());
+                    let _ = (locks.held_count(), locks.size());
                 }
             }
         });
         runtime.block_on(async {
             let store = TestStore::new();
-            let locks = Locks::new(store.clone());
+            let locks = LockManager::new(store.clone());
             *asked.lock().expect("whole") = Some(locks.clone());
             everything(&locks, &store).await;
             asked.lock().expect("whole").take();
@@ -217,7 +217,7 @@ fn an_observer_that_panics_ends_nothing() {
         let runtime = runtime(paused(), |_| panic!("an observer"));
         runtime.block_on(async {
             let store = TestStore::new();
-            let locks = Locks::new(store.clone());
+            let locks = LockManager::new(store.clone());
             everything(&locks, &store).await;
             // The watchdog and what gives back still work.
             everything(&locks, &store).await;
@@ -236,20 +236,20 @@ fn a_renewal_that_comes_behind_a_yield_is_no_alarm_of_a_loss() {
         });
         runtime.block_on(async {
             let store = TestStore::new();
-            let (one, other) = (Locks::new(store.clone()), Locks::new(store.clone()));
+            let (one, other) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
             let held = one.lock(("a",)).await.expect("free");
             let [here, there] = [&one, &other].map(|locks| tokio::spawn(locks.lock(("a",)).into_future()));
             settle().await;
             let owner = one.inspect(("a",)).await.expect("up").holder.expect("somebody");
-            store.on(Verb::Renew).hold_question();
-            store.forge(&StoreEvent::TakenAway { key: LockKey::from(("a",)), owner });
-            store.on(Verb::Renew).somebody().await;
-            store.on(Verb::Yield).hold_answer();
-            assert_eq!(held.release().await.expect("ours"), Released::HandedOn);
-            store.on(Verb::Yield).somebody().await;
-            store.on(Verb::Renew).open();
+            store.on(StoreOp::Renew).pause_before();
+            store.forge(&StoreEvent::Revoked { key: LockKey::from(("a",)), id: owner });
+            store.on(StoreOp::Renew).wait_until_paused().await;
+            store.on(StoreOp::Yield).pause_after();
+            assert_eq!(held.release().await.expect("ours"), Released::HandedOff);
+            store.on(StoreOp::Yield).wait_until_paused().await;
+            store.on(StoreOp::Renew).resume();
             settle().await;
-            store.on(Verb::Yield).open();
+            store.on(StoreOp::Yield).resume();
             for waits in [there, here] {
                 soon("its turn", waits).await.expect("no panic").expect("its turn").release().await.expect("ours");
             }
@@ -283,13 +283,13 @@ fn a_subscriber_that_blocks_keeps_no_other_lock_back() {
         });
         runtime.block_on(async {
             let store = TestStore::new();
-            let locks = Locks::new(store.clone());
+            let locks = LockManager::new(store.clone());
             let long = locks.lock(("long",)).await.expect("free");
             // More than there are workers.
             for n in 0..5 {
                 let fixed = Lease::Fixed(Duration::from_millis(1));
                 let lost = locks.lock(("lost", n)).lease(fixed).await.expect("free");
-                soon("lost", lost.view().lost()).await;
+                soon("lost", lost.held_lock().lost()).await;
                 drop(lost);
             }
             until("the subscriber blocks", || blocked.load(SeqCst) > 0).await;
@@ -299,16 +299,16 @@ fn a_subscriber_that_blocks_keeps_no_other_lock_back() {
                     soon("released", guard.release()).await.expect("up");
                 }
             }
-            let renewed = store.on(Verb::Renew).calls();
+            let renewed = store.on(StoreOp::Renew).calls();
             let owner = locks.inspect(("long",)).await.expect("up").holder.expect("held");
-            let event = tower_lock::store::StoreEvent::TakenAway { key: ("long",).into(), owner };
+            let event = tower_lock::store::StoreEvent::Revoked { key: ("long",).into(), id: owner };
             // Renewals go on: each of these is one.
             for n in 1..=3 {
                 sleep(Duration::from_millis(150)).await;
                 store.forge(&event);
-                until("renewed", || store.on(Verb::Renew).calls() >= renewed + n).await;
+                until("renewed", || store.on(StoreOp::Renew).calls() >= renewed + n).await;
             }
-            assert!(!long.view().remaining().is_zero());
+            assert!(!long.held_lock().remaining().is_zero());
             assert_eq!(blocked.load(SeqCst), 1, "one thread waits, and no more");
             soon("released", long.release()).await.expect("up");
             blocks.store(false, SeqCst);
@@ -338,7 +338,7 @@ fn a_recorder_that_blocks_keeps_back_whom_it_counts() {
         blocks.store(true, Relaxed);
         runtime.block_on(async {
             let store = TestStore::new();
-            let locks = Locks::new(store.clone());
+            let locks = LockManager::new(store.clone());
             let stuck = locks.lock(("stuck",)).await.expect("free");
             let stuck = tokio::spawn(async move { stuck.release().await });
             until("the recorder blocks", || blocked.load(SeqCst) == 1).await;

@@ -5,8 +5,8 @@ use std::{future::IntoFuture, time::Duration};
 use axum::{Router, http::StatusCode, response::IntoResponse, routing::get};
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    Lease, LockError, LockKey, LockLayer, LockLost, Locks, Policy, Rejection, RunError,
-    test_util::{Clock, Fault, TestStore, Verb},
+    Lease, LockError, LockKey, LockLayer, LockLost, LockManager, LockPolicy, Rejection, RunError,
+    test_util::{Clock, Fault, StoreOp, TestStore},
 };
 
 use crate::support::{fetch, one_key, settle, soon, store_and_locks, text};
@@ -22,19 +22,22 @@ const fn s(seconds: u64) -> Duration {
 #[tokio::test(start_paused = true)]
 async fn a_lock_is_lost_when_its_limit_is_reached_whatever_the_renewals_say() {
     for (policy, limit) in [
-        (Policy::new().max_hold(s(45)), 45),
-        (Policy::new().lease(Lease::Fixed(s(2))), 2),
-        (Policy::new().lease(Lease::Fixed(s(50))).max_hold(s(7)), 7),
+        (LockPolicy::new().max_hold(s(45)), 45),
+        (LockPolicy::new().lease(Lease::Fixed(s(2))), 2),
+        (LockPolicy::new().lease(Lease::Fixed(s(50))).max_hold(s(7)), 7),
     ] {
         let (store, locks) = store_and_locks();
         // The watchdog sleeps already, for longer than this one has.
         let other = locks.lock(("n", 0)).await.expect("free");
         sleep(s(1)).await;
         let guard = locks.with_policy(policy).lock(key()).await.expect("free");
-        let (began, view) = (Instant::now(), guard.view());
-        assert!(view.remaining() <= s(limit) && view.ensure(s(limit) + s(1)) == Err(LockLost::TooShort));
-        assert_eq!((view.lost().await, began.elapsed().as_secs()), (LockLost::LimitReached, limit));
-        assert_eq!((view.remaining(), view.ensure(Duration::ZERO)), (Duration::ZERO, Err(LockLost::LimitReached)));
+        let (began, view) = (Instant::now(), guard.held_lock());
+        assert!(view.remaining() <= s(limit) && view.ensure_remaining(s(limit) + s(1)) == Err(LockLost::TooShort));
+        assert_eq!((view.lost().await, began.elapsed().as_secs()), (LockLost::HoldLimitReached, limit));
+        assert_eq!(
+            (view.remaining(), view.ensure_remaining(Duration::ZERO)),
+            (Duration::ZERO, Err(LockLost::HoldLimitReached))
+        );
         // Nobody polls the guard; its key is given back all the same, after the lock-delay.
         drop(locks.lock(key()).await.expect("its turn").release());
         let free = began.elapsed();
@@ -42,7 +45,7 @@ async fn a_lock_is_lost_when_its_limit_is_reached_whatever_the_renewals_say() {
         drop(guard);
         other.release().await.expect("up");
         settle().await;
-        assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+        assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
     }
 }
 
@@ -57,9 +60,9 @@ async fn each_section_under_a_grant_has_its_own_limit() {
     drop(short.release());
     let guard = soon("its turn", next).await.expect("no panic").expect("its turn");
     sleep(s(30)).await;
-    assert!(guard.view().remaining() > s(9) && guard.view().remaining() <= s(10));
-    assert_eq!(guard.view().lost().await, LockLost::LimitReached);
-    assert_eq!(store.on(Verb::Acquire).calls(), 1, "handed over");
+    assert!(guard.held_lock().remaining() > s(9) && guard.held_lock().remaining() <= s(10));
+    assert_eq!(guard.held_lock().lost().await, LockLost::HoldLimitReached);
+    assert_eq!(store.on(StoreOp::Acquire).calls(), 1, "handed over");
 }
 
 /// The job that three machines start at the same minute, give or take.
@@ -68,22 +71,22 @@ async fn a_key_can_be_held_for_at_least_a_while() {
     let store = TestStore::new();
     let mut ran = 0;
     for _ in 0..3 {
-        let locks = Locks::new(store.clone());
-        let call = locks.try_lock(("nightly", "mail")).hold_at_least(s(10));
+        let locks = LockManager::new(store.clone());
+        let call = locks.try_lock(("nightly", "mail")).min_hold(s(10));
         match call.run(async |_| sleep(Duration::from_millis(20)).await).await {
             Ok(()) => ran += 1,
-            Err(RunError::NotStarted(LockError::Held { .. })) => {}
+            Err(RunError::NotStarted(LockError::Busy { .. })) => {}
             Err(other) => panic!("{other}"),
         }
         sleep(Duration::from_millis(100)).await;
     }
     assert_eq!(ran, 1);
-    let locks = Locks::new(store.clone());
+    let locks = LockManager::new(store.clone());
     let began = Instant::now();
     // Work that failed may be tried again at once.
-    let failed = locks.lock(("nightly", "mail")).hold_at_least(s(10)).await.expect("free again");
+    let failed = locks.lock(("nightly", "mail")).min_hold(s(10)).await.expect("free again");
     assert!(began.elapsed() > s(9) && began.elapsed() < s(10), "{:?}", began.elapsed());
-    failed.release_failed().await.expect("up");
+    failed.release_after_failure().await.expect("up");
     drop(locks.try_lock(("nightly", "mail")).await.expect("free").release());
 }
 
@@ -94,7 +97,7 @@ async fn a_route_holds_at_least_after_a_success_and_not_after_a_failure() {
         [(StatusCode::OK, 10), (StatusCode::BAD_REQUEST, 0), (StatusCode::INTERNAL_SERVER_ERROR, 0)]
     {
         let handler = get(move || async move { status.into_response() });
-        let layer = LockLayer::new(&locks, one_key()).hold_at_least(s(10));
+        let layer = LockLayer::new(&locks, one_key()).min_hold(s(10));
         let app = Router::new().route("/", handler.route_layer(layer));
         let began = Instant::now();
         assert_eq!(fetch(&app, "/").await.status(), status);
@@ -108,11 +111,10 @@ async fn a_route_holds_at_least_after_a_success_and_not_after_a_failure() {
 #[tokio::test(start_paused = true)]
 async fn a_refused_client_is_told_how_long_a_key_is_kept() {
     let (_store, locks) = store_and_locks();
-    let app =
-        Router::new().route("/", get(|| async {}).route_layer(LockLayer::new(&locks, one_key()).hold_at_least(s(4))));
+    let app = Router::new().route("/", get(|| async {}).route_layer(LockLayer::new(&locks, one_key()).min_hold(s(4))));
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
     let refused = fetch(&app, "/").await;
-    let Some(Rejection::Held { retry_after }) = refused.extensions().get() else { panic!("{refused:?}") };
+    let Some(Rejection::Busy { retry_after }) = refused.extensions().get() else { panic!("{refused:?}") };
     assert!(*retry_after >= s(3), "{retry_after:?}");
 }
 
@@ -131,11 +133,11 @@ async fn a_handler_that_hangs_is_broken_off_after_max_hold() {
         let answer = tower::ServiceExt::oneshot(app, axum::http::Request::new(axum::body::Body::empty()));
         let answer = answer.await.expect("infallible");
         assert_eq!((answer.status(), began.elapsed().as_secs()), (StatusCode::SERVICE_UNAVAILABLE, limit));
-        assert!(matches!(answer.extensions().get(), Some(Rejection::MaxHold)));
+        assert!(matches!(answer.extensions().get(), Some(Rejection::MaxHoldExceeded)));
         let problem = text(answer).await;
         assert!(problem.contains("urn:tower-lock:max-hold") && problem.contains(r#""outcome":"unknown""#), "{problem}");
         sleep(s(1)).await;
-        assert_eq!(store.held(), 0);
+        assert_eq!(store.held_count(), 0);
     }
 }
 
@@ -144,14 +146,14 @@ async fn a_handler_that_hangs_is_broken_off_after_max_hold() {
 async fn a_lost_lock_is_given_on_after_the_lock_delay() {
     for delay in [s(0), s(1), s(5)] {
         let store = TestStore::new();
-        let (one, two) = (Locks::new(store.clone()), Locks::new(store.clone()));
+        let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
         let guard = one.lock(key()).lock_delay(delay).await.expect("free");
-        let view = guard.view();
+        let view = guard.held_lock();
         // It hears nothing any more, and cannot say anything; the other one can.
-        store.on(Verb::Renew).fault(Fault::Stall);
-        store.on(Verb::Release).fault(Fault::Stall);
+        store.on(StoreOp::Renew).fault(Fault::Hang);
+        store.on(StoreOp::Release).fault(Fault::Hang);
         let next = tokio::spawn(two.lock(key()).wait(s(100)).into_future());
-        assert_eq!(view.lost().await, LockLost::Unrenewed);
+        assert_eq!(view.lost().await, LockLost::Expired);
         let lost = Instant::now();
         let _held = soon("its turn", next).await.expect("no panic").expect("its turn");
         // The lease without its drift ended a little before the store's.
@@ -167,8 +169,8 @@ async fn a_lost_lock_is_given_on_after_the_lock_delay() {
 /// The machine slept: timers have not moved, leases have.
 #[tokio::test(start_paused = true)]
 async fn the_least_hold_is_at_most_a_day() {
-    let locks = Locks::in_memory();
-    let guard = locks.lock(key()).hold_at_least(Duration::MAX).await.expect("free");
+    let locks = LockManager::in_memory();
+    let guard = locks.lock(key()).min_hold(Duration::MAX).await.expect("free");
     guard.release().await.expect("in memory");
     let day = s(24 * 60 * 60);
     let remaining = locks.inspect(key()).await.expect("in memory").remaining;
@@ -181,7 +183,7 @@ async fn the_least_hold_is_at_most_a_day() {
 async fn a_clock_that_jumps_over_the_lease_finds_the_lock_lost_before_the_next_poll() {
     let clock = Clock::default();
     let store = TestStore::with_clock(clock.clone());
-    let locks = Locks::builder(store.clone()).clock(clock.clone()).seed(7).build();
+    let locks = LockManager::builder(store.clone()).clock(clock.clone()).seed(7).build();
     let guard = locks.lock(key()).await.expect("free");
     let polls = std::cell::Cell::new(0);
     let work = async {
@@ -194,7 +196,7 @@ async fn a_clock_that_jumps_over_the_lease_finds_the_lock_lost_before_the_next_p
     assert!(futures_util::poll!(work.as_mut()).is_pending());
     clock.jump(s(31));
     sleep(Duration::from_millis(100)).await;
-    assert_eq!(futures_util::poll!(work.as_mut()), std::task::Poll::Ready(Err::<(), _>(LockLost::Unrenewed)));
+    assert_eq!(futures_util::poll!(work.as_mut()), std::task::Poll::Ready(Err::<(), _>(LockLost::Expired)));
     assert_eq!(polls.get(), 1, "not one more");
     assert_eq!(locks.try_lock(key()).await.expect("its lease is over there, too").hold_count(), 1);
 }
@@ -204,15 +206,16 @@ async fn a_clock_that_jumps_over_the_lease_finds_the_lock_lost_before_the_next_p
 async fn chance_can_be_set() {
     let run = async |seed| {
         let store = TestStore::new();
-        let (one, two) = (Locks::new(store.clone()), Locks::builder(store.clone()).seed(seed).instance("b").build());
+        let (one, two) =
+            (LockManager::new(store.clone()), LockManager::builder(store.clone()).seed(seed).instance("b").build());
         let _held = one.lock(key()).await.expect("free");
         let waiter = tokio::spawn(two.lock(key()).into_future());
         let (began, mut check_ins) = (Instant::now(), Vec::new());
-        let mut calls = store.on(Verb::Acquire).calls();
+        let mut calls = store.on(StoreOp::Acquire).calls();
         while check_ins.len() < 6 {
             sleep(Duration::from_millis(1)).await;
-            if store.on(Verb::Acquire).calls() > calls {
-                calls = store.on(Verb::Acquire).calls();
+            if store.on(StoreOp::Acquire).calls() > calls {
+                calls = store.on(StoreOp::Acquire).calls();
                 check_ins.push(began.elapsed().as_millis());
             }
         }
@@ -239,19 +242,19 @@ async fn work_runs_under_a_lock_and_gives_it_back_in_order_or_is_broken_off() {
     assert_eq!(locks.try_lock(key()).run(async |lock| lock.key().clone()).await.expect("free at once"), key());
     let _held = locks.lock(key()).await.expect("free");
     let refused = locks.try_lock(key()).run(async |_| panic!("not started")).await;
-    assert!(matches!(refused, Err::<(), _>(RunError::NotStarted(LockError::Held { .. }))));
+    assert!(matches!(refused, Err::<(), _>(RunError::NotStarted(LockError::Busy { .. }))));
     let lost = locks.lock(("n", 2)).max_hold(s(3)).run(async |_| std::future::pending::<()>().await).await;
-    assert!(matches!(lost, Err(RunError::Lost(LockLost::LimitReached))));
+    assert!(matches!(lost, Err(RunError::Lost(LockLost::HoldLimitReached))));
     settle().await;
-    assert_eq!(store.held(), 1);
+    assert_eq!(store.held_count(), 1);
 }
 
 /// Whatever is said, there is no overflow, no panic and no hang.
 #[tokio::test(start_paused = true)]
 async fn terms_without_end_and_terms_of_nothing_are_terms() {
     for long in [Duration::MAX, Duration::from_secs(u64::MAX / 2), Duration::ZERO, Duration::from_nanos(1)] {
-        let policy = Policy::new().lease(Lease::Fixed(long)).max_hold(long).hold_at_least(long).lock_delay(long);
-        let locks = Locks::in_memory();
+        let policy = LockPolicy::new().lease(Lease::Fixed(long)).max_hold(long).min_hold(long).lock_delay(long);
+        let locks = LockManager::in_memory();
         let holder = locks.lock(("n", 1)).lock_delay(Duration::ZERO).await.expect("free");
         let waits = tokio::spawn(locks.with_policy(policy).lock(("n", 1)).wait(long.max(s(1))).into_future());
         settle().await;
@@ -266,32 +269,35 @@ async fn terms_without_end_and_terms_of_nothing_are_terms() {
 /// Two calls of one owner: one does the work; the other was told that it is its turn, and never came.
 #[tokio::test(start_paused = true)]
 async fn a_turn_that_nobody_took_does_not_end_the_least_hold() {
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let me = tower_lock::Owner::new();
     let before = locks.lock(key()).await.expect("free");
-    let call = || Box::pin(locks.lock(key()).owner(&me).hold_at_least(s(60)).into_future());
+    let call = || Box::pin(locks.lock(key()).owner(&me).min_hold(s(60)).into_future());
     let (mut works, mut leaves) = (call(), call());
     assert!(futures_util::poll!(works.as_mut()).is_pending() && futures_util::poll!(leaves.as_mut()).is_pending());
     drop(before.release());
     drop(works.await.expect("its turn").release());
     drop(leaves);
-    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Held { .. })));
+    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })));
 }
 
 #[tokio::test(start_paused = true)]
 async fn nobody_holds_what_is_lost() {
     // Granted within the call: nobody has looked since.
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let me = tower_lock::Owner::new();
     let guard = locks.lock(key()).owner(&me).lease(Lease::Fixed(Duration::ZERO)).await.expect("free");
-    assert_eq!((guard.view().remaining(), guard.hold_count(), locks.hold_count(key(), &me)), (Duration::ZERO, 0, 0));
+    assert_eq!(
+        (guard.held_lock().remaining(), guard.hold_count(), locks.hold_count(key(), &me)),
+        (Duration::ZERO, 0, 0)
+    );
 }
 
 /// The watchdog looks while the section ends; the next one has no limit.
 #[test]
 fn the_limit_of_a_section_never_ends_the_next_one() {
     use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-    let locks = Locks::in_memory();
+    let locks = LockManager::in_memory();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().expect("a runtime");
     let stop = std::sync::Arc::new(AtomicBool::new(false));
@@ -314,7 +320,7 @@ fn the_limit_of_a_section_never_ends_the_next_one() {
         let call = locks.lock(("n", n)).lease(Lease::Fixed(Duration::from_micros(400))).lock_delay(Duration::ZERO);
         let first = runtime.block_on(call.into_future()).expect("free");
         let next = runtime.spawn(locks.lock(("n", n)).into_future());
-        let view = first.view();
+        let view = first.held_lock();
         // As near to its end as can be.
         while view.remaining() > Duration::from_nanos(500 << (n % 8)) {
             std::hint::spin_loop();
@@ -322,8 +328,8 @@ fn the_limit_of_a_section_never_ends_the_next_one() {
         let said = runtime.block_on(first.release());
         let next = runtime.block_on(next).expect("no panic").expect("its turn");
         std::thread::yield_now();
-        handed_on += usize::from(matches!(said, Ok(tower_lock::Released::HandedOn)));
-        assert_eq!(next.view().ensure(Duration::ZERO), Ok(()), "{n}: {said:?}");
+        handed_on += usize::from(matches!(said, Ok(tower_lock::store::Released::HandedOff)));
+        assert_eq!(next.held_lock().ensure_remaining(Duration::ZERO), Ok(()), "{n}: {said:?}");
         drop(next.release());
     }
     stop.store(true, SeqCst);

@@ -3,14 +3,17 @@
 use std::time::Duration;
 
 use tower_lock::{
-    ForceReleaseReply, LockStore, RedisStore,
-    store::{AcquireAsk, Acquired, ForceAsk, IfHeld, Inbox, LineTerms, ReleaseAsk},
-    test_util::decisions::OwnerIds,
+    RedisStore,
+    store::{
+        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore,
+        QueueConfig, ReleaseRequest,
+    },
+    test_util::decisions::AcquisitionIds,
 };
 
 use crate::support::{LINE, NAME, World, key, ms, world};
 
-const TERMS: LineTerms = LineTerms::new(ms(4_000), ms(10_000), 1024);
+const TERMS: QueueConfig = QueueConfig::new(ms(4_000), ms(10_000), 1024);
 
 /// What is counted here is commands, on a machine that may be busy.
 async fn patient(world: &World) -> RedisStore {
@@ -46,20 +49,20 @@ async fn a_hash_of_many_fields_can_be_inspected_and_revoked() {
 async fn a_queue_of_a_million_entries_of_others_keeps_nobody_busy() {
     let Some(world) = world().await else { return };
     let store = patient(&world).await;
-    let ids = OwnerIds::new("a", 1);
-    store.open(Inbox::new(ids.next().process(), |_| true));
+    let ids = AcquisitionIds::new("a", 1);
+    store.subscribe(EventSink::new(ids.next().manager(), |_| true));
     // A thousand at a time: a long script would keep the store from its own questions.
     let fill = "local all = {} for j = 1, 1000 do all[j] = 'x:1:' .. ARGV[1] * 1000 + j end \
                 return redis.call('RPUSH', KEYS[1], unpack(all))";
     let acquire = async |owner, if_held| {
-        let ask = AcquireAsk::new(key(), owner, ms(30_000), if_held, TERMS, ms(5_000));
+        let ask = AcquireRequest::new(key(), owner, ms(30_000), if_held, TERMS, ms(5_000));
         store.acquire(ask).await.expect("an answer")
     };
     for entries in [60_000, 1_000_000] {
         for what in ["acquire", "release", "enqueue", "force"] {
             let (holder, other) = (ids.next(), ids.next());
             if what != "acquire" {
-                assert!(matches!(acquire(holder.clone(), IfHeld::Refuse).await, Acquired::Granted { .. }), "{what}");
+                assert!(matches!(acquire(holder.clone(), IfBusy::Fail).await, AcquireReply::Granted { .. }), "{what}");
             }
             for thousand in 0..entries / 1000 {
                 world.ask(&["EVAL", fill, "1", LINE, &thousand.to_string()]).await;
@@ -67,15 +70,15 @@ async fn a_queue_of_a_million_entries_of_others_keeps_nobody_busy() {
             world.ask(&["CONFIG", "RESETSTAT"]).await;
             match what {
                 "acquire" => {
-                    assert!(matches!(acquire(holder.clone(), IfHeld::Refuse).await, Acquired::Granted { .. }));
+                    assert!(matches!(acquire(holder.clone(), IfBusy::Fail).await, AcquireReply::Granted { .. }));
                 }
                 "release" => {
-                    let release = ReleaseAsk::new(key(), holder.clone(), Duration::ZERO, TERMS);
+                    let release = ReleaseRequest::new(key(), holder.clone(), Duration::ZERO, TERMS);
                     store.release(release).await.expect("an answer");
                 }
-                "enqueue" => drop(acquire(other.clone(), IfHeld::LineUp).await),
+                "enqueue" => drop(acquire(other.clone(), IfBusy::Enqueue).await),
                 _ => {
-                    let force = ForceAsk::new(key(), Duration::ZERO, TERMS);
+                    let force = ForceReleaseRequest::new(key(), Duration::ZERO, TERMS);
                     store.force_release(force).await.expect("an answer");
                 }
             }
@@ -84,7 +87,7 @@ async fn a_queue_of_a_million_entries_of_others_keeps_nobody_busy() {
                 assert!(calls <= 65, "{what} behind {entries}: {calls} times {command}");
             }
             for owner in [holder, other] {
-                store.release(ReleaseAsk::new(key(), owner, Duration::ZERO, TERMS)).await.expect("an answer");
+                store.release(ReleaseRequest::new(key(), owner, Duration::ZERO, TERMS)).await.expect("an answer");
             }
             world.ask(&["UNLINK", LINE, NAME]).await;
         }
@@ -96,17 +99,17 @@ async fn a_queue_of_a_million_entries_of_others_keeps_nobody_busy() {
 async fn a_full_queue_is_swept_a_part_at_a_time_and_all_of_it_in_the_end() {
     let Some(world) = world().await else { return };
     let store = patient(&world).await;
-    let (ids, dead) = (OwnerIds::new("a", 1), OwnerIds::new("dead", 2));
-    store.open(Inbox::new(ids.next().process(), |_| true));
+    let (ids, dead) = (AcquisitionIds::new("a", 1), AcquisitionIds::new("dead", 2));
+    store.subscribe(EventSink::new(ids.next().manager(), |_| true));
     let acquire = async |owner| {
-        let ask = AcquireAsk::new(key(), owner, ms(30_000), IfHeld::LineUp, TERMS, ms(5_000));
+        let ask = AcquireRequest::new(key(), owner, ms(30_000), IfBusy::Enqueue, TERMS, ms(5_000));
         store.acquire(ask).await.expect("an answer")
     };
-    assert!(matches!(acquire(ids.next()).await, Acquired::Granted { .. }));
+    assert!(matches!(acquire(ids.next()).await, AcquireReply::Granted { .. }));
     for n in 0..1024 {
         // One dead entry, somewhere.
         let owner = if n == 700 { dead.next() } else { ids.next() };
-        assert!(matches!(acquire(owner).await, Acquired::InLine { before, .. } if before == n));
+        assert!(matches!(acquire(owner).await, AcquireReply::Queued { ahead, .. } if ahead == n));
     }
     let mut requests = 0;
     loop {
@@ -116,10 +119,10 @@ async fn a_full_queue_is_swept_a_part_at_a_time_and_all_of_it_in_the_end() {
         let asked = (calls(&world, "lrange").await, calls(&world, "pubsub|numsub").await, calls(&world, "lrem").await);
         match answer {
             // The store itself asks once a second whether it is heard.
-            Acquired::LineFull { waiting: 1024, .. } => {
+            AcquireReply::QueueFull { waiting: 1024, .. } => {
                 assert!(matches!(asked, (1, 1..=8, 0)), "one part, one question: {asked:?}");
             }
-            Acquired::InLine { before: 1023, .. } => {
+            AcquireReply::Queued { ahead: 1023, .. } => {
                 assert!(matches!(asked, (1, 1..=8, 1)), "{asked:?}");
                 break;
             }
@@ -127,7 +130,7 @@ async fn a_full_queue_is_swept_a_part_at_a_time_and_all_of_it_in_the_end() {
         }
         assert!(requests < 5_000, "the dead one is never found");
     }
-    assert!(matches!(acquire(ids.next()).await, Acquired::LineFull { waiting: 1024, .. }), "full again");
+    assert!(matches!(acquire(ids.next()).await, AcquireReply::QueueFull { waiting: 1024, .. }), "full again");
 }
 
 /// A field that another program has written is no word of a script, and one line of a log.

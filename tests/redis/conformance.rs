@@ -10,12 +10,12 @@ use crate::support::{ms, world};
 use futures_util::{StreamExt, stream};
 use tokio::time::{sleep, timeout};
 use tower_lock::{
-    LockKey, LockStore, MemoryStore, OwnerId,
+    AcquisitionId, LockKey, MemoryStore,
     store::{
-        AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, IfHeld, Inbox, LineTerms, ReleaseAsk, RenewAsk, StoreEvent,
-        YieldAsk, Yielded,
+        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore,
+        QueueConfig, ReleaseRequest, RenewRequest, StoreEvent, YieldReply, YieldRequest,
     },
-    test_util::{conformance, decisions::OwnerIds},
+    test_util::{conformance, decisions::AcquisitionIds},
 };
 
 #[tokio::test]
@@ -59,10 +59,10 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
     let told = Arc::new(Mutex::new(Vec::new()));
     let processes: Vec<_> = (0..PROCESSES)
         .map(|n| {
-            let ids = OwnerIds::new(&format!("p{n}"), fastrand::u64(..));
+            let ids = AcquisitionIds::new(&format!("p{n}"), fastrand::u64(..));
             let notes = Arc::clone(&told);
-            let process = ids.next().process().to_owned();
-            store.open(Inbox::new(process, move |event| {
+            let process = ids.next().manager().to_owned();
+            store.subscribe(EventSink::new(process, move |event| {
                 notes.lock().unwrap_or_else(PoisonError::into_inner).extend(event.map(|event| (n, event)));
                 true
             }));
@@ -71,11 +71,12 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
         .collect();
     // Whoever asks on behalf of a process that cannot hear yet waits for that.
     for (n, ids) in processes.iter().enumerate() {
-        let ask = AcquireAsk::new(LockKey::from(("hello", seed, n)), ids.next(), ms(1), IfHeld::LineUp, terms(), LONG);
+        let ask =
+            AcquireRequest::new(LockKey::from(("hello", seed, n)), ids.next(), ms(1), IfBusy::Enqueue, terms(), LONG);
         store.acquire(ask).await.expect("an answer");
     }
     let mut names = Names::default();
-    let mut owners: Vec<OwnerId> = Vec::new();
+    let mut owners: Vec<AcquisitionId> = Vec::new();
     let mut answers = Vec::new();
     for _ in 0..STEPS {
         // Mostly somebody who has asked before.
@@ -87,21 +88,21 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
         let mut is_short = false;
         let answer = match die.u8(0..12) {
             0..=4 => {
-                let if_held = if die.u8(0..4) == 0 { IfHeld::Refuse } else { IfHeld::LineUp };
+                let if_held = if die.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
                 let lease = if die.u8(0..5) == 0 { SHORT } else { LONG };
                 is_short = lease == SHORT;
-                let ask = AcquireAsk::new(key.clone(), owner, lease, if_held, terms(), LONG);
+                let ask = AcquireRequest::new(key.clone(), owner, lease, if_held, terms(), LONG);
                 let got = store.acquire(ask).await.expect("an answer");
                 format!("acquire({who}, {if_held:?}, {lease:?}): {}", names.acquired(got))
             }
             5..=6 => {
-                let keep_taken = [Duration::ZERO, Duration::ZERO, SHORT, LONG / 2][die.usize(0..4)];
-                is_short = keep_taken == SHORT;
-                let ask = ReleaseAsk::new(key.clone(), owner, keep_taken, terms());
-                format!("release({who}, {keep_taken:?}): {:?}", store.release(ask).await.expect("an answer"))
+                let block_for = [Duration::ZERO, Duration::ZERO, SHORT, LONG / 2][die.usize(0..4)];
+                is_short = block_for == SHORT;
+                let ask = ReleaseRequest::new(key.clone(), owner, block_for, terms());
+                format!("release({who}, {block_for:?}): {:?}", store.release(ask).await.expect("an answer"))
             }
             7 => {
-                let asks = vec![RenewAsk::new(key.clone(), owner, LONG)];
+                let asks = vec![RenewRequest::new(key.clone(), owner, LONG)];
                 format!("renew({who}): {:?}", store.renew(asks).await.expect("an answer"))
             }
             8 => {
@@ -112,17 +113,17 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
                 let stands =
                     store.inspect(key.clone()).await.expect("an answer").holder.map_or(7, |holder| holder.fence);
                 let fence = if die.u8(0..4) == 0 { 7 } else { stands };
-                let ask = YieldAsk::new(key.clone(), owner, fence, next, LONG, terms(), LONG);
-                let yielded = match store.yield_to_line(ask).await.expect("an answer") {
-                    Yielded::Extended { fence } => format!("extended, {}", names.fence(fence)),
-                    Yielded::Over(got) => names.acquired(got),
+                let ask = YieldRequest::new(key.clone(), owner, fence, next, LONG, terms(), LONG);
+                let yielded = match store.yield_to_queue(ask).await.expect("an answer") {
+                    YieldReply::Extended { fence } => format!("extended, {}", names.fence(fence)),
+                    YieldReply::NotHolder(got) => names.acquired(got),
                     other => format!("{other:?}"),
                 };
                 format!("yield({who}, {then}): {yielded}")
             }
             9 if die.bool() => {
                 is_short = die.bool();
-                let ask = ForceAsk::new(key.clone(), if is_short { SHORT } else { Duration::ZERO }, terms());
+                let ask = ForceReleaseRequest::new(key.clone(), if is_short { SHORT } else { Duration::ZERO }, terms());
                 match store.force_release(ask).await.expect("an answer") {
                     ForceReleaseReply::Free => "force: free".to_owned(),
                     ForceReleaseReply::Revoked { holder } => format!("force: from {}", names.owner(&holder)),
@@ -132,7 +133,7 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
             }
             _ => {
                 let found = store.inspect(key.clone()).await.expect("an answer");
-                let holder = found.holder.map(|holder| (names.owner(&holder.owner), names.fence(holder.fence)));
+                let holder = found.holder.map(|holder| (names.owner(&holder.id), names.fence(holder.fence)));
                 format!("inspect: {holder:?}, {}, {} wait", left(found.lease_left), found.waiting)
             }
         };
@@ -145,10 +146,10 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
     // Messages take their time, and those of one process come in order: this one is its last.
     for (n, ids) in processes.iter().enumerate() {
         let last = LockKey::from(("last", seed, n));
-        let ask = AcquireAsk::new(last.clone(), ids.next(), LONG, IfHeld::Refuse, terms(), LONG);
+        let ask = AcquireRequest::new(last.clone(), ids.next(), LONG, IfBusy::Fail, terms(), LONG);
         store.acquire(ask).await.expect("an answer");
-        store.force_release(ForceAsk::new(last.clone(), Duration::ZERO, terms())).await.expect("an answer");
-        let is_last = |event: &StoreEvent| matches!(event, StoreEvent::TakenAway { key, .. } if *key == last);
+        store.force_release(ForceReleaseRequest::new(last.clone(), Duration::ZERO, terms())).await.expect("an answer");
+        let is_last = |event: &StoreEvent| matches!(event, StoreEvent::Revoked { key, .. } if *key == last);
         let has_come = || {
             let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
             let before = told.len();
@@ -165,10 +166,10 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
     let told = std::mem::take(&mut *told.lock().unwrap_or_else(PoisonError::into_inner));
     for n in 0..PROCESSES {
         answers.push(format!("p{n} was told"));
-        for (_, event) in told.iter().filter(|(process, event)| *process == n && *event != StoreEvent::Gap) {
+        for (_, event) in told.iter().filter(|(process, event)| *process == n && *event != StoreEvent::Lagged) {
             answers.push(match event {
-                StoreEvent::Offered { owner, .. } => format!("offered {}", names.owner(owner)),
-                StoreEvent::TakenAway { owner, .. } => format!("taken {}", names.owner(owner)),
+                StoreEvent::Offered { id: owner, .. } => format!("offered {}", names.owner(owner)),
+                StoreEvent::Revoked { id: owner, .. } => format!("taken {}", names.owner(owner)),
                 other => format!("{other:?}"),
             });
         }
@@ -179,8 +180,8 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
 const SHORT: Duration = ms(10);
 const LONG: Duration = Duration::from_secs(600);
 
-fn terms() -> LineTerms {
-    LineTerms::new(LONG * 2, Duration::from_secs(60), 4)
+fn terms() -> QueueConfig {
+    QueueConfig::new(LONG * 2, Duration::from_secs(60), 4)
 }
 
 fn left(left: Duration) -> &'static str {
@@ -194,12 +195,12 @@ fn left(left: Duration) -> &'static str {
 /// Ids are random and fences are clocks: what can be compared is which is which.
 #[derive(Default)]
 struct Names {
-    owners: HashMap<OwnerId, usize>,
+    owners: HashMap<AcquisitionId, usize>,
     fences: Vec<u64>,
 }
 
 impl Names {
-    fn owner(&mut self, owner: &OwnerId) -> String {
+    fn owner(&mut self, owner: &AcquisitionId) -> String {
         let next = self.owners.len();
         format!("{}#{}", owner.instance(), self.owners.entry(owner.clone()).or_insert(next))
     }
@@ -213,12 +214,14 @@ impl Names {
         format!("fence {}{}", self.fences.len() - 1, if rises { "" } else { ", which does not rise" })
     }
 
-    fn acquired(&mut self, got: Acquired) -> String {
+    fn acquired(&mut self, got: AcquireReply) -> String {
         match got {
-            Acquired::Granted { fence } => format!("granted, {}", self.fence(fence)),
-            Acquired::InLine { before, lease_left } => format!("in line behind {before}, {}", left(lease_left)),
-            Acquired::Held { lease_left } => format!("held, {}", left(lease_left)),
-            Acquired::LineFull { lease_left, waiting } => format!("full of {waiting}, {}", left(lease_left)),
+            AcquireReply::Granted { fence } => format!("granted, {}", self.fence(fence)),
+            AcquireReply::Queued { ahead: before, lease_left } => {
+                format!("in line behind {before}, {}", left(lease_left))
+            }
+            AcquireReply::Busy { lease_left } => format!("held, {}", left(lease_left)),
+            AcquireReply::QueueFull { lease_left, waiting } => format!("full of {waiting}, {}", left(lease_left)),
             other => format!("{other:?}"),
         }
     }

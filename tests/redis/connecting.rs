@@ -16,8 +16,9 @@ use tokio::{
     time::sleep,
 };
 use tower_lock::{
-    LockError, LockStore, Locks, RedisConnectError, RedisStore, StoreErrorKind,
+    LockError, LockManager, RedisStore,
     deadpool_redis::{Config, Runtime},
+    store::{LockStore, RedisConnectError, StoreErrorKind},
     test_util::conformance,
 };
 use tower_lock_faults::{RedisServer, Reply};
@@ -25,7 +26,7 @@ use tower_lock_faults::{RedisServer, Reply};
 use crate::support::{LINE, Log, NAME, key, ms, soon, until, world};
 
 async fn works(store: RedisStore) {
-    let locks = Locks::new(store);
+    let locks = LockManager::new(store);
     locks.lock(key()).await.expect("free").release().await.expect("ours");
 }
 
@@ -66,27 +67,27 @@ async fn a_store_is_made_of_an_url_a_configuration_or_a_pool_of_your_own() {
 async fn two_prefixes_are_two_applications() {
     let Some(world) = world().await else { return };
     let shop = RedisStore::builder().prefix("shop").connect(&world.redis.url()).await.expect("a prefix");
-    let (shop, other) = (Locks::new(shop), world.sound_instance("b").await);
+    let (shop, other) = (LockManager::new(shop), world.sound_instance("b").await);
     let (one, two) = (shop.try_lock(key()).await.expect("free"), other.try_lock(key()).await.expect("free"));
     assert_eq!(world.keys().await, ["lock:k", "shop:k"]);
     one.release().await.expect("ours");
     two.release().await.expect("ours");
     for prefix in ["", "a:b", "tower-lock"] {
         let error = RedisStore::builder().prefix(prefix).connect(&world.redis.url()).await.expect_err("no prefix");
-        assert!(matches!(error, RedisConnectError::Prefix(_)), "{error}");
+        assert!(matches!(error, RedisConnectError::InvalidPrefix(_)), "{error}");
     }
 }
 
 #[tokio::test]
 async fn an_address_that_is_none_is_said_to_be_none_and_nobody_there_is_no_panic() {
     let error = RedisStore::connect("http://localhost").await.expect_err("no Redis");
-    assert!(matches!(error, RedisConnectError::Address(_)), "{error}");
+    assert!(matches!(error, RedisConnectError::InvalidUrl(_)), "{error}");
     let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
     let error = RedisStore::connect(&format!("redis://127.0.0.1:{port}")).await.expect_err("nobody there");
     assert!(matches!(error, RedisConnectError::Unreachable { .. }), "{error}");
     assert!(whole(&error).contains("is the server up, and the address right?"), "{}", whole(&error));
     if std::env::var_os("REDIS_URL").is_none() {
-        assert!(matches!(RedisStore::from_env().await, Err(RedisConnectError::NoUrl)));
+        assert!(matches!(RedisStore::from_env().await, Err(RedisConnectError::MissingUrl)));
     }
     #[cfg(not(feature = "redis-tls"))]
     {
@@ -164,7 +165,7 @@ async fn messages_that_do_not_come_are_found_out_at_the_start() {
     let Some(world) = world().await else { return };
     world.proxy.all().drop_pushes();
     let error = RedisStore::connect(&world.proxy.url()).await.expect_err("deaf");
-    assert!(matches!(error, RedisConnectError::NoEvents { receivers: 1, came: false, .. }), "{error:?}");
+    assert!(matches!(error, RedisConnectError::PubSubUnavailable { receivers: 1, received: false, .. }), "{error:?}");
     assert!(error.to_string().contains(&world.proxy.address().to_string()), "{error}");
 }
 
@@ -197,7 +198,7 @@ async fn the_smallest_acl_is_enough_for_everything_and_without_any_of_it_the_sta
         // What is only used to say goodbye, or to see whether somebody is there, is not worth an error.
         match (command.as_str(), RedisStore::connect(&url).await) {
             ("+info" | "+unsubscribe" | "+ping", Ok(_)) => {}
-            (_, Err(error @ (RedisConnectError::Refused { .. } | RedisConnectError::Unreachable { .. }))) => {
+            (_, Err(error @ (RedisConnectError::PermissionDenied { .. } | RedisConnectError::Unreachable { .. }))) => {
                 let (text, name) = (whole(&error).to_lowercase(), command.trim_start_matches('+'));
                 assert!(text.contains(name) || name.contains('|'), "without {command}: {text}");
                 assert!(text.contains(&world.redis.address().to_string()), "without {command}: {text}");
@@ -223,7 +224,7 @@ async fn a_neighbour_with_the_smallest_acl_cannot_touch_the_locks_of_another_pre
     let url = user(&world.redis, &rules).await;
     works(RedisStore::builder().prefix("shop").connect(&url).await.expect("its own prefix")).await;
     let error = RedisStore::connect(&url).await.expect_err("the prefix of others");
-    assert!(matches!(error, RedisConnectError::Refused { .. }), "{error}");
+    assert!(matches!(error, RedisConnectError::PermissionDenied { .. }), "{error}");
 
     let mut neighbour = world.redis.connect().await;
     neighbour.command(&["AUTH", "locks", "secret"]).await.expect("an answer");
@@ -388,7 +389,7 @@ async fn a_store_that_is_dropped_leaves_nothing() {
     let store: Arc<dyn LockStore> = Arc::new(RedisStore::connect(&world.redis.url()).await.expect("it is up"));
     drop((one, two));
     until("nobody listens", async || channels().await == 0).await;
-    let third = Locks::new(Arc::clone(&store));
+    let third = LockManager::new(Arc::clone(&store));
     until("it listens", async || channels().await == 1).await;
     drop(third);
     until("it does not", async || channels().await == 0).await;
@@ -420,7 +421,7 @@ async fn a_lazy_store_starts_without_redis_and_works_as_soon_as_it_is_there() {
     }
     let mut redis = RedisServer::start().await;
     redis.kill();
-    let locks = Locks::new(RedisStore::connect_lazy(&redis.url()).expect("an address"));
+    let locks = LockManager::new(RedisStore::connect_lazy(&redis.url()).expect("an address"));
     assert!(matches!(locks.try_lock(key()).await, Err(LockError::Store(_))));
     assert_eq!(locks.health().await.expect_err("down").kind(), StoreErrorKind::Unavailable);
     redis.restart().await;
@@ -430,9 +431,9 @@ async fn a_lazy_store_starts_without_redis_and_works_as_soon_as_it_is_there() {
     assert_eq!(locks.health().await.expect_err("stopped").kind(), StoreErrorKind::Timeout);
     redis.thaw();
     until("it is ready again", async || locks.health().await.is_ok()).await;
-    assert!(matches!(RedisStore::connect_lazy("localhost:6379"), Err(RedisConnectError::Address(_))));
+    assert!(matches!(RedisStore::connect_lazy("localhost:6379"), Err(RedisConnectError::InvalidUrl(_))));
     let error = RedisStore::builder().prefix("a:b").connect_lazy(&redis.url()).expect_err("no prefix");
-    assert!(matches!(error, RedisConnectError::Prefix(_)), "{error}");
+    assert!(matches!(error, RedisConnectError::InvalidPrefix(_)), "{error}");
 }
 
 /// What `connect` would have said is said as soon as it is known.
@@ -441,7 +442,7 @@ async fn a_lazy_store_reports_what_its_redis_cannot_do() {
     let Some(world) = world().await else { return };
     let log = Log::default();
     let guard = log.listen();
-    let old = Locks::new(RedisStore::connect_lazy(&server_of_version("6.2.14").await).expect("an address"));
+    let old = LockManager::new(RedisStore::connect_lazy(&server_of_version("6.2.14").await).expect("an address"));
     let mut reason = String::new();
     until("it is told", async || {
         reason = whole(&old.health().await.expect_err("too old"));
@@ -453,7 +454,7 @@ async fn a_lazy_store_reports_what_its_redis_cannot_do() {
 
     let rules: Vec<_> = smallest_acl().into_iter().filter(|rule| rule != "+publish").collect();
     let url = user(&world.redis, &rules).await;
-    let locks = Locks::new(RedisStore::connect_lazy(&url).expect("an address"));
+    let locks = LockManager::new(RedisStore::connect_lazy(&url).expect("an address"));
     until("a right is missing", async || {
         let error = locks.health().await.expect_err("no right to publish");
         error.kind() == StoreErrorKind::Refused && whole(&error).contains("PUBLISH")

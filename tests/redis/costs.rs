@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::Instant;
-use tower_lock::{LockError, Locks};
+use tower_lock::{LockError, LockManager};
 
 use crate::support::{World, key, world};
 
 /// Scripts are known to the server, and everybody is heard.
-async fn warm(world: &World, instances: &[Locks]) {
+async fn warm(world: &World, instances: &[LockManager]) {
     for locks in instances {
         locks.lock(key()).await.expect("free").release().await.expect("given back");
     }
@@ -85,7 +85,7 @@ async fn a_refusal_by_the_process_that_holds_the_key_sends_nothing() {
     let guard = locks.try_lock(key()).await.expect("free");
     world.proxy.forget_requests();
     for _ in 0..100 {
-        assert!(matches!(locks.try_lock(key()).await, Err(LockError::Held { .. })));
+        assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })));
     }
     assert_eq!(world.proxy.requests().get("EVALSHA"), None);
     guard.release().await.expect("ours");

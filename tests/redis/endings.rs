@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use axum::{Router, body::Body, http::Response, routing::get};
 use tokio::{net::TcpListener, time::Instant};
-use tower_lock::{LockLayer, Locks, by_parts};
+use tower_lock::{LockLayer, LockManager, key::from_parts};
 
 use crate::{
     matrix::{self, Client, ENDINGS, Says, Step, Steps, Version, whoever_read_the_end_is_served_elsewhere},
@@ -18,7 +18,7 @@ async fn serve(app: Router) -> SocketAddr {
     address
 }
 
-async fn instances(world: &World, service: impl Fn(&Locks) -> Router) -> [SocketAddr; 2] {
+async fn instances(world: &World, service: impl Fn(&LockManager) -> Router) -> [SocketAddr; 2] {
     let (one, two) = (world.sound_instance("a").await, world.sound_instance("b").await);
     [serve(service(&one)).await, serve(service(&two)).await]
 }
@@ -39,7 +39,7 @@ async fn after_a_panic_in_a_body_both_instances_refuse_for_the_lock_delay_and_th
     let Some(world) = world().await else { return };
     let delay = ms(1500);
     let instances = instances(&world, |locks| {
-        let layer = || LockLayer::new(locks, by_parts(|_| ("k",))).lock_delay(delay);
+        let layer = || LockLayer::new(locks, from_parts(|_| ("k",))).lock_delay(delay);
         let panics =
             async || Response::new(Body::new(Steps::new([Step::Data(10), Step::Panic(SAYS)], Says::Nobody, true)));
         Router::new()

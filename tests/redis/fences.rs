@@ -10,9 +10,12 @@ use std::{
 use futures_util::future::join_all;
 
 use tower_lock::{
-    LockKey, LockStore, OwnerId, RedisStore, Released,
-    store::{AcquireAsk, Acquired, IfHeld, Inbox, LineTerms, ReleaseAsk, YieldAsk, Yielded},
-    test_util::decisions::OwnerIds,
+    AcquisitionId, LockKey, RedisStore,
+    store::{
+        AcquireReply, AcquireRequest, EventSink, IfBusy, LockStore, QueueConfig, ReleaseRequest, Released, YieldReply,
+        YieldRequest,
+    },
+    test_util::decisions::AcquisitionIds,
 };
 
 use crate::support::{Log, key, ms, until, world};
@@ -32,23 +35,24 @@ async fn the_fence_in_the_message_in_the_store_and_in_the_answer_are_the_same_di
         heard.lock().unwrap_or_else(PoisonError::into_inner).insert(said);
         vec![push.payload.clone()]
     });
-    let ids = OwnerIds::new("p", 1);
-    store.open(Inbox::new(ids.next().process(), |_| true));
+    let ids = AcquisitionIds::new("p", 1);
+    store.subscribe(EventSink::new(ids.next().manager(), |_| true));
     let grants = join_all((0..KEYS).map(async |n| {
         let (key, name) = (LockKey::from(("k", n)), format!("lock:k:{n}"));
-        let ask =
-            |owner| store.acquire(AcquireAsk::new(key.clone(), owner, ms(60_000), IfHeld::LineUp, TERMS, ms(5_000)));
+        let ask = |owner| {
+            store.acquire(AcquireRequest::new(key.clone(), owner, ms(60_000), IfBusy::Enqueue, TERMS, ms(5_000)))
+        };
         let mut holder = ids.next();
-        assert!(matches!(ask(holder.clone()).await, Ok(Acquired::Granted { .. })));
+        assert!(matches!(ask(holder.clone()).await, Ok(AcquireReply::Granted { .. })));
         let mut look = world.redis.connect().await;
         let mut answers = Vec::new();
         for _ in 0..GRANTS {
             let next = ids.next();
-            assert!(matches!(ask(next.clone()).await, Ok(Acquired::InLine { .. })));
-            let release = ReleaseAsk::new(key.clone(), holder, Duration::ZERO, TERMS);
-            assert_eq!(store.release(release).await.expect("an answer"), Released::HandedOn);
+            assert!(matches!(ask(next.clone()).await, Ok(AcquireReply::Queued { .. })));
+            let release = ReleaseRequest::new(key.clone(), holder, Duration::ZERO, TERMS);
+            assert_eq!(store.release(release).await.expect("an answer"), Released::HandedOff);
             let stands = look.command(&["HGET", &name, &next.to_string()]).await.expect("an answer");
-            let Ok(Acquired::Granted { fence }) = ask(next.clone()).await else { panic!("it was offered") };
+            let Ok(AcquireReply::Granted { fence }) = ask(next.clone()).await else { panic!("it was offered") };
             assert_eq!(stands.text(), Some(fence.to_string().as_str()));
             answers.push(format!("1 offered {fence} {next} {name}"));
             holder = next;
@@ -64,7 +68,7 @@ async fn the_fence_in_the_message_in_the_store_and_in_the_answer_are_the_same_di
     assert!(*messages.lock().unwrap_or_else(PoisonError::into_inner) == answers);
 }
 
-const TERMS: LineTerms = LineTerms::new(ms(60_000), ms(60_000), 8);
+const TERMS: QueueConfig = QueueConfig::new(ms(60_000), ms(60_000), 8);
 
 #[tokio::test]
 async fn a_fence_rises_over_flushall_and_over_a_restart() {
@@ -103,11 +107,11 @@ const NO_FENCES: [&str; 10] = [
 async fn what_is_no_fence_is_replaced_by_the_clock_and_the_log_names_the_key() {
     let Some(world) = world().await else { return };
     let store = world.store().await;
-    let terms = LineTerms::new(ms(4_000), ms(10_000), 8);
-    let ids = OwnerIds::new("a", 1);
-    store.open(Inbox::new(ids.next().process(), |_| true));
-    let acquire = async |owner: OwnerId, what: &str| {
-        let ask = AcquireAsk::new(key(), owner, ms(30_000), IfHeld::LineUp, terms, ms(500));
+    let terms = QueueConfig::new(ms(4_000), ms(10_000), 8);
+    let ids = AcquisitionIds::new("a", 1);
+    store.subscribe(EventSink::new(ids.next().manager(), |_| true));
+    let acquire = async |owner: AcquisitionId, what: &str| {
+        let ask = AcquireRequest::new(key(), owner, ms(30_000), IfBusy::Enqueue, terms, ms(500));
         store.acquire(ask).await.unwrap_or_else(|error| panic!("{what}: {error}: {}", error.source().expect("kept")))
     };
     let mut last = 0;
@@ -127,23 +131,23 @@ async fn what_is_no_fence_is_replaced_by_the_clock_and_the_log_names_the_key() {
             if way == "acquire" {
                 disturb().await;
             }
-            let Acquired::Granted { mut fence } = acquire(holder.clone(), value).await else { panic!("free") };
+            let AcquireReply::Granted { mut fence } = acquire(holder.clone(), value).await else { panic!("free") };
             match way {
                 "offer" => {
-                    assert!(matches!(acquire(next.clone(), value).await, Acquired::InLine { .. }));
+                    assert!(matches!(acquire(next.clone(), value).await, AcquireReply::Queued { .. }));
                     disturb().await;
-                    let release = ReleaseAsk::new(key(), holder.clone(), Duration::ZERO, terms);
-                    assert_eq!(store.release(release).await.expect("an answer"), Released::HandedOn, "{value}");
-                    let Acquired::Granted { fence: offered } = acquire(next.clone(), value).await else {
+                    let release = ReleaseRequest::new(key(), holder.clone(), Duration::ZERO, terms);
+                    assert_eq!(store.release(release).await.expect("an answer"), Released::HandedOff, "{value}");
+                    let AcquireReply::Granted { fence: offered } = acquire(next.clone(), value).await else {
                         panic!("it was offered")
                     };
                     fence = offered;
                 }
                 "yield" => {
                     disturb().await;
-                    let ask = YieldAsk::new(key(), holder.clone(), fence, next.clone(), ms(30_000), terms, ms(500));
-                    match store.yield_to_line(ask).await {
-                        Ok(Yielded::Extended { fence: extended }) => fence = extended,
+                    let ask = YieldRequest::new(key(), holder.clone(), fence, next.clone(), ms(30_000), terms, ms(500));
+                    match store.yield_to_queue(ask).await {
+                        Ok(YieldReply::Extended { fence: extended }) => fence = extended,
                         other => panic!("{value}: {other:?}"),
                     }
                 }
@@ -152,7 +156,7 @@ async fn what_is_no_fence_is_replaced_by_the_clock_and_the_log_names_the_key() {
             assert!(fence > last && fence < 1 << 52, "{value} by {way}: {fence} after {last}");
             last = fence;
             for owner in [holder, next] {
-                store.release(ReleaseAsk::new(key(), owner, Duration::ZERO, terms)).await.expect("an answer");
+                store.release(ReleaseRequest::new(key(), owner, Duration::ZERO, terms)).await.expect("an answer");
             }
             drop(guard);
             let text = log.text();

@@ -53,16 +53,16 @@ async fn who_may_only_publish_neither_frees_a_key_nor_ends_its_section() {
         let revoked = forger.command(&["PUBLISH", &inbox_b, &format!("1 taken 0 {owner} {NAME}")]).await;
         assert_eq!(revoked.expect("an answer").integer(), Some(1), "it is heard");
     }
-    assert!(timeout(ms(500), guard.view().lost()).await.is_err(), "it is asked about, and ends nothing");
+    assert!(timeout(ms(500), guard.held_lock().lost()).await.is_err(), "it is asked about, and ends nothing");
     assert_eq!(world.ask(&["HKEYS", NAME]).await.texts(), [owner.as_str()]);
-    assert!(!waits.is_finished() && matches!(a.try_lock(key()).await, Err(LockError::Held { .. })));
+    assert!(!waits.is_finished() && matches!(a.try_lock(key()).await, Err(LockError::Busy { .. })));
     // Two thousand messages, some ten questions a second, and the check-ins of who waits.
     let asked = world.scripts().await - before;
     assert!((1..200).contains(&asked), "{asked} scripts");
 
     // An operator that takes the key away is believed, because the store says so.
     let lost = tokio::spawn({
-        let view = guard.view();
+        let view = guard.held_lock();
         async move { view.lost().await }
     });
     a.force_release(key()).await.expect("up");

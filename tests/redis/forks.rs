@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU32, Ordering::SeqCst},
 };
 
-use tower_lock::{LockError, Locks, RedisStore};
+use tower_lock::{LockError, LockManager, RedisStore};
 
 use crate::support::{key, soon, until, world};
 
@@ -16,7 +16,7 @@ async fn a_process_and_its_child_have_different_owner_ids_and_one_holds_the_key(
     let copy = async |process: u32| {
         let id = Arc::new(AtomicU32::new(100));
         let store = RedisStore::connect(&world.redis.url()).await.expect("it is up");
-        let locks = Locks::builder(store).instance("api").seed(7).process_id(Arc::clone(&id)).build();
+        let locks = LockManager::builder(store).instance("api").seed(7).process_id(Arc::clone(&id)).build();
         id.store(process, SeqCst);
         locks
     };
@@ -24,7 +24,7 @@ async fn a_process_and_its_child_have_different_owner_ids_and_one_holds_the_key(
     for (one, two) in [(&parent, &child), (&child, &parent)] {
         let guard = one.lock(key()).await.expect("free");
         let refused = two.try_lock(key()).await.expect_err("one key, one holder");
-        assert!(matches!(refused, LockError::Held { .. }), "{refused:?}");
+        assert!(matches!(refused, LockError::Busy { .. }), "{refused:?}");
         let first = two.inspect(key()).await.expect("it is up").holder.expect("held");
         let token = guard.fencing_token();
         let waiting = tokio::spawn({
@@ -35,7 +35,7 @@ async fn a_process_and_its_child_have_different_owner_ids_and_one_holds_the_key(
         guard.release().await.expect("it is up");
         let guard = soon("its turn", waiting).await.expect("no panic").expect("its turn");
         let second = one.inspect(key()).await.expect("it is up").holder.expect("held");
-        assert!(first.process() != second.process() && token < guard.fencing_token(), "{first} {second}");
+        assert!(first.manager() != second.manager() && token < guard.fencing_token(), "{first} {second}");
         guard.release().await.expect("it is up");
     }
     world.is_clean_soon().await;

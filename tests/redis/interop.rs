@@ -4,9 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 use tower_lock::{
-    LockError, LockKey, LockStore, OwnerId,
-    store::{AcquireAsk, Acquired, IfHeld, Inbox, LineTerms},
-    test_util::decisions::OwnerIds,
+    AcquisitionId, LockError, LockKey,
+    store::{AcquireReply, AcquireRequest, EventSink, IfBusy, LockStore, QueueConfig},
+    test_util::decisions::AcquisitionIds,
 };
 
 use tower_lock_faults::Direction;
@@ -54,7 +54,7 @@ async fn a_lock_of_redisson_keeps_us_out_and_is_not_touched() {
     world.ask(&["PEXPIRE", "myLock", "2500"]).await;
     let locks = world.sound_instance("a").await;
     match locks.try_lock(name.clone()).await {
-        Err(LockError::Held { lease_left, .. }) => assert!(lease_left <= ms(2_500) && lease_left > ms(0)),
+        Err(LockError::Busy { lease_left, .. }) => assert!(lease_left <= ms(2_500) && lease_left > ms(0)),
         other => panic!("{other:?}"),
     }
     let state = locks.inspect(name.clone()).await.expect("an answer");
@@ -76,7 +76,7 @@ async fn a_lock_without_an_end_keeps_us_out_until_it_is_deleted() {
     let Some(world) = world().await else { return };
     world.ask(&["HSET", NAME, "somebody", "1"]).await;
     let locks = world.sound_instance("a").await;
-    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Held { .. })));
+    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })));
     let error = locks.lock(key()).wait(ms(300)).await.expect_err("for ever");
     assert!(matches!(error, LockError::TimedOut { .. }), "{error}");
     assert_eq!(locks.inspect(key()).await.expect("an answer").remaining, Duration::MAX);
@@ -106,7 +106,7 @@ async fn who_holds_what_since_when_and_who_waits_can_be_asked_from_any_instance(
     let thrown_out = revoked.holder().expect("held");
     assert_eq!(thrown_out.instance(), "one");
     let told = Instant::now();
-    soon("it hears of it", guard.view().lost()).await;
+    soon("it hears of it", guard.held_lock().lost()).await;
     assert!(told.elapsed() < Duration::from_secs(6), "and not with its next renewal: {:?}", told.elapsed());
     let guard = soon("its turn, after the lock-delay", waiting).await.expect("runs").expect("its turn");
     assert_eq!(three.inspect(key()).await.expect("an answer").holder.expect("held").instance(), "two");
@@ -141,19 +141,19 @@ async fn a_key_that_is_taken_away_before_its_holder_has_heard_of_it_is_not_begun
 async fn a_line_always_has_an_end_and_forgets_the_dead_when_it_is_full() {
     let Some(world) = world().await else { return };
     let store = world.store().await;
-    let (living, terms) = (OwnerIds::new("living", 1), LineTerms::new(ms(4_000), ms(10_000), 3));
-    store.open(Inbox::new(living.next().process(), |_| true));
-    let ask = async |owner: OwnerId| {
-        let ask = AcquireAsk::new(key(), owner, ms(30_000), IfHeld::LineUp, terms, ms(500));
+    let (living, terms) = (AcquisitionIds::new("living", 1), QueueConfig::new(ms(4_000), ms(10_000), 3));
+    store.subscribe(EventSink::new(living.next().manager(), |_| true));
+    let ask = async |owner: AcquisitionId| {
+        let ask = AcquireRequest::new(key(), owner, ms(30_000), IfBusy::Enqueue, terms, ms(500));
         store.acquire(ask).await.expect("an answer")
     };
     ask(living.next()).await;
-    let dead = OwnerIds::new("dead", 2);
+    let dead = AcquisitionIds::new("dead", 2);
     for owner in [living.next(), dead.next(), living.next()] {
-        assert!(matches!(ask(owner).await, Acquired::InLine { .. }));
+        assert!(matches!(ask(owner).await, AcquireReply::Queued { .. }));
     }
-    assert!(matches!(ask(living.next()).await, Acquired::InLine { before: 2, .. }), "in the place of the dead one");
-    assert!(matches!(ask(living.next()).await, Acquired::LineFull { .. }));
+    assert!(matches!(ask(living.next()).await, AcquireReply::Queued { ahead: 2, .. }), "in the place of the dead one");
+    assert!(matches!(ask(living.next()).await, AcquireReply::QueueFull { .. }));
     assert!(world.ask(&["PTTL", LINE]).await.integer().is_some_and(|ttl| ttl > 0));
 }
 
@@ -186,7 +186,7 @@ async fn a_lock_can_be_taken_away_with_redis_cli_and_its_holder_is_told() {
     world.ask(&["DEL", NAME]).await;
     let told = Instant::now();
     assert_eq!(world.ask(&["PUBLISH", &inbox, &format!("1 taken 0 {owner} {NAME}")]).await.integer(), Some(1));
-    soon("it hears of it", guard.view().lost()).await;
+    soon("it hears of it", guard.held_lock().lost()).await;
     assert!(told.elapsed() < Duration::from_secs(6), "and not with its next renewal: {:?}", told.elapsed());
     soon("its turn, at the next check-in", waiting)
         .await

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::time::sleep;
-use tower_lock::{Lease, Locks, RedisStore};
+use tower_lock::{Lease, LockManager, RedisStore};
 
 use crate::support::{NAME, World, key, ms, until, world};
 
@@ -43,7 +43,7 @@ async fn hold_if_asked_to() {
     let Ok(holds) = std::env::var(HOLDS) else { return };
     let [url, lease, fixed] = holds.split(' ').collect::<Vec<_>>()[..] else { panic!("{holds}") };
     let millis = |text: &str| ms(text.parse().expect("milliseconds"));
-    let mut builder = Locks::builder(RedisStore::connect(url).await.expect("it is up")).instance("holder");
+    let mut builder = LockManager::builder(RedisStore::connect(url).await.expect("it is up")).instance("holder");
     if !millis(lease).is_zero() {
         builder = builder.lease(millis(lease));
     }

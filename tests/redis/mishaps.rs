@@ -5,16 +5,16 @@ use std::{sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 use tower_lock::{
-    LockError, LockStore, Locks, Released,
-    store::{AcquireAsk, Acquired, IfHeld, LineTerms, ReleaseAsk},
-    test_util::decisions::OwnerIds,
+    LockError, LockManager,
+    store::{AcquireReply, AcquireRequest, IfBusy, LockStore, QueueConfig, ReleaseRequest, Released},
+    test_util::decisions::AcquisitionIds,
 };
 use tower_lock_faults::{Direction, Mishap, Request};
 
 use crate::support::{LINE, NAME, World, key, ms, soon, until, world};
 
-fn terms() -> LineTerms {
-    LineTerms::new(ms(4_000), ms(10_000), 8)
+fn terms() -> QueueConfig {
+    QueueConfig::new(ms(4_000), ms(10_000), 8)
 }
 
 /// A script by what its arguments tell: how many there are behind its keys.
@@ -35,14 +35,14 @@ async fn fields(world: &World) -> usize {
 async fn a_late_release_never_frees_the_next_holder() {
     let Some(world) = world().await else { return };
     let (slow, sound) = (world.store().await, world.sound_instance("b").await);
-    let late = OwnerIds::new("late", 1).next();
-    let ask = AcquireAsk::new(key(), late.clone(), ms(200), IfHeld::Refuse, terms(), ms(500));
-    assert!(matches!(slow.acquire(ask).await, Ok(Acquired::Granted { .. })));
+    let late = AcquisitionIds::new("late", 1).next();
+    let ask = AcquireRequest::new(key(), late.clone(), ms(200), IfBusy::Fail, terms(), ms(500));
+    assert!(matches!(slow.acquire(ask).await, Ok(AcquireReply::Granted { .. })));
     // The release is on its way while the lease ends and somebody else comes.
     world.proxy.all().next_where(is_script(RELEASE), Mishap::Late(ms(450)));
-    let release = tokio::spawn(slow.release(ReleaseAsk::new(key(), late, Duration::ZERO, terms())));
+    let release = tokio::spawn(slow.release(ReleaseRequest::new(key(), late, Duration::ZERO, terms())));
     let guard = sound.lock(key()).await.expect("free when the lease is over");
-    assert_eq!(soon("an answer", release).await.expect("runs").expect("answered"), Released::NotOwner);
+    assert_eq!(soon("an answer", release).await.expect("runs").expect("answered"), Released::NotHolder);
     assert!(world.ask(&["HKEYS", NAME]).await.texts()[0].starts_with("b:"));
     guard.release().await.expect("still ours");
     world.is_clean_soon().await;
@@ -69,7 +69,7 @@ async fn an_acquire_a_claim_and_a_release_that_are_repeated_never_count_twice() 
         assert_eq!(world.ask(&["EXISTS", LINE]).await.integer(), Some(0), "{mishap:?}");
         guard.release().await.expect("ours");
         world.is_clean_soon().await;
-        assert_eq!(one.held() + two.held(), 0);
+        assert_eq!(one.held_count() + two.held_count(), 0);
     }
     assert!(world.proxy.mishaps() >= 10, "{} of them", world.proxy.mishaps());
 }
@@ -137,7 +137,7 @@ async fn a_yield_that_comes_twice_never_gives_the_key_away_under_a_section() {
         let other = tokio::spawn(two.lock(key()).into_future());
         until("in line", async || world.ask(&["LLEN", LINE]).await.integer() == Some(1)).await;
         sleep(ms(500)).await;
-        assert!(!other.is_finished() && second.view().ensure(ms(1)).is_ok(), "{mishap:?}");
+        assert!(!other.is_finished() && second.held_lock().ensure_remaining(ms(1)).is_ok(), "{mishap:?}");
         second.release().await.expect("ours still");
         soon("its turn", other).await.expect("runs").expect("its turn").release().await.expect("ours");
         world.is_clean_soon().await;
@@ -148,7 +148,7 @@ async fn a_yield_that_comes_twice_never_gives_the_key_away_under_a_section() {
 async fn hand_overs(world: &World, times: usize) -> Duration {
     let (one, two) = (world.instance("a").await, world.instance("b").await);
     let began = Instant::now();
-    let turns = async |locks: &Locks| {
+    let turns = async |locks: &LockManager| {
         for _ in 0..times {
             let guard = locks.lock(key()).wait(Duration::from_secs(60)).await.expect("its turn");
             sleep(ms(5)).await;
@@ -207,7 +207,7 @@ async fn messages_that_come_twice_do_no_harm() {
         let waiting = tokio::spawn(two.lock(key()).into_future());
         until("in line", async || world.ask(&["LLEN", LINE]).await.integer() == Some(1)).await;
         let released = Instant::now();
-        assert_eq!(guard.release().await.expect("ours"), Released::HandedOn);
+        assert_eq!(guard.release().await.expect("ours"), Released::HandedOff);
         let guard = soon("its turn", waiting).await.expect("runs").expect("its turn");
         waited += released.elapsed();
         guard.release().await.expect("ours");

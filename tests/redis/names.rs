@@ -9,7 +9,7 @@ use axum::{
     routing::get,
 };
 use tower::ServiceExt;
-use tower_lock::{KeyInLogs, LockError, LockKey, LockLayer, Rejection, StoreErrorKind, by};
+use tower_lock::{LockError, LockKey, LockLayer, LogKey, Rejection, key::from_fn, store::StoreErrorKind};
 
 use crate::support::{Log, until, world};
 
@@ -18,11 +18,11 @@ use crate::support::{Log, until, world};
 async fn a_raw_name_that_the_store_does_not_take_is_a_400_and_no_failure_of_the_store() {
     let Some(world) = world().await else { return };
     let locks = world.sound_instance("a").await;
-    let raw = by(|Path(name): Path<String>| match LockKey::raw(name) {
+    let raw = from_fn(|Path(name): Path<String>| match LockKey::raw(name) {
         Ok(key) => Ok(key),
         Err(error) => Err((StatusCode::BAD_REQUEST, error.to_string()).into_response()),
     });
-    let layer = LockLayer::new(&locks, raw).key_in_logs(KeyInLogs::Redacted);
+    let layer = LockLayer::new(&locks, raw).log_key(LogKey::Redacted);
     let app = Router::new().route("/{name}", get(|| async { "ran" }).route_layer(layer));
     let log = Log::default();
     let guard = log.listen();
@@ -33,7 +33,7 @@ async fn a_raw_name_that_the_store_does_not_take_is_a_400_and_no_failure_of_the_
             assert_eq!(answer.status(), StatusCode::BAD_REQUEST, "{name}");
             assert!(answer.headers().get(header::RETRY_AFTER).is_none());
             let rejection = answer.extensions().get::<Rejection>().expect("typed");
-            assert!(matches!(rejection, Rejection::BadKey { .. }), "{rejection:?}");
+            assert!(matches!(rejection, Rejection::InvalidKey { .. }), "{rejection:?}");
             assert_eq!((rejection.outcome(), rejection.retry_after()), ("not-started", None));
         }
     }

@@ -10,13 +10,13 @@ use axum::{
 };
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt;
-use tower_lock::{LockLayer, LockLost, Locks, RedisStore, by_parts, test_util::Clock};
+use tower_lock::{LockLayer, LockLost, LockManager, RedisStore, key::from_parts, test_util::Clock};
 use tower_lock_faults::{Direction, RedisServer};
 
 use crate::support::{World, key, ms, soon, until, world};
 
-fn service(locks: &Locks) -> Router {
-    let layer = |wait| LockLayer::new(locks, by_parts(|_| ("k",))).wait(wait);
+fn service(locks: &LockManager) -> Router {
+    let layer = |wait| LockLayer::new(locks, from_parts(|_| ("k",))).wait(wait);
     Router::new()
         .route("/refuse", post(async || "done").route_layer(layer(Duration::ZERO)))
         .route("/wait", post(async || "done").route_layer(layer(Duration::from_secs(20))))
@@ -170,16 +170,16 @@ async fn a_section_that_nobody_renews_is_lost_at_its_deadline_though_redis_is_st
     let Some(world) = world().await else { return };
     let clock = Clock::default();
     let store = RedisStore::connect(&world.redis.url()).await.expect("it is up");
-    let locks = Locks::builder(store).clock(clock.clone()).build();
+    let locks = LockManager::builder(store).clock(clock.clone()).build();
     let guard = locks.lock(key()).await.expect("free");
-    let view = guard.view();
+    let view = guard.held_lock();
     world.redis.freeze();
     clock.jump(Duration::from_secs(29));
-    assert!(view.ensure(Duration::ZERO).is_ok(), "not yet");
+    assert!(view.ensure_remaining(Duration::ZERO).is_ok(), "not yet");
     let jumped = Instant::now();
-    assert_eq!(soon("the last second is over", view.lost()).await, LockLost::Unrenewed);
+    assert_eq!(soon("the last second is over", view.lost()).await, LockLost::Expired);
     assert!(jumped.elapsed() < Duration::from_secs(15), "the lease ends once: {:?}", jumped.elapsed());
-    assert!(view.ensure(Duration::ZERO).is_err());
+    assert!(view.ensure_remaining(Duration::ZERO).is_err());
     world.redis.thaw();
     drop(guard);
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::time::{Instant, sleep, timeout};
-use tower_lock::{LockKey, Locks, RedisStore};
+use tower_lock::{LockKey, LockManager, RedisStore};
 use tower_lock_faults::{Proxy, RedisServer, Reply};
 use tracing_subscriber::{fmt::MakeWriter, layer::SubscriberExt};
 
@@ -40,13 +40,13 @@ pub(crate) async fn world() -> Option<World> {
 
 impl World {
     /// One more instance of the service, through the proxy.
-    pub(crate) async fn instance(&self, name: &str) -> Locks {
-        Locks::builder(self.store().await).instance(name).build()
+    pub(crate) async fn instance(&self, name: &str) -> LockManager {
+        LockManager::builder(self.store().await).instance(name).build()
     }
 
     /// One more instance, which nothing happens to.
-    pub(crate) async fn sound_instance(&self, name: &str) -> Locks {
-        Locks::builder(RedisStore::connect(&self.redis.url()).await.expect("it is up")).instance(name).build()
+    pub(crate) async fn sound_instance(&self, name: &str) -> LockManager {
+        LockManager::builder(RedisStore::connect(&self.redis.url()).await.expect("it is up")).instance(name).build()
     }
 
     pub(crate) async fn store(&self) -> Arc<RedisStore> {

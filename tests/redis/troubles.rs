@@ -4,15 +4,15 @@ use std::{error::Error, time::Duration};
 
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    LockError, LockStore, Locks, RedisStore, StoreError, StoreErrorKind,
-    store::{AcquireAsk, IfHeld, LineTerms, RenewAsk, Renewed},
-    test_util::decisions::OwnerIds,
+    LockError, LockManager, RedisStore,
+    store::{AcquireRequest, IfBusy, LockStore, QueueConfig, RenewReply, RenewRequest, StoreError, StoreErrorKind},
+    test_util::decisions::AcquisitionIds,
 };
 use tower_lock_faults::{RedisServer, Reply};
 
 use crate::support::{Log, NAME, key, ms, until, world};
 
-async fn trouble(locks: &Locks) -> StoreError {
+async fn trouble(locks: &LockManager) -> StoreError {
     match locks.try_lock(key()).await {
         Err(LockError::Store(error)) => error,
         other => panic!("{other:?}"),
@@ -41,8 +41,8 @@ async fn out_of_memory_nothing_new_is_locked_and_what_is_held_goes_on() {
         other => panic!("{other:?}"),
     }
     let owner = one.inspect(key()).await.expect("an answer").holder.expect("held");
-    let renewal = store.renew(vec![RenewAsk::new(key(), owner, Duration::from_secs(30))]).await;
-    assert_eq!(renewal.expect("an answer"), [Renewed::Extended]);
+    let renewal = store.renew(vec![RenewRequest::new(key(), owner, Duration::from_secs(30))]).await;
+    assert_eq!(renewal.expect("an answer"), [RenewReply::Extended]);
     guard.release().await.expect("given back");
     let guard = waiting.await.expect("runs").expect("handed on");
     guard.release().await.expect("given back");
@@ -171,9 +171,9 @@ async fn who_cannot_listen_has_what_is_free_and_is_not_left_to_wait() {
 async fn a_fence_that_no_clock_gives_is_said_to_be_none() {
     let Some(world) = world().await else { return };
     let store = world.store().await;
-    let owner = OwnerIds::new("a", 1).next();
-    let terms = LineTerms::new(ms(4_000), ms(10_000), 8);
-    let ask = || AcquireAsk::new(key(), owner.clone(), ms(30_000), IfHeld::Refuse, terms, ms(500));
+    let owner = AcquisitionIds::new("a", 1).next();
+    let terms = QueueConfig::new(ms(4_000), ms(10_000), 8);
+    let ask = || AcquireRequest::new(key(), owner.clone(), ms(30_000), IfBusy::Fail, terms, ms(500));
     store.acquire(ask()).await.expect("free");
     for fence in ["abc", "18014398509481984"] {
         world.ask(&["HSET", "lock:k", &owner.to_string(), fence]).await;
@@ -187,15 +187,15 @@ async fn a_fence_that_no_clock_gives_is_said_to_be_none() {
 async fn a_renewal_that_redis_refuses_is_no_loss() {
     let Some(world) = world().await else { return };
     let store = world.store().await;
-    let owner = OwnerIds::new("a", 1).next();
-    let terms = LineTerms::new(ms(4_000), ms(10_000), 8);
-    let ask = AcquireAsk::new(key(), owner.clone(), ms(30_000), IfHeld::Refuse, terms, ms(500));
+    let owner = AcquisitionIds::new("a", 1).next();
+    let terms = QueueConfig::new(ms(4_000), ms(10_000), 8);
+    let ask = AcquireRequest::new(key(), owner.clone(), ms(30_000), IfBusy::Fail, terms, ms(500));
     store.acquire(ask).await.expect("free");
-    let renew = || store.renew(vec![RenewAsk::new(key(), owner.clone(), ms(30_000))]);
+    let renew = || store.renew(vec![RenewRequest::new(key(), owner.clone(), ms(30_000))]);
     world.ask(&["ACL", "SETUSER", "default", "-hexists"]).await;
-    assert_eq!(renew().await.expect("an answer"), [Renewed::Unknown]);
+    assert_eq!(renew().await.expect("an answer"), [RenewReply::Unknown]);
     world.ask(&["ACL", "SETUSER", "default", "+hexists"]).await;
-    assert_eq!(renew().await.expect("an answer"), [Renewed::Extended]);
+    assert_eq!(renew().await.expect("an answer"), [RenewReply::Extended]);
 }
 
 #[tokio::test]
@@ -222,7 +222,7 @@ async fn a_redis_that_reads_its_data_after_a_restart_is_told_and_waited_for() {
         .args(["--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024"])
         .start()
         .await;
-    let locks = Locks::new(RedisStore::connect(&redis.url()).await.expect("it is up"));
+    let locks = LockManager::new(RedisStore::connect(&redis.url()).await.expect("it is up"));
     let guard = locks.lock(("kept",)).await.expect("free");
     redis.command(&["DEBUG", "POPULATE", "3000"]).await;
     redis.command(&["SAVE"]).await;

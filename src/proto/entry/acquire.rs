@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Conversation, queue_ops::refused};
 use crate::{
-    acquisition::OwnerId,
+    acquisition::AcquisitionId,
     clock::Moment,
     error::{LockError, PendingReleases, QueueBound},
     limits::{LINE_PER_PROCESS, LOCK_DELAY},
@@ -13,7 +13,7 @@ use crate::{
         attempt::{Attempt, State},
         pending_release::GiveBack,
     },
-    store::{Acquired, IfHeld, StoreError, StoreErrorKind},
+    store::{AcquireReply, IfBusy, StoreError, StoreErrorKind},
 };
 
 impl<D: DriverTypes> Conversation<D> {
@@ -42,7 +42,7 @@ impl<D: DriverTypes> Conversation<D> {
         attempt.lines_up |= self.line.has_patient();
         attempt.lease = lease;
         attempt.lock_delay = lock_delay;
-        let if_held = if attempt.lines_up { IfHeld::LineUp } else { IfHeld::Refuse };
+        let if_held = if attempt.lines_up { IfBusy::Enqueue } else { IfBusy::Fail };
         let lease = lease.saturating_add(lock_delay);
         let call = cx.call(&attempt.owner, Verb::Acquire { if_held, lease });
         attempt.calls.begin(call.number, cx.now());
@@ -63,7 +63,7 @@ impl<D: DriverTypes> Conversation<D> {
         self.line.requests().map(|request| request.terms.lock_delay).fold(LOCK_DELAY, Duration::max)
     }
 
-    pub(super) fn acquired(&mut self, number: u64, answer: Result<Acquired, StoreError>, cx: &mut Context<'_, D>) {
+    pub(super) fn acquired(&mut self, number: u64, answer: Result<AcquireReply, StoreError>, cx: &mut Context<'_, D>) {
         let ours = self.attempt.as_mut().and_then(|attempt| attempt.calls.ended(number));
         match ours {
             Some(asked) => self.word(asked, answer, cx),
@@ -72,7 +72,7 @@ impl<D: DriverTypes> Conversation<D> {
     }
 
     /// The store's word for the attempt that goes on.
-    pub(super) fn word(&mut self, asked: Moment, answer: Result<Acquired, StoreError>, cx: &mut Context<'_, D>) {
+    pub(super) fn word(&mut self, asked: Moment, answer: Result<AcquireReply, StoreError>, cx: &mut Context<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
         if answer.is_ok() {
             attempt.calls.answered();
@@ -81,26 +81,26 @@ impl<D: DriverTypes> Conversation<D> {
         let Some(attempt) = &mut self.attempt else { return };
         match answer {
             // What was taken away meanwhile is not begun: the store says whether it was this (I7).
-            Ok(Acquired::Granted { .. }) if attempt.taken_away && !attempt.checked => {
+            Ok(AcquireReply::Granted { .. }) if attempt.taken_away && !attempt.checked => {
                 attempt.checked = true;
                 self.ask(cx);
             }
-            Ok(Acquired::Granted { fence }) => {
+            Ok(AcquireReply::Granted { fence }) => {
                 let doubted = attempt.taken_away;
                 self.granted(asked, fence, cx);
                 if doubted {
                     self.doubt(cx);
                 }
             }
-            Ok(Acquired::InLine { lease_left, before: _ }) => {
+            Ok(AcquireReply::Queued { lease_left, ahead: _ }) => {
                 // The first caller of each key asks the store though the process is full: the key may
                 // be free. If it is not, the bound holds for it, too.
                 if matches!(attempt.state, State::Asking) && cx.waiting > LINE_PER_PROCESS {
                     let bound = QueueBound::Process;
-                    self.refuse_line(cx, |ahead| LockError::LineFull { ahead, bound });
+                    self.refuse_line(cx, |ahead| LockError::QueueFull { ahead, bound });
                     return self.end(Duration::ZERO, None, cx);
                 }
-                attempt.state = State::InLine;
+                attempt.state = State::Queued;
                 attempt.heard_at = cx.now();
                 attempt.held_until = cx.now().after(lease_left);
                 attempt.check_in(cx.now(), lease_left, cx.die());
@@ -113,10 +113,10 @@ impl<D: DriverTypes> Conversation<D> {
                 }
             }
             // It was asked for a place: asked again and again, it would say the same for ever.
-            Ok(Acquired::Held { .. }) if attempt.lines_up => {
+            Ok(AcquireReply::Busy { .. }) if attempt.lines_up => {
                 self.give_up(&StoreError::new("lock", "acquire", StoreErrorKind::Protocol), asked, cx);
             }
-            Ok(Acquired::Held { lease_left }) => {
+            Ok(AcquireReply::Busy { lease_left }) => {
                 attempt.held_until = cx.now().after(lease_left);
                 self.refuse_those_who_do_not_wait(cx, refused);
                 if self.line.is_empty() {
@@ -126,9 +126,9 @@ impl<D: DriverTypes> Conversation<D> {
                     self.ask(cx);
                 }
             }
-            Ok(Acquired::LineFull { waiting, .. }) => {
+            Ok(AcquireReply::QueueFull { waiting, .. }) => {
                 let bound = QueueBound::Store;
-                self.refuse_line(cx, |ahead| LockError::LineFull { ahead: waiting + ahead, bound });
+                self.refuse_line(cx, |ahead| LockError::QueueFull { ahead: waiting + ahead, bound });
                 self.nothing_left(asked, cx);
             }
             Err(error) if error.may_pass() => {
@@ -157,7 +157,7 @@ impl<D: DriverTypes> Conversation<D> {
     }
 
     /// A hint concerns this owner: it asks before anything runs (I7).
-    pub(super) fn offered(&mut self, owner: &OwnerId, cx: &mut Context<'_, D>) {
+    pub(super) fn offered(&mut self, owner: &AcquisitionId, cx: &mut Context<'_, D>) {
         match &self.attempt {
             Some(attempt) if attempt.owner == *owner => self.hint(cx),
             Some(Attempt { state: State::Yielding { next, .. }, .. }) if next == owner => {

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{Conversation, Delivery, queue_ops::refused};
 use crate::{
-    acquisition::OwnerId,
+    acquisition::AcquisitionId,
     clock::Moment,
     error::{LockError, LockLost},
     fencing::FencingToken,
@@ -18,7 +18,7 @@ use crate::{
         pending_release::GiveBack,
         section::Section,
     },
-    store::{Released, StoreError, StoreErrorKind, Yielded},
+    store::{Released, StoreError, StoreErrorKind, YieldReply},
 };
 
 /// When a delivery is looked at first. What is late then has another store timeout, so that it is
@@ -104,10 +104,12 @@ impl<D: DriverTypes> Conversation<D> {
         cx: &mut Context<'_, D>,
     ) -> Option<Released> {
         self.notice_loss(cx);
-        let Some(Attempt { state: State::Held(held), .. }) = &mut self.attempt else { return Some(Released::NotOwner) };
+        let Some(Attempt { state: State::Held(held), .. }) = &mut self.attempt else {
+            return Some(Released::NotHolder);
+        };
         let Some(running) = held.running.as_mut().filter(|running| running.is(section)) else {
             // Lost before, and given back then.
-            return Some(Released::NotOwner);
+            return Some(Released::NotHolder);
         };
         if ending == Ending::Unheard {
             section.taken();
@@ -120,8 +122,8 @@ impl<D: DriverTypes> Conversation<D> {
         }
         let (abnormal, in_order) = (running.abnormal, running.in_order);
         held.running = None;
-        section.end(LockLost::GivenBack);
-        let keep_taken = match ending {
+        section.end(LockLost::Released);
+        let block_for = match ending {
             // I10: a statement of it may be on its way still.
             _ if abnormal => section.terms.lock_delay,
             Ending::Released => section.terms.still_to_hold(section.began, cx.now()),
@@ -131,13 +133,13 @@ impl<D: DriverTypes> Conversation<D> {
         };
         // The handoff and its terms are those of the next waiter whose wait is not over.
         self.skip_late(cx);
-        if abnormal || !keep_taken.is_zero() || self.line.is_empty() {
-            self.end(keep_taken, Some(Arc::clone(section)), cx);
+        if abnormal || !block_for.is_zero() || self.line.is_empty() {
+            self.end(block_for, Some(Arc::clone(section)), cx);
             return None;
         }
         cx.actions.push(Action::Ended(Arc::clone(&section.grant)));
         self.hand_over(cx);
-        Some(Released::HandedOn)
+        Some(Released::HandedOff)
     }
 
     /// The section has ended, and somebody here waits: no round trip, unless others may have waited for long enough.
@@ -179,7 +181,7 @@ impl<D: DriverTypes> Conversation<D> {
         cx.actions.push(Action::Send(call));
     }
 
-    pub(super) fn yielded(&mut self, number: u64, answer: Result<Yielded, StoreError>, cx: &mut Context<'_, D>) {
+    pub(super) fn yielded(&mut self, number: u64, answer: Result<YieldReply, StoreError>, cx: &mut Context<'_, D>) {
         let Some(mut attempt) = self.attempt.take_if(|attempt| attempt.calls.number() == Some(number)) else { return };
         let asked = attempt.calls.ended(number).unwrap_or(cx.now());
         let State::Yielding { mut held, next, is_refused } = attempt.state else {
@@ -187,13 +189,13 @@ impl<D: DriverTypes> Conversation<D> {
         };
         let token = match &answer {
             // One that does not rise is none.
-            Ok(Yielded::Extended { fence }) => FencingToken::of_grant(*fence).filter(|token| *token > held.token),
+            Ok(YieldReply::Extended { fence }) => FencingToken::of_grant(*fence).filter(|token| *token > held.token),
             _ => None,
         };
         if let Some(token) = token {
             if is_refused {
                 // It was ours when the yield was done, so the refusal is newer: a loss indeed.
-                held.grant.end(LockLost::TakenAway);
+                held.grant.end(LockLost::Revoked);
             }
             held.grant.extend(attempt.lease, asked, cx.now());
             held.grant.refence(token, attempt.lease, attempt.lock_delay);
@@ -213,7 +215,7 @@ impl<D: DriverTypes> Conversation<D> {
             return;
         }
         // The old id is over. What becomes of the new one?
-        held.grant.end(LockLost::GivenBack);
+        held.grant.end(LockLost::Released);
         held.running = None;
         cx.actions.push(Action::Forget(held.grant));
         let Attempt { hinted, taken_away, lease, lock_delay, .. } = attempt;
@@ -223,7 +225,7 @@ impl<D: DriverTypes> Conversation<D> {
             ..GiveBack::new(attempt.owner, Duration::ZERO, cx.lease.longest, cx.now())
         };
         match answer {
-            Ok(Yielded::Over(acquired)) => {
+            Ok(YieldReply::NotHolder(acquired)) => {
                 // I8: an acquire of the old id that got no answer may still be done.
                 if let Some(void_at) = old.void_at.filter(|void_at| *void_at > asked) {
                     old.again_at = Some(void_at.after(Duration::from_millis(1)));
@@ -245,7 +247,7 @@ impl<D: DriverTypes> Conversation<D> {
     }
 
     /// The section that runs under this grant may have reached its limit. If another one runs by now, it has a limit of its own.
-    pub(super) fn limit(&mut self, owner: &OwnerId, cx: &mut Context<'_, D>) {
+    pub(super) fn limit(&mut self, owner: &AcquisitionId, cx: &mut Context<'_, D>) {
         if self.attempt.as_ref().is_none_or(|attempt| attempt.owner != *owner) {
             return;
         }
@@ -295,7 +297,7 @@ impl<D: DriverTypes> Conversation<D> {
                     Some(running) => running.section.remaining(cx.now()).is_zero().then(|| running.section.why()),
                     None => held.grant.remaining(cx.now()).is_zero().then(|| held.grant.why()),
                 };
-                over.map(|why| (attempt.owner.clone(), why.unwrap_or(LockLost::Unrenewed)))
+                over.map(|why| (attempt.owner.clone(), why.unwrap_or(LockLost::Expired)))
             }
             _ => None,
         };
@@ -306,7 +308,7 @@ impl<D: DriverTypes> Conversation<D> {
 
     /// A message says that the store has taken the key away from this owner. Anybody who can send messages can say so: the store is asked,
     /// and its word alone ends what runs (I7).
-    pub(super) fn taken_away(&mut self, owner: &OwnerId, cx: &mut Context<'_, D>) {
+    pub(super) fn taken_away(&mut self, owner: &AcquisitionId, cx: &mut Context<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
         let is_next = matches!(&attempt.state, State::Yielding { next, .. } if next == owner);
         if attempt.owner == *owner || is_next {
@@ -323,7 +325,7 @@ impl<D: DriverTypes> Conversation<D> {
     }
 
     /// Whoever waits here asks anew, under another id, in the same order.
-    pub(super) fn lost(&mut self, owner: &OwnerId, why: LockLost, cx: &mut Context<'_, D>) {
+    pub(super) fn lost(&mut self, owner: &AcquisitionId, why: LockLost, cx: &mut Context<'_, D>) {
         let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.owner == *owner) else { return };
         let delay = match &mut attempt.state {
             State::Held(held) => {
@@ -337,12 +339,12 @@ impl<D: DriverTypes> Conversation<D> {
             // Nothing runs; the answer that is awaited says what is left of it. A renewal behind
             // the yield is refused as one behind a revocation: to end the grant here would tell of
             // a loss that is none.
-            State::Yielding { is_refused, .. } if why == LockLost::TakenAway => {
+            State::Yielding { is_refused, .. } if why == LockLost::Revoked => {
                 *is_refused = true;
                 return;
             }
             State::Yielding { held, .. } => return held.grant.end(why),
-            State::Asking | State::InLine => return,
+            State::Asking | State::Queued => return,
         };
         self.end(delay, None, cx);
     }

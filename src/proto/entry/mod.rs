@@ -8,8 +8,8 @@
 //!  (nothing) ───────► Asking ───────────────────────► Held ◄──────────────────────────────────┐
 //!                       │ in line                    ▲  │  └── 100 ms or 1 000 sections ──► Yielding
 //!                       ▼               granted      │  │                                     │ others wait
-//!                     InLine ────────────────────────┘  │ ended, lost                         ▼
-//!                       │ nobody waits here any more    ▼                                   InLine, under a new id
+//!                     Queued ────────────────────────┘  │ ended, lost                         ▼
+//!                       │ nobody waits here any more    ▼                                   Queued, under a new id
 //!                       └──────────────────────────► given back, until the store has answered
 //! ```
 
@@ -25,7 +25,7 @@ use super::{
     section::Section,
 };
 #[cfg(any(test, feature = "test-util"))]
-use crate::acquisition::OwnerId;
+use crate::acquisition::AcquisitionId;
 use crate::{clock::Moment, error::LockError, owner::Owner};
 
 // In the order of a request: queued, acquired, held, released.
@@ -124,12 +124,12 @@ impl<D: DriverTypes> Conversation<D> {
 
     /// Whether it has a place in the store's line, and waits for messages there.
     pub(super) fn is_in_line(&self) -> bool {
-        self.attempt.as_ref().is_some_and(|attempt| matches!(attempt.state, State::InLine))
+        self.attempt.as_ref().is_some_and(|attempt| matches!(attempt.state, State::Queued))
     }
 
     /// Whether something of this id may be in the store still.
     #[cfg(any(test, feature = "test-util"))]
-    pub fn knows(&self, id: &OwnerId) -> bool {
+    pub fn knows(&self, id: &AcquisitionId) -> bool {
         self.attempt.as_ref().is_some_and(|attempt| attempt.is(id))
             || self.give_backs.iter().any(|give_back| give_back.owner == *id)
     }

@@ -24,7 +24,7 @@ impl<D: DriverTypes> Conversation<D> {
             return cx.refuse(request, LockError::ShuttingDown);
         }
         if request.waits() && self.is_wanted_by_parent(&request, cx) {
-            return cx.refuse(request, LockError::HeldByParentRequest);
+            return cx.refuse(request, LockError::WouldDeadlock);
         }
         if !request.waits() {
             self.notice_loss(cx);
@@ -43,7 +43,7 @@ impl<D: DriverTypes> Conversation<D> {
             let error = if request.waits() || self.line.len() < places {
                 let is_full = self.line.len() >= LINE_PER_KEY + asked_for;
                 let bound = if is_full { QueueBound::Key } else { QueueBound::Process };
-                LockError::LineFull { ahead: ahead.places, bound }
+                LockError::QueueFull { ahead: ahead.places, bound }
             } else {
                 refused(ahead.lease_left, ahead.places)
             };
@@ -53,7 +53,7 @@ impl<D: DriverTypes> Conversation<D> {
         self.line.push(number, until, request);
         self.start_attempt(cx);
         // Nobody may have noticed yet that the store is silent: it is asked before it is time to, so that this one is told in time.
-        let in_line = |attempt: &Attempt<D>| matches!(attempt.state, State::InLine) && attempt.calls.number().is_none();
+        let in_line = |attempt: &Attempt<D>| matches!(attempt.state, State::Queued) && attempt.calls.number().is_none();
         if self.attempt.as_ref().is_some_and(|a| in_line(a) && cx.now().since(a.heard_at) >= cx.call_timeout) {
             self.ask(cx);
         }
@@ -172,5 +172,5 @@ impl<D: DriverTypes> Conversation<D> {
 }
 
 pub(super) fn refused(lease_left: Duration, ahead: usize) -> LockError {
-    LockError::Held { lease_left, ahead }
+    LockError::Busy { lease_left, ahead }
 }

@@ -13,29 +13,26 @@ use crate::{
         pending_release::GiveBack,
         section::Section,
     },
-    store::{Acquired, Released, StoreError, StoreErrorKind},
+    store::{AcquireReply, Released, StoreError, StoreErrorKind},
 };
 
 impl<D: DriverTypes> Conversation<D> {
     /// The attempt is over, in whatever state it is (I9: here, and nowhere else).
-    pub(super) fn end(&mut self, keep_taken: Duration, section: Option<Arc<Section<D>>>, cx: &mut Context<'_, D>) {
+    pub(super) fn end(&mut self, block_for: Duration, section: Option<Arc<Section<D>>>, cx: &mut Context<'_, D>) {
         let Some(attempt) = self.attempt.take() else { return };
         let Attempt { owner, state, calls, .. } = attempt;
         let expects = calls.number();
-        let mut give_back = GiveBack {
-            void_at: calls.void_at,
-            section,
-            ..GiveBack::new(owner, keep_taken, cx.lease.longest, cx.now())
-        };
+        let mut give_back =
+            GiveBack { void_at: calls.void_at, section, ..GiveBack::new(owner, block_for, cx.lease.longest, cx.now()) };
         match state {
-            State::Asking | State::InLine => give_back.expects = expects,
+            State::Asking | State::Queued => give_back.expects = expects,
             State::Held(held) | State::Yielding { held, .. } => {
                 // First of all: nobody here claims to have it any more.
-                held.grant.end(LockLost::GivenBack);
+                held.grant.end(LockLost::Released);
                 cx.actions.push(Action::Forget(held.grant));
             }
         }
-        self.closing = Some(give_back.owner.number());
+        self.closing = Some(give_back.owner.sequence());
         self.give_back(give_back, cx);
     }
 
@@ -47,7 +44,12 @@ impl<D: DriverTypes> Conversation<D> {
     }
 
     /// An answer for an id that is over already: now it is known what there is to be given back.
-    pub(super) fn late_word(&mut self, number: u64, answer: &Result<Acquired, StoreError>, cx: &mut Context<'_, D>) {
+    pub(super) fn late_word(
+        &mut self,
+        number: u64,
+        answer: &Result<AcquireReply, StoreError>,
+        cx: &mut Context<'_, D>,
+    ) {
         let Some(give_back) = self.give_backs.iter_mut().find(|give_back| give_back.expects == Some(number)) else {
             return;
         };
@@ -63,7 +65,7 @@ impl<D: DriverTypes> Conversation<D> {
         let Some(at) = self.give_backs.iter().position(|give_back| give_back.sending == Some(number)) else { return };
         let give_back = &mut self.give_backs[at];
         give_back.sending = None;
-        if answer.is_ok() && self.closing == Some(give_back.owner.number()) {
+        if answer.is_ok() && self.closing == Some(give_back.owner.sequence()) {
             self.closing = None;
         }
         if let Some(section) = give_back.section.take() {
@@ -73,7 +75,7 @@ impl<D: DriverTypes> Conversation<D> {
             Ok(_) => match give_back.void_at.filter(|void_at| *void_at > give_back.sent_at) {
                 // What got no answer may be done yet: once more, when it cannot (I8).
                 Some(void_at) => {
-                    give_back.keep_taken = Duration::ZERO;
+                    give_back.block_for = Duration::ZERO;
                     give_back.again_at = Some(void_at.max(cx.now()).after(Duration::from_millis(1)));
                 }
                 None => {
@@ -96,7 +98,7 @@ impl<D: DriverTypes> Conversation<D> {
     /// Nobody waits for a give-back that has had no answer for so long already: the store is asked whose the key is.
     pub(super) fn give_up_closing(&mut self, cx: &Context<'_, D>) {
         let is_silent = |give_back: &GiveBack<D>| {
-            self.closing == Some(give_back.owner.number()) && give_back.silent_at(cx.store_timeout()) <= cx.now()
+            self.closing == Some(give_back.owner.sequence()) && give_back.silent_at(cx.store_timeout()) <= cx.now()
         };
         if self.give_backs.iter().any(is_silent) {
             self.closing = None;
@@ -114,13 +116,13 @@ impl<D: DriverTypes> Conversation<D> {
 
     /// Why the release that the next attempt waits for has not reached the store.
     pub(super) fn closing_error(&self) -> Option<StoreError> {
-        let give_back = self.give_backs.iter().find(|give_back| self.closing == Some(give_back.owner.number()))?;
+        let give_back = self.give_backs.iter().find(|give_back| self.closing == Some(give_back.owner.sequence()))?;
         give_back.error.clone()
     }
 
     /// When those who wait for a give-back are told that nobody knows whose the key is.
     pub(super) fn silent_at(&self, timeout: Duration) -> Option<Moment> {
-        let give_back = self.give_backs.iter().find(|give_back| self.closing == Some(give_back.owner.number()))?;
+        let give_back = self.give_backs.iter().find(|give_back| self.closing == Some(give_back.owner.sequence()))?;
         (!self.line.is_empty()).then(|| give_back.silent_at(timeout))
     }
 
@@ -130,7 +132,7 @@ impl<D: DriverTypes> Conversation<D> {
         let mut silent = None;
         let closing = self.closing;
         self.give_backs.retain(|give_back| {
-            let closes = closing == Some(give_back.owner.number());
+            let closes = closing == Some(give_back.owner.sequence());
             let gives_up = give_back.gives_up_at() <= now && give_back.expects.is_none() && give_back.sending.is_none();
             if closes && (gives_up || give_back.silent_at(cx.store_timeout()) <= now) {
                 let no_answer = || StoreError::new("lock", "release", StoreErrorKind::Timeout);
@@ -158,7 +160,7 @@ impl<D: DriverTypes> Conversation<D> {
 /// I1: names the id that it gives back.
 pub(super) fn send_release<D: DriverTypes>(give_back: &mut GiveBack<D>, cx: &mut Context<'_, D>) {
     if give_back.sending.is_none() {
-        let call = cx.call(&give_back.owner, Verb::Release { keep_taken: give_back.keep_taken });
+        let call = cx.call(&give_back.owner, Verb::Release { block_for: give_back.block_for });
         give_back.sending = Some(call.number);
         give_back.sent_at = cx.now();
         cx.actions.push(Action::Send(call));

@@ -8,21 +8,21 @@ use std::{
 
 use self::records::{At, Records};
 use super::{
-    AcquireAsk, Acquired, CALL_TIMEOUT, ForceAsk, ForceReleaseReply, Inbox, Inspected, LockStore, ReleaseAsk, Released,
-    RenewAsk, Renewed, StoreEvent, StoreFuture, YieldAsk, Yielded,
+    AcquireReply, AcquireRequest, CALL_TIMEOUT, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
+    LockStore, ReleaseRequest, Released, RenewReply, RenewRequest, StoreEvent, StoreFuture, YieldReply, YieldRequest,
 };
-use crate::{acquisition::OwnerId, clock::Clock, lock_key::LockKey};
+use crate::{acquisition::AcquisitionId, clock::Clock, lock_key::LockKey};
 
 mod records;
 
 /// Locks for one process: the embedded default, and the reference of the [`LockStore`] contract.
 ///
-/// Several [`Locks`](crate::Locks) may share one store; they then exclude each other, as instances do that share a
+/// Several [`LockManager`](crate::LockManager) may share one store; they then exclude each other, as instances do that share a
 /// server. Needs the feature `memory`.
 ///
-/// A key that nobody has costs nothing. One that a [lock-delay](crate::Policy::lock_delay) or a
-/// [`hold_at_least`](crate::Policy::hold_at_least) blocks costs some 200 bytes until then, and there is no bound to their number but what
-/// requests come in that time: where clients choose the keys, a long `hold_at_least` wants a rate limit outside.
+/// A key that nobody has costs nothing. One that a [lock-delay](crate::LockPolicy::lock_delay) or a
+/// [`min_hold`](crate::LockPolicy::min_hold) blocks costs some 200 bytes until then, and there is no bound to their number but what
+/// requests come in that time: where clients choose the keys, a long `min_hold` wants a rate limit outside.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
     state: Mutex<State>,
@@ -32,7 +32,7 @@ pub struct MemoryStore {
 #[derive(Debug, Default)]
 struct State {
     records: Records,
-    inboxes: HashMap<String, Inbox>,
+    inboxes: HashMap<String, EventSink>,
 }
 
 impl MemoryStore {
@@ -71,7 +71,7 @@ impl MemoryStore {
         let mut events = Vec::new();
         let mut state = self.state();
         let State { records, inboxes } = &mut *state;
-        let listens = |owner: &OwnerId| inboxes.get(owner.process()).is_some_and(Inbox::is_open);
+        let listens = |owner: &AcquisitionId| inboxes.get(owner.manager()).is_some_and(EventSink::is_open);
         let mut at =
             At { now: self.clock.now(), wall_clock_us: &wall_clock_us, listens: &listens, events: &mut events };
         let answer = verb(records, &mut at);
@@ -83,43 +83,45 @@ impl MemoryStore {
     /// Not under the mutex: whoever is told may ask again from in there.
     fn tell(&self, events: Vec<StoreEvent>) {
         for event in events {
-            let (StoreEvent::Offered { owner, .. } | StoreEvent::TakenAway { owner, .. }) = &event else { continue };
-            let inbox = self.state().inboxes.get(owner.process()).cloned();
+            let (StoreEvent::Offered { id: owner, .. } | StoreEvent::Revoked { id: owner, .. }) = &event else {
+                continue;
+            };
+            let inbox = self.state().inboxes.get(owner.manager()).cloned();
             if let Some(inbox) = inbox {
-                inbox.tell(event);
+                inbox.send(event);
             }
         }
     }
 }
 
 impl LockStore for MemoryStore {
-    fn open(&self, inbox: Inbox) {
+    fn subscribe(&self, inbox: EventSink) {
         let mut state = self.state();
         state.inboxes.retain(|_, inbox| inbox.is_open());
-        state.inboxes.insert(inbox.process().to_owned(), inbox);
+        state.inboxes.insert(inbox.manager().to_owned(), inbox);
     }
 
-    fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired> {
+    fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
         self.verb(|records, at| records.acquire(at, &ask))
     }
 
-    fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>> {
+    fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
         self.verb(|records, at| asks.iter().map(|ask| records.renew(at.now, ask)).collect())
     }
 
-    fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
         self.verb(|records, at| records.release(at, &ask))
     }
 
-    fn yield_to_line(&self, ask: YieldAsk) -> StoreFuture<Yielded> {
-        self.verb(|records, at| records.yield_to_line(at, &ask))
+    fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
+        self.verb(|records, at| records.yield_to_queue(at, &ask))
     }
 
-    fn inspect(&self, key: LockKey) -> StoreFuture<Inspected> {
+    fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
         self.verb(|records, at| records.inspect(at.now, &key))
     }
 
-    fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply> {
+    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         self.verb(|records, at| records.force_release(at, &ask))
     }
 

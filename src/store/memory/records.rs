@@ -7,12 +7,12 @@ use std::{
 };
 
 use crate::{
-    acquisition::OwnerId,
+    acquisition::AcquisitionId,
     clock::Moment,
     lock_key::{KeyMap, LockKey},
     store::{
-        AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, HolderRecord, IfHeld, Inspected, LineTerms, ReleaseAsk,
-        Released, RenewAsk, Renewed, StoreEvent, YieldAsk, Yielded,
+        AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, QueueConfig,
+        ReleaseRequest, Released, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
     },
 };
 
@@ -41,16 +41,10 @@ struct Record {
     holder: Option<Holder>,
     until: Moment,
     /// The owner that it was revoked from by force, and the end of that lock-delay.
-    revoked: Option<(OwnerId, Moment)>,
-    line: VecDeque<OwnerId>,
+    revoked: Option<(AcquisitionId, Moment)>,
+    line: VecDeque<AcquisitionId>,
     /// Until when the places in the line last if nobody asks again.
     line_until: Moment,
-}
-
-#[derive(Debug)]
-struct Holder {
-    owner: OwnerId,
-    fence: u64,
 }
 
 /// What a verb needs beside its ask.
@@ -58,7 +52,7 @@ pub(super) struct At<'a> {
     pub(super) now: Moment,
     pub(super) wall_clock_us: &'a dyn Fn() -> u64,
     /// Whether a process has an open inbox; one that has none is dead.
-    pub(super) listens: &'a dyn Fn(&OwnerId) -> bool,
+    pub(super) listens: &'a dyn Fn(&AcquisitionId) -> bool,
     /// What is to be told when the verb is over.
     pub(super) events: &'a mut Vec<StoreEvent>,
 }
@@ -69,7 +63,7 @@ impl Records {
     /// So many keys that are not blocked any more are forgotten with each acquisition: many more than one acquisition can block.
     const UNBLOCKED: usize = 64;
 
-    pub(super) fn acquire(&mut self, at: &mut At<'_>, ask: &AcquireAsk) -> Acquired {
+    pub(super) fn acquire(&mut self, at: &mut At<'_>, ask: &AcquireRequest) -> AcquireReply {
         self.sweep(at.now);
         let record = match self.by_key.entry(ask.key.clone()) {
             hash_map::Entry::Occupied(occupied) => occupied.into_mut(),
@@ -77,93 +71,95 @@ impl Records {
         };
         // A grant, or an offer that has come: the same fence, a full lease. A late copy must not
         // shorten it.
-        if let Some(fence) = record.fence_of(&ask.owner, at.now) {
+        if let Some(fence) = record.fence_of(&ask.id, at.now) {
             record.until = record.until.max(at.now.after(ask.lease));
-            return Acquired::Granted { fence };
+            return AcquireReply::Granted { fence };
         }
         if record.is_free(at.now) {
-            let first = record.pass_on(at, &ask.key, ask.line, &mut self.last_fence, Some(&ask.owner));
+            let first = record.pass_on(at, &ask.key, ask.queue, &mut self.last_fence, Some(&ask.id));
             if !first {
                 let fence = mint(&mut self.last_fence, (at.wall_clock_us)());
-                record.grant(ask.owner.clone(), fence, at.now.after(ask.lease));
-                return Acquired::Granted { fence };
+                record.grant(ask.id.clone(), fence, at.now.after(ask.lease));
+                return AcquireReply::Granted { fence };
             }
         }
         let lease_left = record.until.since(at.now);
-        match ask.if_held {
-            IfHeld::Refuse => Acquired::Held { lease_left },
-            IfHeld::LineUp => record.line_up(at, &ask.owner, ask.line, lease_left),
+        match ask.if_busy {
+            IfBusy::Fail => AcquireReply::Busy { lease_left },
+            IfBusy::Enqueue => record.line_up(at, &ask.id, ask.queue, lease_left),
         }
     }
 
-    pub(super) fn renew(&mut self, now: Moment, ask: &RenewAsk) -> Renewed {
+    pub(super) fn renew(&mut self, now: Moment, ask: &RenewRequest) -> RenewReply {
         match self.by_key.get_mut(&ask.key) {
-            Some(record) if record.fence_of(&ask.owner, now).is_some() => {
+            Some(record) if record.fence_of(&ask.id, now).is_some() => {
                 // A renewal that is done late must not shorten the lease that a later call has got.
                 record.until = record.until.max(now.after(ask.lease));
-                Renewed::Extended
+                RenewReply::Extended
             }
-            _ => Renewed::NotOwner,
+            _ => RenewReply::NotHolder,
         }
     }
 
     /// I1
-    pub(super) fn release(&mut self, at: &mut At<'_>, ask: &ReleaseAsk) -> Released {
+    pub(super) fn release(&mut self, at: &mut At<'_>, ask: &ReleaseRequest) -> Released {
         let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(ask.key.clone()) else {
-            return Released::NotOwner;
+            return Released::NotHolder;
         };
         let record = occupied.get_mut();
-        if record.fence_of(&ask.owner, at.now).is_none() {
-            record.line.retain(|waiting| *waiting != ask.owner);
+        if record.fence_of(&ask.id, at.now).is_none() {
+            record.line.retain(|waiting| *waiting != ask.id);
             if record.is_gone(at.now) {
                 occupied.remove();
             }
-            return Released::NotOwner;
+            return Released::NotHolder;
         }
         record.holder = None;
-        record.until = at.now.after(ask.keep_taken);
+        record.until = at.now.after(ask.block_for);
         if !record.is_free(at.now) {
             self.blocked.push(Reverse(Blocked { until: record.until, key: ask.key.clone() }));
             return Released::Freed;
         }
-        if record.pass_on(at, &ask.key, ask.line, &mut self.last_fence, None) {
-            return Released::HandedOn;
+        if record.pass_on(at, &ask.key, ask.queue, &mut self.last_fence, None) {
+            return Released::HandedOff;
         }
         occupied.remove();
         Released::Freed
     }
 
-    pub(super) fn yield_to_line(&mut self, at: &mut At<'_>, ask: &YieldAsk) -> Yielded {
-        let acquire =
-            AcquireAsk::new(ask.key.clone(), ask.next.clone(), ask.lease, IfHeld::LineUp, ask.line, ask.void_after);
+    pub(super) fn yield_to_queue(&mut self, at: &mut At<'_>, ask: &YieldRequest) -> YieldReply {
+        let acquire = AcquireRequest::new(
+            ask.key.clone(),
+            ask.next_id.clone(),
+            ask.lease,
+            IfBusy::Enqueue,
+            ask.queue,
+            ask.valid_for,
+        );
         if let Some(record) = self.by_key.get_mut(&ask.key)
-            && let Some(fence) = record.fence_of(&ask.owner, at.now)
+            && let Some(fence) = record.fence_of(&ask.id, at.now)
         {
             if fence != ask.fence {
-                return Yielded::Extended { fence };
+                return YieldReply::Extended { fence };
             }
             record.holder = None;
-            if !record.pass_on(at, &ask.key, ask.line, &mut self.last_fence, None) {
+            if !record.pass_on(at, &ask.key, ask.queue, &mut self.last_fence, None) {
                 let fence = mint(&mut self.last_fence, (at.wall_clock_us)());
-                record.grant(ask.owner.clone(), fence, at.now.after(ask.lease));
-                return Yielded::Extended { fence };
+                record.grant(ask.id.clone(), fence, at.now.after(ask.lease));
+                return YieldReply::Extended { fence };
             }
         }
-        Yielded::Over(self.acquire(at, &acquire))
+        YieldReply::NotHolder(self.acquire(at, &acquire))
     }
 
-    pub(super) fn inspect(&self, now: Moment, key: &LockKey) -> Inspected {
-        let Some(record) = self.by_key.get(key) else { return Inspected::new(None, Duration::ZERO, 0) };
+    pub(super) fn inspect(&self, now: Moment, key: &LockKey) -> KeyStatus {
+        let Some(record) = self.by_key.get(key) else { return KeyStatus::new(None, Duration::ZERO, 0) };
         let holder = record.holder.as_ref().filter(|_| record.until > now);
         let waiting = if record.line_until > now { record.line.len() } else { 0 };
-        Inspected::new(
-            holder.map(|holder| HolderRecord::new(holder.owner.clone(), holder.fence)),
-            record.until.since(now),
-            waiting,
-        )
+        KeyStatus::new(holder.cloned(), record.until.since(now), waiting)
     }
 
-    pub(super) fn force_release(&mut self, at: &mut At<'_>, ask: &ForceAsk) -> ForceReleaseReply {
+    pub(super) fn force_release(&mut self, at: &mut At<'_>, ask: &ForceReleaseRequest) -> ForceReleaseReply {
         let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(ask.key.clone()) else {
             return ForceReleaseReply::Free;
         };
@@ -172,16 +168,16 @@ impl Records {
         let revoked = record.revoked.as_ref().filter(|(_, until)| *until == record.until);
         let reply = match (record.holder.take(), revoked) {
             _ if left.is_zero() => ForceReleaseReply::Free,
-            (Some(Holder { owner, .. }), _) => {
-                record.until = at.now.after(ask.keep_taken);
+            (Some(Holder { id: owner, .. }), _) => {
+                record.until = at.now.after(ask.block_for);
                 record.revoked = Some((owner.clone(), record.until));
                 self.blocked.push(Reverse(Blocked { until: record.until, key: ask.key.clone() }));
-                at.events.push(StoreEvent::TakenAway { key: ask.key.clone(), owner: owner.clone() });
+                at.events.push(StoreEvent::Revoked { key: ask.key.clone(), id: owner.clone() });
                 ForceReleaseReply::Revoked { holder: owner }
             }
             // Its holder may still run: the message of the earlier call may be lost.
             (None, Some((owner, _))) => {
-                at.events.push(StoreEvent::TakenAway { key: ask.key.clone(), owner: owner.clone() });
+                at.events.push(StoreEvent::Revoked { key: ask.key.clone(), id: owner.clone() });
                 ForceReleaseReply::Revoked { holder: owner.clone() }
             }
             (None, None) => {
@@ -189,7 +185,7 @@ impl Records {
                 ForceReleaseReply::Unblocked { blocked_for: left }
             }
         };
-        if record.is_free(at.now) && !record.pass_on(at, &ask.key, ask.line, &mut self.last_fence, None) {
+        if record.is_free(at.now) && !record.pass_on(at, &ask.key, ask.queue, &mut self.last_fence, None) {
             occupied.remove();
         }
         reply
@@ -277,14 +273,14 @@ impl Record {
     }
 
     /// Whether this owner has the key, and under which fence.
-    fn fence_of(&self, owner: &OwnerId, now: Moment) -> Option<u64> {
-        let holder = self.holder.as_ref().filter(|holder| holder.owner == *owner && self.until > now)?;
+    fn fence_of(&self, owner: &AcquisitionId, now: Moment) -> Option<u64> {
+        let holder = self.holder.as_ref().filter(|holder| holder.id == *owner && self.until > now)?;
         Some(holder.fence)
     }
 
-    fn grant(&mut self, owner: OwnerId, fence: u64, until: Moment) {
+    fn grant(&mut self, owner: AcquisitionId, fence: u64, until: Moment) {
         self.line.retain(|waiting| *waiting != owner);
-        self.holder = Some(Holder { owner, fence });
+        self.holder = Some(Holder::new(owner, fence));
         self.until = until;
     }
 
@@ -294,9 +290,9 @@ impl Record {
         &mut self,
         at: &mut At<'_>,
         key: &LockKey,
-        terms: LineTerms,
+        terms: QueueConfig,
         last_fence: &mut u64,
-        asker: Option<&OwnerId>,
+        asker: Option<&AcquisitionId>,
     ) -> bool {
         if self.line_until <= at.now {
             self.line.clear();
@@ -308,31 +304,37 @@ impl Record {
             if !(at.listens)(&first) {
                 continue;
             }
-            at.events.push(StoreEvent::Offered { key: key.clone(), owner: first.clone() });
+            at.events.push(StoreEvent::Offered { key: key.clone(), id: first.clone() });
             let fence = mint(last_fence, (at.wall_clock_us)());
-            self.grant(first, fence, at.now.after(terms.offer));
+            self.grant(first, fence, at.now.after(terms.offer_ttl));
             return true;
         }
         false
     }
 
-    fn line_up(&mut self, at: &At<'_>, owner: &OwnerId, terms: LineTerms, lease_left: Duration) -> Acquired {
+    fn line_up(
+        &mut self,
+        at: &At<'_>,
+        owner: &AcquisitionId,
+        terms: QueueConfig,
+        lease_left: Duration,
+    ) -> AcquireReply {
         if self.line_until <= at.now {
             self.line.clear();
         }
         let place = self.line.iter().position(|waiting| waiting == owner);
-        if place.is_none() && self.line.len() >= terms.places {
+        if place.is_none() && self.line.len() >= terms.capacity {
             self.line.retain(|waiting| (at.listens)(waiting));
-            if self.line.len() >= terms.places {
-                return Acquired::LineFull { lease_left, waiting: self.line.len() };
+            if self.line.len() >= terms.capacity {
+                return AcquireReply::QueueFull { lease_left, waiting: self.line.len() };
             }
         }
-        self.line_until = at.now.after(terms.place);
+        self.line_until = at.now.after(terms.entry_ttl);
         let before = place.unwrap_or_else(|| {
             self.line.push_back(owner.clone());
             self.line.len() - 1
         });
-        Acquired::InLine { before, lease_left }
+        AcquireReply::Queued { ahead: before, lease_left }
     }
 }
 
@@ -345,7 +347,7 @@ fn mint(last: &mut u64, wall_clock_us: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::acquisition::OwnerIds;
+    use crate::acquisition::AcquisitionIds;
 
     const LEASE: Duration = Duration::from_secs(30);
     const OFFER: Duration = Duration::from_secs(4);
@@ -356,7 +358,7 @@ mod tests {
         now: Moment,
         wall_clock_us: u64,
         events: Vec<StoreEvent>,
-        dead: Vec<OwnerId>,
+        dead: Vec<AcquisitionId>,
     }
 
     fn store() -> Store {
@@ -372,39 +374,39 @@ mod tests {
     impl Store {
         fn at<T>(&mut self, verb: impl FnOnce(&mut Records, &mut At<'_>) -> T) -> T {
             let Self { records, now, wall_clock_us, events, dead } = self;
-            let listens = |owner: &OwnerId| !dead.contains(owner);
+            let listens = |owner: &AcquisitionId| !dead.contains(owner);
             let wall_clock_us = || *wall_clock_us;
             verb(records, &mut At { now: *now, wall_clock_us: &wall_clock_us, listens: &listens, events })
         }
 
-        fn ask(&mut self, key: &LockKey, owner: &OwnerId, if_held: IfHeld) -> Acquired {
-            let ask = AcquireAsk::new(key.clone(), owner.clone(), LEASE, if_held, terms(), LEASE);
+        fn ask(&mut self, key: &LockKey, owner: &AcquisitionId, if_held: IfBusy) -> AcquireReply {
+            let ask = AcquireRequest::new(key.clone(), owner.clone(), LEASE, if_held, terms(), LEASE);
             self.at(|records, at| records.acquire(at, &ask))
         }
 
-        fn fence(&mut self, owner: &OwnerId) -> u64 {
-            match self.ask(&key(), owner, IfHeld::LineUp) {
-                Acquired::Granted { fence } => fence,
+        fn fence(&mut self, owner: &AcquisitionId) -> u64 {
+            match self.ask(&key(), owner, IfBusy::Enqueue) {
+                AcquireReply::Granted { fence } => fence,
                 other => panic!("not granted: {other:?}"),
             }
         }
 
-        fn release(&mut self, owner: &OwnerId, keep_taken: Duration) -> Released {
-            let ask = ReleaseAsk::new(key(), owner.clone(), keep_taken, terms());
+        fn release(&mut self, owner: &AcquisitionId, block_for: Duration) -> Released {
+            let ask = ReleaseRequest::new(key(), owner.clone(), block_for, terms());
             self.at(|records, at| records.release(at, &ask))
         }
 
-        fn renew(&mut self, owner: &OwnerId) -> Renewed {
-            self.records.renew(self.now, &RenewAsk::new(key(), owner.clone(), LEASE))
+        fn renew(&mut self, owner: &AcquisitionId) -> RenewReply {
+            self.records.renew(self.now, &RenewRequest::new(key(), owner.clone(), LEASE))
         }
 
         fn later(&mut self, by: Duration) {
             self.now = self.now.after(by);
         }
 
-        fn offered(&mut self) -> Vec<OwnerId> {
+        fn offered(&mut self) -> Vec<AcquisitionId> {
             let offered = |event| match event {
-                StoreEvent::Offered { owner, .. } => owner,
+                StoreEvent::Offered { id: owner, .. } => owner,
                 other => panic!("{other:?}"),
             };
             self.events.drain(..).map(offered).collect()
@@ -415,12 +417,12 @@ mod tests {
         LockKey::from(("order", 1))
     }
 
-    fn terms() -> LineTerms {
-        LineTerms::new(OFFER, Duration::from_secs(10), 3)
+    fn terms() -> QueueConfig {
+        QueueConfig::new(OFFER, Duration::from_secs(10), 3)
     }
 
-    fn owners<const N: usize>() -> [OwnerId; N] {
-        let ids = OwnerIds::new("test", 0);
+    fn owners<const N: usize>() -> [AcquisitionId; N] {
+        let ids = AcquisitionIds::new("test", 0);
         std::array::from_fn(|_| ids.next())
     }
 
@@ -429,25 +431,25 @@ mod tests {
         let ([a, b], mut store) = (owners(), store());
         store.fence(&a);
         store.later(LEASE - Duration::from_millis(1));
-        let held = Acquired::Held { lease_left: Duration::from_millis(1) };
-        assert_eq!(store.ask(&key(), &b, IfHeld::Refuse), held);
+        let held = AcquireReply::Busy { lease_left: Duration::from_millis(1) };
+        assert_eq!(store.ask(&key(), &b, IfBusy::Fail), held);
         store.later(Duration::from_millis(1));
         store.fence(&b);
-        assert_eq!(store.release(&a, Duration::ZERO), Released::NotOwner, "a late holder frees nobody else's lock");
+        assert_eq!(store.release(&a, Duration::ZERO), Released::NotHolder, "a late holder frees nobody else's lock");
         assert_eq!(store.records.held(store.now), 1);
     }
 
     #[test]
     fn a_lease_is_renewed_for_its_owner_while_it_lasts_and_for_nobody_else() {
         let ([a, b], mut store) = (owners(), store());
-        assert_eq!(store.renew(&a), Renewed::NotOwner, "a free key is nobody's");
+        assert_eq!(store.renew(&a), RenewReply::NotHolder, "a free key is nobody's");
         let first = store.fence(&a);
         store.later(LEASE / 2);
-        assert_eq!((store.renew(&b), store.renew(&a)), (Renewed::NotOwner, Renewed::Extended));
+        assert_eq!((store.renew(&b), store.renew(&a)), (RenewReply::NotHolder, RenewReply::Extended));
         store.later(LEASE / 2);
         assert_eq!(store.fence(&a), first, "under the same fence");
         store.later(2 * LEASE);
-        assert_eq!(store.renew(&a), Renewed::NotOwner, "what is over stays over");
+        assert_eq!(store.renew(&a), RenewReply::NotHolder, "what is over stays over");
     }
 
     #[test]
@@ -471,20 +473,20 @@ mod tests {
         let ([a, dead, b, c], mut store) = (owners(), store());
         store.fence(&a);
         for (before, waiter) in [&dead, &b, &c].into_iter().enumerate() {
-            assert_eq!(store.ask(&key(), waiter, IfHeld::LineUp), Acquired::InLine { before, lease_left: LEASE },);
+            assert_eq!(store.ask(&key(), waiter, IfBusy::Enqueue), AcquireReply::Queued { ahead, lease_left: LEASE },);
         }
         store.dead.push(dead);
         store.later(LEASE);
         // Nobody gave it back: the last of the line asks, and the first one has it.
         store.records.by_key.get_mut(&key()).expect("held").line_until = Moment::NEVER;
-        assert_eq!(store.ask(&key(), &c, IfHeld::LineUp), Acquired::InLine { before: 0, lease_left: OFFER });
+        assert_eq!(store.ask(&key(), &c, IfBusy::Enqueue), AcquireReply::Queued { ahead: 0, lease_left: OFFER });
         assert_eq!(store.offered(), std::slice::from_ref(&b));
-        assert_eq!(store.release(&b, Duration::ZERO), Released::HandedOn);
+        assert_eq!(store.release(&b, Duration::ZERO), Released::HandedOff);
         assert_eq!(store.offered(), std::slice::from_ref(&c));
         store.later(OFFER - Duration::from_millis(1));
         store.fence(&c);
         store.later(LEASE - Duration::from_millis(1));
-        assert_eq!(store.renew(&c), Renewed::Extended, "an offer that is asked for is a full lease");
+        assert_eq!(store.renew(&c), RenewReply::Extended, "an offer that is asked for is a full lease");
     }
 
     #[test]
@@ -492,12 +494,12 @@ mod tests {
         let ([a, b, c, d, e], mut store) = (owners(), store());
         store.fence(&a);
         for waiter in [&b, &c, &d] {
-            assert!(matches!(store.ask(&key(), waiter, IfHeld::LineUp), Acquired::InLine { .. }));
+            assert!(matches!(store.ask(&key(), waiter, IfBusy::Enqueue), AcquireReply::Queued { .. }));
         }
-        assert_eq!(store.ask(&key(), &e, IfHeld::LineUp), Acquired::LineFull { lease_left: LEASE, waiting: 3 });
-        assert_eq!(store.ask(&key(), &d, IfHeld::LineUp), Acquired::InLine { before: 2, lease_left: LEASE });
+        assert_eq!(store.ask(&key(), &e, IfBusy::Enqueue), AcquireReply::QueueFull { lease_left: LEASE, waiting: 3 });
+        assert_eq!(store.ask(&key(), &d, IfBusy::Enqueue), AcquireReply::Queued { ahead: 2, lease_left: LEASE });
         store.dead.push(c);
-        assert_eq!(store.ask(&key(), &e, IfHeld::LineUp), Acquired::InLine { before: 2, lease_left: LEASE });
+        assert_eq!(store.ask(&key(), &e, IfBusy::Enqueue), AcquireReply::Queued { ahead: 2, lease_left: LEASE });
         store.later(Duration::from_secs(10));
         assert_eq!(store.release(&a, Duration::ZERO), Released::Freed, "nobody has asked for ten seconds");
     }
@@ -506,14 +508,14 @@ mod tests {
     fn a_free_lock_leaves_nothing_and_the_dead_are_swept() {
         let ([a, b], mut store) = (owners(), store());
         store.fence(&a);
-        store.ask(&key(), &b, IfHeld::Refuse);
-        store.ask(&key(), &b, IfHeld::LineUp);
+        store.ask(&key(), &b, IfBusy::Fail);
+        store.ask(&key(), &b, IfBusy::Enqueue);
         store.release(&b, Duration::ZERO);
         store.release(&a, Duration::ZERO);
         assert!(store.records.by_key.is_empty());
         for n in 0..10_000 {
             store.later(Duration::from_secs(1));
-            assert!(matches!(store.ask(&LockKey::from(("n", n)), &a, IfHeld::LineUp), Acquired::Granted { .. }));
+            assert!(matches!(store.ask(&LockKey::from(("n", n)), &a, IfBusy::Enqueue), AcquireReply::Granted { .. }));
         }
         let records = store.records.by_key.len();
         assert!(records <= 2 * Records::SWEEP_FROM, "{records} records for 30 holders");
@@ -523,11 +525,11 @@ mod tests {
     #[test]
     fn keys_that_ended_badly_give_their_memory_back_with_a_few_acquisitions_of_others() {
         const KEYS: usize = 50_000;
-        let (mut store, ids) = (store(), OwnerIds::new("test", 1));
+        let (mut store, ids) = (store(), AcquisitionIds::new("test", 1));
         for n in 0..KEYS {
             let (key, owner) = (LockKey::from(("k", n)), ids.next());
-            store.ask(&key, &owner, IfHeld::Refuse);
-            let ask = ReleaseAsk::new(key, owner, Duration::from_secs(1), terms());
+            store.ask(&key, &owner, IfBusy::Fail);
+            let ask = ReleaseRequest::new(key, owner, Duration::from_secs(1), terms());
             assert_eq!(store.at(|records, at| records.release(at, &ask)), Released::Freed);
         }
         assert_eq!(store.records.by_key.len(), KEYS, "blocked");

@@ -35,11 +35,11 @@ use crate::{
 /// Makes a [`RedisStore`] that is to be told something about itself.
 ///
 /// ```no_run
-/// # use tower_lock::{Locks, RedisStore, RedisConnectError};
+/// # use tower_lock::{LockManager, RedisStore, store::RedisConnectError};
 /// # #[tokio::main]
 /// # async fn main() -> Result<(), RedisConnectError> {
 /// let store = RedisStore::builder().prefix("shop").connect("redis://127.0.0.1:6379").await?;
-/// let locks = Locks::new(store);
+/// let locks = LockManager::new(store);
 /// # Ok(())
 /// # }
 /// ```
@@ -57,13 +57,13 @@ pub struct RedisStoreBuilder {
 #[non_exhaustive]
 pub enum RedisConnectError {
     /// The environment variable `REDIS_URL` is not set, or is no text.
-    NoUrl,
+    MissingUrl,
     /// The address cannot be read. The reason, without a password.
-    Address(Box<dyn Error + Send + Sync>),
+    InvalidUrl(Box<dyn Error + Send + Sync>),
     /// The address wants TLS (`rediss://`), and the crate was built without the feature `redis-tls`.
-    TlsNotBuilt,
+    TlsNotEnabled,
     /// The prefix cannot be one: 1 to 64 of `[A-Za-z0-9._-]`, and not `tower-lock`.
-    Prefix(String),
+    InvalidPrefix(String),
     /// A timeout of the builder is too short or too long.
     InvalidTimeout {
         /// `connect_timeout` or `call_timeout`.
@@ -79,14 +79,14 @@ pub enum RedisConnectError {
         source: Box<dyn Error + Send + Sync>,
     },
     /// The server is older than Redis 7.0.
-    TooOld {
+    UnsupportedVersion {
         /// Host and port, or the path of a socket.
         address: String,
         /// The version of the server.
         version: String,
     },
     /// The user may not do all that is needed, or the server cannot.
-    Refused {
+    PermissionDenied {
         /// Host and port, or the path of a socket.
         address: String,
         /// Each command that was refused, with the words of the server.
@@ -94,13 +94,13 @@ pub enum RedisConnectError {
     },
     /// Messages do not come, or nobody can tell who gets them: how many should have got the one that was sent, as the server says, and whether it
     /// came. Waiters would sleep until they ask again, and be taken for dead.
-    NoEvents {
+    PubSubUnavailable {
         /// Host and port, or the path of a socket.
         address: String,
         /// How many got it, as the server says.
         receivers: u64,
         /// Whether it came.
-        came: bool,
+        received: bool,
     },
 }
 
@@ -143,7 +143,7 @@ impl RedisStoreBuilder {
     /// As [`connect`](Self::connect), but without waiting for Redis: the service starts though Redis is down.
     ///
     /// Until it is reachable requests are rejected (503, not started). With the first connection everything is checked that `connect` checks:
-    /// version, rights, messages. What is missing is in the log, and in [`Locks::health`](crate::Locks::health), which a readiness
+    /// version, rights, messages. What is missing is in the log, and in [`LockManager::health`](crate::LockManager::health), which a readiness
     /// probe asks; it is checked again about once a second.
     ///
     /// # Errors
@@ -161,7 +161,7 @@ impl RedisStoreBuilder {
     ///
     /// As of [`connect`](Self::connect); and there may be no such variable.
     pub async fn from_env(self) -> Result<RedisStore, RedisConnectError> {
-        let url = env::var("REDIS_URL").map_err(|_| RedisConnectError::NoUrl)?;
+        let url = env::var("REDIS_URL").map_err(|_| RedisConnectError::MissingUrl)?;
         let address = Address::read(&url, "REDIS_URL: ")?;
         self.open(address).await
     }
@@ -177,7 +177,7 @@ impl RedisStoreBuilder {
             (Some(url), None) => Address::read(url, "")?,
             (None, connection) => Address::of(ConnectionInfo::from(connection.clone().unwrap_or_default()), "")?,
             (Some(_), Some(_)) => {
-                return Err(RedisConnectError::Address(
+                return Err(RedisConnectError::InvalidUrl(
                     "the configuration has an URL and a connection: which one?".into(),
                 ));
             }
@@ -198,7 +198,7 @@ impl RedisStoreBuilder {
         pool: Pool,
         address: impl IntoConnectionInfo,
     ) -> Result<RedisStore, RedisConnectError> {
-        let address = address.into_connection_info().map_err(|error| RedisConnectError::Address(error.into()))?;
+        let address = address.into_connection_info().map_err(|error| RedisConnectError::InvalidUrl(error.into()))?;
         let shared = self.shared(Some(pool), Address::of(address, "")?)?;
         Self::tested(shared).await
     }
@@ -210,7 +210,7 @@ impl RedisStoreBuilder {
 
     fn shared(self, pool: Option<Pool>, address: Address) -> Result<Arc<Shared>, RedisConnectError> {
         let prefix = self.prefix.as_deref().unwrap_or(PREFIX);
-        let names = Names::new(prefix).map_err(|_| RedisConnectError::Prefix(prefix.to_owned()))?;
+        let names = Names::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
         let within = |setting, value: Option<Duration>, default, longest| match value.unwrap_or(default) {
             value if (SHORTEST..=longest).contains(&value) => Ok(value),
             value => Err(RedisConnectError::InvalidTimeout { setting, value }),
@@ -219,7 +219,7 @@ impl RedisStoreBuilder {
             call: within("call_timeout", self.call_timeout, STORE_CALL, LONGEST_CALL)?,
             connect: within("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, LONGEST_CONNECT)?,
         };
-        let client = Client::open(address.info).map_err(|error| RedisConnectError::Address(error.into()))?;
+        let client = Client::open(address.info).map_err(|error| RedisConnectError::InvalidUrl(error.into()))?;
         let connector = Connector::new(client, limits.connect, limits.call);
         let source = pool.map_or_else(|| Source::Own(connector.clone()), Source::Pool);
         let recovered = Arc::new(Notify::new());
@@ -278,12 +278,12 @@ impl Address {
     fn read(url: &str, of: &str) -> Result<Self, RedisConnectError> {
         let wants_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
         if wants_tls && !cfg!(feature = "redis-tls") {
-            return Err(RedisConnectError::TlsNotBuilt);
+            return Err(RedisConnectError::TlsNotEnabled);
         }
         let hint = hint(url);
         let info = url.into_connection_info().map_err(|_| {
             let hint = hint.as_deref().unwrap_or("an address is `redis://user:password@host:6379/0`, for instance");
-            RedisConnectError::Address(format!("{of}{hint}").into())
+            RedisConnectError::InvalidUrl(format!("{of}{hint}").into())
         })?;
         let mut address = Self::of(info, of)?;
         if let Some(hint) = hint {
@@ -296,7 +296,7 @@ impl Address {
     fn of(info: ConnectionInfo, of: &str) -> Result<Self, RedisConnectError> {
         if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
             #[cfg(not(feature = "redis-tls"))]
-            return Err(RedisConnectError::TlsNotBuilt);
+            return Err(RedisConnectError::TlsNotEnabled);
             // Whatever the process has chosen; rustls panics where nobody has, or where two crates bring one each.
             #[cfg(feature = "redis-tls")]
             if rustls::crypto::CryptoProvider::get_default().is_none() {
@@ -363,7 +363,7 @@ pub(super) async fn self_test(events: &Events) -> Result<(PubSub, i64), Failed> 
         let error = RedisConnectError::Unreachable { address: address(), source: trouble.remedied() };
         Failed { error, may_pass }
     };
-    let all_refused = |refusals| Failed::from(RedisConnectError::Refused { address: address(), refusals });
+    let all_refused = |refusals| Failed::from(RedisConnectError::PermissionDenied { address: address(), refusals });
     let refused = |error: &dyn fmt::Display| all_refused(vec![escaped(&error.to_string())]);
     let [asks, ends] = &events.lanes;
     // To connect may take longer than a call.
@@ -410,7 +410,7 @@ pub(super) async fn self_test(events: &Events) -> Result<(PubSub, i64), Failed> 
     }
     let came = matches!(timeout(limits.call, listener.on_message().next()).await, Ok(Some(_)));
     if !came || receivers == 0 {
-        return Err(RedisConnectError::NoEvents { address: address(), receivers, came }.into());
+        return Err(RedisConnectError::PubSubUnavailable { address: address(), receivers, received: came }.into());
     }
     timeout(limits.call, listener.unsubscribe(&channel))
         .await
@@ -433,7 +433,11 @@ async fn look_at_the_server(
     let (server, memory) = (section("server").await?, section("memory").await?);
     match server.as_deref().and_then(|info| field(info, "redis_version")) {
         Some(version) if is_too_old(version) => {
-            return Err(RedisConnectError::TooOld { address: address.to_owned(), version: escaped(version) }.into());
+            return Err(RedisConnectError::UnsupportedVersion {
+                address: address.to_owned(),
+                version: escaped(version),
+            }
+            .into());
         }
         Some(_) => {}
         None => warn("its version cannot be read (`INFO server`): locks need Redis 7.0"),
@@ -471,8 +475,8 @@ fn warn(_: &'static str) {}
 impl fmt::Display for RedisConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoUrl => f.write_str("the environment variable REDIS_URL is not set: redis://host:6379, for instance"),
-            Self::Address(error) => {
+            Self::MissingUrl => f.write_str("the environment variable REDIS_URL is not set: redis://host:6379, for instance"),
+            Self::InvalidUrl(error) => {
                 f.write_str("the address of the Redis for locks cannot be read: ")?;
                 flat(&**error, f)
             }
@@ -480,31 +484,31 @@ impl fmt::Display for RedisConnectError {
                 let longest = if *setting == "call_timeout" { LONGEST_CALL } else { LONGEST_CONNECT };
                 write!(f, "`{setting}` of the Redis for locks is {value:?}: it can be from {SHORTEST:?} to {longest:?}")
             }
-            Self::TlsNotBuilt => f.write_str(
+            Self::TlsNotEnabled => f.write_str(
                 "the Redis for locks is to be reached by TLS, and tower-lock was built without: turn on its feature `redis-tls`",
             ),
-            Self::Prefix(prefix) => {
+            Self::InvalidPrefix(prefix) => {
                 write!(f, "`{prefix}` cannot be the prefix of locks: 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`")
             }
             Self::Unreachable { address, source: _ } => {
                 write!(f, "the Redis for locks does not answer as it should ({address})")
             }
-            Self::TooOld { address, version } => {
+            Self::UnsupportedVersion { address, version } => {
                 write!(f, "the Redis for locks has version {version}, and at least 7.0 is needed ({address})")
             }
-            Self::Refused { address, refusals } => {
+            Self::PermissionDenied { address, refusals } => {
                 let refusals = refusals.join("; ");
                 write!(
                     f,
                     "the Redis for locks refuses what is needed ({address}; docs/redis.md has the smallest ACL): {refusals}"
                 )
             }
-            Self::NoEvents { address, receivers, came: true } => write!(
+            Self::PubSubUnavailable { address, receivers, received: true } => write!(
                 f,
                 "the Redis for locks reports {receivers} receivers of a message that arrived ({address}): a proxy between may hide the \
                  subscribers, and locks need their number"
             ),
-            Self::NoEvents { address, came: false, .. } => write!(
+            Self::PubSubUnavailable { address, received: false, .. } => write!(
                 f,
                 "a message that was published on the Redis for locks did not arrive ({address}): a proxy between may drop messages"
             ),

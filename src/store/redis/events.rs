@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     limits::{CHECK_IN, RETRY_MAX, RETRY_MIN, STORE_TIMEOUT},
-    store::{Inbox, StoreEvent},
+    store::{EventSink, StoreEvent},
 };
 
 /// One connection on which Redis speaks to us, for all inboxes. It is made again when it breaks.
@@ -75,7 +75,7 @@ struct Task {
 
 #[derive(Debug)]
 struct Subscriber {
-    inbox: Inbox,
+    inbox: EventSink,
     /// Whether it was subscribed for once.
     listens: watch::Sender<bool>,
 }
@@ -118,8 +118,8 @@ impl Events {
         })
     }
 
-    pub(super) fn open(&self, inbox: Inbox) {
-        let channel = self.names.inbox(inbox.process());
+    pub(super) fn open(&self, inbox: EventSink) {
+        let channel = self.names.inbox(inbox.manager());
         self.inboxes().insert(channel, Subscriber { inbox, listens: watch::Sender::new(false) });
         self.opened.notify_one();
     }
@@ -142,7 +142,7 @@ impl Events {
         let processes: Vec<_> = {
             let inboxes = self.inboxes();
             let open = inboxes.values().filter(|subscriber| subscriber.inbox.is_open());
-            open.map(|subscriber| subscriber.inbox.process().to_owned()).collect()
+            open.map(|subscriber| subscriber.inbox.manager().to_owned()).collect()
         };
         for process in processes {
             if !self.listening(&process).await {
@@ -282,7 +282,7 @@ impl Events {
         // Not under the mutex: whoever is told may ask again from in there.
         let inbox = self.inboxes().get(channel).map(|subscriber| subscriber.inbox.clone());
         if let Some(inbox) = inbox {
-            inbox.tell(event);
+            inbox.send(event);
         }
     }
 
@@ -365,7 +365,7 @@ impl Listener<'_> {
             };
             // What was said while nobody listened is lost (I7).
             if was_listening {
-                self.events.tell(&channel, StoreEvent::Gap);
+                self.events.tell(&channel, StoreEvent::Lagged);
             }
             self.channels.insert(channel);
         }

@@ -23,8 +23,8 @@ use self::{
     trouble::Trouble,
 };
 use super::{
-    AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, IfHeld, Inbox, Inspected, LockStore, ReleaseAsk, Released,
-    RenewAsk, Renewed, StoreFuture, YieldAsk, Yielded,
+    AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus, LockStore,
+    ReleaseRequest, Released, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
 };
 #[cfg(feature = "tracing")]
 use crate::limits::COMPLAINTS;
@@ -52,10 +52,10 @@ pub use self::connect::{RedisConnectError, RedisStoreBuilder};
 /// Locks in one Redis, 7.0 or later, that any number of instances share. Needs the feature `redis`.
 ///
 /// ```no_run
-/// # use tower_lock::{Locks, RedisStore, RedisConnectError};
+/// # use tower_lock::{LockManager, RedisStore, store::RedisConnectError};
 /// # #[tokio::main]
 /// # async fn main() -> Result<(), RedisConnectError> {
-/// let locks = Locks::new(RedisStore::connect("redis://127.0.0.1:6379").await?);
+/// let locks = LockManager::new(RedisStore::connect("redis://127.0.0.1:6379").await?);
 /// # Ok(())
 /// # }
 /// ```
@@ -159,67 +159,67 @@ impl RedisStore {
 }
 
 impl LockStore for RedisStore {
-    fn open(&self, inbox: Inbox) {
+    fn subscribe(&self, inbox: EventSink) {
         self.shared.events.open(inbox);
     }
 
-    fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired> {
+    fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
         let called = self.shared.clock.now();
         self.answer("acquire", move |shared, by| async move {
             let mut ask = ask;
             let mut is_deaf = false;
-            if ask.if_held == IfHeld::LineUp {
-                shared.events.listening(ask.owner.process()).await;
+            if ask.if_busy == IfBusy::Enqueue {
+                shared.events.listening(ask.id.manager()).await;
                 is_deaf = shared.events.is_deaf();
                 if is_deaf {
                     // What is free can be had all the same.
-                    ask.if_held = IfHeld::Refuse;
+                    ask.if_busy = IfBusy::Fail;
                 }
             }
             let call = |until| shared.names.acquire(&ask, until);
-            let answer = shared.in_time(called, ask.void_after, by, call, protocol::acquired).await?;
+            let answer = shared.in_time(called, ask.valid_for, by, call, protocol::acquired).await?;
             shared.tell_of_endless(&answer);
             match answer {
-                Acquired::Held { .. } if is_deaf => Err(Trouble::Deaf),
+                AcquireReply::Busy { .. } if is_deaf => Err(Trouble::Deaf),
                 answer => Ok(answer),
             }
         })
     }
 
-    fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>> {
+    fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
         self.answer("renew", move |shared, by| async move {
             let (call, is_asked) = shared.names.renew(&asks);
             Ok(protocol::renewed(&shared.ends.ask_again(Question::Script(&call), by).await?, &is_asked)?)
         })
     }
 
-    fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
         self.answer("release", move |shared, by| async move {
             // Nothing can be there, and an error would be repeated for as long as a lease.
-            let Ok(call) = shared.names.release(&ask) else { return Ok(Released::NotOwner) };
+            let Ok(call) = shared.names.release(&ask) else { return Ok(Released::NotHolder) };
             let reply = shared.ends.ask_again(Question::Script(&call), by).await?;
             shared.look_at_the_fence(&reply);
             Ok(protocol::released(&reply)?)
         })
     }
 
-    fn yield_to_line(&self, ask: YieldAsk) -> StoreFuture<Yielded> {
+    fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
         let called = self.shared.clock.now();
         self.answer("yield", move |shared, by| async move {
-            shared.events.listening(ask.next.process()).await;
-            let call = |until| shared.names.yield_to_line(&ask, until);
-            shared.in_time(called, ask.void_after, by, call, protocol::yielded).await
+            shared.events.listening(ask.next_id.manager()).await;
+            let call = |until| shared.names.yield_to_queue(&ask, until);
+            shared.in_time(called, ask.valid_for, by, call, protocol::yielded).await
         })
     }
 
-    fn inspect(&self, key: LockKey) -> StoreFuture<Inspected> {
+    fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
         self.answer("inspect", move |shared, by| async move {
             let call = shared.names.inspect(&key)?;
             Ok(protocol::inspected(&shared.ends.ask_again(Question::Script(&call), by).await?)?)
         })
     }
 
-    fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply> {
+    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         self.answer("force-release", move |shared, by| async move {
             let call = shared.names.force(&ask)?;
             // Once: somebody else may have the key when it is done again.
@@ -252,18 +252,18 @@ impl Shared {
     /// answer says what time it is there.
     const LATE: usize = 3;
 
-    /// A call that does nothing once `void_after` has passed since it was made, by whichever clock.
+    /// A call that does nothing once `valid_for` has passed since it was made, by whichever clock.
     async fn in_time<T>(
         &self,
         called: Moment,
-        void_after: Duration,
+        valid_for: Duration,
         by: Instant,
         call: impl Fn(i64) -> Result<ScriptCall, NotAName>,
         read: impl Fn(&Value) -> Result<(i64, InTime<T>), Misread>,
     ) -> Result<T, Trouble> {
         for _ in 0..Self::LATE {
             // A server whose clock we know nothing of is asked for it by a call that it finds too late.
-            let until = self.server_clock().until(called, void_after).unwrap_or(0);
+            let until = self.server_clock().until(called, valid_for).unwrap_or(0);
             // Once: whoever asked counts the calls that got no answer, and gives back what they may have been granted (I8).
             let reply = self.asks.ask(Question::Script(&call(until)?), by).await?;
             let now = self.clock.now();
@@ -272,7 +272,7 @@ impl Shared {
             self.server_clock().said(server, now);
             match answer {
                 InTime::Done(answer) => return Ok(answer),
-                InTime::Late if now.since(called) >= void_after => break,
+                InTime::Late if now.since(called) >= valid_for => break,
                 InTime::Late => {}
             }
         }
@@ -304,10 +304,10 @@ impl Shared {
     }
 
     /// Tells once of a lock that somebody else left without an end: nobody can have it before it is deleted.
-    fn tell_of_endless(&self, answer: &Acquired) {
-        let (Acquired::InLine { lease_left, .. }
-        | Acquired::Held { lease_left }
-        | Acquired::LineFull { lease_left, .. }) = answer
+    fn tell_of_endless(&self, answer: &AcquireReply) {
+        let (AcquireReply::Queued { lease_left, .. }
+        | AcquireReply::Busy { lease_left }
+        | AcquireReply::QueueFull { lease_left, .. }) = answer
         else {
             return;
         };

@@ -10,7 +10,7 @@ use super::{
     matrix::{self, Client, ENDINGS, Ending, NOTHING, Version, whoever_read_the_end_is_served_elsewhere},
     one_key_for_long,
 };
-use tower_lock::test_util::Verb;
+use tower_lock::test_util::StoreOp;
 
 const ROUNDS: usize = 30;
 
@@ -18,9 +18,9 @@ const ROUNDS: usize = 30;
 async fn whoever_has_read_the_end_is_served(endings: &[Ending], version: Version) {
     for millis in [0, 20] {
         let site = Site::of(matrix::service).await;
-        site.store.on(Verb::Release).takes(Duration::from_millis(millis));
+        site.store.on(StoreOp::Release).latency(Duration::from_millis(millis));
         whoever_read_the_end_is_served_elsewhere(endings, site.instances, version, ROUNDS).await;
-        assert_eq!(site.store.held(), 0);
+        assert_eq!(site.store.held_count(), 0);
     }
 }
 

@@ -82,14 +82,14 @@ async fn after_a_client_left_a_stream_the_key_stays_taken_for_the_lock_delay() {
                 wire.write("GET /endless HTTP/1.1\r\nhost: x\r\n\r\n").await;
                 wire.head().await;
                 wire.bytes(30).await;
-                assert_eq!(site.store.held(), 1, "as long as it streams");
+                assert_eq!(site.store.held_count(), 1, "as long as it streams");
             }
             Version::Http2 => {
                 let mut http2 = Http2::connect(site.instances[0]).await;
                 let answer = soon("a head", http2.send("GET", "/endless").await).await.expect("a head");
                 let mut body = answer.into_body();
                 soon("data", body.data()).await.expect("data").expect("data");
-                assert_eq!(site.store.held(), 1, "as long as it streams");
+                assert_eq!(site.store.held_count(), 1, "as long as it streams");
                 drop(body);
                 // The connection stays: it was a reset.
                 soon("the end of the body", gone.wait_for(|gone| *gone)).await.expect("one of them lives");

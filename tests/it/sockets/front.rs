@@ -2,7 +2,7 @@
 
 use axum::{Router, routing::post};
 use tower_http::cors::CorsLayer;
-use tower_lock::{LockLayer, test_util::Verb};
+use tower_lock::{LockLayer, test_util::StoreOp};
 
 use super::{
     Site, VERSIONS,
@@ -42,9 +42,9 @@ async fn a_preflight_a_404_and_a_405_leave_the_store_alone() {
         for (method, path, status) in [("GET", "/nowhere", 404), ("GET", "/order", 405), ("DELETE", "/order", 405)] {
             assert_eq!(client.ask(method, path).await.expect("an answer").status, status, "{method} {path}");
         }
-        assert_eq!(site.store.on(Verb::Acquire).calls(), 0);
+        assert_eq!(site.store.on(StoreOp::Acquire).calls(), 0);
     }
     // The same server, the same route.
     let reply = Client::new(server, Version::Http1).ask("POST", "/order").await.expect("an answer");
-    assert_eq!((reply.status, site.store.on(Verb::Acquire).calls()), (200, 1));
+    assert_eq!((reply.status, site.store.on(StoreOp::Acquire).calls()), (200, 1));
 }

@@ -28,7 +28,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
 };
-use tower_lock::{ClientConnection, LockKey, LockLayer, Lockable, Locked, LocksLayer, Rejection};
+use tower_lock::{HasLockKey, LockKey, LockLayer, LockManagerLayer, Locked, Rejection, middleware::ClientConnection};
 
 use crate::support::{Wire, one_key, send, soon, store_and_locks, until};
 
@@ -91,7 +91,7 @@ impl AsyncWrite for WatchedIo {
 #[derive(Clone)]
 struct One;
 
-impl Lockable for One {
+impl HasLockKey for One {
     fn lock_key(&self) -> impl Into<LockKey> {
         ("k",)
     }
@@ -112,7 +112,7 @@ async fn a_handler_is_not_started_for_a_client_that_has_closed_its_connection() 
         let (wait, hour) = (Duration::from_secs(60), Duration::from_secs(3600));
         let routes = if is_extracted {
             let route = Router::new().route("/", get(async move |_: Locked<Extension<One>>| run().await));
-            route.layer(LocksLayer::new(&locks).wait(wait).lock_delay(hour)).layer(Extension(One))
+            route.layer(LockManagerLayer::new(&locks).wait(wait).lock_delay(hour)).layer(Extension(One))
         } else {
             Router::new()
                 .route("/", get(run).route_layer(LockLayer::new(&locks, one_key()).wait(wait).lock_delay(hour)))
@@ -144,7 +144,7 @@ async fn a_handler_is_not_started_for_a_client_that_has_closed_its_connection() 
         assert_eq!(soon("its turn", honest.reply(false)).await.status, 200);
         // The others run for nobody where nobody can tell.
         assert_eq!(ran.load(SeqCst), if is_watched { 1 } else { GHOSTS + 1 });
-        until("nothing is left", || store.held() == 0 && locks.size() == (0, 0)).await;
+        until("nothing is left", || store.held_count() == 0 && locks.size() == (0, 0)).await;
     }
 }
 
@@ -176,5 +176,5 @@ async fn a_probe_that_says_that_its_client_has_gone_is_believed() {
         assert_eq!((answer.status().as_u16(), rejection), (status, said), "{what}");
         assert!(!answer.headers().contains_key("retry-after"), "{what}");
     }
-    assert_eq!((ran.load(SeqCst), store.held()), (2, 0));
+    assert_eq!((ran.load(SeqCst), store.held_count()), (2, 0));
 }

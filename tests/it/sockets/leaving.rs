@@ -23,7 +23,7 @@ use tokio::{
     runtime::{self, Runtime},
     sync::{Notify, Semaphore},
 };
-use tower_lock::{ClientGone, LockKey, LockLayer, Locks, MemoryStore, by, test_util::Clock};
+use tower_lock::{LockKey, LockLayer, LockManager, MemoryStore, OnDisconnect, key::from_fn, test_util::Clock};
 
 use super::{
     DELAY, Site, VERSIONS,
@@ -180,10 +180,10 @@ impl Asks {
 }
 
 /// One handler at two instances, with what is said about clients that leave.
-async fn site(work: &Work, gone: Option<ClientGone>, panics_with: &'static str) -> Site {
+async fn site(work: &Work, gone: Option<OnDisconnect>, panics_with: &'static str) -> Site {
     Site::of(|locks| {
         let layer = match gone {
-            Some(gone) => one_key_for_long(locks).client_gone(gone),
+            Some(gone) => one_key_for_long(locks).on_disconnect(gone),
             None => one_key_for_long(locks),
         };
         work.around(Router::new().route("/work", work.handler(panics_with).route_layer(layer)))
@@ -194,7 +194,7 @@ async fn site(work: &Work, gone: Option<ClientGone>, panics_with: &'static str) 
 #[tokio::test]
 async fn a_handler_whose_client_has_left_finishes_once_under_its_lock() {
     for version in VERSIONS {
-        for gone in [None, Some(ClientGone::Finish)] {
+        for gone in [None, Some(OnDisconnect::Finish)] {
             let work = Work::default();
             let site = site(&work, gone, NO_PANIC).await;
             let client = Asks::send(version, &site, "/work").await;
@@ -216,7 +216,7 @@ async fn a_handler_whose_client_has_left_finishes_once_under_its_lock() {
 async fn a_handler_that_is_not_to_finish_is_dropped_with_its_client() {
     for version in VERSIONS {
         let work = Work::default();
-        let site = site(&work, Some(ClientGone::Drop), NO_PANIC).await;
+        let site = site(&work, Some(OnDisconnect::Cancel), NO_PANIC).await;
         let client = Asks::send(version, &site, "/work").await;
         work.has_begun().await;
         let connection = client.leave();
@@ -302,9 +302,9 @@ async fn who_leaves_the_line_never_begins() {
 #[tokio::test]
 async fn a_handler_that_panics_keeps_its_key_for_the_lock_delay_with_or_without_its_client() {
     for (gone, leaves, says) in [
-        (ClientGone::Finish, false, "planned: before its client"),
-        (ClientGone::Drop, false, "planned: before its client, not to finish"),
-        (ClientGone::Finish, true, "planned: without a client"),
+        (OnDisconnect::Finish, false, "planned: before its client"),
+        (OnDisconnect::Cancel, false, "planned: before its client, not to finish"),
+        (OnDisconnect::Finish, true, "planned: without a client"),
     ] {
         for version in VERSIONS {
             let work = Work::default();
@@ -324,7 +324,7 @@ async fn a_handler_that_panics_keeps_its_key_for_the_lock_delay_with_or_without_
             site.stays_taken_for_the_delay(says).await;
             assert_eq!((panics(says), work.counts()), (before + 1, [1, 1, 0]), "{version:?}: once");
             assert_eq!(resumed(), 0, "what has panicked is not polled again");
-            assert_eq!((site.locks[0].held(), site.locks[0].size()), (0, (0, 0)), "nothing is left of it");
+            assert_eq!((site.locks[0].held_count(), site.locks[0].size()), (0, (0, 0)), "nothing is left of it");
         }
     }
 }
@@ -345,24 +345,24 @@ async fn a_shutdown_waits_for_handlers_without_a_client() {
     });
     work.may_go_on();
     assert_eq!(soon("the end", down).await.expect("no panic"), 0);
-    assert_eq!((work.counts(), site.store.held()), ([1, 1, 1], 0));
+    assert_eq!((work.counts(), site.store.held_count()), ([1, 1, 1], 0));
 }
 
 /// As when one of several runtimes of a process ends: nothing polls the handler any more, and nothing can be spawned.
 #[tokio::test]
 async fn when_a_runtime_stops_its_handlers_are_dropped_and_their_keys_stay_taken_for_the_lock_delay() {
-    for (gone, leaves) in [(ClientGone::Finish, false), (ClientGone::Drop, false), (ClientGone::Finish, true)] {
+    for (gone, leaves) in [(OnDisconnect::Finish, false), (OnDisconnect::Cancel, false), (OnDisconnect::Finish, true)] {
         for version in VERSIONS {
             let what = format!("{gone:?}, {version:?}, the client left first: {leaves}");
             let work = Work::default();
             let clock = Clock::default();
             let store = Arc::new(MemoryStore::with_clock(clock.clone()));
-            let instance = || Locks::builder(Arc::clone(&store)).clock(clock.clone()).build();
-            let service = |locks: &Locks| {
+            let instance = || LockManager::builder(Arc::clone(&store)).clock(clock.clone()).build();
+            let service = |locks: &LockManager| {
                 let layer = || LockLayer::new(locks, one_key()).lock_delay(DELAY);
                 let next = get(|| async { "next" }).route_layer(layer());
                 let router =
-                    Router::new().route("/work", work.handler(NO_PANIC).route_layer(layer().client_gone(gone)));
+                    Router::new().route("/work", work.handler(NO_PANIC).route_layer(layer().on_disconnect(gone)));
                 work.around(router.route("/next", next))
             };
             let (stops, stays) = (instance(), instance());
@@ -393,7 +393,7 @@ async fn when_a_runtime_stops_its_handlers_are_dropped_and_their_keys_stay_taken
                 assert_eq!(next.ask("GET", "/next").await.expect("an answer").status, status, "{what}");
                 clock.jump(DELAY / 2 + Duration::from_secs(1));
             }
-            assert_eq!(stops.held(), 0, "{what}");
+            assert_eq!(stops.held_count(), 0, "{what}");
         }
     }
 }
@@ -408,10 +408,10 @@ async fn stop(runtime: Runtime) {
 async fn a_flood_of_resets_on_one_route_leaves_the_handlers_of_another_alone() {
     const MAX: usize = 20;
     let (flood, honest) = (Work::default(), Work::default());
-    let locks = Locks::builder(MemoryStore::new()).max_detached(MAX).build();
+    let locks = LockManager::builder(MemoryStore::new()).max_detached(MAX).build();
     let order = |layer: &str| {
         let name = layer.to_owned();
-        by(move |Path(id): Path<u64>| LockKey::from(("order", name.clone(), id)))
+        from_fn(move |Path(id): Path<u64>| LockKey::from(("order", name.clone(), id)))
     };
     let app =
         Router::new()

@@ -1,6 +1,6 @@
 //! Real servers, and clients that see every byte: how a request ends when there is a network in between.
 //!
-//! Two [`Locks`] on one store are two instances of a service, each with a server of its own: what is freed in one of them is
+//! Two [`LockManager`] on one store are two instances of a service, each with a server of its own: what is freed in one of them is
 //! free for the other only when the store knows.
 
 pub(crate) mod matrix;
@@ -19,7 +19,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use axum::{Router, routing::get};
 use tokio::sync::watch;
-use tower_lock::{KeySource, LockLayer, Locks, test_util::Clock};
+use tower_lock::{LockLayer, LockManager, key::KeySource, test_util::Clock};
 
 use self::matrix::{Client, Version};
 use crate::support::{TestStore, one_key, serve, until};
@@ -34,7 +34,7 @@ struct Site {
     store: TestStore,
     /// Leases and lock-delays are measured by it; it can jump.
     clock: Clock,
-    locks: [Locks; 2],
+    locks: [LockManager; 2],
     instances: [SocketAddr; 2],
 }
 
@@ -42,16 +42,17 @@ struct Site {
 struct Tells(watch::Sender<bool>);
 
 /// One key for everybody, with the long lock-delay.
-fn one_key_for_long(locks: &Locks) -> LockLayer<impl KeySource + use<>> {
+fn one_key_for_long(locks: &LockManager) -> LockLayer<impl KeySource + use<>> {
     LockLayer::new(locks, one_key()).lock_delay(DELAY)
 }
 
 impl Site {
     /// Each instance also has `/next`, under the one key: it refuses at once.
-    async fn of(service: impl Fn(&Locks) -> Router) -> Self {
+    async fn of(service: impl Fn(&LockManager) -> Router) -> Self {
         let clock = Clock::default();
         let store = TestStore::with_clock(clock.clone());
-        let locks = ["a", "b"].map(|name| Locks::builder(store.clone()).instance(name).clock(clock.clone()).build());
+        let locks =
+            ["a", "b"].map(|name| LockManager::builder(store.clone()).instance(name).clock(clock.clone()).build());
         let next = |locks| Router::new().route("/next", get(|| async { "next" }).route_layer(one_key_for_long(locks)));
         let [one, two] = locks.each_ref().map(|locks| service(locks).merge(next(locks)));
         let instances = [serve(one).await, serve(two).await];
@@ -72,7 +73,7 @@ impl Site {
     async fn stays_taken_for_the_delay(&self, what: &str) {
         self.answers(409, what).await;
         // From here on it counts.
-        until("given back", || self.store.held() == 0).await;
+        until("given back", || self.store.held_count() == 0).await;
         for _ in 0..2 {
             self.answers(409, what).await;
             self.clock.jump(DELAY / 2);
@@ -82,7 +83,7 @@ impl Site {
 
     /// A good end: both instances serve as soon as the store knows.
     async fn is_free_at_once(&self, what: &str) {
-        until("given back", || self.store.held() == 0).await;
+        until("given back", || self.store.held_count() == 0).await;
         self.answers(200, what).await;
     }
 }

@@ -10,7 +10,7 @@ use axum::{
 };
 use futures_util::stream;
 use tokio::time::sleep;
-use tower_lock::{HeldLock, LockLayer, Locks, LocksLayer, test_util::Verb};
+use tower_lock::{HeldLock, LockLayer, LockManager, LockManagerLayer, test_util::StoreOp};
 
 use super::{Site, VERSIONS, matrix::Client};
 use crate::support::one_key;
@@ -18,25 +18,25 @@ use crate::support::one_key;
 const ROUNDS: usize = 20;
 
 /// Layers with one key, on a route, a router and around all.
-fn three_layers(locks: &Locks) -> Router {
+fn three_layers(locks: &LockManager) -> Router {
     let layer = || LockLayer::new(locks, one_key());
     let handler = async |lock: HeldLock| lock.fencing_token().to_string();
     Router::new()
         .route("/layers", get(handler).route_layer(layer()))
         .route_layer(layer())
         .layer(layer())
-        .layer(LocksLayer::new(locks))
+        .layer(LockManagerLayer::new(locks))
 }
 
 /// The handler asks again: once, and in branches that each see the other's guard.
-fn the_handler_itself(locks: &Locks) -> Router {
-    let again = async |State(locks): State<Locks>, held: HeldLock| {
+fn the_handler_itself(locks: &LockManager) -> Router {
+    let again = async |State(locks): State<LockManager>, held: HeldLock| {
         let guard = locks.lock(("k",)).await.expect("its own");
         let counts = (guard.hold_count(), guard.fencing_token() == held.fencing_token());
         guard.release().await.expect("up");
         format!("{counts:?}")
     };
-    let joined = async |State(locks): State<Locks>| {
+    let joined = async |State(locks): State<LockManager>| {
         let branch = || locks.try_lock(("k",)).into_future();
         let (one, two) = tokio::join!(branch(), branch());
         let (one, two) = (one.expect("its own"), two.expect("its own"));
@@ -47,7 +47,7 @@ fn the_handler_itself(locks: &Locks) -> Router {
         format!("{counts:?}")
     };
     // Its body asks, while the answer streams.
-    let streamed = async |State(locks): State<Locks>| {
+    let streamed = async |State(locks): State<LockManager>| {
         let frames = stream::unfold(Some(locks), async |locks| {
             let locks = locks?;
             sleep(Duration::from_millis(1)).await;
@@ -69,10 +69,10 @@ fn the_handler_itself(locks: &Locks) -> Router {
 #[tokio::test]
 async fn whoever_has_a_key_many_times_has_given_it_back_when_its_answer_is_read() {
     let site = Site::of(|locks| three_layers(locks).merge(the_handler_itself(locks))).await;
-    site.store.on(Verb::Release).takes(Duration::from_millis(2));
+    site.store.on(StoreOp::Release).latency(Duration::from_millis(2));
     for version in VERSIONS {
         let mut clients = site.instances.map(|address| Client::new(address, version));
-        let (mut asked, mut last) = (site.store.on(Verb::Acquire).calls(), 0);
+        let (mut asked, mut last) = (site.store.on(StoreOp::Acquire).calls(), 0);
         for round in 0..ROUNDS {
             for path in ["/layers", "/again", "/joined", "/streamed"] {
                 for client in &mut clients {
@@ -90,8 +90,8 @@ async fn whoever_has_a_key_many_times_has_given_it_back_when_its_answer_is_read(
                         _ => assert!(text.contains('2'), "{text}"),
                     }
                     asked += 1;
-                    assert_eq!(site.store.on(Verb::Acquire).calls(), asked, "{path}: the store is asked once");
-                    assert_eq!(site.store.held(), 0, "{path}, {version:?}, round {round}");
+                    assert_eq!(site.store.on(StoreOp::Acquire).calls(), asked, "{path}: the store is asked once");
+                    assert_eq!(site.store.held_count(), 0, "{path}, {version:?}, round {round}");
                 }
             }
         }
@@ -102,13 +102,13 @@ async fn whoever_has_a_key_many_times_has_given_it_back_when_its_answer_is_read(
 #[tokio::test]
 async fn a_request_enters_again_before_those_who_wait_for_it() {
     let site = Site::of(|locks| {
-        let handler = async |State(locks): State<Locks>| {
+        let handler = async |State(locks): State<LockManager>| {
             let mut ahead = 0;
             // Until somebody waits, wherever that is.
             while ahead == 0 {
                 sleep(Duration::from_millis(1)).await;
                 let state = locks.inspect(("k",)).await.expect("up");
-                ahead = state.waiting + state.waiting_here;
+                ahead = state.waiting + state.waiting_locally;
             }
             let guard = locks.try_lock(("k",)).await.expect("its own");
             guard.release().await.expect("up");
@@ -125,7 +125,7 @@ async fn a_request_enters_again_before_those_who_wait_for_it() {
             let mut clients = [site.instances[0], waits_at].map(|address| Client::new(address, version));
             let [first, second] = &mut clients;
             let second = async {
-                while site.locks[0].held() == 0 {
+                while site.locks[0].held_count() == 0 {
                     sleep(Duration::from_millis(1)).await;
                 }
                 second.ask("GET", "/waits").await
@@ -134,5 +134,5 @@ async fn a_request_enters_again_before_those_who_wait_for_it() {
             assert_eq!((first.expect("an answer").status, second.expect("an answer").status), (200, 200));
         }
     }
-    assert_eq!(site.store.held(), 0);
+    assert_eq!(site.store.held_count(), 0);
 }

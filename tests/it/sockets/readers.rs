@@ -19,7 +19,7 @@ use axum::{
 use futures_util::stream;
 use h2::RecvStream;
 use tokio::{sync::watch, time::sleep};
-use tower_lock::{Hold, LockLayer, by};
+use tower_lock::{LockLayer, ReleaseAt, key::from_fn};
 
 use super::{
     DELAY, Site, Tells, VERSIONS,
@@ -95,7 +95,7 @@ async fn a_buyer_that_opens_no_window_keeps_nobody_from_buying() {
         }
     });
     let site = Site::of(|locks| {
-        let by_good = LockLayer::new(locks, by(|Path(id): Path<u64>| ("good", id)));
+        let by_good = LockLayer::new(locks, from_fn(|Path(id): Path<u64>| ("good", id)));
         Router::new().route(
             "/goods/{id}/sell",
             sell.clone().route_layer(by_good.wait(Duration::from_secs(60)).body_idle_timeout(DELAY)),
@@ -121,7 +121,7 @@ async fn a_buyer_that_opens_no_window_keeps_nobody_from_buying() {
         assert!(first.is_pending(), "no window, no data: {first:?}");
         bodies.push((answer, http2));
     }
-    assert_eq!((left.load(SeqCst), site.store.held()), (1, 0), "four were sold, and the key is free");
+    assert_eq!((left.load(SeqCst), site.store.held_count()), (1, 0), "four were sold, and the key is free");
     for (answer, http2) in bodies {
         http2.open_window(1 << 20);
         assert_eq!(read(answer).await.expect("the rest").len, 50_000);
@@ -173,7 +173,7 @@ async fn whoever_waits_behind_a_reader_that_stalls_begins_when_its_body_is_gone(
         for instance in site.instances {
             tells.send_replace(false);
             let _reader = Stalls::at(&site, version, "/endless").await;
-            while site.store.held() == 0 {
+            while site.store.held_count() == 0 {
                 sleep(Duration::from_millis(1)).await;
             }
             let reply = Client::new(instance, version).ask("GET", "/waits").await.expect("its turn");
@@ -277,7 +277,8 @@ async fn a_stream_that_is_held_to_its_head_keeps_nobody_waiting() {
     let site = Site::of(|locks| {
         let (tells, _) = watch::channel(false);
         let endless = get(move || async move { endless(tells) });
-        Router::new().route("/endless", endless.route_layer(one_key_for_long(locks).hold(Hold::ToHead)))
+        Router::new()
+            .route("/endless", endless.route_layer(one_key_for_long(locks).release_at(ReleaseAt::ResponseHead)))
     })
     .await;
     for version in VERSIONS {

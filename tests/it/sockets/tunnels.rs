@@ -11,7 +11,7 @@ use axum::{
 use futures_util::stream;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tower_lock::{LockLayer, Locks};
+use tower_lock::{LockLayer, LockManager};
 
 use super::Site;
 use crate::support::{
@@ -45,7 +45,7 @@ async fn shout_with_a_body(request: Request<Body>) -> Response<Body> {
     shout(request).await.map(|_| Body::from_stream(stream::pending::<Result<Bytes, Infallible>>()))
 }
 
-fn service(locks: &Locks) -> Router {
+fn service(locks: &LockManager) -> Router {
     Router::new()
         .route("/empty", any(shout))
         .route("/body", any(shout_with_a_body))

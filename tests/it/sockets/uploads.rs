@@ -19,7 +19,7 @@ use axum::{
 };
 use h2::client::ResponseFuture;
 use tokio::time::timeout;
-use tower_lock::{ClientGone, LockLayer, Locks, RequestBodyMode, by, test_util::Verb};
+use tower_lock::{LockLayer, LockManager, OnDisconnect, RequestBodyMode, key::from_fn, test_util::StoreOp};
 
 use super::{Site, VERSIONS, matrix::Version};
 use crate::support::{
@@ -87,8 +87,8 @@ async fn a_client_that_does_not_send_its_body_holds_nothing_whatever_the_key_is_
         for limit in [None, Some(Duration::from_millis(200))] {
             let what = format!("{version:?}, {limit:?}");
             let store = TestStore::new();
-            let locks = Locks::new(store.clone());
-            let by_order = LockLayer::new(&locks, by(|Path(id): Path<u64>| ("order", id)));
+            let locks = LockManager::new(store.clone());
+            let by_order = LockLayer::new(&locks, from_fn(|Path(id): Path<u64>| ("order", id)));
             let pay = post(|body: Bytes| async move { body.len().to_string() });
             let gate = Arc::new(Gate::default());
             let app = gate.around(Router::new().route("/orders/{id}/pay", pay.route_layer(by_order)), limit);
@@ -100,7 +100,11 @@ async fn a_client_that_does_not_send_its_body_holds_nothing_whatever_the_key_is_
                 until("the timeout has ended all of them", || gate.over.load(SeqCst) == how_many).await;
             }
             settle().await;
-            assert_eq!((store.on(Verb::Acquire).calls(), store.held(), locks.size()), (0, 0, (0, 0)), "{what}");
+            assert_eq!(
+                (store.on(StoreOp::Acquire).calls(), store.held_count(), locks.size()),
+                (0, 0, (0, 0)),
+                "{what}"
+            );
             for n in [0, 77, 199] {
                 let mut wire = Wire::connect(address).await;
                 let request = format!("POST /orders/{n}/pay HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc");
@@ -117,7 +121,7 @@ async fn a_client_that_does_not_send_its_body_holds_nothing_whatever_the_key_is_
 #[tokio::test]
 async fn who_asks_for_an_upgrade_sends_its_body_first_as_well() {
     let site = Site::of(|locks| {
-        let layer = LockLayer::new(locks, by(|Path(id): Path<u64>| ("order", id)));
+        let layer = LockLayer::new(locks, from_fn(|Path(id): Path<u64>| ("order", id)));
         Router::new().route("/orders/{id}/pay", post(|body: Bytes| async { body }).route_layer(layer))
     })
     .await;
@@ -128,7 +132,7 @@ async fn who_asks_for_an_upgrade_sends_its_body_first_as_well() {
     let mut quick = Wire::connect(site.instances[0]).await;
     quick.write(format!("{upgrade}abc")).await;
     assert_eq!(quick.reply(false).await.status, 200);
-    assert_eq!(site.store.on(Verb::Acquire).calls(), 1);
+    assert_eq!(site.store.on(StoreOp::Acquire).calls(), 1);
     silent.write("abc").await;
     assert_eq!(silent.reply(false).await.status, 200);
 }
@@ -140,9 +144,9 @@ async fn a_handler_whose_request_is_incomplete_is_dropped_with_its_client() {
         let gate = Arc::new(Gate::default());
         let done = Arc::new(AtomicUsize::new(0));
         let site = Site::of(|locks| {
-            let layer = LockLayer::new(locks, by(|Path(id): Path<u64>| ("order", id)))
+            let layer = LockLayer::new(locks, from_fn(|Path(id): Path<u64>| ("order", id)))
                 .request_body(RequestBodyMode::Stream)
-                .client_gone(ClientGone::Finish)
+                .on_disconnect(OnDisconnect::Finish)
                 .lock_delay(Duration::from_millis(1));
             let done = Arc::clone(&done);
             let pay = post(async move |body: Body| {
@@ -166,7 +170,7 @@ async fn a_handler_whose_request_is_incomplete_is_dropped_with_its_client() {
         if whole {
             until("it finishes", || done.load(SeqCst) == 1).await;
         }
-        until("given back", || site.store.held() == 0 && site.locks[0].size() == (0, 0)).await;
+        until("given back", || site.store.held_count() == 0 && site.locks[0].size() == (0, 0)).await;
         assert_eq!(done.load(SeqCst), usize::from(whole));
     }
 }
@@ -176,9 +180,9 @@ async fn a_handler_whose_request_is_incomplete_is_dropped_with_its_client() {
 async fn bodies_that_stop_before_their_last_byte_turn_nobody_away() {
     const BODY: usize = 2 << 20;
     let site = Site::of(|locks| {
-        let upload = LockLayer::new(locks, by(|body: Bytes| ("upload", body.len())))
+        let upload = LockLayer::new(locks, from_fn(|body: Bytes| ("upload", body.len())))
             .body_idle_timeout(Duration::from_secs(3600));
-        let pay = LockLayer::new(locks, by(|body: Bytes| ("pay", body.len())));
+        let pay = LockLayer::new(locks, from_fn(|body: Bytes| ("pay", body.len())));
         Router::new()
             .route("/upload", post(|_: Bytes| async {}).route_layer(upload))
             .route("/pay", post(|_: Bytes| async {}).route_layer(pay))
@@ -204,7 +208,7 @@ async fn bodies_that_stop_before_their_last_byte_turn_nobody_away() {
 #[tokio::test]
 async fn while_a_client_sends_what_the_key_is_made_of_nothing_is_locked() {
     let site = Site::of(|locks| {
-        let layer = LockLayer::new(locks, by(|_: Bytes| ("k",)));
+        let layer = LockLayer::new(locks, from_fn(|_: Bytes| ("k",)));
         Router::new().route("/", post(|body: Bytes| async { body }).route_layer(layer))
     })
     .await;
@@ -236,8 +240,8 @@ async fn while_a_client_sends_what_the_key_is_made_of_nothing_is_locked() {
     assert_eq!(answer.status(), StatusCode::OK);
     assert_eq!(read(answer).await.expect("the rest").body, b"abcd");
     settle().await;
-    assert_eq!(site.store.on(Verb::Acquire).calls(), 22, "for those that came to their end");
-    assert_eq!(site.store.held(), 0);
+    assert_eq!(site.store.on(StoreOp::Acquire).calls(), 22, "for those that came to their end");
+    assert_eq!(site.store.held_count(), 0);
 }
 
 /// Bodies that fill the room and keep moving by a byte do not make a small one go that pauses for a
@@ -246,7 +250,7 @@ async fn while_a_client_sends_what_the_key_is_made_of_nothing_is_locked() {
 async fn a_small_body_that_pauses_does_not_go_for_large_ones_that_move() {
     const BODY: usize = 2 << 20;
     let site = Site::of(|locks| {
-        let layer = LockLayer::new(locks, by(|body: Bytes| ("upload", body.len())));
+        let layer = LockLayer::new(locks, from_fn(|body: Bytes| ("upload", body.len())));
         Router::new().route("/upload", post(|_: Bytes| async {}).route_layer(layer))
     })
     .await;
@@ -282,16 +286,16 @@ async fn a_stream_in_both_directions_ends_when_its_client_sends_nothing() {
     const IDLE: Duration = Duration::from_millis(300);
     for version in VERSIONS {
         let store = TestStore::new();
-        let locks = Locks::new(store.clone());
-        let layer = LockLayer::new(&locks, by(|Path(id): Path<u64>| ("order", id)))
+        let locks = LockManager::new(store.clone());
+        let layer = LockLayer::new(&locks, from_fn(|Path(id): Path<u64>| ("order", id)))
             .request_body(RequestBodyMode::Stream)
             .body_idle_timeout(IDLE)
             .lock_delay(Duration::from_millis(1));
         let echo = post(async move |body: Body| body);
         let address = serve(Router::new().route("/orders/{id}/pay", echo.route_layer(layer))).await;
         let _silent = Silent::at(address, version, 1).await;
-        until("it holds its key", || store.held() == 1).await;
-        let freed = timeout(20 * IDLE, until("its body was idle for too long", || store.held() == 0)).await;
+        until("it holds its key", || store.held_count() == 1).await;
+        let freed = timeout(20 * IDLE, until("its body was idle for too long", || store.held_count() == 0)).await;
         assert!(freed.is_ok(), "{version:?}: held still, after 20 times the limit");
     }
 }

@@ -13,7 +13,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower::ServiceExt;
-use tower_lock::{KeySource, Locks, by_parts};
+use tower_lock::{
+    LockManager,
+    key::{KeySource, from_parts},
+};
 
 pub(crate) mod examples;
 pub(crate) mod panics;
@@ -48,12 +51,12 @@ pub(crate) async fn settle() {
 
 /// The same key for every request.
 pub(crate) fn one_key() -> impl KeySource {
-    by_parts(|_| ("k",))
+    from_parts(|_| ("k",))
 }
 
-pub(crate) fn store_and_locks() -> (TestStore, Locks) {
+pub(crate) fn store_and_locks() -> (TestStore, LockManager) {
     let store = TestStore::new();
-    let locks = Locks::new(store.clone());
+    let locks = LockManager::new(store.clone());
     (store, locks)
 }
 

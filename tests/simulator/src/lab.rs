@@ -7,9 +7,9 @@ use std::{
 };
 
 use tower_lock::{
-    LockError, LockKey, OwnerId,
+    AcquisitionId, LockError, LockKey,
     deadpool_redis::redis::Value,
-    store::{AcquireAsk, ForceAsk, IfHeld, LineTerms},
+    store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig},
     test_util::{
         decisions::{Ending, LEASE, LINE, Moment, STORE_CALL, Terms},
         redis_protocol::{Names, ScriptCall},
@@ -255,9 +255,9 @@ impl Lab {
     ///
     /// Never.
     pub fn stranger_lines_up(&mut self, owner: &str, places: usize) -> Value {
-        let line = LineTerms::new(LINE.offer, LINE.place, places);
-        let owner = OwnerId::from_text(owner);
-        let ask = AcquireAsk::new(self.key.clone(), owner, LEASE, IfHeld::LineUp, line, STORE_CALL);
+        let line = QueueConfig::new(LINE.offer_ttl, LINE.entry_ttl, places);
+        let owner = AcquisitionId::from_text(owner);
+        let ask = AcquireRequest::new(self.key.clone(), owner, LEASE, IfBusy::Enqueue, line, STORE_CALL);
         let call = self.names.acquire(&ask, i64::MAX >> 10).expect("one spelling");
         self.execute(&call)
     }
@@ -267,9 +267,10 @@ impl Lab {
     /// # Panics
     ///
     /// Never.
-    pub fn force(&mut self, keep_taken: Duration) -> Value {
+    pub fn force(&mut self, block_for: Duration) -> Value {
         self.referee.pardon(&self.key);
-        let call = self.names.force(&ForceAsk::new(self.key.clone(), keep_taken, LINE)).expect("one spelling");
+        let call =
+            self.names.force(&ForceReleaseRequest::new(self.key.clone(), block_for, LINE)).expect("one spelling");
         self.execute(&call)
     }
 

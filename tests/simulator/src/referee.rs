@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tower_lock::{FencingToken, LockKey, OwnerId, test_util::decisions::Moment};
+use tower_lock::{AcquisitionId, FencingToken, LockKey, test_util::decisions::Moment};
 
 use crate::shell::Section;
 
@@ -22,7 +22,7 @@ pub struct LocalClock {
 pub struct Referee {
     keys: HashMap<LockKey, Key>,
     /// Of these nothing is promised: their key was taken away by an operator.
-    pub excused: HashSet<OwnerId>,
+    pub excused: HashSet<AcquisitionId>,
     /// Redis has forgotten something, or its clock was set: of what is promised only the order of fences is left.
     pub lenient: bool,
     /// How many sections began.
@@ -34,7 +34,7 @@ struct Key {
     open: Vec<Open>,
     last: Option<FencingToken>,
     /// Until when it was to be kept taken, by whom, and why.
-    taken: Option<(u64, OwnerId, &'static str)>,
+    taken: Option<(u64, AcquisitionId, &'static str)>,
 }
 
 #[derive(Debug)]

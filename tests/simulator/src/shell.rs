@@ -7,13 +7,16 @@ use std::{
 };
 
 use tower_lock::{
-    LockError, LockKey, LockLost, OwnerId, Released, StoreError, StoreErrorKind,
+    AcquisitionId, LockError, LockKey, LockLost,
     deadpool_redis::redis::Value,
-    store::{AcquireAsk, Acquired, IfHeld, ReleaseAsk, RenewAsk, Renewed, StoreEvent, YieldAsk, Yielded},
+    store::{
+        AcquireReply, AcquireRequest, IfBusy, ReleaseRequest, Released, RenewReply, RenewRequest, StoreError,
+        StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
+    },
     test_util::{
         decisions::{
-            self, Action, Actions, Call, DriverTypes, Ending, Event, HINT_PAUSE, LEASE, LINE, LOCK_DELAY, Moment, Need,
-            Now, OwnerIds, RENEWAL_TICK, Request, STORE_CALL, Table, Terms, Verb,
+            self, AcquisitionIds, Action, Actions, Call, DriverTypes, Ending, Event, HINT_PAUSE, LEASE, LINE,
+            LOCK_DELAY, Moment, Need, Now, RENEWAL_TICK, Request, STORE_CALL, Table, Terms, Verb,
         },
         redis_protocol::{InTime, Names, ScriptCall, ServerClock, acquired, released, renewed, yielded},
     },
@@ -43,7 +46,7 @@ pub type Section = decisions::Section<Simulated>;
 #[derive(Debug)]
 pub struct Shell {
     table: Table<Simulated>,
-    ids: OwnerIds,
+    ids: AcquisitionIds,
     names: Names,
     server_clock: ServerClock,
     settings: Settings,
@@ -60,7 +63,7 @@ pub struct Shell {
     /// Scripts in a row without an answer, for each lane.
     silent: [u32; 2],
     /// Ids that were sent, and are not forgotten.
-    ids_sent: Vec<(LockKey, OwnerId)>,
+    ids_sent: Vec<(LockKey, AcquisitionId)>,
     effects: VecDeque<Effect>,
     /// For what is wrong on purpose.
     memory: Memory,
@@ -89,7 +92,7 @@ pub enum Effect {
     /// It will not be this one's turn.
     Refused(Who, LockError),
     /// As far as the process knows, nothing of this id is left, and nothing can come of it any more.
-    Forgotten(LockKey, OwnerId),
+    Forgotten(LockKey, AcquisitionId),
     /// It wakes itself again and again, and nothing comes of it.
     Spins,
 }
@@ -128,9 +131,9 @@ struct UnderWay {
 
 #[derive(Clone, Debug)]
 enum Ask {
-    Acquire(u64, AcquireAsk),
-    Yield(u64, YieldAsk),
-    Release(u64, ReleaseAsk),
+    Acquire(u64, AcquireRequest),
+    Yield(u64, YieldRequest),
+    Release(u64, ReleaseRequest),
     /// Of these grants, each for the lease that it had when it was asked for.
     Renew(Vec<(Arc<Grant>, Duration)>, Vec<bool>),
 }
@@ -139,20 +142,20 @@ enum Ask {
 #[derive(Debug, Default)]
 struct Memory {
     fences: HashMap<LockKey, u64>,
-    given_back: HashSet<OwnerId>,
-    unknown: HashSet<OwnerId>,
-    yielded: HashSet<OwnerId>,
-    failed: HashSet<OwnerId>,
+    given_back: HashSet<AcquisitionId>,
+    unknown: HashSet<AcquisitionId>,
+    yielded: HashSet<AcquisitionId>,
+    failed: HashSet<AcquisitionId>,
     keys: HashMap<u64, LockKey>,
     waiting: HashMap<Who, (LockKey, bool)>,
 }
 
 /// What came of a call.
 enum Outcome {
-    Acquired(Result<Acquired, StoreError>),
-    Yielded(Result<Yielded, StoreError>),
+    Acquired(Result<AcquireReply, StoreError>),
+    Yielded(Result<YieldReply, StoreError>),
     Released(Result<Released, StoreError>),
-    Renewed(Vec<Renewed>),
+    Renewed(Vec<RenewReply>),
 }
 
 /// A script that came too late was not done: with a better idea of the server's clock it is sent so many times.
@@ -169,7 +172,7 @@ impl Shell {
     pub fn new(instance: &str, random: u64, settings: Settings) -> Self {
         Self {
             table: Table::default(),
-            ids: OwnerIds::new(instance, random),
+            ids: AcquisitionIds::new(instance, random),
             names: Names::new("lock").expect("a prefix"),
             server_clock: ServerClock::default(),
             settings,
@@ -202,7 +205,7 @@ impl Shell {
     }
 
     /// Ids of which something may be left.
-    pub fn ids_sent(&self) -> impl Iterator<Item = &(LockKey, OwnerId)> {
+    pub fn ids_sent(&self) -> impl Iterator<Item = &(LockKey, AcquisitionId)> {
         self.ids_sent.iter()
     }
 
@@ -232,7 +235,7 @@ impl Shell {
         if self.is(Wrong::NoClose) && self.table.waiting_for(key) == 0 {
             let asks = |(_, call): &(&u64, &UnderWay)| call.key == *key && matches!(call.ask, Ask::Acquire(..));
             if let Some((&number, _)) = self.calls.iter().find(asks) {
-                self.ended(now, number, Outcome::Acquired(Ok(Acquired::Held { lease_left: Duration::ZERO })));
+                self.ended(now, number, Outcome::Acquired(Ok(AcquireReply::Busy { lease_left: Duration::ZERO })));
             }
         }
         ahead.is_some()
@@ -249,12 +252,12 @@ impl Shell {
     pub fn message(&mut self, now: Moment, message: &str) {
         match self.names.event(message.as_bytes()) {
             StoreEvent::Offered { key, .. } if self.is(Wrong::SameId) => self.on(now, &key, Event::Gap),
-            StoreEvent::Offered { key, owner } => {
+            StoreEvent::Offered { key, id: owner } => {
                 if !self.is(Wrong::PushIgnored) || self.table.knows(&key, &owner) {
                     self.on(now, &key, Event::Offered(owner));
                 }
             }
-            StoreEvent::TakenAway { key, owner } => {
+            StoreEvent::Revoked { key, id: owner } => {
                 if !self.is(Wrong::ForceDeaf) {
                     self.on(now, &key, Event::TakenAway(owner));
                 }
@@ -386,7 +389,7 @@ impl Shell {
         });
     }
 
-    fn sent_id(&mut self, key: &LockKey, id: &OwnerId) {
+    fn sent_id(&mut self, key: &LockKey, id: &AcquisitionId) {
         if self.table.knows(key, id) && !self.ids_sent.iter().any(|(_, sent)| sent == id) {
             self.ids_sent.push((key.clone(), id.clone()));
         }
@@ -398,8 +401,8 @@ impl Shell {
         let ask = match verb {
             Verb::Acquire { if_held, lease } => {
                 let patient = self.memory.waiting.values().any(|(wanted, waits)| wanted == key && *waits);
-                let if_held = if self.is(Wrong::QFresh) && !patient { IfHeld::Refuse } else { if_held };
-                let ask = AcquireAsk::new(key.clone(), owner, self.lease(lease), if_held, LINE, STORE_CALL);
+                let if_held = if self.is(Wrong::QFresh) && !patient { IfBusy::Fail } else { if_held };
+                let ask = AcquireRequest::new(key.clone(), owner, self.lease(lease), if_held, LINE, STORE_CALL);
                 Ask::Acquire(number, ask)
             }
             Verb::Yield { fence, next, lease } => {
@@ -408,12 +411,12 @@ impl Shell {
                     let fence = self.memory.fences.entry(key.clone()).or_default();
                     *fence += 1;
                     let fence = *fence;
-                    return self.on(now, key, Event::Yielded(number, Ok(Yielded::Extended { fence })));
+                    return self.on(now, key, Event::Yielded(number, Ok(YieldReply::Extended { fence })));
                 }
-                let ask = YieldAsk::new(key.clone(), owner, fence, next, self.lease(lease), LINE, STORE_CALL);
+                let ask = YieldRequest::new(key.clone(), owner, fence, next, self.lease(lease), LINE, STORE_CALL);
                 Ask::Yield(number, ask)
             }
-            Verb::Release { keep_taken } => {
+            Verb::Release { block_for } => {
                 let skipped = match self.settings.wrong {
                     Some(Wrong::LeaveOnce) => self.memory.given_back.contains(&owner),
                     Some(Wrong::NoGivebackUnknown) => self.memory.unknown.contains(&owner),
@@ -421,12 +424,12 @@ impl Shell {
                     _ => false,
                 };
                 if skipped {
-                    return self.on(now, key, Event::Released(number, Ok(Released::NotOwner)));
+                    return self.on(now, key, Event::Released(number, Ok(Released::NotHolder)));
                 }
                 let frees = self.is(Wrong::AbandonReleases)
                     || self.is(Wrong::RepeatFrees) && self.memory.failed.contains(&owner);
-                let keep_taken = if frees { Duration::ZERO } else { keep_taken };
-                Ask::Release(number, ReleaseAsk::new(key.clone(), owner, keep_taken, LINE))
+                let block_for = if frees { Duration::ZERO } else { block_for };
+                Ask::Release(number, ReleaseRequest::new(key.clone(), owner, block_for, LINE))
             }
         };
         self.call(now, key.clone(), ask);
@@ -435,14 +438,14 @@ impl Shell {
     fn call(&mut self, now: Moment, key: LockKey, mut ask: Ask) {
         if self.is(Wrong::SameId) {
             match &mut ask {
-                Ask::Acquire(_, ask) => ask.owner = the_same(&ask.owner),
-                Ask::Yield(_, ask) => (ask.owner, ask.next) = (the_same(&ask.owner), the_same(&ask.next)),
-                Ask::Release(_, ask) => ask.owner = the_same(&ask.owner),
+                Ask::Acquire(_, ask) => ask.id = the_same(&ask.id),
+                Ask::Yield(_, ask) => (ask.id, ask.next_id) = (the_same(&ask.id), the_same(&ask.next_id)),
+                Ask::Release(_, ask) => ask.id = the_same(&ask.id),
                 Ask::Renew(..) => {}
             }
         }
         let lines_up = match &ask {
-            Ask::Acquire(_, ask) => ask.if_held == IfHeld::LineUp,
+            Ask::Acquire(_, ask) => ask.if_busy == IfBusy::Enqueue,
             Ask::Yield(..) => true,
             Ask::Release(..) | Ask::Renew(..) => false,
         };
@@ -469,7 +472,7 @@ impl Shell {
         };
         let script = match &mut call.ask {
             Ask::Acquire(_, ask) => self.names.acquire(ask, until).expect("one spelling"),
-            Ask::Yield(_, ask) => self.names.yield_to_line(ask, until).expect("one spelling"),
+            Ask::Yield(_, ask) => self.names.yield_to_queue(ask, until).expect("one spelling"),
             Ask::Release(_, ask) => self.names.release(ask).expect("one spelling"),
             Ask::Renew(grants, is_asked) => {
                 let asks = grants.iter().map(|(grant, lease)| {
@@ -477,7 +480,7 @@ impl Shell {
                     let lease = if self.settings.bare { lease.saturating_sub(LOCK_DELAY) } else { lease };
                     let same_id = self.settings.wrong == Some(Wrong::SameId);
                     let owner = if same_id { the_same(&grant.owner) } else { grant.owner.clone() };
-                    RenewAsk::new(grant.key.clone(), owner, lease)
+                    RenewRequest::new(grant.key.clone(), owner, lease)
                 });
                 let (script, asked) = self.names.renew(&asks.collect::<Vec<_>>());
                 *is_asked = asked;
@@ -534,7 +537,7 @@ impl Shell {
         let outcome = match &call.ask {
             Ask::Acquire(..) => Outcome::Acquired(Err(error(kind))),
             Ask::Yield(..) => Outcome::Yielded(Err(error(kind))),
-            Ask::Release(..) if self.is(Wrong::OneTry) => Outcome::Released(Ok(Released::NotOwner)),
+            Ask::Release(..) if self.is(Wrong::OneTry) => Outcome::Released(Ok(Released::NotHolder)),
             Ask::Release(..) => Outcome::Released(Err(error(kind))),
             Ask::Renew(..) => Outcome::Renewed(Vec::new()),
         };
@@ -546,43 +549,43 @@ impl Shell {
         match (ask, outcome) {
             (Ask::Acquire(number, ask), Outcome::Acquired(answer)) => {
                 match &answer {
-                    Ok(Acquired::Granted { fence }) => drop(self.memory.fences.insert(key.clone(), *fence)),
+                    Ok(AcquireReply::Granted { fence }) => drop(self.memory.fences.insert(key.clone(), *fence)),
                     Ok(_) => {}
-                    Err(_) => drop(self.memory.unknown.insert(ask.owner)),
+                    Err(_) => drop(self.memory.unknown.insert(ask.id)),
                 }
                 self.on(now, &key, Event::Acquired(number, answer));
             }
             (Ask::Yield(number, ask), Outcome::Yielded(mut answer)) => {
                 match &mut answer {
-                    Ok(Yielded::Extended { fence }) => drop(self.memory.fences.insert(key.clone(), *fence)),
-                    Ok(Yielded::Over(_)) if self.is(Wrong::YieldKeeps) => {
+                    Ok(YieldReply::Extended { fence }) => drop(self.memory.fences.insert(key.clone(), *fence)),
+                    Ok(YieldReply::NotHolder(_)) if self.is(Wrong::YieldKeeps) => {
                         let fence = self.memory.fences.entry(key.clone()).or_default();
                         *fence += 1;
-                        answer = Ok(Yielded::Extended { fence: *fence });
+                        answer = Ok(YieldReply::Extended { fence: *fence });
                     }
-                    Ok(Yielded::Over(got)) => {
-                        self.memory.yielded.insert(ask.owner);
-                        if let Acquired::Granted { fence } = got {
+                    Ok(YieldReply::NotHolder(got)) => {
+                        self.memory.yielded.insert(ask.id);
+                        if let AcquireReply::Granted { fence } = got {
                             self.memory.fences.insert(key.clone(), *fence);
                         }
                     }
                     Ok(_) => {}
-                    Err(_) => drop(self.memory.unknown.insert(ask.next)),
+                    Err(_) => drop(self.memory.unknown.insert(ask.next_id)),
                 }
                 self.on(now, &key, Event::Yielded(number, answer));
             }
             (Ask::Release(number, ask), Outcome::Released(answer)) => {
                 let which = if answer.is_ok() { &mut self.memory.given_back } else { &mut self.memory.failed };
-                which.insert(ask.owner);
+                which.insert(ask.id);
                 self.on(now, &key, Event::Released(number, answer));
             }
             (Ask::Renew(grants, _), Outcome::Renewed(answers)) => {
                 let asked = if self.is(Wrong::RenewRecv) { now } else { called };
                 for ((grant, lease), answer) in grants.iter().zip(answers) {
                     match answer {
-                        Renewed::Extended => grant.extend(*lease, asked, now),
-                        Renewed::NotOwner => {
-                            self.on(now, &grant.key, Event::Lost(grant.owner.clone(), LockLost::TakenAway));
+                        RenewReply::Extended => grant.extend(*lease, asked, now),
+                        RenewReply::NotHolder => {
+                            self.on(now, &grant.key, Event::Lost(grant.owner.clone(), LockLost::Revoked));
                         }
                         _ => {}
                     }
@@ -679,7 +682,7 @@ impl Shell {
                     let lease = grant.lease();
                     due.push((grant, lease));
                 }
-                Need::LimitReached => limits.push(grant),
+                Need::HoldLimitReached => limits.push(grant),
                 Need::Over => lost.push(grant),
             }
         }
@@ -687,7 +690,7 @@ impl Shell {
             self.look_by(at.min(now.after(LEASE / 3)));
         }
         for grant in lost {
-            let why = grant.why().unwrap_or(LockLost::Unrenewed);
+            let why = grant.why().unwrap_or(LockLost::Expired);
             self.on(now, &grant.key.clone(), Event::Lost(grant.owner.clone(), why));
         }
         self.spins = if limits.is_empty() { 0 } else { self.spins + 1 };
@@ -713,8 +716,8 @@ impl UnderWay {
     }
 }
 
-fn the_same(id: &OwnerId) -> OwnerId {
-    OwnerId::from_text(&format!("{}:0", id.process()))
+fn the_same(id: &AcquisitionId) -> AcquisitionId {
+    AcquisitionId::from_text(&format!("{}:0", id.manager()))
 }
 
 fn error(kind: StoreErrorKind) -> StoreError {

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use tower_lock::{
-    LockKey, OwnerId,
+    AcquisitionId, LockKey,
     deadpool_redis::redis::Value,
-    store::{AcquireAsk, ForceAsk, IfHeld, LineTerms, ReleaseAsk, RenewAsk, YieldAsk},
+    store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig, ReleaseRequest, RenewRequest, YieldRequest},
     test_util::redis_protocol::{Names, ScriptCall},
 };
 use tower_lock_faults::{Connection, RedisServer, Reply, skipped};
@@ -61,9 +61,9 @@ impl Both {
         self.fake.data().listeners.insert("end".to_owned(), 1);
     }
 
-    fn owner(&mut self) -> OwnerId {
+    fn owner(&mut self) -> AcquisitionId {
         let process = PROCESSES[self.die.usize(0..PROCESSES.len())];
-        OwnerId::from_text(&format!("{process}:{}", self.die.u8(0..3)))
+        AcquisitionId::from_text(&format!("{process}:{}", self.die.u8(0..3)))
     }
 
     fn seconds(&mut self) -> Duration {
@@ -72,28 +72,28 @@ impl Both {
 
     fn call(&mut self, now_us: i64) -> ScriptCall {
         let key = self.keys[usize::from(self.die.u8(0..4) == 0)].clone();
-        let line = LineTerms::new(self.seconds(), self.seconds(), self.die.usize(1..4));
+        let line = QueueConfig::new(self.seconds(), self.seconds(), self.die.usize(1..4));
         let (owner, lease) = (self.owner(), self.seconds());
         let until = now_us + if self.die.u8(0..10) == 0 { -1 } else { 1_000_000_000 };
-        let void_after = Duration::from_millis(500);
+        let valid_for = Duration::from_millis(500);
         let keep = if self.die.bool() { Duration::ZERO } else { self.seconds() };
         let call = match self.die.u8(0..14) {
             0..6 => {
-                let if_held = if self.die.u8(0..4) == 0 { IfHeld::Refuse } else { IfHeld::LineUp };
-                self.names.acquire(&AcquireAsk::new(key, owner, lease, if_held, line, void_after), until)
+                let if_held = if self.die.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
+                self.names.acquire(&AcquireRequest::new(key, owner, lease, if_held, line, valid_for), until)
             }
-            6..9 => self.names.release(&ReleaseAsk::new(key, owner, keep, line)),
+            6..9 => self.names.release(&ReleaseRequest::new(key, owner, keep, line)),
             9..11 => {
                 let (next, lock) = (self.owner(), self.names.lock(&key).expect("one spelling"));
                 let fence = self.fake.data().hash(&lock).first().and_then(|(_, fence)| fence.parse().ok());
                 let fence = fence.filter(|_| self.die.u8(0..4) > 0).unwrap_or(7);
-                self.names.yield_to_line(&YieldAsk::new(key, owner, fence, next, lease, line, void_after), until)
+                self.names.yield_to_queue(&YieldRequest::new(key, owner, fence, next, lease, line, valid_for), until)
             }
             11 => {
-                let other = RenewAsk::new(self.keys[1].clone(), self.owner(), self.seconds());
-                return self.names.renew(&[RenewAsk::new(key, owner, lease), other]).0;
+                let other = RenewRequest::new(self.keys[1].clone(), self.owner(), self.seconds());
+                return self.names.renew(&[RenewRequest::new(key, owner, lease), other]).0;
             }
-            12 => self.names.force(&ForceAsk::new(key, keep, line)),
+            12 => self.names.force(&ForceReleaseRequest::new(key, keep, line)),
             _ => self.names.inspect(&key),
         };
         call.expect("one spelling")
@@ -300,10 +300,10 @@ async fn what_is_over_is_over_in_both() {
     let mut both = Both::new(&server).await;
     both.begin(0).await;
     let (short, long) = (Duration::from_millis(600), Duration::from_secs(20));
-    let owner = |text: &str| OwnerId::from_text(text);
+    let owner = |text: &str| AcquisitionId::from_text(text);
     let ask = |names: &Names, key: &LockKey, id: &str, lease, offer, place| {
-        let line = LineTerms::new(offer, place, 9);
-        let ask = AcquireAsk::new(key.clone(), owner(id), lease, IfHeld::LineUp, line, long);
+        let line = QueueConfig::new(offer, place, 9);
+        let ask = AcquireRequest::new(key.clone(), owner(id), lease, IfBusy::Enqueue, line, long);
         names.acquire(&ask, i64::MAX >> 10).expect("one spelling")
     };
     let key = both.keys[0].clone();

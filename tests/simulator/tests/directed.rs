@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use tower_lock::{
-    LockError, StoreErrorKind,
+    LockError,
     deadpool_redis::redis::Value,
+    store::StoreErrorKind,
     test_util::decisions::{Ending, Terms},
 };
 use tower_lock_simulator::{
@@ -472,7 +473,7 @@ fn a_place_is_not_forgotten_because_somebody_who_does_not_wait_is_refused() {
             lab.cut(unheard);
             lab.leave(2);
             lab.later(600, &[B]);
-            let refused = matches!(&lab.refused[..], [(3, LockError::Held { .. })]);
+            let refused = matches!(&lab.refused[..], [(3, LockError::Busy { .. })]);
             refused && lab.line().is_empty()
         },
         &["q_fresh"],

@@ -3,10 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use tower_lock::{
-    LockKey, LockStore, Released,
+    LockKey,
     store::{
-        AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, Inbox, Inspected, ReleaseAsk, RenewAsk, Renewed,
-        StoreFuture, YieldAsk, Yielded,
+        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore,
+        ReleaseRequest, Released, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
     },
 };
 
@@ -21,41 +21,41 @@ pub struct LosesTrackOfTime(pub Arc<dyn LockStore>);
 const TOO_FAST: u32 = 100;
 
 impl LockStore for FreesAnybody {
-    fn open(&self, inbox: Inbox) {
-        self.0.open(inbox);
+    fn subscribe(&self, inbox: EventSink) {
+        self.0.subscribe(inbox);
     }
 
-    fn acquire(&self, ask: AcquireAsk) -> StoreFuture<Acquired> {
+    fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
         self.0.acquire(ask)
     }
 
-    fn renew(&self, asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>> {
+    fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
         self.0.renew(asks)
     }
 
-    fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
         let store = Arc::clone(&self.0);
         StoreFuture::new(async move {
             let found = store.inspect(ask.key.clone()).await?;
-            let Some(holder) = found.holder.filter(|holder| holder.owner != ask.owner) else {
+            let Some(holder) = found.holder.filter(|holder| holder.id != ask.id) else {
                 return store.release(ask).await;
             };
             let mut of_another = ask.clone();
-            of_another.owner = holder.owner;
+            of_another.id = holder.id;
             store.release(of_another).await?;
             store.release(ask).await
         })
     }
 
-    fn yield_to_line(&self, ask: YieldAsk) -> StoreFuture<Yielded> {
-        self.0.yield_to_line(ask)
+    fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
+        self.0.yield_to_queue(ask)
     }
 
-    fn inspect(&self, key: LockKey) -> StoreFuture<Inspected> {
+    fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
         self.0.inspect(key)
     }
 
-    fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply> {
+    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         self.0.force_release(ask)
     }
 
@@ -69,36 +69,36 @@ impl LockStore for FreesAnybody {
 }
 
 impl LockStore for LosesTrackOfTime {
-    fn open(&self, inbox: Inbox) {
-        self.0.open(inbox);
+    fn subscribe(&self, inbox: EventSink) {
+        self.0.subscribe(inbox);
     }
 
-    fn acquire(&self, mut ask: AcquireAsk) -> StoreFuture<Acquired> {
+    fn acquire(&self, mut ask: AcquireRequest) -> StoreFuture<AcquireReply> {
         ask.lease /= TOO_FAST;
         self.0.acquire(ask)
     }
 
-    fn renew(&self, mut asks: Vec<RenewAsk>) -> StoreFuture<Vec<Renewed>> {
+    fn renew(&self, mut asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
         for ask in &mut asks {
             ask.lease /= TOO_FAST;
         }
         self.0.renew(asks)
     }
 
-    fn release(&self, ask: ReleaseAsk) -> StoreFuture<Released> {
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
         self.0.release(ask)
     }
 
-    fn yield_to_line(&self, mut ask: YieldAsk) -> StoreFuture<Yielded> {
+    fn yield_to_queue(&self, mut ask: YieldRequest) -> StoreFuture<YieldReply> {
         ask.lease /= TOO_FAST;
-        self.0.yield_to_line(ask)
+        self.0.yield_to_queue(ask)
     }
 
-    fn inspect(&self, key: LockKey) -> StoreFuture<Inspected> {
+    fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
         self.0.inspect(key)
     }
 
-    fn force_release(&self, ask: ForceAsk) -> StoreFuture<ForceReleaseReply> {
+    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
         self.0.force_release(ask)
     }
 

@@ -89,15 +89,15 @@ impl Names {
             // The name of the lock comes last: it may have blanks.
             let mut words = std::str::from_utf8(message).ok()?.splitn(5, ' ');
             let (format, what, _fence) = (words.next()?, words.next()?, words.next()?);
-            let owner = crate::acquisition::OwnerId::from_text(words.next()?);
+            let owner = crate::acquisition::AcquisitionId::from_text(words.next()?);
             let key = self.key(words.next()?);
             match (format, what) {
-                ("1", "offered") => Some(StoreEvent::Offered { key, owner }),
-                ("1", "taken") => Some(StoreEvent::TakenAway { key, owner }),
+                ("1", "offered") => Some(StoreEvent::Offered { key, id: owner }),
+                ("1", "taken") => Some(StoreEvent::Revoked { key, id: owner }),
                 _ => None,
             }
         };
-        known().unwrap_or(StoreEvent::Gap)
+        known().unwrap_or(StoreEvent::Lagged)
     }
 }
 
@@ -127,7 +127,7 @@ impl std::error::Error for NotAName {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::acquisition::OwnerId;
+    use crate::acquisition::AcquisitionId;
 
     fn names() -> Names {
         Names::new("lock").expect("a prefix")
@@ -166,15 +166,15 @@ mod tests {
 
     #[test]
     fn a_message_that_is_not_known_is_a_bare_hint() {
-        let (key, owner) = (LockKey::from(("n", 1)), OwnerId::from_text("api:0a:7"));
+        let (key, owner) = (LockKey::from(("n", 1)), AcquisitionId::from_text("api:0a:7"));
         let offered = names().event(b"1 offered 1700000000000000 api:0a:7 lock:n:1");
-        assert_eq!(offered, StoreEvent::Offered { key: key.clone(), owner: owner.clone() });
-        assert_eq!(names().event(b"1 taken 0 api:0a:7 lock:n:1"), StoreEvent::TakenAway { key, owner: owner.clone() });
+        assert_eq!(offered, StoreEvent::Offered { key: key.clone(), id: owner.clone() });
+        assert_eq!(names().event(b"1 taken 0 api:0a:7 lock:n:1"), StoreEvent::Revoked { key, id: owner.clone() });
         let blanks = LockKey::raw("my own lock").expect("a name");
-        assert_eq!(names().event(b"1 offered 7 api:0a:7 my own lock"), StoreEvent::Offered { key: blanks, owner });
+        assert_eq!(names().event(b"1 offered 7 api:0a:7 my own lock"), StoreEvent::Offered { key: blanks, id });
         for unknown in ["", "1", "2 offered 7 api:0a:7 lock:n:1", "1 sold 7 api:0a:7 lock:n:1", "1 offered 7"] {
-            assert_eq!(names().event(unknown.as_bytes()), StoreEvent::Gap, "{unknown}");
+            assert_eq!(names().event(unknown.as_bytes()), StoreEvent::Lagged, "{unknown}");
         }
-        assert_eq!(names().event(&[0xff, 0xfe]), StoreEvent::Gap);
+        assert_eq!(names().event(&[0xff, 0xfe]), StoreEvent::Lagged);
     }
 }

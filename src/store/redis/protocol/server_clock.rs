@@ -28,9 +28,9 @@ impl ServerClock {
 
     /// By which time of the server's clock a call is void that was made at this moment of ours, and is void so much later: when it is by the
     /// server's clock, it is by ours. `None`: the server never said a word.
-    pub fn until(&self, called: Moment, void_after: Duration) -> Option<i64> {
-        let void_after = i64::try_from(safe_part(void_after).as_micros()).unwrap_or(i64::MAX);
-        Some(self.at(called)?.saturating_add(void_after))
+    pub fn until(&self, called: Moment, valid_for: Duration) -> Option<i64> {
+        let valid_for = i64::try_from(safe_part(valid_for).as_micros()).unwrap_or(i64::MAX);
+        Some(self.at(called)?.saturating_add(valid_for))
     }
 
     /// What the server's clock says at this moment of ours, at least.

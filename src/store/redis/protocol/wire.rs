@@ -9,11 +9,11 @@ use super::{
     script::{ACQUIRE, FORCE, INSPECT, RELEASE, RENEW, SELF_TEST, Script, ScriptCall, YIELD},
 };
 use crate::{
-    acquisition::OwnerId,
+    acquisition::AcquisitionId,
     lock_key::LockKey,
     store::{
-        AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, HolderRecord, IfHeld, Inspected, ReleaseAsk, Released,
-        RenewAsk, Renewed, YieldAsk, Yielded,
+        AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus,
+        ReleaseRequest, Released, RenewReply, RenewRequest, YieldReply, YieldRequest,
     },
 };
 
@@ -37,27 +37,27 @@ const EARLIEST_FENCE: u64 = 1_000_000_000_000_000;
 
 impl Names {
     /// `until`: by the server's clock, in microseconds.
-    pub fn acquire(&self, ask: &AcquireAsk, until: i64) -> Result<ScriptCall, NotAName> {
-        let lines_up = if ask.if_held == IfHeld::LineUp { "1" } else { "0" };
+    pub fn acquire(&self, ask: &AcquireRequest, until: i64) -> Result<ScriptCall, NotAName> {
+        let lines_up = if ask.if_busy == IfBusy::Enqueue { "1" } else { "0" };
         let args = vec![
-            ask.owner.to_string(),
+            ask.id.to_string(),
             until.to_string(),
             ms(ask.lease),
             lines_up.to_owned(),
-            ms(ask.line.offer),
-            ms(ask.line.place),
-            ask.line.places.to_string(),
+            ms(ask.queue.offer_ttl),
+            ms(ask.queue.entry_ttl),
+            ask.queue.capacity.to_string(),
         ];
         self.call(&ACQUIRE, &ask.key, args)
     }
 
     /// One call for all of them; one with a name that cannot be is left out, and is answered in its place.
-    pub fn renew(&self, asks: &[RenewAsk]) -> (ScriptCall, Vec<bool>) {
+    pub fn renew(&self, asks: &[RenewRequest]) -> (ScriptCall, Vec<bool>) {
         let (mut keys, mut args) = (Vec::with_capacity(asks.len()), Vec::with_capacity(2 * asks.len()));
         let is_asked = asks.iter().map(|ask| {
             let Ok(lock) = self.lock(&ask.key) else { return false };
             keys.push(lock);
-            args.extend([ask.owner.to_string(), ms(ask.lease)]);
+            args.extend([ask.id.to_string(), ms(ask.lease)]);
             true
         });
         let is_asked = is_asked.collect();
@@ -65,28 +65,28 @@ impl Names {
     }
 
     /// Gives back.
-    pub fn release(&self, ask: &ReleaseAsk) -> Result<ScriptCall, NotAName> {
-        self.call(&RELEASE, &ask.key, vec![ask.owner.to_string(), ms(ask.keep_taken), ms(ask.line.offer)])
+    pub fn release(&self, ask: &ReleaseRequest) -> Result<ScriptCall, NotAName> {
+        self.call(&RELEASE, &ask.key, vec![ask.id.to_string(), ms(ask.block_for), ms(ask.queue.offer_ttl)])
     }
 
     /// `until`: by the server's clock, in microseconds.
-    pub fn yield_to_line(&self, ask: &YieldAsk, until: i64) -> Result<ScriptCall, NotAName> {
+    pub fn yield_to_queue(&self, ask: &YieldRequest, until: i64) -> Result<ScriptCall, NotAName> {
         let args = vec![
-            ask.next.to_string(),
+            ask.next_id.to_string(),
             until.to_string(),
             ms(ask.lease),
-            ask.owner.to_string(),
-            ms(ask.line.offer),
-            ms(ask.line.place),
-            ask.line.places.to_string(),
+            ask.id.to_string(),
+            ms(ask.queue.offer_ttl),
+            ms(ask.queue.entry_ttl),
+            ask.queue.capacity.to_string(),
             ask.fence.to_string(),
         ];
         self.call(&YIELD, &ask.key, args)
     }
 
     /// Takes away.
-    pub fn force(&self, ask: &ForceAsk) -> Result<ScriptCall, NotAName> {
-        self.call(&FORCE, &ask.key, vec![ms(ask.keep_taken), ms(ask.line.offer)])
+    pub fn force(&self, ask: &ForceReleaseRequest) -> Result<ScriptCall, NotAName> {
+        self.call(&FORCE, &ask.key, vec![ms(ask.block_for), ms(ask.queue.offer_ttl)])
     }
 
     /// Looks.
@@ -121,7 +121,7 @@ fn ms(duration: Duration) -> String {
 // === what is answered ===
 
 /// What the server's clock said, and what came of an acquire.
-pub fn acquired(reply: &Value) -> Result<(i64, InTime<Acquired>), Misread> {
+pub fn acquired(reply: &Value) -> Result<(i64, InTime<AcquireReply>), Misread> {
     let (now, words) = timed(reply)?;
     let answer = match words {
         [late] if is(late, "late") => InTime::Late,
@@ -131,28 +131,28 @@ pub fn acquired(reply: &Value) -> Result<(i64, InTime<Acquired>), Misread> {
 }
 
 /// What the server's clock said, and what came of a yield.
-pub fn yielded(reply: &Value) -> Result<(i64, InTime<Yielded>), Misread> {
+pub fn yielded(reply: &Value) -> Result<(i64, InTime<YieldReply>), Misread> {
     let (now, words) = timed(reply)?;
     let answer = match words {
         [late] if is(late, "late") => InTime::Late,
-        [extended, fence] if is(extended, "extended") => InTime::Done(Yielded::Extended { fence: fence_of(fence)? }),
-        words => InTime::Done(Yielded::Over(got(words)?)),
+        [extended, fence] if is(extended, "extended") => InTime::Done(YieldReply::Extended { fence: fence_of(fence)? }),
+        words => InTime::Done(YieldReply::NotHolder(got(words)?)),
     };
     Ok((now, answer))
 }
 
 /// What came of renewals; of those that were asked for, in the order of all.
-pub fn renewed(reply: &Value, is_asked: &[bool]) -> Result<Vec<Renewed>, Misread> {
+pub fn renewed(reply: &Value, is_asked: &[bool]) -> Result<Vec<RenewReply>, Misread> {
     let Value::Array(answers) = reply else { return Err(Misread) };
     let mut answers = answers.iter();
     let all = is_asked.iter().map(|is_asked| {
         if !is_asked {
-            return Ok(Renewed::NotOwner);
+            return Ok(RenewReply::NotHolder);
         }
         match answers.next() {
-            Some(Value::Int(1)) => Ok(Renewed::Extended),
-            Some(Value::Int(0)) => Ok(Renewed::NotOwner),
-            Some(Value::Int(-1)) => Ok(Renewed::Unknown),
+            Some(Value::Int(1)) => Ok(RenewReply::Extended),
+            Some(Value::Int(0)) => Ok(RenewReply::NotHolder),
+            Some(Value::Int(-1)) => Ok(RenewReply::Unknown),
             _ => Err(Misread),
         }
     });
@@ -164,8 +164,8 @@ pub fn released(reply: &Value) -> Result<Released, Misread> {
     let [what] = words(reply)? else { return Err(Misread) };
     match text(what)? {
         "freed" => Ok(Released::Freed),
-        "handed on" => Ok(Released::HandedOn),
-        "not owner" => Ok(Released::NotOwner),
+        "handed on" => Ok(Released::HandedOff),
+        "not owner" => Ok(Released::NotHolder),
         _ => Err(Misread),
     }
 }
@@ -183,7 +183,7 @@ pub fn forced(reply: &Value) -> Result<ForceReleaseReply, Misread> {
 }
 
 /// Who has it.
-pub fn inspected(reply: &Value) -> Result<Inspected, Misread> {
+pub fn inspected(reply: &Value) -> Result<KeyStatus, Misread> {
     let Value::Array(words) = reply else { return Err(Misread) };
     let [left, waiting, fields @ ..] = words.as_slice() else { return Err(Misread) };
     let mut holder = None;
@@ -191,10 +191,10 @@ pub fn inspected(reply: &Value) -> Result<Inspected, Misread> {
         if !bytes(&field[0])?.ends_with(b":end") {
             // What others wrote is a count: then nobody knows since when.
             let fence = whole(&field[1]).ok().filter(|fence| *fence >= EARLIEST_FENCE);
-            holder = Some(HolderRecord::new(holder_id(&field[0])?, fence.unwrap_or(0)));
+            holder = Some(Holder::new(holder_id(&field[0])?, fence.unwrap_or(0)));
         }
     }
-    Ok(Inspected::new(holder, lease_left(left)?, usize::try_from(whole(waiting)?).map_err(|_| Misread)?))
+    Ok(KeyStatus::new(holder, lease_left(left)?, usize::try_from(whole(waiting)?).map_err(|_| Misread)?))
 }
 
 /// What a self-test has found.
@@ -254,15 +254,15 @@ fn timed(reply: &Value) -> Result<(i64, &[Value]), Misread> {
     }
 }
 
-fn got(words: &[Value]) -> Result<Acquired, Misread> {
+fn got(words: &[Value]) -> Result<AcquireReply, Misread> {
     match words {
-        [granted, fence] if is(granted, "granted") => Ok(Acquired::Granted { fence: fence_of(fence)? }),
-        [line, left, before] if is(line, "line") => Ok(Acquired::InLine {
-            before: usize::try_from(whole(before)?).map_err(|_| Misread)?,
+        [granted, fence] if is(granted, "granted") => Ok(AcquireReply::Granted { fence: fence_of(fence)? }),
+        [line, left, before] if is(line, "line") => Ok(AcquireReply::Queued {
+            ahead: usize::try_from(whole(before)?).map_err(|_| Misread)?,
             lease_left: lease_left(left)?,
         }),
-        [held, left] if is(held, "held") => Ok(Acquired::Held { lease_left: lease_left(left)? }),
-        [full, left, waiting] if is(full, "full") => Ok(Acquired::LineFull {
+        [held, left] if is(held, "held") => Ok(AcquireReply::Busy { lease_left: lease_left(left)? }),
+        [full, left, waiting] if is(full, "full") => Ok(AcquireReply::QueueFull {
             lease_left: lease_left(left)?,
             waiting: usize::try_from(whole(waiting)?).map_err(|_| Misread)?,
         }),
@@ -301,8 +301,8 @@ fn bytes(value: &Value) -> Result<&[u8], Misread> {
 }
 
 /// Others may have written anything: it is shown, and compared with nothing.
-fn holder_id(value: &Value) -> Result<OwnerId, Misread> {
-    Ok(OwnerId::from_text(&escaped(&String::from_utf8_lossy(bytes(value)?))))
+fn holder_id(value: &Value) -> Result<AcquisitionId, Misread> {
+    Ok(AcquisitionId::from_text(&escaped(&String::from_utf8_lossy(bytes(value)?))))
 }
 
 fn whole(value: &Value) -> Result<u64, Misread> {

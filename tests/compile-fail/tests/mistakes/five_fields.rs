@@ -1,4 +1,4 @@
-use tower_lock::{by_fields, query_param};
+use tower_lock::{by_fields, key::query_param};
 
 fn main() {
     let q = query_param;

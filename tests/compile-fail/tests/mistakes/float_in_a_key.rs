@@ -1,5 +1,5 @@
-use tower_lock::Locks;
+use tower_lock::LockManager;
 
 fn main() {
-    let _ = Locks::in_memory().lock(("price", 0.3));
+    let _ = LockManager::in_memory().lock(("price", 0.3));
 }

@@ -1,4 +1,4 @@
-use tower_lock::{by_fields, extension};
+use tower_lock::{by_fields, key::extension};
 
 fn main() {
     by_fields("price", extension::<f64>());

@@ -1,6 +1,6 @@
-use tower_lock::Locks;
+use tower_lock::LockManager;
 use uuid::Uuid;
 
 fn main() {
-    let _ = Locks::in_memory().lock(("order", Uuid::nil()));
+    let _ = LockManager::in_memory().lock(("order", Uuid::nil()));
 }

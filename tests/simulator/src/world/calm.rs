@@ -33,7 +33,7 @@ impl World {
             return;
         }
         let Some(calm) = self.calm else { return };
-        let limit = LEASE + LINE.offer + 2 * self.weather.longest_delay + 3 * CHECK_IN + 4 * STORE_CALL;
+        let limit = LEASE + LINE.offer_ttl + 2 * self.weather.longest_delay + 3 * CHECK_IN + 4 * STORE_CALL;
         let limit = nanos(limit) / 100 * 102 + 3 * SECOND + 20 * self.weather.delay;
         for key in 0..self.keys.len() {
             let Some(idle) = self.idle_since[key] else { continue };

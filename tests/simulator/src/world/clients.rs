@@ -50,12 +50,12 @@ impl World {
             4..8 => Duration::ZERO,
             _ => LOCK_DELAY,
         };
-        let hold_at_least = if self.rng.u8(0..20) == 0 { seconds(&mut self.rng, 3_000) } else { Duration::ZERO };
+        let min_hold = if self.rng.u8(0..20) == 0 { seconds(&mut self.rng, 3_000) } else { Duration::ZERO };
         let die = self.rng.u8(0..20);
         let max_hold = (die == 0).then(|| seconds(&mut self.rng, 8_000));
         // Some need a shorter lease of the store than the others who wait for the same key.
         let lease =
-            if (1..4).contains(&die) { Lease::Fixed(Duration::from_millis(at / MS % 8_000)) } else { Lease::Watched };
+            if (1..4).contains(&die) { Lease::Fixed(Duration::from_millis(at / MS % 8_000)) } else { Lease::AutoRenew };
         self.weather.longest_delay = self.weather.longest_delay.max(lock_delay);
         let key = self.rng.usize(0..self.keys.len());
         let client = Client {
@@ -66,7 +66,7 @@ impl World {
             patience,
             work,
             ending,
-            terms: Terms { lease, max_hold, hold_at_least, lock_delay },
+            terms: Terms { lease, max_hold, min_hold, lock_delay },
             place: 0,
             since: at,
             state: State::Away,
@@ -207,7 +207,7 @@ impl World {
         let is_of_age = self.calm.is_some_and(|calm| client.began > calm + 5 * SECOND);
         let there = &self.processes[client.process];
         let thawed = there.thawed.max(there.cut_off_until) > client.began;
-        let limit = client.terms.max_hold.is_some() || client.terms.lease != Lease::Watched;
+        let limit = client.terms.max_hold.is_some() || client.terms.lease != Lease::AutoRenew;
         if is_of_age && !thawed && !limit && !self.is_odd() {
             let what = format!("{} is lost though all is calm: {:?}", section.grant.owner, section.why());
             self.wrong(what);
@@ -231,7 +231,7 @@ impl World {
             Ending::Released => {
                 let held = now - told;
                 // By a clock that may be fast.
-                let left = nanos(terms.hold_at_least).saturating_sub(held + held / 100) / 100 * 98;
+                let left = nanos(terms.min_hold).saturating_sub(held + held / 100) / 100 * 98;
                 // The store keeps it no longer than the lease, if the give-back is lost.
                 (if left == 0 { 0 } else { (now + left).min(valid_until) }, "holds it for a while")
             }
@@ -257,12 +257,12 @@ impl World {
     }
 
     /// Nothing of this id may be there, and nothing may come.
-    pub(super) fn forgets(&mut self, process: usize, key: &LockKey, id: &OwnerId) {
+    pub(super) fn forgets(&mut self, process: usize, key: &LockKey, id: &AcquisitionId) {
         let text = id.to_string();
         self.log(|_| format!("{text} is forgotten"));
         self.lined_up.remove(&text);
         // It gives up when its lease is over, and its place, unless others keep the line: then it gives back what it is offered.
-        let silent = self.now.saturating_sub(self.processes[process].heard) > nanos(LEASE + LINE.place);
+        let silent = self.now.saturating_sub(self.processes[process].heard) > nanos(LEASE + LINE.entry_ttl);
         if self.referee.lenient || self.options.back || self.options.copies || silent {
             return;
         }

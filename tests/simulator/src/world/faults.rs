@@ -214,11 +214,11 @@ impl World {
         let keep = Duration::from_millis([0, 0, 1_000][self.rng.usize(0..3)]);
         for (holder, fence) in self.record(key).holders {
             self.taken.insert(holder.clone(), fence.parse().unwrap_or(0));
-            self.referee.excused.insert(OwnerId::from_text(holder.trim_end_matches(":end")));
+            self.referee.excused.insert(AcquisitionId::from_text(holder.trim_end_matches(":end")));
         }
         let lock = self.keys[key].clone();
         self.referee.pardon(&lock);
-        let script = self.names.force(&ForceAsk::new(lock, keep, LINE)).expect("one spelling");
+        let script = self.names.force(&ForceReleaseRequest::new(lock, keep, LINE)).expect("one spelling");
         self.execute(None, &script);
     }
 

@@ -9,9 +9,9 @@ use std::{
 };
 
 use tower_lock::{
-    Lease, LockError, LockKey, OwnerId, StoreErrorKind,
+    AcquisitionId, Lease, LockError, LockKey,
     deadpool_redis::redis::Value,
-    store::ForceAsk,
+    store::{ForceReleaseRequest, StoreErrorKind},
     test_util::{
         decisions::{CHECK_IN, Ending, HAND_OVER_TIME, LEASE, LINE, LOCK_DELAY, Moment, STORE_CALL, Terms},
         redis_protocol::{Names, ScriptCall},
@@ -223,7 +223,7 @@ struct World {
     top_fence: Vec<u64>,
     lined_up: HashMap<String, (u64, u64)>,
     idle_since: Vec<Option<u64>>,
-    first_in_turn: HashMap<OwnerId, u64>,
+    first_in_turn: HashMap<AcquisitionId, u64>,
     crashed: Vec<String>,
     /// What an operator took away: which fence of whom.
     taken: HashMap<String, u64>,

@@ -8,7 +8,7 @@ use tokio::{
     runtime::{Builder, Runtime},
     time::{sleep, timeout},
 };
-use tower_lock::{LockError, LockGuard, Locks, RedisStore, Released};
+use tower_lock::{LockError, LockGuard, LockManager, RedisStore, store::Released};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 fn main() -> Result<(), Failure> {
     let before = runtime()?;
     let (locks, guard) = before.block_on(async {
-        let locks = Locks::builder(RedisStore::from_env().await?).instance("api").build();
+        let locks = LockManager::builder(RedisStore::from_env().await?).instance("api").build();
         let guard = locks.lock(("account", 7)).await?;
         Ok::<_, Failure>((locks, guard))
     })?;
@@ -55,11 +55,11 @@ fn runtime() -> std::io::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(1).enable_all().build()
 }
 
-async fn child(locks: &Locks, copied: LockGuard) -> Result<Seen, Failure> {
+async fn child(locks: &LockManager, copied: LockGuard) -> Result<Seen, Failure> {
     let mut seen = Seen { is_child: true, ..Seen::default() };
     // The release of the copy leaves the lock of the parent alone.
-    assert_eq!(copied.release().await?, Released::NotOwner);
-    seen.refused = matches!(locks.try_lock(("account", 7)).await, Err(LockError::Held { .. }));
+    assert_eq!(copied.release().await?, Released::NotHolder);
+    seen.refused = matches!(locks.try_lock(("account", 7)).await, Err(LockError::Busy { .. }));
     let own = locks.lock(("account", 8)).await?;
     seen.name = holder(locks, 8).await?;
     seen.tokens.push(own.fencing_token().as_u64());
@@ -71,7 +71,7 @@ async fn child(locks: &Locks, copied: LockGuard) -> Result<Seen, Failure> {
     Ok(seen)
 }
 
-async fn parent(locks: &Locks, guard: LockGuard) -> Result<Seen, Failure> {
+async fn parent(locks: &LockManager, guard: LockGuard) -> Result<Seen, Failure> {
     let name = holder(locks, 7).await?;
     let tokens = vec![guard.fencing_token().as_u64()];
     timeout(PATIENCE, async {
@@ -81,10 +81,10 @@ async fn parent(locks: &Locks, guard: LockGuard) -> Result<Seen, Failure> {
         Ok::<_, Failure>(())
     })
     .await??;
-    Ok(Seen { name, tokens, freed: guard.release().await? != Released::NotOwner, ..Seen::default() })
+    Ok(Seen { name, tokens, freed: guard.release().await? != Released::NotHolder, ..Seen::default() })
 }
 
-async fn holder(locks: &Locks, account: u64) -> Result<String, Failure> {
+async fn holder(locks: &LockManager, account: u64) -> Result<String, Failure> {
     let state = locks.inspect(("account", account)).await?;
-    Ok(state.holder.ok_or("nobody holds it")?.process().to_owned())
+    Ok(state.holder.ok_or("nobody holds it")?.manager().to_owned())
 }

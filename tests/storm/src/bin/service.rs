@@ -5,7 +5,7 @@
 //!     [--right | --frees-anybody | --loses-track-of-time | --skips-some | --ends-with-the-head | --does-not-delay]
 //! ```
 //!
-//! Each instance has `Locks` of its own in the one store, and prints where it listens. Without `REDIS_URL` the store is this process'
+//! Each instance has `LockManager` of its own in the one store, and prints where it listens. Without `REDIS_URL` the store is this process'
 //! memory. It ends in order on SIGTERM, and prints what it leaves behind.
 
 use std::{
@@ -38,8 +38,10 @@ use tokio::{
 };
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_lock::{
-    ClientGone, HeldLock, Hold, Lease, LockKey, LockLayer, LockStore, Lockable, Locked, Locks, LocksLayer, MemoryStore,
-    Policy, RedisConnectError, RedisStore, by,
+    HasLockKey, HeldLock, Lease, LockKey, LockLayer, LockManager, LockManagerLayer, LockPolicy, Locked, MemoryStore,
+    OnDisconnect, RedisStore, ReleaseAt,
+    key::from_fn,
+    store::{LockStore, RedisConnectError},
 };
 use tower_lock_storm::{
     Answer, Farewell, FreesAnybody, Left, LosesTrackOfTime, Panics, Report, Reporter, Way, Work, now,
@@ -108,7 +110,7 @@ async fn main() -> Result<(), Failure> {
     }));
     let memory = Arc::new(MemoryStore::new());
     let store: Arc<dyn LockStore> = match RedisStore::from_env().await {
-        Err(RedisConnectError::NoUrl) => Arc::<MemoryStore>::clone(&memory),
+        Err(RedisConnectError::MissingUrl) => Arc::<MemoryStore>::clone(&memory),
         store => Arc::new(store?),
     };
     let store: Arc<dyn LockStore> = match wrong {
@@ -122,8 +124,8 @@ async fn main() -> Result<(), Failure> {
     for number in 0..instances {
         let process = format!("{name}.{number}");
         let delay = if wrong == Wrong::DoesNotDelay { Duration::ZERO } else { lock_delay };
-        let locks = Locks::builder(Arc::clone(&store)).instance(&process).build();
-        let locks = locks.with_policy(Policy::new().lock_delay(delay));
+        let locks = LockManager::builder(Arc::clone(&store)).instance(&process).build();
+        let locks = locks.with_policy(LockPolicy::new().lock_delay(delay));
         let (sections, inside) = (AtomicU64::new(0), AtomicUsize::new(0));
         let site = Arc::new(Site { process, reporter: reporter.clone(), lock_delay, sections, inside });
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
@@ -158,7 +160,7 @@ async fn main() -> Result<(), Failure> {
 async fn serve(
     listener: TcpListener,
     app: Router,
-    locks: Locks,
+    locks: LockManager,
     mut stopped: watch::Receiver<bool>,
 ) -> Result<usize, Failure> {
     let stop = async move {
@@ -168,13 +170,13 @@ async fn serve(
     Ok(locks.shutdown(Duration::from_secs(10)).await)
 }
 
-fn app(locks: &Locks, wrong: Wrong, site: &Arc<Site>, memory: &Arc<MemoryStore>) -> Router {
+fn app(locks: &LockManager, wrong: Wrong, site: &Arc<Site>, memory: &Arc<MemoryStore>) -> Router {
     let left = {
         let (locks, site, memory) = (locks.clone(), Arc::clone(site), Arc::clone(memory));
         move || async move {
             let (known, waiting) = locks.size();
             let inside = site.inside.load(Ordering::SeqCst);
-            Json(Left { inside, held: locks.held(), known, waiting, kept: memory.size() })
+            Json(Left { inside, held: locks.held_count(), known, waiting, kept: memory.size() })
         }
     };
     let mut app = Router::new().route("/left", get(left));
@@ -190,25 +192,25 @@ fn app(locks: &Locks, wrong: Wrong, site: &Arc<Site>, memory: &Arc<MemoryStore>)
     app.with_state(Arc::clone(site))
 }
 
-fn subjects(locks: &Locks, wrong: Wrong, way: Way) -> Router<Arc<Site>> {
+fn subjects(locks: &LockManager, wrong: Wrong, way: Way) -> Router<Arc<Site>> {
     let patience = Duration::from_secs(60);
     let fixed = Lease::Fixed(Duration::from_millis(400));
     let policies = [
-        ("refuse", Policy::new()),
-        ("briefly", Policy::new().wait(Duration::from_millis(5))),
-        ("wait", Policy::new().wait(patience)),
-        ("fixed", Policy::new().wait(patience).lease(fixed)),
+        ("refuse", LockPolicy::new()),
+        ("briefly", LockPolicy::new().wait(Duration::from_millis(5))),
+        ("wait", LockPolicy::new().wait(patience)),
+        ("fixed", LockPolicy::new().wait(patience).lease(fixed)),
     ];
     let mut subjects = Router::new();
     for (name, policy) in policies {
-        let hold = if wrong == Wrong::EndsWithTheHead { Hold::ToHead } else { Hold::ToEnd };
-        let gone = if way.is_dropped { ClientGone::Drop } else { ClientGone::Finish };
-        let policy = policy.hold(hold).client_gone(gone);
+        let hold = if wrong == Wrong::EndsWithTheHead { ReleaseAt::ResponseHead } else { ReleaseAt::BodyEnd };
+        let gone = if way.is_dropped { OnDisconnect::Cancel } else { OnDisconnect::Finish };
+        let policy = policy.release_at(hold).on_disconnect(gone);
         let path = format!("/{name}/{{id}}");
         subjects = if way.is_extracted {
-            subjects.route(&path, post(visit_extracted).layer(LocksLayer::new(locks).policy(policy)))
+            subjects.route(&path, post(visit_extracted).layer(LockManagerLayer::new(locks).policy(policy)))
         } else {
-            let layer = LockLayer::new(locks, by(|Path(id): Path<u64>| ("subject", id))).policy(policy);
+            let layer = LockLayer::new(locks, from_fn(|Path(id): Path<u64>| ("subject", id))).policy(policy);
             let layer = if wrong == Wrong::SkipsSome { layer.skip(is_a_hundredth) } else { layer };
             subjects.route(&path, post(visit).route_layer(layer))
         };
@@ -277,7 +279,7 @@ async fn work_on(work: Work) {
     }
 }
 
-impl Lockable for Subject {
+impl HasLockKey for Subject {
     fn lock_key(&self) -> impl Into<LockKey> {
         ("subject", self.0)
     }

@@ -24,8 +24,9 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tower_lock::{
-    ClientGone, HeldLock, LockKey, LockLayer, Lockable, Locked, Locks, LocksLayer, by, by_parts,
-    test_util::{Fault, TestStore, Verb},
+    HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, OnDisconnect,
+    key::{from_fn, from_parts},
+    test_util::{Fault, StoreOp, TestStore},
 };
 
 use crate::support::{fetch, one_key, settle, soon, store_and_locks};
@@ -108,14 +109,14 @@ async fn a_handler_whose_client_has_left_finishes_under_its_lock_and_gives_it_ba
     let request = visit(&app);
     settle().await;
     leave(request).await;
-    assert_eq!((work.said(), store.held()), (vec!["begins"], 1), "it goes on, alone");
+    assert_eq!((work.said(), store.held_count()), (vec!["begins"], 1), "it goes on, alone");
     // Beyond its first lease.
     sleep(40 * S).await;
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
     work.end.notify_one();
     settle().await;
     assert_eq!(work.said(), ["begins", "ends"]);
-    assert_eq!((store.held(), locks.size()), (0, (0, 0)), "a good end: without a lock-delay");
+    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "a good end: without a lock-delay");
 }
 
 #[tokio::test(start_paused = true)]
@@ -142,7 +143,7 @@ async fn a_timeout_further_out_is_a_client_that_has_left() {
 async fn who_leaves_before_its_handler_runs_is_gone_at_once() {
     let (store, locks) = store_and_locks();
     let work = Work::default();
-    let outer = by_parts(|_| ("outer",));
+    let outer = from_parts(|_| ("outer",));
     let app = Router::new()
         .route("/", work.handler())
         .route_layer(LockLayer::new(&locks, one_key()).wait(60 * S))
@@ -150,11 +151,11 @@ async fn who_leaves_before_its_handler_runs_is_gone_at_once() {
     let held = locks.lock(("k",)).await.expect("free");
     let request = visit(&app);
     settle().await;
-    assert_eq!(store.held(), 2, "it has the outer one, and waits for the inner");
+    assert_eq!(store.held_count(), 2, "it has the outer one, and waits for the inner");
     leave(request).await;
     held.release().await.expect("up");
     sleep(S).await;
-    assert_eq!((work.said().len(), store.held(), locks.size()), (0, 0, (0, 0)));
+    assert_eq!((work.said().len(), store.held_count(), locks.size()), (0, 0, (0, 0)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,7 +169,7 @@ async fn a_handler_that_finishes_alone_is_broken_off_by_max_hold_and_by_a_loss()
         settle().await;
         leave(request).await;
         if lost {
-            store.all(Fault::Fail);
+            store.fault_all(Fault::Fail);
         }
         sleep(if lost { 30 * S } else { 59 * S }).await;
         assert_eq!(work.said(), if lost { vec!["begins", "dropped"] } else { vec!["begins"] });
@@ -201,32 +202,32 @@ async fn a_panic_without_a_client_gives_the_lock_back_after_its_delay_and_harms_
     assert!(locks.try_lock(("k",)).await.is_err(), "a statement may be on its way still");
     sleep(S).await;
     locks.try_lock(("k",)).await.expect("free").release().await.expect("up");
-    assert_eq!((begun.load(SeqCst), store.held(), store.on(Verb::Release).calls()), (1, 0, 2));
+    assert_eq!((begun.load(SeqCst), store.held_count(), store.on(StoreOp::Release).calls()), (1, 0, 2));
 }
 
 /// The one that holds the outer lock decides: neither is given back while the handler runs.
 #[tokio::test(start_paused = true)]
 async fn nested_layers_finish_together_or_not_at_all() {
-    for what in [ClientGone::Finish, ClientGone::Drop] {
+    for what in [OnDisconnect::Finish, OnDisconnect::Cancel] {
         let (store, locks) = store_and_locks();
         let work = Work::default();
         let app = Router::new()
             .route("/", work.handler())
             .route_layer(LockLayer::new(&locks, one_key()))
-            .route_layer(LockLayer::new(&locks, by_parts(|_| ("outer",))).client_gone(what));
+            .route_layer(LockLayer::new(&locks, from_parts(|_| ("outer",))).on_disconnect(what));
         let request = visit(&app);
         settle().await;
         leave(request).await;
-        if what == ClientGone::Drop {
+        if what == OnDisconnect::Cancel {
             assert_eq!(work.said(), ["begins", "dropped"], "the inner layer does not finish on its own");
             sleep(S).await;
         } else {
-            assert_eq!((work.said(), store.held()), (vec!["begins"], 2));
+            assert_eq!((work.said(), store.held_count()), (vec!["begins"], 2));
             work.end.notify_one();
             settle().await;
             assert_eq!(work.said(), ["begins", "ends"]);
         }
-        assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+        assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
     }
 }
 
@@ -238,17 +239,17 @@ async fn an_outer_lock_that_is_lost_breaks_off_what_runs_under_an_inner_one() {
     let app = Router::new()
         .route("/", work.handler())
         .route_layer(LockLayer::new(&locks, one_key()))
-        .route_layer(LockLayer::new(&locks, by_parts(|_| ("outer",))).max_hold(5 * S));
+        .route_layer(LockLayer::new(&locks, from_parts(|_| ("outer",))).max_hold(5 * S));
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::SERVICE_UNAVAILABLE);
     settle().await;
     assert_eq!(work.said(), ["begins", "dropped"]);
     sleep(S).await;
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 struct Everybody;
 
-impl Lockable for Everybody {
+impl HasLockKey for Everybody {
     fn lock_key(&self) -> impl Into<LockKey> {
         ("k",)
     }
@@ -280,7 +281,7 @@ async fn a_handler_that_took_its_own_lock_finishes_too_and_one_that_waits_for_it
     let works = work.clone();
     let app = Router::new()
         .route("/", get(move |_: Locked<Here>| works.clone().run()))
-        .layer(LocksLayer::new(&locks).wait(60 * S));
+        .layer(LockManagerLayer::new(&locks).wait(60 * S));
     let first = visit(&app);
     settle().await;
     let second = visit(&app);
@@ -288,10 +289,10 @@ async fn a_handler_that_took_its_own_lock_finishes_too_and_one_that_waits_for_it
     leave(second).await;
     assert_eq!(locks.size(), (1, 0), "out of the line");
     leave(first).await;
-    assert_eq!((work.said(), store.held()), (vec!["begins"], 1));
+    assert_eq!((work.said(), store.held_count()), (vec!["begins"], 1));
     work.end.notify_one();
     settle().await;
-    assert_eq!((work.said(), store.held(), locks.size()), (vec!["begins", "ends"], 0, (0, 0)));
+    assert_eq!((work.said(), store.held_count(), locks.size()), (vec!["begins", "ends"], 0, (0, 0)));
 }
 
 /// A route may have as many as are left: one that is flooded takes half, and the next one finds a place.
@@ -299,10 +300,10 @@ async fn a_handler_that_took_its_own_lock_finishes_too_and_one_that_waits_for_it
 async fn at_most_so_many_handlers_finish_alone_and_a_route_leaves_places_for_others() {
     for (max, takes) in [(None, 512), (Some(10), 5), (Some(0), 0)] {
         let store = TestStore::new();
-        let builder = Locks::builder(store.clone());
+        let builder = LockManager::builder(store.clone());
         let locks = if let Some(max) = max { builder.max_detached(max) } else { builder }.build();
         let (flood, honest) = (Work::default(), Work::default());
-        let key = by(|path: axum::extract::Path<u32>| ("n", path.0));
+        let key = from_fn(|path: axum::extract::Path<u32>| ("n", path.0));
         let layer = LockLayer::new(&locks, key);
         // One layer on both: the path that was matched tells them apart.
         let app =
@@ -325,7 +326,7 @@ async fn at_most_so_many_handlers_finish_alone_and_a_route_leaves_places_for_oth
         honest.end.notify_waiters();
         until(|| flood.said().len() == 2 * (takes + 6)).await;
         sleep(S).await;
-        assert_eq!((dropped(&flood), store.held(), locks.size()), (6, 0, (0, 0)), "{max:?}");
+        assert_eq!((dropped(&flood), store.held_count(), locks.size()), (6, 0, (0, 0)), "{max:?}");
         if takes > 0 {
             assert_eq!(honest.said(), ["begins", "ends"]);
             // There is room again.
@@ -343,10 +344,10 @@ async fn at_most_so_many_handlers_finish_alone_and_a_route_leaves_places_for_oth
 #[tokio::test(start_paused = true)]
 async fn a_flood_under_one_layer_leaves_places_for_another_layer() {
     let store = TestStore::new();
-    let locks = Locks::builder(store.clone()).max_detached(4).build();
+    let locks = LockManager::builder(store.clone()).max_detached(4).build();
     let (flood, honest) = (Work::default(), Work::default());
     let app = |work: &Work, name: &'static str| {
-        let key = by_parts(move |head| (name, head.uri.path().to_owned()));
+        let key = from_parts(move |head| (name, head.uri.path().to_owned()));
         Router::new().fallback(work.handler()).layer(LockLayer::new(&locks, key))
     };
     let (flooded, other) = (app(&flood, "flood"), app(&honest, "honest"));
@@ -403,16 +404,16 @@ async fn a_stream_that_is_answered_to_nobody_is_dropped_and_its_key_free_after_t
     let turn = locks.lock(("k",)).await.expect("its turn");
     assert!(began.elapsed() >= S);
     turn.release().await.expect("up");
-    assert_eq!(store.held(), 0);
+    assert_eq!(store.held_count(), 0);
 }
 
 /// The runtime ends while the handler runs: it is dropped where it stands, and nothing hangs or panics.
 #[test]
 fn a_runtime_that_ends_ends_its_handlers_too() {
-    for what in [ClientGone::Finish, ClientGone::Drop] {
+    for what in [OnDisconnect::Finish, OnDisconnect::Cancel] {
         let work = Work::default();
-        let locks = Locks::in_memory();
-        let layer = LockLayer::new(&locks, one_key()).client_gone(what).lock_delay(Duration::from_millis(50));
+        let locks = LockManager::in_memory();
+        let layer = LockLayer::new(&locks, one_key()).on_disconnect(what).lock_delay(Duration::from_millis(50));
         let app = Router::new().route("/", work.handler().route_layer(layer));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("one");
         runtime.block_on(async {
@@ -443,7 +444,7 @@ async fn a_handler_that_finishes_alone_still_sees_its_lock() {
     let handler = get(move |lock: HeldLock| async move {
         go.notified().await;
         let inner = again.try_lock(("k",)).await.expect("its own");
-        *see.lock().expect("whole") = Some((lock.ensure(S).is_ok(), inner.hold_count()));
+        *see.lock().expect("whole") = Some((lock.ensure_remaining(S).is_ok(), inner.hold_count()));
         inner.release().await.expect("up");
     });
     let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
@@ -474,7 +475,7 @@ async fn a_layer_further_out_that_is_over_takes_nothing_from_a_handler_that_fini
         let app = Router::new()
             .route("/", handler.route_layer(LockLayer::new(&locks, one_key())))
             .layer(middleware::from_fn(in_time))
-            .layer(LocksLayer::new(&locks));
+            .layer(LockManagerLayer::new(&locks));
         let request = visit(&app);
         settle().await;
         if by_timeout {
@@ -485,7 +486,7 @@ async fn a_layer_further_out_that_is_over_takes_nothing_from_a_handler_that_fini
         work.end.notify_one();
         settle().await;
         assert_eq!(work.said(), ["begins", "ends", "had it once more"]);
-        assert_eq!((store.held(), locks.size()), (0, (0, 0)));
+        assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
     }
 }
 
@@ -494,7 +495,7 @@ async fn a_layer_further_out_that_is_over_takes_nothing_from_a_handler_that_fini
 async fn a_handler_that_was_not_called_yet_never_is_when_its_client_has_left() {
     let (store, locks) = store_and_locks();
     let work = Work::default();
-    let key = by(|path: axum::extract::Path<u32>| ("n", path.0));
+    let key = from_fn(|path: axum::extract::Path<u32>| ("n", path.0));
     let layers = tower::ServiceBuilder::new()
         .layer(LockLayer::new(&locks, key))
         .layer(tower::limit::GlobalConcurrencyLimitLayer::new(1));
@@ -503,15 +504,15 @@ async fn a_handler_that_was_not_called_yet_never_is_when_its_client_has_left() {
     settle().await;
     let second = visit_at(&app, "/2");
     settle().await;
-    assert_eq!((work.said(), store.held()), (vec!["begins"], 2));
+    assert_eq!((work.said(), store.held_count()), (vec!["begins"], 2));
     leave(second).await;
     let free = locks.try_lock(("n", 2)).await.expect("at once: nothing of it is on its way");
     free.release().await.expect("up");
-    assert_eq!(store.held(), 1);
+    assert_eq!(store.held_count(), 1);
     work.end.notify_one();
     assert_eq!(first.await.expect("no panic").status(), StatusCode::OK);
     settle().await;
-    assert_eq!((work.said(), store.held()), (vec!["begins", "ends"], 0));
+    assert_eq!((work.said(), store.held_count()), (vec!["begins", "ends"], 0));
 }
 
 /// A job that makes its next request of the last one's parts.
@@ -522,13 +523,13 @@ fn extensions_that_go_from_request_to_request_keep_nothing_of_those_that_are_ove
         let (send, last) = std::sync::mpsc::channel();
         let handler = get(move |request: Request| async move { drop(send.send(request.into_parts().0)) });
         let handler = handler.route_layer(LockLayer::new(&locks, one_key()));
-        let app = Router::new().route("/", handler).layer(LocksLayer::new(&locks));
+        let app = Router::new().route("/", handler).layer(LockManagerLayer::new(&locks));
         let mut request = Request::get("/").body(Body::empty()).expect("a request");
         for _ in 0..10_000 {
             assert_eq!(crate::support::send(&app, request).await.status(), StatusCode::OK);
             request = Request::from_parts(last.recv().expect("it ran"), Body::empty());
         }
-        assert_eq!(store.held(), 0);
+        assert_eq!(store.held_count(), 0);
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().expect("one");
     // On a stack that is as small as they come.
@@ -554,12 +555,12 @@ async fn who_calls_a_route_twice_for_one_request_is_two() {
     let app = Router::new()
         .route("/", work.handler().route_layer(LockLayer::new(&locks, one_key())))
         .layer(middleware::from_fn(retries))
-        .layer(LocksLayer::new(&locks));
+        .layer(LockManagerLayer::new(&locks));
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
     assert_eq!(work.said(), ["begins"]);
     work.end.notify_one();
     settle().await;
-    assert_eq!((work.said(), store.held()), (vec!["begins", "ends"], 0));
+    assert_eq!((work.said(), store.held_count()), (vec!["begins", "ends"], 0));
 }
 
 /// A layer between two locks answers, and lets the work go on: the outer lock is over with the answer, the inner one is not.
@@ -581,10 +582,10 @@ async fn what_outlives_an_outer_lock_is_who_it_was_to_its_own() {
     let app = Router::new()
         .route("/", handler.route_layer(LockLayer::new(&locks, one_key())))
         .layer(middleware::from_fn(accepts))
-        .layer(LockLayer::new(&locks, by_parts(|_| ("outer",))));
+        .layer(LockLayer::new(&locks, from_parts(|_| ("outer",))));
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::ACCEPTED);
-    assert_eq!((work.said(), store.held()), (vec!["begins"], 1));
+    assert_eq!((work.said(), store.held_count()), (vec!["begins"], 1));
     work.end.notify_one();
     settle().await;
-    assert_eq!((work.said().last(), store.held()), (Some(&"had it once more"), 0));
+    assert_eq!((work.said().last(), store.held_count()), (Some(&"had it once more"), 0));
 }
