@@ -19,6 +19,7 @@ mod leases;
 mod mishaps;
 mod names;
 mod outages;
+mod recorded;
 mod troubles;
 
 #[path = "../it/sockets/matrix.rs"]

@@ -1,0 +1,162 @@
+-- yield: between two sections of one process. If others wait, the key goes to the first of them and our next owner id to the
+-- end of the line; else we go on, with a full lease and a new fence. What was lost is asked for again under the next id.
+--
+-- KEYS   1 fences; 2 lock; 3 line
+-- ARGV   1 next owner id; 2 until, as for acquire; 3 lease, ms; 4 the owner id that has it; 5 offer, ms; 6 place, ms; 7 places;
+--        8 the fence under which it has it
+-- reply  {now, 'late'}
+--        {now, 'extended', fence}
+--        as of acquire, for the next owner id: the old one has nothing any more
+--        each may end in {'healed'}: see fence.lua
+
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+if now > tonumber(ARGV[2]) then return {now, 'late'} end
+
+-- Included by every script that may grant a key. Numbers are doubles, and `..` prints 14 digits of them: fences are written by text().
+
+local function text(fence)
+  return string.format('%.0f', fence)
+end
+
+-- No fence of ours is a day ahead of the clock: a stranger has written there, or the clock was set back. (Each test is false for `nan`.)
+local function is_sound(stood, now)
+  local last = tonumber(stood)
+  return last and last < now + 86400000000
+end
+
+-- Whether what stood where the last fence stands was replaced by the clock. The reply says so.
+local healed = false
+
+-- The next fence: above every one before it, and never behind the clock.
+local function mint(fences)
+  local t = redis.call('TIME')
+  local fence = t[1] * 1000000 + t[2]
+  local stood = redis.pcall('SET', fences, text(fence), 'GET')
+  if not stood then return fence end
+  if type(stood) == 'table' then
+    if not string.find(stood.err, 'WRONGTYPE', 1, true) then error(stood) end
+    redis.call('SET', fences, text(fence))
+    healed = true
+  elseif not is_sound(stood, fence) then
+    healed = true
+  else
+    local last = tonumber(stood)
+    if last >= fence then
+      fence = math.floor(last) + 1
+      redis.call('SET', fences, text(fence))
+    end
+  end
+  return fence
+end
+
+-- Included by every script that may find a key free: who has it next. KEYS as there: 1 fences; 2 lock; 3 line.
+--
+-- A line is a list of owner ids and nothing else, its head first. A lock is a hash of one field, owner id -> fence, and
+-- always has a TTL. What a section that ended badly leaves is `<owner id>:end`: taken, by nobody.
+--
+-- fence.lua is included before this.
+
+-- Named beside the fences: everything that belongs to one prefix begins alike.
+local function inbox(id)
+  return string.sub(KEYS[1], 1, -2) .. 'in:' .. (string.match(id, '^(.*):%d+$') or id)
+end
+
+-- No line of ours has so many entries: a stranger has written them. To look through them would take too long, and whoever waits lines up anew.
+local function without_garbage(line)
+  if redis.call('LLEN', line) > 65536 then redis.call('DEL', line) end
+end
+
+-- The key is free. To the first of the line who listens; an entry that nobody listens for is of a dead process. Answers who
+-- has its turn: nobody (false), the one who asks and is granted it by the caller (asker), or the one to whom it is offered.
+-- I7: first what stands here, then the message.
+-- At most 64 dead ones go at a time, so that no script takes long; then the key is as free as if nobody waited.
+local function give_on(fences, lock, line, asker, offer_ms)
+  without_garbage(line)
+  for _ = 1, 64 do
+    local head = redis.call('LPOP', line)
+    if not head or head == asker then return head end
+    local fence = mint(fences)
+    if redis.call('PUBLISH', inbox(head), '1 offered ' .. text(fence) .. ' ' .. head .. ' ' .. lock) > 0 then
+      redis.call('HSET', lock, head, text(fence))
+      redis.call('PEXPIRE', lock, offer_ms)
+      return head
+    end
+  end
+  return false
+end
+
+-- Entries of dead processes go when a line is full: 32 of them are looked at each time, others the next time. How many are left.
+local function without_the_dead(line, waiting)
+  local from = redis.call('TIME')[2] % math.ceil(waiting / 32) * 32
+  local ids = redis.call('LRANGE', line, from, from + 31)
+  local inboxes = {}
+  for i, id in ipairs(ids) do inboxes[i] = inbox(id) end
+  local listen = redis.call('PUBSUB', 'NUMSUB', unpack(inboxes))
+  for i, id in ipairs(ids) do
+    if listen[2 * i] == 0 then waiting = waiting - redis.call('LREM', line, 1, id) end
+  end
+  return waiting
+end
+
+local function line_up(line, id, left, place_ms, places)
+  without_garbage(line)
+  local before = redis.call('LPOS', line, id)
+  if not before then
+    local waiting = redis.call('LLEN', line)
+    if waiting >= places then waiting = without_the_dead(line, waiting) end
+    if waiting >= places then return {'full', left, waiting} end
+    before = redis.call('RPUSH', line, id) - 1
+  end
+  redis.call('PEXPIRE', line, place_ms)
+  return {'line', left, before}
+end
+
+-- What `id` gets. It may have the key already (a repeated question, or an offer it has come for): the same fence, at least a
+-- full lease. A copy that runs late never shortens it: GT. For GT a key without a TTL has an infinite one: it gets one here.
+local function take(fences, lock, line, id, lease_ms, lines_up, offer_ms, place_ms, places)
+  local fence = redis.call('HGET', lock, id)
+  if fence then
+    local set = redis.call('PEXPIRE', lock, lease_ms, 'GT')
+    if set == 0 and redis.call('PTTL', lock) == -1 then redis.call('PEXPIRE', lock, lease_ms) end
+    return {'granted', tonumber(fence)}
+  end
+  local left = redis.call('PTTL', lock)
+  if left == -2 then
+    local next = give_on(fences, lock, line, id, offer_ms)
+    if not next or next == id then
+      -- It may stand behind more dead ones than went.
+      if not next then redis.call('LREM', line, 1, id) end
+      fence = mint(fences)
+      redis.call('HSET', lock, id, text(fence))
+      redis.call('PEXPIRE', lock, lease_ms)
+      return {'granted', fence}
+    end
+    left = tonumber(offer_ms)
+  end
+  if lines_up ~= '1' then return {'held', left} end
+  return line_up(line, id, left, place_ms, tonumber(places))
+end
+
+local stands = redis.call('HGET', KEYS[2], ARGV[4])
+if stands and stands ~= ARGV[8] then
+  -- A copy: it was done, and a section may run under the fence that it minted. To give the key away now would be to let two in.
+  return {now, 'extended', tonumber(stands)}
+end
+if not stands then
+  local got = take(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], '1', ARGV[5], ARGV[6], ARGV[7])
+  if healed then got[#got + 1] = {'healed'} end
+  return {now, unpack(got)}
+end
+if give_on(KEYS[1], KEYS[2], KEYS[3], false, ARGV[5]) then
+  redis.call('HDEL', KEYS[2], ARGV[4])
+  -- It may have gone to our own next one, which has asked already, because this yield was thought to be lost: the key, or a place, and not both.
+  local got = take(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], '1', ARGV[5], ARGV[6], ARGV[7])
+  if healed then got[#got + 1] = {'healed'} end
+  return {now, unpack(got)}
+end
+-- The lease first: it is a write that works when Redis is out of memory, and then the rest does.
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
+local fence = mint(KEYS[1])
+redis.call('HSET', KEYS[2], ARGV[4], text(fence))
+return {now, 'extended', fence, healed and {'healed'} or nil}

@@ -1,0 +1,426 @@
+//! The scripts and the codec of Redis against a recording of an earlier version, so that processes
+//! of both versions can share a server. `recorded/README.md` describes the files.
+
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+
+use serde::Deserialize;
+use serde_json::{Value as Json, json};
+use tower_lock::{
+    LockKey, OwnerId,
+    deadpool_redis::redis::{Script, Value},
+    store::{
+        AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, IfHeld, LineTerms, ReleaseAsk, Released, RenewAsk, Renewed,
+        StoreEvent, YieldAsk, Yielded,
+    },
+    test_util::redis_protocol::{
+        InTime, Names, ScriptCall, acquired, forced, inspected, is_healed, released, renewed, self_tested, yielded,
+    },
+};
+use tower_lock_simulator::fake::{Dump, Fake};
+
+const SCRIPTS: [&str; 7] = ["acquire", "force", "inspect", "release", "renew", "self_test", "yield"];
+const EXCHANGES: [&str; 10] = [
+    "capacity",
+    "fences",
+    "force_release",
+    "foreign",
+    "lock_delay",
+    "other_prefix",
+    "queue",
+    "random",
+    "renewal",
+    "yield",
+];
+
+/// Of all files of the recording, in the order above.
+const SHA1: &str = "763aa351117758c964492c7038f4b46643fdc870";
+
+// === the format of an exchange, one step a line ===
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Step {
+    /// The first step: the prefix of the store, and the channels that have a subscriber.
+    Begin { prefix: String, subscribed: Vec<String> },
+    /// A command of another program.
+    Command(Command),
+    /// A call of a script.
+    Call(Box<Call>),
+}
+
+#[derive(Debug, Deserialize)]
+struct Command {
+    now: i64,
+    words: Vec<String>,
+    /// How many times; once by default.
+    repeat: Option<u32>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Call {
+    /// The clock of the server, in microseconds.
+    now: i64,
+    request: Request,
+    script: String,
+    keys: Vec<String>,
+    args: Vec<String>,
+    reply: Json,
+    /// The meaning of the reply. `None`: an error of the server, which is not decoded.
+    means: Option<String>,
+    #[serde(default)]
+    messages: Vec<Message>,
+    /// The keys that changed since the last call; null if one has gone. `None`: not recorded.
+    data: Option<Data>,
+}
+
+/// Of each key its type, its expiry by the server's clock in milliseconds, and its content.
+type Data = BTreeMap<String, Json>;
+
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+struct Message {
+    channel: String,
+    payload: String,
+    means: String,
+}
+
+/// The names of keys are those of [`lock_key`]. Durations are in microseconds; -1 is the longest.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Request {
+    Acquire { key: String, id: String, until: i64, lease: i64, queue: bool, terms: Terms },
+    Renew(Vec<Renewal>),
+    Release { key: String, id: String, block_for: i64, terms: Terms },
+    Yield { key: String, id: String, fence: u64, next: String, until: i64, lease: i64, terms: Terms },
+    ForceRelease { key: String, block_for: i64, terms: Terms },
+    Inspect { key: String },
+    SelfTest { key: String, inbox: String, message: String },
+}
+
+#[derive(Debug, Deserialize)]
+struct Renewal {
+    key: String,
+    id: String,
+    lease: i64,
+}
+
+/// Of the queue: the lease of an offer, how long an entry is kept, the capacity.
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Terms(i64, i64, usize);
+
+#[derive(Debug)]
+struct Exchange {
+    name: &'static str,
+    steps: Vec<Step>,
+}
+
+fn recorded(file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("recorded").join(file);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn recorded_script(name: &str) -> String {
+    recorded(&format!("scripts/{name}.lua"))
+}
+
+fn exchanges() -> Vec<Exchange> {
+    let read = |name| {
+        let text = recorded(&format!("exchanges/{name}.jsonl"));
+        let steps = text
+            .lines()
+            .enumerate()
+            .map(|(at, line)| serde_json::from_str(line).unwrap_or_else(|error| panic!("{name}, step {at}: {error}")));
+        Exchange { name, steps: steps.collect() }
+    };
+    EXCHANGES.into_iter().map(read).collect()
+}
+
+// === the current version ===
+
+const NAMED: [&str; 5] = ["order", "other", "tag", "raw", "reserved"];
+
+fn lock_key(name: &str) -> LockKey {
+    let raw = |text| LockKey::raw(text).expect("a name");
+    match name {
+        "order" => LockKey::from(("order", 7, "a b")),
+        "other" => LockKey::from(("n", 1)),
+        "tag" => raw("shop{7} x"),
+        "raw" => raw("myLock"),
+        // No store accepts it.
+        "reserved" => raw("tower-lock:lock:f"),
+        _ => panic!("{name}"),
+    }
+}
+
+fn named(key: &LockKey) -> &'static str {
+    NAMED.into_iter().find(|name| lock_key(name) == *key).expect("a key of the recording")
+}
+
+fn id(text: &str) -> OwnerId {
+    OwnerId::from_text(text)
+}
+
+fn duration(us: i64) -> Duration {
+    u64::try_from(us).map_or(Duration::MAX, Duration::from_micros)
+}
+
+impl Terms {
+    fn current(self) -> LineTerms {
+        LineTerms::new(duration(self.0), duration(self.1), self.2)
+    }
+}
+
+impl Request {
+    /// The call of a script, and which renewals of the batch it has.
+    fn encoded(&self, names: &Names) -> (ScriptCall, Vec<bool>) {
+        // Not sent: `until` is.
+        let in_doubt_after = Duration::from_millis(500);
+        let call = match self {
+            Self::Acquire { key, id: of, until, lease, queue, terms } => {
+                let if_held = if *queue { IfHeld::LineUp } else { IfHeld::Refuse };
+                let (lease, terms) = (duration(*lease), terms.current());
+                names.acquire(&AcquireAsk::new(lock_key(key), id(of), lease, if_held, terms, in_doubt_after), *until)
+            }
+            Self::Renew(renewals) => {
+                let renewal =
+                    |renewal: &Renewal| RenewAsk::new(lock_key(&renewal.key), id(&renewal.id), duration(renewal.lease));
+                return names.renew(&renewals.iter().map(renewal).collect::<Vec<_>>());
+            }
+            Self::Release { key, id: of, block_for, terms } => {
+                names.release(&ReleaseAsk::new(lock_key(key), id(of), duration(*block_for), terms.current()))
+            }
+            Self::Yield { key, id: of, fence, next, until, lease, terms } => {
+                let (lease, terms) = (duration(*lease), terms.current());
+                let ask = YieldAsk::new(lock_key(key), id(of), *fence, id(next), lease, terms, in_doubt_after);
+                names.yield_to_line(&ask, *until)
+            }
+            Self::ForceRelease { key, block_for, terms } => {
+                names.force(&ForceAsk::new(lock_key(key), duration(*block_for), terms.current()))
+            }
+            Self::Inspect { key } => names.inspect(&lock_key(key)),
+            Self::SelfTest { key, inbox, message } => names.self_test(&lock_key(key), inbox, message),
+        };
+        (call.expect("a name that is accepted"), Vec::new())
+    }
+
+    /// The meaning of a reply, in words that do not depend on names of the current version.
+    fn decoded(&self, reply: &Value, is_sent: &[bool]) -> String {
+        let means = match self {
+            Self::Acquire { .. } => acquired(reply).map(|(now, acquired)| match acquired {
+                InTime::Late => format!("{now}: late"),
+                InTime::Done(acquired) => format!("{now}: {}", acquired_means(acquired)),
+            }),
+            Self::Yield { .. } => yielded(reply).map(|(now, yielded)| match yielded {
+                InTime::Late => format!("{now}: late"),
+                InTime::Done(Yielded::Extended { fence }) => format!("{now}: extended, fence {fence}"),
+                InTime::Done(Yielded::Over(acquired)) => format!("{now}: lost, {}", acquired_means(acquired)),
+                InTime::Done(other) => panic!("{other:?}"),
+            }),
+            Self::Renew(_) => renewed(reply, is_sent).map(|renewed| {
+                let means = renewed.iter().map(|renewed| match renewed {
+                    Renewed::Extended => "extended",
+                    Renewed::NotOwner => "not owner",
+                    Renewed::Unknown => "unknown",
+                    other => panic!("{other:?}"),
+                });
+                means.collect::<Vec<_>>().join(", ")
+            }),
+            Self::Release { .. } => released(reply).map(|released| match released {
+                Released::Freed => "freed".to_owned(),
+                Released::HandedOn => "offered".to_owned(),
+                Released::NotOwner => "not owner".to_owned(),
+                other => panic!("{other:?}"),
+            }),
+            Self::ForceRelease { .. } => forced(reply).map(|forced| match forced {
+                ForceReleaseReply::Free => "free".to_owned(),
+                ForceReleaseReply::Revoked { holder } => format!("revoked from {holder}"),
+                ForceReleaseReply::Unblocked { blocked_for } => format!("unblocked, {}", left(blocked_for)),
+                other => panic!("{other:?}"),
+            }),
+            Self::Inspect { .. } => inspected(reply).map(|inspected| {
+                let holder = inspected.holder.map(|holder| format!("{}, fence {}", holder.owner, holder.fence));
+                let holder = holder.unwrap_or_else(|| "no holder".to_owned());
+                format!("{holder}, {}, {} waiters", left(inspected.lease_left), inspected.waiting)
+            }),
+            Self::SelfTest { .. } => self_tested(reply).map(|tested| {
+                format!("{}: {} receivers, {:?}, {:?}", tested.now, tested.receivers, tested.no_fence, tested.refused)
+            }),
+        };
+        let means = means.unwrap_or_else(|_| "no reply of ours".to_owned());
+        if is_healed(reply) { format!("{means}, healed") } else { means }
+    }
+}
+
+fn acquired_means(acquired: Acquired) -> String {
+    match acquired {
+        Acquired::Granted { fence } => format!("granted, fence {fence}"),
+        Acquired::InLine { before, lease_left } => format!("queued behind {before}, {}", left(lease_left)),
+        Acquired::Held { lease_left } => format!("busy, {}", left(lease_left)),
+        Acquired::LineFull { lease_left, waiting } => format!("queue full, {}, {waiting} waiters", left(lease_left)),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn left(left: Duration) -> String {
+    if left == Duration::MAX { "no end".to_owned() } else { format!("{} ms left", left.as_millis()) }
+}
+
+fn message(names: &Names, (channel, payload): (String, String)) -> Message {
+    let means = match names.event(payload.as_bytes()) {
+        StoreEvent::Offered { key, owner } => format!("{} is offered to {owner}", named(&key)),
+        StoreEvent::TakenAway { key, owner } => format!("{} is revoked from {owner}", named(&key)),
+        StoreEvent::Gap => "unknown".to_owned(),
+        other => panic!("{other:?}"),
+    };
+    Message { channel, payload, means }
+}
+
+// === replies and data as JSON ===
+
+fn as_json(reply: &Value) -> Json {
+    match reply {
+        Value::Nil => Json::Null,
+        Value::Int(number) => json!(number),
+        Value::BulkString(text) => json!(String::from_utf8(text.clone()).expect("text")),
+        // The fake server marks errors so.
+        Value::SimpleString(text) => json!({ "error": text.strip_prefix('-').expect("an error") }),
+        Value::Array(items) => items.iter().map(as_json).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn as_reply(json: &Json) -> Value {
+    match json {
+        Json::Number(number) => Value::Int(number.as_i64().expect("a whole number")),
+        Json::String(text) => Value::BulkString(text.clone().into_bytes()),
+        Json::Array(items) => Value::Array(items.iter().map(as_reply).collect()),
+        other => panic!("{other}"),
+    }
+}
+
+fn data(fake: &Fake) -> Data {
+    let mut data = fake.data();
+    let now = data.now_us / 1_000;
+    let as_json = |dump: Dump| {
+        let expires = (dump.ms_left >= 0).then_some(now + dump.ms_left);
+        json!([dump.kind, expires, dump.content])
+    };
+    data.dump().into_iter().map(|(key, dump)| (key, as_json(dump))).collect()
+}
+
+fn texts(words: &[String]) -> Vec<&str> {
+    words.iter().map(String::as_str).collect()
+}
+
+fn names(exchange: &Exchange) -> Names {
+    let Some(Step::Begin { prefix, .. }) = exchange.steps.first() else { panic!("{}: no beginning", exchange.name) };
+    Names::new(prefix).expect("a prefix")
+}
+
+fn calls(exchange: &Exchange) -> impl Iterator<Item = (String, &Call)> {
+    exchange.steps.iter().enumerate().filter_map(|(at, step)| match step {
+        Step::Call(call) => Some((format!("{}, line {}", exchange.name, at + 1), &**call)),
+        _ => None,
+    })
+}
+
+// === replays ===
+
+/// Runs all exchanges; `is_current` says of the number of a call whether the current script runs.
+fn replay(is_current: impl Fn(usize) -> bool) {
+    let old: BTreeMap<_, _> = SCRIPTS.into_iter().map(|name| (name, recorded_script(name))).collect();
+    for exchange in exchanges() {
+        let names = names(&exchange);
+        let mut fake = Fake::new(&[]);
+        let mut number = 0;
+        let mut expected = Data::new();
+        for (at, step) in exchange.steps.iter().enumerate() {
+            match step {
+                Step::Begin { subscribed, .. } => {
+                    fake.data().listeners = subscribed.iter().map(|channel| (channel.clone(), 1)).collect();
+                }
+                Step::Command(Command { now, words, repeat }) => {
+                    fake.data().now_us = *now;
+                    for _ in 0..repeat.unwrap_or(1) {
+                        fake.command(&texts(words));
+                    }
+                }
+                Step::Call(call) => {
+                    let (current, _) = call.request.encoded(&names);
+                    let is_current = is_current(number);
+                    let script = if is_current { current.text() } else { &old[call.script.as_str()] };
+                    let version = if is_current { "current" } else { "recorded" };
+                    let which = format!("{}, line {}: {} {}", exchange.name, at + 1, version, call.script);
+                    number += 1;
+                    fake.data().now_us = call.now;
+                    let reply = fake.eval(script, &texts(&call.keys), &texts(&call.args));
+                    assert_eq!(as_json(&reply), call.reply, "the reply of {which}");
+                    let published = std::mem::take(&mut fake.data().published);
+                    let recorded = call.messages.iter();
+                    let recorded = recorded.map(|message| (message.channel.clone(), message.payload.clone()));
+                    assert_eq!(published, recorded.collect::<Vec<_>>(), "the messages of {which}");
+                    if let Some(changed) = &call.data {
+                        expected.extend(changed.clone());
+                        expected.retain(|_, entry| !entry.is_null());
+                        assert_eq!(data(&fake), expected, "the data after {which}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_recording_is_never_edited() {
+    let scripts = SCRIPTS.map(recorded_script).concat();
+    let exchanges = EXCHANGES.map(|name| recorded(&format!("exchanges/{name}.jsonl"))).concat();
+    assert_eq!(Script::new(&(scripts + &exchanges)).get_hash(), SHA1);
+}
+
+#[test]
+fn the_fake_server_runs_the_recorded_scripts_as_recorded() {
+    replay(|_| false);
+}
+
+#[test]
+fn the_current_scripts_do_what_was_recorded() {
+    replay(|_| true);
+}
+
+#[test]
+fn current_and_recorded_scripts_share_a_server() {
+    replay(|call| call % 2 == 0);
+    replay(|call| call % 2 == 1);
+}
+
+#[test]
+fn requests_are_encoded_as_recorded() {
+    for exchange in exchanges() {
+        let names = names(&exchange);
+        for (which, call) in calls(&exchange) {
+            let (encoded, _) = call.request.encoded(&names);
+            assert_eq!(encoded.keys(), call.keys, "KEYS of {which}: {:?}", call.request);
+            assert_eq!(encoded.args(), call.args, "ARGV of {which}: {:?}", call.request);
+        }
+    }
+}
+
+#[test]
+fn replies_and_messages_are_decoded_as_recorded() {
+    for exchange in exchanges() {
+        let names = names(&exchange);
+        for (which, call) in calls(&exchange) {
+            if let Some(means) = &call.means {
+                let (_, is_sent) = call.request.encoded(&names);
+                let reply = as_reply(&call.reply);
+                assert_eq!(call.request.decoded(&reply, &is_sent), *means, "{which}: {}", call.reply);
+            }
+            for recorded in &call.messages {
+                let now = message(&names, (recorded.channel.clone(), recorded.payload.clone()));
+                assert_eq!(now, *recorded, "{which}");
+                if let Some(owner) = recorded.payload.split(' ').nth(3) {
+                    assert_eq!(names.inbox(id(owner).process()), recorded.channel, "{which}");
+                }
+            }
+        }
+    }
+}
