@@ -17,7 +17,7 @@ use http_body::Body;
 use http_body_util::Full;
 use tokio::runtime::Runtime;
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_lock::{LockKey, LockLayer, LockManager, key::from_parts, middleware::RequestBody};
+use tower_lock::{LockKey, LockLayer, LockManager, key, middleware::RequestBody};
 
 #[global_allocator]
 static ALLOCATOR: AllocProfiler = AllocProfiler::system();
@@ -66,19 +66,19 @@ fn bare(bencher: Bencher<'_, '_>) {
 
 #[divan::bench]
 fn skipped(bencher: Bencher<'_, '_>) {
-    let layer = LockLayer::new(&LockManager::in_memory(), from_parts(|_| key())).skip(|_| true);
+    let layer = LockLayer::new(&LockManager::in_memory(), key::from_parts(|_| key())).skip(|_| true);
     requests(bencher, &layer.layer(service_fn(hello)));
 }
 
 #[divan::bench]
 fn no_key(bencher: Bencher<'_, '_>) {
-    let layer = LockLayer::new(&LockManager::in_memory(), from_parts(|_| None::<LockKey>));
+    let layer = LockLayer::new(&LockManager::in_memory(), key::from_parts(|_| None::<LockKey>));
     requests(bencher, &layer.layer(service_fn(hello)));
 }
 
 #[divan::bench]
 fn locked(bencher: Bencher<'_, '_>) {
-    let layer = LockLayer::new(&LockManager::in_memory(), from_parts(|_| ("reward", 42_u64, "gold")));
+    let layer = LockLayer::new(&LockManager::in_memory(), key::from_parts(|_| ("reward", 42_u64, "gold")));
     requests(bencher, &layer.layer(service_fn(hello)));
 }
 
@@ -114,7 +114,7 @@ mod redis {
 
     use divan::Bencher;
     use tower::{Layer, service_fn};
-    use tower_lock::{LockLayer, LockManager, RedisStore, key::from_parts};
+    use tower_lock::{LockLayer, LockManager, RedisStore, key};
     use tower_lock_faults::RedisServer;
 
     use super::{RUNTIME, by_hand, hello, requests};
@@ -132,7 +132,7 @@ mod redis {
     #[divan::bench]
     fn locked(bencher: Bencher<'_, '_>) {
         let Some((_, locks)) = &*SERVER else { return };
-        let layer = LockLayer::new(locks, from_parts(|_| ("reward", 42_u64, "gold")));
+        let layer = LockLayer::new(locks, key::from_parts(|_| ("reward", 42_u64, "gold")));
         requests(bencher, &layer.layer(service_fn(hello)));
     }
 
@@ -147,7 +147,7 @@ mod redis {
 fn refused(bencher: Bencher<'_, '_>) {
     let locks = LockManager::in_memory();
     let _held = RUNTIME.block_on(async { locks.try_lock(key()).await }).expect("free");
-    let layer = LockLayer::new(&locks, from_parts(|_| key()));
+    let layer = LockLayer::new(&locks, key::from_parts(|_| key()));
     requests(bencher, &layer.layer(service_fn(hello)));
 }
 

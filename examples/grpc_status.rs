@@ -19,7 +19,7 @@ use tokio::{join, task::yield_now, time::sleep};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_lock::{
     LockLayer, LockManager, Rejection,
-    key::{IntoLockKey, from_parts},
+    key::{self, IntoLockKey},
     middleware::RequestBody,
 };
 
@@ -141,7 +141,7 @@ where
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Failure> {
     let locks = LockManager::in_memory();
-    let layer = || LockLayer::new(&locks, from_parts(by_account)).route_name("transfer").on_reject(as_grpc);
+    let layer = || LockLayer::new(&locks, key::from_parts(by_account)).route_name("transfer").on_reject(as_grpc);
     let service = ServiceBuilder::new().layer(layer()).service(service_fn(transfer));
     let patient = ServiceBuilder::new().layer(layer().wait(Duration::from_millis(20))).service(service_fn(transfer));
     let hasty = ServiceBuilder::new().layer(layer().max_hold(Duration::from_millis(20))).service(service_fn(transfer));

@@ -17,7 +17,7 @@ use axum::{
 use http_body_util::BodyExt;
 use serde_json::json;
 use tower::ServiceExt;
-use tower_lock::{HeldLock, LockLayer, LockManager, LockManagerLayer, LockPolicy, Rejection, key::from_fn};
+use tower_lock::{HeldLock, LockLayer, LockManager, LockManagerLayer, LockPolicy, Rejection, key};
 
 fn app(locks: &LockManager) -> Router {
     // One key for all that can be done to an order, whatever the route.
@@ -25,16 +25,17 @@ fn app(locks: &LockManager) -> Router {
 
     Router::new()
         // Waits as long as the router says, below.
-        .route("/orders/{id}/ship", post(work).route_layer(LockLayer::new(locks, from_fn(order))))
+        .route("/orders/{id}/ship", post(work).route_layer(LockLayer::new(locks, key::from_fn(order))))
         // Waits longer.
         .route(
             "/orders/{id}/pay",
-            post(work).route_layer(LockLayer::new(locks, from_fn(order)).wait(Duration::from_secs(10))),
+            post(work).route_layer(LockLayer::new(locks, key::from_fn(order)).wait(Duration::from_secs(10))),
         )
         // Is refused at once, and told so in the shop's own words.
         .route(
             "/orders/{id}/cancel",
-            post(work).route_layer(LockLayer::new(locks, from_fn(order)).wait(Duration::ZERO).on_reject(in_our_words)),
+            post(work)
+                .route_layer(LockLayer::new(locks, key::from_fn(order)).wait(Duration::ZERO).on_reject(in_our_words)),
         )
         // Reading needs no lock, and a dry run changes nothing.
         .route(
@@ -42,7 +43,7 @@ fn app(locks: &LockManager) -> Router {
             get(look).put(work).route_layer(
                 LockLayer::new(
                     locks,
-                    from_fn(|Path(id): Path<u64>, headers: HeaderMap| {
+                    key::from_fn(|Path(id): Path<u64>, headers: HeaderMap| {
                         (!headers.contains_key("x-dry-run")).then_some(("order", id))
                     }),
                 )

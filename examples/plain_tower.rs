@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
-use tower_lock::{HeldLock, LockLayer, LockManager, key::from_parts, middleware::RequestBody};
+use tower_lock::{HeldLock, LockLayer, LockManager, key, middleware::RequestBody};
 
 async fn transfer(request: Request<RequestBody>) -> Result<Response<Full<Bytes>>, Infallible> {
     let token = request.extensions().get::<HeldLock>().map(|lock| lock.fencing_token().to_string());
@@ -22,7 +22,7 @@ async fn transfer(request: Request<RequestBody>) -> Result<Response<Full<Bytes>>
 async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let locks = LockManager::in_memory();
     // Parsed, not as text: `007` and `7` are one account.
-    let by_account = from_parts(|head| {
+    let by_account = key::from_parts(|head| {
         let account = head.headers.get("x-account").and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
         account.map(|id| ("account", id)).ok_or(StatusCode::BAD_REQUEST)
     });

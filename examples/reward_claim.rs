@@ -31,7 +31,7 @@ use axum::{
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::{AnyConnection, AnyPool};
-use tower_lock::{HeldLock, LockLayer, LockManager, key::from_fn};
+use tower_lock::{HeldLock, LockLayer, LockManager, key};
 
 use self::support::{
     ApiError, Failure, Mode, Server, THINK_TIME, Table,
@@ -73,7 +73,7 @@ struct App {
 fn app(app: App) -> Router {
     // The one line: requests for one family and reward run alone, the others are told 409 at once.
     let one_claim_at_a_time =
-        LockLayer::new(&app.locks, from_fn(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)));
+        LockLayer::new(&app.locks, key::from_fn(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)));
 
     Router::new()
         .route("/rewards/claim", post(claim).route_layer(one_claim_at_a_time))

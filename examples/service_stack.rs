@@ -20,11 +20,7 @@ use tower_http::{
     timeout::TimeoutLayer,
     trace::TraceLayer,
 };
-use tower_lock::{
-    HeldLock, LockLayer, LockManager,
-    key::{from_fn, from_parts},
-    middleware::RequestBody,
-};
+use tower_lock::{HeldLock, LockLayer, LockManager, key, middleware::RequestBody};
 
 /// How long a client waits for an answer.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
@@ -37,7 +33,7 @@ pub(crate) fn app(locks: &LockManager, work: Duration) -> Router {
         tokio::time::sleep(work).await;
         "paid"
     };
-    let one_at_a_time = LockLayer::new(locks, from_fn(order));
+    let one_at_a_time = LockLayer::new(locks, key::from_fn(order));
 
     Router::new().route("/orders/{id}/pay", post(pay).route_layer(one_at_a_time)).layer(
         // The first one is the outermost.
@@ -53,7 +49,7 @@ pub(crate) fn app(locks: &LockManager, work: Duration) -> Router {
 pub(crate) fn service(
     locks: &LockManager,
 ) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + use<> {
-    let account = from_parts(|head| {
+    let account = key::from_parts(|head| {
         let account = head.headers.get("x-account").and_then(|text| text.to_str().ok()?.parse::<u64>().ok());
         account.map(|id| ("account", id)).ok_or(StatusCode::BAD_REQUEST)
     });

@@ -28,7 +28,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use sqlx::{AnyConnection, AnyExecutor, AnyPool};
-use tower_lock::{HeldLock, Lease, LockLayer, LockManager, key::from_fn};
+use tower_lock::{HeldLock, Lease, LockLayer, LockManager, key};
 
 use self::support::{ApiError, Failure, Mode, Server, THINK_TIME, Table, database::check_fence, timed, volley};
 
@@ -60,7 +60,7 @@ enum Sale {
 fn app(app: App, locks: &LockManager) -> Router {
     // The one line: buyers of one good come one after the other.
     let one_buyer_at_a_time =
-        LockLayer::new(locks, from_fn(|Path(id): Path<i64>| ("good", id))).wait(PATIENCE).lease(SALE);
+        LockLayer::new(locks, key::from_fn(|Path(id): Path<i64>| ("good", id))).wait(PATIENCE).lease(SALE);
 
     Router::new()
         .route("/goods/{id}/sell", post(sell).route_layer(one_buyer_at_a_time))

@@ -43,7 +43,7 @@ impl AcquisitionId {
         }
     }
 
-    /// The process it belongs to, as its [`Inbox`](crate::store::Inbox) has it: `instance:random`.
+    /// The process it belongs to, as its [`EventSink`](crate::store::EventSink) has it: `instance:random`.
     #[must_use]
     pub fn manager(&self) -> &str {
         &self.process

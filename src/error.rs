@@ -69,7 +69,7 @@ pub enum LockLost {
     ShuttingDown,
     /// It was given back, in time.
     Released,
-    /// It is ours still, but not for as long as was asked. Only [`ensure`](crate::HeldLock::ensure) says so.
+    /// It is ours still, but not for as long as was asked. Only [`ensure_remaining`](crate::HeldLock::ensure_remaining) says so.
     TooShort,
 }
 

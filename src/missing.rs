@@ -19,7 +19,7 @@ pub trait Memory {}
 /// The feature `test-util`.
 #[cfg(not(feature = "test-util"))]
 #[diagnostic::on_unimplemented(
-    message = "`HeldLock::detached` needs the feature `test-util` of `tower-lock`",
+    message = "`HeldLock::for_test` needs the feature `test-util` of `tower-lock`",
     label = "the feature `test-util` is off",
     note = "turn it on for tests alone, under `[dev-dependencies]` in Cargo.toml: `tower-lock = {{ version = \"..\", features = [\"test-util\"] }}`"
 )]

@@ -19,8 +19,7 @@ use axum::{
 use tokio::time::sleep;
 use tower::ServiceExt;
 use tower_lock::{
-    HeldLock, LockLayer, LockManager, Rejection,
-    key::from_fn,
+    HeldLock, LockLayer, LockManager, Rejection, key,
     test_util::{Fault, StoreOp, TestStore},
 };
 
@@ -37,7 +36,7 @@ async fn claim(lock: HeldLock, Json(claim): Json<Claim>) -> (StatusCode, String)
 }
 
 fn app(locks: &LockManager) -> Router {
-    let one_at_a_time = LockLayer::new(locks, from_fn(|Json(claim): Json<Claim>| ("reward", claim.family_id)));
+    let one_at_a_time = LockLayer::new(locks, key::from_fn(|Json(claim): Json<Claim>| ("reward", claim.family_id)));
     Router::new().route("/claim", post(claim).route_layer(one_at_a_time))
 }
 

@@ -41,7 +41,7 @@ use crate::{
 /// A call that was polled once must be polled until it completes, or dropped: its place in the
 /// queue is kept for it meanwhile. A grant that is not picked up within 3 seconds goes to the next
 /// waiter (a `select!` loop that polls something else, a buffered stream, `mem::forget`). Such a
-/// call ends with [`LockError::TimedOut`], or with [`LockError::Held`] if it does not wait. A call
+/// call ends with [`LockError::TimedOut`], or with [`LockError::Busy`] if it does not wait. A call
 /// whose wait is over is skipped: it gets no grant.
 #[derive(Debug)]
 #[must_use = "nothing is locked before the call is awaited"]

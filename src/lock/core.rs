@@ -220,7 +220,7 @@ impl Core {
     fn told(self: &Arc<Self>, event: StoreEvent) {
         match event {
             StoreEvent::Offered { key, id: owner } if self.ids.has_issued(&owner) => {
-                self.on(&key, Event::Offered(owner))
+                self.on(&key, Event::Offered(owner));
             }
             StoreEvent::Revoked { key, id: owner } if self.ids.has_issued(&owner) => {
                 self.on(&key, Event::TakenAway(owner));

@@ -18,7 +18,7 @@ use crate::{
 
 /// The duty to give a lock back.
 ///
-/// It cannot be cloned; [`view`](Self::view) can, and an [`Owner`](crate::Owner) that asks again gets a guard of its own. [`release`](Self::release) ends it in
+/// It cannot be cloned; [`held_lock`](Self::held_lock) can, and an [`Owner`](crate::Owner) that asks again gets a guard of its own. [`release`](Self::release) ends it in
 /// order: the next one has the key at once.
 ///
 /// Dropped, it gives the lock back without waiting, but nobody can tell whether that was the end of the work or the middle of it: the

@@ -38,7 +38,7 @@ impl HeldLock {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
-    /// let lock = HeldLock::detached(("reward", 7), 42);
+    /// let lock = HeldLock::for_test(("reward", 7), 42);
     /// assert_eq!(claim(lock).await, "reward:7 under 42");
     /// # }
     /// ```
@@ -63,7 +63,7 @@ impl HeldLock {
     #[doc(hidden)]
     #[must_use]
     #[expect(clippy::missing_panics_doc, reason = "it cannot be called")]
-    pub fn detached(_key: impl Into<LockKey>, _token: u64) -> Self
+    pub fn for_test(_key: impl Into<LockKey>, _token: u64) -> Self
     where
         for<'a> crate::missing::Missing<'a>: crate::missing::TestUtil,
     {

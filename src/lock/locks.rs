@@ -118,7 +118,7 @@ impl LockManager {
     /// # async fn main() -> Result<(), LockError> {
     /// # let locks = LockManager::in_memory();
     /// let guard = locks.try_lock(("nightly", "mail")).await?;
-    /// assert!(matches!(locks.try_lock(("nightly", "mail")).await, Err(LockError::Held { .. })));
+    /// assert!(matches!(locks.try_lock(("nightly", "mail")).await, Err(LockError::Busy { .. })));
     /// guard.release().await?;
     /// # Ok(())
     /// # }
@@ -174,7 +174,7 @@ impl LockManager {
             None => (None, None),
         };
         let waiting_locally = self.core().waiting_for(&key);
-        Ok(LockStatus { holder, since, remaining: lease_left, waiting, waiting_locally: waiting_locally })
+        Ok(LockStatus { holder, since, remaining: lease_left, waiting, waiting_locally })
     }
 
     /// Revokes the key from its holder. Redisson's `forceUnlock()`.

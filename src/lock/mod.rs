@@ -1,5 +1,5 @@
 //! The runtime side of a lock, without HTTP: the handle, the guard, and the driver of the
-//! [state machine](crate::proto).
+//! state machine.
 
 // From the handle to the guard, then the driver and its parts.
 mod locks;
@@ -43,6 +43,7 @@ pub use crate::error::QueueBound;
 
 /// The decisions without their shell, for simulators: no promise is made of it.
 #[cfg(feature = "test-util")]
+#[doc(hidden)]
 pub mod decisions {
     use std::time::Duration;
 

@@ -28,11 +28,11 @@ use crate::lock_key::LockKey;
 ///
 /// ```
 /// # use axum::{Json, extract::Path, http::{HeaderMap, StatusCode}};
-/// # use tower_lock::{LockLayer, LockManager, by};
+/// # use tower_lock::{LockLayer, LockManager, key};
 /// # #[derive(serde::Deserialize)] struct Claim { family_id: u64, reward_type: u32 }
 /// # fn layers(locks: &LockManager) {
-/// LockLayer::new(locks, by(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)));
-/// LockLayer::new(locks, by(|Path(id): Path<u64>, headers: HeaderMap| async move {
+/// LockLayer::new(locks, key::from_fn(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)));
+/// LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>, headers: HeaderMap| async move {
 ///     if headers.contains_key("x-dry-run") { None } else { Some(("order", id)) }
 /// }));
 /// # }
@@ -61,15 +61,15 @@ where
     from_fn_with_state((), f)
 }
 
-/// [`by`], for extractors that need the application's state.
+/// [`from_fn`], for extractors that need the application's state.
 ///
 /// ```
 /// # use axum::{extract::{Path, State}, http::StatusCode};
-/// # use tower_lock::{LockLayer, LockManager, key::from_fn_with_state};
+/// # use tower_lock::{LockLayer, LockManager, key};
 /// # #[derive(Clone)] struct Db;
 /// # impl Db { async fn tenant_of(&self, _: u64) -> Result<u64, StatusCode> { Ok(1) } }
 /// # fn layer(locks: &LockManager, db: Db) {
-/// LockLayer::new(locks, from_fn_with_state(db, |State(db): State<Db>, Path(order): Path<u64>| async move {
+/// LockLayer::new(locks, key::from_fn_with_state(db, |State(db): State<Db>, Path(order): Path<u64>| async move {
 ///     Ok::<_, StatusCode>(("tenant", db.tenant_of(order).await?))
 /// }));
 /// # }
@@ -83,7 +83,7 @@ where
     FromFn { f, state, marker: PhantomData }
 }
 
-/// A key function that was accepted. Made by [`by`] and [`from_fn_with_state`].
+/// A key function that was accepted. Made by [`from_fn`] and [`from_fn_with_state`].
 pub struct FromFn<F, T, M, S> {
     f: F,
     state: S,
@@ -99,7 +99,7 @@ pub struct FromFn<F, T, M, S> {
     label = "not a key function for state `{S}`",
     note = "a key function takes up to four extractors, each with its type written out (`|Path(id): Path<u64>| ..`); only the last may read the body (`Json`, `Form`, `Bytes`)",
     note = "it answers a tuple `(\"namespace\", part, ..)`, a `LockKey`, an `Option` or a `Result` of these, or a future of one",
-    note = "an extractor that needs the application's state needs `by_with_state(state, ..)`"
+    note = "an extractor that needs the application's state needs `key::from_fn_with_state(state, ..)`"
 )]
 pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
     /// What it answers. Not bounded here, so that a wrong answer is an error of its own.

@@ -20,14 +20,14 @@ use crate::lock_key::LockKey;
 /// Keys from fields of the request, by their names: one [`Field`], or a tuple of two to four.
 ///
 /// ```
-/// # use tower_lock::{LockLayer, LockManager, key::{from_fields, header, query_param}};
+/// # use tower_lock::{LockLayer, LockManager, key};
 /// # fn layers(locks: &LockManager) {
-/// LockLayer::new(locks, from_fields("order", query_param("id")));                           // order:7
-/// LockLayer::new(locks, from_fields("order", (header("x-tenant"), query_param("id"))));     // order:acme:7
+/// LockLayer::new(locks, key::from_fields("order", key::query_param("id")));                           // order:7
+/// LockLayer::new(locks, key::from_fields("order", (key::header("x-tenant"), key::query_param("id"))));     // order:acme:7
 /// # }
 /// ```
 ///
-/// A key of parsed values ([`by`](crate::by)) is better where it can be had: there whatever the handler takes for one value is one key. A
+/// A key of parsed values ([`key::from_fn`](crate::key::from_fn)) is better where it can be had: there whatever the handler takes for one value is one key. A
 /// field has a text, and a client must not walk past a lock with another spelling of it. So
 ///
 /// | the text | becomes |
@@ -64,10 +64,10 @@ pub struct FromFields {
 ///
 /// Not to be implemented.
 #[diagnostic::on_unimplemented(
-    message = "write `by_fields(\"order\", path_param(\"id\"))`, or a tuple of two to four fields: `{Self}` is neither",
+    message = "write `key::from_fields(\"order\", key::path_param(\"id\"))`, or a tuple of two to four fields: `{Self}` is neither",
     label = "not a field of a request",
-    note = "a field is `header(\"..\")`, `query_param(\"..\")`, `path_param(\"..\")`, `json_field(\"..\")`, `form_field(\"..\")` or `extension::<T>()`",
-    note = "a key function goes to `by(|Path(id): Path<u64>| (\"order\", id))`; what is the same for each request goes to `constant((\"nightly\", \"mail\"))`"
+    note = "a field is `key::header(\"..\")`, `key::query_param(\"..\")`, `key::path_param(\"..\")`, `key::json_field(\"..\")`, `form_field(\"..\")` or `extension::<T>()`",
+    note = "a key function goes to `key::from_fn(|Path(id): Path<u64>| (\"order\", id))`; what is the same for each request goes to `key::fixed((\"nightly\", \"mail\"))`"
 )]
 pub trait Fields: sealed::Sealed {
     #[doc(hidden)]

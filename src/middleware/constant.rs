@@ -8,16 +8,16 @@ use super::{
 };
 use crate::lock_key::LockKey;
 
-/// One key for every request. Made by [`constant`].
+/// One key for every request. Made by [`fixed`].
 #[derive(Clone, Debug)]
 pub struct Fixed(LockKey);
 
 /// The same key for every request: for what there is once, such as the nightly job. Without Axum, too.
 ///
 /// ```
-/// # use tower_lock::{LockLayer, LockManager, constant};
+/// # use tower_lock::{LockLayer, LockManager, key};
 /// # fn layer(locks: &LockManager) {
-/// LockLayer::new(locks, constant(("nightly", "mail")));
+/// LockLayer::new(locks, key::fixed(("nightly", "mail")));
 /// # }
 /// ```
 pub fn fixed(key: impl Into<LockKey>) -> Fixed {

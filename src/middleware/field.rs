@@ -30,9 +30,9 @@ pub enum Source {
 /// A header, by its name in any case. Without Axum, too.
 ///
 /// ```
-/// # use tower_lock::{LockLayer, LockManager, key::{from_fields, header}};
+/// # use tower_lock::{LockLayer, LockManager, key};
 /// # fn layer(locks: &LockManager) {
-/// LockLayer::new(locks, from_fields("tenant", header("x-tenant")));     // tenant:acme
+/// LockLayer::new(locks, key::from_fields("tenant", key::header("x-tenant")));     // tenant:acme
 /// # }
 /// ```
 ///
@@ -53,9 +53,9 @@ pub fn header(name: &'static str) -> Field {
 /// A parameter of the query, decoded (`%31` is `1`, `+` a blank). Without Axum, too.
 ///
 /// ```
-/// # use tower_lock::{LockLayer, LockManager, key::{from_fields, query_param}};
+/// # use tower_lock::{LockLayer, LockManager, key};
 /// # fn layer(locks: &LockManager) {
-/// LockLayer::new(locks, from_fields("order", query_param("id")));       // /pay?id=7: order:7
+/// LockLayer::new(locks, key::from_fields("order", key::query_param("id")));       // /pay?id=7: order:7
 /// # }
 /// ```
 ///
@@ -72,7 +72,7 @@ pub fn query_param(name: &'static str) -> Field {
 /// It is written as its [`KeyPart`] says: what no client spelled needs no refusal.
 ///
 /// ```
-/// # use tower_lock::{key::{KeyPart, PartWriter, from_fields, extension}, LockLayer, LockManager};
+/// # use tower_lock::{key::{KeyPart, PartWriter, self}, LockLayer, LockManager};
 /// #[derive(Clone)]
 /// struct TenantId(u64);
 ///
@@ -82,7 +82,7 @@ pub fn query_param(name: &'static str) -> Field {
 ///     }
 /// }
 /// # fn layer(locks: &LockManager) {
-/// LockLayer::new(locks, from_fields("tenant", extension::<TenantId>()));    // tenant:3
+/// LockLayer::new(locks, key::from_fields("tenant", key::extension::<TenantId>()));    // tenant:3
 /// # }
 /// ```
 ///
@@ -104,11 +104,11 @@ pub fn extension<T: KeyPart + Send + Sync + 'static>() -> Field {
 ///
 /// ```
 /// # use axum::{Router, routing::post};
-/// # use tower_lock::{LockLayer, LockManager, key::{from_fields, path_param}};
+/// # use tower_lock::{LockLayer, LockManager, key};
 /// # async fn pay() {}
 /// # fn app(locks: &LockManager) -> Router {
 /// Router::new().route("/orders/{id}/pay", post(pay).route_layer(
-///     LockLayer::new(locks, from_fields("order", path_param("id")))))       // order:7
+///     LockLayer::new(locks, key::from_fields("order", key::path_param("id")))))       // order:7
 /// # }
 /// ```
 ///
@@ -123,16 +123,16 @@ pub fn path_param(name: &'static str) -> Field {
 
 /// A field of the JSON object in the body, at its top: a string, an integer between -2^53 and 2^53, or a bool. Needs the feature `axum`.
 ///
-/// The body is read as [`by`](crate::by) reads it: once, before anything is locked, within the route's `DefaultBodyLimit`, and given on byte for byte. Its
+/// The body is read as [`key::from_fn`](crate::key::from_fn) reads it: once, before anything is locked, within the route's `DefaultBodyLimit`, and given on byte for byte. Its
 /// `Content-Type` is not looked at: that is for the handler, which must read it as JSON and nothing else.
 ///
 /// ```
 /// # use axum::{Router, routing::post};
-/// # use tower_lock::{LockLayer, LockManager, key::{from_fields, json_field}};
+/// # use tower_lock::{LockLayer, LockManager, key};
 /// # async fn claim() {}
 /// # fn app(locks: &LockManager) -> Router {
 /// Router::new().route("/rewards/claim", post(claim).route_layer(
-///     LockLayer::new(locks, from_fields("reward", (json_field("family_id"), json_field("reward_type"))))))  // reward:42:gold
+///     LockLayer::new(locks, key::from_fields("reward", (key::json_field("family_id"), key::json_field("reward_type"))))))  // reward:42:gold
 /// # }
 /// ```
 ///
@@ -157,11 +157,11 @@ pub fn json_field(name: &'static str) -> Field {
 ///
 /// ```
 /// # use axum::{Router, routing::post};
-/// # use tower_lock::{LockLayer, LockManager, key::{from_fields, form_field}};
+/// # use tower_lock::{LockLayer, LockManager, key};
 /// # async fn seat() {}
 /// # fn app(locks: &LockManager) -> Router {
 /// Router::new().route("/seats", post(seat).route_layer(
-///     LockLayer::new(locks, from_fields("seat", (form_field("row"), form_field("no"))))))       // row=B&no=7: seat:B:7
+///     LockLayer::new(locks, key::from_fields("seat", (key::form_field("row"), key::form_field("no"))))))       // row=B&no=7: seat:B:7
 /// # }
 /// ```
 ///

@@ -38,15 +38,15 @@ pub trait IntoKeyRejection {
     fn into_answer(self) -> Response<RejectionBody>;
 }
 
-/// Something a [`LockLayer`](crate::LockLayer) can take keys from: what [`by`](crate::by),
-/// [`from_fn_with_state`](crate::key::from_fn_with_state), [`from_parts`], [`from_fields`](crate::key::from_fields) and [`constant`](crate::constant) make.
+/// Something a [`LockLayer`](crate::LockLayer) can take keys from: what [`key::from_fn`](crate::key::from_fn),
+/// [`from_fn_with_state`](crate::key::from_fn_with_state), [`from_parts`], [`from_fields`](crate::key::from_fields) and [`fixed`](crate::key::fixed) make.
 ///
 /// Not to be implemented.
 #[diagnostic::on_unimplemented(
-    message = "write `LockLayer::new(&locks, by(..))`: without `by(..)` around it `{Self}` is not a key source",
+    message = "write `LockLayer::new(&locks, key::from_fn(..))`: without `key::from_fn(..)` around it `{Self}` is not a key source",
     label = "a layer cannot take keys from this",
-    note = "wrap the key function: `LockLayer::new(&locks, by(|Path(id): Path<u64>| (\"order\", id)))`, or `by_parts(|parts| ..)` without Axum",
-    note = "without a function: `by_fields(\"order\", path_param(\"id\"))`, `constant((\"nightly\", \"mail\"))`"
+    note = "wrap the key function: `LockLayer::new(&locks, key::from_fn(|Path(id): Path<u64>| (\"order\", id)))`, or `key::from_parts(|parts| ..)` without Axum",
+    note = "without a function: `key::from_fields(\"order\", key::path_param(\"id\"))`, `key::fixed((\"nightly\", \"mail\"))`"
 )]
 pub trait KeySource: Clone + Send + Sync + 'static {
     /// The key. What it says of the head alone, it says before it asks for the body.
@@ -92,10 +92,10 @@ pub struct FromParts<F>(F);
 ///
 /// ```
 /// use http::StatusCode;
-/// use tower_lock::{LockLayer, LockManager, key::from_parts};
+/// use tower_lock::{LockLayer, LockManager, key};
 ///
 /// # async fn answers(locks: LockManager) -> Result<(), tower::BoxError> {
-/// let layer = LockLayer::new(&locks, from_parts(|parts| {
+/// let layer = LockLayer::new(&locks, key::from_parts(|parts| {
 ///     let account = parts.headers.get("x-account").and_then(|text| text.to_str().ok()?.parse::<u64>().ok());
 ///     // Not `None`: a request whose key cannot be read would run without a lock.
 ///     account.map(|id| ("account", id)).ok_or(StatusCode::BAD_REQUEST)

@@ -24,12 +24,12 @@ use crate::lock::{LockManager, LockPolicy, request_setters, settings};
 /// # use axum::{Router, extract::Path, http::StatusCode, routing::post};
 /// # use tower::ServiceBuilder;
 /// # use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer, timeout::TimeoutLayer, trace::TraceLayer};
-/// # use tower_lock::{HeldLock, LockLayer, LockManager, by};
+/// # use tower_lock::{HeldLock, LockLayer, LockManager, key};
 /// # async fn pay(_lock: HeldLock) {}
 /// # fn app(locks: &LockManager) -> Router {
 /// let order = |Path(id): Path<u64>| ("order", id);
 /// Router::new()
-///     .route("/orders/{id}/pay", post(pay).route_layer(LockLayer::new(locks, by(order))))
+///     .route("/orders/{id}/pay", post(pay).route_layer(LockLayer::new(locks, key::from_fn(order))))
 ///     .layer(
 ///         // The first one is the outermost.
 ///         ServiceBuilder::new()
@@ -64,15 +64,15 @@ use crate::lock::{LockManager, LockPolicy, request_setters, settings};
 /// ```
 /// # use std::time::Duration;
 /// # use axum::{Json, Router, extract::Path, routing::post};
-/// # use tower_lock::{LockLayer, LockManager, by};
+/// # use tower_lock::{LockLayer, LockManager, key};
 /// # #[derive(serde::Deserialize)] struct Claim { family_id: u64, reward_type: u32 }
 /// # async fn claim() {} async fn sell() {}
 /// # fn app(locks: &LockManager) -> Router {
 /// Router::new()
 ///     .route("/rewards/claim", post(claim).route_layer(
-///         LockLayer::new(locks, by(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)))))
+///         LockLayer::new(locks, key::from_fn(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)))))
 ///     .route("/goods/{id}/sell", post(sell).route_layer(
-///         LockLayer::new(locks, by(|Path(id): Path<u64>| ("good", id))).wait(Duration::from_secs(10))))
+///         LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("good", id))).wait(Duration::from_secs(10))))
 /// # }
 /// ```
 ///
@@ -106,9 +106,9 @@ pub struct LockLayer<K> {
 }
 
 impl<K: KeySource> LockLayer<K> {
-    /// Locks what the key function says, in these locks. The key function is made by [`by`](crate::by),
+    /// Locks what the key function says, in these locks. The key function is made by [`key::from_fn`](crate::key::from_fn),
     /// [`from_fn_with_state`](crate::key::from_fn_with_state) or [`from_parts`](crate::key::from_parts); or there is none, and the key is made of fields by name
-    /// ([`from_fields`](crate::key::from_fields)), or always the same ([`constant`](crate::constant)).
+    /// ([`from_fields`](crate::key::from_fields)), or always the same ([`fixed`](crate::key::fixed)).
     pub fn new(locks: &LockManager, key: K) -> Self {
         let config = Config {
             locks: locks.clone(),
@@ -165,7 +165,7 @@ impl<K: KeySource> LockLayer<K> {
     /// # use tower_lock::{LockLayer, key::KeySource, Rejection};
     /// # fn layer<K: KeySource>(layer: LockLayer<K>) -> LockLayer<K> {
     /// layer.on_reject(|rejection| match rejection {
-    ///     Rejection::Held { .. } => (StatusCode::LOCKED, "somebody was faster").into_response(),
+    ///     Rejection::Busy { .. } => (StatusCode::LOCKED, "somebody was faster").into_response(),
     ///     other => other.clone().into_response(),
     /// })
     /// # }

@@ -26,10 +26,10 @@ use crate::lock::{LockManager, LockPolicy, request_setters, settings};
 /// ```
 /// # use std::time::Duration;
 /// # use axum::{Router, routing::post};
-/// # use tower_lock::{LockLayer, LockManager, LockManagerLayer, key::from_parts};
+/// # use tower_lock::{LockLayer, LockManager, LockManagerLayer, key};
 /// # async fn pay() {} async fn ship() {}
 /// # fn app(locks: &LockManager) -> Router {
-/// # let order = from_parts(|parts| ("order", parts.uri.path().to_owned()));
+/// # let order = key::from_parts(|parts| ("order", parts.uri.path().to_owned()));
 /// Router::new()
 ///     .route("/orders/{id}/pay", post(pay).route_layer(LockLayer::new(locks, order.clone()).wait(Duration::from_secs(10))))
 ///     .route("/orders/{id}/ship", post(ship).route_layer(LockLayer::new(locks, order)))    // waits two seconds

@@ -35,7 +35,7 @@ use crate::{
 ///
 /// | variant | status | `type` |
 /// |---|---|---|
-/// | `Held` | 409 | `urn:tower-lock:held` |
+/// | `Busy` | 409 | `urn:tower-lock:held` |
 /// | `TimedOut` | 409, or as [`wait_timeout_status`](crate::LockLayer::wait_timeout_status) says | `urn:tower-lock:timed-out` |
 /// | `QueueFull` | 503 | `urn:tower-lock:line-full` |
 /// | `StoreUnavailable` | 503 | `urn:tower-lock:store-unavailable` |

@@ -44,7 +44,7 @@ impl EventSink {
         Self { process: process.into(), deliver: Arc::new(deliver) }
     }
 
-    /// Whose it is: what [`AcquisitionId::process`] says of all its owners.
+    /// Whose it is: what [`AcquisitionId::manager`] says of all its owners.
     #[must_use]
     pub fn manager(&self) -> &str {
         &self.process

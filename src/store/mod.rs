@@ -48,10 +48,10 @@ pub use self::{
 /// - A key that is **free while somebody waits** belongs to the first of its line who still listens, whoever asks and whenever:
 ///   [`release`](Self::release), [`yield_to_queue`](Self::yield_to_queue), [`force_release`](Self::force_release) and
 ///   [`acquire`](Self::acquire) of another one all *offer* it to that one: a grant with the short lease of
-///   [`QueueConfig::offer`], a fence of its own, and an event to the inbox of its process.
+///   [`QueueConfig::offer_ttl`], a fence of its own, and an event to the inbox of its process.
 /// - An **event is a hint**. It may be lost, doubled or late; who gets it asks again before anything runs. A process that
 ///   has no inbox any more is dead, and is skipped, as soon as the store has noticed: within a second.
-/// - A **place** in a line lasts as long as its owner asks again within [`QueueConfig::place`]. One that is
+/// - A **place** in a line lasts as long as its owner asks again within [`QueueConfig::entry_ttl`]. One that is
 ///   not asked for any more may go; the order of the others stays.
 /// - An **error** means that the outcome is unknown: the verb may have run, or may run later. Where somebody else has the key, that is an
 ///   answer and no error.
@@ -91,7 +91,7 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// The key goes to the line at once, or, if [`ReleaseRequest::block_for`] is not zero, stays taken for so long, by nobody.
     fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released>;
 
-    /// Between two sections of one process: if others wait, the key goes to the first of them and [`YieldRequest::next`] to the end
+    /// Between two sections of one process: if others wait, the key goes to the first of them and [`YieldRequest::next_id`] to the end
     /// of the line; else the owner goes on, with a full lease and a new fence. An owner that has lost the key gets nothing; its
     /// next one is asked for as by [`acquire`](Self::acquire). A copy that comes when it was done changes nothing: a section may run under
     /// the new fence.
@@ -100,7 +100,7 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// Who has the key, and how many wait. Changes nothing.
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus>;
 
-    /// Revokes the key from its holder, sends that one [`StoreEvent::TakenAway`], and keeps it taken for [`ForceReleaseRequest::block_for`]. A key
+    /// Revokes the key from its holder, sends that one [`StoreEvent::Revoked`], and keeps it taken for [`ForceReleaseRequest::block_for`]. A key
     /// without a holder that is only kept taken is free afterwards, and goes to the queue.
     fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply>;
 
@@ -378,10 +378,10 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
 // === impl QueueConfig ===
 
 impl QueueConfig {
-    /// These terms.
+    /// Creates a configuration.
     #[must_use]
-    pub const fn new(offer: Duration, place: Duration, places: usize) -> Self {
-        Self { offer_ttl: offer, entry_ttl: place, capacity: places }
+    pub const fn new(offer_ttl: Duration, entry_ttl: Duration, capacity: usize) -> Self {
+        Self { offer_ttl, entry_ttl, capacity }
     }
 }
 
@@ -392,29 +392,29 @@ impl AcquireRequest {
     #[must_use]
     pub fn new(
         key: LockKey,
-        owner: AcquisitionId,
+        id: AcquisitionId,
         lease: Duration,
-        if_held: IfBusy,
-        line: QueueConfig,
+        if_busy: IfBusy,
+        queue: QueueConfig,
         valid_for: Duration,
     ) -> Self {
-        Self { key, id: owner, lease, if_busy: if_held, queue: line, valid_for: valid_for }
+        Self { key, id, lease, if_busy, queue, valid_for }
     }
 }
 
 impl RenewRequest {
     /// Asks for more time for this key of this owner.
     #[must_use]
-    pub fn new(key: LockKey, owner: AcquisitionId, lease: Duration) -> Self {
-        Self { key, id: owner, lease }
+    pub fn new(key: LockKey, id: AcquisitionId, lease: Duration) -> Self {
+        Self { key, id, lease }
     }
 }
 
 impl ReleaseRequest {
     /// Gives this key of this owner back, or its place.
     #[must_use]
-    pub fn new(key: LockKey, owner: AcquisitionId, block_for: Duration, line: QueueConfig) -> Self {
-        Self { key, id: owner, block_for: block_for, queue: line }
+    pub fn new(key: LockKey, id: AcquisitionId, block_for: Duration, queue: QueueConfig) -> Self {
+        Self { key, id, block_for, queue }
     }
 }
 
@@ -423,22 +423,22 @@ impl YieldRequest {
     #[must_use]
     pub fn new(
         key: LockKey,
-        owner: AcquisitionId,
+        id: AcquisitionId,
         fence: u64,
-        next: AcquisitionId,
+        next_id: AcquisitionId,
         lease: Duration,
-        line: QueueConfig,
+        queue: QueueConfig,
         valid_for: Duration,
     ) -> Self {
-        Self { key, id: owner, fence, next_id: next, lease, queue: line, valid_for: valid_for }
+        Self { key, id, fence, next_id, lease, queue, valid_for }
     }
 }
 
 impl ForceReleaseRequest {
     /// Takes this key away from whoever has it.
     #[must_use]
-    pub fn new(key: LockKey, block_for: Duration, line: QueueConfig) -> Self {
-        Self { key, block_for: block_for, queue: line }
+    pub fn new(key: LockKey, block_for: Duration, queue: QueueConfig) -> Self {
+        Self { key, block_for, queue }
     }
 }
 
@@ -455,8 +455,8 @@ impl KeyStatus {
 impl Holder {
     /// This owner, under this fence.
     #[must_use]
-    pub fn new(owner: AcquisitionId, fence: u64) -> Self {
-        Self { id: owner, fence }
+    pub fn new(id: AcquisitionId, fence: u64) -> Self {
+        Self { id, fence }
     }
 }
 

@@ -10,23 +10,23 @@
 //! # use std::time::Duration;
 //! # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
 //! # use tower::ServiceExt;
-//! use tower_lock::{LockLayer, LockManager, key::from_parts, test_util::{Fault, TestStore, Verb}};
+//! use tower_lock::{LockLayer, LockManager, test_util::{Fault, StoreOp, TestStore}, key};
 //!
 //! # async fn claim() {}
 //! fn app(locks: &LockManager) -> Router {
-//!     Router::new().route("/claim", post(claim).route_layer(LockLayer::new(locks, from_parts(|_| ("claim",)))))
+//!     Router::new().route("/claim", post(claim).route_layer(LockLayer::new(locks, key::from_parts(|_| ("claim",)))))
 //! }
 //!
 //! #[tokio::main(flavor = "current_thread", start_paused = true)]      // `#[tokio::test(start_paused = true)]`
 //! async fn main() {
 //!     let store = TestStore::new();
 //!     let app = app(&LockManager::new(store.clone()));
-//!     store.on(Verb::Acquire).fault(Fault::Stall);
+//!     store.on(StoreOp::Acquire).fault(Fault::Hang);
 //!     let claim = || app.clone().oneshot(Request::post("/claim").body(Body::empty()).unwrap());
 //!     assert_eq!(claim().await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
-//!     store.on(Verb::Acquire).fault(Fault::None);
+//!     store.on(StoreOp::Acquire).fault(Fault::None);
 //!     assert_eq!(claim().await.unwrap().status(), StatusCode::OK);
-//!     assert_eq!(store.held(), 0);
+//!     assert_eq!(store.held_count(), 0);
 //! }
 //! ```
 //!
@@ -41,7 +41,7 @@
 //! let locks = LockManager::builder(TestStore::with_clock(clock.clone())).clock(clock.clone()).build();
 //! let guard = locks.lock(("account", 7)).await?;
 //! clock.jump(Duration::from_secs(60));
-//! assert!(guard.view().remaining().is_zero());
+//! assert!(guard.held_lock().remaining().is_zero());
 //! # Ok(())
 //! # }
 //! ```

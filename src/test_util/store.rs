@@ -27,7 +27,7 @@ use crate::{
 
 /// A [`MemoryStore`] with hands, for tests of what stands on a store. A clone is the same store.
 ///
-/// No verb answers at once, as with a store behind a network; each has a [`Hand`].
+/// No verb answers at once, as with a store behind a network; each has a [`FaultPoint`].
 #[derive(Clone, Debug, Default)]
 pub struct TestStore {
     shared: Arc<Shared>,

@@ -29,9 +29,7 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_lock::{
-    LockKey, LockLayer, LockManager, LockPolicy, Rejection, RequestBodyMode,
-    key::{from_fields, from_fn, json_field},
-    middleware::RequestBody,
+    LockKey, LockLayer, LockManager, LockPolicy, Rejection, RequestBodyMode, key, middleware::RequestBody,
 };
 
 use crate::support::{TestStore, Wire, send, serve, settle, soon, store_and_locks, text};
@@ -97,24 +95,30 @@ impl Site {
         let layer = |key| LockLayer::new(&locks, key);
         let read = |_: Bytes| ("k",);
         let app = Router::new()
-            .route("/wait", handler.clone().route_layer(layer(from_fn(read)).wait(Duration::from_secs(60))))
+            .route("/wait", handler.clone().route_layer(layer(key::from_fn(read)).wait(Duration::from_secs(60))))
             .route(
                 "/patient",
-                handler.clone().route_layer(layer(from_fn(read)).body_idle_timeout(Duration::from_secs(3600))),
+                handler.clone().route_layer(layer(key::from_fn(read)).body_idle_timeout(Duration::from_secs(3600))),
             )
-            .route("/refuse", handler.clone().route_layer(layer(from_fn(read))))
-            .route("/no-key", handler.clone().route_layer(LockLayer::new(&locks, from_fn(|_: Bytes| None::<LockKey>))))
+            .route("/refuse", handler.clone().route_layer(layer(key::from_fn(read))))
+            .route(
+                "/no-key",
+                handler.clone().route_layer(LockLayer::new(&locks, key::from_fn(|_: Bytes| None::<LockKey>))),
+            )
             .route(
                 "/said-no",
                 handler.clone().route_layer(LockLayer::new(
                     &locks,
-                    from_fn(|_: Bytes| Err::<LockKey, _>(StatusCode::BAD_REQUEST)),
+                    key::from_fn(|_: Bytes| Err::<LockKey, _>(StatusCode::BAD_REQUEST)),
                 )),
             )
-            .route("/no-json", handler.clone().route_layer(LockLayer::new(&locks, from_fields("n", json_field("id")))))
+            .route(
+                "/no-json",
+                handler.clone().route_layer(LockLayer::new(&locks, key::from_fields("n", key::json_field("id")))),
+            )
             .route(
                 "/thinks",
-                handler.route_layer(LockLayer::new(&locks, from_fn(async |_: Bytes| pending::<LockKey>().await))),
+                handler.route_layer(LockLayer::new(&locks, key::from_fn(async |_: Bytes| pending::<LockKey>().await))),
             )
             .route("/probe", probe(&locks))
             .layer(DefaultBodyLimit::disable());
@@ -136,7 +140,7 @@ impl Site {
 }
 
 fn probe(locks: &LockManager) -> axum::routing::MethodRouter {
-    post(async || "ran").route_layer(LockLayer::new(locks, from_fn(|_: Bytes| ("probe",))))
+    post(async || "ran").route_layer(LockLayer::new(locks, key::from_fn(|_: Bytes| ("probe",))))
 }
 
 /// A body of so many bytes fits, and none that is longer.
@@ -216,7 +220,7 @@ async fn every_end_before_the_handler_gives_the_room_back() {
 
     site.store.fault_all(tower_lock::test_util::Fault::Fail);
     let other = Router::new()
-        .route("/", post(async || ()).route_layer(LockLayer::new(&site.locks, from_fn(|_: Bytes| ("other",)))))
+        .route("/", post(async || ()).route_layer(LockLayer::new(&site.locks, key::from_fn(|_: Bytes| ("other",)))))
         .layer(DefaultBodyLimit::disable());
     assert_eq!(send(&other, upload("/", bytes(ROOM))).await.status(), StatusCode::SERVICE_UNAVAILABLE);
     site.store.fault_all(tower_lock::test_util::Fault::None);
@@ -236,7 +240,7 @@ async fn a_request_that_waits_for_the_capacity_of_its_handler_takes_room() {
     let locks = LockManager::in_memory();
     let probe = Router::new().route("/probe", probe(&locks)).layer(DefaultBodyLimit::disable());
     for is_locked in [true, false] {
-        let key = from_fn(move |_: Bytes| is_locked.then_some(("k",)));
+        let key = key::from_fn(move |_: Bytes| is_locked.then_some(("k",)));
         let inner = service_fn(async |_: Request<RequestBody>| {
             pending::<()>().await;
             Ok::<_, Infallible>(Response::new(Body::empty()))
@@ -340,7 +344,7 @@ async fn clones_share_the_room_and_other_locks_have_their_own() {
             .route(
                 "/wait",
                 post(async || ())
-                    .route_layer(LockLayer::new(locks, from_fn(|_: Bytes| ("k",))).wait(Duration::from_secs(60))),
+                    .route_layer(LockLayer::new(locks, key::from_fn(|_: Bytes| ("k",))).wait(Duration::from_secs(60))),
             )
             .route("/probe", probe(locks))
             .layer(DefaultBodyLimit::disable())
@@ -381,7 +385,7 @@ async fn who_finds_no_room_is_told_so_before_anything_is_locked() {
 
     // Who has no body, or none that is read before the lock, needs no room; who has one does, whatever the key is made of.
     assert_eq!(site.answer(upload("/probe", Body::empty())).await, StatusCode::OK);
-    let of_head = LockLayer::new(&site.locks, from_fn(|_: HeaderMap| ("head",)));
+    let of_head = LockLayer::new(&site.locks, key::from_fn(|_: HeaderMap| ("head",)));
     for (layer, status) in [(of_head.clone(), 503), (of_head.request_body(RequestBodyMode::Stream), 200)] {
         let app = Router::new().route("/", post(async || ()).route_layer(layer));
         assert_eq!(send(&app, upload("/", bytes(1000))).await.status(), status);
@@ -431,7 +435,7 @@ async fn the_waiters_of_one_key_leave_room_for_the_bodies_of_others() {
 #[tokio::test]
 async fn the_holder_of_a_key_re_enters_with_a_body_however_many_wait() {
     let (_store, locks) = store_and_locks();
-    let layer = || LockLayer::new(&locks, from_fn(|_: HeaderMap| ("k",))).wait(Duration::from_secs(60));
+    let layer = || LockLayer::new(&locks, key::from_fn(|_: HeaderMap| ("k",))).wait(Duration::from_secs(60));
     let gate = Arc::new(Semaphore::new(0));
     let passes = Arc::clone(&gate);
     let pause = from_fn(move |request: Request<Body>, next: Next| {

@@ -16,8 +16,7 @@ use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_http::limit::RequestBodyLimitLayer;
 use tower_lock::{
-    HasLockKey, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, Rejection, RequestBodyMode,
-    key::{from_fields, from_fn, json_field, path_param},
+    HasLockKey, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, Rejection, RequestBodyMode, key,
     middleware::RequestBody,
 };
 
@@ -35,14 +34,14 @@ async fn echo(request: AnyRequest) -> String {
 
 async fn echo_server() -> SocketAddr {
     let locks = LockManager::in_memory();
-    let by_body = || LockLayer::new(&locks, from_fn(|b: Bytes| ("len", b.len())));
+    let by_body = || LockLayer::new(&locks, key::from_fn(|b: Bytes| ("len", b.len())));
     let app = Router::new()
         .route("/plain", post(echo))
         .route("/locked", post(echo).route_layer(by_body()))
         // Twice read, in two layers.
         .route(
             "/locked-twice",
-            post(echo).route_layer(by_body()).route_layer(LockLayer::new(&locks, from_fn(|_: Bytes| ("outer",)))),
+            post(echo).route_layer(by_body()).route_layer(LockLayer::new(&locks, key::from_fn(|_: Bytes| ("outer",)))),
         )
         .layer(DefaultBodyLimit::max(4 << 20));
     serve(app).await
@@ -101,7 +100,7 @@ async fn trailers_keep_the_size_unannounced_and_reach_the_inner_service() {
             body.to_bytes()
         )))))
     });
-    let service = LockLayer::new(&locks, from_fn(|b: Bytes| ("len", b.len()))).layer(inner);
+    let service = LockLayer::new(&locks, key::from_fn(|b: Bytes| ("len", b.len()))).layer(inner);
     let mut trailers = HeaderMap::new();
     trailers.insert("x-sum", "9".parse().expect("a value"));
     let frames =
@@ -118,15 +117,15 @@ async fn a_refused_client_is_spared_its_body() {
     let held = locks.try_lock(("k",)).await.expect("free");
     let layer = |key| LockLayer::new(&locks, key);
     let app = Router::new()
-        .route("/head-key", post(|b: Bytes| async { b }).route_layer(layer(from_fn(|_: HeaderMap| ("k",)))))
+        .route("/head-key", post(|b: Bytes| async { b }).route_layer(layer(key::from_fn(|_: HeaderMap| ("k",)))))
         .route(
             "/body-key",
-            post(|b: Bytes| async { b }).route_layer(LockLayer::new(&locks, from_fn(|b: Bytes| ("len", b.len())))),
+            post(|b: Bytes| async { b }).route_layer(LockLayer::new(&locks, key::from_fn(|b: Bytes| ("len", b.len())))),
         )
         .route(
             "/short",
             post(|b: Bytes| async { b })
-                .route_layer(LockLayer::new(&locks, from_fn(|b: Bytes| ("len", b.len()))))
+                .route_layer(LockLayer::new(&locks, key::from_fn(|b: Bytes| ("len", b.len()))))
                 .layer(DefaultBodyLimit::max(4)),
         );
     let server = serve(app).await;
@@ -137,7 +136,7 @@ async fn a_refused_client_is_spared_its_body() {
     let mut wire = Wire::connect(server).await;
     wire.write(expect("/head-key", 5)).await;
     assert_eq!(wire.head().await.0, 409, "refused, and not a byte of the body was asked for");
-    let waits = LockLayer::new(&locks, from_fn(|_: HeaderMap| ("k",))).wait(std::time::Duration::from_secs(60));
+    let waits = LockLayer::new(&locks, key::from_fn(|_: HeaderMap| ("k",))).wait(std::time::Duration::from_secs(60));
     let server_that_waits = serve(Router::new().route("/", post(|b: Bytes| async { b }).route_layer(waits))).await;
     let mut wire = Wire::connect(server_that_waits).await;
     wire.write(expect("/", 5)).await;
@@ -165,7 +164,7 @@ async fn a_body_is_read_within_the_routes_own_limit() {
     let route = || {
         let layer = LockLayer::new(
             &locks,
-            from_fn(|r: AnyRequest| async move {
+            key::from_fn(|r: AnyRequest| async move {
                 ("len", axum::body::to_bytes(r.into_body(), usize::MAX).await.expect("buffered").len())
             }),
         );
@@ -208,7 +207,7 @@ async fn a_body_is_read_within_the_routes_own_limit() {
 #[tokio::test]
 async fn a_body_that_breaks_off_is_a_bad_key_and_locks_nothing() {
     let (store, locks) = store_and_locks();
-    let layer = LockLayer::new(&locks, from_fn(|b: Bytes| ("len", b.len())));
+    let layer = LockLayer::new(&locks, key::from_fn(|b: Bytes| ("len", b.len())));
     let app = Router::new().route("/", post(|| async { "ran" }).route_layer(layer));
     let frames = [Ok(Bytes::from_static(b"abc")), Err(std::io::Error::other("gone"))];
     let answer = send(&app, Request::post("/").body(Body::from_stream(stream::iter(frames))).expect("a request")).await;
@@ -221,7 +220,7 @@ async fn a_body_that_breaks_off_is_a_bad_key_and_locks_nothing() {
 #[tokio::test]
 async fn a_slow_upload_holds_no_lock() {
     let (store, locks) = store_and_locks();
-    let layer = LockLayer::new(&locks, from_fn(|_: Bytes| ("k",)));
+    let layer = LockLayer::new(&locks, key::from_fn(|_: Bytes| ("k",)));
     let app = Router::new().route("/", post(|| async { "ran" }).route_layer(layer));
     let server = serve(app).await;
     let mut slow = Wire::connect(server).await;
@@ -252,7 +251,7 @@ async fn a_body_that_does_not_come_in_time_is_a_408_and_nothing_was_locked() {
     let (store, locks) = store_and_locks();
     let route =
         |layer| Router::new().route("/", post(|b: Bytes| async move { b.len().to_string() }).route_layer(layer));
-    let layer = LockLayer::new(&locks, from_fn(|_: HeaderMap| ("k",)));
+    let layer = LockLayer::new(&locks, key::from_fn(|_: HeaderMap| ("k",)));
     let at_default = route(layer.clone());
     let at_any_rate = route(layer.min_body_rate(0));
     for (what, app, body, want) in [
@@ -294,17 +293,19 @@ async fn a_bad_head_is_answered_before_its_body_is_read() {
     let app = Router::new()
         .route(
             "/by/{id}",
-            post(|| async {}).route_layer(LockLayer::new(&locks, from_fn(|Path(id): Path<u64>| ("k", id)))),
+            post(|| async {}).route_layer(LockLayer::new(&locks, key::from_fn(|Path(id): Path<u64>| ("k", id)))),
         )
         .route(
             "/by-body/{id}",
             post(|| async {})
-                .route_layer(LockLayer::new(&locks, from_fn(|Path(id): Path<u64>, b: Bytes| ("k", id, b.len())))),
+                .route_layer(LockLayer::new(&locks, key::from_fn(|Path(id): Path<u64>, b: Bytes| ("k", id, b.len())))),
         )
         .route(
             "/fields/{id}",
-            post(|| async {})
-                .route_layer(LockLayer::new(&locks, from_fields("k", (json_field("n"), path_param("id"))))),
+            post(|| async {}).route_layer(LockLayer::new(
+                &locks,
+                key::from_fields("k", (key::json_field("n"), key::path_param("id"))),
+            )),
         );
     let began = Instant::now();
     for path in ["/by/x", "/by-body/x", "/fields/07"] {
@@ -318,7 +319,7 @@ async fn a_bad_head_is_answered_before_its_body_is_read() {
 /// What follows its head is the tunnel, which has no end.
 #[tokio::test(start_paused = true)]
 async fn what_follows_a_connect_is_not_waited_for() {
-    let layer = LockLayer::new(&LockManager::in_memory(), from_fn(|_: HeaderMap| ("k",)));
+    let layer = LockLayer::new(&LockManager::in_memory(), key::from_fn(|_: HeaderMap| ("k",)));
     let app = Router::new().fallback(async || ()).layer(layer);
     let began = Instant::now();
     let connect = Request::connect("shop.example:443").body(drips(1, 3600 * S, 1));
@@ -339,7 +340,7 @@ async fn a_body_that_streams_under_a_lock_ends_with_an_error_when_its_client_is_
             Err(error) => format!("{error} after {after} s"),
         }
     };
-    let layer = LockLayer::new(&locks, from_fn(|_: HeaderMap| ("k",))).request_body(RequestBodyMode::Stream);
+    let layer = LockLayer::new(&locks, key::from_fn(|_: HeaderMap| ("k",))).request_body(RequestBodyMode::Stream);
     let app = Router::new().route("/", post(handler).route_layer(layer));
     for (body, said) in [
         (drips(1, 3600 * S, 1), "no byte moved for longer than `body_idle_timeout` after 10 s"),
@@ -362,7 +363,7 @@ async fn a_body_that_streams_under_a_lock_ends_with_an_error_when_its_client_is_
         }
         len.to_string()
     };
-    let layer = LockLayer::new(&locks, from_fn(|_: HeaderMap| ("k",))).request_body(RequestBodyMode::Stream);
+    let layer = LockLayer::new(&locks, key::from_fn(|_: HeaderMap| ("k",))).request_body(RequestBodyMode::Stream);
     let app = Router::new().route("/", post(slow).route_layer(layer));
     let answer = send(&app, Request::post("/").body(drips(1, S, 5)).expect("a request")).await;
     assert_eq!(text(answer).await, "5");

@@ -24,8 +24,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tower_lock::{
-    HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, OnDisconnect,
-    key::{from_fn, from_parts},
+    HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, OnDisconnect, key,
     test_util::{Fault, StoreOp, TestStore},
 };
 
@@ -143,7 +142,7 @@ async fn a_timeout_further_out_is_a_client_that_has_left() {
 async fn who_leaves_before_its_handler_runs_is_gone_at_once() {
     let (store, locks) = store_and_locks();
     let work = Work::default();
-    let outer = from_parts(|_| ("outer",));
+    let outer = key::from_parts(|_| ("outer",));
     let app = Router::new()
         .route("/", work.handler())
         .route_layer(LockLayer::new(&locks, one_key()).wait(60 * S))
@@ -214,7 +213,7 @@ async fn nested_layers_finish_together_or_not_at_all() {
         let app = Router::new()
             .route("/", work.handler())
             .route_layer(LockLayer::new(&locks, one_key()))
-            .route_layer(LockLayer::new(&locks, from_parts(|_| ("outer",))).on_disconnect(what));
+            .route_layer(LockLayer::new(&locks, key::from_parts(|_| ("outer",))).on_disconnect(what));
         let request = visit(&app);
         settle().await;
         leave(request).await;
@@ -239,7 +238,7 @@ async fn an_outer_lock_that_is_lost_breaks_off_what_runs_under_an_inner_one() {
     let app = Router::new()
         .route("/", work.handler())
         .route_layer(LockLayer::new(&locks, one_key()))
-        .route_layer(LockLayer::new(&locks, from_parts(|_| ("outer",))).max_hold(5 * S));
+        .route_layer(LockLayer::new(&locks, key::from_parts(|_| ("outer",))).max_hold(5 * S));
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::SERVICE_UNAVAILABLE);
     settle().await;
     assert_eq!(work.said(), ["begins", "dropped"]);
@@ -303,7 +302,7 @@ async fn at_most_so_many_handlers_finish_alone_and_a_route_leaves_places_for_oth
         let builder = LockManager::builder(store.clone());
         let locks = if let Some(max) = max { builder.max_detached(max) } else { builder }.build();
         let (flood, honest) = (Work::default(), Work::default());
-        let key = from_fn(|path: axum::extract::Path<u32>| ("n", path.0));
+        let key = key::from_fn(|path: axum::extract::Path<u32>| ("n", path.0));
         let layer = LockLayer::new(&locks, key);
         // One layer on both: the path that was matched tells them apart.
         let app =
@@ -347,7 +346,7 @@ async fn a_flood_under_one_layer_leaves_places_for_another_layer() {
     let locks = LockManager::builder(store.clone()).max_detached(4).build();
     let (flood, honest) = (Work::default(), Work::default());
     let app = |work: &Work, name: &'static str| {
-        let key = from_parts(move |head| (name, head.uri.path().to_owned()));
+        let key = key::from_parts(move |head| (name, head.uri.path().to_owned()));
         Router::new().fallback(work.handler()).layer(LockLayer::new(&locks, key))
     };
     let (flooded, other) = (app(&flood, "flood"), app(&honest, "honest"));
@@ -495,7 +494,7 @@ async fn a_layer_further_out_that_is_over_takes_nothing_from_a_handler_that_fini
 async fn a_handler_that_was_not_called_yet_never_is_when_its_client_has_left() {
     let (store, locks) = store_and_locks();
     let work = Work::default();
-    let key = from_fn(|path: axum::extract::Path<u32>| ("n", path.0));
+    let key = key::from_fn(|path: axum::extract::Path<u32>| ("n", path.0));
     let layers = tower::ServiceBuilder::new()
         .layer(LockLayer::new(&locks, key))
         .layer(tower::limit::GlobalConcurrencyLimitLayer::new(1));
@@ -582,7 +581,7 @@ async fn what_outlives_an_outer_lock_is_who_it_was_to_its_own() {
     let app = Router::new()
         .route("/", handler.route_layer(LockLayer::new(&locks, one_key())))
         .layer(middleware::from_fn(accepts))
-        .layer(LockLayer::new(&locks, from_parts(|_| ("outer",))));
+        .layer(LockLayer::new(&locks, key::from_parts(|_| ("outer",))));
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::ACCEPTED);
     assert_eq!((work.said(), store.held_count()), (vec!["begins"], 1));
     work.end.notify_one();

@@ -23,7 +23,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tokio::sync::mpsc;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_lock::{LockLayer, LockManager, MemoryStore, key::from_parts, middleware::RequestBody};
+use tower_lock::{LockLayer, LockManager, MemoryStore, key, middleware::RequestBody};
 
 use crate::support::{Wire, fetch, one_key, serve, settle, store_and_locks, text};
 use tower_lock::test_util::StoreOp;
@@ -80,7 +80,7 @@ where
         let body = body.lock().expect("whole").take().expect("once");
         async { Ok::<_, Infallible>(Response::new(body)) }
     });
-    let answer = LockLayer::new(locks, from_parts(|_| ("k",))).layer(answers).oneshot(Request::new(Body::empty()));
+    let answer = LockLayer::new(locks, key::from_parts(|_| ("k",))).layer(answers).oneshot(Request::new(Body::empty()));
     answer.await.expect("infallible").map(Box::pin)
 }
 

@@ -7,7 +7,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use tokio::time::{Duration, sleep};
-use tower_lock::{FencingToken, HeldLock, LockLayer, LockManager, key::from_fn};
+use tower_lock::{FencingToken, HeldLock, LockLayer, LockManager, key};
 
 use crate::support::{fetch, one_key, post_json, store_and_locks, text};
 
@@ -25,7 +25,7 @@ async fn a_handler_sees_key_token_and_remaining_time() {
             "ms": ([at_first, later, lock.remaining()].map(|left| left.as_secs_f64() * 1e3)),
         }))
     };
-    let app = Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, from_fn(|| ("order", 7)))));
+    let app = Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, key::from_fn(|| ("order", 7)))));
     let seen: Value = serde_json::from_str(&text(fetch(&app, "/").await).await).expect("JSON");
     assert_eq!(seen["key"], "order:7");
     assert_eq!(
@@ -69,7 +69,7 @@ async fn a_missing_layer_is_a_500_that_says_which_and_where() {
         Router::new().route("/", get(needs)),
         Router::new().route("/other", get(needs)).layer(lock()).route("/", get(needs)),
         Router::new().route("/", get(needs).route_layer(lock().skip(|_| true))),
-        Router::new().route("/", get(needs).route_layer(LockLayer::new(&locks, from_fn(|| None::<(&str, u8)>)))),
+        Router::new().route("/", get(needs).route_layer(LockLayer::new(&locks, key::from_fn(|| None::<(&str, u8)>)))),
     ];
     for app in apps {
         let answer = fetch(&app, "/").await;
@@ -92,8 +92,8 @@ async fn nested_layers_with_two_keys_hold_both_and_the_inner_one_is_seen() {
     let (store, locks) = store_and_locks();
     let app = Router::new()
         .route("/", post(|lock: HeldLock, _: String| async move { lock.key().to_string() }))
-        .route_layer(LockLayer::new(&locks, from_fn(|body: String| ("inner", body.len()))))
-        .route_layer(LockLayer::new(&locks, from_fn(|| ("outer",))));
+        .route_layer(LockLayer::new(&locks, key::from_fn(|body: String| ("inner", body.len()))))
+        .route_layer(LockLayer::new(&locks, key::from_fn(|| ("outer",))));
     assert_eq!(text(post_json(&app, "/", "{}").await).await, "inner:2");
     let outer = locks.try_lock(("outer",)).await.expect("free");
     assert_eq!(post_json(&app, "/", "{}").await.status(), StatusCode::CONFLICT);

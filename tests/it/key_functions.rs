@@ -8,10 +8,7 @@ use axum::{
     routing::{any, get, post},
 };
 use serde::Deserialize;
-use tower_lock::{
-    HeldLock, LockKey, LockLayer, LockManager, Rejection,
-    key::{from_fn, from_fn_with_state},
-};
+use tower_lock::{HeldLock, LockKey, LockLayer, LockManager, Rejection, key};
 
 use crate::support::{fetch, post_json, send, store_and_locks, text};
 use tower_lock::test_util::StoreOp;
@@ -73,34 +70,34 @@ async fn a_key_function_takes_what_a_handler_takes_and_answers_what_it_likes() {
     }
     let (router, wants) = routes! {
         // None to four extractors, the last of which may read the body.
-        from_fn(|| ("nightly",)) => "nightly",
-        from_fn(|Path(id): Path<u64>| ("order", id)) => "order:7",
-        from_fn(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)) => "reward:1:gold",
-        from_fn(|Path(id): Path<u64>, Json(c): Json<Claim>| ("order", id, c.reward_type)) => "order:7:gold",
-        from_fn(|Path(id): Path<u64>, _: HeaderMap, m: Method, b: Bytes| ("raw", id, m.to_string(), b.len())) => "raw:7:POST:38",
-        from_fn(|Path(id): Path<u64>, _: HeaderMap, _: Method, u: Uri| ("uri", id, u.path().len())) => "uri:7:4",
-        from_fn(|b: String| ("text", b.len())) => "text:38",
-        from_fn(|r: AnyRequest| ("method", r.method().to_string())) => "method:POST",
+        key::from_fn(|| ("nightly",)) => "nightly",
+        key::from_fn(|Path(id): Path<u64>| ("order", id)) => "order:7",
+        key::from_fn(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)) => "reward:1:gold",
+        key::from_fn(|Path(id): Path<u64>, Json(c): Json<Claim>| ("order", id, c.reward_type)) => "order:7:gold",
+        key::from_fn(|Path(id): Path<u64>, _: HeaderMap, m: Method, b: Bytes| ("raw", id, m.to_string(), b.len())) => "raw:7:POST:38",
+        key::from_fn(|Path(id): Path<u64>, _: HeaderMap, _: Method, u: Uri| ("uri", id, u.path().len())) => "uri:7:4",
+        key::from_fn(|b: String| ("text", b.len())) => "text:38",
+        key::from_fn(|r: AnyRequest| ("method", r.method().to_string())) => "method:POST",
         // Functions, async blocks, async closures.
-        from_fn(named) => "order:7",
-        from_fn(named_async) => "order:7:1",
-        from_fn(generic::<u32>) => "order:7",
-        from_fn(|Path(id): Path<u64>| async move { ("order", id) }) => "order:7",
-        from_fn(async |Json(c): Json<Claim>| ("reward", c.family_id)) => "reward:1",
+        key::from_fn(named) => "order:7",
+        key::from_fn(named_async) => "order:7:1",
+        key::from_fn(generic::<u32>) => "order:7",
+        key::from_fn(|Path(id): Path<u64>| async move { ("order", id) }) => "order:7",
+        key::from_fn(async |Json(c): Json<Claim>| ("reward", c.family_id)) => "reward:1",
         // An `Option`, a `Result`, both.
-        from_fn(|m: Method, Path(id): Path<u64>| (m == Method::POST).then_some(("order", id))) => "order:7",
-        from_fn(|m: Method, Path(id): Path<u64>| (m == Method::GET).then_some(("order", id))) => "no lock",
-        from_fn(|Path(id): Path<u64>| Ok::<_, StatusCode>(("order", id))) => "order:7",
-        from_fn(|_: Uri| -> Result<Option<LockKey>, StatusCode> { Ok(None) }) => "no lock",
-        from_fn(|Path(id): Path<u64>| async move { Ok::<_, (StatusCode, String)>(Some(("order", id))) }) => "order:7",
+        key::from_fn(|m: Method, Path(id): Path<u64>| (m == Method::POST).then_some(("order", id))) => "order:7",
+        key::from_fn(|m: Method, Path(id): Path<u64>| (m == Method::GET).then_some(("order", id))) => "no lock",
+        key::from_fn(|Path(id): Path<u64>| Ok::<_, StatusCode>(("order", id))) => "order:7",
+        key::from_fn(|_: Uri| -> Result<Option<LockKey>, StatusCode> { Ok(None) }) => "no lock",
+        key::from_fn(|Path(id): Path<u64>| async move { Ok::<_, (StatusCode, String)>(Some(("order", id))) }) => "order:7",
         // Extractors that may fail, or be absent.
-        from_fn(|c: Option<Json<Claim>>| c.map(|Json(c)| ("reward", c.family_id))) => "reward:1",
-        from_fn(|c: Result<Json<Claim>, JsonRejection>| c.map(|Json(c)| ("reward", c.family_id))) => "reward:1",
-        from_fn(|Extension(t): Extension<Tenant>| ("tenant", t.0)) => "tenant:9",
+        key::from_fn(|c: Option<Json<Claim>>| c.map(|Json(c)| ("reward", c.family_id))) => "reward:1",
+        key::from_fn(|c: Result<Json<Claim>, JsonRejection>| c.map(|Json(c)| ("reward", c.family_id))) => "reward:1",
+        key::from_fn(|Extension(t): Extension<Tenant>| ("tenant", t.0)) => "tenant:9",
         // State, whole and in part, and what a closure brings along.
-        from_fn_with_state(app.clone(), |State(t): State<Tenant>, Path(id): Path<u64>| ("order", t.0, id)) => "order:9:7",
-        from_fn_with_state(app.clone(), |State(a): State<App>, Json(c): Json<Claim>| async move { ("t", a.tenant.0, c.family_id) }) => "t:9:1",
-        from_fn(move |Path(id): Path<u64>| ("order", captured.clone(), id)) => "order:eu:7",
+        key::from_fn_with_state(app.clone(), |State(t): State<Tenant>, Path(id): Path<u64>| ("order", t.0, id)) => "order:9:7",
+        key::from_fn_with_state(app.clone(), |State(a): State<App>, Json(c): Json<Claim>| async move { ("t", a.tenant.0, c.family_id) }) => "t:9:1",
+        key::from_fn(move |Path(id): Path<u64>| ("order", captured.clone(), id)) => "order:eu:7",
     };
     let router = router.layer(Extension(Tenant(9)));
     for (n, want) in wants.into_iter().enumerate() {
@@ -118,15 +115,21 @@ async fn spellings_of_one_value_give_one_key_or_are_refused() {
     }
     let locks = &LockManager::in_memory();
     let app = Router::new()
-        .route("/path/{id}", any(show_key).layer(LockLayer::new(locks, from_fn(|Path(id): Path<u64>| ("order", id)))))
+        .route(
+            "/path/{id}",
+            any(show_key).layer(LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("order", id)))),
+        )
         .route(
             "/query",
-            get(show_key).route_layer(LockLayer::new(locks, from_fn(|Query(q): Query<Id>| ("order", q.id)))),
+            get(show_key).route_layer(LockLayer::new(locks, key::from_fn(|Query(q): Query<Id>| ("order", q.id)))),
         )
-        .route("/form", post(show_key).route_layer(LockLayer::new(locks, from_fn(|Form(f): Form<Id>| ("order", f.id)))))
+        .route(
+            "/form",
+            post(show_key).route_layer(LockLayer::new(locks, key::from_fn(|Form(f): Form<Id>| ("order", f.id)))),
+        )
         .route(
             "/json",
-            post(show_key).route_layer(LockLayer::new(locks, from_fn(|Json(j): Json<Id>| ("order", j.id)))),
+            post(show_key).route_layer(LockLayer::new(locks, key::from_fn(|Json(j): Json<Id>| ("order", j.id)))),
         );
     let (json, form) = ("application/json", "application/x-www-form-urlencoded");
     let one_key = [
@@ -191,7 +194,7 @@ async fn head_for_get_is_the_same_key() {
     let (store, locks) = store_and_locks();
     let app = Router::new().route(
         "/{id}",
-        get(show_key).route_layer(LockLayer::new(&locks, from_fn(|Path(id): Path<u64>| ("order", id)))),
+        get(show_key).route_layer(LockLayer::new(&locks, key::from_fn(|Path(id): Path<u64>| ("order", id)))),
     );
     let held = locks.try_lock(("order", 1)).await.expect("free");
     let head = send(&app, Request::head("/1").body(Body::empty()).expect("a request")).await;
@@ -208,7 +211,7 @@ async fn what_an_extractor_rejects_is_answered_untouched_before_anything_is_lock
         c.reward_type
     }
     let (store, locks) = store_and_locks();
-    let key = from_fn(|Path(id): Path<u64>, Json(c): Json<Claim>| ("reward", id, c.family_id));
+    let key = key::from_fn(|Path(id): Path<u64>, Json(c): Json<Claim>| ("reward", id, c.family_id));
     let plain = Router::new().route("/{id}", post(claim));
     let locked = Router::new().route("/{id}", post(claim).route_layer(LockLayer::new(&locks, key)));
     for (uri, kind, body, status) in [
@@ -237,7 +240,7 @@ async fn what_an_extractor_rejects_is_answered_untouched_before_anything_is_lock
 #[tokio::test(start_paused = true)]
 async fn what_a_key_function_answers_as_an_error_is_the_answer() {
     let (store, locks) = store_and_locks();
-    let key = from_fn(|headers: HeaderMap| match headers.get("x-order") {
+    let key = key::from_fn(|headers: HeaderMap| match headers.get("x-order") {
         Some(order) => Ok(("order", order.len())),
         None => Err((StatusCode::BAD_REQUEST, [("x-why", "no order")], "name the order")),
     });
@@ -252,7 +255,7 @@ async fn what_a_key_function_answers_as_an_error_is_the_answer() {
 #[tokio::test(start_paused = true)]
 async fn a_raw_name_of_the_request_is_exact_or_a_400() {
     let (store, locks) = store_and_locks();
-    let key = from_fn(|Path(name): Path<String>| LockKey::raw(name));
+    let key = key::from_fn(|Path(name): Path<String>| LockKey::raw(name));
     let app = Router::new().route("/{name}", get(show_key).route_layer(LockLayer::new(&locks, key)));
     assert_eq!(text(fetch(&app, "/order:7").await).await, "order:7");
     let answer = fetch(&app, "/a%7Bb").await;
@@ -269,7 +272,7 @@ async fn a_handler_sees_what_it_would_see_without_a_lock() {
         format!("{id} {q:?} {} {} {:?} {body:?}", parts.method, parts.uri, parts.headers)
     }
     let locks = LockManager::in_memory();
-    let key = from_fn(|Path(id): Path<String>, _: HeaderMap, b: Bytes| ("order", id, b.len()));
+    let key = key::from_fn(|Path(id): Path<String>, _: HeaderMap, b: Bytes| ("order", id, b.len()));
     let request = || {
         Request::post("/o/a%2Fb?x=1&x=2")
             .header("x-a", "1")
@@ -286,7 +289,7 @@ async fn a_handler_sees_what_it_would_see_without_a_lock() {
 #[tokio::test(start_paused = true)]
 async fn a_layer_can_be_returned_from_a_function() {
     fn order_lock(locks: &LockManager) -> LockLayer<impl tower_lock::key::KeySource> {
-        LockLayer::new(locks, from_fn(|Path(id): Path<u64>| ("order", id)))
+        LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("order", id)))
     }
     let locks = LockManager::in_memory();
     let app = Router::new().route("/{id}", get(show_key).route_layer(order_lock(&locks)));

@@ -15,10 +15,7 @@ use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_lock::{
     HeldLock, LockKey, LockLayer, LockManager, Rejection,
-    key::{
-        FieldProblem, KeyPart, PartWriter, extension, fixed, form_field, from_fields, header, json_field, path_param,
-        query_param,
-    },
+    key::{self, FieldProblem, KeyPart, PartWriter},
     middleware::RequestBody,
 };
 
@@ -85,24 +82,26 @@ async fn one_to_four_fields_of_any_place_make_one_key() {
         )*};
     }
     keys! {
-        from_fields("tenant", header("X-Tenant")) => "tenant:acme",
-        from_fields("order", path_param("id")) => "order:7",
-        from_fields("line", query_param("line")) => "line:3",
-        from_fields("cheese", query_param("x")) => "cheese:Käse%201",
-        from_fields("tenant", extension::<TenantId>()) => "tenant:9",
-        from_fields("reward", json_field("reward_type")) => "reward:gold",
-        from_fields("reward", (json_field("family_id"), json_field("reward_type"))) => "reward:42:gold",
-        from_fields("reward", (json_field("reward_type"), json_field("family_id"))) => "reward:gold:42",
-        from_fields("twice", (json_field("first"), json_field("first"))) => "twice:true:true",
-        from_fields("order", (header("x-tenant"), path_param("id"), query_param("line"))) => "order:acme:7:3",
-        from_fields("all", (path_param("id"), json_field("family_id"), extension::<TenantId>(), header("x-tenant"))) => "all:7:42:9:acme",
-        from_fields("all", (extension::<TenantId>(), header("x-tenant"), query_param("line"), json_field("first"))) => "all:9:acme:3:true",
-        fixed(("nightly", "mail")) => "nightly:mail",
-        fixed(LockKey::raw("nightly mail").expect("a name")) => "nightly mail",
+        key::from_fields("tenant", key::header("X-Tenant")) => "tenant:acme",
+        key::from_fields("order", key::path_param("id")) => "order:7",
+        key::from_fields("line", key::query_param("line")) => "line:3",
+        key::from_fields("cheese", key::query_param("x")) => "cheese:Käse%201",
+        key::from_fields("tenant", key::extension::<TenantId>()) => "tenant:9",
+        key::from_fields("reward", key::json_field("reward_type")) => "reward:gold",
+        key::from_fields("reward", (key::json_field("family_id"), key::json_field("reward_type"))) => "reward:42:gold",
+        key::from_fields("reward", (key::json_field("reward_type"), key::json_field("family_id"))) => "reward:gold:42",
+        key::from_fields("twice", (key::json_field("first"), key::json_field("first"))) => "twice:true:true",
+        key::from_fields("order", (key::header("x-tenant"), key::path_param("id"), key::query_param("line"))) => "order:acme:7:3",
+        key::from_fields("all", (key::path_param("id"), key::json_field("family_id"), key::extension::<TenantId>(), key::header("x-tenant"))) => "all:7:42:9:acme",
+        key::from_fields("all", (key::extension::<TenantId>(), key::header("x-tenant"), key::query_param("line"), key::json_field("first"))) => "all:9:acme:3:true",
+        key::fixed(("nightly", "mail")) => "nightly:mail",
+        key::fixed(LockKey::raw("nightly mail").expect("a name")) => "nightly mail",
     }
     let form = Request::post("/o/7").header("content-type", FORM).body(Body::from("a=1&no=%37&row=B%20b"));
-    let app =
-        layered(LockLayer::new(locks, from_fields("seat", (form_field("row"), form_field("no"), path_param("id")))));
+    let app = layered(LockLayer::new(
+        locks,
+        key::from_fields("seat", (key::form_field("row"), key::form_field("no"), key::path_param("id"))),
+    ));
     assert_eq!(outcome(&app, form.expect("a request")).await.as_deref(), Ok("seat:B%20b:7:7"));
 }
 
@@ -140,11 +139,11 @@ async fn spellings_of_one_text_give_one_key_or_are_refused() {
         ("{67e55044-10b1-426f-9247-bb680e5fe0c8}", Ok(uuid)),
         ("urn:uuid:67e55044-10b1-426f-9247-bb680e5fe0c8", Ok(uuid)),
     ];
-    let by_header = layered(LockLayer::new(locks, from_fields("n", header("x-id"))));
-    let by_path = layered(LockLayer::new(locks, from_fields("n", path_param("id"))));
-    let by_query = layered(LockLayer::new(locks, from_fields("n", query_param("id"))));
-    let by_json = layered(LockLayer::new(locks, from_fields("n", json_field("id"))));
-    let by_form = layered(LockLayer::new(locks, from_fields("n", form_field("id"))));
+    let by_header = layered(LockLayer::new(locks, key::from_fields("n", key::header("x-id"))));
+    let by_path = layered(LockLayer::new(locks, key::from_fields("n", key::path_param("id"))));
+    let by_query = layered(LockLayer::new(locks, key::from_fields("n", key::query_param("id"))));
+    let by_json = layered(LockLayer::new(locks, key::from_fields("n", key::json_field("id"))));
+    let by_form = layered(LockLayer::new(locks, key::from_fields("n", key::form_field("id"))));
     for (spelling, want) in spellings {
         let encoded = percent_encoded(spelling);
         let json = json!({ "id": spelling }).to_string();
@@ -183,12 +182,15 @@ async fn a_field_that_is_missing_or_there_twice_is_refused() {
     let (bad, useless, ours) =
         (StatusCode::BAD_REQUEST, StatusCode::UNPROCESSABLE_ENTITY, StatusCode::INTERNAL_SERVER_ERROR);
     let app = Router::new()
-        .route("/header", any(show_key).layer(LockLayer::new(locks, from_fields("n", header("x-id")))))
-        .route("/query", any(show_key).layer(LockLayer::new(locks, from_fields("n", query_param("id")))))
-        .route("/form", any(show_key).layer(LockLayer::new(locks, from_fields("n", form_field("id")))))
-        .route("/path/{id}", any(show_key).layer(LockLayer::new(locks, from_fields("n", path_param("id")))))
-        .route("/no/{other}", any(show_key).layer(LockLayer::new(locks, from_fields("n", path_param("id")))))
-        .route("/tenant", any(show_key).layer(LockLayer::new(locks, from_fields("n", extension::<TenantId>()))));
+        .route("/header", any(show_key).layer(LockLayer::new(locks, key::from_fields("n", key::header("x-id")))))
+        .route("/query", any(show_key).layer(LockLayer::new(locks, key::from_fields("n", key::query_param("id")))))
+        .route("/form", any(show_key).layer(LockLayer::new(locks, key::from_fields("n", key::form_field("id")))))
+        .route("/path/{id}", any(show_key).layer(LockLayer::new(locks, key::from_fields("n", key::path_param("id")))))
+        .route("/no/{other}", any(show_key).layer(LockLayer::new(locks, key::from_fields("n", key::path_param("id")))))
+        .route(
+            "/tenant",
+            any(show_key).layer(LockLayer::new(locks, key::from_fields("n", key::extension::<TenantId>()))),
+        );
     let request = |method: &str, uri: &str, ids: &[&[u8]], body: &'static str| {
         let mut request = Request::builder().method(method).uri(uri);
         for id in ids {
@@ -223,7 +225,7 @@ async fn a_field_that_is_missing_or_there_twice_is_refused() {
     }
     assert_eq!(outcome(&app, request("GET", "/query?id=1&ID=2&x=3&id[]=4", &[], "")).await.as_deref(), Ok("n:1"));
     // Outside of any router nothing is matched.
-    let service = LockLayer::new(locks, from_fields("n", path_param("id")))
+    let service = LockLayer::new(locks, key::from_fields("n", key::path_param("id")))
         .layer(service_fn(|_: Request<RequestBody>| async { Ok::<_, Infallible>(Response::new(Body::empty())) }));
     let answer = soon("an answer", service.oneshot(Request::new(Body::empty()))).await.expect("infallible");
     assert_eq!(answer.status(), StatusCode::NOT_FOUND);
@@ -236,7 +238,7 @@ async fn a_json_value_is_a_string_an_integer_or_a_bool() {
     };
 
     let (store, locks) = store_and_locks();
-    let app = layered(LockLayer::new(&locks, from_fields("n", json_field("id"))));
+    let app = layered(LockLayer::new(&locks, key::from_fields("n", key::json_field("id"))));
     for (body, want) in [
         (r#"{"id":1}"#, "n:1"),
         (r#" { "x" : 2.5e3, "\u0069d" : 1 } "#, "n:1"),
@@ -324,10 +326,10 @@ async fn a_handler_that_parses_a_number_sees_the_number_that_is_locked() {
         [("x-locked", lock.key().to_string()), ("x-seen", format!("n:{id}"))]
     }
     let locks = &LockManager::in_memory();
-    let by_path = LockLayer::new(locks, from_fields("n", path_param("id")));
-    let by_query = LockLayer::new(locks, from_fields("n", query_param("id")));
-    let by_form = LockLayer::new(locks, from_fields("n", form_field("id")));
-    let by_json = LockLayer::new(locks, from_fields("n", json_field("id")));
+    let by_path = LockLayer::new(locks, key::from_fields("n", key::path_param("id")));
+    let by_query = LockLayer::new(locks, key::from_fields("n", key::query_param("id")));
+    let by_form = LockLayer::new(locks, key::from_fields("n", key::form_field("id")));
+    let by_json = LockLayer::new(locks, key::from_fields("n", key::json_field("id")));
     let app = Router::new()
         .route("/path/{id}", any(|l: HeldLock, Path(id): Path<i64>| async move { seen(&l, id) }).layer(by_path))
         .route("/query", any(|l: HeldLock, Query(q): Query<Id<i64>>| async move { seen(&l, q.id) }).layer(by_query))
@@ -377,7 +379,7 @@ async fn a_handler_that_parses_a_number_sees_the_number_that_is_locked() {
 #[tokio::test(start_paused = true)]
 async fn a_refusal_names_the_field_and_what_is_wrong_and_never_its_value() {
     let (store, locks) = store_and_locks();
-    let layer = LockLayer::new(&locks, from_fields("n", (header("x-tenant"), json_field("family_id"))));
+    let layer = LockLayer::new(&locks, key::from_fields("n", (key::header("x-tenant"), key::json_field("family_id"))));
     let app = Router::new().route("/", post(show_key).route_layer(layer.clone())).route(
         "/mine",
         post(show_key).route_layer(layer.on_reject(|rejection| {
@@ -413,7 +415,8 @@ async fn a_body_is_read_once_for_all_its_fields_and_given_on_byte_for_byte() {
         format!("{} {:?}", lock.key(), parts.headers)
     }
     let locks = LockManager::in_memory();
-    let fields = from_fields("n", (json_field("a"), json_field("b"), json_field("a"), header("x-a")));
+    let fields =
+        key::from_fields("n", (key::json_field("a"), key::json_field("b"), key::json_field("a"), key::header("x-a")));
     let app = Router::new().route("/", post(echo).route_layer(LockLayer::new(&locks, fields)));
     let request = Request::post("/").header("x-a", "2").header("content-type", JSON).body(Body::from(BODY));
     let answer = text(send(&app, request.expect("a request")).await).await;
@@ -424,7 +427,7 @@ async fn a_body_is_read_once_for_all_its_fields_and_given_on_byte_for_byte() {
 async fn a_body_for_fields_is_read_within_the_routes_own_limit() {
     let (store, locks) = store_and_locks();
     let app = Router::new()
-        .route("/", post(show_key).route_layer(LockLayer::new(&locks, from_fields("n", json_field("id")))))
+        .route("/", post(show_key).route_layer(LockLayer::new(&locks, key::from_fields("n", key::json_field("id")))))
         .layer(axum::extract::DefaultBodyLimit::max(8));
     assert_eq!(text(post_json(&app, "/", r#"{"id":1}"#).await).await, "n:1");
     let answer = post_json(&app, "/", r#"{"id":10}"#).await;
@@ -435,13 +438,13 @@ async fn a_body_for_fields_is_read_within_the_routes_own_limit() {
 #[test]
 #[should_panic(expected = "\"x tenant\" is not the name of a header")]
 fn a_header_that_cannot_be_is_refused_when_the_routes_are_made() {
-    let _ = header("x tenant");
+    let _ = key::header("x tenant");
 }
 
 /// Whoever reads the answer may not be who can mend it: the name of a type is for the log.
 #[tokio::test(start_paused = true)]
 async fn a_missing_extension_does_not_tell_a_client_the_name_of_its_type() {
-    let layer = LockLayer::new(&LockManager::in_memory(), from_fields("n", extension::<TenantId>()));
+    let layer = LockLayer::new(&LockManager::in_memory(), key::from_fields("n", key::extension::<TenantId>()));
     let app = Router::new().route("/", any(show_key).layer(layer));
     let answer = send(&app, Request::post("/").body(Body::empty()).expect("a request")).await;
     assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);

@@ -19,11 +19,7 @@ use axum::{
 use http_body_util::Full;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer};
-use tower_lock::{
-    HeldLock, LockLayer, LockManager, LockManagerLayer, Owner,
-    key::{from_fn, from_parts},
-    middleware::RequestBody,
-};
+use tower_lock::{HeldLock, LockLayer, LockManager, LockManagerLayer, Owner, key, middleware::RequestBody};
 
 use crate::support::{fetch, one_key, send, settle, soon, store_and_locks, text};
 use tower_lock::test_util::StoreOp;
@@ -37,7 +33,7 @@ fn is_shared<T: Clone + Send + Sync + 'static>(_: &T) {}
 #[tokio::test(start_paused = true)]
 async fn the_layer_stands_on_a_router_a_method_router_a_route_and_a_nested_router() {
     let locks = LockManager::in_memory();
-    let lock = || LockLayer::new(&locks, from_fn(|Path(id): Path<u64>| ("order", id)));
+    let lock = || LockLayer::new(&locks, key::from_fn(|Path(id): Path<u64>| ("order", id)));
     let apps = [
         Router::new().route("/{id}", get(show_key)).layer(lock()),
         Router::new().route("/{id}", get(show_key)).route_layer(lock()),
@@ -63,20 +59,20 @@ async fn the_layer_stands_on_a_plain_tower_service_with_any_body() {
     });
     let request = || Request::get("/a").body(Full::<Bytes>::default()).expect("a request");
 
-    let by_path = LockLayer::new(&locks, from_parts(|parts| ("path", parts.uri.path().to_owned())));
+    let by_path = LockLayer::new(&locks, key::from_parts(|parts| ("path", parts.uri.path().to_owned())));
     let service = by_path.layer(hello);
     is_shared(&by_path);
     is_shared(&service);
     assert_eq!(text(service.oneshot(request()).await.expect("infallible")).await, "path:%2Fa".replace("%2F", "/"));
 
     // By extractors, too.
-    let by_method = LockLayer::new(&locks, from_fn(|method: axum::http::Method| ("method", method.to_string())));
+    let by_method = LockLayer::new(&locks, key::from_fn(|method: axum::http::Method| ("method", method.to_string())));
     let service = ServiceBuilder::new().layer(by_method).service(hello);
     is_shared(&service);
     assert_eq!(text(service.oneshot(request()).await.expect("infallible")).await, "method:GET");
 
     // Whatever it was, it is the same to the service.
-    let by_body = LockLayer::new(&locks, from_fn(|b: Bytes| ("len", b.len())));
+    let by_body = LockLayer::new(&locks, key::from_fn(|b: Bytes| ("len", b.len())));
     let echo =
         service_fn(|request: Request<RequestBody>| async { Ok::<_, Infallible>(Response::new(request.into_body())) });
     let service = by_body.layer(echo);
@@ -90,7 +86,7 @@ async fn the_layer_stands_on_a_plain_tower_service_with_any_body() {
 async fn a_waiter_does_not_sit_on_the_capacity_of_the_inner_service() {
     let locks = LockManager::in_memory();
     let inner = service_fn(|_: Request<RequestBody>| async { Ok::<_, Infallible>(Response::new(Body::empty())) });
-    let service = LockLayer::new(&locks, from_parts(|parts| ("path", parts.uri.path().to_owned())))
+    let service = LockLayer::new(&locks, key::from_parts(|parts| ("path", parts.uri.path().to_owned())))
         .wait(Duration::from_secs(60))
         .layer(ConcurrencyLimit::new(inner, 1));
     let request = |path| Request::get(path).body(Body::empty()).expect("a request");
@@ -226,11 +222,11 @@ async fn a_request_can_be_served_in_a_task_of_its_own_whatever_its_key_is_made_b
             text(task.await.expect("no panic")).await
         }};
     }
-    assert_eq!(served!(from_parts(|parts| ("k", parts.uri.path().to_owned()))), "k:/7");
-    assert_eq!(served!(from_parts(|_| Some(("k", 7)))), "k:7");
-    assert_eq!(served!(from_fn(|uri: axum::http::Uri| ("k", uri.path().len()))), "k:2");
-    assert_eq!(served!(from_fn(async |uri: axum::http::Uri| Ok::<_, StatusCode>(("k", uri.path().len())))), "k:2");
-    assert_eq!(served!(from_fn(|uri: axum::http::Uri, body: String| ("k", uri.path().len(), body))), "k:2:");
+    assert_eq!(served!(key::from_parts(|parts| ("k", parts.uri.path().to_owned()))), "k:/7");
+    assert_eq!(served!(key::from_parts(|_| Some(("k", 7)))), "k:7");
+    assert_eq!(served!(key::from_fn(|uri: axum::http::Uri| ("k", uri.path().len()))), "k:2");
+    assert_eq!(served!(key::from_fn(async |uri: axum::http::Uri| Ok::<_, StatusCode>(("k", uri.path().len())))), "k:2");
+    assert_eq!(served!(key::from_fn(|uri: axum::http::Uri, body: String| ("k", uri.path().len(), body))), "k:2:");
     assert_eq!(served!(tower_lock::key::from_fields("k", tower_lock::key::header("x-n"))), "k:7");
     assert_eq!(served!(tower_lock::key::fixed(("k", 7))), "k:7");
 }
@@ -250,7 +246,7 @@ async fn an_unknown_url_under_a_layer_on_the_router_is_a_404() {
     let (store, locks) = store_and_locks();
     let routes = || Router::new().route("/order/{id}", post(|| async { "ran" }));
     let fallback = || routes().fallback(async || "ran without a lock");
-    let by_path = LockLayer::new(&locks, from_fn(|Path(id): Path<u64>| ("order", id)));
+    let by_path = LockLayer::new(&locks, key::from_fn(|Path(id): Path<u64>| ("order", id)));
     let by_field = LockLayer::new(&locks, tower_lock::key::from_fields("order", tower_lock::key::path_param("id")));
     for app in [
         routes().layer(by_path.clone()),
@@ -265,7 +261,7 @@ async fn an_unknown_url_under_a_layer_on_the_router_is_a_404() {
         assert_eq!(text(send(&app, known).await).await, "ran");
     }
     // Where there is a route, it is one.
-    let lacks = LockLayer::new(&locks, from_fn(|axum::Extension(id): axum::Extension<u64>| ("order", id)));
+    let lacks = LockLayer::new(&locks, key::from_fn(|axum::Extension(id): axum::Extension<u64>| ("order", id)));
     let answer = send(&routes().layer(lacks), Request::post("/order/1").body(Body::empty()).expect("a request")).await;
     assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(store.held_count(), 0);

@@ -21,8 +21,7 @@ use axum::{
 use futures_util::stream;
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, OnLost, Rejection,
-    key::from_fn,
+    HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, OnLost, Rejection, key,
     test_util::{Fault, StoreOp},
 };
 
@@ -144,7 +143,7 @@ async fn inside_a_layer_it_holds_both_and_the_same_key_once_more() {
             format!("{} {}", outer.key().as_str(), inner.key().as_str())
         }
     };
-    let family = from_fn(|Json(c): Json<Claim>| ("family", c.family_id));
+    let family = key::from_fn(|Json(c): Json<Claim>| ("family", c.family_id));
     let app = Router::new()
         .route("/two", post(seen(2)).route_layer(LockLayer::new(&locks, one_key())))
         .route("/one", post(seen(1)).route_layer(LockLayer::new(&locks, family)));

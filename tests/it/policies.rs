@@ -14,8 +14,7 @@ use axum::{
 };
 use tokio::{sync::Notify, time::Instant};
 use tower_lock::{
-    HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, LockPolicy, Locked, OnDisconnect,
-    key::{from_fn, from_parts},
+    HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, LockPolicy, Locked, OnDisconnect, key,
 };
 
 use crate::support::{fetch, one_key, send, settle, store_and_locks, text};
@@ -166,7 +165,7 @@ async fn a_client_chooses_how_long_it_waits_where_it_may() {
         let locked = get(async |_: Locked<Extension<Anything>>| "ran");
         Router::new()
             .route("/", handler())
-            .route("/twice", handler().layer(LockLayer::new(&locks, from_parts(|_| ("outer",))).policy(policy)))
+            .route("/twice", handler().layer(LockLayer::new(&locks, key::from_parts(|_| ("outer",))).policy(policy)))
             .route("/locked", locked.layer(LockManagerLayer::new(&locks).policy(policy)))
             .layer(Extension(Anything))
     };
@@ -239,7 +238,7 @@ async fn what_is_skipped_runs_without_a_lock_and_nothing_else_does() {
         lock.is_some().to_string()
     }
     let (store, locks) = store_and_locks();
-    let layer = LockLayer::new(&locks, from_fn(|_: String| ("k",)))
+    let layer = LockLayer::new(&locks, key::from_fn(|_: String| ("k",)))
         .skip_methods([Method::GET, Method::PUT])
         .skip(|head| head.headers.contains_key("x-dry-run"));
     let app = Router::new().route("/", get(is_locked).post(is_locked).put(is_locked).route_layer(layer));

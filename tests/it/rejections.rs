@@ -12,7 +12,7 @@ use axum::{
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tower_lock::{
-    LockError, LockLayer, LockManager, Rejection, TimeoutStatus, key::from_fn, lock::QueueBound, store::StoreErrorKind,
+    LockError, LockLayer, LockManager, Rejection, TimeoutStatus, key, lock::QueueBound, store::StoreErrorKind,
 };
 
 use crate::support::{fetch, one_key, post_json, settle, store_and_locks, text};
@@ -197,12 +197,13 @@ async fn a_store_that_hangs_costs_a_request_a_second() {
 #[tokio::test(start_paused = true)]
 async fn every_answer_can_be_replaced_and_stays_typed() {
     let (store, locks) = store_and_locks();
-    let layer = LockLayer::new(&locks, from_fn(|_: axum::body::Bytes| ("k",))).on_reject(|rejection| match rejection {
-        Rejection::Busy { .. } => {
-            (StatusCode::LOCKED, [("x-mine", "1")], Json(json!({ "busy": true }))).into_response()
-        }
-        other => other.clone().into_response(),
-    });
+    let layer =
+        LockLayer::new(&locks, key::from_fn(|_: axum::body::Bytes| ("k",))).on_reject(|rejection| match rejection {
+            Rejection::Busy { .. } => {
+                (StatusCode::LOCKED, [("x-mine", "1")], Json(json!({ "busy": true }))).into_response()
+            }
+            other => other.clone().into_response(),
+        });
     let app = Router::new()
         .route("/", post(|| async { "ran" }).route_layer(layer))
         .layer(axum::extract::DefaultBodyLimit::max(10));

@@ -16,10 +16,7 @@ use axum::{
 };
 use tokio::sync::Notify;
 use tower::{Layer as _, ServiceExt, service_fn};
-use tower_lock::{
-    HasLockKey, Lease, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, LogKey, OnLost,
-    key::{from_fn, from_parts},
-};
+use tower_lock::{HasLockKey, Lease, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, LogKey, OnLost, key};
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt, registry::LookupSpan};
 
 use crate::support::{fetch, post_json, settle, store_and_locks};
@@ -150,7 +147,7 @@ fn number(fields: &Fields, field: &str) -> f64 {
 async fn a_granted_request_is_seen_with_route_key_wait_hold_and_fence() {
     let (recorder, _guard) = Recorder::start();
     let locks = LockManager::in_memory();
-    let layer = LockLayer::new(&locks, from_fn(|body: String| ("order", body))).wait(Duration::from_secs(9));
+    let layer = LockLayer::new(&locks, key::from_fn(|body: String| ("order", body))).wait(Duration::from_secs(9));
     let handler = post(|| async {
         tracing::info!("working");
         tokio::time::sleep(Duration::from_millis(1500)).await;
@@ -165,7 +162,7 @@ async fn a_granted_request_is_seen_with_route_key_wait_hold_and_fence() {
 
     let seen = recorder.last();
     let shown: Vec<_> = seen.keys().map(String::as_str).collect();
-    assert_eq!(shown, ["depth", "event", "fence", "hold_ms", "key", "result", "route", "wait_ms"]);
+    assert_eq!(shown, ["depth", "event", "fence", "hold_ms", "key", "level", "result", "route", "wait_ms"]);
     assert_eq!((&*seen["route"], &*seen["key"], &*seen["result"]), ("/orders/{id}", "order:x", "granted"));
     assert_eq!((&*seen["depth"], &*seen["event"]), ("1", "working"), "the handler runs inside");
     assert!((2500.0..2600.0).contains(&number(&seen, "wait_ms")), "{seen:?}");
@@ -179,8 +176,10 @@ async fn a_request_that_is_turned_away_is_seen_with_the_reason() {
     let (recorder, _guard) = Recorder::start();
     let (store, locks) = store_and_locks();
     let app = |wait| {
-        let layer =
-            LockLayer::new(&locks, from_fn(|body: String| body.parse().map(|n: u64| ("order", n)).map_err(|_| "bad")));
+        let layer = LockLayer::new(
+            &locks,
+            key::from_fn(|body: String| body.parse().map(|n: u64| ("order", n)).map_err(|_| "bad")),
+        );
         Router::new()
             .route("/", post(|| async {}).route_layer(layer.wait(wait)))
             .layer(axum::extract::DefaultBodyLimit::max(10))
@@ -215,7 +214,8 @@ async fn a_request_that_is_turned_away_is_seen_with_the_reason() {
     let unlimited = Router::new()
         .route(
             "/",
-            post(|| async {}).route_layer(LockLayer::new(&locks, from_fn(|_: Bytes| ("order", 1))).wait(Duration::MAX)),
+            post(|| async {})
+                .route_layer(LockLayer::new(&locks, key::from_fn(|_: Bytes| ("order", 1))).wait(Duration::MAX)),
         )
         .layer(axum::extract::DefaultBodyLimit::disable());
     let whole = Request::post("/").body(Body::from(vec![0; 64 << 20])).expect("a request");
@@ -257,8 +257,8 @@ async fn a_request_that_needs_no_lock_is_not_seen() {
     let (recorder, _guard) = Recorder::start();
     let locks = LockManager::in_memory();
     let app = Router::new()
-        .route("/none", post(|| async {}).route_layer(LockLayer::new(&locks, from_fn(|| None::<LockKey>))))
-        .route("/skip", post(|| async {}).route_layer(LockLayer::new(&locks, from_fn(|| ("k",))).skip(|_| true)));
+        .route("/none", post(|| async {}).route_layer(LockLayer::new(&locks, key::from_fn(|| None::<LockKey>))))
+        .route("/skip", post(|| async {}).route_layer(LockLayer::new(&locks, key::from_fn(|| ("k",))).skip(|_| true)));
     post_json(&app, "/none", "").await;
     post_json(&app, "/skip", "").await;
     assert_eq!(recorder.count(), 0);
@@ -271,7 +271,7 @@ async fn a_key_can_be_redacted_and_a_plain_service_has_a_name() {
     let inner = service_fn(|_: Request<tower_lock::middleware::RequestBody>| async {
         Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
     });
-    let layer = LockLayer::new(&locks, from_parts(|parts| ("account", parts.uri.path().to_owned())));
+    let layer = LockLayer::new(&locks, key::from_parts(|parts| ("account", parts.uri.path().to_owned())));
     let request = || Request::get("/ann").body(Body::empty()).expect("a request");
 
     layer.layer(inner).oneshot(request()).await.expect("infallible");
@@ -287,7 +287,7 @@ async fn a_key_can_be_redacted_and_a_plain_service_has_a_name() {
 async fn no_span_shows_an_owner_id() {
     let (recorder, _guard) = Recorder::start();
     let locks = LockManager::in_memory();
-    let app = Router::new().route("/", post(|| async {}).route_layer(LockLayer::new(&locks, from_fn(|| ("k",)))));
+    let app = Router::new().route("/", post(|| async {}).route_layer(LockLayer::new(&locks, key::from_fn(|| ("k",)))));
     post_json(&app, "/", "").await;
     let owner_like = recorder.last().values().any(|value| value.contains(':'));
     assert!(!owner_like, "{:?}", recorder.last());
@@ -311,7 +311,7 @@ fn an_operator_is_warned_of_what_did_not_end_as_it_should() {
 async fn what_did_not_end_as_it_should() {
     let (store, locks) = store_and_locks();
     let s = Duration::from_secs;
-    let layer = || LockLayer::new(&locks, from_parts(|_| ("k",)));
+    let layer = || LockLayer::new(&locks, key::from_parts(|_| ("k",)));
     let works = |seconds| axum::routing::get(async move || tokio::time::sleep(s(seconds)).await);
     let app = |layer, seconds| Router::new().route("/", works(seconds).route_layer(layer));
 
@@ -340,7 +340,7 @@ async fn what_did_not_end_as_it_should() {
 
     // No handler may finish alone: its client leaves, and it is dropped.
     let none = LockManager::builder(store.clone()).max_detached(0).build();
-    let app = Router::new().route("/", works(60).route_layer(LockLayer::new(&none, from_parts(|_| ("alone",)))));
+    let app = Router::new().route("/", works(60).route_layer(LockLayer::new(&none, key::from_parts(|_| ("alone",)))));
     let request = tokio::spawn(async move { fetch(&app, "/").await });
     settle().await;
     request.abort();
@@ -372,7 +372,7 @@ async fn a_handler_that_finishes_alone_is_seen_where_it_began() {
         tokio::time::sleep(Duration::from_secs(5)).await;
         tracing::info!("finished alone");
     });
-    let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, from_parts(|_| ("k",)))));
+    let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, key::from_parts(|_| ("k",)))));
     let request = tokio::spawn(async move { fetch(&app, "/").await });
     settle().await;
     request.abort();
@@ -425,7 +425,7 @@ async fn each_rejection_is_one_event_in_its_span() {
     }
     let (recorder, _recording) = Recorder::start();
     let (_store, locks) = store_and_locks();
-    let key = from_fn(|axum::Json(claim): axum::Json<Claim>| ("k", claim.id));
+    let key = key::from_fn(|axum::Json(claim): axum::Json<Claim>| ("k", claim.id));
     let layer = LockLayer::new(&locks, key);
     let app = Router::new()
         .route("/refuses", post(|| async {}).route_layer(layer.clone()))
@@ -451,7 +451,7 @@ async fn each_rejection_is_one_event_in_its_span() {
         }
     }
     // A mistake of the service is an error: nobody has added the extension.
-    let layer = LockLayer::new(&locks, from_fn(|axum::Extension(id): axum::Extension<u64>| ("k", id)));
+    let layer = LockLayer::new(&locks, key::from_fn(|axum::Extension(id): axum::Extension<u64>| ("k", id)));
     let app = Router::new().route("/", post(|| async {}).route_layer(layer));
     assert_eq!(post_json(&app, "/", "{}").await.status(), 500);
     let span = recorder.last();

@@ -11,7 +11,7 @@ use axum::{
 };
 use tokio::time::Instant;
 use tower::ServiceExt;
-use tower_lock::{HeldLock, LockLayer, LockManager, Rejection, key::from_fn, test_util::StoreOp};
+use tower_lock::{HeldLock, LockLayer, LockManager, Rejection, key, test_util::StoreOp};
 
 use crate::support::{fetch, send, settle, soon, store_and_locks, text};
 
@@ -85,7 +85,7 @@ async fn the_stack_of_a_plain_service_rejects_a_request_whose_key_cannot_be_read
 /// The docs of the layer say so.
 #[tokio::test(start_paused = true)]
 async fn a_lock_on_a_router_answers_for_routes_that_do_not_exist_unless_it_is_a_route_layer() {
-    let lock = || LockLayer::new(&LockManager::in_memory(), from_fn(|Path(id): Path<u64>| ("order", id)));
+    let lock = || LockLayer::new(&LockManager::in_memory(), key::from_fn(|Path(id): Path<u64>| ("order", id)));
     let router = || Router::new().route("/{id}/pay", post(async || "paid"));
     let status = async |app: Router, path: &str| fetch(&app, path).await.status().as_u16();
     assert_eq!(status(router().layer(lock()), "/nope").await, 404, "by the lock layer");
@@ -99,7 +99,7 @@ async fn a_lock_on_a_router_answers_for_routes_that_do_not_exist_unless_it_is_a_
 /// Axum adds these handlers outside of the layer. The docs of the layer list them.
 #[tokio::test(start_paused = true)]
 async fn a_method_that_axum_adds_outside_of_the_lock_is_found_by_the_extractor() {
-    let lock = || LockLayer::new(&LockManager::in_memory(), from_fn(|Path(id): Path<u64>| ("order", id)));
+    let lock = || LockLayer::new(&LockManager::in_memory(), key::from_fn(|Path(id): Path<u64>| ("order", id)));
     let work = async |lock: HeldLock| lock.key().to_string();
     for (how, locked, unlocked, methods) in [
         ("a fallback", Method::POST, Method::DELETE, post(work).fallback(work).route_layer(lock())),

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use axum::{Router, body::Body, http::Response, routing::get};
 use tokio::{net::TcpListener, time::Instant};
-use tower_lock::{LockLayer, LockManager, key::from_parts};
+use tower_lock::{LockLayer, LockManager, key};
 
 use crate::{
     matrix::{self, Client, ENDINGS, Says, Step, Steps, Version, whoever_read_the_end_is_served_elsewhere},
@@ -39,7 +39,7 @@ async fn after_a_panic_in_a_body_both_instances_refuse_for_the_lock_delay_and_th
     let Some(world) = world().await else { return };
     let delay = ms(1500);
     let instances = instances(&world, |locks| {
-        let layer = || LockLayer::new(locks, from_parts(|_| ("k",))).lock_delay(delay);
+        let layer = || LockLayer::new(locks, key::from_parts(|_| ("k",))).lock_delay(delay);
         let panics =
             async || Response::new(Body::new(Steps::new([Step::Data(10), Step::Panic(SAYS)], Says::Nobody, true)));
         Router::new()

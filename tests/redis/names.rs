@@ -9,7 +9,7 @@ use axum::{
     routing::get,
 };
 use tower::ServiceExt;
-use tower_lock::{LockError, LockKey, LockLayer, LogKey, Rejection, key::from_fn, store::StoreErrorKind};
+use tower_lock::{LockError, LockKey, LockLayer, LogKey, Rejection, key, store::StoreErrorKind};
 
 use crate::support::{Log, until, world};
 
@@ -18,7 +18,7 @@ use crate::support::{Log, until, world};
 async fn a_raw_name_that_the_store_does_not_take_is_a_400_and_no_failure_of_the_store() {
     let Some(world) = world().await else { return };
     let locks = world.sound_instance("a").await;
-    let raw = from_fn(|Path(name): Path<String>| match LockKey::raw(name) {
+    let raw = key::from_fn(|Path(name): Path<String>| match LockKey::raw(name) {
         Ok(key) => Ok(key),
         Err(error) => Err((StatusCode::BAD_REQUEST, error.to_string()).into_response()),
     });

@@ -10,13 +10,13 @@ use axum::{
 };
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt;
-use tower_lock::{LockLayer, LockLost, LockManager, RedisStore, key::from_parts, test_util::Clock};
+use tower_lock::{LockLayer, LockLost, LockManager, RedisStore, key, test_util::Clock};
 use tower_lock_faults::{Direction, RedisServer};
 
 use crate::support::{World, key, ms, soon, until, world};
 
 fn service(locks: &LockManager) -> Router {
-    let layer = |wait| LockLayer::new(locks, from_parts(|_| ("k",))).wait(wait);
+    let layer = |wait| LockLayer::new(locks, key::from_parts(|_| ("k",))).wait(wait);
     Router::new()
         .route("/refuse", post(async || "done").route_layer(layer(Duration::ZERO)))
         .route("/wait", post(async || "done").route_layer(layer(Duration::from_secs(20))))

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::{sync::mpsc, time::Instant};
 use tower_lock::{
-    LockStore, OwnerId, RedisStore,
+    AcquisitionId, RedisStore,
     store::{
-        AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, IfHeld, Inbox, LineTerms, ReleaseAsk, Released, RenewAsk,
-        Renewed, StoreEvent, YieldAsk, Yielded,
+        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore,
+        QueueConfig, ReleaseRequest, Released, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
     },
 };
 use tower_lock_faults::{Connection, Reply};
@@ -17,7 +17,7 @@ use crate::support::{LINE, NAME, World, key, ms, soon, until, world};
 
 const FENCES: &str = "tower-lock:lock:f";
 const LEASE: Duration = ms(30_000);
-const TERMS: LineTerms = LineTerms::new(ms(20_000), ms(20_000), 8);
+const TERMS: QueueConfig = QueueConfig::new(ms(20_000), ms(20_000), 8);
 
 macro_rules! recorded {
     ($name:literal) => {
@@ -47,7 +47,7 @@ impl Process {
     async fn current(world: &World) -> Self {
         let store = RedisStore::connect(&world.redis.url()).await.expect("it is up");
         let (send, messages) = mpsc::unbounded_channel();
-        store.open(Inbox::new("current:01", move |event| event.is_none_or(|event| send.send(event).is_ok())));
+        store.subscribe(EventSink::new("current:01", move |event| event.is_none_or(|event| send.send(event).is_ok())));
         Self::Current { store, messages }
     }
 
@@ -72,7 +72,8 @@ impl Process {
                 recorded_grant(&reply)
             }
             Self::Current { store, .. } => {
-                let ask = AcquireAsk::new(key(), OwnerId::from_text(id), LEASE, IfHeld::LineUp, TERMS, ms(5_000));
+                let ask =
+                    AcquireRequest::new(key(), AcquisitionId::from_text(id), LEASE, IfBusy::Enqueue, TERMS, ms(5_000));
                 current_grant(store.acquire(ask).await.expect("a reply"))
             }
         }
@@ -88,10 +89,10 @@ impl Process {
                 (reply.items()[1].text() != Some("extended")).then(|| recorded_grant(&reply))
             }
             Self::Current { store, .. } => {
-                let (id, next) = (OwnerId::from_text(id), OwnerId::from_text(next));
-                let ask = YieldAsk::new(key(), id, fence, next, LEASE, TERMS, ms(5_000));
-                match store.yield_to_line(ask).await.expect("a reply") {
-                    Yielded::Over(acquired) => Some(current_grant(acquired)),
+                let (id, next) = (AcquisitionId::from_text(id), AcquisitionId::from_text(next));
+                let ask = YieldRequest::new(key(), id, fence, next, LEASE, TERMS, ms(5_000));
+                match store.yield_to_queue(ask).await.expect("a reply") {
+                    YieldReply::NotHolder(acquired) => Some(current_grant(acquired)),
                     _ => None,
                 }
             }
@@ -111,11 +112,11 @@ impl Process {
                 }
             }
             Self::Current { store, .. } => {
-                let ask = ReleaseAsk::new(key(), OwnerId::from_text(id), block_for, TERMS);
+                let ask = ReleaseRequest::new(key(), AcquisitionId::from_text(id), block_for, TERMS);
                 match store.release(ask).await.expect("a reply") {
                     Released::Freed => "freed",
-                    Released::HandedOn => "offered",
-                    Released::NotOwner => "not owner",
+                    Released::HandedOff => "offered",
+                    Released::NotHolder => "not owner",
                     other => panic!("{other:?}"),
                 }
             }
@@ -129,8 +130,8 @@ impl Process {
                 reply.items()[0].integer().expect("a number") == 1
             }
             Self::Current { store, .. } => {
-                let ask = RenewAsk::new(key(), OwnerId::from_text(id), lease);
-                store.renew(vec![ask]).await.expect("a reply") == [Renewed::Extended]
+                let ask = RenewRequest::new(key(), AcquisitionId::from_text(id), lease);
+                store.renew(vec![ask]).await.expect("a reply") == [RenewReply::Extended]
             }
         }
     }
@@ -148,7 +149,7 @@ impl Process {
                 }
             }
             Self::Current { store, .. } => {
-                match store.force_release(ForceAsk::new(key(), block_for, TERMS)).await.expect("a reply") {
+                match store.force_release(ForceReleaseRequest::new(key(), block_for, TERMS)).await.expect("a reply") {
                     ForceReleaseReply::Revoked { holder } => Some(holder.to_string()),
                     ForceReleaseReply::Unblocked { .. } => None,
                     other => panic!("{other:?}"),
@@ -174,7 +175,7 @@ impl Process {
             }
             Self::Current { store, .. } => {
                 let inspected = store.inspect(key()).await.expect("a reply");
-                (inspected.holder.map(|holder| (holder.owner.to_string(), holder.fence)), inspected.waiting)
+                (inspected.holder.map(|holder| (holder.id.to_string(), holder.fence)), inspected.waiting)
             }
         }
     }
@@ -198,8 +199,8 @@ impl Process {
                 }
                 Self::Current { messages, .. } => loop {
                     let (event, of, id) = match messages.recv().await.expect("a message") {
-                        StoreEvent::Offered { key, owner } => ("offered", key, owner),
-                        StoreEvent::TakenAway { key, owner } => ("revoked", key, owner),
+                        StoreEvent::Offered { key, id: owner } => ("offered", key, owner),
+                        StoreEvent::Revoked { key, id: owner } => ("revoked", key, owner),
                         // A connection was made.
                         _ => continue,
                     };
@@ -237,10 +238,10 @@ fn recorded_grant(reply: &Reply) -> Grant {
     }
 }
 
-fn current_grant(acquired: Acquired) -> Grant {
+fn current_grant(acquired: AcquireReply) -> Grant {
     match acquired {
-        Acquired::Granted { fence } => Grant::Granted(fence),
-        Acquired::InLine { before, .. } => Grant::Queued(before),
+        AcquireReply::Granted { fence } => Grant::Granted(fence),
+        AcquireReply::Queued { ahead, .. } => Grant::Queued(ahead),
         other => panic!("{other:?}"),
     }
 }
@@ -391,7 +392,7 @@ async fn locks_shares_a_server_with_the_recorded_version() {
     let holder = old.inspect().await.0.expect("held").0;
     let revoked_at = Instant::now();
     assert_eq!(old.force_release(ms(1_000)).await, Some(holder));
-    soon("revoked", guard.view().lost()).await;
+    soon("revoked", guard.held_lock().lost()).await;
     assert!(revoked_at.elapsed() < ms(6_000), "by the message, before the next renewal: {:?}", revoked_at.elapsed());
     drop(guard);
     world.is_clean_soon().await;

@@ -473,7 +473,10 @@ mod tests {
         let ([a, dead, b, c], mut store) = (owners(), store());
         store.fence(&a);
         for (before, waiter) in [&dead, &b, &c].into_iter().enumerate() {
-            assert_eq!(store.ask(&key(), waiter, IfBusy::Enqueue), AcquireReply::Queued { ahead, lease_left: LEASE },);
+            assert_eq!(
+                store.ask(&key(), waiter, IfBusy::Enqueue),
+                AcquireReply::Queued { ahead: before, lease_left: LEASE },
+            );
         }
         store.dead.push(dead);
         store.later(LEASE);

@@ -16,16 +16,25 @@ const MISTAKES: [(&str, &[&str]); 16] = [
             "the last may read the body (`Json`, `Form`, `Bytes`)",
         ],
     ),
-    ("by_forgotten", &["write `LockLayer::new(&locks, by(..))`", "is not a key source", "wrap the key function"]),
-    ("closure_as_a_field", &["write `by_fields(\"order\", path_param(\"id\"))`", "a key function goes to `by("]),
     (
-        "detached_without_its_feature",
-        &["`HeldLock::detached` needs the feature `test-util`", "under `[dev-dependencies]` in Cargo.toml"],
+        "from_fn_forgotten",
+        &["write `LockLayer::new(&locks, key::from_fn(..))`", "is not a key source", "wrap the key function"],
     ),
-    ("extractor_without_state", &["is not a key function", "needs `by_with_state(state, ..)`"]),
+    (
+        "closure_as_a_field",
+        &["write `key::from_fields(\"order\", key::path_param(\"id\"))`", "a key function goes to `key::from_fn("],
+    ),
+    (
+        "for_test_without_its_feature",
+        &["`HeldLock::for_test` needs the feature `test-util`", "under `[dev-dependencies]` in Cargo.toml"],
+    ),
+    ("extractor_without_state", &["is not a key function", "needs `key::from_fn_with_state(state, ..)`"]),
     ("five_extractors", &["take up to four extractors", "is not a key function"]),
     ("five_fields", &["a tuple of two to four fields"]),
-    ("float_as_a_field", &["write `by_fields(\"order\", path_param(\"id\"))`", "a field is `header(\"..\")`"]),
+    (
+        "float_as_a_field",
+        &["write `key::from_fields(\"order\", key::path_param(\"id\"))`", "a field is `key::header(\"..\")`"],
+    ),
     (
         "float_in_a_key",
         &["use an integer, a string", "`{float}` cannot be part of a lock key", "floats are refused on purpose"],
@@ -38,7 +47,10 @@ const MISTAKES: [(&str, &[&str]); 16] = [
         ],
     ),
     ("float_in_an_extension", &["use an integer, a string", "`f64` cannot be part of a lock key"]),
-    ("name_as_a_field", &["write `by_fields(\"order\", path_param(\"id\"))`", "a field is `header(\"..\")`"]),
+    (
+        "name_as_a_field",
+        &["write `key::from_fields(\"order\", key::path_param(\"id\"))`", "a field is `key::header(\"..\")`"],
+    ),
     (
         "namespace_not_static",
         &[

@@ -23,7 +23,7 @@ use tokio::{
     runtime::{self, Runtime},
     sync::{Notify, Semaphore},
 };
-use tower_lock::{LockKey, LockLayer, LockManager, MemoryStore, OnDisconnect, key::from_fn, test_util::Clock};
+use tower_lock::{LockKey, LockLayer, LockManager, MemoryStore, OnDisconnect, key, test_util::Clock};
 
 use super::{
     DELAY, Site, VERSIONS,
@@ -411,7 +411,7 @@ async fn a_flood_of_resets_on_one_route_leaves_the_handlers_of_another_alone() {
     let locks = LockManager::builder(MemoryStore::new()).max_detached(MAX).build();
     let order = |layer: &str| {
         let name = layer.to_owned();
-        from_fn(move |Path(id): Path<u64>| LockKey::from(("order", name.clone(), id)))
+        key::from_fn(move |Path(id): Path<u64>| LockKey::from(("order", name.clone(), id)))
     };
     let app =
         Router::new()

@@ -17,7 +17,7 @@ use axum::{
 use futures_util::future::join_all;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep};
-use tower_lock::{LockLayer, LockManager, key::from_parts};
+use tower_lock::{LockLayer, LockManager, key};
 
 use crate::support::wire::{Cut, Http2, Reply, Wire};
 
@@ -169,7 +169,7 @@ pub(crate) async fn whoever_read_the_end_is_served_elsewhere(
 pub(crate) fn service(locks: &LockManager) -> Router {
     let all = ENDINGS.iter().chain(&NOTHING);
     let router = all.fold(Router::new(), |router, ending| router.route(ending.path, get(async || (ending.make)())));
-    router.route_layer(LockLayer::new(locks, from_parts(|parts| ("ending", parts.uri.path().to_owned()))))
+    router.route_layer(LockLayer::new(locks, key::from_parts(|parts| ("ending", parts.uri.path().to_owned()))))
 }
 
 const fn ending(path: &'static str, make: fn() -> Response<Body>, sees: Sees) -> Ending {

@@ -19,7 +19,7 @@ use axum::{
 use futures_util::stream;
 use h2::RecvStream;
 use tokio::{sync::watch, time::sleep};
-use tower_lock::{LockLayer, ReleaseAt, key::from_fn};
+use tower_lock::{LockLayer, ReleaseAt, key};
 
 use super::{
     DELAY, Site, Tells, VERSIONS,
@@ -95,7 +95,7 @@ async fn a_buyer_that_opens_no_window_keeps_nobody_from_buying() {
         }
     });
     let site = Site::of(|locks| {
-        let by_good = LockLayer::new(locks, from_fn(|Path(id): Path<u64>| ("good", id)));
+        let by_good = LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("good", id)));
         Router::new().route(
             "/goods/{id}/sell",
             sell.clone().route_layer(by_good.wait(Duration::from_secs(60)).body_idle_timeout(DELAY)),

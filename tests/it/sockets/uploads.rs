@@ -19,7 +19,7 @@ use axum::{
 };
 use h2::client::ResponseFuture;
 use tokio::time::timeout;
-use tower_lock::{LockLayer, LockManager, OnDisconnect, RequestBodyMode, key::from_fn, test_util::StoreOp};
+use tower_lock::{LockLayer, LockManager, OnDisconnect, RequestBodyMode, key, test_util::StoreOp};
 
 use super::{Site, VERSIONS, matrix::Version};
 use crate::support::{
@@ -88,7 +88,7 @@ async fn a_client_that_does_not_send_its_body_holds_nothing_whatever_the_key_is_
             let what = format!("{version:?}, {limit:?}");
             let store = TestStore::new();
             let locks = LockManager::new(store.clone());
-            let by_order = LockLayer::new(&locks, from_fn(|Path(id): Path<u64>| ("order", id)));
+            let by_order = LockLayer::new(&locks, key::from_fn(|Path(id): Path<u64>| ("order", id)));
             let pay = post(|body: Bytes| async move { body.len().to_string() });
             let gate = Arc::new(Gate::default());
             let app = gate.around(Router::new().route("/orders/{id}/pay", pay.route_layer(by_order)), limit);
@@ -121,7 +121,7 @@ async fn a_client_that_does_not_send_its_body_holds_nothing_whatever_the_key_is_
 #[tokio::test]
 async fn who_asks_for_an_upgrade_sends_its_body_first_as_well() {
     let site = Site::of(|locks| {
-        let layer = LockLayer::new(locks, from_fn(|Path(id): Path<u64>| ("order", id)));
+        let layer = LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("order", id)));
         Router::new().route("/orders/{id}/pay", post(|body: Bytes| async { body }).route_layer(layer))
     })
     .await;
@@ -144,7 +144,7 @@ async fn a_handler_whose_request_is_incomplete_is_dropped_with_its_client() {
         let gate = Arc::new(Gate::default());
         let done = Arc::new(AtomicUsize::new(0));
         let site = Site::of(|locks| {
-            let layer = LockLayer::new(locks, from_fn(|Path(id): Path<u64>| ("order", id)))
+            let layer = LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("order", id)))
                 .request_body(RequestBodyMode::Stream)
                 .on_disconnect(OnDisconnect::Finish)
                 .lock_delay(Duration::from_millis(1));
@@ -180,9 +180,9 @@ async fn a_handler_whose_request_is_incomplete_is_dropped_with_its_client() {
 async fn bodies_that_stop_before_their_last_byte_turn_nobody_away() {
     const BODY: usize = 2 << 20;
     let site = Site::of(|locks| {
-        let upload = LockLayer::new(locks, from_fn(|body: Bytes| ("upload", body.len())))
+        let upload = LockLayer::new(locks, key::from_fn(|body: Bytes| ("upload", body.len())))
             .body_idle_timeout(Duration::from_secs(3600));
-        let pay = LockLayer::new(locks, from_fn(|body: Bytes| ("pay", body.len())));
+        let pay = LockLayer::new(locks, key::from_fn(|body: Bytes| ("pay", body.len())));
         Router::new()
             .route("/upload", post(|_: Bytes| async {}).route_layer(upload))
             .route("/pay", post(|_: Bytes| async {}).route_layer(pay))
@@ -208,7 +208,7 @@ async fn bodies_that_stop_before_their_last_byte_turn_nobody_away() {
 #[tokio::test]
 async fn while_a_client_sends_what_the_key_is_made_of_nothing_is_locked() {
     let site = Site::of(|locks| {
-        let layer = LockLayer::new(locks, from_fn(|_: Bytes| ("k",)));
+        let layer = LockLayer::new(locks, key::from_fn(|_: Bytes| ("k",)));
         Router::new().route("/", post(|body: Bytes| async { body }).route_layer(layer))
     })
     .await;
@@ -250,7 +250,7 @@ async fn while_a_client_sends_what_the_key_is_made_of_nothing_is_locked() {
 async fn a_small_body_that_pauses_does_not_go_for_large_ones_that_move() {
     const BODY: usize = 2 << 20;
     let site = Site::of(|locks| {
-        let layer = LockLayer::new(locks, from_fn(|body: Bytes| ("upload", body.len())));
+        let layer = LockLayer::new(locks, key::from_fn(|body: Bytes| ("upload", body.len())));
         Router::new().route("/upload", post(|_: Bytes| async {}).route_layer(layer))
     })
     .await;
@@ -287,7 +287,7 @@ async fn a_stream_in_both_directions_ends_when_its_client_sends_nothing() {
     for version in VERSIONS {
         let store = TestStore::new();
         let locks = LockManager::new(store.clone());
-        let layer = LockLayer::new(&locks, from_fn(|Path(id): Path<u64>| ("order", id)))
+        let layer = LockLayer::new(&locks, key::from_fn(|Path(id): Path<u64>| ("order", id)))
             .request_body(RequestBodyMode::Stream)
             .body_idle_timeout(IDLE)
             .lock_delay(Duration::from_millis(1));

@@ -15,7 +15,7 @@ use tokio::{
 use tower::ServiceExt;
 use tower_lock::{
     LockManager,
-    key::{KeySource, from_parts},
+    key::{self, KeySource},
 };
 
 pub(crate) mod examples;
@@ -51,7 +51,7 @@ pub(crate) async fn settle() {
 
 /// The same key for every request.
 pub(crate) fn one_key() -> impl KeySource {
-    from_parts(|_| ("k",))
+    key::from_parts(|_| ("k",))
 }
 
 pub(crate) fn store_and_locks() -> (TestStore, LockManager) {

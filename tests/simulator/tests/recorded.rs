@@ -6,11 +6,11 @@ use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use tower_lock::{
-    LockKey, OwnerId,
+    AcquisitionId, LockKey,
     deadpool_redis::redis::{Script, Value},
     store::{
-        AcquireAsk, Acquired, ForceAsk, ForceReleaseReply, IfHeld, LineTerms, ReleaseAsk, Released, RenewAsk, Renewed,
-        StoreEvent, YieldAsk, Yielded,
+        AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, IfBusy, QueueConfig, ReleaseRequest,
+        Released, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
     },
     test_util::redis_protocol::{
         InTime, Names, ScriptCall, acquired, forced, inspected, is_healed, released, renewed, self_tested, yielded,
@@ -155,8 +155,8 @@ fn named(key: &LockKey) -> &'static str {
     NAMED.into_iter().find(|name| lock_key(name) == *key).expect("a key of the recording")
 }
 
-fn id(text: &str) -> OwnerId {
-    OwnerId::from_text(text)
+fn id(text: &str) -> AcquisitionId {
+    AcquisitionId::from_text(text)
 }
 
 fn duration(us: i64) -> Duration {
@@ -164,8 +164,8 @@ fn duration(us: i64) -> Duration {
 }
 
 impl Terms {
-    fn current(self) -> LineTerms {
-        LineTerms::new(duration(self.0), duration(self.1), self.2)
+    fn current(self) -> QueueConfig {
+        QueueConfig::new(duration(self.0), duration(self.1), self.2)
     }
 }
 
@@ -176,25 +176,27 @@ impl Request {
         let in_doubt_after = Duration::from_millis(500);
         let call = match self {
             Self::Acquire { key, id: of, until, lease, queue, terms } => {
-                let if_held = if *queue { IfHeld::LineUp } else { IfHeld::Refuse };
+                let if_held = if *queue { IfBusy::Enqueue } else { IfBusy::Fail };
                 let (lease, terms) = (duration(*lease), terms.current());
-                names.acquire(&AcquireAsk::new(lock_key(key), id(of), lease, if_held, terms, in_doubt_after), *until)
+                names
+                    .acquire(&AcquireRequest::new(lock_key(key), id(of), lease, if_held, terms, in_doubt_after), *until)
             }
             Self::Renew(renewals) => {
-                let renewal =
-                    |renewal: &Renewal| RenewAsk::new(lock_key(&renewal.key), id(&renewal.id), duration(renewal.lease));
+                let renewal = |renewal: &Renewal| {
+                    RenewRequest::new(lock_key(&renewal.key), id(&renewal.id), duration(renewal.lease))
+                };
                 return names.renew(&renewals.iter().map(renewal).collect::<Vec<_>>());
             }
             Self::Release { key, id: of, block_for, terms } => {
-                names.release(&ReleaseAsk::new(lock_key(key), id(of), duration(*block_for), terms.current()))
+                names.release(&ReleaseRequest::new(lock_key(key), id(of), duration(*block_for), terms.current()))
             }
             Self::Yield { key, id: of, fence, next, until, lease, terms } => {
                 let (lease, terms) = (duration(*lease), terms.current());
-                let ask = YieldAsk::new(lock_key(key), id(of), *fence, id(next), lease, terms, in_doubt_after);
-                names.yield_to_line(&ask, *until)
+                let ask = YieldRequest::new(lock_key(key), id(of), *fence, id(next), lease, terms, in_doubt_after);
+                names.yield_to_queue(&ask, *until)
             }
             Self::ForceRelease { key, block_for, terms } => {
-                names.force(&ForceAsk::new(lock_key(key), duration(*block_for), terms.current()))
+                names.force(&ForceReleaseRequest::new(lock_key(key), duration(*block_for), terms.current()))
             }
             Self::Inspect { key } => names.inspect(&lock_key(key)),
             Self::SelfTest { key, inbox, message } => names.self_test(&lock_key(key), inbox, message),
@@ -211,23 +213,23 @@ impl Request {
             }),
             Self::Yield { .. } => yielded(reply).map(|(now, yielded)| match yielded {
                 InTime::Late => format!("{now}: late"),
-                InTime::Done(Yielded::Extended { fence }) => format!("{now}: extended, fence {fence}"),
-                InTime::Done(Yielded::Over(acquired)) => format!("{now}: lost, {}", acquired_means(acquired)),
+                InTime::Done(YieldReply::Extended { fence }) => format!("{now}: extended, fence {fence}"),
+                InTime::Done(YieldReply::NotHolder(acquired)) => format!("{now}: lost, {}", acquired_means(acquired)),
                 InTime::Done(other) => panic!("{other:?}"),
             }),
             Self::Renew(_) => renewed(reply, is_sent).map(|renewed| {
                 let means = renewed.iter().map(|renewed| match renewed {
-                    Renewed::Extended => "extended",
-                    Renewed::NotOwner => "not owner",
-                    Renewed::Unknown => "unknown",
+                    RenewReply::Extended => "extended",
+                    RenewReply::NotHolder => "not owner",
+                    RenewReply::Unknown => "unknown",
                     other => panic!("{other:?}"),
                 });
                 means.collect::<Vec<_>>().join(", ")
             }),
             Self::Release { .. } => released(reply).map(|released| match released {
                 Released::Freed => "freed".to_owned(),
-                Released::HandedOn => "offered".to_owned(),
-                Released::NotOwner => "not owner".to_owned(),
+                Released::HandedOff => "offered".to_owned(),
+                Released::NotHolder => "not owner".to_owned(),
                 other => panic!("{other:?}"),
             }),
             Self::ForceRelease { .. } => forced(reply).map(|forced| match forced {
@@ -237,7 +239,7 @@ impl Request {
                 other => panic!("{other:?}"),
             }),
             Self::Inspect { .. } => inspected(reply).map(|inspected| {
-                let holder = inspected.holder.map(|holder| format!("{}, fence {}", holder.owner, holder.fence));
+                let holder = inspected.holder.map(|holder| format!("{}, fence {}", holder.id, holder.fence));
                 let holder = holder.unwrap_or_else(|| "no holder".to_owned());
                 format!("{holder}, {}, {} waiters", left(inspected.lease_left), inspected.waiting)
             }),
@@ -250,12 +252,14 @@ impl Request {
     }
 }
 
-fn acquired_means(acquired: Acquired) -> String {
+fn acquired_means(acquired: AcquireReply) -> String {
     match acquired {
-        Acquired::Granted { fence } => format!("granted, fence {fence}"),
-        Acquired::InLine { before, lease_left } => format!("queued behind {before}, {}", left(lease_left)),
-        Acquired::Held { lease_left } => format!("busy, {}", left(lease_left)),
-        Acquired::LineFull { lease_left, waiting } => format!("queue full, {}, {waiting} waiters", left(lease_left)),
+        AcquireReply::Granted { fence } => format!("granted, fence {fence}"),
+        AcquireReply::Queued { ahead, lease_left } => format!("queued behind {ahead}, {}", left(lease_left)),
+        AcquireReply::Busy { lease_left } => format!("busy, {}", left(lease_left)),
+        AcquireReply::QueueFull { lease_left, waiting } => {
+            format!("queue full, {}, {waiting} waiters", left(lease_left))
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -266,9 +270,9 @@ fn left(left: Duration) -> String {
 
 fn message(names: &Names, (channel, payload): (String, String)) -> Message {
     let means = match names.event(payload.as_bytes()) {
-        StoreEvent::Offered { key, owner } => format!("{} is offered to {owner}", named(&key)),
-        StoreEvent::TakenAway { key, owner } => format!("{} is revoked from {owner}", named(&key)),
-        StoreEvent::Gap => "unknown".to_owned(),
+        StoreEvent::Offered { key, id: owner } => format!("{} is offered to {owner}", named(&key)),
+        StoreEvent::Revoked { key, id: owner } => format!("{} is revoked from {owner}", named(&key)),
+        StoreEvent::Lagged => "unknown".to_owned(),
         other => panic!("{other:?}"),
     };
     Message { channel, payload, means }
@@ -418,7 +422,7 @@ fn replies_and_messages_are_decoded_as_recorded() {
                 let now = message(&names, (recorded.channel.clone(), recorded.payload.clone()));
                 assert_eq!(now, *recorded, "{which}");
                 if let Some(owner) = recorded.payload.split(' ').nth(3) {
-                    assert_eq!(names.inbox(id(owner).process()), recorded.channel, "{which}");
+                    assert_eq!(names.inbox(id(owner).manager()), recorded.channel, "{which}");
                 }
             }
         }

@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(offered, StoreEvent::Offered { key: key.clone(), id: owner.clone() });
         assert_eq!(names().event(b"1 taken 0 api:0a:7 lock:n:1"), StoreEvent::Revoked { key, id: owner.clone() });
         let blanks = LockKey::raw("my own lock").expect("a name");
-        assert_eq!(names().event(b"1 offered 7 api:0a:7 my own lock"), StoreEvent::Offered { key: blanks, id });
+        assert_eq!(names().event(b"1 offered 7 api:0a:7 my own lock"), StoreEvent::Offered { key: blanks, id: owner });
         for unknown in ["", "1", "2 offered 7 api:0a:7 lock:n:1", "1 sold 7 api:0a:7 lock:n:1", "1 offered 7"] {
             assert_eq!(names().event(unknown.as_bytes()), StoreEvent::Lagged, "{unknown}");
         }

@@ -1,5 +1,5 @@
 use axum::{Json, extract::Path};
 
 fn main() {
-    tower_lock::by(|Json(amount): Json<u64>, Path(id): Path<u64>| ("account", id, amount));
+    tower_lock::key::from_fn(|Json(amount): Json<u64>, Path(id): Path<u64>| ("account", id, amount));
 }

@@ -1,5 +1,5 @@
 use axum::extract::Path;
 
 fn main() {
-    tower_lock::by_fields("order", |Path(id): Path<u64>| id);
+    tower_lock::key::from_fields("order", |Path(id): Path<u64>| id);
 }

@@ -4,5 +4,5 @@ use axum::extract::{Path, State};
 struct Db;
 
 fn main() {
-    tower_lock::by(|State(_): State<Db>, Path(id): Path<u64>| ("order", id));
+    tower_lock::key::from_fn(|State(_): State<Db>, Path(id): Path<u64>| ("order", id));
 }

@@ -1,6 +1,6 @@
-use tower_lock::{by_fields, key::query_param};
+use tower_lock::key;
 
 fn main() {
-    let q = query_param;
-    by_fields("order", (q("a"), q("b"), q("c"), q("d"), q("e")));
+    let q = key::query_param;
+    key::from_fields("order", (q("a"), q("b"), q("c"), q("d"), q("e")));
 }

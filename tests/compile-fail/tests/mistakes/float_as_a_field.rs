@@ -1,5 +1,5 @@
-use tower_lock::{by_fields, key::header};
+use tower_lock::key;
 
 fn main() {
-    by_fields("price", (header("x-shop"), 0.3));
+    key::from_fields("price", (key::header("x-shop"), 0.3));
 }

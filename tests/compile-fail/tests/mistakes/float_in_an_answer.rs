@@ -1,5 +1,5 @@
 use axum::extract::Path;
 
 fn main() {
-    tower_lock::by(|Path(price): Path<f64>| ("price", price));
+    tower_lock::key::from_fn(|Path(price): Path<f64>| ("price", price));
 }

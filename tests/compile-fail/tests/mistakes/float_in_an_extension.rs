@@ -1,5 +1,5 @@
-use tower_lock::{by_fields, key::extension};
+use tower_lock::key;
 
 fn main() {
-    by_fields("price", extension::<f64>());
+    key::from_fields("price", key::extension::<f64>());
 }

@@ -1,3 +1,3 @@
 fn main() {
-    tower_lock::by_fields("order", "id");
+    tower_lock::key::from_fields("order", "id");
 }

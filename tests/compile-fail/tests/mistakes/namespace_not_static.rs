@@ -1,5 +1,5 @@
 use axum::extract::Path;
 
 fn main() {
-    tower_lock::by(|Path((kind, id)): Path<(String, u64)>| (kind, id));
+    tower_lock::key::from_fn(|Path((kind, id)): Path<(String, u64)>| (kind, id));
 }

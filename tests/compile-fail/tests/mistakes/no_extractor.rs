@@ -4,5 +4,5 @@ struct Claim {
 }
 
 fn main() {
-    tower_lock::by(|claim: Claim| ("reward", claim.family_id));
+    tower_lock::key::from_fn(|claim: Claim| ("reward", claim.family_id));
 }

@@ -39,8 +39,7 @@ use tokio::{
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_lock::{
     HasLockKey, HeldLock, Lease, LockKey, LockLayer, LockManager, LockManagerLayer, LockPolicy, Locked, MemoryStore,
-    OnDisconnect, RedisStore, ReleaseAt,
-    key::from_fn,
+    OnDisconnect, RedisStore, ReleaseAt, key,
     store::{LockStore, RedisConnectError},
 };
 use tower_lock_storm::{
@@ -210,7 +209,7 @@ fn subjects(locks: &LockManager, wrong: Wrong, way: Way) -> Router<Arc<Site>> {
         subjects = if way.is_extracted {
             subjects.route(&path, post(visit_extracted).layer(LockManagerLayer::new(locks).policy(policy)))
         } else {
-            let layer = LockLayer::new(locks, from_fn(|Path(id): Path<u64>| ("subject", id))).policy(policy);
+            let layer = LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("subject", id))).policy(policy);
             let layer = if wrong == Wrong::SkipsSome { layer.skip(is_a_hundredth) } else { layer };
             subjects.route(&path, post(visit).route_layer(layer))
         };

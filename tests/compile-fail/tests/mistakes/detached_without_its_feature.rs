@@ -1,5 +1,0 @@
-use tower_lock::HeldLock;
-
-fn main() {
-    let _ = HeldLock::detached(("reward", 7), 42);
-}
