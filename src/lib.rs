@@ -27,6 +27,7 @@ pub mod store;
 pub mod test_util;
 
 mod proto;
+mod policy;
 mod owner;
 mod error;
 #[allow(unreachable_pub, reason = "public in `key`")]
@@ -60,13 +61,11 @@ pub use self::{
     acquisition::AcquisitionId,
     error::{LockError, LockLost, RunError},
     fencing::FencingToken,
-    lock::{
-        HeldLock, LockGuard, LockManager, LockManagerBuilder, LockPolicy, LockStatus, LogKey, OnDisconnect, OnLost,
-        ReleaseAt, RequestBodyMode, TimeoutStatus,
-    },
+    lock::{HeldLock, LockGuard, LockManager, LockManagerBuilder, LockStatus},
     lock_key::LockKey,
     middleware::{LockLayer, LockManagerLayer, Rejection},
     owner::Owner,
+    policy::{LockPolicy, LogKey, OnDisconnect, OnLost, ReleaseAt, RequestBodyMode, TimeoutStatus},
     proto::lease::Lease,
 };
 /// The library that connects to Redis, as this crate's types have it.

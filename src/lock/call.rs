@@ -11,17 +11,17 @@ use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
 
 use super::{
-    HeldLock, LockGuard, LockPolicy,
+    HeldLock, LockGuard,
     attached::Waiter,
     core::Core,
     metrics,
-    policy::{call_setters, settings},
     request_scope::{InRequest, Parent},
 };
 use crate::{
     error::{LockError, RunError},
     lock_key::LockKey,
     owner::Owner,
+    policy::{LockPolicy, call_setters, settings},
     proto::{Ahead, Ending, Request, hold_limits::Terms},
     store::{StoreError, StoreErrorKind},
 };

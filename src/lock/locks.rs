@@ -7,7 +7,7 @@ use std::{
 use tokio::time::timeout;
 
 use super::{
-    LockBuilder, LockPolicy, LockStatus,
+    LockBuilder, LockStatus,
     core::{Core, LINE},
     metrics,
     reports::Report,
@@ -19,6 +19,7 @@ use crate::{
     limits::{DETACHED, LEASE, LEASE_MAX, LEASE_MIN, LOCK_DELAY},
     lock_key::LockKey,
     owner::Owner,
+    policy::LockPolicy,
     process::Process,
     store::{ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore, StoreError, StoreErrorKind, StoreFuture},
 };

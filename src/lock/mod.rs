@@ -18,7 +18,6 @@ mod metrics;
 mod complaints;
 mod reports;
 mod detached;
-mod policy;
 
 #[cfg(all(test, tower_lock_shuttle))]
 mod schedules;
@@ -27,7 +26,6 @@ pub(crate) use self::{
     call::LockParams,
     core::Core,
     detached::{Detached, DetachedRoute},
-    policy::{request_setters, settings},
     request_scope::InRequest,
     room::{Abort, NoRoom, Room, Share},
 };
@@ -36,7 +34,6 @@ pub use self::{
     guard::{LockGuard, ReleaseFuture},
     held::HeldLock,
     locks::{LockManager, LockManagerBuilder},
-    policy::{LockPolicy, LogKey, OnDisconnect, OnLost, ReleaseAt, RequestBodyMode, TimeoutStatus},
     state::LockStatus,
 };
 pub use crate::error::QueueBound;

@@ -21,7 +21,8 @@ use super::{
     request_body::{Content, LazyTimer, RequestBody, Streaming},
 };
 use crate::{
-    lock::{Abort, LockPolicy, NoRoom, Room, Share},
+    lock::{Abort, NoRoom, Room, Share},
+    policy::LockPolicy,
     sync::Mutex,
 };
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::{rejection::OnReject, retry_after::UsualHold};
-use crate::lock::{LockManager, LockPolicy};
+use crate::{lock::LockManager, policy::LockPolicy};
 
 pub(super) type Skip = dyn Fn(&Parts) -> bool + Send + Sync;
 

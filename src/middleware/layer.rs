@@ -11,7 +11,10 @@ use super::{
     rejection::{OnReject, Rejection},
     service::LockService,
 };
-use crate::lock::{LockManager, LockPolicy, request_setters, settings};
+use crate::{
+    lock::LockManager,
+    policy::{LockPolicy, request_setters, settings},
+};
 
 /// Gives each request exclusive use of what it is about to change.
 ///

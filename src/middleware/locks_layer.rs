@@ -18,7 +18,10 @@ use super::{
     section::Duty,
     slot::{Slot, Terms},
 };
-use crate::lock::{LockManager, LockPolicy, request_setters, settings};
+use crate::{
+    lock::LockManager,
+    policy::{LockPolicy, request_setters, settings},
+};
 
 /// Settings for all [`LockLayer`](crate::LockLayer)s inside, those of one router; and what [`Locked`](crate::Locked) takes its locks
 /// from.

@@ -4,7 +4,7 @@ use std::{error::Error, fmt, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::lock::LockPolicy;
+use crate::policy::LockPolicy;
 
 /// Counts the time that the peer makes us wait, and what it moves meanwhile. Pure: time is an argument.
 ///

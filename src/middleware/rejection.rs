@@ -24,7 +24,7 @@ use super::{
 use crate::{
     error::{LockError, QueueBound},
     limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN},
-    lock::TimeoutStatus,
+    policy::TimeoutStatus,
     store::{StoreError, StoreErrorKind},
 };
 

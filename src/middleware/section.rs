@@ -23,7 +23,8 @@ use super::{
 use crate::{
     error::LockLost,
     limits::RELEASE_WAIT,
-    lock::{HeldLock, LockGuard, LockPolicy, ReleaseFuture},
+    lock::{HeldLock, LockGuard, ReleaseFuture},
+    policy::LockPolicy,
     store::Released,
 };
 

@@ -29,9 +29,10 @@ use super::{
 };
 use crate::{
     error::LockLost,
-    lock::{Core, Detached, DetachedRoute, InRequest, LockFuture, LockParams, LockPolicy, Share},
+    lock::{Core, Detached, DetachedRoute, InRequest, LockFuture, LockParams, Share},
     lock_key::LockKey,
     owner::Owner,
+    policy::LockPolicy,
     sync::Mutex,
 };
 

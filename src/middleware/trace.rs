@@ -9,8 +9,9 @@ use http::{Extensions, StatusCode};
 use super::pace::TooSlow;
 use crate::{
     error::{LockError, LockLost},
-    lock::{LockGuard, LockPolicy},
+    lock::LockGuard,
     lock_key::LockKey,
+    policy::LockPolicy,
 };
 
 /// The span of one request that needs a lock, from its key to the end of its section.
