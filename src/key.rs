@@ -7,7 +7,6 @@ pub use crate::lock_key::{
 pub use crate::middleware::by_fields::{Fields, FromFields, from_fields};
 pub use crate::middleware::constant::{Fixed, fixed};
 pub use crate::middleware::field::{Field, extension, header, query_param};
-pub use crate::middleware::field_error::{FieldError, FieldProblem};
 pub use crate::middleware::key_source::{FromParts, IntoKeyRejection, IntoLockKey, KeySource, from_parts};
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
@@ -15,3 +14,4 @@ pub use crate::middleware::{
     by::{FromFn, KeyFn, KeyFnOutput, from_fn, from_fn_with_state},
     field::{form_field, json_field, path_param},
 };
+pub use crate::rejection::field_error::{FieldError, FieldProblem};

@@ -27,6 +27,8 @@ pub mod store;
 pub mod test_util;
 
 mod proto;
+#[allow(unreachable_pub, reason = "public in `middleware` and in `key`")]
+mod rejection;
 mod policy;
 mod owner;
 mod error;
@@ -63,10 +65,11 @@ pub use self::{
     fencing::FencingToken,
     lock::{HeldLock, LockGuard, LockManager, LockManagerBuilder, LockStatus},
     lock_key::LockKey,
-    middleware::{LockLayer, LockManagerLayer, Rejection},
+    middleware::{LockLayer, LockManagerLayer},
     owner::Owner,
     policy::{LockPolicy, LogKey, OnDisconnect, OnLost, ReleaseAt, RequestBodyMode, TimeoutStatus},
     proto::lease::Lease,
+    rejection::Rejection,
 };
 /// The library that connects to Redis, as this crate's types have it.
 #[cfg(feature = "redis")]

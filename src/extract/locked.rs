@@ -9,7 +9,8 @@ use http::{Extensions, StatusCode, request::Parts};
 use crate::{
     lock::{HeldLock, Share},
     lock_key::LockKey,
-    middleware::{ClientConnection, Rejection, RejectionBody, Route, Slot},
+    middleware::{ClientConnection, Route, Slot},
+    rejection::{Rejection, RejectionBody},
 };
 
 /// A value that says what is to be locked before it is worked on: what [`Locked`] takes its key from.

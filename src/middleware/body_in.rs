@@ -17,12 +17,12 @@ use tokio::time::Instant;
 use super::{
     key_source::NoKey,
     pace::{Pace, TooSlow},
-    rejection::Rejection,
     request_body::{Content, LazyTimer, RequestBody, Streaming},
 };
 use crate::{
     lock::{Abort, NoRoom, Room, Share},
     policy::LockPolicy,
+    rejection::Rejection,
     sync::Mutex,
 };
 

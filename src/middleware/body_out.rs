@@ -14,10 +14,11 @@ use pin_project_lite::pin_project;
 use tokio::{runtime::Handle, time::timeout};
 use tower::BoxError;
 
-use super::{rejection::RejectionBody, section::Duty, stream::Stream};
+use super::{section::Duty, stream::Stream};
 use crate::{
     error::LockLost,
     limits::{LOOK_BYTES, LOOK_FRAMES, RELEASE_WAIT},
+    rejection::RejectionBody,
 };
 
 pin_project! {

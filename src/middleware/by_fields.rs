@@ -10,12 +10,13 @@ use super::finder::PathParams;
 use super::{
     body_in::BodyReader,
     field::{Field, Source},
-    field_error::FieldError,
     finder::Finder,
     key_source::{KeySource, NoKey, has_route},
-    rejection::Rejection,
 };
-use crate::lock_key::LockKey;
+use crate::{
+    lock_key::LockKey,
+    rejection::{Rejection, field_error::FieldError},
+};
 
 /// Keys from fields of the request, by their names: one [`Field`], or a tuple of two to four.
 ///

@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use super::{rejection::OnReject, retry_after::UsualHold};
-use crate::{lock::LockManager, policy::LockPolicy};
+use crate::{
+    lock::LockManager,
+    policy::LockPolicy,
+    rejection::{OnReject, retry_after::UsualHold},
+};
 
 pub(super) type Skip = dyn Fn(&Parts) -> bool + Send + Sync;
 

@@ -5,12 +5,11 @@ use std::borrow::Cow;
 use http::{HeaderMap, request::Parts};
 use smallvec::SmallVec;
 
-use super::{
-    field::Source,
-    field_error::{FieldError, FieldProblem, Place},
-    spelling,
+use super::{field::Source, spelling};
+use crate::{
+    lock_key::{LockKey, writer::KeyWriter},
+    rejection::field_error::{FieldError, FieldProblem, Place},
 };
-use crate::lock_key::{LockKey, writer::KeyWriter};
 
 #[cfg(feature = "axum")]
 pub(super) use self::with_axum::PathParams;

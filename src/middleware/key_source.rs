@@ -7,11 +7,11 @@ use std::{
 
 use http::{Response, request::Parts};
 
-use super::{
-    body_in::BodyReader,
+use super::body_in::BodyReader;
+use crate::{
+    lock_key::{LockKey, part::KeyTuple},
     rejection::{Rejection, RejectionBody},
 };
-use crate::lock_key::{LockKey, part::KeyTuple};
 
 /// What a key function may answer.
 ///

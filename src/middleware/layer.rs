@@ -5,15 +5,11 @@ use http::{Method, Response, request::Parts};
 use http_body::Body;
 use tower::{BoxError, Layer};
 
-use super::{
-    config::Config,
-    key_source::KeySource,
-    rejection::{OnReject, Rejection},
-    service::LockService,
-};
+use super::{config::Config, key_source::KeySource, service::LockService};
 use crate::{
     lock::LockManager,
     policy::{LockPolicy, request_setters, settings},
+    rejection::{OnReject, Rejection},
 };
 
 /// Gives each request exclusive use of what it is about to change.

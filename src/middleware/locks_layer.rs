@@ -12,15 +12,14 @@ use super::{
     body_out::ResponseBody,
     ending,
     future::ResponseFuture,
-    rejection::{OnReject, Rejection},
     request_body::RequestBody,
-    retry_after::UsualHold,
     section::Duty,
     slot::{Slot, Terms},
 };
 use crate::{
     lock::LockManager,
     policy::{LockPolicy, request_setters, settings},
+    rejection::{OnReject, Rejection, retry_after::UsualHold},
 };
 
 /// Settings for all [`LockLayer`](crate::LockLayer)s inside, those of one router; and what [`Locked`](crate::Locked) takes its locks

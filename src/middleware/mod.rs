@@ -13,7 +13,6 @@ pub(crate) mod by_fields;
 pub(crate) mod field;
 mod finder;
 mod spelling;
-pub(crate) mod field_error;
 pub(crate) mod constant;
 mod request_body;
 mod connection;
@@ -27,8 +26,6 @@ mod ending;
 mod body_out;
 mod stream;
 mod future;
-mod rejection;
-mod retry_after;
 mod trace;
 
 pub use self::{
@@ -37,9 +34,9 @@ pub use self::{
     future::ResponseFuture,
     layer::LockLayer,
     locks_layer::{LockManagerLayer, LockManagerService},
-    rejection::{Rejection, RejectionBody},
     request_body::RequestBody,
     service::LockService,
 };
 #[cfg(feature = "axum")]
 pub(crate) use self::{slot::Slot, trace::Route};
+pub use crate::rejection::{Rejection, RejectionBody};

@@ -16,7 +16,6 @@ use tokio::{
 
 use super::{
     pace::TooSlow,
-    retry_after::UsualHold,
     slot::{Slot, Tenure},
     trace::LockSpan,
 };
@@ -25,6 +24,7 @@ use crate::{
     limits::RELEASE_WAIT,
     lock::{HeldLock, LockGuard, ReleaseFuture},
     policy::LockPolicy,
+    rejection::retry_after::UsualHold,
     store::Released,
 };
 

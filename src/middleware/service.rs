@@ -17,12 +17,12 @@ use super::{
     future::ResponseFuture,
     key_source::{KeySource, NoKey, has_route},
     locks_layer::Outside,
-    rejection::{OnReject, Rejection, RejectionBody},
     request_body::RequestBody,
     section::Duty,
     slot::{Slot, Terms},
     trace::{LockSpan, Route},
 };
+use crate::rejection::{OnReject, Rejection, RejectionBody};
 
 /// Runs the inner service under the lock of the request. Made by [`LockLayer`](crate::LockLayer).
 ///

@@ -18,12 +18,10 @@ use http::{Response, request::Parts};
 use tokio::{task::AbortHandle, time::Instant};
 
 #[cfg(feature = "axum")]
-use super::{body_in::BodyReader, rejection::RejectionBody, request_body::SharedBody};
+use super::{body_in::BodyReader, request_body::SharedBody};
 use super::{
     connection::ClientConnection,
     prefer,
-    rejection::{OnReject, Rejection},
-    retry_after::UsualHold,
     section::{Section, Stops},
     trace::{LockSpan, Route},
 };
@@ -33,6 +31,7 @@ use crate::{
     lock_key::LockKey,
     owner::Owner,
     policy::LockPolicy,
+    rejection::{OnReject, Rejection, RejectionBody, retry_after::UsualHold},
     sync::Mutex,
 };
 

@@ -1,5 +1,8 @@
 //! The one place where a failure becomes a status.
 
+pub(crate) mod field_error;
+pub(crate) mod retry_after;
+
 use std::{
     borrow::Cow,
     error::Error,
@@ -17,14 +20,14 @@ use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use serde::Serialize;
 use tower::BoxError;
 
-use super::{
-    field_error::FieldError,
-    retry_after::{UsualHold, retry_after},
-};
 use crate::{
     error::{LockError, QueueBound},
     limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN},
     policy::TimeoutStatus,
+    rejection::{
+        field_error::FieldError,
+        retry_after::{UsualHold, retry_after},
+    },
     store::{StoreError, StoreErrorKind},
 };
 
@@ -138,7 +141,7 @@ struct Problem {
 // === impl Rejection ===
 
 impl Rejection {
-    pub(super) fn of(error: LockError, usual_hold: &UsualHold, status: TimeoutStatus) -> Self {
+    pub(crate) fn of(error: LockError, usual_hold: &UsualHold, status: TimeoutStatus) -> Self {
         let retry_after = |lease_left, ahead| retry_after(lease_left, usual_hold.get(), ahead, fastrand::f64());
         match error {
             LockError::Busy { lease_left, ahead } => Self::Busy { retry_after: retry_after(lease_left, ahead) },
@@ -167,7 +170,7 @@ impl Rejection {
     }
 
     /// How long a route holds its locks says little of when the bodies of others have gone.
-    pub(super) fn bodies_full() -> Self {
+    pub(crate) fn bodies_full() -> Self {
         let retry_after =
             retry_after(Duration::MAX, UsualHold::default().get(), 1, fastrand::f64()).max(RETRY_AFTER_MIN);
         Self::BodyBufferFull { retry_after }
@@ -380,7 +383,7 @@ impl From<TimeoutStatus> for StatusCode {
 // === impl RejectionBody ===
 
 impl RejectionBody {
-    pub(super) fn new<B>(body: B) -> Self
+    pub(crate) fn new<B>(body: B) -> Self
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
@@ -420,7 +423,7 @@ impl fmt::Debug for RejectionBody {
 // === impl OnReject ===
 
 impl OnReject {
-    pub(super) fn new<F, B>(answer: F) -> Self
+    pub(crate) fn new<F, B>(answer: F) -> Self
     where
         F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
         B: Body<Data = Bytes> + Send + 'static,
@@ -430,7 +433,7 @@ impl OnReject {
     }
 
     /// This, or what was said further out.
-    pub(super) fn or<'a>(&'a self, outer: Option<&'a Self>) -> &'a Self {
+    pub(crate) fn or<'a>(&'a self, outer: Option<&'a Self>) -> &'a Self {
         match (&self.0, outer) {
             (None, Some(outer)) => outer,
             _ => self,
