@@ -29,6 +29,7 @@ pub mod test_util;
 mod proto;
 #[allow(unreachable_pub, reason = "public in `middleware` and in `key`")]
 mod rejection;
+mod telemetry;
 mod policy;
 mod owner;
 mod error;

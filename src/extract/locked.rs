@@ -9,8 +9,9 @@ use http::{Extensions, StatusCode, request::Parts};
 use crate::{
     lock::{HeldLock, Share},
     lock_key::LockKey,
-    middleware::{ClientConnection, Route, Slot},
+    middleware::{ClientConnection, Slot},
     rejection::{Rejection, RejectionBody},
+    telemetry::route::Route,
 };
 
 /// A value that says what is to be locked before it is worked on: what [`Locked`] takes its key from.

@@ -26,8 +26,9 @@ mod ending;
 mod body_out;
 mod stream;
 mod future;
-mod trace;
 
+#[cfg(feature = "axum")]
+pub(crate) use self::slot::Slot;
 pub use self::{
     body_out::ResponseBody,
     connection::ClientConnection,
@@ -37,6 +38,4 @@ pub use self::{
     request_body::RequestBody,
     service::LockService,
 };
-#[cfg(feature = "axum")]
-pub(crate) use self::{slot::Slot, trace::Route};
 pub use crate::rejection::{Rejection, RejectionBody};

@@ -17,7 +17,6 @@ use tokio::{
 use super::{
     pace::TooSlow,
     slot::{Slot, Tenure},
-    trace::LockSpan,
 };
 use crate::{
     error::LockLost,
@@ -26,6 +25,7 @@ use crate::{
     policy::LockPolicy,
     rejection::retry_after::UsualHold,
     store::Released,
+    telemetry::span::LockSpan,
 };
 
 /// One lock of a request. Dropped, it is given back as a dropped guard is: after its lock-delay.

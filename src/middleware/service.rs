@@ -20,9 +20,11 @@ use super::{
     request_body::RequestBody,
     section::Duty,
     slot::{Slot, Terms},
-    trace::{LockSpan, Route},
 };
-use crate::rejection::{OnReject, Rejection, RejectionBody};
+use crate::{
+    rejection::{OnReject, Rejection, RejectionBody},
+    telemetry::{route::Route, span::LockSpan},
+};
 
 /// Runs the inner service under the lock of the request. Made by [`LockLayer`](crate::LockLayer).
 ///

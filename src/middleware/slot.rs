@@ -23,7 +23,6 @@ use super::{
     connection::ClientConnection,
     prefer,
     section::{Section, Stops},
-    trace::{LockSpan, Route},
 };
 use crate::{
     error::LockLost,
@@ -33,6 +32,7 @@ use crate::{
     policy::LockPolicy,
     rejection::{OnReject, Rejection, RejectionBody, retry_after::UsualHold},
     sync::Mutex,
+    telemetry::{route::Route, span::LockSpan},
 };
 
 /// One request at one layer of ours: the layer, its future, its handler and the extractors in there meet here. In the extensions of the
@@ -227,7 +227,7 @@ impl Slot {
 
     async fn acquire(&self, route: &Route, key: LockKey) -> Result<Section, Rejection> {
         let Terms { core, policy, usual_hold, .. } = &self.0.terms;
-        let mut span = LockSpan::waiting(route, &key, policy);
+        let mut span = LockSpan::waiting(route, &key, policy.shows_key());
         let began = Instant::now();
         if self.0.max_client_wait.is_some() {
             self.0.has_applied.store(true, Release);
@@ -241,7 +241,7 @@ impl Slot {
         };
         match LockFuture::new(Arc::clone(core), ask).await {
             Ok(guard) => {
-                span.granted(&guard, began.elapsed());
+                span.granted(began.elapsed(), || guard.hold_count(), guard.fencing_token());
                 Ok(Section::new(guard, span, Arc::clone(usual_hold), policy))
             }
             Err(error) => {
@@ -259,7 +259,7 @@ impl Slot {
         }
         let error = core.refusal(key, &self.0.owner, || route.label())?;
         self.0.has_applied.store(self.0.max_client_wait.is_some(), Release);
-        LockSpan::waiting(route, key, policy).turned_away(&error, Duration::ZERO);
+        LockSpan::waiting(route, key, policy.shows_key()).turned_away(&error, Duration::ZERO);
         Some(Rejection::of(error, usual_hold, policy.status_in_vain()))
     }
 

@@ -1,0 +1,4 @@
+//! Spans of requests.
+
+pub(crate) mod route;
+pub(crate) mod span;
