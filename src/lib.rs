@@ -29,6 +29,8 @@ pub mod test_util;
 mod proto;
 #[allow(unreachable_pub, reason = "public in `middleware` and in `key`")]
 mod rejection;
+#[allow(unreachable_pub, reason = "public in `middleware`")]
+mod body;
 mod telemetry;
 mod policy;
 mod owner;

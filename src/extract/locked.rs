@@ -7,7 +7,8 @@ use axum::{
 use http::{Extensions, StatusCode, request::Parts};
 
 use crate::{
-    lock::{HeldLock, Share},
+    body::budget::Share,
+    lock::HeldLock,
     lock_key::LockKey,
     middleware::{ClientConnection, Slot},
     rejection::{Rejection, RejectionBody},

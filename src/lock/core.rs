@@ -21,11 +21,11 @@ use super::{
     complaints::Complaints,
     detached, metrics,
     reports::{Report, Reports},
-    room::Room,
     watchdog::Watchdog,
 };
 use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
+    body::budget::Room,
     clock::{Clock, Moment, Now},
     error::{LockError, LockLost},
     limits::{HINT_PAUSE, LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE},

@@ -13,7 +13,6 @@ mod held;
 mod attached;
 mod core;
 mod watchdog;
-mod room;
 mod metrics;
 mod complaints;
 mod reports;
@@ -27,8 +26,8 @@ pub(crate) use self::{
     core::Core,
     detached::{Detached, DetachedRoute},
     request_scope::InRequest,
-    room::{Abort, NoRoom, Room, Share},
 };
+
 pub use self::{
     call::{LockBuilder, LockFuture},
     guard::{LockGuard, ReleaseFuture},

@@ -8,12 +8,12 @@ use http::request::Parts;
 #[cfg(feature = "axum")]
 use super::finder::PathParams;
 use super::{
-    body_in::BodyReader,
     field::{Field, Source},
     finder::Finder,
     key_source::{KeySource, NoKey, has_route},
 };
 use crate::{
+    body::reader::BodyReader,
     lock_key::LockKey,
     rejection::{Rejection, field_error::FieldError},
 };

@@ -7,8 +7,8 @@ use std::{
 
 use http::{Response, request::Parts};
 
-use super::body_in::BodyReader;
 use crate::{
+    body::reader::BodyReader,
     lock_key::{LockKey, part::KeyTuple},
     rejection::{Rejection, RejectionBody},
 };
@@ -68,6 +68,12 @@ pub enum NoKey {
     Rejected(Rejection),
     /// It is made of what a router has matched, and none has.
     NoRoute,
+}
+
+impl From<Rejection> for NoKey {
+    fn from(rejection: Rejection) -> Self {
+        Self::Rejected(rejection)
+    }
 }
 
 /// Whether a router has matched a route. A layer on a whole router is asked for other requests, too.

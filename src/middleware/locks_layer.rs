@@ -12,11 +12,11 @@ use super::{
     body_out::ResponseBody,
     ending,
     future::ResponseFuture,
-    request_body::RequestBody,
     section::Duty,
     slot::{Slot, Terms},
 };
 use crate::{
+    body::request_body::RequestBody,
     lock::LockManager,
     policy::{LockPolicy, request_setters, settings},
     rejection::{OnReject, Rejection, retry_after::UsualHold},
@@ -135,7 +135,7 @@ where
                 head.extensions.insert(handle);
             }
         }
-        let request = Request::from_parts(head, body.watched_by(&slot));
+        let request = Request::from_parts(head, body.watched_by(slot.body_observer(), slot.policy()));
         slot.runs(true);
         let handler = slot.in_request().scope_sync(|| self.inner.call(request));
         let duty = Duty::new(slot.clone(), tenure);

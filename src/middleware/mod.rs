@@ -14,12 +14,9 @@ pub(crate) mod field;
 mod finder;
 mod spelling;
 pub(crate) mod constant;
-mod request_body;
 mod connection;
-mod body_in;
-mod pace;
 mod locks_layer;
-mod slot;
+pub(crate) mod slot;
 mod prefer;
 mod section;
 mod ending;
@@ -35,7 +32,7 @@ pub use self::{
     future::ResponseFuture,
     layer::LockLayer,
     locks_layer::{LockManagerLayer, LockManagerService},
-    request_body::RequestBody,
     service::LockService,
 };
+pub use crate::body::request_body::RequestBody;
 pub use crate::rejection::{Rejection, RejectionBody};

@@ -14,11 +14,9 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{
-    pace::TooSlow,
-    slot::{Slot, Tenure},
-};
+use super::slot::{Slot, Tenure};
 use crate::{
+    body::pace::TooSlow,
     error::LockLost,
     limits::RELEASE_WAIT,
     lock::{HeldLock, LockGuard, ReleaseFuture},

@@ -10,18 +10,17 @@ use http_body::Body;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
-    body_in::BodyReader,
     body_out::ResponseBody,
     config::Config,
     ending,
     future::ResponseFuture,
     key_source::{KeySource, NoKey, has_route},
     locks_layer::Outside,
-    request_body::RequestBody,
     section::Duty,
     slot::{Slot, Terms},
 };
 use crate::{
+    body::{reader::BodyReader, request_body::RequestBody},
     rejection::{OnReject, Rejection, RejectionBody},
     telemetry::{route::Route, span::LockSpan},
 };
@@ -105,8 +104,8 @@ where
         if let Some(rejection) = slot.refusal(&route, &key) {
             return Ok(slot.on_reject().answer(rejection).map(ResponseBody::rejected));
         }
-        if let Err(no_key) = body.read(&mut head).await {
-            return Ok(no_key.answer(&route, slot.on_reject()).map(ResponseBody::rejected));
+        if let Err(rejection) = body.read(&mut head).await {
+            return Ok(NoKey::from(rejection).answer(&route, slot.on_reject()).map(ResponseBody::rejected));
         }
     }
     let (body, mut room) = body.finish();
@@ -120,7 +119,7 @@ where
     head.extensions.insert(section.view());
     head.extensions.insert(slot.clone());
     let method = head.method.clone();
-    let request = Request::from_parts(head, body.watched_by(&slot));
+    let request = Request::from_parts(head, body.watched_by(slot.body_observer(), slot.policy()));
     duty.begin(section);
     let span = duty.span();
     // It owns the service: what that has taken for this request is gone with it, before the lock is.

@@ -18,15 +18,18 @@ use http::{Response, request::Parts};
 use tokio::{task::AbortHandle, time::Instant};
 
 #[cfg(feature = "axum")]
-use super::{body_in::BodyReader, request_body::SharedBody};
+use super::key_source::NoKey;
 use super::{
     connection::ClientConnection,
     prefer,
     section::{Section, Stops},
 };
+#[cfg(feature = "axum")]
+use crate::body::{reader::BodyReader, request_body::SharedBody};
 use crate::{
+    body::{budget::Share, request_body::BodyObserver},
     error::LockLost,
-    lock::{Core, Detached, DetachedRoute, InRequest, LockFuture, LockParams, Share},
+    lock::{Core, Detached, DetachedRoute, InRequest, LockFuture, LockParams},
     lock_key::LockKey,
     owner::Owner,
     policy::LockPolicy,
@@ -135,6 +138,11 @@ impl Slot {
         &self.0.owner
     }
 
+    /// Receives the progress of the body of the request.
+    pub(super) fn body_observer(&self) -> Arc<dyn BodyObserver> {
+        Arc::clone(&self.0) as _
+    }
+
     /// What the calls of the handler have from this request.
     pub(super) fn in_request(&self) -> InRequest {
         InRequest::new(self.0.owner.clone(), self.0.terms.policy.of_request(self.0.max_client_wait))
@@ -185,7 +193,7 @@ impl Slot {
         let Some(shared) = head.extensions.get::<SharedBody>().cloned() else { return Ok(None) };
         let Some(body) = shared.take() else { return Ok(None) };
         let mut body = BodyReader::new(body, self.0.terms.core.bodies(), self.policy());
-        body.read(head).await.map_err(|no_key| no_key.answer(route, self.on_reject()))?;
+        body.read(head).await.map_err(|rejection| NoKey::from(rejection).answer(route, self.on_reject()))?;
         let (body, share) = body.finish();
         shared.put(body);
         Ok(share)
@@ -277,7 +285,7 @@ impl Slot {
 
     /// Whether a lock is held here now.
     pub(super) fn holds(&self) -> bool {
-        self.0.held.load(Acquire) > 0
+        self.0.holds_lock()
     }
 
     /// To the end of the response. Handed back if that is over.
@@ -338,11 +346,6 @@ impl Slot {
         self.0.phase.load(Acquire) != BEFORE
     }
 
-    /// The body of the request is still on its way, or was read to its end.
-    pub(super) fn is_incomplete(&self, is_incomplete: bool) {
-        self.0.is_incomplete.store(is_incomplete, Release);
-    }
-
     /// A place for the handler to finish in, now that nobody waits for its answer; if it has begun, holds a lock, and is to finish.
     pub(super) fn finish(&self) -> Option<Detached> {
         let Inner { terms, is_inner, phase, is_incomplete, waiting, .. } = &*self.0;
@@ -369,6 +372,16 @@ impl Slot {
 
     fn and_outer(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |slot| slot.0.outer.as_ref())
+    }
+}
+
+impl BodyObserver for Inner {
+    fn set_incomplete(&self, is_incomplete: bool) {
+        self.is_incomplete.store(is_incomplete, Release);
+    }
+
+    fn holds_lock(&self) -> bool {
+        self.held.load(Acquire) > 0
     }
 }
 

@@ -21,10 +21,14 @@ use tower::BoxError;
 
 use super::{
     body_out::data_len,
-    pace::{Pace, TooSlow},
     section::{Duty, Stops, first},
 };
-use crate::{error::LockLost, limits::RELEASE_WAIT, sync::Mutex};
+use crate::{
+    body::pace::{Pace, TooSlow},
+    error::LockLost,
+    limits::RELEASE_WAIT,
+    sync::Mutex,
+};
 
 /// Frames pass as they come; the last one waits until the locks are given back: whoever has it finds the keys free.
 ///
