@@ -27,6 +27,8 @@ pub mod store;
 pub mod test_util;
 
 mod proto;
+#[allow(unreachable_pub, reason = "public in `key`")]
+mod key_source;
 #[allow(unreachable_pub, reason = "public in `middleware` and in `key`")]
 mod rejection;
 #[allow(unreachable_pub, reason = "public in `middleware`")]

@@ -5,8 +5,9 @@ use http::{Method, Response, request::Parts};
 use http_body::Body;
 use tower::{BoxError, Layer};
 
-use super::{config::Config, key_source::KeySource, service::LockService};
+use super::{config::Config, service::LockService};
 use crate::{
+    key_source::KeySource,
     lock::LockManager,
     policy::{LockPolicy, request_setters, settings},
     rejection::{OnReject, Rejection},

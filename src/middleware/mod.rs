@@ -6,14 +6,6 @@
 mod layer;
 mod config;
 mod service;
-pub(crate) mod key_source;
-#[cfg(feature = "axum")]
-pub(crate) mod by;
-pub(crate) mod by_fields;
-pub(crate) mod field;
-mod finder;
-mod spelling;
-pub(crate) mod constant;
 mod connection;
 mod locks_layer;
 pub(crate) mod slot;

@@ -14,13 +14,13 @@ use super::{
     config::Config,
     ending,
     future::ResponseFuture,
-    key_source::{KeySource, NoKey, has_route},
     locks_layer::Outside,
     section::Duty,
     slot::{Slot, Terms},
 };
 use crate::{
     body::{reader::BodyReader, request_body::RequestBody},
+    key_source::{KeySource, NoKey, has_route},
     rejection::{OnReject, Rejection, RejectionBody},
     telemetry::{route::Route, span::LockSpan},
 };

@@ -17,8 +17,6 @@ use http::{Extensions, HeaderMap, Method};
 use http::{Response, request::Parts};
 use tokio::{task::AbortHandle, time::Instant};
 
-#[cfg(feature = "axum")]
-use super::key_source::NoKey;
 use super::{
     connection::ClientConnection,
     prefer,
@@ -26,6 +24,10 @@ use super::{
 };
 #[cfg(feature = "axum")]
 use crate::body::{reader::BodyReader, request_body::SharedBody};
+#[cfg(feature = "axum")]
+use crate::key_source::NoKey;
+#[cfg(feature = "axum")]
+use crate::rejection::RejectionBody;
 use crate::{
     body::{budget::Share, request_body::BodyObserver},
     error::LockLost,
@@ -33,7 +35,7 @@ use crate::{
     lock_key::LockKey,
     owner::Owner,
     policy::LockPolicy,
-    rejection::{OnReject, Rejection, RejectionBody, retry_after::UsualHold},
+    rejection::{OnReject, Rejection, retry_after::UsualHold},
     sync::Mutex,
     telemetry::{route::Route, span::LockSpan},
 };

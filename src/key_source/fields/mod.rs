@@ -1,17 +1,25 @@
 //! Keys from fields of a request by their names.
 
+pub(crate) mod field;
+mod reader;
+#[cfg(feature = "axum")]
+mod path;
+#[cfg(feature = "axum")]
+mod json;
+mod canonical;
+
 use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
 use http::request::Parts;
 
 #[cfg(feature = "axum")]
-use super::finder::PathParams;
-use super::{
+use self::path::PathParams;
+use self::{
     field::{Field, Source},
-    finder::Finder,
-    key_source::{KeySource, NoKey, has_route},
+    reader::Finder,
 };
+use super::{KeySource, NoKey, has_route};
 use crate::{
     body::reader::BodyReader,
     lock_key::LockKey,
@@ -120,7 +128,8 @@ impl FromFields {
         finder.look_in_path(&path);
         #[cfg(feature = "axum")]
         if let Some(body) = body {
-            finder.look_in_body(head, body);
+            finder.look_in_form(head, body);
+            finder.look_in_json(body);
         }
         finder.key(self.namespace, head, body.is_some())
     }

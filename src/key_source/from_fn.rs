@@ -14,7 +14,7 @@ use axum::{
 };
 use http::{Request, Response, request::Parts};
 
-use super::key_source::{IntoLockKey, KeySource, NoKey};
+use super::{IntoLockKey, KeySource, NoKey};
 use crate::{body::reader::BodyReader, lock_key::LockKey, rejection::RejectionBody};
 
 /// Keys from extractors: the function says which key the request needs, and takes what a handler would take.

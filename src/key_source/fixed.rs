@@ -2,7 +2,7 @@ use std::future::{Future, ready};
 
 use http::request::Parts;
 
-use super::key_source::{KeySource, NoKey};
+use super::{KeySource, NoKey};
 use crate::{body::reader::BodyReader, lock_key::LockKey};
 
 /// One key for every request. Made by [`fixed`].
