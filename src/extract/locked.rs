@@ -10,7 +10,7 @@ use crate::{
     body::budget::Share,
     lock::HeldLock,
     lock_key::LockKey,
-    middleware::{ClientConnection, Slot},
+    middleware::{ClientConnection, context::Slot},
     rejection::{Rejection, RejectionBody},
     telemetry::route::Route,
 };

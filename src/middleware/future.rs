@@ -8,7 +8,7 @@ use std::{
 use http::Response;
 use pin_project_lite::pin_project;
 
-use super::{body_out::ResponseBody, prefer, slot::Slot};
+use super::{context::Slot, prefer, response_body::ResponseBody};
 use crate::telemetry::span::SpanAround;
 
 pin_project! {

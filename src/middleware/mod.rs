@@ -7,23 +7,21 @@ mod layer;
 mod config;
 mod service;
 mod connection;
-mod locks_layer;
-pub(crate) mod slot;
+mod manager_layer;
+pub(crate) mod context;
 mod prefer;
-mod section;
-mod ending;
-mod body_out;
-mod stream;
+mod request_locks;
+mod response;
+mod response_body;
+mod streaming_body;
 mod future;
 
-#[cfg(feature = "axum")]
-pub(crate) use self::slot::Slot;
 pub use self::{
-    body_out::ResponseBody,
     connection::ClientConnection,
     future::ResponseFuture,
     layer::LockLayer,
-    locks_layer::{LockManagerLayer, LockManagerService},
+    manager_layer::{LockManagerLayer, LockManagerService},
+    response_body::ResponseBody,
     service::LockService,
 };
 pub use crate::body::request_body::RequestBody;

@@ -10,13 +10,13 @@ use http_body::Body;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
-    body_out::ResponseBody,
     config::Config,
-    ending,
+    context::{Slot, Terms},
     future::ResponseFuture,
-    locks_layer::Outside,
-    section::Duty,
-    slot::{Slot, Terms},
+    manager_layer::Outside,
+    request_locks::Duty,
+    response,
+    response_body::ResponseBody,
 };
 use crate::{
     body::{reader::BodyReader, request_body::RequestBody},
@@ -135,7 +135,7 @@ where
         }
     };
     let done = duty.run(handler).await;
-    ending::answer(duty, &method, done).await
+    response::answer(duty, &method, done).await
 }
 
 impl<K> Config<K> {

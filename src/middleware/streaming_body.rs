@@ -20,8 +20,8 @@ use tokio::{
 use tower::BoxError;
 
 use super::{
-    body_out::data_len,
-    section::{Duty, Stops, first},
+    request_locks::{Duty, Stops, first},
+    response_body::data_len,
 };
 use crate::{
     body::pace::{Pace, TooSlow},

@@ -14,7 +14,7 @@ use pin_project_lite::pin_project;
 use tokio::{runtime::Handle, time::timeout};
 use tower::BoxError;
 
-use super::{section::Duty, stream::Stream};
+use super::{request_locks::Duty, streaming_body::Stream};
 use crate::{
     error::LockLost,
     limits::{LOOK_BYTES, LOOK_FRAMES, RELEASE_WAIT},

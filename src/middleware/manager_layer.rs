@@ -9,11 +9,11 @@ use http_body::Body;
 use tower::{BoxError, Layer, Service};
 
 use super::{
-    body_out::ResponseBody,
-    ending,
+    context::{Slot, Terms},
     future::ResponseFuture,
-    section::Duty,
-    slot::{Slot, Terms},
+    request_locks::Duty,
+    response,
+    response_body::ResponseBody,
 };
 use crate::{
     body::request_body::RequestBody,
@@ -143,7 +143,7 @@ where
             slot,
             Box::pin(async move {
                 let done = duty.run(handler).await;
-                ending::answer(duty, &method, done).await
+                response::answer(duty, &method, done).await
             }),
         )
     }

@@ -20,7 +20,7 @@ use tokio::{task::AbortHandle, time::Instant};
 use super::{
     connection::ClientConnection,
     prefer,
-    section::{Section, Stops},
+    request_locks::{Section, Stops},
 };
 #[cfg(feature = "axum")]
 use crate::body::{reader::BodyReader, request_body::SharedBody};

@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::slot::{Slot, Tenure};
+use super::context::{Slot, Tenure};
 use crate::{
     body::pace::TooSlow,
     error::LockLost,
