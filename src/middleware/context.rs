@@ -18,9 +18,7 @@ use http::{Response, request::Parts};
 use tokio::{task::AbortHandle, time::Instant};
 
 use super::{
-    connection::ClientConnection,
-    prefer,
-    request_locks::{Section, Stops},
+    abort::Stops, config::Terms, connection::ClientConnection, owner_lifetime::Tenure, prefer, request_lock::Section,
 };
 #[cfg(feature = "axum")]
 use crate::body::{reader::BodyReader, request_body::SharedBody};
@@ -31,11 +29,11 @@ use crate::rejection::RejectionBody;
 use crate::{
     body::{budget::Share, request_body::BodyObserver},
     error::LockLost,
-    lock::{Core, Detached, DetachedRoute, InRequest, LockFuture, LockParams},
+    lock::{Detached, DetachedRoute, InRequest, LockFuture, LockParams},
     lock_key::LockKey,
     owner::Owner,
     policy::LockPolicy,
-    rejection::{OnReject, Rejection, retry_after::UsualHold},
+    rejection::{OnReject, Rejection},
     sync::Mutex,
     telemetry::{route::Route, span::LockSpan},
 };
@@ -71,26 +69,12 @@ struct Inner {
     beyond: Mutex<Beyond>,
 }
 
-/// As long as one of these lives the request is who it is; then nothing re-enters as its owner. Each layer has one until its part of the answer is
-/// over: a handler or a stream may outlive the layer that has named the owner.
-pub(super) struct Tenure(Owner);
-
 /// The handler was not called yet.
 const BEFORE: u8 = 0;
 /// It runs.
 const RUNS: u8 = 1;
 /// It has answered, or was broken off.
 const AFTER: u8 = 2;
-
-/// How this layer takes locks.
-#[derive(Clone)]
-pub(super) struct Terms {
-    pub(super) core: Arc<Core>,
-    pub(super) policy: LockPolicy,
-    pub(super) on_reject: OnReject,
-    pub(super) usual_hold: Arc<UsualHold>,
-    pub(super) name: Option<&'static str>,
-}
 
 /// What is held beyond the lock of the layer.
 #[derive(Default)]
@@ -384,19 +368,6 @@ impl BodyObserver for Inner {
 
     fn holds_lock(&self) -> bool {
         self.held.load(Acquire) > 0
-    }
-}
-
-impl Tenure {
-    fn begin() -> (Owner, Option<Arc<Self>>) {
-        let owner = Owner::new();
-        (owner.clone(), Some(Arc::new(Self(owner))))
-    }
-}
-
-impl Drop for Tenure {
-    fn drop(&mut self) {
-        self.0.retire();
     }
 }
 

@@ -9,7 +9,8 @@ use http_body::Body;
 use tower::{BoxError, Layer, Service};
 
 use super::{
-    context::{Slot, Terms},
+    config::{Outside, Terms},
+    context::Slot,
     future::ResponseFuture,
     request_locks::Duty,
     response,
@@ -56,14 +57,6 @@ pub struct LockManagerLayer {
 pub struct LockManagerService<S> {
     inner: S,
     layer: LockManagerLayer,
-}
-
-/// What the layers outside say: in the extensions of the request.
-#[derive(Clone, Debug)]
-pub(super) struct Outside {
-    layers: LockPolicy,
-    of_locks: LockPolicy,
-    on_reject: OnReject,
 }
 
 impl LockManagerLayer {
@@ -158,29 +151,5 @@ impl LockManagerLayer {
             usual_hold: Arc::clone(&self.usual_hold),
             name: None,
         }
-    }
-}
-
-impl Outside {
-    /// The nearest one wins.
-    fn over(&self, outer: Option<&Self>) -> Self {
-        let Some(outer) = outer else { return self.clone() };
-        Self {
-            layers: self.layers.or(outer.layers),
-            of_locks: self.of_locks.or(outer.of_locks),
-            on_reject: self.on_reject.or(Some(&outer.on_reject)).clone(),
-        }
-    }
-
-    /// What counts for a request: what the route sets, else the nearest layer outside, else the locks.
-    pub(super) fn policy(outside: Option<&Self>, route: LockPolicy, locks: &LockManager) -> LockPolicy {
-        match outside {
-            Some(Self { layers, of_locks, .. }) => route.or(*layers).or(*of_locks).or(locks.policy()),
-            None => route.or(locks.policy()),
-        }
-    }
-
-    pub(super) fn on_reject(&self) -> &OnReject {
-        &self.on_reject
     }
 }

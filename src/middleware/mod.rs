@@ -6,14 +6,21 @@
 mod layer;
 mod config;
 mod service;
+mod reject;
 mod connection;
 mod manager_layer;
 pub(crate) mod context;
 mod prefer;
+mod owner_lifetime;
+mod abort;
+mod request_lock;
 mod request_locks;
 mod response;
 mod response_body;
+mod complete_body;
 mod streaming_body;
+mod shared_body;
+mod stall_monitor;
 mod future;
 
 pub use self::{
