@@ -21,7 +21,7 @@ mod redis;
 pub use self::memory::MemoryStore;
 #[cfg(all(feature = "redis", feature = "test-util"))]
 #[doc(hidden)]
-pub use self::redis::protocol as redis_protocol;
+pub use self::redis::proto as redis_protocol;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use self::redis::{RedisConnectError, RedisStore, RedisStoreBuilder};

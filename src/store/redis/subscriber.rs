@@ -20,11 +20,11 @@ use tokio::{
 };
 
 use super::{
-    connect::{RedisConnectError, self_test},
-    lane::{Lane, Limits},
-    protocol::Names,
+    connection::{Lane, Limits},
+    error::{RedisConnectError, Trouble},
+    proto::Names,
+    self_test::self_test,
     socket::Connector,
-    trouble::Trouble,
 };
 use crate::{
     limits::{QUEUE_POLL_INTERVAL, RETRY_MAX, RETRY_MIN, STORE_TIMEOUT},
