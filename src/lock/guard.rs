@@ -129,7 +129,7 @@ impl LockGuard {
         self.is_ended = true;
         // Before the next waiter is woken: a recorder that blocks delays this task alone.
         SectionData::record_loss(&self.section);
-        let held_for = self.core.clock.now().since(self.section.began);
+        let held_for = self.core.clock.now().saturating_duration_since(self.section.began);
         self.metrics.finish(&self.section.data.metrics, held_for);
         self.core.guard_ended(&self.section, ending)
     }

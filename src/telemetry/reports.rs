@@ -54,7 +54,7 @@ mod queue {
     use tokio::runtime::Handle;
 
     use super::{Report, isolated};
-    use crate::{limits::REPORTS, sync::Mutex};
+    use crate::{limits::MAX_QUEUED_REPORTS, sync::Mutex};
 
     /// The reports that wait, and at most one thread that processes them.
     #[derive(Debug, Default)]
@@ -92,7 +92,7 @@ mod queue {
             // A report that does not fit is dropped after the mutex is unlocked: its subscriber may go
             // with it.
             let mut rest = Some(report);
-            if queue.waiting.len() < REPORTS {
+            if queue.waiting.len() < MAX_QUEUED_REPORTS {
                 queue.waiting.extend(rest.take());
             }
             let has_worker = std::mem::replace(&mut queue.has_worker, true);

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::reports::Report;
-use crate::{clock::Moment, limits::COMPLAINTS, store::StoreError};
+use crate::{clock::BootInstant, limits::WARN_INTERVAL, store::StoreError};
 
 /// Lets one warning of its kind through in each interval, and counts those that it suppressed.
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ pub(crate) struct ThrottledLog {
 }
 
 impl ThrottledLog {
-    pub(crate) fn store_failed(&self, now: Moment, operation: &'static str, error: &StoreError) -> Option<Report> {
+    pub(crate) fn store_failed(&self, now: BootInstant, operation: &'static str, error: &StoreError) -> Option<Report> {
         let suppressed = self.pass(now)?;
         let mut reason = error.to_string();
         let mut source = error.source();
@@ -28,17 +28,17 @@ impl ThrottledLog {
         Some(Report::StoreWarning { operation, suppressed, reason })
     }
 
-    pub(crate) fn detached_limit_reached(&self, now: Moment, max: usize, route: &str) -> Option<Report> {
+    pub(crate) fn detached_limit_reached(&self, now: BootInstant, max: usize, route: &str) -> Option<Report> {
         Some(Report::HandlerDropped { suppressed: self.pass(now)?, max, route: route.to_owned() })
     }
 
     /// `None`: too early. Otherwise the number of warnings that were suppressed since the last one.
-    fn pass(&self, now: Moment) -> Option<u64> {
+    fn pass(&self, now: BootInstant) -> Option<u64> {
         if !cfg!(feature = "tracing") {
             return None;
         }
         let last = self.last.load(Relaxed);
-        let is_due = last == 0 || now.since(Moment::from_nanos(last)) >= COMPLAINTS;
+        let is_due = last == 0 || now.saturating_duration_since(BootInstant::from_nanos(last)) >= WARN_INTERVAL;
         if !is_due || self.last.compare_exchange(last, now.as_nanos().max(1), Relaxed, Relaxed).is_err() {
             self.suppressed.fetch_add(1, Relaxed);
             return None;
