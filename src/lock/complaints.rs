@@ -3,7 +3,7 @@
 use super::reports::Report;
 #[cfg(feature = "tracing")]
 use crate::error::LockLost;
-use crate::{clock::Moment, store::StoreError};
+use crate::{clock::BootInstant, store::StoreError};
 
 /// When it was told last, and how much was not told since.
 #[cfg(feature = "tracing")]
@@ -16,7 +16,7 @@ pub(super) struct Complaints {
 
 #[cfg(feature = "tracing")]
 impl Complaints {
-    pub(super) fn store_failed(&self, now: Moment, operation: &'static str, error: &StoreError) -> Option<Report> {
+    pub(super) fn store_failed(&self, now: BootInstant, operation: &'static str, error: &StoreError) -> Option<Report> {
         use std::error::Error;
 
         let left_out = self.due(now)?;
@@ -29,16 +29,17 @@ impl Complaints {
         Some(Report::StoreComplaint { operation, left_out, reason })
     }
 
-    pub(super) fn too_many_finish_alone(&self, now: Moment, max: usize, route: &str) -> Option<Report> {
+    pub(super) fn too_many_finish_alone(&self, now: BootInstant, max: usize, route: &str) -> Option<Report> {
         Some(Report::Dropped { left_out: self.due(now)?, max, route: route.to_owned() })
     }
 
     /// Whether one may be told now, and how many were not since the last one.
-    fn due(&self, now: Moment) -> Option<u64> {
+    fn due(&self, now: BootInstant) -> Option<u64> {
         use std::sync::atomic::Ordering::Relaxed;
 
         let last = self.last.load(Relaxed);
-        let is_due = last == 0 || now.since(Moment::from_nanos(last)) >= crate::limits::COMPLAINTS;
+        let is_due =
+            last == 0 || now.saturating_duration_since(BootInstant::from_nanos(last)) >= crate::limits::WARN_INTERVAL;
         if !is_due || self.last.compare_exchange(last, now.as_nanos().max(1), Relaxed, Relaxed).is_err() {
             self.left_out.fetch_add(1, Relaxed);
             return None;
@@ -94,11 +95,11 @@ pub(super) struct Complaints(());
 #[cfg(not(feature = "tracing"))]
 #[expect(clippy::unused_self, reason = "the same calls as with the feature")]
 impl Complaints {
-    pub(super) fn store_failed(&self, _: Moment, _: &'static str, _: &StoreError) -> Option<Report> {
+    pub(super) fn store_failed(&self, _: BootInstant, _: &'static str, _: &StoreError) -> Option<Report> {
         None
     }
 
-    pub(super) fn too_many_finish_alone(&self, _: Moment, _: usize, _: &str) -> Option<Report> {
+    pub(super) fn too_many_finish_alone(&self, _: BootInstant, _: usize, _: &str) -> Option<Report> {
         None
     }
 }

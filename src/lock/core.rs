@@ -26,9 +26,9 @@ use super::{
 };
 use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
-    clock::{Clock, Moment, Now},
+    clock::{BootInstant, Clock, LazyNow},
     error::{LockError, LockLost},
-    limits::{HINT_PAUSE, LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE},
+    limits::{LOCK_DELAY, MAX_STORE_WAITERS, OFFER_TTL, QUEUE_ENTRY_TTL, RECHECK_INTERVAL},
     lock_key::LockKey,
     owner::Owner,
     process::Process,
@@ -41,7 +41,8 @@ use crate::{
 };
 
 /// How every line is served.
-pub(super) const LINE: QueueConfig = QueueConfig::new(OFFER.saturating_add(LOCK_DELAY), PLACE, LINE_IN_STORE);
+pub(super) const LINE: QueueConfig =
+    QueueConfig::new(OFFER_TTL.saturating_add(LOCK_DELAY), QUEUE_ENTRY_TTL, MAX_STORE_WAITERS);
 
 /// What all clones of a handle share.
 #[derive(Debug)]
@@ -80,7 +81,7 @@ pub(crate) struct Core {
 #[derive(Debug, Default)]
 struct Gaps {
     /// When those who wait were told last.
-    told_at: Option<Moment>,
+    told_at: Option<BootInstant>,
     /// A task is about to tell them.
     is_pending: bool,
 }
@@ -101,7 +102,7 @@ struct UnderWay<T, F: FnOnce(Result<T, StoreError>) -> Event<Attached>> {
 struct Alarm {
     core: Arc<Core>,
     key: LockKey,
-    at: Moment,
+    at: BootInstant,
     has_rung: bool,
 }
 
@@ -179,7 +180,7 @@ impl Core {
         }
         self.adopt_orphans();
         let mut actions = Actions::new();
-        let place = self.table.lock().request(key, &Now::of(&self.clock), &self.ids, request, &mut actions);
+        let place = self.table.lock().request(key, &LazyNow::new(&self.clock), &self.ids, request, &mut actions);
         self.perform(key, actions);
         place
     }
@@ -187,7 +188,7 @@ impl Core {
     /// Whoever has this place has left. `None`: it was told already, or is about to be.
     pub(super) fn leave(self: &Arc<Self>, key: &LockKey, place: u64) -> Option<Ahead> {
         let mut actions = Actions::new();
-        let ahead = self.table.lock().leave(key, &Now::of(&self.clock), &self.ids, place, &mut actions);
+        let ahead = self.table.lock().leave(key, &LazyNow::new(&self.clock), &self.ids, place, &mut actions);
         self.perform(key, actions);
         ahead
     }
@@ -201,7 +202,7 @@ impl Core {
             return Some(Released::NotHolder);
         }
         let mut actions = Actions::new();
-        let said = self.table.lock().guard_ended(&Now::of(&self.clock), &self.ids, section, ending, &mut actions);
+        let said = self.table.lock().guard_ended(&LazyNow::new(&self.clock), &self.ids, section, ending, &mut actions);
         self.perform(&section.grant.key, actions);
         said
     }
@@ -230,14 +231,16 @@ impl Core {
         }
     }
 
-    /// Those who wait are told at once, and then no more often than each [`HINT_PAUSE`].
+    /// Those who wait are told at once, and then no more often than each [`RECHECK_INTERVAL`].
     fn gap(self: &Arc<Self>) {
         let now = self.clock.now();
         let mut gaps = self.gaps.lock();
         if gaps.is_pending {
             return;
         }
-        let left = gaps.told_at.map_or(Duration::ZERO, |told_at| told_at.after(HINT_PAUSE).since(now));
+        let left = gaps
+            .told_at
+            .map_or(Duration::ZERO, |told_at| told_at.saturating_add(RECHECK_INTERVAL).saturating_duration_since(now));
         if left.is_zero() {
             gaps.told_at = Some(now);
             drop(gaps);
@@ -344,7 +347,7 @@ impl Core {
             return;
         }
         let mut actions = Actions::new();
-        self.table.lock().on(key, &Now::of(&self.clock), &self.ids, event, &mut actions);
+        self.table.lock().on(key, &LazyNow::new(&self.clock), &self.ids, event, &mut actions);
         self.perform(key, actions);
     }
 
@@ -356,7 +359,7 @@ impl Core {
             let mut next = Actions::new();
             for action in actions {
                 if let Some(event) = self.act(key, action) {
-                    self.table.lock().on(key, &Now::of(&self.clock), &self.ids, event, &mut next);
+                    self.table.lock().on(key, &LazyNow::new(&self.clock), &self.ids, event, &mut next);
                 }
             }
             actions = next;
@@ -457,9 +460,9 @@ impl Core {
         }
     }
 
-    fn wake_at(self: &Arc<Self>, key: &LockKey, at: Moment) {
+    fn wake_at(self: &Arc<Self>, key: &LockKey, at: BootInstant) {
         let mut alarm = Alarm { core: Arc::clone(self), key: key.clone(), at, has_rung: false };
-        let left: Duration = at.since(self.clock.now());
+        let left: Duration = at.saturating_duration_since(self.clock.now());
         self.spawn(async move {
             sleep(left).await;
             alarm.has_rung = true;

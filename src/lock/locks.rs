@@ -16,7 +16,7 @@ use super::{
 use crate::{
     acquisition::AcquisitionIds,
     clock::Clock,
-    limits::{DETACHED, LEASE, LEASE_MAX, LEASE_MIN, LOCK_DELAY},
+    limits::{LEASE, LEASE_MAX, LEASE_MIN, LOCK_DELAY, MAX_DETACHED_HANDLERS},
     lock_key::LockKey,
     owner::Owner,
     process::Process,
@@ -100,7 +100,7 @@ impl LockManager {
             process: Process::default(),
             lease: LEASE,
             clock: Clock::default(),
-            max_detached: DETACHED,
+            max_detached: MAX_DETACHED_HANDLERS,
         }
     }
 

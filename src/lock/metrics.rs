@@ -10,7 +10,7 @@ mod enabled {
     use tokio::time::Instant;
 
     use crate::{
-        clock::Moment,
+        clock::BootInstant,
         error::LockError,
         lock::{
             attached::{Section, SectionData},
@@ -111,10 +111,10 @@ mod enabled {
 
     impl Holding {
         /// Once. The last guard of its section counts it.
-        pub(in crate::lock) fn ends(&self, section: &Section, now: Moment) {
+        pub(in crate::lock) fn ends(&self, section: &Section, now: BootInstant) {
             lost(section);
             if section.data.remove_guard() {
-                let held = now.since(section.began);
+                let held = now.saturating_duration_since(section.began);
                 quietly(|| {
                     histogram!("tower_lock_hold_seconds", "route" => Arc::clone(&self.route)).record(held);
                     gauge!("tower_lock_held").decrement(1);
@@ -173,7 +173,7 @@ mod enabled {
 mod disabled {
     use std::sync::Arc;
 
-    use crate::{clock::Moment, error::LockError, lock::attached::Section};
+    use crate::{clock::BootInstant, error::LockError, lock::attached::Section};
 
     #[derive(Debug)]
     pub(in crate::lock) struct Waiting(());
@@ -199,7 +199,7 @@ mod disabled {
     }
 
     impl Holding {
-        pub(in crate::lock) fn ends(&self, _: &Section, _: Moment) {}
+        pub(in crate::lock) fn ends(&self, _: &Section, _: BootInstant) {}
     }
 
     impl Detached {

@@ -57,7 +57,7 @@ pub mod decisions {
     };
     pub use crate::{
         acquisition::AcquisitionIds,
-        clock::{Moment, Now},
+        clock::{BootInstant, LazyNow},
     };
     use crate::{limits, store::QueueConfig};
 
@@ -68,15 +68,15 @@ pub mod decisions {
     /// The least that the store keeps a key beyond that.
     pub const LOCK_DELAY: Duration = limits::LOCK_DELAY;
     /// How often a waiter asks again, give or take a fifth.
-    pub const CHECK_IN: Duration = limits::CHECK_IN;
+    pub const QUEUE_POLL_INTERVAL: Duration = limits::QUEUE_POLL_INTERVAL;
     /// How long one call of the store may take.
-    pub const STORE_CALL: Duration = limits::STORE_CALL;
+    pub const STORE_CALL_TIMEOUT: Duration = limits::STORE_CALL_TIMEOUT;
     /// When those who wait are told that the store is silent.
     pub const STORE_TIMEOUT: Duration = limits::STORE_TIMEOUT;
     /// How long a process hands a key on within itself.
-    pub const HAND_OVER_TIME: Duration = limits::HAND_OVER_TIME;
+    pub const LOCAL_HANDOFF_TIME: Duration = limits::LOCAL_HANDOFF_TIME;
     /// Between two questions to the store about one grant that messages ask for.
-    pub const HINT_PAUSE: Duration = limits::HINT_PAUSE;
+    pub const RECHECK_INTERVAL: Duration = limits::RECHECK_INTERVAL;
     /// What is due within this time is renewed with what is due already.
-    pub const RENEWAL_TICK: Duration = limits::RENEWAL_TICK;
+    pub const RENEWAL_BATCH_WINDOW: Duration = limits::RENEWAL_BATCH_WINDOW;
 }

@@ -47,7 +47,7 @@ mod enabled {
     use tokio::runtime::Handle;
 
     use super::{Report, quietly};
-    use crate::{limits::REPORTS, sync::Mutex};
+    use crate::{limits::MAX_QUEUED_REPORTS, sync::Mutex};
 
     /// What waits to be told, and one thread at the most that tells it.
     #[derive(Debug, Default)]
@@ -84,7 +84,7 @@ mod enabled {
             let mut queue = self.0.lock();
             // What has no room is dropped when the mutex is free: its subscriber may go with it.
             let mut left_out = Some(report);
-            if queue.waiting.len() < REPORTS {
+            if queue.waiting.len() < MAX_QUEUED_REPORTS {
                 queue.waiting.extend(left_out.take());
             }
             let is_told = std::mem::replace(&mut queue.is_told, true);

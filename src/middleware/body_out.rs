@@ -17,7 +17,7 @@ use tower::BoxError;
 use super::{rejection::RejectionBody, section::Duty, stream::Stream};
 use crate::{
     error::LockLost,
-    limits::{LOOK_BYTES, LOOK_FRAMES, RELEASE_WAIT},
+    limits::{EAGER_BYTES, EAGER_FRAMES, RELEASE_WAIT},
 };
 
 pin_project! {
@@ -148,7 +148,7 @@ where
             if is_last {
                 break None;
             }
-            if frames.len() > LOOK_FRAMES || bytes > LOOK_BYTES {
+            if frames.len() > EAGER_FRAMES || bytes > EAGER_BYTES {
                 return Ok(Self::streaming(Stream::new(inner, frames, hint, length, duty)));
             }
         };

@@ -114,7 +114,7 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
 }
 
 /// The usual [`LockStore::call_timeout`].
-pub const CALL_TIMEOUT: Duration = crate::limits::STORE_CALL;
+pub const CALL_TIMEOUT: Duration = crate::limits::STORE_CALL_TIMEOUT;
 
 /// How a line is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    limits::{CONNECT_TIMEOUT, PREFIX, STORE_CALL},
+    limits::{CONNECT_TIMEOUT, REDIS_PREFIX, STORE_CALL_TIMEOUT},
     lock_key::LockKey,
     process::Process,
     store::StoreErrorKind,
@@ -209,14 +209,14 @@ impl RedisStoreBuilder {
     }
 
     fn shared(self, pool: Option<Pool>, address: Address) -> Result<Arc<Shared>, RedisConnectError> {
-        let prefix = self.prefix.as_deref().unwrap_or(PREFIX);
+        let prefix = self.prefix.as_deref().unwrap_or(REDIS_PREFIX);
         let names = Names::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
         let within = |setting, value: Option<Duration>, default, longest| match value.unwrap_or(default) {
             value if (SHORTEST..=longest).contains(&value) => Ok(value),
             value => Err(RedisConnectError::InvalidTimeout { setting, value }),
         };
         let limits = Limits {
-            call: within("call_timeout", self.call_timeout, STORE_CALL, LONGEST_CALL)?,
+            call: within("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, LONGEST_CALL)?,
             connect: within("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, LONGEST_CONNECT)?,
         };
         let client = Client::open(address.info).map_err(|error| RedisConnectError::InvalidUrl(error.into()))?;

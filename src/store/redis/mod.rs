@@ -27,9 +27,9 @@ use super::{
     ReleaseRequest, Released, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
 };
 #[cfg(feature = "tracing")]
-use crate::limits::COMPLAINTS;
+use crate::limits::WARN_INTERVAL;
 use crate::{
-    clock::{Clock, Moment},
+    clock::{BootInstant, Clock},
     lock_key::LockKey,
 };
 
@@ -82,7 +82,7 @@ struct Shared {
     events: Arc<Events>,
     told_of_endless: AtomicBool,
     #[cfg(feature = "tracing")]
-    warned_of_fence: Mutex<Option<Moment>>,
+    warned_of_fence: Mutex<Option<BootInstant>>,
 }
 
 impl RedisStore {
@@ -255,7 +255,7 @@ impl Shared {
     /// A call that does nothing once `valid_for` has passed since it was made, by whichever clock.
     async fn in_time<T>(
         &self,
-        called: Moment,
+        called: BootInstant,
         valid_for: Duration,
         by: Instant,
         call: impl Fn(i64) -> Result<ScriptCall, NotAName>,
@@ -272,7 +272,7 @@ impl Shared {
             self.server_clock().said(server, now);
             match answer {
                 InTime::Done(answer) => return Ok(answer),
-                InTime::Late if now.since(called) >= valid_for => break,
+                InTime::Late if now.saturating_duration_since(called) >= valid_for => break,
                 InTime::Late => {}
             }
         }
@@ -295,7 +295,7 @@ impl Shared {
         {
             let now = self.clock.now();
             let mut warned = self.warned_of_fence.lock().unwrap_or_else(PoisonError::into_inner);
-            if warned.is_none_or(|warned| now.since(warned) >= COMPLAINTS) {
+            if warned.is_none_or(|warned| now.saturating_duration_since(warned) >= WARN_INTERVAL) {
                 *warned = Some(now);
                 drop(warned);
                 warn_of_fence(&self.names, "something else");
