@@ -27,6 +27,7 @@ pub mod store;
 pub mod test_util;
 
 mod proto;
+mod telemetry;
 mod owner;
 mod error;
 #[allow(unreachable_pub, reason = "public in `key`")]

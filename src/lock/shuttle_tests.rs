@@ -19,7 +19,7 @@ use std::{
 
 use shuttle::{future::block_on, thread};
 
-use super::{LockFuture, LockGuard, Locks, core::LINE};
+use super::{LockFuture, LockGuard, Locks, driver::LINE};
 use crate::{
     clock::Clock,
     error::LockError,

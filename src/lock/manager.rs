@@ -8,9 +8,7 @@ use tokio::time::timeout;
 
 use super::{
     LockBuilder, LockPolicy, LockStatus,
-    core::{Core, LINE},
-    metrics,
-    reports::Report,
+    driver::{Core, LINE},
     request_scope::Parent,
 };
 use crate::{
@@ -21,6 +19,7 @@ use crate::{
     owner::Owner,
     process::Process,
     store::{ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore, StoreError, StoreErrorKind, StoreFuture},
+    telemetry::{metrics, reports::Report},
 };
 
 /// The handle: locks in one store, for layers, handlers, jobs and tests.
@@ -280,7 +279,7 @@ impl LockManager {
     pub fn shutdown_on_signal(&self, budget: Duration) -> impl Future<Output = ()> + Send + use<> {
         let locks = self.clone();
         async move {
-            super::signal::stop().await;
+            crate::lock::signal::stop().await;
             // The releases of what is revoked take a call to the store.
             let grace = budget.saturating_sub(locks.core().store_timeout()).max(budget / 2);
             if locks.shutdown(grace).await > 0 {

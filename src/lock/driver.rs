@@ -17,10 +17,8 @@ use tokio::{
 };
 
 use super::{
-    attached::{Attached, Grant, GrantData, Section, Waiter},
-    complaints::Complaints,
-    detached, metrics,
-    reports::{Report, Reports},
+    detached,
+    driver_data::{Attached, Grant, GrantData, Section, Waiter},
     room::Room,
     watchdog::Watchdog,
 };
@@ -38,6 +36,11 @@ use crate::{
         StoreEvent, StoreFuture, YieldRequest,
     },
     sync::Mutex,
+    telemetry::{
+        metrics::AcquireMetrics,
+        reports::{Report, Reports},
+        throttle::ThrottledLog,
+    },
 };
 
 /// How every line is served.
@@ -59,7 +62,7 @@ pub(crate) struct Core {
     made_in: u32,
     /// The longest lease that the store is asked for.
     pub(super) lease: Duration,
-    complaints: Complaints,
+    store_warnings: ThrottledLog,
     reports: Reports,
     /// For the bodies of requests that are read before their lock is taken.
     bodies: Arc<Room>,
@@ -126,7 +129,7 @@ impl Core {
             made_in: process.id(),
             process,
             lease,
-            complaints: Complaints::default(),
+            store_warnings: ThrottledLog::default(),
             reports: Reports::default(),
             bodies: Arc::default(),
             table: Mutex::new(Table::new(LeaseBounds { longest: lease, call_timeout })),
@@ -318,7 +321,7 @@ impl Core {
         route: impl FnOnce() -> Option<Arc<str>>,
     ) -> Option<LockError> {
         let error = self.table.lock().refusal(key, owner, self.clock.now())?;
-        metrics::Waiting::begins(route().as_ref()).refused(&error);
+        AcquireMetrics::start(route().as_ref()).rejected(&error);
         Some(error)
     }
 
@@ -454,8 +457,8 @@ impl Core {
             && error.kind() != StoreErrorKind::InvalidKey
         {
             self.report(Report::StoreFailed { operation: verb, kind: error.kind() });
-            if let Some(complaint) = self.complaints.store_failed(self.clock.now(), verb, error) {
-                self.report(complaint);
+            if let Some(warning) = self.store_warnings.store_failed(self.clock.now(), verb, error) {
+                self.report(warning);
             }
         }
     }
