@@ -4,7 +4,7 @@ use std::{cell::Cell, time::Duration};
 
 /// A moment of that clock, in nanoseconds. Pure code takes it as an argument.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment(u64);
+pub struct BootInstant(u64);
 
 /// Runs through suspend: a machine that slept past a lease finds it over. (`CLOCK_BOOTTIME` on Linux; `Instant` elsewhere, which does
 /// not count sleep on some systems.)
@@ -19,14 +19,14 @@ pub struct Clock {
 /// The time of one event: read when it is first asked for, and then the same for all of it. To read a clock is a good part of what a
 /// hand-over costs, and not each event needs it.
 #[derive(Debug)]
-pub struct Now<'a> {
+pub struct LazyNow<'a> {
     clock: Option<&'a Clock>,
-    read: Cell<Option<Moment>>,
+    read: Cell<Option<BootInstant>>,
 }
 
-impl Moment {
+impl BootInstant {
     /// Later than everything.
-    pub const NEVER: Self = Self(u64::MAX);
+    pub const FAR_FUTURE: Self = Self(u64::MAX);
 
     /// So many nanoseconds after the beginning of the clock.
     pub const fn from_nanos(nanos: u64) -> Self {
@@ -37,31 +37,31 @@ impl Moment {
         self.0
     }
 
-    /// This long after; what is past the end of the clock is [`NEVER`](Self::NEVER).
+    /// This long after; what is past the end of the clock is [`FAR_FUTURE`](Self::FAR_FUTURE).
     #[must_use]
-    pub fn after(self, duration: Duration) -> Self {
+    pub fn saturating_add(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(nanos(duration)))
     }
 
     /// From then to here; zero if then is later.
-    pub const fn since(self, then: Self) -> Duration {
+    pub const fn saturating_duration_since(self, then: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(then.0))
     }
 }
 
-impl<'a> Now<'a> {
+impl<'a> LazyNow<'a> {
     /// What this clock says when it is asked.
-    pub fn of(clock: &'a Clock) -> Self {
+    pub fn new(clock: &'a Clock) -> Self {
         Self { clock: Some(clock), read: Cell::new(None) }
     }
 
     /// This moment.
     #[cfg(any(test, feature = "test-util"))]
-    pub fn at(moment: Moment) -> Self {
+    pub fn fixed(moment: BootInstant) -> Self {
         Self { clock: None, read: Cell::new(Some(moment)) }
     }
 
-    pub(crate) fn get(&self) -> Moment {
+    pub(crate) fn get(&self) -> BootInstant {
         self.read.get().unwrap_or_else(|| {
             let now = self.clock.map(Clock::now).unwrap_or_default();
             self.read.set(Some(now));
@@ -74,7 +74,7 @@ impl Clock {
     /// What time it is.
     #[cfg(not(any(test, feature = "test-util")))]
     #[expect(clippy::unused_self, reason = "tests have more than one clock")]
-    pub fn now(&self) -> Moment {
+    pub fn now(&self) -> BootInstant {
         boot::now()
     }
 
@@ -83,22 +83,22 @@ impl Clock {
     /// A build for production may have the feature by mistake. So Tokio's clock counts only where a test has stopped it or moved it.
     #[cfg(any(test, feature = "test-util"))]
     #[expect(clippy::disallowed_methods, reason = "it is compared with Tokio's clock")]
-    pub fn now(&self) -> Moment {
+    pub fn now(&self) -> BootInstant {
         use std::{
             sync::{LazyLock, atomic::Ordering},
             time::Instant,
         };
 
-        static START: LazyLock<(Instant, Moment)> = LazyLock::new(|| (Instant::now(), boot::now()));
+        static START: LazyLock<(Instant, BootInstant)> = LazyLock::new(|| (Instant::now(), boot::now()));
         let (start, booted) = *START;
         let before = Instant::now();
         let tokio = tokio::time::Instant::now().into_std();
         let is_moved = tokio < before || Instant::now() < tokio;
         // A stopped clock may stand before the start.
-        let moment = Moment(booted.0.saturating_sub(nanos(start.saturating_duration_since(tokio))))
-            .after(tokio.saturating_duration_since(start));
+        let moment = BootInstant(booted.0.saturating_sub(nanos(start.saturating_duration_since(tokio))))
+            .saturating_add(tokio.saturating_duration_since(start));
         let now = if is_moved { moment } else { with_suspend(moment, boot::now()) };
-        Moment(now.0.saturating_add(self.jumped.load(Ordering::Relaxed)))
+        BootInstant(now.0.saturating_add(self.jumped.load(Ordering::Relaxed)))
     }
 
     /// As if the machine had been suspended for so long: timers have not moved, leases have.
@@ -110,28 +110,28 @@ impl Clock {
 
 /// What is more than a pause between two readings was suspend, which Tokio's clock does not count.
 #[cfg(any(test, feature = "test-util"))]
-fn with_suspend(tokio: Moment, boot: Moment) -> Moment {
+fn with_suspend(tokio: BootInstant, boot: BootInstant) -> BootInstant {
     const PAUSE: Duration = Duration::from_millis(10);
-    if boot.since(tokio) > PAUSE { boot } else { tokio }
+    if boot.saturating_duration_since(tokio) > PAUSE { boot } else { tokio }
 }
 
 mod boot {
-    use super::Moment;
+    use super::BootInstant;
 
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    pub(super) fn now() -> Moment {
+    pub(super) fn now() -> BootInstant {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         let whole = u64::try_from(now.tv_sec).unwrap_or(0).saturating_mul(1_000_000_000);
-        Moment(whole.saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0)))
+        BootInstant(whole.saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0)))
     }
 
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     #[expect(clippy::disallowed_methods, reason = "this is the clock")]
-    pub(super) fn now() -> Moment {
+    pub(super) fn now() -> BootInstant {
         use std::{sync::OnceLock, time::Instant};
         static START: OnceLock<Instant> = OnceLock::new();
         let start = *START.get_or_init(Instant::now);
-        Moment(super::nanos(start.elapsed()))
+        BootInstant(super::nanos(start.elapsed()))
     }
 }
 
@@ -145,10 +145,13 @@ mod tests {
 
     #[test]
     fn moments_do_not_run_over_the_end_of_the_clock() {
-        let moment = Moment::from_nanos(5);
-        assert_eq!(moment.after(Duration::MAX), Moment::NEVER);
-        assert_eq!(moment.since(moment.after(Duration::from_secs(1))), Duration::ZERO);
-        assert_eq!(moment.after(Duration::from_nanos(2)).since(moment), Duration::from_nanos(2));
+        let moment = BootInstant::from_nanos(5);
+        assert_eq!(moment.saturating_add(Duration::MAX), BootInstant::FAR_FUTURE);
+        assert_eq!(moment.saturating_duration_since(moment.saturating_add(Duration::from_secs(1))), Duration::ZERO);
+        assert_eq!(
+            moment.saturating_add(Duration::from_nanos(2)).saturating_duration_since(moment),
+            Duration::from_nanos(2)
+        );
     }
 
     /// What production reads. Suspend cannot be had in a test; that the clock never stands behind the system's own uptime can.
@@ -160,7 +163,7 @@ mod tests {
         assert!(before <= after);
         if let Ok(uptime) = uptime {
             let uptime: f64 = uptime.split(' ').next().expect("two numbers").parse().expect("a number");
-            let seconds = |moment: Moment| moment.since(Moment::default()).as_secs_f64();
+            let seconds = |moment: BootInstant| moment.saturating_duration_since(BootInstant::default()).as_secs_f64();
             assert!(seconds(before) - 1.0 <= uptime && uptime <= seconds(after) + 1.0, "{uptime}, {before:?}");
         }
     }
@@ -171,9 +174,12 @@ mod tests {
         let now = Clock::default().now();
         let after = boot::now();
         let pause = Duration::from_millis(10);
-        assert!(before <= now.after(pause) && now <= after.after(pause), "{before:?}, {now:?}, {after:?}");
+        assert!(
+            before <= now.saturating_add(pause) && now <= after.saturating_add(pause),
+            "{before:?}, {now:?}, {after:?}"
+        );
 
-        let at = |ms| Moment::default().after(Duration::from_millis(ms));
+        let at = |ms| BootInstant::default().saturating_add(Duration::from_millis(ms));
         assert_eq!(with_suspend(at(1_000), at(61_000)), at(61_000), "suspended for a minute");
         assert_eq!(with_suspend(at(1_000), at(1_001)), at(1_000), "read a moment later");
         assert_eq!(with_suspend(at(1_000), at(999)), at(1_000));
@@ -184,8 +190,8 @@ mod tests {
         let clock = Clock::default();
         let start = clock.now();
         tokio::time::advance(Duration::from_secs(3)).await;
-        assert_eq!(clock.now().since(start), Duration::from_secs(3));
+        assert_eq!(clock.now().saturating_duration_since(start), Duration::from_secs(3));
         clock.clone().jump(Duration::from_secs(30));
-        assert_eq!(clock.now().since(start), Duration::from_secs(33));
+        assert_eq!(clock.now().saturating_duration_since(start), Duration::from_secs(33));
     }
 }

@@ -1,6 +1,6 @@
 use std::{error::Error, fmt, time::Duration};
 
-use crate::{limits::GIVE_BACKS, store::StoreError};
+use crate::{limits::MAX_PENDING_RELEASES, store::StoreError};
 
 /// Why there is no guard. Nothing is held, and nothing was started.
 #[derive(Clone, Debug)]
@@ -160,7 +160,10 @@ impl Error for LockError {
 
 impl fmt::Display for PendingReleases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{GIVE_BACKS} releases have not reached the store yet; acquisitions are rejected until they have")
+        write!(
+            f,
+            "{MAX_PENDING_RELEASES} releases have not reached the store yet; acquisitions are rejected until they have"
+        )
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    limits::{BODIES_BYTES, BODIES_SHARE_DIVISOR},
+    limits::{BUFFERED_SHARE_DIVISOR, MAX_BUFFERED_BYTES},
     lock_key::{KeyMap, LockKey},
     sync::Mutex,
 };
@@ -136,7 +136,7 @@ impl<T> Ledger<T> {
     /// The part shrinks with what is left, as that of the places in the queue does. The first body
     /// of a key is never refused for it: one that is larger than the part could never wait.
     fn waits_for(&mut self, key: &LockKey, bytes: u64) -> bool {
-        let part = self.at_most().saturating_add(bytes) / BODIES_SHARE_DIVISOR;
+        let part = self.at_most().saturating_add(bytes) / BUFFERED_SHARE_DIVISOR;
         match self.waiting.get_mut(key) {
             Some(of_key) if of_key.saturating_add(bytes) > part => false,
             Some(of_key) => {
@@ -179,7 +179,7 @@ impl Room {
 
 impl Default for Room {
     fn default() -> Self {
-        Self(Mutex::new(Ledger::new(BODIES_BYTES)))
+        Self(Mutex::new(Ledger::new(MAX_BUFFERED_BYTES)))
     }
 }
 

@@ -150,7 +150,7 @@ fn limit(head: &mut Parts) -> u64 {
     use axum::{RequestExt, extract::Request};
     use http_body::Frame;
 
-    use crate::limits::BODY_BYTES;
+    use crate::limits::MAX_BODY_BYTES;
 
     /// As long as it likes.
     struct Unannounced;
@@ -169,13 +169,13 @@ fn limit(head: &mut Parts) -> u64 {
     mem::swap(request.extensions_mut(), &mut head.extensions);
     let mut request = request.with_limited_body();
     mem::swap(request.extensions_mut(), &mut head.extensions);
-    request.body().size_hint().upper().unwrap_or(BODY_BYTES).min(BODY_BYTES)
+    request.body().size_hint().upper().unwrap_or(MAX_BODY_BYTES).min(MAX_BODY_BYTES)
 }
 
 /// Nobody says otherwise.
 #[cfg(not(feature = "axum"))]
 fn limit(_: &mut Parts) -> u64 {
-    crate::limits::BODY_LIMIT
+    crate::limits::DEFAULT_BODY_LIMIT
 }
 
 /// A limit that a layer outside has set shows in the same error.

@@ -2,38 +2,35 @@
 //! state machine.
 
 // From the handle to the guard, then the driver and its parts.
-mod locks;
-mod state;
+mod manager;
+mod status;
 #[cfg(feature = "signal")]
 mod signal;
-mod call;
+mod acquire;
 mod request_scope;
 mod guard;
 mod held;
-mod attached;
-mod core;
+mod driver;
+mod driver_data;
 mod watchdog;
-mod metrics;
-mod complaints;
-mod reports;
 mod detached;
 
 #[cfg(all(test, tower_lock_shuttle))]
-mod schedules;
+mod shuttle_tests;
 
 pub(crate) use self::{
-    call::LockParams,
-    core::Core,
+    acquire::LockParams,
     detached::{Detached, DetachedRoute},
+    driver::Core,
     request_scope::InRequest,
 };
 
 pub use self::{
-    call::{LockBuilder, LockFuture},
+    acquire::{LockBuilder, LockFuture},
     guard::{LockGuard, ReleaseFuture},
     held::HeldLock,
-    locks::{LockManager, LockManagerBuilder},
-    state::LockStatus,
+    manager::{LockManager, LockManagerBuilder},
+    status::LockStatus,
 };
 pub use crate::error::QueueBound;
 
@@ -53,26 +50,26 @@ pub mod decisions {
     };
     pub use crate::{
         acquisition::AcquisitionIds,
-        clock::{Moment, Now},
+        clock::{BootInstant, LazyNow},
     };
     use crate::{limits, store::QueueConfig};
 
     /// How every line is served.
-    pub const LINE: QueueConfig = super::core::LINE;
+    pub const LINE: QueueConfig = crate::lock::driver::LINE;
     /// How long a grant lasts.
     pub const LEASE: Duration = limits::LEASE;
     /// The least that the store keeps a key beyond that.
     pub const LOCK_DELAY: Duration = limits::LOCK_DELAY;
     /// How often a waiter asks again, give or take a fifth.
-    pub const CHECK_IN: Duration = limits::CHECK_IN;
+    pub const QUEUE_POLL_INTERVAL: Duration = limits::QUEUE_POLL_INTERVAL;
     /// How long one call of the store may take.
-    pub const STORE_CALL: Duration = limits::STORE_CALL;
+    pub const STORE_CALL_TIMEOUT: Duration = limits::STORE_CALL_TIMEOUT;
     /// When those who wait are told that the store is silent.
     pub const STORE_TIMEOUT: Duration = limits::STORE_TIMEOUT;
     /// How long a process hands a key on within itself.
-    pub const HAND_OVER_TIME: Duration = limits::HAND_OVER_TIME;
+    pub const LOCAL_HANDOFF_TIME: Duration = limits::LOCAL_HANDOFF_TIME;
     /// Between two questions to the store about one grant that messages ask for.
-    pub const HINT_PAUSE: Duration = limits::HINT_PAUSE;
+    pub const RECHECK_INTERVAL: Duration = limits::RECHECK_INTERVAL;
     /// What is due within this time is renewed with what is due already.
-    pub const RENEWAL_TICK: Duration = limits::RENEWAL_TICK;
+    pub const RENEWAL_BATCH_WINDOW: Duration = limits::RENEWAL_BATCH_WINDOW;
 }

@@ -11,14 +11,15 @@ use std::{
 
 use tokio::{sync::Notify, task::AbortHandle, time::timeout};
 
-use super::{attached::Grant, core::Core, reports::Report};
+use super::{driver::Core, driver_data::Grant};
 use crate::{
-    clock::Moment,
+    clock::BootInstant,
     error::LockLost,
-    limits::{RENEWAL_TICK, RENEWAL_TICKS_PER_LEASE, RENEWALS_PER_CALL, RENEWALS_PER_LEASE},
+    limits::{MAX_RENEWALS_PER_CALL, RENEWAL_BATCH_WINDOW, RENEWAL_BATCH_WINDOWS_PER_LEASE, RENEWALS_PER_LEASE},
     proto::grant::Need,
     store::{RenewReply, RenewRequest, StoreError, StoreErrorKind},
     sync::Mutex,
+    telemetry::reports::Report,
 };
 
 /// One task for all grants of a [`LockManager`](crate::LockManager): it renews in batches, every third of a lease, and ends what is past its
@@ -35,12 +36,12 @@ pub(super) struct Watchdog {
 #[derive(Debug, Default)]
 struct Watched {
     /// By the moment in which they need something.
-    grants: BTreeMap<(Moment, u64), Arc<Grant>>,
+    grants: BTreeMap<(BootInstant, u64), Arc<Grant>>,
     task: Option<AbortHandle>,
     /// Which one that is: earlier ones may end later.
     number: u64,
     /// When the task is to look again.
-    next_look: Option<Moment>,
+    next_look: Option<BootInstant>,
 }
 
 /// What it found when it looked.
@@ -49,7 +50,7 @@ struct Look {
     lost: Vec<Arc<Grant>>,
     limits: Vec<Arc<Grant>>,
     /// When to look again.
-    next: Moment,
+    next: BootInstant,
     /// Nothing is there to be watched.
     idle: bool,
 }
@@ -67,7 +68,7 @@ impl Watchdog {
         // It may have gone with the runtime it ran on, or that runtime may be one that nobody drives.
         let gone = watched.task.as_ref().is_none_or(AbortHandle::is_finished);
         let now = core.clock.now();
-        if gone || watched.next_look.is_some_and(|look| now > look.after(core.store_timeout())) {
+        if gone || watched.next_look.is_some_and(|look| now > look.saturating_add(core.store_timeout())) {
             drop(watched);
             Self::start(core);
         } else if watched.next_look.is_some_and(|look| at < look) {
@@ -144,13 +145,13 @@ impl Watchdog {
         }
     }
 
-    fn look(&self, now: Moment, lease: Duration) -> Look {
-        let soon = now.after(RENEWAL_TICK.min(lease / RENEWAL_TICKS_PER_LEASE));
+    fn look(&self, now: BootInstant, lease: Duration) -> Look {
+        let soon = now.saturating_add(RENEWAL_BATCH_WINDOW.min(lease / RENEWAL_BATCH_WINDOWS_PER_LEASE));
         let mut look = Look {
             due: Vec::new(),
             lost: Vec::new(),
             limits: Vec::new(),
-            next: now.after(lease / RENEWALS_PER_LEASE),
+            next: now.saturating_add(lease / RENEWALS_PER_LEASE),
             idle: true,
         };
         // Not under the mutex: what is over wakes whoever waits for that.
@@ -195,7 +196,7 @@ impl Watchdog {
 
 impl Watched {
     /// Zero says that it is in no list; no moment of a running clock is.
-    fn list(&mut self, grant: &Arc<Grant>, at: Moment) -> Moment {
+    fn list(&mut self, grant: &Arc<Grant>, at: BootInstant) -> BootInstant {
         grant.data.listed_at.store(at.as_nanos(), Release);
         self.grants.insert((at, grant.owner.sequence()), Arc::clone(grant));
         at
@@ -204,11 +205,11 @@ impl Watched {
     fn unlist(&mut self, grant: &Grant) {
         let at = grant.data.listed_at.swap(0, Acquire);
         if at != 0 {
-            self.grants.remove(&(Moment::from_nanos(at), grant.owner.sequence()));
+            self.grants.remove(&(BootInstant::from_nanos(at), grant.owner.sequence()));
         }
     }
 
-    fn take_until(&mut self, end: Moment) -> Vec<Arc<Grant>> {
+    fn take_until(&mut self, end: BootInstant) -> Vec<Arc<Grant>> {
         let later = self.grants.split_off(&(end, u64::MAX));
         let taken: Vec<_> = std::mem::replace(&mut self.grants, later).into_values().collect();
         for grant in &taken {
@@ -264,11 +265,11 @@ async fn run(task: Task, earlier: Arc<Notify>) {
             for grant in look.limits {
                 core.limit(&grant);
             }
-            for due in look.due.chunks(RENEWALS_PER_CALL) {
+            for due in look.due.chunks(MAX_RENEWALS_PER_CALL) {
                 // In a task of its own: a store that is slow now does not delay the next look.
                 core.spawn(renew(Arc::clone(&core), due.to_vec()));
             }
-            look.next.since(core.clock.now())
+            look.next.saturating_duration_since(core.clock.now())
         };
         let _ = timeout(left, earlier.notified()).await;
     }
@@ -295,7 +296,7 @@ async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
     for ((grant, lease), renewed) in due.iter().zip(leases).zip(answers.unwrap_or_default()) {
         match renewed {
             RenewReply::Extended => {
-                core.report(Report::Renewed(grant.remaining(now)));
+                core.report(Report::Renewed { margin: grant.remaining(now) });
                 grant.extend(lease, asked, now);
             }
             // Ended there and not here: during a yield it may have gone in order.
@@ -305,7 +306,7 @@ async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
     }
     for grant in due {
         if grant.is_late(core.clock.now()) {
-            core.report(Report::Late { fence: grant.fence() });
+            core.report(Report::RenewalLate { fence: grant.fence() });
         }
     }
 }

@@ -14,7 +14,7 @@ use self::{
     part::{KeyPart, KeyTuple},
     writer::KeyWriter,
 };
-use crate::limits::RAW_KEY_BYTES;
+use crate::limits::MAX_RAW_KEY_BYTES;
 
 /// The name of what is locked: a namespace and parts.
 ///
@@ -115,7 +115,7 @@ impl LockKey {
         if text.is_empty() {
             return Err(RawKeyError::Empty);
         }
-        if text.len() > RAW_KEY_BYTES {
+        if text.len() > MAX_RAW_KEY_BYTES {
             return Err(RawKeyError::TooLong);
         }
         let tag_is_clear = match text.split_once('{') {
@@ -239,7 +239,7 @@ mod tests {
     use sha2::{Digest, Sha256};
 
     use super::{part::display, writer::hex, *};
-    use crate::limits::KEY_BYTES;
+    use crate::limits::MAX_KEY_BYTES;
 
     #[test]
     fn a_key_is_readable() {
@@ -270,19 +270,19 @@ mod tests {
 
     #[test]
     fn a_long_key_ends_in_a_hash_of_the_whole() {
-        for n in [KEY_BYTES - 2, KEY_BYTES - 1, KEY_BYTES, 5000] {
+        for n in [MAX_KEY_BYTES - 2, MAX_KEY_BYTES - 1, MAX_KEY_BYTES, 5000] {
             for c in ["x", "é", "€", " "] {
                 let key = LockKey::from(("n", c.repeat(n)));
-                assert!(key.as_str().len() <= KEY_BYTES, "{n} times {c:?} gives {} bytes", key.as_str().len());
+                assert!(key.as_str().len() <= MAX_KEY_BYTES, "{n} times {c:?} gives {} bytes", key.as_str().len());
                 assert_ne!(key, LockKey::from(("n", c.repeat(n + 1))), "one {c:?} more is another key");
             }
         }
-        assert!(!LockKey::from(("n", "x".repeat(KEY_BYTES - 2))).as_str().contains('~'), "just fits");
-        assert!(LockKey::from(("n", "x".repeat(KEY_BYTES - 1))).as_str().contains('~'), "just does not");
+        assert!(!LockKey::from(("n", "x".repeat(MAX_KEY_BYTES - 2))).as_str().contains('~'), "just fits");
+        assert!(LockKey::from(("n", "x".repeat(MAX_KEY_BYTES - 1))).as_str().contains('~'), "just does not");
         // The hash is the public one, so that an operator can compute it.
         let long = LockKey::from(("n", "x".repeat(300)));
         let whole = hex(Sha256::new_with_prefix(format!("n:{}", "x".repeat(300))));
-        assert_eq!(long.as_str(), format!("n:{}~{whole}", "x".repeat(KEY_BYTES - 33 - 2)));
+        assert_eq!(long.as_str(), format!("n:{}~{whole}", "x".repeat(MAX_KEY_BYTES - 33 - 2)));
     }
 
     #[test]
@@ -292,7 +292,7 @@ mod tests {
         assert_ne!(key, LockKey::hashed(("account", "ann@example.org", 8)));
         assert!(
             LockKey::hashed((Box::leak("n".repeat(400).into_boxed_str()) as &'static str, 1)).as_str().len()
-                <= KEY_BYTES
+                <= MAX_KEY_BYTES
         );
         let long = LockKey::hashed(("n", "x".repeat(300)));
         assert_ne!(long, LockKey::hashed(("n", "x".repeat(301))));
@@ -307,7 +307,7 @@ mod tests {
             assert_eq!(LockKey::raw(braces), Err(RawKeyError::Braces), "{braces}");
         }
         assert_eq!(LockKey::raw(""), Err(RawKeyError::Empty));
-        assert_eq!(LockKey::raw("x".repeat(RAW_KEY_BYTES + 1)), Err(RawKeyError::TooLong));
+        assert_eq!(LockKey::raw("x".repeat(MAX_RAW_KEY_BYTES + 1)), Err(RawKeyError::TooLong));
         assert_ne!(LockKey::raw("n:1").expect("fine"), LockKey::from(("n", 1)), "a raw name is a name of its own");
     }
 

@@ -8,12 +8,12 @@ use super::{
     LockKey, Spelling,
     part::{KeyPart, PartWriter},
 };
-use crate::limits::KEY_BYTES;
+use crate::limits::MAX_KEY_BYTES;
 
 /// The text of a key as it grows: on the stack, and never longer there than a key may be.
 #[doc(hidden)]
 pub struct KeyWriter {
-    text: [u8; KEY_BYTES],
+    text: [u8; MAX_KEY_BYTES],
     len: usize,
     /// Where the namespace ends.
     namespace: usize,
@@ -26,7 +26,7 @@ const HASH_BYTES: usize = 1 + 32;
 
 impl KeyWriter {
     pub(super) fn empty() -> Self {
-        Self { text: [0; KEY_BYTES], len: 0, namespace: 0, long: None }
+        Self { text: [0; MAX_KEY_BYTES], len: 0, namespace: 0, long: None }
     }
 
     pub(crate) fn new(namespace: &'static str) -> Self {
@@ -47,7 +47,7 @@ impl KeyWriter {
 
     pub(super) fn push(&mut self, text: &str) {
         let text = text.as_bytes();
-        let fits = text.len().min(KEY_BYTES - self.len);
+        let fits = text.len().min(MAX_KEY_BYTES - self.len);
         if fits < text.len() && self.long.is_none() {
             self.long = Some(Sha256::new_with_prefix(&self.text[..self.len]));
         }
@@ -76,13 +76,13 @@ impl KeyWriter {
     pub(crate) fn finish(self) -> LockKey {
         match self.long {
             None => made(&self.text[..self.len], None),
-            Some(long) => made(&self.text[..KEY_BYTES - HASH_BYTES], Some(long)),
+            Some(long) => made(&self.text[..MAX_KEY_BYTES - HASH_BYTES], Some(long)),
         }
     }
 
     pub(super) fn finish_hashed(mut self) -> LockKey {
         let hash = self.long.take().unwrap_or_else(|| Sha256::new_with_prefix(&self.text[..self.len]));
-        self.len = self.namespace.min(KEY_BYTES - HASH_BYTES - 1);
+        self.len = self.namespace.min(MAX_KEY_BYTES - HASH_BYTES - 1);
         self.push(":");
         made(&self.text[..self.len], Some(hash))
     }

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     error::LockLost,
-    limits::{LOOK_BYTES, LOOK_FRAMES, RELEASE_WAIT},
+    limits::{EAGER_BYTES, EAGER_FRAMES, RELEASE_WAIT},
     rejection::RejectionBody,
 };
 
@@ -141,7 +141,7 @@ where
             if is_last {
                 break None;
             }
-            if frames.len() > LOOK_FRAMES || bytes > LOOK_BYTES {
+            if frames.len() > EAGER_FRAMES || bytes > EAGER_BYTES {
                 return Ok(Self::streaming(Stream::new(inner, frames, hint, length, duty)));
             }
         };

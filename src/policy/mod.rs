@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use crate::{
-    limits::{BODY_IDLE, BODY_RATE, HOLD_AT_LEAST_MAX, LOCK_DELAY, LOCK_DELAY_MAX, LOCK_WAIT, MAX_HOLD, REQUEST_WAIT},
+    limits::{
+        BODY_IDLE_TIMEOUT, LOCK_DELAY, LOCK_DELAY_MAX, LOCK_WAIT_TIMEOUT, MAX_HOLD, MIN_BODY_RATE, MIN_HOLD_MAX,
+        REQUEST_WAIT_TIMEOUT,
+    },
     proto::hold_limits::Terms,
 };
 
@@ -284,7 +287,7 @@ settings!(policy);
 impl LockPolicy {
     /// How long a request waits that has not said so itself.
     pub(crate) fn request_wait(&self) -> Duration {
-        self.wait.unwrap_or(REQUEST_WAIT)
+        self.wait.unwrap_or(REQUEST_WAIT_TIMEOUT)
     }
 
     /// How long a request may choose to wait. `None`: it is not asked.
@@ -306,12 +309,12 @@ impl LockPolicy {
     }
 
     pub(crate) fn longest_idle(&self) -> Duration {
-        self.body_idle_timeout.unwrap_or(BODY_IDLE)
+        self.body_idle_timeout.unwrap_or(BODY_IDLE_TIMEOUT)
     }
 
     /// In bytes per second.
     pub(crate) fn least_rate(&self) -> u64 {
-        self.min_body_rate.unwrap_or(BODY_RATE)
+        self.min_body_rate.unwrap_or(MIN_BODY_RATE)
     }
 
     pub(crate) fn buffers_request(&self) -> bool {
@@ -337,7 +340,7 @@ impl LockPolicy {
 
     /// How long a call without HTTP waits.
     pub(crate) fn call_wait(&self) -> Duration {
-        self.wait.unwrap_or(LOCK_WAIT)
+        self.wait.unwrap_or(LOCK_WAIT_TIMEOUT)
     }
 
     /// On which terms a call without HTTP holds its key.
@@ -345,7 +348,7 @@ impl LockPolicy {
         Terms {
             lease: self.lease.unwrap_or_default(),
             max_hold: self.max_hold,
-            min_hold: self.min_hold.unwrap_or_default().min(HOLD_AT_LEAST_MAX),
+            min_hold: self.min_hold.unwrap_or_default().min(MIN_HOLD_MAX),
             lock_delay: self.lock_delay.unwrap_or(LOCK_DELAY).min(LOCK_DELAY_MAX),
         }
     }

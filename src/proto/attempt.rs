@@ -5,9 +5,9 @@ use std::{sync::Arc, time::Duration};
 use super::{DriverTypes, grant::Grant, in_flight::Calls, section::Section};
 use crate::{
     acquisition::AcquisitionId,
-    clock::Moment,
+    clock::BootInstant,
     fencing::FencingToken,
-    limits::{CHECK_IN, RETRY_MIN},
+    limits::{QUEUE_POLL_INTERVAL, RETRY_MIN},
     owner::Owner,
     store::{StoreError, StoreErrorKind},
 };
@@ -31,11 +31,11 @@ pub(super) struct Attempt<D: DriverTypes> {
     /// How long the store was asked to keep the key beyond the lease.
     pub(super) lock_delay: Duration,
     /// When to ask again.
-    pub(super) ask_at: Option<Moment>,
+    pub(super) ask_at: Option<BootInstant>,
     /// When the store said where it stands in the line.
-    pub(super) heard_at: Moment,
+    pub(super) heard_at: BootInstant,
     /// Until when somebody else has the key, as the store said.
-    pub(super) held_until: Moment,
+    pub(super) held_until: BootInstant,
 }
 
 #[derive(Debug)]
@@ -62,7 +62,7 @@ pub(super) struct Held<D: DriverTypes> {
     pub(super) grant: Arc<Grant<D>>,
     pub(super) token: FencingToken,
     /// When the store last said that nobody else has its turn.
-    pub(super) since: Moment,
+    pub(super) since: BootInstant,
     /// How many sections there were under this fence.
     pub(super) sections: u16,
     pub(super) running: Option<Running<D>>,
@@ -93,8 +93,8 @@ impl<D: DriverTypes> Attempt<D> {
             lease: Duration::ZERO,
             lock_delay: Duration::ZERO,
             ask_at: None,
-            heard_at: Moment::default(),
-            held_until: Moment::default(),
+            heard_at: BootInstant::default(),
+            held_until: BootInstant::default(),
         }
     }
 
@@ -110,7 +110,7 @@ impl<D: DriverTypes> Attempt<D> {
 
     /// When a request in the queue is to be told that the store is silent. Requests without a wait
     /// are told first, if there are any.
-    pub(super) fn gives_up_at(&self, has_impatient: bool, timeout: Duration) -> Option<Moment> {
+    pub(super) fn gives_up_at(&self, has_impatient: bool, timeout: Duration) -> Option<BootInstant> {
         if self.waits_for_its_turn() { self.calls.gives_up_at(!has_impatient, timeout) } else { None }
     }
 
@@ -129,17 +129,17 @@ impl<D: DriverTypes> Attempt<D> {
     }
 
     /// When a waiter asks again: about once a second, or when the holder's lease is over.
-    pub(super) fn check_in(&mut self, now: Moment, lease_left: Duration, die: f64) {
-        let usual = CHECK_IN.mul_f64(0.8 + 0.4 * die);
+    pub(super) fn check_in(&mut self, now: BootInstant, lease_left: Duration, die: f64) {
+        let usual = QUEUE_POLL_INTERVAL.mul_f64(0.8 + 0.4 * die);
         // Rounded up: asked within the last millisecond of the lease it would be held once more.
         let free = lease_left.saturating_add(Duration::from_millis(2)).max(RETRY_MIN);
-        self.ask_at = Some(now.after(usual.min(free)));
+        self.ask_at = Some(now.saturating_add(usual.min(free)));
     }
 }
 
 impl<D: DriverTypes> Running<D> {
     /// Of what is lost, nobody holds anything.
-    pub(super) fn holds(&self, now: Moment) -> u32 {
+    pub(super) fn holds(&self, now: BootInstant) -> u32 {
         if self.section.remaining(now).is_zero() { 0 } else { self.holds }
     }
 

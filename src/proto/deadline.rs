@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{clock::Moment, error::LockLost};
+use crate::{clock::BootInstant, error::LockLost};
 
 /// The deadline until which something may be counted on; the reason of its end once it has ended.
 ///
@@ -13,12 +13,12 @@ pub(super) struct AtomicDeadline(AtomicU64);
 /// The content of an [`AtomicDeadline`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Deadline {
-    At(Moment),
+    At(BootInstant),
     Ended(LockLost),
 }
 
 impl AtomicDeadline {
-    pub(super) fn new(at: Moment) -> Self {
+    pub(super) fn new(at: BootInstant) -> Self {
         Self(AtomicU64::new(at.as_nanos()))
     }
 
@@ -35,10 +35,10 @@ impl AtomicDeadline {
     }
 
     /// The deadline; the past after the end.
-    pub(super) fn at(&self) -> Moment {
+    pub(super) fn at(&self) -> BootInstant {
         match self.get() {
             Deadline::At(at) => at,
-            Deadline::Ended(_) => Moment::default(),
+            Deadline::Ended(_) => BootInstant::default(),
         }
     }
 
@@ -50,13 +50,13 @@ impl AtomicDeadline {
     }
 
     /// Ends it, unless it has ended or its deadline was moved meanwhile.
-    pub(super) fn end_if(&self, at: Moment, why: LockLost) {
+    pub(super) fn end_if(&self, at: BootInstant, why: LockLost) {
         let _ = self.0.compare_exchange(at.as_nanos(), why.code(), Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Moves the deadline, never to an earlier instant. Returns `false` if it has ended or has passed
     /// at this instant: too late is too late.
-    pub(super) fn extend(&self, to: Moment, now: Moment) -> bool {
+    pub(super) fn extend(&self, to: BootInstant, now: BootInstant) -> bool {
         let extended = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |raw| match Deadline::from_raw(raw) {
             Deadline::At(at) if now < at => Some(at.max(to).as_nanos()),
             _ => None,
@@ -69,7 +69,7 @@ impl Deadline {
     /// The codes of the reasons are instants in the first nanoseconds after boot, which no deadline
     /// is.
     fn from_raw(raw: u64) -> Self {
-        LockLost::from_code(raw).map_or(Self::At(Moment::from_nanos(raw)), Self::Ended)
+        LockLost::from_code(raw).map_or(Self::At(BootInstant::from_nanos(raw)), Self::Ended)
     }
 }
 
@@ -77,8 +77,8 @@ impl Deadline {
 mod tests {
     use super::*;
 
-    const fn at(seconds: u64) -> Moment {
-        Moment::from_nanos(seconds * 1_000_000_000)
+    const fn at(seconds: u64) -> BootInstant {
+        BootInstant::from_nanos(seconds * 1_000_000_000)
     }
 
     #[test]
@@ -88,7 +88,7 @@ mod tests {
         deadline.end(LockLost::Revoked);
         deadline.end(LockLost::Released);
         assert!(!deadline.extend(at(20), at(1)), "it has ended");
-        assert_eq!((deadline.why(), deadline.at()), (Some(LockLost::Revoked), Moment::default()));
+        assert_eq!((deadline.why(), deadline.at()), (Some(LockLost::Revoked), BootInstant::default()));
     }
 
     #[test]

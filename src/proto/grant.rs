@@ -12,10 +12,13 @@ use super::{
 };
 use crate::{
     acquisition::AcquisitionId,
-    clock::Moment,
+    clock::BootInstant,
     error::LockLost,
     fencing::FencingToken,
-    limits::{HINT_PAUSE, RENEWAL_RETRIES_PER_LEASE, RENEWAL_RETRY_MIN, RENEWAL_TICKS_PER_LEASE, RENEWALS_PER_LEASE},
+    limits::{
+        RECHECK_INTERVAL, RENEWAL_BATCH_WINDOWS_PER_LEASE, RENEWAL_RETRIES_PER_LEASE, RENEWAL_RETRY_MIN,
+        RENEWALS_PER_LEASE,
+    },
     lock_key::LockKey,
 };
 
@@ -30,7 +33,7 @@ pub struct Grant<D: DriverTypes> {
     token: AtomicU64,
     /// I4: nothing but the store's word moves it on. Nanoseconds; the [code](LockLost::code) of a reason once it is over, for ever (I5).
     deadline: AtomicDeadline,
-    /// When the section that runs is over, whatever the store says; `NEVER` if it has no such end.
+    /// When the section that runs is over, whatever the store says; `FAR_FUTURE` if it has no such end.
     limit: AtomicU64,
     /// What the store is asked for: as much as its sections need. It only grows, because one id
     /// never counts on less than before.
@@ -58,9 +61,9 @@ pub struct Grant<D: DriverTypes> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Nothing before this moment.
-    Rest(Moment),
+    Rest(BootInstant),
     /// To be renewed; and to be looked at again at this moment, if no answer has come.
-    Renewal(Moment),
+    Renewal(BootInstant),
     /// The section that runs has reached its limit, or it is time to look at its delivery.
     HoldLimitReached,
     /// Nothing more: it is over.
@@ -82,18 +85,18 @@ impl<D: DriverTypes> Grant<D> {
         token: FencingToken,
         lease: Duration,
         lock_delay: Duration,
-        asked: Moment,
+        asked: BootInstant,
     ) -> Self {
         Self {
             lease: AtomicU64::new(nanos(lease)),
             key,
             owner,
             token: AtomicU64::new(token.as_u64()),
-            deadline: AtomicDeadline::new(asked.after(safe_part(lease))),
-            limit: AtomicU64::new(Moment::NEVER.as_nanos()),
-            delivery_at: AtomicU64::new(Moment::NEVER.as_nanos()),
+            deadline: AtomicDeadline::new(asked.saturating_add(safe_part(lease))),
+            limit: AtomicU64::new(BootInstant::FAR_FUTURE.as_nanos()),
+            delivery_at: AtomicU64::new(BootInstant::FAR_FUTURE.as_nanos()),
             lock_delay: AtomicU64::new(nanos(lock_delay)),
-            renew_at: AtomicU64::new(asked.after(lease / RENEWALS_PER_LEASE).as_nanos()),
+            renew_at: AtomicU64::new(asked.saturating_add(lease / RENEWALS_PER_LEASE).as_nanos()),
             doubted_at: AtomicU64::new(0),
             hurried: AtomicBool::new(false),
             in_doubt: AtomicBool::new(false),
@@ -105,10 +108,10 @@ impl<D: DriverTypes> Grant<D> {
 
     /// I4: for how long it can be claimed at this moment that the store keeps it for us. What is past its deadline is over, for
     /// everybody, from this question on.
-    pub fn remaining(&self, now: Moment) -> Duration {
+    pub fn remaining(&self, now: BootInstant) -> Duration {
         loop {
             let Deadline::At(deadline) = self.deadline.get() else { return Duration::ZERO };
-            let left = deadline.since(now);
+            let left = deadline.saturating_duration_since(now);
             if !left.is_zero() {
                 return left;
             }
@@ -122,9 +125,9 @@ impl<D: DriverTypes> Grant<D> {
     ///
     /// `lease` is the one of the call that was answered. A renewal that was sent before the lease
     /// grew got the shorter one: to count on the longer one would be to let two in.
-    pub fn extend(&self, lease: Duration, asked: Moment, now: Moment) {
-        if self.deadline.extend(asked.after(safe_part(lease)), now) {
-            self.renew_at.store(asked.after(lease / RENEWALS_PER_LEASE).as_nanos(), Ordering::Relaxed);
+    pub fn extend(&self, lease: Duration, asked: BootInstant, now: BootInstant) {
+        if self.deadline.extend(asked.saturating_add(safe_part(lease)), now) {
+            self.renew_at.store(asked.saturating_add(lease / RENEWALS_PER_LEASE).as_nanos(), Ordering::Relaxed);
             self.warned.store(false, Ordering::Relaxed);
             // An answer to a question that is older than the doubt says nothing about it.
             if self.asking.load(Ordering::Acquire) != Self::AGAIN {
@@ -134,18 +137,18 @@ impl<D: DriverTypes> Grant<D> {
     }
 
     /// A section begins under it.
-    pub(super) fn section(&self, limit: Moment) {
+    pub(super) fn section(&self, limit: BootInstant) {
         self.limit.store(limit.as_nanos(), Ordering::Relaxed);
-        self.delivery_at(Moment::NEVER);
+        self.delivery_at(BootInstant::FAR_FUTURE);
     }
 
     /// When the delivery of the section that runs is looked at.
-    pub(super) fn delivery_at(&self, at: Moment) {
+    pub(super) fn delivery_at(&self, at: BootInstant) {
         self.delivery_at.store(at.as_nanos(), Ordering::Relaxed);
     }
 
     /// The same, if it is not looked at sooner.
-    pub(super) fn delivery_by(&self, at: Moment) {
+    pub(super) fn delivery_by(&self, at: BootInstant) {
         self.delivery_at.fetch_min(at.as_nanos(), Ordering::Relaxed);
     }
 
@@ -190,23 +193,23 @@ impl<D: DriverTypes> Grant<D> {
     /// What the watchdog has to do for it now. An answer that does not come is asked for again soon.
     ///
     /// `soon`: what is due before this moment is done now, with what is due already.
-    pub fn need(&self, now: Moment, soon: Moment) -> Need {
+    pub fn need(&self, now: BootInstant, soon: BootInstant) -> Need {
         let left = self.remaining(now);
         if left.is_zero() {
             return Need::Over;
         }
         let [limit, delivery_at] =
-            [&self.limit, &self.delivery_at].map(|moment| Moment::from_nanos(moment.load(Ordering::Relaxed)));
+            [&self.limit, &self.delivery_at].map(|moment| BootInstant::from_nanos(moment.load(Ordering::Relaxed)));
         let limit = limit.min(delivery_at);
         if limit <= now {
             return Need::HoldLimitReached;
         }
-        let end = now.after(left).min(limit);
-        let renew_at = Moment::from_nanos(self.renew_at.load(Ordering::Relaxed));
+        let end = now.saturating_add(left).min(limit);
+        let renew_at = BootInstant::from_nanos(self.renew_at.load(Ordering::Relaxed));
         // A hurried one is not sent before its pause is over, though others are due already.
         let not_before = self.not_before();
         // A short lease waits for others for a short time: one that has just begun is not renewed.
-        let soon = soon.min(now.after(self.lease() / RENEWAL_TICKS_PER_LEASE));
+        let soon = soon.min(now.saturating_add(self.lease() / RENEWAL_BATCH_WINDOWS_PER_LEASE));
         if soon < renew_at || now < not_before {
             return Need::Rest(renew_at.max(not_before).min(end));
         }
@@ -216,14 +219,14 @@ impl<D: DriverTypes> Grant<D> {
         if self.hurried.swap(false, Ordering::AcqRel) {
             self.doubted_at.store(now.as_nanos(), Ordering::Relaxed);
         }
-        let again = now.after((self.lease() / RENEWAL_RETRIES_PER_LEASE).max(RENEWAL_RETRY_MIN));
+        let again = now.saturating_add((self.lease() / RENEWAL_RETRIES_PER_LEASE).max(RENEWAL_RETRY_MIN));
         self.renew_at.store(again.as_nanos(), Ordering::Relaxed);
         Need::Renewal(again.min(end))
     }
 
     /// A message says that it is over. Messages can be forged, so the store is asked (I7): at once, but once at a time, and after a pause.
     /// Whether the watchdog has to look at it earlier for that.
-    pub fn doubt(&self, now: Moment) -> bool {
+    pub fn doubt(&self, now: BootInstant) -> bool {
         self.in_doubt.store(true, Ordering::Release);
         let again = |asking| (asking != Self::IDLE).then_some(Self::AGAIN);
         self.asking.fetch_update(Ordering::AcqRel, Ordering::Acquire, again).is_err() && self.hurry(now)
@@ -235,43 +238,43 @@ impl<D: DriverTypes> Grant<D> {
     }
 
     /// The renewal that was [needed](Need::Renewal) has ended, whatever came of it. Whether the watchdog has to look at it earlier.
-    pub fn asked(&self, now: Moment) -> bool {
+    pub fn asked(&self, now: BootInstant) -> bool {
         self.asking.swap(Self::IDLE, Ordering::AcqRel) == Self::AGAIN && self.hurry(now)
     }
 
-    fn hurry(&self, now: Moment) -> bool {
+    fn hurry(&self, now: BootInstant) -> bool {
         self.hurried.store(true, Ordering::Release);
         let at = now.max(self.not_before()).as_nanos();
         self.renew_at.fetch_min(at, Ordering::AcqRel) > at
     }
 
-    fn not_before(&self) -> Moment {
+    fn not_before(&self) -> BootInstant {
         match self.doubted_at.load(Ordering::Relaxed) {
-            0 => Moment::default(),
-            asked => Moment::from_nanos(asked).after(HINT_PAUSE),
+            0 => BootInstant::default(),
+            asked => BootInstant::from_nanos(asked).saturating_add(RECHECK_INTERVAL),
         }
     }
 
     /// When the watchdog has to look at it next.
-    pub fn look_at(&self) -> Moment {
+    pub fn look_at(&self) -> BootInstant {
         let [limit, delivery_at, renew_at] = [&self.limit, &self.delivery_at, &self.renew_at]
-            .map(|moment| Moment::from_nanos(moment.load(Ordering::Relaxed)));
+            .map(|moment| BootInstant::from_nanos(moment.load(Ordering::Relaxed)));
         self.deadline.at().min(limit).min(delivery_at).min(renew_at)
     }
 
     /// Whether its renewal is late: once, until it has come.
-    pub(crate) fn is_late(&self, now: Moment) -> bool {
+    pub(crate) fn is_late(&self, now: BootInstant) -> bool {
         let left = self.remaining(now);
         // Of what is over, nothing is left to be late; and where the section ends first, nothing is
         // to be renewed.
-        let end = Moment::from_nanos(self.limit.load(Ordering::Relaxed));
-        let is_late = !left.is_zero() && left < self.lease() / RENEWALS_PER_LEASE && now.after(left) < end;
+        let end = BootInstant::from_nanos(self.limit.load(Ordering::Relaxed));
+        let is_late = !left.is_zero() && left < self.lease() / RENEWALS_PER_LEASE && now.saturating_add(left) < end;
         is_late && !self.warned.swap(true, Ordering::Relaxed)
     }
 }
 
 fn nanos(duration: Duration) -> u64 {
-    Moment::default().after(duration).as_nanos()
+    BootInstant::default().saturating_add(duration).as_nanos()
 }
 
 #[cfg(test)]
@@ -279,7 +282,7 @@ mod tests {
     use super::*;
     use crate::{acquisition::AcquisitionIds, limits::LEASE, proto::lease::LeaseBounds};
 
-    const START: Moment = Moment::from_nanos(1 << 40);
+    const START: BootInstant = BootInstant::from_nanos(1 << 40);
     const BOUNDS: LeaseBounds = LeaseBounds { longest: LEASE, call_timeout: Duration::from_millis(500) };
 
     type Grant = crate::proto::grant::Grant<crate::proto::NoDriver>;
@@ -289,8 +292,8 @@ mod tests {
         Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, LEASE, s(2), START)
     }
 
-    fn at(seconds: u64) -> Moment {
-        START.after(s(seconds))
+    fn at(seconds: u64) -> BootInstant {
+        START.saturating_add(s(seconds))
     }
 
     const fn s(seconds: u64) -> Duration {
@@ -312,8 +315,8 @@ mod tests {
         grant.extend(grant.lease(), at(11), at(12));
         assert_eq!(need(&grant, 12), Need::Rest(at(21)), "a third after it was asked for");
         assert_eq!(
-            grant.need(START.after(Duration::from_millis(20_500)), at(21)),
-            Need::Renewal(START.after(Duration::from_millis(21_500))),
+            grant.need(START.saturating_add(Duration::from_millis(20_500)), at(21)),
+            Need::Renewal(START.saturating_add(Duration::from_millis(21_500))),
             "with those that are due already"
         );
         assert_eq!(grant.remaining(at(12)), s(11) + safe_part(LEASE) - s(12));
@@ -327,16 +330,16 @@ mod tests {
             Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, lease, s(2), START);
         grant.section(at(5));
         assert!(grant.remaining(START) > s(5) && grant.remaining(START) < s(6), "its own end is first");
-        let third = START.after(lease / 3);
+        let third = START.saturating_add(lease / 3);
         assert!(matches!(grant.need(third, third), Need::Renewal(_)), "so that a revocation is noticed");
         assert_eq!(grant.with_delay(grant.lease()), lease + s(2));
-        assert!(!grant.is_late(START.after(Duration::from_millis(4_900))));
+        assert!(!grant.is_late(START.saturating_add(Duration::from_millis(4_900))));
     }
 
     /// I5
     #[test]
     fn it_is_looked_at_again_at_its_deadline_whatever_was_asked() {
-        let (grant, deadline) = (grant(), START.after(safe_part(LEASE)));
+        let (grant, deadline) = (grant(), START.saturating_add(safe_part(LEASE)));
         assert_eq!(need(&grant, 29), Need::Renewal(deadline), "sooner than the next question");
         assert_eq!(need(&grant, 29), Need::Rest(deadline));
         assert_eq!(grant.need(deadline, deadline), Need::Over);
@@ -349,7 +352,7 @@ mod tests {
         grant.section(at(4));
         assert_eq!((need(&grant, 0), grant.look_at()), (Need::Rest(at(4)), at(4)));
         assert_eq!(need(&grant, 4), Need::HoldLimitReached);
-        grant.section(Moment::NEVER);
+        grant.section(BootInstant::FAR_FUTURE);
         assert_eq!(
             (need(&grant, 4), grant.with_delay(grant.lease())),
             (Need::Rest(at(10)), s(32)),
@@ -387,7 +390,7 @@ mod tests {
         grant.refence(FencingToken::of_grant(2).expect("small"), LEASE, s(1));
         let left = grant.remaining(at(2));
         assert_eq!(left, s(1) + safe_part(LEASE) - s(2));
-        grant.extend(s(3), START.after(Duration::from_millis(1_500)), at(2));
+        grant.extend(s(3), START.saturating_add(Duration::from_millis(1_500)), at(2));
         assert_eq!(grant.remaining(at(2)), left);
         grant.refence(FencingToken::of_grant(3).expect("small"), s(3), s(1));
         assert_eq!(grant.lease(), LEASE, "it only grows");
@@ -413,8 +416,8 @@ mod tests {
     /// I7: what messages say is asked about, and a flood of them costs ten questions a second.
     #[test]
     fn a_grant_in_doubt_is_asked_about_at_once_once_at_a_time_and_after_a_pause() {
-        let (grant, ms) = (grant(), |ms| START.after(Duration::from_millis(ms)));
-        let need = |at| grant.need(at, at.after(Duration::from_millis(500)));
+        let (grant, ms) = (grant(), |ms| START.saturating_add(Duration::from_millis(ms)));
+        let need = |at| grant.need(at, at.saturating_add(Duration::from_millis(500)));
         assert!(grant.doubt(ms(1_000)), "to be looked at now");
         assert!(!grant.doubt(ms(1_000)), "it is listed for that already");
         assert!(matches!(need(ms(1_000)), Need::Renewal(_)));
@@ -439,11 +442,14 @@ mod tests {
             let token = FencingToken::of_grant(1).expect("small");
             let grant =
                 Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, lease, s(1), START);
-            let need = |at: Moment| grant.need(at, at.after(Duration::from_millis(500)));
-            let third = START.after(lease / 3);
+            let need = |at: BootInstant| grant.need(at, at.saturating_add(Duration::from_millis(500)));
+            let third = START.saturating_add(lease / 3);
             assert_eq!(need(START), Need::Rest(third), "{lease:?}");
             assert!(matches!(need(third), Need::Renewal(_)), "{lease:?}");
-            assert!(!grant.is_late(START.after(lease / 2)) && grant.is_late(START.after(lease / 4 * 3)), "{lease:?}");
+            assert!(
+                !grant.is_late(START.saturating_add(lease / 2)) && grant.is_late(START.saturating_add(lease / 4 * 3)),
+                "{lease:?}"
+            );
             grant.extend(grant.lease(), third, third);
             assert_eq!(grant.remaining(third), safe_part(lease), "{lease:?}: what was granted, and no more");
         }
@@ -451,7 +457,7 @@ mod tests {
 
     #[test]
     fn a_revocation_right_after_a_periodic_renewal_is_asked_about_at_once() {
-        let (grant, ms) = (grant(), |ms| START.after(Duration::from_millis(ms)));
+        let (grant, ms) = (grant(), |ms| START.saturating_add(Duration::from_millis(ms)));
         assert!(matches!(need(&grant, 10), Need::Renewal(_)));
         grant.extend(grant.lease(), at(10), at(10));
         assert!(!grant.asked(at(10)));
@@ -475,7 +481,7 @@ mod tests {
     /// I5: the answer comes in the very moment in which somebody finds it over. It is one or the other, for everybody.
     #[test]
     fn nobody_is_told_that_it_is_over_before_it_is_held_again() {
-        let deadline = START.after(safe_part(LEASE));
+        let deadline = START.saturating_add(safe_part(LEASE));
         let grants: Vec<_> = (0..20_000).map(|_| grant()).collect();
         // Both go for the same one at the same moment.
         let (arrived, go) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -497,7 +503,7 @@ mod tests {
                         // Close at first; and, if the other one does not run, out of its way.
                         if spins < 1_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
                     }
-                    grant.extend(grant.lease(), at(20), Moment::from_nanos(deadline.as_nanos() - 1));
+                    grant.extend(grant.lease(), at(20), BootInstant::from_nanos(deadline.as_nanos() - 1));
                 }
             });
             for (n, grant) in (1..).zip(&grants) {

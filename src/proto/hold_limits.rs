@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::lease::{Lease, LeaseBounds};
 use crate::{
-    clock::Moment,
-    limits::{LOCK_DELAY, MIN_RUN_DIVISOR},
+    clock::BootInstant,
+    limits::{LOCK_DELAY, MIN_REMAINING_DIVISOR},
 };
 
 /// What was agreed on when the lock was asked for.
@@ -29,12 +29,12 @@ impl Default for Terms {
 
 impl Terms {
     /// When a section that begins now is over, whatever the store says.
-    pub(super) fn limit(&self, now: Moment) -> Moment {
+    pub(super) fn limit(&self, now: BootInstant) -> BootInstant {
         let fixed = match self.lease {
-            Lease::AutoRenew => Moment::NEVER,
-            Lease::Fixed(lease) => now.after(lease),
+            Lease::AutoRenew => BootInstant::FAR_FUTURE,
+            Lease::Fixed(lease) => now.saturating_add(lease),
         };
-        fixed.min(self.max_hold.map_or(Moment::NEVER, |max| now.after(max)))
+        fixed.min(self.max_hold.map_or(BootInstant::FAR_FUTURE, |max| now.saturating_add(max)))
     }
 
     /// What the store is asked for: no more than the section needs, so that a crash costs no more.
@@ -50,12 +50,12 @@ impl Terms {
     pub(super) fn least_run(&self, bounds: LeaseBounds) -> Duration {
         match self.lease {
             Lease::Fixed(lease) if bounds.of_section(lease) < bounds.longest => lease,
-            _ => bounds.longest / MIN_RUN_DIVISOR,
+            _ => bounds.longest / MIN_REMAINING_DIVISOR,
         }
     }
 
     /// How much of the least hold is left of a section that began then.
-    pub(super) fn still_to_hold(&self, began: Moment, now: Moment) -> Duration {
-        began.after(self.min_hold).since(now)
+    pub(super) fn still_to_hold(&self, began: BootInstant, now: BootInstant) -> Duration {
+        began.saturating_add(self.min_hold).saturating_duration_since(now)
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    clock::Moment,
+    clock::BootInstant,
     limits::{RETRY_MAX, RETRY_MIN},
     store::StoreError,
 };
@@ -12,19 +12,19 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Calls {
     /// Its number, and when it was made (I3).
-    under_way: Option<(u64, Moment)>,
+    under_way: Option<(u64, BootInstant)>,
     /// What got no answer may still be done until this moment.
-    pub(super) void_at: Option<Moment>,
+    pub(super) void_at: Option<BootInstant>,
     /// Since when the store has not answered, though it was asked.
-    silent_since: Option<Moment>,
+    silent_since: Option<BootInstant>,
     /// The same for waiters: a failover error restarts it, because the store is there.
-    lost_since: Option<Moment>,
+    lost_since: Option<BootInstant>,
     failures: u32,
     pub(super) error: Option<StoreError>,
 }
 
 impl Calls {
-    pub(super) fn begin(&mut self, number: u64, now: Moment) {
+    pub(super) fn begin(&mut self, number: u64, now: BootInstant) {
         self.under_way = Some((number, now));
         self.silent_since.get_or_insert(now);
         self.lost_since.get_or_insert(now);
@@ -36,7 +36,7 @@ impl Calls {
     }
 
     /// When the call with this number was made; it is under way no longer. `None`: it is not ours.
-    pub(super) fn ended(&mut self, number: u64) -> Option<Moment> {
+    pub(super) fn ended(&mut self, number: u64) -> Option<BootInstant> {
         let (_, asked) = self.under_way.take_if(|(under_way, _)| *under_way == number)?;
         Some(asked)
     }
@@ -51,14 +51,14 @@ impl Calls {
 
     /// When it is not worth to ask on, after a first failure: for a request that waits, or for one
     /// that does not.
-    pub(super) fn gives_up_at(&self, waits: bool, timeout: Duration) -> Option<Moment> {
+    pub(super) fn gives_up_at(&self, waits: bool, timeout: Duration) -> Option<BootInstant> {
         self.error.as_ref()?;
         let since = if waits { self.lost_since } else { self.silent_since };
-        Some(since?.after(timeout))
+        Some(since?.saturating_add(timeout))
     }
 
     /// Why it is not worth to ask on, at this moment.
-    pub(super) fn gives_up(&self, now: Moment, waits: bool, timeout: Duration) -> Option<StoreError> {
+    pub(super) fn gives_up(&self, now: BootInstant, waits: bool, timeout: Duration) -> Option<StoreError> {
         self.error.clone().filter(|_| self.gives_up_at(waits, timeout).is_some_and(|at| at <= now))
     }
 
@@ -66,13 +66,13 @@ impl Calls {
     pub(super) fn failed(
         &mut self,
         error: &StoreError,
-        asked: Moment,
+        asked: BootInstant,
         call_timeout: Duration,
-        now: Moment,
+        now: BootInstant,
         die: f64,
-    ) -> Moment {
+    ) -> BootInstant {
         self.error = Some(error.clone());
-        let void_at = asked.after(call_timeout);
+        let void_at = asked.saturating_add(call_timeout);
         self.void_at = Some(self.void_at.map_or(void_at, |earlier| earlier.max(void_at)));
         self.silent_since.get_or_insert(asked);
         if error.is_failover() {
@@ -81,7 +81,7 @@ impl Calls {
             self.lost_since.get_or_insert(asked);
         }
         self.failures += 1;
-        now.after(backoff(self.failures, die))
+        now.saturating_add(backoff(self.failures, die))
     }
 }
 

@@ -62,9 +62,9 @@ pub use self::queue::Request;
 use self::{grant::Grant, section::Section};
 use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
-    clock::{Moment, Now},
+    clock::{BootInstant, LazyNow},
     error::{LockError, LockLost},
-    limits::{LINE_PER_KEY, LINE_PER_PROCESS, LINE_RESERVE, LINE_SHARE_DIVISOR},
+    limits::{FIRST_WAITER_RESERVE, MAX_WAITERS_PER_KEY, MAX_WAITERS_PER_PROCESS, WAITER_SHARE_DIVISOR},
     lock_key::LockKey,
     proto::lease::LeaseBounds,
     store::{AcquireReply, IfBusy, Released, StoreError, YieldReply},
@@ -119,7 +119,7 @@ pub enum Action<D: DriverTypes> {
     /// What became of the give-back of this section, for whoever waits to hear it.
     Outcome(Arc<Section<D>>, Result<Released, StoreError>),
     /// To be [woken](Event::Time) at this moment.
-    WakeAt(Moment),
+    WakeAt(BootInstant),
 }
 
 /// The actions of one event.
@@ -187,7 +187,7 @@ pub enum Event<D: DriverTypes> {
     /// or it is time to look at its delivery.
     Limit(AcquisitionId),
     /// It is as late as it was [asked for](Action::WakeAt).
-    Time(Moment),
+    Time(BootInstant),
     /// Nothing more is to be started.
     Drain,
 }
@@ -224,7 +224,7 @@ pub struct Context<'a, D: DriverTypes> {
     /// What is talked about.
     pub key: &'a LockKey,
     /// When it happens.
-    pub now: &'a Now<'a>,
+    pub now: &'a LazyNow<'a>,
     /// Where new ids come from.
     pub ids: &'a AcquisitionIds,
     /// What the store is asked for.
@@ -238,7 +238,7 @@ pub struct Context<'a, D: DriverTypes> {
     /// Whether one more offer to an id that is not known may be released.
     pub stray_room: bool,
     /// When messages were last known to be lost.
-    pub gap_at: Option<Moment>,
+    pub gap_at: Option<BootInstant>,
     /// Why the newest release that failed did; of all keys.
     pub release_error: &'a mut Option<StoreError>,
     /// What is to be done.
@@ -262,21 +262,21 @@ impl<D: DriverTypes> Context<'_, D> {
         Call { number: self.ids.next_call(), owner: owner.clone(), verb }
     }
 
-    fn now(&self) -> Moment {
+    fn now(&self) -> BootInstant {
         self.now.get()
     }
 
     /// Whether one more may wait in this process.
     fn has_room(&self) -> bool {
-        self.waiting < LINE_PER_PROCESS
+        self.waiting < MAX_WAITERS_PER_PROCESS
     }
 
     /// How many may wait for one key now. It shrinks with what is left of the bound of the process
     /// (a dynamic threshold, Choudhury and Hahne 1998), so that a flood on some keys always leaves
     /// room for others; and never below one.
     fn share_of_key(&self) -> usize {
-        let left = (LINE_PER_PROCESS - LINE_RESERVE).saturating_sub(self.waiting);
-        (left / LINE_SHARE_DIVISOR).clamp(1, LINE_PER_KEY)
+        let left = (MAX_WAITERS_PER_PROCESS - FIRST_WAITER_RESERVE).saturating_sub(self.waiting);
+        (left / WAITER_SHARE_DIVISOR).clamp(1, MAX_WAITERS_PER_KEY)
     }
 
     /// After this time without a reply, one call and one repeat, those who wait are told so.

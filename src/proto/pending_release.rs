@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use super::{DriverTypes, section::Section};
 use crate::{
     acquisition::AcquisitionId,
-    clock::Moment,
-    limits::{LOCK_DELAY, PLACE},
+    clock::BootInstant,
+    limits::{LOCK_DELAY, QUEUE_ENTRY_TTL},
     store::StoreError,
 };
 
@@ -22,12 +22,12 @@ pub(super) struct GiveBack<D: DriverTypes> {
     pub(super) expects: Option<u64>,
     /// A `release` is under way.
     pub(super) sending: Option<u64>,
-    pub(super) void_at: Option<Moment>,
+    pub(super) void_at: Option<BootInstant>,
     /// When the newest `release` was sent.
-    pub(super) sent_at: Moment,
-    pub(super) began: Moment,
+    pub(super) sent_at: BootInstant,
+    pub(super) began: BootInstant,
     pub(super) failures: u32,
-    pub(super) again_at: Option<Moment>,
+    pub(super) again_at: Option<BootInstant>,
     pub(super) error: Option<StoreError>,
     /// Who wants to hear what became of it.
     pub(super) section: Option<Arc<Section<D>>>,
@@ -36,7 +36,7 @@ pub(super) struct GiveBack<D: DriverTypes> {
 }
 
 impl<D: DriverTypes> GiveBack<D> {
-    pub(super) fn new(owner: AcquisitionId, block_for: Duration, lease: Duration, began: Moment) -> Self {
+    pub(super) fn new(owner: AcquisitionId, block_for: Duration, lease: Duration, began: BootInstant) -> Self {
         Self {
             owner,
             block_for,
@@ -55,12 +55,12 @@ impl<D: DriverTypes> GiveBack<D> {
     }
 
     /// By then its lease is over, and so is its place.
-    pub(super) fn gives_up_at(&self) -> Moment {
-        self.began.after((self.lease + PLACE).saturating_add(self.block_for.max(LOCK_DELAY)))
+    pub(super) fn gives_up_at(&self) -> BootInstant {
+        self.began.saturating_add((self.lease + QUEUE_ENTRY_TTL).saturating_add(self.block_for.max(LOCK_DELAY)))
     }
 
     /// By then whoever waits for it is told that nobody knows.
-    pub(super) fn silent_at(&self, timeout: Duration) -> Moment {
-        self.began.after(timeout)
+    pub(super) fn silent_at(&self, timeout: Duration) -> BootInstant {
+        self.began.saturating_add(timeout)
     }
 }

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use super::hold_limits::Terms;
-use crate::{clock::Moment, owner::Owner};
+use crate::{clock::BootInstant, owner::Owner};
 
 /// One who asks for the key.
 #[derive(Debug)]
@@ -32,9 +32,9 @@ pub(super) struct Line<W> {
 struct Place<W> {
     number: u64,
     /// When its wait is over, by the clock of leases: after a suspend the timer of its call is
-    /// later. `NEVER` if it does not wait, because the answer of the store is for that one, however
+    /// later. `FAR_FUTURE` if it does not wait, because the answer of the store is for that one, however
     /// late.
-    until: Moment,
+    until: BootInstant,
     request: Request<W>,
 }
 
@@ -77,7 +77,7 @@ impl<W> Line<W> {
     }
 
     /// Its wait is over at that moment.
-    pub(super) fn push(&mut self, number: u64, until: Moment, request: Request<W>) {
+    pub(super) fn push(&mut self, number: u64, until: BootInstant, request: Request<W>) {
         if let Some(owner) = &request.owner {
             owner.lines_up();
         }
@@ -90,7 +90,7 @@ impl<W> Line<W> {
     }
 
     /// The first of it, if its wait is over.
-    pub(super) fn pop_late(&mut self, now: Moment) -> Option<Request<W>> {
+    pub(super) fn pop_late(&mut self, now: BootInstant) -> Option<Request<W>> {
         if self.places.front()?.until > now {
             return None;
         }
@@ -127,7 +127,7 @@ impl<W> Line<W> {
     }
 
     /// The first one of this owner whose wait is not over.
-    pub(super) fn remove_of(&mut self, owner: &Owner, now: Moment) -> Option<Request<W>> {
+    pub(super) fn remove_of(&mut self, owner: &Owner, now: BootInstant) -> Option<Request<W>> {
         if !owner.waits() {
             return None;
         }

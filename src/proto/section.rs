@@ -16,7 +16,7 @@ use super::{
 };
 #[cfg(feature = "test-util")]
 use crate::{acquisition::AcquisitionId, lock_key::LockKey};
-use crate::{clock::Moment, error::LockLost, fencing::FencingToken};
+use crate::{clock::BootInstant, error::LockLost, fencing::FencingToken};
 
 /// Shared by its guards and their views.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct Section<D: DriverTypes> {
     /// What it writes with.
     pub token: FencingToken,
     pub(crate) terms: Terms,
-    pub(crate) began: Moment,
+    pub(crate) began: BootInstant,
     /// Its own end, whatever the store says. Its grant may go on with the next one.
     deadline: AtomicDeadline,
     /// To how many callers it was sent that have not taken it yet.
@@ -37,7 +37,7 @@ pub struct Section<D: DriverTypes> {
 
 impl<D: DriverTypes> Section<D> {
     /// Begins now.
-    pub(super) fn new(grant: Arc<Grant<D>>, token: FencingToken, terms: Terms, now: Moment) -> Self {
+    pub(super) fn new(grant: Arc<Grant<D>>, token: FencingToken, terms: Terms, now: BootInstant) -> Self {
         let limit = terms.limit(now);
         grant.section(limit);
         Self {
@@ -54,14 +54,14 @@ impl<D: DriverTypes> Section<D> {
     /// Of no key, and without an end.
     #[cfg(feature = "test-util")]
     pub(crate) fn detached(key: LockKey, token: FencingToken, owner: AcquisitionId) -> Self {
-        let grant = Grant::new(key, owner, token, Duration::ZERO, Duration::ZERO, Moment::NEVER);
-        Self::new(Arc::new(grant), token, Terms::default(), Moment::default())
+        let grant = Grant::new(key, owner, token, Duration::ZERO, Duration::ZERO, BootInstant::FAR_FUTURE);
+        Self::new(Arc::new(grant), token, Terms::default(), BootInstant::default())
     }
 
     /// For how long it can be claimed at this moment that it is alone. Zero is for ever.
-    pub fn remaining(&self, now: Moment) -> Duration {
+    pub fn remaining(&self, now: BootInstant) -> Duration {
         let Deadline::At(limit) = self.deadline.get() else { return Duration::ZERO };
-        let left = limit.since(now);
+        let left = limit.saturating_duration_since(now);
         if left.is_zero() {
             self.end(LockLost::HoldLimitReached);
             return Duration::ZERO;

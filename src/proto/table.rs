@@ -9,12 +9,12 @@ use super::{
 #[cfg(any(test, feature = "test-util"))]
 use crate::{
     acquisition::AcquisitionId,
-    limits::{LEASE, STORE_CALL},
+    limits::{LEASE, STORE_CALL_TIMEOUT},
 };
 use crate::{
     acquisition::AcquisitionIds,
-    clock::{Moment, Now},
-    limits::{GIVE_BACKS, STRAY_OFFERS},
+    clock::{BootInstant, LazyNow},
+    limits::{MAX_PENDING_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES},
     lock_key::{KeyMap, LockKey},
     owner::Owner,
     store::{Released, StoreError},
@@ -33,7 +33,7 @@ pub struct Table<D: DriverTypes> {
     strays: usize,
     /// Those that wait in the store's line: a gap in its messages is theirs alone, however many keys are held.
     in_line: KeyMap<()>,
-    gap_at: Option<Moment>,
+    gap_at: Option<BootInstant>,
     /// Why the newest release that failed did, while there are releases that have not reached the store.
     release_error: Option<StoreError>,
     next_place: u64,
@@ -43,7 +43,7 @@ pub struct Table<D: DriverTypes> {
 #[cfg(any(test, feature = "test-util"))]
 impl<D: DriverTypes> Default for Table<D> {
     fn default() -> Self {
-        Self::new(LeaseBounds { longest: LEASE, call_timeout: STORE_CALL })
+        Self::new(LeaseBounds { longest: LEASE, call_timeout: STORE_CALL_TIMEOUT })
     }
 }
 
@@ -68,7 +68,7 @@ impl<D: DriverTypes> Table<D> {
     pub fn request(
         &mut self,
         key: &LockKey,
-        now: &Now<'_>,
+        now: &LazyNow<'_>,
         ids: &AcquisitionIds,
         request: Request<D::Waiter>,
         actions: &mut Actions<D>,
@@ -83,7 +83,7 @@ impl<D: DriverTypes> Table<D> {
     pub fn leave(
         &mut self,
         key: &LockKey,
-        now: &Now<'_>,
+        now: &LazyNow<'_>,
         ids: &AcquisitionIds,
         place: u64,
         actions: &mut Actions<D>,
@@ -94,7 +94,7 @@ impl<D: DriverTypes> Table<D> {
     /// A guard of this section is given back. What became of it; `None`: that follows.
     pub fn guard_ended(
         &mut self,
-        now: &Now<'_>,
+        now: &LazyNow<'_>,
         ids: &AcquisitionIds,
         section: &Arc<Section<D>>,
         ending: Ending,
@@ -108,7 +108,7 @@ impl<D: DriverTypes> Table<D> {
     pub fn on(
         &mut self,
         key: &LockKey,
-        now: &Now<'_>,
+        now: &LazyNow<'_>,
         ids: &AcquisitionIds,
         event: Event<D>,
         actions: &mut Actions<D>,
@@ -118,7 +118,7 @@ impl<D: DriverTypes> Table<D> {
 
     /// Messages may have been lost. The keys whose conversations are to [hear of it](Event::Gap): those that wait in the store's line.
     /// What is asked at this moment notices the gap when its answer comes.
-    pub fn gap(&mut self, now: Moment) -> Vec<LockKey> {
+    pub fn gap(&mut self, now: BootInstant) -> Vec<LockKey> {
         self.gap_at = Some(now);
         self.in_line.keys().cloned().collect()
     }
@@ -130,24 +130,24 @@ impl<D: DriverTypes> Table<D> {
     }
 
     /// Whoever was to wake this conversation at that moment will not. Who waits in it.
-    pub(crate) fn orphan(&mut self, key: &LockKey, at: Moment) -> Vec<D::Waiter> {
+    pub(crate) fn orphan(&mut self, key: &LockKey, at: BootInstant) -> Vec<D::Waiter> {
         let Some(conversation) = self.by_key.get_mut(key) else { return Vec::new() };
         conversation.disarm(at);
         conversation.waiters().cloned().collect()
     }
 
     /// How often this owner has this key.
-    pub fn holds(&self, key: &LockKey, owner: &Owner, now: Moment) -> u32 {
+    pub fn holds(&self, key: &LockKey, owner: &Owner, now: BootInstant) -> u32 {
         self.by_key.get(key).map_or(0, |conversation| conversation.holds(owner, now))
     }
 
     /// What a request of this owner that does not wait would be told now, as far as is known here.
-    pub fn refusal(&self, key: &LockKey, owner: &Owner, now: Moment) -> Option<crate::error::LockError> {
+    pub fn refusal(&self, key: &LockKey, owner: &Owner, now: BootInstant) -> Option<crate::error::LockError> {
         self.by_key.get(key)?.refusal(owner, now)
     }
 
     /// How often this section is held.
-    pub fn holds_of(&self, section: &Arc<Section<D>>, now: Moment) -> u32 {
+    pub fn holds_of(&self, section: &Arc<Section<D>>, now: BootInstant) -> u32 {
         self.by_key.get(&section.grant.key).map_or(0, |conversation| conversation.holds_of(section, now))
     }
 
@@ -187,7 +187,7 @@ impl<D: DriverTypes> Table<D> {
     fn with<T>(
         &mut self,
         key: &LockKey,
-        now: &Now<'_>,
+        now: &LazyNow<'_>,
         ids: &AcquisitionIds,
         actions: &mut Actions<D>,
         event: impl FnOnce(&mut Conversation<D>, &mut Context<'_, D>) -> T,
@@ -199,8 +199,8 @@ impl<D: DriverTypes> Table<D> {
             lease: self.lease,
             call_timeout: self.lease.call_timeout,
             waiting: self.waiting,
-            way_back: self.giving_back < GIVE_BACKS,
-            stray_room: self.strays < STRAY_OFFERS,
+            way_back: self.giving_back < MAX_PENDING_RELEASES,
+            stray_room: self.strays < MAX_UNCLAIMED_OFFER_RELEASES,
             gap_at: self.gap_at,
             release_error: &mut self.release_error,
             actions,

@@ -5,7 +5,10 @@ use std::{error::Error, time::Duration};
 use super::{grant::Need, hold_limits::Terms, table::Table, *};
 use crate::{
     error::QueueBound,
-    limits::{GIVE_BACKS, LINE_PER_KEY, LINE_PER_PROCESS, LINE_RESERVE, OFFER, STORE_TIMEOUT, STRAY_OFFERS},
+    limits::{
+        FIRST_WAITER_RESERVE, MAX_PENDING_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES, MAX_WAITERS_PER_KEY,
+        MAX_WAITERS_PER_PROCESS, OFFER_TTL, STORE_TIMEOUT,
+    },
     owner::Owner,
     store::StoreErrorKind,
 };
@@ -16,12 +19,12 @@ type Outcome = Result<Arc<Section<NoDriver>>, LockError>;
 struct World {
     table: Table<NoDriver>,
     ids: AcquisitionIds,
-    now: Moment,
+    now: BootInstant,
     key: LockKey,
     calls: Vec<Call>,
     told: Vec<(u32, Outcome)>,
     recalled: Vec<(u32, LockError)>,
-    alarms: Vec<Moment>,
+    alarms: Vec<BootInstant>,
     watched: usize,
     doubts: usize,
 }
@@ -30,7 +33,7 @@ fn world() -> World {
     World {
         table: Table::default(),
         ids: AcquisitionIds::new("test", 1),
-        now: Moment::from_nanos(1 << 40),
+        now: BootInstant::from_nanos(1 << 40),
         key: LockKey::from(("n", 1)),
         calls: Vec::new(),
         told: Vec::new(),
@@ -59,7 +62,7 @@ impl World {
 
     fn on(&mut self, event: Event<NoDriver>) {
         let mut actions = Actions::new();
-        self.table.on(&self.key, &Now::at(self.now), &self.ids, event, &mut actions);
+        self.table.on(&self.key, &LazyNow::fixed(self.now), &self.ids, event, &mut actions);
         self.act(actions);
     }
 
@@ -71,21 +74,21 @@ impl World {
         let owner = owner.cloned();
         let request = Request { waiter: who, wait, owner, parent: None, terms: Terms::default() };
         let mut actions = Actions::new();
-        let place = self.table.request(&self.key, &Now::at(self.now), &self.ids, request, &mut actions);
+        let place = self.table.request(&self.key, &LazyNow::fixed(self.now), &self.ids, request, &mut actions);
         self.act(actions);
         place
     }
 
     fn leave(&mut self, place: u64) -> Option<Ahead> {
         let mut actions = Actions::new();
-        let ahead = self.table.leave(&self.key, &Now::at(self.now), &self.ids, place, &mut actions);
+        let ahead = self.table.leave(&self.key, &LazyNow::fixed(self.now), &self.ids, place, &mut actions);
         self.act(actions);
         ahead
     }
 
     fn end(&mut self, section: &Arc<Section<NoDriver>>, ending: Ending) -> Option<Released> {
         let mut actions = Actions::new();
-        let said = self.table.guard_ended(&Now::at(self.now), &self.ids, section, ending, &mut actions);
+        let said = self.table.guard_ended(&LazyNow::fixed(self.now), &self.ids, section, ending, &mut actions);
         self.act(actions);
         said
     }
@@ -111,7 +114,7 @@ impl World {
     }
 
     fn later(&mut self, by: Duration) {
-        self.now = self.now.after(by);
+        self.now = self.now.saturating_add(by);
         while let Some(at) = self.alarms.iter().position(|at| *at <= self.now) {
             let at = self.alarms.remove(at);
             self.on(Event::Time(at));
@@ -152,7 +155,7 @@ fn a_store_with_an_impossible_fence_is_an_error_and_its_grant_is_given_back() {
 fn a_grant_that_took_too_long_is_given_back_and_asked_for_again() {
     let mut w = world();
     w.ask(1, true);
-    w.now = w.now.after(Duration::from_secs(23));
+    w.now = w.now.saturating_add(Duration::from_secs(23));
     w.answer(GRANTED);
     assert!(w.told.is_empty());
     let first = w.calls[0].owner.clone();
@@ -176,7 +179,7 @@ fn those_whose_wait_is_over_are_skipped_when_a_section_begins() {
     w.ask_for(3, ms(20), Some(&owner));
     w.ask_for(4, ms(10), None);
     w.ask_for(5, ms(30), None);
-    w.now = w.now.after(ms(20));
+    w.now = w.now.saturating_add(ms(20));
     assert_eq!(w.end(&section, Ending::Released), Some(Released::HandedOff));
     let (1, Err(LockError::TimedOut { lease_left, ahead: 1, .. })) = w.told.remove(0) else { panic!("{:?}", w.told) };
     assert_eq!(lease_left, section.grant.remaining(w.now));
@@ -187,7 +190,7 @@ fn those_whose_wait_is_over_are_skipped_when_a_section_begins() {
     assert_eq!(late, [(3, true), (4, true)]);
     let section = w.turn(5);
     w.ask_for(6, ms(10), None);
-    w.now = w.now.after(ms(10));
+    w.now = w.now.saturating_add(ms(10));
     assert_eq!(w.end(&section, Ending::Released), None, "nobody waits for it any more");
     assert!(matches!(&w.told[..], [(6, Err(LockError::TimedOut { .. }))]), "{:?}", w.told);
     w.released();
@@ -202,14 +205,14 @@ fn the_store_is_asked_for_nobody_whose_wait_is_over() {
     let section = w.turn(0);
     w.ask_for(1, ms(10), None);
     assert_eq!(w.end(&section, Ending::Dropped), None);
-    w.now = w.now.after(ms(10));
+    w.now = w.now.saturating_add(ms(10));
     w.released();
     assert!(matches!(&w.told[..], [(1, Err(LockError::TimedOut { ahead: 1, .. }))]), "{:?}", w.told);
     assert!(w.table.is_empty() && w.calls.is_empty(), "{:?}", w.calls);
     w.told.clear();
     // The wait of the only waiter ends while the store is asked.
     w.ask_for(2, ms(10), None);
-    w.now = w.now.after(ms(10));
+    w.now = w.now.saturating_add(ms(10));
     w.answer(GRANTED);
     assert!(matches!(&w.told[..], [(2, Err(LockError::TimedOut { ahead: 1, .. }))]), "{:?}", w.told);
     w.released();
@@ -223,7 +226,7 @@ fn a_process_that_was_stopped_skips_only_those_whose_wait_is_over() {
     w.ask_for(1, Duration::ZERO, None);
     w.ask_for(2, ms(500), None);
     w.ask_for(3, ms(1_500), None);
-    w.now = w.now.after(ms(1_000));
+    w.now = w.now.saturating_add(ms(1_000));
     w.answer(GRANTED);
     let section = w.turn(1);
     w.end(&section, Ending::Released);
@@ -283,7 +286,7 @@ fn offers_to_ids_that_were_forgotten_are_released_a_few_at_a_time() {
         let gone = w.ids.next();
         w.on(Event::Offered(gone));
     }
-    assert_eq!((w.calls.len(), w.table.len()), (STRAY_OFFERS, STRAY_OFFERS));
+    assert_eq!((w.calls.len(), w.table.len()), (MAX_UNCLAIMED_OFFER_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES));
     for (n, call) in std::mem::take(&mut w.calls).into_iter().enumerate() {
         w.key = LockKey::from(("n", n));
         // Without an answer the lease of the offer ends it.
@@ -336,7 +339,7 @@ fn a_grant_that_is_said_to_be_taken_away_while_it_yields_is_asked_about() {
     w.answer(GRANTED);
     let section = w.turn(1);
     w.ask(2, true);
-    w.now = w.now.after(ms(110));
+    w.now = w.now.saturating_add(ms(110));
     w.end(&section, Ending::Released);
     let call = w.call();
     w.on(Event::TakenAway(call.owner.clone()));
@@ -354,7 +357,7 @@ fn a_renewal_that_is_refused_during_a_yield_says_nothing_before_the_answer_to_th
         w.answer(GRANTED);
         let section = w.turn(1);
         w.ask(2, true);
-        w.now = w.now.after(ms(110));
+        w.now = w.now.saturating_add(ms(110));
         w.end(&section, Ending::Released);
         let call = w.call();
         w.on(Event::Lost(call.owner.clone(), LockLost::Revoked));
@@ -413,7 +416,7 @@ fn a_gap_visits_those_who_wait_in_the_stores_line_and_nobody_else() {
     assert_eq!(w.table.gap(w.now), []);
     w.key = LockKey::from(("n", 2));
     w.ask(1, true);
-    w.now = w.now.after(ms(1));
+    w.now = w.now.saturating_add(ms(1));
     assert_eq!(w.table.gap(w.now), [], "it is asked at this moment");
     w.answer(IN_LINE);
     w.answer(IN_LINE);
@@ -429,7 +432,7 @@ fn a_task_is_rejected_where_the_request_that_started_it_holds_the_key_or_waits_f
         let wait = if waits { WAIT } else { Duration::ZERO };
         let request = Request { waiter: who, wait, owner, parent, terms: Terms::default() };
         let mut actions = Actions::new();
-        w.table.request(&w.key, &Now::at(w.now), &w.ids, request, &mut actions);
+        w.table.request(&w.key, &LazyNow::fixed(w.now), &w.ids, request, &mut actions);
         w.act(actions);
     };
     ask(&mut w, 1, Some(&parent), None, true);
@@ -466,7 +469,7 @@ fn a_wait_that_ends_while_its_own_release_fails_names_the_error_of_the_store() {
 
 /// As the watchdog does: whenever the grant wants to be looked at.
 fn look_after(w: &mut World, section: &Arc<Section<NoDriver>>, by: Duration) {
-    let end = w.now.after(by);
+    let end = w.now.saturating_add(by);
     while section.grant.look_at() <= end && section.grant.why().is_none() {
         w.now = w.now.max(section.grant.look_at());
         match section.grant.need(w.now, w.now) {
@@ -485,7 +488,7 @@ fn a_grant_that_is_not_taken_within_the_time_of_an_offer_goes_to_the_next_waiter
     w.answer(GRANTED);
     let section = w.turn(1);
     w.ask(2, true);
-    look_after(&mut w, &section, OFFER - ms(1));
+    look_after(&mut w, &section, OFFER_TTL - ms(1));
     assert!(w.recalled.is_empty(), "{:?}", w.recalled);
     look_after(&mut w, &section, ms(1));
     assert!(matches!(w.recalled.remove(0), (1, LockError::TimedOut { ahead: 1, .. })));
@@ -502,7 +505,7 @@ fn a_call_without_a_wait_that_does_not_take_its_grant_is_answered_held() {
     w.ask(1, false);
     w.answer(GRANTED);
     let section = w.turn(1);
-    look_after(&mut w, &section, OFFER);
+    look_after(&mut w, &section, OFFER_TTL);
     assert!(matches!(w.recalled.remove(0), (1, LockError::Busy { ahead: 0, .. })));
     assert_eq!(w.end(&section, Ending::Unheard), None);
     w.released();
@@ -516,8 +519,8 @@ fn a_grant_that_was_taken_is_not_recalled_and_not_looked_at_again() {
     w.answer(GRANTED);
     let section = w.turn(1);
     section.taken();
-    look_after(&mut w, &section, OFFER - ms(1_000));
-    assert!(section.grant.look_at() >= w.now.after(Duration::from_secs(7)), "nothing before its renewal");
+    look_after(&mut w, &section, OFFER_TTL - ms(1_000));
+    assert!(section.grant.look_at() >= w.now.saturating_add(Duration::from_secs(7)), "nothing before its renewal");
     look_after(&mut w, &section, Duration::from_secs(300));
     assert!(w.recalled.is_empty() && !section.remaining(w.now).is_zero());
 }
@@ -529,7 +532,7 @@ fn a_process_that_was_stopped_gets_time_to_take_its_grants() {
     w.ask(1, true);
     w.answer(GRANTED);
     let section = w.turn(1);
-    w.now = w.now.after(Duration::from_secs(20));
+    w.now = w.now.saturating_add(Duration::from_secs(20));
     look_after(&mut w, &section, STORE_TIMEOUT - ms(1));
     assert!(w.recalled.is_empty(), "{:?}", w.recalled);
     look_after(&mut w, &section, ms(1));
@@ -545,7 +548,7 @@ fn of_several_callers_of_one_owner_those_are_recalled_that_do_not_take_their_gra
         let owner = Some(owner.clone());
         let request = Request { waiter: who, wait: WAIT, owner, parent: None, terms: Terms::default() };
         let mut actions = Actions::new();
-        w.table.request(&w.key, &Now::at(w.now), &w.ids, request, &mut actions);
+        w.table.request(&w.key, &LazyNow::fixed(w.now), &w.ids, request, &mut actions);
         w.act(actions);
     };
     ask(&mut w, 1);
@@ -554,7 +557,7 @@ fn of_several_callers_of_one_owner_those_are_recalled_that_do_not_take_their_gra
     assert_eq!(w.told.len(), 2);
     let Ok(section) = w.told.remove(0).1 else { panic!("its turn") };
     w.told.clear();
-    look_after(&mut w, &section, OFFER - ms(500));
+    look_after(&mut w, &section, OFFER_TTL - ms(500));
     ask(&mut w, 3);
     w.turn(3);
     assert_eq!(w.table.holds_of(&section, w.now), 3);
@@ -564,7 +567,7 @@ fn of_several_callers_of_one_owner_those_are_recalled_that_do_not_take_their_gra
     // The first one took it in the meantime.
     section.taken();
     assert_eq!(w.end(&section, Ending::Unheard), Some(Released::StillHeld));
-    look_after(&mut w, &section, OFFER);
+    look_after(&mut w, &section, OFFER_TTL);
     let recalled: Vec<_> = w.recalled.drain(..).map(|(who, _)| who).collect();
     assert_eq!(recalled, [3]);
     assert_eq!(w.end(&section, Ending::Unheard), Some(Released::StillHeld));
@@ -574,7 +577,7 @@ fn of_several_callers_of_one_owner_those_are_recalled_that_do_not_take_their_gra
         section.taken();
     }
     w.told.clear();
-    look_after(&mut w, &section, OFFER);
+    look_after(&mut w, &section, OFFER_TTL);
     assert!(w.recalled.is_empty(), "all were taken");
 }
 
@@ -626,7 +629,7 @@ fn a_give_back_that_was_sent_before_an_acquire_is_void_is_not_the_last_one() {
     w.answer(GRANTED);
     let section = w.turn(1);
     w.end(&section, Ending::Released);
-    w.now = w.now.after(ms(600));
+    w.now = w.now.saturating_add(ms(600));
     w.released();
     assert!(!w.table.is_empty(), "the first acquire may have been done after it");
     w.later(ms(2));
@@ -642,7 +645,7 @@ fn a_refusal_that_was_asked_for_before_an_acquire_is_void_says_nothing_of_it() {
     let call = w.call();
     w.on(Event::Acquired(call.number, Err(lost_answer())));
     w.later(ms(20));
-    w.now = w.now.after(ms(490));
+    w.now = w.now.saturating_add(ms(490));
     w.answer(HELD);
     assert!(matches!(w.told.remove(0), (1, Err(LockError::Busy { .. }))));
     w.released();
@@ -660,10 +663,10 @@ fn a_yield_that_was_asked_for_before_an_acquire_is_void_does_not_end_it() {
     w.answer(GRANTED);
     let section = w.turn(1);
     w.ask(2, true);
-    w.now = w.now.after(ms(110));
+    w.now = w.now.saturating_add(ms(110));
     w.end(&section, Ending::Released);
     let call = w.call();
-    w.now = w.now.after(ms(450));
+    w.now = w.now.saturating_add(ms(450));
     let old = call.owner.clone();
     w.on(Event::Yielded(call.number, Ok(YieldReply::NotHolder(IN_LINE))));
     w.later(ms(2));
@@ -693,7 +696,7 @@ fn what_is_taken_away_before_its_yield_is_heard_of_does_not_begin() {
     w.answer(GRANTED);
     let section = w.turn(1);
     w.ask(2, true);
-    w.now = w.now.after(ms(110));
+    w.now = w.now.saturating_add(ms(110));
     w.end(&section, Ending::Released);
     let call = w.call();
     let Verb::Yield { next, fence: 7, .. } = call.verb else { panic!("{call:?}") };
@@ -716,7 +719,7 @@ fn who_comes_when_a_give_back_has_been_silent_for_long_is_asked_for_anew() {
     let call = w.call();
     w.on(Event::Released(call.number, Err(unanswered())));
     w.alarms.clear();
-    w.now = w.now.after(ms(1_500));
+    w.now = w.now.saturating_add(ms(1_500));
     w.ask(2, false);
     assert!(w.told.is_empty(), "the store is asked");
     w.answer(AcquireReply::Granted { fence: 8 });
@@ -731,10 +734,10 @@ fn who_joins_a_line_that_has_heard_nothing_for_long_asks_at_once() {
     let mut w = world();
     w.ask(1, true);
     w.answer(IN_LINE);
-    w.now = w.now.after(ms(499));
+    w.now = w.now.saturating_add(ms(499));
     w.ask(2, true);
     assert!(w.calls.is_empty(), "it was said just now");
-    w.now = w.now.after(ms(1));
+    w.now = w.now.saturating_add(ms(1));
     w.ask(3, true);
     w.ask(4, true);
     assert!(matches!(w.call().verb, Verb::Acquire { if_held: IfBusy::Enqueue, .. }), "once for all of them");
@@ -748,7 +751,7 @@ fn a_grant_that_yields_before_its_first_section_is_watched_all_the_same() {
     let terms = Terms { lock_delay: ms(5_000), ..Terms::default() };
     let request = Request { waiter: 2, wait: WAIT, owner: None, parent: None, terms };
     let mut actions = Actions::new();
-    let place = w.table.request(&w.key, &Now::at(w.now), &w.ids, request, &mut actions);
+    let place = w.table.request(&w.key, &LazyNow::fixed(w.now), &w.ids, request, &mut actions);
     w.act(actions);
     w.leave(place - 1);
     w.answer(GRANTED);
@@ -766,22 +769,22 @@ fn a_limit_that_passes_between_two_sections_is_nobodys() {
     let terms = Terms { max_hold: Some(ms(200)), ..Terms::default() };
     let request = Request { waiter: 1, wait: WAIT, owner: None, parent: None, terms };
     let mut actions = Actions::new();
-    w.table.request(&w.key, &Now::at(w.now), &w.ids, request, &mut actions);
+    w.table.request(&w.key, &LazyNow::fixed(w.now), &w.ids, request, &mut actions);
     w.act(actions);
     w.answer(GRANTED);
     let section = w.turn(1);
     w.ask(2, true);
-    w.now = w.now.after(ms(150));
+    w.now = w.now.saturating_add(ms(150));
     w.end(&section, Ending::Released);
     assert!(matches!(w.call().verb, Verb::Yield { .. }));
-    assert!(section.grant.look_at() > w.now.after(ms(60)), "nothing before its renewal");
+    assert!(section.grant.look_at() > w.now.saturating_add(ms(60)), "nothing before its renewal");
 }
 
 /// I2
 #[test]
 fn nothing_is_asked_for_while_too_much_is_not_given_back() {
     let mut w = world();
-    for n in 0..GIVE_BACKS {
+    for n in 0..MAX_PENDING_RELEASES {
         w.key = LockKey::from(("n", n));
         w.ask(1, false);
         w.answer(GRANTED);
@@ -795,15 +798,18 @@ fn nothing_is_asked_for_while_too_much_is_not_given_back() {
     let (1, Err(LockError::Store(error))) = w.told.remove(0) else { panic!("{:?}", w.told) };
     assert_eq!((error.operation(), error.kind()), ("acquire", StoreErrorKind::Unavailable));
     let bound = error.source().expect("the bound is named");
-    assert!(bound.to_string().starts_with(&format!("{GIVE_BACKS} releases have not reached the store")), "{bound}");
+    assert!(
+        bound.to_string().starts_with(&format!("{MAX_PENDING_RELEASES} releases have not reached the store")),
+        "{bound}"
+    );
     assert!(bound.source().is_none(), "no release has failed yet");
-    assert_eq!(w.table.len(), GIVE_BACKS);
+    assert_eq!(w.table.len(), MAX_PENDING_RELEASES);
 }
 
 #[test]
 fn the_bound_of_pending_releases_names_the_last_error_of_the_store() {
     let mut w = world();
-    for n in 0..GIVE_BACKS {
+    for n in 0..MAX_PENDING_RELEASES {
         w.key = LockKey::from(("n", n));
         w.ask(1, false);
         w.answer(GRANTED);
@@ -901,7 +907,7 @@ fn a_failover_that_becomes_an_outage_ends_after_the_store_timeout() {
         }
         w.later(ms(10));
     }
-    let took = w.now.since(began);
+    let took = w.now.saturating_duration_since(began);
     assert!(matches!(&w.told[..], [(1, Err(LockError::Store(e)))] if !e.is_failover()), "{:?}", w.told);
     assert!(took >= ms(900) && took < ms(1_200), "{took:?}");
 }
@@ -919,7 +925,7 @@ fn a_waiter_outlives_a_failover_that_delays_the_release_before_it() {
     w.on(Event::Released(call.number, Err(error)));
     w.ask(2, true);
     w.ask(3, false);
-    w.now = w.now.after(ms(1_001));
+    w.now = w.now.saturating_add(ms(1_001));
     w.later(ms(0));
     assert!(matches!(&w.told[..], [(3, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", w.told);
     w.told.clear();
@@ -946,7 +952,7 @@ fn a_give_back_is_repeated_until_its_lease_is_over() {
         }
         w.later(ms(10));
     }
-    let took = w.now.since(began);
+    let took = w.now.saturating_duration_since(began);
     assert!(took > Duration::from_secs(41) && took < Duration::from_secs(43) && repeats < 60, "{took:?}, {repeats}");
 }
 
@@ -993,7 +999,7 @@ fn a_yield_that_gives_the_turn_away_waits_under_a_new_id_in_the_same_order() {
     let first = w.turn(1);
     w.ask(2, true);
     w.ask(3, true);
-    w.now = w.now.after(ms(100));
+    w.now = w.now.saturating_add(ms(100));
     assert_eq!(w.end(&first, Ending::Released), Some(Released::HandedOff));
     let call = w.call();
     let Verb::Yield { next, .. } = call.verb else { panic!("{call:?}") };
@@ -1030,17 +1036,17 @@ fn flood(w: &mut World, n: usize) -> (usize, QueueBound) {
 #[test]
 fn the_line_is_bounded_for_a_key_and_for_the_process() {
     let mut w = world();
-    assert_eq!(flood(&mut w, 0), (LINE_PER_KEY, QueueBound::Key));
-    let mut before = LINE_PER_KEY;
+    assert_eq!(flood(&mut w, 0), (MAX_WAITERS_PER_KEY, QueueBound::Key));
+    let mut before = MAX_WAITERS_PER_KEY;
     let mut keys = 1;
-    while w.table.waiting() < LINE_PER_PROCESS {
+    while w.table.waiting() < MAX_WAITERS_PER_PROCESS {
         let (waiting, bound) = flood(&mut w, keys);
         assert!(waiting <= before && waiting > 0, "{waiting} after {before}");
-        assert_eq!(bound == QueueBound::Key, waiting == LINE_PER_KEY);
+        assert_eq!(bound == QueueBound::Key, waiting == MAX_WAITERS_PER_KEY);
         before = waiting;
         keys += 1;
     }
-    assert!(keys > LINE_RESERVE, "{keys} keys had a waiter");
+    assert!(keys > FIRST_WAITER_RESERVE, "{keys} keys had a waiter");
     assert_eq!(flood(&mut w, keys), (0, QueueBound::Process), "the process is full");
 }
 
@@ -1074,7 +1080,7 @@ fn a_flood_on_a_thousand_keys_leaves_room_for_the_next_key() {
 fn a_full_process_rejects_the_first_waiter_of_a_key_that_another_process_holds() {
     let mut w = world();
     let mut keys = 0;
-    while w.table.waiting() < LINE_PER_PROCESS {
+    while w.table.waiting() < MAX_WAITERS_PER_PROCESS {
         flood(&mut w, keys);
         keys += 1;
     }
@@ -1088,7 +1094,7 @@ fn a_full_process_rejects_the_first_waiter_of_a_key_that_another_process_holds()
         w.answer(GRANTED);
         w.turn(6);
     }
-    assert_eq!(w.table.waiting(), LINE_PER_PROCESS);
+    assert_eq!(w.table.waiting(), MAX_WAITERS_PER_PROCESS);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::limits::{RETRY_AFTER_FLOOR, RETRY_AFTER_MAX, USUAL_HOLD};
+use crate::limits::{INITIAL_HOLD_ESTIMATE, RETRY_AFTER_FLOOR, RETRY_AFTER_MAX};
 
 /// How long a route usually holds its locks: a moving average over about the last eight.
 ///
@@ -27,7 +27,7 @@ impl UsualHold {
 
     pub(crate) fn get(&self) -> Duration {
         match self.average_us.load(Ordering::Relaxed) {
-            0 => USUAL_HOLD,
+            0 => INITIAL_HOLD_ESTIMATE,
             average => Duration::from_micros(average),
         }
     }
@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn the_usual_hold_follows_what_was_measured() {
         let usual = UsualHold::default();
-        assert_eq!(usual.get(), USUAL_HOLD, "nothing was measured yet");
+        assert_eq!(usual.get(), INITIAL_HOLD_ESTIMATE, "nothing was measured yet");
         usual.add(ms(40));
         assert_eq!(usual.get(), ms(40));
         for _ in 0..100 {

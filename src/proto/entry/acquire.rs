@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::{Conversation, queue_ops::refused};
 use crate::{
     acquisition::AcquisitionId,
-    clock::Moment,
+    clock::BootInstant,
     error::{LockError, PendingReleases, QueueBound},
-    limits::{LINE_PER_PROCESS, LOCK_DELAY},
+    limits::{LOCK_DELAY, MAX_WAITERS_PER_PROCESS},
     proto::{
         Action, Context, DriverTypes, Verb,
         attempt::{Attempt, State},
@@ -72,7 +72,12 @@ impl<D: DriverTypes> Conversation<D> {
     }
 
     /// The store's word for the attempt that goes on.
-    pub(super) fn word(&mut self, asked: Moment, answer: Result<AcquireReply, StoreError>, cx: &mut Context<'_, D>) {
+    pub(super) fn word(
+        &mut self,
+        asked: BootInstant,
+        answer: Result<AcquireReply, StoreError>,
+        cx: &mut Context<'_, D>,
+    ) {
         let Some(attempt) = &mut self.attempt else { return };
         if answer.is_ok() {
             attempt.calls.answered();
@@ -95,14 +100,14 @@ impl<D: DriverTypes> Conversation<D> {
             Ok(AcquireReply::Queued { lease_left, ahead: _ }) => {
                 // The first caller of each key asks the store though the process is full: the key may
                 // be free. If it is not, the bound holds for it, too.
-                if matches!(attempt.state, State::Asking) && cx.waiting > LINE_PER_PROCESS {
+                if matches!(attempt.state, State::Asking) && cx.waiting > MAX_WAITERS_PER_PROCESS {
                     let bound = QueueBound::Process;
                     self.refuse_line(cx, |ahead| LockError::QueueFull { ahead, bound });
                     return self.end(Duration::ZERO, None, cx);
                 }
                 attempt.state = State::Queued;
                 attempt.heard_at = cx.now();
-                attempt.held_until = cx.now().after(lease_left);
+                attempt.held_until = cx.now().saturating_add(lease_left);
                 attempt.check_in(cx.now(), lease_left, cx.die());
                 // Where it was asked before a gap, what it was told since may be lost.
                 let hinted = attempt.hinted || cx.gap_at.is_some_and(|gap_at| asked < gap_at);
@@ -117,7 +122,7 @@ impl<D: DriverTypes> Conversation<D> {
                 self.give_up(&StoreError::new("lock", "acquire", StoreErrorKind::Protocol), asked, cx);
             }
             Ok(AcquireReply::Busy { lease_left }) => {
-                attempt.held_until = cx.now().after(lease_left);
+                attempt.held_until = cx.now().saturating_add(lease_left);
                 self.refuse_those_who_do_not_wait(cx, refused);
                 if self.line.is_empty() {
                     self.nothing_left(asked, cx);
@@ -139,7 +144,7 @@ impl<D: DriverTypes> Conversation<D> {
         }
     }
 
-    pub(super) fn give_up(&mut self, error: &StoreError, asked: Moment, cx: &mut Context<'_, D>) {
+    pub(super) fn give_up(&mut self, error: &StoreError, asked: BootInstant, cx: &mut Context<'_, D>) {
         if let Some(attempt) = &mut self.attempt {
             attempt.calls.failed(error, asked, cx.call_timeout, cx.now(), 0.0);
         }
@@ -148,7 +153,7 @@ impl<D: DriverTypes> Conversation<D> {
     }
 
     /// The attempt is over, and the store has nothing of it; unless something is still under way.
-    pub(super) fn nothing_left(&mut self, asked: Moment, cx: &mut Context<'_, D>) {
+    pub(super) fn nothing_left(&mut self, asked: BootInstant, cx: &mut Context<'_, D>) {
         if self.attempt.as_ref().is_some_and(|attempt| attempt.calls.void_at.is_some_and(|void_at| void_at > asked)) {
             return self.end(Duration::ZERO, None, cx);
         }

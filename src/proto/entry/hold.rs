@@ -7,10 +7,10 @@ use smallvec::SmallVec;
 use super::{Conversation, Delivery, queue_ops::refused};
 use crate::{
     acquisition::AcquisitionId,
-    clock::Moment,
+    clock::BootInstant,
     error::{LockError, LockLost},
     fencing::FencingToken,
-    limits::{HAND_OVER_SECTIONS, HAND_OVER_TIME, MIN_RUN_DIVISOR, OFFER, STORE_TIMEOUT},
+    limits::{LOCAL_HANDOFF_SECTIONS, LOCAL_HANDOFF_TIME, MIN_REMAINING_DIVISOR, OFFER_TTL, STORE_TIMEOUT},
     proto::{
         Action, Context, DriverTypes, Ending, Request, Verb,
         attempt::{Attempt, Held, Running, State},
@@ -23,7 +23,7 @@ use crate::{
 
 /// When a delivery is looked at first. What is late then has another store timeout, so that it is
 /// recalled when an offer of the store would be over.
-pub(super) const DELIVERY: Duration = OFFER.saturating_sub(STORE_TIMEOUT);
+pub(super) const DELIVERY: Duration = OFFER_TTL.saturating_sub(STORE_TIMEOUT);
 
 /// It is the turn of this request.
 pub(super) fn start<D: DriverTypes>(
@@ -36,12 +36,12 @@ pub(super) fn start<D: DriverTypes>(
         // All earlier ones were taken: an owner that re-enters a million times leaves no list.
         deliveries.clear();
     }
-    deliveries.push(Delivery { waiter: waiter.clone(), waits, due: cx.now().after(DELIVERY), is_late: false });
+    deliveries.push(Delivery { waiter: waiter.clone(), waits, due: cx.now().saturating_add(DELIVERY), is_late: false });
     cx.actions.push(Action::Start(waiter, Arc::clone(section)));
 }
 
 impl<D: DriverTypes> Conversation<D> {
-    pub(super) fn granted(&mut self, asked: Moment, fence: u64, cx: &mut Context<'_, D>) {
+    pub(super) fn granted(&mut self, asked: BootInstant, fence: u64, cx: &mut Context<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
         let Some(token) = FencingToken::of_grant(fence) else {
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Protocol);
@@ -49,7 +49,7 @@ impl<D: DriverTypes> Conversation<D> {
         };
         let grant = Grant::new(cx.key.clone(), attempt.owner.clone(), token, attempt.lease, attempt.lock_delay, asked);
         let grant = Arc::new(grant);
-        if grant.remaining(cx.now()) < attempt.lease / MIN_RUN_DIVISOR {
+        if grant.remaining(cx.now()) < attempt.lease / MIN_REMAINING_DIVISOR {
             // It took too long to hear of it: given back, and asked for again.
             return self.end(Duration::ZERO, None, cx);
         }
@@ -78,7 +78,7 @@ impl<D: DriverTypes> Conversation<D> {
         held.sections += 1;
         let looked_at = held.grant.look_at();
         let section = Arc::new(Section::new(Arc::clone(&held.grant), token, terms, cx.now()));
-        held.grant.delivery_at(cx.now().after(DELIVERY));
+        held.grant.delivery_at(cx.now().saturating_add(DELIVERY));
         if watch || held.grant.look_at() < looked_at {
             cx.actions.push(Action::Watch(Arc::clone(&held.grant)));
         }
@@ -154,8 +154,8 @@ impl<D: DriverTypes> Conversation<D> {
         // A revoked grant may run to its answer, but nothing new begins under it: the yield finds
         // out.
         let is_ours = !held.grant.is_in_doubt()
-            && cx.now().since(held.since) < HAND_OVER_TIME
-            && held.sections < HAND_OVER_SECTIONS
+            && cx.now().saturating_duration_since(held.since) < LOCAL_HANDOFF_TIME
+            && held.sections < LOCAL_HANDOFF_SECTIONS
             && self.line.first().is_none_or(|next| held.grant.remaining(cx.now()) >= next.terms.least_run(cx.lease));
         if is_ours { self.next_section(false, cx) } else { self.yield_turn(cx) }
     }
@@ -163,7 +163,7 @@ impl<D: DriverTypes> Conversation<D> {
     pub(super) fn yield_turn(&mut self, cx: &mut Context<'_, D>) {
         let Some(attempt) = self.attempt.take() else { return };
         let State::Held(held) = attempt.state else { unreachable!("yielded while it is held") };
-        held.grant.section(Moment::NEVER);
+        held.grant.section(BootInstant::FAR_FUTURE);
         let next = cx.ids.next();
         let lock_delay = self.lock_delay();
         // A yield sets the lease, and a renewal of the same id may have been done already: never
@@ -228,7 +228,7 @@ impl<D: DriverTypes> Conversation<D> {
             Ok(YieldReply::NotHolder(acquired)) => {
                 // I8: an acquire of the old id that got no answer may still be done.
                 if let Some(void_at) = old.void_at.filter(|void_at| *void_at > asked) {
-                    old.again_at = Some(void_at.after(Duration::from_millis(1)));
+                    old.again_at = Some(void_at.saturating_add(Duration::from_millis(1)));
                     self.give_backs.push(old);
                 }
                 self.attempt = Some(new);
@@ -268,7 +268,7 @@ impl<D: DriverTypes> Conversation<D> {
         if held.running.as_ref().is_none_or(|running| running.section.is_delivered()) {
             self.deliveries.clear();
         }
-        let mut next = Moment::NEVER;
+        let mut next = BootInstant::FAR_FUTURE;
         self.deliveries.retain(|delivery| {
             if delivery.due <= now && delivery.is_late {
                 let error = if delivery.waits {
@@ -281,7 +281,7 @@ impl<D: DriverTypes> Conversation<D> {
             }
             if delivery.due <= now {
                 delivery.is_late = true;
-                delivery.due = now.after(STORE_TIMEOUT);
+                delivery.due = now.saturating_add(STORE_TIMEOUT);
             }
             next = next.min(delivery.due);
             true

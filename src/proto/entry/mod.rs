@@ -26,7 +26,7 @@ use super::{
 };
 #[cfg(any(test, feature = "test-util"))]
 use crate::acquisition::AcquisitionId;
-use crate::{clock::Moment, error::LockError, owner::Owner};
+use crate::{clock::BootInstant, error::LockError, owner::Owner};
 
 // In the order of a request: queued, acquired, held, released.
 mod queue_ops;
@@ -49,7 +49,7 @@ pub struct Conversation<D: DriverTypes> {
     /// Nothing more is started.
     draining: bool,
     /// The earliest moment at which somebody was asked to wake us.
-    armed: Option<Moment>,
+    armed: Option<BootInstant>,
 }
 
 /// A section that was sent to a caller.
@@ -58,7 +58,7 @@ struct Delivery<D: DriverTypes> {
     waiter: D::Waiter,
     waits: bool,
     /// When it is looked at next.
-    due: Moment,
+    due: BootInstant,
     /// It was looked at once already: a process that was stopped gets time to take it.
     is_late: bool,
 }
@@ -135,13 +135,13 @@ impl<D: DriverTypes> Conversation<D> {
     }
 
     /// How often this owner has the key now.
-    pub fn holds(&self, owner: &Owner, now: Moment) -> u32 {
+    pub fn holds(&self, owner: &Owner, now: BootInstant) -> u32 {
         let running = self.running().filter(|running| running.owner.as_ref() == Some(owner));
         running.map_or(0, |running| running.holds(now))
     }
 
     /// How often this section is held now.
-    pub fn holds_of(&self, section: &Arc<Section<D>>, now: Moment) -> u32 {
+    pub fn holds_of(&self, section: &Arc<Section<D>>, now: BootInstant) -> u32 {
         self.running().filter(|running| running.is(section)).map_or(0, |running| running.holds(now))
     }
 
@@ -156,7 +156,7 @@ impl<D: DriverTypes> Conversation<D> {
 
     // --- time, and the end ---------------------------------------------------------------------------------------
 
-    fn time(&mut self, at: Moment, cx: &mut Context<'_, D>) {
+    fn time(&mut self, at: BootInstant, cx: &mut Context<'_, D>) {
         self.disarm(at);
         self.repeat_give_backs(cx);
         let Some(attempt) = self.attempt.as_ref().filter(|attempt| attempt.waits_for_its_turn()) else { return };
@@ -192,7 +192,7 @@ impl<D: DriverTypes> Conversation<D> {
     }
 
     /// Nobody will wake us at this moment any more. One that was asked for an earlier moment still will.
-    pub fn disarm(&mut self, at: Moment) {
+    pub fn disarm(&mut self, at: BootInstant) {
         self.armed.take_if(|armed| *armed == at);
     }
 

@@ -7,9 +7,9 @@ use super::{
     hold::{DELIVERY, start},
 };
 use crate::{
-    clock::Moment,
+    clock::BootInstant,
     error::{LockError, QueueBound},
-    limits::LINE_PER_KEY,
+    limits::MAX_WAITERS_PER_KEY,
     owner::Owner,
     proto::{
         Action, Ahead, Context, DriverTypes, Request,
@@ -41,7 +41,7 @@ impl<D: DriverTypes> Conversation<D> {
             let ahead = self.ahead(self.line.len(), cx.now());
             // Of so many that ask at the same moment one will have it.
             let error = if request.waits() || self.line.len() < places {
-                let is_full = self.line.len() >= LINE_PER_KEY + asked_for;
+                let is_full = self.line.len() >= MAX_WAITERS_PER_KEY + asked_for;
                 let bound = if is_full { QueueBound::Key } else { QueueBound::Process };
                 LockError::QueueFull { ahead: ahead.places, bound }
             } else {
@@ -49,18 +49,22 @@ impl<D: DriverTypes> Conversation<D> {
             };
             return cx.refuse(request, error);
         }
-        let until = if request.waits() { cx.now().after(request.wait) } else { Moment::NEVER };
+        let until = if request.waits() { cx.now().saturating_add(request.wait) } else { BootInstant::FAR_FUTURE };
         self.line.push(number, until, request);
         self.start_attempt(cx);
         // Nobody may have noticed yet that the store is silent: it is asked before it is time to, so that this one is told in time.
         let in_line = |attempt: &Attempt<D>| matches!(attempt.state, State::Queued) && attempt.calls.number().is_none();
-        if self.attempt.as_ref().is_some_and(|a| in_line(a) && cx.now().since(a.heard_at) >= cx.call_timeout) {
+        if self
+            .attempt
+            .as_ref()
+            .is_some_and(|a| in_line(a) && cx.now().saturating_duration_since(a.heard_at) >= cx.call_timeout)
+        {
             self.ask(cx);
         }
     }
 
     /// What a request of this owner that does not wait would be told now. It changes nothing. `None`: it may have the key.
-    pub fn refusal(&self, owner: &Owner, now: Moment) -> Option<LockError> {
+    pub fn refusal(&self, owner: &Owner, now: BootInstant) -> Option<LockError> {
         let is_own = self.running().is_some_and(|running| running.owner.as_ref() == Some(owner));
         if is_own || !self.is_taken() {
             return None;
@@ -95,7 +99,7 @@ impl<D: DriverTypes> Conversation<D> {
                 running.holds += 1;
                 let waits = request.waits();
                 let looked_at = held.grant.look_at();
-                held.grant.delivery_by(cx.now().after(DELIVERY));
+                held.grant.delivery_by(cx.now().saturating_add(DELIVERY));
                 if held.grant.look_at() < looked_at {
                     cx.actions.push(Action::Watch(Arc::clone(&held.grant)));
                 }
@@ -120,10 +124,10 @@ impl<D: DriverTypes> Conversation<D> {
         Some(ahead)
     }
 
-    pub(super) fn ahead(&self, in_line: usize, now: Moment) -> Ahead {
+    pub(super) fn ahead(&self, in_line: usize, now: BootInstant) -> Ahead {
         let lease_left = match self.attempt.as_ref().map(|attempt| (&attempt.state, attempt)) {
             Some((State::Held(held) | State::Yielding { held, .. }, _)) => held.grant.remaining(now),
-            Some((_, attempt)) => attempt.held_until.since(now),
+            Some((_, attempt)) => attempt.held_until.saturating_duration_since(now),
             None => Duration::ZERO,
         };
         let silent = match &self.attempt {

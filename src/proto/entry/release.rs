@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::Conversation;
 use crate::{
-    clock::Moment,
+    clock::BootInstant,
     error::LockLost,
     proto::{
         Action, Context, DriverTypes, Verb,
@@ -55,7 +55,7 @@ impl<D: DriverTypes> Conversation<D> {
         };
         give_back.expects = None;
         if answer.is_err() {
-            let void_at = cx.now().after(cx.call_timeout);
+            let void_at = cx.now().saturating_add(cx.call_timeout);
             give_back.void_at = Some(give_back.void_at.map_or(void_at, |earlier| earlier.max(void_at)));
         }
         send_release(give_back, cx);
@@ -76,7 +76,7 @@ impl<D: DriverTypes> Conversation<D> {
                 // What got no answer may be done yet: once more, when it cannot (I8).
                 Some(void_at) => {
                     give_back.block_for = Duration::ZERO;
-                    give_back.again_at = Some(void_at.max(cx.now()).after(Duration::from_millis(1)));
+                    give_back.again_at = Some(void_at.max(cx.now()).saturating_add(Duration::from_millis(1)));
                 }
                 None => {
                     self.give_backs.remove(at);
@@ -87,7 +87,7 @@ impl<D: DriverTypes> Conversation<D> {
             }
             Err(error) => {
                 give_back.failures += 1;
-                give_back.again_at = Some(cx.now().after(backoff(give_back.failures, cx.die())));
+                give_back.again_at = Some(cx.now().saturating_add(backoff(give_back.failures, cx.die())));
                 *cx.release_error = Some(error.clone());
                 give_back.error = Some(error);
             }
@@ -121,7 +121,7 @@ impl<D: DriverTypes> Conversation<D> {
     }
 
     /// When those who wait for a give-back are told that nobody knows whose the key is.
-    pub(super) fn silent_at(&self, timeout: Duration) -> Option<Moment> {
+    pub(super) fn silent_at(&self, timeout: Duration) -> Option<BootInstant> {
         let give_back = self.give_backs.iter().find(|give_back| self.closing == Some(give_back.owner.sequence()))?;
         (!self.line.is_empty()).then(|| give_back.silent_at(timeout))
     }

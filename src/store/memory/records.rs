@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     acquisition::AcquisitionId,
-    clock::Moment,
+    clock::BootInstant,
     lock_key::{KeyMap, LockKey},
     store::{
         AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, QueueConfig,
@@ -30,7 +30,7 @@ pub(super) struct Records {
 /// A key that is blocked until then.
 #[derive(Debug)]
 struct Blocked {
-    until: Moment,
+    until: BootInstant,
     key: LockKey,
 }
 
@@ -39,17 +39,17 @@ struct Blocked {
 struct Record {
     /// `None`: taken by nobody, until the moment below.
     holder: Option<Holder>,
-    until: Moment,
+    until: BootInstant,
     /// The owner that it was revoked from by force, and the end of that lock-delay.
-    revoked: Option<(AcquisitionId, Moment)>,
+    revoked: Option<(AcquisitionId, BootInstant)>,
     line: VecDeque<AcquisitionId>,
     /// Until when the places in the line last if nobody asks again.
-    line_until: Moment,
+    line_until: BootInstant,
 }
 
 /// What a verb needs beside its ask.
 pub(super) struct At<'a> {
-    pub(super) now: Moment,
+    pub(super) now: BootInstant,
     pub(super) wall_clock_us: &'a dyn Fn() -> u64,
     /// Whether a process has an open inbox; one that has none is dead.
     pub(super) listens: &'a dyn Fn(&AcquisitionId) -> bool,
@@ -72,29 +72,29 @@ impl Records {
         // A grant, or an offer that has come: the same fence, a full lease. A late copy must not
         // shorten it.
         if let Some(fence) = record.fence_of(&ask.id, at.now) {
-            record.until = record.until.max(at.now.after(ask.lease));
+            record.until = record.until.max(at.now.saturating_add(ask.lease));
             return AcquireReply::Granted { fence };
         }
         if record.is_free(at.now) {
             let first = record.pass_on(at, &ask.key, ask.queue, &mut self.last_fence, Some(&ask.id));
             if !first {
                 let fence = mint(&mut self.last_fence, (at.wall_clock_us)());
-                record.grant(ask.id.clone(), fence, at.now.after(ask.lease));
+                record.grant(ask.id.clone(), fence, at.now.saturating_add(ask.lease));
                 return AcquireReply::Granted { fence };
             }
         }
-        let lease_left = record.until.since(at.now);
+        let lease_left = record.until.saturating_duration_since(at.now);
         match ask.if_busy {
             IfBusy::Fail => AcquireReply::Busy { lease_left },
             IfBusy::Enqueue => record.line_up(at, &ask.id, ask.queue, lease_left),
         }
     }
 
-    pub(super) fn renew(&mut self, now: Moment, ask: &RenewRequest) -> RenewReply {
+    pub(super) fn renew(&mut self, now: BootInstant, ask: &RenewRequest) -> RenewReply {
         match self.by_key.get_mut(&ask.key) {
             Some(record) if record.fence_of(&ask.id, now).is_some() => {
                 // A renewal that is done late must not shorten the lease that a later call has got.
-                record.until = record.until.max(now.after(ask.lease));
+                record.until = record.until.max(now.saturating_add(ask.lease));
                 RenewReply::Extended
             }
             _ => RenewReply::NotHolder,
@@ -115,7 +115,7 @@ impl Records {
             return Released::NotHolder;
         }
         record.holder = None;
-        record.until = at.now.after(ask.block_for);
+        record.until = at.now.saturating_add(ask.block_for);
         if !record.is_free(at.now) {
             self.blocked.push(Reverse(Blocked { until: record.until, key: ask.key.clone() }));
             return Released::Freed;
@@ -145,18 +145,18 @@ impl Records {
             record.holder = None;
             if !record.pass_on(at, &ask.key, ask.queue, &mut self.last_fence, None) {
                 let fence = mint(&mut self.last_fence, (at.wall_clock_us)());
-                record.grant(ask.id.clone(), fence, at.now.after(ask.lease));
+                record.grant(ask.id.clone(), fence, at.now.saturating_add(ask.lease));
                 return YieldReply::Extended { fence };
             }
         }
         YieldReply::NotHolder(self.acquire(at, &acquire))
     }
 
-    pub(super) fn inspect(&self, now: Moment, key: &LockKey) -> KeyStatus {
+    pub(super) fn inspect(&self, now: BootInstant, key: &LockKey) -> KeyStatus {
         let Some(record) = self.by_key.get(key) else { return KeyStatus::new(None, Duration::ZERO, 0) };
         let holder = record.holder.as_ref().filter(|_| record.until > now);
         let waiting = if record.line_until > now { record.line.len() } else { 0 };
-        KeyStatus::new(holder.cloned(), record.until.since(now), waiting)
+        KeyStatus::new(holder.cloned(), record.until.saturating_duration_since(now), waiting)
     }
 
     pub(super) fn force_release(&mut self, at: &mut At<'_>, ask: &ForceReleaseRequest) -> ForceReleaseReply {
@@ -164,12 +164,12 @@ impl Records {
             return ForceReleaseReply::Free;
         };
         let record = occupied.get_mut();
-        let left = record.until.since(at.now);
+        let left = record.until.saturating_duration_since(at.now);
         let revoked = record.revoked.as_ref().filter(|(_, until)| *until == record.until);
         let reply = match (record.holder.take(), revoked) {
             _ if left.is_zero() => ForceReleaseReply::Free,
             (Some(Holder { id: owner, .. }), _) => {
-                record.until = at.now.after(ask.block_for);
+                record.until = at.now.saturating_add(ask.block_for);
                 record.revoked = Some((owner.clone(), record.until));
                 self.blocked.push(Reverse(Blocked { until: record.until, key: ask.key.clone() }));
                 at.events.push(StoreEvent::Revoked { key: ask.key.clone(), id: owner.clone() });
@@ -192,18 +192,18 @@ impl Records {
     }
 
     /// How many keys are held by somebody.
-    pub(super) fn held(&self, now: Moment) -> usize {
+    pub(super) fn held(&self, now: BootInstant) -> usize {
         self.by_key.values().filter(|record| record.holder.is_some() && record.until > now).count()
     }
 
     /// Of how many keys something is kept.
-    pub(super) fn size(&self, now: Moment) -> usize {
+    pub(super) fn size(&self, now: BootInstant) -> usize {
         self.by_key.values().filter(|record| !record.is_gone(now)).count()
     }
 
     /// Those who died leave their records. Looking for them each time the table has doubled costs a constant
     /// per acquisition and keeps it within twice the living.
-    fn sweep(&mut self, now: Moment) {
+    fn sweep(&mut self, now: BootInstant) {
         self.forget_unblocked(now);
         if self.by_key.len() >= self.sweep_at.max(Self::SWEEP_FROM) {
             self.by_key.retain(|_, record| !record.is_gone(now));
@@ -215,7 +215,7 @@ impl Records {
 impl Records {
     /// Keys whose sections ended badly leave their records, too. With each acquisition some go that are due, and their memory with them: a
     /// client that ends badly with many keys leaves nothing behind.
-    fn forget_unblocked(&mut self, now: Moment) {
+    fn forget_unblocked(&mut self, now: BootInstant) {
         for _ in 0..Self::UNBLOCKED {
             if self.blocked.peek().is_none_or(|Reverse(first)| first.until > now) {
                 break;
@@ -259,26 +259,26 @@ impl Ord for Blocked {
 }
 
 impl Record {
-    fn free(now: Moment) -> Self {
+    fn free(now: BootInstant) -> Self {
         Self { holder: None, until: now, revoked: None, line: VecDeque::new(), line_until: now }
     }
 
-    fn is_free(&self, now: Moment) -> bool {
+    fn is_free(&self, now: BootInstant) -> bool {
         self.until <= now
     }
 
     /// Nothing is to be kept of it.
-    fn is_gone(&self, now: Moment) -> bool {
+    fn is_gone(&self, now: BootInstant) -> bool {
         self.is_free(now) && (self.line.is_empty() || self.line_until <= now)
     }
 
     /// Whether this owner has the key, and under which fence.
-    fn fence_of(&self, owner: &AcquisitionId, now: Moment) -> Option<u64> {
+    fn fence_of(&self, owner: &AcquisitionId, now: BootInstant) -> Option<u64> {
         let holder = self.holder.as_ref().filter(|holder| holder.id == *owner && self.until > now)?;
         Some(holder.fence)
     }
 
-    fn grant(&mut self, owner: AcquisitionId, fence: u64, until: Moment) {
+    fn grant(&mut self, owner: AcquisitionId, fence: u64, until: BootInstant) {
         self.line.retain(|waiting| *waiting != owner);
         self.holder = Some(Holder::new(owner, fence));
         self.until = until;
@@ -306,7 +306,7 @@ impl Record {
             }
             at.events.push(StoreEvent::Offered { key: key.clone(), id: first.clone() });
             let fence = mint(last_fence, (at.wall_clock_us)());
-            self.grant(first, fence, at.now.after(terms.offer_ttl));
+            self.grant(first, fence, at.now.saturating_add(terms.offer_ttl));
             return true;
         }
         false
@@ -329,7 +329,7 @@ impl Record {
                 return AcquireReply::QueueFull { lease_left, waiting: self.line.len() };
             }
         }
-        self.line_until = at.now.after(terms.entry_ttl);
+        self.line_until = at.now.saturating_add(terms.entry_ttl);
         let before = place.unwrap_or_else(|| {
             self.line.push_back(owner.clone());
             self.line.len() - 1
@@ -355,7 +355,7 @@ mod tests {
     /// Records, and a clock.
     struct Store {
         records: Records,
-        now: Moment,
+        now: BootInstant,
         wall_clock_us: u64,
         events: Vec<StoreEvent>,
         dead: Vec<AcquisitionId>,
@@ -364,7 +364,7 @@ mod tests {
     fn store() -> Store {
         Store {
             records: Records::default(),
-            now: Moment::default(),
+            now: BootInstant::default(),
             wall_clock_us: 0,
             events: Vec::new(),
             dead: Vec::new(),
@@ -401,7 +401,7 @@ mod tests {
         }
 
         fn later(&mut self, by: Duration) {
-            self.now = self.now.after(by);
+            self.now = self.now.saturating_add(by);
         }
 
         fn offered(&mut self) -> Vec<AcquisitionId> {
@@ -481,7 +481,7 @@ mod tests {
         store.dead.push(dead);
         store.later(LEASE);
         // Nobody gave it back: the last of the line asks, and the first one has it.
-        store.records.by_key.get_mut(&key()).expect("held").line_until = Moment::NEVER;
+        store.records.by_key.get_mut(&key()).expect("held").line_until = BootInstant::FAR_FUTURE;
         assert_eq!(store.ask(&key(), &c, IfBusy::Enqueue), AcquireReply::Queued { ahead: 0, lease_left: OFFER });
         assert_eq!(store.offered(), std::slice::from_ref(&b));
         assert_eq!(store.release(&b, Duration::ZERO), Released::HandedOff);

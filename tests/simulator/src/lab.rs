@@ -11,7 +11,7 @@ use tower_lock::{
     deadpool_redis::redis::Value,
     store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig},
     test_util::{
-        decisions::{Ending, LEASE, LINE, Moment, STORE_CALL, Terms},
+        decisions::{BootInstant, Ending, LEASE, LINE, STORE_CALL_TIMEOUT, Terms},
         redis_protocol::{Names, ScriptCall},
     },
 };
@@ -257,7 +257,7 @@ impl Lab {
     pub fn stranger_lines_up(&mut self, owner: &str, places: usize) -> Value {
         let line = QueueConfig::new(LINE.offer_ttl, LINE.entry_ttl, places);
         let owner = AcquisitionId::from_text(owner);
-        let ask = AcquireRequest::new(self.key.clone(), owner, LEASE, IfBusy::Enqueue, line, STORE_CALL);
+        let ask = AcquireRequest::new(self.key.clone(), owner, LEASE, IfBusy::Enqueue, line, STORE_CALL_TIMEOUT);
         let call = self.names.acquire(&ask, i64::MAX >> 10).expect("one spelling");
         self.execute(&call)
     }
@@ -322,7 +322,7 @@ impl Lab {
     }
 
     /// What a clock of a process shows.
-    pub fn local(&self) -> Moment {
+    pub fn local(&self) -> BootInstant {
         self.clock.at(self.now)
     }
 

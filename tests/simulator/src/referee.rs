@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tower_lock::{AcquisitionId, FencingToken, LockKey, test_util::decisions::Moment};
+use tower_lock::{AcquisitionId, FencingToken, LockKey, test_util::decisions::BootInstant};
 
 use crate::shell::Section;
 
@@ -57,8 +57,8 @@ impl LocalClock {
         clippy::cast_precision_loss,
         reason = "some minutes"
     )]
-    pub fn at(&self, now: u64) -> Moment {
-        Moment::from_nanos(self.base + (now as f64 * self.rate) as u64)
+    pub fn at(&self, now: u64) -> BootInstant {
+        BootInstant::from_nanos(self.base + (now as f64 * self.rate) as u64)
     }
 
     /// When it shows this, at the latest.
@@ -68,8 +68,8 @@ impl LocalClock {
         clippy::cast_precision_loss,
         reason = "some minutes"
     )]
-    pub fn when(&self, moment: Moment) -> u64 {
-        let since = moment.since(Moment::from_nanos(self.base)).as_nanos() as f64;
+    pub fn when(&self, moment: BootInstant) -> u64 {
+        let since = moment.saturating_duration_since(BootInstant::from_nanos(self.base)).as_nanos() as f64;
         (since / self.rate) as u64 + 2
     }
 }

@@ -15,8 +15,9 @@ use tower_lock::{
     },
     test_util::{
         decisions::{
-            self, AcquisitionIds, Action, Actions, Call, DriverTypes, Ending, Event, HINT_PAUSE, LEASE, LINE,
-            LOCK_DELAY, Moment, Need, Now, RENEWAL_TICK, Request, STORE_CALL, Table, Terms, Verb,
+            self, AcquisitionIds, Action, Actions, BootInstant, Call, DriverTypes, Ending, Event, LEASE, LINE,
+            LOCK_DELAY, LazyNow, Need, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, Request, STORE_CALL_TIMEOUT, Table,
+            Terms, Verb,
         },
         redis_protocol::{InTime, Names, ScriptCall, ServerClock, acquired, released, renewed, yielded},
     },
@@ -54,8 +55,8 @@ pub struct Shell {
     calls: BTreeMap<u64, UnderWay>,
     next: u64,
     /// By the moment in which they need something.
-    watched: Vec<(Moment, Arc<Grant>)>,
-    next_look: Option<Moment>,
+    watched: Vec<(BootInstant, Arc<Grant>)>,
+    next_look: Option<BootInstant>,
     /// Looks in a row that found nothing but a limit.
     spins: u32,
     /// Its inbox was heard once.
@@ -86,7 +87,7 @@ pub enum Effect {
     /// Nobody answers on this lane: the next script takes another connection.
     Replace(Lane),
     /// To be woken.
-    Wake(Moment, Timer),
+    Wake(BootInstant, Timer),
     /// It is this one's turn.
     Turn(Who, Arc<Section>),
     /// It will not be this one's turn.
@@ -114,7 +115,7 @@ pub enum Timer {
     /// An inbox that was never heard is not waited for any longer.
     FirstWord(u64),
     /// A conversation asked for it.
-    Conversation(LockKey, Moment),
+    Conversation(LockKey, BootInstant),
     /// Grants may have to be renewed.
     Watchdog,
 }
@@ -123,7 +124,7 @@ pub enum Timer {
 struct UnderWay {
     key: LockKey,
     ask: Ask,
-    called: Moment,
+    called: BootInstant,
     /// How often it was sent. Zero: it waits for the inbox.
     sent: u32,
     message: u64,
@@ -217,19 +218,19 @@ impl Shell {
     // --- what happens ---------------------------------------------------------------------------------------------
 
     /// Somebody wants the key. Its place, should it have to wait.
-    pub fn request(&mut self, now: Moment, key: &LockKey, who: Who, wait: Duration, terms: Terms) -> u64 {
+    pub fn request(&mut self, now: BootInstant, key: &LockKey, who: Who, wait: Duration, terms: Terms) -> u64 {
         let mut actions = Actions::new();
         self.memory.waiting.insert(who, (key.clone(), !wait.is_zero()));
         let request = Request { waiter: who, wait, owner: None, parent: None, terms };
-        let place = self.table.request(key, &Now::at(now), &self.ids, request, &mut actions);
+        let place = self.table.request(key, &LazyNow::fixed(now), &self.ids, request, &mut actions);
         self.perform(now, key, actions);
         place
     }
 
     /// Whoever has this place has left. Whether it was in the line still.
-    pub fn leave(&mut self, now: Moment, key: &LockKey, who: Who, place: u64) -> bool {
+    pub fn leave(&mut self, now: BootInstant, key: &LockKey, who: Who, place: u64) -> bool {
         let mut actions = Actions::new();
-        let ahead = self.table.leave(key, &Now::at(now), &self.ids, place, &mut actions);
+        let ahead = self.table.leave(key, &LazyNow::fixed(now), &self.ids, place, &mut actions);
         self.memory.waiting.remove(&who);
         self.perform(now, key, actions);
         if self.is(Wrong::NoClose) && self.table.waiting_for(key) == 0 {
@@ -242,14 +243,14 @@ impl Shell {
     }
 
     /// A section has ended.
-    pub fn guard_ended(&mut self, now: Moment, section: &Arc<Section>, ending: Ending) {
+    pub fn guard_ended(&mut self, now: BootInstant, section: &Arc<Section>, ending: Ending) {
         let mut actions = Actions::new();
-        self.table.guard_ended(&Now::at(now), &self.ids, section, ending, &mut actions);
+        self.table.guard_ended(&LazyNow::fixed(now), &self.ids, section, ending, &mut actions);
         self.perform(now, &section.grant.key.clone(), actions);
     }
 
     /// A message in the inbox.
-    pub fn message(&mut self, now: Moment, message: &str) {
+    pub fn message(&mut self, now: BootInstant, message: &str) {
         match self.names.event(message.as_bytes()) {
             StoreEvent::Offered { key, .. } if self.is(Wrong::SameId) => self.on(now, &key, Event::Gap),
             StoreEvent::Offered { key, id: owner } => {
@@ -267,7 +268,7 @@ impl Shell {
     }
 
     /// The inbox is heard: for the first time, or again.
-    pub fn listening(&mut self, now: Moment) {
+    pub fn listening(&mut self, now: BootInstant) {
         if self.listens {
             return self.gap(now);
         }
@@ -280,7 +281,7 @@ impl Shell {
     }
 
     /// A script was answered.
-    pub fn reply(&mut self, now: Moment, message: u64, reply: &Value) {
+    pub fn reply(&mut self, now: BootInstant, message: u64, reply: &Value) {
         let Some(number) = self.call_of(message) else { return self.late_reply(now, message, reply) };
         self.heard(number);
         let Some(outcome) = self.read(now, number, reply) else { return };
@@ -288,7 +289,7 @@ impl Shell {
     }
 
     /// The connection of a script broke.
-    pub fn cut(&mut self, now: Moment, message: u64) {
+    pub fn cut(&mut self, now: BootInstant, message: u64) {
         let Some(number) = self.call_of(message) else { return };
         let call = &self.calls[&number];
         if call.lane() == Lane::Ends && call.sent == 1 && !self.is(Wrong::OneTry) {
@@ -300,7 +301,7 @@ impl Shell {
     }
 
     /// It is as late as was asked for.
-    pub fn timer(&mut self, now: Moment, timer: &Timer) {
+    pub fn timer(&mut self, now: BootInstant, timer: &Timer) {
         match timer {
             Timer::Call(number) => {
                 let Some(call) = self.calls.get(number) else { return };
@@ -325,7 +326,7 @@ impl Shell {
         }
     }
 
-    fn gap(&mut self, now: Moment) {
+    fn gap(&mut self, now: BootInstant) {
         if self.is(Wrong::NoGapCheckin) {
             return;
         }
@@ -340,13 +341,13 @@ impl Shell {
 
     // --- what is done ---------------------------------------------------------------------------------------------
 
-    fn on(&mut self, now: Moment, key: &LockKey, event: Event<Simulated>) {
+    fn on(&mut self, now: BootInstant, key: &LockKey, event: Event<Simulated>) {
         let mut actions = Actions::new();
-        self.table.on(key, &Now::at(now), &self.ids, event, &mut actions);
+        self.table.on(key, &LazyNow::fixed(now), &self.ids, event, &mut actions);
         self.perform(now, key, actions);
     }
 
-    fn perform(&mut self, now: Moment, key: &LockKey, actions: Actions<Simulated>) {
+    fn perform(&mut self, now: BootInstant, key: &LockKey, actions: Actions<Simulated>) {
         for action in actions {
             match action {
                 Action::Send(call) => self.send(now, key, call),
@@ -395,14 +396,14 @@ impl Shell {
         }
     }
 
-    fn send(&mut self, now: Moment, key: &LockKey, call: Call) {
+    fn send(&mut self, now: BootInstant, key: &LockKey, call: Call) {
         let Call { number, owner, verb } = call;
         self.sent_id(key, &owner);
         let ask = match verb {
             Verb::Acquire { if_held, lease } => {
                 let patient = self.memory.waiting.values().any(|(wanted, waits)| wanted == key && *waits);
                 let if_held = if self.is(Wrong::QFresh) && !patient { IfBusy::Fail } else { if_held };
-                let ask = AcquireRequest::new(key.clone(), owner, self.lease(lease), if_held, LINE, STORE_CALL);
+                let ask = AcquireRequest::new(key.clone(), owner, self.lease(lease), if_held, LINE, STORE_CALL_TIMEOUT);
                 Ask::Acquire(number, ask)
             }
             Verb::Yield { fence, next, lease } => {
@@ -413,7 +414,8 @@ impl Shell {
                     let fence = *fence;
                     return self.on(now, key, Event::Yielded(number, Ok(YieldReply::Extended { fence })));
                 }
-                let ask = YieldRequest::new(key.clone(), owner, fence, next, self.lease(lease), LINE, STORE_CALL);
+                let ask =
+                    YieldRequest::new(key.clone(), owner, fence, next, self.lease(lease), LINE, STORE_CALL_TIMEOUT);
                 Ask::Yield(number, ask)
             }
             Verb::Release { block_for } => {
@@ -435,7 +437,7 @@ impl Shell {
         self.call(now, key.clone(), ask);
     }
 
-    fn call(&mut self, now: Moment, key: LockKey, mut ask: Ask) {
+    fn call(&mut self, now: BootInstant, key: LockKey, mut ask: Ask) {
         if self.is(Wrong::SameId) {
             match &mut ask {
                 Ask::Acquire(_, ask) => ask.id = the_same(&ask.id),
@@ -451,9 +453,9 @@ impl Shell {
         };
         let number = self.number();
         self.calls.insert(number, UnderWay { key, ask, called: now, sent: 0, message: 0 });
-        self.effects.push_back(Effect::Wake(now.after(STORE_CALL), Timer::Call(number)));
+        self.effects.push_back(Effect::Wake(now.saturating_add(STORE_CALL_TIMEOUT), Timer::Call(number)));
         if lines_up && !self.listens {
-            self.effects.push_back(Effect::Wake(now.after(FIRST_WORD), Timer::FirstWord(number)));
+            self.effects.push_back(Effect::Wake(now.saturating_add(FIRST_WORD), Timer::FirstWord(number)));
         } else {
             self.run(number);
         }
@@ -468,7 +470,7 @@ impl Shell {
         let until = if self.settings.wrong == Some(Wrong::NoUntil) {
             1 << 52
         } else {
-            self.server_clock.until(call.called, STORE_CALL).unwrap_or(0)
+            self.server_clock.until(call.called, STORE_CALL_TIMEOUT).unwrap_or(0)
         };
         let script = match &mut call.ask {
             Ask::Acquire(_, ask) => self.names.acquire(ask, until).expect("one spelling"),
@@ -493,7 +495,7 @@ impl Shell {
     }
 
     /// What a reply says. `None`: nothing yet, it is asked once more.
-    fn read(&mut self, now: Moment, number: u64, reply: &Value) -> Option<Outcome> {
+    fn read(&mut self, now: BootInstant, number: u64, reply: &Value) -> Option<Outcome> {
         let call = &self.calls[&number];
         let called = call.called;
         match &call.ask {
@@ -512,9 +514,9 @@ impl Shell {
 
     fn in_time<T>(
         &mut self,
-        now: Moment,
+        now: BootInstant,
         number: u64,
-        called: Moment,
+        called: BootInstant,
         read: Result<(i64, InTime<T>), StoreError>,
     ) -> Option<Result<T, StoreError>> {
         let (server, answer) = match read {
@@ -524,7 +526,9 @@ impl Shell {
         self.server_clock.said(server, if self.is(Wrong::UntilUpper) { called } else { now });
         match answer {
             InTime::Done(answer) => Some(Ok(answer)),
-            InTime::Late if now.since(called) < STORE_CALL && self.calls[&number].sent < LATE => {
+            InTime::Late
+                if now.saturating_duration_since(called) < STORE_CALL_TIMEOUT && self.calls[&number].sent < LATE =>
+            {
                 self.run(number);
                 None
             }
@@ -532,7 +536,7 @@ impl Shell {
         }
     }
 
-    fn failed(&mut self, now: Moment, number: u64, kind: StoreErrorKind) {
+    fn failed(&mut self, now: BootInstant, number: u64, kind: StoreErrorKind) {
         let Some(call) = self.calls.get(&number) else { return };
         let outcome = match &call.ask {
             Ask::Acquire(..) => Outcome::Acquired(Err(error(kind))),
@@ -544,7 +548,7 @@ impl Shell {
         self.ended(now, number, outcome);
     }
 
-    fn ended(&mut self, now: Moment, number: u64, outcome: Outcome) {
+    fn ended(&mut self, now: BootInstant, number: u64, outcome: Outcome) {
         let Some(UnderWay { key, ask, called, .. }) = self.calls.remove(&number) else { return };
         match (ask, outcome) {
             (Ask::Acquire(number, ask), Outcome::Acquired(answer)) => {
@@ -601,7 +605,7 @@ impl Shell {
     }
 
     /// An answer that nobody waits for any more.
-    fn late_reply(&mut self, now: Moment, message: u64, reply: &Value) {
+    fn late_reply(&mut self, now: BootInstant, message: u64, reply: &Value) {
         if !self.is(Wrong::NoCorr) {
             return;
         }
@@ -647,29 +651,29 @@ impl Shell {
     }
 
     /// Whether the store is being asked who has this key, or will be after a pause.
-    pub fn asks_about(&self, now: Moment, grant: &Arc<Grant>) -> bool {
+    pub fn asks_about(&self, now: BootInstant, grant: &Arc<Grant>) -> bool {
         let is_it = |other: &Arc<Grant>| Arc::ptr_eq(other, grant);
         let asks = |call: &UnderWay| matches!(&call.ask, Ask::Renew(grants, _) if grants.iter().any(|(grant, _)| is_it(grant)));
-        self.calls.values().any(asks) || grant.look_at() <= now.after(HINT_PAUSE)
+        self.calls.values().any(asks) || grant.look_at() <= now.saturating_add(RECHECK_INTERVAL)
     }
 
     fn forget(&mut self, grant: &Arc<Grant>) {
         self.watched.retain(|(_, watched)| !Arc::ptr_eq(watched, grant));
     }
 
-    fn look_by(&mut self, at: Moment) {
+    fn look_by(&mut self, at: BootInstant) {
         if self.next_look.is_none_or(|look| at < look) {
             self.next_look = Some(at);
             self.effects.push_back(Effect::Wake(at, Timer::Watchdog));
         }
     }
 
-    fn look(&mut self, now: Moment) {
+    fn look(&mut self, now: BootInstant) {
         if self.next_look.is_none_or(|look| now < look) {
             return;
         }
         self.next_look = None;
-        let soon = now.after(RENEWAL_TICK);
+        let soon = now.saturating_add(RENEWAL_BATCH_WINDOW);
         let (needy, rest): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.watched).into_iter().partition(|(at, _)| *at <= soon);
         self.watched = rest;
@@ -687,7 +691,7 @@ impl Shell {
             }
         }
         if let Some(at) = self.watched.iter().map(|(at, _)| *at).min() {
-            self.look_by(at.min(now.after(LEASE / 3)));
+            self.look_by(at.min(now.saturating_add(LEASE / 3)));
         }
         for grant in lost {
             let why = grant.why().unwrap_or(LockLost::Expired);

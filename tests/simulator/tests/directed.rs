@@ -606,7 +606,7 @@ fn an_acquire_is_void_by_the_servers_clock_when_it_is_by_ours_however_fast_that_
             let asked = lab.local();
             let until: i64 = lab.args(acquire)[1].parse().expect("a number");
             // Half a second of ours.
-            while lab.local().since(asked) < ms(500) {
+            while lab.local().saturating_duration_since(asked) < ms(500) {
                 lab.later(1, &[]);
             }
             assert!(until <= lab.server_us(), "{rate}, after {silence} ms: {until}, and it is {}", lab.server_us());

@@ -33,7 +33,8 @@ impl World {
             return;
         }
         let Some(calm) = self.calm else { return };
-        let limit = LEASE + LINE.offer_ttl + 2 * self.weather.longest_delay + 3 * CHECK_IN + 4 * STORE_CALL;
+        let limit =
+            LEASE + LINE.offer_ttl + 2 * self.weather.longest_delay + 3 * QUEUE_POLL_INTERVAL + 4 * STORE_CALL_TIMEOUT;
         let limit = nanos(limit) / 100 * 102 + 3 * SECOND + 20 * self.weather.delay;
         for key in 0..self.keys.len() {
             let Some(idle) = self.idle_since[key] else { continue };
@@ -91,7 +92,7 @@ impl World {
             longest.filter(|client| client.began > 0 || matches!(client.state, State::Told(_) | State::Waits));
         let longest = longest.filter(|client| client.since > calm || client.began + client.work > calm);
         let longest = longest.map(|client| client.work).max().unwrap_or(0);
-        let limit = nanos(HAND_OVER_TIME) / 100 * 102 + 2 * longest + 20 * self.weather.delay + 50 * MS;
+        let limit = nanos(LOCAL_HANDOFF_TIME) / 100 * 102 + 2 * longest + 20 * self.weather.delay + 50 * MS;
         let thawed = self.processes[process].thawed.max(self.processes[process].cut_off_until);
         for id in self.record(key).line {
             let Some((_, since)) = self.lined_up.get(&id) else { continue };

@@ -171,7 +171,7 @@ impl World {
         }
         self.look_at_turns(process, key, &section);
         let client = &mut self.clients[who];
-        client.valid_until = clock.when(now.after(left));
+        client.valid_until = clock.when(now.saturating_add(left));
         client.began = self.now;
         client.state = State::In(section);
         let work = client.work;

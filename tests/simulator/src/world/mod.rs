@@ -13,7 +13,10 @@ use tower_lock::{
     deadpool_redis::redis::Value,
     store::{ForceReleaseRequest, StoreErrorKind},
     test_util::{
-        decisions::{CHECK_IN, Ending, HAND_OVER_TIME, LEASE, LINE, LOCK_DELAY, Moment, STORE_CALL, Terms},
+        decisions::{
+            BootInstant, Ending, LEASE, LINE, LOCAL_HANDOFF_TIME, LOCK_DELAY, QUEUE_POLL_INTERVAL, STORE_CALL_TIMEOUT,
+            Terms,
+        },
         redis_protocol::{Names, ScriptCall},
     },
 };
@@ -455,7 +458,7 @@ impl World {
 
     // --- processes ------------------------------------------------------------------------------------------------
 
-    fn local(&self, process: usize) -> Moment {
+    fn local(&self, process: usize) -> BootInstant {
         self.processes[process].clock.at(self.now)
     }
 
@@ -513,7 +516,7 @@ impl World {
             } else {
                 let left = section.remaining(now);
                 if !left.is_zero() {
-                    client.valid_until = self.processes[process].clock.when(now.after(left));
+                    client.valid_until = self.processes[process].clock.when(now.saturating_add(left));
                 }
             }
         }

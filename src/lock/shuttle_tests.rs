@@ -19,11 +19,11 @@ use std::{
 
 use shuttle::{future::block_on, thread};
 
-use super::{LockFuture, LockGuard, Locks, core::LINE};
+use super::{LockFuture, LockGuard, Locks, driver::LINE};
 use crate::{
     clock::Clock,
     error::LockError,
-    limits::OFFER,
+    limits::OFFER_TTL,
     lock_key::LockKey,
     owner::Owner,
     store::{ForceReleaseRequest, LockStore, MemoryStore, Released},
@@ -250,7 +250,7 @@ fn a_grant_is_taken_or_goes_to_the_next_waiter() {
         let looker = world.clone();
         threads.push(thread::spawn(move || {
             for _ in 0..2 {
-                clock.jump(OFFER);
+                clock.jump(OFFER_TTL);
                 looker.locks.core().limit(&grant);
             }
         }));

@@ -1,17 +1,17 @@
 //! What is said to Redis, and what it says: names, scripts, replies, messages, time. Pure; a simulator speaks it to a Redis of its own.
 
 // In the order of a call.
-mod names;
+mod keyspace;
 mod server_clock;
-mod wire;
+mod codec;
 mod script;
 
 pub use self::{
-    names::{Names, NotAName},
-    script::ScriptCall,
-    server_clock::ServerClock,
-    wire::{
+    codec::{
         InTime, Misread, SelfTested, acquired, escaped, forced, inspected, is_healed, released, renewed, self_tested,
         yielded,
     },
+    keyspace::{Names, NotAName},
+    script::ScriptCall,
+    server_clock::ServerClock,
 };

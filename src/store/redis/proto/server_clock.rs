@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{clock::Moment, limits::DRIFT_DIVISOR, proto::lease::safe_part};
+use crate::{clock::BootInstant, limits::DRIFT_DIVISOR, proto::lease::safe_part};
 
 /// How far the server's clock is ahead of ours: a lower estimate, so that what is void by its clock is void by ours, too.
 ///
@@ -13,34 +13,37 @@ use crate::{clock::Moment, limits::DRIFT_DIVISOR, proto::lease::safe_part};
 pub struct ServerClock {
     /// In microseconds.
     ahead: Option<i64>,
-    since: Moment,
+    since: BootInstant,
 }
 
 impl ServerClock {
     const BELIEVED_FOR: Duration = Duration::from_secs(10);
 
     /// The server has said what time it is; its answer has just come.
-    pub fn said(&mut self, server_us: i64, now: Moment) {
-        if now.since(self.since) > Self::BELIEVED_FOR || self.at(now).is_none_or(|thought| server_us >= thought) {
+    pub fn said(&mut self, server_us: i64, now: BootInstant) {
+        if now.saturating_duration_since(self.since) > Self::BELIEVED_FOR
+            || self.at(now).is_none_or(|thought| server_us >= thought)
+        {
             *self = Self { ahead: Some(server_us.saturating_sub(micros(now))), since: now };
         }
     }
 
     /// By which time of the server's clock a call is void that was made at this moment of ours, and is void so much later: when it is by the
     /// server's clock, it is by ours. `None`: the server never said a word.
-    pub fn until(&self, called: Moment, valid_for: Duration) -> Option<i64> {
+    pub fn until(&self, called: BootInstant, valid_for: Duration) -> Option<i64> {
         let valid_for = i64::try_from(safe_part(valid_for).as_micros()).unwrap_or(i64::MAX);
         Some(self.at(called)?.saturating_add(valid_for))
     }
 
     /// What the server's clock says at this moment of ours, at least.
-    fn at(&self, moment: Moment) -> Option<i64> {
-        let aged = i64::try_from(moment.since(self.since).as_micros()).unwrap_or(i64::MAX) / i64::from(DRIFT_DIVISOR);
+    fn at(&self, moment: BootInstant) -> Option<i64> {
+        let aged = i64::try_from(moment.saturating_duration_since(self.since).as_micros()).unwrap_or(i64::MAX)
+            / i64::from(DRIFT_DIVISOR);
         Some(micros(moment).saturating_add(self.ahead?).saturating_sub(aged))
     }
 }
 
-fn micros(moment: Moment) -> i64 {
+fn micros(moment: BootInstant) -> i64 {
     i64::try_from(moment.as_nanos() / 1_000).unwrap_or(i64::MAX)
 }
 
@@ -48,8 +51,8 @@ fn micros(moment: Moment) -> i64 {
 mod tests {
     use super::*;
 
-    fn at(ms: u64) -> Moment {
-        Moment::from_nanos(ms * 1_000_000)
+    fn at(ms: u64) -> BootInstant {
+        BootInstant::from_nanos(ms * 1_000_000)
     }
 
     const LATER: Duration = Duration::from_millis(500);

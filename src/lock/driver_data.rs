@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use tokio::sync::Notify;
@@ -12,6 +12,7 @@ use crate::{
     proto::{DriverTypes, grant, section},
     store::{Released, StoreError},
     sync::oneshot::Told,
+    telemetry::metrics::SectionMetrics,
 };
 
 /// A grant with the data of the driver.
@@ -47,10 +48,7 @@ pub(crate) struct GrantData {
 pub(crate) struct SectionData {
     /// The result of the release, for the guard that waits for it.
     pub(super) release_outcome: Told<Result<Released, StoreError>>,
-    #[allow(dead_code, reason = "used by the feature `metrics`")]
-    guards: AtomicU32,
-    #[allow(dead_code, reason = "used by the feature `metrics`")]
-    is_loss_counted: AtomicBool,
+    pub(crate) metrics: SectionMetrics,
 }
 
 impl GrantData {
@@ -61,20 +59,11 @@ impl GrantData {
     }
 }
 
-#[allow(dead_code, reason = "used by the feature `metrics`")]
 impl SectionData {
-    /// Counts one more guard. Returns whether it is the first one.
-    pub(super) fn add_guard(&self) -> bool {
-        self.guards.fetch_add(1, Ordering::AcqRel) == 0
-    }
-
-    /// Counts one guard less. Returns whether it was the last one.
-    pub(super) fn remove_guard(&self) -> bool {
-        self.guards.fetch_sub(1, Ordering::AcqRel) == 1
-    }
-
-    /// Whether the section was lost and has not been counted as lost.
-    pub(super) fn loss_to_count(section: &Section) -> bool {
-        section.why().is_some_and(LockLost::is_loss) && !section.data.is_loss_counted.swap(true, Ordering::AcqRel)
+    /// Counts the section as lost if it is, once.
+    pub(super) fn record_loss(section: &Section) {
+        if section.why().is_some_and(LockLost::is_loss) {
+            section.data.metrics.record_loss();
+        }
     }
 }

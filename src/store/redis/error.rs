@@ -1,17 +1,72 @@
 //! What can go wrong with a call, and what to do about it.
 
-use std::{error::Error, fmt, sync::Arc};
+use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use deadpool_redis::{
     PoolError,
     redis::{ErrorKind, RedisError, ServerErrorKind},
 };
 
+#[cfg(doc)]
+use super::RedisStore;
 use super::{
-    connect::RedisConnectError,
-    protocol::{Misread, NotAName, escaped},
+    builder::{LONGEST_CALL, LONGEST_CONNECT, SHORTEST},
+    proto::{Misread, NotAName, escaped},
 };
 use crate::store::{StoreError, StoreErrorKind};
+
+/// Why a [`RedisStore`] could not be made: found when the service starts, and not at three in the morning.
+///
+/// `Debug` is what `Display` says, with the causes: `main` may return it.
+#[non_exhaustive]
+pub enum RedisConnectError {
+    /// The environment variable `REDIS_URL` is not set, or is no text.
+    MissingUrl,
+    /// The address cannot be read. The reason, without a password.
+    InvalidUrl(Box<dyn Error + Send + Sync>),
+    /// The address wants TLS (`rediss://`), and the crate was built without the feature `redis-tls`.
+    TlsNotEnabled,
+    /// The prefix cannot be one: 1 to 64 of `[A-Za-z0-9._-]`, and not `tower-lock`.
+    InvalidPrefix(String),
+    /// A timeout of the builder is too short or too long.
+    InvalidTimeout {
+        /// `connect_timeout` or `call_timeout`.
+        setting: &'static str,
+        /// What it was set to.
+        value: Duration,
+    },
+    /// There was no connection, or no answer; or an answer that nobody can work with.
+    Unreachable {
+        /// Host and port, or the path of a socket. Nothing of a user or a password.
+        address: String,
+        /// The reason, and what helps.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// The server is older than Redis 7.0.
+    UnsupportedVersion {
+        /// Host and port, or the path of a socket.
+        address: String,
+        /// The version of the server.
+        version: String,
+    },
+    /// The user may not do all that is needed, or the server cannot.
+    PermissionDenied {
+        /// Host and port, or the path of a socket.
+        address: String,
+        /// Each command that was refused, with the words of the server.
+        refusals: Vec<String>,
+    },
+    /// Messages do not come, or nobody can tell who gets them: how many should have got the one that was sent, as the server says, and whether it
+    /// came. Waiters would sleep until they ask again, and be taken for dead.
+    PubSubUnavailable {
+        /// Host and port, or the path of a socket.
+        address: String,
+        /// How many got it, as the server says.
+        receivers: u64,
+        /// Whether it came.
+        received: bool,
+    },
+}
 
 /// Why a call has no answer.
 #[derive(Debug)]
@@ -233,6 +288,67 @@ pub(super) fn flat(error: &dyn Error, f: &mut fmt::Formatter<'_>) -> fmt::Result
         cause = error.source();
     }
     f.write_str(&escaped(&text))
+}
+
+// === impl RedisConnectError ===
+
+impl fmt::Display for RedisConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MissingUrl => f.write_str("the environment variable REDIS_URL is not set: redis://host:6379, for instance"),
+            Self::InvalidUrl(error) => {
+                f.write_str("the address of the Redis for locks cannot be read: ")?;
+                flat(&**error, f)
+            }
+            Self::InvalidTimeout { setting, value } => {
+                let longest = if *setting == "call_timeout" { LONGEST_CALL } else { LONGEST_CONNECT };
+                write!(f, "`{setting}` of the Redis for locks is {value:?}: it can be from {SHORTEST:?} to {longest:?}")
+            }
+            Self::TlsNotEnabled => f.write_str(
+                "the Redis for locks is to be reached by TLS, and tower-lock was built without: turn on its feature `redis-tls`",
+            ),
+            Self::InvalidPrefix(prefix) => {
+                write!(f, "`{prefix}` cannot be the prefix of locks: 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`")
+            }
+            Self::Unreachable { address, source: _ } => {
+                write!(f, "the Redis for locks does not answer as it should ({address})")
+            }
+            Self::UnsupportedVersion { address, version } => {
+                write!(f, "the Redis for locks has version {version}, and at least 7.0 is needed ({address})")
+            }
+            Self::PermissionDenied { address, refusals } => {
+                let refusals = refusals.join("; ");
+                write!(
+                    f,
+                    "the Redis for locks refuses what is needed ({address}; docs/redis.md has the smallest ACL): {refusals}"
+                )
+            }
+            Self::PubSubUnavailable { address, receivers, received: true } => write!(
+                f,
+                "the Redis for locks reports {receivers} receivers of a message that arrived ({address}): a proxy between may hide the \
+                 subscribers, and locks need their number"
+            ),
+            Self::PubSubUnavailable { address, received: false, .. } => write!(
+                f,
+                "a message that was published on the Redis for locks did not arrive ({address}): a proxy between may drop messages"
+            ),
+        }
+    }
+}
+
+impl Error for RedisConnectError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Unreachable { source, .. } => Some(&**source),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Debug for RedisConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        flat(self, f)
+    }
 }
 
 #[cfg(test)]

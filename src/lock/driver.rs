@@ -17,18 +17,16 @@ use tokio::{
 };
 
 use super::{
-    attached::{Attached, Grant, GrantData, Section, Waiter},
-    complaints::Complaints,
-    detached, metrics,
-    reports::{Report, Reports},
+    detached,
+    driver_data::{Attached, Grant, GrantData, Section, Waiter},
     watchdog::Watchdog,
 };
 use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
     body::budget::Room,
-    clock::{Clock, Moment, Now},
+    clock::{BootInstant, Clock, LazyNow},
     error::{LockError, LockLost},
-    limits::{HINT_PAUSE, LINE_IN_STORE, LOCK_DELAY, OFFER, PLACE},
+    limits::{LOCK_DELAY, MAX_STORE_WAITERS, OFFER_TTL, QUEUE_ENTRY_TTL, RECHECK_INTERVAL},
     lock_key::LockKey,
     owner::Owner,
     process::Process,
@@ -38,10 +36,16 @@ use crate::{
         StoreEvent, StoreFuture, YieldRequest,
     },
     sync::Mutex,
+    telemetry::{
+        metrics::AcquireMetrics,
+        reports::{Report, Reports},
+        throttle::ThrottledLog,
+    },
 };
 
 /// How every line is served.
-pub(super) const LINE: QueueConfig = QueueConfig::new(OFFER.saturating_add(LOCK_DELAY), PLACE, LINE_IN_STORE);
+pub(super) const LINE: QueueConfig =
+    QueueConfig::new(OFFER_TTL.saturating_add(LOCK_DELAY), QUEUE_ENTRY_TTL, MAX_STORE_WAITERS);
 
 /// What all clones of a handle share.
 #[derive(Debug)]
@@ -58,7 +62,7 @@ pub(crate) struct Core {
     made_in: u32,
     /// The longest lease that the store is asked for.
     pub(super) lease: Duration,
-    complaints: Complaints,
+    store_warnings: ThrottledLog,
     reports: Reports,
     /// For the bodies of requests that are read before their lock is taken.
     bodies: Arc<Room>,
@@ -80,7 +84,7 @@ pub(crate) struct Core {
 #[derive(Debug, Default)]
 struct Gaps {
     /// When those who wait were told last.
-    told_at: Option<Moment>,
+    told_at: Option<BootInstant>,
     /// A task is about to tell them.
     is_pending: bool,
 }
@@ -101,7 +105,7 @@ struct UnderWay<T, F: FnOnce(Result<T, StoreError>) -> Event<Attached>> {
 struct Alarm {
     core: Arc<Core>,
     key: LockKey,
-    at: Moment,
+    at: BootInstant,
     has_rung: bool,
 }
 
@@ -125,7 +129,7 @@ impl Core {
             made_in: process.id(),
             process,
             lease,
-            complaints: Complaints::default(),
+            store_warnings: ThrottledLog::default(),
             reports: Reports::default(),
             bodies: Arc::default(),
             table: Mutex::new(Table::new(LeaseBounds { longest: lease, call_timeout })),
@@ -179,7 +183,7 @@ impl Core {
         }
         self.adopt_orphans();
         let mut actions = Actions::new();
-        let place = self.table.lock().request(key, &Now::of(&self.clock), &self.ids, request, &mut actions);
+        let place = self.table.lock().request(key, &LazyNow::new(&self.clock), &self.ids, request, &mut actions);
         self.perform(key, actions);
         place
     }
@@ -187,7 +191,7 @@ impl Core {
     /// Whoever has this place has left. `None`: it was told already, or is about to be.
     pub(super) fn leave(self: &Arc<Self>, key: &LockKey, place: u64) -> Option<Ahead> {
         let mut actions = Actions::new();
-        let ahead = self.table.lock().leave(key, &Now::of(&self.clock), &self.ids, place, &mut actions);
+        let ahead = self.table.lock().leave(key, &LazyNow::new(&self.clock), &self.ids, place, &mut actions);
         self.perform(key, actions);
         ahead
     }
@@ -201,7 +205,7 @@ impl Core {
             return Some(Released::NotHolder);
         }
         let mut actions = Actions::new();
-        let said = self.table.lock().guard_ended(&Now::of(&self.clock), &self.ids, section, ending, &mut actions);
+        let said = self.table.lock().guard_ended(&LazyNow::new(&self.clock), &self.ids, section, ending, &mut actions);
         self.perform(&section.grant.key, actions);
         said
     }
@@ -230,14 +234,16 @@ impl Core {
         }
     }
 
-    /// Those who wait are told at once, and then no more often than each [`HINT_PAUSE`].
+    /// Those who wait are told at once, and then no more often than each [`RECHECK_INTERVAL`].
     fn gap(self: &Arc<Self>) {
         let now = self.clock.now();
         let mut gaps = self.gaps.lock();
         if gaps.is_pending {
             return;
         }
-        let left = gaps.told_at.map_or(Duration::ZERO, |told_at| told_at.after(HINT_PAUSE).since(now));
+        let left = gaps
+            .told_at
+            .map_or(Duration::ZERO, |told_at| told_at.saturating_add(RECHECK_INTERVAL).saturating_duration_since(now));
         if left.is_zero() {
             gaps.told_at = Some(now);
             drop(gaps);
@@ -315,7 +321,7 @@ impl Core {
         route: impl FnOnce() -> Option<Arc<str>>,
     ) -> Option<LockError> {
         let error = self.table.lock().refusal(key, owner, self.clock.now())?;
-        metrics::Waiting::begins(route().as_ref()).refused(&error);
+        AcquireMetrics::start(route().as_ref()).rejected(&error);
         Some(error)
     }
 
@@ -344,7 +350,7 @@ impl Core {
             return;
         }
         let mut actions = Actions::new();
-        self.table.lock().on(key, &Now::of(&self.clock), &self.ids, event, &mut actions);
+        self.table.lock().on(key, &LazyNow::new(&self.clock), &self.ids, event, &mut actions);
         self.perform(key, actions);
     }
 
@@ -356,7 +362,7 @@ impl Core {
             let mut next = Actions::new();
             for action in actions {
                 if let Some(event) = self.act(key, action) {
-                    self.table.lock().on(key, &Now::of(&self.clock), &self.ids, event, &mut next);
+                    self.table.lock().on(key, &LazyNow::new(&self.clock), &self.ids, event, &mut next);
                 }
             }
             actions = next;
@@ -451,15 +457,15 @@ impl Core {
             && error.kind() != StoreErrorKind::InvalidKey
         {
             self.report(Report::StoreFailed { operation: verb, kind: error.kind() });
-            if let Some(complaint) = self.complaints.store_failed(self.clock.now(), verb, error) {
-                self.report(complaint);
+            if let Some(warning) = self.store_warnings.store_failed(self.clock.now(), verb, error) {
+                self.report(warning);
             }
         }
     }
 
-    fn wake_at(self: &Arc<Self>, key: &LockKey, at: Moment) {
+    fn wake_at(self: &Arc<Self>, key: &LockKey, at: BootInstant) {
         let mut alarm = Alarm { core: Arc::clone(self), key: key.clone(), at, has_rung: false };
-        let left: Duration = at.since(self.clock.now());
+        let left: Duration = at.saturating_duration_since(self.clock.now());
         self.spawn(async move {
             sleep(left).await;
             alarm.has_rung = true;

@@ -19,9 +19,9 @@ use tokio::{
 };
 
 use super::{
-    protocol::ScriptCall,
+    error::Trouble,
+    proto::ScriptCall,
     socket::{Connected, Connector},
-    trouble::Trouble,
 };
 use crate::process::Process;
 

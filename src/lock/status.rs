@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer, ser::SerializeStruct};
 
 use crate::acquisition::AcquisitionId;
 
-/// The holder of a key, since when, for how long, and how many wait. [`LockManager::inspect`](super::LockManager::inspect) returns it.
+/// The holder of a key, since when, for how long, and how many wait. [`LockManager::inspect`](crate::lock::LockManager::inspect) returns it.
 ///
 /// [`Display`](fmt::Display) is one line for a log or a terminal:
 ///

@@ -5,7 +5,7 @@ use std::time::Duration;
 use deadpool_redis::redis::Value;
 
 use super::{
-    names::{Names, NotAName},
+    keyspace::{Names, NotAName},
     script::{ACQUIRE, FORCE, INSPECT, RELEASE, RENEW, SELF_TEST, Script, ScriptCall, YIELD},
 };
 use crate::{

@@ -20,14 +20,14 @@ use tokio::{
 };
 
 use super::{
-    connect::{RedisConnectError, self_test},
-    lane::{Lane, Limits},
-    protocol::Names,
+    connection::{Lane, Limits},
+    error::{RedisConnectError, Trouble},
+    proto::Names,
+    self_test::self_test,
     socket::Connector,
-    trouble::Trouble,
 };
 use crate::{
-    limits::{CHECK_IN, RETRY_MAX, RETRY_MIN, STORE_TIMEOUT},
+    limits::{QUEUE_POLL_INTERVAL, RETRY_MAX, RETRY_MIN, STORE_TIMEOUT},
     store::{EventSink, StoreEvent},
 };
 
@@ -85,7 +85,7 @@ impl Events {
     /// a round trip after it was opened; if it takes longer, check-ins find what it should have told.
     const FIRST_WORD: Duration = Duration::from_millis(250);
     /// So often the connections are asked whether they are alive: a cut one looks just like a quiet one.
-    const LOOK: Duration = CHECK_IN;
+    const LOOK: Duration = QUEUE_POLL_INTERVAL;
     /// A connection that listens is made anew within this time, or there is something wrong with it.
     const DEAF: Duration = STORE_TIMEOUT.saturating_mul(3);
     /// Somebody who has not looked for so long will not.

@@ -12,9 +12,8 @@ use tokio::time::{Sleep, sleep};
 
 use super::{
     HeldLock, LockGuard,
-    attached::Waiter,
-    core::Core,
-    metrics,
+    driver::Core,
+    driver_data::Waiter,
     request_scope::{InRequest, Parent},
 };
 use crate::{
@@ -24,6 +23,7 @@ use crate::{
     policy::{LockPolicy, call_setters, settings},
     proto::{Ahead, Ending, Request, hold_limits::Terms},
     store::{StoreError, StoreErrorKind},
+    telemetry::metrics::AcquireMetrics,
 };
 
 /// A lock to be taken; nothing happens before it is awaited.
@@ -109,7 +109,7 @@ struct Place {
     key: LockKey,
     number: u64,
     waiter: Waiter,
-    waiting: metrics::Waiting,
+    waiting: AcquireMetrics,
 }
 
 impl LockBuilder {
@@ -260,11 +260,11 @@ impl Future for LockFuture {
         Poll::Ready(match told {
             Ok(section) => {
                 section.taken();
-                let holding = waiting.granted(&section);
-                Ok(LockGuard::new(this.core.take().expect("until its end"), section, holding))
+                let metrics = waiting.granted(&section.data.metrics);
+                Ok(LockGuard::new(this.core.take().expect("until its end"), section, metrics))
             }
             Err(error) => {
-                waiting.refused(&error);
+                waiting.rejected(&error);
                 Err(error)
             }
         })
@@ -274,7 +274,7 @@ impl Future for LockFuture {
 impl Place {
     fn ask(core: &Arc<Core>, ask: LockParams, parent: Option<Owner>) -> Self {
         let LockParams { key, wait, terms, owner, route } = ask;
-        let waiting = metrics::Waiting::begins(route.as_ref());
+        let waiting = AcquireMetrics::start(route.as_ref());
         let waiter: Waiter = Arc::default();
         let owner = owner.or_else(Owner::current);
         let parent = parent.filter(|_| owner.is_none());

@@ -8,20 +8,19 @@ use tokio::time::timeout;
 
 use super::{
     LockBuilder, LockStatus,
-    core::{Core, LINE},
-    metrics,
-    reports::Report,
+    driver::{Core, LINE},
     request_scope::Parent,
 };
 use crate::{
     acquisition::AcquisitionIds,
     clock::Clock,
-    limits::{DETACHED, LEASE, LEASE_MAX, LEASE_MIN, LOCK_DELAY},
+    limits::{LEASE, LEASE_MAX, LEASE_MIN, LOCK_DELAY, MAX_DETACHED_HANDLERS},
     lock_key::LockKey,
     owner::Owner,
     policy::LockPolicy,
     process::Process,
     store::{ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore, StoreError, StoreErrorKind, StoreFuture},
+    telemetry::{metrics, reports::Report},
 };
 
 /// The handle: locks in one store, for layers, handlers, jobs and tests.
@@ -101,7 +100,7 @@ impl LockManager {
             process: Process::default(),
             lease: LEASE,
             clock: Clock::default(),
-            max_detached: DETACHED,
+            max_detached: MAX_DETACHED_HANDLERS,
         }
     }
 
@@ -281,7 +280,7 @@ impl LockManager {
     pub fn shutdown_on_signal(&self, budget: Duration) -> impl Future<Output = ()> + Send + use<> {
         let locks = self.clone();
         async move {
-            super::signal::stop().await;
+            crate::lock::signal::stop().await;
             // The releases of what is revoked take a call to the store.
             let grace = budget.saturating_sub(locks.core().store_timeout()).max(budget / 2);
             if locks.shutdown(grace).await > 0 {
