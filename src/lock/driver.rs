@@ -1,9 +1,10 @@
 //! What all clones of a handle share, and the thin shell around the decisions: it asks the store, wakes, and keeps time.
 
 use std::{
+    any::Any,
     collections::HashSet,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -17,13 +18,11 @@ use tokio::{
 };
 
 use super::{
-    detached,
     driver_data::{Attached, Grant, GrantData, Section, Waiter},
     watchdog::Watchdog,
 };
 use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
-    body::budget::Room,
     clock::{BootInstant, Clock, LazyNow},
     error::{LockError, LockLost},
     limits::{LOCK_DELAY, MAX_STORE_WAITERS, OFFER_TTL, QUEUE_ENTRY_TTL, RECHECK_INTERVAL},
@@ -54,7 +53,10 @@ pub(crate) struct Core {
     pub(super) call_timeout: Duration,
     pub(super) clock: Clock,
     pub(super) watchdog: Watchdog,
-    pub(super) detached: detached::Count,
+    /// The bound of handlers that finish without their client, for the extension.
+    pub(crate) max_detached: usize,
+    /// The state that another module keeps with a manager.
+    extension: OnceLock<Box<dyn Any + Send + Sync>>,
     pub(super) ids: AcquisitionIds,
     process: Process,
     /// The process that this was made in. In a child of it, which has a copy, it is dead: it grants
@@ -64,8 +66,6 @@ pub(crate) struct Core {
     pub(super) lease: Duration,
     store_warnings: ThrottledLog,
     reports: Reports,
-    /// For the bodies of requests that are read before their lock is taken.
-    bodies: Arc<Room>,
     /// I11: nothing of others runs under it, and nothing is awaited.
     table: Mutex<Table<Attached>>,
     gaps: Mutex<Gaps>,
@@ -124,14 +124,14 @@ impl Core {
             call_timeout,
             clock,
             watchdog: Watchdog::default(),
-            detached: detached::Count::new(max_detached),
+            max_detached,
+            extension: OnceLock::new(),
             ids,
             made_in: process.id(),
             process,
             lease,
             store_warnings: ThrottledLog::default(),
             reports: Reports::default(),
-            bodies: Arc::default(),
             table: Mutex::new(Table::new(LeaseBounds { longest: lease, call_timeout })),
             gaps: Mutex::default(),
             is_draining: AtomicBool::new(false),
@@ -162,7 +162,7 @@ impl Core {
         self.watchdog.disown();
         let ids = self.ids.of_child(self.process.random_bits());
         let (store, clock, process) = (Arc::clone(&self.store), self.clock.clone(), self.process.clone());
-        Self::new(store, clock, ids, process, self.lease, self.detached.max())
+        Self::new(store, clock, ids, process, self.lease, self.max_detached)
     }
 
     /// One `getpid`: with each request, each end of a guard, and each answer of the store.
@@ -341,8 +341,19 @@ impl Core {
         (table.len(), table.waiting())
     }
 
-    pub(crate) fn bodies(&self) -> &Arc<Room> {
-        &self.bodies
+    /// The state that another module keeps with this manager. The first call creates it. A child
+    /// process creates its own.
+    ///
+    /// # Panics
+    ///
+    /// Calls name different types: a manager keeps one value.
+    pub(crate) fn extension<T: Any + Send + Sync>(&self, create: impl FnOnce() -> T) -> &T {
+        let state = self.extension.get_or_init(|| Box::new(create()));
+        state.downcast_ref().expect("every call names the same type")
+    }
+
+    pub(crate) fn now(&self) -> BootInstant {
+        self.clock.now()
     }
 
     fn on(self: &Arc<Self>, key: &LockKey, event: Event<Attached>) {
@@ -489,7 +500,7 @@ impl Core {
     }
 
     /// Tells those who operate the service, where nobody waits for it.
-    pub(super) fn report(&self, report: Report) {
+    pub(crate) fn report(&self, report: Report) {
         self.reports.send(report, self.runtime().as_ref());
     }
 

@@ -13,17 +13,11 @@ mod held;
 mod driver;
 mod driver_data;
 mod watchdog;
-mod detached;
 
 #[cfg(all(test, tower_lock_shuttle))]
 mod shuttle_tests;
 
-pub(crate) use self::{
-    acquire::LockParams,
-    detached::{Detached, DetachedRoute},
-    driver::Core,
-    request_scope::InRequest,
-};
+pub(crate) use self::{acquire::LockParams, driver::Core, request_scope::InRequest};
 
 pub use self::{
     acquire::{LockBuilder, LockFuture},

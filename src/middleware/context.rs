@@ -18,7 +18,14 @@ use http::{Response, request::Parts};
 use tokio::{task::AbortHandle, time::Instant};
 
 use super::{
-    abort::Stops, config::Terms, connection::ClientConnection, owner_lifetime::Tenure, prefer, request_lock::Section,
+    abort::Stops,
+    config::Terms,
+    connection::ClientConnection,
+    disconnect::{DetachedPermit, RouteId},
+    manager_state::ManagerState,
+    owner_lifetime::Tenure,
+    prefer,
+    request_lock::Section,
 };
 #[cfg(feature = "axum")]
 use crate::body::{reader::BodyReader, request_body::SharedBody};
@@ -29,7 +36,7 @@ use crate::rejection::RejectionBody;
 use crate::{
     body::{budget::Share, request_body::BodyObserver},
     error::LockLost,
-    lock::{Detached, DetachedRoute, InRequest, LockFuture, LockParams},
+    lock::{InRequest, LockFuture, LockParams},
     lock_key::LockKey,
     owner::Owner,
     policy::LockPolicy,
@@ -178,7 +185,7 @@ impl Slot {
         }
         let Some(shared) = head.extensions.get::<SharedBody>().cloned() else { return Ok(None) };
         let Some(body) = shared.take() else { return Ok(None) };
-        let mut body = BodyReader::new(body, self.0.terms.core.bodies(), self.policy());
+        let mut body = BodyReader::new(body, &ManagerState::of(&self.0.terms.core).body_budget, self.policy());
         body.read(head).await.map_err(|rejection| NoKey::from(rejection).answer(route, self.on_reject()))?;
         let (body, share) = body.finish();
         shared.put(body);
@@ -333,7 +340,7 @@ impl Slot {
     }
 
     /// A place for the handler to finish in, now that nobody waits for its answer; if it has begun, holds a lock, and is to finish.
-    pub(super) fn finish(&self) -> Option<Detached> {
+    pub(super) fn finish(&self) -> Option<DetachedPermit> {
         let Inner { terms, is_inner, phase, is_incomplete, waiting, .. } = &*self.0;
         // It would wait for the rest of a request that nobody sends any more, and keep its locks so long.
         if is_incomplete.load(Acquire) {
@@ -342,13 +349,18 @@ impl Slot {
         let is_at_work = phase.load(Acquire) == RUNS && self.holds() && waiting.load(Acquire) == 0;
         // What a layer further out holds is given back by that one: if it goes on, we are a part of it, and if it does not, nor may we.
         let is_to_finish = is_at_work && !is_inner && terms.policy.finishes_without_client();
-        is_to_finish.then(|| Detached::new(&terms.core, self.detached_route())).flatten()
+        is_to_finish
+            .then(|| {
+                let handlers = &ManagerState::of(&terms.core).detached;
+                DetachedPermit::acquire(handlers, &terms.core, self.detached_route())
+            })
+            .flatten()
     }
 
     /// A layer may stand on several routes, and several on one.
-    fn detached_route(&self) -> DetachedRoute {
+    fn detached_route(&self) -> RouteId {
         let Inner { terms, route, .. } = &*self.0;
-        DetachedRoute { layer: Arc::as_ptr(&terms.usual_hold).addr(), name: route.as_str().to_owned() }
+        RouteId { layer: Arc::as_ptr(&terms.usual_hold).addr(), name: route.as_str().to_owned() }
     }
 
     /// Where there is a runtime; else it is dropped at once.

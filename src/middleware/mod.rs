@@ -10,6 +10,8 @@ mod reject;
 mod connection;
 mod manager_layer;
 pub(crate) mod context;
+mod manager_state;
+mod disconnect;
 mod prefer;
 mod owner_lifetime;
 mod abort;

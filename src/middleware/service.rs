@@ -10,7 +10,8 @@ use http_body::Body;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
-    config::Config, context::Slot, future::ResponseFuture, request_locks::Duty, response, response_body::ResponseBody,
+    config::Config, context::Slot, future::ResponseFuture, manager_state::ManagerState, request_locks::Duty, response,
+    response_body::ResponseBody,
 };
 use crate::{
     body::{reader::BodyReader, request_body::RequestBody},
@@ -79,7 +80,7 @@ where
     let slot = duty.slot().clone();
     let waits = slot.waits();
     let route = slot.route(&head.extensions);
-    let mut body = BodyReader::new(body, config.locks.core().bodies(), slot.policy());
+    let mut body = BodyReader::new(body, &ManagerState::of(config.locks.core()).body_budget, slot.policy());
     let key = match config.key.derive(&mut head, &mut body).await {
         Ok(Some(key)) => key,
         Ok(None) => {
