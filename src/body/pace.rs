@@ -57,7 +57,7 @@ impl Pace {
     }
 
     pub(crate) fn of(policy: &LockPolicy) -> Self {
-        Self::new(policy.longest_idle(), policy.least_rate())
+        Self::new(policy.idle_timeout(), policy.min_rate())
     }
 
     /// It is the peer's turn, from now on if it was not already.

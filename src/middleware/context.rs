@@ -110,7 +110,7 @@ impl Slot {
             (None, _) => Tenure::begin(),
         };
         let slot = Self(Arc::new(Inner {
-            max_client_wait: terms.policy.longest_client_wait().and_then(|max| prefer::wait(headers, max)),
+            max_client_wait: terms.policy.client_wait_limit().and_then(|max| prefer::wait(headers, max)),
             has_applied: AtomicBool::new(false),
             owner,
             tenure: tenure.as_ref().map_or_else(Weak::new, Arc::downgrade),
@@ -138,7 +138,7 @@ impl Slot {
 
     /// What the calls of the handler have from this request.
     pub(super) fn in_request(&self) -> InRequest {
-        InRequest::new(self.0.owner.clone(), self.0.terms.policy.of_request(self.0.max_client_wait))
+        InRequest::new(self.0.owner.clone(), self.0.terms.policy.for_handler(self.0.max_client_wait))
     }
 
     pub(super) fn policy(&self) -> &LockPolicy {
@@ -236,7 +236,7 @@ impl Slot {
         let ask = LockParams {
             key,
             wait: self.0.max_client_wait.unwrap_or_else(|| policy.request_wait()),
-            terms: policy.request_terms(),
+            terms: policy.request_hold_limits(),
             owner: Some(self.0.owner.clone()),
             route: route.label(),
         };
@@ -247,7 +247,7 @@ impl Slot {
             }
             Err(error) => {
                 span.turned_away(&error, began.elapsed());
-                Err(Rejection::of(error, usual_hold, policy.status_in_vain()))
+                Err(Rejection::of(error, usual_hold, policy.timeout_status()))
             }
         }
     }
@@ -261,7 +261,7 @@ impl Slot {
         let error = core.refusal(key, &self.0.owner, || route.label())?;
         self.0.has_applied.store(self.0.max_client_wait.is_some(), Release);
         LockSpan::waiting(route, key, policy.shows_key()).turned_away(&error, Duration::ZERO);
-        Some(Rejection::of(error, usual_hold, policy.status_in_vain()))
+        Some(Rejection::of(error, usual_hold, policy.timeout_status()))
     }
 
     /// What the client chose and got, for the answer.
@@ -348,7 +348,7 @@ impl Slot {
         }
         let is_at_work = phase.load(Acquire) == RUNS && self.holds() && waiting.load(Acquire) == 0;
         // What a layer further out holds is given back by that one: if it goes on, we are a part of it, and if it does not, nor may we.
-        let is_to_finish = is_at_work && !is_inner && terms.policy.finishes_without_client();
+        let is_to_finish = is_at_work && !is_inner && terms.policy.finishes_after_disconnect();
         is_to_finish
             .then(|| {
                 let handlers = &ManagerState::of(&terms.core).detached;

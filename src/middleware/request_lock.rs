@@ -35,8 +35,8 @@ impl Section {
     pub(super) fn new(guard: LockGuard, span: LockSpan, usual_hold: Arc<UsualHold>, policy: &LockPolicy) -> Self {
         let granted = Instant::now();
         let note = Note { span, usual_hold, granted, at_least: Duration::ZERO };
-        let stops = if policy.goes_on_when_lost() {
-            StopsAt::At(granted.checked_add(policy.longest_hold()))
+        let stops = if policy.continues_when_lost() {
+            StopsAt::At(granted.checked_add(policy.request_max_hold()))
         } else {
             StopsAt::WhenLost
         };

@@ -35,7 +35,7 @@ where
     if head.status.is_client_error() || head.status.is_server_error() {
         duty.has_failed();
     }
-    if duty.slot().policy().holds_to_head() || becomes_a_tunnel(method, head.status) {
+    if duty.slot().policy().releases_at_head() || becomes_a_tunnel(method, head.status) {
         duty.end().await;
         return Ok(Response::from_parts(head, ResponseBody::passing(body)));
     }

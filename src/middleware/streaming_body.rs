@@ -73,7 +73,7 @@ where
         B: Send + 'static,
     {
         let stops = duty.stops();
-        let idle = duty.slot().policy().longest_idle();
+        let idle = duty.slot().policy().idle_timeout();
         let mut pace = Pace::of(duty.slot().policy());
         // The head goes out now; then it is the reader's turn.
         pace.waits(Instant::now());

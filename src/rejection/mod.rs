@@ -21,7 +21,6 @@ use self::{
 use crate::{
     error::{LockError, QueueBound},
     limits::RETRY_AFTER_MIN,
-    policy::TimeoutStatus,
     store::{StoreError, StoreErrorKind},
 };
 
@@ -59,7 +58,7 @@ pub enum Rejection {
         /// When it may be worth another try.
         retry_after: Duration,
         /// The status that the route gives to this.
-        status: TimeoutStatus,
+        status: StatusCode,
     },
     /// So many wait that one more would only wait in vain.
     QueueFull {
@@ -119,7 +118,7 @@ type MakeAnswer = dyn Fn(&Rejection) -> Response<RejectionBody> + Send + Sync;
 // === impl Rejection ===
 
 impl Rejection {
-    pub(crate) fn of(error: LockError, usual_hold: &UsualHold, status: TimeoutStatus) -> Self {
+    pub(crate) fn of(error: LockError, usual_hold: &UsualHold, status: StatusCode) -> Self {
         let retry_after = |lease_left, ahead| retry_after(lease_left, usual_hold.get(), ahead, fastrand::f64());
         match error {
             LockError::Busy { lease_left, ahead } => Self::Busy { retry_after: retry_after(lease_left, ahead) },
@@ -159,7 +158,7 @@ impl Rejection {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Busy { .. } => StatusCode::CONFLICT,
-            Self::TimedOut { status, .. } => (*status).into(),
+            Self::TimedOut { status, .. } => *status,
             Self::QueueFull { .. }
             | Self::StoreUnavailable { .. }
             | Self::ShuttingDown { .. }
@@ -332,17 +331,6 @@ impl axum::response::IntoResponse for Rejection {
     }
 }
 
-impl From<TimeoutStatus> for StatusCode {
-    fn from(status: TimeoutStatus) -> Self {
-        match status {
-            TimeoutStatus::Conflict => Self::CONFLICT,
-            TimeoutStatus::Locked => Self::LOCKED,
-            TimeoutStatus::TooManyRequests => Self::TOO_MANY_REQUESTS,
-            TimeoutStatus::ServiceUnavailable => Self::SERVICE_UNAVAILABLE,
-        }
-    }
-}
-
 // === impl OnReject ===
 
 impl OnReject {
@@ -390,7 +378,7 @@ mod tests {
         usual.add(Duration::from_millis(10));
         for (bound, least) in [(QueueBound::Key, 0), (QueueBound::Process, 1_000), (QueueBound::Store, 1_000)] {
             let error = LockError::QueueFull { ahead: 1, bound };
-            let rejection = Rejection::of(error, &usual, TimeoutStatus::default());
+            let rejection = Rejection::of(error, &usual, StatusCode::CONFLICT);
             let after = rejection.retry_after().expect("it can be repeated");
             assert!(after >= Duration::from_millis(least), "{bound:?}: {after:?}");
             assert!(matches!(rejection, Rejection::QueueFull { bound: said, .. } if said == bound));
@@ -405,7 +393,7 @@ mod tests {
 
         let broken = StoreError::new("shelf", "acquire", StoreErrorKind::Unavailable)
             .with_source(std::io::Error::other("no shelf"));
-        let rejection = Rejection::of(LockError::Store(broken), &UsualHold::default(), TimeoutStatus::default());
+        let rejection = Rejection::of(LockError::Store(broken), &UsualHold::default(), StatusCode::CONFLICT);
         let texts: Vec<_> =
             std::iter::successors(Some(&rejection as &dyn Error), |&e| e.source()).map(ToString::to_string).collect();
         assert_eq!(texts.last().map(String::as_str), Some("no shelf"), "{texts:?}");

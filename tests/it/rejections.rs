@@ -11,9 +11,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use tokio::sync::Notify;
-use tower_lock::{
-    LockError, LockLayer, LockManager, Rejection, TimeoutStatus, key, lock::QueueBound, store::StoreErrorKind,
-};
+use tower_lock::{LockError, LockLayer, LockManager, Rejection, key, lock::QueueBound, store::StoreErrorKind};
 
 use crate::support::{fetch, one_key, post_json, settle, store_and_locks, text};
 use tower_lock::test_util::{Fault, StoreOp};
@@ -100,10 +98,10 @@ async fn who_waited_in_vain_is_told_so_with_the_status_of_the_route() {
     let locks = LockManager::in_memory();
     let _held = locks.try_lock(("k",)).await.expect("free");
     for (status, code) in [
-        (TimeoutStatus::Conflict, 409),
-        (TimeoutStatus::Locked, 423),
-        (TimeoutStatus::TooManyRequests, 429),
-        (TimeoutStatus::ServiceUnavailable, 503),
+        (StatusCode::CONFLICT, 409),
+        (StatusCode::LOCKED, 423),
+        (StatusCode::TOO_MANY_REQUESTS, 429),
+        (StatusCode::SERVICE_UNAVAILABLE, 503),
     ] {
         let layer = LockLayer::new(&locks, one_key()).wait_timeout_status(status);
         let refused = fetch(&app(layer.clone()), "/").await;
