@@ -6,7 +6,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
-    lock::Core,
+    lock::Driver,
     sync::Mutex,
     telemetry::{metrics::DetachedMetrics, throttle::ThrottledLog},
 };
@@ -75,7 +75,7 @@ impl Counts {
 
 impl DetachedPermit {
     /// `None` at the limit; this is logged.
-    pub(super) fn acquire(handlers: &Arc<DetachedHandlers>, core: &Core, route: RouteId) -> Option<Self> {
+    pub(super) fn acquire(handlers: &Arc<DetachedHandlers>, core: &Driver, route: RouteId) -> Option<Self> {
         let DetachedHandlers { max, counts, warnings } = &**handlers;
         let is_added = counts.lock().try_add(&route, *max);
         if !is_added {

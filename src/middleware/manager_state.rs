@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::disconnect::DetachedHandlers;
-use crate::{body::budget::Room, lock::Core};
+use crate::{body::budget::Room, lock::Driver};
 
 /// The state of the HTTP side that all layers of one manager share.
 #[derive(Debug)]
@@ -11,7 +11,7 @@ pub(super) struct ManagerState {
 }
 
 impl ManagerState {
-    pub(super) fn of(core: &Core) -> &Self {
+    pub(super) fn of(core: &Driver) -> &Self {
         core.extension(|| Self {
             body_budget: Arc::default(),
             detached: Arc::new(DetachedHandlers::new(core.max_detached)),

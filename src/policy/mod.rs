@@ -12,7 +12,7 @@ use crate::{
         BODY_IDLE_TIMEOUT, LOCK_DELAY, LOCK_DELAY_MAX, LOCK_WAIT_TIMEOUT, MAX_HOLD, MIN_BODY_RATE, MIN_HOLD_MAX,
         REQUEST_WAIT_TIMEOUT,
     },
-    proto::hold_limits::Terms,
+    proto::hold_limits::HoldLimits,
 };
 
 /// Passes all settings to a macro: those of every call, and those of requests only.
@@ -301,8 +301,8 @@ impl LockPolicy {
         self.max_client_wait.filter(|max| !max.is_zero())
     }
 
-    pub(crate) fn request_hold_limits(&self) -> Terms {
-        Terms { max_hold: Some(self.request_max_hold()), ..self.call_hold_limits() }
+    pub(crate) fn request_hold_limits(&self) -> HoldLimits {
+        HoldLimits { max_hold: Some(self.request_max_hold()), ..self.call_hold_limits() }
     }
 
     pub(crate) fn request_max_hold(&self) -> Duration {
@@ -349,8 +349,8 @@ impl LockPolicy {
     }
 
     /// The hold limits of a call outside of a request.
-    pub(crate) fn call_hold_limits(&self) -> Terms {
-        Terms {
+    pub(crate) fn call_hold_limits(&self) -> HoldLimits {
+        HoldLimits {
             lease: self.lease.unwrap_or_default(),
             max_hold: self.max_hold,
             min_hold: self.min_hold.unwrap_or_default().min(MIN_HOLD_MAX),
