@@ -29,9 +29,9 @@ use crate::{policy::LockPolicy, sync::Mutex};
 pub struct RequestBody(Kind);
 
 enum Kind {
-    Complete(Content),
+    Complete(ReplayBody),
     /// In a box: what is complete has none.
-    Streaming(Box<Streaming>),
+    Streaming(Box<IncomingBody>),
     /// Within reach of the extractors; `None` while one of them reads it.
     Shared(Arc<Mutex<Option<RequestBody>>>),
 }
@@ -40,22 +40,22 @@ enum Kind {
 ///
 /// It does not own the body: a copy of the extensions keeps no upload open.
 #[derive(Clone)]
-pub(crate) struct SharedBody(Weak<Mutex<Option<RequestBody>>>);
+pub(crate) struct RequestBodyHandle(Weak<Mutex<Option<RequestBody>>>);
 
 /// The bytes and trailers of a body that was read, as the inner service gets them.
 #[derive(Debug, Default)]
-pub(crate) struct Content {
+pub(crate) struct ReplayBody {
     pub(crate) data: Bytes,
     pub(crate) trailers: Option<HeaderMap>,
     /// The sender did not say how long it would be.
-    pub(crate) is_unannounced: bool,
+    pub(crate) has_unknown_length: bool,
 }
 
 /// A body that is not complete yet.
-pub(crate) struct Streaming {
-    pub(crate) inner: Incoming,
+pub(crate) struct IncomingBody {
+    pub(crate) inner: BoxedBody,
     /// Whoever waits for its end, from the inside to the outside.
-    watches: SmallVec<[Watch; 1]>,
+    layers: SmallVec<[LayerPace; 1]>,
     timer: LazyTimer,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Streaming {
 #[derive(Debug, Default)]
 pub(crate) struct LazyTimer(Option<Pin<Box<Sleep>>>);
 
-pub(crate) type Incoming = UnsyncBoxBody<Bytes, BoxError>;
+pub(crate) type BoxedBody = UnsyncBoxBody<Bytes, BoxError>;
 
 /// A layer that observes the body of its request.
 pub(crate) trait BodyObserver: Send + Sync {
@@ -75,7 +75,7 @@ pub(crate) trait BodyObserver: Send + Sync {
 }
 
 /// One layer: while a lock is held there, the client must not be too slow.
-struct Watch {
+struct LayerPace {
     observer: Arc<dyn BodyObserver>,
     pace: Pace,
 }
@@ -95,9 +95,9 @@ impl RequestBody {
         match body {
             Some(body) if !body.is_end_stream() => {
                 let inner = body.map_err(Into::into).boxed_unsync();
-                Self(Kind::Streaming(Box::new(Streaming {
+                Self(Kind::Streaming(Box::new(IncomingBody {
                     inner,
-                    watches: SmallVec::new(),
+                    layers: SmallVec::new(),
                     timer: LazyTimer::default(),
                 })))
             }
@@ -105,7 +105,7 @@ impl RequestBody {
         }
     }
 
-    pub(crate) fn complete(content: Content) -> Self {
+    pub(crate) fn complete(content: ReplayBody) -> Self {
         Self(Kind::Complete(content))
     }
 
@@ -122,7 +122,7 @@ impl RequestBody {
     }
 
     /// The content of a complete body, or the stream that is still to be read.
-    pub(crate) fn take(&mut self) -> Result<Content, Box<Streaming>> {
+    pub(crate) fn take(&mut self) -> Result<ReplayBody, Box<IncomingBody>> {
         match mem::take(self).0 {
             Kind::Complete(content) => Ok(content),
             Kind::Streaming(streaming) => Err(streaming),
@@ -135,30 +135,30 @@ impl RequestBody {
 
     /// Ends with an error: an empty body would pass for a complete one.
     fn taken() -> Self {
-        Self::new(Taken)
+        Self::new(TakenBody)
     }
 
     /// Puts a body that is not complete within reach of the extractors.
-    pub(crate) fn shared(self) -> (Self, Option<SharedBody>) {
+    pub(crate) fn share(self) -> (Self, Option<RequestBodyHandle>) {
         if !matches!(self.0, Kind::Streaming(_)) {
             return (self, None);
         }
         let shared = Arc::new(Mutex::new(Some(self)));
-        let handle = SharedBody(Arc::downgrade(&shared));
+        let handle = RequestBodyHandle(Arc::downgrade(&shared));
         (Self(Kind::Shared(shared)), Some(handle))
     }
 
     /// As long as its end was not read, the request is incomplete for this slot; and while a lock is held there, the client may not be too slow.
-    pub(crate) fn watched_by(mut self, observer: Arc<dyn BodyObserver>, policy: &LockPolicy) -> Self {
+    pub(crate) fn observed_by(mut self, observer: Arc<dyn BodyObserver>, policy: &LockPolicy) -> Self {
         match &mut self.0 {
             Kind::Complete(_) => {}
             Kind::Streaming(streaming) => {
                 observer.set_incomplete(true);
-                streaming.watches.insert(0, Watch { observer, pace: Pace::of(policy) });
+                streaming.layers.insert(0, LayerPace { observer, pace: Pace::from_policy(policy) });
             }
             Kind::Shared(shared) => {
                 let mut shared = shared.lock();
-                *shared = shared.take().map(|body| body.watched_by(observer, policy));
+                *shared = shared.take().map(|body| body.observed_by(observer, policy));
             }
         }
         self
@@ -166,24 +166,24 @@ impl RequestBody {
 }
 
 #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "extractors do"))]
-impl SharedBody {
+impl RequestBodyHandle {
     /// `None`: its request has no body any more, or another extractor reads it.
     pub(crate) fn take(&self) -> Option<RequestBody> {
         self.0.upgrade()?.lock().take()
     }
 
     /// For the handler, or the next extractor.
-    pub(crate) fn put(&self, body: RequestBody) {
+    pub(crate) fn put_back(&self, body: RequestBody) {
         if let Some(shared) = self.0.upgrade() {
             *shared.lock() = Some(body);
         }
     }
 }
 
-impl Streaming {
+impl IncomingBody {
     /// All of it has been read.
-    pub(crate) fn is_over(&mut self) {
-        for watch in self.watches.drain(..) {
+    pub(crate) fn finish(&mut self) {
+        for watch in self.layers.drain(..) {
             watch.observer.set_incomplete(false);
         }
         self.timer = LazyTimer::default();
@@ -194,18 +194,18 @@ impl Streaming {
             Poll::Pending => {
                 let why = ready!(self.poll_too_slow(cx));
                 // It is not asked again.
-                self.watches.clear();
+                self.layers.clear();
                 self.inner = UnsyncBoxBody::default();
                 return Poll::Ready(Some(Err(why.into())));
             }
             Poll::Ready(next) => next,
         };
         if next.is_none() || self.inner.is_end_stream() {
-            self.is_over();
+            self.finish();
         } else if let Some(Ok(frame)) = &next {
             let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
-            for watch in &mut self.watches {
-                watch.pace().moved(Instant::now(), bytes);
+            for watch in &mut self.layers {
+                watch.pace().record(Instant::now(), bytes);
             }
         }
         Poll::Ready(next)
@@ -213,31 +213,31 @@ impl Streaming {
 
     /// Ready when its client has kept a lock waiting for too long.
     fn poll_too_slow(&mut self, cx: &mut Context<'_>) -> Poll<TooSlow> {
-        if self.watches.is_empty() || Handle::try_current().is_err() {
+        if self.layers.is_empty() || Handle::try_current().is_err() {
             return Poll::Pending;
         }
         loop {
             let now = Instant::now();
             let mut look_at = None;
-            for watch in &mut self.watches {
+            for watch in &mut self.layers {
                 let pace = watch.pace();
-                pace.waits(now);
-                if let Some(why) = pace.verdict(now) {
+                pace.start_waiting(now);
+                if let Some(why) = pace.check(now) {
                     return Poll::Ready(why);
                 }
-                look_at = [look_at, pace.look_at()].into_iter().flatten().min();
+                look_at = [look_at, pace.next_check()].into_iter().flatten().min();
             }
             ready!(self.timer.poll(look_at, cx));
         }
     }
 }
 
-impl Watch {
+impl LayerPace {
     /// Where no lock is held the client keeps nobody waiting. It may be taken meanwhile: then it
     /// counts from the next look on.
     fn pace(&mut self) -> &mut Pace {
         if !self.observer.holds_lock() {
-            self.pace.forget();
+            self.pace.reset();
         }
         &mut self.pace
     }
@@ -293,9 +293,9 @@ impl Body for RequestBody {
 }
 
 /// In place of a body that is read elsewhere.
-struct Taken;
+struct TakenBody;
 
-impl Body for Taken {
+impl Body for TakenBody {
     type Data = Bytes;
     type Error = &'static str;
 
@@ -304,7 +304,7 @@ impl Body for Taken {
     }
 }
 
-impl Content {
+impl ReplayBody {
     fn next(&mut self) -> Option<Frame<Bytes>> {
         if self.data.is_empty() {
             self.trailers.take().map(Frame::trailers)
@@ -321,7 +321,7 @@ impl Content {
     /// `Content-Length`, and then no trailers.
     fn size_hint(&self) -> SizeHint {
         let len = self.data.len() as u64;
-        if self.trailers.is_none() || !self.is_unannounced {
+        if self.trailers.is_none() || !self.has_unknown_length {
             return SizeHint::with_exact(len);
         }
         let mut at_least = SizeHint::new();
@@ -330,7 +330,7 @@ impl Content {
     }
 }
 
-impl fmt::Debug for Streaming {
+impl fmt::Debug for IncomingBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Streaming").field("timer", &self.timer).finish_non_exhaustive()
     }
@@ -338,7 +338,7 @@ impl fmt::Debug for Streaming {
 
 impl Default for Kind {
     fn default() -> Self {
-        Self::Complete(Content::default())
+        Self::Complete(ReplayBody::default())
     }
 }
 

@@ -7,10 +7,10 @@ use axum::{
 use http::{Extensions, StatusCode, request::Parts};
 
 use crate::{
-    body::budget::Share,
+    body::budget::Reservation,
     lock::HeldLock,
     lock_key::LockKey,
-    middleware::{ClientConnection, context::Slot},
+    middleware::{ClientConnection, context::RequestContext},
     rejection::{Rejection, RejectionBody},
     telemetry::route::Route,
 };
@@ -94,8 +94,8 @@ const MISSING_LAYER: &str = "`Locked` found nothing to take its lock from. Put a
     routes: `Router::new().route(\"/claim\", post(claim)).layer(LockManagerLayer::new(&locks))`. A task that outlives its request has no lock, either.";
 
 /// Where a lock is left when it is taken.
-struct Place {
-    slot: Slot,
+struct LockTarget {
+    context: RequestContext,
     route: Route,
     client: Option<ClientConnection>,
 }
@@ -108,17 +108,17 @@ where
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
-        let place = Place::of(&parts.extensions)?;
+        let place = LockTarget::from_extensions(&parts.extensions)?;
         let value = E::from_request_parts(parts, state).await.map_err(IntoResponse::into_response)?;
         let key = value.lock_key().into();
-        let _waits = place.slot.waits();
+        let _waits = place.context.start_waiting();
         // A client that does not wait is spared its body.
-        if let Some(rejection) = place.slot.refusal(&place.route, &key) {
+        if let Some(rejection) = place.context.immediate_rejection(&place.route, &key) {
             return Err(place.rejected(rejection));
         }
         // Before the lock: a client that does not send its body keeps no other request waiting.
         let mut room = place.read_body(parts).await?;
-        let lock = place.lock(key, room.as_mut()).await?;
+        let lock = place.acquire(key, room.as_mut()).await?;
         // The innermost one, for extractors behind this one.
         parts.extensions.insert(lock.clone());
         Ok(Self(value, lock))
@@ -133,41 +133,41 @@ where
     type Rejection = Response;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
-        let place = Place::of(request.extensions())?;
-        let _waits = place.slot.waits();
+        let place = LockTarget::from_extensions(request.extensions())?;
+        let _waits = place.context.start_waiting();
         let (mut parts, body) = request.into_parts();
         let mut room = place.read_body(&mut parts).await?;
         let request = Request::from_parts(parts, body);
         let value = E::from_request(request, state).await.map_err(IntoResponse::into_response)?;
-        let lock = place.lock(value.lock_key().into(), room.as_mut()).await?;
+        let lock = place.acquire(value.lock_key().into(), room.as_mut()).await?;
         Ok(Self(value, lock))
     }
 }
 
-impl Place {
-    fn of(extensions: &Extensions) -> Result<Self, Response> {
-        let slot = extensions.get::<Slot>().cloned().ok_or_else(missing_layer)?;
+impl LockTarget {
+    fn from_extensions(extensions: &Extensions) -> Result<Self, Response> {
+        let slot = extensions.get::<RequestContext>().cloned().ok_or_else(missing_layer)?;
         let route = slot.route(extensions);
-        Ok(Self { slot, route, client: extensions.get().cloned() })
+        Ok(Self { context: slot, route, client: extensions.get().cloned() })
     }
 
     /// Reads the body of the request, for the handler or the extractor to find it complete.
-    async fn read_body(&self, head: &mut Parts) -> Result<Option<Share>, Response> {
-        self.slot.read_body(&self.route, head).await.map_err(|answer| answer.map(RejectionBody::into_axum))
+    async fn read_body(&self, head: &mut Parts) -> Result<Option<Reservation>, Response> {
+        self.context.read_body(&self.route, head).await.map_err(|answer| answer.map(RejectionBody::into_axum))
     }
 
     fn rejected(&self, rejection: Rejection) -> Response {
-        self.slot.on_reject().answer(rejection).map(RejectionBody::into_axum)
+        self.context.on_reject().respond(rejection).map(RejectionBody::into_axum)
     }
 
     /// Takes the lock, and leaves it where it stays to the end of the response.
-    async fn lock(&self, key: LockKey, body: Option<&mut Share>) -> Result<HeldLock, Response> {
-        let Self { slot, route, client } = self;
-        let entered = slot.enter(route, key, client.as_ref(), body).await;
+    async fn acquire(&self, key: LockKey, body: Option<&mut Reservation>) -> Result<HeldLock, Response> {
+        let Self { context: slot, route, client } = self;
+        let entered = slot.acquire(route, key, client.as_ref(), body).await;
         let section = entered.map_err(|rejection| self.rejected(rejection))?;
-        let view = section.view();
+        let view = section.held_lock();
         // The response is out: whoever extracts now has kept a copy of the request, and holds nothing.
-        slot.put(section).map_err(|_| missing_layer())?;
+        slot.keep(section).map_err(|_| missing_layer())?;
         Ok(view)
     }
 }

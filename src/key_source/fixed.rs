@@ -2,7 +2,7 @@ use std::future::{Future, ready};
 
 use http::request::Parts;
 
-use super::{KeySource, NoKey};
+use super::{KeyRejection, KeySource};
 use crate::{body::reader::BodyReader, lock_key::LockKey};
 
 /// One key for every request. Made by [`fixed`].
@@ -22,11 +22,11 @@ pub fn fixed(key: impl Into<LockKey>) -> Fixed {
 }
 
 impl KeySource for Fixed {
-    fn derive(
+    fn extract_key(
         &self,
         _: &mut Parts,
         _: &mut BodyReader<'_>,
-    ) -> impl Future<Output = Result<Option<LockKey>, NoKey>> + Send {
+    ) -> impl Future<Output = Result<Option<LockKey>, KeyRejection>> + Send {
         ready(Ok(Some(self.0.clone())))
     }
 }

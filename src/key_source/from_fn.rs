@@ -14,7 +14,7 @@ use axum::{
 };
 use http::{Request, Response, request::Parts};
 
-use super::{IntoLockKey, KeySource, NoKey};
+use super::{IntoLockKey, KeyRejection, KeySource, marker};
 use crate::{body::reader::BodyReader, lock_key::LockKey, rejection::RejectionBody};
 
 /// Keys from extractors: the function says which key the request needs, and takes what a handler would take.
@@ -52,7 +52,7 @@ use crate::{body::reader::BodyReader, lock_key::LockKey, rejection::RejectionBod
 pub fn from_fn<F, T, M>(f: F) -> FromFn<F, T, M, ()>
 where
     F: KeyFn<T, ()>,
-    F::Answer: KeyFnOutput<M>,
+    F::Output: KeyFnOutput<M>,
 {
     from_fn_with_state((), f)
 }
@@ -73,7 +73,7 @@ where
 pub fn from_fn_with_state<F, T, M, S>(state: S, f: F) -> FromFn<F, T, M, S>
 where
     F: KeyFn<T, S>,
-    F::Answer: KeyFnOutput<M>,
+    F::Output: KeyFnOutput<M>,
     S: Clone + Send + Sync + 'static,
 {
     FromFn { f, state, marker: PhantomData }
@@ -99,17 +99,17 @@ pub struct FromFn<F, T, M, S> {
 )]
 pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
     /// What it answers. Not bounded here, so that a wrong answer is an error of its own.
-    type Answer;
+    type Output;
 
     #[doc(hidden)]
-    fn find<M>(
+    fn call<M>(
         &self,
         parts: &mut Parts,
         body: &mut BodyReader<'_>,
         state: &S,
-    ) -> impl Future<Output = Result<Option<LockKey>, NoKey>> + Send
+    ) -> impl Future<Output = Result<Option<LockKey>, KeyRejection>> + Send
     where
-        Self::Answer: KeyFnOutput<M>;
+        Self::Output: KeyFnOutput<M>;
 }
 
 /// What a key function answers: [`IntoLockKey`], or a future of one.
@@ -123,53 +123,33 @@ pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
 )]
 pub trait KeyFnOutput<M> {
     #[doc(hidden)]
-    fn answer(self) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send;
+    fn into_key(self) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send;
 }
-
-/// Marks a key function whose extractors are all of the head of a request.
-#[doc(hidden)]
-#[derive(Debug)]
-pub enum FromHead {}
-
-/// Marks one whose last extractor reads the body.
-#[doc(hidden)]
-#[derive(Debug)]
-pub enum FromBody {}
-
-/// Marks a key function that answers at once.
-#[doc(hidden)]
-#[derive(Debug)]
-pub enum Now {}
-
-/// Marks a key function that answers a future.
-#[doc(hidden)]
-#[derive(Debug)]
-pub enum Later {}
 
 // === impl KeyFn ===
 
 macro_rules! from_head {
     ($($part:ident)*) => {
-        impl<F, R, S, $($part,)*> KeyFn<(FromHead, $($part,)*), S> for F
+        impl<F, R, S, $($part,)*> KeyFn<(marker::HeadOnly, $($part,)*), S> for F
         where
             F: Fn($($part,)*) -> R + Clone + Send + Sync + 'static,
             S: Send + Sync,
             $($part: FromRequestParts<S> + Send,)*
         {
-            type Answer = R;
+            type Output = R;
 
             #[allow(non_snake_case, unused_variables, reason = "with no extractor nothing is looked at")]
-            async fn find<M>(
+            async fn call<M>(
                 &self,
                 parts: &mut Parts,
                 _: &mut BodyReader<'_>,
                 state: &S,
-            ) -> Result<Option<LockKey>, NoKey>
+            ) -> Result<Option<LockKey>, KeyRejection>
             where
                 R: KeyFnOutput<M>,
             {
-                $(let $part = $part::from_request_parts(parts, state).await.map_err(answered::<$part, _>)?;)*
-                self($($part,)*).answer().await.map_err(|answer| NoKey::Answered(answer, None))
+                $(let $part = $part::from_request_parts(parts, state).await.map_err(extractor_rejection::<$part, _>)?;)*
+                self($($part,)*).into_key().await.map_err(|response| KeyRejection::Response(response, None))
             }
         }
     };
@@ -185,22 +165,22 @@ from_head!(A B C D);
 // above never overlap.
 macro_rules! from_body {
     ([$($part:ident)*] $last:ident) => {
-        impl<F, R, S, $($part,)* $last> KeyFn<(FromBody, $($part,)* $last,), S> for F
+        impl<F, R, S, $($part,)* $last> KeyFn<(marker::NeedsBody, $($part,)* $last,), S> for F
         where
             F: Fn($($part,)* $last) -> R + Clone + Send + Sync + 'static,
             S: Send + Sync,
             $($part: FromRequestParts<S> + Send,)*
             $last: FromRequest<S> + Send,
         {
-            type Answer = R;
+            type Output = R;
 
             #[allow(non_snake_case, reason = "an extractor is named as its type")]
-            async fn find<M>(
+            async fn call<M>(
                 &self,
                 parts: &mut Parts,
                 body: &mut BodyReader<'_>,
                 state: &S,
-            ) -> Result<Option<LockKey>, NoKey>
+            ) -> Result<Option<LockKey>, KeyRejection>
             where
                 R: KeyFnOutput<M>,
             {
@@ -208,11 +188,11 @@ macro_rules! from_body {
                 #[allow(unused_mut, reason = "one that is alone has the request itself")]
                 let mut shown = parts.clone();
                 // A bad head is answered before its body is read.
-                $(let $part = $part::from_request_parts(&mut shown, state).await.map_err(answered::<$part, _>)?;)*
+                $(let $part = $part::from_request_parts(&mut shown, state).await.map_err(extractor_rejection::<$part, _>)?;)*
                 let bytes = body.read(parts).await?;
                 let request = Request::from_parts(shown, Body::from(bytes));
-                let $last = $last::from_request(request, state).await.map_err(answered::<$last, _>)?;
-                self($($part,)* $last).answer().await.map_err(|answer| NoKey::Answered(answer, None))
+                let $last = $last::from_request(request, state).await.map_err(extractor_rejection::<$last, _>)?;
+                self($($part,)* $last).into_key().await.map_err(|response| KeyRejection::Response(response, None))
             }
         }
     };
@@ -223,23 +203,23 @@ from_body!([A] B);
 from_body!([A B] C);
 from_body!([A B C] D);
 
-fn answered<E, R: IntoResponse>(rejection: R) -> NoKey {
-    NoKey::Answered(rejection.into_response().map(RejectionBody::new), Some(type_name::<E>()))
+fn extractor_rejection<E, R: IntoResponse>(rejection: R) -> KeyRejection {
+    KeyRejection::Response(rejection.into_response().map(RejectionBody::new), Some(type_name::<E>()))
 }
 
 // === impl Answer ===
 
-impl<R: IntoLockKey> KeyFnOutput<Now> for R {
-    fn answer(self) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send {
+impl<R: IntoLockKey> KeyFnOutput<marker::Ready> for R {
+    fn into_key(self) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send {
         ready(self.into_lock_key())
     }
 }
 
-impl<R> KeyFnOutput<Later> for R
+impl<R> KeyFnOutput<marker::Async> for R
 where
     R: Future<Output: IntoLockKey> + Send,
 {
-    async fn answer(self) -> Result<Option<LockKey>, Response<RejectionBody>> {
+    async fn into_key(self) -> Result<Option<LockKey>, Response<RejectionBody>> {
         self.await.into_lock_key()
     }
 }
@@ -248,13 +228,13 @@ where
 
 impl<F, T, M, S> KeySource for FromFn<F, T, M, S>
 where
-    F: KeyFn<T, S, Answer: KeyFnOutput<M>>,
+    F: KeyFn<T, S, Output: KeyFnOutput<M>>,
     T: 'static,
     M: 'static,
     S: Clone + Send + Sync + 'static,
 {
-    async fn derive(&self, head: &mut Parts, body: &mut BodyReader<'_>) -> Result<Option<LockKey>, NoKey> {
-        self.f.find(head, body, &self.state).await
+    async fn extract_key(&self, head: &mut Parts, body: &mut BodyReader<'_>) -> Result<Option<LockKey>, KeyRejection> {
+        self.f.call(head, body, &self.state).await
     }
 }
 

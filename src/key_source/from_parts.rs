@@ -7,7 +7,7 @@ use std::{
 
 use http::request::Parts;
 
-use super::{IntoLockKey, KeySource, NoKey};
+use super::{IntoLockKey, KeyRejection, KeySource};
 use crate::{body::reader::BodyReader, lock_key::LockKey};
 
 /// A key function over the head of a request. Made by [`from_parts`].
@@ -57,12 +57,12 @@ where
     F: Fn(&Parts) -> R + Clone + Send + Sync + 'static,
     R: IntoLockKey,
 {
-    fn derive(
+    fn extract_key(
         &self,
         head: &mut Parts,
         _: &mut BodyReader<'_>,
-    ) -> impl Future<Output = Result<Option<LockKey>, NoKey>> + Send {
-        ready((self.0)(head).into_lock_key().map_err(|answer| NoKey::Answered(answer, None)))
+    ) -> impl Future<Output = Result<Option<LockKey>, KeyRejection>> + Send {
+        ready((self.0)(head).into_lock_key().map_err(|answer| KeyRejection::Response(answer, None)))
     }
 }
 

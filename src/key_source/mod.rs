@@ -2,6 +2,8 @@
 
 #[cfg(feature = "axum")]
 pub(crate) mod from_fn;
+#[cfg(feature = "axum")]
+mod marker;
 pub(crate) mod from_parts;
 pub(crate) mod fields;
 pub(crate) mod fixed;
@@ -38,7 +40,7 @@ pub trait IntoLockKey {
 /// What the error of a key function may be: a response.
 pub trait IntoKeyRejection {
     #[doc(hidden)]
-    fn into_answer(self) -> Response<RejectionBody>;
+    fn into_key_rejection(self) -> Response<RejectionBody>;
 }
 
 /// Something a [`LockLayer`](crate::LockLayer) can take keys from: what [`key::from_fn`](crate::key::from_fn),
@@ -54,33 +56,33 @@ pub trait IntoKeyRejection {
 pub trait KeySource: Clone + Send + Sync + 'static {
     /// The key. What it says of the head alone, it says before it asks for the body.
     #[doc(hidden)]
-    fn derive(
+    fn extract_key(
         &self,
         head: &mut Parts,
         body: &mut BodyReader<'_>,
-    ) -> impl Future<Output = Result<Option<LockKey>, NoKey>> + Send;
+    ) -> impl Future<Output = Result<Option<LockKey>, KeyRejection>> + Send;
 }
 
 /// Why there is no key.
 #[doc(hidden)]
 #[derive(Debug)]
-pub enum NoKey {
+pub enum KeyRejection {
     /// An extractor or the key function answered: which one, by the name of its type.
-    Answered(Response<RejectionBody>, Option<&'static str>),
+    Response(Response<RejectionBody>, Option<&'static str>),
     /// We could not ask.
-    Rejected(Rejection),
+    Rejection(Rejection),
     /// It is made of what a router has matched, and none has.
     NoRoute,
 }
 
-impl From<Rejection> for NoKey {
+impl From<Rejection> for KeyRejection {
     fn from(rejection: Rejection) -> Self {
-        Self::Rejected(rejection)
+        Self::Rejection(rejection)
     }
 }
 
 /// Whether a router has matched a route. A layer on a whole router is asked for other requests, too.
-pub(crate) fn has_route(head: &Parts) -> bool {
+pub(crate) fn has_matched_route(head: &Parts) -> bool {
     #[cfg(feature = "axum")]
     return head.extensions.get::<axum::extract::MatchedPath>().is_some();
     #[cfg(not(feature = "axum"))]
@@ -112,7 +114,7 @@ impl<T: IntoLockKey> IntoLockKey for Option<T> {
 
 impl<T: IntoLockKey, E: IntoKeyRejection> IntoLockKey for Result<T, E> {
     fn into_lock_key(self) -> Result<Option<LockKey>, Response<RejectionBody>> {
-        self.map_err(IntoKeyRejection::into_answer)?.into_lock_key()
+        self.map_err(IntoKeyRejection::into_key_rejection)?.into_lock_key()
     }
 }
 
@@ -120,7 +122,7 @@ impl<T: IntoLockKey, E: IntoKeyRejection> IntoLockKey for Result<T, E> {
 
 #[cfg(feature = "axum")]
 impl<E: axum::response::IntoResponse> IntoKeyRejection for E {
-    fn into_answer(self) -> Response<RejectionBody> {
+    fn into_key_rejection(self) -> Response<RejectionBody> {
         self.into_response().map(RejectionBody::new)
     }
 }
@@ -128,7 +130,7 @@ impl<E: axum::response::IntoResponse> IntoKeyRejection for E {
 // The same that Axum knows: with its feature on, what compiled without still does.
 #[cfg(not(feature = "axum"))]
 impl IntoKeyRejection for http::StatusCode {
-    fn into_answer(self) -> Response<RejectionBody> {
+    fn into_key_rejection(self) -> Response<RejectionBody> {
         let mut response = Response::new(RejectionBody::new(http_body_util::Empty::new()));
         *response.status_mut() = self;
         response
@@ -141,14 +143,14 @@ where
     B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
     B::Error: Into<tower::BoxError>,
 {
-    fn into_answer(self) -> Response<RejectionBody> {
+    fn into_key_rejection(self) -> Response<RejectionBody> {
         self.map(RejectionBody::new)
     }
 }
 
 #[cfg(not(feature = "axum"))]
 impl IntoKeyRejection for crate::lock_key::RawKeyError {
-    fn into_answer(self) -> Response<RejectionBody> {
+    fn into_key_rejection(self) -> Response<RejectionBody> {
         let mut response = Response::new(RejectionBody::new(http_body_util::Full::from(self.to_string())));
         *response.status_mut() = http::StatusCode::BAD_REQUEST;
         response

@@ -7,7 +7,7 @@ use http_body::{Frame, SizeHint};
 use tower::BoxError;
 
 /// What is left of a body that is not needed any more.
-pub(super) struct Complete {
+pub(super) struct CompleteBody {
     pub(super) frames: VecDeque<Frame<Bytes>>,
     /// What comes after the frames.
     pub(super) error: Option<BoxError>,
@@ -15,11 +15,11 @@ pub(super) struct Complete {
     /// the client must not take a part for the whole.
     pub(super) announced: Option<u64>,
     /// Where nobody asks for content (`HEAD`): whether the body said that it had none.
-    pub(super) had_none: Option<bool>,
+    pub(super) was_empty: Option<bool>,
 }
 
-impl Complete {
-    pub(super) fn next(&mut self) -> Option<Result<Frame<Bytes>, BoxError>> {
+impl CompleteBody {
+    pub(super) fn next_frame(&mut self) -> Option<Result<Frame<Bytes>, BoxError>> {
         let frame = self.frames.pop_front();
         if let (Some(announced), Some(data)) = (&mut self.announced, frame.as_ref().and_then(Frame::data_ref)) {
             *announced = announced.saturating_sub(data.len() as u64);
@@ -29,7 +29,7 @@ impl Complete {
 
     pub(super) fn is_end_stream(&self) -> bool {
         let nothing_left = self.frames.is_empty() && self.error.is_none() && self.announced.unwrap_or(0) == 0;
-        self.had_none.unwrap_or(nothing_left)
+        self.was_empty.unwrap_or(nothing_left)
     }
 
     pub(super) fn size_hint(&self) -> SizeHint {

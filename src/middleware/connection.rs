@@ -25,9 +25,9 @@ impl ClientConnection {
     ///
     /// It keeps no socket open: hand it what the server drops with the connection, a duplicate of the descriptor beside the stream for one.
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    pub fn of_socket<S: std::os::fd::AsFd + Send + Sync + 'static>(socket: &Arc<S>) -> Self {
+    pub fn from_socket<S: std::os::fd::AsFd + Send + Sync + 'static>(socket: &Arc<S>) -> Self {
         let socket = Arc::downgrade(socket);
-        Self::new(move || socket.upgrade().is_none_or(|socket| has_hung_up(&*socket)))
+        Self::new(move || socket.upgrade().is_none_or(|socket| is_hung_up(&*socket)))
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -37,7 +37,7 @@ impl ClientConnection {
 
 /// The other side sends nothing more, whatever is left to be read. Never waits.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn has_hung_up(socket: &impl std::os::fd::AsFd) -> bool {
+fn is_hung_up(socket: &impl std::os::fd::AsFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;

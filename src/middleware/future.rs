@@ -8,8 +8,8 @@ use std::{
 use http::Response;
 use pin_project_lite::pin_project;
 
-use super::{context::Slot, prefer, response_body::ResponseBody};
-use crate::telemetry::span::SpanAround;
+use super::{context::RequestContext, prefer, response_body::ResponseBody};
+use crate::telemetry::span::CapturedSpan;
 
 pin_project! {
     /// The response of a [`LockService`](crate::middleware::LockService) or a [`LockManagerService`](crate::middleware::LockManagerService).
@@ -51,29 +51,29 @@ pin_project! {
         /// No lock is asked for.
         Passing { #[pin] inner: F },
         /// A lock is asked for, or may be.
-        Under { under: Under<B, E> },
+        Under { under: Locking<B, E> },
     }
 }
 
-struct Under<B: 'static, E: 'static> {
-    slot: Slot,
+struct Locking<B: 'static, E: 'static> {
+    slot: RequestContext,
     /// Gone when they have ended.
-    steps: Option<Steps<B, E>>,
+    pipeline: Option<BoxedPipeline<B, E>>,
     /// What the handler logs when it finishes alone belongs where it began.
-    around: SpanAround,
+    span: CapturedSpan,
 }
 
 /// The way of a request that asks for a lock. One box for all of it: the extractors' futures have no names, and a future in a box can
 /// move to a task.
-pub(super) type Steps<B, E> = Pin<Box<dyn Future<Output = Result<Response<ResponseBody<B>>, E>> + Send>>;
+pub(super) type BoxedPipeline<B, E> = Pin<Box<dyn Future<Output = Result<Response<ResponseBody<B>>, E>> + Send>>;
 
 impl<F, B, E> ResponseFuture<F, B, E> {
-    pub(super) fn passing(inner: F) -> Self {
+    pub(super) fn pass_through(inner: F) -> Self {
         Self { state: State::Passing { inner } }
     }
 
-    pub(super) fn under(slot: Slot, steps: Steps<B, E>) -> Self {
-        let under = Under { slot, steps: Some(steps), around: SpanAround::current() };
+    pub(super) fn locking(slot: RequestContext, steps: BoxedPipeline<B, E>) -> Self {
+        let under = Locking { slot, pipeline: Some(steps), span: CapturedSpan::current() };
         Self { state: State::Under { under } }
     }
 }
@@ -88,35 +88,35 @@ where
         match self.project().state.project() {
             StateProj::Passing { inner } => {
                 let response = ready!(inner.poll(cx));
-                Poll::Ready(response.map(|response| response.map(ResponseBody::passing)))
+                Poll::Ready(response.map(|response| response.map(ResponseBody::pass_through)))
             }
             StateProj::Under { under } => under.poll(cx),
         }
     }
 }
 
-impl<B, E> Under<B, E> {
+impl<B, E> Locking<B, E> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Response<ResponseBody<B>>, E>> {
-        let steps = self.steps.as_mut().expect("not polled after its end");
+        let steps = self.pipeline.as_mut().expect("not polled after its end");
         let mut response = ready!(steps.as_mut().poll(cx));
-        self.steps = None;
-        if let (Ok(response), Some(wait)) = (&mut response, self.slot.applied()) {
-            prefer::applied(response.headers_mut(), wait);
+        self.pipeline = None;
+        if let (Ok(response), Some(wait)) = (&mut response, self.slot.applied_wait()) {
+            prefer::set_applied(response.headers_mut(), wait);
         }
         Poll::Ready(response)
     }
 
     /// Nobody waits for the answer any more.
     fn on_disconnect(&mut self) {
-        let Some(steps) = self.steps.take() else { return };
+        let Some(steps) = self.pipeline.take() else { return };
         // What has panicked has nothing to finish: unwinding has given back all it held.
-        let Some(place) = self.slot.finish() else { return };
+        let Some(place) = self.slot.detach_permit() else { return };
         let alone = async move {
             // What is answered is dropped: a stream that nobody reads ends there.
             drop(steps.await);
             drop(place);
         };
-        self.slot.spawn(self.around.around(alone));
+        self.slot.spawn(self.span.instrument(alone));
     }
 }
 

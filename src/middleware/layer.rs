@@ -5,7 +5,7 @@ use http::{Method, Response, request::Parts};
 use http_body::Body;
 use tower::{BoxError, Layer};
 
-use super::{config::Config, service::LockService};
+use super::{config::LayerConfig, service::LockService};
 use crate::{
     key_source::KeySource,
     lock::LockManager,
@@ -102,7 +102,7 @@ use crate::{
 #[must_use = "a layer does nothing before it is put on a route"]
 pub struct LockLayer<K> {
     // Shared, because Axum may make a service of a layer for each request.
-    config: Arc<Config<K>>,
+    config: Arc<LayerConfig<K>>,
 }
 
 impl<K: KeySource> LockLayer<K> {
@@ -110,7 +110,7 @@ impl<K: KeySource> LockLayer<K> {
     /// [`from_fn_with_state`](crate::key::from_fn_with_state) or [`from_parts`](crate::key::from_parts); or there is none, and the key is made of fields by name
     /// ([`from_fields`](crate::key::from_fields)), or always the same ([`fixed`](crate::key::fixed)).
     pub fn new(locks: &LockManager, key: K) -> Self {
-        let config = Config {
+        let config = LayerConfig {
             locks: locks.clone(),
             key,
             policy: LockPolicy::new(),
@@ -187,7 +187,7 @@ impl<K: KeySource> LockLayer<K> {
         self.with(|config| config.name = Some(name))
     }
 
-    fn with(mut self, change: impl FnOnce(&mut Config<K>)) -> Self {
+    fn with(mut self, change: impl FnOnce(&mut LayerConfig<K>)) -> Self {
         change(Arc::make_mut(&mut self.config));
         self
     }
@@ -209,7 +209,7 @@ impl<K> Clone for LockLayer<K> {
 
 impl<K> fmt::Debug for LockLayer<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Config { locks, key: _, policy, skip, on_reject, name, usual_hold } = &*self.config;
+        let LayerConfig { locks, key: _, policy, skip, on_reject, name, usual_hold } = &*self.config;
         f.debug_struct("LockLayer")
             .field("locks", locks)
             .field("policy", policy)

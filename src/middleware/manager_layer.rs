@@ -9,10 +9,10 @@ use http_body::Body;
 use tower::{BoxError, Layer, Service};
 
 use super::{
-    config::{Outside, Terms},
-    context::Slot,
+    config::{InheritedConfig, LayerParams},
+    context::RequestContext,
     future::ResponseFuture,
-    request_locks::Duty,
+    request_locks::RequestLocks,
     response,
     response_body::ResponseBody,
 };
@@ -20,7 +20,7 @@ use crate::{
     body::request_body::RequestBody,
     lock::LockManager,
     policy::{LockPolicy, request_setters, settings},
-    rejection::{OnReject, Rejection, retry_after::UsualHold},
+    rejection::{OnReject, Rejection, retry_after::HoldEstimate},
 };
 
 /// Settings for all [`LockLayer`](crate::LockLayer)s inside, those of one router; and what [`Locked`](crate::Locked) takes its locks
@@ -48,8 +48,8 @@ use crate::{
 #[must_use = "a layer does nothing before it is put on a router"]
 pub struct LockManagerLayer {
     locks: LockManager,
-    says: Outside,
-    usual_hold: Arc<UsualHold>,
+    inherited: InheritedConfig,
+    usual_hold: Arc<HoldEstimate>,
 }
 
 /// The service of a [`LockManagerLayer`].
@@ -62,15 +62,19 @@ pub struct LockManagerService<S> {
 impl LockManagerLayer {
     /// With nothing set but what these locks set.
     pub fn new(locks: &LockManager) -> Self {
-        let says = Outside { layers: LockPolicy::new(), of_locks: locks.policy(), on_reject: OnReject::default() };
-        Self { locks: locks.clone(), says, usual_hold: Arc::default() }
+        let says = InheritedConfig {
+            layer_policy: LockPolicy::new(),
+            manager_policy: locks.policy(),
+            on_reject: OnReject::default(),
+        };
+        Self { locks: locks.clone(), inherited: says, usual_hold: Arc::default() }
     }
 
     settings!(request_setters);
 
     /// Sets what this policy sets.
     pub fn policy(mut self, policy: LockPolicy) -> Self {
-        self.says.layers = policy.or(self.says.layers);
+        self.inherited.layer_policy = policy.or(self.inherited.layer_policy);
         self
     }
 
@@ -82,7 +86,7 @@ impl LockManagerLayer {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        self.says.on_reject = OnReject::new(answer);
+        self.inherited.on_reject = OnReject::new(answer);
         self
     }
 }
@@ -111,9 +115,9 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let mut request = request.map(RequestBody::new);
-        let says = self.layer.says.over(request.extensions().get());
-        let terms = self.layer.terms(&says);
-        let (slot, tenure) = Slot::new(terms, request.headers(), request.extensions());
+        let says = self.layer.inherited.merged_with(request.extensions().get());
+        let terms = self.layer.params(&says);
+        let (slot, tenure) = RequestContext::new(terms, request.headers(), request.extensions());
         let extensions = request.extensions_mut();
         extensions.insert(says);
         extensions.insert(slot.owner().clone());
@@ -122,33 +126,33 @@ where
         let (mut head, mut body) = request.into_parts();
         // For extractors, and only Axum has them.
         if cfg!(feature = "axum") && slot.buffers_body(&method) {
-            let (shared, handle) = body.shared();
+            let (shared, handle) = body.share();
             body = shared;
             if let Some(handle) = handle {
                 head.extensions.insert(handle);
             }
         }
-        let request = Request::from_parts(head, body.watched_by(slot.body_observer(), slot.policy()));
+        let request = Request::from_parts(head, body.observed_by(slot.body_observer(), slot.policy()));
         slot.runs(true);
-        let handler = slot.in_request().scope_sync(|| self.inner.call(request));
-        let duty = Duty::new(slot.clone(), tenure);
-        ResponseFuture::under(
+        let handler = slot.request_scope().scope_sync(|| self.inner.call(request));
+        let duty = RequestLocks::new(slot.clone(), tenure);
+        ResponseFuture::locking(
             slot,
             Box::pin(async move {
                 let done = duty.run(handler).await;
-                response::answer(duty, &method, done).await
+                response::finish_response(duty, &method, done).await
             }),
         )
     }
 }
 
 impl LockManagerLayer {
-    fn terms(&self, says: &Outside) -> Terms {
-        Terms {
-            core: Arc::clone(self.locks.core()),
-            policy: Outside::policy(Some(says), LockPolicy::new(), &self.locks),
+    fn params(&self, says: &InheritedConfig) -> LayerParams {
+        LayerParams {
+            driver: Arc::clone(self.locks.core()),
+            policy: InheritedConfig::policy(Some(says), LockPolicy::new(), &self.locks),
             on_reject: says.on_reject.clone(),
-            usual_hold: Arc::clone(&self.usual_hold),
+            hold_estimate: Arc::clone(&self.usual_hold),
             name: None,
         }
     }

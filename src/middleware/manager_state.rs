@@ -1,12 +1,12 @@
 use std::sync::Arc;
 
 use super::disconnect::DetachedHandlers;
-use crate::{body::budget::Room, lock::Driver};
+use crate::{body::budget::BodyBudget, lock::Driver};
 
 /// The state of the HTTP side that all layers of one manager share.
 #[derive(Debug)]
 pub(super) struct ManagerState {
-    pub(super) body_budget: Arc<Room>,
+    pub(super) body_budget: Arc<BodyBudget>,
     pub(super) detached: Arc<DetachedHandlers>,
 }
 

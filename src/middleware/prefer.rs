@@ -10,7 +10,7 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
 /// What it would wait, but no longer than this. `None`: it does not say, or not so that it can be read.
 ///
 /// (No structured field of RFC 9651: names are in any case, and values may be quoted.)
-pub(super) fn wait(headers: &HeaderMap, max: Duration) -> Option<Duration> {
+pub(super) fn requested_wait(headers: &HeaderMap, max: Duration) -> Option<Duration> {
     let lines = headers.get_all(PREFER);
     let preferences = lines.iter().filter_map(|line| line.to_str().ok()).flat_map(preferences);
     for preference in preferences {
@@ -39,7 +39,7 @@ fn preferences(line: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Says that it was heeded, and how far: in whole seconds, rounded down.
-pub(super) fn applied(headers: &mut HeaderMap, wait: Duration) {
+pub(super) fn set_applied(headers: &mut HeaderMap, wait: Duration) {
     let value = HeaderValue::try_from(format!("wait={}", wait.as_secs())).expect("a number");
     // Not another time, if a layer further in has said so.
     headers.insert(PREFERENCE_APPLIED, value);
@@ -78,7 +78,7 @@ mod tests {
             for line in lines {
                 headers.append(PREFER, HeaderValue::from_static(line));
             }
-            assert_eq!(wait(&headers, 10 * S), wait_s.map(|s| s * S), "{lines:?}");
+            assert_eq!(requested_wait(&headers, 10 * S), wait_s.map(|s| s * S), "{lines:?}");
         }
     }
 }

@@ -5,12 +5,12 @@ use http::{HeaderMap, Method, Response, StatusCode, header};
 use http_body::Body;
 use tower::BoxError;
 
-use super::{request_locks::Duty, response_body::ResponseBody};
+use super::{request_locks::RequestLocks, response_body::ResponseBody};
 use crate::{error::LockLost, rejection::Rejection};
 
 /// What the handler has answered, or why it has not.
-pub(super) async fn answer<B, E>(
-    mut duty: Duty,
+pub(super) async fn finish_response<B, E>(
+    mut duty: RequestLocks,
     method: &Method,
     done: Result<Result<Response<B>, E>, LockLost>,
 ) -> Result<Response<ResponseBody<B>>, E>
@@ -21,44 +21,44 @@ where
     let response = match done {
         Ok(Ok(response)) => response,
         Ok(Err(error)) => {
-            duty.has_failed();
-            duty.end().await;
+            duty.set_failed();
+            duty.release_all().await;
             return Err(error);
         }
-        Err(why) => return Ok(broken_off(duty, why)),
+        Err(why) => return Ok(aborted(duty, why)),
     };
     if duty.is_empty() {
-        return Ok(response.map(ResponseBody::passing));
+        return Ok(response.map(ResponseBody::pass_through));
     }
 
     let (head, body) = response.into_parts();
     if head.status.is_client_error() || head.status.is_server_error() {
-        duty.has_failed();
+        duty.set_failed();
     }
-    if duty.slot().policy().releases_at_head() || becomes_a_tunnel(method, head.status) {
-        duty.end().await;
-        return Ok(Response::from_parts(head, ResponseBody::passing(body)));
+    if duty.context().policy().releases_at_head() || starts_tunnel(method, head.status) {
+        duty.release_all().await;
+        return Ok(Response::from_parts(head, ResponseBody::pass_through(body)));
     }
     if !has_content(method, head.status) {
         return Ok(Response::from_parts(head, ResponseBody::without_content(body, duty).await));
     }
     let announced = content_length(&head.headers).or_else(|| body.size_hint().exact());
-    Ok(match ResponseBody::under(duty, body, announced).await {
+    Ok(match ResponseBody::from_handler(duty, body, announced).await {
         Ok(body) => Response::from_parts(head, body),
-        Err((duty, why)) => broken_off(duty, why),
+        Err((duty, why)) => aborted(duty, why),
     })
 }
 
 /// A lock was lost before anything was sent: what was done under it is not known.
-fn broken_off<B>(duty: Duty, why: LockLost) -> Response<ResponseBody<B>> {
+fn aborted<B>(duty: RequestLocks, why: LockLost) -> Response<ResponseBody<B>> {
     let rejection = if why == LockLost::HoldLimitReached { Rejection::MaxHoldExceeded } else { Rejection::Lost };
-    let response = duty.slot().on_reject().answer(rejection).map(ResponseBody::rejected);
+    let response = duty.context().on_reject().respond(rejection).map(ResponseBody::rejected);
     duty.lost(why);
     response
 }
 
 /// What follows the head is no answer but another protocol, for as long as both sides like.
-fn becomes_a_tunnel(method: &Method, status: StatusCode) -> bool {
+fn starts_tunnel(method: &Method, status: StatusCode) -> bool {
     status == StatusCode::SWITCHING_PROTOCOLS || (method == Method::CONNECT && status.is_success())
 }
 

@@ -15,9 +15,9 @@ use tokio::{runtime::Handle, time::timeout};
 use tower::BoxError;
 
 use super::{
-    complete_body::{Complete, data_len},
-    request_locks::Duty,
-    streaming_body::Stream,
+    complete_body::{CompleteBody, data_len},
+    request_locks::RequestLocks,
+    streaming_body::StreamingBody,
 };
 use crate::{
     error::LockLost,
@@ -47,9 +47,9 @@ pin_project! {
         /// No lock was needed, or it is given back.
         Passing { #[pin] inner: B },
         /// Complete before the head was sent; the lock is given back already.
-        Complete { complete: Complete },
+        Complete { complete: CompleteBody },
         /// Under the lock.
-        Streaming { stream: Box<Stream<B>> },
+        Streaming { stream: Box<StreamingBody<B>> },
         /// The answer to a request that was turned away.
         Rejected { body: RejectionBody },
     }
@@ -58,12 +58,12 @@ pin_project! {
 /// For layers outside that answer by themselves: a timeout of `tower-http` does.
 impl<B: Default> Default for ResponseBody<B> {
     fn default() -> Self {
-        Self::passing(B::default())
+        Self::pass_through(B::default())
     }
 }
 
 impl<B> ResponseBody<B> {
-    pub(super) fn passing(inner: B) -> Self {
+    pub(super) fn pass_through(inner: B) -> Self {
         Self { state: State::Passing { inner } }
     }
 
@@ -78,15 +78,15 @@ where
     B::Error: Into<BoxError>,
 {
     /// The answer to `HEAD`, a 204 or a 304: what the body says, nobody will ask. Its size is kept, for the head.
-    pub(super) async fn without_content(inner: B, duty: Duty) -> Self {
-        let complete = Complete {
+    pub(super) async fn without_content(inner: B, duty: RequestLocks) -> Self {
+        let complete = CompleteBody {
             frames: VecDeque::new(),
             error: None,
             announced: inner.size_hint().exact(),
-            had_none: Some(inner.is_end_stream()),
+            was_empty: Some(inner.is_end_stream()),
         };
         drop(inner);
-        duty.end().await;
+        duty.release_all().await;
         Self { state: State::Complete { complete } }
     }
 
@@ -94,7 +94,11 @@ where
     /// out together, and no client, however slow, holds a lock on a finished answer.
     ///
     /// `length`: what the head announces, in bytes. An error: a lock was lost while the body was looked at. Nothing has been sent yet.
-    pub(super) async fn under(mut duty: Duty, inner: B, length: Option<u64>) -> Result<Self, (Duty, LockLost)>
+    pub(super) async fn from_handler(
+        mut duty: RequestLocks,
+        inner: B,
+        length: Option<u64>,
+    ) -> Result<Self, (RequestLocks, LockLost)>
     where
         B: Send,
     {
@@ -110,10 +114,10 @@ where
             let mut next = Poll::Pending;
             let mut poll = |cx: &mut Context<'_>| {
                 // I6
-                if duty.must_stop().is_none() {
+                if duty.abort_reason().is_none() {
                     next = duty.as_owner(|| inner.as_mut().poll_frame(cx)).map_err(Into::into);
                 }
-                next.is_ready() || duty.must_stop().is_some()
+                next.is_ready() || duty.abort_reason().is_some()
             };
             let is_there = poll_fn(|cx| Poll::Ready(poll(cx))).await;
             // Where all that was announced is there, what follows (a commit, trailers) has a moment: hyper would not ask for it over HTTP/1.1.
@@ -123,14 +127,14 @@ where
                     break None;
                 }
             }
-            if let Some(why) = duty.must_stop() {
+            if let Some(why) = duty.abort_reason() {
                 return Err((duty, why));
             }
             let frame = match next {
                 Poll::Ready(Some(Ok(frame))) => frame,
                 Poll::Ready(None) => break None,
                 Poll::Ready(Some(Err(error))) => break Some(error),
-                Poll::Pending => return Ok(Self::streaming(Stream::new(inner, frames, hint, length, duty))),
+                Poll::Pending => return Ok(Self::streaming(StreamingBody::new(inner, frames, hint, length, duty))),
             };
             // The first frame may be of any size: it is in memory already.
             if !frames.is_empty() {
@@ -142,24 +146,26 @@ where
                 break None;
             }
             if frames.len() > EAGER_FRAMES || bytes > EAGER_BYTES {
-                return Ok(Self::streaming(Stream::new(inner, frames, hint, length, duty)));
+                return Ok(Self::streaming(StreamingBody::new(inner, frames, hint, length, duty)));
             }
         };
         // What the body owns is gone before the next section begins.
         drop(inner);
-        if let Some(why) = duty.must_stop() {
+        if let Some(why) = duty.abort_reason() {
             return Err((duty, why));
         }
         if error.is_some() {
-            duty.has_failed();
+            duty.set_failed();
         }
-        duty.end().await;
+        duty.release_all().await;
         Ok(Self {
-            state: State::Complete { complete: Complete { frames, error, announced: hint.exact(), had_none: None } },
+            state: State::Complete {
+                complete: CompleteBody { frames, error, announced: hint.exact(), was_empty: None },
+            },
         })
     }
 
-    fn streaming(stream: Stream<B>) -> Self {
+    fn streaming(stream: StreamingBody<B>) -> Self {
         Self { state: State::Streaming { stream: Box::new(stream) } }
     }
 }
@@ -175,7 +181,7 @@ where
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match self.project().state.project() {
             StateProj::Passing { inner } => inner.poll_frame(cx).map_err(Into::into),
-            StateProj::Complete { complete } => Poll::Ready(complete.next()),
+            StateProj::Complete { complete } => Poll::Ready(complete.next_frame()),
             StateProj::Streaming { stream } => stream.poll_frame(cx),
             StateProj::Rejected { body } => Pin::new(body).poll_frame(cx),
         }

@@ -10,12 +10,12 @@ use http_body::Body;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
-    config::Config, context::Slot, future::ResponseFuture, manager_state::ManagerState, request_locks::Duty, response,
-    response_body::ResponseBody,
+    config::LayerConfig, context::RequestContext, future::ResponseFuture, manager_state::ManagerState,
+    request_locks::RequestLocks, response, response_body::ResponseBody,
 };
 use crate::{
     body::{reader::BodyReader, request_body::RequestBody},
-    key_source::{KeySource, NoKey},
+    key_source::{KeyRejection, KeySource},
 };
 
 /// Runs the inner service under the lock of the request. Made by [`LockLayer`](crate::LockLayer).
@@ -23,11 +23,11 @@ use crate::{
 /// It adds no error of its own: whoever is turned away gets a response.
 pub struct LockService<S, K> {
     inner: S,
-    config: Arc<Config<K>>,
+    config: Arc<LayerConfig<K>>,
 }
 
 impl<S, K> LockService<S, K> {
-    pub(super) fn new(inner: S, config: Arc<Config<K>>) -> Self {
+    pub(super) fn new(inner: S, config: Arc<LayerConfig<K>>) -> Self {
         Self { inner, config }
     }
 }
@@ -55,65 +55,69 @@ where
         let inner = self.inner.clone();
         let (head, body) = request.map(RequestBody::new).into_parts();
         if self.config.skips(&head) {
-            return ResponseFuture::passing(inner.oneshot(Request::from_parts(head, body)));
+            return ResponseFuture::pass_through(inner.oneshot(Request::from_parts(head, body)));
         }
-        let (slot, tenure) = Slot::new(self.config.terms(&head), &head.headers, &head.extensions);
-        let duty = Duty::new(slot.clone(), tenure);
+        let (slot, tenure) = RequestContext::new(self.config.params(&head), &head.headers, &head.extensions);
+        let duty = RequestLocks::new(slot.clone(), tenure);
         let steps = locked(Arc::clone(&self.config), inner, head, body, duty);
-        ResponseFuture::under(slot, Box::pin(steps))
+        ResponseFuture::locking(slot, Box::pin(steps))
     }
 }
 
 /// The way of a request that asks for a lock: its key, its body, its turn, the inner service, its end.
 async fn locked<S, K, ResB>(
-    config: Arc<Config<K>>,
+    config: Arc<LayerConfig<K>>,
     mut inner: S,
     mut head: Parts,
     body: RequestBody,
-    mut duty: Duty,
+    mut duty: RequestLocks,
 ) -> Result<Response<ResponseBody<ResB>>, S::Error>
 where
     K: KeySource,
     S: Service<Request<RequestBody>, Response = Response<ResB>>,
     ResB: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    let slot = duty.slot().clone();
-    let waits = slot.waits();
+    let slot = duty.context().clone();
+    let waits = slot.start_waiting();
     let route = slot.route(&head.extensions);
     let mut body = BodyReader::new(body, &ManagerState::of(config.locks.core()).body_budget, slot.policy());
-    let key = match config.key.derive(&mut head, &mut body).await {
+    let key = match config.key.extract_key(&mut head, &mut body).await {
         Ok(Some(key)) => key,
         Ok(None) => {
             drop(waits);
-            let (body, room) = body.finish();
+            let (body, room) = body.into_parts();
             let ready = inner.ready().await?;
             drop(room);
-            return Ok(ready.call(Request::from_parts(head, body)).await?.map(ResponseBody::passing));
+            return Ok(ready.call(Request::from_parts(head, body)).await?.map(ResponseBody::pass_through));
         }
-        Err(no_key) => return Ok(no_key.of(&head).answer(&route, slot.on_reject()).map(ResponseBody::rejected)),
+        Err(no_key) => {
+            return Ok(no_key.or_no_route(&head).into_response(&route, slot.on_reject()).map(ResponseBody::rejected));
+        }
     };
     // Before the lock: a client that does not send its body keeps no other request waiting.
     if slot.buffers_body(&head.method) {
-        if let Some(rejection) = slot.refusal(&route, &key) {
-            return Ok(slot.on_reject().answer(rejection).map(ResponseBody::rejected));
+        if let Some(rejection) = slot.immediate_rejection(&route, &key) {
+            return Ok(slot.on_reject().respond(rejection).map(ResponseBody::rejected));
         }
         if let Err(rejection) = body.read(&mut head).await {
-            return Ok(NoKey::from(rejection).answer(&route, slot.on_reject()).map(ResponseBody::rejected));
+            return Ok(KeyRejection::from(rejection)
+                .into_response(&route, slot.on_reject())
+                .map(ResponseBody::rejected));
         }
     }
-    let (body, mut room) = body.finish();
-    let section = match slot.enter(&route, key, head.extensions.get(), room.as_mut()).await {
+    let (body, mut room) = body.into_parts();
+    let section = match slot.acquire(&route, key, head.extensions.get(), room.as_mut()).await {
         Ok(section) => section,
-        Err(rejection) => return Ok(slot.on_reject().answer(rejection).map(ResponseBody::rejected)),
+        Err(rejection) => return Ok(slot.on_reject().respond(rejection).map(ResponseBody::rejected)),
     };
     drop(waits);
 
     head.extensions.insert(slot.owner().clone());
-    head.extensions.insert(section.view());
+    head.extensions.insert(section.held_lock());
     head.extensions.insert(slot.clone());
     let method = head.method.clone();
-    let request = Request::from_parts(head, body.watched_by(slot.body_observer(), slot.policy()));
-    duty.begin(section);
+    let request = Request::from_parts(head, body.observed_by(slot.body_observer(), slot.policy()));
+    duty.add(section);
     let span = duty.span();
     // It owns the service: what that has taken for this request is gone with it, before the lock is.
     let handler = async move {
@@ -123,12 +127,12 @@ where
         drop(room);
         slot.runs(true);
         match span {
-            Some(span) => span.around(|| ready.call(request)).await,
+            Some(span) => span.instrument_handler(|| ready.call(request)).await,
             None => ready.call(request).await,
         }
     };
     let done = duty.run(handler).await;
-    response::answer(duty, &method, done).await
+    response::finish_response(duty, &method, done).await
 }
 
 impl<S: Clone, K> Clone for LockService<S, K> {

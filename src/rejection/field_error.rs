@@ -7,7 +7,7 @@ use http::StatusCode;
 /// In [`Rejection::InvalidKey`](crate::Rejection::InvalidKey).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FieldError {
-    pub(crate) place: Place,
+    pub(crate) location: FieldLocation,
     pub(crate) name: &'static str,
     pub(crate) problem: FieldProblem,
 }
@@ -40,7 +40,7 @@ pub enum FieldProblem {
 /// Where in a request a field is.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum FieldLocation {
     Header,
     Query,
     Extension,
@@ -70,13 +70,13 @@ impl FieldError {
     /// that nobody has put there, a parameter that the route does not have.
     #[must_use]
     pub fn status(&self) -> StatusCode {
-        match (self.place, self.problem) {
-            (Place::Extension, _) => StatusCode::INTERNAL_SERVER_ERROR,
+        match (self.location, self.problem) {
+            (FieldLocation::Extension, _) => StatusCode::INTERNAL_SERVER_ERROR,
             #[cfg(feature = "axum")]
-            (Place::Path, FieldProblem::Missing | FieldProblem::Duplicate) => StatusCode::INTERNAL_SERVER_ERROR,
+            (FieldLocation::Path, FieldProblem::Missing | FieldProblem::Duplicate) => StatusCode::INTERNAL_SERVER_ERROR,
             (_, FieldProblem::InvalidJson) => StatusCode::BAD_REQUEST,
             #[cfg(feature = "axum")]
-            (Place::Json | Place::Form, _) => StatusCode::UNPROCESSABLE_ENTITY,
+            (FieldLocation::Json | FieldLocation::Form, _) => StatusCode::UNPROCESSABLE_ENTITY,
             _ => StatusCode::BAD_REQUEST,
         }
     }
@@ -84,9 +84,9 @@ impl FieldError {
 
 impl FieldError {
     /// The route has no such parameter, or none was matched.
-    pub(crate) fn is_of_path(&self) -> bool {
+    pub(crate) fn is_missing_path_param(&self) -> bool {
         #[cfg(feature = "axum")]
-        return self.place == Place::Path && self.problem == FieldProblem::Missing;
+        return self.location == FieldLocation::Path && self.problem == FieldProblem::Missing;
         #[cfg(not(feature = "axum"))]
         false
     }
@@ -94,21 +94,21 @@ impl FieldError {
 
 impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { place, name, problem } = self;
+        let Self { location: place, name, problem } = self;
         // The name of a Rust type is no matter of the client.
-        if *place == Place::Extension {
+        if *place == FieldLocation::Extension {
             return write!(f, "a value that the service should have put there {problem}");
         }
         let place = match place {
-            Place::Header => "header",
-            Place::Query => "query parameter",
-            Place::Extension => "extension",
+            FieldLocation::Header => "header",
+            FieldLocation::Query => "query parameter",
+            FieldLocation::Extension => "extension",
             #[cfg(feature = "axum")]
-            Place::Path => "path parameter",
+            FieldLocation::Path => "path parameter",
             #[cfg(feature = "axum")]
-            Place::Json => "JSON field",
+            FieldLocation::Json => "JSON field",
             #[cfg(feature = "axum")]
-            Place::Form => "form field",
+            FieldLocation::Form => "form field",
         };
         write!(f, "the {place} `{name}` {problem}")
     }

@@ -16,7 +16,7 @@ pub use self::body::RejectionBody;
 use self::{
     field_error::FieldError,
     problem::Problem,
-    retry_after::{UsualHold, retry_after},
+    retry_after::{HoldEstimate, retry_after},
 };
 use crate::{
     error::{LockError, QueueBound},
@@ -111,14 +111,14 @@ pub enum Rejection {
 
 /// Makes the answer: what the user said, or the built-in one.
 #[derive(Clone, Default)]
-pub(crate) struct OnReject(Option<Arc<MakeAnswer>>);
+pub(crate) struct OnReject(Option<Arc<MakeResponse>>);
 
-type MakeAnswer = dyn Fn(&Rejection) -> Response<RejectionBody> + Send + Sync;
+type MakeResponse = dyn Fn(&Rejection) -> Response<RejectionBody> + Send + Sync;
 
 // === impl Rejection ===
 
 impl Rejection {
-    pub(crate) fn of(error: LockError, usual_hold: &UsualHold, status: StatusCode) -> Self {
+    pub(crate) fn from_lock_error(error: LockError, usual_hold: &HoldEstimate, status: StatusCode) -> Self {
         let retry_after = |lease_left, ahead| retry_after(lease_left, usual_hold.get(), ahead, fastrand::f64());
         match error {
             LockError::Busy { lease_left, ahead } => Self::Busy { retry_after: retry_after(lease_left, ahead) },
@@ -147,9 +147,9 @@ impl Rejection {
     }
 
     /// How long a route holds its locks says little of when the bodies of others have gone.
-    pub(crate) fn bodies_full() -> Self {
+    pub(crate) fn body_buffer_full() -> Self {
         let retry_after =
-            retry_after(Duration::MAX, UsualHold::default().get(), 1, fastrand::f64()).max(RETRY_AFTER_MIN);
+            retry_after(Duration::MAX, HoldEstimate::default().get(), 1, fastrand::f64()).max(RETRY_AFTER_MIN);
         Self::BodyBufferFull { retry_after }
     }
 
@@ -327,7 +327,7 @@ impl Error for Rejection {
 impl axum::response::IntoResponse for Rejection {
     /// The built-in answer, with the typed rejection in its extensions.
     fn into_response(self) -> axum::response::Response {
-        OnReject::default().answer(self).map(axum::body::Body::new)
+        OnReject::default().respond(self).map(axum::body::Body::new)
     }
 }
 
@@ -352,7 +352,7 @@ impl OnReject {
     }
 
     /// The answer, with the typed rejection in its extensions.
-    pub(crate) fn answer(&self, rejection: Rejection) -> Response<RejectionBody> {
+    pub(crate) fn respond(&self, rejection: Rejection) -> Response<RejectionBody> {
         let mut response = match &self.0 {
             Some(answer) => answer(&rejection),
             None => rejection.to_response(),
@@ -374,11 +374,11 @@ mod tests {
 
     #[test]
     fn a_full_process_is_not_retried_after_the_usual_hold_of_one_route() {
-        let usual = UsualHold::default();
-        usual.add(Duration::from_millis(10));
+        let usual = HoldEstimate::default();
+        usual.record(Duration::from_millis(10));
         for (bound, least) in [(QueueBound::Key, 0), (QueueBound::Process, 1_000), (QueueBound::Store, 1_000)] {
             let error = LockError::QueueFull { ahead: 1, bound };
-            let rejection = Rejection::of(error, &usual, StatusCode::CONFLICT);
+            let rejection = Rejection::from_lock_error(error, &usual, StatusCode::CONFLICT);
             let after = rejection.retry_after().expect("it can be repeated");
             assert!(after >= Duration::from_millis(least), "{bound:?}: {after:?}");
             assert!(matches!(rejection, Rejection::QueueFull { bound: said, .. } if said == bound));
@@ -393,7 +393,8 @@ mod tests {
 
         let broken = StoreError::new("shelf", "acquire", StoreErrorKind::Unavailable)
             .with_source(std::io::Error::other("no shelf"));
-        let rejection = Rejection::of(LockError::Store(broken), &UsualHold::default(), StatusCode::CONFLICT);
+        let rejection =
+            Rejection::from_lock_error(LockError::Store(broken), &HoldEstimate::default(), StatusCode::CONFLICT);
         let texts: Vec<_> =
             std::iter::successors(Some(&rejection as &dyn Error), |&e| e.source()).map(ToString::to_string).collect();
         assert_eq!(texts.last().map(String::as_str), Some("no shelf"), "{texts:?}");

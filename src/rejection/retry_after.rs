@@ -11,13 +11,13 @@ use crate::limits::{INITIAL_HOLD_ESTIMATE, RETRY_AFTER_FLOOR, RETRY_AFTER_MAX};
 ///
 /// A lease says little: it is 30 seconds long around a section of 40 milliseconds.
 #[derive(Debug, Default)]
-pub(crate) struct UsualHold {
+pub(crate) struct HoldEstimate {
     /// Microseconds; zero before the first one.
     average_us: AtomicU64,
 }
 
-impl UsualHold {
-    pub(crate) fn add(&self, hold: Duration) {
+impl HoldEstimate {
+    pub(crate) fn record(&self, hold: Duration) {
         let hold = u64::try_from(hold.as_micros()).unwrap_or(u64::MAX).max(1);
         let average = self.average_us.load(Ordering::Relaxed);
         let average = if average == 0 { hold } else { average - average / 8 + hold / 8 };
@@ -75,16 +75,16 @@ mod tests {
 
     #[test]
     fn the_usual_hold_follows_what_was_measured() {
-        let usual = UsualHold::default();
+        let usual = HoldEstimate::default();
         assert_eq!(usual.get(), INITIAL_HOLD_ESTIMATE, "nothing was measured yet");
-        usual.add(ms(40));
+        usual.record(ms(40));
         assert_eq!(usual.get(), ms(40));
         for _ in 0..100 {
-            usual.add(ms(400));
+            usual.record(ms(400));
         }
         assert!(usual.get() > ms(390) && usual.get() <= ms(400), "{:?}", usual.get());
-        usual.add(Duration::MAX);
-        usual.add(Duration::MAX);
+        usual.record(Duration::MAX);
+        usual.record(Duration::MAX);
         assert!(usual.get() > ms(400), "no overflow");
     }
 }

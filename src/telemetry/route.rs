@@ -15,7 +15,7 @@ pub(crate) struct Route {
 
 impl Route {
     #[cfg_attr(not(feature = "axum"), expect(unused_variables, reason = "only a router knows what matched"))]
-    pub(crate) fn of(extensions: &Extensions, name: Option<&'static str>) -> Self {
+    pub(crate) fn from_extensions(extensions: &Extensions, name: Option<&'static str>) -> Self {
         Self {
             #[cfg(feature = "axum")]
             matched: extensions.get().cloned(),

@@ -26,9 +26,9 @@ pub(crate) struct LockSpan {
 
 /// The span that is current where a future is made, for when it moves to a task.
 #[derive(Debug)]
-pub(crate) struct SpanAround(#[cfg(feature = "tracing")] tracing::Span);
+pub(crate) struct CapturedSpan(#[cfg(feature = "tracing")] tracing::Span);
 
-impl SpanAround {
+impl CapturedSpan {
     pub(crate) fn current() -> Self {
         Self(
             #[cfg(feature = "tracing")]
@@ -37,13 +37,13 @@ impl SpanAround {
     }
 
     #[cfg(feature = "tracing")]
-    pub(crate) fn around<F>(&self, future: F) -> tracing::instrument::Instrumented<F> {
+    pub(crate) fn instrument<F>(&self, future: F) -> tracing::instrument::Instrumented<F> {
         tracing::Instrument::instrument(future, self.0.clone())
     }
 
     #[cfg(not(feature = "tracing"))]
     #[expect(clippy::unused_self, reason = "the same call as with the feature")]
-    pub(crate) fn around<F>(&self, future: F) -> F {
+    pub(crate) fn instrument<F>(&self, future: F) -> F {
         future
     }
 }
@@ -57,7 +57,7 @@ mod enabled {
     use super::{Display, Duration, FencingToken, LockError, LockKey, LockLost, LockSpan, Route, StatusCode};
 
     impl LockSpan {
-        pub(crate) fn waiting(route: &Route, key: &LockKey, shows_key: bool) -> Self {
+        pub(crate) fn start(route: &Route, key: &LockKey, shows_key: bool) -> Self {
             let span = open(route);
             if !span.is_disabled() {
                 if shows_key {
@@ -70,7 +70,12 @@ mod enabled {
         }
 
         /// The span of a request that was rejected before its lock was asked for.
-        pub(crate) fn without_key(route: &Route, result: &'static str, status: StatusCode, extractor: Option<&str>) {
+        pub(crate) fn rejected_before_lock(
+            route: &Route,
+            result: &'static str,
+            status: StatusCode,
+            extractor: Option<&str>,
+        ) {
             let span = open(route);
             span.record("result", result);
             let status = status.as_u16();
@@ -111,7 +116,7 @@ mod enabled {
             }
         }
 
-        pub(crate) fn turned_away(&mut self, error: &LockError, waited: Duration) {
+        pub(crate) fn rejected(&mut self, error: &LockError, waited: Duration) {
             let result = match error {
                 LockError::Busy { .. } | LockError::WouldDeadlock => "refused",
                 LockError::TimedOut { .. } => "timed_out",
@@ -131,12 +136,12 @@ mod enabled {
         }
 
         /// The lock was lost before it was given back, and what ran under it has ended all the same.
-        pub(crate) fn late(&self) {
+        pub(crate) fn released_late(&self) {
             self.span.record("result", "lost");
             tracing::warn!(target: "tower_lock", parent: &self.span, "given back late: the lock was not ours any more");
         }
 
-        pub(crate) fn unheard(&self) {
+        pub(crate) fn disconnected(&self) {
             self.span.record("result", "cancelled");
             tracing::debug!(target: "tower_lock", parent: &self.span, "its client had gone when the lock was granted");
         }
@@ -150,7 +155,7 @@ mod enabled {
         }
 
         /// Runs the handler inside the span: what it logs is known by route, key and fence.
-        pub(crate) fn around<F: Future>(&self, f: impl FnOnce() -> F) -> Instrumented<F> {
+        pub(crate) fn instrument_handler<F: Future>(&self, f: impl FnOnce() -> F) -> Instrumented<F> {
             self.span.in_scope(f).instrument(self.span.clone())
         }
 
@@ -196,27 +201,27 @@ mod disabled {
 
     #[expect(clippy::unused_self, clippy::needless_pass_by_ref_mut, reason = "the same calls as with the span")]
     impl LockSpan {
-        pub(crate) fn waiting(_: &Route, _: &LockKey, _: bool) -> Self {
+        pub(crate) fn start(_: &Route, _: &LockKey, _: bool) -> Self {
             Self {}
         }
 
-        pub(crate) fn without_key(_: &Route, _: &'static str, _: StatusCode, _: Option<&str>) {}
+        pub(crate) fn rejected_before_lock(_: &Route, _: &'static str, _: StatusCode, _: Option<&str>) {}
 
         pub(crate) fn granted(&mut self, _: Duration, _: impl FnOnce() -> u32, _: FencingToken) {}
 
-        pub(crate) fn turned_away(&mut self, _: &LockError, _: Duration) {}
+        pub(crate) fn rejected(&mut self, _: &LockError, _: Duration) {}
 
         pub(crate) fn lost(&self, _: LockLost) {}
 
-        pub(crate) fn late(&self) {}
+        pub(crate) fn released_late(&self) {}
 
-        pub(crate) fn unheard(&self) {}
+        pub(crate) fn disconnected(&self) {}
 
         pub(crate) fn stalled(&self, _: impl Display) {}
 
         pub(crate) fn ended(&self, _: Duration) {}
 
-        pub(crate) fn around<F: Future>(&self, f: impl FnOnce() -> F) -> F {
+        pub(crate) fn instrument_handler<F: Future>(&self, f: impl FnOnce() -> F) -> F {
             f()
         }
     }

@@ -6,7 +6,7 @@ use http::{Extensions, HeaderName};
 
 use crate::{
     lock_key::{part::KeyPart, writer::KeyWriter},
-    rejection::field_error::Place,
+    rejection::field_error::FieldLocation,
 };
 
 /// A field of a request: the text of one part of a key. For [`from_fields`](crate::key::from_fields).
@@ -24,7 +24,7 @@ pub struct Field {
 #[derive(Clone, Copy)]
 pub enum Source {
     /// The client wrote it.
-    Text(Place, &'static str),
+    Text(FieldLocation, &'static str),
     /// A layer outside has put it there: the name of its type, and how to write it if it is there.
     Extension(&'static str, fn(&Extensions, &mut KeyWriter) -> bool),
 }
@@ -49,7 +49,7 @@ pub enum Source {
 pub fn header(name: &'static str) -> Field {
     let is_one = HeaderName::try_from(name).is_ok();
     assert!(is_one, "{name:?} is not the name of a header");
-    Field::text(Place::Header, name)
+    Field::text(FieldLocation::Header, name)
 }
 
 /// A parameter of the query, decoded (`%31` is `1`, `+` a blank). Without Axum, too.
@@ -65,7 +65,7 @@ pub fn header(name: &'static str) -> Field {
 ///
 /// 400 if it is missing, given twice, or of no use as a part ([`from_fields`](crate::key::from_fields)).
 pub fn query_param(name: &'static str) -> Field {
-    Field::text(Place::Query, name)
+    Field::text(FieldLocation::Query, name)
 }
 
 /// A value that a layer outside has put into the extensions of the request: the tenant that was authenticated. Without
@@ -120,7 +120,7 @@ pub fn extension<T: KeyPart + Send + Sync + 'static>() -> Field {
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub fn path_param(name: &'static str) -> Field {
-    Field::text(Place::Path, name)
+    Field::text(FieldLocation::Path, name)
 }
 
 /// A field of the JSON object in the body, at its top: a string, an integer between -2^53 and 2^53, or a bool. Needs the feature `axum`.
@@ -149,7 +149,7 @@ pub fn path_param(name: &'static str) -> Field {
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub fn json_field(name: &'static str) -> Field {
-    Field::text(Place::Json, name)
+    Field::text(FieldLocation::Json, name)
 }
 
 /// A field of a form (`application/x-www-form-urlencoded`), decoded (`%31` is `1`, `+` a blank): of the body, and for a `GET` of the query,
@@ -174,30 +174,30 @@ pub fn json_field(name: &'static str) -> Field {
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub fn form_field(name: &'static str) -> Field {
-    Field::text(Place::Form, name)
+    Field::text(FieldLocation::Form, name)
 }
 
 impl Field {
-    fn text(place: Place, name: &'static str) -> Self {
+    fn text(place: FieldLocation, name: &'static str) -> Self {
         Self { source: Source::Text(place, name) }
     }
 }
 
 impl Source {
     /// Whether it stands in the body.
-    pub(super) fn is_of_body(&self) -> bool {
+    pub(super) fn reads_body(&self) -> bool {
         #[cfg(feature = "axum")]
-        return self.is_in(Place::Json) || self.is_in(Place::Form);
+        return self.is_at(FieldLocation::Json) || self.is_at(FieldLocation::Form);
         #[cfg(not(feature = "axum"))]
         false
     }
 
-    pub(super) fn is_in(&self, place: Place) -> bool {
+    pub(super) fn is_at(&self, place: FieldLocation) -> bool {
         matches!(self, Self::Text(at, _) if *at == place)
     }
 
     /// Its name, if it is this field.
-    pub(super) fn is(&self, place: Place, name: &str) -> Option<&'static str> {
+    pub(super) fn matching_name(&self, place: FieldLocation, name: &str) -> Option<&'static str> {
         match self {
             Self::Text(at, own) if *at == place && *own == name => Some(*own),
             _ => None,

@@ -17,9 +17,9 @@ use http::request::Parts;
 use self::path::PathParams;
 use self::{
     field::{Field, Source},
-    reader::Finder,
+    reader::FieldReader,
 };
-use super::{KeySource, NoKey, has_route};
+use super::{KeyRejection, KeySource, has_matched_route};
 use crate::{
     body::reader::BodyReader,
     lock_key::LockKey,
@@ -120,39 +120,39 @@ impl FromFields {
     /// `body`: not read yet; then what the head is of no use for is said, and no more.
     async fn key(&self, head: &mut Parts, body: Option<&Bytes>) -> Result<LockKey, FieldError> {
         #[cfg(feature = "axum")]
-        let path = PathParams::of(&self.sources, head).await;
+        let path = PathParams::extract(&self.sources, head).await;
         let head = &*head;
-        let mut finder = Finder::new(&self.sources);
-        finder.look_in_head(head);
+        let mut finder = FieldReader::new(&self.sources);
+        finder.read_head(head);
         #[cfg(feature = "axum")]
-        finder.look_in_path(&path);
+        finder.read_path(&path);
         #[cfg(feature = "axum")]
         if let Some(body) = body {
-            finder.look_in_form(head, body);
-            finder.look_in_json(body);
+            finder.read_form(head, body);
+            finder.read_json(body);
         }
-        finder.key(self.namespace, head, body.is_some())
+        finder.into_key(self.namespace, head, body.is_some())
     }
 }
 
 impl KeySource for FromFields {
-    async fn derive(&self, head: &mut Parts, body: &mut BodyReader<'_>) -> Result<Option<LockKey>, NoKey> {
-        let of_body = self.sources.iter().filter(|source| source.is_of_body()).count();
+    async fn extract_key(&self, head: &mut Parts, body: &mut BodyReader<'_>) -> Result<Option<LockKey>, KeyRejection> {
+        let of_body = self.sources.iter().filter(|source| source.reads_body()).count();
         // A bad head is answered before its body is read.
         if of_body < self.sources.len() {
-            let key = self.key(head, None).await.map_err(|error| refused(error, head))?;
+            let key = self.key(head, None).await.map_err(|error| reject(error, head))?;
             if of_body == 0 {
                 return Ok(Some(key));
             }
         }
         let bytes = body.read(head).await?;
-        Ok(Some(self.key(head, Some(&bytes)).await.map_err(|error| refused(error, head))?))
+        Ok(Some(self.key(head, Some(&bytes)).await.map_err(|error| reject(error, head))?))
     }
 }
 
-fn refused(error: FieldError, head: &Parts) -> NoKey {
-    if error.is_of_path() && !has_route(head) {
-        return NoKey::NoRoute;
+fn reject(error: FieldError, head: &Parts) -> KeyRejection {
+    if error.is_missing_path_param() && !has_matched_route(head) {
+        return KeyRejection::NoRoute;
     }
     let status = error.status();
     // Whoever reads the answer may not be who can mend it.
@@ -160,7 +160,7 @@ fn refused(error: FieldError, head: &Parts) -> NoKey {
     if status.is_server_error() {
         tracing::error!(target: "tower_lock", field = error.name(), "no key can be derived for this route: {error}");
     }
-    NoKey::Rejected(Rejection::InvalidKey { status, field: Some(error), extractor: None })
+    KeyRejection::Rejection(Rejection::InvalidKey { status, field: Some(error), extractor: None })
 }
 
 impl fmt::Debug for FromFields {

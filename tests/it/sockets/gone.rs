@@ -64,7 +64,7 @@ impl Listener for Watched {
 
 impl Connected<IncomingStream<'_, Watched>> for Peer {
     fn connect_info(stream: IncomingStream<'_, Watched>) -> Self {
-        Self(ClientConnection::of_socket(&stream.io().socket))
+        Self(ClientConnection::from_socket(&stream.io().socket))
     }
 }
 
@@ -159,11 +159,11 @@ async fn a_probe_that_says_that_its_client_has_gone_is_believed() {
     let [(open, _client), (left, client), (dropped, _other)] =
         [(); 3].map(|()| UnixStream::pair().expect("sockets")).map(|(ours, theirs)| (Arc::new(ours), theirs));
     drop(client);
-    let of_dropped = ClientConnection::of_socket(&dropped);
+    let of_dropped = ClientConnection::from_socket(&dropped);
     drop(dropped);
     for (what, client, has_gone) in [
-        ("open", ClientConnection::of_socket(&open), false),
-        ("closed by its client", ClientConnection::of_socket(&left), true),
+        ("open", ClientConnection::from_socket(&open), false),
+        ("closed by its client", ClientConnection::from_socket(&left), true),
         ("dropped by its server", of_dropped, true),
         ("own word", ClientConnection::new(|| true), true),
         ("own word", ClientConnection::new(|| false), false),
