@@ -216,9 +216,7 @@ mod tests {
         #[cfg(feature = "axum")]
         assert!(readme.contains(&format!("at most {} MiB |", MAX_BODY_BYTES >> 20)));
         #[cfg(feature = "tracing")]
-        assert!(
-            readme.contains(&format!("| warnings of a store that does not reply | one in {} |", s(WARN_INTERVAL)))
-        );
+        assert!(readme.contains(&format!("| warnings of a store that does not reply | one in {} |", s(WARN_INTERVAL))));
         #[cfg(feature = "redis")]
         assert!(readme.contains(&format!("| a connection to Redis | {} |", s(CONNECT_TIMEOUT))));
         #[cfg(feature = "redis")]
