@@ -106,7 +106,7 @@ fn imports_run_one_way() {
     not_in("store", &["middleware::", "extract::", "crate::lock", "http::", "axum::"]);
     not_in("store/memory", &["tokio::spawn", ".await"]);
     not_in("store/redis", &["memory::"]);
-    not_in("store/redis/protocol", &["tokio", ".await", "async", "spawn", "clock.now", "Pool"]);
+    not_in("store/redis/proto", &["tokio", ".await", "async", "spawn", "clock.now", "Pool"]);
     not_in("middleware", &["LockStore", "MemoryStore", "AcquireRequest", "ReleaseRequest"]);
     // What decides does not wait, wake, or look at a clock.
     let decides: Vec<_> = sources("proto").into_iter().filter(|(file, _)| !file.ends_with("tests.rs")).collect();
