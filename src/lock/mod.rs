@@ -21,7 +21,7 @@ mod shuttle_tests;
 pub(crate) use self::{
     acquire::LockParams,
     detached::{Detached, DetachedRoute},
-    driver::Core,
+    driver::Driver,
     request_scope::InRequest,
 };
 
@@ -41,12 +41,12 @@ pub mod decisions {
     use std::time::Duration;
 
     pub use crate::proto::{
-        Action, Actions, Ahead, Call, Context, DriverTypes, Ending, Event, Request, Verb,
-        entry::Conversation,
-        grant::{Grant, Need},
-        hold_limits::Terms,
+        Action, Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition, StoreCall, StoreOp,
+        entry::LockEntry,
+        grant::{Grant, NextCheck},
+        hold_limits::HoldLimits,
         section::Section,
-        table::Table,
+        table::LockTable,
     };
     pub use crate::{
         acquisition::AcquisitionIds,
@@ -55,7 +55,7 @@ pub mod decisions {
     use crate::{limits, store::QueueConfig};
 
     /// How every line is served.
-    pub const LINE: QueueConfig = crate::lock::driver::LINE;
+    pub const LINE: QueueConfig = crate::lock::driver::QUEUE;
     /// How long a grant lasts.
     pub const LEASE: Duration = limits::LEASE;
     /// The least that the store keeps a key beyond that.

@@ -11,7 +11,7 @@ use tower_lock::{
     deadpool_redis::redis::Value,
     store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig},
     test_util::{
-        decisions::{BootInstant, Ending, LEASE, LINE, STORE_CALL_TIMEOUT, Terms},
+        decisions::{BootInstant, GuardEnd, HoldLimits, LEASE, LINE, STORE_CALL_TIMEOUT},
         redis_protocol::{Names, ScriptCall},
     },
 };
@@ -112,9 +112,9 @@ impl Lab {
             lab.shells[process].listening(now);
             // They know what time it is at the server.
             let other = LockKey::from(("other", process));
-            lab.ask_for(process, 1_000 + id(process), true, &other, Terms::default());
+            lab.ask_for(process, 1_000 + id(process), true, &other, HoldLimits::default());
             lab.flow(&[process]);
-            lab.end(1_000 + id(process), Ending::Released);
+            lab.end(1_000 + id(process), GuardEnd::Released);
             lab.flow(&[process]);
         }
         lab.scripts.clear();
@@ -125,16 +125,16 @@ impl Lab {
 
     /// Somebody of this process wants the key.
     pub fn ask(&mut self, process: Process, who: Who, waits: bool) {
-        self.ask_on(process, who, waits, Terms { lock_delay: Duration::ZERO, ..Terms::default() });
+        self.ask_on(process, who, waits, HoldLimits { lock_delay: Duration::ZERO, ..HoldLimits::default() });
     }
 
     /// Somebody wants the key on these terms.
-    pub fn ask_on(&mut self, process: Process, who: Who, waits: bool, terms: Terms) {
+    pub fn ask_on(&mut self, process: Process, who: Who, waits: bool, terms: HoldLimits) {
         let key = self.key.clone();
         self.ask_for(process, who, waits, &key, terms);
     }
 
-    fn ask_for(&mut self, process: Process, who: Who, waits: bool, key: &LockKey, terms: Terms) {
+    fn ask_for(&mut self, process: Process, who: Who, waits: bool, key: &LockKey, terms: HoldLimits) {
         let now = self.local();
         let wait = if waits { Duration::MAX } else { Duration::ZERO };
         let place = self.shells[process].request(now, key, who, wait, terms);
@@ -152,7 +152,7 @@ impl Lab {
     }
 
     /// Its section ends, if it is in.
-    pub fn end(&mut self, who: Who, ending: Ending) {
+    pub fn end(&mut self, who: Who, ending: GuardEnd) {
         let now = self.local();
         let Some((process, section)) = self.sections.remove(&who) else { return };
         self.referee.ends(&section, 0, "");
@@ -409,10 +409,10 @@ impl Lab {
             }
         }
         // Whoever has lost its lock is thrown out.
-        let lost = self.sections.iter().filter(|(_, (of, section))| *of == process && section.why().is_some());
+        let lost = self.sections.iter().filter(|(_, (of, section))| *of == process && section.end_reason().is_some());
         let lost: Vec<_> = lost.map(|(who, _)| *who).collect();
         for who in lost {
-            self.end(who, Ending::Dropped);
+            self.end(who, GuardEnd::Dropped);
         }
     }
 }

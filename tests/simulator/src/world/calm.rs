@@ -84,7 +84,7 @@ impl World {
 
     /// A process hands a key on within itself for a while only, if others wait.
     pub(super) fn look_at_turns(&mut self, process: usize, key: usize, section: &Arc<Section>) {
-        let owner = section.grant.owner.clone();
+        let owner = section.grant.id.clone();
         let first = *self.first_in_turn.entry(owner).or_insert(self.now);
         let Some(calm) = self.calm.filter(|_| !self.is_odd()) else { return };
         let longest = self.clients.iter().filter(|client| client.key == key && client.process == process);

@@ -205,7 +205,7 @@ impl World {
             if fault == Fault::Cancel {
                 w.gives_up(who);
             } else {
-                w.leaves(who, Ending::Dropped);
+                w.leaves(who, GuardEnd::Dropped);
             }
         });
     }

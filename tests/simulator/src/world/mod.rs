@@ -14,8 +14,8 @@ use tower_lock::{
     store::{ForceReleaseRequest, StoreErrorKind},
     test_util::{
         decisions::{
-            BootInstant, Ending, LEASE, LINE, LOCAL_HANDOFF_TIME, LOCK_DELAY, QUEUE_POLL_INTERVAL, STORE_CALL_TIMEOUT,
-            Terms,
+            BootInstant, GuardEnd, HoldLimits, LEASE, LINE, LOCAL_HANDOFF_TIME, LOCK_DELAY, QUEUE_POLL_INTERVAL,
+            STORE_CALL_TIMEOUT,
         },
         redis_protocol::{Names, ScriptCall},
     },
@@ -170,8 +170,8 @@ struct Client {
     waits: bool,
     patience: Option<u64>,
     work: u64,
-    ending: Ending,
-    terms: Terms,
+    ending: GuardEnd,
+    terms: HoldLimits,
     place: u64,
     since: u64,
     state: State,
@@ -511,7 +511,7 @@ impl World {
                 continue;
             }
             let State::In(section) = &client.state else { continue };
-            if section.why().is_some() {
+            if section.end_reason().is_some() {
                 self.throw_out(who);
             } else {
                 let left = section.remaining(now);
