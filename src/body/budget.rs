@@ -1,4 +1,6 @@
-//! What is kept in memory of request bodies has a bound (I11): one for all clones of a handle.
+//! The memory budget of request bodies (I11), shared by all clones of a manager.
+//! Hand-written in place of a semaphore: a body that is still being read can be evicted, and the
+//! waiters of one key may use only a part of the budget.
 
 use std::{
     collections::BTreeMap,
@@ -12,62 +14,64 @@ use crate::{
     sync::Mutex,
 };
 
-/// For the bodies of all requests of one handle.
+/// The budget of one manager.
 #[derive(Debug)]
 pub(crate) struct BodyBudget(Mutex<Ledger<Weak<dyn EvictableBody>>>);
 
-/// What one body takes up. Dropped, there is room again.
+/// The bytes that one body uses. Its drop frees them.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     budget: Arc<BodyBudget>,
     bytes: u64,
-    /// Of a body that is still being read, and can be aborted.
+    /// A body that is being read and can be evicted.
     reader: Option<Arc<dyn EvictableBody>>,
-    /// Among the readers.
+    /// Its rank among the readers.
     rank: Option<EvictionRank>,
-    /// Of a complete body: the key that its request waits for.
+    /// The key that the request of a complete body waits for.
     key: Option<LockKey>,
 }
 
-/// A body that is still being read.
+/// A body that is being read.
 pub(crate) trait EvictableBody: fmt::Debug + Send + Sync {
-    /// Drops what was read, at once, and tells the reader. Not under the mutex of the room.
+    /// Drops the bytes that were read and wakes the reader. Not called under the mutex of the
+    /// budget.
     fn evict(&self);
 }
 
-/// Why a body does not grow.
+/// Why a body cannot grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReservationError {
-    /// Bodies that are complete take up all of it.
+    /// Complete bodies use the whole budget.
     Exhausted,
-    /// Another body needed the bytes, and of the larger ones it had been idle for longest.
+    /// Another body needed the bytes, and this one was the longest idle of the larger ones.
     Evicted,
 }
 
-/// How much is left, and which readers could make room. Pure.
+/// The free bytes, and the readers that can be evicted. Pure.
 ///
-/// Complete bodies of requests that wait for their lock count, and are not aborted. One key has a
-/// part of the room for those, so that the waiters of one key leave room for other keys.
+/// Complete bodies of requests that wait are counted and not evicted. One key may use a part of the
+/// budget for them, so that its waiters leave capacity for other keys.
 ///
-/// Of the readers, those larger than their share go first, the idlest of them first: a client that
-/// keeps many large bodies moving does not make a small one go that pauses. A reader that makes
-/// progress goes to the back, so the order needs no clock.
+/// Of the readers, those above the average size are evicted first, and of these the longest idle
+/// one: a client that keeps many large bodies in progress does not evict a small one that pauses. A
+/// reader that makes progress gets a new sequence number, so the order needs no clock.
 #[derive(Debug)]
 struct Ledger<T> {
     free: u64,
-    /// Bytes of all readers together.
+    /// The bytes of all readers.
     reader_bytes: u64,
-    /// The next number at the back.
+    /// The sequence number of the next reader.
     next_sequence: u64,
     readers: BTreeMap<EvictionRank, (u64, T)>,
-    /// Complete bodies of requests that wait, by key. Each has a byte: no more keys than bodies.
+    /// The bytes of complete bodies whose requests wait, by key. Each body has at least one byte:
+    /// there are no more keys than bodies.
     waiting_bytes: KeyMap<u64>,
 }
 
-/// Of a reader: by size, and among those of about one size the idlest comes first.
+/// The rank of a reader: by size class, and within a class the longest idle one first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct EvictionRank {
-    /// The power of two of its bytes.
+    /// The binary logarithm of its bytes.
     size_class: u32,
     sequence: u64,
 }
@@ -83,15 +87,16 @@ impl<T> Ledger<T> {
         }
     }
 
-    /// So much could be taken, if all readers had to go.
+    /// The bytes that could be allocated if all readers were evicted.
     fn available(&self) -> u64 {
         self.free.saturating_add(self.reader_bytes)
     }
 
-    /// Takes so many bytes. Those who are handed back have to go for it: their bytes are taken from them.
+    /// Allocates bytes. Returns the readers that were evicted for them, or `None` if that is not
+    /// enough.
     fn allocate(&mut self, bytes: u64) -> Option<Vec<T>> {
         if bytes > self.available() {
-            // Nobody has to go for nothing.
+            // No reader is evicted in vain.
             return None;
         }
         let mut gone = Vec::new();
@@ -105,9 +110,8 @@ impl<T> Ledger<T> {
         Some(gone)
     }
 
-    /// The idlest of those that have their share or more. The share is what a reader has on
-    /// average, rounded down to a power of two: there is always one that has it, and each size is
-    /// looked at once.
+    /// The longest idle reader of at least average size. The average is rounded down to a power of
+    /// two: at least one reader reaches it, and each size class is looked up once.
     fn eviction_candidate(&self) -> Option<EvictionRank> {
         let share = self.reader_bytes.checked_div(self.readers.len() as u64)?;
         let idlest = |size| {
@@ -122,7 +126,7 @@ impl<T> Ledger<T> {
         self.free += bytes;
     }
 
-    /// One that is being read, and has taken so many bytes. Its place, at the back.
+    /// Adds a reader with its bytes as the most recent one.
     fn add_reader(&mut self, bytes: u64, reader: T) -> EvictionRank {
         let place = EvictionRank { size_class: size_class(bytes), sequence: self.next_sequence };
         self.next_sequence += 1;
@@ -131,17 +135,17 @@ impl<T> Ledger<T> {
         place
     }
 
-    /// No reader any more; its bytes are its own. `None`: it had to go, and has none.
+    /// Removes a reader, which keeps its bytes. `None`: it was evicted, and has no bytes.
     fn remove_reader(&mut self, place: EvictionRank) -> Option<T> {
         let (bytes, reader) = self.readers.remove(&place)?;
         self.reader_bytes -= bytes;
         Some(reader)
     }
 
-    /// So many bytes that were taken are of a waiter of this key. False: the key has its part.
+    /// Counts allocated bytes for a waiter of this key. Returns false if the key has used its part.
     ///
-    /// The part shrinks with what is left, as that of the places in the queue does. The first body
-    /// of a key is never refused for it: one that is larger than the part could never wait.
+    /// The part shrinks with the free bytes, as that of queue entries does. The first body of a key
+    /// is always accepted: a body larger than the part could otherwise never wait.
     fn add_waiting(&mut self, key: &LockKey, bytes: u64) -> bool {
         let part = self.available().saturating_add(bytes) / BUFFERED_SHARE_DIVISOR;
         match self.waiting_bytes.get_mut(key) {
@@ -167,18 +171,18 @@ impl<T> Ledger<T> {
     }
 }
 
-/// Of about one size are those between two powers of two.
+/// Sizes between two powers of two form a class.
 fn size_class(bytes: u64) -> u32 {
     bytes.checked_ilog2().unwrap_or(0)
 }
 
 impl BodyBudget {
-    /// So much could be taken now.
+    /// The bytes that could be allocated now.
     pub(crate) fn available(&self) -> u64 {
         self.0.lock().available()
     }
 
-    /// A share of nothing yet.
+    /// An empty reservation.
     pub(crate) fn reserve(self: &Arc<Self>) -> Reservation {
         Reservation { budget: Arc::clone(self), bytes: 0, reader: None, rank: None, key: None }
     }
@@ -191,11 +195,11 @@ impl Default for BodyBudget {
 }
 
 impl Reservation {
-    /// From now on it may have to go when another body needs its bytes.
+    /// Allows the eviction of this body.
     pub(crate) fn set_reader(&mut self, reader: impl FnOnce() -> Arc<dyn EvictableBody>) {
         if self.reader.is_none() {
             let reader = reader();
-            // Nothing is gained by those that have nothing.
+            // Evicting an empty body frees nothing.
             if self.bytes > 0 {
                 self.rank = Some(self.budget.0.lock().add_reader(self.bytes, Arc::downgrade(&reader)));
             }
@@ -203,7 +207,7 @@ impl Reservation {
         }
     }
 
-    /// Takes up so much more, or nothing.
+    /// Adds bytes, or fails and adds none.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), ReservationError> {
         if bytes == 0 {
             return Ok(());
@@ -211,7 +215,7 @@ impl Reservation {
         let bytes = bytes as u64;
         let gone = {
             let mut ledger = self.budget.0.lock();
-            // It does not make room for itself.
+            // It does not evict itself.
             if let Some(place) = self.rank.take()
                 && ledger.remove_reader(place).is_none()
             {
@@ -231,7 +235,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// The body is complete, and its request is about to wait for this key.
+    /// Counts the complete body for this key, for which its request is about to wait.
     pub(crate) fn wait_for(&mut self, key: &LockKey) -> Result<(), ReservationError> {
         if self.bytes == 0 || self.key.is_some() {
             return Ok(());
@@ -247,7 +251,7 @@ impl Reservation {
         &self.budget
     }
 
-    /// The body is complete: it does not have to go for others any more.
+    /// Ends the reading: the body cannot be evicted any more.
     pub(crate) fn complete(&mut self) -> Result<(), ReservationError> {
         self.reader = None;
         match self.rank.take() {
@@ -262,7 +266,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // An error: its bytes are another's.
+        // On an error the bytes belong to another body.
         if self.complete().is_ok() && self.bytes > 0 {
             let mut ledger = self.budget.0.lock();
             if let Some(key) = &self.key {
@@ -286,7 +290,7 @@ mod tests {
         let one = ledger.add_reader(3, "one");
         assert_eq!(ledger.allocate(4), Some(vec![]));
         ledger.add_reader(4, "two");
-        // It makes progress, and so is the last one to go.
+        // It makes progress, and is evicted last.
         assert_eq!(ledger.remove_reader(one), Some("one"));
         assert_eq!(ledger.allocate(3), Some(vec![]));
         let one = ledger.add_reader(6, "one");
@@ -300,7 +304,7 @@ mod tests {
         assert_eq!((ledger.free, ledger.reader_bytes, ledger.readers.len()), (10, 0, 0));
     }
 
-    /// Each of them would make room enough: only one has to go.
+    /// Each of them would free enough: only one is evicted.
     #[test]
     fn a_small_reader_goes_only_if_no_larger_one_is_there() {
         let mut ledger = Ledger::new(114);
@@ -401,7 +405,7 @@ mod tests {
         assert_eq!((room.available(), aborts()), (10, [1, 0]), "each byte was given back once");
     }
 
-    /// Its client has left before it was told.
+    /// Its client disconnected before it was woken.
     #[test]
     fn what_was_taken_from_a_reader_is_not_given_back_by_it() {
         let room = room(10);

@@ -1,4 +1,5 @@
-//! How long a peer may keep us waiting: for the next bytes of a request, or for room in its connection for those of an answer.
+//! The idle timeout and the minimum rate of a peer: a client that sends a request body, or reads a
+//! response.
 
 use std::{error::Error, fmt, time::Duration};
 
@@ -6,39 +7,43 @@ use tokio::time::Instant;
 
 use crate::policy::LockPolicy;
 
-/// Counts the time that the peer makes us wait, and what it moves meanwhile. Pure: time is an argument.
+/// Measures how long the peer is waited for, and how many bytes it moves. Pure: time is an
+/// argument.
 ///
-/// Our own time counts for nothing: a producer that has nothing to say, a handler that does something else. The rate is taken in windows of as much
-/// *waiting* as the idle limit, each by itself: what the buffers on the way swallowed at first gives no credit for later.
+/// The time in which the peer is not waited for does not count: a producer that is idle, a handler
+/// that does something else. The rate is measured in windows of as much *waiting* as the idle
+/// timeout. Each window counts by itself: bytes that buffers accepted at first are no credit for
+/// later windows.
 #[derive(Debug)]
 pub(crate) struct Pace {
     idle: Duration,
     /// In each window.
     min_bytes: u64,
-    /// It is the peer's turn since then.
+    /// The peer has been waited for since this instant.
     waiting_since: Option<Instant>,
-    /// How long we have waited since it last moved.
+    /// The waiting since the last byte.
     idle_for: Duration,
-    /// How long we have waited in this window.
+    /// The waiting in this window.
     waited: Duration,
-    /// What it moved in this window.
+    /// The bytes in this window.
     moved: u64,
-    /// When this window began.
+    /// The start of this window.
     window_start: Option<Instant>,
-    /// It is not forgiven.
+    /// Final once it is set.
     verdict: Option<TooSlow>,
 }
 
-/// Why nobody waits for the peer any more.
+/// Why the peer is not waited for any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TooSlow {
-    /// Nothing moved for so long.
+    /// No byte moved for the idle timeout.
     Idle,
-    /// Too little moved in so long.
+    /// Too few bytes moved in a window.
     BelowRate,
 }
 
-/// A window that takes so many times as long as its waiting says nothing of the peer: it was mostly our turn.
+/// A window that lasts more than this many times its waiting is not judged: the peer was seldom
+/// waited for.
 const MAX_WINDOW_FACTOR: u32 = 4;
 
 impl Pace {
@@ -60,13 +65,13 @@ impl Pace {
         Self::new(policy.idle_timeout(), policy.min_rate())
     }
 
-    /// It is the peer's turn, from now on if it was not already.
+    /// The peer is waited for from now on, if it was not already.
     pub(crate) fn start_waiting(&mut self, now: Instant) {
         self.waiting_since.get_or_insert(now);
         self.window_start.get_or_insert(now);
     }
 
-    /// The peer has moved so many bytes, and it is our turn.
+    /// The peer has moved bytes and is not waited for any more.
     pub(crate) fn record(&mut self, now: Instant, bytes: u64) {
         self.add_waiting(now);
         self.waiting_since = None;
@@ -77,7 +82,7 @@ impl Pace {
         self.evaluate(now);
     }
 
-    /// Whether the peer was too slow by now, and how.
+    /// Whether the peer has been too slow, and how.
     pub(crate) fn check(&mut self, now: Instant) -> Option<TooSlow> {
         if self.waiting_since.is_some() {
             self.add_waiting(now);
@@ -87,13 +92,14 @@ impl Pace {
         self.verdict
     }
 
-    /// When to look again, if nothing moves until then. `None`: it is not the peer's turn, or later than any clock.
+    /// The time of the next check if no byte moves. `None`: the peer is not waited for, or the time
+    /// is later than any instant.
     pub(crate) fn next_check(&self) -> Option<Instant> {
         let left = (self.idle.saturating_sub(self.idle_for)).min(self.idle.saturating_sub(self.waited));
         self.waiting_since?.checked_add(left)
     }
 
-    /// Nothing counts by now: it was not our matter.
+    /// Discards all measurements.
     pub(crate) fn reset(&mut self) {
         *self = Self {
             waiting_since: None,
@@ -131,8 +137,8 @@ impl Pace {
 impl fmt::Display for TooSlow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Idle => "no byte moved for longer than `body_idle_timeout`",
-            Self::BelowRate => "fewer bytes moved than `min_body_rate` asks for",
+            Self::Idle => "no byte was transferred for `body_idle_timeout`",
+            Self::BelowRate => "fewer bytes were transferred than `min_body_rate` requires",
         })
     }
 }
@@ -145,7 +151,8 @@ mod tests {
 
     const S: Duration = Duration::from_secs(1);
 
-    /// So many bytes after so much waiting, over and over; when it was too slow, and how.
+    /// Repeatedly moves so many bytes after so much waiting. Returns when the peer was too slow,
+    /// and how.
     fn moves(pace: &mut Pace, bytes: u64, each: Duration, of_ours: Duration) -> Option<(Duration, TooSlow)> {
         let start = Instant::now();
         let mut now = start;
@@ -181,7 +188,7 @@ mod tests {
         assert_eq!(pace.check(start + 11 * S), Some(TooSlow::Idle), "it is not forgiven");
     }
 
-    /// 16 kB each 8 s: a sign of life, and no more.
+    /// 16 kB every 8 s.
     #[test]
     fn a_rate_is_asked_for_in_each_window() {
         assert_eq!(moves(&mut Pace::new(10 * S, 16 << 10), 16_000, 8 * S, S), Some((11 * S, TooSlow::BelowRate)));
@@ -200,7 +207,7 @@ mod tests {
         assert_eq!(moves(&mut pace, 1, S, Duration::ZERO), Some((19 * S, TooSlow::BelowRate)));
     }
 
-    /// An event of twenty bytes each second, and each time a moment until the connection takes it.
+    /// An event of twenty bytes each second, which the connection accepts after 200 ms.
     #[test]
     fn a_producer_that_has_little_to_say_is_no_peer_that_is_slow() {
         let moment = Duration::from_millis(200);

@@ -1,4 +1,5 @@
-//! A body that is read before its lock is taken: once, within the route's limit, and given on as it came.
+//! Reads a request body before its lock is acquired: once, within the limit of the route, and
+//! replayed unchanged.
 
 use std::{
     error::Error,
@@ -21,39 +22,40 @@ use super::{
 };
 use crate::{policy::LockPolicy, rejection::Rejection, sync::Mutex};
 
-/// The body of a request before its lock is taken: read by then, or when its key needs it, or not at all.
+/// The body of a request before its lock is acquired. It is read then, or earlier if the key needs
+/// it, or not at all.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct BodyReader<'a> {
     body: RequestBody,
-    /// What it takes up while its request waits.
+    /// What the body uses of the budget while its request waits.
     reservation: Option<Reservation>,
     budget: &'a Arc<BodyBudget>,
     policy: &'a LockPolicy,
 }
 
-/// What was read so far: whoever needs the bytes can take them away.
+/// The bytes that were read so far. An eviction takes them.
 #[derive(Debug)]
 struct SharedBuffer(Mutex<(Option<BodyBuffer>, Option<Waker>)>);
 
-/// The bytes of a body, as they come.
+/// The bytes of a body while it is read.
 #[derive(Debug)]
 enum BodyBuffer {
-    /// The usual case: it is not copied.
+    /// The usual case, without a copy.
     SingleFrame(Bytes),
     /// Copied at once: a frame of one byte may keep a whole buffer of its connection alive.
     Copied(BytesMut),
 }
 
 impl<'a> BodyReader<'a> {
-    pub(crate) fn new(body: RequestBody, room: &'a Arc<BodyBudget>, policy: &'a LockPolicy) -> Self {
-        Self { body, reservation: None, budget: room, policy }
+    pub(crate) fn new(body: RequestBody, budget: &'a Arc<BodyBudget>, policy: &'a LockPolicy) -> Self {
+        Self { body, reservation: None, budget: budget, policy }
     }
 
-    /// The bytes of the body. Once they are here they stay.
+    /// The bytes of the body. They are read once.
     pub(crate) async fn read(&mut self, head: &mut Parts) -> Result<Bytes, Rejection> {
         if self.reservation.is_none() {
-            let mut share = self.budget.reserve();
+            let mut reservation = self.budget.reserve();
             let content = match self.body.take() {
                 Ok(content) if content.data.is_empty() => content,
                 Ok(content) => {
@@ -61,39 +63,39 @@ impl<'a> BodyReader<'a> {
                     if len as u64 > body_limit(head) {
                         return Err(Rejection::BodyTooLarge);
                     }
-                    share.grow(len)?;
+                    reservation.grow(len)?;
                     content
                 }
                 Err(streaming) => {
                     let pace = Pace::from_policy(self.policy);
-                    read_to_end(streaming, body_limit(head), &mut share, pace).await?
+                    read_to_end(streaming, body_limit(head), &mut reservation, pace).await?
                 }
             };
-            self.reservation = Some(share);
+            self.reservation = Some(reservation);
             self.body = RequestBody::complete(content);
         }
         Ok(self.body.data())
     }
 
-    /// For the inner service; its room is free when that is called.
+    /// The body for the inner service, and its reservation, which ends when that is called.
     pub(crate) fn into_parts(self) -> (RequestBody, Option<Reservation>) {
         (self.body, self.reservation)
     }
 }
 
-/// Reads it to its end: within the limit, only while there is room for it, and only while its client sends it.
+/// Reads the body to its end, within the limit and the budget, while its client keeps the pace.
 async fn read_to_end(
     mut streaming: Box<IncomingBody>,
     limit: u64,
-    share: &mut Reservation,
+    reservation: &mut Reservation,
     mut pace: Pace,
 ) -> Result<ReplayBody, Rejection> {
     let announced = streaming.inner.size_hint();
-    // Before the first poll: that is when hyper would ask for the body with `100 Continue`.
+    // Before the first poll, because that makes hyper ask for the body with `100 Continue`.
     if announced.lower() > limit {
         return Err(Rejection::BodyTooLarge);
     }
-    if announced.lower() > share.budget().available() {
+    if announced.lower() > reservation.budget().available() {
         return Err(Rejection::body_buffer_full());
     }
     let reading = Arc::new(SharedBuffer(Mutex::new((Some(BodyBuffer::default()), None))));
@@ -105,8 +107,8 @@ async fn read_to_end(
             if next.is_ready() {
                 return next.map(Ok);
             }
-            // Only now: what is at hand is nobody's idle body.
-            share.set_reader(|| Arc::clone(&reading) as _);
+            // Only now: a body that is ready is not idle.
+            reservation.set_reader(|| Arc::clone(&reading) as _);
             if !reading.register(cx.waker()) {
                 return Poll::Ready(Err(Rejection::BodyTimeout));
             }
@@ -117,20 +119,21 @@ async fn read_to_end(
             Ok(bytes) => {
                 pace.record(Instant::now(), bytes.len() as u64);
                 left = left.checked_sub(bytes.len() as u64).ok_or(Rejection::BodyTooLarge)?;
-                // What is counted is what has come: an announced length costs its sender nothing.
-                share.grow(bytes.len())?;
+                // Counts the bytes that were received, because an announced length costs its sender
+                // nothing.
+                reservation.grow(bytes.len())?;
                 reading.push(bytes);
             }
             Err(frame) => trailers = frame.into_trailers().ok(),
         }
     }
-    share.complete()?;
+    reservation.complete()?;
     streaming.finish();
     let data = reading.0.lock().0.take().ok_or(Rejection::BodyTimeout)?.into_bytes();
     Ok(ReplayBody { data, trailers, has_unknown_length: announced.exact().is_none() })
 }
 
-/// Ready when the client has kept us waiting for too long.
+/// Ready when the client was too slow.
 fn poll_too_slow(pace: &mut Pace, timer: &mut LazyTimer, cx: &mut Context<'_>) -> Poll<TooSlow> {
     loop {
         let now = Instant::now();
@@ -142,7 +145,8 @@ fn poll_too_slow(pace: &mut Pace, timer: &mut LazyTimer, cx: &mut Context<'_>) -
     }
 }
 
-/// The limit that the handler's extractors have: `DefaultBodyLimit`, 2 MB if nothing is set, and 64 MiB where it was disabled.
+/// The limit of the extractors of the handler: `DefaultBodyLimit`, 2 MB if none is set, and 64 MiB
+/// if it was disabled.
 #[cfg(feature = "axum")]
 fn body_limit(head: &mut Parts) -> u64 {
     use std::{convert::Infallible, mem};
@@ -152,7 +156,7 @@ fn body_limit(head: &mut Parts) -> u64 {
 
     use crate::limits::MAX_BODY_BYTES;
 
-    /// As long as it likes.
+    /// A body without a size hint.
     struct UnknownLength;
 
     impl Body for UnknownLength {
@@ -164,7 +168,7 @@ fn body_limit(head: &mut Parts) -> u64 {
         }
     }
 
-    // Axum keeps the limit to itself; that it caps the size hint is how to learn it.
+    // Axum does not expose the limit, but applies it to the size hint of the body.
     let mut request = Request::new(axum::body::Body::new(UnknownLength));
     mem::swap(request.extensions_mut(), &mut head.extensions);
     let mut request = request.with_limited_body();
@@ -172,13 +176,13 @@ fn body_limit(head: &mut Parts) -> u64 {
     request.body().size_hint().upper().unwrap_or(MAX_BODY_BYTES).min(MAX_BODY_BYTES)
 }
 
-/// Nobody says otherwise.
+/// The default limit of Axum.
 #[cfg(not(feature = "axum"))]
 fn body_limit(_: &mut Parts) -> u64 {
     crate::limits::DEFAULT_BODY_LIMIT
 }
 
-/// A limit that a layer outside has set shows in the same error.
+/// The limit of an outer layer causes the same error.
 fn read_error(error: &(dyn Error + 'static)) -> Rejection {
     let is = |kind: fn(&(dyn Error + 'static)) -> bool| {
         std::iter::successors(Some(error), |&error| error.source()).any(kind)
@@ -193,7 +197,7 @@ fn read_error(error: &(dyn Error + 'static)) -> Rejection {
 }
 
 impl SharedBuffer {
-    /// False: it was aborted.
+    /// Stores the waker. Returns false if the body was evicted.
     fn register(&self, waker: &Waker) -> bool {
         let mut reading = self.0.lock();
         let (gathered, waits) = &mut *reading;

@@ -1,4 +1,4 @@
-//! The body of a request on its way in: complete before the lock is taken, or streaming under it.
+//! The request body that the inner service receives: complete, or streaming under the lock.
 
 use std::{
     fmt, mem,
@@ -21,45 +21,48 @@ use tower::BoxError;
 use super::pace::{Pace, TooSlow};
 use crate::{policy::LockPolicy, sync::Mutex};
 
-/// The body of a request that went through a [`LockLayer`](crate::LockLayer) or a [`LockManagerLayer`](crate::LockManagerLayer).
+/// Request body behind a [`LockLayer`](crate::LockLayer) or a
+/// [`LockManagerLayer`](crate::LockManagerLayer).
 ///
-/// Complete in memory, as [`request_body`](crate::LockLayer::request_body) has it by default; or as it comes. Size hint and trailers go through.
-/// Axum's handlers never see it; a plain Tower service takes `Request<RequestBody>`.
+/// It is complete in memory by default, or a stream; see
+/// [`request_body`](crate::LockLayer::request_body). Size hint and trailers are passed through.
+/// Handlers of Axum do not see this type; a plain Tower service takes `Request<RequestBody>`.
 #[derive(Default)]
 pub struct RequestBody(Kind);
 
 enum Kind {
     Complete(ReplayBody),
-    /// In a box: what is complete has none.
+    /// Boxed, so that a complete body needs no allocation.
     Streaming(Box<IncomingBody>),
-    /// Within reach of the extractors; `None` while one of them reads it.
+    /// Accessible to extractors; `None` while one of them reads it.
     Shared(Arc<Mutex<Option<RequestBody>>>),
 }
 
-/// Where an extractor that takes a lock finds the body of its request: in the extensions.
+/// Gives an extractor that acquires a lock access to the body of its request, through the
+/// extensions.
 ///
 /// It does not own the body: a copy of the extensions keeps no upload open.
 #[derive(Clone)]
 pub(crate) struct RequestBodyHandle(Weak<Mutex<Option<RequestBody>>>);
 
-/// The bytes and trailers of a body that was read, as the inner service gets them.
+/// The bytes and trailers of a body that was read.
 #[derive(Debug, Default)]
 pub(crate) struct ReplayBody {
     pub(crate) data: Bytes,
     pub(crate) trailers: Option<HeaderMap>,
-    /// The sender did not say how long it would be.
+    /// The sender did not announce the length.
     pub(crate) has_unknown_length: bool,
 }
 
-/// A body that is not complete yet.
+/// A body that is still being received.
 pub(crate) struct IncomingBody {
     pub(crate) inner: BoxedBody,
-    /// Whoever waits for its end, from the inside to the outside.
+    /// The layers that observe the body, from the inside to the outside.
     layers: SmallVec<[LayerPace; 1]>,
     timer: LazyTimer,
 }
 
-/// Rings when it is to be looked again, or too early: it is not set anew with each frame.
+/// A timer that may fire early: it is not reset with each frame.
 #[derive(Debug, Default)]
 pub(crate) struct LazyTimer(Option<Pin<Box<Sleep>>>);
 
@@ -74,21 +77,21 @@ pub(crate) trait BodyObserver: Send + Sync {
     fn holds_lock(&self) -> bool;
 }
 
-/// One layer: while a lock is held there, the client must not be too slow.
+/// One layer and its pace: while a lock is held there, the client must not be too slow.
 struct LayerPace {
     observer: Arc<dyn BodyObserver>,
     pace: Pace,
 }
 
 impl RequestBody {
-    /// A body of any kind. What is at its end already is complete.
+    /// Wraps a body. It is complete if it is at its end.
     pub fn new<B>(body: B) -> Self
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
         let mut body = Some(body);
-        // Of a layer of ours further out: what is complete is not read once more.
+        // From an outer layer: a complete body is not read twice.
         if let Some(own) = (&mut body as &mut dyn std::any::Any).downcast_mut::<Option<Self>>() {
             return own.take().unwrap_or_default();
         }
@@ -121,7 +124,7 @@ impl RequestBody {
         matches!(self.0, Kind::Complete(_))
     }
 
-    /// The content of a complete body, or the stream that is still to be read.
+    /// The complete body, or the stream that is left to read.
     pub(crate) fn take(&mut self) -> Result<ReplayBody, Box<IncomingBody>> {
         match mem::take(self).0 {
             Kind::Complete(content) => Ok(content),
@@ -133,12 +136,12 @@ impl RequestBody {
         }
     }
 
-    /// Ends with an error: an empty body would pass for a complete one.
+    /// Fails when it is read: an empty body would look complete.
     fn taken() -> Self {
         Self::new(TakenBody)
     }
 
-    /// Puts a body that is not complete within reach of the extractors.
+    /// Makes an incomplete body accessible to extractors.
     pub(crate) fn share(self) -> (Self, Option<RequestBodyHandle>) {
         if !matches!(self.0, Kind::Streaming(_)) {
             return (self, None);
@@ -148,7 +151,8 @@ impl RequestBody {
         (Self(Kind::Shared(shared)), Some(handle))
     }
 
-    /// As long as its end was not read, the request is incomplete for this slot; and while a lock is held there, the client may not be too slow.
+    /// Reports to this layer whether the end of the body was read, and applies its pace while a
+    /// lock is held there.
     pub(crate) fn observed_by(mut self, observer: Arc<dyn BodyObserver>, policy: &LockPolicy) -> Self {
         match &mut self.0 {
             Kind::Complete(_) => {}
@@ -165,9 +169,9 @@ impl RequestBody {
     }
 }
 
-#[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "extractors do"))]
+#[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "used by extractors"))]
 impl RequestBodyHandle {
-    /// `None`: its request has no body any more, or another extractor reads it.
+    /// `None`: the request has no body left, or another extractor reads it.
     pub(crate) fn take(&self) -> Option<RequestBody> {
         self.0.upgrade()?.lock().take()
     }
@@ -181,7 +185,7 @@ impl RequestBodyHandle {
 }
 
 impl IncomingBody {
-    /// All of it has been read.
+    /// The end of the body was read.
     pub(crate) fn finish(&mut self) {
         for watch in self.layers.drain(..) {
             watch.observer.set_incomplete(false);
@@ -193,7 +197,7 @@ impl IncomingBody {
         let next = match Pin::new(&mut self.inner).poll_frame(cx) {
             Poll::Pending => {
                 let why = ready!(self.poll_too_slow(cx));
-                // It is not asked again.
+                // The inner body is not polled again.
                 self.layers.clear();
                 self.inner = UnsyncBoxBody::default();
                 return Poll::Ready(Some(Err(why.into())));
@@ -211,7 +215,7 @@ impl IncomingBody {
         Poll::Ready(next)
     }
 
-    /// Ready when its client has kept a lock waiting for too long.
+    /// Ready when the client was too slow while a lock was held.
     fn poll_too_slow(&mut self, cx: &mut Context<'_>) -> Poll<TooSlow> {
         if self.layers.is_empty() || Handle::try_current().is_err() {
             return Poll::Pending;
@@ -233,8 +237,8 @@ impl IncomingBody {
 }
 
 impl LayerPace {
-    /// Where no lock is held the client keeps nobody waiting. It may be taken meanwhile: then it
-    /// counts from the next look on.
+    /// Resets the pace while no lock is held: then the client blocks no other request. A lock that
+    /// is acquired meanwhile counts from the next check on.
     fn pace(&mut self) -> &mut Pace {
         if !self.observer.holds_lock() {
             self.pace.reset();
@@ -265,7 +269,7 @@ impl Body for RequestBody {
             Kind::Complete(content) => Poll::Ready(content.next().map(Ok)),
             Kind::Streaming(streaming) => streaming.poll_frame(cx),
             Kind::Shared(shared) => {
-                // Not under the mutex: the body of another layer may do anything.
+                // Outside of the mutex: the inner body may run any code.
                 let body = shared.lock().take();
                 let mut body = body.unwrap_or_else(Self::taken);
                 let next = Pin::new(&mut body).poll_frame(cx);
@@ -292,7 +296,7 @@ impl Body for RequestBody {
     }
 }
 
-/// In place of a body that is read elsewhere.
+/// Stands for a body that is read elsewhere.
 struct TakenBody;
 
 impl Body for TakenBody {
@@ -300,7 +304,7 @@ impl Body for TakenBody {
     type Error = &'static str;
 
     fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        Poll::Ready(Some(Err("an extractor that takes a lock has not read this request body to its end")))
+        Poll::Ready(Some(Err("an extractor that acquires a lock has not read this request body to its end")))
     }
 }
 
@@ -317,8 +321,8 @@ impl ReplayBody {
         self.data.is_empty() && self.trailers.is_none()
     }
 
-    /// Exact, but for trailers behind a body of unannounced size: a proxy that is told the size sends a
-    /// `Content-Length`, and then no trailers.
+    /// Exact, unless trailers follow a body of unknown length: a proxy that knows the length sends
+    /// a `Content-Length`, and then no trailers.
     fn size_hint(&self) -> SizeHint {
         let len = self.data.len() as u64;
         if self.trailers.is_none() || !self.has_unknown_length {

@@ -5,11 +5,11 @@ use http::request::Parts;
 use super::{KeyRejection, KeySource};
 use crate::{body::reader::BodyReader, lock_key::LockKey};
 
-/// One key for every request. Made by [`fixed`].
+/// Source of one key for all requests. Created by [`fixed`].
 #[derive(Clone, Debug)]
 pub struct Fixed(LockKey);
 
-/// The same key for every request: for what there is once, such as the nightly job. Without Axum, too.
+/// One key for all requests: for work that exists once, such as a nightly job. Works without Axum.
 ///
 /// ```
 /// # use tower_lock::{LockLayer, LockManager, key};

@@ -17,10 +17,10 @@ use http::{Request, Response, request::Parts};
 use super::{IntoLockKey, KeyRejection, KeySource, marker};
 use crate::{body::reader::BodyReader, lock_key::LockKey, rejection::RejectionBody};
 
-/// Keys from extractors: the function says which key the request needs, and takes what a handler would take.
+/// Keys from extractors: a key function takes the arguments of a handler and returns a key.
 ///
-/// A closure or a function, sync or async, of none to four extractors, each with its type written out; the last may read the
-/// body. What it may answer is the table of [`IntoLockKey`].
+/// A key function is a closure or a function, sync or async, of up to four extractors. Each
+/// argument needs its type. The last one may read the body. [`IntoLockKey`] lists the return types.
 ///
 /// ```
 /// # use axum::{Json, extract::Path, http::{HeaderMap, StatusCode}};
@@ -34,21 +34,25 @@ use crate::{body::reader::BodyReader, lock_key::LockKey, rejection::RejectionBod
 /// # }
 /// ```
 ///
-/// # What it promises
+/// # Guarantees
 ///
-/// - The key is made of what the handler will see: `01`, `+1` and `%31` are the number 1, and one lock.
-/// - What an extractor rejects is answered as it says, untouched, before anything is locked: a body that is no claim
-///   is a 422. [`Rejection::InvalidKey`](crate::Rejection::InvalidKey) is in the extensions. What it rejects of the head, it rejects before the body is read.
-/// - The body is read before anything is locked, whether or not the key is made of it
-///   ([`request_body`](crate::LockLayer::request_body)): once, within the route's `DefaultBodyLimit` (413 beyond it), and given on byte for byte
-///   with its headers, trailers and length. A `DefaultBodyLimit` must stand *outside* the lock to be seen by it.
-/// - A body that is read or waits takes up room: those of one [`LockManager`](crate::LockManager) and its clones 64 MiB together, counted as they come. A client
-///   that sends too slowly is told 408 ([`body_idle_timeout`](crate::LockLayer::body_idle_timeout)). Where room is short, of the
-///   bodies larger than the average the one that has been idle for longest is aborted, and a smaller one only if no larger one
-///   is there. A request is told 503 if complete bodies take up all of the room, or those for its key an eighth of what is left.
+/// - The key is derived from the values that the handler sees: `01`, `+1` and `%31` are the number
+///   1, and one lock.
+/// - A rejection by an extractor is sent unchanged, before anything is locked: an invalid `Claim`
+///   is a 422. Its extensions have [`Rejection::InvalidKey`](crate::Rejection::InvalidKey). An
+///   extractor of the head rejects before the body is read.
+/// - The body is read before anything is locked, also if the key does not need it
+///   ([`request_body`](crate::LockLayer::request_body)). It is read once, within the
+///   `DefaultBodyLimit` of the route (413 beyond it), and replayed byte for byte with its headers,
+///   trailers and length. The `DefaultBodyLimit` must be *outside* of the lock layer to apply.
+/// - Bodies that are read, or whose requests wait, count towards a budget of 64 MiB for one
+///   [`LockManager`](crate::LockManager) and its clones. A client that sends too slowly gets 408
+///   ([`body_idle_timeout`](crate::LockLayer::body_idle_timeout)). If the budget is exhausted, the
+///   longest idle of the larger bodies that are being read is aborted with 408. A request gets 503
+///   if complete bodies use the whole budget, or if those for its key use an eighth of the rest.
 ///
-/// An extractor that *takes* something out of the request (`WebSocketUpgrade`) would take it from the handler, too: do not
-/// lock by such a one. Needs the feature `axum`.
+/// Do not use an extractor that *takes* a part of the request (`WebSocketUpgrade`): the handler
+/// would not find it. Needs the feature `axum`.
 pub fn from_fn<F, T, M>(f: F) -> FromFn<F, T, M, ()>
 where
     F: KeyFn<T, ()>,
@@ -57,7 +61,7 @@ where
     from_fn_with_state((), f)
 }
 
-/// [`from_fn`], for extractors that need the application's state.
+/// [`from_fn`] with state for the extractors.
 ///
 /// ```
 /// # use axum::{extract::{Path, State}, http::StatusCode};
@@ -79,26 +83,27 @@ where
     FromFn { f, state, marker: PhantomData }
 }
 
-/// A key function that was accepted. Made by [`from_fn`] and [`from_fn_with_state`].
+/// Source that calls a key function. Created by [`from_fn`] and [`from_fn_with_state`].
 pub struct FromFn<F, T, M, S> {
     f: F,
     state: S,
-    // As a function that makes them: whether a layer is `Send` does not hang on its extractors.
+    // A function type: the layer is `Send` also if an extractor is not.
     marker: PhantomData<fn() -> (T, M)>,
 }
 
-/// A function of extractors that answers a key.
+/// A function of extractors that returns a key.
 ///
-/// Not to be implemented: closures and functions of up to four extractors do.
+/// Implemented for closures and functions of up to four extractors. Cannot be implemented
+/// elsewhere.
 #[diagnostic::on_unimplemented(
     message = "take up to four extractors with their types, of which only the last may read the body: `{Self}` is not a key function",
     label = "not a key function for state `{S}`",
     note = "a key function takes up to four extractors, each with its type written out (`|Path(id): Path<u64>| ..`); only the last may read the body (`Json`, `Form`, `Bytes`)",
-    note = "it answers a tuple `(\"namespace\", part, ..)`, a `LockKey`, an `Option` or a `Result` of these, or a future of one",
+    note = "it returns a tuple `(\"namespace\", part, ..)`, a `LockKey`, an `Option` or a `Result` of these, or a future of one",
     note = "an extractor that needs the application's state needs `key::from_fn_with_state(state, ..)`"
 )]
 pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
-    /// What it answers. Not bounded here, so that a wrong answer is an error of its own.
+    /// The return type. It has no bound here, so that a wrong type gets an error of its own.
     type Output;
 
     #[doc(hidden)]
@@ -112,14 +117,14 @@ pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
         Self::Output: KeyFnOutput<M>;
 }
 
-/// What a key function answers: [`IntoLockKey`], or a future of one.
+/// Return type of a key function: an [`IntoLockKey`], or a future of one.
 ///
-/// Not to be implemented.
+/// Cannot be implemented elsewhere.
 #[diagnostic::on_unimplemented(
-    message = "answer `(\"namespace\", part, ..)` with integers, strings, `bool`, `char` or `Uuid` (feature `uuid`) as parts: `{Self}` is not an answer of a key function",
+    message = "return `(\"namespace\", part, ..)` with integers, strings, `bool`, `char` or `Uuid` (feature `uuid`) as parts: `{Self}` is not a return type of a key function",
     label = "this cannot be made into a lock key",
-    note = "answer a tuple whose first element is the namespace, a `&'static str` (`(\"order\", id)`), a `LockKey`, an `Option` (`None`: no lock needed), a `Result` of these (`Err`, an `IntoResponse`, is sent as the response), or a future of one",
-    note = "up to six parts follow it, or none: integers, `bool`, `char`, strings and `Uuid` (feature `uuid`), `tower_lock::key::display(..)` of a type whose text is unique; a float is none: `0.1 + 0.2` and `0.3` would be two locks"
+    note = "return a tuple whose first element is the namespace, a `&'static str` (`(\"order\", id)`), a `LockKey`, an `Option` (`None`: no lock needed), a `Result` of these (`Err`, an `IntoResponse`, is sent as the response), or a future of one",
+    note = "up to six parts follow it: integers, `bool`, `char`, strings and `Uuid` (feature `uuid`), `tower_lock::key::display(..)` of a type with unique texts; floats are not allowed: `0.1 + 0.2` and `0.3` would be two locks"
 )]
 pub trait KeyFnOutput<M> {
     #[doc(hidden)]
@@ -138,7 +143,7 @@ macro_rules! from_head {
         {
             type Output = R;
 
-            #[allow(non_snake_case, unused_variables, reason = "with no extractor nothing is looked at")]
+            #[allow(non_snake_case, unused_variables, reason = "unused without extractors")]
             async fn call<M>(
                 &self,
                 parts: &mut Parts,
@@ -161,8 +166,8 @@ from_head!(A B);
 from_head!(A B C);
 from_head!(A B C D);
 
-// The last one has the default marker of `FromRequest`, which extractors that need no body do not have: this and the one
-// above never overlap.
+// The last extractor has the default marker of `FromRequest`, which extractors of the head do not
+// have: this implementation and the one above never overlap.
 macro_rules! from_body {
     ([$($part:ident)*] $last:ident) => {
         impl<F, R, S, $($part,)* $last> KeyFn<(marker::NeedsBody, $($part,)* $last,), S> for F
@@ -174,7 +179,7 @@ macro_rules! from_body {
         {
             type Output = R;
 
-            #[allow(non_snake_case, reason = "an extractor is named as its type")]
+            #[allow(non_snake_case, reason = "an extractor is named after its type")]
             async fn call<M>(
                 &self,
                 parts: &mut Parts,
@@ -184,10 +189,10 @@ macro_rules! from_body {
             where
                 R: KeyFnOutput<M>,
             {
-                // A copy: an extractor may take something out of what it is shown.
-                #[allow(unused_mut, reason = "one that is alone has the request itself")]
+                // A copy, because an extractor may take something out of it.
+                #[allow(unused_mut, reason = "a single extractor gets the request itself")]
                 let mut shown = parts.clone();
-                // A bad head is answered before its body is read.
+                // An invalid head is rejected before its body is read.
                 $(let $part = $part::from_request_parts(&mut shown, state).await.map_err(extractor_rejection::<$part, _>)?;)*
                 let bytes = body.read(parts).await?;
                 let request = Request::from_parts(shown, Body::from(bytes));
@@ -246,6 +251,6 @@ impl<F: Clone, T, M, S: Clone> Clone for FromFn<F, T, M, S> {
 
 impl<F, T, M, S> fmt::Debug for FromFn<F, T, M, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("By").finish_non_exhaustive()
+        f.debug_struct("FromFn").finish_non_exhaustive()
     }
 }

@@ -6,15 +6,15 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use tower::BoxError;
 
-/// What is left of a body that is not needed any more.
+/// The frames of a complete body.
 pub(super) struct CompleteBody {
     pub(super) frames: VecDeque<Frame<Bytes>>,
-    /// What comes after the frames.
+    /// Follows the frames.
     pub(super) error: Option<BoxError>,
-    /// What the body announced, less what has been sent of it. Where it broke its word (an error, too few bytes), so do we:
-    /// the client must not take a part for the whole.
+    /// The length that the body announced, less the bytes that were sent. A body that is shorter
+    /// than announced, or that failed, must not look complete to the client.
     pub(super) announced: Option<u64>,
-    /// Where nobody asks for content (`HEAD`): whether the body said that it had none.
+    /// For a response without content (`HEAD`): whether the inner body was empty.
     pub(super) was_empty: Option<bool>,
 }
 
@@ -33,7 +33,8 @@ impl CompleteBody {
     }
 
     pub(super) fn size_hint(&self) -> SizeHint {
-        // Not made exact where it was not: hyper would send a `Content-Length`, and then no trailers.
+        // Not exact if it was not before: hyper would send a `Content-Length`, and then no
+        // trailers.
         self.announced.map_or_else(
             || {
                 let mut at_least = SizeHint::new();

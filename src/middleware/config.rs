@@ -1,4 +1,4 @@
-//! What the user said of one route.
+//! The configuration of a layer, and the configuration that it inherits.
 
 use std::sync::Arc;
 
@@ -12,19 +12,19 @@ use crate::{
 
 pub(super) type Skip = dyn Fn(&Parts) -> bool + Send + Sync;
 
-/// What a layer and all its services share.
+/// Shared by a layer and all its services.
 pub(super) struct LayerConfig<K> {
     pub(super) locks: LockManager,
     pub(super) key: K,
-    /// What the route says; what it does not say is found with the request.
+    /// The settings of the route. Settings that it lacks are inherited per request.
     pub(super) policy: LockPolicy,
     pub(super) skip: Option<Arc<Skip>>,
     pub(super) on_reject: OnReject,
     pub(super) name: Option<&'static str>,
-    pub(super) usual_hold: Arc<HoldEstimate>,
+    pub(super) hold_estimate: Arc<HoldEstimate>,
 }
 
-/// How this layer takes locks.
+/// The parameters with which a layer acquires locks.
 #[derive(Clone)]
 pub(super) struct LayerParams {
     pub(super) driver: Arc<Driver>,
@@ -34,7 +34,7 @@ pub(super) struct LayerParams {
     pub(super) name: Option<&'static str>,
 }
 
-/// What the layers outside say: in the extensions of the request.
+/// The configuration of the outer layers. It is in the extensions of the request.
 #[derive(Clone, Debug)]
 pub(super) struct InheritedConfig {
     pub(super) layer_policy: LockPolicy,
@@ -53,14 +53,14 @@ impl<K> LayerConfig<K> {
             driver: Arc::clone(self.locks.core()),
             policy: InheritedConfig::policy(outside, self.policy, &self.locks),
             on_reject: self.on_reject.or(outside.map(InheritedConfig::on_reject)).clone(),
-            hold_estimate: Arc::clone(&self.usual_hold),
+            hold_estimate: Arc::clone(&self.hold_estimate),
             name: self.name,
         }
     }
 }
 
 impl InheritedConfig {
-    /// The nearest one wins.
+    /// The inner layer wins.
     pub(super) fn merged_with(&self, outer: Option<&Self>) -> Self {
         let Some(outer) = outer else { return self.clone() };
         Self {
@@ -70,7 +70,8 @@ impl InheritedConfig {
         }
     }
 
-    /// What counts for a request: what the route sets, else the nearest layer outside, else the locks.
+    /// The settings of a request: those of the route, else of the nearest outer layer, else of the
+    /// manager.
     pub(super) fn policy(outside: Option<&Self>, route: LockPolicy, locks: &LockManager) -> LockPolicy {
         match outside {
             Some(Self { layer_policy: layers, manager_policy: of_locks, .. }) => {
@@ -85,7 +86,7 @@ impl InheritedConfig {
     }
 }
 
-/// For a layer that is changed after it was cloned: it stands on another route, and has measured nothing there.
+/// A layer that is changed after it was cloned belongs to another route: its estimate starts anew.
 impl<K: Clone> Clone for LayerConfig<K> {
     fn clone(&self) -> Self {
         Self {
@@ -95,7 +96,7 @@ impl<K: Clone> Clone for LayerConfig<K> {
             skip: self.skip.clone(),
             on_reject: self.on_reject.clone(),
             name: self.name,
-            usual_hold: Arc::default(),
+            hold_estimate: Arc::default(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The slot of one request: what it may hold beyond the lock of its layer, and whether it runs at all.
+//! The context of one request at one layer.
 
 use std::{
     future::Future,
@@ -45,104 +45,105 @@ use crate::{
     telemetry::{route::Route, span::LockSpan},
 };
 
-/// One request at one layer of ours: the layer, its future, its handler and the extractors in there meet here. In the extensions of the
-/// request.
+/// One request at one layer, shared by the layer, its future, the handler and the extractors.
+/// It is in the extensions of the request.
 #[derive(Clone)]
 pub(crate) struct RequestContext(Arc<Inner>);
 
 struct Inner {
     params: LayerParams,
-    /// Where the request was on its way when it came to this layer.
+    /// The route, as far as it was known when the request reached this layer.
     route: Route,
     owner: Owner,
-    /// Of a layer of ours that has named the owner.
+    /// Of the layer that created the owner.
     owner_lifetime: Weak<OwnerLifetime>,
-    /// What the client chose.
+    /// The wait that the client chose.
     client_wait: Option<Duration>,
-    /// That it chose has mattered.
+    /// Whether that choice was used.
     is_wait_applied: AtomicBool,
-    /// The next layer of ours further out.
+    /// The next outer layer.
     outer: Option<RequestContext>,
-    /// A layer further out holds a lock: it says what becomes of us.
+    /// An outer layer holds a lock: it decides what a disconnect does.
     is_inner: bool,
-    /// Of the handler.
+    /// The phase of the handler.
     phase: AtomicU8,
-    /// The end of the request's body was not read yet.
+    /// The end of the request body has not been read.
     is_body_incomplete: AtomicBool,
-    /// How many in here wait for a lock.
+    /// The number of lock requests in here that wait.
     waiting: AtomicUsize,
-    /// How many locks are held here, that of the layer included.
+    /// The number of locks that are held here, with that of the layer.
     held: AtomicUsize,
     extra_locks: Mutex<ExtraLocks>,
 }
 
-/// The handler was not called yet.
+/// The handler has not been called.
 const BEFORE: u8 = 0;
-/// It runs.
+/// The handler runs.
 const RUNS: u8 = 1;
-/// It has answered, or was broken off.
+/// The handler has returned, or was aborted.
 const AFTER: u8 = 2;
 
-/// What is held beyond the lock of the layer.
+/// The locks that extractors acquired.
 #[derive(Default)]
 struct ExtraLocks {
-    /// The response is there: nothing is taken any more.
+    /// The handler has returned: no lock is added.
     is_closed: bool,
     locks: Vec<RequestLock>,
 }
 
-/// As long as it lives, somebody in here waits for a lock.
+/// Counts a lock request that waits, until it is dropped.
 pub(crate) struct WaitingGuard<'a>(&'a RequestContext);
 
 impl RequestContext {
     pub(super) fn new(
-        terms: LayerParams,
+        params: LayerParams,
         headers: &HeaderMap,
         extensions: &Extensions,
     ) -> (Self, Option<Arc<OwnerLifetime>>) {
-        // A copy of the extensions of a request that is over says nothing, and is not kept.
-        let outer = extensions.get::<Self>().filter(|slot| !slot.is_closed()).cloned();
+        // A copy of the extensions of a finished request is ignored, and not kept.
+        let outer = extensions.get::<Self>().filter(|context| !context.is_closed()).cloned();
         let is_inner = outer.as_ref().is_some_and(|outer| outer.0.is_inner || outer.holds_lock());
         let known = extensions.get::<Owner>().filter(|owner| !owner.is_closed()).cloned();
-        let (owner, tenure) = match (known, &outer) {
+        let (owner, owner_lifetime) = match (known, &outer) {
             (Some(owner), Some(outer)) if outer.0.owner == owner && is_inner => {
                 (owner, outer.0.owner_lifetime.upgrade())
             }
-            // A layer that holds nothing gives nothing to re-enter. And what it is called for twice (a retry, while the first try finishes
-            // alone) is not to be let in twice.
+            // A layer that holds no lock has nothing to re-enter. And the inner service may be
+            // called twice (a retry, while the first call finishes detached): the second call must
+            // not re-enter the locks of the first one.
             (Some(owner), Some(outer)) if outer.0.owner == owner => OwnerLifetime::start(),
-            // Named by somebody else, who also says when that is over.
+            // The owner was set by other code, which also ends its lifetime.
             (Some(owner), _) => (owner, None),
             (None, _) => OwnerLifetime::start(),
         };
-        let slot = Self(Arc::new(Inner {
-            client_wait: terms.policy.client_wait_limit().and_then(|max| prefer::requested_wait(headers, max)),
+        let context = Self(Arc::new(Inner {
+            client_wait: params.policy.client_wait_limit().and_then(|max| prefer::requested_wait(headers, max)),
             is_wait_applied: AtomicBool::new(false),
             owner,
-            owner_lifetime: tenure.as_ref().map_or_else(Weak::new, Arc::downgrade),
+            owner_lifetime: owner_lifetime.as_ref().map_or_else(Weak::new, Arc::downgrade),
             is_inner,
             outer,
-            route: Route::from_extensions(extensions, terms.name),
-            params: terms,
+            route: Route::from_extensions(extensions, params.name),
+            params: params,
             phase: AtomicU8::new(BEFORE),
             is_body_incomplete: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
             extra_locks: Mutex::default(),
         }));
-        (slot, tenure)
+        (context, owner_lifetime)
     }
 
     pub(super) fn owner(&self) -> &Owner {
         &self.0.owner
     }
 
-    /// Receives the progress of the body of the request.
+    /// The receiver of the progress of the request body.
     pub(super) fn body_observer(&self) -> Arc<dyn BodyObserver> {
         Arc::clone(&self.0) as _
     }
 
-    /// What the calls of the handler have from this request.
+    /// The owner and the settings that the calls of the handler inherit.
     pub(super) fn request_scope(&self) -> InRequest {
         InRequest::new(self.0.owner.clone(), self.0.params.policy.for_handler(self.0.client_wait))
     }
@@ -155,31 +156,30 @@ impl RequestContext {
         &self.0.params.on_reject
     }
 
-    /// Where the request is on its way, as far as it is known by now.
+    /// The route, as far as it is known now.
     pub(crate) fn route(&self, extensions: &Extensions) -> Route {
         Route::from_extensions(extensions, self.0.params.name)
     }
 
     // --- taking a lock --------------------------------------------------------------------------------------------
 
-    /// Somebody in here waits, and so does each layer further out.
+    /// Counts a lock request that waits, here and at each outer layer.
     pub(crate) fn start_waiting(&self) -> WaitingGuard<'_> {
-        for slot in self.self_and_outer() {
-            slot.0.waiting.fetch_add(1, AcqRel);
+        for context in self.self_and_outer() {
+            context.0.waiting.fetch_add(1, AcqRel);
         }
         WaitingGuard(self)
     }
 
-    /// Whether the body of a request is read before a lock is taken. After a `CONNECT` comes a
-    /// tunnel, which has no end.
+    /// Whether the body is read before the lock is acquired. A `CONNECT` request is followed by a
+    /// tunnel, which does not end.
     pub(super) fn buffers_body(&self, method: &Method) -> bool {
         self.0.params.policy.buffers_request() && method != Method::CONNECT
     }
 
-    /// For an extractor that takes a lock: reads the body of its request, and puts it back for the
-    /// handler.
+    /// Reads the body of the request for an extractor, and puts it back for the handler.
     ///
-    /// The share lasts for as long as the request waits.
+    /// The reservation is needed while the request waits.
     #[cfg(feature = "axum")]
     pub(crate) async fn read_body(
         &self,
@@ -195,13 +195,13 @@ impl RequestContext {
         body.read(head)
             .await
             .map_err(|rejection| KeyRejection::from(rejection).into_response(route, self.on_reject()))?;
-        let (body, share) = body.into_parts();
+        let (body, reservation) = body.into_parts();
         shared.put_back(body);
-        Ok(share)
+        Ok(reservation)
     }
 
-    /// Takes a lock for this request, for a client that is still connected. `body` is what its
-    /// complete body takes up while it waits.
+    /// Acquires a lock for this request if its client is still connected. `body` is the reservation
+    /// of its complete body while it waits.
     pub(crate) async fn acquire(
         &self,
         route: &Route,
@@ -210,16 +210,16 @@ impl RequestContext {
         body: Option<&mut Reservation>,
     ) -> Result<RequestLock, Rejection> {
         self.reserve_for_waiting(route, &key, body)?;
-        let section = self.acquire_lock(route, key).await?;
-        // The server may not have noticed the disconnect: no handler runs without a client.
+        let lock = self.acquire_lock(route, key).await?;
+        // The server may not have noticed the disconnect.
         if client.is_some_and(ClientConnection::is_closed) {
-            section.cancel();
+            lock.cancel();
             return Err(Rejection::Disconnected);
         }
-        Ok(section)
+        Ok(lock)
     }
 
-    /// One key does not take up the room for the bodies of all.
+    /// Ensures that the waiters of one key do not use the whole body budget.
     fn reserve_for_waiting(
         &self,
         route: &Route,
@@ -227,20 +227,20 @@ impl RequestContext {
         body: Option<&mut Reservation>,
     ) -> Result<(), Rejection> {
         let Some(Err(why)) = body.map(|body| body.wait_for(key)) else { return Ok(()) };
-        // The holder of the key does not wait for it: rejected, it would be for its own waiters.
+        // The holder of the key re-enters: rejected, it would give way to its own waiters.
         if self.0.params.driver.hold_count(key, &self.0.owner) > 0 {
             return Ok(());
         }
-        // The body of a request that does not wait is not the reason.
+        // A request that does not wait is rejected for its lock, not for its body.
         Err(self.immediate_rejection(route, key).unwrap_or_else(|| {
             let rejection = Rejection::from(why);
-            LockSpan::rejected_before_lock(route, "bodies_full", rejection.status(), None);
+            LockSpan::rejected_before_lock(route, "body_buffer_full", rejection.status(), None);
             rejection
         }))
     }
 
     async fn acquire_lock(&self, route: &Route, key: LockKey) -> Result<RequestLock, Rejection> {
-        let LayerParams { driver: core, policy, hold_estimate: usual_hold, .. } = &self.0.params;
+        let LayerParams { driver: core, policy, hold_estimate, .. } = &self.0.params;
         let mut span = LockSpan::start(route, &key, policy.shows_key());
         let began = Instant::now();
         if self.0.client_wait.is_some() {
@@ -256,52 +256,53 @@ impl RequestContext {
         match LockFuture::new(Arc::clone(core), ask).await {
             Ok(guard) => {
                 span.granted(began.elapsed(), || guard.hold_count(), guard.fencing_token());
-                Ok(RequestLock::new(guard, span, Arc::clone(usual_hold), policy))
+                Ok(RequestLock::new(guard, span, Arc::clone(hold_estimate), policy))
             }
             Err(error) => {
                 span.rejected(&error, began.elapsed());
-                Err(Rejection::from_lock_error(error, usual_hold, policy.timeout_status()))
+                Err(Rejection::from_lock_error(error, hold_estimate, policy.timeout_status()))
             }
         }
     }
 
-    /// Whether this request, which does not wait, would be refused anyway: then its body need not be sent.
+    /// The rejection of a request that does not wait and would be rejected anyway: its body need
+    /// not be sent.
     pub(crate) fn immediate_rejection(&self, route: &Route, key: &LockKey) -> Option<Rejection> {
-        let LayerParams { driver: core, policy, hold_estimate: usual_hold, .. } = &self.0.params;
+        let LayerParams { driver: core, policy, hold_estimate, .. } = &self.0.params;
         if !self.0.client_wait.unwrap_or_else(|| policy.request_wait()).is_zero() {
             return None;
         }
         let error = core.rejection_without_wait(key, &self.0.owner, || route.label())?;
         self.0.is_wait_applied.store(self.0.client_wait.is_some(), Release);
         LockSpan::start(route, key, policy.shows_key()).rejected(&error, Duration::ZERO);
-        Some(Rejection::from_lock_error(error, usual_hold, policy.timeout_status()))
+        Some(Rejection::from_lock_error(error, hold_estimate, policy.timeout_status()))
     }
 
-    /// What the client chose and got, for the answer.
+    /// The wait that the client chose, if it was used.
     pub(super) fn applied_wait(&self) -> Option<Duration> {
         self.0.client_wait.filter(|_| self.0.is_wait_applied.load(Acquire))
     }
 
     // --- what is held here ----------------------------------------------------------------------------------------
 
-    /// The layer itself holds a lock from now on.
+    /// Counts the lock of the layer.
     pub(super) fn count_lock(&self) {
         self.0.held.fetch_add(1, AcqRel);
     }
 
-    /// Whether a lock is held here now.
+    /// Whether a lock is held here.
     pub(super) fn holds_lock(&self) -> bool {
         self.0.holds_lock()
     }
 
-    /// To the end of the response. Handed back if that is over.
-    #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "extractors do"))]
-    pub(crate) fn keep(&self, section: RequestLock) -> Result<(), RequestLock> {
+    /// Keeps a lock until the end of the response. Returns it if the handler has returned.
+    #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "used by extractors"))]
+    pub(crate) fn keep(&self, lock: RequestLock) -> Result<(), RequestLock> {
         let mut beyond = self.0.extra_locks.lock();
         if beyond.is_closed {
-            return Err(section);
+            return Err(lock);
         }
-        beyond.locks.push(section);
+        beyond.locks.push(lock);
         self.count_lock();
         Ok(())
     }
@@ -310,79 +311,80 @@ impl RequestContext {
         self.0.extra_locks.lock().is_closed
     }
 
-    /// Nothing is put in here any more; what was, is handed over, and whoever takes it sees to the lock of the layer, too.
+    /// Closes the context to further locks. The caller releases the locks that were kept.
     pub(super) fn close(&self) -> Vec<RequestLock> {
         let mut beyond = self.0.extra_locks.lock();
         beyond.is_closed = true;
         std::mem::take(&mut beyond.locks)
     }
 
-    /// No lock is held here any more. Until then a client may not stop sending its body, also while
-    /// the answer streams.
+    /// Ends the time in which a slow client is aborted: no lock is held here.
     pub(super) fn clear_lock_count(&self) {
         self.0.held.store(0, Release);
     }
 
-    /// Whether something that was put in here is to be broken off now, and why.
+    /// The reason to abort the handler because of a lock that was kept here.
     pub(super) fn abort_reason(&self) -> Option<LockLost> {
-        // Mostly there is nothing, or nothing but the lock of the layer, which looks for itself.
+        // Usually there is no lock, or only that of the layer, which its owner checks.
         if !self.holds_lock() {
             return None;
         }
         self.0.extra_locks.lock().locks.iter().find_map(RequestLock::abort_reason)
     }
 
-    /// Adds those of what was put in here since; so many are of the layer itself.
-    pub(super) fn add_abort_signals(&self, stops: &mut AbortSignals, of_layer: usize) {
+    /// Adds the signals of locks that were kept since the last call. `of_layer` signals belong to
+    /// the layer.
+    pub(super) fn add_abort_signals(&self, signals: &mut AbortSignals, of_layer: usize) {
         if self.holds_lock() {
             let beyond = self.0.extra_locks.lock();
-            stops.extend(beyond.locks.iter().skip(stops.len() - of_layer).map(RequestLock::abort_signal));
+            signals.extend(beyond.locks.iter().skip(signals.len() - of_layer).map(RequestLock::abort_signal));
         }
     }
 
     // --- when the client has left ---------------------------------------------------------------------------------
 
-    /// The handler begins, or has answered.
+    /// Sets whether the handler runs or has returned.
     pub(super) fn runs(&self, runs: bool) {
         self.0.phase.store(if runs { RUNS } else { AFTER }, Release);
     }
 
-    /// Whether it ever was called.
+    /// Whether the handler was called.
     pub(super) fn handler_started(&self) -> bool {
         self.0.phase.load(Acquire) != BEFORE
     }
 
-    /// A place for the handler to finish in, now that nobody waits for its answer; if it has begun, holds a lock, and is to finish.
+    /// The permission to finish the handler after a disconnect, if it runs, holds a lock, and is to
+    /// finish.
     pub(super) fn detach_permit(&self) -> Option<DetachedPermit> {
-        let Inner { params: terms, is_inner, phase, is_body_incomplete: is_incomplete, waiting, .. } = &*self.0;
-        // It would wait for the rest of a request that nobody sends any more, and keep its locks so long.
+        let Inner { params, is_inner, phase, is_body_incomplete: is_incomplete, waiting, .. } = &*self.0;
+        // The handler would wait for the rest of a request whose client has disconnected.
         if is_incomplete.load(Acquire) {
             return None;
         }
         let is_at_work = phase.load(Acquire) == RUNS && self.holds_lock() && waiting.load(Acquire) == 0;
-        // What a layer further out holds is given back by that one: if it goes on, we are a part of it, and if it does not, nor may we.
-        let is_to_finish = is_at_work && !is_inner && terms.policy.finishes_after_disconnect();
+        // An outer lock is released by its own layer: that layer decides for all inner ones.
+        let is_to_finish = is_at_work && !is_inner && params.policy.finishes_after_disconnect();
         is_to_finish
             .then(|| {
-                let handlers = &ManagerState::of(&terms.driver).detached;
-                DetachedPermit::acquire(handlers, &terms.driver, self.route_id())
+                let handlers = &ManagerState::of(&params.driver).detached;
+                DetachedPermit::acquire(handlers, &params.driver, self.route_id())
             })
             .flatten()
     }
 
-    /// A layer may stand on several routes, and several on one.
+    /// A layer may serve several routes, and a route may have several layers.
     fn route_id(&self) -> RouteId {
-        let Inner { params: terms, route, .. } = &*self.0;
-        RouteId { layer: Arc::as_ptr(&terms.hold_estimate).addr(), name: route.as_str().to_owned() }
+        let Inner { params, route, .. } = &*self.0;
+        RouteId { layer: Arc::as_ptr(&params.hold_estimate).addr(), name: route.as_str().to_owned() }
     }
 
-    /// Where there is a runtime; else it is dropped at once.
+    /// Spawns a task. Without a runtime, drops it.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Option<AbortHandle> {
         self.0.params.driver.spawn(task)
     }
 
     fn self_and_outer(&self) -> impl Iterator<Item = &Self> {
-        std::iter::successors(Some(self), |slot| slot.0.outer.as_ref())
+        std::iter::successors(Some(self), |context| context.0.outer.as_ref())
     }
 }
 
@@ -398,8 +400,8 @@ impl BodyObserver for Inner {
 
 impl Drop for WaitingGuard<'_> {
     fn drop(&mut self) {
-        for slot in self.0.self_and_outer() {
-            slot.0.waiting.fetch_sub(1, AcqRel);
+        for context in self.0.self_and_outer() {
+            context.0.waiting.fetch_sub(1, AcqRel);
         }
     }
 }

@@ -12,13 +12,16 @@ use super::{context::RequestContext, prefer, response_body::ResponseBody};
 use crate::telemetry::span::CapturedSpan;
 
 pin_project! {
-    /// The response of a [`LockService`](crate::middleware::LockService) or a [`LockManagerService`](crate::middleware::LockManagerService).
+    /// Response future of [`LockService`](crate::middleware::LockService) and
+    /// [`LockManagerService`](crate::middleware::LockManagerService).
     ///
     /// # Cancel safety
     ///
-    /// Dropped while it waits, the request leaves the line and its handler never starts. Dropped while the handler runs under its lock (the client has
-    /// left, or a timeout further out), the handler finishes in a task of its own and then gives the lock back, unless
-    /// [`on_disconnect`](crate::LockLayer::on_disconnect) says otherwise: then it is dropped, and its key free after the lock-delay.
+    /// If it is dropped while the request waits, the request leaves the queue and its handler is
+    /// not started. If it is dropped while the handler runs under its lock (a disconnect, or an
+    /// outer timeout), the handler finishes in a task of its own and then releases the lock.
+    /// [`on_disconnect`](crate::LockLayer::on_disconnect) can change this: the handler is then
+    /// dropped, and its key is free after the lock-delay.
     pub struct ResponseFuture<F, B, E>
     where
         B: 'static,
@@ -48,23 +51,23 @@ pin_project! {
         B: 'static,
         E: 'static,
     {
-        /// No lock is asked for.
+        /// No lock is requested.
         Passing { #[pin] inner: F },
-        /// A lock is asked for, or may be.
+        /// A lock is or may be requested.
         Under { under: Locking<B, E> },
     }
 }
 
 struct Locking<B: 'static, E: 'static> {
-    slot: RequestContext,
-    /// Gone when they have ended.
+    context: RequestContext,
+    /// `None` once it has ended.
     pipeline: Option<BoxedPipeline<B, E>>,
-    /// What the handler logs when it finishes alone belongs where it began.
+    /// The span of a detached handler is the one in which it was started.
     span: CapturedSpan,
 }
 
-/// The way of a request that asks for a lock. One box for all of it: the extractors' futures have no names, and a future in a box can
-/// move to a task.
+/// All steps of a request that needs a lock. Boxed, because futures of extractors have no names,
+/// and because a boxed future can move to a task.
 pub(super) type BoxedPipeline<B, E> = Pin<Box<dyn Future<Output = Result<Response<ResponseBody<B>>, E>> + Send>>;
 
 impl<F, B, E> ResponseFuture<F, B, E> {
@@ -72,8 +75,8 @@ impl<F, B, E> ResponseFuture<F, B, E> {
         Self { state: State::Passing { inner } }
     }
 
-    pub(super) fn locking(slot: RequestContext, steps: BoxedPipeline<B, E>) -> Self {
-        let under = Locking { slot, pipeline: Some(steps), span: CapturedSpan::current() };
+    pub(super) fn locking(context: RequestContext, pipeline: BoxedPipeline<B, E>) -> Self {
+        let under = Locking { context, pipeline: Some(pipeline), span: CapturedSpan::current() };
         Self { state: State::Under { under } }
     }
 }
@@ -97,26 +100,26 @@ where
 
 impl<B, E> Locking<B, E> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Response<ResponseBody<B>>, E>> {
-        let steps = self.pipeline.as_mut().expect("not polled after its end");
-        let mut response = ready!(steps.as_mut().poll(cx));
+        let pipeline = self.pipeline.as_mut().expect("polled after completion");
+        let mut response = ready!(pipeline.as_mut().poll(cx));
         self.pipeline = None;
-        if let (Ok(response), Some(wait)) = (&mut response, self.slot.applied_wait()) {
+        if let (Ok(response), Some(wait)) = (&mut response, self.context.applied_wait()) {
             prefer::set_applied(response.headers_mut(), wait);
         }
         Poll::Ready(response)
     }
 
-    /// Nobody waits for the answer any more.
+    /// Called when the client has disconnected.
     fn on_disconnect(&mut self) {
-        let Some(steps) = self.pipeline.take() else { return };
-        // What has panicked has nothing to finish: unwinding has given back all it held.
-        let Some(place) = self.slot.detach_permit() else { return };
+        let Some(pipeline) = self.pipeline.take() else { return };
+        // A handler that panicked has released its locks while unwinding.
+        let Some(place) = self.context.detach_permit() else { return };
         let alone = async move {
-            // What is answered is dropped: a stream that nobody reads ends there.
-            drop(steps.await);
+            // The response is dropped: a stream without a reader ends here.
+            drop(pipeline.await);
             drop(place);
         };
-        self.slot.spawn(self.span.instrument(alone));
+        self.context.spawn(self.span.instrument(alone));
     }
 }
 

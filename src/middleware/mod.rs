@@ -1,8 +1,7 @@
-//! Request in, response body out: the HTTP half. It names no store.
+//! Tower middleware: from the request to the response body.
 //!
-//! The way of a request, file by file, is a table in the README.
+//! The modules are in the order in which a request reaches them. No module names a store.
 
-// In the order in which a newcomer reads them: along the way of a request.
 mod layer;
 mod config;
 mod service;

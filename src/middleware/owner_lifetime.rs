@@ -1,11 +1,12 @@
-//! How long the owner of a request can re-enter its locks.
+//! The time in which a request re-enters its own locks.
 
 use std::sync::Arc;
 
 use crate::owner::Owner;
 
-/// As long as one of these lives the request is who it is; then nothing re-enters as its owner. Each layer has one until its part of the answer is
-/// over: a handler or a stream may outlive the layer that has named the owner.
+/// Keeps the owner of a request open: locks can be re-entered until the last clone is dropped.
+/// Each layer keeps one until its part of the response has ended, because a handler or a stream may
+/// outlive the layer that created the owner.
 pub(super) struct OwnerLifetime(Owner);
 
 impl OwnerLifetime {

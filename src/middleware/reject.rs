@@ -9,7 +9,8 @@ use crate::{
 };
 
 impl KeyRejection {
-    /// A layer on a whole router sees requests that no route of it has matched: what says so as a mistake of the service is none.
+    /// Replaces the server error of an extractor that needs a matched route by 404 if no route
+    /// matched. A layer on a whole router also sees such requests.
     pub(super) fn or_no_route(self, head: &Parts) -> Self {
         match &self {
             Self::Response(response, Some(extractor))
@@ -26,7 +27,7 @@ impl KeyRejection {
             Self::Response(mut response, extractor) => {
                 let extractor = extractor.map(short_type_name);
                 let status = response.status();
-                LockSpan::rejected_before_lock(route, "bad_key", status, extractor.as_deref());
+                LockSpan::rejected_before_lock(route, "invalid_key", status, extractor.as_deref());
                 response.extensions_mut().insert(Rejection::InvalidKey { status, field: None, extractor });
                 response
             }
@@ -34,8 +35,8 @@ impl KeyRejection {
                 let result = match rejection {
                     Rejection::BodyTimeout => "body_timeout",
                     Rejection::BodyTooLarge => "body_too_large",
-                    Rejection::BodyBufferFull { .. } => "bodies_full",
-                    _ => "bad_key",
+                    Rejection::BodyBufferFull { .. } => "body_buffer_full",
+                    _ => "invalid_key",
                 };
                 LockSpan::rejected_before_lock(route, result, rejection.status(), None);
                 on_reject.respond(rejection)
@@ -49,12 +50,12 @@ impl KeyRejection {
     }
 }
 
-/// Axum's own, of what its router has matched.
+/// Whether this is an extractor of Axum that reads the matched route.
 fn reads_matched_path(extractor: &str) -> bool {
     ["axum::extract::path::", "axum::extract::matched_path::"].iter().any(|module| extractor.starts_with(module))
 }
 
-/// `axum::json::Json<shop::Claim>` is `Json<Claim>` to whoever reads it.
+/// Removes the modules: `Json<Claim>` for `axum::json::Json<shop::Claim>`.
 fn short_type_name(name: &str) -> String {
     let mut short = String::with_capacity(name.len());
     for part in name.split_inclusive(|c: char| !(c.is_alphanumeric() || "_:{}".contains(c))) {

@@ -13,11 +13,11 @@ use crate::{
     telemetry::span::LockSpan,
 };
 
-/// One lock of a request. Dropped, it is given back as a dropped guard is: after its lock-delay.
+/// One lock of a request. Its drop releases it after the lock-delay, as the drop of a guard does.
 #[derive(Debug)]
 pub(crate) struct RequestLock {
-    // Field order is drop order: what is noted, is noted before the next one has its turn.
-    pub(super) note: LockRecord,
+    // Fields are dropped in order: the record is written before the next section starts.
+    pub(super) record: LockRecord,
     guard: LockGuard,
     abort_at: AbortAt,
 }
@@ -25,29 +25,29 @@ pub(crate) struct RequestLock {
 #[derive(Debug)]
 pub(super) struct LockRecord {
     pub(super) span: LockSpan,
-    usual_hold: Arc<HoldEstimate>,
+    hold_estimate: Arc<HoldEstimate>,
     granted: Instant,
-    /// For so long the key stays taken, however soon the work is done.
+    /// The time for which the key stays blocked, also if the work ends earlier.
     min_hold: Duration,
 }
 
 impl RequestLock {
-    pub(super) fn new(guard: LockGuard, span: LockSpan, usual_hold: Arc<HoldEstimate>, policy: &LockPolicy) -> Self {
+    pub(super) fn new(guard: LockGuard, span: LockSpan, hold_estimate: Arc<HoldEstimate>, policy: &LockPolicy) -> Self {
         let granted = Instant::now();
-        let note = LockRecord { span, usual_hold, granted, min_hold: Duration::ZERO };
-        let stops = if policy.continues_when_lost() {
+        let record = LockRecord { span, hold_estimate, granted, min_hold: Duration::ZERO };
+        let signals = if policy.continues_when_lost() {
             AbortAt::Deadline(granted.checked_add(policy.request_max_hold()))
         } else {
             AbortAt::Loss
         };
-        Self { note, guard, abort_at: stops }
+        Self { record, guard, abort_at: signals }
     }
 
     pub(crate) fn held_lock(&self) -> HeldLock {
         self.guard.held_lock()
     }
 
-    /// Whether what runs in here is to be broken off now, and why.
+    /// The reason to abort the work under this lock, if there is one now.
     pub(super) fn abort_reason(&self) -> Option<LockLost> {
         match self.abort_at {
             AbortAt::Loss => self.guard.held_lock().ensure_remaining(Duration::ZERO).err(),
@@ -57,7 +57,7 @@ impl RequestLock {
         }
     }
 
-    /// Ready when it is.
+    /// Resolves when there is one.
     pub(super) fn abort_signal(&self) -> AbortSignal {
         let view = self.held_lock();
         match self.abort_at {
@@ -70,26 +70,27 @@ impl RequestLock {
         }
     }
 
-    /// Nobody is there for whom it was granted. Nothing has run in it, so nothing keeps its key.
+    /// Releases the lock of a client that disconnected. Nothing ran under it: no time blocks the
+    /// key.
     pub(super) fn cancel(self) {
-        self.note.span.disconnected();
+        self.record.span.disconnected();
         drop(self.release(true));
     }
 
-    /// Begins to give the lock back.
+    /// Starts the release.
     pub(super) fn release(self, has_failed: bool) -> (ReleaseFuture, LockRecord) {
-        let Self { mut note, guard, .. } = self;
+        let Self { mut record, guard, .. } = self;
         if !has_failed {
-            note.min_hold = guard.min_hold();
+            record.min_hold = guard.min_hold();
         }
-        (if has_failed { guard.release_after_failure() } else { guard.release() }, note)
+        (if has_failed { guard.release_after_failure() } else { guard.release() }, record)
     }
 }
 
 impl Drop for LockRecord {
     fn drop(&mut self) {
         let hold: Duration = self.granted.elapsed();
-        self.usual_hold.record(hold.max(self.min_hold));
+        self.hold_estimate.record(hold.max(self.min_hold));
         self.span.ended(hold);
     }
 }

@@ -1,4 +1,4 @@
-//! The body on its way out: a finished answer has given its lock back, a streaming one carries it.
+//! The response body: passed through, complete, streaming or rejected.
 
 use std::{
     collections::VecDeque,
@@ -26,9 +26,10 @@ use crate::{
 };
 
 pin_project! {
-    /// The body of a response that went through a [`LockLayer`](crate::LockLayer).
+    /// Response body of a [`LockLayer`](crate::LockLayer) or a
+    /// [`LockManagerLayer`](crate::LockManagerLayer).
     ///
-    /// Its size hint is exact where that of the inner body was, and trailers go through.
+    /// Its size hint is exact if that of the inner body is, and trailers are passed through.
     pub struct ResponseBody<B>
     where
         B: 'static,
@@ -44,18 +45,18 @@ pin_project! {
     where
         B: 'static,
     {
-        /// No lock was needed, or it is given back.
+        /// Without a lock, or after its release.
         Passing { #[pin] inner: B },
-        /// Complete before the head was sent; the lock is given back already.
+        /// Complete before the head was sent. The lock is released.
         Complete { complete: CompleteBody },
-        /// Under the lock.
+        /// Holds the lock.
         Streaming { stream: Box<StreamingBody<B>> },
-        /// The answer to a request that was turned away.
+        /// The response to a rejected request.
         Rejected { body: RejectionBody },
     }
 }
 
-/// For layers outside that answer by themselves: a timeout of `tower-http` does.
+/// Needed by outer layers that create responses, such as the timeout of `tower-http`.
 impl<B: Default> Default for ResponseBody<B> {
     fn default() -> Self {
         Self::pass_through(B::default())
@@ -77,8 +78,9 @@ where
     B: Body<Data = Bytes>,
     B::Error: Into<BoxError>,
 {
-    /// The answer to `HEAD`, a 204 or a 304: what the body says, nobody will ask. Its size is kept, for the head.
-    pub(super) async fn without_content(inner: B, duty: RequestLocks) -> Self {
+    /// The body of a response to `HEAD`, a 204 or a 304: it is not read. Its size is kept for the
+    /// head.
+    pub(super) async fn without_content(inner: B, locks: RequestLocks) -> Self {
         let complete = CompleteBody {
             frames: VecDeque::new(),
             error: None,
@@ -86,16 +88,18 @@ where
             was_empty: Some(inner.is_end_stream()),
         };
         drop(inner);
-        duty.release_all().await;
+        locks.release_all().await;
         Self { state: State::Complete { complete } }
     }
 
-    /// Looks at the body before the head is sent. If it is complete, the lock is given back first; then head and body go
-    /// out together, and no client, however slow, holds a lock on a finished answer.
+    /// Reads the part of the body that is ready before the head is sent. If the body is complete,
+    /// releases the lock first and sends head and body together: a slow client holds no lock while
+    /// it reads a complete response.
     ///
-    /// `length`: what the head announces, in bytes. An error: a lock was lost while the body was looked at. Nothing has been sent yet.
+    /// `length` is the length that the head announces, in bytes. Fails if a lock is lost meanwhile:
+    /// nothing has been sent then.
     pub(super) async fn from_handler(
-        mut duty: RequestLocks,
+        mut locks: RequestLocks,
         inner: B,
         length: Option<u64>,
     ) -> Result<Self, (RequestLocks, LockLost)>
@@ -103,40 +107,42 @@ where
         B: Send,
     {
         if inner.is_end_stream() {
-            return Ok(Self::without_content(inner, duty).await);
+            return Ok(Self::without_content(inner, locks).await);
         }
         let hint = inner.size_hint();
         let mut inner = Box::pin(inner);
         let mut frames = VecDeque::with_capacity(1);
         let mut bytes = 0;
         let error = loop {
-            // One poll and no wait: what is not at hand is a stream. (An inner error need not be `Send`; a boxed one is.)
+            // Polls once and does not wait: a frame that is not ready makes the body a stream. The
+            // error is boxed here because an inner error need not be `Send`.
             let mut next = Poll::Pending;
             let mut poll = |cx: &mut Context<'_>| {
                 // I6
-                if duty.abort_reason().is_none() {
-                    next = duty.as_owner(|| inner.as_mut().poll_frame(cx)).map_err(Into::into);
+                if locks.abort_reason().is_none() {
+                    next = locks.as_owner(|| inner.as_mut().poll_frame(cx)).map_err(Into::into);
                 }
-                next.is_ready() || duty.abort_reason().is_some()
+                next.is_ready() || locks.abort_reason().is_some()
             };
             let is_there = poll_fn(|cx| Poll::Ready(poll(cx))).await;
-            // Where all that was announced is there, what follows (a commit, trailers) has a moment: hyper would not ask for it over HTTP/1.1.
+            // All announced bytes are ready. The end of the body (a commit, trailers) gets a short
+            // time, because hyper does not poll for it over HTTP/1.1.
             if !is_there && length == Some(data_len(&frames)) {
                 let behind = poll_fn(|cx| if poll(cx) { Poll::Ready(()) } else { Poll::Pending });
                 if Handle::try_current().is_err() || timeout(RELEASE_WAIT, behind).await.is_err() {
                     break None;
                 }
             }
-            if let Some(why) = duty.abort_reason() {
-                return Err((duty, why));
+            if let Some(why) = locks.abort_reason() {
+                return Err((locks, why));
             }
             let frame = match next {
                 Poll::Ready(Some(Ok(frame))) => frame,
                 Poll::Ready(None) => break None,
                 Poll::Ready(Some(Err(error))) => break Some(error),
-                Poll::Pending => return Ok(Self::streaming(StreamingBody::new(inner, frames, hint, length, duty))),
+                Poll::Pending => return Ok(Self::streaming(StreamingBody::new(inner, frames, hint, length, locks))),
             };
-            // The first frame may be of any size: it is in memory already.
+            // The first frame may have any size: it is in memory already.
             if !frames.is_empty() {
                 bytes += frame.data_ref().map_or(0, Bytes::len);
             }
@@ -146,18 +152,18 @@ where
                 break None;
             }
             if frames.len() > EAGER_FRAMES || bytes > EAGER_BYTES {
-                return Ok(Self::streaming(StreamingBody::new(inner, frames, hint, length, duty)));
+                return Ok(Self::streaming(StreamingBody::new(inner, frames, hint, length, locks)));
             }
         };
-        // What the body owns is gone before the next section begins.
+        // Drops the resources of the body before the next section starts.
         drop(inner);
-        if let Some(why) = duty.abort_reason() {
-            return Err((duty, why));
+        if let Some(why) = locks.abort_reason() {
+            return Err((locks, why));
         }
         if error.is_some() {
-            duty.set_failed();
+            locks.set_failed();
         }
-        duty.release_all().await;
+        locks.release_all().await;
         Ok(Self {
             state: State::Complete {
                 complete: CompleteBody { frames, error, announced: hint.exact(), was_empty: None },

@@ -1,4 +1,4 @@
-//! A streaming body that its reader and its monitor share.
+//! The body of a streaming response, shared by its reader and its monitor.
 
 use std::{mem, pin::Pin, task::Waker};
 
@@ -12,36 +12,37 @@ use crate::{
     sync::Mutex,
 };
 
-/// Whoever polls the body and its keeper meet here.
+/// The body, and the state through which the server that polls it and its monitor communicate.
 pub(super) struct SharedBody<B>(Mutex<SharedState<B>>);
 
 pub(super) struct SharedState<B> {
     pub(super) state: BodyState<B>,
     pub(super) pace: Pace,
-    /// Bytes that were handed out, and that the reader has to make room for.
+    /// Bytes that were returned to the server and that the reader has not made space for.
     handed_out: u64,
-    /// Of who polls the body.
+    /// Of the task that polls the body.
     waker: Option<Waker>,
 }
 
 pub(super) enum BodyState<B> {
-    /// Nobody polls it.
+    /// Not being polled.
     Idle(Box<LockedBody<B>>),
-    /// It is polled: not under the mutex, it is code of others.
+    /// Being polled, outside of the mutex, because the body is code of the application.
     Polling,
-    /// The keeper has cut it.
+    /// Aborted by the monitor.
     Aborted(AbortReason),
-    /// It has ended.
+    /// Ended.
     Done,
 }
 
-/// In drop order: what the body owns (a transaction, a file) is gone before the next section begins.
+/// Fields are dropped in order: the resources of the body (a transaction, a file) are dropped
+/// before the next section starts.
 pub(super) struct LockedBody<B> {
     pub(super) inner: Pin<Box<B>>,
     pub(super) locks: RequestLocks,
 }
 
-/// Why a stream ends before its end.
+/// Why a stream was aborted.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AbortReason {
     Lost(LockLost),
@@ -53,7 +54,7 @@ impl<B> SharedBody<B> {
         Self(Mutex::new(SharedState { state: BodyState::Idle(Box::new(flow)), pace, handed_out: 1, waker: None }))
     }
 
-    /// To be polled.
+    /// Takes the body to poll it.
     pub(super) fn start_poll(&self, waker: &Waker) -> Result<Box<LockedBody<B>>, AbortReason> {
         let mut meeting = self.0.lock();
         match mem::replace(&mut meeting.state, BodyState::Polling) {
@@ -64,17 +65,18 @@ impl<B> SharedBody<B> {
                 Ok(flow)
             }
             BodyState::Aborted(cut) => Err(cut),
-            // A poll has panicked: what it polled is gone.
+            // A poll has panicked, and dropped the body.
             BodyState::Polling | BodyState::Done => Err(AbortReason::Lost(LockLost::Released)),
         }
     }
 
-    /// Polled. `handed_out`: so many bytes, and it is the reader's turn.
+    /// Puts the body back. With `sent`, a frame of so many bytes was returned, and the reader is
+    /// next.
     pub(super) fn finish_poll(&self, flow: Box<LockedBody<B>>, handed_out: Option<u64>) {
         let mut meeting = self.0.lock();
         meeting.state = BodyState::Idle(flow);
         if let Some(bytes) = handed_out {
-            // A frame without bytes was taken, too: it is no sign of life that is missing.
+            // A frame without bytes is progress, too.
             meeting.handed_out = bytes.max(1);
             meeting.pace.start_waiting(Instant::now());
         }
@@ -84,7 +86,7 @@ impl<B> SharedBody<B> {
         self.0.lock().state = BodyState::Done;
     }
 
-    /// Ends it where it stands. False: it is polled at this moment, and whoever does so will see for himself.
+    /// Aborts the stream. Returns false while it is polled: that poll checks its locks itself.
     pub(super) fn abort(&self, cut: AbortReason) -> bool {
         let mut meeting = self.0.lock();
         let (flow, waker) = match mem::replace(&mut meeting.state, BodyState::Aborted(cut)) {
@@ -99,20 +101,22 @@ impl<B> SharedBody<B> {
             }
         };
         drop(meeting);
-        // Not under the mutex: code of others. First whoever polls, who finds it cut whatever the drop of the body does.
+        // Outside of the mutex, because the body is code of the application. The waker goes first:
+        // the drop of the body may panic.
         if let Some(waker) = waker {
             waker.wake();
         }
-        let LockedBody { inner, locks: duty } = *flow;
+        let LockedBody { inner, locks } = *flow;
         drop(inner);
         match cut {
-            AbortReason::Lost(why) => duty.lost(why),
-            AbortReason::TooSlow(why) => duty.stalled(why),
+            AbortReason::Lost(why) => locks.lost(why),
+            AbortReason::TooSlow(why) => locks.stalled(why),
         }
         true
     }
 
-    /// Whether its reader was too slow by now; else when to look again, if it is the reader's turn.
+    /// Fails if the reader was too slow. Otherwise returns the time of the next check if the reader
+    /// is next.
     pub(super) fn check_pace(&self, now: Instant) -> Result<Option<Instant>, TooSlow> {
         let mut meeting = self.0.lock();
         match meeting.pace.check(now) {

@@ -1,4 +1,4 @@
-//! A task that cuts a streaming body.
+//! The task that aborts a streaming response.
 
 use std::{future::poll_fn, sync::Weak, time::Duration};
 
@@ -12,17 +12,18 @@ use super::{
     shared_body::{AbortReason, SharedBody},
 };
 
-/// How long the keeper leaves a poll that it meets: it is a moment.
+/// The pause before the next attempt to abort a stream that is being polled.
 const POLL_RETRY: Duration = Duration::from_millis(10);
 
-/// Ends with the stream.
+/// The handle of the task. Its drop ends the task.
 pub(super) struct StallMonitor(pub(super) Option<AbortHandle>);
 
-/// Cuts the stream when a lock is lost, or when its reader is too slow, whether or not anybody polls it.
-pub(super) async fn monitor<B>(flow: Weak<SharedBody<B>>, mut stops: AbortSignals, idle: Duration) {
+/// Aborts the stream when a lock is lost or its reader is too slow, also if the stream is not
+/// polled.
+pub(super) async fn monitor<B>(flow: Weak<SharedBody<B>>, mut signals: AbortSignals, idle: Duration) {
     let mut look_at = Instant::now().checked_add(idle);
     loop {
-        let lost = poll_fn(|cx| poll_any(&mut stops, cx));
+        let lost = poll_fn(|cx| poll_any(&mut signals, cx));
         let lost = match look_at {
             Some(at) => timeout_at(at, lost).await.ok(),
             None => Some(lost.await),
@@ -36,7 +37,7 @@ pub(super) async fn monitor<B>(flow: Weak<SharedBody<B>>, mut stops: AbortSignal
         }
         let now = Instant::now();
         look_at = match flow.check_pace(now) {
-            // Where it is not the reader's turn, it may be at any time.
+            // The reader may be next at any time.
             Ok(at) => at.or_else(|| now.checked_add(idle)),
             Err(why) if flow.abort(AbortReason::TooSlow(why)) => return,
             Err(_) => now.checked_add(POLL_RETRY),

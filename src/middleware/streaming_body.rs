@@ -1,4 +1,4 @@
-//! A body that streams under its locks.
+//! A response body that holds the locks until its last frame.
 
 use std::{
     collections::VecDeque,
@@ -26,60 +26,62 @@ use super::{
 };
 use crate::{body::pace::Pace, error::LockLost, limits::RELEASE_WAIT};
 
-/// Frames pass as they come; the last one waits until the locks are given back: whoever has it finds the keys free.
+/// Passes frames through, and holds the last one until the locks are released: a client with a
+/// complete response finds its keys free.
 ///
-/// The server that sends it polls it, and does not while its client does not read. So a *keeper*, a task of its own, cuts it where it stands when a
-/// lock is lost or the reader has stalled.
+/// The server polls the body, but not while its client does not read. A *monitor* task therefore
+/// aborts the stream when a lock is lost or the reader is too slow.
 pub(super) struct StreamingBody<B> {
     shared: Arc<SharedBody<B>>,
-    /// Seen before the head was sent.
+    /// Frames that were read before the head was sent.
     read_ahead: VecDeque<Frame<Bytes>>,
-    /// What the inner body said before it was first polled, less what has been handed out: what it says later is of what *it* has left.
+    /// The size hint of the inner body before its first poll, less the bytes that were returned. A
+    /// later hint of the inner body covers only its own rest.
     hint: SizeHint,
-    /// How many of the bytes that the head announces have not been seen yet.
+    /// How many of the bytes that the head announces have not been read from the inner body.
     unseen: Option<u64>,
     phase: Phase,
     monitor: StallMonitor,
 }
 
 enum Phase {
-    /// Frames pass.
+    /// Passes frames through.
     Streaming,
-    /// All that was announced is there; the last of it is kept back until the inner body has ended, too. That has a moment for it: hyper
-    /// would not even ask for it over HTTP/1.1.
+    /// All announced bytes were read. The last frame is held until the inner body ends. It gets a
+    /// short time for that, because hyper does not poll for the end over HTTP/1.1.
     HoldingLastFrame(Frame<Bytes>, Pin<Box<Sleep>>),
-    /// The inner body has ended. What is left waits for the locks to be given back.
+    /// The inner body has ended. The rest is returned when the locks are released.
     Releasing(Pin<Box<dyn Future<Output = ()> + Send>>, Tail),
-    /// Nothing is left but this.
+    /// Only the rest is left.
     Done(Tail),
 }
 
-/// What comes last: frames, or an error.
+/// The last frames, or an error.
 type Tail = VecDeque<Result<Frame<Bytes>, BoxError>>;
 
 impl<B> StreamingBody<B>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>>,
 {
-    /// `hint`: of the whole body. `length`: what the head announces, in bytes.
+    /// `hint` is that of the whole body. `length` is the length that the head announces, in bytes.
     pub(super) fn new(
         inner: Pin<Box<B>>,
         ahead: VecDeque<Frame<Bytes>>,
         hint: SizeHint,
         length: Option<u64>,
-        duty: RequestLocks,
+        locks: RequestLocks,
     ) -> Self
     where
         B: Send + 'static,
     {
-        let stops = duty.abort_signals();
-        let idle = duty.context().policy().idle_timeout();
-        let mut pace = Pace::from_policy(duty.context().policy());
-        // The head goes out now; then it is the reader's turn.
+        let signals = locks.abort_signals();
+        let idle = locks.context().policy().idle_timeout();
+        let mut pace = Pace::from_policy(locks.context().policy());
+        // The head is sent now, and the reader is next.
         pace.start_waiting(Instant::now());
-        let slot = duty.context().clone();
-        let flow = Arc::new(SharedBody::new(LockedBody { inner, locks: duty }, pace));
-        let keeper = StallMonitor(slot.spawn(monitor(Arc::downgrade(&flow), stops, idle)));
+        let context = locks.context().clone();
+        let flow = Arc::new(SharedBody::new(LockedBody { inner, locks }, pace));
+        let keeper = StallMonitor(context.spawn(monitor(Arc::downgrade(&flow), signals, idle)));
         Self { shared: flow, read_ahead: ahead, hint, unseen: length, phase: Phase::Streaming, monitor: keeper }
     }
 
@@ -107,7 +109,8 @@ where
                         Some(frame) => Poll::Ready(Some(Ok(frame))),
                         None => flow.locks.as_owner(|| flow.inner.as_mut().poll_frame(cx)),
                     };
-                    // What took too long was not done under the lock.
+                    // The result of a poll that outlasted the lock is not the result of work under
+                    // it.
                     if let Some(why) = flow.locks.abort_reason() {
                         return Poll::Ready(Some(Err(self.abort_lost(*flow, why))));
                     }
@@ -132,7 +135,7 @@ where
         }
     }
 
-    /// What is to be handed out now. `None`: something is kept back, or it ends.
+    /// The frame to return now. `None` if a frame is held, or the body ends.
     fn emit(&mut self, next: Option<Result<Frame<Bytes>, B::Error>>, flow: Box<LockedBody<B>>) -> Option<Frame<Bytes>> {
         let parked = match mem::replace(&mut self.phase, Phase::Streaming) {
             Phase::HoldingLastFrame(frame, _) => Some(Ok(frame)),
@@ -144,7 +147,8 @@ where
                 self.finish(*flow, parked.into_iter().collect());
                 return None;
             }
-            // All bytes were there, but what should have followed them (a commit, perhaps) has failed: the client must not think that all is well.
+            // All bytes were read, but the end (a commit, perhaps) has failed: the client must not
+            // see a complete response.
             Some(Err(error)) => {
                 self.finish(*flow, VecDeque::from([Err(error.into())]));
                 return None;
@@ -154,13 +158,13 @@ where
             *left = left.saturating_sub(data.len() as u64);
         }
         let is_end = frame.is_trailers() || (self.read_ahead.is_empty() && flow.inner.is_end_stream());
-        // Where no runtime is, nothing can be waited for.
+        // Without a runtime there is no timer.
         let has_all = self.unseen == Some(0) && frame.is_data() && Handle::try_current().is_ok();
         if is_end {
             self.finish(*flow, parked.into_iter().chain([Ok(frame)]).collect());
             None
         } else if parked.is_some() {
-            // More than was announced: nobody will ask for it.
+            // More bytes than announced: the server will not poll for them.
             self.finish(*flow, parked.into_iter().collect());
             None
         } else if has_all {
@@ -173,7 +177,7 @@ where
         }
     }
 
-    /// Whether what is kept back has been so for long enough.
+    /// Whether the last frame was held for long enough.
     fn hold_elapsed(&mut self, cx: &mut Context<'_>) -> bool {
         match &mut self.phase {
             Phase::HoldingLastFrame(_, timer) => timer.as_mut().poll(cx).is_ready(),
@@ -181,21 +185,22 @@ where
         }
     }
 
-    /// The inner body has ended. First what it owns, then its locks; then the rest is sent.
+    /// The inner body has ended: drops its resources, then releases the locks, then returns the
+    /// rest.
     fn finish(&mut self, flow: LockedBody<B>, rest: Tail) {
-        let LockedBody { inner, locks: mut duty } = flow;
+        let LockedBody { inner, mut locks } = flow;
         drop(inner);
         self.stop();
         if rest.iter().any(Result::is_err) {
-            duty.set_failed();
+            locks.set_failed();
         }
-        self.phase = Phase::Releasing(Box::pin(duty.release_all()), rest);
+        self.phase = Phase::Releasing(Box::pin(locks.release_all()), rest);
     }
 
     fn abort_lost(&mut self, flow: LockedBody<B>, why: LockLost) -> BoxError {
-        let LockedBody { inner, locks: duty } = flow;
+        let LockedBody { inner, locks } = flow;
         drop(inner);
-        duty.lost(why);
+        locks.lost(why);
         self.abort(AbortReason::Lost(why))
     }
 

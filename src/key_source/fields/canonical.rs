@@ -1,10 +1,10 @@
-//! One value, one text: what is spelled in another way is brought to it, or refused.
+//! The canonical form of the text of a field: one text for each value.
 
 use std::borrow::Cow;
 
 use crate::rejection::field_error::FieldProblem;
 
-/// The text that stands in the key for this one, as the client wrote it.
+/// Converts the text to its canonical form, or rejects it.
 pub(super) fn canonicalize(text: Cow<'_, str>) -> Result<Cow<'_, str>, FieldProblem> {
     if text.is_empty() {
         return Err(FieldProblem::Empty);
@@ -14,25 +14,28 @@ pub(super) fn canonicalize(text: Cow<'_, str>) -> Result<Cow<'_, str>, FieldProb
     if text.starts_with(is_trimmed) || text.ends_with(is_trimmed) {
         return Err(FieldProblem::SurroundingWhitespace);
     }
-    // Before it may be a UUID: 32 digits with zeros in front are a small number to whoever parses one.
+    // Before the check for UUIDs: 32 digits with leading zeros are a small number to a handler that
+    // parses numbers.
     if parses_as_number(&text) && !is_canonical_integer(&text) {
         return Err(FieldProblem::NonCanonicalNumber);
     }
     Ok(hyphenated_uuid(&text).map_or(text, Cow::Owned))
 }
 
-/// Whether Rust parses it as an integer or a float. Not `inf` and `nan`: they are names as well.
+/// Whether Rust parses the text as an integer or a float. `inf` and `nan` are excluded, because
+/// they are names, too.
 fn parses_as_number(text: &str) -> bool {
     text.bytes().any(|byte| byte.is_ascii_digit()) && text.parse::<f64>().is_ok()
 }
 
-/// Spelled as `Display` spells an integer.
+/// Whether `Display` would write an integer like this.
 fn is_canonical_integer(text: &str) -> bool {
     let digits = text.strip_prefix('-').unwrap_or(text);
     text == "0" || (digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0') && !digits.is_empty())
 }
 
-/// A UUID in any spelling that is parsed as one, in the usual one.
+/// The hyphenated, lower-case form of a UUID. Hand-written: the crate `uuid` is optional, and each
+/// form that it parses must be recognized.
 fn hyphenated_uuid(text: &str) -> Option<String> {
     const URN: &str = "urn:uuid:";
     let digits = match text.get(..URN.len()) {
@@ -171,7 +174,7 @@ mod tests {
     }
 
     proptest! {
-        /// Two texts that a handler would parse as one value are one key, or refused.
+        /// Two texts that a handler parses as one value have one canonical form, or are rejected.
         #[test]
         fn what_parses_as_one_value_is_one_text(
             a in any::<i64>(),

@@ -11,10 +11,10 @@ use serde_json::{error::Category, value::RawValue};
 use super::reader::FieldReader;
 use crate::rejection::field_error::{FieldLocation, FieldProblem};
 
-/// Takes what is wanted from a JSON object.
+/// Reads the fields of a JSON object.
 struct ObjectVisitor<'f, 'a>(&'f mut FieldReader<'a>);
 
-/// A name in a JSON object, if it is wanted.
+/// Recognizes the name of a field.
 struct NameSeed<'f, 'a>(&'f FieldReader<'a>);
 
 impl<'a> FieldReader<'a> {
@@ -76,7 +76,8 @@ impl Visitor<'_> for NameSeed<'_, '_> {
     }
 }
 
-/// The text of a JSON value, from its spelling: what a parsed number has been, nobody can tell.
+/// The text of a JSON value. It is taken from the source, because a parsed number has lost its
+/// form.
 fn value_text(json: &str) -> Result<Cow<'_, str>, FieldProblem> {
     match json.as_bytes() {
         [b'"', ..] if json.contains('\\') => {
@@ -85,8 +86,7 @@ fn value_text(json: &str) -> Result<Cow<'_, str>, FieldProblem> {
         [b'"', .., b'"'] => Ok(Cow::Borrowed(&json[1..json.len() - 1])),
         b"true" | b"false" => Ok(json.into()),
         b"-0" => Err(FieldProblem::WrongType),
-        // JSON knows no plus and no zero in front.
-        // From 2^53 on a float is several integers.
+        // JSON allows no leading plus or zero. From 2^53 on, one float stands for several integers.
         _ if json.parse::<i64>().is_ok_and(|n| n.unsigned_abs() < 1 << 53) => Ok(json.into()),
         _ => Err(FieldProblem::WrongType),
     }

@@ -6,7 +6,7 @@ use http::request::Parts;
 use super::{field::Source, reader::FieldReader};
 use crate::rejection::field_error::{FieldLocation, FieldProblem};
 
-/// The parameters that a router has matched, if one of them is looked for.
+/// The parameters of the matched route, if a field needs one.
 pub(crate) struct PathParams(Option<Result<RawPathParams, RawPathParamsRejection>>);
 
 impl PathParams {
@@ -30,7 +30,7 @@ impl<'a> FieldReader<'a> {
             Some(Err(RawPathParamsRejection::InvalidUtf8InPathParam(_))) => {
                 self.record_all(FieldLocation::Path, FieldProblem::NotText);
             }
-            // Without a router nothing is there.
+            // Without a router there are no parameters.
             Some(Err(_)) | None => {}
         }
     }

@@ -1,4 +1,4 @@
-//! Reads a request once for all the fields that are taken from it.
+//! Reads a request once for all its fields.
 
 use std::borrow::Cow;
 
@@ -13,14 +13,14 @@ use crate::{
     rejection::field_error::{FieldError, FieldLocation, FieldProblem},
 };
 
-/// The fields of one request, as they are found.
+/// The texts of the fields of one request.
 pub(super) struct FieldReader<'a> {
     sources: &'a [Source],
-    /// In the order of the sources. A client that names many others costs no memory.
+    /// In the order of the sources. Other names that a client sends use no memory.
     found: SmallVec<[FieldText<'a>; 4]>,
 }
 
-/// What was found of a field. Nothing yet; its text, or why it has none.
+/// `None` until the field is found. Then its text, or its problem.
 type FieldText<'a> = Option<Result<Cow<'a, str>, FieldProblem>>;
 
 impl<'a> FieldReader<'a> {
@@ -28,19 +28,19 @@ impl<'a> FieldReader<'a> {
         Self { sources, found: sources.iter().map(|_| None).collect() }
     }
 
-    /// Whether a field of the request is there at all.
-    pub(super) fn has_field_at(&self, place: FieldLocation) -> bool {
-        self.sources.iter().any(|source| source.is_at(place))
+    /// Whether any field has this location.
+    pub(super) fn has_field_at(&self, location: FieldLocation) -> bool {
+        self.sources.iter().any(|source| source.is_at(location))
     }
 
-    /// The name under which it is looked for, if it is.
-    pub(super) fn wanted_name(&self, place: FieldLocation, name: &str) -> Option<&'static str> {
-        self.sources.iter().find_map(|source| source.matching_name(place, name))
+    /// The name of the field, if it is one of the sources.
+    pub(super) fn wanted_name(&self, location: FieldLocation, name: &str) -> Option<&'static str> {
+        self.sources.iter().find_map(|source| source.matching_name(location, name))
     }
 
-    pub(super) fn record(&mut self, place: FieldLocation, name: &str, text: &Result<Cow<'a, str>, FieldProblem>) {
+    pub(super) fn record(&mut self, location: FieldLocation, name: &str, text: &Result<Cow<'a, str>, FieldProblem>) {
         for (source, found) in self.sources.iter().zip(&mut self.found) {
-            if source.matching_name(place, name).is_some() {
+            if source.matching_name(location, name).is_some() {
                 *found = Some(if found.is_some() { Err(FieldProblem::Duplicate) } else { text.clone() });
             }
         }
@@ -65,10 +65,10 @@ impl<'a> FieldReader<'a> {
         }
     }
 
-    fn read_pairs(&mut self, place: FieldLocation, pairs: &'a [u8]) {
+    fn read_pairs(&mut self, location: FieldLocation, pairs: &'a [u8]) {
         for (name, value) in form_urlencoded::parse(pairs) {
-            if self.wanted_name(place, &name).is_some() {
-                self.record(place, &name, &Ok(value));
+            if self.wanted_name(location, &name).is_some() {
+                self.record(location, &name, &Ok(value));
             }
         }
     }
@@ -83,16 +83,17 @@ impl<'a> FieldReader<'a> {
     }
 
     #[cfg(feature = "axum")]
-    /// None of these can be read.
-    pub(super) fn record_all(&mut self, place: FieldLocation, problem: FieldProblem) {
+    /// Records a problem for all fields of a location.
+    pub(super) fn record_all(&mut self, location: FieldLocation, problem: FieldProblem) {
         for (source, found) in self.sources.iter().zip(&mut self.found) {
-            if source.is_at(place) {
+            if source.is_at(location) {
                 *found = Some(Err(problem));
             }
         }
     }
 
-    /// The key of what was found; else the first field of which there is none. Before the body is read, its fields are left out.
+    /// The key of all texts, or the first problem. Fields of the body are left out before the body
+    /// is read.
     pub(super) fn into_key(
         self,
         namespace: &'static str,
@@ -103,9 +104,9 @@ impl<'a> FieldReader<'a> {
         for (source, found) in self.sources.iter().zip(self.found) {
             match *source {
                 _ if source.reads_body() && !with_body => {}
-                Source::Text(place, name) => {
+                Source::Text(location, name) => {
                     let text = found.unwrap_or(Err(FieldProblem::Missing)).and_then(canonical::canonicalize);
-                    key.part(&text.map_err(|problem| FieldError { location: place, name, problem })?);
+                    key.part(&text.map_err(|problem| FieldError { location, name, problem })?);
                 }
                 Source::Extension(name, write) => {
                     if !write(&parts.extensions, &mut key) {
