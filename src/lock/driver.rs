@@ -32,7 +32,7 @@ use crate::{
     process::Process,
     proto::{Action, Actions, Ahead, Call, Ending, Event, Request, Verb, lease::LeaseBounds, table::Table},
     store::{
-        AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseRequest, Released, StoreError, StoreErrorKind,
+        AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseReply, ReleaseRequest, StoreError, StoreErrorKind,
         StoreEvent, StoreFuture, YieldRequest,
     },
     sync::Mutex,
@@ -151,7 +151,7 @@ impl Core {
                 true
             }
         };
-        core.store.subscribe(EventSink::new(Arc::clone(core.ids.process()), deliver));
+        core.store.subscribe(EventSink::new(Arc::clone(core.ids.manager()), deliver));
         core
     }
 
@@ -160,7 +160,7 @@ impl Core {
     /// for it.
     pub(super) fn of_child(&self) -> Arc<Self> {
         self.watchdog.disown();
-        let ids = self.ids.of_child(self.process.random_bits());
+        let ids = self.ids.for_child(self.process.random_bits());
         let (store, clock, process) = (Arc::clone(&self.store), self.clock.clone(), self.process.clone());
         Self::new(store, clock, ids, process, self.lease, self.detached.max())
     }
@@ -197,12 +197,12 @@ impl Core {
     }
 
     /// A guard is given back. What became of it; `None`: the [outcome](Section::outcome) follows.
-    pub(super) fn guard_ended(self: &Arc<Self>, section: &Arc<Section>, ending: Ending) -> Option<Released> {
+    pub(super) fn guard_ended(self: &Arc<Self>, section: &Arc<Section>, ending: Ending) -> Option<ReleaseReply> {
         if !self.is_of_this_process() {
             // A copied guard: the parent has the lock, and releases it.
             section.grant.end(LockLost::Expired);
             section.grant.data.ended.notify_waiters();
-            return Some(Released::NotHolder);
+            return Some(ReleaseReply::NotHolder);
         }
         let mut actions = Actions::new();
         let said = self.table.lock().guard_ended(&LazyNow::new(&self.clock), &self.ids, section, ending, &mut actions);

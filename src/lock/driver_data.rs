@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use crate::{
     error::{LockError, LockLost},
     proto::{DriverTypes, grant, section},
-    store::{Released, StoreError},
+    store::{ReleaseReply, StoreError},
     sync::oneshot::Told,
     telemetry::metrics::SectionMetrics,
 };
@@ -47,7 +47,7 @@ pub(crate) struct GrantData {
 #[derive(Debug, Default)]
 pub(crate) struct SectionData {
     /// The result of the release, for the guard that waits for it.
-    pub(super) release_outcome: Told<Result<Released, StoreError>>,
+    pub(super) release_outcome: Told<Result<ReleaseReply, StoreError>>,
     pub(crate) metrics: SectionMetrics,
 }
 

@@ -17,7 +17,7 @@ use crate::{
     fencing::FencingToken,
     lock_key::LockKey,
     proto::Ending,
-    store::{Released, StoreError},
+    store::{ReleaseReply, StoreError},
     telemetry::metrics::GuardMetrics,
 };
 
@@ -45,7 +45,7 @@ pub struct LockGuard {
 /// What becomes of a lock that is given back. The giving back has begun already, and goes on if this is dropped.
 #[must_use = "the lock is given back all the same; awaited, this says when, and whether it was ours to the end"]
 pub struct ReleaseFuture {
-    said: Option<Released>,
+    said: Option<ReleaseReply>,
     section: Arc<Section>,
 }
 
@@ -125,7 +125,7 @@ impl LockGuard {
         ReleaseFuture { said, section: Arc::clone(&self.section) }
     }
 
-    fn give_back(&mut self, ending: Ending) -> Option<Released> {
+    fn give_back(&mut self, ending: Ending) -> Option<ReleaseReply> {
         self.is_ended = true;
         // Before the next waiter is woken: a recorder that blocks delays this task alone.
         SectionData::record_loss(&self.section);
@@ -144,7 +144,7 @@ impl Drop for LockGuard {
 }
 
 impl Future for ReleaseFuture {
-    type Output = Result<Released, StoreError>;
+    type Output = Result<ReleaseReply, StoreError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.said {

@@ -24,7 +24,7 @@ use crate::{
     error::LockLost,
     limits::RELEASE_WAIT,
     lock::{HeldLock, LockGuard, LockPolicy, ReleaseFuture},
-    store::Released,
+    store::ReleaseReply,
 };
 
 /// One lock of a request. Dropped, it is given back as a dropped guard is: after its lock-delay.
@@ -237,7 +237,7 @@ impl Duty {
             self.sections.drain(..).rev().map(|section| section.release(has_failed)).collect();
         let all = async {
             for (release, note) in releases {
-                let is_late = matches!(release.await, Ok(Released::NotHolder));
+                let is_late = matches!(release.await, Ok(ReleaseReply::NotHolder));
                 if is_late {
                     note.span.late();
                 }

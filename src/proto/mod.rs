@@ -67,7 +67,7 @@ use crate::{
     limits::{FIRST_WAITER_RESERVE, MAX_WAITERS_PER_KEY, MAX_WAITERS_PER_PROCESS, WAITER_SHARE_DIVISOR},
     lock_key::LockKey,
     proto::lease::LeaseBounds,
-    store::{AcquireReply, IfBusy, Released, StoreError, YieldReply},
+    store::{AcquireReply, IfBusy, ReleaseReply, StoreError, YieldReply},
 };
 
 pub(crate) mod table;
@@ -117,7 +117,7 @@ pub enum Action<D: DriverTypes> {
     /// A section under it is over, and whoever waits for that is told.
     Ended(Arc<Grant<D>>),
     /// What became of the give-back of this section, for whoever waits to hear it.
-    Outcome(Arc<Section<D>>, Result<Released, StoreError>),
+    Outcome(Arc<Section<D>>, Result<ReleaseReply, StoreError>),
     /// To be [woken](Event::Time) at this moment.
     WakeAt(BootInstant),
 }
@@ -172,7 +172,7 @@ pub enum Event<D: DriverTypes> {
     /// A `yield_to_queue` has ended.
     Yielded(u64, Result<YieldReply, StoreError>),
     /// A `release` has ended.
-    Released(u64, Result<Released, StoreError>),
+    Released(u64, Result<ReleaseReply, StoreError>),
     /// The store says that this owner's turn has come (I7: a hint).
     Offered(AcquisitionId),
     /// A message says that this owner's grant was taken away (I7: a hint, that anybody may have sent).
@@ -259,7 +259,7 @@ impl Ahead {
 impl<D: DriverTypes> Context<'_, D> {
     /// Numbers of calls are never used again, not even by another conversation about the same key.
     fn call(&self, owner: &AcquisitionId, verb: Verb) -> Call {
-        Call { number: self.ids.next_call(), owner: owner.clone(), verb }
+        Call { number: self.ids.next_call_id(), owner: owner.clone(), verb }
     }
 
     fn now(&self) -> BootInstant {
@@ -285,7 +285,7 @@ impl<D: DriverTypes> Context<'_, D> {
     }
 
     fn die(&self) -> f64 {
-        self.ids.die()
+        self.ids.jitter()
     }
 
     fn refuse(&mut self, request: Request<D::Waiter>, error: LockError) {

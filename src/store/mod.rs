@@ -31,7 +31,7 @@ pub use self::{
     future::StoreFuture,
     types::{
         AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, QueueConfig,
-        ReleaseRequest, Released, RenewReply, RenewRequest, YieldReply, YieldRequest,
+        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, YieldReply, YieldRequest,
     },
 };
 
@@ -89,7 +89,7 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// Gives back whatever this owner has there: the key, or its place in the line. Touches nothing else.
     ///
     /// The key goes to the line at once, or, if [`ReleaseRequest::block_for`] is not zero, stays taken for so long, by nobody.
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released>;
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply>;
 
     /// Between two sections of one process: if others wait, the key goes to the first of them and [`YieldRequest::next_id`] to the end
     /// of the line; else the owner goes on, with a full lease and a new fence. An owner that has lost the key gets nothing; its
@@ -131,7 +131,7 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
         (**self).renew(asks)
     }
 
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         (**self).release(ask)
     }
 

@@ -117,7 +117,7 @@ pub struct ReleaseRequest {
 /// What [`LockStore::release`] answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Released {
+pub enum ReleaseReply {
     /// The key is free, or stays taken for a while as it was asked.
     Freed,
     /// The next one in line has it.

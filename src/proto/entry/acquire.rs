@@ -136,7 +136,7 @@ impl<D: DriverTypes> Conversation<D> {
                 self.refuse_line(cx, |ahead| LockError::QueueFull { ahead: waiting + ahead, bound });
                 self.nothing_left(asked, cx);
             }
-            Err(error) if error.may_pass() => {
+            Err(error) if error.is_transient() => {
                 let again = attempt.calls.failed(&error, asked, cx.call_timeout, cx.now(), cx.die());
                 attempt.ask_at = Some(again);
             }

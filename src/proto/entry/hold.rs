@@ -18,7 +18,7 @@ use crate::{
         pending_release::GiveBack,
         section::Section,
     },
-    store::{Released, StoreError, StoreErrorKind, YieldReply},
+    store::{ReleaseReply, StoreError, StoreErrorKind, YieldReply},
 };
 
 /// When a delivery is looked at first. What is late then has another store timeout, so that it is
@@ -43,7 +43,7 @@ pub(super) fn start<D: DriverTypes>(
 impl<D: DriverTypes> Conversation<D> {
     pub(super) fn granted(&mut self, asked: BootInstant, fence: u64, cx: &mut Context<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
-        let Some(token) = FencingToken::of_grant(fence) else {
+        let Some(token) = FencingToken::from_fence(fence) else {
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Protocol);
             return self.give_up(&error, asked, cx);
         };
@@ -74,7 +74,7 @@ impl<D: DriverTypes> Conversation<D> {
         let Some(first) = self.line.pop() else { return };
         let waits = first.waits();
         let Request { waiter, owner, terms, wait: _, parent: _ } = first;
-        let token = held.token.of_section(held.sections);
+        let token = held.token.with_sequence(held.sections);
         held.sections += 1;
         let looked_at = held.grant.look_at();
         let section = Arc::new(Section::new(Arc::clone(&held.grant), token, terms, cx.now()));
@@ -102,14 +102,14 @@ impl<D: DriverTypes> Conversation<D> {
         section: &Arc<Section<D>>,
         ending: Ending,
         cx: &mut Context<'_, D>,
-    ) -> Option<Released> {
+    ) -> Option<ReleaseReply> {
         self.notice_loss(cx);
         let Some(Attempt { state: State::Held(held), .. }) = &mut self.attempt else {
-            return Some(Released::NotHolder);
+            return Some(ReleaseReply::NotHolder);
         };
         let Some(running) = held.running.as_mut().filter(|running| running.is(section)) else {
             // Lost before, and given back then.
-            return Some(Released::NotHolder);
+            return Some(ReleaseReply::NotHolder);
         };
         if ending == Ending::Unheard {
             section.taken();
@@ -118,7 +118,7 @@ impl<D: DriverTypes> Conversation<D> {
         running.in_order |= ending == Ending::Released;
         running.holds -= 1;
         if running.holds > 0 {
-            return Some(Released::StillHeld);
+            return Some(ReleaseReply::StillHeld);
         }
         let (abnormal, in_order) = (running.abnormal, running.in_order);
         held.running = None;
@@ -139,7 +139,7 @@ impl<D: DriverTypes> Conversation<D> {
         }
         cx.actions.push(Action::Ended(Arc::clone(&section.grant)));
         self.hand_over(cx);
-        Some(Released::HandedOff)
+        Some(ReleaseReply::HandedOff)
     }
 
     /// The section has ended, and somebody here waits: no round trip, unless others may have waited for long enough.
@@ -189,7 +189,7 @@ impl<D: DriverTypes> Conversation<D> {
         };
         let token = match &answer {
             // One that does not rise is none.
-            Ok(YieldReply::Extended { fence }) => FencingToken::of_grant(*fence).filter(|token| *token > held.token),
+            Ok(YieldReply::Extended { fence }) => FencingToken::from_fence(*fence).filter(|token| *token > held.token),
             _ => None,
         };
         if let Some(token) = token {

@@ -13,7 +13,7 @@ use crate::{
         pending_release::GiveBack,
         section::Section,
     },
-    store::{AcquireReply, Released, StoreError, StoreErrorKind},
+    store::{AcquireReply, ReleaseReply, StoreError, StoreErrorKind},
 };
 
 impl<D: DriverTypes> Conversation<D> {
@@ -61,7 +61,7 @@ impl<D: DriverTypes> Conversation<D> {
         send_release(give_back, cx);
     }
 
-    pub(super) fn released(&mut self, number: u64, answer: Result<Released, StoreError>, cx: &mut Context<'_, D>) {
+    pub(super) fn released(&mut self, number: u64, answer: Result<ReleaseReply, StoreError>, cx: &mut Context<'_, D>) {
         let Some(at) = self.give_backs.iter().position(|give_back| give_back.sending == Some(number)) else { return };
         let give_back = &mut self.give_backs[at];
         give_back.sending = None;

@@ -12,7 +12,7 @@ use tower_lock::{
     store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig},
     test_util::{
         decisions::{BootInstant, Ending, LEASE, LINE, STORE_CALL_TIMEOUT, Terms},
-        redis_protocol::{Names, ScriptCall},
+        redis_protocol::{Keyspace, ScriptCall},
     },
 };
 
@@ -43,7 +43,7 @@ pub struct Lab {
     pub fake: Fake,
     /// What is locked.
     pub key: LockKey,
-    names: Names,
+    names: Keyspace,
     shells: Vec<Shell>,
     clock: LocalClock,
     timers: Vec<(u64, Process, Timer)>,
@@ -92,7 +92,7 @@ impl Lab {
             server_ahead: 1_700_000_000_000_000,
             fake: Fake::new(mutant.map_or(&[], Mutant::patches)),
             key: LockKey::from(("key", 0)),
-            names: Names::new("lock").expect("a prefix"),
+            names: Keyspace::new("lock").expect("a prefix"),
             shells: (0..3).map(|n| Shell::new(["a", "b", "c"][n], n as u64, settings)).collect(),
             clock: LocalClock::new(1 << 40, rate),
             timers: Vec::new(),

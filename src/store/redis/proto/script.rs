@@ -72,12 +72,12 @@ impl ScriptCall {
 
 impl ScriptCall {
     /// As a server that knows it is asked.
-    pub fn by_hash(&self) -> redis::Cmd {
+    pub fn eval_sha(&self) -> redis::Cmd {
         self.command("EVALSHA", &self.script.sha)
     }
 
     /// As any server is asked.
-    pub fn by_text(&self) -> redis::Cmd {
+    pub fn eval(&self) -> redis::Cmd {
         self.command("EVAL", &self.script.text)
     }
 
