@@ -11,16 +11,16 @@ use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
 
 use super::{
-    HeldLock, LockGuard, LockPolicy,
+    HeldLock, LockGuard,
     driver::Core,
     driver_data::Waiter,
-    policy::{call_setters, settings},
     request_scope::{InRequest, Parent},
 };
 use crate::{
     error::{LockError, RunError},
     lock_key::LockKey,
     owner::Owner,
+    policy::{LockPolicy, call_setters, settings},
     proto::{Ahead, Ending, Request, hold_limits::Terms},
     store::{StoreError, StoreErrorKind},
     telemetry::metrics::AcquireMetrics,

@@ -19,11 +19,11 @@ use tokio::{
 use super::{
     detached,
     driver_data::{Attached, Grant, GrantData, Section, Waiter},
-    room::Room,
     watchdog::Watchdog,
 };
 use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
+    body::budget::Room,
     clock::{BootInstant, Clock, LazyNow},
     error::{LockError, LockLost},
     limits::{LOCK_DELAY, MAX_STORE_WAITERS, OFFER_TTL, QUEUE_ENTRY_TTL, RECHECK_INTERVAL},

@@ -7,7 +7,7 @@ use std::{
 use tokio::time::timeout;
 
 use super::{
-    LockBuilder, LockPolicy, LockStatus,
+    LockBuilder, LockStatus,
     driver::{Core, LINE},
     request_scope::Parent,
 };
@@ -17,6 +17,7 @@ use crate::{
     limits::{LEASE, LEASE_MAX, LEASE_MIN, LOCK_DELAY, MAX_DETACHED_HANDLERS},
     lock_key::LockKey,
     owner::Owner,
+    policy::LockPolicy,
     process::Process,
     store::{ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore, StoreError, StoreErrorKind, StoreFuture},
     telemetry::{metrics, reports::Report},

@@ -13,9 +13,7 @@ mod held;
 mod driver;
 mod driver_data;
 mod watchdog;
-mod room;
 mod detached;
-mod policy;
 
 #[cfg(all(test, tower_lock_shuttle))]
 mod shuttle_tests;
@@ -24,16 +22,14 @@ pub(crate) use self::{
     acquire::LockParams,
     detached::{Detached, DetachedRoute},
     driver::Core,
-    policy::{request_setters, settings},
     request_scope::InRequest,
-    room::{Abort, NoRoom, Room, Share},
 };
+
 pub use self::{
     acquire::{LockBuilder, LockFuture},
     guard::{LockGuard, ReleaseFuture},
     held::HeldLock,
     manager::{LockManager, LockManagerBuilder},
-    policy::{LockPolicy, LogKey, OnDisconnect, OnLost, ReleaseAt, RequestBodyMode, TimeoutStatus},
     status::LockStatus,
 };
 pub use crate::error::QueueBound;

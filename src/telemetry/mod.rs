@@ -10,3 +10,5 @@ pub(crate) mod metrics;
 mod noop;
 pub(crate) mod reports;
 pub(crate) mod throttle;
+pub(crate) mod route;
+pub(crate) mod span;

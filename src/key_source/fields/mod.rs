@@ -1,21 +1,30 @@
 //! Keys from fields of a request by their names.
 
+pub(crate) mod field;
+mod reader;
+#[cfg(feature = "axum")]
+mod path;
+#[cfg(feature = "axum")]
+mod json;
+mod canonical;
+
 use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
 use http::request::Parts;
 
 #[cfg(feature = "axum")]
-use super::finder::PathParams;
-use super::{
-    body_in::BodyReader,
+use self::path::PathParams;
+use self::{
     field::{Field, Source},
-    field_error::FieldError,
-    finder::Finder,
-    key_source::{KeySource, NoKey, has_route},
-    rejection::Rejection,
+    reader::Finder,
 };
-use crate::lock_key::LockKey;
+use super::{KeySource, NoKey, has_route};
+use crate::{
+    body::reader::BodyReader,
+    lock_key::LockKey,
+    rejection::{Rejection, field_error::FieldError},
+};
 
 /// Keys from fields of the request, by their names: one [`Field`], or a tuple of two to four.
 ///
@@ -119,7 +128,8 @@ impl FromFields {
         finder.look_in_path(&path);
         #[cfg(feature = "axum")]
         if let Some(body) = body {
-            finder.look_in_body(head, body);
+            finder.look_in_form(head, body);
+            finder.look_in_json(body);
         }
         finder.key(self.namespace, head, body.is_some())
     }

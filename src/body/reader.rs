@@ -15,15 +15,11 @@ use http_body_util::LengthLimitError;
 use tokio::time::Instant;
 
 use super::{
-    key_source::NoKey,
+    budget::{Abort, NoRoom, Room, Share},
     pace::{Pace, TooSlow},
-    rejection::Rejection,
     request_body::{Content, LazyTimer, RequestBody, Streaming},
 };
-use crate::{
-    lock::{Abort, LockPolicy, NoRoom, Room, Share},
-    sync::Mutex,
-};
+use crate::{policy::LockPolicy, rejection::Rejection, sync::Mutex};
 
 /// The body of a request before its lock is taken: read by then, or when its key needs it, or not at all.
 #[doc(hidden)]
@@ -50,12 +46,12 @@ enum Gathered {
 }
 
 impl<'a> BodyReader<'a> {
-    pub(super) fn new(body: RequestBody, room: &'a Arc<Room>, policy: &'a LockPolicy) -> Self {
+    pub(crate) fn new(body: RequestBody, room: &'a Arc<Room>, policy: &'a LockPolicy) -> Self {
         Self { body, share: None, room, policy }
     }
 
     /// The bytes of the body. Once they are here they stay.
-    pub(super) async fn read(&mut self, head: &mut Parts) -> Result<Bytes, NoKey> {
+    pub(crate) async fn read(&mut self, head: &mut Parts) -> Result<Bytes, Rejection> {
         if self.share.is_none() {
             let mut share = self.room.share();
             let content = match self.body.take() {
@@ -63,14 +59,14 @@ impl<'a> BodyReader<'a> {
                 Ok(content) => {
                     let len = content.data.len();
                     if len as u64 > limit(head) {
-                        return Err(NoKey::Rejected(Rejection::BodyTooLarge));
+                        return Err(Rejection::BodyTooLarge);
                     }
-                    share.grow(len).map_err(|why| NoKey::Rejected(why.into()))?;
+                    share.grow(len)?;
                     content
                 }
                 Err(streaming) => {
                     let pace = Pace::of(self.policy);
-                    gather(streaming, limit(head), &mut share, pace).await.map_err(NoKey::Rejected)?
+                    gather(streaming, limit(head), &mut share, pace).await?
                 }
             };
             self.share = Some(share);
@@ -80,7 +76,7 @@ impl<'a> BodyReader<'a> {
     }
 
     /// For the inner service; its room is free when that is called.
-    pub(super) fn finish(self) -> (RequestBody, Option<Share>) {
+    pub(crate) fn finish(self) -> (RequestBody, Option<Share>) {
         (self.body, self.share)
     }
 }

@@ -4,8 +4,10 @@ use std::{any::type_name, fmt};
 
 use http::{Extensions, HeaderName};
 
-use super::field_error::Place;
-use crate::lock_key::{part::KeyPart, writer::KeyWriter};
+use crate::{
+    lock_key::{part::KeyPart, writer::KeyWriter},
+    rejection::field_error::Place,
+};
 
 /// A field of a request: the text of one part of a key. For [`from_fields`](crate::key::from_fields).
 ///

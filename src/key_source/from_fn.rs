@@ -14,12 +14,8 @@ use axum::{
 };
 use http::{Request, Response, request::Parts};
 
-use super::{
-    body_in::BodyReader,
-    key_source::{IntoLockKey, KeySource, NoKey},
-    rejection::RejectionBody,
-};
-use crate::lock_key::LockKey;
+use super::{IntoLockKey, KeySource, NoKey};
+use crate::{body::reader::BodyReader, lock_key::LockKey, rejection::RejectionBody};
 
 /// Keys from extractors: the function says which key the request needs, and takes what a handler would take.
 ///

@@ -1,30 +1,27 @@
 //! The one place where a failure becomes a status.
 
-use std::{
-    borrow::Cow,
-    error::Error,
-    fmt,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+mod problem;
+mod body;
+pub(crate) mod field_error;
+pub(crate) mod retry_after;
+
+use std::{borrow::Cow, error::Error, fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderValue, Response, StatusCode, header};
-use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
-use serde::Serialize;
+use http::{Response, StatusCode};
+use http_body::Body;
 use tower::BoxError;
 
-use super::{
+pub use self::body::RejectionBody;
+use self::{
     field_error::FieldError,
+    problem::Problem,
     retry_after::{UsualHold, retry_after},
 };
 use crate::{
     error::{LockError, QueueBound},
-    limits::{RETRY_AFTER_MAX, RETRY_AFTER_MIN},
-    lock::TimeoutStatus,
+    limits::RETRY_AFTER_MIN,
+    policy::TimeoutStatus,
     store::{StoreError, StoreErrorKind},
 };
 
@@ -113,32 +110,16 @@ pub enum Rejection {
     MaxHoldExceeded,
 }
 
-/// The body of an answer to a request that was turned away.
-pub struct RejectionBody(UnsyncBoxBody<Bytes, BoxError>);
-
 /// Makes the answer: what the user said, or the built-in one.
 #[derive(Clone, Default)]
 pub(crate) struct OnReject(Option<Arc<MakeAnswer>>);
 
 type MakeAnswer = dyn Fn(&Rejection) -> Response<RejectionBody> + Send + Sync;
 
-/// RFC 9457, and what a client of ours can act upon. (The crates for problem details keep `type` as an `http::Uri`, which
-/// cannot hold a URN of this form.)
-#[derive(Serialize)]
-struct Problem {
-    r#type: String,
-    title: &'static str,
-    status: u16,
-    detail: Cow<'static, str>,
-    outcome: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    retry_after_ms: Option<u64>,
-}
-
 // === impl Rejection ===
 
 impl Rejection {
-    pub(super) fn of(error: LockError, usual_hold: &UsualHold, status: TimeoutStatus) -> Self {
+    pub(crate) fn of(error: LockError, usual_hold: &UsualHold, status: TimeoutStatus) -> Self {
         let retry_after = |lease_left, ahead| retry_after(lease_left, usual_hold.get(), ahead, fastrand::f64());
         match error {
             LockError::Busy { lease_left, ahead } => Self::Busy { retry_after: retry_after(lease_left, ahead) },
@@ -167,7 +148,7 @@ impl Rejection {
     }
 
     /// How long a route holds its locks says little of when the bodies of others have gone.
-    pub(super) fn bodies_full() -> Self {
+    pub(crate) fn bodies_full() -> Self {
         let retry_after =
             retry_after(Duration::MAX, UsualHold::default().get(), 1, fastrand::f64()).max(RETRY_AFTER_MIN);
         Self::BodyBufferFull { retry_after }
@@ -243,26 +224,16 @@ impl Rejection {
     /// With `Cache-Control: no-store`, and with `Retry-After` in whole seconds, from 1 to 5, where another try may be
     /// worth it; `retry_after_ms` in the body is finer.
     #[must_use]
-    #[expect(clippy::missing_panics_doc, reason = "texts and numbers can always be written")]
     pub fn to_response(&self) -> Response<RejectionBody> {
-        let problem = Problem {
+        Problem {
             r#type: format!("urn:tower-lock:{}", self.code()),
             title: self.title(),
-            status: self.status().as_u16(),
+            status: self.status(),
             detail: self.detail(),
             outcome: self.outcome(),
-            retry_after_ms: self.retry_after().map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX)),
-        };
-        let problem = serde_json::to_vec(&problem).expect("texts and numbers");
-        let mut response = Response::new(RejectionBody::new(Full::from(problem)));
-        *response.status_mut() = self.status();
-        let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if let Some(after) = self.retry_after() {
-            headers.insert(header::RETRY_AFTER, whole_seconds(after).into());
+            retry_after: self.retry_after(),
         }
-        response
+        .into_response()
     }
 
     fn title(&self) -> &'static str {
@@ -336,11 +307,6 @@ impl Rejection {
     }
 }
 
-fn whole_seconds(after: Duration) -> u64 {
-    let rounded_up = after.as_secs() + u64::from(after.subsec_nanos() > 0);
-    rounded_up.clamp(RETRY_AFTER_MIN.as_secs(), RETRY_AFTER_MAX.as_secs())
-}
-
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.title())
@@ -377,50 +343,10 @@ impl From<TimeoutStatus> for StatusCode {
     }
 }
 
-// === impl RejectionBody ===
-
-impl RejectionBody {
-    pub(super) fn new<B>(body: B) -> Self
-    where
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
-        Self(body.map_err(Into::into).boxed_unsync())
-    }
-
-    #[cfg(feature = "axum")]
-    pub(crate) fn into_axum(self) -> axum::body::Body {
-        axum::body::Body::new(self)
-    }
-}
-
-impl Body for RejectionBody {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Pin::new(&mut self.0).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.0.size_hint()
-    }
-}
-
-impl fmt::Debug for RejectionBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RejectionBody").finish_non_exhaustive()
-    }
-}
-
 // === impl OnReject ===
 
 impl OnReject {
-    pub(super) fn new<F, B>(answer: F) -> Self
+    pub(crate) fn new<F, B>(answer: F) -> Self
     where
         F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
         B: Body<Data = Bytes> + Send + 'static,
@@ -430,7 +356,7 @@ impl OnReject {
     }
 
     /// This, or what was said further out.
-    pub(super) fn or<'a>(&'a self, outer: Option<&'a Self>) -> &'a Self {
+    pub(crate) fn or<'a>(&'a self, outer: Option<&'a Self>) -> &'a Self {
         match (&self.0, outer) {
             (None, Some(outer)) => outer,
             _ => self,
@@ -457,13 +383,6 @@ impl fmt::Debug for OnReject {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn retry_after_is_whole_seconds_from_one_to_five() {
-        for (ms, seconds) in [(0, 1), (1, 1), (999, 1), (1000, 1), (1001, 2), (4001, 5), (5000, 5), (60_000, 5)] {
-            assert_eq!(whole_seconds(Duration::from_millis(ms)), seconds, "{ms} ms");
-        }
-    }
 
     #[test]
     fn a_full_process_is_not_retried_after_the_usual_hold_of_one_route() {

@@ -17,22 +17,25 @@ use http::{Extensions, HeaderMap, Method};
 use http::{Response, request::Parts};
 use tokio::{task::AbortHandle, time::Instant};
 
-#[cfg(feature = "axum")]
-use super::{body_in::BodyReader, rejection::RejectionBody, request_body::SharedBody};
 use super::{
-    connection::ClientConnection,
-    prefer,
-    rejection::{OnReject, Rejection},
-    retry_after::UsualHold,
-    section::{Section, Stops},
-    trace::{LockSpan, Route},
+    abort::Stops, config::Terms, connection::ClientConnection, owner_lifetime::Tenure, prefer, request_lock::Section,
 };
+#[cfg(feature = "axum")]
+use crate::body::{reader::BodyReader, request_body::SharedBody};
+#[cfg(feature = "axum")]
+use crate::key_source::NoKey;
+#[cfg(feature = "axum")]
+use crate::rejection::RejectionBody;
 use crate::{
+    body::{budget::Share, request_body::BodyObserver},
     error::LockLost,
-    lock::{Core, Detached, DetachedRoute, InRequest, LockFuture, LockParams, LockPolicy, Share},
+    lock::{Detached, DetachedRoute, InRequest, LockFuture, LockParams},
     lock_key::LockKey,
     owner::Owner,
+    policy::LockPolicy,
+    rejection::{OnReject, Rejection},
     sync::Mutex,
+    telemetry::{route::Route, span::LockSpan},
 };
 
 /// One request at one layer of ours: the layer, its future, its handler and the extractors in there meet here. In the extensions of the
@@ -66,26 +69,12 @@ struct Inner {
     beyond: Mutex<Beyond>,
 }
 
-/// As long as one of these lives the request is who it is; then nothing re-enters as its owner. Each layer has one until its part of the answer is
-/// over: a handler or a stream may outlive the layer that has named the owner.
-pub(super) struct Tenure(Owner);
-
 /// The handler was not called yet.
 const BEFORE: u8 = 0;
 /// It runs.
 const RUNS: u8 = 1;
 /// It has answered, or was broken off.
 const AFTER: u8 = 2;
-
-/// How this layer takes locks.
-#[derive(Clone)]
-pub(super) struct Terms {
-    pub(super) core: Arc<Core>,
-    pub(super) policy: LockPolicy,
-    pub(super) on_reject: OnReject,
-    pub(super) usual_hold: Arc<UsualHold>,
-    pub(super) name: Option<&'static str>,
-}
 
 /// What is held beyond the lock of the layer.
 #[derive(Default)]
@@ -133,6 +122,11 @@ impl Slot {
 
     pub(super) fn owner(&self) -> &Owner {
         &self.0.owner
+    }
+
+    /// Receives the progress of the body of the request.
+    pub(super) fn body_observer(&self) -> Arc<dyn BodyObserver> {
+        Arc::clone(&self.0) as _
     }
 
     /// What the calls of the handler have from this request.
@@ -185,7 +179,7 @@ impl Slot {
         let Some(shared) = head.extensions.get::<SharedBody>().cloned() else { return Ok(None) };
         let Some(body) = shared.take() else { return Ok(None) };
         let mut body = BodyReader::new(body, self.0.terms.core.bodies(), self.policy());
-        body.read(head).await.map_err(|no_key| no_key.answer(route, self.on_reject()))?;
+        body.read(head).await.map_err(|rejection| NoKey::from(rejection).answer(route, self.on_reject()))?;
         let (body, share) = body.finish();
         shared.put(body);
         Ok(share)
@@ -227,7 +221,7 @@ impl Slot {
 
     async fn acquire(&self, route: &Route, key: LockKey) -> Result<Section, Rejection> {
         let Terms { core, policy, usual_hold, .. } = &self.0.terms;
-        let mut span = LockSpan::waiting(route, &key, policy);
+        let mut span = LockSpan::waiting(route, &key, policy.shows_key());
         let began = Instant::now();
         if self.0.max_client_wait.is_some() {
             self.0.has_applied.store(true, Release);
@@ -241,7 +235,7 @@ impl Slot {
         };
         match LockFuture::new(Arc::clone(core), ask).await {
             Ok(guard) => {
-                span.granted(&guard, began.elapsed());
+                span.granted(began.elapsed(), || guard.hold_count(), guard.fencing_token());
                 Ok(Section::new(guard, span, Arc::clone(usual_hold), policy))
             }
             Err(error) => {
@@ -259,7 +253,7 @@ impl Slot {
         }
         let error = core.refusal(key, &self.0.owner, || route.label())?;
         self.0.has_applied.store(self.0.max_client_wait.is_some(), Release);
-        LockSpan::waiting(route, key, policy).turned_away(&error, Duration::ZERO);
+        LockSpan::waiting(route, key, policy.shows_key()).turned_away(&error, Duration::ZERO);
         Some(Rejection::of(error, usual_hold, policy.status_in_vain()))
     }
 
@@ -277,7 +271,7 @@ impl Slot {
 
     /// Whether a lock is held here now.
     pub(super) fn holds(&self) -> bool {
-        self.0.held.load(Acquire) > 0
+        self.0.holds_lock()
     }
 
     /// To the end of the response. Handed back if that is over.
@@ -338,11 +332,6 @@ impl Slot {
         self.0.phase.load(Acquire) != BEFORE
     }
 
-    /// The body of the request is still on its way, or was read to its end.
-    pub(super) fn is_incomplete(&self, is_incomplete: bool) {
-        self.0.is_incomplete.store(is_incomplete, Release);
-    }
-
     /// A place for the handler to finish in, now that nobody waits for its answer; if it has begun, holds a lock, and is to finish.
     pub(super) fn finish(&self) -> Option<Detached> {
         let Inner { terms, is_inner, phase, is_incomplete, waiting, .. } = &*self.0;
@@ -372,16 +361,13 @@ impl Slot {
     }
 }
 
-impl Tenure {
-    fn begin() -> (Owner, Option<Arc<Self>>) {
-        let owner = Owner::new();
-        (owner.clone(), Some(Arc::new(Self(owner))))
+impl BodyObserver for Inner {
+    fn set_incomplete(&self, is_incomplete: bool) {
+        self.is_incomplete.store(is_incomplete, Release);
     }
-}
 
-impl Drop for Tenure {
-    fn drop(&mut self) {
-        self.0.retire();
+    fn holds_lock(&self) -> bool {
+        self.held.load(Acquire) > 0
     }
 }
 

@@ -1,63 +1,22 @@
 //! The sections of one request: its locks, and what is noted when they end.
 
 use std::{
-    future::{pending, poll_fn},
-    pin::{Pin, pin},
+    future::{Future, poll_fn},
+    pin::pin,
     sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
+    task::Poll,
 };
 
 use smallvec::SmallVec;
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep_until, timeout},
-};
+use tokio::{runtime::Handle, time::timeout};
 
 use super::{
-    pace::TooSlow,
-    retry_after::UsualHold,
-    slot::{Slot, Tenure},
-    trace::LockSpan,
+    abort::{Stops, first},
+    context::Slot,
+    owner_lifetime::Tenure,
+    request_lock::Section,
 };
-use crate::{
-    error::LockLost,
-    limits::RELEASE_WAIT,
-    lock::{HeldLock, LockGuard, LockPolicy, ReleaseFuture},
-    store::ReleaseReply,
-};
-
-/// One lock of a request. Dropped, it is given back as a dropped guard is: after its lock-delay.
-#[derive(Debug)]
-pub(crate) struct Section {
-    // Field order is drop order: what is noted, is noted before the next one has its turn.
-    note: Note,
-    guard: LockGuard,
-    stops: StopsAt,
-}
-
-/// Ready when what runs in a section is to be broken off.
-pub(super) type Stop = Pin<Box<dyn Future<Output = LockLost> + Send>>;
-
-pub(super) type Stops = SmallVec<[Stop; 1]>;
-
-/// When that is.
-#[derive(Clone, Copy, Debug)]
-enum StopsAt {
-    /// When the lock is lost.
-    WhenLost,
-    /// It goes on with its fence, but not for ever. (`None`: later than any clock.)
-    At(Option<Instant>),
-}
-
-#[derive(Debug)]
-struct Note {
-    span: LockSpan,
-    usual_hold: Arc<UsualHold>,
-    granted: Instant,
-    /// For so long the key stays taken, however soon the work is done.
-    at_least: Duration,
-}
+use crate::{body::pace::TooSlow, error::LockLost, limits::RELEASE_WAIT, store::Released, telemetry::span::LockSpan};
 
 /// The duty to end all sections of one request at one layer, each exactly once.
 ///
@@ -69,68 +28,6 @@ pub(super) struct Duty {
     sections: SmallVec<[Section; 1]>,
     /// What was answered is no success: nothing keeps the keys for their least time.
     has_failed: bool,
-}
-
-impl Section {
-    pub(super) fn new(guard: LockGuard, span: LockSpan, usual_hold: Arc<UsualHold>, policy: &LockPolicy) -> Self {
-        let granted = Instant::now();
-        let note = Note { span, usual_hold, granted, at_least: Duration::ZERO };
-        let stops = if policy.goes_on_when_lost() {
-            StopsAt::At(granted.checked_add(policy.longest_hold()))
-        } else {
-            StopsAt::WhenLost
-        };
-        Self { note, guard, stops }
-    }
-
-    pub(crate) fn view(&self) -> HeldLock {
-        self.guard.held_lock()
-    }
-
-    /// Whether what runs in here is to be broken off now, and why.
-    pub(super) fn must_stop(&self) -> Option<LockLost> {
-        match self.stops {
-            StopsAt::WhenLost => self.guard.held_lock().ensure_remaining(Duration::ZERO).err(),
-            StopsAt::At(end) => end.is_some_and(|end| end <= Instant::now()).then_some(LockLost::HoldLimitReached),
-        }
-    }
-
-    /// Ready when it is.
-    pub(super) fn stop(&self) -> Stop {
-        let view = self.view();
-        match self.stops {
-            StopsAt::WhenLost => Box::pin(async move { view.lost().await }),
-            StopsAt::At(None) => Box::pin(pending()),
-            StopsAt::At(Some(end)) => Box::pin(async move {
-                sleep_until(end).await;
-                LockLost::HoldLimitReached
-            }),
-        }
-    }
-
-    /// Nobody is there for whom it was granted. Nothing has run in it, so nothing keeps its key.
-    pub(super) fn unheard(self) {
-        self.note.span.unheard();
-        drop(self.release(true));
-    }
-
-    /// Begins to give the lock back.
-    fn release(self, has_failed: bool) -> (ReleaseFuture, Note) {
-        let Self { mut note, guard, .. } = self;
-        if !has_failed {
-            note.at_least = guard.min_hold();
-        }
-        (if has_failed { guard.release_after_failure() } else { guard.release() }, note)
-    }
-}
-
-/// The first of them that is ready.
-pub(super) fn first(stops: &mut Stops, cx: &mut Context<'_>) -> Poll<LockLost> {
-    let ready = stops.iter_mut().find_map(|stop| match stop.as_mut().poll(cx) {
-        Poll::Ready(why) => Some(why),
-        Poll::Pending => None,
-    });
-    ready.map_or(Poll::Pending, Poll::Ready)
 }
 
 impl Duty {
@@ -237,7 +134,7 @@ impl Duty {
             self.sections.drain(..).rev().map(|section| section.release(has_failed)).collect();
         let all = async {
             for (release, note) in releases {
-                let is_late = matches!(release.await, Ok(ReleaseReply::NotHolder));
+                let is_late = matches!(release.await, Ok(Released::NotHolder));
                 if is_late {
                     note.span.late();
                 }
@@ -262,13 +159,5 @@ impl Drop for Duty {
                 drop(section.release(true));
             }
         }
-    }
-}
-
-impl Drop for Note {
-    fn drop(&mut self) {
-        let hold: Duration = self.granted.elapsed();
-        self.usual_hold.add(hold.max(self.at_least));
-        self.span.ended(hold);
     }
 }

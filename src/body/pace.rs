@@ -4,14 +4,14 @@ use std::{error::Error, fmt, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::lock::LockPolicy;
+use crate::policy::LockPolicy;
 
 /// Counts the time that the peer makes us wait, and what it moves meanwhile. Pure: time is an argument.
 ///
 /// Our own time counts for nothing: a producer that has nothing to say, a handler that does something else. The rate is taken in windows of as much
 /// *waiting* as the idle limit, each by itself: what the buffers on the way swallowed at first gives no credit for later.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(crate) struct Pace {
     idle: Duration,
     /// In each window.
     least: u64,
@@ -31,7 +31,7 @@ pub(super) struct Pace {
 
 /// Why nobody waits for the peer any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TooSlow {
+pub(crate) enum TooSlow {
     /// Nothing moved for so long.
     Idle,
     /// Too little moved in so long.
@@ -42,7 +42,7 @@ pub(super) enum TooSlow {
 const OURS: u32 = 4;
 
 impl Pace {
-    pub(super) fn new(idle: Duration, bytes_per_second: u64) -> Self {
+    pub(crate) fn new(idle: Duration, bytes_per_second: u64) -> Self {
         let least = u128::from(bytes_per_second).saturating_mul(idle.as_millis()) / 1000;
         Self {
             idle,
@@ -56,18 +56,18 @@ impl Pace {
         }
     }
 
-    pub(super) fn of(policy: &LockPolicy) -> Self {
+    pub(crate) fn of(policy: &LockPolicy) -> Self {
         Self::new(policy.longest_idle(), policy.least_rate())
     }
 
     /// It is the peer's turn, from now on if it was not already.
-    pub(super) fn waits(&mut self, now: Instant) {
+    pub(crate) fn waits(&mut self, now: Instant) {
         self.since.get_or_insert(now);
         self.began.get_or_insert(now);
     }
 
     /// The peer has moved so many bytes, and it is our turn.
-    pub(super) fn moved(&mut self, now: Instant, bytes: u64) {
+    pub(crate) fn moved(&mut self, now: Instant, bytes: u64) {
         self.fold(now);
         self.since = None;
         if bytes > 0 {
@@ -78,7 +78,7 @@ impl Pace {
     }
 
     /// Whether the peer was too slow by now, and how.
-    pub(super) fn verdict(&mut self, now: Instant) -> Option<TooSlow> {
+    pub(crate) fn verdict(&mut self, now: Instant) -> Option<TooSlow> {
         if self.since.is_some() {
             self.fold(now);
             self.since = Some(now);
@@ -88,13 +88,13 @@ impl Pace {
     }
 
     /// When to look again, if nothing moves until then. `None`: it is not the peer's turn, or later than any clock.
-    pub(super) fn look_at(&self) -> Option<Instant> {
+    pub(crate) fn look_at(&self) -> Option<Instant> {
         let left = (self.idle.saturating_sub(self.quiet)).min(self.idle.saturating_sub(self.waited));
         self.since?.checked_add(left)
     }
 
     /// Nothing counts by now: it was not our matter.
-    pub(super) fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         *self = Self { since: None, quiet: Duration::ZERO, waited: Duration::ZERO, moved: 0, began: None, ..*self };
     }
 

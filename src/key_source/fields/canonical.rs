@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::field_error::FieldProblem;
+use crate::rejection::field_error::FieldProblem;
 
 /// The text that stands in the key for this one, as the client wrote it.
 pub(super) fn normal(text: Cow<'_, str>) -> Result<Cow<'_, str>, FieldProblem> {

@@ -9,16 +9,19 @@ use http_body::Body;
 use tower::{BoxError, Layer, Service};
 
 use super::{
-    body_out::ResponseBody,
-    ending,
+    config::{Outside, Terms},
+    context::Slot,
     future::ResponseFuture,
-    rejection::{OnReject, Rejection},
-    request_body::RequestBody,
-    retry_after::UsualHold,
-    section::Duty,
-    slot::{Slot, Terms},
+    request_locks::Duty,
+    response,
+    response_body::ResponseBody,
 };
-use crate::lock::{LockManager, LockPolicy, request_setters, settings};
+use crate::{
+    body::request_body::RequestBody,
+    lock::LockManager,
+    policy::{LockPolicy, request_setters, settings},
+    rejection::{OnReject, Rejection, retry_after::UsualHold},
+};
 
 /// Settings for all [`LockLayer`](crate::LockLayer)s inside, those of one router; and what [`Locked`](crate::Locked) takes its locks
 /// from.
@@ -54,14 +57,6 @@ pub struct LockManagerLayer {
 pub struct LockManagerService<S> {
     inner: S,
     layer: LockManagerLayer,
-}
-
-/// What the layers outside say: in the extensions of the request.
-#[derive(Clone, Debug)]
-pub(super) struct Outside {
-    layers: LockPolicy,
-    of_locks: LockPolicy,
-    on_reject: OnReject,
 }
 
 impl LockManagerLayer {
@@ -133,7 +128,7 @@ where
                 head.extensions.insert(handle);
             }
         }
-        let request = Request::from_parts(head, body.watched_by(&slot));
+        let request = Request::from_parts(head, body.watched_by(slot.body_observer(), slot.policy()));
         slot.runs(true);
         let handler = slot.in_request().scope_sync(|| self.inner.call(request));
         let duty = Duty::new(slot.clone(), tenure);
@@ -141,7 +136,7 @@ where
             slot,
             Box::pin(async move {
                 let done = duty.run(handler).await;
-                ending::answer(duty, &method, done).await
+                response::answer(duty, &method, done).await
             }),
         )
     }
@@ -156,29 +151,5 @@ impl LockManagerLayer {
             usual_hold: Arc::clone(&self.usual_hold),
             name: None,
         }
-    }
-}
-
-impl Outside {
-    /// The nearest one wins.
-    fn over(&self, outer: Option<&Self>) -> Self {
-        let Some(outer) = outer else { return self.clone() };
-        Self {
-            layers: self.layers.or(outer.layers),
-            of_locks: self.of_locks.or(outer.of_locks),
-            on_reject: self.on_reject.or(Some(&outer.on_reject)).clone(),
-        }
-    }
-
-    /// What counts for a request: what the route sets, else the nearest layer outside, else the locks.
-    pub(super) fn policy(outside: Option<&Self>, route: LockPolicy, locks: &LockManager) -> LockPolicy {
-        match outside {
-            Some(Self { layers, of_locks, .. }) => route.or(*layers).or(*of_locks).or(locks.policy()),
-            None => route.or(locks.policy()),
-        }
-    }
-
-    pub(super) fn on_reject(&self) -> &OnReject {
-        &self.on_reject
     }
 }

@@ -2,11 +2,8 @@ use std::future::{Future, ready};
 
 use http::request::Parts;
 
-use super::{
-    body_in::BodyReader,
-    key_source::{KeySource, NoKey},
-};
-use crate::lock_key::LockKey;
+use super::{KeySource, NoKey};
+use crate::{body::reader::BodyReader, lock_key::LockKey};
 
 /// One key for every request. Made by [`fixed`].
 #[derive(Clone, Debug)]

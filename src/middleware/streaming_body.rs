@@ -2,12 +2,11 @@
 
 use std::{
     collections::VecDeque,
-    future::poll_fn,
+    future::Future,
     mem,
     pin::Pin,
-    sync::{Arc, Weak},
-    task::{Context, Poll, Waker, ready},
-    time::Duration,
+    sync::Arc,
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
@@ -15,16 +14,17 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::{
     runtime::Handle,
     task::AbortHandle,
-    time::{Instant, Sleep, sleep, timeout_at},
+    time::{Instant, Sleep, sleep},
 };
 use tower::BoxError;
 
 use super::{
-    body_out::data_len,
-    pace::{Pace, TooSlow},
-    section::{Duty, Stops, first},
+    complete_body::data_len,
+    request_locks::Duty,
+    shared_body::{Cut, Flow, Shared},
+    stall_monitor::{Keeper, keep},
 };
-use crate::{error::LockLost, limits::RELEASE_WAIT, sync::Mutex};
+use crate::{body::pace::Pace, error::LockLost, limits::RELEASE_WAIT};
 
 /// Frames pass as they come; the last one waits until the locks are given back: whoever has it finds the keys free.
 ///
@@ -57,48 +57,6 @@ enum Phase {
 /// What comes last: frames, or an error.
 type Rest = VecDeque<Result<Frame<Bytes>, BoxError>>;
 
-/// Whoever polls the body and its keeper meet here.
-struct Shared<B>(Mutex<Meeting<B>>);
-
-struct Meeting<B> {
-    flow: Whereabouts<B>,
-    pace: Pace,
-    /// Bytes that were handed out, and that the reader has to make room for.
-    handed_out: u64,
-    /// Of who polls the body.
-    waker: Option<Waker>,
-}
-
-enum Whereabouts<B> {
-    /// Nobody polls it.
-    Here(Box<Flow<B>>),
-    /// It is polled: not under the mutex, it is code of others.
-    Away,
-    /// The keeper has cut it.
-    Cut(Cut),
-    /// It has ended.
-    Over,
-}
-
-/// In drop order: what the body owns (a transaction, a file) is gone before the next section begins.
-struct Flow<B> {
-    inner: Pin<Box<B>>,
-    duty: Duty,
-}
-
-/// Why a stream ends before its end.
-#[derive(Clone, Copy, Debug)]
-enum Cut {
-    Lost(LockLost),
-    TooSlow(TooSlow),
-}
-
-/// How long the keeper leaves a poll that it meets: it is a moment.
-const AWAY: Duration = Duration::from_millis(10);
-
-/// Ends with the stream.
-struct Keeper(Option<AbortHandle>);
-
 impl<B> Stream<B>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>>,
@@ -120,8 +78,7 @@ where
         // The head goes out now; then it is the reader's turn.
         pace.waits(Instant::now());
         let slot = duty.slot().clone();
-        let here = Whereabouts::Here(Box::new(Flow { inner, duty }));
-        let flow = Arc::new(Shared(Mutex::new(Meeting { flow: here, pace, handed_out: 1, waker: None })));
+        let flow = Arc::new(Shared::new(Flow { inner, duty }, pace));
         let keeper = Keeper(slot.spawn(keep(Arc::downgrade(&flow), stops, idle)));
         Self { flow, ahead, hint, left: length, phase: Phase::Flowing, keeper }
     }
@@ -270,119 +227,4 @@ fn less(hint: SizeHint, bytes: u64) -> SizeHint {
     }
     less.set_lower(hint.lower().saturating_sub(bytes));
     less
-}
-
-impl<B> Shared<B> {
-    /// To be polled.
-    fn take(&self, waker: &Waker) -> Result<Box<Flow<B>>, Cut> {
-        let mut meeting = self.0.lock();
-        match mem::replace(&mut meeting.flow, Whereabouts::Away) {
-            Whereabouts::Here(flow) => {
-                let bytes = mem::take(&mut meeting.handed_out);
-                meeting.pace.moved(Instant::now(), bytes);
-                meeting.waker.get_or_insert_with(|| waker.clone()).clone_from(waker);
-                Ok(flow)
-            }
-            Whereabouts::Cut(cut) => Err(cut),
-            // A poll has panicked: what it polled is gone.
-            Whereabouts::Away | Whereabouts::Over => Err(Cut::Lost(LockLost::Released)),
-        }
-    }
-
-    /// Polled. `handed_out`: so many bytes, and it is the reader's turn.
-    fn put(&self, flow: Box<Flow<B>>, handed_out: Option<u64>) {
-        let mut meeting = self.0.lock();
-        meeting.flow = Whereabouts::Here(flow);
-        if let Some(bytes) = handed_out {
-            // A frame without bytes was taken, too: it is no sign of life that is missing.
-            meeting.handed_out = bytes.max(1);
-            meeting.pace.waits(Instant::now());
-        }
-    }
-
-    fn over(&self) {
-        self.0.lock().flow = Whereabouts::Over;
-    }
-}
-
-impl<B> Shared<B> {
-    /// Ends it where it stands. False: it is polled at this moment, and whoever does so will see for himself.
-    fn cut(&self, cut: Cut) -> bool {
-        let mut meeting = self.0.lock();
-        let (flow, waker) = match mem::replace(&mut meeting.flow, Whereabouts::Cut(cut)) {
-            Whereabouts::Here(flow) => (flow, meeting.waker.take()),
-            Whereabouts::Away => {
-                meeting.flow = Whereabouts::Away;
-                return false;
-            }
-            over @ (Whereabouts::Cut(_) | Whereabouts::Over) => {
-                meeting.flow = over;
-                return true;
-            }
-        };
-        drop(meeting);
-        // Not under the mutex: code of others. First whoever polls, who finds it cut whatever the drop of the body does.
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-        let Flow { inner, duty } = *flow;
-        drop(inner);
-        match cut {
-            Cut::Lost(why) => duty.lost(why),
-            Cut::TooSlow(why) => duty.stalled(why),
-        }
-        true
-    }
-
-    /// Whether its reader was too slow by now; else when to look again, if it is the reader's turn.
-    fn too_slow(&self, now: Instant) -> Result<Option<Instant>, TooSlow> {
-        let mut meeting = self.0.lock();
-        match meeting.pace.verdict(now) {
-            Some(why) => Err(why),
-            None => Ok(meeting.pace.look_at()),
-        }
-    }
-}
-
-/// Cuts the stream when a lock is lost, or when its reader is too slow, whether or not anybody polls it.
-async fn keep<B>(flow: Weak<Shared<B>>, mut stops: Stops, idle: Duration) {
-    let mut look_at = Instant::now().checked_add(idle);
-    loop {
-        let lost = poll_fn(|cx| first(&mut stops, cx));
-        let lost = match look_at {
-            Some(at) => timeout_at(at, lost).await.ok(),
-            None => Some(lost.await),
-        };
-        let Some(flow) = flow.upgrade() else { return };
-        if let Some(why) = lost {
-            while !flow.cut(Cut::Lost(why)) {
-                sleep(AWAY).await;
-            }
-            return;
-        }
-        let now = Instant::now();
-        look_at = match flow.too_slow(now) {
-            // Where it is not the reader's turn, it may be at any time.
-            Ok(at) => at.or_else(|| now.checked_add(idle)),
-            Err(why) if flow.cut(Cut::TooSlow(why)) => return,
-            Err(_) => now.checked_add(AWAY),
-        };
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        if let Some(task) = self.0.take() {
-            task.abort();
-        }
-    }
-}
-
-impl From<Cut> for BoxError {
-    fn from(cut: Cut) -> Self {
-        match cut {
-            Cut::Lost(why) => why.into(),
-            Cut::TooSlow(why) => why.into(),
-        }
-    }
 }

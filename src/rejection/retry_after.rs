@@ -11,13 +11,13 @@ use crate::limits::{INITIAL_HOLD_ESTIMATE, RETRY_AFTER_FLOOR, RETRY_AFTER_MAX};
 ///
 /// A lease says little: it is 30 seconds long around a section of 40 milliseconds.
 #[derive(Debug, Default)]
-pub(super) struct UsualHold {
+pub(crate) struct UsualHold {
     /// Microseconds; zero before the first one.
     average_us: AtomicU64,
 }
 
 impl UsualHold {
-    pub(super) fn add(&self, hold: Duration) {
+    pub(crate) fn add(&self, hold: Duration) {
         let hold = u64::try_from(hold.as_micros()).unwrap_or(u64::MAX).max(1);
         let average = self.average_us.load(Ordering::Relaxed);
         let average = if average == 0 { hold } else { average - average / 8 + hold / 8 };
@@ -25,7 +25,7 @@ impl UsualHold {
         self.average_us.store(average.max(1), Ordering::Relaxed);
     }
 
-    pub(super) fn get(&self) -> Duration {
+    pub(crate) fn get(&self) -> Duration {
         match self.average_us.load(Ordering::Relaxed) {
             0 => INITIAL_HOLD_ESTIMATE,
             average => Duration::from_micros(average),
@@ -37,7 +37,7 @@ impl UsualHold {
 /// over says nothing: its holder is overdue.
 ///
 /// `die` is in 0..1 and spreads it by a fifth to either side, so that those who were refused together do not come back together.
-pub(super) fn retry_after(lease_left: Duration, usual_hold: Duration, ahead: usize, die: f64) -> Duration {
+pub(crate) fn retry_after(lease_left: Duration, usual_hold: Duration, ahead: usize, die: f64) -> Duration {
     let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
     let lease_left = if lease_left.is_zero() { RETRY_AFTER_MAX } else { lease_left };
     let estimate = lease_left.min(usual_hold.saturating_mul(ahead)).min(RETRY_AFTER_MAX);

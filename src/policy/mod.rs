@@ -353,7 +353,6 @@ impl LockPolicy {
         }
     }
 
-    #[cfg(feature = "tracing")]
     pub(crate) fn shows_key(&self) -> bool {
         self.log_key.unwrap_or_default() == LogKey::Full
     }

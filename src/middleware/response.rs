@@ -5,8 +5,8 @@ use http::{HeaderMap, Method, Response, StatusCode, header};
 use http_body::Body;
 use tower::BoxError;
 
-use super::{body_out::ResponseBody, rejection::Rejection, section::Duty};
-use crate::error::LockLost;
+use super::{request_locks::Duty, response_body::ResponseBody};
+use crate::{error::LockLost, rejection::Rejection};
 
 /// What the handler has answered, or why it has not.
 pub(super) async fn answer<B, E>(

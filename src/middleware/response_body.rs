@@ -14,10 +14,15 @@ use pin_project_lite::pin_project;
 use tokio::{runtime::Handle, time::timeout};
 use tower::BoxError;
 
-use super::{rejection::RejectionBody, section::Duty, stream::Stream};
+use super::{
+    complete_body::{Complete, data_len},
+    request_locks::Duty,
+    streaming_body::Stream,
+};
 use crate::{
     error::LockLost,
     limits::{EAGER_BYTES, EAGER_FRAMES, RELEASE_WAIT},
+    rejection::RejectionBody,
 };
 
 pin_project! {
@@ -48,18 +53,6 @@ pin_project! {
         /// The answer to a request that was turned away.
         Rejected { body: RejectionBody },
     }
-}
-
-/// What is left of a body that is not needed any more.
-struct Complete {
-    frames: VecDeque<Frame<Bytes>>,
-    /// What comes after the frames.
-    error: Option<BoxError>,
-    /// What the body announced, less what has been sent of it. Where it broke its word (an error, too few bytes), so do we:
-    /// the client must not take a part for the whole.
-    announced: Option<u64>,
-    /// Where nobody asks for content (`HEAD`): whether the body said that it had none.
-    had_none: Option<bool>,
 }
 
 /// For layers outside that answer by themselves: a timeout of `tower-http` does.
@@ -171,33 +164,6 @@ where
     }
 }
 
-impl Complete {
-    fn next(&mut self) -> Option<Result<Frame<Bytes>, BoxError>> {
-        let frame = self.frames.pop_front();
-        if let (Some(announced), Some(data)) = (&mut self.announced, frame.as_ref().and_then(Frame::data_ref)) {
-            *announced = announced.saturating_sub(data.len() as u64);
-        }
-        frame.map(Ok).or_else(|| self.error.take().map(Err))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        let nothing_left = self.frames.is_empty() && self.error.is_none() && self.announced.unwrap_or(0) == 0;
-        self.had_none.unwrap_or(nothing_left)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        // Not made exact where it was not: hyper would send a `Content-Length`, and then no trailers.
-        self.announced.map_or_else(
-            || {
-                let mut at_least = SizeHint::new();
-                at_least.set_lower(data_len(&self.frames));
-                at_least
-            },
-            SizeHint::with_exact,
-        )
-    }
-}
-
 impl<B> Body for ResponseBody<B>
 where
     B: Body<Data = Bytes>,
@@ -232,10 +198,6 @@ where
             State::Rejected { body } => body.size_hint(),
         }
     }
-}
-
-pub(super) fn data_len<'a>(frames: impl IntoIterator<Item = &'a Frame<Bytes>>) -> u64 {
-    frames.into_iter().filter_map(Frame::data_ref).map(|data| data.len() as u64).sum()
 }
 
 impl<B> fmt::Debug for ResponseBody<B> {

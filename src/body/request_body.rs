@@ -18,11 +18,8 @@ use tokio::{
 };
 use tower::BoxError;
 
-use super::{
-    pace::{Pace, TooSlow},
-    slot::Slot,
-};
-use crate::sync::Mutex;
+use super::pace::{Pace, TooSlow};
+use crate::{policy::LockPolicy, sync::Mutex};
 
 /// The body of a request that went through a [`LockLayer`](crate::LockLayer) or a [`LockManagerLayer`](crate::LockManagerLayer).
 ///
@@ -43,20 +40,20 @@ enum Kind {
 ///
 /// It does not own the body: a copy of the extensions keeps no upload open.
 #[derive(Clone)]
-pub(super) struct SharedBody(Weak<Mutex<Option<RequestBody>>>);
+pub(crate) struct SharedBody(Weak<Mutex<Option<RequestBody>>>);
 
 /// The bytes and trailers of a body that was read, as the inner service gets them.
 #[derive(Debug, Default)]
-pub(super) struct Content {
-    pub(super) data: Bytes,
-    pub(super) trailers: Option<HeaderMap>,
+pub(crate) struct Content {
+    pub(crate) data: Bytes,
+    pub(crate) trailers: Option<HeaderMap>,
     /// The sender did not say how long it would be.
-    pub(super) is_unannounced: bool,
+    pub(crate) is_unannounced: bool,
 }
 
 /// A body that is not complete yet.
-pub(super) struct Streaming {
-    pub(super) inner: Incoming,
+pub(crate) struct Streaming {
+    pub(crate) inner: Incoming,
     /// Whoever waits for its end, from the inside to the outside.
     watches: SmallVec<[Watch; 1]>,
     timer: LazyTimer,
@@ -64,13 +61,22 @@ pub(super) struct Streaming {
 
 /// Rings when it is to be looked again, or too early: it is not set anew with each frame.
 #[derive(Debug, Default)]
-pub(super) struct LazyTimer(Option<Pin<Box<Sleep>>>);
+pub(crate) struct LazyTimer(Option<Pin<Box<Sleep>>>);
 
-pub(super) type Incoming = UnsyncBoxBody<Bytes, BoxError>;
+pub(crate) type Incoming = UnsyncBoxBody<Bytes, BoxError>;
 
-/// One request at one layer of ours: while it holds a lock, its client may not keep it waiting.
+/// A layer that observes the body of its request.
+pub(crate) trait BodyObserver: Send + Sync {
+    /// Sets whether the end of the body has not been read yet.
+    fn set_incomplete(&self, is_incomplete: bool);
+
+    /// Whether a lock is held at this layer.
+    fn holds_lock(&self) -> bool;
+}
+
+/// One layer: while a lock is held there, the client must not be too slow.
 struct Watch {
-    slot: Slot,
+    observer: Arc<dyn BodyObserver>,
     pace: Pace,
 }
 
@@ -99,12 +105,12 @@ impl RequestBody {
         }
     }
 
-    pub(super) fn complete(content: Content) -> Self {
+    pub(crate) fn complete(content: Content) -> Self {
         Self(Kind::Complete(content))
     }
 
     /// The bytes of a complete body.
-    pub(super) fn data(&self) -> Bytes {
+    pub(crate) fn data(&self) -> Bytes {
         match &self.0 {
             Kind::Complete(content) => content.data.clone(),
             Kind::Streaming(_) | Kind::Shared(_) => Bytes::new(),
@@ -116,7 +122,7 @@ impl RequestBody {
     }
 
     /// The content of a complete body, or the stream that is still to be read.
-    pub(super) fn take(&mut self) -> Result<Content, Box<Streaming>> {
+    pub(crate) fn take(&mut self) -> Result<Content, Box<Streaming>> {
         match mem::take(self).0 {
             Kind::Complete(content) => Ok(content),
             Kind::Streaming(streaming) => Err(streaming),
@@ -133,7 +139,7 @@ impl RequestBody {
     }
 
     /// Puts a body that is not complete within reach of the extractors.
-    pub(super) fn shared(self) -> (Self, Option<SharedBody>) {
+    pub(crate) fn shared(self) -> (Self, Option<SharedBody>) {
         if !matches!(self.0, Kind::Streaming(_)) {
             return (self, None);
         }
@@ -143,16 +149,16 @@ impl RequestBody {
     }
 
     /// As long as its end was not read, the request is incomplete for this slot; and while a lock is held there, the client may not be too slow.
-    pub(super) fn watched_by(mut self, slot: &Slot) -> Self {
+    pub(crate) fn watched_by(mut self, observer: Arc<dyn BodyObserver>, policy: &LockPolicy) -> Self {
         match &mut self.0 {
             Kind::Complete(_) => {}
             Kind::Streaming(streaming) => {
-                slot.is_incomplete(true);
-                streaming.watches.insert(0, Watch { slot: slot.clone(), pace: Pace::of(slot.policy()) });
+                observer.set_incomplete(true);
+                streaming.watches.insert(0, Watch { observer, pace: Pace::of(policy) });
             }
             Kind::Shared(shared) => {
                 let mut shared = shared.lock();
-                *shared = shared.take().map(|body| body.watched_by(slot));
+                *shared = shared.take().map(|body| body.watched_by(observer, policy));
             }
         }
         self
@@ -162,12 +168,12 @@ impl RequestBody {
 #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "extractors do"))]
 impl SharedBody {
     /// `None`: its request has no body any more, or another extractor reads it.
-    pub(super) fn take(&self) -> Option<RequestBody> {
+    pub(crate) fn take(&self) -> Option<RequestBody> {
         self.0.upgrade()?.lock().take()
     }
 
     /// For the handler, or the next extractor.
-    pub(super) fn put(&self, body: RequestBody) {
+    pub(crate) fn put(&self, body: RequestBody) {
         if let Some(shared) = self.0.upgrade() {
             *shared.lock() = Some(body);
         }
@@ -176,9 +182,9 @@ impl SharedBody {
 
 impl Streaming {
     /// All of it has been read.
-    pub(super) fn is_over(&mut self) {
+    pub(crate) fn is_over(&mut self) {
         for watch in self.watches.drain(..) {
-            watch.slot.is_incomplete(false);
+            watch.observer.set_incomplete(false);
         }
         self.timer = LazyTimer::default();
     }
@@ -230,7 +236,7 @@ impl Watch {
     /// Where no lock is held the client keeps nobody waiting. It may be taken meanwhile: then it
     /// counts from the next look on.
     fn pace(&mut self) -> &mut Pace {
-        if !self.slot.holds() {
+        if !self.observer.holds_lock() {
             self.pace.forget();
         }
         &mut self.pace
@@ -238,7 +244,7 @@ impl Watch {
 }
 
 impl LazyTimer {
-    pub(super) fn poll(&mut self, at: Option<Instant>, cx: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll(&mut self, at: Option<Instant>, cx: &mut Context<'_>) -> Poll<()> {
         let Some(at) = at else { return Poll::Pending };
         let timer = self.0.get_or_insert_with(|| Box::pin(sleep_until(at)));
         if timer.deadline() > at {

@@ -2,14 +2,14 @@
 //!
 //! Without the feature `tracing` nothing of it is left.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt::Display, time::Duration};
 
-use http::{Extensions, StatusCode};
+use http::StatusCode;
 
-use super::pace::TooSlow;
+use super::route::Route;
 use crate::{
     error::{LockError, LockLost},
-    lock::{LockGuard, LockPolicy},
+    fencing::FencingToken,
     lock_key::LockKey,
 };
 
@@ -17,7 +17,7 @@ use crate::{
 ///
 /// Dropped without a result, the client had left the line.
 #[derive(Debug)]
-pub(super) struct LockSpan {
+pub(crate) struct LockSpan {
     #[cfg(feature = "tracing")]
     span: tracing::Span,
     #[cfg(feature = "tracing")]
@@ -26,51 +26,10 @@ pub(super) struct LockSpan {
 
 /// The span that is current where a future is made, for when it moves to a task.
 #[derive(Debug)]
-pub(super) struct SpanAround(#[cfg(feature = "tracing")] tracing::Span);
-
-/// The route of a request: the path it matched, else the name the layer was given, else `none`. Never a path as the client
-/// wrote it.
-#[derive(Clone, Debug)]
-pub(crate) struct Route {
-    #[cfg(feature = "axum")]
-    matched: Option<axum::extract::MatchedPath>,
-    name: Option<&'static str>,
-}
-
-impl Route {
-    #[cfg_attr(not(feature = "axum"), expect(unused_variables, reason = "only a router knows what matched"))]
-    pub(super) fn of(extensions: &Extensions, name: Option<&'static str>) -> Self {
-        Self {
-            #[cfg(feature = "axum")]
-            matched: extensions.get().cloned(),
-            name,
-        }
-    }
-
-    /// What it is counted under.
-    #[cfg(feature = "metrics")]
-    #[expect(clippy::unnecessary_wraps, reason = "without the feature it is none")]
-    pub(super) fn label(&self) -> Option<Arc<str>> {
-        Some(self.as_str().into())
-    }
-
-    #[cfg(not(feature = "metrics"))]
-    #[expect(clippy::unused_self, reason = "the same call as with the feature")]
-    pub(super) fn label(&self) -> Option<Arc<str>> {
-        None
-    }
-
-    pub(super) fn as_str(&self) -> &str {
-        #[cfg(feature = "axum")]
-        if let Some(matched) = &self.matched {
-            return matched.as_str();
-        }
-        self.name.unwrap_or("none")
-    }
-}
+pub(crate) struct SpanAround(#[cfg(feature = "tracing")] tracing::Span);
 
 impl SpanAround {
-    pub(super) fn current() -> Self {
+    pub(crate) fn current() -> Self {
         Self(
             #[cfg(feature = "tracing")]
             tracing::Span::current(),
@@ -78,13 +37,13 @@ impl SpanAround {
     }
 
     #[cfg(feature = "tracing")]
-    pub(super) fn around<F>(&self, future: F) -> tracing::instrument::Instrumented<F> {
+    pub(crate) fn around<F>(&self, future: F) -> tracing::instrument::Instrumented<F> {
         tracing::Instrument::instrument(future, self.0.clone())
     }
 
     #[cfg(not(feature = "tracing"))]
     #[expect(clippy::unused_self, reason = "the same call as with the feature")]
-    pub(super) fn around<F>(&self, future: F) -> F {
+    pub(crate) fn around<F>(&self, future: F) -> F {
         future
     }
 }
@@ -95,13 +54,13 @@ mod enabled {
 
     use tracing::{Instrument, field::Empty, instrument::Instrumented};
 
-    use super::{Duration, LockError, LockGuard, LockKey, LockLost, LockPolicy, LockSpan, Route, StatusCode, TooSlow};
+    use super::{Display, Duration, FencingToken, LockError, LockKey, LockLost, LockSpan, Route, StatusCode};
 
     impl LockSpan {
-        pub(in crate::middleware) fn waiting(route: &Route, key: &LockKey, policy: &LockPolicy) -> Self {
+        pub(crate) fn waiting(route: &Route, key: &LockKey, shows_key: bool) -> Self {
             let span = open(route);
             if !span.is_disabled() {
-                if policy.shows_key() {
+                if shows_key {
                     span.record("key", key.as_str());
                 } else {
                     span.record("key", key.redacted());
@@ -111,12 +70,7 @@ mod enabled {
         }
 
         /// The span of a request that was rejected before its lock was asked for.
-        pub(in crate::middleware) fn without_key(
-            route: &Route,
-            result: &'static str,
-            status: StatusCode,
-            extractor: Option<&str>,
-        ) {
+        pub(crate) fn without_key(route: &Route, result: &'static str, status: StatusCode, extractor: Option<&str>) {
             let span = open(route);
             span.record("result", result);
             let status = status.as_u16();
@@ -150,17 +104,14 @@ mod enabled {
             }
         }
 
-        pub(in crate::middleware) fn granted(&mut self, guard: &LockGuard, waited: Duration) {
+        pub(crate) fn granted(&mut self, waited: Duration, depth: impl FnOnce() -> u32, fence: FencingToken) {
             self.result("granted");
             if !self.span.is_disabled() {
-                self.span
-                    .record("wait_ms", millis(waited))
-                    .record("depth", guard.hold_count())
-                    .record("fence", guard.fencing_token().as_u64());
+                self.span.record("wait_ms", millis(waited)).record("depth", depth()).record("fence", fence.as_u64());
             }
         }
 
-        pub(in crate::middleware) fn turned_away(&mut self, error: &LockError, waited: Duration) {
+        pub(crate) fn turned_away(&mut self, error: &LockError, waited: Duration) {
             let result = match error {
                 LockError::Busy { .. } | LockError::WouldDeadlock => "refused",
                 LockError::TimedOut { .. } => "timed_out",
@@ -174,32 +125,32 @@ mod enabled {
             tracing::debug!(target: "tower_lock", parent: &self.span, result, wait_ms, "a request was rejected: {error}");
         }
 
-        pub(in crate::middleware) fn lost(&self, why: LockLost) {
+        pub(crate) fn lost(&self, why: LockLost) {
             self.span.record("result", if why == LockLost::HoldLimitReached { "max_hold" } else { "lost" });
             tracing::warn!(target: "tower_lock", parent: &self.span, "a request was broken off: {why}");
         }
 
         /// The lock was lost before it was given back, and what ran under it has ended all the same.
-        pub(in crate::middleware) fn late(&self) {
+        pub(crate) fn late(&self) {
             self.span.record("result", "lost");
             tracing::warn!(target: "tower_lock", parent: &self.span, "given back late: the lock was not ours any more");
         }
 
-        pub(in crate::middleware) fn unheard(&self) {
+        pub(crate) fn unheard(&self) {
             self.span.record("result", "cancelled");
             tracing::debug!(target: "tower_lock", parent: &self.span, "its client had gone when the lock was granted");
         }
 
-        pub(in crate::middleware) fn stalled(&self, why: TooSlow) {
+        pub(crate) fn stalled(&self, why: impl Display) {
             tracing::warn!(target: "tower_lock", parent: &self.span, "an answer was cut, its reader is too slow: {why}");
         }
 
-        pub(in crate::middleware) fn ended(&self, hold: Duration) {
+        pub(crate) fn ended(&self, hold: Duration) {
             self.span.record("hold_ms", millis(hold));
         }
 
         /// Runs the handler inside the span: what it logs is known by route, key and fence.
-        pub(in crate::middleware) fn around<F: Future>(&self, f: impl FnOnce() -> F) -> Instrumented<F> {
+        pub(crate) fn around<F: Future>(&self, f: impl FnOnce() -> F) -> Instrumented<F> {
             self.span.in_scope(f).instrument(self.span.clone())
         }
 
@@ -241,31 +192,31 @@ mod enabled {
 mod disabled {
     use std::future::Future;
 
-    use super::{Duration, LockError, LockGuard, LockKey, LockLost, LockPolicy, LockSpan, Route, StatusCode, TooSlow};
+    use super::{Display, Duration, FencingToken, LockError, LockKey, LockLost, LockSpan, Route, StatusCode};
 
     #[expect(clippy::unused_self, clippy::needless_pass_by_ref_mut, reason = "the same calls as with the span")]
     impl LockSpan {
-        pub(in crate::middleware) fn waiting(_: &Route, _: &LockKey, _: &LockPolicy) -> Self {
+        pub(crate) fn waiting(_: &Route, _: &LockKey, _: bool) -> Self {
             Self {}
         }
 
-        pub(in crate::middleware) fn without_key(_: &Route, _: &'static str, _: StatusCode, _: Option<&str>) {}
+        pub(crate) fn without_key(_: &Route, _: &'static str, _: StatusCode, _: Option<&str>) {}
 
-        pub(in crate::middleware) fn granted(&mut self, _: &LockGuard, _: Duration) {}
+        pub(crate) fn granted(&mut self, _: Duration, _: impl FnOnce() -> u32, _: FencingToken) {}
 
-        pub(in crate::middleware) fn turned_away(&mut self, _: &LockError, _: Duration) {}
+        pub(crate) fn turned_away(&mut self, _: &LockError, _: Duration) {}
 
-        pub(in crate::middleware) fn lost(&self, _: LockLost) {}
+        pub(crate) fn lost(&self, _: LockLost) {}
 
-        pub(in crate::middleware) fn late(&self) {}
+        pub(crate) fn late(&self) {}
 
-        pub(in crate::middleware) fn unheard(&self) {}
+        pub(crate) fn unheard(&self) {}
 
-        pub(in crate::middleware) fn stalled(&self, _: TooSlow) {}
+        pub(crate) fn stalled(&self, _: impl Display) {}
 
-        pub(in crate::middleware) fn ended(&self, _: Duration) {}
+        pub(crate) fn ended(&self, _: Duration) {}
 
-        pub(in crate::middleware) fn around<F: Future>(&self, f: impl FnOnce() -> F) -> F {
+        pub(crate) fn around<F: Future>(&self, f: impl FnOnce() -> F) -> F {
             f()
         }
     }

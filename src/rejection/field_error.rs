@@ -7,9 +7,9 @@ use http::StatusCode;
 /// In [`Rejection::InvalidKey`](crate::Rejection::InvalidKey).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FieldError {
-    pub(super) place: Place,
-    pub(super) name: &'static str,
-    pub(super) problem: FieldProblem,
+    pub(crate) place: Place,
+    pub(crate) name: &'static str,
+    pub(crate) problem: FieldProblem,
 }
 
 /// What is wrong with a field.
@@ -84,7 +84,7 @@ impl FieldError {
 
 impl FieldError {
     /// The route has no such parameter, or none was matched.
-    pub(super) fn is_of_path(&self) -> bool {
+    pub(crate) fn is_of_path(&self) -> bool {
         #[cfg(feature = "axum")]
         return self.place == Place::Path && self.problem == FieldProblem::Missing;
         #[cfg(not(feature = "axum"))]
