@@ -30,10 +30,13 @@ use crate::{
     lock_key::LockKey,
     owner::Owner,
     process::Process,
-    proto::{Action, Actions, Ahead, Call, Ending, Event, Request, Verb, lease::LeaseBounds, table::Table},
+    proto::{
+        Action, Actions, Ahead, Call, Ending, Event, Request, Verb, lease::LeaseBounds, section::ReleaseOutcome,
+        table::Table,
+    },
     store::{
-        AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseReply, ReleaseRequest, StoreError, StoreErrorKind,
-        StoreEvent, StoreFuture, YieldRequest,
+        AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseRequest, StoreError, StoreErrorKind, StoreEvent,
+        StoreFuture, YieldRequest,
     },
     sync::Mutex,
     telemetry::{
@@ -197,12 +200,12 @@ impl Core {
     }
 
     /// A guard is given back. What became of it; `None`: the [outcome](Section::outcome) follows.
-    pub(super) fn guard_ended(self: &Arc<Self>, section: &Arc<Section>, ending: Ending) -> Option<ReleaseReply> {
+    pub(super) fn guard_ended(self: &Arc<Self>, section: &Arc<Section>, ending: Ending) -> Option<ReleaseOutcome> {
         if !self.is_of_this_process() {
             // A copied guard: the parent has the lock, and releases it.
             section.grant.end(LockLost::Expired);
             section.grant.data.ended.notify_waiters();
-            return Some(ReleaseReply::NotHolder);
+            return Some(ReleaseOutcome::NotHeld);
         }
         let mut actions = Actions::new();
         let said = self.table.lock().guard_ended(&LazyNow::new(&self.clock), &self.ids, section, ending, &mut actions);

@@ -32,7 +32,7 @@ pub use self::{
     manager::{LockManager, LockManagerBuilder},
     status::LockStatus,
 };
-pub use crate::error::QueueBound;
+pub use crate::{error::QueueBound, proto::section::ReleaseOutcome};
 
 /// The decisions without their shell, for simulators: no promise is made of it.
 #[cfg(feature = "test-util")]

@@ -59,7 +59,10 @@ use std::{fmt::Debug, sync::Arc, time::Duration};
 use smallvec::SmallVec;
 
 pub use self::queue::Request;
-use self::{grant::Grant, section::Section};
+use self::{
+    grant::Grant,
+    section::{ReleaseOutcome, Section},
+};
 use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
     clock::{BootInstant, LazyNow},
@@ -117,7 +120,7 @@ pub enum Action<D: DriverTypes> {
     /// A section under it is over, and whoever waits for that is told.
     Ended(Arc<Grant<D>>),
     /// What became of the give-back of this section, for whoever waits to hear it.
-    Outcome(Arc<Section<D>>, Result<ReleaseReply, StoreError>),
+    Outcome(Arc<Section<D>>, Result<ReleaseOutcome, StoreError>),
     /// To be [woken](Event::Time) at this moment.
     WakeAt(BootInstant),
 }

@@ -17,7 +17,8 @@ use crate::{
     limits::{MAX_PENDING_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES},
     lock_key::{KeyMap, LockKey},
     owner::Owner,
-    store::{ReleaseReply, StoreError},
+    proto::section::ReleaseOutcome,
+    store::StoreError,
 };
 
 /// An entry is here while somebody wants a key, has it, or has not given it back yet.
@@ -99,7 +100,7 @@ impl<D: DriverTypes> Table<D> {
         section: &Arc<Section<D>>,
         ending: Ending,
         actions: &mut Actions<D>,
-    ) -> Option<ReleaseReply> {
+    ) -> Option<ReleaseOutcome> {
         let key = &section.grant.key;
         self.with(key, now, ids, actions, |conversation, cx| conversation.guard_ended(section, ending, cx))
     }

@@ -86,7 +86,7 @@ impl World {
         ahead
     }
 
-    fn end(&mut self, section: &Arc<Section<NoDriver>>, ending: Ending) -> Option<ReleaseReply> {
+    fn end(&mut self, section: &Arc<Section<NoDriver>>, ending: Ending) -> Option<ReleaseOutcome> {
         let mut actions = Actions::new();
         let said = self.table.guard_ended(&LazyNow::fixed(self.now), &self.ids, section, ending, &mut actions);
         self.act(actions);
@@ -180,12 +180,12 @@ fn those_whose_wait_is_over_are_skipped_when_a_section_begins() {
     w.ask_for(4, ms(10), None);
     w.ask_for(5, ms(30), None);
     w.now = w.now.saturating_add(ms(20));
-    assert_eq!(w.end(&section, Ending::Released), Some(ReleaseReply::HandedOff));
+    assert_eq!(w.end(&section, Ending::Released), Some(ReleaseOutcome::HandedOff));
     let (1, Err(LockError::TimedOut { lease_left, ahead: 1, .. })) = w.told.remove(0) else { panic!("{:?}", w.told) };
     assert_eq!(lease_left, section.grant.remaining(w.now));
     let section = w.turn(2);
     assert_eq!(w.table.holds_of(&section, w.now), 1, "not the later one of its owner");
-    assert_eq!(w.end(&section, Ending::Released), Some(ReleaseReply::HandedOff));
+    assert_eq!(w.end(&section, Ending::Released), Some(ReleaseOutcome::HandedOff));
     let late: Vec<_> = w.told.drain(..2).map(|(who, told)| (who, told.is_err())).collect();
     assert_eq!(late, [(3, true), (4, true)]);
     let section = w.turn(5);
@@ -492,7 +492,7 @@ fn a_grant_that_is_not_taken_within_the_time_of_an_offer_goes_to_the_next_waiter
     assert!(w.recalled.is_empty(), "{:?}", w.recalled);
     look_after(&mut w, &section, ms(1));
     assert!(matches!(w.recalled.remove(0), (1, LockError::TimedOut { ahead: 1, .. })));
-    assert_eq!(w.end(&section, Ending::Unheard), Some(ReleaseReply::HandedOff));
+    assert_eq!(w.end(&section, Ending::Unheard), Some(ReleaseOutcome::HandedOff));
     // More than a tenth of a second has passed: other processes have their turn first.
     let call = w.call();
     w.on(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
@@ -566,11 +566,11 @@ fn of_several_callers_of_one_owner_those_are_recalled_that_do_not_take_their_gra
     assert_eq!(recalled, [1, 2], "not the one that was sent its section later");
     // The first one took it in the meantime.
     section.taken();
-    assert_eq!(w.end(&section, Ending::Unheard), Some(ReleaseReply::StillHeld));
+    assert_eq!(w.end(&section, Ending::Unheard), Some(ReleaseOutcome::StillHeld));
     look_after(&mut w, &section, OFFER_TTL);
     let recalled: Vec<_> = w.recalled.drain(..).map(|(who, _)| who).collect();
     assert_eq!(recalled, [3]);
-    assert_eq!(w.end(&section, Ending::Unheard), Some(ReleaseReply::StillHeld));
+    assert_eq!(w.end(&section, Ending::Unheard), Some(ReleaseOutcome::StillHeld));
     assert_eq!((w.table.holds_of(&section, w.now), w.calls.len()), (1, 0));
     for _ in 0..1_000 {
         ask(&mut w, 4);
@@ -987,7 +987,7 @@ fn a_section_that_was_lost_ends_nobody_elses() {
     w.released();
     w.answer(AcquireReply::Granted { fence: 8 });
     let next = w.turn(2);
-    assert_eq!(w.end(&lost, Ending::Dropped), Some(ReleaseReply::NotHolder));
+    assert_eq!(w.end(&lost, Ending::Dropped), Some(ReleaseOutcome::NotHeld));
     assert!(w.calls.is_empty() && !next.remaining(w.now).is_zero() && lost.remaining(w.now).is_zero());
 }
 
@@ -1000,7 +1000,7 @@ fn a_yield_that_gives_the_turn_away_waits_under_a_new_id_in_the_same_order() {
     w.ask(2, true);
     w.ask(3, true);
     w.now = w.now.saturating_add(ms(100));
-    assert_eq!(w.end(&first, Ending::Released), Some(ReleaseReply::HandedOff));
+    assert_eq!(w.end(&first, Ending::Released), Some(ReleaseOutcome::HandedOff));
     let call = w.call();
     let Verb::Yield { next, .. } = call.verb else { panic!("{call:?}") };
     w.ask(4, false);

@@ -122,8 +122,6 @@ pub enum ReleaseReply {
     Freed,
     /// The next one in line has it.
     HandedOff,
-    /// The owner still has it: this was not its last guard. No store says so.
-    StillHeld,
     /// The owner did not have it: its lease was over, or this is the second time. Its place, if it had one, is gone.
     NotHolder,
 }

@@ -207,7 +207,7 @@ async fn messages_that_come_twice_do_no_harm() {
         let waiting = tokio::spawn(two.lock(key()).into_future());
         until("in line", async || world.ask(&["LLEN", LINE]).await.integer() == Some(1)).await;
         let released = Instant::now();
-        assert_eq!(guard.release().await.expect("ours"), ReleaseReply::HandedOff);
+        assert_eq!(guard.release().await.expect("ours"), tower_lock::lock::ReleaseOutcome::HandedOff);
         let guard = soon("its turn", waiting).await.expect("runs").expect("its turn");
         waited += released.elapsed();
         guard.release().await.expect("ours");

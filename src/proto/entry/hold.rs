@@ -11,6 +11,7 @@ use crate::{
     error::{LockError, LockLost},
     fencing::FencingToken,
     limits::{LOCAL_HANDOFF_SECTIONS, LOCAL_HANDOFF_TIME, MIN_REMAINING_DIVISOR, OFFER_TTL, STORE_TIMEOUT},
+    proto::section::ReleaseOutcome,
     proto::{
         Action, Context, DriverTypes, Ending, Request, Verb,
         attempt::{Attempt, Held, Running, State},
@@ -18,7 +19,7 @@ use crate::{
         pending_release::GiveBack,
         section::Section,
     },
-    store::{ReleaseReply, StoreError, StoreErrorKind, YieldReply},
+    store::{StoreError, StoreErrorKind, YieldReply},
 };
 
 /// When a delivery is looked at first. What is late then has another store timeout, so that it is
@@ -102,14 +103,14 @@ impl<D: DriverTypes> Conversation<D> {
         section: &Arc<Section<D>>,
         ending: Ending,
         cx: &mut Context<'_, D>,
-    ) -> Option<ReleaseReply> {
+    ) -> Option<ReleaseOutcome> {
         self.notice_loss(cx);
         let Some(Attempt { state: State::Held(held), .. }) = &mut self.attempt else {
-            return Some(ReleaseReply::NotHolder);
+            return Some(ReleaseOutcome::NotHeld);
         };
         let Some(running) = held.running.as_mut().filter(|running| running.is(section)) else {
             // Lost before, and given back then.
-            return Some(ReleaseReply::NotHolder);
+            return Some(ReleaseOutcome::NotHeld);
         };
         if ending == Ending::Unheard {
             section.taken();
@@ -118,7 +119,7 @@ impl<D: DriverTypes> Conversation<D> {
         running.in_order |= ending == Ending::Released;
         running.holds -= 1;
         if running.holds > 0 {
-            return Some(ReleaseReply::StillHeld);
+            return Some(ReleaseOutcome::StillHeld);
         }
         let (abnormal, in_order) = (running.abnormal, running.in_order);
         held.running = None;
@@ -139,7 +140,7 @@ impl<D: DriverTypes> Conversation<D> {
         }
         cx.actions.push(Action::Ended(Arc::clone(&section.grant)));
         self.hand_over(cx);
-        Some(ReleaseReply::HandedOff)
+        Some(ReleaseOutcome::HandedOff)
     }
 
     /// The section has ended, and somebody here waits: no round trip, unless others may have waited for long enough.

@@ -6,6 +6,7 @@ use super::Conversation;
 use crate::{
     clock::BootInstant,
     error::LockLost,
+    proto::section::ReleaseOutcome,
     proto::{
         Action, Context, DriverTypes, Verb,
         attempt::{Attempt, State},
@@ -69,7 +70,7 @@ impl<D: DriverTypes> Conversation<D> {
             self.closing = None;
         }
         if let Some(section) = give_back.section.take() {
-            cx.actions.push(Action::Outcome(section, answer.clone()));
+            cx.actions.push(Action::Outcome(section, answer.clone().map(ReleaseOutcome::from)));
         }
         match answer {
             Ok(_) => match give_back.void_at.filter(|void_at| *void_at > give_back.sent_at) {

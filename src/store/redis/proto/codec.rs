@@ -135,7 +135,9 @@ pub fn parse_yield(reply: &Value) -> Result<(i64, Timed<YieldReply>), Unexpected
     let (now, words) = timed(reply)?;
     let answer = match words {
         [late] if is(late, "late") => Timed::Expired,
-        [extended, fence] if is(extended, "extended") => Timed::Done(YieldReply::Extended { fence: parse_fence(fence)? }),
+        [extended, fence] if is(extended, "extended") => {
+            Timed::Done(YieldReply::Extended { fence: parse_fence(fence)? })
+        }
         words => Timed::Done(YieldReply::NotHolder(parse_acquire_reply(words)?)),
     };
     Ok((now, answer))
