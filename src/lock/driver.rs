@@ -47,7 +47,7 @@ use crate::{
 };
 
 /// How every line is served.
-pub(super) const LINE: QueueConfig =
+pub(crate) const QUEUE_CONFIG: QueueConfig =
     QueueConfig::new(OFFER_TTL.saturating_add(LOCK_DELAY), QUEUE_ENTRY_TTL, MAX_STORE_WAITERS);
 
 /// What all clones of a handle share.
@@ -338,7 +338,7 @@ impl Core {
     }
 
     /// Keys that something is known of, and waiters.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub(crate) fn size(&self) -> (usize, usize) {
         let table = self.table.lock();
         (table.len(), table.waiting())
@@ -410,15 +410,15 @@ impl Core {
         let store = &self.store;
         match verb {
             Verb::Acquire { if_held, lease } => {
-                let ask = AcquireRequest::new(key.clone(), owner, lease, if_held, LINE, self.call_timeout);
+                let ask = AcquireRequest::new(key.clone(), owner, lease, if_held, QUEUE_CONFIG, self.call_timeout);
                 self.answer(key, "acquire", store.acquire(ask), move |answer| Event::Acquired(number, answer))
             }
             Verb::Yield { fence, next, lease } => {
-                let ask = YieldRequest::new(key.clone(), owner, fence, next, lease, LINE, self.call_timeout);
+                let ask = YieldRequest::new(key.clone(), owner, fence, next, lease, QUEUE_CONFIG, self.call_timeout);
                 self.answer(key, "yield", store.yield_to_queue(ask), move |answer| Event::Yielded(number, answer))
             }
             Verb::Release { block_for } => {
-                let ask = ReleaseRequest::new(key.clone(), owner, block_for, LINE);
+                let ask = ReleaseRequest::new(key.clone(), owner, block_for, QUEUE_CONFIG);
                 self.answer(key, "release", store.release(ask), move |answer| Event::Released(number, answer))
             }
         }

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use super::{
     LockBuilder, LockStatus,
-    driver::{Core, LINE},
+    driver::{Core, QUEUE_CONFIG},
     request_scope::Parent,
 };
 use crate::{
@@ -189,7 +189,7 @@ impl LockManager {
     ///
     /// The store did not reply within its [call timeout](LockStore::call_timeout). It may have revoked the key all the same.
     pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<ForceReleaseReply, StoreError> {
-        let ask = ForceReleaseRequest::new(key.into(), LOCK_DELAY, LINE);
+        let ask = ForceReleaseRequest::new(key.into(), LOCK_DELAY, QUEUE_CONFIG);
         self.within("force-release", self.core().store.force_release(ask)).await
     }
 
@@ -292,7 +292,7 @@ impl LockManager {
     }
 
     /// How many keys something is known of in this process, and how many calls wait.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "__internals")]
     #[doc(hidden)]
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
@@ -399,7 +399,7 @@ impl LockManagerBuilder {
     }
 
     /// Where the id of this process is read: another number stands for a child process.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "__internals")]
     #[doc(hidden)]
     pub fn process_id(self, id: Arc<std::sync::atomic::AtomicU32>) -> Self {
         Self { process: Process::simulated(id), ..self }

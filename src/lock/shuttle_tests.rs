@@ -19,7 +19,7 @@ use std::{
 
 use shuttle::{future::block_on, thread};
 
-use super::{LockFuture, LockGuard, Locks, driver::LINE};
+use super::{LockFuture, LockGuard, Locks, driver::QUEUE_CONFIG};
 use crate::{
     clock::Clock,
     error::LockError,
@@ -189,7 +189,8 @@ fn a_lost_lock_goes_on_to_who_waits() {
         }
         let operator = world.clone();
         threads.push(thread::spawn(move || {
-            let force = operator.store.force_release(ForceReleaseRequest::new(World::key(), Duration::ZERO, LINE));
+            let force =
+                operator.store.force_release(ForceReleaseRequest::new(World::key(), Duration::ZERO, QUEUE_CONFIG));
             block_on(force).expect("in memory");
         }));
         all(threads);

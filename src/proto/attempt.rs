@@ -99,7 +99,7 @@ impl<D: DriverTypes> Attempt<D> {
     }
 
     /// It goes by this id, or will.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub(super) fn is(&self, id: &AcquisitionId) -> bool {
         self.owner == *id || matches!(&self.state, State::Yielding { next, .. } if next == id)
     }

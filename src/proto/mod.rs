@@ -52,7 +52,7 @@
 //!   than the local one by as much.
 //! - **I11** No mutex is held over an await; every queue, table, body and wait has a bound.
 
-#![allow(unreachable_pub, clippy::must_use_candidate, reason = "public for the simulator alone: feature `test-util`")]
+#![allow(unreachable_pub, clippy::must_use_candidate, reason = "public for the simulator alone: feature `__internals`")]
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 

@@ -6,7 +6,7 @@ use super::{
     Actions, Ahead, Context, DriverTypes, Ending, Event, Request, entry::Conversation, lease::LeaseBounds,
     section::Section,
 };
-#[cfg(any(test, feature = "test-util"))]
+#[cfg(any(test, feature = "__internals"))]
 use crate::{
     acquisition::AcquisitionId,
     limits::{LEASE, STORE_CALL_TIMEOUT},
@@ -41,7 +41,7 @@ pub struct Table<D: DriverTypes> {
     draining: bool,
 }
 
-#[cfg(any(test, feature = "test-util"))]
+#[cfg(any(test, feature = "__internals"))]
 impl<D: DriverTypes> Default for Table<D> {
     fn default() -> Self {
         Self::new(LeaseBounds { longest: LEASE, call_timeout: STORE_CALL_TIMEOUT })
@@ -158,7 +158,7 @@ impl<D: DriverTypes> Table<D> {
     }
 
     /// Whether something of this owner may be in the store still, as far as is known here.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub fn knows(&self, key: &LockKey, owner: &AcquisitionId) -> bool {
         self.by_key.get(key).is_some_and(|conversation| conversation.knows(owner))
     }
@@ -169,13 +169,13 @@ impl<D: DriverTypes> Table<D> {
     }
 
     /// How many wait.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
     /// Of how many keys something is known.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub fn len(&self) -> usize {
         self.by_key.len()
     }

@@ -14,14 +14,11 @@ mod error;
 #[cfg(feature = "memory")]
 mod memory;
 #[cfg(feature = "redis")]
-mod redis;
+pub(crate) mod redis;
 
 #[cfg(feature = "memory")]
 #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
 pub use self::memory::MemoryStore;
-#[cfg(all(feature = "redis", feature = "test-util"))]
-#[doc(hidden)]
-pub use self::redis::proto as redis_protocol;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use self::redis::{RedisConnectError, RedisStore, RedisStoreBuilder};
@@ -34,6 +31,8 @@ pub use self::{
         ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, YieldReply, YieldRequest,
     },
 };
+
+pub use crate::acquisition::AcquisitionIds;
 
 /// Keeps locks: who has which key, until when, under which fence, and who waits for it.
 ///

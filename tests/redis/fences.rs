@@ -11,11 +11,11 @@ use futures_util::future::join_all;
 
 use tower_lock::{
     AcquisitionId, LockKey, RedisStore,
+    store::AcquisitionIds,
     store::{
         AcquireReply, AcquireRequest, EventSink, IfBusy, LockStore, QueueConfig, ReleaseReply, ReleaseRequest,
         YieldReply, YieldRequest,
     },
-    test_util::decisions::AcquisitionIds,
 };
 
 use crate::support::{Log, key, ms, until, world};

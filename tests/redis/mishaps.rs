@@ -6,8 +6,8 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 use tower_lock::{
     LockError, LockManager,
+    store::AcquisitionIds,
     store::{AcquireReply, AcquireRequest, IfBusy, LockStore, QueueConfig, ReleaseReply, ReleaseRequest},
-    test_util::decisions::AcquisitionIds,
 };
 use tower_lock_faults::{Direction, Mishap, Request};
 

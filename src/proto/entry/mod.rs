@@ -24,7 +24,7 @@ use super::{
     queue::Line,
     section::Section,
 };
-#[cfg(any(test, feature = "test-util"))]
+#[cfg(any(test, feature = "__internals"))]
 use crate::acquisition::AcquisitionId;
 use crate::{clock::BootInstant, error::LockError, owner::Owner};
 
@@ -128,7 +128,7 @@ impl<D: DriverTypes> Conversation<D> {
     }
 
     /// Whether something of this id may be in the store still.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub fn knows(&self, id: &AcquisitionId) -> bool {
         self.attempt.as_ref().is_some_and(|attempt| attempt.is(id))
             || self.give_backs.iter().any(|give_back| give_back.owner == *id)

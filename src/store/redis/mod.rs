@@ -40,7 +40,7 @@ mod self_test;
     unreachable_pub,
     clippy::missing_errors_doc,
     clippy::must_use_candidate,
-    reason = "reached by simulators alone: feature `test-util`"
+    reason = "public for the simulator alone: feature `__internals`"
 )]
 pub mod proto;
 mod socket;

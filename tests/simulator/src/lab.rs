@@ -7,13 +7,13 @@ use std::{
 };
 
 use tower_lock::{
+    __internals::{
+        proto::{BootInstant, Ending, LEASE, QUEUE_CONFIG, STORE_CALL_TIMEOUT, Terms},
+        redis_proto::{Keyspace, ScriptCall},
+    },
     AcquisitionId, LockError, LockKey,
     deadpool_redis::redis::Value,
     store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig},
-    test_util::{
-        decisions::{BootInstant, Ending, LEASE, LINE, STORE_CALL_TIMEOUT, Terms},
-        redis_protocol::{Keyspace, ScriptCall},
-    },
 };
 
 use crate::{
@@ -255,7 +255,7 @@ impl Lab {
     ///
     /// Never.
     pub fn stranger_lines_up(&mut self, owner: &str, places: usize) -> Value {
-        let line = QueueConfig::new(LINE.offer_ttl, LINE.entry_ttl, places);
+        let line = QueueConfig::new(QUEUE_CONFIG.offer_ttl, QUEUE_CONFIG.entry_ttl, places);
         let owner = AcquisitionId::from_text(owner);
         let ask = AcquireRequest::new(self.key.clone(), owner, LEASE, IfBusy::Enqueue, line, STORE_CALL_TIMEOUT);
         let call = self.names.acquire(&ask, i64::MAX >> 10).expect("one spelling");
@@ -269,8 +269,10 @@ impl Lab {
     /// Never.
     pub fn force(&mut self, block_for: Duration) -> Value {
         self.referee.pardon(&self.key);
-        let call =
-            self.names.force(&ForceReleaseRequest::new(self.key.clone(), block_for, LINE)).expect("one spelling");
+        let call = self
+            .names
+            .force(&ForceReleaseRequest::new(self.key.clone(), block_for, QUEUE_CONFIG))
+            .expect("one spelling");
         self.execute(&call)
     }
 

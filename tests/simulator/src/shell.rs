@@ -7,21 +7,20 @@ use std::{
 };
 
 use tower_lock::{
+    __internals::{
+        proto::{
+            self, Action, Actions, BootInstant, Call, DriverTypes, Ending, Event, LEASE, LOCK_DELAY, LazyNow, Need,
+            QUEUE_CONFIG, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, Request, STORE_CALL_TIMEOUT, Table, Terms, Verb,
+        },
+        redis_proto::{
+            Keyspace, ScriptCall, ServerClock, Timed, parse_acquire, parse_release, parse_renew, parse_yield,
+        },
+    },
     AcquisitionId, LockError, LockKey, LockLost,
     deadpool_redis::redis::Value,
     store::{
-        AcquireReply, AcquireRequest, IfBusy, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError,
-        StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
-    },
-    test_util::{
-        decisions::{
-            self, AcquisitionIds, Action, Actions, BootInstant, Call, DriverTypes, Ending, Event, LEASE, LINE,
-            LOCK_DELAY, LazyNow, Need, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, Request, STORE_CALL_TIMEOUT, Table,
-            Terms, Verb,
-        },
-        redis_protocol::{
-            Keyspace, ScriptCall, ServerClock, Timed, parse_acquire, parse_release, parse_renew, parse_yield,
-        },
+        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
+        StoreError, StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
     },
 };
 
@@ -41,9 +40,9 @@ impl DriverTypes for Simulated {
 }
 
 /// A grant of the simulation.
-pub type Grant = decisions::Grant<Simulated>;
+pub type Grant = proto::Grant<Simulated>;
 /// A section of the simulation.
-pub type Section = decisions::Section<Simulated>;
+pub type Section = proto::Section<Simulated>;
 
 /// A process.
 #[derive(Debug)]
@@ -405,7 +404,14 @@ impl Shell {
             Verb::Acquire { if_held, lease } => {
                 let patient = self.memory.waiting.values().any(|(wanted, waits)| wanted == key && *waits);
                 let if_held = if self.is(Wrong::QFresh) && !patient { IfBusy::Fail } else { if_held };
-                let ask = AcquireRequest::new(key.clone(), owner, self.lease(lease), if_held, LINE, STORE_CALL_TIMEOUT);
+                let ask = AcquireRequest::new(
+                    key.clone(),
+                    owner,
+                    self.lease(lease),
+                    if_held,
+                    QUEUE_CONFIG,
+                    STORE_CALL_TIMEOUT,
+                );
                 Ask::Acquire(number, ask)
             }
             Verb::Yield { fence, next, lease } => {
@@ -416,8 +422,15 @@ impl Shell {
                     let fence = *fence;
                     return self.on(now, key, Event::Yielded(number, Ok(YieldReply::Extended { fence })));
                 }
-                let ask =
-                    YieldRequest::new(key.clone(), owner, fence, next, self.lease(lease), LINE, STORE_CALL_TIMEOUT);
+                let ask = YieldRequest::new(
+                    key.clone(),
+                    owner,
+                    fence,
+                    next,
+                    self.lease(lease),
+                    QUEUE_CONFIG,
+                    STORE_CALL_TIMEOUT,
+                );
                 Ask::Yield(number, ask)
             }
             Verb::Release { block_for } => {
@@ -433,7 +446,7 @@ impl Shell {
                 let frees = self.is(Wrong::AbandonReleases)
                     || self.is(Wrong::RepeatFrees) && self.memory.failed.contains(&owner);
                 let block_for = if frees { Duration::ZERO } else { block_for };
-                Ask::Release(number, ReleaseRequest::new(key.clone(), owner, block_for, LINE))
+                Ask::Release(number, ReleaseRequest::new(key.clone(), owner, block_for, QUEUE_CONFIG))
             }
         };
         self.call(now, key.clone(), ask);

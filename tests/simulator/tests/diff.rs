@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use tower_lock::{
+    __internals::redis_proto::{Keyspace, ScriptCall},
     AcquisitionId, LockKey,
     deadpool_redis::redis::Value,
     store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig, ReleaseRequest, RenewRequest, YieldRequest},
-    test_util::redis_protocol::{Keyspace, ScriptCall},
 };
 use tower_lock_faults::{Connection, RedisServer, Reply, skipped};
 use tower_lock_simulator::fake::{Dump, Fake};

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use tower_lock::{
+    __internals::proto::{Ending, Terms},
     LockError,
     deadpool_redis::redis::Value,
     store::StoreErrorKind,
-    test_util::decisions::{Ending, Terms},
 };
 use tower_lock_simulator::{
     lab::{A, B, C, Lab},

@@ -6,15 +6,15 @@ use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use tower_lock::{
+    __internals::redis_proto::{
+        Keyspace, ScriptCall, Timed, fence_was_replaced, parse_acquire, parse_force, parse_inspect, parse_release,
+        parse_renew, parse_self_test, parse_yield,
+    },
     AcquisitionId, LockKey,
     deadpool_redis::redis::{Script, Value},
     store::{
         AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, IfBusy, QueueConfig, ReleaseReply,
         ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
-    },
-    test_util::redis_protocol::{
-        Keyspace, ScriptCall, Timed, fence_was_replaced, parse_acquire, parse_force, parse_inspect, parse_release,
-        parse_renew, parse_self_test, parse_yield,
     },
 };
 use tower_lock_simulator::fake::{Dump, Fake};

@@ -23,7 +23,7 @@ scripts! {
 /// One script: Redis runs it without anybody in between.
 #[derive(Debug)]
 pub struct Script {
-    #[cfg_attr(not(feature = "test-util"), allow(dead_code, reason = "who reads a log wants to know"))]
+    #[cfg_attr(not(feature = "__internals"), allow(dead_code, reason = "who reads a log wants to know"))]
     name: &'static str,
     text: String,
     sha: String,
@@ -47,7 +47,7 @@ impl Script {
     }
 }
 
-#[cfg(feature = "test-util")]
+#[cfg(feature = "__internals")]
 impl ScriptCall {
     /// Which script.
     pub fn name(&self) -> &'static str {

@@ -9,16 +9,16 @@ use std::{
 };
 
 use tower_lock::{
+    __internals::{
+        proto::{
+            BootInstant, Ending, LEASE, LOCAL_HANDOFF_TIME, LOCK_DELAY, QUEUE_CONFIG, QUEUE_POLL_INTERVAL,
+            STORE_CALL_TIMEOUT, Terms,
+        },
+        redis_proto::{Keyspace, ScriptCall},
+    },
     AcquisitionId, Lease, LockError, LockKey,
     deadpool_redis::redis::Value,
     store::{ForceReleaseRequest, StoreErrorKind},
-    test_util::{
-        decisions::{
-            BootInstant, Ending, LEASE, LINE, LOCAL_HANDOFF_TIME, LOCK_DELAY, QUEUE_POLL_INTERVAL, STORE_CALL_TIMEOUT,
-            Terms,
-        },
-        redis_protocol::{Keyspace, ScriptCall},
-    },
 };
 
 use crate::{

@@ -1,6 +1,6 @@
 //! What the server does, and what is looked at after every script.
 
-use tower_lock::{store::ReleaseReply, test_util::redis_protocol::parse_release};
+use tower_lock::{__internals::redis_proto::parse_release, store::ReleaseReply};
 
 use super::*;
 
