@@ -152,7 +152,7 @@ if [ "$long" ]; then
         cargo run --quiet -p tower-lock-simulator -- 1000000 1010000 $option
     done
     step 'benchmarks'
-    cargo bench --quiet --bench service_call --bench locks --bench hand_over
+    cargo bench --quiet --bench service_call --bench locks --bench handoff
 else
     skipped+=('licences, bans and sources of dependencies, their lowest versions, pairs of features, storms again and again, 80 000 simulated worlds, benchmarks: scripts/test.sh --long')
 fi

@@ -8,17 +8,17 @@ pub mod proto {
 
     pub use crate::clock::{BootInstant, LazyNow};
     pub use crate::proto::{
-        Action, Actions, Ahead, Call, Context, DriverTypes, Ending, Event, Request, Verb,
-        entry::Conversation,
-        grant::{Grant, Need},
-        hold_limits::Terms,
+        Action, Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition, StoreCall, StoreOp,
+        entry::LockEntry,
+        grant::{Grant, NextCheck},
+        hold_limits::HoldLimits,
         section::Section,
-        table::Table,
+        table::LockTable,
     };
     use crate::{limits, store::QueueConfig};
 
     /// The settings of every queue.
-    pub const QUEUE_CONFIG: QueueConfig = crate::lock::QUEUE_CONFIG;
+    pub const QUEUE: QueueConfig = crate::lock::QUEUE;
     /// The default lease of a grant.
     pub const LEASE: Duration = limits::LEASE;
     /// The default lock-delay.

@@ -10,7 +10,7 @@
 )]
 #![cfg_attr(
     not(all(feature = "axum", feature = "memory", any(feature = "redis", not(doctest)))),
-    doc = "Gives each HTTP request exclusive use of what it is about to change."
+    doc = "Tower middleware and Axum extractors that serialize HTTP requests per key with a distributed lock."
 )]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

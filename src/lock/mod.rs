@@ -21,12 +21,12 @@ mod shuttle_tests;
 pub(crate) use self::{
     acquire::LockParams,
     detached::{Detached, DetachedRoute},
-    driver::Core,
+    driver::Driver,
     request_scope::InRequest,
 };
 
 #[cfg(feature = "__internals")]
-pub(crate) use self::driver::QUEUE_CONFIG;
+pub(crate) use self::driver::QUEUE;
 pub use self::{
     acquire::{LockBuilder, LockFuture},
     guard::{LockGuard, ReleaseFuture},

@@ -8,7 +8,7 @@ use std::{
 
 use tower_lock::{
     __internals::{
-        proto::{BootInstant, Ending, LEASE, QUEUE_CONFIG, STORE_CALL_TIMEOUT, Terms},
+        proto::{BootInstant, GuardEnd, HoldLimits, LEASE, QUEUE, STORE_CALL_TIMEOUT},
         redis_proto::{Keyspace, ScriptCall},
     },
     AcquisitionId, LockError, LockKey,
@@ -112,9 +112,9 @@ impl Lab {
             lab.shells[process].listening(now);
             // They know what time it is at the server.
             let other = LockKey::from(("other", process));
-            lab.ask_for(process, 1_000 + id(process), true, &other, Terms::default());
+            lab.ask_for(process, 1_000 + id(process), true, &other, HoldLimits::default());
             lab.flow(&[process]);
-            lab.end(1_000 + id(process), Ending::Released);
+            lab.end(1_000 + id(process), GuardEnd::Released);
             lab.flow(&[process]);
         }
         lab.scripts.clear();
@@ -125,16 +125,16 @@ impl Lab {
 
     /// Somebody of this process wants the key.
     pub fn ask(&mut self, process: Process, who: Who, waits: bool) {
-        self.ask_on(process, who, waits, Terms { lock_delay: Duration::ZERO, ..Terms::default() });
+        self.ask_on(process, who, waits, HoldLimits { lock_delay: Duration::ZERO, ..HoldLimits::default() });
     }
 
     /// Somebody wants the key on these terms.
-    pub fn ask_on(&mut self, process: Process, who: Who, waits: bool, terms: Terms) {
+    pub fn ask_on(&mut self, process: Process, who: Who, waits: bool, terms: HoldLimits) {
         let key = self.key.clone();
         self.ask_for(process, who, waits, &key, terms);
     }
 
-    fn ask_for(&mut self, process: Process, who: Who, waits: bool, key: &LockKey, terms: Terms) {
+    fn ask_for(&mut self, process: Process, who: Who, waits: bool, key: &LockKey, terms: HoldLimits) {
         let now = self.local();
         let wait = if waits { Duration::MAX } else { Duration::ZERO };
         let place = self.shells[process].request(now, key, who, wait, terms);
@@ -152,7 +152,7 @@ impl Lab {
     }
 
     /// Its section ends, if it is in.
-    pub fn end(&mut self, who: Who, ending: Ending) {
+    pub fn end(&mut self, who: Who, ending: GuardEnd) {
         let now = self.local();
         let Some((process, section)) = self.sections.remove(&who) else { return };
         self.referee.ends(&section, 0, "");
@@ -255,7 +255,7 @@ impl Lab {
     ///
     /// Never.
     pub fn stranger_lines_up(&mut self, owner: &str, places: usize) -> Value {
-        let line = QueueConfig::new(QUEUE_CONFIG.offer_ttl, QUEUE_CONFIG.entry_ttl, places);
+        let line = QueueConfig::new(QUEUE.offer_ttl, QUEUE.entry_ttl, places);
         let owner = AcquisitionId::from_text(owner);
         let ask = AcquireRequest::new(self.key.clone(), owner, LEASE, IfBusy::Enqueue, line, STORE_CALL_TIMEOUT);
         let call = self.names.acquire(&ask, i64::MAX >> 10).expect("one spelling");
@@ -269,10 +269,8 @@ impl Lab {
     /// Never.
     pub fn force(&mut self, block_for: Duration) -> Value {
         self.referee.pardon(&self.key);
-        let call = self
-            .names
-            .force(&ForceReleaseRequest::new(self.key.clone(), block_for, QUEUE_CONFIG))
-            .expect("one spelling");
+        let call =
+            self.names.force(&ForceReleaseRequest::new(self.key.clone(), block_for, QUEUE)).expect("one spelling");
         self.execute(&call)
     }
 
@@ -411,10 +409,10 @@ impl Lab {
             }
         }
         // Whoever has lost its lock is thrown out.
-        let lost = self.sections.iter().filter(|(_, (of, section))| *of == process && section.why().is_some());
+        let lost = self.sections.iter().filter(|(_, (of, section))| *of == process && section.end_reason().is_some());
         let lost: Vec<_> = lost.map(|(who, _)| *who).collect();
         for who in lost {
-            self.end(who, Ending::Dropped);
+            self.end(who, GuardEnd::Dropped);
         }
     }
 }

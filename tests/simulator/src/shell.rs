@@ -9,8 +9,9 @@ use std::{
 use tower_lock::{
     __internals::{
         proto::{
-            self, Action, Actions, BootInstant, Call, DriverTypes, Ending, Event, LEASE, LOCK_DELAY, LazyNow, Need,
-            QUEUE_CONFIG, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, Request, STORE_CALL_TIMEOUT, Table, Terms, Verb,
+            self, Action, Actions, BootInstant, DriverTypes, Event, GuardEnd, HoldLimits, LEASE, LOCK_DELAY, LazyNow,
+            LockRequest, LockTable, NextCheck, QUEUE, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, STORE_CALL_TIMEOUT,
+            StoreCall, StoreOp,
         },
         redis_proto::{
             Keyspace, ScriptCall, ServerClock, Timed, parse_acquire, parse_release, parse_renew, parse_yield,
@@ -47,7 +48,7 @@ pub type Section = proto::Section<Simulated>;
 /// A process.
 #[derive(Debug)]
 pub struct Shell {
-    table: Table<Simulated>,
+    table: LockTable<Simulated>,
     ids: AcquisitionIds,
     names: Keyspace,
     server_clock: ServerClock,
@@ -173,7 +174,7 @@ impl Shell {
     /// Never.
     pub fn new(instance: &str, random: u64, settings: Settings) -> Self {
         Self {
-            table: Table::default(),
+            table: LockTable::default(),
             ids: AcquisitionIds::new(instance, random),
             names: Keyspace::new("lock").expect("a prefix"),
             server_clock: ServerClock::default(),
@@ -219,10 +220,10 @@ impl Shell {
     // --- what happens ---------------------------------------------------------------------------------------------
 
     /// Somebody wants the key. Its place, should it have to wait.
-    pub fn request(&mut self, now: BootInstant, key: &LockKey, who: Who, wait: Duration, terms: Terms) -> u64 {
+    pub fn request(&mut self, now: BootInstant, key: &LockKey, who: Who, wait: Duration, terms: HoldLimits) -> u64 {
         let mut actions = Actions::new();
         self.memory.waiting.insert(who, (key.clone(), !wait.is_zero()));
-        let request = Request { waiter: who, wait, owner: None, parent: None, terms };
+        let request = LockRequest { waiter: who, wait, owner: None, parent: None, limits: terms };
         let place = self.table.request(key, &LazyNow::fixed(now), &self.ids, request, &mut actions);
         self.perform(now, key, actions);
         place
@@ -231,7 +232,7 @@ impl Shell {
     /// Whoever has this place has left. Whether it was in the line still.
     pub fn leave(&mut self, now: BootInstant, key: &LockKey, who: Who, place: u64) -> bool {
         let mut actions = Actions::new();
-        let ahead = self.table.leave(key, &LazyNow::fixed(now), &self.ids, place, &mut actions);
+        let ahead = self.table.cancel(key, &LazyNow::fixed(now), &self.ids, place, &mut actions);
         self.memory.waiting.remove(&who);
         self.perform(now, key, actions);
         if self.is(Wrong::NoClose) && self.table.waiting_for(key) == 0 {
@@ -244,24 +245,24 @@ impl Shell {
     }
 
     /// A section has ended.
-    pub fn guard_ended(&mut self, now: BootInstant, section: &Arc<Section>, ending: Ending) {
+    pub fn guard_ended(&mut self, now: BootInstant, section: &Arc<Section>, ending: GuardEnd) {
         let mut actions = Actions::new();
-        self.table.guard_ended(&LazyNow::fixed(now), &self.ids, section, ending, &mut actions);
+        self.table.end_guard(&LazyNow::fixed(now), &self.ids, section, ending, &mut actions);
         self.perform(now, &section.grant.key.clone(), actions);
     }
 
     /// A message in the inbox.
     pub fn message(&mut self, now: BootInstant, message: &str) {
         match self.names.parse_event(message.as_bytes()) {
-            StoreEvent::Offered { key, .. } if self.is(Wrong::SameId) => self.on(now, &key, Event::Gap),
+            StoreEvent::Offered { key, .. } if self.is(Wrong::SameId) => self.on(now, &key, Event::Lagged),
             StoreEvent::Offered { key, id: owner } => {
-                if !self.is(Wrong::PushIgnored) || self.table.knows(&key, &owner) {
+                if !self.is(Wrong::PushIgnored) || self.table.tracks(&key, &owner) {
                     self.on(now, &key, Event::Offered(owner));
                 }
             }
             StoreEvent::Revoked { key, id: owner } => {
                 if !self.is(Wrong::ForceDeaf) {
-                    self.on(now, &key, Event::TakenAway(owner));
+                    self.on(now, &key, Event::Revoked(owner));
                 }
             }
             _ => self.gap(now),
@@ -322,7 +323,7 @@ impl Shell {
                     self.run(*number);
                 }
             }
-            Timer::Conversation(key, at) => self.on(now, key, Event::Time(*at)),
+            Timer::Conversation(key, at) => self.on(now, key, Event::Timer(*at)),
             Timer::Watchdog => self.look(now),
         }
     }
@@ -336,7 +337,7 @@ impl Shell {
         keys.sort_by(|a, b| a.as_str().cmp(b.as_str()));
         keys.dedup();
         for key in keys {
-            self.on(now, &key, Event::Gap);
+            self.on(now, &key, Event::Lagged);
         }
     }
 
@@ -344,7 +345,7 @@ impl Shell {
 
     fn on(&mut self, now: BootInstant, key: &LockKey, event: Event<Simulated>) {
         let mut actions = Actions::new();
-        self.table.on(key, &LazyNow::fixed(now), &self.ids, event, &mut actions);
+        self.table.handle_event(key, &LazyNow::fixed(now), &self.ids, event, &mut actions);
         self.perform(now, key, actions);
     }
 
@@ -352,29 +353,29 @@ impl Shell {
         for action in actions {
             match action {
                 Action::Send(call) => self.send(now, key, call),
-                Action::Start(who, section) => {
-                    section.taken();
+                Action::Grant(who, section) => {
+                    section.delivered();
                     self.memory.waiting.remove(&who);
                     self.effects.push_back(Effect::Turn(who, section));
                 }
-                Action::Refuse(who, error) => {
+                Action::Reject(who, error) => {
                     self.memory.waiting.remove(&who);
                     self.effects.push_back(Effect::Refused(who, error));
                 }
-                Action::Watch(grant) => {
+                Action::Track(grant) => {
                     if self.is(Wrong::RecvTime) {
                         grant.extend(grant.lease(), now, now);
                     }
                     self.watch(&grant);
                 }
-                Action::Doubt(grant) => {
-                    if grant.doubt(now) {
+                Action::Verify(grant) => {
+                    if grant.verify(now) {
                         self.watch(&grant);
                     }
                 }
-                Action::Forget(grant) => self.forget(&grant),
+                Action::Untrack(grant) => self.forget(&grant),
                 // Its turns are taken at once.
-                Action::Ended(_) | Action::Outcome(..) | Action::Recall(..) => {}
+                Action::SectionEnded(_) | Action::ReleaseOutcome(..) | Action::Recall(..) => {}
                 Action::WakeAt(_) if self.is(Wrong::NoCheckin) => {}
                 Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Conversation(key.clone(), at))),
             }
@@ -382,7 +383,7 @@ impl Shell {
         let (table, effects) = (&self.table, &mut self.effects);
         let same_id = self.settings.wrong == Some(Wrong::SameId);
         self.ids_sent.retain(|(key, id)| {
-            let is_known = table.knows(key, id);
+            let is_known = table.tracks(key, id);
             if !is_known {
                 let id = if same_id { the_same(id) } else { id.clone() };
                 effects.push_back(Effect::Forgotten(key.clone(), id));
@@ -392,29 +393,23 @@ impl Shell {
     }
 
     fn sent_id(&mut self, key: &LockKey, id: &AcquisitionId) {
-        if self.table.knows(key, id) && !self.ids_sent.iter().any(|(_, sent)| sent == id) {
+        if self.table.tracks(key, id) && !self.ids_sent.iter().any(|(_, sent)| sent == id) {
             self.ids_sent.push((key.clone(), id.clone()));
         }
     }
 
-    fn send(&mut self, now: BootInstant, key: &LockKey, call: Call) {
-        let Call { number, owner, verb } = call;
+    fn send(&mut self, now: BootInstant, key: &LockKey, call: StoreCall) {
+        let StoreCall { number, id: owner, op: verb } = call;
         self.sent_id(key, &owner);
         let ask = match verb {
-            Verb::Acquire { if_held, lease } => {
+            StoreOp::Acquire { if_busy: if_held, lease } => {
                 let patient = self.memory.waiting.values().any(|(wanted, waits)| wanted == key && *waits);
                 let if_held = if self.is(Wrong::QFresh) && !patient { IfBusy::Fail } else { if_held };
-                let ask = AcquireRequest::new(
-                    key.clone(),
-                    owner,
-                    self.lease(lease),
-                    if_held,
-                    QUEUE_CONFIG,
-                    STORE_CALL_TIMEOUT,
-                );
+                let ask =
+                    AcquireRequest::new(key.clone(), owner, self.lease(lease), if_held, QUEUE, STORE_CALL_TIMEOUT);
                 Ask::Acquire(number, ask)
             }
-            Verb::Yield { fence, next, lease } => {
+            StoreOp::Yield { fence, next_id: next, lease } => {
                 self.sent_id(key, &next);
                 if self.is(Wrong::NoYield) {
                     let fence = self.memory.fences.entry(key.clone()).or_default();
@@ -422,18 +417,11 @@ impl Shell {
                     let fence = *fence;
                     return self.on(now, key, Event::Yielded(number, Ok(YieldReply::Extended { fence })));
                 }
-                let ask = YieldRequest::new(
-                    key.clone(),
-                    owner,
-                    fence,
-                    next,
-                    self.lease(lease),
-                    QUEUE_CONFIG,
-                    STORE_CALL_TIMEOUT,
-                );
+                let ask =
+                    YieldRequest::new(key.clone(), owner, fence, next, self.lease(lease), QUEUE, STORE_CALL_TIMEOUT);
                 Ask::Yield(number, ask)
             }
-            Verb::Release { block_for } => {
+            StoreOp::Release { block_for } => {
                 let skipped = match self.settings.wrong {
                     Some(Wrong::LeaveOnce) => self.memory.given_back.contains(&owner),
                     Some(Wrong::NoGivebackUnknown) => self.memory.unknown.contains(&owner),
@@ -446,7 +434,7 @@ impl Shell {
                 let frees = self.is(Wrong::AbandonReleases)
                     || self.is(Wrong::RepeatFrees) && self.memory.failed.contains(&owner);
                 let block_for = if frees { Duration::ZERO } else { block_for };
-                Ask::Release(number, ReleaseRequest::new(key.clone(), owner, block_for, QUEUE_CONFIG))
+                Ask::Release(number, ReleaseRequest::new(key.clone(), owner, block_for, QUEUE))
             }
         };
         self.call(now, key.clone(), ask);
@@ -493,10 +481,10 @@ impl Shell {
             Ask::Release(_, ask) => self.names.release(ask).expect("one spelling"),
             Ask::Renew(grants, is_asked) => {
                 let asks = grants.iter().map(|(grant, lease)| {
-                    let lease = grant.with_delay(*lease);
+                    let lease = grant.store_lease(*lease);
                     let lease = if self.settings.bare { lease.saturating_sub(LOCK_DELAY) } else { lease };
                     let same_id = self.settings.wrong == Some(Wrong::SameId);
-                    let owner = if same_id { the_same(&grant.owner) } else { grant.owner.clone() };
+                    let owner = if same_id { the_same(&grant.id) } else { grant.id.clone() };
                     RenewRequest::new(grant.key.clone(), owner, lease)
                 });
                 let (script, asked) = self.names.renew(&asks.collect::<Vec<_>>());
@@ -604,13 +592,13 @@ impl Shell {
                     match answer {
                         RenewReply::Extended => grant.extend(*lease, asked, now),
                         RenewReply::NotHolder => {
-                            self.on(now, &grant.key, Event::Lost(grant.owner.clone(), LockLost::Revoked));
+                            self.on(now, &grant.key, Event::Lost(grant.id.clone(), LockLost::Revoked));
                         }
                         _ => {}
                     }
                 }
                 for (grant, _) in grants {
-                    if grant.asked(now) {
+                    if grant.renewal_finished(now) {
                         self.watch(&grant);
                     }
                 }
@@ -657,11 +645,11 @@ impl Shell {
     // --- what is renewed ------------------------------------------------------------------------------------------
 
     fn watch(&mut self, grant: &Arc<Grant>) {
-        if grant.why().is_some() {
+        if grant.end_reason().is_some() {
             return;
         }
         self.forget(grant);
-        let at = grant.look_at();
+        let at = grant.next_check_at();
         self.watched.push((at, Arc::clone(grant)));
         self.look_by(at);
     }
@@ -670,7 +658,7 @@ impl Shell {
     pub fn asks_about(&self, now: BootInstant, grant: &Arc<Grant>) -> bool {
         let is_it = |other: &Arc<Grant>| Arc::ptr_eq(other, grant);
         let asks = |call: &UnderWay| matches!(&call.ask, Ask::Renew(grants, _) if grants.iter().any(|(grant, _)| is_it(grant)));
-        self.calls.values().any(asks) || grant.look_at() <= now.saturating_add(RECHECK_INTERVAL)
+        self.calls.values().any(asks) || grant.next_check_at() <= now.saturating_add(RECHECK_INTERVAL)
     }
 
     fn forget(&mut self, grant: &Arc<Grant>) {
@@ -695,30 +683,30 @@ impl Shell {
         self.watched = rest;
         let (mut due, mut lost, mut limits) = (Vec::new(), Vec::new(), Vec::new());
         for (_, grant) in needy {
-            match grant.need(now, soon) {
-                Need::Rest(until) => self.watched.push((until, grant)),
-                Need::Renewal(until) => {
+            match grant.next_check(now, soon) {
+                NextCheck::Sleep(until) => self.watched.push((until, grant)),
+                NextCheck::Renew(until) => {
                     self.watched.push((until, Arc::clone(&grant)));
                     let lease = grant.lease();
                     due.push((grant, lease));
                 }
-                Need::HoldLimitReached => limits.push(grant),
-                Need::Over => lost.push(grant),
+                NextCheck::CheckSection => limits.push(grant),
+                NextCheck::Ended => lost.push(grant),
             }
         }
         if let Some(at) = self.watched.iter().map(|(at, _)| *at).min() {
             self.look_by(at.min(now.saturating_add(LEASE / 3)));
         }
         for grant in lost {
-            let why = grant.why().unwrap_or(LockLost::Expired);
-            self.on(now, &grant.key.clone(), Event::Lost(grant.owner.clone(), why));
+            let why = grant.end_reason().unwrap_or(LockLost::Expired);
+            self.on(now, &grant.key.clone(), Event::Lost(grant.id.clone(), why));
         }
         self.spins = if limits.is_empty() { 0 } else { self.spins + 1 };
         if self.spins > 20 {
             self.effects.push_back(Effect::Spins);
         }
         for grant in limits {
-            self.on(now, &grant.key.clone(), Event::Limit(grant.owner.clone()));
+            self.on(now, &grant.key.clone(), Event::CheckSection(grant.id.clone()));
         }
         if !due.is_empty() && !self.is(Wrong::NoRenew) {
             let key = due[0].0.key.clone();

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tower_lock::{
-    __internals::proto::{Ending, Terms},
+    __internals::proto::{GuardEnd, HoldLimits},
     LockError,
     deadpool_redis::redis::Value,
     store::StoreErrorKind,
@@ -48,7 +48,7 @@ fn a_message_that_is_older_than_the_next_holder_starts_nobody() {
         |lab| {
             a_is_in(lab);
             waits(lab, B, 2);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             let release = lab.last(A, "release");
             lab.go(release);
             lab.later(4_010, &[]);
@@ -112,7 +112,7 @@ fn a_give_back_that_ran_too_early_is_not_the_last_one_however_late_its_answer_co
             lab.later(30, &[]);
             let again = lab.last(A, "acquire");
             lab.go(again);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             let release = lab.last(A, "release");
             lab.later(200, &[]);
             lab.run(release);
@@ -140,7 +140,7 @@ fn a_refusal_that_was_made_before_a_late_acquire_is_not_the_last_word() {
             lab.later(30, &[]);
             let again = lab.last(B, "acquire");
             lab.run(again);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             lab.flow(&[A]);
             lab.later(300, &[]);
             lab.run(late);
@@ -181,14 +181,14 @@ fn a_message_starts_nobody_before_the_question_that_is_under_way_is_answered() {
             waits(lab, B, 2);
             lab.gap(B);
             let slow = lab.last(B, "acquire");
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             let release = lab.last(A, "release");
             lab.go(release);
             lab.hear(0);
             let (early, asked) = (lab.is_in(2), lab.count(B, "acquire"));
             lab.go(slow);
             let is_in = lab.is_in(2);
-            lab.end(2, Ending::Released);
+            lab.end(2, GuardEnd::Released);
             lab.flow(&[A, B]);
             !early && asked == 2 && is_in && lab.is_clean(&[A, B])
         },
@@ -203,7 +203,7 @@ fn who_comes_for_an_offer_has_a_full_lease() {
         |lab| {
             a_is_in(lab);
             waits(lab, B, 2);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             lab.flow(&[A, B]);
             let is_in = lab.is_in(2);
             lab.later(9_000, &[]);
@@ -219,11 +219,11 @@ fn who_comes_for_an_offer_has_a_full_lease() {
 fn a_late_renewal_does_not_prolong_what_ended_badly() {
     holds(
         |lab| {
-            lab.ask_on(A, 1, true, Terms { lock_delay: ms(1_000), ..Terms::default() });
+            lab.ask_on(A, 1, true, HoldLimits { lock_delay: ms(1_000), ..HoldLimits::default() });
             lab.flow(&[A]);
             lab.later(10_001, &[]);
             let renew = lab.last(A, "renew");
-            lab.end(1, Ending::Dropped);
+            lab.end(1, GuardEnd::Dropped);
             let release = lab.last(A, "release");
             lab.go(release);
             lab.run(renew);
@@ -248,7 +248,7 @@ fn an_id_that_has_yielded_is_given_back_when_nothing_of_it_can_come_any_more() {
             lab.ask(A, 2, true);
             waits(lab, C, 3);
             lab.later(110, &[]);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             let turn = lab.last(A, "yield");
             lab.go(turn);
             lab.run(late);
@@ -275,7 +275,7 @@ fn a_give_back_that_finds_no_lock_takes_the_place_in_the_line() {
             waits(lab, C, 3);
             lab.run(late);
             let was_there = !lab.line().is_empty();
-            lab.end(2, Ending::Dropped);
+            lab.end(2, GuardEnd::Dropped);
             lab.later(2_000, &[B]);
             was_there && lab.line().is_empty()
         },
@@ -291,7 +291,7 @@ fn who_is_thrown_out_in_the_moment_of_its_turn_does_not_run_beside_the_next() {
             a_is_in(lab);
             waits(lab, B, 2);
             waits(lab, C, 3);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             let release = lab.last(A, "release");
             lab.go(release);
             lab.force(Duration::ZERO);
@@ -397,7 +397,7 @@ fn a_give_back_that_runs_behind_the_offer_gives_it_on_at_once() {
             waits(lab, B, 2);
             waits(lab, C, 3);
             lab.leave(2);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             let (ours, theirs) = (lab.last(A, "release"), lab.last(B, "release"));
             lab.go(ours);
             lab.go(theirs);
@@ -415,7 +415,7 @@ fn what_is_offered_to_a_ghost_is_given_back_at_once() {
         |lab| {
             a_is_in(lab);
             lab.stranger_lines_up("b:0000000000000001:77", 10);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             lab.flow(&[A, B]);
             lab.holder().is_none()
         },
@@ -428,10 +428,10 @@ fn what_is_offered_to_a_ghost_is_given_back_at_once() {
 fn a_bad_end_keeps_the_key_taken_even_if_it_has_to_be_told_twice() {
     holds(
         |lab| {
-            lab.ask_on(A, 1, true, Terms { lock_delay: ms(1_000), ..Terms::default() });
+            lab.ask_on(A, 1, true, HoldLimits { lock_delay: ms(1_000), ..HoldLimits::default() });
             lab.flow(&[A]);
             waits(lab, C, 3);
-            lab.end(1, Ending::Dropped);
+            lab.end(1, GuardEnd::Dropped);
             let lost = lab.last(A, "release");
             lab.cut(lost);
             let lost = lab.last(A, "release");
@@ -486,7 +486,7 @@ fn fences_rise_though_their_counter_is_lost() {
     holds(
         |lab| {
             a_is_in(lab);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             lab.flow(&[A]);
             lab.fake.command(&["DEL", "tower-lock:lock:f"]);
             lab.later(1, &[]);
@@ -506,7 +506,7 @@ fn fences_rise_though_the_clock_was_set_back() {
             let ahead = lab.server_us() + 36_000_000_000;
             lab.fake.command(&["SET", "tower-lock:lock:f", &ahead.to_string()]);
             a_is_in(lab);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             lab.flow(&[A]);
             waits(lab, B, 2);
             let holder = lab.name();
@@ -563,7 +563,7 @@ fn who_waits_asks_at_once_when_messages_may_have_been_lost() {
         |lab| {
             a_is_in(lab);
             waits(lab, B, 2);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             lab.flow(&[A]);
             lab.messages.clear();
             lab.gap(B);
@@ -579,11 +579,11 @@ fn who_waits_asks_at_once_when_messages_may_have_been_lost() {
 fn a_limit_that_passes_while_the_turn_is_offered_keeps_nobody_busy() {
     holds(
         |lab| {
-            lab.ask_on(A, 1, true, Terms { max_hold: Some(ms(200)), ..Terms::default() });
+            lab.ask_on(A, 1, true, HoldLimits { max_hold: Some(ms(200)), ..HoldLimits::default() });
             lab.flow(&[A]);
             lab.ask(A, 2, true);
             lab.later(150, &[]);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             let turn = lab.last(A, "yield");
             lab.later(300, &[]);
             let still = lab.wrong.is_empty();
@@ -622,7 +622,7 @@ fn an_acquire_is_void_when_it_is_due_however_slow_the_answers_are() {
             lab.ask(A, 1, true);
             lab.later(400, &[]);
             lab.flow(&[A]);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             lab.flow(&[A]);
             lab.ask(A, 2, true);
             let late = lab.last(A, "acquire");
@@ -643,7 +643,7 @@ fn who_goes_on_after_a_yield_has_a_full_lease_there_too() {
             a_is_in(lab);
             lab.ask(A, 2, true);
             lab.later(15_000, &[]);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             let turn = lab.last(A, "yield");
             lab.go(turn);
             lab.is_in(2) && lab.ms_left() > 29_000
@@ -660,7 +660,7 @@ fn whoever_has_yielded_waits_for_its_next_turn() {
             lab.ask(A, 2, true);
             waits(lab, B, 3);
             lab.later(150, &[]);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             lab.flow(&[A]);
             let a_is_in = lab.is_in(2);
             lab.flow(&[B]);
@@ -678,7 +678,7 @@ fn a_copy_of_a_yield_gives_nothing_away() {
             a_is_in(lab);
             lab.ask(A, 2, true);
             lab.later(150, &[]);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             let turn = lab.last(A, "yield");
             lab.go(turn);
             waits(lab, B, 3);
@@ -698,7 +698,7 @@ fn a_yield_that_runs_behind_the_question_for_the_next_id_leaves_it_no_second_pla
             a_is_in(lab);
             lab.ask(A, 2, true);
             lab.later(150, &[]);
-            lab.end(1, Ending::Released);
+            lab.end(1, GuardEnd::Released);
             let turn = lab.last(A, "yield");
             lab.cut(turn);
             let next = lab.last(A, "acquire");
@@ -708,7 +708,7 @@ fn a_yield_that_runs_behind_the_question_for_the_next_id_leaves_it_no_second_pla
             lab.answer(next);
             lab.flow(&[A]);
             let is_in = lab.is_in(2);
-            lab.end(2, Ending::Released);
+            lab.end(2, GuardEnd::Released);
             let release = lab.last(A, "release");
             lab.run(release);
             was_in_line && is_in && lab.is_clean(&[])
@@ -739,7 +739,7 @@ fn a_grant_that_yields_before_its_first_section_is_renewed_all_the_same() {
         |lab| {
             lab.ask(A, 1, true);
             let acquire = lab.last(A, "acquire");
-            lab.ask_on(A, 2, true, Terms { lock_delay: ms(3_000), ..Terms::default() });
+            lab.ask_on(A, 2, true, HoldLimits { lock_delay: ms(3_000), ..HoldLimits::default() });
             lab.leave(1);
             lab.go(acquire);
             let yields = lab.count(A, "yield");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{clock::BootInstant, limits::DRIFT_DIVISOR, proto::lease::safe_part};
+use crate::{clock::BootInstant, limits::DRIFT_DIVISOR, proto::lease::usable_part};
 
 /// How far the server's clock is ahead of ours: a lower estimate, so that what is void by its clock is void by ours, too.
 ///
@@ -31,7 +31,7 @@ impl ServerClock {
     /// By which time of the server's clock a call is void that was made at this moment of ours, and is void so much later: when it is by the
     /// server's clock, it is by ours. `None`: the server never said a word.
     pub fn expires_at(&self, called: BootInstant, valid_for: Duration) -> Option<i64> {
-        let valid_for = i64::try_from(safe_part(valid_for).as_micros()).unwrap_or(i64::MAX);
+        let valid_for = i64::try_from(usable_part(valid_for).as_micros()).unwrap_or(i64::MAX);
         Some(self.estimate(called)?.saturating_add(valid_for))
     }
 

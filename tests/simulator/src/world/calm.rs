@@ -33,11 +33,8 @@ impl World {
             return;
         }
         let Some(calm) = self.calm else { return };
-        let limit = LEASE
-            + QUEUE_CONFIG.offer_ttl
-            + 2 * self.weather.longest_delay
-            + 3 * QUEUE_POLL_INTERVAL
-            + 4 * STORE_CALL_TIMEOUT;
+        let limit =
+            LEASE + QUEUE.offer_ttl + 2 * self.weather.longest_delay + 3 * QUEUE_POLL_INTERVAL + 4 * STORE_CALL_TIMEOUT;
         let limit = nanos(limit) / 100 * 102 + 3 * SECOND + 20 * self.weather.delay;
         for key in 0..self.keys.len() {
             let Some(idle) = self.idle_since[key] else { continue };
@@ -87,7 +84,7 @@ impl World {
 
     /// A process hands a key on within itself for a while only, if others wait.
     pub(super) fn look_at_turns(&mut self, process: usize, key: usize, section: &Arc<Section>) {
-        let owner = section.grant.owner.clone();
+        let owner = section.grant.id.clone();
         let first = *self.first_in_turn.entry(owner).or_insert(self.now);
         let Some(calm) = self.calm.filter(|_| !self.is_odd()) else { return };
         let longest = self.clients.iter().filter(|client| client.key == key && client.process == process);

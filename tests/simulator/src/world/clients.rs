@@ -39,9 +39,9 @@ impl World {
         let patience = [Some(300 * MS), Some(2 * SECOND), Some(100 * SECOND), None][self.rng.usize(0..4)];
         let waits = !self.chance(self.weather.impatient);
         let ending = match self.rng.u8(0..100) {
-            0..3 => Ending::Dropped,
-            3..6 => Ending::Failed,
-            _ => Ending::Released,
+            0..3 => GuardEnd::Dropped,
+            3..6 => GuardEnd::ReleasedAfterFailure,
+            _ => GuardEnd::Released,
         };
         let seconds = |rng: &mut fastrand::Rng, to: u64| Duration::from_millis(rng.u64(100..to));
         let lock_delay = match self.rng.u8(0..20) {
@@ -66,7 +66,7 @@ impl World {
             patience,
             work,
             ending,
-            terms: Terms { lease, max_hold, min_hold, lock_delay },
+            terms: HoldLimits { lease, max_hold, min_hold, lock_delay },
             place: 0,
             since: at,
             state: State::Away,
@@ -121,7 +121,7 @@ impl World {
             // Chosen, and gone.
             State::Told(section) => {
                 self.clients[who].state = State::Over;
-                self.processes[process].shell.guard_ended(now, &section, Ending::Unheard);
+                self.processes[process].shell.guard_ended(now, &section, GuardEnd::Undelivered);
             }
             State::Away | State::In(_) | State::Over => {}
         }
@@ -133,7 +133,7 @@ impl World {
         let (process, number) = (client.process, client.number);
         if !matches!(client.state, State::Waits) {
             let now = self.local(process);
-            return self.processes[process].shell.guard_ended(now, &section, Ending::Unheard);
+            return self.processes[process].shell.guard_ended(now, &section, GuardEnd::Undelivered);
         }
         client.state = State::Told(section);
         client.told = self.now;
@@ -148,26 +148,25 @@ impl World {
         let now = self.local(process);
         if section.remaining(now).is_zero() && !self.is(Wrong::NoPollCheck) {
             self.clients[who].state = State::Over;
-            return self.processes[process].shell.guard_ended(now, &section, Ending::Dropped);
+            return self.processes[process].shell.guard_ended(now, &section, GuardEnd::Dropped);
         }
         let left = section.remaining(now);
         self.log(|w| {
-            let owner = &section.grant.owner;
+            let owner = &section.grant.id;
             format!("{} BEGINS: {who} as {owner}, token {}, {left:?} left", w.processes[process].label, section.token)
         });
         if left.is_zero() {
-            return self.wrong(format!("{} begins after its deadline", section.grant.owner));
+            return self.wrong(format!("{} begins after its deadline", section.grant.id));
         }
-        if self.told_of_it.contains(&(section.grant.owner.to_string(), section.token.as_u64() >> 10)) {
-            return self
-                .wrong(format!("{} begins though it was told that its key was taken away", section.grant.owner));
+        if self.told_of_it.contains(&(section.grant.id.to_string(), section.token.as_u64() >> 10)) {
+            return self.wrong(format!("{} begins though it was told that its key was taken away", section.grant.id));
         }
         let clock = self.processes[process].clock;
         if let Err(wrong) = self.referee.begins(self.now, number, clock, &section) {
             return self.wrong(wrong);
         }
         if self.foreign_until[key] > self.now && !self.referee.lenient {
-            return self.wrong(format!("{} begins while a stranger is in", section.grant.owner));
+            return self.wrong(format!("{} begins while a stranger is in", section.grant.id));
         }
         self.look_at_turns(process, key, &section);
         let client = &mut self.clients[who];
@@ -191,7 +190,7 @@ impl World {
         let now = self.local(process);
         if section.remaining(now).is_zero() {
             if self.is(Wrong::NoPollCheck) {
-                return self.wrong(format!("{} is polled after its deadline", section.grant.owner));
+                return self.wrong(format!("{} is polled after its deadline", section.grant.id));
             }
             return self.throw_out(who);
         }
@@ -209,26 +208,26 @@ impl World {
         let thawed = there.thawed.max(there.cut_off_until) > client.began;
         let limit = client.terms.max_hold.is_some() || client.terms.lease != Lease::AutoRenew;
         if is_of_age && !thawed && !limit && !self.is_odd() {
-            let what = format!("{} is lost though all is calm: {:?}", section.grant.owner, section.why());
+            let what = format!("{} is lost though all is calm: {:?}", section.grant.id, section.end_reason());
             self.wrong(what);
         }
-        self.leaves(who, Ending::Dropped);
+        self.leaves(who, GuardEnd::Dropped);
     }
 
-    pub(super) fn leaves(&mut self, who: usize, ending: Ending) {
+    pub(super) fn leaves(&mut self, who: usize, ending: GuardEnd) {
         let State::In(section) = std::mem::replace(&mut self.clients[who].state, State::Over) else { return };
         let client = &self.clients[who];
         let (process, key, terms, told, valid_until) =
             (client.process, client.key, client.terms, client.told, client.valid_until);
         self.log(|w| {
-            let why = section.why();
-            format!("{} ends: {who} as {}, {ending:?} {why:?}", w.processes[process].label, section.grant.owner)
+            let why = section.end_reason();
+            format!("{} ends: {who} as {}, {ending:?} {why:?}", w.processes[process].label, section.grant.id)
         });
         let (now, ended) = (self.now, self.now.min(valid_until));
         let (taken, why) = match ending {
-            _ if self.settings.bare && ending == Ending::Dropped => (0, ""),
-            Ending::Dropped => (ended + nanos(terms.lock_delay), "ended badly"),
-            Ending::Released => {
+            _ if self.settings.bare && ending == GuardEnd::Dropped => (0, ""),
+            GuardEnd::Dropped => (ended + nanos(terms.lock_delay), "ended badly"),
+            GuardEnd::Released => {
                 let held = now - told;
                 // By a clock that may be fast.
                 let left = nanos(terms.min_hold).saturating_sub(held + held / 100) / 100 * 98;
@@ -262,7 +261,7 @@ impl World {
         self.log(|_| format!("{text} is forgotten"));
         self.lined_up.remove(&text);
         // It gives up when its lease is over, and its place, unless others keep the line: then it gives back what it is offered.
-        let silent = self.now.saturating_sub(self.processes[process].heard) > nanos(LEASE + QUEUE_CONFIG.entry_ttl);
+        let silent = self.now.saturating_sub(self.processes[process].heard) > nanos(LEASE + QUEUE.entry_ttl);
         if self.referee.lenient || self.options.back || self.options.copies || silent {
             return;
         }

@@ -205,7 +205,7 @@ impl World {
             if fault == Fault::Cancel {
                 w.gives_up(who);
             } else {
-                w.leaves(who, Ending::Dropped);
+                w.leaves(who, GuardEnd::Dropped);
             }
         });
     }
@@ -218,7 +218,7 @@ impl World {
         }
         let lock = self.keys[key].clone();
         self.referee.pardon(&lock);
-        let script = self.names.force(&ForceReleaseRequest::new(lock, keep, QUEUE_CONFIG)).expect("one spelling");
+        let script = self.names.force(&ForceReleaseRequest::new(lock, keep, QUEUE)).expect("one spelling");
         self.execute(None, &script);
     }
 

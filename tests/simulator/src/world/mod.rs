@@ -11,8 +11,8 @@ use std::{
 use tower_lock::{
     __internals::{
         proto::{
-            BootInstant, Ending, LEASE, LOCAL_HANDOFF_TIME, LOCK_DELAY, QUEUE_CONFIG, QUEUE_POLL_INTERVAL,
-            STORE_CALL_TIMEOUT, Terms,
+            BootInstant, GuardEnd, HoldLimits, LEASE, LOCAL_HANDOFF_TIME, LOCK_DELAY, QUEUE, QUEUE_POLL_INTERVAL,
+            STORE_CALL_TIMEOUT,
         },
         redis_proto::{Keyspace, ScriptCall},
     },
@@ -170,8 +170,8 @@ struct Client {
     waits: bool,
     patience: Option<u64>,
     work: u64,
-    ending: Ending,
-    terms: Terms,
+    ending: GuardEnd,
+    terms: HoldLimits,
     place: u64,
     since: u64,
     state: State,
@@ -511,7 +511,7 @@ impl World {
                 continue;
             }
             let State::In(section) = &client.state else { continue };
-            if section.why().is_some() {
+            if section.end_reason().is_some() {
                 self.throw_out(who);
             } else {
                 let left = section.remaining(now);

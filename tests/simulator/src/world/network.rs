@@ -205,7 +205,7 @@ impl World {
             // A message alone ends nothing, because anybody can send one: the store is asked about it.
             let goes_on = |client: &Client| match &client.state {
                 State::In(section) => {
-                    message.starts_with(&format!("1 taken 0 {} ", section.grant.owner))
+                    message.starts_with(&format!("1 taken 0 {} ", section.grant.id))
                         && !w.processes[process].shell.asks_about(now, &section.grant)
                 }
                 _ => false,

@@ -135,9 +135,9 @@ impl World {
         let State::In(section) = &client.state else { return };
         let process = &self.processes[client.process];
         let over = client.valid_until.max(process.thawed) + SOON;
-        if self.now > over && !process.frozen && section.why().is_none() {
+        if self.now > over && !process.frozen && section.end_reason().is_none() {
             let ago = Duration::from_nanos(self.now - client.valid_until);
-            self.wrong(format!("the deadline of {} was over {ago:?} ago, and nobody has noticed", section.grant.owner));
+            self.wrong(format!("the deadline of {} was over {ago:?} ago, and nobody has noticed", section.grant.id));
         }
     }
 }
