@@ -193,7 +193,7 @@ impl RedisStoreBuilder {
                     return Ok(RedisStore { shared });
                 }
                 Err(failed) if failed.is_transient && Instant::now() + RETRY_INTERVAL < give_up => {
-                    sleep(RETRY_INTERVAL).await
+                    sleep(RETRY_INTERVAL).await;
                 }
                 Err(failed) => return Err(failed.error),
             }
