@@ -18,7 +18,8 @@ use tokio::time::Instant;
 use super::{
     budget::{BodyBudget, EvictableBody, Reservation, ReservationError},
     pace::{Pace, TooSlow},
-    request_body::{IncomingBody, LazyTimer, ReplayBody, RequestBody},
+    request_body::{IncomingBody, ReplayBody, RequestBody},
+    timer::LazyTimer,
 };
 use crate::{policy::LockPolicy, rejection::Rejection, sync::Mutex};
 

@@ -12,13 +12,13 @@ use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
 use smallvec::SmallVec;
-use tokio::{
-    runtime::Handle,
-    time::{Instant, Sleep, sleep_until},
-};
+use tokio::{runtime::Handle, time::Instant};
 use tower::BoxError;
 
-use super::pace::{Pace, TooSlow};
+use super::{
+    pace::{Pace, TooSlow},
+    timer::LazyTimer,
+};
 use crate::{policy::LockPolicy, sync::Mutex};
 
 /// Request body behind a [`LockLayer`](crate::LockLayer) or a
@@ -61,10 +61,6 @@ pub(crate) struct IncomingBody {
     layers: SmallVec<[LayerPace; 1]>,
     timer: LazyTimer,
 }
-
-/// A timer that may fire early: it is not reset with each frame.
-#[derive(Debug, Default)]
-pub(crate) struct LazyTimer(Option<Pin<Box<Sleep>>>);
 
 pub(crate) type BoxedBody = UnsyncBoxBody<Bytes, BoxError>;
 
@@ -244,19 +240,6 @@ impl LayerPace {
             self.pace.reset();
         }
         &mut self.pace
-    }
-}
-
-impl LazyTimer {
-    pub(crate) fn poll(&mut self, at: Option<Instant>, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(at) = at else { return Poll::Pending };
-        let timer = self.0.get_or_insert_with(|| Box::pin(sleep_until(at)));
-        if timer.deadline() > at {
-            timer.as_mut().reset(at);
-        }
-        ready!(timer.as_mut().poll(cx));
-        self.0 = None;
-        Poll::Ready(())
     }
 }
 

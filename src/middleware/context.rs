@@ -65,7 +65,7 @@ struct Inner {
     outer: Option<RequestContext>,
     /// An outer layer holds a lock: it decides what a disconnect does.
     is_inner: bool,
-    /// The phase of the handler.
+    /// A [`HandlerPhase`].
     phase: AtomicU8,
     /// The end of the request body has not been read.
     is_body_incomplete: AtomicBool,
@@ -76,12 +76,14 @@ struct Inner {
     extra_locks: Mutex<ExtraLocks>,
 }
 
-/// The handler has not been called.
-const BEFORE: u8 = 0;
-/// The handler runs.
-const RUNS: u8 = 1;
-/// The handler has returned, or was aborted.
-const AFTER: u8 = 2;
+/// The phase of the handler.
+#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum HandlerPhase {
+    NotStarted,
+    Running,
+    Ended,
+}
 
 /// The locks that extractors acquired.
 #[derive(Default)]
@@ -125,7 +127,7 @@ impl RequestContext {
             outer,
             route: Route::from_extensions(extensions, params.name),
             params: params,
-            phase: AtomicU8::new(BEFORE),
+            phase: AtomicU8::new(HandlerPhase::NotStarted as u8),
             is_body_incomplete: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
@@ -344,13 +346,14 @@ impl RequestContext {
     // --- when the client has left ---------------------------------------------------------------------------------
 
     /// Sets whether the handler runs or has returned.
-    pub(super) fn runs(&self, runs: bool) {
-        self.0.phase.store(if runs { RUNS } else { AFTER }, Release);
+    pub(super) fn set_running(&self, is_running: bool) {
+        let phase = if is_running { HandlerPhase::Running } else { HandlerPhase::Ended };
+        self.0.phase.store(phase as u8, Release);
     }
 
     /// Whether the handler was called.
     pub(super) fn handler_started(&self) -> bool {
-        self.0.phase.load(Acquire) != BEFORE
+        self.0.phase.load(Acquire) != HandlerPhase::NotStarted as u8
     }
 
     /// The permission to finish the handler after a disconnect, if it runs, holds a lock, and is to
@@ -361,7 +364,8 @@ impl RequestContext {
         if is_incomplete.load(Acquire) {
             return None;
         }
-        let is_at_work = phase.load(Acquire) == RUNS && self.holds_lock() && waiting.load(Acquire) == 0;
+        let is_at_work =
+            phase.load(Acquire) == HandlerPhase::Running as u8 && self.holds_lock() && waiting.load(Acquire) == 0;
         // An outer lock is released by its own layer: that layer decides for all inner ones.
         let is_to_finish = is_at_work && !is_inner && params.policy.finishes_after_disconnect();
         is_to_finish

@@ -37,8 +37,8 @@ pin_project! {
         E: 'static,
     {
         fn drop(this: Pin<&mut Self>) {
-            if let StateProj::Under { under } = this.project().state.project() {
-                under.on_disconnect();
+            if let StateProj::Locking { locking } = this.project().state.project() {
+                locking.on_disconnect();
             }
         }
     }
@@ -52,9 +52,9 @@ pin_project! {
         E: 'static,
     {
         /// No lock is requested.
-        Passing { #[pin] inner: F },
+        PassThrough { #[pin] inner: F },
         /// A lock is or may be requested.
-        Under { under: Locking<B, E> },
+        Locking { locking: Locking<B, E> },
     }
 }
 
@@ -72,12 +72,12 @@ pub(super) type BoxedPipeline<B, E> = Pin<Box<dyn Future<Output = Result<Respons
 
 impl<F, B, E> ResponseFuture<F, B, E> {
     pub(super) fn pass_through(inner: F) -> Self {
-        Self { state: State::Passing { inner } }
+        Self { state: State::PassThrough { inner } }
     }
 
     pub(super) fn locking(context: RequestContext, pipeline: BoxedPipeline<B, E>) -> Self {
-        let under = Locking { context, pipeline: Some(pipeline), span: CapturedSpan::current() };
-        Self { state: State::Under { under } }
+        let locking = Locking { context, pipeline: Some(pipeline), span: CapturedSpan::current() };
+        Self { state: State::Locking { locking } }
     }
 }
 
@@ -89,11 +89,11 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().state.project() {
-            StateProj::Passing { inner } => {
+            StateProj::PassThrough { inner } => {
                 let response = ready!(inner.poll(cx));
                 Poll::Ready(response.map(|response| response.map(ResponseBody::pass_through)))
             }
-            StateProj::Under { under } => under.poll(cx),
+            StateProj::Locking { locking } => locking.poll(cx),
         }
     }
 }
@@ -113,21 +113,21 @@ impl<B, E> Locking<B, E> {
     fn on_disconnect(&mut self) {
         let Some(pipeline) = self.pipeline.take() else { return };
         // A handler that panicked has released its locks while unwinding.
-        let Some(place) = self.context.detach_permit() else { return };
-        let alone = async move {
+        let Some(permit) = self.context.detach_permit() else { return };
+        let detached = async move {
             // The response is dropped: a stream without a reader ends here.
             drop(pipeline.await);
-            drop(place);
+            drop(permit);
         };
-        self.context.spawn(self.span.instrument(alone));
+        self.context.spawn(self.span.instrument(detached));
     }
 }
 
 impl<F, B, E> fmt::Debug for ResponseFuture<F, B, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.state {
-            State::Passing { .. } => "ResponseFuture(passing)",
-            State::Under { .. } => "ResponseFuture(under a lock, or on its way to one)",
+            State::PassThrough { .. } => "ResponseFuture(pass-through)",
+            State::Locking { .. } => "ResponseFuture(locking)",
         })
     }
 }

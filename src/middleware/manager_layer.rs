@@ -135,7 +135,7 @@ where
             }
         }
         let request = Request::from_parts(head, body.observed_by(context.body_observer(), context.policy()));
-        context.runs(true);
+        context.set_running(true);
         let handler = context.request_scope().scope_sync(|| self.inner.call(request));
         let locks = RequestLocks::new(context.clone(), owner_lifetime);
         ResponseFuture::locking(

@@ -18,6 +18,7 @@ mod request_lock;
 mod request_locks;
 mod response;
 mod response_body;
+mod eager;
 mod complete_body;
 mod streaming_body;
 mod shared_body;

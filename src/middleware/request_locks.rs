@@ -16,7 +16,9 @@ use super::{
     owner_lifetime::OwnerLifetime,
     request_lock::RequestLock,
 };
-use crate::{body::pace::TooSlow, error::LockLost, limits::RELEASE_WAIT, store::Released, telemetry::span::LockSpan};
+use crate::{
+    body::pace::TooSlow, error::LockLost, limits::RELEASE_WAIT, lock::ReleaseOutcome, telemetry::span::LockSpan,
+};
 
 /// Releases all locks of one request at one layer, each exactly once.
 ///
@@ -51,7 +53,7 @@ impl RequestLocks {
     }
 
     /// Runs the handler as the owner of the request while all its locks are held (I6). The handler
-    /// marks its own [start](RequestContext::runs).
+    /// marks its own [start](RequestContext::set_running).
     pub(super) async fn run<F: Future>(&self, handler: F) -> Result<F::Output, LockLost> {
         let mut handler = pin!(self.context.request_scope().scope(handler));
         let mut signals = AbortSignals::new();
@@ -73,7 +75,7 @@ impl RequestLocks {
             poll_any(&mut signals, cx).map(Err)
         })
         .await;
-        self.context.runs(false);
+        self.context.set_running(false);
         done
     }
 
@@ -137,7 +139,7 @@ impl RequestLocks {
         let releases: SmallVec<[_; 1]> = self.locks.drain(..).rev().map(|lock| lock.release(has_failed)).collect();
         let all = async {
             for (release, record) in releases {
-                let is_late = matches!(release.await, Ok(Released::NotHolder));
+                let is_late = matches!(release.await, Ok(ReleaseOutcome::NotHeld));
                 if is_late {
                     record.span.released_late();
                 }

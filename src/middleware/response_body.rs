@@ -3,7 +3,6 @@
 use std::{
     collections::VecDeque,
     fmt,
-    future::poll_fn,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -11,19 +10,15 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
-use tokio::{runtime::Handle, time::timeout};
 use tower::BoxError;
 
 use super::{
-    complete_body::{CompleteBody, data_len},
+    complete_body::CompleteBody,
+    eager::{ReadAhead, read_ready},
     request_locks::RequestLocks,
     streaming_body::StreamingBody,
 };
-use crate::{
-    error::LockLost,
-    limits::{EAGER_BYTES, EAGER_FRAMES, RELEASE_WAIT},
-    rejection::RejectionBody,
-};
+use crate::{error::LockLost, rejection::RejectionBody};
 
 pin_project! {
     /// Response body of a [`LockLayer`](crate::LockLayer) or a
@@ -46,7 +41,7 @@ pin_project! {
         B: 'static,
     {
         /// Without a lock, or after its release.
-        Passing { #[pin] inner: B },
+        PassThrough { #[pin] inner: B },
         /// Complete before the head was sent. The lock is released.
         Complete { complete: CompleteBody },
         /// Holds the lock.
@@ -65,7 +60,7 @@ impl<B: Default> Default for ResponseBody<B> {
 
 impl<B> ResponseBody<B> {
     pub(super) fn pass_through(inner: B) -> Self {
-        Self { state: State::Passing { inner } }
+        Self { state: State::PassThrough { inner } }
     }
 
     pub(super) fn rejected(body: RejectionBody) -> Self {
@@ -110,69 +105,24 @@ where
             return Ok(Self::without_content(inner, locks).await);
         }
         let hint = inner.size_hint();
-        let mut inner = Box::pin(inner);
-        let mut frames = VecDeque::with_capacity(1);
-        let mut bytes = 0;
-        let error = loop {
-            // Polls once and does not wait: a frame that is not ready makes the body a stream. The
-            // error is boxed here because an inner error need not be `Send`.
-            let mut next = Poll::Pending;
-            let mut poll = |cx: &mut Context<'_>| {
-                // I6
-                if locks.abort_reason().is_none() {
-                    next = locks.as_owner(|| inner.as_mut().poll_frame(cx)).map_err(Into::into);
-                }
-                next.is_ready() || locks.abort_reason().is_some()
-            };
-            let is_there = poll_fn(|cx| Poll::Ready(poll(cx))).await;
-            // All announced bytes are ready. The end of the body (a commit, trailers) gets a short
-            // time, because hyper does not poll for it over HTTP/1.1.
-            if !is_there && length == Some(data_len(&frames)) {
-                let behind = poll_fn(|cx| if poll(cx) { Poll::Ready(()) } else { Poll::Pending });
-                if Handle::try_current().is_err() || timeout(RELEASE_WAIT, behind).await.is_err() {
-                    break None;
-                }
-            }
-            if let Some(why) = locks.abort_reason() {
-                return Err((locks, why));
-            }
-            let frame = match next {
-                Poll::Ready(Some(Ok(frame))) => frame,
-                Poll::Ready(None) => break None,
-                Poll::Ready(Some(Err(error))) => break Some(error),
-                Poll::Pending => return Ok(Self::streaming(StreamingBody::new(inner, frames, hint, length, locks))),
-            };
-            // The first frame may have any size: it is in memory already.
-            if !frames.is_empty() {
-                bytes += frame.data_ref().map_or(0, Bytes::len);
-            }
-            let is_last = frame.is_trailers() || inner.is_end_stream();
-            frames.push_back(frame);
-            if is_last {
-                break None;
-            }
-            if frames.len() > EAGER_FRAMES || bytes > EAGER_BYTES {
-                return Ok(Self::streaming(StreamingBody::new(inner, frames, hint, length, locks)));
-            }
+        let read = match read_ready(&locks, Box::pin(inner), length).await {
+            Ok(read) => read,
+            Err(why) => return Err((locks, why)),
         };
-        // Drops the resources of the body before the next section starts.
-        drop(inner);
-        if let Some(why) = locks.abort_reason() {
-            return Err((locks, why));
+        match read {
+            ReadAhead::Complete { frames, error } => {
+                if error.is_some() {
+                    locks.set_failed();
+                }
+                locks.release_all().await;
+                let complete = CompleteBody { frames, error, announced: hint.exact(), was_empty: None };
+                Ok(Self { state: State::Complete { complete } })
+            }
+            ReadAhead::Incomplete { inner, frames } => {
+                let stream = Box::new(StreamingBody::new(inner, frames, hint, length, locks));
+                Ok(Self { state: State::Streaming { stream } })
+            }
         }
-        if error.is_some() {
-            locks.set_failed();
-        }
-        locks.release_all().await;
-        Ok(Self {
-            state: State::Complete {
-                complete: CompleteBody { frames, error, announced: hint.exact(), was_empty: None },
-            },
-        })
-    }
-
-    fn streaming(stream: StreamingBody<B>) -> Self {
-        Self { state: State::Streaming { stream: Box::new(stream) } }
     }
 }
 
@@ -186,7 +136,7 @@ where
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match self.project().state.project() {
-            StateProj::Passing { inner } => inner.poll_frame(cx).map_err(Into::into),
+            StateProj::PassThrough { inner } => inner.poll_frame(cx).map_err(Into::into),
             StateProj::Complete { complete } => Poll::Ready(complete.next_frame()),
             StateProj::Streaming { stream } => stream.poll_frame(cx),
             StateProj::Rejected { body } => Pin::new(body).poll_frame(cx),
@@ -195,7 +145,7 @@ where
 
     fn is_end_stream(&self) -> bool {
         match &self.state {
-            State::Passing { inner } => inner.is_end_stream(),
+            State::PassThrough { inner } => inner.is_end_stream(),
             State::Complete { complete } => complete.is_end_stream(),
             State::Streaming { stream } => stream.is_end_stream(),
             State::Rejected { body } => body.is_end_stream(),
@@ -204,7 +154,7 @@ where
 
     fn size_hint(&self) -> SizeHint {
         match &self.state {
-            State::Passing { inner } => inner.size_hint(),
+            State::PassThrough { inner } => inner.size_hint(),
             State::Complete { complete } => complete.size_hint(),
             State::Streaming { stream } => stream.size_hint(),
             State::Rejected { body } => body.size_hint(),
@@ -215,7 +165,7 @@ where
 impl<B> fmt::Debug for ResponseBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.state {
-            State::Passing { .. } => "ResponseBody(passing)",
+            State::PassThrough { .. } => "ResponseBody(pass-through)",
             State::Complete { .. } => "ResponseBody(complete)",
             State::Streaming { .. } => "ResponseBody(streaming)",
             State::Rejected { .. } => "ResponseBody(rejected)",

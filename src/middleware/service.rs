@@ -129,7 +129,7 @@ where
         let ready = inner.ready().await?;
         // The body no longer waits.
         drop(reservation);
-        context.runs(true);
+        context.set_running(true);
         match span {
             Some(span) => span.instrument_handler(|| ready.call(request)).await,
             None => ready.call(request).await,

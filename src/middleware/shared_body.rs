@@ -19,7 +19,7 @@ pub(super) struct SharedState<B> {
     pub(super) state: BodyState<B>,
     pub(super) pace: Pace,
     /// Bytes that were returned to the server and that the reader has not made space for.
-    handed_out: u64,
+    sent: u64,
     /// Of the task that polls the body.
     waker: Option<Waker>,
 }
@@ -50,21 +50,21 @@ pub(super) enum AbortReason {
 }
 
 impl<B> SharedBody<B> {
-    pub(super) fn new(flow: LockedBody<B>, pace: Pace) -> Self {
-        Self(Mutex::new(SharedState { state: BodyState::Idle(Box::new(flow)), pace, handed_out: 1, waker: None }))
+    pub(super) fn new(body: LockedBody<B>, pace: Pace) -> Self {
+        Self(Mutex::new(SharedState { state: BodyState::Idle(Box::new(body)), pace, sent: 1, waker: None }))
     }
 
     /// Takes the body to poll it.
     pub(super) fn start_poll(&self, waker: &Waker) -> Result<Box<LockedBody<B>>, AbortReason> {
-        let mut meeting = self.0.lock();
-        match mem::replace(&mut meeting.state, BodyState::Polling) {
-            BodyState::Idle(flow) => {
-                let bytes = mem::take(&mut meeting.handed_out);
-                meeting.pace.record(Instant::now(), bytes);
-                meeting.waker.get_or_insert_with(|| waker.clone()).clone_from(waker);
-                Ok(flow)
+        let mut shared = self.0.lock();
+        match mem::replace(&mut shared.state, BodyState::Polling) {
+            BodyState::Idle(body) => {
+                let bytes = mem::take(&mut shared.sent);
+                shared.pace.record(Instant::now(), bytes);
+                shared.waker.get_or_insert_with(|| waker.clone()).clone_from(waker);
+                Ok(body)
             }
-            BodyState::Aborted(cut) => Err(cut),
+            BodyState::Aborted(reason) => Err(reason),
             // A poll has panicked, and dropped the body.
             BodyState::Polling | BodyState::Done => Err(AbortReason::Lost(LockLost::Released)),
         }
@@ -72,13 +72,13 @@ impl<B> SharedBody<B> {
 
     /// Puts the body back. With `sent`, a frame of so many bytes was returned, and the reader is
     /// next.
-    pub(super) fn finish_poll(&self, flow: Box<LockedBody<B>>, handed_out: Option<u64>) {
-        let mut meeting = self.0.lock();
-        meeting.state = BodyState::Idle(flow);
-        if let Some(bytes) = handed_out {
+    pub(super) fn finish_poll(&self, body: Box<LockedBody<B>>, sent: Option<u64>) {
+        let mut shared = self.0.lock();
+        shared.state = BodyState::Idle(body);
+        if let Some(bytes) = sent {
             // A frame without bytes is progress, too.
-            meeting.handed_out = bytes.max(1);
-            meeting.pace.start_waiting(Instant::now());
+            shared.sent = bytes.max(1);
+            shared.pace.start_waiting(Instant::now());
         }
     }
 
@@ -87,28 +87,28 @@ impl<B> SharedBody<B> {
     }
 
     /// Aborts the stream. Returns false while it is polled: that poll checks its locks itself.
-    pub(super) fn abort(&self, cut: AbortReason) -> bool {
-        let mut meeting = self.0.lock();
-        let (flow, waker) = match mem::replace(&mut meeting.state, BodyState::Aborted(cut)) {
-            BodyState::Idle(flow) => (flow, meeting.waker.take()),
+    pub(super) fn abort(&self, reason: AbortReason) -> bool {
+        let mut shared = self.0.lock();
+        let (body, waker) = match mem::replace(&mut shared.state, BodyState::Aborted(reason)) {
+            BodyState::Idle(body) => (body, shared.waker.take()),
             BodyState::Polling => {
-                meeting.state = BodyState::Polling;
+                shared.state = BodyState::Polling;
                 return false;
             }
-            over @ (BodyState::Aborted(_) | BodyState::Done) => {
-                meeting.state = over;
+            ended @ (BodyState::Aborted(_) | BodyState::Done) => {
+                shared.state = ended;
                 return true;
             }
         };
-        drop(meeting);
+        drop(shared);
         // Outside of the mutex, because the body is code of the application. The waker goes first:
         // the drop of the body may panic.
         if let Some(waker) = waker {
             waker.wake();
         }
-        let LockedBody { inner, locks } = *flow;
+        let LockedBody { inner, locks } = *body;
         drop(inner);
-        match cut {
+        match reason {
             AbortReason::Lost(why) => locks.lost(why),
             AbortReason::TooSlow(why) => locks.stalled(why),
         }
@@ -118,17 +118,17 @@ impl<B> SharedBody<B> {
     /// Fails if the reader was too slow. Otherwise returns the time of the next check if the reader
     /// is next.
     pub(super) fn check_pace(&self, now: Instant) -> Result<Option<Instant>, TooSlow> {
-        let mut meeting = self.0.lock();
-        match meeting.pace.check(now) {
+        let mut shared = self.0.lock();
+        match shared.pace.check(now) {
             Some(why) => Err(why),
-            None => Ok(meeting.pace.next_check()),
+            None => Ok(shared.pace.next_check()),
         }
     }
 }
 
 impl From<AbortReason> for BoxError {
-    fn from(cut: AbortReason) -> Self {
-        match cut {
+    fn from(reason: AbortReason) -> Self {
+        match reason {
             AbortReason::Lost(why) => why.into(),
             AbortReason::TooSlow(why) => why.into(),
         }

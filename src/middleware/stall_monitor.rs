@@ -20,26 +20,26 @@ pub(super) struct StallMonitor(pub(super) Option<AbortHandle>);
 
 /// Aborts the stream when a lock is lost or its reader is too slow, also if the stream is not
 /// polled.
-pub(super) async fn monitor<B>(flow: Weak<SharedBody<B>>, mut signals: AbortSignals, idle: Duration) {
-    let mut look_at = Instant::now().checked_add(idle);
+pub(super) async fn monitor<B>(body: Weak<SharedBody<B>>, mut signals: AbortSignals, idle: Duration) {
+    let mut next_check = Instant::now().checked_add(idle);
     loop {
         let lost = poll_fn(|cx| poll_any(&mut signals, cx));
-        let lost = match look_at {
+        let lost = match next_check {
             Some(at) => timeout_at(at, lost).await.ok(),
             None => Some(lost.await),
         };
-        let Some(flow) = flow.upgrade() else { return };
+        let Some(body) = body.upgrade() else { return };
         if let Some(why) = lost {
-            while !flow.abort(AbortReason::Lost(why)) {
+            while !body.abort(AbortReason::Lost(why)) {
                 sleep(POLL_RETRY).await;
             }
             return;
         }
         let now = Instant::now();
-        look_at = match flow.check_pace(now) {
+        next_check = match body.check_pace(now) {
             // The reader may be next at any time.
             Ok(at) => at.or_else(|| now.checked_add(idle)),
-            Err(why) if flow.abort(AbortReason::TooSlow(why)) => return,
+            Err(why) if body.abort(AbortReason::TooSlow(why)) => return,
             Err(_) => now.checked_add(POLL_RETRY),
         };
     }

@@ -22,7 +22,7 @@ use super::{
     complete_body::data_len,
     request_locks::RequestLocks,
     shared_body::{AbortReason, LockedBody, SharedBody},
-    stall_monitor::{StallMonitor, monitor},
+    stall_monitor::{self, StallMonitor},
 };
 use crate::{body::pace::Pace, error::LockLost, limits::RELEASE_WAIT};
 
@@ -36,7 +36,7 @@ pub(super) struct StreamingBody<B> {
     /// Frames that were read before the head was sent.
     read_ahead: VecDeque<Frame<Bytes>>,
     /// The size hint of the inner body before its first poll, less the bytes that were returned. A
-    /// later hint of the inner body covers only its own rest.
+    /// later hint of the inner body covers only its own tail.
     hint: SizeHint,
     /// How many of the bytes that the head announces have not been read from the inner body.
     unseen: Option<u64>,
@@ -66,7 +66,7 @@ where
     /// `hint` is that of the whole body. `length` is the length that the head announces, in bytes.
     pub(super) fn new(
         inner: Pin<Box<B>>,
-        ahead: VecDeque<Frame<Bytes>>,
+        read_ahead: VecDeque<Frame<Bytes>>,
         hint: SizeHint,
         length: Option<u64>,
         locks: RequestLocks,
@@ -80,9 +80,9 @@ where
         // The head is sent now, and the reader is next.
         pace.start_waiting(Instant::now());
         let context = locks.context().clone();
-        let flow = Arc::new(SharedBody::new(LockedBody { inner, locks }, pace));
-        let keeper = StallMonitor(context.spawn(monitor(Arc::downgrade(&flow), signals, idle)));
-        Self { shared: flow, read_ahead: ahead, hint, unseen: length, phase: Phase::Streaming, monitor: keeper }
+        let body = Arc::new(SharedBody::new(LockedBody { inner, locks }, pace));
+        let monitor = StallMonitor(context.spawn(stall_monitor::monitor(Arc::downgrade(&body), signals, idle)));
+        Self { shared: body, read_ahead, hint, unseen: length, phase: Phase::Streaming, monitor }
     }
 
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
@@ -97,82 +97,82 @@ where
         loop {
             match &mut self.phase {
                 Phase::Streaming | Phase::HoldingLastFrame(..) => {
-                    let mut flow = match self.shared.start_poll(cx.waker()) {
-                        Ok(flow) => flow,
-                        Err(cut) => return Poll::Ready(Some(Err(self.abort(cut)))),
+                    let mut body = match self.shared.start_poll(cx.waker()) {
+                        Ok(body) => body,
+                        Err(reason) => return Poll::Ready(Some(Err(self.abort(reason)))),
                     };
                     // I6
-                    if let Some(why) = flow.locks.abort_reason() {
-                        return Poll::Ready(Some(Err(self.abort_lost(*flow, why))));
+                    if let Some(why) = body.locks.abort_reason() {
+                        return Poll::Ready(Some(Err(self.abort_lost(*body, why))));
                     }
                     let next = match self.read_ahead.pop_front() {
                         Some(frame) => Poll::Ready(Some(Ok(frame))),
-                        None => flow.locks.as_owner(|| flow.inner.as_mut().poll_frame(cx)),
+                        None => body.locks.as_owner(|| body.inner.as_mut().poll_frame(cx)),
                     };
                     // The result of a poll that outlasted the lock is not the result of work under
                     // it.
-                    if let Some(why) = flow.locks.abort_reason() {
-                        return Poll::Ready(Some(Err(self.abort_lost(*flow, why))));
+                    if let Some(why) = body.locks.abort_reason() {
+                        return Poll::Ready(Some(Err(self.abort_lost(*body, why))));
                     }
                     let Poll::Ready(next) = next else {
                         if self.hold_elapsed(cx) {
-                            self.emit(None, flow);
+                            self.emit(None, body);
                             continue;
                         }
-                        self.shared.finish_poll(flow, None);
+                        self.shared.finish_poll(body, None);
                         return Poll::Pending;
                     };
-                    if let Some(frame) = self.emit(next, flow) {
+                    if let Some(frame) = self.emit(next, body) {
                         return Poll::Ready(Some(Ok(frame)));
                     }
                 }
-                Phase::Releasing(end, rest) => {
+                Phase::Releasing(end, tail) => {
                     ready!(end.as_mut().poll(cx));
-                    self.phase = Phase::Done(mem::take(rest));
+                    self.phase = Phase::Done(mem::take(tail));
                 }
-                Phase::Done(rest) => return Poll::Ready(rest.pop_front()),
+                Phase::Done(tail) => return Poll::Ready(tail.pop_front()),
             }
         }
     }
 
     /// The frame to return now. `None` if a frame is held, or the body ends.
-    fn emit(&mut self, next: Option<Result<Frame<Bytes>, B::Error>>, flow: Box<LockedBody<B>>) -> Option<Frame<Bytes>> {
-        let parked = match mem::replace(&mut self.phase, Phase::Streaming) {
+    fn emit(&mut self, next: Option<Result<Frame<Bytes>, B::Error>>, body: Box<LockedBody<B>>) -> Option<Frame<Bytes>> {
+        let held = match mem::replace(&mut self.phase, Phase::Streaming) {
             Phase::HoldingLastFrame(frame, _) => Some(Ok(frame)),
             _ => None,
         };
         let frame = match next {
             Some(Ok(frame)) => frame,
             None => {
-                self.finish(*flow, parked.into_iter().collect());
+                self.finish(*body, held.into_iter().collect());
                 return None;
             }
             // All bytes were read, but the end (a commit, perhaps) has failed: the client must not
             // see a complete response.
             Some(Err(error)) => {
-                self.finish(*flow, VecDeque::from([Err(error.into())]));
+                self.finish(*body, VecDeque::from([Err(error.into())]));
                 return None;
             }
         };
         if let (Some(left), Some(data)) = (&mut self.unseen, frame.data_ref()) {
             *left = left.saturating_sub(data.len() as u64);
         }
-        let is_end = frame.is_trailers() || (self.read_ahead.is_empty() && flow.inner.is_end_stream());
+        let is_end = frame.is_trailers() || (self.read_ahead.is_empty() && body.inner.is_end_stream());
         // Without a runtime there is no timer.
-        let has_all = self.unseen == Some(0) && frame.is_data() && Handle::try_current().is_ok();
+        let is_complete = self.unseen == Some(0) && frame.is_data() && Handle::try_current().is_ok();
         if is_end {
-            self.finish(*flow, parked.into_iter().chain([Ok(frame)]).collect());
+            self.finish(*body, held.into_iter().chain([Ok(frame)]).collect());
             None
-        } else if parked.is_some() {
+        } else if held.is_some() {
             // More bytes than announced: the server will not poll for them.
-            self.finish(*flow, parked.into_iter().collect());
+            self.finish(*body, held.into_iter().collect());
             None
-        } else if has_all {
+        } else if is_complete {
             self.phase = Phase::HoldingLastFrame(frame, Box::pin(sleep(RELEASE_WAIT)));
-            self.shared.finish_poll(flow, None);
+            self.shared.finish_poll(body, None);
             None
         } else {
-            self.shared.finish_poll(flow, Some(data_len([&frame])));
+            self.shared.finish_poll(body, Some(data_len([&frame])));
             Some(frame)
         }
     }
@@ -186,28 +186,28 @@ where
     }
 
     /// The inner body has ended: drops its resources, then releases the locks, then returns the
-    /// rest.
-    fn finish(&mut self, flow: LockedBody<B>, rest: Tail) {
-        let LockedBody { inner, mut locks } = flow;
+    /// tail.
+    fn finish(&mut self, body: LockedBody<B>, tail: Tail) {
+        let LockedBody { inner, mut locks } = body;
         drop(inner);
         self.stop();
-        if rest.iter().any(Result::is_err) {
+        if tail.iter().any(Result::is_err) {
             locks.set_failed();
         }
-        self.phase = Phase::Releasing(Box::pin(locks.release_all()), rest);
+        self.phase = Phase::Releasing(Box::pin(locks.release_all()), tail);
     }
 
-    fn abort_lost(&mut self, flow: LockedBody<B>, why: LockLost) -> BoxError {
-        let LockedBody { inner, locks } = flow;
+    fn abort_lost(&mut self, body: LockedBody<B>, why: LockLost) -> BoxError {
+        let LockedBody { inner, locks } = body;
         drop(inner);
         locks.lost(why);
         self.abort(AbortReason::Lost(why))
     }
 
-    fn abort(&mut self, cut: AbortReason) -> BoxError {
+    fn abort(&mut self, reason: AbortReason) -> BoxError {
         self.stop();
         self.phase = Phase::Done(VecDeque::new());
-        cut.into()
+        reason.into()
     }
 
     fn stop(&mut self) {
@@ -217,7 +217,7 @@ where
     }
 
     pub(super) fn is_end_stream(&self) -> bool {
-        matches!(&self.phase, Phase::Done(rest) if rest.is_empty())
+        matches!(&self.phase, Phase::Done(tail) if tail.is_empty())
     }
 
     pub(super) fn size_hint(&self) -> SizeHint {
@@ -226,10 +226,10 @@ where
 }
 
 fn reduced(hint: SizeHint, bytes: u64) -> SizeHint {
-    let mut less = SizeHint::new();
+    let mut reduced = SizeHint::new();
     if let Some(upper) = hint.upper() {
-        less.set_upper(upper.saturating_sub(bytes));
+        reduced.set_upper(upper.saturating_sub(bytes));
     }
-    less.set_lower(hint.lower().saturating_sub(bytes));
-    less
+    reduced.set_lower(hint.lower().saturating_sub(bytes));
+    reduced
 }
