@@ -378,7 +378,7 @@ async fn who_finds_no_room_is_told_so_before_anything_is_locked() {
     };
     assert!(retry_after >= Duration::from_secs(1), "{retry_after:?}");
     let problem: Value = serde_json::from_str(&text(answer).await).expect("JSON");
-    assert_eq!(problem["type"], "urn:tower-lock:bodies-full");
+    assert_eq!(problem["type"], "urn:tower-lock:body-buffer-full");
     assert_eq!(problem["outcome"], "not-started");
     assert_eq!(problem["status"], 503);
     assert_eq!(site.store.on(StoreOp::Acquire).calls(), asked, "the store heard of nothing");

@@ -46,7 +46,7 @@ async fn a_refusal_is_a_409_problem_with_retry_after() {
     assert!((1..=5).contains(&retry_after_s(&answer)));
     let Some(Rejection::Busy { retry_after }) = answer.extensions().get().cloned() else { panic!("not typed") };
     let problem = problem(answer).await;
-    assert_eq!(problem["type"], "urn:tower-lock:held");
+    assert_eq!(problem["type"], "urn:tower-lock:locked");
     assert_eq!(problem["retry_after_ms"], json!(u64::try_from(retry_after.as_millis()).expect("small")));
     let fields: Vec<_> = problem.as_object().expect("an object").keys().collect();
     assert_eq!(fields, ["detail", "outcome", "retry_after_ms", "status", "title", "type"], "no key, no owner");
@@ -130,7 +130,7 @@ async fn a_full_line_is_a_503() {
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "one runs, 256 wait");
     assert!(retry_after_s(&answer) >= 1);
     assert!(matches!(answer.extensions().get(), Some(Rejection::QueueFull { bound: QueueBound::Key, .. })));
-    assert_eq!(problem(answer).await["type"], "urn:tower-lock:line-full");
+    assert_eq!(problem(answer).await["type"], "urn:tower-lock:queue-full");
 
     // A place that is given up is a place again, at once.
     in_line.pop().expect("the last").abort();

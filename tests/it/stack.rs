@@ -111,7 +111,7 @@ async fn a_method_that_axum_adds_outside_of_the_lock_is_found_by_the_extractor()
         assert_eq!(text(send(&app, request(locked, "/7")).await).await, "order:7", "{how}");
         let answer = send(&app, request(unlocked, "/7")).await;
         assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR, "{how}");
-        assert!(text(answer).await.contains("`HeldLock` found no lock"), "{how}");
+        assert!(text(answer).await.contains("holds no lock for `HeldLock`"), "{how}");
     }
     // What the docs tell to write instead.
     for (method, methods) in [

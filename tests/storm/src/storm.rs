@@ -257,7 +257,7 @@ impl Outcome {
         let is_well = |seen: &Seen| {
             // That `lost`, `max-hold` and `shutting-down` are not among them is the point.
             let is_well = [200, 409, 500].iter().any(|status| has_status(seen, *status));
-            let is_told = is(seen, 503, "store-unavailable") || is(seen, 503, "line-full");
+            let is_told = is(seen, 503, "store-unavailable") || is(seen, 503, "queue-full");
             is_well || is_told || matches!(seen, Seen::Left | Seen::Broken)
         };
         let unwell: Vec<_> = self.seen.iter().filter(|(_, seen)| !is_well(seen)).collect();
@@ -296,7 +296,7 @@ impl Outcome {
         assert!(*broken > 0 && fallen >= broken, "some handlers panicked: {:#?}", self.summary);
         let some = |is_it: fn(&Plan, &Seen) -> bool| self.count(is_it) > 0;
         assert!(some(|plan, seen| plan.patience == Patience::Refuse && has_status(seen, 200)));
-        assert!(some(|_, seen| is(seen, 409, "held")) && some(|_, seen| is(seen, 409, "timed-out")));
+        assert!(some(|_, seen| is(seen, 409, "locked")) && some(|_, seen| is(seen, 409, "timed-out")));
         assert!(
             some(|_, seen| has_status(seen, 500)) && some(|plan, seen| plan.work.frames > 0 && has_status(seen, 200))
         );
@@ -338,11 +338,11 @@ fn is_of_ours(plan: &Plan, seen: &Seen) -> bool {
         Seen::Answer { status: 412, .. } => plan.work.frames == 0 && !panics,
         Seen::Answer { status: 500, .. } => panics && plan.way.is_caught,
         Seen::Answer { status: 409, .. } => match plan.patience {
-            Patience::Refuse => is(seen, 409, "held"),
+            Patience::Refuse => is(seen, 409, "locked"),
             Patience::Briefly | Patience::Wait => is(seen, 409, "timed-out"),
         },
         Seen::Answer { status: 503, kind, outcome } => {
-            let has_run = matches!(kind.as_deref(), Some("lost" | "max-hold"));
+            let has_run = matches!(kind.as_deref(), Some("lost" | "max-hold-exceeded"));
             kind.is_some() && outcome.as_deref() == Some(if has_run { "unknown" } else { "not-started" })
         }
         Seen::Answer { .. } => false,
