@@ -81,9 +81,9 @@ pub(super) struct ActiveSection<D: DriverTypes> {
 }
 
 impl<D: DriverTypes> Attempt<D> {
-    pub(super) fn new(owner: AcquisitionId) -> Self {
+    pub(super) fn new(id: AcquisitionId) -> Self {
         Self {
-            id: owner,
+            id,
             state: State::Requesting,
             wants_queue: false,
             in_flight: InFlight::default(),
@@ -110,30 +110,30 @@ impl<D: DriverTypes> Attempt<D> {
 
     /// When a request in the queue is to be told that the store is silent. Requests without a wait
     /// are told first, if there are any.
-    pub(super) fn fails_at(&self, has_impatient: bool, timeout: Duration) -> Option<BootInstant> {
-        if self.is_pending() { self.in_flight.fails_at(!has_impatient, timeout) } else { None }
+    pub(super) fn fails_at(&self, has_non_waiting: bool, timeout: Duration) -> Option<BootInstant> {
+        if self.is_pending() { self.in_flight.fails_at(!has_non_waiting, timeout) } else { None }
     }
 
     pub(super) fn active_section(&self) -> Option<&ActiveSection<D>> {
         match &self.state {
-            State::Holding(held) => held.active.as_ref(),
+            State::Holding(holding) => holding.active.as_ref(),
             _ => None,
         }
     }
 
     /// Why nobody knows whose the key is: the store has not said a word, or does not answer any more.
     pub(super) fn store_error(&self) -> Option<StoreError> {
-        let no_word = matches!(self.state, State::Requesting);
-        let no_answer = || StoreError::new("lock", "acquire", StoreErrorKind::Timeout);
-        self.in_flight.error.clone().or_else(|| no_word.then(no_answer))
+        let has_no_reply = matches!(self.state, State::Requesting);
+        let timeout = || StoreError::new("lock", "acquire", StoreErrorKind::Timeout);
+        self.in_flight.error.clone().or_else(|| has_no_reply.then(timeout))
     }
 
     /// When a waiter asks again: about once a second, or when the holder's lease is over.
-    pub(super) fn schedule_poll(&mut self, now: BootInstant, lease_left: Duration, die: f64) {
-        let usual = QUEUE_POLL_INTERVAL.mul_f64(0.8 + 0.4 * die);
+    pub(super) fn schedule_poll(&mut self, now: BootInstant, lease_left: Duration, jitter: f64) {
+        let interval = QUEUE_POLL_INTERVAL.mul_f64(0.8 + 0.4 * jitter);
         // Rounded up: asked within the last millisecond of the lease it would be held once more.
-        let free = lease_left.saturating_add(Duration::from_millis(2)).max(RETRY_MIN);
-        self.retry_at = Some(now.saturating_add(usual.min(free)));
+        let lease_end = lease_left.saturating_add(Duration::from_millis(2)).max(RETRY_MIN);
+        self.retry_at = Some(now.saturating_add(interval.min(lease_end)));
     }
 }
 

@@ -30,7 +30,7 @@ impl AtomicDeadline {
     pub(super) fn end_reason(&self) -> Option<LockLost> {
         match self.get() {
             Deadline::At(_) => None,
-            Deadline::Ended(why) => Some(why),
+            Deadline::Ended(reason) => Some(reason),
         }
     }
 
@@ -43,15 +43,15 @@ impl AtomicDeadline {
     }
 
     /// Ends it, unless it has ended.
-    pub(super) fn end(&self, why: LockLost) {
+    pub(super) fn end(&self, reason: LockLost) {
         while let Deadline::At(at) = self.get() {
-            self.end_if(at, why);
+            self.end_if(at, reason);
         }
     }
 
     /// Ends it, unless it has ended or its deadline was moved meanwhile.
-    pub(super) fn end_if(&self, at: BootInstant, why: LockLost) {
-        let _ = self.0.compare_exchange(at.as_nanos(), why.code(), Ordering::AcqRel, Ordering::Relaxed);
+    pub(super) fn end_if(&self, at: BootInstant, reason: LockLost) {
+        let _ = self.0.compare_exchange(at.as_nanos(), reason.code(), Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Moves the deadline, never to an earlier instant. Returns `false` if it has ended or has passed

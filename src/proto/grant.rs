@@ -81,22 +81,22 @@ impl<D: DriverTypes> Grant<D> {
     /// Granted by an answer to what was asked at this moment (I3).
     pub(super) fn new(
         key: LockKey,
-        owner: AcquisitionId,
+        id: AcquisitionId,
         token: FencingToken,
         lease: Duration,
         lock_delay: Duration,
-        asked: BootInstant,
+        sent_at: BootInstant,
     ) -> Self {
         Self {
             lease: AtomicU64::new(nanos(lease)),
             key,
-            id: owner,
+            id,
             token: AtomicU64::new(token.as_u64()),
-            deadline: AtomicDeadline::new(asked.saturating_add(usable_part(lease))),
+            deadline: AtomicDeadline::new(sent_at.saturating_add(usable_part(lease))),
             limit: AtomicU64::new(BootInstant::FAR_FUTURE.as_nanos()),
             delivery_check_at: AtomicU64::new(BootInstant::FAR_FUTURE.as_nanos()),
             lock_delay: AtomicU64::new(nanos(lock_delay)),
-            renew_at: AtomicU64::new(asked.saturating_add(lease / RENEWALS_PER_LEASE).as_nanos()),
+            renew_at: AtomicU64::new(sent_at.saturating_add(lease / RENEWALS_PER_LEASE).as_nanos()),
             verified_at: AtomicU64::new(0),
             is_early: AtomicBool::new(false),
             in_doubt: AtomicBool::new(false),
@@ -111,9 +111,9 @@ impl<D: DriverTypes> Grant<D> {
     pub fn remaining(&self, now: BootInstant) -> Duration {
         loop {
             let Deadline::At(deadline) = self.deadline.get() else { return Duration::ZERO };
-            let left = deadline.saturating_duration_since(now);
-            if !left.is_zero() {
-                return left;
+            let remaining = deadline.saturating_duration_since(now);
+            if !remaining.is_zero() {
+                return remaining;
             }
             self.deadline.end_if(deadline, LockLost::Expired);
             // Or a renewal came in between: what is said of it is said of what stands now (I5).
@@ -125,9 +125,9 @@ impl<D: DriverTypes> Grant<D> {
     ///
     /// `lease` is the one of the call that was answered. A renewal that was sent before the lease
     /// grew got the shorter one: to count on the longer one would be to let two in.
-    pub fn extend(&self, lease: Duration, asked: BootInstant, now: BootInstant) {
-        if self.deadline.extend(asked.saturating_add(usable_part(lease)), now) {
-            self.renew_at.store(asked.saturating_add(lease / RENEWALS_PER_LEASE).as_nanos(), Ordering::Relaxed);
+    pub fn extend(&self, lease: Duration, sent_at: BootInstant, now: BootInstant) {
+        if self.deadline.extend(sent_at.saturating_add(usable_part(lease)), now) {
+            self.renew_at.store(sent_at.saturating_add(lease / RENEWALS_PER_LEASE).as_nanos(), Ordering::Relaxed);
             self.warned.store(false, Ordering::Relaxed);
             // An answer to a question that is older than the doubt says nothing about it.
             if self.renewal.load(Ordering::Acquire) != Self::REPEAT {
@@ -168,8 +168,8 @@ impl<D: DriverTypes> Grant<D> {
     }
 
     /// It is over, for this reason; if it is not yet.
-    pub fn end(&self, why: LockLost) {
-        self.deadline.end(why);
+    pub fn end(&self, reason: LockLost) {
+        self.deadline.end(reason);
     }
 
     /// Why it is over; `None` while it is not.
@@ -193,24 +193,24 @@ impl<D: DriverTypes> Grant<D> {
     /// What the watchdog has to do for it now. An answer that does not come is asked for again soon.
     ///
     /// `soon`: what is due before this moment is done now, with what is due already.
-    pub fn next_check(&self, now: BootInstant, soon: BootInstant) -> NextCheck {
-        let left = self.remaining(now);
-        if left.is_zero() {
+    pub fn next_check(&self, now: BootInstant, batch_until: BootInstant) -> NextCheck {
+        let remaining = self.remaining(now);
+        if remaining.is_zero() {
             return NextCheck::Ended;
         }
-        let [limit, delivery_at] = [&self.limit, &self.delivery_check_at]
-            .map(|moment| BootInstant::from_nanos(moment.load(Ordering::Relaxed)));
-        let limit = limit.min(delivery_at);
+        let [limit, delivery_check_at] = [&self.limit, &self.delivery_check_at]
+            .map(|instant| BootInstant::from_nanos(instant.load(Ordering::Relaxed)));
+        let limit = limit.min(delivery_check_at);
         if limit <= now {
             return NextCheck::CheckSection;
         }
-        let end = now.saturating_add(left).min(limit);
+        let end = now.saturating_add(remaining).min(limit);
         let renew_at = BootInstant::from_nanos(self.renew_at.load(Ordering::Relaxed));
         // A hurried one is not sent before its pause is over, though others are due already.
         let not_before = self.not_before();
         // A short lease waits for others for a short time: one that has just begun is not renewed.
-        let soon = soon.min(now.saturating_add(self.lease() / RENEWAL_BATCH_WINDOWS_PER_LEASE));
-        if soon < renew_at || now < not_before {
+        let batch_until = batch_until.min(now.saturating_add(self.lease() / RENEWAL_BATCH_WINDOWS_PER_LEASE));
+        if batch_until < renew_at || now < not_before {
             return NextCheck::Sleep(renew_at.max(not_before).min(end));
         }
         self.renewal.store(Self::IN_FLIGHT, Ordering::Release);
@@ -219,17 +219,17 @@ impl<D: DriverTypes> Grant<D> {
         if self.is_early.swap(false, Ordering::AcqRel) {
             self.verified_at.store(now.as_nanos(), Ordering::Relaxed);
         }
-        let again = now.saturating_add((self.lease() / RENEWAL_RETRIES_PER_LEASE).max(RENEWAL_RETRY_MIN));
-        self.renew_at.store(again.as_nanos(), Ordering::Relaxed);
-        NextCheck::Renew(again.min(end))
+        let retry_at = now.saturating_add((self.lease() / RENEWAL_RETRIES_PER_LEASE).max(RENEWAL_RETRY_MIN));
+        self.renew_at.store(retry_at.as_nanos(), Ordering::Relaxed);
+        NextCheck::Renew(retry_at.min(end))
     }
 
     /// A message says that it is over. Messages can be forged, so the store is asked (I7): at once, but once at a time, and after a pause.
     /// Whether the watchdog has to look at it earlier for that.
     pub fn verify(&self, now: BootInstant) -> bool {
         self.in_doubt.store(true, Ordering::Release);
-        let again = |asking| (asking != Self::IDLE).then_some(Self::REPEAT);
-        self.renewal.fetch_update(Ordering::AcqRel, Ordering::Acquire, again).is_err() && self.renew_soon(now)
+        let repeat = |renewal| (renewal != Self::IDLE).then_some(Self::REPEAT);
+        self.renewal.fetch_update(Ordering::AcqRel, Ordering::Acquire, repeat).is_err() && self.renew_soon(now)
     }
 
     /// Whether the store is to confirm it before another section begins under it.
@@ -251,24 +251,26 @@ impl<D: DriverTypes> Grant<D> {
     fn not_before(&self) -> BootInstant {
         match self.verified_at.load(Ordering::Relaxed) {
             0 => BootInstant::default(),
-            asked => BootInstant::from_nanos(asked).saturating_add(RECHECK_INTERVAL),
+            sent_at => BootInstant::from_nanos(sent_at).saturating_add(RECHECK_INTERVAL),
         }
     }
 
     /// When the watchdog has to look at it next.
     pub fn next_check_at(&self) -> BootInstant {
-        let [limit, delivery_at, renew_at] = [&self.limit, &self.delivery_check_at, &self.renew_at]
-            .map(|moment| BootInstant::from_nanos(moment.load(Ordering::Relaxed)));
-        self.deadline.at().min(limit).min(delivery_at).min(renew_at)
+        let [limit, delivery_check_at, renew_at] = [&self.limit, &self.delivery_check_at, &self.renew_at]
+            .map(|instant| BootInstant::from_nanos(instant.load(Ordering::Relaxed)));
+        self.deadline.at().min(limit).min(delivery_check_at).min(renew_at)
     }
 
     /// Whether its renewal is late: once, until it has come.
     pub(crate) fn take_late_warning(&self, now: BootInstant) -> bool {
-        let left = self.remaining(now);
+        let remaining = self.remaining(now);
         // Of what is over, nothing is left to be late; and where the section ends first, nothing is
         // to be renewed.
         let end = BootInstant::from_nanos(self.limit.load(Ordering::Relaxed));
-        let is_late = !left.is_zero() && left < self.lease() / RENEWALS_PER_LEASE && now.saturating_add(left) < end;
+        let is_late = !remaining.is_zero()
+            && remaining < self.lease() / RENEWALS_PER_LEASE
+            && now.saturating_add(remaining) < end;
         is_late && !self.warned.swap(true, Ordering::Relaxed)
     }
 }
@@ -300,20 +302,20 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn need(grant: &Grant, seconds: u64) -> NextCheck {
+    fn next_check(grant: &Grant, seconds: u64) -> NextCheck {
         grant.next_check(at(seconds), at(seconds))
     }
 
     #[test]
     fn it_is_renewed_every_third_of_its_lease_and_asked_again_soon_while_no_answer_comes() {
         let grant = grant();
-        assert_eq!(need(&grant, 0), NextCheck::Sleep(at(10)));
+        assert_eq!(next_check(&grant, 0), NextCheck::Sleep(at(10)));
         assert_eq!(grant.next_check_at(), at(10));
-        assert_eq!(need(&grant, 10), NextCheck::Renew(at(11)));
-        assert_eq!(need(&grant, 10), NextCheck::Sleep(at(11)), "asked; not twice");
-        assert_eq!(need(&grant, 11), NextCheck::Renew(at(12)), "no answer came");
+        assert_eq!(next_check(&grant, 10), NextCheck::Renew(at(11)));
+        assert_eq!(next_check(&grant, 10), NextCheck::Sleep(at(11)), "asked; not twice");
+        assert_eq!(next_check(&grant, 11), NextCheck::Renew(at(12)), "no answer came");
         grant.extend(grant.lease(), at(11), at(12));
-        assert_eq!(need(&grant, 12), NextCheck::Sleep(at(21)), "a third after it was asked for");
+        assert_eq!(next_check(&grant, 12), NextCheck::Sleep(at(21)), "a third after it was asked for");
         assert_eq!(
             grant.next_check(START.saturating_add(Duration::from_millis(20_500)), at(21)),
             NextCheck::Renew(START.saturating_add(Duration::from_millis(21_500))),
@@ -340,8 +342,8 @@ mod tests {
     #[test]
     fn it_is_looked_at_again_at_its_deadline_whatever_was_asked() {
         let (grant, deadline) = (grant(), START.saturating_add(usable_part(LEASE)));
-        assert_eq!(need(&grant, 29), NextCheck::Renew(deadline), "sooner than the next question");
-        assert_eq!(need(&grant, 29), NextCheck::Sleep(deadline));
+        assert_eq!(next_check(&grant, 29), NextCheck::Renew(deadline), "sooner than the next question");
+        assert_eq!(next_check(&grant, 29), NextCheck::Sleep(deadline));
         assert_eq!(grant.next_check(deadline, deadline), NextCheck::Ended);
         assert_eq!(grant.end_reason(), Some(LockLost::Expired));
     }
@@ -350,11 +352,11 @@ mod tests {
     fn it_is_looked_at_when_its_section_reaches_its_limit() {
         let grant = grant();
         grant.set_section_limit(at(4));
-        assert_eq!((need(&grant, 0), grant.next_check_at()), (NextCheck::Sleep(at(4)), at(4)));
-        assert_eq!(need(&grant, 4), NextCheck::CheckSection);
+        assert_eq!((next_check(&grant, 0), grant.next_check_at()), (NextCheck::Sleep(at(4)), at(4)));
+        assert_eq!(next_check(&grant, 4), NextCheck::CheckSection);
         grant.set_section_limit(BootInstant::FAR_FUTURE);
         assert_eq!(
-            (need(&grant, 4), grant.store_lease(grant.lease())),
+            (next_check(&grant, 4), grant.store_lease(grant.lease())),
             (NextCheck::Sleep(at(10)), s(32)),
             "the next one has another"
         );
@@ -363,19 +365,19 @@ mod tests {
     /// I5
     #[test]
     fn what_is_over_is_never_held_again() {
-        for why in [None, Some(LockLost::Released), Some(LockLost::Revoked)] {
+        for reason in [None, Some(LockLost::Released), Some(LockLost::Revoked)] {
             let grant = grant();
             let late = at(30);
-            match why {
-                Some(why) => grant.end(why),
-                None => assert_eq!(need(&grant, 30), NextCheck::Ended, "past its deadline"),
+            match reason {
+                Some(reason) => grant.end(reason),
+                None => assert_eq!(next_check(&grant, 30), NextCheck::Ended, "past its deadline"),
             }
             grant.extend(grant.lease(), at(29), late);
             grant.extend(grant.lease(), late, late);
             grant.end(LockLost::HoldLimitReached);
             assert_eq!(grant.remaining(late), Duration::ZERO);
-            assert_eq!(need(&grant, 0), NextCheck::Ended, "not even for a clock that steps back");
-            assert_eq!(grant.end_reason(), Some(why.unwrap_or(LockLost::Expired)), "and the first reason stays");
+            assert_eq!(next_check(&grant, 0), NextCheck::Ended, "not even for a clock that steps back");
+            assert_eq!(grant.end_reason(), Some(reason.unwrap_or(LockLost::Expired)), "and the first reason stays");
         }
     }
 
@@ -388,10 +390,10 @@ mod tests {
             Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, s(3), s(1), START);
         grant.extend(LEASE, at(1), at(2));
         grant.set_fence(FencingToken::of_grant(2).expect("small"), LEASE, s(1));
-        let left = grant.remaining(at(2));
-        assert_eq!(left, s(1) + usable_part(LEASE) - s(2));
+        let remaining = grant.remaining(at(2));
+        assert_eq!(remaining, s(1) + usable_part(LEASE) - s(2));
         grant.extend(s(3), START.saturating_add(Duration::from_millis(1_500)), at(2));
-        assert_eq!(grant.remaining(at(2)), left);
+        assert_eq!(grant.remaining(at(2)), remaining);
         grant.set_fence(FencingToken::of_grant(3).expect("small"), s(3), s(1));
         assert_eq!(grant.lease(), LEASE, "it only grows");
     }
@@ -408,30 +410,30 @@ mod tests {
     fn an_older_answer_takes_nothing_back() {
         let grant = grant();
         grant.extend(grant.lease(), at(12), at(13));
-        let left = grant.remaining(at(14));
+        let remaining = grant.remaining(at(14));
         grant.extend(grant.lease(), at(11), at(14));
-        assert_eq!(grant.remaining(at(14)), left);
+        assert_eq!(grant.remaining(at(14)), remaining);
     }
 
     /// I7: what messages say is asked about, and a flood of them costs ten questions a second.
     #[test]
     fn a_grant_in_doubt_is_asked_about_at_once_once_at_a_time_and_after_a_pause() {
         let (grant, ms) = (grant(), |ms| START.saturating_add(Duration::from_millis(ms)));
-        let need = |at| grant.next_check(at, at.saturating_add(Duration::from_millis(500)));
+        let next_check = |at| grant.next_check(at, at.saturating_add(Duration::from_millis(500)));
         assert!(grant.verify(ms(1_000)), "to be looked at now");
         assert!(!grant.verify(ms(1_000)), "it is listed for that already");
-        assert!(matches!(need(ms(1_000)), NextCheck::Renew(_)));
+        assert!(matches!(next_check(ms(1_000)), NextCheck::Renew(_)));
         for _ in 0..1_000 {
             assert!(!grant.verify(ms(1_010)), "the answer is awaited");
         }
         grant.extend(grant.lease(), ms(1_000), ms(1_020));
         assert!(grant.renewal_finished(ms(1_020)), "the answer may be older than the doubt");
         assert_eq!(grant.next_check_at(), ms(1_100), "once more, after a pause");
-        assert_eq!(need(ms(1_020)), NextCheck::Sleep(ms(1_100)), "others are due, and it is not");
-        assert!(matches!(need(ms(1_100)), NextCheck::Renew(_)));
+        assert_eq!(next_check(ms(1_020)), NextCheck::Sleep(ms(1_100)), "others are due, and it is not");
+        assert!(matches!(next_check(ms(1_100)), NextCheck::Renew(_)));
         grant.extend(grant.lease(), ms(1_100), ms(1_120));
         assert!(!grant.renewal_finished(ms(1_120)), "nobody has doubted it since");
-        assert_eq!(need(ms(1_120)), NextCheck::Sleep(ms(11_100)));
+        assert_eq!(next_check(ms(1_120)), NextCheck::Sleep(ms(11_100)));
     }
 
     /// Of each length: a third of it, and not at once, though the watchdog collects what is due
@@ -442,10 +444,10 @@ mod tests {
             let token = FencingToken::of_grant(1).expect("small");
             let grant =
                 Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, lease, s(1), START);
-            let need = |at: BootInstant| grant.next_check(at, at.saturating_add(Duration::from_millis(500)));
+            let next_check = |at: BootInstant| grant.next_check(at, at.saturating_add(Duration::from_millis(500)));
             let third = START.saturating_add(lease / 3);
-            assert_eq!(need(START), NextCheck::Sleep(third), "{lease:?}");
-            assert!(matches!(need(third), NextCheck::Renew(_)), "{lease:?}");
+            assert_eq!(next_check(START), NextCheck::Sleep(third), "{lease:?}");
+            assert!(matches!(next_check(third), NextCheck::Renew(_)), "{lease:?}");
             assert!(
                 !grant.take_late_warning(START.saturating_add(lease / 2))
                     && grant.take_late_warning(START.saturating_add(lease / 4 * 3)),
@@ -459,7 +461,7 @@ mod tests {
     #[test]
     fn a_revocation_right_after_a_periodic_renewal_is_asked_about_at_once() {
         let (grant, ms) = (grant(), |ms| START.saturating_add(Duration::from_millis(ms)));
-        assert!(matches!(need(&grant, 10), NextCheck::Renew(_)));
+        assert!(matches!(next_check(&grant, 10), NextCheck::Renew(_)));
         grant.extend(grant.lease(), at(10), at(10));
         assert!(!grant.renewal_finished(at(10)));
         assert!(grant.verify(ms(10_001)));
@@ -485,21 +487,21 @@ mod tests {
         let deadline = START.saturating_add(usable_part(LEASE));
         let grants: Vec<_> = (0..20_000).map(|_| grant()).collect();
         // Both go for the same one at the same moment.
-        let (arrived, go) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (arrived, gate) = (AtomicU64::new(0), AtomicU64::new(0));
         /// So that a failure is one, and the other one does not wait for ever.
-        struct GoOn<'a>(&'a AtomicU64);
-        impl Drop for GoOn<'_> {
+        struct OpenGate<'a>(&'a AtomicU64);
+        impl Drop for OpenGate<'_> {
             fn drop(&mut self) {
                 self.0.store(u64::MAX, Ordering::Release);
             }
         }
         std::thread::scope(|scope| {
-            let _go_on = GoOn(&go);
+            let _open_gate = OpenGate(&gate);
             scope.spawn(|| {
                 for (n, grant) in (1..).zip(&grants) {
                     arrived.store(n, Ordering::Release);
                     let mut spins = 0;
-                    while go.load(Ordering::Acquire) < n {
+                    while gate.load(Ordering::Acquire) < n {
                         spins += 1;
                         // Close at first; and, if the other one does not run, out of its way.
                         if spins < 1_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
@@ -511,7 +513,7 @@ mod tests {
                 while arrived.load(Ordering::Acquire) < n {
                     std::thread::yield_now();
                 }
-                go.store(n, Ordering::Release);
+                gate.store(n, Ordering::Release);
                 // The other one hears of it a little later: somewhere in here they meet.
                 (0..n % 256).for_each(|_| std::hint::spin_loop());
                 let first = grant.remaining(deadline);

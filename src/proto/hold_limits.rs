@@ -55,7 +55,7 @@ impl HoldLimits {
     }
 
     /// How much of the least hold is left of a section that began then.
-    pub(super) fn min_hold_remaining(&self, began: BootInstant, now: BootInstant) -> Duration {
-        began.saturating_add(self.min_hold).saturating_duration_since(now)
+    pub(super) fn min_hold_remaining(&self, started_at: BootInstant, now: BootInstant) -> Duration {
+        started_at.saturating_add(self.min_hold).saturating_duration_since(now)
     }
 }

@@ -37,8 +37,8 @@ impl InFlight {
 
     /// When the call with this number was made; it is under way no longer. `None`: it is not ours.
     pub(super) fn finish(&mut self, number: u64) -> Option<BootInstant> {
-        let (_, asked) = self.call.take_if(|(under_way, _)| *under_way == number)?;
-        Some(asked)
+        let (_, sent_at) = self.call.take_if(|(in_flight, _)| *in_flight == number)?;
+        Some(sent_at)
     }
 
     /// There was an answer.
@@ -66,27 +66,27 @@ impl InFlight {
     pub(super) fn failed(
         &mut self,
         error: &StoreError,
-        asked: BootInstant,
+        sent_at: BootInstant,
         call_timeout: Duration,
         now: BootInstant,
-        die: f64,
+        jitter: f64,
     ) -> BootInstant {
         self.error = Some(error.clone());
-        let void_at = asked.saturating_add(call_timeout);
-        self.in_doubt_until = Some(self.in_doubt_until.map_or(void_at, |earlier| earlier.max(void_at)));
-        self.unanswered_since.get_or_insert(asked);
+        let in_doubt_until = sent_at.saturating_add(call_timeout);
+        self.in_doubt_until = Some(self.in_doubt_until.map_or(in_doubt_until, |earlier| earlier.max(in_doubt_until)));
+        self.unanswered_since.get_or_insert(sent_at);
         if error.is_failover() {
             self.unavailable_since = None;
         } else {
-            self.unavailable_since.get_or_insert(asked);
+            self.unavailable_since.get_or_insert(sent_at);
         }
         self.failures += 1;
-        now.saturating_add(backoff(self.failures, die))
+        now.saturating_add(backoff(self.failures, jitter))
     }
 }
 
 /// How long to wait after so many failures in a row: doubled each time, and spread.
-pub(super) fn backoff(failures: u32, die: f64) -> Duration {
+pub(super) fn backoff(failures: u32, jitter: f64) -> Duration {
     let doubled = RETRY_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16));
-    doubled.min(RETRY_MAX).mul_f64(1.0 + die).min(RETRY_MAX)
+    doubled.min(RETRY_MAX).mul_f64(1.0 + jitter).min(RETRY_MAX)
 }

@@ -44,8 +44,8 @@ impl LeaseBounds {
     /// whose [safe part](safe_part) does not end before it, though the answer takes as long as a
     /// call may. What is longer is renewed.
     pub(crate) fn for_section(self, section: Duration) -> Duration {
-        let safe = section.saturating_add(self.call_timeout).saturating_add(DRIFT_ROUNDING);
-        safe.saturating_add(safe / (DRIFT_DIVISOR - 1)).saturating_add(Duration::from_nanos(1)).min(self.longest)
+        let usable = section.saturating_add(self.call_timeout).saturating_add(DRIFT_ROUNDING);
+        usable.saturating_add(usable / (DRIFT_DIVISOR - 1)).saturating_add(Duration::from_nanos(1)).min(self.longest)
     }
 }
 

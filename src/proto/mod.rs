@@ -248,18 +248,18 @@ pub struct Env<'a, D: DriverTypes> {
 impl QueuePosition {
     /// The answer of a call whose wait is over. The call itself knows how long that was.
     pub(crate) fn timeout_error(self) -> LockError {
-        let Self { lease_left, ahead: places, store_error: silent, is_contended: _ } = self;
-        match silent {
+        let Self { lease_left, ahead, store_error, is_contended: _ } = self;
+        match store_error {
             Some(error) => error.into(),
-            None => LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead: places },
+            None => LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead },
         }
     }
 }
 
 impl<D: DriverTypes> Env<'_, D> {
     /// Numbers of calls are never used again, not even by another entry about the same key.
-    fn store_call(&self, owner: &AcquisitionId, verb: StoreOp) -> StoreCall {
-        StoreCall { number: self.ids.next_call(), id: owner.clone(), op: verb }
+    fn store_call(&self, id: &AcquisitionId, op: StoreOp) -> StoreCall {
+        StoreCall { number: self.ids.next_call(), id: id.clone(), op }
     }
 
     fn now(&self) -> BootInstant {
@@ -275,8 +275,8 @@ impl<D: DriverTypes> Env<'_, D> {
     /// (a dynamic threshold, Choudhury and Hahne 1998), so that a flood on some keys always leaves
     /// room for others; and never below one.
     fn max_waiters_of_key(&self) -> usize {
-        let left = (MAX_WAITERS_PER_PROCESS - FIRST_WAITER_RESERVE).saturating_sub(self.waiting);
-        (left / WAITER_SHARE_DIVISOR).clamp(1, MAX_WAITERS_PER_KEY)
+        let remaining = (MAX_WAITERS_PER_PROCESS - FIRST_WAITER_RESERVE).saturating_sub(self.waiting);
+        (remaining / WAITER_SHARE_DIVISOR).clamp(1, MAX_WAITERS_PER_KEY)
     }
 
     /// After this time without a reply, one call and one repeat, those who wait are told so.

@@ -36,16 +36,16 @@ pub(super) struct PendingRelease<D: DriverTypes> {
 }
 
 impl<D: DriverTypes> PendingRelease<D> {
-    pub(super) fn new(owner: AcquisitionId, block_for: Duration, lease: Duration, began: BootInstant) -> Self {
+    pub(super) fn new(id: AcquisitionId, block_for: Duration, lease: Duration, created_at: BootInstant) -> Self {
         Self {
-            id: owner,
+            id,
             block_for,
             lease,
             awaited_acquire: None,
             in_flight: None,
             in_doubt_until: None,
-            sent_at: began,
-            created_at: began,
+            sent_at: created_at,
+            created_at,
             failures: 0,
             retry_at: None,
             error: None,

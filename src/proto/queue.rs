@@ -69,20 +69,20 @@ impl<W> WaitQueue<W> {
     }
 
     pub(super) fn requests(&self) -> impl Iterator<Item = &LockRequest<W>> {
-        self.entries.iter().map(|place| &place.request)
+        self.entries.iter().map(|entry| &entry.request)
     }
 
     pub(super) fn first(&self) -> Option<&LockRequest<W>> {
-        self.entries.front().map(|place| &place.request)
+        self.entries.front().map(|entry| &entry.request)
     }
 
     /// Its wait is over at that moment.
-    pub(super) fn push(&mut self, number: u64, until: BootInstant, request: LockRequest<W>) {
+    pub(super) fn push(&mut self, number: u64, deadline: BootInstant, request: LockRequest<W>) {
         if let Some(owner) = &request.owner {
             owner.enqueued();
         }
         self.non_waiting += usize::from(!request.waits());
-        self.entries.push_back(Entry { number, deadline: until, request });
+        self.entries.push_back(Entry { number, deadline, request });
     }
 
     pub(super) fn pop(&mut self) -> Option<LockRequest<W>> {
@@ -99,7 +99,7 @@ impl<W> WaitQueue<W> {
 
     /// Where this place is.
     pub(super) fn find(&self, number: u64) -> Option<usize> {
-        self.entries.iter().position(|place| place.number == number)
+        self.entries.iter().position(|entry| entry.number == number)
     }
 
     pub(super) fn remove(&mut self, at: usize) -> Option<LockRequest<W>> {
@@ -117,7 +117,7 @@ impl<W> WaitQueue<W> {
         if self.non_waiting == 0 {
             return None;
         }
-        let at = self.entries.iter().position(|place| !place.request.waits())?;
+        let at = self.entries.iter().position(|entry| !entry.request.waits())?;
         Some((at, self.remove(at)?))
     }
 
@@ -131,7 +131,7 @@ impl<W> WaitQueue<W> {
         if !owner.is_waiting() {
             return None;
         }
-        let is_next = |place: &Entry<W>| place.request.owner.as_ref() == Some(owner) && place.deadline > now;
+        let is_next = |entry: &Entry<W>| entry.request.owner.as_ref() == Some(owner) && entry.deadline > now;
         let at = self.entries.iter().position(is_next)?;
         self.remove(at)
     }

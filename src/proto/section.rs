@@ -37,13 +37,13 @@ pub struct Section<D: DriverTypes> {
 
 impl<D: DriverTypes> Section<D> {
     /// Begins now.
-    pub(super) fn new(grant: Arc<Grant<D>>, token: FencingToken, terms: HoldLimits, now: BootInstant) -> Self {
-        let limit = terms.end_at(now);
+    pub(super) fn new(grant: Arc<Grant<D>>, token: FencingToken, limits: HoldLimits, now: BootInstant) -> Self {
+        let limit = limits.end_at(now);
         grant.set_section_limit(limit);
         Self {
             grant,
             token,
-            limits: terms,
+            limits,
             started_at: now,
             deadline: AtomicDeadline::new(limit),
             undelivered: AtomicU32::new(0),
@@ -53,20 +53,20 @@ impl<D: DriverTypes> Section<D> {
 
     /// Of no key, and without an end.
     #[cfg(feature = "test-util")]
-    pub(crate) fn detached(key: LockKey, token: FencingToken, owner: AcquisitionId) -> Self {
-        let grant = Grant::new(key, owner, token, Duration::ZERO, Duration::ZERO, BootInstant::FAR_FUTURE);
+    pub(crate) fn detached(key: LockKey, token: FencingToken, id: AcquisitionId) -> Self {
+        let grant = Grant::new(key, id, token, Duration::ZERO, Duration::ZERO, BootInstant::FAR_FUTURE);
         Self::new(Arc::new(grant), token, HoldLimits::default(), BootInstant::default())
     }
 
     /// For how long it can be claimed at this moment that it is alone. Zero is for ever.
     pub fn remaining(&self, now: BootInstant) -> Duration {
         let Deadline::At(limit) = self.deadline.get() else { return Duration::ZERO };
-        let left = limit.saturating_duration_since(now);
-        if left.is_zero() {
+        let remaining = limit.saturating_duration_since(now);
+        if remaining.is_zero() {
             self.end(LockLost::HoldLimitReached);
             return Duration::ZERO;
         }
-        left.min(self.grant.remaining(now))
+        remaining.min(self.grant.remaining(now))
     }
 
     /// It is sent to one more caller. How many had not taken it yet.
@@ -90,7 +90,7 @@ impl<D: DriverTypes> Section<D> {
     }
 
     /// It is over, for this reason; if it is not yet.
-    pub(super) fn end(&self, why: LockLost) {
-        self.deadline.end(why);
+    pub(super) fn end(&self, reason: LockLost) {
+        self.deadline.end(reason);
     }
 }

@@ -73,10 +73,10 @@ impl<D: DriverTypes> LockTable<D> {
         request: LockRequest<D::Waiter>,
         actions: &mut Actions<D>,
     ) -> u64 {
-        let place = self.next_request;
+        let number = self.next_request;
         self.next_request += 1;
-        self.handle_event(key, now, ids, Event::Request(place, request), actions);
-        place
+        self.handle_event(key, now, ids, Event::Request(number, request), actions);
+        number
     }
 
     /// Whoever has this place has left. `None`: it was told already, or is about to be.
@@ -85,10 +85,10 @@ impl<D: DriverTypes> LockTable<D> {
         key: &LockKey,
         now: &LazyNow<'_>,
         ids: &AcquisitionIds,
-        place: u64,
+        number: u64,
         actions: &mut Actions<D>,
     ) -> Option<QueuePosition> {
-        self.with(key, now, ids, actions, |entry, env| entry.cancel(place, env))
+        self.with(key, now, ids, actions, |entry, env| entry.cancel(number, env))
     }
 
     /// A guard of this section is given back. What became of it; `None`: that follows.
@@ -97,11 +97,11 @@ impl<D: DriverTypes> LockTable<D> {
         now: &LazyNow<'_>,
         ids: &AcquisitionIds,
         section: &Arc<Section<D>>,
-        ending: GuardEnd,
+        end: GuardEnd,
         actions: &mut Actions<D>,
     ) -> Option<Released> {
         let key = &section.grant.key;
-        self.with(key, now, ids, actions, |entry, env| entry.on_guard_end(section, ending, env))
+        self.with(key, now, ids, actions, |entry, env| entry.on_guard_end(section, end, env))
     }
 
     /// Something has happened.
@@ -163,8 +163,8 @@ impl<D: DriverTypes> LockTable<D> {
 
     /// Whether something of this owner may be in the store still, as far as is known here.
     #[cfg(any(test, feature = "test-util"))]
-    pub fn tracks(&self, key: &LockKey, owner: &AcquisitionId) -> bool {
-        self.entries.get(key).is_some_and(|entry| entry.tracks(owner))
+    pub fn tracks(&self, key: &LockKey, id: &AcquisitionId) -> bool {
+        self.entries.get(key).is_some_and(|entry| entry.tracks(id))
     }
 
     /// How many sections run.
@@ -211,14 +211,15 @@ impl<D: DriverTypes> LockTable<D> {
             actions,
         };
         if let Some(entry) = self.entries.get_mut(key) {
-            let (waited, gave_back) = (entry.waiting(), entry.pending_release_count());
-            let (strayed, was_in_line) = (entry.unclaimed_offer_releases(), entry.is_queued());
-            let answer = event(entry, &mut env);
+            let (waiting, pending_releases) = (entry.waiting(), entry.pending_release_count());
+            let (unclaimed_offer_releases, was_queued) = (entry.unclaimed_offer_releases(), entry.is_queued());
+            let result = event(entry, &mut env);
             entry.schedule_wakeup(&mut env);
-            self.waiting = self.waiting - waited + entry.waiting();
-            self.pending_releases = self.pending_releases - gave_back + entry.pending_release_count();
-            self.unclaimed_offer_releases = self.unclaimed_offer_releases - strayed + entry.unclaimed_offer_releases();
-            match (was_in_line, entry.is_queued()) {
+            self.waiting = self.waiting - waiting + entry.waiting();
+            self.pending_releases = self.pending_releases - pending_releases + entry.pending_release_count();
+            self.unclaimed_offer_releases =
+                self.unclaimed_offer_releases - unclaimed_offer_releases + entry.unclaimed_offer_releases();
+            match (was_queued, entry.is_queued()) {
                 (false, true) => drop(self.queued.insert(key.clone(), ())),
                 (true, false) => drop(self.queued.remove(key)),
                 _ => {}
@@ -230,10 +231,10 @@ impl<D: DriverTypes> LockTable<D> {
             if entry.is_idle() {
                 self.entries.remove(key);
             }
-            return answer;
+            return result;
         }
         let mut entry = LockEntry::new(self.is_shutting_down);
-        let answer = event(&mut entry, &mut env);
+        let result = event(&mut entry, &mut env);
         entry.schedule_wakeup(&mut env);
         self.waiting += entry.waiting();
         self.pending_releases += entry.pending_release_count();
@@ -241,6 +242,6 @@ impl<D: DriverTypes> LockTable<D> {
         if !entry.is_idle() {
             self.entries.insert(key.clone(), entry);
         }
-        answer
+        result
     }
 }

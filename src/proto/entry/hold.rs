@@ -46,13 +46,13 @@ pub(super) fn deliver<D: DriverTypes>(
 }
 
 impl<D: DriverTypes> LockEntry<D> {
-    pub(super) fn on_granted(&mut self, asked: BootInstant, fence: u64, env: &mut Env<'_, D>) {
+    pub(super) fn on_granted(&mut self, sent_at: BootInstant, fence: u64, env: &mut Env<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
         let Some(token) = FencingToken::of_grant(fence) else {
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Protocol);
-            return self.fail_attempt(&error, asked, env);
+            return self.fail_attempt(&error, sent_at, env);
         };
-        let grant = Grant::new(env.key.clone(), attempt.id.clone(), token, attempt.lease, attempt.lock_delay, asked);
+        let grant = Grant::new(env.key.clone(), attempt.id.clone(), token, attempt.lease, attempt.lock_delay, sent_at);
         let grant = Arc::new(grant);
         if grant.remaining(env.now()) < attempt.lease / MIN_REMAINING_DIVISOR {
             // It took too long to hear of it: given back, and asked for again.
@@ -65,7 +65,7 @@ impl<D: DriverTypes> LockEntry<D> {
     }
 
     /// The first of the line has its turn, with all others of the same owner. Nobody is there: the key is given back.
-    pub(super) fn start_next(&mut self, watch: bool, env: &mut Env<'_, D>) {
+    pub(super) fn start_next(&mut self, track: bool, env: &mut Env<'_, D>) {
         self.time_out_waiters(env);
         let Some(Attempt { state: State::Holding(holding), .. }) = &mut self.attempt else { return };
         let Some(first) = self.queue.first() else {
@@ -80,13 +80,13 @@ impl<D: DriverTypes> LockEntry<D> {
         }
         let Some(first) = self.queue.pop() else { return };
         let waits = first.waits();
-        let LockRequest { waiter, owner, limits: terms, wait: _, parent: _ } = first;
+        let LockRequest { waiter, owner, limits, wait: _, parent: _ } = first;
         let token = holding.token.of_section(holding.sections);
         holding.sections += 1;
-        let looked_at = holding.grant.next_check_at();
-        let section = Arc::new(Section::new(Arc::clone(&holding.grant), token, terms, env.now()));
+        let scheduled_at = holding.grant.next_check_at();
+        let section = Arc::new(Section::new(Arc::clone(&holding.grant), token, limits, env.now()));
         holding.grant.set_delivery_check(env.now().saturating_add(DELIVERY_CHECK));
-        if watch || holding.grant.next_check_at() < looked_at {
+        if track || holding.grant.next_check_at() < scheduled_at {
             env.actions.push(Action::Track(Arc::clone(&holding.grant)));
         }
         let owner = owner.filter(|owner| !owner.is_closed());
@@ -104,12 +104,7 @@ impl<D: DriverTypes> LockEntry<D> {
     }
 
     /// A guard is given back. What became of it; `None`: the store is asked, and the [outcome](Action::Outcome) follows.
-    pub fn on_guard_end(
-        &mut self,
-        section: &Arc<Section<D>>,
-        ending: GuardEnd,
-        env: &mut Env<'_, D>,
-    ) -> Option<Released> {
+    pub fn on_guard_end(&mut self, section: &Arc<Section<D>>, end: GuardEnd, env: &mut Env<'_, D>) -> Option<Released> {
         self.check_expired(env);
         let Some(Attempt { state: State::Holding(holding), .. }) = &mut self.attempt else {
             return Some(Released::NotHolder);
@@ -118,29 +113,29 @@ impl<D: DriverTypes> LockEntry<D> {
             // Lost before, and given back then.
             return Some(Released::NotHolder);
         };
-        if ending == GuardEnd::Undelivered {
+        if end == GuardEnd::Undelivered {
             section.delivered();
         }
-        active.any_dropped |= ending == GuardEnd::Dropped;
-        active.any_released |= ending == GuardEnd::Released;
+        active.any_dropped |= end == GuardEnd::Dropped;
+        active.any_released |= end == GuardEnd::Released;
         active.holds -= 1;
         if active.holds > 0 {
             return Some(Released::StillHeld);
         }
-        let (abnormal, in_order) = (active.any_dropped, active.any_released);
+        let (any_dropped, any_released) = (active.any_dropped, active.any_released);
         holding.active = None;
         section.end(LockLost::Released);
-        let block_for = match ending {
+        let block_for = match end {
             // I10: a statement of it may be on its way still.
-            _ if abnormal => section.limits.lock_delay,
+            _ if any_dropped => section.limits.lock_delay,
             GuardEnd::Released => section.limits.min_hold_remaining(section.started_at, env.now()),
             // It says nothing of what others of its owner have done.
-            GuardEnd::Undelivered if in_order => section.limits.min_hold_remaining(section.started_at, env.now()),
+            GuardEnd::Undelivered if any_released => section.limits.min_hold_remaining(section.started_at, env.now()),
             GuardEnd::Undelivered | GuardEnd::ReleasedAfterFailure | GuardEnd::Dropped => Duration::ZERO,
         };
         // The handoff and its terms are those of the next waiter whose wait is not over.
         self.time_out_waiters(env);
-        if abnormal || !block_for.is_zero() || self.queue.is_empty() {
+        if any_dropped || !block_for.is_zero() || self.queue.is_empty() {
             self.begin_release(block_for, Some(Arc::clone(section)), env);
             return None;
         }
@@ -160,33 +155,33 @@ impl<D: DriverTypes> LockEntry<D> {
         }
         // A revoked grant may run to its answer, but nothing new begins under it: the yield finds
         // out.
-        let is_ours = !holding.grant.is_in_doubt()
+        let may_continue = !holding.grant.is_in_doubt()
             && env.now().saturating_duration_since(holding.since) < LOCAL_HANDOFF_TIME
             && holding.sections < LOCAL_HANDOFF_SECTIONS
             && self
                 .queue
                 .first()
                 .is_none_or(|next| holding.grant.remaining(env.now()) >= next.limits.min_remaining(env.lease));
-        if is_ours { self.start_next(false, env) } else { self.send_yield(env) }
+        if may_continue { self.start_next(false, env) } else { self.send_yield(env) }
     }
 
     pub(super) fn send_yield(&mut self, env: &mut Env<'_, D>) {
         let Some(attempt) = self.attempt.take() else { return };
         let State::Holding(holding) = attempt.state else { unreachable!("yielded while it is holding") };
         holding.grant.set_section_limit(BootInstant::FAR_FUTURE);
-        let next = env.ids.next();
+        let next_id = env.ids.next();
         let lock_delay = self.requested_lock_delay();
         // A yield sets the lease, and a renewal of the same id may have been done already: never
         // less than that asked for.
         let lease = holding.grant.lease().max(self.requested_lease(env));
-        let verb = StoreOp::Yield {
+        let op = StoreOp::Yield {
             fence: holding.token.fence(),
-            next_id: next.clone(),
+            next_id: next_id.clone(),
             lease: lease.saturating_add(lock_delay),
         };
-        let call = env.store_call(&attempt.id, verb);
+        let call = env.store_call(&attempt.id, op);
         let mut attempt = Attempt {
-            state: State::Yielding { holding, next_id: next, is_renewal_refused: false },
+            state: State::Yielding { holding, next_id, is_renewal_refused: false },
             lease,
             lock_delay,
             ..attempt
@@ -198,37 +193,37 @@ impl<D: DriverTypes> LockEntry<D> {
         env.actions.push(Action::Send(call));
     }
 
-    pub(super) fn on_yield_reply(&mut self, number: u64, answer: Result<YieldReply, StoreError>, env: &mut Env<'_, D>) {
+    pub(super) fn on_yield_reply(&mut self, number: u64, reply: Result<YieldReply, StoreError>, env: &mut Env<'_, D>) {
         let Some(mut attempt) = self.attempt.take_if(|attempt| attempt.in_flight.number() == Some(number)) else {
             return;
         };
-        let asked = attempt.in_flight.finish(number).unwrap_or(env.now());
-        let State::Yielding { mut holding, next_id: next, is_renewal_refused: is_refused } = attempt.state else {
+        let sent_at = attempt.in_flight.finish(number).unwrap_or(env.now());
+        let State::Yielding { mut holding, next_id, is_renewal_refused } = attempt.state else {
             unreachable!("it was asked to yield")
         };
-        let token = match &answer {
+        let token = match &reply {
             // One that does not rise is none.
             Ok(YieldReply::Extended { fence }) => FencingToken::of_grant(*fence).filter(|token| *token > holding.token),
             _ => None,
         };
         if let Some(token) = token {
-            if is_refused {
+            if is_renewal_refused {
                 // It was ours when the yield was done, so the refusal is newer: a loss indeed.
                 holding.grant.end(LockLost::Revoked);
             }
-            holding.grant.extend(attempt.lease, asked, env.now());
+            holding.grant.extend(attempt.lease, sent_at, env.now());
             holding.grant.set_fence(token, attempt.lease, attempt.lock_delay);
             attempt.in_flight.succeeded();
-            let doubted = attempt.revoked_meanwhile;
-            let lost = holding.grant.remaining(env.now()).is_zero();
+            let must_verify = attempt.revoked_meanwhile;
+            let is_lost = holding.grant.remaining(env.now()).is_zero();
             let holding = Holding { token, since: env.now(), sections: 0, ..holding };
             self.attempt = Some(Attempt { state: State::Holding(holding), ..attempt });
             // It may not be watched yet: the first one under a grant may have wanted another lock-delay.
-            if lost {
+            if is_lost {
                 return self.begin_release(Duration::ZERO, None, env);
             }
             self.start_next(true, env);
-            if doubted {
+            if must_verify {
                 self.verify(env);
             }
             return;
@@ -237,35 +232,35 @@ impl<D: DriverTypes> LockEntry<D> {
         holding.grant.end(LockLost::Released);
         holding.active = None;
         env.actions.push(Action::Untrack(holding.grant));
-        let Attempt { recheck_after_reply: hinted, revoked_meanwhile: taken_away, lease, lock_delay, .. } = attempt;
+        let Attempt { recheck_after_reply, revoked_meanwhile, lease, lock_delay, .. } = attempt;
         let new = Attempt {
             wants_queue: true,
-            recheck_after_reply: hinted,
-            revoked_meanwhile: taken_away,
+            recheck_after_reply,
+            revoked_meanwhile,
             lease,
             lock_delay,
-            ..Attempt::new(next)
+            ..Attempt::new(next_id)
         };
         let mut old = PendingRelease {
             in_doubt_until: attempt.in_flight.in_doubt_until,
             ..PendingRelease::new(attempt.id, Duration::ZERO, env.lease.longest, env.now())
         };
-        match answer {
-            Ok(YieldReply::NotHolder(acquired)) => {
+        match reply {
+            Ok(YieldReply::NotHolder(acquire_reply)) => {
                 // I8: an acquire of the old id that got no answer may still be done.
-                if let Some(void_at) = old.in_doubt_until.filter(|void_at| *void_at > asked) {
-                    old.retry_at = Some(void_at.saturating_add(Duration::from_millis(1)));
+                if let Some(in_doubt_until) = old.in_doubt_until.filter(|in_doubt_until| *in_doubt_until > sent_at) {
+                    old.retry_at = Some(in_doubt_until.saturating_add(Duration::from_millis(1)));
                     self.pending_releases.push(old);
                 }
                 self.attempt = Some(new);
-                self.on_acquire_reply(asked, Ok(acquired), env);
+                self.on_acquire_reply(sent_at, Ok(acquire_reply), env);
             }
             // Not known: the old one is given back, and the new one asks.
-            answer => {
-                let unknown = || StoreError::new("lock", "yield", StoreErrorKind::Protocol);
-                let error = answer.err().unwrap_or_else(unknown);
+            reply => {
+                let protocol_error = || StoreError::new("lock", "yield", StoreErrorKind::Protocol);
+                let error = reply.err().unwrap_or_else(protocol_error);
                 let new = self.attempt.insert(new);
-                new.in_flight.failed(&error, asked, env.call_timeout, env.now(), 0.0);
+                new.in_flight.failed(&error, sent_at, env.call_timeout, env.now(), 0.0);
                 self.queue_release(old, env);
                 if self.queue.is_empty() {
                     self.begin_release(Duration::ZERO, None, env);
@@ -277,8 +272,8 @@ impl<D: DriverTypes> LockEntry<D> {
     }
 
     /// The section that runs under this grant may have reached its limit. If another one runs by now, it has a limit of its own.
-    pub(super) fn on_check_section(&mut self, owner: &AcquisitionId, env: &mut Env<'_, D>) {
-        if self.attempt.as_ref().is_none_or(|attempt| attempt.id != *owner) {
+    pub(super) fn on_check_section(&mut self, id: &AcquisitionId, env: &mut Env<'_, D>) {
+        if self.attempt.as_ref().is_none_or(|attempt| attempt.id != *id) {
             return;
         }
         self.check_expired(env);
@@ -299,7 +294,7 @@ impl<D: DriverTypes> LockEntry<D> {
         if holding.active.as_ref().is_none_or(|active| active.section.is_delivered()) {
             self.deliveries.clear();
         }
-        let mut next = BootInstant::FAR_FUTURE;
+        let mut next_check = BootInstant::FAR_FUTURE;
         self.deliveries.retain(|delivery| {
             if delivery.check_at <= now && delivery.was_checked {
                 let error = if delivery.waits {
@@ -314,35 +309,35 @@ impl<D: DriverTypes> LockEntry<D> {
                 delivery.was_checked = true;
                 delivery.check_at = now.saturating_add(STORE_TIMEOUT);
             }
-            next = next.min(delivery.check_at);
+            next_check = next_check.min(delivery.check_at);
             true
         });
-        holding.grant.set_delivery_check(next);
+        holding.grant.set_delivery_check(next_check);
     }
 
     /// What is past its deadline or its limit is lost, whoever looks first.
     pub(super) fn check_expired(&mut self, env: &mut Env<'_, D>) {
         let lost = match self.attempt.as_ref().map(|attempt| (attempt, &attempt.state)) {
             Some((attempt, State::Holding(holding))) => {
-                let over = match &holding.active {
+                let end_reason = match &holding.active {
                     Some(active) => active.section.remaining(env.now()).is_zero().then(|| active.section.end_reason()),
                     None => holding.grant.remaining(env.now()).is_zero().then(|| holding.grant.end_reason()),
                 };
-                over.map(|why| (attempt.id.clone(), why.unwrap_or(LockLost::Expired)))
+                end_reason.map(|reason| (attempt.id.clone(), reason.unwrap_or(LockLost::Expired)))
             }
             _ => None,
         };
-        if let Some((owner, why)) = lost {
-            self.on_lost(&owner, why, env);
+        if let Some((id, reason)) = lost {
+            self.on_lost(&id, reason, env);
         }
     }
 
     /// A message says that the store has taken the key away from this owner. Anybody who can send messages can say so: the store is asked,
     /// and its word alone ends what runs (I7).
-    pub(super) fn on_revoked(&mut self, owner: &AcquisitionId, env: &mut Env<'_, D>) {
+    pub(super) fn on_revoked(&mut self, id: &AcquisitionId, env: &mut Env<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
-        let is_next = matches!(&attempt.state, State::Yielding { next_id, .. } if next_id == owner);
-        if attempt.id == *owner || is_next {
+        let is_next = matches!(&attempt.state, State::Yielding { next_id, .. } if next_id == id);
+        if attempt.id == *id || is_next {
             // The grant that the awaited answer tells of may be the one that is over.
             attempt.revoked_meanwhile = attempt.in_flight.number().is_some();
             self.verify(env);
@@ -356,27 +351,27 @@ impl<D: DriverTypes> LockEntry<D> {
     }
 
     /// Whoever waits here asks anew, under another id, in the same order.
-    pub(super) fn on_lost(&mut self, owner: &AcquisitionId, why: LockLost, env: &mut Env<'_, D>) {
-        let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.id == *owner) else { return };
-        let delay = match &mut attempt.state {
+    pub(super) fn on_lost(&mut self, id: &AcquisitionId, reason: LockLost, env: &mut Env<'_, D>) {
+        let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.id == *id) else { return };
+        let block_for = match &mut attempt.state {
             State::Holding(holding) => {
                 let active = holding.active.take();
                 if let Some(active) = &active {
-                    active.section.end(holding.grant.end_reason().unwrap_or(why));
+                    active.section.end(holding.grant.end_reason().unwrap_or(reason));
                 }
-                holding.grant.end(why);
+                holding.grant.end(reason);
                 active.map_or(Duration::ZERO, |active| active.section.limits.lock_delay)
             }
             // Nothing runs; the answer that is awaited says what is left of it. A renewal behind
             // the yield is refused as one behind a revocation: to end the grant here would tell of
             // a loss that is none.
-            State::Yielding { is_renewal_refused: is_refused, .. } if why == LockLost::Revoked => {
-                *is_refused = true;
+            State::Yielding { is_renewal_refused, .. } if reason == LockLost::Revoked => {
+                *is_renewal_refused = true;
                 return;
             }
-            State::Yielding { holding, .. } => return holding.grant.end(why),
+            State::Yielding { holding, .. } => return holding.grant.end(reason),
             State::Requesting | State::Queued => return,
         };
-        self.begin_release(delay, None, env);
+        self.begin_release(block_for, None, env);
     }
 }

@@ -65,14 +65,14 @@ struct Delivery<D: DriverTypes> {
 
 impl<D: DriverTypes> LockEntry<D> {
     /// Nobody has said anything yet.
-    pub fn new(draining: bool) -> Self {
+    pub fn new(is_shutting_down: bool) -> Self {
         Self {
             queue: WaitQueue::new(),
             attempt: None,
             deliveries: SmallVec::new(),
             pending_releases: SmallVec::new(),
             blocking_release: None,
-            is_shutting_down: draining,
+            is_shutting_down,
             wakeup_at: None,
         }
     }
@@ -81,17 +81,17 @@ impl<D: DriverTypes> LockEntry<D> {
     pub fn handle_event(&mut self, event: Event<D>, env: &mut Env<'_, D>) {
         match event {
             Event::Request(number, request) => self.on_request(number, request, env),
-            Event::Acquired(number, answer) => self.on_acquired(number, answer, env),
-            Event::Yielded(number, answer) => self.on_yield_reply(number, answer, env),
-            Event::Released(number, answer) => self.on_release_reply(number, answer, env),
-            Event::Offered(owner) => self.on_offer(&owner, env),
-            Event::Revoked(owner) => self.on_revoked(&owner, env),
+            Event::Acquired(number, reply) => self.on_acquired(number, reply, env),
+            Event::Yielded(number, reply) => self.on_yield_reply(number, reply, env),
+            Event::Released(number, reply) => self.on_release_reply(number, reply, env),
+            Event::Offered(id) => self.on_offer(&id, env),
+            Event::Revoked(id) => self.on_revoked(&id, env),
             Event::Lagged => self.recheck(env),
-            Event::GuardEnded(section, ending) => {
-                self.on_guard_end(&section, ending, env);
+            Event::GuardEnded(section, end) => {
+                self.on_guard_end(&section, end, env);
             }
-            Event::Lost(owner, why) => self.on_lost(&owner, why, env),
-            Event::CheckSection(owner) => self.on_check_section(&owner, env),
+            Event::Lost(id, reason) => self.on_lost(&id, reason, env),
+            Event::CheckSection(id) => self.on_check_section(&id, env),
             Event::Timer(at) => self.on_timer(at, env),
             Event::Shutdown => self.on_shutdown(env),
         }
@@ -179,12 +179,15 @@ impl<D: DriverTypes> LockEntry<D> {
     /// Asks to be woken, if nobody was asked to do so early enough. Behind every event.
     pub(super) fn schedule_wakeup(&mut self, env: &mut Env<'_, D>) {
         let timeout = env.store_timeout();
-        let has_impatient = self.queue.has_non_waiting();
-        let asks = self.attempt.iter().flat_map(|attempt| [attempt.retry_at, attempt.fails_at(has_impatient, timeout)]);
-        let asks = asks.flatten();
-        let repeats = self.pending_releases.iter().filter_map(|release| release.retry_at);
-        let Some(next) = asks.chain(repeats).chain(self.blocking_release_timeout_at(timeout)).min() else { return };
-        if self.wakeup_at.is_none_or(|armed| next < armed) {
+        let has_non_waiting = self.queue.has_non_waiting();
+        let attempts =
+            self.attempt.iter().flat_map(|attempt| [attempt.retry_at, attempt.fails_at(has_non_waiting, timeout)]);
+        let attempts = attempts.flatten();
+        let releases = self.pending_releases.iter().filter_map(|release| release.retry_at);
+        let Some(next) = attempts.chain(releases).chain(self.blocking_release_timeout_at(timeout)).min() else {
+            return;
+        };
+        if self.wakeup_at.is_none_or(|scheduled| next < scheduled) {
             self.wakeup_at = Some(next);
             env.actions.push(Action::WakeAt(next));
         }
@@ -192,7 +195,7 @@ impl<D: DriverTypes> LockEntry<D> {
 
     /// Nobody will wake us at this moment any more. One that was asked for an earlier moment still will.
     pub fn wakeup_fired(&mut self, at: BootInstant) {
-        self.wakeup_at.take_if(|armed| *armed == at);
+        self.wakeup_at.take_if(|scheduled| *scheduled == at);
     }
 
     fn on_shutdown(&mut self, env: &mut Env<'_, D>) {

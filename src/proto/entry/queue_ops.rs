@@ -29,37 +29,35 @@ impl<D: DriverTypes> LockEntry<D> {
         if !request.waits() {
             self.check_expired(env);
             if self.is_contended() {
-                let ahead = self.position(self.queue.len(), env.now());
-                return env.reject(request, busy_error(ahead.lease_left, ahead.ahead));
+                let position = self.position(self.queue.len(), env.now());
+                return env.reject(request, busy_error(position.lease_left, position.ahead));
             }
         }
         // The first of the line is the one for whom the store is asked.
-        let asked_for = usize::from(!self.is_held());
-        let places = env.max_waiters_of_key() + asked_for;
+        let requested = usize::from(!self.is_held());
+        let capacity = env.max_waiters_of_key() + requested;
         let is_first = self.attempt.is_none() && self.queue.is_empty();
-        if self.queue.len() >= places || !(env.queue_has_capacity() || is_first) {
-            let ahead = self.position(self.queue.len(), env.now());
+        if self.queue.len() >= capacity || !(env.queue_has_capacity() || is_first) {
+            let position = self.position(self.queue.len(), env.now());
             // Of so many that ask at the same moment one will have it.
-            let error = if request.waits() || self.queue.len() < places {
-                let is_full = self.queue.len() >= MAX_WAITERS_PER_KEY + asked_for;
+            let error = if request.waits() || self.queue.len() < capacity {
+                let is_full = self.queue.len() >= MAX_WAITERS_PER_KEY + requested;
                 let bound = if is_full { QueueBound::Key } else { QueueBound::Process };
-                LockError::QueueFull { ahead: ahead.ahead, bound }
+                LockError::QueueFull { ahead: position.ahead, bound }
             } else {
-                busy_error(ahead.lease_left, ahead.ahead)
+                busy_error(position.lease_left, position.ahead)
             };
             return env.reject(request, error);
         }
-        let until = if request.waits() { env.now().saturating_add(request.wait) } else { BootInstant::FAR_FUTURE };
-        self.queue.push(number, until, request);
+        let deadline = if request.waits() { env.now().saturating_add(request.wait) } else { BootInstant::FAR_FUTURE };
+        self.queue.push(number, deadline, request);
         self.start_attempt(env);
         // Nobody may have noticed yet that the store is silent: it is asked before it is time to, so that this one is told in time.
-        let in_line =
+        let is_idle_in_queue =
             |attempt: &Attempt<D>| matches!(attempt.state, State::Queued) && attempt.in_flight.number().is_none();
-        if self
-            .attempt
-            .as_ref()
-            .is_some_and(|a| in_line(a) && env.now().saturating_duration_since(a.last_reply_at) >= env.call_timeout)
-        {
+        if self.attempt.as_ref().is_some_and(|a| {
+            is_idle_in_queue(a) && env.now().saturating_duration_since(a.last_reply_at) >= env.call_timeout
+        }) {
             self.send_acquire(env);
         }
     }
@@ -70,8 +68,8 @@ impl<D: DriverTypes> LockEntry<D> {
         if is_own || !self.is_contended() {
             return None;
         }
-        let ahead = self.position(self.queue.len(), now);
-        Some(busy_error(ahead.lease_left, ahead.ahead))
+        let position = self.position(self.queue.len(), now);
+        Some(busy_error(position.lease_left, position.ahead))
     }
 
     /// Whether the request that started this task has the key, or waits for it: if its handler
@@ -99,9 +97,9 @@ impl<D: DriverTypes> LockEntry<D> {
             Some(active) if active.owner.as_ref() == Some(owner) => {
                 active.holds += 1;
                 let waits = request.waits();
-                let looked_at = holding.grant.next_check_at();
+                let scheduled_at = holding.grant.next_check_at();
                 holding.grant.lower_delivery_check(env.now().saturating_add(DELIVERY_CHECK));
-                if holding.grant.next_check_at() < looked_at {
+                if holding.grant.next_check_at() < scheduled_at {
                     env.actions.push(Action::Track(Arc::clone(&holding.grant)));
                 }
                 deliver(&mut self.deliveries, (request.waiter, waits), &active.section, env);
@@ -119,23 +117,23 @@ impl<D: DriverTypes> LockEntry<D> {
     /// Whoever has this place has left. Who was before it; `None`: it was not in the line any more, because it was told.
     pub fn cancel(&mut self, number: u64, env: &mut Env<'_, D>) -> Option<QueuePosition> {
         let at = self.queue.find(number)?;
-        let ahead = self.position(at, env.now());
+        let position = self.position(at, env.now());
         self.queue.remove(at)?;
         self.abandon_if_unwanted(env);
-        Some(ahead)
+        Some(position)
     }
 
-    pub(super) fn position(&self, in_line: usize, now: BootInstant) -> QueuePosition {
+    pub(super) fn position(&self, at: usize, now: BootInstant) -> QueuePosition {
         let lease_left = match self.attempt.as_ref().map(|attempt| (&attempt.state, attempt)) {
             Some((State::Holding(holding) | State::Yielding { holding, .. }, _)) => holding.grant.remaining(now),
             Some((_, attempt)) => attempt.holder_expires_at.saturating_duration_since(now),
             None => Duration::ZERO,
         };
-        let silent = match &self.attempt {
+        let store_error = match &self.attempt {
             Some(attempt) => attempt.store_error(),
             None => self.blocking_release_error(),
         };
-        QueuePosition { lease_left, ahead: in_line + 1, store_error: silent, is_contended: self.is_contended() }
+        QueuePosition { lease_left, ahead: at + 1, store_error, is_contended: self.is_contended() }
     }
 
     /// Nobody wants what we ask for.

@@ -25,15 +25,15 @@ impl<D: DriverTypes> LockEntry<D> {
         env: &mut Env<'_, D>,
     ) {
         let Some(attempt) = self.attempt.take() else { return };
-        let Attempt { id: owner, state, in_flight: calls, .. } = attempt;
-        let expects = calls.number();
+        let Attempt { id, state, in_flight, .. } = attempt;
+        let awaited_acquire = in_flight.number();
         let mut release = PendingRelease {
-            in_doubt_until: calls.in_doubt_until,
+            in_doubt_until: in_flight.in_doubt_until,
             section,
-            ..PendingRelease::new(owner, block_for, env.lease.longest, env.now())
+            ..PendingRelease::new(id, block_for, env.lease.longest, env.now())
         };
         match state {
-            State::Requesting | State::Queued => release.awaited_acquire = expects,
+            State::Requesting | State::Queued => release.awaited_acquire = awaited_acquire,
             State::Holding(holding) | State::Yielding { holding, .. } => {
                 // First of all: nobody here claims to have it any more.
                 holding.grant.end(LockLost::Released);
@@ -55,7 +55,7 @@ impl<D: DriverTypes> LockEntry<D> {
     pub(super) fn on_late_reply(
         &mut self,
         number: u64,
-        answer: &Result<AcquireReply, StoreError>,
+        reply: &Result<AcquireReply, StoreError>,
         env: &mut Env<'_, D>,
     ) {
         let Some(release) = self.pending_releases.iter_mut().find(|release| release.awaited_acquire == Some(number))
@@ -63,31 +63,32 @@ impl<D: DriverTypes> LockEntry<D> {
             return;
         };
         release.awaited_acquire = None;
-        if answer.is_err() {
-            let void_at = env.now().saturating_add(env.call_timeout);
-            release.in_doubt_until = Some(release.in_doubt_until.map_or(void_at, |earlier| earlier.max(void_at)));
+        if reply.is_err() {
+            let in_doubt_until = env.now().saturating_add(env.call_timeout);
+            release.in_doubt_until =
+                Some(release.in_doubt_until.map_or(in_doubt_until, |earlier| earlier.max(in_doubt_until)));
         }
         send_release(release, env);
     }
 
-    pub(super) fn on_release_reply(&mut self, number: u64, answer: Result<Released, StoreError>, env: &mut Env<'_, D>) {
+    pub(super) fn on_release_reply(&mut self, number: u64, reply: Result<Released, StoreError>, env: &mut Env<'_, D>) {
         let Some(at) = self.pending_releases.iter().position(|release| release.in_flight == Some(number)) else {
             return;
         };
         let release = &mut self.pending_releases[at];
         release.in_flight = None;
-        if answer.is_ok() && self.blocking_release == Some(release.id.sequence()) {
+        if reply.is_ok() && self.blocking_release == Some(release.id.sequence()) {
             self.blocking_release = None;
         }
         if let Some(section) = release.section.take() {
-            env.actions.push(Action::ReleaseOutcome(section, answer.clone()));
+            env.actions.push(Action::ReleaseOutcome(section, reply.clone()));
         }
-        match answer {
-            Ok(_) => match release.in_doubt_until.filter(|void_at| *void_at > release.sent_at) {
+        match reply {
+            Ok(_) => match release.in_doubt_until.filter(|in_doubt_until| *in_doubt_until > release.sent_at) {
                 // What got no answer may be done yet: once more, when it cannot (I8).
-                Some(void_at) => {
+                Some(in_doubt_until) => {
                     release.block_for = Duration::ZERO;
-                    release.retry_at = Some(void_at.max(env.now()).saturating_add(Duration::from_millis(1)));
+                    release.retry_at = Some(in_doubt_until.max(env.now()).saturating_add(Duration::from_millis(1)));
                 }
                 None => {
                     self.pending_releases.remove(at);
