@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_reason_stays() {
+    fn the_first_end_reason_is_final() {
         let deadline = AtomicDeadline::new(at(10));
         assert_eq!((deadline.end_reason(), deadline.at()), (None, at(10)));
         deadline.end(LockLost::Revoked);
@@ -92,12 +92,12 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_is_moved_in_time_and_never_back() {
+    fn a_deadline_is_extended_in_time_and_never_shortened() {
         let deadline = AtomicDeadline::new(at(10));
         assert!(deadline.extend(at(20), at(9)) && deadline.extend(at(15), at(9)));
         assert_eq!(deadline.get(), Deadline::At(at(20)));
         assert!(!deadline.extend(at(40), at(20)), "it has passed");
         deadline.end_if(at(10), LockLost::Expired);
-        assert_eq!(deadline.get(), Deadline::At(at(20)), "it was moved meanwhile");
+        assert_eq!(deadline.get(), Deadline::At(at(20)), "the deadline was extended");
     }
 }

@@ -307,49 +307,52 @@ mod tests {
     }
 
     #[test]
-    fn it_is_renewed_every_third_of_its_lease_and_asked_again_soon_while_no_answer_comes() {
+    fn a_grant_is_renewed_every_third_of_its_lease() {
         let grant = grant();
         assert_eq!(next_check(&grant, 0), NextCheck::Sleep(at(10)));
         assert_eq!(grant.next_check_at(), at(10));
         assert_eq!(next_check(&grant, 10), NextCheck::Renew(at(11)));
-        assert_eq!(next_check(&grant, 10), NextCheck::Sleep(at(11)), "asked; not twice");
-        assert_eq!(next_check(&grant, 11), NextCheck::Renew(at(12)), "no answer came");
+        assert_eq!(next_check(&grant, 10), NextCheck::Sleep(at(11)), "the renewal is in flight");
+        assert_eq!(next_check(&grant, 11), NextCheck::Renew(at(12)), "no reply");
         grant.extend(grant.lease(), at(11), at(12));
-        assert_eq!(next_check(&grant, 12), NextCheck::Sleep(at(21)), "a third after it was asked for");
+        assert_eq!(next_check(&grant, 12), NextCheck::Sleep(at(21)), "a third of the lease after the request");
         assert_eq!(
             grant.next_check(START.saturating_add(Duration::from_millis(20_500)), at(21)),
             NextCheck::Renew(START.saturating_add(Duration::from_millis(21_500))),
-            "with those that are due already"
+            "in one batch with renewals that are due"
         );
         assert_eq!(grant.remaining(at(12)), s(11) + usable_part(LEASE) - s(12));
     }
 
     #[test]
-    fn a_section_with_an_end_is_renewed_too_and_is_not_late_before_it() {
+    fn a_grant_of_a_bounded_section_is_renewed_and_never_late() {
         let token = FencingToken::of_grant(1).expect("small");
         let lease = BOUNDS.for_section(s(5));
         let grant =
             Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, lease, s(2), START);
         grant.set_section_limit(at(5));
-        assert!(grant.remaining(START) > s(5) && grant.remaining(START) < s(6), "its own end is first");
+        assert!(
+            grant.remaining(START) > s(5) && grant.remaining(START) < s(6),
+            "the deadline is behind the end of the section"
+        );
         let third = START.saturating_add(lease / 3);
-        assert!(matches!(grant.next_check(third, third), NextCheck::Renew(_)), "so that a revocation is noticed");
+        assert!(matches!(grant.next_check(third, third), NextCheck::Renew(_)), "a renewal detects a revocation");
         assert_eq!(grant.store_lease(grant.lease()), lease + s(2));
         assert!(!grant.take_late_warning(START.saturating_add(Duration::from_millis(4_900))));
     }
 
     /// I5
     #[test]
-    fn it_is_looked_at_again_at_its_deadline_whatever_was_asked() {
+    fn a_grant_is_checked_at_its_deadline() {
         let (grant, deadline) = (grant(), START.saturating_add(usable_part(LEASE)));
-        assert_eq!(next_check(&grant, 29), NextCheck::Renew(deadline), "sooner than the next question");
+        assert_eq!(next_check(&grant, 29), NextCheck::Renew(deadline), "before the retry of the renewal");
         assert_eq!(next_check(&grant, 29), NextCheck::Sleep(deadline));
         assert_eq!(grant.next_check(deadline, deadline), NextCheck::Ended);
         assert_eq!(grant.end_reason(), Some(LockLost::Expired));
     }
 
     #[test]
-    fn it_is_looked_at_when_its_section_reaches_its_limit() {
+    fn a_grant_is_checked_at_the_limit_of_its_section() {
         let grant = grant();
         grant.set_section_limit(at(4));
         assert_eq!((next_check(&grant, 0), grant.next_check_at()), (NextCheck::Sleep(at(4)), at(4)));
@@ -358,33 +361,33 @@ mod tests {
         assert_eq!(
             (next_check(&grant, 4), grant.store_lease(grant.lease())),
             (NextCheck::Sleep(at(10)), s(32)),
-            "the next one has another"
+            "the next section has no limit"
         );
     }
 
     /// I5
     #[test]
-    fn what_is_over_is_never_held_again() {
+    fn an_ended_grant_is_never_extended() {
         for reason in [None, Some(LockLost::Released), Some(LockLost::Revoked)] {
             let grant = grant();
             let late = at(30);
             match reason {
                 Some(reason) => grant.end(reason),
-                None => assert_eq!(next_check(&grant, 30), NextCheck::Ended, "past its deadline"),
+                None => assert_eq!(next_check(&grant, 30), NextCheck::Ended, "expired"),
             }
             grant.extend(grant.lease(), at(29), late);
             grant.extend(grant.lease(), late, late);
             grant.end(LockLost::HoldLimitReached);
             assert_eq!(grant.remaining(late), Duration::ZERO);
-            assert_eq!(next_check(&grant, 0), NextCheck::Ended, "not even for a clock that steps back");
-            assert_eq!(grant.end_reason(), Some(reason.unwrap_or(LockLost::Expired)), "and the first reason stays");
+            assert_eq!(next_check(&grant, 0), NextCheck::Ended, "even if the clock steps back");
+            assert_eq!(grant.end_reason(), Some(reason.unwrap_or(LockLost::Expired)), "the first reason is final");
         }
     }
 
     /// The lease grew between: of the two calls, each counts for what it asked for, and the longer
     /// one stays.
     #[test]
-    fn a_renewal_counts_for_the_lease_that_it_asked_for() {
+    fn a_renewal_extends_by_the_lease_that_it_requested() {
         let token = FencingToken::of_grant(1).expect("small");
         let grant =
             Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, s(3), s(1), START);
@@ -395,19 +398,19 @@ mod tests {
         grant.extend(s(3), START.saturating_add(Duration::from_millis(1_500)), at(2));
         assert_eq!(grant.remaining(at(2)), remaining);
         grant.set_fence(FencingToken::of_grant(3).expect("small"), s(3), s(1));
-        assert_eq!(grant.lease(), LEASE, "it only grows");
+        assert_eq!(grant.lease(), LEASE, "the lease never shrinks");
     }
 
     /// Nobody has looked since: the answer that comes after the deadline comes too late all the same.
     #[test]
-    fn a_renewal_that_is_answered_after_the_deadline_is_lost() {
+    fn a_renewal_reply_after_the_deadline_is_too_late() {
         let grant = grant();
         grant.extend(grant.lease(), at(29), at(30));
         assert_eq!(grant.remaining(at(30)), Duration::ZERO);
     }
 
     #[test]
-    fn an_older_answer_takes_nothing_back() {
+    fn an_older_renewal_reply_does_not_shorten_a_grant() {
         let grant = grant();
         grant.extend(grant.lease(), at(12), at(13));
         let remaining = grant.remaining(at(14));
@@ -417,22 +420,26 @@ mod tests {
 
     /// I7: what messages say is asked about, and a flood of them costs ten questions a second.
     #[test]
-    fn a_grant_in_doubt_is_asked_about_at_once_once_at_a_time_and_after_a_pause() {
+    fn a_grant_in_doubt_is_verified_at_once_at_a_bounded_rate() {
         let (grant, ms) = (grant(), |ms| START.saturating_add(Duration::from_millis(ms)));
         let next_check = |at| grant.next_check(at, at.saturating_add(Duration::from_millis(500)));
-        assert!(grant.verify(ms(1_000)), "to be looked at now");
-        assert!(!grant.verify(ms(1_000)), "it is listed for that already");
+        assert!(grant.verify(ms(1_000)), "due now");
+        assert!(!grant.verify(ms(1_000)), "scheduled already");
         assert!(matches!(next_check(ms(1_000)), NextCheck::Renew(_)));
         for _ in 0..1_000 {
-            assert!(!grant.verify(ms(1_010)), "the answer is awaited");
+            assert!(!grant.verify(ms(1_010)), "a renewal is in flight");
         }
         grant.extend(grant.lease(), ms(1_000), ms(1_020));
-        assert!(grant.renewal_finished(ms(1_020)), "the answer may be older than the doubt");
-        assert_eq!(grant.next_check_at(), ms(1_100), "once more, after a pause");
-        assert_eq!(next_check(ms(1_020)), NextCheck::Sleep(ms(1_100)), "others are due, and it is not");
+        assert!(grant.renewal_finished(ms(1_020)), "the reply may be older than the doubt");
+        assert_eq!(grant.next_check_at(), ms(1_100), "repeated after a pause");
+        assert_eq!(
+            next_check(ms(1_020)),
+            NextCheck::Sleep(ms(1_100)),
+            "not sent with a batch before the pause has passed"
+        );
         assert!(matches!(next_check(ms(1_100)), NextCheck::Renew(_)));
         grant.extend(grant.lease(), ms(1_100), ms(1_120));
-        assert!(!grant.renewal_finished(ms(1_120)), "nobody has doubted it since");
+        assert!(!grant.renewal_finished(ms(1_120)), "no message came since");
         assert_eq!(next_check(ms(1_120)), NextCheck::Sleep(ms(11_100)));
     }
 
@@ -454,12 +461,12 @@ mod tests {
                 "{lease:?}"
             );
             grant.extend(grant.lease(), third, third);
-            assert_eq!(grant.remaining(third), usable_part(lease), "{lease:?}: what was granted, and no more");
+            assert_eq!(grant.remaining(third), usable_part(lease), "{lease:?}");
         }
     }
 
     #[test]
-    fn a_revocation_right_after_a_periodic_renewal_is_asked_about_at_once() {
+    fn a_revocation_right_after_a_renewal_is_verified_at_once() {
         let (grant, ms) = (grant(), |ms| START.saturating_add(Duration::from_millis(ms)));
         assert!(matches!(next_check(&grant, 10), NextCheck::Renew(_)));
         grant.extend(grant.lease(), at(10), at(10));
@@ -469,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_renewal_is_told_of_once_until_it_has_come() {
+    fn a_late_renewal_is_warned_about_once() {
         let grant = grant();
         assert!(!grant.take_late_warning(at(19)));
         assert!(grant.take_late_warning(at(20)));
@@ -478,12 +485,12 @@ mod tests {
         assert!(!grant.take_late_warning(at(23)) && grant.take_late_warning(at(42)));
         grant.extend(grant.lease(), at(42), at(42));
         grant.end(LockLost::Released);
-        assert!(!grant.take_late_warning(at(70)), "what is given back is not late");
+        assert!(!grant.take_late_warning(at(70)), "a released grant is not late");
     }
 
     /// I5: the answer comes in the very moment in which somebody finds it over. It is one or the other, for everybody.
     #[test]
-    fn nobody_is_told_that_it_is_over_before_it_is_held_again() {
+    fn a_grant_observed_as_ended_is_never_extended() {
         let deadline = START.saturating_add(usable_part(LEASE));
         let grants: Vec<_> = (0..20_000).map(|_| grant()).collect();
         // Both go for the same one at the same moment.
@@ -518,7 +525,7 @@ mod tests {
                 (0..n % 256).for_each(|_| std::hint::spin_loop());
                 let first = grant.remaining(deadline);
                 let later = grant.remaining(deadline);
-                assert!(!first.is_zero() || later.is_zero(), "over, and held again");
+                assert!(!first.is_zero() || later.is_zero(), "ended, then held again");
             }
         });
     }
