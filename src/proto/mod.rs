@@ -75,6 +75,7 @@ pub(crate) mod entry;
 mod attempt;
 mod in_flight;
 mod pending_release;
+mod deliveries;
 mod queue;
 pub(crate) mod grant;
 pub(crate) mod section;

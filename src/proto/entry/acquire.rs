@@ -20,7 +20,7 @@ impl<D: DriverTypes> LockEntry<D> {
     /// Single flight: one attempt, however many want the key. A client that saw its own answer end waits for that give-back.
     pub(super) fn start_attempt(&mut self, env: &mut Env<'_, D>) {
         self.stop_blocking_after_timeout(env);
-        if self.attempt.is_some() || self.blocking_release.is_some() {
+        if self.attempt.is_some() || self.pending_releases.is_blocked() {
             return;
         }
         self.time_out_waiters(env);
@@ -173,7 +173,7 @@ impl<D: DriverTypes> LockEntry<D> {
                     attempt.recheck_after_reply = true;
                 }
             }
-            _ if self.pending_releases.iter().any(|release| release.id == *id) => {}
+            _ if self.pending_releases.has_id(id) => {}
             // Long forgotten: what was offered to it is not to wait for its end. A few at a time, because anybody can send offers.
             _ if env.can_release_unclaimed_offer => {
                 let release = PendingRelease {

@@ -2,18 +2,17 @@
 
 use std::{sync::Arc, time::Duration};
 
-use smallvec::SmallVec;
-
-use super::{Delivery, LockEntry, queue_ops::busy_error};
+use super::{LockEntry, queue_ops::busy_error};
 use crate::{
     acquisition::AcquisitionId,
     clock::BootInstant,
     error::{LockError, LockLost},
     fencing::FencingToken,
-    limits::{LOCAL_HANDOFF_SECTIONS, LOCAL_HANDOFF_TIME, MIN_REMAINING_DIVISOR, OFFER_TTL, STORE_TIMEOUT},
+    limits::{LOCAL_HANDOFF_SECTIONS, LOCAL_HANDOFF_TIME, MIN_REMAINING_DIVISOR},
     proto::{
         Action, DriverTypes, Env, GuardEnd, LockRequest, StoreOp,
         attempt::{ActiveSection, Attempt, Holding, State},
+        deliveries::{DELIVERY_CHECK, Deliveries},
         grant::Grant,
         pending_release::PendingRelease,
         section::Section,
@@ -21,27 +20,14 @@ use crate::{
     store::{Released, StoreError, StoreErrorKind, YieldReply},
 };
 
-/// When a delivery is looked at first. What is late then has another store timeout, so that it is
-/// recalled when an offer of the store would be over.
-pub(super) const DELIVERY_CHECK: Duration = OFFER_TTL.saturating_sub(STORE_TIMEOUT);
-
 /// It is the turn of this request.
 pub(super) fn deliver<D: DriverTypes>(
-    deliveries: &mut SmallVec<[Delivery<D>; 1]>,
+    deliveries: &mut Deliveries<D>,
     (waiter, waits): (D::Waiter, bool),
     section: &Arc<Section<D>>,
     env: &mut Env<'_, D>,
 ) {
-    if section.deliver() == 0 {
-        // All earlier ones were taken: an owner that re-enters a million times leaves no list.
-        deliveries.clear();
-    }
-    deliveries.push(Delivery {
-        waiter: waiter.clone(),
-        waits,
-        check_at: env.now().saturating_add(DELIVERY_CHECK),
-        was_checked: false,
-    });
+    deliveries.push(waiter.clone(), waits, section, env.now());
     env.actions.push(Action::Grant(waiter, Arc::clone(section)));
 }
 
@@ -294,23 +280,13 @@ impl<D: DriverTypes> LockEntry<D> {
         if holding.active.as_ref().is_none_or(|active| active.section.is_delivered()) {
             self.deliveries.clear();
         }
-        let mut next_check = BootInstant::FAR_FUTURE;
-        self.deliveries.retain(|delivery| {
-            if delivery.check_at <= now && delivery.was_checked {
-                let error = if delivery.waits {
-                    LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead }
-                } else {
-                    busy_error(lease_left, ahead)
-                };
-                env.actions.push(Action::Recall(delivery.waiter.clone(), error));
-                return false;
-            }
-            if delivery.check_at <= now {
-                delivery.was_checked = true;
-                delivery.check_at = now.saturating_add(STORE_TIMEOUT);
-            }
-            next_check = next_check.min(delivery.check_at);
-            true
+        let next_check = self.deliveries.check(now, |waiter, waits| {
+            let error = if waits {
+                LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead }
+            } else {
+                busy_error(lease_left, ahead)
+            };
+            env.actions.push(Action::Recall(waiter.clone(), error));
         });
         holding.grant.set_delivery_check(next_check);
     }

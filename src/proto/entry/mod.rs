@@ -15,12 +15,11 @@
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
-use smallvec::SmallVec;
-
 use super::{
     Action, DriverTypes, Env, Event,
     attempt::{ActiveSection, Attempt, State},
-    pending_release::PendingRelease,
+    deliveries::Deliveries,
+    pending_release::PendingReleases,
     queue::WaitQueue,
     section::Section,
 };
@@ -40,27 +39,12 @@ pub struct LockEntry<D: DriverTypes> {
     /// Who waits, in order.
     queue: WaitQueue<D::Waiter>,
     attempt: Option<Attempt<D>>,
-    /// Callers that the section that runs was sent to, and that are not known to have taken it.
-    deliveries: SmallVec<[Delivery<D>; 1]>,
-    /// What is over, and not known to be given back.
-    pending_releases: SmallVec<[PendingRelease<D>; 1]>,
-    /// The one of those that the next attempt waits for: until it is answered for the first time.
-    blocking_release: Option<u64>,
+    deliveries: Deliveries<D>,
+    pending_releases: PendingReleases<D>,
     /// Nothing more is started.
     is_shutting_down: bool,
     /// The earliest moment at which somebody was asked to wake us.
     wakeup_at: Option<BootInstant>,
-}
-
-/// A section that was sent to a caller.
-#[derive(Debug)]
-struct Delivery<D: DriverTypes> {
-    waiter: D::Waiter,
-    waits: bool,
-    /// When it is looked at next.
-    check_at: BootInstant,
-    /// It was looked at once already: a process that was stopped gets time to take it.
-    was_checked: bool,
 }
 
 impl<D: DriverTypes> LockEntry<D> {
@@ -69,9 +53,8 @@ impl<D: DriverTypes> LockEntry<D> {
         Self {
             queue: WaitQueue::new(),
             attempt: None,
-            deliveries: SmallVec::new(),
-            pending_releases: SmallVec::new(),
-            blocking_release: None,
+            deliveries: Deliveries::new(),
+            pending_releases: PendingReleases::new(),
             is_shutting_down,
             wakeup_at: None,
         }
@@ -119,7 +102,7 @@ impl<D: DriverTypes> LockEntry<D> {
 
     /// How many of those were offered to an id that was forgotten.
     pub(super) fn unclaimed_offer_releases(&self) -> usize {
-        self.pending_releases.iter().filter(|release| release.is_unclaimed_offer).count()
+        self.pending_releases.unclaimed_offers()
     }
 
     /// Whether it has a place in the store's line, and waits for messages there.
@@ -130,8 +113,7 @@ impl<D: DriverTypes> LockEntry<D> {
     /// Whether something of this id may be in the store still.
     #[cfg(any(test, feature = "test-util"))]
     pub fn tracks(&self, id: &AcquisitionId) -> bool {
-        self.attempt.as_ref().is_some_and(|attempt| attempt.has_id(id))
-            || self.pending_releases.iter().any(|release| release.id == *id)
+        self.attempt.as_ref().is_some_and(|attempt| attempt.has_id(id)) || self.pending_releases.has_id(id)
     }
 
     /// How often this owner has the key now.
@@ -183,7 +165,7 @@ impl<D: DriverTypes> LockEntry<D> {
         let attempts =
             self.attempt.iter().flat_map(|attempt| [attempt.retry_at, attempt.fails_at(has_non_waiting, timeout)]);
         let attempts = attempts.flatten();
-        let releases = self.pending_releases.iter().filter_map(|release| release.retry_at);
+        let releases = self.pending_releases.next_retry_at();
         let Some(next) = attempts.chain(releases).chain(self.blocking_release_timeout_at(timeout)).min() else {
             return;
         };

@@ -2,10 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    LockEntry,
-    hold::{DELIVERY_CHECK, deliver},
-};
+use super::{LockEntry, hold::deliver};
 use crate::{
     clock::BootInstant,
     error::{LockError, QueueBound},
@@ -14,6 +11,7 @@ use crate::{
     proto::{
         Action, DriverTypes, Env, LockRequest, QueuePosition,
         attempt::{Attempt, State},
+        deliveries::DELIVERY_CHECK,
     },
 };
 
@@ -131,7 +129,7 @@ impl<D: DriverTypes> LockEntry<D> {
         };
         let store_error = match &self.attempt {
             Some(attempt) => attempt.store_error(),
-            None => self.blocking_release_error(),
+            None => self.pending_releases.blocking().and_then(|release| release.error.clone()),
         };
         QueuePosition { lease_left, ahead: at + 1, store_error, is_contended: self.is_contended() }
     }

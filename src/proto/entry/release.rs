@@ -40,7 +40,7 @@ impl<D: DriverTypes> LockEntry<D> {
                 env.actions.push(Action::Untrack(holding.grant));
             }
         }
-        self.blocking_release = Some(release.id.sequence());
+        self.pending_releases.block_on(release.id.clone());
         self.queue_release(release, env);
     }
 
@@ -64,39 +64,32 @@ impl<D: DriverTypes> LockEntry<D> {
         };
         release.awaited_acquire = None;
         if reply.is_err() {
-            let in_doubt_until = env.now().saturating_add(env.call_timeout);
-            release.in_doubt_until =
-                Some(release.in_doubt_until.map_or(in_doubt_until, |earlier| earlier.max(in_doubt_until)));
+            release.extend_doubt(env.now().saturating_add(env.call_timeout));
         }
         send_release(release, env);
     }
 
     pub(super) fn on_release_reply(&mut self, number: u64, reply: Result<Released, StoreError>, env: &mut Env<'_, D>) {
-        let Some(at) = self.pending_releases.iter().position(|release| release.in_flight == Some(number)) else {
-            return;
-        };
-        let release = &mut self.pending_releases[at];
-        release.in_flight = None;
-        if reply.is_ok() && self.blocking_release == Some(release.id.sequence()) {
-            self.blocking_release = None;
+        let Some(at) = self.pending_releases.find(number) else { return };
+        if reply.is_ok() {
+            self.pending_releases.unblock_from(at);
         }
+        let release = self.pending_releases.get_mut(at);
+        release.in_flight = None;
         if let Some(section) = release.section.take() {
             env.actions.push(Action::ReleaseOutcome(section, reply.clone()));
         }
         match reply {
-            Ok(_) => match release.in_doubt_until.filter(|in_doubt_until| *in_doubt_until > release.sent_at) {
-                // What got no answer may be done yet: once more, when it cannot (I8).
-                Some(in_doubt_until) => {
+            Ok(_) => match release.doubt_after_release() {
+                // The call in doubt may be executed after this release. The release is repeated
+                // when the call cannot be executed any more (I8).
+                Some(doubt_end) => {
                     release.block_for = Duration::ZERO;
-                    release.retry_at = Some(in_doubt_until.max(env.now()).saturating_add(Duration::from_millis(1)));
+                    release.retry_at = Some(doubt_end.max(env.now()).saturating_add(Duration::from_millis(1)));
                 }
-                None => {
-                    self.pending_releases.remove(at);
-                }
+                None => self.pending_releases.remove(at),
             },
-            Err(_) if release.is_unclaimed_offer => {
-                self.pending_releases.remove(at);
-            }
+            Err(_) if release.is_unclaimed_offer => self.pending_releases.remove(at),
             Err(error) => {
                 release.failures += 1;
                 release.retry_at = Some(env.now().saturating_add(backoff(release.failures, env.jitter())));
@@ -109,59 +102,46 @@ impl<D: DriverTypes> LockEntry<D> {
 
     /// Nobody waits for a give-back that has had no answer for so long already: the store is asked whose the key is.
     pub(super) fn stop_blocking_after_timeout(&mut self, env: &Env<'_, D>) {
-        let is_silent = |release: &PendingRelease<D>| {
-            self.blocking_release == Some(release.id.sequence())
-                && release.times_out_at(env.store_timeout()) <= env.now()
-        };
-        if self.pending_releases.iter().any(is_silent) {
-            self.blocking_release = None;
+        let timeout = env.store_timeout();
+        if self.pending_releases.blocking().is_some_and(|release| release.times_out_at(timeout) <= env.now()) {
+            self.pending_releases.unblock();
         }
     }
 
     /// The store answers: what failed before is not to wait for its time.
     pub(super) fn retry_releases_now(&mut self, env: &mut Env<'_, D>) {
-        for release in &mut self.pending_releases {
+        for release in self.pending_releases.iter_mut() {
             if release.error.take().is_some() && release.retry_at.take().is_some() {
                 send_release(release, env);
             }
         }
     }
 
-    /// Why the release that the next attempt waits for has not reached the store.
-    pub(super) fn blocking_release_error(&self) -> Option<StoreError> {
-        let release =
-            self.pending_releases.iter().find(|release| self.blocking_release == Some(release.id.sequence()))?;
-        release.error.clone()
-    }
-
     /// When those who wait for a give-back are told that nobody knows whose the key is.
     pub(super) fn blocking_release_timeout_at(&self, timeout: Duration) -> Option<BootInstant> {
-        let release =
-            self.pending_releases.iter().find(|release| self.blocking_release == Some(release.id.sequence()))?;
-        (!self.queue.is_empty()).then(|| release.times_out_at(timeout))
+        let release = self.pending_releases.blocking().filter(|_| !self.queue.is_empty())?;
+        Some(release.times_out_at(timeout))
     }
 
     /// What is to be repeated is; what is over anyway is forgotten; whoever waited for long enough is told.
     pub(super) fn retry_due_releases(&mut self, env: &mut Env<'_, D>) {
-        let now = env.now();
-        let mut silent = None;
-        let closing = self.blocking_release;
-        self.pending_releases.retain(|release| {
-            let closes = closing == Some(release.id.sequence());
-            let gives_up =
+        let (now, timeout) = (env.now(), env.store_timeout());
+        let mut blocking_error = None;
+        self.pending_releases.retain(|release, is_blocking| {
+            let has_expired =
                 release.expires_at() <= now && release.awaited_acquire.is_none() && release.in_flight.is_none();
-            if closes && (gives_up || release.times_out_at(env.store_timeout()) <= now) {
-                let no_answer = || StoreError::new("lock", "release", StoreErrorKind::Timeout);
-                silent = Some(release.error.clone().unwrap_or_else(no_answer));
+            if is_blocking && (has_expired || release.times_out_at(timeout) <= now) {
+                let no_reply = || StoreError::new("lock", "release", StoreErrorKind::Timeout);
+                blocking_error = Some(release.error.clone().unwrap_or_else(no_reply));
             }
-            if release.retry_at.is_some_and(|at| at <= now) && !gives_up {
+            if release.retry_at.is_some_and(|at| at <= now) && !has_expired {
                 release.retry_at = None;
                 send_release(release, env);
             }
-            !gives_up
+            !has_expired
         });
-        if let Some(error) = silent {
-            self.blocking_release = None;
+        if let Some(error) = blocking_error {
+            self.pending_releases.unblock();
             if error.is_failover() {
                 // The store is there: those who wait ask it whose the key is, until it can say so.
                 self.reject_non_waiting(env, |_, _| error.clone().into());
