@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{clock::BootInstant, error::LockLost};
 
-/// The deadline until which something may be counted on; the reason of its end once it has ended.
+/// A deadline, replaced by a reason at its end.
 ///
-/// The end is final (I5): no later call changes the reason or sets a deadline again.
+/// The end is final (I5): no later call changes the reason or sets another deadline.
 #[derive(Debug)]
 pub(super) struct AtomicDeadline(AtomicU64);
 
@@ -26,7 +26,7 @@ impl AtomicDeadline {
         Deadline::from_raw(self.0.load(Ordering::Acquire))
     }
 
-    /// Why it has ended. `None` while it has not.
+    /// The reason of the end, or `None` before it.
     pub(super) fn end_reason(&self) -> Option<LockLost> {
         match self.get() {
             Deadline::At(_) => None,
@@ -34,7 +34,7 @@ impl AtomicDeadline {
         }
     }
 
-    /// The deadline; the past after the end.
+    /// The deadline, or an instant in the past after the end.
     pub(super) fn at(&self) -> BootInstant {
         match self.get() {
             Deadline::At(at) => at,
@@ -49,13 +49,13 @@ impl AtomicDeadline {
         }
     }
 
-    /// Ends it, unless it has ended or its deadline was moved meanwhile.
+    /// Ends it, unless it has ended or the deadline has been extended since it was read.
     pub(super) fn end_if(&self, at: BootInstant, reason: LockLost) {
         let _ = self.0.compare_exchange(at.as_nanos(), reason.code(), Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Moves the deadline, never to an earlier instant. Returns `false` if it has ended or has passed
-    /// at this instant: too late is too late.
+    /// Extends the deadline; an earlier `to` changes nothing. Returns `false` if it has ended, or
+    /// if the deadline has passed at `now`.
     pub(super) fn extend(&self, to: BootInstant, now: BootInstant) -> bool {
         let extended = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |raw| match Deadline::from_raw(raw) {
             Deadline::At(at) if now < at => Some(at.max(to).as_nanos()),

@@ -8,16 +8,16 @@ use crate::{
     store::StoreError,
 };
 
-/// The calls of one attempt: at most one is under way at a time, and each ends: with an answer, or without one in time.
+/// The call in flight of one attempt, and the failures of earlier ones.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
-    /// Its number, and when it was made (I3).
+    /// The number of the call in flight, and the instant at which it was sent (I3).
     call: Option<(u64, BootInstant)>,
-    /// What got no answer may still be done until this moment.
+    /// A failed call may still be executed until this instant.
     pub(super) in_doubt_until: Option<BootInstant>,
-    /// Since when the store has not answered, though it was asked.
+    /// The instant of the first call without a reply since the last success.
     unanswered_since: Option<BootInstant>,
-    /// The same for waiters: a failover error restarts it, because the store is there.
+    /// The same for waiters. A failover error clears it, because the store is reachable.
     unavailable_since: Option<BootInstant>,
     failures: u32,
     pub(super) error: Option<StoreError>,
@@ -30,18 +30,18 @@ impl InFlight {
         self.unavailable_since.get_or_insert(now);
     }
 
-    /// The number of the call that is under way.
     pub(super) fn number(&self) -> Option<u64> {
         self.call.map(|(number, _)| number)
     }
 
-    /// When the call with this number was made; it is under way no longer. `None`: it is not ours.
+    /// Ends the call with this number, and returns the instant at which it was sent. Returns `None`
+    /// for a call of another attempt.
     pub(super) fn finish(&mut self, number: u64) -> Option<BootInstant> {
         let (_, sent_at) = self.call.take_if(|(in_flight, _)| *in_flight == number)?;
         Some(sent_at)
     }
 
-    /// There was an answer.
+    /// Records a reply.
     pub(super) fn succeeded(&mut self) {
         self.unanswered_since = None;
         self.unavailable_since = None;
@@ -49,20 +49,20 @@ impl InFlight {
         self.error = None;
     }
 
-    /// When it is not worth to ask on, after a first failure: for a request that waits, or for one
-    /// that does not.
+    /// The instant at which requests with a wait (`waits`) or without one are rejected. `None`
+    /// before the first failure.
     pub(super) fn fails_at(&self, waits: bool, timeout: Duration) -> Option<BootInstant> {
         self.error.as_ref()?;
         let since = if waits { self.unavailable_since } else { self.unanswered_since };
         Some(since?.saturating_add(timeout))
     }
 
-    /// Why it is not worth to ask on, at this moment.
+    /// The error to reject requests with at `now`, if that instant has come.
     pub(super) fn failure_at(&self, now: BootInstant, waits: bool, timeout: Duration) -> Option<StoreError> {
         self.error.clone().filter(|_| self.fails_at(waits, timeout).is_some_and(|at| at <= now))
     }
 
-    /// There was none, so that it may still be done. When to ask again.
+    /// Records a failure: the call is in doubt. Returns the instant of the retry.
     pub(super) fn failed(
         &mut self,
         error: &StoreError,
@@ -85,7 +85,7 @@ impl InFlight {
     }
 }
 
-/// How long to wait after so many failures in a row: doubled each time, and spread.
+/// The delay after this number of failures in a row: doubled each time, with jitter.
 pub(super) fn backoff(failures: u32, jitter: f64) -> Duration {
     let doubled = RETRY_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16));
     doubled.min(RETRY_MAX).mul_f64(1.0 + jitter).min(RETRY_MAX)

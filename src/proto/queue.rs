@@ -1,45 +1,45 @@
-//! Who waits for one key in this process, in order. Pure.
+//! The local waiters of one key, in order.
 
 use std::{collections::VecDeque, time::Duration};
 
 use super::hold_limits::HoldLimits;
 use crate::{clock::BootInstant, owner::Owner};
 
-/// One who asks for the key.
+/// One request for a key.
 #[derive(Debug)]
 pub struct LockRequest<W> {
-    /// Who is told.
+    /// The receiver of the result.
     pub waiter: W,
-    /// How long it waits while another owner has the key. Zero: it is rejected.
+    /// How long the request waits while another owner has the key. Zero: it is rejected at once.
     pub wait: Duration,
-    /// Under whose name it re-enters what is held already.
+    /// The owner that the request re-enters as.
     pub owner: Option<Owner>,
-    /// The owner of the request that started its task, if it has no owner itself.
+    /// The owner of the parent request of its task, if the request has no owner itself.
     pub parent: Option<Owner>,
-    /// On which terms it will hold the key.
+    /// The limits of its section.
     pub limits: HoldLimits,
 }
 
-/// First come, first served.
+/// A queue in first-come order.
 #[derive(Debug)]
 pub(super) struct WaitQueue<W> {
     entries: VecDeque<Entry<W>>,
-    /// How many do not care to wait: they want to know at once.
+    /// The number of requests without a wait.
     non_waiting: usize,
 }
 
 #[derive(Debug)]
 struct Entry<W> {
     number: u64,
-    /// When its wait is over, by the clock of leases: after a suspend the timer of its call is
-    /// later. `FAR_FUTURE` if it does not wait, because the answer of the store is for that one, however
-    /// late.
+    /// The end of the wait, by the clock of leases. After a suspend of the machine, the timer of
+    /// the call fires later than that. `FAR_FUTURE` for a request without a wait: it gets the reply
+    /// of the store, however late that is.
     deadline: BootInstant,
     request: LockRequest<W>,
 }
 
 impl<W> LockRequest<W> {
-    /// Whether it waits while another owner has the key; else it is rejected.
+    /// Returns `true` if the request waits while another owner has the key.
     pub(super) const fn waits(&self) -> bool {
         !self.wait.is_zero()
     }
@@ -58,12 +58,12 @@ impl<W> WaitQueue<W> {
         self.entries.is_empty()
     }
 
-    /// Whether somebody is in it who waits.
+    /// Returns `true` if a request with a wait is queued.
     pub(super) fn has_waiting(&self) -> bool {
         self.entries.len() > self.non_waiting
     }
 
-    /// Whether somebody is in it who does not wait.
+    /// Returns `true` if a request without a wait is queued.
     pub(super) fn has_non_waiting(&self) -> bool {
         self.non_waiting > 0
     }
@@ -76,7 +76,7 @@ impl<W> WaitQueue<W> {
         self.entries.front().map(|entry| &entry.request)
     }
 
-    /// Its wait is over at that moment.
+    /// Adds a request that times out at `deadline`.
     pub(super) fn push(&mut self, number: u64, deadline: BootInstant, request: LockRequest<W>) {
         if let Some(owner) = &request.owner {
             owner.enqueued();
@@ -89,7 +89,7 @@ impl<W> WaitQueue<W> {
         self.remove(0)
     }
 
-    /// The first of it, if its wait is over.
+    /// Removes the first request if it has timed out.
     pub(super) fn pop_timed_out(&mut self, now: BootInstant) -> Option<LockRequest<W>> {
         if self.entries.front()?.deadline > now {
             return None;
@@ -97,7 +97,7 @@ impl<W> WaitQueue<W> {
         self.pop()
     }
 
-    /// Where this place is.
+    /// The index of the request with this number.
     pub(super) fn find(&self, number: u64) -> Option<usize> {
         self.entries.iter().position(|entry| entry.number == number)
     }
@@ -112,7 +112,7 @@ impl<W> WaitQueue<W> {
         Some(request)
     }
 
-    /// The first one that does not wait, and where it was.
+    /// Removes the first request without a wait, and returns it with its index.
     pub(super) fn remove_non_waiting(&mut self) -> Option<(usize, LockRequest<W>)> {
         if self.non_waiting == 0 {
             return None;
@@ -121,12 +121,12 @@ impl<W> WaitQueue<W> {
         Some((at, self.remove(at)?))
     }
 
-    /// Whether this owner waits in it.
+    /// Returns `true` if a request of this owner is queued.
     pub(super) fn has_owner(&self, owner: &Owner) -> bool {
         owner.is_waiting() && self.requests().any(|request| request.owner.as_ref() == Some(owner))
     }
 
-    /// The first one of this owner whose wait is not over.
+    /// Removes the first request of this owner that has not timed out.
     pub(super) fn remove_owned_by(&mut self, owner: &Owner, now: BootInstant) -> Option<LockRequest<W>> {
         if !owner.is_waiting() {
             return None;

@@ -1,4 +1,4 @@
-//! All conversations of one process, and their bounds. Pure, too.
+//! The entries of one process, and their bounds.
 
 use std::sync::Arc;
 
@@ -20,21 +20,22 @@ use crate::{
     store::{Released, StoreError},
 };
 
-/// An entry is here while somebody wants a key, has it, or has not given it back yet.
+/// All keys that this process waits for, holds, or has not released yet.
 ///
-/// I11: bounded by the sections that run, the waiters it admits, and the give-backs it admits.
+/// I11: the table is bounded by the sections that run, and by the bounds of waiters and of pending
+/// releases.
 #[derive(Debug)]
 pub struct LockTable<D: DriverTypes> {
     entries: KeyMap<LockEntry<D>>,
     lease: LeaseBounds,
     waiting: usize,
     pending_releases: usize,
-    /// Offers to ids that were forgotten, and are released.
+    /// The pending releases of offers to unknown ids.
     unclaimed_offer_releases: usize,
-    /// Those that wait in the store's line: a gap in its messages is theirs alone, however many keys are held.
+    /// The keys in the store queue. Lost messages concern only these, however many keys are held.
     queued: KeyMap<()>,
     lagged_at: Option<BootInstant>,
-    /// Why the newest release that failed did, while there are releases that have not reached the store.
+    /// The error of the newest release that failed, while releases are pending.
     release_error: Option<StoreError>,
     next_request: u64,
     is_shutting_down: bool,
@@ -48,7 +49,7 @@ impl<D: DriverTypes> Default for LockTable<D> {
 }
 
 impl<D: DriverTypes> LockTable<D> {
-    /// The store is asked for such leases.
+    /// Creates a table whose acquires request these leases.
     pub fn new(lease: LeaseBounds) -> Self {
         Self {
             lease,
@@ -64,7 +65,7 @@ impl<D: DriverTypes> LockTable<D> {
         }
     }
 
-    /// Somebody wants the key. Its place, should it have to wait.
+    /// Requests the key. Returns the number that identifies the waiter.
     pub fn request(
         &mut self,
         key: &LockKey,
@@ -79,7 +80,8 @@ impl<D: DriverTypes> LockTable<D> {
         number
     }
 
-    /// Whoever has this place has left. `None`: it was told already, or is about to be.
+    /// Cancels a wait. Returns the position of the waiter, or `None` if its result has been sent or
+    /// is about to be sent.
     pub fn cancel(
         &mut self,
         key: &LockKey,
@@ -91,7 +93,8 @@ impl<D: DriverTypes> LockTable<D> {
         self.with(key, now, ids, actions, |entry, env| entry.cancel(number, env))
     }
 
-    /// A guard of this section is given back. What became of it; `None`: that follows.
+    /// Ends a guard of this section. Returns the outcome of its release, or `None` if
+    /// [`Action::ReleaseOutcome`](super::Action::ReleaseOutcome) follows.
     pub fn end_guard(
         &mut self,
         now: &LazyNow<'_>,
@@ -104,7 +107,7 @@ impl<D: DriverTypes> LockTable<D> {
         self.with(key, now, ids, actions, |entry, env| entry.on_guard_end(section, end, env))
     }
 
-    /// Something has happened.
+    /// Passes an event to the entry of the key.
     pub fn handle_event(
         &mut self,
         key: &LockKey,
@@ -116,32 +119,35 @@ impl<D: DriverTypes> LockTable<D> {
         self.with(key, now, ids, actions, |entry, env| entry.handle_event(event, env));
     }
 
-    /// Messages may have been lost. The keys whose conversations are to [hear of it](Event::Gap): those that wait in the store's line.
-    /// What is asked at this moment notices the gap when its answer comes.
+    /// Records that messages of the store may have been lost. Returns the keys that are to receive
+    /// [`Event::Lagged`]: those in the store queue. A call in flight notices the loss when its
+    /// reply comes.
     pub fn lagged(&mut self, now: BootInstant) -> Vec<LockKey> {
         self.lagged_at = Some(now);
         self.queued.keys().cloned().collect()
     }
 
-    /// From now on nothing new is started. The keys whose conversations are to [hear of it](Event::Drain).
+    /// Rejects new keys from now on. Returns the keys that are to receive [`Event::Shutdown`].
     pub fn shut_down(&mut self) -> Vec<LockKey> {
         self.is_shutting_down = true;
         self.entries.keys().cloned().collect()
     }
 
-    /// Whoever was to wake this entry at that moment will not. Who waits in it.
+    /// Forgets the timer of this key for this instant, because it will not fire. Returns the
+    /// waiters of the key.
     pub(crate) fn take_timer(&mut self, key: &LockKey, at: BootInstant) -> Vec<D::Waiter> {
         let Some(entry) = self.entries.get_mut(key) else { return Vec::new() };
         entry.wakeup_fired(at);
         entry.waiters().cloned().collect()
     }
 
-    /// How often this owner has this key.
+    /// The number of guards that this owner has of the active section.
     pub fn hold_count(&self, key: &LockKey, owner: &Owner, now: BootInstant) -> u32 {
         self.entries.get(key).map_or(0, |entry| entry.hold_count(owner, now))
     }
 
-    /// What a request of this owner that does not wait would be told now, as far as is known here.
+    /// The error that a request of this owner without a wait would get now, or `None` if the key
+    /// may be free.
     pub fn rejection_without_wait(
         &self,
         key: &LockKey,
@@ -151,40 +157,40 @@ impl<D: DriverTypes> LockTable<D> {
         self.entries.get(key)?.rejection_without_wait(owner, now)
     }
 
-    /// How often this section is held.
+    /// The number of guards of this section, zero if it is not active.
     pub fn hold_count_of(&self, section: &Arc<Section<D>>, now: BootInstant) -> u32 {
         self.entries.get(&section.grant.key).map_or(0, |entry| entry.hold_count_of(section, now))
     }
 
-    /// How many wait for this key.
+    /// The number of waiters of this key.
     pub fn waiting_for(&self, key: &LockKey) -> usize {
         self.entries.get(key).map_or(0, LockEntry::waiting)
     }
 
-    /// Whether something of this owner may be in the store still, as far as is known here.
+    /// Returns `true` if a record of this id may be left in the store.
     #[cfg(any(test, feature = "test-util"))]
     pub fn tracks(&self, key: &LockKey, id: &AcquisitionId) -> bool {
         self.entries.get(key).is_some_and(|entry| entry.tracks(id))
     }
 
-    /// How many sections run.
+    /// The number of active sections.
     pub fn held_count(&self) -> usize {
         self.entries.values().filter(|entry| entry.is_held()).count()
     }
 
-    /// How many wait.
+    /// The number of waiters.
     #[cfg(any(test, feature = "test-util"))]
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Of how many keys something is known.
+    /// The number of entries.
     #[cfg(any(test, feature = "test-util"))]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Nobody wants, has or gives back anything.
+    /// Returns `true` if no key is waited for, held, or pending release.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -225,7 +231,7 @@ impl<D: DriverTypes> LockTable<D> {
                 _ => {}
             }
             if self.pending_releases == 0 {
-                // It says nothing of releases that are pending later.
+                // The error does not concern releases that are created later.
                 self.release_error = None;
             }
             if entry.is_idle() {

@@ -1,4 +1,4 @@
-//! What the store is asked, and what its word means.
+//! Acquire calls and their replies.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ use crate::{
 };
 
 impl<D: DriverTypes> LockEntry<D> {
-    /// Single flight: one attempt, however many want the key. A client that saw its own answer end waits for that give-back.
+    /// Starts an attempt if waiters are queued, and no attempt or blocking release exists. One
+    /// attempt serves all waiters of the process.
     pub(super) fn start_attempt(&mut self, env: &mut Env<'_, D>) {
         self.stop_blocking_after_timeout(env);
         if self.attempt.is_some() || self.pending_releases.is_blocked() {
@@ -52,13 +53,14 @@ impl<D: DriverTypes> LockEntry<D> {
         env.actions.push(Action::Send(call));
     }
 
-    /// The lease that the first waiter needs, so that a crash of it costs no more. The first waiter
-    /// may be another one at the next acquire. Of two acquires the store keeps the longer lease.
+    /// The lease that the first waiter needs: a longer one would block the key for longer after a
+    /// crash. Another waiter may be the first at the next acquire. The store keeps the longer lease
+    /// of two acquires.
     pub(super) fn requested_lease(&self, env: &Env<'_, D>) -> Duration {
         self.queue.first().map_or(env.lease.longest, |request| request.limits.store_lease(env.lease))
     }
 
-    /// I10: as long as the longest of those who wait want it.
+    /// I10: the longest lock-delay of all waiters.
     pub(super) fn requested_lock_delay(&self) -> Duration {
         self.queue.requests().map(|request| request.limits.lock_delay).fold(LOCK_DELAY, Duration::max)
     }
@@ -71,7 +73,7 @@ impl<D: DriverTypes> LockEntry<D> {
         }
     }
 
-    /// The store's word for the attempt that goes on.
+    /// Handles a reply to the attempt that is still active.
     pub(super) fn on_acquire_reply(
         &mut self,
         sent_at: BootInstant,
@@ -85,7 +87,8 @@ impl<D: DriverTypes> LockEntry<D> {
         }
         let Some(attempt) = &mut self.attempt else { return };
         match reply {
-            // What was taken away meanwhile is not begun: the store says whether it was this (I7).
+            // I7: a grant that may have been revoked is confirmed by another acquire before its
+            // first section starts.
             Ok(AcquireReply::Granted { .. }) if attempt.revoked_meanwhile && !attempt.is_verified => {
                 attempt.is_verified = true;
                 self.send_acquire(env);
@@ -98,8 +101,9 @@ impl<D: DriverTypes> LockEntry<D> {
                 }
             }
             Ok(AcquireReply::Queued { lease_left, ahead: _ }) => {
-                // The first caller of each key asks the store though the process is full: the key may
-                // be free. If it is not, the bound holds for it, too.
+                // The first request of each key sends an acquire even if the process is full,
+                // because the key may be free. If the key is busy, the bound applies to this
+                // request, too.
                 if matches!(attempt.state, State::Requesting) && env.waiting > MAX_WAITERS_PER_PROCESS {
                     let bound = QueueBound::Process;
                     self.reject_all(env, |ahead| LockError::QueueFull { ahead, bound });
@@ -109,7 +113,7 @@ impl<D: DriverTypes> LockEntry<D> {
                 attempt.last_reply_at = env.now();
                 attempt.holder_expires_at = env.now().saturating_add(lease_left);
                 attempt.schedule_poll(env.now(), lease_left, env.jitter());
-                // Where it was asked before a gap, what it was told since may be lost.
+                // The reply may be older than messages that were lost.
                 let must_recheck =
                     attempt.recheck_after_reply || env.lagged_at.is_some_and(|lagged_at| sent_at < lagged_at);
                 self.reject_non_waiting(env, busy_error);
@@ -118,7 +122,8 @@ impl<D: DriverTypes> LockEntry<D> {
                     self.send_acquire(env);
                 }
             }
-            // It was asked for a place: asked again and again, it would say the same for ever.
+            // The store must enqueue this acquire. A retry would get the same reply again and
+            // again.
             Ok(AcquireReply::Busy { .. }) if attempt.wants_queue => {
                 self.fail_attempt(&StoreError::new("lock", "acquire", StoreErrorKind::Protocol), sent_at, env);
             }
@@ -128,7 +133,7 @@ impl<D: DriverTypes> LockEntry<D> {
                 if self.queue.is_empty() {
                     self.finish_attempt(sent_at, env);
                 } else {
-                    // Somebody who waits has come meanwhile.
+                    // A request with a wait has joined since the call was sent.
                     self.send_acquire(env);
                 }
             }
@@ -153,7 +158,8 @@ impl<D: DriverTypes> LockEntry<D> {
         self.begin_release(Duration::ZERO, None, env);
     }
 
-    /// The attempt is over, and the store has nothing of it; unless something is still under way.
+    /// Ends an attempt that has left nothing in the store. If an earlier call is in doubt, the
+    /// attempt is released all the same.
     pub(super) fn finish_attempt(&mut self, sent_at: BootInstant, env: &mut Env<'_, D>) {
         if self.attempt.as_ref().is_some_and(|attempt| {
             attempt.in_flight.in_doubt_until.is_some_and(|in_doubt_until| in_doubt_until > sent_at)
@@ -164,7 +170,7 @@ impl<D: DriverTypes> LockEntry<D> {
         self.start_attempt(env);
     }
 
-    /// A hint concerns this owner: it asks before anything runs (I7).
+    /// I7: an offer is a hint. The attempt sends an acquire before a section starts.
     pub(super) fn on_offer(&mut self, id: &AcquisitionId, env: &mut Env<'_, D>) {
         match &self.attempt {
             Some(attempt) if attempt.id == *id => self.recheck(env),
@@ -174,7 +180,8 @@ impl<D: DriverTypes> LockEntry<D> {
                 }
             }
             _ if self.pending_releases.has_id(id) => {}
-            // Long forgotten: what was offered to it is not to wait for its end. A few at a time, because anybody can send offers.
+            // The id has ended long ago. Its release lets the store offer the key to the next
+            // waiter at once. Offers can be forged, so the number of these releases has a bound.
             _ if env.can_release_unclaimed_offer => {
                 let release = PendingRelease {
                     is_unclaimed_offer: true,

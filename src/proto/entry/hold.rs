@@ -1,4 +1,4 @@
-//! Sections under a grant, one after the other.
+//! Sections, one after another, and the grant that they run under.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
     store::{Released, StoreError, StoreErrorKind, YieldReply},
 };
 
-/// It is the turn of this request.
+/// Sends the section to a waiter.
 pub(super) fn deliver<D: DriverTypes>(
     deliveries: &mut Deliveries<D>,
     (waiter, waits): (D::Waiter, bool),
@@ -41,7 +41,7 @@ impl<D: DriverTypes> LockEntry<D> {
         let grant = Grant::new(env.key.clone(), attempt.id.clone(), token, attempt.lease, attempt.lock_delay, sent_at);
         let grant = Arc::new(grant);
         if grant.remaining(env.now()) < attempt.lease / MIN_REMAINING_DIVISOR {
-            // It took too long to hear of it: given back, and asked for again.
+            // The reply took too long: too little of the lease is left for a section.
             return self.begin_release(Duration::ZERO, None, env);
         }
         attempt.retry_at = None;
@@ -50,7 +50,8 @@ impl<D: DriverTypes> LockEntry<D> {
         self.start_next(true, env);
     }
 
-    /// The first of the line has its turn, with all others of the same owner. Nobody is there: the key is given back.
+    /// Starts a section for the first waiter and all other requests of the same owner. Without a
+    /// waiter, releases the key.
     pub(super) fn start_next(&mut self, track: bool, env: &mut Env<'_, D>) {
         self.time_out_waiters(env);
         let Some(Attempt { state: State::Holding(holding), .. }) = &mut self.attempt else { return };
@@ -60,8 +61,8 @@ impl<D: DriverTypes> LockEntry<D> {
         if first.limits.lock_delay > holding.grant.lock_delay()
             || first.limits.store_lease(env.lease) > holding.grant.lease()
         {
-            // I10: the store keeps the key for less than this one needs. A yield asks for more, and
-            // the section begins after its answer.
+            // I10: the store keeps the key for less than this section needs. A yield extends the
+            // lease, and the section starts after its reply.
             return self.send_yield(env);
         }
         let Some(first) = self.queue.pop() else { return };
@@ -89,14 +90,15 @@ impl<D: DriverTypes> LockEntry<D> {
         self.reject_non_waiting(env, busy_error);
     }
 
-    /// A guard is given back. What became of it; `None`: the store is asked, and the [outcome](Action::Outcome) follows.
+    /// Ends one hold of the section. Returns the outcome of the release, or `None` if the store is
+    /// called and [`Action::ReleaseOutcome`] follows.
     pub fn on_guard_end(&mut self, section: &Arc<Section<D>>, end: GuardEnd, env: &mut Env<'_, D>) -> Option<Released> {
         self.check_expired(env);
         let Some(Attempt { state: State::Holding(holding), .. }) = &mut self.attempt else {
             return Some(Released::NotHolder);
         };
         let Some(active) = holding.active.as_mut().filter(|active| active.is(section)) else {
-            // Lost before, and given back then.
+            // The section was lost before, and its release has begun.
             return Some(Released::NotHolder);
         };
         if end == GuardEnd::Undelivered {
@@ -112,14 +114,14 @@ impl<D: DriverTypes> LockEntry<D> {
         holding.active = None;
         section.end(LockLost::Released);
         let block_for = match end {
-            // I10: a statement of it may be on its way still.
+            // I10: a statement of the section may still be in flight.
             _ if any_dropped => section.limits.lock_delay,
             GuardEnd::Released => section.limits.min_hold_remaining(section.started_at, env.now()),
-            // It says nothing of what others of its owner have done.
+            // Other guards of the same owner had been received, and `min_hold` applies to them.
             GuardEnd::Undelivered if any_released => section.limits.min_hold_remaining(section.started_at, env.now()),
             GuardEnd::Undelivered | GuardEnd::ReleasedAfterFailure | GuardEnd::Dropped => Duration::ZERO,
         };
-        // The handoff and its terms are those of the next waiter whose wait is not over.
+        // The handoff depends on the limits of the next waiter that has not timed out.
         self.time_out_waiters(env);
         if any_dropped || !block_for.is_zero() || self.queue.is_empty() {
             self.begin_release(block_for, Some(Arc::clone(section)), env);
@@ -130,17 +132,18 @@ impl<D: DriverTypes> LockEntry<D> {
         Some(Released::HandedOff)
     }
 
-    /// The section has ended, and somebody here waits: no round trip, unless others may have waited for long enough.
+    /// Passes the key to the next local waiter. Until the batch is used up, this needs no store
+    /// call.
     pub(super) fn hand_off(&mut self, env: &mut Env<'_, D>) {
         let Some(Attempt { state: State::Holding(holding), .. }) = &self.attempt else { return };
         if self.queue.first().is_some_and(|next| next.limits.store_lease(env.lease) < holding.grant.lease()) {
-            // A crash of the next one is to cost no more than that one needs. One id never gets
-            // less than before, because a late renewal of it may still ask for the longer lease:
-            // another id asks.
+            // The next section needs a shorter lease, and a longer one would block the key for
+            // longer after a crash. An id never gets a shorter lease, because a late renewal may
+            // still request the longer one. So the next section runs under another id.
             return self.begin_release(Duration::ZERO, None, env);
         }
-        // A revoked grant may run to its answer, but nothing new begins under it: the yield finds
-        // out.
+        // I7: a section that runs under a grant in doubt continues, but no other section starts
+        // under it. The yield shows whether the grant was revoked.
         let may_continue = !holding.grant.is_in_doubt()
             && env.now().saturating_duration_since(holding.since) < LOCAL_HANDOFF_TIME
             && holding.sections < LOCAL_HANDOFF_SECTIONS
@@ -157,8 +160,8 @@ impl<D: DriverTypes> LockEntry<D> {
         holding.grant.set_section_limit(BootInstant::FAR_FUTURE);
         let next_id = env.ids.next();
         let lock_delay = self.requested_lock_delay();
-        // A yield sets the lease, and a renewal of the same id may have been done already: never
-        // less than that asked for.
+        // The yield sets the lease. A renewal of the same id may have been executed already, so the
+        // lease must not be shorter than before.
         let lease = holding.grant.lease().max(self.requested_lease(env));
         let op = StoreOp::Yield {
             fence: holding.token.fence(),
@@ -188,13 +191,14 @@ impl<D: DriverTypes> LockEntry<D> {
             unreachable!("it was asked to yield")
         };
         let token = match &reply {
-            // One that does not rise is none.
+            // A fence that does not increase is a protocol error.
             Ok(YieldReply::Extended { fence }) => FencingToken::of_grant(*fence).filter(|token| *token > holding.token),
             _ => None,
         };
         if let Some(token) = token {
             if is_renewal_refused {
-                // It was ours when the yield was done, so the refusal is newer: a loss indeed.
+                // The yield found the grant intact, so the refusal is newer than the yield: the
+                // grant is lost.
                 holding.grant.end(LockLost::Revoked);
             }
             holding.grant.extend(attempt.lease, sent_at, env.now());
@@ -204,7 +208,8 @@ impl<D: DriverTypes> LockEntry<D> {
             let is_lost = holding.grant.remaining(env.now()).is_zero();
             let holding = Holding { token, since: env.now(), sections: 0, ..holding };
             self.attempt = Some(Attempt { state: State::Holding(holding), ..attempt });
-            // It may not be watched yet: the first one under a grant may have wanted another lock-delay.
+            // The grant is tracked again: it may have yielded before its first section, and then it
+            // is not tracked yet.
             if is_lost {
                 return self.begin_release(Duration::ZERO, None, env);
             }
@@ -214,7 +219,7 @@ impl<D: DriverTypes> LockEntry<D> {
             }
             return;
         }
-        // The old id is over. What becomes of the new one?
+        // The old id has ended. The next id continues, or the key is released.
         holding.grant.end(LockLost::Released);
         holding.active = None;
         env.actions.push(Action::Untrack(holding.grant));
@@ -233,7 +238,7 @@ impl<D: DriverTypes> LockEntry<D> {
         };
         match reply {
             Ok(YieldReply::NotHolder(acquire_reply)) => {
-                // I8: an acquire of the old id that got no answer may still be done.
+                // I8: an acquire of the old id is in doubt. It may be executed after the yield.
                 if let Some(in_doubt_until) = old.in_doubt_until.filter(|in_doubt_until| *in_doubt_until > sent_at) {
                     old.retry_at = Some(in_doubt_until.saturating_add(Duration::from_millis(1)));
                     self.pending_releases.push(old);
@@ -241,7 +246,8 @@ impl<D: DriverTypes> LockEntry<D> {
                 self.attempt = Some(new);
                 self.on_acquire_reply(sent_at, Ok(acquire_reply), env);
             }
-            // Not known: the old one is given back, and the new one asks.
+            // The result of the yield is not known: the old id is released, and the next id sends
+            // an acquire.
             reply => {
                 let protocol_error = || StoreError::new("lock", "yield", StoreErrorKind::Protocol);
                 let error = reply.err().unwrap_or_else(protocol_error);
@@ -257,7 +263,8 @@ impl<D: DriverTypes> LockEntry<D> {
         }
     }
 
-    /// The section that runs under this grant may have reached its limit. If another one runs by now, it has a limit of its own.
+    /// Checks the limit and the delivery of the active section. The section that the check was
+    /// scheduled for may have ended: then the active one is not due, and stays.
     pub(super) fn on_check_section(&mut self, id: &AcquisitionId, env: &mut Env<'_, D>) {
         if self.attempt.as_ref().is_none_or(|attempt| attempt.id != *id) {
             return;
@@ -269,8 +276,8 @@ impl<D: DriverTypes> LockEntry<D> {
         }
     }
 
-    /// A section that was sent and not taken within the time of an offer goes to the next one: its
-    /// caller may never be polled again. Each caller counts as one hold.
+    /// Recalls a section from waiters that have not received it within the time of an offer: their
+    /// calls may never be polled again. Each recalled waiter ends one hold.
     fn recall_undelivered(&mut self, env: &mut Env<'_, D>) {
         let Some(Attempt { state: State::Holding(holding) | State::Yielding { holding, .. }, .. }) = &self.attempt
         else {
@@ -291,7 +298,7 @@ impl<D: DriverTypes> LockEntry<D> {
         holding.grant.set_delivery_check(next_check);
     }
 
-    /// What is past its deadline or its limit is lost, whoever looks first.
+    /// Ends a section or grant whose limit or deadline has passed.
     pub(super) fn check_expired(&mut self, env: &mut Env<'_, D>) {
         let lost = match self.attempt.as_ref().map(|attempt| (attempt, &attempt.state)) {
             Some((attempt, State::Holding(holding))) => {
@@ -308,13 +315,13 @@ impl<D: DriverTypes> LockEntry<D> {
         }
     }
 
-    /// A message says that the store has taken the key away from this owner. Anybody who can send messages can say so: the store is asked,
-    /// and its word alone ends what runs (I7).
+    /// I7: a revocation message may be forged. It makes the driver verify the grant. Only a reply
+    /// of the store ends the section.
     pub(super) fn on_revoked(&mut self, id: &AcquisitionId, env: &mut Env<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
         let is_next = matches!(&attempt.state, State::Yielding { next_id, .. } if next_id == id);
         if attempt.id == *id || is_next {
-            // The grant that the awaited answer tells of may be the one that is over.
+            // The grant in the reply that is awaited may be the revoked one.
             attempt.revoked_meanwhile = attempt.in_flight.number().is_some();
             self.verify(env);
         }
@@ -326,7 +333,8 @@ impl<D: DriverTypes> LockEntry<D> {
         }
     }
 
-    /// Whoever waits here asks anew, under another id, in the same order.
+    /// Ends a lost grant and its section. Local waiters are served by another attempt, in the same
+    /// order.
     pub(super) fn on_lost(&mut self, id: &AcquisitionId, reason: LockLost, env: &mut Env<'_, D>) {
         let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.id == *id) else { return };
         let block_for = match &mut attempt.state {
@@ -338,9 +346,8 @@ impl<D: DriverTypes> LockEntry<D> {
                 holding.grant.end(reason);
                 active.map_or(Duration::ZERO, |active| active.section.limits.lock_delay)
             }
-            // Nothing runs; the answer that is awaited says what is left of it. A renewal behind
-            // the yield is refused as one behind a revocation: to end the grant here would tell of
-            // a loss that is none.
+            // No section runs. The yield itself makes the store refuse later renewals of this id,
+            // so a refusal may not be a loss. Only the reply to the yield tells.
             State::Yielding { is_renewal_refused, .. } if reason == LockLost::Revoked => {
                 *is_renewal_refused = true;
                 return;

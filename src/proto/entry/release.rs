@@ -1,4 +1,4 @@
-//! How an id ends: given back once, asked for until the store has answered.
+//! Releases, their retries, and replies to calls of ended attempts.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl<D: DriverTypes> LockEntry<D> {
-    /// The attempt is over, in whatever state it is (I9: here, and nowhere else).
+    /// Ends the attempt in any state and sends its release (I9: the only place that does).
     pub(super) fn begin_release(
         &mut self,
         block_for: Duration,
@@ -35,7 +35,7 @@ impl<D: DriverTypes> LockEntry<D> {
         match state {
             State::Requesting | State::Queued => release.awaited_acquire = awaited_acquire,
             State::Holding(holding) | State::Yielding { holding, .. } => {
-                // First of all: nobody here claims to have it any more.
+                // The grant ends before the release is sent: it must not count as held after that.
                 holding.grant.end(LockLost::Released);
                 env.actions.push(Action::Untrack(holding.grant));
             }
@@ -51,7 +51,7 @@ impl<D: DriverTypes> LockEntry<D> {
         self.pending_releases.push(release);
     }
 
-    /// An answer for an id that is over already: now it is known what there is to be given back.
+    /// Handles the reply to an acquire of an ended attempt. The release was waiting for it.
     pub(super) fn on_late_reply(
         &mut self,
         number: u64,
@@ -100,7 +100,8 @@ impl<D: DriverTypes> LockEntry<D> {
         self.start_attempt(env);
     }
 
-    /// Nobody waits for a give-back that has had no answer for so long already: the store is asked whose the key is.
+    /// Lets the next attempt start if the blocking release has had no reply for the store timeout.
+    /// The acquire then shows the state of the key.
     pub(super) fn stop_blocking_after_timeout(&mut self, env: &Env<'_, D>) {
         let timeout = env.store_timeout();
         if self.pending_releases.blocking().is_some_and(|release| release.times_out_at(timeout) <= env.now()) {
@@ -108,7 +109,7 @@ impl<D: DriverTypes> LockEntry<D> {
         }
     }
 
-    /// The store answers: what failed before is not to wait for its time.
+    /// Repeats the failed releases at once, because the store has replied to another call.
     pub(super) fn retry_releases_now(&mut self, env: &mut Env<'_, D>) {
         for release in self.pending_releases.iter_mut() {
             if release.error.take().is_some() && release.retry_at.take().is_some() {
@@ -117,13 +118,14 @@ impl<D: DriverTypes> LockEntry<D> {
         }
     }
 
-    /// When those who wait for a give-back are told that nobody knows whose the key is.
+    /// The instant at which waiters are rejected because the blocking release has no reply.
     pub(super) fn blocking_release_timeout_at(&self, timeout: Duration) -> Option<BootInstant> {
         let release = self.pending_releases.blocking().filter(|_| !self.queue.is_empty())?;
         Some(release.times_out_at(timeout))
     }
 
-    /// What is to be repeated is; what is over anyway is forgotten; whoever waited for long enough is told.
+    /// Repeats the releases that are due, drops the expired ones, and rejects the waiters if the
+    /// blocking release has had no reply for the store timeout.
     pub(super) fn retry_due_releases(&mut self, env: &mut Env<'_, D>) {
         let (now, timeout) = (env.now(), env.store_timeout());
         let mut blocking_error = None;
@@ -143,17 +145,18 @@ impl<D: DriverTypes> LockEntry<D> {
         if let Some(error) = blocking_error {
             self.pending_releases.unblock();
             if error.is_failover() {
-                // The store is there: those who wait ask it whose the key is, until it can say so.
+                // In a failover the store is reachable: requests with a wait send an acquire and
+                // retry it.
                 self.reject_non_waiting(env, |_, _| error.clone().into());
                 return self.start_attempt(env);
             }
-            // No call for this key was answered for so long.
+            // No call for this key has had a reply for the store timeout.
             self.reject_all(env, |_| error.clone().into());
         }
     }
 }
 
-/// I1: names the id that it gives back.
+/// Sends the release (I1: it names the id that it releases).
 pub(super) fn send_release<D: DriverTypes>(release: &mut PendingRelease<D>, env: &mut Env<'_, D>) {
     if release.in_flight.is_none() {
         let call = env.store_call(&release.id, StoreOp::Release { block_for: release.block_for });
