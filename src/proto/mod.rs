@@ -45,7 +45,6 @@
 //!
 //! Messages of the store are fed in as [`Offered`](Event::Offered) and [`Revoked`](Event::Revoked)
 //! if this process has issued their id. They are hints (I7).
-//! # Invariants
 //!
 //! # Invariants
 //!

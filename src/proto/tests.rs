@@ -468,7 +468,7 @@ fn a_timeout_during_a_failing_release_names_the_store_error() {
     assert!(position.store_error.is_some() && !position.is_contended, "{position:?}");
 }
 
-/// Does what the watchdog does: checks the grant whenever it is due.
+/// Checks the grant whenever it is due, like the watchdog.
 fn run_watchdog(h: &mut Harness, section: &Arc<Section<NoDriver>>, by: Duration) {
     let end = h.now.saturating_add(by);
     while section.grant.next_check_at() <= end && section.grant.end_reason().is_none() {
@@ -1071,7 +1071,7 @@ fn the_queue_is_bounded_for_a_key_and_for_the_process() {
 
 #[test]
 fn a_flood_on_a_thousand_keys_leaves_capacity_for_the_next() {
-    // First one key after the other, then all of them in turn.
+    // First one key after the other, then all of them alternately.
     let mut h = harness();
     for n in 0..1_000 {
         fill_queue(&mut h, n);

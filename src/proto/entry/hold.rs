@@ -156,7 +156,7 @@ impl<D: DriverTypes> LockEntry<D> {
 
     pub(super) fn send_yield(&mut self, env: &mut Env<'_, D>) {
         let Some(attempt) = self.attempt.take() else { return };
-        let State::Holding(holding) = attempt.state else { unreachable!("yielded while it is holding") };
+        let State::Holding(holding) = attempt.state else { unreachable!("only a holder yields") };
         holding.grant.set_section_limit(BootInstant::FAR_FUTURE);
         let next_id = env.ids.next();
         let lock_delay = self.requested_lock_delay();
@@ -188,7 +188,7 @@ impl<D: DriverTypes> LockEntry<D> {
         };
         let sent_at = attempt.in_flight.finish(number).unwrap_or(env.now());
         let State::Yielding { mut holding, next_id, is_renewal_refused } = attempt.state else {
-            unreachable!("it was asked to yield")
+            unreachable!("the reply to a yield")
         };
         let token = match &reply {
             // A fence that does not increase is a protocol error.
