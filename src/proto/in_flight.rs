@@ -90,3 +90,67 @@ pub(super) fn backoff(failures: u32, jitter: f64) -> Duration {
     let doubled = RETRY_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16));
     doubled.min(RETRY_MAX).mul_f64(1.0 + jitter).min(RETRY_MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::StoreErrorKind;
+
+    const START: BootInstant = BootInstant::from_nanos(1 << 40);
+    const CALL_TIMEOUT: Duration = Duration::from_millis(500);
+    const TIMEOUT: Duration = Duration::from_secs(1);
+
+    fn at(ms: u64) -> BootInstant {
+        START.saturating_add(Duration::from_millis(ms))
+    }
+
+    fn fail(calls: &mut InFlight, kind: StoreErrorKind, sent_at: BootInstant) -> BootInstant {
+        calls.start(1, sent_at);
+        let sent_at = calls.finish(1).expect("in flight");
+        calls.failed(&StoreError::new("test", "acquire", kind), sent_at, CALL_TIMEOUT, sent_at, 0.0)
+    }
+
+    #[test]
+    fn only_the_call_in_flight_is_finished() {
+        let mut calls = InFlight::default();
+        calls.start(1, at(0));
+        assert_eq!((calls.finish(2), calls.number()), (None, Some(1)));
+        assert_eq!((calls.finish(1), calls.number()), (Some(at(0)), None));
+    }
+
+    #[test]
+    fn a_failed_call_stays_in_doubt_for_the_limit_of_a_call() {
+        let mut calls = InFlight::default();
+        fail(&mut calls, StoreErrorKind::Unavailable, at(100));
+        fail(&mut calls, StoreErrorKind::Unavailable, at(50));
+        assert_eq!(calls.in_doubt_until, Some(at(600)), "the doubt never shrinks");
+        calls.succeeded();
+        assert_eq!(calls.in_doubt_until, Some(at(600)), "a later reply does not end it");
+    }
+
+    #[test]
+    fn a_failover_restarts_the_timeout_of_waiters_only() {
+        let mut calls = InFlight::default();
+        calls.start(1, at(0));
+        assert_eq!(calls.fails_at(true, TIMEOUT), None, "no call has failed");
+        fail(&mut calls, StoreErrorKind::Unavailable, at(0));
+        assert_eq!(calls.fails_at(true, TIMEOUT), Some(at(1_000)));
+        fail(&mut calls, StoreErrorKind::Failover, at(300));
+        calls.start(2, at(400));
+        assert_eq!(calls.fails_at(true, TIMEOUT), Some(at(1_400)));
+        assert_eq!(calls.fails_at(false, TIMEOUT), Some(at(1_000)));
+        assert!(calls.failure_at(at(1_000), false, TIMEOUT).is_some_and(|error| error.is_failover()));
+        calls.succeeded();
+        assert!(calls.failure_at(at(9_000), false, TIMEOUT).is_none());
+    }
+
+    #[test]
+    fn the_backoff_is_doubled_up_to_its_bound() {
+        let mut calls = InFlight::default();
+        let retry_at = fail(&mut calls, StoreErrorKind::Unavailable, at(0));
+        assert_eq!(retry_at, at(0).saturating_add(RETRY_MIN));
+        assert_eq!(backoff(2, 0.0), RETRY_MIN * 2);
+        assert_eq!((backoff(1_000, 0.0), backoff(1_000, 1.0)), (RETRY_MAX, RETRY_MAX));
+        assert!(backoff(1, 0.5) > backoff(1, 0.0), "jitter");
+    }
+}

@@ -136,3 +136,57 @@ impl<W> WaitQueue<W> {
         self.remove(at)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: BootInstant = BootInstant::from_nanos(1 << 40);
+    const WAIT: Duration = Duration::from_secs(1);
+
+    fn queue(requests: &[(u32, Duration, Option<&Owner>)]) -> WaitQueue<u32> {
+        let mut queue = WaitQueue::new();
+        for &(waiter, wait, owner) in requests {
+            let owner = owner.cloned();
+            let request = LockRequest { waiter, wait, owner, parent: None, limits: HoldLimits::default() };
+            let deadline = if wait.is_zero() { BootInstant::FAR_FUTURE } else { START.saturating_add(wait) };
+            queue.push(u64::from(waiter), deadline, request);
+        }
+        queue
+    }
+
+    fn waiters(queue: &WaitQueue<u32>) -> Vec<u32> {
+        queue.requests().map(|request| request.waiter).collect()
+    }
+
+    #[test]
+    fn requests_without_a_wait_are_counted_and_removed_first() {
+        let mut queue =
+            queue(&[(1, WAIT, None), (2, Duration::ZERO, None), (3, WAIT, None), (4, Duration::ZERO, None)]);
+        let removed: Vec<_> =
+            std::iter::from_fn(|| queue.remove_non_waiting()).map(|(at, request)| (at, request.waiter)).collect();
+        assert_eq!((removed, waiters(&queue)), (vec![(1, 2), (2, 4)], vec![1, 3]));
+        assert!(queue.has_waiting() && !queue.has_non_waiting());
+    }
+
+    #[test]
+    fn only_the_first_request_times_out() {
+        let mut queue = queue(&[(1, WAIT * 2, None), (2, WAIT, None)]);
+        assert!(queue.pop_timed_out(START.saturating_add(WAIT)).is_none(), "the first is not due");
+        let order: Vec<_> = std::iter::from_fn(|| queue.pop_timed_out(START.saturating_add(WAIT * 2))).collect();
+        assert_eq!(order.len(), 2);
+    }
+
+    #[test]
+    fn an_owner_is_waiting_while_a_request_of_it_is_queued() {
+        let (owner, other) = (Owner::new(), Owner::new());
+        let mut queue = queue(&[(1, WAIT, Some(&owner)), (2, WAIT * 2, Some(&owner)), (3, WAIT, Some(&other))]);
+        assert!(queue.has_owner(&owner) && owner.is_waiting());
+        let removed = queue.remove_owned_by(&owner, START.saturating_add(WAIT)).map(|request| request.waiter);
+        assert_eq!(removed, Some(2), "the first has timed out");
+        let at = queue.find(1).expect("queued");
+        queue.remove(at);
+        assert!(!queue.has_owner(&owner) && !owner.is_waiting());
+        assert_eq!(waiters(&queue), [3]);
+    }
+}
