@@ -21,6 +21,7 @@ use super::{
     driver_data::{Grant, GrantData, Section, TokioDriver, Waiter},
     watchdog::Watchdog,
 };
+use crate::proto::section::ReleaseOutcome;
 use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
     body::budget::Room,
@@ -35,8 +36,8 @@ use crate::{
         table::LockTable,
     },
     store::{
-        AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseRequest, Released, StoreError, StoreErrorKind,
-        StoreEvent, StoreFuture, YieldRequest,
+        AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseRequest, StoreError, StoreErrorKind, StoreEvent,
+        StoreFuture, YieldRequest,
     },
     sync::Mutex,
     telemetry::{
@@ -47,7 +48,7 @@ use crate::{
 };
 
 /// How every line is served.
-pub(super) const QUEUE: QueueConfig =
+pub(crate) const QUEUE: QueueConfig =
     QueueConfig::new(OFFER_TTL.saturating_add(LOCK_DELAY), QUEUE_ENTRY_TTL, MAX_STORE_WAITERS);
 
 /// What all clones of a handle share.
@@ -154,7 +155,7 @@ impl Driver {
                 true
             }
         };
-        core.store.subscribe(EventSink::new(Arc::clone(core.ids.process()), deliver));
+        core.store.subscribe(EventSink::new(Arc::clone(core.ids.manager()), deliver));
         core
     }
 
@@ -163,7 +164,7 @@ impl Driver {
     /// for it.
     pub(super) fn for_child(&self) -> Arc<Self> {
         self.watchdog.abandon();
-        let ids = self.ids.of_child(self.process.random_bits());
+        let ids = self.ids.for_child(self.process.random_bits());
         let (store, clock, process) = (Arc::clone(&self.store), self.clock.clone(), self.process.clone());
         Self::new(store, clock, ids, process, self.lease, self.detached.max())
     }
@@ -200,12 +201,12 @@ impl Driver {
     }
 
     /// A guard is given back. What became of it; `None`: the [outcome](Section::outcome) follows.
-    pub(super) fn end_guard(self: &Arc<Self>, section: &Arc<Section>, ending: GuardEnd) -> Option<Released> {
+    pub(super) fn end_guard(self: &Arc<Self>, section: &Arc<Section>, ending: GuardEnd) -> Option<ReleaseOutcome> {
         if !self.is_of_this_process() {
             // A copied guard: the parent has the lock, and releases it.
             section.grant.end(LockLost::Expired);
             section.grant.data.ended.notify_waiters();
-            return Some(Released::NotHolder);
+            return Some(ReleaseOutcome::NotHeld);
         }
         let mut actions = Actions::new();
         let said = self.table.lock().end_guard(&LazyNow::new(&self.clock), &self.ids, section, ending, &mut actions);
@@ -338,7 +339,7 @@ impl Driver {
     }
 
     /// Keys that something is known of, and waiters.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub(crate) fn size(&self) -> (usize, usize) {
         let table = self.table.lock();
         (table.len(), table.waiting())

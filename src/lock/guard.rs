@@ -13,12 +13,8 @@ use super::{
     driver_data::{Section, SectionData},
 };
 use crate::{
-    error::LockLost,
-    fencing::FencingToken,
-    lock_key::LockKey,
-    proto::GuardEnd,
-    store::{Released, StoreError},
-    telemetry::metrics::GuardMetrics,
+    error::LockLost, fencing::FencingToken, lock_key::LockKey, proto::GuardEnd, proto::section::ReleaseOutcome,
+    store::StoreError, telemetry::metrics::GuardMetrics,
 };
 
 /// The duty to give a lock back.
@@ -45,7 +41,7 @@ pub struct LockGuard {
 /// What becomes of a lock that is given back. The giving back has begun already, and goes on if this is dropped.
 #[must_use = "the lock is given back all the same; awaited, this says when, and whether it was ours to the end"]
 pub struct ReleaseFuture {
-    said: Option<Released>,
+    said: Option<ReleaseOutcome>,
     section: Arc<Section>,
 }
 
@@ -125,7 +121,7 @@ impl LockGuard {
         ReleaseFuture { said, section: Arc::clone(&self.section) }
     }
 
-    fn give_back(&mut self, ending: GuardEnd) -> Option<Released> {
+    fn give_back(&mut self, ending: GuardEnd) -> Option<ReleaseOutcome> {
         self.is_ended = true;
         // Before the next waiter is woken: a recorder that blocks delays this task alone.
         SectionData::record_loss(&self.section);
@@ -144,7 +140,7 @@ impl Drop for LockGuard {
 }
 
 impl Future for ReleaseFuture {
-    type Output = Result<Released, StoreError>;
+    type Output = Result<ReleaseOutcome, StoreError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.said {

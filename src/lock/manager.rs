@@ -292,7 +292,7 @@ impl LockManager {
     }
 
     /// How many keys something is known of in this process, and how many calls wait.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "__internals")]
     #[doc(hidden)]
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
@@ -399,7 +399,7 @@ impl LockManagerBuilder {
     }
 
     /// Where the id of this process is read: another number stands for a child process.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "__internals")]
     #[doc(hidden)]
     pub fn process_id(self, id: Arc<std::sync::atomic::AtomicU32>) -> Self {
         Self { process: Process::simulated(id), ..self }

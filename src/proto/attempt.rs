@@ -101,7 +101,7 @@ impl<D: DriverTypes> Attempt<D> {
     }
 
     /// Returns `true` for the id of this attempt, or the next id of its yield.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub(super) fn has_id(&self, id: &AcquisitionId) -> bool {
         self.id == *id || matches!(&self.state, State::Yielding { next_id, .. } if next_id == id)
     }

@@ -82,7 +82,7 @@ mod tests {
 
     fn section() -> Section<NoDriver> {
         let (key, id) = (LockKey::from(("n", 1)), AcquisitionIds::new("test", 1).next());
-        let token = FencingToken::of_grant(1).expect("small");
+        let token = FencingToken::from_fence(1).expect("small");
         let grant = Grant::new(key, id, token, LEASE, Duration::ZERO, START);
         Section::new(Arc::new(grant), token, HoldLimits::default(), START)
     }

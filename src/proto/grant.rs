@@ -298,7 +298,7 @@ mod tests {
     type Grant = crate::proto::grant::Grant<crate::proto::NoDriver>;
 
     fn grant() -> Grant {
-        let token = FencingToken::of_grant(1).expect("small");
+        let token = FencingToken::from_fence(1).expect("small");
         Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, LEASE, s(2), START)
     }
 
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn a_grant_of_a_bounded_section_is_renewed_and_never_late() {
-        let token = FencingToken::of_grant(1).expect("small");
+        let token = FencingToken::from_fence(1).expect("small");
         let lease = BOUNDS.for_section(s(5));
         let grant =
             Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, lease, s(2), START);
@@ -396,16 +396,16 @@ mod tests {
     /// requested.
     #[test]
     fn a_renewal_extends_by_the_lease_that_it_requested() {
-        let token = FencingToken::of_grant(1).expect("small");
+        let token = FencingToken::from_fence(1).expect("small");
         let grant =
             Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, s(3), s(1), START);
         grant.extend(LEASE, at(1), at(2));
-        grant.set_fence(FencingToken::of_grant(2).expect("small"), LEASE, s(1));
+        grant.set_fence(FencingToken::from_fence(2).expect("small"), LEASE, s(1));
         let remaining = grant.remaining(at(2));
         assert_eq!(remaining, s(1) + usable_part(LEASE) - s(2));
         grant.extend(s(3), START.saturating_add(Duration::from_millis(1_500)), at(2));
         assert_eq!(grant.remaining(at(2)), remaining);
-        grant.set_fence(FencingToken::of_grant(3).expect("small"), s(3), s(1));
+        grant.set_fence(FencingToken::from_fence(3).expect("small"), s(3), s(1));
         assert_eq!(grant.lease(), LEASE, "the lease never shrinks");
     }
 
@@ -456,7 +456,7 @@ mod tests {
     #[test]
     fn a_lease_of_any_length_is_renewed_after_a_third_of_it() {
         for lease in [Duration::from_millis(510), s(2), LEASE, s(600)] {
-            let token = FencingToken::of_grant(1).expect("small");
+            let token = FencingToken::from_fence(1).expect("small");
             let grant =
                 Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, lease, s(1), START);
             let next_check = |at: BootInstant| grant.next_check(at, at.saturating_add(Duration::from_millis(500)));

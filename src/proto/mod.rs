@@ -67,14 +67,17 @@
 //!   longer than the local one by as much.
 //! - **I11** No mutex is held over an await. Every queue, table, body and wait has a bound.
 
-#![allow(unreachable_pub, clippy::must_use_candidate, reason = "public for the simulator alone: feature `test-util`")]
+#![allow(unreachable_pub, clippy::must_use_candidate, reason = "public for the simulator alone: feature `__internals`")]
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
 pub use self::queue::LockRequest;
-use self::{grant::Grant, section::Section};
+use self::{
+    grant::Grant,
+    section::{ReleaseOutcome, Section},
+};
 use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
     clock::{BootInstant, LazyNow},
@@ -82,7 +85,7 @@ use crate::{
     limits::{FIRST_WAITER_RESERVE, MAX_WAITERS_PER_KEY, MAX_WAITERS_PER_PROCESS, WAITER_SHARE_DIVISOR},
     lock_key::LockKey,
     proto::lease::LeaseBounds,
-    store::{AcquireReply, IfBusy, Released, StoreError, YieldReply},
+    store::{AcquireReply, IfBusy, ReleaseReply, StoreError, YieldReply},
 };
 
 pub(crate) mod table;
@@ -136,7 +139,7 @@ pub enum Action<D: DriverTypes> {
     /// grant continues.
     SectionEnded(Arc<Grant<D>>),
     /// Sends the outcome of the release to the guard of this section.
-    ReleaseOutcome(Arc<Section<D>>, Result<Released, StoreError>),
+    ReleaseOutcome(Arc<Section<D>>, Result<ReleaseOutcome, StoreError>),
     /// Schedules a [timer](Event::Timer) for this instant.
     WakeAt(BootInstant),
 }
@@ -192,7 +195,7 @@ pub enum Event<D: DriverTypes> {
     /// The result of a yield, with the number of the call.
     Yielded(u64, Result<YieldReply, StoreError>),
     /// The result of a release, with the number of the call.
-    Released(u64, Result<Released, StoreError>),
+    Released(u64, Result<ReleaseReply, StoreError>),
     /// The store has offered the key to this acquisition (I7: a hint).
     Offered(AcquisitionId),
     /// A message says that the grant of this acquisition was revoked (I7: a hint that may be
@@ -283,7 +286,7 @@ impl QueuePosition {
 impl<D: DriverTypes> Env<'_, D> {
     /// Builds a call. Its number is never used again, not even by another entry of the same key.
     fn store_call(&self, id: &AcquisitionId, op: StoreOp) -> StoreCall {
-        StoreCall { number: self.ids.next_call(), id: id.clone(), op }
+        StoreCall { number: self.ids.next_call_id(), id: id.clone(), op }
     }
 
     fn now(&self) -> BootInstant {
@@ -309,7 +312,7 @@ impl<D: DriverTypes> Env<'_, D> {
     }
 
     fn jitter(&self) -> f64 {
-        self.ids.die()
+        self.ids.jitter()
     }
 
     fn reject(&mut self, request: LockRequest<D::Waiter>, error: LockError) {

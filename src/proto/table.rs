@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use super::{
-    Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition, entry::LockEntry, lease::LeaseBounds,
-    section::Section,
+    Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition,
+    entry::LockEntry,
+    lease::LeaseBounds,
+    section::{ReleaseOutcome, Section},
 };
-#[cfg(any(test, feature = "test-util"))]
+#[cfg(any(test, feature = "__internals"))]
 use crate::{
     acquisition::AcquisitionId,
     limits::{LEASE, STORE_CALL_TIMEOUT},
@@ -17,7 +19,7 @@ use crate::{
     limits::{MAX_PENDING_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES},
     lock_key::{KeyMap, LockKey},
     owner::Owner,
-    store::{Released, StoreError},
+    store::StoreError,
 };
 
 /// All keys that this process waits for, holds, or has not released yet.
@@ -41,7 +43,7 @@ pub struct LockTable<D: DriverTypes> {
     is_shutting_down: bool,
 }
 
-#[cfg(any(test, feature = "test-util"))]
+#[cfg(any(test, feature = "__internals"))]
 impl<D: DriverTypes> Default for LockTable<D> {
     fn default() -> Self {
         Self::new(LeaseBounds { longest: LEASE, call_timeout: STORE_CALL_TIMEOUT })
@@ -102,7 +104,7 @@ impl<D: DriverTypes> LockTable<D> {
         section: &Arc<Section<D>>,
         end: GuardEnd,
         actions: &mut Actions<D>,
-    ) -> Option<Released> {
+    ) -> Option<ReleaseOutcome> {
         let key = &section.grant.key;
         self.with(key, now, ids, actions, |entry, env| entry.on_guard_end(section, end, env))
     }
@@ -168,7 +170,7 @@ impl<D: DriverTypes> LockTable<D> {
     }
 
     /// Returns `true` if a record of this id may be left in the store.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub fn tracks(&self, key: &LockKey, id: &AcquisitionId) -> bool {
         self.entries.get(key).is_some_and(|entry| entry.tracks(id))
     }
@@ -179,13 +181,13 @@ impl<D: DriverTypes> LockTable<D> {
     }
 
     /// The number of waiters.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
     /// The number of entries.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub fn len(&self) -> usize {
         self.entries.len()
     }

@@ -86,7 +86,7 @@ impl Harness {
         position
     }
 
-    fn end_guard(&mut self, section: &Arc<Section<NoDriver>>, end: GuardEnd) -> Option<Released> {
+    fn end_guard(&mut self, section: &Arc<Section<NoDriver>>, end: GuardEnd) -> Option<ReleaseOutcome> {
         let mut actions = Actions::new();
         let released = self.table.end_guard(&LazyNow::fixed(self.now), &self.ids, section, end, &mut actions);
         self.execute(actions);
@@ -124,7 +124,7 @@ impl Harness {
     fn reply_freed(&mut self) {
         let call = self.take_call();
         assert!(matches!(call.op, StoreOp::Release { .. }), "{call:?}");
-        self.handle(Event::Released(call.number, Ok(Released::Freed)));
+        self.handle(Event::Released(call.number, Ok(ReleaseReply::Freed)));
     }
 }
 
@@ -180,14 +180,14 @@ fn timed_out_waiters_are_skipped_when_a_section_starts() {
     h.request_with(4, ms(10), None);
     h.request_with(5, ms(30), None);
     h.now = h.now.saturating_add(ms(20));
-    assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(Released::HandedOff));
+    assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
     let (1, Err(LockError::TimedOut { lease_left, ahead: 1, .. })) = h.results.remove(0) else {
         panic!("{:?}", h.results)
     };
     assert_eq!(lease_left, section.grant.remaining(h.now));
     let section = h.expect_grant(2);
     assert_eq!(h.table.hold_count_of(&section, h.now), 1, "the second request of the owner has timed out");
-    assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(Released::HandedOff));
+    assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
     let timed_out: Vec<_> = h.results.drain(..2).map(|(waiter, result)| (waiter, result.is_err())).collect();
     assert_eq!(timed_out, [(3, true), (4, true)]);
     let section = h.expect_grant(5);
@@ -293,7 +293,7 @@ fn releases_of_offers_to_unknown_ids_are_bounded() {
     for (n, call) in std::mem::take(&mut h.calls).into_iter().enumerate() {
         h.key = LockKey::from(("n", n));
         // Without a reply, the short lease of the offer expires.
-        let reply = if n % 2 == 0 { Ok(Released::NotHolder) } else { Err(unavailable()) };
+        let reply = if n % 2 == 0 { Ok(ReleaseReply::NotHolder) } else { Err(unavailable()) };
         h.handle(Event::Released(call.number, reply));
     }
     assert!(h.table.is_empty());
@@ -493,7 +493,7 @@ fn an_undelivered_grant_goes_to_the_next_waiter() {
     assert!(h.recalled.is_empty(), "{:?}", h.recalled);
     run_watchdog(&mut h, &section, ms(1));
     assert!(matches!(h.recalled.remove(0), (1, LockError::TimedOut { ahead: 1, .. })));
-    assert_eq!(h.end_guard(&section, GuardEnd::Undelivered), Some(Released::HandedOff));
+    assert_eq!(h.end_guard(&section, GuardEnd::Undelivered), Some(ReleaseOutcome::HandedOff));
     // More than 100 ms have passed: the key is offered to other processes first.
     let call = h.take_call();
     h.handle(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
@@ -570,11 +570,11 @@ fn only_undelivered_holds_of_one_owner_are_recalled() {
     assert_eq!(recalled, [1, 2], "the third was sent later");
     // The first waiter received its grant in the meantime.
     section.delivered();
-    assert_eq!(h.end_guard(&section, GuardEnd::Undelivered), Some(Released::StillHeld));
+    assert_eq!(h.end_guard(&section, GuardEnd::Undelivered), Some(ReleaseOutcome::StillHeld));
     run_watchdog(&mut h, &section, OFFER_TTL);
     let recalled: Vec<_> = h.recalled.drain(..).map(|(waiter, _)| waiter).collect();
     assert_eq!(recalled, [3]);
-    assert_eq!(h.end_guard(&section, GuardEnd::Undelivered), Some(Released::StillHeld));
+    assert_eq!(h.end_guard(&section, GuardEnd::Undelivered), Some(ReleaseOutcome::StillHeld));
     assert_eq!((h.table.hold_count_of(&section, h.now), h.calls.len()), (1, 0));
     for _ in 0..1_000 {
         request(&mut h, 4);
@@ -980,7 +980,7 @@ fn no_handoff_follows_an_abnormal_end() {
     let call = h.take_call();
     assert!(matches!(call.op, StoreOp::Release { block_for } if block_for == ms(1000)));
     assert!(h.results.is_empty());
-    h.handle(Event::Released(call.number, Ok(Released::Freed)));
+    h.handle(Event::Released(call.number, Ok(ReleaseReply::Freed)));
     let call = h.take_call();
     assert!(
         matches!(call.op, StoreOp::Acquire { lease, .. } if lease == Duration::from_secs(31)),
@@ -1002,7 +1002,7 @@ fn a_lost_section_does_not_end_a_later_one() {
     h.reply_freed();
     h.reply(AcquireReply::Granted { fence: 8 });
     let next = h.expect_grant(2);
-    assert_eq!(h.end_guard(&lost, GuardEnd::Dropped), Some(Released::NotHolder));
+    assert_eq!(h.end_guard(&lost, GuardEnd::Dropped), Some(ReleaseOutcome::NotHeld));
     assert!(h.calls.is_empty() && !next.remaining(h.now).is_zero() && lost.remaining(h.now).is_zero());
 }
 
@@ -1015,7 +1015,7 @@ fn a_yielded_key_is_awaited_under_a_new_id_in_the_same_order() {
     h.request(2, true);
     h.request(3, true);
     h.now = h.now.saturating_add(ms(100));
-    assert_eq!(h.end_guard(&first, GuardEnd::Released), Some(Released::HandedOff));
+    assert_eq!(h.end_guard(&first, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
     let call = h.take_call();
     let StoreOp::Yield { next_id, .. } = call.op else { panic!("{call:?}") };
     h.request(4, false);

@@ -205,7 +205,7 @@ async fn three_machines_start_the_nightly_mail_a_tenth_of_a_second_apart_and_eac
 
         let failed = nightly_mail(&redis, &url, &rough, "down").await;
         let error = String::from_utf8_lossy(&failed.stderr);
-        assert!(!failed.status.success() && error.contains("the mail server does not answer"), "{url}: {error}");
+        assert!(!failed.status.success() && error.contains("the mail server does not reply"), "{url}: {error}");
         let runs = join_all([after(0, &rough), after(1, &rough)]).await;
         let runs: [Output; 2] = runs.try_into().expect("two");
         assert_eq!(said(runs), ["left it to another\n", "sent 3 mails\n"], "{url}: at once after a failure");

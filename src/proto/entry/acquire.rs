@@ -142,7 +142,7 @@ impl<D: DriverTypes> LockEntry<D> {
                 self.reject_all(env, |ahead| LockError::QueueFull { ahead: waiting + ahead, bound });
                 self.finish_attempt(sent_at, env);
             }
-            Err(error) if error.may_pass() => {
+            Err(error) if error.is_transient() => {
                 let retry_at = attempt.in_flight.failed(&error, sent_at, env.call_timeout, env.now(), env.jitter());
                 attempt.retry_at = Some(retry_at);
             }

@@ -15,9 +15,9 @@ use crate::{
         deliveries::{DELIVERY_CHECK, Deliveries},
         grant::Grant,
         pending_release::PendingRelease,
-        section::Section,
+        section::{ReleaseOutcome, Section},
     },
-    store::{Released, StoreError, StoreErrorKind, YieldReply},
+    store::{StoreError, StoreErrorKind, YieldReply},
 };
 
 /// Sends the section to a waiter.
@@ -34,7 +34,7 @@ pub(super) fn deliver<D: DriverTypes>(
 impl<D: DriverTypes> LockEntry<D> {
     pub(super) fn on_granted(&mut self, sent_at: BootInstant, fence: u64, env: &mut Env<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
-        let Some(token) = FencingToken::of_grant(fence) else {
+        let Some(token) = FencingToken::from_fence(fence) else {
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Protocol);
             return self.fail_attempt(&error, sent_at, env);
         };
@@ -68,7 +68,7 @@ impl<D: DriverTypes> LockEntry<D> {
         let Some(first) = self.queue.pop() else { return };
         let waits = first.waits();
         let LockRequest { waiter, owner, limits, wait: _, parent: _ } = first;
-        let token = holding.token.of_section(holding.sections);
+        let token = holding.token.with_sequence(holding.sections);
         holding.sections += 1;
         let scheduled_at = holding.grant.next_check_at();
         let section = Arc::new(Section::new(Arc::clone(&holding.grant), token, limits, env.now()));
@@ -92,14 +92,19 @@ impl<D: DriverTypes> LockEntry<D> {
 
     /// Ends one hold of the section. Returns the outcome of the release, or `None` if the store is
     /// called and [`Action::ReleaseOutcome`] follows.
-    pub fn on_guard_end(&mut self, section: &Arc<Section<D>>, end: GuardEnd, env: &mut Env<'_, D>) -> Option<Released> {
+    pub fn on_guard_end(
+        &mut self,
+        section: &Arc<Section<D>>,
+        end: GuardEnd,
+        env: &mut Env<'_, D>,
+    ) -> Option<ReleaseOutcome> {
         self.check_expired(env);
         let Some(Attempt { state: State::Holding(holding), .. }) = &mut self.attempt else {
-            return Some(Released::NotHolder);
+            return Some(ReleaseOutcome::NotHeld);
         };
         let Some(active) = holding.active.as_mut().filter(|active| active.is(section)) else {
             // The section was lost before, and its release has begun.
-            return Some(Released::NotHolder);
+            return Some(ReleaseOutcome::NotHeld);
         };
         if end == GuardEnd::Undelivered {
             section.delivered();
@@ -108,7 +113,7 @@ impl<D: DriverTypes> LockEntry<D> {
         active.any_released |= end == GuardEnd::Released;
         active.holds -= 1;
         if active.holds > 0 {
-            return Some(Released::StillHeld);
+            return Some(ReleaseOutcome::StillHeld);
         }
         let (any_dropped, any_released) = (active.any_dropped, active.any_released);
         holding.active = None;
@@ -129,7 +134,7 @@ impl<D: DriverTypes> LockEntry<D> {
         }
         env.actions.push(Action::SectionEnded(Arc::clone(&section.grant)));
         self.hand_off(env);
-        Some(Released::HandedOff)
+        Some(ReleaseOutcome::HandedOff)
     }
 
     /// Passes the key to the next local waiter. Until the batch is used up, this needs no store
@@ -192,7 +197,9 @@ impl<D: DriverTypes> LockEntry<D> {
         };
         let token = match &reply {
             // A fence that does not increase is a protocol error.
-            Ok(YieldReply::Extended { fence }) => FencingToken::of_grant(*fence).filter(|token| *token > holding.token),
+            Ok(YieldReply::Extended { fence }) => {
+                FencingToken::from_fence(*fence).filter(|token| *token > holding.token)
+            }
             _ => None,
         };
         if let Some(token) = token {

@@ -30,7 +30,7 @@ use super::{
     queue::WaitQueue,
     section::Section,
 };
-#[cfg(any(test, feature = "test-util"))]
+#[cfg(any(test, feature = "__internals"))]
 use crate::acquisition::AcquisitionId;
 use crate::{clock::BootInstant, error::LockError, owner::Owner};
 
@@ -116,7 +116,7 @@ impl<D: DriverTypes> LockEntry<D> {
     }
 
     /// Returns `true` if a record of this id may be left in the store.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub fn tracks(&self, id: &AcquisitionId) -> bool {
         self.attempt.as_ref().is_some_and(|attempt| attempt.has_id(id)) || self.pending_releases.has_id(id)
     }

@@ -11,9 +11,9 @@ use crate::{
         attempt::{Attempt, State},
         in_flight::backoff,
         pending_release::PendingRelease,
-        section::Section,
+        section::{ReleaseOutcome, Section},
     },
-    store::{AcquireReply, Released, StoreError, StoreErrorKind},
+    store::{AcquireReply, ReleaseReply, StoreError, StoreErrorKind},
 };
 
 impl<D: DriverTypes> LockEntry<D> {
@@ -69,7 +69,12 @@ impl<D: DriverTypes> LockEntry<D> {
         send_release(release, env);
     }
 
-    pub(super) fn on_release_reply(&mut self, number: u64, reply: Result<Released, StoreError>, env: &mut Env<'_, D>) {
+    pub(super) fn on_release_reply(
+        &mut self,
+        number: u64,
+        reply: Result<ReleaseReply, StoreError>,
+        env: &mut Env<'_, D>,
+    ) {
         let Some(at) = self.pending_releases.find(number) else { return };
         if reply.is_ok() {
             self.pending_releases.unblock_from(at);
@@ -77,7 +82,7 @@ impl<D: DriverTypes> LockEntry<D> {
         let release = self.pending_releases.get_mut(at);
         release.in_flight = None;
         if let Some(section) = release.section.take() {
-            env.actions.push(Action::ReleaseOutcome(section, reply.clone()));
+            env.actions.push(Action::ReleaseOutcome(section, reply.clone().map(ReleaseOutcome::from)));
         }
         match reply {
             Ok(_) => match release.doubt_after_release() {
