@@ -75,8 +75,8 @@ if have clippy; then
 fi
 
 # Each feature alone, none, and all but one.
-for features in '' axum memory metrics redis redis-tls signal test-util tracing uuid axum,memory memory,tracing axum,metrics redis,tracing \
-    redis,test-util; do
+for features in '' axum memory metrics redis redis-tls signal test-util __internals tracing uuid axum,memory memory,tracing axum,metrics redis,tracing \
+    redis,test-util redis,__internals; do
     step "features: ${features:-none}"
     RUSTFLAGS="${RUSTFLAGS:-} -D warnings" cargo check --quiet -p tower-lock --lib --no-default-features --features "$features" \
         --target-dir target/features

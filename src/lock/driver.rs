@@ -23,6 +23,7 @@ use super::{
     lost_timers::LostTimers,
     renewal_queue::{Inserted, RenewalQueue},
 };
+use crate::proto::section::ReleaseOutcome;
 use crate::{
     acquisition::AcquisitionIds,
     body::budget::Room,
@@ -37,8 +38,8 @@ use crate::{
         table::LockTable,
     },
     store::{
-        AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseRequest, Released, StoreError, StoreErrorKind,
-        StoreEvent, StoreFuture, YieldRequest,
+        AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseRequest, StoreError, StoreErrorKind, StoreEvent,
+        StoreFuture, YieldRequest,
     },
     sync::Mutex,
     telemetry::{
@@ -49,7 +50,7 @@ use crate::{
 };
 
 /// The queue of every key in the store.
-pub(super) const QUEUE: QueueConfig =
+pub(crate) const QUEUE: QueueConfig =
     QueueConfig::new(OFFER_TTL.saturating_add(LOCK_DELAY), QUEUE_ENTRY_TTL, MAX_STORE_WAITERS);
 
 /// The state that all clones of a manager share.
@@ -157,7 +158,7 @@ impl Driver {
                 true
             }
         };
-        driver.store.subscribe(EventSink::new(Arc::clone(driver.ids.process()), deliver));
+        driver.store.subscribe(EventSink::new(Arc::clone(driver.ids.manager()), deliver));
         driver
     }
 
@@ -166,7 +167,7 @@ impl Driver {
     /// store.
     pub(super) fn for_child(&self) -> Arc<Self> {
         self.renewals.abandon();
-        let ids = self.ids.of_child(self.process.random_bits());
+        let ids = self.ids.for_child(self.process.random_bits());
         let (store, clock, process) = (Arc::clone(&self.store), self.clock.clone(), self.process.clone());
         Self::new(store, clock, ids, process, self.lease, self.detached.max(), self.start_watchdog)
     }
@@ -205,12 +206,12 @@ impl Driver {
 
     /// Ends a guard. Returns the outcome. `None`: the store was called, and the outcome is sent to the
     /// [section](super::driver_data::SectionData) later.
-    pub(super) fn end_guard(self: &Arc<Self>, section: &Arc<Section>, end: GuardEnd) -> Option<Released> {
+    pub(super) fn end_guard(self: &Arc<Self>, section: &Arc<Section>, end: GuardEnd) -> Option<ReleaseOutcome> {
         if !self.is_of_this_process() {
             // The copy of a guard: the parent holds the lock, and releases it.
             section.grant.end(LockLost::Expired);
             section.grant.data.ended.notify_waiters();
-            return Some(Released::NotHolder);
+            return Some(ReleaseOutcome::NotHeld);
         }
         let mut actions = Actions::new();
         let outcome = self.table.lock().end_guard(&LazyNow::new(&self.clock), &self.ids, section, end, &mut actions);
@@ -345,7 +346,7 @@ impl Driver {
     }
 
     /// The number of keys with an entry, and the number of waiters.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub(crate) fn size(&self) -> (usize, usize) {
         let table = self.table.lock();
         (table.len(), table.waiting())

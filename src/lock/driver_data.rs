@@ -9,8 +9,9 @@ use tokio::sync::Notify;
 
 use crate::{
     error::{LockError, LockLost},
+    proto::section::ReleaseOutcome,
     proto::{DriverTypes, grant, section},
-    store::{Released, StoreError},
+    store::StoreError,
     sync::oneshot::Oneshot,
     telemetry::metrics::SectionMetrics,
 };
@@ -47,7 +48,7 @@ pub(crate) struct GrantData {
 #[derive(Debug, Default)]
 pub(crate) struct SectionData {
     /// The result of the release, for the guard that waits for it.
-    pub(super) release_outcome: Oneshot<Result<Released, StoreError>>,
+    pub(super) release_outcome: Oneshot<Result<ReleaseOutcome, StoreError>>,
     pub(crate) metrics: SectionMetrics,
 }
 

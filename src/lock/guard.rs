@@ -13,12 +13,8 @@ use super::{
     driver_data::{Section, SectionData},
 };
 use crate::{
-    error::LockLost,
-    fencing::FencingToken,
-    lock_key::LockKey,
-    proto::GuardEnd,
-    store::{Released, StoreError},
-    telemetry::metrics::GuardMetrics,
+    error::LockLost, fencing::FencingToken, lock_key::LockKey, proto::GuardEnd, proto::section::ReleaseOutcome,
+    store::StoreError, telemetry::metrics::GuardMetrics,
 };
 
 /// A lock that is held. It is released when the guard is dropped or [released](Self::release).
@@ -47,7 +43,7 @@ pub struct LockGuard {
 /// Future of a release. The release has been sent already, and continues if the future is dropped.
 #[must_use = "the lock is released all the same; the result says whether it was held to the end"]
 pub struct ReleaseFuture {
-    outcome: Option<Released>,
+    outcome: Option<ReleaseOutcome>,
     section: Arc<Section>,
 }
 
@@ -132,7 +128,7 @@ impl LockGuard {
         ReleaseFuture { outcome, section: Arc::clone(&self.section) }
     }
 
-    fn end(&mut self, end: GuardEnd) -> Option<Released> {
+    fn end(&mut self, end: GuardEnd) -> Option<ReleaseOutcome> {
         self.is_ended = true;
         // Before the next waiter is woken: a recorder that blocks delays this task alone.
         SectionData::record_loss(&self.section);
@@ -151,7 +147,7 @@ impl Drop for LockGuard {
 }
 
 impl Future for ReleaseFuture {
-    type Output = Result<Released, StoreError>;
+    type Output = Result<ReleaseOutcome, StoreError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.outcome {

@@ -55,7 +55,7 @@ impl HeldLock {
     #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
     #[must_use]
     pub fn for_test(key: impl Into<LockKey>, token: u64) -> Self {
-        let token = FencingToken::of_number(token).expect("a token of 63 bits");
+        let token = FencingToken::from_raw(token).expect("a token of 63 bits");
         let driver = Arc::clone(super::LockManager::in_memory().driver());
         let section = Section::detached(key.into(), token, driver.ids.next());
         Self::new(Arc::new(section), driver)

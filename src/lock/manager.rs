@@ -304,7 +304,7 @@ impl LockManager {
     }
 
     /// The number of keys with an entry in this process, and the number of calls that wait.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "__internals")]
     #[doc(hidden)]
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
@@ -414,7 +414,7 @@ impl LockManagerBuilder {
     }
 
     /// Replaces the id of this process. Another number stands for a forked child.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "__internals")]
     #[doc(hidden)]
     pub fn process_id(self, id: Arc<std::sync::atomic::AtomicU32>) -> Self {
         Self { process: Process::simulated(id), ..self }

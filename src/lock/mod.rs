@@ -27,6 +27,8 @@ pub(crate) use self::{
     request_scope::RequestScope,
 };
 
+#[cfg(feature = "__internals")]
+pub(crate) use self::driver::QUEUE;
 pub use self::{
     acquire::{LockBuilder, LockFuture},
     guard::{LockGuard, ReleaseFuture},
@@ -34,44 +36,4 @@ pub use self::{
     manager::{LockManager, LockManagerBuilder},
     status::LockStatus,
 };
-pub use crate::error::QueueBound;
-
-/// The decisions without their shell, for simulators: no promise is made of it.
-#[cfg(feature = "test-util")]
-#[doc(hidden)]
-pub mod decisions {
-    use std::time::Duration;
-
-    pub use crate::proto::{
-        Action, Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition, StoreCall, StoreOp,
-        entry::LockEntry,
-        grant::{Grant, NextCheck},
-        hold_limits::HoldLimits,
-        section::Section,
-        table::LockTable,
-    };
-    pub use crate::{
-        acquisition::AcquisitionIds,
-        clock::{BootInstant, LazyNow},
-    };
-    use crate::{limits, store::QueueConfig};
-
-    /// How every line is served.
-    pub const LINE: QueueConfig = crate::lock::driver::QUEUE;
-    /// How long a grant lasts.
-    pub const LEASE: Duration = limits::LEASE;
-    /// The least that the store keeps a key beyond that.
-    pub const LOCK_DELAY: Duration = limits::LOCK_DELAY;
-    /// How often a waiter asks again, give or take a fifth.
-    pub const QUEUE_POLL_INTERVAL: Duration = limits::QUEUE_POLL_INTERVAL;
-    /// How long one call of the store may take.
-    pub const STORE_CALL_TIMEOUT: Duration = limits::STORE_CALL_TIMEOUT;
-    /// When those who wait are told that the store is silent.
-    pub const STORE_TIMEOUT: Duration = limits::STORE_TIMEOUT;
-    /// How long a process hands a key on within itself.
-    pub const LOCAL_HANDOFF_TIME: Duration = limits::LOCAL_HANDOFF_TIME;
-    /// Between two questions to the store about one grant that messages ask for.
-    pub const RECHECK_INTERVAL: Duration = limits::RECHECK_INTERVAL;
-    /// What is due within this time is renewed with what is due already.
-    pub const RENEWAL_BATCH_WINDOW: Duration = limits::RENEWAL_BATCH_WINDOW;
-}
+pub use crate::{error::QueueBound, proto::section::ReleaseOutcome};

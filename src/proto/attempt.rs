@@ -99,7 +99,7 @@ impl<D: DriverTypes> Attempt<D> {
     }
 
     /// It goes by this id, or will.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub(super) fn has_id(&self, id: &AcquisitionId) -> bool {
         self.id == *id || matches!(&self.state, State::Yielding { next_id, .. } if next_id == id)
     }

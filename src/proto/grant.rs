@@ -288,7 +288,7 @@ mod tests {
     type Grant = crate::proto::grant::Grant<crate::proto::NoDriver>;
 
     fn grant() -> Grant {
-        let token = FencingToken::of_grant(1).expect("small");
+        let token = FencingToken::from_fence(1).expect("small");
         Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, LEASE, s(2), START)
     }
 
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_section_with_an_end_is_renewed_too_and_is_not_late_before_it() {
-        let token = FencingToken::of_grant(1).expect("small");
+        let token = FencingToken::from_fence(1).expect("small");
         let lease = BOUNDS.for_section(s(5));
         let grant =
             Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, lease, s(2), START);
@@ -383,16 +383,16 @@ mod tests {
     /// one stays.
     #[test]
     fn a_renewal_counts_for_the_lease_that_it_asked_for() {
-        let token = FencingToken::of_grant(1).expect("small");
+        let token = FencingToken::from_fence(1).expect("small");
         let grant =
             Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, s(3), s(1), START);
         grant.extend(LEASE, at(1), at(2));
-        grant.set_fence(FencingToken::of_grant(2).expect("small"), LEASE, s(1));
+        grant.set_fence(FencingToken::from_fence(2).expect("small"), LEASE, s(1));
         let left = grant.remaining(at(2));
         assert_eq!(left, s(1) + usable_part(LEASE) - s(2));
         grant.extend(s(3), START.saturating_add(Duration::from_millis(1_500)), at(2));
         assert_eq!(grant.remaining(at(2)), left);
-        grant.set_fence(FencingToken::of_grant(3).expect("small"), s(3), s(1));
+        grant.set_fence(FencingToken::from_fence(3).expect("small"), s(3), s(1));
         assert_eq!(grant.lease(), LEASE, "it only grows");
     }
 
@@ -439,7 +439,7 @@ mod tests {
     #[test]
     fn a_lease_of_any_length_is_renewed_after_a_third_of_it() {
         for lease in [Duration::from_millis(510), s(2), LEASE, s(600)] {
-            let token = FencingToken::of_grant(1).expect("small");
+            let token = FencingToken::from_fence(1).expect("small");
             let grant =
                 Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, lease, s(1), START);
             let need = |at: BootInstant| grant.next_check(at, at.saturating_add(Duration::from_millis(500)));

@@ -52,14 +52,17 @@
 //!   than the local one by as much.
 //! - **I11** No mutex is held over an await; every queue, table, body and wait has a bound.
 
-#![allow(unreachable_pub, clippy::must_use_candidate, reason = "public for the simulator alone: feature `test-util`")]
+#![allow(unreachable_pub, clippy::must_use_candidate, reason = "public for the simulator alone: feature `__internals`")]
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
 pub use self::queue::LockRequest;
-use self::{grant::Grant, section::Section};
+use self::{
+    grant::Grant,
+    section::{ReleaseOutcome, Section},
+};
 use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
     clock::{BootInstant, LazyNow},
@@ -67,7 +70,7 @@ use crate::{
     limits::{FIRST_WAITER_RESERVE, MAX_WAITERS_PER_KEY, MAX_WAITERS_PER_PROCESS, WAITER_SHARE_DIVISOR},
     lock_key::LockKey,
     proto::lease::LeaseBounds,
-    store::{AcquireReply, IfBusy, Released, StoreError, YieldReply},
+    store::{AcquireReply, IfBusy, ReleaseReply, StoreError, YieldReply},
 };
 
 pub(crate) mod table;
@@ -117,7 +120,7 @@ pub enum Action<D: DriverTypes> {
     /// A section under it is over, and whoever waits for that is told.
     SectionEnded(Arc<Grant<D>>),
     /// What became of the give-back of this section, for whoever waits to hear it.
-    ReleaseOutcome(Arc<Section<D>>, Result<Released, StoreError>),
+    ReleaseOutcome(Arc<Section<D>>, Result<ReleaseOutcome, StoreError>),
     /// To be [woken](Event::Time) at this moment.
     WakeAt(BootInstant),
 }
@@ -172,7 +175,7 @@ pub enum Event<D: DriverTypes> {
     /// A `yield_to_queue` has ended.
     Yielded(u64, Result<YieldReply, StoreError>),
     /// A `release` has ended.
-    Released(u64, Result<Released, StoreError>),
+    Released(u64, Result<ReleaseReply, StoreError>),
     /// The store says that this owner's turn has come (I7: a hint).
     Offered(AcquisitionId),
     /// A message says that this owner's grant was taken away (I7: a hint, that anybody may have sent).
@@ -259,7 +262,7 @@ impl QueuePosition {
 impl<D: DriverTypes> Env<'_, D> {
     /// Numbers of calls are never used again, not even by another entry about the same key.
     fn store_call(&self, owner: &AcquisitionId, verb: StoreOp) -> StoreCall {
-        StoreCall { number: self.ids.next_call(), id: owner.clone(), op: verb }
+        StoreCall { number: self.ids.next_call_id(), id: owner.clone(), op: verb }
     }
 
     fn now(&self) -> BootInstant {
@@ -285,7 +288,7 @@ impl<D: DriverTypes> Env<'_, D> {
     }
 
     fn jitter(&self) -> f64 {
-        self.ids.die()
+        self.ids.jitter()
     }
 
     fn reject(&mut self, request: LockRequest<D::Waiter>, error: LockError) {

@@ -16,7 +16,21 @@ use super::{
 };
 #[cfg(feature = "test-util")]
 use crate::{acquisition::AcquisitionId, lock_key::LockKey};
-use crate::{clock::BootInstant, error::LockLost, fencing::FencingToken};
+use crate::{clock::BootInstant, error::LockLost, fencing::FencingToken, store::ReleaseReply};
+
+/// The outcome of releasing a guard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReleaseOutcome {
+    /// The key is free, or blocked for the rest of its `min_hold`.
+    Released,
+    /// The next waiter holds the key.
+    HandedOff,
+    /// Other guards of the same owner still hold the key.
+    StillHeld,
+    /// The lock was lost before it was released, or an earlier attempt of this release reached the store.
+    NotHeld,
+}
 
 /// Shared by its guards and their views.
 #[derive(Debug)]
@@ -33,6 +47,16 @@ pub struct Section<D: DriverTypes> {
     undelivered: AtomicU32,
     /// Of the driver.
     pub data: D::SectionData,
+}
+
+impl From<ReleaseReply> for ReleaseOutcome {
+    fn from(reply: ReleaseReply) -> Self {
+        match reply {
+            ReleaseReply::Freed => Self::Released,
+            ReleaseReply::HandedOff => Self::HandedOff,
+            ReleaseReply::NotHolder => Self::NotHeld,
+        }
+    }
 }
 
 impl<D: DriverTypes> Section<D> {

@@ -6,7 +6,7 @@ use super::{
     Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition, entry::LockEntry, lease::LeaseBounds,
     section::Section,
 };
-#[cfg(any(test, feature = "test-util"))]
+#[cfg(any(test, feature = "__internals"))]
 use crate::{
     acquisition::AcquisitionId,
     limits::{LEASE, STORE_CALL_TIMEOUT},
@@ -17,7 +17,8 @@ use crate::{
     limits::{MAX_PENDING_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES},
     lock_key::{KeyMap, LockKey},
     owner::Owner,
-    store::{Released, StoreError},
+    proto::section::ReleaseOutcome,
+    store::StoreError,
 };
 
 /// An entry is here while somebody wants a key, has it, or has not given it back yet.
@@ -40,7 +41,7 @@ pub struct LockTable<D: DriverTypes> {
     is_shutting_down: bool,
 }
 
-#[cfg(any(test, feature = "test-util"))]
+#[cfg(any(test, feature = "__internals"))]
 impl<D: DriverTypes> Default for LockTable<D> {
     fn default() -> Self {
         Self::new(LeaseBounds { longest: LEASE, call_timeout: STORE_CALL_TIMEOUT })
@@ -99,7 +100,7 @@ impl<D: DriverTypes> LockTable<D> {
         section: &Arc<Section<D>>,
         ending: GuardEnd,
         actions: &mut Actions<D>,
-    ) -> Option<Released> {
+    ) -> Option<ReleaseOutcome> {
         let key = &section.grant.key;
         self.with(key, now, ids, actions, |entry, env| entry.on_guard_end(section, ending, env))
     }
@@ -162,7 +163,7 @@ impl<D: DriverTypes> LockTable<D> {
     }
 
     /// Whether something of this owner may be in the store still, as far as is known here.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub fn tracks(&self, key: &LockKey, owner: &AcquisitionId) -> bool {
         self.entries.get(key).is_some_and(|entry| entry.tracks(owner))
     }
@@ -173,13 +174,13 @@ impl<D: DriverTypes> LockTable<D> {
     }
 
     /// How many wait.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
     /// Of how many keys something is known.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub fn len(&self) -> usize {
         self.entries.len()
     }

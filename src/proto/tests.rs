@@ -86,7 +86,7 @@ impl World {
         ahead
     }
 
-    fn end(&mut self, section: &Arc<Section<NoDriver>>, ending: GuardEnd) -> Option<Released> {
+    fn end(&mut self, section: &Arc<Section<NoDriver>>, ending: GuardEnd) -> Option<ReleaseOutcome> {
         let mut actions = Actions::new();
         let said = self.table.end_guard(&LazyNow::fixed(self.now), &self.ids, section, ending, &mut actions);
         self.act(actions);
@@ -124,7 +124,7 @@ impl World {
     fn released(&mut self) {
         let call = self.call();
         assert!(matches!(call.op, StoreOp::Release { .. }), "{call:?}");
-        self.on(Event::Released(call.number, Ok(Released::Freed)));
+        self.on(Event::Released(call.number, Ok(ReleaseReply::Freed)));
     }
 }
 
@@ -180,12 +180,12 @@ fn those_whose_wait_is_over_are_skipped_when_a_section_begins() {
     w.ask_for(4, ms(10), None);
     w.ask_for(5, ms(30), None);
     w.now = w.now.saturating_add(ms(20));
-    assert_eq!(w.end(&section, GuardEnd::Released), Some(Released::HandedOff));
+    assert_eq!(w.end(&section, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
     let (1, Err(LockError::TimedOut { lease_left, ahead: 1, .. })) = w.told.remove(0) else { panic!("{:?}", w.told) };
     assert_eq!(lease_left, section.grant.remaining(w.now));
     let section = w.turn(2);
     assert_eq!(w.table.hold_count_of(&section, w.now), 1, "not the later one of its owner");
-    assert_eq!(w.end(&section, GuardEnd::Released), Some(Released::HandedOff));
+    assert_eq!(w.end(&section, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
     let late: Vec<_> = w.told.drain(..2).map(|(who, told)| (who, told.is_err())).collect();
     assert_eq!(late, [(3, true), (4, true)]);
     let section = w.turn(5);
@@ -290,7 +290,7 @@ fn offers_to_ids_that_were_forgotten_are_released_a_few_at_a_time() {
     for (n, call) in std::mem::take(&mut w.calls).into_iter().enumerate() {
         w.key = LockKey::from(("n", n));
         // Without an answer the lease of the offer ends it.
-        let answer = if n % 2 == 0 { Ok(Released::NotHolder) } else { Err(lost_answer()) };
+        let answer = if n % 2 == 0 { Ok(ReleaseReply::NotHolder) } else { Err(lost_answer()) };
         w.on(Event::Released(call.number, answer));
     }
     assert!(w.table.is_empty());
@@ -492,7 +492,7 @@ fn a_grant_that_is_not_taken_within_the_time_of_an_offer_goes_to_the_next_waiter
     assert!(w.recalled.is_empty(), "{:?}", w.recalled);
     look_after(&mut w, &section, ms(1));
     assert!(matches!(w.recalled.remove(0), (1, LockError::TimedOut { ahead: 1, .. })));
-    assert_eq!(w.end(&section, GuardEnd::Undelivered), Some(Released::HandedOff));
+    assert_eq!(w.end(&section, GuardEnd::Undelivered), Some(ReleaseOutcome::HandedOff));
     // More than a tenth of a second has passed: other processes have their turn first.
     let call = w.call();
     w.on(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
@@ -569,11 +569,11 @@ fn of_several_callers_of_one_owner_those_are_recalled_that_do_not_take_their_gra
     assert_eq!(recalled, [1, 2], "not the one that was sent its section later");
     // The first one took it in the meantime.
     section.delivered();
-    assert_eq!(w.end(&section, GuardEnd::Undelivered), Some(Released::StillHeld));
+    assert_eq!(w.end(&section, GuardEnd::Undelivered), Some(ReleaseOutcome::StillHeld));
     look_after(&mut w, &section, OFFER_TTL);
     let recalled: Vec<_> = w.recalled.drain(..).map(|(who, _)| who).collect();
     assert_eq!(recalled, [3]);
-    assert_eq!(w.end(&section, GuardEnd::Undelivered), Some(Released::StillHeld));
+    assert_eq!(w.end(&section, GuardEnd::Undelivered), Some(ReleaseOutcome::StillHeld));
     assert_eq!((w.table.hold_count_of(&section, w.now), w.calls.len()), (1, 0));
     for _ in 0..1_000 {
         ask(&mut w, 4);
@@ -971,7 +971,7 @@ fn a_section_that_ended_badly_is_not_handed_on() {
     let call = w.call();
     assert!(matches!(call.op, StoreOp::Release { block_for } if block_for == ms(1000)));
     assert!(w.told.is_empty());
-    w.on(Event::Released(call.number, Ok(Released::Freed)));
+    w.on(Event::Released(call.number, Ok(ReleaseReply::Freed)));
     let call = w.call();
     assert!(matches!(call.op, StoreOp::Acquire { lease, .. } if lease == Duration::from_secs(31)), "and its delay");
 }
@@ -990,7 +990,7 @@ fn a_section_that_was_lost_ends_nobody_elses() {
     w.released();
     w.answer(AcquireReply::Granted { fence: 8 });
     let next = w.turn(2);
-    assert_eq!(w.end(&lost, GuardEnd::Dropped), Some(Released::NotHolder));
+    assert_eq!(w.end(&lost, GuardEnd::Dropped), Some(ReleaseOutcome::NotHeld));
     assert!(w.calls.is_empty() && !next.remaining(w.now).is_zero() && lost.remaining(w.now).is_zero());
 }
 
@@ -1003,7 +1003,7 @@ fn a_yield_that_gives_the_turn_away_waits_under_a_new_id_in_the_same_order() {
     w.ask(2, true);
     w.ask(3, true);
     w.now = w.now.saturating_add(ms(100));
-    assert_eq!(w.end(&first, GuardEnd::Released), Some(Released::HandedOff));
+    assert_eq!(w.end(&first, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
     let call = w.call();
     let StoreOp::Yield { next_id: next, .. } = call.op else { panic!("{call:?}") };
     w.ask(4, false);

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 use tower_lock::{
     LockError, LockGuard, LockKey, LockManager,
     lock::LockFuture,
-    store::Released,
+    lock::ReleaseOutcome,
     test_util::{Fault, StoreOp, TestStore},
 };
 
@@ -201,12 +201,12 @@ async fn when_it_was_chosen_and_has_not_run() {
     let held = locks.lock(key()).await.expect("free");
     let chosen = asked(&locks).await;
     let next = asked(&locks).await;
-    assert_eq!(held.release().await.expect("up"), Released::HandedOff);
+    assert_eq!(held.release().await.expect("up"), ReleaseOutcome::HandedOff);
     let left = Instant::now();
     drop(chosen);
     let guard = soon("the next one's turn", next).await.expect("its turn");
     assert_eq!(left.elapsed(), Duration::ZERO, "nobody kept it for a lock-delay");
-    assert_eq!(guard.release().await.expect("up"), Released::Freed);
+    assert_eq!(guard.release().await.expect("up"), ReleaseOutcome::Released);
     free_again(&store, &[&locks], "chosen").await;
 
     // And the last one.
@@ -233,7 +233,7 @@ async fn while_others_are_asked_whether_they_have_waited_for_long_enough() {
             } else {
                 hand.pause_after();
             }
-            assert_eq!(held.release().await.expect("up"), Released::HandedOff);
+            assert_eq!(held.release().await.expect("up"), ReleaseOutcome::HandedOff);
             hand.wait_until_paused().await;
             assert!(matches!(one.try_lock(key()).await, Err(LockError::Busy { .. })), "refused without the store");
             drop(waits);

@@ -257,7 +257,7 @@ async fn what_a_body_owns_is_gone_before_the_next_section_begins() {
     struct Owned(Arc<MemoryStore>, Arc<AtomicUsize>);
     impl Drop for Owned {
         fn drop(&mut self) {
-            self.1.fetch_add(1 + 10 * (1 - self.0.held()), SeqCst);
+            self.1.fetch_add(1 + 10 * (1 - self.0.held_count()), SeqCst);
         }
     }
     // In memory a lock is given back the moment its section falls.
@@ -307,7 +307,7 @@ async fn what_a_body_owns_is_gone_before_the_next_section_begins() {
         settle().await;
         // Two things are owned: by the stream, and by the body around it. Each saw the key held when it went.
         assert_eq!(gone.load(SeqCst), 2, "{what}");
-        assert_eq!(store.held(), 0, "{what}");
+        assert_eq!(store.held_count(), 0, "{what}");
     }
 }
 

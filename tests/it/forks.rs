@@ -17,7 +17,8 @@ use std::{
 use tokio::time::{Instant, sleep};
 use tower_lock::{
     LockError, LockKey, LockLost, LockManager, MemoryStore, Owner,
-    store::{Released, StoreErrorKind},
+    lock::ReleaseOutcome,
+    store::StoreErrorKind,
     test_util::{StoreOp, TestStore},
 };
 
@@ -53,7 +54,7 @@ async fn a_child_process_draws_new_owner_ids_and_holds_nothing_of_its_parent() {
     let forked = Instant::now();
     assert_eq!(guard.held_lock().lost().await, LockLost::Expired, "the copied guard");
     assert_eq!(forked.elapsed(), Duration::ZERO, "and not when its lease ends");
-    assert_eq!(guard.release().await.expect("no call is needed"), Released::NotHolder);
+    assert_eq!(guard.release().await.expect("no call is needed"), ReleaseOutcome::NotHeld);
     settle().await;
     assert_eq!(
         (store.on(StoreOp::Release).calls(), store.on(StoreOp::Yield).calls()),
@@ -65,7 +66,7 @@ async fn a_child_process_draws_new_owner_ids_and_holds_nothing_of_its_parent() {
     let state = locks.inspect(("account", 8)).await.expect("the store is up");
     let child = state.holder.expect("held").manager().to_owned();
     assert!(child.starts_with("api:") && child != parent, "{child} {parent}");
-    assert_eq!(other.release().await.expect("a store"), Released::Freed);
+    assert_eq!(other.release().await.expect("a store"), ReleaseOutcome::Released);
     // A child of the child, even with the id of the grandparent.
     process.store(PARENT, SeqCst);
     let _third = locks.try_lock(("account", 9)).await.expect("free");
@@ -85,7 +86,7 @@ async fn a_copied_guard_that_is_dropped_hands_nothing_on() {
         settle().await;
         process.store(CHILD, SeqCst);
         if is_released {
-            assert_eq!(guard.release().await.expect("no call is needed"), Released::NotHolder);
+            assert_eq!(guard.release().await.expect("no call is needed"), ReleaseOutcome::NotHeld);
         } else {
             drop(guard);
         }
@@ -134,7 +135,7 @@ async fn a_child_process_has_an_inbox_of_its_own() {
     let waiter = tokio::spawn(child.lock(key()).into_future());
     settle().await;
     assert!(!waiter.is_finished(), "one key, one holder");
-    assert_eq!(guard.release().await.expect("a store"), Released::HandedOff);
+    assert_eq!(guard.release().await.expect("a store"), ReleaseOutcome::HandedOff);
     let guard = soon("its turn", waiter).await.expect("no panic").expect("its turn");
-    assert_eq!(guard.release().await.expect("a store"), Released::Freed);
+    assert_eq!(guard.release().await.expect("a store"), ReleaseOutcome::Released);
 }

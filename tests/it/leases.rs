@@ -6,7 +6,7 @@ use std::{future::IntoFuture, time::Duration};
 use tokio::time::{Instant, sleep};
 use tower_lock::{
     Lease, LockKey, LockLost, LockManager,
-    store::Released,
+    lock::ReleaseOutcome,
     test_util::{Fault, StoreOp, TestStore},
 };
 
@@ -113,7 +113,7 @@ async fn a_handoff_to_a_section_with_another_lease_asks_the_store() {
     first.release().await.expect("ours");
     let second = soon("its turn", second).await.expect("no panic").expect("its turn");
     assert_eq!(calls(), [1, 0, 0, 0], "it needs the same");
-    assert_eq!(second.release().await.expect("ours"), Released::HandedOff);
+    assert_eq!(second.release().await.expect("ours"), ReleaseOutcome::HandedOff);
     let third = soon("its turn", third).await.expect("no panic").expect("its turn");
     assert_eq!(calls(), [1, 1, 0, 0], "a longer lease: a yield extends it, under the same id");
     assert!(kept(&locks).await > ms(30_900), "{:?}", kept(&locks).await);
@@ -140,7 +140,7 @@ async fn a_section_that_needs_a_longer_lease_begins_after_the_answer_that_extend
             LockManager::new(store.clone()).force_release(key()).await.expect("up");
         }
         store.on(StoreOp::Yield).pause_after();
-        assert_eq!(first.release().await.expect("ours"), Released::HandedOff);
+        assert_eq!(first.release().await.expect("ours"), ReleaseOutcome::HandedOff);
         settle().await;
         assert!(!next.is_finished(), "begun before the answer");
         store.on(StoreOp::Yield).resume();
@@ -164,7 +164,7 @@ async fn a_renewal_that_was_sent_before_the_lease_grew_counts_for_what_it_asked_
     while store.on(StoreOp::Renew).calls() == 0 {
         sleep(ms(10)).await;
     }
-    assert_eq!(first.release().await.expect("ours"), Released::HandedOff);
+    assert_eq!(first.release().await.expect("ours"), ReleaseOutcome::HandedOff);
     let next = soon("its turn", next).await.expect("no panic").expect("its turn");
     store.on(StoreOp::Renew).resume();
     settle().await;

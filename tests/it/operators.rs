@@ -11,7 +11,8 @@ use tokio::{
 };
 use tower_lock::{
     LockError, LockKey, LockLayer, LockLost, LockManager, Owner, Rejection,
-    store::{ForceReleaseReply, Released, StoreErrorKind},
+    lock::ReleaseOutcome,
+    store::{ForceReleaseReply, StoreErrorKind},
     test_util::{Fault, StoreOp, TestStore},
 };
 
@@ -150,7 +151,7 @@ async fn a_holder_that_did_not_hear_that_its_key_was_taken_away_learns_it_with_i
     let forced = Instant::now();
     assert_eq!(guard.held_lock().lost().await, LockLost::Revoked);
     assert!(forced.elapsed() <= Duration::from_millis(5_010), "{:?}", forced.elapsed());
-    assert_eq!(guard.release().await.expect("up"), Released::NotHolder);
+    assert_eq!(guard.release().await.expect("up"), ReleaseOutcome::NotHeld);
 }
 
 /// Whoever waits is told so, what is held may end, and everything is given back.
@@ -211,7 +212,7 @@ async fn holders_that_outlive_the_budget_are_counted_and_left_alone() {
     sleep(Duration::from_secs(100)).await;
     for guard in guards {
         assert!(guard.held_lock().remaining() > Duration::from_secs(15), "renewed as before");
-        assert_eq!(guard.release().await.expect("up"), Released::Freed);
+        assert_eq!(guard.release().await.expect("up"), ReleaseOutcome::Released);
     }
     assert_eq!((store.held_count(), locks.shutdown(Duration::ZERO).await), (0, 0), "and once more is no harm");
 }
@@ -303,7 +304,7 @@ async fn a_signal_ends_what_is_held_within_its_budget() {
     let goes_on = async {
         assert!(matches!(waits.await.expect("no panic"), Err(LockError::ShuttingDown)));
         assert!(!view.remaining().is_zero(), "what is held has the budget to end in");
-        assert_eq!(ends.release().await.expect("up"), Released::Freed);
+        assert_eq!(ends.release().await.expect("up"), ReleaseOutcome::Released);
     };
     soon("the end of the budget", join(shutdown, goes_on)).await;
     let ended = soon("the end of the handler", handler).await;

@@ -22,7 +22,8 @@ use tokio::{
 };
 use tower_lock::{
     Lease, LockKey, LockLost, LockManager,
-    store::{Released, StoreEvent},
+    lock::ReleaseOutcome,
+    store::StoreEvent,
     test_util::{Fault, StoreOp, TestStore},
 };
 use tracing::{Dispatch, Subscriber, span};
@@ -245,7 +246,7 @@ fn a_renewal_that_comes_behind_a_yield_is_no_alarm_of_a_loss() {
             store.forge(&StoreEvent::Revoked { key: LockKey::from(("a",)), id: owner });
             store.on(StoreOp::Renew).wait_until_paused().await;
             store.on(StoreOp::Yield).pause_after();
-            assert_eq!(held.release().await.expect("ours"), Released::HandedOff);
+            assert_eq!(held.release().await.expect("ours"), ReleaseOutcome::HandedOff);
             store.on(StoreOp::Yield).wait_until_paused().await;
             store.on(StoreOp::Renew).resume();
             settle().await;

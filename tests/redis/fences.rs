@@ -11,11 +11,11 @@ use futures_util::future::join_all;
 
 use tower_lock::{
     AcquisitionId, LockKey, RedisStore,
+    store::AcquisitionIds,
     store::{
-        AcquireReply, AcquireRequest, EventSink, IfBusy, LockStore, QueueConfig, ReleaseRequest, Released, YieldReply,
-        YieldRequest,
+        AcquireReply, AcquireRequest, EventSink, IfBusy, LockStore, QueueConfig, ReleaseReply, ReleaseRequest,
+        YieldReply, YieldRequest,
     },
-    test_util::decisions::AcquisitionIds,
 };
 
 use crate::support::{Log, key, ms, until, world};
@@ -50,7 +50,7 @@ async fn the_fence_in_the_message_in_the_store_and_in_the_answer_are_the_same_di
             let next = ids.next();
             assert!(matches!(ask(next.clone()).await, Ok(AcquireReply::Queued { .. })));
             let release = ReleaseRequest::new(key.clone(), holder, Duration::ZERO, TERMS);
-            assert_eq!(store.release(release).await.expect("an answer"), Released::HandedOff);
+            assert_eq!(store.release(release).await.expect("an answer"), ReleaseReply::HandedOff);
             let stands = look.command(&["HGET", &name, &next.to_string()]).await.expect("an answer");
             let Ok(AcquireReply::Granted { fence }) = ask(next.clone()).await else { panic!("it was offered") };
             assert_eq!(stands.text(), Some(fence.to_string().as_str()));
@@ -137,7 +137,7 @@ async fn what_is_no_fence_is_replaced_by_the_clock_and_the_log_names_the_key() {
                     assert!(matches!(acquire(next.clone(), value).await, AcquireReply::Queued { .. }));
                     disturb().await;
                     let release = ReleaseRequest::new(key(), holder.clone(), Duration::ZERO, terms);
-                    assert_eq!(store.release(release).await.expect("an answer"), Released::HandedOff, "{value}");
+                    assert_eq!(store.release(release).await.expect("an answer"), ReleaseReply::HandedOff, "{value}");
                     let AcquireReply::Granted { fence: offered } = acquire(next.clone(), value).await else {
                         panic!("it was offered")
                     };

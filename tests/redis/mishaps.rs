@@ -6,8 +6,8 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 use tower_lock::{
     LockError, LockManager,
-    store::{AcquireReply, AcquireRequest, IfBusy, LockStore, QueueConfig, ReleaseRequest, Released},
-    test_util::decisions::AcquisitionIds,
+    store::AcquisitionIds,
+    store::{AcquireReply, AcquireRequest, IfBusy, LockStore, QueueConfig, ReleaseReply, ReleaseRequest},
 };
 use tower_lock_faults::{Direction, Mishap, Request};
 
@@ -42,7 +42,7 @@ async fn a_late_release_never_frees_the_next_holder() {
     world.proxy.all().next_where(is_script(RELEASE), Mishap::Late(ms(450)));
     let release = tokio::spawn(slow.release(ReleaseRequest::new(key(), late, Duration::ZERO, terms())));
     let guard = sound.lock(key()).await.expect("free when the lease is over");
-    assert_eq!(soon("an answer", release).await.expect("runs").expect("answered"), Released::NotHolder);
+    assert_eq!(soon("an answer", release).await.expect("runs").expect("answered"), ReleaseReply::NotHolder);
     assert!(world.ask(&["HKEYS", NAME]).await.texts()[0].starts_with("b:"));
     guard.release().await.expect("still ours");
     world.is_clean_soon().await;
@@ -207,7 +207,7 @@ async fn messages_that_come_twice_do_no_harm() {
         let waiting = tokio::spawn(two.lock(key()).into_future());
         until("in line", async || world.ask(&["LLEN", LINE]).await.integer() == Some(1)).await;
         let released = Instant::now();
-        assert_eq!(guard.release().await.expect("ours"), Released::HandedOff);
+        assert_eq!(guard.release().await.expect("ours"), tower_lock::lock::ReleaseOutcome::HandedOff);
         let guard = soon("its turn", waiting).await.expect("runs").expect("its turn");
         waited += released.elapsed();
         guard.release().await.expect("ours");

@@ -5,8 +5,8 @@ use std::{error::Error, time::Duration};
 use tokio::time::{Instant, sleep};
 use tower_lock::{
     LockError, LockManager, RedisStore,
+    store::AcquisitionIds,
     store::{AcquireRequest, IfBusy, LockStore, QueueConfig, RenewReply, RenewRequest, StoreError, StoreErrorKind},
-    test_util::decisions::AcquisitionIds,
 };
 use tower_lock_faults::{RedisServer, Reply};
 

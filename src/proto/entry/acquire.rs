@@ -136,7 +136,7 @@ impl<D: DriverTypes> LockEntry<D> {
                 self.reject_all(env, |ahead| LockError::QueueFull { ahead: waiting + ahead, bound });
                 self.finish_attempt(asked, env);
             }
-            Err(error) if error.may_pass() => {
+            Err(error) if error.is_transient() => {
                 let again = attempt.in_flight.failed(&error, asked, env.call_timeout, env.now(), env.jitter());
                 attempt.retry_at = Some(again);
             }

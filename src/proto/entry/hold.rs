@@ -11,6 +11,7 @@ use crate::{
     error::{LockError, LockLost},
     fencing::FencingToken,
     limits::{LOCAL_HANDOFF_SECTIONS, LOCAL_HANDOFF_TIME, MIN_REMAINING_DIVISOR, OFFER_TTL, STORE_TIMEOUT},
+    proto::section::ReleaseOutcome,
     proto::{
         Action, DriverTypes, Env, GuardEnd, LockRequest, StoreOp,
         attempt::{ActiveSection, Attempt, Holding, State},
@@ -18,7 +19,7 @@ use crate::{
         pending_release::PendingRelease,
         section::Section,
     },
-    store::{Released, StoreError, StoreErrorKind, YieldReply},
+    store::{StoreError, StoreErrorKind, YieldReply},
 };
 
 /// When a delivery is looked at first. What is late then has another store timeout, so that it is
@@ -48,7 +49,7 @@ pub(super) fn deliver<D: DriverTypes>(
 impl<D: DriverTypes> LockEntry<D> {
     pub(super) fn on_granted(&mut self, asked: BootInstant, fence: u64, env: &mut Env<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
-        let Some(token) = FencingToken::of_grant(fence) else {
+        let Some(token) = FencingToken::from_fence(fence) else {
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Protocol);
             return self.fail_attempt(&error, asked, env);
         };
@@ -81,7 +82,7 @@ impl<D: DriverTypes> LockEntry<D> {
         let Some(first) = self.queue.pop() else { return };
         let waits = first.waits();
         let LockRequest { waiter, owner, limits: terms, wait: _, parent: _ } = first;
-        let token = holding.token.of_section(holding.sections);
+        let token = holding.token.with_sequence(holding.sections);
         holding.sections += 1;
         let looked_at = holding.grant.next_check_at();
         let section = Arc::new(Section::new(Arc::clone(&holding.grant), token, terms, env.now()));
@@ -109,14 +110,14 @@ impl<D: DriverTypes> LockEntry<D> {
         section: &Arc<Section<D>>,
         ending: GuardEnd,
         env: &mut Env<'_, D>,
-    ) -> Option<Released> {
+    ) -> Option<ReleaseOutcome> {
         self.check_expired(env);
         let Some(Attempt { state: State::Holding(holding), .. }) = &mut self.attempt else {
-            return Some(Released::NotHolder);
+            return Some(ReleaseOutcome::NotHeld);
         };
         let Some(active) = holding.active.as_mut().filter(|active| active.is(section)) else {
             // Lost before, and given back then.
-            return Some(Released::NotHolder);
+            return Some(ReleaseOutcome::NotHeld);
         };
         if ending == GuardEnd::Undelivered {
             section.delivered();
@@ -125,7 +126,7 @@ impl<D: DriverTypes> LockEntry<D> {
         active.any_released |= ending == GuardEnd::Released;
         active.holds -= 1;
         if active.holds > 0 {
-            return Some(Released::StillHeld);
+            return Some(ReleaseOutcome::StillHeld);
         }
         let (abnormal, in_order) = (active.any_dropped, active.any_released);
         holding.active = None;
@@ -146,7 +147,7 @@ impl<D: DriverTypes> LockEntry<D> {
         }
         env.actions.push(Action::SectionEnded(Arc::clone(&section.grant)));
         self.hand_off(env);
-        Some(Released::HandedOff)
+        Some(ReleaseOutcome::HandedOff)
     }
 
     /// The section has ended, and somebody here waits: no round trip, unless others may have waited for long enough.
@@ -208,7 +209,9 @@ impl<D: DriverTypes> LockEntry<D> {
         };
         let token = match &answer {
             // One that does not rise is none.
-            Ok(YieldReply::Extended { fence }) => FencingToken::of_grant(*fence).filter(|token| *token > holding.token),
+            Ok(YieldReply::Extended { fence }) => {
+                FencingToken::from_fence(*fence).filter(|token| *token > holding.token)
+            }
             _ => None,
         };
         if let Some(token) = token {

@@ -24,7 +24,7 @@ use super::{
     queue::WaitQueue,
     section::Section,
 };
-#[cfg(any(test, feature = "test-util"))]
+#[cfg(any(test, feature = "__internals"))]
 use crate::acquisition::AcquisitionId;
 use crate::{clock::BootInstant, error::LockError, owner::Owner};
 
@@ -128,7 +128,7 @@ impl<D: DriverTypes> LockEntry<D> {
     }
 
     /// Whether something of this id may be in the store still.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub fn tracks(&self, id: &AcquisitionId) -> bool {
         self.attempt.as_ref().is_some_and(|attempt| attempt.has_id(id))
             || self.pending_releases.iter().any(|release| release.id == *id)

@@ -6,6 +6,7 @@ use super::LockEntry;
 use crate::{
     clock::BootInstant,
     error::LockLost,
+    proto::section::ReleaseOutcome,
     proto::{
         Action, DriverTypes, Env, StoreOp,
         attempt::{Attempt, State},
@@ -13,7 +14,7 @@ use crate::{
         pending_release::PendingRelease,
         section::Section,
     },
-    store::{AcquireReply, Released, StoreError, StoreErrorKind},
+    store::{AcquireReply, ReleaseReply, StoreError, StoreErrorKind},
 };
 
 impl<D: DriverTypes> LockEntry<D> {
@@ -70,7 +71,12 @@ impl<D: DriverTypes> LockEntry<D> {
         send_release(release, env);
     }
 
-    pub(super) fn on_release_reply(&mut self, number: u64, answer: Result<Released, StoreError>, env: &mut Env<'_, D>) {
+    pub(super) fn on_release_reply(
+        &mut self,
+        number: u64,
+        answer: Result<ReleaseReply, StoreError>,
+        env: &mut Env<'_, D>,
+    ) {
         let Some(at) = self.pending_releases.iter().position(|release| release.in_flight == Some(number)) else {
             return;
         };
@@ -80,7 +86,7 @@ impl<D: DriverTypes> LockEntry<D> {
             self.blocking_release = None;
         }
         if let Some(section) = release.section.take() {
-            env.actions.push(Action::ReleaseOutcome(section, answer.clone()));
+            env.actions.push(Action::ReleaseOutcome(section, answer.clone().map(ReleaseOutcome::from)));
         }
         match answer {
             Ok(_) => match release.in_doubt_until.filter(|void_at| *void_at > release.sent_at) {

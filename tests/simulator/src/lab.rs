@@ -7,13 +7,13 @@ use std::{
 };
 
 use tower_lock::{
+    __internals::{
+        proto::{BootInstant, GuardEnd, HoldLimits, LEASE, QUEUE, STORE_CALL_TIMEOUT},
+        redis_proto::{Keyspace, ScriptCall},
+    },
     AcquisitionId, LockError, LockKey,
     deadpool_redis::redis::Value,
     store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig},
-    test_util::{
-        decisions::{BootInstant, GuardEnd, HoldLimits, LEASE, LINE, STORE_CALL_TIMEOUT},
-        redis_protocol::{Names, ScriptCall},
-    },
 };
 
 use crate::{
@@ -43,7 +43,7 @@ pub struct Lab {
     pub fake: Fake,
     /// What is locked.
     pub key: LockKey,
-    names: Names,
+    names: Keyspace,
     shells: Vec<Shell>,
     clock: LocalClock,
     timers: Vec<(u64, Process, Timer)>,
@@ -92,7 +92,7 @@ impl Lab {
             server_ahead: 1_700_000_000_000_000,
             fake: Fake::new(mutant.map_or(&[], Mutant::patches)),
             key: LockKey::from(("key", 0)),
-            names: Names::new("lock").expect("a prefix"),
+            names: Keyspace::new("lock").expect("a prefix"),
             shells: (0..3).map(|n| Shell::new(["a", "b", "c"][n], n as u64, settings)).collect(),
             clock: LocalClock::new(1 << 40, rate),
             timers: Vec::new(),
@@ -255,7 +255,7 @@ impl Lab {
     ///
     /// Never.
     pub fn stranger_lines_up(&mut self, owner: &str, places: usize) -> Value {
-        let line = QueueConfig::new(LINE.offer_ttl, LINE.entry_ttl, places);
+        let line = QueueConfig::new(QUEUE.offer_ttl, QUEUE.entry_ttl, places);
         let owner = AcquisitionId::from_text(owner);
         let ask = AcquireRequest::new(self.key.clone(), owner, LEASE, IfBusy::Enqueue, line, STORE_CALL_TIMEOUT);
         let call = self.names.acquire(&ask, i64::MAX >> 10).expect("one spelling");
@@ -270,7 +270,7 @@ impl Lab {
     pub fn force(&mut self, block_for: Duration) -> Value {
         self.referee.pardon(&self.key);
         let call =
-            self.names.force(&ForceReleaseRequest::new(self.key.clone(), block_for, LINE)).expect("one spelling");
+            self.names.force(&ForceReleaseRequest::new(self.key.clone(), block_for, QUEUE)).expect("one spelling");
         self.execute(&call)
     }
 

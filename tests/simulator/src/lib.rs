@@ -29,7 +29,7 @@
 //! Two things are known and accepted. A renewal of a process that has crashed counts from when it runs, however long it was under way. And
 //! a process that hears nothing for 41 s forgets its ids; a place that others keep alive is given back when it is offered.
 //!
-//! [`Table`]: tower_lock::test_util::decisions::Table
+//! [`Table`]: tower_lock::__internals::proto::Table
 #![allow(clippy::must_use_candidate, reason = "nobody but its own tests uses it")]
 
 pub mod fake;

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tower_lock::{AcquisitionId, FencingToken, LockKey, test_util::decisions::BootInstant};
+use tower_lock::{__internals::proto::BootInstant, AcquisitionId, FencingToken, LockKey};
 
 use crate::shell::Section;
 

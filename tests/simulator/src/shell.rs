@@ -7,19 +7,21 @@ use std::{
 };
 
 use tower_lock::{
+    __internals::{
+        proto::{
+            self, Action, Actions, BootInstant, DriverTypes, Event, GuardEnd, HoldLimits, LEASE, LOCK_DELAY, LazyNow,
+            LockRequest, LockTable, NextCheck, QUEUE, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, STORE_CALL_TIMEOUT,
+            StoreCall, StoreOp,
+        },
+        redis_proto::{
+            Keyspace, ScriptCall, ServerClock, Timed, parse_acquire, parse_release, parse_renew, parse_yield,
+        },
+    },
     AcquisitionId, LockError, LockKey, LockLost,
     deadpool_redis::redis::Value,
     store::{
-        AcquireReply, AcquireRequest, IfBusy, ReleaseRequest, Released, RenewReply, RenewRequest, StoreError,
-        StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
-    },
-    test_util::{
-        decisions::{
-            self, AcquisitionIds, Action, Actions, BootInstant, DriverTypes, Event, GuardEnd, HoldLimits, LEASE, LINE,
-            LOCK_DELAY, LazyNow, LockRequest, LockTable, NextCheck, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW,
-            STORE_CALL_TIMEOUT, StoreCall, StoreOp,
-        },
-        redis_protocol::{InTime, Names, ScriptCall, ServerClock, acquired, released, renewed, yielded},
+        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
+        StoreError, StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
     },
 };
 
@@ -39,16 +41,16 @@ impl DriverTypes for Simulated {
 }
 
 /// A grant of the simulation.
-pub type Grant = decisions::Grant<Simulated>;
+pub type Grant = proto::Grant<Simulated>;
 /// A section of the simulation.
-pub type Section = decisions::Section<Simulated>;
+pub type Section = proto::Section<Simulated>;
 
 /// A process.
 #[derive(Debug)]
 pub struct Shell {
     table: LockTable<Simulated>,
     ids: AcquisitionIds,
-    names: Names,
+    names: Keyspace,
     server_clock: ServerClock,
     settings: Settings,
     /// What the store was asked and has not answered.
@@ -155,7 +157,7 @@ struct Memory {
 enum Outcome {
     Acquired(Result<AcquireReply, StoreError>),
     Yielded(Result<YieldReply, StoreError>),
-    Released(Result<Released, StoreError>),
+    Released(Result<ReleaseReply, StoreError>),
     Renewed(Vec<RenewReply>),
 }
 
@@ -174,7 +176,7 @@ impl Shell {
         Self {
             table: LockTable::default(),
             ids: AcquisitionIds::new(instance, random),
-            names: Names::new("lock").expect("a prefix"),
+            names: Keyspace::new("lock").expect("a prefix"),
             server_clock: ServerClock::default(),
             settings,
             calls: BTreeMap::new(),
@@ -192,7 +194,7 @@ impl Shell {
 
     /// The channel on which it listens.
     pub fn inbox(&self) -> String {
-        self.names.inbox(self.ids.process())
+        self.names.inbox(self.ids.manager())
     }
 
     /// What it wants done next.
@@ -251,7 +253,7 @@ impl Shell {
 
     /// A message in the inbox.
     pub fn message(&mut self, now: BootInstant, message: &str) {
-        match self.names.event(message.as_bytes()) {
+        match self.names.parse_event(message.as_bytes()) {
             StoreEvent::Offered { key, .. } if self.is(Wrong::SameId) => self.on(now, &key, Event::Lagged),
             StoreEvent::Offered { key, id: owner } => {
                 if !self.is(Wrong::PushIgnored) || self.table.tracks(&key, &owner) {
@@ -403,7 +405,8 @@ impl Shell {
             StoreOp::Acquire { if_busy: if_held, lease } => {
                 let patient = self.memory.waiting.values().any(|(wanted, waits)| wanted == key && *waits);
                 let if_held = if self.is(Wrong::QFresh) && !patient { IfBusy::Fail } else { if_held };
-                let ask = AcquireRequest::new(key.clone(), owner, self.lease(lease), if_held, LINE, STORE_CALL_TIMEOUT);
+                let ask =
+                    AcquireRequest::new(key.clone(), owner, self.lease(lease), if_held, QUEUE, STORE_CALL_TIMEOUT);
                 Ask::Acquire(number, ask)
             }
             StoreOp::Yield { fence, next_id: next, lease } => {
@@ -415,7 +418,7 @@ impl Shell {
                     return self.on(now, key, Event::Yielded(number, Ok(YieldReply::Extended { fence })));
                 }
                 let ask =
-                    YieldRequest::new(key.clone(), owner, fence, next, self.lease(lease), LINE, STORE_CALL_TIMEOUT);
+                    YieldRequest::new(key.clone(), owner, fence, next, self.lease(lease), QUEUE, STORE_CALL_TIMEOUT);
                 Ask::Yield(number, ask)
             }
             StoreOp::Release { block_for } => {
@@ -426,12 +429,12 @@ impl Shell {
                     _ => false,
                 };
                 if skipped {
-                    return self.on(now, key, Event::Released(number, Ok(Released::NotHolder)));
+                    return self.on(now, key, Event::Released(number, Ok(ReleaseReply::NotHolder)));
                 }
                 let frees = self.is(Wrong::AbandonReleases)
                     || self.is(Wrong::RepeatFrees) && self.memory.failed.contains(&owner);
                 let block_for = if frees { Duration::ZERO } else { block_for };
-                Ask::Release(number, ReleaseRequest::new(key.clone(), owner, block_for, LINE))
+                Ask::Release(number, ReleaseRequest::new(key.clone(), owner, block_for, QUEUE))
             }
         };
         self.call(now, key.clone(), ask);
@@ -470,7 +473,7 @@ impl Shell {
         let until = if self.settings.wrong == Some(Wrong::NoUntil) {
             1 << 52
         } else {
-            self.server_clock.until(call.called, STORE_CALL_TIMEOUT).unwrap_or(0)
+            self.server_clock.expires_at(call.called, STORE_CALL_TIMEOUT).unwrap_or(0)
         };
         let script = match &mut call.ask {
             Ask::Acquire(_, ask) => self.names.acquire(ask, until).expect("one spelling"),
@@ -500,15 +503,15 @@ impl Shell {
         let called = call.called;
         match &call.ask {
             Ask::Acquire(..) => {
-                let read = acquired(reply).map_err(|_| not_understood(reply));
+                let read = parse_acquire(reply).map_err(|_| not_understood(reply));
                 self.in_time(now, number, called, read).map(Outcome::Acquired)
             }
             Ask::Yield(..) => {
-                let read = yielded(reply).map_err(|_| not_understood(reply));
+                let read = parse_yield(reply).map_err(|_| not_understood(reply));
                 self.in_time(now, number, called, read).map(Outcome::Yielded)
             }
-            Ask::Release(..) => Some(Outcome::Released(released(reply).map_err(|_| not_understood(reply)))),
-            Ask::Renew(_, is_asked) => Some(Outcome::Renewed(renewed(reply, is_asked).unwrap_or_default())),
+            Ask::Release(..) => Some(Outcome::Released(parse_release(reply).map_err(|_| not_understood(reply)))),
+            Ask::Renew(_, is_asked) => Some(Outcome::Renewed(parse_renew(reply, is_asked).unwrap_or_default())),
         }
     }
 
@@ -517,22 +520,22 @@ impl Shell {
         now: BootInstant,
         number: u64,
         called: BootInstant,
-        read: Result<(i64, InTime<T>), StoreError>,
+        read: Result<(i64, Timed<T>), StoreError>,
     ) -> Option<Result<T, StoreError>> {
         let (server, answer) = match read {
             Ok(read) => read,
             Err(error) => return Some(Err(error)),
         };
-        self.server_clock.said(server, if self.is(Wrong::UntilUpper) { called } else { now });
+        self.server_clock.observe(server, if self.is(Wrong::UntilUpper) { called } else { now });
         match answer {
-            InTime::Done(answer) => Some(Ok(answer)),
-            InTime::Late
+            Timed::Done(answer) => Some(Ok(answer)),
+            Timed::Expired
                 if now.saturating_duration_since(called) < STORE_CALL_TIMEOUT && self.calls[&number].sent < LATE =>
             {
                 self.run(number);
                 None
             }
-            InTime::Late => Some(Err(error(StoreErrorKind::Timeout))),
+            Timed::Expired => Some(Err(error(StoreErrorKind::Timeout))),
         }
     }
 
@@ -541,7 +544,7 @@ impl Shell {
         let outcome = match &call.ask {
             Ask::Acquire(..) => Outcome::Acquired(Err(error(kind))),
             Ask::Yield(..) => Outcome::Yielded(Err(error(kind))),
-            Ask::Release(..) if self.is(Wrong::OneTry) => Outcome::Released(Ok(Released::NotHolder)),
+            Ask::Release(..) if self.is(Wrong::OneTry) => Outcome::Released(Ok(ReleaseReply::NotHolder)),
             Ask::Release(..) => Outcome::Released(Err(error(kind))),
             Ask::Renew(..) => Outcome::Renewed(Vec::new()),
         };
@@ -611,7 +614,8 @@ impl Shell {
         }
         let Some(key) = self.memory.keys.get(&message) else { return };
         let asks = |(_, call): &(&u64, &UnderWay)| call.key == *key && matches!(call.ask, Ask::Acquire(..));
-        if let (Some((&number, _)), Ok((_, InTime::Done(answer)))) = (self.calls.iter().find(asks), acquired(reply)) {
+        if let (Some((&number, _)), Ok((_, Timed::Done(answer)))) = (self.calls.iter().find(asks), parse_acquire(reply))
+        {
             self.ended(now, number, Outcome::Acquired(Ok(answer)));
         }
     }

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use tower_lock::{
+    __internals::proto::{GuardEnd, HoldLimits},
     LockError,
     deadpool_redis::redis::Value,
     store::StoreErrorKind,
-    test_util::decisions::{GuardEnd, HoldLimits},
 };
 use tower_lock_simulator::{
     lab::{A, B, C, Lab},

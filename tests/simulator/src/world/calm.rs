@@ -34,7 +34,7 @@ impl World {
         }
         let Some(calm) = self.calm else { return };
         let limit =
-            LEASE + LINE.offer_ttl + 2 * self.weather.longest_delay + 3 * QUEUE_POLL_INTERVAL + 4 * STORE_CALL_TIMEOUT;
+            LEASE + QUEUE.offer_ttl + 2 * self.weather.longest_delay + 3 * QUEUE_POLL_INTERVAL + 4 * STORE_CALL_TIMEOUT;
         let limit = nanos(limit) / 100 * 102 + 3 * SECOND + 20 * self.weather.delay;
         for key in 0..self.keys.len() {
             let Some(idle) = self.idle_since[key] else { continue };

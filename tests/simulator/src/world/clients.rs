@@ -261,7 +261,7 @@ impl World {
         self.log(|_| format!("{text} is forgotten"));
         self.lined_up.remove(&text);
         // It gives up when its lease is over, and its place, unless others keep the line: then it gives back what it is offered.
-        let silent = self.now.saturating_sub(self.processes[process].heard) > nanos(LEASE + LINE.entry_ttl);
+        let silent = self.now.saturating_sub(self.processes[process].heard) > nanos(LEASE + QUEUE.entry_ttl);
         if self.referee.lenient || self.options.back || self.options.copies || silent {
             return;
         }

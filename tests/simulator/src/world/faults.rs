@@ -218,7 +218,7 @@ impl World {
         }
         let lock = self.keys[key].clone();
         self.referee.pardon(&lock);
-        let script = self.names.force(&ForceReleaseRequest::new(lock, keep, LINE)).expect("one spelling");
+        let script = self.names.force(&ForceReleaseRequest::new(lock, keep, QUEUE)).expect("one spelling");
         self.execute(None, &script);
     }
 

@@ -9,16 +9,16 @@ use std::{
 };
 
 use tower_lock::{
+    __internals::{
+        proto::{
+            BootInstant, GuardEnd, HoldLimits, LEASE, LOCAL_HANDOFF_TIME, LOCK_DELAY, QUEUE, QUEUE_POLL_INTERVAL,
+            STORE_CALL_TIMEOUT,
+        },
+        redis_proto::{Keyspace, ScriptCall},
+    },
     AcquisitionId, Lease, LockError, LockKey,
     deadpool_redis::redis::Value,
     store::{ForceReleaseRequest, StoreErrorKind},
-    test_util::{
-        decisions::{
-            BootInstant, GuardEnd, HoldLimits, LEASE, LINE, LOCAL_HANDOFF_TIME, LOCK_DELAY, QUEUE_POLL_INTERVAL,
-            STORE_CALL_TIMEOUT,
-        },
-        redis_protocol::{Names, ScriptCall},
-    },
 };
 
 use crate::{
@@ -213,7 +213,7 @@ struct World {
     clients: Vec<Client>,
     keys: Vec<LockKey>,
     locks: Vec<String>,
-    names: Names,
+    names: Keyspace,
     referee: Referee,
     settings: Settings,
     options: Options,
@@ -293,7 +293,7 @@ impl World {
         let (keys, processes) = (pick(&[1, 1, 2]), pick(&[2, 2, 3, 4]));
         let settings = Settings { bare: pick(&[0, 1, 1]) == 1, wrong: mutant.and_then(Mutant::wrong) };
         let keys: Vec<_> = (0..keys).map(|n| LockKey::from(("key", n))).collect();
-        let names = Names::new("lock").expect("a prefix");
+        let names = Keyspace::new("lock").expect("a prefix");
         let mut world = Self {
             now: 0,
             due: BinaryHeap::new(),

@@ -1,6 +1,6 @@
 //! What the server does, and what is looked at after every script.
 
-use tower_lock::{store::Released, test_util::redis_protocol::released};
+use tower_lock::{__internals::redis_proto::parse_release, store::ReleaseReply};
 
 use super::*;
 
@@ -37,7 +37,7 @@ impl World {
             (_, Value::SimpleString(error)) if error.starts_with('-') => {
                 self.wrong(format!("{} is an error: {error}", script.name()));
             }
-            ("release", reply) if released(reply).is_ok_and(|what| what != Released::NotHolder) => {
+            ("release", reply) if parse_release(reply).is_ok_and(|what| what != ReleaseReply::NotHolder) => {
                 self.given_back.insert(script.args()[0].clone());
                 let key = self.locks.iter().position(|lock| *lock == script.keys()[1]).expect("ours");
                 let record = self.record(key);

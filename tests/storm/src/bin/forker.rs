@@ -8,7 +8,7 @@ use tokio::{
     runtime::{Builder, Runtime},
     time::{sleep, timeout},
 };
-use tower_lock::{LockError, LockGuard, LockManager, RedisStore, store::Released};
+use tower_lock::{LockError, LockGuard, LockManager, RedisStore, lock::ReleaseOutcome};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -58,7 +58,7 @@ fn runtime() -> std::io::Result<Runtime> {
 async fn child(locks: &LockManager, copied: LockGuard) -> Result<Seen, Failure> {
     let mut seen = Seen { is_child: true, ..Seen::default() };
     // The release of the copy leaves the lock of the parent alone.
-    assert_eq!(copied.release().await?, Released::NotHolder);
+    assert_eq!(copied.release().await?, ReleaseOutcome::NotHeld);
     seen.refused = matches!(locks.try_lock(("account", 7)).await, Err(LockError::Busy { .. }));
     let own = locks.lock(("account", 8)).await?;
     seen.name = holder(locks, 8).await?;
@@ -67,7 +67,7 @@ async fn child(locks: &LockManager, copied: LockGuard) -> Result<Seen, Failure> 
     // It learns of its turn by a message.
     let after = timeout(PATIENCE, locks.lock(("account", 7)).wait(PATIENCE).into_future()).await??;
     seen.tokens.push(after.fencing_token().as_u64());
-    seen.freed = after.release().await? == Released::Freed;
+    seen.freed = after.release().await? == ReleaseOutcome::Released;
     Ok(seen)
 }
 
@@ -81,7 +81,7 @@ async fn parent(locks: &LockManager, guard: LockGuard) -> Result<Seen, Failure> 
         Ok::<_, Failure>(())
     })
     .await??;
-    Ok(Seen { name, tokens, freed: guard.release().await? != Released::NotHolder, ..Seen::default() })
+    Ok(Seen { name, tokens, freed: guard.release().await? != ReleaseOutcome::NotHeld, ..Seen::default() })
 }
 
 async fn holder(locks: &LockManager, account: u64) -> Result<String, Failure> {
