@@ -94,6 +94,7 @@ impl RenewalQueue {
     }
 
     /// All grants that are tracked.
+    #[cfg(feature = "signal")]
     pub(super) fn grants(&self) -> Vec<Arc<Grant>> {
         self.state.lock().grants()
     }
