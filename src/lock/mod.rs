@@ -12,12 +12,14 @@ mod guard;
 mod held;
 mod driver;
 mod driver_data;
+mod lost_timers;
+mod renewal_queue;
 mod watchdog;
 
 #[cfg(all(test, tower_lock_shuttle))]
 mod shuttle_tests;
 
-pub(crate) use self::{acquire::LockParams, driver::Driver, request_scope::InRequest};
+pub(crate) use self::{acquire::LockParams, driver::Driver, request_scope::RequestScope};
 
 #[cfg(feature = "__internals")]
 pub(crate) use self::driver::QUEUE;

@@ -50,7 +50,7 @@ impl<K> LayerConfig<K> {
     pub(super) fn params(&self, head: &Parts) -> LayerParams {
         let outside = head.extensions.get();
         LayerParams {
-            driver: Arc::clone(self.locks.core()),
+            driver: Arc::clone(self.locks.driver()),
             policy: InheritedConfig::policy(outside, self.policy, &self.locks),
             on_reject: self.on_reject.or(outside.map(InheritedConfig::on_reject)).clone(),
             hold_estimate: Arc::clone(&self.hold_estimate),

@@ -36,7 +36,7 @@ use crate::rejection::RejectionBody;
 use crate::{
     body::{budget::Reservation, request_body::BodyObserver},
     error::LockLost,
-    lock::{InRequest, LockFuture, LockParams},
+    lock::{LockFuture, LockParams, RequestScope},
     lock_key::LockKey,
     owner::Owner,
     policy::LockPolicy,
@@ -146,8 +146,8 @@ impl RequestContext {
     }
 
     /// The owner and the settings that the calls of the handler inherit.
-    pub(super) fn request_scope(&self) -> InRequest {
-        InRequest::new(self.0.owner.clone(), self.0.params.policy.for_handler(self.0.client_wait))
+    pub(super) fn request_scope(&self) -> RequestScope {
+        RequestScope::new(self.0.owner.clone(), self.0.params.policy.for_handler(self.0.client_wait))
     }
 
     pub(super) fn policy(&self) -> &LockPolicy {
@@ -251,7 +251,7 @@ impl RequestContext {
         let ask = LockParams {
             key,
             wait: self.0.client_wait.unwrap_or_else(|| policy.request_wait()),
-            terms: policy.request_hold_limits(),
+            limits: policy.request_hold_limits(),
             owner: Some(self.0.owner.clone()),
             route: route.label(),
         };

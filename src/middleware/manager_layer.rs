@@ -151,7 +151,7 @@ where
 impl LockManagerLayer {
     fn params(&self, inherited: &InheritedConfig) -> LayerParams {
         LayerParams {
-            driver: Arc::clone(self.locks.core()),
+            driver: Arc::clone(self.locks.driver()),
             policy: InheritedConfig::policy(Some(inherited), LockPolicy::new(), &self.locks),
             on_reject: inherited.on_reject.clone(),
             hold_estimate: Arc::clone(&self.hold_estimate),

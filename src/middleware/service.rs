@@ -81,7 +81,7 @@ where
     let context = locks.context().clone();
     let waits = context.start_waiting();
     let route = context.route(&head.extensions);
-    let mut body = BodyReader::new(body, &ManagerState::of(config.locks.core()).body_budget, context.policy());
+    let mut body = BodyReader::new(body, &ManagerState::of(config.locks.driver()).body_budget, context.policy());
     let key = match config.key.extract_key(&mut head, &mut body).await {
         Ok(Some(key)) => key,
         Ok(None) => {

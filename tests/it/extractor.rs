@@ -75,9 +75,12 @@ async fn a_missing_layer_is_a_500_that_says_which_and_where() {
         let answer = fetch(&app, "/").await;
         assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let text = text(answer).await;
-        for word in
-            ["`LockLayer`", "route_layer(LockLayer::new(&locks, key::from_fn(..)))", "after `.route(..)`", "`Option<HeldLock>`"]
-        {
+        for word in [
+            "`LockLayer`",
+            "route_layer(LockLayer::new(&locks, key::from_fn(..)))",
+            "after `.route(..)`",
+            "`Option<HeldLock>`",
+        ] {
             assert!(text.contains(word), "{word} is not in {text}");
         }
     }
