@@ -50,7 +50,7 @@ async fn ask(app: Router) -> Response {
 
 /// The handler alone: nothing is locked, and it sees what it would see.
 #[tokio::test(start_paused = true)]
-async fn a_claim_is_written_under_its_fencing_token() {
+async fn claim_is_written_with_its_fencing_token() {
     let lock = HeldLock::for_test(("reward", 7), 42);
     let (status, text) = claim(lock, Json(Claim { family_id: 7 })).await;
     assert_eq!((status, text.as_str()), (StatusCode::CREATED, "family 7 under 42"));
@@ -58,14 +58,14 @@ async fn a_claim_is_written_under_its_fencing_token() {
 
 /// The same through a router that has no layer.
 #[tokio::test(start_paused = true)]
-async fn a_route_can_be_tested_without_locks() {
+async fn route_can_be_tested_without_locks() {
     let app = Router::new().route("/claim", post(claim)).layer(Extension(HeldLock::for_test(("reward", 7), 42)));
     assert_eq!(ask(app).await.status(), StatusCode::CREATED);
 }
 
 /// Somebody else has the key.
 #[tokio::test(start_paused = true)]
-async fn a_second_claim_is_told_so() {
+async fn second_claim_is_reported_as_claimed() {
     let locks = LockManager::in_memory();
     let app = app(&locks);
     let first = locks.try_lock(("reward", 7)).await.expect("free");
@@ -78,7 +78,7 @@ async fn a_second_claim_is_told_so() {
 
 /// The store does not answer: nothing is started.
 #[tokio::test(start_paused = true)]
-async fn a_claim_without_a_lock_is_not_begun() {
+async fn claim_without_a_lock_does_not_start() {
     let store = TestStore::new();
     let app = app(&LockManager::new(store.clone()));
     store.on(StoreOp::Acquire).fault(Fault::Hang);
@@ -90,7 +90,7 @@ async fn a_claim_without_a_lock_is_not_begun() {
 
 /// The lock is taken away while the handler runs: it is dropped where it stands.
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_loses_its_lock_is_broken_off() {
+async fn claim_that_loses_its_lock_is_aborted() {
     let locks = LockManager::in_memory();
     let meanwhile = async {
         sleep(Duration::from_secs(5)).await;

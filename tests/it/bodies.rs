@@ -155,7 +155,7 @@ async fn assert_room(app: &Router, len: usize, when: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_takes_room_while_its_request_waits_and_no_longer() {
+async fn body_takes_budget_only_while_its_request_waits() {
     const LARGE: usize = 4 << 20;
     let site = Site::new();
     site.assert_room(ROOM, "at the start").await;
@@ -178,7 +178,7 @@ async fn a_body_takes_room_while_its_request_waits_and_no_longer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_end_before_the_handler_gives_the_room_back() {
+async fn every_end_before_the_handler_frees_the_budget() {
     let site = Site::new();
     let held = site.locks.try_lock(("k",)).await.expect("free");
 
@@ -236,7 +236,7 @@ async fn every_end_before_the_handler_gives_the_room_back() {
 
 /// It waits for its handler still.
 #[tokio::test]
-async fn a_request_that_waits_for_the_capacity_of_its_handler_takes_room() {
+async fn request_that_waits_for_inner_capacity_takes_budget() {
     let locks = LockManager::in_memory();
     let probe = Router::new().route("/probe", probe(&locks)).layer(DefaultBodyLimit::disable());
     for is_locked in [true, false] {
@@ -261,7 +261,7 @@ async fn a_request_that_waits_for_the_capacity_of_its_handler_takes_room() {
 }
 
 #[tokio::test]
-async fn bytes_count_as_they_come_and_not_as_they_are_announced() {
+async fn received_bytes_count_and_announced_bytes_do_not() {
     let site = Site::new();
     let polls = Arc::new(AtomicUsize::new(0));
     let announced = |len: usize| Announced { length: len as u64, polls: Arc::clone(&polls) };
@@ -292,7 +292,7 @@ async fn bytes_count_as_they_come_and_not_as_they_are_announced() {
 
 /// Whoever comes is not turned away for those that do not go on.
 #[tokio::test]
-async fn the_body_that_has_been_idle_for_longest_goes_when_another_one_needs_its_room() {
+async fn longest_idle_body_is_evicted_for_another() {
     let site = Site::new();
     // Nothing else ends it in time.
     let idle = site.start(upload("/patient", stalled([bytes(ROOM / 2)])));
@@ -320,7 +320,7 @@ async fn the_body_that_has_been_idle_for_longest_goes_when_another_one_needs_its
 }
 
 #[tokio::test]
-async fn a_body_that_had_to_go_is_told_so_though_its_next_bytes_are_there() {
+async fn evicted_body_is_rejected_even_if_bytes_are_ready() {
     let site = Site::new();
     let (say, frames) = tokio::sync::mpsc::unbounded_channel();
     let late = stream::unfold(frames, async |mut frames| frames.recv().await.map(|frame| (frame, frames)));
@@ -336,7 +336,7 @@ async fn a_body_that_had_to_go_is_told_so_though_its_next_bytes_are_there() {
 }
 
 #[tokio::test]
-async fn clones_share_the_room_and_other_locks_have_their_own() {
+async fn clones_share_the_budget_and_other_managers_do_not() {
     let (_, locks) = store_and_locks();
     let (_, others) = store_and_locks();
     let site = |locks: &LockManager| {
@@ -362,7 +362,7 @@ async fn clones_share_the_room_and_other_locks_have_their_own() {
 }
 
 #[tokio::test]
-async fn who_finds_no_room_is_told_so_before_anything_is_locked() {
+async fn exhausted_budget_rejects_before_locking() {
     let site = Site::new();
     let held = site.locks.try_lock(("k",)).await.expect("free");
     let waits = site.start(upload("/wait", bytes(ROOM)));
@@ -405,7 +405,7 @@ async fn who_finds_no_room_is_told_so_before_anything_is_locked() {
 
 /// They wait for a key that is held, with bodies that are complete: other keys go on.
 #[tokio::test]
-async fn the_waiters_of_one_key_leave_room_for_the_bodies_of_others() {
+async fn waiters_of_one_key_leave_budget_for_other_keys() {
     let site = Site::new();
     let held = site.locks.try_lock(("k",)).await.expect("free");
     let flood: Vec<_> = (0..33).map(|_| site.start(upload("/wait", bytes(2 << 20)))).collect();
@@ -433,7 +433,7 @@ async fn the_waiters_of_one_key_leave_room_for_the_bodies_of_others() {
 
 /// It has the key, and its waiters have the part of the key.
 #[tokio::test]
-async fn the_holder_of_a_key_re_enters_with_a_body_however_many_wait() {
+async fn holder_reenters_with_a_body_despite_many_waiters() {
     let (_store, locks) = store_and_locks();
     let layer = || LockLayer::new(&locks, key::from_fn(|_: HeaderMap| ("k",))).wait(Duration::from_secs(60));
     let gate = Arc::new(Semaphore::new(0));

@@ -48,7 +48,7 @@ async fn echo_server() -> SocketAddr {
 }
 
 #[tokio::test]
-async fn a_body_is_given_on_byte_for_byte_with_headers_trailers_and_length() {
+async fn body_is_replayed_with_headers_trailers_and_length() {
     let server = echo_server().await;
     let big: String = (0..3_000_000_u32).map(|n| char::from(b'a' + (n % 23) as u8)).collect();
     let bodies = [
@@ -89,7 +89,7 @@ fn cut(text: &str) -> String {
 }
 
 #[tokio::test]
-async fn trailers_keep_the_size_unannounced_and_reach_the_inner_service() {
+async fn trailers_reach_the_inner_service_without_a_size_hint() {
     let locks = LockManager::in_memory();
     let inner = service_fn(|request: Request<RequestBody>| async {
         let exact = request.body().size_hint().exact();
@@ -112,7 +112,7 @@ async fn trailers_keep_the_size_unannounced_and_reach_the_inner_service() {
 
 /// hyper says `100 Continue` when the body is first asked for.
 #[tokio::test]
-async fn a_refused_client_is_spared_its_body() {
+async fn rejected_client_is_not_asked_for_its_body() {
     let (store, locks) = store_and_locks();
     let held = locks.try_lock(("k",)).await.expect("free");
     let layer = |key| LockLayer::new(&locks, key);
@@ -159,7 +159,7 @@ async fn a_refused_client_is_spared_its_body() {
 }
 
 #[tokio::test]
-async fn a_body_is_read_within_the_routes_own_limit() {
+async fn body_is_read_within_the_limit_of_the_route() {
     let (store, locks) = store_and_locks();
     let route = || {
         let layer = LockLayer::new(
@@ -205,7 +205,7 @@ async fn a_body_is_read_within_the_routes_own_limit() {
 }
 
 #[tokio::test]
-async fn a_body_that_breaks_off_is_a_bad_key_and_locks_nothing() {
+async fn truncated_body_is_an_invalid_key_and_locks_nothing() {
     let (store, locks) = store_and_locks();
     let layer = LockLayer::new(&locks, key::from_fn(|b: Bytes| ("len", b.len())));
     let app = Router::new().route("/", post(|| async { "ran" }).route_layer(layer));
@@ -218,7 +218,7 @@ async fn a_body_that_breaks_off_is_a_bad_key_and_locks_nothing() {
 
 /// The upload is read first: while it trickles in, the key is free.
 #[tokio::test]
-async fn a_slow_upload_holds_no_lock() {
+async fn slow_upload_holds_no_lock() {
     let (store, locks) = store_and_locks();
     let layer = LockLayer::new(&locks, key::from_fn(|_: Bytes| ("k",)));
     let app = Router::new().route("/", post(|| async { "ran" }).route_layer(layer));
@@ -247,7 +247,7 @@ fn drips(bytes: usize, each: Duration, times: usize) -> Body {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_does_not_come_in_time_is_a_408_and_nothing_was_locked() {
+async fn late_body_is_a_408_and_locks_nothing() {
     let (store, locks) = store_and_locks();
     let route =
         |layer| Router::new().route("/", post(|b: Bytes| async move { b.len().to_string() }).route_layer(layer));
@@ -288,7 +288,7 @@ async fn a_body_that_does_not_come_in_time_is_a_408_and_nothing_was_locked() {
 
 /// Whoever would be told so anyway need not send its body.
 #[tokio::test(start_paused = true)]
-async fn a_bad_head_is_answered_before_its_body_is_read() {
+async fn invalid_head_is_rejected_before_the_body_is_read() {
     let (store, locks) = store_and_locks();
     let app = Router::new()
         .route(
@@ -318,7 +318,7 @@ async fn a_bad_head_is_answered_before_its_body_is_read() {
 
 /// What follows its head is the tunnel, which has no end.
 #[tokio::test(start_paused = true)]
-async fn what_follows_a_connect_is_not_waited_for() {
+async fn connect_request_has_no_body_to_read() {
     let layer = LockLayer::new(&LockManager::in_memory(), key::from_fn(|_: HeaderMap| ("k",)));
     let app = Router::new().fallback(async || ()).layer(layer);
     let began = Instant::now();
@@ -329,7 +329,7 @@ async fn what_follows_a_connect_is_not_waited_for() {
 
 /// Under the lock: the handler is told, and what it makes of it is its own matter.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_streams_under_a_lock_ends_with_an_error_when_its_client_is_too_slow() {
+async fn slow_upload_under_a_lock_ends_with_an_error() {
     let (store, locks) = store_and_locks();
     let handler = |body: Body| async move {
         let began = Instant::now();
@@ -371,7 +371,7 @@ async fn a_body_that_streams_under_a_lock_ends_with_an_error_when_its_client_is_
 
 /// It keeps no other request waiting.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_is_read_without_a_lock_may_be_slow() {
+async fn body_read_without_a_lock_may_be_slow() {
     let locks = LockManager::in_memory();
     let app = Router::new()
         .route("/", post(|body: Bytes| async move { body.len().to_string() }))
@@ -407,7 +407,7 @@ fn json(path: &str, body: Body) -> Request<Body> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_extractor_takes_its_lock_when_the_body_is_complete() {
+async fn extractor_locks_after_the_body_is_complete() {
     let (store, locks) = store_and_locks();
     let app = by_extractors(LockManagerLayer::new(&locks));
     for (path, answer) in [("/by-head/7", "2"), ("/by-body", "77")] {
@@ -428,7 +428,7 @@ async fn an_extractor_takes_its_lock_when_the_body_is_complete() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_extractor_that_locks_answers_for_a_body_that_is_late_or_too_large() {
+async fn locking_extractor_rejects_late_and_oversized_bodies() {
     let (store, locks) = store_and_locks();
     let app = by_extractors(LockManagerLayer::new(&locks)).layer(DefaultBodyLimit::max(100));
     for path in ["/by-head/7", "/by-body"] {
@@ -446,7 +446,7 @@ async fn an_extractor_that_locks_answers_for_a_body_that_is_late_or_too_large() 
 
 /// A request that does not wait, while its key is held here.
 #[tokio::test(start_paused = true)]
-async fn an_extractor_of_the_head_rejects_without_reading_the_body() {
+async fn head_extractor_rejects_without_reading_the_body() {
     let (_, locks) = store_and_locks();
     let app = by_extractors(LockManagerLayer::new(&locks));
     let held = locks.try_lock(("order", 7)).await.expect("free");
@@ -459,7 +459,7 @@ async fn an_extractor_of_the_head_rejects_without_reading_the_body() {
 /// It does not wait for its lock: that the bodies of those that wait have the part of the key is no
 /// reason.
 #[tokio::test(start_paused = true)]
-async fn an_extractor_that_does_not_wait_is_told_that_the_lock_is_held_and_not_of_bodies() {
+async fn extractor_without_wait_reports_held_before_body_budget() {
     let (_, locks) = store_and_locks();
     let at_once = by_extractors(LockManagerLayer::new(&locks));
     let patient =
@@ -482,7 +482,7 @@ async fn an_extractor_that_does_not_wait_is_told_that_the_lock_is_held_and_not_o
 
 /// A reader that comes too early gets an error, not an empty body.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_an_extractor_was_not_given_in_time_is_no_empty_body() {
+async fn late_body_is_not_an_empty_body_to_an_extractor() {
     let (_, locks) = store_and_locks();
     let handler = |body: Result<Locked<Path<Order>>, Response<Body>>, rest: Body| async move {
         let rest = rest.collect().await.map(|rest| rest.to_bytes().len()).map_err(|error| error.to_string());
@@ -500,7 +500,7 @@ async fn a_body_that_an_extractor_was_not_given_in_time_is_no_empty_body() {
 
 /// Where the route has it so.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_streams_under_the_lock_of_an_extractor_is_watched() {
+async fn streaming_body_under_an_extractor_lock_is_watched() {
     let (store, locks) = store_and_locks();
     let app = by_extractors(LockManagerLayer::new(&locks).request_body(RequestBodyMode::Stream));
     let began = Instant::now();

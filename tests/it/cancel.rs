@@ -35,7 +35,7 @@ async fn free_again(store: &TestStore, all: &[&LockManager], what: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_the_store_is_asked() {
+async fn cancel_during_acquire() {
     // Before it is done, and after.
     for held_question in [true, false] {
         let (store, locks) = store_and_locks();
@@ -57,7 +57,7 @@ async fn while_the_store_is_asked() {
 
 /// Polled once and left alone: a `select!` loop that looks elsewhere, `mem::forget`.
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_is_not_picked_up_goes_to_the_next_waiter() {
+async fn grant_that_is_not_polled_goes_to_the_next_waiter() {
     for another_process in [false, true] {
         let (store, locks) = store_and_locks();
         let other = LockManager::new(store.clone());
@@ -80,7 +80,7 @@ async fn a_grant_that_is_not_picked_up_goes_to_the_next_waiter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_is_forgotten_leaves_its_key_free_and_a_shutdown_does_not_wait_for_it() {
+async fn forgotten_call_frees_its_key_and_does_not_delay_shutdown() {
     let (store, locks) = store_and_locks();
     for _ in 0..2 {
         let call = asked(&locks).await;
@@ -94,7 +94,7 @@ async fn a_call_that_is_forgotten_leaves_its_key_free_and_a_shutdown_does_not_wa
 
 /// It is picked up a little late: the caller has it, and keeps it.
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_is_picked_up_in_time_is_kept() {
+async fn grant_that_is_polled_in_time_is_kept() {
     let (store, locks) = store_and_locks();
     let mut call = asked(&locks).await;
     sleep(Duration::from_millis(2_900)).await;
@@ -108,7 +108,7 @@ async fn a_grant_that_is_picked_up_in_time_is_kept() {
 /// The process was stopped (SIGSTOP, a suspended machine) while the store answered: when it goes on,
 /// all timers fire before the answer is heard.
 #[tokio::test(start_paused = true)]
-async fn a_call_without_a_wait_that_was_stopped_with_its_process_never_times_out() {
+async fn stopped_call_without_wait_never_times_out() {
     let (store, locks) = store_and_locks();
     let other = LockManager::new(store.clone());
     let (acquire, release) = (store.on(StoreOp::Acquire), store.on(StoreOp::Release));
@@ -133,7 +133,7 @@ async fn a_call_without_a_wait_that_was_stopped_with_its_process_never_times_out
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_the_store_does_not_answer() {
+async fn cancel_without_a_store_reply() {
     for fault in [Fault::Fail, Fault::LoseReply, Fault::Hang, Fault::Delay(Duration::from_millis(300))] {
         for after in [1, 400, 510, 700, 990] {
             let (store, locks) = store_and_locks();
@@ -148,7 +148,7 @@ async fn while_the_store_does_not_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_the_line_of_its_process() {
+async fn cancel_in_the_process_queue() {
     let (store, locks) = store_and_locks();
     let held = locks.lock(key()).await.expect("free");
     let (first, second) = (asked(&locks).await, asked(&locks).await);
@@ -159,7 +159,7 @@ async fn in_the_line_of_its_process() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_the_line_of_the_store() {
+async fn cancel_in_the_store_queue() {
     let (store, one) = store_and_locks();
     let two = LockManager::new(store.clone());
     let held = one.lock(key()).await.expect("free");
@@ -175,7 +175,7 @@ async fn in_the_line_of_the_store() {
 
 /// The offer and the leaving cross each other.
 #[tokio::test(start_paused = true)]
-async fn while_its_turn_is_on_the_way() {
+async fn cancel_with_an_offer_in_flight() {
     let (store, one) = store_and_locks();
     let (two, three) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let held = one.lock(key()).await.expect("free");
@@ -196,7 +196,7 @@ async fn while_its_turn_is_on_the_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_it_was_chosen_and_has_not_run() {
+async fn cancel_after_the_grant_before_the_poll() {
     let (store, locks) = store_and_locks();
     let held = locks.lock(key()).await.expect("free");
     let chosen = asked(&locks).await;
@@ -218,7 +218,7 @@ async fn when_it_was_chosen_and_has_not_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_others_are_asked_whether_they_have_waited_for_long_enough() {
+async fn cancel_during_a_yield() {
     for held_question in [true, false] {
         for others in [false, true] {
             let (store, one) = store_and_locks();
@@ -248,7 +248,7 @@ async fn while_others_are_asked_whether_they_have_waited_for_long_enough() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_the_answer_to_a_yield_is_lost() {
+async fn cancel_with_a_lost_yield_reply() {
     for fault in [Fault::Fail, Fault::LoseReply, Fault::Hang, Fault::Delay(Duration::from_millis(300))] {
         for others in [false, true] {
             let (store, one) = store_and_locks();
@@ -271,7 +271,7 @@ async fn when_the_answer_to_a_yield_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_it_is_given_back() {
+async fn cancel_during_release() {
     for held_question in [true, false] {
         let (store, locks) = store_and_locks();
         let guard: LockGuard = locks.lock(key()).await.expect("free");
@@ -294,7 +294,7 @@ async fn while_it_is_given_back() {
 
 /// Its time is over in the moment in which it is told.
 #[tokio::test(start_paused = true)]
-async fn at_the_end_of_its_time() {
+async fn cancel_at_the_timeout() {
     let (store, locks) = store_and_locks();
     for ms in [99, 100, 101] {
         let held = locks.lock(key()).await.expect("free");
@@ -313,7 +313,7 @@ async fn at_the_end_of_its_time() {
 
 /// What was under way goes with its runtime; whoever comes from another one finds things in order, a lease later at the latest.
 #[test]
-fn when_the_runtime_stops() {
+fn cancel_by_runtime_shutdown() {
     let runtime =
         || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
     for (verb, held_question) in [
@@ -367,7 +367,7 @@ fn when_the_runtime_stops() {
 
 /// A wait that is over needs no turn: all of them are skipped at once, and not one in 3 s.
 #[tokio::test(start_paused = true)]
-async fn calls_that_were_forgotten_in_the_line_are_skipped_when_their_wait_is_over() {
+async fn forgotten_queued_calls_are_skipped_after_their_timeout() {
     // In the queue of the process, and in the queue of the store.
     for is_elsewhere in [false, true] {
         let (store, locks) = store_and_locks();

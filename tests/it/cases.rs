@@ -26,7 +26,7 @@ async fn run(mut command: Command) -> Output {
 }
 
 #[tokio::test]
-async fn five_claims_of_one_family_give_one_record_under_the_layer_and_more_without() {
+async fn concurrent_claims_give_one_record_only_with_the_layer() {
     let mut command = example("reward_claim").await;
     command.arg("--demo");
     let output = run(command).await;
@@ -42,7 +42,7 @@ async fn five_claims_of_one_family_give_one_record_under_the_layer_and_more_with
 }
 
 #[tokio::test]
-async fn ten_buyers_of_five_items_end_at_zero_under_the_layer_and_below_without() {
+async fn concurrent_buyers_oversell_only_without_the_layer() {
     let mut command = example("stock_sale").await;
     command.arg("--demo");
     let output = run(command).await;
@@ -53,7 +53,7 @@ async fn ten_buyers_of_five_items_end_at_zero_under_the_layer_and_below_without(
 }
 
 #[tokio::test]
-async fn a_nightly_mail_of_three_instances_comes_once_if_it_is_held_for_the_night_and_more_often_without() {
+async fn nightly_mail_is_sent_once_only_with_a_minimum_hold() {
     let output = run(example("nightly_mail").await).await;
     let table = String::from_utf8(output.stdout).expect("text");
     assert!(output.status.success(), "{table}");
@@ -77,7 +77,7 @@ async fn a_nightly_mail_of_three_instances_comes_once_if_it_is_held_for_the_nigh
 }
 
 #[tokio::test]
-async fn a_grpc_client_is_told_in_its_own_words_what_became_of_its_call() {
+async fn grpc_client_gets_grpc_status_codes() {
     let output = run(example("grpc_status").await).await;
     let table = String::from_utf8(output.stdout).expect("text");
     assert!(output.status.success(), "{table}");
@@ -107,7 +107,7 @@ async fn a_grpc_client_is_told_in_its_own_words_what_became_of_its_call() {
 
 /// UNAVAILABLE is what clients repeat by themselves.
 #[test]
-fn a_grpc_client_never_repeats_by_itself_what_may_have_been_done() {
+fn grpc_client_does_not_retry_unknown_outcomes() {
     let retry_after = Duration::from_millis(187);
     let source = Arc::new(StoreError::new("shelf", "acquire", StoreErrorKind::Unavailable));
     for (rejection, status, pushback) in [
@@ -137,7 +137,7 @@ fn a_grpc_client_never_repeats_by_itself_what_may_have_been_done() {
 
 /// By hand: created, refused, found again; and a file lasts over a restart that ends cleanly.
 #[tokio::test]
-async fn the_reward_service_does_what_its_readme_says() {
+async fn reward_example_does_what_its_page_describes() {
     let file = File::new("reward");
     let start = || async {
         let mut command = example("reward_claim").await;
@@ -163,7 +163,7 @@ async fn the_reward_service_does_what_its_readme_says() {
 }
 
 #[tokio::test]
-async fn the_shop_does_what_its_readme_says() {
+async fn shop_example_does_what_its_page_describes() {
     let service = Service::start(example("stock_sale").await).await;
     let count =
         async |id| service.ask(Method::GET, &format!("/goods/{id}"), Value::Null).await.1["good_counts"].clone();
@@ -178,7 +178,7 @@ async fn the_shop_does_what_its_readme_says() {
 }
 
 #[tokio::test]
-async fn what_is_set_wrongly_is_said() {
+async fn invalid_settings_are_reported() {
     let redis = |says| if cfg!(feature = "redis") { says } else { "add `--features redis`" };
     for (variable, value, says) in [
         ("PORT", "http", "PORT=http"),

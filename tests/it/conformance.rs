@@ -12,13 +12,13 @@ use tower_lock::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn the_memory_store_keeps_the_contract() {
+async fn memory_store_passes_conformance() {
     conformance::check(MemoryStore::new()).await;
 }
 
 /// The same rules behind a network, and with every call done twice.
 #[tokio::test(start_paused = true)]
-async fn a_store_whose_calls_are_doubled_keeps_the_contract() {
+async fn store_with_duplicated_calls_passes_conformance() {
     let store = TestStore::new();
     for verb in [StoreOp::Acquire, StoreOp::Renew] {
         store.on(verb).fault(Fault::Duplicate);
@@ -75,6 +75,6 @@ impl LockStore for FreesAnything {
 
 #[tokio::test(start_paused = true)]
 #[should_panic(expected = "a_stranger_frees_nothing_and_a_second_release_finds_nothing")]
-async fn a_store_that_breaks_the_contract_is_told_which_clause() {
+async fn broken_store_fails_with_the_violated_clause() {
     conformance::check(FreesAnything(MemoryStore::new())).await;
 }

@@ -101,7 +101,7 @@ async fn leave(request: JoinHandle<Response>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_whose_client_has_left_finishes_under_its_lock_and_gives_it_back_in_order() {
+async fn detached_handler_finishes_under_its_lock_and_releases_it() {
     let (store, locks) = store_and_locks();
     let work = Work::default();
     let app = Router::new().route("/", work.handler().route_layer(LockLayer::new(&locks, one_key())));
@@ -119,7 +119,7 @@ async fn a_handler_whose_client_has_left_finishes_under_its_lock_and_gives_it_ba
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_further_out_is_a_client_that_has_left() {
+async fn outer_timeout_counts_as_a_disconnect() {
     let (_store, locks) = store_and_locks();
     let work = Work::default();
     let in_time = async |request: Request, next: Next| {
@@ -139,7 +139,7 @@ async fn a_timeout_further_out_is_a_client_that_has_left() {
 
 /// It holds nothing yet, or has nothing to finish any more.
 #[tokio::test(start_paused = true)]
-async fn who_leaves_before_its_handler_runs_is_gone_at_once() {
+async fn disconnect_before_the_handler_runs_ends_at_once() {
     let (store, locks) = store_and_locks();
     let work = Work::default();
     let outer = key::from_parts(|_| ("outer",));
@@ -158,7 +158,7 @@ async fn who_leaves_before_its_handler_runs_is_gone_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_finishes_alone_is_broken_off_by_max_hold_and_by_a_loss() {
+async fn detached_handler_is_aborted_by_max_hold_and_loss() {
     for lost in [false, true] {
         let (store, locks) = store_and_locks();
         let work = Work::default();
@@ -180,7 +180,7 @@ async fn a_handler_that_finishes_alone_is_broken_off_by_max_hold_and_by_a_loss()
 
 /// What has panicked is not polled again.
 #[tokio::test(start_paused = true)]
-async fn a_panic_without_a_client_gives_the_lock_back_after_its_delay_and_harms_nobody() {
+async fn detached_panic_releases_after_the_lock_delay() {
     let (store, locks) = store_and_locks();
     let begun = Arc::new(AtomicUsize::new(0));
     let (counts, end) = (Arc::clone(&begun), Arc::new(Notify::new()));
@@ -206,7 +206,7 @@ async fn a_panic_without_a_client_gives_the_lock_back_after_its_delay_and_harms_
 
 /// The one that holds the outer lock decides: neither is given back while the handler runs.
 #[tokio::test(start_paused = true)]
-async fn nested_layers_finish_together_or_not_at_all() {
+async fn nested_layers_detach_together_or_not_at_all() {
     for what in [OnDisconnect::Finish, OnDisconnect::Cancel] {
         let (store, locks) = store_and_locks();
         let work = Work::default();
@@ -232,7 +232,7 @@ async fn nested_layers_finish_together_or_not_at_all() {
 
 /// I6 counts for the outer lock, too: what it loses is not polled again, by nobody.
 #[tokio::test(start_paused = true)]
-async fn an_outer_lock_that_is_lost_breaks_off_what_runs_under_an_inner_one() {
+async fn lost_outer_lock_aborts_what_runs_under_an_inner_one() {
     let (store, locks) = store_and_locks();
     let work = Work::default();
     let app = Router::new()
@@ -274,7 +274,7 @@ impl<S: Send + Sync> axum::extract::FromRequestParts<S> for Here {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_took_its_own_lock_finishes_too_and_one_that_waits_for_it_leaves() {
+async fn handler_that_holds_detaches_and_one_that_waits_cancels() {
     let (store, locks) = store_and_locks();
     let work = Work::default();
     let works = work.clone();
@@ -296,7 +296,7 @@ async fn a_handler_that_took_its_own_lock_finishes_too_and_one_that_waits_for_it
 
 /// A route may have as many as are left: one that is flooded takes half, and the next one finds a place.
 #[tokio::test(start_paused = true)]
-async fn at_most_so_many_handlers_finish_alone_and_a_route_leaves_places_for_others() {
+async fn detached_handlers_are_bounded_per_process_and_route() {
     for (max, takes) in [(None, 512), (Some(10), 5), (Some(0), 0)] {
         let store = TestStore::new();
         let builder = LockManager::builder(store.clone());
@@ -341,7 +341,7 @@ async fn at_most_so_many_handlers_finish_alone_and_a_route_leaves_places_for_oth
 
 /// A service without a router knows no path: there its layer is the route.
 #[tokio::test(start_paused = true)]
-async fn a_flood_under_one_layer_leaves_places_for_another_layer() {
+async fn flooded_layer_leaves_permits_for_another_layer() {
     let store = TestStore::new();
     let locks = LockManager::builder(store.clone()).max_detached(4).build();
     let (flood, honest) = (Work::default(), Work::default());
@@ -365,7 +365,7 @@ async fn a_flood_under_one_layer_leaves_places_for_another_layer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_waits_for_handlers_that_finish_alone() {
+async fn shutdown_waits_for_detached_handlers() {
     let (_store, locks) = store_and_locks();
     let work = Work::default();
     let app = Router::new().route("/", work.handler().route_layer(LockLayer::new(&locks, one_key())));
@@ -385,7 +385,7 @@ async fn a_shutdown_waits_for_handlers_that_finish_alone() {
 
 /// Nobody reads it.
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_is_answered_to_nobody_is_dropped_and_its_key_free_after_the_lock_delay() {
+async fn unread_stream_is_dropped_and_frees_after_the_lock_delay() {
     let (store, locks) = store_and_locks();
     let end = Arc::new(Notify::new());
     let go = Arc::clone(&end);
@@ -408,7 +408,7 @@ async fn a_stream_that_is_answered_to_nobody_is_dropped_and_its_key_free_after_t
 
 /// The runtime ends while the handler runs: it is dropped where it stands, and nothing hangs or panics.
 #[test]
-fn a_runtime_that_ends_ends_its_handlers_too() {
+fn runtime_shutdown_ends_detached_handlers() {
     for what in [OnDisconnect::Finish, OnDisconnect::Cancel] {
         let work = Work::default();
         let locks = LockManager::in_memory();
@@ -433,7 +433,7 @@ fn a_runtime_that_ends_ends_its_handlers_too() {
 
 /// A key is not asked for twice by a copy of the view.
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_finishes_alone_still_sees_its_lock() {
+async fn detached_handler_still_sees_its_lock() {
     let (_store, locks) = store_and_locks();
     let end = Arc::new(Notify::new());
     let go = Arc::clone(&end);
@@ -457,7 +457,7 @@ async fn a_handler_that_finishes_alone_still_sees_its_lock() {
 
 /// The usual set-up: one layer for the router, one for the route. The first one has named the owner, and holds nothing.
 #[tokio::test(start_paused = true)]
-async fn a_layer_further_out_that_is_over_takes_nothing_from_a_handler_that_finishes_alone() {
+async fn ended_outer_layer_takes_nothing_from_a_detached_handler() {
     for by_timeout in [false, true] {
         let (store, locks) = store_and_locks();
         let (work, again) = (Work::default(), locks.clone());
@@ -491,7 +491,7 @@ async fn a_layer_further_out_that_is_over_takes_nothing_from_a_handler_that_fini
 
 /// It holds its lock, and waits until the service can take it.
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_was_not_called_yet_never_is_when_its_client_has_left() {
+async fn handler_is_not_called_after_a_disconnect() {
     let (store, locks) = store_and_locks();
     let work = Work::default();
     let key = key::from_fn(|path: axum::extract::Path<u32>| ("n", path.0));
@@ -516,7 +516,7 @@ async fn a_handler_that_was_not_called_yet_never_is_when_its_client_has_left() {
 
 /// A job that makes its next request of the last one's parts.
 #[test]
-fn extensions_that_go_from_request_to_request_keep_nothing_of_those_that_are_over() {
+fn reused_extensions_keep_nothing_of_finished_requests() {
     let chain = async {
         let (store, locks) = store_and_locks();
         let (send, last) = std::sync::mpsc::channel();
@@ -538,7 +538,7 @@ fn extensions_that_go_from_request_to_request_keep_nothing_of_those_that_are_ove
 
 /// A retry, while the first try finishes alone; a hedge.
 #[tokio::test(start_paused = true)]
-async fn who_calls_a_route_twice_for_one_request_is_two() {
+async fn two_calls_of_a_route_for_one_request_are_two_owners() {
     let (store, locks) = store_and_locks();
     let work = Work::default();
     let retries = async |request: Request, next: Next| {
@@ -564,7 +564,7 @@ async fn who_calls_a_route_twice_for_one_request_is_two() {
 
 /// A layer between two locks answers, and lets the work go on: the outer lock is over with the answer, the inner one is not.
 #[tokio::test(start_paused = true)]
-async fn what_outlives_an_outer_lock_is_who_it_was_to_its_own() {
+async fn detached_inner_handler_keeps_its_owner() {
     let (store, locks) = store_and_locks();
     let (work, again) = (Work::default(), locks.clone());
     let works = work.clone();

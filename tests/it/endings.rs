@@ -85,7 +85,7 @@ where
 }
 
 #[tokio::test]
-async fn a_complete_answer_gives_the_lock_back_before_its_head_is_sent() {
+async fn complete_response_releases_before_its_head_is_sent() {
     let (store, locks) = store_and_locks();
     let frames = |n: usize, len: usize| {
         Body::from_stream(stream::iter((0..n).map(move |_| Ok::<_, Infallible>(Bytes::from(vec![b'x'; len])))))
@@ -121,7 +121,7 @@ async fn a_complete_answer_gives_the_lock_back_before_its_head_is_sent() {
 }
 
 #[tokio::test]
-async fn an_answer_without_content_gives_the_lock_back_whatever_its_body_says() {
+async fn response_without_content_releases_at_once() {
     let (store, locks) = store_and_locks();
     let endless = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
     let status =
@@ -146,7 +146,7 @@ async fn an_answer_without_content_gives_the_lock_back_whatever_its_body_says() 
 }
 
 #[tokio::test]
-async fn a_stream_holds_the_lock_to_its_end_and_its_end_is_seen_with_the_key_free() {
+async fn stream_holds_to_its_end_and_ends_after_the_release() {
     let (store, locks) = store_and_locks();
     for (what, exact, last) in [
         ("the end itself", None, None),
@@ -179,7 +179,7 @@ async fn a_stream_holds_the_lock_to_its_end_and_its_end_is_seen_with_the_key_fre
 }
 
 #[tokio::test]
-async fn a_body_that_fails_gives_the_lock_back() {
+async fn failed_body_releases_the_lock() {
     let (store, locks) = store_and_locks();
     // After the head, and before it.
     for before in [false, true] {
@@ -229,7 +229,7 @@ impl HttpBody for Short {
 
 /// The client must not take a part for the whole, though all of it was at hand before the head was sent.
 #[tokio::test]
-async fn a_body_that_breaks_its_word_is_not_made_complete() {
+async fn body_shorter_than_announced_is_not_made_complete() {
     let locks = LockManager::in_memory();
     let short = |fails| {
         let frames = (0..4).map(|_| Frame::data(Bytes::from_static(b"0123456789"))).collect();
@@ -253,7 +253,7 @@ async fn a_body_that_breaks_its_word_is_not_made_complete() {
 
 /// A transaction in a body is rolled back or committed before the next request looks.
 #[tokio::test]
-async fn what_a_body_owns_is_gone_before_the_next_section_begins() {
+async fn body_is_dropped_before_the_next_section_starts() {
     struct Owned(Arc<MemoryStore>, Arc<AtomicUsize>);
     impl Drop for Owned {
         fn drop(&mut self) {
@@ -327,7 +327,7 @@ impl<O: Unpin + Send> HttpBody for Keeps<O> {
 }
 
 #[tokio::test]
-async fn a_body_that_is_dropped_gives_the_lock_back() {
+async fn dropped_body_releases_the_lock() {
     let (store, locks) = store_and_locks();
     let (tell, frames) = mpsc::unbounded_channel();
     let mut body = answer(&locks, Told { frames, exact: None }).await.into_body();
@@ -342,7 +342,7 @@ async fn a_body_that_is_dropped_gives_the_lock_back() {
 
 /// hyper would send a `Content-Length` for a body that has become exact, and then no trailers.
 #[tokio::test]
-async fn a_size_stays_exact_where_it_was_and_is_not_made_exact() {
+async fn size_hint_stays_as_exact_as_it_was() {
     let locks = LockManager::in_memory();
     let size = |body: &dyn HttpBody<Data = Bytes, Error = axum::BoxError>| body.size_hint().exact();
     assert_eq!(size(&*answer(&locks, Body::empty()).await.into_body()), Some(0));
@@ -364,7 +364,7 @@ async fn a_size_stays_exact_where_it_was_and_is_not_made_exact() {
 
 /// The client asks again the moment it knows that the answer is complete: it never meets its own lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_has_its_answer_never_meets_its_own_lock() {
+async fn client_never_meets_the_lock_of_its_previous_request() {
     let (store, locks) = store_and_locks();
     // As long as a round trip to a store elsewhere.
     store.on(StoreOp::Release).latency(Duration::from_millis(2));
@@ -415,7 +415,7 @@ async fn a_client_that_has_its_answer_never_meets_its_own_lock() {
 }
 
 #[tokio::test]
-async fn trailers_behind_a_chunked_stream_arrive() {
+async fn trailers_after_a_chunked_stream_arrive() {
     let (store, locks) = store_and_locks();
     let stream = || {
         let frames = stream::unfold(0, |n| async move {
@@ -439,7 +439,7 @@ async fn trailers_behind_a_chunked_stream_arrive() {
 
 /// The release never takes more of a finished answer's time than this.
 #[tokio::test(start_paused = true)]
-async fn a_finished_answer_waits_for_its_release_a_quarter_of_a_second_at_most() {
+async fn complete_response_waits_250_ms_at_most_for_its_release() {
     let (store, locks) = store_and_locks();
     store.on(StoreOp::Release).pause_before();
     let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
@@ -454,7 +454,7 @@ async fn a_finished_answer_waits_for_its_release_a_quarter_of_a_second_at_most()
 
 /// Body type and error type need nothing that hyper does not ask for.
 #[tokio::test]
-async fn a_body_need_not_be_unpin_nor_its_error_send() {
+async fn body_needs_no_unpin_and_its_error_no_send() {
     struct Odd(std::marker::PhantomPinned);
     struct NotSend(#[expect(dead_code, reason = "that it is there is the point")] std::rc::Rc<()>);
     impl From<NotSend> for axum::BoxError {

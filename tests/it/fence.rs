@@ -58,7 +58,7 @@ async fn written(db: &AnyPool) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_smaller_token_than_one_that_has_written_is_refused_and_the_same_is_not() {
+async fn smaller_fencing_token_is_refused_and_an_equal_one_is_not() {
     let databases = Databases::start("fence").await;
     for url in databases.urls() {
         let db = open_url(&url, SCHEMA).await.expect(&url);
@@ -88,7 +88,7 @@ async fn a_smaller_token_than_one_that_has_written_is_refused_and_the_same_is_no
 }
 
 #[tokio::test]
-async fn two_writers_of_one_key_come_one_after_the_other() {
+async fn two_writers_of_one_key_are_serialized() {
     let databases = Databases::start("fence-row").await;
     for url in databases.urls() {
         let db = open_url(&url, SCHEMA).await.expect(&url);
@@ -113,7 +113,7 @@ async fn two_writers_of_one_key_come_one_after_the_other() {
 
 /// What a transaction has seen may be old: the fence is what stands there now.
 #[tokio::test]
-async fn a_transaction_that_has_looked_before_is_not_let_through_by_what_it_saw() {
+async fn stale_read_does_not_let_a_transaction_through() {
     let databases = Databases::start("fence-snapshot").await;
     for url in databases.urls() {
         let db = open_url(&url, SCHEMA).await.expect(&url);
@@ -133,7 +133,7 @@ async fn a_transaction_that_has_looked_before_is_not_let_through_by_what_it_saw(
 
 /// Keys that are new to the fence get in each other's way in no order.
 #[tokio::test]
-async fn writers_of_many_keys_do_not_break_each_other_off() {
+async fn writers_of_many_keys_do_not_abort_each_other() {
     let databases = Databases::start("fence-many").await;
     for url in databases.urls() {
         let db = open_url(&url, SCHEMA).await.expect(&url);

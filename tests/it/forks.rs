@@ -41,7 +41,7 @@ async fn holder(locks: &LockManager) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_child_process_draws_new_owner_ids_and_holds_nothing_of_its_parent() {
+async fn forked_child_has_new_ids_and_holds_no_locks() {
     let (store, process, locks) = forked();
     let owner = Owner::new();
     let guard = locks.lock(key()).owner(&owner).await.expect("free");
@@ -77,7 +77,7 @@ async fn a_child_process_draws_new_owner_ids_and_holds_nothing_of_its_parent() {
 /// The waiters in the copied table are those of the parent: a guard that is dropped or released
 /// must not hand them the key.
 #[tokio::test(start_paused = true)]
-async fn a_copied_guard_that_is_dropped_hands_nothing_on() {
+async fn dropping_a_forked_guard_hands_nothing_off() {
     for is_released in [false, true] {
         let (store, process, locks) = forked();
         let guard = locks.lock(key()).await.expect("free");
@@ -97,7 +97,7 @@ async fn a_copied_guard_that_is_dropped_hands_nothing_on() {
 
 /// A runtime of one thread is copied with its tasks, and goes on in the child.
 #[tokio::test(start_paused = true)]
-async fn a_child_process_renews_nothing_of_its_parent() {
+async fn forked_child_renews_no_lock_of_its_parent() {
     let (store, process, locks) = forked();
     let guard = locks.lock(key()).await.expect("free");
     // Until nothing but its renewal is left for the watchdog to do.
@@ -110,7 +110,7 @@ async fn a_child_process_renews_nothing_of_its_parent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_was_made_before_the_fork_gets_nothing_after_it() {
+async fn call_made_before_a_fork_gets_no_grant_in_the_child() {
     let (store, process, locks) = forked();
     let owner = Owner::new();
     let _guard = locks.lock(key()).owner(&owner).await.expect("free");
@@ -122,7 +122,7 @@ async fn a_call_that_was_made_before_the_fork_gets_nothing_after_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_child_process_has_an_inbox_of_its_own() {
+async fn forked_child_subscribes_to_its_own_channel() {
     let store = Arc::new(MemoryStore::new());
     let [parent, child] = [PARENT, CHILD].map(|later| {
         let process = Arc::new(AtomicU32::new(PARENT));

@@ -112,7 +112,7 @@ impl Standstill {
 }
 
 #[tokio::test]
-async fn thirty_families_claim_at_three_instances_and_each_is_paid_once() {
+async fn claims_at_three_instances_are_each_paid_once() {
     const FAMILIES: usize = 30;
     const MEMBERS: usize = 10;
     let Some(redis) = redis("three instances of reward_claim").await else { return };
@@ -158,7 +158,7 @@ async fn thirty_families_claim_at_three_instances_and_each_is_paid_once() {
 }
 
 #[tokio::test]
-async fn buyers_at_three_instances_are_sold_what_there_is_and_the_rest_are_told() {
+async fn buyers_at_three_instances_never_oversell() {
     const BUYERS: usize = 12;
     let Some(redis) = redis("three instances of stock_sale").await else { return };
     let databases = Databases::start("instances-stock").await;
@@ -182,7 +182,7 @@ async fn buyers_at_three_instances_are_sold_what_there_is_and_the_rest_are_told(
 }
 
 #[tokio::test]
-async fn three_machines_start_the_nightly_mail_a_tenth_of_a_second_apart_and_each_customer_gets_one() {
+async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
     let Some(redis) = redis("three instances of nightly_mail").await else { return };
     let databases = Databases::start("instances-mail").await;
     let one_each = ["ann", "bob", "eve"].map(|customer| (customer.to_owned(), 1));
@@ -215,7 +215,7 @@ async fn three_machines_start_the_nightly_mail_a_tenth_of_a_second_apart_and_eac
 
 /// A deploy: the process ends by itself, those who wait are told, and nobody finds a key taken afterwards.
 #[tokio::test]
-async fn an_instance_that_is_told_to_stop_rejects_its_waiters_and_frees_its_keys_before_it_exits() {
+async fn terminated_instance_rejects_waiters_and_frees_its_keys() {
     let Some(redis) = redis("an instance that is told to stop").await else { return };
     let file = File::new("instances-stop");
     let mut command = example("stock_sale").await;

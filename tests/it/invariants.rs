@@ -47,7 +47,7 @@ async fn i1_a_key_is_freed_only_for_the_acquisition_that_holds_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn i2_nothing_is_asked_of_the_store_without_room_for_its_way_back() {
+async fn i2_no_acquire_without_capacity_for_its_release() {
     let (store, locks) = store_and_locks();
     store.on(StoreOp::Release).fault(Fault::Hang);
     for n in 0..10_000 {
@@ -64,7 +64,7 @@ async fn i2_nothing_is_asked_of_the_store_without_room_for_its_way_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn i3_a_deadline_counts_from_before_the_question_to_which_it_was_the_answer() {
+async fn i3_a_deadline_counts_from_before_its_request_was_sent() {
     const SLOW: Duration = Duration::from_millis(450);
     let store = TestStore::new();
     let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
@@ -93,7 +93,7 @@ async fn i3_a_deadline_counts_from_before_the_question_to_which_it_was_the_answe
 }
 
 #[tokio::test(start_paused = true)]
-async fn i4_held_is_claimed_only_before_the_deadline_and_only_the_stores_word_moves_it() {
+async fn i4_held_only_before_a_deadline_that_only_replies_extend() {
     let (store, locks) = store_and_locks();
     let guard = locks.lock(key()).await.expect("free");
     let view = guard.held_lock();
@@ -112,7 +112,7 @@ async fn i4_held_is_claimed_only_before_the_deadline_and_only_the_stores_word_mo
 }
 
 #[tokio::test(start_paused = true)]
-async fn i5_lost_fires_at_the_deadline_at_the_latest_and_never_un_fires() {
+async fn i5_loss_fires_by_the_deadline_and_is_final() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, locks) = store_and_locks();
         let guard = locks.lock(key()).await.expect("free");
@@ -135,7 +135,7 @@ async fn i5_lost_fires_at_the_deadline_at_the_latest_and_never_un_fires() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn i6_the_deadline_is_compared_before_every_poll() {
+async fn i6_the_deadline_is_checked_before_every_poll() {
     let clock = Clock::default();
     let store = TestStore::with_clock(clock.clone());
     let locks = LockManager::builder(store).clock(clock.clone()).build();
@@ -159,7 +159,7 @@ async fn i6_the_deadline_is_compared_before_every_poll() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn i7_events_may_be_lost_doubled_or_late_and_what_stands_in_the_store_decides() {
+async fn i7_events_are_hints_and_the_store_decides() {
     for events in [Fault::Fail, Fault::Duplicate, Fault::Delay(Duration::from_millis(700))] {
         let store = TestStore::new();
         store.fault_events(events);
@@ -187,7 +187,7 @@ async fn i7_events_may_be_lost_doubled_or_late_and_what_stands_in_the_store_deci
 }
 
 #[tokio::test(start_paused = true)]
-async fn i8_what_may_have_been_granted_is_given_back() {
+async fn i8_a_possible_grant_is_released() {
     for fault in [Fault::LoseReply, Fault::Hang, Fault::Delay(Duration::from_millis(490)), Fault::Duplicate] {
         for dropped in [false, true] {
             let (store, locks) = store_and_locks();
@@ -208,7 +208,7 @@ async fn i8_what_may_have_been_granted_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn i9_each_grant_is_given_back_exactly_once_and_a_drop_never_waits_or_panics() {
+async fn i9_each_grant_is_released_once_and_drop_never_blocks() {
     let (store, locks) = store_and_locks();
     for n in 0..100 {
         let guard = locks.lock(("n", n)).await.expect("free");
@@ -234,7 +234,7 @@ async fn i9_each_grant_is_given_back_exactly_once_and_a_drop_never_waits_or_pani
 }
 
 #[tokio::test(start_paused = true)]
-async fn i10_the_key_of_a_section_that_ended_badly_is_given_on_after_the_lock_delay() {
+async fn i10_an_aborted_section_blocks_for_the_lock_delay() {
     const DELAY: Duration = Duration::from_secs(3);
     for how in ["dropped", "panicked", "aborted", "limit reached", "taken away"] {
         let (store, locks) = store_and_locks();
@@ -272,7 +272,7 @@ async fn i10_the_key_of_a_section_that_ended_badly_is_given_on_after_the_lock_de
 }
 
 #[tokio::test(start_paused = true)]
-async fn i11_lines_waits_and_memory_have_bounds() {
+async fn i11_queues_waits_and_memory_are_bounded() {
     let (store, locks) = store_and_locks();
     let held = locks.lock(key()).await.expect("free");
     let mut calls = tokio::task::JoinSet::new();

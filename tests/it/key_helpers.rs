@@ -63,7 +63,7 @@ async fn outcome(app: &Router, request: Request<Body>) -> Result<String, (Status
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_to_four_fields_of_any_place_make_one_key() {
+async fn one_to_four_fields_of_any_location_make_one_key() {
     let locks = &LockManager::in_memory();
     let request = || {
         Request::post("/o/7?line=3&x=%4B%C3%A4se+1")
@@ -107,7 +107,7 @@ async fn one_to_four_fields_of_any_place_make_one_key() {
 
 /// Whatever a client writes for one value, wherever it writes it: one key, or an answer that no handler has given.
 #[tokio::test(start_paused = true)]
-async fn spellings_of_one_text_give_one_key_or_are_refused() {
+async fn equal_field_texts_give_one_key_or_are_rejected() {
     use FieldProblem::{Empty, NonCanonicalNumber, SurroundingWhitespace};
 
     let locks = &LockManager::in_memory();
@@ -175,7 +175,7 @@ async fn spellings_of_one_text_give_one_key_or_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_field_that_is_missing_or_there_twice_is_refused() {
+async fn missing_and_duplicate_fields_are_rejected() {
     use FieldProblem::{Duplicate, Missing, NotText};
 
     let locks = &LockManager::in_memory();
@@ -232,7 +232,7 @@ async fn a_field_that_is_missing_or_there_twice_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_json_value_is_a_string_an_integer_or_a_bool() {
+async fn json_field_is_a_string_an_integer_or_a_bool() {
     use FieldProblem::{
         Duplicate, InvalidJson, Missing, NonCanonicalNumber, NotAnObject, SurroundingWhitespace, WrongType,
     };
@@ -316,7 +316,7 @@ fn json_request(body: &'static str) -> Request<Body> {
 
 /// What the handler makes of a text is what is locked, or the handler does not run.
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_parses_a_number_sees_the_number_that_is_locked() {
+async fn parsed_number_in_the_handler_is_the_locked_number() {
     #[derive(Deserialize)]
     struct Id<T> {
         id: T,
@@ -377,7 +377,7 @@ async fn a_handler_that_parses_a_number_sees_the_number_that_is_locked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_names_the_field_and_what_is_wrong_and_never_its_value() {
+async fn field_rejection_names_field_and_problem_but_not_value() {
     let (store, locks) = store_and_locks();
     let layer = LockLayer::new(&locks, key::from_fields("n", (key::header("x-tenant"), key::json_field("family_id"))));
     let app = Router::new().route("/", post(show_key).route_layer(layer.clone())).route(
@@ -405,7 +405,7 @@ async fn a_refusal_names_the_field_and_what_is_wrong_and_never_its_value() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_is_read_once_for_all_its_fields_and_given_on_byte_for_byte() {
+async fn body_is_read_once_for_all_fields_and_replayed() {
     const BODY: &str = " {\"b\" :\"x\\u0031\",\"a\": 1 ,\"c\":[1.50, \"\\u00e9\"]}\n";
 
     async fn echo(lock: HeldLock, request: AnyRequest) -> String {
@@ -424,7 +424,7 @@ async fn a_body_is_read_once_for_all_its_fields_and_given_on_byte_for_byte() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_for_fields_is_read_within_the_routes_own_limit() {
+async fn fields_read_the_body_within_the_limit_of_the_route() {
     let (store, locks) = store_and_locks();
     let app = Router::new()
         .route("/", post(show_key).route_layer(LockLayer::new(&locks, key::from_fields("n", key::json_field("id")))))
@@ -437,13 +437,13 @@ async fn a_body_for_fields_is_read_within_the_routes_own_limit() {
 
 #[test]
 #[should_panic(expected = "\"x tenant\" is not the name of a header")]
-fn a_header_that_cannot_be_is_refused_when_the_routes_are_made() {
+fn invalid_header_name_panics_when_routes_are_built() {
     let _ = key::header("x tenant");
 }
 
 /// Whoever reads the answer may not be who can mend it: the name of a type is for the log.
 #[tokio::test(start_paused = true)]
-async fn a_missing_extension_does_not_tell_a_client_the_name_of_its_type() {
+async fn missing_extension_does_not_reveal_its_type_name() {
     let layer = LockLayer::new(&LockManager::in_memory(), key::from_fields("n", key::extension::<TenantId>()));
     let app = Router::new().route("/", any(show_key).layer(layer));
     let answer = send(&app, Request::post("/").body(Body::empty()).expect("a request")).await;

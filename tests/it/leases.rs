@@ -26,7 +26,7 @@ async fn kept(locks: &LockManager) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_is_set_is_what_a_crash_costs_and_all_else_follows_it() {
+async fn lease_setting_bounds_the_cost_of_a_crash() {
     let store = TestStore::new();
     let locks = LockManager::builder(store.clone()).lease(ms(2_000)).build();
     let guard = locks.lock(key()).await.expect("free");
@@ -43,7 +43,7 @@ async fn a_lease_that_is_set_is_what_a_crash_costs_and_all_else_follows_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_lease_is_renewed_seldom() {
+async fn long_lease_is_renewed_seldom() {
     let store = TestStore::new();
     let locks = LockManager::builder(store.clone()).lease(Duration::from_secs(600)).build();
     let guard = locks.lock(key()).await.expect("free");
@@ -55,7 +55,7 @@ async fn a_long_lease_is_renewed_seldom() {
 }
 
 #[test]
-fn a_lease_that_is_too_short_or_too_long_is_told_of_when_it_is_set() {
+fn invalid_lease_panics_when_it_is_set() {
     for wrong in [Duration::ZERO, ms(1_999), ms(600_001), Duration::MAX] {
         let set = std::panic::catch_unwind(|| LockManager::builder(TestStore::new()).lease(wrong));
         let text = set.expect_err("refused").downcast::<String>().expect("a text");
@@ -67,7 +67,7 @@ fn a_lease_that_is_too_short_or_too_long_is_told_of_when_it_is_set() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fixed_lease_is_kept_for_as_long_as_it_needs_and_runs_to_its_end() {
+async fn fixed_lease_runs_to_its_end_and_no_longer() {
     let (store, locks) = store_and_locks();
     // As slow as an answer may be.
     store.on(StoreOp::Acquire).latency(ms(450));
@@ -85,7 +85,7 @@ async fn a_fixed_lease_is_kept_for_as_long_as_it_needs_and_runs_to_its_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_of_a_fixed_lease_asks_for_no_more_than_it() {
+async fn renewal_of_a_fixed_lease_requests_no_more_than_the_rest() {
     let (store, locks) = store_and_locks();
     let guard = locks.lock(key()).lease(Lease::Fixed(ms(5_000))).await.expect("free");
     sleep(ms(4_500)).await;
@@ -97,7 +97,7 @@ async fn a_renewal_of_a_fixed_lease_asks_for_no_more_than_it() {
 /// Each section has what it needs, and no more: where the next one needs something else, the store
 /// is asked first.
 #[tokio::test(start_paused = true)]
-async fn a_handoff_to_a_section_with_another_lease_asks_the_store() {
+async fn handoff_to_another_lease_asks_the_store() {
     let (store, locks) = store_and_locks();
     let fixed = || locks.lock(key()).lease(Lease::Fixed(ms(5_000)));
     let first = fixed().await.expect("free");
@@ -127,7 +127,7 @@ async fn a_handoff_to_a_section_with_another_lease_asks_the_store() {
 
 /// Until the store has answered, it keeps the key for what the section before needed.
 #[tokio::test(start_paused = true)]
-async fn a_section_that_needs_a_longer_lease_begins_after_the_answer_that_extends_it() {
+async fn section_with_a_longer_lease_starts_after_the_extension() {
     for revoked in [false, true] {
         let (store, locks) = store_and_locks();
         // Enough of it is left to begin with, and it is not what the next one needs.
@@ -155,7 +155,7 @@ async fn a_section_that_needs_a_longer_lease_begins_after_the_answer_that_extend
 
 /// The renewal was sent for the short lease, and is answered when the grant has the long one.
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_was_sent_before_the_lease_grew_counts_for_what_it_asked_for() {
+async fn renewal_before_a_longer_lease_counts_as_requested() {
     let (store, locks) = store_and_locks();
     let first = locks.lock(key()).lease(Lease::Fixed(ms(3_000))).await.expect("free");
     let next = tokio::spawn(locks.lock(key()).into_future());

@@ -20,7 +20,7 @@ fn key() -> LockKey {
 }
 
 #[tokio::test]
-async fn a_key_is_held_by_one_and_other_keys_are_free() {
+async fn key_has_one_holder_and_other_keys_are_free() {
     let locks = LockManager::in_memory();
     let guard = locks.try_lock(key()).await.expect("free");
     let error = locks.try_lock(key()).await.expect_err("held");
@@ -36,7 +36,7 @@ async fn a_key_is_held_by_one_and_other_keys_are_free() {
 
 /// A call that comes before the store has answered waits for that answer: nobody meets his own lock.
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_is_given_back_can_be_taken_again_at_once() {
+async fn released_lock_can_be_acquired_at_once() {
     let (store, locks) = store_and_locks();
     store.on(StoreOp::Release).latency(Duration::from_millis(2));
     for _ in 0..10 {
@@ -54,7 +54,7 @@ async fn a_lock_that_is_given_back_can_be_taken_again_at_once() {
 
 /// I10: whether it was the end of the work or the middle of it, nobody can tell.
 #[tokio::test(start_paused = true)]
-async fn a_dropped_guard_gives_its_key_back_without_waiting_and_it_is_free_after_the_lock_delay() {
+async fn dropped_guard_releases_after_the_lock_delay() {
     let (store, locks) = store_and_locks();
     for delay in [1000, 300, 0] {
         drop(locks.try_lock(key()).lock_delay(Duration::from_millis(delay)).await.expect("free"));
@@ -70,7 +70,7 @@ async fn a_dropped_guard_gives_its_key_back_without_waiting_and_it_is_free_after
 
 /// It is renewed, so it never runs for less than two thirds of its lease.
 #[tokio::test(start_paused = true)]
-async fn the_lease_of_a_holder_is_told_as_it_is_renewed() {
+async fn reported_lease_follows_renewals() {
     let locks = LockManager::in_memory();
     let _held = locks.try_lock(key()).await.expect("free");
     for seconds in [5, 20, 25, 45] {
@@ -83,7 +83,7 @@ async fn the_lease_of_a_holder_is_told_as_it_is_renewed() {
 
 /// I3: what the answer took on its way is not counted on.
 #[tokio::test(start_paused = true)]
-async fn a_deadline_counts_from_before_the_store_was_asked() {
+async fn deadline_counts_from_before_the_request_was_sent() {
     let (store, locks) = store_and_locks();
     store.on(StoreOp::Acquire).pause_after();
     let call = tokio::spawn(locks.try_lock(key()).into_future());
@@ -96,7 +96,7 @@ async fn a_deadline_counts_from_before_the_store_was_asked() {
 
 /// Who does not wait waits for that alone; and if it is not known in time, it is told so.
 #[tokio::test(start_paused = true)]
-async fn a_give_back_that_hangs_is_waited_for_a_second() {
+async fn request_waits_one_second_for_a_hanging_release() {
     let (store, locks) = store_and_locks();
     store.on(StoreOp::Release).pause_before();
     drop(locks.try_lock(key()).await.expect("free").release());
@@ -110,7 +110,7 @@ async fn a_give_back_that_hangs_is_waited_for_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_waits_half_a_minute_if_nothing_else_is_said() {
+async fn lock_waits_30_seconds_by_default() {
     let locks = LockManager::in_memory();
     let _held = locks.try_lock(key()).await.expect("free");
     for (call, seconds) in [
@@ -134,7 +134,7 @@ async fn lock_waits_half_a_minute_if_nothing_else_is_said() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiters_in_a_process_are_served_in_order_and_know_who_was_before_them() {
+async fn local_waiters_are_served_in_order() {
     let locks = LockManager::in_memory();
     let held = locks.try_lock(key()).await.expect("free");
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -171,7 +171,7 @@ async fn waiters_in_a_process_are_served_in_order_and_know_who_was_before_them()
 
 /// Dropped at each await of an acquisition: in the line, while the store is asked, with the answer on its way.
 #[tokio::test(start_paused = true)]
-async fn a_call_that_is_dropped_leaves_the_key_free() {
+async fn dropped_call_leaves_the_key_free() {
     let (store, locks) = store_and_locks();
 
     // In the line.
@@ -241,7 +241,7 @@ async fn two_handles_on_one_store_exclude_each_other() {
 
 /// Nobody gives it back, and nobody renews it: its runtime is gone, and so might be its machine.
 #[test]
-fn a_holder_that_dies_blocks_for_its_lease_and_no_longer() {
+fn dead_holder_blocks_for_its_lease_and_no_longer() {
     let store = Arc::new(MemoryStore::new());
     let runtime =
         || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
@@ -257,7 +257,7 @@ fn a_holder_that_dies_blocks_for_its_lease_and_no_longer() {
 }
 
 #[test]
-fn a_guard_can_be_given_back_where_no_runtime_is_and_after_its_own_is_gone() {
+fn guard_can_be_released_without_its_runtime() {
     let locks = LockManager::in_memory();
     let take = || locks.try_lock(key()).lock_delay(Duration::ZERO).into_future();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -290,7 +290,7 @@ fn a_guard_can_be_given_back_where_no_runtime_is_and_after_its_own_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_fails_says_so_and_is_repeated() {
+async fn failed_release_is_reported_and_repeated() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
     store.fault_all(Fault::Fail);
@@ -304,7 +304,7 @@ async fn a_release_that_fails_says_so_and_is_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_hangs_is_told_after_half_a_second_and_asked_for_until_it_is_answered() {
+async fn hanging_release_is_reported_and_repeated_until_answered() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
     store.on(StoreOp::Release).pause_before();
@@ -326,7 +326,7 @@ async fn a_release_that_hangs_is_told_after_half_a_second_and_asked_for_until_it
 }
 
 #[test]
-fn the_handle_and_its_parts_can_be_shared() {
+fn handle_and_parts_are_send_and_sync() {
     fn shared<T: Send + Sync + 'static>() {}
     fn cloned<T: Clone>() {}
     shared::<LockManager>();
@@ -339,7 +339,7 @@ fn the_handle_and_its_parts_can_be_shared() {
 
 /// Whoever does not wait waits for that alone, and not longer than it says.
 #[tokio::test(start_paused = true)]
-async fn a_give_back_that_fails_fast_is_waited_for_a_second_too() {
+async fn request_waits_one_second_for_a_failing_release() {
     for seed in 0..20 {
         let store = tower_lock::test_util::TestStore::new();
         let locks = LockManager::builder(store.clone()).seed(seed).build();
@@ -355,7 +355,7 @@ async fn a_give_back_that_fails_fast_is_waited_for_a_second_too() {
 
 /// It is asked on, for as long as the lease lasts, whoever is gone.
 #[tokio::test(start_paused = true)]
-async fn a_give_back_is_repeated_though_the_handle_is_dropped() {
+async fn pending_release_outlives_the_handle() {
     let (store, locks) = store_and_locks();
     let guard = locks.lock(key()).await.expect("free");
     store.on(StoreOp::Release).fault(Fault::Fail);
@@ -371,7 +371,7 @@ mod runtimes_that_end {
 
     /// Nobody can renew it there, but nobody hangs either.
     #[test]
-    fn a_lock_in_memory_can_be_taken_where_no_runtime_is() {
+    fn memory_lock_works_without_a_runtime() {
         let locks = LockManager::in_memory();
         for _ in 0..3 {
             let taken = futures_util::FutureExt::now_or_never(locks.try_lock(key()).into_future());
@@ -386,7 +386,7 @@ mod runtimes_that_end {
 
     /// What was to wake it goes with another one's runtime.
     #[test]
-    fn a_waiter_has_its_turn_though_another_runtime_ends() {
+    fn waiter_outlives_the_end_of_another_runtime() {
         let locks = LockManager::in_memory();
         let first = paused();
         let guard = first.block_on(locks.lock(key()).into_future()).expect("free");
@@ -405,7 +405,7 @@ mod runtimes_that_end {
     }
 
     #[test]
-    fn a_lock_is_renewed_though_the_runtime_of_the_watchdog_ends() {
+    fn renewal_outlives_the_runtime_of_the_watchdog() {
         let locks = LockManager::in_memory();
         let first = paused();
         let _one = first.block_on(locks.lock(("n", 1)).into_future()).expect("free");
@@ -419,7 +419,7 @@ mod runtimes_that_end {
     }
 
     #[test]
-    fn what_was_not_given_back_is_forgotten_when_its_lease_is_over() {
+    fn pending_release_is_dropped_at_the_end_of_the_lease() {
         let (store, locks) = store_and_locks();
         let first = paused();
         let guards: Vec<_> =

@@ -47,7 +47,7 @@ mod support;
 
 #[cfg(not(all(feature = "metrics", feature = "redis")))]
 #[test]
-fn metrics_and_redis_are_tested_with_all_features() {
+fn suite_runs_with_all_features() {
     use std::io::Write as _;
     // Past the harness, which shows what a test prints only if it fails.
     writeln!(std::io::stderr(), "skipped  metrics and Redis: cargo test --all-features").expect("a stderr");

@@ -28,7 +28,7 @@ fn revoked(owner: &AcquisitionId) -> StoreEvent {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_forged_offer_frees_nothing_that_another_process_holds() {
+async fn forged_offer_does_not_free_a_held_key() {
     let store = TestStore::new();
     let (one, other) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let guard = one.lock(key()).await.expect("free");
@@ -47,7 +47,7 @@ async fn a_forged_offer_frees_nothing_that_another_process_holds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_forged_revocation_is_asked_about_and_ends_nothing() {
+async fn forged_revocation_is_verified_and_ends_nothing() {
     let (store, locks) = store_and_locks();
     let guard = locks.lock(key()).await.expect("free");
     let owner = holder(&locks).await;
@@ -69,7 +69,7 @@ async fn a_forged_revocation_is_asked_about_and_ends_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_revocation_that_the_store_confirms_ends_its_section_at_once_whatever_else_is_told() {
+async fn confirmed_revocation_ends_its_section_at_once() {
     let (store, locks) = store_and_locks();
     let operator = LockManager::new(store.clone());
     let guard = locks.lock(key()).await.expect("free");
@@ -91,7 +91,7 @@ async fn a_revocation_that_the_store_confirms_ends_its_section_at_once_whatever_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_revocation_that_the_store_does_not_answer_leaves_the_section_its_deadline() {
+async fn unverified_revocation_leaves_the_deadline() {
     let (store, locks) = store_and_locks();
     let guard = locks.lock(key()).await.expect("free");
     let (asked, owner) = (Instant::now(), holder(&locks).await);
@@ -102,7 +102,7 @@ async fn a_revocation_that_the_store_does_not_answer_leaves_the_section_its_dead
 }
 
 #[tokio::test(start_paused = true)]
-async fn gaps_in_the_messages_are_told_to_those_who_wait_once_in_a_tenth_of_a_second() {
+async fn gap_notifications_are_limited_to_ten_per_second() {
     let (store, locks) = store_and_locks();
     let other = LockManager::new(store.clone());
     let guard = other.lock(key()).await.expect("free");

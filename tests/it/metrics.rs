@@ -147,7 +147,7 @@ fn the_names_and_labels_of_all_metrics_are_these() {
 }
 
 #[test]
-fn what_is_held_and_what_waits_is_counted_down_again() {
+fn gauges_of_holders_and_waiters_return_to_zero() {
     watched(async |snapshotter| {
         let (_store, locks) = store_and_locks();
         for n in 0..5 {

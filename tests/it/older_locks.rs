@@ -37,7 +37,7 @@ impl OlderLock {
 
 /// Step 1.
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_crashed_does_not_block_for_ever() {
+async fn crashed_holder_does_not_block_forever() {
     let older = OlderLock::default();
     assert!(older.set_nx("k", 1, None));
     sleep(Duration::from_secs(1_000_000)).await;
@@ -59,7 +59,7 @@ async fn a_holder_that_crashed_does_not_block_for_ever() {
 
 /// Step 2.
 #[tokio::test(start_paused = true)]
-async fn a_late_holder_does_not_free_somebody_elses_lock() {
+async fn late_holder_does_not_release_the_next_lock() {
     let older = OlderLock::default();
     assert!(older.set_nx("k", 1, Some(Duration::from_secs(30))));
     sleep(Duration::from_secs(31)).await;
@@ -79,7 +79,7 @@ async fn a_late_holder_does_not_free_somebody_elses_lock() {
 
 /// Step 3.
 #[tokio::test(start_paused = true)]
-async fn a_section_that_is_longer_than_the_lease_stays_alone() {
+async fn section_longer_than_the_lease_stays_exclusive() {
     let older = OlderLock::default();
     assert!(older.set_nx("k", 1, Some(Duration::from_secs(30))));
     sleep(Duration::from_secs(40)).await;
@@ -98,7 +98,7 @@ async fn a_section_that_is_longer_than_the_lease_stays_alone() {
 
 /// Step 3, the other way: who says how long it may take is held to it.
 #[tokio::test(start_paused = true)]
-async fn a_fixed_lease_ends_and_its_holder_learns_of_it() {
+async fn holder_learns_of_the_end_of_a_fixed_lease() {
     let (_store, locks) = store_and_locks();
     let guard = locks.lock(key()).lease(Lease::Fixed(Duration::from_secs(60))).await.expect("free");
     let began = Instant::now();
@@ -111,7 +111,7 @@ async fn a_fixed_lease_ends_and_its_holder_learns_of_it() {
 
 /// Step 4.
 #[tokio::test(start_paused = true)]
-async fn an_owner_that_calls_itself_does_not_wait_for_itself() {
+async fn owner_does_not_deadlock_with_itself() {
     let older = OlderLock::default();
     assert!(older.set_nx("k", 1, None));
     assert!(!older.set_nx("k", 1, None), "it is its own enemy");
@@ -136,7 +136,7 @@ async fn an_owner_that_calls_itself_does_not_wait_for_itself() {
 
 /// Step 5.
 #[tokio::test(start_paused = true)]
-async fn who_waits_sleeps_and_is_woken_by_the_release() {
+async fn waiter_sleeps_until_the_release_wakes_it() {
     let store = TestStore::new();
     let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let guard = one.lock(key()).await.expect("free");

@@ -22,7 +22,7 @@ fn key() -> LockKey {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_can_be_asked_who_has_a_key_since_when_for_how_long_and_how_many_wait() {
+async fn inspect_reports_holder_lease_and_waiters() {
     let store = TestStore::new();
     let one = LockManager::builder(store.clone()).instance("api 7/f3").build();
     let two = LockManager::new(store.clone());
@@ -52,7 +52,7 @@ async fn it_can_be_asked_who_has_a_key_since_when_for_how_long_and_how_many_wait
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_that_is_taken_away_breaks_its_holder_off_and_stays_taken_for_the_lock_delay() {
+async fn forced_release_aborts_the_holder_and_keeps_the_lock_delay() {
     let (store, locks) = store_and_locks();
     let operator = LockManager::new(store.clone());
     assert_eq!(operator.force_release(key()).await.expect("up"), ForceReleaseReply::Free, "nobody had it");
@@ -81,7 +81,7 @@ async fn a_key_that_is_taken_away_breaks_its_holder_off_and_stays_taken_for_the_
 
 /// `min_hold(1 day)` set by mistake blocks a key for a day: `force_release` ends that.
 #[tokio::test(start_paused = true)]
-async fn a_key_that_only_a_minimum_hold_blocks_is_freed_by_force() {
+async fn force_release_ends_a_minimum_hold() {
     let (_store, locks) = store_and_locks();
     let day = Duration::from_secs(24 * 3600);
     locks.lock(key()).min_hold(day).await.expect("free").release().await.expect("up");
@@ -95,7 +95,7 @@ async fn a_key_that_only_a_minimum_hold_blocks_is_freed_by_force() {
 
 /// An operator repeats a call whose answer was lost, and the holder has not heard of the first one.
 #[tokio::test(start_paused = true)]
-async fn a_second_force_release_does_not_end_the_lock_delay_of_the_first() {
+async fn second_force_release_keeps_the_first_lock_delay() {
     let (store, locks) = store_and_locks();
     let operator = LockManager::new(store.clone());
     store.fault_events(Fault::Fail);
@@ -116,7 +116,7 @@ async fn a_second_force_release_does_not_end_the_lock_delay_of_the_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_readiness_probe_reports_what_the_store_reports() {
+async fn health_reports_the_health_of_the_store() {
     let (store, locks) = store_and_locks();
     locks.health().await.expect("up");
     store.fault_all(Fault::Fail);
@@ -127,7 +127,7 @@ async fn a_readiness_probe_reports_what_the_store_reports() {
 
 /// Twice the time of a call without a reply, and the request is rejected.
 #[tokio::test(start_paused = true)]
-async fn a_call_may_take_as_long_as_its_store_allows() {
+async fn call_timeout_is_that_of_the_store() {
     let store = TestStore::with_call_timeout(Duration::from_secs(2));
     let locks = LockManager::new(store.clone());
     store.on(StoreOp::Acquire).latency(Duration::from_millis(1_900));
@@ -141,7 +141,7 @@ async fn a_call_may_take_as_long_as_its_store_allows() {
 
 /// Events may be lost: then the next renewal tells.
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_did_not_hear_that_its_key_was_taken_away_learns_it_with_its_next_renewal() {
+async fn holder_learns_of_a_revocation_by_its_next_renewal() {
     let (store, locks) = store_and_locks();
     store.fault_events(Fault::Fail);
     let guard = locks.lock(key()).await.expect("free");
@@ -155,7 +155,7 @@ async fn a_holder_that_did_not_hear_that_its_key_was_taken_away_learns_it_with_i
 
 /// Whoever waits is told so, what is held may end, and everything is given back.
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_refuses_what_is_new_and_lets_holders_finish() {
+async fn shutdown_rejects_new_calls_and_lets_holders_finish() {
     let store = TestStore::new();
     let (locks, other) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let elsewhere = other.lock(("n", 0)).await.expect("free");
@@ -197,7 +197,7 @@ async fn a_shutdown_refuses_what_is_new_and_lets_holders_finish() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn holders_that_outlive_the_budget_are_counted_and_left_alone() {
+async fn shutdown_counts_holders_that_outlive_its_budget() {
     let (store, locks) = store_and_locks();
     let guards = [locks.lock(("n", 1)).await.expect("free"), locks.lock(("n", 2)).await.expect("free")];
     let quick = locks.lock(("n", 3)).await.expect("free");
@@ -217,7 +217,7 @@ async fn holders_that_outlive_the_budget_are_counted_and_left_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_waits_for_what_is_given_back_and_answers_503() {
+async fn shutdown_waits_for_releases_and_responds_503() {
     let (store, locks) = store_and_locks();
     let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
     store.on(StoreOp::Release).latency(Duration::from_millis(300));
@@ -234,7 +234,7 @@ async fn a_shutdown_waits_for_what_is_given_back_and_answers_503() {
 
 /// Requests come and go all the time, half of them leave; in the middle of it the service stops.
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_under_load_leaves_nothing() {
+async fn shutdown_under_load_leaves_nothing() {
     let store = TestStore::new();
     store.on(StoreOp::Acquire).latency(Duration::from_millis(3));
     store.on(StoreOp::Release).latency(Duration::from_millis(2));
@@ -284,7 +284,7 @@ fn terminate_this_process() {
 /// A waiter is rejected at once. What does not end within the budget is revoked and released before its end.
 #[cfg(unix)]
 #[tokio::test]
-async fn a_signal_ends_what_is_held_within_its_budget() {
+async fn signal_starts_a_shutdown_within_its_budget() {
     let store = TestStore::new();
     let (locks, other) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     // The end of the budget is for the releases of what was revoked.
@@ -315,7 +315,7 @@ async fn a_signal_ends_what_is_held_within_its_budget() {
 
 /// As the README has it: the server answers while the locks are shut down, and closes then.
 #[tokio::test]
-async fn a_server_that_is_told_to_stop_finishes_what_it_holds_and_turns_the_rest_away() {
+async fn terminated_server_finishes_holders_and_rejects_the_rest() {
     let (store, locks) = store_and_locks();
     let (go_on, told) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (works, stop) = (Arc::clone(&go_on), Arc::clone(&told));

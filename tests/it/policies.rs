@@ -33,7 +33,7 @@ fn at_will(order: &Arc<Mutex<Vec<String>>>, end: &Arc<Notify>) -> axum::routing:
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_is_refused_at_once_if_nothing_else_is_said() {
+async fn request_is_rejected_at_once_by_default() {
     let locks = LockManager::in_memory();
     let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
     let held = locks.try_lock(("k",)).await.expect("free");
@@ -45,7 +45,7 @@ async fn a_request_is_refused_at_once_if_nothing_else_is_said() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_refused_in_this_process_does_not_reach_the_store() {
+async fn local_rejection_does_not_reach_the_store() {
     let (store, locks) = store_and_locks();
     let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
     let _held = locks.try_lock(("k",)).await.expect("free");
@@ -81,7 +81,7 @@ async fn waiters_are_served_first_come_first_served() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_ends_at_its_limit() {
+async fn wait_ends_at_its_timeout() {
     let locks = LockManager::in_memory();
     let app =
         Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key()).wait(A_WHILE)));
@@ -99,7 +99,7 @@ async fn a_wait_ends_at_its_limit() {
 
 /// Route, nearest `LockManagerLayer`, outer `LockManagerLayer`, `LockManager`, default: each wins over what is behind it.
 #[tokio::test(start_paused = true)]
-async fn the_nearest_setting_wins() {
+async fn nearest_setting_wins() {
     const fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
@@ -155,7 +155,7 @@ async fn the_nearest_setting_wins() {
 
 /// RFC 7240
 #[tokio::test(start_paused = true)]
-async fn a_client_chooses_how_long_it_waits_where_it_may() {
+async fn client_chooses_its_wait_where_allowed() {
     const fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
@@ -212,7 +212,7 @@ impl HasLockKey for Anything {
 
 /// How a request is told is inherited as how it behaves.
 #[tokio::test(start_paused = true)]
-async fn the_nearest_answer_wins() {
+async fn nearest_rejection_handler_wins() {
     let locks = LockManager::in_memory();
     let _held = locks.try_lock(("k",)).await.expect("free");
     let say = |status: StatusCode| move |_: &tower_lock::Rejection| status.into_response();
@@ -233,7 +233,7 @@ async fn the_nearest_answer_wins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_skipped_runs_without_a_lock_and_nothing_else_does() {
+async fn only_skipped_requests_run_without_a_lock() {
     async fn is_locked(lock: Option<HeldLock>) -> String {
         lock.is_some().to_string()
     }
@@ -266,7 +266,7 @@ async fn what_is_skipped_runs_without_a_lock_and_nothing_else_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_leaves_while_it_waits_is_out_of_the_line_and_its_handler_never_starts() {
+async fn disconnect_while_waiting_leaves_the_queue() {
     let (store, locks) = store_and_locks();
     let (order, end) = (Arc::default(), Arc::new(Notify::new()));
     let app =
@@ -294,7 +294,7 @@ async fn a_client_that_leaves_while_it_waits_is_out_of_the_line_and_its_handler_
 
 /// The handler is dropped before its lock is given back.
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_is_to_be_dropped_with_its_client_leaves_the_key_free_after_the_lock_delay() {
+async fn cancelled_handler_frees_its_key_after_the_lock_delay() {
     let (store, locks) = store_and_locks();
     let (order, end) = (Arc::default(), Arc::new(Notify::new()));
     let app = Router::new()

@@ -144,7 +144,7 @@ fn at_root(path: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn the_public_api_shows_no_type_of_others_but_those_that_are_written_down() {
+fn public_api_exposes_only_listed_external_types() {
     let Some(api) = Api::read() else { return };
     let met = api.foreign();
     let list = fs::read_to_string(at_root(LIST)).expect(LIST);
@@ -164,7 +164,7 @@ fn the_public_api_shows_no_type_of_others_but_those_that_are_written_down() {
 
 /// `Api::read` builds it so.
 #[test]
-fn docs_rs_is_told_to_show_all_features_and_what_needs_them() {
+fn docs_rs_shows_all_features_and_their_requirements() {
     let manifest = fs::read_to_string(at_root("Cargo.toml")).expect("a manifest");
     let told = manifest.split_once("[package.metadata.docs.rs]\n").expect("a section").1;
     assert!(told.starts_with("all-features = true\nrustdoc-args = [\"--cfg\", \"docsrs\"]\n"), "{told:.100}");

@@ -231,7 +231,7 @@ async fn world(seed: u64) -> (usize, usize) {
 }
 
 #[test]
-fn nobody_is_in_twice_everybody_is_answered_and_nothing_is_left_whatever_goes_wrong() {
+fn random_faults_never_break_exclusion_or_lose_requests() {
     let alone = std::env::var("SEED").ok().map(|seed| seed.parse::<u64>().expect("a number"));
     let (next, end) = alone.map_or((0, SEEDS), |seed| (seed, seed + 1));
     let (next, sections, answers) = (AtomicU64::new(next), AtomicUsize::new(0), AtomicUsize::new(0));
@@ -267,7 +267,7 @@ fn nobody_is_in_twice_everybody_is_answered_and_nothing_is_left_whatever_goes_wr
 
 /// The same seed is the same world.
 #[test]
-fn a_seed_that_failed_can_be_run_again() {
+fn failed_seed_can_be_repeated() {
     let run = |seed| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         runtime.expect("a runtime").block_on(world(seed))
@@ -278,7 +278,7 @@ fn a_seed_that_failed_can_be_run_again() {
 /// So that the referee is seen to bite: two stores that know nothing of each other.
 #[test]
 #[should_panic(expected = "at the same time")]
-fn two_stores_are_found_out() {
+fn checker_detects_two_separate_stores() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(async {
         let referee = Arc::new(Referee::default());

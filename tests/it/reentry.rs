@@ -30,7 +30,7 @@ fn key() -> LockKey {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_owner_has_its_key_once_more_without_asking_anybody() {
+async fn owner_reenters_without_a_store_call() {
     let (store, locks) = store_and_locks();
     let (me, other) = (Owner::new(), Owner::new());
     let first = locks.lock(key()).owner(&me).await.expect("free");
@@ -52,7 +52,7 @@ async fn an_owner_has_its_key_once_more_without_asking_anybody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_guard_that_is_dropped_makes_the_whole_section_end_badly() {
+async fn one_dropped_guard_aborts_the_whole_section() {
     let (store, locks) = store_and_locks();
     let me = Owner::new();
     let outer = locks.lock(key()).owner(&me).await.expect("free");
@@ -66,7 +66,7 @@ async fn one_guard_that_is_dropped_makes_the_whole_section_end_badly() {
 
 /// All of it: two layers with one key, the handler's own call, and what it does in a scope of its own.
 #[tokio::test(start_paused = true)]
-async fn nested_layers_and_the_handler_itself_re_enter() {
+async fn nested_layers_and_the_handler_reenter() {
     let (store, locks) = store_and_locks();
     let handler = async |State(locks): State<LockManager>, lock: HeldLock| {
         let guard = locks.lock(key()).await.expect("the request's own");
@@ -115,7 +115,7 @@ async fn branches_joined_in_one_request_are_one_owner() {
 
 /// It has the extensions of the request, and so the owner; the response is out.
 #[tokio::test(start_paused = true)]
-async fn a_task_that_outlives_its_request_waits_like_a_stranger() {
+async fn task_that_outlives_its_request_is_another_owner() {
     let (store, locks) = store_and_locks();
     let (told, hears) = oneshot::channel();
     let told = Arc::new(Mutex::new(Some(told)));
@@ -148,7 +148,7 @@ async fn a_task_that_outlives_its_request_waits_like_a_stranger() {
 
 /// As the README has it.
 #[tokio::test(start_paused = true)]
-async fn a_spawned_task_that_is_given_the_owner_of_its_request_reenters() {
+async fn spawned_task_with_the_owner_of_its_request_reenters() {
     let (store, locks) = store_and_locks();
     let handler = {
         let locks = locks.clone();
@@ -168,7 +168,7 @@ async fn a_spawned_task_that_is_given_the_owner_of_its_request_reenters() {
 
 /// A task of the handler that holds a guard of its own keeps the section; but nothing is added to it once the response is out.
 #[tokio::test(start_paused = true)]
-async fn a_section_ends_with_its_last_guard_wherever_that_is() {
+async fn section_ends_with_its_last_guard() {
     let (store, locks) = store_and_locks();
     let handler = {
         let locks = locks.clone();
@@ -196,7 +196,7 @@ async fn a_section_ends_with_its_last_guard_wherever_that_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_keys_in_opposite_order_end_by_timeout_and_not_for_ever() {
+async fn opposite_lock_orders_end_by_timeout() {
     let (store, locks) = store_and_locks();
     let (one, two) = (LockKey::from(("n", 1)), LockKey::from(("n", 2)));
     let take = |first: LockKey, second: LockKey| {
@@ -223,7 +223,7 @@ async fn two_keys_in_opposite_order_end_by_timeout_and_not_for_ever() {
 
 /// The response streams, and its body asks for what the request holds.
 #[tokio::test(start_paused = true)]
-async fn a_streaming_body_does_not_wait_for_its_own_lock() {
+async fn streaming_body_does_not_wait_for_its_own_lock() {
     let (store, locks) = store_and_locks();
     let handler = async |State(locks): State<LockManager>| {
         Body::from_stream(futures_util::stream::once(async move {
@@ -254,7 +254,7 @@ async fn waited(call: impl IntoFuture<Output = Result<LockGuard, LockError>>) ->
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_in_a_handler_inherits_the_wait_of_its_route() {
+async fn call_in_a_handler_inherits_the_wait_of_its_route() {
     let (_store, locks) = store_and_locks();
     let ms = Duration::from_millis;
     let _held = locks.lock(("busy",)).await.expect("free");
@@ -300,7 +300,7 @@ async fn a_call_in_a_handler_inherits_the_wait_of_its_route() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_in_a_handler_inherits_the_terms_of_its_route() {
+async fn call_in_a_handler_inherits_the_limits_of_its_route() {
     let (_store, locks) = store_and_locks();
     let handler = async |State(locks): State<LockManager>| {
         let inherits = locks.lock(("other", 1)).await.expect("free");
@@ -317,7 +317,7 @@ async fn a_call_in_a_handler_inherits_the_terms_of_its_route() {
 
 /// It is awaited in the handler: each would wait for the other.
 #[tokio::test(start_paused = true)]
-async fn a_task_that_its_handler_awaits_is_told_that_its_request_holds_the_lock() {
+async fn awaited_task_is_told_that_its_request_holds_the_lock() {
     let (store, locks) = store_and_locks();
     let handler = async |State(locks): State<LockManager>| {
         let began = Instant::now();
@@ -348,7 +348,7 @@ async fn a_task_that_its_handler_awaits_is_told_that_its_request_holds_the_lock(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_says_it_is_somebody_else_has_the_lock_after_the_response() {
+async fn task_with_its_own_owner_locks_after_the_response() {
     let (store, locks) = store_and_locks();
     let (told, hears) = oneshot::channel();
     let told = Arc::new(Mutex::new(Some(told)));

@@ -39,7 +39,7 @@ fn app(layer: LockLayer<impl tower_lock::key::KeySource>) -> Router {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_is_a_409_problem_with_retry_after() {
+async fn busy_key_is_a_409_problem_with_retry_after() {
     let locks = LockManager::in_memory();
     let app = app(LockLayer::new(&locks, one_key()));
     let _held = locks.try_lock(("k",)).await.expect("free");
@@ -56,7 +56,7 @@ async fn a_refusal_is_a_409_problem_with_retry_after() {
 
 /// A route that holds for 40 ms does not send its clients away for 30 seconds.
 #[tokio::test(start_paused = true)]
-async fn retry_after_follows_the_usual_hold_of_the_route() {
+async fn retry_after_follows_the_hold_estimate_of_the_route() {
     let locks = LockManager::in_memory();
     let hold = Duration::from_millis(40);
     let app =
@@ -71,7 +71,7 @@ async fn retry_after_follows_the_usual_hold_of_the_route() {
 
 /// Its handler runs on in this process: nothing says that it is about to end.
 #[tokio::test(start_paused = true)]
-async fn a_holder_past_its_lease_is_overdue_and_not_gone() {
+async fn holder_past_its_lease_is_overdue() {
     let locks = LockManager::in_memory();
     let app = app(LockLayer::new(&locks, one_key()));
     let _held = locks.try_lock(("k",)).await.expect("free");
@@ -83,7 +83,7 @@ async fn a_holder_past_its_lease_is_overdue_and_not_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waited_in_vain_is_told_so() {
+async fn wait_timeout_is_a_409() {
     let locks = LockManager::in_memory();
     let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(2)));
     let _held = locks.try_lock(("k",)).await.expect("free");
@@ -96,7 +96,7 @@ async fn who_waited_in_vain_is_told_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waited_in_vain_is_told_so_with_the_status_of_the_route() {
+async fn wait_timeout_has_the_status_of_the_route() {
     let locks = LockManager::in_memory();
     let _held = locks.try_lock(("k",)).await.expect("free");
     for (status, code) in [
@@ -115,7 +115,7 @@ async fn who_waited_in_vain_is_told_so_with_the_status_of_the_route() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_line_is_a_503() {
+async fn full_queue_is_a_503() {
     let (store, locks) = store_and_locks();
     let go_on = Arc::new(Notify::new());
     let notified = Arc::clone(&go_on);
@@ -154,7 +154,7 @@ async fn a_full_line_is_a_503() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_down_is_a_503_and_the_handler_does_not_run() {
+async fn unavailable_store_is_a_503_without_a_handler_run() {
     let (store, locks) = store_and_locks();
     let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(60)));
     // The route is quick; that says nothing of when a store is back.
@@ -177,7 +177,7 @@ async fn a_store_that_is_down_is_a_503_and_the_handler_does_not_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_hangs_costs_a_request_a_second() {
+async fn hanging_store_costs_a_request_one_second() {
     let (store, locks) = store_and_locks();
     let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(60)));
     store.on(StoreOp::Acquire).pause_after();
@@ -195,7 +195,7 @@ async fn a_store_that_hangs_costs_a_request_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_answer_can_be_replaced_and_stays_typed() {
+async fn every_rejection_can_be_replaced_and_stays_typed() {
     let (store, locks) = store_and_locks();
     let layer =
         LockLayer::new(&locks, key::from_fn(|_: axum::body::Bytes| ("k",))).on_reject(|rejection| match rejection {
@@ -224,7 +224,7 @@ async fn every_answer_can_be_replaced_and_stays_typed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_says_what_went_wrong_and_keeps_its_source() {
+async fn errors_describe_the_problem_and_keep_their_source() {
     let (store, locks) = store_and_locks();
     let held = locks.try_lock(("k",)).await.expect("free");
     let error = locks.try_lock(("k",)).await.expect_err("held");

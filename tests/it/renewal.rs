@@ -38,7 +38,7 @@ async fn never_renewed(hangs: bool) -> (TestStore, LockGuard, Instant) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_section_that_outlives_ten_leases_keeps_its_key() {
+async fn section_that_outlives_ten_leases_keeps_its_key() {
     let store = TestStore::new();
     let (locks, stranger) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let guard = locks.try_lock(key()).await.expect("free");
@@ -71,7 +71,7 @@ async fn many_locks_are_renewed_in_one_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_given_back_is_not_renewed_and_the_watchdog_goes_with_the_last() {
+async fn released_locks_are_not_renewed_and_the_watchdog_stops() {
     let (store, locks) = store_and_locks();
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let before = tasks();
@@ -96,7 +96,7 @@ async fn what_is_given_back_is_not_renewed_and_the_watchdog_goes_with_the_last()
 
 /// I5, I6: the store is down, or hangs, or answers too late; the deadline is local.
 #[tokio::test(start_paused = true)]
-async fn an_unrenewed_section_is_lost_at_its_deadline_and_not_polled_again() {
+async fn unrenewed_section_is_lost_and_not_polled_again() {
     for hangs in [false, true] {
         let (store, guard, granted) = never_renewed(hangs).await;
         let last_poll = Arc::new(std::sync::Mutex::new(granted));
@@ -127,7 +127,7 @@ async fn an_unrenewed_section_is_lost_at_its_deadline_and_not_polled_again() {
 
 /// I5: a handler that waits for something else, and is polled for nothing, is broken off all the same, and in time.
 #[tokio::test(start_paused = true)]
-async fn a_section_that_only_waits_is_lost_at_its_deadline_too() {
+async fn idle_section_is_lost_at_its_deadline() {
     for hangs in [false, true] {
         let (_store, guard, granted) = never_renewed(hangs).await;
         assert!(guard.while_held(std::future::pending::<()>()).await.is_err());
@@ -138,7 +138,7 @@ async fn a_section_that_only_waits_is_lost_at_its_deadline_too() {
 
 /// Only its own clock is asked: the task that renews never ran.
 #[tokio::test(start_paused = true)]
-async fn a_section_that_was_stopped_past_its_deadline_is_not_polled_again() {
+async fn section_stopped_past_its_deadline_is_not_polled() {
     let locks = LockManager::in_memory();
     let guard = locks.try_lock(key()).await.expect("free");
     let polls = AtomicUsize::new(0);
@@ -156,7 +156,7 @@ async fn a_section_that_was_stopped_past_its_deadline_is_not_polled_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_is_refused_is_lost_at_once() {
+async fn refused_renewal_loses_the_lock_at_once() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
     // The store forgets it, as one does that was restarted, and somebody else takes it.
@@ -172,7 +172,7 @@ async fn a_renewal_that_is_refused_is_lost_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_fails_is_asked_for_again_soon() {
+async fn failed_renewal_is_retried_soon() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
     sleep(Duration::from_secs(9)).await;
@@ -192,7 +192,7 @@ async fn a_renewal_that_fails_is_asked_for_again_soon() {
 
 /// I3: what the answer took on its way is not counted on.
 #[tokio::test(start_paused = true)]
-async fn a_renewal_counts_from_before_it_was_asked_for() {
+async fn renewal_counts_from_before_it_was_sent() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
     store.on(StoreOp::Renew).pause_before();
@@ -205,7 +205,7 @@ async fn a_renewal_counts_from_before_it_was_asked_for() {
 
 /// One renewal hangs for as long as a call may; those that are due later are not later for it.
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_hangs_delays_no_other() {
+async fn hanging_renewal_delays_no_other() {
     let (store, locks) = store_and_locks();
     let _first = locks.try_lock(("n", 1)).await.expect("free");
     sleep(Duration::from_millis(700)).await;
@@ -222,7 +222,7 @@ async fn a_renewal_that_hangs_delays_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_loses_its_lock_is_dropped_and_its_request_told_that_the_outcome_is_unknown() {
+async fn lost_lock_drops_the_handler_with_an_unknown_outcome() {
     struct Dropped(Arc<AtomicUsize>);
     impl Drop for Dropped {
         fn drop(&mut self) {
@@ -253,7 +253,7 @@ async fn a_handler_that_loses_its_lock_is_dropped_and_its_request_told_that_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_handler_and_a_long_stream_keep_their_lock() {
+async fn long_handlers_and_streams_keep_their_lock() {
     let store = TestStore::new();
     let (locks, stranger) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let handler = get(|lock: HeldLock| async move {
@@ -282,7 +282,7 @@ async fn a_long_handler_and_a_long_stream_keep_their_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_loses_its_lock_ends_with_an_error() {
+async fn stream_that_loses_its_lock_ends_with_an_error() {
     let (store, locks) = store_and_locks();
     let endless = || {
         Body::from_stream(stream::unfold((), |()| async {
@@ -312,7 +312,7 @@ async fn a_stream_that_loses_its_lock_ends_with_an_error() {
 
 /// The inner service is not called late: it may do its work in `call`.
 #[tokio::test(start_paused = true)]
-async fn a_service_that_gets_ready_too_late_is_not_called() {
+async fn service_that_gets_ready_too_late_is_not_called() {
     #[derive(Clone)]
     struct SlowToBeReady(Arc<AtomicUsize>, Arc<std::sync::Mutex<std::pin::Pin<Box<tokio::time::Sleep>>>>);
     impl tower::Service<axum::http::Request<tower_lock::middleware::RequestBody>> for SlowToBeReady {
@@ -345,7 +345,7 @@ async fn a_service_that_gets_ready_too_late_is_not_called() {
 
 /// One poll that takes longer than the lease: what it came to is not passed off as done under the lock.
 #[tokio::test(start_paused = true)]
-async fn work_that_ends_past_its_deadline_has_not_ended_under_its_lock() {
+async fn work_that_ends_past_its_deadline_is_lost() {
     let locks = LockManager::in_memory();
     let guard = locks.try_lock(key()).await.expect("free");
     let blocks = std::future::poll_fn(|_| {
@@ -357,7 +357,7 @@ async fn work_that_ends_past_its_deadline_has_not_ended_under_its_lock() {
 
 /// The watchdog was started by a runtime that nobody drives any more.
 #[test]
-fn a_watchdog_that_nobody_drives_is_replaced_and_a_loss_is_noticed_without_one() {
+fn stalled_watchdog_is_replaced() {
     let store = Arc::new(MemoryStore::new());
     let locks = LockManager::new(Arc::clone(&store));
     let runtime =
@@ -380,7 +380,7 @@ fn a_watchdog_that_nobody_drives_is_replaced_and_a_loss_is_noticed_without_one()
 
 /// The watchdog goes with the runtime it ran on; the next hold brings another one.
 #[test]
-fn a_watchdog_that_died_with_its_runtime_is_replaced() {
+fn watchdog_is_replaced_after_its_runtime_ended() {
     let store = Arc::new(MemoryStore::new());
     let locks = LockManager::new(Arc::clone(&store));
     let runtime =
@@ -397,7 +397,7 @@ fn a_watchdog_that_died_with_its_runtime_is_replaced() {
 
 /// I6: what is at hand is looked at before the head is sent; not past the deadline, and not passed off as done in time.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_is_looked_at_too_late_is_not_polled_and_not_sent() {
+async fn body_polled_past_the_deadline_is_not_sent() {
     struct Slow(tower_lock::test_util::Clock, Arc<AtomicUsize>, usize);
     impl axum::body::HttpBody for Slow {
         type Data = axum::body::Bytes;

@@ -33,7 +33,7 @@ fn two_processes() -> (TestStore, LockManager, LockManager) {
 
 /// Single flight: whoever comes while the store is asked hears the same answer.
 #[tokio::test(start_paused = true)]
-async fn many_who_want_a_free_key_at_once_ask_the_store_once() {
+async fn concurrent_requests_for_a_free_key_share_one_acquire() {
     let (store, locks) = store_and_locks();
     store.on(StoreOp::Acquire).pause_after();
     let mut calls = JoinSet::new();
@@ -55,7 +55,7 @@ async fn many_who_want_a_free_key_at_once_ask_the_store_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_costs_the_store_nothing_while_this_process_holds_or_waits() {
+async fn local_rejection_costs_no_store_call() {
     let (store, one, two) = two_processes();
     let held = one.lock(key()).await.expect("free");
     let waiter = tokio::spawn(two.lock(key()).into_future());
@@ -72,7 +72,7 @@ async fn a_refusal_costs_the_store_nothing_while_this_process_holds_or_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_goes_from_hand_to_hand_within_a_process_without_the_store() {
+async fn local_handoff_needs_no_store_call() {
     let (store, locks) = store_and_locks();
     let mut tasks = JoinSet::new();
     let tokens = Arc::new(Mutex::new(Vec::new()));
@@ -97,7 +97,7 @@ async fn a_key_goes_from_hand_to_hand_within_a_process_without_the_store() {
 
 /// At the latest after 100 ms or 1 000 sections; a fence has room for 1 024.
 #[tokio::test(start_paused = true)]
-async fn hand_overs_ask_the_store_every_hundred_milliseconds_and_every_thousand() {
+async fn local_handoffs_yield_every_100_ms_and_every_1000() {
     for (sections, takes, yields) in [(2_500, Duration::ZERO, 2), (50, Duration::from_millis(10), 4)] {
         let (store, locks) = store_and_locks();
         let mut last = None;
@@ -121,7 +121,7 @@ async fn hand_overs_ask_the_store_every_hundred_milliseconds_and_every_thousand(
 
 /// One floods, with 64 waiters that come again and again; the other one has a single waiter.
 #[tokio::test(start_paused = true)]
-async fn a_process_waits_a_tenth_of_a_second_and_one_section_for_each_one_before_it() {
+async fn process_waits_at_most_one_handoff_window_per_predecessor() {
     const SECTION: Duration = Duration::from_millis(20);
     let (store, flood, single) = two_processes();
     let stop = Arc::new(AtomicBool::new(false));
@@ -156,7 +156,7 @@ async fn a_process_waits_a_tenth_of_a_second_and_one_section_for_each_one_before
 
 /// I7: what is told is a hint; what stands in the store decides.
 #[tokio::test(start_paused = true)]
-async fn events_may_be_lost_doubled_and_late() {
+async fn events_may_be_lost_duplicated_and_late() {
     for (events, at_most) in [
         (Fault::None, Duration::from_millis(10)),
         (Fault::Duplicate, Duration::from_millis(10)),
@@ -186,7 +186,7 @@ async fn events_may_be_lost_doubled_and_late() {
 
 /// Who waits keeps its place, whoever of the process leaves the line.
 #[tokio::test(start_paused = true)]
-async fn a_process_keeps_its_place_as_long_as_somebody_in_it_waits() {
+async fn process_keeps_its_queue_position_while_it_has_waiters() {
     let (store, one, two) = two_processes();
     let three = LockManager::new(store.clone());
     let held = one.lock(key()).await.expect("free");
@@ -206,7 +206,7 @@ async fn a_process_keeps_its_place_as_long_as_somebody_in_it_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_leaves_the_line_of_the_store_too() {
+async fn cancelled_waiter_leaves_the_store_queue() {
     let (store, one, two) = two_processes();
     let _held = one.lock(key()).await.expect("free");
     let waiter = tokio::spawn(two.lock(key()).into_future());
@@ -224,7 +224,7 @@ async fn who_leaves_leaves_the_line_of_the_store_too() {
 
 /// The process is there and does not ask: it costs an offer, and no lease.
 #[tokio::test(start_paused = true)]
-async fn a_process_that_stops_in_its_turn_costs_an_offer_and_no_lease() {
+async fn process_stopped_at_its_turn_costs_an_offer_and_no_lease() {
     let store = TestStore::new();
     let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let held = one.lock(key()).await.expect("free");
@@ -245,7 +245,7 @@ async fn a_process_that_stops_in_its_turn_costs_an_offer_and_no_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_is_turned_away_when_the_store_has_been_silent_for_a_second() {
+async fn request_is_rejected_after_one_second_of_store_silence() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, one, two) = two_processes();
         let held = one.lock(key()).await.expect("free");
@@ -272,7 +272,7 @@ async fn a_request_is_turned_away_when_the_store_has_been_silent_for_a_second() 
 
 /// I8: an error came back at once, the acquire is done a little later.
 #[tokio::test(start_paused = true)]
-async fn an_acquire_that_is_done_after_its_error_leaves_the_key_free() {
+async fn acquire_that_runs_after_its_error_leaves_the_key_free() {
     for late in [1, 50, 200, 450] {
         let (store, locks) = store_and_locks();
         store.on(StoreOp::Acquire).fault(Fault::Delay(Duration::from_millis(late)));
@@ -286,7 +286,7 @@ async fn an_acquire_that_is_done_after_its_error_leaves_the_key_free() {
 
 /// In memory the next process is granted the key by the thread that gives it back, whatever thread that is.
 #[tokio::test(start_paused = true)]
-async fn a_turn_that_comes_where_no_runtime_is_is_renewed_all_the_same() {
+async fn grant_outside_a_runtime_is_renewed() {
     let store = Arc::new(MemoryStore::new());
     let (one, two) = (LockManager::new(Arc::clone(&store)), LockManager::new(store));
     let held = one.lock(key()).await.expect("free");
@@ -300,7 +300,7 @@ async fn a_turn_that_comes_where_no_runtime_is_is_renewed_all_the_same() {
 
 /// I8: a repeat was granted, and the key handed on; the first question is done only then.
 #[tokio::test(start_paused = true)]
-async fn an_acquire_that_is_done_after_its_owner_has_yielded_leaves_the_key_free() {
+async fn acquire_that_runs_after_a_yield_leaves_the_key_free() {
     for (others, fault) in [(true, Fault::None), (false, Fault::Fail), (true, Fault::LoseReply)] {
         let (store, one, two) = two_processes();
         store.on(StoreOp::Acquire).fault(Fault::Delay(Duration::from_millis(450)));
@@ -324,7 +324,7 @@ async fn an_acquire_that_is_done_after_its_owner_has_yielded_leaves_the_key_free
 
 /// I10: the store keeps the key for as long as the section wants it kept that runs, whatever the one before wanted.
 #[tokio::test(start_paused = true)]
-async fn a_hand_over_and_a_yield_keep_the_lock_delay_of_who_comes_next() {
+async fn handoff_and_yield_keep_the_next_lock_delay() {
     const LONG: Duration = Duration::from_secs(60);
     for first_delay in [Duration::from_secs(1), LONG] {
         for waited in [10, 110] {
@@ -346,7 +346,7 @@ async fn a_hand_over_and_a_yield_keep_the_lock_delay_of_who_comes_next() {
 
 /// It is refused because so many wait for others; nobody has it.
 #[tokio::test(start_paused = true)]
-async fn a_free_key_is_had_though_the_lines_of_others_are_full() {
+async fn free_key_is_granted_though_other_queues_are_full() {
     let locks = LockManager::in_memory();
     let (mut held, mut waiting) = (Vec::new(), JoinSet::new());
     for n in 0..50 {

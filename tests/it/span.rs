@@ -144,7 +144,7 @@ fn number(fields: &Fields, field: &str) -> f64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_granted_request_is_seen_with_route_key_wait_hold_and_fence() {
+async fn span_has_route_key_wait_hold_and_fence() {
     let (recorder, _guard) = Recorder::start();
     let locks = LockManager::in_memory();
     let layer = LockLayer::new(&locks, key::from_fn(|body: String| ("order", body))).wait(Duration::from_secs(9));
@@ -172,7 +172,7 @@ async fn a_granted_request_is_seen_with_route_key_wait_hold_and_fence() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_turned_away_is_seen_with_the_reason() {
+async fn span_of_a_rejected_request_has_the_reason() {
     let (recorder, _guard) = Recorder::start();
     let (store, locks) = store_and_locks();
     let app = |wait| {
@@ -253,7 +253,7 @@ async fn a_request_that_is_turned_away_is_seen_with_the_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_needs_no_lock_is_not_seen() {
+async fn request_without_a_lock_has_no_span() {
     let (recorder, _guard) = Recorder::start();
     let locks = LockManager::in_memory();
     let app = Router::new()
@@ -265,7 +265,7 @@ async fn a_request_that_needs_no_lock_is_not_seen() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_can_be_redacted_and_a_plain_service_has_a_name() {
+async fn key_can_be_redacted_and_a_plain_service_named() {
     let (recorder, _guard) = Recorder::start();
     let locks = LockManager::in_memory();
     let inner = service_fn(|_: Request<tower_lock::middleware::RequestBody>| async {
@@ -284,7 +284,7 @@ async fn a_key_can_be_redacted_and_a_plain_service_has_a_name() {
 
 /// Whoever reads the logs cannot free a lock with what is in them.
 #[tokio::test(start_paused = true)]
-async fn no_span_shows_an_owner_id() {
+async fn spans_never_show_acquisition_ids() {
     let (recorder, _guard) = Recorder::start();
     let locks = LockManager::in_memory();
     let app = Router::new().route("/", post(|| async {}).route_layer(LockLayer::new(&locks, key::from_fn(|| ("k",)))));
@@ -300,7 +300,7 @@ async fn warned() -> Vec<String> {
 }
 
 #[test]
-fn an_operator_is_warned_of_what_did_not_end_as_it_should() {
+fn abnormal_ends_are_logged_as_warnings() {
     let (_recorder, _guard) = Recorder::start();
     let warned = WARNED.with_borrow(Clone::clone);
     let mut runtime = tokio::runtime::Builder::new_current_thread();
@@ -365,7 +365,7 @@ async fn what_did_not_end_as_it_should() {
 
 /// A span of the service's own stays around what its handler logs.
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_finishes_alone_is_seen_where_it_began() {
+async fn detached_handler_logs_into_its_own_span() {
     let (recorder, _guard) = Recorder::start();
     let (_store, locks) = store_and_locks();
     let handler = axum::routing::get(async || {
@@ -384,7 +384,7 @@ async fn a_handler_that_finishes_alone_is_seen_where_it_began() {
 
 /// Where no span of ours is around the handler, the service's own goes along with it.
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_finishes_alone_keeps_the_span_that_was_around_its_request() {
+async fn detached_handler_keeps_the_outer_span() {
     use tracing::Instrument;
 
     let (_recorder, _guard) = Recorder::start();

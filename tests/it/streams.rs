@@ -76,7 +76,7 @@ fn once<K: tower_lock::key::KeySource>(layer: LockLayer<K>, answer: Response<Tol
 
 /// Not by the end of the inner body, which may come late, but by the byte that the client waits for.
 #[tokio::test(start_paused = true)]
-async fn the_byte_that_completes_the_content_length_is_sent_with_the_key_free() {
+async fn last_byte_of_content_length_is_sent_after_the_release() {
     for (by_header, ends) in [(true, true), (true, false), (false, true), (false, false)] {
         let (store, locks) = store_and_locks();
         let hint = if by_header { SizeHint::new() } else { SizeHint::with_exact(6) };
@@ -108,7 +108,7 @@ async fn the_byte_that_completes_the_content_length_is_sent_with_the_key_free() 
 
 /// It would look complete.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_fails_behind_its_last_byte_does_not_send_it() {
+async fn body_that_fails_after_its_last_byte_does_not_send_it() {
     let (store, locks) = store_and_locks();
     let (say, body, _) = told(SizeHint::with_exact(3));
     let mut body = fetch(&once(LockLayer::new(&locks, one_key()), Response::new(body)), "/").await.into_body();
@@ -121,7 +121,7 @@ async fn a_body_that_fails_behind_its_last_byte_does_not_send_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn trailers_behind_the_last_byte_are_sent() {
+async fn trailers_after_the_last_byte_are_sent() {
     let (store, locks) = store_and_locks();
     let (say, body, _) = told(SizeHint::with_exact(3));
     let body = fetch(&once(LockLayer::new(&locks, one_key()), Response::new(body)), "/").await.into_body();
@@ -137,7 +137,7 @@ async fn trailers_behind_the_last_byte_are_sent() {
 
 /// Nobody polls the body: that is what a server does when its client does not read.
 #[tokio::test(start_paused = true)]
-async fn a_reader_that_stalls_loses_the_answer_and_the_key_is_free_after_the_lock_delay() {
+async fn stalled_reader_frees_the_key_after_the_lock_delay() {
     for reads_first in [false, true] {
         let (store, locks) = store_and_locks();
         let (say, body, gone) = told(SizeHint::new());
@@ -168,7 +168,7 @@ async fn a_reader_that_stalls_loses_the_answer_and_the_key_is_free_after_the_loc
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_nobody_reads_is_cut_when_its_lock_is_lost() {
+async fn unread_stream_is_aborted_when_its_lock_is_lost() {
     for lost in [false, true] {
         let (store, locks) = store_and_locks();
         let (_say, body, gone) = told(SizeHint::new());
@@ -189,7 +189,7 @@ async fn a_stream_that_nobody_reads_is_cut_when_its_lock_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hold_to_the_head_is_over_before_the_head_is_sent() {
+async fn release_at_head_happens_before_the_head_is_sent() {
     let (store, locks) = store_and_locks();
     let (say, body, _) = told(SizeHint::new());
     let app = once(LockLayer::new(&locks, one_key()).release_at(ReleaseAt::ResponseHead), Response::new(body));
@@ -208,7 +208,7 @@ async fn a_hold_to_the_head_is_over_before_the_head_is_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tunnel_holds_no_lock() {
+async fn tunnel_holds_no_lock() {
     for (method, status, holds) in [
         (Method::GET, StatusCode::SWITCHING_PROTOCOLS, false),
         (Method::CONNECT, StatusCode::OK, false),
@@ -228,7 +228,7 @@ async fn a_tunnel_holds_no_lock() {
 
 /// It may go on, for its writes check the fence; but not for ever.
 #[tokio::test(start_paused = true)]
-async fn who_goes_on_without_its_lock_answers_as_it_likes_until_max_hold() {
+async fn on_lost_continue_runs_until_max_hold() {
     for (works, status) in [(40, StatusCode::OK), (70, StatusCode::SERVICE_UNAVAILABLE)] {
         let (store, locks) = store_and_locks();
         let handler = get(move |lock: tower_lock::HeldLock| async move {
@@ -259,7 +259,7 @@ async fn who_goes_on_without_its_lock_answers_as_it_likes_until_max_hold() {
 
 /// A proxied body, a ticker: hyper takes what was announced, and so do we.
 #[tokio::test(start_paused = true)]
-async fn a_body_with_more_than_was_announced_ends_with_what_was() {
+async fn body_longer_than_announced_ends_as_announced() {
     for pause in [Duration::ZERO, Duration::from_millis(100)] {
         let (store, locks) = store_and_locks();
         let more = stream::unfold(0_u32, move |n| async move {
@@ -283,7 +283,7 @@ async fn a_body_with_more_than_was_announced_ends_with_what_was() {
 
 /// What a body says of itself counts before it is read; and not only hyper's own are forgiven.
 #[tokio::test(start_paused = true)]
-async fn a_size_is_what_was_announced_less_what_was_handed_out() {
+async fn size_hint_is_the_announced_rest() {
     let (_store, locks) = store_and_locks();
     // Never less, whatever has been read of it.
     let (say, body, _) = told(SizeHint::with_exact(6));
@@ -301,7 +301,7 @@ async fn a_size_is_what_was_announced_less_what_was_handed_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_whose_drop_panics_is_cut_all_the_same() {
+async fn body_whose_drop_panics_is_aborted() {
     struct Bomb;
     impl Drop for Bomb {
         fn drop(&mut self) {
@@ -330,7 +330,7 @@ async fn a_body_whose_drop_panics_is_cut_all_the_same() {
 
 /// By a test, by another executor.
 #[test]
-fn a_stream_can_be_read_where_no_runtime_is() {
+fn stream_can_be_read_without_a_runtime() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("one");
     let (store, locks) = store_and_locks();
     for announced in [None, Some(6)] {
@@ -349,7 +349,7 @@ fn a_stream_can_be_read_where_no_runtime_is() {
 
 /// I6: what is behind the last byte is not asked for when the lock is lost meanwhile, and its answer is not sent as if all were well.
 #[tokio::test(start_paused = true)]
-async fn what_follows_the_last_byte_is_not_polled_past_the_deadline() {
+async fn trailers_are_not_polled_past_the_deadline() {
     let (_store, locks) = store_and_locks();
     let (polls, kept) = (Arc::new(AtomicUsize::new(0)), Duration::from_millis(100));
     let counts = Arc::clone(&polls);

@@ -186,7 +186,7 @@ async fn everything(locks: &LockManager, store: &TestStore) {
 }
 
 #[test]
-fn an_observer_that_asks_the_locks_does_not_wait_for_itself() {
+fn observer_that_calls_the_manager_does_not_deadlock() {
     in_time(|| {
         let asked: Arc<Mutex<Option<LockManager>>> = Arc::default();
         let told = Arc::new(AtomicUsize::new(0));
@@ -212,7 +212,7 @@ fn an_observer_that_asks_the_locks_does_not_wait_for_itself() {
 }
 
 #[test]
-fn an_observer_that_panics_ends_nothing() {
+fn panicking_observer_ends_nothing() {
     in_time(|| {
         let runtime = runtime(paused(), |_| panic!("an observer"));
         runtime.block_on(async {
@@ -227,7 +227,7 @@ fn an_observer_that_panics_ends_nothing() {
 
 /// Its section has ended in order, and the yield that was under way says whose the key is.
 #[test]
-fn a_renewal_that_comes_behind_a_yield_is_no_alarm_of_a_loss() {
+fn renewal_after_a_yield_does_not_warn_of_a_loss() {
     in_time(|| {
         let told = Arc::new(Mutex::new(Vec::new()));
         let runtime = runtime(paused(), {
@@ -264,7 +264,7 @@ fn a_renewal_that_comes_behind_a_yield_is_no_alarm_of_a_loss() {
 
 /// As a log whose pipe nobody reads: the one that was to be told of a loss waits for ever.
 #[test]
-fn a_subscriber_that_blocks_keeps_no_other_lock_back() {
+fn blocking_subscriber_delays_no_other_lock() {
     in_time(|| {
         let blocks = Arc::new(AtomicBool::new(true));
         let blocked = Arc::new(AtomicUsize::new(0));
@@ -319,7 +319,7 @@ fn a_subscriber_that_blocks_keeps_no_other_lock_back() {
 
 /// A recorder that blocks keeps back the request that it counts, and none else.
 #[test]
-fn a_recorder_that_blocks_keeps_back_whom_it_counts() {
+fn blocking_recorder_delays_only_what_it_counts() {
     in_time(|| {
         let blocks = Arc::new(AtomicBool::new(false));
         let blocked = Arc::new(AtomicUsize::new(0));

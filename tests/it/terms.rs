@@ -20,7 +20,7 @@ const fn s(seconds: u64) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_is_lost_when_its_limit_is_reached_whatever_the_renewals_say() {
+async fn lock_is_lost_at_max_hold_despite_renewals() {
     for (policy, limit) in [
         (LockPolicy::new().max_hold(s(45)), 45),
         (LockPolicy::new().lease(Lease::Fixed(s(2))), 2),
@@ -51,7 +51,7 @@ async fn a_lock_is_lost_when_its_limit_is_reached_whatever_the_renewals_say() {
 
 /// The limit is the section's, the grant goes on.
 #[tokio::test(start_paused = true)]
-async fn each_section_under_a_grant_has_its_own_limit() {
+async fn each_section_of_a_grant_has_its_own_max_hold() {
     let (store, locks) = store_and_locks();
     let short = locks.lock(key()).max_hold(s(5)).await.expect("free");
     let next = tokio::spawn(locks.lock(key()).max_hold(s(40)).into_future());
@@ -67,7 +67,7 @@ async fn each_section_under_a_grant_has_its_own_limit() {
 
 /// The job that three machines start at the same minute, give or take.
 #[tokio::test(start_paused = true)]
-async fn a_key_can_be_held_for_at_least_a_while() {
+async fn minimum_hold_keeps_the_key_after_a_release() {
     let store = TestStore::new();
     let mut ran = 0;
     for _ in 0..3 {
@@ -91,7 +91,7 @@ async fn a_key_can_be_held_for_at_least_a_while() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_route_holds_at_least_after_a_success_and_not_after_a_failure() {
+async fn route_applies_minimum_hold_only_after_success() {
     let (_store, locks) = store_and_locks();
     for (status, free_after) in
         [(StatusCode::OK, 10), (StatusCode::BAD_REQUEST, 0), (StatusCode::INTERNAL_SERVER_ERROR, 0)]
@@ -109,7 +109,7 @@ async fn a_route_holds_at_least_after_a_success_and_not_after_a_failure() {
 
 /// The usual hold of a route that keeps its key is as long as it keeps it.
 #[tokio::test(start_paused = true)]
-async fn a_refused_client_is_told_how_long_a_key_is_kept() {
+async fn retry_after_includes_the_minimum_hold() {
     let (_store, locks) = store_and_locks();
     let app = Router::new().route("/", get(|| async {}).route_layer(LockLayer::new(&locks, one_key()).min_hold(s(4))));
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
@@ -119,7 +119,7 @@ async fn a_refused_client_is_told_how_long_a_key_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_hangs_is_broken_off_after_max_hold() {
+async fn hanging_handler_is_aborted_after_max_hold() {
     let (store, locks) = store_and_locks();
     let app = |layer: LockLayer<_>| {
         Router::new().route("/", get(|| async { std::future::pending::<()>().await }).route_layer(layer))
@@ -143,7 +143,7 @@ async fn a_handler_that_hangs_is_broken_off_after_max_hold() {
 
 /// I10, and the store's side of it: who cannot say how it ended has the delay on top of its lease.
 #[tokio::test(start_paused = true)]
-async fn a_lost_lock_is_given_on_after_the_lock_delay() {
+async fn lost_lock_is_free_after_the_lock_delay() {
     for delay in [s(0), s(1), s(5)] {
         let store = TestStore::new();
         let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
@@ -168,7 +168,7 @@ async fn a_lost_lock_is_given_on_after_the_lock_delay() {
 
 /// The machine slept: timers have not moved, leases have.
 #[tokio::test(start_paused = true)]
-async fn the_least_hold_is_at_most_a_day() {
+async fn minimum_hold_is_at_most_one_day() {
     let locks = LockManager::in_memory();
     let guard = locks.lock(key()).min_hold(Duration::MAX).await.expect("free");
     guard.release().await.expect("in memory");
@@ -180,7 +180,7 @@ async fn the_least_hold_is_at_most_a_day() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_clock_that_jumps_over_the_lease_finds_the_lock_lost_before_the_next_poll() {
+async fn clock_jump_over_the_lease_loses_before_the_next_poll() {
     let clock = Clock::default();
     let store = TestStore::with_clock(clock.clone());
     let locks = LockManager::builder(store.clone()).clock(clock.clone()).seed(7).build();
@@ -203,7 +203,7 @@ async fn a_clock_that_jumps_over_the_lease_finds_the_lock_lost_before_the_next_p
 
 /// The same seed, the same ids and the same spread.
 #[tokio::test(start_paused = true)]
-async fn chance_can_be_set() {
+async fn jitter_can_be_seeded() {
     let run = async |seed| {
         let store = TestStore::new();
         let (one, two) =
@@ -228,7 +228,7 @@ async fn chance_can_be_set() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_runs_under_a_lock_and_gives_it_back_in_order_or_is_broken_off() {
+async fn run_releases_in_order_or_aborts_the_work() {
     let (store, locks) = store_and_locks();
     // It is the owner's, and can run in a task.
     let nested =
@@ -251,7 +251,7 @@ async fn work_runs_under_a_lock_and_gives_it_back_in_order_or_is_broken_off() {
 
 /// Whatever is said, there is no overflow, no panic and no hang.
 #[tokio::test(start_paused = true)]
-async fn terms_without_end_and_terms_of_nothing_are_terms() {
+async fn zero_and_unlimited_hold_limits_work() {
     for long in [Duration::MAX, Duration::from_secs(u64::MAX / 2), Duration::ZERO, Duration::from_nanos(1)] {
         let policy = LockPolicy::new().lease(Lease::Fixed(long)).max_hold(long).min_hold(long).lock_delay(long);
         let locks = LockManager::in_memory();
@@ -268,7 +268,7 @@ async fn terms_without_end_and_terms_of_nothing_are_terms() {
 
 /// Two calls of one owner: one does the work; the other was told that it is its turn, and never came.
 #[tokio::test(start_paused = true)]
-async fn a_turn_that_nobody_took_does_not_end_the_least_hold() {
+async fn untaken_grant_does_not_end_the_minimum_hold() {
     let locks = LockManager::in_memory();
     let me = tower_lock::Owner::new();
     let before = locks.lock(key()).await.expect("free");
@@ -282,7 +282,7 @@ async fn a_turn_that_nobody_took_does_not_end_the_least_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_holds_what_is_lost() {
+async fn lost_lock_has_no_holder() {
     // Granted within the call: nobody has looked since.
     let locks = LockManager::in_memory();
     let me = tower_lock::Owner::new();
@@ -295,7 +295,7 @@ async fn nobody_holds_what_is_lost() {
 
 /// The watchdog looks while the section ends; the next one has no limit.
 #[test]
-fn the_limit_of_a_section_never_ends_the_next_one() {
+fn max_hold_of_a_section_never_ends_the_next_one() {
     use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
     let locks = LockManager::in_memory();
     let runtime =

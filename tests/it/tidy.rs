@@ -42,7 +42,7 @@ fn files(folder: &Path) -> Vec<(PathBuf, String)> {
 }
 
 #[test]
-fn the_manifest_names_what_the_crate_is_built_on() {
+fn manifest_names_direct_dependencies() {
     let manifest = read("Cargo.toml");
     let dependencies = section(&manifest, "\n[dependencies]\n", "\n[");
     for name in ["axum", "http", "serde_json", "tokio", "tower"] {
@@ -79,7 +79,7 @@ fn every_file_in_the_path_table_exists() {
 
 /// middleware → lock → the store's trait → key and lease, and never back.
 #[test]
-fn imports_run_one_way() {
+fn imports_point_to_lower_ranks() {
     let not_in = |folder: &str, words: &[&str]| {
         let files = sources(folder);
         assert!(!files.is_empty(), "{folder}");
@@ -121,7 +121,7 @@ fn imports_run_one_way() {
 }
 
 #[test]
-fn every_test_that_a_guarantee_names_exists_and_each_names_one() {
+fn every_guarantee_names_existing_tests() {
     let tests: String =
         ["src", "tests"].iter().flat_map(|folder| files(&root().join(folder))).map(|(_, text)| text).collect();
     let is_test = |name: &str| {
@@ -154,7 +154,7 @@ fn every_test_that_a_guarantee_names_exists_and_each_names_one() {
 
 /// Where the README is a page of the documentation, there are no files: each of its links has a module there.
 #[test]
-fn every_page_that_the_readme_links_is_a_page_of_the_documentation() {
+fn every_page_linked_by_the_readme_is_a_docs_module() {
     let (readme, lib) = (read("README.md"), read("src/lib.rs"));
     assert!(!readme.contains(".md)"), "a link without a definition of its own");
     let pages: Vec<_> = readme.lines().filter_map(|line| line.strip_prefix("[`docs/")?.split_once(".md`]: ")).collect();

@@ -30,7 +30,7 @@ async fn calls(world: &World, command: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn a_hash_of_many_fields_can_be_inspected_and_revoked() {
+async fn hash_of_many_fields_can_be_inspected_and_revoked() {
     let Some(world) = world().await else { return };
     let locks = world.sound_instance("a").await;
     let fill = "for i = 1, ARGV[1] do redis.call('HSET', KEYS[1], 'stranger:' .. i, i) end";
@@ -46,7 +46,7 @@ async fn a_hash_of_many_fields_can_be_inspected_and_revoked() {
 
 /// A script that runs for longer than `busy-reply-threshold` stops everybody else.
 #[tokio::test]
-async fn a_queue_of_a_million_entries_of_others_keeps_nobody_busy() {
+async fn foreign_queue_of_a_million_entries_costs_little() {
     let Some(world) = world().await else { return };
     let store = patient(&world).await;
     let ids = AcquisitionIds::new("a", 1);
@@ -96,7 +96,7 @@ async fn a_queue_of_a_million_entries_of_others_keeps_nobody_busy() {
 
 /// Each further request used to ask for each of the 1 024 entries whether somebody listens.
 #[tokio::test]
-async fn a_full_queue_is_swept_a_part_at_a_time_and_all_of_it_in_the_end() {
+async fn full_queue_is_swept_in_parts_until_done() {
     let Some(world) = world().await else { return };
     let store = patient(&world).await;
     let (ids, dead) = (AcquisitionIds::new("a", 1), AcquisitionIds::new("dead", 2));
@@ -135,7 +135,7 @@ async fn a_full_queue_is_swept_a_part_at_a_time_and_all_of_it_in_the_end() {
 
 /// A field that another program has written is no word of a script, and one line of a log.
 #[tokio::test]
-async fn a_key_with_an_odd_field_is_revoked_and_its_operator_told_so() {
+async fn key_with_an_unknown_field_is_revoked_and_reported() {
     let Some(world) = world().await else { return };
     let locks = world.sound_instance("a").await;
     // As Lua writes it, because a text has no such byte; and as it is shown.
@@ -156,7 +156,7 @@ async fn a_key_with_an_odd_field_is_revoked_and_its_operator_told_so() {
 
 /// The mark that `force_release` leaves, written beside a holder by another program.
 #[tokio::test]
-async fn a_forged_mark_of_a_revocation_keeps_no_holder_from_being_revoked() {
+async fn forged_revocation_mark_does_not_prevent_revocation() {
     let Some(world) = world().await else { return };
     let locks = world.sound_instance("a").await;
     let guard = locks.lock(key()).await.expect("free");

@@ -19,7 +19,7 @@ use tower_lock::{
 };
 
 #[tokio::test]
-async fn the_redis_store_keeps_the_contract() {
+async fn redis_store_passes_conformance() {
     let Some(world) = world().await else { return };
     conformance::check(world.store().await).await;
 }
@@ -30,7 +30,7 @@ const PROCESSES: usize = 3;
 
 /// The same random sequence of operations on both gives the same answers, and the same events. `SEED=` runs one alone.
 #[tokio::test]
-async fn memory_and_redis_give_the_same_answers() {
+async fn memory_and_redis_give_the_same_replies() {
     let Some(world) = world().await else { return };
     let redis: Arc<dyn LockStore> = world.store().await;
     let seeds = match std::env::var("SEED") {

@@ -41,7 +41,7 @@ fn whole(error: &dyn Error) -> String {
 }
 
 #[tokio::test]
-async fn a_store_is_made_of_an_url_a_configuration_or_a_pool_of_your_own() {
+async fn store_connects_by_url_configuration_or_pool() {
     if world().await.is_none() {
         return;
     }
@@ -64,7 +64,7 @@ async fn a_store_is_made_of_an_url_a_configuration_or_a_pool_of_your_own() {
 }
 
 #[tokio::test]
-async fn two_prefixes_are_two_applications() {
+async fn two_prefixes_are_isolated() {
     let Some(world) = world().await else { return };
     let shop = RedisStore::builder().prefix("shop").connect(&world.redis.url()).await.expect("a prefix");
     let (shop, other) = (LockManager::new(shop), world.sound_instance("b").await);
@@ -79,7 +79,7 @@ async fn two_prefixes_are_two_applications() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_none_is_said_to_be_none_and_nobody_there_is_no_panic() {
+async fn invalid_and_unreachable_addresses_are_errors() {
     let error = RedisStore::connect("http://localhost").await.expect_err("no Redis");
     assert!(matches!(error, RedisConnectError::InvalidUrl(_)), "{error}");
     let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
@@ -97,7 +97,7 @@ async fn an_address_that_is_none_is_said_to_be_none_and_nobody_there_is_no_panic
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_said_to_be_one() {
+async fn wrong_password_is_reported() {
     if world().await.is_none() {
         return;
     }
@@ -137,7 +137,7 @@ async fn server_of_version(version: &'static str) -> String {
 }
 
 #[tokio::test]
-async fn a_redis_older_than_seven_is_refused() {
+async fn redis_before_7_is_rejected() {
     let error = RedisStore::connect(&server_of_version("6.2.14").await).await.expect_err("too old");
     assert!(
         error.to_string().starts_with("the Redis for locks has version 6.2.14, and at least 7.0 is needed (127.0.0.1:"),
@@ -147,7 +147,7 @@ async fn a_redis_older_than_seven_is_refused() {
 
 /// That is no matter of rights, and passes.
 #[tokio::test]
-async fn a_replica_at_the_start_is_said_to_be_one() {
+async fn replica_at_start_is_reported() {
     let Some(world) = world().await else { return };
     let master = RedisServer::start().await;
     world.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
@@ -161,7 +161,7 @@ async fn a_replica_at_the_start_is_said_to_be_one() {
 }
 
 #[tokio::test]
-async fn messages_that_do_not_come_are_found_out_at_the_start() {
+async fn missing_pubsub_is_detected_at_start() {
     let Some(world) = world().await else { return };
     world.proxy.all().drop_pushes();
     let error = RedisStore::connect(&world.proxy.url()).await.expect_err("deaf");
@@ -185,7 +185,7 @@ async fn user(redis: &RedisServer, rules: &[String]) -> String {
 }
 
 #[tokio::test]
-async fn the_smallest_acl_is_enough_for_everything_and_without_any_of_it_the_start_says_what_is_missing() {
+async fn smallest_acl_suffices_and_missing_rights_are_named() {
     let Some(world) = world().await else { return };
     let rules = smallest_acl();
     let url = user(&world.redis, &rules).await;
@@ -210,7 +210,7 @@ async fn the_smallest_acl_is_enough_for_everything_and_without_any_of_it_the_sta
 
 /// Another application on the same Redis, with the ACL of `docs/redis.md` for its own prefix.
 #[tokio::test]
-async fn a_neighbour_with_the_smallest_acl_cannot_touch_the_locks_of_another_prefix() {
+async fn smallest_acl_cannot_touch_another_prefix() {
     let Some(world) = world().await else { return };
     let (one, two) = (world.sound_instance("one").await, world.sound_instance("two").await);
     let guard = one.lock(key()).await.expect("free");
@@ -251,7 +251,7 @@ async fn a_neighbour_with_the_smallest_acl_cannot_touch_the_locks_of_another_pre
 
 /// As a server is that somebody else runs: it says little of itself, and knows no `CONFIG`.
 #[tokio::test]
-async fn a_server_that_does_not_tell_its_version_is_warned_of_and_works() {
+async fn server_without_a_version_is_warned_of_and_works() {
     let Some(world) = world().await else { return };
     let rules: Vec<_> = smallest_acl().into_iter().filter(|rule| rule != "+info").collect();
     let url = user(&world.redis, &rules).await;
@@ -264,7 +264,7 @@ async fn a_server_that_does_not_tell_its_version_is_warned_of_and_works() {
 }
 
 #[tokio::test]
-async fn a_server_that_may_throw_locks_away_is_warned_of() {
+async fn evicting_server_is_warned_of() {
     let Some(world) = world().await else { return };
     let warned = async || {
         let log = Log::default();
@@ -292,7 +292,7 @@ fn certificate(folder: &std::path::Path) -> bool {
 
 #[cfg(feature = "redis-tls")]
 #[tokio::test]
-async fn a_redis_is_reached_by_tls_and_one_that_nobody_vouches_for_is_not() {
+async fn tls_connects_and_rejects_untrusted_certificates() {
     use tower_lock::deadpool_redis::{
         Manager, Pool,
         redis::{Client, TlsCertificates},
@@ -327,7 +327,7 @@ async fn a_redis_is_reached_by_tls_and_one_that_nobody_vouches_for_is_not() {
 
 /// Connections go with the runtime on which they were made.
 #[test]
-fn a_store_outlives_the_runtime_it_was_made_on() {
+fn store_outlives_the_runtime_it_was_built_on() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let servers = runtime();
     let Some(world) = servers.block_on(world()) else { return };
@@ -347,7 +347,7 @@ fn a_store_outlives_the_runtime_it_was_made_on() {
 
 /// It is there still, and does nothing.
 #[test]
-fn a_store_works_though_the_runtime_it_was_made_on_stands_still() {
+fn store_works_while_its_first_runtime_is_blocked() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (servers, still) = (runtime(), runtime());
     let Some(world) = servers.block_on(world()) else { return };
@@ -370,7 +370,7 @@ fn a_store_works_though_the_runtime_it_was_made_on_stands_still() {
 
 /// Connections, channels and tasks are as before.
 #[tokio::test]
-async fn a_store_that_is_dropped_leaves_nothing() {
+async fn dropped_store_leaves_nothing() {
     let Some(world) = world().await else { return };
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let clients = async || world.ask(&["CLIENT", "LIST"]).await.text().map_or(0, |text| text.lines().count());
@@ -400,7 +400,7 @@ async fn a_store_that_is_dropped_leaves_nothing() {
 
 /// Both are started at once, and Redis takes a moment longer.
 #[tokio::test]
-async fn a_server_that_comes_up_a_moment_later_is_found() {
+async fn server_that_starts_shortly_later_is_found() {
     if world().await.is_none() {
         return;
     }
@@ -415,7 +415,7 @@ async fn a_server_that_comes_up_a_moment_later_is_found() {
 }
 
 #[tokio::test]
-async fn a_lazy_store_starts_without_redis_and_works_as_soon_as_it_is_there() {
+async fn lazy_store_starts_without_redis() {
     if world().await.is_none() {
         return;
     }
@@ -438,7 +438,7 @@ async fn a_lazy_store_starts_without_redis_and_works_as_soon_as_it_is_there() {
 
 /// What `connect` would have said is said as soon as it is known.
 #[tokio::test]
-async fn a_lazy_store_reports_what_its_redis_cannot_do() {
+async fn lazy_store_reports_missing_capabilities() {
     let Some(world) = world().await else { return };
     let log = Log::default();
     let guard = log.listen();
@@ -465,7 +465,7 @@ async fn a_lazy_store_reports_what_its_redis_cannot_do() {
 }
 
 #[tokio::test]
-async fn the_timeouts_of_a_store_have_bounds() {
+async fn store_timeouts_have_bounds() {
     for (setting, builder) in [
         ("call_timeout", RedisStore::builder().call_timeout(ms(10))),
         ("call_timeout", RedisStore::builder().call_timeout(Duration::MAX)),
@@ -482,7 +482,7 @@ async fn the_timeouts_of_a_store_have_bounds() {
 
 /// As `main` prints it: `Debug`.
 #[tokio::test]
-async fn an_address_that_does_not_work_is_named_without_its_password_and_each_cause_once() {
+async fn connect_error_hides_the_password_and_repeats_no_cause() {
     let short = || RedisStore::builder().connect_timeout(ms(50));
     let said = async |url: &str| format!("{:?}", short().connect(url).await.expect_err("nobody there"));
     let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
@@ -505,7 +505,7 @@ async fn an_address_that_does_not_work_is_named_without_its_password_and_each_ca
 
 /// A server that lies: what it sends has no end.
 #[tokio::test]
-async fn a_reply_without_an_end_is_cut_and_does_not_fill_the_memory() {
+async fn endless_reply_is_cut_and_does_not_fill_memory() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("redis://{}", listener.local_addr().expect("bound"));
     let most = Arc::new(AtomicUsize::new(0));

@@ -18,7 +18,7 @@ async fn warm(world: &World, instances: &[LockManager]) {
 }
 
 #[tokio::test]
-async fn an_uncontended_lock_costs_two_round_trips_and_two_scripts() {
+async fn uncontended_lock_costs_two_round_trips_and_scripts() {
     let Some(world) = world().await else { return };
     let locks = world.instance("a").await;
     warm(&world, std::slice::from_ref(&locks)).await;
@@ -36,7 +36,7 @@ async fn an_uncontended_lock_costs_two_round_trips_and_two_scripts() {
 }
 
 #[tokio::test]
-async fn a_hand_over_between_processes_costs_three_scripts_however_many_wait() {
+async fn handoff_between_processes_costs_three_scripts() {
     let Some(world) = world().await else { return };
     for contenders in [2, 8, 32] {
         let instances = join_all((0..contenders).map(|n| world.sound_instance(["a", "b"][n % 2]))).await;
@@ -60,7 +60,7 @@ async fn a_hand_over_between_processes_costs_three_scripts_however_many_wait() {
 }
 
 #[tokio::test]
-async fn a_hand_over_within_a_process_costs_no_script_but_one_each_100_ms_or_1_000() {
+async fn local_handoff_costs_one_script_per_100_ms_or_1000() {
     let Some(world) = world().await else { return };
     let locks = world.instance("a").await;
     warm(&world, std::slice::from_ref(&locks)).await;
@@ -79,7 +79,7 @@ async fn a_hand_over_within_a_process_costs_no_script_but_one_each_100_ms_or_1_0
 }
 
 #[tokio::test]
-async fn a_refusal_by_the_process_that_holds_the_key_sends_nothing() {
+async fn local_rejection_sends_nothing() {
     let Some(world) = world().await else { return };
     let locks = world.instance("a").await;
     let guard = locks.try_lock(key()).await.expect("free");

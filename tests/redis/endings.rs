@@ -24,7 +24,7 @@ async fn instances(world: &World, service: impl Fn(&LockManager) -> Router) -> [
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_has_read_the_end_of_an_answer_is_served_at_another_instance() {
+async fn client_with_a_response_is_served_at_another_instance() {
     let Some(world) = world().await else { return };
     let instances = instances(&world, matrix::service).await;
     for version in [Version::Http1, Version::Http2] {
@@ -34,7 +34,7 @@ async fn whoever_has_read_the_end_of_an_answer_is_served_at_another_instance() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_panic_in_a_body_both_instances_refuse_for_the_lock_delay_and_then_serve() {
+async fn panic_in_a_body_blocks_both_instances_for_the_lock_delay() {
     const SAYS: &str = "planned: in a body over Redis";
     let Some(world) = world().await else { return };
     let delay = ms(1500);

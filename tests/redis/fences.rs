@@ -25,7 +25,7 @@ const GRANTS: usize = 500;
 
 /// Over 10 000 grants: Lua prints doubles with 14 digits if one lets it.
 #[tokio::test]
-async fn the_fence_in_the_message_in_the_store_and_in_the_answer_are_the_same_digit_for_digit() {
+async fn fence_is_equal_in_message_store_and_reply() {
     let Some(world) = world().await else { return };
     let store = world.store().await;
     let messages = Arc::new(Mutex::new(BTreeSet::new()));
@@ -71,7 +71,7 @@ async fn the_fence_in_the_message_in_the_store_and_in_the_answer_are_the_same_di
 const TERMS: QueueConfig = QueueConfig::new(ms(60_000), ms(60_000), 8);
 
 #[tokio::test]
-async fn a_fence_rises_over_flushall_and_over_a_restart() {
+async fn fence_rises_over_flushall_and_restart() {
     let Some(mut world) = world().await else { return };
     let locks = world.sound_instance("a").await;
     let mut last = None;
@@ -104,7 +104,7 @@ const NO_FENCES: [&str; 10] = [
 ];
 
 #[tokio::test]
-async fn what_is_no_fence_is_replaced_by_the_clock_and_the_log_names_the_key() {
+async fn invalid_fence_counter_is_replaced_and_logged() {
     let Some(world) = world().await else { return };
     let store = world.store().await;
     let terms = QueueConfig::new(ms(4_000), ms(10_000), 8);
@@ -170,7 +170,7 @@ async fn what_is_no_fence_is_replaced_by_the_clock_and_the_log_names_the_key() {
 }
 
 #[tokio::test]
-async fn a_start_says_that_there_was_no_fence() {
+async fn missing_fence_counter_is_logged_at_start() {
     let Some(world) = world().await else { return };
     for value in NO_FENCES {
         world.ask(&["SET", FENCES, value]).await;

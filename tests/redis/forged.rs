@@ -34,7 +34,7 @@ async fn forger(world: &World) -> Connection {
 }
 
 #[tokio::test]
-async fn who_may_only_publish_neither_frees_a_key_nor_ends_its_section() {
+async fn publisher_alone_can_neither_free_nor_end_a_section() {
     let Some(world) = world().await else { return };
     let (a, b, c) = (world.sound_instance("a").await, world.sound_instance("b").await, world.sound_instance("c").await);
     let guard = b.lock(key()).await.expect("free");
@@ -74,7 +74,7 @@ async fn who_may_only_publish_neither_frees_a_key_nor_ends_its_section() {
 
 /// Messages that nobody understands are gaps. However many keys are held, each costs little, and those who wait ask ten times a second.
 #[tokio::test]
-async fn a_flood_of_messages_that_nobody_understands_asks_redis_ten_times_a_second() {
+async fn flood_of_unknown_messages_costs_ten_checks_per_second() {
     let Some(world) = world().await else { return };
     let (a, b) = (world.sound_instance("a").await, world.sound_instance("b").await);
     let guard = b.lock(key()).await.expect("free");

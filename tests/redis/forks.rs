@@ -10,7 +10,7 @@ use tower_lock::{LockError, LockManager, RedisStore};
 use crate::support::{key, soon, until, world};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_and_its_child_have_different_owner_ids_and_one_holds_the_key() {
+async fn forked_processes_have_different_ids_and_one_holder() {
     let Some(world) = world().await else { return };
     // Both begin as the same process: they have the same random bits.
     let copy = async |process: u32| {

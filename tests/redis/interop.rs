@@ -15,7 +15,7 @@ use crate::support::{LINE, NAME, key, ms, soon, until, world};
 
 /// Redisson's format: a hash, one field, a TTL.
 #[tokio::test]
-async fn a_lock_is_a_hash_of_one_field_and_always_has_an_end() {
+async fn lock_is_a_hash_of_one_field_with_a_ttl() {
     let Some(world) = world().await else { return };
     let (one, two) = (world.sound_instance("api-7f3").await, world.sound_instance("api-9c1").await);
     let guard = one.lock(key()).await.expect("free");
@@ -46,7 +46,7 @@ async fn a_lock_is_a_hash_of_one_field_and_always_has_an_end() {
 }
 
 #[tokio::test]
-async fn a_lock_of_redisson_keeps_us_out_and_is_not_touched() {
+async fn redisson_lock_excludes_and_is_not_touched() {
     let Some(world) = world().await else { return };
     let name = LockKey::raw("myLock").expect("a name");
     let java = "8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e:57";
@@ -72,7 +72,7 @@ async fn a_lock_of_redisson_keeps_us_out_and_is_not_touched() {
 
 /// Nothing of ours writes such a one. It is not ours to end it, either.
 #[tokio::test]
-async fn a_lock_without_an_end_keeps_us_out_until_it_is_deleted() {
+async fn lock_without_a_ttl_excludes_until_deleted() {
     let Some(world) = world().await else { return };
     world.ask(&["HSET", NAME, "somebody", "1"]).await;
     let locks = world.sound_instance("a").await;
@@ -87,7 +87,7 @@ async fn a_lock_without_an_end_keeps_us_out_until_it_is_deleted() {
 }
 
 #[tokio::test]
-async fn who_holds_what_since_when_and_who_waits_can_be_asked_from_any_instance() {
+async fn inspect_works_from_any_instance() {
     let Some(world) = world().await else { return };
     let [one, two, three] =
         [world.sound_instance("one").await, world.sound_instance("two").await, world.sound_instance("3").await];
@@ -116,7 +116,7 @@ async fn who_holds_what_since_when_and_who_waits_can_be_asked_from_any_instance(
 
 /// The one that has it does not know yet: the answer is on its way.
 #[tokio::test]
-async fn a_key_that_is_taken_away_before_its_holder_has_heard_of_it_is_not_begun() {
+async fn key_revoked_before_its_grant_arrives_never_starts() {
     let Some(world) = world().await else { return };
     let (one, two, three) =
         (world.instance("one").await, world.sound_instance("two").await, world.sound_instance("3").await);
@@ -138,7 +138,7 @@ async fn a_key_that_is_taken_away_before_its_holder_has_heard_of_it_is_not_begun
 
 /// Also when it is full, and somebody looks for dead ones in it.
 #[tokio::test]
-async fn a_line_always_has_an_end_and_forgets_the_dead_when_it_is_full() {
+async fn queue_has_a_ttl_and_drops_dead_waiters_when_full() {
     let Some(world) = world().await else { return };
     let store = world.store().await;
     let (living, terms) = (AcquisitionIds::new("living", 1), QueueConfig::new(ms(4_000), ms(10_000), 3));
@@ -159,7 +159,7 @@ async fn a_line_always_has_an_end_and_forgets_the_dead_when_it_is_full() {
 
 /// Names that differ in their braces alone are two locks.
 #[tokio::test]
-async fn a_name_and_the_same_in_braces_have_each_a_line_of_their_own() {
+async fn name_and_braced_name_have_separate_queues() {
     let Some(world) = world().await else { return };
     let (one, two) = (world.sound_instance("a").await, world.sound_instance("b").await);
     let raw = |name: &str| LockKey::raw(name).expect("a name");
@@ -175,7 +175,7 @@ async fn a_name_and_the_same_in_braces_have_each_a_line_of_their_own() {
 
 /// What `docs/redis.md` tells an operator who has nothing but `redis-cli`.
 #[tokio::test]
-async fn a_lock_can_be_taken_away_with_redis_cli_and_its_holder_is_told() {
+async fn lock_deleted_by_redis_cli_is_lost_by_its_holder() {
     let Some(world) = world().await else { return };
     let (one, two) = (world.sound_instance("one").await, world.sound_instance("two").await);
     let guard = one.lock(key()).await.expect("free");
@@ -200,7 +200,7 @@ async fn a_lock_can_be_taken_away_with_redis_cli_and_its_holder_is_told() {
 
 /// Two spellings of one name in one application would be two conversations about one lock.
 #[tokio::test]
-async fn a_raw_name_that_reads_like_a_made_one_is_refused_and_says_why() {
+async fn raw_name_that_looks_composed_is_rejected() {
     let Some(world) = world().await else { return };
     let locks = world.sound_instance("a").await;
     let raw = LockKey::raw("lock:k").expect("a name");

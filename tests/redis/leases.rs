@@ -77,16 +77,16 @@ async fn blocks_at_most(test: &str, lease: Duration, fixed: Duration, most: Dura
 }
 
 #[tokio::test]
-async fn a_holder_that_is_killed_under_a_fixed_lease_blocks_its_key_for_that_and_a_second_and_a_half() {
+async fn killed_holder_of_a_fixed_lease_blocks_for_lease_and_1500_ms() {
     hold_if_asked_to().await;
-    let test = "leases::a_holder_that_is_killed_under_a_fixed_lease_blocks_its_key_for_that_and_a_second_and_a_half";
+    let test = "leases::killed_holder_of_a_fixed_lease_blocks_for_lease_and_1500_ms";
     // 1 % for the clocks, half a second for the call, a second of lock-delay.
     blocks_at_most(test, Duration::ZERO, ms(5_000), ms(6_560), ms(2_500)).await;
 }
 
 #[tokio::test]
-async fn a_holder_that_is_killed_under_a_lease_of_two_seconds_blocks_its_key_for_three() {
+async fn killed_holder_of_a_2_s_lease_blocks_for_3_s() {
     hold_if_asked_to().await;
-    let test = "leases::a_holder_that_is_killed_under_a_lease_of_two_seconds_blocks_its_key_for_three";
+    let test = "leases::killed_holder_of_a_2_s_lease_blocks_for_3_s";
     blocks_at_most(test, ms(2_000), Duration::ZERO, ms(3_000), ms(5_000)).await;
 }

@@ -32,7 +32,7 @@ async fn fields(world: &World) -> usize {
 }
 
 #[tokio::test]
-async fn a_late_release_never_frees_the_next_holder() {
+async fn late_release_never_frees_the_next_holder() {
     let Some(world) = world().await else { return };
     let (slow, sound) = (world.store().await, world.sound_instance("b").await);
     let late = AcquisitionIds::new("late", 1).next();
@@ -50,7 +50,7 @@ async fn a_late_release_never_frees_the_next_holder() {
 
 /// A reply that is lost, a request that is sent twice: the field is there once, and gone with the first release.
 #[tokio::test]
-async fn an_acquire_a_claim_and_a_release_that_are_repeated_never_count_twice() {
+async fn repeated_acquire_claim_and_release_count_once() {
     let Some(world) = world().await else { return };
     for mishap in [Mishap::CutBeforeReply, Mishap::CutInReply(9), Mishap::Double, Mishap::CutBefore] {
         let (one, two) = (world.instance("a").await, world.instance("b").await);
@@ -76,7 +76,7 @@ async fn an_acquire_a_claim_and_a_release_that_are_repeated_never_count_twice() 
 
 /// It comes to Redis long after whoever asked was turned away: it does nothing then.
 #[tokio::test]
-async fn an_acquire_that_comes_after_its_time_leaves_the_key_free() {
+async fn expired_acquire_leaves_the_key_free() {
     let Some(world) = world().await else { return };
     let (slow, sound) = (world.instance("a").await, world.sound_instance("b").await);
     world.proxy.all().next_where(is_script(ACQUIRE), Mishap::Late(ms(2_500)));
@@ -95,7 +95,7 @@ async fn an_acquire_that_comes_after_its_time_leaves_the_key_free() {
 
 /// It ran in time, but nobody waited for the answer any more: what was granted is given back.
 #[tokio::test]
-async fn what_was_granted_to_one_who_has_left_is_free_soon() {
+async fn grant_of_a_cancelled_call_is_free_soon() {
     let Some(world) = world().await else { return };
     let (slow, sound) = (world.instance("a").await, world.sound_instance("b").await);
     world.proxy.all().delay(Direction::Down, ms(300));
@@ -109,7 +109,7 @@ async fn what_was_granted_to_one_who_has_left_is_free_soon() {
 
 /// The connection breaks, and what was sent on it is done later, in its time: whoever asked again has had the key, and given it back.
 #[tokio::test]
-async fn an_acquire_that_outlives_its_connection_leaves_the_key_free_soon() {
+async fn acquire_that_outlives_its_connection_is_free_soon() {
     let Some(world) = world().await else { return };
     let (one, two) = (world.instance("a").await, world.sound_instance("b").await);
     world.proxy.all().next_where(is_script(ACQUIRE), Mishap::Orphaned(ms(300)));
@@ -124,7 +124,7 @@ async fn an_acquire_that_outlives_its_connection_leaves_the_key_free_soon() {
 
 /// Two sections at the same time would come of it: one that goes on after the yield, and whoever has lined up since.
 #[tokio::test]
-async fn a_yield_that_comes_twice_never_gives_the_key_away_under_a_section() {
+async fn duplicated_yield_never_frees_a_running_section() {
     let Some(world) = world().await else { return };
     for mishap in [Mishap::Again(ms(300)), Mishap::Orphaned(ms(300))] {
         let (one, two) = (world.instance("a").await, world.sound_instance("b").await);
@@ -160,7 +160,7 @@ async fn hand_overs(world: &World, times: usize) -> Duration {
 }
 
 #[tokio::test]
-async fn a_message_that_is_lost_costs_a_check_in_and_no_lease() {
+async fn lost_message_costs_a_poll_interval_and_no_lease() {
     let Some(world) = world().await else { return };
     let (one, two) = (world.instance("a").await, world.instance("b").await);
     let guard = one.lock(key()).await.expect("free");
@@ -177,7 +177,7 @@ async fn a_message_that_is_lost_costs_a_check_in_and_no_lease() {
 }
 
 #[tokio::test]
-async fn whoever_listens_is_cut_off_again_and_again_and_everybody_has_its_turn_and_listens_again() {
+async fn subscriber_reconnects_and_all_waiters_are_served() {
     let Some(world) = world().await else { return };
     let listener = world.sound_instance("c").await;
     let killer = async {
@@ -197,7 +197,7 @@ async fn whoever_listens_is_cut_off_again_and_again_and_everybody_has_its_turn_a
 }
 
 #[tokio::test]
-async fn messages_that_come_twice_do_no_harm() {
+async fn duplicated_messages_do_no_harm() {
     let Some(world) = world().await else { return };
     world.proxy.all().double_pushes();
     let (one, two) = (world.instance("a").await, world.instance("b").await);
@@ -217,7 +217,7 @@ async fn messages_that_come_twice_do_no_harm() {
 }
 
 #[tokio::test]
-async fn scripts_that_are_flushed_all_the_time_are_nobodys_error() {
+async fn repeated_script_flush_is_not_an_error() {
     let Some(world) = world().await else { return };
     let instances = join_all(["a", "b", "c"].map(|name| world.sound_instance(name))).await;
     let flusher = async {
@@ -242,7 +242,7 @@ async fn scripts_that_are_flushed_all_the_time_are_nobodys_error() {
 
 /// A later version of us says things that this one does not know; and the other way round. Locks and lines are the same for both.
 #[tokio::test]
-async fn two_versions_of_messages_in_one_fleet_cost_a_check_in_at_most() {
+async fn mixed_message_versions_cost_at_most_a_poll_interval() {
     let Some(world) = world().await else { return };
     // Whoever is behind the proxy hears another version.
     world.proxy.all().rewrite_pushes(|push| {

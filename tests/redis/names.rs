@@ -15,7 +15,7 @@ use crate::support::{Log, until, world};
 
 /// It is the fault of the request: repeated, it is rejected again. Nothing of the name is in a log or in an error.
 #[tokio::test]
-async fn a_raw_name_that_the_store_does_not_take_is_a_400_and_no_failure_of_the_store() {
+async fn raw_name_rejected_by_the_store_is_a_400() {
     let Some(world) = world().await else { return };
     let locks = world.sound_instance("a").await;
     let raw = key::from_fn(|Path(name): Path<String>| match LockKey::raw(name) {

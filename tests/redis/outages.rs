@@ -48,7 +48,7 @@ async fn works_again(service: &Router, how: &str) {
 }
 
 #[tokio::test]
-async fn a_request_is_turned_away_not_started_while_redis_is_stopped_killed_or_cut_off_and_works_when_it_is_back() {
+async fn requests_are_rejected_during_outages_and_work_afterwards() {
     let Some(mut world) = world().await else { return };
     let service = service(&world.instance("a").await);
     assert_eq!(ask(&service, "/wait").await.0, StatusCode::OK);
@@ -73,7 +73,7 @@ async fn a_request_is_turned_away_not_started_while_redis_is_stopped_killed_or_c
 
 /// Somebody in between has forgotten the connections, and says nothing of it to either side.
 #[tokio::test]
-async fn connections_that_are_dead_without_a_word_are_replaced() {
+async fn silently_dead_connections_are_replaced() {
     let Some(world) = world().await else { return };
     let (one, two) = (world.instance("a").await, world.instance("b").await);
     let guard = one.lock(key()).await.expect("free");
@@ -99,7 +99,7 @@ async fn connections_that_are_dead_without_a_word_are_replaced() {
 
 /// A request pays nothing for connections that died while nobody asked.
 #[tokio::test]
-async fn connections_that_died_while_nothing_was_asked_are_replaced_before_somebody_asks() {
+async fn dead_idle_connections_are_replaced_before_use() {
     let Some(world) = world().await else { return };
     let locks = world.instance("a").await;
     locks.lock(key()).await.expect("free").release().await.expect("ours");
@@ -114,7 +114,7 @@ async fn connections_that_died_while_nothing_was_asked_are_replaced_before_someb
 
 /// A failover behind one address: old connections stay with the old server, which is well, and is a replica now.
 #[tokio::test]
-async fn whoever_is_asked_is_whoever_is_listened_to() {
+async fn commands_and_messages_use_the_same_server() {
     let Some(world) = world().await else { return };
     let locks = world.instance("a").await;
     locks.lock(key()).await.expect("free").release().await.expect("ours");
@@ -133,7 +133,7 @@ async fn whoever_is_asked_is_whoever_is_listened_to() {
 
 /// Each waits for no longer than it may, and is told what was wrong.
 #[tokio::test]
-async fn a_redis_that_stands_still_is_named_as_the_reason() {
+async fn frozen_redis_is_named_as_the_reason() {
     let Some(world) = world().await else { return };
     let locks = world.sound_instance("a").await;
     locks.lock(key()).await.expect("free").release().await.expect("ours");
@@ -146,7 +146,7 @@ async fn a_redis_that_stands_still_is_named_as_the_reason() {
 
 /// Many at once wait for one answer, and not one after the other.
 #[tokio::test]
-async fn a_store_that_hangs_costs_each_of_many_requests_the_store_timeout_and_no_more() {
+async fn hanging_store_costs_each_request_the_store_timeout() {
     let Some(world) = world().await else { return };
     let locks = world.instance("a").await;
     locks.lock(key()).await.expect("free").release().await.expect("ours");
@@ -166,7 +166,7 @@ async fn a_store_that_hangs_costs_each_of_many_requests_the_store_timeout_and_no
 
 /// I5: no word of Redis is needed for it.
 #[tokio::test]
-async fn a_section_that_nobody_renews_is_lost_at_its_deadline_though_redis_is_stopped() {
+async fn section_is_lost_at_its_deadline_while_redis_is_stopped() {
     let Some(world) = world().await else { return };
     let clock = Clock::default();
     let store = RedisStore::connect(&world.redis.url()).await.expect("it is up");
@@ -186,7 +186,7 @@ async fn a_section_that_nobody_renews_is_lost_at_its_deadline_though_redis_is_st
 
 /// Renewals have a connection of their own: it does not matter how slow those are who ask.
 #[tokio::test]
-async fn a_renewal_and_a_release_do_not_queue_behind_those_who_ask() {
+async fn renewals_and_releases_do_not_queue_behind_acquires() {
     let Some(world) = world().await else { return };
     let locks = world.instance("a").await;
     let guard = locks.lock(key()).await.expect("free");
@@ -212,7 +212,7 @@ async fn busiest(world: &World) -> u64 {
 
 /// Events are lost, and nothing else: the line still moves.
 #[tokio::test]
-async fn a_restart_of_redis_loses_the_line_and_no_waiter() {
+async fn redis_restart_loses_the_queue_and_no_waiter() {
     let Some(mut world) = world().await else { return };
     let (one, two) = (world.sound_instance("a").await, world.sound_instance("b").await);
     let guard = one.lock(key()).await.expect("free");

@@ -252,7 +252,7 @@ fn fence(grant: Grant) -> u64 {
 }
 
 #[tokio::test]
-async fn a_key_goes_from_one_version_to_the_other_in_the_order_of_the_queue() {
+async fn key_passes_between_versions_in_queue_order() {
     let Some(world) = world().await else { return };
     for recorded_first in [true, false] {
         let (mut one, mut two) = Process::pair(&world, recorded_first).await;
@@ -292,7 +292,7 @@ async fn a_key_goes_from_one_version_to_the_other_in_the_order_of_the_queue() {
 
 /// Each version finds the grant of the other under its id.
 #[tokio::test]
-async fn a_grant_of_one_version_is_renewed_repeated_and_released_by_the_other() {
+async fn grant_of_one_version_works_with_the_other() {
     let Some(world) = world().await else { return };
     for recorded_first in [true, false] {
         let (mut one, mut two) = Process::pair(&world, recorded_first).await;
@@ -316,7 +316,7 @@ async fn a_grant_of_one_version_is_renewed_repeated_and_released_by_the_other() 
 }
 
 #[tokio::test]
-async fn a_key_is_revoked_from_a_holder_of_the_other_version() {
+async fn key_is_revoked_from_a_holder_of_the_other_version() {
     let Some(world) = world().await else { return };
     for recorded_first in [true, false] {
         let (mut one, mut two) = Process::pair(&world, recorded_first).await;
@@ -344,7 +344,7 @@ async fn a_key_is_revoked_from_a_holder_of_the_other_version() {
 }
 
 #[tokio::test]
-async fn a_lock_delay_of_one_version_blocks_the_other() {
+async fn lock_delay_of_one_version_blocks_the_other() {
     let Some(world) = world().await else { return };
     for recorded_first in [true, false] {
         let (mut one, mut two) = Process::pair(&world, recorded_first).await;
@@ -368,7 +368,7 @@ async fn a_lock_delay_of_one_version_blocks_the_other() {
 
 /// The whole of a current process: its waiters and holders understand the messages.
 #[tokio::test]
-async fn locks_shares_a_server_with_the_recorded_version() {
+async fn current_version_shares_a_server_with_the_recorded_one() {
     let Some(world) = world().await else { return };
     let locks = world.sound_instance("current").await;
     let mut old = Process::recorded(&world).await;

@@ -28,7 +28,7 @@ fn says(error: &StoreError, kind: StoreErrorKind, what: &str, remedy: &str) {
 
 /// What is held can be renewed, handed on and given back; nothing new is locked.
 #[tokio::test]
-async fn out_of_memory_nothing_new_is_locked_and_what_is_held_goes_on() {
+async fn out_of_memory_rejects_new_locks_and_keeps_held_ones() {
     let Some(world) = world().await else { return };
     let (one, two) = (world.sound_instance("a").await, world.sound_instance("b").await);
     let guard = one.lock(key()).await.expect("free");
@@ -52,7 +52,7 @@ async fn out_of_memory_nothing_new_is_locked_and_what_is_held_goes_on() {
 }
 
 #[tokio::test]
-async fn something_else_at_the_key_is_said_to_be_there_and_not_touched() {
+async fn foreign_value_at_the_key_is_reported_and_not_touched() {
     let Some(world) = world().await else { return };
     let locks = world.sound_instance("a").await;
     world.ask(&["SET", NAME, "text"]).await;
@@ -67,7 +67,7 @@ async fn something_else_at_the_key_is_said_to_be_there_and_not_touched() {
 }
 
 #[tokio::test]
-async fn a_replica_a_disk_that_is_full_and_a_right_that_was_taken_are_told_apart() {
+async fn replica_full_disk_and_missing_right_are_distinguished() {
     let Some(world) = world().await else { return };
     let locks = world.sound_instance("a").await;
     locks.lock(key()).await.expect("free").release().await.expect("ours");
@@ -103,7 +103,7 @@ async fn a_replica_a_disk_that_is_full_and_a_right_that_was_taken_are_told_apart
 
 /// Whoever reads the log learns why requests are turned away, and is not drowned in it.
 #[tokio::test]
-async fn a_store_that_refuses_is_complained_of_now_and_then_with_its_reason() {
+async fn refusing_store_is_warned_of_at_intervals() {
     let Some(world) = world().await else { return };
     let locks = world.sound_instance("a").await;
     world.ask(&["SET", NAME, "text"]).await;
@@ -121,7 +121,7 @@ async fn a_store_that_refuses_is_complained_of_now_and_then_with_its_reason() {
 
 /// An error is no answer: the key is free as soon as the trouble is over, and not at the end of a lease.
 #[tokio::test]
-async fn a_release_that_redis_refuses_is_told_and_repeated() {
+async fn refused_release_is_reported_and_repeated() {
     let Some(world) = world().await else { return };
     let (one, two) = (world.sound_instance("a").await, world.sound_instance("b").await);
     let troubles = [
@@ -142,7 +142,7 @@ async fn a_release_that_redis_refuses_is_told_and_repeated() {
 
 /// It would be taken for dead at each hand-over, and wait in vain.
 #[tokio::test]
-async fn who_cannot_listen_has_what_is_free_and_is_not_left_to_wait() {
+async fn unsubscribed_client_locks_free_keys_and_never_waits() {
     let Some(world) = world().await else { return };
     let (deaf, other) = (world.instance("a").await, world.sound_instance("b").await);
     deaf.lock(key()).await.expect("free").release().await.expect("ours");
@@ -168,7 +168,7 @@ async fn who_cannot_listen_has_what_is_free_and_is_not_left_to_wait() {
 
 /// Another program has written into a lock.
 #[tokio::test]
-async fn a_fence_that_no_clock_gives_is_said_to_be_none() {
+async fn impossible_fence_is_reported() {
     let Some(world) = world().await else { return };
     let store = world.store().await;
     let owner = AcquisitionIds::new("a", 1).next();
@@ -184,7 +184,7 @@ async fn a_fence_that_no_clock_gives_is_said_to_be_none() {
 
 /// Its holder is not broken off because of it.
 #[tokio::test]
-async fn a_renewal_that_redis_refuses_is_no_loss() {
+async fn refused_renewal_is_no_loss() {
     let Some(world) = world().await else { return };
     let store = world.store().await;
     let owner = AcquisitionIds::new("a", 1).next();
@@ -199,7 +199,7 @@ async fn a_renewal_that_redis_refuses_is_no_loss() {
 }
 
 #[tokio::test]
-async fn a_script_of_somebody_that_runs_and_runs_is_told_and_waited_for() {
+async fn busy_script_is_reported_and_waited_for() {
     let Some(world) = world().await else { return };
     let locks = world.sound_instance("a").await;
     world.ask(&["CONFIG", "SET", "busy-reply-threshold", "50"]).await;
@@ -214,7 +214,7 @@ async fn a_script_of_somebody_that_runs_and_runs_is_told_and_waited_for() {
 }
 
 #[tokio::test]
-async fn a_redis_that_reads_its_data_after_a_restart_is_told_and_waited_for() {
+async fn loading_redis_is_reported_and_waited_for() {
     if world().await.is_none() {
         return;
     }
@@ -236,7 +236,7 @@ async fn a_redis_that_reads_its_data_after_a_restart_is_told_and_waited_for() {
 }
 
 #[tokio::test]
-async fn too_many_clients_are_told() {
+async fn too_many_clients_is_reported() {
     let Some(world) = world().await else { return };
     world.ask(&["CONFIG", "SET", "maxclients", "1"]).await;
     let mut first = world.redis.connect().await;

@@ -71,7 +71,7 @@ const MISTAKES: [(&str, &[&str]); 16] = [
 ];
 
 #[test]
-fn a_mistake_does_not_compile() {
+fn misuse_does_not_compile() {
     let rustc = Command::new("rustc").arg("--version").output().expect("a compiler");
     let version = String::from_utf8_lossy(&rustc.stdout);
     if !version.starts_with(PINNED) {
@@ -84,7 +84,7 @@ fn a_mistake_does_not_compile() {
 }
 
 #[test]
-fn the_error_says_how_to_mend_it() {
+fn compiler_message_names_the_fix() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mistakes");
     for (mistake, words) in MISTAKES {
         let error = fs::read_to_string(folder.join(mistake).with_extension("stderr")).expect(mistake);

@@ -169,7 +169,7 @@ mod tests {
     use crate::process::skipped;
 
     #[tokio::test]
-    async fn a_server_comes_up_with_its_databases_and_goes_with_its_test() {
+    async fn mariadb_starts_with_its_databases_and_stops_on_drop() {
         if !MariaDb::is_available() {
             return skipped("mariadbd itself", "mariadbd");
         }

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_answers_freezes_thaws_and_comes_back_empty_on_its_port() {
+    async fn redis_freezes_thaws_and_restarts_empty() {
         if !is_there() {
             return;
         }
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_on_disk_outlives_a_restart_and_its_folder_does_not_outlive_the_server() {
+    async fn data_survives_a_restart_and_its_folder_is_removed() {
         if !is_there() {
             return;
         }
@@ -326,7 +326,7 @@ mod tests {
 
     /// The thread of a test ends with it, and the kernel takes that for the death of a parent.
     #[tokio::test]
-    async fn a_server_outlives_the_thread_that_started_it() {
+    async fn server_outlives_the_thread_that_started_it() {
         if !is_there() {
             return;
         }

@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_is_read_and_a_part_of_it_is_waited_for() {
+    fn parser_reads_every_reply_kind_and_waits_for_the_rest() {
         let bulk = |text: &str| Reply::Bulk(text.as_bytes().to_vec());
         let cases: [(&str, Reply); 8] = [
             ("+OK\r\n", Reply::Status("OK".to_owned())),

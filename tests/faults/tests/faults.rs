@@ -72,7 +72,7 @@ async fn is_silent(client: &mut Connection) -> bool {
 const INCR: &[&str] = &["INCR", "n"];
 
 #[tokio::test]
-async fn a_request_that_is_cut_never_arrives_and_one_that_is_cut_before_its_reply_was_done() {
+async fn cut_before_loses_the_request_and_cut_before_reply_runs_it() {
     let Some(world) = World::new("cuts").await else { return };
     let mut client = world.client().await;
     world.proxy.all().next_of("incr", Mishap::CutBefore);
@@ -90,7 +90,7 @@ async fn a_request_that_is_cut_never_arrives_and_one_that_is_cut_before_its_repl
 }
 
 #[tokio::test]
-async fn a_reply_is_cut_in_its_middle() {
+async fn cut_in_reply_truncates_the_reply() {
     let Some(world) = World::new("a cut in a reply").await else { return };
     world.redis.command(&["SET", "a", "0123456789"]).await;
     let mut client = world.client().await;
@@ -100,7 +100,7 @@ async fn a_reply_is_cut_in_its_middle() {
 }
 
 #[tokio::test]
-async fn both_sides_of_one_connection_are_closed_and_the_other_goes_on() {
+async fn cut_closes_both_sides_of_one_connection() {
     let Some(world) = World::new("a cut at once").await else { return };
     let (mut one, mut other) = (world.client().await, world.client().await);
     world.proxy.connection(0).cut();
@@ -117,7 +117,7 @@ async fn both_sides_of_one_connection_are_closed_and_the_other_goes_on() {
 }
 
 #[tokio::test]
-async fn a_doubled_request_is_done_twice_and_has_one_reply() {
+async fn duplicated_request_runs_twice_and_has_one_reply() {
     let Some(world) = World::new("doubles").await else { return };
     let mut client = world.client().await;
     world.proxy.all().next_of("INCR", Mishap::Double);
@@ -132,7 +132,7 @@ async fn a_doubled_request_is_done_twice_and_has_one_reply() {
 }
 
 #[tokio::test]
-async fn a_copy_of_a_request_is_done_later_also_when_its_connection_has_gone() {
+async fn copy_of_a_request_runs_later_without_its_connection() {
     let Some(world) = World::new("copies").await else { return };
     let mut client = world.client().await;
     world.proxy.all().next_of("INCR", Mishap::Again(A_WHILE * 2));
@@ -144,7 +144,7 @@ async fn a_copy_of_a_request_is_done_later_also_when_its_connection_has_gone() {
 }
 
 #[tokio::test]
-async fn what_is_held_back_arrives_when_it_is_healed() {
+async fn held_bytes_arrive_after_heal() {
     let Some(world) = World::new("held back").await else { return };
     let mut client = world.client().await;
     world.proxy.all().hold(Direction::Up);
@@ -163,7 +163,7 @@ async fn what_is_held_back_arrives_when_it_is_healed() {
 
 /// A client that gave up does not take back what it sent.
 #[tokio::test]
-async fn what_is_held_back_arrives_although_its_client_has_gone_and_not_if_it_is_cut() {
+async fn held_bytes_outlive_their_client_unless_cut() {
     let Some(world) = World::new("ghosts").await else { return };
     for (cut, counts) in [(true, 0), (false, 1)] {
         let mut client = world.client().await;
@@ -183,7 +183,7 @@ async fn what_is_held_back_arrives_although_its_client_has_gone_and_not_if_it_is
 }
 
 #[tokio::test]
-async fn what_is_swallowed_is_gone_and_so_is_its_connection_when_it_is_healed() {
+async fn swallowed_bytes_are_lost_and_heal_cuts_the_connection() {
     let Some(world) = World::new("swallowed").await else { return };
     for (direction, counts) in [(Direction::Up, 0), (Direction::Down, 1), (Direction::Both, 1)] {
         let (mut client, mut idle) = (world.client().await, world.client().await);
@@ -198,7 +198,7 @@ async fn what_is_swallowed_is_gone_and_so_is_its_connection_when_it_is_healed() 
 }
 
 #[tokio::test]
-async fn each_direction_has_its_delay_and_one_request_can_be_late() {
+async fn delays_are_per_direction_and_per_request() {
     let Some(world) = World::new("delays").await else { return };
     let mut client = world.client().await;
     world.proxy.all().delay(Direction::Up, A_WHILE * 2);
@@ -221,7 +221,7 @@ async fn each_direction_has_its_delay_and_one_request_can_be_late() {
 }
 
 #[tokio::test]
-async fn messages_are_dropped_doubled_and_rewritten_and_replies_pass() {
+async fn messages_are_dropped_duplicated_and_rewritten() {
     let Some(world) = World::new("messages").await else { return };
     let (mut listener, other) = (world.client().await, world.client().await);
     listener.send(&["SUBSCRIBE", "a", "b"]).await.expect("sent");
@@ -253,7 +253,7 @@ async fn messages_are_dropped_doubled_and_rewritten_and_replies_pass() {
 }
 
 #[tokio::test]
-async fn the_third_version_of_the_protocol_is_read_as_well() {
+async fn resp3_is_understood() {
     let Some(world) = World::new("RESP3").await else { return };
     let mut client = world.client().await;
     client.command(&["HELLO", "3"]).await.expect("a reply");
@@ -271,7 +271,7 @@ async fn the_third_version_of_the_protocol_is_read_as_well() {
 }
 
 #[tokio::test]
-async fn new_connections_are_refused_and_old_ones_go_on() {
+async fn new_connections_are_refused_and_old_ones_stay() {
     let Some(world) = World::new("refused").await else { return };
     let mut old = world.client().await;
     world.proxy.refuse(true).await;
@@ -284,7 +284,7 @@ async fn new_connections_are_refused_and_old_ones_go_on() {
 }
 
 #[tokio::test]
-async fn requests_are_counted_and_shown() {
+async fn requests_are_counted_and_observed() {
     let Some(world) = World::new("the observer").await else { return };
     let seen = Arc::new(Mutex::new(Vec::new()));
     let see = Arc::clone(&seen);
@@ -299,7 +299,7 @@ async fn requests_are_counted_and_shown() {
 }
 
 #[tokio::test]
-async fn chaos_hits_some_and_each_of_them_once() {
+async fn chaos_hits_some_requests_once_each() {
     let Some(world) = World::new("chaos").await else { return };
     world.proxy.chaos(Some(Chaos::new(1).cut(20).double(100).late(50, Duration::from_millis(2))));
     let (mut answered, mut broken, mut client) = (0, 0, None);
@@ -330,7 +330,7 @@ async fn chaos_hits_some_and_each_of_them_once() {
 }
 
 #[tokio::test]
-async fn what_is_not_the_protocol_is_passed_on_as_it_comes() {
+async fn other_protocols_pass_unchanged() {
     let Some(world) = World::new("other protocols").await else { return };
     for proxy in [Proxy::start(world.redis.address()).await, Proxy::start_raw(world.redis.address()).await] {
         let mut plain = tokio::net::TcpStream::connect(proxy.address()).await.expect("it listens");
@@ -348,7 +348,7 @@ async fn what_is_not_the_protocol_is_passed_on_as_it_comes() {
 
 /// The one who is killed here is this program itself, started again.
 #[tokio::test]
-async fn servers_do_not_outlive_a_test_that_is_killed() {
+async fn servers_die_with_a_killed_test() {
     const TOLD: &str = "TOWER_LOCK_FAULTS_WAITS_TO_BE_KILLED";
     if !RedisServer::is_available() {
         return skipped("death of a test", "redis-server");
@@ -361,7 +361,7 @@ async fn servers_do_not_outlive_a_test_that_is_killed() {
         std::future::pending::<()>().await;
     }
     let mut command = Process::command(std::env::current_exe().expect("a path"));
-    command.args(["--exact", "--nocapture", "servers_do_not_outlive_a_test_that_is_killed"]);
+    command.args(["--exact", "--nocapture", "servers_die_with_a_killed_test"]);
     command.env(TOLD, "1").stdout(Stdio::piped()).stderr(Stdio::null());
     let test = Process::start(command).expect("it starts");
     let mut lines = std::io::BufReader::new(test.take_stdout().expect("piped")).lines();

@@ -25,18 +25,18 @@ async fn whoever_has_read_the_end_is_served(endings: &[Ending], version: Version
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_has_read_the_end_over_http_1_is_served_at_another_instance() {
+async fn http1_client_with_a_response_is_served_elsewhere() {
     whoever_has_read_the_end_is_served(&ENDINGS, Version::Http1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_has_read_the_end_over_http_2_is_served_at_another_instance() {
+async fn http2_client_with_a_response_is_served_elsewhere() {
     whoever_has_read_the_end_is_served(&ENDINGS, Version::Http2).await;
 }
 
 /// Hyper never polls a body that is announced to be empty over HTTP/1.1, and drops it.
 #[tokio::test]
-async fn an_answer_of_no_length_is_no_stream() {
+async fn response_without_content_is_not_streamed() {
     for version in VERSIONS {
         whoever_has_read_the_end_is_served(&NOTHING, version).await;
     }
@@ -45,7 +45,7 @@ async fn an_answer_of_no_length_is_no_stream() {
 /// The byte that completes the announced length is the end of an answer, whatever its body still keeps open. (Over HTTP/2 the end is `END_STREAM`, and
 /// that waits for the body with or without a lock.)
 #[tokio::test]
-async fn an_answer_that_is_whole_by_its_length_ends_though_its_body_does_not() {
+async fn response_complete_by_length_ends_without_its_body() {
     for version in [Version::Http1] {
         let site = Site::of(|locks| {
             let frames = || stream::iter([Ok::<_, Infallible>("0123456789")]).chain(stream::pending());

@@ -30,7 +30,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn after_a_panic_in_a_body_the_key_stays_taken_for_the_lock_delay() {
+async fn panic_in_a_body_blocks_for_the_lock_delay() {
     let ran = Arc::new(AtomicUsize::new(0));
     for (what, steps, paused, says) in [
         ("before the head", vec![Step::Panic("planned: at once")], false, "planned: at once"),
@@ -62,7 +62,7 @@ async fn after_a_panic_in_a_body_the_key_stays_taken_for_the_lock_delay() {
 }
 
 #[tokio::test]
-async fn after_a_client_left_a_stream_the_key_stays_taken_for_the_lock_delay() {
+async fn disconnect_in_a_stream_blocks_for_the_lock_delay() {
     for version in VERSIONS {
         let (says, mut gone) = watch::channel(false);
         let handler = get(move || async move {

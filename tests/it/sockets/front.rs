@@ -15,7 +15,7 @@ use crate::support::{
 use axum::http::Request;
 
 #[tokio::test]
-async fn a_preflight_a_404_and_a_405_leave_the_store_alone() {
+async fn preflight_404_and_405_make_no_store_call() {
     let site = Site::of(|locks| {
         let layer = LockLayer::new(locks, one_key());
         Router::new().route("/order", post(|| async { "ran" }).route_layer(layer)).layer(CorsLayer::permissive())

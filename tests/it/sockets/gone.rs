@@ -98,7 +98,7 @@ impl HasLockKey for One {
 }
 
 #[tokio::test]
-async fn a_handler_is_not_started_for_a_client_that_has_closed_its_connection() {
+async fn handler_does_not_start_after_a_closed_connection() {
     const GHOSTS: usize = 20;
     for (is_watched, is_extracted) in [(false, false), (true, false), (true, true)] {
         let (store, locks) = store_and_locks();
@@ -150,7 +150,7 @@ async fn a_handler_is_not_started_for_a_client_that_has_closed_its_connection() 
 
 /// A probe of the user's own is believed, and a socket that the server has dropped is closed.
 #[tokio::test]
-async fn a_probe_that_says_that_its_client_has_gone_is_believed() {
+async fn custom_disconnect_probe_is_respected() {
     let (store, locks) = store_and_locks();
     let ran = Arc::new(AtomicUsize::new(0));
     let counts = Arc::clone(&ran);

@@ -192,7 +192,7 @@ async fn site(work: &Work, gone: Option<OnDisconnect>, panics_with: &'static str
 }
 
 #[tokio::test]
-async fn a_handler_whose_client_has_left_finishes_once_under_its_lock() {
+async fn handler_finishes_once_after_a_disconnect() {
     for version in VERSIONS {
         for gone in [None, Some(OnDisconnect::Finish)] {
             let work = Work::default();
@@ -213,7 +213,7 @@ async fn a_handler_whose_client_has_left_finishes_once_under_its_lock() {
 }
 
 #[tokio::test]
-async fn a_handler_that_is_not_to_finish_is_dropped_with_its_client() {
+async fn cancelled_handler_is_dropped_with_its_client() {
     for version in VERSIONS {
         let work = Work::default();
         let site = site(&work, Some(OnDisconnect::Cancel), NO_PANIC).await;
@@ -229,7 +229,7 @@ async fn a_handler_that_is_not_to_finish_is_dropped_with_its_client() {
 
 /// Whoever answers for it further out does not end it.
 #[tokio::test]
-async fn a_timeout_further_out_answers_and_the_handler_finishes_under_its_lock() {
+async fn outer_timeout_responds_while_the_handler_finishes() {
     for version in VERSIONS {
         let work = Work::default();
         let site = site(&work, None, NO_PANIC).await;
@@ -247,7 +247,7 @@ async fn a_timeout_further_out_answers_and_the_handler_finishes_under_its_lock()
 }
 
 #[tokio::test]
-async fn who_waits_behind_a_handler_without_a_client_has_its_turn_when_that_ends() {
+async fn waiter_behind_a_detached_handler_is_served_at_its_end() {
     for version in VERSIONS {
         let work = Work::default();
         let site = Site::of(|locks| {
@@ -277,7 +277,7 @@ async fn who_waits_behind_a_handler_without_a_client_has_its_turn_when_that_ends
 }
 
 #[tokio::test]
-async fn who_leaves_the_line_never_begins() {
+async fn disconnected_waiter_never_starts() {
     for version in VERSIONS {
         let work = Work::default();
         let site = Site::of(|locks| {
@@ -300,7 +300,7 @@ async fn who_leaves_the_line_never_begins() {
 }
 
 #[tokio::test]
-async fn a_handler_that_panics_keeps_its_key_for_the_lock_delay_with_or_without_its_client() {
+async fn handler_panic_blocks_for_the_lock_delay_detached_or_not() {
     for (gone, leaves, says) in [
         (OnDisconnect::Finish, false, "planned: before its client"),
         (OnDisconnect::Cancel, false, "planned: before its client, not to finish"),
@@ -331,7 +331,7 @@ async fn a_handler_that_panics_keeps_its_key_for_the_lock_delay_with_or_without_
 
 /// An instance is shut down when its connections are closed: those who finish without a client are not forgotten.
 #[tokio::test]
-async fn a_shutdown_waits_for_handlers_without_a_client() {
+async fn server_shutdown_waits_for_detached_handlers() {
     let work = Work::default();
     let site = site(&work, None, NO_PANIC).await;
     let client = Asks::send(Version::Http1, &site, "/work").await;
@@ -350,7 +350,7 @@ async fn a_shutdown_waits_for_handlers_without_a_client() {
 
 /// As when one of several runtimes of a process ends: nothing polls the handler any more, and nothing can be spawned.
 #[tokio::test]
-async fn when_a_runtime_stops_its_handlers_are_dropped_and_their_keys_stay_taken_for_the_lock_delay() {
+async fn runtime_shutdown_drops_handlers_and_blocks_their_keys() {
     for (gone, leaves) in [(OnDisconnect::Finish, false), (OnDisconnect::Cancel, false), (OnDisconnect::Finish, true)] {
         for version in VERSIONS {
             let what = format!("{gone:?}, {version:?}, the client left first: {leaves}");
@@ -405,7 +405,7 @@ async fn stop(runtime: Runtime) {
 
 /// One connection over HTTP/2: each stream is reset as soon as its handler runs, and counts no more against its limit.
 #[tokio::test]
-async fn a_flood_of_resets_on_one_route_leaves_the_handlers_of_another_alone() {
+async fn flood_of_resets_leaves_other_routes_alone() {
     const MAX: usize = 20;
     let (flood, honest) = (Work::default(), Work::default());
     let locks = LockManager::builder(MemoryStore::new()).max_detached(MAX).build();

@@ -67,7 +67,7 @@ fn the_handler_itself(locks: &LockManager) -> Router {
 }
 
 #[tokio::test]
-async fn whoever_has_a_key_many_times_has_given_it_back_when_its_answer_is_read() {
+async fn nested_holds_are_released_before_the_response_is_read() {
     let site = Site::of(|locks| three_layers(locks).merge(the_handler_itself(locks))).await;
     site.store.on(StoreOp::Release).latency(Duration::from_millis(2));
     for version in VERSIONS {
@@ -100,7 +100,7 @@ async fn whoever_has_a_key_many_times_has_given_it_back_when_its_answer_is_read(
 
 /// It does not wait for itself, nor for the one who waits behind it.
 #[tokio::test]
-async fn a_request_enters_again_before_those_who_wait_for_it() {
+async fn request_reenters_ahead_of_waiters() {
     let site = Site::of(|locks| {
         let handler = async |State(locks): State<LockManager>| {
             let mut ahead = 0;

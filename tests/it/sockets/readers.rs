@@ -83,7 +83,7 @@ fn endless_frames(owns: watch::Sender<bool>, bytes: usize) -> Body {
 
 /// The shop's answer is complete; that nobody takes it does not keep the good locked.
 #[tokio::test]
-async fn a_buyer_that_opens_no_window_keeps_nobody_from_buying() {
+async fn client_without_a_window_blocks_no_other() {
     let left = Arc::new(AtomicI64::new(5));
     let sell = post({
         let left = Arc::clone(&left);
@@ -130,7 +130,7 @@ async fn a_buyer_that_opens_no_window_keeps_nobody_from_buying() {
 
 /// A phone in a tunnel. What the body owns (a transaction) is gone when the next one begins.
 #[tokio::test]
-async fn a_reader_that_stalls_loses_its_lock_and_what_its_body_owns() {
+async fn stalled_reader_loses_its_lock_and_body() {
     let short = Duration::from_millis(150);
     for bound in ["body_idle_timeout", "max_hold"] {
         let bounded = |layer: LockLayer<_>| match bound {
@@ -156,7 +156,7 @@ async fn a_reader_that_stalls_loses_its_lock_and_what_its_body_owns() {
 
 /// Not even a lock-delay in between.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_waits_behind_a_reader_that_stalls_begins_when_its_body_is_gone() {
+async fn waiter_behind_a_stalled_reader_starts_after_its_body() {
     for version in VERSIONS {
         let (tells, gone) = watch::channel(false);
         let site = Site::of(|locks| {
@@ -184,7 +184,7 @@ async fn whoever_waits_behind_a_reader_that_stalls_begins_when_its_body_is_gone(
 
 /// Nothing was there to be read.
 #[tokio::test]
-async fn a_body_that_pauses_is_no_reader_that_stalls() {
+async fn pausing_body_is_not_a_stalled_reader() {
     let site = Site::of(|locks| {
         let slow = get(|| async {
             let frames = stream::unfold(0, async |n| {
@@ -206,7 +206,7 @@ async fn a_body_that_pauses_is_no_reader_that_stalls() {
 
 /// Slow, and not stalled: it takes longer than the stall, and never as long for one part.
 #[tokio::test]
-async fn a_reader_that_reads_slowly_has_the_lock_to_the_end() {
+async fn slow_reader_keeps_the_lock_to_the_end() {
     let site = Site::of(|locks| {
         let large = get(|| async {
             let frames = stream::unfold(0, async |n| {
@@ -241,7 +241,7 @@ async fn a_reader_that_reads_slowly_has_the_lock_to_the_end() {
 
 /// It opens its window a little, again and again: a sign of life, and no more.
 #[tokio::test]
-async fn a_reader_that_is_slower_than_it_may_be_is_cut() {
+async fn reader_below_the_minimum_rate_is_aborted() {
     let (tells, mut gone) = watch::channel(false);
     let site = Site::of(|locks| {
         let tells = tells.clone();
@@ -273,7 +273,7 @@ async fn a_reader_that_is_slower_than_it_may_be_is_cut() {
 
 /// Its work is done with its head.
 #[tokio::test]
-async fn a_stream_that_is_held_to_its_head_keeps_nobody_waiting() {
+async fn stream_released_at_its_head_blocks_no_other() {
     let site = Site::of(|locks| {
         let (tells, _) = watch::channel(false);
         let endless = get(move || async move { endless(tells) });

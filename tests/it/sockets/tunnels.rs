@@ -66,7 +66,7 @@ async fn talks(wire: &mut Wire, what: &str) {
 }
 
 #[tokio::test]
-async fn an_upgraded_connection_lives_on_without_the_lock() {
+async fn upgraded_connection_outlives_the_lock() {
     let site = Site::of(service).await;
     for path in ["/empty", "/body"] {
         for _ in 0..10 {
@@ -83,7 +83,7 @@ async fn an_upgraded_connection_lives_on_without_the_lock() {
 }
 
 #[tokio::test]
-async fn a_tunnel_over_http_1_lives_on_without_the_lock() {
+async fn http1_tunnel_outlives_the_lock() {
     let site = Site::of(service).await;
     for host in ["empty.example", "body.example"].into_iter().cycle().take(10) {
         let mut wire = Wire::connect(site.instances[0]).await;
@@ -95,7 +95,7 @@ async fn a_tunnel_over_http_1_lives_on_without_the_lock() {
 }
 
 #[tokio::test]
-async fn a_tunnel_over_http_2_lives_on_without_the_lock() {
+async fn http2_tunnel_outlives_the_lock() {
     let site = Site::of(service).await;
     let mut http2 = Http2::connect(site.instances[0]).await;
     for host in ["empty.example", "body.example"].into_iter().cycle().take(10) {

@@ -82,7 +82,7 @@ impl Silent {
 
 /// Sixty bytes each, or one connection with two hundred streams.
 #[tokio::test]
-async fn a_client_that_does_not_send_its_body_holds_nothing_whatever_the_key_is_made_of() {
+async fn client_that_sends_no_body_holds_nothing() {
     for version in VERSIONS {
         for limit in [None, Some(Duration::from_millis(200))] {
             let what = format!("{version:?}, {limit:?}");
@@ -119,7 +119,7 @@ async fn a_client_that_does_not_send_its_body_holds_nothing_whatever_the_key_is_
 
 /// A body comes before what follows it, whatever that is.
 #[tokio::test]
-async fn who_asks_for_an_upgrade_sends_its_body_first_as_well() {
+async fn upgrade_request_sends_its_body_first() {
     let site = Site::of(|locks| {
         let layer = LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("order", id)));
         Router::new().route("/orders/{id}/pay", post(|body: Bytes| async { body }).route_layer(layer))
@@ -139,7 +139,7 @@ async fn who_asks_for_an_upgrade_sends_its_body_first_as_well() {
 
 /// What has not come to its end has decided nothing: there is nothing to finish.
 #[tokio::test]
-async fn a_handler_whose_request_is_incomplete_is_dropped_with_its_client() {
+async fn handler_of_an_incomplete_request_drops_with_its_client() {
     for whole in [false, true] {
         let gate = Arc::new(Gate::default());
         let done = Arc::new(AtomicUsize::new(0));
@@ -177,7 +177,7 @@ async fn a_handler_whose_request_is_incomplete_is_dropped_with_its_client() {
 
 /// All of their bodies but the last byte, and more than there is room for: whoever comes is served.
 #[tokio::test]
-async fn bodies_that_stop_before_their_last_byte_turn_nobody_away() {
+async fn unfinished_bodies_reject_no_other_request() {
     const BODY: usize = 2 << 20;
     let site = Site::of(|locks| {
         let upload = LockLayer::new(locks, key::from_fn(|body: Bytes| ("upload", body.len())))
@@ -206,7 +206,7 @@ async fn bodies_that_stop_before_their_last_byte_turn_nobody_away() {
 }
 
 #[tokio::test]
-async fn while_a_client_sends_what_the_key_is_made_of_nothing_is_locked() {
+async fn nothing_is_locked_while_the_key_body_arrives() {
     let site = Site::of(|locks| {
         let layer = LockLayer::new(locks, key::from_fn(|_: Bytes| ("k",)));
         Router::new().route("/", post(|body: Bytes| async { body }).route_layer(layer))
@@ -247,7 +247,7 @@ async fn while_a_client_sends_what_the_key_is_made_of_nothing_is_locked() {
 /// Bodies that fill the room and keep moving by a byte do not make a small one go that pauses for a
 /// moment.
 #[tokio::test]
-async fn a_small_body_that_pauses_does_not_go_for_large_ones_that_move() {
+async fn paused_small_body_is_not_evicted_for_large_ones() {
     const BODY: usize = 2 << 20;
     let site = Site::of(|locks| {
         let layer = LockLayer::new(locks, key::from_fn(|body: Bytes| ("upload", body.len())));
@@ -282,7 +282,7 @@ async fn a_small_body_that_pauses_does_not_go_for_large_ones_that_move() {
 /// The head of the answer is out, and its body is made of that of the request, which holds the
 /// lock: its client may not stop sending.
 #[tokio::test]
-async fn a_stream_in_both_directions_ends_when_its_client_sends_nothing() {
+async fn bidirectional_stream_ends_with_a_silent_client() {
     const IDLE: Duration = Duration::from_millis(300);
     for version in VERSIONS {
         let store = TestStore::new();

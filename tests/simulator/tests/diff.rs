@@ -271,7 +271,7 @@ fn is_there(test: &str) -> bool {
 }
 
 #[tokio::test]
-async fn the_fake_does_what_redis_does() {
+async fn fake_behaves_like_redis() {
     if !is_there("the fake Redis against a real one") {
         return;
     }
@@ -292,7 +292,7 @@ async fn the_fake_does_what_redis_does() {
 
 /// In real time, so not many: a lease, an offer and a place that are over.
 #[tokio::test]
-async fn what_is_over_is_over_in_both() {
+async fn expiry_is_equal_in_both() {
     if !is_there("leases of the fake Redis against those of a real one") {
         return;
     }
@@ -321,7 +321,7 @@ async fn what_is_over_is_over_in_both() {
 
 /// What Redis makes of what a script returns and raises.
 #[tokio::test]
-async fn what_scripts_return_and_raise_is_translated_as_redis_does() {
+async fn script_results_and_errors_translate_like_redis() {
     if !is_there("replies of the fake Redis against those of a real one") {
         return;
     }

@@ -43,7 +43,7 @@ fn waits(lab: &mut Lab, process: usize, who: u32) {
 
 /// H1: the offer is over and somebody else is in, and only then its message comes.
 #[test]
-fn a_message_that_is_older_than_the_next_holder_starts_nobody() {
+fn stale_offer_starts_no_section() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -65,7 +65,7 @@ fn a_message_that_is_older_than_the_next_holder_starts_nobody() {
 
 /// H2: the connection breaks, its bytes are in the server's buffer, and who waited has gone.
 #[test]
-fn an_acquire_that_outlives_its_connection_does_nothing_when_it_is_void() {
+fn expired_acquire_does_nothing_after_its_connection() {
     holds(
         |lab| {
             lab.ask(A, 1, true);
@@ -83,7 +83,7 @@ fn an_acquire_that_outlives_its_connection_does_nothing_when_it_is_void() {
 
 /// H2: it runs in time, but after it was given back.
 #[test]
-fn what_got_no_answer_is_given_back_once_more_when_it_is_void() {
+fn unanswered_call_is_released_again_when_expired() {
     holds(
         |lab| {
             lab.ask(A, 1, true);
@@ -103,7 +103,7 @@ fn what_got_no_answer_is_given_back_once_more_when_it_is_void() {
 
 /// Found by a seed: the answer of a give-back comes when the acquire is void, but the give-back ran before it.
 #[test]
-fn a_give_back_that_ran_too_early_is_not_the_last_one_however_late_its_answer_comes() {
+fn early_release_is_not_final_however_late_its_reply() {
     holds(
         |lab| {
             lab.ask(A, 1, true);
@@ -130,7 +130,7 @@ fn a_give_back_that_ran_too_early_is_not_the_last_one_however_late_its_answer_co
 
 /// The same with an attempt that is refused at once.
 #[test]
-fn a_refusal_that_was_made_before_a_late_acquire_is_not_the_last_word() {
+fn busy_reply_before_a_late_acquire_is_not_final() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -156,7 +156,7 @@ fn a_refusal_that_was_made_before_a_late_acquire_is_not_the_last_word() {
 
 /// H3: who waits leaves while its question is under way, and the question runs later.
 #[test]
-fn a_question_that_is_under_way_is_waited_for_before_it_is_given_back() {
+fn in_flight_acquire_is_awaited_before_its_release() {
     holds(
         |lab| {
             lab.ask(B, 2, true);
@@ -174,7 +174,7 @@ fn a_question_that_is_under_way_is_waited_for_before_it_is_given_back() {
 
 /// H3: a message comes while a check-in is under way: nothing runs before its answer.
 #[test]
-fn a_message_starts_nobody_before_the_question_that_is_under_way_is_answered() {
+fn offer_starts_nothing_before_the_in_flight_reply() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -198,7 +198,7 @@ fn a_message_starts_nobody_before_the_question_that_is_under_way_is_answered() {
 
 /// H4: the offer is short, and what runs under it counts on a whole lease.
 #[test]
-fn who_comes_for_an_offer_has_a_full_lease() {
+fn claimed_offer_has_a_full_lease() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -216,7 +216,7 @@ fn who_comes_for_an_offer_has_a_full_lease() {
 
 /// H5: a renewal under way runs behind a bad end.
 #[test]
-fn a_late_renewal_does_not_prolong_what_ended_badly() {
+fn late_renewal_does_not_extend_an_aborted_section() {
     holds(
         |lab| {
             lab.ask_on(A, 1, true, Terms { lock_delay: ms(1_000), ..Terms::default() });
@@ -235,7 +235,7 @@ fn a_late_renewal_does_not_prolong_what_ended_badly() {
 
 /// H6: an acquire got no answer, a second one was granted, and before the first is void the turn is given away.
 #[test]
-fn an_id_that_has_yielded_is_given_back_when_nothing_of_it_can_come_any_more() {
+fn yielded_id_is_released_once_its_calls_are_settled() {
     holds(
         |lab| {
             lab.ask(A, 1, true);
@@ -262,7 +262,7 @@ fn an_id_that_has_yielded_is_given_back_when_nothing_of_it_can_come_any_more() {
 
 /// H7: the key was taken away, a late acquire took a place in the line again, and the section ends.
 #[test]
-fn a_give_back_that_finds_no_lock_takes_the_place_in_the_line() {
+fn release_without_a_lock_removes_the_queue_entry() {
     holds(
         |lab| {
             lab.ask(B, 2, true);
@@ -285,7 +285,7 @@ fn a_give_back_that_finds_no_lock_takes_the_place_in_the_line() {
 
 /// H9: an operator takes away what was offered a moment ago.
 #[test]
-fn who_is_thrown_out_in_the_moment_of_its_turn_does_not_run_beside_the_next() {
+fn revocation_at_the_handoff_never_overlaps_the_next_holder() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -305,7 +305,7 @@ fn who_is_thrown_out_in_the_moment_of_its_turn_does_not_run_beside_the_next() {
 }
 
 #[test]
-fn who_hears_that_its_key_was_taken_away_stops() {
+fn holder_stops_after_a_revocation_message() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -320,7 +320,7 @@ fn who_hears_that_its_key_was_taken_away_stops() {
 
 /// H11: a stranger unlocks as Redisson does, and knows of no line.
 #[test]
-fn a_check_in_finds_a_key_that_a_stranger_has_freed() {
+fn poll_finds_a_key_freed_by_a_foreign_client() {
     holds(
         |lab| {
             let name = lab.name();
@@ -337,7 +337,7 @@ fn a_check_in_finds_a_key_that_a_stranger_has_freed() {
 
 /// H12: neither the holder nor the first of the line lives.
 #[test]
-fn whoever_checks_in_moves_the_line_past_the_dead() {
+fn poll_moves_the_queue_past_dead_waiters() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -355,7 +355,7 @@ fn whoever_checks_in_moves_the_line_past_the_dead() {
 
 /// H13: a lock that somebody else left without an end.
 #[test]
-fn a_lock_without_an_end_is_waited_for_and_not_touched() {
+fn lock_without_a_ttl_is_waited_for_and_not_touched() {
     holds(
         |lab| {
             let name = lab.name();
@@ -373,7 +373,7 @@ fn a_lock_without_an_end_is_waited_for_and_not_touched() {
 
 /// H14: a process that crashes and starts again, and again.
 #[test]
-fn a_line_of_the_dead_is_bounded_and_lets_the_living_in() {
+fn queue_of_dead_waiters_is_bounded_and_admits_live_ones() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -390,7 +390,7 @@ fn a_line_of_the_dead_is_bounded_and_lets_the_living_in() {
 
 /// H15: the first of the line has left, and its give-back runs behind the offer.
 #[test]
-fn a_give_back_that_runs_behind_the_offer_gives_it_on_at_once() {
+fn release_after_an_offer_passes_it_on_at_once() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -410,7 +410,7 @@ fn a_give_back_that_runs_behind_the_offer_gives_it_on_at_once() {
 
 /// H16: an id that nobody knows any more is offered the key.
 #[test]
-fn what_is_offered_to_a_ghost_is_given_back_at_once() {
+fn offer_to_a_forgotten_id_is_released_at_once() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -425,7 +425,7 @@ fn what_is_offered_to_a_ghost_is_given_back_at_once() {
 
 /// H17: the give-back of a bad end gets lost; its repeat must not free the key any sooner.
 #[test]
-fn a_bad_end_keeps_the_key_taken_even_if_it_has_to_be_told_twice() {
+fn repeated_release_keeps_the_lock_delay() {
     holds(
         |lab| {
             lab.ask_on(A, 1, true, Terms { lock_delay: ms(1_000), ..Terms::default() });
@@ -445,7 +445,7 @@ fn a_bad_end_keeps_the_key_taken_even_if_it_has_to_be_told_twice() {
 
 /// H19: the name of the lock is that of something else.
 #[test]
-fn a_give_back_that_finds_another_type_is_answered_and_ends() {
+fn release_at_a_key_of_another_type_ends() {
     holds(
         |lab| {
             let name = lab.name();
@@ -462,7 +462,7 @@ fn a_give_back_that_finds_another_type_is_answered_and_ends() {
 
 /// H21: who waits and who does not share an attempt. The first has a place that nobody heard of, and leaves.
 #[test]
-fn a_place_is_not_forgotten_because_somebody_who_does_not_wait_is_refused() {
+fn rejected_call_without_wait_keeps_the_queue_entry() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -482,7 +482,7 @@ fn a_place_is_not_forgotten_because_somebody_who_does_not_wait_is_refused() {
 
 /// H22: the counter is lost, and the fences go on by the clock.
 #[test]
-fn fences_rise_though_their_counter_is_lost() {
+fn fences_rise_after_a_lost_counter() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -499,7 +499,7 @@ fn fences_rise_though_their_counter_is_lost() {
 
 /// The server's clock was set back; the counter is what is left.
 #[test]
-fn fences_rise_though_the_clock_was_set_back() {
+fn fences_rise_after_the_clock_was_set_back() {
     holds(
         |lab| {
             // By ten hours.
@@ -518,7 +518,7 @@ fn fences_rise_though_the_clock_was_set_back() {
 
 /// H23: a renewal runs at once, and is answered late.
 #[test]
-fn a_renewal_counts_from_when_it_was_asked_for() {
+fn renewal_counts_from_when_it_was_sent() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -538,7 +538,7 @@ fn a_renewal_counts_from_when_it_was_asked_for() {
 }
 
 #[test]
-fn a_grant_counts_from_when_it_was_asked_for() {
+fn grant_counts_from_when_it_was_requested() {
     holds(
         |lab| {
             lab.ask(A, 1, true);
@@ -558,7 +558,7 @@ fn a_grant_counts_from_when_it_was_asked_for() {
 
 /// What was said while nobody listened is lost: whoever waits asks at once, and not at its next check-in.
 #[test]
-fn who_waits_asks_at_once_when_messages_may_have_been_lost() {
+fn waiter_polls_at_once_after_a_message_gap() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -576,7 +576,7 @@ fn who_waits_asks_at_once_when_messages_may_have_been_lost() {
 
 /// Found by a seed: a section has ended in time, and its limit passes while others are asked whether they want their turn.
 #[test]
-fn a_limit_that_passes_while_the_turn_is_offered_keeps_nobody_busy() {
+fn max_hold_during_a_yield_causes_no_busy_loop() {
     holds(
         |lab| {
             lab.ask_on(A, 1, true, Terms { max_hold: Some(ms(200)), ..Terms::default() });
@@ -596,7 +596,7 @@ fn a_limit_that_passes_while_the_turn_is_offered_keeps_nobody_busy() {
 
 /// Found by a seed: our clock is as fast as it may be, and nothing was heard for a while.
 #[test]
-fn an_acquire_is_void_by_the_servers_clock_when_it_is_by_ours_however_fast_that_is() {
+fn acquire_expires_on_the_server_with_any_local_clock_rate() {
     for rate in [0.9901, 1.0, 1.0099] {
         for silence in [0, 5_000, 9_000, 60_000] {
             let mut lab = Lab::with_rate(None, true, rate);
@@ -616,7 +616,7 @@ fn an_acquire_is_void_by_the_servers_clock_when_it_is_by_ours_however_fast_that_
 
 /// The server's clock is learnt from an answer that was long under way.
 #[test]
-fn an_acquire_is_void_when_it_is_due_however_slow_the_answers_are() {
+fn acquire_expires_in_time_with_slow_replies() {
     holds(
         |lab| {
             lab.ask(A, 1, true);
@@ -637,7 +637,7 @@ fn an_acquire_is_void_when_it_is_due_however_slow_the_answers_are() {
 }
 
 #[test]
-fn who_goes_on_after_a_yield_has_a_full_lease_there_too() {
+fn holder_that_continues_after_a_yield_has_a_full_lease() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -653,7 +653,7 @@ fn who_goes_on_after_a_yield_has_a_full_lease_there_too() {
 }
 
 #[test]
-fn whoever_has_yielded_waits_for_its_next_turn() {
+fn yielded_holder_waits_for_its_next_turn() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -672,7 +672,7 @@ fn whoever_has_yielded_waits_for_its_next_turn() {
 
 /// A copy of a yield comes when the section runs that the first one let go on, and somebody waits by now.
 #[test]
-fn a_copy_of_a_yield_gives_nothing_away() {
+fn copy_of_a_yield_frees_nothing() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -692,7 +692,7 @@ fn a_copy_of_a_yield_gives_nothing_away() {
 
 /// Found by a seed: a yield gets no answer, the next id lines up, and then the yield runs.
 #[test]
-fn a_yield_that_runs_behind_the_question_for_the_next_id_leaves_it_no_second_place() {
+fn late_yield_leaves_no_second_queue_entry() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -719,7 +719,7 @@ fn a_yield_that_runs_behind_the_question_for_the_next_id_leaves_it_no_second_pla
 
 /// The deadline is over and nobody has looked yet: it is looked at before anything runs.
 #[test]
-fn a_lease_that_is_over_is_over_whoever_looks_first() {
+fn expired_lease_is_ended_in_any_order_of_checks() {
     holds(
         |lab| {
             a_is_in(lab);
@@ -734,7 +734,7 @@ fn a_lease_that_is_over_is_over_whoever_looks_first() {
 
 /// Found by a seed: the first one leaves while it is asked for, and the next one wants the key to be kept for longer than the store was told.
 #[test]
-fn a_grant_that_yields_before_its_first_section_is_renewed_all_the_same() {
+fn grant_that_yields_before_its_first_section_is_renewed() {
     holds(
         |lab| {
             lab.ask(A, 1, true);

@@ -94,7 +94,7 @@ fn is_noticed(mutant: &Mutant, worlds: u64) -> bool {
 }
 
 #[test]
-fn whatever_is_wrong_is_noticed_in_random_worlds() {
+fn random_simulations_detect_mutants() {
     let unnoticed = RANDOM.iter().filter(|(name, worlds)| {
         let mutant = Mutant::named(name).expect("there is one");
         !is_noticed(mutant, 3 * worlds + 300)
@@ -104,7 +104,7 @@ fn whatever_is_wrong_is_noticed_in_random_worlds() {
 }
 
 #[test]
-fn every_mutant_is_noticed_somewhere() {
+fn every_mutant_is_detected() {
     let known = |mutant: &&Mutant| {
         let random = RANDOM.iter().any(|(name, _)| *name == mutant.name);
         random != DIRECTED.iter().any(|(name, _)| *name == mutant.name)

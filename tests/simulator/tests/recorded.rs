@@ -374,19 +374,19 @@ fn replay(is_current: impl Fn(usize) -> bool) {
 }
 
 #[test]
-fn the_recording_is_never_edited() {
+fn recording_is_never_edited() {
     let scripts = SCRIPTS.map(recorded_script).concat();
     let exchanges = EXCHANGES.map(|name| recorded(&format!("exchanges/{name}.jsonl"))).concat();
     assert_eq!(Script::new(&(scripts + &exchanges)).get_hash(), SHA1);
 }
 
 #[test]
-fn the_fake_server_runs_the_recorded_scripts_as_recorded() {
+fn fake_server_runs_recorded_scripts_as_recorded() {
     replay(|_| false);
 }
 
 #[test]
-fn the_current_scripts_do_what_was_recorded() {
+fn current_scripts_reproduce_the_recording() {
     replay(|_| true);
 }
 

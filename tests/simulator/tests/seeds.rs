@@ -17,7 +17,7 @@ fn option(seed: u64) -> Option<&'static str> {
 }
 
 #[test]
-fn in_two_thousand_worlds_nobody_is_in_twice_and_nothing_is_left_behind() {
+fn two_thousand_simulations_keep_exclusion_and_clean_up() {
     let (next, sections) = (AtomicU64::new(0), AtomicU64::new(0));
     let failed = Mutex::new(Vec::new());
     let run = || {
@@ -51,7 +51,7 @@ fn in_two_thousand_worlds_nobody_is_in_twice_and_nothing_is_left_behind() {
 }
 
 #[test]
-fn a_seed_is_the_same_world_every_time() {
+fn seed_is_deterministic() {
     for seed in [1, 2, 3] {
         let (one, other) =
             (world::run(seed, None, Options::default(), true), world::run(seed, None, Options::default(), true));

@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_is_the_same_storm_and_another_is_another() {
+    fn workload_is_deterministic_per_seed() {
         let storm = |seed| Plan::of(seed, 1_000).collect::<Vec<_>>();
         assert_eq!(storm(7), storm(7));
         assert_eq!(storm(7)[..100], Plan::of(7, 100).collect::<Vec<_>>(), "how long it is makes no difference");
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_storm_has_everything_in_it() {
+    fn workload_covers_every_kind_of_request() {
         let plans: Vec<_> = Plan::of(1, 10_000).collect();
         let count = |is_it: fn(&Plan) -> bool| plans.iter().filter(|plan| is_it(plan)).count();
         let is_about = |number: usize, expected: usize| (expected / 2..expected * 2).contains(&number);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_reads_the_work_that_was_planned() {
+    fn handler_parses_the_planned_work() {
         for plan in Plan::of(3, 1_000) {
             let uri: Uri = plan.path().parse().expect("a path");
             let Query(work) = Query::<Work>::try_from_uri(&uri).expect("all of it");

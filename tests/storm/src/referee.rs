@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn two_requests_one_after_the_other_are_as_it_should_be() {
+    fn sequential_requests_are_accepted() {
         let summary = after(&[
             "ASK r1",
             "ASK r2",
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn two_in_one_section_are_found_whichever_is_heard_of_first() {
+    fn overlap_is_found_in_any_order_of_reports() {
         let (first, second) = ("ENTER a-1 k 10 a r1 100 900", "ENTER b-1 k 11 b r2 150 900");
         let asks = ["ASK r1", "ASK r2", "GONE r1", "GONE r2"];
         for reports in [
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_accused_because_a_report_was_slow_or_a_deadline_was_over() {
+    fn late_reports_and_deadlines_are_no_violation() {
         let asks = ["ASK r1", "ASK r2", "GONE r1", "GONE r2"];
         for reports in [
             // The end of the first is heard of after the second has begun.
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_comes_before_the_lock_delay_of_a_broken_section_is_over_is_too_soon() {
+    fn start_within_the_lock_delay_is_too_soon() {
         let asks = ["ASK r1", "ASK r2", "GONE r1", "GONE r2"];
         // In milliseconds: broken off at 20, and nobody before 120.
         let broken = ["ENTER a-1 k 10 a r1 10000000 900000000", "FALL a-1 20000000 120000000"];
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn what_became_of_a_handler_whose_client_left_is_counted() {
+    fn handlers_of_departed_clients_are_counted() {
         let summary = after(&[
             "ASK before",
             "GONE before",
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_that_does_not_grow_is_found_whichever_is_heard_of_first() {
+    fn non_increasing_fence_is_found_in_any_order_of_reports() {
         let asks = ["ASK r1", "ASK r2", "GONE r1", "GONE r2"];
         let (first, second) =
             (["ENTER a-1 k 11 a r1 100 900", "EXIT a-1 150"], ["ENTER b-1 k 10 b r2 200 900", "EXIT b-1 300"]);
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn not_started_is_not_said_of_what_was_started() {
+    fn not_started_after_a_start_is_a_violation() {
         let section = ["ENTER a-1 k 1 a r1 100 900", "EXIT a-1 200"];
         let answer = ["ANSWER r1 503 not-started"];
         for reports in [[&section[..], &answer].concat(), [&answer[..], &section].concat()] {
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_write_is_refused_and_where_it_is_not_it_is_found() {
+    fn stale_write_is_refused_or_reported() {
         let writes = ["WRITE k 10", "WRITE k 12", "WRITE k 11", "WRITE other 1", "WRITE k 12"];
         let mut referee = Referee::new();
         let answers = writes.map(|line| referee.take(line.parse().expect("a report")));
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_none_is_a_violation_and_only_the_first_ones_are_named() {
+    fn invalid_report_is_a_violation_and_examples_are_bounded() {
         let mut referee = Referee::new();
         for _ in 0..100 {
             assert_eq!(referee.not_understood("HELLO"), Answer::NotUnderstood);

@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_is_read_as_it_was_written_and_nothing_else_is() {
+    fn reports_round_trip_and_other_lines_are_invalid() {
         let text = str::to_owned;
         let reports = [
             Report::Ask { request: text("r1") },

@@ -94,7 +94,7 @@ async fn somebody_leaves_the_line(redis: bool, service: &str) -> Summary {
 }
 
 #[tokio::test]
-async fn a_release_that_ignores_the_owner_is_an_overlap() {
+async fn release_by_any_id_causes_an_overlap() {
     on_each_store(async |redis| {
         let wrong = somebody_leaves_the_line(redis, "--frees-anybody");
         let (wrong, right) = tokio::join!(wrong, somebody_leaves_the_line(redis, "--right"));
@@ -117,7 +117,7 @@ async fn somebody_comes_later(redis: bool, service: &str) -> Summary {
 }
 
 #[tokio::test]
-async fn a_clock_that_lies_is_an_overlap() {
+async fn fast_store_clock_causes_an_overlap() {
     on_each_store(async |redis| {
         let wrong = somebody_comes_later(redis, "--loses-track-of-time");
         let (wrong, right) = tokio::join!(wrong, somebody_comes_later(redis, "--right"));
@@ -144,7 +144,7 @@ async fn somebody_is_paused(redis: bool, referee: &[&str]) -> Summary {
 }
 
 #[tokio::test]
-async fn a_sink_that_does_not_look_at_the_fence_is_a_stale_write() {
+async fn sink_without_a_fence_check_accepts_a_stale_write() {
     on_each_store(async |redis| {
         let wrong = somebody_is_paused(redis, &["--careless-sink"]);
         let (wrong, right) = tokio::join!(wrong, somebody_is_paused(redis, &[]));
@@ -184,14 +184,14 @@ fn overlaps(summary: &Summary) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_in_which_every_hundredth_request_is_not_locked_is_full_of_overlaps() {
+async fn unlocked_requests_in_a_storm_overlap() {
     for summary in storms("--skips-some", true).await {
         assert!(overlaps(&summary) > 0, "{summary:#?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_in_which_streams_run_on_without_their_lock_is_full_of_overlaps() {
+async fn unlocked_streams_in_a_storm_overlap() {
     for summary in storms("--ends-with-the-head", true).await {
         assert!(overlaps(&summary) > 0, "{summary:#?}");
     }
@@ -199,14 +199,14 @@ async fn a_storm_in_which_streams_run_on_without_their_lock_is_full_of_overlaps(
 
 /// Not in one process: there nobody gives back what he does not hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_in_which_a_release_ignores_the_owner_is_full_of_overlaps() {
+async fn release_by_any_id_in_a_storm_causes_overlaps() {
     for summary in storms("--frees-anybody", false).await {
         assert!(overlaps(&summary) > 0, "{summary:#?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_in_which_nobody_waits_for_the_lock_delay_is_full_of_those_who_come_too_soon() {
+async fn missing_lock_delay_in_a_storm_is_too_soon() {
     for summary in storms("--does-not-delay", true).await {
         assert_eq!(violations(&summary), ["too-soon"], "{summary:#?}");
     }

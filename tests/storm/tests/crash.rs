@@ -80,7 +80,7 @@ async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
 }
 
 #[tokio::test]
-async fn a_holder_that_is_killed_frees_its_key_at_the_end_of_its_lease_and_lock_delay() {
+async fn killed_holder_frees_its_key_after_lease_and_lock_delay() {
     let Some(world) = World::new("a holder that is killed").await else { return };
     let (killed, next) = (world.service("killed").await, world.service("next").await);
     let waits = async {
@@ -107,7 +107,7 @@ async fn a_holder_that_is_killed_frees_its_key_at_the_end_of_its_lease_and_lock_
 
 /// It wakes up long after its time: its handler does not go on, and its client learns that nobody knows how far it got.
 #[tokio::test]
-async fn a_holder_that_is_stopped_past_its_deadline_does_not_go_on() {
+async fn holder_stopped_past_its_deadline_does_not_continue() {
     let Some(world) = World::new("a holder that is stopped").await else { return };
     let (stopped, next) = (world.service("stopped").await, world.service("next").await);
     let waits = async {
@@ -161,7 +161,7 @@ async fn with_a_head_that(world: &World, happens: impl Fn(&Service)) -> Duration
 }
 
 #[tokio::test]
-async fn a_dead_head_of_the_line_costs_those_behind_it_nothing() {
+async fn dead_head_of_the_queue_costs_nothing() {
     let Some(world) = World::new("a dead head of the line").await else { return };
     let waited = with_a_head_that(&world, |head| head.process().kill()).await;
     assert!(waited < Duration::from_millis(2_500), "{waited:?}: an offer is four seconds with its lock-delay");
@@ -169,7 +169,7 @@ async fn a_dead_head_of_the_line_costs_those_behind_it_nothing() {
 }
 
 #[tokio::test]
-async fn a_stopped_head_of_the_line_costs_those_behind_it_an_offer_and_a_lock_delay() {
+async fn stopped_head_of_the_queue_costs_an_offer_and_lock_delay() {
     let Some(world) = World::new("a stopped head of the line").await else { return };
     let waited = with_a_head_that(&world, |head| head.process().freeze()).await;
     assert!(waited >= Duration::from_millis(3_900), "{waited:?}: it was offered to the one that is stopped");
@@ -180,7 +180,7 @@ async fn a_stopped_head_of_the_line_costs_those_behind_it_an_offer_and_a_lock_de
 /// One handle in two processes: neither has the keys, the ids, the connections or the threads of
 /// the other.
 #[tokio::test]
-async fn a_child_of_a_real_fork_takes_locks_by_the_handle_of_its_parent_and_holds_none_of_its() {
+async fn forked_child_locks_by_the_parent_handle() {
     if !RedisServer::is_available() {
         skipped("a fork", "redis-server");
         return;

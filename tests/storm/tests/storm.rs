@@ -30,7 +30,7 @@ async fn on_redis(test: &str, processes: usize) -> Option<World> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_requests_in_one_process_overlap_nowhere_and_leave_nothing() {
+async fn storm_in_one_process() {
     let _turn = ONE_AT_A_TIME.acquire().await;
     let world = World::new(PROGRAMS, None, 1, "--right", seed()).await;
     let storm = world.storm(REQUESTS).await;
@@ -43,7 +43,7 @@ async fn ten_thousand_requests_in_one_process_overlap_nowhere_and_leave_nothing(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_requests_to_two_processes_on_redis_overlap_nowhere_and_leave_nothing() {
+async fn storm_on_two_processes_with_redis() {
     let _turn = ONE_AT_A_TIME.acquire().await;
     let Some(world) = on_redis("the storm, in good weather", 2).await else { return };
     let storm = world.storm(REQUESTS).await;
@@ -58,7 +58,7 @@ async fn ten_thousand_requests_to_two_processes_on_redis_overlap_nowhere_and_lea
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_requests_overlap_nowhere_and_leave_nothing_while_the_network_fails() {
+async fn storm_with_network_faults() {
     let _turn = ONE_AT_A_TIME.acquire().await;
     let Some(world) = on_redis("the storm, in bad weather", 4).await else { return };
     // What comes again comes when nobody counts on it any more: half a second after it was asked, nothing is granted.
@@ -97,7 +97,7 @@ async fn ten_thousand_requests_overlap_nowhere_and_leave_nothing_while_the_netwo
 
 /// Longer than anybody is asked to wait for a store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_redis_stands_still_requests_are_told_that_nothing_was_started_and_then_all_goes_on() {
+async fn storm_with_a_frozen_redis() {
     let _turn = ONE_AT_A_TIME.acquire().await;
     let Some(world) = on_redis("the storm, on a Redis that stands still", 4).await else { return };
     let stands_still = async {
@@ -122,7 +122,7 @@ async fn while_redis_stands_still_requests_are_told_that_nothing_was_started_and
 
 /// A Redis that forgets lets two in. What is written is safe all the same, because the fence is ahead of what was forgotten.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_that_forgets_lets_no_stale_write_through_and_leaves_nobody_without_an_answer() {
+async fn storm_with_a_redis_that_loses_its_data() {
     let _turn = ONE_AT_A_TIME.acquire().await;
     let Some(mut world) = on_redis("the storm, on a Redis that forgets", 4).await else { return };
     let mut redis = world.redis.take().expect("it has one");
@@ -143,7 +143,7 @@ async fn a_redis_that_forgets_lets_no_stale_write_through_and_leaves_nobody_with
 
 /// One is killed, one stands still for longer than its leases last. Who waits for a key of theirs has it when the lease is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn processes_that_die_or_stand_still_past_their_leases_let_nobody_in_too_early_and_nobody_wait_for_ever() {
+async fn storm_with_killed_and_stopped_processes() {
     let Some(world) = on_redis("the storm, with processes that die", 4).await else { return };
     let dying = async {
         sleep(ms(500)).await;
@@ -162,7 +162,7 @@ async fn processes_that_die_or_stand_still_past_their_leases_let_nobody_in_too_e
 
 /// As in a deploy: whoever is with them has his turn.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn processes_that_end_in_order_take_no_key_with_them() {
+async fn storm_with_graceful_shutdowns() {
     let _turn = ONE_AT_A_TIME.acquire().await;
     let Some(world) = on_redis("the storm, with processes that end", 4).await else { return };
     let ending = async {
