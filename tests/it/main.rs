@@ -4,14 +4,14 @@
 
 mod keys;
 mod key_functions;
-mod key_helpers;
-mod body_in;
-mod bodies;
+mod key_fields;
+mod request_body;
+mod body_budget;
 mod layers;
 mod stack;
 mod policies;
 mod rejections;
-mod endings;
+mod release_timing;
 mod sockets;
 mod streams;
 mod disconnect;
@@ -24,11 +24,11 @@ mod messages;
 mod leases;
 mod conformance;
 mod reentry;
-mod sharing;
-mod older_locks;
+mod multi_instance;
+mod known_lock_bugs;
 mod forks;
-mod terms;
-mod operators;
+mod hold_limits;
+mod admin;
 mod invariants;
 mod cancel;
 mod random;
@@ -36,10 +36,10 @@ mod random;
 mod metrics;
 #[cfg(feature = "metrics")]
 mod telemetry;
-mod cases;
-mod fence;
+mod examples;
+mod example_fencing;
 #[cfg(feature = "redis")]
-mod instances;
+mod examples_multi_instance;
 mod tidy;
 mod public_api;
 

@@ -9,18 +9,18 @@ mod support;
 mod bounds;
 mod conformance;
 mod connecting;
-mod costs;
-mod endings;
+mod command_counts;
+mod release_timing;
 mod fences;
-mod forged;
+mod forged_messages;
 mod forks;
 mod interop;
 mod leases;
-mod mishaps;
+mod network_faults;
 mod names;
 mod outages;
 mod recorded;
-mod troubles;
+mod error_mapping;
 
 #[path = "../it/sockets/matrix.rs"]
 #[allow(dead_code, reason = "in part for the tests with a store in memory")]

@@ -80,12 +80,12 @@ fn misuse_does_not_compile() {
         std::io::stderr().write_all(skipped.as_bytes()).expect("stderr");
         return;
     }
-    trybuild::TestCases::new().compile_fail("tests/mistakes/*.rs");
+    trybuild::TestCases::new().compile_fail("tests/ui/*.rs");
 }
 
 #[test]
 fn compiler_message_names_the_fix() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mistakes");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ui");
     for (mistake, words) in MISTAKES {
         let error = fs::read_to_string(folder.join(mistake).with_extension("stderr")).expect(mistake);
         let first_line = error.lines().next().expect("a line");

@@ -4,15 +4,15 @@
 //! free for the other only when the store knows.
 
 pub(crate) mod matrix;
-mod answers;
-mod broken;
+mod responses;
+mod aborts;
 mod readers;
 mod uploads;
-mod leaving;
+mod disconnect;
 mod nested;
-mod front;
+mod preflight;
 #[cfg(target_os = "linux")]
-mod gone;
+mod disconnect_probe;
 mod tunnels;
 
 use std::{net::SocketAddr, time::Duration};

@@ -18,7 +18,7 @@ use tower_lock::{
     key::{self, KeySource},
 };
 
-pub(crate) mod examples;
+pub(crate) mod programs;
 pub(crate) mod panics;
 pub(crate) mod wire;
 

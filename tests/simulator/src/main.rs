@@ -8,7 +8,7 @@ use std::{
 
 use tower_lock_simulator::{
     mutants::{MUTANTS, Mutant},
-    world::{self, Options},
+    simulation::{self, Options},
 };
 
 struct Wanted {
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
             if seed >= to {
                 return;
             }
-            let report = world::run(seed, wanted.mutant, wanted.options, wanted.trace);
+            let report = simulation::run(seed, wanted.mutant, wanted.options, wanted.trace);
             sections.fetch_add(report.sections, Relaxed);
             scripts.fetch_add(report.scripts, Relaxed);
             let mut out = std::io::stdout().lock();

@@ -10,14 +10,14 @@ use tower_lock::{
     test_util::decisions::{Ending, Terms},
 };
 use tower_lock_simulator::{
-    lab::{A, B, C, Lab},
+    manual_scheduler::{A, B, C, Lab},
     mutants::Mutant,
 };
 
 /// It holds; and with each of these mutants it does not.
 fn holds(scenario: fn(&mut Lab) -> bool, mutants: &[&str]) {
-    let mut lab = Lab::new(None, true);
-    assert!(scenario(&mut lab), "it does not hold: {:?}", lab.wrong);
+    let mut scheduler = Lab::new(None, true);
+    assert!(scenario(&mut scheduler), "it does not hold: {:?}", scheduler.wrong);
     for name in mutants {
         let mutant = Mutant::named(name).expect("a mutant");
         assert!(!scenario(&mut Lab::new(Some(mutant), true)), "nobody notices {name}");
@@ -29,35 +29,35 @@ const fn ms(ms: u64) -> Duration {
 }
 
 /// A has the key.
-fn a_is_in(lab: &mut Lab) {
-    lab.ask(A, 1, true);
-    lab.flow(&[A]);
-    assert!(lab.is_in(1));
+fn a_is_in(scheduler: &mut Lab) {
+    scheduler.ask(A, 1, true);
+    scheduler.flow(&[A]);
+    assert!(scheduler.is_in(1));
 }
 
-fn waits(lab: &mut Lab, process: usize, who: u32) {
-    lab.ask(process, who, true);
-    let acquire = lab.last(process, "acquire");
-    lab.go(acquire);
+fn waits(scheduler: &mut Lab, process: usize, who: u32) {
+    scheduler.ask(process, who, true);
+    let acquire = scheduler.last(process, "acquire");
+    scheduler.go(acquire);
 }
 
 /// H1: the offer is over and somebody else is in, and only then its message comes.
 #[test]
 fn stale_offer_starts_no_section() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            waits(lab, B, 2);
-            lab.end(1, Ending::Released);
-            let release = lab.last(A, "release");
-            lab.go(release);
-            lab.later(4_010, &[]);
-            waits(lab, C, 3);
-            let is_in = lab.is_in(3);
-            lab.gap(B);
-            lab.hear(0);
-            lab.flow(&[B]);
-            is_in && !lab.is_in(2) && lab.wrong.is_empty()
+        |scheduler| {
+            a_is_in(scheduler);
+            waits(scheduler, B, 2);
+            scheduler.end(1, Ending::Released);
+            let release = scheduler.last(A, "release");
+            scheduler.go(release);
+            scheduler.later(4_010, &[]);
+            waits(scheduler, C, 3);
+            let is_in = scheduler.is_in(3);
+            scheduler.gap(B);
+            scheduler.hear(0);
+            scheduler.flow(&[B]);
+            is_in && !scheduler.is_in(2) && scheduler.wrong.is_empty()
         },
         &[],
     );
@@ -67,15 +67,15 @@ fn stale_offer_starts_no_section() {
 #[test]
 fn expired_acquire_does_nothing_after_its_connection() {
     holds(
-        |lab| {
-            lab.ask(A, 1, true);
-            let late = lab.last(A, "acquire");
-            lab.cut(late);
-            lab.leave(1);
-            lab.later(3_000, &[A]);
-            lab.run(late);
-            lab.later(1_000, &[A]);
-            lab.is_clean(&[A])
+        |scheduler| {
+            scheduler.ask(A, 1, true);
+            let late = scheduler.last(A, "acquire");
+            scheduler.cut(late);
+            scheduler.leave(1);
+            scheduler.later(3_000, &[A]);
+            scheduler.run(late);
+            scheduler.later(1_000, &[A]);
+            scheduler.is_clean(&[A])
         },
         &["no_until"],
     );
@@ -85,17 +85,17 @@ fn expired_acquire_does_nothing_after_its_connection() {
 #[test]
 fn unanswered_call_is_released_again_when_expired() {
     holds(
-        |lab| {
-            lab.ask(A, 1, true);
-            let late = lab.last(A, "acquire");
-            lab.cut(late);
-            lab.leave(1);
-            lab.flow(&[A]);
-            lab.later(50, &[A]);
-            lab.run(late);
-            let was_taken = lab.holder().is_some();
-            lab.later(3_000, &[A]);
-            was_taken && lab.is_clean(&[A])
+        |scheduler| {
+            scheduler.ask(A, 1, true);
+            let late = scheduler.last(A, "acquire");
+            scheduler.cut(late);
+            scheduler.leave(1);
+            scheduler.flow(&[A]);
+            scheduler.later(50, &[A]);
+            scheduler.run(late);
+            let was_taken = scheduler.holder().is_some();
+            scheduler.later(3_000, &[A]);
+            was_taken && scheduler.is_clean(&[A])
         },
         &["leave_once", "no_giveback_unknown"],
     );
@@ -105,24 +105,24 @@ fn unanswered_call_is_released_again_when_expired() {
 #[test]
 fn early_release_is_not_final_however_late_its_reply() {
     holds(
-        |lab| {
-            lab.ask(A, 1, true);
-            let late = lab.last(A, "acquire");
-            lab.cut(late);
-            lab.later(30, &[]);
-            let again = lab.last(A, "acquire");
-            lab.go(again);
-            lab.end(1, Ending::Released);
-            let release = lab.last(A, "release");
-            lab.later(200, &[]);
-            lab.run(release);
-            lab.later(200, &[]);
-            lab.run(late);
-            let was_taken = lab.holder().is_some();
-            lab.later(100, &[]);
-            lab.answer(release);
-            lab.later(3_000, &[A]);
-            was_taken && lab.is_clean(&[A])
+        |scheduler| {
+            scheduler.ask(A, 1, true);
+            let late = scheduler.last(A, "acquire");
+            scheduler.cut(late);
+            scheduler.later(30, &[]);
+            let again = scheduler.last(A, "acquire");
+            scheduler.go(again);
+            scheduler.end(1, Ending::Released);
+            let release = scheduler.last(A, "release");
+            scheduler.later(200, &[]);
+            scheduler.run(release);
+            scheduler.later(200, &[]);
+            scheduler.run(late);
+            let was_taken = scheduler.holder().is_some();
+            scheduler.later(100, &[]);
+            scheduler.answer(release);
+            scheduler.later(3_000, &[A]);
+            was_taken && scheduler.is_clean(&[A])
         },
         &["leave_once"],
     );
@@ -132,23 +132,23 @@ fn early_release_is_not_final_however_late_its_reply() {
 #[test]
 fn busy_reply_before_a_late_acquire_is_not_final() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.ask(B, 2, false);
-            let late = lab.last(B, "acquire");
-            lab.cut(late);
-            lab.later(30, &[]);
-            let again = lab.last(B, "acquire");
-            lab.run(again);
-            lab.end(1, Ending::Released);
-            lab.flow(&[A]);
-            lab.later(300, &[]);
-            lab.run(late);
-            let was_taken = lab.holder().is_some();
-            lab.later(170, &[]);
-            lab.answer(again);
-            lab.later(3_000, &[B]);
-            was_taken && lab.is_clean(&[A, B])
+        |scheduler| {
+            a_is_in(scheduler);
+            scheduler.ask(B, 2, false);
+            let late = scheduler.last(B, "acquire");
+            scheduler.cut(late);
+            scheduler.later(30, &[]);
+            let again = scheduler.last(B, "acquire");
+            scheduler.run(again);
+            scheduler.end(1, Ending::Released);
+            scheduler.flow(&[A]);
+            scheduler.later(300, &[]);
+            scheduler.run(late);
+            let was_taken = scheduler.holder().is_some();
+            scheduler.later(170, &[]);
+            scheduler.answer(again);
+            scheduler.later(3_000, &[B]);
+            was_taken && scheduler.is_clean(&[A, B])
         },
         &[],
     );
@@ -158,15 +158,15 @@ fn busy_reply_before_a_late_acquire_is_not_final() {
 #[test]
 fn in_flight_acquire_is_awaited_before_its_release() {
     holds(
-        |lab| {
-            lab.ask(B, 2, true);
-            let slow = lab.last(B, "acquire");
-            lab.leave(2);
-            lab.flow_but(B, slow);
-            lab.later(100, &[]);
-            lab.go(slow);
-            lab.later(3_000, &[B]);
-            lab.is_clean(&[B])
+        |scheduler| {
+            scheduler.ask(B, 2, true);
+            let slow = scheduler.last(B, "acquire");
+            scheduler.leave(2);
+            scheduler.flow_but(B, slow);
+            scheduler.later(100, &[]);
+            scheduler.go(slow);
+            scheduler.later(3_000, &[B]);
+            scheduler.is_clean(&[B])
         },
         &["no_close"],
     );
@@ -176,21 +176,21 @@ fn in_flight_acquire_is_awaited_before_its_release() {
 #[test]
 fn offer_starts_nothing_before_the_in_flight_reply() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            waits(lab, B, 2);
-            lab.gap(B);
-            let slow = lab.last(B, "acquire");
-            lab.end(1, Ending::Released);
-            let release = lab.last(A, "release");
-            lab.go(release);
-            lab.hear(0);
-            let (early, asked) = (lab.is_in(2), lab.count(B, "acquire"));
-            lab.go(slow);
-            let is_in = lab.is_in(2);
-            lab.end(2, Ending::Released);
-            lab.flow(&[A, B]);
-            !early && asked == 2 && is_in && lab.is_clean(&[A, B])
+        |scheduler| {
+            a_is_in(scheduler);
+            waits(scheduler, B, 2);
+            scheduler.gap(B);
+            let slow = scheduler.last(B, "acquire");
+            scheduler.end(1, Ending::Released);
+            let release = scheduler.last(A, "release");
+            scheduler.go(release);
+            scheduler.hear(0);
+            let (early, asked) = (scheduler.is_in(2), scheduler.count(B, "acquire"));
+            scheduler.go(slow);
+            let is_in = scheduler.is_in(2);
+            scheduler.end(2, Ending::Released);
+            scheduler.flow(&[A, B]);
+            !early && asked == 2 && is_in && scheduler.is_clean(&[A, B])
         },
         &[],
     );
@@ -200,15 +200,15 @@ fn offer_starts_nothing_before_the_in_flight_reply() {
 #[test]
 fn claimed_offer_has_a_full_lease() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            waits(lab, B, 2);
-            lab.end(1, Ending::Released);
-            lab.flow(&[A, B]);
-            let is_in = lab.is_in(2);
-            lab.later(9_000, &[]);
-            waits(lab, C, 3);
-            is_in && !lab.is_in(3) && lab.wrong.is_empty()
+        |scheduler| {
+            a_is_in(scheduler);
+            waits(scheduler, B, 2);
+            scheduler.end(1, Ending::Released);
+            scheduler.flow(&[A, B]);
+            let is_in = scheduler.is_in(2);
+            scheduler.later(9_000, &[]);
+            waits(scheduler, C, 3);
+            is_in && !scheduler.is_in(3) && scheduler.wrong.is_empty()
         },
         &["claim_no_lease"],
     );
@@ -218,16 +218,16 @@ fn claimed_offer_has_a_full_lease() {
 #[test]
 fn late_renewal_does_not_extend_an_aborted_section() {
     holds(
-        |lab| {
-            lab.ask_on(A, 1, true, Terms { lock_delay: ms(1_000), ..Terms::default() });
-            lab.flow(&[A]);
-            lab.later(10_001, &[]);
-            let renew = lab.last(A, "renew");
-            lab.end(1, Ending::Dropped);
-            let release = lab.last(A, "release");
-            lab.go(release);
-            lab.run(renew);
-            lab.ms_left() <= 1_000 && lab.wrong.is_empty()
+        |scheduler| {
+            scheduler.ask_on(A, 1, true, Terms { lock_delay: ms(1_000), ..Terms::default() });
+            scheduler.flow(&[A]);
+            scheduler.later(10_001, &[]);
+            let renew = scheduler.last(A, "renew");
+            scheduler.end(1, Ending::Dropped);
+            let release = scheduler.last(A, "release");
+            scheduler.go(release);
+            scheduler.run(renew);
+            scheduler.ms_left() <= 1_000 && scheduler.wrong.is_empty()
         },
         &["end_keeps_field", "renew_blind"],
     );
@@ -237,24 +237,24 @@ fn late_renewal_does_not_extend_an_aborted_section() {
 #[test]
 fn yielded_id_is_released_once_its_calls_are_settled() {
     holds(
-        |lab| {
-            lab.ask(A, 1, true);
-            let late = lab.last(A, "acquire");
-            let id = lab.args(late)[0].clone();
-            lab.cut(late);
-            lab.later(30, &[]);
-            let again = lab.last(A, "acquire");
-            lab.go(again);
-            lab.ask(A, 2, true);
-            waits(lab, C, 3);
-            lab.later(110, &[]);
-            lab.end(1, Ending::Released);
-            let turn = lab.last(A, "yield");
-            lab.go(turn);
-            lab.run(late);
-            let was_there = lab.line().contains(&id);
-            lab.later(1_000, &[A]);
-            was_there && !lab.line().contains(&id) && lab.wrong.is_empty()
+        |scheduler| {
+            scheduler.ask(A, 1, true);
+            let late = scheduler.last(A, "acquire");
+            let id = scheduler.args(late)[0].clone();
+            scheduler.cut(late);
+            scheduler.later(30, &[]);
+            let again = scheduler.last(A, "acquire");
+            scheduler.go(again);
+            scheduler.ask(A, 2, true);
+            waits(scheduler, C, 3);
+            scheduler.later(110, &[]);
+            scheduler.end(1, Ending::Released);
+            let turn = scheduler.last(A, "yield");
+            scheduler.go(turn);
+            scheduler.run(late);
+            let was_there = scheduler.line().contains(&id);
+            scheduler.later(1_000, &[A]);
+            was_there && !scheduler.line().contains(&id) && scheduler.wrong.is_empty()
         },
         &["yield_clean"],
     );
@@ -264,20 +264,20 @@ fn yielded_id_is_released_once_its_calls_are_settled() {
 #[test]
 fn release_without_a_lock_removes_the_queue_entry() {
     holds(
-        |lab| {
-            lab.ask(B, 2, true);
-            let late = lab.last(B, "acquire");
-            lab.cut(late);
-            lab.later(30, &[]);
-            let again = lab.last(B, "acquire");
-            lab.go(again);
-            lab.force(Duration::ZERO);
-            waits(lab, C, 3);
-            lab.run(late);
-            let was_there = !lab.line().is_empty();
-            lab.end(2, Ending::Dropped);
-            lab.later(2_000, &[B]);
-            was_there && lab.line().is_empty()
+        |scheduler| {
+            scheduler.ask(B, 2, true);
+            let late = scheduler.last(B, "acquire");
+            scheduler.cut(late);
+            scheduler.later(30, &[]);
+            let again = scheduler.last(B, "acquire");
+            scheduler.go(again);
+            scheduler.force(Duration::ZERO);
+            waits(scheduler, C, 3);
+            scheduler.run(late);
+            let was_there = !scheduler.line().is_empty();
+            scheduler.end(2, Ending::Dropped);
+            scheduler.later(2_000, &[B]);
+            was_there && scheduler.line().is_empty()
         },
         &["abandon_no_lrem"],
     );
@@ -287,18 +287,18 @@ fn release_without_a_lock_removes_the_queue_entry() {
 #[test]
 fn revocation_at_the_handoff_never_overlaps_the_next_holder() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            waits(lab, B, 2);
-            waits(lab, C, 3);
-            lab.end(1, Ending::Released);
-            let release = lab.last(A, "release");
-            lab.go(release);
-            lab.force(Duration::ZERO);
-            lab.flow(&[B]);
-            let b_is_in = lab.is_in(2);
-            lab.flow(&[C]);
-            !b_is_in && lab.is_in(3) && lab.wrong.is_empty()
+        |scheduler| {
+            a_is_in(scheduler);
+            waits(scheduler, B, 2);
+            waits(scheduler, C, 3);
+            scheduler.end(1, Ending::Released);
+            let release = scheduler.last(A, "release");
+            scheduler.go(release);
+            scheduler.force(Duration::ZERO);
+            scheduler.flow(&[B]);
+            let b_is_in = scheduler.is_in(2);
+            scheduler.flow(&[C]);
+            !b_is_in && scheduler.is_in(3) && scheduler.wrong.is_empty()
         },
         &[],
     );
@@ -307,12 +307,12 @@ fn revocation_at_the_handoff_never_overlaps_the_next_holder() {
 #[test]
 fn holder_stops_after_a_revocation_message() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.force(ms(1_000));
-            lab.hear(0);
-            lab.later(100, &[A]);
-            !lab.is_in(1)
+        |scheduler| {
+            a_is_in(scheduler);
+            scheduler.force(ms(1_000));
+            scheduler.hear(0);
+            scheduler.later(100, &[A]);
+            !scheduler.is_in(1)
         },
         &["force_deaf"],
     );
@@ -322,14 +322,14 @@ fn holder_stops_after_a_revocation_message() {
 #[test]
 fn poll_finds_a_key_freed_by_a_foreign_client() {
     holds(
-        |lab| {
-            let name = lab.name();
-            lab.fake.command(&["HSET", &name, "8b1b3cd2:1", "1"]);
-            lab.fake.command(&["PEXPIRE", &name, "30000"]);
-            waits(lab, B, 2);
-            lab.fake.command(&["DEL", &name]);
-            lab.later(1_250, &[B]);
-            lab.is_in(2)
+        |scheduler| {
+            let name = scheduler.name();
+            scheduler.fake.command(&["HSET", &name, "8b1b3cd2:1", "1"]);
+            scheduler.fake.command(&["PEXPIRE", &name, "30000"]);
+            waits(scheduler, B, 2);
+            scheduler.fake.command(&["DEL", &name]);
+            scheduler.later(1_250, &[B]);
+            scheduler.is_in(2)
         },
         &["no_checkin"],
     );
@@ -339,15 +339,15 @@ fn poll_finds_a_key_freed_by_a_foreign_client() {
 #[test]
 fn poll_moves_the_queue_past_dead_waiters() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            waits(lab, B, 2);
-            waits(lab, C, 3);
-            lab.dies(A);
-            lab.dies(B);
+        |scheduler| {
+            a_is_in(scheduler);
+            waits(scheduler, B, 2);
+            waits(scheduler, C, 3);
+            scheduler.dies(A);
+            scheduler.dies(B);
             // A whole lease of a holder that is dead, and nothing beyond it.
-            lab.later(31_500, &[C]);
-            lab.is_in(3)
+            scheduler.later(31_500, &[C]);
+            scheduler.is_in(3)
         },
         &["no_skip_dead"],
     );
@@ -357,15 +357,15 @@ fn poll_moves_the_queue_past_dead_waiters() {
 #[test]
 fn lock_without_a_ttl_is_waited_for_and_not_touched() {
     holds(
-        |lab| {
-            let name = lab.name();
-            lab.fake.command(&["HSET", &name, "somebody:1", "1"]);
-            waits(lab, B, 2);
-            lab.later(30_000, &[B]);
-            let asked = lab.count(B, "acquire");
-            lab.leave(2);
-            lab.flow(&[B]);
-            !lab.is_in(2) && lab.ms_left() == -1 && lab.line().is_empty() && (25..50).contains(&asked)
+        |scheduler| {
+            let name = scheduler.name();
+            scheduler.fake.command(&["HSET", &name, "somebody:1", "1"]);
+            waits(scheduler, B, 2);
+            scheduler.later(30_000, &[B]);
+            let asked = scheduler.count(B, "acquire");
+            scheduler.leave(2);
+            scheduler.flow(&[B]);
+            !scheduler.is_in(2) && scheduler.ms_left() == -1 && scheduler.line().is_empty() && (25..50).contains(&asked)
         },
         &["no_checkin"],
     );
@@ -375,14 +375,14 @@ fn lock_without_a_ttl_is_waited_for_and_not_touched() {
 #[test]
 fn queue_of_dead_waiters_is_bounded_and_admits_live_ones() {
     holds(
-        |lab| {
-            a_is_in(lab);
+        |scheduler| {
+            a_is_in(scheduler);
             for dead in 0..300 {
-                lab.stranger_lines_up(&format!("dead:{dead:x}:1"), 10);
+                scheduler.stranger_lines_up(&format!("dead:{dead:x}:1"), 10);
             }
-            let bounded = lab.line().len() <= 10;
-            let reply = lab.stranger_lines_up("b:0000000000000001:7", 10);
-            bounded && lab.line() == ["b:0000000000000001:7"] && matches!(reply, Value::Array(_))
+            let bounded = scheduler.line().len() <= 10;
+            let reply = scheduler.stranger_lines_up("b:0000000000000001:7", 10);
+            bounded && scheduler.line() == ["b:0000000000000001:7"] && matches!(reply, Value::Array(_))
         },
         &["no_purge"],
     );
@@ -392,17 +392,17 @@ fn queue_of_dead_waiters_is_bounded_and_admits_live_ones() {
 #[test]
 fn release_after_an_offer_passes_it_on_at_once() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            waits(lab, B, 2);
-            waits(lab, C, 3);
-            lab.leave(2);
-            lab.end(1, Ending::Released);
-            let (ours, theirs) = (lab.last(A, "release"), lab.last(B, "release"));
-            lab.go(ours);
-            lab.go(theirs);
-            lab.flow(&[C]);
-            lab.is_in(3)
+        |scheduler| {
+            a_is_in(scheduler);
+            waits(scheduler, B, 2);
+            waits(scheduler, C, 3);
+            scheduler.leave(2);
+            scheduler.end(1, Ending::Released);
+            let (ours, theirs) = (scheduler.last(A, "release"), scheduler.last(B, "release"));
+            scheduler.go(ours);
+            scheduler.go(theirs);
+            scheduler.flow(&[C]);
+            scheduler.is_in(3)
         },
         &["leave_no_pass", "leave_no_lock"],
     );
@@ -412,12 +412,12 @@ fn release_after_an_offer_passes_it_on_at_once() {
 #[test]
 fn offer_to_a_forgotten_id_is_released_at_once() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.stranger_lines_up("b:0000000000000001:77", 10);
-            lab.end(1, Ending::Released);
-            lab.flow(&[A, B]);
-            lab.holder().is_none()
+        |scheduler| {
+            a_is_in(scheduler);
+            scheduler.stranger_lines_up("b:0000000000000001:77", 10);
+            scheduler.end(1, Ending::Released);
+            scheduler.flow(&[A, B]);
+            scheduler.holder().is_none()
         },
         &["push_ignored"],
     );
@@ -427,17 +427,17 @@ fn offer_to_a_forgotten_id_is_released_at_once() {
 #[test]
 fn repeated_release_keeps_the_lock_delay() {
     holds(
-        |lab| {
-            lab.ask_on(A, 1, true, Terms { lock_delay: ms(1_000), ..Terms::default() });
-            lab.flow(&[A]);
-            waits(lab, C, 3);
-            lab.end(1, Ending::Dropped);
-            let lost = lab.last(A, "release");
-            lab.cut(lost);
-            let lost = lab.last(A, "release");
-            lab.cut(lost);
-            lab.later(50, &[A]);
-            lab.holder().is_some_and(|holder| holder.ends_with(":end")) && lab.ms_left() > 900
+        |scheduler| {
+            scheduler.ask_on(A, 1, true, Terms { lock_delay: ms(1_000), ..Terms::default() });
+            scheduler.flow(&[A]);
+            waits(scheduler, C, 3);
+            scheduler.end(1, Ending::Dropped);
+            let lost = scheduler.last(A, "release");
+            scheduler.cut(lost);
+            let lost = scheduler.last(A, "release");
+            scheduler.cut(lost);
+            scheduler.later(50, &[A]);
+            scheduler.holder().is_some_and(|holder| holder.ends_with(":end")) && scheduler.ms_left() > 900
         },
         &["repeat_frees", "abandon_releases"],
     );
@@ -447,14 +447,15 @@ fn repeated_release_keeps_the_lock_delay() {
 #[test]
 fn release_at_a_key_of_another_type_ends() {
     holds(
-        |lab| {
-            let name = lab.name();
-            lab.fake.command(&["SET", &name, "text"]);
-            lab.ask(B, 2, true);
-            lab.flow(&[B]);
-            lab.later(3_000, &[B]);
-            let refused = matches!(&lab.refused[..], [(2, LockError::Store(e))] if e.kind() == StoreErrorKind::Refused);
-            refused && lab.count(B, "release") <= 2 && lab.is_clean(&[B])
+        |scheduler| {
+            let name = scheduler.name();
+            scheduler.fake.command(&["SET", &name, "text"]);
+            scheduler.ask(B, 2, true);
+            scheduler.flow(&[B]);
+            scheduler.later(3_000, &[B]);
+            let refused =
+                matches!(&scheduler.refused[..], [(2, LockError::Store(e))] if e.kind() == StoreErrorKind::Refused);
+            refused && scheduler.count(B, "release") <= 2 && scheduler.is_clean(&[B])
         },
         &["leave_raises"],
     );
@@ -464,17 +465,17 @@ fn release_at_a_key_of_another_type_ends() {
 #[test]
 fn rejected_call_without_wait_keeps_the_queue_entry() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.ask(B, 2, true);
-            let unheard = lab.last(B, "acquire");
-            lab.run(unheard);
-            lab.ask(B, 3, false);
-            lab.cut(unheard);
-            lab.leave(2);
-            lab.later(600, &[B]);
-            let refused = matches!(&lab.refused[..], [(3, LockError::Busy { .. })]);
-            refused && lab.line().is_empty()
+        |scheduler| {
+            a_is_in(scheduler);
+            scheduler.ask(B, 2, true);
+            let unheard = scheduler.last(B, "acquire");
+            scheduler.run(unheard);
+            scheduler.ask(B, 3, false);
+            scheduler.cut(unheard);
+            scheduler.leave(2);
+            scheduler.later(600, &[B]);
+            let refused = matches!(&scheduler.refused[..], [(3, LockError::Busy { .. })]);
+            refused && scheduler.line().is_empty()
         },
         &["q_fresh"],
     );
@@ -484,14 +485,14 @@ fn rejected_call_without_wait_keeps_the_queue_entry() {
 #[test]
 fn fences_rise_after_a_lost_counter() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.end(1, Ending::Released);
-            lab.flow(&[A]);
-            lab.fake.command(&["DEL", "tower-lock:lock:f"]);
-            lab.later(1, &[]);
-            waits(lab, B, 2);
-            lab.is_in(2) && lab.wrong.is_empty()
+        |scheduler| {
+            a_is_in(scheduler);
+            scheduler.end(1, Ending::Released);
+            scheduler.flow(&[A]);
+            scheduler.fake.command(&["DEL", "tower-lock:lock:f"]);
+            scheduler.later(1, &[]);
+            waits(scheduler, B, 2);
+            scheduler.is_in(2) && scheduler.wrong.is_empty()
         },
         &[],
     );
@@ -501,16 +502,16 @@ fn fences_rise_after_a_lost_counter() {
 #[test]
 fn fences_rise_after_the_clock_was_set_back() {
     holds(
-        |lab| {
+        |scheduler| {
             // By ten hours.
-            let ahead = lab.server_us() + 36_000_000_000;
-            lab.fake.command(&["SET", "tower-lock:lock:f", &ahead.to_string()]);
-            a_is_in(lab);
-            lab.end(1, Ending::Released);
-            lab.flow(&[A]);
-            waits(lab, B, 2);
-            let holder = lab.name();
-            lab.fake.data().hash(&holder)[0].1 == (ahead + 2).to_string()
+            let ahead = scheduler.server_us() + 36_000_000_000;
+            scheduler.fake.command(&["SET", "tower-lock:lock:f", &ahead.to_string()]);
+            a_is_in(scheduler);
+            scheduler.end(1, Ending::Released);
+            scheduler.flow(&[A]);
+            waits(scheduler, B, 2);
+            let holder = scheduler.name();
+            scheduler.fake.data().hash(&holder)[0].1 == (ahead + 2).to_string()
         },
         &["fence_clock"],
     );
@@ -520,18 +521,18 @@ fn fences_rise_after_the_clock_was_set_back() {
 #[test]
 fn renewal_counts_from_when_it_was_sent() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.later(10_001, &[]);
-            let renew = lab.last(A, "renew");
-            lab.run(renew);
-            lab.later(490, &[]);
-            lab.answer(renew);
-            lab.later(29_515, &[]);
-            lab.ask(C, 3, true);
-            let acquire = lab.last(C, "acquire");
-            lab.go(acquire);
-            lab.is_in(3) && lab.wrong.is_empty()
+        |scheduler| {
+            a_is_in(scheduler);
+            scheduler.later(10_001, &[]);
+            let renew = scheduler.last(A, "renew");
+            scheduler.run(renew);
+            scheduler.later(490, &[]);
+            scheduler.answer(renew);
+            scheduler.later(29_515, &[]);
+            scheduler.ask(C, 3, true);
+            let acquire = scheduler.last(C, "acquire");
+            scheduler.go(acquire);
+            scheduler.is_in(3) && scheduler.wrong.is_empty()
         },
         &["renew_recv"],
     );
@@ -540,17 +541,17 @@ fn renewal_counts_from_when_it_was_sent() {
 #[test]
 fn grant_counts_from_when_it_was_requested() {
     holds(
-        |lab| {
-            lab.ask(A, 1, true);
-            let acquire = lab.last(A, "acquire");
-            lab.run(acquire);
-            lab.later(490, &[]);
-            lab.answer(acquire);
-            lab.later(29_515, &[]);
-            lab.ask(C, 3, true);
-            let acquire = lab.last(C, "acquire");
-            lab.go(acquire);
-            lab.is_in(3) && lab.wrong.is_empty()
+        |scheduler| {
+            scheduler.ask(A, 1, true);
+            let acquire = scheduler.last(A, "acquire");
+            scheduler.run(acquire);
+            scheduler.later(490, &[]);
+            scheduler.answer(acquire);
+            scheduler.later(29_515, &[]);
+            scheduler.ask(C, 3, true);
+            let acquire = scheduler.last(C, "acquire");
+            scheduler.go(acquire);
+            scheduler.is_in(3) && scheduler.wrong.is_empty()
         },
         &["recv_time"],
     );
@@ -560,15 +561,15 @@ fn grant_counts_from_when_it_was_requested() {
 #[test]
 fn waiter_polls_at_once_after_a_message_gap() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            waits(lab, B, 2);
-            lab.end(1, Ending::Released);
-            lab.flow(&[A]);
-            lab.messages.clear();
-            lab.gap(B);
-            lab.flow(&[B]);
-            lab.is_in(2)
+        |scheduler| {
+            a_is_in(scheduler);
+            waits(scheduler, B, 2);
+            scheduler.end(1, Ending::Released);
+            scheduler.flow(&[A]);
+            scheduler.messages.clear();
+            scheduler.gap(B);
+            scheduler.flow(&[B]);
+            scheduler.is_in(2)
         },
         &["no_gap_checkin"],
     );
@@ -578,17 +579,17 @@ fn waiter_polls_at_once_after_a_message_gap() {
 #[test]
 fn max_hold_during_a_yield_causes_no_busy_loop() {
     holds(
-        |lab| {
-            lab.ask_on(A, 1, true, Terms { max_hold: Some(ms(200)), ..Terms::default() });
-            lab.flow(&[A]);
-            lab.ask(A, 2, true);
-            lab.later(150, &[]);
-            lab.end(1, Ending::Released);
-            let turn = lab.last(A, "yield");
-            lab.later(300, &[]);
-            let still = lab.wrong.is_empty();
-            lab.go(turn);
-            still && lab.is_in(2)
+        |scheduler| {
+            scheduler.ask_on(A, 1, true, Terms { max_hold: Some(ms(200)), ..Terms::default() });
+            scheduler.flow(&[A]);
+            scheduler.ask(A, 2, true);
+            scheduler.later(150, &[]);
+            scheduler.end(1, Ending::Released);
+            let turn = scheduler.last(A, "yield");
+            scheduler.later(300, &[]);
+            let still = scheduler.wrong.is_empty();
+            scheduler.go(turn);
+            still && scheduler.is_in(2)
         },
         &[],
     );
@@ -599,17 +600,21 @@ fn max_hold_during_a_yield_causes_no_busy_loop() {
 fn acquire_expires_on_the_server_with_any_local_clock_rate() {
     for rate in [0.9901, 1.0, 1.0099] {
         for silence in [0, 5_000, 9_000, 60_000] {
-            let mut lab = Lab::with_rate(None, true, rate);
-            lab.later(silence, &[]);
-            lab.ask(A, 1, true);
-            let acquire = lab.last(A, "acquire");
-            let asked = lab.local();
-            let until: i64 = lab.args(acquire)[1].parse().expect("a number");
+            let mut scheduler = Lab::with_rate(None, true, rate);
+            scheduler.later(silence, &[]);
+            scheduler.ask(A, 1, true);
+            let acquire = scheduler.last(A, "acquire");
+            let asked = scheduler.local();
+            let until: i64 = scheduler.args(acquire)[1].parse().expect("a number");
             // Half a second of ours.
-            while lab.local().saturating_duration_since(asked) < ms(500) {
-                lab.later(1, &[]);
+            while scheduler.local().saturating_duration_since(asked) < ms(500) {
+                scheduler.later(1, &[]);
             }
-            assert!(until <= lab.server_us(), "{rate}, after {silence} ms: {until}, and it is {}", lab.server_us());
+            assert!(
+                until <= scheduler.server_us(),
+                "{rate}, after {silence} ms: {until}, and it is {}",
+                scheduler.server_us()
+            );
         }
     }
 }
@@ -618,19 +623,19 @@ fn acquire_expires_on_the_server_with_any_local_clock_rate() {
 #[test]
 fn acquire_expires_in_time_with_slow_replies() {
     holds(
-        |lab| {
-            lab.ask(A, 1, true);
-            lab.later(400, &[]);
-            lab.flow(&[A]);
-            lab.end(1, Ending::Released);
-            lab.flow(&[A]);
-            lab.ask(A, 2, true);
-            let late = lab.last(A, "acquire");
-            lab.cut(late);
-            lab.leave(2);
-            lab.later(600, &[A]);
-            lab.run(late);
-            lab.is_clean(&[A])
+        |scheduler| {
+            scheduler.ask(A, 1, true);
+            scheduler.later(400, &[]);
+            scheduler.flow(&[A]);
+            scheduler.end(1, Ending::Released);
+            scheduler.flow(&[A]);
+            scheduler.ask(A, 2, true);
+            let late = scheduler.last(A, "acquire");
+            scheduler.cut(late);
+            scheduler.leave(2);
+            scheduler.later(600, &[A]);
+            scheduler.run(late);
+            scheduler.is_clean(&[A])
         },
         &["until_upper", "no_until"],
     );
@@ -639,14 +644,14 @@ fn acquire_expires_in_time_with_slow_replies() {
 #[test]
 fn holder_that_continues_after_a_yield_has_a_full_lease() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.ask(A, 2, true);
-            lab.later(15_000, &[]);
-            lab.end(1, Ending::Released);
-            let turn = lab.last(A, "yield");
-            lab.go(turn);
-            lab.is_in(2) && lab.ms_left() > 29_000
+        |scheduler| {
+            a_is_in(scheduler);
+            scheduler.ask(A, 2, true);
+            scheduler.later(15_000, &[]);
+            scheduler.end(1, Ending::Released);
+            let turn = scheduler.last(A, "yield");
+            scheduler.go(turn);
+            scheduler.is_in(2) && scheduler.ms_left() > 29_000
         },
         &["yield_no_extend"],
     );
@@ -655,16 +660,16 @@ fn holder_that_continues_after_a_yield_has_a_full_lease() {
 #[test]
 fn yielded_holder_waits_for_its_next_turn() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.ask(A, 2, true);
-            waits(lab, B, 3);
-            lab.later(150, &[]);
-            lab.end(1, Ending::Released);
-            lab.flow(&[A]);
-            let a_is_in = lab.is_in(2);
-            lab.flow(&[B]);
-            !a_is_in && lab.is_in(3) && lab.wrong.is_empty()
+        |scheduler| {
+            a_is_in(scheduler);
+            scheduler.ask(A, 2, true);
+            waits(scheduler, B, 3);
+            scheduler.later(150, &[]);
+            scheduler.end(1, Ending::Released);
+            scheduler.flow(&[A]);
+            let a_is_in = scheduler.is_in(2);
+            scheduler.flow(&[B]);
+            !a_is_in && scheduler.is_in(3) && scheduler.wrong.is_empty()
         },
         &["yield_keeps", "no_yield"],
     );
@@ -674,17 +679,17 @@ fn yielded_holder_waits_for_its_next_turn() {
 #[test]
 fn copy_of_a_yield_frees_nothing() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.ask(A, 2, true);
-            lab.later(150, &[]);
-            lab.end(1, Ending::Released);
-            let turn = lab.last(A, "yield");
-            lab.go(turn);
-            waits(lab, B, 3);
-            lab.run(turn);
-            lab.flow(&[B]);
-            lab.is_in(2) && !lab.is_in(3) && lab.wrong.is_empty()
+        |scheduler| {
+            a_is_in(scheduler);
+            scheduler.ask(A, 2, true);
+            scheduler.later(150, &[]);
+            scheduler.end(1, Ending::Released);
+            let turn = scheduler.last(A, "yield");
+            scheduler.go(turn);
+            waits(scheduler, B, 3);
+            scheduler.run(turn);
+            scheduler.flow(&[B]);
+            scheduler.is_in(2) && !scheduler.is_in(3) && scheduler.wrong.is_empty()
         },
         &["yield_any_fence"],
     );
@@ -694,24 +699,24 @@ fn copy_of_a_yield_frees_nothing() {
 #[test]
 fn late_yield_leaves_no_second_queue_entry() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.ask(A, 2, true);
-            lab.later(150, &[]);
-            lab.end(1, Ending::Released);
-            let turn = lab.last(A, "yield");
-            lab.cut(turn);
-            let next = lab.last(A, "acquire");
-            lab.run(next);
-            let was_in_line = lab.line().len() == 1;
-            lab.run(turn);
-            lab.answer(next);
-            lab.flow(&[A]);
-            let is_in = lab.is_in(2);
-            lab.end(2, Ending::Released);
-            let release = lab.last(A, "release");
-            lab.run(release);
-            was_in_line && is_in && lab.is_clean(&[])
+        |scheduler| {
+            a_is_in(scheduler);
+            scheduler.ask(A, 2, true);
+            scheduler.later(150, &[]);
+            scheduler.end(1, Ending::Released);
+            let turn = scheduler.last(A, "yield");
+            scheduler.cut(turn);
+            let next = scheduler.last(A, "acquire");
+            scheduler.run(next);
+            let was_in_line = scheduler.line().len() == 1;
+            scheduler.run(turn);
+            scheduler.answer(next);
+            scheduler.flow(&[A]);
+            let is_in = scheduler.is_in(2);
+            scheduler.end(2, Ending::Released);
+            let release = scheduler.last(A, "release");
+            scheduler.run(release);
+            was_in_line && is_in && scheduler.is_clean(&[])
         },
         &[],
     );
@@ -721,12 +726,12 @@ fn late_yield_leaves_no_second_queue_entry() {
 #[test]
 fn expired_lease_is_ended_in_any_order_of_checks() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.freeze(A);
-            lab.later(30_010, &[]);
-            waits(lab, C, 3);
-            !lab.is_in(1) && lab.is_in(3) && lab.wrong.is_empty()
+        |scheduler| {
+            a_is_in(scheduler);
+            scheduler.freeze(A);
+            scheduler.later(30_010, &[]);
+            waits(scheduler, C, 3);
+            !scheduler.is_in(1) && scheduler.is_in(3) && scheduler.wrong.is_empty()
         },
         &[],
     );
@@ -736,17 +741,17 @@ fn expired_lease_is_ended_in_any_order_of_checks() {
 #[test]
 fn grant_that_yields_before_its_first_section_is_renewed() {
     holds(
-        |lab| {
-            lab.ask(A, 1, true);
-            let acquire = lab.last(A, "acquire");
-            lab.ask_on(A, 2, true, Terms { lock_delay: ms(3_000), ..Terms::default() });
-            lab.leave(1);
-            lab.go(acquire);
-            let yields = lab.count(A, "yield");
-            lab.flow(&[A]);
-            let began = lab.is_in(2);
-            lab.later(40_000, &[A]);
-            yields == 1 && began && lab.is_in(2) && lab.count(A, "renew") >= 3
+        |scheduler| {
+            scheduler.ask(A, 1, true);
+            let acquire = scheduler.last(A, "acquire");
+            scheduler.ask_on(A, 2, true, Terms { lock_delay: ms(3_000), ..Terms::default() });
+            scheduler.leave(1);
+            scheduler.go(acquire);
+            let yields = scheduler.count(A, "yield");
+            scheduler.flow(&[A]);
+            let began = scheduler.is_in(2);
+            scheduler.later(40_000, &[A]);
+            yields == 1 && began && scheduler.is_in(2) && scheduler.count(A, "renew") >= 3
         },
         &["no_renew"],
     );

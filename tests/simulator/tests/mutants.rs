@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use tower_lock_simulator::{
     mutants::{MUTANTS, Mutant},
-    world::{self, Options},
+    simulation::{self, Options},
 };
 
 /// How many worlds it took when this was written, from the first seed on. Three times as many are tried, and a few more.
@@ -83,7 +83,7 @@ fn is_noticed(mutant: &Mutant, worlds: u64) -> bool {
                     if seed >= worlds {
                         return;
                     }
-                    if world::run(seed, Some(mutant), options, false).violation.is_some() {
+                    if simulation::run(seed, Some(mutant), options, false).violation.is_some() {
                         noticed.store(true, Relaxed);
                     }
                 }

@@ -8,7 +8,7 @@ use std::{
     thread,
 };
 
-use tower_lock_simulator::world::{self, Options};
+use tower_lock_simulator::simulation::{self, Options};
 
 const SEEDS: u64 = 2_000;
 
@@ -31,7 +31,7 @@ fn two_thousand_simulations_keep_exclusion_and_clean_up() {
             if let Some(name) = option {
                 options.set(name).expect("there is one");
             }
-            let report = world::run(seed, None, options, false);
+            let report = simulation::run(seed, None, options, false);
             sections.fetch_add(report.sections, Relaxed);
             if let Some(violation) = report.violation {
                 let option = option.map(|name| format!(" --option {name}")).unwrap_or_default();
@@ -54,7 +54,7 @@ fn two_thousand_simulations_keep_exclusion_and_clean_up() {
 fn seed_is_deterministic() {
     for seed in [1, 2, 3] {
         let (one, other) =
-            (world::run(seed, None, Options::default(), true), world::run(seed, None, Options::default(), true));
+            (simulation::run(seed, None, Options::default(), true), world::run(seed, None, Options::default(), true));
         assert!(!one.trace.is_empty() && one.trace == other.trace, "{seed}");
     }
 }

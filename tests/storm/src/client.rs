@@ -25,7 +25,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::plan::{How, Leaves, Plan, Protocol, When};
+use crate::workload::{How, Leaves, Plan, Protocol, When};
 
 /// All the clients of a storm. Those that stay use the connections of those before them; those that leave take one down with them, or
 /// nothing but their stream.

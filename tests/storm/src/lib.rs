@@ -11,23 +11,23 @@
 //! handlers do and which clients leave is thrown by a seed, before anything happens.
 
 mod report;
-mod referee;
+mod checker;
 mod reporter;
-mod doubles;
-mod plan;
+mod broken_stores;
+mod workload;
 mod client;
-mod site;
+mod cluster;
 mod storm;
 
 pub use self::{
+    broken_stores::{FreesAnybody, LosesTrackOfTime},
+    checker::{Referee, Summary},
     client::{Ask, Seen},
-    doubles::{FreesAnybody, LosesTrackOfTime},
-    plan::{How, Leaves, Panics, Patience, Plan, Protocol, Way, When, Work},
-    referee::{Referee, Summary},
+    cluster::{Farewell, Left, Service, Site},
     report::{Answer, NotUnderstood, Report},
     reporter::Reporter,
-    site::{Farewell, Left, Service, Site},
     storm::{Outcome, Storm, World, is, seed},
+    workload::{How, Leaves, Panics, Patience, Plan, Protocol, Way, When, Work},
 };
 
 /// What time it is, in nanoseconds: the same for every process of this machine.

@@ -11,10 +11,10 @@ use tokio::time::{Instant, sleep, timeout};
 use tower_lock_faults::{Proxy, RedisServer};
 
 use crate::{
+    checker::Summary,
     client::{Ask, Seen},
-    plan::{Patience, Plan},
-    referee::Summary,
-    site::{Farewell, Left, Service, Site},
+    cluster::{Farewell, Left, Service, Site},
+    workload::{Patience, Plan},
 };
 
 /// Where a storm takes place.

@@ -28,7 +28,7 @@ impl World {
             return None;
         }
         let redis = RedisServer::start().await;
-        let site = Site::start(env!("CARGO_BIN_EXE_referee"), env!("CARGO_BIN_EXE_service"), &[]).await;
+        let site = Site::start(env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"), &[]).await;
         Some(Self { redis, site })
     }
 

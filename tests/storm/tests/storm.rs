@@ -15,7 +15,7 @@ use tower_lock_storm::{Patience, World, is, seed};
 
 const REQUESTS: u64 = 10_000;
 
-const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_referee"), env!("CARGO_BIN_EXE_service"));
+const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"));
 
 /// Two at once would only take each other's time.
 static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);

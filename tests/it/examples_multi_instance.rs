@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use tower_lock_faults::{RedisServer, Reply, skipped};
 
 use crate::support::{
-    examples::{Databases, File, Service, example},
+    programs::{Databases, File, Service, example},
     soon,
 };
 

@@ -7,7 +7,7 @@ use tokio::{sync::Semaphore, time::sleep};
 use tower_lock_faults::{RedisServer, skipped};
 use tower_lock_storm::{Ask, Leaves, Seen, Service, Site, Summary, World as Storm, seed};
 
-const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_referee"), env!("CARGO_BIN_EXE_service"));
+const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"));
 
 /// The next one comes soon after one that was broken off.
 const SOON: &str = "--lock-delay-ms=100";

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use tower_lock::{HeldLock, LockKey, LockManager};
 
 use self::example::database::{check_fence, open_url};
-use crate::support::{examples::Databases, soon};
+use crate::support::{programs::Databases, soon};
 
 #[allow(dead_code, reason = "of the examples, their database")]
 #[path = "../../examples/support/mod.rs"]

@@ -13,7 +13,7 @@ use tower_lock::{
 };
 
 use crate::support::{
-    examples::{File, Service, example},
+    programs::{File, Service, example},
     soon,
 };
 

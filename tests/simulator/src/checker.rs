@@ -8,7 +8,7 @@ use std::{
 
 use tower_lock::{AcquisitionId, FencingToken, LockKey, test_util::decisions::BootInstant};
 
-use crate::shell::Section;
+use crate::process::Section;
 
 /// The clock of a process: begins somewhere, and runs at its own rate.
 #[derive(Clone, Copy, Debug)]

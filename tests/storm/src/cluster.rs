@@ -18,8 +18,8 @@ use tokio::{
 use tower_lock_faults::Process;
 
 use crate::{
+    checker::Summary,
     client::{Ask, Clients, Seen},
-    referee::Summary,
     report::{Answer, Report},
     reporter::Reporter,
 };

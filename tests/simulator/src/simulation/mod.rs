@@ -22,10 +22,10 @@ use tower_lock::{
 };
 
 use crate::{
+    checker::{LocalClock, Referee},
     fake::Fake,
     mutants::{Mutant, Wrong},
-    referee::{LocalClock, Referee},
-    shell::{Effect, Lane, Section, Settings, Shell, Timer, Who},
+    process::{Effect, Lane, Section, Settings, Shell, Timer, Who},
 };
 
 const MS: u64 = 1_000_000;
@@ -104,7 +104,7 @@ mod clients;
 mod network;
 mod server;
 mod faults;
-mod calm;
+mod liveness;
 
 type Job = Box<dyn FnOnce(&mut World)>;
 

@@ -17,10 +17,10 @@ use tower_lock::{
 };
 
 use crate::{
+    checker::{LocalClock, Referee},
     fake::Fake,
     mutants::Mutant,
-    referee::{LocalClock, Referee},
-    shell::{Effect, Section, Settings, Shell, Timer, Who},
+    process::{Effect, Section, Settings, Shell, Timer, Who},
 };
 
 /// One of the three.
@@ -87,7 +87,7 @@ impl Lab {
     /// Never.
     pub fn with_rate(mutant: Option<&Mutant>, bare: bool, rate: f64) -> Self {
         let settings = Settings { bare, wrong: mutant.and_then(Mutant::wrong) };
-        let mut lab = Self {
+        let mut scheduler = Self {
             now: 0,
             server_ahead: 1_700_000_000_000_000,
             fake: Fake::new(mutant.map_or(&[], Mutant::patches)),
@@ -106,19 +106,19 @@ impl Lab {
             wrong: Vec::new(),
         };
         for process in [A, B, C] {
-            let inbox = lab.shells[process].inbox();
-            lab.fake.data().listeners.insert(inbox, 1);
-            let now = lab.local();
-            lab.shells[process].listening(now);
+            let inbox = scheduler.shells[process].inbox();
+            scheduler.fake.data().listeners.insert(inbox, 1);
+            let now = scheduler.local();
+            scheduler.shells[process].listening(now);
             // They know what time it is at the server.
             let other = LockKey::from(("other", process));
-            lab.ask_for(process, 1_000 + id(process), true, &other, Terms::default());
-            lab.flow(&[process]);
-            lab.end(1_000 + id(process), Ending::Released);
-            lab.flow(&[process]);
+            scheduler.ask_for(process, 1_000 + id(process), true, &other, Terms::default());
+            scheduler.flow(&[process]);
+            scheduler.end(1_000 + id(process), Ending::Released);
+            scheduler.flow(&[process]);
         }
-        lab.scripts.clear();
-        lab
+        scheduler.scripts.clear();
+        scheduler
     }
 
     // --- clients --------------------------------------------------------------------------------------------------
