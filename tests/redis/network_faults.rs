@@ -9,7 +9,7 @@ use tower_lock::{
     store::{AcquireReply, AcquireRequest, IfBusy, LockStore, QueueConfig, ReleaseRequest, Released},
     test_util::decisions::AcquisitionIds,
 };
-use tower_lock_faults::{Direction, Mishap, Request};
+use tower_lock_faults::{Direction, NetworkFault, Request};
 
 use crate::support::{LINE, NAME, World, key, ms, soon, until, world};
 
@@ -39,7 +39,7 @@ async fn late_release_never_frees_the_next_holder() {
     let ask = AcquireRequest::new(key(), late.clone(), ms(200), IfBusy::Fail, terms(), ms(500));
     assert!(matches!(slow.acquire(ask).await, Ok(AcquireReply::Granted { .. })));
     // The release is on its way while the lease ends and somebody else comes.
-    world.proxy.all().next_where(is_script(RELEASE), Mishap::Late(ms(450)));
+    world.proxy.all().next_where(is_script(RELEASE), NetworkFault::Late(ms(450)));
     let release = tokio::spawn(slow.release(ReleaseRequest::new(key(), late, Duration::ZERO, terms())));
     let guard = sound.lock(key()).await.expect("free when the lease is over");
     assert_eq!(soon("an answer", release).await.expect("runs").expect("answered"), Released::NotHolder);
@@ -52,26 +52,28 @@ async fn late_release_never_frees_the_next_holder() {
 #[tokio::test]
 async fn repeated_acquire_claim_and_release_count_once() {
     let Some(world) = world().await else { return };
-    for mishap in [Mishap::CutBeforeReply, Mishap::CutInReply(9), Mishap::Double, Mishap::CutBefore] {
+    for fault in
+        [NetworkFault::CutBeforeReply, NetworkFault::CutInReply(9), NetworkFault::Double, NetworkFault::CutBefore]
+    {
         let (one, two) = (world.instance("a").await, world.instance("b").await);
-        world.proxy.all().next_where(is_script(ACQUIRE), mishap);
+        world.proxy.all().next_where(is_script(ACQUIRE), fault);
         let guard = one.lock(key()).await.expect("free");
-        assert_eq!(fields(&world).await, 1, "{mishap:?}");
+        assert_eq!(fields(&world).await, 1, "{fault:?}");
         // Its turn, and the question of whoever has it.
         let waiting = tokio::spawn(two.lock(key()).into_future());
         until("in line", async || world.ask(&["LLEN", LINE]).await.integer() == Some(1)).await;
-        world.proxy.all().next_where(is_script(RELEASE), mishap);
+        world.proxy.all().next_where(is_script(RELEASE), fault);
         let released = tokio::spawn(guard.release());
-        world.proxy.all().next_where(is_script(ACQUIRE), mishap);
+        world.proxy.all().next_where(is_script(ACQUIRE), fault);
         let guard = soon("its turn", waiting).await.expect("runs").expect("its turn");
         let _ = released.await.expect("runs");
-        assert_eq!(fields(&world).await, 1, "{mishap:?}");
-        assert_eq!(world.ask(&["EXISTS", LINE]).await.integer(), Some(0), "{mishap:?}");
+        assert_eq!(fields(&world).await, 1, "{fault:?}");
+        assert_eq!(world.ask(&["EXISTS", LINE]).await.integer(), Some(0), "{fault:?}");
         guard.release().await.expect("ours");
         world.is_clean_soon().await;
         assert_eq!(one.held_count() + two.held_count(), 0);
     }
-    assert!(world.proxy.mishaps() >= 10, "{} of them", world.proxy.mishaps());
+    assert!(world.proxy.fault_count() >= 10, "{} of them", world.proxy.fault_count());
 }
 
 /// It comes to Redis long after whoever asked was turned away: it does nothing then.
@@ -79,7 +81,7 @@ async fn repeated_acquire_claim_and_release_count_once() {
 async fn expired_acquire_leaves_the_key_free() {
     let Some(world) = world().await else { return };
     let (slow, sound) = (world.instance("a").await, world.sound_instance("b").await);
-    world.proxy.all().next_where(is_script(ACQUIRE), Mishap::Late(ms(2_500)));
+    world.proxy.all().next_where(is_script(ACQUIRE), NetworkFault::Late(ms(2_500)));
     let error = slow.try_lock(key()).await.expect_err("no answer in time");
     assert!(matches!(error, LockError::Store(_)), "{error}");
     sound.lock(key()).wait(ms(200)).await.expect("free").release().await.expect("ours");
@@ -112,7 +114,7 @@ async fn grant_of_a_cancelled_call_is_free_soon() {
 async fn acquire_that_outlives_its_connection_is_free_soon() {
     let Some(world) = world().await else { return };
     let (one, two) = (world.instance("a").await, world.sound_instance("b").await);
-    world.proxy.all().next_where(is_script(ACQUIRE), Mishap::Orphaned(ms(300)));
+    world.proxy.all().next_where(is_script(ACQUIRE), NetworkFault::Orphaned(ms(300)));
     one.lock(key()).await.expect("asked again").release().await.expect("ours");
     let seen = until("it has come", async || fields(&world).await == 1);
     timeout(ms(2_000), seen).await.ok();
@@ -126,18 +128,18 @@ async fn acquire_that_outlives_its_connection_is_free_soon() {
 #[tokio::test]
 async fn duplicated_yield_never_frees_a_running_section() {
     let Some(world) = world().await else { return };
-    for mishap in [Mishap::Again(ms(300)), Mishap::Orphaned(ms(300))] {
+    for fault in [NetworkFault::Again(ms(300)), NetworkFault::Orphaned(ms(300))] {
         let (one, two) = (world.instance("a").await, world.sound_instance("b").await);
         let first = one.lock(key()).await.expect("free");
         let next = tokio::spawn(one.lock(key()).into_future());
         sleep(ms(150)).await;
-        world.proxy.all().next_where(is_script(YIELD), mishap);
+        world.proxy.all().next_where(is_script(YIELD), fault);
         first.release().await.expect("ours");
         let second = soon("its turn", next).await.expect("runs").expect("its turn");
         let other = tokio::spawn(two.lock(key()).into_future());
         until("in line", async || world.ask(&["LLEN", LINE]).await.integer() == Some(1)).await;
         sleep(ms(500)).await;
-        assert!(!other.is_finished() && second.held_lock().ensure_remaining(ms(1)).is_ok(), "{mishap:?}");
+        assert!(!other.is_finished() && second.held_lock().ensure_remaining(ms(1)).is_ok(), "{fault:?}");
         second.release().await.expect("ours still");
         soon("its turn", other).await.expect("runs").expect("its turn").release().await.expect("ours");
         world.is_clean_soon().await;

@@ -22,7 +22,7 @@ mod proxy;
 pub use self::{
     mariadb::MariaDb,
     process::{Process, skipped},
-    proxy::{Chaos, Direction, Mishap, Proxy, Push, Request, Switch},
+    proxy::{Chaos, Direction, FaultControl, NetworkFault, Proxy, Push, Request},
     redis::{RedisOptions, RedisServer},
     resp::{Connection, Reply},
 };

@@ -12,7 +12,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::process::{AT_MOST, Folder, Process, find, free_port, local};
+use crate::process::{Process, TIMEOUT, TempFolder, find, free_port, local};
 
 /// A `mariadbd` of its own, with databases that are empty. Root needs no password.
 ///
@@ -21,7 +21,7 @@ use crate::process::{AT_MOST, Folder, Process, find, free_port, local};
 pub struct MariaDb {
     process: Process,
     port: u16,
-    _folder: Folder,
+    _folder: TempFolder,
 }
 
 /// It refuses to run as root.
@@ -44,7 +44,7 @@ impl MariaDb {
     /// It does not start, or does not answer.
     pub async fn start(databases: &[&str]) -> Self {
         let (program, installer) = Self::program().zip(Self::installer()).expect("ask `MariaDb::is_available` first");
-        let folder = Folder::new();
+        let folder = TempFolder::new();
         let (data, log) = (folder.path().join("data"), folder.path().join("log"));
         let create: String =
             databases.iter().map(|name| format!("CREATE DATABASE IF NOT EXISTS `{name}`;\n")).collect();
@@ -106,7 +106,7 @@ impl MariaDb {
                     sleep(Duration::from_millis(10)).await;
                 }
             };
-            match timeout(AT_MOST, up).await {
+            match timeout(TIMEOUT, up).await {
                 Ok(true) => return Self { process, port, _folder: folder },
                 Ok(false) => {
                     let said = said();

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::{sleep, timeout};
 
 /// Longer than anything takes here, on a machine that does something else as well.
-pub(crate) const AT_MOST: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A program that is killed when this is dropped, and when this process ends in whatever way.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub struct Process {
 
 /// A folder of its own, gone when dropped.
 #[derive(Debug)]
-pub(crate) struct Folder(PathBuf);
+pub(crate) struct TempFolder(PathBuf);
 
 /// Says, past the harness that captures what tests print, that nothing was tested: "passed" alone would be a lie.
 pub fn skipped(suite: &str, missing: &str) {
@@ -170,7 +170,7 @@ impl Process {
                 sleep(Duration::from_millis(2)).await;
             }
         };
-        timeout(AT_MOST, end).await.unwrap_or_else(|_| panic!("process {} does not end", self.pid))
+        timeout(TIMEOUT, end).await.unwrap_or_else(|_| panic!("process {} does not end", self.pid))
     }
 
     fn signal(&self, signal: Signal) {
@@ -194,7 +194,7 @@ impl Drop for Process {
 
 // === impl Folder ===
 
-impl Folder {
+impl TempFolder {
     const NAME: &str = "tower-lock-faults-";
 
     pub(crate) fn new() -> Self {
@@ -230,7 +230,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }

@@ -10,7 +10,7 @@ use std::{
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    process::{AT_MOST, Folder, Process, find, free_port, local},
+    process::{Process, TIMEOUT, TempFolder, find, free_port, local},
     resp::{Connection, Reply},
 };
 
@@ -22,7 +22,7 @@ pub struct RedisServer {
     options: RedisOptions,
     process: Process,
     port: u16,
-    folder: Folder,
+    folder: TempFolder,
 }
 
 /// A [`RedisServer`] that is to be told something.
@@ -62,7 +62,7 @@ impl RedisOptions {
     ///
     /// It does not start, or does not answer.
     pub async fn start(self) -> RedisServer {
-        let folder = Folder::new();
+        let folder = TempFolder::new();
         for _ in 0..20 {
             let port = free_port();
             if let Start::Up(process) = self.launch(port, folder.path()).await {
@@ -99,7 +99,7 @@ impl RedisOptions {
                 sleep(Duration::from_millis(2)).await;
             }
         };
-        match timeout(AT_MOST, up).await {
+        match timeout(TIMEOUT, up).await {
             Ok(true) => Start::Up(process),
             Ok(false) => Start::PortTaken,
             Err(_) => panic!("{} does not answer on port {port}", program.display()),
@@ -211,7 +211,7 @@ impl RedisServer {
     /// Somebody else has the port now, or it does not answer.
     pub async fn restart_empty(&mut self) {
         self.kill();
-        self.folder = Folder::new();
+        self.folder = TempFolder::new();
         self.restart().await;
     }
 
@@ -314,7 +314,7 @@ mod tests {
                 sleep(Duration::from_millis(2)).await;
             }
         };
-        assert_eq!(timeout(AT_MOST, kept).await.expect("it has read").integer(), Some(1));
+        assert_eq!(timeout(TIMEOUT, kept).await.expect("it has read").integer(), Some(1));
         redis.restart_empty().await;
         assert_eq!(redis.command(&["GET", "a"]).await, Reply::Nil);
         let folder = redis.folder().to_owned();

@@ -8,7 +8,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::process::AT_MOST;
+use crate::process::TIMEOUT;
 
 /// What a server says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -182,7 +182,7 @@ impl Connection {
                 Ok(None) => {}
                 Err(NotResp) => return Err(io::Error::new(io::ErrorKind::InvalidData, "not the protocol of Redis")),
             }
-            let read = timeout(AT_MOST, self.stream.read_buf(&mut self.read)).await;
+            let read = timeout(TIMEOUT, self.stream.read_buf(&mut self.read)).await;
             if read.map_err(|_| io::ErrorKind::TimedOut)?? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }

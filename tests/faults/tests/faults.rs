@@ -9,7 +9,9 @@ use std::{
 };
 
 use tokio::time::{sleep, timeout};
-use tower_lock_faults::{Chaos, Connection, Direction, MariaDb, Mishap, Process, Proxy, RedisServer, Reply, skipped};
+use tower_lock_faults::{
+    Chaos, Connection, Direction, MariaDb, NetworkFault, Process, Proxy, RedisServer, Reply, skipped,
+};
 
 /// Nothing comes in that time.
 const A_WHILE: Duration = Duration::from_millis(200);
@@ -75,16 +77,16 @@ const INCR: &[&str] = &["INCR", "n"];
 async fn cut_before_loses_the_request_and_cut_before_reply_runs_it() {
     let Some(world) = World::new("cuts").await else { return };
     let mut client = world.client().await;
-    world.proxy.all().next_of("incr", Mishap::CutBefore);
+    world.proxy.all().next_of("incr", NetworkFault::CutBefore);
     client.command(&["PING"]).await.expect("not this one");
     assert!(client.command(INCR).await.is_err());
     world.has_connections(&[]).await;
     assert_eq!(world.count().await, 0);
 
     let mut client = world.client().await;
-    world.proxy.connection(1).next(Mishap::CutBeforeReply);
+    world.proxy.connection(1).next(NetworkFault::CutBeforeReply);
     assert!(client.command(INCR).await.is_err() && client.unfinished().is_empty());
-    assert_eq!((world.count().await, world.proxy.mishaps()), (1, 2));
+    assert_eq!((world.count().await, world.proxy.fault_count()), (1, 2));
     // It was to happen once.
     assert_eq!(world.client().await.command(INCR).await.expect("a reply"), Reply::Integer(2));
 }
@@ -94,7 +96,7 @@ async fn cut_in_reply_truncates_the_reply() {
     let Some(world) = World::new("a cut in a reply").await else { return };
     world.redis.command(&["SET", "a", "0123456789"]).await;
     let mut client = world.client().await;
-    world.proxy.all().next_of("GET", Mishap::CutInReply(8));
+    world.proxy.all().next_of("GET", NetworkFault::CutInReply(8));
     assert!(client.command(&["GET", "a"]).await.is_err());
     assert_eq!(client.unfinished(), b"$10\r\n012");
 }
@@ -120,7 +122,7 @@ async fn cut_closes_both_sides_of_one_connection() {
 async fn duplicated_request_runs_twice_and_has_one_reply() {
     let Some(world) = World::new("doubles").await else { return };
     let mut client = world.client().await;
-    world.proxy.all().next_of("INCR", Mishap::Double);
+    world.proxy.all().next_of("INCR", NetworkFault::Double);
     // In a pipeline, too: each reply belongs to its request.
     for command in [&["ECHO", "before"], INCR, &["ECHO", "after"]] {
         client.send(command).await.expect("sent");
@@ -135,7 +137,7 @@ async fn duplicated_request_runs_twice_and_has_one_reply() {
 async fn copy_of_a_request_runs_later_without_its_connection() {
     let Some(world) = World::new("copies").await else { return };
     let mut client = world.client().await;
-    world.proxy.all().next_of("INCR", Mishap::Again(A_WHILE * 2));
+    world.proxy.all().next_of("INCR", NetworkFault::Again(A_WHILE * 2));
     assert_eq!(client.command(INCR).await.expect("a reply"), Reply::Integer(1));
     drop(client);
     sleep(A_WHILE).await;
@@ -214,7 +216,7 @@ async fn delays_are_per_direction_and_per_request() {
     assert_eq!(soon(client.next()).await.expect("a reply"), Reply::Integer(2));
     world.proxy.all().heal();
 
-    world.proxy.all().next_of("INCR", Mishap::Late(A_WHILE * 2));
+    world.proxy.all().next_of("INCR", NetworkFault::Late(A_WHILE * 2));
     client.send(INCR).await.expect("taken");
     assert!(is_silent(&mut client).await && world.count().await == 2);
     assert_eq!(soon(client.next()).await.expect("a reply"), Reply::Integer(3));
@@ -263,9 +265,9 @@ async fn resp3_is_understood() {
     let message = soon(client.next()).await.expect("a message");
     assert!(matches!(&message, Reply::Push(items) if items[2].text() == Some("other")), "{message:?}");
     // On one connection, messages between the copies and the replies.
-    world.proxy.all().next_of("INCR", Mishap::Double);
+    world.proxy.all().next_of("INCR", NetworkFault::Double);
     assert_eq!(client.command(INCR).await.expect("a reply"), Reply::Integer(2));
-    world.proxy.all().next_of("INCR", Mishap::CutBeforeReply);
+    world.proxy.all().next_of("INCR", NetworkFault::CutBeforeReply);
     assert!(client.command(INCR).await.is_err());
     assert_eq!(world.count().await, 3);
 }
@@ -316,17 +318,17 @@ async fn chaos_hits_some_requests_once_each() {
             Err(_) => (broken, client) = (broken + 1, None),
         }
     }
-    let (done, mishaps) = (world.count().await, world.proxy.mishaps());
+    let (done, faults) = (world.count().await, world.proxy.fault_count());
     assert_eq!(answered + broken, 500);
-    assert!(broken > 0 && i64::try_from(mishaps).expect("few") > broken, "{broken} broken, {mishaps} mishaps");
+    assert!(broken > 0 && i64::try_from(faults).expect("few") > broken, "{broken} broken, {faults} faults");
     assert!(done > answered, "{done} done, {answered} answered: some twice, some without a reply");
     world.proxy.chaos(None);
-    let before = world.proxy.mishaps();
+    let before = world.proxy.fault_count();
     let mut client = world.client().await;
     for _ in 0..100 {
         client.command(INCR).await.expect("nothing goes wrong");
     }
-    assert_eq!((world.count().await - done, world.proxy.mishaps()), (100, before));
+    assert_eq!((world.count().await - done, world.proxy.fault_count()), (100, before));
 }
 
 #[tokio::test]

@@ -19,8 +19,8 @@ pub struct LocalClock {
 
 /// Looks on, and knows the true time.
 #[derive(Debug, Default)]
-pub struct Referee {
-    keys: HashMap<LockKey, Key>,
+pub struct Checker {
+    keys: HashMap<LockKey, KeyHistory>,
     /// Of these nothing is promised: their key was taken away by an operator.
     pub excused: HashSet<AcquisitionId>,
     /// Redis has forgotten something, or its clock was set: of what is promised only the order of fences is left.
@@ -30,15 +30,15 @@ pub struct Referee {
 }
 
 #[derive(Debug, Default)]
-struct Key {
-    open: Vec<Open>,
+struct KeyHistory {
+    open: Vec<OpenSection>,
     last: Option<FencingToken>,
     /// Until when it was to be kept taken, by whom, and why.
-    taken: Option<(u64, AcquisitionId, &'static str)>,
+    blocked: Option<(u64, AcquisitionId, &'static str)>,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenSection {
     section: Arc<Section>,
     clock: LocalClock,
     process: u64,
@@ -77,7 +77,7 @@ impl LocalClock {
 /// What is taken for a rounding of the server's clock.
 const ROUNDING: u64 = 3_000_000;
 
-impl Referee {
+impl Checker {
     /// One that looks on from the beginning.
     pub fn new(lenient: bool) -> Self {
         Self { lenient, ..Self::default() }
@@ -101,7 +101,7 @@ impl Referee {
                 wrong = Some(format!("two are in: {id} begins while {other} has {left:?} left"));
             }
         }
-        if let Some((until, other, why)) = &state.taken
+        if let Some((until, other, why)) = &state.blocked
             && now + ROUNDING < *until
             && !is_excused
             && !self.excused.contains(other)
@@ -113,7 +113,7 @@ impl Referee {
             wrong = wrong.or_else(|| Some(format!("{id} begins with token {} after {:?}", section.token, state.last)));
         }
         state.last = state.last.max(Some(section.token));
-        state.open.push(Open { section: Arc::clone(section), clock, process });
+        state.open.push(OpenSection { section: Arc::clone(section), clock, process });
         wrong.map_or(Ok(()), Err)
     }
 
@@ -121,15 +121,15 @@ impl Referee {
     pub fn ends(&mut self, section: &Arc<Section>, taken_until: u64, why: &'static str) {
         let Some(state) = self.keys.get_mut(&section.grant.key) else { return };
         state.open.retain(|open| !Arc::ptr_eq(&open.section, section));
-        if state.taken.as_ref().is_none_or(|(until, ..)| *until < taken_until) {
-            state.taken = Some((taken_until, section.grant.owner.clone(), why));
+        if state.blocked.as_ref().is_none_or(|(until, ..)| *until < taken_until) {
+            state.blocked = Some((taken_until, section.grant.owner.clone(), why));
         }
     }
 
     /// Nothing is promised any more of what this key was kept taken for.
-    pub fn pardon(&mut self, key: &LockKey) {
+    pub fn excuse(&mut self, key: &LockKey) {
         if let Some(state) = self.keys.get_mut(key) {
-            state.taken = None;
+            state.blocked = None;
             self.excused.extend(state.open.iter().map(|open| open.section.grant.owner.clone()));
         }
     }

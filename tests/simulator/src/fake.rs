@@ -11,7 +11,7 @@ use tower_lock::{deadpool_redis::redis::Value, test_util::redis_protocol::Script
 
 /// A server without a network and with a clock that is set.
 #[derive(Debug)]
-pub struct Fake {
+pub struct FakeRedis {
     lua: Lua,
     /// Runs a function so that what it raises is a value.
     guarded: Function,
@@ -75,7 +75,7 @@ pub struct Dump {
 
 /// What a command answers.
 #[derive(Debug)]
-enum Answer {
+enum CommandReply {
     Nothing,
     Number(i64),
     Text(String),
@@ -84,13 +84,13 @@ enum Answer {
     Many(Vec<Self>),
 }
 
-type Reply = Result<Answer, String>;
+type Reply = Result<CommandReply, String>;
 
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
 // === impl Fake ===
 
-impl Fake {
+impl FakeRedis {
     /// An empty one, whose scripts are patched.
     ///
     /// # Panics
@@ -105,10 +105,10 @@ impl Fake {
         let data = Rc::new(RefCell::new(Data::default()));
         let shared = Rc::clone(&data);
         let run = lua.create_function(move |lua, words: MultiValue| {
-            let words: Result<Vec<String>, String> = words.iter().map(word).collect();
+            let words: Result<Vec<String>, String> = words.iter().map(argument).collect();
             let answer = match words {
-                Ok(words) => shared.borrow_mut().run(&words).unwrap_or_else(Answer::Error),
-                Err(error) => Answer::Error(error),
+                Ok(words) => shared.borrow_mut().run(&words).unwrap_or_else(CommandReply::Error),
+                Err(error) => CommandReply::Error(error),
             };
             answer.into_lua(lua)
         })?;
@@ -173,7 +173,7 @@ impl Fake {
     /// Runs one command, as a client would.
     pub fn command(&mut self, words: &[&str]) -> Value {
         let words: Vec<_> = words.iter().map(|&word| word.to_owned()).collect();
-        self.data.borrow_mut().run(&words).unwrap_or_else(Answer::Error).into_value()
+        self.data.borrow_mut().run(&words).unwrap_or_else(CommandReply::Error).into_value()
     }
 
     /// What it keeps.
@@ -249,7 +249,7 @@ fn server_error(text: &str) -> Value {
 }
 
 /// What Redis makes of an argument of `redis.call`.
-fn word(value: &LuaValue) -> Result<String, String> {
+fn argument(value: &LuaValue) -> Result<String, String> {
     match value {
         LuaValue::String(text) => Ok(text.to_string_lossy()),
         LuaValue::Integer(number) => Ok(number.to_string()),
@@ -363,7 +363,7 @@ impl Data {
         if !(has("NX") && self.entry(key).is_some()) {
             self.keys.insert(key.to_owned(), Entry { kind: Kind::Text(value.to_owned()), expires: None });
         }
-        Ok(if has("GET") { old.map_or(Answer::Nothing, Answer::Text) } else { Answer::Status("OK") })
+        Ok(if has("GET") { old.map_or(CommandReply::Nothing, CommandReply::Text) } else { CommandReply::Status("OK") })
     }
 
     fn run(&mut self, words: &[String]) -> Reply {
@@ -373,19 +373,21 @@ impl Data {
         let verb = verb.to_ascii_uppercase();
         let number =
             |text: &str| text.parse::<i64>().map_err(|_| "ERR value is not an integer or out of range".to_owned());
-        let count = |yes: bool| Answer::Number(i64::from(yes));
+        let count = |yes: bool| CommandReply::Number(i64::from(yes));
         match (verb.as_str(), arguments) {
             ("TIME", []) => {
                 let parts = [self.now_us / 1_000_000, self.now_us % 1_000_000];
-                Ok(Answer::Many(parts.map(|part| Answer::Text(part.to_string())).into()))
+                Ok(CommandReply::Many(parts.map(|part| CommandReply::Text(part.to_string())).into()))
             }
-            ("EXISTS", keys) => Ok(Answer::Number(keys.iter().map(|key| i64::from(self.entry(key).is_some())).sum())),
+            ("EXISTS", keys) => {
+                Ok(CommandReply::Number(keys.iter().map(|key| i64::from(self.entry(key).is_some())).sum()))
+            }
             ("SET", [key, value, options @ ..]) => self.set(key, value, options),
-            ("GET", [key]) => Ok(self.text(key)?.map_or(Answer::Nothing, Answer::Text)),
+            ("GET", [key]) => Ok(self.text(key)?.map_or(CommandReply::Nothing, CommandReply::Text)),
             ("DEL", keys) => {
                 let gone = keys.iter().filter(|key| self.entry(key).is_some() && self.keys.remove(**key).is_some());
                 let gone = gone.count();
-                Ok(Answer::Number(i64::try_from(gone).expect("few")))
+                Ok(CommandReply::Number(i64::try_from(gone).expect("few")))
             }
             ("PEXPIRE", [key, ms, options @ ..]) => {
                 let (ms, now) = (number(ms)?, self.now_ms());
@@ -400,8 +402,8 @@ impl Data {
                 }
                 Ok(count(true))
             }
-            ("PTTL", [key]) => Ok(Answer::Number(self.ms_left(key))),
-            ("TYPE", [key]) => Ok(Answer::Status(match self.entry(key).map(|entry| &entry.kind) {
+            ("PTTL", [key]) => Ok(CommandReply::Number(self.ms_left(key))),
+            ("TYPE", [key]) => Ok(CommandReply::Status(match self.entry(key).map(|entry| &entry.kind) {
                 None => "none",
                 Some(Kind::Text(_)) => "string",
                 Some(Kind::Hash(_)) => "hash",
@@ -416,14 +418,14 @@ impl Data {
                 if heard > 0 {
                     self.published.push(((*channel).to_owned(), (*message).to_owned()));
                 }
-                Ok(Answer::Number(heard))
+                Ok(CommandReply::Number(heard))
             }
             ("PUBSUB", [what, channels @ ..]) if what.eq_ignore_ascii_case("NUMSUB") => {
                 let counts = channels.iter().flat_map(|channel| {
                     let heard = self.listeners.get(*channel).copied().unwrap_or(0);
-                    [Answer::Text((*channel).to_owned()), Answer::Number(heard)]
+                    [CommandReply::Text((*channel).to_owned()), CommandReply::Number(heard)]
                 });
-                Ok(Answer::Many(counts.collect()))
+                Ok(CommandReply::Many(counts.collect()))
             }
             _ => Err(format!("ERR unknown command or wrong number of arguments: {words:?}")),
         }
@@ -441,7 +443,7 @@ impl Data {
                     Some(at) => (*value).clone_into(&mut fields[at].1),
                     None => fields.push(((*field).to_owned(), (*value).to_owned())),
                 }
-                Ok(Answer::Number(i64::from(at.is_none())))
+                Ok(CommandReply::Number(i64::from(at.is_none())))
             }
             ("HINCRBY", [field, by]) => {
                 let by: i64 = by.parse().map_err(|_| "ERR value is not an integer or out of range")?;
@@ -451,25 +453,25 @@ impl Data {
                 });
                 let sum = by + fields[at].1.parse::<i64>().map_err(|_| "ERR hash value is not an integer")?;
                 fields[at].1 = sum.to_string();
-                Ok(Answer::Number(sum))
+                Ok(CommandReply::Number(sum))
             }
             ("HGET", [field]) => {
-                Ok(find(fields, field).map_or(Answer::Nothing, |at| Answer::Text(fields[at].1.clone())))
+                Ok(find(fields, field).map_or(CommandReply::Nothing, |at| CommandReply::Text(fields[at].1.clone())))
             }
-            ("HEXISTS", [field]) => Ok(Answer::Number(i64::from(find(fields, field).is_some()))),
+            ("HEXISTS", [field]) => Ok(CommandReply::Number(i64::from(find(fields, field).is_some()))),
             ("HDEL", [field]) => {
-                let Some(at) = find(fields, field) else { return Ok(Answer::Number(0)) };
+                let Some(at) = find(fields, field) else { return Ok(CommandReply::Number(0)) };
                 fields.remove(at);
                 if fields.is_empty() {
                     self.keys.remove(key);
                 }
-                Ok(Answer::Number(1))
+                Ok(CommandReply::Number(1))
             }
             // A small one is answered whole.
             ("HSCAN", ["0", "COUNT", _]) => {
                 let all = fields.iter().flat_map(|(field, value)| [field, value]);
-                let all = all.map(|text| Answer::Text(text.clone())).collect();
-                Ok(Answer::Many(vec![Answer::Text("0".to_owned()), Answer::Many(all)]))
+                let all = all.map(|text| CommandReply::Text(text.clone())).collect();
+                Ok(CommandReply::Many(vec![CommandReply::Text("0".to_owned()), CommandReply::Many(all)]))
             }
             _ => Err(format!("ERR unknown command or wrong number of arguments: {verb}")),
         }
@@ -482,16 +484,16 @@ impl Data {
         match (verb, arguments) {
             ("RPUSH", values) => {
                 list.extend(values.iter().map(|&value| value.to_owned()));
-                Ok(Answer::Number(length(list)))
+                Ok(CommandReply::Number(length(list)))
             }
             ("LPOP", []) => {
                 let head = list.pop_front();
                 if list.is_empty() {
                     self.keys.remove(key);
                 }
-                Ok(head.map_or(Answer::Nothing, Answer::Text))
+                Ok(head.map_or(CommandReply::Nothing, CommandReply::Text))
             }
-            ("LLEN", []) => Ok(Answer::Number(length(list))),
+            ("LLEN", []) => Ok(CommandReply::Number(length(list))),
             ("LRANGE", [from, to]) => {
                 let at = |text: &str| {
                     let at: i64 = text.parse().map_err(|_| "ERR value is not an integer or out of range")?;
@@ -499,19 +501,19 @@ impl Data {
                 };
                 let (from, to) = (at(from)?, at(to)?);
                 let range = list.iter().skip(from).take((to + 1).saturating_sub(from));
-                Ok(Answer::Many(range.cloned().map(Answer::Text).collect()))
+                Ok(CommandReply::Many(range.cloned().map(CommandReply::Text).collect()))
             }
             ("LPOS", [value]) => {
                 let at = list.iter().position(|there| there == value);
-                Ok(at.map_or(Answer::Nothing, |at| Answer::Number(i64::try_from(at).expect("short"))))
+                Ok(at.map_or(CommandReply::Nothing, |at| CommandReply::Number(i64::try_from(at).expect("short"))))
             }
             ("LREM", ["1", value]) => {
-                let Some(at) = list.iter().position(|there| there == value) else { return Ok(Answer::Number(0)) };
+                let Some(at) = list.iter().position(|there| there == value) else { return Ok(CommandReply::Number(0)) };
                 list.remove(at);
                 if list.is_empty() {
                     self.keys.remove(key);
                 }
-                Ok(Answer::Number(1))
+                Ok(CommandReply::Number(1))
             }
             _ => Err(format!("ERR unknown command or wrong number of arguments: {verb}")),
         }
@@ -526,7 +528,7 @@ impl Entry {
 
 // === impl Answer ===
 
-impl Answer {
+impl CommandReply {
     /// What a script sees: nothing is `false`.
     fn into_lua(self, lua: &Lua) -> mlua::Result<LuaValue> {
         let named = |name: &str, text: &str| {

@@ -11,7 +11,7 @@ use tower_lock_simulator::{
     simulation::{self, Options},
 };
 
-struct Wanted {
+struct Args {
     seeds: Vec<u64>,
     mutant: Option<&'static Mutant>,
     options: Options,
@@ -20,7 +20,7 @@ struct Wanted {
 }
 
 fn main() -> ExitCode {
-    let Some(wanted) = wanted() else {
+    let Some(wanted) = parse_args() else {
         let names: Vec<_> = MUTANTS.iter().map(|mutant| mutant.name).collect();
         eprintln!(
             "simulator FROM [TO] [--mutant NAME] [--option force|flush|ctr|back|step|java|copies|one-rate].. [--trace] [--stop]\n\
@@ -67,8 +67,8 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn wanted() -> Option<Wanted> {
-    let mut wanted = Wanted { seeds: Vec::new(), mutant: None, options: Options::default(), trace: false, stop: false };
+fn parse_args() -> Option<Args> {
+    let mut wanted = Args { seeds: Vec::new(), mutant: None, options: Options::default(), trace: false, stop: false };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {

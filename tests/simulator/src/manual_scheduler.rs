@@ -17,10 +17,10 @@ use tower_lock::{
 };
 
 use crate::{
-    checker::{LocalClock, Referee},
-    fake::Fake,
+    checker::{Checker, LocalClock},
+    fake::FakeRedis,
     mutants::Mutant,
-    process::{Effect, Section, Settings, Shell, Timer, Who},
+    process::{ClientId, Effect, Section, Settings, SimProcess, Timer},
 };
 
 /// One of the three.
@@ -35,30 +35,30 @@ pub const C: Process = 2;
 
 /// A server, its clients, and everything that is under way between them.
 #[derive(Debug)]
-pub struct Lab {
+pub struct ManualScheduler {
     /// In nanoseconds.
     now: u64,
     server_ahead: i64,
     /// What it runs.
-    pub fake: Fake,
+    pub fake: FakeRedis,
     /// What is locked.
     pub key: LockKey,
     names: Names,
-    shells: Vec<Shell>,
+    processes: Vec<SimProcess>,
     clock: LocalClock,
     timers: Vec<(u64, Process, Timer)>,
     scripts: Vec<Sent>,
     /// What was published and has not come: to whom, and what.
     pub messages: Vec<(Process, String)>,
-    referee: Referee,
-    sections: BTreeMap<Who, (Process, Arc<Section>)>,
-    places: BTreeMap<Who, (Process, u64)>,
+    checker: Checker,
+    sections: BTreeMap<ClientId, (Process, Arc<Section>)>,
+    tickets: BTreeMap<ClientId, (Process, u64)>,
     /// Who was refused, and why.
-    pub refused: Vec<(Who, LockError)>,
+    pub rejected: Vec<(ClientId, LockError)>,
     /// Ids of which nothing is known any more.
     pub forgotten: HashSet<String>,
     /// Whatever was wrong.
-    pub wrong: Vec<String>,
+    pub violations: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -67,14 +67,14 @@ struct Sent {
     message: u64,
     script: ScriptCall,
     reply: Option<Value>,
-    is_over: bool,
+    is_done: bool,
 }
 
 /// A script that was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Script(usize);
 
-impl Lab {
+impl ManualScheduler {
     /// With something wrong in it, perhaps; and all inboxes heard. The store keeps nothing beyond the lease, if it is bare.
     pub fn new(mutant: Option<&Mutant>, bare: bool) -> Self {
         Self::with_rate(mutant, bare, 1.0)
@@ -90,32 +90,32 @@ impl Lab {
         let mut scheduler = Self {
             now: 0,
             server_ahead: 1_700_000_000_000_000,
-            fake: Fake::new(mutant.map_or(&[], Mutant::patches)),
+            fake: FakeRedis::new(mutant.map_or(&[], Mutant::patches)),
             key: LockKey::from(("key", 0)),
             names: Names::new("lock").expect("a prefix"),
-            shells: (0..3).map(|n| Shell::new(["a", "b", "c"][n], n as u64, settings)).collect(),
+            processes: (0..3).map(|n| SimProcess::new(["a", "b", "c"][n], n as u64, settings)).collect(),
             clock: LocalClock::new(1 << 40, rate),
             timers: Vec::new(),
             scripts: Vec::new(),
             messages: Vec::new(),
-            referee: Referee::default(),
+            checker: Checker::default(),
             sections: BTreeMap::new(),
-            places: BTreeMap::new(),
-            refused: Vec::new(),
+            tickets: BTreeMap::new(),
+            rejected: Vec::new(),
             forgotten: HashSet::new(),
-            wrong: Vec::new(),
+            violations: Vec::new(),
         };
         for process in [A, B, C] {
-            let inbox = scheduler.shells[process].inbox();
+            let inbox = scheduler.processes[process].inbox();
             scheduler.fake.data().listeners.insert(inbox, 1);
             let now = scheduler.local();
-            scheduler.shells[process].listening(now);
+            scheduler.processes[process].on_subscribed(now);
             // They know what time it is at the server.
             let other = LockKey::from(("other", process));
-            scheduler.ask_for(process, 1_000 + id(process), true, &other, Terms::default());
-            scheduler.flow(&[process]);
+            scheduler.request_key(process, 1_000 + id(process), true, &other, Terms::default());
+            scheduler.run_all(&[process]);
             scheduler.end(1_000 + id(process), Ending::Released);
-            scheduler.flow(&[process]);
+            scheduler.run_all(&[process]);
         }
         scheduler.scripts.clear();
         scheduler
@@ -124,44 +124,44 @@ impl Lab {
     // --- clients --------------------------------------------------------------------------------------------------
 
     /// Somebody of this process wants the key.
-    pub fn ask(&mut self, process: Process, who: Who, waits: bool) {
-        self.ask_on(process, who, waits, Terms { lock_delay: Duration::ZERO, ..Terms::default() });
+    pub fn request(&mut self, process: Process, who: ClientId, waits: bool) {
+        self.request_with_limits(process, who, waits, Terms { lock_delay: Duration::ZERO, ..Terms::default() });
     }
 
     /// Somebody wants the key on these terms.
-    pub fn ask_on(&mut self, process: Process, who: Who, waits: bool, terms: Terms) {
+    pub fn request_with_limits(&mut self, process: Process, who: ClientId, waits: bool, terms: Terms) {
         let key = self.key.clone();
-        self.ask_for(process, who, waits, &key, terms);
+        self.request_key(process, who, waits, &key, terms);
     }
 
-    fn ask_for(&mut self, process: Process, who: Who, waits: bool, key: &LockKey, terms: Terms) {
+    fn request_key(&mut self, process: Process, who: ClientId, waits: bool, key: &LockKey, terms: Terms) {
         let now = self.local();
         let wait = if waits { Duration::MAX } else { Duration::ZERO };
-        let place = self.shells[process].request(now, key, who, wait, terms);
-        self.places.insert(who, (process, place));
+        let place = self.processes[process].request(now, key, who, wait, terms);
+        self.tickets.insert(who, (process, place));
         self.settle(process);
     }
 
     /// It does not want it any more.
-    pub fn leave(&mut self, who: Who) {
+    pub fn leave(&mut self, who: ClientId) {
         let now = self.local();
-        let (process, place) = self.places[&who];
+        let (process, place) = self.tickets[&who];
         let key = self.key.clone();
-        self.shells[process].leave(now, &key, who, place);
+        self.processes[process].leave(now, &key, who, place);
         self.settle(process);
     }
 
     /// Its section ends, if it is in.
-    pub fn end(&mut self, who: Who, ending: Ending) {
+    pub fn end(&mut self, who: ClientId, ending: Ending) {
         let now = self.local();
         let Some((process, section)) = self.sections.remove(&who) else { return };
-        self.referee.ends(&section, 0, "");
-        self.shells[process].guard_ended(now, &section, ending);
+        self.checker.ends(&section, 0, "");
+        self.processes[process].guard_ended(now, &section, ending);
         self.settle(process);
     }
 
     /// Whether it is in, and may be.
-    pub fn is_in(&self, who: Who) -> bool {
+    pub fn is_holding(&self, who: ClientId) -> bool {
         self.sections.get(&who).is_some_and(|(_, section)| !section.remaining(self.local()).is_zero())
     }
 
@@ -201,20 +201,20 @@ impl Lab {
     }
 
     /// Its reply comes, if it ran.
-    pub fn answer(&mut self, script: Script) {
+    pub fn deliver_reply(&mut self, script: Script) {
         let now = self.local();
         let sent = &mut self.scripts[script.0];
-        let Some(reply) = sent.reply.clone().filter(|_| !sent.is_over) else { return };
-        sent.is_over = true;
+        let Some(reply) = sent.reply.clone().filter(|_| !sent.is_done) else { return };
+        sent.is_done = true;
         let (process, message) = (sent.process, sent.message);
-        self.shells[process].reply(now, message, &reply);
+        self.processes[process].on_reply(now, message, &reply);
         self.settle(process);
     }
 
     /// Both.
-    pub fn go(&mut self, script: Script) -> Value {
+    pub fn run_and_reply(&mut self, script: Script) -> Value {
         let reply = self.run(script);
-        self.answer(script);
+        self.deliver_reply(script);
         reply
     }
 
@@ -222,20 +222,20 @@ impl Lab {
     pub fn cut(&mut self, script: Script) {
         let now = self.local();
         let sent = &mut self.scripts[script.0];
-        sent.is_over = true;
+        sent.is_done = true;
         let (process, message) = (sent.process, sent.message);
-        self.shells[process].cut(now, message);
+        self.processes[process].on_disconnect(now, message);
         self.settle(process);
     }
 
     /// Everything that these processes ask is run and answered at once, and they hear every message.
-    pub fn flow(&mut self, processes: &[Process]) {
+    pub fn run_all(&mut self, processes: &[Process]) {
         for _ in 0..100 {
-            let is_due = |sent: &Sent| processes.contains(&sent.process) && !sent.is_over && sent.reply.is_none();
+            let is_due = |sent: &Sent| processes.contains(&sent.process) && !sent.is_done && sent.reply.is_none();
             if let Some(at) = self.scripts.iter().position(is_due) {
-                self.go(Script(at));
+                self.run_and_reply(Script(at));
             } else if let Some(at) = self.messages.iter().position(|(process, _)| processes.contains(process)) {
-                self.hear(at);
+                self.deliver_message(at);
             } else {
                 return;
             }
@@ -243,10 +243,10 @@ impl Lab {
     }
 
     /// Everything of this process but this script.
-    pub fn flow_but(&mut self, process: Process, slow: Script) {
-        let before = std::mem::replace(&mut self.scripts[slow.0].is_over, true);
-        self.flow(&[process]);
-        self.scripts[slow.0].is_over = before;
+    pub fn run_all_but(&mut self, process: Process, slow: Script) {
+        let before = std::mem::replace(&mut self.scripts[slow.0].is_done, true);
+        self.run_all(&[process]);
+        self.scripts[slow.0].is_done = before;
     }
 
     /// Somebody else's script.
@@ -254,7 +254,7 @@ impl Lab {
     /// # Panics
     ///
     /// Never.
-    pub fn stranger_lines_up(&mut self, owner: &str, places: usize) -> Value {
+    pub fn foreign_client_enqueues(&mut self, owner: &str, places: usize) -> Value {
         let line = QueueConfig::new(LINE.offer_ttl, LINE.entry_ttl, places);
         let owner = AcquisitionId::from_text(owner);
         let ask = AcquireRequest::new(self.key.clone(), owner, LEASE, IfBusy::Enqueue, line, STORE_CALL_TIMEOUT);
@@ -268,24 +268,24 @@ impl Lab {
     ///
     /// Never.
     pub fn force(&mut self, block_for: Duration) -> Value {
-        self.referee.pardon(&self.key);
+        self.checker.excuse(&self.key);
         let call =
             self.names.force(&ForceReleaseRequest::new(self.key.clone(), block_for, LINE)).expect("one spelling");
         self.execute(&call)
     }
 
     /// This message comes.
-    pub fn hear(&mut self, at: usize) {
+    pub fn deliver_message(&mut self, at: usize) {
         let now = self.local();
         let (process, message) = self.messages.remove(at);
-        self.shells[process].message(now, &message);
+        self.processes[process].on_message(now, &message);
         self.settle(process);
     }
 
     /// Messages may have been lost.
     pub fn gap(&mut self, process: Process) {
         let now = self.local();
-        self.shells[process].listening(now);
+        self.processes[process].on_subscribed(now);
         self.settle(process);
     }
 
@@ -295,8 +295,8 @@ impl Lab {
     }
 
     /// Nobody listens there any more.
-    pub fn dies(&mut self, process: Process) {
-        let inbox = self.shells[process].inbox();
+    pub fn crash(&mut self, process: Process) {
+        let inbox = self.processes[process].inbox();
         self.fake.data().listeners.remove(&inbox);
         self.timers.retain(|(_, of, _)| *of != process);
         self.sections.retain(|_, (of, _)| *of != process);
@@ -305,18 +305,18 @@ impl Lab {
     // --- time -----------------------------------------------------------------------------------------------------
 
     /// Time passes, and whoever asked for it is woken. What these processes ask is run and answered at once.
-    pub fn later(&mut self, ms: u64, processes: &[Process]) {
+    pub fn advance(&mut self, ms: u64, processes: &[Process]) {
         let end = self.now + ms * 1_000_000;
         while let Some(at) = (0..self.timers.len()).min_by_key(|at| self.timers[*at].0) {
-            if self.timers[at].0 > end || !self.wrong.is_empty() {
+            if self.timers[at].0 > end || !self.violations.is_empty() {
                 break;
             }
             let (due, process, timer) = self.timers.remove(at);
             self.now = self.now.max(due);
             let now = self.local();
-            self.shells[process].timer(now, &timer);
+            self.processes[process].on_timer(now, &timer);
             self.settle(process);
-            self.flow(processes);
+            self.run_all(processes);
         }
         self.now = end;
     }
@@ -344,7 +344,7 @@ impl Lab {
     }
 
     /// Who waits.
-    pub fn line(&mut self) -> Vec<String> {
+    pub fn queue(&mut self) -> Vec<String> {
         let name = format!("tower-lock:lock:q:{{{}}}", self.name());
         self.data().list(&name)
     }
@@ -366,10 +366,10 @@ impl Lab {
 
     /// Whether nothing is left of these processes, there or here.
     pub fn is_clean(&mut self, processes: &[Process]) -> bool {
-        self.wrong.is_empty()
+        self.violations.is_empty()
             && self.holder().is_none_or(|holder| holder.ends_with(":end"))
-            && self.line().is_empty()
-            && processes.iter().all(|process| self.shells[*process].is_idle())
+            && self.queue().is_empty()
+            && processes.iter().all(|process| self.processes[*process].is_idle())
     }
 
     fn data(&mut self) -> std::cell::RefMut<'_, crate::fake::Data> {
@@ -384,27 +384,27 @@ impl Lab {
         let reply = self.fake.run(script);
         let published = std::mem::take(&mut self.fake.data().published);
         for (channel, message) in published {
-            let process = self.shells.iter().position(|shell| shell.inbox() == channel).expect("one of three");
+            let process = self.processes.iter().position(|shell| shell.inbox() == channel).expect("one of three");
             self.messages.push((process, message));
         }
         reply
     }
 
     fn settle(&mut self, process: Process) {
-        while let Some(effect) = self.shells[process].effect() {
+        while let Some(effect) = self.processes[process].next_effect() {
             match effect {
                 Effect::Run(_, message, script) => {
-                    self.scripts.push(Sent { process, message, script, reply: None, is_over: false });
+                    self.scripts.push(Sent { process, message, script, reply: None, is_done: false });
                 }
                 Effect::Wake(at, timer) => self.timers.push((self.clock.when(at), process, timer)),
-                Effect::Turn(who, section) => {
-                    let begins = self.referee.begins(self.now, process as u64, self.clock, &section);
-                    self.wrong.extend(begins.err());
+                Effect::Granted(who, section) => {
+                    let begins = self.checker.begins(self.now, process as u64, self.clock, &section);
+                    self.violations.extend(begins.err());
                     self.sections.insert(who, (process, section));
                 }
-                Effect::Refused(who, error) => self.refused.push((who, error)),
+                Effect::Rejected(who, error) => self.rejected.push((who, error)),
                 Effect::Forgotten(_, id) => drop(self.forgotten.insert(id.to_string())),
-                Effect::Spins => self.wrong.push("the watchdog wakes itself again and again".to_owned()),
+                Effect::BusyLoop => self.violations.push("the watchdog wakes itself again and again".to_owned()),
                 Effect::Replace(_) => {}
             }
         }
@@ -417,6 +417,6 @@ impl Lab {
     }
 }
 
-fn id(process: Process) -> Who {
-    Who::try_from(process).expect("one of three")
+fn id(process: Process) -> ClientId {
+    ClientId::try_from(process).expect("one of three")
 }

@@ -26,14 +26,14 @@ use tower_lock::{
 use crate::mutants::Wrong;
 
 /// Who wants a key: a number of the simulation's.
-pub type Who = u32;
+pub type ClientId = u32;
 
 /// The types of this driver.
 #[derive(Debug)]
 pub enum Simulated {}
 
 impl DriverTypes for Simulated {
-    type Waiter = Who;
+    type Waiter = ClientId;
     type GrantData = ();
     type SectionData = ();
 }
@@ -45,29 +45,29 @@ pub type Section = decisions::Section<Simulated>;
 
 /// A process.
 #[derive(Debug)]
-pub struct Shell {
+pub struct SimProcess {
     table: Table<Simulated>,
     ids: AcquisitionIds,
     names: Names,
     server_clock: ServerClock,
     settings: Settings,
     /// What the store was asked and has not answered.
-    calls: BTreeMap<u64, UnderWay>,
+    calls: BTreeMap<u64, InFlightCall>,
     next: u64,
     /// By the moment in which they need something.
     watched: Vec<(BootInstant, Arc<Grant>)>,
-    next_look: Option<BootInstant>,
+    next_sweep: Option<BootInstant>,
     /// Looks in a row that found nothing but a limit.
     spins: u32,
     /// Its inbox was heard once.
-    listens: bool,
+    subscribed: bool,
     /// Scripts in a row without an answer, for each lane.
-    silent: [u32; 2],
+    timeouts: [u32; 2],
     /// Ids that were sent, and are not forgotten.
     ids_sent: Vec<(LockKey, AcquisitionId)>,
     effects: VecDeque<Effect>,
     /// For what is wrong on purpose.
-    memory: Memory,
+    mutant_memory: MutantMemory,
 }
 
 /// How it is.
@@ -83,24 +83,24 @@ pub struct Settings {
 #[derive(Debug)]
 pub enum Effect {
     /// A script is to be run; its reply comes under this number.
-    Run(Lane, u64, ScriptCall),
+    Run(ConnectionKind, u64, ScriptCall),
     /// Nobody answers on this lane: the next script takes another connection.
-    Replace(Lane),
+    Replace(ConnectionKind),
     /// To be woken.
     Wake(BootInstant, Timer),
     /// It is this one's turn.
-    Turn(Who, Arc<Section>),
+    Granted(ClientId, Arc<Section>),
     /// It will not be this one's turn.
-    Refused(Who, LockError),
+    Rejected(ClientId, LockError),
     /// As far as the process knows, nothing of this id is left, and nothing can come of it any more.
     Forgotten(LockKey, AcquisitionId),
     /// It wakes itself again and again, and nothing comes of it.
-    Spins,
+    BusyLoop,
 }
 
 /// Connections of two kinds: what gives back does not wait behind what asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Lane {
+pub enum ConnectionKind {
     /// `acquire` and `yield`.
     Asks,
     /// `release` and `renew`.
@@ -113,17 +113,17 @@ pub enum Timer {
     /// A call had time enough.
     Call(u64),
     /// An inbox that was never heard is not waited for any longer.
-    FirstWord(u64),
+    SubscribeWait(u64),
     /// A conversation asked for it.
-    Conversation(LockKey, BootInstant),
+    Wakeup(LockKey, BootInstant),
     /// Grants may have to be renewed.
     Watchdog,
 }
 
 #[derive(Debug)]
-struct UnderWay {
+struct InFlightCall {
     key: LockKey,
-    ask: Ask,
+    operation: Operation,
     called: BootInstant,
     /// How often it was sent. Zero: it waits for the inbox.
     sent: u32,
@@ -131,7 +131,7 @@ struct UnderWay {
 }
 
 #[derive(Clone, Debug)]
-enum Ask {
+enum Operation {
     Acquire(u64, AcquireRequest),
     Yield(u64, YieldRequest),
     Release(u64, ReleaseRequest),
@@ -141,14 +141,14 @@ enum Ask {
 
 /// What a wrong shell has to remember.
 #[derive(Debug, Default)]
-struct Memory {
+struct MutantMemory {
     fences: HashMap<LockKey, u64>,
-    given_back: HashSet<AcquisitionId>,
-    unknown: HashSet<AcquisitionId>,
+    released: HashSet<AcquisitionId>,
+    unanswered: HashSet<AcquisitionId>,
     yielded: HashSet<AcquisitionId>,
     failed: HashSet<AcquisitionId>,
     keys: HashMap<u64, LockKey>,
-    waiting: HashMap<Who, (LockKey, bool)>,
+    waiting: HashMap<ClientId, (LockKey, bool)>,
 }
 
 /// What came of a call.
@@ -160,11 +160,11 @@ enum Outcome {
 }
 
 /// A script that came too late was not done: with a better idea of the server's clock it is sent so many times.
-const LATE: u32 = 3;
+const MAX_SENDS: u32 = 3;
 /// How long who lines up waits for the inbox to be heard.
-const FIRST_WORD: Duration = Duration::from_millis(250);
+const SUBSCRIBE_WAIT: Duration = Duration::from_millis(250);
 
-impl Shell {
+impl SimProcess {
     /// A new process of this name. The same random bits make the same one.
     ///
     /// # Panics
@@ -180,13 +180,13 @@ impl Shell {
             calls: BTreeMap::new(),
             next: 0,
             watched: Vec::new(),
-            next_look: None,
+            next_sweep: None,
             spins: 0,
-            listens: false,
-            silent: [0; 2],
+            subscribed: false,
+            timeouts: [0; 2],
             ids_sent: Vec::new(),
             effects: VecDeque::new(),
-            memory: Memory::default(),
+            mutant_memory: MutantMemory::default(),
         }
     }
 
@@ -196,7 +196,7 @@ impl Shell {
     }
 
     /// What it wants done next.
-    pub fn effect(&mut self) -> Option<Effect> {
+    pub fn next_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
 
@@ -218,25 +218,27 @@ impl Shell {
     // --- what happens ---------------------------------------------------------------------------------------------
 
     /// Somebody wants the key. Its place, should it have to wait.
-    pub fn request(&mut self, now: BootInstant, key: &LockKey, who: Who, wait: Duration, terms: Terms) -> u64 {
+    pub fn request(&mut self, now: BootInstant, key: &LockKey, who: ClientId, wait: Duration, terms: Terms) -> u64 {
         let mut actions = Actions::new();
-        self.memory.waiting.insert(who, (key.clone(), !wait.is_zero()));
+        self.mutant_memory.waiting.insert(who, (key.clone(), !wait.is_zero()));
         let request = Request { waiter: who, wait, owner: None, parent: None, terms };
         let place = self.table.request(key, &LazyNow::fixed(now), &self.ids, request, &mut actions);
-        self.perform(now, key, actions);
+        self.execute(now, key, actions);
         place
     }
 
     /// Whoever has this place has left. Whether it was in the line still.
-    pub fn leave(&mut self, now: BootInstant, key: &LockKey, who: Who, place: u64) -> bool {
+    pub fn leave(&mut self, now: BootInstant, key: &LockKey, who: ClientId, place: u64) -> bool {
         let mut actions = Actions::new();
         let ahead = self.table.leave(key, &LazyNow::fixed(now), &self.ids, place, &mut actions);
-        self.memory.waiting.remove(&who);
-        self.perform(now, key, actions);
+        self.mutant_memory.waiting.remove(&who);
+        self.execute(now, key, actions);
         if self.is(Wrong::NoClose) && self.table.waiting_for(key) == 0 {
-            let asks = |(_, call): &(&u64, &UnderWay)| call.key == *key && matches!(call.ask, Ask::Acquire(..));
+            let asks = |(_, call): &(&u64, &InFlightCall)| {
+                call.key == *key && matches!(call.operation, Operation::Acquire(..))
+            };
             if let Some((&number, _)) = self.calls.iter().find(asks) {
-                self.ended(now, number, Outcome::Acquired(Ok(AcquireReply::Busy { lease_left: Duration::ZERO })));
+                self.finish(now, number, Outcome::Acquired(Ok(AcquireReply::Busy { lease_left: Duration::ZERO })));
             }
         }
         ahead.is_some()
@@ -246,11 +248,11 @@ impl Shell {
     pub fn guard_ended(&mut self, now: BootInstant, section: &Arc<Section>, ending: Ending) {
         let mut actions = Actions::new();
         self.table.guard_ended(&LazyNow::fixed(now), &self.ids, section, ending, &mut actions);
-        self.perform(now, &section.grant.key.clone(), actions);
+        self.execute(now, &section.grant.key.clone(), actions);
     }
 
     /// A message in the inbox.
-    pub fn message(&mut self, now: BootInstant, message: &str) {
+    pub fn on_message(&mut self, now: BootInstant, message: &str) {
         match self.names.event(message.as_bytes()) {
             StoreEvent::Offered { key, .. } if self.is(Wrong::SameId) => self.on(now, &key, Event::Gap),
             StoreEvent::Offered { key, id: owner } => {
@@ -263,17 +265,17 @@ impl Shell {
                     self.on(now, &key, Event::TakenAway(owner));
                 }
             }
-            _ => self.gap(now),
+            _ => self.on_gap(now),
         }
     }
 
     /// The inbox is heard: for the first time, or again.
-    pub fn listening(&mut self, now: BootInstant) {
-        if self.listens {
-            return self.gap(now);
+    pub fn on_subscribed(&mut self, now: BootInstant) {
+        if self.subscribed {
+            return self.on_gap(now);
         }
-        self.listens = true;
-        let waits = |(number, call): (&u64, &UnderWay)| (call.sent == 0).then_some(*number);
+        self.subscribed = true;
+        let waits = |(number, call): (&u64, &InFlightCall)| (call.sent == 0).then_some(*number);
         let waiting: Vec<_> = self.calls.iter().filter_map(waits).collect();
         for number in waiting {
             self.run(number);
@@ -281,52 +283,52 @@ impl Shell {
     }
 
     /// A script was answered.
-    pub fn reply(&mut self, now: BootInstant, message: u64, reply: &Value) {
-        let Some(number) = self.call_of(message) else { return self.late_reply(now, message, reply) };
-        self.heard(number);
-        let Some(outcome) = self.read(now, number, reply) else { return };
-        self.ended(now, number, outcome);
+    pub fn on_reply(&mut self, now: BootInstant, message: u64, reply: &Value) {
+        let Some(number) = self.call_of(message) else { return self.on_late_reply(now, message, reply) };
+        self.reset_timeouts(number);
+        let Some(outcome) = self.decode(now, number, reply) else { return };
+        self.finish(now, number, outcome);
     }
 
     /// The connection of a script broke.
-    pub fn cut(&mut self, now: BootInstant, message: u64) {
+    pub fn on_disconnect(&mut self, now: BootInstant, message: u64) {
         let Some(number) = self.call_of(message) else { return };
         let call = &self.calls[&number];
-        if call.lane() == Lane::Ends && call.sent == 1 && !self.is(Wrong::OneTry) {
+        if call.connection_kind() == ConnectionKind::Ends && call.sent == 1 && !self.is(Wrong::OneTry) {
             // Once more, on a new connection: it does no harm, done twice.
             self.run(number);
         } else {
-            self.failed(now, number, StoreErrorKind::Unavailable);
+            self.fail(now, number, StoreErrorKind::Unavailable);
         }
     }
 
     /// It is as late as was asked for.
-    pub fn timer(&mut self, now: BootInstant, timer: &Timer) {
+    pub fn on_timer(&mut self, now: BootInstant, timer: &Timer) {
         match timer {
             Timer::Call(number) => {
                 let Some(call) = self.calls.get(number) else { return };
-                let (lane, was_sent) = (call.lane(), call.sent > 0);
+                let (lane, was_sent) = (call.connection_kind(), call.sent > 0);
                 if was_sent {
-                    let silent = &mut self.silent[lane as usize];
+                    let silent = &mut self.timeouts[lane as usize];
                     *silent += 1;
                     if *silent >= 3 {
                         *silent = 0;
                         self.effects.push_back(Effect::Replace(lane));
                     }
                 }
-                self.failed(now, *number, StoreErrorKind::Timeout);
+                self.fail(now, *number, StoreErrorKind::Timeout);
             }
-            Timer::FirstWord(number) => {
+            Timer::SubscribeWait(number) => {
                 if self.calls.get(number).is_some_and(|call| call.sent == 0) {
                     self.run(*number);
                 }
             }
-            Timer::Conversation(key, at) => self.on(now, key, Event::Time(*at)),
-            Timer::Watchdog => self.look(now),
+            Timer::Wakeup(key, at) => self.on(now, key, Event::Time(*at)),
+            Timer::Watchdog => self.sweep(now),
         }
     }
 
-    fn gap(&mut self, now: BootInstant) {
+    fn on_gap(&mut self, now: BootInstant) {
         if self.is(Wrong::NoGapCheckin) {
             return;
         }
@@ -344,21 +346,21 @@ impl Shell {
     fn on(&mut self, now: BootInstant, key: &LockKey, event: Event<Simulated>) {
         let mut actions = Actions::new();
         self.table.on(key, &LazyNow::fixed(now), &self.ids, event, &mut actions);
-        self.perform(now, key, actions);
+        self.execute(now, key, actions);
     }
 
-    fn perform(&mut self, now: BootInstant, key: &LockKey, actions: Actions<Simulated>) {
+    fn execute(&mut self, now: BootInstant, key: &LockKey, actions: Actions<Simulated>) {
         for action in actions {
             match action {
                 Action::Send(call) => self.send(now, key, call),
                 Action::Start(who, section) => {
                     section.taken();
-                    self.memory.waiting.remove(&who);
-                    self.effects.push_back(Effect::Turn(who, section));
+                    self.mutant_memory.waiting.remove(&who);
+                    self.effects.push_back(Effect::Granted(who, section));
                 }
                 Action::Refuse(who, error) => {
-                    self.memory.waiting.remove(&who);
-                    self.effects.push_back(Effect::Refused(who, error));
+                    self.mutant_memory.waiting.remove(&who);
+                    self.effects.push_back(Effect::Rejected(who, error));
                 }
                 Action::Watch(grant) => {
                     if self.is(Wrong::RecvTime) {
@@ -375,7 +377,7 @@ impl Shell {
                 // Its turns are taken at once.
                 Action::Ended(_) | Action::Outcome(..) | Action::Recall(..) => {}
                 Action::WakeAt(_) if self.is(Wrong::NoCheckin) => {}
-                Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Conversation(key.clone(), at))),
+                Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Wakeup(key.clone(), at))),
             }
         }
         let (table, effects) = (&self.table, &mut self.effects);
@@ -383,14 +385,14 @@ impl Shell {
         self.ids_sent.retain(|(key, id)| {
             let is_known = table.knows(key, id);
             if !is_known {
-                let id = if same_id { the_same(id) } else { id.clone() };
+                let id = if same_id { without_sequence(id) } else { id.clone() };
                 effects.push_back(Effect::Forgotten(key.clone(), id));
             }
             is_known
         });
     }
 
-    fn sent_id(&mut self, key: &LockKey, id: &AcquisitionId) {
+    fn track_id(&mut self, key: &LockKey, id: &AcquisitionId) {
         if self.table.knows(key, id) && !self.ids_sent.iter().any(|(_, sent)| sent == id) {
             self.ids_sent.push((key.clone(), id.clone()));
         }
@@ -398,64 +400,67 @@ impl Shell {
 
     fn send(&mut self, now: BootInstant, key: &LockKey, call: Call) {
         let Call { number, owner, verb } = call;
-        self.sent_id(key, &owner);
-        let ask = match verb {
+        self.track_id(key, &owner);
+        let operation = match verb {
             Verb::Acquire { if_held, lease } => {
-                let patient = self.memory.waiting.values().any(|(wanted, waits)| wanted == key && *waits);
+                let patient = self.mutant_memory.waiting.values().any(|(wanted, waits)| wanted == key && *waits);
                 let if_held = if self.is(Wrong::QFresh) && !patient { IfBusy::Fail } else { if_held };
-                let ask = AcquireRequest::new(key.clone(), owner, self.lease(lease), if_held, LINE, STORE_CALL_TIMEOUT);
-                Ask::Acquire(number, ask)
+                let request =
+                    AcquireRequest::new(key.clone(), owner, self.lease(lease), if_held, LINE, STORE_CALL_TIMEOUT);
+                Operation::Acquire(number, request)
             }
             Verb::Yield { fence, next, lease } => {
-                self.sent_id(key, &next);
+                self.track_id(key, &next);
                 if self.is(Wrong::NoYield) {
-                    let fence = self.memory.fences.entry(key.clone()).or_default();
+                    let fence = self.mutant_memory.fences.entry(key.clone()).or_default();
                     *fence += 1;
                     let fence = *fence;
                     return self.on(now, key, Event::Yielded(number, Ok(YieldReply::Extended { fence })));
                 }
-                let ask =
+                let request =
                     YieldRequest::new(key.clone(), owner, fence, next, self.lease(lease), LINE, STORE_CALL_TIMEOUT);
-                Ask::Yield(number, ask)
+                Operation::Yield(number, request)
             }
             Verb::Release { block_for } => {
                 let skipped = match self.settings.wrong {
-                    Some(Wrong::LeaveOnce) => self.memory.given_back.contains(&owner),
-                    Some(Wrong::NoGivebackUnknown) => self.memory.unknown.contains(&owner),
-                    Some(Wrong::YieldClean) => self.memory.yielded.contains(&owner),
+                    Some(Wrong::LeaveOnce) => self.mutant_memory.released.contains(&owner),
+                    Some(Wrong::NoGivebackUnknown) => self.mutant_memory.unanswered.contains(&owner),
+                    Some(Wrong::YieldClean) => self.mutant_memory.yielded.contains(&owner),
                     _ => false,
                 };
                 if skipped {
                     return self.on(now, key, Event::Released(number, Ok(Released::NotHolder)));
                 }
                 let frees = self.is(Wrong::AbandonReleases)
-                    || self.is(Wrong::RepeatFrees) && self.memory.failed.contains(&owner);
+                    || self.is(Wrong::RepeatFrees) && self.mutant_memory.failed.contains(&owner);
                 let block_for = if frees { Duration::ZERO } else { block_for };
-                Ask::Release(number, ReleaseRequest::new(key.clone(), owner, block_for, LINE))
+                Operation::Release(number, ReleaseRequest::new(key.clone(), owner, block_for, LINE))
             }
         };
-        self.call(now, key.clone(), ask);
+        self.call(now, key.clone(), operation);
     }
 
-    fn call(&mut self, now: BootInstant, key: LockKey, mut ask: Ask) {
+    fn call(&mut self, now: BootInstant, key: LockKey, mut operation: Operation) {
         if self.is(Wrong::SameId) {
-            match &mut ask {
-                Ask::Acquire(_, ask) => ask.id = the_same(&ask.id),
-                Ask::Yield(_, ask) => (ask.id, ask.next_id) = (the_same(&ask.id), the_same(&ask.next_id)),
-                Ask::Release(_, ask) => ask.id = the_same(&ask.id),
-                Ask::Renew(..) => {}
+            match &mut operation {
+                Operation::Acquire(_, request) => request.id = without_sequence(&request.id),
+                Operation::Yield(_, request) => {
+                    (request.id, request.next_id) = (without_sequence(&request.id), without_sequence(&request.next_id))
+                }
+                Operation::Release(_, request) => request.id = without_sequence(&request.id),
+                Operation::Renew(..) => {}
             }
         }
-        let lines_up = match &ask {
-            Ask::Acquire(_, ask) => ask.if_busy == IfBusy::Enqueue,
-            Ask::Yield(..) => true,
-            Ask::Release(..) | Ask::Renew(..) => false,
+        let wants_queue = match &operation {
+            Operation::Acquire(_, request) => request.if_busy == IfBusy::Enqueue,
+            Operation::Yield(..) => true,
+            Operation::Release(..) | Operation::Renew(..) => false,
         };
         let number = self.number();
-        self.calls.insert(number, UnderWay { key, ask, called: now, sent: 0, message: 0 });
+        self.calls.insert(number, InFlightCall { key, operation, called: now, sent: 0, message: 0 });
         self.effects.push_back(Effect::Wake(now.saturating_add(STORE_CALL_TIMEOUT), Timer::Call(number)));
-        if lines_up && !self.listens {
-            self.effects.push_back(Effect::Wake(now.saturating_add(FIRST_WORD), Timer::FirstWord(number)));
+        if wants_queue && !self.subscribed {
+            self.effects.push_back(Effect::Wake(now.saturating_add(SUBSCRIBE_WAIT), Timer::SubscribeWait(number)));
         } else {
             self.run(number);
         }
@@ -472,47 +477,47 @@ impl Shell {
         } else {
             self.server_clock.until(call.called, STORE_CALL_TIMEOUT).unwrap_or(0)
         };
-        let script = match &mut call.ask {
-            Ask::Acquire(_, ask) => self.names.acquire(ask, until).expect("one spelling"),
-            Ask::Yield(_, ask) => self.names.yield_to_queue(ask, until).expect("one spelling"),
-            Ask::Release(_, ask) => self.names.release(ask).expect("one spelling"),
-            Ask::Renew(grants, is_asked) => {
-                let asks = grants.iter().map(|(grant, lease)| {
+        let script = match &mut call.operation {
+            Operation::Acquire(_, request) => self.names.acquire(request, until).expect("one spelling"),
+            Operation::Yield(_, request) => self.names.yield_to_queue(request, until).expect("one spelling"),
+            Operation::Release(_, request) => self.names.release(request).expect("one spelling"),
+            Operation::Renew(grants, is_included) => {
+                let requests = grants.iter().map(|(grant, lease)| {
                     let lease = grant.with_delay(*lease);
                     let lease = if self.settings.bare { lease.saturating_sub(LOCK_DELAY) } else { lease };
                     let same_id = self.settings.wrong == Some(Wrong::SameId);
-                    let owner = if same_id { the_same(&grant.owner) } else { grant.owner.clone() };
+                    let owner = if same_id { without_sequence(&grant.owner) } else { grant.owner.clone() };
                     RenewRequest::new(grant.key.clone(), owner, lease)
                 });
-                let (script, asked) = self.names.renew(&asks.collect::<Vec<_>>());
-                *is_asked = asked;
+                let (script, included) = self.names.renew(&requests.collect::<Vec<_>>());
+                *is_included = included;
                 script
             }
         };
-        let lane = call.lane();
-        self.memory.keys.insert(message, call.key.clone());
+        let lane = call.connection_kind();
+        self.mutant_memory.keys.insert(message, call.key.clone());
         self.effects.push_back(Effect::Run(lane, message, script));
     }
 
     /// What a reply says. `None`: nothing yet, it is asked once more.
-    fn read(&mut self, now: BootInstant, number: u64, reply: &Value) -> Option<Outcome> {
+    fn decode(&mut self, now: BootInstant, number: u64, reply: &Value) -> Option<Outcome> {
         let call = &self.calls[&number];
         let called = call.called;
-        match &call.ask {
-            Ask::Acquire(..) => {
-                let read = acquired(reply).map_err(|_| not_understood(reply));
-                self.in_time(now, number, called, read).map(Outcome::Acquired)
+        match &call.operation {
+            Operation::Acquire(..) => {
+                let read = acquired(reply).map_err(|_| unexpected_reply(reply));
+                self.check_expiry(now, number, called, read).map(Outcome::Acquired)
             }
-            Ask::Yield(..) => {
-                let read = yielded(reply).map_err(|_| not_understood(reply));
-                self.in_time(now, number, called, read).map(Outcome::Yielded)
+            Operation::Yield(..) => {
+                let read = yielded(reply).map_err(|_| unexpected_reply(reply));
+                self.check_expiry(now, number, called, read).map(Outcome::Yielded)
             }
-            Ask::Release(..) => Some(Outcome::Released(released(reply).map_err(|_| not_understood(reply)))),
-            Ask::Renew(_, is_asked) => Some(Outcome::Renewed(renewed(reply, is_asked).unwrap_or_default())),
+            Operation::Release(..) => Some(Outcome::Released(released(reply).map_err(|_| unexpected_reply(reply)))),
+            Operation::Renew(_, is_included) => Some(Outcome::Renewed(renewed(reply, is_included).unwrap_or_default())),
         }
     }
 
-    fn in_time<T>(
+    fn check_expiry<T>(
         &mut self,
         now: BootInstant,
         number: u64,
@@ -527,7 +532,8 @@ impl Shell {
         match answer {
             InTime::Done(answer) => Some(Ok(answer)),
             InTime::Late
-                if now.saturating_duration_since(called) < STORE_CALL_TIMEOUT && self.calls[&number].sent < LATE =>
+                if now.saturating_duration_since(called) < STORE_CALL_TIMEOUT
+                    && self.calls[&number].sent < MAX_SENDS =>
             {
                 self.run(number);
                 None
@@ -536,54 +542,55 @@ impl Shell {
         }
     }
 
-    fn failed(&mut self, now: BootInstant, number: u64, kind: StoreErrorKind) {
+    fn fail(&mut self, now: BootInstant, number: u64, kind: StoreErrorKind) {
         let Some(call) = self.calls.get(&number) else { return };
-        let outcome = match &call.ask {
-            Ask::Acquire(..) => Outcome::Acquired(Err(error(kind))),
-            Ask::Yield(..) => Outcome::Yielded(Err(error(kind))),
-            Ask::Release(..) if self.is(Wrong::OneTry) => Outcome::Released(Ok(Released::NotHolder)),
-            Ask::Release(..) => Outcome::Released(Err(error(kind))),
-            Ask::Renew(..) => Outcome::Renewed(Vec::new()),
+        let outcome = match &call.operation {
+            Operation::Acquire(..) => Outcome::Acquired(Err(error(kind))),
+            Operation::Yield(..) => Outcome::Yielded(Err(error(kind))),
+            Operation::Release(..) if self.is(Wrong::OneTry) => Outcome::Released(Ok(Released::NotHolder)),
+            Operation::Release(..) => Outcome::Released(Err(error(kind))),
+            Operation::Renew(..) => Outcome::Renewed(Vec::new()),
         };
-        self.ended(now, number, outcome);
+        self.finish(now, number, outcome);
     }
 
-    fn ended(&mut self, now: BootInstant, number: u64, outcome: Outcome) {
-        let Some(UnderWay { key, ask, called, .. }) = self.calls.remove(&number) else { return };
-        match (ask, outcome) {
-            (Ask::Acquire(number, ask), Outcome::Acquired(answer)) => {
+    fn finish(&mut self, now: BootInstant, number: u64, outcome: Outcome) {
+        let Some(InFlightCall { key, operation, called, .. }) = self.calls.remove(&number) else { return };
+        match (operation, outcome) {
+            (Operation::Acquire(number, request), Outcome::Acquired(answer)) => {
                 match &answer {
-                    Ok(AcquireReply::Granted { fence }) => drop(self.memory.fences.insert(key.clone(), *fence)),
+                    Ok(AcquireReply::Granted { fence }) => drop(self.mutant_memory.fences.insert(key.clone(), *fence)),
                     Ok(_) => {}
-                    Err(_) => drop(self.memory.unknown.insert(ask.id)),
+                    Err(_) => drop(self.mutant_memory.unanswered.insert(request.id)),
                 }
                 self.on(now, &key, Event::Acquired(number, answer));
             }
-            (Ask::Yield(number, ask), Outcome::Yielded(mut answer)) => {
+            (Operation::Yield(number, request), Outcome::Yielded(mut answer)) => {
                 match &mut answer {
-                    Ok(YieldReply::Extended { fence }) => drop(self.memory.fences.insert(key.clone(), *fence)),
+                    Ok(YieldReply::Extended { fence }) => drop(self.mutant_memory.fences.insert(key.clone(), *fence)),
                     Ok(YieldReply::NotHolder(_)) if self.is(Wrong::YieldKeeps) => {
-                        let fence = self.memory.fences.entry(key.clone()).or_default();
+                        let fence = self.mutant_memory.fences.entry(key.clone()).or_default();
                         *fence += 1;
                         answer = Ok(YieldReply::Extended { fence: *fence });
                     }
                     Ok(YieldReply::NotHolder(got)) => {
-                        self.memory.yielded.insert(ask.id);
+                        self.mutant_memory.yielded.insert(request.id);
                         if let AcquireReply::Granted { fence } = got {
-                            self.memory.fences.insert(key.clone(), *fence);
+                            self.mutant_memory.fences.insert(key.clone(), *fence);
                         }
                     }
                     Ok(_) => {}
-                    Err(_) => drop(self.memory.unknown.insert(ask.next_id)),
+                    Err(_) => drop(self.mutant_memory.unanswered.insert(request.next_id)),
                 }
                 self.on(now, &key, Event::Yielded(number, answer));
             }
-            (Ask::Release(number, ask), Outcome::Released(answer)) => {
-                let which = if answer.is_ok() { &mut self.memory.given_back } else { &mut self.memory.failed };
-                which.insert(ask.id);
+            (Operation::Release(number, request), Outcome::Released(answer)) => {
+                let which =
+                    if answer.is_ok() { &mut self.mutant_memory.released } else { &mut self.mutant_memory.failed };
+                which.insert(request.id);
                 self.on(now, &key, Event::Released(number, answer));
             }
-            (Ask::Renew(grants, _), Outcome::Renewed(answers)) => {
+            (Operation::Renew(grants, _), Outcome::Renewed(answers)) => {
                 let asked = if self.is(Wrong::RenewRecv) { now } else { called };
                 for ((grant, lease), answer) in grants.iter().zip(answers) {
                     match answer {
@@ -605,14 +612,15 @@ impl Shell {
     }
 
     /// An answer that nobody waits for any more.
-    fn late_reply(&mut self, now: BootInstant, message: u64, reply: &Value) {
+    fn on_late_reply(&mut self, now: BootInstant, message: u64, reply: &Value) {
         if !self.is(Wrong::NoCorr) {
             return;
         }
-        let Some(key) = self.memory.keys.get(&message) else { return };
-        let asks = |(_, call): &(&u64, &UnderWay)| call.key == *key && matches!(call.ask, Ask::Acquire(..));
+        let Some(key) = self.mutant_memory.keys.get(&message) else { return };
+        let asks =
+            |(_, call): &(&u64, &InFlightCall)| call.key == *key && matches!(call.operation, Operation::Acquire(..));
         if let (Some((&number, _)), Ok((_, InTime::Done(answer)))) = (self.calls.iter().find(asks), acquired(reply)) {
-            self.ended(now, number, Outcome::Acquired(Ok(answer)));
+            self.finish(now, number, Outcome::Acquired(Ok(answer)));
         }
     }
 
@@ -620,9 +628,9 @@ impl Shell {
         self.calls.iter().find(|(_, call)| call.sent > 0 && call.message == message).map(|(number, _)| *number)
     }
 
-    fn heard(&mut self, number: u64) {
-        let lane = self.calls[&number].lane();
-        self.silent[lane as usize] = 0;
+    fn reset_timeouts(&mut self, number: u64) {
+        let lane = self.calls[&number].connection_kind();
+        self.timeouts[lane as usize] = 0;
     }
 
     fn lease(&self, lease: Duration) -> Duration {
@@ -647,13 +655,13 @@ impl Shell {
         self.forget(grant);
         let at = grant.look_at();
         self.watched.push((at, Arc::clone(grant)));
-        self.look_by(at);
+        self.schedule_sweep(at);
     }
 
     /// Whether the store is being asked who has this key, or will be after a pause.
-    pub fn asks_about(&self, now: BootInstant, grant: &Arc<Grant>) -> bool {
+    pub fn verifies(&self, now: BootInstant, grant: &Arc<Grant>) -> bool {
         let is_it = |other: &Arc<Grant>| Arc::ptr_eq(other, grant);
-        let asks = |call: &UnderWay| matches!(&call.ask, Ask::Renew(grants, _) if grants.iter().any(|(grant, _)| is_it(grant)));
+        let asks = |call: &InFlightCall| matches!(&call.operation, Operation::Renew(grants, _) if grants.iter().any(|(grant, _)| is_it(grant)));
         self.calls.values().any(asks) || grant.look_at() <= now.saturating_add(RECHECK_INTERVAL)
     }
 
@@ -661,18 +669,18 @@ impl Shell {
         self.watched.retain(|(_, watched)| !Arc::ptr_eq(watched, grant));
     }
 
-    fn look_by(&mut self, at: BootInstant) {
-        if self.next_look.is_none_or(|look| at < look) {
-            self.next_look = Some(at);
+    fn schedule_sweep(&mut self, at: BootInstant) {
+        if self.next_sweep.is_none_or(|look| at < look) {
+            self.next_sweep = Some(at);
             self.effects.push_back(Effect::Wake(at, Timer::Watchdog));
         }
     }
 
-    fn look(&mut self, now: BootInstant) {
-        if self.next_look.is_none_or(|look| now < look) {
+    fn sweep(&mut self, now: BootInstant) {
+        if self.next_sweep.is_none_or(|look| now < look) {
             return;
         }
-        self.next_look = None;
+        self.next_sweep = None;
         let soon = now.saturating_add(RENEWAL_BATCH_WINDOW);
         let (needy, rest): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.watched).into_iter().partition(|(at, _)| *at <= soon);
@@ -691,7 +699,7 @@ impl Shell {
             }
         }
         if let Some(at) = self.watched.iter().map(|(at, _)| *at).min() {
-            self.look_by(at.min(now.saturating_add(LEASE / 3)));
+            self.schedule_sweep(at.min(now.saturating_add(LEASE / 3)));
         }
         for grant in lost {
             let why = grant.why().unwrap_or(LockLost::Expired);
@@ -699,28 +707,28 @@ impl Shell {
         }
         self.spins = if limits.is_empty() { 0 } else { self.spins + 1 };
         if self.spins > 20 {
-            self.effects.push_back(Effect::Spins);
+            self.effects.push_back(Effect::BusyLoop);
         }
         for grant in limits {
             self.on(now, &grant.key.clone(), Event::Limit(grant.owner.clone()));
         }
         if !due.is_empty() && !self.is(Wrong::NoRenew) {
             let key = due[0].0.key.clone();
-            self.call(now, key, Ask::Renew(due, Vec::new()));
+            self.call(now, key, Operation::Renew(due, Vec::new()));
         }
     }
 }
 
-impl UnderWay {
-    fn lane(&self) -> Lane {
-        match self.ask {
-            Ask::Acquire(..) | Ask::Yield(..) => Lane::Asks,
-            Ask::Release(..) | Ask::Renew(..) => Lane::Ends,
+impl InFlightCall {
+    fn connection_kind(&self) -> ConnectionKind {
+        match self.operation {
+            Operation::Acquire(..) | Operation::Yield(..) => ConnectionKind::Asks,
+            Operation::Release(..) | Operation::Renew(..) => ConnectionKind::Ends,
         }
     }
 }
 
-fn the_same(id: &AcquisitionId) -> AcquisitionId {
+fn without_sequence(id: &AcquisitionId) -> AcquisitionId {
     AcquisitionId::from_text(&format!("{}:0", id.manager()))
 }
 
@@ -728,7 +736,7 @@ fn error(kind: StoreErrorKind) -> StoreError {
     StoreError::new("simulated", "answer", kind)
 }
 
-fn not_understood(reply: &Value) -> StoreError {
+fn unexpected_reply(reply: &Value) -> StoreError {
     match reply {
         Value::SimpleString(text) if text.starts_with('-') => error(StoreErrorKind::Refused),
         _ => error(StoreErrorKind::Protocol),

@@ -10,7 +10,7 @@ use tower_lock::{
     test_util::redis_protocol::{Names, ScriptCall},
 };
 use tower_lock_faults::{Connection, RedisServer, Reply, skipped};
-use tower_lock_simulator::fake::{Dump, Fake};
+use tower_lock_simulator::fake::{Dump, FakeRedis};
 
 const SEQUENCES: u64 = 150;
 const CALLS: usize = 30;
@@ -20,7 +20,7 @@ const PROCESSES: [&str; 4] = ["a:01", "b:02", "c:03", "dead:04"];
 const TOLERANCE: i64 = 900;
 
 struct Both {
-    fake: Fake,
+    fake: FakeRedis,
     real: Connection,
     listener: Connection,
     names: Names,
@@ -41,7 +41,7 @@ impl Both {
         }
         listener.command(&["SUBSCRIBE", "end"]).await.expect("an answer");
         Self {
-            fake: Fake::new(&[]),
+            fake: FakeRedis::new(&[]),
             real: server.connect().await,
             listener,
             names: Names::new("lock").expect("a prefix"),

@@ -10,17 +10,17 @@ use tower_lock::{
     test_util::decisions::{Ending, Terms},
 };
 use tower_lock_simulator::{
-    manual_scheduler::{A, B, C, Lab},
+    manual_scheduler::{A, B, C, ManualScheduler},
     mutants::Mutant,
 };
 
 /// It holds; and with each of these mutants it does not.
-fn holds(scenario: fn(&mut Lab) -> bool, mutants: &[&str]) {
-    let mut scheduler = Lab::new(None, true);
-    assert!(scenario(&mut scheduler), "it does not hold: {:?}", scheduler.wrong);
+fn holds(scenario: fn(&mut ManualScheduler) -> bool, mutants: &[&str]) {
+    let mut scheduler = ManualScheduler::new(None, true);
+    assert!(scenario(&mut scheduler), "it does not hold: {:?}", scheduler.violations);
     for name in mutants {
         let mutant = Mutant::named(name).expect("a mutant");
-        assert!(!scenario(&mut Lab::new(Some(mutant), true)), "nobody notices {name}");
+        assert!(!scenario(&mut ManualScheduler::new(Some(mutant), true)), "nobody notices {name}");
     }
 }
 
@@ -29,16 +29,16 @@ const fn ms(ms: u64) -> Duration {
 }
 
 /// A has the key.
-fn a_is_in(scheduler: &mut Lab) {
-    scheduler.ask(A, 1, true);
-    scheduler.flow(&[A]);
-    assert!(scheduler.is_in(1));
+fn a_is_in(scheduler: &mut ManualScheduler) {
+    scheduler.request(A, 1, true);
+    scheduler.run_all(&[A]);
+    assert!(scheduler.is_holding(1));
 }
 
-fn waits(scheduler: &mut Lab, process: usize, who: u32) {
-    scheduler.ask(process, who, true);
+fn waits(scheduler: &mut ManualScheduler, process: usize, who: u32) {
+    scheduler.request(process, who, true);
     let acquire = scheduler.last(process, "acquire");
-    scheduler.go(acquire);
+    scheduler.run_and_reply(acquire);
 }
 
 /// H1: the offer is over and somebody else is in, and only then its message comes.
@@ -50,14 +50,14 @@ fn stale_offer_starts_no_section() {
             waits(scheduler, B, 2);
             scheduler.end(1, Ending::Released);
             let release = scheduler.last(A, "release");
-            scheduler.go(release);
-            scheduler.later(4_010, &[]);
+            scheduler.run_and_reply(release);
+            scheduler.advance(4_010, &[]);
             waits(scheduler, C, 3);
-            let is_in = scheduler.is_in(3);
+            let is_in = scheduler.is_holding(3);
             scheduler.gap(B);
-            scheduler.hear(0);
-            scheduler.flow(&[B]);
-            is_in && !scheduler.is_in(2) && scheduler.wrong.is_empty()
+            scheduler.deliver_message(0);
+            scheduler.run_all(&[B]);
+            is_in && !scheduler.is_holding(2) && scheduler.violations.is_empty()
         },
         &[],
     );
@@ -68,13 +68,13 @@ fn stale_offer_starts_no_section() {
 fn expired_acquire_does_nothing_after_its_connection() {
     holds(
         |scheduler| {
-            scheduler.ask(A, 1, true);
+            scheduler.request(A, 1, true);
             let late = scheduler.last(A, "acquire");
             scheduler.cut(late);
             scheduler.leave(1);
-            scheduler.later(3_000, &[A]);
+            scheduler.advance(3_000, &[A]);
             scheduler.run(late);
-            scheduler.later(1_000, &[A]);
+            scheduler.advance(1_000, &[A]);
             scheduler.is_clean(&[A])
         },
         &["no_until"],
@@ -86,15 +86,15 @@ fn expired_acquire_does_nothing_after_its_connection() {
 fn unanswered_call_is_released_again_when_expired() {
     holds(
         |scheduler| {
-            scheduler.ask(A, 1, true);
+            scheduler.request(A, 1, true);
             let late = scheduler.last(A, "acquire");
             scheduler.cut(late);
             scheduler.leave(1);
-            scheduler.flow(&[A]);
-            scheduler.later(50, &[A]);
+            scheduler.run_all(&[A]);
+            scheduler.advance(50, &[A]);
             scheduler.run(late);
             let was_taken = scheduler.holder().is_some();
-            scheduler.later(3_000, &[A]);
+            scheduler.advance(3_000, &[A]);
             was_taken && scheduler.is_clean(&[A])
         },
         &["leave_once", "no_giveback_unknown"],
@@ -106,22 +106,22 @@ fn unanswered_call_is_released_again_when_expired() {
 fn early_release_is_not_final_however_late_its_reply() {
     holds(
         |scheduler| {
-            scheduler.ask(A, 1, true);
+            scheduler.request(A, 1, true);
             let late = scheduler.last(A, "acquire");
             scheduler.cut(late);
-            scheduler.later(30, &[]);
+            scheduler.advance(30, &[]);
             let again = scheduler.last(A, "acquire");
-            scheduler.go(again);
+            scheduler.run_and_reply(again);
             scheduler.end(1, Ending::Released);
             let release = scheduler.last(A, "release");
-            scheduler.later(200, &[]);
+            scheduler.advance(200, &[]);
             scheduler.run(release);
-            scheduler.later(200, &[]);
+            scheduler.advance(200, &[]);
             scheduler.run(late);
             let was_taken = scheduler.holder().is_some();
-            scheduler.later(100, &[]);
-            scheduler.answer(release);
-            scheduler.later(3_000, &[A]);
+            scheduler.advance(100, &[]);
+            scheduler.deliver_reply(release);
+            scheduler.advance(3_000, &[A]);
             was_taken && scheduler.is_clean(&[A])
         },
         &["leave_once"],
@@ -134,20 +134,20 @@ fn busy_reply_before_a_late_acquire_is_not_final() {
     holds(
         |scheduler| {
             a_is_in(scheduler);
-            scheduler.ask(B, 2, false);
+            scheduler.request(B, 2, false);
             let late = scheduler.last(B, "acquire");
             scheduler.cut(late);
-            scheduler.later(30, &[]);
+            scheduler.advance(30, &[]);
             let again = scheduler.last(B, "acquire");
             scheduler.run(again);
             scheduler.end(1, Ending::Released);
-            scheduler.flow(&[A]);
-            scheduler.later(300, &[]);
+            scheduler.run_all(&[A]);
+            scheduler.advance(300, &[]);
             scheduler.run(late);
             let was_taken = scheduler.holder().is_some();
-            scheduler.later(170, &[]);
-            scheduler.answer(again);
-            scheduler.later(3_000, &[B]);
+            scheduler.advance(170, &[]);
+            scheduler.deliver_reply(again);
+            scheduler.advance(3_000, &[B]);
             was_taken && scheduler.is_clean(&[A, B])
         },
         &[],
@@ -159,13 +159,13 @@ fn busy_reply_before_a_late_acquire_is_not_final() {
 fn in_flight_acquire_is_awaited_before_its_release() {
     holds(
         |scheduler| {
-            scheduler.ask(B, 2, true);
+            scheduler.request(B, 2, true);
             let slow = scheduler.last(B, "acquire");
             scheduler.leave(2);
-            scheduler.flow_but(B, slow);
-            scheduler.later(100, &[]);
-            scheduler.go(slow);
-            scheduler.later(3_000, &[B]);
+            scheduler.run_all_but(B, slow);
+            scheduler.advance(100, &[]);
+            scheduler.run_and_reply(slow);
+            scheduler.advance(3_000, &[B]);
             scheduler.is_clean(&[B])
         },
         &["no_close"],
@@ -183,13 +183,13 @@ fn offer_starts_nothing_before_the_in_flight_reply() {
             let slow = scheduler.last(B, "acquire");
             scheduler.end(1, Ending::Released);
             let release = scheduler.last(A, "release");
-            scheduler.go(release);
-            scheduler.hear(0);
-            let (early, asked) = (scheduler.is_in(2), scheduler.count(B, "acquire"));
-            scheduler.go(slow);
-            let is_in = scheduler.is_in(2);
+            scheduler.run_and_reply(release);
+            scheduler.deliver_message(0);
+            let (early, asked) = (scheduler.is_holding(2), scheduler.count(B, "acquire"));
+            scheduler.run_and_reply(slow);
+            let is_in = scheduler.is_holding(2);
             scheduler.end(2, Ending::Released);
-            scheduler.flow(&[A, B]);
+            scheduler.run_all(&[A, B]);
             !early && asked == 2 && is_in && scheduler.is_clean(&[A, B])
         },
         &[],
@@ -204,11 +204,11 @@ fn claimed_offer_has_a_full_lease() {
             a_is_in(scheduler);
             waits(scheduler, B, 2);
             scheduler.end(1, Ending::Released);
-            scheduler.flow(&[A, B]);
-            let is_in = scheduler.is_in(2);
-            scheduler.later(9_000, &[]);
+            scheduler.run_all(&[A, B]);
+            let is_in = scheduler.is_holding(2);
+            scheduler.advance(9_000, &[]);
             waits(scheduler, C, 3);
-            is_in && !scheduler.is_in(3) && scheduler.wrong.is_empty()
+            is_in && !scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
         &["claim_no_lease"],
     );
@@ -219,15 +219,15 @@ fn claimed_offer_has_a_full_lease() {
 fn late_renewal_does_not_extend_an_aborted_section() {
     holds(
         |scheduler| {
-            scheduler.ask_on(A, 1, true, Terms { lock_delay: ms(1_000), ..Terms::default() });
-            scheduler.flow(&[A]);
-            scheduler.later(10_001, &[]);
+            scheduler.request_with_limits(A, 1, true, Terms { lock_delay: ms(1_000), ..Terms::default() });
+            scheduler.run_all(&[A]);
+            scheduler.advance(10_001, &[]);
             let renew = scheduler.last(A, "renew");
             scheduler.end(1, Ending::Dropped);
             let release = scheduler.last(A, "release");
-            scheduler.go(release);
+            scheduler.run_and_reply(release);
             scheduler.run(renew);
-            scheduler.ms_left() <= 1_000 && scheduler.wrong.is_empty()
+            scheduler.ms_left() <= 1_000 && scheduler.violations.is_empty()
         },
         &["end_keeps_field", "renew_blind"],
     );
@@ -238,23 +238,23 @@ fn late_renewal_does_not_extend_an_aborted_section() {
 fn yielded_id_is_released_once_its_calls_are_settled() {
     holds(
         |scheduler| {
-            scheduler.ask(A, 1, true);
+            scheduler.request(A, 1, true);
             let late = scheduler.last(A, "acquire");
             let id = scheduler.args(late)[0].clone();
             scheduler.cut(late);
-            scheduler.later(30, &[]);
+            scheduler.advance(30, &[]);
             let again = scheduler.last(A, "acquire");
-            scheduler.go(again);
-            scheduler.ask(A, 2, true);
+            scheduler.run_and_reply(again);
+            scheduler.request(A, 2, true);
             waits(scheduler, C, 3);
-            scheduler.later(110, &[]);
+            scheduler.advance(110, &[]);
             scheduler.end(1, Ending::Released);
             let turn = scheduler.last(A, "yield");
-            scheduler.go(turn);
+            scheduler.run_and_reply(turn);
             scheduler.run(late);
-            let was_there = scheduler.line().contains(&id);
-            scheduler.later(1_000, &[A]);
-            was_there && !scheduler.line().contains(&id) && scheduler.wrong.is_empty()
+            let was_there = scheduler.queue().contains(&id);
+            scheduler.advance(1_000, &[A]);
+            was_there && !scheduler.queue().contains(&id) && scheduler.violations.is_empty()
         },
         &["yield_clean"],
     );
@@ -265,19 +265,19 @@ fn yielded_id_is_released_once_its_calls_are_settled() {
 fn release_without_a_lock_removes_the_queue_entry() {
     holds(
         |scheduler| {
-            scheduler.ask(B, 2, true);
+            scheduler.request(B, 2, true);
             let late = scheduler.last(B, "acquire");
             scheduler.cut(late);
-            scheduler.later(30, &[]);
+            scheduler.advance(30, &[]);
             let again = scheduler.last(B, "acquire");
-            scheduler.go(again);
+            scheduler.run_and_reply(again);
             scheduler.force(Duration::ZERO);
             waits(scheduler, C, 3);
             scheduler.run(late);
-            let was_there = !scheduler.line().is_empty();
+            let was_there = !scheduler.queue().is_empty();
             scheduler.end(2, Ending::Dropped);
-            scheduler.later(2_000, &[B]);
-            was_there && scheduler.line().is_empty()
+            scheduler.advance(2_000, &[B]);
+            was_there && scheduler.queue().is_empty()
         },
         &["abandon_no_lrem"],
     );
@@ -293,12 +293,12 @@ fn revocation_at_the_handoff_never_overlaps_the_next_holder() {
             waits(scheduler, C, 3);
             scheduler.end(1, Ending::Released);
             let release = scheduler.last(A, "release");
-            scheduler.go(release);
+            scheduler.run_and_reply(release);
             scheduler.force(Duration::ZERO);
-            scheduler.flow(&[B]);
-            let b_is_in = scheduler.is_in(2);
-            scheduler.flow(&[C]);
-            !b_is_in && scheduler.is_in(3) && scheduler.wrong.is_empty()
+            scheduler.run_all(&[B]);
+            let b_is_in = scheduler.is_holding(2);
+            scheduler.run_all(&[C]);
+            !b_is_in && scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
         &[],
     );
@@ -310,9 +310,9 @@ fn holder_stops_after_a_revocation_message() {
         |scheduler| {
             a_is_in(scheduler);
             scheduler.force(ms(1_000));
-            scheduler.hear(0);
-            scheduler.later(100, &[A]);
-            !scheduler.is_in(1)
+            scheduler.deliver_message(0);
+            scheduler.advance(100, &[A]);
+            !scheduler.is_holding(1)
         },
         &["force_deaf"],
     );
@@ -328,8 +328,8 @@ fn poll_finds_a_key_freed_by_a_foreign_client() {
             scheduler.fake.command(&["PEXPIRE", &name, "30000"]);
             waits(scheduler, B, 2);
             scheduler.fake.command(&["DEL", &name]);
-            scheduler.later(1_250, &[B]);
-            scheduler.is_in(2)
+            scheduler.advance(1_250, &[B]);
+            scheduler.is_holding(2)
         },
         &["no_checkin"],
     );
@@ -343,11 +343,11 @@ fn poll_moves_the_queue_past_dead_waiters() {
             a_is_in(scheduler);
             waits(scheduler, B, 2);
             waits(scheduler, C, 3);
-            scheduler.dies(A);
-            scheduler.dies(B);
+            scheduler.crash(A);
+            scheduler.crash(B);
             // A whole lease of a holder that is dead, and nothing beyond it.
-            scheduler.later(31_500, &[C]);
-            scheduler.is_in(3)
+            scheduler.advance(31_500, &[C]);
+            scheduler.is_holding(3)
         },
         &["no_skip_dead"],
     );
@@ -361,11 +361,14 @@ fn lock_without_a_ttl_is_waited_for_and_not_touched() {
             let name = scheduler.name();
             scheduler.fake.command(&["HSET", &name, "somebody:1", "1"]);
             waits(scheduler, B, 2);
-            scheduler.later(30_000, &[B]);
+            scheduler.advance(30_000, &[B]);
             let asked = scheduler.count(B, "acquire");
             scheduler.leave(2);
-            scheduler.flow(&[B]);
-            !scheduler.is_in(2) && scheduler.ms_left() == -1 && scheduler.line().is_empty() && (25..50).contains(&asked)
+            scheduler.run_all(&[B]);
+            !scheduler.is_holding(2)
+                && scheduler.ms_left() == -1
+                && scheduler.queue().is_empty()
+                && (25..50).contains(&asked)
         },
         &["no_checkin"],
     );
@@ -378,11 +381,11 @@ fn queue_of_dead_waiters_is_bounded_and_admits_live_ones() {
         |scheduler| {
             a_is_in(scheduler);
             for dead in 0..300 {
-                scheduler.stranger_lines_up(&format!("dead:{dead:x}:1"), 10);
+                scheduler.foreign_client_enqueues(&format!("dead:{dead:x}:1"), 10);
             }
-            let bounded = scheduler.line().len() <= 10;
-            let reply = scheduler.stranger_lines_up("b:0000000000000001:7", 10);
-            bounded && scheduler.line() == ["b:0000000000000001:7"] && matches!(reply, Value::Array(_))
+            let bounded = scheduler.queue().len() <= 10;
+            let reply = scheduler.foreign_client_enqueues("b:0000000000000001:7", 10);
+            bounded && scheduler.queue() == ["b:0000000000000001:7"] && matches!(reply, Value::Array(_))
         },
         &["no_purge"],
     );
@@ -399,10 +402,10 @@ fn release_after_an_offer_passes_it_on_at_once() {
             scheduler.leave(2);
             scheduler.end(1, Ending::Released);
             let (ours, theirs) = (scheduler.last(A, "release"), scheduler.last(B, "release"));
-            scheduler.go(ours);
-            scheduler.go(theirs);
-            scheduler.flow(&[C]);
-            scheduler.is_in(3)
+            scheduler.run_and_reply(ours);
+            scheduler.run_and_reply(theirs);
+            scheduler.run_all(&[C]);
+            scheduler.is_holding(3)
         },
         &["leave_no_pass", "leave_no_lock"],
     );
@@ -414,9 +417,9 @@ fn offer_to_a_forgotten_id_is_released_at_once() {
     holds(
         |scheduler| {
             a_is_in(scheduler);
-            scheduler.stranger_lines_up("b:0000000000000001:77", 10);
+            scheduler.foreign_client_enqueues("b:0000000000000001:77", 10);
             scheduler.end(1, Ending::Released);
-            scheduler.flow(&[A, B]);
+            scheduler.run_all(&[A, B]);
             scheduler.holder().is_none()
         },
         &["push_ignored"],
@@ -428,15 +431,15 @@ fn offer_to_a_forgotten_id_is_released_at_once() {
 fn repeated_release_keeps_the_lock_delay() {
     holds(
         |scheduler| {
-            scheduler.ask_on(A, 1, true, Terms { lock_delay: ms(1_000), ..Terms::default() });
-            scheduler.flow(&[A]);
+            scheduler.request_with_limits(A, 1, true, Terms { lock_delay: ms(1_000), ..Terms::default() });
+            scheduler.run_all(&[A]);
             waits(scheduler, C, 3);
             scheduler.end(1, Ending::Dropped);
             let lost = scheduler.last(A, "release");
             scheduler.cut(lost);
             let lost = scheduler.last(A, "release");
             scheduler.cut(lost);
-            scheduler.later(50, &[A]);
+            scheduler.advance(50, &[A]);
             scheduler.holder().is_some_and(|holder| holder.ends_with(":end")) && scheduler.ms_left() > 900
         },
         &["repeat_frees", "abandon_releases"],
@@ -450,11 +453,11 @@ fn release_at_a_key_of_another_type_ends() {
         |scheduler| {
             let name = scheduler.name();
             scheduler.fake.command(&["SET", &name, "text"]);
-            scheduler.ask(B, 2, true);
-            scheduler.flow(&[B]);
-            scheduler.later(3_000, &[B]);
+            scheduler.request(B, 2, true);
+            scheduler.run_all(&[B]);
+            scheduler.advance(3_000, &[B]);
             let refused =
-                matches!(&scheduler.refused[..], [(2, LockError::Store(e))] if e.kind() == StoreErrorKind::Refused);
+                matches!(&scheduler.rejected[..], [(2, LockError::Store(e))] if e.kind() == StoreErrorKind::Refused);
             refused && scheduler.count(B, "release") <= 2 && scheduler.is_clean(&[B])
         },
         &["leave_raises"],
@@ -467,15 +470,15 @@ fn rejected_call_without_wait_keeps_the_queue_entry() {
     holds(
         |scheduler| {
             a_is_in(scheduler);
-            scheduler.ask(B, 2, true);
+            scheduler.request(B, 2, true);
             let unheard = scheduler.last(B, "acquire");
             scheduler.run(unheard);
-            scheduler.ask(B, 3, false);
+            scheduler.request(B, 3, false);
             scheduler.cut(unheard);
             scheduler.leave(2);
-            scheduler.later(600, &[B]);
-            let refused = matches!(&scheduler.refused[..], [(3, LockError::Busy { .. })]);
-            refused && scheduler.line().is_empty()
+            scheduler.advance(600, &[B]);
+            let refused = matches!(&scheduler.rejected[..], [(3, LockError::Busy { .. })]);
+            refused && scheduler.queue().is_empty()
         },
         &["q_fresh"],
     );
@@ -488,11 +491,11 @@ fn fences_rise_after_a_lost_counter() {
         |scheduler| {
             a_is_in(scheduler);
             scheduler.end(1, Ending::Released);
-            scheduler.flow(&[A]);
+            scheduler.run_all(&[A]);
             scheduler.fake.command(&["DEL", "tower-lock:lock:f"]);
-            scheduler.later(1, &[]);
+            scheduler.advance(1, &[]);
             waits(scheduler, B, 2);
-            scheduler.is_in(2) && scheduler.wrong.is_empty()
+            scheduler.is_holding(2) && scheduler.violations.is_empty()
         },
         &[],
     );
@@ -508,7 +511,7 @@ fn fences_rise_after_the_clock_was_set_back() {
             scheduler.fake.command(&["SET", "tower-lock:lock:f", &ahead.to_string()]);
             a_is_in(scheduler);
             scheduler.end(1, Ending::Released);
-            scheduler.flow(&[A]);
+            scheduler.run_all(&[A]);
             waits(scheduler, B, 2);
             let holder = scheduler.name();
             scheduler.fake.data().hash(&holder)[0].1 == (ahead + 2).to_string()
@@ -523,16 +526,16 @@ fn renewal_counts_from_when_it_was_sent() {
     holds(
         |scheduler| {
             a_is_in(scheduler);
-            scheduler.later(10_001, &[]);
+            scheduler.advance(10_001, &[]);
             let renew = scheduler.last(A, "renew");
             scheduler.run(renew);
-            scheduler.later(490, &[]);
-            scheduler.answer(renew);
-            scheduler.later(29_515, &[]);
-            scheduler.ask(C, 3, true);
+            scheduler.advance(490, &[]);
+            scheduler.deliver_reply(renew);
+            scheduler.advance(29_515, &[]);
+            scheduler.request(C, 3, true);
             let acquire = scheduler.last(C, "acquire");
-            scheduler.go(acquire);
-            scheduler.is_in(3) && scheduler.wrong.is_empty()
+            scheduler.run_and_reply(acquire);
+            scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
         &["renew_recv"],
     );
@@ -542,16 +545,16 @@ fn renewal_counts_from_when_it_was_sent() {
 fn grant_counts_from_when_it_was_requested() {
     holds(
         |scheduler| {
-            scheduler.ask(A, 1, true);
+            scheduler.request(A, 1, true);
             let acquire = scheduler.last(A, "acquire");
             scheduler.run(acquire);
-            scheduler.later(490, &[]);
-            scheduler.answer(acquire);
-            scheduler.later(29_515, &[]);
-            scheduler.ask(C, 3, true);
+            scheduler.advance(490, &[]);
+            scheduler.deliver_reply(acquire);
+            scheduler.advance(29_515, &[]);
+            scheduler.request(C, 3, true);
             let acquire = scheduler.last(C, "acquire");
-            scheduler.go(acquire);
-            scheduler.is_in(3) && scheduler.wrong.is_empty()
+            scheduler.run_and_reply(acquire);
+            scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
         &["recv_time"],
     );
@@ -565,11 +568,11 @@ fn waiter_polls_at_once_after_a_message_gap() {
             a_is_in(scheduler);
             waits(scheduler, B, 2);
             scheduler.end(1, Ending::Released);
-            scheduler.flow(&[A]);
+            scheduler.run_all(&[A]);
             scheduler.messages.clear();
             scheduler.gap(B);
-            scheduler.flow(&[B]);
-            scheduler.is_in(2)
+            scheduler.run_all(&[B]);
+            scheduler.is_holding(2)
         },
         &["no_gap_checkin"],
     );
@@ -580,16 +583,16 @@ fn waiter_polls_at_once_after_a_message_gap() {
 fn max_hold_during_a_yield_causes_no_busy_loop() {
     holds(
         |scheduler| {
-            scheduler.ask_on(A, 1, true, Terms { max_hold: Some(ms(200)), ..Terms::default() });
-            scheduler.flow(&[A]);
-            scheduler.ask(A, 2, true);
-            scheduler.later(150, &[]);
+            scheduler.request_with_limits(A, 1, true, Terms { max_hold: Some(ms(200)), ..Terms::default() });
+            scheduler.run_all(&[A]);
+            scheduler.request(A, 2, true);
+            scheduler.advance(150, &[]);
             scheduler.end(1, Ending::Released);
             let turn = scheduler.last(A, "yield");
-            scheduler.later(300, &[]);
-            let still = scheduler.wrong.is_empty();
-            scheduler.go(turn);
-            still && scheduler.is_in(2)
+            scheduler.advance(300, &[]);
+            let still = scheduler.violations.is_empty();
+            scheduler.run_and_reply(turn);
+            still && scheduler.is_holding(2)
         },
         &[],
     );
@@ -600,15 +603,15 @@ fn max_hold_during_a_yield_causes_no_busy_loop() {
 fn acquire_expires_on_the_server_with_any_local_clock_rate() {
     for rate in [0.9901, 1.0, 1.0099] {
         for silence in [0, 5_000, 9_000, 60_000] {
-            let mut scheduler = Lab::with_rate(None, true, rate);
-            scheduler.later(silence, &[]);
-            scheduler.ask(A, 1, true);
+            let mut scheduler = ManualScheduler::with_rate(None, true, rate);
+            scheduler.advance(silence, &[]);
+            scheduler.request(A, 1, true);
             let acquire = scheduler.last(A, "acquire");
             let asked = scheduler.local();
             let until: i64 = scheduler.args(acquire)[1].parse().expect("a number");
             // Half a second of ours.
             while scheduler.local().saturating_duration_since(asked) < ms(500) {
-                scheduler.later(1, &[]);
+                scheduler.advance(1, &[]);
             }
             assert!(
                 until <= scheduler.server_us(),
@@ -624,16 +627,16 @@ fn acquire_expires_on_the_server_with_any_local_clock_rate() {
 fn acquire_expires_in_time_with_slow_replies() {
     holds(
         |scheduler| {
-            scheduler.ask(A, 1, true);
-            scheduler.later(400, &[]);
-            scheduler.flow(&[A]);
+            scheduler.request(A, 1, true);
+            scheduler.advance(400, &[]);
+            scheduler.run_all(&[A]);
             scheduler.end(1, Ending::Released);
-            scheduler.flow(&[A]);
-            scheduler.ask(A, 2, true);
+            scheduler.run_all(&[A]);
+            scheduler.request(A, 2, true);
             let late = scheduler.last(A, "acquire");
             scheduler.cut(late);
             scheduler.leave(2);
-            scheduler.later(600, &[A]);
+            scheduler.advance(600, &[A]);
             scheduler.run(late);
             scheduler.is_clean(&[A])
         },
@@ -646,12 +649,12 @@ fn holder_that_continues_after_a_yield_has_a_full_lease() {
     holds(
         |scheduler| {
             a_is_in(scheduler);
-            scheduler.ask(A, 2, true);
-            scheduler.later(15_000, &[]);
+            scheduler.request(A, 2, true);
+            scheduler.advance(15_000, &[]);
             scheduler.end(1, Ending::Released);
             let turn = scheduler.last(A, "yield");
-            scheduler.go(turn);
-            scheduler.is_in(2) && scheduler.ms_left() > 29_000
+            scheduler.run_and_reply(turn);
+            scheduler.is_holding(2) && scheduler.ms_left() > 29_000
         },
         &["yield_no_extend"],
     );
@@ -662,14 +665,14 @@ fn yielded_holder_waits_for_its_next_turn() {
     holds(
         |scheduler| {
             a_is_in(scheduler);
-            scheduler.ask(A, 2, true);
+            scheduler.request(A, 2, true);
             waits(scheduler, B, 3);
-            scheduler.later(150, &[]);
+            scheduler.advance(150, &[]);
             scheduler.end(1, Ending::Released);
-            scheduler.flow(&[A]);
-            let a_is_in = scheduler.is_in(2);
-            scheduler.flow(&[B]);
-            !a_is_in && scheduler.is_in(3) && scheduler.wrong.is_empty()
+            scheduler.run_all(&[A]);
+            let a_is_in = scheduler.is_holding(2);
+            scheduler.run_all(&[B]);
+            !a_is_in && scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
         &["yield_keeps", "no_yield"],
     );
@@ -681,15 +684,15 @@ fn copy_of_a_yield_frees_nothing() {
     holds(
         |scheduler| {
             a_is_in(scheduler);
-            scheduler.ask(A, 2, true);
-            scheduler.later(150, &[]);
+            scheduler.request(A, 2, true);
+            scheduler.advance(150, &[]);
             scheduler.end(1, Ending::Released);
             let turn = scheduler.last(A, "yield");
-            scheduler.go(turn);
+            scheduler.run_and_reply(turn);
             waits(scheduler, B, 3);
             scheduler.run(turn);
-            scheduler.flow(&[B]);
-            scheduler.is_in(2) && !scheduler.is_in(3) && scheduler.wrong.is_empty()
+            scheduler.run_all(&[B]);
+            scheduler.is_holding(2) && !scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
         &["yield_any_fence"],
     );
@@ -701,18 +704,18 @@ fn late_yield_leaves_no_second_queue_entry() {
     holds(
         |scheduler| {
             a_is_in(scheduler);
-            scheduler.ask(A, 2, true);
-            scheduler.later(150, &[]);
+            scheduler.request(A, 2, true);
+            scheduler.advance(150, &[]);
             scheduler.end(1, Ending::Released);
             let turn = scheduler.last(A, "yield");
             scheduler.cut(turn);
             let next = scheduler.last(A, "acquire");
             scheduler.run(next);
-            let was_in_line = scheduler.line().len() == 1;
+            let was_in_line = scheduler.queue().len() == 1;
             scheduler.run(turn);
-            scheduler.answer(next);
-            scheduler.flow(&[A]);
-            let is_in = scheduler.is_in(2);
+            scheduler.deliver_reply(next);
+            scheduler.run_all(&[A]);
+            let is_in = scheduler.is_holding(2);
             scheduler.end(2, Ending::Released);
             let release = scheduler.last(A, "release");
             scheduler.run(release);
@@ -729,9 +732,9 @@ fn expired_lease_is_ended_in_any_order_of_checks() {
         |scheduler| {
             a_is_in(scheduler);
             scheduler.freeze(A);
-            scheduler.later(30_010, &[]);
+            scheduler.advance(30_010, &[]);
             waits(scheduler, C, 3);
-            !scheduler.is_in(1) && scheduler.is_in(3) && scheduler.wrong.is_empty()
+            !scheduler.is_holding(1) && scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
         &[],
     );
@@ -742,16 +745,16 @@ fn expired_lease_is_ended_in_any_order_of_checks() {
 fn grant_that_yields_before_its_first_section_is_renewed() {
     holds(
         |scheduler| {
-            scheduler.ask(A, 1, true);
+            scheduler.request(A, 1, true);
             let acquire = scheduler.last(A, "acquire");
-            scheduler.ask_on(A, 2, true, Terms { lock_delay: ms(3_000), ..Terms::default() });
+            scheduler.request_with_limits(A, 2, true, Terms { lock_delay: ms(3_000), ..Terms::default() });
             scheduler.leave(1);
-            scheduler.go(acquire);
+            scheduler.run_and_reply(acquire);
             let yields = scheduler.count(A, "yield");
-            scheduler.flow(&[A]);
-            let began = scheduler.is_in(2);
-            scheduler.later(40_000, &[A]);
-            yields == 1 && began && scheduler.is_in(2) && scheduler.count(A, "renew") >= 3
+            scheduler.run_all(&[A]);
+            let began = scheduler.is_holding(2);
+            scheduler.advance(40_000, &[A]);
+            yields == 1 && began && scheduler.is_holding(2) && scheduler.count(A, "renew") >= 3
         },
         &["no_renew"],
     );

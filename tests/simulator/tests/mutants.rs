@@ -59,9 +59,9 @@ const RANDOM: &[(&str, u64)] = &[
 /// Where, and why not at random.
 const DIRECTED: &[(&str, &str)] = &[
     ("no_gap_checkin", "costs a check-in, a second, and no promise"),
-    ("no_purge", "no world has a thousand processes"),
+    ("no_purge", "no simulation has a thousand processes"),
     ("push_ignored", "no ghost is there to be offered anything, while the rest holds"),
-    ("leave_raises", "no world writes another type in the place of a lock"),
+    ("leave_raises", "no simulation writes another type in the place of a lock"),
     ("renew_recv", "one in two thousand worlds: a slow renewal, and then none for a whole lease"),
     (
         "yield_clean",

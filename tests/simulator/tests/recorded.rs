@@ -16,7 +16,7 @@ use tower_lock::{
         InTime, Names, ScriptCall, acquired, forced, inspected, is_healed, released, renewed, self_tested, yielded,
     },
 };
-use tower_lock_simulator::fake::{Dump, Fake};
+use tower_lock_simulator::fake::{Dump, FakeRedis};
 
 const SCRIPTS: [&str; 7] = ["acquire", "force", "inspect", "release", "renew", "self_test", "yield"];
 const EXCHANGES: [&str; 10] = [
@@ -301,7 +301,7 @@ fn as_reply(json: &Json) -> Value {
     }
 }
 
-fn data(fake: &Fake) -> Data {
+fn data(fake: &FakeRedis) -> Data {
     let mut data = fake.data();
     let now = data.now_us / 1_000;
     let as_json = |dump: Dump| {
@@ -334,7 +334,7 @@ fn replay(is_current: impl Fn(usize) -> bool) {
     let old: BTreeMap<_, _> = SCRIPTS.into_iter().map(|name| (name, recorded_script(name))).collect();
     for exchange in exchanges() {
         let names = names(&exchange);
-        let mut fake = Fake::new(&[]);
+        let mut fake = FakeRedis::new(&[]);
         let mut number = 0;
         let mut expected = Data::new();
         for (at, step) in exchange.steps.iter().enumerate() {

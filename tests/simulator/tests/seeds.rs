@@ -53,8 +53,10 @@ fn two_thousand_simulations_keep_exclusion_and_clean_up() {
 #[test]
 fn seed_is_deterministic() {
     for seed in [1, 2, 3] {
-        let (one, other) =
-            (simulation::run(seed, None, Options::default(), true), world::run(seed, None, Options::default(), true));
+        let (one, other) = (
+            simulation::run(seed, None, Options::default(), true),
+            simulation::run(seed, None, Options::default(), true),
+        );
         assert!(!one.trace.is_empty() && one.trace == other.trace, "{seed}");
     }
 }

@@ -1,4 +1,4 @@
-//! Stores that are wrong, each in one way: to see that the referee notices.
+//! Stores that are wrong, each in one way: to see that the checker notices.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,15 +12,15 @@ use tower_lock::{
 
 /// Gives a key back whoever has it: a `DEL` where the owner should be compared.
 #[derive(Debug)]
-pub struct FreesAnybody(pub Arc<dyn LockStore>);
+pub struct ReleasesAnyHolder(pub Arc<dyn LockStore>);
 
 /// Its clock runs a hundred times too fast: leases are over long before those who have them think so.
 #[derive(Debug)]
-pub struct LosesTrackOfTime(pub Arc<dyn LockStore>);
+pub struct ShortensLeases(pub Arc<dyn LockStore>);
 
 const TOO_FAST: u32 = 100;
 
-impl LockStore for FreesAnybody {
+impl LockStore for ReleasesAnyHolder {
     fn subscribe(&self, inbox: EventSink) {
         self.0.subscribe(inbox);
     }
@@ -68,7 +68,7 @@ impl LockStore for FreesAnybody {
     }
 }
 
-impl LockStore for LosesTrackOfTime {
+impl LockStore for ShortensLeases {
     fn subscribe(&self, inbox: EventSink) {
         self.0.subscribe(inbox);
     }

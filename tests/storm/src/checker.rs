@@ -1,4 +1,4 @@
-//! What must never be seen, whatever goes wrong.
+//! What must never be observed, whatever goes wrong.
 //!
 //! Sections are compared by when they say they were, on the one clock of the machine: how long a report was on its way never
 //! makes a difference. A section counts from its first moment to its last one or to its deadline, whichever comes first; if it was broken
@@ -11,21 +11,21 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::report::{Answer, Report};
+use crate::report::{Reply, Report};
 
 /// Takes down what is reported, checks it, and is what is written to.
 #[derive(Debug, Default)]
-pub struct Referee {
+pub struct Checker {
     /// A sink that takes every write: to see that somebody notices.
-    is_careless: bool,
+    ignores_fences: bool,
     requests: HashMap<String, Request>,
-    keys: HashMap<String, Key>,
+    keys: HashMap<String, KeyHistory>,
     /// Those sections that have not ended.
-    open: HashMap<String, Open>,
-    seen: Summary,
+    open: HashMap<String, OpenSection>,
+    summary: Summary,
 }
 
-/// What was seen.
+/// What was observed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     /// Requests that were sent.
@@ -33,11 +33,11 @@ pub struct Summary {
     /// Those that were answered, by status.
     pub answered: BTreeMap<u16, u64>,
     /// Those whose clients did not wait for it.
-    pub gone: u64,
+    pub left: u64,
     /// Those of them whose handler had not begun, and never did.
-    pub gone_before: u64,
+    pub left_before: u64,
     /// Those of them whose handler was broken off, by name. The others had theirs run to its end.
-    pub gone_inside: BTreeSet<String>,
+    pub left_inside: BTreeSet<String>,
     /// Those whose clients lost their connection.
     pub broken: u64,
     /// Those of them whose handler had not begun, and never did.
@@ -45,7 +45,7 @@ pub struct Summary {
     /// Handlers that ran under a lock.
     pub sections: u64,
     /// Those of them that were broken off.
-    pub fallen: u64,
+    pub aborted: u64,
     /// Those of them whose lock was lost before they could say so.
     pub late: u64,
     /// Those of them that were never seen to end: their process was killed.
@@ -54,7 +54,7 @@ pub struct Summary {
     pub accepted: u64,
     /// Writes that came too late.
     pub refused: u64,
-    /// What must never be seen, and how often it was.
+    /// What must never be observed, and how often it was.
     pub violations: BTreeMap<String, u64>,
     /// The first of them.
     pub first: Vec<String>,
@@ -64,13 +64,13 @@ pub struct Summary {
 struct Request {
     was_asked: bool,
     entered: u64,
-    has_fallen: bool,
+    was_aborted: bool,
     end: Option<End>,
 }
 
 /// Where a section is, and for which request.
 #[derive(Debug)]
-struct Open {
+struct OpenSection {
     key: String,
     index: usize,
     request: String,
@@ -79,12 +79,12 @@ struct Open {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
     Answered { status: u16, outcome: String },
-    Gone,
+    Left,
     Broken,
 }
 
 #[derive(Debug, Default)]
-struct Key {
+struct KeyHistory {
     sections: Vec<Section>,
     /// Tokens in the order of their sections.
     order: BTreeMap<(u64, usize), u64>,
@@ -103,12 +103,12 @@ struct Section {
 }
 
 /// How many of the first ones are named.
-const FIRST: usize = 20;
+const MAX_EXAMPLES: usize = 20;
 
 /// Stores count a lock-delay in whole milliseconds, by a clock of their own.
-const BLUR: u64 = 5_000_000;
+const CLOCK_ROUNDING: u64 = 5_000_000;
 
-impl Referee {
+impl Checker {
     /// One that has seen nothing yet.
     #[must_use]
     pub fn new() -> Self {
@@ -117,8 +117,8 @@ impl Referee {
 
     /// One whose sink takes every write.
     #[must_use]
-    pub fn careless() -> Self {
-        Self { is_careless: true, ..Self::default() }
+    pub fn ignoring_fences() -> Self {
+        Self { ignores_fences: true, ..Self::default() }
     }
 
     /// Takes it down.
@@ -126,83 +126,83 @@ impl Referee {
     /// # Panics
     ///
     /// Never: a summary is plain data.
-    pub fn take(&mut self, report: Report) -> Answer {
+    pub fn record(&mut self, report: Report) -> Reply {
         match report {
-            Report::Ask { request } => {
+            Report::Request { request } => {
                 let asked = std::mem::replace(&mut self.requests.entry(request.clone()).or_default().was_asked, true);
-                self.never("asked-twice", asked, || request);
-                self.seen.asked += 1;
+                self.violation_if("asked-twice", asked, || request);
+                self.summary.asked += 1;
             }
             Report::Enter { section, key, token, process, request, at, deadline } => {
                 self.enter_for(&request, &section, &process);
                 self.enter(section, key, token, request, at, deadline);
             }
             Report::Exit { section, at } => match self.open.remove(&section) {
-                Some(Open { key, index, .. }) => self.end(&key, index, at, Duration::ZERO),
-                None => self.never("exit-without-enter", true, || section),
+                Some(OpenSection { key, index, .. }) => self.end(&key, index, at, Duration::ZERO),
+                None => self.violation_if("exit-without-enter", true, || section),
             },
-            Report::Fall { section, at, until } => match self.open.remove(&section) {
-                Some(Open { key, index, request }) => {
-                    self.seen.fallen += 1;
-                    self.requests.entry(request).or_default().has_fallen = true;
+            Report::Abort { section, at, until } => match self.open.remove(&section) {
+                Some(OpenSection { key, index, request }) => {
+                    self.summary.aborted += 1;
+                    self.requests.entry(request).or_default().was_aborted = true;
                     self.end(&key, index, at, Duration::from_nanos(until.saturating_sub(at)));
                 }
-                None => self.never("exit-without-enter", true, || section),
+                None => self.violation_if("exit-without-enter", true, || section),
             },
             Report::Write { key, token } => return self.write(&key, token),
-            Report::Answer { request, status, outcome } => {
-                *self.seen.answered.entry(status).or_default() += 1;
+            Report::Response { request, status, outcome } => {
+                *self.summary.answered.entry(status).or_default() += 1;
                 self.end_request(&request, End::Answered { status, outcome });
             }
-            Report::Gone { request } => {
-                self.seen.gone += 1;
-                self.end_request(&request, End::Gone);
+            Report::Left { request } => {
+                self.summary.left += 1;
+                self.end_request(&request, End::Left);
             }
             Report::Broken { request } => {
-                self.seen.broken += 1;
+                self.summary.broken += 1;
                 self.end_request(&request, End::Broken);
             }
             Report::Flush => {}
             Report::Finish => {
                 let summary = self.finish();
-                return Answer::Summary(serde_json::to_string(&summary).expect("plain data"));
+                return Reply::Summary(serde_json::to_string(&summary).expect("plain data"));
             }
         }
-        Answer::Ok
+        Reply::Ok
     }
 
     /// What was said is no report: whoever says such things is not to be believed.
-    pub fn not_understood(&mut self, line: &str) -> Answer {
-        self.never("not-understood", true, || line.to_owned());
-        Answer::NotUnderstood
+    pub fn invalid_report(&mut self, line: &str) -> Reply {
+        self.violation_if("not-understood", true, || line.to_owned());
+        Reply::Invalid
     }
 
     /// It is over.
     pub fn finish(&mut self) -> Summary {
-        let mut open: Vec<_> = self.open.drain().map(|(_, Open { key, index, .. })| (key, index)).collect();
+        let mut open: Vec<_> = self.open.drain().map(|(_, OpenSection { key, index, .. })| (key, index)).collect();
         open.sort_unstable();
-        self.seen.left_open = u64::try_from(open.len()).unwrap_or(u64::MAX);
+        self.summary.left_open = u64::try_from(open.len()).unwrap_or(u64::MAX);
         for (key, index) in open {
             self.end(&key, index, u64::MAX, Duration::ZERO);
         }
         let mut requests: Vec<_> = std::mem::take(&mut self.requests).into_iter().collect();
         requests.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        for (name, Request { was_asked, entered, has_fallen, end }) in requests {
+        for (name, Request { was_asked, entered, was_aborted: has_fallen, end }) in requests {
             match end {
-                Some(End::Gone) if entered == 0 => self.seen.gone_before += 1,
-                Some(End::Gone) if has_fallen => drop(self.seen.gone_inside.insert(name.clone())),
-                Some(End::Broken) if entered == 0 => self.seen.broken_before += 1,
+                Some(End::Left) if entered == 0 => self.summary.left_before += 1,
+                Some(End::Left) if has_fallen => drop(self.summary.left_inside.insert(name.clone())),
+                Some(End::Broken) if entered == 0 => self.summary.broken_before += 1,
                 _ => {}
             }
-            self.never("never-answered", was_asked && end.is_none(), || name.clone());
-            self.never("entered-unasked", !was_asked && entered > 0, || name.clone());
+            self.violation_if("never-answered", was_asked && end.is_none(), || name.clone());
+            self.violation_if("entered-unasked", !was_asked && entered > 0, || name.clone());
             let is_a_success = matches!(end, Some(End::Answered { status: 200..=299, .. }));
             let is_an_accident = matches!(end, Some(End::Answered { status: 500, .. }));
             let has_run = is_a_success || is_an_accident;
-            self.never("answered-without-a-section", has_run && entered == 0, || name.clone());
-            self.never("answered-but-fallen", is_a_success && has_fallen, || name.clone());
+            self.violation_if("answered-without-a-section", has_run && entered == 0, || name.clone());
+            self.violation_if("answered-but-fallen", is_a_success && has_fallen, || name.clone());
         }
-        self.seen.clone()
+        self.summary.clone()
     }
 
     fn enter_for(&mut self, request: &str, section: &str, process: &str) {
@@ -211,19 +211,19 @@ impl Referee {
         let entered = state.entered;
         let was_not_started = state.end.as_ref().is_some_and(End::says_not_started);
         let said = || format!("{request} in {process} as {section}");
-        self.never("entered-twice", entered > 1, said);
-        self.never("not-started-but-entered", was_not_started, said);
+        self.violation_if("entered-twice", entered > 1, said);
+        self.violation_if("not-started-but-entered", was_not_started, said);
     }
 
     fn enter(&mut self, name: String, key_name: String, token: u64, request: String, at: u64, deadline: u64) {
-        self.seen.sections += 1;
+        self.summary.sections += 1;
         let key = self.keys.entry(key_name.clone()).or_default();
         let index = key.sections.len();
         // It has lost its lock, and knows: who comes later may be in already.
         let is_late = deadline <= at;
         let mut out_of_order = None;
         if is_late {
-            self.seen.late += 1;
+            self.summary.late += 1;
         } else {
             let before = key.order.range(..(at, index)).next_back().map(|(place, token)| (place.1, *token));
             let after = key.order.range((at, index)..).next().map(|(place, token)| (place.1, *token));
@@ -233,9 +233,11 @@ impl Referee {
         }
         key.sections.push(Section { name: name.clone(), token, at, deadline: deadline.max(at), end: None, until: 0 });
         let other = out_of_order.unwrap_or_default();
-        self.never("fence-not-increasing", !other.is_empty(), || format!("{key_name}: {token} of {name} and {other}"));
-        let again = self.open.insert(name.clone(), Open { key: key_name, index, request }).is_some();
-        self.never("section-named-twice", again, || name);
+        self.violation_if("fence-not-increasing", !other.is_empty(), || {
+            format!("{key_name}: {token} of {name} and {other}")
+        });
+        let again = self.open.insert(name.clone(), OpenSection { key: key_name, index, request }).is_some();
+        self.violation_if("section-named-twice", again, || name);
     }
 
     /// Each pair is compared when the later one of the two ends.
@@ -249,7 +251,7 @@ impl Referee {
         let others = key.sections.iter().enumerate().filter(|(other, _)| *other != index);
         let too_close = others.filter_map(|(_, other)| Some((section.too_close(other)?, other.clone())));
         for (what, other) in too_close.collect::<Vec<_>>() {
-            self.never(what, true, || {
+            self.violation_if(what, true, || {
                 let (first, second) = if other.at < section.at { (&other, &section) } else { (&section, &other) };
                 let (Section { name, token, .. }, inside) = (second, (second.at - first.at) / 1_000);
                 format!("{key_name}: {name} ({token}) {inside} µs after {} ({})", first.name, first.token)
@@ -262,29 +264,29 @@ impl Referee {
         let (entered, was_asked, says_not_started) = (state.entered, state.was_asked, end.says_not_started());
         let twice = state.end.as_ref().map(|before| format!("{request}: {before:?}, then {end:?}"));
         state.end = Some(end);
-        self.never("answered-unasked", !was_asked, || request.to_owned());
-        self.never("answered-twice", twice.is_some(), || twice.unwrap_or_default());
-        self.never("not-started-but-entered", says_not_started && entered > 0, || request.to_owned());
+        self.violation_if("answered-unasked", !was_asked, || request.to_owned());
+        self.violation_if("answered-twice", twice.is_some(), || twice.unwrap_or_default());
+        self.violation_if("not-started-but-entered", says_not_started && entered > 0, || request.to_owned());
     }
 
-    fn write(&mut self, key_name: &str, token: u64) -> Answer {
+    fn write(&mut self, key_name: &str, token: u64) -> Reply {
         let key = self.keys.entry(key_name.to_owned()).or_default();
         let (before, is_stale) = (key.written, token < key.written);
-        if is_stale && !self.is_careless {
-            self.seen.refused += 1;
-            return Answer::Refused;
+        if is_stale && !self.ignores_fences {
+            self.summary.refused += 1;
+            return Reply::Refused;
         }
         key.written = before.max(token);
-        self.seen.accepted += 1;
-        self.never("stale-write-accepted", is_stale, || format!("{key_name}: {token} after {before}"));
-        Answer::Accepted
+        self.summary.accepted += 1;
+        self.violation_if("stale-write-accepted", is_stale, || format!("{key_name}: {token} after {before}"));
+        Reply::Accepted
     }
 
-    fn never(&mut self, name: &str, it_was: bool, what: impl FnOnce() -> String) {
+    fn violation_if(&mut self, name: &str, it_was: bool, what: impl FnOnce() -> String) {
         if it_was {
-            *self.seen.violations.entry(name.to_owned()).or_default() += 1;
-            if self.seen.first.len() < FIRST {
-                self.seen.first.push(format!("{name}: {}", what()));
+            *self.summary.violations.entry(name.to_owned()).or_default() += 1;
+            if self.summary.first.len() < MAX_EXAMPLES {
+                self.summary.first.push(format!("{name}: {}", what()));
             }
         }
     }
@@ -313,7 +315,10 @@ impl Section {
         }
         let is_soon = |first: &Self, end: u64, next: &Self| {
             let has_the_lock = |section: &Self| section.deadline > section.at;
-            has_the_lock(first) && has_the_lock(next) && next.at >= end && next.at.saturating_add(BLUR) < first.until
+            has_the_lock(first)
+                && has_the_lock(next)
+                && next.at >= end
+                && next.at.saturating_add(CLOCK_ROUNDING) < first.until
         };
         (is_soon(self, end, other) || is_soon(other, other_end, self)).then_some("too-soon")
     }
@@ -324,21 +329,21 @@ mod tests {
     use super::*;
 
     /// Reports by hand: `line` as it would come over the wire.
-    fn after(lines: &[&str]) -> Summary {
-        let mut referee = Referee::new();
+    fn summary_of(lines: &[&str]) -> Summary {
+        let mut checker = Checker::new();
         for line in lines {
-            referee.take(line.parse().expect("a report"));
+            checker.record(line.parse().expect("a report"));
         }
-        referee.finish()
+        checker.finish()
     }
 
     fn violations(lines: &[&str]) -> Vec<String> {
-        after(lines).violations.into_keys().collect()
+        summary_of(lines).violations.into_keys().collect()
     }
 
     #[test]
     fn sequential_requests_are_accepted() {
-        let summary = after(&[
+        let summary = summary_of(&[
             "ASK r1",
             "ASK r2",
             "ASK r3",
@@ -360,7 +365,7 @@ mod tests {
             "GONE r4",
         ]);
         assert_eq!(summary.violations, BTreeMap::new(), "{:?}", summary.first);
-        assert_eq!((summary.asked, summary.gone, summary.sections, summary.accepted), (5, 1, 3, 3));
+        assert_eq!((summary.asked, summary.left, summary.sections, summary.accepted), (5, 1, 3, 3));
         assert_eq!((summary.answers(200), summary.answers(409), summary.answers(503)), (3, 1, 0));
     }
 
@@ -373,12 +378,12 @@ mod tests {
             [second, "EXIT b-1 300", first, "EXIT a-1 200"],
             [first, second, "EXIT b-1 160", "EXIT a-1 200"],
         ] {
-            let summary = after(&[&asks[..], &reports].concat());
+            let summary = summary_of(&[&asks[..], &reports].concat());
             assert_eq!(summary.violations, BTreeMap::from([("overlap".to_owned(), 1)]), "{reports:?}");
             assert!(summary.first[0].contains("b-1 (11) 0 µs after a-1 (10)"), "{:?}", summary.first);
         }
         // One whose process was killed has the lock until its deadline.
-        let killed = after(&[&asks[..], &[first, second, "EXIT b-1 300"]].concat());
+        let killed = summary_of(&[&asks[..], &[first, second, "EXIT b-1 300"]].concat());
         assert_eq!((killed.left_open, killed.violations["overlap"]), (1, 1));
     }
 
@@ -429,7 +434,7 @@ mod tests {
 
     #[test]
     fn handlers_of_departed_clients_are_counted() {
-        let summary = after(&[
+        let summary = summary_of(&[
             "ASK before",
             "GONE before",
             "ASK inside",
@@ -448,9 +453,9 @@ mod tests {
             "BROKEN cut",
         ]);
         assert_eq!(summary.violations, BTreeMap::new(), "{:?}", summary.first);
-        assert_eq!((summary.gone, summary.gone_before), (3, 1));
-        assert_eq!(summary.gone_inside, BTreeSet::from(["inside".to_owned()]));
-        assert_eq!((summary.broken, summary.broken_before, summary.fallen), (2, 1, 2));
+        assert_eq!((summary.left, summary.left_before), (3, 1));
+        assert_eq!(summary.left_inside, BTreeSet::from(["inside".to_owned()]));
+        assert_eq!((summary.broken, summary.broken_before, summary.aborted), (2, 1, 2));
     }
 
     #[test]
@@ -498,25 +503,25 @@ mod tests {
     #[test]
     fn stale_write_is_refused_or_reported() {
         let writes = ["WRITE k 10", "WRITE k 12", "WRITE k 11", "WRITE other 1", "WRITE k 12"];
-        let mut referee = Referee::new();
-        let answers = writes.map(|line| referee.take(line.parse().expect("a report")));
-        let (yes, no) = (Answer::Accepted, Answer::Refused);
+        let mut checker = Checker::new();
+        let answers = writes.map(|line| checker.record(line.parse().expect("a report")));
+        let (yes, no) = (Reply::Accepted, Reply::Refused);
         assert_eq!(answers, [yes.clone(), yes.clone(), no, yes.clone(), yes.clone()]);
-        assert_eq!((referee.finish().refused, referee.finish().violations), (1, BTreeMap::new()));
+        assert_eq!((checker.finish().refused, checker.finish().violations), (1, BTreeMap::new()));
 
-        let mut careless = Referee::careless();
-        assert!(writes.iter().all(|line| careless.take(line.parse().expect("a report")) == yes));
+        let mut careless = Checker::ignoring_fences();
+        assert!(writes.iter().all(|line| careless.record(line.parse().expect("a report")) == yes));
         assert_eq!(careless.finish().violations, BTreeMap::from([("stale-write-accepted".to_owned(), 1)]));
     }
 
     #[test]
     fn invalid_report_is_a_violation_and_examples_are_bounded() {
-        let mut referee = Referee::new();
+        let mut checker = Checker::new();
         for _ in 0..100 {
-            assert_eq!(referee.not_understood("HELLO"), Answer::NotUnderstood);
+            assert_eq!(checker.invalid_report("HELLO"), Reply::Invalid);
         }
-        let summary = referee.finish();
-        assert_eq!((summary.violations["not-understood"], summary.first.len()), (100, FIRST));
+        let summary = checker.finish();
+        assert_eq!((summary.violations["not-understood"], summary.first.len()), (100, MAX_EXAMPLES));
         let json = serde_json::to_string(&summary).expect("plain data");
         assert_eq!(serde_json::from_str::<Summary>(&json).expect("the same"), summary);
     }

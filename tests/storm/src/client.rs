@@ -10,7 +10,7 @@ use std::{
 
 use axum::{
     body::Bytes,
-    http::{Request, Response, header},
+    http::{self, Response, header},
 };
 use h2::client as http2;
 use http_body_util::{BodyExt, Empty};
@@ -25,7 +25,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::workload::{How, Leaves, Plan, Protocol, When};
+use crate::workload::{ClientLeaves, LeaveKind, LeavePoint, Protocol, Workload};
 
 /// All the clients of a storm. Those that stay use the connections of those before them; those that leave take one down with them, or
 /// nothing but their stream.
@@ -38,7 +38,7 @@ pub(crate) struct Clients {
 
 /// A request, and whether its client waits for the answer.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct Request {
     /// What it is called.
     pub name: String,
     /// What it asks for.
@@ -46,12 +46,12 @@ pub struct Ask {
     /// What its client speaks.
     pub protocol: Protocol,
     /// When its client leaves.
-    pub leaves: Option<Leaves>,
+    pub leaves: Option<ClientLeaves>,
 }
 
 /// What a client saw.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum Observed {
     /// An answer, to its end.
     Answer {
         /// Its status.
@@ -75,7 +75,7 @@ struct Shared {
 }
 
 /// An answer whose body has yet to come.
-struct Answering {
+struct PartialResponse {
     head: Response<()>,
     body: Body,
 }
@@ -100,7 +100,7 @@ const TRIES: usize = 5;
 
 // === impl Ask ===
 
-impl Ask {
+impl Request {
     /// By a client that stays.
     #[must_use]
     pub fn new(name: &str, path: &str) -> Self {
@@ -109,12 +109,12 @@ impl Ask {
 
     /// By a client that leaves.
     #[must_use]
-    pub fn leaving(self, leaves: Leaves) -> Self {
+    pub fn leaving(self, leaves: ClientLeaves) -> Self {
         Self { leaves: Some(leaves), ..self }
     }
 
-    fn request<B>(&self, to: SocketAddr, body: B) -> Request<B> {
-        let request = Request::post(format!("http://{to}{}", self.path)).header(header::HOST, to.to_string());
+    fn to_http<B>(&self, to: SocketAddr, body: B) -> http::Request<B> {
+        let request = http::Request::post(format!("http://{to}{}", self.path)).header(header::HOST, to.to_string());
         request.header("x-request", &self.name).body(body).expect("a request")
     }
 
@@ -124,22 +124,24 @@ impl Ask {
         format!("POST {path} HTTP/1.1\r\nhost: {to}\r\nx-request: {name}\r\ncontent-length: 40\r\n\r\n{:40}", "")
     }
 
-    fn leaves_in_the_body(&self) -> bool {
-        self.leaves.is_some_and(|leaves| leaves.when == When::InTheBody)
+    fn leaves_in_body(&self) -> bool {
+        self.leaves.is_some_and(|leaves| leaves.point == LeavePoint::InBody)
     }
 
     /// It waits no longer than it wants to.
-    async fn patiently(&self, work: impl Future<Output = Result<Seen, Failure>>) -> Result<Seen, Failure> {
+    async fn until_leaving(&self, work: impl Future<Output = Result<Observed, Failure>>) -> Result<Observed, Failure> {
         match self.leaves {
-            Some(Leaves { when: When::After(limit), .. }) => timeout(limit, work).await.unwrap_or(Ok(Seen::Left)),
+            Some(ClientLeaves { point: LeavePoint::After(limit), .. }) => {
+                timeout(limit, work).await.unwrap_or(Ok(Observed::Left))
+            }
             _ => work.await,
         }
     }
 }
 
-impl From<&Plan> for Ask {
-    fn from(plan: &Plan) -> Self {
-        Self { name: plan.name(), path: plan.path(), protocol: plan.protocol, leaves: plan.leaves }
+impl From<&Workload> for Request {
+    fn from(workload: &Workload) -> Self {
+        Self { name: workload.name(), path: workload.path(), protocol: workload.protocol, leaves: workload.leaves }
     }
 }
 
@@ -150,17 +152,19 @@ impl Clients {
         Self { idle: Mutex::default(), shared: Mutex::default(), opening: Semaphore::new(1) }
     }
 
-    pub(crate) async fn ask(&self, to: SocketAddr, ask: &Ask) -> Seen {
-        let seen = match (ask.protocol, ask.leaves) {
-            (Protocol::Http1, None) => self.on_a_kept_one(to, ask).await,
-            (Protocol::Http1, Some(leaves)) => alone_on_http1(to, ask, leaves).await,
-            (Protocol::Http2, None | Some(Leaves { how: How::Reset, .. })) => self.on_a_shared_one(to, ask).await,
-            (Protocol::Http2, Some(leaves)) => alone_on_http2(to, ask, leaves).await,
+    pub(crate) async fn send(&self, to: SocketAddr, request: &Request) -> Observed {
+        let observed = match (request.protocol, request.leaves) {
+            (Protocol::Http1, None) => self.send_on_kept_connection(to, request).await,
+            (Protocol::Http1, Some(leaves)) => send_and_leave_on_http1(to, request, leaves).await,
+            (Protocol::Http2, None | Some(ClientLeaves { kind: LeaveKind::Reset, .. })) => {
+                self.send_on_shared_connection(to, request).await
+            }
+            (Protocol::Http2, Some(leaves)) => send_and_leave_on_http2(to, request, leaves).await,
         };
-        seen.unwrap_or(Seen::Broken)
+        observed.unwrap_or(Observed::Broken)
     }
 
-    async fn on_a_kept_one(&self, to: SocketAddr, ask: &Ask) -> Result<Seen, Failure> {
+    async fn send_on_kept_connection(&self, to: SocketAddr, request: &Request) -> Result<Observed, Failure> {
         for _ in 0..TRIES {
             let kept = guarded(&self.idle).get_mut(&to).and_then(Vec::pop);
             let mut requests = match kept {
@@ -174,11 +178,11 @@ impl Clients {
             if requests.ready().await.is_err() {
                 continue;
             }
-            match send_on_http1(&mut requests, ask.request(to, Empty::new())).await {
+            match send_on_http1(&mut requests, request.to_http(to, Empty::new())).await {
                 Ok(answering) => {
-                    let seen = answering.read(false).await?;
+                    let observed = answering.read(false).await?;
                     guarded(&self.idle).entry(to).or_default().push(requests);
-                    return Ok(seen);
+                    return Ok(observed);
                 }
                 Err(Failure::NotSent) => {}
                 Err(Failure::Broken) => break,
@@ -187,10 +191,10 @@ impl Clients {
         Err(Failure::Broken)
     }
 
-    async fn on_a_shared_one(&self, to: SocketAddr, ask: &Ask) -> Result<Seen, Failure> {
+    async fn send_on_shared_connection(&self, to: SocketAddr, request: &Request) -> Result<Observed, Failure> {
         for _ in 0..TRIES {
             let mut requests = self.shared(to).await?;
-            match ask.patiently(exchange_on_http2(&mut requests, to, ask)).await {
+            match request.until_leaving(exchange_on_http2(&mut requests, to, request)).await {
                 Err(Failure::NotSent) => self.forget(to),
                 other => return other,
             }
@@ -236,35 +240,35 @@ async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// One that ends as it is to end, when it is dropped.
-async fn connect_to_leave(to: SocketAddr, leaves: Leaves) -> io::Result<TcpStream> {
+async fn connect_to_leave(to: SocketAddr, leaves: ClientLeaves) -> io::Result<TcpStream> {
     let stream = connect(to).await?;
-    if leaves.how == How::Abort {
+    if leaves.kind == LeaveKind::Abort {
         stream.set_zero_linger()?;
     }
     Ok(stream)
 }
 
 /// On a connection of its own, which is gone when this is over.
-async fn alone_on_http1(to: SocketAddr, ask: &Ask, leaves: Leaves) -> Result<Seen, Failure> {
+async fn send_and_leave_on_http1(to: SocketAddr, request: &Request, leaves: ClientLeaves) -> Result<Observed, Failure> {
     let mut stream = connect_to_leave(to, leaves).await?;
-    if let When::BeforeItIsOut { sent, after } = leaves.when {
-        let bytes = ask.in_bytes(to);
+    if let LeavePoint::WhileSending { sent, after } = leaves.point {
+        let bytes = request.in_bytes(to);
         stream.write_all(&bytes.as_bytes()[..bytes.len() * sent / 100]).await?;
         sleep(after).await;
-        return Ok(Seen::Left);
+        return Ok(Observed::Left);
     }
     let (mut requests, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let exchange = async {
-        let answering = send_on_http1(&mut requests, ask.request(to, Empty::new())).await?;
-        answering.read(ask.leaves_in_the_body()).await
+        let answering = send_on_http1(&mut requests, request.to_http(to, Empty::new())).await?;
+        answering.read(request.leaves_in_body()).await
     };
-    driving(connection, ask.patiently(exchange)).await
+    driving(connection, request.until_leaving(exchange)).await
 }
 
 /// On a connection of its own, which is gone when this is over.
-async fn alone_on_http2(to: SocketAddr, ask: &Ask, leaves: Leaves) -> Result<Seen, Failure> {
+async fn send_and_leave_on_http2(to: SocketAddr, request: &Request, leaves: ClientLeaves) -> Result<Observed, Failure> {
     let (mut requests, connection) = http2::handshake(connect_to_leave(to, leaves).await?).await?;
-    driving(connection, ask.patiently(exchange_on_http2(&mut requests, to, ask))).await
+    driving(connection, request.until_leaving(exchange_on_http2(&mut requests, to, request))).await
 }
 
 /// Does this while the connection does its part, and drops both.
@@ -282,12 +286,12 @@ async fn driving<T>(connection: impl Future, work: impl Future<Output = T>) -> T
 
 async fn send_on_http1(
     requests: &mut http1::SendRequest<Empty<Bytes>>,
-    request: Request<Empty<Bytes>>,
-) -> Result<Answering, Failure> {
+    request: http::Request<Empty<Bytes>>,
+) -> Result<PartialResponse, Failure> {
     match requests.try_send_request(request).await {
         Ok(answer) => {
             let (head, body) = answer.into_parts();
-            Ok(Answering { head: Response::from_parts(head, ()), body: Body::Http1(body) })
+            Ok(PartialResponse { head: Response::from_parts(head, ()), body: Body::Http1(body) })
         }
         Err(mut error) => Err(if error.take_message().is_some() { Failure::NotSent } else { Failure::Broken }),
     }
@@ -297,18 +301,18 @@ async fn send_on_http1(
 async fn exchange_on_http2(
     requests: &mut http2::SendRequest<Bytes>,
     to: SocketAddr,
-    ask: &Ask,
-) -> Result<Seen, Failure> {
+    request: &Request,
+) -> Result<Observed, Failure> {
     let ready = requests.clone().ready().await.map_err(|_| Failure::NotSent);
-    let has_a_body = matches!(ask.leaves, Some(Leaves { when: When::BeforeItIsOut { .. }, .. }));
-    let (answer, _body) = ready?.send_request(ask.request(to, ()), !has_a_body).map_err(|_| Failure::NotSent)?;
-    if let Some(Leaves { when: When::BeforeItIsOut { after, .. }, .. }) = ask.leaves {
+    let has_a_body = matches!(request.leaves, Some(ClientLeaves { point: LeavePoint::WhileSending { .. }, .. }));
+    let (answer, _body) = ready?.send_request(request.to_http(to, ()), !has_a_body).map_err(|_| Failure::NotSent)?;
+    if let Some(ClientLeaves { point: LeavePoint::WhileSending { after, .. }, .. }) = request.leaves {
         sleep(after).await;
-        return Ok(Seen::Left);
+        return Ok(Observed::Left);
     }
     let (head, body) = answer.await?.into_parts();
-    let answering = Answering { head: Response::from_parts(head, ()), body: Body::Http2(body) };
-    answering.read(ask.leaves_in_the_body()).await
+    let answering = PartialResponse { head: Response::from_parts(head, ()), body: Body::Http2(body) };
+    answering.read(request.leaves_in_body()).await
 }
 
 fn guarded<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -317,13 +321,13 @@ fn guarded<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 // === impl Answering ===
 
-impl Answering {
-    async fn read(mut self, leaves_in_it: bool) -> Result<Seen, Failure> {
+impl PartialResponse {
+    async fn read(mut self, leaves_in_it: bool) -> Result<Observed, Failure> {
         let mut bytes = Vec::new();
         while let Some(frame) = self.body.frame().await {
             bytes.extend_from_slice(&frame?);
             if leaves_in_it {
-                return Ok(Seen::Left);
+                return Ok(Observed::Left);
             }
         }
         let is_a_problem =
@@ -334,7 +338,7 @@ impl Answering {
         };
         let (outcome, kind) = if is_a_problem { (field("outcome"), field("type")) } else { (None, None) };
         let kind = kind.and_then(|kind| Some(kind.strip_prefix("urn:tower-lock:")?.to_owned()));
-        Ok(Seen::Answer { status: self.head.status().as_u16(), outcome, kind })
+        Ok(Observed::Answer { status: self.head.status().as_u16(), outcome, kind })
     }
 }
 

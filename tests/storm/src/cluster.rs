@@ -1,4 +1,4 @@
-//! What a storm is made of: a referee, services, and clients that tell the referee what they ask and what they hear.
+//! What a storm is made of: a checker, services, and clients that tell the checker what they ask and what they hear.
 
 use std::{
     collections::HashMap,
@@ -19,18 +19,18 @@ use tower_lock_faults::Process;
 
 use crate::{
     checker::Summary,
-    client::{Ask, Clients, Seen},
-    report::{Answer, Report},
+    client::{Clients, Observed, Request},
+    report::{Reply, Report},
     reporter::Reporter,
 };
 
 /// Longer than anything takes here, on a machine that does something else as well.
-const AT_MOST: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The referee, and clients that report to it.
+/// The checker, and clients that report to it.
 #[derive(Debug)]
-pub struct Site {
-    referee: Printing,
+pub struct Cluster {
+    checker: ChildOutput,
     address: SocketAddr,
     service: &'static str,
     reporter: Reporter,
@@ -40,13 +40,13 @@ pub struct Site {
 /// A process of the service.
 #[derive(Debug)]
 pub struct Service {
-    process: Printing,
+    process: ChildOutput,
     instances: Vec<SocketAddr>,
 }
 
 /// What an instance has at a moment: all zeros when nobody wants anything of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Left {
+pub struct Residue {
     /// Handlers and bodies of theirs that are there still, whoever drives them.
     pub inside: usize,
     /// Keys it holds.
@@ -61,7 +61,7 @@ pub struct Left {
 
 /// What a service leaves behind: all zeros, if it ends in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Farewell {
+pub struct ShutdownReport {
     /// Keys that were still held when its patience was at its end.
     pub holding: usize,
     /// Tasks that were still there when it had nothing left to do.
@@ -72,24 +72,24 @@ pub struct Farewell {
 
 /// A process whose lines are read as they come.
 #[derive(Debug)]
-struct Printing {
+struct ChildOutput {
     process: Process,
     lines: mpsc::UnboundedReceiver<String>,
 }
 
 // === impl Site ===
 
-impl Site {
-    /// Starts a referee, with these arguments. `service` is the program that is to be refereed.
+impl Cluster {
+    /// Starts a checker, with these arguments. `service` is the program that is to be refereed.
     ///
     /// # Panics
     ///
     /// It does not start.
-    pub async fn start(referee: &str, service: &'static str, arguments: &[&str]) -> Self {
-        let mut referee = Printing::start(referee, arguments, &HashMap::new());
-        let address = referee.listening().await;
+    pub async fn start(checker: &str, service: &'static str, arguments: &[&str]) -> Self {
+        let mut checker = ChildOutput::start(checker, arguments, &HashMap::new());
+        let address = checker.listening().await;
         let reporter = Reporter::connect(address).await.expect("it listens");
-        Self { referee, address, service, reporter, clients: Clients::new() }
+        Self { checker: checker, address, service, reporter, clients: Clients::new() }
     }
 
     /// Starts a service, with these arguments, on this Redis or in its own memory.
@@ -98,9 +98,9 @@ impl Site {
     ///
     /// It does not start.
     pub async fn service(&self, arguments: &[&str], redis_url: Option<&str>) -> Service {
-        let mut environment = HashMap::from([("REFEREE", self.address.to_string())]);
+        let mut environment = HashMap::from([("CHECKER", self.address.to_string())]);
         environment.extend(redis_url.map(|url| ("REDIS_URL", url.to_owned())));
-        let mut process = Printing::start(self.service, arguments, &environment);
+        let mut process = ChildOutput::start(self.service, arguments, &environment);
         let number = arguments.get(1).and_then(|number| number.parse().ok()).unwrap_or(1);
         let mut instances = Vec::new();
         for _ in 0..number {
@@ -114,34 +114,34 @@ impl Site {
     /// # Panics
     ///
     /// There is no answer for two minutes: somebody hangs.
-    pub async fn ask(&self, instance: SocketAddr, ask: &Ask) -> Seen {
+    pub async fn send(&self, instance: SocketAddr, ask: &Request) -> Observed {
         let request = ask.name.clone();
-        self.reporter.report(Report::Ask { request: request.clone() }).await;
-        let seen = timeout(AT_MOST, self.clients.ask(instance, ask)).await;
-        let seen = seen.unwrap_or_else(|_| panic!("{ask:?} at {instance}: no answer"));
-        let report = match &seen {
-            Seen::Answer { status, outcome, .. } => {
-                Report::Answer { request, status: *status, outcome: outcome.as_deref().unwrap_or("-").to_owned() }
+        self.reporter.report(Report::Request { request: request.clone() }).await;
+        let observed = timeout(TIMEOUT, self.clients.send(instance, ask)).await;
+        let observed = observed.unwrap_or_else(|_| panic!("{ask:?} at {instance}: no answer"));
+        let report = match &observed {
+            Observed::Answer { status, outcome, .. } => {
+                Report::Response { request, status: *status, outcome: outcome.as_deref().unwrap_or("-").to_owned() }
             }
-            Seen::Left => Report::Gone { request },
-            Seen::Broken => Report::Broken { request },
+            Observed::Left => Report::Left { request },
+            Observed::Broken => Report::Broken { request },
         };
         self.reporter.report(report).await;
-        seen
+        observed
     }
 
-    /// The referee's word, and whether its exit says the same.
+    /// The checker's word, and whether its exit says the same.
     ///
     /// # Panics
     ///
     /// It does not.
     pub async fn finish(mut self) -> Summary {
-        let Answer::Summary(json) = self.reporter.report(Report::Finish).await else { panic!("no summary") };
+        let Reply::Summary(json) = self.reporter.report(Report::Finish).await else { panic!("no summary") };
         let summary: Summary = serde_json::from_str(&json).expect("a summary");
-        let code = self.referee.process.end().await.code();
+        let code = self.checker.process.end().await.code();
         assert_eq!(code, Some(i32::from(!summary.violations.is_empty())), "{summary:#?}");
         let mut printed = String::new();
-        while let Some(line) = self.referee.lines.recv().await {
+        while let Some(line) = self.checker.lines.recv().await {
             printed.push_str(&line);
         }
         assert_eq!(serde_json::from_str::<Summary>(&printed).expect("a summary"), summary, "what it printed");
@@ -169,11 +169,11 @@ impl Service {
     /// # Panics
     ///
     /// It does not say.
-    pub async fn left(&self) -> Left {
-        let mut all = Left::default();
+    pub async fn residue(&self) -> Residue {
+        let mut all = Residue::default();
         for instance in &self.instances {
-            let json = timeout(AT_MOST, get(*instance, "/left")).await.expect("an answer").expect("it listens");
-            let Left { inside, held, known, waiting, kept } = serde_json::from_str(&json).expect("JSON");
+            let json = timeout(TIMEOUT, get(*instance, "/left")).await.expect("an answer").expect("it listens");
+            let Residue { inside, held, known, waiting, kept } = serde_json::from_str(&json).expect("JSON");
             all.inside += inside;
             all.held += held;
             all.known += known;
@@ -188,12 +188,12 @@ impl Service {
     /// # Panics
     ///
     /// It does not end, or not well.
-    pub async fn terminate(mut self) -> Farewell {
+    pub async fn terminate(mut self) -> ShutdownReport {
         self.process.process.terminate();
         let status: ExitStatus = self.process.process.end().await;
-        let farewell = self.process.line().await;
-        assert!(status.success(), "{status}, {farewell}");
-        serde_json::from_str(&farewell).expect("JSON")
+        let report = self.process.line().await;
+        assert!(status.success(), "{status}, {report}");
+        serde_json::from_str(&report).expect("JSON")
     }
 }
 
@@ -208,7 +208,7 @@ async fn get(from: SocketAddr, path: &str) -> io::Result<String> {
 
 // === impl Printing ===
 
-impl Printing {
+impl ChildOutput {
     fn start(program: &str, arguments: &[&str], environment: &HashMap<&str, String>) -> Self {
         let mut command = Process::command(program);
         command.args(arguments).env_remove("REDIS_URL").envs(environment).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -221,7 +221,7 @@ impl Printing {
     }
 
     async fn line(&mut self) -> String {
-        timeout(AT_MOST, self.lines.recv()).await.expect("it says something").expect("it lives")
+        timeout(TIMEOUT, self.lines.recv()).await.expect("it says something").expect("it lives")
     }
 
     async fn listening(&mut self) -> SocketAddr {

@@ -1,13 +1,13 @@
-//! All storms of the crate: clients of every kind, services of one process or of many, and a referee that sees what each of them does.
+//! All storms of the crate: clients of every kind, services of one process or of many, and a checker that sees what each of them does.
 //!
 //! ```text
 //! storm (a test) ──HTTP──▶ service × n ──▶ proxy, which does what networks do ──▶ Redis, or its own memory
 //!    │ ASK, ANSWER, GONE,     │ ENTER, WRITE, EXIT, FALL
 //!    │ BROKEN                 │
-//!    └────────▶ referee ◀─────┘
+//!    └────────▶ checker ◀─────┘
 //! ```
 //!
-//! The referee is a process of its own: it believes nobody, and what it says at the end is the outcome of the storm. What is asked, what
+//! The checker is a process of its own: it believes nobody, and what it says at the end is the outcome of the storm. What is asked, what
 //! handlers do and which clients leave is thrown by a seed, before anything happens.
 
 mod report;
@@ -20,14 +20,14 @@ mod cluster;
 mod storm;
 
 pub use self::{
-    broken_stores::{FreesAnybody, LosesTrackOfTime},
-    checker::{Referee, Summary},
-    client::{Ask, Seen},
-    cluster::{Farewell, Left, Service, Site},
-    report::{Answer, NotUnderstood, Report},
+    broken_stores::{ReleasesAnyHolder, ShortensLeases},
+    checker::{Checker, Summary},
+    client::{Observed, Request},
+    cluster::{Cluster, Residue, Service, ShutdownReport},
+    report::{InvalidReport, Reply, Report},
     reporter::Reporter,
-    storm::{Outcome, Storm, World, is, seed},
-    workload::{How, Leaves, Panics, Patience, Plan, Protocol, Way, When, Work},
+    storm::{Environment, Outcome, Storm, is, seed},
+    workload::{ClientLeaves, LeaveKind, LeavePoint, LockPath, Panics, Patience, Protocol, Work, Workload},
 };
 
 /// What time it is, in nanoseconds: the same for every process of this machine.

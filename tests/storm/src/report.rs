@@ -1,15 +1,15 @@
-//! What is told to the referee, and what it says: a line each.
+//! What is told to the checker, and what it says: a line each.
 
 use std::{
     fmt,
     str::{FromStr, SplitAsciiWhitespace},
 };
 
-/// What somebody tells the referee. No name has a space in it.
+/// What somebody tells the checker. No name has a space in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
     /// A client is about to send a request.
-    Ask {
+    Request {
         /// Its name.
         request: String,
     },
@@ -38,7 +38,7 @@ pub enum Report {
         at: u64,
     },
     /// A section was broken off, by whatever: a panic, a client that left, a lock that was lost.
-    Fall {
+    Abort {
         /// Its name.
         section: String,
         /// When, by [`now`](crate::now).
@@ -54,7 +54,7 @@ pub enum Report {
         token: u64,
     },
     /// A client has its answer.
-    Answer {
+    Response {
         /// To which request.
         request: String,
         /// The status.
@@ -63,7 +63,7 @@ pub enum Report {
         outcome: String,
     },
     /// A client has left before its answer was complete.
-    Gone {
+    Left {
         /// The request.
         request: String,
     },
@@ -74,43 +74,43 @@ pub enum Report {
     },
     /// Says nothing: whoever has the answer knows that everything before it has arrived.
     Flush,
-    /// It is over: what was seen, please.
+    /// It is over: what was observed, please.
     Finish,
 }
 
-/// What the referee answers.
+/// What the checker answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum Reply {
     /// Taken down.
     Ok,
     /// Written.
     Accepted,
     /// Not written: somebody with a larger token was there before.
     Refused,
-    /// To [`Report::Finish`]: what was seen, as JSON in one line.
+    /// To [`Report::Finish`]: what was observed, as JSON in one line.
     Summary(String),
     /// To what is none of these.
-    NotUnderstood,
+    Invalid,
 }
 
 /// It is none of these lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NotUnderstood;
+pub struct InvalidReport;
 
 // === impl Report ===
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Ask { request } => write!(f, "ASK {request}"),
+            Self::Request { request } => write!(f, "ASK {request}"),
             Self::Enter { section, key, token, process, request, at, deadline } => {
                 write!(f, "ENTER {section} {key} {token} {process} {request} {at} {deadline}")
             }
             Self::Exit { section, at } => write!(f, "EXIT {section} {at}"),
-            Self::Fall { section, at, until } => write!(f, "FALL {section} {at} {until}"),
+            Self::Abort { section, at, until } => write!(f, "FALL {section} {at} {until}"),
             Self::Write { key, token } => write!(f, "WRITE {key} {token}"),
-            Self::Answer { request, status, outcome } => write!(f, "ANSWER {request} {status} {outcome}"),
-            Self::Gone { request } => write!(f, "GONE {request}"),
+            Self::Response { request, status, outcome } => write!(f, "ANSWER {request} {status} {outcome}"),
+            Self::Left { request } => write!(f, "GONE {request}"),
             Self::Broken { request } => write!(f, "BROKEN {request}"),
             Self::Flush => f.write_str("FLUSH"),
             Self::Finish => f.write_str("FINISH"),
@@ -119,12 +119,12 @@ impl fmt::Display for Report {
 }
 
 impl FromStr for Report {
-    type Err = NotUnderstood;
+    type Err = InvalidReport;
 
-    fn from_str(line: &str) -> Result<Self, NotUnderstood> {
+    fn from_str(line: &str) -> Result<Self, InvalidReport> {
         let mut words = line.split_ascii_whitespace();
-        let report = match words.next().ok_or(NotUnderstood)? {
-            "ASK" => Self::Ask { request: word(&mut words)? },
+        let report = match words.next().ok_or(InvalidReport)? {
+            "ASK" => Self::Request { request: word(&mut words)? },
             "ENTER" => Self::Enter {
                 section: word(&mut words)?,
                 key: word(&mut words)?,
@@ -135,47 +135,47 @@ impl FromStr for Report {
                 deadline: word(&mut words)?,
             },
             "EXIT" => Self::Exit { section: word(&mut words)?, at: word(&mut words)? },
-            "FALL" => Self::Fall { section: word(&mut words)?, at: word(&mut words)?, until: word(&mut words)? },
+            "FALL" => Self::Abort { section: word(&mut words)?, at: word(&mut words)?, until: word(&mut words)? },
             "WRITE" => Self::Write { key: word(&mut words)?, token: word(&mut words)? },
             "ANSWER" => {
-                Self::Answer { request: word(&mut words)?, status: word(&mut words)?, outcome: word(&mut words)? }
+                Self::Response { request: word(&mut words)?, status: word(&mut words)?, outcome: word(&mut words)? }
             }
-            "GONE" => Self::Gone { request: word(&mut words)? },
+            "GONE" => Self::Left { request: word(&mut words)? },
             "BROKEN" => Self::Broken { request: word(&mut words)? },
             "FLUSH" => Self::Flush,
             "FINISH" => Self::Finish,
-            _ => return Err(NotUnderstood),
+            _ => return Err(InvalidReport),
         };
-        if words.next().is_some() { Err(NotUnderstood) } else { Ok(report) }
+        if words.next().is_some() { Err(InvalidReport) } else { Ok(report) }
     }
 }
 
-fn word<T: FromStr>(words: &mut SplitAsciiWhitespace<'_>) -> Result<T, NotUnderstood> {
-    words.next().and_then(|word| word.parse().ok()).ok_or(NotUnderstood)
+fn word<T: FromStr>(words: &mut SplitAsciiWhitespace<'_>) -> Result<T, InvalidReport> {
+    words.next().and_then(|word| word.parse().ok()).ok_or(InvalidReport)
 }
 
 // === impl Answer ===
 
-impl fmt::Display for Answer {
+impl fmt::Display for Reply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ok => "ok",
             Self::Accepted => "accepted",
             Self::Refused => "refused",
             Self::Summary(json) => json,
-            Self::NotUnderstood => "not understood",
+            Self::Invalid => "not understood",
         })
     }
 }
 
-impl From<&str> for Answer {
+impl From<&str> for Reply {
     fn from(line: &str) -> Self {
         match line {
             "ok" => Self::Ok,
             "accepted" => Self::Accepted,
             "refused" => Self::Refused,
             json if json.starts_with('{') => Self::Summary(json.to_owned()),
-            _ => Self::NotUnderstood,
+            _ => Self::Invalid,
         }
     }
 }
@@ -188,7 +188,7 @@ mod tests {
     fn reports_round_trip_and_other_lines_are_invalid() {
         let text = str::to_owned;
         let reports = [
-            Report::Ask { request: text("r1") },
+            Report::Request { request: text("r1") },
             Report::Enter {
                 section: text("a-1"),
                 key: text("subject:7"),
@@ -199,10 +199,10 @@ mod tests {
                 deadline: 2,
             },
             Report::Exit { section: text("a-1"), at: 3 },
-            Report::Fall { section: text("a-2"), at: 3, until: 4 },
+            Report::Abort { section: text("a-2"), at: 3, until: 4 },
             Report::Write { key: text("subject:7"), token: 4 },
-            Report::Answer { request: text("r1"), status: 409, outcome: text("not-started") },
-            Report::Gone { request: text("r1") },
+            Report::Response { request: text("r1"), status: 409, outcome: text("not-started") },
+            Report::Left { request: text("r1") },
             Report::Broken { request: text("r1") },
             Report::Flush,
             Report::Finish,
@@ -210,16 +210,16 @@ mod tests {
         for report in reports {
             let line = report.to_string();
             assert_eq!(line.parse(), Ok(report));
-            assert_eq!(format!("{line} more").parse::<Report>(), Err(NotUnderstood));
+            assert_eq!(format!("{line} more").parse::<Report>(), Err(InvalidReport));
             if let Some((less, _)) = line.rsplit_once(' ') {
-                assert_eq!(less.parse::<Report>(), Err(NotUnderstood), "{less}");
+                assert_eq!(less.parse::<Report>(), Err(InvalidReport), "{less}");
             }
         }
         for line in ["", "HELLO", "EXIT a-1 soon", "ANSWER r1 70000 -"] {
-            assert_eq!(line.parse::<Report>(), Err(NotUnderstood), "{line}");
+            assert_eq!(line.parse::<Report>(), Err(InvalidReport), "{line}");
         }
-        for answer in [Answer::Ok, Answer::Accepted, Answer::Refused, Answer::Summary(text("{}"))] {
-            assert_eq!(Answer::from(&*answer.to_string()), answer);
+        for answer in [Reply::Ok, Reply::Accepted, Reply::Refused, Reply::Summary(text("{}"))] {
+            assert_eq!(Reply::from(&*answer.to_string()), answer);
         }
     }
 }

@@ -12,14 +12,14 @@ use tower_lock_faults::{Proxy, RedisServer};
 
 use crate::{
     checker::Summary,
-    client::{Ask, Seen},
-    cluster::{Farewell, Left, Service, Site},
-    workload::{Patience, Plan},
+    client::{Observed, Request},
+    cluster::{Cluster, Residue, Service, ShutdownReport},
+    workload::{Patience, Workload},
 };
 
 /// Where a storm takes place.
 #[derive(Debug)]
-pub struct World {
+pub struct Environment {
     /// `None`: one process, and its memory.
     pub redis: Option<RedisServer>,
     /// Between the services and their Redis.
@@ -30,35 +30,35 @@ pub struct World {
     pub leaving: Vec<AtomicBool>,
     /// What is thrown.
     pub seed: u64,
-    site: Site,
+    cluster: Cluster,
 }
 
 /// What the clients saw, and how long the longest of them took.
 #[derive(Debug)]
 pub struct Storm {
-    seen: Vec<(Plan, Seen)>,
+    observed: Vec<(Workload, Observed)>,
     longest: Duration,
 }
 
-/// What the clients saw, and what the referee did.
+/// What the clients saw, and what the checker did.
 #[derive(Debug)]
 pub struct Outcome {
     /// What was asked, and what came of it.
-    pub seen: Vec<(Plan, Seen)>,
+    pub observed: Vec<(Workload, Observed)>,
     /// How long the longest took.
     pub longest: Duration,
     /// What went wrong between the services and their Redis.
-    pub mishaps: u64,
+    pub faults: u64,
     /// How many connections were made there.
     pub arrived: u64,
-    /// What the referee says.
+    /// What the checker says.
     pub summary: Summary,
 }
 
 /// Requests at a time.
-const AT_ONCE: usize = 200;
+const CONCURRENCY: usize = 200;
 
-/// So long nobody has a key after a section that was broken off: long enough to be seen, and short enough for a storm.
+/// So long nobody has a key after a section that was broken off: long enough to be observed, and short enough for a storm.
 const LOCK_DELAY: &str = "--lock-delay-ms=100";
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -89,14 +89,14 @@ async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
 
 // === impl World ===
 
-impl World {
+impl Environment {
     /// With this Redis behind a proxy, or one that remembers for itself; with so many processes (one, without Redis), each with this flag.
     ///
     /// # Panics
     ///
     /// Something does not start.
     pub async fn new(
-        (referee, service): (&str, &'static str),
+        (checker, service): (&str, &'static str),
         redis: Option<RedisServer>,
         processes: usize,
         flag: &str,
@@ -107,13 +107,13 @@ impl World {
             None => None,
         };
         assert!(proxy.is_some() || processes == 1, "nobody shares the memory of another process");
-        let site = Site::start(referee, service, &[]).await;
+        let cluster = Cluster::start(checker, service, &[]).await;
         let url = proxy.as_ref().map(Proxy::url);
         let names = ["a", "b", "c", "d"][..processes].iter();
-        let start = async |name: &&str| site.service(&[name, "1", LOCK_DELAY, flag], url.as_deref()).await;
+        let start = async |name: &&str| cluster.service(&[name, "1", LOCK_DELAY, flag], url.as_deref()).await;
         let services = join_all(names.map(start)).await;
         let leaving = services.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { redis, proxy, services, leaving, seed, site }
+        Self { redis, proxy, services, leaving, seed, cluster }
     }
 
     /// Its Redis.
@@ -122,7 +122,7 @@ impl World {
     ///
     /// It has none.
     pub fn redis(&self) -> &RedisServer {
-        self.redis.as_ref().expect("a world with a Redis")
+        self.redis.as_ref().expect("a environment with a Redis")
     }
 
     /// What is before its Redis.
@@ -131,7 +131,7 @@ impl World {
     ///
     /// It has none.
     pub fn proxy(&self) -> &Proxy {
-        self.proxy.as_ref().expect("a world with a Redis")
+        self.proxy.as_ref().expect("a environment with a Redis")
     }
 
     /// Sends so many requests.
@@ -140,24 +140,24 @@ impl World {
     ///
     /// Nobody is left to be asked, or somebody has no answer for two minutes, or no turn for one.
     pub async fn storm(&self, requests: u64) -> Storm {
-        let requests = stream::iter(Plan::of(self.seed, requests)).map(|plan| {
+        let requests = stream::iter(Workload::generate(self.seed, requests)).map(|workload| {
             let services = self.services.iter().zip(&self.leaving);
             let alive = services
                 .filter(|(service, leaving)| !leaving.load(SeqCst) && service.process().ended().is_none())
                 .map(|(service, _)| service);
             let alive: Vec<_> = alive.collect();
-            let instance = alive[plan.instance % alive.len()].instances()[0];
+            let instance = alive[workload.instance % alive.len()].instances()[0];
             async move {
                 let asked = Instant::now();
-                let seen = self.site.ask(instance, &Ask::from(&plan)).await;
+                let observed = self.cluster.send(instance, &Request::from(&workload)).await;
                 // At once: with a key that nobody gives back it would be one after the other.
-                assert!(!waited_in_vain(&plan, &seen), "a minute was not enough for {plan:?}");
-                (plan, seen, asked.elapsed())
+                assert!(!wait_timed_out(&workload, &observed), "a minute was not enough for {workload:?}");
+                (workload, observed, asked.elapsed())
             }
         });
-        let seen: Vec<_> = requests.buffer_unordered(AT_ONCE).collect().await;
-        let longest = seen.iter().map(|(_, _, took)| *took).max().unwrap_or_default();
-        Storm { seen: seen.into_iter().map(|(plan, seen, _)| (plan, seen)).collect(), longest }
+        let observed: Vec<_> = requests.buffer_unordered(CONCURRENCY).collect().await;
+        let longest = observed.iter().map(|(_, _, took)| *took).max().unwrap_or_default();
+        Storm { observed: observed.into_iter().map(|(workload, observed, _)| (workload, observed)).collect(), longest }
     }
 
     /// Nothing is left behind: no handler, no key and nobody who waits while the services run, and nothing at all when they have ended in order.
@@ -166,11 +166,11 @@ impl World {
     ///
     /// Something is.
     pub async fn end(self, storm: Storm) -> Outcome {
-        let Self { redis, proxy, site, services, .. } = self;
+        let Self { redis, proxy, cluster, services, .. } = self;
         // But for those that were killed.
         let living = || services.iter().filter(|service| service.process().ended().is_none());
         eventually("a service with nothing left to do", async || {
-            join_all(living().map(Service::left)).await.iter().all(|left| *left == Left::default())
+            join_all(living().map(Service::residue)).await.iter().all(|left| *left == Residue::default())
         })
         .await;
         if let Some(redis) = &redis {
@@ -186,7 +186,7 @@ impl World {
         }
         for service in services.into_iter().filter(|service| service.process().ended().is_none_or(|end| end.success()))
         {
-            assert_eq!(service.terminate().await, Farewell::default());
+            assert_eq!(service.terminate().await, ShutdownReport::default());
         }
         if let (Some(redis), Some(proxy)) = (&redis, &proxy) {
             assert_eq!(redis.command(&["PUBSUB", "CHANNELS"]).await.texts(), [""; 0]);
@@ -197,8 +197,8 @@ impl World {
             // It may still be connecting for somebody who has gone.
             eventually("nobody is connected", async || proxy.connections().is_empty()).await;
         }
-        let (mishaps, arrived) = proxy.map_or((0, 0), |proxy| (proxy.mishaps(), proxy.arrived()));
-        Outcome { seen: storm.seen, longest: storm.longest, mishaps, arrived, summary: site.finish().await }
+        let (faults, arrived) = proxy.map_or((0, 0), |proxy| (proxy.fault_count(), proxy.arrived()));
+        Outcome { observed: storm.observed, longest: storm.longest, faults, arrived, summary: cluster.finish().await }
     }
 }
 
@@ -207,8 +207,8 @@ impl World {
 impl Outcome {
     /// How many it was so for.
     #[must_use]
-    pub fn count(&self, is_it: impl Fn(&Plan, &Seen) -> bool) -> usize {
-        self.seen.iter().filter(|(plan, seen)| is_it(plan, seen)).count()
+    pub fn count(&self, is_it: impl Fn(&Workload, &Observed) -> bool) -> usize {
+        self.observed.iter().filter(|(workload, observed)| is_it(workload, observed)).count()
     }
 
     /// What no weather excuses, but for these violations.
@@ -217,29 +217,34 @@ impl Outcome {
     ///
     /// Something of it was.
     pub fn check(&self, excused: &[&str]) {
-        let Self { seen, longest, mishaps, arrived, summary } = self;
+        let Self { observed, longest, faults, arrived, summary } = self;
         let mut problems = BTreeMap::<_, u64>::new();
-        for (_, seen) in seen {
-            if let Seen::Answer { kind: Some(kind), .. } = seen {
+        for (_, observed) in observed {
+            if let Observed::Answer { kind: Some(kind), .. } = observed {
                 *problems.entry(kind).or_default() += 1;
             }
         }
         println!(
-            "{mishaps} mishaps on {arrived} connections, the longest took {longest:?}, {problems:?}, {}",
+            "{faults} faults on {arrived} connections, the longest took {longest:?}, {problems:?}, {}",
             serde_json::to_string(summary).expect("plain data")
         );
         let Summary { violations, first, .. } = summary;
         assert!(violations.keys().all(|name| excused.contains(&&**name)), "{violations:?}: {first:#?}");
-        assert_eq!(summary.asked, number(seen.len()));
-        let heard = summary.answered.values().sum::<u64>() + summary.gone + summary.broken;
+        assert_eq!(summary.asked, number(observed.len()));
+        let heard = summary.answered.values().sum::<u64>() + summary.left + summary.broken;
         assert_eq!(heard, summary.asked, "everybody hears something");
         // Nothing was started but what was answered so, or may have been.
-        let unknown = summary.gone + summary.broken + [412, 500, 503].map(|is| summary.answers(is)).iter().sum::<u64>();
+        let unknown = summary.left + summary.broken + [412, 500, 503].map(|is| summary.answers(is)).iter().sum::<u64>();
         let ran = summary.answers(200);
         assert!((ran..=ran + unknown).contains(&summary.sections), "{summary:#?}");
-        let left = self.count(|_, seen| *seen == Seen::Left);
-        assert!((seen.len() / 1_000..=seen.len() / 50).contains(&left), "{left} of {}: a hundredth or so", seen.len());
-        let strangers: Vec<_> = seen.iter().filter(|(plan, seen)| !is_of_ours(plan, seen)).collect();
+        let left = self.count(|_, observed| *observed == Observed::Left);
+        assert!(
+            (observed.len() / 1_000..=observed.len() / 50).contains(&left),
+            "{left} of {}: a hundredth or so",
+            observed.len()
+        );
+        let strangers: Vec<_> =
+            observed.iter().filter(|(workload, observed)| !is_expected(workload, observed)).collect();
         assert!(strangers.is_empty(), "nobody answers so: {strangers:?}");
     }
 
@@ -248,22 +253,23 @@ impl Outcome {
     /// # Panics
     ///
     /// Somebody was.
-    pub fn check_all_lived(&self) {
+    pub fn check_nothing_aborted(&self) {
         let Self { summary, longest, .. } = self;
         assert!(*longest < LEASE, "{longest:?}: whose lease did it wait for?");
         // What was broken off may have had a write on its way; nobody else came too late.
         assert_eq!((summary.late, summary.left_open, summary.answers(412)), (0, 0, 0), "{summary:#?}");
-        assert!(summary.refused <= summary.fallen, "{summary:#?}");
-        let is_well = |seen: &Seen| {
+        assert!(summary.refused <= summary.aborted, "{summary:#?}");
+        let is_well = |observed: &Observed| {
             // That `lost`, `max-hold` and `shutting-down` are not among them is the point.
-            let is_well = [200, 409, 500].iter().any(|status| has_status(seen, *status));
-            let is_told = is(seen, 503, "store-unavailable") || is(seen, 503, "line-full");
-            is_well || is_told || matches!(seen, Seen::Left | Seen::Broken)
+            let is_well = [200, 409, 500].iter().any(|status| has_status(observed, *status));
+            let is_told = is(observed, 503, "store-unavailable") || is(observed, 503, "line-full");
+            is_well || is_told || matches!(observed, Observed::Left | Observed::Broken)
         };
-        let unwell: Vec<_> = self.seen.iter().filter(|(_, seen)| !is_well(seen)).collect();
+        let unwell: Vec<_> = self.observed.iter().filter(|(_, observed)| !is_well(observed)).collect();
         assert!(unwell.is_empty(), "{unwell:?}, {summary:#?}");
-        let was_to_finish = |plan: &Plan| finishes(plan) && summary.gone_inside.contains(&plan.name());
-        let broken_off: Vec<_> = self.seen.iter().filter(|(plan, _)| was_to_finish(plan)).collect();
+        let was_to_finish =
+            |workload: &Workload| runs_to_end(workload) && summary.left_inside.contains(&workload.name());
+        let broken_off: Vec<_> = self.observed.iter().filter(|(workload, _)| was_to_finish(workload)).collect();
         assert!(broken_off.is_empty(), "they were to finish without their clients: {broken_off:?}");
     }
 
@@ -272,9 +278,10 @@ impl Outcome {
     /// # Panics
     ///
     /// One did.
-    pub fn check_all_connected(&self) {
-        let is_alone = |plan: &Plan, seen: &Seen| *seen == Seen::Broken && !breaks(plan);
-        let alone: Vec<_> = self.seen.iter().filter(|(plan, seen)| is_alone(plan, seen)).collect();
+    pub fn check_connections(&self) {
+        let is_alone =
+            |workload: &Workload, observed: &Observed| *observed == Observed::Broken && !breaks_connection(workload);
+        let alone: Vec<_> = self.observed.iter().filter(|(workload, observed)| is_alone(workload, observed)).collect();
         assert!(alone.is_empty(), "{alone:?}");
         assert_eq!(self.summary.broken_before, 0, "{:#?}", self.summary);
     }
@@ -284,8 +291,9 @@ impl Outcome {
     /// # Panics
     ///
     /// Something was not.
-    pub fn check_it_was_one(&self) {
-        let Summary { gone, gone_before, gone_inside, broken, fallen, .. } = &self.summary;
+    pub fn check_coverage(&self) {
+        let Summary { left: gone, left_before: gone_before, left_inside: gone_inside, broken, aborted: fallen, .. } =
+            &self.summary;
         let finished = gone - gone_before - number(gone_inside.len());
         assert!(*gone_before > 0, "some left before their turn: {:#?}", self.summary);
         assert!(
@@ -294,58 +302,59 @@ impl Outcome {
             self.summary
         );
         assert!(*broken > 0 && fallen >= broken, "some handlers panicked: {:#?}", self.summary);
-        let some = |is_it: fn(&Plan, &Seen) -> bool| self.count(is_it) > 0;
-        assert!(some(|plan, seen| plan.patience == Patience::Refuse && has_status(seen, 200)));
-        assert!(some(|_, seen| is(seen, 409, "held")) && some(|_, seen| is(seen, 409, "timed-out")));
+        let some = |is_it: fn(&Workload, &Observed) -> bool| self.count(is_it) > 0;
+        assert!(some(|workload, observed| workload.patience == Patience::FailFast && has_status(observed, 200)));
+        assert!(some(|_, observed| is(observed, 409, "held")) && some(|_, observed| is(observed, 409, "timed-out")));
         assert!(
-            some(|_, seen| has_status(seen, 500)) && some(|plan, seen| plan.work.frames > 0 && has_status(seen, 200))
+            some(|_, observed| has_status(observed, 500))
+                && some(|workload, observed| workload.work.frames > 0 && has_status(observed, 200))
         );
     }
 }
 
 /// It was answered with this type of problem.
 #[must_use]
-pub fn is(seen: &Seen, status: u16, kind: &str) -> bool {
-    matches!(seen, Seen::Answer { status: is, kind: Some(of), .. } if (*is, of.as_str()) == (status, kind))
+pub fn is(observed: &Observed, status: u16, kind: &str) -> bool {
+    matches!(observed, Observed::Answer { status: is, kind: Some(of), .. } if (*is, of.as_str()) == (status, kind))
 }
 
-fn has_status(seen: &Seen, status: u16) -> bool {
-    matches!(seen, Seen::Answer { status: is, .. } if *is == status)
+fn has_status(observed: &Observed, status: u16) -> bool {
+    matches!(observed, Observed::Answer { status: is, .. } if *is == status)
 }
 
 /// Everybody who waits for as long as it takes has a turn.
-fn waited_in_vain(plan: &Plan, seen: &Seen) -> bool {
-    plan.patience == Patience::Wait && is(seen, 409, "timed-out")
+fn wait_timed_out(workload: &Workload, observed: &Observed) -> bool {
+    workload.patience == Patience::Wait && is(observed, 409, "timed-out")
 }
 
 /// Once it has begun, it comes to its end, whatever its client does. (A stream that nobody reads does not.)
-fn finishes(plan: &Plan) -> bool {
-    !plan.way.is_dropped && plan.work.frames == 0 && plan.work.panics.is_none()
+fn runs_to_end(workload: &Workload) -> bool {
+    !workload.lock_path.is_dropped && workload.work.frames == 0 && workload.work.panics.is_none()
 }
 
 /// Its panic reaches hyper, which has nothing to say any more: nobody catches it, or the head may have been sent.
-fn breaks(plan: &Plan) -> bool {
-    plan.work.panics.is_some() && (!plan.way.is_caught || plan.work.frames > 0)
+fn breaks_connection(workload: &Workload) -> bool {
+    workload.work.panics.is_some() && (!workload.lock_path.is_caught || workload.work.frames > 0)
 }
 
 /// Nobody hears what nobody says to such a request, whatever the weather.
-fn is_of_ours(plan: &Plan, seen: &Seen) -> bool {
-    let panics = plan.work.panics.is_some();
-    match seen {
-        Seen::Left => plan.leaves.is_some(),
-        Seen::Broken => true,
-        Seen::Answer { status: 200, .. } => !panics,
-        Seen::Answer { status: 412, .. } => plan.work.frames == 0 && !panics,
-        Seen::Answer { status: 500, .. } => panics && plan.way.is_caught,
-        Seen::Answer { status: 409, .. } => match plan.patience {
-            Patience::Refuse => is(seen, 409, "held"),
-            Patience::Briefly | Patience::Wait => is(seen, 409, "timed-out"),
+fn is_expected(workload: &Workload, observed: &Observed) -> bool {
+    let panics = workload.work.panics.is_some();
+    match observed {
+        Observed::Left => workload.leaves.is_some(),
+        Observed::Broken => true,
+        Observed::Answer { status: 200, .. } => !panics,
+        Observed::Answer { status: 412, .. } => workload.work.frames == 0 && !panics,
+        Observed::Answer { status: 500, .. } => panics && workload.lock_path.is_caught,
+        Observed::Answer { status: 409, .. } => match workload.patience {
+            Patience::FailFast => is(observed, 409, "held"),
+            Patience::Briefly | Patience::Wait => is(observed, 409, "timed-out"),
         },
-        Seen::Answer { status: 503, kind, outcome } => {
+        Observed::Answer { status: 503, kind, outcome } => {
             let has_run = matches!(kind.as_deref(), Some("lost" | "max-hold"));
             kind.is_some() && outcome.as_deref() == Some(if has_run { "unknown" } else { "not-started" })
         }
-        Seen::Answer { .. } => false,
+        Observed::Answer { .. } => false,
     }
 }
 

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 /// One request: how it is asked, what its handler does, and when its client leaves. What others do at that time is not in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct Workload {
     /// Its number: the first one is 0.
     pub number: u64,
     /// What its client speaks.
@@ -21,9 +21,9 @@ pub struct Plan {
     /// What its handler does.
     pub work: Work,
     /// By which of the ways that lead to it.
-    pub way: Way,
+    pub lock_path: LockPath,
     /// When its client leaves. `None`: not before it has its answer.
-    pub leaves: Option<Leaves>,
+    pub leaves: Option<ClientLeaves>,
 }
 
 /// What a client speaks.
@@ -37,7 +37,7 @@ pub enum Protocol {
 
 /// How a handler comes by its lock, and what is around it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Way {
+pub struct LockPath {
     /// Something outside of the lock makes an answer of a panic.
     pub is_caught: bool,
     /// If its client leaves it is dropped, and does not finish.
@@ -50,7 +50,7 @@ pub struct Way {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// Not at all.
-    Refuse,
+    FailFast,
     /// A few milliseconds.
     Briefly,
     /// To its turn.
@@ -85,18 +85,18 @@ pub enum Panics {
 
 /// How and when a client leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leaves {
+pub struct ClientLeaves {
     /// When.
-    pub when: When,
+    pub point: LeavePoint,
     /// How.
-    pub how: How,
+    pub kind: LeaveKind,
 }
 
 /// When a client leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
+pub enum LeavePoint {
     /// So many hundredths of its request have been sent, and this long ago. Over HTTP/2: its head has, and its body has not.
-    BeforeItIsOut {
+    WhileSending {
         /// Of a hundred.
         sent: usize,
         /// What is sent is read.
@@ -105,14 +105,14 @@ pub enum When {
     /// So long after it was sent, if there is no answer by then: the handler waits, or runs.
     After(Duration),
     /// With the first frame of the body.
-    InTheBody,
+    InBody,
     /// It has all it wanted.
-    WithItsAnswer,
+    AfterResponse,
 }
 
 /// How a client leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum LeaveKind {
     /// Its connection ends as connections do.
     Close,
     /// Its connection is reset.
@@ -123,53 +123,57 @@ pub enum How {
 
 // === impl Plan ===
 
-impl Plan {
+impl Workload {
     /// Every subject that may be meant.
     pub const SUBJECTS: u64 = 50;
 
     /// So many requests. One in a hundred panics, one in a hundred leaves.
-    pub fn of(seed: u64, requests: u64) -> impl Iterator<Item = Self> {
-        let mut die = Rng::with_seed(seed);
-        (0..requests).map(move |number| Self::throw(number, &mut die))
+    pub fn generate(seed: u64, requests: u64) -> impl Iterator<Item = Self> {
+        let mut rng = Rng::with_seed(seed);
+        (0..requests).map(move |number| Self::draw(number, &mut rng))
     }
 
-    fn throw(number: u64, die: &mut Rng) -> Self {
-        let protocol = if die.bool() { Protocol::Http1 } else { Protocol::Http2 };
-        let mut patience = match die.u8(0..20) {
+    fn draw(number: u64, rng: &mut Rng) -> Self {
+        let protocol = if rng.bool() { Protocol::Http1 } else { Protocol::Http2 };
+        let mut patience = match rng.u8(0..20) {
             0..9 => Patience::Wait,
             9..11 => Patience::Briefly,
-            _ => Patience::Refuse,
+            _ => Patience::FailFast,
         };
-        let mut work = match die.u8(0..5) {
+        let mut work = match rng.u8(0..5) {
             0..2 => Work::default(),
-            2..4 => Work { work_ms: die.u64(1..4), ..Work::default() },
-            _ => Work { work_ms: die.u64(0..3), frames: die.u64(1..4), ..Work::default() },
+            2..4 => Work { work_ms: rng.u64(1..4), ..Work::default() },
+            _ => Work { work_ms: rng.u64(0..3), frames: rng.u64(1..4), ..Work::default() },
         };
-        let mut leaves = (die.u8(0..100) == 0).then(|| Leaves::throw(protocol, die));
-        match leaves.as_mut().map(|leaves| &mut leaves.when) {
+        let mut leaves = (rng.u8(0..100) == 0).then(|| ClientLeaves::draw(protocol, rng));
+        match leaves.as_mut().map(|leaves| &mut leaves.point) {
             // Its turn comes, and lasts long enough to be left in the middle of it.
-            Some(When::After(limit)) if die.bool() => {
-                *limit = Duration::from_millis(die.u64(100..500));
+            Some(LeavePoint::After(limit)) if rng.bool() => {
+                *limit = Duration::from_millis(rng.u64(100..500));
                 patience = Patience::Wait;
-                work = Work { work_ms: die.u64(100..300), ..Work::default() };
+                work = Work { work_ms: rng.u64(100..300), ..Work::default() };
             }
-            Some(When::InTheBody) => {
+            Some(LeavePoint::InBody) => {
                 patience = Patience::Wait;
-                work = Work { work_ms: die.u64(1..20), frames: die.u64(2..5), ..work };
+                work = Work { work_ms: rng.u64(1..20), frames: rng.u64(2..5), ..work };
             }
             _ => {}
         }
-        if die.u8(0..100) == 0 {
-            work.panics = Some(if die.bool() { Panics::Before } else { Panics::After });
+        if rng.u8(0..100) == 0 {
+            work.panics = Some(if rng.bool() { Panics::Before } else { Panics::After });
         }
         Self {
             number,
             protocol,
-            instance: die.usize(..),
-            subject: die.u64(0..Self::SUBJECTS),
+            instance: rng.usize(..),
+            subject: rng.u64(0..Self::SUBJECTS),
             patience,
             work,
-            way: Way { is_caught: die.bool(), is_dropped: die.u8(0..3) == 0, is_extracted: die.u8(0..3) == 0 },
+            lock_path: LockPath {
+                is_caught: rng.bool(),
+                is_dropped: rng.u8(0..3) == 0,
+                is_extracted: rng.u8(0..3) == 0,
+            },
             leaves,
         }
     }
@@ -177,7 +181,7 @@ impl Plan {
     /// What is asked for.
     #[must_use]
     pub fn path(&self) -> String {
-        let Self { way, patience, subject, work, .. } = self;
+        let Self { lock_path: way, patience, subject, work, .. } = self;
         format!("{way}/{patience}/{subject}?{work}")
     }
 
@@ -190,7 +194,7 @@ impl Plan {
 
 // === impl Way ===
 
-impl Way {
+impl LockPath {
     /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..8).map(|number| Self {
@@ -202,7 +206,7 @@ impl Way {
 }
 
 /// As what a path begins with.
-impl fmt::Display for Way {
+impl fmt::Display for LockPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { is_caught, is_dropped, is_extracted } = *self;
         let words = [(is_caught, "/caught"), (is_dropped, "/dropped"), (is_extracted, "/extracted")];
@@ -212,34 +216,34 @@ impl fmt::Display for Way {
 
 // === impl Leaves ===
 
-impl Leaves {
+impl ClientLeaves {
     /// Cuts its connection after so long.
     #[must_use]
     pub fn after(limit: Duration) -> Self {
-        Self { when: When::After(limit), how: How::Close }
+        Self { point: LeavePoint::After(limit), kind: LeaveKind::Close }
     }
 
-    fn throw(protocol: Protocol, die: &mut Rng) -> Self {
-        let when = match die.u8(0..6) {
-            0 => When::BeforeItIsOut { sent: die.usize(0..100), after: Duration::from_micros(die.u64(0..3_000)) },
+    fn draw(protocol: Protocol, rng: &mut Rng) -> Self {
+        let when = match rng.u8(0..6) {
+            0 => LeavePoint::WhileSending { sent: rng.usize(0..100), after: Duration::from_micros(rng.u64(0..3_000)) },
             // Anything between a moment and half a second.
-            1..4 => When::After(Duration::from_micros((1 << die.u32(7..19)) + die.u64(0..1_000))),
-            4 => When::InTheBody,
-            _ => When::WithItsAnswer,
+            1..4 => LeavePoint::After(Duration::from_micros((1 << rng.u32(7..19)) + rng.u64(0..1_000))),
+            4 => LeavePoint::InBody,
+            _ => LeavePoint::AfterResponse,
         };
-        let how = match (protocol, die.u8(0..4)) {
-            (Protocol::Http2, 0..2) => How::Reset,
-            (_, 0 | 2) => How::Close,
-            _ => How::Abort,
+        let how = match (protocol, rng.u8(0..4)) {
+            (Protocol::Http2, 0..2) => LeaveKind::Reset,
+            (_, 0 | 2) => LeaveKind::Close,
+            _ => LeaveKind::Abort,
         };
-        Self { when, how }
+        Self { point: when, kind: how }
     }
 }
 
 impl fmt::Display for Patience {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Refuse => "refuse",
+            Self::FailFast => "refuse",
             Self::Briefly => "briefly",
             Self::Wait => "wait",
         })
@@ -267,54 +271,59 @@ mod tests {
 
     #[test]
     fn workload_is_deterministic_per_seed() {
-        let storm = |seed| Plan::of(seed, 1_000).collect::<Vec<_>>();
+        let storm = |seed| Workload::generate(seed, 1_000).collect::<Vec<_>>();
         assert_eq!(storm(7), storm(7));
-        assert_eq!(storm(7)[..100], Plan::of(7, 100).collect::<Vec<_>>(), "how long it is makes no difference");
+        assert_eq!(
+            storm(7)[..100],
+            Workload::generate(7, 100).collect::<Vec<_>>(),
+            "how long it is makes no difference"
+        );
         assert_ne!(storm(7), storm(8));
     }
 
     #[test]
     fn workload_covers_every_kind_of_request() {
-        let plans: Vec<_> = Plan::of(1, 10_000).collect();
-        let count = |is_it: fn(&Plan) -> bool| plans.iter().filter(|plan| is_it(plan)).count();
+        let plans: Vec<_> = Workload::generate(1, 10_000).collect();
+        let count = |is_it: fn(&Workload) -> bool| plans.iter().filter(|workload| is_it(workload)).count();
         let is_about = |number: usize, expected: usize| (expected / 2..expected * 2).contains(&number);
-        let leaves = |when: fn(&When) -> bool| {
-            plans.iter().filter(|plan| plan.leaves.is_some_and(|leaves| when(&leaves.when))).count()
+        let leaves = |when: fn(&LeavePoint) -> bool| {
+            plans.iter().filter(|workload| workload.leaves.is_some_and(|leaves| when(&leaves.point))).count()
         };
         for (number, expected) in [
-            (count(|plan| plan.protocol == Protocol::Http1), 5_000),
-            (count(|plan| plan.protocol == Protocol::Http2), 5_000),
-            (count(|plan| plan.patience == Patience::Wait), 4_500),
-            (count(|plan| plan.patience == Patience::Briefly), 1_000),
-            (count(|plan| plan.patience == Patience::Refuse), 4_500),
-            (count(|plan| plan.work.frames > 0), 2_000),
-            (count(|plan| plan.work.panics.is_some()), 100),
-            (count(|plan| plan.work.panics == Some(Panics::After) && plan.way.is_caught), 25),
-            (count(|plan| plan.way.is_dropped), 3_333),
-            (count(|plan| plan.way.is_extracted), 3_333),
+            (count(|workload| workload.protocol == Protocol::Http1), 5_000),
+            (count(|workload| workload.protocol == Protocol::Http2), 5_000),
+            (count(|workload| workload.patience == Patience::Wait), 4_500),
+            (count(|workload| workload.patience == Patience::Briefly), 1_000),
+            (count(|workload| workload.patience == Patience::FailFast), 4_500),
+            (count(|workload| workload.work.frames > 0), 2_000),
+            (count(|workload| workload.work.panics.is_some()), 100),
+            (count(|workload| workload.work.panics == Some(Panics::After) && workload.lock_path.is_caught), 25),
+            (count(|workload| workload.lock_path.is_dropped), 3_333),
+            (count(|workload| workload.lock_path.is_extracted), 3_333),
             (leaves(|_| true), 100),
-            (leaves(|when| matches!(when, When::BeforeItIsOut { .. })), 16),
-            (leaves(|when| matches!(when, When::After(_))), 50),
-            (leaves(|when| *when == When::InTheBody), 16),
-            (leaves(|when| *when == When::WithItsAnswer), 16),
-            (count(|plan| plan.leaves.is_some_and(|leaves| leaves.how == How::Reset)), 25),
+            (leaves(|when| matches!(when, LeavePoint::WhileSending { .. })), 16),
+            (leaves(|when| matches!(when, LeavePoint::After(_))), 50),
+            (leaves(|when| *when == LeavePoint::InBody), 16),
+            (leaves(|when| *when == LeavePoint::AfterResponse), 16),
+            (count(|workload| workload.leaves.is_some_and(|leaves| leaves.kind == LeaveKind::Reset)), 25),
         ] {
             assert!(is_about(number, expected), "{number}, and not {expected}");
         }
-        let resets_what_it_cannot = |plan: &Plan| {
-            plan.protocol == Protocol::Http1 && plan.leaves.is_some_and(|leaves| leaves.how == How::Reset)
+        let resets_what_it_cannot = |workload: &Workload| {
+            workload.protocol == Protocol::Http1
+                && workload.leaves.is_some_and(|leaves| leaves.kind == LeaveKind::Reset)
         };
         assert_eq!(count(resets_what_it_cannot), 0);
-        let subjects: std::collections::BTreeSet<_> = plans.iter().map(|plan| plan.subject).collect();
-        assert_eq!(subjects.len(), usize::try_from(Plan::SUBJECTS).expect("a few"));
+        let subjects: std::collections::BTreeSet<_> = plans.iter().map(|workload| workload.subject).collect();
+        assert_eq!(subjects.len(), usize::try_from(Workload::SUBJECTS).expect("a few"));
     }
 
     #[test]
     fn handler_parses_the_planned_work() {
-        for plan in Plan::of(3, 1_000) {
-            let uri: Uri = plan.path().parse().expect("a path");
+        for workload in Workload::generate(3, 1_000) {
+            let uri: Uri = workload.path().parse().expect("a path");
             let Query(work) = Query::<Work>::try_from_uri(&uri).expect("all of it");
-            assert_eq!(work, plan.work, "{uri}");
+            assert_eq!(work, workload.work, "{uri}");
         }
     }
 }

@@ -1,11 +1,11 @@
-//! The referee is seen to bite: worlds that are wrong in one way each, and the same worlds when they are not.
+//! The checker is seen to bite: environments that are wrong in one way each, and the same environments when they are not.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
 use std::time::Duration;
 
 use tokio::{sync::Semaphore, time::sleep};
 use tower_lock_faults::{RedisServer, skipped};
-use tower_lock_storm::{Ask, Leaves, Seen, Service, Site, Summary, World as Storm, seed};
+use tower_lock_storm::{ClientLeaves, Cluster, Environment as Storm, Observed, Request, Service, Summary, seed};
 
 const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"));
 
@@ -15,37 +15,37 @@ const SOON: &str = "--lock-delay-ms=100";
 /// Two storms at once would only take each other's time.
 static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
 
-struct World {
-    site: Site,
+struct Environment {
+    cluster: Cluster,
     /// In memory: of one process. In Redis: of two.
     services: Vec<Service>,
     _redis: Option<RedisServer>,
 }
 
-impl World {
+impl Environment {
     /// Two instances that know nothing of each other but what the store tells them.
-    async fn new(redis: bool, referee: &[&str], service: &str) -> Self {
-        let site = Site::start(PROGRAMS.0, PROGRAMS.1, referee).await;
+    async fn new(redis: bool, checker: &[&str], service: &str) -> Self {
+        let cluster = Cluster::start(PROGRAMS.0, PROGRAMS.1, checker).await;
         let redis = if redis { Some(RedisServer::start().await) } else { None };
         let services = match &redis {
             Some(redis) => {
                 vec![
-                    site.service(&["a", "1", SOON, service], Some(&redis.url())).await,
-                    site.service(&["b", "1", SOON, service], Some(&redis.url())).await,
+                    cluster.service(&["a", "1", SOON, service], Some(&redis.url())).await,
+                    cluster.service(&["b", "1", SOON, service], Some(&redis.url())).await,
                 ]
             }
-            None => vec![site.service(&["a", "2", SOON, service], None).await],
+            None => vec![cluster.service(&["a", "2", SOON, service], None).await],
         };
-        Self { site, services, _redis: redis }
+        Self { cluster, services, _redis: redis }
     }
 
-    async fn ask(&self, instance: usize, path: &str, name: &str) -> Seen {
-        self.site.ask(self.instance(instance), &Ask::new(name, path)).await
+    async fn ask(&self, instance: usize, path: &str, name: &str) -> Observed {
+        self.cluster.send(self.instance(instance), &Request::new(name, path)).await
     }
 
-    async fn leaves(&self, instance: usize, path: &str, name: &str) -> Seen {
-        let ask = Ask::new(name, path).leaving(Leaves::after(Duration::from_millis(300)));
-        self.site.ask(self.instance(instance), &ask).await
+    async fn leaves(&self, instance: usize, path: &str, name: &str) -> Observed {
+        let ask = Request::new(name, path).leaving(ClientLeaves::after(Duration::from_millis(300)));
+        self.cluster.send(self.instance(instance), &ask).await
     }
 
     fn instance(&self, number: usize) -> std::net::SocketAddr {
@@ -56,7 +56,7 @@ impl World {
         for service in self.services {
             service.terminate().await;
         }
-        self.site.finish().await
+        self.cluster.finish().await
     }
 }
 
@@ -65,7 +65,7 @@ async fn on_each_store(test: impl AsyncFn(bool)) {
     if RedisServer::is_available() {
         tokio::join!(test(false), test(true));
     } else {
-        skipped("the referee's bites, on Redis", "redis-server");
+        skipped("the checker's bites, on Redis", "redis-server");
         test(false).await;
     }
 }
@@ -80,17 +80,17 @@ async fn ms(ms: u64) {
 
 /// One holds, one waits and leaves, one comes.
 async fn somebody_leaves_the_line(redis: bool, service: &str) -> Summary {
-    let world = World::new(redis, &[], service).await;
-    let holds = world.ask(0, "/refuse/1?work_ms=2000", "holds");
+    let environment = Environment::new(redis, &[], service).await;
+    let holds = environment.ask(0, "/refuse/1?work_ms=2000", "holds");
     let others = async {
         ms(200).await;
-        assert_eq!(world.leaves(1, "/wait/1", "leaves").await, Seen::Left);
+        assert_eq!(environment.leaves(1, "/wait/1", "leaves").await, Observed::Left);
         ms(400).await;
-        world.ask(1, "/refuse/1", "comes").await
+        environment.ask(1, "/refuse/1", "comes").await
     };
     let (held, _) = tokio::join!(holds, others);
-    assert!(matches!(held, Seen::Answer { .. }), "{held:?}");
-    world.finish().await
+    assert!(matches!(held, Observed::Answer { .. }), "{held:?}");
+    environment.finish().await
 }
 
 #[tokio::test]
@@ -106,14 +106,14 @@ async fn release_by_any_id_causes_an_overlap() {
 
 /// One holds for longer than a lease lasts by a clock that is wrong, one comes.
 async fn somebody_comes_later(redis: bool, service: &str) -> Summary {
-    let world = World::new(redis, &[], service).await;
-    let holds = world.ask(0, "/refuse/1?work_ms=2000", "holds");
+    let environment = Environment::new(redis, &[], service).await;
+    let holds = environment.ask(0, "/refuse/1?work_ms=2000", "holds");
     let comes = async {
         ms(1_000).await;
-        world.ask(1, "/refuse/1", "comes").await
+        environment.ask(1, "/refuse/1", "comes").await
     };
     tokio::join!(holds, comes);
-    world.finish().await
+    environment.finish().await
 }
 
 #[tokio::test]
@@ -128,19 +128,19 @@ async fn fast_store_clock_causes_an_overlap() {
 }
 
 /// One is paused past the end of its lease, and writes when it goes on; another one has written by then.
-async fn somebody_is_paused(redis: bool, referee: &[&str]) -> Summary {
-    let world = World::new(redis, referee, "--right").await;
-    let is_paused = world.ask(0, "/fixed/1?block_ms=2000", "is-paused");
+async fn somebody_is_paused(redis: bool, checker: &[&str]) -> Summary {
+    let environment = Environment::new(redis, checker, "--right").await;
+    let is_paused = environment.ask(0, "/fixed/1?block_ms=2000", "is-paused");
     let comes = async {
         ms(200).await;
-        world.ask(1, "/fixed/1", "comes").await
+        environment.ask(1, "/fixed/1", "comes").await
     };
     let (paused, came) = tokio::join!(is_paused, comes);
-    assert!(matches!(came, Seen::Answer { status: 200, .. }), "{came:?}");
+    assert!(matches!(came, Observed::Answer { status: 200, .. }), "{came:?}");
     let is_unknown =
-        matches!(&paused, Seen::Answer { status: 503, outcome: Some(outcome), .. } if outcome == "unknown");
+        matches!(&paused, Observed::Answer { status: 503, outcome: Some(outcome), .. } if outcome == "unknown");
     assert!(is_unknown, "what became of it is not to be believed: {paused:?}");
-    world.finish().await
+    environment.finish().await
 }
 
 #[tokio::test]
@@ -161,9 +161,9 @@ async fn storms(wrong: &str, alone_too: bool) -> Vec<Summary> {
     let seed = seed();
     let storm = async |redis: Option<RedisServer>| {
         let processes = if redis.is_some() { 2 } else { 1 };
-        let world = Storm::new(PROGRAMS, redis, processes, wrong, seed).await;
-        let storm = world.storm(REQUESTS).await;
-        let outcome = world.end(storm).await;
+        let environment = Storm::new(PROGRAMS, redis, processes, wrong, seed).await;
+        let storm = environment.storm(REQUESTS).await;
+        let outcome = environment.end(storm).await;
         println!("{wrong}: {}", serde_json::to_string(&outcome.summary).expect("plain data"));
         outcome.summary
     };

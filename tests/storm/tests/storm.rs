@@ -11,7 +11,7 @@ use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
 use tokio::{sync::Semaphore, time::sleep};
 use tower_lock_faults::{Chaos, Direction, RedisServer, skipped};
-use tower_lock_storm::{Patience, World, is, seed};
+use tower_lock_storm::{Environment, Patience, is, seed};
 
 const REQUESTS: u64 = 10_000;
 
@@ -21,76 +21,77 @@ const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_E
 static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
 
 /// `None`, said past the harness: there is no server.
-async fn on_redis(test: &str, processes: usize) -> Option<World> {
+async fn on_redis(test: &str, processes: usize) -> Option<Environment> {
     if !RedisServer::is_available() {
         skipped(test, "redis-server");
         return None;
     }
-    Some(World::new(PROGRAMS, Some(RedisServer::start().await), processes, "--right", seed()).await)
+    Some(Environment::new(PROGRAMS, Some(RedisServer::start().await), processes, "--right", seed()).await)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_in_one_process() {
     let _turn = ONE_AT_A_TIME.acquire().await;
-    let world = World::new(PROGRAMS, None, 1, "--right", seed()).await;
-    let storm = world.storm(REQUESTS).await;
-    let outcome = world.end(storm).await;
+    let environment = Environment::new(PROGRAMS, None, 1, "--right", seed()).await;
+    let storm = environment.storm(REQUESTS).await;
+    let outcome = environment.end(storm).await;
     outcome.check(&[]);
-    outcome.check_all_lived();
-    outcome.check_all_connected();
-    outcome.check_it_was_one();
+    outcome.check_nothing_aborted();
+    outcome.check_connections();
+    outcome.check_coverage();
     assert_eq!(outcome.summary.answers(503), 0, "everybody who waits has a turn");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_on_two_processes_with_redis() {
     let _turn = ONE_AT_A_TIME.acquire().await;
-    let Some(world) = on_redis("the storm, in good weather", 2).await else { return };
-    let storm = world.storm(REQUESTS).await;
-    let outcome = world.end(storm).await;
+    let Some(environment) = on_redis("the storm, in good weather", 2).await else { return };
+    let storm = environment.storm(REQUESTS).await;
+    let outcome = environment.end(storm).await;
     outcome.check(&[]);
-    outcome.check_all_lived();
-    outcome.check_all_connected();
-    outcome.check_it_was_one();
+    outcome.check_nothing_aborted();
+    outcome.check_connections();
+    outcome.check_coverage();
     // But for a machine that had no time for any of them. Who waits for less than Redis takes to answer is told so.
-    let told = outcome.count(|plan, seen| plan.patience != Patience::Briefly && is(seen, 503, "store-unavailable"));
-    assert!(outcome.mishaps == 0 && told < outcome.seen.len() / 10, "{told}: everybody who waits has a turn");
+    let told = outcome
+        .count(|workload, observed| workload.patience != Patience::Briefly && is(observed, 503, "store-unavailable"));
+    assert!(outcome.faults == 0 && told < outcome.observed.len() / 10, "{told}: everybody who waits has a turn");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_with_network_faults() {
     let _turn = ONE_AT_A_TIME.acquire().await;
-    let Some(world) = on_redis("the storm, in bad weather", 4).await else { return };
+    let Some(environment) = on_redis("the storm, in bad weather", 4).await else { return };
     // What comes again comes when nobody counts on it any more: half a second after it was asked, nothing is granted.
-    let chaos = Chaos::new(world.seed).cut(1).double(20).late(20, ms(20)).again(20, ms(1_000)..ms(3_000));
+    let chaos = Chaos::new(environment.seed).cut(1).double(20).late(20, ms(20)).again(20, ms(1_000)..ms(3_000));
     // On its way when the connection broke: it comes in its time, or after it.
     let chaos = chaos.orphaned(3, ms(1)..ms(900));
-    world.proxy().chaos(Some(chaos.drop_pushes(20).double_pushes(20)));
+    environment.proxy().chaos(Some(chaos.drop_pushes(20).double_pushes(20)));
     // And now and then it fails for all at once.
-    let mut die = fastrand::Rng::with_seed(!world.seed);
+    let mut rng = fastrand::Rng::with_seed(!environment.seed);
     let gusts = async {
         loop {
-            sleep(ms(die.u64(300..900))).await;
-            let all = world.proxy().all();
-            match die.u8(0..5) {
+            sleep(ms(rng.u64(300..900))).await;
+            let all = environment.proxy().all();
+            match rng.u8(0..5) {
                 0 => all.cut(),
                 1 => all.hold(Direction::Up),
                 2 => all.hold(Direction::Down),
                 3 => all.swallow(Direction::Both),
                 _ => all.delay(Direction::Both, ms(10)),
             }
-            sleep(ms(die.u64(20..200))).await;
+            sleep(ms(rng.u64(20..200))).await;
             all.heal();
         }
     };
-    let storm = meanwhile(gusts, world.storm(REQUESTS)).await;
-    world.proxy().chaos(None);
-    world.proxy().all().heal();
-    let outcome = world.end(storm).await;
+    let storm = meanwhile(gusts, environment.storm(REQUESTS)).await;
+    environment.proxy().chaos(None);
+    environment.proxy().all().heal();
+    let outcome = environment.end(storm).await;
     outcome.check(&[]);
-    outcome.check_all_lived();
-    outcome.check_all_connected();
-    assert!(outcome.mishaps > 100, "{} mishaps: is this the weather?", outcome.mishaps);
+    outcome.check_nothing_aborted();
+    outcome.check_connections();
+    assert!(outcome.faults > 100, "{} faults: is this the weather?", outcome.faults);
     let most = outcome.summary.asked - outcome.summary.answers(503);
     assert!(most > outcome.summary.asked / 2, "{:#?}", outcome.summary);
 }
@@ -99,21 +100,21 @@ async fn storm_with_network_faults() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_with_a_frozen_redis() {
     let _turn = ONE_AT_A_TIME.acquire().await;
-    let Some(world) = on_redis("the storm, on a Redis that stands still", 4).await else { return };
+    let Some(environment) = on_redis("the storm, on a Redis that stands still", 4).await else { return };
     let stands_still = async {
         loop {
             sleep(ms(600)).await;
-            world.redis().freeze();
+            environment.redis().freeze();
             sleep(ms(2_500)).await;
-            world.redis().thaw();
+            environment.redis().thaw();
         }
     };
-    let storm = meanwhile(stands_still, world.storm(REQUESTS / 2)).await;
-    world.redis().thaw();
-    let outcome = world.end(storm).await;
+    let storm = meanwhile(stands_still, environment.storm(REQUESTS / 2)).await;
+    environment.redis().thaw();
+    let outcome = environment.end(storm).await;
     outcome.check(&[]);
-    outcome.check_all_lived();
-    outcome.check_all_connected();
+    outcome.check_nothing_aborted();
+    outcome.check_connections();
     // Twelve that work, and ten tries a second of each while nobody answers.
     assert!(outcome.arrived < 400, "{} connections", outcome.arrived);
     assert!(outcome.summary.answers(503) > 0, "did it stand still? {:#?}", outcome.summary);
@@ -124,19 +125,19 @@ async fn storm_with_a_frozen_redis() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_with_a_redis_that_loses_its_data() {
     let _turn = ONE_AT_A_TIME.acquire().await;
-    let Some(mut world) = on_redis("the storm, on a Redis that forgets", 4).await else { return };
-    let mut redis = world.redis.take().expect("it has one");
+    let Some(mut environment) = on_redis("the storm, on a Redis that forgets", 4).await else { return };
+    let mut redis = environment.redis.take().expect("it has one");
     let forgets = async {
         loop {
             sleep(ms(500)).await;
             redis.restart_empty().await;
         }
     };
-    let storm = meanwhile(forgets, world.storm(REQUESTS / 2)).await;
+    let storm = meanwhile(forgets, environment.storm(REQUESTS / 2)).await;
     // The storm may have ended while nobody was there.
     redis.restart_empty().await;
-    world.redis = Some(redis);
-    let outcome = world.end(storm).await;
+    environment.redis = Some(redis);
+    let outcome = environment.end(storm).await;
     outcome.check(&["overlap", "too-soon", "fence-not-increasing"]);
     assert!(outcome.summary.answers(200) > 0, "{:#?}", outcome.summary);
 }
@@ -144,17 +145,17 @@ async fn storm_with_a_redis_that_loses_its_data() {
 /// One is killed, one stands still for longer than its leases last. Who waits for a key of theirs has it when the lease is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_with_killed_and_stopped_processes() {
-    let Some(world) = on_redis("the storm, with processes that die", 4).await else { return };
+    let Some(environment) = on_redis("the storm, with processes that rng", 4).await else { return };
     let dying = async {
         sleep(ms(500)).await;
-        world.services[1].process().freeze();
-        world.services[3].process().kill();
+        environment.services[1].process().freeze();
+        environment.services[3].process().kill();
         sleep(Duration::from_secs(34)).await;
-        world.services[1].process().thaw();
+        environment.services[1].process().thaw();
         std::future::pending::<()>().await;
     };
-    let storm = meanwhile(dying, world.storm(REQUESTS / 4)).await;
-    let outcome = world.end(storm).await;
+    let storm = meanwhile(dying, environment.storm(REQUESTS / 4)).await;
+    let outcome = environment.end(storm).await;
     // A write that was on its way may come after that of the next one: it is refused.
     outcome.check(&[]);
     assert!(outcome.summary.broken_before > 0, "{:#?}", outcome.summary);
@@ -164,25 +165,25 @@ async fn storm_with_killed_and_stopped_processes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_with_graceful_shutdowns() {
     let _turn = ONE_AT_A_TIME.acquire().await;
-    let Some(world) = on_redis("the storm, with processes that end", 4).await else { return };
+    let Some(environment) = on_redis("the storm, with processes that end", 4).await else { return };
     let ending = async {
         for number in [1, 3] {
             sleep(ms(400)).await;
-            world.leaving[number].store(true, SeqCst);
-            world.services[number].process().terminate();
+            environment.leaving[number].store(true, SeqCst);
+            environment.services[number].process().terminate();
         }
         std::future::pending::<()>().await;
     };
-    let storm = meanwhile(ending, world.storm(REQUESTS / 2)).await;
-    assert!(world.leaving[3].load(SeqCst), "in the middle of it");
-    let outcome = world.end(storm).await;
+    let storm = meanwhile(ending, environment.storm(REQUESTS / 2)).await;
+    assert!(environment.leaving[3].load(SeqCst), "in the middle of it");
+    let outcome = environment.end(storm).await;
     outcome.check(&[]);
-    outcome.check_all_lived();
+    outcome.check_nothing_aborted();
 }
 
 async fn meanwhile<T>(for_ever: impl Future<Output = ()>, storm: impl Future<Output = T>) -> T {
     tokio::select! {
-        seen = storm => seen,
+        observed = storm => observed,
         () = for_ever => unreachable!("it has no end"),
     }
 }

@@ -15,7 +15,7 @@ pub enum Direction {
 
 /// What happens to one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mishap {
+pub enum NetworkFault {
     /// The connection is cut, and the server never hears of it.
     CutBefore,
     /// It is done, and the connection is cut before its reply.
@@ -54,11 +54,11 @@ pub struct Push {
     pub payload: Vec<u8>,
 }
 
-/// What goes wrong by chance, per mille. The same seed throws the same die; what it hits depends on who comes first.
+/// What goes wrong by chance, per mille. The same seed throws the same rng; what it hits depends on who comes first.
 #[derive(Clone, Debug)]
 #[must_use = "nothing goes wrong yet"]
 pub struct Chaos {
-    die: fastrand::Rng,
+    rng: fastrand::Rng,
     cut: u32,
     cut_before_reply: u32,
     double: u32,
@@ -74,20 +74,20 @@ pub struct Chaos {
 
 pub(super) type Pushes = Arc<dyn Fn(&Push) -> Vec<Vec<u8>> + Send + Sync>;
 
-pub(super) struct Armed {
-    is_it: Box<dyn Fn(&Request) -> bool + Send + Sync>,
-    mishap: Mishap,
+pub(super) struct ArmedFault {
+    matches: Box<dyn Fn(&Request) -> bool + Send + Sync>,
+    fault: NetworkFault,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct State {
-    pub(super) up: Path,
-    pub(super) down: Path,
+pub(super) struct WireState {
+    pub(super) up: PathState,
+    pub(super) down: PathState,
     pub(super) is_cut: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Path {
+pub(super) struct PathState {
     pub(super) delay: Duration,
     pub(super) block: Block,
 }
@@ -116,7 +116,7 @@ impl Request {
     }
 
     /// Whether it changes the connection rather than what the server keeps: no client sends that twice.
-    fn is_about_the_connection(&self) -> bool {
+    fn changes_connection(&self) -> bool {
         let others =
             ["HELLO", "AUTH", "SELECT", "CLIENT", "RESET", "QUIT", "MULTI", "EXEC", "DISCARD", "WATCH", "MONITOR"];
         self.confirmations().is_some() || others.contains(&self.name().as_str())
@@ -125,24 +125,24 @@ impl Request {
 
 // === impl Armed ===
 
-impl Armed {
-    pub(super) fn new(is_it: impl Fn(&Request) -> bool + Send + Sync + 'static, mishap: Mishap) -> Self {
-        Self { is_it: Box::new(is_it), mishap }
+impl ArmedFault {
+    pub(super) fn new(is_it: impl Fn(&Request) -> bool + Send + Sync + 'static, fault: NetworkFault) -> Self {
+        Self { matches: Box::new(is_it), fault }
     }
 
-    pub(super) fn take(armed: &mut Vec<Self>, request: &Request) -> Option<Mishap> {
-        let at = armed.iter().position(|armed| (armed.is_it)(request))?;
-        Some(armed.remove(at).mishap)
+    pub(super) fn take(armed: &mut Vec<Self>, request: &Request) -> Option<NetworkFault> {
+        let at = armed.iter().position(|armed| (armed.matches)(request))?;
+        Some(armed.remove(at).fault)
     }
 }
 
 // === impl Chaos ===
 
 impl Chaos {
-    /// Nothing goes wrong, by this die.
+    /// Nothing goes wrong, by this rng.
     pub fn new(seed: u64) -> Self {
         Self {
-            die: fastrand::Rng::with_seed(seed),
+            rng: fastrand::Rng::with_seed(seed),
             cut: 0,
             cut_before_reply: 0,
             double: 0,
@@ -192,35 +192,35 @@ impl Chaos {
         Self { double_pushes: per_mille, ..self }
     }
 
-    pub(super) fn for_request(&mut self, request: &Request) -> Option<Mishap> {
+    pub(super) fn for_request(&mut self, request: &Request) -> Option<NetworkFault> {
         let Self { cut, cut_before_reply, late, .. } = *self;
         let [double, again, orphaned] =
-            if request.is_about_the_connection() { [0; 3] } else { [self.double, self.again, self.orphaned] };
-        let late_by = self.late_at_most.mul_f64(self.die.f64());
+            if request.changes_connection() { [0; 3] } else { [self.double, self.again, self.orphaned] };
+        let late_by = self.late_at_most.mul_f64(self.rng.f64());
         let again_after = self.within(self.again_after.clone());
         let orphaned_after = self.within(self.orphaned_after.clone());
-        let mishaps = [
-            (cut, Mishap::CutBefore),
-            (cut_before_reply, Mishap::CutBeforeReply),
-            (late, Mishap::Late(late_by)),
-            (double, Mishap::Double),
-            (again, Mishap::Again(again_after)),
-            (orphaned, Mishap::Orphaned(orphaned_after)),
+        let faults = [
+            (cut, NetworkFault::CutBefore),
+            (cut_before_reply, NetworkFault::CutBeforeReply),
+            (late, NetworkFault::Late(late_by)),
+            (double, NetworkFault::Double),
+            (again, NetworkFault::Again(again_after)),
+            (orphaned, NetworkFault::Orphaned(orphaned_after)),
         ];
-        self.throw(&mishaps)
+        self.draw(&faults)
     }
 
     pub(super) fn for_push(&mut self) -> usize {
         let copies = [(self.drop_pushes, 0), (self.double_pushes, 2)];
-        self.throw(&copies).unwrap_or(1)
+        self.draw(&copies).unwrap_or(1)
     }
 
     fn within(&mut self, Range { start, end }: Range<Duration>) -> Duration {
-        start + end.saturating_sub(start).mul_f64(self.die.f64())
+        start + end.saturating_sub(start).mul_f64(self.rng.f64())
     }
 
-    fn throw<T: Copy>(&mut self, faces: &[(u32, T)]) -> Option<T> {
-        let mut left = self.die.u32(0..1_000);
+    fn draw<T: Copy>(&mut self, faces: &[(u32, T)]) -> Option<T> {
+        let mut left = self.rng.u32(0..1_000);
         for (per_mille, face) in faces {
             match left.checked_sub(*per_mille) {
                 None => return Some(*face),

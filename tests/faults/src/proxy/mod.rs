@@ -17,19 +17,19 @@ use tokio::{
 };
 
 use self::{
-    faults::{Armed, Block, Path, Pushes, State},
+    faults::{ArmedFault, Block, PathState, Pushes, WireState},
     wire::Wire,
 };
-use crate::process::AT_MOST;
+use crate::process::TIMEOUT;
 
 mod faults;
 mod wire;
 
-pub use self::faults::{Chaos, Direction, Mishap, Push, Request};
+pub use self::faults::{Chaos, Direction, NetworkFault, Push, Request};
 
 /// A TCP proxy before one server. What it does wrong can be switched while it runs, for every connection or for one.
 ///
-/// It reads the protocol of Redis, so that a mishap hits whole requests, replies and messages. What is not that protocol is
+/// It reads the protocol of Redis, so that a fault hits whole requests, replies and messages. What is not that protocol is
 /// passed on as it comes; so are `MULTI` and `MONITOR`, whose replies it cannot count.
 #[derive(Debug)]
 pub struct Proxy {
@@ -44,7 +44,7 @@ pub struct Proxy {
 /// Where the faults of all connections, or of one, are switched. Each switch is thrown at once, and stays until [`heal`](Self::heal).
 #[derive(Debug)]
 #[must_use = "nothing is switched yet"]
-pub struct Switch<'a> {
+pub struct FaultControl<'a> {
     shared: &'a Shared,
     one: Option<u64>,
 }
@@ -63,12 +63,12 @@ struct Table {
     wires: BTreeMap<u64, Arc<Wire>>,
     arrived: u64,
     /// What connections begin with.
-    state: State,
+    state: WireState,
     pushes: Option<Pushes>,
-    armed: Vec<Armed>,
+    armed: Vec<ArmedFault>,
     chaos: Option<Chaos>,
     requests: BTreeMap<String, u64>,
-    mishaps: u64,
+    faults: u64,
 }
 
 // === impl Proxy ===
@@ -117,13 +117,13 @@ impl Proxy {
     }
 
     /// The faults of every connection, and of those to come.
-    pub fn all(&self) -> Switch<'_> {
-        Switch { shared: &self.shared, one: None }
+    pub fn all(&self) -> FaultControl<'_> {
+        FaultControl { shared: &self.shared, one: None }
     }
 
     /// The faults of one connection.
-    pub fn connection(&self, number: u64) -> Switch<'_> {
-        Switch { shared: &self.shared, one: Some(number) }
+    pub fn connection(&self, number: u64) -> FaultControl<'_> {
+        FaultControl { shared: &self.shared, one: Some(number) }
     }
 
     /// The connections there are, numbered by arrival from zero.
@@ -152,7 +152,7 @@ impl Proxy {
     pub async fn refuse(&self, refuse: bool) {
         self.listen.send_replace(!refuse);
         let mut listens = self.listens.clone();
-        let done = timeout(AT_MOST, listens.wait_for(|listens| *listens != refuse)).await;
+        let done = timeout(TIMEOUT, listens.wait_for(|listens| *listens != refuse)).await;
         done.expect("the port is still ours").expect("it runs");
     }
 
@@ -177,10 +177,10 @@ impl Proxy {
         self.shared.table().requests.clear();
     }
 
-    /// How many mishaps there were, by order or by chance.
+    /// How many faults there were, by order or by chance.
     #[must_use]
-    pub fn mishaps(&self) -> u64 {
-        self.shared.table().mishaps
+    pub fn fault_count(&self) -> u64 {
+        self.shared.table().faults
     }
 
     /// Lets things go wrong by chance, or no longer.
@@ -245,7 +245,7 @@ fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
 
 // === impl Switch ===
 
-impl Switch<'_> {
+impl FaultControl<'_> {
     /// Everything takes so much longer that way.
     pub fn delay(&self, direction: Direction, delay: Duration) {
         self.paths(direction, |path| path.delay = delay);
@@ -265,13 +265,13 @@ impl Switch<'_> {
     pub fn heal(&self) {
         let mut table = self.shared.table();
         if self.one.is_none() {
-            (table.state, table.pushes) = (State::default(), None);
+            (table.state, table.pushes) = (WireState::default(), None);
             table.armed.clear();
         }
         for wire in table.wires(self.one) {
             wire.disarm();
             wire.set_pushes(None);
-            wire.change(|state| *state = State { is_cut: state.is_cut, ..State::default() });
+            wire.change(|state| *state = WireState { is_cut: state.is_cut, ..WireState::default() });
         }
     }
 
@@ -283,20 +283,20 @@ impl Switch<'_> {
     }
 
     /// This happens to the next request.
-    pub fn next(&self, mishap: Mishap) {
-        self.next_where(|_| true, mishap);
+    pub fn next(&self, fault: NetworkFault) {
+        self.next_where(|_| true, fault);
     }
 
     /// This happens to the next request of that name.
-    pub fn next_of(&self, name: &str, mishap: Mishap) {
+    pub fn next_of(&self, name: &str, fault: NetworkFault) {
         let name = name.to_ascii_uppercase();
-        self.next_where(move |request| request.name() == name, mishap);
+        self.next_where(move |request| request.name() == name, fault);
     }
 
     /// This happens to the next request of which that is true; once, whichever connection it is on.
-    pub fn next_where(&self, is_it: impl Fn(&Request) -> bool + Send + Sync + 'static, mishap: Mishap) {
+    pub fn next_where(&self, is_it: impl Fn(&Request) -> bool + Send + Sync + 'static, fault: NetworkFault) {
         let mut table = self.shared.table();
-        let armed = Armed::new(is_it, mishap);
+        let armed = ArmedFault::new(is_it, fault);
         match self.one {
             None => table.armed.push(armed),
             Some(number) => {
@@ -334,8 +334,8 @@ impl Switch<'_> {
         }
     }
 
-    fn paths(&self, direction: Direction, change: impl Fn(&mut Path)) {
-        let change = |state: &mut State| {
+    fn paths(&self, direction: Direction, change: impl Fn(&mut PathState)) {
+        let change = |state: &mut WireState| {
             if direction != Direction::Down {
                 change(&mut state.up);
             }
@@ -380,7 +380,7 @@ impl Shared {
             let Ok(mut server) = TcpStream::connect(upstream).await else { return };
             // Its reply is for nobody, but a connection that is closed before it may be closed before the request is read.
             if server.write_all(&request).await.is_ok() {
-                let _ = timeout(AT_MOST, server.read_u8()).await;
+                let _ = timeout(TIMEOUT, server.read_u8()).await;
             }
         });
     }
@@ -390,23 +390,23 @@ impl Shared {
         *wire::lock(&self.upstream)
     }
 
-    fn next(&self, wire: &Wire, request: &Request) -> Option<Mishap> {
+    fn next(&self, wire: &Wire, request: &Request) -> Option<NetworkFault> {
         if let Some(observer) = &mut *self.observer.lock().unwrap_or_else(PoisonError::into_inner) {
             observer(request);
         }
         let mut table = self.table();
         *table.requests.entry(request.name()).or_default() += 1;
-        let by_order = wire.disarm_for(request).or_else(|| Armed::take(&mut table.armed, request));
-        let mishap = by_order.or_else(|| table.chaos.as_mut()?.for_request(request));
-        table.mishaps += u64::from(mishap.is_some());
-        mishap
+        let by_order = wire.disarm_for(request).or_else(|| ArmedFault::take(&mut table.armed, request));
+        let fault = by_order.or_else(|| table.chaos.as_mut()?.for_request(request));
+        table.faults += u64::from(fault.is_some());
+        fault
     }
 
     /// How often this message comes by chance.
     fn copies(&self) -> usize {
         let mut table = self.table();
         let copies = table.chaos.as_mut().map_or(1, Chaos::for_push);
-        table.mishaps += u64::from(copies != 1);
+        table.faults += u64::from(copies != 1);
         copies
     }
 }

@@ -2,10 +2,10 @@
 
 use super::*;
 
-impl World {
+impl Simulation {
     pub(super) fn is_here(&self, client: &Client) -> bool {
         let process = &self.processes[client.process];
-        let is_under_way = !matches!(client.state, State::Over | State::Away);
+        let is_under_way = !matches!(client.state, State::Done | State::Away);
         is_under_way && process.alive && process.number == client.number
     }
 
@@ -16,14 +16,14 @@ impl World {
         let mut at = 10 * MS;
         for _ in 0..250 {
             at += self.exponential(gap);
-            if at > self.weather.storm {
+            if at > self.conditions.load_until {
                 break;
             }
             self.client(at, work, long);
         }
         // Some come when it is calm.
-        let (calm, mut at) = (self.weather.storm, self.weather.storm + SECOND);
-        self.at(calm, Self::calm_down);
+        let (calm, mut at) = (self.conditions.load_until, self.conditions.load_until + SECOND);
+        self.at(calm, Self::quiet_down);
         for _ in 0..15 {
             at += self.exponential(300 * MS);
             self.client(at, work, 0.0);
@@ -37,7 +37,7 @@ impl World {
             self.long_work += work;
         }
         let patience = [Some(300 * MS), Some(2 * SECOND), Some(100 * SECOND), None][self.rng.usize(0..4)];
-        let waits = !self.chance(self.weather.impatient);
+        let waits = !self.chance(self.conditions.impatient);
         let ending = match self.rng.u8(0..100) {
             0..3 => Ending::Dropped,
             3..6 => Ending::Failed,
@@ -56,7 +56,7 @@ impl World {
         // Some need a shorter lease of the store than the others who wait for the same key.
         let lease =
             if (1..4).contains(&die) { Lease::Fixed(Duration::from_millis(at / MS % 8_000)) } else { Lease::AutoRenew };
-        self.weather.longest_delay = self.weather.longest_delay.max(lock_delay);
+        self.conditions.longest_delay = self.conditions.longest_delay.max(lock_delay);
         let key = self.rng.usize(0..self.keys.len());
         let client = Client {
             key,
@@ -67,29 +67,29 @@ impl World {
             work,
             ending,
             terms: Terms { lease, max_hold, min_hold, lock_delay },
-            place: 0,
+            ticket: 0,
             since: at,
             state: State::Away,
             began: 0,
-            told: 0,
+            granted_at: 0,
             valid_until: 0,
         };
         let who = self.clients.len();
         self.clients.push(client);
-        self.at(at, move |w| w.comes(who));
+        self.at(at, move |w| w.client_arrives(who));
     }
 
-    pub(super) fn comes(&mut self, who: usize) {
+    pub(super) fn client_arrives(&mut self, who: usize) {
         let process = self.rng.usize(0..self.processes.len());
         let number = self.processes[process].number;
         if !self.processes[process].alive {
-            self.clients[who].state = State::Over;
+            self.clients[who].state = State::Done;
             return;
         }
         let client = &mut self.clients[who];
         (client.process, client.number, client.since) = (process, number, self.now);
         client.state = State::Waits;
-        self.feel(process, number, Source::Request(id(who)), move |w| {
+        self.deliver_to(process, number, Source::Request(id(who)), move |w| {
             let now = w.local(process);
             let client = &w.clients[who];
             let (key, waits, terms, patience) =
@@ -100,55 +100,59 @@ impl World {
                 Some(patience) => Duration::from_nanos(patience),
                 None => Duration::MAX,
             };
-            w.clients[who].place = w.processes[process].shell.request(now, &key, id(who), wait, terms);
+            w.clients[who].ticket = w.processes[process].process.request(now, &key, id(who), wait, terms);
             if let Some(patience) = patience.filter(|_| waits) {
-                w.after(patience, move |w| w.feel(process, number, Source::Request(id(who)), move |w| w.gives_up(who)));
+                w.after(patience, move |w| {
+                    w.deliver_to(process, number, Source::Request(id(who)), move |w| w.cancel_wait(who))
+                });
             }
         });
     }
 
     /// It does not wait any longer.
-    pub(super) fn gives_up(&mut self, who: usize) {
+    pub(super) fn cancel_wait(&mut self, who: usize) {
         let client = &self.clients[who];
-        let (process, place, key) = (client.process, client.place, self.keys[client.key].clone());
+        let (process, place, key) = (client.process, client.ticket, self.keys[client.key].clone());
         let now = self.local(process);
         match client.state.clone() {
             State::Waits => {
                 self.log(|w| format!("{} leaves: {who}", w.processes[process].label));
-                self.clients[who].state = State::Over;
-                self.processes[process].shell.leave(now, &key, id(who), place);
+                self.clients[who].state = State::Done;
+                self.processes[process].process.leave(now, &key, id(who), place);
             }
             // Chosen, and gone.
-            State::Told(section) => {
-                self.clients[who].state = State::Over;
-                self.processes[process].shell.guard_ended(now, &section, Ending::Unheard);
+            State::Granted(section) => {
+                self.clients[who].state = State::Done;
+                self.processes[process].process.guard_ended(now, &section, Ending::Unheard);
             }
-            State::Away | State::In(_) | State::Over => {}
+            State::Away | State::Holding(_) | State::Done => {}
         }
     }
 
-    pub(super) fn turn(&mut self, who: Who, section: Arc<Section>) {
+    pub(super) fn on_granted(&mut self, who: ClientId, section: Arc<Section>) {
         let who = who as usize;
         let client = &mut self.clients[who];
         let (process, number) = (client.process, client.number);
         if !matches!(client.state, State::Waits) {
             let now = self.local(process);
-            return self.processes[process].shell.guard_ended(now, &section, Ending::Unheard);
+            return self.processes[process].process.guard_ended(now, &section, Ending::Unheard);
         }
-        client.state = State::Told(section);
-        client.told = self.now;
+        client.state = State::Granted(section);
+        client.granted_at = self.now;
         let soon = self.random(MS);
-        self.after(soon, move |w| w.feel(process, number, Source::Request(id(who)), move |w| w.begins(who)));
+        self.after(soon, move |w| {
+            w.deliver_to(process, number, Source::Request(id(who)), move |w| w.begin_section(who))
+        });
     }
 
-    pub(super) fn begins(&mut self, who: usize) {
+    pub(super) fn begin_section(&mut self, who: usize) {
         let client = &self.clients[who];
         let (process, number, key) = (client.process, client.number, client.key);
-        let State::Told(section) = client.state.clone() else { return };
+        let State::Granted(section) = client.state.clone() else { return };
         let now = self.local(process);
         if section.remaining(now).is_zero() && !self.is(Wrong::NoPollCheck) {
-            self.clients[who].state = State::Over;
-            return self.processes[process].shell.guard_ended(now, &section, Ending::Dropped);
+            self.clients[who].state = State::Done;
+            return self.processes[process].process.guard_ended(now, &section, Ending::Dropped);
         }
         let left = section.remaining(now);
         self.log(|w| {
@@ -156,70 +160,72 @@ impl World {
             format!("{} BEGINS: {who} as {owner}, token {}, {left:?} left", w.processes[process].label, section.token)
         });
         if left.is_zero() {
-            return self.wrong(format!("{} begins after its deadline", section.grant.owner));
+            return self.report_violation(format!("{} begins after its deadline", section.grant.owner));
         }
-        if self.told_of_it.contains(&(section.grant.owner.to_string(), section.token.as_u64() >> 10)) {
-            return self
-                .wrong(format!("{} begins though it was told that its key was taken away", section.grant.owner));
+        if self.notified.contains(&(section.grant.owner.to_string(), section.token.as_u64() >> 10)) {
+            return self.report_violation(format!(
+                "{} begins though it was told that its key was taken away",
+                section.grant.owner
+            ));
         }
         let clock = self.processes[process].clock;
-        if let Err(wrong) = self.referee.begins(self.now, number, clock, &section) {
-            return self.wrong(wrong);
+        if let Err(wrong) = self.checker.begins(self.now, number, clock, &section) {
+            return self.report_violation(wrong);
         }
-        if self.foreign_until[key] > self.now && !self.referee.lenient {
-            return self.wrong(format!("{} begins while a stranger is in", section.grant.owner));
+        if self.foreign_until[key] > self.now && !self.checker.lenient {
+            return self.report_violation(format!("{} begins while a stranger is in", section.grant.owner));
         }
-        self.look_at_turns(process, key, &section);
+        self.check_local_handoffs(process, key, &section);
         let client = &mut self.clients[who];
         client.valid_until = clock.when(now.saturating_add(left));
         client.began = self.now;
-        client.state = State::In(section);
+        client.state = State::Holding(section);
         let work = client.work;
         self.idle_since[key] = None;
         // It is polled in between.
         for part in [self.random(work), work] {
             self.after(part, move |w| {
-                w.feel(process, number, Source::Request(id(who)), move |w| w.polled(who, part == work));
+                w.deliver_to(process, number, Source::Request(id(who)), move |w| w.poll_section(who, part == work));
             });
         }
     }
 
-    pub(super) fn polled(&mut self, who: usize, is_last: bool) {
-        let State::In(section) = self.clients[who].state.clone() else { return };
-        self.look_at_deadline(who);
+    pub(super) fn poll_section(&mut self, who: usize, is_last: bool) {
+        let State::Holding(section) = self.clients[who].state.clone() else { return };
+        self.check_deadline(who);
         let process = self.clients[who].process;
         let now = self.local(process);
         if section.remaining(now).is_zero() {
             if self.is(Wrong::NoPollCheck) {
-                return self.wrong(format!("{} is polled after its deadline", section.grant.owner));
+                return self.report_violation(format!("{} is polled after its deadline", section.grant.owner));
             }
-            return self.throw_out(who);
+            return self.abort_section(who);
         }
         if is_last {
-            self.leaves(who, self.clients[who].ending);
+            self.end_section(who, self.clients[who].ending);
         }
     }
 
     /// Its lock is lost, and it is dropped.
-    pub(super) fn throw_out(&mut self, who: usize) {
-        let State::In(section) = &self.clients[who].state else { return };
+    pub(super) fn abort_section(&mut self, who: usize) {
+        let State::Holding(section) = &self.clients[who].state else { return };
         let client = &self.clients[who];
-        let is_of_age = self.calm.is_some_and(|calm| client.began > calm + 5 * SECOND);
+        let is_of_age = self.quiet_since.is_some_and(|calm| client.began > calm + 5 * SECOND);
         let there = &self.processes[client.process];
         let thawed = there.thawed.max(there.cut_off_until) > client.began;
         let limit = client.terms.max_hold.is_some() || client.terms.lease != Lease::AutoRenew;
         if is_of_age && !thawed && !limit && !self.is_odd() {
             let what = format!("{} is lost though all is calm: {:?}", section.grant.owner, section.why());
-            self.wrong(what);
+            self.report_violation(what);
         }
-        self.leaves(who, Ending::Dropped);
+        self.end_section(who, Ending::Dropped);
     }
 
-    pub(super) fn leaves(&mut self, who: usize, ending: Ending) {
-        let State::In(section) = std::mem::replace(&mut self.clients[who].state, State::Over) else { return };
+    pub(super) fn end_section(&mut self, who: usize, ending: Ending) {
+        let State::Holding(section) = std::mem::replace(&mut self.clients[who].state, State::Done) else { return };
         let client = &self.clients[who];
         let (process, key, terms, told, valid_until) =
-            (client.process, client.key, client.terms, client.told, client.valid_until);
+            (client.process, client.key, client.terms, client.granted_at, client.valid_until);
         self.log(|w| {
             let why = section.why();
             format!("{} ends: {who} as {}, {ending:?} {why:?}", w.processes[process].label, section.grant.owner)
@@ -237,40 +243,40 @@ impl World {
             }
             _ => (0, ""),
         };
-        self.referee.ends(&section, taken, why);
-        if !self.referee.is_held(&self.keys[key], now) {
+        self.checker.ends(&section, taken, why);
+        if !self.checker.is_held(&self.keys[key], now) {
             self.idle_since[key] = Some(now.max(taken));
         }
         let local = self.local(process);
-        self.processes[process].shell.guard_ended(local, &section, ending);
+        self.processes[process].process.guard_ended(local, &section, ending);
     }
 
-    pub(super) fn refused(&mut self, who: Who, error: &LockError) {
+    pub(super) fn on_rejected(&mut self, who: ClientId, error: &LockError) {
         let who = who as usize;
         self.log(|w| format!("{} refuses {who}: {error}", w.processes[w.clients[who].process].label));
-        self.clients[who].state = State::Over;
+        self.clients[who].state = State::Done;
         if let LockError::Store(error) = error
             && matches!(error.kind(), StoreErrorKind::Protocol | StoreErrorKind::Refused)
         {
-            self.wrong(format!("an error that cannot be: {error}"));
+            self.report_violation(format!("an error that cannot be: {error}"));
         }
     }
 
     /// Nothing of this id may be there, and nothing may come.
-    pub(super) fn forgets(&mut self, process: usize, key: &LockKey, id: &AcquisitionId) {
+    pub(super) fn check_forgotten(&mut self, process: usize, key: &LockKey, id: &AcquisitionId) {
         let text = id.to_string();
         self.log(|_| format!("{text} is forgotten"));
-        self.lined_up.remove(&text);
+        self.enqueued.remove(&text);
         // It gives up when its lease is over, and its place, unless others keep the line: then it gives back what it is offered.
-        let silent = self.now.saturating_sub(self.processes[process].heard) > nanos(LEASE + LINE.entry_ttl);
-        if self.referee.lenient || self.options.back || self.options.copies || silent {
+        let silent = self.now.saturating_sub(self.processes[process].last_reply) > nanos(LEASE + LINE.entry_ttl);
+        if self.checker.lenient || self.options.back || self.options.copies || silent {
             return;
         }
         self.forgotten.insert(text.clone(), self.now);
         let Some(at) = self.keys.iter().position(|known| known == key) else { return };
         let record = self.record(at);
-        if record.holders.iter().any(|(holder, _)| *holder == text) || record.line.contains(&text) {
-            self.wrong(format!("{text} is forgotten, and still there: {record:?}"));
+        if record.holders.iter().any(|(holder, _)| *holder == text) || record.queue.contains(&text) {
+            self.report_violation(format!("{text} is forgotten, and still there: {record:?}"));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-impl World {
+impl Simulation {
     pub(super) fn faults(&mut self) {
         let Options { force, flush, ctr, back, step, java, .. } = self.options;
         let often = |yes: bool, weight: u32| if yes { weight } else { 0 };
@@ -32,7 +32,7 @@ impl World {
         }
         let gap = [400, 1_200, 4_000][self.rng.usize(0..3)] * MS;
         let mut at = self.exponential(gap);
-        while at < self.weather.storm {
+        while at < self.conditions.load_until {
             let mut throw = self.rng.u32(0..sum);
             let chosen = menu.iter().find(|(_, weight)| {
                 let is_it = throw < *weight;
@@ -49,15 +49,15 @@ impl World {
     pub(super) fn fault(&mut self, fault: Fault) {
         let key = self.rng.usize(0..self.keys.len());
         let mut process = self.rng.usize(0..self.processes.len());
-        let holder = self.referee.holder(&self.keys[key]);
+        let holder = self.checker.holder(&self.keys[key]);
         if let Some(at) = self.processes.iter().position(|there| Some(there.number) == holder)
             && self.rng.bool()
         {
             process = at;
         }
         match fault {
-            Fault::BreakAsks => self.break_connection(process, Lane::Asks),
-            Fault::BreakEnds => self.break_connection(process, Lane::Ends),
+            Fault::BreakAsks => self.break_connection(process, ConnectionKind::Asks),
+            Fault::BreakEnds => self.break_connection(process, ConnectionKind::Ends),
             Fault::BreakInbox => self.break_inbox(process),
             Fault::Freeze => {
                 let part = [6, 15, 36][self.rng.usize(0..3)];
@@ -66,9 +66,9 @@ impl World {
             }
             Fault::Crash => self.crash(process),
             Fault::Slow => {
-                self.weather.slow = [10, 40][self.rng.usize(0..2)];
+                self.conditions.slow = [10, 40][self.rng.usize(0..2)];
                 let time = self.random(2 * SECOND);
-                self.after(time, |w| w.weather.slow = 1);
+                self.after(time, |w| w.conditions.slow = 1);
             }
             Fault::Cancel | Fault::Drop => self.disturb_a_client(fault),
             Fault::Pause => {
@@ -130,7 +130,7 @@ impl World {
         there.frozen = false;
         there.thawed = self.now;
         self.log(|w| format!("{} goes on", w.processes[process].label));
-        let mut held_up = std::mem::take(&mut self.processes[process].held_up);
+        let mut held_up = std::mem::take(&mut self.processes[process].delayed);
         while !held_up.is_empty() {
             let nth = self.rng.usize(0..held_up.len());
             let source = *held_up.keys().nth(nth).expect("one of them");
@@ -141,7 +141,7 @@ impl World {
             }
             if let Some(job) = job {
                 job(self);
-                self.settle(process);
+                self.apply_effects(process);
             }
         }
     }
@@ -151,11 +151,11 @@ impl World {
             return;
         }
         self.log(|w| format!("{} CRASHES", w.processes[process].label));
-        self.break_connection(process, Lane::Asks);
-        self.break_connection(process, Lane::Ends);
+        self.break_connection(process, ConnectionKind::Asks);
+        self.break_connection(process, ConnectionKind::Ends);
         let there = &mut self.processes[process];
         there.alive = false;
-        let (number, epoch, channel) = (there.number, there.inbox.epoch, there.shell.inbox());
+        let (number, epoch, channel) = (there.number, there.inbox.epoch, there.process.inbox());
         let (label, clock) = (there.label.clone(), there.clock);
         self.crashed.push(channel.trim_start_matches("tower-lock:lock:in:").to_owned());
         for who in 0..self.clients.len() {
@@ -163,12 +163,12 @@ impl World {
             if client.process != process || client.number != number || matches!(client.state, State::Away) {
                 continue;
             }
-            if let State::In(section) = std::mem::replace(&mut client.state, State::Over) {
+            if let State::Holding(section) = std::mem::replace(&mut client.state, State::Done) {
                 let ended = self.now.min(client.valid_until);
                 let delay = if self.settings.bare { 0 } else { nanos(client.terms.lock_delay) };
                 let key = client.key;
-                self.referee.ends(&section, ended + delay, "has crashed");
-                if !self.referee.is_held(&self.keys[key], self.now) {
+                self.checker.ends(&section, ended + delay, "has crashed");
+                if !self.checker.is_held(&self.keys[key], self.now) {
                     self.idle_since[key] = Some(self.now);
                 }
             }
@@ -189,9 +189,9 @@ impl World {
 
     pub(super) fn disturb_a_client(&mut self, fault: Fault) {
         let is_one = |client: &Client| match client.state {
-            State::Waits | State::Told(_) => fault == Fault::Cancel,
-            State::In(_) => fault == Fault::Drop,
-            State::Away | State::Over => false,
+            State::Waits | State::Granted(_) => fault == Fault::Cancel,
+            State::Holding(_) => fault == Fault::Drop,
+            State::Away | State::Done => false,
         };
         let all: Vec<_> = (0..self.clients.len())
             .filter(|who| is_one(&self.clients[*who]) && self.is_here(&self.clients[*who]))
@@ -201,11 +201,11 @@ impl World {
         }
         let who = all[self.rng.usize(0..all.len())];
         let (process, number) = (self.clients[who].process, self.clients[who].number);
-        self.feel(process, number, Source::Request(id(who)), move |w| {
+        self.deliver_to(process, number, Source::Request(id(who)), move |w| {
             if fault == Fault::Cancel {
-                w.gives_up(who);
+                w.cancel_wait(who);
             } else {
-                w.leaves(who, Ending::Dropped);
+                w.end_section(who, Ending::Dropped);
             }
         });
     }
@@ -213,11 +213,11 @@ impl World {
     pub(super) fn force(&mut self, key: usize) {
         let keep = Duration::from_millis([0, 0, 1_000][self.rng.usize(0..3)]);
         for (holder, fence) in self.record(key).holders {
-            self.taken.insert(holder.clone(), fence.parse().unwrap_or(0));
-            self.referee.excused.insert(AcquisitionId::from_text(holder.trim_end_matches(":end")));
+            self.revoked.insert(holder.clone(), fence.parse().unwrap_or(0));
+            self.checker.excused.insert(AcquisitionId::from_text(holder.trim_end_matches(":end")));
         }
         let lock = self.keys[key].clone();
-        self.referee.pardon(&lock);
+        self.checker.excuse(&lock);
         let script = self.names.force(&ForceReleaseRequest::new(lock, keep, LINE)).expect("one spelling");
         self.execute(None, &script);
     }
@@ -235,8 +235,8 @@ impl World {
             return;
         }
         self.log(|_| format!("a stranger locks {lock}"));
-        if self.referee.is_held(&self.keys[key], self.now) {
-            return self.wrong(format!("a stranger is let into {lock}"));
+        if self.checker.is_held(&self.keys[key], self.now) {
+            return self.report_violation(format!("a stranger is let into {lock}"));
         }
         let time = self.random(8 * SECOND);
         self.foreign_until[key] = self.now + time;

@@ -1,4 +1,4 @@
-//! One seed, one world: processes, connections, a server, faults, load; and what is looked at after every step.
+//! One seed, one simulation: processes, connections, a server, faults, load; and what is looked at after every step.
 
 use std::{
     cmp::Ordering,
@@ -22,16 +22,16 @@ use tower_lock::{
 };
 
 use crate::{
-    checker::{LocalClock, Referee},
-    fake::Fake,
+    checker::{Checker, LocalClock},
+    fake::FakeRedis,
     mutants::{Mutant, Wrong},
-    process::{Effect, Lane, Section, Settings, Shell, Timer, Who},
+    process::{ClientId, ConnectionKind, Effect, Section, Settings, SimProcess, Timer},
 };
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
 
-/// What is done to a world beyond what is done to all.
+/// What is done to a simulation beyond what is done to all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     /// Keys are taken away by an operator.
@@ -71,7 +71,7 @@ impl Options {
     }
 }
 
-/// What came of a world.
+/// What came of a simulation.
 #[derive(Debug)]
 pub struct Report {
     /// What was wrong, first of all.
@@ -86,27 +86,27 @@ pub struct Report {
     pub trace: String,
 }
 
-/// Runs one world.
+/// Runs one simulation.
 pub fn run(seed: u64, mutant: Option<&Mutant>, options: Options, trace: bool) -> Report {
-    let mut world = World::new(seed, mutant, options, trace);
-    world.live();
+    let mut simulation = Simulation::new(seed, mutant, options, trace);
+    simulation.live();
     Report {
-        violation: world.violation,
-        sections: world.referee.sections,
-        scripts: world.scripts,
-        idle: world.idle,
-        trace: world.trace.unwrap_or_default(),
+        violation: simulation.violation,
+        sections: simulation.checker.sections,
+        scripts: simulation.scripts,
+        idle: simulation.idle,
+        trace: simulation.trace.unwrap_or_default(),
     }
 }
 
-// In the order of a world.
+// In the order of a simulation.
 mod clients;
 mod network;
 mod server;
 mod faults;
 mod liveness;
 
-type Job = Box<dyn FnOnce(&mut World)>;
+type Job = Box<dyn FnOnce(&mut Simulation)>;
 
 struct Due {
     at: u64,
@@ -119,7 +119,7 @@ struct Due {
 enum Source {
     Connection(usize),
     Inbox(u64),
-    Request(Who),
+    Request(ClientId),
     /// Of its own.
     Alone(u64),
 }
@@ -128,25 +128,25 @@ struct Process {
     number: u64,
     label: String,
     clock: LocalClock,
-    shell: Shell,
+    process: SimProcess,
     alive: bool,
     frozen: bool,
     /// What has come while it was frozen.
-    held_up: BTreeMap<Source, VecDeque<Job>>,
+    delayed: BTreeMap<Source, VecDeque<Job>>,
     thawed: u64,
     /// Into `connections`.
-    lanes: [Option<usize>; 2],
-    inbox: Inbox,
+    connections: [Option<usize>; 2],
+    inbox: Subscription,
     /// Until then nothing reaches it, and nothing of it the server: it comes later.
     cut_off_until: u64,
     cut_off_since: u64,
     /// When it last heard an answer.
-    heard: u64,
+    last_reply: u64,
 }
 
 /// The connection for messages.
 #[derive(Default)]
-struct Inbox {
+struct Subscription {
     /// Which one it is. What an older one brings is nothing any more.
     epoch: u64,
     /// Which one the server knows of.
@@ -160,7 +160,7 @@ struct Connection {
     last_out: u64,
     last_in: u64,
     /// What was sent and is not answered; without the script, once it ran.
-    under_way: BTreeMap<u64, Option<ScriptCall>>,
+    in_flight: BTreeMap<u64, Option<ScriptCall>>,
 }
 
 struct Client {
@@ -172,12 +172,12 @@ struct Client {
     work: u64,
     ending: Ending,
     terms: Terms,
-    place: u64,
+    ticket: u64,
     since: u64,
     state: State,
     began: u64,
     /// When it was its turn: the least hold counts from then.
-    told: u64,
+    granted_at: u64,
     /// Until when it may be in, as far as it knew last.
     valid_until: u64,
 }
@@ -188,24 +188,24 @@ enum State {
     Away,
     Waits,
     /// It was told that it is its turn, and has not begun.
-    Told(Arc<Section>),
-    In(Arc<Section>),
-    Over,
+    Granted(Arc<Section>),
+    Holding(Arc<Section>),
+    Done,
 }
 
 /// What the server knew of a key before a script.
 #[derive(Clone, Debug, Default)]
 struct Record {
     holders: Vec<(String, String)>,
-    line: Vec<String>,
+    queue: Vec<String>,
 }
 
-struct World {
+struct Simulation {
     rng: fastrand::Rng,
     now: u64,
     due: BinaryHeap<Due>,
     next: u64,
-    fake: Fake,
+    fake: FakeRedis,
     /// What the server's clock is ahead of the true one, in microseconds.
     server_ahead: i64,
     processes: Vec<Process>,
@@ -214,24 +214,24 @@ struct World {
     keys: Vec<LockKey>,
     locks: Vec<String>,
     names: Names,
-    referee: Referee,
+    checker: Checker,
     settings: Settings,
     options: Options,
-    weather: Weather,
-    calm: Option<u64>,
+    conditions: Conditions,
+    quiet_since: Option<u64>,
     paused_until: u64,
     paused_since: u64,
     forgotten: HashMap<String, u64>,
-    given_back: HashSet<String>,
+    released: HashSet<String>,
     top_fence: Vec<u64>,
-    lined_up: HashMap<String, (u64, u64)>,
+    enqueued: HashMap<String, (u64, u64)>,
     idle_since: Vec<Option<u64>>,
     first_in_turn: HashMap<AcquisitionId, u64>,
     crashed: Vec<String>,
     /// What an operator took away: which fence of whom.
-    taken: HashMap<String, u64>,
+    revoked: HashMap<String, u64>,
     /// Those who have heard of it.
-    told_of_it: HashSet<(String, u64)>,
+    notified: HashSet<(String, u64)>,
     foreign: HashSet<String>,
     foreign_until: Vec<u64>,
     violation: Option<String>,
@@ -244,14 +244,14 @@ struct World {
 }
 
 /// How bad it is.
-struct Weather {
+struct Conditions {
     delay: u64,
     spikes: f64,
     slow: u64,
-    lossy: f64,
-    doubled: f64,
+    loss: f64,
+    duplicates: f64,
     late: u64,
-    storm: u64,
+    load_until: u64,
     impatient: f64,
     longest_delay: Duration,
 }
@@ -275,18 +275,18 @@ enum Fault {
     Counter,
 }
 
-impl World {
+impl Simulation {
     fn new(seed: u64, mutant: Option<&Mutant>, options: Options, trace: bool) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut pick = |from: &[u64]| from[rng.usize(0..from.len())];
-        let weather = Weather {
+        let weather = Conditions {
             delay: pick(&[300, 3_000, 30_000, 120_000]) * 1_000,
             spikes: pick(&[0, 2, 10]) as f64 / 100.0,
             slow: 1,
-            lossy: pick(&[0, 0, 5, 30]) as f64 / 100.0,
-            doubled: pick(&[0, 0, 5, 30]) as f64 / 100.0,
+            loss: pick(&[0, 0, 5, 30]) as f64 / 100.0,
+            duplicates: pick(&[0, 0, 5, 30]) as f64 / 100.0,
             late: pick(&[50, 300, 1_500]) * MS,
-            storm: pick(&[15, 30, 60, 90]) * SECOND,
+            load_until: pick(&[15, 30, 60, 90]) * SECOND,
             impatient: pick(&[0, 0, 20, 90]) as f64 / 100.0,
             longest_delay: LOCK_DELAY,
         };
@@ -294,11 +294,11 @@ impl World {
         let settings = Settings { bare: pick(&[0, 1, 1]) == 1, wrong: mutant.and_then(Mutant::wrong) };
         let keys: Vec<_> = (0..keys).map(|n| LockKey::from(("key", n))).collect();
         let names = Names::new("lock").expect("a prefix");
-        let mut world = Self {
+        let mut simulation = Self {
             now: 0,
             due: BinaryHeap::new(),
             next: 0,
-            fake: Fake::new(mutant.map_or(&[], |mutant| mutant.patches())),
+            fake: FakeRedis::new(mutant.map_or(&[], |mutant| mutant.patches())),
             server_ahead: 1_700_000_000_000_000,
             processes: Vec::new(),
             connections: Vec::new(),
@@ -309,20 +309,20 @@ impl World {
             foreign_until: vec![0; keys.len()],
             keys,
             names,
-            referee: Referee::new(options.flush || options.step),
+            checker: Checker::new(options.flush || options.step),
             settings,
             options,
-            weather,
-            calm: None,
+            conditions: weather,
+            quiet_since: None,
             paused_until: 0,
             paused_since: 0,
             forgotten: HashMap::new(),
-            given_back: HashSet::new(),
-            lined_up: HashMap::new(),
+            released: HashSet::new(),
+            enqueued: HashMap::new(),
             first_in_turn: HashMap::new(),
             crashed: Vec::new(),
-            taken: HashMap::new(),
-            told_of_it: HashSet::new(),
+            revoked: HashMap::new(),
+            notified: HashSet::new(),
             foreign: HashSet::new(),
             violation: None,
             scripts: 0,
@@ -334,19 +334,19 @@ impl World {
         };
         for n in 0..processes {
             // As far apart as they may be, more often than not.
-            let rate = match world.rng.u8(0..4) {
+            let rate = match simulation.rng.u8(0..4) {
                 _ if options.one_rate => 1.0,
-                0 => 1.0 + 0.0099 * (2.0 * world.rng.f64() - 1.0),
+                0 => 1.0 + 0.0099 * (2.0 * simulation.rng.f64() - 1.0),
                 1 => 1.0099,
                 _ => 0.9901,
             };
-            let process = world.process(format!("p{n}"), rate);
-            world.processes.push(process);
-            world.subscribe(world.processes.len() - 1);
+            let process = simulation.process(format!("p{n}"), rate);
+            simulation.processes.push(process);
+            simulation.subscribe(simulation.processes.len() - 1);
         }
-        world.load();
-        world.faults();
-        world
+        simulation.load();
+        simulation.faults();
+        simulation
     }
 
     fn process(&mut self, label: String, rate: f64) -> Process {
@@ -354,17 +354,17 @@ impl World {
         Process {
             number,
             clock: self.clock(rate),
-            shell: Shell::new(&label, number, self.settings),
+            process: SimProcess::new(&label, number, self.settings),
             label,
             alive: true,
             frozen: false,
-            held_up: BTreeMap::new(),
+            delayed: BTreeMap::new(),
             thawed: 0,
-            lanes: [None; 2],
-            inbox: Inbox::default(),
+            connections: [None; 2],
+            inbox: Subscription::default(),
             cut_off_until: 0,
             cut_off_since: 0,
-            heard: self.now,
+            last_reply: self.now,
         }
     }
 
@@ -373,37 +373,41 @@ impl World {
     }
 
     fn live(&mut self) {
-        let limit = self.weather.storm + 600 * SECOND;
+        let limit = self.conditions.load_until + 600 * SECOND;
         let is_busy =
             |w: &Self| w.clients.iter().any(|client| matches!(client.state, State::Away) || w.is_here(client));
-        while self.violation.is_none() && (self.calm.is_none() || is_busy(self)) {
+        while self.violation.is_none() && (self.quiet_since.is_none() || is_busy(self)) {
             if self.now > limit || self.steps > 3_000_000 {
-                return self.wrong("somebody is never answered");
+                return self.report_violation("somebody is never answered");
             }
             self.step();
         }
         // All are answered: when what is under way has come, nothing is left.
         let cut_off = self.processes.iter().map(|process| process.cut_off_until).max().unwrap_or(0);
-        let end =
-            self.now.max(self.paused_until).max(cut_off) + 8 * SECOND + self.weather.late + 20 * self.weather.delay;
+        let end = self.now.max(self.paused_until).max(cut_off)
+            + 8 * SECOND
+            + self.conditions.late
+            + 20 * self.conditions.delay;
         while self.violation.is_none() && self.due.peek().is_some_and(|due| due.at < end) {
             self.step();
         }
         if self.violation.is_none() {
             self.now = self.now.max(end);
-            self.look_at_what_is_left();
+            self.check_leftovers();
         }
     }
 
     fn step(&mut self) {
         self.steps += 1;
-        let Some(due) = self.due.pop() else { return self.wrong("nothing happens any more, and somebody waits") };
+        let Some(due) = self.due.pop() else {
+            return self.report_violation("nothing happens any more, and somebody waits");
+        };
         self.now = self.now.max(due.at);
         (due.job)(self);
-        if self.calm.is_some() {
-            self.look_at_idle_keys();
+        if self.quiet_since.is_some() {
+            self.check_idle_keys();
         }
-        self.look_at_silence();
+        self.check_unanswered_waiters();
     }
 
     fn number(&mut self) -> u64 {
@@ -434,14 +438,14 @@ impl World {
     }
 
     fn delay(&mut self) -> u64 {
-        let mut delay = self.weather.delay * (20 + self.random(100)) / 100 * self.weather.slow;
-        if self.calm.is_none() && self.chance(self.weather.spikes) {
+        let mut delay = self.conditions.delay * (20 + self.random(100)) / 100 * self.conditions.slow;
+        if self.quiet_since.is_none() && self.chance(self.conditions.spikes) {
             delay += self.exponential(400 * MS);
         }
         delay
     }
 
-    fn wrong(&mut self, what: impl Into<String>) {
+    fn report_violation(&mut self, what: impl Into<String>) {
         let what = what.into();
         self.log(|_| format!("VIOLATION {what}"));
         self.violation.get_or_insert(what);
@@ -463,56 +467,56 @@ impl World {
     }
 
     /// Something reaches a process, if it is the same still; one that is frozen finds it when it goes on.
-    fn feel(&mut self, process: usize, number: u64, source: Source, job: impl FnOnce(&mut Self) + 'static) {
+    fn deliver_to(&mut self, process: usize, number: u64, source: Source, job: impl FnOnce(&mut Self) + 'static) {
         let there = &mut self.processes[process];
         if !there.alive || there.number != number {
             return;
         }
         if there.frozen {
-            there.held_up.entry(source).or_default().push_back(Box::new(job));
+            there.delayed.entry(source).or_default().push_back(Box::new(job));
         } else {
             job(self);
-            self.settle(process);
+            self.apply_effects(process);
         }
     }
 
     /// What a process wants done is done, and whoever has lost its lock is thrown out.
-    fn settle(&mut self, process: usize) {
-        while let Some(effect) = self.processes[process].shell.effect() {
+    fn apply_effects(&mut self, process: usize) {
+        while let Some(effect) = self.processes[process].process.next_effect() {
             let number = self.processes[process].number;
             match effect {
                 Effect::Run(lane, message, script) => self.send(process, lane, message, script),
                 Effect::Replace(lane) => {
                     self.log(|w| format!("{} replaces {lane:?}", w.processes[process].label));
-                    self.processes[process].lanes[lane as usize] = None;
+                    self.processes[process].connections[lane as usize] = None;
                 }
                 Effect::Wake(at, timer) => {
                     let late = self.random(MS);
                     let at = self.processes[process].clock.when(at) + late;
                     let source = Source::Alone(self.number());
-                    self.at(at, move |w| w.feel(process, number, source, move |w| w.wake(process, &timer)));
+                    self.at(at, move |w| w.deliver_to(process, number, source, move |w| w.wake(process, &timer)));
                 }
-                Effect::Turn(who, section) => self.turn(who, section),
-                Effect::Refused(who, error) => self.refused(who, &error),
-                Effect::Forgotten(key, id) => self.forgets(process, &key, &id),
-                Effect::Spins => {
+                Effect::Granted(who, section) => self.on_granted(who, section),
+                Effect::Rejected(who, error) => self.on_rejected(who, &error),
+                Effect::Forgotten(key, id) => self.check_forgotten(process, &key, &id),
+                Effect::BusyLoop => {
                     let label = &self.processes[process].label;
-                    self.wrong(format!("the watchdog of {label} wakes itself again and again"));
+                    self.report_violation(format!("the watchdog of {label} wakes itself again and again"));
                 }
             }
         }
         let now = self.local(process);
         for who in 0..self.clients.len() {
             if self.clients[who].process == process {
-                self.look_at_deadline(who);
+                self.check_deadline(who);
             }
             let client = &mut self.clients[who];
             if client.process != process {
                 continue;
             }
-            let State::In(section) = &client.state else { continue };
+            let State::Holding(section) = &client.state else { continue };
             if section.why().is_some() {
-                self.throw_out(who);
+                self.abort_section(who);
             } else {
                 let left = section.remaining(now);
                 if !left.is_zero() {
@@ -524,12 +528,12 @@ impl World {
 
     fn wake(&mut self, process: usize, timer: &Timer) {
         let now = self.local(process);
-        self.processes[process].shell.timer(now, timer);
+        self.processes[process].process.on_timer(now, timer);
     }
 }
 
-fn id(who: usize) -> Who {
-    Who::try_from(who).expect("a few hundred")
+fn id(who: usize) -> ClientId {
+    ClientId::try_from(who).expect("a few hundred")
 }
 
 fn nanos(duration: Duration) -> u64 {

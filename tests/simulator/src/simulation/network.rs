@@ -2,10 +2,10 @@
 
 use super::*;
 
-impl World {
-    pub(super) fn send(&mut self, process: usize, lane: Lane, message: u64, script: ScriptCall) {
+impl Simulation {
+    pub(super) fn send(&mut self, process: usize, lane: ConnectionKind, message: u64, script: ScriptCall) {
         let there = &self.processes[process];
-        let (number, lane_of) = (there.number, there.lanes[lane as usize]);
+        let (number, lane_of) = (there.number, there.connections[lane as usize]);
         let at = match lane_of.filter(|at| self.connections[*at].up) {
             Some(at) => at,
             None => {
@@ -15,51 +15,51 @@ impl World {
                     up: true,
                     last_out: made,
                     last_in: 0,
-                    under_way: BTreeMap::new(),
+                    in_flight: BTreeMap::new(),
                 });
                 let at = self.connections.len() - 1;
-                self.processes[process].lanes[lane as usize] = Some(at);
+                self.processes[process].connections[lane as usize] = Some(at);
                 at
             }
         };
         let arrives = self.connections[at].last_out.max(self.now + self.delay());
         self.connections[at].last_out = arrives;
-        self.connections[at].under_way.insert(message, Some(script));
-        self.at(arrives, move |w| w.arrives(at, message));
+        self.connections[at].in_flight.insert(message, Some(script));
+        self.at(arrives, move |w| w.script_arrives(at, message));
     }
 
-    pub(super) fn arrives(&mut self, at: usize, message: u64) {
+    pub(super) fn script_arrives(&mut self, at: usize, message: u64) {
         let (process, number) = self.connections[at].process;
         let late = self.paused_until.max(self.cut_off_until(process, number));
         if self.now < late {
-            return self.at(late, move |w| w.arrives(at, message));
+            return self.at(late, move |w| w.script_arrives(at, message));
         }
-        let Some(script) = self.connections[at].under_way.get_mut(&message).and_then(Option::take) else { return };
+        let Some(script) = self.connections[at].in_flight.get_mut(&message).and_then(Option::take) else { return };
         let reply = self.execute(Some(process), &script);
-        if self.calm.is_none() && self.chance(self.weather.doubled) {
+        if self.quiet_since.is_none() && self.chance(self.conditions.duplicates) {
             self.execute(Some(process), &script);
         }
-        if self.options.copies && self.calm.is_none() && self.chance(0.1) {
+        if self.options.copies && self.quiet_since.is_none() && self.chance(0.1) {
             let copy = script.clone();
-            let late = self.random(self.weather.late);
+            let late = self.random(self.conditions.late);
             self.after(late, move |w| w.runs_late(process, copy));
         }
         let back = self.connections[at].last_in.max(self.now + self.delay());
         self.connections[at].last_in = back;
-        self.at(back, move |w| w.answers(at, message, reply));
+        self.at(back, move |w| w.reply_arrives(at, message, reply));
     }
 
-    pub(super) fn answers(&mut self, at: usize, message: u64, reply: Value) {
+    pub(super) fn reply_arrives(&mut self, at: usize, message: u64, reply: Value) {
         let (process, number) = self.connections[at].process;
         let late = self.cut_off_until(process, number);
         if self.now < late {
-            return self.at(late, move |w| w.answers(at, message, reply));
+            return self.at(late, move |w| w.reply_arrives(at, message, reply));
         }
-        self.feel(process, number, Source::Connection(at), move |w| {
-            if w.connections[at].up && w.connections[at].under_way.remove(&message).is_some() {
+        self.deliver_to(process, number, Source::Connection(at), move |w| {
+            if w.connections[at].up && w.connections[at].in_flight.remove(&message).is_some() {
                 let now = w.local(process);
-                w.processes[process].heard = w.now;
-                w.processes[process].shell.reply(now, message, &reply);
+                w.processes[process].last_reply = w.now;
+                w.processes[process].process.on_reply(now, message, &reply);
             }
         });
     }
@@ -70,26 +70,26 @@ impl World {
     }
 
     /// Most of what was sent is in the server's buffers: it runs all the same, later. Nobody hears of it.
-    pub(super) fn break_connection(&mut self, process: usize, lane: Lane) {
-        let Some(at) = self.processes[process].lanes[lane as usize].take() else { return };
+    pub(super) fn break_connection(&mut self, process: usize, lane: ConnectionKind) {
+        let Some(at) = self.processes[process].connections[lane as usize].take() else { return };
         self.log(|w| format!("{} loses its connection that {lane:?}", w.processes[process].label));
         self.connections[at].up = false;
         let mut late = self.now;
-        let under_way = std::mem::take(&mut self.connections[at].under_way);
+        let under_way = std::mem::take(&mut self.connections[at].in_flight);
         let parts = u64::try_from(under_way.len()).expect("few") + 1;
         for (message, script) in under_way {
             if let Some(script) = script
                 && self.chance(0.7)
             {
-                late += self.random(self.weather.late / parts);
+                late += self.random(self.conditions.late / parts);
                 self.at(late, move |w| w.runs_late(process, script));
             }
             let number = self.processes[process].number;
             let soon = self.random(2 * MS);
             self.after(soon, move |w| {
-                w.feel(process, number, Source::Connection(at), move |w| {
+                w.deliver_to(process, number, Source::Connection(at), move |w| {
                     let now = w.local(process);
-                    w.processes[process].shell.cut(now, message);
+                    w.processes[process].process.on_disconnect(now, message);
                 });
             });
         }
@@ -119,15 +119,15 @@ impl World {
             return;
         }
         there.inbox.at_server = Some(epoch);
-        self.fake.data().listeners.insert(self.processes[process].shell.inbox(), 1);
+        self.fake.data().listeners.insert(self.processes[process].process.inbox(), 1);
         let back = self.now + self.delay();
         let inbox = &mut self.processes[process].inbox;
         inbox.last = inbox.last.max(back);
         self.at(back, move |w| {
-            w.feel(process, number, Source::Inbox(epoch), move |w| {
+            w.deliver_to(process, number, Source::Inbox(epoch), move |w| {
                 if w.processes[process].inbox.epoch == epoch {
                     let now = w.local(process);
-                    w.processes[process].shell.listening(now);
+                    w.processes[process].process.on_subscribed(now);
                 }
             });
         });
@@ -135,7 +135,7 @@ impl World {
 
     pub(super) fn break_inbox(&mut self, process: usize) {
         let there = &mut self.processes[process];
-        let (number, epoch, channel) = (there.number, there.inbox.epoch, there.shell.inbox());
+        let (number, epoch, channel) = (there.number, there.inbox.epoch, there.process.inbox());
         // Nothing comes from the old one any more.
         there.inbox.epoch += 1;
         let next = there.inbox.epoch;
@@ -145,7 +145,7 @@ impl World {
         // It notices at once, or when it looks.
         let noticed = if self.chance(0.7) { self.random(60 * MS) } else { self.random(1_500 * MS) };
         self.after(noticed, move |w| {
-            w.feel(process, number, Source::Inbox(epoch), move |w| {
+            w.deliver_to(process, number, Source::Inbox(epoch), move |w| {
                 if w.processes[process].inbox.epoch == next {
                     w.subscribe(process);
                 }
@@ -166,52 +166,52 @@ impl World {
     pub(super) fn deliver(&mut self) {
         let published = std::mem::take(&mut self.fake.data().published);
         for (channel, message) in published {
-            let Some(process) = self.processes.iter().position(|there| there.shell.inbox() == channel) else {
+            let Some(process) = self.processes.iter().position(|there| there.process.inbox() == channel) else {
                 continue;
             };
             let Some(epoch) = self.processes[process].inbox.at_server else { continue };
-            if self.calm.is_none() && self.chance(self.weather.lossy) {
+            if self.quiet_since.is_none() && self.chance(self.conditions.loss) {
                 self.log(|_| format!("lost: {message}"));
                 continue;
             }
-            let copies = 1 + usize::from(self.calm.is_none() && self.chance(self.weather.doubled));
+            let copies = 1 + usize::from(self.quiet_since.is_none() && self.chance(self.conditions.duplicates));
             for _ in 0..copies {
                 let number = self.processes[process].number;
                 let comes = self.processes[process].inbox.last.max(self.now + self.delay());
                 self.processes[process].inbox.last = comes;
                 let message = message.clone();
-                self.at(comes, move |w| w.tells(process, number, epoch, message));
+                self.at(comes, move |w| w.message_arrives(process, number, epoch, message));
             }
         }
     }
 
-    pub(super) fn tells(&mut self, process: usize, number: u64, epoch: u64, message: String) {
+    pub(super) fn message_arrives(&mut self, process: usize, number: u64, epoch: u64, message: String) {
         let late = self.cut_off_until(process, number);
         if self.now < late {
-            return self.at(late, move |w| w.tells(process, number, epoch, message));
+            return self.at(late, move |w| w.message_arrives(process, number, epoch, message));
         }
-        self.feel(process, number, Source::Inbox(epoch), move |w| {
+        self.deliver_to(process, number, Source::Inbox(epoch), move |w| {
             if w.processes[process].inbox.epoch != epoch {
                 return;
             }
             w.log(|w| format!("{} hears: {message}", w.processes[process].label));
             let now = w.local(process);
-            w.processes[process].shell.message(now, &message);
-            w.settle(process);
+            w.processes[process].process.on_message(now, &message);
+            w.apply_effects(process);
             let who = message.strip_prefix("1 taken 0 ").and_then(|rest| rest.split(' ').next());
-            if let Some((who, fence)) = who.and_then(|who| w.taken.get_key_value(who)) {
-                w.told_of_it.insert((who.clone(), *fence));
+            if let Some((who, fence)) = who.and_then(|who| w.revoked.get_key_value(who)) {
+                w.notified.insert((who.clone(), *fence));
             }
             // A message alone ends nothing, because anybody can send one: the store is asked about it.
             let goes_on = |client: &Client| match &client.state {
-                State::In(section) => {
+                State::Holding(section) => {
                     message.starts_with(&format!("1 taken 0 {} ", section.grant.owner))
-                        && !w.processes[process].shell.asks_about(now, &section.grant)
+                        && !w.processes[process].process.verifies(now, &section.grant)
                 }
                 _ => false,
             };
             if w.clients.iter().any(goes_on) {
-                w.wrong(format!("a section goes on, and the store is not asked about it: {message}"));
+                w.report_violation(format!("a section goes on, and the store is not asked about it: {message}"));
             }
         });
     }

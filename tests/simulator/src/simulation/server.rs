@@ -4,7 +4,7 @@ use tower_lock::{store::Released, test_util::redis_protocol::released};
 
 use super::*;
 
-impl World {
+impl Simulation {
     pub(super) fn server_us(&self) -> i64 {
         self.server_ahead + i64::try_from(self.now / 1_000).expect("some minutes")
     }
@@ -13,7 +13,7 @@ impl World {
         let mut data = self.fake.data();
         data.now_us = self.server_us();
         let line = format!("tower-lock:lock:q:{{{}}}", self.locks[key]);
-        Record { holders: data.hash(&self.locks[key]), line: data.list(&line) }
+        Record { holders: data.hash(&self.locks[key]), queue: data.list(&line) }
     }
 
     pub(super) fn execute(&mut self, process: Option<usize>, script: &ScriptCall) -> Value {
@@ -25,24 +25,24 @@ impl World {
             format!("    {from} {} {:?} -> {}", script.name(), script.args(), show(&reply))
         });
         for (key, before) in before.iter().enumerate() {
-            self.look_at_record(key, before, script);
+            self.check_record(key, before, script);
         }
-        self.look_at_reply(script, &reply, &before);
+        self.check_reply(script, &reply, &before);
         self.deliver();
         reply
     }
 
-    pub(super) fn look_at_reply(&mut self, script: &ScriptCall, reply: &Value, before: &[Record]) {
+    pub(super) fn check_reply(&mut self, script: &ScriptCall, reply: &Value, before: &[Record]) {
         match (script.name(), reply) {
             (_, Value::SimpleString(error)) if error.starts_with('-') => {
-                self.wrong(format!("{} is an error: {error}", script.name()));
+                self.report_violation(format!("{} is an error: {error}", script.name()));
             }
             ("release", reply) if released(reply).is_ok_and(|what| what != Released::NotHolder) => {
-                self.given_back.insert(script.args()[0].clone());
+                self.released.insert(script.args()[0].clone());
                 let key = self.locks.iter().position(|lock| *lock == script.keys()[1]).expect("ours");
                 let record = self.record(key);
-                if record.holders.is_empty() && record.line.iter().any(|id| self.listens(id)) {
-                    self.wrong(format!("a release frees the key though somebody waits: {record:?}"));
+                if record.holders.is_empty() && record.queue.iter().any(|id| self.is_subscribed(id)) {
+                    self.report_violation(format!("a release frees the key though somebody waits: {record:?}"));
                 }
             }
             ("renew", Value::Array(answers)) => {
@@ -55,14 +55,14 @@ impl World {
                     }
                     let has = |record: &Record| record.holders.iter().any(|(holder, _)| holder == id);
                     if *answer == Value::Int(1) && !before.iter().any(has) {
-                        return self.wrong(format!("{id} is renewed and has nothing"));
+                        return self.report_violation(format!("{id} is renewed and has nothing"));
                     }
                     if *answer == Value::Int(1)
-                        && self.given_back.contains(id)
-                        && !self.referee.lenient
+                        && self.released.contains(id)
+                        && !self.checker.lenient
                         && !self.options.copies
                     {
-                        return self.wrong(format!("{id} is renewed after it was given back"));
+                        return self.report_violation(format!("{id} is renewed after it was given back"));
                     }
                 }
             }
@@ -70,27 +70,27 @@ impl World {
         }
     }
 
-    pub(super) fn look_at_record(&mut self, key: usize, before: &Record, script: &ScriptCall) {
+    pub(super) fn check_record(&mut self, key: usize, before: &Record, script: &ScriptCall) {
         let (asks, script) = (script.args().first(), script.name());
         let after = self.record(key);
         let lock = &self.locks[key];
         let left = self.fake.data().ms_left(lock);
         if left == -1 {
-            return self.wrong(format!("{script} leaves {lock} without an end: {after:?}"));
+            return self.report_violation(format!("{script} leaves {lock} without an end: {after:?}"));
         }
         if after.holders.len() > 1 {
-            return self.wrong(format!("{script} leaves two holders: {after:?}"));
+            return self.report_violation(format!("{script} leaves two holders: {after:?}"));
         }
-        let mut line = after.line.clone();
+        let mut line = after.queue.clone();
         line.sort();
         line.dedup();
-        if line.len() < after.line.len() {
-            return self.wrong(format!("{script} leaves one twice in a line: {after:?}"));
+        if line.len() < after.queue.len() {
+            return self.report_violation(format!("{script} leaves one twice in a line: {after:?}"));
         }
-        for id in after.line.iter().filter(|id| !before.line.contains(id)) {
-            let first = self.lined_up.get(id).map_or(self.now, |(first, _)| *first);
-            self.lined_up.insert(id.clone(), (first, self.now));
-            self.look_at_new(id, script);
+        for id in after.queue.iter().filter(|id| !before.queue.contains(id)) {
+            let first = self.enqueued.get(id).map_or(self.now, |(first, _)| *first);
+            self.enqueued.insert(id.clone(), (first, self.now));
+            self.check_new_fields(id, script);
         }
         let Some((id, fence)) = after.holders.first().filter(|holder| !before.holders.contains(holder)) else { return };
         if id.ends_with(":end") || self.foreign.contains(id) {
@@ -98,46 +98,51 @@ impl World {
         }
         let is_new = before.holders.iter().all(|(holder, _)| holder != id);
         if is_new {
-            let passed = before.line.iter().take_while(|waits| *waits != id).find(|waits| self.listens(waits)).cloned();
-            if asks != Some(id) && !self.listens(id) {
-                return self.wrong(format!("{script} offers the key to {id}, which does not listen"));
+            let passed =
+                before.queue.iter().take_while(|waits| *waits != id).find(|waits| self.is_subscribed(waits)).cloned();
+            if asks != Some(id) && !self.is_subscribed(id) {
+                return self.report_violation(format!("{script} offers the key to {id}, which does not listen"));
             }
             if let Some(passed) = passed {
-                return self.wrong(format!("{script} lets {id} past {passed}: {before:?}"));
+                return self.report_violation(format!("{script} lets {id} past {passed}: {before:?}"));
             }
-            self.look_at_new(id, script);
-            self.look_at_overtaken(key, id);
-            self.lined_up.remove(id);
+            self.check_new_fields(id, script);
+            self.check_overtaking(key, id);
+            self.enqueued.remove(id);
         }
         let fence: u64 = fence.parse().unwrap_or(0);
         if fence <= self.top_fence[key] {
-            return self.wrong(format!("{script} gives {id} the fence {fence} after {}", self.top_fence[key]));
+            return self
+                .report_violation(format!("{script} gives {id} the fence {fence} after {}", self.top_fence[key]));
         }
         self.top_fence[key] = fence;
     }
 
-    pub(super) fn listens(&self, id: &str) -> bool {
+    pub(super) fn is_subscribed(&self, id: &str) -> bool {
         let process = id.rsplit_once(':').map_or(id, |(process, _)| process);
         self.fake.data().listeners.get(&format!("tower-lock:lock:in:{process}")).is_some_and(|heard| *heard > 0)
     }
 
-    pub(super) fn look_at_new(&mut self, id: &str, script: &str) {
+    pub(super) fn check_new_fields(&mut self, id: &str, script: &str) {
         if let Some(then) = self.forgotten.get(id) {
             let ago = Duration::from_nanos(self.now - then);
-            self.wrong(format!("{script} makes something for {id}, {ago:?} after it was forgotten"));
+            self.report_violation(format!("{script} makes something for {id}, {ago:?} after it was forgotten"));
         }
     }
 
     /// What is over is noticed then, even if nobody polls.
-    pub(super) fn look_at_deadline(&mut self, who: usize) {
+    pub(super) fn check_deadline(&mut self, who: usize) {
         const SOON: u64 = 20 * MS;
         let client = &self.clients[who];
-        let State::In(section) = &client.state else { return };
+        let State::Holding(section) = &client.state else { return };
         let process = &self.processes[client.process];
         let over = client.valid_until.max(process.thawed) + SOON;
         if self.now > over && !process.frozen && section.why().is_none() {
             let ago = Duration::from_nanos(self.now - client.valid_until);
-            self.wrong(format!("the deadline of {} was over {ago:?} ago, and nobody has noticed", section.grant.owner));
+            self.report_violation(format!(
+                "the deadline of {} was over {ago:?} ago, and nobody has noticed",
+                section.grant.owner
+            ));
         }
     }
 }

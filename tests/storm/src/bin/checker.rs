@@ -1,7 +1,7 @@
-//! The referee: listens on a port of its own choice, which it prints first, and ends when it is told to finish, with 1 if it has seen what
-//! must never be seen.
+//! The checker: listens on a port of its own choice, which it prints first, and ends when it is told to finish, with 1 if it has seen what
+//! must never be observed.
 //!
-//! `referee [--careless-sink]`
+//! `checker [--careless-sink]`
 
 use std::{
     io,
@@ -16,16 +16,16 @@ use tokio::{
     runtime::Handle,
     sync::mpsc,
 };
-use tower_lock_storm::{Answer, Referee, Summary};
+use tower_lock_storm::{Checker, Reply, Summary};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> io::Result<ExitCode> {
-    let referee = match &*std::env::args().skip(1).collect::<Vec<_>>() {
-        [] => Referee::new(),
-        [flag] if flag == "--careless-sink" => Referee::careless(),
+    let checker = match &*std::env::args().skip(1).collect::<Vec<_>>() {
+        [] => Checker::new(),
+        [flag] if flag == "--careless-sink" => Checker::ignoring_fences(),
         other => panic!("not known: {other:?}"),
     };
-    let referee = Arc::new(Mutex::new(referee));
+    let checker = Arc::new(Mutex::new(checker));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     println!("listening on {}", listener.local_addr()?);
     let (finish, mut finished) = mpsc::channel(1);
@@ -33,7 +33,7 @@ async fn main() -> io::Result<ExitCode> {
         tokio::select! {
             arrived = listener.accept() => {
                 let (stream, _) = arrived?;
-                Handle::current().spawn(listen(Arc::clone(&referee), stream, finish.clone()));
+                Handle::current().spawn(listen(Arc::clone(&checker), stream, finish.clone()));
             }
             summary = finished.recv() => {
                 let summary: Summary = summary.expect("one is kept here");
@@ -44,20 +44,20 @@ async fn main() -> io::Result<ExitCode> {
     }
 }
 
-async fn listen(referee: Arc<Mutex<Referee>>, stream: TcpStream, finish: mpsc::Sender<Summary>) -> io::Result<()> {
+async fn listen(checker: Arc<Mutex<Checker>>, stream: TcpStream, finish: mpsc::Sender<Summary>) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let (from, mut to) = stream.into_split();
     let mut lines = BufReader::new(from).lines();
     while let Some(line) = lines.next_line().await? {
         let answer = {
-            let mut referee = referee.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut checker = checker.lock().unwrap_or_else(PoisonError::into_inner);
             match line.parse() {
-                Ok(report) => referee.take(report),
-                Err(_) => referee.not_understood(&line),
+                Ok(report) => checker.record(report),
+                Err(_) => checker.invalid_report(&line),
             }
         };
         to.write_all(format!("{answer}\n").as_bytes()).await?;
-        if let Answer::Summary(json) = answer {
+        if let Reply::Summary(json) = answer {
             let _ = finish.send(serde_json::from_str(&json)?).await;
         }
     }

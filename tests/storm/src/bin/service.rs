@@ -1,7 +1,7 @@
-//! A service whose handlers tell the referee what they do.
+//! A service whose handlers tell the checker what they do.
 //!
 //! ```text
-//! REFEREE=address [REDIS_URL=url] service NAME [INSTANCES] [--lock-delay-ms=NUMBER]
+//! CHECKER=address [REDIS_URL=url] service NAME [INSTANCES] [--lock-delay-ms=NUMBER]
 //!     [--right | --frees-anybody | --loses-track-of-time | --skips-some | --ends-with-the-head | --does-not-delay]
 //! ```
 //!
@@ -43,7 +43,7 @@ use tower_lock::{
     store::{LockStore, RedisConnectError},
 };
 use tower_lock_storm::{
-    Answer, Farewell, FreesAnybody, Left, LosesTrackOfTime, Panics, Report, Reporter, Way, Work, now,
+    LockPath, Panics, ReleasesAnyHolder, Reply, Report, Reporter, Residue, ShortensLeases, ShutdownReport, Work, now,
 };
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -53,17 +53,17 @@ type Failure = Box<dyn Error + Send + Sync>;
 enum Wrong {
     #[default]
     Nothing,
-    FreesAnybody,
-    LosesTrackOfTime,
+    ReleasesAnyHolder,
+    ShortensLeases,
     /// One request in a hundred runs without a lock.
     SkipsSome,
     /// A stream runs on without a lock.
-    EndsWithTheHead,
+    ReleasesAtHead,
     /// What was broken off has its key given on at once.
     DoesNotDelay,
 }
 
-struct Site {
+struct App {
     process: String,
     reporter: Reporter,
     lock_delay: Duration,
@@ -72,12 +72,12 @@ struct Site {
 }
 
 /// A section. It says that it is over when it is, however it ends.
-struct Inside {
-    site: Arc<Site>,
+struct SectionGuard {
+    app: Arc<App>,
     section: String,
     key: String,
     token: u64,
-    is_over: bool,
+    ended: bool,
 }
 
 /// What is locked, where the value that is locked says so.
@@ -113,11 +113,11 @@ async fn main() -> Result<(), Failure> {
         store => Arc::new(store?),
     };
     let store: Arc<dyn LockStore> = match wrong {
-        Wrong::FreesAnybody => Arc::new(FreesAnybody(store)),
-        Wrong::LosesTrackOfTime => Arc::new(LosesTrackOfTime(store)),
+        Wrong::ReleasesAnyHolder => Arc::new(ReleasesAnyHolder(store)),
+        Wrong::ShortensLeases => Arc::new(ShortensLeases(store)),
         _ => store,
     };
-    let reporter = Reporter::connect(std::env::var("REFEREE")?.parse()?).await?;
+    let reporter = Reporter::connect(std::env::var("CHECKER")?.parse()?).await?;
     let (stop, stopped) = watch::channel(false);
     let mut running = Vec::new();
     for number in 0..instances {
@@ -126,10 +126,10 @@ async fn main() -> Result<(), Failure> {
         let locks = LockManager::builder(Arc::clone(&store)).instance(&process).build();
         let locks = locks.with_policy(LockPolicy::new().lock_delay(delay));
         let (sections, inside) = (AtomicU64::new(0), AtomicUsize::new(0));
-        let site = Arc::new(Site { process, reporter: reporter.clone(), lock_delay, sections, inside });
+        let cluster = Arc::new(App { process, reporter: reporter.clone(), lock_delay, sections, inside });
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         println!("listening on {}", listener.local_addr()?);
-        let app = app(&locks, wrong, &site, &memory);
+        let app = app(&locks, wrong, &cluster, &memory);
         running.push(serve(listener, app, locks, stopped.clone()));
     }
     drop(store);
@@ -152,7 +152,7 @@ async fn main() -> Result<(), Failure> {
     })
     .await;
     let panics = PANICS.load(Ordering::Relaxed);
-    println!("{}", serde_json::to_string(&Farewell { holding, tasks: alive(), panics })?);
+    println!("{}", serde_json::to_string(&ShutdownReport { holding, tasks: alive(), panics })?);
     Ok(())
 }
 
@@ -169,17 +169,17 @@ async fn serve(
     Ok(locks.shutdown(Duration::from_secs(10)).await)
 }
 
-fn app(locks: &LockManager, wrong: Wrong, site: &Arc<Site>, memory: &Arc<MemoryStore>) -> Router {
+fn app(locks: &LockManager, wrong: Wrong, cluster: &Arc<App>, memory: &Arc<MemoryStore>) -> Router {
     let left = {
-        let (locks, site, memory) = (locks.clone(), Arc::clone(site), Arc::clone(memory));
+        let (locks, cluster, memory) = (locks.clone(), Arc::clone(cluster), Arc::clone(memory));
         move || async move {
             let (known, waiting) = locks.size();
-            let inside = site.inside.load(Ordering::SeqCst);
-            Json(Left { inside, held: locks.held_count(), known, waiting, kept: memory.size() })
+            let inside = cluster.inside.load(Ordering::SeqCst);
+            Json(Residue { inside, held: locks.held_count(), known, waiting, kept: memory.size() })
         }
     };
     let mut app = Router::new().route("/left", get(left));
-    for way in Way::all() {
+    for way in LockPath::all() {
         let mut subjects = subjects(locks, wrong, way);
         if way.is_caught {
             // Outside of the lock: a section that panicked is dropped when nothing panics any more.
@@ -188,10 +188,10 @@ fn app(locks: &LockManager, wrong: Wrong, site: &Arc<Site>, memory: &Arc<MemoryS
         let prefix = way.to_string();
         app = if prefix.is_empty() { app.merge(subjects) } else { app.nest(&prefix, subjects) };
     }
-    app.with_state(Arc::clone(site))
+    app.with_state(Arc::clone(cluster))
 }
 
-fn subjects(locks: &LockManager, wrong: Wrong, way: Way) -> Router<Arc<Site>> {
+fn subjects(locks: &LockManager, wrong: Wrong, way: LockPath) -> Router<Arc<App>> {
     let patience = Duration::from_secs(60);
     let fixed = Lease::Fixed(Duration::from_millis(400));
     let policies = [
@@ -202,7 +202,7 @@ fn subjects(locks: &LockManager, wrong: Wrong, way: Way) -> Router<Arc<Site>> {
     ];
     let mut subjects = Router::new();
     for (name, policy) in policies {
-        let hold = if wrong == Wrong::EndsWithTheHead { ReleaseAt::ResponseHead } else { ReleaseAt::BodyEnd };
+        let hold = if wrong == Wrong::ReleasesAtHead { ReleaseAt::ResponseHead } else { ReleaseAt::BodyEnd };
         let gone = if way.is_dropped { OnDisconnect::Cancel } else { OnDisconnect::Finish };
         let policy = policy.release_at(hold).on_disconnect(gone);
         let path = format!("/{name}/{{id}}");
@@ -224,16 +224,16 @@ fn is_a_hundredth(head: &Parts) -> bool {
 
 async fn visit_extracted(
     Locked(Path(Subject(id)), lock): Locked<Path<Subject>>,
-    site: State<Arc<Site>>,
+    cluster: State<Arc<App>>,
     work: Query<Work>,
     headers: HeaderMap,
 ) -> Response {
-    visit(Some(lock), site, Path(id), work, headers).await
+    visit(Some(lock), cluster, Path(id), work, headers).await
 }
 
 async fn visit(
     lock: Option<HeldLock>,
-    State(site): State<Arc<Site>>,
+    State(cluster): State<Arc<App>>,
     Path(subject): Path<u64>,
     Query(work): Query<Work>,
     headers: HeaderMap,
@@ -241,27 +241,27 @@ async fn visit(
     let Some(request) = headers.get("x-request").and_then(|name| name.to_str().ok()) else {
         return StatusCode::BAD_REQUEST.into_response();
     };
-    let inside = Inside::enter(&site, lock, subject, request).await;
+    let inside = SectionGuard::enter(&cluster, lock, subject, request).await;
     if work.frames > 0 {
         return Body::from_stream(frames(inside, work)).into_response();
     }
     work_on(work).await;
     let token = inside.token;
     match inside.finish(work.panics).await {
-        Answer::Accepted => token.to_string().into_response(),
+        Reply::Accepted => token.to_string().into_response(),
         _ => StatusCode::PRECONDITION_FAILED.into_response(),
     }
 }
 
 /// The section ends with the last of them.
-fn frames(inside: Inside, work: Work) -> impl Stream<Item = Result<Bytes, &'static str>> {
+fn frames(inside: SectionGuard, work: Work) -> impl Stream<Item = Result<Bytes, &'static str>> {
     stream::unfold((Some(inside), 0), move |(mut inside, sent)| async move {
         if sent < work.frames {
             work_on(work).await;
             return Some((Ok(Bytes::from_static(b"row")), (inside, sent + 1)));
         }
         match inside.take()?.finish(work.panics).await {
-            Answer::Accepted => None,
+            Reply::Accepted => None,
             _ => Some((Err("came too late"), (None, sent))),
         }
     })
@@ -286,22 +286,22 @@ impl HasLockKey for Subject {
 
 // === impl Inside ===
 
-impl Inside {
-    async fn enter(site: &Arc<Site>, lock: Option<HeldLock>, subject: u64, request: &str) -> Self {
-        let section = format!("{}-{}", site.process, site.sections.fetch_add(1, Ordering::Relaxed));
+impl SectionGuard {
+    async fn enter(cluster: &Arc<App>, lock: Option<HeldLock>, subject: u64, request: &str) -> Self {
+        let section = format!("{}-{}", cluster.process, cluster.sections.fetch_add(1, Ordering::Relaxed));
         // In this order: a moment between the two makes the claim smaller. Who has no lock takes himself for safe.
         let at = now();
         let remaining = lock.as_ref().map_or(Duration::from_secs(30), HeldLock::remaining);
         // What it is about to change, whatever it has locked.
         let key = format!("subject:{subject}");
         let token = lock.map_or(0, |lock| lock.fencing_token().as_u64());
-        site.inside.fetch_add(1, Ordering::SeqCst);
-        let inside = Self { site: Arc::clone(site), section, key, token, is_over: false };
-        let entered = site.reporter.report(Report::Enter {
+        cluster.inside.fetch_add(1, Ordering::SeqCst);
+        let inside = Self { app: Arc::clone(cluster), section, key, token, ended: false };
+        let entered = cluster.reporter.report(Report::Enter {
             section: inside.section.clone(),
             key: inside.key.clone(),
             token,
-            process: site.process.clone(),
+            process: cluster.process.clone(),
             request: request.to_owned(),
             at,
             deadline: at.saturating_add(nanos(remaining)),
@@ -311,30 +311,30 @@ impl Inside {
     }
 
     /// Writes, and says whether it was in time.
-    async fn finish(mut self, panics: Option<Panics>) -> Answer {
+    async fn finish(mut self, panics: Option<Panics>) -> Reply {
         if panics == Some(Panics::Before) {
             panic::resume_unwind(Box::new("as planned"));
         }
-        let reporter = &self.site.reporter;
+        let reporter = &self.app.reporter;
         // Sent before anything is awaited: nothing can break it off now.
         let written = reporter.report(Report::Write { key: self.key.clone(), token: self.token }).await;
         if panics == Some(Panics::After) {
             panic::resume_unwind(Box::new("as planned"));
         }
-        self.is_over = true;
-        self.site.reporter.report(Report::Exit { section: self.section.clone(), at: now() }).await;
+        self.ended = true;
+        self.app.reporter.report(Report::Exit { section: self.section.clone(), at: now() }).await;
         written
     }
 }
 
-impl Drop for Inside {
+impl Drop for SectionGuard {
     fn drop(&mut self) {
-        if !self.is_over {
+        if !self.ended {
             let (section, at) = (self.section.clone(), now());
-            let until = at.saturating_add(nanos(self.site.lock_delay));
-            drop(self.site.reporter.report(Report::Fall { section, at, until }));
+            let until = at.saturating_add(nanos(self.app.lock_delay));
+            drop(self.app.reporter.report(Report::Abort { section, at, until }));
         }
-        self.site.inside.fetch_sub(1, Ordering::SeqCst);
+        self.app.inside.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -348,10 +348,10 @@ impl Wrong {
     fn named(flag: &str) -> Result<Self, Failure> {
         Ok(match flag {
             "right" => Self::Nothing,
-            "frees-anybody" => Self::FreesAnybody,
-            "loses-track-of-time" => Self::LosesTrackOfTime,
+            "frees-anybody" => Self::ReleasesAnyHolder,
+            "loses-track-of-time" => Self::ShortensLeases,
             "skips-some" => Self::SkipsSome,
-            "ends-with-the-head" => Self::EndsWithTheHead,
+            "ends-with-the-head" => Self::ReleasesAtHead,
             "does-not-delay" => Self::DoesNotDelay,
             other => return Err(format!("not known: {other}").into()),
         })
