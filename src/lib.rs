@@ -27,6 +27,14 @@ pub mod store;
 pub mod test_util;
 
 mod proto;
+#[allow(unreachable_pub, reason = "public in `key`")]
+mod key_source;
+#[allow(unreachable_pub, reason = "public in `middleware` and in `key`")]
+mod rejection;
+#[allow(unreachable_pub, reason = "public in `middleware`")]
+mod body;
+mod telemetry;
+mod policy;
 mod owner;
 mod error;
 #[allow(unreachable_pub, reason = "public in `key`")]
@@ -60,14 +68,13 @@ pub use self::{
     acquisition::AcquisitionId,
     error::{LockError, LockLost, RunError},
     fencing::FencingToken,
-    lock::{
-        HeldLock, LockGuard, LockManager, LockManagerBuilder, LockPolicy, LockStatus, LogKey, OnDisconnect, OnLost,
-        ReleaseAt, RequestBodyMode, TimeoutStatus,
-    },
+    lock::{HeldLock, LockGuard, LockManager, LockManagerBuilder, LockStatus},
     lock_key::LockKey,
-    middleware::{LockLayer, LockManagerLayer, Rejection},
+    middleware::{LockLayer, LockManagerLayer},
     owner::Owner,
+    policy::{LockPolicy, LogKey, OnDisconnect, OnLost, ReleaseAt, RequestBodyMode, TimeoutStatus},
     proto::lease::Lease,
+    rejection::Rejection,
 };
 /// The library that connects to Redis, as this crate's types have it.
 #[cfg(feature = "redis")]

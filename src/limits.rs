@@ -83,7 +83,6 @@ pub(crate) const RETRY_MIN: Duration = Duration::from_millis(10);
 pub(crate) const RETRY_MAX: Duration = Duration::from_secs(1);
 
 /// So often at the most a log is told why the store does not answer.
-#[cfg(feature = "tracing")]
 pub(crate) const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Reports to a log or a recorder that are not told yet: one that blocks loses the rest.

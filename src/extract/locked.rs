@@ -7,9 +7,12 @@ use axum::{
 use http::{Extensions, StatusCode, request::Parts};
 
 use crate::{
-    lock::{HeldLock, Share},
+    body::budget::Share,
+    lock::HeldLock,
     lock_key::LockKey,
-    middleware::{ClientConnection, Rejection, RejectionBody, Route, Slot},
+    middleware::{ClientConnection, context::Slot},
+    rejection::{Rejection, RejectionBody},
+    telemetry::route::Route,
 };
 
 /// A value that says what is to be locked before it is worked on: what [`Locked`] takes its key from.

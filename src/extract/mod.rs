@@ -1,9 +1,9 @@
 //! What a handler takes.
 
-mod held;
+mod held_lock;
 mod locked;
 
 pub use self::{
-    held::MissingLock,
+    held_lock::MissingLock,
     locked::{HasLockKey, Locked},
 };

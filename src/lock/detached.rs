@@ -2,15 +2,18 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::{complaints::Complaints, core::Core, metrics};
-use crate::sync::Mutex;
+use super::driver::Core;
+use crate::{
+    sync::Mutex,
+    telemetry::{metrics, throttle::ThrottledLog},
+};
 
 /// How many there are, and of which route.
 #[derive(Debug)]
 pub(super) struct Count {
     max: usize,
     now: Mutex<Places>,
-    complaints: Complaints,
+    complaints: ThrottledLog,
 }
 
 /// Of all routes, and of each that has one.
@@ -32,12 +35,12 @@ pub(crate) struct DetachedRoute {
 pub(crate) struct Detached {
     core: Arc<Core>,
     route: DetachedRoute,
-    _counted: metrics::Detached,
+    _counted: metrics::DetachedMetrics,
 }
 
 impl Count {
     pub(super) fn new(max: usize) -> Self {
-        Self { max, now: Mutex::default(), complaints: Complaints::default() }
+        Self { max, now: Mutex::default(), complaints: ThrottledLog::default() }
     }
 
     pub(super) fn max(&self) -> usize {
@@ -76,12 +79,12 @@ impl Detached {
         let Count { max, now, complaints } = &core.detached;
         let is_taken = now.lock().take(&route, *max);
         if !is_taken {
-            if let Some(complaint) = complaints.too_many_finish_alone(core.clock.now(), *max, &route.name) {
+            if let Some(complaint) = complaints.detached_limit_reached(core.clock.now(), *max, &route.name) {
                 core.report(complaint);
             }
             return None;
         }
-        Some(Self { core: Arc::clone(core), route, _counted: metrics::Detached::begins() })
+        Some(Self { core: Arc::clone(core), route, _counted: metrics::DetachedMetrics::start() })
     }
 }
 

@@ -7,13 +7,18 @@ use std::{
     time::Duration,
 };
 
-use super::{HeldLock, attached::Section, core::Core, metrics};
+use super::{
+    HeldLock,
+    driver::Core,
+    driver_data::{Section, SectionData},
+};
 use crate::{
     error::LockLost,
     fencing::FencingToken,
     lock_key::LockKey,
     proto::Ending,
     store::{Released, StoreError},
+    telemetry::metrics::GuardMetrics,
 };
 
 /// The duty to give a lock back.
@@ -33,7 +38,7 @@ use crate::{
 pub struct LockGuard {
     core: Arc<Core>,
     section: Arc<Section>,
-    holding: metrics::Holding,
+    metrics: GuardMetrics,
     is_ended: bool,
 }
 
@@ -45,8 +50,8 @@ pub struct ReleaseFuture {
 }
 
 impl LockGuard {
-    pub(super) fn new(core: Arc<Core>, section: Arc<Section>, holding: metrics::Holding) -> Self {
-        Self { core, section, holding, is_ended: false }
+    pub(super) fn new(core: Arc<Core>, section: Arc<Section>, metrics: GuardMetrics) -> Self {
+        Self { core, section, metrics, is_ended: false }
     }
 
     /// What is locked. Redisson's `getName()`.
@@ -122,8 +127,10 @@ impl LockGuard {
 
     fn give_back(&mut self, ending: Ending) -> Option<Released> {
         self.is_ended = true;
-        // Before anybody is woken: a recorder that blocks keeps nobody back but this one.
-        self.holding.ends(&self.section, self.core.clock.now());
+        // Before the next waiter is woken: a recorder that blocks delays this task alone.
+        SectionData::record_loss(&self.section);
+        let held_for = self.core.clock.now().saturating_duration_since(self.section.began);
+        self.metrics.finish(&self.section.data.metrics, held_for);
         self.core.guard_ended(&self.section, ending)
     }
 }

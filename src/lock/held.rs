@@ -9,7 +9,11 @@ use std::{
 
 use tokio::time::{Sleep, sleep};
 
-use super::{attached::Section, core::Core, metrics, watchdog::Watchdog};
+use super::{
+    driver::Core,
+    driver_data::{Section, SectionData},
+    watchdog::Watchdog,
+};
 use crate::{error::LockLost, fencing::FencingToken, lock_key::LockKey};
 
 /// A view of a lock that is held: what, under which token, for how long.
@@ -94,7 +98,7 @@ impl HeldLock {
     pub fn remaining(&self) -> Duration {
         let left = self.section.remaining(self.core.clock.now());
         if left.is_zero() {
-            metrics::lost(&self.section);
+            SectionData::record_loss(&self.section);
         }
         left
     }

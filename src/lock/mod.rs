@@ -2,42 +2,35 @@
 //! state machine.
 
 // From the handle to the guard, then the driver and its parts.
-mod locks;
-mod state;
+mod manager;
+mod status;
 #[cfg(feature = "signal")]
 mod signal;
-mod call;
+mod acquire;
 mod request_scope;
 mod guard;
 mod held;
-mod attached;
-mod core;
+mod driver;
+mod driver_data;
 mod watchdog;
-mod room;
-mod metrics;
-mod complaints;
-mod reports;
 mod detached;
-mod policy;
 
 #[cfg(all(test, tower_lock_shuttle))]
-mod schedules;
+mod shuttle_tests;
 
 pub(crate) use self::{
-    call::LockParams,
-    core::Core,
+    acquire::LockParams,
     detached::{Detached, DetachedRoute},
-    policy::{request_setters, settings},
+    driver::Core,
     request_scope::InRequest,
-    room::{Abort, NoRoom, Room, Share},
 };
+
 pub use self::{
-    call::{LockBuilder, LockFuture},
+    acquire::{LockBuilder, LockFuture},
     guard::{LockGuard, ReleaseFuture},
     held::HeldLock,
-    locks::{LockManager, LockManagerBuilder},
-    policy::{LockPolicy, LogKey, OnDisconnect, OnLost, ReleaseAt, RequestBodyMode, TimeoutStatus},
-    state::LockStatus,
+    manager::{LockManager, LockManagerBuilder},
+    status::LockStatus,
 };
 pub use crate::error::QueueBound;
 
@@ -62,7 +55,7 @@ pub mod decisions {
     use crate::{limits, store::QueueConfig};
 
     /// How every line is served.
-    pub const LINE: QueueConfig = super::core::LINE;
+    pub const LINE: QueueConfig = crate::lock::driver::LINE;
     /// How long a grant lasts.
     pub const LEASE: Duration = limits::LEASE;
     /// The least that the store keeps a key beyond that.

@@ -5,8 +5,10 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use super::policy::LockPolicy;
-use crate::owner::{CURRENT, Identity, Owner};
+use crate::{
+    owner::{CURRENT, Identity, Owner},
+    policy::LockPolicy,
+};
 
 tokio::task_local! {
     /// For which request this task works at this moment.

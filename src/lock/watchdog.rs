@@ -11,7 +11,7 @@ use std::{
 
 use tokio::{sync::Notify, task::AbortHandle, time::timeout};
 
-use super::{attached::Grant, core::Core, reports::Report};
+use super::{driver::Core, driver_data::Grant};
 use crate::{
     clock::BootInstant,
     error::LockLost,
@@ -19,6 +19,7 @@ use crate::{
     proto::grant::Need,
     store::{RenewReply, RenewRequest, StoreError, StoreErrorKind},
     sync::Mutex,
+    telemetry::reports::Report,
 };
 
 /// One task for all grants of a [`LockManager`](crate::LockManager): it renews in batches, every third of a lease, and ends what is past its
@@ -295,7 +296,7 @@ async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
     for ((grant, lease), renewed) in due.iter().zip(leases).zip(answers.unwrap_or_default()) {
         match renewed {
             RenewReply::Extended => {
-                core.report(Report::Renewed(grant.remaining(now)));
+                core.report(Report::Renewed { margin: grant.remaining(now) });
                 grant.extend(lease, asked, now);
             }
             // Ended there and not here: during a yield it may have gone in order.
@@ -305,7 +306,7 @@ async fn renew(core: Arc<Core>, due: Vec<Arc<Grant>>) {
     }
     for grant in due {
         if grant.is_late(core.clock.now()) {
-            core.report(Report::Late { fence: grant.fence() });
+            core.report(Report::RenewalLate { fence: grant.fence() });
         }
     }
 }

@@ -8,7 +8,8 @@ use std::{
 use http::Response;
 use pin_project_lite::pin_project;
 
-use super::{body_out::ResponseBody, prefer, slot::Slot, trace::SpanAround};
+use super::{context::Slot, prefer, response_body::ResponseBody};
+use crate::telemetry::span::SpanAround;
 
 pin_project! {
     /// The response of a [`LockService`](crate::middleware::LockService) or a [`LockManagerService`](crate::middleware::LockManagerService).

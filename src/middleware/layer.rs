@@ -5,13 +5,13 @@ use http::{Method, Response, request::Parts};
 use http_body::Body;
 use tower::{BoxError, Layer};
 
-use super::{
-    config::Config,
+use super::{config::Config, service::LockService};
+use crate::{
     key_source::KeySource,
+    lock::LockManager,
+    policy::{LockPolicy, request_setters, settings},
     rejection::{OnReject, Rejection},
-    service::LockService,
 };
-use crate::lock::{LockManager, LockPolicy, request_setters, settings};
 
 /// Gives each request exclusive use of what it is about to change.
 ///

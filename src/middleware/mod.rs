@@ -6,40 +6,30 @@
 mod layer;
 mod config;
 mod service;
-pub(crate) mod key_source;
-#[cfg(feature = "axum")]
-pub(crate) mod by;
-pub(crate) mod by_fields;
-pub(crate) mod field;
-mod finder;
-mod spelling;
-pub(crate) mod field_error;
-pub(crate) mod constant;
-mod request_body;
+mod reject;
 mod connection;
-mod body_in;
-mod pace;
-mod locks_layer;
-mod slot;
+mod manager_layer;
+pub(crate) mod context;
 mod prefer;
-mod section;
-mod ending;
-mod body_out;
-mod stream;
+mod owner_lifetime;
+mod abort;
+mod request_lock;
+mod request_locks;
+mod response;
+mod response_body;
+mod complete_body;
+mod streaming_body;
+mod shared_body;
+mod stall_monitor;
 mod future;
-mod rejection;
-mod retry_after;
-mod trace;
 
 pub use self::{
-    body_out::ResponseBody,
     connection::ClientConnection,
     future::ResponseFuture,
     layer::LockLayer,
-    locks_layer::{LockManagerLayer, LockManagerService},
-    rejection::{Rejection, RejectionBody},
-    request_body::RequestBody,
+    manager_layer::{LockManagerLayer, LockManagerService},
+    response_body::ResponseBody,
     service::LockService,
 };
-#[cfg(feature = "axum")]
-pub(crate) use self::{slot::Slot, trace::Route};
+pub use crate::body::request_body::RequestBody;
+pub use crate::rejection::{Rejection, RejectionBody};

@@ -5,23 +5,16 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, request::Parts};
+use http::{Request, Response, request::Parts};
 use http_body::Body;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
-    body_in::BodyReader,
-    body_out::ResponseBody,
-    config::Config,
-    ending,
-    future::ResponseFuture,
-    key_source::{KeySource, NoKey, has_route},
-    locks_layer::Outside,
-    rejection::{OnReject, Rejection, RejectionBody},
-    request_body::RequestBody,
-    section::Duty,
-    slot::{Slot, Terms},
-    trace::{LockSpan, Route},
+    config::Config, context::Slot, future::ResponseFuture, request_locks::Duty, response, response_body::ResponseBody,
+};
+use crate::{
+    body::{reader::BodyReader, request_body::RequestBody},
+    key_source::{KeySource, NoKey},
 };
 
 /// Runs the inner service under the lock of the request. Made by [`LockLayer`](crate::LockLayer).
@@ -103,8 +96,8 @@ where
         if let Some(rejection) = slot.refusal(&route, &key) {
             return Ok(slot.on_reject().answer(rejection).map(ResponseBody::rejected));
         }
-        if let Err(no_key) = body.read(&mut head).await {
-            return Ok(no_key.answer(&route, slot.on_reject()).map(ResponseBody::rejected));
+        if let Err(rejection) = body.read(&mut head).await {
+            return Ok(NoKey::from(rejection).answer(&route, slot.on_reject()).map(ResponseBody::rejected));
         }
     }
     let (body, mut room) = body.finish();
@@ -118,7 +111,7 @@ where
     head.extensions.insert(section.view());
     head.extensions.insert(slot.clone());
     let method = head.method.clone();
-    let request = Request::from_parts(head, body.watched_by(&slot));
+    let request = Request::from_parts(head, body.watched_by(slot.body_observer(), slot.policy()));
     duty.begin(section);
     let span = duty.span();
     // It owns the service: what that has taken for this request is gone with it, before the lock is.
@@ -134,79 +127,7 @@ where
         }
     };
     let done = duty.run(handler).await;
-    ending::answer(duty, &method, done).await
-}
-
-impl<K> Config<K> {
-    fn skips(&self, head: &Parts) -> bool {
-        self.skip.as_ref().is_some_and(|skip| skip(head))
-    }
-
-    fn terms(&self, head: &Parts) -> Terms {
-        let outside = head.extensions.get();
-        Terms {
-            core: Arc::clone(self.locks.core()),
-            policy: Outside::policy(outside, self.policy, &self.locks),
-            on_reject: self.on_reject.or(outside.map(Outside::on_reject)).clone(),
-            usual_hold: Arc::clone(&self.usual_hold),
-            name: self.name,
-        }
-    }
-}
-
-impl NoKey {
-    /// A layer on a whole router sees requests that no route of it has matched: what says so as a mistake of the service is none.
-    fn of(self, head: &Parts) -> Self {
-        match &self {
-            Self::Answered(response, Some(extractor))
-                if response.status().is_server_error() && reads_the_route(extractor) && !has_route(head) =>
-            {
-                Self::NoRoute
-            }
-            _ => self,
-        }
-    }
-
-    pub(super) fn answer(self, route: &Route, on_reject: &OnReject) -> Response<RejectionBody> {
-        match self {
-            Self::Answered(mut response, extractor) => {
-                let extractor = extractor.map(without_modules);
-                let status = response.status();
-                LockSpan::without_key(route, "bad_key", status, extractor.as_deref());
-                response.extensions_mut().insert(Rejection::InvalidKey { status, field: None, extractor });
-                response
-            }
-            Self::Rejected(rejection) => {
-                let result = match rejection {
-                    Rejection::BodyTimeout => "body_timeout",
-                    Rejection::BodyTooLarge => "body_too_large",
-                    Rejection::BodyBufferFull { .. } => "bodies_full",
-                    _ => "bad_key",
-                };
-                LockSpan::without_key(route, result, rejection.status(), None);
-                on_reject.answer(rejection)
-            }
-            Self::NoRoute => {
-                let status = StatusCode::NOT_FOUND;
-                LockSpan::without_key(route, "no_route", status, None);
-                on_reject.answer(Rejection::InvalidKey { status, field: None, extractor: None })
-            }
-        }
-    }
-}
-
-/// Axum's own, of what its router has matched.
-fn reads_the_route(extractor: &str) -> bool {
-    ["axum::extract::path::", "axum::extract::matched_path::"].iter().any(|module| extractor.starts_with(module))
-}
-
-/// `axum::json::Json<shop::Claim>` is `Json<Claim>` to whoever reads it.
-fn without_modules(name: &str) -> String {
-    let mut short = String::with_capacity(name.len());
-    for part in name.split_inclusive(|c: char| !(c.is_alphanumeric() || "_:{}".contains(c))) {
-        short.push_str(part.rsplit("::").next().unwrap_or(part));
-    }
-    short
+    response::answer(duty, &method, done).await
 }
 
 impl<S: Clone, K> Clone for LockService<S, K> {
@@ -218,23 +139,5 @@ impl<S: Clone, K> Clone for LockService<S, K> {
 impl<S: fmt::Debug, K> fmt::Debug for LockService<S, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockService").field("inner", &self.inner).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_extractor_is_named_without_its_modules() {
-        for (name, short) in [
-            ("axum::json::Json<shop::Claim>", "Json<Claim>"),
-            ("axum::extract::path::Path<(u64, alloc::string::String)>", "Path<(u64, String)>"),
-            ("axum_extra::TypedHeader<a::b_c::D<&str>>", "TypedHeader<D<&str>>"),
-            ("axum::json::Json<shop::pay::{{closure}}::Claim>", "Json<Claim>"),
-            ("Plain", "Plain"),
-        ] {
-            assert_eq!(without_modules(name), short);
-        }
     }
 }

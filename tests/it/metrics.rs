@@ -65,7 +65,7 @@ fn every_metric_is_described_with_its_unit() {
             assert!(text.ends_with('.') && text.len() > 15, "{name}: {text}");
         }
         // What is described in the source, and nothing else, is fed.
-        let source = include_str!("../../src/lock/metrics.rs");
+        let source = include_str!("../../src/telemetry/metrics.rs");
         let in_source: BTreeSet<_> = source
             .split("describe_")
             .skip(1)
@@ -123,7 +123,7 @@ fn the_names_and_labels_of_all_metrics_are_these() {
             names,
             [
                 "tower_lock_acquire_total{route=/goods/{id},result=granted}",
-                "tower_lock_acquire_total{route=/goods/{id},result=refused}",
+                "tower_lock_acquire_total{route=/goods/{id},result=locked}",
                 "tower_lock_acquire_total{route=none,result=cancelled}",
                 "tower_lock_acquire_total{route=none,result=granted}",
                 "tower_lock_acquire_total{route=none,result=store_unavailable}",
@@ -136,7 +136,7 @@ fn the_names_and_labels_of_all_metrics_are_these() {
                 "tower_lock_store_errors_total{op=acquire,kind=timeout}",
                 "tower_lock_store_errors_total{op=renew,kind=unavailable}",
                 "tower_lock_wait_seconds{route=/goods/{id},result=granted}",
-                "tower_lock_wait_seconds{route=/goods/{id},result=refused}",
+                "tower_lock_wait_seconds{route=/goods/{id},result=locked}",
                 "tower_lock_wait_seconds{route=none,result=cancelled}",
                 "tower_lock_wait_seconds{route=none,result=granted}",
                 "tower_lock_wait_seconds{route=none,result=store_unavailable}",

@@ -17,10 +17,10 @@ use deadpool_redis::{
 use tokio::time::Instant;
 
 use self::{
-    events::{Check, Events},
-    lane::{Lane, Question},
-    protocol::{InTime, Misread, Names, NotAName, ScriptCall, ServerClock},
-    trouble::Trouble,
+    connection::{Lane, Question},
+    error::Trouble,
+    proto::{InTime, Misread, Names, NotAName, ScriptCall, ServerClock},
+    subscriber::{Check, Events},
 };
 use super::{
     AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus, LockStore,
@@ -34,20 +34,21 @@ use crate::{
 };
 
 // In the order of a call: from the address to the reply.
-mod connect;
+mod builder;
+mod self_test;
 #[allow(
     unreachable_pub,
     clippy::missing_errors_doc,
     clippy::must_use_candidate,
     reason = "reached by simulators alone: feature `test-util`"
 )]
-pub mod protocol;
+pub mod proto;
 mod socket;
-mod lane;
-mod events;
-mod trouble;
+mod connection;
+mod subscriber;
+mod error;
 
-pub use self::connect::{RedisConnectError, RedisStoreBuilder};
+pub use self::{builder::RedisStoreBuilder, error::RedisConnectError};
 
 /// Locks in one Redis, 7.0 or later, that any number of instances share. Needs the feature `redis`.
 ///
@@ -177,7 +178,7 @@ impl LockStore for RedisStore {
                 }
             }
             let call = |until| shared.names.acquire(&ask, until);
-            let answer = shared.in_time(called, ask.valid_for, by, call, protocol::acquired).await?;
+            let answer = shared.in_time(called, ask.valid_for, by, call, proto::acquired).await?;
             shared.tell_of_endless(&answer);
             match answer {
                 AcquireReply::Busy { .. } if is_deaf => Err(Trouble::Deaf),
@@ -189,7 +190,7 @@ impl LockStore for RedisStore {
     fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
         self.answer("renew", move |shared, by| async move {
             let (call, is_asked) = shared.names.renew(&asks);
-            Ok(protocol::renewed(&shared.ends.ask_again(Question::Script(&call), by).await?, &is_asked)?)
+            Ok(proto::renewed(&shared.ends.ask_again(Question::Script(&call), by).await?, &is_asked)?)
         })
     }
 
@@ -199,7 +200,7 @@ impl LockStore for RedisStore {
             let Ok(call) = shared.names.release(&ask) else { return Ok(Released::NotHolder) };
             let reply = shared.ends.ask_again(Question::Script(&call), by).await?;
             shared.look_at_the_fence(&reply);
-            Ok(protocol::released(&reply)?)
+            Ok(proto::released(&reply)?)
         })
     }
 
@@ -208,14 +209,14 @@ impl LockStore for RedisStore {
         self.answer("yield", move |shared, by| async move {
             shared.events.listening(ask.next_id.manager()).await;
             let call = |until| shared.names.yield_to_queue(&ask, until);
-            shared.in_time(called, ask.valid_for, by, call, protocol::yielded).await
+            shared.in_time(called, ask.valid_for, by, call, proto::yielded).await
         })
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
         self.answer("inspect", move |shared, by| async move {
             let call = shared.names.inspect(&key)?;
-            Ok(protocol::inspected(&shared.ends.ask_again(Question::Script(&call), by).await?)?)
+            Ok(proto::inspected(&shared.ends.ask_again(Question::Script(&call), by).await?)?)
         })
     }
 
@@ -225,7 +226,7 @@ impl LockStore for RedisStore {
             // Once: somebody else may have the key when it is done again.
             let reply = shared.ends.ask(Question::Script(&call), by).await?;
             shared.look_at_the_fence(&reply);
-            Ok(protocol::forced(&reply)?)
+            Ok(proto::forced(&reply)?)
         })
     }
 
@@ -284,7 +285,7 @@ impl Shared {
     }
 
     fn look_at_the_fence(&self, reply: &Value) {
-        if protocol::is_healed(reply) {
+        if proto::is_healed(reply) {
             self.warn_of_fence();
         }
     }

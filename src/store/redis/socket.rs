@@ -20,7 +20,7 @@ use tokio::{
     task::AbortHandle,
 };
 
-use super::protocol::escaped;
+use super::proto::escaped;
 
 /// Bytes of one reply or one message. Of ours the longest is one of `INFO`, some thousand; a server that lies, or a stranger that writes to a
 /// lock, must not fill the memory of this process.

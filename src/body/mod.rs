@@ -1,0 +1,6 @@
+//! Bodies of requests: buffered before the lock is acquired, or streamed under it.
+
+pub(crate) mod budget;
+pub(crate) mod pace;
+pub(crate) mod reader;
+pub(crate) mod request_body;

@@ -1,0 +1,73 @@
+//! Keys from the head of a request, without Axum.
+
+use std::{
+    fmt,
+    future::{Future, ready},
+};
+
+use http::request::Parts;
+
+use super::{IntoLockKey, KeySource, NoKey};
+use crate::{body::reader::BodyReader, lock_key::LockKey};
+
+/// A key function over the head of a request. Made by [`from_parts`].
+#[derive(Clone)]
+pub struct FromParts<F>(F);
+
+/// Keys from the head of the request alone: for plain Tower services, without Axum.
+///
+/// Make keys of **parsed** values where the handler parses: `01`, `+1` and `1` are one number to it, and would be three
+/// locks to a key made of text.
+///
+/// ```
+/// use http::StatusCode;
+/// use tower_lock::{LockLayer, LockManager, key};
+///
+/// # async fn answers(locks: LockManager) -> Result<(), tower::BoxError> {
+/// let layer = LockLayer::new(&locks, key::from_parts(|parts| {
+///     let account = parts.headers.get("x-account").and_then(|text| text.to_str().ok()?.parse::<u64>().ok());
+///     // Not `None`: a request whose key cannot be read would run without a lock.
+///     account.map(|id| ("account", id)).ok_or(StatusCode::BAD_REQUEST)
+/// }));
+/// # use tower::{Layer, ServiceExt, service_fn};
+/// # let ok = service_fn(async |_: http::Request<tower_lock::middleware::RequestBody>| Ok::<_, tower::BoxError>(http::Response::new(String::new())));
+/// # let _held = locks.try_lock(("account", 7)).await?;
+/// # for (account, status) in [(Some("8"), 200), (Some("7"), 409), (Some("007"), 409), (Some("7a"), 400), (None, 400)] {
+/// #     let mut request = http::Request::new(String::new());
+/// #     if let Some(account) = account {
+/// #         request.headers_mut().insert("x-account", account.parse()?);
+/// #     }
+/// #     assert_eq!(layer.layer(ok).oneshot(request).await?.status(), status, "{account:?}");
+/// # }
+/// # Ok(())
+/// # }
+/// # #[cfg(feature = "memory")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(answers(LockManager::in_memory())).unwrap();
+/// ```
+pub fn from_parts<F, R>(f: F) -> FromParts<F>
+where
+    F: Fn(&Parts) -> R + Clone + Send + Sync + 'static,
+    R: IntoLockKey,
+{
+    FromParts(f)
+}
+
+impl<F, R> KeySource for FromParts<F>
+where
+    F: Fn(&Parts) -> R + Clone + Send + Sync + 'static,
+    R: IntoLockKey,
+{
+    fn derive(
+        &self,
+        head: &mut Parts,
+        _: &mut BodyReader<'_>,
+    ) -> impl Future<Output = Result<Option<LockKey>, NoKey>> + Send {
+        ready((self.0)(head).into_lock_key().map_err(|answer| NoKey::Answered(answer, None)))
+    }
+}
+
+impl<F> fmt::Debug for FromParts<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FromParts").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,69 @@
+//! The data that the driver keeps with each grant and each section of the state machine.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use tokio::sync::Notify;
+
+use crate::{
+    error::{LockError, LockLost},
+    proto::{DriverTypes, grant, section},
+    store::{Released, StoreError},
+    sync::oneshot::Told,
+    telemetry::metrics::SectionMetrics,
+};
+
+/// A grant with the data of the driver.
+pub(crate) type Grant = grant::Grant<Attached>;
+/// A section with the data of the driver.
+pub(crate) type Section = section::Section<Attached>;
+/// Receives the result of a request.
+pub(crate) type Waiter = Arc<Told<Result<Arc<Section>, LockError>>>;
+
+/// The types of the driver.
+#[derive(Debug)]
+pub(crate) enum Attached {}
+
+impl DriverTypes for Attached {
+    type Waiter = Waiter;
+    type GrantData = GrantData;
+    type SectionData = SectionData;
+}
+
+/// Kept with each grant.
+#[derive(Debug, Default)]
+pub(crate) struct GrantData {
+    /// The instant under which the watchdog lists the grant; zero if it does not. Written under the
+    /// mutex of that list.
+    pub(super) listed_at: AtomicU64,
+    is_loss_reported: AtomicBool,
+    /// Notified when the grant or one of its sections has ended.
+    pub(super) ended: Notify,
+}
+
+/// Kept with each section.
+#[derive(Debug, Default)]
+pub(crate) struct SectionData {
+    /// The result of the release, for the guard that waits for it.
+    pub(super) release_outcome: Told<Result<Released, StoreError>>,
+    pub(crate) metrics: SectionMetrics,
+}
+
+impl GrantData {
+    /// The reason of a loss, the first time that it is asked for. `None` if the lock was not lost.
+    pub(super) fn loss_to_report(grant: &Grant) -> Option<LockLost> {
+        let why = grant.why().filter(|why| why.is_loss())?;
+        (!grant.data.is_loss_reported.swap(true, Ordering::AcqRel)).then_some(why)
+    }
+}
+
+impl SectionData {
+    /// Counts the section as lost if it is, once.
+    pub(super) fn record_loss(section: &Section) {
+        if section.why().is_some_and(LockLost::is_loss) {
+            section.data.metrics.record_loss();
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! What is known of a key, for operators.
+
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
+
+use serde::{Serialize, Serializer, ser::SerializeStruct};
+
+use crate::acquisition::AcquisitionId;
+
+/// The holder of a key, since when, for how long, and how many wait. [`LockManager::inspect`](crate::lock::LockManager::inspect) returns it.
+///
+/// [`Display`](fmt::Display) is one line for a log or a terminal:
+///
+/// ```text
+/// held by api-7:5a66841764ffe1bf:2 since 2026-11-22T03:20:00.123Z, 30.500s left, 1 process waiting, 0 calls waiting here
+/// ```
+///
+/// [`Serialize`] is for an admin page. Its names do not change: `holder` (the text of the [`AcquisitionId`], or null), `since_unix_ms` (or null),
+/// `remaining_ms` (null if it has no end), `waiting`, `waiting_locally`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LockStatus {
+    /// Who has it. `None`: nobody.
+    pub holder: Option<AcquisitionId>,
+    /// Since when, by the clock of the store; `None`, too, if a service in another language has it. Sections that were handed on within one process count from the last time it asked the store.
+    pub since: Option<SystemTime>,
+    /// How long the store keeps the key, if nobody gives it back and nobody renews it: a lease and a lock-delay at the most. A fixed lease or
+    /// a [`max_hold`](crate::LockPolicy::max_hold) of the holder, which only its process knows, may end sooner. Without a holder it is what is left of a
+    /// [`lock_delay`](crate::LockPolicy::lock_delay) or of a [`min_hold`](crate::LockPolicy::min_hold). Zero: it is free. [`Duration::MAX`]: it has no end, which nothing
+    /// of ours writes.
+    pub remaining: Duration,
+    /// How many processes wait for it in the line of the store. The one that has it is none of them, whoever waits in it.
+    pub waiting: usize,
+    /// How many calls wait for it in this process.
+    pub waiting_locally: usize,
+}
+
+/// A time as in RFC 3339, in UTC and milliseconds.
+struct Rfc3339(SystemTime);
+
+// === impl LockStatus ===
+
+impl fmt::Display for LockStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { holder, since, remaining, waiting, waiting_locally } = self;
+        match holder {
+            // Any text may stand in a store: a line break of it must not begin another line of a log.
+            Some(holder) => write!(f, "held by {}", holder.to_string().escape_debug())?,
+            None if remaining.is_zero() => f.write_str("free")?,
+            None => f.write_str("no holder, but blocked")?,
+        }
+        if let Some(since) = since {
+            write!(f, " since {}", Rfc3339(*since))?;
+        }
+        if *remaining == Duration::MAX {
+            f.write_str(", without an end")?;
+        } else if !remaining.is_zero() {
+            write!(f, ", {}.{:03}s left", remaining.as_secs(), remaining.subsec_millis())?;
+        }
+        let processes = if *waiting == 1 { "process" } else { "processes" };
+        let calls = if *waiting_locally == 1 { "call" } else { "calls" };
+        write!(f, ", {waiting} {processes} waiting, {waiting_locally} {calls} waiting here")
+    }
+}
+
+impl Serialize for LockStatus {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { holder, since, remaining, waiting, waiting_locally } = self;
+        let since = since.and_then(|since| since.duration_since(SystemTime::UNIX_EPOCH).ok());
+        let mut state = serializer.serialize_struct("LockStatus", 5)?;
+        state.serialize_field("holder", holder)?;
+        state.serialize_field("since_unix_ms", &since.map(whole_ms))?;
+        state.serialize_field("remaining_ms", &(*remaining != Duration::MAX).then(|| whole_ms(*remaining)))?;
+        state.serialize_field("waiting", waiting)?;
+        state.serialize_field("waiting_locally", waiting_locally)?;
+        state.end()
+    }
+}
+
+fn whole_ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl fmt::Display for Rfc3339 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unix = self.0.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let (mut days, second) = (unix.as_secs() / 86_400, unix.as_secs() % 86_400);
+        let mut year = 1970;
+        let is_leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+        while days >= 365 + u64::from(is_leap(year)) {
+            days -= 365 + u64::from(is_leap(year));
+            year += 1;
+        }
+        let mut month = 1;
+        for length in [31, 28 + u64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+            if days < length {
+                break;
+            }
+            days -= length;
+            month += 1;
+        }
+        let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
+        let (day, ms) = (days + 1, unix.subsec_millis());
+        write!(f, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(holder: Option<&str>, since_ms: Option<u64>, remaining: Duration, waiting: usize) -> LockStatus {
+        LockStatus {
+            holder: holder.map(AcquisitionId::from_text),
+            since: since_ms.map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms)),
+            remaining,
+            waiting,
+            waiting_locally: 2 - waiting,
+        }
+    }
+
+    #[test]
+    fn a_state_is_one_readable_line() {
+        let ms = Duration::from_millis;
+        for (state, line) in [
+            (
+                state(Some("api-7:5a66841764ffe1bf:2"), Some(1_795_317_600_123), ms(30_500), 1),
+                "held by api-7:5a66841764ffe1bf:2 since 2026-11-22T03:20:00.123Z, 30.500s left, 1 process waiting, 1 call waiting here",
+            ),
+            (
+                state(Some("java\nroot:7"), None, Duration::MAX, 0),
+                "held by java\\nroot:7, without an end, 0 processes waiting, 2 calls waiting here",
+            ),
+            (
+                state(None, None, ms(998), 2),
+                "no holder, but blocked, 0.998s left, 2 processes waiting, 0 calls waiting here",
+            ),
+            (state(None, None, ms(0), 0), "free, 0 processes waiting, 2 calls waiting here"),
+        ] {
+            assert_eq!(state.to_string(), line);
+        }
+    }
+
+    /// Admin pages read these names.
+    #[test]
+    fn the_names_of_a_serialized_state_do_not_change() {
+        let held = state(Some("a:1f:2"), Some(1_795_317_600_123), Duration::from_micros(30_500_900), 1);
+        assert_eq!(
+            serde_json::to_string(&held).expect("it serializes"),
+            r#"{"holder":"a:1f:2","since_unix_ms":1795317600123,"remaining_ms":30500,"waiting":1,"waiting_locally":1}"#
+        );
+        let foreign = state(None, None, Duration::MAX, 0);
+        assert_eq!(
+            serde_json::to_string(&foreign).expect("it serializes"),
+            r#"{"holder":null,"since_unix_ms":null,"remaining_ms":null,"waiting":0,"waiting_locally":2}"#
+        );
+    }
+
+    #[test]
+    fn a_time_is_written_as_in_rfc_3339() {
+        for (unix, text) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_782_399, "2000-02-28T23:59:59.000Z"),
+            (951_782_400, "2000-02-29T00:00:00.000Z"),
+            (1_735_689_599, "2024-12-31T23:59:59.000Z"),
+            (1_735_689_600, "2025-01-01T00:00:00.000Z"),
+            (4_107_542_400, "2100-03-01T00:00:00.000Z"),
+        ] {
+            assert_eq!(Rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(unix)).to_string(), text);
+        }
+    }
+}

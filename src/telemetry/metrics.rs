@@ -1,0 +1,184 @@
+//! Metrics of the `metrics` facade. Without the feature `metrics` nothing of this remains.
+//!
+//! Labels are routes, results, operations and kinds of errors, never keys.
+
+#[cfg(feature = "metrics")]
+mod enabled {
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicBool, AtomicU32, Ordering},
+        },
+        time::Duration,
+    };
+
+    use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+    use tokio::time::Instant;
+
+    use crate::{
+        error::LockError,
+        store::StoreErrorKind,
+        telemetry::reports::{Report, isolated},
+    };
+
+    /// One call for a lock, from its first poll to its result.
+    #[derive(Debug)]
+    pub(crate) struct AcquireMetrics {
+        route: Arc<str>,
+        started: Instant,
+        is_recorded: bool,
+    }
+
+    /// One guard.
+    #[derive(Debug)]
+    pub(crate) struct GuardMetrics {
+        route: Arc<str>,
+    }
+
+    /// Counters of one section, which all of its guards share.
+    #[derive(Debug, Default)]
+    pub(crate) struct SectionMetrics {
+        guards: AtomicU32,
+        is_loss_recorded: AtomicBool,
+    }
+
+    /// One handler that finishes without its client.
+    #[derive(Debug)]
+    pub(crate) struct DetachedMetrics(());
+
+    /// Describes each metric to the recorder that is installed when a manager is built.
+    pub(crate) fn describe() {
+        isolated(|| {
+            describe_gauge!("tower_lock_waiting", Unit::Count, "Calls that wait for a lock.");
+            describe_counter!("tower_lock_acquire_total", Unit::Count, "Calls for a lock, by route and result.");
+            describe_histogram!(
+                "tower_lock_wait_seconds",
+                Unit::Seconds,
+                "How long a call waited before its lock was acquired or it was rejected, by route and result."
+            );
+            describe_gauge!("tower_lock_held", Unit::Count, "Locks that are held.");
+            describe_histogram!("tower_lock_hold_seconds", Unit::Seconds, "How long a lock was held, by route.");
+            describe_counter!("tower_lock_lost_total", Unit::Count, "Locks that were lost before they were released.");
+            describe_histogram!(
+                "tower_lock_renew_margin_seconds",
+                Unit::Seconds,
+                "How much of its lease was left when a lock was renewed."
+            );
+            describe_counter!(
+                "tower_lock_store_errors_total",
+                Unit::Count,
+                "Calls of the store that failed or timed out, by operation and kind."
+            );
+            describe_gauge!(
+                "tower_lock_detached",
+                Unit::Count,
+                "Handlers that finish although their client has disconnected."
+            );
+        });
+    }
+
+    impl AcquireMetrics {
+        pub(crate) fn start(route: Option<&Arc<str>>) -> Self {
+            isolated(|| gauge!("tower_lock_waiting").increment(1));
+            Self { route: route.cloned().unwrap_or_else(|| "none".into()), started: Instant::now(), is_recorded: false }
+        }
+
+        pub(crate) fn granted(mut self, section: &SectionMetrics) -> GuardMetrics {
+            self.record("granted");
+            if section.guards.fetch_add(1, Ordering::AcqRel) == 0 {
+                isolated(|| gauge!("tower_lock_held").increment(1));
+            }
+            GuardMetrics { route: Arc::clone(&self.route) }
+        }
+
+        pub(crate) fn rejected(mut self, error: &LockError) {
+            self.record(match error {
+                LockError::Busy { .. } | LockError::WouldDeadlock => "locked",
+                LockError::TimedOut { .. } => "timed_out",
+                LockError::QueueFull { .. } => "queue_full",
+                LockError::Store(_) => "store_unavailable",
+                LockError::ShuttingDown => "shutting_down",
+            });
+        }
+
+        fn record(&mut self, result: &'static str) {
+            self.is_recorded = true;
+            let waited = self.started.elapsed();
+            isolated(|| {
+                counter!("tower_lock_acquire_total", "route" => Arc::clone(&self.route), "result" => result)
+                    .increment(1);
+                histogram!("tower_lock_wait_seconds", "route" => Arc::clone(&self.route), "result" => result)
+                    .record(waited);
+            });
+        }
+    }
+
+    impl Drop for AcquireMetrics {
+        fn drop(&mut self) {
+            if !self.is_recorded {
+                self.record("cancelled");
+            }
+            isolated(|| gauge!("tower_lock_waiting").decrement(1));
+        }
+    }
+
+    impl GuardMetrics {
+        /// Called once for each guard. The last guard of its section records how long it was held.
+        pub(crate) fn finish(&self, section: &SectionMetrics, held_for: Duration) {
+            if section.guards.fetch_sub(1, Ordering::AcqRel) == 1 {
+                isolated(|| {
+                    histogram!("tower_lock_hold_seconds", "route" => Arc::clone(&self.route)).record(held_for);
+                    gauge!("tower_lock_held").decrement(1);
+                });
+            }
+        }
+    }
+
+    impl SectionMetrics {
+        /// Counts the loss of a section, once. It is called where the work under the lock notices the
+        /// loss.
+        pub(crate) fn record_loss(&self) {
+            if !self.is_loss_recorded.swap(true, Ordering::AcqRel) {
+                isolated(|| counter!("tower_lock_lost_total").increment(1));
+            }
+        }
+    }
+
+    impl DetachedMetrics {
+        pub(crate) fn start() -> Self {
+            isolated(|| gauge!("tower_lock_detached").increment(1));
+            Self(())
+        }
+    }
+
+    impl Drop for DetachedMetrics {
+        fn drop(&mut self) {
+            isolated(|| gauge!("tower_lock_detached").decrement(1));
+        }
+    }
+
+    /// Records a report of a background task.
+    pub(crate) fn record(report: &Report) {
+        match report {
+            Report::Renewed { margin } => histogram!("tower_lock_renew_margin_seconds").record(*margin),
+            Report::StoreFailed { operation, kind } => {
+                let kind = match kind {
+                    StoreErrorKind::Unavailable => "unavailable",
+                    StoreErrorKind::Timeout => "timeout",
+                    StoreErrorKind::Refused => "refused",
+                    StoreErrorKind::Failover => "failover",
+                    StoreErrorKind::Protocol => "protocol",
+                    // An error of the key, which a client may have chosen. The store has not failed.
+                    StoreErrorKind::InvalidKey => return,
+                };
+                counter!("tower_lock_store_errors_total", "op" => *operation, "kind" => kind).increment(1);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(not(feature = "metrics"))]
+pub(crate) use super::noop::{AcquireMetrics, DetachedMetrics, GuardMetrics, SectionMetrics, describe};
+#[cfg(feature = "metrics")]
+pub(crate) use enabled::*;

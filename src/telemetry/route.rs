@@ -1,0 +1,46 @@
+//! The route under which a request is counted and logged.
+
+use std::sync::Arc;
+
+use http::Extensions;
+
+/// The route of a request: the path it matched, else the name the layer was given, else `none`. Never a path as the client
+/// wrote it.
+#[derive(Clone, Debug)]
+pub(crate) struct Route {
+    #[cfg(feature = "axum")]
+    matched: Option<axum::extract::MatchedPath>,
+    name: Option<&'static str>,
+}
+
+impl Route {
+    #[cfg_attr(not(feature = "axum"), expect(unused_variables, reason = "only a router knows what matched"))]
+    pub(crate) fn of(extensions: &Extensions, name: Option<&'static str>) -> Self {
+        Self {
+            #[cfg(feature = "axum")]
+            matched: extensions.get().cloned(),
+            name,
+        }
+    }
+
+    /// What it is counted under.
+    #[cfg(feature = "metrics")]
+    #[expect(clippy::unnecessary_wraps, reason = "without the feature it is none")]
+    pub(crate) fn label(&self) -> Option<Arc<str>> {
+        Some(self.as_str().into())
+    }
+
+    #[cfg(not(feature = "metrics"))]
+    #[expect(clippy::unused_self, reason = "the same call as with the feature")]
+    pub(crate) fn label(&self) -> Option<Arc<str>> {
+        None
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        #[cfg(feature = "axum")]
+        if let Some(matched) = &self.matched {
+            return matched.as_str();
+        }
+        self.name.unwrap_or("none")
+    }
+}
