@@ -1,4 +1,4 @@
-//! Each fault does to a real server, or to its clients, what it says.
+//! Each fault has the documented effect on a real server and its clients.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
 use std::{
@@ -13,7 +13,7 @@ use tower_lock_faults::{
     Chaos, Connection, Direction, MariaDb, NetworkFault, Process, Proxy, RedisServer, Reply, skipped,
 };
 
-/// Nothing comes in that time.
+/// Long enough to show that nothing arrives.
 const A_WHILE: Duration = Duration::from_millis(200);
 
 struct World {
@@ -22,7 +22,7 @@ struct World {
 }
 
 impl World {
-    /// `None`, said past the harness: there is no server.
+    /// Returns `None`, with a note on stderr, if there is no server.
     async fn new(test: &str) -> Option<Self> {
         if !RedisServer::is_available() {
             skipped(test, "redis-server");
@@ -35,11 +35,11 @@ impl World {
 
     async fn client(&self) -> Connection {
         let mut client = Connection::open(self.proxy.address()).await.expect("it listens");
-        client.command(&["PING"]).await.expect("it answers");
+        client.command(&["PING"]).await.expect("a reply");
         client
     }
 
-    /// What the server has counted, asked past the proxy.
+    /// The counter on the server, read without the proxy.
     async fn count(&self) -> i64 {
         self.redis.command(&["GET", "n"]).await.integer().unwrap_or(0)
     }
@@ -87,7 +87,7 @@ async fn cut_before_loses_the_request_and_cut_before_reply_runs_it() {
     world.proxy.connection(1).next(NetworkFault::CutBeforeReply);
     assert!(client.command(INCR).await.is_err() && client.unfinished().is_empty());
     assert_eq!((world.count().await, world.proxy.fault_count()), (1, 2));
-    // It was to happen once.
+    // The fault applies once.
     assert_eq!(world.client().await.command(INCR).await.expect("a reply"), Reply::Integer(2));
 }
 
@@ -110,7 +110,7 @@ async fn cut_closes_both_sides_of_one_connection() {
     world.has_connections(&[1]).await;
     other.command(&["PING"]).await.expect("it goes on");
     soon(async {
-        // The one that is left, and the one that asks.
+        // The remaining client, and the connection of this command.
         while world.redis.command(&["CLIENT", "LIST"]).await.text().expect("text").lines().count() != 2 {
             sleep(Duration::from_millis(2)).await;
         }
@@ -123,7 +123,7 @@ async fn duplicated_request_runs_twice_and_has_one_reply() {
     let Some(world) = World::new("doubles").await else { return };
     let mut client = world.client().await;
     world.proxy.all().next_of("INCR", NetworkFault::Double);
-    // In a pipeline, too: each reply belongs to its request.
+    // Replies match their requests in a pipeline, too.
     for command in [&["ECHO", "before"], INCR, &["ECHO", "after"]] {
         client.send(command).await.expect("sent");
     }
@@ -163,7 +163,7 @@ async fn held_bytes_arrive_after_heal() {
     assert_eq!(soon(client.next()).await.expect("a reply"), Reply::Integer(2));
 }
 
-/// A client that gave up does not take back what it sent.
+/// A client that disconnects does not take back what it sent.
 #[tokio::test]
 async fn held_bytes_outlive_their_client_unless_cut() {
     let Some(world) = World::new("ghosts").await else { return };
@@ -237,7 +237,7 @@ async fn messages_are_dropped_duplicated_and_rewritten() {
     world.proxy.all().drop_pushes();
     assert_eq!(world.redis.command(&["PUBLISH", "a", "lost"]).await, Reply::Integer(1));
     let pong = soon(listener.command(&["PING"])).await.expect("a reply");
-    assert_eq!(pong.items()[0].text(), Some("pong"), "the message is gone, the reply is not");
+    assert_eq!(pong.items()[0].text(), Some("pong"), "the message is dropped, the reply is not");
 
     world.proxy.connection(0).double_pushes();
     world.redis.command(&["PUBLISH", "a", "twice"]).await;
@@ -264,7 +264,7 @@ async fn resp3_is_understood() {
     world.redis.command(&["PUBLISH", "a", "one"]).await;
     let message = soon(client.next()).await.expect("a message");
     assert!(matches!(&message, Reply::Push(items) if items[2].text() == Some("other")), "{message:?}");
-    // On one connection, messages between the copies and the replies.
+    // Messages between the copies and the replies on one connection.
     world.proxy.all().next_of("INCR", NetworkFault::Double);
     assert_eq!(client.command(INCR).await.expect("a reply"), Reply::Integer(2));
     world.proxy.all().next_of("INCR", NetworkFault::CutBeforeReply);
@@ -278,7 +278,7 @@ async fn new_connections_are_refused_and_old_ones_stay() {
     let mut old = world.client().await;
     world.proxy.refuse(true).await;
     let refused = Connection::open(world.proxy.address()).await.map(drop);
-    assert_eq!(refused.expect_err("nobody listens").kind(), std::io::ErrorKind::ConnectionRefused);
+    assert_eq!(refused.expect_err("refused").kind(), std::io::ErrorKind::ConnectionRefused);
     old.command(&["PING"]).await.expect("it goes on");
     world.proxy.refuse(false).await;
     world.client().await;
@@ -348,7 +348,7 @@ async fn other_protocols_pass_unchanged() {
     }
 }
 
-/// The one who is killed here is this program itself, started again.
+/// The killed process is this test program, started again.
 #[tokio::test]
 async fn servers_die_with_a_killed_test() {
     const TOLD: &str = "TOWER_LOCK_FAULTS_WAITS_TO_BE_KILLED";
@@ -358,7 +358,7 @@ async fn servers_die_with_a_killed_test() {
     if std::env::var_os(TOLD).is_some() {
         let redis = RedisServer::start().await;
         let mariadb = if MariaDb::is_available() { Some(MariaDb::start(&[]).await) } else { None };
-        // It runs as somebody else, and with the user, a process forgets whose death it dies.
+        // MariaDB runs as another user; a change of the user clears the parent-death signal.
         println!("\npids {} {}", redis.pid(), mariadb.as_ref().map_or(redis.pid(), MariaDb::pid));
         std::future::pending::<()>().await;
     }
@@ -367,9 +367,10 @@ async fn servers_die_with_a_killed_test() {
     command.env(TOLD, "1").stdout(Stdio::piped()).stderr(Stdio::null());
     let test = Process::start(command).expect("it starts");
     let mut lines = std::io::BufReader::new(test.take_stdout().expect("piped")).lines();
-    let pids = lines.find_map(|line| Some(line.expect("text").strip_prefix("pids ")?.to_owned())).expect("it says");
+    let pids =
+        lines.find_map(|line| Some(line.expect("text").strip_prefix("pids ")?.to_owned())).expect("the process ids");
     let programs: Vec<_> = pids.split(' ').map(|pid| format!("/proc/{pid}/exe")).collect();
-    // One that is dead and not yet waited for has no program any more.
+    // A zombie process has no program.
     let running = || programs.iter().filter(|program| std::fs::read_link(program).is_ok()).count();
     assert_eq!(running(), 2);
     test.kill();

@@ -1,60 +1,61 @@
-//! What can go wrong, and when.
+//! The faults that the proxy injects, and their conditions.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
-/// Which way bytes go.
+/// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// To the server.
     Up,
     /// To the client.
     Down,
-    /// Either way.
+    /// Both directions.
     Both,
 }
 
 /// What happens to one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkFault {
-    /// The connection is cut, and the server never hears of it.
+    /// The connection is cut before the server gets the request.
     CutBefore,
-    /// It is done, and the connection is cut before its reply.
+    /// The server runs the request, and the connection is cut before the reply.
     CutBeforeReply,
-    /// It is done, and the connection is cut after so many bytes of its reply.
+    /// The server runs the request, and the connection is cut after this many bytes of the reply.
     CutInReply(usize),
-    /// It is done twice, and the second reply is given.
+    /// The server runs the request twice; the client gets the second reply.
     Double,
-    /// It comes so much later, and what is behind it as well.
+    /// The request and all later ones arrive with this delay.
     Late(Duration),
-    /// The connection is cut, and so much later it is done all the same, on another one without a user and a database of its own: it was on its way
-    /// when the cut came.
+    /// The connection is cut, and the request runs after this time on another connection without a
+    /// user and a database. It was in flight at the cut.
     Orphaned(Duration),
-    /// It is done, and so much later a copy of it is done once more, on another connection: a client, a pool or a network that sends again.
-    /// The copy finds a connection without a user and without a database of its own.
+    /// The request runs, and after this time a copy of it runs on another connection: a client, a
+    /// pool or a network sent it again. That connection has no user and no database selected.
     Again(Duration),
 }
 
-/// What a client asks.
+/// A request of a client.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// On which connection.
+    /// The number of its connection.
     pub connection: u64,
     /// The command and its arguments.
     pub parts: Vec<Vec<u8>>,
 }
 
-/// What a server says to those who listen.
+/// A message of the server to a subscriber.
 #[derive(Clone, Debug)]
 pub struct Push {
-    /// On which connection.
+    /// The number of its connection.
     pub connection: u64,
-    /// On which channel.
+    /// The channel of the message.
     pub channel: Vec<u8>,
-    /// What.
+    /// The content of the message.
     pub payload: Vec<u8>,
 }
 
-/// What goes wrong by chance, per mille. The same seed throws the same rng; what it hits depends on who comes first.
+/// Random faults, in parts per thousand. The seed fixes the random numbers; which request they hit
+/// depends on the order of arrival.
 #[derive(Clone, Debug)]
 #[must_use = "nothing goes wrong yet"]
 pub struct Chaos {
@@ -109,13 +110,14 @@ impl Request {
         self.parts.first().map(|name| String::from_utf8_lossy(name).to_ascii_uppercase()).unwrap_or_default()
     }
 
-    /// How many replies it has on a connection that listens, if it is about that.
+    /// The number of replies that a subscribe or unsubscribe command has on its connection.
     pub(super) fn confirmations(&self) -> Option<usize> {
-        let is_about_listening = self.name().ends_with("SUBSCRIBE");
-        is_about_listening.then(|| self.parts.len().saturating_sub(1))
+        let is_subscription = self.name().ends_with("SUBSCRIBE");
+        is_subscription.then(|| self.parts.len().saturating_sub(1))
     }
 
-    /// Whether it changes the connection rather than what the server keeps: no client sends that twice.
+    /// Whether the request changes the state of the connection, not of the server. A client never
+    /// repeats such a request on another connection.
     fn changes_connection(&self) -> bool {
         let others =
             ["HELLO", "AUTH", "SELECT", "CLIENT", "RESET", "QUIT", "MULTI", "EXEC", "DISCARD", "WATCH", "MONITOR"];
@@ -126,8 +128,8 @@ impl Request {
 // === impl Armed ===
 
 impl ArmedFault {
-    pub(super) fn new(is_it: impl Fn(&Request) -> bool + Send + Sync + 'static, fault: NetworkFault) -> Self {
-        Self { matches: Box::new(is_it), fault }
+    pub(super) fn new(matches: impl Fn(&Request) -> bool + Send + Sync + 'static, fault: NetworkFault) -> Self {
+        Self { matches: Box::new(matches), fault }
     }
 
     pub(super) fn take(armed: &mut Vec<Self>, request: &Request) -> Option<NetworkFault> {
@@ -139,7 +141,7 @@ impl ArmedFault {
 // === impl Chaos ===
 
 impl Chaos {
-    /// Nothing goes wrong, by this rng.
+    /// No faults, with this seed.
     pub fn new(seed: u64) -> Self {
         Self {
             rng: fastrand::Rng::with_seed(seed),
@@ -157,37 +159,39 @@ impl Chaos {
         }
     }
 
-    /// So many requests of a thousand never arrive, and as many are done and never answered: the connection is cut.
+    /// Loses this many requests in a thousand before they run, and as many replies: the connection
+    /// is cut.
     pub fn cut(self, per_mille: u32) -> Self {
         Self { cut: per_mille, cut_before_reply: per_mille, ..self }
     }
 
-    /// So many are done twice.
+    /// Runs this many requests in a thousand twice.
     pub fn double(self, per_mille: u32) -> Self {
         Self { double: per_mille, ..self }
     }
 
-    /// So many come later, by this much at the most.
+    /// Delays this many requests in a thousand, by at most this time.
     pub fn late(self, per_mille: u32, at_most: Duration) -> Self {
         Self { late: per_mille, late_at_most: at_most, ..self }
     }
 
-    /// So many are done once more, so much later.
+    /// Repeats this many requests in a thousand after a time in this range.
     pub fn again(self, per_mille: u32, after: Range<Duration>) -> Self {
         Self { again: per_mille, again_after: after, ..self }
     }
 
-    /// So many are done so much later, and their connection is cut at once.
+    /// Cuts the connections of this many requests in a thousand, and runs these requests after a
+    /// time in this range.
     pub fn orphaned(self, per_mille: u32, after: Range<Duration>) -> Self {
         Self { orphaned: per_mille, orphaned_after: after, ..self }
     }
 
-    /// So many messages are lost.
+    /// Drops this many messages in a thousand.
     pub fn drop_pushes(self, per_mille: u32) -> Self {
         Self { drop_pushes: per_mille, ..self }
     }
 
-    /// So many messages come twice.
+    /// Duplicates this many messages in a thousand.
     pub fn double_pushes(self, per_mille: u32) -> Self {
         Self { double_pushes: per_mille, ..self }
     }

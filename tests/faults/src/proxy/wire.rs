@@ -1,4 +1,4 @@
-//! One connection of a client, and the one to the server that goes with it.
+//! One client connection and its connection to the server.
 
 use std::{
     collections::VecDeque,
@@ -32,17 +32,17 @@ pub(super) struct Wire {
     pushes: Mutex<Option<Pushes>>,
     subscribes: AtomicBool,
     is_raw: AtomicBool,
-    /// One of the two sides takes nothing any more.
+    /// One of the two sides accepts no more bytes.
     is_broken: AtomicBool,
-    /// What becomes of the replies to come.
+    /// The actions for replies to come.
     pending_replies: Mutex<VecDeque<PendingReply>>,
 }
 
-/// What becomes of one reply.
+/// The action for one reply.
 #[derive(Clone, Copy, Debug)]
 struct PendingReply {
     action: ReplyAction,
-    /// How many there are, if these are about messages to come.
+    /// The number of confirmations, for a subscribe or unsubscribe command.
     confirmations: Option<usize>,
 }
 
@@ -64,14 +64,14 @@ enum Side {
     Down,
 }
 
-/// It is over.
+/// The connection is closed.
 struct Closed;
 
-/// Parcels on their way: then whoever sends more has to wait, as on any wire.
+/// Chunks in flight; a sender waits when there are more.
 const CHUNKS_IN_FLIGHT: usize = 256;
-/// Replies to come.
+/// The maximum number of replies to come.
 const MAX_PENDING_REPLIES: usize = 1 << 16;
-/// What is longer than that is passed on in pieces.
+/// Longer frames are passed on in pieces.
 const MAX_FRAME: usize = 4 << 20;
 
 // === impl Wire ===
@@ -130,13 +130,13 @@ impl Wire {
         let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
         tokio::select! {
             _ = state.wait_for(|state| state.is_cut) => {}
-            // Whatever the client has sent has arrived, and it has gone.
+            // All bytes of the client have arrived, and it has disconnected.
             () = self.carry(shared, Side::Up, from_client, to_server) => {}
             () = self.carry(shared, Side::Down, from_server, to_client) => {}
         }
     }
 
-    /// One way, to its end.
+    /// Copies one direction to its end.
     async fn carry(&self, shared: &Shared, side: Side, from: OwnedReadHalf, to: OwnedWriteHalf) {
         let (parcels, on_the_way) = mpsc::channel(CHUNKS_IN_FLIGHT);
         tokio::join!(
@@ -168,7 +168,7 @@ impl Wire {
                     changed.map_err(|_| Closed)?;
                     continue;
                 }
-                // A reset is an end, too.
+                // A reset ends the direction as well.
                 length = from.read_buf(&mut read) => if length.unwrap_or(0) == 0 {
                     return Ok(());
                 },
@@ -238,7 +238,7 @@ impl Wire {
         if twice {
             self.expect(PendingReply { action: ReplyAction::Swallow, confirmations })?;
         }
-        // To leave all channels is confirmed as often as there are some: those pass unexpected.
+        // An unsubscribe from all channels has one confirmation per channel; they pass as messages.
         if confirmations != Some(0) {
             self.expect(PendingReply { action, confirmations })?;
         }
@@ -299,7 +299,7 @@ impl Wire {
                 return pending.action;
             }
             None if is_confirmation => return ReplyAction::Pass,
-            // The last one, an error in their place, or a reply like any other.
+            // The last confirmation, an error in its place, or any other reply.
             _ => {}
         }
         let action = pending.action;
@@ -330,7 +330,7 @@ impl Wire {
             for payload in &payloads {
                 let parts: Vec<&[u8]> = head.iter().copied().chain([*channel, payload]).collect();
                 let mut again = crate::resp::encode(&parts);
-                // As it came: an array, or what the third version has for it.
+                // Keeps the type byte: an array, or a push in RESP3.
                 again[0] = bytes[0];
                 self.send(Side::Down, again, parcels).await?;
             }
@@ -361,7 +361,7 @@ impl Wire {
             is_broken = to.write_all(&bytes).await.is_err();
         }
         if is_broken {
-            // What comes from the other side is still to be brought, if anybody is there to have it.
+            // Delivers the remaining bytes of the other side.
             let both = self.is_broken.swap(true, Ordering::SeqCst);
             self.change(|state| state.is_cut |= both);
             std::future::pending::<()>().await;
