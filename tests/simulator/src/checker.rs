@@ -1,4 +1,4 @@
-//! Who may be in, by what everybody was told.
+//! Checks mutual exclusion and the order of fencing tokens, by the true time.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -10,22 +10,22 @@ use tower_lock::{AcquisitionId, FencingToken, LockKey, test_util::decisions::Boo
 
 use crate::process::Section;
 
-/// The clock of a process: begins somewhere, and runs at its own rate.
+/// The clock of a process, with its own start and rate.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalClock {
     base: u64,
     rate: f64,
 }
 
-/// Looks on, and knows the true time.
+/// Observes all sections and knows the true time.
 #[derive(Debug, Default)]
 pub struct Checker {
     keys: HashMap<LockKey, KeyHistory>,
-    /// Of these nothing is promised: their key was taken away by an operator.
+    /// Acquisitions without guarantees: an operator revoked their keys.
     pub excused: HashSet<AcquisitionId>,
-    /// Redis has forgotten something, or its clock was set: of what is promised only the order of fences is left.
+    /// Redis lost data or its clock was set: only the order of fencing tokens is checked.
     pub lenient: bool,
-    /// How many sections began.
+    /// The number of sections that started.
     pub sections: u64,
 }
 
@@ -33,7 +33,7 @@ pub struct Checker {
 struct KeyHistory {
     open: Vec<OpenSection>,
     last: Option<FencingToken>,
-    /// Until when it was to be kept taken, by whom, and why.
+    /// Until when the key must stay blocked, by which acquisition, and why.
     blocked: Option<(u64, AcquisitionId, &'static str)>,
 }
 
@@ -45,12 +45,12 @@ struct OpenSection {
 }
 
 impl LocalClock {
-    /// Begins there, and runs so fast.
+    /// A clock with this start and rate.
     pub fn new(base: u64, rate: f64) -> Self {
         Self { base, rate }
     }
 
-    /// What it shows at this true time, in nanoseconds.
+    /// The local time at this true time, in nanoseconds.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -61,7 +61,7 @@ impl LocalClock {
         BootInstant::from_nanos(self.base + (now as f64 * self.rate) as u64)
     }
 
-    /// When it shows this, at the latest.
+    /// The latest true time at which the clock shows this instant.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -74,42 +74,42 @@ impl LocalClock {
     }
 }
 
-/// What is taken for a rounding of the server's clock.
+/// Tolerance for the rounding of the server clock.
 const ROUNDING: u64 = 3_000_000;
 
 impl Checker {
-    /// One that looks on from the beginning.
+    /// A checker that observes from the start.
     pub fn new(lenient: bool) -> Self {
         Self { lenient, ..Self::default() }
     }
 
-    /// A section begins. What is wrong with that.
+    /// Records the start of a section.
     ///
     /// # Errors
     ///
-    /// It is not alone, or too early, or its token does not rise.
+    /// Returns the violation: an overlap, a start that is too early, or a token that does not rise.
     pub fn begins(&mut self, now: u64, process: u64, clock: LocalClock, section: &Arc<Section>) -> Result<(), String> {
         self.sections += 1;
         let id = &section.grant.owner;
         let state = self.keys.entry(section.grant.key.clone()).or_default();
-        let is_excused = self.lenient || self.excused.contains(id);
+        let excused = self.lenient || self.excused.contains(id);
         let mut wrong = None;
         for open in &state.open {
             let left = open.section.remaining(open.clock.at(now));
             let other = &open.section.grant.owner;
-            if !left.is_zero() && !is_excused && !self.excused.contains(other) {
+            if !left.is_zero() && !excused && !self.excused.contains(other) {
                 wrong = Some(format!("two are in: {id} begins while {other} has {left:?} left"));
             }
         }
         if let Some((until, other, why)) = &state.blocked
             && now + ROUNDING < *until
-            && !is_excused
+            && !excused
             && !self.excused.contains(other)
         {
             let early = Duration::from_nanos(until - now);
             wrong = wrong.or_else(|| Some(format!("{id} begins {early:?} too early: {other} {why}")));
         }
-        if state.last.is_some_and(|last| last >= section.token) && !is_excused {
+        if state.last.is_some_and(|last| last >= section.token) && !excused {
             wrong = wrong.or_else(|| Some(format!("{id} begins with token {} after {:?}", section.token, state.last)));
         }
         state.last = state.last.max(Some(section.token));
@@ -117,7 +117,7 @@ impl Checker {
         wrong.map_or(Ok(()), Err)
     }
 
-    /// A section ends, and keeps the key taken until then, for this reason.
+    /// Records the end of a section, and until when it blocks the key.
     pub fn ends(&mut self, section: &Arc<Section>, taken_until: u64, why: &'static str) {
         let Some(state) = self.keys.get_mut(&section.grant.key) else { return };
         state.open.retain(|open| !Arc::ptr_eq(&open.section, section));
@@ -126,7 +126,7 @@ impl Checker {
         }
     }
 
-    /// Nothing is promised any more of what this key was kept taken for.
+    /// Drops all guarantees for the current holders of this key.
     pub fn excuse(&mut self, key: &LockKey) {
         if let Some(state) = self.keys.get_mut(key) {
             state.blocked = None;
@@ -134,14 +134,14 @@ impl Checker {
         }
     }
 
-    /// Whether somebody is in, and may be.
+    /// Whether a section with a valid deadline holds the key.
     pub fn is_held(&self, key: &LockKey, now: u64) -> bool {
         self.keys
             .get(key)
             .is_some_and(|state| state.open.iter().any(|open| !open.section.remaining(open.clock.at(now)).is_zero()))
     }
 
-    /// Who is in, of which process.
+    /// The process of the latest section of this key.
     pub fn holder(&self, key: &LockKey) -> Option<u64> {
         self.keys.get(key)?.open.last().map(|open| open.process)
     }

@@ -1,4 +1,4 @@
-//! A Redis of two dozen commands that runs scripts in the Lua of Redis.
+//! A fake Redis with two dozen commands that runs scripts in the Lua version of Redis.
 
 use std::{
     cell::RefCell,
@@ -9,41 +9,41 @@ use std::{
 use mlua::{Function, Lua, MultiValue, Table, Value as LuaValue};
 use tower_lock::{deadpool_redis::redis::Value, test_util::redis_protocol::ScriptCall};
 
-/// A server without a network and with a clock that is set.
+/// A server without a network, with a settable clock.
 #[derive(Debug)]
 pub struct FakeRedis {
     lua: Lua,
-    /// Runs a function so that what it raises is a value.
+    /// Runs a function and returns its error as a value.
     guarded: Function,
-    /// By the address of its text, which lives for ever.
+    /// Keyed by the address of the script text, which is static.
     scripts: HashMap<*const u8, Function>,
     named: HashMap<String, Function>,
     patches: Vec<Patch>,
     data: Rc<RefCell<Data>>,
 }
 
-/// What is wrong with a script: the first text of its file, and what stands there instead.
+/// A change of a script: the first match of a text is replaced.
 #[derive(Clone, Copy, Debug)]
 pub struct Patch {
     /// Which script; `None`: all that have it.
     pub script: Option<&'static str>,
-    /// What stands there.
+    /// The text to replace.
     pub old: &'static str,
-    /// What is put there.
+    /// The replacement.
     pub new: &'static str,
 }
 
-/// What a server keeps.
+/// The data of the server.
 #[derive(Debug, Default)]
 pub struct Data {
-    /// What time it is there, in microseconds.
+    /// The time of the server, in microseconds.
     pub now_us: i64,
     keys: HashMap<String, Entry>,
-    /// How many listen to which channel.
+    /// The number of subscribers by channel.
     pub listeners: HashMap<String, i64>,
-    /// What was published and heard by somebody, in this order: channel, message.
+    /// Messages that had a subscriber, in order: channel and message.
     pub published: Vec<(String, String)>,
-    /// How many commands the scripts have run.
+    /// The number of commands that the scripts have run.
     pub commands: u64,
 }
 
@@ -57,23 +57,24 @@ struct Entry {
 #[derive(Clone, Debug)]
 enum Kind {
     Text(String),
-    /// In the order in which the fields came.
+    /// In insertion order.
     Hash(Vec<(String, String)>),
     List(VecDeque<String>),
 }
 
-/// What a key is and how long it is kept, to be compared.
+/// The type, content and TTL of a key, for comparisons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dump {
     /// `string`, `hash` or `list`.
     pub kind: &'static str,
-    /// Fields and values of a hash by turns, sorted by field; the elements of a list; a string.
+    /// Alternating fields and values of a hash, sorted by field; the elements of a list; or a
+    /// string.
     pub content: Vec<String>,
-    /// As of `PTTL`.
+    /// The reply of `PTTL`.
     pub ms_left: i64,
 }
 
-/// What a command answers.
+/// The reply of a command.
 #[derive(Debug)]
 enum CommandReply {
     Nothing,
@@ -91,11 +92,11 @@ const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong ki
 // === impl Fake ===
 
 impl FakeRedis {
-    /// An empty one, whose scripts are patched.
+    /// An empty server with patched scripts.
     ///
     /// # Panics
     ///
-    /// Lua does not start.
+    /// Panics if Lua does not start.
     pub fn new(patches: &[Patch]) -> Self {
         Self::try_new(patches).expect("Lua starts")
     }
@@ -104,10 +105,10 @@ impl FakeRedis {
         let lua = Lua::new();
         let data = Rc::new(RefCell::new(Data::default()));
         let shared = Rc::clone(&data);
-        let run = lua.create_function(move |lua, words: MultiValue| {
-            let words: Result<Vec<String>, String> = words.iter().map(argument).collect();
-            let answer = match words {
-                Ok(words) => shared.borrow_mut().run(&words).unwrap_or_else(CommandReply::Error),
+        let run = lua.create_function(move |lua, arguments: MultiValue| {
+            let arguments: Result<Vec<String>, String> = arguments.iter().map(argument).collect();
+            let answer = match arguments {
+                Ok(arguments) => shared.borrow_mut().run(&arguments).unwrap_or_else(CommandReply::Error),
                 Err(error) => CommandReply::Error(error),
             };
             answer.into_lua(lua)
@@ -137,11 +138,11 @@ impl FakeRedis {
         Ok(Self { lua, guarded, scripts, named, patches: patches.to_vec(), data })
     }
 
-    /// Runs one of the crate's scripts, at the time that was set.
+    /// Runs a script of the crate, at the time that was set.
     ///
     /// # Panics
     ///
-    /// It is no Lua.
+    /// Panics if the script is not valid Lua.
     pub fn run(&mut self, call: &ScriptCall) -> Value {
         let function = match self.scripts.get(&call.text().as_ptr()) {
             Some(function) => function.clone(),
@@ -155,28 +156,28 @@ impl FakeRedis {
         self.call(&function, call.keys(), call.args())
     }
 
-    /// Runs any script: one of somebody else.
+    /// Runs any script, for example of another program.
     ///
     /// # Panics
     ///
-    /// It is no Lua.
+    /// Panics if the script is not valid Lua.
     pub fn eval(&mut self, script: &str, keys: &[&str], args: &[&str]) -> Value {
         if !self.named.contains_key(script) {
             let function = self.lua.load(script).into_function().expect("a script");
             self.named.insert(script.to_owned(), function);
         }
         let function = self.named[script].clone();
-        let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+        let owned = |arguments: &[&str]| arguments.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
         self.call(&function, &owned(keys), &owned(args))
     }
 
-    /// Runs one command, as a client would.
-    pub fn command(&mut self, words: &[&str]) -> Value {
-        let words: Vec<_> = words.iter().map(|&word| word.to_owned()).collect();
-        self.data.borrow_mut().run(&words).unwrap_or_else(CommandReply::Error).into_value()
+    /// Runs one command.
+    pub fn command(&mut self, arguments: &[&str]) -> Value {
+        let arguments: Vec<_> = arguments.iter().map(|&word| word.to_owned()).collect();
+        self.data.borrow_mut().run(&arguments).unwrap_or_else(CommandReply::Error).into_value()
     }
 
-    /// What it keeps.
+    /// The data of the server.
     pub fn data(&self) -> std::cell::RefMut<'_, Data> {
         self.data.borrow_mut()
     }
@@ -190,7 +191,7 @@ impl FakeRedis {
     }
 
     fn call(&self, function: &Function, keys: &[String], args: &[String]) -> Value {
-        let table = |words: &[String]| self.lua.create_sequence_from(words.iter().map(String::as_str));
+        let table = |arguments: &[String]| self.lua.create_sequence_from(arguments.iter().map(String::as_str));
         let run = || -> mlua::Result<Value> {
             let (ok, answer): (bool, LuaValue) = self.guarded.call((function, table(keys)?, table(args)?))?;
             Ok(if ok { reply(&answer)? } else { raised(&answer)? })
@@ -199,7 +200,8 @@ impl FakeRedis {
     }
 }
 
-/// What a script returns, as Redis translates it: numbers are cut off to whole ones, an array ends at its first nil.
+/// Converts the result of a script as Redis does: numbers are truncated, an array ends at its first
+/// nil.
 fn reply(answer: &LuaValue) -> mlua::Result<Value> {
     Ok(match answer {
         LuaValue::Boolean(true) => Value::Int(1),
@@ -243,12 +245,12 @@ fn field(table: &Table, name: &str) -> mlua::Result<Option<String>> {
     }
 }
 
-/// Told apart from everything that a script of ours says.
+/// Marks an error of the server, unlike any reply of our scripts.
 fn server_error(text: &str) -> Value {
     Value::SimpleString(format!("-{text}"))
 }
 
-/// What Redis makes of an argument of `redis.call`.
+/// Converts an argument of `redis.call` as Redis does.
 fn argument(value: &LuaValue) -> Result<String, String> {
     match value {
         LuaValue::String(text) => Ok(text.to_string_lossy()),
@@ -264,10 +266,10 @@ fn argument(value: &LuaValue) -> Result<String, String> {
 // === impl Data ===
 
 impl Data {
-    /// Every key that is not over.
+    /// All keys that have not expired.
     pub fn dump(&mut self) -> BTreeMap<String, Dump> {
         let now = self.now_ms();
-        self.keys.retain(|_, entry| !entry.is_over(now));
+        self.keys.retain(|_, entry| !entry.is_expired(now));
         let dump = |entry: &Entry| {
             let (kind, content) = match &entry.kind {
                 Kind::Text(text) => ("string", vec![text.clone()]),
@@ -283,7 +285,7 @@ impl Data {
         self.keys.iter().map(|(key, entry)| (key.clone(), dump(entry))).collect()
     }
 
-    /// The fields of a hash and their values. Nothing, if it is none.
+    /// The fields and values of a hash; empty for other types.
     pub fn hash(&self, key: &str) -> Vec<(String, String)> {
         match self.living(key).map(|entry| &entry.kind) {
             Some(Kind::Hash(fields)) => fields.clone(),
@@ -291,7 +293,7 @@ impl Data {
         }
     }
 
-    /// The elements of a list. Nothing, if it is none.
+    /// The elements of a list; empty for other types.
     pub fn list(&self, key: &str) -> Vec<String> {
         match self.living(key).map(|entry| &entry.kind) {
             Some(Kind::List(list)) => list.iter().cloned().collect(),
@@ -299,13 +301,13 @@ impl Data {
         }
     }
 
-    /// As of `PTTL`.
+    /// The reply of `PTTL`.
     pub fn ms_left(&self, key: &str) -> i64 {
         let Some(entry) = self.living(key) else { return -2 };
         entry.expires.map_or(-1, |at| at - self.now_ms())
     }
 
-    /// Forgets everything.
+    /// Removes all data.
     pub fn flush(&mut self) {
         self.keys.clear();
     }
@@ -315,13 +317,13 @@ impl Data {
     }
 
     fn living(&self, key: &str) -> Option<&Entry> {
-        self.keys.get(key).filter(|entry| !entry.is_over(self.now_ms()))
+        self.keys.get(key).filter(|entry| !entry.is_expired(self.now_ms()))
     }
 
-    /// What is over is no more.
+    /// The entry of a key that has not expired.
     fn entry(&mut self, key: &str) -> Option<&mut Entry> {
         let now = self.now_ms();
-        if self.keys.get(key)?.is_over(now) {
+        if self.keys.get(key)?.is_expired(now) {
             self.keys.remove(key);
         }
         self.keys.get_mut(key)
@@ -366,10 +368,10 @@ impl Data {
         Ok(if has("GET") { old.map_or(CommandReply::Nothing, CommandReply::Text) } else { CommandReply::Status("OK") })
     }
 
-    fn run(&mut self, words: &[String]) -> Reply {
+    fn run(&mut self, arguments: &[String]) -> Reply {
         self.commands += 1;
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let [verb, arguments @ ..] = words.as_slice() else { return Err("ERR no command".to_owned()) };
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let [verb, arguments @ ..] = arguments.as_slice() else { return Err("ERR no command".to_owned()) };
         let verb = verb.to_ascii_uppercase();
         let number =
             |text: &str| text.parse::<i64>().map_err(|_| "ERR value is not an integer or out of range".to_owned());
@@ -392,7 +394,7 @@ impl Data {
             ("PEXPIRE", [key, ms, options @ ..]) => {
                 let (ms, now) = (number(ms)?, self.now_ms());
                 let Some(entry) = self.entry(key) else { return Ok(count(false)) };
-                // Without a TTL it has an infinite one.
+                // A key without a TTL never expires.
                 if options == ["GT"] && entry.expires.is_none_or(|expires| now + ms <= expires) {
                     return Ok(count(false));
                 }
@@ -427,7 +429,7 @@ impl Data {
                 });
                 Ok(CommandReply::Many(counts.collect()))
             }
-            _ => Err(format!("ERR unknown command or wrong number of arguments: {words:?}")),
+            _ => Err(format!("ERR unknown command or wrong number of arguments: {arguments:?}")),
         }
     }
 
@@ -467,7 +469,7 @@ impl Data {
                 }
                 Ok(CommandReply::Number(1))
             }
-            // A small one is answered whole.
+            // A small hash is returned in one reply.
             ("HSCAN", ["0", "COUNT", _]) => {
                 let all = fields.iter().flat_map(|(field, value)| [field, value]);
                 let all = all.map(|text| CommandReply::Text(text.clone())).collect();
@@ -521,7 +523,7 @@ impl Data {
 }
 
 impl Entry {
-    fn is_over(&self, now_ms: i64) -> bool {
+    fn is_expired(&self, now_ms: i64) -> bool {
         self.expires.is_some_and(|at| now_ms > at)
     }
 }
@@ -529,7 +531,7 @@ impl Entry {
 // === impl Answer ===
 
 impl CommandReply {
-    /// What a script sees: nothing is `false`.
+    /// The value as Lua sees it: nil is `false`.
     fn into_lua(self, lua: &Lua) -> mlua::Result<LuaValue> {
         let named = |name: &str, text: &str| {
             let table = lua.create_table()?;

@@ -1,4 +1,5 @@
-//! Runs worlds: `simulator SEED`, `simulator FROM TO`, `--mutant NAME`, `--option flush`, `--trace`.
+//! Runs simulations: `simulator SEED`, `simulator FROM TO`, `--mutant NAME`, `--option flush`,
+//! `--trace`.
 
 use std::{
     io::Write,
@@ -33,7 +34,7 @@ fn main() -> ExitCode {
     let (next, failed, sections, scripts) =
         (AtomicU64::new(from), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let stopped = AtomicBool::new(false);
-    #[expect(clippy::disallowed_methods, reason = "worlds a second")]
+    #[expect(clippy::disallowed_methods, reason = "simulations per second")]
     let began = std::time::Instant::now();
     let run = || {
         while !stopped.load(Relaxed) {
@@ -59,11 +60,13 @@ fn main() -> ExitCode {
         }
     });
     let seconds = began.elapsed().as_secs_f64();
-    let worlds = next.load(Relaxed).min(to) - from;
-    #[expect(clippy::cast_precision_loss, reason = "to be read")]
-    let speed = worlds as f64 / seconds;
+    let simulations = next.load(Relaxed).min(to) - from;
+    #[expect(clippy::cast_precision_loss, reason = "for display")]
+    let speed = simulations as f64 / seconds;
     let (sections, scripts, failed) = (sections.load(Relaxed), scripts.load(Relaxed), failed.load(Relaxed));
-    println!("{worlds} worlds, {speed:.0} a second: {sections} sections, {scripts} scripts, {failed} violations");
+    println!(
+        "{simulations} simulations, {speed:.0} a second: {sections} sections, {scripts} scripts, {failed} violations"
+    );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

@@ -1,4 +1,4 @@
-//! Three processes and one key, and nothing moves unless it is moved by hand.
+//! Three processes and one key, where each step is made explicitly.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -23,41 +23,41 @@ use crate::{
     process::{ClientId, Effect, Section, Settings, SimProcess, Timer},
 };
 
-/// One of the three.
+/// The index of a process.
 pub type Process = usize;
 
-/// The first one.
+/// The first process.
 pub const A: Process = 0;
-/// The second one.
+/// The second process.
 pub const B: Process = 1;
-/// The third one.
+/// The third process.
 pub const C: Process = 2;
 
-/// A server, its clients, and everything that is under way between them.
+/// A server, its clients, and everything in flight between them.
 #[derive(Debug)]
 pub struct ManualScheduler {
     /// In nanoseconds.
     now: u64,
     server_ahead: i64,
-    /// What it runs.
+    /// The server.
     pub fake: FakeRedis,
-    /// What is locked.
+    /// The locked key.
     pub key: LockKey,
     names: Names,
     processes: Vec<SimProcess>,
     clock: LocalClock,
     timers: Vec<(u64, Process, Timer)>,
     scripts: Vec<Sent>,
-    /// What was published and has not come: to whom, and what.
+    /// Published messages that have not been delivered: the process and the text.
     pub messages: Vec<(Process, String)>,
     checker: Checker,
     sections: BTreeMap<ClientId, (Process, Arc<Section>)>,
     tickets: BTreeMap<ClientId, (Process, u64)>,
-    /// Who was refused, and why.
+    /// Rejected calls and their errors.
     pub rejected: Vec<(ClientId, LockError)>,
-    /// Ids of which nothing is known any more.
+    /// Ids that their process has forgotten.
     pub forgotten: HashSet<String>,
-    /// Whatever was wrong.
+    /// All violations.
     pub violations: Vec<String>,
 }
 
@@ -75,12 +75,13 @@ struct Sent {
 pub struct Script(usize);
 
 impl ManualScheduler {
-    /// With something wrong in it, perhaps; and all inboxes heard. The store keeps nothing beyond the lease, if it is bare.
+    /// Three processes with live subscriptions, and possibly a mutant. A `bare` store blocks a key
+    /// for the lease only.
     pub fn new(mutant: Option<&Mutant>, bare: bool) -> Self {
         Self::with_rate(mutant, bare, 1.0)
     }
 
-    /// The same, with clocks that run so fast.
+    /// The same, with clocks of this rate.
     ///
     /// # Panics
     ///
@@ -110,7 +111,7 @@ impl ManualScheduler {
             scheduler.fake.data().listeners.insert(inbox, 1);
             let now = scheduler.local();
             scheduler.processes[process].on_subscribed(now);
-            // They know what time it is at the server.
+            // This makes the server clock known to them.
             let other = LockKey::from(("other", process));
             scheduler.request_key(process, 1_000 + id(process), true, &other, Terms::default());
             scheduler.run_all(&[process]);
@@ -123,12 +124,12 @@ impl ManualScheduler {
 
     // --- clients --------------------------------------------------------------------------------------------------
 
-    /// Somebody of this process wants the key.
+    /// A client of this process requests the key.
     pub fn request(&mut self, process: Process, who: ClientId, waits: bool) {
         self.request_with_limits(process, who, waits, Terms { lock_delay: Duration::ZERO, ..Terms::default() });
     }
 
-    /// Somebody wants the key on these terms.
+    /// A client requests the key with these hold limits.
     pub fn request_with_limits(&mut self, process: Process, who: ClientId, waits: bool, terms: Terms) {
         let key = self.key.clone();
         self.request_key(process, who, waits, &key, terms);
@@ -142,7 +143,7 @@ impl ManualScheduler {
         self.settle(process);
     }
 
-    /// It does not want it any more.
+    /// The client cancels its call.
     pub fn leave(&mut self, who: ClientId) {
         let now = self.local();
         let (process, place) = self.tickets[&who];
@@ -151,7 +152,7 @@ impl ManualScheduler {
         self.settle(process);
     }
 
-    /// Its section ends, if it is in.
+    /// The section of the client ends, if it has one.
     pub fn end(&mut self, who: ClientId, ending: Ending) {
         let now = self.local();
         let Some((process, section)) = self.sections.remove(&who) else { return };
@@ -160,39 +161,39 @@ impl ManualScheduler {
         self.settle(process);
     }
 
-    /// Whether it is in, and may be.
+    /// Whether the client holds the key and its deadline has not passed.
     pub fn is_holding(&self, who: ClientId) -> bool {
         self.sections.get(&who).is_some_and(|(_, section)| !section.remaining(self.local()).is_zero())
     }
 
     // --- scripts --------------------------------------------------------------------------------------------------
 
-    /// The newest script of this name that this process has sent.
+    /// The latest script with this name that this process has sent.
     ///
     /// # Panics
     ///
-    /// There is none.
+    /// Panics if there is none.
     pub fn last(&self, process: Process, name: &str) -> Script {
         self.find(process, name).unwrap_or_else(|| panic!("{process} has sent no {name}"))
     }
 
-    /// The same, if there is one.
+    /// The same, or `None`.
     pub fn find(&self, process: Process, name: &str) -> Option<Script> {
         let is_one = |sent: &Sent| sent.process == process && sent.script.name() == name;
         self.scripts.iter().rposition(is_one).map(Script)
     }
 
-    /// How many of this name this process has sent.
+    /// The number of scripts with this name that this process has sent.
     pub fn count(&self, process: Process, name: &str) -> usize {
         self.scripts.iter().filter(|sent| sent.process == process && sent.script.name() == name).count()
     }
 
-    /// Its arguments.
+    /// The arguments of a script.
     pub fn args(&self, script: Script) -> &[String] {
         self.scripts[script.0].script.args()
     }
 
-    /// It runs at the server.
+    /// Runs the script on the server.
     pub fn run(&mut self, script: Script) -> Value {
         let call = self.scripts[script.0].script.clone();
         let reply = self.execute(&call);
@@ -200,7 +201,7 @@ impl ManualScheduler {
         reply
     }
 
-    /// Its reply comes, if it ran.
+    /// Delivers the reply of the script, if it ran.
     pub fn deliver_reply(&mut self, script: Script) {
         let now = self.local();
         let sent = &mut self.scripts[script.0];
@@ -211,14 +212,14 @@ impl ManualScheduler {
         self.settle(process);
     }
 
-    /// Both.
+    /// Runs the script and delivers its reply.
     pub fn run_and_reply(&mut self, script: Script) -> Value {
         let reply = self.run(script);
         self.deliver_reply(script);
         reply
     }
 
-    /// Its connection breaks: it may run still, and nobody hears of it.
+    /// Breaks the connection of the script: it may still run, and its reply is lost.
     pub fn cut(&mut self, script: Script) {
         let now = self.local();
         let sent = &mut self.scripts[script.0];
@@ -228,7 +229,7 @@ impl ManualScheduler {
         self.settle(process);
     }
 
-    /// Everything that these processes ask is run and answered at once, and they hear every message.
+    /// Runs all scripts of these processes and delivers all replies and messages.
     pub fn run_all(&mut self, processes: &[Process]) {
         for _ in 0..100 {
             let is_due = |sent: &Sent| processes.contains(&sent.process) && !sent.is_done && sent.reply.is_none();
@@ -242,14 +243,14 @@ impl ManualScheduler {
         }
     }
 
-    /// Everything of this process but this script.
+    /// The same for all scripts of this process but one.
     pub fn run_all_but(&mut self, process: Process, slow: Script) {
         let before = std::mem::replace(&mut self.scripts[slow.0].is_done, true);
         self.run_all(&[process]);
         self.scripts[slow.0].is_done = before;
     }
 
-    /// Somebody else's script.
+    /// Runs an acquire of a foreign client that enqueues.
     ///
     /// # Panics
     ///
@@ -258,11 +259,11 @@ impl ManualScheduler {
         let line = QueueConfig::new(LINE.offer_ttl, LINE.entry_ttl, places);
         let owner = AcquisitionId::from_text(owner);
         let ask = AcquireRequest::new(self.key.clone(), owner, LEASE, IfBusy::Enqueue, line, STORE_CALL_TIMEOUT);
-        let call = self.names.acquire(&ask, i64::MAX >> 10).expect("one spelling");
+        let call = self.names.acquire(&ask, i64::MAX >> 10).expect("a valid name");
         self.execute(&call)
     }
 
-    /// An operator takes the key away.
+    /// Runs a force release.
     ///
     /// # Panics
     ///
@@ -270,11 +271,11 @@ impl ManualScheduler {
     pub fn force(&mut self, block_for: Duration) -> Value {
         self.checker.excuse(&self.key);
         let call =
-            self.names.force(&ForceReleaseRequest::new(self.key.clone(), block_for, LINE)).expect("one spelling");
+            self.names.force(&ForceReleaseRequest::new(self.key.clone(), block_for, LINE)).expect("a valid name");
         self.execute(&call)
     }
 
-    /// This message comes.
+    /// Delivers one message.
     pub fn deliver_message(&mut self, at: usize) {
         let now = self.local();
         let (process, message) = self.messages.remove(at);
@@ -282,19 +283,19 @@ impl ManualScheduler {
         self.settle(process);
     }
 
-    /// Messages may have been lost.
+    /// Reports a gap in the messages.
     pub fn gap(&mut self, process: Process) {
         let now = self.local();
         self.processes[process].on_subscribed(now);
         self.settle(process);
     }
 
-    /// It does nothing any more, and is counted as a listener still.
+    /// Stops the process. The server still counts its subscription.
     pub fn freeze(&mut self, process: Process) {
         self.timers.retain(|(_, of, _)| *of != process);
     }
 
-    /// Nobody listens there any more.
+    /// Stops the process and its subscription.
     pub fn crash(&mut self, process: Process) {
         let inbox = self.processes[process].inbox();
         self.fake.data().listeners.remove(&inbox);
@@ -304,7 +305,8 @@ impl ManualScheduler {
 
     // --- time -----------------------------------------------------------------------------------------------------
 
-    /// Time passes, and whoever asked for it is woken. What these processes ask is run and answered at once.
+    /// Advances the time and fires due timers. Scripts of these processes run and are answered at
+    /// once.
     pub fn advance(&mut self, ms: u64, processes: &[Process]) {
         let end = self.now + ms * 1_000_000;
         while let Some(at) = (0..self.timers.len()).min_by_key(|at| self.timers[*at].0) {
@@ -321,12 +323,12 @@ impl ManualScheduler {
         self.now = end;
     }
 
-    /// What a clock of a process shows.
+    /// The local time of the processes.
     pub fn local(&self) -> BootInstant {
         self.clock.at(self.now)
     }
 
-    /// What the server's clock shows.
+    /// The time of the server.
     ///
     /// # Panics
     ///
@@ -337,34 +339,34 @@ impl ManualScheduler {
 
     // --- what is there --------------------------------------------------------------------------------------------
 
-    /// Who has the key.
+    /// The holder of the key.
     pub fn holder(&mut self) -> Option<String> {
         let name = self.name();
         Some(self.data().hash(&name).first()?.0.clone())
     }
 
-    /// Who waits.
+    /// The queue of the key.
     pub fn queue(&mut self) -> Vec<String> {
         let name = format!("tower-lock:lock:q:{{{}}}", self.name());
         self.data().list(&name)
     }
 
-    /// For how long the key is taken yet.
+    /// The TTL of the key in milliseconds.
     pub fn ms_left(&mut self) -> i64 {
         let name = self.name();
         self.data().ms_left(&name)
     }
 
-    /// Its name.
+    /// The name of the key.
     ///
     /// # Panics
     ///
     /// Never.
     pub fn name(&self) -> String {
-        self.names.lock(&self.key).expect("one spelling")
+        self.names.lock(&self.key).expect("a valid name")
     }
 
-    /// Whether nothing is left of these processes, there or here.
+    /// Whether nothing is left of these processes, on the server or in themselves.
     pub fn is_clean(&mut self, processes: &[Process]) -> bool {
         self.violations.is_empty()
             && self.holder().is_none_or(|holder| holder.ends_with(":end"))
@@ -408,7 +410,7 @@ impl ManualScheduler {
                 Effect::Replace(_) => {}
             }
         }
-        // Whoever has lost its lock is thrown out.
+        // Sections that have lost their lock are aborted.
         let lost = self.sections.iter().filter(|(_, (of, section))| *of == process && section.why().is_some());
         let lost: Vec<_> = lost.map(|(who, _)| *who).collect();
         for who in lost {

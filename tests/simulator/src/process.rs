@@ -1,4 +1,4 @@
-//! One process: the crate's decisions, and around them, in place of tasks and sockets, what a simulation hands to and fro.
+//! A process: the lock state machine, with simulated tasks and sockets around it.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
@@ -25,7 +25,7 @@ use tower_lock::{
 
 use crate::mutants::Wrong;
 
-/// Who wants a key: a number of the simulation's.
+/// The number of a client in the simulation.
 pub type ClientId = u32;
 
 /// The types of this driver.
@@ -51,54 +51,54 @@ pub struct SimProcess {
     names: Names,
     server_clock: ServerClock,
     settings: Settings,
-    /// What the store was asked and has not answered.
+    /// Calls without a reply.
     calls: BTreeMap<u64, InFlightCall>,
     next: u64,
-    /// By the moment in which they need something.
+    /// Grants, with the instant of their next check.
     watched: Vec<(BootInstant, Arc<Grant>)>,
     next_sweep: Option<BootInstant>,
-    /// Looks in a row that found nothing but a limit.
+    /// Successive sweeps in which only a hold limit was due.
     spins: u32,
-    /// Its inbox was heard once.
+    /// Whether the subscription was ever confirmed.
     subscribed: bool,
-    /// Scripts in a row without an answer, for each lane.
+    /// Successive timeouts of each connection.
     timeouts: [u32; 2],
-    /// Ids that were sent, and are not forgotten.
+    /// Ids that were sent and are not forgotten.
     ids_sent: Vec<(LockKey, AcquisitionId)>,
     effects: VecDeque<Effect>,
-    /// For what is wrong on purpose.
+    /// State of the mutants.
     mutant_memory: MutantMemory,
 }
 
-/// How it is.
+/// The settings of a process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Settings {
-    /// The store is asked for the lease alone, without the lock-delay that would hide an overlap.
+    /// Requests only the lease from the store, without the lock-delay that would hide an overlap.
     pub bare: bool,
-    /// What it does wrong.
+    /// The mutation, if any.
     pub wrong: Option<Wrong>,
 }
 
-/// What a process wants done.
+/// An effect that the process requests.
 #[derive(Debug)]
 pub enum Effect {
-    /// A script is to be run; its reply comes under this number.
+    /// Run a script; its reply has this number.
     Run(ConnectionKind, u64, ScriptCall),
-    /// Nobody answers on this lane: the next script takes another connection.
+    /// Replace this connection: it does not respond.
     Replace(ConnectionKind),
-    /// To be woken.
+    /// Fire a timer.
     Wake(BootInstant, Timer),
-    /// It is this one's turn.
+    /// A call was granted.
     Granted(ClientId, Arc<Section>),
-    /// It will not be this one's turn.
+    /// A call was rejected.
     Rejected(ClientId, LockError),
-    /// As far as the process knows, nothing of this id is left, and nothing can come of it any more.
+    /// The process has no more data of this id, and expects none.
     Forgotten(LockKey, AcquisitionId),
-    /// It wakes itself again and again, and nothing comes of it.
+    /// The watchdog wakes itself repeatedly without effect.
     BusyLoop,
 }
 
-/// Connections of two kinds: what gives back does not wait behind what asks.
+/// The two connections: releases do not queue behind acquires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ConnectionKind {
     /// `acquire` and `yield`.
@@ -107,16 +107,16 @@ pub enum ConnectionKind {
     Ends,
 }
 
-/// Why a process is to be woken.
+/// A timer.
 #[derive(Clone, Debug)]
 pub enum Timer {
-    /// A call had time enough.
+    /// A call has timed out.
     Call(u64),
-    /// An inbox that was never heard is not waited for any longer.
+    /// The wait for the first confirmation of the subscription has timed out.
     SubscribeWait(u64),
-    /// A conversation asked for it.
+    /// The entry of a key requested it.
     Wakeup(LockKey, BootInstant),
-    /// Grants may have to be renewed.
+    /// Grants may need a renewal.
     Watchdog,
 }
 
@@ -125,7 +125,7 @@ struct InFlightCall {
     key: LockKey,
     operation: Operation,
     called: BootInstant,
-    /// How often it was sent. Zero: it waits for the inbox.
+    /// The number of times it was sent. Zero: it waits for the subscription.
     sent: u32,
     message: u64,
 }
@@ -135,11 +135,11 @@ enum Operation {
     Acquire(u64, AcquireRequest),
     Yield(u64, YieldRequest),
     Release(u64, ReleaseRequest),
-    /// Of these grants, each for the lease that it had when it was asked for.
+    /// Grants, each with its lease at the time of the request.
     Renew(Vec<(Arc<Grant>, Duration)>, Vec<bool>),
 }
 
-/// What a wrong shell has to remember.
+/// The state that mutants need.
 #[derive(Debug, Default)]
 struct MutantMemory {
     fences: HashMap<LockKey, u64>,
@@ -151,7 +151,7 @@ struct MutantMemory {
     waiting: HashMap<ClientId, (LockKey, bool)>,
 }
 
-/// What came of a call.
+/// The outcome of a call.
 enum Outcome {
     Acquired(Result<AcquireReply, StoreError>),
     Yielded(Result<YieldReply, StoreError>),
@@ -159,13 +159,14 @@ enum Outcome {
     Renewed(Vec<RenewReply>),
 }
 
-/// A script that came too late was not done: with a better idea of the server's clock it is sent so many times.
+/// A script that reached the server too late is sent again with a better estimate of its clock, up
+/// to this often.
 const MAX_SENDS: u32 = 3;
-/// How long who lines up waits for the inbox to be heard.
+/// How long a call that enqueues waits for the first confirmation of the subscription.
 const SUBSCRIBE_WAIT: Duration = Duration::from_millis(250);
 
 impl SimProcess {
-    /// A new process of this name. The same random bits make the same one.
+    /// A new process. The same random bits give the same process.
     ///
     /// # Panics
     ///
@@ -190,34 +191,34 @@ impl SimProcess {
         }
     }
 
-    /// The channel on which it listens.
+    /// The channel of its messages.
     pub fn inbox(&self) -> String {
         self.names.inbox(self.ids.process())
     }
 
-    /// What it wants done next.
+    /// The next requested effect.
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
 
-    /// Whether it has something to do with no key.
+    /// Whether it has no work for any key.
     pub fn is_idle(&self) -> bool {
         self.table.is_empty() && self.calls.is_empty() && self.watched.is_empty()
     }
 
-    /// Ids of which something may be left.
+    /// Ids of which the server may have data.
     pub fn ids_sent(&self) -> impl Iterator<Item = &(LockKey, AcquisitionId)> {
         self.ids_sent.iter()
     }
 
-    /// What it has to do with this key, to be shown.
+    /// Its internal state, for display.
     pub fn describe(&self) -> String {
         format!("{:?} {:?}", self.table, self.calls)
     }
 
-    // --- what happens ---------------------------------------------------------------------------------------------
+    // --- events ---------------------------------------------------------------------------------------------
 
-    /// Somebody wants the key. Its place, should it have to wait.
+    /// Requests the key. Returns the id of the request.
     pub fn request(&mut self, now: BootInstant, key: &LockKey, who: ClientId, wait: Duration, terms: Terms) -> u64 {
         let mut actions = Actions::new();
         self.mutant_memory.waiting.insert(who, (key.clone(), !wait.is_zero()));
@@ -227,7 +228,7 @@ impl SimProcess {
         place
     }
 
-    /// Whoever has this place has left. Whether it was in the line still.
+    /// Cancels a request. Returns whether it was still queued.
     pub fn leave(&mut self, now: BootInstant, key: &LockKey, who: ClientId, place: u64) -> bool {
         let mut actions = Actions::new();
         let ahead = self.table.leave(key, &LazyNow::fixed(now), &self.ids, place, &mut actions);
@@ -244,14 +245,14 @@ impl SimProcess {
         ahead.is_some()
     }
 
-    /// A section has ended.
+    /// Ends a section.
     pub fn guard_ended(&mut self, now: BootInstant, section: &Arc<Section>, ending: Ending) {
         let mut actions = Actions::new();
         self.table.guard_ended(&LazyNow::fixed(now), &self.ids, section, ending, &mut actions);
         self.execute(now, &section.grant.key.clone(), actions);
     }
 
-    /// A message in the inbox.
+    /// Handles a message.
     pub fn on_message(&mut self, now: BootInstant, message: &str) {
         match self.names.event(message.as_bytes()) {
             StoreEvent::Offered { key, .. } if self.is(Wrong::SameId) => self.on(now, &key, Event::Gap),
@@ -269,7 +270,7 @@ impl SimProcess {
         }
     }
 
-    /// The inbox is heard: for the first time, or again.
+    /// Handles a confirmed subscription, the first one or a later one.
     pub fn on_subscribed(&mut self, now: BootInstant) {
         if self.subscribed {
             return self.on_gap(now);
@@ -282,7 +283,7 @@ impl SimProcess {
         }
     }
 
-    /// A script was answered.
+    /// Handles a reply.
     pub fn on_reply(&mut self, now: BootInstant, message: u64, reply: &Value) {
         let Some(number) = self.call_of(message) else { return self.on_late_reply(now, message, reply) };
         self.reset_timeouts(number);
@@ -290,19 +291,19 @@ impl SimProcess {
         self.finish(now, number, outcome);
     }
 
-    /// The connection of a script broke.
+    /// Handles a broken connection.
     pub fn on_disconnect(&mut self, now: BootInstant, message: u64) {
         let Some(number) = self.call_of(message) else { return };
         let call = &self.calls[&number];
         if call.connection_kind() == ConnectionKind::Ends && call.sent == 1 && !self.is(Wrong::OneTry) {
-            // Once more, on a new connection: it does no harm, done twice.
+            // Repeated once on a new connection: the script is idempotent.
             self.run(number);
         } else {
             self.fail(now, number, StoreErrorKind::Unavailable);
         }
     }
 
-    /// It is as late as was asked for.
+    /// Handles a timer.
     pub fn on_timer(&mut self, now: BootInstant, timer: &Timer) {
         match timer {
             Timer::Call(number) => {
@@ -332,7 +333,7 @@ impl SimProcess {
         if self.is(Wrong::NoGapCheckin) {
             return;
         }
-        // Not by the table, which knows no order.
+        // In a fixed order: the table has none.
         let mut keys: Vec<_> = self.ids_sent.iter().map(|(key, _)| key.clone()).collect();
         keys.sort_by(|a, b| a.as_str().cmp(b.as_str()));
         keys.dedup();
@@ -341,7 +342,7 @@ impl SimProcess {
         }
     }
 
-    // --- what is done ---------------------------------------------------------------------------------------------
+    // --- actions ---------------------------------------------------------------------------------------------
 
     fn on(&mut self, now: BootInstant, key: &LockKey, event: Event<Simulated>) {
         let mut actions = Actions::new();
@@ -374,7 +375,7 @@ impl SimProcess {
                     }
                 }
                 Action::Forget(grant) => self.forget(&grant),
-                // Its turns are taken at once.
+                // Grants are taken at once.
                 Action::Ended(_) | Action::Outcome(..) | Action::Recall(..) => {}
                 Action::WakeAt(_) if self.is(Wrong::NoCheckin) => {}
                 Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Wakeup(key.clone(), at))),
@@ -466,7 +467,7 @@ impl SimProcess {
         }
     }
 
-    /// What the store does: a script, with the moment after which it is void.
+    /// Sends the script of a call, with the time after which it expires.
     fn run(&mut self, number: u64) {
         let message = self.number();
         let Some(call) = self.calls.get_mut(&number) else { return };
@@ -478,9 +479,9 @@ impl SimProcess {
             self.server_clock.until(call.called, STORE_CALL_TIMEOUT).unwrap_or(0)
         };
         let script = match &mut call.operation {
-            Operation::Acquire(_, request) => self.names.acquire(request, until).expect("one spelling"),
-            Operation::Yield(_, request) => self.names.yield_to_queue(request, until).expect("one spelling"),
-            Operation::Release(_, request) => self.names.release(request).expect("one spelling"),
+            Operation::Acquire(_, request) => self.names.acquire(request, until).expect("a valid name"),
+            Operation::Yield(_, request) => self.names.yield_to_queue(request, until).expect("a valid name"),
+            Operation::Release(_, request) => self.names.release(request).expect("a valid name"),
             Operation::Renew(grants, is_included) => {
                 let requests = grants.iter().map(|(grant, lease)| {
                     let lease = grant.with_delay(*lease);
@@ -499,7 +500,7 @@ impl SimProcess {
         self.effects.push_back(Effect::Run(lane, message, script));
     }
 
-    /// What a reply says. `None`: nothing yet, it is asked once more.
+    /// Decodes a reply. `None`: the call was sent again.
     fn decode(&mut self, now: BootInstant, number: u64, reply: &Value) -> Option<Outcome> {
         let call = &self.calls[&number];
         let called = call.called;
@@ -607,11 +608,11 @@ impl SimProcess {
                     }
                 }
             }
-            _ => unreachable!("what was asked is what is answered"),
+            _ => unreachable!("the reply matches its call"),
         }
     }
 
-    /// An answer that nobody waits for any more.
+    /// A reply that no call awaits.
     fn on_late_reply(&mut self, now: BootInstant, message: u64, reply: &Value) {
         if !self.is(Wrong::NoCorr) {
             return;
@@ -646,7 +647,7 @@ impl SimProcess {
         self.settings.wrong == Some(wrong)
     }
 
-    // --- what is renewed ------------------------------------------------------------------------------------------
+    // --- renewals ------------------------------------------------------------------------------------------
 
     fn watch(&mut self, grant: &Arc<Grant>) {
         if grant.why().is_some() {
@@ -658,7 +659,7 @@ impl SimProcess {
         self.schedule_sweep(at);
     }
 
-    /// Whether the store is being asked who has this key, or will be after a pause.
+    /// Whether a renewal of this grant is in flight or due after the pause.
     pub fn verifies(&self, now: BootInstant, grant: &Arc<Grant>) -> bool {
         let is_it = |other: &Arc<Grant>| Arc::ptr_eq(other, grant);
         let asks = |call: &InFlightCall| matches!(&call.operation, Operation::Renew(grants, _) if grants.iter().any(|(grant, _)| is_it(grant)));

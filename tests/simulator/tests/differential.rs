@@ -1,4 +1,4 @@
-//! The fake Redis and a real one do the same: the crate's scripts, called at random, on both.
+//! Compares the fake Redis with a real one: random calls of the crate's scripts on both.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime")]
 
 use std::time::Duration;
@@ -14,9 +14,10 @@ use tower_lock_simulator::fake::{Dump, FakeRedis};
 
 const SEQUENCES: u64 = 150;
 const CALLS: usize = 30;
-/// Those that listen, and one that does not.
+/// Three subscribed processes and one that is not.
 const PROCESSES: [&str; 4] = ["a:01", "b:02", "c:03", "dead:04"];
-/// Longer than the two clocks are ever apart, on a busy machine; shorter than any two terms that are to be told apart.
+/// Longer than the two clocks can differ on a busy machine, and shorter than the difference of any
+/// two durations.
 const TOLERANCE: i64 = 900;
 
 struct Both {
@@ -26,20 +27,20 @@ struct Both {
     names: Names,
     keys: [LockKey; 2],
     die: fastrand::Rng,
-    /// For a failure: everything that was called.
+    /// All calls, for a failure message.
     calls: Vec<String>,
 }
 
-/// Not above this: of what is replaced by the clock the two clocks say each their own.
+/// Not above this: each server would replace it by its own clock.
 const NO_FENCES: [&str; 4] = ["0", "-5", "-inf", "1e15"];
 
 impl Both {
     async fn new(server: &RedisServer) -> Self {
         let mut listener = server.connect().await;
         for process in &PROCESSES[..3] {
-            listener.command(&["SUBSCRIBE", &format!("tower-lock:lock:in:{process}")]).await.expect("an answer");
+            listener.command(&["SUBSCRIBE", &format!("tower-lock:lock:in:{process}")]).await.expect("a reply");
         }
-        listener.command(&["SUBSCRIBE", "end"]).await.expect("an answer");
+        listener.command(&["SUBSCRIBE", "end"]).await.expect("a reply");
         Self {
             fake: FakeRedis::new(&[]),
             real: server.connect().await,
@@ -54,7 +55,7 @@ impl Both {
     async fn begin(&mut self, seed: u64) {
         self.die = fastrand::Rng::with_seed(seed);
         self.calls = vec![format!("seed {seed}")];
-        self.real.command(&["FLUSHALL"]).await.expect("an answer");
+        self.real.command(&["FLUSHALL"]).await.expect("a reply");
         self.fake.data().flush();
         let listens = |process: &&str| (format!("tower-lock:lock:in:{process}"), 1);
         self.fake.data().listeners = PROCESSES[..3].iter().map(listens).collect();
@@ -84,7 +85,7 @@ impl Both {
             }
             6..9 => self.names.release(&ReleaseRequest::new(key, owner, keep, line)),
             9..11 => {
-                let (next, lock) = (self.owner(), self.names.lock(&key).expect("one spelling"));
+                let (next, lock) = (self.owner(), self.names.lock(&key).expect("a valid name"));
                 let fence = self.fake.data().hash(&lock).first().and_then(|(_, fence)| fence.parse().ok());
                 let fence = fence.filter(|_| self.die.u8(0..4) > 0).unwrap_or(7);
                 self.names.yield_to_queue(&YieldRequest::new(key, owner, fence, next, lease, line, valid_for), until)
@@ -96,16 +97,16 @@ impl Both {
             12 => self.names.force(&ForceReleaseRequest::new(key, keep, line)),
             _ => self.names.inspect(&key),
         };
-        call.expect("one spelling")
+        call.expect("a valid name")
     }
 
-    /// Something that no script of ours does.
+    /// A change that no script of the crate makes.
     async fn disturb(&mut self) {
-        let lock = self.names.lock(&self.keys[0]).expect("one spelling");
+        let lock = self.names.lock(&self.keys[0]).expect("a valid name");
         let line = format!("tower-lock:lock:q:{{{lock}}}");
         let later = (self.now().await + 80_000_000_000).to_string();
         let words: &[&str] = match self.die.u8(0..9) {
-            // Its lease is over.
+            // An expired lease.
             0..3 => &["DEL", &lock],
             3 => &["DEL", &line],
             4 => &["SET", "tower-lock:lock:f", &later],
@@ -119,18 +120,18 @@ impl Both {
 
     async fn both(&mut self, words: &[&str]) {
         self.calls.push(format!("{words:?}"));
-        let real = self.real.command(words).await.expect("an answer");
+        let real = self.real.command(words).await.expect("a reply");
         let fake = self.fake.command(words);
         assert!(same(&fake, &real), "{fake:?}, in truth {real:?}\n{}", self.calls.join("\n"));
     }
 
     async fn now(&mut self) -> i64 {
-        let time = self.real.command(&["TIME"]).await.expect("an answer");
+        let time = self.real.command(&["TIME"]).await.expect("a reply");
         let [seconds, us] = time.items() else { panic!("{time:?}") };
         seconds.integer().expect("a number") * 1_000_000 + us.integer().expect("a number")
     }
 
-    /// The same call of both; replies, keys, leases and messages are the same.
+    /// Runs the same call on both and compares replies, keys, leases and messages.
     async fn compare(&mut self, call: &ScriptCall) {
         let now = self.now().await;
         self.fake.data().now_us = now;
@@ -138,7 +139,7 @@ impl Both {
         let count = call.keys().len().to_string();
         let mut words = vec!["EVAL", call.text(), &count];
         words.extend(call.keys().iter().chain(call.args()).map(String::as_str));
-        let real = self.real.command(&words).await.expect("an answer");
+        let real = self.real.command(&words).await.expect("a reply");
         let fake = self.fake.run(call);
         assert!(same(&fake, &real), "{fake:?}, in truth {real:?}\n{}", self.calls.join("\n"));
         self.compare_messages().await;
@@ -146,7 +147,7 @@ impl Both {
     }
 
     async fn compare_messages(&mut self) {
-        self.real.command(&["PUBLISH", "end", ""]).await.expect("an answer");
+        self.real.command(&["PUBLISH", "end", ""]).await.expect("a reply");
         let mut real = Vec::new();
         loop {
             let message = self.listener.next().await.expect("a message");
@@ -157,7 +158,7 @@ impl Both {
             real.push((channel.text().expect("text").to_owned(), message.text().expect("text").to_owned()));
         }
         let fake = std::mem::take(&mut self.fake.data().published);
-        // The third word is a fence.
+        // The third part is a fence.
         let equal = |(fake, real): (&(String, String), &(String, String))| {
             let (words, others) = (fake.1.splitn(4, ' '), real.1.splitn(4, ' '));
             fake.0 == real.0 && words.zip(others).all(|(fake, real)| same_text(fake, real))
@@ -171,7 +172,7 @@ impl Both {
 
     async fn compare_keys(&mut self) {
         let fake = self.fake.data().dump();
-        let all = self.real.command(&["KEYS", "*"]).await.expect("an answer");
+        let all = self.real.command(&["KEYS", "*"]).await.expect("a reply");
         let real = all.texts();
         assert_eq!(fake.keys().map(String::as_str).collect::<Vec<_>>(), real, "{}", self.calls.join("\n"));
         for (key, dump) in fake {
@@ -181,7 +182,8 @@ impl Both {
                 && dump.content.len() == real.content.len()
                 && dump.content.iter().zip(&real.content).all(|(fake, real)| same_text(fake, real));
             assert!(equal, "{key}: {dump:?}, in truth {real:?}\n{}", self.calls.join("\n"));
-            // What was minted a few microseconds later is made equal, so that what comes next is.
+            // A fence drawn from the clock a few microseconds later is made equal for the next
+            // calls.
             match real.kind {
                 "string" if dump.content != real.content => {
                     self.fake.command(&["SET", &key, &real.content[0]]);
@@ -200,7 +202,7 @@ impl Both {
             "list" => &["LRANGE", key, "0", "-1"],
             _ => &["GET", key],
         };
-        let content = self.real.command(command).await.expect("an answer");
+        let content = self.real.command(command).await.expect("a reply");
         let real_kind = match &content {
             Reply::Error(_) => "another",
             _ => match kind {
@@ -219,12 +221,12 @@ impl Both {
             pairs.sort();
             content = pairs.concat();
         }
-        let ms_left = self.real.command(&["PTTL", key]).await.expect("an answer").integer().expect("a number");
+        let ms_left = self.real.command(&["PTTL", key]).await.expect("a reply").integer().expect("a number");
         Dump { kind: real_kind, content, ms_left }
     }
 }
 
-/// Times of one server, read one after the other, in milliseconds or microseconds; anything else is the same or is not.
+/// Times of the same server within the tolerance; other numbers must be equal.
 fn near(fake: i64, real: i64) -> bool {
     let tolerance = match fake {
         ..30 => 0,
@@ -249,7 +251,7 @@ fn same(fake: &Value, real: &Reply) -> bool {
         (Value::BulkString(fake), Reply::Bulk(_)) => {
             same_text(&String::from_utf8_lossy(fake), real.text().expect("text"))
         }
-        // Redis adds in which script.
+        // Redis appends the script name.
         (Value::SimpleString(fake), Reply::Error(real)) => {
             let kind = |text: &str| text.split(' ').next().map(str::to_owned);
             fake.strip_prefix('-').is_some_and(|fake| kind(fake) == kind(real))
@@ -290,7 +292,7 @@ async fn fake_behaves_like_redis() {
     }
 }
 
-/// In real time, so not many: a lease, an offer and a place that are over.
+/// In real time and therefore few: the expiry of a lease, an offer and an entry.
 #[tokio::test]
 async fn expiry_is_equal_in_both() {
     if !is_there("leases of the fake Redis against those of a real one") {
@@ -304,22 +306,22 @@ async fn expiry_is_equal_in_both() {
     let ask = |names: &Names, key: &LockKey, id: &str, lease, offer, place| {
         let line = QueueConfig::new(offer, place, 9);
         let ask = AcquireRequest::new(key.clone(), owner(id), lease, IfBusy::Enqueue, line, long);
-        names.acquire(&ask, i64::MAX >> 10).expect("one spelling")
+        names.acquire(&ask, i64::MAX >> 10).expect("a valid name")
     };
     let key = both.keys[0].clone();
     let names = both.names.clone();
     both.compare(&ask(&names, &key, "a:01:1", short, long, long)).await;
     both.compare(&ask(&names, &key, "b:02:1", long, short, long)).await;
     tokio::time::sleep(2 * short).await;
-    // It goes to the first of the line, for the short while of an offer.
+    // The key goes to the first waiter, for the short TTL of an offer.
     both.compare(&ask(&names, &key, "c:03:1", long, short, short)).await;
     tokio::time::sleep(2 * short).await;
-    both.compare(&names.inspect(&key).expect("one spelling")).await;
+    both.compare(&names.inspect(&key).expect("a valid name")).await;
     both.compare(&ask(&names, &key, "a:01:2", long, long, long)).await;
-    assert_eq!(both.fake.data().hash("lock:n:1")[0].0, "a:01:2", "the place of the other was over, too");
+    assert_eq!(both.fake.data().hash("lock:n:1")[0].0, "a:01:2", "the entry of the other expired as well");
 }
 
-/// What Redis makes of what a script returns and raises.
+/// The conversion of script results and errors.
 #[tokio::test]
 async fn script_results_and_errors_translate_like_redis() {
     if !is_there("replies of the fake Redis against those of a real one") {
@@ -357,7 +359,7 @@ async fn script_results_and_errors_translate_like_redis() {
         "return redis.call('GET', {})",
     ] {
         both.calls = vec![script.to_owned()];
-        let real = both.real.command(&["EVAL", script, "0"]).await.expect("an answer");
+        let real = both.real.command(&["EVAL", script, "0"]).await.expect("a reply");
         let fake = both.fake.eval(script, &[], &[]);
         assert!(same(&fake, &real), "{script}: {fake:?}, in truth {real:?}");
     }

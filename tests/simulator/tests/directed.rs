@@ -1,5 +1,5 @@
-//! Interleavings that were found by thinking, by models or by a seed: each is delivered by hand. It holds, and it is noticed if the rule that makes
-//! it hold is broken.
+//! Interleavings found by analysis, by models or by a seed, delivered step by step. Each test
+//! passes, and fails if the rule behind it is broken.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use tower_lock_simulator::{
     mutants::Mutant,
 };
 
-/// It holds; and with each of these mutants it does not.
+/// The scenario passes, and fails with each of these mutants.
 fn holds(scenario: fn(&mut ManualScheduler) -> bool, mutants: &[&str]) {
     let mut scheduler = ManualScheduler::new(None, true);
     assert!(scenario(&mut scheduler), "it does not hold: {:?}", scheduler.violations);
     for name in mutants {
         let mutant = Mutant::named(name).expect("a mutant");
-        assert!(!scenario(&mut ManualScheduler::new(Some(mutant), true)), "nobody notices {name}");
+        assert!(!scenario(&mut ManualScheduler::new(Some(mutant), true)), "{name} is not detected");
     }
 }
 
@@ -28,8 +28,8 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A has the key.
-fn a_is_in(scheduler: &mut ManualScheduler) {
+/// A acquires the key.
+fn a_holds(scheduler: &mut ManualScheduler) {
     scheduler.request(A, 1, true);
     scheduler.run_all(&[A]);
     assert!(scheduler.is_holding(1));
@@ -41,12 +41,12 @@ fn waits(scheduler: &mut ManualScheduler, process: usize, who: u32) {
     scheduler.run_and_reply(acquire);
 }
 
-/// H1: the offer is over and somebody else is in, and only then its message comes.
+/// H1: an offer has expired and another client holds the key when its message arrives.
 #[test]
 fn stale_offer_starts_no_section() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             waits(scheduler, B, 2);
             scheduler.end(1, Ending::Released);
             let release = scheduler.last(A, "release");
@@ -63,7 +63,7 @@ fn stale_offer_starts_no_section() {
     );
 }
 
-/// H2: the connection breaks, its bytes are in the server's buffer, and who waited has gone.
+/// H2: the connection breaks with the request in the buffer of the server, and the waiter has left.
 #[test]
 fn expired_acquire_does_nothing_after_its_connection() {
     holds(
@@ -81,7 +81,7 @@ fn expired_acquire_does_nothing_after_its_connection() {
     );
 }
 
-/// H2: it runs in time, but after it was given back.
+/// H2: the acquire runs in time, but after its release.
 #[test]
 fn unanswered_call_is_released_again_when_expired() {
     holds(
@@ -101,7 +101,8 @@ fn unanswered_call_is_released_again_when_expired() {
     );
 }
 
-/// Found by a seed: the answer of a give-back comes when the acquire is void, but the give-back ran before it.
+/// Found by a seed: the reply to a release arrives after the acquire has expired, but the release
+/// ran before it.
 #[test]
 fn early_release_is_not_final_however_late_its_reply() {
     holds(
@@ -128,12 +129,12 @@ fn early_release_is_not_final_however_late_its_reply() {
     );
 }
 
-/// The same with an attempt that is refused at once.
+/// The same with an attempt that is rejected at once.
 #[test]
 fn busy_reply_before_a_late_acquire_is_not_final() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             scheduler.request(B, 2, false);
             let late = scheduler.last(B, "acquire");
             scheduler.cut(late);
@@ -154,7 +155,7 @@ fn busy_reply_before_a_late_acquire_is_not_final() {
     );
 }
 
-/// H3: who waits leaves while its question is under way, and the question runs later.
+/// H3: a waiter leaves while its acquire is in flight, and the acquire runs later.
 #[test]
 fn in_flight_acquire_is_awaited_before_its_release() {
     holds(
@@ -172,12 +173,12 @@ fn in_flight_acquire_is_awaited_before_its_release() {
     );
 }
 
-/// H3: a message comes while a check-in is under way: nothing runs before its answer.
+/// H3: a message arrives while a poll is in flight: no section starts before the reply.
 #[test]
 fn offer_starts_nothing_before_the_in_flight_reply() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             waits(scheduler, B, 2);
             scheduler.gap(B);
             let slow = scheduler.last(B, "acquire");
@@ -196,12 +197,12 @@ fn offer_starts_nothing_before_the_in_flight_reply() {
     );
 }
 
-/// H4: the offer is short, and what runs under it counts on a whole lease.
+/// H4: the offer is short, and its section relies on a whole lease.
 #[test]
 fn claimed_offer_has_a_full_lease() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             waits(scheduler, B, 2);
             scheduler.end(1, Ending::Released);
             scheduler.run_all(&[A, B]);
@@ -214,7 +215,7 @@ fn claimed_offer_has_a_full_lease() {
     );
 }
 
-/// H5: a renewal under way runs behind a bad end.
+/// H5: a renewal in flight runs after an aborted section.
 #[test]
 fn late_renewal_does_not_extend_an_aborted_section() {
     holds(
@@ -233,7 +234,8 @@ fn late_renewal_does_not_extend_an_aborted_section() {
     );
 }
 
-/// H6: an acquire got no answer, a second one was granted, and before the first is void the turn is given away.
+/// H6: an acquire got no reply, a second one was granted, and the key is yielded before the first
+/// one expires.
 #[test]
 fn yielded_id_is_released_once_its_calls_are_settled() {
     holds(
@@ -260,7 +262,7 @@ fn yielded_id_is_released_once_its_calls_are_settled() {
     );
 }
 
-/// H7: the key was taken away, a late acquire took a place in the line again, and the section ends.
+/// H7: the key was revoked, a late acquire enqueued again, and the section ends.
 #[test]
 fn release_without_a_lock_removes_the_queue_entry() {
     holds(
@@ -283,12 +285,12 @@ fn release_without_a_lock_removes_the_queue_entry() {
     );
 }
 
-/// H9: an operator takes away what was offered a moment ago.
+/// H9: an operator revokes a key that was just offered.
 #[test]
 fn revocation_at_the_handoff_never_overlaps_the_next_holder() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             waits(scheduler, B, 2);
             waits(scheduler, C, 3);
             scheduler.end(1, Ending::Released);
@@ -308,7 +310,7 @@ fn revocation_at_the_handoff_never_overlaps_the_next_holder() {
 fn holder_stops_after_a_revocation_message() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             scheduler.force(ms(1_000));
             scheduler.deliver_message(0);
             scheduler.advance(100, &[A]);
@@ -318,7 +320,7 @@ fn holder_stops_after_a_revocation_message() {
     );
 }
 
-/// H11: a stranger unlocks as Redisson does, and knows of no line.
+/// H11: a foreign client unlocks as Redisson does, without a look at the queue.
 #[test]
 fn poll_finds_a_key_freed_by_a_foreign_client() {
     holds(
@@ -335,17 +337,17 @@ fn poll_finds_a_key_freed_by_a_foreign_client() {
     );
 }
 
-/// H12: neither the holder nor the first of the line lives.
+/// H12: both the holder and the first waiter are dead.
 #[test]
 fn poll_moves_the_queue_past_dead_waiters() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             waits(scheduler, B, 2);
             waits(scheduler, C, 3);
             scheduler.crash(A);
             scheduler.crash(B);
-            // A whole lease of a holder that is dead, and nothing beyond it.
+            // A whole lease of the dead holder, and nothing beyond it.
             scheduler.advance(31_500, &[C]);
             scheduler.is_holding(3)
         },
@@ -353,7 +355,7 @@ fn poll_moves_the_queue_past_dead_waiters() {
     );
 }
 
-/// H13: a lock that somebody else left without an end.
+/// H13: a foreign lock without a TTL.
 #[test]
 fn lock_without_a_ttl_is_waited_for_and_not_touched() {
     holds(
@@ -374,12 +376,12 @@ fn lock_without_a_ttl_is_waited_for_and_not_touched() {
     );
 }
 
-/// H14: a process that crashes and starts again, and again.
+/// H14: a process that crashes and restarts repeatedly.
 #[test]
 fn queue_of_dead_waiters_is_bounded_and_admits_live_ones() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             for dead in 0..300 {
                 scheduler.foreign_client_enqueues(&format!("dead:{dead:x}:1"), 10);
             }
@@ -391,12 +393,12 @@ fn queue_of_dead_waiters_is_bounded_and_admits_live_ones() {
     );
 }
 
-/// H15: the first of the line has left, and its give-back runs behind the offer.
+/// H15: the first waiter has left, and its release runs after the offer.
 #[test]
 fn release_after_an_offer_passes_it_on_at_once() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             waits(scheduler, B, 2);
             waits(scheduler, C, 3);
             scheduler.leave(2);
@@ -411,12 +413,12 @@ fn release_after_an_offer_passes_it_on_at_once() {
     );
 }
 
-/// H16: an id that nobody knows any more is offered the key.
+/// H16: a forgotten id gets an offer.
 #[test]
 fn offer_to_a_forgotten_id_is_released_at_once() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             scheduler.foreign_client_enqueues("b:0000000000000001:77", 10);
             scheduler.end(1, Ending::Released);
             scheduler.run_all(&[A, B]);
@@ -426,7 +428,7 @@ fn offer_to_a_forgotten_id_is_released_at_once() {
     );
 }
 
-/// H17: the give-back of a bad end gets lost; its repeat must not free the key any sooner.
+/// H17: the release of an aborted section is lost; its repetition must not free the key any sooner.
 #[test]
 fn repeated_release_keeps_the_lock_delay() {
     holds(
@@ -446,7 +448,7 @@ fn repeated_release_keeps_the_lock_delay() {
     );
 }
 
-/// H19: the name of the lock is that of something else.
+/// H19: the name of the lock holds a value of another type.
 #[test]
 fn release_at_a_key_of_another_type_ends() {
     holds(
@@ -464,12 +466,13 @@ fn release_at_a_key_of_another_type_ends() {
     );
 }
 
-/// H21: who waits and who does not share an attempt. The first has a place that nobody heard of, and leaves.
+/// H21: a waiting and a non-waiting call share an attempt. The first has a queue entry without a
+/// reply, and leaves.
 #[test]
 fn rejected_call_without_wait_keeps_the_queue_entry() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             scheduler.request(B, 2, true);
             let unheard = scheduler.last(B, "acquire");
             scheduler.run(unheard);
@@ -484,12 +487,12 @@ fn rejected_call_without_wait_keeps_the_queue_entry() {
     );
 }
 
-/// H22: the counter is lost, and the fences go on by the clock.
+/// H22: the counter is lost, and the fences continue with the clock.
 #[test]
 fn fences_rise_after_a_lost_counter() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             scheduler.end(1, Ending::Released);
             scheduler.run_all(&[A]);
             scheduler.fake.command(&["DEL", "tower-lock:lock:f"]);
@@ -501,15 +504,15 @@ fn fences_rise_after_a_lost_counter() {
     );
 }
 
-/// The server's clock was set back; the counter is what is left.
+/// The server clock was set back; the counter remains.
 #[test]
 fn fences_rise_after_the_clock_was_set_back() {
     holds(
         |scheduler| {
-            // By ten hours.
+            // Ten hours.
             let ahead = scheduler.server_us() + 36_000_000_000;
             scheduler.fake.command(&["SET", "tower-lock:lock:f", &ahead.to_string()]);
-            a_is_in(scheduler);
+            a_holds(scheduler);
             scheduler.end(1, Ending::Released);
             scheduler.run_all(&[A]);
             waits(scheduler, B, 2);
@@ -520,12 +523,12 @@ fn fences_rise_after_the_clock_was_set_back() {
     );
 }
 
-/// H23: a renewal runs at once, and is answered late.
+/// H23: a renewal runs at once, and its reply is late.
 #[test]
 fn renewal_counts_from_when_it_was_sent() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             scheduler.advance(10_001, &[]);
             let renew = scheduler.last(A, "renew");
             scheduler.run(renew);
@@ -560,12 +563,12 @@ fn grant_counts_from_when_it_was_requested() {
     );
 }
 
-/// What was said while nobody listened is lost: whoever waits asks at once, and not at its next check-in.
+/// Messages are lost while unsubscribed: waiters poll at once, and not at their next interval.
 #[test]
 fn waiter_polls_at_once_after_a_message_gap() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             waits(scheduler, B, 2);
             scheduler.end(1, Ending::Released);
             scheduler.run_all(&[A]);
@@ -578,7 +581,7 @@ fn waiter_polls_at_once_after_a_message_gap() {
     );
 }
 
-/// Found by a seed: a section has ended in time, and its limit passes while others are asked whether they want their turn.
+/// Found by a seed: a section has ended in time, and its limit passes during a yield.
 #[test]
 fn max_hold_during_a_yield_causes_no_busy_loop() {
     holds(
@@ -598,7 +601,7 @@ fn max_hold_during_a_yield_causes_no_busy_loop() {
     );
 }
 
-/// Found by a seed: our clock is as fast as it may be, and nothing was heard for a while.
+/// Found by a seed: the local clock is as fast as allowed, and no reply came for a while.
 #[test]
 fn acquire_expires_on_the_server_with_any_local_clock_rate() {
     for rate in [0.9901, 1.0, 1.0099] {
@@ -609,7 +612,7 @@ fn acquire_expires_on_the_server_with_any_local_clock_rate() {
             let acquire = scheduler.last(A, "acquire");
             let asked = scheduler.local();
             let until: i64 = scheduler.args(acquire)[1].parse().expect("a number");
-            // Half a second of ours.
+            // Half a second of local time.
             while scheduler.local().saturating_duration_since(asked) < ms(500) {
                 scheduler.advance(1, &[]);
             }
@@ -622,7 +625,7 @@ fn acquire_expires_on_the_server_with_any_local_clock_rate() {
     }
 }
 
-/// The server's clock is learnt from an answer that was long under way.
+/// The server clock is learnt from a slow reply.
 #[test]
 fn acquire_expires_in_time_with_slow_replies() {
     holds(
@@ -648,7 +651,7 @@ fn acquire_expires_in_time_with_slow_replies() {
 fn holder_that_continues_after_a_yield_has_a_full_lease() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             scheduler.request(A, 2, true);
             scheduler.advance(15_000, &[]);
             scheduler.end(1, Ending::Released);
@@ -664,26 +667,26 @@ fn holder_that_continues_after_a_yield_has_a_full_lease() {
 fn yielded_holder_waits_for_its_next_turn() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             scheduler.request(A, 2, true);
             waits(scheduler, B, 3);
             scheduler.advance(150, &[]);
             scheduler.end(1, Ending::Released);
             scheduler.run_all(&[A]);
-            let a_is_in = scheduler.is_holding(2);
+            let a_holds = scheduler.is_holding(2);
             scheduler.run_all(&[B]);
-            !a_is_in && scheduler.is_holding(3) && scheduler.violations.is_empty()
+            !a_holds && scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
         &["yield_keeps", "no_yield"],
     );
 }
 
-/// A copy of a yield comes when the section runs that the first one let go on, and somebody waits by now.
+/// A copy of a yield runs during the section that the first one continued, with a waiter.
 #[test]
 fn copy_of_a_yield_frees_nothing() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             scheduler.request(A, 2, true);
             scheduler.advance(150, &[]);
             scheduler.end(1, Ending::Released);
@@ -698,12 +701,12 @@ fn copy_of_a_yield_frees_nothing() {
     );
 }
 
-/// Found by a seed: a yield gets no answer, the next id lines up, and then the yield runs.
+/// Found by a seed: a yield gets no reply, the next id enqueues, and then the yield runs.
 #[test]
 fn late_yield_leaves_no_second_queue_entry() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             scheduler.request(A, 2, true);
             scheduler.advance(150, &[]);
             scheduler.end(1, Ending::Released);
@@ -725,12 +728,12 @@ fn late_yield_leaves_no_second_queue_entry() {
     );
 }
 
-/// The deadline is over and nobody has looked yet: it is looked at before anything runs.
+/// The deadline has passed without a check: it is checked before any work runs.
 #[test]
 fn expired_lease_is_ended_in_any_order_of_checks() {
     holds(
         |scheduler| {
-            a_is_in(scheduler);
+            a_holds(scheduler);
             scheduler.freeze(A);
             scheduler.advance(30_010, &[]);
             waits(scheduler, C, 3);
@@ -740,7 +743,8 @@ fn expired_lease_is_ended_in_any_order_of_checks() {
     );
 }
 
-/// Found by a seed: the first one leaves while it is asked for, and the next one wants the key to be kept for longer than the store was told.
+/// Found by a seed: the first client leaves during the acquire, and the next one needs a longer
+/// lease than requested.
 #[test]
 fn grant_that_yields_before_its_first_section_is_renewed() {
     holds(

@@ -32,7 +32,7 @@ const EXCHANGES: [&str; 10] = [
     "yield",
 ];
 
-/// Of all files of the recording, in the order above.
+/// Over all files of the recording, in the order above.
 const SHA1: &str = "763aa351117758c964492c7038f4b46643fdc870";
 
 // === the format of an exchange, one step a line ===
@@ -73,7 +73,7 @@ struct Call {
     data: Option<Data>,
 }
 
-/// Of each key its type, its expiry by the server's clock in milliseconds, and its content.
+/// The type, expiry by the server clock in milliseconds, and content of each key.
 type Data = BTreeMap<String, Json>;
 
 #[derive(Debug, PartialEq, Eq, Deserialize)]
@@ -103,7 +103,7 @@ struct Renewal {
     lease: i64,
 }
 
-/// Of the queue: the lease of an offer, how long an entry is kept, the capacity.
+/// The queue: lease of an offer, TTL of an entry, capacity.
 #[derive(Clone, Copy, Debug, Deserialize)]
 struct Terms(i64, i64, usize);
 
@@ -145,7 +145,7 @@ fn lock_key(name: &str) -> LockKey {
         "other" => LockKey::from(("n", 1)),
         "tag" => raw("shop{7} x"),
         "raw" => raw("myLock"),
-        // No store accepts it.
+        // Stores reject it.
         "reserved" => raw("tower-lock:lock:f"),
         _ => panic!("{name}"),
     }
@@ -247,7 +247,7 @@ impl Request {
                 format!("{}: {} receivers, {:?}, {:?}", tested.now, tested.receivers, tested.no_fence, tested.refused)
             }),
         };
-        let means = means.unwrap_or_else(|_| "no reply of ours".to_owned());
+        let means = means.unwrap_or_else(|_| "an unknown reply".to_owned());
         if is_healed(reply) { format!("{means}, healed") } else { means }
     }
 }
@@ -285,7 +285,7 @@ fn as_json(reply: &Value) -> Json {
         Value::Nil => Json::Null,
         Value::Int(number) => json!(number),
         Value::BulkString(text) => json!(String::from_utf8(text.clone()).expect("text")),
-        // The fake server marks errors so.
+        // The fake server marks errors this way.
         Value::SimpleString(text) => json!({ "error": text.strip_prefix('-').expect("an error") }),
         Value::Array(items) => items.iter().map(as_json).collect(),
         other => panic!("{other:?}"),
@@ -329,7 +329,7 @@ fn calls(exchange: &Exchange) -> impl Iterator<Item = (String, &Call)> {
 
 // === replays ===
 
-/// Runs all exchanges; `is_current` says of the number of a call whether the current script runs.
+/// Runs all exchanges; `is_current` selects the calls that run the current script.
 fn replay(is_current: impl Fn(usize) -> bool) {
     let old: BTreeMap<_, _> = SCRIPTS.into_iter().map(|name| (name, recorded_script(name))).collect();
     for exchange in exchanges() {

@@ -1,4 +1,5 @@
-//! Two thousand worlds, and in half of them something that most are spared: an operator, a stranger, a clock that is set, a Redis that forgets.
+//! Two thousand simulations, half of them with an option: a force release, a foreign client, a
+//! clock that is set, or lost data.
 
 use std::{
     sync::{

@@ -1,4 +1,4 @@
-//! Those who want a key: they come, wait, are in, and leave in many ways.
+//! Clients: they request keys, wait, hold, and end in many ways.
 
 use super::*;
 
@@ -21,7 +21,7 @@ impl Simulation {
             }
             self.client(at, work, long);
         }
-        // Some come when it is calm.
+        // Some arrive after the faults have ended.
         let (calm, mut at) = (self.conditions.load_until, self.conditions.load_until + SECOND);
         self.at(calm, Self::quiet_down);
         for _ in 0..15 {
@@ -53,7 +53,7 @@ impl Simulation {
         let min_hold = if self.rng.u8(0..20) == 0 { seconds(&mut self.rng, 3_000) } else { Duration::ZERO };
         let die = self.rng.u8(0..20);
         let max_hold = (die == 0).then(|| seconds(&mut self.rng, 8_000));
-        // Some need a shorter lease of the store than the others who wait for the same key.
+        // Some need a shorter store lease than the other waiters of the key.
         let lease =
             if (1..4).contains(&die) { Lease::Fixed(Duration::from_millis(at / MS % 8_000)) } else { Lease::AutoRenew };
         self.conditions.longest_delay = self.conditions.longest_delay.max(lock_delay);
@@ -109,7 +109,7 @@ impl Simulation {
         });
     }
 
-    /// It does not wait any longer.
+    /// The client cancels its wait.
     pub(super) fn cancel_wait(&mut self, who: usize) {
         let client = &self.clients[who];
         let (process, place, key) = (client.process, client.ticket, self.keys[client.key].clone());
@@ -120,7 +120,7 @@ impl Simulation {
                 self.clients[who].state = State::Done;
                 self.processes[process].process.leave(now, &key, id(who), place);
             }
-            // Chosen, and gone.
+            // Granted but already cancelled.
             State::Granted(section) => {
                 self.clients[who].state = State::Done;
                 self.processes[process].process.guard_ended(now, &section, Ending::Unheard);
@@ -163,17 +163,16 @@ impl Simulation {
             return self.report_violation(format!("{} begins after its deadline", section.grant.owner));
         }
         if self.notified.contains(&(section.grant.owner.to_string(), section.token.as_u64() >> 10)) {
-            return self.report_violation(format!(
-                "{} begins though it was told that its key was taken away",
-                section.grant.owner
-            ));
+            return self
+                .report_violation(format!("{} begins though it was notified of its revocation", section.grant.owner));
         }
         let clock = self.processes[process].clock;
         if let Err(wrong) = self.checker.begins(self.now, number, clock, &section) {
             return self.report_violation(wrong);
         }
         if self.foreign_until[key] > self.now && !self.checker.lenient {
-            return self.report_violation(format!("{} begins while a stranger is in", section.grant.owner));
+            return self
+                .report_violation(format!("{} begins while a foreign client holds the key", section.grant.owner));
         }
         self.check_local_handoffs(process, key, &section);
         let client = &mut self.clients[who];
@@ -182,7 +181,7 @@ impl Simulation {
         client.state = State::Holding(section);
         let work = client.work;
         self.idle_since[key] = None;
-        // It is polled in between.
+        // The work is polled in between.
         for part in [self.random(work), work] {
             self.after(part, move |w| {
                 w.deliver_to(process, number, Source::Request(id(who)), move |w| w.poll_section(who, part == work));
@@ -206,7 +205,7 @@ impl Simulation {
         }
     }
 
-    /// Its lock is lost, and it is dropped.
+    /// Aborts a section that has lost its lock.
     pub(super) fn abort_section(&mut self, who: usize) {
         let State::Holding(section) = &self.clients[who].state else { return };
         let client = &self.clients[who];
@@ -236,9 +235,9 @@ impl Simulation {
             Ending::Dropped => (ended + nanos(terms.lock_delay), "ended badly"),
             Ending::Released => {
                 let held = now - told;
-                // By a clock that may be fast.
+                // The local clock may be fast.
                 let left = nanos(terms.min_hold).saturating_sub(held + held / 100) / 100 * 98;
-                // The store keeps it no longer than the lease, if the give-back is lost.
+                // The store blocks no longer than the lease if the release is lost.
                 (if left == 0 { 0 } else { (now + left).min(valid_until) }, "holds it for a while")
             }
             _ => (0, ""),
@@ -262,12 +261,13 @@ impl Simulation {
         }
     }
 
-    /// Nothing of this id may be there, and nothing may come.
+    /// Checks that this id has no data, now and later.
     pub(super) fn check_forgotten(&mut self, process: usize, key: &LockKey, id: &AcquisitionId) {
         let text = id.to_string();
         self.log(|_| format!("{text} is forgotten"));
         self.enqueued.remove(&text);
-        // It gives up when its lease is over, and its place, unless others keep the line: then it gives back what it is offered.
+        // Its lease expires, and its queue entry too, unless other waiters keep the queue: then it
+        // releases the offer.
         let silent = self.now.saturating_sub(self.processes[process].last_reply) > nanos(LEASE + LINE.entry_ttl);
         if self.checker.lenient || self.options.back || self.options.copies || silent {
             return;

@@ -1,4 +1,4 @@
-//! What goes wrong.
+//! Faults.
 
 use super::*;
 
@@ -121,7 +121,7 @@ impl Simulation {
         self.after(time, move |w| w.thaw(process, number));
     }
 
-    /// What has come meanwhile is noticed in any order, but that of its source.
+    /// Delayed events are handled in any order, but keep the order of each source.
     pub(super) fn thaw(&mut self, process: usize, number: u64) {
         let there = &mut self.processes[process];
         if there.number != number || !there.alive {
@@ -218,11 +218,11 @@ impl Simulation {
         }
         let lock = self.keys[key].clone();
         self.checker.excuse(&lock);
-        let script = self.names.force(&ForceReleaseRequest::new(lock, keep, LINE)).expect("one spelling");
+        let script = self.names.force(&ForceReleaseRequest::new(lock, keep, LINE)).expect("a valid name");
         self.execute(None, &script);
     }
 
-    /// As Redisson locks and unlocks.
+    /// Locks and unlocks as Redisson does.
     pub(super) fn java(&mut self, key: usize) {
         const LOCK: &str = "if redis.call('exists', KEYS[1]) == 0 or redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
             redis.call('hincrby', KEYS[1], ARGV[2], 1) redis.call('pexpire', KEYS[1], ARGV[1]) return nil end
@@ -236,7 +236,7 @@ impl Simulation {
         }
         self.log(|_| format!("a stranger locks {lock}"));
         if self.checker.is_held(&self.keys[key], self.now) {
-            return self.report_violation(format!("a stranger is let into {lock}"));
+            return self.report_violation(format!("a foreign client is let into {lock}"));
         }
         let time = self.random(8 * SECOND);
         self.foreign_until[key] = self.now + time;

@@ -1,4 +1,4 @@
-//! What is promised when nothing goes wrong any more.
+//! Guarantees that hold when no more faults occur.
 
 use super::*;
 
@@ -18,7 +18,7 @@ impl Simulation {
         self.settings.wrong == Some(wrong)
     }
 
-    /// Things were done after which less is promised.
+    /// Whether options are active that weaken the guarantees.
     pub(super) fn is_odd(&self) -> bool {
         self.checker.lenient || self.options.back || self.options.copies || self.options.force || self.options.java
     }
@@ -27,7 +27,7 @@ impl Simulation {
         matches!(client.state, State::Waits) && self.is_here(client) && !self.processes[client.process].frozen
     }
 
-    /// A key for which somebody waits is not idle for longer than a lease that nobody gave back.
+    /// A key with waiters is idle at most for an unreleased lease.
     pub(super) fn check_idle_keys(&mut self) {
         if self.checker.lenient || self.options.back || self.options.copies {
             return;
@@ -47,17 +47,17 @@ impl Simulation {
                 self.processes.iter().map(|process| process.thawed.max(process.cut_off_until)).max().unwrap_or(0);
             let since = idle.max(first).max(calm).max(self.paused_until).max(thawed);
             let gap = self.now.saturating_sub(since);
-            #[expect(clippy::cast_precision_loss, reason = "a part")]
+            #[expect(clippy::cast_precision_loss, reason = "a ratio")]
             let part = gap as f64 / limit as f64;
             self.idle = self.idle.max(part);
             if gap > limit {
                 let gap = Duration::from_nanos(gap);
-                return self.report_violation(format!("{} is idle for {gap:?} while somebody waits", self.locks[key]));
+                return self.report_violation(format!("{} is idle for {gap:?} with waiters", self.locks[key]));
             }
         }
     }
 
-    /// Who lined up later is not served first.
+    /// Waiters that enqueued later are not served first.
     pub(super) fn check_overtaking(&mut self, key: usize, got: &str) {
         if self.is_odd() {
             return;
@@ -85,7 +85,7 @@ impl Simulation {
         }
     }
 
-    /// A process hands a key on within itself for a while only, if others wait.
+    /// Local handoffs are bounded in time while other processes wait.
     pub(super) fn check_local_handoffs(&mut self, process: usize, key: usize, section: &Arc<Section>) {
         let owner = section.grant.owner.clone();
         let first = *self.first_in_turn.entry(owner).or_insert(self.now);
@@ -103,13 +103,13 @@ impl Simulation {
             if self.now.saturating_sub(since) > limit {
                 let time = Duration::from_nanos(self.now - since);
                 let label = &self.processes[process].label;
-                let what = format!("{id} waits for {time:?} while {label} hands the key on within itself");
+                let what = format!("{id} waits for {time:?} during local handoffs of {label}");
                 return self.report_violation(what);
             }
         }
     }
 
-    /// While the server stands still, whoever waits for it is told so.
+    /// Waiters are rejected while the server does not respond.
     pub(super) fn check_unanswered_waiters(&mut self) {
         const MAX_REJECT_DELAY: u64 = 3_300 * MS;
         let paused = (self.now < self.paused_until).then_some(self.paused_since);
@@ -126,7 +126,7 @@ impl Simulation {
             let process = &self.processes[client.process];
             let cut_off = is_silent(process).then_some(process.cut_off_since);
             let Some(silent) = paused.into_iter().chain(cut_off).min() else { continue };
-            // By a clock that may be slow.
+            // The local clock may be slow.
             let since = client.since.max(silent).max(process.thawed);
             let is_busy = self.clients.iter().any(|other| {
                 other.key == client.key
@@ -136,7 +136,7 @@ impl Simulation {
             });
             if !is_busy && self.now > since + MAX_REJECT_DELAY + slow {
                 let time = Duration::from_nanos(self.now - since);
-                return self.report_violation(format!("{who} waits for {time:?} for a server that does not answer"));
+                return self.report_violation(format!("{who} waits for {time:?} for a server that does not respond"));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! One seed, one simulation: processes, connections, a server, faults, load; and what is looked at after every step.
+//! One seed: processes, connections, a server, faults and load, with checks after every step.
 
 use std::{
     cmp::Ordering,
@@ -31,29 +31,29 @@ use crate::{
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
 
-/// What is done to a simulation beyond what is done to all.
+/// Faults that only some simulations have.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Keys are taken away by an operator.
+    /// Force releases by an operator.
     pub force: bool,
-    /// Redis forgets everything.
+    /// `FLUSHALL`.
     pub flush: bool,
-    /// The counter of the fences is lost.
+    /// A lost fence counter.
     pub ctr: bool,
-    /// The server's clock is set back.
+    /// The server clock is set back.
     pub back: bool,
-    /// The server's clock is set, forward too.
+    /// The server clock is set, forward or back.
     pub step: bool,
-    /// Others lock the same keys, as Redisson does.
+    /// Foreign clients lock the same keys as Redisson does.
     pub java: bool,
-    /// Something in between sends again what was answered already.
+    /// Requests are sent again after their reply.
     pub copies: bool,
-    /// All clocks run at one rate.
+    /// All clocks have the same rate.
     pub one_rate: bool,
 }
 
 impl Options {
-    /// This one, by its name. `None`: there is none.
+    /// Sets an option by name. `None`: no such option.
     pub fn set(&mut self, name: &str) -> Option<()> {
         let option = match name {
             "force" => &mut self.force,
@@ -71,18 +71,18 @@ impl Options {
     }
 }
 
-/// What came of a simulation.
+/// The result of a simulation.
 #[derive(Debug)]
 pub struct Report {
-    /// What was wrong, first of all.
+    /// The first violation.
     pub violation: Option<String>,
-    /// Sections that began.
+    /// The number of sections that started.
     pub sections: u64,
-    /// Scripts that ran.
+    /// The number of scripts that ran.
     pub scripts: u64,
-    /// The longest time for which nobody was in though somebody waited, in parts of what is promised.
+    /// The longest idle time of a key with waiters, as a part of the guaranteed maximum.
     pub idle: f64,
-    /// Everything that happened, if it was asked for.
+    /// All events, if requested.
     pub trace: String,
 }
 
@@ -114,13 +114,13 @@ struct Due {
     job: Job,
 }
 
-/// Where something comes from: what comes from one place comes in order.
+/// The source of an event. Events of one source keep their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
     Connection(usize),
     Inbox(u64),
     Request(ClientId),
-    /// Of its own.
+    /// An independent event.
     Alone(u64),
 }
 
@@ -131,25 +131,25 @@ struct Process {
     process: SimProcess,
     alive: bool,
     frozen: bool,
-    /// What has come while it was frozen.
+    /// Events that arrived while it was frozen.
     delayed: BTreeMap<Source, VecDeque<Job>>,
     thawed: u64,
-    /// Into `connections`.
+    /// Indexes into `connections` of the simulation.
     connections: [Option<usize>; 2],
     inbox: Subscription,
-    /// Until then nothing reaches it, and nothing of it the server: it comes later.
+    /// Until then nothing arrives in either direction; it arrives later.
     cut_off_until: u64,
     cut_off_since: u64,
-    /// When it last heard an answer.
+    /// The time of the last reply.
     last_reply: u64,
 }
 
 /// The connection for messages.
 #[derive(Default)]
 struct Subscription {
-    /// Which one it is. What an older one brings is nothing any more.
+    /// Increased with each new connection; messages of older ones are ignored.
     epoch: u64,
-    /// Which one the server knows of.
+    /// The epoch that the server knows.
     at_server: Option<u64>,
     last: u64,
 }
@@ -159,7 +159,7 @@ struct Connection {
     up: bool,
     last_out: u64,
     last_in: u64,
-    /// What was sent and is not answered; without the script, once it ran.
+    /// Scripts without a delivered reply; `None` once the script ran.
     in_flight: BTreeMap<u64, Option<ScriptCall>>,
 }
 
@@ -176,24 +176,24 @@ struct Client {
     since: u64,
     state: State,
     began: u64,
-    /// When it was its turn: the least hold counts from then.
+    /// The time of the grant: the minimum hold counts from then.
     granted_at: u64,
-    /// Until when it may be in, as far as it knew last.
+    /// The last known deadline.
     valid_until: u64,
 }
 
 #[derive(Clone)]
 enum State {
-    /// It has not come yet.
+    /// Not arrived yet.
     Away,
     Waits,
-    /// It was told that it is its turn, and has not begun.
+    /// Granted, and not started.
     Granted(Arc<Section>),
     Holding(Arc<Section>),
     Done,
 }
 
-/// What the server knew of a key before a script.
+/// The data of a key before a script.
 #[derive(Clone, Debug, Default)]
 struct Record {
     holders: Vec<(String, String)>,
@@ -206,7 +206,7 @@ struct Simulation {
     due: BinaryHeap<Due>,
     next: u64,
     fake: FakeRedis,
-    /// What the server's clock is ahead of the true one, in microseconds.
+    /// How far the server clock is ahead of the true time, in microseconds.
     server_ahead: i64,
     processes: Vec<Process>,
     connections: Vec<Connection>,
@@ -228,22 +228,22 @@ struct Simulation {
     idle_since: Vec<Option<u64>>,
     first_in_turn: HashMap<AcquisitionId, u64>,
     crashed: Vec<String>,
-    /// What an operator took away: which fence of whom.
+    /// Revoked acquisitions by the operator, with their fences.
     revoked: HashMap<String, u64>,
-    /// Those who have heard of it.
+    /// The processes that got the message of it.
     notified: HashSet<(String, u64)>,
     foreign: HashSet<String>,
     foreign_until: Vec<u64>,
     violation: Option<String>,
     scripts: u64,
     steps: u64,
-    /// How long all the long sections take.
+    /// The total time of the long sections.
     long_work: u64,
     idle: f64,
     trace: Option<String>,
 }
 
-/// How bad it is.
+/// The severity of the faults.
 struct Conditions {
     delay: u64,
     spikes: f64,
@@ -303,7 +303,7 @@ impl Simulation {
             processes: Vec::new(),
             connections: Vec::new(),
             clients: Vec::new(),
-            locks: keys.iter().map(|key| names.lock(key).expect("one spelling")).collect(),
+            locks: keys.iter().map(|key| names.lock(key).expect("a valid name")).collect(),
             top_fence: vec![0; keys.len()],
             idle_since: vec![Some(0); keys.len()],
             foreign_until: vec![0; keys.len()],
@@ -333,7 +333,7 @@ impl Simulation {
             rng,
         };
         for n in 0..processes {
-            // As far apart as they may be, more often than not.
+            // Mostly as far apart as allowed.
             let rate = match simulation.rng.u8(0..4) {
                 _ if options.one_rate => 1.0,
                 0 => 1.0 + 0.0099 * (2.0 * simulation.rng.f64() - 1.0),
@@ -378,11 +378,11 @@ impl Simulation {
             |w: &Self| w.clients.iter().any(|client| matches!(client.state, State::Away) || w.is_here(client));
         while self.violation.is_none() && (self.quiet_since.is_none() || is_busy(self)) {
             if self.now > limit || self.steps > 3_000_000 {
-                return self.report_violation("somebody is never answered");
+                return self.report_violation("a call never gets a reply");
             }
             self.step();
         }
-        // All are answered: when what is under way has come, nothing is left.
+        // All calls have replies: after everything in flight has arrived, no data is left.
         let cut_off = self.processes.iter().map(|process| process.cut_off_until).max().unwrap_or(0);
         let end = self.now.max(self.paused_until).max(cut_off)
             + 8 * SECOND
@@ -400,7 +400,7 @@ impl Simulation {
     fn step(&mut self) {
         self.steps += 1;
         let Some(due) = self.due.pop() else {
-            return self.report_violation("nothing happens any more, and somebody waits");
+            return self.report_violation("no more events, but a waiter remains");
         };
         self.now = self.now.max(due.at);
         (due.job)(self);
@@ -454,7 +454,7 @@ impl Simulation {
     fn log(&mut self, what: impl FnOnce(&Self) -> String) {
         if let Some(mut trace) = self.trace.take() {
             let what = what(self);
-            #[expect(clippy::cast_precision_loss, reason = "to be read")]
+            #[expect(clippy::cast_precision_loss, reason = "for display")]
             let _ = writeln!(trace, "{:12.3} {what}", self.now as f64 / MS as f64);
             self.trace = Some(trace);
         }
@@ -466,7 +466,7 @@ impl Simulation {
         self.processes[process].clock.at(self.now)
     }
 
-    /// Something reaches a process, if it is the same still; one that is frozen finds it when it goes on.
+    /// Delivers an event to a process, if it is still the same; a frozen process gets it later.
     fn deliver_to(&mut self, process: usize, number: u64, source: Source, job: impl FnOnce(&mut Self) + 'static) {
         let there = &mut self.processes[process];
         if !there.alive || there.number != number {
@@ -480,7 +480,7 @@ impl Simulation {
         }
     }
 
-    /// What a process wants done is done, and whoever has lost its lock is thrown out.
+    /// Applies the requested effects, and aborts sections that have lost their lock.
     fn apply_effects(&mut self, process: usize) {
         while let Some(effect) = self.processes[process].process.next_effect() {
             let number = self.processes[process].number;
@@ -551,7 +551,7 @@ fn show(value: &Value) -> String {
     }
 }
 
-// The earliest is the greatest.
+// Reversed: a heap returns its greatest element.
 impl Ord for Due {
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.number).cmp(&(self.at, self.number))

@@ -1,4 +1,4 @@
-//! Connections, and what becomes of what is under way on them.
+//! Connections and the data in flight on them.
 
 use super::*;
 
@@ -69,7 +69,8 @@ impl Simulation {
         if there.number == number { there.cut_off_until } else { 0 }
     }
 
-    /// Most of what was sent is in the server's buffers: it runs all the same, later. Nobody hears of it.
+    /// Most of the data sent is in the buffers of the server: it still runs, later, and its replies
+    /// are lost.
     pub(super) fn break_connection(&mut self, process: usize, lane: ConnectionKind) {
         let Some(at) = self.processes[process].connections[lane as usize].take() else { return };
         self.log(|w| format!("{} loses its connection that {lane:?}", w.processes[process].label));
@@ -136,13 +137,13 @@ impl Simulation {
     pub(super) fn break_inbox(&mut self, process: usize) {
         let there = &mut self.processes[process];
         let (number, epoch, channel) = (there.number, there.inbox.epoch, there.process.inbox());
-        // Nothing comes from the old one any more.
+        // Messages of the old connection are ignored.
         there.inbox.epoch += 1;
         let next = there.inbox.epoch;
         self.log(|w| format!("{} loses its inbox", w.processes[process].label));
         let missed = self.random(30 * MS);
         self.after(missed, move |w| w.unsubscribes(process, number, epoch, &channel));
-        // It notices at once, or when it looks.
+        // Noticed at once or by a health check.
         let noticed = if self.chance(0.7) { self.random(60 * MS) } else { self.random(1_500 * MS) };
         self.after(noticed, move |w| {
             w.deliver_to(process, number, Source::Inbox(epoch), move |w| {
@@ -202,7 +203,7 @@ impl Simulation {
             if let Some((who, fence)) = who.and_then(|who| w.revoked.get_key_value(who)) {
                 w.notified.insert((who.clone(), *fence));
             }
-            // A message alone ends nothing, because anybody can send one: the store is asked about it.
+            // A message alone ends nothing, because any client can send one: the store verifies it.
             let goes_on = |client: &Client| match &client.state {
                 State::Holding(section) => {
                     message.starts_with(&format!("1 taken 0 {} ", section.grant.owner))
@@ -211,7 +212,7 @@ impl Simulation {
                 _ => false,
             };
             if w.clients.iter().any(goes_on) {
-                w.report_violation(format!("a section goes on, and the store is not asked about it: {message}"));
+                w.report_violation(format!("a section continues without a verification by the store: {message}"));
             }
         });
     }

@@ -1,4 +1,4 @@
-//! What the server does, and what is looked at after every script.
+//! The server, and the checks after every script.
 
 use tower_lock::{store::Released, test_util::redis_protocol::released};
 
@@ -42,14 +42,15 @@ impl Simulation {
                 let key = self.locks.iter().position(|lock| *lock == script.keys()[1]).expect("ours");
                 let record = self.record(key);
                 if record.holders.is_empty() && record.queue.iter().any(|id| self.is_subscribed(id)) {
-                    self.report_violation(format!("a release frees the key though somebody waits: {record:?}"));
+                    self.report_violation(format!("a release frees the key though a waiter exists: {record:?}"));
                 }
             }
             ("renew", Value::Array(answers)) => {
                 for (id, answer) in script.args().chunks(2).map(|pair| &pair[0]).zip(answers) {
                     let of_the_dead = self.crashed.iter().any(|dead| id.starts_with(&format!("{dead}:")));
                     if *answer == Value::Int(1) && of_the_dead {
-                        // It was under way, and the lease counts from now. Accepted: nobody is in, and nobody can be.
+                        // It was in flight, and the lease counts from now. Accepted: no section can
+                        // overlap.
                         let now = self.now;
                         self.idle_since.iter_mut().flatten().for_each(|since| *since = now);
                     }
@@ -62,7 +63,7 @@ impl Simulation {
                         && !self.checker.lenient
                         && !self.options.copies
                     {
-                        return self.report_violation(format!("{id} is renewed after it was given back"));
+                        return self.report_violation(format!("{id} is renewed after its release"));
                     }
                 }
             }
@@ -85,7 +86,7 @@ impl Simulation {
         line.sort();
         line.dedup();
         if line.len() < after.queue.len() {
-            return self.report_violation(format!("{script} leaves one twice in a line: {after:?}"));
+            return self.report_violation(format!("{script} leaves an id twice in a queue: {after:?}"));
         }
         for id in after.queue.iter().filter(|id| !before.queue.contains(id)) {
             let first = self.enqueued.get(id).map_or(self.now, |(first, _)| *first);
@@ -130,7 +131,7 @@ impl Simulation {
         }
     }
 
-    /// What is over is noticed then, even if nobody polls.
+    /// Losses are noticed at the deadline, even without a poll.
     pub(super) fn check_deadline(&mut self, who: usize) {
         const SOON: u64 = 20 * MS;
         let client = &self.clients[who];
@@ -140,7 +141,7 @@ impl Simulation {
         if self.now > over && !process.frozen && section.why().is_none() {
             let ago = Duration::from_nanos(self.now - client.valid_until);
             self.report_violation(format!(
-                "the deadline of {} was over {ago:?} ago, and nobody has noticed",
+                "the deadline of {} was over {ago:?} ago, and was not noticed",
                 section.grant.owner
             ));
         }
