@@ -25,7 +25,7 @@ pub struct FakeRedis {
 /// A change of a script: the first match of a text is replaced.
 #[derive(Clone, Copy, Debug)]
 pub struct Patch {
-    /// Which script; `None`: all that have it.
+    /// The name of the script. `None`: all scripts that contain the text.
     pub script: Option<&'static str>,
     /// The text to replace.
     pub old: &'static str,

@@ -122,7 +122,7 @@ impl ManualScheduler {
         scheduler
     }
 
-    // --- clients --------------------------------------------------------------------------------------------------
+    // --- clients ---
 
     /// A client of this process requests the key.
     pub fn request(&mut self, process: Process, who: ClientId, waits: bool) {
@@ -166,7 +166,7 @@ impl ManualScheduler {
         self.sections.get(&who).is_some_and(|(_, section)| !section.remaining(self.local()).is_zero())
     }
 
-    // --- scripts --------------------------------------------------------------------------------------------------
+    // --- scripts ---
 
     /// The latest script with this name that this process has sent.
     ///
@@ -303,7 +303,7 @@ impl ManualScheduler {
         self.sections.retain(|_, (of, _)| *of != process);
     }
 
-    // --- time -----------------------------------------------------------------------------------------------------
+    // --- time ---
 
     /// Advances the time and fires due timers. Scripts of these processes run and are answered at
     /// once.
@@ -337,7 +337,7 @@ impl ManualScheduler {
         self.server_ahead + i64::try_from(self.now / 1_000).expect("some minutes")
     }
 
-    // --- what is there --------------------------------------------------------------------------------------------
+    // --- state ---
 
     /// The holder of the key.
     pub fn holder(&mut self) -> Option<String> {

@@ -216,7 +216,7 @@ impl SimProcess {
         format!("{:?} {:?}", self.table, self.calls)
     }
 
-    // --- events ---------------------------------------------------------------------------------------------
+    // --- events ---
 
     /// Requests the key. Returns the id of the request.
     pub fn request(&mut self, now: BootInstant, key: &LockKey, who: ClientId, wait: Duration, terms: Terms) -> u64 {
@@ -342,7 +342,7 @@ impl SimProcess {
         }
     }
 
-    // --- actions ---------------------------------------------------------------------------------------------
+    // --- actions ---
 
     fn on(&mut self, now: BootInstant, key: &LockKey, event: Event<Simulated>) {
         let mut actions = Actions::new();
@@ -647,7 +647,7 @@ impl SimProcess {
         self.settings.wrong == Some(wrong)
     }
 
-    // --- renewals ------------------------------------------------------------------------------------------
+    // --- renewals ---
 
     fn watch(&mut self, grant: &Arc<Grant>) {
         if grant.why().is_some() {

@@ -1,4 +1,4 @@
-//! Stores that are wrong, each in one way: to see that the checker notices.
+//! Stores with one defect each, which the checker must detect.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,11 +10,11 @@ use tower_lock::{
     },
 };
 
-/// Gives a key back whoever has it: a `DEL` where the owner should be compared.
+/// Releases the key for any id: a `DEL` without a comparison of the holder.
 #[derive(Debug)]
 pub struct ReleasesAnyHolder(pub Arc<dyn LockStore>);
 
-/// Its clock runs a hundred times too fast: leases are over long before those who have them think so.
+/// Shortens leases: its clock runs a hundred times too fast.
 #[derive(Debug)]
 pub struct ShortensLeases(pub Arc<dyn LockStore>);
 

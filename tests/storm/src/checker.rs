@@ -1,8 +1,8 @@
-//! What must never be observed, whatever goes wrong.
+//! Checks the reports of a storm for violations.
 //!
-//! Sections are compared by when they say they were, on the one clock of the machine: how long a report was on its way never
-//! makes a difference. A section counts from its first moment to its last one or to its deadline, whichever comes first; if it was broken
-//! off, nobody else is to begin for a lock-delay after that.
+//! Sections are compared by their own times, on the shared clock of the machine, so that slow
+//! reports make no difference. A section lasts from its start to its end or its deadline, whichever
+//! is first. After an aborted section no other one may start for a lock-delay.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -13,50 +13,50 @@ use serde::{Deserialize, Serialize};
 
 use crate::report::{Reply, Report};
 
-/// Takes down what is reported, checks it, and is what is written to.
+/// Records and checks all reports, and stands in for the resource that is written to.
 #[derive(Debug, Default)]
 pub struct Checker {
-    /// A sink that takes every write: to see that somebody notices.
+    /// Accepts every write, to prove that the checks detect a stale one.
     ignores_fences: bool,
     requests: HashMap<String, Request>,
     keys: HashMap<String, KeyHistory>,
-    /// Those sections that have not ended.
+    /// Sections that have not ended.
     open: HashMap<String, OpenSection>,
     summary: Summary,
 }
 
-/// What was observed.
+/// The totals of a storm.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Requests that were sent.
+    /// Requests sent.
     pub asked: u64,
-    /// Those that were answered, by status.
+    /// Requests with a response, by status.
     pub answered: BTreeMap<u16, u64>,
-    /// Those whose clients did not wait for it.
+    /// Requests whose client left.
     pub left: u64,
-    /// Those of them whose handler had not begun, and never did.
+    /// Those whose handler never started.
     pub left_before: u64,
-    /// Those of them whose handler was broken off, by name. The others had theirs run to its end.
+    /// Those whose handler was aborted, by name. The handlers of the others ran to their end.
     pub left_inside: BTreeSet<String>,
-    /// Those whose clients lost their connection.
+    /// Requests whose connection broke.
     pub broken: u64,
-    /// Those of them whose handler had not begun, and never did.
+    /// Those whose handler never started.
     pub broken_before: u64,
     /// Handlers that ran under a lock.
     pub sections: u64,
-    /// Those of them that were broken off.
+    /// Aborted sections.
     pub aborted: u64,
-    /// Those of them whose lock was lost before they could say so.
+    /// Sections that had lost their lock before their report.
     pub late: u64,
-    /// Those of them that were never seen to end: their process was killed.
+    /// Sections without an end: their process was killed.
     pub left_open: u64,
-    /// Writes that were taken.
+    /// Accepted writes.
     pub accepted: u64,
-    /// Writes that came too late.
+    /// Refused stale writes.
     pub refused: u64,
-    /// What must never be observed, and how often it was.
+    /// Violations, by name, and their number.
     pub violations: BTreeMap<String, u64>,
-    /// The first of them.
+    /// The first violations.
     pub first: Vec<String>,
 }
 
@@ -68,7 +68,7 @@ struct Request {
     end: Option<End>,
 }
 
-/// Where a section is, and for which request.
+/// The position of a section, and its request.
 #[derive(Debug)]
 struct OpenSection {
     key: String,
@@ -86,7 +86,7 @@ enum End {
 #[derive(Debug, Default)]
 struct KeyHistory {
     sections: Vec<Section>,
-    /// Tokens in the order of their sections.
+    /// Fencing tokens in the order of their sections.
     order: BTreeMap<(u64, usize), u64>,
     written: u64,
 }
@@ -98,30 +98,30 @@ struct Section {
     at: u64,
     deadline: u64,
     end: Option<u64>,
-    /// Until when nobody else is to begin.
+    /// No other section may start before this time.
     until: u64,
 }
 
-/// How many of the first ones are named.
+/// The number of violations that are described.
 const MAX_EXAMPLES: usize = 20;
 
-/// Stores count a lock-delay in whole milliseconds, by a clock of their own.
+/// Stores count a lock-delay in whole milliseconds of their own clock.
 const CLOCK_ROUNDING: u64 = 5_000_000;
 
 impl Checker {
-    /// One that has seen nothing yet.
+    /// A checker without reports.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One whose sink takes every write.
+    /// A checker that accepts every write.
     #[must_use]
     pub fn ignoring_fences() -> Self {
         Self { ignores_fences: true, ..Self::default() }
     }
 
-    /// Takes it down.
+    /// Records a report.
     ///
     /// # Panics
     ///
@@ -130,7 +130,7 @@ impl Checker {
         match report {
             Report::Request { request } => {
                 let asked = std::mem::replace(&mut self.requests.entry(request.clone()).or_default().was_asked, true);
-                self.violation_if("asked-twice", asked, || request);
+                self.violation_if("requested-twice", asked, || request);
                 self.summary.asked += 1;
             }
             Report::Enter { section, key, token, process, request, at, deadline } => {
@@ -171,13 +171,13 @@ impl Checker {
         Reply::Ok
     }
 
-    /// What was said is no report: whoever says such things is not to be believed.
+    /// Records a line that is no report.
     pub fn invalid_report(&mut self, line: &str) -> Reply {
         self.violation_if("not-understood", true, || line.to_owned());
         Reply::Invalid
     }
 
-    /// It is over.
+    /// Completes the checks.
     pub fn finish(&mut self) -> Summary {
         let mut open: Vec<_> = self.open.drain().map(|(_, OpenSection { key, index, .. })| (key, index)).collect();
         open.sort_unstable();
@@ -195,12 +195,12 @@ impl Checker {
                 _ => {}
             }
             self.violation_if("never-answered", was_asked && end.is_none(), || name.clone());
-            self.violation_if("entered-unasked", !was_asked && entered > 0, || name.clone());
+            self.violation_if("entered-without-request", !was_asked && entered > 0, || name.clone());
             let is_a_success = matches!(end, Some(End::Answered { status: 200..=299, .. }));
             let is_an_accident = matches!(end, Some(End::Answered { status: 500, .. }));
             let has_run = is_a_success || is_an_accident;
             self.violation_if("answered-without-a-section", has_run && entered == 0, || name.clone());
-            self.violation_if("answered-but-fallen", is_a_success && has_fallen, || name.clone());
+            self.violation_if("answered-but-aborted", is_a_success && has_fallen, || name.clone());
         }
         self.summary.clone()
     }
@@ -219,7 +219,7 @@ impl Checker {
         self.summary.sections += 1;
         let key = self.keys.entry(key_name.clone()).or_default();
         let index = key.sections.len();
-        // It has lost its lock, and knows: who comes later may be in already.
+        // It has lost its lock: the next section may have started.
         let is_late = deadline <= at;
         let mut out_of_order = None;
         if is_late {
@@ -240,7 +240,7 @@ impl Checker {
         self.violation_if("section-named-twice", again, || name);
     }
 
-    /// Each pair is compared when the later one of the two ends.
+    /// Each pair is compared when the later section ends.
     fn end(&mut self, key_name: &str, index: usize, at: u64, delay: Duration) {
         let key = self.keys.get_mut(key_name).expect("entered");
         let section = &mut key.sections[index];
@@ -264,7 +264,7 @@ impl Checker {
         let (entered, was_asked, says_not_started) = (state.entered, state.was_asked, end.says_not_started());
         let twice = state.end.as_ref().map(|before| format!("{request}: {before:?}, then {end:?}"));
         state.end = Some(end);
-        self.violation_if("answered-unasked", !was_asked, || request.to_owned());
+        self.violation_if("answered-without-request", !was_asked, || request.to_owned());
         self.violation_if("answered-twice", twice.is_some(), || twice.unwrap_or_default());
         self.violation_if("not-started-but-entered", says_not_started && entered > 0, || request.to_owned());
     }
@@ -293,7 +293,7 @@ impl Checker {
 }
 
 impl Summary {
-    /// How many requests were answered so.
+    /// The number of responses with this status.
     #[must_use]
     pub fn answers(&self, status: u16) -> u64 {
         self.answered.get(&status).copied().unwrap_or(0)
@@ -307,7 +307,7 @@ impl End {
 }
 
 impl Section {
-    /// What is wrong between the two, if both have ended.
+    /// The violation between two ended sections.
     fn too_close(&self, other: &Self) -> Option<&'static str> {
         let (end, other_end) = (self.end?, other.end?);
         if self.at.max(other.at) < end.min(other_end) {
@@ -328,26 +328,26 @@ impl Section {
 mod tests {
     use super::*;
 
-    /// Reports by hand: `line` as it would come over the wire.
-    fn summary_of(lines: &[&str]) -> Summary {
+    /// Records reports as they arrive over the wire.
+    fn summary_of(reports: &[&str]) -> Summary {
         let mut checker = Checker::new();
-        for line in lines {
+        for line in reports {
             checker.record(line.parse().expect("a report"));
         }
         checker.finish()
     }
 
-    fn violations(lines: &[&str]) -> Vec<String> {
-        summary_of(lines).violations.into_keys().collect()
+    fn violations(reports: &[&str]) -> Vec<String> {
+        summary_of(reports).violations.into_keys().collect()
     }
 
     #[test]
     fn sequential_requests_are_accepted() {
         let summary = summary_of(&[
-            "ASK r1",
-            "ASK r2",
-            "ASK r3",
-            "ASK r4",
+            "REQUEST r1",
+            "REQUEST r2",
+            "REQUEST r3",
+            "REQUEST r4",
             "ENTER a-1 k 10 a r1 100 900",
             "WRITE k 10",
             "EXIT a-1 200",
@@ -355,14 +355,14 @@ mod tests {
             "WRITE k 11",
             "WRITE k 11",
             "ENTER b-2 other 1 b r5 150 900",
-            "ASK r5",
+            "REQUEST r5",
             "EXIT b-1 300",
             "EXIT b-2 300",
-            "ANSWER r1 200 -",
-            "ANSWER r2 200 -",
-            "ANSWER r5 200 -",
-            "ANSWER r3 409 not-started",
-            "GONE r4",
+            "RESPONSE r1 200 -",
+            "RESPONSE r2 200 -",
+            "RESPONSE r5 200 -",
+            "RESPONSE r3 409 not-started",
+            "LEFT r4",
         ]);
         assert_eq!(summary.violations, BTreeMap::new(), "{:?}", summary.first);
         assert_eq!((summary.asked, summary.left, summary.sections, summary.accepted), (5, 1, 3, 3));
@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn overlap_is_found_in_any_order_of_reports() {
         let (first, second) = ("ENTER a-1 k 10 a r1 100 900", "ENTER b-1 k 11 b r2 150 900");
-        let asks = ["ASK r1", "ASK r2", "GONE r1", "GONE r2"];
+        let asks = ["REQUEST r1", "REQUEST r2", "LEFT r1", "LEFT r2"];
         for reports in [
             [first, second, "EXIT a-1 200", "EXIT b-1 300"],
             [second, "EXIT b-1 300", first, "EXIT a-1 200"],
@@ -382,24 +382,24 @@ mod tests {
             assert_eq!(summary.violations, BTreeMap::from([("overlap".to_owned(), 1)]), "{reports:?}");
             assert!(summary.first[0].contains("b-1 (11) 0 µs after a-1 (10)"), "{:?}", summary.first);
         }
-        // One whose process was killed has the lock until its deadline.
+        // A killed process holds the lock until its deadline.
         let killed = summary_of(&[&asks[..], &[first, second, "EXIT b-1 300"]].concat());
         assert_eq!((killed.left_open, killed.violations["overlap"]), (1, 1));
     }
 
     #[test]
     fn late_reports_and_deadlines_are_no_violation() {
-        let asks = ["ASK r1", "ASK r2", "GONE r1", "GONE r2"];
+        let asks = ["REQUEST r1", "REQUEST r2", "LEFT r1", "LEFT r2"];
         for reports in [
-            // The end of the first is heard of after the second has begun.
+            // The end of the first is reported after the start of the second.
             ["ENTER a-1 k 10 a r1 100 900", "ENTER b-1 k 11 b r2 200 900", "EXIT a-1 200", "EXIT b-1 300"],
-            // So is its beginning.
+            // The start is reported late, too.
             ["ENTER b-1 k 11 b r2 200 900", "EXIT b-1 300", "ENTER a-1 k 10 a r1 100 900", "EXIT a-1 200"],
             // It slept past its deadline.
             ["ENTER a-1 k 10 a r1 100 200", "ENTER b-1 k 11 b r2 200 900", "EXIT a-1 700", "EXIT b-1 300"],
-            // It slept past its deadline before it could say that it is in, and says so.
+            // It slept past its deadline before its report.
             ["ENTER b-1 k 11 b r2 200 900", "ENTER a-1 k 10 a r1 250 250", "EXIT a-1 700", "EXIT b-1 300"],
-            // It was killed, and the next one waited for the end of its lease.
+            // It was killed, and the next section waited for the end of its lease.
             ["ENTER a-1 k 10 a r1 100 200", "ENTER b-1 k 11 b r2 200 900", "EXIT b-1 300", "FLUSH"],
         ] {
             assert_eq!(violations(&[&asks[..], &reports].concat()), [""; 0], "{reports:?}");
@@ -408,9 +408,9 @@ mod tests {
 
     #[test]
     fn start_within_the_lock_delay_is_too_soon() {
-        let asks = ["ASK r1", "ASK r2", "GONE r1", "GONE r2"];
-        // In milliseconds: broken off at 20, and nobody before 120.
-        let broken = ["ENTER a-1 k 10 a r1 10000000 900000000", "FALL a-1 20000000 120000000"];
+        let asks = ["REQUEST r1", "REQUEST r2", "LEFT r1", "LEFT r2"];
+        // In milliseconds: aborted at 20, blocked until 120.
+        let broken = ["ENTER a-1 k 10 a r1 10000000 900000000", "ABORT a-1 20000000 120000000"];
         let comes = |at: u64| [format!("ENTER b-1 k 11 b r2 {at}000000 900000000"), format!("EXIT b-1 {at}500000")];
         for (at, expected) in
             [(20, vec!["too-soon"]), (90, vec!["too-soon"]), (119, vec![]), (120, vec![]), (15, vec!["overlap"])]
@@ -421,35 +421,37 @@ mod tests {
                 assert_eq!(violations(&[&asks[..], &reports].concat()), expected, "{reports:?}");
             }
         }
-        // It lost its lock long before it was broken off; the delay counts from there.
-        let lost = ["ENTER a-1 k 10 a r1 10000000 15000000", "FALL a-1 400000000 500000000"];
+        // It lost its lock long before the abort; the delay counts from the loss.
+        let lost = ["ENTER a-1 k 10 a r1 10000000 15000000", "ABORT a-1 400000000 500000000"];
         let next = [&*comes(130)[0], &*comes(130)[1]].map(str::to_owned);
         assert_eq!(violations(&[&asks[..], &lost, &[&*next[0], &*next[1]]].concat()), [""; 0]);
-        // One that had lost it before it could say so is not the next one, and has none behind it.
-        let late = ["ENTER b-1 k 11 b r2 60000000 60000000", "FALL b-1 70000000 170000000"];
+        // A section that had lost its lock before its report neither follows nor blocks another
+        // one.
+        let late = ["ENTER b-1 k 11 b r2 60000000 60000000", "ABORT b-1 70000000 170000000"];
         let third = ["ENTER c-1 k 12 c r2 130000000 900000000", "EXIT c-1 140000000"];
-        let reports = [&asks[..], &["ASK r3", "GONE r3"], &broken, &late, &[&third[0].replace("r2", "r3"), third[1]]];
+        let reports =
+            [&asks[..], &["REQUEST r3", "LEFT r3"], &broken, &late, &[&third[0].replace("r2", "r3"), third[1]]];
         assert_eq!(violations(&reports.concat()), [""; 0]);
     }
 
     #[test]
     fn handlers_of_departed_clients_are_counted() {
         let summary = summary_of(&[
-            "ASK before",
-            "GONE before",
-            "ASK inside",
+            "REQUEST before",
+            "LEFT before",
+            "REQUEST inside",
             "ENTER a-1 k 1 a inside 100 900",
-            "GONE inside",
-            "FALL a-1 200 200",
-            "ASK finished",
+            "LEFT inside",
+            "ABORT a-1 200 200",
+            "REQUEST finished",
             "ENTER a-2 k 2 a finished 300 900",
-            "GONE finished",
+            "LEFT finished",
             "EXIT a-2 400",
-            "ASK panicked",
+            "REQUEST panicked",
             "ENTER a-3 k 3 a panicked 500 900",
-            "FALL a-3 600 600",
+            "ABORT a-3 600 600",
             "BROKEN panicked",
-            "ASK cut",
+            "REQUEST cut",
             "BROKEN cut",
         ]);
         assert_eq!(summary.violations, BTreeMap::new(), "{:?}", summary.first);
@@ -460,7 +462,7 @@ mod tests {
 
     #[test]
     fn non_increasing_fence_is_found_in_any_order_of_reports() {
-        let asks = ["ASK r1", "ASK r2", "GONE r1", "GONE r2"];
+        let asks = ["REQUEST r1", "REQUEST r2", "LEFT r1", "LEFT r2"];
         let (first, second) =
             (["ENTER a-1 k 11 a r1 100 900", "EXIT a-1 150"], ["ENTER b-1 k 10 b r2 200 900", "EXIT b-1 300"]);
         for reports in [[first, second].concat(), [second, first].concat()] {
@@ -472,32 +474,39 @@ mod tests {
 
     #[test]
     fn every_request_ends_exactly_once() {
-        assert_eq!(violations(&["ASK r1"]), ["never-answered"]);
-        assert_eq!(violations(&["ASK r1", "ANSWER r1 409 not-started", "GONE r1"]), ["answered-twice"]);
-        assert_eq!(violations(&["ASK r1", "ANSWER r1 503 unknown", "ANSWER r1 503 unknown"]), ["answered-twice"]);
-        assert_eq!(violations(&["ASK r1", "ASK r1", "GONE r1"]), ["asked-twice"]);
-        assert_eq!(violations(&["GONE r1"]), ["answered-unasked"]);
-        assert_eq!(violations(&["ENTER a-1 k 1 a r1 100 900", "EXIT a-1 200"]), ["entered-unasked"]);
-        assert_eq!(violations(&["ASK r1", "BROKEN r1", "GONE r1"]), ["answered-twice"]);
-        assert_eq!(violations(&["ASK r1", "ANSWER r1 200 -"]), ["answered-without-a-section"]);
-        assert_eq!(violations(&["ASK r1", "ANSWER r1 500 -"]), ["answered-without-a-section"]);
-        let broken_off = ["ENTER a-1 k 1 a r1 100 900", "FALL a-1 200 200"];
-        assert_eq!(violations(&["ASK r1", broken_off[0], broken_off[1], "ANSWER r1 200 -"]), ["answered-but-fallen"]);
-        assert_eq!(violations(&["ASK r1", broken_off[0], broken_off[1], "ANSWER r1 500 -"]), [""; 0]);
-        assert_eq!(violations(&["FALL a-1 200 200"]), ["exit-without-enter"]);
+        assert_eq!(violations(&["REQUEST r1"]), ["never-answered"]);
+        assert_eq!(violations(&["REQUEST r1", "RESPONSE r1 409 not-started", "LEFT r1"]), ["answered-twice"]);
+        assert_eq!(
+            violations(&["REQUEST r1", "RESPONSE r1 503 unknown", "RESPONSE r1 503 unknown"]),
+            ["answered-twice"]
+        );
+        assert_eq!(violations(&["REQUEST r1", "REQUEST r1", "LEFT r1"]), ["requested-twice"]);
+        assert_eq!(violations(&["LEFT r1"]), ["answered-without-request"]);
+        assert_eq!(violations(&["ENTER a-1 k 1 a r1 100 900", "EXIT a-1 200"]), ["entered-without-request"]);
+        assert_eq!(violations(&["REQUEST r1", "BROKEN r1", "LEFT r1"]), ["answered-twice"]);
+        assert_eq!(violations(&["REQUEST r1", "RESPONSE r1 200 -"]), ["answered-without-a-section"]);
+        assert_eq!(violations(&["REQUEST r1", "RESPONSE r1 500 -"]), ["answered-without-a-section"]);
+        let aborted = ["ENTER a-1 k 1 a r1 100 900", "ABORT a-1 200 200"];
+        assert_eq!(violations(&["REQUEST r1", aborted[0], aborted[1], "RESPONSE r1 200 -"]), ["answered-but-aborted"]);
+        assert_eq!(violations(&["REQUEST r1", aborted[0], aborted[1], "RESPONSE r1 500 -"]), [""; 0]);
+        assert_eq!(violations(&["ABORT a-1 200 200"]), ["exit-without-enter"]);
         let twice = ["ENTER a-1 k 1 a r1 100 900", "EXIT a-1 200", "ENTER a-2 k 2 a r1 300 900", "EXIT a-2 400"];
-        assert_eq!(violations(&[&["ASK r1", "ANSWER r1 200 -"], &twice[..]].concat()), ["entered-twice"]);
+        assert_eq!(violations(&[&["REQUEST r1", "RESPONSE r1 200 -"], &twice[..]].concat()), ["entered-twice"]);
         assert_eq!(violations(&["EXIT a-1 200"]), ["exit-without-enter"]);
     }
 
     #[test]
     fn not_started_after_a_start_is_a_violation() {
         let section = ["ENTER a-1 k 1 a r1 100 900", "EXIT a-1 200"];
-        let answer = ["ANSWER r1 503 not-started"];
+        let answer = ["RESPONSE r1 503 not-started"];
         for reports in [[&section[..], &answer].concat(), [&answer[..], &section].concat()] {
-            assert_eq!(violations(&[&["ASK r1"], &reports[..]].concat()), ["not-started-but-entered"], "{reports:?}");
+            assert_eq!(
+                violations(&[&["REQUEST r1"], &reports[..]].concat()),
+                ["not-started-but-entered"],
+                "{reports:?}"
+            );
         }
-        assert_eq!(violations(&["ASK r1", section[0], section[1], "ANSWER r1 503 unknown"]), [""; 0]);
+        assert_eq!(violations(&["REQUEST r1", section[0], section[1], "RESPONSE r1 503 unknown"]), [""; 0]);
     }
 
     #[test]

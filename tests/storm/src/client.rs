@@ -1,4 +1,4 @@
-//! Clients over real sockets, which stay to the end or leave where they were told to.
+//! HTTP clients over real sockets that wait for their response, or leave at a given point.
 
 use std::{
     collections::HashMap,
@@ -27,8 +27,8 @@ use tokio::{
 
 use crate::workload::{ClientLeaves, LeaveKind, LeavePoint, Protocol, Workload};
 
-/// All the clients of a storm. Those that stay use the connections of those before them; those that leave take one down with them, or
-/// nothing but their stream.
+/// The clients of a storm. Waiting clients share connections; a leaving client closes its own
+/// connection or resets its stream.
 #[derive(Debug)]
 pub(crate) struct Clients {
     idle: Mutex<HashMap<SocketAddr, Vec<http1::SendRequest<Empty<Bytes>>>>>,
@@ -36,45 +36,45 @@ pub(crate) struct Clients {
     opening: Semaphore,
 }
 
-/// A request, and whether its client waits for the answer.
+/// A request, and when its client leaves.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// What it is called.
+    /// The name of the request.
     pub name: String,
-    /// What it asks for.
+    /// The path and query.
     pub path: String,
-    /// What its client speaks.
+    /// The protocol of its client.
     pub protocol: Protocol,
-    /// When its client leaves.
+    /// When its client leaves. `None`: after the response.
     pub leaves: Option<ClientLeaves>,
 }
 
-/// What a client saw.
+/// What a client observed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Observed {
-    /// An answer, to its end.
+    /// A complete response.
     Answer {
-        /// Its status.
+        /// The status.
         status: u16,
         /// `outcome` of its problem details.
         outcome: Option<String>,
-        /// The last word of their `type`.
+        /// The last part of their `type`.
         kind: Option<String>,
     },
-    /// It left before there was one.
+    /// The client left before the response.
     Left,
-    /// The connection broke, or the stream.
+    /// The connection or the stream broke.
     Broken,
 }
 
-/// An HTTP/2 connection of many.
+/// A shared HTTP/2 connection.
 #[derive(Debug)]
 struct Shared {
     requests: http2::SendRequest<Bytes>,
     connection: JoinHandle<()>,
 }
 
-/// An answer whose body has yet to come.
+/// A response whose body is not read yet.
 struct PartialResponse {
     head: Response<()>,
     body: Body,
@@ -85,29 +85,29 @@ enum Body {
     Http2(h2::RecvStream),
 }
 
-/// Why there is no answer.
+/// Why there is no response.
 enum Failure {
-    /// Nobody has seen the request: it may be sent again.
+    /// The server did not get the request: it can be sent again.
     NotSent,
     Broken,
 }
 
-/// To one instance; each has some hundred streams.
+/// Per instance; each has some hundred streams.
 const CONNECTIONS: usize = 4;
 
-/// A connection that was kept may be at its end; a new one is not.
+/// A kept connection may be closed; a new one is not.
 const TRIES: usize = 5;
 
 // === impl Ask ===
 
 impl Request {
-    /// By a client that stays.
+    /// A request of a waiting client.
     #[must_use]
     pub fn new(name: &str, path: &str) -> Self {
         Self { name: name.to_owned(), path: path.to_owned(), protocol: Protocol::Http1, leaves: None }
     }
 
-    /// By a client that leaves.
+    /// A request of a leaving client.
     #[must_use]
     pub fn leaving(self, leaves: ClientLeaves) -> Self {
         Self { leaves: Some(leaves), ..self }
@@ -118,7 +118,7 @@ impl Request {
         request.header("x-request", &self.name).body(body).expect("a request")
     }
 
-    /// One with a body, which nobody needs, byte for byte.
+    /// The bytes of a request with an unused body.
     fn in_bytes(&self, to: SocketAddr) -> String {
         let Self { path, name, .. } = self;
         format!("POST {path} HTTP/1.1\r\nhost: {to}\r\nx-request: {name}\r\ncontent-length: 40\r\n\r\n{:40}", "")
@@ -128,7 +128,7 @@ impl Request {
         self.leaves.is_some_and(|leaves| leaves.point == LeavePoint::InBody)
     }
 
-    /// It waits no longer than it wants to.
+    /// Stops when the client leaves.
     async fn until_leaving(&self, work: impl Future<Output = Result<Observed, Failure>>) -> Result<Observed, Failure> {
         match self.leaves {
             Some(ClientLeaves { point: LeavePoint::After(limit), .. }) => {
@@ -202,7 +202,7 @@ impl Clients {
         Err(Failure::Broken)
     }
 
-    /// One of the connections to there, each in its turn.
+    /// The next of the shared connections.
     async fn shared(&self, to: SocketAddr) -> Result<http2::SendRequest<Bytes>, Failure> {
         let open = || {
             let mut shared = guarded(&self.shared);
@@ -227,7 +227,7 @@ impl Clients {
         Ok(requests)
     }
 
-    /// One of them takes no more requests. Those that are on it are answered still.
+    /// Drops the connections for new requests. Requests on them still complete.
     fn forget(&self, to: SocketAddr) {
         guarded(&self.shared).remove(&to);
     }
@@ -239,7 +239,7 @@ async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// One that ends as it is to end, when it is dropped.
+/// A connection that closes as configured when it is dropped.
 async fn connect_to_leave(to: SocketAddr, leaves: ClientLeaves) -> io::Result<TcpStream> {
     let stream = connect(to).await?;
     if leaves.kind == LeaveKind::Abort {
@@ -248,7 +248,7 @@ async fn connect_to_leave(to: SocketAddr, leaves: ClientLeaves) -> io::Result<Tc
     Ok(stream)
 }
 
-/// On a connection of its own, which is gone when this is over.
+/// On a connection of its own, which closes afterwards.
 async fn send_and_leave_on_http1(to: SocketAddr, request: &Request, leaves: ClientLeaves) -> Result<Observed, Failure> {
     let mut stream = connect_to_leave(to, leaves).await?;
     if let LeavePoint::WhileSending { sent, after } = leaves.point {
@@ -265,13 +265,13 @@ async fn send_and_leave_on_http1(to: SocketAddr, request: &Request, leaves: Clie
     driving(connection, request.until_leaving(exchange)).await
 }
 
-/// On a connection of its own, which is gone when this is over.
+/// On a connection of its own, which closes afterwards.
 async fn send_and_leave_on_http2(to: SocketAddr, request: &Request, leaves: ClientLeaves) -> Result<Observed, Failure> {
     let (mut requests, connection) = http2::handshake(connect_to_leave(to, leaves).await?).await?;
     driving(connection, request.until_leaving(exchange_on_http2(&mut requests, to, request))).await
 }
 
-/// Does this while the connection does its part, and drops both.
+/// Polls the connection and the work, and drops both at the end.
 async fn driving<T>(connection: impl Future, work: impl Future<Output = T>) -> T {
     let connection = async {
         drop(connection.await);
@@ -297,7 +297,7 @@ async fn send_on_http1(
     }
 }
 
-/// Dropped before it is over, it resets its stream.
+/// Resets its stream when it is dropped early.
 async fn exchange_on_http2(
     requests: &mut http2::SendRequest<Bytes>,
     to: SocketAddr,

@@ -1,4 +1,4 @@
-//! What a storm is made of: a checker, services, and clients that tell the checker what they ask and what they hear.
+//! The checker, the services, and clients that report what they send and observe.
 
 use std::{
     collections::HashMap,
@@ -24,7 +24,7 @@ use crate::{
     reporter::Reporter,
 };
 
-/// Longer than anything takes here, on a machine that does something else as well.
+/// Longer than any step takes, even on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The checker, and clients that report to it.
@@ -44,33 +44,33 @@ pub struct Service {
     instances: Vec<SocketAddr>,
 }
 
-/// What an instance has at a moment: all zeros when nobody wants anything of it.
+/// The state of an instance: all zeros when it is idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Residue {
-    /// Handlers and bodies of theirs that are there still, whoever drives them.
+    /// Handlers and bodies that still exist.
     pub inside: usize,
-    /// Keys it holds.
+    /// Keys that it holds.
     pub held: usize,
-    /// Keys it knows something of.
+    /// Keys that it tracks.
     pub known: usize,
-    /// Calls that wait.
+    /// Waiting calls.
     pub waiting: usize,
-    /// Keys that something is kept of in the memory of its process.
+    /// Keys with data in the memory of its process.
     pub kept: usize,
 }
 
-/// What a service leaves behind: all zeros, if it ends in order.
+/// What a service leaves at its end: all zeros after a graceful shutdown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShutdownReport {
-    /// Keys that were still held when its patience was at its end.
+    /// Keys still held at the end of the shutdown.
     pub holding: usize,
-    /// Tasks that were still there when it had nothing left to do.
+    /// Tasks that still existed after the shutdown.
     pub tasks: usize,
-    /// Panics that nobody had planned.
+    /// Unplanned panics.
     pub panics: usize,
 }
 
-/// A process whose lines are read as they come.
+/// A process whose output is read line by line.
 #[derive(Debug)]
 struct ChildOutput {
     process: Process,
@@ -80,11 +80,11 @@ struct ChildOutput {
 // === impl Site ===
 
 impl Cluster {
-    /// Starts a checker, with these arguments. `service` is the program that is to be refereed.
+    /// Starts a checker with these arguments. `service` is the program under test.
     ///
     /// # Panics
     ///
-    /// It does not start.
+    /// Panics if it does not start.
     pub async fn start(checker: &str, service: &'static str, arguments: &[&str]) -> Self {
         let mut checker = ChildOutput::start(checker, arguments, &HashMap::new());
         let address = checker.listening().await;
@@ -92,11 +92,11 @@ impl Cluster {
         Self { checker: checker, address, service, reporter, clients: Clients::new() }
     }
 
-    /// Starts a service, with these arguments, on this Redis or in its own memory.
+    /// Starts a service with these arguments, on this Redis or in its own memory.
     ///
     /// # Panics
     ///
-    /// It does not start.
+    /// Panics if it does not start.
     pub async fn service(&self, arguments: &[&str], redis_url: Option<&str>) -> Service {
         let mut environment = HashMap::from([("CHECKER", self.address.to_string())]);
         environment.extend(redis_url.map(|url| ("REDIS_URL", url.to_owned())));
@@ -109,16 +109,16 @@ impl Cluster {
         Service { process, instances }
     }
 
-    /// Sends a request and waits for its answer, or leaves before.
+    /// Sends a request and waits for its response, or leaves before.
     ///
     /// # Panics
     ///
-    /// There is no answer for two minutes: somebody hangs.
+    /// Panics if there is no response for two minutes.
     pub async fn send(&self, instance: SocketAddr, ask: &Request) -> Observed {
         let request = ask.name.clone();
         self.reporter.report(Report::Request { request: request.clone() }).await;
         let observed = timeout(TIMEOUT, self.clients.send(instance, ask)).await;
-        let observed = observed.unwrap_or_else(|_| panic!("{ask:?} at {instance}: no answer"));
+        let observed = observed.unwrap_or_else(|_| panic!("{ask:?} at {instance}: no response"));
         let report = match &observed {
             Observed::Answer { status, outcome, .. } => {
                 Report::Response { request, status: *status, outcome: outcome.as_deref().unwrap_or("-").to_owned() }
@@ -130,11 +130,11 @@ impl Cluster {
         observed
     }
 
-    /// The checker's word, and whether its exit says the same.
+    /// The summary of the checker, compared with its exit code.
     ///
     /// # Panics
     ///
-    /// It does not.
+    /// Panics if they differ.
     pub async fn finish(mut self) -> Summary {
         let Reply::Summary(json) = self.reporter.report(Report::Finish).await else { panic!("no summary") };
         let summary: Summary = serde_json::from_str(&json).expect("a summary");
@@ -152,7 +152,7 @@ impl Cluster {
 // === impl Service ===
 
 impl Service {
-    /// Where its instances listen.
+    /// The addresses of its instances.
     #[must_use]
     pub fn instances(&self) -> &[SocketAddr] {
         &self.instances
@@ -164,15 +164,15 @@ impl Service {
         &self.process.process
     }
 
-    /// What its instances have now, all together; those that share a store count it once each.
+    /// The sum over its instances; instances with a shared store count it once each.
     ///
     /// # Panics
     ///
-    /// It does not say.
+    /// Panics without a response.
     pub async fn residue(&self) -> Residue {
         let mut all = Residue::default();
         for instance in &self.instances {
-            let json = timeout(TIMEOUT, get(*instance, "/left")).await.expect("an answer").expect("it listens");
+            let json = timeout(TIMEOUT, get(*instance, "/left")).await.expect("a response").expect("it listens");
             let Residue { inside, held, known, waiting, kept } = serde_json::from_str(&json).expect("JSON");
             all.inside += inside;
             all.held += held;
@@ -183,11 +183,11 @@ impl Service {
         all
     }
 
-    /// Ends it in order.
+    /// Ends it gracefully.
     ///
     /// # Panics
     ///
-    /// It does not end, or not well.
+    /// Panics if it does not end, or with an error.
     pub async fn terminate(mut self) -> ShutdownReport {
         self.process.process.terminate();
         let status: ExitStatus = self.process.process.end().await;
@@ -197,7 +197,7 @@ impl Service {
     }
 }
 
-/// What is answered, on a connection that nobody else needs.
+/// The response on a connection of its own.
 async fn get(from: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(from).await?;
     stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).await?;
@@ -221,12 +221,12 @@ impl ChildOutput {
     }
 
     async fn line(&mut self) -> String {
-        timeout(TIMEOUT, self.lines.recv()).await.expect("it says something").expect("it lives")
+        timeout(TIMEOUT, self.lines.recv()).await.expect("a line in time").expect("it lives")
     }
 
     async fn listening(&mut self) -> SocketAddr {
         let line = self.line().await;
-        let address = line.strip_prefix("listening on ").unwrap_or_else(|| panic!("not where it listens: {line}"));
+        let address = line.strip_prefix("listening on ").unwrap_or_else(|| panic!("no address: {line}"));
         address.parse().expect("an address")
     }
 }

@@ -1,14 +1,16 @@
-//! All storms of the crate: clients of every kind, services of one process or of many, and a checker that sees what each of them does.
+//! Storms: clients of every kind, services of one or many processes, and a checker that records all
+//! of them.
 //!
 //! ```text
-//! storm (a test) ──HTTP──▶ service × n ──▶ proxy, which does what networks do ──▶ Redis, or its own memory
-//!    │ ASK, ANSWER, GONE,     │ ENTER, WRITE, EXIT, FALL
-//!    │ BROKEN                 │
+//! storm (a test) ──HTTP──▶ service × n ──▶ proxy with network faults ──▶ Redis, or its own memory
+//!    │ REQUEST, RESPONSE,     │ ENTER, WRITE, EXIT, ABORT
+//!    │ LEFT, BROKEN           │
 //!    └────────▶ checker ◀─────┘
 //! ```
 //!
-//! The checker is a process of its own: it believes nobody, and what it says at the end is the outcome of the storm. What is asked, what
-//! handlers do and which clients leave is thrown by a seed, before anything happens.
+//! The checker is a process of its own, and its summary is the result of the storm. A seed
+//! determines the requests, the work of the handlers and the clients that leave, before the storm
+//! starts.
 
 mod report;
 mod checker;
@@ -30,7 +32,7 @@ pub use self::{
     workload::{ClientLeaves, LeaveKind, LeavePoint, LockPath, Panics, Patience, Protocol, Work, Workload},
 };
 
-/// What time it is, in nanoseconds: the same for every process of this machine.
+/// The time in nanoseconds, shared by all processes of this machine.
 #[must_use]
 pub fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

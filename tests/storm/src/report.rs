@@ -1,99 +1,99 @@
-//! What is told to the checker, and what it says: a line each.
+//! Reports to the checker and its replies, one line each.
 
 use std::{
     fmt,
     str::{FromStr, SplitAsciiWhitespace},
 };
 
-/// What somebody tells the checker. No name has a space in it.
+/// A report to the checker. Names contain no spaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
     /// A client is about to send a request.
     Request {
-        /// Its name.
+        /// The name of the request.
         request: String,
     },
     /// A handler runs under a lock.
     Enter {
-        /// The name of this section, used once.
+        /// The unique name of the section.
         section: String,
-        /// What is locked.
+        /// The locked key.
         key: String,
         /// Its fencing token.
         token: u64,
-        /// In which process.
+        /// The name of the process.
         process: String,
-        /// For which request.
+        /// The name of the request.
         request: String,
-        /// When, by [`now`](crate::now). Read before the deadline was.
+        /// The time by [`now`](crate::now), read before the deadline.
         at: u64,
-        /// Until when it has the lock for certain, as it believes.
+        /// The deadline of the lock.
         deadline: u64,
     },
-    /// A section is over, and its lock not yet given back.
+    /// A section has ended, and its lock is not yet released.
     Exit {
-        /// Its name.
+        /// The name of the section.
         section: String,
-        /// When, by [`now`](crate::now).
+        /// The time by [`now`](crate::now).
         at: u64,
     },
-    /// A section was broken off, by whatever: a panic, a client that left, a lock that was lost.
+    /// A section was aborted: by a panic, a disconnect or a lost lock.
     Abort {
-        /// Its name.
+        /// The name of the section.
         section: String,
-        /// When, by [`now`](crate::now).
+        /// The time by [`now`](crate::now).
         at: u64,
-        /// Until when nobody else is to begin: a lock-delay later.
+        /// No other section may start before: the end of the lock-delay.
         until: u64,
     },
-    /// Something is to be written.
+    /// A write to the resource.
     Write {
-        /// Where.
+        /// The key.
         key: String,
-        /// Under which fencing token.
+        /// The fencing token.
         token: u64,
     },
-    /// A client has its answer.
+    /// A client has a complete response.
     Response {
-        /// To which request.
+        /// The name of the request.
         request: String,
         /// The status.
         status: u16,
-        /// `outcome` of the problem details, `-` if there is none.
+        /// `outcome` of the problem details, or `-`.
         outcome: String,
     },
-    /// A client has left before its answer was complete.
+    /// A client has left before its response was complete.
     Left {
-        /// The request.
+        /// The name of the request.
         request: String,
     },
-    /// A client that did not leave has lost its connection, or its stream of one.
+    /// A waiting client has lost its connection or stream.
     Broken {
-        /// The request.
+        /// The name of the request.
         request: String,
     },
-    /// Says nothing: whoever has the answer knows that everything before it has arrived.
+    /// Reports nothing: its reply confirms that all earlier reports have arrived.
     Flush,
-    /// It is over: what was observed, please.
+    /// The end of the storm; the reply is the summary.
     Finish,
 }
 
-/// What the checker answers.
+/// The reply of the checker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Taken down.
+    /// Recorded.
     Ok,
-    /// Written.
+    /// The write was accepted.
     Accepted,
-    /// Not written: somebody with a larger token was there before.
+    /// The write was refused: a larger token has written before.
     Refused,
-    /// To [`Report::Finish`]: what was observed, as JSON in one line.
+    /// The reply to [`Report::Finish`]: the summary as JSON in one line.
     Summary(String),
-    /// To what is none of these.
+    /// The line was no report.
     Invalid,
 }
 
-/// It is none of these lines.
+/// The line is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidReport;
 
@@ -102,15 +102,15 @@ pub struct InvalidReport;
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Request { request } => write!(f, "ASK {request}"),
+            Self::Request { request } => write!(f, "REQUEST {request}"),
             Self::Enter { section, key, token, process, request, at, deadline } => {
                 write!(f, "ENTER {section} {key} {token} {process} {request} {at} {deadline}")
             }
             Self::Exit { section, at } => write!(f, "EXIT {section} {at}"),
-            Self::Abort { section, at, until } => write!(f, "FALL {section} {at} {until}"),
+            Self::Abort { section, at, until } => write!(f, "ABORT {section} {at} {until}"),
             Self::Write { key, token } => write!(f, "WRITE {key} {token}"),
-            Self::Response { request, status, outcome } => write!(f, "ANSWER {request} {status} {outcome}"),
-            Self::Left { request } => write!(f, "GONE {request}"),
+            Self::Response { request, status, outcome } => write!(f, "RESPONSE {request} {status} {outcome}"),
+            Self::Left { request } => write!(f, "LEFT {request}"),
             Self::Broken { request } => write!(f, "BROKEN {request}"),
             Self::Flush => f.write_str("FLUSH"),
             Self::Finish => f.write_str("FINISH"),
@@ -124,7 +124,7 @@ impl FromStr for Report {
     fn from_str(line: &str) -> Result<Self, InvalidReport> {
         let mut words = line.split_ascii_whitespace();
         let report = match words.next().ok_or(InvalidReport)? {
-            "ASK" => Self::Request { request: word(&mut words)? },
+            "REQUEST" => Self::Request { request: word(&mut words)? },
             "ENTER" => Self::Enter {
                 section: word(&mut words)?,
                 key: word(&mut words)?,
@@ -135,12 +135,12 @@ impl FromStr for Report {
                 deadline: word(&mut words)?,
             },
             "EXIT" => Self::Exit { section: word(&mut words)?, at: word(&mut words)? },
-            "FALL" => Self::Abort { section: word(&mut words)?, at: word(&mut words)?, until: word(&mut words)? },
+            "ABORT" => Self::Abort { section: word(&mut words)?, at: word(&mut words)?, until: word(&mut words)? },
             "WRITE" => Self::Write { key: word(&mut words)?, token: word(&mut words)? },
-            "ANSWER" => {
+            "RESPONSE" => {
                 Self::Response { request: word(&mut words)?, status: word(&mut words)?, outcome: word(&mut words)? }
             }
-            "GONE" => Self::Left { request: word(&mut words)? },
+            "LEFT" => Self::Left { request: word(&mut words)? },
             "BROKEN" => Self::Broken { request: word(&mut words)? },
             "FLUSH" => Self::Flush,
             "FINISH" => Self::Finish,
@@ -215,7 +215,7 @@ mod tests {
                 assert_eq!(less.parse::<Report>(), Err(InvalidReport), "{less}");
             }
         }
-        for line in ["", "HELLO", "EXIT a-1 soon", "ANSWER r1 70000 -"] {
+        for line in ["", "HELLO", "EXIT a-1 soon", "RESPONSE r1 70000 -"] {
             assert_eq!(line.parse::<Report>(), Err(InvalidReport), "{line}");
         }
         for answer in [Reply::Ok, Reply::Accepted, Reply::Refused, Reply::Summary(text("{}"))] {

@@ -9,18 +9,18 @@ use tokio::{
 
 use crate::report::{Reply, Report};
 
-/// A line to the checker. What is reported on it arrives in that order, also if nobody waits for the answer.
+/// A connection to the checker. Reports arrive in order, even if their replies are not awaited.
 #[derive(Clone, Debug)]
 pub struct Reporter {
     reports: mpsc::UnboundedSender<(Report, oneshot::Sender<Reply>)>,
 }
 
 impl Reporter {
-    /// Connects to it.
+    /// Connects to the checker.
     ///
     /// # Errors
     ///
-    /// It is not there.
+    /// Fails if the checker does not listen.
     pub async fn connect(checker: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect(checker).await?;
         stream.set_nodelay(true)?;
@@ -55,11 +55,11 @@ impl Reporter {
         Ok(Self { reports })
     }
 
-    /// Reports it. It is on its way when this returns; the future is what is answered.
+    /// Sends a report at once; the future is the reply.
     ///
     /// # Panics
     ///
-    /// The future, if the checker has gone: then nothing that is seen is worth anything.
+    /// The future panics if the checker has ended: the storm has no result then.
     pub fn report(&self, report: Report) -> impl Future<Output = Reply> + use<> {
         let (answer, answered) = oneshot::channel();
         let _ = self.reports.send((report, answer));

@@ -1,4 +1,4 @@
-//! A storm: services, what is between them and their Redis, and thousands of clients at once.
+//! A storm: services, a proxy in front of their Redis, and thousands of concurrent clients.
 
 use std::{
     collections::BTreeMap,
@@ -17,57 +17,57 @@ use crate::{
     workload::{Patience, Workload},
 };
 
-/// Where a storm takes place.
+/// The environment of a storm.
 #[derive(Debug)]
 pub struct Environment {
-    /// `None`: one process, and its memory.
+    /// `None`: one process with a store in memory.
     pub redis: Option<RedisServer>,
     /// Between the services and their Redis.
     pub proxy: Option<Proxy>,
     /// The services, in the order of their names.
     pub services: Vec<Service>,
-    /// Which of them are sent nothing any more.
+    /// Whether a service gets no more requests.
     pub leaving: Vec<AtomicBool>,
-    /// What is thrown.
+    /// The seed of the storm.
     pub seed: u64,
     cluster: Cluster,
 }
 
-/// What the clients saw, and how long the longest of them took.
+/// What the clients observed, and the duration of the longest request.
 #[derive(Debug)]
 pub struct Storm {
     observed: Vec<(Workload, Observed)>,
     longest: Duration,
 }
 
-/// What the clients saw, and what the checker did.
+/// The observations of the clients and the summary of the checker.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What was asked, and what came of it.
+    /// The requests and their observations.
     pub observed: Vec<(Workload, Observed)>,
-    /// How long the longest took.
+    /// The duration of the longest request.
     pub longest: Duration,
-    /// What went wrong between the services and their Redis.
+    /// The number of faults between the services and their Redis.
     pub faults: u64,
-    /// How many connections were made there.
-    pub arrived: u64,
-    /// What the checker says.
+    /// The number of connections there.
+    pub connections: u64,
+    /// The summary of the checker.
     pub summary: Summary,
 }
 
-/// Requests at a time.
+/// The number of concurrent requests.
 const CONCURRENCY: usize = 200;
 
-/// So long nobody has a key after a section that was broken off: long enough to be observed, and short enough for a storm.
+/// Long enough to be observable, and short enough for a storm.
 const LOCK_DELAY: &str = "--lock-delay-ms=100";
 
 const LEASE: Duration = Duration::from_secs(30);
 
-/// The seed of this run: `SEED`, else another one each time. Printed, for whoever wants to see it again.
+/// The seed of this run, printed to repeat it: `SEED`, or a random one.
 ///
 /// # Panics
 ///
-/// `SEED` is no number.
+/// Panics if `SEED` is not a number.
 #[must_use]
 pub fn seed() -> u64 {
     let seed = std::env::var("SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().expect("a number"));
@@ -75,9 +75,11 @@ pub fn seed() -> u64 {
     seed
 }
 
+/// Waits for a condition.
+///
 /// # Panics
 ///
-/// It is not so within a minute.
+/// Panics after a minute.
 async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
     let wait = async {
         while !is_so().await {
@@ -90,11 +92,12 @@ async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
 // === impl World ===
 
 impl Environment {
-    /// With this Redis behind a proxy, or one that remembers for itself; with so many processes (one, without Redis), each with this flag.
+    /// Starts processes with this flag: on a Redis behind a proxy, or one process with a store in
+    /// memory.
     ///
     /// # Panics
     ///
-    /// Something does not start.
+    /// Panics if a process does not start.
     pub async fn new(
         (checker, service): (&str, &'static str),
         redis: Option<RedisServer>,
@@ -106,7 +109,7 @@ impl Environment {
             Some(redis) => Some(Proxy::start(redis.address()).await),
             None => None,
         };
-        assert!(proxy.is_some() || processes == 1, "nobody shares the memory of another process");
+        assert!(proxy.is_some() || processes == 1, "processes do not share memory");
         let cluster = Cluster::start(checker, service, &[]).await;
         let url = proxy.as_ref().map(Proxy::url);
         let names = ["a", "b", "c", "d"][..processes].iter();
@@ -120,25 +123,26 @@ impl Environment {
     ///
     /// # Panics
     ///
-    /// It has none.
+    /// Panics without one.
     pub fn redis(&self) -> &RedisServer {
         self.redis.as_ref().expect("a environment with a Redis")
     }
 
-    /// What is before its Redis.
+    /// The proxy in front of its Redis.
     ///
     /// # Panics
     ///
-    /// It has none.
+    /// Panics without one.
     pub fn proxy(&self) -> &Proxy {
         self.proxy.as_ref().expect("a environment with a Redis")
     }
 
-    /// Sends so many requests.
+    /// Sends this many requests.
     ///
     /// # Panics
     ///
-    /// Nobody is left to be asked, or somebody has no answer for two minutes, or no turn for one.
+    /// Panics if no service is left, a request has no response for two minutes, or a waiter no
+    /// grant for one.
     pub async fn storm(&self, requests: u64) -> Storm {
         let requests = stream::iter(Workload::generate(self.seed, requests)).map(|workload| {
             let services = self.services.iter().zip(&self.leaving);
@@ -150,7 +154,7 @@ impl Environment {
             async move {
                 let asked = Instant::now();
                 let observed = self.cluster.send(instance, &Request::from(&workload)).await;
-                // At once: with a key that nobody gives back it would be one after the other.
+                // Fails at once: with a key that is never released each waiter would take a minute.
                 assert!(!wait_timed_out(&workload, &observed), "a minute was not enough for {workload:?}");
                 (workload, observed, asked.elapsed())
             }
@@ -160,14 +164,15 @@ impl Environment {
         Storm { observed: observed.into_iter().map(|(workload, observed, _)| (workload, observed)).collect(), longest }
     }
 
-    /// Nothing is left behind: no handler, no key and nobody who waits while the services run, and nothing at all when they have ended in order.
+    /// Checks that nothing is left: no handlers, keys and waiters while the services run, and
+    /// nothing at all after their graceful shutdown.
     ///
     /// # Panics
     ///
-    /// Something is.
+    /// Panics if anything is left.
     pub async fn end(self, storm: Storm) -> Outcome {
         let Self { redis, proxy, cluster, services, .. } = self;
-        // But for those that were killed.
+        // Except for killed services.
         let living = || services.iter().filter(|service| service.process().ended().is_none());
         eventually("a service with nothing left to do", async || {
             join_all(living().map(Service::residue)).await.iter().all(|left| *left == Residue::default())
@@ -190,34 +195,40 @@ impl Environment {
         }
         if let (Some(redis), Some(proxy)) = (&redis, &proxy) {
             assert_eq!(redis.command(&["PUBSUB", "CHANNELS"]).await.texts(), [""; 0]);
-            eventually("only the one who asks is connected", async || {
+            eventually("only this connection is left", async || {
                 redis.command(&["CLIENT", "LIST"]).await.text().expect("text").lines().count() == 1
             })
             .await;
-            // It may still be connecting for somebody who has gone.
-            eventually("nobody is connected", async || proxy.connections().is_empty()).await;
+            // A connection of an ended process may still be opening.
+            eventually("no connection is left", async || proxy.connections().is_empty()).await;
         }
-        let (faults, arrived) = proxy.map_or((0, 0), |proxy| (proxy.fault_count(), proxy.arrived()));
-        Outcome { observed: storm.observed, longest: storm.longest, faults, arrived, summary: cluster.finish().await }
+        let (faults, connections) = proxy.map_or((0, 0), |proxy| (proxy.fault_count(), proxy.arrived()));
+        Outcome {
+            observed: storm.observed,
+            longest: storm.longest,
+            faults,
+            connections,
+            summary: cluster.finish().await,
+        }
     }
 }
 
 // === impl Outcome ===
 
 impl Outcome {
-    /// How many it was so for.
+    /// The number of requests that match.
     #[must_use]
-    pub fn count(&self, is_it: impl Fn(&Workload, &Observed) -> bool) -> usize {
-        self.observed.iter().filter(|(workload, observed)| is_it(workload, observed)).count()
+    pub fn count(&self, matches: impl Fn(&Workload, &Observed) -> bool) -> usize {
+        self.observed.iter().filter(|(workload, observed)| matches(workload, observed)).count()
     }
 
-    /// What no weather excuses, but for these violations.
+    /// Checks what must hold under any faults, except for these violations.
     ///
     /// # Panics
     ///
-    /// Something of it was.
+    /// Panics if a check fails.
     pub fn check(&self, excused: &[&str]) {
-        let Self { observed, longest, faults, arrived, summary } = self;
+        let Self { observed, longest, faults, connections, summary } = self;
         let mut problems = BTreeMap::<_, u64>::new();
         for (_, observed) in observed {
             if let Observed::Answer { kind: Some(kind), .. } = observed {
@@ -225,15 +236,15 @@ impl Outcome {
             }
         }
         println!(
-            "{faults} faults on {arrived} connections, the longest took {longest:?}, {problems:?}, {}",
+            "{faults} faults on {connections} connections, the longest took {longest:?}, {problems:?}, {}",
             serde_json::to_string(summary).expect("plain data")
         );
         let Summary { violations, first, .. } = summary;
         assert!(violations.keys().all(|name| excused.contains(&&**name)), "{violations:?}: {first:#?}");
         assert_eq!(summary.asked, number(observed.len()));
         let heard = summary.answered.values().sum::<u64>() + summary.left + summary.broken;
-        assert_eq!(heard, summary.asked, "everybody hears something");
-        // Nothing was started but what was answered so, or may have been.
+        assert_eq!(heard, summary.asked, "every request has an outcome");
+        // Sections belong to successful requests, or to those with an unknown outcome.
         let unknown = summary.left + summary.broken + [412, 500, 503].map(|is| summary.answers(is)).iter().sum::<u64>();
         let ran = summary.answers(200);
         assert!((ran..=ran + unknown).contains(&summary.sections), "{summary:#?}");
@@ -243,27 +254,27 @@ impl Outcome {
             "{left} of {}: a hundredth or so",
             observed.len()
         );
-        let strangers: Vec<_> =
+        let unexpected: Vec<_> =
             observed.iter().filter(|(workload, observed)| !is_expected(workload, observed)).collect();
-        assert!(strangers.is_empty(), "nobody answers so: {strangers:?}");
+        assert!(unexpected.is_empty(), "unexpected responses: {unexpected:?}");
     }
 
-    /// And nobody was broken off, came too late, or waited for the end of a lease.
+    /// Checks that no section was aborted or late, and none waited for the end of a lease.
     ///
     /// # Panics
     ///
-    /// Somebody was.
+    /// Panics if a check fails.
     pub fn check_nothing_aborted(&self) {
         let Self { summary, longest, .. } = self;
-        assert!(*longest < LEASE, "{longest:?}: whose lease did it wait for?");
-        // What was broken off may have had a write on its way; nobody else came too late.
+        assert!(*longest < LEASE, "{longest:?}: waited for the end of a lease");
+        // An aborted section may have a write in flight; no other write is late.
         assert_eq!((summary.late, summary.left_open, summary.answers(412)), (0, 0, 0), "{summary:#?}");
         assert!(summary.refused <= summary.aborted, "{summary:#?}");
         let is_well = |observed: &Observed| {
-            // That `lost`, `max-hold` and `shutting-down` are not among them is the point.
+            // `lost`, `max-hold` and `shutting-down` must not occur.
             let is_well = [200, 409, 500].iter().any(|status| has_status(observed, *status));
-            let is_told = is(observed, 503, "store-unavailable") || is(observed, 503, "line-full");
-            is_well || is_told || matches!(observed, Observed::Left | Observed::Broken)
+            let is_rejected = is(observed, 503, "store-unavailable") || is(observed, 503, "line-full");
+            is_well || is_rejected || matches!(observed, Observed::Left | Observed::Broken)
         };
         let unwell: Vec<_> = self.observed.iter().filter(|(_, observed)| !is_well(observed)).collect();
         assert!(unwell.is_empty(), "{unwell:?}, {summary:#?}");
@@ -273,11 +284,11 @@ impl Outcome {
         assert!(broken_off.is_empty(), "they were to finish without their clients: {broken_off:?}");
     }
 
-    /// Nor did a connection break, or a stream of one, but for a handler that panicked on it.
+    /// Checks that no connection or stream broke, except by a panicking handler.
     ///
     /// # Panics
     ///
-    /// One did.
+    /// Panics if one did.
     pub fn check_connections(&self) {
         let is_alone =
             |workload: &Workload, observed: &Observed| *observed == Observed::Broken && !breaks_connection(workload);
@@ -286,11 +297,11 @@ impl Outcome {
         assert_eq!(self.summary.broken_before, 0, "{:#?}", self.summary);
     }
 
-    /// All that storms are made of was there.
+    /// Checks that every kind of event occurred.
     ///
     /// # Panics
     ///
-    /// Something was not.
+    /// Panics if one did not.
     pub fn check_coverage(&self) {
         let Summary { left: gone, left_before: gone_before, left_inside: gone_inside, broken, aborted: fallen, .. } =
             &self.summary;
@@ -302,7 +313,7 @@ impl Outcome {
             self.summary
         );
         assert!(*broken > 0 && fallen >= broken, "some handlers panicked: {:#?}", self.summary);
-        let some = |is_it: fn(&Workload, &Observed) -> bool| self.count(is_it) > 0;
+        let some = |matches: fn(&Workload, &Observed) -> bool| self.count(matches) > 0;
         assert!(some(|workload, observed| workload.patience == Patience::FailFast && has_status(observed, 200)));
         assert!(some(|_, observed| is(observed, 409, "held")) && some(|_, observed| is(observed, 409, "timed-out")));
         assert!(
@@ -312,7 +323,7 @@ impl Outcome {
     }
 }
 
-/// It was answered with this type of problem.
+/// Whether the response is a problem of this type.
 #[must_use]
 pub fn is(observed: &Observed, status: u16, kind: &str) -> bool {
     matches!(observed, Observed::Answer { status: is, kind: Some(of), .. } if (*is, of.as_str()) == (status, kind))
@@ -322,22 +333,22 @@ fn has_status(observed: &Observed, status: u16) -> bool {
     matches!(observed, Observed::Answer { status: is, .. } if *is == status)
 }
 
-/// Everybody who waits for as long as it takes has a turn.
+/// A waiter without a limit always gets a grant.
 fn wait_timed_out(workload: &Workload, observed: &Observed) -> bool {
     workload.patience == Patience::Wait && is(observed, 409, "timed-out")
 }
 
-/// Once it has begun, it comes to its end, whatever its client does. (A stream that nobody reads does not.)
+/// Whether its handler runs to its end after a disconnect. (An unread stream does not.)
 fn runs_to_end(workload: &Workload) -> bool {
     !workload.lock_path.is_dropped && workload.work.frames == 0 && workload.work.panics.is_none()
 }
 
-/// Its panic reaches hyper, which has nothing to say any more: nobody catches it, or the head may have been sent.
+/// Whether its panic ends the connection in hyper: it is not caught, or after the response head.
 fn breaks_connection(workload: &Workload) -> bool {
     workload.work.panics.is_some() && (!workload.lock_path.is_caught || workload.work.frames > 0)
 }
 
-/// Nobody hears what nobody says to such a request, whatever the weather.
+/// Whether a request can have this outcome under any faults.
 fn is_expected(workload: &Workload, observed: &Observed) -> bool {
     let panics = workload.work.panics.is_some();
     match observed {

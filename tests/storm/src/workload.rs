@@ -1,133 +1,134 @@
-//! What each request of a storm is: thrown once, so that the same seed is the same storm.
+//! The requests of a storm, generated from a seed.
 
 use std::{fmt, time::Duration};
 
 use fastrand::Rng;
 use serde::Deserialize;
 
-/// One request: how it is asked, what its handler does, and when its client leaves. What others do at that time is not in it.
+/// One request: its path, the work of its handler, and when its client leaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// Its number: the first one is 0.
+    /// Its number, from zero.
     pub number: u64,
-    /// What its client speaks.
+    /// The protocol of its client.
     pub protocol: Protocol,
-    /// Which process is asked: this one, modulo those that live.
+    /// The instance that gets it, modulo the live ones.
     pub instance: usize,
-    /// Which subject.
+    /// The subject that it locks.
     pub subject: u64,
-    /// Whether it waits for its turn.
+    /// How long it waits.
     pub patience: Patience,
-    /// What its handler does.
+    /// The work of its handler.
     pub work: Work,
-    /// By which of the ways that lead to it.
+    /// How its handler takes the lock.
     pub lock_path: LockPath,
-    /// When its client leaves. `None`: not before it has its answer.
+    /// When its client leaves. `None`: after the response.
     pub leaves: Option<ClientLeaves>,
 }
 
-/// What a client speaks.
+/// The protocol of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// HTTP/1.1: one connection for each request, kept for the next one.
+    /// HTTP/1.1: a connection per request, kept for the next one.
     Http1,
     /// HTTP/2: many requests share a connection.
     Http2,
 }
 
-/// How a handler comes by its lock, and what is around it.
+/// How a handler takes its lock, and the layers around it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LockPath {
-    /// Something outside of the lock makes an answer of a panic.
+    /// A layer outside the lock turns a panic into a response.
     pub is_caught: bool,
-    /// If its client leaves it is dropped, and does not finish.
+    /// The handler is cancelled with its client.
     pub is_dropped: bool,
-    /// Its lock is taken by an extractor, and not by a layer.
+    /// The lock is taken by an extractor, not by a layer.
     pub is_extracted: bool,
 }
 
-/// How long a request waits while somebody else has its key.
+/// How long a request waits for a busy key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// Not at all.
     FailFast,
     /// A few milliseconds.
     Briefly,
-    /// To its turn.
+    /// Without a limit.
     Wait,
 }
 
-/// How a handler spends its time. It comes with the request.
+/// The work of a handler, sent with the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Work {
-    /// Others run meanwhile.
+    /// The time it sleeps.
     #[serde(default)]
     pub work_ms: u64,
-    /// Nobody does on this thread, and nobody can break it off: a pause between the last look at the lock and the write.
+    /// The time it blocks its thread, between the last check of the lock and the write. It cannot
+    /// be aborted meanwhile.
     #[serde(default)]
     pub block_ms: u64,
-    /// Answers at once with a stream of so many frames, and does its work before each of them. Zero: no stream.
+    /// The number of frames of a streaming response, each after the work. Zero: no stream.
     #[serde(default)]
     pub frames: u64,
-    /// Panics there.
+    /// Whether it panics.
     pub panics: Option<Panics>,
 }
 
-/// Where a handler panics.
+/// When a handler panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Panics {
-    /// When it has worked, and not yet written.
+    /// After the work, before the write.
     Before,
-    /// When it has written.
+    /// After the write.
     After,
 }
 
-/// How and when a client leaves.
+/// When and how a client leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientLeaves {
-    /// When.
+    /// When it leaves.
     pub point: LeavePoint,
-    /// How.
+    /// How it leaves.
     pub kind: LeaveKind,
 }
 
 /// When a client leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeavePoint {
-    /// So many hundredths of its request have been sent, and this long ago. Over HTTP/2: its head has, and its body has not.
+    /// After a part of its request was sent. Over HTTP/2: after the head, before the body.
     WhileSending {
-        /// Of a hundred.
+        /// The part in percent.
         sent: usize,
-        /// What is sent is read.
+        /// How long it waits afterwards, so that the part is read.
         after: Duration,
     },
-    /// So long after it was sent, if there is no answer by then: the handler waits, or runs.
+    /// This long after the request, if there is no response by then.
     After(Duration),
     /// With the first frame of the body.
     InBody,
-    /// It has all it wanted.
+    /// After the complete response.
     AfterResponse,
 }
 
 /// How a client leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaveKind {
-    /// Its connection ends as connections do.
+    /// The connection is closed.
     Close,
-    /// Its connection is reset.
+    /// The connection is reset.
     Abort,
-    /// Over HTTP/2: nothing but its stream is reset, and others on the connection notice nothing.
+    /// Over HTTP/2: only the stream is reset.
     Reset,
 }
 
 // === impl Plan ===
 
 impl Workload {
-    /// Every subject that may be meant.
+    /// The number of subjects.
     pub const SUBJECTS: u64 = 50;
 
-    /// So many requests. One in a hundred panics, one in a hundred leaves.
+    /// Generates requests. One in a hundred panics, one in a hundred leaves.
     pub fn generate(seed: u64, requests: u64) -> impl Iterator<Item = Self> {
         let mut rng = Rng::with_seed(seed);
         (0..requests).map(move |number| Self::draw(number, &mut rng))
@@ -147,7 +148,7 @@ impl Workload {
         };
         let mut leaves = (rng.u8(0..100) == 0).then(|| ClientLeaves::draw(protocol, rng));
         match leaves.as_mut().map(|leaves| &mut leaves.point) {
-            // Its turn comes, and lasts long enough to be left in the middle of it.
+            // A section that is long enough for a disconnect within it.
             Some(LeavePoint::After(limit)) if rng.bool() => {
                 *limit = Duration::from_millis(rng.u64(100..500));
                 patience = Patience::Wait;
@@ -178,14 +179,14 @@ impl Workload {
         }
     }
 
-    /// What is asked for.
+    /// The path and query.
     #[must_use]
     pub fn path(&self) -> String {
         let Self { lock_path: way, patience, subject, work, .. } = self;
         format!("{way}/{patience}/{subject}?{work}")
     }
 
-    /// What it is called.
+    /// The name of the request.
     #[must_use]
     pub fn name(&self) -> String {
         format!("r{}", self.number)
@@ -195,7 +196,7 @@ impl Workload {
 // === impl Way ===
 
 impl LockPath {
-    /// All of them.
+    /// All combinations.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..8).map(|number| Self {
             is_caught: number & 1 != 0,
@@ -205,7 +206,7 @@ impl LockPath {
     }
 }
 
-/// As what a path begins with.
+/// The start of a path.
 impl fmt::Display for LockPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { is_caught, is_dropped, is_extracted } = *self;
@@ -217,7 +218,7 @@ impl fmt::Display for LockPath {
 // === impl Leaves ===
 
 impl ClientLeaves {
-    /// Cuts its connection after so long.
+    /// Closes the connection after this time.
     #[must_use]
     pub fn after(limit: Duration) -> Self {
         Self { point: LeavePoint::After(limit), kind: LeaveKind::Close }
@@ -226,7 +227,7 @@ impl ClientLeaves {
     fn draw(protocol: Protocol, rng: &mut Rng) -> Self {
         let when = match rng.u8(0..6) {
             0 => LeavePoint::WhileSending { sent: rng.usize(0..100), after: Duration::from_micros(rng.u64(0..3_000)) },
-            // Anything between a moment and half a second.
+            // From some microseconds to half a second.
             1..4 => LeavePoint::After(Duration::from_micros((1 << rng.u32(7..19)) + rng.u64(0..1_000))),
             4 => LeavePoint::InBody,
             _ => LeavePoint::AfterResponse,
@@ -250,7 +251,7 @@ impl fmt::Display for Patience {
     }
 }
 
-/// As a query, which [`Deserialize`] reads.
+/// A query string, which [`Deserialize`] reads.
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { work_ms, block_ms, frames, panics } = self;

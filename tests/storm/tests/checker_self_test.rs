@@ -1,4 +1,5 @@
-//! The checker is seen to bite: environments that are wrong in one way each, and the same environments when they are not.
+//! The checker detects defects: environments with one defect each, and the same environments
+//! without it.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
 use std::time::Duration;
@@ -9,21 +10,21 @@ use tower_lock_storm::{ClientLeaves, Cluster, Environment as Storm, Observed, Re
 
 const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"));
 
-/// The next one comes soon after one that was broken off.
+/// A short lock-delay after an aborted section.
 const SOON: &str = "--lock-delay-ms=100";
 
-/// Two storms at once would only take each other's time.
+/// Concurrent storms would only compete for time.
 static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
 
 struct Environment {
     cluster: Cluster,
-    /// In memory: of one process. In Redis: of two.
+    /// In memory: one process. On Redis: two.
     services: Vec<Service>,
     _redis: Option<RedisServer>,
 }
 
 impl Environment {
-    /// Two instances that know nothing of each other but what the store tells them.
+    /// Two instances that share only their store.
     async fn new(redis: bool, checker: &[&str], service: &str) -> Self {
         let cluster = Cluster::start(PROGRAMS.0, PROGRAMS.1, checker).await;
         let redis = if redis { Some(RedisServer::start().await) } else { None };
@@ -60,7 +61,7 @@ impl Environment {
     }
 }
 
-/// In memory, and in Redis if it is there; both at once.
+/// In memory, and on Redis if it is installed; both at once.
 async fn on_each_store(test: impl AsyncFn(bool)) {
     if RedisServer::is_available() {
         tokio::join!(test(false), test(true));
@@ -78,8 +79,8 @@ async fn ms(ms: u64) {
     sleep(Duration::from_millis(ms)).await;
 }
 
-/// One holds, one waits and leaves, one comes.
-async fn somebody_leaves_the_line(redis: bool, service: &str) -> Summary {
+/// One holds, one waits and leaves, one arrives.
+async fn waiter_leaves(redis: bool, service: &str) -> Summary {
     let environment = Environment::new(redis, &[], service).await;
     let holds = environment.ask(0, "/refuse/1?work_ms=2000", "holds");
     let others = async {
@@ -96,16 +97,16 @@ async fn somebody_leaves_the_line(redis: bool, service: &str) -> Summary {
 #[tokio::test]
 async fn release_by_any_id_causes_an_overlap() {
     on_each_store(async |redis| {
-        let wrong = somebody_leaves_the_line(redis, "--frees-anybody");
-        let (wrong, right) = tokio::join!(wrong, somebody_leaves_the_line(redis, "--right"));
+        let wrong = waiter_leaves(redis, "--releases-any-holder");
+        let (wrong, right) = tokio::join!(wrong, waiter_leaves(redis, "--correct"));
         assert_eq!(violations(&wrong), ["overlap"], "{wrong:#?}");
         assert_eq!((violations(&right), right.answers(409)), (vec![], 1), "{right:#?}");
     })
     .await;
 }
 
-/// One holds for longer than a lease lasts by a clock that is wrong, one comes.
-async fn somebody_comes_later(redis: bool, service: &str) -> Summary {
+/// One holds for longer than a lease by a wrong clock, one arrives.
+async fn late_arrival(redis: bool, service: &str) -> Summary {
     let environment = Environment::new(redis, &[], service).await;
     let holds = environment.ask(0, "/refuse/1?work_ms=2000", "holds");
     let comes = async {
@@ -119,17 +120,17 @@ async fn somebody_comes_later(redis: bool, service: &str) -> Summary {
 #[tokio::test]
 async fn fast_store_clock_causes_an_overlap() {
     on_each_store(async |redis| {
-        let wrong = somebody_comes_later(redis, "--loses-track-of-time");
-        let (wrong, right) = tokio::join!(wrong, somebody_comes_later(redis, "--right"));
+        let wrong = late_arrival(redis, "--shortens-leases");
+        let (wrong, right) = tokio::join!(wrong, late_arrival(redis, "--correct"));
         assert_eq!(violations(&wrong), ["overlap"], "{wrong:#?}");
         assert_eq!((violations(&right), right.answers(409)), (vec![], 1), "{right:#?}");
     })
     .await;
 }
 
-/// One is paused past the end of its lease, and writes when it goes on; another one has written by then.
-async fn somebody_is_paused(redis: bool, checker: &[&str]) -> Summary {
-    let environment = Environment::new(redis, checker, "--right").await;
+/// One is paused past the end of its lease and then writes; another one has written by then.
+async fn paused_holder(redis: bool, checker: &[&str]) -> Summary {
+    let environment = Environment::new(redis, checker, "--correct").await;
     let is_paused = environment.ask(0, "/fixed/1?block_ms=2000", "is-paused");
     let comes = async {
         ms(200).await;
@@ -146,15 +147,15 @@ async fn somebody_is_paused(redis: bool, checker: &[&str]) -> Summary {
 #[tokio::test]
 async fn sink_without_a_fence_check_accepts_a_stale_write() {
     on_each_store(async |redis| {
-        let wrong = somebody_is_paused(redis, &["--careless-sink"]);
-        let (wrong, right) = tokio::join!(wrong, somebody_is_paused(redis, &[]));
+        let wrong = paused_holder(redis, &["--ignore-fences"]);
+        let (wrong, right) = tokio::join!(wrong, paused_holder(redis, &[]));
         assert_eq!(violations(&wrong), ["stale-write-accepted"], "{wrong:#?}");
         assert_eq!((violations(&right), right.refused, right.accepted), (vec![], 1, 1), "{right:#?}");
     })
     .await;
 }
 
-/// What a storm is like that is wrong so: in one process, and in two on Redis if that is there.
+/// A storm with this defect: in one process, and in two on Redis if it is installed.
 async fn storms(wrong: &str, alone_too: bool) -> Vec<Summary> {
     const REQUESTS: u64 = 4_000;
     let _turn = ONE_AT_A_TIME.acquire().await;
@@ -192,22 +193,22 @@ async fn unlocked_requests_in_a_storm_overlap() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unlocked_streams_in_a_storm_overlap() {
-    for summary in storms("--ends-with-the-head", true).await {
+    for summary in storms("--releases-at-head", true).await {
         assert!(overlaps(&summary) > 0, "{summary:#?}");
     }
 }
 
-/// Not in one process: there nobody gives back what he does not hold.
+/// Not in one process: there only holders release.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_by_any_id_in_a_storm_causes_overlaps() {
-    for summary in storms("--frees-anybody", false).await {
+    for summary in storms("--releases-any-holder", false).await {
         assert!(overlaps(&summary) > 0, "{summary:#?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn missing_lock_delay_in_a_storm_is_too_soon() {
-    for summary in storms("--does-not-delay", true).await {
+    for summary in storms("--skips-lock-delay", true).await {
         assert_eq!(violations(&summary), ["too-soon"], "{summary:#?}");
     }
 }

@@ -40,7 +40,7 @@ impl Environment {
         self.cluster.send(service.instances()[0], &Request::new(name, path)).await
     }
 
-    /// Which process has the key, by the name of its instance.
+    /// The name of the instance that holds the key.
     async fn holder(&self) -> Option<String> {
         let fields = self.redis.command(&["HKEYS", NAME]).await;
         Some(fields.texts().first()?.split('.').next()?.to_owned())
@@ -51,7 +51,7 @@ impl Environment {
     }
 
     async fn waiting(&self, number: i64) {
-        eventually("in line", async || self.redis.command(&["LLEN", LINE]).await.integer() == Some(number)).await;
+        eventually("queued", async || self.redis.command(&["LLEN", LINE]).await.integer() == Some(number)).await;
     }
 
     async fn ms_left(&self) -> u64 {
@@ -59,7 +59,7 @@ impl Environment {
         left.and_then(|left| left.try_into().ok()).expect("held, and not for ever")
     }
 
-    /// Nobody overlapped, and nobody wrote late.
+    /// No overlap, and no late write.
     async fn finish(self) {
         let summary = self.cluster.finish().await;
         assert!(summary.violations.is_empty() && summary.refused == 0, "{summary:#?}");
@@ -93,7 +93,7 @@ async fn killed_holder_frees_its_key_after_lease_and_lock_delay() {
         };
         let (observed, (at, left)) = tokio::join!(answer, killer);
         assert!(ran(&observed), "{observed:?}");
-        // A lease of thirty seconds and a lock-delay of one, and nobody has renewed it.
+        // A lease of thirty seconds and a lock-delay of one, not renewed.
         assert!(left <= Duration::from_secs(31), "{left:?}");
         let took = at.elapsed();
         assert!(took + Duration::from_millis(100) >= left, "after {took:?}: there were {left:?} left");
@@ -105,7 +105,8 @@ async fn killed_holder_frees_its_key_after_lease_and_lock_delay() {
     environment.finish().await;
 }
 
-/// It wakes up long after its time: its handler does not go on, and its client learns that nobody knows how far it got.
+/// It wakes long after its deadline: its handler does not go on, and the outcome is unknown to its
+/// client.
 #[tokio::test]
 async fn holder_stopped_past_its_deadline_does_not_continue() {
     let Some(environment) = Environment::new("a holder that is stopped").await else { return };
@@ -117,7 +118,7 @@ async fn holder_stopped_past_its_deadline_does_not_continue() {
         assert!(ran(&observed), "{observed:?}");
         stopped.process().thaw();
     };
-    // It would write in the moment in which it wakes up.
+    // It would write on waking.
     let (observed, ()) = tokio::join!(environment.ask(&stopped, "/wait/1?work_ms=20000", "stopped"), waits);
     assert!(
         matches!(&observed, Observed::Answer { status: 503, outcome: Some(outcome), kind: Some(kind) }
@@ -128,7 +129,8 @@ async fn holder_stopped_past_its_deadline_does_not_continue() {
     environment.finish().await;
 }
 
-/// How long the last of three waited after the first had ended, when this happened to the one between them.
+/// How long the last of three waits after the first has ended, when this happens to the one in
+/// between.
 async fn with_a_head_that(environment: &Environment, happens: impl Fn(&Service)) -> Duration {
     let (first, head, last) =
         (environment.service("first").await, environment.service("head").await, environment.service("last").await);
@@ -152,7 +154,7 @@ async fn with_a_head_that(environment: &Environment, happens: impl Fn(&Service))
             happens(&head);
         };
         let (at, ()) = tokio::join!(answer, strikes);
-        // Whatever happened, it is over: its client is to have an answer, too.
+        // Its client must get a response, too.
         head.process().thaw();
         at
     };
@@ -163,7 +165,7 @@ async fn with_a_head_that(environment: &Environment, happens: impl Fn(&Service))
 
 #[tokio::test]
 async fn dead_head_of_the_queue_costs_nothing() {
-    let Some(environment) = Environment::new("a dead head of the line").await else { return };
+    let Some(environment) = Environment::new("a dead head of the queue").await else { return };
     let waited = with_a_head_that(&environment, |head| head.process().kill()).await;
     assert!(waited < Duration::from_millis(2_500), "{waited:?}: an offer is four seconds with its lock-delay");
     environment.finish().await;
@@ -171,15 +173,14 @@ async fn dead_head_of_the_queue_costs_nothing() {
 
 #[tokio::test]
 async fn stopped_head_of_the_queue_costs_an_offer_and_lock_delay() {
-    let Some(environment) = Environment::new("a stopped head of the line").await else { return };
+    let Some(environment) = Environment::new("a stopped head of the queue").await else { return };
     let waited = with_a_head_that(&environment, |head| head.process().freeze()).await;
     assert!(waited >= Duration::from_millis(3_900), "{waited:?}: it was offered to the one that is stopped");
     assert!(waited < Duration::from_secs(15), "{waited:?}: a lease is thirty seconds");
     environment.finish().await;
 }
 
-/// One handle in two processes: neither has the keys, the ids, the connections or the threads of
-/// the other.
+/// One handle in two processes: they share no keys, ids, connections or threads.
 #[tokio::test]
 async fn forked_child_locks_by_the_parent_handle() {
     if !RedisServer::is_available() {

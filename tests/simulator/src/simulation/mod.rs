@@ -460,7 +460,7 @@ impl Simulation {
         }
     }
 
-    // --- processes ------------------------------------------------------------------------------------------------
+    // --- processes ---
 
     fn local(&self, process: usize) -> BootInstant {
         self.processes[process].clock.at(self.now)

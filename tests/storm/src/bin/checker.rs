@@ -1,7 +1,7 @@
-//! The checker: listens on a port of its own choice, which it prints first, and ends when it is told to finish, with 1 if it has seen what
-//! must never be observed.
+//! The checker process: listens on a free port, which it prints first, and ends after a finish
+//! report, with exit code 1 if there were violations.
 //!
-//! `checker [--careless-sink]`
+//! `checker [--ignore-fences]`
 
 use std::{
     io,
@@ -22,7 +22,7 @@ use tower_lock_storm::{Checker, Reply, Summary};
 async fn main() -> io::Result<ExitCode> {
     let checker = match &*std::env::args().skip(1).collect::<Vec<_>>() {
         [] => Checker::new(),
-        [flag] if flag == "--careless-sink" => Checker::ignoring_fences(),
+        [flag] if flag == "--ignore-fences" => Checker::ignoring_fences(),
         other => panic!("not known: {other:?}"),
     };
     let checker = Arc::new(Mutex::new(checker));

@@ -1,4 +1,4 @@
-//! A process that forks while it holds a lock on Redis, and goes on in both with one handle.
+//! A process that forks while it holds a lock on Redis, and uses one handle in both processes.
 
 use std::{future::IntoFuture, mem, process, time::Duration};
 
@@ -12,13 +12,13 @@ use tower_lock::{LockError, LockGuard, LockManager, RedisStore, store::Released}
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// What one of the two has observed.
+/// The observations of one process.
 #[derive(Default, Serialize)]
 struct Observed {
     is_child: bool,
-    /// The name under which it held a key.
+    /// The name of the process as holder of a key.
     name: String,
-    /// The child, before its parent has released the key.
+    /// Whether the child was rejected before the release of its parent.
     refused: bool,
     tokens: Vec<u64>,
     freed: bool,
@@ -35,7 +35,7 @@ fn main() -> Result<(), Failure> {
     })?;
     let observed = match fork()? {
         Fork::Child => {
-            // Its threads are those of the parent: to end it would wait for them.
+            // Its threads are those of the parent: a shutdown would wait for them.
             mem::forget(before);
             let observed = runtime()?.block_on(child(&locks, guard))?;
             println!("{}", serde_json::to_string(&observed)?);
@@ -64,7 +64,7 @@ async fn child(locks: &LockManager, copied: LockGuard) -> Result<Observed, Failu
     observed.name = holder(locks, 8).await?;
     observed.tokens.push(own.fencing_token().as_u64());
     own.release().await?;
-    // It learns of its turn by a message.
+    // A message announces the grant.
     let after = timeout(PATIENCE, locks.lock(("account", 7)).wait(PATIENCE).into_future()).await??;
     observed.tokens.push(after.fencing_token().as_u64());
     observed.freed = after.release().await? == Released::Freed;
@@ -86,5 +86,5 @@ async fn parent(locks: &LockManager, guard: LockGuard) -> Result<Observed, Failu
 
 async fn holder(locks: &LockManager, account: u64) -> Result<String, Failure> {
     let state = locks.inspect(("account", account)).await?;
-    Ok(state.holder.ok_or("nobody holds it")?.manager().to_owned())
+    Ok(state.holder.ok_or("the key has no holder")?.manager().to_owned())
 }

@@ -1,12 +1,14 @@
-//! A service whose handlers tell the checker what they do.
+//! A service whose handlers report their sections to the checker.
 //!
 //! ```text
 //! CHECKER=address [REDIS_URL=url] service NAME [INSTANCES] [--lock-delay-ms=NUMBER]
-//!     [--right | --frees-anybody | --loses-track-of-time | --skips-some | --ends-with-the-head | --does-not-delay]
+//!     [--correct | --releases-any-holder | --shortens-leases | --skips-some
+//!     | --releases-at-head | --skips-lock-delay]
 //! ```
 //!
-//! Each instance has `LockManager` of its own in the one store, and prints where it listens. Without `REDIS_URL` the store is this process'
-//! memory. It ends in order on SIGTERM, and prints what it leaves behind.
+//! Each instance has a `LockManager` of its own on the one store, and prints the address that it
+//! listens on. Without `REDIS_URL` the store is the memory of this process. SIGTERM starts a
+//! graceful shutdown; the process then prints what is left.
 
 use std::{
     error::Error,
@@ -48,7 +50,7 @@ use tower_lock_storm::{
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// What is wrong with it, if anything is: to see that somebody notices.
+/// A deliberate defect that the checker must detect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Wrong {
     #[default]
@@ -57,10 +59,10 @@ enum Wrong {
     ShortensLeases,
     /// One request in a hundred runs without a lock.
     SkipsSome,
-    /// A stream runs on without a lock.
+    /// The lock is released at the response head, while the stream continues.
     ReleasesAtHead,
-    /// What was broken off has its key given on at once.
-    DoesNotDelay,
+    /// An aborted section has no lock-delay.
+    SkipsLockDelay,
 }
 
 struct App {
@@ -71,7 +73,7 @@ struct App {
     inside: AtomicUsize,
 }
 
-/// A section. It says that it is over when it is, however it ends.
+/// A section, reported as ended on drop.
 struct SectionGuard {
     app: Arc<App>,
     section: String,
@@ -80,14 +82,14 @@ struct SectionGuard {
     ended: bool,
 }
 
-/// What is locked, where the value that is locked says so.
+/// The locked subject, for the extractor.
 #[derive(Debug, Deserialize)]
 struct Subject(u64);
 
-/// Those that nobody had planned: a planned one does not come to the hook.
+/// Unplanned panics; planned ones do not reach the hook.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
-/// Which are asked where nothing else is said.
+/// The default lock-delay.
 const LOCK_DELAY: Duration = Duration::from_secs(1);
 
 #[tokio::main(worker_threads = 2)]
@@ -122,7 +124,7 @@ async fn main() -> Result<(), Failure> {
     let mut running = Vec::new();
     for number in 0..instances {
         let process = format!("{name}.{number}");
-        let delay = if wrong == Wrong::DoesNotDelay { Duration::ZERO } else { lock_delay };
+        let delay = if wrong == Wrong::SkipsLockDelay { Duration::ZERO } else { lock_delay };
         let locks = LockManager::builder(Arc::clone(&store)).instance(&process).build();
         let locks = locks.with_policy(LockPolicy::new().lock_delay(delay));
         let (sections, inside) = (AtomicU64::new(0), AtomicUsize::new(0));
@@ -143,7 +145,7 @@ async fn main() -> Result<(), Failure> {
     let holding = ended.into_iter().sum::<Result<usize, Failure>>()?;
     reporter.report(Report::Flush).await;
     drop(reporter);
-    // Whatever was begun ends by itself when nobody needs it any more.
+    // Background tasks end when they are no longer needed.
     let alive = || Handle::current().metrics().num_alive_tasks();
     let _ = timeout(Duration::from_secs(5), async {
         while alive() > 0 {
@@ -182,7 +184,7 @@ fn app(locks: &LockManager, wrong: Wrong, cluster: &Arc<App>, memory: &Arc<Memor
     for way in LockPath::all() {
         let mut subjects = subjects(locks, wrong, way);
         if way.is_caught {
-            // Outside of the lock: a section that panicked is dropped when nothing panics any more.
+            // Outside the lock: the section of a caught panic is dropped after the unwinding.
             subjects = subjects.layer(CatchPanicLayer::new());
         }
         let prefix = way.to_string();
@@ -253,7 +255,7 @@ async fn visit(
     }
 }
 
-/// The section ends with the last of them.
+/// The section ends with the last frame.
 fn frames(inside: SectionGuard, work: Work) -> impl Stream<Item = Result<Bytes, &'static str>> {
     stream::unfold((Some(inside), 0), move |(mut inside, sent)| async move {
         if sent < work.frames {
@@ -269,8 +271,8 @@ fn frames(inside: SectionGuard, work: Work) -> impl Stream<Item = Result<Bytes, 
 
 async fn work_on(work: Work) {
     if work.block_ms > 0 {
-        // Others of this process go on: it is this handler alone that stands still.
-        #[expect(clippy::disallowed_methods, reason = "what a handler must not do")]
+        // Other tasks of this process go on; only this handler blocks.
+        #[expect(clippy::disallowed_methods, reason = "a handler that blocks on purpose")]
         tokio::task::block_in_place(|| std::thread::sleep(Duration::from_millis(work.block_ms)));
     }
     if work.work_ms > 0 {
@@ -289,10 +291,11 @@ impl HasLockKey for Subject {
 impl SectionGuard {
     async fn enter(cluster: &Arc<App>, lock: Option<HeldLock>, subject: u64, request: &str) -> Self {
         let section = format!("{}-{}", cluster.process, cluster.sections.fetch_add(1, Ordering::Relaxed));
-        // In this order: a moment between the two makes the claim smaller. Who has no lock takes himself for safe.
+        // In this order: a pause in between shortens the reported section. Without a lock the
+        // section has no deadline.
         let at = now();
         let remaining = lock.as_ref().map_or(Duration::from_secs(30), HeldLock::remaining);
-        // What it is about to change, whatever it has locked.
+        // The subject that it changes, whatever key it has locked.
         let key = format!("subject:{subject}");
         let token = lock.map_or(0, |lock| lock.fencing_token().as_u64());
         cluster.inside.fetch_add(1, Ordering::SeqCst);
@@ -310,13 +313,13 @@ impl SectionGuard {
         inside
     }
 
-    /// Writes, and says whether it was in time.
+    /// Writes, and reports whether the write was accepted.
     async fn finish(mut self, panics: Option<Panics>) -> Reply {
         if panics == Some(Panics::Before) {
             panic::resume_unwind(Box::new("as planned"));
         }
         let reporter = &self.app.reporter;
-        // Sent before anything is awaited: nothing can break it off now.
+        // Sent before the first await: an abort cannot prevent it.
         let written = reporter.report(Report::Write { key: self.key.clone(), token: self.token }).await;
         if panics == Some(Panics::After) {
             panic::resume_unwind(Box::new("as planned"));
@@ -347,12 +350,12 @@ fn nanos(duration: Duration) -> u64 {
 impl Wrong {
     fn named(flag: &str) -> Result<Self, Failure> {
         Ok(match flag {
-            "right" => Self::Nothing,
-            "frees-anybody" => Self::ReleasesAnyHolder,
-            "loses-track-of-time" => Self::ShortensLeases,
+            "correct" => Self::Nothing,
+            "releases-any-holder" => Self::ReleasesAnyHolder,
+            "shortens-leases" => Self::ShortensLeases,
             "skips-some" => Self::SkipsSome,
-            "ends-with-the-head" => Self::ReleasesAtHead,
-            "does-not-delay" => Self::DoesNotDelay,
+            "releases-at-head" => Self::ReleasesAtHead,
+            "skips-lock-delay" => Self::SkipsLockDelay,
             other => return Err(format!("not known: {other}").into()),
         })
     }
