@@ -1,4 +1,4 @@
-//! What a client sees of an ending, with two instances of the service on one Redis.
+//! When a client observes the release, with two instances of a service on one Redis.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use tower_lock::{LockLayer, LockManager, key};
 
 use crate::{
     matrix::{self, Client, ENDINGS, Says, Step, Steps, Version, whoever_read_the_end_is_served_elsewhere},
-    support::{World, ms, panics::panics, world},
+    support::{Environment, environment, ms, panics::panics},
 };
 
 async fn serve(app: Router) -> SocketAddr {
@@ -18,49 +18,49 @@ async fn serve(app: Router) -> SocketAddr {
     address
 }
 
-async fn instances(world: &World, service: impl Fn(&LockManager) -> Router) -> [SocketAddr; 2] {
-    let (one, two) = (world.sound_instance("a").await, world.sound_instance("b").await);
+async fn instances(environment: &Environment, service: impl Fn(&LockManager) -> Router) -> [SocketAddr; 2] {
+    let (one, two) = (environment.direct_instance("a").await, environment.direct_instance("b").await);
     [serve(service(&one)).await, serve(service(&two)).await]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_with_a_response_is_served_at_another_instance() {
-    let Some(world) = world().await else { return };
-    let instances = instances(&world, matrix::service).await;
+    let Some(environment) = environment().await else { return };
+    let instances = instances(&environment, matrix::service).await;
     for version in [Version::Http1, Version::Http2] {
         whoever_read_the_end_is_served_elsewhere(&ENDINGS, instances, version, 30).await;
     }
-    world.is_clean_soon().await;
+    environment.wait_until_clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn panic_in_a_body_blocks_both_instances_for_the_lock_delay() {
-    const SAYS: &str = "planned: in a body over Redis";
-    let Some(world) = world().await else { return };
+    const MESSAGE: &str = "planned: in a body over Redis";
+    let Some(environment) = environment().await else { return };
     let delay = ms(1500);
-    let instances = instances(&world, |locks| {
+    let instances = instances(&environment, |locks| {
         let layer = || LockLayer::new(locks, key::from_parts(|_| ("k",))).lock_delay(delay);
         let panics =
-            async || Response::new(Body::new(Steps::new([Step::Data(10), Step::Panic(SAYS)], Says::Nobody, true)));
+            async || Response::new(Body::new(Steps::new([Step::Data(10), Step::Panic(MESSAGE)], Says::Nobody, true)));
         Router::new()
             .route("/panics", get(panics).route_layer(layer()))
             .route("/next", get(|| async { "next" }).route_layer(layer()))
     })
     .await;
-    assert_eq!(panics(SAYS), 0);
+    assert_eq!(panics(MESSAGE), 0);
     for (round, version) in [Version::Http1, Version::Http2].into_iter().enumerate() {
         let asked = Instant::now();
-        Client::new(instances[0], version).ask("GET", "/panics").await.expect_err("no whole answer");
+        Client::new(instances[0], version).ask("GET", "/panics").await.expect_err("an incomplete response");
         let mut clients = instances.map(|address| Client::new(address, Version::Http1));
         let mut refused = [0, 0];
         for (n, client) in clients.iter_mut().enumerate() {
-            while client.ask("GET", "/next").await.expect("an answer").status == 409 {
+            while client.ask("GET", "/next").await.expect("a response").status == 409 {
                 refused[n] += 1;
                 tokio::time::sleep(ms(20)).await;
             }
         }
         assert!(refused[0] > 0 && asked.elapsed() >= delay, "{version:?}: {refused:?} in {:?}", asked.elapsed());
-        assert_eq!(panics(SAYS), round + 1);
+        assert_eq!(panics(MESSAGE), round + 1);
     }
-    world.is_clean_soon().await;
+    environment.wait_until_clean().await;
 }
