@@ -1,4 +1,4 @@
-//! What is asked at three in the morning: who has it, since when, may I free it? And: how does this end?
+//! Operations for an administrator: inspection, force release, health and shutdown.
 
 use std::{future::IntoFuture, pin::pin, sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ async fn inspect_reports_holder_lease_and_waiters() {
     let two = LockManager::new(store.clone());
     let free = two.inspect(key()).await.expect("up");
     assert_eq!((free.holder, free.since, free.remaining, free.waiting), (None, None, Duration::ZERO, 0));
-    #[expect(clippy::disallowed_methods, reason = "it is a wall clock that is asked for")]
+    #[expect(clippy::disallowed_methods, reason = "the test needs the wall clock")]
     let (before, guard, after) =
         (std::time::SystemTime::now(), one.lock(key()).await.expect("free"), std::time::SystemTime::now());
     let waiter = tokio::spawn(two.lock(key()).into_future());
@@ -55,7 +55,7 @@ async fn inspect_reports_holder_lease_and_waiters() {
 async fn forced_release_aborts_the_holder_and_keeps_the_lock_delay() {
     let (store, locks) = store_and_locks();
     let operator = LockManager::new(store.clone());
-    assert_eq!(operator.force_release(key()).await.expect("up"), ForceReleaseReply::Free, "nobody had it");
+    assert_eq!(operator.force_release(key()).await.expect("up"), ForceReleaseReply::Free, "free before");
     let app = Router::new().route(
         "/",
         get(|| async { std::future::pending::<()>().await }).route_layer(LockLayer::new(&locks, one_key())),
@@ -73,13 +73,13 @@ async fn forced_release_aborts_the_holder_and_keeps_the_lock_delay() {
     assert_eq!((answer.status(), forced.elapsed()), (StatusCode::SERVICE_UNAVAILABLE, Duration::ZERO), "at once");
     assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
     assert!(text(answer).await.contains("unknown"));
-    drop(soon("its turn", next).await.expect("no panic").expect("its turn").release());
+    drop(soon("a grant", next).await.expect("no panic").expect("a grant").release());
     assert!(forced.elapsed() >= Duration::from_secs(1), "so that it can stop: {:?}", forced.elapsed());
     settle().await;
     assert_eq!((store.memory().size(), locks.size(), operator.size()), (0, (0, 0), (0, 0)));
 }
 
-/// `min_hold(1 day)` set by mistake blocks a key for a day: `force_release` ends that.
+/// A wrong `min_hold(1 day)` blocks a key for a day: `force_release` ends that.
 #[tokio::test(start_paused = true)]
 async fn force_release_ends_a_minimum_hold() {
     let (_store, locks) = store_and_locks();
@@ -93,7 +93,7 @@ async fn force_release_ends_a_minimum_hold() {
     locks.try_lock(key()).await.expect("free").release().await.expect("up");
 }
 
-/// An operator repeats a call whose answer was lost, and the holder has not heard of the first one.
+/// An operator repeats a call whose reply was lost, and the holder has not been notified.
 #[tokio::test(start_paused = true)]
 async fn second_force_release_keeps_the_first_lock_delay() {
     let (store, locks) = store_and_locks();
@@ -103,13 +103,13 @@ async fn second_force_release_keeps_the_first_lock_delay() {
     let first = operator.force_release(key()).await.expect("up");
     store.fault_events(Fault::None);
     sleep(Duration::from_millis(400)).await;
-    assert!(guard.held_lock().ensure_remaining(Duration::ZERO).is_ok(), "it has not heard of it");
+    assert!(guard.held_lock().ensure_remaining(Duration::ZERO).is_ok(), "not notified");
     assert_eq!(operator.force_release(key()).await.expect("up"), first);
     assert!(matches!(operator.try_lock(key()).await, Err(LockError::Busy { .. })), "blocked");
     soon("the second message", guard.held_lock().lost()).await;
     sleep(Duration::from_millis(601)).await;
     operator.try_lock(key()).await.expect("free").release().await.expect("up");
-    // The lock-delay of a failed section is another matter.
+    // The lock-delay of a failed section remains.
     operator.lock(key()).min_hold(Duration::from_secs(60)).await.expect("free").release().await.expect("up");
     let unblocked = operator.force_release(key()).await.expect("up");
     assert!(matches!(unblocked, ForceReleaseReply::Unblocked { .. }), "{unblocked:?}");
@@ -125,7 +125,7 @@ async fn health_reports_the_health_of_the_store() {
     assert_eq!(locks.health().await.expect_err("silent").kind(), StoreErrorKind::Timeout);
 }
 
-/// Twice the time of a call without a reply, and the request is rejected.
+/// Twice the time of a call without a reply; then the request is rejected.
 #[tokio::test(start_paused = true)]
 async fn call_timeout_is_that_of_the_store() {
     let store = TestStore::with_call_timeout(Duration::from_secs(2));
@@ -139,7 +139,7 @@ async fn call_timeout_is_that_of_the_store() {
     assert_eq!(asked.elapsed(), Duration::from_secs(4));
 }
 
-/// Events may be lost: then the next renewal tells.
+/// Events may be lost: then the next renewal detects the revocation.
 #[tokio::test(start_paused = true)]
 async fn holder_learns_of_a_revocation_by_its_next_renewal() {
     let (store, locks) = store_and_locks();
@@ -153,7 +153,7 @@ async fn holder_learns_of_a_revocation_by_its_next_renewal() {
     assert_eq!(guard.release().await.expect("up"), Released::NotHolder);
 }
 
-/// Whoever waits is told so, what is held may end, and everything is given back.
+/// Waiters are rejected, holders may finish, and all locks are released.
 #[tokio::test(start_paused = true)]
 async fn shutdown_rejects_new_calls_and_lets_holders_finish() {
     let store = TestStore::new();
@@ -180,11 +180,11 @@ async fn shutdown_rejects_new_calls_and_lets_holders_finish() {
     while let Some(waiter) = waiters.join_next().await {
         assert!(matches!(waiter.expect("no panic"), Err(LockError::ShuttingDown)));
     }
-    assert_eq!(began.elapsed(), Duration::ZERO, "they are told at once");
+    assert_eq!(began.elapsed(), Duration::ZERO, "rejected at once");
     assert!(matches!(locks.try_lock(("n", 9)).await, Err(LockError::ShuttingDown)));
-    assert_eq!(other.inspect(("n", 0)).await.expect("up").waiting, 0, "every line is left");
-    // Who holds a key may have it once more, and finishes.
-    locks.try_lock(("n", 1)).owner(&me).await.expect("its own").release().await.expect("up");
+    assert_eq!(other.inspect(("n", 0)).await.expect("up").waiting, 0, "every queue is left");
+    // A holder may reenter, and finishes.
+    locks.try_lock(("n", 1)).owner(&me).await.expect("reentered").release().await.expect("up");
     for guard in held {
         assert!(!shutdown.is_finished());
         sleep(Duration::from_secs(2)).await;
@@ -213,7 +213,7 @@ async fn shutdown_counts_holders_that_outlive_its_budget() {
         assert!(guard.held_lock().remaining() > Duration::from_secs(15), "renewed as before");
         assert_eq!(guard.release().await.expect("up"), Released::Freed);
     }
-    assert_eq!((store.held_count(), locks.shutdown(Duration::ZERO).await), (0, 0), "and once more is no harm");
+    assert_eq!((store.held_count(), locks.shutdown(Duration::ZERO).await), (0, 0), "a second shutdown is harmless");
 }
 
 #[tokio::test(start_paused = true)]
@@ -232,7 +232,7 @@ async fn shutdown_waits_for_releases_and_responds_503() {
     assert!(text(answer).await.contains("urn:tower-lock:shutting-down"));
 }
 
-/// Requests come and go all the time, half of them leave; in the middle of it the service stops.
+/// Requests arrive all the time and half of them leave; meanwhile the service stops.
 #[tokio::test(start_paused = true)]
 async fn shutdown_under_load_leaves_nothing() {
     let store = TestStore::new();
@@ -274,7 +274,7 @@ async fn shutdown_under_load_leaves_nothing() {
     assert_eq!((store.memory().size(), other.size()), (0, (0, 0)));
 }
 
-/// To this process, which listens to it: the tests beside this one do not notice.
+/// A signal to this process, which handles it: other tests do not notice.
 #[cfg(unix)]
 fn terminate_this_process() {
     let kill = std::process::Command::new("sh").args(["-c", "kill -TERM $PPID"]).status();
@@ -287,7 +287,7 @@ fn terminate_this_process() {
 async fn signal_starts_a_shutdown_within_its_budget() {
     let store = TestStore::new();
     let (locks, other) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
-    // The end of the budget is for the releases of what was revoked.
+    // The end of the budget is for the releases of revoked locks.
     store.on(StoreOp::Release).latency(Duration::from_millis(50));
     let ends = locks.lock(("n", 2)).await.expect("free");
     let hangs = locks.lock(("n", 1)).await.expect("free");
@@ -313,7 +313,7 @@ async fn signal_starts_a_shutdown_within_its_budget() {
     assert!(state.holder.is_none() && state.remaining <= Duration::from_secs(1), "the lock-delay alone: {state:?}");
 }
 
-/// As the README has it: the server answers while the locks are shut down, and closes then.
+/// As in the README: the server responds while the locks are shut down, and then closes.
 #[tokio::test]
 async fn terminated_server_finishes_holders_and_rejects_the_rest() {
     let (store, locks) = store_and_locks();
@@ -348,10 +348,10 @@ async fn terminated_server_finishes_holders_and_rejects_the_rest() {
         tokio::task::yield_now().await;
     }
     told.notify_one();
-    assert_eq!(waits.reply(false).await.status, 503, "who waits");
-    assert_eq!(ask().await.reply(false).await.status, 503, "who comes");
+    assert_eq!(waits.reply(false).await.status, 503, "waiters");
+    assert_eq!(ask().await.reply(false).await.status, 503, "new requests");
     go_on.notify_one();
-    assert_eq!(holds.reply(false).await.status, 200, "who holds");
+    assert_eq!(holds.reply(false).await.status, 200, "holders");
     soon("the end of the server", server).await.expect("no panic").expect("no error");
     assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }

@@ -1,4 +1,4 @@
-//! A call can be dropped at every await: wherever it stands, the key is free again, and nothing of it is left.
+//! A call can be dropped at every await: the key becomes free, and nothing of the call is left.
 
 use std::{future::IntoFuture, pin::Pin, task::Poll, time::Duration};
 
@@ -16,15 +16,15 @@ fn key() -> LockKey {
     LockKey::from(("account", 7))
 }
 
-/// Asked, and polled once.
+/// A call, polled once.
 async fn asked(locks: &LockManager) -> Pin<Box<LockFuture>> {
     let mut call = Box::pin(locks.lock(key()).into_future());
     assert!(futures_util::poll!(call.as_mut()).is_pending());
     call
 }
 
-/// Nothing is left of it, here or there, and the key can be taken.
-async fn free_again(store: &TestStore, all: &[&LockManager], what: &str) {
+/// Checks that nothing is left in the process and the store, and that the key is free.
+async fn assert_free(store: &TestStore, all: &[&LockManager], what: &str) {
     sleep(Duration::from_secs(2)).await;
     for locks in all {
         assert_eq!(locks.size(), (0, 0), "{what}");
@@ -36,11 +36,11 @@ async fn free_again(store: &TestStore, all: &[&LockManager], what: &str) {
 
 #[tokio::test(start_paused = true)]
 async fn cancel_during_acquire() {
-    // Before it is done, and after.
-    for held_question in [true, false] {
+    // Before and after the store has processed it.
+    for before in [true, false] {
         let (store, locks) = store_and_locks();
         let hand = store.on(StoreOp::Acquire);
-        if held_question {
+        if before {
             hand.pause_before();
         } else {
             hand.pause_after();
@@ -50,12 +50,12 @@ async fn cancel_during_acquire() {
         drop(call);
         settle().await;
         hand.resume();
-        free_again(&store, &[&locks], "asked").await;
-        assert_eq!(store.on(StoreOp::Release).calls(), 2, "given back once, whatever the answer; and the last one");
+        assert_free(&store, &[&locks], "asked").await;
+        assert_eq!(store.on(StoreOp::Release).calls(), 2, "released once for any reply; and the last one");
     }
 }
 
-/// Polled once and left alone: a `select!` loop that looks elsewhere, `mem::forget`.
+/// Polled once and abandoned: a `select!` loop that polls other branches, `mem::forget`.
 #[tokio::test(start_paused = true)]
 async fn grant_that_is_not_polled_goes_to_the_next_waiter() {
     for another_process in [false, true] {
@@ -69,13 +69,13 @@ async fn grant_that_is_not_polled_goes_to_the_next_waiter() {
         settle().await;
         held.release().await.expect("up");
         let released = Instant::now();
-        let guard = soon("its turn", next).await.expect("no panic").expect("its turn");
+        let guard = soon("a grant", next).await.expect("no panic").expect("a grant");
         let took = released.elapsed();
         assert!(took >= Duration::from_secs(3) && took < Duration::from_secs(5), "{took:?}");
         let Err(LockError::TimedOut { waited, .. }) = late.await else { panic!("it came too late") };
         assert_eq!(waited, Duration::from_secs(5));
         guard.release().await.expect("up");
-        free_again(&store, &[&locks, &other], "not picked up").await;
+        assert_free(&store, &[&locks, &other], "not picked up").await;
     }
 }
 
@@ -92,7 +92,7 @@ async fn forgotten_call_frees_its_key_and_does_not_delay_shutdown() {
     assert_eq!(store.held_count(), 0);
 }
 
-/// It is picked up a little late: the caller has it, and keeps it.
+/// It is polled slightly late: the caller has the grant, and keeps it.
 #[tokio::test(start_paused = true)]
 async fn grant_that_is_polled_in_time_is_kept() {
     let (store, locks) = store_and_locks();
@@ -102,11 +102,11 @@ async fn grant_that_is_polled_in_time_is_kept() {
     sleep(Duration::from_secs(120)).await;
     assert!(!guard.held_lock().remaining().is_zero() && store.held_count() == 1);
     guard.release().await.expect("up");
-    free_again(&store, &[&locks], "in time").await;
+    assert_free(&store, &[&locks], "in time").await;
 }
 
-/// The process was stopped (SIGSTOP, a suspended machine) while the store answered: when it goes on,
-/// all timers fire before the answer is heard.
+/// The process was stopped (SIGSTOP, a suspended machine) while the store replied: when it goes on,
+/// all timers fire before the reply is handled.
 #[tokio::test(start_paused = true)]
 async fn stopped_call_without_wait_never_times_out() {
     let (store, locks) = store_and_locks();
@@ -118,11 +118,11 @@ async fn stopped_call_without_wait_never_times_out() {
     acquire.wait_until_paused().await;
     acquire.resume();
     release.pause_after();
-    // Longer than the lease: what was granted meanwhile is over when it is heard of.
+    // Longer than the lease: the grant has expired when its reply is handled.
     tokio::time::advance(Duration::from_secs(34)).await;
     release.wait_until_paused().await;
-    assert!(futures_util::poll!(call.as_mut()).is_pending(), "the store has not said yet who has the key");
-    let _held = other.try_lock(key()).await.expect("its lease is over");
+    assert!(futures_util::poll!(call.as_mut()).is_pending(), "the holder is not known yet");
+    let _held = other.try_lock(key()).await.expect("its lease has expired");
     release.resume();
     match call.await {
         Err(LockError::Busy { ahead: 1, lease_left }) => {
@@ -142,7 +142,7 @@ async fn cancel_without_a_store_reply() {
             sleep(Duration::from_millis(after)).await;
             drop(call);
             store.on(StoreOp::Acquire).fault(Fault::None);
-            free_again(&store, &[&locks], &format!("{fault:?}, {after} ms")).await;
+            assert_free(&store, &[&locks], &format!("{fault:?}, {after} ms")).await;
         }
     }
 }
@@ -154,8 +154,8 @@ async fn cancel_in_the_process_queue() {
     let (first, second) = (asked(&locks).await, asked(&locks).await);
     drop(first);
     held.release().await.expect("up");
-    second.await.expect("its turn").release().await.expect("up");
-    free_again(&store, &[&locks], "in line").await;
+    second.await.expect("a grant").release().await.expect("up");
+    assert_free(&store, &[&locks], "queued").await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,12 +168,12 @@ async fn cancel_in_the_store_queue() {
     assert_eq!(one.inspect(key()).await.expect("up").waiting, 1);
     drop(call);
     settle().await;
-    assert_eq!(one.inspect(key()).await.expect("up").waiting, 0, "its place is gone at once");
+    assert_eq!(one.inspect(key()).await.expect("up").waiting, 0, "its queue entry is removed at once");
     held.release().await.expect("up");
-    free_again(&store, &[&one, &two], "in the store's line").await;
+    assert_free(&store, &[&one, &two], "in the store queue").await;
 }
 
-/// The offer and the leaving cross each other.
+/// The offer and the cancellation cross.
 #[tokio::test(start_paused = true)]
 async fn cancel_with_an_offer_in_flight() {
     let (store, one) = store_and_locks();
@@ -183,16 +183,16 @@ async fn cancel_with_an_offer_in_flight() {
     settle().await;
     let stays = asked(&three).await;
     settle().await;
-    // It is told, asks, and its answer waits at the gate.
+    // It gets the offer and sends an acquire, whose reply is held.
     store.on(StoreOp::Acquire).pause_after();
     held.release().await.expect("up");
     store.on(StoreOp::Acquire).wait_until_paused().await;
     drop(leaves);
     settle().await;
     store.on(StoreOp::Acquire).resume();
-    let guard = soon("the next one's turn", stays).await.expect("its turn");
+    let guard = soon("a grant of the next", stays).await.expect("a grant");
     guard.release().await.expect("up");
-    free_again(&store, &[&one, &two, &three], "on the way").await;
+    assert_free(&store, &[&one, &two, &three], "on the way").await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -204,22 +204,22 @@ async fn cancel_after_the_grant_before_the_poll() {
     assert_eq!(held.release().await.expect("up"), Released::HandedOff);
     let left = Instant::now();
     drop(chosen);
-    let guard = soon("the next one's turn", next).await.expect("its turn");
-    assert_eq!(left.elapsed(), Duration::ZERO, "nobody kept it for a lock-delay");
+    let guard = soon("a grant of the next", next).await.expect("a grant");
+    assert_eq!(left.elapsed(), Duration::ZERO, "no lock-delay");
     assert_eq!(guard.release().await.expect("up"), Released::Freed);
-    free_again(&store, &[&locks], "chosen").await;
+    assert_free(&store, &[&locks], "chosen").await;
 
-    // And the last one.
+    // The last one, too.
     let held = locks.lock(key()).await.expect("free");
     let chosen = asked(&locks).await;
     held.release().await.expect("up");
     drop(chosen);
-    free_again(&store, &[&locks], "chosen, and nobody else").await;
+    assert_free(&store, &[&locks], "granted, and no other waiter").await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn cancel_during_a_yield() {
-    for held_question in [true, false] {
+    for before in [true, false] {
         for others in [false, true] {
             let (store, one) = store_and_locks();
             let two = LockManager::new(store.clone());
@@ -228,7 +228,7 @@ async fn cancel_during_a_yield() {
             let other = if others { Some(asked(&two).await) } else { None };
             sleep(Duration::from_millis(150)).await;
             let hand = store.on(StoreOp::Yield);
-            if held_question {
+            if before {
                 hand.pause_before();
             } else {
                 hand.pause_after();
@@ -240,9 +240,9 @@ async fn cancel_during_a_yield() {
             settle().await;
             hand.resume();
             if let Some(other) = other {
-                soon("the other one's turn", other).await.expect("its turn").release().await.expect("up");
+                soon("a grant of the other", other).await.expect("a grant").release().await.expect("up");
             }
-            free_again(&store, &[&one, &two], "yielding").await;
+            assert_free(&store, &[&one, &two], "yielding").await;
         }
     }
 }
@@ -260,23 +260,23 @@ async fn cancel_with_a_lost_yield_reply() {
             store.on(StoreOp::Yield).fault(fault);
             drop(held.release());
             settle().await;
-            let first = tokio::spawn(async move { waits.await.expect("its turn").release().await });
+            let first = tokio::spawn(async move { waits.await.expect("a grant").release().await });
             if let Some(other) = other {
-                soon("the other one's turn", other).await.expect("its turn").release().await.expect("up");
+                soon("a grant of the other", other).await.expect("a grant").release().await.expect("up");
             }
-            soon("its turn", first).await.expect("no panic").expect("up");
-            free_again(&store, &[&one, &two], &format!("{fault:?}")).await;
+            soon("a grant", first).await.expect("no panic").expect("up");
+            assert_free(&store, &[&one, &two], &format!("{fault:?}")).await;
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn cancel_during_release() {
-    for held_question in [true, false] {
+    for before in [true, false] {
         let (store, locks) = store_and_locks();
         let guard: LockGuard = locks.lock(key()).await.expect("free");
         let hand = store.on(StoreOp::Release);
-        if held_question {
+        if before {
             hand.pause_before();
         } else {
             hand.pause_after();
@@ -288,11 +288,11 @@ async fn cancel_during_release() {
         settle().await;
         drop(behind);
         hand.resume();
-        free_again(&store, &[&locks], "given back").await;
+        assert_free(&store, &[&locks], "released").await;
     }
 }
 
-/// Its time is over in the moment in which it is told.
+/// Its timeout and its grant come at the same time.
 #[tokio::test(start_paused = true)]
 async fn cancel_at_the_timeout() {
     let (store, locks) = store_and_locks();
@@ -307,16 +307,17 @@ async fn cancel_at_the_timeout() {
             Err(LockError::TimedOut { waited, .. }) => assert_eq!(waited, Duration::from_millis(100)),
             Err(other) => panic!("{other}"),
         }
-        free_again(&store, &[&locks], "late").await;
+        assert_free(&store, &[&locks], "late").await;
     }
 }
 
-/// What was under way goes with its runtime; whoever comes from another one finds things in order, a lease later at the latest.
+/// Calls in flight end with their runtime; other runtimes find the key free after a lease at the
+/// latest.
 #[test]
 fn cancel_by_runtime_shutdown() {
     let runtime =
         || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
-    for (verb, held_question) in [
+    for (verb, before) in [
         (StoreOp::Acquire, true),
         (StoreOp::Acquire, false),
         (StoreOp::Release, true),
@@ -335,14 +336,14 @@ fn cancel_by_runtime_shutdown() {
                     kept.push(asked(&locks).await);
                     sleep(Duration::from_millis(150)).await;
                 }
-                if held_question {
+                if before {
                     hand.pause_before();
                 } else {
                     hand.pause_after();
                 }
                 drop(held.release());
             } else {
-                if held_question {
+                if before {
                     hand.pause_before();
                 } else {
                     hand.pause_after();
@@ -358,14 +359,14 @@ fn cancel_by_runtime_shutdown() {
         runtime().block_on(async {
             for locks in [&locks, &other, &locks] {
                 let guard = locks.lock(key()).wait(Duration::from_secs(40)).await;
-                let guard = guard.unwrap_or_else(|error| panic!("{verb:?}, {held_question}: {error}"));
+                let guard = guard.unwrap_or_else(|error| panic!("{verb:?}, {before}: {error}"));
                 guard.release().await.expect("up");
             }
         });
     }
 }
 
-/// A wait that is over needs no turn: all of them are skipped at once, and not one in 3 s.
+/// Timed out waiters need no grant: all of them are skipped at once, not one in 3 s.
 #[tokio::test(start_paused = true)]
 async fn forgotten_queued_calls_are_skipped_after_their_timeout() {
     // In the queue of the process, and in the queue of the store.
@@ -383,9 +384,9 @@ async fn forgotten_queued_calls_are_skipped_after_their_timeout() {
         settle().await;
         held.release().await.expect("up");
         let released = Instant::now();
-        let guard = next.await.expect("no panic").expect("its turn");
-        assert_eq!(released.elapsed(), Duration::ZERO, "50 calls whose wait was over");
+        let guard = next.await.expect("no panic").expect("a grant");
+        assert_eq!(released.elapsed(), Duration::ZERO, "50 timed out calls");
         guard.release().await.expect("up");
-        free_again(&store, &[&locks, &other], "forgotten").await;
+        assert_free(&store, &[&locks, &other], "forgotten").await;
     }
 }

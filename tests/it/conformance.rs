@@ -1,4 +1,4 @@
-//! The contract of a store, asked of the stores that are here.
+//! The conformance suite, run on the stores of this crate.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ async fn memory_store_passes_conformance() {
     conformance::check(MemoryStore::new()).await;
 }
 
-/// The same rules behind a network, and with every call done twice.
+/// The same rules with delayed and duplicated calls.
 #[tokio::test(start_paused = true)]
 async fn store_with_duplicated_calls_passes_conformance() {
     let store = TestStore::new();
@@ -27,11 +27,11 @@ async fn store_with_duplicated_calls_passes_conformance() {
     conformance::check(store).await;
 }
 
-/// A release that frees whatever stands there: the oldest mistake of all.
+/// A release that deletes any holder: a frequent mistake.
 #[derive(Debug)]
-struct FreesAnything(MemoryStore);
+struct ReleasesAnyHolder(MemoryStore);
 
-impl LockStore for FreesAnything {
+impl LockStore for ReleasesAnyHolder {
     fn subscribe(&self, inbox: EventSink) {
         self.0.subscribe(inbox);
     }
@@ -76,5 +76,5 @@ impl LockStore for FreesAnything {
 #[tokio::test(start_paused = true)]
 #[should_panic(expected = "a_stranger_frees_nothing_and_a_second_release_finds_nothing")]
 async fn broken_store_fails_with_the_violated_clause() {
-    conformance::check(FreesAnything(MemoryStore::new())).await;
+    conformance::check(ReleasesAnyHolder(MemoryStore::new())).await;
 }

@@ -1,4 +1,5 @@
-//! The client leaves, or a timeout further out drops its request: the handler finishes without it, or is dropped.
+//! The client disconnects, or an outer timeout drops its request: the handler finishes detached, or
+//! is cancelled.
 
 use std::{
     sync::{
@@ -32,14 +33,14 @@ use crate::support::{fetch, one_key, settle, soon, store_and_locks};
 
 const S: Duration = Duration::from_secs(1);
 
-/// Handlers that say what becomes of them.
+/// Handlers that record their events.
 #[derive(Clone, Default)]
 struct Work {
     said: Arc<Mutex<Vec<&'static str>>>,
     end: Arc<Notify>,
 }
 
-/// Says that it was dropped before its end.
+/// Records a drop before its end.
 struct Unfinished(Option<Work>);
 
 impl Work {
@@ -73,7 +74,7 @@ impl Drop for Unfinished {
     }
 }
 
-/// A request that can be left.
+/// A request that can be cancelled.
 fn visit(app: &Router) -> JoinHandle<Response> {
     visit_at(app, "/")
 }
@@ -83,12 +84,12 @@ fn visit_at(app: &Router, path: &'static str) -> JoinHandle<Response> {
     tokio::spawn(async move { fetch(&app, path).await })
 }
 
-/// Many tasks take their turns.
+/// Lets other tasks run until the condition holds.
 async fn until(done: impl Fn() -> bool) {
     for _ in 0..100 {
         settle().await;
         if done() {
-            // And whatever comes with it.
+            // And its immediate effects.
             return settle().await;
         }
     }
@@ -137,7 +138,7 @@ async fn outer_timeout_counts_as_a_disconnect() {
     locks.try_lock(("k",)).await.expect("free at once").release().await.expect("up");
 }
 
-/// It holds nothing yet, or has nothing to finish any more.
+/// It holds no lock yet, or its handler has already ended.
 #[tokio::test(start_paused = true)]
 async fn disconnect_before_the_handler_runs_ends_at_once() {
     let (store, locks) = store_and_locks();
@@ -178,7 +179,7 @@ async fn detached_handler_is_aborted_by_max_hold_and_loss() {
     }
 }
 
-/// What has panicked is not polled again.
+/// A handler that has panicked is not polled again.
 #[tokio::test(start_paused = true)]
 async fn detached_panic_releases_after_the_lock_delay() {
     let (store, locks) = store_and_locks();
@@ -204,7 +205,7 @@ async fn detached_panic_releases_after_the_lock_delay() {
     assert_eq!((begun.load(SeqCst), store.held_count(), store.on(StoreOp::Release).calls()), (1, 0, 2));
 }
 
-/// The one that holds the outer lock decides: neither is given back while the handler runs.
+/// The layer with the outer lock decides: no lock is released while the handler runs.
 #[tokio::test(start_paused = true)]
 async fn nested_layers_detach_together_or_not_at_all() {
     for what in [OnDisconnect::Finish, OnDisconnect::Cancel] {
@@ -230,7 +231,7 @@ async fn nested_layers_detach_together_or_not_at_all() {
     }
 }
 
-/// I6 counts for the outer lock, too: what it loses is not polled again, by nobody.
+/// I6 applies to the outer lock, too: a handler that lost it is never polled again.
 #[tokio::test(start_paused = true)]
 async fn lost_outer_lock_aborts_what_runs_under_an_inner_one() {
     let (store, locks) = store_and_locks();
@@ -286,7 +287,7 @@ async fn handler_that_holds_detaches_and_one_that_waits_cancels() {
     let second = visit(&app);
     settle().await;
     leave(second).await;
-    assert_eq!(locks.size(), (1, 0), "out of the line");
+    assert_eq!(locks.size(), (1, 0), "out of the queue");
     leave(first).await;
     assert_eq!((work.said(), store.held_count()), (vec!["begins"], 1));
     work.end.notify_one();
@@ -294,7 +295,7 @@ async fn handler_that_holds_detaches_and_one_that_waits_cancels() {
     assert_eq!((work.said(), store.held_count(), locks.size()), (vec!["begins", "ends"], 0, (0, 0)));
 }
 
-/// A route may have as many as are left: one that is flooded takes half, and the next one finds a place.
+/// A route may use half of the free permits: a flooded one leaves some for the next.
 #[tokio::test(start_paused = true)]
 async fn detached_handlers_are_bounded_per_process_and_route() {
     for (max, takes) in [(None, 512), (Some(10), 5), (Some(0), 0)] {
@@ -304,7 +305,7 @@ async fn detached_handlers_are_bounded_per_process_and_route() {
         let (flood, honest) = (Work::default(), Work::default());
         let key = key::from_fn(|path: axum::extract::Path<u32>| ("n", path.0));
         let layer = LockLayer::new(&locks, key);
-        // One layer on both: the path that was matched tells them apart.
+        // One layer for both: the matched path distinguishes them.
         let app =
             Router::new().route("/{n}", flood.handler()).route("/honest/{n}", honest.handler()).route_layer(layer);
         let begin = |path: String| {
@@ -320,7 +321,7 @@ async fn detached_handlers_are_bounded_per_process_and_route() {
         let dropped = |work: &Work| work.said().iter().filter(|said| **said == "dropped").count();
         until(|| dropped(&flood) == 6).await;
         leave(client).await;
-        assert_eq!(dropped(&honest), usize::from(max == Some(0)), "{max:?}: a place for another route");
+        assert_eq!(dropped(&honest), usize::from(max == Some(0)), "{max:?}: a permit for another route");
         flood.end.notify_waiters();
         honest.end.notify_waiters();
         until(|| flood.said().len() == 2 * (takes + 6)).await;
@@ -328,7 +329,7 @@ async fn detached_handlers_are_bounded_per_process_and_route() {
         assert_eq!((dropped(&flood), store.held_count(), locks.size()), (6, 0, (0, 0)), "{max:?}");
         if takes > 0 {
             assert_eq!(honest.said(), ["begins", "ends"]);
-            // There is room again.
+            // Permits are free again.
             let request = begin("/7".to_owned());
             settle().await;
             leave(request).await;
@@ -339,7 +340,7 @@ async fn detached_handlers_are_bounded_per_process_and_route() {
     }
 }
 
-/// A service without a router knows no path: there its layer is the route.
+/// Without a router there is no path: the layer stands for the route.
 #[tokio::test(start_paused = true)]
 async fn flooded_layer_leaves_permits_for_another_layer() {
     let store = TestStore::new();
@@ -383,7 +384,7 @@ async fn shutdown_waits_for_detached_handlers() {
     assert_eq!(work.said(), ["begins", "ends"]);
 }
 
-/// Nobody reads it.
+/// The body is not read.
 #[tokio::test(start_paused = true)]
 async fn unread_stream_is_dropped_and_frees_after_the_lock_delay() {
     let (store, locks) = store_and_locks();
@@ -400,13 +401,13 @@ async fn unread_stream_is_dropped_and_frees_after_the_lock_delay() {
     end.notify_one();
     settle().await;
     let began = Instant::now();
-    let turn = locks.lock(("k",)).await.expect("its turn");
+    let turn = locks.lock(("k",)).await.expect("a grant");
     assert!(began.elapsed() >= S);
     turn.release().await.expect("up");
     assert_eq!(store.held_count(), 0);
 }
 
-/// The runtime ends while the handler runs: it is dropped where it stands, and nothing hangs or panics.
+/// The runtime ends while the handler runs: the handler is dropped, and nothing hangs or panics.
 #[test]
 fn runtime_shutdown_ends_detached_handlers() {
     for what in [OnDisconnect::Finish, OnDisconnect::Cancel] {
@@ -425,13 +426,13 @@ fn runtime_shutdown_ends_detached_handlers() {
         assert_eq!(work.said(), ["begins", "dropped"], "once");
         let another = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("one");
         another.block_on(async {
-            let guard = locks.lock(("k",)).wait(10 * S).await.expect("its turn, after the lock-delay");
+            let guard = locks.lock(("k",)).wait(10 * S).await.expect("a grant after the lock-delay");
             guard.release().await.expect("up");
         });
     }
 }
 
-/// A key is not asked for twice by a copy of the view.
+/// A copy of the view sends no acquire of its own.
 #[tokio::test(start_paused = true)]
 async fn detached_handler_still_sees_its_lock() {
     let (_store, locks) = store_and_locks();
@@ -442,7 +443,7 @@ async fn detached_handler_still_sees_its_lock() {
     let again = locks.clone();
     let handler = get(move |lock: HeldLock| async move {
         go.notified().await;
-        let inner = again.try_lock(("k",)).await.expect("its own");
+        let inner = again.try_lock(("k",)).await.expect("reentered");
         *see.lock().expect("whole") = Some((lock.ensure_remaining(S).is_ok(), inner.hold_count()));
         inner.release().await.expect("up");
     });
@@ -452,10 +453,11 @@ async fn detached_handler_still_sees_its_lock() {
     leave(request).await;
     end.notify_one();
     settle().await;
-    assert_eq!(*seen.lock().expect("whole"), Some((true, 2)), "and is who it was");
+    assert_eq!(*seen.lock().expect("whole"), Some((true, 2)), "the same owner");
 }
 
-/// The usual set-up: one layer for the router, one for the route. The first one has named the owner, and holds nothing.
+/// The usual setup: a layer for the router and one for the route. The first one has set the owner,
+/// and holds no lock.
 #[tokio::test(start_paused = true)]
 async fn ended_outer_layer_takes_nothing_from_a_detached_handler() {
     for by_timeout in [false, true] {
@@ -464,7 +466,7 @@ async fn ended_outer_layer_takes_nothing_from_a_detached_handler() {
         let works = work.clone();
         let handler = get(move || async move {
             works.clone().run().await;
-            again.try_lock(("k",)).await.expect("its own").release().await.expect("up");
+            again.try_lock(("k",)).await.expect("reentered").release().await.expect("up");
             works.say("had it once more");
         });
         let limit = if by_timeout { S } else { 3600 * S };
@@ -489,7 +491,7 @@ async fn ended_outer_layer_takes_nothing_from_a_detached_handler() {
     }
 }
 
-/// It holds its lock, and waits until the service can take it.
+/// It holds its lock, and waits until the service is ready.
 #[tokio::test(start_paused = true)]
 async fn handler_is_not_called_after_a_disconnect() {
     let (store, locks) = store_and_locks();
@@ -514,7 +516,7 @@ async fn handler_is_not_called_after_a_disconnect() {
     assert_eq!((work.said(), store.held_count()), (vec!["begins", "ends"], 0));
 }
 
-/// A job that makes its next request of the last one's parts.
+/// A job that reuses the parts of its last request for the next one.
 #[test]
 fn reused_extensions_keep_nothing_of_finished_requests() {
     let chain = async {
@@ -531,12 +533,12 @@ fn reused_extensions_keep_nothing_of_finished_requests() {
         assert_eq!(store.held_count(), 0);
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().expect("one");
-    // On a stack that is as small as they come.
+    // With a small stack.
     let thread = std::thread::Builder::new().stack_size(1 << 20).spawn(move || runtime.block_on(chain));
     thread.expect("a thread").join().expect("no panic");
 }
 
-/// A retry, while the first try finishes alone; a hedge.
+/// A retry while the first attempt is detached; a hedged request.
 #[tokio::test(start_paused = true)]
 async fn two_calls_of_a_route_for_one_request_are_two_owners() {
     let (store, locks) = store_and_locks();
@@ -562,7 +564,8 @@ async fn two_calls_of_a_route_for_one_request_are_two_owners() {
     assert_eq!((work.said(), store.held_count()), (vec!["begins", "ends"], 0));
 }
 
-/// A layer between two locks answers, and lets the work go on: the outer lock is over with the answer, the inner one is not.
+/// A layer between two locks responds and lets the work go on: the outer lock ends with the
+/// response, the inner one does not.
 #[tokio::test(start_paused = true)]
 async fn detached_inner_handler_keeps_its_owner() {
     let (store, locks) = store_and_locks();
@@ -570,7 +573,7 @@ async fn detached_inner_handler_keeps_its_owner() {
     let works = work.clone();
     let handler = get(move || async move {
         works.clone().run().await;
-        again.try_lock(("k",)).await.expect("its own").release().await.expect("up");
+        again.try_lock(("k",)).await.expect("reentered").release().await.expect("up");
         works.say("had it once more");
     });
     let accepts = async |request: Request, next: Next| {

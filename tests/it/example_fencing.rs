@@ -1,4 +1,4 @@
-//! The fence of the examples keeps a holder who is late from writing, in each database they speak.
+//! The fencing of the examples rejects late writes, in each database that they support.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use tower_lock::{HeldLock, LockKey, LockManager};
 use self::example::database::{check_fence, open_url};
 use crate::support::{programs::Databases, soon};
 
-#[allow(dead_code, reason = "of the examples, their database")]
+#[allow(dead_code, reason = "the database module of the examples")]
 #[path = "../../examples/support/mod.rs"]
 mod example;
 
-const SCHEMA: &str = "CREATE TABLE written (id INTEGER PRIMARY KEY AUTOINCREMENT, by_whom VARCHAR(10) NOT NULL)";
+const SCHEMA: &str = "CREATE TABLE written (id INTEGER PRIMARY KEY AUTOINCREMENT, writer VARCHAR(10) NOT NULL)";
 
-/// Two who had the key one after the other. What is left of them is their token.
+/// Two consecutive holders of a key. Only their tokens are left.
 async fn early_and_late(locks: &LockManager, key: (&'static str, u64)) -> (HeldLock, HeldLock) {
     let mut held = Vec::new();
     for _ in 0..2 {
@@ -40,12 +40,12 @@ async fn passes(transaction: &mut AnyConnection, lock: &HeldLock) -> bool {
     }
 }
 
-/// Writes as a handler does: fence first.
-async fn write(db: &AnyPool, lock: &HeldLock, by_whom: &str) -> bool {
+/// Writes as a handler does: the fence first.
+async fn write(db: &AnyPool, lock: &HeldLock, writer: &str) -> bool {
     let mut transaction = db.begin().await.expect("a database");
     let passed = passes(&mut transaction, lock).await;
     if passed {
-        let insert = sqlx::query("INSERT INTO written (by_whom) VALUES (?)").bind(by_whom);
+        let insert = sqlx::query("INSERT INTO written (writer) VALUES (?)").bind(writer);
         insert.execute(&mut *transaction).await.expect("a table");
         transaction.commit().await.expect("no conflict");
     }
@@ -53,7 +53,7 @@ async fn write(db: &AnyPool, lock: &HeldLock, by_whom: &str) -> bool {
 }
 
 async fn written(db: &AnyPool) -> Vec<String> {
-    let all = sqlx::query_scalar("SELECT by_whom FROM written ORDER BY id");
+    let all = sqlx::query_scalar("SELECT writer FROM written ORDER BY id");
     all.fetch_all(db).await.expect("a table")
 }
 
@@ -72,7 +72,7 @@ async fn smaller_fencing_token_is_refused_and_an_equal_one_is_not() {
         assert!(write(&db, &late, "late").await, "{url}: a refused one changes nothing");
         assert_eq!(written(&db).await, ["early", "early", "late", "late"], "{url}");
 
-        // Another key has a fence of its own, however much it looks like this one.
+        // Another key has its own fence, even with a similar name.
         for (name, alike) in [("account", "Account"), ("account", "account "), ("é", "e")] {
             let (name, alike) = (LockKey::raw(name).expect("a key"), LockKey::raw(alike).expect("a key"));
             let before = locks.lock(alike.clone()).await.expect("free");
@@ -92,7 +92,7 @@ async fn two_writers_of_one_key_are_serialized() {
     let databases = Databases::start("fence-row").await;
     for url in databases.urls() {
         let db = open_url(&url, SCHEMA).await.expect(&url);
-        // In the line of the first writer, the other one is late or early; the key is new, or known.
+        // The first writer is followed by an earlier or a later one; the key is new or known.
         for round in 0..4 {
             let (early, late) = early_and_late(&LockManager::in_memory(), ("account", round / 2)).await;
             let (first, second) = if round % 2 == 0 { (&late, &early) } else { (&early, &late) };
@@ -111,7 +111,7 @@ async fn two_writers_of_one_key_are_serialized() {
     }
 }
 
-/// What a transaction has seen may be old: the fence is what stands there now.
+/// The snapshot of a transaction may be old: the current fence decides.
 #[tokio::test]
 async fn stale_read_does_not_let_a_transaction_through() {
     let databases = Databases::start("fence-snapshot").await;
@@ -124,14 +124,14 @@ async fn stale_read_does_not_let_a_transaction_through() {
             sqlx::query_as("SELECT token FROM lock_fence").fetch_all(&mut *looks).await.expect("a table");
         assert_eq!(tokens, [(early.fencing_token().as_i64(),)], "{url}");
         assert!(write(&db, &late, "late").await, "{url}");
-        // Some say that it looked too early, some that it is too late.
+        // Some databases report a conflict early, some at the end.
         assert!(soon("the row", check_fence(&mut looks, &early)).await.is_err(), "{url}");
         drop(looks);
         db.close().await;
     }
 }
 
-/// Keys that are new to the fence get in each other's way in no order.
+/// New keys do not block each other, in any order.
 #[tokio::test]
 async fn writers_of_many_keys_do_not_abort_each_other() {
     let databases = Databases::start("fence-many").await;

@@ -1,4 +1,4 @@
-//! The examples as programs of their own: the cases over real HTTP and a database, the job, and a service of gRPC.
+//! The examples as processes: HTTP services with a database, a job, and a gRPC service.
 
 use std::{process::Output, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::support::{
     soon,
 };
 
-#[allow(dead_code, reason = "of the example, its responder")]
+#[allow(dead_code, reason = "the responder of the example")]
 #[path = "../../examples/grpc_status.rs"]
 mod grpc_status;
 
@@ -57,7 +57,7 @@ async fn nightly_mail_is_sent_once_only_with_a_minimum_hold() {
     let output = run(example("nightly_mail").await).await;
     let table = String::from_utf8(output.stdout).expect("text");
     assert!(output.status.success(), "{table}");
-    // How many mails each customer got, and what became of the job on each instance.
+    // The mails per customer, and the outcome of the job on each instance.
     let row = |how: &str| {
         let line =
             table.lines().find_map(|line| line.trim_start().strip_prefix(how)).unwrap_or_else(|| panic!("{table}"));
@@ -66,7 +66,7 @@ async fn nightly_mail_is_sent_once_only_with_a_minimum_hold() {
     };
     assert_eq!(row("without a lock "), ("3", vec!["sent 3"; 3]), "{table}");
     let (mails, instances) = row("try_lock  ");
-    // The second one comes while the first is at it, if this machine is not busy; the third never does.
+    // The second mail is sent if the jobs overlap; the third one never is.
     assert!(["2", "3"].contains(&mails), "{table}");
     assert!(instances.iter().filter(|instance| **instance == "sent 3").count() > 1, "{table}");
     assert_eq!(row("try_lock, min_hold "), ("1", vec!["sent 3", "left it to another", "left it to another"]));
@@ -105,7 +105,7 @@ async fn grpc_client_gets_grpc_status_codes() {
     }
 }
 
-/// UNAVAILABLE is what clients repeat by themselves.
+/// Clients retry UNAVAILABLE automatically.
 #[test]
 fn grpc_client_does_not_retry_unknown_outcomes() {
     let retry_after = Duration::from_millis(187);
@@ -123,7 +123,7 @@ fn grpc_client_does_not_retry_unknown_outcomes() {
         (Rejection::MaxHoldExceeded, "2", "-1"),
     ] {
         let answer = grpc_status::as_grpc(&rejection);
-        assert_eq!(answer.status(), StatusCode::OK, "{rejection}: gRPC has its own");
+        assert_eq!(answer.status(), StatusCode::OK, "{rejection}: gRPC has its own status");
         let header = |name: &str| answer.headers()[name].to_str().expect("text");
         assert_eq!(header("content-type"), "application/grpc", "{rejection}");
         assert_eq!((header("grpc-status"), header("grpc-retry-pushback-ms")), (status, pushback), "{rejection}");
@@ -135,7 +135,7 @@ fn grpc_client_does_not_retry_unknown_outcomes() {
     }
 }
 
-/// By hand: created, refused, found again; and a file lasts over a restart that ends cleanly.
+/// Step by step: created, rejected, found again; and the file survives a clean restart.
 #[tokio::test]
 async fn reward_example_does_what_its_page_describes() {
     let file = File::new("reward");
@@ -171,7 +171,7 @@ async fn shop_example_does_what_its_page_describes() {
     assert_eq!(service.at_once(8, "/goods/1/sell", Value::Null).await, [vec![200; 5], vec![409; 3]].concat());
     assert_eq!((count(1).await, count(2).await), (json!(0), json!(5)));
     let (status, body) = service.ask(Method::POST, "/goods/1/sell", Value::Null).await;
-    assert_eq!((status, body), (409, json!({ "error": "sold out" })), "the shop's own word");
+    assert_eq!((status, body), (409, json!({ "error": "sold out" })), "the response of the shop");
     assert_eq!(service.ask(Method::POST, "/goods/9/sell", Value::Null).await.0, 404);
     assert_eq!(service.ask(Method::POST, "/goods/x/sell", Value::Null).await.0, 400);
     assert!(service.terminate().await.success());
@@ -184,7 +184,7 @@ async fn invalid_settings_are_reported() {
         ("PORT", "http", "PORT=http"),
         ("DATABASE_URL", "postgres://user:secret@shop", "DATABASE_URL=postgres:"),
         ("REDIS_URL", "http://user:secret@shop", redis("REDIS_URL: ")),
-        // Nobody listens there.
+        // No server listens there.
         ("DATABASE_URL", "mysql://user:secret@127.0.0.1:1/shop", "refused"),
         ("REDIS_URL", "redis://user:secret@127.0.0.1:1", redis("refused")),
     ] {

@@ -1,4 +1,4 @@
-//! The cases once more, with several instances of the service: what they share is one Redis and one database.
+//! The examples with several instances of the service, which share one Redis and one database.
 
 use std::{process::Output, time::Duration};
 
@@ -24,7 +24,7 @@ struct Instances {
 }
 
 impl Instances {
-    /// All at once, so that they also make the same tables at the same moment.
+    /// Starts all at once, so that they also create the same tables concurrently.
     async fn start(name: &str, redis: &RedisServer, database: &str) -> Self {
         let start = async || {
             let mut command = example(name).await;
@@ -34,13 +34,13 @@ impl Instances {
         Self { services: join_all([start(), start(), start()]).await }
     }
 
-    /// Whoever comes is sent to the next one.
+    /// Distributes visitors over the instances.
     fn of(&self, visitor: usize) -> &Service {
         &self.services[visitor % self.services.len()]
     }
 
-    /// One that looks everywhere sees the same.
-    async fn all_say(&self, path: &str) -> Value {
+    /// The response, which is the same at all instances.
+    async fn response_of_all(&self, path: &str) -> Value {
         let answers = join_all(self.services.iter().map(|service| service.ask(Method::GET, path, Value::Null))).await;
         assert!(answers.iter().all(|answer| *answer == answers[0]), "{path}: {answers:?}");
         assert_eq!(answers[0].0, 200, "{path}");
@@ -62,17 +62,17 @@ async fn nightly_mail(redis: &RedisServer, database: &str, night: &str, mail_ser
     soon("the end of the job", command.output()).await.expect("it starts")
 }
 
-/// What each of them said, in the order of the alphabet.
-fn said<const N: usize>(runs: [Output; N]) -> [String; N] {
-    let mut said = runs.map(|run| {
+/// The outputs, sorted.
+fn outputs<const N: usize>(runs: [Output; N]) -> [String; N] {
+    let mut outputs = runs.map(|run| {
         assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
         String::from_utf8(run.stdout).expect("text")
     });
-    said.sort_unstable();
-    said
+    outputs.sort_unstable();
+    outputs
 }
 
-/// How many mails each customer got that night.
+/// The number of mails per customer.
 async fn mails(database: &str, night: &str) -> Vec<(String, i64)> {
     sqlx::any::install_default_drivers();
     let mut connection = AnyConnection::connect(database).await.expect("a database");
@@ -90,10 +90,10 @@ async fn redis(test: &str) -> Option<RedisServer> {
     Some(RedisServer::start().await)
 }
 
-/// While it lives, this database is read and not written to: who would write, waits.
-struct Standstill(AnyConnection);
+/// Blocks writes to the database until it is dropped; reads go on.
+struct WriteBlocker(AnyConnection);
 
-impl Standstill {
+impl WriteBlocker {
     async fn of(database: &str) -> Self {
         sqlx::any::install_default_drivers();
         let options: AnyConnectOptions = database.parse().expect("a database");
@@ -102,7 +102,7 @@ impl Standstill {
             "MySQL" => "LOCK TABLES lock_fence READ, family_reward_record READ",
             _ => "BEGIN IMMEDIATE",
         };
-        sqlx::raw_sql(stop).execute(&mut connection).await.expect("nobody writes");
+        sqlx::raw_sql(stop).execute(&mut connection).await.expect("writes blocked");
         Self(connection)
     }
 
@@ -125,8 +125,8 @@ async fn claims_at_three_instances_are_each_paid_once() {
             (family, status, record)
         };
 
-        // The one claim of each family that is let in stays in until all others are answered.
-        let standstill = Standstill::of(&url).await;
+        // The one granted claim of each family stays until all others have a response.
+        let blocker = WriteBlocker::of(&url).await;
         let mut claims: FuturesUnordered<_> =
             (0..FAMILIES * MEMBERS).map(|n| claim(n / FAMILIES, n % FAMILIES)).collect();
         let mut refused = vec![0; FAMILIES];
@@ -136,7 +136,7 @@ async fn claims_at_three_instances_are_each_paid_once() {
             refused[family] += 1;
         }
         assert_eq!(refused, [MEMBERS - 1; FAMILIES], "{url}");
-        standstill.end().await;
+        blocker.end().await;
         let mut paid = vec![Value::Null; FAMILIES];
         while let Some((family, status, record)) = claims.next().await {
             assert_eq!((status, &record["family_id"]), (201, &json!(family)), "{url}: {record}");
@@ -145,7 +145,11 @@ async fn claims_at_three_instances_are_each_paid_once() {
         drop(claims);
 
         for (family, record) in paid.iter().enumerate() {
-            assert_eq!(instances.all_say(&format!("/rewards?family_id={family}")).await, json!([record]), "{url}");
+            assert_eq!(
+                instances.response_of_all(&format!("/rewards?family_id={family}")).await,
+                json!([record]),
+                "{url}"
+            );
         }
         join_all(paid.iter().enumerate().map(async |(family, record)| {
             for visitor in 0..3 {
@@ -164,7 +168,7 @@ async fn buyers_at_three_instances_never_oversell() {
     let databases = Databases::start("instances-stock").await;
     for url in databases.urls() {
         let instances = Instances::start("stock_sale", &redis, &url).await;
-        assert_eq!(instances.all_say("/goods/1").await["good_counts"], 5, "{url}");
+        assert_eq!(instances.response_of_all("/goods/1").await["good_counts"], 5, "{url}");
         let buy = |buyer: usize| instances.of(buyer).ask(Method::POST, "/goods/1/sell", Value::Null);
         let mut sold = Vec::new();
         for (status, answer) in join_all((0..BUYERS).map(buy)).await {
@@ -175,8 +179,8 @@ async fn buyers_at_three_instances_never_oversell() {
         }
         sold.sort_unstable();
         assert_eq!(sold, [0, 1, 2, 3, 4], "{url}: each left one less");
-        assert_eq!(instances.all_say("/goods/1").await["good_counts"], 0, "{url}");
-        assert_eq!(instances.all_say("/goods/2").await["good_counts"], 5, "{url}");
+        assert_eq!(instances.response_of_all("/goods/1").await["good_counts"], 0, "{url}");
+        assert_eq!(instances.response_of_all("/goods/2").await["good_counts"], 5, "{url}");
         instances.terminate().await;
     }
 }
@@ -195,9 +199,9 @@ async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
         };
         let runs = join_all([after(0, &quiet), after(1, &quiet), after(2, &quiet)]).await;
         let runs: [Output; 3] = runs.try_into().expect("three");
-        assert_eq!(said(runs), ["left it to another\n", "left it to another\n", "sent 3 mails\n"], "{url}");
+        assert_eq!(outputs(runs), ["left it to another\n", "left it to another\n", "sent 3 mails\n"], "{url}");
         assert_eq!(
-            said([after(0, &quiet).await]),
+            outputs([after(0, &quiet).await]),
             ["left it to another\n"],
             "{url}: they have ended, the night has not"
         );
@@ -208,22 +212,22 @@ async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
         assert!(!failed.status.success() && error.contains("the mail server does not answer"), "{url}: {error}");
         let runs = join_all([after(0, &rough), after(1, &rough)]).await;
         let runs: [Output; 2] = runs.try_into().expect("two");
-        assert_eq!(said(runs), ["left it to another\n", "sent 3 mails\n"], "{url}: at once after a failure");
+        assert_eq!(outputs(runs), ["left it to another\n", "sent 3 mails\n"], "{url}: at once after a failure");
         assert_eq!(mails(&url, &rough).await, one_each, "{url}");
     }
 }
 
-/// A deploy: the process ends by itself, those who wait are told, and nobody finds a key taken afterwards.
+/// A deployment: the process ends by itself, waiters are rejected, and no key stays locked.
 #[tokio::test]
 async fn terminated_instance_rejects_waiters_and_frees_its_keys() {
-    let Some(redis) = redis("an instance that is told to stop").await else { return };
+    let Some(redis) = redis("a terminated instance").await else { return };
     let file = File::new("instances-stop");
     let mut command = example("stock_sale").await;
     command.env("REDIS_URL", redis.url()).env("DATABASE_URL", file.url());
     let service = Service::start(command).await;
 
-    // The one buyer that is let in stays in.
-    let standstill = Standstill::of(&file.url()).await;
+    // The one granted buyer stays.
+    let blocker = WriteBlocker::of(&file.url()).await;
     let mut buyers: FuturesUnordered<_> =
         (0..4).map(|_| service.ask(Method::POST, "/goods/1/sell", Value::Null)).collect();
     let is_held = async || redis.command(&["EXISTS", "lock:good:1"]).await == Reply::Integer(1);
@@ -240,7 +244,7 @@ async fn terminated_instance_rejects_waiters_and_frees_its_keys() {
         }
     };
     join(rejected, stop).await;
-    standstill.end().await;
+    blocker.end().await;
     let (status, answer) = soon("the sale", buyers.next()).await.expect("four buyers");
     assert_eq!((status, &answer["good_counts"]), (200, &json!(4)), "{answer}");
     drop(buyers);

@@ -64,7 +64,7 @@ async fn missing_layer_is_a_500_that_names_layer_and_route() {
     }
     let locks = LockManager::in_memory();
     let lock = || LockLayer::new(&locks, one_key());
-    // Not on this route; before `.route`, which it then does not see; skipped; and without need of one.
+    // Not on this route; added before `.route`; skipped; and a route that needs no lock.
     let apps = [
         Router::new().route("/", get(needs)),
         Router::new().route("/other", get(needs)).layer(lock()).route("/", get(needs)),
@@ -78,7 +78,7 @@ async fn missing_layer_is_a_500_that_names_layer_and_route() {
         for word in
             ["`LockLayer`", "route_layer(LockLayer::new(&locks, by(..)))", "after `.route(..)`", "`Option<HeldLock>`"]
         {
-            assert!(text.contains(word), "{word} is not in {text}");
+            assert!(text.contains(word), "{word} is missing in {text}");
         }
     }
     let app =
@@ -100,5 +100,5 @@ async fn nested_layers_hold_both_keys_and_show_the_inner_one() {
     outer.release().await.expect("the store is up");
     let _inner = locks.try_lock(("inner", 2)).await.expect("free");
     assert_eq!(post_json(&app, "/", "{}").await.status(), StatusCode::CONFLICT);
-    assert_eq!(store.held_count(), 1, "the outer one was given back");
+    assert_eq!(store.held_count(), 1, "the outer one was released");
 }

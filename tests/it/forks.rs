@@ -1,8 +1,8 @@
-//! A process that was copied by `fork()`: the copy has ids of its own, and nothing of what its
-//! parent holds.
+//! A process that was copied by `fork()`: the copy has its own ids, and holds no lock of its
+//! parent.
 //!
 //! The process id is simulated: another number stands for the child (`tests/storm/tests/crash.rs`
-//! has a real fork). A handle of the parent that goes on meanwhile is a second one, made with the
+//! has a real fork). The handle of the parent that continues meanwhile is a second one with the
 //! same seed.
 
 use std::{
@@ -37,7 +37,7 @@ fn forked() -> (TestStore, Arc<AtomicU32>, LockManager) {
 }
 
 async fn holder(locks: &LockManager) -> String {
-    locks.inspect(key()).await.expect("the store is up").holder.expect("somebody has it").manager().to_owned()
+    locks.inspect(key()).await.expect("the store is up").holder.expect("a holder").manager().to_owned()
 }
 
 #[tokio::test(start_paused = true)]
@@ -74,8 +74,8 @@ async fn forked_child_has_new_ids_and_holds_no_locks() {
     assert!(third != parent && third != child, "{third}");
 }
 
-/// The waiters in the copied table are those of the parent: a guard that is dropped or released
-/// must not hand them the key.
+/// The waiters in the copied table are those of the parent: dropping or releasing a guard must not
+/// hand the key off to them.
 #[tokio::test(start_paused = true)]
 async fn dropping_a_forked_guard_hands_nothing_off() {
     for is_released in [false, true] {
@@ -95,12 +95,12 @@ async fn dropping_a_forked_guard_hands_nothing_off() {
     }
 }
 
-/// A runtime of one thread is copied with its tasks, and goes on in the child.
+/// A single-threaded runtime is copied with its tasks, and continues in the child.
 #[tokio::test(start_paused = true)]
 async fn forked_child_renews_no_lock_of_its_parent() {
     let (store, process, locks) = forked();
     let guard = locks.lock(key()).await.expect("free");
-    // Until nothing but its renewal is left for the watchdog to do.
+    // Until only its renewal is left for the watchdog.
     sleep(Duration::from_secs(15)).await;
     assert_eq!(store.on(StoreOp::Renew).calls(), 1, "by the parent");
     assert!(!guard.held_lock().remaining().is_zero());
@@ -135,6 +135,6 @@ async fn forked_child_subscribes_to_its_own_channel() {
     settle().await;
     assert!(!waiter.is_finished(), "one key, one holder");
     assert_eq!(guard.release().await.expect("a store"), Released::HandedOff);
-    let guard = soon("its turn", waiter).await.expect("no panic").expect("its turn");
+    let guard = soon("a grant", waiter).await.expect("no panic").expect("a grant");
     assert_eq!(guard.release().await.expect("a store"), Released::Freed);
 }

@@ -1,4 +1,4 @@
-//! How long a lock is held: at most, at least, and on after a bad end.
+//! Limits of a hold: maximum, minimum, and the lock-delay.
 
 use std::{future::IntoFuture, time::Duration};
 
@@ -27,7 +27,7 @@ async fn lock_is_lost_at_max_hold_despite_renewals() {
         (LockPolicy::new().lease(Lease::Fixed(s(50))).max_hold(s(7)), 7),
     ] {
         let (store, locks) = store_and_locks();
-        // The watchdog sleeps already, for longer than this one has.
+        // The watchdog already sleeps for longer than this hold.
         let other = locks.lock(("n", 0)).await.expect("free");
         sleep(s(1)).await;
         let guard = locks.with_policy(policy).lock(key()).await.expect("free");
@@ -38,8 +38,8 @@ async fn lock_is_lost_at_max_hold_despite_renewals() {
             (view.remaining(), view.ensure_remaining(Duration::ZERO)),
             (Duration::ZERO, Err(LockLost::HoldLimitReached))
         );
-        // Nobody polls the guard; its key is given back all the same, after the lock-delay.
-        drop(locks.lock(key()).await.expect("its turn").release());
+        // The guard is not polled; its key is released nevertheless, after the lock-delay.
+        drop(locks.lock(key()).await.expect("a grant").release());
         let free = began.elapsed();
         assert!(free >= s(limit + 1) && free <= s(limit + 1) + Duration::from_millis(20), "{free:?}");
         drop(guard);
@@ -49,7 +49,7 @@ async fn lock_is_lost_at_max_hold_despite_renewals() {
     }
 }
 
-/// The limit is the section's, the grant goes on.
+/// The limit is that of the section; the grant continues.
 #[tokio::test(start_paused = true)]
 async fn each_section_of_a_grant_has_its_own_max_hold() {
     let (store, locks) = store_and_locks();
@@ -58,14 +58,14 @@ async fn each_section_of_a_grant_has_its_own_max_hold() {
     settle().await;
     sleep(Duration::from_millis(50)).await;
     drop(short.release());
-    let guard = soon("its turn", next).await.expect("no panic").expect("its turn");
+    let guard = soon("a grant", next).await.expect("no panic").expect("a grant");
     sleep(s(30)).await;
     assert!(guard.held_lock().remaining() > s(9) && guard.held_lock().remaining() <= s(10));
     assert_eq!(guard.held_lock().lost().await, LockLost::HoldLimitReached);
-    assert_eq!(store.on(StoreOp::Acquire).calls(), 1, "handed over");
+    assert_eq!(store.on(StoreOp::Acquire).calls(), 1, "handed off");
 }
 
-/// The job that three machines start at the same minute, give or take.
+/// A job that three machines start in the same minute.
 #[tokio::test(start_paused = true)]
 async fn minimum_hold_keeps_the_key_after_a_release() {
     let store = TestStore::new();
@@ -83,7 +83,7 @@ async fn minimum_hold_keeps_the_key_after_a_release() {
     assert_eq!(ran, 1);
     let locks = LockManager::new(store.clone());
     let began = Instant::now();
-    // Work that failed may be tried again at once.
+    // Failed work may be retried at once.
     let failed = locks.lock(("nightly", "mail")).min_hold(s(10)).await.expect("free again");
     assert!(began.elapsed() > s(9) && began.elapsed() < s(10), "{:?}", began.elapsed());
     failed.release_after_failure().await.expect("up");
@@ -101,13 +101,13 @@ async fn route_applies_minimum_hold_only_after_success() {
         let app = Router::new().route("/", handler.route_layer(layer));
         let began = Instant::now();
         assert_eq!(fetch(&app, "/").await.status(), status);
-        drop(locks.lock(key()).await.expect("its turn").release());
+        drop(locks.lock(key()).await.expect("a grant").release());
         assert_eq!(began.elapsed().as_secs(), free_after, "{status}");
         settle().await;
     }
 }
 
-/// The usual hold of a route that keeps its key is as long as it keeps it.
+/// The hold estimate of a route with a minimum hold includes it.
 #[tokio::test(start_paused = true)]
 async fn retry_after_includes_the_minimum_hold() {
     let (_store, locks) = store_and_locks();
@@ -141,7 +141,7 @@ async fn hanging_handler_is_aborted_after_max_hold() {
     }
 }
 
-/// I10, and the store's side of it: who cannot say how it ended has the delay on top of its lease.
+/// I10 in the store: an unreported end adds the lock-delay to the lease.
 #[tokio::test(start_paused = true)]
 async fn lost_lock_is_free_after_the_lock_delay() {
     for delay in [s(0), s(1), s(5)] {
@@ -149,14 +149,14 @@ async fn lost_lock_is_free_after_the_lock_delay() {
         let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
         let guard = one.lock(key()).lock_delay(delay).await.expect("free");
         let view = guard.held_lock();
-        // It hears nothing any more, and cannot say anything; the other one can.
+        // It gets no more replies and cannot report; the other process can.
         store.on(StoreOp::Renew).fault(Fault::Hang);
         store.on(StoreOp::Release).fault(Fault::Hang);
         let next = tokio::spawn(two.lock(key()).wait(s(100)).into_future());
         assert_eq!(view.lost().await, LockLost::Expired);
         let lost = Instant::now();
-        let _held = soon("its turn", next).await.expect("no panic").expect("its turn");
-        // The lease without its drift ended a little before the store's.
+        let _held = soon("a grant", next).await.expect("no panic").expect("a grant");
+        // The usable part of the lease ended slightly before the lease in the store.
         let least = delay.max(s(1));
         assert!(
             lost.elapsed() >= least && lost.elapsed() <= least + Duration::from_millis(320),
@@ -166,7 +166,7 @@ async fn lost_lock_is_free_after_the_lock_delay() {
     }
 }
 
-/// The machine slept: timers have not moved, leases have.
+/// The machine was suspended: timers have not advanced, leases have.
 #[tokio::test(start_paused = true)]
 async fn minimum_hold_is_at_most_one_day() {
     let locks = LockManager::in_memory();
@@ -198,10 +198,10 @@ async fn clock_jump_over_the_lease_loses_before_the_next_poll() {
     sleep(Duration::from_millis(100)).await;
     assert_eq!(futures_util::poll!(work.as_mut()), std::task::Poll::Ready(Err::<(), _>(LockLost::Expired)));
     assert_eq!(polls.get(), 1, "not one more");
-    assert_eq!(locks.try_lock(key()).await.expect("its lease is over there, too").hold_count(), 1);
+    assert_eq!(locks.try_lock(key()).await.expect("its lease has expired there, too").hold_count(), 1);
 }
 
-/// The same seed, the same ids and the same spread.
+/// The same seed gives the same ids and the same jitter.
 #[tokio::test(start_paused = true)]
 async fn jitter_can_be_seeded() {
     let run = async |seed| {
@@ -230,10 +230,10 @@ async fn jitter_can_be_seeded() {
 #[tokio::test(start_paused = true)]
 async fn run_releases_in_order_or_aborts_the_work() {
     let (store, locks) = store_and_locks();
-    // It is the owner's, and can run in a task.
+    // It has the owner, and can run in a task.
     let nested =
         locks.lock(key()).run(async |_| locks.try_lock(key()).run(async |lock| lock.fencing_token()).await).await;
-    assert!(nested.expect("free").is_ok(), "nobody waits for himself");
+    assert!(nested.expect("free").is_ok(), "reentered");
     let done = tokio::spawn({
         let locks = locks.clone();
         async move { locks.lock(key()).run(async |lock| lock.fencing_token()).await }
@@ -249,7 +249,7 @@ async fn run_releases_in_order_or_aborts_the_work() {
     assert_eq!(store.held_count(), 1);
 }
 
-/// Whatever is said, there is no overflow, no panic and no hang.
+/// Any setting works without overflow, panic or hang.
 #[tokio::test(start_paused = true)]
 async fn zero_and_unlimited_hold_limits_work() {
     for long in [Duration::MAX, Duration::from_secs(u64::MAX / 2), Duration::ZERO, Duration::from_nanos(1)] {
@@ -266,7 +266,7 @@ async fn zero_and_unlimited_hold_limits_work() {
     }
 }
 
-/// Two calls of one owner: one does the work; the other was told that it is its turn, and never came.
+/// Two calls of one owner: one does the work; the other one was granted and never polled.
 #[tokio::test(start_paused = true)]
 async fn untaken_grant_does_not_end_the_minimum_hold() {
     let locks = LockManager::in_memory();
@@ -276,14 +276,14 @@ async fn untaken_grant_does_not_end_the_minimum_hold() {
     let (mut works, mut leaves) = (call(), call());
     assert!(futures_util::poll!(works.as_mut()).is_pending() && futures_util::poll!(leaves.as_mut()).is_pending());
     drop(before.release());
-    drop(works.await.expect("its turn").release());
+    drop(works.await.expect("a grant").release());
     drop(leaves);
     assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })));
 }
 
 #[tokio::test(start_paused = true)]
 async fn lost_lock_has_no_holder() {
-    // Granted within the call: nobody has looked since.
+    // Granted within the call, and not checked since.
     let locks = LockManager::in_memory();
     let me = tower_lock::Owner::new();
     let guard = locks.lock(key()).owner(&me).lease(Lease::Fixed(Duration::ZERO)).await.expect("free");
@@ -293,7 +293,7 @@ async fn lost_lock_has_no_holder() {
     );
 }
 
-/// The watchdog looks while the section ends; the next one has no limit.
+/// The watchdog sweeps while the section ends; the next one has no limit.
 #[test]
 fn max_hold_of_a_section_never_ends_the_next_one() {
     use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -301,7 +301,7 @@ fn max_hold_of_a_section_never_ends_the_next_one() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().expect("a runtime");
     let stop = std::sync::Arc::new(AtomicBool::new(false));
-    // So that it looks all the time.
+    // So that it sweeps all the time.
     let noise = runtime.spawn({
         let (locks, stop) = (locks.clone(), std::sync::Arc::clone(&stop));
         async move {
@@ -321,12 +321,12 @@ fn max_hold_of_a_section_never_ends_the_next_one() {
         let first = runtime.block_on(call.into_future()).expect("free");
         let next = runtime.spawn(locks.lock(("n", n)).into_future());
         let view = first.held_lock();
-        // As near to its end as can be.
+        // As close to its end as possible.
         while view.remaining() > Duration::from_nanos(500 << (n % 8)) {
             std::hint::spin_loop();
         }
         let said = runtime.block_on(first.release());
-        let next = runtime.block_on(next).expect("no panic").expect("its turn");
+        let next = runtime.block_on(next).expect("no panic").expect("a grant");
         std::thread::yield_now();
         handed_on += usize::from(matches!(said, Ok(tower_lock::store::Released::HandedOff)));
         assert_eq!(next.held_lock().ensure_remaining(Duration::ZERO), Ok(()), "{n}: {said:?}");

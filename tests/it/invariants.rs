@@ -1,4 +1,4 @@
-//! The invariants of the lock half, by their numbers: each sentence of `src/lock/mod.rs`, shown from outside.
+//! The invariants of the lock state machine by number, tested through the public API.
 
 use std::{
     future::IntoFuture,
@@ -23,23 +23,23 @@ fn key() -> LockKey {
     LockKey::from(("k",))
 }
 
-/// What can be counted on of a lease of 30 seconds.
+/// The usable part of a lease of 30 seconds.
 const SAFE: Duration = Duration::from_millis(29_698);
 
 #[tokio::test(start_paused = true)]
 async fn i1_a_key_is_freed_only_for_the_acquisition_that_holds_it() {
     let store = TestStore::new();
     let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
-    // Every release arrives twice, and one of them late: the next holder has the key by then.
+    // Every release arrives twice, the second time late: the next holder has the key by then.
     for fault in [Fault::Duplicate, Fault::Delay(Duration::from_millis(5)), Fault::LoseReply] {
         let guard = one.lock(key()).await.expect("free");
         let next = tokio::spawn(two.lock(key()).into_future());
         settle().await;
         store.on(StoreOp::Release).fault(fault);
         drop(guard.release());
-        let held = soon("the next one's turn", next).await.expect("no panic").expect("its turn");
+        let held = soon("a grant of the next", next).await.expect("no panic").expect("a grant");
         sleep(Duration::from_secs(45)).await;
-        assert!(held.held_lock().remaining() > Duration::from_secs(15), "{fault:?}: nobody freed it");
+        assert!(held.held_lock().remaining() > Duration::from_secs(15), "{fault:?}: still held");
         assert!(matches!(one.try_lock(key()).await, Err(LockError::Busy { .. })));
         store.on(StoreOp::Release).fault(Fault::None);
         assert_ne!(held.release().await.expect("up"), Released::NotHolder, "{fault:?}");
@@ -54,13 +54,13 @@ async fn i2_no_acquire_without_capacity_for_its_release() {
         drop(locks.try_lock(("n", n)).await.expect("free").release());
     }
     let asked = store.on(StoreOp::Acquire).calls();
-    let error = locks.lock(key()).await.expect_err("no room");
+    let error = locks.lock(key()).await.expect_err("full");
     assert!(matches!(&error, LockError::Store(error) if error.operation() == "acquire"), "{error:?}");
     assert_eq!(store.on(StoreOp::Acquire).calls(), asked);
     store.on(StoreOp::Release).fault(Fault::None);
     sleep(Duration::from_secs(60)).await;
     assert_eq!(locks.size(), (0, 0));
-    drop(locks.lock(key()).await.expect("room again").release());
+    drop(locks.lock(key()).await.expect("capacity again").release());
 }
 
 #[tokio::test(start_paused = true)]
@@ -82,13 +82,13 @@ async fn i3_a_deadline_counts_from_before_its_request_was_sent() {
     let next = tokio::spawn(one.lock(key()).into_future());
     settle().await;
     drop(guard.release());
-    let guard = next.await.expect("no panic").expect("its turn");
+    let guard = next.await.expect("no panic").expect("a grant");
     assert_eq!(guard.held_lock().remaining(), SAFE - SLOW);
     // A claim of what was offered.
     let next = tokio::spawn(two.lock(key()).into_future());
     sleep(Duration::from_millis(500)).await;
     drop(guard.release());
-    let guard = next.await.expect("no panic").expect("its turn");
+    let guard = next.await.expect("no panic").expect("a grant");
     assert_eq!(guard.held_lock().remaining(), SAFE - SLOW);
 }
 
@@ -101,7 +101,7 @@ async fn i4_held_only_before_a_deadline_that_only_replies_extend() {
         store.on(StoreOp::Renew).fault(fault);
         let before = view.remaining();
         sleep(Duration::from_secs(3)).await;
-        assert_eq!(view.remaining(), before - Duration::from_secs(3), "{fault:?}: no word");
+        assert_eq!(view.remaining(), before - Duration::from_secs(3), "{fault:?}: no reply");
         assert_eq!(guard.hold_count(), 1);
         sleep(Duration::from_secs(9)).await;
         assert!(view.remaining() < SAFE - Duration::from_secs(11), "{fault:?}: not at all");
@@ -119,9 +119,9 @@ async fn i5_loss_fires_by_the_deadline_and_is_final() {
         let (view, began) = (guard.held_lock(), Instant::now());
         store.on(StoreOp::Renew).fault(fault);
         assert_eq!((view.lost().await, began.elapsed()), (LockLost::Expired, SAFE + Duration::from_micros(0)));
-        // The store answers again; the key may even be ours again there.
+        // The store responds again; the key may even be granted again.
         store.on(StoreOp::Renew).fault(Fault::None);
-        let again = locks.lock(key()).await.expect("its turn");
+        let again = locks.lock(key()).await.expect("a grant");
         for _ in 0..20 {
             sleep(Duration::from_secs(5)).await;
             assert_eq!((view.remaining(), view.lost().await), (Duration::ZERO, LockLost::Expired));
@@ -143,7 +143,7 @@ async fn i6_the_deadline_is_checked_before_every_poll() {
         let guard = locks.lock(key()).lock_delay(Duration::ZERO).await.expect("free");
         let polls = Arc::new(AtomicUsize::new(0));
         let counts = Arc::clone(&polls);
-        // Wakes itself all the time: whoever polls it last, polls it too late.
+        // It wakes itself all the time, so that the last poll would be too late.
         let work = std::future::poll_fn(move |cx| {
             counts.fetch_add(1, SeqCst);
             cx.waker().wake_by_ref();
@@ -170,7 +170,7 @@ async fn i7_events_are_hints_and_the_store_decides() {
             for _ in 0..5 {
                 let (locks, inside) = (locks.clone(), Arc::clone(&inside));
                 tasks.spawn(async move {
-                    let guard = locks.lock(key()).await.expect("its turn");
+                    let guard = locks.lock(key()).await.expect("a grant");
                     assert_eq!(inside.fetch_add(1, SeqCst), 0, "two are in");
                     sleep(Duration::from_millis(60)).await;
                     inside.fetch_sub(1, SeqCst);
@@ -216,13 +216,13 @@ async fn i9_each_grant_is_released_once_and_drop_never_blocks() {
             0 => drop(guard),
             1 => drop(guard.release()),
             2 => drop(guard.release().await),
-            // Where no runtime is.
+            // Without a runtime.
             _ => std::thread::spawn(move || drop(guard)).join().expect("no panic"),
         }
     }
     sleep(Duration::from_secs(3)).await;
     assert_eq!((store.on(StoreOp::Release).calls(), store.memory().size(), locks.size()), (100, 0, (0, 0)));
-    // In the middle of a panic, too.
+    // During a panic, too.
     let guard = locks.lock(key()).await.expect("free");
     let panics = tokio::spawn(async move {
         let _guard = guard;
@@ -240,7 +240,7 @@ async fn i10_an_aborted_section_blocks_for_the_lock_delay() {
         let (store, locks) = store_and_locks();
         let call = locks.lock(key()).lock_delay(DELAY).max_hold(Duration::from_secs(20)).into_future();
         let guard = call.await.expect("free");
-        // Whoever waits in this process does not get it earlier than anybody else.
+        // A local waiter does not get it earlier.
         let next = tokio::spawn(locks.lock(key()).into_future());
         settle().await;
         let work = tokio::spawn(async move {
@@ -258,8 +258,8 @@ async fn i10_an_aborted_section_blocks_for_the_lock_delay() {
             _ => {}
         }
         let ended = Instant::now();
-        drop(soon("its turn", next).await.expect("no panic").expect("its turn").release());
-        // An operator's delay is the usual one: a second.
+        drop(soon("a grant", next).await.expect("no panic").expect("a grant").release());
+        // The delay of a force release is the default: a second.
         let delay = if how == "taken away" { Duration::from_secs(1) } else { DELAY };
         assert!(
             ended.elapsed() >= delay && ended.elapsed() < delay + Duration::from_millis(20),

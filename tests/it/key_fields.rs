@@ -1,4 +1,4 @@
-//! Keys from fields by name: what is spelled in two ways is one key, or refused.
+//! Keys from named fields: different spellings give one key, or are rejected.
 
 use std::convert::Infallible;
 
@@ -46,7 +46,7 @@ fn percent_encoded(text: &str) -> String {
     text.bytes().map(|byte| format!("%{byte:02X}")).collect()
 }
 
-/// The key, or which field is refused, with what status, and why.
+/// The key, or the rejected field with status and reason.
 async fn outcome(app: &Router, request: Request<Body>) -> Result<String, (StatusCode, FieldProblem)> {
     let answer = send(app, request).await;
     match answer.extensions().get() {
@@ -105,7 +105,7 @@ async fn one_to_four_fields_of_any_location_make_one_key() {
     assert_eq!(outcome(&app, form.expect("a request")).await.as_deref(), Ok("seat:B%20b:7:7"));
 }
 
-/// Whatever a client writes for one value, wherever it writes it: one key, or an answer that no handler has given.
+/// Any spelling of one value in any location gives one key, or a rejection.
 #[tokio::test(start_paused = true)]
 async fn equal_field_texts_give_one_key_or_are_rejected() {
     use FieldProblem::{Empty, NonCanonicalNumber, SurroundingWhitespace};
@@ -155,7 +155,7 @@ async fn equal_field_texts_give_one_key_or_are_rejected() {
                 Request::builder().method(method).uri(uri).header("content-type", kind).body(Body::from(body));
             request.expect("a request")
         };
-        // An empty segment is another route.
+        // An empty segment matches another route.
         let in_path =
             (!spelling.is_empty()).then(|| (&by_path, request(&get, format!("/o/{encoded}"), "", String::new()), bad));
         let places = [
@@ -169,7 +169,7 @@ async fn equal_field_texts_give_one_key_or_are_rejected() {
         for (n, place) in places.into_iter().enumerate() {
             let Some((app, request, status)) = place else { continue };
             let want = want.map(|part| format!("n:{part}")).map_err(|problem| (status, problem));
-            assert_eq!(outcome(app, request).await, want, "{spelling:?}, place {n}");
+            assert_eq!(outcome(app, request).await, want, "{spelling:?}, location {n}");
         }
     }
 }
@@ -224,10 +224,10 @@ async fn missing_and_duplicate_fields_are_rejected() {
         assert_eq!(outcome(&app, request(method, uri, ids, body)).await, Err(want), "{uri} {ids:?} {body}");
     }
     assert_eq!(outcome(&app, request("GET", "/query?id=1&ID=2&x=3&id[]=4", &[], "")).await.as_deref(), Ok("n:1"));
-    // Outside of any router nothing is matched.
+    // Outside of a router no path is matched.
     let service = LockLayer::new(locks, key::from_fields("n", key::path_param("id")))
         .layer(service_fn(|_: Request<RequestBody>| async { Ok::<_, Infallible>(Response::new(Body::empty())) }));
-    let answer = soon("an answer", service.oneshot(Request::new(Body::empty()))).await.expect("infallible");
+    let answer = soon("a response", service.oneshot(Request::new(Body::empty()))).await.expect("infallible");
     assert_eq!(answer.status(), StatusCode::NOT_FOUND);
 }
 
@@ -261,7 +261,7 @@ async fn json_field_is_a_string_an_integer_or_a_bool() {
         (r#"{"id":1E0}"#, WrongType),
         (r#"{"id":-0}"#, WrongType),
         (r#"{"id":0.0}"#, WrongType),
-        // A handler that reads an `f64` sees one number: 2^53.
+        // A handler that reads `f64` sees one number: 2^53.
         (r#"{"id":9007199254740992}"#, WrongType),
         (r#"{"id":9007199254740993}"#, WrongType),
         (r#"{"id":-9007199254740992}"#, WrongType),
@@ -307,21 +307,21 @@ async fn json_field_is_a_string_an_integer_or_a_bool() {
         let refused = Err((StatusCode::BAD_REQUEST, InvalidJson));
         assert_eq!(outcome(&app, json_request(body)).await, refused, "{body}");
     }
-    assert_eq!(store.on(StoreOp::Acquire).calls(), asked, "the store heard of none of them");
+    assert_eq!(store.on(StoreOp::Acquire).calls(), asked, "no store call");
 }
 
 fn json_request(body: &'static str) -> Request<Body> {
     Request::post("/o/x").header("content-type", JSON).body(Body::from(body)).expect("a request")
 }
 
-/// What the handler makes of a text is what is locked, or the handler does not run.
+/// The locked value is the one that the handler parses, or the handler does not run.
 #[tokio::test(start_paused = true)]
 async fn parsed_number_in_the_handler_is_the_locked_number() {
     #[derive(Deserialize)]
     struct Id<T> {
         id: T,
     }
-    // In the head: to `HEAD` nothing else is sent.
+    // In a response header: `HEAD` has no body.
     fn seen(lock: &HeldLock, id: i64) -> [(&'static str, String); 2] {
         [("x-locked", lock.key().to_string()), ("x-seen", format!("n:{id}"))]
     }
@@ -441,7 +441,7 @@ fn invalid_header_name_panics_when_routes_are_built() {
     let _ = key::header("x tenant");
 }
 
-/// Whoever reads the answer may not be who can mend it: the name of a type is for the log.
+/// The client may not be the developer: the name of a type is only logged.
 #[tokio::test(start_paused = true)]
 async fn missing_extension_does_not_reveal_its_type_name() {
     let layer = LockLayer::new(&LockManager::in_memory(), key::from_fields("n", key::extension::<TenantId>()));

@@ -1,4 +1,4 @@
-//! Keys come from what the handler will see.
+//! Keys from the values that the handler will see.
 
 use axum::{
     Extension, Form, Json, Router,
@@ -69,7 +69,7 @@ async fn key_functions_take_extractors_and_return_any_key_output() {
         }};
     }
     let (router, wants) = routes! {
-        // None to four extractors, the last of which may read the body.
+        // No to four extractors, the last of which may read the body.
         key::from_fn(|| ("nightly",)) => "nightly",
         key::from_fn(|Path(id): Path<u64>| ("order", id)) => "order:7",
         key::from_fn(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)) => "reward:1:gold",
@@ -90,11 +90,11 @@ async fn key_functions_take_extractors_and_return_any_key_output() {
         key::from_fn(|Path(id): Path<u64>| Ok::<_, StatusCode>(("order", id))) => "order:7",
         key::from_fn(|_: Uri| -> Result<Option<LockKey>, StatusCode> { Ok(None) }) => "no lock",
         key::from_fn(|Path(id): Path<u64>| async move { Ok::<_, (StatusCode, String)>(Some(("order", id))) }) => "order:7",
-        // Extractors that may fail, or be absent.
+        // Extractors that may fail or be absent.
         key::from_fn(|c: Option<Json<Claim>>| c.map(|Json(c)| ("reward", c.family_id))) => "reward:1",
         key::from_fn(|c: Result<Json<Claim>, JsonRejection>| c.map(|Json(c)| ("reward", c.family_id))) => "reward:1",
         key::from_fn(|Extension(t): Extension<Tenant>| ("tenant", t.0)) => "tenant:9",
-        // State, whole and in part, and what a closure brings along.
+        // State, whole and in part, and captured values.
         key::from_fn_with_state(app.clone(), |State(t): State<Tenant>, Path(id): Path<u64>| ("order", t.0, id)) => "order:9:7",
         key::from_fn_with_state(app.clone(), |State(a): State<App>, Json(c): Json<Claim>| async move { ("t", a.tenant.0, c.family_id) }) => "t:9:1",
         key::from_fn(move |Path(id): Path<u64>| ("order", captured.clone(), id)) => "order:eu:7",
@@ -106,7 +106,7 @@ async fn key_functions_take_extractors_and_return_any_key_output() {
     }
 }
 
-/// Whatever a client writes for one value: one key, or an answer that the handler never ran.
+/// Any spelling of one value gives one key, or a rejection before the handler runs.
 #[tokio::test(start_paused = true)]
 async fn equal_values_give_one_key_or_are_rejected() {
     #[derive(Deserialize)]
@@ -234,7 +234,7 @@ async fn extractor_rejection_is_returned_unchanged_before_locking() {
         assert_eq!(extractor, if uri == "/x" { "Path<u64>" } else { "Json<Claim>" });
         assert_eq!(text(with).await, text(without).await);
     }
-    assert_eq!(store.on(StoreOp::Acquire).calls(), 0, "the store heard of nothing");
+    assert_eq!(store.on(StoreOp::Acquire).calls(), 0, "no store call");
 }
 
 #[tokio::test(start_paused = true)]
@@ -285,7 +285,7 @@ async fn handler_sees_the_same_request_as_without_a_lock() {
     assert_eq!(text(send(&app, request()).await).await, plain);
 }
 
-/// The layers are tried as a user would name them in a signature, too.
+/// The layers are also named in a signature.
 #[tokio::test(start_paused = true)]
 async fn layer_can_be_returned_from_a_function() {
     fn order_lock(locks: &LockManager) -> LockLayer<impl tower_lock::key::KeySource> {

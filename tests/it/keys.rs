@@ -1,11 +1,11 @@
-//! A key is the name of what is locked: injective, readable, bounded.
+//! A key names what is locked: injective, readable, bounded.
 
 use std::collections::HashMap;
 
 use proptest::prelude::*;
 use tower_lock::LockKey;
 
-/// What could be mistaken for something else in a key.
+/// Parts that could be confused in the text of a key.
 const NASTY: [&str; 17] =
     ["", ":", "%", "a", "%3A", "~", "+", "a:", ":a", "{", "}", " ", "1", "é", "\u{202e}", "\n", "~0123456789abcdef"];
 
@@ -24,7 +24,7 @@ fn part_list() -> impl Strategy<Value = (&'static str, Vec<String>)> {
     (prop::sample::select(&NAMESPACES[..]), prop::collection::vec(nasty_text(), 0..5))
 }
 
-/// One text, cut into parts at some of its separators, in two ways.
+/// One text, split at some of its separators in two ways.
 fn two_splits() -> impl Strategy<Value = (Vec<String>, Vec<String>)> {
     let pieces = prop::collection::vec(("[a:%3A~]{0,3}", any::<bool>(), any::<bool>()), 1..6);
     pieces.prop_map(|pieces| {
@@ -58,7 +58,7 @@ proptest! {
 
     #[test]
     fn similar_part_lists_have_distinct_texts((space, parts) in part_list(), at in any::<prop::sample::Index>(), text in nasty_text()) {
-        // One part more, one less, one split in two, two joined: what a client could try.
+        // One part more, one less, one split, two joined: all that a client could try.
         let key = LockKey::from_parts(space, &parts);
         let mut longer = parts.clone();
         longer.insert(at.index(parts.len() + 1), text.clone());
@@ -105,7 +105,7 @@ fn short_lists_of_special_characters_are_distinct() {
     assert_eq!(texts.len(), 1 + 17 + 17 * 17 + 17 * 17 * 17);
 }
 
-/// The mark of a hash cannot be written by a client.
+/// A client cannot write the mark of a hash.
 #[test]
 fn no_part_imitates_the_hash_of_a_longer_key() {
     let long = LockKey::from(("n", "x".repeat(400)));

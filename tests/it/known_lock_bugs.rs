@@ -1,4 +1,4 @@
-//! What the older locks in Redis got wrong, one step of their history after the other; each with a plain stand-in that shows the defect.
+//! Known bugs of older Redis locks, each with a minimal lock that has it.
 
 use std::{collections::HashMap, future::IntoFuture, sync::Mutex, time::Duration};
 
@@ -15,7 +15,7 @@ fn key() -> LockKey {
     LockKey::from(("account", 7))
 }
 
-/// `SET NX`, with an end or without one, and `DEL`: a hash of owners and ends.
+/// `SET NX` with or without a TTL, and `DEL`: a map of owners and expiry times.
 #[derive(Default)]
 struct OlderLock(Mutex<HashMap<&'static str, (u32, Option<Instant>)>>);
 
@@ -45,7 +45,7 @@ async fn crashed_holder_does_not_block_forever() {
 
     let store = std::sync::Arc::new(MemoryStore::new());
     let crashed = LockManager::new(std::sync::Arc::clone(&store));
-    // Nothing is given back, and nobody renews: as if the machine were gone.
+    // No release and no renewal, as after a failure of the machine.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     std::thread::scope(|scope| {
         scope.spawn(|| std::mem::forget(runtime.block_on(crashed.lock(key()).into_future()).expect("free")));
@@ -65,7 +65,7 @@ async fn late_holder_does_not_release_the_next_lock() {
     sleep(Duration::from_secs(31)).await;
     assert!(older.set_nx("k", 2, Some(Duration::from_secs(30))));
     older.del("k");
-    assert!(older.set_nx("k", 3, Some(Duration::from_secs(30))), "DEL asks for no owner: two are in");
+    assert!(older.set_nx("k", 3, Some(Duration::from_secs(30))), "DEL ignores the owner: an overlap");
 
     let store = TestStore::new();
     let (late, next) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
@@ -96,7 +96,7 @@ async fn section_longer_than_the_lease_stays_exclusive() {
     assert_eq!(guard.release().await.expect("up"), Released::Freed);
 }
 
-/// Step 3, the other way: who says how long it may take is held to it.
+/// Step 3 again: a fixed lease limits its holder.
 #[tokio::test(start_paused = true)]
 async fn holder_learns_of_the_end_of_a_fixed_lease() {
     let (_store, locks) = store_and_locks();
@@ -105,7 +105,7 @@ async fn holder_learns_of_the_end_of_a_fixed_lease() {
     let next = tokio::spawn(locks.lock(key()).wait(Duration::from_secs(100)).into_future());
     let lost = guard.while_held(std::future::pending::<()>()).await;
     assert_eq!((lost, began.elapsed().as_secs()), (Err(LockLost::HoldLimitReached), 60));
-    drop(next.await.expect("no panic").expect("its turn").release());
+    drop(next.await.expect("no panic").expect("a grant").release());
     assert_eq!(guard.release().await.expect("up"), Released::NotHolder);
 }
 
@@ -121,7 +121,7 @@ async fn owner_does_not_deadlock_with_itself() {
         .scope(async {
             let mut guards = Vec::new();
             for depth in 1..=10 {
-                guards.push(locks.try_lock(key()).await.expect("its own"));
+                guards.push(locks.try_lock(key()).await.expect("reentered"));
                 assert_eq!(guards[0].hold_count(), depth);
             }
             for guard in guards.drain(1..) {
@@ -148,6 +148,6 @@ async fn waiter_sleeps_until_the_release_wakes_it() {
     assert!((8..=13).contains(&check_ins), "about once a second, and no polling: {check_ins}");
     let freed = Instant::now();
     guard.release().await.expect("up");
-    drop(soon("its turn", waiter).await.expect("no panic").expect("its turn").release());
+    drop(soon("a grant", waiter).await.expect("no panic").expect("a grant").release());
     assert!(freed.elapsed() <= Duration::from_millis(5), "woken, and not at the next check-in: {:?}", freed.elapsed());
 }

@@ -1,5 +1,4 @@
-//! How long the store is asked to keep a key: as long as a lease that was set, and no longer than
-//! its section needs.
+//! The lease that the store gets: as long as configured, and no longer than its section needs.
 
 use std::{future::IntoFuture, time::Duration};
 
@@ -20,7 +19,7 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// For how long the store keeps the key, as things stand: what a crash costs at this moment.
+/// The time that the store would block the key after a crash now.
 async fn kept(locks: &LockManager) -> Duration {
     locks.inspect(key()).await.expect("up").remaining
 }
@@ -51,7 +50,7 @@ async fn long_lease_is_renewed_seldom() {
     let renewals = store.on(StoreOp::Renew).calls();
     assert!((4..=5).contains(&renewals), "each third of ten minutes: {renewals}");
     assert!(guard.held_lock().remaining() > Duration::from_secs(390));
-    guard.release().await.expect("ours");
+    guard.release().await.expect("held");
 }
 
 #[test]
@@ -69,7 +68,7 @@ fn invalid_lease_panics_when_it_is_set() {
 #[tokio::test(start_paused = true)]
 async fn fixed_lease_runs_to_its_end_and_no_longer() {
     let (store, locks) = store_and_locks();
-    // As slow as an answer may be.
+    // As slow as a reply may be.
     store.on(StoreOp::Acquire).latency(ms(450));
     let guard = locks.lock(key()).lease(Lease::Fixed(ms(5_000))).await.expect("free");
     let began = Instant::now();
@@ -91,11 +90,11 @@ async fn renewal_of_a_fixed_lease_requests_no_more_than_the_rest() {
     sleep(ms(4_500)).await;
     assert!(store.on(StoreOp::Renew).calls() >= 2, "so that a revocation is noticed");
     assert!(kept(&locks).await <= ms(6_560), "{:?}", kept(&locks).await);
-    guard.release().await.expect("ours");
+    guard.release().await.expect("held");
 }
 
-/// Each section has what it needs, and no more: where the next one needs something else, the store
-/// is asked first.
+/// Each section has the lease that it needs. If the next one needs another lease, the store is
+/// called first.
 #[tokio::test(start_paused = true)]
 async fn handoff_to_another_lease_asks_the_store() {
     let (store, locks) = store_and_locks();
@@ -110,27 +109,27 @@ async fn handoff_to_another_lease_asks_the_store() {
     let calls =
         || [StoreOp::Acquire, StoreOp::Yield, StoreOp::Renew, StoreOp::Release].map(|verb| store.on(verb).calls());
 
-    first.release().await.expect("ours");
-    let second = soon("its turn", second).await.expect("no panic").expect("its turn");
+    first.release().await.expect("held");
+    let second = soon("a grant", second).await.expect("no panic").expect("a grant");
     assert_eq!(calls(), [1, 0, 0, 0], "it needs the same");
-    assert_eq!(second.release().await.expect("ours"), Released::HandedOff);
-    let third = soon("its turn", third).await.expect("no panic").expect("its turn");
+    assert_eq!(second.release().await.expect("held"), Released::HandedOff);
+    let third = soon("a grant", third).await.expect("no panic").expect("a grant");
     assert_eq!(calls(), [1, 1, 0, 0], "a longer lease: a yield extends it, under the same id");
     assert!(kept(&locks).await > ms(30_900), "{:?}", kept(&locks).await);
-    third.release().await.expect("ours");
-    let fourth = soon("its turn", fourth).await.expect("no panic").expect("its turn");
+    third.release().await.expect("held");
+    let fourth = soon("a grant", fourth).await.expect("no panic").expect("a grant");
     assert_eq!(calls(), [2, 1, 0, 1], "a shorter lease: another id");
     assert!(kept(&locks).await <= ms(6_560), "{:?}", kept(&locks).await);
-    fourth.release().await.expect("ours");
+    fourth.release().await.expect("held");
     assert_eq!(store.held_count(), 0);
 }
 
-/// Until the store has answered, it keeps the key for what the section before needed.
+/// Until its reply, the store blocks the key only for the previous section.
 #[tokio::test(start_paused = true)]
 async fn section_with_a_longer_lease_starts_after_the_extension() {
     for revoked in [false, true] {
         let (store, locks) = store_and_locks();
-        // Enough of it is left to begin with, and it is not what the next one needs.
+        // The rest is long enough to start with, but not what the next section needs.
         let first = locks.lock(key()).lease(Lease::Fixed(ms(20_000))).await.expect("free");
         let token = first.fencing_token();
         let next = tokio::spawn(locks.lock(key()).into_future());
@@ -140,20 +139,20 @@ async fn section_with_a_longer_lease_starts_after_the_extension() {
             LockManager::new(store.clone()).force_release(key()).await.expect("up");
         }
         store.on(StoreOp::Yield).pause_after();
-        assert_eq!(first.release().await.expect("ours"), Released::HandedOff);
+        assert_eq!(first.release().await.expect("held"), Released::HandedOff);
         settle().await;
-        assert!(!next.is_finished(), "begun before the answer");
+        assert!(!next.is_finished(), "started before the reply");
         store.on(StoreOp::Yield).resume();
-        let next = soon("its turn", next).await.expect("no panic").expect("its turn");
+        let next = soon("a grant", next).await.expect("no panic").expect("a grant");
         assert!(next.fencing_token() > token && next.held_lock().remaining() > ms(29_000));
         assert!(kept(&locks).await > ms(29_900), "{:?}", kept(&locks).await);
         assert_eq!(store.on(StoreOp::Acquire).calls() > 1, revoked, "what was lost is acquired anew");
-        next.release().await.expect("ours");
+        next.release().await.expect("held");
         assert_eq!(store.held_count(), 0);
     }
 }
 
-/// The renewal was sent for the short lease, and is answered when the grant has the long one.
+/// The renewal was sent for the short lease, and its reply arrives when the grant has the long one.
 #[tokio::test(start_paused = true)]
 async fn renewal_before_a_longer_lease_counts_as_requested() {
     let (store, locks) = store_and_locks();
@@ -164,11 +163,11 @@ async fn renewal_before_a_longer_lease_counts_as_requested() {
     while store.on(StoreOp::Renew).calls() == 0 {
         sleep(ms(10)).await;
     }
-    assert_eq!(first.release().await.expect("ours"), Released::HandedOff);
-    let next = soon("its turn", next).await.expect("no panic").expect("its turn");
+    assert_eq!(first.release().await.expect("held"), Released::HandedOff);
+    let next = soon("a grant", next).await.expect("no panic").expect("a grant");
     store.on(StoreOp::Renew).resume();
     settle().await;
     assert!(kept(&locks).await > ms(30_900), "a late renewal shortens nothing: {:?}", kept(&locks).await);
     assert!(next.held_lock().remaining() <= kept(&locks).await, "it counts on no more than the store keeps");
-    next.release().await.expect("ours");
+    next.release().await.expect("held");
 }

@@ -1,4 +1,4 @@
-//! `Locked`: the lock of the value that the handler sees.
+//! `Locked`: the lock of an extracted value.
 
 use std::{
     ops::Deref,
@@ -59,8 +59,8 @@ async fn locked_holds_the_key_of_its_value_to_the_response_end() {
     let (store, locks) = store_and_locks();
     let again = locks.clone();
     let streams = post(async move |Locked(Json(_), _): Locked<Json<Claim>>| {
-        // The request is its owner: it has it once more.
-        again.try_lock(("family", 7)).await.expect("its own").release().await.expect("up");
+        // The request is its owner and reenters.
+        again.try_lock(("family", 7)).await.expect("reentered").release().await.expect("up");
         let parts = stream::unfold(0, |n| async move {
             sleep(S).await;
             (n < 3).then_some((Ok::<_, std::convert::Infallible>("x"), n + 1))
@@ -87,7 +87,7 @@ async fn locked_holds_the_key_of_its_value_to_the_response_end() {
         (fetch(&app, "/query?family_id=%2B7").await, "7 family:7 true"),
     ] {
         assert_eq!((answer.status(), text(answer).await.as_str()), (StatusCode::OK, expected));
-        assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "a finished answer has given it back");
+        assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "released with a complete response");
     }
 
     let answer = post_json(&app, "/streams", r#"{"family_id":7}"#).await;
@@ -152,7 +152,7 @@ async fn locked_inside_a_layer_holds_both_and_reenters() {
     assert_eq!((store.held_count(), locks.size(), store.on(StoreOp::Acquire).calls()), (0, (0, 0), 3));
 }
 
-/// I6
+/// I6.
 #[tokio::test(start_paused = true)]
 async fn handler_that_loses_its_extracted_lock_is_aborted() {
     for goes_on in [false, true] {
@@ -203,7 +203,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Kept {
     }
 }
 
-/// A task that has kept a copy of the request cannot hold anything by it.
+/// A task with a copy of the request cannot lock with it.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_locked_for_an_ended_request() {
     let (store, locks) = store_and_locks();
@@ -221,7 +221,7 @@ async fn nothing_is_locked_for_an_ended_request() {
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
     let mut parts = kept.lock().expect("whole").take().expect("kept");
     let late = Locked::<Kept>::from_request_parts(&mut parts, &()).await;
-    assert_eq!(late.expect_err("it is over").status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(late.expect_err("the request has ended").status(), StatusCode::INTERNAL_SERVER_ERROR);
     sleep(S).await;
     assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }

@@ -1,4 +1,4 @@
-//! What the crate promises, from outside: each module is a part of the promise, each test a sentence of it.
+//! The public behavior of the crate, one module per topic.
 
 #![allow(clippy::disallowed_methods, reason = "tests spawn their clients, and know the runtime they are in")]
 
@@ -49,6 +49,6 @@ mod support;
 #[test]
 fn suite_runs_with_all_features() {
     use std::io::Write as _;
-    // Past the harness, which shows what a test prints only if it fails.
+    // Past the test harness, which shows output of failing tests only.
     writeln!(std::io::stderr(), "skipped  metrics and Redis: cargo test --all-features").expect("a stderr");
 }

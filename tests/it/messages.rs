@@ -1,4 +1,4 @@
-//! Messages of the store are hints. Anybody who can send them can forge them: they free nothing, end nothing, and cost little.
+//! Messages of the store are hints. A forged one frees no key, ends no section, and costs little.
 
 use std::{future::IntoFuture, time::Duration};
 
@@ -33,17 +33,17 @@ async fn forged_offer_does_not_free_a_held_key() {
     let (one, other) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let guard = one.lock(key()).await.expect("free");
     let owner = holder(&other).await;
-    // Both processes have given out this number.
+    // Both processes have issued this number.
     other.lock(("another",)).await.expect("free").release().await.expect("up");
     let released = store.on(StoreOp::Release).calls();
     store.forge(&offered(&owner));
-    // Of a number that its process has not reached yet.
+    // A number that its process has not issued yet.
     store.forge(&offered(&AcquisitionId::from_text(&format!("{}:77", owner.manager()))));
     settle().await;
-    assert_eq!(store.on(StoreOp::Release).calls(), released, "nobody gives back what is not known to be theirs");
+    assert_eq!(store.on(StoreOp::Release).calls(), released, "unknown ids are not released");
     assert!(other.try_lock(key()).await.is_err(), "it is held");
     assert_eq!(holder(&other).await, owner);
-    guard.release().await.expect("ours to the end");
+    guard.release().await.expect("held to the end");
 }
 
 #[tokio::test(start_paused = true)]
@@ -65,7 +65,7 @@ async fn forged_revocation_is_verified_and_ends_nothing() {
     let renewals = store.on(StoreOp::Renew).calls();
     assert!((8..=11).contains(&renewals), "one in a tenth of a second: {renewals}");
     assert!(!guard.held_lock().remaining().is_zero());
-    guard.release().await.expect("ours to the end");
+    guard.release().await.expect("held to the end");
 }
 
 #[tokio::test(start_paused = true)]
@@ -78,7 +78,7 @@ async fn confirmed_revocation_ends_its_section_at_once() {
         let view = guard.held_lock();
         async move { (view.lost().await, Instant::now()) }
     });
-    // The answer to a forged one is on its way while the key is taken away.
+    // The reply to a forged one is in flight during the revocation.
     store.on(StoreOp::Renew).pause_after();
     store.forge(&revoked(&owner));
     store.on(StoreOp::Renew).wait_until_paused().await;
@@ -118,6 +118,6 @@ async fn gap_notifications_are_limited_to_ten_per_second() {
     assert_eq!(store.on(StoreOp::Acquire).calls() - before, 2, "and once for those that came since");
     sleep(Duration::from_millis(200)).await;
     assert_eq!(store.on(StoreOp::Acquire).calls() - before, 2);
-    guard.release().await.expect("ours");
-    soon("its turn", waits).await.expect("no panic").expect("its turn").release().await.expect("ours");
+    guard.release().await.expect("held");
+    soon("a grant", waits).await.expect("no panic").expect("a grant").release().await.expect("held");
 }

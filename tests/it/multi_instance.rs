@@ -1,4 +1,4 @@
-//! Several processes want one key: handles on one store are to each other as instances of a service.
+//! Several processes want one key: handles on one store behave like instances of a service.
 
 use std::{
     future::IntoFuture,
@@ -31,7 +31,7 @@ fn two_processes() -> (TestStore, LockManager, LockManager) {
     (store, one, two)
 }
 
-/// Single flight: whoever comes while the store is asked hears the same answer.
+/// Single flight: calls that arrive during an acquire share its reply.
 #[tokio::test(start_paused = true)]
 async fn concurrent_requests_for_a_free_key_share_one_acquire() {
     let (store, locks) = store_and_locks();
@@ -68,7 +68,7 @@ async fn local_rejection_costs_no_store_call() {
     }
     assert_eq!(store.on(StoreOp::Acquire).calls(), calls);
     held.release().await.expect("up");
-    drop(waiter.await.expect("no panic").expect("its turn").release());
+    drop(waiter.await.expect("no panic").expect("a grant").release());
 }
 
 #[tokio::test(start_paused = true)]
@@ -79,7 +79,7 @@ async fn local_handoff_needs_no_store_call() {
     for _ in 0..50 {
         let (locks, tokens) = (locks.clone(), Arc::clone(&tokens));
         tasks.spawn(async move {
-            let guard = locks.lock(key()).await.expect("its turn");
+            let guard = locks.lock(key()).await.expect("a grant");
             tokens.lock().expect("whole").push(guard.fencing_token());
             tokio::task::yield_now().await;
             guard.release().await.expect("up");
@@ -95,7 +95,7 @@ async fn local_handoff_needs_no_store_call() {
     );
 }
 
-/// At the latest after 100 ms or 1 000 sections; a fence has room for 1 024.
+/// After 100 ms or 1 000 sections at the latest; a fence has room for 1 024.
 #[tokio::test(start_paused = true)]
 async fn local_handoffs_yield_every_100_ms_and_every_1000() {
     for (sections, takes, yields) in [(2_500, Duration::ZERO, 2), (50, Duration::from_millis(10), 4)] {
@@ -106,7 +106,7 @@ async fn local_handoffs_yield_every_100_ms_and_every_1000() {
             let _ = futures_util::poll!(waiting.as_mut());
         }
         for _ in 0..sections {
-            let guard = line.remove(0).await.expect("its turn");
+            let guard = line.remove(0).await.expect("a grant");
             assert!(last < Some(guard.fencing_token()));
             last = Some(guard.fencing_token());
             line.push(Box::pin(locks.lock(key()).into_future()));
@@ -119,7 +119,7 @@ async fn local_handoffs_yield_every_100_ms_and_every_1000() {
     }
 }
 
-/// One floods, with 64 waiters that come again and again; the other one has a single waiter.
+/// One process floods with 64 waiters; the other one has a single waiter.
 #[tokio::test(start_paused = true)]
 async fn process_waits_at_most_one_handoff_window_per_predecessor() {
     const SECTION: Duration = Duration::from_millis(20);
@@ -130,7 +130,7 @@ async fn process_waits_at_most_one_handoff_window_per_predecessor() {
         let (flood, stop) = (flood.clone(), Arc::clone(&stop));
         tasks.spawn(async move {
             while !stop.load(SeqCst) {
-                let guard = flood.lock(key()).await.expect("its turn, within half a minute");
+                let guard = flood.lock(key()).await.expect("a grant within half a minute");
                 sleep(SECTION).await;
                 guard.release().await.expect("up");
             }
@@ -139,9 +139,9 @@ async fn process_waits_at_most_one_handoff_window_per_predecessor() {
     sleep(Duration::from_secs(1)).await;
     for _ in 0..20 {
         let asked = Instant::now();
-        let guard = soon("the single one's turn", single.lock(key()).into_future()).await.expect("its turn");
+        let guard = soon("a grant of the single waiter", single.lock(key()).into_future()).await.expect("a grant");
         let waited = asked.elapsed();
-        // A tenth of a second, the section that runs then, and the two calls.
+        // A tenth of a second, the running section, and the two calls.
         assert!(waited <= Duration::from_millis(100) + SECTION + Duration::from_millis(10), "{waited:?}");
         sleep(SECTION).await;
         guard.release().await.expect("up");
@@ -154,13 +154,13 @@ async fn process_waits_at_most_one_handoff_window_per_predecessor() {
     assert_eq!((store.held_count(), flood.size(), single.size()), (0, (0, 0), (0, 0)));
 }
 
-/// I7: what is told is a hint; what stands in the store decides.
+/// I7: events are hints; the data of the store decides.
 #[tokio::test(start_paused = true)]
 async fn events_may_be_lost_duplicated_and_late() {
     for (events, at_most) in [
         (Fault::None, Duration::from_millis(10)),
         (Fault::Duplicate, Duration::from_millis(10)),
-        // About a second: the next check-in finds it.
+        // About a second: the next poll finds it.
         (Fault::Fail, Duration::from_millis(1_210)),
         (Fault::Delay(Duration::from_secs(20)), Duration::from_millis(1_210)),
     ] {
@@ -172,9 +172,9 @@ async fn events_may_be_lost_duplicated_and_late() {
             sleep(Duration::from_millis(4_300)).await;
             let freed = Instant::now();
             held.release().await.expect("up");
-            let guard = soon("its turn", waiter).await.expect("no panic").expect("its turn");
+            let guard = soon("a grant", waiter).await.expect("no panic").expect("a grant");
             assert!(freed.elapsed() <= at_most, "{events:?}: {:?}", freed.elapsed());
-            // An event that comes now, for whoever it was meant, frees nothing.
+            // A late event frees nothing, for any id.
             sleep(Duration::from_secs(25)).await;
             assert!(guard.held_lock().remaining() > Duration::from_secs(10) && store.held_count() == 1);
             guard.release().await.expect("up");
@@ -184,7 +184,7 @@ async fn events_may_be_lost_duplicated_and_late() {
     }
 }
 
-/// Who waits keeps its place, whoever of the process leaves the line.
+/// A process keeps its queue position when one of its waiters leaves.
 #[tokio::test(start_paused = true)]
 async fn process_keeps_its_queue_position_while_it_has_waiters() {
     let (store, one, two) = two_processes();
@@ -201,8 +201,8 @@ async fn process_keeps_its_queue_position_while_it_has_waiters() {
     held.release().await.expect("up");
     settle().await;
     assert!(stays.is_finished() && !later.is_finished(), "first come, first served");
-    drop(stays.await.expect("no panic").expect("its turn").release());
-    drop(soon("the last one's turn", later).await.expect("no panic").expect("its turn").release());
+    drop(stays.await.expect("no panic").expect("a grant").release());
+    drop(soon("a grant of the last", later).await.expect("no panic").expect("a grant").release());
 }
 
 #[tokio::test(start_paused = true)]
@@ -222,23 +222,23 @@ async fn cancelled_waiter_leaves_the_store_queue() {
     assert_eq!(store.held_count(), 1);
 }
 
-/// The process is there and does not ask: it costs an offer, and no lease.
+/// A process that exists and does not respond costs an offer, and no lease.
 #[tokio::test(start_paused = true)]
 async fn process_stopped_at_its_turn_costs_an_offer_and_no_lease() {
     let store = TestStore::new();
     let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let held = one.lock(key()).await.expect("free");
-    // Its calls go nowhere from now on.
-    let deaf = TestStoreThatStalls::new(&store);
-    let stopped = LockManager::new(deaf.clone());
+    // Its calls hang from now on.
+    let stalled = StallingStore::new(&store);
+    let stopped = LockManager::new(stalled.clone());
     let waiter = tokio::spawn(stopped.lock(key()).wait(Duration::from_secs(100)).into_future());
     settle().await;
-    deaf.stalls.store(true, SeqCst);
+    stalled.stalls.store(true, SeqCst);
     let next = tokio::spawn(two.lock(key()).into_future());
     settle().await;
     let freed = Instant::now();
     held.release().await.expect("up");
-    let guard = soon("the next one's turn", next).await.expect("no panic").expect("its turn");
+    let guard = soon("a grant of the next", next).await.expect("no panic").expect("a grant");
     assert!(freed.elapsed() <= Duration::from_millis(4_010), "three seconds and a lock-delay: {:?}", freed.elapsed());
     guard.release().await.expect("up");
     waiter.abort();
@@ -249,14 +249,14 @@ async fn request_is_rejected_after_one_second_of_store_silence() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, one, two) = two_processes();
         let held = one.lock(key()).await.expect("free");
-        // Waiting for three seconds already.
+        // It has already waited for three seconds.
         let waiter = tokio::spawn(two.lock(key()).into_future());
         sleep(Duration::from_secs(3)).await;
         store.fault_all(fault);
         let silent = Instant::now();
         let error = waiter.await.expect("no panic").expect_err("silent");
         assert!(matches!(error, LockError::Store(_)), "{fault:?}: {error}");
-        // A check-in, and the silence of a second.
+        // A poll interval and the timeout of a second.
         assert!(silent.elapsed() <= Duration::from_millis(2_210), "{fault:?}: {:?}", silent.elapsed());
         let asked = Instant::now();
         let error = two.try_lock(("n", 8)).await.expect_err("silent");
@@ -270,13 +270,13 @@ async fn request_is_rejected_after_one_second_of_store_silence() {
     }
 }
 
-/// I8: an error came back at once, the acquire is done a little later.
+/// I8: an error comes back at once, and the acquire runs a little later.
 #[tokio::test(start_paused = true)]
 async fn acquire_that_runs_after_its_error_leaves_the_key_free() {
     for late in [1, 50, 200, 450] {
         let (store, locks) = store_and_locks();
         store.on(StoreOp::Acquire).fault(Fault::Delay(Duration::from_millis(late)));
-        let error = locks.try_lock(key()).await.expect_err("no answer");
+        let error = locks.try_lock(key()).await.expect_err("no reply");
         assert!(matches!(error, LockError::Store(_)), "{error}");
         store.on(StoreOp::Acquire).fault(Fault::None);
         sleep(Duration::from_millis(600)).await;
@@ -284,7 +284,8 @@ async fn acquire_that_runs_after_its_error_leaves_the_key_free() {
     }
 }
 
-/// In memory the next process is granted the key by the thread that gives it back, whatever thread that is.
+/// In memory the thread that releases a key also grants it to the next process, with or without a
+/// runtime.
 #[tokio::test(start_paused = true)]
 async fn grant_outside_a_runtime_is_renewed() {
     let store = Arc::new(MemoryStore::new());
@@ -293,12 +294,12 @@ async fn grant_outside_a_runtime_is_renewed() {
     let waiter = tokio::spawn(two.lock(key()).into_future());
     settle().await;
     std::thread::spawn(move || drop(held.release())).join().expect("no panic");
-    let guard = waiter.await.expect("no panic").expect("its turn");
+    let guard = waiter.await.expect("no panic").expect("a grant");
     sleep(Duration::from_secs(300)).await;
     assert!(guard.held_lock().remaining() > Duration::from_secs(15));
 }
 
-/// I8: a repeat was granted, and the key handed on; the first question is done only then.
+/// I8: a repetition was granted, and the key handed on; then the first acquire runs.
 #[tokio::test(start_paused = true)]
 async fn acquire_that_runs_after_a_yield_leaves_the_key_free() {
     for (others, fault) in [(true, Fault::None), (false, Fault::Fail), (true, Fault::LoseReply)] {
@@ -314,15 +315,15 @@ async fn acquire_that_runs_after_a_yield_leaves_the_key_free() {
         store.on(StoreOp::Yield).fault(fault);
         drop(first.release());
         if let Some(other) = other {
-            other.await.expect("no panic").expect("its turn").release().await.expect("up");
+            other.await.expect("no panic").expect("a grant").release().await.expect("up");
         }
-        second.await.expect("no panic").expect("its turn").release().await.expect("up");
+        second.await.expect("no panic").expect("a grant").release().await.expect("up");
         sleep(Duration::from_secs(2)).await;
         assert_eq!((store.memory().size(), one.size(), two.size()), (0, (0, 0), (0, 0)), "{others}, {fault:?}");
     }
 }
 
-/// I10: the store keeps the key for as long as the section wants it kept that runs, whatever the one before wanted.
+/// I10: the store blocks the key as the running section needs it, not as the previous one did.
 #[tokio::test(start_paused = true)]
 async fn handoff_and_yield_keep_the_next_lock_delay() {
     const LONG: Duration = Duration::from_secs(60);
@@ -333,7 +334,7 @@ async fn handoff_and_yield_keep_the_next_lock_delay() {
             let second = tokio::spawn(locks.lock(key()).lock_delay(LONG).into_future());
             sleep(Duration::from_millis(waited)).await;
             drop(first.release());
-            let second = second.await.expect("no panic").expect("its turn");
+            let second = second.await.expect("no panic").expect("a grant");
             let kept = locks.inspect(key()).await.expect("up").remaining;
             assert!(kept > LONG + Duration::from_secs(29), "{first_delay:?}, {waited} ms: {kept:?}");
             sleep(Duration::from_secs(15)).await;
@@ -344,7 +345,7 @@ async fn handoff_and_yield_keep_the_next_lock_delay() {
     }
 }
 
-/// It is refused because so many wait for others; nobody has it.
+/// A call is rejected because too many wait for other keys; this key is free.
 #[tokio::test(start_paused = true)]
 async fn free_key_is_granted_though_other_queues_are_full() {
     let locks = LockManager::in_memory();
@@ -355,24 +356,24 @@ async fn free_key_is_granted_though_other_queues_are_full() {
             waiting.spawn(locks.lock(("n", n)).into_future());
         }
     }
-    // When nobody has anything to do but wait.
+    // When all tasks only wait.
     sleep(Duration::from_millis(1)).await;
     let waiting_now = locks.size().1;
     assert!((7_000..10_000).contains(&waiting_now), "{waiting_now}");
-    let error = locks.lock(("n", 0)).await.expect_err("no room");
+    let error = locks.lock(("n", 0)).await.expect_err("full");
     assert!(matches!(error, LockError::QueueFull { bound: QueueBound::Process, .. }), "{error}");
     held.push(locks.lock(("n", 50)).await.expect("free"));
     waiting.spawn(locks.lock(("n", 50)).into_future());
     sleep(Duration::from_millis(1)).await;
-    assert_eq!(locks.size(), (51, waiting_now + 1), "a first waiter has a place");
+    assert_eq!(locks.size(), (51, waiting_now + 1), "a first waiter has an entry");
     for _ in 0..3 {
         locks.try_lock(key()).await.expect("free").release().await.expect("up");
     }
 }
 
-/// The store, as one process sees it that can be cut off.
+/// The store as one process sees it, which can be disconnected.
 #[derive(Clone, Debug)]
-struct TestStoreThatStalls {
+struct StallingStore {
     inner: TestStore,
     stalls: Arc<AtomicBool>,
     asked: Arc<AtomicUsize>,
@@ -390,9 +391,9 @@ mod stalls {
         test_util::TestStore,
     };
 
-    use super::{Arc, AtomicBool, SeqCst, TestStoreThatStalls};
+    use super::{Arc, AtomicBool, SeqCst, StallingStore};
 
-    impl TestStoreThatStalls {
+    impl StallingStore {
         pub(super) fn new(inner: &TestStore) -> Self {
             Self { inner: inner.clone(), stalls: Arc::new(AtomicBool::new(false)), asked: Arc::default() }
         }
@@ -403,7 +404,7 @@ mod stalls {
         }
     }
 
-    impl LockStore for TestStoreThatStalls {
+    impl LockStore for StallingStore {
         fn subscribe(&self, inbox: EventSink) {
             self.inner.subscribe(inbox);
         }

@@ -1,4 +1,4 @@
-//! Who is turned away is told why, what became of the handler, and when to come back.
+//! A rejected client learns the reason, the outcome of its request, and when to retry.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -69,7 +69,7 @@ async fn retry_after_follows_the_hold_estimate_of_the_route() {
     assert!((32..=49).contains(&ms), "{ms}: 40 ms, spread by a fifth");
 }
 
-/// Its handler runs on in this process: nothing says that it is about to end.
+/// Its handler runs on in this process: its end is unknown.
 #[tokio::test(start_paused = true)]
 async fn holder_past_its_lease_is_overdue() {
     let locks = LockManager::in_memory();
@@ -107,7 +107,7 @@ async fn wait_timeout_has_the_status_of_the_route() {
     ] {
         let layer = LockLayer::new(&locks, one_key()).wait_timeout_status(status);
         let refused = fetch(&app(layer.clone()), "/").await;
-        assert_eq!(refused.status(), 409, "who did not wait was not in vain");
+        assert_eq!(refused.status(), 409, "no wait, no timeout");
         let answer = fetch(&app(layer.wait(Duration::from_secs(1))), "/").await;
         assert!(answer.status() == code && retry_after_s(&answer) >= 1, "{status:?}");
         assert_eq!(problem(answer).await["type"], "urn:tower-lock:timed-out");
@@ -122,10 +122,10 @@ async fn full_queue_is_a_503() {
     let handler = get(move || async move { notified.notified().await });
     let app = Router::new()
         .route("/", handler.route_layer(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(1000))));
-    let mut in_line = Vec::new();
+    let mut queued = Vec::new();
     for _ in 0..257 {
         let app = app.clone();
-        in_line.push(tokio::spawn(async move { fetch(&app, "/").await.status() }));
+        queued.push(tokio::spawn(async move { fetch(&app, "/").await.status() }));
     }
     settle().await;
     let answer = fetch(&app, "/").await;
@@ -134,20 +134,20 @@ async fn full_queue_is_a_503() {
     assert!(matches!(answer.extensions().get(), Some(Rejection::QueueFull { bound: QueueBound::Key, .. })));
     assert_eq!(problem(answer).await["type"], "urn:tower-lock:line-full");
 
-    // A place that is given up is a place again, at once.
-    in_line.pop().expect("the last").abort();
+    // A cancelled waiter frees its queue entry at once.
+    queued.pop().expect("the last").abort();
     settle().await;
     let again = {
         let app = app.clone();
         tokio::spawn(async move { fetch(&app, "/").await.status() })
     };
     settle().await;
-    in_line.push(again);
+    queued.push(again);
     for _ in 0..257 {
         go_on.notify_one();
         settle().await;
     }
-    for request in in_line {
+    for request in queued {
         assert_eq!(request.await.expect("no panic"), StatusCode::OK);
     }
     assert_eq!(store.held_count(), 0);
@@ -157,7 +157,7 @@ async fn full_queue_is_a_503() {
 async fn unavailable_store_is_a_503_without_a_handler_run() {
     let (store, locks) = store_and_locks();
     let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(60)));
-    // The route is quick; that says nothing of when a store is back.
+    // The estimate of the route does not apply to a store failure.
     for _ in 0..20 {
         fetch(&app, "/").await;
     }
@@ -190,7 +190,7 @@ async fn hanging_store_costs_a_request_one_second() {
     ));
     store.on(StoreOp::Acquire).resume();
     settle().await;
-    assert_eq!(store.held_count(), 0, "what was granted while nobody listened is given back");
+    assert_eq!(store.held_count(), 0, "a late grant is released");
     assert_eq!(text(fetch(&app, "/").await).await, "ran");
 }
 

@@ -1,4 +1,4 @@
-//! When the lock ends: with an answer that is complete, before it is sent; with a stream, at its end.
+//! When the lock ends: before a complete response is sent, or at the end of a stream.
 
 use std::{
     convert::Infallible,
@@ -30,13 +30,13 @@ use tower_lock::test_util::StoreOp;
 
 type Script = mpsc::UnboundedReceiver<Result<Frame<Bytes>, &'static str>>;
 
-/// A body that does what it is told, when it is told.
-struct Told {
+/// A scripted body.
+struct ScriptedBody {
     frames: Script,
     exact: Option<u64>,
 }
 
-impl HttpBody for Told {
+impl HttpBody for ScriptedBody {
     type Data = Bytes;
     type Error = &'static str;
 
@@ -67,7 +67,7 @@ fn trailers() -> HeaderMap {
     trailers
 }
 
-/// What the layer makes of this body.
+/// The response of the layer with this body.
 async fn answer<B>(
     locks: &LockManager,
     body: B,
@@ -107,7 +107,7 @@ async fn complete_response_releases_before_its_head_is_sent() {
         ),
     ] {
         let answer = answer(&locks, body).await;
-        assert_eq!(store.held_count(), 0, "{what}: nobody has read a byte");
+        assert_eq!(store.held_count(), 0, "{what}: not a byte was read");
         let body = answer.into_body().collect().await.expect("a body");
         assert_eq!(body.trailers().is_some(), what == "data and trailers");
         assert_eq!(body.to_bytes().len(), len, "{what}");
@@ -139,7 +139,7 @@ async fn response_without_content_releases_at_once() {
     let _answer = app.clone().oneshot(head).await.expect("infallible");
     assert_eq!(store.held_count(), 0, "HEAD");
     let answer = fetch(&app, "/200").await;
-    assert_eq!(store.held_count(), 1, "a stream that is asked for");
+    assert_eq!(store.held_count(), 1, "a stream by setting");
     drop(answer);
     settle().await;
     assert_eq!(store.held_count(), 0);
@@ -154,14 +154,14 @@ async fn stream_holds_to_its_end_and_ends_after_the_release() {
         ("the last frame of a body that knows it", Some(6), Some(data("def"))),
     ] {
         let (tell, frames) = mpsc::unbounded_channel();
-        let mut body = answer(&locks, Told { frames, exact }).await.into_body();
+        let mut body = answer(&locks, ScriptedBody { frames, exact }).await.into_body();
         tell.send(data("abc")).expect("open");
         let first = body.frame().await.expect("a frame").expect("no error");
         assert_eq!(first.into_data().expect("data"), "abc", "{what}: passes as it comes");
         assert_eq!(store.held_count(), 1, "{what}");
-        assert!(!body.is_end_stream(), "{what}: hyper would not ask again");
+        assert!(!body.is_end_stream(), "{what}: hyper would not poll again");
 
-        // The release takes its time: until then nobody sees the end.
+        // The release takes its time: until then the end is not visible.
         store.on(StoreOp::Release).pause_before();
         let has_last = last.is_some();
         if let Some(last) = last {
@@ -169,7 +169,7 @@ async fn stream_holds_to_its_end_and_ends_after_the_release() {
         }
         drop(tell);
         assert!(futures_util::poll!(body.frame()).is_pending(), "{what}: withheld");
-        assert!(!body.is_end_stream(), "{what}: nor is it said otherwise");
+        assert!(!body.is_end_stream(), "{what}: nor by its size hint");
         store.on(StoreOp::Release).resume();
         assert_eq!(body.frame().await.is_some(), has_last, "{what}");
         assert_eq!(store.held_count(), 0, "{what}");
@@ -188,7 +188,7 @@ async fn failed_body_releases_the_lock() {
             tell.send(data("abc")).expect("open");
             tell.send(Err("broken")).expect("open");
         }
-        let mut body = answer(&locks, Told { frames, exact: None }).await.into_body();
+        let mut body = answer(&locks, ScriptedBody { frames, exact: None }).await.into_body();
         if !before {
             tell.send(data("abc")).expect("open");
             tell.send(Err("broken")).expect("open");
@@ -227,7 +227,8 @@ impl HttpBody for Short {
     }
 }
 
-/// The client must not take a part for the whole, though all of it was at hand before the head was sent.
+/// The client must not take the part for the whole, though all of it was ready before the head was
+/// sent.
 #[tokio::test]
 async fn body_shorter_than_announced_is_not_made_complete() {
     let locks = LockManager::in_memory();
@@ -246,12 +247,12 @@ async fn body_shorter_than_announced_is_not_made_complete() {
         wire.write(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
         let all = String::from_utf8(wire.rest().await).expect("text").to_lowercase();
         let whole = all.split_once("content-length: ").is_some_and(|(_, rest)| !rest.starts_with("100\r\n"));
-        assert!(!whole && !all.ends_with("0\r\n\r\n"), "{path}: closed before 100 bytes, or without an answer: {all}");
+        assert!(!whole && !all.ends_with("0\r\n\r\n"), "{path}: closed before 100 bytes, or without a response: {all}");
     }
     assert!(locks.try_lock(("k",)).await.is_ok());
 }
 
-/// A transaction in a body is rolled back or committed before the next request looks.
+/// A transaction in a body is rolled back or committed before the next request starts.
 #[tokio::test]
 async fn body_is_dropped_before_the_next_section_starts() {
     struct Owned(Arc<MemoryStore>, Arc<AtomicUsize>);
@@ -260,7 +261,7 @@ async fn body_is_dropped_before_the_next_section_starts() {
             self.1.fetch_add(1 + 10 * (1 - self.0.held()), SeqCst);
         }
     }
-    // In memory a lock is given back the moment its section falls.
+    // In memory a lock is released as soon as its section is dropped.
     let store = Arc::new(MemoryStore::new());
     let locks = LockManager::new(Arc::clone(&store));
     let gone = Arc::new(AtomicUsize::new(0));
@@ -274,7 +275,8 @@ async fn body_is_dropped_before_the_next_section_starts() {
             match n {
                 n if n < frames => Some((Ok("row"), (n + 1, owned))),
                 n if n == frames && fails => Some((Err("broken"), (n + 1, owned))),
-                // The stream ends, and is still there with what it owns, as a `map` over a transaction is.
+                // The stream has ended, and still owns its data, as a `map` over a transaction
+                // does.
                 _ => None,
             }
         }))
@@ -290,7 +292,7 @@ async fn body_is_dropped_before_the_next_section_starts() {
         ("304", 304, "GET", 0, true, false),
     ] {
         gone.store(0, SeqCst);
-        let keeper = Arc::new(Mutex::new(Some(Keeps {
+        let keeper = Arc::new(Mutex::new(Some(OwningBody {
             body: body(frames, paused, fails),
             _owned: Owned(Arc::clone(&store), Arc::clone(&gone)),
         })));
@@ -305,19 +307,20 @@ async fn body_is_dropped_before_the_next_section_starts() {
             drop(answer.into_body().collect().await);
         }
         settle().await;
-        // Two things are owned: by the stream, and by the body around it. Each saw the key held when it went.
+        // The stream and the body around it each own a value. Both are dropped while the key is
+        // held.
         assert_eq!(gone.load(SeqCst), 2, "{what}");
         assert_eq!(store.held(), 0, "{what}");
     }
 }
 
-/// A body that owns something to its own end, not only to its last frame.
-struct Keeps<O> {
+/// A body that owns a value to its own end, not only to its last frame.
+struct OwningBody<O> {
     body: Body,
     _owned: O,
 }
 
-impl<O: Unpin + Send> HttpBody for Keeps<O> {
+impl<O: Unpin + Send> HttpBody for OwningBody<O> {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -330,7 +333,7 @@ impl<O: Unpin + Send> HttpBody for Keeps<O> {
 async fn dropped_body_releases_the_lock() {
     let (store, locks) = store_and_locks();
     let (tell, frames) = mpsc::unbounded_channel();
-    let mut body = answer(&locks, Told { frames, exact: None }).await.into_body();
+    let mut body = answer(&locks, ScriptedBody { frames, exact: None }).await.into_body();
     tell.send(data("abc")).expect("open");
     drop(body.frame().await);
     assert_eq!(store.held_count(), 1);
@@ -340,7 +343,7 @@ async fn dropped_body_releases_the_lock() {
     drop(tell);
 }
 
-/// hyper would send a `Content-Length` for a body that has become exact, and then no trailers.
+/// hyper would send a `Content-Length` for a body with an exact size, and then no trailers.
 #[tokio::test]
 async fn size_hint_stays_as_exact_as_it_was() {
     let locks = LockManager::in_memory();
@@ -353,7 +356,7 @@ async fn size_hint_stays_as_exact_as_it_was() {
 
     let (tell, frames) = mpsc::unbounded_channel();
     tell.send(data("abc")).expect("open");
-    let mut streaming = answer(&locks, Told { frames, exact: Some(6) }).await.into_body();
+    let mut streaming = answer(&locks, ScriptedBody { frames, exact: Some(6) }).await.into_body();
     assert_eq!(size(&*streaming), Some(6), "what was looked at counts");
     drop(streaming.frame().await);
     assert_eq!(size(&*streaming), Some(3));
@@ -362,11 +365,12 @@ async fn size_hint_stays_as_exact_as_it_was() {
     assert_eq!(size(&*streaming), Some(0));
 }
 
-/// The client asks again the moment it knows that the answer is complete: it never meets its own lock.
+/// The client sends the next request as soon as the response is complete: it never meets its own
+/// lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_never_meets_the_lock_of_its_previous_request() {
     let (store, locks) = store_and_locks();
-    // As long as a round trip to a store elsewhere.
+    // As long as a round trip to a remote store.
     store.on(StoreOp::Release).latency(Duration::from_millis(2));
     let chunks = || {
         Body::from_stream(stream::unfold(0, |n| async move {
@@ -405,7 +409,8 @@ async fn client_never_meets_the_lock_of_its_previous_request() {
     let client = Client::builder(TokioExecutor::new()).http2_only(true).build_http::<Body>();
     for path in PATHS {
         for _ in 0..40 {
-            let answer = client.get(format!("http://{server}{path}").parse().expect("a URI")).await.expect("an answer");
+            let answer =
+                client.get(format!("http://{server}{path}").parse().expect("a URI")).await.expect("a response");
             assert_ne!(answer.status(), StatusCode::CONFLICT, "{path} over HTTP/2");
             let body = answer.into_body().collect().await.expect("a body");
             assert_eq!(body.trailers().is_some(), path == "/trailers");
@@ -437,7 +442,7 @@ async fn trailers_after_a_chunked_stream_arrive() {
     assert_eq!(store.held_count(), 0);
 }
 
-/// The release never takes more of a finished answer's time than this.
+/// The release never delays a complete response for longer than this.
 #[tokio::test(start_paused = true)]
 async fn complete_response_waits_250_ms_at_most_for_its_release() {
     let (store, locks) = store_and_locks();
@@ -452,11 +457,11 @@ async fn complete_response_waits_250_ms_at_most_for_its_release() {
     assert_eq!(store.held_count(), 0);
 }
 
-/// Body type and error type need nothing that hyper does not ask for.
+/// The body and error types need nothing that hyper does not require.
 #[tokio::test]
 async fn body_needs_no_unpin_and_its_error_no_send() {
     struct Odd(std::marker::PhantomPinned);
-    struct NotSend(#[expect(dead_code, reason = "that it is there is the point")] std::rc::Rc<()>);
+    struct NotSend(#[expect(dead_code, reason = "it makes the type !Send")] std::rc::Rc<()>);
     impl From<NotSend> for axum::BoxError {
         fn from(_: NotSend) -> Self {
             "odd".into()

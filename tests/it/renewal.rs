@@ -1,4 +1,4 @@
-//! A lock is renewed as long as its section runs, and known to be lost when it is.
+//! A lock is renewed while its section runs, and a loss is detected.
 
 use std::{
     future::IntoFuture,
@@ -24,7 +24,7 @@ fn key() -> LockKey {
     LockKey::from(("k",))
 }
 
-/// A lock of a store that is down from now on, or hangs; and when it was granted.
+/// A lock of a store that is down from now on, or hangs; and the time of its grant.
 async fn never_renewed(hangs: bool) -> (TestStore, LockGuard, Instant) {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
@@ -53,7 +53,7 @@ async fn section_that_outlives_ten_leases_keeps_its_key() {
     assert!((29..=30).contains(&renewals), "every third of a lease: {renewals}");
     let token = guard.fencing_token();
     guard.release().await.expect("the store is up");
-    let next = waiter.await.expect("no panic").expect("its turn");
+    let next = waiter.await.expect("no panic").expect("a grant");
     assert!(next.fencing_token() > token);
 }
 
@@ -81,20 +81,20 @@ async fn released_locks_are_not_renewed_and_the_watchdog_stops() {
     released.release().await.expect("the store is up");
     drop(dropped);
     for view in views {
-        assert_eq!(view.remaining(), Duration::ZERO, "what was given back is not held");
+        assert_eq!(view.remaining(), Duration::ZERO, "a released lock is not held");
         view.lost().await;
         assert!(view.ensure_remaining(Duration::ZERO).is_err());
     }
     sleep(Duration::from_secs(100)).await;
     assert_eq!(store.on(StoreOp::Renew).calls(), 0);
-    assert_eq!(tasks(), before, "nothing to watch, nobody who watches");
-    // And comes again with the next.
+    assert_eq!(tasks(), before, "no lock, no watchdog");
+    // It returns with the next lock.
     let _guard = locks.try_lock(key()).await.expect("free");
     sleep(Duration::from_secs(15)).await;
     assert_eq!(store.on(StoreOp::Renew).calls(), 1);
 }
 
-/// I5, I6: the store is down, or hangs, or answers too late; the deadline is local.
+/// I5, I6: the store is down, hangs, or replies too late; the deadline is local.
 #[tokio::test(start_paused = true)]
 async fn unrenewed_section_is_lost_and_not_polled_again() {
     for hangs in [false, true] {
@@ -117,7 +117,7 @@ async fn unrenewed_section_is_lost_and_not_polled_again() {
             granted.elapsed()
         );
         assert!(*last_poll.lock().expect("whole") < granted + deadline, "not one poll longer");
-        // The answer comes after all: what is lost stays so.
+        // The reply arrives after all: the loss is final.
         store.fault_all(Fault::None);
         store.on(StoreOp::Renew).resume();
         sleep(Duration::from_secs(5)).await;
@@ -125,7 +125,7 @@ async fn unrenewed_section_is_lost_and_not_polled_again() {
     }
 }
 
-/// I5: a handler that waits for something else, and is polled for nothing, is broken off all the same, and in time.
+/// I5: a handler that waits and is not polled is aborted in time.
 #[tokio::test(start_paused = true)]
 async fn idle_section_is_lost_at_its_deadline() {
     for hangs in [false, true] {
@@ -136,7 +136,7 @@ async fn idle_section_is_lost_at_its_deadline() {
     }
 }
 
-/// Only its own clock is asked: the task that renews never ran.
+/// Only its own clock counts: the renewal task never ran.
 #[tokio::test(start_paused = true)]
 async fn section_stopped_past_its_deadline_is_not_polled() {
     let locks = LockManager::in_memory();
@@ -148,7 +148,7 @@ async fn section_stopped_past_its_deadline_is_not_polled() {
     });
     let mut running = Box::pin(guard.while_held(work));
     assert!(futures_util::poll!(running.as_mut()).is_pending());
-    // As a process that is stopped sees it: the time is over, and nothing has run in between.
+    // As after a process stop: the deadline has passed, and nothing has run in between.
     let runtime_is_stopped = tokio::time::advance(LEASE);
     futures_util::future::FutureExt::now_or_never(runtime_is_stopped);
     assert!(matches!(futures_util::poll!(running.as_mut()), std::task::Poll::Ready(Err(_))));
@@ -159,16 +159,16 @@ async fn section_stopped_past_its_deadline_is_not_polled() {
 async fn refused_renewal_loses_the_lock_at_once() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
-    // The store forgets it, as one does that was restarted, and somebody else takes it.
+    // The store loses its data, as after a restart, and another client acquires the key.
     store.restart();
     let thief = LockManager::new(store.clone());
     let _stolen = thief.try_lock(key()).await.expect("free for the store");
     let began = Instant::now();
     guard.held_lock().lost().await;
-    assert_eq!(began.elapsed().as_secs(), 10, "the next renewal says so");
+    assert_eq!(began.elapsed().as_secs(), 10, "detected by the next renewal");
     drop(guard);
     settle().await;
-    assert_eq!(store.held_count(), 1, "the late holder frees nobody else's lock");
+    assert_eq!(store.held_count(), 1, "the late holder does not free the next lock");
 }
 
 #[tokio::test(start_paused = true)]
@@ -190,7 +190,7 @@ async fn failed_renewal_is_retried_soon() {
     assert!(guard.held_lock().remaining() > Duration::from_secs(28), "two seconds before its end");
 }
 
-/// I3: what the answer took on its way is not counted on.
+/// I3: the round trip time is not counted.
 #[tokio::test(start_paused = true)]
 async fn renewal_counts_from_before_it_was_sent() {
     let (store, locks) = store_and_locks();
@@ -203,7 +203,7 @@ async fn renewal_counts_from_before_it_was_sent() {
     assert!(left > Duration::from_secs(29) && left <= Duration::from_millis(29_698 - 400 + 5), "{left:?}");
 }
 
-/// One renewal hangs for as long as a call may; those that are due later are not later for it.
+/// One renewal hangs for as long as a call may; later ones are not delayed.
 #[tokio::test(start_paused = true)]
 async fn hanging_renewal_delays_no_other() {
     let (store, locks) = store_and_locks();
@@ -211,7 +211,7 @@ async fn hanging_renewal_delays_no_other() {
     sleep(Duration::from_millis(700)).await;
     let second = locks.try_lock(("n", 2)).await.expect("free");
     store.on(StoreOp::Renew).pause_before();
-    // Whatever is asked hangs from now on; the second one is asked for when it is due all the same.
+    // All calls hang from now on; the second renewal is sent in time nevertheless.
     sleep(Duration::from_millis(9_350)).await;
     assert_eq!(store.on(StoreOp::Renew).calls(), 1, "the first one hangs");
     sleep(Duration::from_millis(700)).await;
@@ -246,7 +246,7 @@ async fn lost_lock_drops_the_handler_with_an_unknown_outcome() {
     let answer = request.await.expect("no panic");
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
-    assert!(!answer.headers().contains_key("retry-after"), "not to be repeated before somebody has looked");
+    assert!(!answer.headers().contains_key("retry-after"), "not to be retried automatically");
     assert_eq!((began.load(SeqCst), ended.load(SeqCst), dropped.load(SeqCst)), (1, 0, 1));
     let problem = text(answer).await;
     assert!(problem.contains("urn:tower-lock:lost") && problem.contains(r#""outcome":"unknown""#), "{problem}");
@@ -343,7 +343,7 @@ async fn service_that_gets_ready_too_late_is_not_called() {
     assert!(began.elapsed() < LEASE);
 }
 
-/// One poll that takes longer than the lease: what it came to is not passed off as done under the lock.
+/// One poll that takes longer than the lease: its result does not count as done under the lock.
 #[tokio::test(start_paused = true)]
 async fn work_that_ends_past_its_deadline_is_lost() {
     let locks = LockManager::in_memory();
@@ -355,7 +355,7 @@ async fn work_that_ends_past_its_deadline_is_lost() {
     assert!(guard.while_held(blocks).await.is_err());
 }
 
-/// The watchdog was started by a runtime that nobody drives any more.
+/// The watchdog was started by a runtime that is no longer driven.
 #[test]
 fn stalled_watchdog_is_replaced() {
     let store = Arc::new(MemoryStore::new());
@@ -367,10 +367,10 @@ fn stalled_watchdog_is_replaced() {
     runtime().block_on(async {
         let guard = locks.try_lock(("n", 2)).await.expect("free");
         let began = Instant::now();
-        assert!(guard.while_held(std::future::pending::<()>()).await.is_err(), "nobody renews it");
-        assert!(began.elapsed() < LEASE, "and its own timer says so");
+        assert!(guard.while_held(std::future::pending::<()>()).await.is_err(), "not renewed");
+        assert!(began.elapsed() < LEASE, "by its own timer");
         drop(guard);
-        // By now it is known to be stuck.
+        // By now it is known to be stalled.
         let guard = locks.try_lock(("n", 3)).await.expect("free");
         sleep(5 * LEASE).await;
         assert!(guard.held_lock().remaining() > LEASE / 2);
@@ -378,7 +378,7 @@ fn stalled_watchdog_is_replaced() {
     drop(idle);
 }
 
-/// The watchdog goes with the runtime it ran on; the next hold brings another one.
+/// The watchdog ends with its runtime; the next hold starts another one.
 #[test]
 fn watchdog_is_replaced_after_its_runtime_ended() {
     let store = Arc::new(MemoryStore::new());
@@ -395,7 +395,8 @@ fn watchdog_is_replaced_after_its_runtime_ended() {
     });
 }
 
-/// I6: what is at hand is looked at before the head is sent; not past the deadline, and not passed off as done in time.
+/// I6: ready frames are read before the head is sent; but not past the deadline, and then they are
+/// not sent.
 #[tokio::test(start_paused = true)]
 async fn body_polled_past_the_deadline_is_not_sent() {
     struct Slow(tower_lock::test_util::Clock, Arc<AtomicUsize>, usize);

@@ -1,4 +1,4 @@
-//! A body that is read for its key is given on byte for byte, within the route's own limit.
+//! A body that is read for its key is replayed byte for byte, within the limit of the route.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
@@ -23,7 +23,7 @@ use tower_lock::{
 use crate::support::{Wire, send, serve, settle, soon, store_and_locks, text};
 use tower_lock::test_util::StoreOp;
 
-/// Head, body and trailers, as the handler saw them.
+/// Head, body and trailers as the handler saw them.
 async fn echo(request: AnyRequest) -> String {
     let (parts, body) = request.into_parts();
     let exact = body.size_hint().exact();
@@ -38,7 +38,7 @@ async fn echo_server() -> SocketAddr {
     let app = Router::new()
         .route("/plain", post(echo))
         .route("/locked", post(echo).route_layer(by_body()))
-        // Twice read, in two layers.
+        // Read twice, in two layers.
         .route(
             "/locked-twice",
             post(echo).route_layer(by_body()).route_layer(LockLayer::new(&locks, key::from_fn(|_: Bytes| ("outer",)))),
@@ -70,7 +70,7 @@ async fn body_is_replayed_with_headers_trailers_and_length() {
             assert_eq!(reply.status, 200);
             answers.push(String::from_utf8(reply.body).expect("text"));
         }
-        // What was of unknown size has one now, but where trailers would be lost by it.
+        // A body of unknown size has one now, except where trailers would be lost.
         let [plain, locked, twice] = <[String; 3]>::try_from(answers).expect("three");
         let had_size = if plain.contains("x-sum\": \"9") || !plain.contains(" None b") {
             plain
@@ -110,7 +110,7 @@ async fn trailers_reach_the_inner_service_without_a_size_hint() {
     assert_eq!(text(answer).await, r#"None Some("9") b"abcd""#);
 }
 
-/// hyper says `100 Continue` when the body is first asked for.
+/// hyper sends `100 Continue` when the body is first polled.
 #[tokio::test]
 async fn rejected_client_is_not_asked_for_its_body() {
     let (store, locks) = store_and_locks();
@@ -135,12 +135,12 @@ async fn rejected_client_is_not_asked_for_its_body() {
 
     let mut wire = Wire::connect(server).await;
     wire.write(expect("/head-key", 5)).await;
-    assert_eq!(wire.head().await.0, 409, "refused, and not a byte of the body was asked for");
+    assert_eq!(wire.head().await.0, 409, "rejected, and no body was requested");
     let waits = LockLayer::new(&locks, key::from_fn(|_: HeaderMap| ("k",))).wait(std::time::Duration::from_secs(60));
     let server_that_waits = serve(Router::new().route("/", post(|b: Bytes| async { b }).route_layer(waits))).await;
     let mut wire = Wire::connect(server_that_waits).await;
     wire.write(expect("/", 5)).await;
-    assert_eq!(wire.head().await.0, 100, "it may have its turn, and is complete by then");
+    assert_eq!(wire.head().await.0, 100, "read before the lock");
 
     let mut wire = Wire::connect(server).await;
     wire.write(expect("/body-key", 5)).await;
@@ -152,7 +152,7 @@ async fn rejected_client_is_not_asked_for_its_body() {
     for (path, length) in [("/short", 5), ("/body-key", 2 * 1024 * 1024 + 1)] {
         let mut wire = Wire::connect(server).await;
         wire.write(expect(path, length)).await;
-        assert_eq!(wire.head().await.0, 413, "too long by its own word: not asked for");
+        assert_eq!(wire.head().await.0, 413, "announced as too long: not requested");
     }
     held.release().await.expect("the store is up");
     assert_eq!(store.held_count(), 0);
@@ -191,7 +191,7 @@ async fn body_is_read_within_the_limit_of_the_route() {
             let answer = send(&app, Request::post("/").body(body).expect("a request")).await;
             assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE, "{what}, {kind}, beyond the limit");
             assert_eq!(store.on(StoreOp::Acquire).calls(), asked, "{what}, {kind}: nothing is locked");
-            // tower-http answers by itself what it can see from the head.
+            // tower-http rejects by itself what it can see in the head.
             if what != "a layer of its own" || kind == "chunked" {
                 assert!(matches!(answer.extensions().get(), Some(Rejection::BodyTooLarge)), "{what}, {kind}");
             }
@@ -216,7 +216,7 @@ async fn truncated_body_is_an_invalid_key_and_locks_nothing() {
     assert_eq!(store.on(StoreOp::Acquire).calls(), 0);
 }
 
-/// The upload is read first: while it trickles in, the key is free.
+/// The upload is read first: until it is complete, the key is free.
 #[tokio::test]
 async fn slow_upload_holds_no_lock() {
     let (store, locks) = store_and_locks();
@@ -235,7 +235,7 @@ async fn slow_upload_holds_no_lock() {
 
 const S: Duration = Duration::from_secs(1);
 
-/// So many bytes after so much time, again and again.
+/// This many bytes at a time, with pauses.
 fn drips(bytes: usize, each: Duration, times: usize) -> Body {
     let frames = stream::unfold(0, move |n| async move {
         if n < times {
@@ -286,7 +286,7 @@ async fn late_body_is_a_408_and_locks_nothing() {
     assert_eq!((store.on(StoreOp::Acquire).calls(), store.held_count()), (3, 0), "for those that came");
 }
 
-/// Whoever would be told so anyway need not send its body.
+/// A client that is rejected anyway need not send its body.
 #[tokio::test(start_paused = true)]
 async fn invalid_head_is_rejected_before_the_body_is_read() {
     let (store, locks) = store_and_locks();
@@ -316,7 +316,7 @@ async fn invalid_head_is_rejected_before_the_body_is_read() {
     assert_eq!((began.elapsed(), store.on(StoreOp::Acquire).calls()), (Duration::ZERO, 0));
 }
 
-/// What follows its head is the tunnel, which has no end.
+/// The bytes after the head belong to the tunnel, which has no end.
 #[tokio::test(start_paused = true)]
 async fn connect_request_has_no_body_to_read() {
     let layer = LockLayer::new(&LockManager::in_memory(), key::from_fn(|_: HeaderMap| ("k",)));
@@ -327,7 +327,7 @@ async fn connect_request_has_no_body_to_read() {
     assert_eq!((answer.status(), began.elapsed()), (StatusCode::OK, Duration::ZERO));
 }
 
-/// Under the lock: the handler is told, and what it makes of it is its own matter.
+/// Under the lock the handler gets the error, and decides on the response.
 #[tokio::test(start_paused = true)]
 async fn slow_upload_under_a_lock_ends_with_an_error() {
     let (store, locks) = store_and_locks();
@@ -353,7 +353,7 @@ async fn slow_upload_under_a_lock_ends_with_an_error() {
         assert_eq!((store.on(StoreOp::Acquire).calls(), store.held_count()), (asked + 1, 0), "under its lock");
     }
 
-    // A handler that takes its time is not its client.
+    // A slow handler is not a slow client.
     let slow = |body: Body| async move {
         let mut frames = body.into_data_stream();
         let mut len = 0;
@@ -369,7 +369,7 @@ async fn slow_upload_under_a_lock_ends_with_an_error() {
     assert_eq!(text(answer).await, "5");
 }
 
-/// It keeps no other request waiting.
+/// It delays no other request.
 #[tokio::test(start_paused = true)]
 async fn body_read_without_a_lock_may_be_slow() {
     let locks = LockManager::in_memory();
@@ -394,8 +394,8 @@ impl<'de> serde::Deserialize<'de> for Order {
     }
 }
 
-/// An extractor of the head that locks, in front of one that reads the body; and one that locks by
-/// the body.
+/// An extractor of the head that locks, before one that reads the body; and one that locks by the
+/// body.
 fn by_extractors(layer: LockManagerLayer) -> Router {
     let by_head = |_: Locked<Path<Order>>, body: Bytes| async move { body.len().to_string() };
     let by_body = |Locked(Json(order), _): Locked<Json<Order>>| async move { order.0.to_string() };
@@ -444,7 +444,7 @@ async fn locking_extractor_rejects_late_and_oversized_bodies() {
     assert_eq!((store.on(StoreOp::Acquire).calls(), store.held_count()), (0, 0));
 }
 
-/// A request that does not wait, while its key is held here.
+/// A request without a wait, while its key is held locally.
 #[tokio::test(start_paused = true)]
 async fn head_extractor_rejects_without_reading_the_body() {
     let (_, locks) = store_and_locks();
@@ -456,8 +456,7 @@ async fn head_extractor_rejects_without_reading_the_body() {
     held.release().await.expect("the store is up");
 }
 
-/// It does not wait for its lock: that the bodies of those that wait have the part of the key is no
-/// reason.
+/// It does not wait for its lock: the full budget of the waiters is no reason to reject it.
 #[tokio::test(start_paused = true)]
 async fn extractor_without_wait_reports_held_before_body_budget() {
     let (_, locks) = store_and_locks();
@@ -472,7 +471,7 @@ async fn extractor_without_wait_reports_held_before_body_budget() {
         waiting.push(tokio::spawn(async move { send(&patient, padded()).await.status() }));
     }
     settle().await;
-    assert_eq!(locks.size().1, 3, "the others have no room for their bodies");
+    assert_eq!(locks.size().1, 3, "the others have no budget for their bodies");
     assert_eq!(send(&at_once, padded()).await.status(), StatusCode::CONFLICT);
     for waits in waiting {
         waits.abort();
@@ -498,7 +497,7 @@ async fn late_body_is_not_an_empty_body_to_an_extractor() {
     assert_eq!(text(answer).await, "Ok(7) Ok(3)");
 }
 
-/// Where the route has it so.
+/// If the route is configured so.
 #[tokio::test(start_paused = true)]
 async fn streaming_body_under_an_extractor_lock_is_watched() {
     let (store, locks) = store_and_locks();

@@ -1,4 +1,4 @@
-//! The lock among other layers, in the order of the docs.
+//! The lock among other layers, in the documented order.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tower_lock::{HeldLock, LockLayer, LockManager, Rejection, key, test_util::St
 
 use crate::support::{fetch, send, settle, soon, store_and_locks, text};
 
-#[allow(dead_code, reason = "of the example, its services")]
+#[allow(dead_code, reason = "the services of the example")]
 #[path = "../../examples/service_stack.rs"]
 mod service_stack;
 
@@ -54,7 +54,7 @@ async fn documented_stack_locks_nothing_for_404_405_and_preflight() {
 #[tokio::test(start_paused = true)]
 async fn documented_stack_timeout_responds_while_handler_finishes() {
     let (store, locks) = store_and_locks();
-    // Longer than a lock-delay that begins with the timeout.
+    // Longer than a lock-delay that starts with the timeout.
     let work = service_stack::TIMEOUT + Duration::from_secs(3);
     let app = service_stack::app(&locks, work);
     let began = Instant::now();
@@ -82,7 +82,7 @@ async fn plain_service_stack_rejects_an_invalid_key() {
     assert_eq!(store.on(StoreOp::Acquire).calls(), 2);
 }
 
-/// The docs of the layer say so.
+/// As documented at the layer.
 #[tokio::test(start_paused = true)]
 async fn router_layer_locks_unknown_routes_and_route_layer_does_not() {
     let lock = || LockLayer::new(&LockManager::in_memory(), key::from_fn(|Path(id): Path<u64>| ("order", id)));
@@ -96,7 +96,7 @@ async fn router_layer_locks_unknown_routes_and_route_layer_does_not() {
     assert_eq!(status(methods, "/x/pay").await, 405);
 }
 
-/// Axum adds these handlers outside of the layer. The docs of the layer list them.
+/// Axum adds these handlers outside the layer. The docs of the layer list them.
 #[tokio::test(start_paused = true)]
 async fn extractor_detects_a_method_added_outside_the_lock() {
     let lock = || LockLayer::new(&LockManager::in_memory(), key::from_fn(|Path(id): Path<u64>| ("order", id)));
@@ -113,7 +113,7 @@ async fn extractor_detects_a_method_added_outside_the_lock() {
         assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR, "{how}");
         assert!(text(answer).await.contains("`HeldLock` found no lock"), "{how}");
     }
-    // What the docs tell to write instead.
+    // The alternative from the docs.
     for (method, methods) in [
         (Method::DELETE, post(work).fallback(work).layer(lock())),
         (Method::DELETE, any(work).get(work).layer(lock())),

@@ -100,7 +100,7 @@ async fn replica_full_disk_and_missing_right_are_distinguished() {
             .is_some_and(|text| text.contains("last_bgsave_status:err"))
     })
     .await;
-    assert_error(&store_error(&locks).await, StoreErrorKind::Refused, "MISCONF", "its log assert_error why");
+    assert_error(&store_error(&locks).await, StoreErrorKind::Refused, "MISCONF", "its log says why");
     environment.ask(&["CONFIG", "SET", "save", ""]).await;
     until("as before", async || locks.try_lock(key()).await.is_ok()).await;
 }

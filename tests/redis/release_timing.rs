@@ -7,7 +7,7 @@ use tokio::{net::TcpListener, time::Instant};
 use tower_lock::{LockLayer, LockManager, key};
 
 use crate::{
-    matrix::{self, Client, ENDINGS, Says, Step, Steps, Version, whoever_read_the_end_is_served_elsewhere},
+    matrix::{self, Client, ENDINGS, SizeSource, Step, Steps, Version, assert_next_request_is_served_elsewhere},
     support::{Environment, environment, ms, panics::panics},
 };
 
@@ -28,7 +28,7 @@ async fn client_with_a_response_is_served_at_another_instance() {
     let Some(environment) = environment().await else { return };
     let instances = instances(&environment, matrix::service).await;
     for version in [Version::Http1, Version::Http2] {
-        whoever_read_the_end_is_served_elsewhere(&ENDINGS, instances, version, 30).await;
+        assert_next_request_is_served_elsewhere(&ENDINGS, instances, version, 30).await;
     }
     environment.wait_until_clean().await;
 }
@@ -40,8 +40,9 @@ async fn panic_in_a_body_blocks_both_instances_for_the_lock_delay() {
     let delay = ms(1500);
     let instances = instances(&environment, |locks| {
         let layer = || LockLayer::new(locks, key::from_parts(|_| ("k",))).lock_delay(delay);
-        let panics =
-            async || Response::new(Body::new(Steps::new([Step::Data(10), Step::Panic(MESSAGE)], Says::Nobody, true)));
+        let panics = async || {
+            Response::new(Body::new(Steps::new([Step::Data(10), Step::Panic(MESSAGE)], SizeSource::Nobody, true)))
+        };
         Router::new()
             .route("/panics", get(panics).route_layer(layer()))
             .route("/next", get(|| async { "next" }).route_layer(layer()))

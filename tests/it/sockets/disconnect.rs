@@ -1,5 +1,5 @@
-//! Handlers that do not come to their end with their client: it leaves, a timeout further out answers for them, they panic, their runtime
-//! stops.
+//! Handlers that end without their client: it disconnects, an outer timeout responds, they panic,
+//! or their runtime stops.
 
 use std::{
     sync::{
@@ -26,7 +26,7 @@ use tokio::{
 use tower_lock::{LockKey, LockLayer, LockManager, MemoryStore, OnDisconnect, key, test_util::Clock};
 
 use super::{
-    DELAY, Site, VERSIONS,
+    Cluster, DELAY, VERSIONS,
     matrix::{Client, Version},
     one_key_for_long,
 };
@@ -37,7 +37,7 @@ use crate::support::{
     wire::{Cut, Http2, Reply, Wire, read},
 };
 
-/// A handler that stands in the middle of its work until it may go on, and counts what becomes of it.
+/// A handler that waits in the middle of its work until it is released, and counts its events.
 #[derive(Clone, Default)]
 struct Work(Arc<Counts>);
 
@@ -45,25 +45,25 @@ struct Counts {
     begun: AtomicUsize,
     /// Its effect.
     done: AtomicUsize,
-    /// Whatever it has come to.
+    /// Ended in any way.
     over: AtomicUsize,
     may_go_on: Semaphore,
-    /// Requests that were given up before they were answered, further out than the lock.
-    given_up: AtomicUsize,
-    /// Somebody further out has waited for long enough.
+    /// Requests dropped before their response, outside the lock.
+    dropped_requests: AtomicUsize,
+    /// The timeout of an outer layer.
     too_late: Notify,
 }
 
-/// Counts, when it is dropped.
+/// Counts when it is dropped.
 struct Counted<'a>(&'a AtomicUsize);
 
-/// A client that waits for its answer, and can leave.
-enum Asks {
+/// A waiting client that can leave.
+enum WaitingClient {
     Http1(Wire),
     Http2(Http2, ResponseFuture),
 }
 
-/// Says this, if it is anything, when it may go on.
+/// Panics with this message, if any, when it is released.
 const NO_PANIC: &str = "";
 
 // === impl Work ===
@@ -76,7 +76,7 @@ impl Default for Counts {
             done: zero(),
             over: zero(),
             may_go_on: Semaphore::new(0),
-            given_up: zero(),
+            dropped_requests: zero(),
             too_late: Notify::new(),
         }
     }
@@ -95,8 +95,8 @@ impl Work {
         })
     }
 
-    /// Whoever stands around a service of ours, and tells when it is dropped without an answer; and a timeout.
-    fn around(&self, router: Router) -> Router {
+    /// An outer layer that counts requests dropped without a response; and a timeout.
+    fn with_outer_layers(&self, router: Router) -> Router {
         let Self(counts) = self.clone();
         router.layer(from_fn(move |request: Request, next: Next| {
             let counts = Arc::clone(&counts);
@@ -108,19 +108,19 @@ impl Work {
         until("the handler runs", || self.0.begun.load(SeqCst) > 0).await;
     }
 
-    async fn is_over(&self) {
-        until("the handler is over", || self.0.over.load(SeqCst) > 0).await;
+    async fn wait_ended(&self) {
+        until("the handler has ended", || self.0.over.load(SeqCst) > 0).await;
     }
 
     async fn is_given_up(&self, times: usize) {
-        until("the server has noticed", || self.0.given_up.load(SeqCst) == times).await;
+        until("the server has noticed", || self.0.dropped_requests.load(SeqCst) == times).await;
     }
 
     fn may_go_on(&self) {
         self.0.may_go_on.add_permits(1);
     }
 
-    /// How often it has begun, was over, and did what it does.
+    /// How often it has started, ended, and completed.
     fn counts(&self) -> [usize; 3] {
         [&self.0.begun, &self.0.over, &self.0.done].map(|count| count.load(SeqCst))
     }
@@ -128,12 +128,12 @@ impl Work {
 
 impl Counts {
     async fn watch(&self, request: Request, next: Next) -> Response {
-        let given_up = Counted(&self.given_up);
+        let dropped_requests = Counted(&self.dropped_requests);
         let answer = tokio::select! {
             answer = next.run(request) => answer,
             () = self.too_late.notified() => StatusCode::GATEWAY_TIMEOUT.into_response(),
         };
-        std::mem::forget(given_up);
+        std::mem::forget(dropped_requests);
         answer
     }
 }
@@ -144,11 +144,11 @@ impl Drop for Counted<'_> {
     }
 }
 
-// === impl Asks ===
+// === impl WaitingClient ===
 
-impl Asks {
-    async fn send(version: Version, site: &Site, path: &str) -> Self {
-        let address = site.instances[0];
+impl WaitingClient {
+    async fn send(version: Version, cluster: &Cluster, path: &str) -> Self {
+        let address = cluster.instances[0];
         match version {
             Version::Http1 => {
                 let mut wire = Wire::connect(address).await;
@@ -163,7 +163,7 @@ impl Asks {
         }
     }
 
-    /// A closed socket, or `RST_STREAM` on a connection that stays.
+    /// Closes the socket, or sends `RST_STREAM` on a connection that stays.
     fn leave(self) -> Option<Http2> {
         match self {
             Self::Http1(_) => None,
@@ -179,14 +179,14 @@ impl Asks {
     }
 }
 
-/// One handler at two instances, with what is said about clients that leave.
-async fn site(work: &Work, gone: Option<OnDisconnect>, panics_with: &'static str) -> Site {
-    Site::of(|locks| {
+/// One handler at two instances, with this disconnect setting.
+async fn serve_work(work: &Work, gone: Option<OnDisconnect>, panics_with: &'static str) -> Cluster {
+    Cluster::start(|locks| {
         let layer = match gone {
             Some(gone) => one_key_for_long(locks).on_disconnect(gone),
             None => one_key_for_long(locks),
         };
-        work.around(Router::new().route("/work", work.handler(panics_with).route_layer(layer)))
+        work.with_outer_layers(Router::new().route("/work", work.handler(panics_with).route_layer(layer)))
     })
     .await
 }
@@ -196,16 +196,16 @@ async fn handler_finishes_once_after_a_disconnect() {
     for version in VERSIONS {
         for gone in [None, Some(OnDisconnect::Finish)] {
             let work = Work::default();
-            let site = site(&work, gone, NO_PANIC).await;
-            let client = Asks::send(version, &site, "/work").await;
+            let cluster = serve_work(&work, gone, NO_PANIC).await;
+            let client = WaitingClient::send(version, &cluster, "/work").await;
             work.has_begun().await;
             let connection = client.leave();
             work.is_given_up(1).await;
-            site.answers(409, "it works still").await;
+            cluster.assert_status(409, "it works still").await;
             assert_eq!(work.counts(), [1, 0, 0], "{version:?}");
             work.may_go_on();
-            work.is_over().await;
-            site.is_free_at_once("a good end, though nobody heard of it").await;
+            work.wait_ended().await;
+            cluster.assert_free("a good end, without a client").await;
             assert_eq!(work.counts(), [1, 1, 1], "{version:?}");
             drop(connection);
         }
@@ -216,32 +216,32 @@ async fn handler_finishes_once_after_a_disconnect() {
 async fn cancelled_handler_is_dropped_with_its_client() {
     for version in VERSIONS {
         let work = Work::default();
-        let site = site(&work, Some(OnDisconnect::Cancel), NO_PANIC).await;
-        let client = Asks::send(version, &site, "/work").await;
+        let cluster = serve_work(&work, Some(OnDisconnect::Cancel), NO_PANIC).await;
+        let client = WaitingClient::send(version, &cluster, "/work").await;
         work.has_begun().await;
         let connection = client.leave();
-        work.is_over().await;
-        site.stays_taken_for_the_delay("a statement may be on its way").await;
+        work.wait_ended().await;
+        cluster.assert_blocked_for_the_delay("a statement may be on its way").await;
         assert_eq!(work.counts(), [1, 1, 0], "{version:?}");
         drop(connection);
     }
 }
 
-/// Whoever answers for it further out does not end it.
+/// An outer response does not end it.
 #[tokio::test]
 async fn outer_timeout_responds_while_the_handler_finishes() {
     for version in VERSIONS {
         let work = Work::default();
-        let site = site(&work, None, NO_PANIC).await;
-        let client = Asks::send(version, &site, "/work").await;
+        let cluster = serve_work(&work, None, NO_PANIC).await;
+        let client = WaitingClient::send(version, &cluster, "/work").await;
         work.has_begun().await;
         work.0.too_late.notify_one();
-        assert_eq!(client.answer().await.expect("an answer").status, 504);
-        site.answers(409, "it works still").await;
+        assert_eq!(client.answer().await.expect("a response").status, 504);
+        cluster.assert_status(409, "it works still").await;
         assert_eq!(work.counts(), [1, 0, 0], "{version:?}");
         work.may_go_on();
-        work.is_over().await;
-        site.is_free_at_once("a good end, though its answer came too late").await;
+        work.wait_ended().await;
+        cluster.assert_free("a good end, with a late response").await;
         assert_eq!(work.counts(), [1, 1, 1], "{version:?}");
     }
 }
@@ -250,26 +250,26 @@ async fn outer_timeout_responds_while_the_handler_finishes() {
 async fn waiter_behind_a_detached_handler_is_served_at_its_end() {
     for version in VERSIONS {
         let work = Work::default();
-        let site = Site::of(|locks| {
+        let cluster = Cluster::start(|locks| {
             let layer = || one_key_for_long(locks).wait(Duration::from_secs(60));
-            let waits = get(|| async { "its turn" }).route_layer(layer());
+            let waits = get(|| async { "a grant" }).route_layer(layer());
             let router =
                 Router::new().route("/work", work.handler(NO_PANIC).route_layer(layer())).route("/waits", waits);
-            work.around(router)
+            work.with_outer_layers(router)
         })
         .await;
-        let client = Asks::send(version, &site, "/work").await;
+        let client = WaitingClient::send(version, &cluster, "/work").await;
         work.has_begun().await;
         let connection = client.leave();
         work.is_given_up(1).await;
-        let waits = site
+        let waits = cluster
             .instances
             .map(|address| tokio::spawn(async move { Client::new(address, version).ask("GET", "/waits").await }));
-        until("both are in line", || site.locks.iter().all(|locks| locks.size().1 == 1)).await;
+        until("both are queued", || cluster.locks.iter().all(|locks| locks.size().1 == 1)).await;
         assert_eq!(work.counts(), [1, 0, 0], "{version:?}");
         work.may_go_on();
         for waits in waits {
-            let reply = soon("its turn", waits).await.expect("no panic").expect("an answer");
+            let reply = soon("a grant", waits).await.expect("no panic").expect("a response");
             assert_eq!((reply.status, work.counts()), (200, [1, 1, 1]), "{version:?}");
         }
         drop(connection);
@@ -280,20 +280,20 @@ async fn waiter_behind_a_detached_handler_is_served_at_its_end() {
 async fn disconnected_waiter_never_starts() {
     for version in VERSIONS {
         let work = Work::default();
-        let site = Site::of(|locks| {
+        let cluster = Cluster::start(|locks| {
             let layer = one_key_for_long(locks).wait(Duration::from_secs(60));
-            work.around(Router::new().route("/work", work.handler(NO_PANIC).route_layer(layer)))
+            work.with_outer_layers(Router::new().route("/work", work.handler(NO_PANIC).route_layer(layer)))
         })
         .await;
-        let first = Asks::send(version, &site, "/work").await;
+        let first = WaitingClient::send(version, &cluster, "/work").await;
         work.has_begun().await;
-        let second = Asks::send(version, &site, "/work").await;
-        until("in line", || site.locks[0].size().1 == 1).await;
+        let second = WaitingClient::send(version, &cluster, "/work").await;
+        until("queued", || cluster.locks[0].size().1 == 1).await;
         let connection = second.leave();
         work.is_given_up(1).await;
         work.may_go_on();
-        assert_eq!(first.answer().await.expect("an answer").status, 200);
-        site.is_free_at_once("nobody waits").await;
+        assert_eq!(first.answer().await.expect("a response").status, 200);
+        cluster.assert_free("no waiter").await;
         assert_eq!(work.counts(), [1, 1, 1], "{version:?}");
         drop(connection);
     }
@@ -308,9 +308,9 @@ async fn handler_panic_blocks_for_the_lock_delay_detached_or_not() {
     ] {
         for version in VERSIONS {
             let work = Work::default();
-            let site = site(&work, Some(gone), says).await;
+            let cluster = serve_work(&work, Some(gone), says).await;
             let before = panics(says);
-            let client = Asks::send(version, &site, "/work").await;
+            let client = WaitingClient::send(version, &cluster, "/work").await;
             work.has_begun().await;
             if leaves {
                 drop(client.leave());
@@ -318,37 +318,38 @@ async fn handler_panic_blocks_for_the_lock_delay_detached_or_not() {
                 work.may_go_on();
             } else {
                 work.may_go_on();
-                client.answer().await.expect_err("no answer");
+                client.answer().await.expect_err("no response");
             }
-            work.is_over().await;
-            site.stays_taken_for_the_delay(says).await;
+            work.wait_ended().await;
+            cluster.assert_blocked_for_the_delay(says).await;
             assert_eq!((panics(says), work.counts()), (before + 1, [1, 1, 0]), "{version:?}: once");
             assert_eq!(resumed(), 0, "what has panicked is not polled again");
-            assert_eq!((site.locks[0].held_count(), site.locks[0].size()), (0, (0, 0)), "nothing is left of it");
+            assert_eq!((cluster.locks[0].held_count(), cluster.locks[0].size()), (0, (0, 0)), "nothing is left of it");
         }
     }
 }
 
-/// An instance is shut down when its connections are closed: those who finish without a client are not forgotten.
+/// An instance is shut down when its connections are closed: detached handlers are awaited.
 #[tokio::test]
 async fn server_shutdown_waits_for_detached_handlers() {
     let work = Work::default();
-    let site = site(&work, None, NO_PANIC).await;
-    let client = Asks::send(Version::Http1, &site, "/work").await;
+    let cluster = serve_work(&work, None, NO_PANIC).await;
+    let client = WaitingClient::send(Version::Http1, &cluster, "/work").await;
     work.has_begun().await;
     client.leave();
     work.is_given_up(1).await;
-    assert_eq!(site.locks[0].shutdown(Duration::ZERO).await, 1, "it works still");
+    assert_eq!(cluster.locks[0].shutdown(Duration::ZERO).await, 1, "it works still");
     let down = tokio::spawn({
-        let locks = site.locks[0].clone();
+        let locks = cluster.locks[0].clone();
         async move { locks.shutdown(Duration::from_secs(60)).await }
     });
     work.may_go_on();
     assert_eq!(soon("the end", down).await.expect("no panic"), 0);
-    assert_eq!((work.counts(), site.store.held_count()), ([1, 1, 1], 0));
+    assert_eq!((work.counts(), cluster.store.held_count()), ([1, 1, 1], 0));
 }
 
-/// As when one of several runtimes of a process ends: nothing polls the handler any more, and nothing can be spawned.
+/// As when one of several runtimes of a process ends: the handler is not polled any more, and no
+/// task can be spawned.
 #[tokio::test]
 async fn runtime_shutdown_drops_handlers_and_blocks_their_keys() {
     for (gone, leaves) in [(OnDisconnect::Finish, false), (OnDisconnect::Cancel, false), (OnDisconnect::Finish, true)] {
@@ -363,7 +364,7 @@ async fn runtime_shutdown_drops_handlers_and_blocks_their_keys() {
                 let next = get(|| async { "next" }).route_layer(layer());
                 let router =
                     Router::new().route("/work", work.handler(NO_PANIC).route_layer(layer().on_disconnect(gone)));
-                work.around(router.route("/next", next))
+                work.with_outer_layers(router.route("/next", next))
             };
             let (stops, stays) = (instance(), instance());
             let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("threads");
@@ -385,12 +386,12 @@ async fn runtime_shutdown_drops_handlers_and_blocks_their_keys() {
             stop(runtime).await;
             assert_eq!(work.counts(), [1, 1, 0], "{what}: dropped where it stood");
             if !leaves {
-                asks.await.expect("no panic").expect_err("no answer");
+                asks.await.expect("no panic").expect_err("no response");
             }
 
             let mut next = Client::new(serve(service(&stays)).await, version);
             for status in [409, 409, 200] {
-                assert_eq!(next.ask("GET", "/next").await.expect("an answer").status, status, "{what}");
+                assert_eq!(next.ask("GET", "/next").await.expect("a response").status, status, "{what}");
                 clock.jump(DELAY / 2 + Duration::from_secs(1));
             }
             assert_eq!(stops.held_count(), 0, "{what}");
@@ -403,7 +404,8 @@ async fn stop(runtime: Runtime) {
     soon("the end of a runtime", stopped).await.expect("no panic");
 }
 
-/// One connection over HTTP/2: each stream is reset as soon as its handler runs, and counts no more against its limit.
+/// One HTTP/2 connection: each stream is reset as soon as its handler runs, and no longer counts
+/// against its limit.
 #[tokio::test]
 async fn flood_of_resets_leaves_other_routes_alone() {
     const MAX: usize = 20;
@@ -416,7 +418,7 @@ async fn flood_of_resets_leaves_other_routes_alone() {
     let app =
         Router::new()
             .route("/flood/{id}", flood.handler(NO_PANIC).route_layer(LockLayer::new(&locks, order("flood"))))
-            .merge(honest.around(
+            .merge(honest.with_outer_layers(
                 Router::new().route(
                     "/honest/{id}",
                     honest.handler(NO_PANIC).route_layer(LockLayer::new(&locks, order("honest"))),
@@ -429,12 +431,12 @@ async fn flood_of_resets_leaves_other_routes_alone() {
         until("it runs", || flood.0.begun.load(SeqCst) == n + 1).await;
         drop(stream);
     }
-    until("no more than half of the places", || flood.0.over.load(SeqCst) == 2 * MAX - MAX / 2).await;
+    until("at most half of the permits", || flood.0.over.load(SeqCst) == 2 * MAX - MAX / 2).await;
     let client = {
         let mut http2 = Http2::connect(address).await;
         let answer = http2.send("GET", "/honest/1").await;
         honest.has_begun().await;
-        Asks::Http2(http2, answer)
+        WaitingClient::Http2(http2, answer)
     };
     drop(client);
     honest.is_given_up(1).await;
@@ -442,8 +444,8 @@ async fn flood_of_resets_leaves_other_routes_alone() {
         flood.may_go_on();
     }
     honest.may_go_on();
-    honest.is_over().await;
+    honest.wait_ended().await;
     assert_eq!(honest.counts(), [1, 1, 1], "it has finished without its client");
-    until("the flood is over", || flood.0.over.load(SeqCst) == 2 * MAX).await;
+    until("the flood has ended", || flood.0.over.load(SeqCst) == 2 * MAX).await;
     assert_eq!(flood.counts()[2], MAX / 2);
 }

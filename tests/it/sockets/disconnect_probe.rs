@@ -1,4 +1,5 @@
-//! Clients that have gone, and of which the server does not hear: a request over HTTP/1.1 and one byte more, then a closed socket.
+//! Disconnects that the server does not notice: a request over HTTP/1.1 and one byte more, then a
+//! closed socket.
 
 use std::{
     io,
@@ -32,11 +33,11 @@ use tower_lock::{HasLockKey, LockKey, LockLayer, LockManagerLayer, Locked, Rejec
 
 use crate::support::{Wire, one_key, send, soon, store_and_locks, until};
 
-/// A listener whose connections can be asked whether their client is there still.
-struct Watched(TcpListener);
+/// A listener whose connections can be checked for a disconnect.
+struct ProbedListener(TcpListener);
 
-/// A connection, and its descriptor once more: both are gone when the server drops it.
-struct WatchedIo {
+/// A connection with a duplicated descriptor; both are closed when the server drops it.
+struct ProbedIo {
     stream: TcpStream,
     socket: Arc<OwnedFd>,
 }
@@ -44,15 +45,15 @@ struct WatchedIo {
 #[derive(Clone)]
 struct Peer(ClientConnection);
 
-impl Listener for Watched {
-    type Io = WatchedIo;
+impl Listener for ProbedListener {
+    type Io = ProbedIo;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (WatchedIo, SocketAddr) {
+    async fn accept(&mut self) -> (ProbedIo, SocketAddr) {
         loop {
             let (stream, address) = Listener::accept(&mut self.0).await;
             if let Ok(socket) = stream.as_fd().try_clone_to_owned() {
-                return (WatchedIo { stream, socket: Arc::new(socket) }, address);
+                return (ProbedIo { stream, socket: Arc::new(socket) }, address);
             }
         }
     }
@@ -62,19 +63,19 @@ impl Listener for Watched {
     }
 }
 
-impl Connected<IncomingStream<'_, Watched>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, Watched>) -> Self {
+impl Connected<IncomingStream<'_, ProbedListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, ProbedListener>) -> Self {
         Self(ClientConnection::of_socket(&stream.io().socket))
     }
 }
 
-impl AsyncRead for WatchedIo {
+impl AsyncRead for ProbedIo {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for WatchedIo {
+impl AsyncWrite for ProbedIo {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
@@ -99,7 +100,7 @@ impl HasLockKey for One {
 
 #[tokio::test]
 async fn handler_does_not_start_after_a_closed_connection() {
-    const GHOSTS: usize = 20;
+    const DISCONNECTED: usize = 20;
     for (is_watched, is_extracted) in [(false, false), (true, false), (true, true)] {
         let (store, locks) = store_and_locks();
         let ran = Arc::new(AtomicUsize::new(0));
@@ -108,7 +109,7 @@ async fn handler_does_not_start_after_a_closed_connection() {
             counts.fetch_add(1, SeqCst);
             "ran"
         };
-        // Nothing has run for those that have gone, so none of them keeps the key.
+        // Nothing has run for the disconnected clients, so none of them blocks the key.
         let (wait, hour) = (Duration::from_secs(60), Duration::from_secs(3600));
         let routes = if is_extracted {
             let route = Router::new().route("/", get(async move |_: Locked<Extension<One>>| run().await));
@@ -124,31 +125,31 @@ async fn handler_does_not_start_after_a_closed_connection() {
             next.run(request)
         });
         let app = routes.layer(tells);
-        let listener = Watched(TcpListener::bind("127.0.0.1:0").await.expect("a free port"));
+        let listener = ProbedListener(TcpListener::bind("127.0.0.1:0").await.expect("a free port"));
         let address = Listener::local_addr(&listener).expect("bound");
         tokio::spawn(async move { axum::serve(listener, app.into_make_service_with_connect_info::<Peer>()).await });
 
         let held = locks.try_lock(("k",)).await.expect("free");
         let mut ghosts = Vec::new();
-        for _ in 0..GHOSTS {
+        for _ in 0..DISCONNECTED {
             let mut wire = Wire::connect(address).await;
             wire.write("GET / HTTP/1.1\r\nhost: x\r\n\r\nG").await;
             ghosts.push(wire);
         }
-        until("all of them wait", || locks.size().1 == GHOSTS).await;
+        until("all of them wait", || locks.size().1 == DISCONNECTED).await;
         drop(ghosts);
         let mut honest = Wire::connect(address).await;
         honest.write("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        until("and one that is there", || locks.size().1 == GHOSTS + 1).await;
+        until("and one that is there", || locks.size().1 == DISCONNECTED + 1).await;
         held.release().await.expect("the store is up");
-        assert_eq!(soon("its turn", honest.reply(false)).await.status, 200);
-        // The others run for nobody where nobody can tell.
-        assert_eq!(ran.load(SeqCst), if is_watched { 1 } else { GHOSTS + 1 });
+        assert_eq!(soon("a grant", honest.reply(false)).await.status, 200);
+        // Without a probe their handlers run.
+        assert_eq!(ran.load(SeqCst), if is_watched { 1 } else { DISCONNECTED + 1 });
         until("nothing is left", || store.held_count() == 0 && locks.size() == (0, 0)).await;
     }
 }
 
-/// A probe of the user's own is believed, and a socket that the server has dropped is closed.
+/// A custom probe is respected, and a socket that the server has dropped is closed.
 #[tokio::test]
 async fn custom_disconnect_probe_is_respected() {
     let (store, locks) = store_and_locks();
@@ -165,8 +166,8 @@ async fn custom_disconnect_probe_is_respected() {
         ("open", ClientConnection::of_socket(&open), false),
         ("closed by its client", ClientConnection::of_socket(&left), true),
         ("dropped by its server", of_dropped, true),
-        ("own word", ClientConnection::new(|| true), true),
-        ("own word", ClientConnection::new(|| false), false),
+        ("custom", ClientConnection::new(|| true), true),
+        ("custom", ClientConnection::new(|| false), false),
     ] {
         let mut request = Request::new(Body::empty());
         request.extensions_mut().insert(client);

@@ -1,11 +1,11 @@
-//! What is answered in front of the lock does not come to the store.
+//! Responses from in front of the lock make no store call.
 
 use axum::{Router, routing::post};
 use tower_http::cors::CorsLayer;
 use tower_lock::{LockLayer, test_util::StoreOp};
 
 use super::{
-    Site, VERSIONS,
+    Cluster, VERSIONS,
     matrix::{Client, Version},
 };
 use crate::support::{
@@ -16,12 +16,12 @@ use axum::http::Request;
 
 #[tokio::test]
 async fn preflight_404_and_405_make_no_store_call() {
-    let site = Site::of(|locks| {
+    let cluster = Cluster::start(|locks| {
         let layer = LockLayer::new(locks, one_key());
         Router::new().route("/order", post(|| async { "ran" }).route_layer(layer)).layer(CorsLayer::permissive())
     })
     .await;
-    let [server, _] = site.instances;
+    let [server, _] = cluster.instances;
     let asks = [("origin", "https://example.org"), ("access-control-request-method", "POST")];
 
     let mut wire = Wire::connect(server).await;
@@ -40,11 +40,11 @@ async fn preflight_404_and_405_make_no_store_call() {
     for version in VERSIONS {
         let mut client = Client::new(server, version);
         for (method, path, status) in [("GET", "/nowhere", 404), ("GET", "/order", 405), ("DELETE", "/order", 405)] {
-            assert_eq!(client.ask(method, path).await.expect("an answer").status, status, "{method} {path}");
+            assert_eq!(client.ask(method, path).await.expect("a response").status, status, "{method} {path}");
         }
-        assert_eq!(site.store.on(StoreOp::Acquire).calls(), 0);
+        assert_eq!(cluster.store.on(StoreOp::Acquire).calls(), 0);
     }
     // The same server, the same route.
-    let reply = Client::new(server, Version::Http1).ask("POST", "/order").await.expect("an answer");
-    assert_eq!((reply.status, site.store.on(StoreOp::Acquire).calls()), (200, 1));
+    let reply = Client::new(server, Version::Http1).ask("POST", "/order").await.expect("a response");
+    assert_eq!((reply.status, cluster.store.on(StoreOp::Acquire).calls()), (200, 1));
 }

@@ -1,4 +1,4 @@
-//! The examples as programs of their own, and the databases they write to.
+//! The examples as processes, and their databases.
 
 use std::{
     env,
@@ -34,7 +34,7 @@ pub(crate) async fn example(name: &str) -> Command {
                     ["reward_claim", "stock_sale", "nightly_mail", "grpc_status"]
                         .map(|name| format!("--example={name}")),
                 )
-                // As the tests are built: other features would build all dependencies once more.
+                // As the tests are built: other features would rebuild all dependencies.
                 .args(cfg!(feature = "redis").then_some("--all-features"))
                 .current_dir(env!("CARGO_MANIFEST_DIR"))
                 .status()
@@ -64,9 +64,8 @@ impl Service {
         let mut child = command.arg("--serve").stdout(Stdio::piped()).spawn().expect("it starts");
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let line = soon("a first line", lines.next_line()).await.expect("text").expect("a line");
-        let url =
-            line.strip_prefix("listening on ").unwrap_or_else(|| panic!("not where it listens: {line}")).to_owned();
-        // What it says later is read and forgotten: a full pipe would stop it.
+        let url = line.strip_prefix("listening on ").unwrap_or_else(|| panic!("no address: {line}")).to_owned();
+        // Later output is read and discarded: a full pipe would block it.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         Self { child, url }
     }
@@ -79,7 +78,7 @@ impl Service {
             .header("content-type", "application/json")
             .body(Body::from(body.to_string()))
             .expect("a request");
-        let answer = soon("an answer", client.request(request)).await.expect("it serves");
+        let answer = soon("a response", client.request(request)).await.expect("it serves");
         let status = answer.status().as_u16();
         let body = answer.into_body().collect().await.expect("a body").to_bytes();
         (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
@@ -110,7 +109,7 @@ impl Service {
     }
 }
 
-/// A file of SQLite, gone when dropped.
+/// A SQLite file, removed on drop.
 pub(crate) struct File(PathBuf);
 
 impl File {
@@ -131,7 +130,7 @@ impl Drop for File {
     }
 }
 
-/// An empty database of each kind that the examples speak.
+/// An empty database of each kind that the examples support.
 pub(crate) struct Databases {
     file: File,
     mariadb: Option<MariaDb>,

@@ -125,7 +125,7 @@ impl Environment {
     ///
     /// Panics without one.
     pub fn redis(&self) -> &RedisServer {
-        self.redis.as_ref().expect("a environment with a Redis")
+        self.redis.as_ref().expect("an environment with a Redis")
     }
 
     /// The proxy in front of its Redis.
@@ -134,7 +134,7 @@ impl Environment {
     ///
     /// Panics without one.
     pub fn proxy(&self) -> &Proxy {
-        self.proxy.as_ref().expect("a environment with a Redis")
+        self.proxy.as_ref().expect("an environment with a Redis")
     }
 
     /// Sends this many requests.

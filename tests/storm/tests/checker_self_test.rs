@@ -66,7 +66,7 @@ async fn on_each_store(test: impl AsyncFn(bool)) {
     if RedisServer::is_available() {
         tokio::join!(test(false), test(true));
     } else {
-        skipped("the checker's bites, on Redis", "redis-server");
+        skipped("the self-test of the checker on Redis", "redis-server");
         test(false).await;
     }
 }

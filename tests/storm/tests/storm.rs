@@ -151,7 +151,7 @@ async fn storm_with_a_redis_that_loses_its_data() {
 /// lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_with_killed_and_stopped_processes() {
-    let Some(environment) = on_redis("the storm, with processes that rng", 4).await else { return };
+    let Some(environment) = on_redis("the storm with killed processes", 4).await else { return };
     let dying = async {
         sleep(ms(500)).await;
         environment.services[1].process().freeze();
