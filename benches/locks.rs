@@ -1,14 +1,15 @@
-//! What locks cost without HTTP: on the memory store, in one process.
+//! The cost of locks without HTTP: on the memory store, in one process.
 //!
 //! ```sh
 //! cargo bench --bench locks
 //! ```
 //!
-//! Nanoseconds are of this machine, and with the counting of allocations; read them against the other ones of the same run. Allocations and
-//! their bytes are exact. One iteration is
+//! Times depend on the machine and include the counting of allocations: compare them within one
+//! run. Allocations and their bytes are exact. One iteration is
 //!
-//! - one cycle of take and give back, or one refusal;
-//! - in `renewal_round`: the renewal of 100 000 locks; in `hold_100_000`: their taking, whose bytes are what they weigh.
+//! - one cycle of acquire and release, or one rejection;
+//! - in `renewal_round`: the renewal of 100 000 locks; in `hold_100_000`: their acquisition, whose
+//!   bytes are the memory that they use.
 
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "measured against")]
 
@@ -40,12 +41,12 @@ fn key() -> LockKey {
     LockKey::from(("reward", 42_u64, "gold"))
 }
 
-/// What is ready at once needs no scheduler: so that the cost of one is not measured with it.
+/// Polls once, without a scheduler, so that the cost of one is not measured.
 fn now<F: IntoFuture>(future: F) -> F::Output {
     let future = pin!(future.into_future());
     match future.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,
-        Poll::Pending => panic!("in memory, and nobody else is there"),
+        Poll::Pending => panic!("not ready, in memory and without contention"),
     }
 }
 
@@ -60,7 +61,7 @@ fn tokio_mutex_uncontended(bencher: Bencher<'_, '_>) {
 }
 
 #[divan::bench(args = [1, 1_000, MANY])]
-fn take_and_give_back_with_keys_held(bencher: Bencher<'_, '_>, held: u64) {
+fn acquire_and_release_with_keys_held(bencher: Bencher<'_, '_>, held: u64) {
     let _runtime = RUNTIME.enter();
     let (locks, key) = (LockManager::in_memory(), key());
     let _held = hold(&locks, held - 1);
@@ -68,7 +69,7 @@ fn take_and_give_back_with_keys_held(bencher: Bencher<'_, '_>, held: u64) {
 }
 
 #[divan::bench]
-fn refused(bencher: Bencher<'_, '_>) {
+fn rejected(bencher: Bencher<'_, '_>) {
     let _runtime = RUNTIME.enter();
     let (locks, key) = (LockManager::in_memory(), key());
     let _held = now(locks.try_lock(key.clone())).expect("free");
@@ -81,7 +82,7 @@ fn hold_100_000(bencher: Bencher<'_, '_>) {
     bencher.with_inputs(LockManager::in_memory).bench_local_values(|locks| (hold(&locks, MANY), locks));
 }
 
-/// Every third of the lease of 30 seconds: this much of a core in every ten seconds.
+/// A round every third of the lease of 30 seconds: its time is used in every ten seconds.
 #[divan::bench(sample_count = 10, sample_size = 1)]
 fn renewal_round_of_100_000(bencher: Bencher<'_, '_>) {
     let runtime =
@@ -97,6 +98,6 @@ fn renewal_round_of_100_000(bencher: Bencher<'_, '_>) {
             }
         });
     });
-    assert!(held.iter().all(|guard| guard.held_lock().remaining() > Duration::from_secs(10)), "all of them");
+    assert!(held.iter().all(|guard| guard.held_lock().remaining() > Duration::from_secs(10)), "every lock is renewed");
     runtime.block_on(async { drop(held) });
 }

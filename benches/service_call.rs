@@ -1,11 +1,13 @@
-//! What the layer adds to a request: the whole `Service::call`, from the request to the end of the body, in memory, with one key.
+//! The cost that the layer adds to a request: the whole `Service::call`, from the request to the
+//! end of the body, in memory, with one key.
 //!
 //! ```sh
 //! cargo bench --bench service_call
 //! ```
 //!
-//! Nanoseconds are of this machine; read them against `bare`, which is in the same run: beside it stand the layer, and the same lock taken and given
-//! back by hand in the handler, in memory and in a Redis of its own (if `redis-server` is there). Allocations are exact.
+//! Times depend on the machine: compare them with `bare` of the same run. The other benches are the
+//! layer, and the same lock acquired and released by hand in the handler, in memory and in a Redis
+//! of its own (if `redis-server` is installed). Allocations are exact.
 
 use std::{convert::Infallible, pin::pin, sync::LazyLock};
 
@@ -39,7 +41,7 @@ fn key() -> LockKey {
     LockKey::from(("reward", 42_u64, "gold"))
 }
 
-/// One request after the other, each answer read to its end.
+/// One request after the other, each response read to its end.
 fn requests<S, B>(bencher: Bencher<'_, '_>, service: &S)
 where
     S: Service<In, Response = Response<B>, Error = Infallible> + Clone,
@@ -82,7 +84,7 @@ fn locked(bencher: Bencher<'_, '_>) {
     requests(bencher, &layer.layer(service_fn(hello)));
 }
 
-/// What the layer does, written out in a handler.
+/// The work of the layer, written by hand in a handler.
 fn by_hand(
     locks: &LockManager,
 ) -> impl Service<In, Response = Response<Full<Bytes>>, Error = Infallible, Future: Send> + Clone {
@@ -91,12 +93,12 @@ fn by_hand(
         let locks = locks.clone();
         async move {
             let Ok(guard) = locks.try_lock(("reward", 42_u64, "gold")).await else {
-                let mut refused = Response::new(Full::default());
-                *refused.status_mut() = StatusCode::CONFLICT;
-                return Ok(refused);
+                let mut rejected = Response::new(Full::default());
+                *rejected.status_mut() = StatusCode::CONFLICT;
+                return Ok(rejected);
             };
             let response = hello(request).await;
-            // What became of it does not change the answer.
+            // Its result does not change the response.
             let _ = guard.release().await;
             response
         }
@@ -144,7 +146,7 @@ mod redis {
 }
 
 #[divan::bench]
-fn refused(bencher: Bencher<'_, '_>) {
+fn rejected(bencher: Bencher<'_, '_>) {
     let locks = LockManager::in_memory();
     let _held = RUNTIME.block_on(async { locks.try_lock(key()).await }).expect("free");
     let layer = LockLayer::new(&locks, key::from_parts(|_| key()));

@@ -1,17 +1,18 @@
-//! A job on three machines fires at the same minute, and each customer must get one mail. The machines start it some 100 ms apart.
+//! A job on three machines starts at the same minute, and each customer must get one mail. The
+//! machines start it some 100 ms apart.
 //!
 //! ```sh
 //! cargo run --example nightly_mail                          # a table
-//! cargo run --example nightly_mail -- --once "$(date +%F)"   # one run of the job, as a timer starts it on each machine
+//! cargo run --example nightly_mail -- --once "$(date +%F)"   # one run, as a timer starts it
 //! ```
 //!
-//! Read from the environment: `DATABASE_URL` (`sqlite://shop.db` or `mysql://user:password@localhost/shop`; default: SQLite in
-//! memory), `REDIS_URL` (`redis://localhost`: locks that all instances share; default: locks within this process) and `MAIL_SERVER`
-//! (`down`: every mail fails).
+//! Environment: `DATABASE_URL` (`sqlite://shop.db` or `mysql://user:password@localhost/shop`;
+//! default: SQLite in memory), `REDIS_URL` (`redis://localhost`: locks that all instances share;
+//! default: locks within this process) and `MAIL_SERVER` (`down`: every mail fails).
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 
-#[allow(dead_code, reason = "a part of it is for those that serve HTTP")]
+#[allow(dead_code, reason = "parts of it are for the examples with HTTP")]
 mod support;
 
 use std::{
@@ -36,20 +37,21 @@ const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS mail (
 
 const CUSTOMERS: [&str; 3] = ["ann", "bob", "eve"];
 
-/// Longer than the machines are apart, however badly their clocks run, and shorter than from one night to the next.
+/// Longer than the clocks of the machines differ, and shorter than from one night to the next.
 const ONE_NIGHT: Duration = Duration::from_secs(60 * 60);
 
-/// So far the machines are apart.
-const APART: Duration = Duration::from_millis(100);
+/// The delay between two machines.
+const STAGGER: Duration = Duration::from_millis(100);
 
-/// What a mail takes. The three together take longer than a machine is behind the one before it, and not as long as two.
+/// The time for one mail. Three mails take longer than one delay between machines, and less than
+/// two.
 const ONE_MAIL: Duration = Duration::from_millis(50);
 
 /// One run of the job.
 #[derive(Debug)]
 enum Run {
     Sent(usize),
-    /// Another instance does it, or has done it this night.
+    /// Another instance runs the job, or has run it this night.
     LeftToAnother,
 }
 
@@ -60,16 +62,17 @@ async fn nightly_mail(locks: &LockManager, mails: &Mails, night: &str) -> Result
         Err(LockError::Busy { .. }) => return Ok(Run::LeftToAnother),
         Err(other) => return Err(other.into()),
     };
-    // As long as the lock is ours, and not one poll longer.
+    // While the lock is held, and not one poll longer.
     match guard.while_held(mails.send_all(night)).await {
         Ok(Ok(sent)) => {
-            // The key stays taken for the rest of the hour, though this process ends. Whether the release was heard of or not: they are sent.
+            // The key stays blocked for the rest of the hour, even if this process ends. The mails
+            // are sent, whether the release succeeds or not.
             drop(guard.release().await);
             Ok(Run::Sent(sent))
         }
         Ok(Err(failed)) => {
-            // The key is free at once: the next instance tries. (Some may have been sent. Where that is likely, each customer has a lock
-            // of its own: `("nightly-mail", night, customer)`.)
+            // The key is free at once: the next instance tries. (Some mails may have been sent. If
+            // that is likely, lock each customer: `("nightly-mail", night, customer)`.)
             drop(guard.release_after_failure().await);
             Err(failed)
         }
@@ -77,8 +80,8 @@ async fn nightly_mail(locks: &LockManager, mails: &Mails, night: &str) -> Result
     }
 }
 
-/// The same with a lock alone: it is free again when the next instance comes.
-async fn nightly_mail_with_a_lock_alone(locks: &LockManager, mails: &Mails, night: &str) -> Result<Run, Failure> {
+/// The same without `min_hold`: the key is free again when the next instance starts.
+async fn nightly_mail_without_min_hold(locks: &LockManager, mails: &Mails, night: &str) -> Result<Run, Failure> {
     let guard = match locks.try_lock(("nightly-mail", night)).await {
         Ok(guard) => guard,
         Err(LockError::Busy { .. }) => return Ok(Run::LeftToAnother),
@@ -95,7 +98,7 @@ async fn nightly_mail_unlocked(_: &LockManager, mails: &Mails, night: &str) -> R
 
 // === mails ===
 
-/// What sends them; here it writes down that it did.
+/// Sends mails; here it only records them.
 #[derive(Clone)]
 struct Mails {
     db: AnyPool,
@@ -113,27 +116,27 @@ impl Mails {
     async fn send(&self, night: &str, customer: &str) -> Result<(), Failure> {
         sleep(ONE_MAIL).await;
         if self.is_down {
-            return Err("the mail server does not answer".into());
+            return Err("the mail server does not reply".into());
         }
         let insert = sqlx::query("INSERT INTO mail (night, customer) VALUES (?, ?)").bind(night).bind(customer);
         insert.execute(&self.db).await?;
         Ok(())
     }
 
-    /// How many each customer got that night, in the order of `CUSTOMERS`.
-    async fn got(&self, night: &str) -> Result<Vec<i64>, Failure> {
-        let mut got = Vec::new();
+    /// Returns how many mails each customer got that night, in the order of `CUSTOMERS`.
+    async fn received(&self, night: &str) -> Result<Vec<i64>, Failure> {
+        let mut received = Vec::new();
         for customer in CUSTOMERS {
             let count = sqlx::query_scalar("SELECT COUNT(*) FROM mail WHERE night = ? AND customer = ?");
-            got.push(count.bind(night).bind(customer).fetch_one(&self.db).await?);
+            received.push(count.bind(night).bind(customer).fetch_one(&self.db).await?);
         }
-        Ok(got)
+        Ok(received)
     }
 }
 
 // === the table ===
 
-/// Three instances, each with locks of its own in one store.
+/// Three instances, each with its own `LockManager` on one store.
 async fn three_instances() -> Result<[LockManager; 3], Failure> {
     if env::var_os("REDIS_URL").is_some() {
         return Ok([support::locks().await?, support::locks().await?, support::locks().await?]);
@@ -142,14 +145,15 @@ async fn three_instances() -> Result<[LockManager; 3], Failure> {
     Ok([(); 3].map(|()| LockManager::new(Arc::clone(&store))))
 }
 
-/// Starts the job on three instances, 100 ms apart; adds what became of it to the table, and says how many mails each customer got.
+/// Starts the job on three instances, 100 ms apart. Adds the results to the table, and returns how
+/// many mails each customer got.
 async fn night(
     table: &mut Table<3>,
-    how: &str,
+    name: &str,
     job: impl AsyncFn(&LockManager, &Mails, &str) -> Result<Run, Failure>,
     [mails_of_first, mails]: [&Mails; 2],
 ) -> Result<Vec<i64>, Failure> {
-    // A night of its own, in a database that may last.
+    // A new night, because the database may be persistent.
     let night = format!("demo-{}", SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros());
     let [first, second, third] = three_instances().await?;
     let first_is_done = Notify::new();
@@ -160,38 +164,39 @@ async fn night(
             run
         },
         async {
-            sleep(APART).await;
+            sleep(STAGGER).await;
             job(&second, mails, &night).await
         },
         async {
-            // On a slow machine it is started later: here the first is done by then, always.
-            join!(sleep(2 * APART), first_is_done.notified());
+            // On a slow machine it starts later: the first instance has always finished by then.
+            join!(sleep(2 * STAGGER), first_is_done.notified());
             job(&third, mails, &night).await
         },
     );
-    let ends = [runs.0, runs.1, runs.2].map(|run| match run {
+    let results = [runs.0, runs.1, runs.2].map(|run| match run {
         Ok(Run::Sent(mails)) => format!("sent {mails}"),
         Ok(Run::LeftToAnother) => "left it to another".into(),
         Err(_) => "failed".into(),
     });
-    let got = mails.got(&night).await?;
-    let each = if got.iter().all(|one| *one == got[0]) { got[0].to_string() } else { format!("{got:?}") };
-    table.line([how.into(), each, ends.join(", ")]);
-    Ok(got)
+    let received = mails.received(&night).await?;
+    let each =
+        if received.iter().all(|n| *n == received[0]) { received[0].to_string() } else { format!("{received:?}") };
+    table.line([name.into(), each, results.join(", ")]);
+    Ok(received)
 }
 
-/// Whether it went as promised: one mail each with `min_hold`, more without.
+/// Returns whether each customer gets one mail with `min_hold`, and more without it.
 async fn demo(mails: &Mails) -> Result<bool, Failure> {
     println!("Three instances start the nightly mail to three customers, a tenth of a second apart.\n");
     let down = Mails { is_down: true, ..mails.clone() };
     let mut table = Table::of(["", "mails to each customer", "instances"]);
     let unlocked = night(&mut table, "without a lock", nightly_mail_unlocked, [mails; 2]).await?;
-    let alone = night(&mut table, "try_lock", nightly_mail_with_a_lock_alone, [mails; 2]).await?;
+    let alone = night(&mut table, "try_lock", nightly_mail_without_min_hold, [mails; 2]).await?;
     let held = night(&mut table, "try_lock, min_hold", nightly_mail, [mails; 2]).await?;
     let failed = night(&mut table, "the same; the first one fails", nightly_mail, [&down, mails]).await?;
     table.print();
     println!(
-        "A lock alone is free again when the third one starts. Held for at least an hour it is not, unless the job has failed."
+        "Without min_hold the key is free again when the third instance starts. With a min_hold of an hour it is not, unless the job has failed."
     );
     Ok(unlocked == [3; 3] && alone.iter().all(|mails| *mails > 1) && held == [1; 3] && failed == [1; 3])
 }
@@ -213,7 +218,7 @@ async fn run() -> Result<(), Failure> {
             if demo(&mails().await?).await? {
                 Ok(())
             } else {
-                Err("the table is not as promised".into())
+                Err("the table is not as expected".into())
             }
         }
         ["--once", night] => {

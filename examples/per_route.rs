@@ -1,4 +1,5 @@
-//! One router, a policy for each route: who waits, who is refused, who is let through, and how they are told.
+//! One router with settings for each route: wait, reject at once, run without a lock, and a custom
+//! response.
 //!
 //! ```sh
 //! cargo run --example per_route
@@ -20,27 +21,27 @@ use tower::ServiceExt;
 use tower_lock::{HeldLock, LockLayer, LockManager, LockManagerLayer, LockPolicy, Rejection, key};
 
 fn app(locks: &LockManager) -> Router {
-    // One key for all that can be done to an order, whatever the route.
+    // One key for an order, on all of its routes.
     let order = |Path(id): Path<u64>| ("order", id);
 
     Router::new()
-        // Waits as long as the router says, below.
+        // Waits as long as the router sets, below.
         .route("/orders/{id}/ship", post(work).route_layer(LockLayer::new(locks, key::from_fn(order))))
         // Waits longer.
         .route(
             "/orders/{id}/pay",
             post(work).route_layer(LockLayer::new(locks, key::from_fn(order)).wait(Duration::from_secs(10))),
         )
-        // Is refused at once, and told so in the shop's own words.
+        // Rejects at once, with a response of the shop.
         .route(
             "/orders/{id}/cancel",
             post(work)
-                .route_layer(LockLayer::new(locks, key::from_fn(order)).wait(Duration::ZERO).on_reject(in_our_words)),
+                .route_layer(LockLayer::new(locks, key::from_fn(order)).wait(Duration::ZERO).on_reject(shop_response)),
         )
         // Reading needs no lock, and a dry run changes nothing.
         .route(
             "/orders/{id}",
-            get(look).put(work).route_layer(
+            get(read).put(work).route_layer(
                 LockLayer::new(
                     locks,
                     key::from_fn(|Path(id): Path<u64>, headers: HeaderMap| {
@@ -50,7 +51,7 @@ fn app(locks: &LockManager) -> Router {
                 .skip_methods([Method::GET, Method::HEAD]),
             ),
         )
-        // What a route does not say.
+        // Defaults for all routes.
         .layer(LockManagerLayer::new(locks).policy(LockPolicy::new().wait(Duration::from_millis(200))))
 }
 
@@ -58,11 +59,11 @@ async fn work(lock: Option<HeldLock>) -> String {
     lock.map_or_else(|| "done without a lock".into(), |lock| format!("done under {}", lock.key()))
 }
 
-async fn look() -> &'static str {
+async fn read() -> &'static str {
     "an order"
 }
 
-fn in_our_words(rejection: &Rejection) -> axum::response::Response {
+fn shop_response(rejection: &Rejection) -> axum::response::Response {
     match rejection {
         Rejection::Busy { .. } => {
             (StatusCode::LOCKED, Json(json!({ "error": "the order is being worked on" }))).into_response()
@@ -75,9 +76,9 @@ fn in_our_words(rejection: &Rejection) -> axum::response::Response {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let locks = LockManager::in_memory();
     let app = app(&locks);
-    println!("Somebody works on order 7.\n");
+    println!("Order 7 is locked.\n");
     let busy = locks.try_lock(("order", 7)).await?;
-    let asks = [
+    let requests = [
         (Method::POST, "/orders/7/ship", false),
         (Method::POST, "/orders/7/cancel", false),
         (Method::PUT, "/orders/7", false),
@@ -85,10 +86,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         (Method::GET, "/orders/7", false),
         (Method::POST, "/orders/8/ship", false),
     ];
-    for (method, path, dry_run) in asks {
+    for (method, path, dry_run) in requests {
         show(&app, method, path, dry_run).await?;
     }
-    // Whoever pays waits ten seconds, and the order is free in one.
+    // The payment waits up to ten seconds, and the order is free after one.
     let pay = show(&app, Method::POST, "/orders/7/pay", false);
     let finish = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -105,10 +106,10 @@ async fn show(app: &Router, method: Method, path: &str, dry_run: bool) -> Result
     if dry_run {
         request = request.header("x-dry-run", "1");
     }
-    let answer: Result<_, Infallible> = app.clone().oneshot(request.body(Body::empty())?).await;
-    let answer = answer?;
-    let status = answer.status().as_u16();
-    let text = String::from_utf8(answer.into_body().collect().await?.to_bytes().into())?;
+    let response: Result<_, Infallible> = app.clone().oneshot(request.body(Body::empty())?).await;
+    let response = response?;
+    let status = response.status().as_u16();
+    let text = String::from_utf8(response.into_body().collect().await?.to_bytes().into())?;
     let note = if dry_run { " (dry run)" } else { "" };
     println!("{:<34} {status} {text}", format!("{method} {path}{note}"));
     Ok(())

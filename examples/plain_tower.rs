@@ -1,4 +1,5 @@
-//! A Tower service without Axum: keys from the head of the request. Its body, of whatever type, is complete when the lock is taken.
+//! A Tower service without Axum: keys from the head of the request. The body, of any type, is
+//! complete before the lock is acquired.
 //!
 //! ```sh
 //! cargo run --example plain_tower --no-default-features --features memory
@@ -21,7 +22,7 @@ async fn transfer(request: Request<RequestBody>) -> Result<Response<Full<Bytes>>
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let locks = LockManager::in_memory();
-    // Parsed, not as text: `007` and `7` are one account.
+    // Parsed, because `007` and `7` are one account.
     let by_account = key::from_parts(|head| {
         let account = head.headers.get("x-account").and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
         account.map(|id| ("account", id)).ok_or(StatusCode::BAD_REQUEST)
@@ -30,18 +31,18 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         .layer(LockLayer::new(&locks, by_account).route_name("transfer"))
         .service(service_fn(transfer));
 
-    let ask = |account: &'static str| {
+    let send = |account: &'static str| {
         let service = service.clone();
         async move {
             let request = Request::post("/").header("x-account", account).body(Full::<Bytes>::default())?;
-            let answer = service.oneshot(request).await?;
-            let status = answer.status();
-            let body = answer.into_body().collect().await?.to_bytes();
+            let response = service.oneshot(request).await?;
+            let status = response.status();
+            let body = response.into_body().collect().await?.to_bytes();
             println!("account {account:>4}: {status} {}", String::from_utf8_lossy(&body));
             Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
         }
     };
-    println!("Four at the same moment, two of them for one account:\n");
-    tokio::try_join!(ask("7"), ask("007"), ask("8"), ask("nine"))?;
+    println!("Four requests at the same time, two of them for one account:\n");
+    tokio::try_join!(send("7"), send("007"), send("8"), send("nine"))?;
     Ok(())
 }

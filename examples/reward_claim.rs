@@ -1,16 +1,16 @@
-//! A family claims a reward that is paid once. Five members tap "claim" at the same moment.
+//! A reward for a family is paid once. Five members tap "claim" at the same time.
 //!
 //! ```sh
-//! cargo run --example reward_claim               # a table, then a server to try it by hand
+//! cargo run --example reward_claim               # a table, then a server for manual requests
 //! cargo run --example reward_claim -- --demo     # the table alone
 //! cargo run --example reward_claim -- --serve    # the server alone
 //! ```
 //!
-//! With `--features redis` it can keep its locks in Redis.
+//! With `--features redis` its locks can be in Redis.
 //!
-//! Read from the environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db` or
-//! `mysql://user:password@localhost/shop`; default: SQLite in memory) and `REDIS_URL` (`redis://localhost`: locks that all
-//! instances share; default: locks within this process).
+//! Environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db` or
+//! `mysql://user:password@localhost/shop`; default: SQLite in memory) and `REDIS_URL`
+//! (`redis://localhost`: locks that all instances share; default: locks within this process).
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 
@@ -36,7 +36,7 @@ use tower_lock::{HeldLock, LockLayer, LockManager, key};
 use self::support::{
     ApiError, Failure, Mode, Server, THINK_TIME, Table,
     database::{check_fence, last_id},
-    timed, volley, worked,
+    send_at_once, timed, worked,
 };
 
 const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS family_reward_record (
@@ -71,7 +71,7 @@ struct App {
 }
 
 fn app(app: App) -> Router {
-    // The one line: requests for one family and reward run alone, the others are told 409 at once.
+    // One request at a time for a family and a reward; the others get 409 at once.
     let one_claim_at_a_time =
         LockLayer::new(&app.locks, key::from_fn(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)));
 
@@ -83,7 +83,7 @@ fn app(app: App) -> Router {
         .with_state(app)
 }
 
-/// Check, think, act: alone, because the layer is on the route.
+/// Check, compute, write: alone for its key, because the layer is on the route.
 async fn claim(lock: HeldLock, State(app): State<App>, Json(claim): Json<Claim>) -> Response {
     timed(async {
         if let Some(record) = find(&app.db, claim).await? {
@@ -111,26 +111,26 @@ async fn claim_unlocked(State(app): State<App>, Json(claim): Json<Claim>) -> Res
     .await
 }
 
-/// The subtle mistake: the check is done before the lock is taken, so that what it found is stale.
+/// A subtle mistake: the check runs before the lock is acquired, so its result is stale.
 async fn claim_checked_outside(State(app): State<App>, Json(claim): Json<Claim>) -> Response {
     let began = Instant::now();
     let mut waited = Duration::ZERO;
-    let answer = async {
+    let response = async {
         if let Some(record) = find(&app.db, claim).await? {
             return Ok((StatusCode::OK, Json(record)));
         }
         tokio::time::sleep(THINK_TIME / 2).await;
-        let in_line = Instant::now();
+        let enqueued = Instant::now();
         let guard = app.locks.lock(("reward", claim.family_id, claim.reward_type)).await?;
-        waited = in_line.elapsed();
+        waited = enqueued.elapsed();
         tokio::time::sleep(THINK_TIME / 2).await;
         let record = insert(&mut *app.db.acquire().await?, claim).await?;
-        // Whether the release was heard of or not: the record is written.
+        // The record is written, whether the release succeeds or not.
         drop(guard.release().await);
         Claimed::Ok((StatusCode::CREATED, Json(record)))
     }
     .await;
-    worked(began.elapsed() - waited, answer)
+    worked(began.elapsed() - waited, response)
 }
 
 #[derive(Deserialize)]
@@ -181,16 +181,16 @@ async fn insert(db: &mut AnyConnection, claim: Claim) -> Result<Record, ApiError
 
 // === the table ===
 
-/// Whether it went as promised: exactly one record under the layer, more without.
+/// Returns whether there is exactly one record under the layer, and more without it.
 async fn demo(url: &str) -> Result<bool, Failure> {
-    println!("Five members of a family claim one reward at the same moment.\n");
-    // Families of its own, in a database that may last.
+    println!("Five members of a family claim one reward at the same time.\n");
+    // New families, because the database may be persistent.
     let family = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis())? * 10;
     let mut table = Table::new("records inserted");
     let mut inserted = Vec::new();
-    for (n, (how, path)) in [
+    for (n, (name, path)) in [
         ("without a lock", "/rewards/claim-unlocked"),
-        ("lock taken after the check", "/rewards/claim-checked-outside"),
+        ("lock acquired after the check", "/rewards/claim-checked-outside"),
         ("under the layer", "/rewards/claim"),
     ]
     .into_iter()
@@ -198,20 +198,20 @@ async fn demo(url: &str) -> Result<bool, Failure> {
     {
         let family = family + i64::try_from(n)?;
         let claim = json!({ "family_id": family, "reward_type": 1 });
-        let answers = volley(5, Method::POST, &format!("{url}{path}"), claim).await?;
+        let responses = send_at_once(5, Method::POST, &format!("{url}{path}"), claim).await?;
         let records = support::get(&format!("{url}/rewards?family_id={family}")).await?;
         let records = records.as_array().map_or(0, Vec::len);
-        table.row(how, records, &answers, |answer| match answer.status.as_u16() {
+        table.row(name, records, &responses, |response| match response.status.as_u16() {
             201 => "claimed",
-            409 => "refused at once",
+            409 => "rejected at once",
             _ => "",
         });
         inserted.push(records);
     }
     table.print();
     let claim = json!({ "family_id": family + 2, "reward_type": 1 });
-    let later = volley(1, Method::POST, &format!("{url}/rewards/claim"), claim).await?.remove(0);
-    println!("  A sixth claim, later, gets the record that is there: {} {}\n", later.status.as_u16(), later.body);
+    let later = send_at_once(1, Method::POST, &format!("{url}/rewards/claim"), claim).await?.remove(0);
+    println!("  A sixth claim, later, gets the existing record: {} {}\n", later.status.as_u16(), later.body);
     Ok(matches!(inserted[..], [unlocked, _, 1] if unlocked > 1) && later.status == StatusCode::OK)
 }
 
@@ -227,19 +227,19 @@ async fn run() -> Result<(), Failure> {
     let server = Server::start(app(App { db, locks: locks.clone() }), &locks, mode).await?;
     let url = server.url.clone();
     if mode != Mode::Serve {
-        let as_promised = demo(&url).await?;
+        let as_expected = demo(&url).await?;
         if mode == Mode::Demo {
             server.stop().await?;
-            return if as_promised { Ok(()) } else { Err("the table is not as promised".into()) };
+            return if as_expected { Ok(()) } else { Err("the table is not as expected".into()) };
         }
     }
     println!("Try it:\n");
     println!(
         "  claim() {{ curl -s -w ' -> %{{http_code}}\\n' -H 'content-type: application/json' {url}/rewards/$1 -d \"$2\"; }}\n"
     );
-    println!("  # One is created (201), one is told 409; once more, later, is 200 and the same record.");
+    println!("  # One gets 201, the other one 409. A later repeat gets 200 and the same record.");
     println!("  family='{{\"family_id\":1,\"reward_type\":1}}'; claim claim $family & claim claim $family & wait\n");
-    println!("  # Without the layer both are created.");
+    println!("  # Without the layer both get 201.");
     println!(
         "  family='{{\"family_id\":2,\"reward_type\":1}}'; claim claim-unlocked $family & claim claim-unlocked $family & wait\n"
     );

@@ -1,4 +1,5 @@
-//! The layers of a service in their order: tracing, panics, CORS, a timeout, the lock, a limit, the handler.
+//! The layers of a service in their order: tracing, panics, CORS, a timeout, the lock, a limit, the
+//! handler.
 //!
 //! ```sh
 //! cargo run --example service_stack
@@ -22,13 +23,14 @@ use tower_http::{
 };
 use tower_lock::{HeldLock, LockLayer, LockManager, key, middleware::RequestBody};
 
-/// How long a client waits for an answer.
+/// How long a client waits for a response.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The lock is on the methods of a route. The layers that know no key are on the router, outside of every lock.
+/// The lock is on the methods of a route. The other layers are on the router, outside of every
+/// lock.
 pub(crate) fn app(locks: &LockManager, work: Duration) -> Router {
     let order = |Path(id): Path<u64>| ("order", id);
-    // `HeldLock`: without the lock layer the handler would not run.
+    // `HeldLock`: without the lock layer the handler does not run.
     let pay = async move |_lock: HeldLock| {
         tokio::time::sleep(work).await;
         "paid"
@@ -45,7 +47,7 @@ pub(crate) fn app(locks: &LockManager, work: Duration) -> Router {
     )
 }
 
-/// The same without Axum: one stack, in which a limit for the handler is inside of the lock.
+/// The same without Axum: one stack, with a limit for the handler inside of the lock.
 pub(crate) fn service(
     locks: &LockManager,
 ) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + use<> {
@@ -61,7 +63,7 @@ pub(crate) fn service(
         .layer(CorsLayer::new().allow_origin(Any).allow_methods([Method::POST]))
         .layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, TIMEOUT))
         .layer(LockLayer::new(locks, account))
-        // Inside: a request that waits for its lock takes no place of it.
+        // Inside: a request that waits for its lock does not use its capacity.
         .layer(ConcurrencyLimitLayer::new(100))
         .service(service_fn(|_: Request<RequestBody>| async {
             Ok::<_, Infallible>(Response::new(Body::from("transferred")))
@@ -81,7 +83,7 @@ async fn main() -> Result<(), BoxError> {
 
     let slow = self::app(&locks, TIMEOUT * 2);
     show(&slow, "a slow payment", Request::post("/orders/8/pay")).await?;
-    // Its handler goes on under its lock.
+    // The handler of the slow payment continues under its lock.
     show(&slow, "the same order again", Request::post("/orders/8/pay")).await?;
 
     let service = service(&locks);
@@ -89,11 +91,11 @@ async fn main() -> Result<(), BoxError> {
     show(&service, "without an account", Request::post("/")).await
 }
 
-async fn show<S>(service: &S, what: &str, request: request::Builder) -> Result<(), BoxError>
+async fn show<S>(service: &S, name: &str, request: request::Builder) -> Result<(), BoxError>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone,
 {
-    let answer = service.clone().oneshot(request.body(Body::empty())?).await?;
-    println!("{what:<22} {}", answer.status());
+    let response = service.clone().oneshot(request.body(Body::empty())?).await?;
+    println!("{name:<22} {}", response.status());
     Ok(())
 }

@@ -1,14 +1,14 @@
-//! Five items, ten buyers. Here everybody waits their turn, and the late ones learn "sold out" from the shop.
+//! Ten buyers of five items. All requests wait, and the late ones get "sold out" from the shop.
 //!
 //! ```sh
-//! cargo run --example stock_sale               # a table, then a server to try it by hand
+//! cargo run --example stock_sale               # a table, then a server for manual requests
 //! cargo run --example stock_sale -- --demo     # the table alone
 //! cargo run --example stock_sale -- --serve    # the server alone
 //! ```
 //!
-//! Read from the environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db` or
-//! `mysql://user:password@localhost/shop`; default: SQLite in memory) and `REDIS_URL` (`redis://localhost`: locks that all
-//! instances share; default: locks within this process).
+//! Environment: `PORT` (0: any; default 3000), `DATABASE_URL` (`sqlite://shop.db` or
+//! `mysql://user:password@localhost/shop`; default: SQLite in memory) and `REDIS_URL`
+//! (`redis://localhost`: locks that all instances share; default: locks within this process).
 
 #![allow(clippy::disallowed_methods, reason = "a program with a runtime of its own, timed by a real clock")]
 
@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 use sqlx::{AnyConnection, AnyExecutor, AnyPool};
 use tower_lock::{HeldLock, Lease, LockLayer, LockManager, key};
 
-use self::support::{ApiError, Failure, Mode, Server, THINK_TIME, Table, database::check_fence, timed, volley};
+use self::support::{ApiError, Failure, Mode, Server, THINK_TIME, Table, database::check_fence, send_at_once, timed};
 
 const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS good (
     id BIGINT PRIMARY KEY,
@@ -39,10 +39,10 @@ const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS good (
 );
 INSERT OR IGNORE INTO good (id, good_name, good_counts) VALUES (1, 'kettle', 5), (2, 'teapot', 5)";
 
-/// Before the demo is done, ten buyers have each had their turn.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Long enough for all ten buyers of the demo.
+const WAIT: Duration = Duration::from_secs(10);
 
-/// No sale takes longer: then it is broken off, whatever it waits for, and the next buyer has a turn.
+/// A sale that takes longer is aborted, and the next buyer has its turn.
 const SALE: Lease = Lease::Fixed(Duration::from_secs(60));
 
 #[derive(Clone)]
@@ -58,9 +58,9 @@ enum Sale {
 }
 
 fn app(app: App, locks: &LockManager) -> Router {
-    // The one line: buyers of one good come one after the other.
+    // The buyers of one good are served one after the other.
     let one_buyer_at_a_time =
-        LockLayer::new(locks, key::from_fn(|Path(id): Path<i64>| ("good", id))).wait(PATIENCE).lease(SALE);
+        LockLayer::new(locks, key::from_fn(|Path(id): Path<i64>| ("good", id))).wait(WAIT).lease(SALE);
 
     Router::new()
         .route("/goods/{id}/sell", post(sell).route_layer(one_buyer_at_a_time))
@@ -69,7 +69,7 @@ fn app(app: App, locks: &LockManager) -> Router {
         .with_state(app)
 }
 
-/// Check, think, act: alone, because the layer is on the route.
+/// Check, compute, write: alone for its key, because the layer is on the route.
 async fn sell(lock: HeldLock, State(app): State<App>, Path(id): Path<i64>) -> Response {
     timed(async {
         if count(&app.db, id).await? < 1 {
@@ -113,7 +113,7 @@ impl IntoResponse for Sale {
     fn into_response(self) -> Response {
         match self {
             Self::Sold { left } => Json(json!({ "sold": 1, "good_counts": left })).into_response(),
-            // The shop's own 409: the buyer had a turn, and it was too late.
+            // A 409 of the shop: the buyer had its turn, and it was too late.
             Self::SoldOut => (StatusCode::CONFLICT, Json(json!({ "error": "sold out" }))).into_response(),
         }
     }
@@ -134,32 +134,33 @@ async fn take_one(db: &mut AnyConnection, id: i64) -> Result<i32, ApiError> {
 
 // === the table ===
 
-/// Whether it went as promised: five sold and five told under the layer, below zero without.
+/// Returns whether five are sold and five rejected under the layer, and more are sold without it.
 async fn demo(db: &AnyPool, url: &str) -> Result<bool, Failure> {
     println!("Ten buyers, five items.\n");
-    // Goods of its own, in a database that may last.
+    // New goods, because the database may be persistent.
     let good = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis())? * 10;
     let mut table = Table::new("items left of 5");
-    let mut ends = Vec::new();
-    for (n, (how, path)) in [("without a lock", "sell-unlocked"), ("under the layer", "sell")].into_iter().enumerate() {
+    let mut results = Vec::new();
+    for (n, (name, path)) in [("without a lock", "sell-unlocked"), ("under the layer", "sell")].into_iter().enumerate()
+    {
         let good = good + i64::try_from(n)?;
         sqlx::query("INSERT INTO good (id, good_name, good_counts) VALUES (?, 'demo', 5)")
             .bind(good)
             .execute(db)
             .await?;
-        let answers = volley(10, Method::POST, &format!("{url}/goods/{good}/{path}"), Value::Null).await?;
+        let responses = send_at_once(10, Method::POST, &format!("{url}/goods/{good}/{path}"), Value::Null).await?;
         let left = support::get(&format!("{url}/goods/{good}")).await?["good_counts"].clone();
-        table.row(how, &left, &answers, |answer| match answer.status.as_u16() {
+        table.row(name, &left, &responses, |response| match response.status.as_u16() {
             200 => "sold",
-            409 if answer.body["error"] == "sold out" => "sold out",
+            409 if response.body["error"] == "sold out" => "sold out",
             _ => "",
         });
-        let sold = answers.iter().filter(|answer| answer.status == StatusCode::OK).count();
-        let told = answers.iter().filter(|answer| answer.body["error"] == "sold out").count();
-        ends.push((left.as_i64().unwrap_or_default(), sold, told));
+        let sold = responses.iter().filter(|response| response.status == StatusCode::OK).count();
+        let rejected = responses.iter().filter(|response| response.body["error"] == "sold out").count();
+        results.push((left.as_i64().unwrap_or_default(), sold, rejected));
     }
     table.print();
-    Ok(ends[0].0 < 0 && ends[1] == (0, 5, 5))
+    Ok(results[0].0 < 0 && results[1] == (0, 5, 5))
 }
 
 #[tokio::main]
@@ -174,14 +175,14 @@ async fn run() -> Result<(), Failure> {
     let server = Server::start(app(App { db: db.clone() }, &locks), &locks, mode).await?;
     let url = server.url.clone();
     if mode != Mode::Serve {
-        let as_promised = demo(&db, &url).await?;
+        let as_expected = demo(&db, &url).await?;
         if mode == Mode::Demo {
             server.stop().await?;
-            return if as_promised { Ok(()) } else { Err("the table is not as promised".into()) };
+            return if as_expected { Ok(()) } else { Err("the table is not as expected".into()) };
         }
     }
     println!("Try it:\n");
-    println!("  # Five are served one after the other, the sixth is told \"sold out\".");
+    println!("  # Five are served one after the other, the sixth gets \"sold out\".");
     println!("  for n in 1 2 3 4 5 6; do curl -s -w '\\n' -X POST {url}/goods/1/sell & done; wait\n");
     println!("  # Without the layer all six are served.");
     println!("  for n in 1 2 3 4 5 6; do curl -s -w '\\n' -X POST {url}/goods/2/sell-unlocked & done; wait\n");

@@ -75,8 +75,8 @@ if have clippy; then
 fi
 
 # Each feature alone, none, and all but one.
-for features in '' axum memory metrics redis redis-tls signal test-util tracing uuid axum,memory memory,tracing axum,metrics redis,tracing \
-    redis,test-util; do
+for features in '' axum memory metrics redis redis-tls signal test-util __internals tracing uuid axum,memory memory,tracing axum,metrics redis,tracing \
+    redis,test-util redis,__internals; do
     step "features: ${features:-none}"
     RUSTFLAGS="${RUSTFLAGS:-} -D warnings" cargo check --quiet -p tower-lock --lib --no-default-features --features "$features" \
         --target-dir target/features
@@ -152,7 +152,7 @@ if [ "$long" ]; then
         cargo run --quiet -p tower-lock-simulator -- 1000000 1010000 $option
     done
     step 'benchmarks'
-    cargo bench --quiet --bench service_call --bench locks --bench hand_over
+    cargo bench --quiet --bench service_call --bench locks --bench handoff
 else
     skipped+=('licences, bans and sources of dependencies, their lowest versions, pairs of features, storms again and again, 80 000 simulated worlds, benchmarks: scripts/test.sh --long')
 fi

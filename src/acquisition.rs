@@ -17,17 +17,17 @@ use serde::{Serialize, Serializer};
 /// operates the store, and in no answer to a client.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct AcquisitionId {
-    process: Arc<str>,
-    number: u64,
+    manager: Arc<str>,
+    sequence: u64,
 }
 
 /// Names the acquisitions of one [`LockManager`](crate::LockManager), numbers their calls, and throws their die.
 #[derive(Debug)]
 pub struct AcquisitionIds {
-    process: Arc<str>,
+    manager: Arc<str>,
     next: AtomicU64,
     next_call: AtomicU64,
-    die: AtomicU64,
+    jitter_seed: AtomicU64,
 }
 
 // === impl AcquisitionId ===
@@ -38,33 +38,33 @@ impl AcquisitionId {
     #[must_use]
     pub fn from_text(text: &str) -> Self {
         match text.rsplit_once(':').map(|(process, number)| (process, number.parse())) {
-            Some((process, Ok(number))) => Self { process: process.into(), number },
-            _ => Self { process: text.into(), number: 0 },
+            Some((process, Ok(number))) => Self { manager: process.into(), sequence: number },
+            _ => Self { manager: text.into(), sequence: 0 },
         }
     }
 
     /// The process it belongs to, as its [`EventSink`](crate::store::EventSink) has it: `instance:random`.
     #[must_use]
     pub fn manager(&self) -> &str {
-        &self.process
+        &self.manager
     }
 
     /// The instance it belongs to: a pod or a host, or as the [`LockManager`](crate::LockManager) were told.
     #[must_use]
     pub fn instance(&self) -> &str {
-        self.process.rsplit_once(':').map_or(&self.process, |(instance, _)| instance)
+        self.manager.rsplit_once(':').map_or(&self.manager, |(instance, _)| instance)
     }
 
     /// Which one of its process: later ones have larger numbers.
     #[must_use]
     pub fn sequence(&self) -> u64 {
-        self.number
+        self.sequence
     }
 }
 
 impl fmt::Display for AcquisitionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.process, self.number)
+        write!(f, "{}:{}", self.manager, self.sequence)
     }
 }
 
@@ -96,41 +96,41 @@ impl AcquisitionIds {
         let cut = instance.chars().count().saturating_sub(Self::INSTANCE_CHARS);
         let instance: String = instance.chars().skip(cut).map(plain).collect();
         Self {
-            process: format!("{instance}:{random:016x}").into(),
+            manager: format!("{instance}:{random:016x}").into(),
             next: AtomicU64::new(0),
             next_call: AtomicU64::new(0),
-            die: AtomicU64::new(random),
+            jitter_seed: AtomicU64::new(random),
         }
     }
 
     /// Those of a child process: of the same instance.
-    pub(crate) fn of_child(&self, random: u64) -> Self {
-        let instance = self.process.rsplit_once(':').map_or(&*self.process, |(instance, _)| instance);
+    pub(crate) fn for_child(&self, random: u64) -> Self {
+        let instance = self.manager.rsplit_once(':').map_or(&*self.manager, |(instance, _)| instance);
         Self::new(instance, random)
     }
 
     /// What all ids have in common.
-    pub fn process(&self) -> &Arc<str> {
-        &self.process
+    pub fn manager(&self) -> &Arc<str> {
+        &self.manager
     }
 
     /// The next id.
     pub fn next(&self) -> AcquisitionId {
-        AcquisitionId { process: Arc::clone(&self.process), number: self.next.fetch_add(1, Ordering::Relaxed) }
+        AcquisitionId { manager: Arc::clone(&self.manager), sequence: self.next.fetch_add(1, Ordering::Relaxed) }
     }
 
     /// Whether this id was given out here: by this process, and with a number that it has reached.
     pub(crate) fn has_issued(&self, owner: &AcquisitionId) -> bool {
-        owner.process == self.process && owner.number < self.next.load(Ordering::Relaxed)
+        owner.manager == self.manager && owner.sequence < self.next.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn next_call(&self) -> u64 {
+    pub(crate) fn next_call_id(&self) -> u64 {
         self.next_call.fetch_add(1, Ordering::Relaxed)
     }
 
     /// In 0..1: so that those who waited together do not ask together again.
-    pub(crate) fn die(&self) -> f64 {
-        fastrand::Rng::with_seed(self.die.fetch_add(1, Ordering::Relaxed)).f64()
+    pub(crate) fn jitter(&self) -> f64 {
+        fastrand::Rng::with_seed(self.jitter_seed.fetch_add(1, Ordering::Relaxed)).f64()
     }
 }
 

@@ -56,7 +56,7 @@ impl<'a> LazyNow<'a> {
     }
 
     /// This moment.
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub fn fixed(moment: BootInstant) -> Self {
         Self { clock: None, read: Cell::new(Some(moment)) }
     }

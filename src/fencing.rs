@@ -24,19 +24,19 @@ impl FencingToken {
 
     /// The token of the first section under the grant with this fence. `None`: no token of 63 bits can be made
     /// of it, so the store is broken.
-    pub(crate) fn of_grant(fence: u64) -> Option<Self> {
+    pub(crate) fn from_fence(fence: u64) -> Option<Self> {
         let token = fence.checked_mul(1 << Self::SECTION_BITS)?;
         i64::try_from(token).is_ok().then_some(Self(token))
     }
 
     /// With this number. `None`: it has more than 63 bits.
     #[cfg(feature = "test-util")]
-    pub(crate) fn of_number(number: u64) -> Option<Self> {
+    pub(crate) fn from_raw(number: u64) -> Option<Self> {
         i64::try_from(number).is_ok().then_some(Self(number))
     }
 
     /// The token of a later section under the same grant: the low bits count them, from zero.
-    pub(crate) fn of_section(self, number: u16) -> Self {
+    pub(crate) fn with_sequence(self, number: u16) -> Self {
         debug_assert!(number < 1 << Self::SECTION_BITS, "the store is asked for a new fence before");
         Self(self.0 | u64::from(number))
     }
@@ -71,19 +71,19 @@ mod tests {
 
     #[test]
     fn sections_of_one_grant_have_tokens_of_their_own_below_those_of_the_next_grant() {
-        let (one, two) = (FencingToken::of_grant(7).expect("fits"), FencingToken::of_grant(8).expect("fits"));
-        let sections: Vec<_> = (0..1_000).map(|number| one.of_section(number)).collect();
+        let (one, two) = (FencingToken::from_fence(7).expect("fits"), FencingToken::from_fence(8).expect("fits"));
+        let sections: Vec<_> = (0..1_000).map(|number| one.with_sequence(number)).collect();
         assert!(sections.is_sorted_by(|a, b| a < b) && sections[999] < two && sections[0] == one);
     }
 
     #[test]
     fn a_later_grant_has_a_larger_token_and_fits_a_signed_column() {
         let year_2255_us = 9_007_199_254_740_991;
-        let one = FencingToken::of_grant(year_2255_us - 1).expect("fits");
-        let two = FencingToken::of_grant(year_2255_us).expect("fits");
+        let one = FencingToken::from_fence(year_2255_us - 1).expect("fits");
+        let two = FencingToken::from_fence(year_2255_us).expect("fits");
         assert!(one < two);
         assert!(two.as_i64() > 0 && two.as_i64().cast_unsigned() == two.as_u64());
-        assert_eq!(FencingToken::of_grant(year_2255_us + 1), None, "a negative number in a column would sort first");
-        assert_eq!(FencingToken::of_grant(u64::MAX), None);
+        assert_eq!(FencingToken::from_fence(year_2255_us + 1), None, "a negative number in a column would sort first");
+        assert_eq!(FencingToken::from_fence(u64::MAX), None);
     }
 }

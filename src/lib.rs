@@ -10,7 +10,7 @@
 )]
 #![cfg_attr(
     not(all(feature = "axum", feature = "memory", any(feature = "redis", not(doctest)))),
-    doc = "Gives each HTTP request exclusive use of what it is about to change."
+    doc = "Tower middleware and Axum extractors that serialize HTTP requests per key with a distributed lock."
 )]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -25,6 +25,10 @@ pub mod store;
 #[cfg(feature = "test-util")]
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub mod test_util;
+#[cfg(feature = "__internals")]
+#[doc(hidden)]
+#[path = "internals.rs"]
+pub mod __internals;
 
 mod proto;
 #[allow(unreachable_pub, reason = "public in `key`")]
@@ -39,15 +43,15 @@ mod owner;
 mod error;
 #[allow(unreachable_pub, reason = "public in `key`")]
 mod lock_key;
-#[allow(
-    unreachable_pub,
-    clippy::must_use_candidate,
-    reason = "in part reached by simulators alone: feature `test-util`"
-)]
+#[allow(unreachable_pub, clippy::must_use_candidate, reason = "public in `store`")]
 mod acquisition;
 mod fencing;
 mod process;
-#[allow(unreachable_pub, clippy::must_use_candidate, reason = "reached by tests alone: feature `test-util`")]
+#[allow(
+    unreachable_pub,
+    clippy::must_use_candidate,
+    reason = "in part public for the simulator alone: feature `__internals`"
+)]
 mod clock;
 mod sync;
 mod limits;

@@ -168,46 +168,46 @@ mod tests {
             ("renewal", format!("every third of the lease: {}", s(LEASE / RENEWALS_PER_LEASE))),
             ("drift", format!("{} % + {} ms", 100 / DRIFT_DIVISOR, DRIFT_ROUNDING.as_millis())),
             ("`locks.lock` without `.wait`", s(LOCK_WAIT_TIMEOUT)),
-            ("check-in of a waiter, if the holder is elsewhere", s(QUEUE_POLL_INTERVAL)),
+            ("poll of a waiter, if the holder is elsewhere", s(QUEUE_POLL_INTERVAL)),
             ("lock-delay", s(LOCK_DELAY)),
             ("longest lock-delay", format!("{} h", LOCK_DELAY_MAX.as_secs() / 3600)),
             ("longest `min_hold`", format!("{} h", MIN_HOLD_MAX.as_secs() / 3600)),
             (
-                "least of a lease that is left of a grant",
+                "minimum remaining lease of a new grant",
                 format!("{} s", LEASE.as_secs_f64() / f64::from(MIN_REMAINING_DIVISOR)),
             ),
-            ("offer to the next in line", s(OFFER_TTL)),
-            ("place in the store's line", s(QUEUE_ENTRY_TTL)),
-            ("processes in the store's line", MAX_STORE_WAITERS.to_string()),
+            ("offer to the next waiter", s(OFFER_TTL)),
+            ("entry in the store queue", s(QUEUE_ENTRY_TTL)),
+            ("processes in the store queue", MAX_STORE_WAITERS.to_string()),
             (
-                "hand-overs within a process",
+                "local handoffs within a process",
                 format!("{} ms or {LOCAL_HANDOFF_SECTIONS}", LOCAL_HANDOFF_TIME.as_millis()),
             ),
             ("store call", format!("{} ms", STORE_CALL_TIMEOUT.as_millis())),
             ("store timeout", s(STORE_TIMEOUT)),
-            ("repeats of a failed call", format!("{} ms to {}", RETRY_MIN.as_millis(), s(RETRY_MAX))),
-            ("give-backs that have not reached the store", MAX_PENDING_RELEASES.to_string()),
+            ("retries of a failed call", format!("{} ms to {}", RETRY_MIN.as_millis(), s(RETRY_MAX))),
+            ("pending releases", MAX_PENDING_RELEASES.to_string()),
             ("`max_hold` of a request", format!("{} min", MAX_HOLD.as_secs() / 60)),
             ("`body_idle_timeout`", s(BODY_IDLE_TIMEOUT)),
             ("`min_body_rate`", format!("{} KiB/s", MIN_BODY_RATE >> 10)),
             (
-                "handlers that finish without their client (`LockManagerBuilder::max_detached`), of one route at most as many as stay free",
+                "handlers that finish after a disconnect (`LockManagerBuilder::max_detached`), of one route at most as many as stay free",
                 MAX_DETACHED_HANDLERS.to_string(),
             ),
-            ("release before a finished answer is sent", format!("{} ms", RELEASE_WAIT.as_millis())),
-            ("line for one key", MAX_WAITERS_PER_KEY.to_string()),
-            ("lines of all keys, for one `LockManager` and its clones", MAX_WAITERS_PER_PROCESS.to_string()),
+            ("release before a complete response is sent", format!("{} ms", RELEASE_WAIT.as_millis())),
+            ("queue of one key", MAX_WAITERS_PER_KEY.to_string()),
+            ("queues of all keys, for one `LockManager` and its clones", MAX_WAITERS_PER_PROCESS.to_string()),
             ("of those, for the first waiter of a key", FIRST_WAITER_RESERVE.to_string()),
-            ("of the rest that is left, for one key", format!("1 / {WAITER_SHARE_DIVISOR}")),
+            ("of the remaining ones, for one key", format!("1 / {WAITER_SHARE_DIVISOR}")),
             (
                 "bodies of all requests before their lock, for one `LockManager` and its clones",
                 format!("{} MiB", MAX_BUFFERED_BYTES >> 20),
             ),
-            ("of those that is left, for the waiters of one key", format!("1 / {BUFFERED_SHARE_DIVISOR}")),
+            ("of the remaining memory, for the waiters of one key", format!("1 / {BUFFERED_SHARE_DIVISOR}")),
             ("key text", format!("{MAX_KEY_BYTES} bytes")),
             ("raw key text", format!("{MAX_RAW_KEY_BYTES} bytes")),
-            ("frames looked at before the head is sent", EAGER_FRAMES.to_string()),
-            ("bytes looked at before the head is sent", format!("{} KiB", EAGER_BYTES >> 10)),
+            ("frames read before the head is sent", EAGER_FRAMES.to_string()),
+            ("bytes read before the head is sent", format!("{} KiB", EAGER_BYTES >> 10)),
             ("`Retry-After`", format!("{} to {}", RETRY_AFTER_MIN.as_secs(), s(RETRY_AFTER_MAX))),
         ] {
             let row = format!("| {number} | {value} |");
@@ -216,9 +216,7 @@ mod tests {
         #[cfg(feature = "axum")]
         assert!(readme.contains(&format!("at most {} MiB |", MAX_BODY_BYTES >> 20)));
         #[cfg(feature = "tracing")]
-        assert!(
-            readme.contains(&format!("| warnings of a store that does not answer | one in {} |", s(WARN_INTERVAL)))
-        );
+        assert!(readme.contains(&format!("| warnings of a store that does not reply | one in {} |", s(WARN_INTERVAL))));
         #[cfg(feature = "redis")]
         assert!(readme.contains(&format!("| a connection to Redis | {} |", s(CONNECT_TIMEOUT))));
         #[cfg(feature = "redis")]

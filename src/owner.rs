@@ -76,7 +76,7 @@ pub struct Owner(pub(crate) Arc<Identity>);
 
 pub(crate) struct Identity {
     /// What it stood for is over.
-    retired: AtomicBool,
+    is_closed: AtomicBool,
     /// How many of its calls wait in some line of this process.
     pub(crate) waiting: AtomicUsize,
 }
@@ -86,7 +86,7 @@ impl Owner {
     #[must_use]
     #[expect(clippy::new_without_default, reason = "each one is another")]
     pub fn new() -> Self {
-        Self(Arc::new(Identity { retired: AtomicBool::new(false), waiting: AtomicUsize::new(0) }))
+        Self(Arc::new(Identity { is_closed: AtomicBool::new(false), waiting: AtomicUsize::new(0) }))
     }
 
     /// Does this work as this owner: calls in it need not say who they are. Tasks spawned in there are not included.
@@ -104,23 +104,23 @@ impl Owner {
     }
 
     /// From now on it re-enters nothing.
-    pub(crate) fn retire(&self) {
-        self.0.retired.store(true, Ordering::Release);
+    pub(crate) fn close(&self) {
+        self.0.is_closed.store(true, Ordering::Release);
     }
 
-    pub(crate) fn is_retired(&self) -> bool {
-        self.0.retired.load(Ordering::Acquire)
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.is_closed.load(Ordering::Acquire)
     }
 
-    pub(crate) fn lines_up(&self) {
+    pub(crate) fn enqueued(&self) {
         self.0.waiting.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn leaves_line(&self) {
+    pub(crate) fn dequeued(&self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn waits(&self) -> bool {
+    pub(crate) fn is_waiting(&self) -> bool {
         self.0.waiting.load(Ordering::Relaxed) > 0
     }
 }

@@ -1,7 +1,7 @@
 //! Which process this is: `fork()` copies everything that was made before it, ids and tables
 //! included.
 
-#[cfg(any(test, feature = "test-util"))]
+#[cfg(any(test, feature = "__internals"))]
 use std::sync::{
     Arc,
     atomic::{AtomicU32, Ordering},
@@ -14,19 +14,19 @@ use std::{
 /// Where the number of the process comes from: the system, or a test.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Process {
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     simulated: Option<Arc<AtomicU32>>,
 }
 
 impl Process {
-    #[cfg(any(test, feature = "test-util"))]
+    #[cfg(any(test, feature = "__internals"))]
     pub(crate) fn simulated(id: Arc<AtomicU32>) -> Self {
         Self { simulated: Some(id) }
     }
 
     /// One `getpid`.
     pub(crate) fn id(&self) -> u32 {
-        #[cfg(any(test, feature = "test-util"))]
+        #[cfg(any(test, feature = "__internals"))]
         if let Some(id) = &self.simulated {
             return id.load(Ordering::Relaxed);
         }

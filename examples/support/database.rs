@@ -1,4 +1,4 @@
-//! One database, SQLite or MySQL and MariaDB, and the fence that keeps it from a holder who is late.
+//! The database, SQLite or MySQL and MariaDB, and the fence that rejects writes of late holders.
 
 use std::env;
 
@@ -11,29 +11,30 @@ use tower_lock::HeldLock;
 
 use super::{ApiError, Failure};
 
-/// What MySQL says in other words.
+/// SQL that differs between SQLite and MySQL.
 const IN_MYSQL: [(&str, &str); 2] =
     [("INTEGER PRIMARY KEY AUTOINCREMENT", "BIGINT PRIMARY KEY AUTO_INCREMENT"), ("INSERT OR IGNORE", "INSERT IGNORE")];
 
-/// `DATABASE_URL`, or SQLite in memory; with these tables, which are written in the words of SQLite.
+/// Opens `DATABASE_URL`, or SQLite in memory, and creates tables. The schema is in the dialect of
+/// SQLite.
 pub async fn open(schema: &str) -> Result<AnyPool, Failure> {
     open_url(&env::var("DATABASE_URL").unwrap_or_else(|_| "sqlite::memory:".into()), schema).await
 }
 
 pub async fn open_url(url: &str, schema: &str) -> Result<AnyPool, Failure> {
-    // What is behind the scheme may be a password.
+    // The rest of the URL may contain a password.
     let scheme = url.split(':').next().unwrap_or_default();
     let db = match scheme {
         "sqlite" => open_sqlite(url).await,
         "mysql" | "mariadb" => open_mysql(url).await,
         _ => {
-            let speaks = "this example speaks SQLite, such as sqlite://shop.db, and MySQL or MariaDB, such as \
+            let supported = "this example supports SQLite, such as sqlite://shop.db, and MySQL or MariaDB, such as \
                           mysql://user:password@localhost/shop";
-            return Err(format!("DATABASE_URL={scheme}:..: {speaks}").into());
+            return Err(format!("DATABASE_URL={scheme}:..: {supported}").into());
         }
     }
     .map_err(|error| format!("DATABASE_URL={scheme}:..: {error}"))?;
-    // Keys are compared byte for byte: MySQL takes `a` and `A` for the same text.
+    // Keys are compared byte for byte, but MySQL compares texts case-insensitively.
     let (lock_key, schema) = match scheme {
         "sqlite" => ("VARCHAR(256)", schema.into()),
         _ => {
@@ -50,16 +51,16 @@ pub async fn open_url(url: &str, schema: &str) -> Result<AnyPool, Failure> {
 async fn open_sqlite(url: &str) -> Result<AnyPool, sqlx::Error> {
     install_default_drivers();
     if url.contains(":memory:") {
-        // The database lives as long as its one connection.
+        // The database exists as long as its only connection.
         let one = AnyPoolOptions::new().max_connections(1).min_connections(1).idle_timeout(None).max_lifetime(None);
         return one.connect(url).await;
     }
     let created = if url.contains('?') { url.to_owned() } else { format!("{url}?mode=rwc") };
-    // Writers, of other processes as well, wait for each other.
-    let in_line = "PRAGMA busy_timeout = 10000; PRAGMA journal_mode = WAL";
+    // Writers wait for each other, across processes.
+    let pragmas = "PRAGMA busy_timeout = 10000; PRAGMA journal_mode = WAL";
     AnyPoolOptions::new()
         .max_connections(4)
-        .after_connect(move |connection, _| Box::pin(async move { connection.execute(in_line).await.map(drop) }))
+        .after_connect(move |connection, _| Box::pin(async move { connection.execute(pragmas).await.map(drop) }))
         .connect(&created)
         .await
 }
@@ -67,7 +68,7 @@ async fn open_sqlite(url: &str) -> Result<AnyPool, sqlx::Error> {
 async fn open_mysql(url: &str) -> Result<AnyPool, sqlx::Error> {
     install_default_drivers();
     let options: AnyConnectOptions = url.parse()?;
-    // A pool asks again and again where nobody listens, and then says that it is out of connections.
+    // A pool hides a refused connection: it retries, then reports that it has no connections.
     options.connect().await?.close().await?;
     AnyPoolOptions::new().max_connections(8).connect_with(options).await
 }
@@ -76,12 +77,13 @@ fn is_mysql(connection: &AnyConnection) -> bool {
     connection.backend_name() == "MySQL"
 }
 
-/// Lets the transaction go on only if nobody with a later token has written: the first statement of whatever is written under
-/// the lock. It also takes the row, so that two writers come one after the other.
+/// Fails if a holder with a later token has written. It must be the first statement of a
+/// transaction under the lock. It also locks the row, so that two writers run one after the other.
 pub async fn check_fence(transaction: &mut AnyConnection, lock: &HeldLock) -> Result<(), ApiError> {
     let (key, token) = (lock.key().as_str(), lock.fencing_token().as_i64());
     let passed = if is_mysql(transaction) {
-        // How many rows it changed does not tell a token that stands there from a smaller one: what stands there now does.
+        // The number of changed rows does not distinguish an equal token from a smaller one; the
+        // stored token does.
         sqlx::query(
             "INSERT INTO lock_fence (lock_key, token) VALUES (?, ?)
              ON DUPLICATE KEY UPDATE token = GREATEST(token, VALUES(token))",
@@ -90,11 +92,11 @@ pub async fn check_fence(transaction: &mut AnyConnection, lock: &HeldLock) -> Re
         .bind(token)
         .execute(&mut *transaction)
         .await?;
-        let (stands,): (i64,) = sqlx::query_as("SELECT token FROM lock_fence WHERE lock_key = ? FOR UPDATE")
+        let (stored,): (i64,) = sqlx::query_as("SELECT token FROM lock_fence WHERE lock_key = ? FOR UPDATE")
             .bind(key)
             .fetch_one(transaction)
             .await?;
-        stands == token
+        stored == token
     } else {
         sqlx::query(
             "INSERT INTO lock_fence (lock_key, token) VALUES (?, ?)
@@ -110,15 +112,15 @@ pub async fn check_fence(transaction: &mut AnyConnection, lock: &HeldLock) -> Re
     if passed {
         Ok(())
     } else {
-        Err(ApiError::Status(StatusCode::SERVICE_UNAVAILABLE, "somebody with a later token has written"))
+        Err(ApiError::Status(StatusCode::SERVICE_UNAVAILABLE, "a holder with a later token has written"))
     }
 }
 
-/// The number that the last `INSERT` on this connection was given.
-#[allow(dead_code, reason = "a module of three programs, and one of them asks")]
+/// Returns the id of the last `INSERT` on this connection.
+#[allow(dead_code, reason = "used by one of three programs")]
 pub async fn last_id(connection: &mut AnyConnection) -> Result<i64, ApiError> {
-    let ask =
+    let query =
         if is_mysql(connection) { "SELECT CAST(last_insert_id() AS SIGNED)" } else { "SELECT last_insert_rowid()" };
-    let (id,) = sqlx::query_as(ask).fetch_one(connection).await?;
+    let (id,) = sqlx::query_as(query).fetch_one(connection).await?;
     Ok(id)
 }

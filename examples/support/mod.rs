@@ -1,4 +1,5 @@
-//! What the three cases share: locks, a database, a server that stops cleanly, a volley of requests, a table.
+//! Shared by three examples: locks, a database, a server with graceful shutdown, concurrent
+//! requests, a table.
 
 #![allow(unreachable_pub, reason = "a module of three programs")]
 
@@ -30,16 +31,16 @@ pub type Failure = Box<dyn Error + Send + Sync>;
 /// How long the requests that hold a lock may take to finish when the process is stopped.
 const SHUTDOWN: Duration = Duration::from_secs(20);
 
-/// What a real handler does between its check and its act: call another service, render a mail.
+/// The work of a handler between its check and its write: call another service, render a mail.
 pub const THINK_TIME: Duration = Duration::from_millis(150);
 
-// === what to do ===
+// === arguments ===
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Table, then serve.
     Both,
-    /// Table, then exit; non-zero if it is not as promised.
+    /// Table, then exit; the exit code is non-zero if the table is not as expected.
     Demo,
     /// No table.
     Serve,
@@ -56,7 +57,7 @@ impl Mode {
     }
 }
 
-/// The code to exit with; what went wrong is said on stderr.
+/// Returns the exit code, and prints an error to stderr.
 pub fn exit(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -69,7 +70,7 @@ pub fn exit(result: Result<(), Failure>) -> ExitCode {
 
 // === locks ===
 
-/// In the Redis of `REDIS_URL`, shared by all instances; without one, within this process.
+/// Locks in the Redis of `REDIS_URL`, shared by all instances; without it, within this process.
 pub async fn locks() -> Result<LockManager, Failure> {
     match env::var("REDIS_URL") {
         Ok(url) => shared(&url).await,
@@ -86,13 +87,13 @@ async fn shared(url: &str) -> Result<LockManager, Failure> {
     Ok(LockManager::new(store))
 }
 
-/// Locks of this process alone would let two instances in at the same time.
+/// In-memory locks would not exclude other instances.
 #[cfg(not(feature = "redis"))]
 async fn shared(_url: &str) -> Result<LockManager, Failure> {
     Err("REDIS_URL is set, but this program was built without Redis: add `--features redis` to `cargo run`".into())
 }
 
-// === answers ===
+// === responses ===
 
 pub enum ApiError {
     Status(StatusCode, &'static str),
@@ -123,18 +124,19 @@ impl From<tower_lock::LockError> for ApiError {
     }
 }
 
-/// How long the handler worked, for the table of the demo.
+/// The run time of the handler, for the table of the demo.
 const WORKED_US: &str = "x-worked-us";
 
-/// Tells in a header how long the handler worked, whatever it answered: the rest of the time its request waited.
+/// Adds the run time of the handler in a header, also to an error: the request waited for the rest
+/// of its time.
 pub async fn timed<T: IntoResponse, E: IntoResponse>(work: impl Future<Output = Result<T, E>>) -> Response {
     let began = Instant::now();
-    let answer = work.await;
-    worked(began.elapsed(), answer)
+    let response = work.await;
+    worked(began.elapsed(), response)
 }
 
-pub fn worked(worked: Duration, answer: impl IntoResponse) -> Response {
-    let mut response = answer.into_response();
+pub fn worked(worked: Duration, response: impl IntoResponse) -> Response {
+    let mut response = response.into_response();
     let worked = u64::try_from(worked.as_micros()).unwrap_or(u64::MAX);
     response.headers_mut().insert(WORKED_US, worked.into());
     response
@@ -149,7 +151,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// On `PORT`; 0, and the default of the demo, is any that is free.
+    /// Binds to `PORT`; 0, the default of the demo, is any free port.
     pub async fn start(app: Router, locks: &LockManager, mode: Mode) -> Result<Self, Failure> {
         let port = match env::var("PORT") {
             Ok(port) => port.parse::<u16>().map_err(|error| format!("PORT={port}: {error}"))?,
@@ -172,7 +174,7 @@ impl Server {
         Ok(Self { url, stop, running: tokio::spawn(serve.into_future()) })
     }
 
-    /// Runs to Ctrl-C or SIGTERM, and lets the requests that are in finish.
+    /// Runs until Ctrl-C or SIGTERM, then finishes the requests in flight.
     pub async fn run(self) -> Result<(), Failure> {
         let Self { stop: _not_before, running, .. } = self;
         Ok(running.await??)
@@ -184,20 +186,25 @@ impl Server {
     }
 }
 
-// === volley ===
+// === concurrent requests ===
 
-/// One answered request.
-pub struct Answer {
+/// The response to one request.
+pub struct ClientResponse {
     pub status: StatusCode,
     pub body: Value,
-    /// From sending to the end of the answer.
+    /// From sending to the end of the response.
     pub took: Duration,
-    /// What of it no handler worked.
+    /// The part of it in which the handler did not run.
     pub waited: Duration,
 }
 
-/// Sends the same request so many times at the same moment.
-pub async fn volley(times: usize, method: Method, url: &str, body: Value) -> Result<Vec<Answer>, Failure> {
+/// Sends the same request several times at the same time.
+pub async fn send_at_once(
+    times: usize,
+    method: Method,
+    url: &str,
+    body: Value,
+) -> Result<Vec<ClientResponse>, Failure> {
     let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
     let send = |_| {
         let (client, method, url, body) = (client.clone(), method.clone(), url.to_owned(), body.to_string());
@@ -213,17 +220,17 @@ pub async fn volley(times: usize, method: Method, url: &str, body: Value) -> Res
             let worked = response.headers().get(WORKED_US).and_then(|us| us.to_str().ok()?.parse().ok());
             let body: Bytes = response.into_body().collect().await?.to_bytes();
             let took = sent.elapsed();
-            // Who was refused has not waited.
+            // A rejected request has not waited.
             let waited = worked.map_or(Duration::ZERO, |us| took.saturating_sub(Duration::from_micros(us)));
-            Ok(Answer { status, body: serde_json::from_slice(&body).unwrap_or(Value::Null), took, waited })
+            Ok(ClientResponse { status, body: serde_json::from_slice(&body).unwrap_or(Value::Null), took, waited })
         }
     };
     join_all((0..times).map(send)).await.into_iter().collect()
 }
 
 pub async fn get(url: &str) -> Result<Value, Failure> {
-    let answer = volley(1, Method::GET, url, Value::Null).await?.remove(0);
-    if answer.status.is_success() { Ok(answer.body) } else { Err(format!("{url}: {}", answer.status).into()) }
+    let response = send_at_once(1, Method::GET, url, Value::Null).await?.remove(0);
+    if response.status.is_success() { Ok(response.body) } else { Err(format!("{url}: {}", response.status).into()) }
 }
 
 // === table ===
@@ -232,31 +239,43 @@ pub struct Table<const COLUMNS: usize = 5> {
     rows: Vec<[String; COLUMNS]>,
 }
 
-/// Of a volley.
+/// A table of responses.
 impl Table {
     pub fn new(result: &str) -> Self {
-        Self::of(["", result, "answers", "who waited", "slowest answer"])
+        Self::of(["", result, "responses", "waited", "slowest response"])
     }
 
-    pub fn row(&mut self, how: &str, result: impl Display, answers: &[Answer], note: impl Fn(&Answer) -> &'static str) {
+    pub fn row(
+        &mut self,
+        name: &str,
+        result: impl Display,
+        responses: &[ClientResponse],
+        note: impl Fn(&ClientResponse) -> &'static str,
+    ) {
         let mut statuses: Vec<(StatusCode, &str, usize)> = Vec::new();
-        for answer in answers {
-            match statuses.iter_mut().find(|(status, ..)| *status == answer.status) {
+        for response in responses {
+            match statuses.iter_mut().find(|(status, ..)| *status == response.status) {
                 Some((.., count)) => *count += 1,
-                None => statuses.push((answer.status, note(answer), 1)),
+                None => statuses.push((response.status, note(response), 1)),
             }
         }
         statuses.sort();
         let statuses: Vec<_> =
             statuses.iter().map(|(status, note, count)| format!("{count} × {} {note}", status.as_u16())).collect();
-        // Less than this is the way through the network.
-        let waited: Vec<_> = answers.iter().map(|a| a.waited).filter(|w| *w > THINK_TIME / 5).collect();
+        // Shorter times are network latency.
+        let waited: Vec<_> = responses.iter().map(|a| a.waited).filter(|w| *w > THINK_TIME / 5).collect();
         let waited = match waited.iter().max() {
-            None => "nobody".into(),
-            Some(longest) => format!("{} of {}, up to {} ms", waited.len(), answers.len(), longest.as_millis()),
+            None => "none".into(),
+            Some(longest) => format!("{} of {}, up to {} ms", waited.len(), responses.len(), longest.as_millis()),
         };
-        let slowest = answers.iter().map(|a| a.took).max().unwrap_or_default();
-        self.line([how.into(), result.to_string(), statuses.join(", "), waited, format!("{} ms", slowest.as_millis())]);
+        let slowest = responses.iter().map(|a| a.took).max().unwrap_or_default();
+        self.line([
+            name.into(),
+            result.to_string(),
+            statuses.join(", "),
+            waited,
+            format!("{} ms", slowest.as_millis()),
+        ]);
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::{
     HeldLock, LockGuard,
-    driver::Core,
+    driver::Driver,
     driver_data::Waiter,
     request_scope::{InRequest, Parent},
 };
@@ -21,7 +21,7 @@ use crate::{
     lock_key::LockKey,
     owner::Owner,
     policy::{LockPolicy, call_setters, settings},
-    proto::{Ahead, Ending, Request, hold_limits::Terms},
+    proto::{GuardEnd, LockRequest, QueuePosition, hold_limits::HoldLimits},
     store::{StoreError, StoreErrorKind},
     telemetry::metrics::AcquireMetrics,
 };
@@ -46,7 +46,7 @@ use crate::{
 #[derive(Debug)]
 #[must_use = "nothing is locked before the call is awaited"]
 pub struct LockBuilder {
-    core: Arc<Core>,
+    core: Arc<Driver>,
     key: LockKey,
     /// What this call sets.
     policy: LockPolicy,
@@ -67,7 +67,7 @@ pub(crate) struct LockParams {
     pub(crate) key: LockKey,
     /// Zero: refused while somebody else has the key.
     pub(crate) wait: Duration,
-    pub(crate) terms: Terms,
+    pub(crate) terms: HoldLimits,
     pub(crate) owner: Option<Owner>,
     /// What it is counted under.
     pub(crate) route: Option<Arc<str>>,
@@ -77,14 +77,14 @@ pin_project! {
     /// The way to a guard. Made by awaiting a [`LockBuilder`].
     #[must_use = "futures do nothing unless you `.await` or poll them"]
     pub struct LockFuture {
-        core: Option<Arc<Core>>,
+        core: Option<Arc<Driver>>,
         // What is asked at the first poll.
         ask: Option<LockParams>,
         // Of a call: what it sets, and what it has from its handle. What it inherits is known where it
         // is polled first, as its owner is.
         call: Option<(LockPolicy, OfHandle)>,
         // What came of it.
-        place: Option<Place>,
+        place: Option<PendingAcquire>,
         wait: Duration,
         #[pin]
         timer: Option<Sleep>,
@@ -105,7 +105,7 @@ pin_project! {
 }
 
 /// A place in the line, until it is told.
-struct Place {
+struct PendingAcquire {
     key: LockKey,
     number: u64,
     waiter: Waiter,
@@ -113,7 +113,7 @@ struct Place {
 }
 
 impl LockBuilder {
-    pub(super) fn new(core: Arc<Core>, key: LockKey, policy: LockPolicy, parent: Parent) -> Self {
+    pub(super) fn new(core: Arc<Driver>, key: LockKey, policy: LockPolicy, parent: Parent) -> Self {
         Self { core, key, policy: LockPolicy::new(), owner: None, handle: OfHandle { policy, parent } }
     }
 
@@ -180,17 +180,17 @@ impl IntoFuture for LockBuilder {
     fn into_future(self) -> LockFuture {
         let Self { core, key, policy, owner, handle } = self;
         // Wait and terms are set with the first poll.
-        let ask = LockParams { key, wait: Duration::ZERO, terms: Terms::default(), owner, route: None };
+        let ask = LockParams { key, wait: Duration::ZERO, terms: HoldLimits::default(), owner, route: None };
         LockFuture::make(core, ask, Some((policy, handle)))
     }
 }
 
 impl LockFuture {
-    pub(crate) fn new(core: Arc<Core>, ask: LockParams) -> Self {
+    pub(crate) fn new(core: Arc<Driver>, ask: LockParams) -> Self {
         Self::make(core, ask, None)
     }
 
-    fn make(core: Arc<Core>, ask: LockParams, call: Option<(LockPolicy, OfHandle)>) -> Self {
+    fn make(core: Arc<Driver>, ask: LockParams, call: Option<(LockPolicy, OfHandle)>) -> Self {
         let wait = ask.wait;
         Self {
             core: Some(core),
@@ -217,11 +217,11 @@ impl Future for LockFuture {
                 *this.wait = ask.wait;
                 handle.parent.get()
             });
-            *this.place = Some(Place::ask(core, ask, parent));
+            *this.place = Some(PendingAcquire::ask(core, ask, parent));
         }
         let place = this.place.as_mut().expect("asked with the first poll");
         let mut told = loop {
-            if let Poll::Ready(told) = place.waiter.poll(cx) {
+            if let Poll::Ready(told) = place.waiter.poll_recv(cx) {
                 break told;
             }
             if *this.is_late {
@@ -234,7 +234,7 @@ impl Future for LockFuture {
                     timer.set(Some(sleep(if waits { *this.wait } else { 2 * core.store_timeout() })));
                 }
                 // Woken for nothing: a runtime may have ended, and what was to be done from there is for us to do.
-                _ => core.adopt_orphans(),
+                _ => core.rearm_lost_timers(),
             }
             if let Some(timer) = this.timer.as_mut().as_pin_mut() {
                 ready!(timer.poll(cx));
@@ -246,8 +246,8 @@ impl Future for LockFuture {
                 this.timer.set(None);
                 continue;
             }
-            if let Some(ahead) = core.leave(&place.key, place.number) {
-                break Err(if waits { ahead.time_is_over() } else { no_word(ahead) });
+            if let Some(ahead) = core.cancel(&place.key, place.number) {
+                break Err(if waits { ahead.timeout_error() } else { no_reply_error(ahead) });
             }
             // Out of the line without our doing: we were told in this very moment, or are about to be.
             *this.is_late = true;
@@ -256,10 +256,10 @@ impl Future for LockFuture {
         if let Err(LockError::TimedOut { waited, .. }) = &mut told {
             *waited = *this.wait;
         }
-        let Some(Place { waiting, .. }) = this.place.take() else { unreachable!("it was just looked at") };
+        let Some(PendingAcquire { waiting, .. }) = this.place.take() else { unreachable!("it was just looked at") };
         Poll::Ready(match told {
             Ok(section) => {
-                section.taken();
+                section.delivered();
                 let metrics = waiting.granted(&section.data.metrics);
                 Ok(LockGuard::new(this.core.take().expect("until its end"), section, metrics))
             }
@@ -271,34 +271,34 @@ impl Future for LockFuture {
     }
 }
 
-impl Place {
-    fn ask(core: &Arc<Core>, ask: LockParams, parent: Option<Owner>) -> Self {
+impl PendingAcquire {
+    fn ask(core: &Arc<Driver>, ask: LockParams, parent: Option<Owner>) -> Self {
         let LockParams { key, wait, terms, owner, route } = ask;
         let waiting = AcquireMetrics::start(route.as_ref());
         let waiter: Waiter = Arc::default();
         let owner = owner.or_else(Owner::current);
         let parent = parent.filter(|_| owner.is_none());
-        let request = Request { waiter: Arc::clone(&waiter), wait, owner, parent, terms };
+        let request = LockRequest { waiter: Arc::clone(&waiter), wait, owner, parent, limits: terms };
         let number = core.request(&key, request);
         Self { key, number, waiter, waiting }
     }
 
     /// Nobody wants it any more; a turn that was on its way to it goes to the next.
-    fn give_up(self, core: &Arc<Core>) {
+    fn give_up(self, core: &Arc<Driver>) {
         let Self { key, number, waiter, waiting } = self;
         // Before anybody is woken: a recorder that blocks keeps nobody back but this one.
         drop(waiting);
         match waiter.close() {
             // Chosen, and never came: it passes its turn on, as if its section had been empty.
-            Some(Ok(section)) => drop(core.guard_ended(&section, Ending::Unheard)),
+            Some(Ok(section)) => drop(core.end_guard(&section, GuardEnd::Undelivered)),
             Some(Err(_)) => {}
-            None => drop(core.leave(&key, number)),
+            None => drop(core.cancel(&key, number)),
         }
     }
 }
 
 /// How long a call waits, and on which terms it holds its key.
-fn settle(call: LockPolicy, handle: LockPolicy) -> (Duration, Terms) {
+fn settle(call: LockPolicy, handle: LockPolicy) -> (Duration, HoldLimits) {
     match InRequest::policy() {
         Some(request) => {
             let policy = call.or(request).or(handle);
@@ -313,8 +313,8 @@ fn settle(call: LockPolicy, handle: LockPolicy) -> (Duration, Terms) {
 
 /// The answer of a call without a wait that the table has not answered: it never waited, so it never
 /// times out.
-fn no_word(ahead: Ahead) -> LockError {
-    let Ahead { lease_left, places, silent, is_taken } = ahead;
+fn no_reply_error(ahead: QueuePosition) -> LockError {
+    let QueuePosition { lease_left, ahead: places, store_error: silent, is_contended: is_taken } = ahead;
     match silent {
         Some(error) => error.into(),
         None if is_taken => LockError::Busy { lease_left, ahead: places },
@@ -338,12 +338,19 @@ mod tests {
 
     #[test]
     fn a_call_without_a_wait_never_reports_a_timeout() {
-        let ahead = |is_taken, silent| Ahead { lease_left: Duration::from_secs(3), places: 2, silent, is_taken };
+        let ahead = |is_taken, silent| QueuePosition {
+            lease_left: Duration::from_secs(3),
+            ahead: 2,
+            store_error: silent,
+            is_contended: is_taken,
+        };
         let error = || StoreError::new("test", "acquire", StoreErrorKind::Unavailable);
         assert!(
-            matches!(no_word(ahead(true, None)), LockError::Busy { ahead: 2, lease_left } if !lease_left.is_zero())
+            matches!(no_reply_error(ahead(true, None)), LockError::Busy { ahead: 2, lease_left } if !lease_left.is_zero())
         );
-        assert!(matches!(no_word(ahead(false, None)), LockError::Store(e) if e.kind() == StoreErrorKind::Timeout));
-        assert!(matches!(no_word(ahead(true, Some(error()))), LockError::Store(e) if e.store() == "test"));
+        assert!(
+            matches!(no_reply_error(ahead(false, None)), LockError::Store(e) if e.kind() == StoreErrorKind::Timeout)
+        );
+        assert!(matches!(no_reply_error(ahead(true, Some(error()))), LockError::Store(e) if e.store() == "test"));
     }
 }

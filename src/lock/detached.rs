@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::driver::Core;
+use super::driver::Driver;
 use crate::{
     sync::Mutex,
     telemetry::{metrics, throttle::ThrottledLog},
@@ -33,7 +33,7 @@ pub(crate) struct DetachedRoute {
 /// A place among those that finish without their client, as long as it lives.
 #[derive(Debug)]
 pub(crate) struct Detached {
-    core: Arc<Core>,
+    core: Arc<Driver>,
     route: DetachedRoute,
     _counted: metrics::DetachedMetrics,
 }
@@ -75,7 +75,7 @@ impl Places {
 
 impl Detached {
     /// `None`: too many do already.
-    pub(crate) fn new(core: &Arc<Core>, route: DetachedRoute) -> Option<Self> {
+    pub(crate) fn new(core: &Arc<Driver>, route: DetachedRoute) -> Option<Self> {
         let Count { max, now, complaints } = &core.detached;
         let is_taken = now.lock().take(&route, *max);
         if !is_taken {

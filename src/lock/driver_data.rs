@@ -9,24 +9,25 @@ use tokio::sync::Notify;
 
 use crate::{
     error::{LockError, LockLost},
+    proto::section::ReleaseOutcome,
     proto::{DriverTypes, grant, section},
-    store::{Released, StoreError},
-    sync::oneshot::Told,
+    store::StoreError,
+    sync::oneshot::Oneshot,
     telemetry::metrics::SectionMetrics,
 };
 
 /// A grant with the data of the driver.
-pub(crate) type Grant = grant::Grant<Attached>;
+pub(crate) type Grant = grant::Grant<TokioDriver>;
 /// A section with the data of the driver.
-pub(crate) type Section = section::Section<Attached>;
+pub(crate) type Section = section::Section<TokioDriver>;
 /// Receives the result of a request.
-pub(crate) type Waiter = Arc<Told<Result<Arc<Section>, LockError>>>;
+pub(crate) type Waiter = Arc<Oneshot<Result<Arc<Section>, LockError>>>;
 
 /// The types of the driver.
 #[derive(Debug)]
-pub(crate) enum Attached {}
+pub(crate) enum TokioDriver {}
 
-impl DriverTypes for Attached {
+impl DriverTypes for TokioDriver {
     type Waiter = Waiter;
     type GrantData = GrantData;
     type SectionData = SectionData;
@@ -47,14 +48,14 @@ pub(crate) struct GrantData {
 #[derive(Debug, Default)]
 pub(crate) struct SectionData {
     /// The result of the release, for the guard that waits for it.
-    pub(super) release_outcome: Told<Result<Released, StoreError>>,
+    pub(super) release_outcome: Oneshot<Result<ReleaseOutcome, StoreError>>,
     pub(crate) metrics: SectionMetrics,
 }
 
 impl GrantData {
     /// The reason of a loss, the first time that it is asked for. `None` if the lock was not lost.
     pub(super) fn loss_to_report(grant: &Grant) -> Option<LockLost> {
-        let why = grant.why().filter(|why| why.is_loss())?;
+        let why = grant.end_reason().filter(|why| why.is_loss())?;
         (!grant.data.is_loss_reported.swap(true, Ordering::AcqRel)).then_some(why)
     }
 }
@@ -62,7 +63,7 @@ impl GrantData {
 impl SectionData {
     /// Counts the section as lost if it is, once.
     pub(super) fn record_loss(section: &Section) {
-        if section.why().is_some_and(LockLost::is_loss) {
+        if section.end_reason().is_some_and(LockLost::is_loss) {
             section.data.metrics.record_loss();
         }
     }

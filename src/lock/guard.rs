@@ -9,16 +9,12 @@ use std::{
 
 use super::{
     HeldLock,
-    driver::Core,
+    driver::Driver,
     driver_data::{Section, SectionData},
 };
 use crate::{
-    error::LockLost,
-    fencing::FencingToken,
-    lock_key::LockKey,
-    proto::Ending,
-    store::{Released, StoreError},
-    telemetry::metrics::GuardMetrics,
+    error::LockLost, fencing::FencingToken, lock_key::LockKey, proto::GuardEnd, proto::section::ReleaseOutcome,
+    store::StoreError, telemetry::metrics::GuardMetrics,
 };
 
 /// The duty to give a lock back.
@@ -36,7 +32,7 @@ use crate::{
 /// call set one, else until the process ends.
 #[must_use = "a guard that is dropped keeps its key taken for the lock-delay: call `release`"]
 pub struct LockGuard {
-    core: Arc<Core>,
+    core: Arc<Driver>,
     section: Arc<Section>,
     metrics: GuardMetrics,
     is_ended: bool,
@@ -45,12 +41,12 @@ pub struct LockGuard {
 /// What becomes of a lock that is given back. The giving back has begun already, and goes on if this is dropped.
 #[must_use = "the lock is given back all the same; awaited, this says when, and whether it was ours to the end"]
 pub struct ReleaseFuture {
-    said: Option<Released>,
+    said: Option<ReleaseOutcome>,
     section: Arc<Section>,
 }
 
 impl LockGuard {
-    pub(super) fn new(core: Arc<Core>, section: Arc<Section>, metrics: GuardMetrics) -> Self {
+    pub(super) fn new(core: Arc<Driver>, section: Arc<Section>, metrics: GuardMetrics) -> Self {
         Self { core, section, metrics, is_ended: false }
     }
 
@@ -75,7 +71,7 @@ impl LockGuard {
     /// How many guards of this lock its owner has: the lock ends with the last one. Redisson's `getHoldCount()`. Zero: it was lost.
     #[must_use]
     pub fn hold_count(&self) -> u32 {
-        self.core.holds_of(&self.section)
+        self.core.hold_count_of(&self.section)
     }
 
     #[cfg(all(test, tower_lock_shuttle))]
@@ -85,7 +81,7 @@ impl LockGuard {
 
     /// For how long its key stays taken at the least, from the grant on.
     pub(crate) fn min_hold(&self) -> Duration {
-        self.section.terms.min_hold
+        self.section.limits.min_hold
     }
 
     /// Runs a future as long as the lock is ours, and not one poll longer. See [`HeldLock::while_held`].
@@ -111,45 +107,45 @@ impl LockGuard {
     ///
     /// Dropped, the lock is given back all the same.
     pub fn release(self) -> ReleaseFuture {
-        self.end(Ending::Released)
+        self.end(GuardEnd::Released)
     }
 
     /// Gives the lock back in order, though what ran under it has failed: a [`min_hold`](crate::LockPolicy::min_hold) does not keep the key
     /// taken, so that another one can try at once. Else as [`release`](Self::release).
     pub fn release_after_failure(self) -> ReleaseFuture {
-        self.end(Ending::Failed)
+        self.end(GuardEnd::ReleasedAfterFailure)
     }
 
-    fn end(mut self, ending: Ending) -> ReleaseFuture {
+    fn end(mut self, ending: GuardEnd) -> ReleaseFuture {
         let said = self.give_back(ending);
         ReleaseFuture { said, section: Arc::clone(&self.section) }
     }
 
-    fn give_back(&mut self, ending: Ending) -> Option<Released> {
+    fn give_back(&mut self, ending: GuardEnd) -> Option<ReleaseOutcome> {
         self.is_ended = true;
         // Before the next waiter is woken: a recorder that blocks delays this task alone.
         SectionData::record_loss(&self.section);
-        let held_for = self.core.clock.now().saturating_duration_since(self.section.began);
+        let held_for = self.core.clock.now().saturating_duration_since(self.section.started_at);
         self.metrics.finish(&self.section.data.metrics, held_for);
-        self.core.guard_ended(&self.section, ending)
+        self.core.end_guard(&self.section, ending)
     }
 }
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
         if !self.is_ended {
-            self.give_back(Ending::Dropped);
+            self.give_back(GuardEnd::Dropped);
         }
     }
 }
 
 impl Future for ReleaseFuture {
-    type Output = Result<Released, StoreError>;
+    type Output = Result<ReleaseOutcome, StoreError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.said {
             Some(said) => Poll::Ready(Ok(said)),
-            None => self.section.data.release_outcome.poll(cx),
+            None => self.section.data.release_outcome.poll_recv(cx),
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
 use tokio::time::{Sleep, sleep};
 
 use super::{
-    driver::Core,
+    driver::Driver,
     driver_data::{Section, SectionData},
     watchdog::Watchdog,
 };
@@ -23,11 +23,11 @@ use crate::{error::LockLost, fencing::FencingToken, lock_key::LockKey};
 #[derive(Clone)]
 pub struct HeldLock {
     section: Arc<Section>,
-    core: Arc<Core>,
+    core: Arc<Driver>,
 }
 
 impl HeldLock {
-    pub(super) fn new(section: Arc<Section>, core: Arc<Core>) -> Self {
+    pub(super) fn new(section: Arc<Section>, core: Arc<Driver>) -> Self {
         Self { section, core }
     }
 
@@ -56,7 +56,7 @@ impl HeldLock {
     #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
     #[must_use]
     pub fn for_test(key: impl Into<LockKey>, token: u64) -> Self {
-        let token = FencingToken::of_number(token).expect("a token of 63 bits");
+        let token = FencingToken::from_raw(token).expect("a token of 63 bits");
         let core = Arc::clone(super::LockManager::in_memory().core());
         let section = Section::detached(key.into(), token, core.ids.next());
         Self::new(Arc::new(section), core)
@@ -134,7 +134,7 @@ impl HeldLock {
                 if told.as_mut().poll(cx).is_ready() {
                     // It may have been said of another section under the same grant, or the watchdog may have gone with its runtime.
                     told.set(over.notified());
-                    Watchdog::revive(&self.core);
+                    Watchdog::ensure_running(&self.core);
                     continue;
                 }
                 let timer = timer.get_or_insert_with(|| Box::pin(sleep(left)));
@@ -193,7 +193,7 @@ impl HeldLock {
     }
 
     fn why(&self) -> LockLost {
-        self.section.why().unwrap_or(LockLost::Expired)
+        self.section.end_reason().unwrap_or(LockLost::Expired)
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use super::{
     LockBuilder, LockStatus,
-    driver::{Core, LINE},
+    driver::{Driver, QUEUE},
     request_scope::Parent,
 };
 use crate::{
@@ -46,7 +46,7 @@ pub struct LockManager {
 
 /// What all clones share. Dropped with the last of them.
 struct Handle {
-    core: Arc<Core>,
+    core: Arc<Driver>,
     /// Made at the first use in a child process: this is the copy of what belongs to its parent.
     child: OnceLock<Box<Self>>,
 }
@@ -189,7 +189,7 @@ impl LockManager {
     ///
     /// The store did not reply within its [call timeout](LockStore::call_timeout). It may have revoked the key all the same.
     pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<ForceReleaseReply, StoreError> {
-        let ask = ForceReleaseRequest::new(key.into(), LOCK_DELAY, LINE);
+        let ask = ForceReleaseRequest::new(key.into(), LOCK_DELAY, QUEUE);
         self.within("force-release", self.core().store.force_release(ask)).await
     }
 
@@ -210,13 +210,13 @@ impl LockManager {
     /// `getHoldCount()`; it is known in this process, and asks nobody.
     #[must_use]
     pub fn hold_count(&self, key: impl Into<LockKey>, owner: &Owner) -> u32 {
-        self.core().holds(&key.into(), owner)
+        self.core().hold_count(&key.into(), owner)
     }
 
     /// How many keys are held by this handle and its clones now.
     #[must_use]
     pub fn held_count(&self) -> usize {
-        self.core().held()
+        self.core().held_count()
     }
 
     /// Ends in order: nothing new is begun, whoever waits is told so and leaves every line, and what is held may go on until it is given
@@ -233,10 +233,10 @@ impl LockManager {
     ///
     /// Dropped, the shutting down goes on; nobody waits for it.
     pub async fn shutdown(&self, budget: Duration) -> usize {
-        self.core().drain();
-        match timeout(budget, self.core().emptied()).await {
+        self.core().shut_down();
+        match timeout(budget, self.core().wait_idle()).await {
             Ok(()) => 0,
-            Err(_) => self.core().held(),
+            Err(_) => self.core().held_count(),
         }
     }
 
@@ -284,15 +284,15 @@ impl LockManager {
             // The releases of what is revoked take a call to the store.
             let grace = budget.saturating_sub(locks.core().store_timeout()).max(budget / 2);
             if locks.shutdown(grace).await > 0 {
-                locks.core().revoke_all();
+                locks.core().end_all();
                 // The store may not answer: then the leases end by themselves.
-                let _ = timeout(budget - grace, locks.core().emptied()).await;
+                let _ = timeout(budget - grace, locks.core().wait_idle()).await;
             }
         }
     }
 
     /// How many keys something is known of in this process, and how many calls wait.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "__internals")]
     #[doc(hidden)]
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
@@ -304,7 +304,7 @@ impl LockManager {
         reply.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout)))
     }
 
-    pub(crate) fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<Driver> {
         self.handle.core()
     }
 
@@ -314,12 +314,12 @@ impl LockManager {
 }
 
 impl Handle {
-    fn new(core: Arc<Core>) -> Self {
+    fn new(core: Arc<Driver>) -> Self {
         Self { core, child: OnceLock::new() }
     }
 
     /// That of this process.
-    fn core(&self) -> &Arc<Core> {
+    fn core(&self) -> &Arc<Driver> {
         // The newest one first: a process may have the id that its grandparent had.
         let mut newest = self;
         while let Some(child) = newest.child.get() {
@@ -328,7 +328,7 @@ impl Handle {
         if newest.core.is_of_this_process() {
             return &newest.core;
         }
-        &newest.child.get_or_init(|| Box::new(Self::new(newest.core.of_child()))).core
+        &newest.child.get_or_init(|| Box::new(Self::new(newest.core.for_child()))).core
     }
 }
 
@@ -399,7 +399,7 @@ impl LockManagerBuilder {
     }
 
     /// Where the id of this process is read: another number stands for a child process.
-    #[cfg(feature = "test-util")]
+    #[cfg(feature = "__internals")]
     #[doc(hidden)]
     pub fn process_id(self, id: Arc<std::sync::atomic::AtomicU32>) -> Self {
         Self { process: Process::simulated(id), ..self }
@@ -413,7 +413,7 @@ impl LockManagerBuilder {
         let random = random.unwrap_or_else(|| process.random_bits());
         metrics::describe();
         let ids = AcquisitionIds::new(&instance, random);
-        let core = Core::new(store, clock, ids, process, lease, max_detached);
+        let core = Driver::new(store, clock, ids, process, lease, max_detached);
         LockManager { handle: Arc::new(Handle::new(core)), policy: LockPolicy::new(), parent: Parent::default() }
     }
 }
@@ -439,7 +439,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // Nobody is left who could wait for them.
         if self.core.is_of_this_process()
-            && let held @ 1.. = self.core.held()
+            && let held @ 1.. = self.core.held_count()
         {
             self.core.report(Report::Abandoned { held });
         }

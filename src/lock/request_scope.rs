@@ -57,7 +57,7 @@ impl Parent {
 
     /// `None`: the request is over, or there never was one.
     pub(super) fn get(&self) -> Option<Owner> {
-        self.0.upgrade().map(Owner).filter(|owner| !owner.is_retired())
+        self.0.upgrade().map(Owner).filter(|owner| !owner.is_closed())
     }
 }
 
@@ -72,7 +72,7 @@ mod tests {
         let parent = clone_here().expect("in a request");
         assert_eq!(parent.get(), Some(owner.clone()));
         assert_eq!((Arc::strong_count(&owner.0), Arc::weak_count(&owner.0)), (1, 1));
-        owner.retire();
+        owner.close();
         assert_eq!(parent.get(), None, "its response is out");
         let parent = clone_here().expect("in a request");
         drop(owner);

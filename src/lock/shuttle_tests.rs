@@ -19,14 +19,15 @@ use std::{
 
 use shuttle::{future::block_on, thread};
 
-use super::{LockFuture, LockGuard, Locks, driver::LINE};
+use super::{LockFuture, LockGuard, Locks, driver::QUEUE_CONFIG};
 use crate::{
     clock::Clock,
     error::LockError,
     limits::OFFER_TTL,
+    lock::ReleaseOutcome,
     lock_key::LockKey,
     owner::Owner,
-    store::{ForceReleaseRequest, LockStore, MemoryStore, Released},
+    store::{ForceReleaseRequest, LockStore, MemoryStore},
 };
 
 const SCHEDULES: usize = 3_000;
@@ -66,7 +67,7 @@ impl World {
         block_on(self.ask())
     }
 
-    fn section(&self, guard: LockGuard) -> Released {
+    fn section(&self, guard: LockGuard) -> ReleaseOutcome {
         let before = self.inside.fetch_add(1, SeqCst);
         assert!(self.forced || before == 0, "two are in");
         thread::yield_now();
@@ -125,7 +126,7 @@ fn a_key_goes_from_hand_to_hand_and_nobody_is_in_twice() {
             thread::spawn(move || {
                 for _ in 0..2 {
                     let guard = world.take().expect("its turn");
-                    assert_ne!(world.section(guard), Released::NotHolder);
+                    assert_ne!(world.section(guard), ReleaseOutcome::NotHeld);
                 }
             })
         });
@@ -189,7 +190,8 @@ fn a_lost_lock_goes_on_to_who_waits() {
         }
         let operator = world.clone();
         threads.push(thread::spawn(move || {
-            let force = operator.store.force_release(ForceReleaseRequest::new(World::key(), Duration::ZERO, LINE));
+            let force =
+                operator.store.force_release(ForceReleaseRequest::new(World::key(), Duration::ZERO, QUEUE_CONFIG));
             block_on(force).expect("in memory");
         }));
         all(threads);

@@ -34,22 +34,22 @@ use crate::limits::MAX_RAW_KEY_BYTES;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LockKey {
     text: Arc<str>,
-    spelling: Spelling,
+    kind: KeyKind,
     /// Of the two, under keys that no client knows: a key is looked up several times, and hashed once.
     hash: u64,
 }
 
 /// A map by keys that does not hash them again.
-pub(crate) type KeyMap<V> = HashMap<LockKey, V, BuildHasherDefault<HashedBefore>>;
+pub(crate) type KeyMap<V> = HashMap<LockKey, V, BuildHasherDefault<PrehashedHasher>>;
 
 /// Takes the hash that a [`LockKey`] has.
 #[derive(Debug, Default)]
-pub(crate) struct HashedBefore(u64);
+pub(crate) struct PrehashedHasher(u64);
 
 /// A raw name and a made one are never the same key, whatever their texts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Spelling {
-    Made,
+enum KeyKind {
+    Composed,
     Raw,
 }
 
@@ -125,7 +125,7 @@ impl LockKey {
         if !tag_is_clear {
             return Err(RawKeyError::Braces);
         }
-        Ok(Self::new(text, Spelling::Raw))
+        Ok(Self::new(text, KeyKind::Raw))
     }
 
     /// The text.
@@ -140,9 +140,9 @@ impl LockKey {
     pub(crate) fn redacted(&self) -> String {
         use sha2::{Digest, Sha256};
 
-        let namespace = match self.spelling {
-            Spelling::Made => self.text.split(':').next().unwrap_or_default(),
-            Spelling::Raw => "",
+        let namespace = match self.kind {
+            KeyKind::Composed => self.text.split(':').next().unwrap_or_default(),
+            KeyKind::Raw => "",
         };
         // The one source of random bits in the standard library.
         static KEY: LazyLock<[[u8; 8]; 2]> = LazyLock::new(|| {
@@ -156,25 +156,25 @@ impl LockKey {
 #[cfg(feature = "redis")]
 impl LockKey {
     /// Of this text, as it was read back from a store.
-    pub(crate) fn of_text(text: &str) -> Self {
-        Self::new(text.into(), Spelling::Made)
+    pub(crate) fn from_composed(text: &str) -> Self {
+        Self::new(text.into(), KeyKind::Composed)
     }
 
     /// Of this raw name, as it was read back from a store.
-    pub(crate) fn of_raw_name(name: &str) -> Self {
-        Self::new(name.into(), Spelling::Raw)
+    pub(crate) fn from_raw_name(name: &str) -> Self {
+        Self::new(name.into(), KeyKind::Raw)
     }
 
     pub(crate) fn is_raw(&self) -> bool {
-        self.spelling == Spelling::Raw
+        self.kind == KeyKind::Raw
     }
 }
 
 impl LockKey {
-    fn new(text: Arc<str>, spelling: Spelling) -> Self {
+    fn new(text: Arc<str>, spelling: KeyKind) -> Self {
         static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         let hash = KEYS.hash_one((&*text, spelling));
-        Self { text, spelling, hash }
+        Self { text, kind: spelling, hash }
     }
 }
 
@@ -184,7 +184,7 @@ impl Hash for LockKey {
     }
 }
 
-impl Hasher for HashedBefore {
+impl Hasher for PrehashedHasher {
     fn write(&mut self, _: &[u8]) {
         unreachable!("a key writes its hash");
     }

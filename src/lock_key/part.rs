@@ -179,7 +179,7 @@ pub fn display<T: fmt::Display>(value: T) -> DisplayPart<T> {
 impl PartWriter<'_> {
     /// Writes a text; what is special in a key is escaped.
     pub fn text(&mut self, text: &str) {
-        self.0.escaped(text);
+        self.0.push_escaped(text);
     }
 }
 

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use sha2::{Digest, Sha256};
 
 use super::{
-    LockKey, Spelling,
+    KeyKind, LockKey,
     part::{KeyPart, PartWriter},
 };
 use crate::limits::MAX_KEY_BYTES;
@@ -16,9 +16,9 @@ pub struct KeyWriter {
     text: [u8; MAX_KEY_BYTES],
     len: usize,
     /// Where the namespace ends.
-    namespace: usize,
+    namespace_len: usize,
     /// Hashes the whole, once it has become too long.
-    long: Option<Sha256>,
+    hasher: Option<Sha256>,
 }
 
 /// Hash mark and 128 bits in hex.
@@ -26,7 +26,7 @@ const HASH_BYTES: usize = 1 + 32;
 
 impl KeyWriter {
     pub(super) fn empty() -> Self {
-        Self { text: [0; MAX_KEY_BYTES], len: 0, namespace: 0, long: None }
+        Self { text: [0; MAX_KEY_BYTES], len: 0, namespace_len: 0, hasher: None }
     }
 
     pub(crate) fn new(namespace: &'static str) -> Self {
@@ -36,8 +36,8 @@ impl KeyWriter {
     }
 
     pub(super) fn namespace(&mut self, namespace: &str) {
-        self.escaped(namespace);
-        self.namespace = self.len;
+        self.push_escaped(namespace);
+        self.namespace_len = self.len;
     }
 
     pub(crate) fn part(&mut self, part: &impl KeyPart) {
@@ -48,17 +48,17 @@ impl KeyWriter {
     pub(super) fn push(&mut self, text: &str) {
         let text = text.as_bytes();
         let fits = text.len().min(MAX_KEY_BYTES - self.len);
-        if fits < text.len() && self.long.is_none() {
-            self.long = Some(Sha256::new_with_prefix(&self.text[..self.len]));
+        if fits < text.len() && self.hasher.is_none() {
+            self.hasher = Some(Sha256::new_with_prefix(&self.text[..self.len]));
         }
-        if let Some(long) = &mut self.long {
+        if let Some(long) = &mut self.hasher {
             long.update(text);
         }
         self.text[self.len..self.len + fits].copy_from_slice(&text[..fits]);
         self.len += fits;
     }
 
-    pub(super) fn escaped(&mut self, text: &str) {
+    pub(super) fn push_escaped(&mut self, text: &str) {
         let mut plain_from = 0;
         for (at, c) in text.char_indices() {
             if is_plain(c) {
@@ -74,17 +74,17 @@ impl KeyWriter {
     }
 
     pub(crate) fn finish(self) -> LockKey {
-        match self.long {
-            None => made(&self.text[..self.len], None),
-            Some(long) => made(&self.text[..MAX_KEY_BYTES - HASH_BYTES], Some(long)),
+        match self.hasher {
+            None => compose(&self.text[..self.len], None),
+            Some(long) => compose(&self.text[..MAX_KEY_BYTES - HASH_BYTES], Some(long)),
         }
     }
 
     pub(super) fn finish_hashed(mut self) -> LockKey {
-        let hash = self.long.take().unwrap_or_else(|| Sha256::new_with_prefix(&self.text[..self.len]));
-        self.len = self.namespace.min(MAX_KEY_BYTES - HASH_BYTES - 1);
+        let hash = self.hasher.take().unwrap_or_else(|| Sha256::new_with_prefix(&self.text[..self.len]));
+        self.len = self.namespace_len.min(MAX_KEY_BYTES - HASH_BYTES - 1);
         self.push(":");
-        made(&self.text[..self.len], Some(hash))
+        compose(&self.text[..self.len], Some(hash))
     }
 }
 
@@ -95,13 +95,13 @@ impl fmt::Debug for KeyWriter {
 }
 
 /// `text` may end within a character, where a long text was cut; what stands before it counts.
-fn made(text: &[u8], hash: Option<Sha256>) -> LockKey {
+fn compose(text: &[u8], hash: Option<Sha256>) -> LockKey {
     let text = text.utf8_chunks().next().map_or("", |chunk| chunk.valid());
     let text = match hash {
         None => Arc::from(text),
         Some(hash) => Arc::from(format!("{text}~{}", hex(hash))),
     };
-    LockKey::new(text, Spelling::Made)
+    LockKey::new(text, KeyKind::Composed)
 }
 
 /// The first 128 bits.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use crate::{
-    lock::{Core, LockManager},
+    lock::{Driver, LockManager},
     policy::LockPolicy,
     rejection::{OnReject, retry_after::UsualHold},
 };
@@ -27,7 +27,7 @@ pub(super) struct Config<K> {
 /// How this layer takes locks.
 #[derive(Clone)]
 pub(super) struct Terms {
-    pub(super) core: Arc<Core>,
+    pub(super) core: Arc<Driver>,
     pub(super) policy: LockPolicy,
     pub(super) on_reject: OnReject,
     pub(super) usual_hold: Arc<UsualHold>,

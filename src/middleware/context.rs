@@ -92,7 +92,7 @@ impl Slot {
         // A copy of the extensions of a request that is over says nothing, and is not kept.
         let outer = extensions.get::<Self>().filter(|slot| !slot.is_closed()).cloned();
         let is_inner = outer.as_ref().is_some_and(|outer| outer.0.is_inner || outer.holds());
-        let known = extensions.get::<Owner>().filter(|owner| !owner.is_retired()).cloned();
+        let known = extensions.get::<Owner>().filter(|owner| !owner.is_closed()).cloned();
         let (owner, tenure) = match (known, &outer) {
             (Some(owner), Some(outer)) if outer.0.owner == owner && is_inner => (owner, outer.0.tenure.upgrade()),
             // A layer that holds nothing gives nothing to re-enter. And what it is called for twice (a retry, while the first try finishes
@@ -208,7 +208,7 @@ impl Slot {
     fn admit(&self, route: &Route, key: &LockKey, body: Option<&mut Share>) -> Result<(), Rejection> {
         let Some(Err(why)) = body.map(|body| body.waits_for(key)) else { return Ok(()) };
         // The holder of the key does not wait for it: rejected, it would be for its own waiters.
-        if self.0.terms.core.holds(key, &self.0.owner) > 0 {
+        if self.0.terms.core.hold_count(key, &self.0.owner) > 0 {
             return Ok(());
         }
         // The body of a request that does not wait is not the reason.
@@ -251,7 +251,7 @@ impl Slot {
         if !self.0.max_client_wait.unwrap_or_else(|| policy.request_wait()).is_zero() {
             return None;
         }
-        let error = core.refusal(key, &self.0.owner, || route.label())?;
+        let error = core.rejection_without_wait(key, &self.0.owner, || route.label())?;
         self.0.has_applied.store(self.0.max_client_wait.is_some(), Release);
         LockSpan::waiting(route, key, policy.shows_key()).turned_away(&error, Duration::ZERO);
         Some(Rejection::of(error, usual_hold, policy.status_in_vain()))

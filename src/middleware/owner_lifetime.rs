@@ -17,6 +17,6 @@ impl Tenure {
 
 impl Drop for Tenure {
     fn drop(&mut self) {
-        self.0.retire();
+        self.0.close();
     }
 }

@@ -16,7 +16,9 @@ use super::{
     owner_lifetime::Tenure,
     request_lock::Section,
 };
-use crate::{body::pace::TooSlow, error::LockLost, limits::RELEASE_WAIT, store::Released, telemetry::span::LockSpan};
+use crate::{
+    body::pace::TooSlow, error::LockLost, limits::RELEASE_WAIT, lock::ReleaseOutcome, telemetry::span::LockSpan,
+};
 
 /// The duty to end all sections of one request at one layer, each exactly once.
 ///
@@ -134,7 +136,7 @@ impl Duty {
             self.sections.drain(..).rev().map(|section| section.release(has_failed)).collect();
         let all = async {
             for (release, note) in releases {
-                let is_late = matches!(release.await, Ok(Released::NotHolder));
+                let is_late = matches!(release.await, Ok(ReleaseOutcome::NotHeld));
                 if is_late {
                     note.span.late();
                 }

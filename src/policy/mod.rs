@@ -7,7 +7,7 @@ use crate::{
         BODY_IDLE_TIMEOUT, LOCK_DELAY, LOCK_DELAY_MAX, LOCK_WAIT_TIMEOUT, MAX_HOLD, MIN_BODY_RATE, MIN_HOLD_MAX,
         REQUEST_WAIT_TIMEOUT,
     },
-    proto::hold_limits::Terms,
+    proto::hold_limits::HoldLimits,
 };
 
 /// What a log shows of a key.
@@ -296,8 +296,8 @@ impl LockPolicy {
     }
 
     /// On which terms a request holds its key.
-    pub(crate) fn request_terms(&self) -> Terms {
-        Terms { max_hold: Some(self.longest_hold()), ..self.call_terms() }
+    pub(crate) fn request_terms(&self) -> HoldLimits {
+        HoldLimits { max_hold: Some(self.longest_hold()), ..self.call_terms() }
     }
 
     pub(crate) fn longest_hold(&self) -> Duration {
@@ -344,8 +344,8 @@ impl LockPolicy {
     }
 
     /// On which terms a call without HTTP holds its key.
-    pub(crate) fn call_terms(&self) -> Terms {
-        Terms {
+    pub(crate) fn call_terms(&self) -> HoldLimits {
+        HoldLimits {
             lease: self.lease.unwrap_or_default(),
             max_hold: self.max_hold,
             min_hold: self.min_hold.unwrap_or_default().min(MIN_HOLD_MAX),

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{DriverTypes, grant::Grant, in_flight::Calls, section::Section};
+use super::{DriverTypes, grant::Grant, in_flight::InFlight, section::Section};
 use crate::{
     acquisition::AcquisitionId,
     clock::BootInstant,
@@ -15,131 +15,131 @@ use crate::{
 /// One owner id, from the first question to the moment in which nothing of it can be left in the store.
 #[derive(Debug)]
 pub(super) struct Attempt<D: DriverTypes> {
-    pub(super) owner: AcquisitionId,
+    pub(super) id: AcquisitionId,
     pub(super) state: State<D>,
     /// It asked for a place in the line. Once it has, it does so for ever: a place must not be lost by a question.
-    pub(super) lines_up: bool,
-    pub(super) calls: Calls,
+    pub(super) wants_queue: bool,
+    pub(super) in_flight: InFlight,
     /// A hint has come while a call is under way: its answer may be older than the hint.
-    pub(super) hinted: bool,
+    pub(super) recheck_after_reply: bool,
     /// The key was taken away while a call is under way: the grant that it answers may be the one that is over.
-    pub(super) taken_away: bool,
+    pub(super) revoked_meanwhile: bool,
     /// That was asked about once. A flood of messages must not keep it from beginning.
-    pub(super) checked: bool,
+    pub(super) is_verified: bool,
     /// What the store was asked for.
     pub(super) lease: Duration,
     /// How long the store was asked to keep the key beyond the lease.
     pub(super) lock_delay: Duration,
     /// When to ask again.
-    pub(super) ask_at: Option<BootInstant>,
+    pub(super) retry_at: Option<BootInstant>,
     /// When the store said where it stands in the line.
-    pub(super) heard_at: BootInstant,
+    pub(super) last_reply_at: BootInstant,
     /// Until when somebody else has the key, as the store said.
-    pub(super) held_until: BootInstant,
+    pub(super) holder_expires_at: BootInstant,
 }
 
 #[derive(Debug)]
 pub(super) enum State<D: DriverTypes> {
     /// The store is asked, for the first time.
-    Asking,
+    Requesting,
     /// It has a place in the store's line.
     Queued,
     /// It has the key.
-    Held(Held<D>),
+    Holding(Holding<D>),
     /// Between two sections: others may have their turn.
     Yielding {
-        held: Held<D>,
-        next: AcquisitionId,
+        holding: Holding<D>,
+        next_id: AcquisitionId,
         /// A renewal was refused meanwhile: because of the yield, or because of a revocation after
         /// it.
-        is_refused: bool,
+        is_renewal_refused: bool,
     },
 }
 
 /// What goes on under a grant.
 #[derive(Debug)]
-pub(super) struct Held<D: DriverTypes> {
+pub(super) struct Holding<D: DriverTypes> {
     pub(super) grant: Arc<Grant<D>>,
     pub(super) token: FencingToken,
     /// When the store last said that nobody else has its turn.
     pub(super) since: BootInstant,
     /// How many sections there were under this fence.
     pub(super) sections: u16,
-    pub(super) running: Option<Running<D>>,
+    pub(super) active: Option<ActiveSection<D>>,
 }
 
 /// The section that runs, and who is in it.
 #[derive(Debug)]
-pub(super) struct Running<D: DriverTypes> {
+pub(super) struct ActiveSection<D: DriverTypes> {
     pub(super) section: Arc<Section<D>>,
     pub(super) owner: Option<Owner>,
     pub(super) holds: u32,
     /// One of its guards was dropped.
-    pub(super) abnormal: bool,
+    pub(super) any_dropped: bool,
     /// One of its guards was given back in order.
-    pub(super) in_order: bool,
+    pub(super) any_released: bool,
 }
 
 impl<D: DriverTypes> Attempt<D> {
     pub(super) fn new(owner: AcquisitionId) -> Self {
         Self {
-            owner,
-            state: State::Asking,
-            lines_up: false,
-            calls: Calls::default(),
-            hinted: false,
-            taken_away: false,
-            checked: false,
+            id: owner,
+            state: State::Requesting,
+            wants_queue: false,
+            in_flight: InFlight::default(),
+            recheck_after_reply: false,
+            revoked_meanwhile: false,
+            is_verified: false,
             lease: Duration::ZERO,
             lock_delay: Duration::ZERO,
-            ask_at: None,
-            heard_at: BootInstant::default(),
-            held_until: BootInstant::default(),
+            retry_at: None,
+            last_reply_at: BootInstant::default(),
+            holder_expires_at: BootInstant::default(),
         }
     }
 
     /// It goes by this id, or will.
-    #[cfg(any(test, feature = "test-util"))]
-    pub(super) fn is(&self, id: &AcquisitionId) -> bool {
-        self.owner == *id || matches!(&self.state, State::Yielding { next, .. } if next == id)
+    #[cfg(any(test, feature = "__internals"))]
+    pub(super) fn has_id(&self, id: &AcquisitionId) -> bool {
+        self.id == *id || matches!(&self.state, State::Yielding { next_id, .. } if next_id == id)
     }
 
-    pub(super) fn waits_for_its_turn(&self) -> bool {
-        matches!(self.state, State::Asking | State::Queued)
+    pub(super) fn is_pending(&self) -> bool {
+        matches!(self.state, State::Requesting | State::Queued)
     }
 
     /// When a request in the queue is to be told that the store is silent. Requests without a wait
     /// are told first, if there are any.
-    pub(super) fn gives_up_at(&self, has_impatient: bool, timeout: Duration) -> Option<BootInstant> {
-        if self.waits_for_its_turn() { self.calls.gives_up_at(!has_impatient, timeout) } else { None }
+    pub(super) fn fails_at(&self, has_impatient: bool, timeout: Duration) -> Option<BootInstant> {
+        if self.is_pending() { self.in_flight.fails_at(!has_impatient, timeout) } else { None }
     }
 
-    pub(super) fn running(&self) -> Option<&Running<D>> {
+    pub(super) fn active_section(&self) -> Option<&ActiveSection<D>> {
         match &self.state {
-            State::Held(held) => held.running.as_ref(),
+            State::Holding(held) => held.active.as_ref(),
             _ => None,
         }
     }
 
     /// Why nobody knows whose the key is: the store has not said a word, or does not answer any more.
-    pub(super) fn silent(&self) -> Option<StoreError> {
-        let no_word = matches!(self.state, State::Asking);
+    pub(super) fn store_error(&self) -> Option<StoreError> {
+        let no_word = matches!(self.state, State::Requesting);
         let no_answer = || StoreError::new("lock", "acquire", StoreErrorKind::Timeout);
-        self.calls.error.clone().or_else(|| no_word.then(no_answer))
+        self.in_flight.error.clone().or_else(|| no_word.then(no_answer))
     }
 
     /// When a waiter asks again: about once a second, or when the holder's lease is over.
-    pub(super) fn check_in(&mut self, now: BootInstant, lease_left: Duration, die: f64) {
+    pub(super) fn schedule_poll(&mut self, now: BootInstant, lease_left: Duration, die: f64) {
         let usual = QUEUE_POLL_INTERVAL.mul_f64(0.8 + 0.4 * die);
         // Rounded up: asked within the last millisecond of the lease it would be held once more.
         let free = lease_left.saturating_add(Duration::from_millis(2)).max(RETRY_MIN);
-        self.ask_at = Some(now.saturating_add(usual.min(free)));
+        self.retry_at = Some(now.saturating_add(usual.min(free)));
     }
 }
 
-impl<D: DriverTypes> Running<D> {
+impl<D: DriverTypes> ActiveSection<D> {
     /// Of what is lost, nobody holds anything.
-    pub(super) fn holds(&self, now: BootInstant) -> u32 {
+    pub(super) fn hold_count(&self, now: BootInstant) -> u32 {
         if self.section.remaining(now).is_zero() { 0 } else { self.holds }
     }
 

@@ -27,7 +27,7 @@ impl AtomicDeadline {
     }
 
     /// Why it has ended. `None` while it has not.
-    pub(super) fn why(&self) -> Option<LockLost> {
+    pub(super) fn end_reason(&self) -> Option<LockLost> {
         match self.get() {
             Deadline::At(_) => None,
             Deadline::Ended(why) => Some(why),
@@ -84,11 +84,11 @@ mod tests {
     #[test]
     fn the_first_reason_stays() {
         let deadline = AtomicDeadline::new(at(10));
-        assert_eq!((deadline.why(), deadline.at()), (None, at(10)));
+        assert_eq!((deadline.end_reason(), deadline.at()), (None, at(10)));
         deadline.end(LockLost::Revoked);
         deadline.end(LockLost::Released);
         assert!(!deadline.extend(at(20), at(1)), "it has ended");
-        assert_eq!((deadline.why(), deadline.at()), (Some(LockLost::Revoked), BootInstant::default()));
+        assert_eq!((deadline.end_reason(), deadline.at()), (Some(LockLost::Revoked), BootInstant::default()));
     }
 
     #[test]

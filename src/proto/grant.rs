@@ -8,7 +8,7 @@ use std::{
 use super::{
     DriverTypes,
     deadline::{AtomicDeadline, Deadline},
-    lease::safe_part,
+    lease::usable_part,
 };
 use crate::{
     acquisition::AcquisitionId,
@@ -28,7 +28,7 @@ pub struct Grant<D: DriverTypes> {
     /// What is locked.
     pub key: LockKey,
     /// Who has it.
-    pub owner: AcquisitionId,
+    pub id: AcquisitionId,
     /// The token of the first section under the newest fence.
     token: AtomicU64,
     /// I4: nothing but the store's word moves it on. Nanoseconds; the [code](LockLost::code) of a reason once it is over, for ever (I5).
@@ -39,19 +39,19 @@ pub struct Grant<D: DriverTypes> {
     /// never counts on less than before.
     lease: AtomicU64,
     /// When to look whether the section that runs was taken by all callers it was sent to.
-    delivery_at: AtomicU64,
+    delivery_check_at: AtomicU64,
     /// How long the store keeps the key beyond the lease.
     lock_delay: AtomicU64,
     /// When the watchdog asks the store for more.
     renew_at: AtomicU64,
     /// When the store was last asked because of a message.
-    doubted_at: AtomicU64,
+    verified_at: AtomicU64,
     /// The next renewal is sent early because of a message.
-    hurried: AtomicBool,
+    is_early: AtomicBool,
     /// A message says that it is over, and no answer since says that it is not.
     in_doubt: AtomicBool,
     /// Whether an answer to that is awaited: [`IDLE`](Self::IDLE), [`ASKING`](Self::ASKING) or [`AGAIN`](Self::AGAIN).
-    asking: AtomicU8,
+    renewal: AtomicU8,
     warned: AtomicBool,
     /// Of the driver.
     pub data: D::GrantData,
@@ -59,24 +59,24 @@ pub struct Grant<D: DriverTypes> {
 
 /// What a grant needs at some moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
+pub enum NextCheck {
     /// Nothing before this moment.
-    Rest(BootInstant),
+    Sleep(BootInstant),
     /// To be renewed; and to be looked at again at this moment, if no answer has come.
-    Renewal(BootInstant),
+    Renew(BootInstant),
     /// The section that runs has reached its limit, or it is time to look at its delivery.
-    HoldLimitReached,
+    CheckSection,
     /// Nothing more: it is over.
-    Over,
+    Ended,
 }
 
 impl<D: DriverTypes> Grant<D> {
     /// No renewal is under way.
     const IDLE: u8 = 0;
     /// One is.
-    const ASKING: u8 = 1;
+    const IN_FLIGHT: u8 = 1;
     /// One is, and was sent before the newest doubt: its answer may be older.
-    const AGAIN: u8 = 2;
+    const REPEAT: u8 = 2;
 
     /// Granted by an answer to what was asked at this moment (I3).
     pub(super) fn new(
@@ -90,17 +90,17 @@ impl<D: DriverTypes> Grant<D> {
         Self {
             lease: AtomicU64::new(nanos(lease)),
             key,
-            owner,
+            id: owner,
             token: AtomicU64::new(token.as_u64()),
-            deadline: AtomicDeadline::new(asked.saturating_add(safe_part(lease))),
+            deadline: AtomicDeadline::new(asked.saturating_add(usable_part(lease))),
             limit: AtomicU64::new(BootInstant::FAR_FUTURE.as_nanos()),
-            delivery_at: AtomicU64::new(BootInstant::FAR_FUTURE.as_nanos()),
+            delivery_check_at: AtomicU64::new(BootInstant::FAR_FUTURE.as_nanos()),
             lock_delay: AtomicU64::new(nanos(lock_delay)),
             renew_at: AtomicU64::new(asked.saturating_add(lease / RENEWALS_PER_LEASE).as_nanos()),
-            doubted_at: AtomicU64::new(0),
-            hurried: AtomicBool::new(false),
+            verified_at: AtomicU64::new(0),
+            is_early: AtomicBool::new(false),
             in_doubt: AtomicBool::new(false),
-            asking: AtomicU8::new(Self::IDLE),
+            renewal: AtomicU8::new(Self::IDLE),
             warned: AtomicBool::new(false),
             data: D::GrantData::default(),
         }
@@ -126,30 +126,30 @@ impl<D: DriverTypes> Grant<D> {
     /// `lease` is the one of the call that was answered. A renewal that was sent before the lease
     /// grew got the shorter one: to count on the longer one would be to let two in.
     pub fn extend(&self, lease: Duration, asked: BootInstant, now: BootInstant) {
-        if self.deadline.extend(asked.saturating_add(safe_part(lease)), now) {
+        if self.deadline.extend(asked.saturating_add(usable_part(lease)), now) {
             self.renew_at.store(asked.saturating_add(lease / RENEWALS_PER_LEASE).as_nanos(), Ordering::Relaxed);
             self.warned.store(false, Ordering::Relaxed);
             // An answer to a question that is older than the doubt says nothing about it.
-            if self.asking.load(Ordering::Acquire) != Self::AGAIN {
+            if self.renewal.load(Ordering::Acquire) != Self::REPEAT {
                 self.in_doubt.store(false, Ordering::Release);
             }
         }
     }
 
     /// A section begins under it.
-    pub(super) fn section(&self, limit: BootInstant) {
+    pub(super) fn set_section_limit(&self, limit: BootInstant) {
         self.limit.store(limit.as_nanos(), Ordering::Relaxed);
-        self.delivery_at(BootInstant::FAR_FUTURE);
+        self.set_delivery_check(BootInstant::FAR_FUTURE);
     }
 
     /// When the delivery of the section that runs is looked at.
-    pub(super) fn delivery_at(&self, at: BootInstant) {
-        self.delivery_at.store(at.as_nanos(), Ordering::Relaxed);
+    pub(super) fn set_delivery_check(&self, at: BootInstant) {
+        self.delivery_check_at.store(at.as_nanos(), Ordering::Relaxed);
     }
 
     /// The same, if it is not looked at sooner.
-    pub(super) fn delivery_by(&self, at: BootInstant) {
-        self.delivery_at.fetch_min(at.as_nanos(), Ordering::Relaxed);
+    pub(super) fn lower_delivery_check(&self, at: BootInstant) {
+        self.delivery_check_at.fetch_min(at.as_nanos(), Ordering::Relaxed);
     }
 
     pub(super) fn lock_delay(&self) -> Duration {
@@ -163,7 +163,7 @@ impl<D: DriverTypes> Grant<D> {
 
     /// What the store is asked for when it is renewed for this lease: it, and the lock-delay that
     /// only the store knows of (I10).
-    pub fn with_delay(&self, lease: Duration) -> Duration {
+    pub fn store_lease(&self, lease: Duration) -> Duration {
         lease.saturating_add(self.lock_delay())
     }
 
@@ -173,8 +173,8 @@ impl<D: DriverTypes> Grant<D> {
     }
 
     /// Why it is over; `None` while it is not.
-    pub fn why(&self) -> Option<LockLost> {
-        self.deadline.why()
+    pub fn end_reason(&self) -> Option<LockLost> {
+        self.deadline.end_reason()
     }
 
     /// Under which fence it is, or was.
@@ -184,7 +184,7 @@ impl<D: DriverTypes> Grant<D> {
 
     /// The store has given it a new fence and this lease, and was asked to keep the key for this
     /// long beyond it.
-    pub(super) fn refence(&self, token: FencingToken, lease: Duration, lock_delay: Duration) {
+    pub(super) fn set_fence(&self, token: FencingToken, lease: Duration, lock_delay: Duration) {
         self.token.store(token.as_u64(), Ordering::Relaxed);
         self.lease.fetch_max(nanos(lease), Ordering::Relaxed);
         self.lock_delay.store(nanos(lock_delay), Ordering::Relaxed);
@@ -193,16 +193,16 @@ impl<D: DriverTypes> Grant<D> {
     /// What the watchdog has to do for it now. An answer that does not come is asked for again soon.
     ///
     /// `soon`: what is due before this moment is done now, with what is due already.
-    pub fn need(&self, now: BootInstant, soon: BootInstant) -> Need {
+    pub fn next_check(&self, now: BootInstant, soon: BootInstant) -> NextCheck {
         let left = self.remaining(now);
         if left.is_zero() {
-            return Need::Over;
+            return NextCheck::Ended;
         }
-        let [limit, delivery_at] =
-            [&self.limit, &self.delivery_at].map(|moment| BootInstant::from_nanos(moment.load(Ordering::Relaxed)));
+        let [limit, delivery_at] = [&self.limit, &self.delivery_check_at]
+            .map(|moment| BootInstant::from_nanos(moment.load(Ordering::Relaxed)));
         let limit = limit.min(delivery_at);
         if limit <= now {
-            return Need::HoldLimitReached;
+            return NextCheck::CheckSection;
         }
         let end = now.saturating_add(left).min(limit);
         let renew_at = BootInstant::from_nanos(self.renew_at.load(Ordering::Relaxed));
@@ -211,25 +211,25 @@ impl<D: DriverTypes> Grant<D> {
         // A short lease waits for others for a short time: one that has just begun is not renewed.
         let soon = soon.min(now.saturating_add(self.lease() / RENEWAL_BATCH_WINDOWS_PER_LEASE));
         if soon < renew_at || now < not_before {
-            return Need::Rest(renew_at.max(not_before).min(end));
+            return NextCheck::Sleep(renew_at.max(not_before).min(end));
         }
-        self.asking.store(Self::ASKING, Ordering::Release);
+        self.renewal.store(Self::IN_FLIGHT, Ordering::Release);
         // Only a renewal that a message has caused delays the next one. After a periodic renewal
         // the section would run on, although its lock was revoked.
-        if self.hurried.swap(false, Ordering::AcqRel) {
-            self.doubted_at.store(now.as_nanos(), Ordering::Relaxed);
+        if self.is_early.swap(false, Ordering::AcqRel) {
+            self.verified_at.store(now.as_nanos(), Ordering::Relaxed);
         }
         let again = now.saturating_add((self.lease() / RENEWAL_RETRIES_PER_LEASE).max(RENEWAL_RETRY_MIN));
         self.renew_at.store(again.as_nanos(), Ordering::Relaxed);
-        Need::Renewal(again.min(end))
+        NextCheck::Renew(again.min(end))
     }
 
     /// A message says that it is over. Messages can be forged, so the store is asked (I7): at once, but once at a time, and after a pause.
     /// Whether the watchdog has to look at it earlier for that.
-    pub fn doubt(&self, now: BootInstant) -> bool {
+    pub fn verify(&self, now: BootInstant) -> bool {
         self.in_doubt.store(true, Ordering::Release);
-        let again = |asking| (asking != Self::IDLE).then_some(Self::AGAIN);
-        self.asking.fetch_update(Ordering::AcqRel, Ordering::Acquire, again).is_err() && self.hurry(now)
+        let again = |asking| (asking != Self::IDLE).then_some(Self::REPEAT);
+        self.renewal.fetch_update(Ordering::AcqRel, Ordering::Acquire, again).is_err() && self.renew_soon(now)
     }
 
     /// Whether the store is to confirm it before another section begins under it.
@@ -238,32 +238,32 @@ impl<D: DriverTypes> Grant<D> {
     }
 
     /// The renewal that was [needed](Need::Renewal) has ended, whatever came of it. Whether the watchdog has to look at it earlier.
-    pub fn asked(&self, now: BootInstant) -> bool {
-        self.asking.swap(Self::IDLE, Ordering::AcqRel) == Self::AGAIN && self.hurry(now)
+    pub fn renewal_finished(&self, now: BootInstant) -> bool {
+        self.renewal.swap(Self::IDLE, Ordering::AcqRel) == Self::REPEAT && self.renew_soon(now)
     }
 
-    fn hurry(&self, now: BootInstant) -> bool {
-        self.hurried.store(true, Ordering::Release);
+    fn renew_soon(&self, now: BootInstant) -> bool {
+        self.is_early.store(true, Ordering::Release);
         let at = now.max(self.not_before()).as_nanos();
         self.renew_at.fetch_min(at, Ordering::AcqRel) > at
     }
 
     fn not_before(&self) -> BootInstant {
-        match self.doubted_at.load(Ordering::Relaxed) {
+        match self.verified_at.load(Ordering::Relaxed) {
             0 => BootInstant::default(),
             asked => BootInstant::from_nanos(asked).saturating_add(RECHECK_INTERVAL),
         }
     }
 
     /// When the watchdog has to look at it next.
-    pub fn look_at(&self) -> BootInstant {
-        let [limit, delivery_at, renew_at] = [&self.limit, &self.delivery_at, &self.renew_at]
+    pub fn next_check_at(&self) -> BootInstant {
+        let [limit, delivery_at, renew_at] = [&self.limit, &self.delivery_check_at, &self.renew_at]
             .map(|moment| BootInstant::from_nanos(moment.load(Ordering::Relaxed)));
         self.deadline.at().min(limit).min(delivery_at).min(renew_at)
     }
 
     /// Whether its renewal is late: once, until it has come.
-    pub(crate) fn is_late(&self, now: BootInstant) -> bool {
+    pub(crate) fn take_late_warning(&self, now: BootInstant) -> bool {
         let left = self.remaining(now);
         // Of what is over, nothing is left to be late; and where the section ends first, nothing is
         // to be renewed.
@@ -288,7 +288,7 @@ mod tests {
     type Grant = crate::proto::grant::Grant<crate::proto::NoDriver>;
 
     fn grant() -> Grant {
-        let token = FencingToken::of_grant(1).expect("small");
+        let token = FencingToken::from_fence(1).expect("small");
         Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, LEASE, s(2), START)
     }
 
@@ -300,62 +300,62 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn need(grant: &Grant, seconds: u64) -> Need {
-        grant.need(at(seconds), at(seconds))
+    fn need(grant: &Grant, seconds: u64) -> NextCheck {
+        grant.next_check(at(seconds), at(seconds))
     }
 
     #[test]
     fn it_is_renewed_every_third_of_its_lease_and_asked_again_soon_while_no_answer_comes() {
         let grant = grant();
-        assert_eq!(need(&grant, 0), Need::Rest(at(10)));
-        assert_eq!(grant.look_at(), at(10));
-        assert_eq!(need(&grant, 10), Need::Renewal(at(11)));
-        assert_eq!(need(&grant, 10), Need::Rest(at(11)), "asked; not twice");
-        assert_eq!(need(&grant, 11), Need::Renewal(at(12)), "no answer came");
+        assert_eq!(need(&grant, 0), NextCheck::Sleep(at(10)));
+        assert_eq!(grant.next_check_at(), at(10));
+        assert_eq!(need(&grant, 10), NextCheck::Renew(at(11)));
+        assert_eq!(need(&grant, 10), NextCheck::Sleep(at(11)), "asked; not twice");
+        assert_eq!(need(&grant, 11), NextCheck::Renew(at(12)), "no answer came");
         grant.extend(grant.lease(), at(11), at(12));
-        assert_eq!(need(&grant, 12), Need::Rest(at(21)), "a third after it was asked for");
+        assert_eq!(need(&grant, 12), NextCheck::Sleep(at(21)), "a third after it was asked for");
         assert_eq!(
-            grant.need(START.saturating_add(Duration::from_millis(20_500)), at(21)),
-            Need::Renewal(START.saturating_add(Duration::from_millis(21_500))),
+            grant.next_check(START.saturating_add(Duration::from_millis(20_500)), at(21)),
+            NextCheck::Renew(START.saturating_add(Duration::from_millis(21_500))),
             "with those that are due already"
         );
-        assert_eq!(grant.remaining(at(12)), s(11) + safe_part(LEASE) - s(12));
+        assert_eq!(grant.remaining(at(12)), s(11) + usable_part(LEASE) - s(12));
     }
 
     #[test]
     fn a_section_with_an_end_is_renewed_too_and_is_not_late_before_it() {
-        let token = FencingToken::of_grant(1).expect("small");
-        let lease = BOUNDS.of_section(s(5));
+        let token = FencingToken::from_fence(1).expect("small");
+        let lease = BOUNDS.for_section(s(5));
         let grant =
             Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, lease, s(2), START);
-        grant.section(at(5));
+        grant.set_section_limit(at(5));
         assert!(grant.remaining(START) > s(5) && grant.remaining(START) < s(6), "its own end is first");
         let third = START.saturating_add(lease / 3);
-        assert!(matches!(grant.need(third, third), Need::Renewal(_)), "so that a revocation is noticed");
-        assert_eq!(grant.with_delay(grant.lease()), lease + s(2));
-        assert!(!grant.is_late(START.saturating_add(Duration::from_millis(4_900))));
+        assert!(matches!(grant.next_check(third, third), NextCheck::Renew(_)), "so that a revocation is noticed");
+        assert_eq!(grant.store_lease(grant.lease()), lease + s(2));
+        assert!(!grant.take_late_warning(START.saturating_add(Duration::from_millis(4_900))));
     }
 
     /// I5
     #[test]
     fn it_is_looked_at_again_at_its_deadline_whatever_was_asked() {
-        let (grant, deadline) = (grant(), START.saturating_add(safe_part(LEASE)));
-        assert_eq!(need(&grant, 29), Need::Renewal(deadline), "sooner than the next question");
-        assert_eq!(need(&grant, 29), Need::Rest(deadline));
-        assert_eq!(grant.need(deadline, deadline), Need::Over);
-        assert_eq!(grant.why(), Some(LockLost::Expired));
+        let (grant, deadline) = (grant(), START.saturating_add(usable_part(LEASE)));
+        assert_eq!(need(&grant, 29), NextCheck::Renew(deadline), "sooner than the next question");
+        assert_eq!(need(&grant, 29), NextCheck::Sleep(deadline));
+        assert_eq!(grant.next_check(deadline, deadline), NextCheck::Ended);
+        assert_eq!(grant.end_reason(), Some(LockLost::Expired));
     }
 
     #[test]
     fn it_is_looked_at_when_its_section_reaches_its_limit() {
         let grant = grant();
-        grant.section(at(4));
-        assert_eq!((need(&grant, 0), grant.look_at()), (Need::Rest(at(4)), at(4)));
-        assert_eq!(need(&grant, 4), Need::HoldLimitReached);
-        grant.section(BootInstant::FAR_FUTURE);
+        grant.set_section_limit(at(4));
+        assert_eq!((need(&grant, 0), grant.next_check_at()), (NextCheck::Sleep(at(4)), at(4)));
+        assert_eq!(need(&grant, 4), NextCheck::CheckSection);
+        grant.set_section_limit(BootInstant::FAR_FUTURE);
         assert_eq!(
-            (need(&grant, 4), grant.with_delay(grant.lease())),
-            (Need::Rest(at(10)), s(32)),
+            (need(&grant, 4), grant.store_lease(grant.lease())),
+            (NextCheck::Sleep(at(10)), s(32)),
             "the next one has another"
         );
     }
@@ -368,14 +368,14 @@ mod tests {
             let late = at(30);
             match why {
                 Some(why) => grant.end(why),
-                None => assert_eq!(need(&grant, 30), Need::Over, "past its deadline"),
+                None => assert_eq!(need(&grant, 30), NextCheck::Ended, "past its deadline"),
             }
             grant.extend(grant.lease(), at(29), late);
             grant.extend(grant.lease(), late, late);
             grant.end(LockLost::HoldLimitReached);
             assert_eq!(grant.remaining(late), Duration::ZERO);
-            assert_eq!(need(&grant, 0), Need::Over, "not even for a clock that steps back");
-            assert_eq!(grant.why(), Some(why.unwrap_or(LockLost::Expired)), "and the first reason stays");
+            assert_eq!(need(&grant, 0), NextCheck::Ended, "not even for a clock that steps back");
+            assert_eq!(grant.end_reason(), Some(why.unwrap_or(LockLost::Expired)), "and the first reason stays");
         }
     }
 
@@ -383,16 +383,16 @@ mod tests {
     /// one stays.
     #[test]
     fn a_renewal_counts_for_the_lease_that_it_asked_for() {
-        let token = FencingToken::of_grant(1).expect("small");
+        let token = FencingToken::from_fence(1).expect("small");
         let grant =
             Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, s(3), s(1), START);
         grant.extend(LEASE, at(1), at(2));
-        grant.refence(FencingToken::of_grant(2).expect("small"), LEASE, s(1));
+        grant.set_fence(FencingToken::from_fence(2).expect("small"), LEASE, s(1));
         let left = grant.remaining(at(2));
-        assert_eq!(left, s(1) + safe_part(LEASE) - s(2));
+        assert_eq!(left, s(1) + usable_part(LEASE) - s(2));
         grant.extend(s(3), START.saturating_add(Duration::from_millis(1_500)), at(2));
         assert_eq!(grant.remaining(at(2)), left);
-        grant.refence(FencingToken::of_grant(3).expect("small"), s(3), s(1));
+        grant.set_fence(FencingToken::from_fence(3).expect("small"), s(3), s(1));
         assert_eq!(grant.lease(), LEASE, "it only grows");
     }
 
@@ -417,21 +417,21 @@ mod tests {
     #[test]
     fn a_grant_in_doubt_is_asked_about_at_once_once_at_a_time_and_after_a_pause() {
         let (grant, ms) = (grant(), |ms| START.saturating_add(Duration::from_millis(ms)));
-        let need = |at| grant.need(at, at.saturating_add(Duration::from_millis(500)));
-        assert!(grant.doubt(ms(1_000)), "to be looked at now");
-        assert!(!grant.doubt(ms(1_000)), "it is listed for that already");
-        assert!(matches!(need(ms(1_000)), Need::Renewal(_)));
+        let need = |at| grant.next_check(at, at.saturating_add(Duration::from_millis(500)));
+        assert!(grant.verify(ms(1_000)), "to be looked at now");
+        assert!(!grant.verify(ms(1_000)), "it is listed for that already");
+        assert!(matches!(need(ms(1_000)), NextCheck::Renew(_)));
         for _ in 0..1_000 {
-            assert!(!grant.doubt(ms(1_010)), "the answer is awaited");
+            assert!(!grant.verify(ms(1_010)), "the answer is awaited");
         }
         grant.extend(grant.lease(), ms(1_000), ms(1_020));
-        assert!(grant.asked(ms(1_020)), "the answer may be older than the doubt");
-        assert_eq!(grant.look_at(), ms(1_100), "once more, after a pause");
-        assert_eq!(need(ms(1_020)), Need::Rest(ms(1_100)), "others are due, and it is not");
-        assert!(matches!(need(ms(1_100)), Need::Renewal(_)));
+        assert!(grant.renewal_finished(ms(1_020)), "the answer may be older than the doubt");
+        assert_eq!(grant.next_check_at(), ms(1_100), "once more, after a pause");
+        assert_eq!(need(ms(1_020)), NextCheck::Sleep(ms(1_100)), "others are due, and it is not");
+        assert!(matches!(need(ms(1_100)), NextCheck::Renew(_)));
         grant.extend(grant.lease(), ms(1_100), ms(1_120));
-        assert!(!grant.asked(ms(1_120)), "nobody has doubted it since");
-        assert_eq!(need(ms(1_120)), Need::Rest(ms(11_100)));
+        assert!(!grant.renewal_finished(ms(1_120)), "nobody has doubted it since");
+        assert_eq!(need(ms(1_120)), NextCheck::Sleep(ms(11_100)));
     }
 
     /// Of each length: a third of it, and not at once, though the watchdog collects what is due
@@ -439,49 +439,50 @@ mod tests {
     #[test]
     fn a_lease_of_any_length_is_renewed_after_a_third_of_it() {
         for lease in [Duration::from_millis(510), s(2), LEASE, s(600)] {
-            let token = FencingToken::of_grant(1).expect("small");
+            let token = FencingToken::from_fence(1).expect("small");
             let grant =
                 Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, lease, s(1), START);
-            let need = |at: BootInstant| grant.need(at, at.saturating_add(Duration::from_millis(500)));
+            let need = |at: BootInstant| grant.next_check(at, at.saturating_add(Duration::from_millis(500)));
             let third = START.saturating_add(lease / 3);
-            assert_eq!(need(START), Need::Rest(third), "{lease:?}");
-            assert!(matches!(need(third), Need::Renewal(_)), "{lease:?}");
+            assert_eq!(need(START), NextCheck::Sleep(third), "{lease:?}");
+            assert!(matches!(need(third), NextCheck::Renew(_)), "{lease:?}");
             assert!(
-                !grant.is_late(START.saturating_add(lease / 2)) && grant.is_late(START.saturating_add(lease / 4 * 3)),
+                !grant.take_late_warning(START.saturating_add(lease / 2))
+                    && grant.take_late_warning(START.saturating_add(lease / 4 * 3)),
                 "{lease:?}"
             );
             grant.extend(grant.lease(), third, third);
-            assert_eq!(grant.remaining(third), safe_part(lease), "{lease:?}: what was granted, and no more");
+            assert_eq!(grant.remaining(third), usable_part(lease), "{lease:?}: what was granted, and no more");
         }
     }
 
     #[test]
     fn a_revocation_right_after_a_periodic_renewal_is_asked_about_at_once() {
         let (grant, ms) = (grant(), |ms| START.saturating_add(Duration::from_millis(ms)));
-        assert!(matches!(need(&grant, 10), Need::Renewal(_)));
+        assert!(matches!(need(&grant, 10), NextCheck::Renew(_)));
         grant.extend(grant.lease(), at(10), at(10));
-        assert!(!grant.asked(at(10)));
-        assert!(grant.doubt(ms(10_001)));
-        assert!(matches!(grant.need(ms(10_001), ms(10_001)), Need::Renewal(_)));
+        assert!(!grant.renewal_finished(at(10)));
+        assert!(grant.verify(ms(10_001)));
+        assert!(matches!(grant.next_check(ms(10_001), ms(10_001)), NextCheck::Renew(_)));
     }
 
     #[test]
     fn a_late_renewal_is_told_of_once_until_it_has_come() {
         let grant = grant();
-        assert!(!grant.is_late(at(19)));
-        assert!(grant.is_late(at(20)));
-        assert!(!grant.is_late(at(21)));
+        assert!(!grant.take_late_warning(at(19)));
+        assert!(grant.take_late_warning(at(20)));
+        assert!(!grant.take_late_warning(at(21)));
         grant.extend(grant.lease(), at(21), at(22));
-        assert!(!grant.is_late(at(23)) && grant.is_late(at(42)));
+        assert!(!grant.take_late_warning(at(23)) && grant.take_late_warning(at(42)));
         grant.extend(grant.lease(), at(42), at(42));
         grant.end(LockLost::Released);
-        assert!(!grant.is_late(at(70)), "what is given back is not late");
+        assert!(!grant.take_late_warning(at(70)), "what is given back is not late");
     }
 
     /// I5: the answer comes in the very moment in which somebody finds it over. It is one or the other, for everybody.
     #[test]
     fn nobody_is_told_that_it_is_over_before_it_is_held_again() {
-        let deadline = START.saturating_add(safe_part(LEASE));
+        let deadline = START.saturating_add(usable_part(LEASE));
         let grants: Vec<_> = (0..20_000).map(|_| grant()).collect();
         // Both go for the same one at the same moment.
         let (arrived, go) = (AtomicU64::new(0), AtomicU64::new(0));

@@ -10,7 +10,7 @@ use crate::{
 
 /// What was agreed on when the lock was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct HoldLimits {
     /// See [`LockPolicy::lease`](crate::LockPolicy::lease).
     pub lease: Lease,
     /// See [`LockPolicy::max_hold`](crate::LockPolicy::max_hold). `None`: without end.
@@ -21,15 +21,15 @@ pub struct Terms {
     pub lock_delay: Duration,
 }
 
-impl Default for Terms {
+impl Default for HoldLimits {
     fn default() -> Self {
         Self { lease: Lease::AutoRenew, max_hold: None, min_hold: Duration::ZERO, lock_delay: LOCK_DELAY }
     }
 }
 
-impl Terms {
+impl HoldLimits {
     /// When a section that begins now is over, whatever the store says.
-    pub(super) fn limit(&self, now: BootInstant) -> BootInstant {
+    pub(super) fn end_at(&self, now: BootInstant) -> BootInstant {
         let fixed = match self.lease {
             Lease::AutoRenew => BootInstant::FAR_FUTURE,
             Lease::Fixed(lease) => now.saturating_add(lease),
@@ -41,21 +41,21 @@ impl Terms {
     pub(super) fn store_lease(&self, bounds: LeaseBounds) -> Duration {
         match self.lease {
             Lease::AutoRenew => bounds.longest,
-            Lease::Fixed(lease) => bounds.of_section(lease),
+            Lease::Fixed(lease) => bounds.for_section(lease),
         }
     }
 
     /// With how much of a lease left the section may begin: what cuts it short is its own end, or
     /// it is renewed.
-    pub(super) fn least_run(&self, bounds: LeaseBounds) -> Duration {
+    pub(super) fn min_remaining(&self, bounds: LeaseBounds) -> Duration {
         match self.lease {
-            Lease::Fixed(lease) if bounds.of_section(lease) < bounds.longest => lease,
+            Lease::Fixed(lease) if bounds.for_section(lease) < bounds.longest => lease,
             _ => bounds.longest / MIN_REMAINING_DIVISOR,
         }
     }
 
     /// How much of the least hold is left of a section that began then.
-    pub(super) fn still_to_hold(&self, began: BootInstant, now: BootInstant) -> Duration {
+    pub(super) fn min_hold_remaining(&self, began: BootInstant, now: BootInstant) -> Duration {
         began.saturating_add(self.min_hold).saturating_duration_since(now)
     }
 }

@@ -35,7 +35,7 @@ pub struct LeaseBounds {
 }
 
 /// I3: what can be counted on of a lease, from the moment *before* the request that asked for it was sent.
-pub(crate) fn safe_part(lease: Duration) -> Duration {
+pub(crate) fn usable_part(lease: Duration) -> Duration {
     lease.saturating_sub(lease / DRIFT_DIVISOR).saturating_sub(DRIFT_ROUNDING)
 }
 
@@ -43,7 +43,7 @@ impl LeaseBounds {
     /// What the store is asked for, for a section that lasts so long at the most: the least lease
     /// whose [safe part](safe_part) does not end before it, though the answer takes as long as a
     /// call may. What is longer is renewed.
-    pub(crate) fn of_section(self, section: Duration) -> Duration {
+    pub(crate) fn for_section(self, section: Duration) -> Duration {
         let safe = section.saturating_add(self.call_timeout).saturating_add(DRIFT_ROUNDING);
         safe.saturating_add(safe / (DRIFT_DIVISOR - 1)).saturating_add(Duration::from_nanos(1)).min(self.longest)
     }
@@ -59,19 +59,19 @@ mod tests {
         let bounds = LeaseBounds { longest: Duration::from_secs(600), call_timeout };
         for ms in [0, 1, 99, 1_000, 5_000, 29_999, 500_000] {
             let section = Duration::from_millis(ms);
-            let lease = bounds.of_section(section);
-            assert!(safe_part(lease) >= section + call_timeout, "{section:?} under {lease:?}");
+            let lease = bounds.for_section(section);
+            assert!(usable_part(lease) >= section + call_timeout, "{section:?} under {lease:?}");
             assert!(
-                safe_part(lease) <= section + call_timeout + Duration::from_millis(1),
+                usable_part(lease) <= section + call_timeout + Duration::from_millis(1),
                 "{section:?} under {lease:?}"
             );
         }
-        assert_eq!(bounds.of_section(Duration::MAX), bounds.longest);
+        assert_eq!(bounds.for_section(Duration::MAX), bounds.longest);
     }
 
     #[test]
     fn drift_is_taken_off_a_lease() {
-        assert_eq!(safe_part(Duration::from_secs(30)), Duration::from_millis(29_698));
-        assert_eq!(safe_part(Duration::from_millis(1)), Duration::ZERO, "nothing can be counted on");
+        assert_eq!(usable_part(Duration::from_secs(30)), Duration::from_millis(29_698));
+        assert_eq!(usable_part(Duration::from_millis(1)), Duration::ZERO, "nothing can be counted on");
     }
 }

@@ -52,14 +52,17 @@
 //!   than the local one by as much.
 //! - **I11** No mutex is held over an await; every queue, table, body and wait has a bound.
 
-#![allow(unreachable_pub, clippy::must_use_candidate, reason = "public for the simulator alone: feature `test-util`")]
+#![allow(unreachable_pub, clippy::must_use_candidate, reason = "public for the simulator alone: feature `__internals`")]
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 
-pub use self::queue::Request;
-use self::{grant::Grant, section::Section};
+pub use self::queue::LockRequest;
+use self::{
+    grant::Grant,
+    section::{ReleaseOutcome, Section},
+};
 use crate::{
     acquisition::{AcquisitionId, AcquisitionIds},
     clock::{BootInstant, LazyNow},
@@ -67,7 +70,7 @@ use crate::{
     limits::{FIRST_WAITER_RESERVE, MAX_WAITERS_PER_KEY, MAX_WAITERS_PER_PROCESS, WAITER_SHARE_DIVISOR},
     lock_key::LockKey,
     proto::lease::LeaseBounds,
-    store::{AcquireReply, IfBusy, Released, StoreError, YieldReply},
+    store::{AcquireReply, IfBusy, ReleaseReply, StoreError, YieldReply},
 };
 
 pub(crate) mod table;
@@ -100,24 +103,24 @@ pub trait DriverTypes: Debug {
 #[derive(Debug)]
 pub enum Action<D: DriverTypes> {
     /// The store is to be asked; its answer comes back under this number.
-    Send(Call),
+    Send(StoreCall),
     /// It is this one's turn.
-    Start(D::Waiter, Arc<Section<D>>),
+    Grant(D::Waiter, Arc<Section<D>>),
     /// It will not be this one's turn.
-    Refuse(D::Waiter, LockError),
+    Reject(D::Waiter, LockError),
     /// Its section was sent to it and goes to the next one, if it has not been taken; then this is
     /// the caller's answer instead.
     Recall(D::Waiter, LockError),
     /// To be renewed from now on; or to be looked at earlier than was thought.
-    Watch(Arc<Grant<D>>),
+    Track(Arc<Grant<D>>),
     /// The store is to be [asked](Grant::doubt) whether it still is ours.
-    Doubt(Arc<Grant<D>>),
+    Verify(Arc<Grant<D>>),
     /// Not to be renewed any more: it is over, and whoever waits for that is told.
-    Forget(Arc<Grant<D>>),
+    Untrack(Arc<Grant<D>>),
     /// A section under it is over, and whoever waits for that is told.
-    Ended(Arc<Grant<D>>),
+    SectionEnded(Arc<Grant<D>>),
     /// What became of the give-back of this section, for whoever waits to hear it.
-    Outcome(Arc<Section<D>>, Result<Released, StoreError>),
+    ReleaseOutcome(Arc<Section<D>>, Result<ReleaseOutcome, StoreError>),
     /// To be [woken](Event::Time) at this moment.
     WakeAt(BootInstant),
 }
@@ -127,22 +130,22 @@ pub type Actions<D> = SmallVec<[Action<D>; 2]>;
 
 /// One question to the store.
 #[derive(Clone, Debug)]
-pub struct Call {
+pub struct StoreCall {
     /// Answers are known by it.
     pub number: u64,
     /// Who asks.
-    pub owner: AcquisitionId,
+    pub id: AcquisitionId,
     /// What is asked.
-    pub verb: Verb,
+    pub op: StoreOp,
 }
 
 /// What the store is asked.
 #[derive(Clone, Debug)]
-pub enum Verb {
+pub enum StoreOp {
     /// `acquire`
     Acquire {
         /// What to do if somebody else has the key.
-        if_held: IfBusy,
+        if_busy: IfBusy,
         /// For how long, lock-delay included.
         lease: Duration,
     },
@@ -151,7 +154,7 @@ pub enum Verb {
         /// Under which fence we have it.
         fence: u64,
         /// The id for the next turn.
-        next: AcquisitionId,
+        next_id: AcquisitionId,
         /// For how long, lock-delay included.
         lease: Duration,
     },
@@ -166,61 +169,61 @@ pub enum Verb {
 #[derive(Debug)]
 pub enum Event<D: DriverTypes> {
     /// Somebody wants the key; the number is its place, should it have to wait.
-    Request(u64, Request<D::Waiter>),
+    Request(u64, LockRequest<D::Waiter>),
     /// An `acquire` has ended.
     Acquired(u64, Result<AcquireReply, StoreError>),
     /// A `yield_to_queue` has ended.
     Yielded(u64, Result<YieldReply, StoreError>),
     /// A `release` has ended.
-    Released(u64, Result<Released, StoreError>),
+    Released(u64, Result<ReleaseReply, StoreError>),
     /// The store says that this owner's turn has come (I7: a hint).
     Offered(AcquisitionId),
     /// A message says that this owner's grant was taken away (I7: a hint, that anybody may have sent).
-    TakenAway(AcquisitionId),
+    Revoked(AcquisitionId),
     /// What the store says may have been lost.
-    Gap,
+    Lagged,
     /// A guard of this section was given back in order, or not.
-    GuardEnded(Arc<Section<D>>, Ending),
+    GuardEnded(Arc<Section<D>>, GuardEnd),
     /// This owner has lost its grant, for this reason: the store's word, or the clock's.
     Lost(AcquisitionId, LockLost),
     /// The section that ran under this owner's grant has reached its limit, if it is still the same;
     /// or it is time to look at its delivery.
-    Limit(AcquisitionId),
+    CheckSection(AcquisitionId),
     /// It is as late as it was [asked for](Action::WakeAt).
-    Time(BootInstant),
+    Timer(BootInstant),
     /// Nothing more is to be started.
-    Drain,
+    Shutdown,
 }
 
 /// How a guard ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum GuardEnd {
     /// Given back in order.
     Released,
     /// Given back in order, though what ran under it failed: nothing keeps it for its least time.
-    Failed,
+    ReleasedAfterFailure,
     /// Its turn never reached anybody: it was told to one who had left.
-    Unheard,
+    Undelivered,
     /// Dropped, perhaps in the middle of something (I10).
     Dropped,
 }
 
 /// Who is before one that has left.
 #[derive(Clone, Debug)]
-pub struct Ahead {
+pub struct QueuePosition {
     /// How long the holder's lease runs, as things stand.
     pub lease_left: Duration,
     /// How many would have been served first, the holder included.
-    pub places: usize,
+    pub ahead: usize,
     /// The store does not answer, so that nobody knows.
-    pub silent: Option<StoreError>,
+    pub store_error: Option<StoreError>,
     /// Somebody has the key, or its turn, as far as is known here.
-    pub is_taken: bool,
+    pub is_contended: bool,
 }
 
 /// What an event needs beside itself.
 #[derive(Debug)]
-pub struct Context<'a, D: DriverTypes> {
+pub struct Env<'a, D: DriverTypes> {
     /// What is talked about.
     pub key: &'a LockKey,
     /// When it happens.
@@ -234,21 +237,21 @@ pub struct Context<'a, D: DriverTypes> {
     /// How many wait in this process.
     pub waiting: usize,
     /// Whether one more attempt may begin: I2, its way back is reserved first.
-    pub way_back: bool,
+    pub can_reserve_release: bool,
     /// Whether one more offer to an id that is not known may be released.
-    pub stray_room: bool,
+    pub can_release_unclaimed_offer: bool,
     /// When messages were last known to be lost.
-    pub gap_at: Option<BootInstant>,
+    pub lagged_at: Option<BootInstant>,
     /// Why the newest release that failed did; of all keys.
     pub release_error: &'a mut Option<StoreError>,
     /// What is to be done.
     pub actions: &'a mut Actions<D>,
 }
 
-impl Ahead {
+impl QueuePosition {
     /// The answer of a call whose wait is over. The call itself knows how long that was.
-    pub(crate) fn time_is_over(self) -> LockError {
-        let Self { lease_left, places, silent, is_taken: _ } = self;
+    pub(crate) fn timeout_error(self) -> LockError {
+        let Self { lease_left, ahead: places, store_error: silent, is_contended: _ } = self;
         match silent {
             Some(error) => error.into(),
             None => LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead: places },
@@ -256,10 +259,10 @@ impl Ahead {
     }
 }
 
-impl<D: DriverTypes> Context<'_, D> {
-    /// Numbers of calls are never used again, not even by another conversation about the same key.
-    fn call(&self, owner: &AcquisitionId, verb: Verb) -> Call {
-        Call { number: self.ids.next_call(), owner: owner.clone(), verb }
+impl<D: DriverTypes> Env<'_, D> {
+    /// Numbers of calls are never used again, not even by another entry about the same key.
+    fn store_call(&self, owner: &AcquisitionId, verb: StoreOp) -> StoreCall {
+        StoreCall { number: self.ids.next_call_id(), id: owner.clone(), op: verb }
     }
 
     fn now(&self) -> BootInstant {
@@ -267,14 +270,14 @@ impl<D: DriverTypes> Context<'_, D> {
     }
 
     /// Whether one more may wait in this process.
-    fn has_room(&self) -> bool {
+    fn queue_has_capacity(&self) -> bool {
         self.waiting < MAX_WAITERS_PER_PROCESS
     }
 
     /// How many may wait for one key now. It shrinks with what is left of the bound of the process
     /// (a dynamic threshold, Choudhury and Hahne 1998), so that a flood on some keys always leaves
     /// room for others; and never below one.
-    fn share_of_key(&self) -> usize {
+    fn max_waiters_of_key(&self) -> usize {
         let left = (MAX_WAITERS_PER_PROCESS - FIRST_WAITER_RESERVE).saturating_sub(self.waiting);
         (left / WAITER_SHARE_DIVISOR).clamp(1, MAX_WAITERS_PER_KEY)
     }
@@ -284,12 +287,12 @@ impl<D: DriverTypes> Context<'_, D> {
         2 * self.call_timeout
     }
 
-    fn die(&self) -> f64 {
-        self.ids.die()
+    fn jitter(&self) -> f64 {
+        self.ids.jitter()
     }
 
-    fn refuse(&mut self, request: Request<D::Waiter>, error: LockError) {
-        self.actions.push(Action::Refuse(request.waiter, error));
+    fn reject(&mut self, request: LockRequest<D::Waiter>, error: LockError) {
+        self.actions.push(Action::Reject(request.waiter, error));
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::hold_limits::Terms;
+use super::hold_limits::HoldLimits;
 use crate::{clock::BootInstant, owner::Owner};
 
 /// One who asks for the key.
 #[derive(Debug)]
-pub struct Request<W> {
+pub struct LockRequest<W> {
     /// Who is told.
     pub waiter: W,
     /// How long it waits while another owner has the key. Zero: it is rejected.
@@ -17,81 +17,81 @@ pub struct Request<W> {
     /// The owner of the request that started its task, if it has no owner itself.
     pub parent: Option<Owner>,
     /// On which terms it will hold the key.
-    pub terms: Terms,
+    pub limits: HoldLimits,
 }
 
 /// First come, first served.
 #[derive(Debug)]
-pub(super) struct Line<W> {
-    places: VecDeque<Place<W>>,
+pub(super) struct WaitQueue<W> {
+    entries: VecDeque<Entry<W>>,
     /// How many do not care to wait: they want to know at once.
-    impatient: usize,
+    non_waiting: usize,
 }
 
 #[derive(Debug)]
-struct Place<W> {
+struct Entry<W> {
     number: u64,
     /// When its wait is over, by the clock of leases: after a suspend the timer of its call is
     /// later. `FAR_FUTURE` if it does not wait, because the answer of the store is for that one, however
     /// late.
-    until: BootInstant,
-    request: Request<W>,
+    deadline: BootInstant,
+    request: LockRequest<W>,
 }
 
-impl<W> Request<W> {
+impl<W> LockRequest<W> {
     /// Whether it waits while another owner has the key; else it is rejected.
     pub(super) const fn waits(&self) -> bool {
         !self.wait.is_zero()
     }
 }
 
-impl<W> Line<W> {
+impl<W> WaitQueue<W> {
     pub(super) const fn new() -> Self {
-        Self { places: VecDeque::new(), impatient: 0 }
+        Self { entries: VecDeque::new(), non_waiting: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.places.len()
+        self.entries.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.entries.is_empty()
     }
 
     /// Whether somebody is in it who waits.
-    pub(super) fn has_patient(&self) -> bool {
-        self.places.len() > self.impatient
+    pub(super) fn has_waiting(&self) -> bool {
+        self.entries.len() > self.non_waiting
     }
 
     /// Whether somebody is in it who does not wait.
-    pub(super) fn has_impatient(&self) -> bool {
-        self.impatient > 0
+    pub(super) fn has_non_waiting(&self) -> bool {
+        self.non_waiting > 0
     }
 
-    pub(super) fn requests(&self) -> impl Iterator<Item = &Request<W>> {
-        self.places.iter().map(|place| &place.request)
+    pub(super) fn requests(&self) -> impl Iterator<Item = &LockRequest<W>> {
+        self.entries.iter().map(|place| &place.request)
     }
 
-    pub(super) fn first(&self) -> Option<&Request<W>> {
-        self.places.front().map(|place| &place.request)
+    pub(super) fn first(&self) -> Option<&LockRequest<W>> {
+        self.entries.front().map(|place| &place.request)
     }
 
     /// Its wait is over at that moment.
-    pub(super) fn push(&mut self, number: u64, until: BootInstant, request: Request<W>) {
+    pub(super) fn push(&mut self, number: u64, until: BootInstant, request: LockRequest<W>) {
         if let Some(owner) = &request.owner {
-            owner.lines_up();
+            owner.enqueued();
         }
-        self.impatient += usize::from(!request.waits());
-        self.places.push_back(Place { number, until, request });
+        self.non_waiting += usize::from(!request.waits());
+        self.entries.push_back(Entry { number, deadline: until, request });
     }
 
-    pub(super) fn pop(&mut self) -> Option<Request<W>> {
+    pub(super) fn pop(&mut self) -> Option<LockRequest<W>> {
         self.remove(0)
     }
 
     /// The first of it, if its wait is over.
-    pub(super) fn pop_late(&mut self, now: BootInstant) -> Option<Request<W>> {
-        if self.places.front()?.until > now {
+    pub(super) fn pop_timed_out(&mut self, now: BootInstant) -> Option<LockRequest<W>> {
+        if self.entries.front()?.deadline > now {
             return None;
         }
         self.pop()
@@ -99,40 +99,40 @@ impl<W> Line<W> {
 
     /// Where this place is.
     pub(super) fn find(&self, number: u64) -> Option<usize> {
-        self.places.iter().position(|place| place.number == number)
+        self.entries.iter().position(|place| place.number == number)
     }
 
-    pub(super) fn remove(&mut self, at: usize) -> Option<Request<W>> {
-        let Place { request, number: _, until: _ } =
-            if at == 0 { self.places.pop_front()? } else { self.places.remove(at)? };
+    pub(super) fn remove(&mut self, at: usize) -> Option<LockRequest<W>> {
+        let Entry { request, number: _, deadline: _ } =
+            if at == 0 { self.entries.pop_front()? } else { self.entries.remove(at)? };
         if let Some(owner) = &request.owner {
-            owner.leaves_line();
+            owner.dequeued();
         }
-        self.impatient -= usize::from(!request.waits());
+        self.non_waiting -= usize::from(!request.waits());
         Some(request)
     }
 
     /// The first one that does not wait, and where it was.
-    pub(super) fn remove_impatient(&mut self) -> Option<(usize, Request<W>)> {
-        if self.impatient == 0 {
+    pub(super) fn remove_non_waiting(&mut self) -> Option<(usize, LockRequest<W>)> {
+        if self.non_waiting == 0 {
             return None;
         }
-        let at = self.places.iter().position(|place| !place.request.waits())?;
+        let at = self.entries.iter().position(|place| !place.request.waits())?;
         Some((at, self.remove(at)?))
     }
 
     /// Whether this owner waits in it.
-    pub(super) fn has(&self, owner: &Owner) -> bool {
-        owner.waits() && self.requests().any(|request| request.owner.as_ref() == Some(owner))
+    pub(super) fn has_owner(&self, owner: &Owner) -> bool {
+        owner.is_waiting() && self.requests().any(|request| request.owner.as_ref() == Some(owner))
     }
 
     /// The first one of this owner whose wait is not over.
-    pub(super) fn remove_of(&mut self, owner: &Owner, now: BootInstant) -> Option<Request<W>> {
-        if !owner.waits() {
+    pub(super) fn remove_owned_by(&mut self, owner: &Owner, now: BootInstant) -> Option<LockRequest<W>> {
+        if !owner.is_waiting() {
             return None;
         }
-        let is_next = |place: &Place<W>| place.request.owner.as_ref() == Some(owner) && place.until > now;
-        let at = self.places.iter().position(is_next)?;
+        let is_next = |place: &Entry<W>| place.request.owner.as_ref() == Some(owner) && place.deadline > now;
+        let at = self.entries.iter().position(is_next)?;
         self.remove(at)
     }
 }

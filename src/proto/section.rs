@@ -12,11 +12,25 @@ use super::{
     DriverTypes,
     deadline::{AtomicDeadline, Deadline},
     grant::Grant,
-    hold_limits::Terms,
+    hold_limits::HoldLimits,
 };
 #[cfg(feature = "test-util")]
 use crate::{acquisition::AcquisitionId, lock_key::LockKey};
-use crate::{clock::BootInstant, error::LockLost, fencing::FencingToken};
+use crate::{clock::BootInstant, error::LockLost, fencing::FencingToken, store::ReleaseReply};
+
+/// The outcome of releasing a guard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReleaseOutcome {
+    /// The key is free, or blocked for the rest of its `min_hold`.
+    Released,
+    /// The next waiter holds the key.
+    HandedOff,
+    /// Other guards of the same owner still hold the key.
+    StillHeld,
+    /// The lock was lost before it was released, or an earlier attempt of this release reached the store.
+    NotHeld,
+}
 
 /// Shared by its guards and their views.
 #[derive(Debug)]
@@ -25,8 +39,8 @@ pub struct Section<D: DriverTypes> {
     pub grant: Arc<Grant<D>>,
     /// What it writes with.
     pub token: FencingToken,
-    pub(crate) terms: Terms,
-    pub(crate) began: BootInstant,
+    pub(crate) limits: HoldLimits,
+    pub(crate) started_at: BootInstant,
     /// Its own end, whatever the store says. Its grant may go on with the next one.
     deadline: AtomicDeadline,
     /// To how many callers it was sent that have not taken it yet.
@@ -35,16 +49,26 @@ pub struct Section<D: DriverTypes> {
     pub data: D::SectionData,
 }
 
+impl From<ReleaseReply> for ReleaseOutcome {
+    fn from(reply: ReleaseReply) -> Self {
+        match reply {
+            ReleaseReply::Freed => Self::Released,
+            ReleaseReply::HandedOff => Self::HandedOff,
+            ReleaseReply::NotHolder => Self::NotHeld,
+        }
+    }
+}
+
 impl<D: DriverTypes> Section<D> {
     /// Begins now.
-    pub(super) fn new(grant: Arc<Grant<D>>, token: FencingToken, terms: Terms, now: BootInstant) -> Self {
-        let limit = terms.limit(now);
-        grant.section(limit);
+    pub(super) fn new(grant: Arc<Grant<D>>, token: FencingToken, terms: HoldLimits, now: BootInstant) -> Self {
+        let limit = terms.end_at(now);
+        grant.set_section_limit(limit);
         Self {
             grant,
             token,
-            terms,
-            began: now,
+            limits: terms,
+            started_at: now,
             deadline: AtomicDeadline::new(limit),
             undelivered: AtomicU32::new(0),
             data: D::SectionData::default(),
@@ -55,7 +79,7 @@ impl<D: DriverTypes> Section<D> {
     #[cfg(feature = "test-util")]
     pub(crate) fn detached(key: LockKey, token: FencingToken, owner: AcquisitionId) -> Self {
         let grant = Grant::new(key, owner, token, Duration::ZERO, Duration::ZERO, BootInstant::FAR_FUTURE);
-        Self::new(Arc::new(grant), token, Terms::default(), BootInstant::default())
+        Self::new(Arc::new(grant), token, HoldLimits::default(), BootInstant::default())
     }
 
     /// For how long it can be claimed at this moment that it is alone. Zero is for ever.
@@ -70,13 +94,13 @@ impl<D: DriverTypes> Section<D> {
     }
 
     /// It is sent to one more caller. How many had not taken it yet.
-    pub(super) fn sent(&self) -> u32 {
+    pub(super) fn deliver(&self) -> u32 {
         // A count and nothing else: whether one caller has taken it is decided where it was sent to.
         self.undelivered.fetch_add(1, Ordering::Relaxed)
     }
 
     /// A caller has taken it, or never will.
-    pub fn taken(&self) {
+    pub fn delivered(&self) {
         self.undelivered.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -85,8 +109,8 @@ impl<D: DriverTypes> Section<D> {
     }
 
     /// Why it is over; `None` while it is not.
-    pub fn why(&self) -> Option<LockLost> {
-        self.deadline.why().or_else(|| self.grant.why())
+    pub fn end_reason(&self) -> Option<LockLost> {
+        self.deadline.end_reason().or_else(|| self.grant.end_reason())
     }
 
     /// It is over, for this reason; if it is not yet.

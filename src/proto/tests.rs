@@ -2,7 +2,7 @@
 
 use std::{error::Error, time::Duration};
 
-use super::{grant::Need, hold_limits::Terms, table::Table, *};
+use super::{grant::NextCheck, hold_limits::HoldLimits, table::LockTable, *};
 use crate::{
     error::QueueBound,
     limits::{
@@ -17,11 +17,11 @@ type Outcome = Result<Arc<Section<NoDriver>>, LockError>;
 
 /// A table, and what it wants done, without anything that does it.
 struct World {
-    table: Table<NoDriver>,
+    table: LockTable<NoDriver>,
     ids: AcquisitionIds,
     now: BootInstant,
     key: LockKey,
-    calls: Vec<Call>,
+    calls: Vec<StoreCall>,
     told: Vec<(u32, Outcome)>,
     recalled: Vec<(u32, LockError)>,
     alarms: Vec<BootInstant>,
@@ -31,7 +31,7 @@ struct World {
 
 fn world() -> World {
     World {
-        table: Table::default(),
+        table: LockTable::default(),
         ids: AcquisitionIds::new("test", 1),
         now: BootInstant::from_nanos(1 << 40),
         key: LockKey::from(("n", 1)),
@@ -49,20 +49,20 @@ impl World {
         for action in actions {
             match action {
                 Action::Send(call) => self.calls.push(call),
-                Action::Start(who, section) => self.told.push((who, Ok(section))),
-                Action::Refuse(who, error) => self.told.push((who, Err(error))),
+                Action::Grant(who, section) => self.told.push((who, Ok(section))),
+                Action::Reject(who, error) => self.told.push((who, Err(error))),
                 Action::Recall(who, error) => self.recalled.push((who, error)),
                 Action::WakeAt(at) => self.alarms.push(at),
-                Action::Watch(_) => self.watched += 1,
-                Action::Doubt(_) => self.doubts += 1,
-                Action::Forget(_) | Action::Ended(_) | Action::Outcome(..) => {}
+                Action::Track(_) => self.watched += 1,
+                Action::Verify(_) => self.doubts += 1,
+                Action::Untrack(_) | Action::SectionEnded(_) | Action::ReleaseOutcome(..) => {}
             }
         }
     }
 
     fn on(&mut self, event: Event<NoDriver>) {
         let mut actions = Actions::new();
-        self.table.on(&self.key, &LazyNow::fixed(self.now), &self.ids, event, &mut actions);
+        self.table.handle_event(&self.key, &LazyNow::fixed(self.now), &self.ids, event, &mut actions);
         self.act(actions);
     }
 
@@ -72,29 +72,29 @@ impl World {
 
     fn ask_for(&mut self, who: u32, wait: Duration, owner: Option<&Owner>) -> u64 {
         let owner = owner.cloned();
-        let request = Request { waiter: who, wait, owner, parent: None, terms: Terms::default() };
+        let request = LockRequest { waiter: who, wait, owner, parent: None, limits: HoldLimits::default() };
         let mut actions = Actions::new();
         let place = self.table.request(&self.key, &LazyNow::fixed(self.now), &self.ids, request, &mut actions);
         self.act(actions);
         place
     }
 
-    fn leave(&mut self, place: u64) -> Option<Ahead> {
+    fn leave(&mut self, place: u64) -> Option<QueuePosition> {
         let mut actions = Actions::new();
-        let ahead = self.table.leave(&self.key, &LazyNow::fixed(self.now), &self.ids, place, &mut actions);
+        let ahead = self.table.cancel(&self.key, &LazyNow::fixed(self.now), &self.ids, place, &mut actions);
         self.act(actions);
         ahead
     }
 
-    fn end(&mut self, section: &Arc<Section<NoDriver>>, ending: Ending) -> Option<Released> {
+    fn end(&mut self, section: &Arc<Section<NoDriver>>, ending: GuardEnd) -> Option<ReleaseOutcome> {
         let mut actions = Actions::new();
-        let said = self.table.guard_ended(&LazyNow::fixed(self.now), &self.ids, section, ending, &mut actions);
+        let said = self.table.end_guard(&LazyNow::fixed(self.now), &self.ids, section, ending, &mut actions);
         self.act(actions);
         said
     }
 
     /// The one call that is under way.
-    fn call(&mut self) -> Call {
+    fn call(&mut self) -> StoreCall {
         assert_eq!(self.calls.len(), 1, "{:?}", self.calls);
         self.calls.remove(0)
     }
@@ -117,14 +117,14 @@ impl World {
         self.now = self.now.saturating_add(by);
         while let Some(at) = self.alarms.iter().position(|at| *at <= self.now) {
             let at = self.alarms.remove(at);
-            self.on(Event::Time(at));
+            self.on(Event::Timer(at));
         }
     }
 
     fn released(&mut self) {
         let call = self.call();
-        assert!(matches!(call.verb, Verb::Release { .. }), "{call:?}");
-        self.on(Event::Released(call.number, Ok(Released::Freed)));
+        assert!(matches!(call.op, StoreOp::Release { .. }), "{call:?}");
+        self.on(Event::Released(call.number, Ok(ReleaseReply::Freed)));
     }
 }
 
@@ -158,10 +158,10 @@ fn a_grant_that_took_too_long_is_given_back_and_asked_for_again() {
     w.now = w.now.saturating_add(Duration::from_secs(23));
     w.answer(GRANTED);
     assert!(w.told.is_empty());
-    let first = w.calls[0].owner.clone();
+    let first = w.calls[0].id.clone();
     w.released();
     let again = w.call();
-    assert!(matches!(again.verb, Verb::Acquire { .. }) && again.owner != first, "under an id of its own");
+    assert!(matches!(again.op, StoreOp::Acquire { .. }) && again.id != first, "under an id of its own");
     w.on(Event::Acquired(again.number, Ok(GRANTED)));
     w.turn(1);
 }
@@ -180,18 +180,18 @@ fn those_whose_wait_is_over_are_skipped_when_a_section_begins() {
     w.ask_for(4, ms(10), None);
     w.ask_for(5, ms(30), None);
     w.now = w.now.saturating_add(ms(20));
-    assert_eq!(w.end(&section, Ending::Released), Some(Released::HandedOff));
+    assert_eq!(w.end(&section, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
     let (1, Err(LockError::TimedOut { lease_left, ahead: 1, .. })) = w.told.remove(0) else { panic!("{:?}", w.told) };
     assert_eq!(lease_left, section.grant.remaining(w.now));
     let section = w.turn(2);
-    assert_eq!(w.table.holds_of(&section, w.now), 1, "not the later one of its owner");
-    assert_eq!(w.end(&section, Ending::Released), Some(Released::HandedOff));
+    assert_eq!(w.table.hold_count_of(&section, w.now), 1, "not the later one of its owner");
+    assert_eq!(w.end(&section, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
     let late: Vec<_> = w.told.drain(..2).map(|(who, told)| (who, told.is_err())).collect();
     assert_eq!(late, [(3, true), (4, true)]);
     let section = w.turn(5);
     w.ask_for(6, ms(10), None);
     w.now = w.now.saturating_add(ms(10));
-    assert_eq!(w.end(&section, Ending::Released), None, "nobody waits for it any more");
+    assert_eq!(w.end(&section, GuardEnd::Released), None, "nobody waits for it any more");
     assert!(matches!(&w.told[..], [(6, Err(LockError::TimedOut { .. }))]), "{:?}", w.told);
     w.released();
     assert!(w.table.is_empty());
@@ -204,7 +204,7 @@ fn the_store_is_asked_for_nobody_whose_wait_is_over() {
     w.answer(GRANTED);
     let section = w.turn(0);
     w.ask_for(1, ms(10), None);
-    assert_eq!(w.end(&section, Ending::Dropped), None);
+    assert_eq!(w.end(&section, GuardEnd::Dropped), None);
     w.now = w.now.saturating_add(ms(10));
     w.released();
     assert!(matches!(&w.told[..], [(1, Err(LockError::TimedOut { ahead: 1, .. }))]), "{:?}", w.told);
@@ -229,7 +229,7 @@ fn a_process_that_was_stopped_skips_only_those_whose_wait_is_over() {
     w.now = w.now.saturating_add(ms(1_000));
     w.answer(GRANTED);
     let section = w.turn(1);
-    w.end(&section, Ending::Released);
+    w.end(&section, GuardEnd::Released);
     assert!(matches!(w.told.remove(0), (2, Err(LockError::TimedOut { .. }))));
     w.turn(3);
 }
@@ -240,15 +240,15 @@ fn who_has_asked_for_a_place_asks_for_it_for_ever() {
     let mut w = world();
     w.ask(1, false);
     let call = w.call();
-    assert!(matches!(call.verb, Verb::Acquire { if_held: IfBusy::Fail, .. }));
+    assert!(matches!(call.op, StoreOp::Acquire { if_busy: IfBusy::Fail, .. }));
     w.ask(2, true);
     w.on(Event::Acquired(call.number, Ok(HELD)));
     assert!(matches!(w.told.remove(0), (1, Err(LockError::Busy { .. }))));
     let call = w.call();
-    assert!(matches!(call.verb, Verb::Acquire { if_held: IfBusy::Enqueue, .. }), "somebody waits");
+    assert!(matches!(call.op, StoreOp::Acquire { if_busy: IfBusy::Enqueue, .. }), "somebody waits");
     w.on(Event::Acquired(call.number, Ok(IN_LINE)));
     w.later(ms(1_200));
-    assert!(matches!(w.call().verb, Verb::Acquire { if_held: IfBusy::Enqueue, .. }), "and checks in");
+    assert!(matches!(w.call().op, StoreOp::Acquire { if_busy: IfBusy::Enqueue, .. }), "and checks in");
 }
 
 /// I7: an answer that was on its way may be older than the hint.
@@ -257,8 +257,8 @@ fn a_hint_that_comes_while_the_store_is_asked_is_not_lost() {
     let mut w = world();
     w.ask(1, true);
     let call = w.call();
-    w.on(Event::Offered(call.owner.clone()));
-    w.on(Event::Offered(call.owner.clone()));
+    w.on(Event::Offered(call.id.clone()));
+    w.on(Event::Offered(call.id.clone()));
     assert!(w.calls.is_empty(), "one call at a time");
     w.on(Event::Acquired(call.number, Ok(IN_LINE)));
     w.answer(GRANTED);
@@ -271,7 +271,7 @@ fn what_is_offered_to_nobody_is_given_on() {
     let mut w = world();
     let gone = w.ids.next();
     w.on(Event::Offered(gone.clone()));
-    assert_eq!(w.calls[0].owner, gone);
+    assert_eq!(w.calls[0].id, gone);
     w.on(Event::Offered(gone));
     w.released();
     assert!(w.table.is_empty());
@@ -290,7 +290,7 @@ fn offers_to_ids_that_were_forgotten_are_released_a_few_at_a_time() {
     for (n, call) in std::mem::take(&mut w.calls).into_iter().enumerate() {
         w.key = LockKey::from(("n", n));
         // Without an answer the lease of the offer ends it.
-        let answer = if n % 2 == 0 { Ok(Released::NotHolder) } else { Err(lost_answer()) };
+        let answer = if n % 2 == 0 { Ok(ReleaseReply::NotHolder) } else { Err(lost_answer()) };
         w.on(Event::Released(call.number, answer));
     }
     assert!(w.table.is_empty());
@@ -307,12 +307,12 @@ fn a_message_that_a_key_was_taken_away_is_asked_about_and_ends_nothing() {
     w.answer(GRANTED);
     let section = w.turn(1);
     let other = w.ids.next();
-    w.on(Event::TakenAway(other));
+    w.on(Event::Revoked(other));
     assert_eq!(w.doubts, 0, "of somebody else");
-    w.on(Event::TakenAway(section.grant.owner.clone()));
+    w.on(Event::Revoked(section.grant.id.clone()));
     assert_eq!(w.doubts, 1);
     assert!(w.calls.is_empty() && !section.remaining(w.now).is_zero());
-    w.on(Event::Lost(section.grant.owner.clone(), LockLost::Revoked));
+    w.on(Event::Lost(section.grant.id.clone(), LockLost::Revoked));
     assert!(section.remaining(w.now).is_zero(), "the store has said so");
 }
 
@@ -322,10 +322,10 @@ fn a_grant_that_is_said_to_be_taken_away_again_and_again_begins_after_one_questi
     let mut w = world();
     w.ask(1, true);
     let call = w.call();
-    w.on(Event::TakenAway(call.owner.clone()));
+    w.on(Event::Revoked(call.id.clone()));
     w.on(Event::Acquired(call.number, Ok(GRANTED)));
     let call = w.call();
-    w.on(Event::TakenAway(call.owner.clone()));
+    w.on(Event::Revoked(call.id.clone()));
     w.on(Event::Acquired(call.number, Ok(GRANTED)));
     w.turn(1);
     assert_eq!(w.doubts, 1, "and is asked about while it runs");
@@ -340,9 +340,9 @@ fn a_grant_that_is_said_to_be_taken_away_while_it_yields_is_asked_about() {
     let section = w.turn(1);
     w.ask(2, true);
     w.now = w.now.saturating_add(ms(110));
-    w.end(&section, Ending::Released);
+    w.end(&section, GuardEnd::Released);
     let call = w.call();
-    w.on(Event::TakenAway(call.owner.clone()));
+    w.on(Event::Revoked(call.id.clone()));
     w.on(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
     w.turn(2);
     assert_eq!(w.doubts, 1);
@@ -358,13 +358,13 @@ fn a_renewal_that_is_refused_during_a_yield_says_nothing_before_the_answer_to_th
         let section = w.turn(1);
         w.ask(2, true);
         w.now = w.now.saturating_add(ms(110));
-        w.end(&section, Ending::Released);
+        w.end(&section, GuardEnd::Released);
         let call = w.call();
-        w.on(Event::Lost(call.owner.clone(), LockLost::Revoked));
+        w.on(Event::Lost(call.id.clone(), LockLost::Revoked));
         let answer = if is_lost { YieldReply::Extended { fence: 8 } } else { YieldReply::NotHolder(IN_LINE) };
         w.on(Event::Yielded(call.number, Ok(answer)));
         // Refused after it was extended, it is lost, and nothing begins under it.
-        let loss = section.grant.why().filter(|why| why.is_loss());
+        let loss = section.grant.end_reason().filter(|why| why.is_loss());
         assert_eq!(loss, is_lost.then_some(LockLost::Revoked));
         assert!(w.told.is_empty(), "{:?}", w.told);
         if is_lost {
@@ -386,13 +386,13 @@ fn a_grant_in_doubt_is_handed_over_after_the_answer_of_the_store() {
     let section = w.turn(1);
     w.ask(2, true);
     w.ask(3, true);
-    section.grant.doubt(w.now);
-    w.end(&section, Ending::Released);
+    section.grant.verify(w.now);
+    w.end(&section, GuardEnd::Released);
     let call = w.call();
-    assert!(matches!(call.verb, Verb::Yield { .. }), "{call:?}");
+    assert!(matches!(call.op, StoreOp::Yield { .. }), "{call:?}");
     w.on(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
     let section = w.turn(2);
-    w.end(&section, Ending::Released);
+    w.end(&section, GuardEnd::Released);
     w.turn(3);
 }
 
@@ -409,15 +409,15 @@ fn a_gap_visits_those_who_wait_in_the_stores_line_and_nobody_else() {
     w.key = LockKey::from(("n", 1));
     w.ask(1, true);
     w.answer(IN_LINE);
-    assert_eq!(w.table.gap(w.now), [w.key.clone()]);
-    w.on(Event::Gap);
+    assert_eq!(w.table.lagged(w.now), [w.key.clone()]);
+    w.on(Event::Lagged);
     w.answer(GRANTED);
     w.turn(1);
-    assert_eq!(w.table.gap(w.now), []);
+    assert_eq!(w.table.lagged(w.now), []);
     w.key = LockKey::from(("n", 2));
     w.ask(1, true);
     w.now = w.now.saturating_add(ms(1));
-    assert_eq!(w.table.gap(w.now), [], "it is asked at this moment");
+    assert_eq!(w.table.lagged(w.now), [], "it is asked at this moment");
     w.answer(IN_LINE);
     w.answer(IN_LINE);
     assert!(w.calls.is_empty(), "once more, because its answer may be older than the gap");
@@ -430,7 +430,7 @@ fn a_task_is_rejected_where_the_request_that_started_it_holds_the_key_or_waits_f
     let ask = |w: &mut World, who, owner: Option<&Owner>, parent: Option<&Owner>, waits| {
         let (owner, parent) = (owner.cloned(), parent.cloned());
         let wait = if waits { WAIT } else { Duration::ZERO };
-        let request = Request { waiter: who, wait, owner, parent, terms: Terms::default() };
+        let request = LockRequest { waiter: who, wait, owner, parent, limits: HoldLimits::default() };
         let mut actions = Actions::new();
         w.table.request(&w.key, &LazyNow::fixed(w.now), &w.ids, request, &mut actions);
         w.act(actions);
@@ -446,10 +446,10 @@ fn a_task_is_rejected_where_the_request_that_started_it_holds_the_key_or_waits_f
     assert!(matches!(w.told.remove(0), (4, Err(LockError::Busy { .. }))), "it does not wait");
     ask(&mut w, 5, None, Some(&other), true);
     assert!(w.told.is_empty(), "another request's task");
-    parent.retire();
+    parent.close();
     ask(&mut w, 6, None, Some(&parent), true);
     assert!(w.told.is_empty(), "the request is over");
-    w.end(&section, Ending::Released);
+    w.end(&section, GuardEnd::Released);
     w.turn(5);
 }
 
@@ -459,23 +459,23 @@ fn a_wait_that_ends_while_its_own_release_fails_names_the_error_of_the_store() {
     w.ask(1, false);
     w.answer(GRANTED);
     let section = w.turn(1);
-    w.end(&section, Ending::Released);
+    w.end(&section, GuardEnd::Released);
     let call = w.call();
     let place = w.ask(2, true);
     w.on(Event::Released(call.number, Err(lost_answer())));
     let ahead = w.leave(place).expect("it waits");
-    assert!(ahead.silent.is_some() && !ahead.is_taken, "{ahead:?}");
+    assert!(ahead.store_error.is_some() && !ahead.is_contended, "{ahead:?}");
 }
 
 /// As the watchdog does: whenever the grant wants to be looked at.
 fn look_after(w: &mut World, section: &Arc<Section<NoDriver>>, by: Duration) {
     let end = w.now.saturating_add(by);
-    while section.grant.look_at() <= end && section.grant.why().is_none() {
-        w.now = w.now.max(section.grant.look_at());
-        match section.grant.need(w.now, w.now) {
-            Need::HoldLimitReached => w.on(Event::Limit(section.grant.owner.clone())),
-            Need::Renewal(_) => section.grant.extend(section.grant.lease(), w.now, w.now),
-            Need::Rest(_) | Need::Over => {}
+    while section.grant.next_check_at() <= end && section.grant.end_reason().is_none() {
+        w.now = w.now.max(section.grant.next_check_at());
+        match section.grant.next_check(w.now, w.now) {
+            NextCheck::CheckSection => w.on(Event::CheckSection(section.grant.id.clone())),
+            NextCheck::Renew(_) => section.grant.extend(section.grant.lease(), w.now, w.now),
+            NextCheck::Sleep(_) | NextCheck::Ended => {}
         }
     }
     w.now = w.now.max(end);
@@ -492,7 +492,7 @@ fn a_grant_that_is_not_taken_within_the_time_of_an_offer_goes_to_the_next_waiter
     assert!(w.recalled.is_empty(), "{:?}", w.recalled);
     look_after(&mut w, &section, ms(1));
     assert!(matches!(w.recalled.remove(0), (1, LockError::TimedOut { ahead: 1, .. })));
-    assert_eq!(w.end(&section, Ending::Unheard), Some(Released::HandedOff));
+    assert_eq!(w.end(&section, GuardEnd::Undelivered), Some(ReleaseOutcome::HandedOff));
     // More than a tenth of a second has passed: other processes have their turn first.
     let call = w.call();
     w.on(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
@@ -507,7 +507,7 @@ fn a_call_without_a_wait_that_does_not_take_its_grant_is_answered_held() {
     let section = w.turn(1);
     look_after(&mut w, &section, OFFER_TTL);
     assert!(matches!(w.recalled.remove(0), (1, LockError::Busy { ahead: 0, .. })));
-    assert_eq!(w.end(&section, Ending::Unheard), None);
+    assert_eq!(w.end(&section, GuardEnd::Undelivered), None);
     w.released();
     assert!(w.table.is_empty());
 }
@@ -518,9 +518,12 @@ fn a_grant_that_was_taken_is_not_recalled_and_not_looked_at_again() {
     w.ask(1, true);
     w.answer(GRANTED);
     let section = w.turn(1);
-    section.taken();
+    section.delivered();
     look_after(&mut w, &section, OFFER_TTL - ms(1_000));
-    assert!(section.grant.look_at() >= w.now.saturating_add(Duration::from_secs(7)), "nothing before its renewal");
+    assert!(
+        section.grant.next_check_at() >= w.now.saturating_add(Duration::from_secs(7)),
+        "nothing before its renewal"
+    );
     look_after(&mut w, &section, Duration::from_secs(300));
     assert!(w.recalled.is_empty() && !section.remaining(w.now).is_zero());
 }
@@ -546,7 +549,7 @@ fn of_several_callers_of_one_owner_those_are_recalled_that_do_not_take_their_gra
     let owner = Owner::new();
     let ask = |w: &mut World, who| {
         let owner = Some(owner.clone());
-        let request = Request { waiter: who, wait: WAIT, owner, parent: None, terms: Terms::default() };
+        let request = LockRequest { waiter: who, wait: WAIT, owner, parent: None, limits: HoldLimits::default() };
         let mut actions = Actions::new();
         w.table.request(&w.key, &LazyNow::fixed(w.now), &w.ids, request, &mut actions);
         w.act(actions);
@@ -560,21 +563,21 @@ fn of_several_callers_of_one_owner_those_are_recalled_that_do_not_take_their_gra
     look_after(&mut w, &section, OFFER_TTL - ms(500));
     ask(&mut w, 3);
     w.turn(3);
-    assert_eq!(w.table.holds_of(&section, w.now), 3);
+    assert_eq!(w.table.hold_count_of(&section, w.now), 3);
     look_after(&mut w, &section, ms(500));
     let recalled: Vec<_> = w.recalled.drain(..).map(|(who, _)| who).collect();
     assert_eq!(recalled, [1, 2], "not the one that was sent its section later");
     // The first one took it in the meantime.
-    section.taken();
-    assert_eq!(w.end(&section, Ending::Unheard), Some(Released::StillHeld));
+    section.delivered();
+    assert_eq!(w.end(&section, GuardEnd::Undelivered), Some(ReleaseOutcome::StillHeld));
     look_after(&mut w, &section, OFFER_TTL);
     let recalled: Vec<_> = w.recalled.drain(..).map(|(who, _)| who).collect();
     assert_eq!(recalled, [3]);
-    assert_eq!(w.end(&section, Ending::Unheard), Some(Released::StillHeld));
-    assert_eq!((w.table.holds_of(&section, w.now), w.calls.len()), (1, 0));
+    assert_eq!(w.end(&section, GuardEnd::Undelivered), Some(ReleaseOutcome::StillHeld));
+    assert_eq!((w.table.hold_count_of(&section, w.now), w.calls.len()), (1, 0));
     for _ in 0..1_000 {
         ask(&mut w, 4);
-        section.taken();
+        section.delivered();
     }
     w.told.clear();
     look_after(&mut w, &section, OFFER_TTL);
@@ -586,12 +589,12 @@ fn a_gap_in_the_events_is_a_hint_for_all_who_wait() {
     let mut w = world();
     w.ask(1, true);
     w.answer(IN_LINE);
-    w.on(Event::Gap);
+    w.on(Event::Lagged);
     w.answer(GRANTED);
     let section = w.turn(1);
-    w.on(Event::Gap);
+    w.on(Event::Lagged);
     assert!(w.calls.is_empty(), "who holds it does not ask");
-    w.end(&section, Ending::Released);
+    w.end(&section, GuardEnd::Released);
     w.released();
     assert!(w.table.is_empty());
 }
@@ -604,7 +607,7 @@ fn an_unanswered_acquire_is_given_back_again_when_it_is_void() {
     let call = w.call();
     let error = || StoreError::new("test", "acquire", StoreErrorKind::Unavailable);
     w.on(Event::Acquired(call.number, Err(error())));
-    assert!(w.leave(place).is_some_and(|ahead| ahead.silent.is_some()), "nobody knows whose it is");
+    assert!(w.leave(place).is_some_and(|ahead| ahead.store_error.is_some()), "nobody knows whose it is");
     w.released();
     assert!(!w.table.is_empty(), "not forgotten yet");
     w.later(ms(499));
@@ -628,7 +631,7 @@ fn a_give_back_that_was_sent_before_an_acquire_is_void_is_not_the_last_one() {
     w.later(ms(20));
     w.answer(GRANTED);
     let section = w.turn(1);
-    w.end(&section, Ending::Released);
+    w.end(&section, GuardEnd::Released);
     w.now = w.now.saturating_add(ms(600));
     w.released();
     assert!(!w.table.is_empty(), "the first acquire may have been done after it");
@@ -664,13 +667,13 @@ fn a_yield_that_was_asked_for_before_an_acquire_is_void_does_not_end_it() {
     let section = w.turn(1);
     w.ask(2, true);
     w.now = w.now.saturating_add(ms(110));
-    w.end(&section, Ending::Released);
+    w.end(&section, GuardEnd::Released);
     let call = w.call();
     w.now = w.now.saturating_add(ms(450));
-    let old = call.owner.clone();
+    let old = call.id.clone();
     w.on(Event::Yielded(call.number, Ok(YieldReply::NotHolder(IN_LINE))));
     w.later(ms(2));
-    assert_eq!(w.calls.remove(0).owner, old);
+    assert_eq!(w.calls.remove(0).id, old);
 }
 
 /// I7: an operator takes the key away while the answer that grants it is on its way.
@@ -679,11 +682,11 @@ fn what_is_taken_away_before_its_grant_is_heard_of_does_not_begin() {
     let mut w = world();
     w.ask(1, true);
     let call = w.call();
-    w.on(Event::TakenAway(call.owner.clone()));
+    w.on(Event::Revoked(call.id.clone()));
     w.on(Event::Acquired(call.number, Ok(GRANTED)));
     assert!(w.told.is_empty(), "the store is asked first");
     w.answer(IN_LINE);
-    w.on(Event::Offered(call.owner));
+    w.on(Event::Offered(call.id));
     w.answer(AcquireReply::Granted { fence: 8 });
     w.turn(1);
 }
@@ -697,10 +700,10 @@ fn what_is_taken_away_before_its_yield_is_heard_of_does_not_begin() {
     let section = w.turn(1);
     w.ask(2, true);
     w.now = w.now.saturating_add(ms(110));
-    w.end(&section, Ending::Released);
+    w.end(&section, GuardEnd::Released);
     let call = w.call();
-    let Verb::Yield { next, fence: 7, .. } = call.verb else { panic!("{call:?}") };
-    w.on(Event::TakenAway(next));
+    let StoreOp::Yield { next_id: next, fence: 7, .. } = call.op else { panic!("{call:?}") };
+    w.on(Event::Revoked(next));
     w.on(Event::Yielded(call.number, Ok(YieldReply::NotHolder(AcquireReply::Granted { fence: 8 }))));
     assert!(w.told.is_empty(), "the store is asked first");
     w.answer(AcquireReply::Granted { fence: 8 });
@@ -714,7 +717,7 @@ fn who_comes_when_a_give_back_has_been_silent_for_long_is_asked_for_anew() {
     w.ask(1, false);
     w.answer(GRANTED);
     let section = w.turn(1);
-    w.end(&section, Ending::Released);
+    w.end(&section, GuardEnd::Released);
     let unanswered = || StoreError::new("test", "release", StoreErrorKind::Unavailable);
     let call = w.call();
     w.on(Event::Released(call.number, Err(unanswered())));
@@ -725,7 +728,7 @@ fn who_comes_when_a_give_back_has_been_silent_for_long_is_asked_for_anew() {
     w.answer(AcquireReply::Granted { fence: 8 });
     w.turn(2);
     // And it is there again: what it did not answer is asked for at once.
-    assert!(matches!(w.call().verb, Verb::Release { .. }));
+    assert!(matches!(w.call().op, StoreOp::Release { .. }));
 }
 
 /// A store may have fallen silent since it said last where we stand.
@@ -740,7 +743,7 @@ fn who_joins_a_line_that_has_heard_nothing_for_long_asks_at_once() {
     w.now = w.now.saturating_add(ms(1));
     w.ask(3, true);
     w.ask(4, true);
-    assert!(matches!(w.call().verb, Verb::Acquire { if_held: IfBusy::Enqueue, .. }), "once for all of them");
+    assert!(matches!(w.call().op, StoreOp::Acquire { if_busy: IfBusy::Enqueue, .. }), "once for all of them");
 }
 
 /// I4, I5: who would watch a grant under which nothing has begun yet?
@@ -748,8 +751,8 @@ fn who_joins_a_line_that_has_heard_nothing_for_long_asks_at_once() {
 fn a_grant_that_yields_before_its_first_section_is_watched_all_the_same() {
     let mut w = world();
     w.ask(1, true);
-    let terms = Terms { lock_delay: ms(5_000), ..Terms::default() };
-    let request = Request { waiter: 2, wait: WAIT, owner: None, parent: None, terms };
+    let terms = HoldLimits { lock_delay: ms(5_000), ..HoldLimits::default() };
+    let request = LockRequest { waiter: 2, wait: WAIT, owner: None, parent: None, limits: terms };
     let mut actions = Actions::new();
     let place = w.table.request(&w.key, &LazyNow::fixed(w.now), &w.ids, request, &mut actions);
     w.act(actions);
@@ -766,8 +769,8 @@ fn a_grant_that_yields_before_its_first_section_is_watched_all_the_same() {
 #[test]
 fn a_limit_that_passes_between_two_sections_is_nobodys() {
     let mut w = world();
-    let terms = Terms { max_hold: Some(ms(200)), ..Terms::default() };
-    let request = Request { waiter: 1, wait: WAIT, owner: None, parent: None, terms };
+    let terms = HoldLimits { max_hold: Some(ms(200)), ..HoldLimits::default() };
+    let request = LockRequest { waiter: 1, wait: WAIT, owner: None, parent: None, limits: terms };
     let mut actions = Actions::new();
     w.table.request(&w.key, &LazyNow::fixed(w.now), &w.ids, request, &mut actions);
     w.act(actions);
@@ -775,9 +778,9 @@ fn a_limit_that_passes_between_two_sections_is_nobodys() {
     let section = w.turn(1);
     w.ask(2, true);
     w.now = w.now.saturating_add(ms(150));
-    w.end(&section, Ending::Released);
-    assert!(matches!(w.call().verb, Verb::Yield { .. }));
-    assert!(section.grant.look_at() > w.now.saturating_add(ms(60)), "nothing before its renewal");
+    w.end(&section, GuardEnd::Released);
+    assert!(matches!(w.call().op, StoreOp::Yield { .. }));
+    assert!(section.grant.next_check_at() > w.now.saturating_add(ms(60)), "nothing before its renewal");
 }
 
 /// I2
@@ -789,7 +792,7 @@ fn nothing_is_asked_for_while_too_much_is_not_given_back() {
         w.ask(1, false);
         w.answer(GRANTED);
         let section = w.turn(1);
-        w.end(&section, Ending::Released);
+        w.end(&section, GuardEnd::Released);
         w.calls.clear();
     }
     w.key = LockKey::from(("one", "more"));
@@ -814,7 +817,7 @@ fn the_bound_of_pending_releases_names_the_last_error_of_the_store() {
         w.ask(1, false);
         w.answer(GRANTED);
         let section = w.turn(1);
-        w.end(&section, Ending::Released);
+        w.end(&section, GuardEnd::Released);
         let call = w.call();
         if n == 0 {
             let cause = std::io::Error::other("no route");
@@ -846,7 +849,7 @@ fn fail_over(w: &mut World, mut left: Duration) -> usize {
     let mut calls = 0;
     while !left.is_zero() {
         while let Some(call) = w.calls.pop() {
-            assert!(matches!(call.verb, Verb::Acquire { .. }), "{call:?}");
+            assert!(matches!(call.op, StoreOp::Acquire { .. }), "{call:?}");
             calls += 1;
             w.on(Event::Acquired(call.number, Err(failover())));
         }
@@ -863,7 +866,7 @@ fn a_call_with_a_wait_is_retried_during_a_failover_until_its_own_wait_is_over() 
     let calls = fail_over(&mut w, Duration::from_secs(20));
     assert!(w.told.is_empty(), "{:?}", w.told);
     assert!((20..40).contains(&calls), "a bounded backoff: {calls}");
-    assert!(w.leave(place).is_some_and(|ahead| ahead.silent.is_some_and(|e| e.is_failover())));
+    assert!(w.leave(place).is_some_and(|ahead| ahead.store_error.is_some_and(|e| e.is_failover())));
     let mut w = world();
     w.ask(2, true);
     fail_over(&mut w, Duration::from_secs(5));
@@ -919,7 +922,7 @@ fn a_waiter_outlives_a_failover_that_delays_the_release_before_it() {
     w.ask(1, false);
     w.answer(GRANTED);
     let section = w.turn(1);
-    w.end(&section, Ending::Released);
+    w.end(&section, GuardEnd::Released);
     let call = w.call();
     let error = StoreError::new("test", "release", StoreErrorKind::Failover);
     w.on(Event::Released(call.number, Err(error)));
@@ -929,7 +932,7 @@ fn a_waiter_outlives_a_failover_that_delays_the_release_before_it() {
     w.later(ms(0));
     assert!(matches!(&w.told[..], [(3, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", w.told);
     w.told.clear();
-    let asks = w.calls.iter().position(|call| matches!(call.verb, Verb::Acquire { .. })).expect("asked");
+    let asks = w.calls.iter().position(|call| matches!(call.op, StoreOp::Acquire { .. })).expect("asked");
     let call = w.calls.remove(asks);
     w.on(Event::Acquired(call.number, Ok(AcquireReply::Granted { fence: 8 })));
     w.turn(2);
@@ -942,11 +945,11 @@ fn a_give_back_is_repeated_until_its_lease_is_over() {
     w.ask(1, false);
     w.answer(GRANTED);
     let section = w.turn(1);
-    w.end(&section, Ending::Dropped);
+    w.end(&section, GuardEnd::Dropped);
     let (began, mut repeats) = (w.now, 0);
     while !w.table.is_empty() {
         if let Some(call) = w.calls.pop() {
-            assert!(matches!(call.verb, Verb::Release { block_for } if block_for == ms(1000)), "the same each time");
+            assert!(matches!(call.op, StoreOp::Release { block_for } if block_for == ms(1000)), "the same each time");
             repeats += 1;
             w.on(Event::Released(call.number, Err(StoreError::new("t", "release", StoreErrorKind::Unavailable))));
         }
@@ -964,13 +967,13 @@ fn a_section_that_ended_badly_is_not_handed_on() {
     w.answer(GRANTED);
     let section = w.turn(1);
     w.ask(2, true);
-    assert_eq!(w.end(&section, Ending::Dropped), None);
+    assert_eq!(w.end(&section, GuardEnd::Dropped), None);
     let call = w.call();
-    assert!(matches!(call.verb, Verb::Release { block_for } if block_for == ms(1000)));
+    assert!(matches!(call.op, StoreOp::Release { block_for } if block_for == ms(1000)));
     assert!(w.told.is_empty());
-    w.on(Event::Released(call.number, Ok(Released::Freed)));
+    w.on(Event::Released(call.number, Ok(ReleaseReply::Freed)));
     let call = w.call();
-    assert!(matches!(call.verb, Verb::Acquire { lease, .. } if lease == Duration::from_secs(31)), "and its delay");
+    assert!(matches!(call.op, StoreOp::Acquire { lease, .. } if lease == Duration::from_secs(31)), "and its delay");
 }
 
 /// I1, I9: whatever is said of a section that is over ends nobody else's.
@@ -981,13 +984,13 @@ fn a_section_that_was_lost_ends_nobody_elses() {
     w.answer(GRANTED);
     let lost = w.turn(1);
     w.ask(2, true);
-    let owner = lost.grant.owner.clone();
+    let owner = lost.grant.id.clone();
     w.on(Event::Lost(owner.clone(), LockLost::Revoked));
     w.on(Event::Lost(owner, LockLost::Revoked));
     w.released();
     w.answer(AcquireReply::Granted { fence: 8 });
     let next = w.turn(2);
-    assert_eq!(w.end(&lost, Ending::Dropped), Some(Released::NotHolder));
+    assert_eq!(w.end(&lost, GuardEnd::Dropped), Some(ReleaseOutcome::NotHeld));
     assert!(w.calls.is_empty() && !next.remaining(w.now).is_zero() && lost.remaining(w.now).is_zero());
 }
 
@@ -1000,18 +1003,18 @@ fn a_yield_that_gives_the_turn_away_waits_under_a_new_id_in_the_same_order() {
     w.ask(2, true);
     w.ask(3, true);
     w.now = w.now.saturating_add(ms(100));
-    assert_eq!(w.end(&first, Ending::Released), Some(Released::HandedOff));
+    assert_eq!(w.end(&first, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
     let call = w.call();
-    let Verb::Yield { next, .. } = call.verb else { panic!("{call:?}") };
+    let StoreOp::Yield { next_id: next, .. } = call.op else { panic!("{call:?}") };
     w.ask(4, false);
     assert!(matches!(w.told.remove(0), (4, Err(LockError::Busy { ahead: 3, .. }))), "no section runs, and it is taken");
     w.on(Event::Yielded(call.number, Ok(YieldReply::NotHolder(IN_LINE))));
     w.on(Event::Offered(next.clone()));
-    assert_eq!(w.calls[0].owner, next);
+    assert_eq!(w.calls[0].id, next);
     w.answer(AcquireReply::Granted { fence: 9 });
     let second = w.turn(2);
     assert!(second.token > first.token);
-    w.end(&second, Ending::Released);
+    w.end(&second, GuardEnd::Released);
     assert!(w.turn(3).token > second.token, "no round trip");
     assert!(w.calls.is_empty());
 }
@@ -1129,7 +1132,7 @@ fn who_comes_while_the_key_is_given_back_hears_the_stores_word() {
     w.ask(1, false);
     w.answer(GRANTED);
     let section = w.turn(1);
-    w.end(&section, Ending::Released);
+    w.end(&section, GuardEnd::Released);
     w.ask(2, false);
     w.ask(3, false);
     assert!(w.told.is_empty());

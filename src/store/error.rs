@@ -61,7 +61,7 @@ impl StoreError {
     }
 
     /// Whether it is worth to ask once more.
-    pub(crate) fn may_pass(&self) -> bool {
+    pub(crate) fn is_transient(&self) -> bool {
         matches!(self.kind, StoreErrorKind::Unavailable | StoreErrorKind::Timeout | StoreErrorKind::Failover)
     }
 

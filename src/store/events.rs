@@ -8,7 +8,7 @@ use crate::{acquisition::AcquisitionId, lock_key::LockKey};
 /// of its own locks; whoever is told may ask the store something from in there.
 #[derive(Clone)]
 pub struct EventSink {
-    process: Arc<str>,
+    manager: Arc<str>,
     /// Answers whether somebody still listens.
     deliver: Arc<dyn Fn(Option<StoreEvent>) -> bool + Send + Sync>,
 }
@@ -41,13 +41,13 @@ impl EventSink {
         process: impl Into<Arc<str>>,
         deliver: impl Fn(Option<StoreEvent>) -> bool + Send + Sync + 'static,
     ) -> Self {
-        Self { process: process.into(), deliver: Arc::new(deliver) }
+        Self { manager: process.into(), deliver: Arc::new(deliver) }
     }
 
     /// Whose it is: what [`AcquisitionId::manager`] says of all its owners.
     #[must_use]
     pub fn manager(&self) -> &str {
-        &self.process
+        &self.manager
     }
 
     /// Tells this event; nobody hears it if the inbox is closed.
@@ -64,6 +64,6 @@ impl EventSink {
 
 impl fmt::Debug for EventSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inbox").field("process", &self.process).finish_non_exhaustive()
+        f.debug_struct("Inbox").field("process", &self.manager).finish_non_exhaustive()
     }
 }

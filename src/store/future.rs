@@ -13,11 +13,11 @@ use super::StoreError;
 ///
 /// A store in memory answers without an allocation, any other boxes its future; neither needs a macro.
 #[must_use = "futures do nothing unless you `.await` or poll them"]
-pub struct StoreFuture<T>(Answer<T>);
+pub struct StoreFuture<T>(State<T>);
 
-enum Answer<T> {
+enum State<T> {
     Ready(Option<Result<T, StoreError>>),
-    Coming(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>),
+    Pending(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>),
 }
 
 // === impl StoreFuture ===
@@ -25,18 +25,18 @@ enum Answer<T> {
 impl<T> StoreFuture<T> {
     /// An answer at hand.
     pub fn ready(answer: Result<T, StoreError>) -> Self {
-        Self(Answer::Ready(Some(answer)))
+        Self(State::Ready(Some(answer)))
     }
 
     /// An answer on its way.
     pub fn new(answer: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
-        Self(Answer::Coming(Box::pin(answer)))
+        Self(State::Pending(Box::pin(answer)))
     }
 
     /// The answer, if it is at hand: then nobody has to wait for it, and no runtime is needed.
     pub(crate) fn into_ready(self) -> Result<Result<T, StoreError>, Self> {
         match self.0 {
-            Answer::Ready(Some(answer)) => Ok(answer),
+            State::Ready(Some(answer)) => Ok(answer),
             answer => Err(Self(answer)),
         }
     }
@@ -47,8 +47,8 @@ impl<T: Unpin> Future for StoreFuture<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
-            Answer::Ready(answer) => Poll::Ready(answer.take().expect("not polled after its answer")),
-            Answer::Coming(answer) => answer.as_mut().poll(cx),
+            State::Ready(answer) => Poll::Ready(answer.take().expect("not polled after its answer")),
+            State::Pending(answer) => answer.as_mut().poll(cx),
         }
     }
 }
@@ -56,8 +56,8 @@ impl<T: Unpin> Future for StoreFuture<T> {
 impl<T> fmt::Debug for StoreFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            Answer::Ready(_) => "StoreFuture(ready)",
-            Answer::Coming(_) => "StoreFuture(coming)",
+            State::Ready(_) => "StoreFuture(ready)",
+            State::Pending(_) => "StoreFuture(coming)",
         })
     }
 }

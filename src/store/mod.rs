@@ -14,14 +14,11 @@ mod error;
 #[cfg(feature = "memory")]
 mod memory;
 #[cfg(feature = "redis")]
-mod redis;
+pub(crate) mod redis;
 
 #[cfg(feature = "memory")]
 #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
 pub use self::memory::MemoryStore;
-#[cfg(all(feature = "redis", feature = "test-util"))]
-#[doc(hidden)]
-pub use self::redis::proto as redis_protocol;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use self::redis::{RedisConnectError, RedisStore, RedisStoreBuilder};
@@ -31,9 +28,11 @@ pub use self::{
     future::StoreFuture,
     types::{
         AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, QueueConfig,
-        ReleaseRequest, Released, RenewReply, RenewRequest, YieldReply, YieldRequest,
+        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, YieldReply, YieldRequest,
     },
 };
+
+pub use crate::acquisition::AcquisitionIds;
 
 /// Keeps locks: who has which key, until when, under which fence, and who waits for it.
 ///
@@ -89,7 +88,7 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// Gives back whatever this owner has there: the key, or its place in the line. Touches nothing else.
     ///
     /// The key goes to the line at once, or, if [`ReleaseRequest::block_for`] is not zero, stays taken for so long, by nobody.
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released>;
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply>;
 
     /// Between two sections of one process: if others wait, the key goes to the first of them and [`YieldRequest::next_id`] to the end
     /// of the line; else the owner goes on, with a full lease and a new fence. An owner that has lost the key gets nothing; its
@@ -131,7 +130,7 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
         (**self).renew(asks)
     }
 
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         (**self).release(ask)
     }
 

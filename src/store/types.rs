@@ -117,13 +117,11 @@ pub struct ReleaseRequest {
 /// What [`LockStore::release`] answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Released {
+pub enum ReleaseReply {
     /// The key is free, or stays taken for a while as it was asked.
     Freed,
     /// The next one in line has it.
     HandedOff,
-    /// The owner still has it: this was not its last guard. No store says so.
-    StillHeld,
     /// The owner did not have it: its lease was over, or this is the second time. Its place, if it had one, is gone.
     NotHolder,
 }

@@ -27,7 +27,7 @@ use crate::{
     lock_key::LockKey,
     store::{
         AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore,
-        QueueConfig, ReleaseRequest, Released, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
+        QueueConfig, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
     },
 };
 
@@ -110,7 +110,7 @@ impl World {
         let ids = AcquisitionIds::new("conformance", RandomState::new().hash_one(1));
         let (told, alive) = (Arc::new(Mutex::new(Vec::new())), Arc::new(()));
         let (notes, living) = (Arc::clone(&told), Arc::downgrade(&alive));
-        self.store.subscribe(EventSink::new(Arc::clone(ids.process()), move |event| {
+        self.store.subscribe(EventSink::new(Arc::clone(ids.manager()), move |event| {
             if living.strong_count() == 0 {
                 return false;
             }
@@ -147,7 +147,7 @@ impl World {
         }
     }
 
-    async fn release(&self, owner: &AcquisitionId, block_for: Duration) -> Released {
+    async fn release(&self, owner: &AcquisitionId, block_for: Duration) -> ReleaseReply {
         let ask = ReleaseRequest::new(self.key.clone(), owner.clone(), block_for, terms());
         self.store.release(ask).await.unwrap_or_else(|error| panic!("{}: {error}", self.clause))
     }
@@ -192,7 +192,7 @@ async fn a_key_has_one_owner_until_it_is_given_back(w: World) {
     w.granted(&a).await;
     let left = w.held(&b).await;
     assert!(left <= LEASE && left > Duration::ZERO, "{}: a lease of {left:?}", w.clause);
-    w.same(w.release(&a, Duration::ZERO).await, Released::Freed, "the owner gives it back");
+    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::Freed, "the owner gives it back");
     w.granted(&b).await;
     w.release(&b, Duration::ZERO).await;
 }
@@ -205,7 +205,7 @@ async fn an_acquire_that_is_repeated_finds_its_grant(w: World) {
     w.same(w.granted(&a).await, first, "the fence that stands there");
     sleep(LEASE * 3 / 4).await;
     w.held(&b).await;
-    w.same(w.release(&a, Duration::ZERO).await, Released::Freed, "once is enough");
+    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::Freed, "once is enough");
     w.granted(&b).await;
     w.release(&b, Duration::ZERO).await;
 }
@@ -214,12 +214,12 @@ async fn a_stranger_frees_nothing_and_a_second_release_finds_nothing(w: World) {
     let p = w.process();
     let (a, b) = (p.ids.next(), p.ids.next());
     w.granted(&a).await;
-    w.same(w.release(&b, Duration::ZERO).await, Released::NotHolder, "a stranger");
+    w.same(w.release(&b, Duration::ZERO).await, ReleaseReply::NotHolder, "a stranger");
     w.held(&b).await;
-    w.same(w.release(&a, Duration::ZERO).await, Released::Freed, "the owner");
-    w.same(w.release(&a, Duration::ZERO).await, Released::NotHolder, "the second time");
+    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::Freed, "the owner");
+    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::NotHolder, "the second time");
     w.granted(&b).await;
-    w.same(w.release(&a, Duration::ZERO).await, Released::NotHolder, "a late copy");
+    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::NotHolder, "a late copy");
     w.held(&a).await;
     w.release(&b, Duration::ZERO).await;
 }
@@ -230,7 +230,7 @@ async fn a_lease_ends_and_the_late_holder_frees_nobody_elses(w: World) {
     w.granted(&a).await;
     sleep(LEASE + Duration::from_millis(50)).await;
     w.granted(&b).await;
-    w.same(w.release(&a, Duration::ZERO).await, Released::NotHolder, "its lease was over");
+    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::NotHolder, "its lease was over");
     w.same(w.renew(&[&a]).await, vec![RenewReply::NotHolder], "and it cannot come back");
     w.held(&a).await;
     w.release(&b, Duration::ZERO).await;
@@ -286,7 +286,7 @@ async fn who_does_not_line_up_leaves_nothing_behind(w: World) {
     let (a, b) = (p.ids.next(), p.ids.next());
     w.granted(&a).await;
     w.held(&b).await;
-    w.same(w.release(&a, Duration::ZERO).await, Released::Freed, "nobody waits");
+    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::Freed, "nobody waits");
     w.granted(&a).await;
     w.release(&a, Duration::ZERO).await;
 }
@@ -296,14 +296,14 @@ async fn a_release_offers_the_key_to_the_first_in_line_and_tells_it(w: World) {
     let (a, b, c) = (p.ids.next(), q.ids.next(), p.ids.next());
     w.granted(&a).await;
     w.same((w.in_line(&b).await, w.in_line(&c).await), (0, 1), "first come, first served");
-    w.same(w.release(&a, Duration::ZERO).await, Released::HandedOff, "to the first");
+    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::HandedOff, "to the first");
     w.offered(&q, &b).await;
     w.same(w.in_line(&c).await, 0, "the second is the first now");
     w.granted(&b).await;
-    w.same(w.release(&b, Duration::ZERO).await, Released::HandedOff, "to the second");
+    w.same(w.release(&b, Duration::ZERO).await, ReleaseReply::HandedOff, "to the second");
     w.offered(&p, &c).await;
     w.granted(&c).await;
-    w.same(w.release(&c, Duration::ZERO).await, Released::Freed, "nobody is left");
+    w.same(w.release(&c, Duration::ZERO).await, ReleaseReply::Freed, "nobody is left");
 }
 
 async fn an_offer_that_is_asked_for_is_a_full_lease_under_its_own_fence(w: World) {
@@ -317,7 +317,7 @@ async fn an_offer_that_is_asked_for_is_a_full_lease_under_its_own_fence(w: World
     w.same(w.granted(&b).await, fence, "asked again");
     sleep(OFFER + Duration::from_millis(200)).await;
     w.held(&c).await;
-    w.same(w.release(&b, Duration::ZERO).await, Released::Freed, "it was a lease");
+    w.same(w.release(&b, Duration::ZERO).await, ReleaseReply::Freed, "it was a lease");
 }
 
 async fn an_offer_that_nobody_asks_for_goes_on(w: World) {
@@ -354,7 +354,7 @@ async fn a_place_is_kept_however_often_it_is_asked_for(w: World) {
     w.release(&b, Duration::ZERO).await;
     w.release(&a, Duration::ZERO).await;
     w.granted(&c).await;
-    w.same(w.release(&c, Duration::ZERO).await, Released::Freed, "one place each");
+    w.same(w.release(&c, Duration::ZERO).await, ReleaseReply::Freed, "one place each");
 }
 
 async fn a_release_leaves_the_line_and_gives_an_offer_on(w: World) {
@@ -364,11 +364,11 @@ async fn a_release_leaves_the_line_and_gives_an_offer_on(w: World) {
     for waiter in [&b, &c, &d] {
         w.in_line(waiter).await;
     }
-    w.same(w.release(&b, Duration::ZERO).await, Released::NotHolder, "it had a place, and no more");
-    w.same(w.release(&a, Duration::ZERO).await, Released::HandedOff, "to the next");
+    w.same(w.release(&b, Duration::ZERO).await, ReleaseReply::NotHolder, "it had a place, and no more");
+    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::HandedOff, "to the next");
     w.offered(&p, &c).await;
     // It has left while the offer was on its way.
-    w.same(w.release(&c, Duration::ZERO).await, Released::HandedOff, "and on");
+    w.same(w.release(&c, Duration::ZERO).await, ReleaseReply::HandedOff, "and on");
     w.offered(&p, &d).await;
     w.granted(&d).await;
     w.release(&d, Duration::ZERO).await;
@@ -409,9 +409,9 @@ async fn a_key_can_be_kept_taken_by_nobody(w: World) {
     let (a, b) = (p.ids.next(), p.ids.next());
     w.granted(&a).await;
     w.in_line(&b).await;
-    w.same(w.release(&a, LEASE / 2).await, Released::Freed, "nobody has it");
+    w.same(w.release(&a, LEASE / 2).await, ReleaseReply::Freed, "nobody has it");
     w.same(w.renew(&[&a]).await, vec![RenewReply::NotHolder], "not even who had it");
-    w.same(w.release(&a, Duration::ZERO).await, Released::NotHolder, "a late copy ends nothing");
+    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::NotHolder, "a late copy ends nothing");
     w.same(w.in_line(&b).await, 0, "taken still");
     sleep(LEASE / 2 + Duration::from_millis(50)).await;
     w.granted(&b).await;
@@ -428,7 +428,7 @@ async fn a_yield_goes_on_under_a_new_fence_if_nobody_waits(w: World) {
     sleep(LEASE * 2 / 3).await;
     w.held(&b).await;
     w.same(w.granted(&a).await, fence, "it stands there now");
-    w.same(w.release(&a, Duration::ZERO).await, Released::Freed, "and its next one has no place");
+    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::Freed, "and its next one has no place");
 }
 
 async fn a_yield_gives_the_key_on_and_lines_up_behind(w: World) {
@@ -443,7 +443,7 @@ async fn a_yield_gives_the_key_on_and_lines_up_behind(w: World) {
     w.offered(&q, &b).await;
     w.same(w.renew(&[&a]).await, vec![RenewReply::NotHolder], "the old one is over");
     w.granted(&b).await;
-    w.same(w.release(&b, Duration::ZERO).await, Released::HandedOff, "back again");
+    w.same(w.release(&b, Duration::ZERO).await, ReleaseReply::HandedOff, "back again");
     w.offered(&p, &next).await;
     w.granted(&next).await;
     w.release(&next, Duration::ZERO).await;
@@ -458,8 +458,8 @@ async fn a_yield_of_what_is_lost_is_an_acquire(w: World) {
         YieldReply::NotHolder(AcquireReply::Granted { .. }) => {}
         other => panic!("{}: {other:?}", w.clause),
     }
-    w.same(w.release(&a, Duration::ZERO).await, Released::NotHolder, "the old one");
-    w.same(w.release(&next, Duration::ZERO).await, Released::Freed, "the next one");
+    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::NotHolder, "the old one");
+    w.same(w.release(&next, Duration::ZERO).await, ReleaseReply::Freed, "the next one");
 }
 
 async fn a_copy_of_a_yield_changes_nothing(w: World) {
@@ -472,7 +472,7 @@ async fn a_copy_of_a_yield_changes_nothing(w: World) {
     w.same(w.yields(&a, first, &next).await, YieldReply::Extended { fence }, "the fence that stands there");
     w.same(w.renew(&[&a]).await, vec![RenewReply::Extended], "it still has the key");
     w.same(w.in_line(&b).await, 0, "who waits still does");
-    w.same(w.release(&a, Duration::ZERO).await, Released::HandedOff, "to who waits, and not to its next one");
+    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::HandedOff, "to who waits, and not to its next one");
     w.release(&b, Duration::ZERO).await;
 }
 
@@ -485,7 +485,7 @@ async fn a_yield_whose_next_one_waits_already_gives_it_the_key_or_a_place(w: Wor
         YieldReply::NotHolder(AcquireReply::Granted { .. }) => {}
         other => panic!("{}: {other:?}", w.clause),
     }
-    w.same(w.release(&next, Duration::ZERO).await, Released::Freed, "it has no place as well");
+    w.same(w.release(&next, Duration::ZERO).await, ReleaseReply::Freed, "it has no place as well");
     let fence = w.granted(&a).await;
     let later = p.ids.next();
     w.same((w.in_line(&b).await, w.in_line(&later).await), (0, 1), "behind another one");
@@ -493,8 +493,8 @@ async fn a_yield_whose_next_one_waits_already_gives_it_the_key_or_a_place(w: Wor
         YieldReply::NotHolder(AcquireReply::Queued { ahead: 0, .. }) => {}
         other => panic!("{}: {other:?}", w.clause),
     }
-    w.same(w.release(&b, Duration::ZERO).await, Released::HandedOff, "it waited for that");
-    w.same(w.release(&later, Duration::ZERO).await, Released::Freed, "one place each");
+    w.same(w.release(&b, Duration::ZERO).await, ReleaseReply::HandedOff, "it waited for that");
+    w.same(w.release(&later, Duration::ZERO).await, ReleaseReply::Freed, "one place each");
 }
 
 async fn what_is_void_is_not_done(w: World) {
@@ -504,7 +504,7 @@ async fn what_is_void_is_not_done(w: World) {
     // A store that decides with the call is in time; any other is not.
     let answer = w.store.acquire(ask).await;
     let is_granted = matches!(answer, Ok(AcquireReply::Granted { .. }));
-    w.same(w.release(&a, Duration::ZERO).await == Released::Freed, is_granted, "done and said so, or neither");
+    w.same(w.release(&a, Duration::ZERO).await == ReleaseReply::Freed, is_granted, "done and said so, or neither");
     w.granted(&b).await;
     w.release(&b, Duration::ZERO).await;
 }
@@ -557,7 +557,7 @@ async fn a_key_that_is_only_blocked_is_freed_by_force_and_goes_to_the_queue(w: W
     w.granted(&a).await;
     w.in_line(&b).await;
     let block = Duration::from_secs(3600);
-    w.same(w.release(&a, block).await, Released::Freed, "blocked for an hour");
+    w.same(w.release(&a, block).await, ReleaseReply::Freed, "blocked for an hour");
     let ask = ForceReleaseRequest::new(w.key.clone(), LEASE / 2, terms());
     match w.store.force_release(ask).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause)) {
         ForceReleaseReply::Unblocked { blocked_for } => {
@@ -567,7 +567,7 @@ async fn a_key_that_is_only_blocked_is_freed_by_force_and_goes_to_the_queue(w: W
     }
     w.offered(&p, &b).await;
     w.granted(&b).await;
-    w.same(w.release(&b, Duration::ZERO).await, Released::Freed, "nothing is left");
+    w.same(w.release(&b, Duration::ZERO).await, ReleaseReply::Freed, "nothing is left");
 }
 
 async fn a_store_that_replies_is_healthy(w: World) {

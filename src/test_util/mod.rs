@@ -51,8 +51,3 @@ mod store;
 
 pub use self::store::{Chaos, Fault, FaultPoint, StoreOp, TestStore};
 pub use crate::clock::Clock;
-#[doc(hidden)]
-pub use crate::lock::decisions;
-#[cfg(feature = "redis")]
-#[doc(hidden)]
-pub use crate::store::redis_protocol;

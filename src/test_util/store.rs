@@ -20,7 +20,7 @@ use crate::{
     lock_key::LockKey,
     store::{
         AcquireReply, AcquireRequest, CALL_TIMEOUT, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
-        LockStore, MemoryStore, ReleaseRequest, Released, RenewReply, RenewRequest, StoreError, StoreErrorKind,
+        LockStore, MemoryStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError, StoreErrorKind,
         StoreEvent, StoreFuture, YieldReply, YieldRequest,
     },
 };
@@ -37,10 +37,10 @@ pub struct TestStore {
 struct Shared {
     memory: Mutex<Arc<MemoryStore>>,
     clock: Clock,
-    inboxes: Mutex<Vec<EventSink>>,
-    hands: [FaultPoint; 7],
+    sinks: Mutex<Vec<EventSink>>,
+    fault_points: [FaultPoint; 7],
     call_timeout: Option<Duration>,
-    events: Mutex<Fault>,
+    event_fault: Mutex<Fault>,
     chaos: Mutex<Option<Chaos>>,
 }
 
@@ -89,24 +89,24 @@ pub enum Fault {
 pub struct FaultPoint {
     calls: AtomicUsize,
     fault: Mutex<Fault>,
-    takes: Mutex<Duration>,
-    gate: watch::Sender<Gate>,
-    at_gate: AtomicUsize,
+    latency: Mutex<Duration>,
+    pause_at: watch::Sender<PauseAt>,
+    paused: AtomicUsize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gate {
-    Open,
+enum PauseAt {
+    Never,
     /// Before it is done.
-    Question,
+    Before,
     /// After it is done.
-    Answer,
+    After,
 }
 
 /// Faults by chance: which ones, how often, from which seed.
 #[derive(Clone, Debug)]
 pub struct Chaos {
-    die: fastrand::Rng,
+    rng: fastrand::Rng,
     per_mille: u32,
 }
 
@@ -135,24 +135,24 @@ impl TestStore {
     /// The hand of this verb.
     #[must_use]
     pub fn on(&self, verb: StoreOp) -> &FaultPoint {
-        &self.shared.hands[verb as usize]
+        &self.shared.fault_points[verb as usize]
     }
 
     /// The same for all verbs.
     pub fn fault_all(&self, fault: Fault) {
-        for hand in &self.shared.hands {
+        for hand in &self.shared.fault_points {
             hand.fault(fault);
         }
     }
 
     /// What goes wrong with events: they can be lost ([`Fault::Fail`]), told twice, or told late.
     pub fn fault_events(&self, fault: Fault) {
-        *lock(&self.shared.events) = fault;
+        *lock(&self.shared.event_fault) = fault;
     }
 
     /// Tells every process this event, though it did not happen: as somebody who can send messages, and nothing else.
     pub fn forge(&self, event: &StoreEvent) {
-        let inboxes = lock(&self.shared.inboxes).clone();
+        let inboxes = lock(&self.shared.sinks).clone();
         for inbox in inboxes {
             inbox.send(event.clone());
         }
@@ -166,7 +166,7 @@ impl TestStore {
     /// As a server that kept nothing over a restart.
     pub fn restart(&self) {
         let memory = Arc::new(MemoryStore::with_clock(self.shared.clock.clone()));
-        for inbox in &*lock(&self.shared.inboxes) {
+        for inbox in &*lock(&self.shared.sinks) {
             memory.subscribe(inbox.clone());
         }
         *lock(&self.shared.memory) = memory;
@@ -175,7 +175,7 @@ impl TestStore {
     /// How many keys are held.
     #[must_use]
     pub fn held_count(&self) -> usize {
-        self.memory().held()
+        self.memory().held_count()
     }
 
     /// The store behind it, where nothing goes wrong.
@@ -184,7 +184,7 @@ impl TestStore {
         Arc::clone(&lock(&self.shared.memory))
     }
 
-    fn verb<T: Unpin + Send + 'static>(
+    fn call<T: Unpin + Send + 'static>(
         &self,
         verb: StoreOp,
         valid_for: Option<Duration>,
@@ -193,10 +193,10 @@ impl TestStore {
         let this = self.clone();
         let asked = Instant::now();
         this.on(verb).calls.fetch_add(1, SeqCst);
-        let fault = this.chance().unwrap_or_else(|| *lock(&this.on(verb).fault));
+        let fault = this.random_fault().unwrap_or_else(|| *lock(&this.on(verb).fault));
         StoreFuture::new(async move {
             let hand = this.on(verb);
-            let takes = *lock(&hand.takes);
+            let takes = *lock(&hand.latency);
             if !takes.is_zero() {
                 sleep(takes).await;
             }
@@ -216,7 +216,7 @@ impl TestStore {
                 }
                 Fault::None | Fault::LoseReply | Fault::Duplicate => {}
             }
-            hand.pass(Gate::Question).await;
+            hand.pause(PauseAt::Before).await;
             if valid_for.is_some_and(|valid_for| asked.elapsed() > valid_for) {
                 return Err(failed(verb, StoreErrorKind::Timeout));
             }
@@ -224,17 +224,17 @@ impl TestStore {
             if fault == Fault::Duplicate {
                 answer = run(&this.memory()).await;
             }
-            hand.pass(Gate::Answer).await;
+            hand.pause(PauseAt::After).await;
             if fault == Fault::LoseReply { Err(failed(verb, StoreErrorKind::Unavailable)) } else { answer }
         })
     }
 
-    fn chance(&self) -> Option<Fault> {
-        lock(&self.shared.chaos).as_mut().map(Chaos::throw)
+    fn random_fault(&self) -> Option<Fault> {
+        lock(&self.shared.chaos).as_mut().map(Chaos::next_fault)
     }
 
     fn deliver(&self, inbox: &EventSink, event: StoreEvent) {
-        match self.chance().unwrap_or_else(|| *lock(&self.shared.events)) {
+        match self.random_fault().unwrap_or_else(|| *lock(&self.shared.event_fault)) {
             Fault::None | Fault::LoseReply => inbox.send(event),
             Fault::Duplicate => {
                 inbox.send(event.clone());
@@ -264,31 +264,31 @@ impl LockStore for TestStore {
             (None, _) => told.is_open(),
         });
         self.memory().subscribe(between.clone());
-        lock(&self.shared.inboxes).push(between);
+        lock(&self.shared.sinks).push(between);
     }
 
     fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
-        self.verb(StoreOp::Acquire, Some(ask.valid_for), move |memory| memory.acquire(ask.clone()))
+        self.call(StoreOp::Acquire, Some(ask.valid_for), move |memory| memory.acquire(ask.clone()))
     }
 
     fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        self.verb(StoreOp::Renew, None, move |memory| memory.renew(asks.clone()))
+        self.call(StoreOp::Renew, None, move |memory| memory.renew(asks.clone()))
     }
 
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
-        self.verb(StoreOp::Release, None, move |memory| memory.release(ask.clone()))
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        self.call(StoreOp::Release, None, move |memory| memory.release(ask.clone()))
     }
 
     fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
-        self.verb(StoreOp::Yield, Some(ask.valid_for), move |memory| memory.yield_to_queue(ask.clone()))
+        self.call(StoreOp::Yield, Some(ask.valid_for), move |memory| memory.yield_to_queue(ask.clone()))
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        self.verb(StoreOp::Inspect, None, move |memory| memory.inspect(key.clone()))
+        self.call(StoreOp::Inspect, None, move |memory| memory.inspect(key.clone()))
     }
 
     fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        self.verb(StoreOp::Force, None, move |memory| memory.force_release(ask.clone()))
+        self.call(StoreOp::Force, None, move |memory| memory.force_release(ask.clone()))
     }
 
     fn call_timeout(&self) -> Duration {
@@ -296,7 +296,7 @@ impl LockStore for TestStore {
     }
 
     fn health(&self) -> StoreFuture<()> {
-        self.verb(StoreOp::Health, None, MemoryStore::health)
+        self.call(StoreOp::Health, None, MemoryStore::health)
     }
 }
 
@@ -316,22 +316,22 @@ impl FaultPoint {
 
     /// How long it takes before it is done.
     pub fn latency(&self, time: Duration) {
-        *lock(&self.takes) = time;
+        *lock(&self.latency) = time;
     }
 
     /// From now on it waits before it is done.
     pub fn pause_before(&self) {
-        self.gate.send_replace(Gate::Question);
+        self.pause_at.send_replace(PauseAt::Before);
     }
 
     /// From now on it is done, and then waits with its answer.
     pub fn pause_after(&self) {
-        self.gate.send_replace(Gate::Answer);
+        self.pause_at.send_replace(PauseAt::After);
     }
 
     /// Lets everybody pass.
     pub fn resume(&self) {
-        self.gate.send_replace(Gate::Open);
+        self.pause_at.send_replace(PauseAt::Never);
     }
 
     /// Until somebody stands at the gate.
@@ -341,7 +341,7 @@ impl FaultPoint {
     /// Nobody comes, though everybody else has nothing to do but wait.
     pub async fn wait_until_paused(&self) {
         for _ in 0..10_000 {
-            if self.at_gate.load(SeqCst) > 0 {
+            if self.paused.load(SeqCst) > 0 {
                 return;
             }
             tokio::task::yield_now().await;
@@ -349,19 +349,19 @@ impl FaultPoint {
         panic!("nobody came to the gate");
     }
 
-    async fn pass(&self, here: Gate) {
+    async fn pause(&self, here: PauseAt) {
         struct Standing<'a>(&'a AtomicUsize);
         impl Drop for Standing<'_> {
             fn drop(&mut self) {
                 self.0.fetch_sub(1, SeqCst);
             }
         }
-        let mut gate = self.gate.subscribe();
+        let mut gate = self.pause_at.subscribe();
         if *gate.borrow_and_update() != here {
             return;
         }
-        self.at_gate.fetch_add(1, SeqCst);
-        let _standing = Standing(&self.at_gate);
+        self.paused.fetch_add(1, SeqCst);
+        let _standing = Standing(&self.paused);
         // The gate is as old as the store.
         let _ = gate.wait_for(|gate| *gate != here).await;
     }
@@ -372,9 +372,9 @@ impl Default for FaultPoint {
         Self {
             calls: AtomicUsize::new(0),
             fault: Mutex::default(),
-            takes: Mutex::default(),
-            gate: watch::Sender::new(Gate::Open),
-            at_gate: AtomicUsize::new(0),
+            latency: Mutex::default(),
+            pause_at: watch::Sender::new(PauseAt::Never),
+            paused: AtomicUsize::new(0),
         }
     }
 }
@@ -385,19 +385,19 @@ impl Chaos {
     /// So many calls and events of a thousand go wrong, each in a way of its own.
     #[must_use]
     pub fn new(seed: u64, per_mille: u32) -> Self {
-        Self { die: fastrand::Rng::with_seed(seed), per_mille }
+        Self { rng: fastrand::Rng::with_seed(seed), per_mille }
     }
 
-    fn throw(&mut self) -> Fault {
-        if self.die.u32(0..1000) >= self.per_mille {
+    fn next_fault(&mut self) -> Fault {
+        if self.rng.u32(0..1000) >= self.per_mille {
             return Fault::None;
         }
-        match self.die.u8(0..5) {
+        match self.rng.u8(0..5) {
             0 => Fault::Fail,
             1 => Fault::LoseReply,
             2 => Fault::Hang,
             3 => Fault::Duplicate,
-            _ => Fault::Delay(Duration::from_millis(self.die.u64(1..700))),
+            _ => Fault::Delay(Duration::from_millis(self.rng.u64(1..700))),
         }
     }
 }

@@ -11,7 +11,8 @@ use tokio::{
 };
 use tower_lock::{
     LockError, LockKey, LockLayer, LockLost, LockManager, Owner, Rejection,
-    store::{ForceReleaseReply, Released, StoreErrorKind},
+    lock::ReleaseOutcome,
+    store::{ForceReleaseReply, StoreErrorKind},
     test_util::{Fault, StoreOp, TestStore},
 };
 
@@ -150,7 +151,7 @@ async fn holder_learns_of_a_revocation_by_its_next_renewal() {
     let forced = Instant::now();
     assert_eq!(guard.held_lock().lost().await, LockLost::Revoked);
     assert!(forced.elapsed() <= Duration::from_millis(5_010), "{:?}", forced.elapsed());
-    assert_eq!(guard.release().await.expect("up"), Released::NotHolder);
+    assert_eq!(guard.release().await.expect("up"), ReleaseOutcome::NotHeld);
 }
 
 /// Waiters are rejected, holders may finish, and all locks are released.
@@ -211,7 +212,7 @@ async fn shutdown_counts_holders_that_outlive_its_budget() {
     sleep(Duration::from_secs(100)).await;
     for guard in guards {
         assert!(guard.held_lock().remaining() > Duration::from_secs(15), "renewed as before");
-        assert_eq!(guard.release().await.expect("up"), Released::Freed);
+        assert_eq!(guard.release().await.expect("up"), ReleaseOutcome::Released);
     }
     assert_eq!((store.held_count(), locks.shutdown(Duration::ZERO).await), (0, 0), "a second shutdown is harmless");
 }
@@ -303,7 +304,7 @@ async fn signal_starts_a_shutdown_within_its_budget() {
     let goes_on = async {
         assert!(matches!(waits.await.expect("no panic"), Err(LockError::ShuttingDown)));
         assert!(!view.remaining().is_zero(), "what is held has the budget to end in");
-        assert_eq!(ends.release().await.expect("up"), Released::Freed);
+        assert_eq!(ends.release().await.expect("up"), ReleaseOutcome::Released);
     };
     soon("the end of the budget", join(shutdown, goes_on)).await;
     let ended = soon("the end of the handler", handler).await;

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 use tower_lock::{
     LockError, LockGuard, LockKey, LockManager,
     lock::LockFuture,
-    store::Released,
+    lock::ReleaseOutcome,
     test_util::{Fault, StoreOp, TestStore},
 };
 
@@ -201,12 +201,12 @@ async fn cancel_after_the_grant_before_the_poll() {
     let held = locks.lock(key()).await.expect("free");
     let chosen = asked(&locks).await;
     let next = asked(&locks).await;
-    assert_eq!(held.release().await.expect("up"), Released::HandedOff);
+    assert_eq!(held.release().await.expect("up"), ReleaseOutcome::HandedOff);
     let left = Instant::now();
     drop(chosen);
     let guard = soon("a grant of the next", next).await.expect("a grant");
     assert_eq!(left.elapsed(), Duration::ZERO, "no lock-delay");
-    assert_eq!(guard.release().await.expect("up"), Released::Freed);
+    assert_eq!(guard.release().await.expect("up"), ReleaseOutcome::Released);
     assert_free(&store, &[&locks], "chosen").await;
 
     // The last one, too.
@@ -233,7 +233,7 @@ async fn cancel_during_a_yield() {
             } else {
                 hand.pause_after();
             }
-            assert_eq!(held.release().await.expect("up"), Released::HandedOff);
+            assert_eq!(held.release().await.expect("up"), ReleaseOutcome::HandedOff);
             hand.wait_until_paused().await;
             assert!(matches!(one.try_lock(key()).await, Err(LockError::Busy { .. })), "refused without the store");
             drop(waits);

@@ -6,7 +6,7 @@ use tower_lock::{
     MemoryStore,
     store::{
         AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore,
-        ReleaseRequest, Released, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
+        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
     },
     test_util::{Fault, StoreOp, TestStore, conformance},
 };
@@ -44,11 +44,11 @@ impl LockStore for ReleasesAnyHolder {
         self.0.renew(asks)
     }
 
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         let force = ForceReleaseRequest::new(ask.key.clone(), ask.block_for, ask.queue);
         StoreFuture::ready(Ok(match futures_util::FutureExt::now_or_never(self.0.force_release(force)) {
-            Some(Ok(ForceReleaseReply::Revoked { .. })) => Released::Freed,
-            _ => Released::NotHolder,
+            Some(Ok(ForceReleaseReply::Revoked { .. })) => ReleaseReply::Freed,
+            _ => ReleaseReply::NotHolder,
         }))
     }
 

@@ -34,11 +34,11 @@ async fn concurrent_claims_give_one_record_only_with_the_layer() {
     assert!(output.status.success(), "{table}");
     let row =
         |how: &str| table.lines().find(|line| line.trim_start().starts_with(how)).unwrap_or_else(|| panic!("{table}"));
-    assert!(row("under the layer").contains(" 1 × 201 claimed, 4 × 409 refused at once "), "{table}");
-    for wrong in ["without a lock", "lock taken after the check"] {
+    assert!(row("under the layer").contains(" 1 × 201 claimed, 4 × 409 rejected at once "), "{table}");
+    for wrong in ["without a lock", "lock acquired after the check"] {
         assert!(row(wrong).contains(" 5 × 201 claimed "), "{table}");
     }
-    assert!(table.contains("A sixth claim, later, gets the record that is there: 200 {"), "{table}");
+    assert!(table.contains("A sixth claim, later, gets the existing record: 200 {"), "{table}");
 }
 
 #[tokio::test]
@@ -83,12 +83,12 @@ async fn grpc_client_gets_grpc_status_codes() {
     assert!(output.status.success(), "{table}");
     for (what, status, pushback) in [
         ("the first of two", 0, "none"),
-        ("the second, refused at once", 10, "a time"),
-        ("who waits, and another goes on", 10, "a time"),
+        ("the second, rejected at once", 10, "a time"),
+        ("wait timed out", 10, "a time"),
         ("without a number", 3, "none"),
-        ("what takes longer than it may", 2, "never"),
-        ("what is thrown out by an operator", 2, "never"),
-        ("an instance that is being shut down", 14, "a time"),
+        ("longer than max_hold", 2, "never"),
+        ("revoked by an operator", 2, "never"),
+        ("instance is shutting down", 14, "a time"),
     ] {
         let row = table.lines().find_map(|line| line.trim_start().strip_prefix(what)).expect(what);
         let mut cells = row.split_whitespace();

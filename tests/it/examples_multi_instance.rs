@@ -209,7 +209,7 @@ async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
 
         let failed = nightly_mail(&redis, &url, &rough, "down").await;
         let error = String::from_utf8_lossy(&failed.stderr);
-        assert!(!failed.status.success() && error.contains("the mail server does not answer"), "{url}: {error}");
+        assert!(!failed.status.success() && error.contains("the mail server does not reply"), "{url}: {error}");
         let runs = join_all([after(0, &rough), after(1, &rough)]).await;
         let runs: [Output; 2] = runs.try_into().expect("two");
         assert_eq!(outputs(runs), ["left it to another\n", "sent 3 mails\n"], "{url}: at once after a failure");

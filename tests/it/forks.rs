@@ -17,7 +17,8 @@ use std::{
 use tokio::time::{Instant, sleep};
 use tower_lock::{
     LockError, LockKey, LockLost, LockManager, MemoryStore, Owner,
-    store::{Released, StoreErrorKind},
+    lock::ReleaseOutcome,
+    store::StoreErrorKind,
     test_util::{StoreOp, TestStore},
 };
 
@@ -53,7 +54,7 @@ async fn forked_child_has_new_ids_and_holds_no_locks() {
     let forked = Instant::now();
     assert_eq!(guard.held_lock().lost().await, LockLost::Expired, "the copied guard");
     assert_eq!(forked.elapsed(), Duration::ZERO, "and not when its lease ends");
-    assert_eq!(guard.release().await.expect("no call is needed"), Released::NotHolder);
+    assert_eq!(guard.release().await.expect("no call is needed"), ReleaseOutcome::NotHeld);
     settle().await;
     assert_eq!(
         (store.on(StoreOp::Release).calls(), store.on(StoreOp::Yield).calls()),
@@ -65,7 +66,7 @@ async fn forked_child_has_new_ids_and_holds_no_locks() {
     let state = locks.inspect(("account", 8)).await.expect("the store is up");
     let child = state.holder.expect("held").manager().to_owned();
     assert!(child.starts_with("api:") && child != parent, "{child} {parent}");
-    assert_eq!(other.release().await.expect("a store"), Released::Freed);
+    assert_eq!(other.release().await.expect("a store"), ReleaseOutcome::Released);
     // A child of the child, even with the id of the grandparent.
     process.store(PARENT, SeqCst);
     let _third = locks.try_lock(("account", 9)).await.expect("free");
@@ -85,7 +86,7 @@ async fn dropping_a_forked_guard_hands_nothing_off() {
         settle().await;
         process.store(CHILD, SeqCst);
         if is_released {
-            assert_eq!(guard.release().await.expect("no call is needed"), Released::NotHolder);
+            assert_eq!(guard.release().await.expect("no call is needed"), ReleaseOutcome::NotHeld);
         } else {
             drop(guard);
         }
@@ -134,7 +135,7 @@ async fn forked_child_subscribes_to_its_own_channel() {
     let waiter = tokio::spawn(child.lock(key()).into_future());
     settle().await;
     assert!(!waiter.is_finished(), "one key, one holder");
-    assert_eq!(guard.release().await.expect("a store"), Released::HandedOff);
+    assert_eq!(guard.release().await.expect("a store"), ReleaseOutcome::HandedOff);
     let guard = soon("a grant", waiter).await.expect("no panic").expect("a grant");
-    assert_eq!(guard.release().await.expect("a store"), Released::Freed);
+    assert_eq!(guard.release().await.expect("a store"), ReleaseOutcome::Released);
 }

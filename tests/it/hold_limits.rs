@@ -328,7 +328,7 @@ fn max_hold_of_a_section_never_ends_the_next_one() {
         let said = runtime.block_on(first.release());
         let next = runtime.block_on(next).expect("no panic").expect("a grant");
         std::thread::yield_now();
-        handed_on += usize::from(matches!(said, Ok(tower_lock::store::Released::HandedOff)));
+        handed_on += usize::from(matches!(said, Ok(tower_lock::lock::ReleaseOutcome::HandedOff)));
         assert_eq!(next.held_lock().ensure_remaining(Duration::ZERO), Ok(()), "{n}: {said:?}");
         drop(next.release());
     }

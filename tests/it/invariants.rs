@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use tower_lock::{
     LockError, LockKey, LockLost, LockManager,
     lock::QueueBound,
-    store::Released,
+    lock::ReleaseOutcome,
     test_util::{Clock, Fault, StoreOp, TestStore},
 };
 
@@ -42,7 +42,7 @@ async fn i1_a_key_is_freed_only_for_the_acquisition_that_holds_it() {
         assert!(held.held_lock().remaining() > Duration::from_secs(15), "{fault:?}: still held");
         assert!(matches!(one.try_lock(key()).await, Err(LockError::Busy { .. })));
         store.on(StoreOp::Release).fault(Fault::None);
-        assert_ne!(held.release().await.expect("up"), Released::NotHolder, "{fault:?}");
+        assert_ne!(held.release().await.expect("up"), ReleaseOutcome::NotHeld, "{fault:?}");
     }
 }
 
@@ -130,7 +130,7 @@ async fn i5_loss_fires_by_the_deadline_and_is_final() {
             view.ensure_remaining(Duration::ZERO).is_err()
                 && again.held_lock().ensure_remaining(Duration::ZERO).is_ok()
         );
-        assert!(began.elapsed() > SAFE && guard.release().await.expect("up") == Released::NotHolder);
+        assert!(began.elapsed() > SAFE && guard.release().await.expect("up") == ReleaseOutcome::NotHeld);
     }
 }
 

@@ -5,7 +5,7 @@ use std::{collections::HashMap, future::IntoFuture, sync::Mutex, time::Duration}
 use tokio::time::{Instant, sleep};
 use tower_lock::{
     Lease, LockError, LockKey, LockLost, LockManager, MemoryStore, Owner,
-    store::Released,
+    lock::ReleaseOutcome,
     test_util::{StoreOp, TestStore},
 };
 
@@ -72,7 +72,7 @@ async fn late_holder_does_not_release_the_next_lock() {
     let guard = late.lock(key()).await.expect("free");
     store.restart();
     let _held = next.lock(key()).await.expect("the store has forgotten");
-    assert_eq!(guard.release().await.expect("up"), Released::NotHolder);
+    assert_eq!(guard.release().await.expect("up"), ReleaseOutcome::NotHeld);
     assert!(matches!(late.try_lock(key()).await, Err(LockError::Busy { .. })));
     assert_eq!(store.held_count(), 1);
 }
@@ -93,7 +93,7 @@ async fn section_longer_than_the_lease_stays_exclusive() {
         assert!(matches!(two.try_lock(key()).await, Err(LockError::Busy { .. })));
     }
     assert!(store.on(StoreOp::Renew).calls() >= 40, "every third of a lease");
-    assert_eq!(guard.release().await.expect("up"), Released::Freed);
+    assert_eq!(guard.release().await.expect("up"), ReleaseOutcome::Released);
 }
 
 /// Step 3 again: a fixed lease limits its holder.
@@ -106,7 +106,7 @@ async fn holder_learns_of_the_end_of_a_fixed_lease() {
     let lost = guard.while_held(std::future::pending::<()>()).await;
     assert_eq!((lost, began.elapsed().as_secs()), (Err(LockLost::HoldLimitReached), 60));
     drop(next.await.expect("no panic").expect("a grant").release());
-    assert_eq!(guard.release().await.expect("up"), Released::NotHolder);
+    assert_eq!(guard.release().await.expect("up"), ReleaseOutcome::NotHeld);
 }
 
 /// Step 4.
@@ -125,10 +125,10 @@ async fn owner_does_not_deadlock_with_itself() {
                 assert_eq!(guards[0].hold_count(), depth);
             }
             for guard in guards.drain(1..) {
-                assert_eq!(guard.release().await.expect("up"), Released::StillHeld);
+                assert_eq!(guard.release().await.expect("up"), ReleaseOutcome::StillHeld);
             }
             assert_eq!(store.held_count(), 1, "the last one's release frees the key");
-            assert_eq!(guards.remove(0).release().await.expect("up"), Released::Freed);
+            assert_eq!(guards.remove(0).release().await.expect("up"), ReleaseOutcome::Released);
         })
         .await;
     assert_eq!(store.held_count(), 0);

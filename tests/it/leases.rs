@@ -5,7 +5,7 @@ use std::{future::IntoFuture, time::Duration};
 use tokio::time::{Instant, sleep};
 use tower_lock::{
     Lease, LockKey, LockLost, LockManager,
-    store::Released,
+    lock::ReleaseOutcome,
     test_util::{Fault, StoreOp, TestStore},
 };
 
@@ -112,7 +112,7 @@ async fn handoff_to_another_lease_asks_the_store() {
     first.release().await.expect("held");
     let second = soon("a grant", second).await.expect("no panic").expect("a grant");
     assert_eq!(calls(), [1, 0, 0, 0], "it needs the same");
-    assert_eq!(second.release().await.expect("held"), Released::HandedOff);
+    assert_eq!(second.release().await.expect("held"), ReleaseOutcome::HandedOff);
     let third = soon("a grant", third).await.expect("no panic").expect("a grant");
     assert_eq!(calls(), [1, 1, 0, 0], "a longer lease: a yield extends it, under the same id");
     assert!(kept(&locks).await > ms(30_900), "{:?}", kept(&locks).await);
@@ -139,7 +139,7 @@ async fn section_with_a_longer_lease_starts_after_the_extension() {
             LockManager::new(store.clone()).force_release(key()).await.expect("up");
         }
         store.on(StoreOp::Yield).pause_after();
-        assert_eq!(first.release().await.expect("held"), Released::HandedOff);
+        assert_eq!(first.release().await.expect("held"), ReleaseOutcome::HandedOff);
         settle().await;
         assert!(!next.is_finished(), "started before the reply");
         store.on(StoreOp::Yield).resume();
@@ -163,7 +163,7 @@ async fn renewal_before_a_longer_lease_counts_as_requested() {
     while store.on(StoreOp::Renew).calls() == 0 {
         sleep(ms(10)).await;
     }
-    assert_eq!(first.release().await.expect("held"), Released::HandedOff);
+    assert_eq!(first.release().await.expect("held"), ReleaseOutcome::HandedOff);
     let next = soon("a grant", next).await.expect("no panic").expect("a grant");
     store.on(StoreOp::Renew).resume();
     settle().await;

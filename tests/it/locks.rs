@@ -8,8 +8,7 @@ use std::{
 
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    LockError, LockKey, LockManager, LockPolicy, MemoryStore,
-    store::{Released, StoreErrorKind},
+    LockError, LockKey, LockManager, LockPolicy, MemoryStore, lock::ReleaseOutcome, store::StoreErrorKind,
 };
 
 use crate::support::{settle, soon, store_and_locks};
@@ -30,7 +29,7 @@ async fn key_has_one_holder_and_other_keys_are_free() {
     );
     let _other = locks.try_lock(("account", 8)).await.expect("another key");
     assert_eq!(guard.key().as_str(), "account:7");
-    assert_eq!(guard.release().await.expect("a store"), Released::Freed);
+    assert_eq!(guard.release().await.expect("a store"), ReleaseOutcome::Released);
     let _again = locks.try_lock(key()).await.expect("free again");
 }
 

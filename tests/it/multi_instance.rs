@@ -386,7 +386,7 @@ mod stalls {
         LockKey,
         store::{
             AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore,
-            ReleaseRequest, Released, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
+            ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
         },
         test_util::TestStore,
     };
@@ -417,7 +417,7 @@ mod stalls {
             self.unless_stalled(|| self.inner.renew(asks))
         }
 
-        fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
+        fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
             self.unless_stalled(|| self.inner.release(ask))
         }
 

@@ -20,7 +20,7 @@ use tokio::{
 };
 use tower_lock::{
     HeldLock, LockError, LockGuard, LockKey, LockLayer, LockManager, LockManagerLayer, LockPolicy, Owner,
-    store::Released, test_util::StoreOp,
+    lock::ReleaseOutcome, test_util::StoreOp,
 };
 
 use crate::support::{fetch, one_key, send, settle, soon, store_and_locks, text};
@@ -44,9 +44,9 @@ async fn owner_reenters_without_a_store_call() {
 
     // It ends with the last one, in any order.
     let view = first.held_lock();
-    assert_eq!(first.release().await.expect("up"), Released::StillHeld);
+    assert_eq!(first.release().await.expect("up"), ReleaseOutcome::StillHeld);
     assert!(view.ensure_remaining(Duration::from_secs(1)).is_ok() && store.held_count() == 1);
-    assert_eq!(second.release().await.expect("up"), Released::Freed);
+    assert_eq!(second.release().await.expect("up"), ReleaseOutcome::Released);
     assert_eq!((view.remaining(), store.held_count(), locks.hold_count(key(), &me)), (Duration::ZERO, 0, 0));
     assert_eq!((locks.size(), store.on(StoreOp::Release).calls()), ((0, 0), 1));
 }
@@ -157,7 +157,7 @@ async fn spawned_task_with_the_owner_of_its_request_reenters() {
             #[expect(clippy::disallowed_methods, reason = "the test needs a spawned task")]
             let task =
                 tokio::spawn(async move { locks.try_lock(key()).owner(&me).await.expect("reentered").release().await });
-            assert_eq!(task.await.expect("no panic").expect("up"), Released::StillHeld);
+            assert_eq!(task.await.expect("no panic").expect("up"), ReleaseOutcome::StillHeld);
             "done"
         }
     };

@@ -258,7 +258,7 @@ async fn body_is_dropped_before_the_next_section_starts() {
     struct Owned(Arc<MemoryStore>, Arc<AtomicUsize>);
     impl Drop for Owned {
         fn drop(&mut self) {
-            self.1.fetch_add(1 + 10 * (1 - self.0.held()), SeqCst);
+            self.1.fetch_add(1 + 10 * (1 - self.0.held_count()), SeqCst);
         }
     }
     // In memory a lock is released as soon as its section is dropped.
@@ -310,7 +310,7 @@ async fn body_is_dropped_before_the_next_section_starts() {
         // The stream and the body around it each own a value. Both are dropped while the key is
         // held.
         assert_eq!(gone.load(SeqCst), 2, "{what}");
-        assert_eq!(store.held(), 0, "{what}");
+        assert_eq!(store.held_count(), 0, "{what}");
     }
 }
 

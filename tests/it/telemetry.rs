@@ -23,7 +23,8 @@ use tokio::{
 };
 use tower_lock::{
     Lease, LockKey, LockLost, LockManager,
-    store::{Released, StoreEvent},
+    lock::ReleaseOutcome,
+    store::StoreEvent,
     test_util::{Fault, StoreOp, TestStore},
 };
 use tracing::{Dispatch, Subscriber, span};
@@ -247,7 +248,7 @@ fn renewal_after_a_yield_does_not_warn_of_a_loss() {
             store.forge(&StoreEvent::Revoked { key: LockKey::from(("a",)), id: owner });
             store.on(StoreOp::Renew).wait_until_paused().await;
             store.on(StoreOp::Yield).pause_after();
-            assert_eq!(held.release().await.expect("held"), Released::HandedOff);
+            assert_eq!(held.release().await.expect("held"), ReleaseOutcome::HandedOff);
             store.on(StoreOp::Yield).wait_until_paused().await;
             store.on(StoreOp::Renew).resume();
             settle().await;

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use tower_lock::{
     RedisStore,
+    store::AcquisitionIds,
     store::{
         AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore,
         QueueConfig, ReleaseRequest,
     },
-    test_util::decisions::AcquisitionIds,
 };
 
 use crate::support::{Environment, NAME, QUEUE, environment, key, ms};

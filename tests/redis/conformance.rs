@@ -11,11 +11,12 @@ use futures_util::{StreamExt, stream};
 use tokio::time::{sleep, timeout};
 use tower_lock::{
     AcquisitionId, LockKey, MemoryStore,
+    store::AcquisitionIds,
     store::{
         AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore,
         QueueConfig, ReleaseRequest, RenewRequest, StoreEvent, YieldReply, YieldRequest,
     },
-    test_util::{conformance, decisions::AcquisitionIds},
+    test_util::conformance,
 };
 
 #[tokio::test]

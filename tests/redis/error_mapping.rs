@@ -5,8 +5,10 @@ use std::{error::Error, time::Duration};
 use tokio::time::{Instant, sleep};
 use tower_lock::{
     LockError, LockManager, RedisStore,
-    store::{AcquireRequest, IfBusy, LockStore, QueueConfig, RenewReply, RenewRequest, StoreError, StoreErrorKind},
-    test_util::decisions::AcquisitionIds,
+    store::{
+        AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig, RenewReply, RenewRequest, StoreError,
+        StoreErrorKind,
+    },
 };
 use tower_lock_faults::{RedisServer, Reply};
 

@@ -11,11 +11,11 @@ use futures_util::future::join_all;
 
 use tower_lock::{
     AcquisitionId, LockKey, RedisStore,
+    store::AcquisitionIds,
     store::{
-        AcquireReply, AcquireRequest, EventSink, IfBusy, LockStore, QueueConfig, ReleaseRequest, Released, YieldReply,
-        YieldRequest,
+        AcquireReply, AcquireRequest, EventSink, IfBusy, LockStore, QueueConfig, ReleaseReply, ReleaseRequest,
+        YieldReply, YieldRequest,
     },
-    test_util::decisions::AcquisitionIds,
 };
 
 use crate::support::{Log, environment, key, ms, until};
@@ -50,7 +50,7 @@ async fn fence_is_equal_in_message_store_and_reply() {
             let next = ids.next();
             assert!(matches!(ask(next.clone()).await, Ok(AcquireReply::Queued { .. })));
             let release = ReleaseRequest::new(key.clone(), holder, Duration::ZERO, TERMS);
-            assert_eq!(store.release(release).await.expect("a reply"), Released::HandedOff);
+            assert_eq!(store.release(release).await.expect("a reply"), ReleaseReply::HandedOff);
             let stored = look.command(&["HGET", &name, &next.to_string()]).await.expect("a reply");
             let Ok(AcquireReply::Granted { fence }) = ask(next.clone()).await else { panic!("it was offered") };
             assert_eq!(stored.text(), Some(fence.to_string().as_str()));
@@ -138,7 +138,7 @@ async fn invalid_fence_counter_is_replaced_and_logged() {
                     assert!(matches!(acquire(next.clone(), value).await, AcquireReply::Queued { .. }));
                     disturb().await;
                     let release = ReleaseRequest::new(key(), holder.clone(), Duration::ZERO, terms);
-                    assert_eq!(store.release(release).await.expect("a reply"), Released::HandedOff, "{value}");
+                    assert_eq!(store.release(release).await.expect("a reply"), ReleaseReply::HandedOff, "{value}");
                     let AcquireReply::Granted { fence: offered } = acquire(next.clone(), value).await else {
                         panic!("it was offered")
                     };

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 use tower_lock::{
     AcquisitionId, LockError, LockKey,
+    store::AcquisitionIds,
     store::{AcquireReply, AcquireRequest, EventSink, IfBusy, LockStore, QueueConfig},
-    test_util::decisions::AcquisitionIds,
 };
 
 use tower_lock_faults::Direction;

@@ -6,8 +6,9 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 use tower_lock::{
     LockError, LockManager,
-    store::{AcquireReply, AcquireRequest, IfBusy, LockStore, QueueConfig, ReleaseRequest, Released},
-    test_util::decisions::AcquisitionIds,
+    store::{
+        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig, ReleaseReply, ReleaseRequest,
+    },
 };
 use tower_lock_faults::{Direction, NetworkFault, Request};
 
@@ -42,7 +43,7 @@ async fn late_release_never_frees_the_next_holder() {
     environment.proxy.all().next_where(is_script(RELEASE), NetworkFault::Late(ms(450)));
     let release = tokio::spawn(slow.release(ReleaseRequest::new(key(), late, Duration::ZERO, terms())));
     let guard = sound.lock(key()).await.expect("free when the lease is over");
-    assert_eq!(soon("a reply", release).await.expect("runs").expect("answered"), Released::NotHolder);
+    assert_eq!(soon("a reply", release).await.expect("runs").expect("answered"), ReleaseReply::NotHolder);
     assert!(environment.ask(&["HKEYS", NAME]).await.texts()[0].starts_with("b:"));
     guard.release().await.expect("still held");
     environment.wait_until_clean().await;
@@ -211,7 +212,7 @@ async fn duplicated_messages_do_no_harm() {
         let waiting = tokio::spawn(two.lock(key()).into_future());
         until("queued", async || environment.ask(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
         let released = Instant::now();
-        assert_eq!(guard.release().await.expect("held"), Released::HandedOff);
+        assert_eq!(guard.release().await.expect("held"), tower_lock::lock::ReleaseOutcome::HandedOff);
         let guard = soon("a grant", waiting).await.expect("runs").expect("a grant");
         waited += released.elapsed();
         guard.release().await.expect("held");

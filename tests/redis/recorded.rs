@@ -8,7 +8,7 @@ use tower_lock::{
     AcquisitionId, RedisStore,
     store::{
         AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore,
-        QueueConfig, ReleaseRequest, Released, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
+        QueueConfig, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
     },
 };
 use tower_lock_faults::{Connection, Reply};
@@ -114,9 +114,9 @@ impl Process {
             Self::Current { store, .. } => {
                 let ask = ReleaseRequest::new(key(), AcquisitionId::from_text(id), block_for, TERMS);
                 match store.release(ask).await.expect("a reply") {
-                    Released::Freed => "freed",
-                    Released::HandedOff => "offered",
-                    Released::NotHolder => "not owner",
+                    ReleaseReply::Freed => "freed",
+                    ReleaseReply::HandedOff => "offered",
+                    ReleaseReply::NotHolder => "not owner",
                     other => panic!("{other:?}"),
                 }
             }

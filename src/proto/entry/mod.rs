@@ -1,4 +1,4 @@
-//! The conversation about one key: who in this process wants it, what the store is asked for them, and whose turn it is.
+//! The entry about one key: who in this process wants it, what the store is asked for them, and whose turn it is.
 //!
 //! Pure: events in, actions out, time as an argument. Nothing here waits, wakes or asks by itself, so whatever drives it (the
 //! driver, a simulator) sees the same decisions.
@@ -18,17 +18,17 @@ use std::{fmt::Debug, sync::Arc, time::Duration};
 use smallvec::SmallVec;
 
 use super::{
-    Action, Context, DriverTypes, Event,
-    attempt::{Attempt, Running, State},
-    pending_release::GiveBack,
-    queue::Line,
+    Action, DriverTypes, Env, Event,
+    attempt::{ActiveSection, Attempt, State},
+    pending_release::PendingRelease,
+    queue::WaitQueue,
     section::Section,
 };
-#[cfg(any(test, feature = "test-util"))]
+#[cfg(any(test, feature = "__internals"))]
 use crate::acquisition::AcquisitionId;
 use crate::{clock::BootInstant, error::LockError, owner::Owner};
 
-// In the order of a request: queued, acquired, held, released.
+// In the order of a request: queued, acquired, holding, released.
 mod queue_ops;
 mod acquire;
 mod hold;
@@ -36,20 +36,20 @@ mod release;
 
 /// One key in this process.
 #[derive(Debug)]
-pub struct Conversation<D: DriverTypes> {
+pub struct LockEntry<D: DriverTypes> {
     /// Who waits, in order.
-    line: Line<D::Waiter>,
+    queue: WaitQueue<D::Waiter>,
     attempt: Option<Attempt<D>>,
     /// Callers that the section that runs was sent to, and that are not known to have taken it.
     deliveries: SmallVec<[Delivery<D>; 1]>,
     /// What is over, and not known to be given back.
-    give_backs: SmallVec<[GiveBack<D>; 1]>,
+    pending_releases: SmallVec<[PendingRelease<D>; 1]>,
     /// The one of those that the next attempt waits for: until it is answered for the first time.
-    closing: Option<u64>,
+    blocking_release: Option<u64>,
     /// Nothing more is started.
-    draining: bool,
+    is_shutting_down: bool,
     /// The earliest moment at which somebody was asked to wake us.
-    armed: Option<BootInstant>,
+    wakeup_at: Option<BootInstant>,
 }
 
 /// A section that was sent to a caller.
@@ -58,147 +58,146 @@ struct Delivery<D: DriverTypes> {
     waiter: D::Waiter,
     waits: bool,
     /// When it is looked at next.
-    due: BootInstant,
+    check_at: BootInstant,
     /// It was looked at once already: a process that was stopped gets time to take it.
-    is_late: bool,
+    was_checked: bool,
 }
 
-impl<D: DriverTypes> Conversation<D> {
+impl<D: DriverTypes> LockEntry<D> {
     /// Nobody has said anything yet.
     pub fn new(draining: bool) -> Self {
         Self {
-            line: Line::new(),
+            queue: WaitQueue::new(),
             attempt: None,
             deliveries: SmallVec::new(),
-            give_backs: SmallVec::new(),
-            closing: None,
-            draining,
-            armed: None,
+            pending_releases: SmallVec::new(),
+            blocking_release: None,
+            is_shutting_down: draining,
+            wakeup_at: None,
         }
     }
 
     /// Something has happened.
-    pub fn on(&mut self, event: Event<D>, cx: &mut Context<'_, D>) {
+    pub fn handle_event(&mut self, event: Event<D>, env: &mut Env<'_, D>) {
         match event {
-            Event::Request(number, request) => self.request(number, request, cx),
-            Event::Acquired(number, answer) => self.acquired(number, answer, cx),
-            Event::Yielded(number, answer) => self.yielded(number, answer, cx),
-            Event::Released(number, answer) => self.released(number, answer, cx),
-            Event::Offered(owner) => self.offered(&owner, cx),
-            Event::TakenAway(owner) => self.taken_away(&owner, cx),
-            Event::Gap => self.hint(cx),
+            Event::Request(number, request) => self.on_request(number, request, env),
+            Event::Acquired(number, answer) => self.on_acquired(number, answer, env),
+            Event::Yielded(number, answer) => self.on_yield_reply(number, answer, env),
+            Event::Released(number, answer) => self.on_release_reply(number, answer, env),
+            Event::Offered(owner) => self.on_offer(&owner, env),
+            Event::Revoked(owner) => self.on_revoked(&owner, env),
+            Event::Lagged => self.recheck(env),
             Event::GuardEnded(section, ending) => {
-                self.guard_ended(&section, ending, cx);
+                self.on_guard_end(&section, ending, env);
             }
-            Event::Lost(owner, why) => self.lost(&owner, why, cx),
-            Event::Limit(owner) => self.limit(&owner, cx),
-            Event::Time(at) => self.time(at, cx),
-            Event::Drain => self.drain(cx),
+            Event::Lost(owner, why) => self.on_lost(&owner, why, env),
+            Event::CheckSection(owner) => self.on_check_section(&owner, env),
+            Event::Timer(at) => self.on_timer(at, env),
+            Event::Shutdown => self.on_shutdown(env),
         }
     }
 
     /// Nobody wants the key any more, and nothing of us is left in the store.
-    pub fn is_over(&self) -> bool {
-        self.attempt.is_none() && self.give_backs.is_empty() && self.line.is_empty()
+    pub fn is_idle(&self) -> bool {
+        self.attempt.is_none() && self.pending_releases.is_empty() && self.queue.is_empty()
     }
 
     /// How many wait.
     pub fn waiting(&self) -> usize {
-        self.line.len()
+        self.queue.len()
     }
 
     /// Who waits.
     pub(super) fn waiters(&self) -> impl Iterator<Item = &D::Waiter> {
-        self.line.requests().map(|request| &request.waiter)
+        self.queue.requests().map(|request| &request.waiter)
     }
 
     /// How many ids are given back, and not known to be.
-    pub fn giving_back(&self) -> usize {
-        self.give_backs.len()
+    pub fn pending_release_count(&self) -> usize {
+        self.pending_releases.len()
     }
 
     /// How many of those were offered to an id that was forgotten.
-    pub(super) fn strays(&self) -> usize {
-        self.give_backs.iter().filter(|give_back| give_back.stray).count()
+    pub(super) fn unclaimed_offer_releases(&self) -> usize {
+        self.pending_releases.iter().filter(|release| release.is_unclaimed_offer).count()
     }
 
     /// Whether it has a place in the store's line, and waits for messages there.
-    pub(super) fn is_in_line(&self) -> bool {
+    pub(super) fn is_queued(&self) -> bool {
         self.attempt.as_ref().is_some_and(|attempt| matches!(attempt.state, State::Queued))
     }
 
     /// Whether something of this id may be in the store still.
-    #[cfg(any(test, feature = "test-util"))]
-    pub fn knows(&self, id: &AcquisitionId) -> bool {
-        self.attempt.as_ref().is_some_and(|attempt| attempt.is(id))
-            || self.give_backs.iter().any(|give_back| give_back.owner == *id)
+    #[cfg(any(test, feature = "__internals"))]
+    pub fn tracks(&self, id: &AcquisitionId) -> bool {
+        self.attempt.as_ref().is_some_and(|attempt| attempt.has_id(id))
+            || self.pending_releases.iter().any(|release| release.id == *id)
     }
 
     /// How often this owner has the key now.
-    pub fn holds(&self, owner: &Owner, now: BootInstant) -> u32 {
-        let running = self.running().filter(|running| running.owner.as_ref() == Some(owner));
-        running.map_or(0, |running| running.holds(now))
+    pub fn hold_count(&self, owner: &Owner, now: BootInstant) -> u32 {
+        let active = self.active_section().filter(|active| active.owner.as_ref() == Some(owner));
+        active.map_or(0, |active| active.hold_count(now))
     }
 
-    /// How often this section is held now.
-    pub fn holds_of(&self, section: &Arc<Section<D>>, now: BootInstant) -> u32 {
-        self.running().filter(|running| running.is(section)).map_or(0, |running| running.holds(now))
+    /// How often this section is holding now.
+    pub fn hold_count_of(&self, section: &Arc<Section<D>>, now: BootInstant) -> u32 {
+        self.active_section().filter(|active| active.is(section)).map_or(0, |active| active.hold_count(now))
     }
 
     /// Whether a section runs.
     pub fn is_held(&self) -> bool {
-        self.running().is_some()
+        self.active_section().is_some()
     }
 
-    fn running(&self) -> Option<&Running<D>> {
-        self.attempt.as_ref()?.running()
+    fn active_section(&self) -> Option<&ActiveSection<D>> {
+        self.attempt.as_ref()?.active_section()
     }
 
     // --- time, and the end ---------------------------------------------------------------------------------------
 
-    fn time(&mut self, at: BootInstant, cx: &mut Context<'_, D>) {
-        self.disarm(at);
-        self.repeat_give_backs(cx);
-        let Some(attempt) = self.attempt.as_ref().filter(|attempt| attempt.waits_for_its_turn()) else { return };
-        if let Some(error) = attempt.calls.gives_up(cx.now(), true, cx.store_timeout()) {
+    fn on_timer(&mut self, at: BootInstant, env: &mut Env<'_, D>) {
+        self.wakeup_fired(at);
+        self.retry_due_releases(env);
+        let Some(attempt) = self.attempt.as_ref().filter(|attempt| attempt.is_pending()) else { return };
+        if let Some(error) = attempt.in_flight.failure_at(env.now(), true, env.store_timeout()) {
             // A call that is under way is waited for by the give-back.
-            self.refuse_line(cx, |_| error.clone().into());
-            return self.end(Duration::ZERO, None, cx);
+            self.reject_all(env, |_| error.clone().into());
+            return self.begin_release(Duration::ZERO, None, env);
         }
-        let is_due = attempt.ask_at.is_some_and(|at| at <= cx.now());
-        if let Some(error) = attempt.calls.gives_up(cx.now(), false, cx.store_timeout()) {
+        let is_due = attempt.retry_at.is_some_and(|at| at <= env.now());
+        if let Some(error) = attempt.in_flight.failure_at(env.now(), false, env.store_timeout()) {
             // During a failover those who wait go on asking.
-            self.refuse_those_who_do_not_wait(cx, |_, _| error.clone().into());
-            self.end_if_unwanted(cx);
+            self.reject_non_waiting(env, |_, _| error.clone().into());
+            self.abandon_if_unwanted(env);
         }
         if is_due {
-            self.ask(cx);
+            self.send_acquire(env);
         }
     }
 
     /// Asks to be woken, if nobody was asked to do so early enough. Behind every event.
-    pub(super) fn arm(&mut self, cx: &mut Context<'_, D>) {
-        let timeout = cx.store_timeout();
-        let has_impatient = self.line.has_impatient();
-        let asks =
-            self.attempt.iter().flat_map(|attempt| [attempt.ask_at, attempt.gives_up_at(has_impatient, timeout)]);
+    pub(super) fn schedule_wakeup(&mut self, env: &mut Env<'_, D>) {
+        let timeout = env.store_timeout();
+        let has_impatient = self.queue.has_non_waiting();
+        let asks = self.attempt.iter().flat_map(|attempt| [attempt.retry_at, attempt.fails_at(has_impatient, timeout)]);
         let asks = asks.flatten();
-        let repeats = self.give_backs.iter().filter_map(|give_back| give_back.again_at);
-        let Some(next) = asks.chain(repeats).chain(self.silent_at(timeout)).min() else { return };
-        if self.armed.is_none_or(|armed| next < armed) {
-            self.armed = Some(next);
-            cx.actions.push(Action::WakeAt(next));
+        let repeats = self.pending_releases.iter().filter_map(|release| release.retry_at);
+        let Some(next) = asks.chain(repeats).chain(self.blocking_release_timeout_at(timeout)).min() else { return };
+        if self.wakeup_at.is_none_or(|armed| next < armed) {
+            self.wakeup_at = Some(next);
+            env.actions.push(Action::WakeAt(next));
         }
     }
 
     /// Nobody will wake us at this moment any more. One that was asked for an earlier moment still will.
-    pub fn disarm(&mut self, at: BootInstant) {
-        self.armed.take_if(|armed| *armed == at);
+    pub fn wakeup_fired(&mut self, at: BootInstant) {
+        self.wakeup_at.take_if(|armed| *armed == at);
     }
 
-    fn drain(&mut self, cx: &mut Context<'_, D>) {
-        self.draining = true;
-        self.refuse_line(cx, |_| LockError::ShuttingDown);
-        self.end_if_unwanted(cx);
+    fn on_shutdown(&mut self, env: &mut Env<'_, D>) {
+        self.is_shutting_down = true;
+        self.reject_all(env, |_| LockError::ShuttingDown);
+        self.abandon_if_unwanted(env);
     }
 }

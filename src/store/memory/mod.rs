@@ -6,10 +6,11 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use self::records::{At, Records};
+use self::records::{OpContext, Records};
 use super::{
     AcquireReply, AcquireRequest, CALL_TIMEOUT, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus,
-    LockStore, ReleaseRequest, Released, RenewReply, RenewRequest, StoreEvent, StoreFuture, YieldReply, YieldRequest,
+    LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, StoreFuture, YieldReply,
+    YieldRequest,
 };
 use crate::{acquisition::AcquisitionId, clock::Clock, lock_key::LockKey};
 
@@ -32,7 +33,7 @@ pub struct MemoryStore {
 #[derive(Debug, Default)]
 struct State {
     records: Records,
-    inboxes: HashMap<String, EventSink>,
+    sinks: HashMap<String, EventSink>,
 }
 
 impl MemoryStore {
@@ -52,8 +53,8 @@ impl MemoryStore {
 
     /// How many keys are held.
     #[must_use]
-    pub fn held(&self) -> usize {
-        self.state().records.held(self.clock.now())
+    pub fn held_count(&self) -> usize {
+        self.state().records.held_count(self.clock.now())
     }
 
     /// Of how many keys something is kept: held, waited for, or taken by nobody for a while.
@@ -67,26 +68,26 @@ impl MemoryStore {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn verb<T>(&self, verb: impl FnOnce(&mut Records, &mut At<'_>) -> T) -> StoreFuture<T> {
+    fn execute<T>(&self, verb: impl FnOnce(&mut Records, &mut OpContext<'_>) -> T) -> StoreFuture<T> {
         let mut events = Vec::new();
         let mut state = self.state();
-        let State { records, inboxes } = &mut *state;
+        let State { records, sinks: inboxes } = &mut *state;
         let listens = |owner: &AcquisitionId| inboxes.get(owner.manager()).is_some_and(EventSink::is_open);
         let mut at =
-            At { now: self.clock.now(), wall_clock_us: &wall_clock_us, listens: &listens, events: &mut events };
+            OpContext { now: self.clock.now(), wall_clock_us: &wall_clock_us, is_alive: &listens, events: &mut events };
         let answer = verb(records, &mut at);
         drop(state);
-        self.tell(events);
+        self.send_events(events);
         StoreFuture::ready(Ok(answer))
     }
 
     /// Not under the mutex: whoever is told may ask again from in there.
-    fn tell(&self, events: Vec<StoreEvent>) {
+    fn send_events(&self, events: Vec<StoreEvent>) {
         for event in events {
             let (StoreEvent::Offered { id: owner, .. } | StoreEvent::Revoked { id: owner, .. }) = &event else {
                 continue;
             };
-            let inbox = self.state().inboxes.get(owner.manager()).cloned();
+            let inbox = self.state().sinks.get(owner.manager()).cloned();
             if let Some(inbox) = inbox {
                 inbox.send(event);
             }
@@ -97,32 +98,32 @@ impl MemoryStore {
 impl LockStore for MemoryStore {
     fn subscribe(&self, inbox: EventSink) {
         let mut state = self.state();
-        state.inboxes.retain(|_, inbox| inbox.is_open());
-        state.inboxes.insert(inbox.manager().to_owned(), inbox);
+        state.sinks.retain(|_, inbox| inbox.is_open());
+        state.sinks.insert(inbox.manager().to_owned(), inbox);
     }
 
     fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
-        self.verb(|records, at| records.acquire(at, &ask))
+        self.execute(|records, at| records.acquire(at, &ask))
     }
 
     fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        self.verb(|records, at| asks.iter().map(|ask| records.renew(at.now, ask)).collect())
+        self.execute(|records, at| asks.iter().map(|ask| records.renew(at.now, ask)).collect())
     }
 
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
-        self.verb(|records, at| records.release(at, &ask))
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        self.execute(|records, at| records.release(at, &ask))
     }
 
     fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
-        self.verb(|records, at| records.yield_to_queue(at, &ask))
+        self.execute(|records, at| records.yield_to_queue(at, &ask))
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        self.verb(|records, at| records.inspect(at.now, &key))
+        self.execute(|records, at| records.inspect(at.now, &key))
     }
 
     fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        self.verb(|records, at| records.force_release(at, &ask))
+        self.execute(|records, at| records.force_release(at, &ask))
     }
 
     fn call_timeout(&self) -> Duration {

@@ -12,7 +12,7 @@ use crate::{
     lock_key::{KeyMap, LockKey},
     store::{
         AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, Holder, IfBusy, KeyStatus, QueueConfig,
-        ReleaseRequest, Released, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
+        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
     },
 };
 
@@ -22,7 +22,7 @@ pub(super) struct Records {
     by_key: KeyMap<Record>,
     last_fence: u64,
     /// At this many records those of the dead are looked for.
-    sweep_at: usize,
+    sweep_threshold: usize,
     /// Keys that nobody has and that are blocked, the one first that is free first. An entry may be out of date.
     blocked: BinaryHeap<Reverse<Blocked>>,
 }
@@ -39,31 +39,31 @@ struct Blocked {
 struct Record {
     /// `None`: taken by nobody, until the moment below.
     holder: Option<Holder>,
-    until: BootInstant,
+    expires_at: BootInstant,
     /// The owner that it was revoked from by force, and the end of that lock-delay.
     revoked: Option<(AcquisitionId, BootInstant)>,
-    line: VecDeque<AcquisitionId>,
+    queue: VecDeque<AcquisitionId>,
     /// Until when the places in the line last if nobody asks again.
-    line_until: BootInstant,
+    queue_expires_at: BootInstant,
 }
 
 /// What a verb needs beside its ask.
-pub(super) struct At<'a> {
+pub(super) struct OpContext<'a> {
     pub(super) now: BootInstant,
     pub(super) wall_clock_us: &'a dyn Fn() -> u64,
     /// Whether a process has an open inbox; one that has none is dead.
-    pub(super) listens: &'a dyn Fn(&AcquisitionId) -> bool,
+    pub(super) is_alive: &'a dyn Fn(&AcquisitionId) -> bool,
     /// What is to be told when the verb is over.
     pub(super) events: &'a mut Vec<StoreEvent>,
 }
 
 impl Records {
     /// Below this many records nobody looks for dead ones.
-    const SWEEP_FROM: usize = 64;
+    const SWEEP_MIN_LEN: usize = 64;
     /// So many keys that are not blocked any more are forgotten with each acquisition: many more than one acquisition can block.
-    const UNBLOCKED: usize = 64;
+    const PRUNED_PER_ACQUIRE: usize = 64;
 
-    pub(super) fn acquire(&mut self, at: &mut At<'_>, ask: &AcquireRequest) -> AcquireReply {
+    pub(super) fn acquire(&mut self, at: &mut OpContext<'_>, ask: &AcquireRequest) -> AcquireReply {
         self.sweep(at.now);
         let record = match self.by_key.entry(ask.key.clone()) {
             hash_map::Entry::Occupied(occupied) => occupied.into_mut(),
@@ -72,21 +72,21 @@ impl Records {
         // A grant, or an offer that has come: the same fence, a full lease. A late copy must not
         // shorten it.
         if let Some(fence) = record.fence_of(&ask.id, at.now) {
-            record.until = record.until.max(at.now.saturating_add(ask.lease));
+            record.expires_at = record.expires_at.max(at.now.saturating_add(ask.lease));
             return AcquireReply::Granted { fence };
         }
         if record.is_free(at.now) {
-            let first = record.pass_on(at, &ask.key, ask.queue, &mut self.last_fence, Some(&ask.id));
+            let first = record.offer_next(at, &ask.key, ask.queue, &mut self.last_fence, Some(&ask.id));
             if !first {
-                let fence = mint(&mut self.last_fence, (at.wall_clock_us)());
+                let fence = next_fence(&mut self.last_fence, (at.wall_clock_us)());
                 record.grant(ask.id.clone(), fence, at.now.saturating_add(ask.lease));
                 return AcquireReply::Granted { fence };
             }
         }
-        let lease_left = record.until.saturating_duration_since(at.now);
+        let lease_left = record.expires_at.saturating_duration_since(at.now);
         match ask.if_busy {
             IfBusy::Fail => AcquireReply::Busy { lease_left },
-            IfBusy::Enqueue => record.line_up(at, &ask.id, ask.queue, lease_left),
+            IfBusy::Enqueue => record.enqueue(at, &ask.id, ask.queue, lease_left),
         }
     }
 
@@ -94,7 +94,7 @@ impl Records {
         match self.by_key.get_mut(&ask.key) {
             Some(record) if record.fence_of(&ask.id, now).is_some() => {
                 // A renewal that is done late must not shorten the lease that a later call has got.
-                record.until = record.until.max(now.saturating_add(ask.lease));
+                record.expires_at = record.expires_at.max(now.saturating_add(ask.lease));
                 RenewReply::Extended
             }
             _ => RenewReply::NotHolder,
@@ -102,32 +102,32 @@ impl Records {
     }
 
     /// I1
-    pub(super) fn release(&mut self, at: &mut At<'_>, ask: &ReleaseRequest) -> Released {
+    pub(super) fn release(&mut self, at: &mut OpContext<'_>, ask: &ReleaseRequest) -> ReleaseReply {
         let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(ask.key.clone()) else {
-            return Released::NotHolder;
+            return ReleaseReply::NotHolder;
         };
         let record = occupied.get_mut();
         if record.fence_of(&ask.id, at.now).is_none() {
-            record.line.retain(|waiting| *waiting != ask.id);
-            if record.is_gone(at.now) {
+            record.queue.retain(|waiting| *waiting != ask.id);
+            if record.is_garbage(at.now) {
                 occupied.remove();
             }
-            return Released::NotHolder;
+            return ReleaseReply::NotHolder;
         }
         record.holder = None;
-        record.until = at.now.saturating_add(ask.block_for);
+        record.expires_at = at.now.saturating_add(ask.block_for);
         if !record.is_free(at.now) {
-            self.blocked.push(Reverse(Blocked { until: record.until, key: ask.key.clone() }));
-            return Released::Freed;
+            self.blocked.push(Reverse(Blocked { until: record.expires_at, key: ask.key.clone() }));
+            return ReleaseReply::Freed;
         }
-        if record.pass_on(at, &ask.key, ask.queue, &mut self.last_fence, None) {
-            return Released::HandedOff;
+        if record.offer_next(at, &ask.key, ask.queue, &mut self.last_fence, None) {
+            return ReleaseReply::HandedOff;
         }
         occupied.remove();
-        Released::Freed
+        ReleaseReply::Freed
     }
 
-    pub(super) fn yield_to_queue(&mut self, at: &mut At<'_>, ask: &YieldRequest) -> YieldReply {
+    pub(super) fn yield_to_queue(&mut self, at: &mut OpContext<'_>, ask: &YieldRequest) -> YieldReply {
         let acquire = AcquireRequest::new(
             ask.key.clone(),
             ask.next_id.clone(),
@@ -143,8 +143,8 @@ impl Records {
                 return YieldReply::Extended { fence };
             }
             record.holder = None;
-            if !record.pass_on(at, &ask.key, ask.queue, &mut self.last_fence, None) {
-                let fence = mint(&mut self.last_fence, (at.wall_clock_us)());
+            if !record.offer_next(at, &ask.key, ask.queue, &mut self.last_fence, None) {
+                let fence = next_fence(&mut self.last_fence, (at.wall_clock_us)());
                 record.grant(ask.id.clone(), fence, at.now.saturating_add(ask.lease));
                 return YieldReply::Extended { fence };
             }
@@ -154,24 +154,24 @@ impl Records {
 
     pub(super) fn inspect(&self, now: BootInstant, key: &LockKey) -> KeyStatus {
         let Some(record) = self.by_key.get(key) else { return KeyStatus::new(None, Duration::ZERO, 0) };
-        let holder = record.holder.as_ref().filter(|_| record.until > now);
-        let waiting = if record.line_until > now { record.line.len() } else { 0 };
-        KeyStatus::new(holder.cloned(), record.until.saturating_duration_since(now), waiting)
+        let holder = record.holder.as_ref().filter(|_| record.expires_at > now);
+        let waiting = if record.queue_expires_at > now { record.queue.len() } else { 0 };
+        KeyStatus::new(holder.cloned(), record.expires_at.saturating_duration_since(now), waiting)
     }
 
-    pub(super) fn force_release(&mut self, at: &mut At<'_>, ask: &ForceReleaseRequest) -> ForceReleaseReply {
+    pub(super) fn force_release(&mut self, at: &mut OpContext<'_>, ask: &ForceReleaseRequest) -> ForceReleaseReply {
         let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(ask.key.clone()) else {
             return ForceReleaseReply::Free;
         };
         let record = occupied.get_mut();
-        let left = record.until.saturating_duration_since(at.now);
-        let revoked = record.revoked.as_ref().filter(|(_, until)| *until == record.until);
+        let left = record.expires_at.saturating_duration_since(at.now);
+        let revoked = record.revoked.as_ref().filter(|(_, until)| *until == record.expires_at);
         let reply = match (record.holder.take(), revoked) {
             _ if left.is_zero() => ForceReleaseReply::Free,
             (Some(Holder { id: owner, .. }), _) => {
-                record.until = at.now.saturating_add(ask.block_for);
-                record.revoked = Some((owner.clone(), record.until));
-                self.blocked.push(Reverse(Blocked { until: record.until, key: ask.key.clone() }));
+                record.expires_at = at.now.saturating_add(ask.block_for);
+                record.revoked = Some((owner.clone(), record.expires_at));
+                self.blocked.push(Reverse(Blocked { until: record.expires_at, key: ask.key.clone() }));
                 at.events.push(StoreEvent::Revoked { key: ask.key.clone(), id: owner.clone() });
                 ForceReleaseReply::Revoked { holder: owner }
             }
@@ -181,33 +181,33 @@ impl Records {
                 ForceReleaseReply::Revoked { holder: owner.clone() }
             }
             (None, None) => {
-                record.until = at.now;
+                record.expires_at = at.now;
                 ForceReleaseReply::Unblocked { blocked_for: left }
             }
         };
-        if record.is_free(at.now) && !record.pass_on(at, &ask.key, ask.queue, &mut self.last_fence, None) {
+        if record.is_free(at.now) && !record.offer_next(at, &ask.key, ask.queue, &mut self.last_fence, None) {
             occupied.remove();
         }
         reply
     }
 
     /// How many keys are held by somebody.
-    pub(super) fn held(&self, now: BootInstant) -> usize {
-        self.by_key.values().filter(|record| record.holder.is_some() && record.until > now).count()
+    pub(super) fn held_count(&self, now: BootInstant) -> usize {
+        self.by_key.values().filter(|record| record.holder.is_some() && record.expires_at > now).count()
     }
 
     /// Of how many keys something is kept.
     pub(super) fn size(&self, now: BootInstant) -> usize {
-        self.by_key.values().filter(|record| !record.is_gone(now)).count()
+        self.by_key.values().filter(|record| !record.is_garbage(now)).count()
     }
 
     /// Those who died leave their records. Looking for them each time the table has doubled costs a constant
     /// per acquisition and keeps it within twice the living.
     fn sweep(&mut self, now: BootInstant) {
-        self.forget_unblocked(now);
-        if self.by_key.len() >= self.sweep_at.max(Self::SWEEP_FROM) {
-            self.by_key.retain(|_, record| !record.is_gone(now));
-            self.sweep_at = 2 * self.by_key.len();
+        self.prune_unblocked(now);
+        if self.by_key.len() >= self.sweep_threshold.max(Self::SWEEP_MIN_LEN) {
+            self.by_key.retain(|_, record| !record.is_garbage(now));
+            self.sweep_threshold = 2 * self.by_key.len();
         }
     }
 }
@@ -215,25 +215,25 @@ impl Records {
 impl Records {
     /// Keys whose sections ended badly leave their records, too. With each acquisition some go that are due, and their memory with them: a
     /// client that ends badly with many keys leaves nothing behind.
-    fn forget_unblocked(&mut self, now: BootInstant) {
-        for _ in 0..Self::UNBLOCKED {
+    fn prune_unblocked(&mut self, now: BootInstant) {
+        for _ in 0..Self::PRUNED_PER_ACQUIRE {
             if self.blocked.peek().is_none_or(|Reverse(first)| first.until > now) {
                 break;
             }
             let Some(Reverse(Blocked { key, .. })) = self.blocked.pop() else { break };
             if let hash_map::Entry::Occupied(occupied) = self.by_key.entry(key)
-                && occupied.get().is_gone(now)
+                && occupied.get().is_garbage(now)
             {
                 occupied.remove();
             }
         }
         // To shrink costs as much as what is left.
-        if self.blocked.capacity() / 4 > self.blocked.len().max(Self::SWEEP_FROM) {
+        if self.blocked.capacity() / 4 > self.blocked.len().max(Self::SWEEP_MIN_LEN) {
             self.blocked.shrink_to(2 * self.blocked.len());
         }
-        if self.by_key.capacity() / 4 > self.by_key.len().max(Self::SWEEP_FROM) {
+        if self.by_key.capacity() / 4 > self.by_key.len().max(Self::SWEEP_MIN_LEN) {
             self.by_key.shrink_to(2 * self.by_key.len());
-            self.sweep_at = 2 * self.by_key.len();
+            self.sweep_threshold = 2 * self.by_key.len();
         }
     }
 }
@@ -260,86 +260,86 @@ impl Ord for Blocked {
 
 impl Record {
     fn free(now: BootInstant) -> Self {
-        Self { holder: None, until: now, revoked: None, line: VecDeque::new(), line_until: now }
+        Self { holder: None, expires_at: now, revoked: None, queue: VecDeque::new(), queue_expires_at: now }
     }
 
     fn is_free(&self, now: BootInstant) -> bool {
-        self.until <= now
+        self.expires_at <= now
     }
 
     /// Nothing is to be kept of it.
-    fn is_gone(&self, now: BootInstant) -> bool {
-        self.is_free(now) && (self.line.is_empty() || self.line_until <= now)
+    fn is_garbage(&self, now: BootInstant) -> bool {
+        self.is_free(now) && (self.queue.is_empty() || self.queue_expires_at <= now)
     }
 
     /// Whether this owner has the key, and under which fence.
     fn fence_of(&self, owner: &AcquisitionId, now: BootInstant) -> Option<u64> {
-        let holder = self.holder.as_ref().filter(|holder| holder.id == *owner && self.until > now)?;
+        let holder = self.holder.as_ref().filter(|holder| holder.id == *owner && self.expires_at > now)?;
         Some(holder.fence)
     }
 
     fn grant(&mut self, owner: AcquisitionId, fence: u64, until: BootInstant) {
-        self.line.retain(|waiting| *waiting != owner);
+        self.queue.retain(|waiting| *waiting != owner);
         self.holder = Some(Holder::new(owner, fence));
-        self.until = until;
+        self.expires_at = until;
     }
 
     /// Offers the free key to the first of the line who listens. `false`: nobody does, or the first one is `asker`, who is to be
     /// granted it.
-    fn pass_on(
+    fn offer_next(
         &mut self,
-        at: &mut At<'_>,
+        at: &mut OpContext<'_>,
         key: &LockKey,
         terms: QueueConfig,
         last_fence: &mut u64,
         asker: Option<&AcquisitionId>,
     ) -> bool {
-        if self.line_until <= at.now {
-            self.line.clear();
+        if self.queue_expires_at <= at.now {
+            self.queue.clear();
         }
-        while let Some(first) = self.line.pop_front() {
+        while let Some(first) = self.queue.pop_front() {
             if Some(&first) == asker {
                 return false;
             }
-            if !(at.listens)(&first) {
+            if !(at.is_alive)(&first) {
                 continue;
             }
             at.events.push(StoreEvent::Offered { key: key.clone(), id: first.clone() });
-            let fence = mint(last_fence, (at.wall_clock_us)());
+            let fence = next_fence(last_fence, (at.wall_clock_us)());
             self.grant(first, fence, at.now.saturating_add(terms.offer_ttl));
             return true;
         }
         false
     }
 
-    fn line_up(
+    fn enqueue(
         &mut self,
-        at: &At<'_>,
+        at: &OpContext<'_>,
         owner: &AcquisitionId,
         terms: QueueConfig,
         lease_left: Duration,
     ) -> AcquireReply {
-        if self.line_until <= at.now {
-            self.line.clear();
+        if self.queue_expires_at <= at.now {
+            self.queue.clear();
         }
-        let place = self.line.iter().position(|waiting| waiting == owner);
-        if place.is_none() && self.line.len() >= terms.capacity {
-            self.line.retain(|waiting| (at.listens)(waiting));
-            if self.line.len() >= terms.capacity {
-                return AcquireReply::QueueFull { lease_left, waiting: self.line.len() };
+        let place = self.queue.iter().position(|waiting| waiting == owner);
+        if place.is_none() && self.queue.len() >= terms.capacity {
+            self.queue.retain(|waiting| (at.is_alive)(waiting));
+            if self.queue.len() >= terms.capacity {
+                return AcquireReply::QueueFull { lease_left, waiting: self.queue.len() };
             }
         }
-        self.line_until = at.now.saturating_add(terms.entry_ttl);
+        self.queue_expires_at = at.now.saturating_add(terms.entry_ttl);
         let before = place.unwrap_or_else(|| {
-            self.line.push_back(owner.clone());
-            self.line.len() - 1
+            self.queue.push_back(owner.clone());
+            self.queue.len() - 1
         });
         AcquireReply::Queued { ahead: before, lease_left }
     }
 }
 
 /// The next fence: above all before it, and never behind the clock.
-fn mint(last: &mut u64, wall_clock_us: u64) -> u64 {
+fn next_fence(last: &mut u64, wall_clock_us: u64) -> u64 {
     *last = wall_clock_us.max(last.saturating_add(1));
     *last
 }
@@ -372,39 +372,39 @@ mod tests {
     }
 
     impl Store {
-        fn at<T>(&mut self, verb: impl FnOnce(&mut Records, &mut At<'_>) -> T) -> T {
+        fn run<T>(&mut self, verb: impl FnOnce(&mut Records, &mut OpContext<'_>) -> T) -> T {
             let Self { records, now, wall_clock_us, events, dead } = self;
             let listens = |owner: &AcquisitionId| !dead.contains(owner);
             let wall_clock_us = || *wall_clock_us;
-            verb(records, &mut At { now: *now, wall_clock_us: &wall_clock_us, listens: &listens, events })
+            verb(records, &mut OpContext { now: *now, wall_clock_us: &wall_clock_us, is_alive: &listens, events })
         }
 
-        fn ask(&mut self, key: &LockKey, owner: &AcquisitionId, if_held: IfBusy) -> AcquireReply {
-            let ask = AcquireRequest::new(key.clone(), owner.clone(), LEASE, if_held, terms(), LEASE);
-            self.at(|records, at| records.acquire(at, &ask))
+        fn acquire(&mut self, key: &LockKey, owner: &AcquisitionId, if_held: IfBusy) -> AcquireReply {
+            let ask = AcquireRequest::new(key.clone(), owner.clone(), LEASE, if_held, queue_config(), LEASE);
+            self.run(|records, at| records.acquire(at, &ask))
         }
 
         fn fence(&mut self, owner: &AcquisitionId) -> u64 {
-            match self.ask(&key(), owner, IfBusy::Enqueue) {
+            match self.acquire(&key(), owner, IfBusy::Enqueue) {
                 AcquireReply::Granted { fence } => fence,
                 other => panic!("not granted: {other:?}"),
             }
         }
 
-        fn release(&mut self, owner: &AcquisitionId, block_for: Duration) -> Released {
-            let ask = ReleaseRequest::new(key(), owner.clone(), block_for, terms());
-            self.at(|records, at| records.release(at, &ask))
+        fn release(&mut self, owner: &AcquisitionId, block_for: Duration) -> ReleaseReply {
+            let ask = ReleaseRequest::new(key(), owner.clone(), block_for, queue_config());
+            self.run(|records, at| records.release(at, &ask))
         }
 
         fn renew(&mut self, owner: &AcquisitionId) -> RenewReply {
             self.records.renew(self.now, &RenewRequest::new(key(), owner.clone(), LEASE))
         }
 
-        fn later(&mut self, by: Duration) {
+        fn advance(&mut self, by: Duration) {
             self.now = self.now.saturating_add(by);
         }
 
-        fn offered(&mut self) -> Vec<AcquisitionId> {
+        fn drain_offers(&mut self) -> Vec<AcquisitionId> {
             let offered = |event| match event {
                 StoreEvent::Offered { id: owner, .. } => owner,
                 other => panic!("{other:?}"),
@@ -417,44 +417,48 @@ mod tests {
         LockKey::from(("order", 1))
     }
 
-    fn terms() -> QueueConfig {
+    fn queue_config() -> QueueConfig {
         QueueConfig::new(OFFER, Duration::from_secs(10), 3)
     }
 
-    fn owners<const N: usize>() -> [AcquisitionId; N] {
+    fn ids<const N: usize>() -> [AcquisitionId; N] {
         let ids = AcquisitionIds::new("test", 0);
         std::array::from_fn(|_| ids.next())
     }
 
     #[test]
     fn a_crashed_holder_blocks_no_longer_than_its_lease() {
-        let ([a, b], mut store) = (owners(), store());
+        let ([a, b], mut store) = (ids(), store());
         store.fence(&a);
-        store.later(LEASE - Duration::from_millis(1));
+        store.advance(LEASE - Duration::from_millis(1));
         let held = AcquireReply::Busy { lease_left: Duration::from_millis(1) };
-        assert_eq!(store.ask(&key(), &b, IfBusy::Fail), held);
-        store.later(Duration::from_millis(1));
+        assert_eq!(store.acquire(&key(), &b, IfBusy::Fail), held);
+        store.advance(Duration::from_millis(1));
         store.fence(&b);
-        assert_eq!(store.release(&a, Duration::ZERO), Released::NotHolder, "a late holder frees nobody else's lock");
-        assert_eq!(store.records.held(store.now), 1);
+        assert_eq!(
+            store.release(&a, Duration::ZERO),
+            ReleaseReply::NotHolder,
+            "a late holder frees nobody else's lock"
+        );
+        assert_eq!(store.records.held_count(store.now), 1);
     }
 
     #[test]
     fn a_lease_is_renewed_for_its_owner_while_it_lasts_and_for_nobody_else() {
-        let ([a, b], mut store) = (owners(), store());
+        let ([a, b], mut store) = (ids(), store());
         assert_eq!(store.renew(&a), RenewReply::NotHolder, "a free key is nobody's");
         let first = store.fence(&a);
-        store.later(LEASE / 2);
+        store.advance(LEASE / 2);
         assert_eq!((store.renew(&b), store.renew(&a)), (RenewReply::NotHolder, RenewReply::Extended));
-        store.later(LEASE / 2);
+        store.advance(LEASE / 2);
         assert_eq!(store.fence(&a), first, "under the same fence");
-        store.later(2 * LEASE);
+        store.advance(2 * LEASE);
         assert_eq!(store.renew(&a), RenewReply::NotHolder, "what is over stays over");
     }
 
     #[test]
     fn a_fence_rises_over_a_restart_and_over_a_clock_that_steps_back() {
-        let [a, b] = owners();
+        let [a, b] = ids();
         let (mut store, mut last) = (store(), 0);
         for clock in [1_000, 1_000, 2_000, 500, 500, 2_500] {
             store.wall_clock_us = clock;
@@ -470,58 +474,64 @@ mod tests {
 
     #[test]
     fn a_free_key_goes_to_the_first_who_listens_whoever_asks() {
-        let ([a, dead, b, c], mut store) = (owners(), store());
+        let ([a, dead, b, c], mut store) = (ids(), store());
         store.fence(&a);
         for (before, waiter) in [&dead, &b, &c].into_iter().enumerate() {
             assert_eq!(
-                store.ask(&key(), waiter, IfBusy::Enqueue),
+                store.acquire(&key(), waiter, IfBusy::Enqueue),
                 AcquireReply::Queued { ahead: before, lease_left: LEASE },
             );
         }
         store.dead.push(dead);
-        store.later(LEASE);
+        store.advance(LEASE);
         // Nobody gave it back: the last of the line asks, and the first one has it.
-        store.records.by_key.get_mut(&key()).expect("held").line_until = BootInstant::FAR_FUTURE;
-        assert_eq!(store.ask(&key(), &c, IfBusy::Enqueue), AcquireReply::Queued { ahead: 0, lease_left: OFFER });
-        assert_eq!(store.offered(), std::slice::from_ref(&b));
-        assert_eq!(store.release(&b, Duration::ZERO), Released::HandedOff);
-        assert_eq!(store.offered(), std::slice::from_ref(&c));
-        store.later(OFFER - Duration::from_millis(1));
+        store.records.by_key.get_mut(&key()).expect("held").queue_expires_at = BootInstant::FAR_FUTURE;
+        assert_eq!(store.acquire(&key(), &c, IfBusy::Enqueue), AcquireReply::Queued { ahead: 0, lease_left: OFFER });
+        assert_eq!(store.drain_offers(), std::slice::from_ref(&b));
+        assert_eq!(store.release(&b, Duration::ZERO), ReleaseReply::HandedOff);
+        assert_eq!(store.drain_offers(), std::slice::from_ref(&c));
+        store.advance(OFFER - Duration::from_millis(1));
         store.fence(&c);
-        store.later(LEASE - Duration::from_millis(1));
+        store.advance(LEASE - Duration::from_millis(1));
         assert_eq!(store.renew(&c), RenewReply::Extended, "an offer that is asked for is a full lease");
     }
 
     #[test]
     fn a_line_is_bounded_and_forgets_the_dead_first() {
-        let ([a, b, c, d, e], mut store) = (owners(), store());
+        let ([a, b, c, d, e], mut store) = (ids(), store());
         store.fence(&a);
         for waiter in [&b, &c, &d] {
-            assert!(matches!(store.ask(&key(), waiter, IfBusy::Enqueue), AcquireReply::Queued { .. }));
+            assert!(matches!(store.acquire(&key(), waiter, IfBusy::Enqueue), AcquireReply::Queued { .. }));
         }
-        assert_eq!(store.ask(&key(), &e, IfBusy::Enqueue), AcquireReply::QueueFull { lease_left: LEASE, waiting: 3 });
-        assert_eq!(store.ask(&key(), &d, IfBusy::Enqueue), AcquireReply::Queued { ahead: 2, lease_left: LEASE });
+        assert_eq!(
+            store.acquire(&key(), &e, IfBusy::Enqueue),
+            AcquireReply::QueueFull { lease_left: LEASE, waiting: 3 }
+        );
+        assert_eq!(store.acquire(&key(), &d, IfBusy::Enqueue), AcquireReply::Queued { ahead: 2, lease_left: LEASE });
         store.dead.push(c);
-        assert_eq!(store.ask(&key(), &e, IfBusy::Enqueue), AcquireReply::Queued { ahead: 2, lease_left: LEASE });
-        store.later(Duration::from_secs(10));
-        assert_eq!(store.release(&a, Duration::ZERO), Released::Freed, "nobody has asked for ten seconds");
+        assert_eq!(store.acquire(&key(), &e, IfBusy::Enqueue), AcquireReply::Queued { ahead: 2, lease_left: LEASE });
+        store.advance(Duration::from_secs(10));
+        assert_eq!(store.release(&a, Duration::ZERO), ReleaseReply::Freed, "nobody has asked for ten seconds");
     }
 
     #[test]
     fn a_free_lock_leaves_nothing_and_the_dead_are_swept() {
-        let ([a, b], mut store) = (owners(), store());
+        let ([a, b], mut store) = (ids(), store());
         store.fence(&a);
-        store.ask(&key(), &b, IfBusy::Fail);
-        store.ask(&key(), &b, IfBusy::Enqueue);
+        store.acquire(&key(), &b, IfBusy::Fail);
+        store.acquire(&key(), &b, IfBusy::Enqueue);
         store.release(&b, Duration::ZERO);
         store.release(&a, Duration::ZERO);
         assert!(store.records.by_key.is_empty());
         for n in 0..10_000 {
-            store.later(Duration::from_secs(1));
-            assert!(matches!(store.ask(&LockKey::from(("n", n)), &a, IfBusy::Enqueue), AcquireReply::Granted { .. }));
+            store.advance(Duration::from_secs(1));
+            assert!(matches!(
+                store.acquire(&LockKey::from(("n", n)), &a, IfBusy::Enqueue),
+                AcquireReply::Granted { .. }
+            ));
         }
         let records = store.records.by_key.len();
-        assert!(records <= 2 * Records::SWEEP_FROM, "{records} records for 30 holders");
+        assert!(records <= 2 * Records::SWEEP_MIN_LEN, "{records} records for 30 holders");
     }
 
     /// A client that ends badly with one key after the other.
@@ -531,13 +541,13 @@ mod tests {
         let (mut store, ids) = (store(), AcquisitionIds::new("test", 1));
         for n in 0..KEYS {
             let (key, owner) = (LockKey::from(("k", n)), ids.next());
-            store.ask(&key, &owner, IfBusy::Fail);
-            let ask = ReleaseRequest::new(key, owner, Duration::from_secs(1), terms());
-            assert_eq!(store.at(|records, at| records.release(at, &ask)), Released::Freed);
+            store.acquire(&key, &owner, IfBusy::Fail);
+            let ask = ReleaseRequest::new(key, owner, Duration::from_secs(1), queue_config());
+            assert_eq!(store.run(|records, at| records.release(at, &ask)), ReleaseReply::Freed);
         }
         assert_eq!(store.records.by_key.len(), KEYS, "blocked");
-        store.later(Duration::from_secs(2));
-        for _ in 0..KEYS / Records::UNBLOCKED + 2 {
+        store.advance(Duration::from_secs(2));
+        for _ in 0..KEYS / Records::PRUNED_PER_ACQUIRE + 2 {
             let owner = ids.next();
             store.fence(&owner);
             store.release(&owner, Duration::ZERO);

@@ -13,12 +13,12 @@ use tokio::{
 
 use super::{
     RedisStore, Shared,
-    connection::{Lane, Limits, Source},
+    connection::{SharedConnection, Source, Timeouts},
     error::RedisConnectError,
-    proto::{Names, escaped},
+    proto::{Keyspace, escape_control},
     self_test::self_test,
     socket::Connector,
-    subscriber::Events,
+    subscriber::Subscriber,
 };
 use crate::{
     clock::Clock,
@@ -76,8 +76,8 @@ impl RedisStoreBuilder {
     /// Whatever a [`RedisConnectError`] says. A server that is not there yet is tried again until
     /// [`connect_timeout`](Self::connect_timeout) is over.
     pub async fn connect(self, url: &str) -> Result<RedisStore, RedisConnectError> {
-        let address = Address::read(url, "")?;
-        self.open(address).await
+        let address = Address::parse(url, "")?;
+        self.connect_to(address).await
     }
 
     /// As [`connect`](Self::connect), but without waiting for Redis: the service starts though Redis is down.
@@ -90,8 +90,8 @@ impl RedisStoreBuilder {
     ///
     /// The address, the prefix or a timeout is none.
     pub fn connect_lazy(self, url: &str) -> Result<RedisStore, RedisConnectError> {
-        let shared = self.shared(None, Address::read(url, "")?)?;
-        shared.events.start(None);
+        let shared = self.build_shared(None, Address::parse(url, "")?)?;
+        shared.subscriber.start(None);
         Ok(RedisStore { shared })
     }
 
@@ -102,8 +102,8 @@ impl RedisStoreBuilder {
     /// As of [`connect`](Self::connect); and there may be no such variable.
     pub async fn from_env(self) -> Result<RedisStore, RedisConnectError> {
         let url = env::var("REDIS_URL").map_err(|_| RedisConnectError::MissingUrl)?;
-        let address = Address::read(&url, "REDIS_URL: ")?;
-        self.open(address).await
+        let address = Address::parse(&url, "REDIS_URL: ")?;
+        self.connect_to(address).await
     }
 
     /// Connects as the rest of the service does. Of the configuration the address counts, and not that of the pool: locks have their own three
@@ -114,15 +114,15 @@ impl RedisStoreBuilder {
     /// As of [`connect`](Self::connect).
     pub async fn from_config(self, config: &Config) -> Result<RedisStore, RedisConnectError> {
         let address = match (&config.url, &config.connection) {
-            (Some(url), None) => Address::read(url, "")?,
-            (None, connection) => Address::of(ConnectionInfo::from(connection.clone().unwrap_or_default()), "")?,
+            (Some(url), None) => Address::parse(url, "")?,
+            (None, connection) => Address::from_info(ConnectionInfo::from(connection.clone().unwrap_or_default()), "")?,
             (Some(_), Some(_)) => {
                 return Err(RedisConnectError::InvalidUrl(
                     "the configuration has an URL and a connection: which one?".into(),
                 ));
             }
         };
-        self.open(address).await
+        self.connect_to(address).await
     }
 
     /// Takes its two connections from your pool, and makes a third one to this address, because no pool gives one that can listen.
@@ -139,60 +139,62 @@ impl RedisStoreBuilder {
         address: impl IntoConnectionInfo,
     ) -> Result<RedisStore, RedisConnectError> {
         let address = address.into_connection_info().map_err(|error| RedisConnectError::InvalidUrl(error.into()))?;
-        let shared = self.shared(Some(pool), Address::of(address, "")?)?;
-        Self::tested(shared).await
+        let shared = self.build_shared(Some(pool), Address::from_info(address, "")?)?;
+        Self::test_connection(shared).await
     }
 
-    async fn open(self, address: Address) -> Result<RedisStore, RedisConnectError> {
-        let shared = self.shared(None, address)?;
-        Self::tested(shared).await
+    async fn connect_to(self, address: Address) -> Result<RedisStore, RedisConnectError> {
+        let shared = self.build_shared(None, address)?;
+        Self::test_connection(shared).await
     }
 
-    fn shared(self, pool: Option<Pool>, address: Address) -> Result<Arc<Shared>, RedisConnectError> {
+    fn build_shared(self, pool: Option<Pool>, address: Address) -> Result<Arc<Shared>, RedisConnectError> {
         let prefix = self.prefix.as_deref().unwrap_or(REDIS_PREFIX);
-        let names = Names::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
+        let names = Keyspace::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
         let within = |setting, value: Option<Duration>, default, longest| match value.unwrap_or(default) {
-            value if (SHORTEST..=longest).contains(&value) => Ok(value),
+            value if (MIN_TIMEOUT..=longest).contains(&value) => Ok(value),
             value => Err(RedisConnectError::InvalidTimeout { setting, value }),
         };
-        let limits = Limits {
-            call: within("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, LONGEST_CALL)?,
-            connect: within("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, LONGEST_CONNECT)?,
+        let limits = Timeouts {
+            call: within("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, MAX_CALL_TIMEOUT)?,
+            connect: within("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, MAX_CONNECT_TIMEOUT)?,
         };
         let client = Client::open(address.info).map_err(|error| RedisConnectError::InvalidUrl(error.into()))?;
         let connector = Connector::new(client, limits.connect, limits.call);
         let source = pool.map_or_else(|| Source::Own(connector.clone()), Source::Pool);
         let recovered = Arc::new(Notify::new());
-        let [asks, ends] =
-            [source.clone(), source].map(|source| Arc::new(Lane::new(source, limits, Arc::clone(&recovered))));
+        let [asks, ends] = [source.clone(), source]
+            .map(|source| Arc::new(SharedConnection::new(source, limits, Arc::clone(&recovered))));
         let lanes = [Arc::clone(&asks), Arc::clone(&ends)];
         Ok(Arc::new(Shared {
-            events: Events::new(connector, address.shown, names.clone(), limits, lanes, recovered),
-            asks,
-            ends,
-            names,
+            subscriber: Subscriber::new(connector, address.display, names.clone(), limits, lanes, recovered),
+            acquire_conn: asks,
+            release_conn: ends,
+            keyspace: names,
             clock: Clock::default(),
             server_clock: Default::default(),
-            told_of_endless: Default::default(),
+            warned_of_missing_ttl: Default::default(),
             #[cfg(feature = "tracing")]
-            warned_of_fence: Default::default(),
+            fence_warned_at: Default::default(),
         }))
     }
 
     /// A server may come up a moment later than the service.
-    async fn tested(shared: Arc<Shared>) -> Result<RedisStore, RedisConnectError> {
-        let give_up = Instant::now() + shared.events.limits.connect;
+    async fn test_connection(shared: Arc<Shared>) -> Result<RedisStore, RedisConnectError> {
+        let give_up = Instant::now() + shared.subscriber.timeouts.connect;
         loop {
             // A plain type for whoever awaits it: what is in there is nested deeper than their compiler may look by default.
-            let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(&shared.events));
+            let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(&shared.subscriber));
             match test.await {
                 Ok((listener, now)) => {
-                    shared.server_clock().said(now, shared.clock.now());
-                    shared.events.passed();
-                    shared.events.start(Some(listener));
+                    shared.server_clock().observe(now, shared.clock.now());
+                    shared.subscriber.check_passed();
+                    shared.subscriber.start(Some(listener));
                     return Ok(RedisStore { shared });
                 }
-                Err(failed) if failed.may_pass && Instant::now() + AGAIN < give_up => sleep(AGAIN).await,
+                Err(failed) if failed.is_transient && Instant::now() + RETRY_INTERVAL < give_up => {
+                    sleep(RETRY_INTERVAL).await;
+                }
                 Err(failed) => return Err(failed.error),
             }
         }
@@ -200,40 +202,40 @@ impl RedisStoreBuilder {
 }
 
 /// A lane that found nobody there says so for as long as its pause.
-const AGAIN: Duration = Lane::PAUSE.saturating_add(Duration::from_millis(10));
+const RETRY_INTERVAL: Duration = SharedConnection::RECONNECT_DELAY.saturating_add(Duration::from_millis(10));
 
 /// Timeouts that can be set.
-pub(super) const SHORTEST: Duration = Duration::from_millis(50);
-pub(super) const LONGEST_CALL: Duration = Duration::from_secs(5);
-pub(super) const LONGEST_CONNECT: Duration = Duration::from_secs(60);
+pub(super) const MIN_TIMEOUT: Duration = Duration::from_millis(50);
+pub(super) const MAX_CALL_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const MAX_CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An address, and what of it may be shown.
 struct Address {
     info: ConnectionInfo,
-    shown: String,
+    display: String,
 }
 
 impl Address {
     /// `of`: where it comes from.
-    fn read(url: &str, of: &str) -> Result<Self, RedisConnectError> {
+    fn parse(url: &str, of: &str) -> Result<Self, RedisConnectError> {
         let wants_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
         if wants_tls && !cfg!(feature = "redis-tls") {
             return Err(RedisConnectError::TlsNotEnabled);
         }
-        let hint = hint(url);
+        let hint = url_hint(url);
         let info = url.into_connection_info().map_err(|_| {
             let hint = hint.as_deref().unwrap_or("an address is `redis://user:password@host:6379/0`, for instance");
             RedisConnectError::InvalidUrl(format!("{of}{hint}").into())
         })?;
-        let mut address = Self::of(info, of)?;
+        let mut address = Self::from_info(info, of)?;
         if let Some(hint) = hint {
             // What was read as a host may be a part of a password.
-            address.shown = format!("{of}{hint}");
+            address.display = format!("{of}{hint}");
         }
         Ok(address)
     }
 
-    fn of(info: ConnectionInfo, of: &str) -> Result<Self, RedisConnectError> {
+    fn from_info(info: ConnectionInfo, of: &str) -> Result<Self, RedisConnectError> {
         if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
             #[cfg(not(feature = "redis-tls"))]
             return Err(RedisConnectError::TlsNotEnabled);
@@ -243,20 +245,20 @@ impl Address {
                 let _ = rustls::crypto::ring::default_provider().install_default();
             }
         }
-        let shown = format!("{of}{}", escaped(&info.addr().to_string()));
-        Ok(Self { info: quick(info), shown })
+        let shown = format!("{of}{}", escape_control(&info.addr().to_string()));
+        Ok(Self { info: with_nodelay(info), display: shown })
     }
 }
 
 /// What may be wrong with an address, without a word of it that may be secret.
-fn hint(url: &str) -> Option<String> {
+fn url_hint(url: &str) -> Option<String> {
     if url.trim().is_empty() {
         return Some("it is empty: `redis://host:6379`, for instance".to_owned());
     }
     let Some((scheme, rest)) = url.split_once("://") else {
         // Behind the last `@` there is no password.
         let host = url.rsplit('@').next().unwrap_or_default();
-        return Some(format!("it has no scheme: is it `redis://{}`?", escaped(host)));
+        return Some(format!("it has no scheme: is it `redis://{}`?", escape_control(host)));
     };
     if scheme.starts_with("unix") || scheme == "redis+unix" {
         return None;
@@ -272,7 +274,7 @@ fn hint(url: &str) -> Option<String> {
 }
 
 /// What is sent goes out at once, and does not wait for the answer to what was sent before.
-fn quick(address: ConnectionInfo) -> ConnectionInfo {
+fn with_nodelay(address: ConnectionInfo) -> ConnectionInfo {
     let settings = address.tcp_settings().clone().set_nodelay(true);
     address.set_tcp_settings(settings)
 }

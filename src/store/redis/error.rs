@@ -10,8 +10,8 @@ use deadpool_redis::{
 #[cfg(doc)]
 use super::RedisStore;
 use super::{
-    builder::{LONGEST_CALL, LONGEST_CONNECT, SHORTEST},
-    proto::{Misread, NotAName, escaped},
+    builder::{MAX_CALL_TIMEOUT, MAX_CONNECT_TIMEOUT, MIN_TIMEOUT},
+    proto::{InvalidName, UnexpectedReply, escape_control},
 };
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -70,44 +70,44 @@ pub enum RedisConnectError {
 
 /// Why a call has no answer.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum CallError {
     /// Redis, or the way to it, says so.
     Redis(RedisError),
     /// The pool gave no connection.
     Pool(PoolError),
     /// No connection in time.
-    NoConnection,
+    ConnectTimeout,
     /// No connection, for a reason that all who wait for it are told.
-    NotConnected(Arc<Self>),
+    ConnectFailed(Arc<Self>),
     /// It was reached, and cannot do what locks need.
-    Unfit(Arc<RedisConnectError>),
+    SelfTestFailed(Arc<RedisConnectError>),
     /// Others have the key, and we cannot be told when it is our turn.
-    Deaf,
+    NotSubscribed,
     /// No answer in time.
-    Silent,
+    NoReply,
     /// It came to Redis when it was void.
-    Late,
-    Misread(Misread),
-    Name(NotAName),
+    Expired,
+    UnexpectedReply(UnexpectedReply),
+    InvalidName(InvalidName),
 }
 
 /// What Redis said, and what to do about it.
 #[derive(Debug)]
-struct Remedied {
-    trouble: Trouble,
-    remedy: &'static str,
+struct WithHint {
+    error: CallError,
+    hint: &'static str,
 }
 
-impl Trouble {
-    pub(super) fn of(self, operation: &'static str) -> StoreError {
-        let (kind, _) = self.verdict();
-        StoreError::new("redis", operation, kind).with_source(self.remedied())
+impl CallError {
+    pub(super) fn into_store_error(self, operation: &'static str) -> StoreError {
+        let (kind, _) = self.classify();
+        StoreError::new("redis", operation, kind).with_source(self.with_hint())
     }
 
     /// With what helps.
-    pub(super) fn remedied(self) -> Box<dyn Error + Send + Sync> {
-        let (_, remedy) = self.verdict();
-        Box::new(Remedied { trouble: self, remedy })
+    pub(super) fn with_hint(self) -> Box<dyn Error + Send + Sync> {
+        let (_, remedy) = self.classify();
+        Box::new(WithHint { error: self, hint: remedy })
     }
 
     /// The connection is of no use any more, or is to the wrong server.
@@ -118,57 +118,57 @@ impl Trouble {
     }
 
     pub(super) fn kind(&self) -> StoreErrorKind {
-        self.verdict().0
+        self.classify().0
     }
 
     /// Of what kind it is, and what helps.
-    fn verdict(&self) -> (StoreErrorKind, &'static str) {
+    fn classify(&self) -> (StoreErrorKind, &'static str) {
         use StoreErrorKind::{InvalidKey, Protocol, Timeout, Unavailable};
         match self {
-            Self::NotConnected(trouble) => trouble.verdict(),
+            Self::ConnectFailed(trouble) => trouble.classify(),
             Self::Redis(error) | Self::Pool(PoolError::Backend(error)) => {
-                error.code().and_then(by_code).unwrap_or_else(|| by_kind(error))
+                error.code().and_then(classify_code).unwrap_or_else(|| classify_kind(error))
             }
             Self::Pool(_) => (Unavailable, "is the pool too small for those who share it, or closed?"),
-            Self::NoConnection => (Timeout, "is it up, does the network let us through, has the pool one to give?"),
-            Self::Silent => (Timeout, SILENT),
-            Self::Unfit(_) => (StoreErrorKind::Refused, ""),
-            Self::Deaf => (
+            Self::ConnectTimeout => (Timeout, "is it up, does the network let us through, has the pool one to give?"),
+            Self::NoReply => (Timeout, NO_REPLY_HINT),
+            Self::SelfTestFailed(_) => (StoreErrorKind::Refused, ""),
+            Self::NotSubscribed => (
                 Unavailable,
                 "may this user subscribe to its inbox (`&tower-lock:<prefix>:in:*`), and do messages come through?",
             ),
-            Self::Late => (Timeout, "calls take longer than they may: is the network or the server overloaded?"),
-            Self::Misread(_) => (
+            Self::Expired => (Timeout, "calls take longer than they may: is the network or the server overloaded?"),
+            Self::UnexpectedReply(_) => (
                 Protocol,
                 "nothing else may write to names that begin with the prefix or with `tower-lock:<prefix>:`; `DEL` repairs the lock that somebody wrote to",
             ),
-            Self::Name(_) => (InvalidKey, ""),
+            Self::InvalidName(_) => (InvalidKey, ""),
         }
     }
 }
 
-const CLIENTS: &str = "raise `maxclients`, or find who keeps so many connections (`CLIENT LIST`)";
-const SILENT: &str = "is the server stopped, swamped, or busy with a slow command (`SLOWLOG GET`)?";
-const RIGHT: &str = "the user lacks a right: docs/redis.md has the smallest ACL";
-const PASSWORD: &str = "are user and password in the URL, and right?";
-const MEMORY: &str =
+const CLIENTS_HINT: &str = "raise `maxclients`, or find who keeps so many connections (`CLIENT LIST`)";
+const NO_REPLY_HINT: &str = "is the server stopped, swamped, or busy with a slow command (`SLOWLOG GET`)?";
+const PERMISSION_HINT: &str = "the user lacks a right: docs/redis.md has the smallest ACL";
+const PASSWORD_HINT: &str = "are user and password in the URL, and right?";
+const MEMORY_HINT: &str =
     "raise `maxmemory`, or move other data away; what is held can be renewed and given back all the same";
-const TYPE: &str = "something that is no lock has the name of one: look at its `TYPE`, or choose another prefix";
-const DISK: &str = "it cannot save its data, so it takes no writes: its log says why, and its disk may be full";
-const REPLICA: &str = "this is a replica: a failover is going on, or the address is wrong";
-const CLUSTER: &str = "this is a Redis Cluster, and the locks of this store live in one Redis";
+const TYPE_HINT: &str = "something that is no lock has the name of one: look at its `TYPE`, or choose another prefix";
+const DISK_HINT: &str = "it cannot save its data, so it takes no writes: its log says why, and its disk may be full";
+const REPLICA_HINT: &str = "this is a replica: a failover is going on, or the address is wrong";
+const CLUSTER_HINT: &str = "this is a Redis Cluster, and the locks of this store live in one Redis";
 
 /// By the word with which an answer of Redis begins.
-fn by_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {
+fn classify_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {
     use StoreErrorKind::{Failover, Refused, Unavailable};
     let verdict = match code {
-        "OOM" => (Refused, MEMORY),
-        "WRONGTYPE" => (Refused, TYPE),
-        "NOPERM" => (Refused, RIGHT),
-        "NOAUTH" | "WRONGPASS" => (Refused, PASSWORD),
-        "MISCONF" => (Refused, DISK),
-        "MOVED" | "ASK" | "TRYAGAIN" | "CROSSSLOT" | "CLUSTERDOWN" => (Refused, CLUSTER),
-        "READONLY" | "MASTERDOWN" => (Failover, REPLICA),
+        "OOM" => (Refused, MEMORY_HINT),
+        "WRONGTYPE" => (Refused, TYPE_HINT),
+        "NOPERM" => (Refused, PERMISSION_HINT),
+        "NOAUTH" | "WRONGPASS" => (Refused, PASSWORD_HINT),
+        "MISCONF" => (Refused, DISK_HINT),
+        "MOVED" | "ASK" | "TRYAGAIN" | "CROSSSLOT" | "CLUSTERDOWN" => (Refused, CLUSTER_HINT),
+        "READONLY" | "MASTERDOWN" => (Failover, REPLICA_HINT),
         "DENIED" => {
             (Refused, "its protected mode lets nobody in from elsewhere: set a password, or `protected-mode no`")
         }
@@ -180,33 +180,33 @@ fn by_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {
     Some(verdict)
 }
 
-fn by_kind(error: &RedisError) -> (StoreErrorKind, &'static str) {
+fn classify_kind(error: &RedisError) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{Protocol, Refused, Timeout, Unavailable};
     let says = |words: &[&str]| error.detail().is_some_and(|text| words.iter().any(|word| text.contains(word)));
     if says(&["max number of clients"]) {
-        return (Unavailable, CLIENTS);
+        return (Unavailable, CLIENTS_HINT);
     }
     match error.kind() {
-        ErrorKind::AuthenticationFailed => (Refused, PASSWORD),
+        ErrorKind::AuthenticationFailed => (Refused, PASSWORD_HINT),
         ErrorKind::InvalidClientConfig => (Refused, "is the address right?"),
         ErrorKind::UnexpectedReturnType => (Protocol, "is that a Redis?"),
         ErrorKind::Parse => (Unavailable, "the connection broke off in the middle of an answer; or is that no Redis?"),
         // NOPERM, as it is called within a script: by Redis 7.0, by later ones and by Valkey.
         ErrorKind::Server(_) if says(&["user executing the script", "ACL failure in script", "has no permissions"]) => {
-            (Refused, RIGHT)
+            (Refused, PERMISSION_HINT)
         }
         ErrorKind::Server(_) | ErrorKind::Extension => (
             Refused,
             "the server refused this command: are the password, the number of the database and the rights right?",
         ),
-        _ if error.is_timeout() => (Timeout, SILENT),
-        _ if error.to_string().contains("certificate") => (Refused, certificate(&error.to_string())),
+        _ if error.is_timeout() => (Timeout, NO_REPLY_HINT),
+        _ if error.to_string().contains("certificate") => (Refused, certificate_hint(&error.to_string())),
         _ => (Unavailable, "is the server up, and the address right?"),
     }
 }
 
 /// What helps against a certificate that was not accepted, in the words of rustls.
-fn certificate(text: &str) -> &'static str {
+fn certificate_hint(text: &str) -> &'static str {
     let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
     if says(&["NotValidForName", "not valid for name"]) {
         "the certificate is for another host name: connect by a name that it has, or issue it for this one"
@@ -219,65 +219,67 @@ fn certificate(text: &str) -> &'static str {
     }
 }
 
-impl From<RedisError> for Trouble {
+impl From<RedisError> for CallError {
     fn from(error: RedisError) -> Self {
         Self::Redis(error)
     }
 }
 
-impl From<PoolError> for Trouble {
+impl From<PoolError> for CallError {
     fn from(error: PoolError) -> Self {
         Self::Pool(error)
     }
 }
 
-impl From<Misread> for Trouble {
-    fn from(misread: Misread) -> Self {
-        Self::Misread(misread)
+impl From<UnexpectedReply> for CallError {
+    fn from(misread: UnexpectedReply) -> Self {
+        Self::UnexpectedReply(misread)
     }
 }
 
-impl From<NotAName> for Trouble {
-    fn from(name: NotAName) -> Self {
-        Self::Name(name)
+impl From<InvalidName> for CallError {
+    fn from(name: InvalidName) -> Self {
+        Self::InvalidName(name)
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for CallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             // As Redis says it, and as whoever looks for it finds it: the code first.
             Self::Redis(error) | Self::Pool(PoolError::Backend(error)) => match (error.kind(), error.code()) {
                 (ErrorKind::Server(_) | ErrorKind::Extension, Some(code)) => {
-                    write!(f, "{}", escaped(&format!("{code} {}", error.detail().unwrap_or_default())))
+                    write!(f, "{}", escape_control(&format!("{code} {}", error.detail().unwrap_or_default())))
                 }
-                _ => flat(error, f),
+                _ => write_chain(error, f),
             },
-            Self::Pool(error) => flat(error, f),
-            Self::Unfit(error) => flat(&**error, f),
-            Self::NoConnection => f.write_str("there was no connection in time"),
-            Self::NotConnected(trouble) => trouble.fmt(f),
-            Self::Deaf => f.write_str("nobody can tell us when it is our turn: there is no connection that listens"),
-            Self::Silent => f.write_str("there was no answer in time"),
-            Self::Late => f.write_str("it came too late, and was not done"),
-            Self::Misread(misread) => misread.fmt(f),
-            Self::Name(name) => name.fmt(f),
+            Self::Pool(error) => write_chain(error, f),
+            Self::SelfTestFailed(error) => write_chain(&**error, f),
+            Self::ConnectTimeout => f.write_str("there was no connection in time"),
+            Self::ConnectFailed(trouble) => trouble.fmt(f),
+            Self::NotSubscribed => {
+                f.write_str("nobody can tell us when it is our turn: there is no connection that listens")
+            }
+            Self::NoReply => f.write_str("there was no answer in time"),
+            Self::Expired => f.write_str("it came too late, and was not done"),
+            Self::UnexpectedReply(misread) => misread.fmt(f),
+            Self::InvalidName(name) => name.fmt(f),
         }
     }
 }
 
-impl fmt::Display for Remedied {
+impl fmt::Display for WithHint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { trouble, remedy } = self;
+        let Self { error: trouble, hint: remedy } = self;
         if remedy.is_empty() { trouble.fmt(f) } else { write!(f, "{trouble} ({remedy})") }
     }
 }
 
 /// It has its causes in its text.
-impl Error for Remedied {}
+impl Error for WithHint {}
 
 /// An error and its causes, each one once, in one line: a server may have chosen the words.
-pub(super) fn flat(error: &dyn Error, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+pub(super) fn write_chain(error: &dyn Error, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -287,7 +289,7 @@ pub(super) fn flat(error: &dyn Error, f: &mut fmt::Formatter<'_>) -> fmt::Result
         }
         cause = error.source();
     }
-    f.write_str(&escaped(&text))
+    f.write_str(&escape_control(&text))
 }
 
 // === impl RedisConnectError ===
@@ -298,11 +300,11 @@ impl fmt::Display for RedisConnectError {
             Self::MissingUrl => f.write_str("the environment variable REDIS_URL is not set: redis://host:6379, for instance"),
             Self::InvalidUrl(error) => {
                 f.write_str("the address of the Redis for locks cannot be read: ")?;
-                flat(&**error, f)
+                write_chain(&**error, f)
             }
             Self::InvalidTimeout { setting, value } => {
-                let longest = if *setting == "call_timeout" { LONGEST_CALL } else { LONGEST_CONNECT };
-                write!(f, "`{setting}` of the Redis for locks is {value:?}: it can be from {SHORTEST:?} to {longest:?}")
+                let longest = if *setting == "call_timeout" { MAX_CALL_TIMEOUT } else { MAX_CONNECT_TIMEOUT };
+                write!(f, "`{setting}` of the Redis for locks is {value:?}: it can be from {MIN_TIMEOUT:?} to {longest:?}")
             }
             Self::TlsNotEnabled => f.write_str(
                 "the Redis for locks is to be reached by TLS, and tower-lock was built without: turn on its feature `redis-tls`",
@@ -347,7 +349,7 @@ impl Error for RedisConnectError {
 
 impl fmt::Debug for RedisConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        flat(self, f)
+        write_chain(self, f)
     }
 }
 
@@ -361,7 +363,7 @@ mod tests {
             "ERR".to_owned(),
             Some("no\r\n2026-11-22T00:00:00Z  INFO forged \u{1b}[31m".to_owned()),
         );
-        let text = Trouble::Redis(error).remedied().to_string();
+        let text = CallError::Redis(error).with_hint().to_string();
         assert!(text.contains("forged") && !text.contains(char::is_control), "{text:?}");
     }
 
@@ -377,9 +379,9 @@ mod tests {
             (CertificateError::UnknownIssuer, "`SSL_CERT_FILE`"),
         ] {
             let io = std::io::Error::new(std::io::ErrorKind::InvalidData, Error::InvalidCertificate(error));
-            let trouble = Trouble::Redis(RedisError::from(io));
+            let trouble = CallError::Redis(RedisError::from(io));
             assert_eq!(trouble.kind(), StoreErrorKind::Refused);
-            let text = trouble.remedied().to_string();
+            let text = trouble.with_hint().to_string();
             assert!(text.contains(remedy), "{text}");
         }
     }

@@ -17,14 +17,14 @@ use deadpool_redis::{
 use tokio::time::Instant;
 
 use self::{
-    connection::{Lane, Question},
-    error::Trouble,
-    proto::{InTime, Misread, Names, NotAName, ScriptCall, ServerClock},
-    subscriber::{Check, Events},
+    connection::{Query, SharedConnection},
+    error::CallError,
+    proto::{InvalidName, Keyspace, ScriptCall, ServerClock, Timed, UnexpectedReply},
+    subscriber::{Check, Subscriber},
 };
 use super::{
     AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, KeyStatus, LockStore,
-    ReleaseRequest, Released, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
+    ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
 };
 #[cfg(feature = "tracing")]
 use crate::limits::WARN_INTERVAL;
@@ -40,7 +40,7 @@ mod self_test;
     unreachable_pub,
     clippy::missing_errors_doc,
     clippy::must_use_candidate,
-    reason = "reached by simulators alone: feature `test-util`"
+    reason = "public for the simulator alone: feature `__internals`"
 )]
 pub mod proto;
 mod socket;
@@ -75,15 +75,15 @@ pub struct RedisStore {
 }
 
 struct Shared {
-    names: Names,
+    keyspace: Keyspace,
     clock: Clock,
     server_clock: Mutex<ServerClock>,
-    asks: Arc<Lane>,
-    ends: Arc<Lane>,
-    events: Arc<Events>,
-    told_of_endless: AtomicBool,
+    acquire_conn: Arc<SharedConnection>,
+    release_conn: Arc<SharedConnection>,
+    subscriber: Arc<Subscriber>,
+    warned_of_missing_ttl: AtomicBool,
     #[cfg(feature = "tracing")]
-    warned_of_fence: Mutex<Option<BootInstant>>,
+    fence_warned_at: Mutex<Option<BootInstant>>,
 }
 
 impl RedisStore {
@@ -142,108 +142,108 @@ impl RedisStore {
     }
 
     /// Begins to count with the first poll: where a call is made there may be no runtime, and no time.
-    fn answer<T, F>(
+    fn call<T, F>(
         &self,
         operation: &'static str,
         ask: impl FnOnce(Arc<Shared>, Instant) -> F + Send + 'static,
     ) -> StoreFuture<T>
     where
-        F: Future<Output = Result<T, Trouble>> + Send + 'static,
+        F: Future<Output = Result<T, CallError>> + Send + 'static,
     {
         let shared = Arc::clone(&self.shared);
         StoreFuture::new(async move {
-            let by = shared.events.limits.by();
+            let by = shared.subscriber.timeouts.call_deadline();
             let answer = ask(shared, by);
-            answer.await.map_err(|trouble| trouble.of(operation))
+            answer.await.map_err(|trouble| trouble.into_store_error(operation))
         })
     }
 }
 
 impl LockStore for RedisStore {
     fn subscribe(&self, inbox: EventSink) {
-        self.shared.events.open(inbox);
+        self.shared.subscriber.add(inbox);
     }
 
     fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
         let called = self.shared.clock.now();
-        self.answer("acquire", move |shared, by| async move {
+        self.call("acquire", move |shared, by| async move {
             let mut ask = ask;
             let mut is_deaf = false;
             if ask.if_busy == IfBusy::Enqueue {
-                shared.events.listening(ask.id.manager()).await;
-                is_deaf = shared.events.is_deaf();
+                shared.subscriber.wait_subscribed(ask.id.manager()).await;
+                is_deaf = shared.subscriber.is_disconnected();
                 if is_deaf {
                     // What is free can be had all the same.
                     ask.if_busy = IfBusy::Fail;
                 }
             }
-            let call = |until| shared.names.acquire(&ask, until);
-            let answer = shared.in_time(called, ask.valid_for, by, call, proto::acquired).await?;
-            shared.tell_of_endless(&answer);
+            let call = |until| shared.keyspace.acquire(&ask, until);
+            let answer = shared.call_before_expiry(called, ask.valid_for, by, call, proto::parse_acquire).await?;
+            shared.warn_if_no_ttl(&answer);
             match answer {
-                AcquireReply::Busy { .. } if is_deaf => Err(Trouble::Deaf),
+                AcquireReply::Busy { .. } if is_deaf => Err(CallError::NotSubscribed),
                 answer => Ok(answer),
             }
         })
     }
 
     fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        self.answer("renew", move |shared, by| async move {
-            let (call, is_asked) = shared.names.renew(&asks);
-            Ok(proto::renewed(&shared.ends.ask_again(Question::Script(&call), by).await?, &is_asked)?)
+        self.call("renew", move |shared, by| async move {
+            let (call, is_asked) = shared.keyspace.renew(&asks);
+            Ok(proto::parse_renew(&shared.release_conn.query_retry(Query::EvalSha(&call), by).await?, &is_asked)?)
         })
     }
 
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
-        self.answer("release", move |shared, by| async move {
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        self.call("release", move |shared, by| async move {
             // Nothing can be there, and an error would be repeated for as long as a lease.
-            let Ok(call) = shared.names.release(&ask) else { return Ok(Released::NotHolder) };
-            let reply = shared.ends.ask_again(Question::Script(&call), by).await?;
-            shared.look_at_the_fence(&reply);
-            Ok(proto::released(&reply)?)
+            let Ok(call) = shared.keyspace.release(&ask) else { return Ok(ReleaseReply::NotHolder) };
+            let reply = shared.release_conn.query_retry(Query::EvalSha(&call), by).await?;
+            shared.check_fence(&reply);
+            Ok(proto::parse_release(&reply)?)
         })
     }
 
     fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
         let called = self.shared.clock.now();
-        self.answer("yield", move |shared, by| async move {
-            shared.events.listening(ask.next_id.manager()).await;
-            let call = |until| shared.names.yield_to_queue(&ask, until);
-            shared.in_time(called, ask.valid_for, by, call, proto::yielded).await
+        self.call("yield", move |shared, by| async move {
+            shared.subscriber.wait_subscribed(ask.next_id.manager()).await;
+            let call = |until| shared.keyspace.yield_to_queue(&ask, until);
+            shared.call_before_expiry(called, ask.valid_for, by, call, proto::parse_yield).await
         })
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        self.answer("inspect", move |shared, by| async move {
-            let call = shared.names.inspect(&key)?;
-            Ok(proto::inspected(&shared.ends.ask_again(Question::Script(&call), by).await?)?)
+        self.call("inspect", move |shared, by| async move {
+            let call = shared.keyspace.inspect(&key)?;
+            Ok(proto::parse_inspect(&shared.release_conn.query_retry(Query::EvalSha(&call), by).await?)?)
         })
     }
 
     fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        self.answer("force-release", move |shared, by| async move {
-            let call = shared.names.force(&ask)?;
+        self.call("force-release", move |shared, by| async move {
+            let call = shared.keyspace.force(&ask)?;
             // Once: somebody else may have the key when it is done again.
-            let reply = shared.ends.ask(Question::Script(&call), by).await?;
-            shared.look_at_the_fence(&reply);
-            Ok(proto::forced(&reply)?)
+            let reply = shared.release_conn.query(Query::EvalSha(&call), by).await?;
+            shared.check_fence(&reply);
+            Ok(proto::parse_force(&reply)?)
         })
     }
 
     fn call_timeout(&self) -> Duration {
-        self.shared.events.limits.call
+        self.shared.subscriber.timeouts.call
     }
 
     fn health(&self) -> StoreFuture<()> {
-        self.answer("health", move |shared, by| async move {
-            let (asks, ends) = tokio::join!(shared.asks.ping(by), shared.ends.ping(by));
+        self.call("health", move |shared, by| async move {
+            let (asks, ends) = tokio::join!(shared.acquire_conn.ping(by), shared.release_conn.ping(by));
             asks.and(ends)?;
-            match shared.events.check(by).await {
+            match shared.subscriber.check(by).await {
                 Check::Passed => {}
-                Check::Failed(error) => return Err(Trouble::Unfit(error)),
-                Check::Open => return Err(Trouble::NoConnection),
+                Check::Failed(error) => return Err(CallError::SelfTestFailed(error)),
+                Check::Pending => return Err(CallError::ConnectTimeout),
             }
-            if shared.events.is_listening().await { Ok(()) } else { Err(Trouble::Deaf) }
+            if shared.subscriber.is_subscribed().await { Ok(()) } else { Err(CallError::NotSubscribed) }
         })
     }
 }
@@ -251,68 +251,68 @@ impl LockStore for RedisStore {
 impl Shared {
     /// How often a call is made again that came too late only because we had too low an idea of the server's clock: it did nothing, and its
     /// answer says what time it is there.
-    const LATE: usize = 3;
+    const MAX_TRIES: usize = 3;
 
     /// A call that does nothing once `valid_for` has passed since it was made, by whichever clock.
-    async fn in_time<T>(
+    async fn call_before_expiry<T>(
         &self,
         called: BootInstant,
         valid_for: Duration,
         by: Instant,
-        call: impl Fn(i64) -> Result<ScriptCall, NotAName>,
-        read: impl Fn(&Value) -> Result<(i64, InTime<T>), Misread>,
-    ) -> Result<T, Trouble> {
-        for _ in 0..Self::LATE {
+        call: impl Fn(i64) -> Result<ScriptCall, InvalidName>,
+        read: impl Fn(&Value) -> Result<(i64, Timed<T>), UnexpectedReply>,
+    ) -> Result<T, CallError> {
+        for _ in 0..Self::MAX_TRIES {
             // A server whose clock we know nothing of is asked for it by a call that it finds too late.
-            let until = self.server_clock().until(called, valid_for).unwrap_or(0);
+            let until = self.server_clock().expires_at(called, valid_for).unwrap_or(0);
             // Once: whoever asked counts the calls that got no answer, and gives back what they may have been granted (I8).
-            let reply = self.asks.ask(Question::Script(&call(until)?), by).await?;
+            let reply = self.acquire_conn.query(Query::EvalSha(&call(until)?), by).await?;
             let now = self.clock.now();
-            self.look_at_the_fence(&reply);
+            self.check_fence(&reply);
             let (server, answer) = read(&reply)?;
-            self.server_clock().said(server, now);
+            self.server_clock().observe(server, now);
             match answer {
-                InTime::Done(answer) => return Ok(answer),
-                InTime::Late if now.saturating_duration_since(called) >= valid_for => break,
-                InTime::Late => {}
+                Timed::Done(answer) => return Ok(answer),
+                Timed::Expired if now.saturating_duration_since(called) >= valid_for => break,
+                Timed::Expired => {}
             }
         }
-        Err(Trouble::Late)
+        Err(CallError::Expired)
     }
 
     fn server_clock(&self) -> MutexGuard<'_, ServerClock> {
         self.server_clock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn look_at_the_fence(&self, reply: &Value) {
-        if proto::is_healed(reply) {
-            self.warn_of_fence();
+    fn check_fence(&self, reply: &Value) {
+        if proto::fence_was_replaced(reply) {
+            self.warn_fence_replaced();
         }
     }
 
     /// One warning in ten seconds: a stranger may write there again and again.
-    fn warn_of_fence(&self) {
+    fn warn_fence_replaced(&self) {
         #[cfg(feature = "tracing")]
         {
             let now = self.clock.now();
-            let mut warned = self.warned_of_fence.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut warned = self.fence_warned_at.lock().unwrap_or_else(PoisonError::into_inner);
             if warned.is_none_or(|warned| now.saturating_duration_since(warned) >= WARN_INTERVAL) {
                 *warned = Some(now);
                 drop(warned);
-                warn_of_fence(&self.names, "something else");
+                warn_fence_replaced(&self.keyspace, "something else");
             }
         }
     }
 
     /// Tells once of a lock that somebody else left without an end: nobody can have it before it is deleted.
-    fn tell_of_endless(&self, answer: &AcquireReply) {
+    fn warn_if_no_ttl(&self, answer: &AcquireReply) {
         let (AcquireReply::Queued { lease_left, .. }
         | AcquireReply::Busy { lease_left }
         | AcquireReply::QueueFull { lease_left, .. }) = answer
         else {
             return;
         };
-        if *lease_left == Duration::MAX && !self.told_of_endless.swap(true, Ordering::Relaxed) {
+        if *lease_left == Duration::MAX && !self.warned_of_missing_ttl.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
             tracing::warn!(target: "tower_lock", "a key in Redis has no TTL, so that it is locked for ever: nothing of ours writes such a one");
         }
@@ -321,26 +321,26 @@ impl Shared {
 
 /// What stood where the last fence stands was none, and the clock of the server stands there now.
 #[cfg_attr(not(feature = "tracing"), expect(unused_variables, reason = "there is no log"))]
-fn warn_of_fence(names: &Names, stood: &str) {
+fn warn_fence_replaced(names: &Keyspace, stood: &str) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
         target: "tower_lock",
         "where the last fencing token stands in Redis, `{key}`, there was {stood}: no number, or more than a day ahead of the clock of \
          Redis. That clock stands there now, and tokens rise from it. Nothing else may write there. If the clock of Redis is wrong, set it and \
          `DEL {key}`",
-        key = names.fences(),
+        key = names.fence(),
     );
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.events.stop();
+        self.subscriber.stop();
     }
 }
 
 impl fmt::Debug for RedisStore {
     /// Without addresses: there may be a password in them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisStore").field("names", &self.shared.names).finish_non_exhaustive()
+        f.debug_struct("RedisStore").field("names", &self.shared.keyspace).finish_non_exhaustive()
     }
 }

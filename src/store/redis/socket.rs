@@ -20,14 +20,14 @@ use tokio::{
     task::AbortHandle,
 };
 
-use super::proto::escaped;
+use super::proto::escape_control;
 
 /// Bytes of one reply or one message. Of ours the longest is one of `INFO`, some thousand; a server that lies, or a stranger that writes to a
 /// lock, must not fill the memory of this process.
-pub(super) const REPLY_BYTES: usize = 1 << 20;
+pub(super) const MAX_REPLY_BYTES: usize = 1 << 20;
 
 /// Calls that may wait for the socket; those behind them wait for their turn.
-const PIPELINE: usize = 1024;
+const PIPELINE_CAPACITY: usize = 1024;
 
 /// Makes connections to one address.
 #[derive(Clone, Debug)]
@@ -41,25 +41,25 @@ pub(super) struct Connector {
 #[derive(Clone)]
 pub(super) struct Connected {
     pub(super) connection: MultiplexedConnection,
-    _driver: Option<Arc<Driver>>,
+    _driver: Option<Arc<DriverTask>>,
 }
 
-struct Driver(AbortHandle);
+struct DriverTask(AbortHandle);
 
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Socket for S {}
 
 /// A socket whose replies are counted.
-struct Bounded {
-    inner: Box<dyn Stream>,
-    reply: Reply,
-    farewell: Farewell,
+struct BoundedSocket {
+    inner: Box<dyn Socket>,
+    reply: ReplyLength,
+    closing_error: ClosingError,
 }
 
 /// The first line that the server sent, if it is an error: it may have closed the connection behind it, before anything was asked.
 #[derive(Clone, Default)]
-struct Farewell(Arc<Mutex<Vec<u8>>>);
+struct ClosingError(Arc<Mutex<Vec<u8>>>);
 
 impl Connector {
     pub(super) fn new(client: Client, connect_timeout: Duration, call_timeout: Duration) -> Self {
@@ -67,12 +67,12 @@ impl Connector {
     }
 
     /// One on which is asked.
-    pub(super) async fn replies(&self) -> RedisResult<Connected> {
+    pub(super) async fn connect(&self) -> RedisResult<Connected> {
         // Timeouts are ours: each call has one, and so has each connection that is made.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.connect_timeout))
             .set_response_timeout(Some(2 * self.call_timeout))
-            .set_pipeline_buffer_size(PIPELINE);
+            .set_pipeline_buffer_size(PIPELINE_CAPACITY);
         let Some((socket, farewell)) = self.socket().await? else {
             // The library keeps its TLS to itself: what comes that way has no limit but the timeouts.
             let connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
@@ -80,21 +80,21 @@ impl Connector {
         };
         let settings = self.client.get_connection_info().redis_settings();
         let made = MultiplexedConnection::new_with_config(settings, socket, config).await;
-        let (connection, driver) = made.map_err(|error| farewell.or(error))?;
+        let (connection, driver) = made.map_err(|error| farewell.or_instead_of(error))?;
         let driver = Handle::current().spawn(driver).abort_handle();
-        Ok(Connected { connection, _driver: Some(Arc::new(Driver(driver))) })
+        Ok(Connected { connection, _driver: Some(Arc::new(DriverTask(driver))) })
     }
 
     /// One that listens.
-    pub(super) async fn messages(&self) -> RedisResult<PubSub> {
+    pub(super) async fn connect_pubsub(&self) -> RedisResult<PubSub> {
         let Some((socket, farewell)) = self.socket().await? else { return self.client.get_async_pubsub().await };
         let settings = self.client.get_connection_info().redis_settings();
-        PubSub::new(settings, socket).await.map_err(|error| farewell.or(error))
+        PubSub::new(settings, socket).await.map_err(|error| farewell.or_instead_of(error))
     }
 
     /// `None`: it is by TLS.
-    async fn socket(&self) -> RedisResult<Option<(Bounded, Farewell)>> {
-        let inner: Box<dyn Stream> = match self.client.get_connection_info().addr() {
+    async fn socket(&self) -> RedisResult<Option<(BoundedSocket, ClosingError)>> {
+        let inner: Box<dyn Socket> = match self.client.get_connection_info().addr() {
             ConnectionAddr::Tcp(host, port) => {
                 let stream = TcpStream::connect((host.as_str(), *port)).await?;
                 // What is sent goes out at once, and does not wait for the reply to what was sent before.
@@ -105,8 +105,8 @@ impl Connector {
             ConnectionAddr::Unix(path) => Box::new(tokio::net::UnixStream::connect(path).await?),
             _ => return Ok(None),
         };
-        let farewell = Farewell::default();
-        Ok(Some((Bounded { inner, reply: Reply::default(), farewell: farewell.clone() }, farewell)))
+        let farewell = ClosingError::default();
+        Ok(Some((BoundedSocket { inner, reply: ReplyLength::default(), closing_error: farewell.clone() }, farewell)))
     }
 }
 
@@ -122,21 +122,21 @@ impl std::fmt::Debug for Connected {
     }
 }
 
-impl Drop for Driver {
+impl Drop for DriverTask {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-impl Farewell {
-    const BYTES: usize = 256;
+impl ClosingError {
+    const MAX_BYTES: usize = 256;
 
-    fn hears(&self, bytes: &[u8]) {
+    fn record(&self, bytes: &[u8]) {
         let mut line = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let begins = line.first().or(bytes.first());
-        let ended = line.len() >= Self::BYTES || line.contains(&b'\n');
+        let ended = line.len() >= Self::MAX_BYTES || line.contains(&b'\n');
         if begins == Some(&b'-') && !ended {
-            let room = Self::BYTES - line.len();
+            let room = Self::MAX_BYTES - line.len();
             line.extend(&bytes[..bytes.len().min(room)]);
         } else if line.is_empty() {
             // Another reply came first.
@@ -145,37 +145,37 @@ impl Farewell {
     }
 
     /// What the server said before it closed the connection, in the place of an error that says that it did.
-    fn or(&self, error: RedisError) -> RedisError {
+    fn or_instead_of(&self, error: RedisError) -> RedisError {
         let line = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let text = String::from_utf8_lossy(&line);
         match text.lines().next().and_then(|line| line.strip_prefix('-')) {
             Some(said) if error.is_io_error() => {
                 let (code, detail) = said.split_once(' ').unwrap_or((said, ""));
-                make_extension_error(escaped(code), Some(escaped(detail)))
+                make_extension_error(escape_control(code), Some(escape_control(detail)))
             }
             _ => error,
         }
     }
 }
 
-impl AsyncRead for Bounded {
+impl AsyncRead for BoundedSocket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         let before = buf.filled().len();
         ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
         let read = &buf.filled()[before..];
-        if this.farewell.0.lock().unwrap_or_else(PoisonError::into_inner).last() != Some(&b'\n') {
-            this.farewell.hears(read);
+        if this.closing_error.0.lock().unwrap_or_else(PoisonError::into_inner).last() != Some(&b'\n') {
+            this.closing_error.record(read);
         }
-        if this.reply.is_too_long_with(read) {
-            let limit = format!("the server sent a reply of more than {} KiB", REPLY_BYTES >> 10);
+        if this.reply.exceeds_limit(read) {
+            let limit = format!("the server sent a reply of more than {} KiB", MAX_REPLY_BYTES >> 10);
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, limit)));
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl AsyncWrite for Bounded {
+impl AsyncWrite for BoundedSocket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
 
@@ -199,50 +199,50 @@ impl AsyncWrite for Bounded {
 
 /// How much of one reply has come: bytes, and where it ends. What is no RESP has no end, and so a limit, too.
 #[derive(Debug)]
-struct Reply {
+struct ReplyLength {
     bytes: usize,
     /// Values that are still to come.
-    open: u64,
+    values_left: u64,
     /// Bytes of a text that are still to come, its line break included.
-    text: u64,
+    text_left: u64,
     /// The line that says what comes: its first byte, and its number.
     kind: u8,
     number: Option<u64>,
     is_negative: bool,
 }
 
-impl Default for Reply {
+impl Default for ReplyLength {
     fn default() -> Self {
-        Self { bytes: 0, open: 1, text: 0, kind: 0, number: Some(0), is_negative: false }
+        Self { bytes: 0, values_left: 1, text_left: 0, kind: 0, number: Some(0), is_negative: false }
     }
 }
 
-impl Reply {
+impl ReplyLength {
     /// Whether this reply is too long, now that these bytes have come.
-    fn is_too_long_with(&mut self, mut read: &[u8]) -> bool {
+    fn exceeds_limit(&mut self, mut read: &[u8]) -> bool {
         while !read.is_empty() {
-            if self.text > 0 {
-                let part = read.len().min(usize::try_from(self.text).unwrap_or(usize::MAX));
+            if self.text_left > 0 {
+                let part = read.len().min(usize::try_from(self.text_left).unwrap_or(usize::MAX));
                 self.bytes += part;
-                self.text -= part as u64;
+                self.text_left -= part as u64;
                 read = &read[part..];
-                if self.text == 0 {
+                if self.text_left == 0 {
                     self.value_ended(0);
                 }
             } else {
                 self.bytes += 1;
-                self.line(read[0]);
+                self.header_byte(read[0]);
                 read = &read[1..];
             }
             // A text that is too long is known to be before it has come.
-            if self.bytes > REPLY_BYTES || self.text > REPLY_BYTES as u64 {
+            if self.bytes > MAX_REPLY_BYTES || self.text_left > MAX_REPLY_BYTES as u64 {
                 return true;
             }
         }
         false
     }
 
-    fn line(&mut self, byte: u8) {
+    fn header_byte(&mut self, byte: u8) {
         match byte {
             _ if self.kind == 0 => {
                 (self.kind, self.number, self.is_negative) = (byte, Some(0), false);
@@ -250,7 +250,7 @@ impl Reply {
             b'\n' => {
                 let number = if self.is_negative { None } else { self.number };
                 match (std::mem::take(&mut self.kind), number) {
-                    (b'$' | b'=' | b'!', Some(length)) => self.text = length.saturating_add(2),
+                    (b'$' | b'=' | b'!', Some(length)) => self.text_left = length.saturating_add(2),
                     (b'*' | b'~' | b'>', Some(values)) => self.value_ended(values),
                     // Of an attribute the value itself comes behind.
                     (b'|', Some(pairs)) => self.value_ended(pairs.saturating_mul(2).saturating_add(1)),
@@ -271,8 +271,8 @@ impl Reply {
 
     /// One value has ended, or has turned out to be so many others.
     fn value_ended(&mut self, others: u64) {
-        self.open = self.open.saturating_sub(1).saturating_add(others);
-        if self.open == 0 {
+        self.values_left = self.values_left.saturating_sub(1).saturating_add(others);
+        if self.values_left == 0 {
             *self = Self::default();
         }
     }
@@ -282,9 +282,9 @@ impl Reply {
 mod tests {
     use super::*;
 
-    fn whole(replies: &[u8]) -> Reply {
-        let mut reply = Reply::default();
-        assert!(!reply.is_too_long_with(replies));
+    fn whole(replies: &[u8]) -> ReplyLength {
+        let mut reply = ReplyLength::default();
+        assert!(!reply.exceeds_limit(replies));
         reply
     }
 
@@ -308,21 +308,21 @@ mod tests {
             &long,
         ] {
             let many = reply.repeat(3_000_000 / reply.len());
-            assert_eq!((whole(many.as_bytes()).bytes, whole(many.as_bytes()).open), (0, 1), "{reply:?}");
+            assert_eq!((whole(many.as_bytes()).bytes, whole(many.as_bytes()).values_left), (0, 1), "{reply:?}");
             // However it is cut.
-            let mut cut = Reply::default();
+            let mut cut = ReplyLength::default();
             for byte in reply.repeat(3).bytes() {
-                assert!(!cut.is_too_long_with(&[byte]));
+                assert!(!cut.exceeds_limit(&[byte]));
             }
-            assert_eq!((cut.bytes, cut.open), (0, 1), "{reply:?}");
+            assert_eq!((cut.bytes, cut.values_left), (0, 1), "{reply:?}");
         }
     }
 
     #[test]
     fn a_reply_that_does_not_end_is_too_long() {
-        let line = "x".repeat(REPLY_BYTES + 1);
-        let nested = "*1\r\n".repeat(REPLY_BYTES / 4 + 1);
-        let many = format!("*4000000\r\n{}", ":1\r\n".repeat(REPLY_BYTES / 4 + 1));
+        let line = "x".repeat(MAX_REPLY_BYTES + 1);
+        let nested = "*1\r\n".repeat(MAX_REPLY_BYTES / 4 + 1);
+        let many = format!("*4000000\r\n{}", ":1\r\n".repeat(MAX_REPLY_BYTES / 4 + 1));
         for reply in [
             format!("+{line}"),
             line,
@@ -331,7 +331,7 @@ mod tests {
             "$1073741824\r\n".to_owned(),
             "$99999999999999999999999\r\n".into(),
         ] {
-            assert!(Reply::default().is_too_long_with(reply.as_bytes()), "{}", &reply[..10]);
+            assert!(ReplyLength::default().exceeds_limit(reply.as_bytes()), "{}", &reply[..10]);
         }
     }
 }

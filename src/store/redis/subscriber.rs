@@ -20,9 +20,9 @@ use tokio::{
 };
 
 use super::{
-    connection::{Lane, Limits},
-    error::{RedisConnectError, Trouble},
-    proto::Names,
+    connection::{SharedConnection, Timeouts},
+    error::{CallError, RedisConnectError},
+    proto::Keyspace,
     self_test::self_test,
     socket::Connector,
 };
@@ -33,26 +33,26 @@ use crate::{
 
 /// One connection on which Redis speaks to us, for all inboxes. It is made again when it breaks.
 #[derive(Debug)]
-pub(super) struct Events {
+pub(super) struct Subscriber {
     connector: Connector,
     /// What of the address may be shown.
     pub(super) address: String,
-    pub(super) names: Names,
-    pub(super) limits: Limits,
+    pub(super) keyspace: Keyspace,
+    pub(super) timeouts: Timeouts,
     /// By channel.
-    inboxes: Mutex<HashMap<String, Subscriber>>,
+    subscriptions: Mutex<HashMap<String, Subscription>>,
     /// An inbox was opened.
-    opened: Notify,
+    added: Notify,
     /// The server says that nobody listens to an inbox.
-    unheard: Notify,
+    subscription_lost: Notify,
     /// The connections on which is asked: they are looked after from here, too.
-    pub(super) lanes: [Arc<Lane>; 2],
+    pub(super) connections: [Arc<SharedConnection>; 2],
     /// A call was answered: what does not listen may do so at once.
     recovered: Arc<Notify>,
     /// What came of the self-test.
-    checked: watch::Sender<Check>,
+    check_result: watch::Sender<Check>,
     /// Since when nobody can be told anything.
-    deaf_since: Mutex<Option<Instant>>,
+    disconnected_since: Mutex<Option<Instant>>,
     task: Mutex<Option<Task>>,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Events {
 #[derive(Clone, Debug)]
 pub(super) enum Check {
     /// Nobody knows: it was not reached yet.
-    Open,
+    Pending,
     Passed,
     Failed(Arc<RedisConnectError>),
 }
@@ -70,109 +70,112 @@ pub(super) enum Check {
 struct Task {
     handle: AbortHandle,
     /// When it was last seen at work, each second or so: the runtime that it is on may be one that nobody drives.
-    looked: Arc<Mutex<Instant>>,
+    last_active: Arc<Mutex<Instant>>,
 }
 
 #[derive(Debug)]
-struct Subscriber {
-    inbox: EventSink,
+struct Subscription {
+    sink: EventSink,
     /// Whether it was subscribed for once.
-    listens: watch::Sender<bool>,
+    is_subscribed: watch::Sender<bool>,
 }
 
-impl Events {
+impl Subscriber {
     /// How long somebody who lines up waits for his inbox to be heard: else he would be taken for dead, and lose his place. It is
     /// a round trip after it was opened; if it takes longer, check-ins find what it should have told.
-    const FIRST_WORD: Duration = Duration::from_millis(250);
+    const SUBSCRIBE_WAIT: Duration = Duration::from_millis(250);
     /// So often the connections are asked whether they are alive: a cut one looks just like a quiet one.
-    const LOOK: Duration = QUEUE_POLL_INTERVAL;
+    const HEALTH_INTERVAL: Duration = QUEUE_POLL_INTERVAL;
     /// A connection that listens is made anew within this time, or there is something wrong with it.
-    const DEAF: Duration = STORE_TIMEOUT.saturating_mul(3);
+    const DISCONNECTED_AFTER: Duration = STORE_TIMEOUT.saturating_mul(3);
     /// Somebody who has not looked for so long will not.
-    const GONE: Duration = STORE_TIMEOUT.saturating_mul(4);
+    const STALE_AFTER: Duration = STORE_TIMEOUT.saturating_mul(4);
 
     pub(super) fn new(
         connector: Connector,
         address: String,
-        names: Names,
-        limits: Limits,
-        lanes: [Arc<Lane>; 2],
+        names: Keyspace,
+        limits: Timeouts,
+        lanes: [Arc<SharedConnection>; 2],
         recovered: Arc<Notify>,
     ) -> Arc<Self> {
         let (inboxes, opened, unheard) = (Mutex::default(), Notify::new(), Notify::new());
         let (deaf_since, task) = (Mutex::default(), Mutex::default());
-        let checked = watch::Sender::new(Check::Open);
+        let checked = watch::Sender::new(Check::Pending);
         Arc::new(Self {
             connector,
             address,
-            names,
-            limits,
-            inboxes,
-            opened,
-            unheard,
-            lanes,
+            keyspace: names,
+            timeouts: limits,
+            subscriptions: inboxes,
+            added: opened,
+            subscription_lost: unheard,
+            connections: lanes,
             recovered,
-            checked,
-            deaf_since,
+            check_result: checked,
+            disconnected_since: deaf_since,
             task,
         })
     }
 
-    pub(super) fn open(&self, inbox: EventSink) {
-        let channel = self.names.inbox(inbox.manager());
-        self.inboxes().insert(channel, Subscriber { inbox, listens: watch::Sender::new(false) });
-        self.opened.notify_one();
+    pub(super) fn add(&self, inbox: EventSink) {
+        let channel = self.keyspace.inbox(inbox.manager());
+        self.subscriptions().insert(channel, Subscription { sink: inbox, is_subscribed: watch::Sender::new(false) });
+        self.added.notify_one();
     }
 
     /// Completes when this process can be told something, or is not going to be soon. Which one of the two.
-    pub(super) async fn listening(self: &Arc<Self>, process: &str) -> bool {
+    pub(super) async fn wait_subscribed(self: &Arc<Self>, process: &str) -> bool {
         self.start(None);
-        let listens = self.inboxes().get(&self.names.inbox(process)).map(|subscriber| subscriber.listens.subscribe());
+        let listens = self
+            .subscriptions()
+            .get(&self.keyspace.inbox(process))
+            .map(|subscriber| subscriber.is_subscribed.subscribe());
         let Some(mut listens) = listens else { return false };
-        matches!(timeout(Self::FIRST_WORD, listens.wait_for(|listens| *listens)).await, Ok(Ok(_)))
+        matches!(timeout(Self::SUBSCRIBE_WAIT, listens.wait_for(|listens| *listens)).await, Ok(Ok(_)))
     }
 
     /// Nobody can be told anything, and that is no hiccup: whoever lines up would be taken for dead each time, and never have a turn.
-    pub(super) fn is_deaf(&self) -> bool {
-        lock(&self.deaf_since).is_some_and(|since| since.elapsed() > Self::DEAF)
+    pub(super) fn is_disconnected(&self) -> bool {
+        lock(&self.disconnected_since).is_some_and(|since| since.elapsed() > Self::DISCONNECTED_AFTER)
     }
 
     /// Whether there is a connection that is subscribed for all inboxes. One that was just opened has a moment to be subscribed for.
-    pub(super) async fn is_listening(self: &Arc<Self>) -> bool {
+    pub(super) async fn is_subscribed(self: &Arc<Self>) -> bool {
         let processes: Vec<_> = {
-            let inboxes = self.inboxes();
-            let open = inboxes.values().filter(|subscriber| subscriber.inbox.is_open());
-            open.map(|subscriber| subscriber.inbox.manager().to_owned()).collect()
+            let inboxes = self.subscriptions();
+            let open = inboxes.values().filter(|subscriber| subscriber.sink.is_open());
+            open.map(|subscriber| subscriber.sink.manager().to_owned()).collect()
         };
         for process in processes {
-            if !self.listening(&process).await {
+            if !self.wait_subscribed(&process).await {
                 return false;
             }
         }
-        lock(&self.deaf_since).is_none()
+        lock(&self.disconnected_since).is_none()
     }
 
-    pub(super) async fn connect(&self) -> Result<PubSub, Trouble> {
-        let connection = timeout(self.limits.connect, self.connector.messages()).await;
-        Ok(connection.map_err(|_| Trouble::NoConnection)??)
+    pub(super) async fn connect(&self) -> Result<PubSub, CallError> {
+        let connection = timeout(self.timeouts.connect, self.connector.connect_pubsub()).await;
+        Ok(connection.map_err(|_| CallError::ConnectTimeout)??)
     }
 
     /// A connection that listens; the first one is that of the self-test.
-    async fn listener(&self) -> Option<PubSub> {
-        if matches!(*self.checked.borrow(), Check::Passed) {
+    async fn connect_checked(&self) -> Option<PubSub> {
+        if matches!(*self.check_result.borrow(), Check::Passed) {
             return self.connect().await.ok();
         }
         // A plain type: what is in there is nested deeply.
         let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(self));
         match test.await {
             Ok((listener, _)) => {
-                self.passed();
+                self.check_passed();
                 Some(listener)
             }
             Err(failed) => {
                 // It may be up in a moment; what it cannot do is told, once.
-                if !failed.may_pass {
-                    self.failed(failed.error);
+                if !failed.is_transient {
+                    self.check_failed(failed.error);
                 }
                 None
             }
@@ -180,41 +183,41 @@ impl Events {
     }
 
     /// The server can do what locks need.
-    pub(super) fn passed(&self) {
-        self.checked.send_replace(Check::Passed);
+    pub(super) fn check_passed(&self) {
+        self.check_result.send_replace(Check::Passed);
     }
 
-    fn failed(&self, error: RedisConnectError) {
+    fn check_failed(&self, error: RedisConnectError) {
         #[cfg(feature = "tracing")]
         {
             let is_known =
-                matches!(&*self.checked.borrow(), Check::Failed(known) if known.to_string() == error.to_string());
+                matches!(&*self.check_result.borrow(), Check::Failed(known) if known.to_string() == error.to_string());
             if !is_known {
                 tracing::error!(target: "tower_lock", "{error:?}");
             }
         }
-        self.checked.send_replace(Check::Failed(Arc::new(error)));
+        self.check_result.send_replace(Check::Failed(Arc::new(error)));
     }
 
     /// What came of the self-test; it has until then.
     pub(super) async fn check(self: &Arc<Self>, by: Instant) -> Check {
         self.start(None);
-        let mut checked = self.checked.subscribe();
-        match timeout_at(by, checked.wait_for(|check| !matches!(check, Check::Open))).await {
+        let mut checked = self.check_result.subscribe();
+        match timeout_at(by, checked.wait_for(|check| !matches!(check, Check::Pending))).await {
             Ok(Ok(check)) => check.clone(),
-            _ => Check::Open,
+            _ => Check::Pending,
         }
     }
 
     /// Listens from this runtime, if no other one does: the one on which it was listened from may have ended.
     pub(super) fn start(self: &Arc<Self>, connection: Option<PubSub>) {
         let mut task = lock(&self.task);
-        if task.as_ref().is_none_or(Task::is_gone)
+        if task.as_ref().is_none_or(Task::is_stale)
             && let Ok(runtime) = Handle::try_current()
         {
             let looked = Arc::new(Mutex::new(Instant::now()));
             let run = Arc::clone(self).run(connection, Arc::clone(&looked));
-            let gone = task.replace(Task { handle: runtime.spawn(run).abort_handle(), looked });
+            let gone = task.replace(Task { handle: runtime.spawn(run).abort_handle(), last_active: looked });
             drop(task);
             if let Some(gone) = gone {
                 gone.handle.abort();
@@ -231,43 +234,44 @@ impl Events {
     async fn run(self: Arc<Self>, connection: Option<PubSub>, looked: Arc<Mutex<Instant>>) {
         let look_after = async {
             loop {
-                sleep(Self::LOOK).await;
+                sleep(Self::HEALTH_INTERVAL).await;
                 *lock(&looked) = Instant::now();
-                let [asks, ends] = &self.lanes;
-                let (_, _) = tokio::join!(self.is_heard(asks), ends.ping(self.limits.by()));
+                let [asks, ends] = &self.connections;
+                let (_, _) = tokio::join!(self.check_subscribed(asks), ends.ping(self.timeouts.call_deadline()));
             }
         };
-        tokio::join!(self.listen(connection), look_after);
+        tokio::join!(self.receive(connection), look_after);
     }
 
     /// Whether the server that is asked is the one that speaks to us: after a failover behind one address the connection that listens may be to the
     /// old one still, which is well and says nothing.
-    async fn is_heard(&self, lane: &Lane) {
-        let listens =
-            |(channel, subscriber): (&String, &Subscriber)| subscriber.listens.borrow().then(|| channel.clone());
-        let Some(channel) = self.inboxes().iter().find_map(listens) else {
-            return drop(lane.ping(self.limits.by()).await);
+    async fn check_subscribed(&self, lane: &SharedConnection) {
+        let listens = |(channel, subscriber): (&String, &Subscription)| {
+            subscriber.is_subscribed.borrow().then(|| channel.clone())
         };
-        if lane.subscribers(&channel).await == Some(0) {
-            self.unheard.notify_one();
+        let Some(channel) = self.subscriptions().iter().find_map(listens) else {
+            return drop(lane.ping(self.timeouts.call_deadline()).await);
+        };
+        if lane.subscriber_count(&channel).await == Some(0) {
+            self.subscription_lost.notify_one();
         }
     }
 
-    async fn listen(&self, mut connection: Option<PubSub>) {
+    async fn receive(&self, mut connection: Option<PubSub>) {
         let mut pause = RETRY_MIN;
         loop {
             let connected = match connection.take() {
                 Some(connection) => Some(connection),
-                None => self.listener().await,
+                None => self.connect_checked().await,
             };
             if let Some(connection) = connected {
                 let (sink, stream) = connection.split();
-                let mut listener = Listener { events: self, sink, channels: HashSet::new() };
-                if listener.listen(stream).await {
+                let mut listener = PubSubSession { subscriber: self, sink, channels: HashSet::new() };
+                if listener.run(stream).await {
                     pause = RETRY_MIN;
                 }
             }
-            lock(&self.deaf_since).get_or_insert_with(Instant::now);
+            lock(&self.disconnected_since).get_or_insert_with(Instant::now);
             // Whoever lost its connection first is not to be the only one that keeps on trying.
             let rests = sleep(pause.mul_f64(0.5 + fastrand::f64()));
             pause = (2 * pause).min(RETRY_MAX);
@@ -278,22 +282,22 @@ impl Events {
         }
     }
 
-    fn tell(&self, channel: &str, event: StoreEvent) {
+    fn send(&self, channel: &str, event: StoreEvent) {
         // Not under the mutex: whoever is told may ask again from in there.
-        let inbox = self.inboxes().get(channel).map(|subscriber| subscriber.inbox.clone());
+        let inbox = self.subscriptions().get(channel).map(|subscriber| subscriber.sink.clone());
         if let Some(inbox) = inbox {
             inbox.send(event);
         }
     }
 
-    fn inboxes(&self) -> MutexGuard<'_, HashMap<String, Subscriber>> {
-        lock(&self.inboxes)
+    fn subscriptions(&self) -> MutexGuard<'_, HashMap<String, Subscription>> {
+        lock(&self.subscriptions)
     }
 }
 
 impl Task {
-    fn is_gone(&self) -> bool {
-        self.handle.is_finished() || lock(&self.looked).elapsed() > Events::GONE
+    fn is_stale(&self) -> bool {
+        self.handle.is_finished() || lock(&self.last_active).elapsed() > Subscriber::STALE_AFTER
     }
 }
 
@@ -302,49 +306,49 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// One connection, while it lasts.
-struct Listener<'a> {
-    events: &'a Events,
+struct PubSubSession<'a> {
+    subscriber: &'a Subscriber,
     sink: PubSubSink,
     /// What was subscribed on it.
     channels: HashSet<String>,
 }
 
-impl Listener<'_> {
+impl PubSubSession<'_> {
     /// Until the connection breaks. Whether it worked at all.
-    async fn listen(&mut self, mut messages: PubSubStream) -> bool {
+    async fn run(&mut self, mut messages: PubSubStream) -> bool {
         let mut worked = false;
-        let mut looks = interval(Events::LOOK);
+        let mut looks = interval(Subscriber::HEALTH_INTERVAL);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 message = messages.next() => {
                     let Some(message) = message else { return worked };
-                    let event = self.events.names.event(message.get_payload_bytes());
-                    self.events.tell(message.get_channel_name(), event);
+                    let event = self.subscriber.keyspace.parse_event(message.get_payload_bytes());
+                    self.subscriber.send(message.get_channel_name(), event);
                     continue;
                 }
-                () = self.events.opened.notified() => {}
-                () = self.events.unheard.notified() => return worked,
+                () = self.subscriber.added.notified() => {}
+                () = self.subscriber.subscription_lost.notified() => return worked,
                 // The first tick comes at once.
                 _ = looks.tick() => {
-                    if !matches!(timeout(self.events.limits.call, self.sink.ping::<()>()).await, Ok(Ok(()))) {
+                    if !matches!(timeout(self.subscriber.timeouts.call, self.sink.ping::<()>()).await, Ok(Ok(()))) {
                         return worked;
                     }
                 }
             }
-            if !matches!(timeout(self.events.limits.call, self.follow()).await, Ok(Ok(()))) {
+            if !matches!(timeout(self.subscriber.timeouts.call, self.sync_channels()).await, Ok(Ok(()))) {
                 return worked;
             }
             worked = true;
-            *lock(&self.events.deaf_since) = None;
+            *lock(&self.subscriber.disconnected_since) = None;
         }
     }
 
     /// Subscribes for inboxes that were opened, and no longer for those that were closed.
-    async fn follow(&mut self) -> RedisResult<()> {
+    async fn sync_channels(&mut self) -> RedisResult<()> {
         let (opened, closed) = {
-            let mut inboxes = self.events.inboxes();
-            inboxes.retain(|_, subscriber| subscriber.inbox.is_open());
+            let mut inboxes = self.subscriber.subscriptions();
+            inboxes.retain(|_, subscriber| subscriber.sink.is_open());
             let opened: Vec<_> = inboxes.keys().filter(|channel| !self.channels.contains(*channel)).cloned().collect();
             let closed: Vec<_> =
                 self.channels.iter().filter(|channel| !inboxes.contains_key(*channel)).cloned().collect();
@@ -360,12 +364,12 @@ impl Listener<'_> {
         self.sink.subscribe(&opened).await?;
         for channel in opened {
             let was_listening = {
-                let inboxes = self.events.inboxes();
-                inboxes.get(&channel).is_some_and(|subscriber| subscriber.listens.send_replace(true))
+                let inboxes = self.subscriber.subscriptions();
+                inboxes.get(&channel).is_some_and(|subscriber| subscriber.is_subscribed.send_replace(true))
             };
             // What was said while nobody listened is lost (I7).
             if was_listening {
-                self.events.tell(&channel, StoreEvent::Lagged);
+                self.subscriber.send(&channel, StoreEvent::Lagged);
             }
             self.channels.insert(channel);
         }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tower_lock::{AcquisitionId, FencingToken, LockKey, test_util::decisions::BootInstant};
+use tower_lock::{__internals::proto::BootInstant, AcquisitionId, FencingToken, LockKey};
 
 use crate::process::Section;
 
@@ -90,13 +90,13 @@ impl Checker {
     /// Returns the violation: an overlap, a start that is too early, or a token that does not rise.
     pub fn begins(&mut self, now: u64, process: u64, clock: LocalClock, section: &Arc<Section>) -> Result<(), String> {
         self.sections += 1;
-        let id = &section.grant.owner;
+        let id = &section.grant.id;
         let state = self.keys.entry(section.grant.key.clone()).or_default();
         let excused = self.lenient || self.excused.contains(id);
         let mut wrong = None;
         for open in &state.open {
             let left = open.section.remaining(open.clock.at(now));
-            let other = &open.section.grant.owner;
+            let other = &open.section.grant.id;
             if !left.is_zero() && !excused && !self.excused.contains(other) {
                 wrong = Some(format!("two are in: {id} begins while {other} has {left:?} left"));
             }
@@ -122,7 +122,7 @@ impl Checker {
         let Some(state) = self.keys.get_mut(&section.grant.key) else { return };
         state.open.retain(|open| !Arc::ptr_eq(&open.section, section));
         if state.blocked.as_ref().is_none_or(|(until, ..)| *until < taken_until) {
-            state.blocked = Some((taken_until, section.grant.owner.clone(), why));
+            state.blocked = Some((taken_until, section.grant.id.clone(), why));
         }
     }
 
@@ -130,7 +130,7 @@ impl Checker {
     pub fn excuse(&mut self, key: &LockKey) {
         if let Some(state) = self.keys.get_mut(key) {
             state.blocked = None;
-            self.excused.extend(state.open.iter().map(|open| open.section.grant.owner.clone()));
+            self.excused.extend(state.open.iter().map(|open| open.section.grant.id.clone()));
         }
     }
 

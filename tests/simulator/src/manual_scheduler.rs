@@ -7,13 +7,13 @@ use std::{
 };
 
 use tower_lock::{
+    __internals::{
+        proto::{BootInstant, GuardEnd, HoldLimits, LEASE, QUEUE, STORE_CALL_TIMEOUT},
+        redis_proto::{Keyspace, ScriptCall},
+    },
     AcquisitionId, LockError, LockKey,
     deadpool_redis::redis::Value,
     store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig},
-    test_util::{
-        decisions::{BootInstant, Ending, LEASE, LINE, STORE_CALL_TIMEOUT, Terms},
-        redis_protocol::{Names, ScriptCall},
-    },
 };
 
 use crate::{
@@ -43,7 +43,7 @@ pub struct ManualScheduler {
     pub fake: FakeRedis,
     /// The locked key.
     pub key: LockKey,
-    names: Names,
+    names: Keyspace,
     processes: Vec<SimProcess>,
     clock: LocalClock,
     timers: Vec<(u64, Process, Timer)>,
@@ -93,7 +93,7 @@ impl ManualScheduler {
             server_ahead: 1_700_000_000_000_000,
             fake: FakeRedis::new(mutant.map_or(&[], Mutant::patches)),
             key: LockKey::from(("key", 0)),
-            names: Names::new("lock").expect("a prefix"),
+            names: Keyspace::new("lock").expect("a prefix"),
             processes: (0..3).map(|n| SimProcess::new(["a", "b", "c"][n], n as u64, settings)).collect(),
             clock: LocalClock::new(1 << 40, rate),
             timers: Vec::new(),
@@ -113,9 +113,9 @@ impl ManualScheduler {
             scheduler.processes[process].on_subscribed(now);
             // This makes the server clock known to them.
             let other = LockKey::from(("other", process));
-            scheduler.request_key(process, 1_000 + id(process), true, &other, Terms::default());
+            scheduler.request_key(process, 1_000 + id(process), true, &other, HoldLimits::default());
             scheduler.run_all(&[process]);
-            scheduler.end(1_000 + id(process), Ending::Released);
+            scheduler.end(1_000 + id(process), GuardEnd::Released);
             scheduler.run_all(&[process]);
         }
         scheduler.scripts.clear();
@@ -126,16 +126,21 @@ impl ManualScheduler {
 
     /// A client of this process requests the key.
     pub fn request(&mut self, process: Process, who: ClientId, waits: bool) {
-        self.request_with_limits(process, who, waits, Terms { lock_delay: Duration::ZERO, ..Terms::default() });
+        self.request_with_limits(
+            process,
+            who,
+            waits,
+            HoldLimits { lock_delay: Duration::ZERO, ..HoldLimits::default() },
+        );
     }
 
     /// A client requests the key with these hold limits.
-    pub fn request_with_limits(&mut self, process: Process, who: ClientId, waits: bool, terms: Terms) {
+    pub fn request_with_limits(&mut self, process: Process, who: ClientId, waits: bool, terms: HoldLimits) {
         let key = self.key.clone();
         self.request_key(process, who, waits, &key, terms);
     }
 
-    fn request_key(&mut self, process: Process, who: ClientId, waits: bool, key: &LockKey, terms: Terms) {
+    fn request_key(&mut self, process: Process, who: ClientId, waits: bool, key: &LockKey, terms: HoldLimits) {
         let now = self.local();
         let wait = if waits { Duration::MAX } else { Duration::ZERO };
         let place = self.processes[process].request(now, key, who, wait, terms);
@@ -153,7 +158,7 @@ impl ManualScheduler {
     }
 
     /// The section of the client ends, if it has one.
-    pub fn end(&mut self, who: ClientId, ending: Ending) {
+    pub fn end(&mut self, who: ClientId, ending: GuardEnd) {
         let now = self.local();
         let Some((process, section)) = self.sections.remove(&who) else { return };
         self.checker.ends(&section, 0, "");
@@ -256,7 +261,7 @@ impl ManualScheduler {
     ///
     /// Never.
     pub fn foreign_client_enqueues(&mut self, owner: &str, places: usize) -> Value {
-        let line = QueueConfig::new(LINE.offer_ttl, LINE.entry_ttl, places);
+        let line = QueueConfig::new(QUEUE.offer_ttl, QUEUE.entry_ttl, places);
         let owner = AcquisitionId::from_text(owner);
         let ask = AcquireRequest::new(self.key.clone(), owner, LEASE, IfBusy::Enqueue, line, STORE_CALL_TIMEOUT);
         let call = self.names.acquire(&ask, i64::MAX >> 10).expect("a valid name");
@@ -271,7 +276,7 @@ impl ManualScheduler {
     pub fn force(&mut self, block_for: Duration) -> Value {
         self.checker.excuse(&self.key);
         let call =
-            self.names.force(&ForceReleaseRequest::new(self.key.clone(), block_for, LINE)).expect("a valid name");
+            self.names.force(&ForceReleaseRequest::new(self.key.clone(), block_for, QUEUE)).expect("a valid name");
         self.execute(&call)
     }
 
@@ -411,10 +416,10 @@ impl ManualScheduler {
             }
         }
         // Sections that have lost their lock are aborted.
-        let lost = self.sections.iter().filter(|(_, (of, section))| *of == process && section.why().is_some());
+        let lost = self.sections.iter().filter(|(_, (of, section))| *of == process && section.end_reason().is_some());
         let lost: Vec<_> = lost.map(|(who, _)| *who).collect();
         for who in lost {
-            self.end(who, Ending::Dropped);
+            self.end(who, GuardEnd::Dropped);
         }
     }
 }

@@ -7,19 +7,21 @@ use std::{
 };
 
 use tower_lock::{
+    __internals::{
+        proto::{
+            self, Action, Actions, BootInstant, DriverTypes, Event, GuardEnd, HoldLimits, LEASE, LOCK_DELAY, LazyNow,
+            LockRequest, LockTable, NextCheck, QUEUE, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, STORE_CALL_TIMEOUT,
+            StoreCall, StoreOp,
+        },
+        redis_proto::{
+            Keyspace, ScriptCall, ServerClock, Timed, parse_acquire, parse_release, parse_renew, parse_yield,
+        },
+    },
     AcquisitionId, LockError, LockKey, LockLost,
     deadpool_redis::redis::Value,
     store::{
-        AcquireReply, AcquireRequest, IfBusy, ReleaseRequest, Released, RenewReply, RenewRequest, StoreError,
-        StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
-    },
-    test_util::{
-        decisions::{
-            self, AcquisitionIds, Action, Actions, BootInstant, Call, DriverTypes, Ending, Event, LEASE, LINE,
-            LOCK_DELAY, LazyNow, Need, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, Request, STORE_CALL_TIMEOUT, Table,
-            Terms, Verb,
-        },
-        redis_protocol::{InTime, Names, ScriptCall, ServerClock, acquired, released, renewed, yielded},
+        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
+        StoreError, StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
     },
 };
 
@@ -39,16 +41,16 @@ impl DriverTypes for Simulated {
 }
 
 /// A grant of the simulation.
-pub type Grant = decisions::Grant<Simulated>;
+pub type Grant = proto::Grant<Simulated>;
 /// A section of the simulation.
-pub type Section = decisions::Section<Simulated>;
+pub type Section = proto::Section<Simulated>;
 
 /// A process.
 #[derive(Debug)]
 pub struct SimProcess {
-    table: Table<Simulated>,
+    table: LockTable<Simulated>,
     ids: AcquisitionIds,
-    names: Names,
+    names: Keyspace,
     server_clock: ServerClock,
     settings: Settings,
     /// Calls without a reply.
@@ -155,7 +157,7 @@ struct MutantMemory {
 enum Outcome {
     Acquired(Result<AcquireReply, StoreError>),
     Yielded(Result<YieldReply, StoreError>),
-    Released(Result<Released, StoreError>),
+    Released(Result<ReleaseReply, StoreError>),
     Renewed(Vec<RenewReply>),
 }
 
@@ -173,9 +175,9 @@ impl SimProcess {
     /// Never.
     pub fn new(instance: &str, random: u64, settings: Settings) -> Self {
         Self {
-            table: Table::default(),
+            table: LockTable::default(),
             ids: AcquisitionIds::new(instance, random),
-            names: Names::new("lock").expect("a prefix"),
+            names: Keyspace::new("lock").expect("a prefix"),
             server_clock: ServerClock::default(),
             settings,
             calls: BTreeMap::new(),
@@ -193,7 +195,7 @@ impl SimProcess {
 
     /// The channel of its messages.
     pub fn inbox(&self) -> String {
-        self.names.inbox(self.ids.process())
+        self.names.inbox(self.ids.manager())
     }
 
     /// The next requested effect.
@@ -219,10 +221,17 @@ impl SimProcess {
     // --- events ---
 
     /// Requests the key. Returns the id of the request.
-    pub fn request(&mut self, now: BootInstant, key: &LockKey, who: ClientId, wait: Duration, terms: Terms) -> u64 {
+    pub fn request(
+        &mut self,
+        now: BootInstant,
+        key: &LockKey,
+        who: ClientId,
+        wait: Duration,
+        terms: HoldLimits,
+    ) -> u64 {
         let mut actions = Actions::new();
         self.mutant_memory.waiting.insert(who, (key.clone(), !wait.is_zero()));
-        let request = Request { waiter: who, wait, owner: None, parent: None, terms };
+        let request = LockRequest { waiter: who, wait, owner: None, parent: None, limits: terms };
         let place = self.table.request(key, &LazyNow::fixed(now), &self.ids, request, &mut actions);
         self.execute(now, key, actions);
         place
@@ -231,7 +240,7 @@ impl SimProcess {
     /// Cancels a request. Returns whether it was still queued.
     pub fn leave(&mut self, now: BootInstant, key: &LockKey, who: ClientId, place: u64) -> bool {
         let mut actions = Actions::new();
-        let ahead = self.table.leave(key, &LazyNow::fixed(now), &self.ids, place, &mut actions);
+        let ahead = self.table.cancel(key, &LazyNow::fixed(now), &self.ids, place, &mut actions);
         self.mutant_memory.waiting.remove(&who);
         self.execute(now, key, actions);
         if self.is(Wrong::NoClose) && self.table.waiting_for(key) == 0 {
@@ -246,24 +255,24 @@ impl SimProcess {
     }
 
     /// Ends a section.
-    pub fn guard_ended(&mut self, now: BootInstant, section: &Arc<Section>, ending: Ending) {
+    pub fn guard_ended(&mut self, now: BootInstant, section: &Arc<Section>, ending: GuardEnd) {
         let mut actions = Actions::new();
-        self.table.guard_ended(&LazyNow::fixed(now), &self.ids, section, ending, &mut actions);
+        self.table.end_guard(&LazyNow::fixed(now), &self.ids, section, ending, &mut actions);
         self.execute(now, &section.grant.key.clone(), actions);
     }
 
     /// Handles a message.
     pub fn on_message(&mut self, now: BootInstant, message: &str) {
-        match self.names.event(message.as_bytes()) {
-            StoreEvent::Offered { key, .. } if self.is(Wrong::SameId) => self.on(now, &key, Event::Gap),
+        match self.names.parse_event(message.as_bytes()) {
+            StoreEvent::Offered { key, .. } if self.is(Wrong::SameId) => self.on(now, &key, Event::Lagged),
             StoreEvent::Offered { key, id: owner } => {
-                if !self.is(Wrong::PushIgnored) || self.table.knows(&key, &owner) {
+                if !self.is(Wrong::PushIgnored) || self.table.tracks(&key, &owner) {
                     self.on(now, &key, Event::Offered(owner));
                 }
             }
             StoreEvent::Revoked { key, id: owner } => {
                 if !self.is(Wrong::ForceDeaf) {
-                    self.on(now, &key, Event::TakenAway(owner));
+                    self.on(now, &key, Event::Revoked(owner));
                 }
             }
             _ => self.on_gap(now),
@@ -324,7 +333,7 @@ impl SimProcess {
                     self.run(*number);
                 }
             }
-            Timer::Wakeup(key, at) => self.on(now, key, Event::Time(*at)),
+            Timer::Wakeup(key, at) => self.on(now, key, Event::Timer(*at)),
             Timer::Watchdog => self.sweep(now),
         }
     }
@@ -338,7 +347,7 @@ impl SimProcess {
         keys.sort_by(|a, b| a.as_str().cmp(b.as_str()));
         keys.dedup();
         for key in keys {
-            self.on(now, &key, Event::Gap);
+            self.on(now, &key, Event::Lagged);
         }
     }
 
@@ -346,7 +355,7 @@ impl SimProcess {
 
     fn on(&mut self, now: BootInstant, key: &LockKey, event: Event<Simulated>) {
         let mut actions = Actions::new();
-        self.table.on(key, &LazyNow::fixed(now), &self.ids, event, &mut actions);
+        self.table.handle_event(key, &LazyNow::fixed(now), &self.ids, event, &mut actions);
         self.execute(now, key, actions);
     }
 
@@ -354,29 +363,29 @@ impl SimProcess {
         for action in actions {
             match action {
                 Action::Send(call) => self.send(now, key, call),
-                Action::Start(who, section) => {
-                    section.taken();
+                Action::Grant(who, section) => {
+                    section.delivered();
                     self.mutant_memory.waiting.remove(&who);
                     self.effects.push_back(Effect::Granted(who, section));
                 }
-                Action::Refuse(who, error) => {
+                Action::Reject(who, error) => {
                     self.mutant_memory.waiting.remove(&who);
                     self.effects.push_back(Effect::Rejected(who, error));
                 }
-                Action::Watch(grant) => {
+                Action::Track(grant) => {
                     if self.is(Wrong::RecvTime) {
                         grant.extend(grant.lease(), now, now);
                     }
                     self.watch(&grant);
                 }
-                Action::Doubt(grant) => {
-                    if grant.doubt(now) {
+                Action::Verify(grant) => {
+                    if grant.verify(now) {
                         self.watch(&grant);
                     }
                 }
-                Action::Forget(grant) => self.forget(&grant),
+                Action::Untrack(grant) => self.forget(&grant),
                 // Grants are taken at once.
-                Action::Ended(_) | Action::Outcome(..) | Action::Recall(..) => {}
+                Action::SectionEnded(_) | Action::ReleaseOutcome(..) | Action::Recall(..) => {}
                 Action::WakeAt(_) if self.is(Wrong::NoCheckin) => {}
                 Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Wakeup(key.clone(), at))),
             }
@@ -384,7 +393,7 @@ impl SimProcess {
         let (table, effects) = (&self.table, &mut self.effects);
         let same_id = self.settings.wrong == Some(Wrong::SameId);
         self.ids_sent.retain(|(key, id)| {
-            let is_known = table.knows(key, id);
+            let is_known = table.tracks(key, id);
             if !is_known {
                 let id = if same_id { without_sequence(id) } else { id.clone() };
                 effects.push_back(Effect::Forgotten(key.clone(), id));
@@ -394,24 +403,24 @@ impl SimProcess {
     }
 
     fn track_id(&mut self, key: &LockKey, id: &AcquisitionId) {
-        if self.table.knows(key, id) && !self.ids_sent.iter().any(|(_, sent)| sent == id) {
+        if self.table.tracks(key, id) && !self.ids_sent.iter().any(|(_, sent)| sent == id) {
             self.ids_sent.push((key.clone(), id.clone()));
         }
     }
 
-    fn send(&mut self, now: BootInstant, key: &LockKey, call: Call) {
-        let Call { number, owner, verb } = call;
-        self.track_id(key, &owner);
-        let operation = match verb {
-            Verb::Acquire { if_held, lease } => {
+    fn send(&mut self, now: BootInstant, key: &LockKey, call: StoreCall) {
+        let StoreCall { number, id, op } = call;
+        self.track_id(key, &id);
+        let operation = match op {
+            StoreOp::Acquire { if_busy, lease } => {
                 let patient = self.mutant_memory.waiting.values().any(|(wanted, waits)| wanted == key && *waits);
-                let if_held = if self.is(Wrong::QFresh) && !patient { IfBusy::Fail } else { if_held };
+                let if_busy = if self.is(Wrong::QFresh) && !patient { IfBusy::Fail } else { if_busy };
                 let request =
-                    AcquireRequest::new(key.clone(), owner, self.lease(lease), if_held, LINE, STORE_CALL_TIMEOUT);
+                    AcquireRequest::new(key.clone(), id, self.lease(lease), if_busy, QUEUE, STORE_CALL_TIMEOUT);
                 Operation::Acquire(number, request)
             }
-            Verb::Yield { fence, next, lease } => {
-                self.track_id(key, &next);
+            StoreOp::Yield { fence, next_id, lease } => {
+                self.track_id(key, &next_id);
                 if self.is(Wrong::NoYield) {
                     let fence = self.mutant_memory.fences.entry(key.clone()).or_default();
                     *fence += 1;
@@ -419,23 +428,23 @@ impl SimProcess {
                     return self.on(now, key, Event::Yielded(number, Ok(YieldReply::Extended { fence })));
                 }
                 let request =
-                    YieldRequest::new(key.clone(), owner, fence, next, self.lease(lease), LINE, STORE_CALL_TIMEOUT);
+                    YieldRequest::new(key.clone(), id, fence, next_id, self.lease(lease), QUEUE, STORE_CALL_TIMEOUT);
                 Operation::Yield(number, request)
             }
-            Verb::Release { block_for } => {
+            StoreOp::Release { block_for } => {
                 let skipped = match self.settings.wrong {
-                    Some(Wrong::LeaveOnce) => self.mutant_memory.released.contains(&owner),
-                    Some(Wrong::NoGivebackUnknown) => self.mutant_memory.unanswered.contains(&owner),
-                    Some(Wrong::YieldClean) => self.mutant_memory.yielded.contains(&owner),
+                    Some(Wrong::LeaveOnce) => self.mutant_memory.released.contains(&id),
+                    Some(Wrong::NoGivebackUnknown) => self.mutant_memory.unanswered.contains(&id),
+                    Some(Wrong::YieldClean) => self.mutant_memory.yielded.contains(&id),
                     _ => false,
                 };
                 if skipped {
-                    return self.on(now, key, Event::Released(number, Ok(Released::NotHolder)));
+                    return self.on(now, key, Event::Released(number, Ok(ReleaseReply::NotHolder)));
                 }
                 let frees = self.is(Wrong::AbandonReleases)
-                    || self.is(Wrong::RepeatFrees) && self.mutant_memory.failed.contains(&owner);
+                    || self.is(Wrong::RepeatFrees) && self.mutant_memory.failed.contains(&id);
                 let block_for = if frees { Duration::ZERO } else { block_for };
-                Operation::Release(number, ReleaseRequest::new(key.clone(), owner, block_for, LINE))
+                Operation::Release(number, ReleaseRequest::new(key.clone(), id, block_for, QUEUE))
             }
         };
         self.call(now, key.clone(), operation);
@@ -476,7 +485,7 @@ impl SimProcess {
         let until = if self.settings.wrong == Some(Wrong::NoUntil) {
             1 << 52
         } else {
-            self.server_clock.until(call.called, STORE_CALL_TIMEOUT).unwrap_or(0)
+            self.server_clock.expires_at(call.called, STORE_CALL_TIMEOUT).unwrap_or(0)
         };
         let script = match &mut call.operation {
             Operation::Acquire(_, request) => self.names.acquire(request, until).expect("a valid name"),
@@ -484,11 +493,11 @@ impl SimProcess {
             Operation::Release(_, request) => self.names.release(request).expect("a valid name"),
             Operation::Renew(grants, is_included) => {
                 let requests = grants.iter().map(|(grant, lease)| {
-                    let lease = grant.with_delay(*lease);
+                    let lease = grant.store_lease(*lease);
                     let lease = if self.settings.bare { lease.saturating_sub(LOCK_DELAY) } else { lease };
                     let same_id = self.settings.wrong == Some(Wrong::SameId);
-                    let owner = if same_id { without_sequence(&grant.owner) } else { grant.owner.clone() };
-                    RenewRequest::new(grant.key.clone(), owner, lease)
+                    let id = if same_id { without_sequence(&grant.id) } else { grant.id.clone() };
+                    RenewRequest::new(grant.key.clone(), id, lease)
                 });
                 let (script, included) = self.names.renew(&requests.collect::<Vec<_>>());
                 *is_included = included;
@@ -506,15 +515,19 @@ impl SimProcess {
         let called = call.called;
         match &call.operation {
             Operation::Acquire(..) => {
-                let read = acquired(reply).map_err(|_| unexpected_reply(reply));
+                let read = parse_acquire(reply).map_err(|_| unexpected_reply(reply));
                 self.check_expiry(now, number, called, read).map(Outcome::Acquired)
             }
             Operation::Yield(..) => {
-                let read = yielded(reply).map_err(|_| unexpected_reply(reply));
+                let read = parse_yield(reply).map_err(|_| unexpected_reply(reply));
                 self.check_expiry(now, number, called, read).map(Outcome::Yielded)
             }
-            Operation::Release(..) => Some(Outcome::Released(released(reply).map_err(|_| unexpected_reply(reply)))),
-            Operation::Renew(_, is_included) => Some(Outcome::Renewed(renewed(reply, is_included).unwrap_or_default())),
+            Operation::Release(..) => {
+                Some(Outcome::Released(parse_release(reply).map_err(|_| unexpected_reply(reply))))
+            }
+            Operation::Renew(_, is_included) => {
+                Some(Outcome::Renewed(parse_renew(reply, is_included).unwrap_or_default()))
+            }
         }
     }
 
@@ -523,23 +536,23 @@ impl SimProcess {
         now: BootInstant,
         number: u64,
         called: BootInstant,
-        read: Result<(i64, InTime<T>), StoreError>,
+        read: Result<(i64, Timed<T>), StoreError>,
     ) -> Option<Result<T, StoreError>> {
         let (server, answer) = match read {
             Ok(read) => read,
             Err(error) => return Some(Err(error)),
         };
-        self.server_clock.said(server, if self.is(Wrong::UntilUpper) { called } else { now });
+        self.server_clock.observe(server, if self.is(Wrong::UntilUpper) { called } else { now });
         match answer {
-            InTime::Done(answer) => Some(Ok(answer)),
-            InTime::Late
+            Timed::Done(answer) => Some(Ok(answer)),
+            Timed::Expired
                 if now.saturating_duration_since(called) < STORE_CALL_TIMEOUT
                     && self.calls[&number].sent < MAX_SENDS =>
             {
                 self.run(number);
                 None
             }
-            InTime::Late => Some(Err(error(StoreErrorKind::Timeout))),
+            Timed::Expired => Some(Err(error(StoreErrorKind::Timeout))),
         }
     }
 
@@ -548,7 +561,7 @@ impl SimProcess {
         let outcome = match &call.operation {
             Operation::Acquire(..) => Outcome::Acquired(Err(error(kind))),
             Operation::Yield(..) => Outcome::Yielded(Err(error(kind))),
-            Operation::Release(..) if self.is(Wrong::OneTry) => Outcome::Released(Ok(Released::NotHolder)),
+            Operation::Release(..) if self.is(Wrong::OneTry) => Outcome::Released(Ok(ReleaseReply::NotHolder)),
             Operation::Release(..) => Outcome::Released(Err(error(kind))),
             Operation::Renew(..) => Outcome::Renewed(Vec::new()),
         };
@@ -597,13 +610,13 @@ impl SimProcess {
                     match answer {
                         RenewReply::Extended => grant.extend(*lease, asked, now),
                         RenewReply::NotHolder => {
-                            self.on(now, &grant.key, Event::Lost(grant.owner.clone(), LockLost::Revoked));
+                            self.on(now, &grant.key, Event::Lost(grant.id.clone(), LockLost::Revoked));
                         }
                         _ => {}
                     }
                 }
                 for (grant, _) in grants {
-                    if grant.asked(now) {
+                    if grant.renewal_finished(now) {
                         self.watch(&grant);
                     }
                 }
@@ -620,7 +633,8 @@ impl SimProcess {
         let Some(key) = self.mutant_memory.keys.get(&message) else { return };
         let asks =
             |(_, call): &(&u64, &InFlightCall)| call.key == *key && matches!(call.operation, Operation::Acquire(..));
-        if let (Some((&number, _)), Ok((_, InTime::Done(answer)))) = (self.calls.iter().find(asks), acquired(reply)) {
+        if let (Some((&number, _)), Ok((_, Timed::Done(answer)))) = (self.calls.iter().find(asks), parse_acquire(reply))
+        {
             self.finish(now, number, Outcome::Acquired(Ok(answer)));
         }
     }
@@ -650,11 +664,11 @@ impl SimProcess {
     // --- renewals ---
 
     fn watch(&mut self, grant: &Arc<Grant>) {
-        if grant.why().is_some() {
+        if grant.end_reason().is_some() {
             return;
         }
         self.forget(grant);
-        let at = grant.look_at();
+        let at = grant.next_check_at();
         self.watched.push((at, Arc::clone(grant)));
         self.schedule_sweep(at);
     }
@@ -663,7 +677,7 @@ impl SimProcess {
     pub fn verifies(&self, now: BootInstant, grant: &Arc<Grant>) -> bool {
         let is_it = |other: &Arc<Grant>| Arc::ptr_eq(other, grant);
         let asks = |call: &InFlightCall| matches!(&call.operation, Operation::Renew(grants, _) if grants.iter().any(|(grant, _)| is_it(grant)));
-        self.calls.values().any(asks) || grant.look_at() <= now.saturating_add(RECHECK_INTERVAL)
+        self.calls.values().any(asks) || grant.next_check_at() <= now.saturating_add(RECHECK_INTERVAL)
     }
 
     fn forget(&mut self, grant: &Arc<Grant>) {
@@ -688,30 +702,30 @@ impl SimProcess {
         self.watched = rest;
         let (mut due, mut lost, mut limits) = (Vec::new(), Vec::new(), Vec::new());
         for (_, grant) in needy {
-            match grant.need(now, soon) {
-                Need::Rest(until) => self.watched.push((until, grant)),
-                Need::Renewal(until) => {
+            match grant.next_check(now, soon) {
+                NextCheck::Sleep(until) => self.watched.push((until, grant)),
+                NextCheck::Renew(until) => {
                     self.watched.push((until, Arc::clone(&grant)));
                     let lease = grant.lease();
                     due.push((grant, lease));
                 }
-                Need::HoldLimitReached => limits.push(grant),
-                Need::Over => lost.push(grant),
+                NextCheck::CheckSection => limits.push(grant),
+                NextCheck::Ended => lost.push(grant),
             }
         }
         if let Some(at) = self.watched.iter().map(|(at, _)| *at).min() {
             self.schedule_sweep(at.min(now.saturating_add(LEASE / 3)));
         }
         for grant in lost {
-            let why = grant.why().unwrap_or(LockLost::Expired);
-            self.on(now, &grant.key.clone(), Event::Lost(grant.owner.clone(), why));
+            let why = grant.end_reason().unwrap_or(LockLost::Expired);
+            self.on(now, &grant.key.clone(), Event::Lost(grant.id.clone(), why));
         }
         self.spins = if limits.is_empty() { 0 } else { self.spins + 1 };
         if self.spins > 20 {
             self.effects.push_back(Effect::BusyLoop);
         }
         for grant in limits {
-            self.on(now, &grant.key.clone(), Event::Limit(grant.owner.clone()));
+            self.on(now, &grant.key.clone(), Event::CheckSection(grant.id.clone()));
         }
         if !due.is_empty() && !self.is(Wrong::NoRenew) {
             let key = due[0].0.key.clone();

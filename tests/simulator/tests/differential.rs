@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use tower_lock::{
+    __internals::redis_proto::{Keyspace, ScriptCall},
     AcquisitionId, LockKey,
     deadpool_redis::redis::Value,
     store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig, ReleaseRequest, RenewRequest, YieldRequest},
-    test_util::redis_protocol::{Names, ScriptCall},
 };
 use tower_lock_faults::{Connection, RedisServer, Reply, skipped};
 use tower_lock_simulator::fake::{Dump, FakeRedis};
@@ -24,7 +24,7 @@ struct Both {
     fake: FakeRedis,
     real: Connection,
     listener: Connection,
-    names: Names,
+    names: Keyspace,
     keys: [LockKey; 2],
     die: fastrand::Rng,
     /// All calls, for a failure message.
@@ -45,7 +45,7 @@ impl Both {
             fake: FakeRedis::new(&[]),
             real: server.connect().await,
             listener,
-            names: Names::new("lock").expect("a prefix"),
+            names: Keyspace::new("lock").expect("a prefix"),
             keys: [LockKey::from(("n", 1)), LockKey::raw("shop{7} x").expect("a name")],
             die: fastrand::Rng::new(),
             calls: Vec::new(),
@@ -303,7 +303,7 @@ async fn expiry_is_equal_in_both() {
     both.begin(0).await;
     let (short, long) = (Duration::from_millis(600), Duration::from_secs(20));
     let owner = |text: &str| AcquisitionId::from_text(text);
-    let ask = |names: &Names, key: &LockKey, id: &str, lease, offer, place| {
+    let ask = |names: &Keyspace, key: &LockKey, id: &str, lease, offer, place| {
         let line = QueueConfig::new(offer, place, 9);
         let ask = AcquireRequest::new(key.clone(), owner(id), lease, IfBusy::Enqueue, line, long);
         names.acquire(&ask, i64::MAX >> 10).expect("a valid name")

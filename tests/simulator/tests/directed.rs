@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use tower_lock::{
+    __internals::proto::{GuardEnd, HoldLimits},
     LockError,
     deadpool_redis::redis::Value,
     store::StoreErrorKind,
-    test_util::decisions::{Ending, Terms},
 };
 use tower_lock_simulator::{
     manual_scheduler::{A, B, C, ManualScheduler},
@@ -48,7 +48,7 @@ fn stale_offer_starts_no_section() {
         |scheduler| {
             a_holds(scheduler);
             waits(scheduler, B, 2);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             let release = scheduler.last(A, "release");
             scheduler.run_and_reply(release);
             scheduler.advance(4_010, &[]);
@@ -113,7 +113,7 @@ fn early_release_is_not_final_however_late_its_reply() {
             scheduler.advance(30, &[]);
             let again = scheduler.last(A, "acquire");
             scheduler.run_and_reply(again);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             let release = scheduler.last(A, "release");
             scheduler.advance(200, &[]);
             scheduler.run(release);
@@ -141,7 +141,7 @@ fn busy_reply_before_a_late_acquire_is_not_final() {
             scheduler.advance(30, &[]);
             let again = scheduler.last(B, "acquire");
             scheduler.run(again);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             scheduler.run_all(&[A]);
             scheduler.advance(300, &[]);
             scheduler.run(late);
@@ -182,14 +182,14 @@ fn offer_starts_nothing_before_the_in_flight_reply() {
             waits(scheduler, B, 2);
             scheduler.gap(B);
             let slow = scheduler.last(B, "acquire");
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             let release = scheduler.last(A, "release");
             scheduler.run_and_reply(release);
             scheduler.deliver_message(0);
             let (early, asked) = (scheduler.is_holding(2), scheduler.count(B, "acquire"));
             scheduler.run_and_reply(slow);
             let is_in = scheduler.is_holding(2);
-            scheduler.end(2, Ending::Released);
+            scheduler.end(2, GuardEnd::Released);
             scheduler.run_all(&[A, B]);
             !early && asked == 2 && is_in && scheduler.is_clean(&[A, B])
         },
@@ -204,7 +204,7 @@ fn claimed_offer_has_a_full_lease() {
         |scheduler| {
             a_holds(scheduler);
             waits(scheduler, B, 2);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             scheduler.run_all(&[A, B]);
             let is_in = scheduler.is_holding(2);
             scheduler.advance(9_000, &[]);
@@ -220,11 +220,11 @@ fn claimed_offer_has_a_full_lease() {
 fn late_renewal_does_not_extend_an_aborted_section() {
     holds(
         |scheduler| {
-            scheduler.request_with_limits(A, 1, true, Terms { lock_delay: ms(1_000), ..Terms::default() });
+            scheduler.request_with_limits(A, 1, true, HoldLimits { lock_delay: ms(1_000), ..HoldLimits::default() });
             scheduler.run_all(&[A]);
             scheduler.advance(10_001, &[]);
             let renew = scheduler.last(A, "renew");
-            scheduler.end(1, Ending::Dropped);
+            scheduler.end(1, GuardEnd::Dropped);
             let release = scheduler.last(A, "release");
             scheduler.run_and_reply(release);
             scheduler.run(renew);
@@ -250,7 +250,7 @@ fn yielded_id_is_released_once_its_calls_are_settled() {
             scheduler.request(A, 2, true);
             waits(scheduler, C, 3);
             scheduler.advance(110, &[]);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             let turn = scheduler.last(A, "yield");
             scheduler.run_and_reply(turn);
             scheduler.run(late);
@@ -277,7 +277,7 @@ fn release_without_a_lock_removes_the_queue_entry() {
             waits(scheduler, C, 3);
             scheduler.run(late);
             let was_there = !scheduler.queue().is_empty();
-            scheduler.end(2, Ending::Dropped);
+            scheduler.end(2, GuardEnd::Dropped);
             scheduler.advance(2_000, &[B]);
             was_there && scheduler.queue().is_empty()
         },
@@ -293,7 +293,7 @@ fn revocation_at_the_handoff_never_overlaps_the_next_holder() {
             a_holds(scheduler);
             waits(scheduler, B, 2);
             waits(scheduler, C, 3);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             let release = scheduler.last(A, "release");
             scheduler.run_and_reply(release);
             scheduler.force(Duration::ZERO);
@@ -402,7 +402,7 @@ fn release_after_an_offer_passes_it_on_at_once() {
             waits(scheduler, B, 2);
             waits(scheduler, C, 3);
             scheduler.leave(2);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             let (ours, theirs) = (scheduler.last(A, "release"), scheduler.last(B, "release"));
             scheduler.run_and_reply(ours);
             scheduler.run_and_reply(theirs);
@@ -420,7 +420,7 @@ fn offer_to_a_forgotten_id_is_released_at_once() {
         |scheduler| {
             a_holds(scheduler);
             scheduler.foreign_client_enqueues("b:0000000000000001:77", 10);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             scheduler.run_all(&[A, B]);
             scheduler.holder().is_none()
         },
@@ -433,10 +433,10 @@ fn offer_to_a_forgotten_id_is_released_at_once() {
 fn repeated_release_keeps_the_lock_delay() {
     holds(
         |scheduler| {
-            scheduler.request_with_limits(A, 1, true, Terms { lock_delay: ms(1_000), ..Terms::default() });
+            scheduler.request_with_limits(A, 1, true, HoldLimits { lock_delay: ms(1_000), ..HoldLimits::default() });
             scheduler.run_all(&[A]);
             waits(scheduler, C, 3);
-            scheduler.end(1, Ending::Dropped);
+            scheduler.end(1, GuardEnd::Dropped);
             let lost = scheduler.last(A, "release");
             scheduler.cut(lost);
             let lost = scheduler.last(A, "release");
@@ -493,7 +493,7 @@ fn fences_rise_after_a_lost_counter() {
     holds(
         |scheduler| {
             a_holds(scheduler);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             scheduler.run_all(&[A]);
             scheduler.fake.command(&["DEL", "tower-lock:lock:f"]);
             scheduler.advance(1, &[]);
@@ -513,7 +513,7 @@ fn fences_rise_after_the_clock_was_set_back() {
             let ahead = scheduler.server_us() + 36_000_000_000;
             scheduler.fake.command(&["SET", "tower-lock:lock:f", &ahead.to_string()]);
             a_holds(scheduler);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             scheduler.run_all(&[A]);
             waits(scheduler, B, 2);
             let holder = scheduler.name();
@@ -570,7 +570,7 @@ fn waiter_polls_at_once_after_a_message_gap() {
         |scheduler| {
             a_holds(scheduler);
             waits(scheduler, B, 2);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             scheduler.run_all(&[A]);
             scheduler.messages.clear();
             scheduler.gap(B);
@@ -586,11 +586,11 @@ fn waiter_polls_at_once_after_a_message_gap() {
 fn max_hold_during_a_yield_causes_no_busy_loop() {
     holds(
         |scheduler| {
-            scheduler.request_with_limits(A, 1, true, Terms { max_hold: Some(ms(200)), ..Terms::default() });
+            scheduler.request_with_limits(A, 1, true, HoldLimits { max_hold: Some(ms(200)), ..HoldLimits::default() });
             scheduler.run_all(&[A]);
             scheduler.request(A, 2, true);
             scheduler.advance(150, &[]);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             let turn = scheduler.last(A, "yield");
             scheduler.advance(300, &[]);
             let still = scheduler.violations.is_empty();
@@ -633,7 +633,7 @@ fn acquire_expires_in_time_with_slow_replies() {
             scheduler.request(A, 1, true);
             scheduler.advance(400, &[]);
             scheduler.run_all(&[A]);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             scheduler.run_all(&[A]);
             scheduler.request(A, 2, true);
             let late = scheduler.last(A, "acquire");
@@ -654,7 +654,7 @@ fn holder_that_continues_after_a_yield_has_a_full_lease() {
             a_holds(scheduler);
             scheduler.request(A, 2, true);
             scheduler.advance(15_000, &[]);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             let turn = scheduler.last(A, "yield");
             scheduler.run_and_reply(turn);
             scheduler.is_holding(2) && scheduler.ms_left() > 29_000
@@ -671,7 +671,7 @@ fn yielded_holder_waits_for_its_next_turn() {
             scheduler.request(A, 2, true);
             waits(scheduler, B, 3);
             scheduler.advance(150, &[]);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             scheduler.run_all(&[A]);
             let a_holds = scheduler.is_holding(2);
             scheduler.run_all(&[B]);
@@ -689,7 +689,7 @@ fn copy_of_a_yield_frees_nothing() {
             a_holds(scheduler);
             scheduler.request(A, 2, true);
             scheduler.advance(150, &[]);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             let turn = scheduler.last(A, "yield");
             scheduler.run_and_reply(turn);
             waits(scheduler, B, 3);
@@ -709,7 +709,7 @@ fn late_yield_leaves_no_second_queue_entry() {
             a_holds(scheduler);
             scheduler.request(A, 2, true);
             scheduler.advance(150, &[]);
-            scheduler.end(1, Ending::Released);
+            scheduler.end(1, GuardEnd::Released);
             let turn = scheduler.last(A, "yield");
             scheduler.cut(turn);
             let next = scheduler.last(A, "acquire");
@@ -719,7 +719,7 @@ fn late_yield_leaves_no_second_queue_entry() {
             scheduler.deliver_reply(next);
             scheduler.run_all(&[A]);
             let is_in = scheduler.is_holding(2);
-            scheduler.end(2, Ending::Released);
+            scheduler.end(2, GuardEnd::Released);
             let release = scheduler.last(A, "release");
             scheduler.run(release);
             was_in_line && is_in && scheduler.is_clean(&[])
@@ -751,7 +751,7 @@ fn grant_that_yields_before_its_first_section_is_renewed() {
         |scheduler| {
             scheduler.request(A, 1, true);
             let acquire = scheduler.last(A, "acquire");
-            scheduler.request_with_limits(A, 2, true, Terms { lock_delay: ms(3_000), ..Terms::default() });
+            scheduler.request_with_limits(A, 2, true, HoldLimits { lock_delay: ms(3_000), ..HoldLimits::default() });
             scheduler.leave(1);
             scheduler.run_and_reply(acquire);
             let yields = scheduler.count(A, "yield");

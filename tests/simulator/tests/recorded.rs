@@ -6,14 +6,15 @@ use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use tower_lock::{
+    __internals::redis_proto::{
+        Keyspace, ScriptCall, Timed, fence_was_replaced, parse_acquire, parse_force, parse_inspect, parse_release,
+        parse_renew, parse_self_test, parse_yield,
+    },
     AcquisitionId, LockKey,
     deadpool_redis::redis::{Script, Value},
     store::{
-        AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, IfBusy, QueueConfig, ReleaseRequest,
-        Released, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
-    },
-    test_util::redis_protocol::{
-        InTime, Names, ScriptCall, acquired, forced, inspected, is_healed, released, renewed, self_tested, yielded,
+        AcquireReply, AcquireRequest, ForceReleaseReply, ForceReleaseRequest, IfBusy, QueueConfig, ReleaseReply,
+        ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
     },
 };
 use tower_lock_simulator::fake::{Dump, FakeRedis};
@@ -171,7 +172,7 @@ impl Terms {
 
 impl Request {
     /// The call of a script, and which renewals of the batch it has.
-    fn encoded(&self, names: &Names) -> (ScriptCall, Vec<bool>) {
+    fn encoded(&self, names: &Keyspace) -> (ScriptCall, Vec<bool>) {
         // Not sent: `until` is.
         let in_doubt_after = Duration::from_millis(500);
         let call = match self {
@@ -207,17 +208,17 @@ impl Request {
     /// The meaning of a reply, in words that do not depend on names of the current version.
     fn decoded(&self, reply: &Value, is_sent: &[bool]) -> String {
         let means = match self {
-            Self::Acquire { .. } => acquired(reply).map(|(now, acquired)| match acquired {
-                InTime::Late => format!("{now}: late"),
-                InTime::Done(acquired) => format!("{now}: {}", acquired_means(acquired)),
+            Self::Acquire { .. } => parse_acquire(reply).map(|(now, acquired)| match acquired {
+                Timed::Expired => format!("{now}: late"),
+                Timed::Done(acquired) => format!("{now}: {}", acquired_means(acquired)),
             }),
-            Self::Yield { .. } => yielded(reply).map(|(now, yielded)| match yielded {
-                InTime::Late => format!("{now}: late"),
-                InTime::Done(YieldReply::Extended { fence }) => format!("{now}: extended, fence {fence}"),
-                InTime::Done(YieldReply::NotHolder(acquired)) => format!("{now}: lost, {}", acquired_means(acquired)),
-                InTime::Done(other) => panic!("{other:?}"),
+            Self::Yield { .. } => parse_yield(reply).map(|(now, yielded)| match yielded {
+                Timed::Expired => format!("{now}: late"),
+                Timed::Done(YieldReply::Extended { fence }) => format!("{now}: extended, fence {fence}"),
+                Timed::Done(YieldReply::NotHolder(acquired)) => format!("{now}: lost, {}", acquired_means(acquired)),
+                Timed::Done(other) => panic!("{other:?}"),
             }),
-            Self::Renew(_) => renewed(reply, is_sent).map(|renewed| {
+            Self::Renew(_) => parse_renew(reply, is_sent).map(|renewed| {
                 let means = renewed.iter().map(|renewed| match renewed {
                     RenewReply::Extended => "extended",
                     RenewReply::NotHolder => "not owner",
@@ -226,29 +227,32 @@ impl Request {
                 });
                 means.collect::<Vec<_>>().join(", ")
             }),
-            Self::Release { .. } => released(reply).map(|released| match released {
-                Released::Freed => "freed".to_owned(),
-                Released::HandedOff => "offered".to_owned(),
-                Released::NotHolder => "not owner".to_owned(),
+            Self::Release { .. } => parse_release(reply).map(|released| match released {
+                ReleaseReply::Freed => "freed".to_owned(),
+                ReleaseReply::HandedOff => "offered".to_owned(),
+                ReleaseReply::NotHolder => "not owner".to_owned(),
                 other => panic!("{other:?}"),
             }),
-            Self::ForceRelease { .. } => forced(reply).map(|forced| match forced {
+            Self::ForceRelease { .. } => parse_force(reply).map(|forced| match forced {
                 ForceReleaseReply::Free => "free".to_owned(),
                 ForceReleaseReply::Revoked { holder } => format!("revoked from {holder}"),
                 ForceReleaseReply::Unblocked { blocked_for } => format!("unblocked, {}", left(blocked_for)),
                 other => panic!("{other:?}"),
             }),
-            Self::Inspect { .. } => inspected(reply).map(|inspected| {
+            Self::Inspect { .. } => parse_inspect(reply).map(|inspected| {
                 let holder = inspected.holder.map(|holder| format!("{}, fence {}", holder.id, holder.fence));
                 let holder = holder.unwrap_or_else(|| "no holder".to_owned());
                 format!("{holder}, {}, {} waiters", left(inspected.lease_left), inspected.waiting)
             }),
-            Self::SelfTest { .. } => self_tested(reply).map(|tested| {
-                format!("{}: {} receivers, {:?}, {:?}", tested.now, tested.receivers, tested.no_fence, tested.refused)
+            Self::SelfTest { .. } => parse_self_test(reply).map(|tested| {
+                format!(
+                    "{}: {} receivers, {:?}, {:?}",
+                    tested.now, tested.receivers, tested.invalid_fence, tested.refused
+                )
             }),
         };
         let means = means.unwrap_or_else(|_| "an unknown reply".to_owned());
-        if is_healed(reply) { format!("{means}, healed") } else { means }
+        if fence_was_replaced(reply) { format!("{means}, healed") } else { means }
     }
 }
 
@@ -268,8 +272,8 @@ fn left(left: Duration) -> String {
     if left == Duration::MAX { "no end".to_owned() } else { format!("{} ms left", left.as_millis()) }
 }
 
-fn message(names: &Names, (channel, payload): (String, String)) -> Message {
-    let means = match names.event(payload.as_bytes()) {
+fn message(names: &Keyspace, (channel, payload): (String, String)) -> Message {
+    let means = match names.parse_event(payload.as_bytes()) {
         StoreEvent::Offered { key, id: owner } => format!("{} is offered to {owner}", named(&key)),
         StoreEvent::Revoked { key, id: owner } => format!("{} is revoked from {owner}", named(&key)),
         StoreEvent::Lagged => "unknown".to_owned(),
@@ -315,9 +319,9 @@ fn texts(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
-fn names(exchange: &Exchange) -> Names {
+fn names(exchange: &Exchange) -> Keyspace {
     let Some(Step::Begin { prefix, .. }) = exchange.steps.first() else { panic!("{}: no beginning", exchange.name) };
-    Names::new(prefix).expect("a prefix")
+    Keyspace::new(prefix).expect("a prefix")
 }
 
 fn calls(exchange: &Exchange) -> impl Iterator<Item = (String, &Call)> {

@@ -6,7 +6,7 @@ use tower_lock::{
     LockKey,
     store::{
         AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore,
-        ReleaseRequest, Released, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
+        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
     },
 };
 
@@ -33,7 +33,7 @@ impl LockStore for ReleasesAnyHolder {
         self.0.renew(asks)
     }
 
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         let store = Arc::clone(&self.0);
         StoreFuture::new(async move {
             let found = store.inspect(ask.key.clone()).await?;
@@ -85,7 +85,7 @@ impl LockStore for ShortensLeases {
         self.0.renew(asks)
     }
 
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<Released> {
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         self.0.release(ask)
     }
 

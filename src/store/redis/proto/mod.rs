@@ -8,10 +8,10 @@ mod script;
 
 pub use self::{
     codec::{
-        InTime, Misread, SelfTested, acquired, escaped, forced, inspected, is_healed, released, renewed, self_tested,
-        yielded,
+        SelfTestReport, Timed, UnexpectedReply, escape_control, fence_was_replaced, parse_acquire, parse_force,
+        parse_inspect, parse_release, parse_renew, parse_self_test, parse_yield,
     },
-    keyspace::{Names, NotAName},
+    keyspace::{InvalidName, Keyspace},
     script::ScriptCall,
     server_clock::ServerClock,
 };

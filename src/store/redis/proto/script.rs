@@ -23,7 +23,7 @@ scripts! {
 /// One script: Redis runs it without anybody in between.
 #[derive(Debug)]
 pub struct Script {
-    #[cfg_attr(not(feature = "test-util"), allow(dead_code, reason = "who reads a log wants to know"))]
+    #[cfg_attr(not(feature = "__internals"), allow(dead_code, reason = "who reads a log wants to know"))]
     name: &'static str,
     text: String,
     sha: String,
@@ -47,7 +47,7 @@ impl Script {
     }
 }
 
-#[cfg(feature = "test-util")]
+#[cfg(feature = "__internals")]
 impl ScriptCall {
     /// Which script.
     pub fn name(&self) -> &'static str {
@@ -72,12 +72,12 @@ impl ScriptCall {
 
 impl ScriptCall {
     /// As a server that knows it is asked.
-    pub fn by_hash(&self) -> redis::Cmd {
+    pub fn eval_sha(&self) -> redis::Cmd {
         self.command("EVALSHA", &self.script.sha)
     }
 
     /// As any server is asked.
-    pub fn by_text(&self) -> redis::Cmd {
+    pub fn eval(&self) -> redis::Cmd {
         self.command("EVAL", &self.script.text)
     }
 

@@ -39,9 +39,9 @@ impl Simulation {
         let patience = [Some(300 * MS), Some(2 * SECOND), Some(100 * SECOND), None][self.rng.usize(0..4)];
         let waits = !self.chance(self.conditions.impatient);
         let ending = match self.rng.u8(0..100) {
-            0..3 => Ending::Dropped,
-            3..6 => Ending::Failed,
-            _ => Ending::Released,
+            0..3 => GuardEnd::Dropped,
+            3..6 => GuardEnd::ReleasedAfterFailure,
+            _ => GuardEnd::Released,
         };
         let seconds = |rng: &mut fastrand::Rng, to: u64| Duration::from_millis(rng.u64(100..to));
         let lock_delay = match self.rng.u8(0..20) {
@@ -66,7 +66,7 @@ impl Simulation {
             patience,
             work,
             ending,
-            terms: Terms { lease, max_hold, min_hold, lock_delay },
+            terms: HoldLimits { lease, max_hold, min_hold, lock_delay },
             ticket: 0,
             since: at,
             state: State::Away,
@@ -123,7 +123,7 @@ impl Simulation {
             // Granted but already cancelled.
             State::Granted(section) => {
                 self.clients[who].state = State::Done;
-                self.processes[process].process.guard_ended(now, &section, Ending::Unheard);
+                self.processes[process].process.guard_ended(now, &section, GuardEnd::Undelivered);
             }
             State::Away | State::Holding(_) | State::Done => {}
         }
@@ -135,7 +135,7 @@ impl Simulation {
         let (process, number) = (client.process, client.number);
         if !matches!(client.state, State::Waits) {
             let now = self.local(process);
-            return self.processes[process].process.guard_ended(now, &section, Ending::Unheard);
+            return self.processes[process].process.guard_ended(now, &section, GuardEnd::Undelivered);
         }
         client.state = State::Granted(section);
         client.granted_at = self.now;
@@ -152,27 +152,26 @@ impl Simulation {
         let now = self.local(process);
         if section.remaining(now).is_zero() && !self.is(Wrong::NoPollCheck) {
             self.clients[who].state = State::Done;
-            return self.processes[process].process.guard_ended(now, &section, Ending::Dropped);
+            return self.processes[process].process.guard_ended(now, &section, GuardEnd::Dropped);
         }
         let left = section.remaining(now);
         self.log(|w| {
-            let owner = &section.grant.owner;
+            let owner = &section.grant.id;
             format!("{} BEGINS: {who} as {owner}, token {}, {left:?} left", w.processes[process].label, section.token)
         });
         if left.is_zero() {
-            return self.report_violation(format!("{} begins after its deadline", section.grant.owner));
+            return self.report_violation(format!("{} begins after its deadline", section.grant.id));
         }
-        if self.notified.contains(&(section.grant.owner.to_string(), section.token.as_u64() >> 10)) {
+        if self.notified.contains(&(section.grant.id.to_string(), section.token.as_u64() >> 10)) {
             return self
-                .report_violation(format!("{} begins though it was notified of its revocation", section.grant.owner));
+                .report_violation(format!("{} begins though it was notified of its revocation", section.grant.id));
         }
         let clock = self.processes[process].clock;
         if let Err(wrong) = self.checker.begins(self.now, number, clock, &section) {
             return self.report_violation(wrong);
         }
         if self.foreign_until[key] > self.now && !self.checker.lenient {
-            return self
-                .report_violation(format!("{} begins while a foreign client holds the key", section.grant.owner));
+            return self.report_violation(format!("{} begins while a foreign client holds the key", section.grant.id));
         }
         self.check_local_handoffs(process, key, &section);
         let client = &mut self.clients[who];
@@ -196,7 +195,7 @@ impl Simulation {
         let now = self.local(process);
         if section.remaining(now).is_zero() {
             if self.is(Wrong::NoPollCheck) {
-                return self.report_violation(format!("{} is polled after its deadline", section.grant.owner));
+                return self.report_violation(format!("{} is polled after its deadline", section.grant.id));
             }
             return self.abort_section(who);
         }
@@ -214,26 +213,26 @@ impl Simulation {
         let thawed = there.thawed.max(there.cut_off_until) > client.began;
         let limit = client.terms.max_hold.is_some() || client.terms.lease != Lease::AutoRenew;
         if is_of_age && !thawed && !limit && !self.is_odd() {
-            let what = format!("{} is lost though all is calm: {:?}", section.grant.owner, section.why());
+            let what = format!("{} is lost though all is calm: {:?}", section.grant.id, section.end_reason());
             self.report_violation(what);
         }
-        self.end_section(who, Ending::Dropped);
+        self.end_section(who, GuardEnd::Dropped);
     }
 
-    pub(super) fn end_section(&mut self, who: usize, ending: Ending) {
+    pub(super) fn end_section(&mut self, who: usize, ending: GuardEnd) {
         let State::Holding(section) = std::mem::replace(&mut self.clients[who].state, State::Done) else { return };
         let client = &self.clients[who];
         let (process, key, terms, told, valid_until) =
             (client.process, client.key, client.terms, client.granted_at, client.valid_until);
         self.log(|w| {
-            let why = section.why();
-            format!("{} ends: {who} as {}, {ending:?} {why:?}", w.processes[process].label, section.grant.owner)
+            let why = section.end_reason();
+            format!("{} ends: {who} as {}, {ending:?} {why:?}", w.processes[process].label, section.grant.id)
         });
         let (now, ended) = (self.now, self.now.min(valid_until));
         let (taken, why) = match ending {
-            _ if self.settings.bare && ending == Ending::Dropped => (0, ""),
-            Ending::Dropped => (ended + nanos(terms.lock_delay), "ended badly"),
-            Ending::Released => {
+            _ if self.settings.bare && ending == GuardEnd::Dropped => (0, ""),
+            GuardEnd::Dropped => (ended + nanos(terms.lock_delay), "ended badly"),
+            GuardEnd::Released => {
                 let held = now - told;
                 // The local clock may be fast.
                 let left = nanos(terms.min_hold).saturating_sub(held + held / 100) / 100 * 98;
@@ -268,7 +267,7 @@ impl Simulation {
         self.enqueued.remove(&text);
         // Its lease expires, and its queue entry too, unless other waiters keep the queue: then it
         // releases the offer.
-        let silent = self.now.saturating_sub(self.processes[process].last_reply) > nanos(LEASE + LINE.entry_ttl);
+        let silent = self.now.saturating_sub(self.processes[process].last_reply) > nanos(LEASE + QUEUE.entry_ttl);
         if self.checker.lenient || self.options.back || self.options.copies || silent {
             return;
         }

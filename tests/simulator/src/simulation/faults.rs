@@ -205,7 +205,7 @@ impl Simulation {
             if fault == Fault::Cancel {
                 w.cancel_wait(who);
             } else {
-                w.end_section(who, Ending::Dropped);
+                w.end_section(who, GuardEnd::Dropped);
             }
         });
     }
@@ -218,7 +218,7 @@ impl Simulation {
         }
         let lock = self.keys[key].clone();
         self.checker.excuse(&lock);
-        let script = self.names.force(&ForceReleaseRequest::new(lock, keep, LINE)).expect("a valid name");
+        let script = self.names.force(&ForceReleaseRequest::new(lock, keep, QUEUE)).expect("a valid name");
         self.execute(None, &script);
     }
 

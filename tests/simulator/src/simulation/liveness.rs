@@ -34,7 +34,7 @@ impl Simulation {
         }
         let Some(calm) = self.quiet_since else { return };
         let limit = LEASE
-            + LINE.offer_ttl
+            + QUEUE.offer_ttl
             + 2 * self.conditions.longest_delay
             + 3 * QUEUE_POLL_INTERVAL
             + 4 * STORE_CALL_TIMEOUT;
@@ -87,8 +87,8 @@ impl Simulation {
 
     /// Local handoffs are bounded in time while other processes wait.
     pub(super) fn check_local_handoffs(&mut self, process: usize, key: usize, section: &Arc<Section>) {
-        let owner = section.grant.owner.clone();
-        let first = *self.first_in_turn.entry(owner).or_insert(self.now);
+        let id = section.grant.id.clone();
+        let first = *self.first_in_turn.entry(id).or_insert(self.now);
         let Some(calm) = self.quiet_since.filter(|_| !self.is_odd()) else { return };
         let longest = self.clients.iter().filter(|client| client.key == key && client.process == process);
         let longest =

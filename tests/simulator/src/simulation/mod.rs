@@ -9,16 +9,16 @@ use std::{
 };
 
 use tower_lock::{
+    __internals::{
+        proto::{
+            BootInstant, GuardEnd, HoldLimits, LEASE, LOCAL_HANDOFF_TIME, LOCK_DELAY, QUEUE, QUEUE_POLL_INTERVAL,
+            STORE_CALL_TIMEOUT,
+        },
+        redis_proto::{Keyspace, ScriptCall},
+    },
     AcquisitionId, Lease, LockError, LockKey,
     deadpool_redis::redis::Value,
     store::{ForceReleaseRequest, StoreErrorKind},
-    test_util::{
-        decisions::{
-            BootInstant, Ending, LEASE, LINE, LOCAL_HANDOFF_TIME, LOCK_DELAY, QUEUE_POLL_INTERVAL, STORE_CALL_TIMEOUT,
-            Terms,
-        },
-        redis_protocol::{Names, ScriptCall},
-    },
 };
 
 use crate::{
@@ -170,8 +170,8 @@ struct Client {
     waits: bool,
     patience: Option<u64>,
     work: u64,
-    ending: Ending,
-    terms: Terms,
+    ending: GuardEnd,
+    terms: HoldLimits,
     ticket: u64,
     since: u64,
     state: State,
@@ -213,7 +213,7 @@ struct Simulation {
     clients: Vec<Client>,
     keys: Vec<LockKey>,
     locks: Vec<String>,
-    names: Names,
+    names: Keyspace,
     checker: Checker,
     settings: Settings,
     options: Options,
@@ -293,7 +293,7 @@ impl Simulation {
         let (keys, processes) = (pick(&[1, 1, 2]), pick(&[2, 2, 3, 4]));
         let settings = Settings { bare: pick(&[0, 1, 1]) == 1, wrong: mutant.and_then(Mutant::wrong) };
         let keys: Vec<_> = (0..keys).map(|n| LockKey::from(("key", n))).collect();
-        let names = Names::new("lock").expect("a prefix");
+        let names = Keyspace::new("lock").expect("a prefix");
         let mut simulation = Self {
             now: 0,
             due: BinaryHeap::new(),
@@ -515,7 +515,7 @@ impl Simulation {
                 continue;
             }
             let State::Holding(section) = &client.state else { continue };
-            if section.why().is_some() {
+            if section.end_reason().is_some() {
                 self.abort_section(who);
             } else {
                 let left = section.remaining(now);

@@ -206,7 +206,7 @@ impl Simulation {
             // A message alone ends nothing, because any client can send one: the store verifies it.
             let goes_on = |client: &Client| match &client.state {
                 State::Holding(section) => {
-                    message.starts_with(&format!("1 taken 0 {} ", section.grant.owner))
+                    message.starts_with(&format!("1 taken 0 {} ", section.grant.id))
                         && !w.processes[process].process.verifies(now, &section.grant)
                 }
                 _ => false,

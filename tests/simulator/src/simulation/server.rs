@@ -1,6 +1,6 @@
 //! The server, and the checks after every script.
 
-use tower_lock::{store::Released, test_util::redis_protocol::released};
+use tower_lock::{__internals::redis_proto::parse_release, store::ReleaseReply};
 
 use super::*;
 
@@ -37,7 +37,7 @@ impl Simulation {
             (_, Value::SimpleString(error)) if error.starts_with('-') => {
                 self.report_violation(format!("{} is an error: {error}", script.name()));
             }
-            ("release", reply) if released(reply).is_ok_and(|what| what != Released::NotHolder) => {
+            ("release", reply) if parse_release(reply).is_ok_and(|what| what != ReleaseReply::NotHolder) => {
                 self.released.insert(script.args()[0].clone());
                 let key = self.locks.iter().position(|lock| *lock == script.keys()[1]).expect("ours");
                 let record = self.record(key);
@@ -138,11 +138,11 @@ impl Simulation {
         let State::Holding(section) = &client.state else { return };
         let process = &self.processes[client.process];
         let over = client.valid_until.max(process.thawed) + SOON;
-        if self.now > over && !process.frozen && section.why().is_none() {
+        if self.now > over && !process.frozen && section.end_reason().is_none() {
             let ago = Duration::from_nanos(self.now - client.valid_until);
             self.report_violation(format!(
                 "the deadline of {} was over {ago:?} ago, and was not noticed",
-                section.grant.owner
+                section.grant.id
             ));
         }
     }

@@ -8,7 +8,7 @@ use tokio::{
     runtime::{Builder, Runtime},
     time::{sleep, timeout},
 };
-use tower_lock::{LockError, LockGuard, LockManager, RedisStore, store::Released};
+use tower_lock::{LockError, LockGuard, LockManager, RedisStore, lock::ReleaseOutcome};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -58,7 +58,7 @@ fn runtime() -> std::io::Result<Runtime> {
 async fn child(locks: &LockManager, copied: LockGuard) -> Result<Observed, Failure> {
     let mut observed = Observed { is_child: true, ..Observed::default() };
     // The release of the copy leaves the lock of the parent alone.
-    assert_eq!(copied.release().await?, Released::NotHolder);
+    assert_eq!(copied.release().await?, ReleaseOutcome::NotHeld);
     observed.refused = matches!(locks.try_lock(("account", 7)).await, Err(LockError::Busy { .. }));
     let own = locks.lock(("account", 8)).await?;
     observed.name = holder(locks, 8).await?;
@@ -67,7 +67,7 @@ async fn child(locks: &LockManager, copied: LockGuard) -> Result<Observed, Failu
     // A message announces the grant.
     let after = timeout(PATIENCE, locks.lock(("account", 7)).wait(PATIENCE).into_future()).await??;
     observed.tokens.push(after.fencing_token().as_u64());
-    observed.freed = after.release().await? == Released::Freed;
+    observed.freed = after.release().await? == ReleaseOutcome::Released;
     Ok(observed)
 }
 
@@ -81,7 +81,7 @@ async fn parent(locks: &LockManager, guard: LockGuard) -> Result<Observed, Failu
         Ok::<_, Failure>(())
     })
     .await??;
-    Ok(Observed { name, tokens, freed: guard.release().await? != Released::NotHolder, ..Observed::default() })
+    Ok(Observed { name, tokens, freed: guard.release().await? != ReleaseOutcome::NotHeld, ..Observed::default() })
 }
 
 async fn holder(locks: &LockManager, account: u64) -> Result<String, Failure> {

@@ -1,11 +1,12 @@
-//! How fast a key goes from hand to hand within a process, against a bare `tokio::sync::Mutex`.
+//! Local handoff of a key within a process, compared with a bare `tokio::sync::Mutex`.
 //!
 //! ```sh
-//! cargo bench --bench hand_over
+//! cargo bench --bench handoff
 //! ```
 //!
-//! 64 tasks on two workers want one key, 100 sections each: one iteration is 6 400 hand-overs. Read the two against each other. (The mutex waits
-//! without a limit; a lock has a timer for each of its waiters.)
+//! 64 tasks on two workers acquire one key, 100 sections each: one iteration is 6 400 handoffs.
+//! Compare the two with each other. (The mutex has no wait limit; a lock has a timer for each of
+//! its waiters.)
 
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "measured against")]
 
@@ -26,7 +27,7 @@ fn main() {
     divan::main();
 }
 
-/// A section that yields once, so that all others have lined up when it ends.
+/// A section that yields once, so that all others are queued when it ends.
 fn contend<F: Future<Output = ()> + Send + 'static>(section: impl Fn() -> F) {
     RUNTIME.block_on(async {
         let tasks: Vec<_> = (0..WAITERS).map(|_| tokio::spawn(section())).collect();

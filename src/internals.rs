@@ -1,0 +1,41 @@
+//! The state machine and the protocol with Redis, for the simulator of this repository.
+//!
+//! Needs the feature `__internals`. No part of the public API: any release may change it.
+
+/// The state machine of a lock, and the settings that it runs with.
+pub mod proto {
+    use std::time::Duration;
+
+    pub use crate::clock::{BootInstant, LazyNow};
+    pub use crate::proto::{
+        Action, Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition, StoreCall, StoreOp,
+        entry::LockEntry,
+        grant::{Grant, NextCheck},
+        hold_limits::HoldLimits,
+        section::Section,
+        table::LockTable,
+    };
+    use crate::{limits, store::QueueConfig};
+
+    /// The settings of every queue.
+    pub const QUEUE: QueueConfig = crate::lock::QUEUE;
+    /// The default lease of a grant.
+    pub const LEASE: Duration = limits::LEASE;
+    /// The default lock-delay.
+    pub const LOCK_DELAY: Duration = limits::LOCK_DELAY;
+    /// The interval at which a waiter polls the store, before jitter.
+    pub const QUEUE_POLL_INTERVAL: Duration = limits::QUEUE_POLL_INTERVAL;
+    /// The timeout of one call of the store.
+    pub const STORE_CALL_TIMEOUT: Duration = limits::STORE_CALL_TIMEOUT;
+    /// The time without a reply after which waiters are rejected.
+    pub const STORE_TIMEOUT: Duration = limits::STORE_TIMEOUT;
+    /// The longest time of local handoffs under one grant.
+    pub const LOCAL_HANDOFF_TIME: Duration = limits::LOCAL_HANDOFF_TIME;
+    /// The least time between two rechecks of one grant.
+    pub const RECHECK_INTERVAL: Duration = limits::RECHECK_INTERVAL;
+    /// Grants that are due within this time are renewed in one call.
+    pub const RENEWAL_BATCH_WINDOW: Duration = limits::RENEWAL_BATCH_WINDOW;
+}
+
+#[cfg(feature = "redis")]
+pub use crate::store::redis::proto as redis_proto;
