@@ -41,7 +41,6 @@ mod example_fencing;
 #[cfg(feature = "redis")]
 mod examples_multi_instance;
 mod tidy;
-mod public_api;
 
 mod support;
 

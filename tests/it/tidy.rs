@@ -133,3 +133,11 @@ fn every_page_linked_by_the_readme_is_a_docs_module() {
         assert!(lib.contains(&format!("[`docs/{page}.md`]: docs::{page}")), "{page}");
     }
 }
+
+#[test]
+fn docs_rs_shows_all_features_and_their_requirements() {
+    let manifest = read("Cargo.toml");
+    let settings = section(&manifest, "[package.metadata.docs.rs]\n", "\n[");
+    assert!(settings.starts_with("all-features = true\nrustdoc-args = [\"--cfg\", \"docsrs\"]\n"), "{settings:.100}");
+    assert!(read("src/lib.rs").contains("#![cfg_attr(docsrs, feature(doc_cfg))]"));
+}
