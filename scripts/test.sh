@@ -95,7 +95,7 @@ run cargo test --workspace --all-features --no-run
 # Thousands of thread interleavings at the mutexes, in parallel with the suite, which mostly waits
 # for servers.
 step 'the lock table under other schedules, in the background'
-RUSTFLAGS='--cfg tower_lock_shuttle' cargo test --quiet -p tower-lock --lib --target-dir target/schedules schedules \
+RUSTFLAGS='--cfg tower_lock_shuttle' cargo test --quiet -p tower-lock --lib --target-dir target/schedules shuttle_tests \
     >target/schedules.log 2>&1 &
 schedules=$!
 

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_reason_stays() {
+    fn first_loss_reason_is_kept() {
         let deadline = AtomicDeadline::new(at(10));
         assert_eq!((deadline.end_reason(), deadline.at()), (None, at(10)));
         deadline.end(LockLost::Revoked);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_is_moved_in_time_and_never_back() {
+    fn deadline_is_extended_in_time_and_never_moved_back() {
         let deadline = AtomicDeadline::new(at(10));
         assert!(deadline.extend(at(20), at(9)) && deadline.extend(at(15), at(9)));
         assert_eq!(deadline.get(), Deadline::At(at(20)));

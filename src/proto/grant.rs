@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_renewed_every_third_of_its_lease_and_asked_again_soon_while_no_answer_comes() {
+    fn renewed_each_third_and_retried_soon_without_reply() {
         let grant = grant();
         assert_eq!(need(&grant, 0), NextCheck::Sleep(at(10)));
         assert_eq!(grant.next_check_at(), at(10));
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_section_with_an_end_is_renewed_too_and_is_not_late_before_it() {
+    fn section_with_max_hold_is_renewed_and_not_late_early() {
         let token = FencingToken::from_fence(1).expect("small");
         let lease = BOUNDS.for_section(s(5));
         let grant =
@@ -338,7 +338,7 @@ mod tests {
 
     /// I5
     #[test]
-    fn it_is_looked_at_again_at_its_deadline_whatever_was_asked() {
+    fn grant_is_checked_at_its_deadline() {
         let (grant, deadline) = (grant(), START.saturating_add(usable_part(LEASE)));
         assert_eq!(need(&grant, 29), NextCheck::Renew(deadline), "sooner than the next question");
         assert_eq!(need(&grant, 29), NextCheck::Sleep(deadline));
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_looked_at_when_its_section_reaches_its_limit() {
+    fn grant_is_checked_when_max_hold_is_reached() {
         let grant = grant();
         grant.set_section_limit(at(4));
         assert_eq!((need(&grant, 0), grant.next_check_at()), (NextCheck::Sleep(at(4)), at(4)));
@@ -362,7 +362,7 @@ mod tests {
 
     /// I5
     #[test]
-    fn what_is_over_is_never_held_again() {
+    fn ended_grant_is_never_extended() {
         for why in [None, Some(LockLost::Released), Some(LockLost::Revoked)] {
             let grant = grant();
             let late = at(30);
@@ -382,7 +382,7 @@ mod tests {
     /// The lease grew between: of the two calls, each counts for what it asked for, and the longer
     /// one stays.
     #[test]
-    fn a_renewal_counts_for_the_lease_that_it_asked_for() {
+    fn renewal_counts_for_the_lease_it_requested() {
         let token = FencingToken::from_fence(1).expect("small");
         let grant =
             Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, s(3), s(1), START);
@@ -398,14 +398,14 @@ mod tests {
 
     /// Nobody has looked since: the answer that comes after the deadline comes too late all the same.
     #[test]
-    fn a_renewal_that_is_answered_after_the_deadline_is_lost() {
+    fn renewal_reply_after_the_deadline_is_ignored() {
         let grant = grant();
         grant.extend(grant.lease(), at(29), at(30));
         assert_eq!(grant.remaining(at(30)), Duration::ZERO);
     }
 
     #[test]
-    fn an_older_answer_takes_nothing_back() {
+    fn older_renewal_reply_does_not_shorten_the_lease() {
         let grant = grant();
         grant.extend(grant.lease(), at(12), at(13));
         let left = grant.remaining(at(14));
@@ -415,7 +415,7 @@ mod tests {
 
     /// I7: what messages say is asked about, and a flood of them costs ten questions a second.
     #[test]
-    fn a_grant_in_doubt_is_asked_about_at_once_once_at_a_time_and_after_a_pause() {
+    fn doubted_grant_is_verified_once_at_a_time_with_a_pause() {
         let (grant, ms) = (grant(), |ms| START.saturating_add(Duration::from_millis(ms)));
         let need = |at| grant.next_check(at, at.saturating_add(Duration::from_millis(500)));
         assert!(grant.verify(ms(1_000)), "to be looked at now");
@@ -437,7 +437,7 @@ mod tests {
     /// Of each length: a third of it, and not at once, though the watchdog collects what is due
     /// within half a second.
     #[test]
-    fn a_lease_of_any_length_is_renewed_after_a_third_of_it() {
+    fn any_lease_is_renewed_after_a_third() {
         for lease in [Duration::from_millis(510), s(2), LEASE, s(600)] {
             let token = FencingToken::from_fence(1).expect("small");
             let grant =
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revocation_right_after_a_periodic_renewal_is_asked_about_at_once() {
+    fn revocation_right_after_a_renewal_is_verified_at_once() {
         let (grant, ms) = (grant(), |ms| START.saturating_add(Duration::from_millis(ms)));
         assert!(matches!(need(&grant, 10), NextCheck::Renew(_)));
         grant.extend(grant.lease(), at(10), at(10));
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_renewal_is_told_of_once_until_it_has_come() {
+    fn late_renewal_is_warned_of_once_until_it_arrives() {
         let grant = grant();
         assert!(!grant.take_late_warning(at(19)));
         assert!(grant.take_late_warning(at(20)));
@@ -481,7 +481,7 @@ mod tests {
 
     /// I5: the answer comes in the very moment in which somebody finds it over. It is one or the other, for everybody.
     #[test]
-    fn nobody_is_told_that_it_is_over_before_it_is_held_again() {
+    fn end_is_notified_before_the_next_section_starts() {
         let deadline = START.saturating_add(usable_part(LEASE));
         let grants: Vec<_> = (0..20_000).map(|_| grant()).collect();
         // Both go for the same one at the same moment.

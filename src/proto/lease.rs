@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_covers_a_section_of_its_length_and_no_more_than_it_must() {
+    fn store_lease_covers_the_section_and_no_more() {
         let call_timeout = Duration::from_millis(500);
         let bounds = LeaseBounds { longest: Duration::from_secs(600), call_timeout };
         for ms in [0, 1, 99, 1_000, 5_000, 29_999, 500_000] {
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn drift_is_taken_off_a_lease() {
+    fn drift_is_subtracted_from_a_lease() {
         assert_eq!(usable_part(Duration::from_secs(30)), Duration::from_millis(29_698));
         assert_eq!(usable_part(Duration::from_millis(1)), Duration::ZERO, "nothing can be counted on");
     }

@@ -138,7 +138,7 @@ const IN_LINE: AcquireReply = AcquireReply::Queued { ahead: 0, lease_left: ms(20
 const GRANTED: AcquireReply = AcquireReply::Granted { fence: 7 };
 
 #[test]
-fn a_store_with_an_impossible_fence_is_an_error_and_its_grant_is_given_back() {
+fn impossible_fence_is_an_error_and_its_grant_is_released() {
     let mut w = world();
     w.ask(1, true);
     w.answer(AcquireReply::Granted { fence: u64::MAX });
@@ -152,7 +152,7 @@ fn a_store_with_an_impossible_fence_is_an_error_and_its_grant_is_given_back() {
 
 /// Less than a quarter of the lease is left: what would begin now would not get far.
 #[test]
-fn a_grant_that_took_too_long_is_given_back_and_asked_for_again() {
+fn grant_that_arrives_too_late_is_released_and_retried() {
     let mut w = world();
     w.ask(1, true);
     w.now = w.now.saturating_add(Duration::from_secs(23));
@@ -169,7 +169,7 @@ fn a_grant_that_took_too_long_is_given_back_and_asked_for_again() {
 /// Their calls may never be polled again. A call that does not wait is answered by the store
 /// alone.
 #[test]
-fn those_whose_wait_is_over_are_skipped_when_a_section_begins() {
+fn timed_out_waiters_are_skipped_at_a_handoff() {
     let (mut w, owner) = (world(), Owner::new());
     w.ask(0, true);
     w.answer(GRANTED);
@@ -198,7 +198,7 @@ fn those_whose_wait_is_over_are_skipped_when_a_section_begins() {
 }
 
 #[test]
-fn the_store_is_asked_for_nobody_whose_wait_is_over() {
+fn timed_out_waiters_send_no_acquire() {
     let mut w = world();
     w.ask(0, true);
     w.answer(GRANTED);
@@ -221,7 +221,7 @@ fn the_store_is_asked_for_nobody_whose_wait_is_over() {
 
 /// All timers of a process that was stopped fire at once, behind the answer of the store.
 #[test]
-fn a_process_that_was_stopped_skips_only_those_whose_wait_is_over() {
+fn stopped_process_skips_only_timed_out_waiters() {
     let mut w = world();
     w.ask_for(1, Duration::ZERO, None);
     w.ask_for(2, ms(500), None);
@@ -236,7 +236,7 @@ fn a_process_that_was_stopped_skips_only_those_whose_wait_is_over() {
 
 /// H24 of the protocol: a place would be lost by a question that does not ask for it.
 #[test]
-fn who_has_asked_for_a_place_asks_for_it_for_ever() {
+fn queued_attempt_keeps_requesting_queue() {
     let mut w = world();
     w.ask(1, false);
     let call = w.call();
@@ -253,7 +253,7 @@ fn who_has_asked_for_a_place_asks_for_it_for_ever() {
 
 /// I7: an answer that was on its way may be older than the hint.
 #[test]
-fn a_hint_that_comes_while_the_store_is_asked_is_not_lost() {
+fn hint_during_a_store_call_is_not_lost() {
     let mut w = world();
     w.ask(1, true);
     let call = w.call();
@@ -267,7 +267,7 @@ fn a_hint_that_comes_while_the_store_is_asked_is_not_lost() {
 
 /// I7, I8: what is offered to an id that is long forgotten is given on, and not waited for.
 #[test]
-fn what_is_offered_to_nobody_is_given_on() {
+fn offer_without_a_waiter_is_released() {
     let mut w = world();
     let gone = w.ids.next();
     w.on(Event::Offered(gone.clone()));
@@ -279,7 +279,7 @@ fn what_is_offered_to_nobody_is_given_on() {
 
 /// Anybody who can send messages can offer: what is asked of the store because of it has a bound.
 #[test]
-fn offers_to_ids_that_were_forgotten_are_released_a_few_at_a_time() {
+fn offers_to_forgotten_ids_are_released_a_few_at_a_time() {
     let mut w = world();
     for n in 0..1_000 {
         w.key = LockKey::from(("n", n));
@@ -301,7 +301,7 @@ fn offers_to_ids_that_were_forgotten_are_released_a_few_at_a_time() {
 
 /// I7: whoever can send messages cannot end what runs.
 #[test]
-fn a_message_that_a_key_was_taken_away_is_asked_about_and_ends_nothing() {
+fn revocation_message_is_verified_and_ends_nothing() {
     let mut w = world();
     w.ask(1, true);
     w.answer(GRANTED);
@@ -318,7 +318,7 @@ fn a_message_that_a_key_was_taken_away_is_asked_about_and_ends_nothing() {
 
 /// A flood of messages must not keep it from beginning.
 #[test]
-fn a_grant_that_is_said_to_be_taken_away_again_and_again_begins_after_one_question() {
+fn repeated_revocation_messages_cost_one_verification() {
     let mut w = world();
     w.ask(1, true);
     let call = w.call();
@@ -333,7 +333,7 @@ fn a_grant_that_is_said_to_be_taken_away_again_and_again_begins_after_one_questi
 
 /// The same for a process that has gone on after a yield.
 #[test]
-fn a_grant_that_is_said_to_be_taken_away_while_it_yields_is_asked_about() {
+fn revocation_message_during_a_yield_is_verified() {
     let mut w = world();
     w.ask(1, true);
     w.answer(GRANTED);
@@ -350,7 +350,7 @@ fn a_grant_that_is_said_to_be_taken_away_while_it_yields_is_asked_about() {
 
 /// It may be older than the yield or newer, and only the answer to the yield tells which.
 #[test]
-fn a_renewal_that_is_refused_during_a_yield_says_nothing_before_the_answer_to_the_yield() {
+fn refused_renewal_during_a_yield_waits_for_the_yield_reply() {
     for is_lost in [false, true] {
         let mut w = world();
         w.ask(1, true);
@@ -379,7 +379,7 @@ fn a_renewal_that_is_refused_during_a_yield_says_nothing_before_the_answer_to_th
 /// I7: the message ends nothing, and no other section begins before the store has said that it
 /// is false.
 #[test]
-fn a_grant_in_doubt_is_handed_over_after_the_answer_of_the_store() {
+fn doubted_grant_is_handed_off_after_the_store_reply() {
     let mut w = world();
     w.ask(1, true);
     w.answer(GRANTED);
@@ -398,7 +398,7 @@ fn a_grant_in_doubt_is_handed_over_after_the_answer_of_the_store() {
 
 /// However many keys are held, a gap is for those that wait.
 #[test]
-fn a_gap_visits_those_who_wait_in_the_stores_line_and_nobody_else() {
+fn gap_rechecks_only_keys_queued_in_the_store() {
     let mut w = world();
     for n in 0..100 {
         w.key = LockKey::from(("held", n));
@@ -424,7 +424,7 @@ fn a_gap_visits_those_who_wait_in_the_stores_line_and_nobody_else() {
 }
 
 #[test]
-fn a_task_is_rejected_where_the_request_that_started_it_holds_the_key_or_waits_for_it() {
+fn task_is_rejected_if_its_request_holds_or_awaits_the_key() {
     let mut w = world();
     let (parent, other) = (Owner::new(), Owner::new());
     let ask = |w: &mut World, who, owner: Option<&Owner>, parent: Option<&Owner>, waits| {
@@ -454,7 +454,7 @@ fn a_task_is_rejected_where_the_request_that_started_it_holds_the_key_or_waits_f
 }
 
 #[test]
-fn a_wait_that_ends_while_its_own_release_fails_names_the_error_of_the_store() {
+fn timeout_during_a_failing_release_reports_the_store_error() {
     let mut w = world();
     w.ask(1, false);
     w.answer(GRANTED);
@@ -482,7 +482,7 @@ fn look_after(w: &mut World, section: &Arc<Section<NoDriver>>, by: Duration) {
 }
 
 #[test]
-fn a_grant_that_is_not_taken_within_the_time_of_an_offer_goes_to_the_next_waiter() {
+fn grant_not_taken_within_the_offer_ttl_goes_on() {
     let mut w = world();
     w.ask(1, true);
     w.answer(GRANTED);
@@ -500,7 +500,7 @@ fn a_grant_that_is_not_taken_within_the_time_of_an_offer_goes_to_the_next_waiter
 }
 
 #[test]
-fn a_call_without_a_wait_that_does_not_take_its_grant_is_answered_held() {
+fn call_without_wait_that_misses_its_grant_is_busy() {
     let mut w = world();
     w.ask(1, false);
     w.answer(GRANTED);
@@ -513,7 +513,7 @@ fn a_call_without_a_wait_that_does_not_take_its_grant_is_answered_held() {
 }
 
 #[test]
-fn a_grant_that_was_taken_is_not_recalled_and_not_looked_at_again() {
+fn taken_grant_is_not_recalled_or_checked_again() {
     let mut w = world();
     w.ask(1, true);
     w.answer(GRANTED);
@@ -530,7 +530,7 @@ fn a_grant_that_was_taken_is_not_recalled_and_not_looked_at_again() {
 
 /// It was stopped: what it was sent before gets the rest of the time once more.
 #[test]
-fn a_process_that_was_stopped_gets_time_to_take_its_grants() {
+fn stopped_process_gets_time_to_take_its_grants() {
     let mut w = world();
     w.ask(1, true);
     w.answer(GRANTED);
@@ -544,7 +544,7 @@ fn a_process_that_was_stopped_gets_time_to_take_its_grants() {
 
 /// Each caller of one owner counts as one hold, whenever it was sent its section.
 #[test]
-fn of_several_callers_of_one_owner_those_are_recalled_that_do_not_take_their_grant() {
+fn only_callers_that_miss_their_grant_are_recalled() {
     let mut w = world();
     let owner = Owner::new();
     let ask = |w: &mut World, who| {
@@ -585,7 +585,7 @@ fn of_several_callers_of_one_owner_those_are_recalled_that_do_not_take_their_gra
 }
 
 #[test]
-fn a_gap_in_the_events_is_a_hint_for_all_who_wait() {
+fn gap_in_the_events_rechecks_all_waiting_keys() {
     let mut w = world();
     w.ask(1, true);
     w.answer(IN_LINE);
@@ -601,7 +601,7 @@ fn a_gap_in_the_events_is_a_hint_for_all_who_wait() {
 
 /// I8: what got no answer may be done yet; the second give-back comes when it cannot.
 #[test]
-fn an_unanswered_acquire_is_given_back_again_when_it_is_void() {
+fn unanswered_acquire_is_released_again_when_expired() {
     let mut w = world();
     let place = w.ask(1, true);
     let call = w.call();
@@ -623,7 +623,7 @@ fn lost_answer() -> StoreError {
 
 /// I8: it was sent before that, so that it may have been done before, too, however late its answer comes.
 #[test]
-fn a_give_back_that_was_sent_before_an_acquire_is_void_is_not_the_last_one() {
+fn release_sent_before_an_acquire_expires_is_not_final() {
     let mut w = world();
     w.ask(1, true);
     let call = w.call();
@@ -642,7 +642,7 @@ fn a_give_back_that_was_sent_before_an_acquire_is_void_is_not_the_last_one() {
 
 /// I8: the same, where the store says that somebody else has it.
 #[test]
-fn a_refusal_that_was_asked_for_before_an_acquire_is_void_says_nothing_of_it() {
+fn busy_reply_before_an_acquire_expires_does_not_settle_it() {
     let mut w = world();
     w.ask(1, false);
     let call = w.call();
@@ -657,7 +657,7 @@ fn a_refusal_that_was_asked_for_before_an_acquire_is_void_says_nothing_of_it() {
 
 /// I8: the same, where others have their turn.
 #[test]
-fn a_yield_that_was_asked_for_before_an_acquire_is_void_does_not_end_it() {
+fn yield_before_an_acquire_expires_does_not_settle_it() {
     let mut w = world();
     w.ask(1, true);
     let call = w.call();
@@ -678,7 +678,7 @@ fn a_yield_that_was_asked_for_before_an_acquire_is_void_does_not_end_it() {
 
 /// I7: an operator takes the key away while the answer that grants it is on its way.
 #[test]
-fn what_is_taken_away_before_its_grant_is_heard_of_does_not_begin() {
+fn key_revoked_before_its_grant_arrives_does_not_start() {
     let mut w = world();
     w.ask(1, true);
     let call = w.call();
@@ -693,7 +693,7 @@ fn what_is_taken_away_before_its_grant_is_heard_of_does_not_begin() {
 
 /// The same, where the one that is taken away from is the next one of a yield.
 #[test]
-fn what_is_taken_away_before_its_yield_is_heard_of_does_not_begin() {
+fn key_revoked_before_its_yield_reply_does_not_start() {
     let mut w = world();
     w.ask(1, true);
     w.answer(GRANTED);
@@ -712,7 +712,7 @@ fn what_is_taken_away_before_its_yield_is_heard_of_does_not_begin() {
 
 /// The store was down when the key was given back. Whoever comes later is not told of that, but whose the key is now.
 #[test]
-fn who_comes_when_a_give_back_has_been_silent_for_long_is_asked_for_anew() {
+fn request_after_a_silent_release_acquires_anew() {
     let mut w = world();
     w.ask(1, false);
     w.answer(GRANTED);
@@ -733,7 +733,7 @@ fn who_comes_when_a_give_back_has_been_silent_for_long_is_asked_for_anew() {
 
 /// A store may have fallen silent since it said last where we stand.
 #[test]
-fn who_joins_a_line_that_has_heard_nothing_for_long_asks_at_once() {
+fn request_that_joins_a_silent_queue_acquires_at_once() {
     let mut w = world();
     w.ask(1, true);
     w.answer(IN_LINE);
@@ -748,7 +748,7 @@ fn who_joins_a_line_that_has_heard_nothing_for_long_asks_at_once() {
 
 /// I4, I5: who would watch a grant under which nothing has begun yet?
 #[test]
-fn a_grant_that_yields_before_its_first_section_is_watched_all_the_same() {
+fn grant_that_yields_before_its_first_section_is_watched() {
     let mut w = world();
     w.ask(1, true);
     let terms = HoldLimits { lock_delay: ms(5_000), ..HoldLimits::default() };
@@ -767,7 +767,7 @@ fn a_grant_that_yields_before_its_first_section_is_watched_all_the_same() {
 
 /// The limit of a section goes with it: the watchdog has nothing to look for in between.
 #[test]
-fn a_limit_that_passes_between_two_sections_is_nobodys() {
+fn max_hold_between_two_sections_ends_neither() {
     let mut w = world();
     let terms = HoldLimits { max_hold: Some(ms(200)), ..HoldLimits::default() };
     let request = LockRequest { waiter: 1, wait: WAIT, owner: None, parent: None, limits: terms };
@@ -785,7 +785,7 @@ fn a_limit_that_passes_between_two_sections_is_nobodys() {
 
 /// I2
 #[test]
-fn nothing_is_asked_for_while_too_much_is_not_given_back() {
+fn no_acquire_while_too_many_releases_are_pending() {
     let mut w = world();
     for n in 0..MAX_PENDING_RELEASES {
         w.key = LockKey::from(("n", n));
@@ -810,7 +810,7 @@ fn nothing_is_asked_for_while_too_much_is_not_given_back() {
 }
 
 #[test]
-fn the_bound_of_pending_releases_names_the_last_error_of_the_store() {
+fn pending_release_limit_reports_the_last_store_error() {
     let mut w = world();
     for n in 0..MAX_PENDING_RELEASES {
         w.key = LockKey::from(("n", n));
@@ -860,7 +860,7 @@ fn fail_over(w: &mut World, mut left: Duration) -> usize {
 }
 
 #[test]
-fn a_call_with_a_wait_is_retried_during_a_failover_until_its_own_wait_is_over() {
+fn waiting_call_is_retried_until_its_own_timeout() {
     let mut w = world();
     let place = w.ask(1, true);
     let calls = fail_over(&mut w, Duration::from_secs(20));
@@ -878,7 +878,7 @@ fn a_call_with_a_wait_is_retried_during_a_failover_until_its_own_wait_is_over() 
 }
 
 #[test]
-fn a_call_without_a_wait_is_rejected_when_a_failover_takes_longer_than_the_store_timeout() {
+fn call_without_wait_fails_after_the_store_timeout() {
     let mut w = world();
     w.ask(1, false);
     fail_over(&mut w, ms(990));
@@ -898,7 +898,7 @@ fn a_call_without_a_wait_is_rejected_when_a_failover_takes_longer_than_the_store
 
 /// The server that was being promoted does not answer any more: that is an outage.
 #[test]
-fn a_failover_that_becomes_an_outage_ends_after_the_store_timeout() {
+fn outage_ends_retries_after_the_store_timeout() {
     let mut w = world();
     w.ask(1, true);
     fail_over(&mut w, Duration::from_secs(3));
@@ -917,7 +917,7 @@ fn a_failover_that_becomes_an_outage_ends_after_the_store_timeout() {
 
 /// Its own release failed over: the waiter asks for the key itself, and is not rejected.
 #[test]
-fn a_waiter_outlives_a_failover_that_delays_the_release_before_it() {
+fn waiter_outlives_a_failover_that_delays_a_release() {
     let mut w = world();
     w.ask(1, false);
     w.answer(GRANTED);
@@ -940,7 +940,7 @@ fn a_waiter_outlives_a_failover_that_delays_the_release_before_it() {
 
 /// I9, I11: asked for until the lease and the place are over anyway, and no longer.
 #[test]
-fn a_give_back_is_repeated_until_its_lease_is_over() {
+fn pending_release_is_repeated_until_the_lease_ends() {
     let mut w = world();
     w.ask(1, false);
     w.answer(GRANTED);
@@ -961,7 +961,7 @@ fn a_give_back_is_repeated_until_its_lease_is_over() {
 
 /// I10: no hand-over from a section that ended badly.
 #[test]
-fn a_section_that_ended_badly_is_not_handed_on() {
+fn aborted_section_is_not_handed_off() {
     let mut w = world();
     w.ask(1, true);
     w.answer(GRANTED);
@@ -978,7 +978,7 @@ fn a_section_that_ended_badly_is_not_handed_on() {
 
 /// I1, I9: whatever is said of a section that is over ends nobody else's.
 #[test]
-fn a_section_that_was_lost_ends_nobody_elses() {
+fn lost_section_ends_no_other_section() {
     let mut w = world();
     w.ask(1, true);
     w.answer(GRANTED);
@@ -995,7 +995,7 @@ fn a_section_that_was_lost_ends_nobody_elses() {
 }
 
 #[test]
-fn a_yield_that_gives_the_turn_away_waits_under_a_new_id_in_the_same_order() {
+fn yielded_waiters_keep_their_order_under_a_new_id() {
     let mut w = world();
     w.ask(1, true);
     w.answer(GRANTED);
@@ -1037,7 +1037,7 @@ fn flood(w: &mut World, n: usize) -> (usize, QueueBound) {
 }
 
 #[test]
-fn the_line_is_bounded_for_a_key_and_for_the_process() {
+fn queue_is_bounded_per_key_and_per_process() {
     let mut w = world();
     assert_eq!(flood(&mut w, 0), (MAX_WAITERS_PER_KEY, QueueBound::Key));
     let mut before = MAX_WAITERS_PER_KEY;
@@ -1054,7 +1054,7 @@ fn the_line_is_bounded_for_a_key_and_for_the_process() {
 }
 
 #[test]
-fn a_flood_on_a_thousand_keys_leaves_room_for_the_next_key() {
+fn flood_on_many_keys_leaves_capacity_for_the_next_key() {
     // One key after the other, and all of them in turn.
     let mut w = world();
     for n in 0..1_000 {
@@ -1080,7 +1080,7 @@ fn a_flood_on_a_thousand_keys_leaves_room_for_the_next_key() {
 
 /// The first caller of a key asks the store, however many wait: the key may be free.
 #[test]
-fn a_full_process_rejects_the_first_waiter_of_a_key_that_another_process_holds() {
+fn full_process_rejects_the_first_waiter_of_a_busy_key() {
     let mut w = world();
     let mut keys = 0;
     while w.table.waiting() < MAX_WAITERS_PER_PROCESS {
@@ -1101,7 +1101,7 @@ fn a_full_process_rejects_the_first_waiter_of_a_key_that_another_process_holds()
 }
 
 #[test]
-fn a_full_queue_in_the_store_says_so() {
+fn full_store_queue_is_reported() {
     let mut w = world();
     w.ask(1, true);
     w.ask(2, true);
@@ -1113,7 +1113,7 @@ fn a_full_queue_in_the_store_says_so() {
 }
 
 #[test]
-fn a_store_that_refuses_who_lines_up_is_an_error_and_no_loop() {
+fn store_that_rejects_an_enqueue_is_an_error_and_no_loop() {
     let mut w = world();
     w.ask(1, true);
     w.answer(HELD);
@@ -1127,7 +1127,7 @@ fn a_store_that_refuses_who_lines_up_is_an_error_and_no_loop() {
 
 /// Who does not wait and comes while the key is given back is not refused because of it.
 #[test]
-fn who_comes_while_the_key_is_given_back_hears_the_stores_word() {
+fn request_during_a_release_gets_the_store_reply() {
     let mut w = world();
     w.ask(1, false);
     w.answer(GRANTED);
