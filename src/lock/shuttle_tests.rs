@@ -1,7 +1,7 @@
 //! The table under other schedules than a machine happens to choose.
 //!
 //! ```sh
-//! RUSTFLAGS='--cfg tower_lock_shuttle' cargo test --lib --target-dir target/schedules schedules
+//! RUSTFLAGS='--cfg tower_lock_shuttle' cargo test --lib --target-dir target/schedules shuttle_tests
 //! ```
 //!
 //! Threads are switched at every mutex. A failure prints its schedule; `SCHEDULE=<text>` in the environment runs it again.
