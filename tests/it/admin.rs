@@ -35,7 +35,7 @@ async fn inspect_reports_holder_lease_and_waiters() {
     let waiter = tokio::spawn(two.lock(key()).into_future());
     settle().await;
     let held = two.inspect(key()).await.expect("up");
-    let holder = held.holder.expect("somebody");
+    let holder = held.holder.expect("a holder");
     assert_eq!((holder.instance(), held.waiting, held.waiting_locally), ("api-7-f3", 1, 1));
     assert_eq!(one.inspect(key()).await.expect("up").waiting_locally, 0, "they wait in the other process");
     let since = held.since.expect("since a moment");
@@ -266,11 +266,11 @@ async fn shutdown_under_load_leaves_nothing() {
     sleep(Duration::from_millis(150)).await;
     assert_eq!(locks.shutdown(Duration::from_secs(5)).await, 0);
     assert_eq!(locks.size(), (0, 0));
-    let mut told = 0;
+    let mut rejected = 0;
     while let Some(client) = clients.join_next().await {
-        told += usize::from(client.expect("no panic"));
+        rejected += usize::from(client.expect("no panic"));
     }
-    assert_eq!(told, 200, "every client of this process, and none of the other");
+    assert_eq!(rejected, 200, "every client of this process, and none of the other");
     sleep(Duration::from_secs(60)).await;
     assert_eq!((store.memory().size(), other.size()), (0, (0, 0)));
 }
@@ -282,7 +282,8 @@ fn terminate_this_process() {
     assert!(kill.expect("sh runs").success());
 }
 
-/// A waiter is rejected at once. What does not end within the budget is revoked and released before its end.
+/// A waiter is rejected at once. A lock that is not released within the budget is revoked and
+/// released before the end of the budget.
 #[cfg(unix)]
 #[tokio::test]
 async fn signal_starts_a_shutdown_within_its_budget() {
@@ -318,8 +319,8 @@ async fn signal_starts_a_shutdown_within_its_budget() {
 #[tokio::test]
 async fn terminated_server_finishes_holders_and_rejects_the_rest() {
     let (store, locks) = store_and_locks();
-    let (go_on, told) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (works, stop) = (Arc::clone(&go_on), Arc::clone(&told));
+    let (go_on, terminate) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (works, stop) = (Arc::clone(&go_on), Arc::clone(&terminate));
     let handler = get(async move || {
         works.notified().await;
         "done"
@@ -348,7 +349,7 @@ async fn terminated_server_finishes_holders_and_rejects_the_rest() {
     while locks.size().1 == 0 {
         tokio::task::yield_now().await;
     }
-    told.notify_one();
+    terminate.notify_one();
     assert_eq!(waits.reply(false).await.status, 503, "waiters");
     assert_eq!(ask().await.reply(false).await.status, 503, "new requests");
     go_on.notify_one();

@@ -213,7 +213,7 @@ async fn every_end_before_the_handler_frees_the_budget() {
     for (when, request, status) in [
         ("the key function rejects", upload("/said-no", bytes(BUDGET)), 400),
         ("it is no JSON", upload("/no-json", bytes(BUDGET)), 400),
-        ("it breaks off", upload("/wait", broken), 400),
+        ("a truncated body", upload("/wait", broken), 400),
         ("it is too long", upload("/wait", frames([bytes(BUDGET), bytes(1)])), 413),
     ] {
         assert_eq!(app.answer(request).await, status, "{when}");

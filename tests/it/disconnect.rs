@@ -247,9 +247,9 @@ async fn lost_outer_lock_aborts_what_runs_under_an_inner_one() {
     assert_eq!(store.held_count(), 0);
 }
 
-struct Everybody;
+struct OneKey;
 
-impl HasLockKey for Everybody {
+impl HasLockKey for OneKey {
     fn lock_key(&self) -> impl Into<LockKey> {
         ("k",)
     }
@@ -259,10 +259,10 @@ impl HasLockKey for Everybody {
 struct Here;
 
 impl std::ops::Deref for Here {
-    type Target = Everybody;
+    type Target = OneKey;
 
-    fn deref(&self) -> &Everybody {
-        &Everybody
+    fn deref(&self) -> &OneKey {
+        &OneKey
     }
 }
 

@@ -105,7 +105,7 @@ async fn one_to_four_fields_of_any_location_make_one_key() {
     assert_eq!(outcome(&app, form.expect("a request")).await.as_deref(), Ok("seat:B%20b:7:7"));
 }
 
-/// Any spelling of one value in any location gives one key, or a rejection.
+/// All texts of one value in any location give one key, or are rejected.
 #[tokio::test(start_paused = true)]
 async fn equal_field_texts_give_one_key_or_are_rejected() {
     use FieldProblem::{Empty, NonCanonicalNumber, SurroundingWhitespace};

@@ -208,9 +208,9 @@ async fn dropped_call_leaves_the_key_free() {
     // During the release.
     let guard = locks.try_lock(key()).await.expect("free");
     store.on(StoreOp::Release).pause_before();
-    let mut giving_back = Box::pin(guard.release());
-    assert!(futures_util::poll!(giving_back.as_mut()).is_pending());
-    drop(giving_back);
+    let mut release = Box::pin(guard.release());
+    assert!(futures_util::poll!(release.as_mut()).is_pending());
+    drop(release);
     store.on(StoreOp::Release).resume();
     settle().await;
     assert_eq!(store.held_count(), 0);

@@ -16,7 +16,7 @@ fn key() -> LockKey {
 }
 
 async fn holder(locks: &LockManager) -> AcquisitionId {
-    locks.inspect(key()).await.expect("up").holder.expect("somebody")
+    locks.inspect(key()).await.expect("up").holder.expect("a holder")
 }
 
 fn offered(owner: &AcquisitionId) -> StoreEvent {
@@ -53,7 +53,7 @@ async fn forged_revocation_is_verified_and_ends_nothing() {
     let owner = holder(&locks).await;
     for _ in 0..1_000 {
         store.forge(&revoked(&owner));
-        store.forge(&revoked(&AcquisitionId::from_text("somebody:0000000000000000:0")));
+        store.forge(&revoked(&AcquisitionId::from_text("unknown:0000000000000000:0")));
     }
     sleep(Duration::from_millis(99)).await;
     assert_eq!(store.on(StoreOp::Renew).calls(), 1, "one question for all of them");

@@ -117,12 +117,12 @@ async fn branches_joined_in_one_request_are_one_owner() {
 #[tokio::test(start_paused = true)]
 async fn task_that_outlives_its_request_is_another_owner() {
     let (store, locks) = store_and_locks();
-    let (told, hears) = oneshot::channel();
-    let told = Arc::new(Mutex::new(Some(told)));
+    let (sender, receiver) = oneshot::channel();
+    let sender = Arc::new(Mutex::new(Some(sender)));
     let handler = {
         let locks = locks.clone();
         move |request: Request<Body>| {
-            let (locks, told) = (locks.clone(), Arc::clone(&told));
+            let (locks, sender) = (locks.clone(), Arc::clone(&sender));
             async move {
                 let owner = request.extensions().get::<Owner>().expect("the layer sets the owner").clone();
                 let early = locks.try_lock(key()).owner(&owner).await.expect("its own, as long as the request runs");
@@ -132,7 +132,7 @@ async fn task_that_outlives_its_request_is_another_owner() {
                     assert!(Owner::current().is_none(), "a spawned task has no owner");
                     sleep(Duration::from_secs(5)).await;
                     let outcome = locks.try_lock(key()).owner(&owner).await.map(|guard| drop(guard.release()));
-                    drop(told.lock().expect("whole").take().expect("once").send(outcome));
+                    drop(sender.lock().expect("whole").take().expect("once").send(outcome));
                 });
                 "done".into_response()
             }
@@ -141,7 +141,7 @@ async fn task_that_outlives_its_request_is_another_owner() {
     let app = Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, one_key())));
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
     let _next = locks.try_lock(key()).await.expect("the response is out, and the key free");
-    let outcome = hears.await.expect("told");
+    let outcome = receiver.await.expect("sent");
     assert!(matches!(outcome, Err(LockError::Busy { .. })), "{outcome:?}");
     assert_eq!(store.held_count(), 1);
 }
@@ -246,12 +246,12 @@ async fn streaming_body_does_not_wait_for_its_own_lock() {
 /// The result of a call for a busy key, and how long it waited.
 async fn waited(call: impl IntoFuture<Output = Result<LockGuard, LockError>>) -> String {
     let began = Instant::now();
-    let told = match call.into_future().await {
+    let outcome = match call.into_future().await {
         Err(LockError::Busy { .. }) => "held",
         Err(LockError::TimedOut { .. }) => "timed out",
         other => panic!("{other:?}"),
     };
-    format!("{told} {}", began.elapsed().as_millis())
+    format!("{outcome} {}", began.elapsed().as_millis())
 }
 
 #[tokio::test(start_paused = true)]
@@ -280,7 +280,7 @@ async fn call_in_a_handler_inherits_the_wait_of_its_route() {
         .route("/unlocked", get(inherits))
         .with_state(locks.clone());
     let router = app.clone().layer(LockManagerLayer::new(&locks).wait(ms(200)));
-    for (path, told) in [
+    for (path, want) in [
         ("/router", "timed out 200"),
         ("/route", "timed out 700"),
         ("/client", "timed out 2000"),
@@ -291,7 +291,7 @@ async fn call_in_a_handler_inherits_the_wait_of_its_route() {
         ("/unlocked", "timed out 200"),
     ] {
         let request = Request::get(path).header("prefer", "wait=2").body(Body::empty()).expect("a request");
-        assert_eq!(text(send(&router, request).await).await, told, "{path}");
+        assert_eq!(text(send(&router, request).await).await, want, "{path}");
     }
     assert_eq!(text(fetch(&app, "/router").await).await, "held 0", "nothing is set: as the route, it does not wait");
     assert_eq!(text(fetch(&app, "/unlocked").await).await, "timed out 30000", "no layer, no request");
@@ -318,7 +318,7 @@ async fn call_in_a_handler_inherits_the_limits_of_its_route() {
 
 /// It is awaited in the handler: each would wait for the other.
 #[tokio::test(start_paused = true)]
-async fn awaited_task_is_told_that_its_request_holds_the_lock() {
+async fn awaited_task_is_rejected_while_its_request_holds_the_lock() {
     let (store, locks) = store_and_locks();
     let handler = async |State(locks): State<LockManager>| {
         let began = Instant::now();
@@ -351,10 +351,10 @@ async fn awaited_task_is_told_that_its_request_holds_the_lock() {
 #[tokio::test(start_paused = true)]
 async fn task_with_its_own_owner_locks_after_the_response() {
     let (store, locks) = store_and_locks();
-    let (told, hears) = oneshot::channel();
-    let told = Arc::new(Mutex::new(Some(told)));
+    let (sender, receiver) = oneshot::channel();
+    let sender = Arc::new(Mutex::new(Some(sender)));
     let handler = move |State(locks): State<LockManager>| {
-        let told = told.lock().expect("whole").take().expect("once");
+        let sender = sender.lock().expect("whole").take().expect("once");
         async move {
             #[expect(clippy::disallowed_methods, reason = "the test needs a spawned task")]
             tokio::spawn(async move {
@@ -362,7 +362,7 @@ async fn task_with_its_own_owner_locks_after_the_response() {
                 drop(guard.release());
                 // The request has ended: the handle is independent of it.
                 let again = locks.lock(key()).await.expect("free");
-                drop((told.send(()), again.release()));
+                drop((sender.send(()), again.release()));
             });
             sleep(Duration::from_secs(2)).await;
         }
@@ -371,7 +371,7 @@ async fn task_with_its_own_owner_locks_after_the_response() {
         Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, one_key()))).with_state(locks.clone());
     let began = Instant::now();
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
-    hears.await.expect("it had both");
+    receiver.await.expect("it had both");
     assert_eq!(began.elapsed().as_secs(), 2);
     settle().await;
     assert_eq!(store.held_count(), 0);

@@ -316,10 +316,10 @@ async fn what_did_not_end_as_it_should() {
     let app = |layer, seconds| Router::new().route("/", works(seconds).route_layer(layer));
 
     fetch(&app(layer().max_hold(s(5)), 10), "/").await;
-    let mut told = warned().await;
-    told.sort();
-    let [lost, broken_off] = &told[..] else { panic!("the lock, and its request") };
-    assert!(lost.contains("limit") && broken_off.starts_with("a request was broken off: "), "{lost} {broken_off}");
+    let mut warnings = warned().await;
+    warnings.sort();
+    let [lost, aborted] = &warnings[..] else { panic!("the lock, and its request") };
+    assert!(lost.contains("limit") && aborted.starts_with("a request was broken off: "), "{lost} {aborted}");
     tokio::time::sleep(s(1)).await;
 
     // Its lease ends before it does, and it may continue.

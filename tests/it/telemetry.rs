@@ -243,7 +243,7 @@ fn renewal_after_a_yield_does_not_warn_of_a_loss() {
             let held = one.lock(("a",)).await.expect("free");
             let [here, there] = [&one, &other].map(|locks| tokio::spawn(locks.lock(("a",)).into_future()));
             settle().await;
-            let owner = one.inspect(("a",)).await.expect("up").holder.expect("somebody");
+            let owner = one.inspect(("a",)).await.expect("up").holder.expect("a holder");
             store.on(StoreOp::Renew).pause_before();
             store.forge(&StoreEvent::Revoked { key: LockKey::from(("a",)), id: owner });
             store.on(StoreOp::Renew).wait_until_paused().await;

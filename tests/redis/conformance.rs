@@ -58,11 +58,11 @@ async fn memory_and_redis_give_the_same_replies() {
 async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let key = LockKey::from(("parity", seed));
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let events = Arc::new(Mutex::new(Vec::new()));
     let processes: Vec<_> = (0..PROCESSES)
         .map(|n| {
             let ids = AcquisitionIds::new(&format!("p{n}"), fastrand::u64(..));
-            let notes = Arc::clone(&told);
+            let notes = Arc::clone(&events);
             let process = ids.next().manager().to_owned();
             store.subscribe(EventSink::new(process, move |event| {
                 notes.lock().unwrap_or_else(PoisonError::into_inner).extend(event.map(|event| (n, event)));
@@ -152,10 +152,10 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
         store.force_release(ForceReleaseRequest::new(last.clone(), Duration::ZERO, terms())).await.expect("a reply");
         let is_last = |event: &StoreEvent| matches!(event, StoreEvent::Revoked { key, .. } if *key == last);
         let has_come = || {
-            let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
-            let before = told.len();
-            told.retain(|(_, event)| !is_last(event));
-            told.len() < before
+            let mut events = events.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = events.len();
+            events.retain(|(_, event)| !is_last(event));
+            events.len() < before
         };
         let comes = async {
             while !has_come() {
@@ -164,10 +164,10 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
         };
         timeout(Duration::from_secs(20), comes).await.expect("the last message of a process");
     }
-    let told = std::mem::take(&mut *told.lock().unwrap_or_else(PoisonError::into_inner));
+    let events = std::mem::take(&mut *events.lock().unwrap_or_else(PoisonError::into_inner));
     for n in 0..PROCESSES {
         answers.push(format!("p{n} was notified"));
-        for (_, event) in told.iter().filter(|(process, event)| *process == n && *event != StoreEvent::Lagged) {
+        for (_, event) in events.iter().filter(|(process, event)| *process == n && *event != StoreEvent::Lagged) {
             answers.push(match event {
                 StoreEvent::Offered { id: owner, .. } => format!("offered {}", names.owner(owner)),
                 StoreEvent::Revoked { id: owner, .. } => format!("taken {}", names.owner(owner)),

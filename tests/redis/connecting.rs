@@ -116,7 +116,7 @@ async fn server_of_version(version: &'static str) -> String {
     let url = format!("redis://{}", listener.local_addr().expect("bound"));
     tokio::spawn(async move {
         loop {
-            let (mut client, _) = listener.accept().await.expect("somebody");
+            let (mut client, _) = listener.accept().await.expect("a client");
             tokio::spawn(async move {
                 let mut request = vec![0; 4096];
                 while let Ok(read @ 1..) = client.read(&mut request).await {

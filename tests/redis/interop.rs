@@ -75,7 +75,7 @@ async fn redisson_lock_excludes_and_is_not_touched() {
 #[tokio::test]
 async fn lock_without_a_ttl_excludes_until_deleted() {
     let Some(environment) = environment().await else { return };
-    environment.ask(&["HSET", NAME, "somebody", "1"]).await;
+    environment.ask(&["HSET", NAME, "foreign", "1"]).await;
     let locks = environment.direct_instance("a").await;
     assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })));
     let error = locks.lock(key()).wait(ms(300)).await.expect_err("for ever");
@@ -109,9 +109,9 @@ async fn inspect_works_from_any_instance() {
     let revoked = three.force_release(key()).await.expect("a reply");
     let thrown_out = revoked.holder().expect("held");
     assert_eq!(thrown_out.instance(), "one");
-    let told = Instant::now();
+    let revoked_at = Instant::now();
     soon("it is notified", guard.held_lock().lost()).await;
-    assert!(told.elapsed() < Duration::from_secs(6), "and not with its next renewal: {:?}", told.elapsed());
+    assert!(revoked_at.elapsed() < Duration::from_secs(6), "and not with its next renewal: {:?}", revoked_at.elapsed());
     let guard = soon("a grant after the lock-delay", waiting).await.expect("runs").expect("a grant");
     assert_eq!(three.inspect(key()).await.expect("a reply").holder.expect("held").instance(), "two");
     guard.release().await.expect("held");
@@ -191,10 +191,10 @@ async fn lock_deleted_by_redis_cli_is_lost_by_its_holder() {
     let owner = environment.ask(&["HKEYS", NAME]).await.texts()[0].to_owned();
     let inbox = format!("tower-lock:lock:in:{}", owner.rsplit_once(':').expect("a number behind it").0);
     environment.ask(&["DEL", NAME]).await;
-    let told = Instant::now();
+    let revoked_at = Instant::now();
     assert_eq!(environment.ask(&["PUBLISH", &inbox, &format!("1 taken 0 {owner} {NAME}")]).await.integer(), Some(1));
     soon("it is notified", guard.held_lock().lost()).await;
-    assert!(told.elapsed() < Duration::from_secs(6), "and not with its next renewal: {:?}", told.elapsed());
+    assert!(revoked_at.elapsed() < Duration::from_secs(6), "and not with its next renewal: {:?}", revoked_at.elapsed());
     soon("a grant at the next poll", waiting).await.expect("runs").expect("a grant").release().await.expect("held");
     environment.wait_until_clean().await;
 }

@@ -352,11 +352,11 @@ async fn other_protocols_pass_unchanged() {
 /// The killed process is this test program, started again.
 #[tokio::test]
 async fn servers_die_with_a_killed_test() {
-    const TOLD: &str = "TOWER_LOCK_FAULTS_WAITS_TO_BE_KILLED";
+    const CHILD: &str = "TOWER_LOCK_FAULTS_WAITS_TO_BE_KILLED";
     if !RedisServer::is_available() {
         return skipped("death of a test", "redis-server");
     }
-    if std::env::var_os(TOLD).is_some() {
+    if std::env::var_os(CHILD).is_some() {
         let redis = RedisServer::start().await;
         let mariadb = if MariaDb::is_available() { Some(MariaDb::start(&[]).await) } else { None };
         // MariaDB runs as another user; a change of the user clears the parent-death signal.
@@ -365,7 +365,7 @@ async fn servers_die_with_a_killed_test() {
     }
     let mut command = Process::command(std::env::current_exe().expect("a path"));
     command.args(["--exact", "--nocapture", "servers_die_with_a_killed_test"]);
-    command.env(TOLD, "1").stdout(Stdio::piped()).stderr(Stdio::null());
+    command.env(CHILD, "1").stdout(Stdio::piped()).stderr(Stdio::null());
     let test = Process::start(command).expect("it starts");
     let mut lines = std::io::BufReader::new(test.take_stdout().expect("piped")).lines();
     let pids =

@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use super::{paths, root};
 
-/// Phrases that are no longer used, in lower case. They match in prose, and as parts of identifiers:
-/// `hand over` matches `hand_over` and `HandOver`.
+/// Phrases that are no longer used, in lower case. They match in prose and as parts of identifiers,
+/// for example in snake case and in camel case.
 const PHRASES: [&str; 32] = [
     "give back",
     "gives back",
@@ -108,7 +108,15 @@ fn retired_words_do_not_return() {
             let own = words(line);
             let joined = last.iter().chain(&own).map(String::as_str).collect::<Vec<_>>().join(" ");
             let padded = format!(" {joined} ");
-            let phrases = PHRASES.iter().filter(|phrase| padded.contains(&format!(" {phrase} ")));
+            let is_here = |phrase: &str| {
+                let mut words = own.iter().map(String::as_str);
+                if phrase.contains(' ') {
+                    padded.contains(&format!(" {phrase} "))
+                } else {
+                    words.any(|word| word == phrase)
+                }
+            };
+            let phrases = PHRASES.iter().filter(|phrase| is_here(phrase));
             let parts = PARTS.iter().filter(|part| is_part(line, part));
             let code = CODE.iter().filter(|code| line.contains(*code));
             for word in phrases.chain(parts).chain(code) {

@@ -113,7 +113,7 @@ impl Both {
             5 => &["DEL", "tower-lock:lock:f"],
             6 => &["SET", &lock, "text"],
             7 => &["SET", "tower-lock:lock:f", NO_FENCES[self.die.usize(0..NO_FENCES.len())]],
-            _ => &["HSET", &lock, "somebody:1", "1"],
+            _ => &["HSET", &lock, "foreign:1", "1"],
         };
         self.both(words).await;
     }
@@ -302,10 +302,10 @@ async fn expiry_is_equal_in_both() {
     let mut both = Both::new(&server).await;
     both.begin(0).await;
     let (short, long) = (Duration::from_millis(600), Duration::from_secs(20));
-    let owner = |text: &str| AcquisitionId::from_text(text);
-    let ask = |names: &Keyspace, key: &LockKey, id: &str, lease, offer, place| {
+    let id = |text: &str| AcquisitionId::from_text(text);
+    let ask = |names: &Keyspace, key: &LockKey, text: &str, lease, offer, place| {
         let line = QueueConfig::new(offer, place, 9);
-        let ask = AcquireRequest::new(key.clone(), owner(id), lease, IfBusy::Enqueue, line, long);
+        let ask = AcquireRequest::new(key.clone(), id(text), lease, IfBusy::Enqueue, line, long);
         names.acquire(&ask, i64::MAX >> 10).expect("a valid name")
     };
     let key = both.keys[0].clone();

@@ -361,7 +361,7 @@ fn lock_without_a_ttl_is_waited_for_and_not_touched() {
     holds(
         |scheduler| {
             let name = scheduler.name();
-            scheduler.fake.command(&["HSET", &name, "somebody:1", "1"]);
+            scheduler.fake.command(&["HSET", &name, "foreign:1", "1"]);
             waits(scheduler, B, 2);
             scheduler.advance(30_000, &[B]);
             let asked = scheduler.count(B, "acquire");

@@ -280,8 +280,8 @@ impl Outcome {
         assert!(unwell.is_empty(), "{unwell:?}, {summary:#?}");
         let was_to_finish =
             |workload: &Workload| runs_to_end(workload) && summary.left_inside.contains(&workload.name());
-        let broken_off: Vec<_> = self.observed.iter().filter(|(workload, _)| was_to_finish(workload)).collect();
-        assert!(broken_off.is_empty(), "they were to finish without their clients: {broken_off:?}");
+        let aborted: Vec<_> = self.observed.iter().filter(|(workload, _)| was_to_finish(workload)).collect();
+        assert!(aborted.is_empty(), "they were to finish without their clients: {aborted:?}");
     }
 
     /// Checks that no connection or stream broke, except by a panicking handler.

@@ -222,7 +222,7 @@ impl Simulation {
     pub(super) fn end_section(&mut self, who: usize, ending: GuardEnd) {
         let State::Holding(section) = std::mem::replace(&mut self.clients[who].state, State::Done) else { return };
         let client = &self.clients[who];
-        let (process, key, terms, told, valid_until) =
+        let (process, key, terms, granted_at, valid_until) =
             (client.process, client.key, client.terms, client.granted_at, client.valid_until);
         self.log(|w| {
             let why = section.end_reason();
@@ -233,7 +233,7 @@ impl Simulation {
             _ if self.settings.bare && ending == GuardEnd::Dropped => (0, ""),
             GuardEnd::Dropped => (ended + nanos(terms.lock_delay), "ended badly"),
             GuardEnd::Released => {
-                let held = now - told;
+                let held = now - granted_at;
                 // The local clock may be fast.
                 let left = nanos(terms.min_hold).saturating_sub(held + held / 100) / 100 * 98;
                 // The store blocks no longer than the lease if the release is lost.

@@ -81,7 +81,7 @@ impl Simulation {
         });
         if let Some((passed, by)) = passed {
             let by = Duration::from_nanos(by);
-            self.report_violation(format!("{got} is served before {passed}, which lined up {by:?} before it"));
+            self.report_violation(format!("{got} is served before {passed}, which enqueued {by:?} before it"));
         }
     }
 

@@ -21,7 +21,7 @@ impl Simulation {
         let before: Vec<_> = (0..self.keys.len()).map(|key| self.record(key)).collect();
         let reply = self.fake.run(script);
         self.log(|w| {
-            let from = process.map_or("somebody", |process| w.processes[process].label.as_str());
+            let from = process.map_or("foreign", |process| w.processes[process].label.as_str());
             format!("    {from} {} {:?} -> {}", script.name(), script.args(), show(&reply))
         });
         for (key, before) in before.iter().enumerate() {
