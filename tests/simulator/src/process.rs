@@ -455,7 +455,7 @@ impl SimProcess {
             match &mut operation {
                 Operation::Acquire(_, request) => request.id = without_sequence(&request.id),
                 Operation::Yield(_, request) => {
-                    (request.id, request.next_id) = (without_sequence(&request.id), without_sequence(&request.next_id))
+                    (request.id, request.next_id) = (without_sequence(&request.id), without_sequence(&request.next_id));
                 }
                 Operation::Release(_, request) => request.id = without_sequence(&request.id),
                 Operation::Renew(..) => {}

@@ -89,7 +89,7 @@ impl Cluster {
         let mut checker = ChildOutput::start(checker, arguments, &HashMap::new());
         let address = checker.listening().await;
         let reporter = Reporter::connect(address).await.expect("it listens");
-        Self { checker: checker, address, service, reporter, clients: Clients::new() }
+        Self { checker, address, service, reporter, clients: Clients::new() }
     }
 
     /// Starts a service with these arguments, on this Redis or in its own memory.

@@ -103,7 +103,7 @@ impl Simulation {
             w.clients[who].ticket = w.processes[process].process.request(now, &key, id(who), wait, terms);
             if let Some(patience) = patience.filter(|_| waits) {
                 w.after(patience, move |w| {
-                    w.deliver_to(process, number, Source::Request(id(who)), move |w| w.cancel_wait(who))
+                    w.deliver_to(process, number, Source::Request(id(who)), move |w| w.cancel_wait(who));
                 });
             }
         });
@@ -141,7 +141,7 @@ impl Simulation {
         client.granted_at = self.now;
         let soon = self.random(MS);
         self.after(soon, move |w| {
-            w.deliver_to(process, number, Source::Request(id(who)), move |w| w.begin_section(who))
+            w.deliver_to(process, number, Source::Request(id(who)), move |w| w.begin_section(who));
         });
     }
 
