@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flooded_route_leaves_capacity_for_others() {
+    fn flooded_route_leaves_permits_for_other_routes() {
         let mut counts = Counts::default();
         let mut flood = |name: &str| (0..10_000).filter(|_| counts.try_add(&route(name), 1024)).count();
         assert_eq!([flood("one"), flood("two"), flood("three")], [512, 256, 128]);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_holds_for_all_routes_together() {
+    fn limit_holds_for_all_routes_together() {
         for max in [0, 1, 2, 7] {
             let mut counts = Counts::default();
             let added = (0..100).filter(|n| counts.try_add(&route(&n.to_string()), max)).count();
