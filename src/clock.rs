@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_do_not_run_over_the_end_of_the_clock() {
+    fn instants_saturate_at_the_end_of_the_clock() {
         let moment = BootInstant::from_nanos(5);
         assert_eq!(moment.saturating_add(Duration::MAX), BootInstant::FAR_FUTURE);
         assert_eq!(moment.saturating_duration_since(moment.saturating_add(Duration::from_secs(1))), Duration::ZERO);
@@ -156,7 +156,7 @@ mod tests {
 
     /// What production reads. Suspend cannot be had in a test; that the clock never stands behind the system's own uptime can.
     #[test]
-    fn the_clock_of_production_counts_from_the_boot_of_the_machine() {
+    fn production_clock_counts_from_boot() {
         let before = boot::now();
         let uptime = std::fs::read_to_string("/proc/uptime");
         let after = boot::now();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_not_stopped_is_that_of_production() {
+    fn unpaused_clock_is_the_production_clock() {
         let before = boot::now();
         let now = Clock::default().now();
         let after = boot::now();
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_clock_of_a_test_goes_with_tokio_and_can_jump() {
+    async fn test_clock_follows_tokio_and_can_jump() {
         let clock = Clock::default();
         let start = clock.now();
         tokio::time::advance(Duration::from_secs(3)).await;

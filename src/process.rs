@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "any moment will do")]
-    fn two_children_of_one_process_draw_different_random_bits() {
+    fn forked_children_draw_different_random_bits() {
         let (keys, now) = (RandomState::new(), SystemTime::now());
         assert_ne!(bits(&keys, 1, now), bits(&keys, 2, now), "two process ids");
         assert_ne!(bits(&keys, 1, now), bits(&keys, 1, now + Duration::from_nanos(100)), "two moments");

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_does_not_keep_the_request_that_it_was_cloned_in() {
+    fn handle_does_not_keep_its_request_alive() {
         let owner = Owner::new();
         let clone_here = || RequestScope::new(owner.clone(), LockPolicy::new()).scope_sync(Parent::here);
         let parent = clone_here().expect("in a request");

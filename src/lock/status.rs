@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_one_readable_line() {
+    fn status_formats_as_one_line() {
         let ms = Duration::from_millis;
         for (state, line) in [
             (
@@ -153,7 +153,7 @@ mod tests {
 
     /// Admin pages read these names.
     #[test]
-    fn the_names_of_a_serialized_state_do_not_change() {
+    fn serialized_status_names_are_stable() {
         let held = state(Some("a:1f:2"), Some(1_795_317_600_123), Duration::from_micros(30_500_900), 1);
         assert_eq!(
             serde_json::to_string(&held).expect("it serializes"),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_written_as_in_rfc_3339() {
+    fn times_are_formatted_as_rfc_3339() {
         for (unix, text) in [
             (0, "1970-01-01T00:00:00.000Z"),
             (951_782_399, "2000-02-28T23:59:59.000Z"),

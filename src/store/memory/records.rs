@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crashed_holder_blocks_no_longer_than_its_lease() {
+    fn crashed_holder_blocks_no_longer_than_its_lease() {
         let ([a, b], mut store) = (ids(), store());
         store.fence(&a);
         store.advance(LEASE - Duration::from_millis(1));
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_renewed_for_its_owner_while_it_lasts_and_for_nobody_else() {
+    fn only_the_owner_can_renew_and_only_in_time() {
         let ([a, b], mut store) = (ids(), store());
         assert_eq!(store.renew(&a), RenewReply::NotHolder, "a free key is nobody's");
         let first = store.fence(&a);
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_rises_over_a_restart_and_over_a_clock_that_steps_back() {
+    fn fence_rises_over_restarts_and_clock_steps() {
         let [a, b] = ids();
         let (mut store, mut last) = (store(), 0);
         for clock in [1_000, 1_000, 2_000, 500, 500, 2_500] {
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_key_goes_to_the_first_who_listens_whoever_asks() {
+    fn free_key_goes_to_the_first_live_waiter() {
         let ([a, dead, b, c], mut store) = (ids(), store());
         store.fence(&a);
         for (before, waiter) in [&dead, &b, &c].into_iter().enumerate() {
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_bounded_and_forgets_the_dead_first() {
+    fn full_queue_drops_dead_waiters_first() {
         let ([a, b, c, d, e], mut store) = (ids(), store());
         store.fence(&a);
         for waiter in [&b, &c, &d] {
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_lock_leaves_nothing_and_the_dead_are_swept() {
+    fn free_locks_leave_nothing_and_dead_ones_are_swept() {
         let ([a, b], mut store) = (ids(), store());
         store.fence(&a);
         store.acquire(&key(), &b, IfBusy::Fail);
@@ -536,7 +536,7 @@ mod tests {
 
     /// A client that ends badly with one key after the other.
     #[test]
-    fn keys_that_ended_badly_give_their_memory_back_with_a_few_acquisitions_of_others() {
+    fn aborted_keys_are_swept_by_later_acquisitions() {
         const KEYS: usize = 50_000;
         let (mut store, ids) = (store(), AcquisitionIds::new("test", 1));
         for n in 0..KEYS {

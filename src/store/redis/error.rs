@@ -358,7 +358,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_say_is_one_line_of_a_log() {
+    fn foreign_error_text_is_one_log_line() {
         let error = deadpool_redis::redis::make_extension_error(
             "ERR".to_owned(),
             Some("no\r\n2026-11-22T00:00:00Z  INFO forged \u{1b}[31m".to_owned()),
@@ -369,7 +369,7 @@ mod tests {
 
     #[cfg(feature = "redis-tls")]
     #[test]
-    fn a_certificate_that_was_not_accepted_is_told_by_what_is_wrong_with_it() {
+    fn rejected_certificate_names_its_defect() {
         use rustls::{CertificateError, Error};
 
         for (error, remedy) in [

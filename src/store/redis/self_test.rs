@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_older_than_seven_is_too_old_and_what_cannot_be_read_is_not() {
+    fn versions_before_7_are_too_old_and_unknown_ones_pass() {
         for (version, too_old) in
             [("6.2.14", true), ("7.0.15", false), ("7.2.4", false), ("10.1", false), ("unstable", false)]
         {

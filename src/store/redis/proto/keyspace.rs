@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_made_key_has_the_prefix_and_a_raw_one_is_spelt_exactly() {
+    fn composed_keys_have_the_prefix_and_raw_keys_are_exact() {
         let (made, raw) = (LockKey::from(("reward", 7, "a b")), LockKey::raw("myLock").expect("a name"));
         assert_eq!(keyspace().lock(&made).as_deref(), Ok("lock:reward:7:a%20b"));
         assert_eq!(keyspace().lock(&raw).as_deref(), Ok("myLock"));
@@ -152,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_in_the_slot_of_its_lock() {
+    fn queue_shares_the_hash_slot_of_its_lock() {
         assert_eq!(keyspace().queue("lock:reward:7"), "tower-lock:lock:q:{lock:reward:7}");
         assert_eq!(keyspace().queue("shop{7}:x"), "tower-lock:lock:t:shop{7}:x");
         assert_ne!(keyspace().queue("x"), keyspace().queue("{x}"), "two locks, two lines");
     }
 
     #[test]
-    fn no_prefix_can_be_mistaken() {
+    fn prefixes_are_unambiguous() {
         for prefix in ["", "a:b", "a{b", "a b", "tower-lock", &"a".repeat(65)] {
             assert!(Keyspace::new(prefix).is_err(), "{prefix}");
         }
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_not_known_is_a_bare_hint() {
+    fn unknown_message_is_a_hint() {
         let (key, owner) = (LockKey::from(("n", 1)), AcquisitionId::from_text("api:0a:7"));
         let offered = keyspace().parse_event(b"1 offered 1700000000000000 api:0a:7 lock:n:1");
         assert_eq!(offered, StoreEvent::Offered { key: key.clone(), id: owner.clone() });

@@ -58,7 +58,7 @@ mod tests {
     const LATER: Duration = Duration::from_millis(500);
 
     #[test]
-    fn the_server_is_never_thought_to_be_further_than_it_is() {
+    fn server_clock_is_never_overestimated() {
         let mut clock = ServerClock::default();
         assert_eq!(clock.expires_at(at(1), LATER), None);
         // It is 1 000 s ahead; answers take 300, 5 and 400 ms to come.
@@ -73,7 +73,7 @@ mod tests {
 
     /// A server whose clock is slow by a hundredth: what was said long ago is too much by now.
     #[test]
-    fn what_is_void_by_the_servers_clock_is_void_by_ours_whatever_their_rates() {
+    fn expiry_by_the_server_clock_implies_local_expiry() {
         let server = |ms: i64| 5_000_000 + ms * 990;
         for said in [0, 100, 9_000] {
             let mut clock = ServerClock::default();
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_set_is_followed() {
+    fn clock_step_of_the_server_is_followed() {
         let mut clock = ServerClock::default();
         clock.observe(60_000_000, at(0));
         clock.observe(65_000_000, at(1_000));
