@@ -226,11 +226,11 @@ async fn errors_describe_the_problem_and_keep_their_source() {
     let (store, locks) = store_and_locks();
     let held = locks.try_lock(("k",)).await.expect("free");
     let error = locks.try_lock(("k",)).await.expect_err("held");
-    assert_eq!(error.to_string(), "the lock is held by somebody else");
+    assert_eq!(error.to_string(), "the lock is held by another owner");
     held.release().await.expect("the store is up");
     store.fault_all(Fault::Fail);
     let error: LockError = locks.try_lock(("k",)).await.expect_err("down");
-    assert_eq!(error.to_string(), "the store could not say whether the lock is free");
+    assert_eq!(error.to_string(), "the lock store failed");
     let source = error.source().expect("kept");
     assert_eq!(source.to_string(), "the test store cannot be reached to acquire a lock");
     assert_eq!(source.source().expect("kept").to_string(), "the test pulled the plug");

@@ -433,8 +433,8 @@ async fn each_rejection_is_one_event_in_its_span() {
         .route("/hides", post(|| async {}).route_layer(layer.log_key(LogKey::Redacted)));
     let _held = locks.try_lock(("k", 7)).await.expect("free");
     for (path, body, result, wait_ms, says) in [
-        ("/refuses", r#"{"id":7}"#, "locked", Some("0.0"), "held by somebody else"),
-        ("/hides", r#"{"id":7}"#, "locked", Some("0.0"), "held by somebody else"),
+        ("/refuses", r#"{"id":7}"#, "locked", Some("0.0"), "held by another owner"),
+        ("/hides", r#"{"id":7}"#, "locked", Some("0.0"), "held by another owner"),
         ("/waits", r#"{"id":7}"#, "timed_out", Some("2"), ""),
         ("/waits", r#"{"id":"x"}"#, "invalid_key", None, "its lock key cannot be derived"),
     ] {
