@@ -50,7 +50,7 @@ enum BodyBuffer {
 
 impl<'a> BodyReader<'a> {
     pub(crate) fn new(body: RequestBody, budget: &'a Arc<BodyBudget>, policy: &'a LockPolicy) -> Self {
-        Self { body, reservation: None, budget: budget, policy }
+        Self { body, reservation: None, budget, policy }
     }
 
     /// The bytes of the body. They are read once.

@@ -126,7 +126,7 @@ impl RequestContext {
             is_inner,
             outer,
             route: Route::from_extensions(extensions, params.name),
-            params: params,
+            params,
             phase: AtomicU8::new(HandlerPhase::NotStarted as u8),
             is_body_incomplete: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),

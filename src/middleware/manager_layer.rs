@@ -69,7 +69,7 @@ impl LockManagerLayer {
             manager_policy: locks.policy(),
             on_reject: OnReject::default(),
         };
-        Self { locks: locks.clone(), inherited: inherited, hold_estimate: Arc::default() }
+        Self { locks: locks.clone(), inherited, hold_estimate: Arc::default() }
     }
 
     settings!(request_setters);
