@@ -1,5 +1,5 @@
 //! The memory budget of request bodies (I11), shared by all clones of a manager.
-//! Hand-written in place of a semaphore: a body that is still being read can be evicted, and the
+//! Hand-written in rank of a semaphore: a body that is still being read can be evicted, and the
 //! waiters of one key may use only a part of the budget.
 
 use std::{
@@ -96,30 +96,30 @@ impl<T> Ledger<T> {
     /// enough.
     fn allocate(&mut self, bytes: u64) -> Option<Vec<T>> {
         if bytes > self.available() {
-            // No reader is evicted in vain.
+            // No reader is evicted without a result.
             return None;
         }
-        let mut gone = Vec::new();
+        let mut evicted = Vec::new();
         while self.free < bytes {
             let (freed, reader) = self.readers.remove(&self.eviction_candidate()?)?;
             self.reader_bytes -= freed;
             self.free += freed;
-            gone.push(reader);
+            evicted.push(reader);
         }
         self.free -= bytes;
-        Some(gone)
+        Some(evicted)
     }
 
     /// The longest idle reader of at least average size. The average is rounded down to a power of
     /// two: at least one reader reaches it, and each size class is looked up once.
     fn eviction_candidate(&self) -> Option<EvictionRank> {
-        let share = self.reader_bytes.checked_div(self.readers.len() as u64)?;
+        let average = self.reader_bytes.checked_div(self.readers.len() as u64)?;
         let idlest = |size| {
             let of_size =
                 EvictionRank { size_class: size, sequence: 0 }..=EvictionRank { size_class: size, sequence: u64::MAX };
-            self.readers.range(of_size).next().map(|(&place, _)| place)
+            self.readers.range(of_size).next().map(|(&rank, _)| rank)
         };
-        (size_class(share)..=size_class(self.reader_bytes)).filter_map(idlest).min_by_key(|place| place.sequence)
+        (size_class(average)..=size_class(self.reader_bytes)).filter_map(idlest).min_by_key(|rank| rank.sequence)
     }
 
     fn release(&mut self, bytes: u64) {
@@ -128,16 +128,16 @@ impl<T> Ledger<T> {
 
     /// Adds a reader with its bytes as the most recent one.
     fn add_reader(&mut self, bytes: u64, reader: T) -> EvictionRank {
-        let place = EvictionRank { size_class: size_class(bytes), sequence: self.next_sequence };
+        let rank = EvictionRank { size_class: size_class(bytes), sequence: self.next_sequence };
         self.next_sequence += 1;
         self.reader_bytes += bytes;
-        self.readers.insert(place, (bytes, reader));
-        place
+        self.readers.insert(rank, (bytes, reader));
+        rank
     }
 
     /// Removes a reader, which keeps its bytes. `None`: it was evicted, and has no bytes.
-    fn remove_reader(&mut self, place: EvictionRank) -> Option<T> {
-        let (bytes, reader) = self.readers.remove(&place)?;
+    fn remove_reader(&mut self, rank: EvictionRank) -> Option<T> {
+        let (bytes, reader) = self.readers.remove(&rank)?;
         self.reader_bytes -= bytes;
         Some(reader)
     }
@@ -213,23 +213,23 @@ impl Reservation {
             return Ok(());
         }
         let bytes = bytes as u64;
-        let gone = {
+        let evicted = {
             let mut ledger = self.budget.0.lock();
             // It does not evict itself.
-            if let Some(place) = self.rank.take()
-                && ledger.remove_reader(place).is_none()
+            if let Some(rank) = self.rank.take()
+                && ledger.remove_reader(rank).is_none()
             {
                 self.bytes = 0;
                 return Err(ReservationError::Evicted);
             }
-            let Some(gone) = ledger.allocate(bytes) else { return Err(ReservationError::Exhausted) };
+            let Some(evicted) = ledger.allocate(bytes) else { return Err(ReservationError::Exhausted) };
             self.bytes += bytes;
             if let Some(reader) = &self.reader {
                 self.rank = Some(ledger.add_reader(self.bytes, Arc::downgrade(reader)));
             }
-            gone
+            evicted
         };
-        for reader in gone.iter().filter_map(Weak::upgrade) {
+        for reader in evicted.iter().filter_map(Weak::upgrade) {
             reader.evict();
         }
         Ok(())
@@ -255,7 +255,7 @@ impl Reservation {
     pub(crate) fn complete(&mut self) -> Result<(), ReservationError> {
         self.reader = None;
         match self.rank.take() {
-            Some(place) if self.budget.0.lock().remove_reader(place).is_none() => {
+            Some(rank) if self.budget.0.lock().remove_reader(rank).is_none() => {
                 self.bytes = 0;
                 Err(ReservationError::Evicted)
             }
@@ -297,7 +297,7 @@ mod tests {
         assert_eq!((ledger.free, ledger.available()), (0, 10));
         assert_eq!(ledger.allocate(2), Some(vec!["two"]));
         assert_eq!((ledger.free, ledger.available()), (2, 8));
-        assert_eq!(ledger.allocate(9), None, "nobody goes for nothing");
+        assert_eq!(ledger.allocate(9), None, "no reader is evicted without a result");
         assert_eq!(ledger.allocate(8), Some(vec!["one"]));
         assert_eq!(ledger.remove_reader(one), None);
         ledger.release(10);
@@ -334,7 +334,7 @@ mod tests {
         let (hot, other) = (LockKey::from(("hot",)), LockKey::from(("other",)));
         let mut ledger: Ledger<()> = Ledger::new(800);
         let comes = |ledger: &mut Ledger<()>, key: &LockKey, bytes| {
-            ledger.allocate(bytes).expect("there is room");
+            ledger.allocate(bytes).expect("fits");
             let waits = ledger.add_waiting(key, bytes);
             if !waits {
                 ledger.release(bytes);
@@ -349,10 +349,10 @@ mod tests {
             ledger.remove_waiting(&hot, 10);
             ledger.release(10);
         }
-        assert!(comes(&mut ledger, &hot, 700), "the first of a key waits, whatever it has");
+        assert!(comes(&mut ledger, &hot, 700), "the first of a key waits, whatever its size");
         assert!(!comes(&mut ledger, &hot, 1));
         ledger.remove_waiting(&hot, 700);
-        assert_eq!(ledger.waiting_bytes.len(), 1, "a key that nobody waits for is not kept");
+        assert_eq!(ledger.waiting_bytes.len(), 1, "a key without waiters is removed");
     }
 
     #[derive(Debug, Default)]
@@ -364,33 +364,33 @@ mod tests {
         }
     }
 
-    fn room(bytes: u64) -> Arc<BodyBudget> {
+    fn budget(bytes: u64) -> Arc<BodyBudget> {
         Arc::new(BodyBudget(Mutex::new(Ledger::new(bytes))))
     }
 
     #[test]
     fn rejected_reservation_takes_nothing_and_drop_frees() {
-        let room = room(10);
-        let (mut one, mut other) = (room.reserve(), room.reserve());
+        let budget = budget(10);
+        let (mut one, mut other) = (budget.reserve(), budget.reserve());
         one.grow(6).expect("fits");
         assert_eq!(other.grow(5), Err(ReservationError::Exhausted), "one too many");
-        assert_eq!(room.available(), 4, "a part of it is not taken");
+        assert_eq!(budget.available(), 4, "nothing was allocated");
         other.grow(4).expect("just fits");
         other.grow(0).expect("nothing always fits");
         assert_eq!(other.grow(1), Err(ReservationError::Exhausted));
         drop(one);
-        assert_eq!(room.available(), 6);
+        assert_eq!(budget.available(), 6);
         other.grow(6).expect("fits again");
         drop(other);
-        assert_eq!(room.available(), 10);
+        assert_eq!(budget.available(), 10);
     }
 
     #[test]
     fn readers_are_evicted_and_complete_bodies_are_not() {
-        let room = room(10);
+        let budget = budget(10);
         let (idle, busy) = (Arc::new(Counts::default()), Arc::new(Counts::default()));
         let aborts = || [&idle, &busy].map(|counts| counts.0.load(SeqCst));
-        let [mut one, mut two, mut three] = [room.reserve(), room.reserve(), room.reserve()];
+        let [mut one, mut two, mut three] = [budget.reserve(), budget.reserve(), budget.reserve()];
         one.set_reader(|| idle.clone());
         two.set_reader(|| busy.clone());
         two.grow(1).expect("fits");
@@ -400,35 +400,35 @@ mod tests {
         assert_eq!(aborts(), [1, 0]);
         assert_eq!((one.grow(1), one.complete()), (Err(ReservationError::Evicted), Ok(())), "it has nothing any more");
         two.complete().expect("not aborted");
-        assert_eq!((three.grow(4), room.available()), (Err(ReservationError::Exhausted), 3));
+        assert_eq!((three.grow(4), budget.available()), (Err(ReservationError::Exhausted), 3));
         drop((one, two, three));
-        assert_eq!((room.available(), aborts()), (10, [1, 0]), "each byte was given back once");
+        assert_eq!((budget.available(), aborts()), (10, [1, 0]), "each byte was freed once");
     }
 
     /// Its client disconnected before it was woken.
     #[test]
     fn evicted_reader_does_not_free_its_bytes_twice() {
-        let room = room(10);
+        let budget = budget(10);
         let counts = Arc::new(Counts::default());
-        let (mut one, mut other) = (room.reserve(), room.reserve());
+        let (mut one, mut other) = (budget.reserve(), budget.reserve());
         one.set_reader(|| counts.clone());
         one.grow(10).expect("fits");
-        other.grow(4).expect("it makes room");
+        other.grow(4).expect("it evicts");
         drop(one);
-        assert_eq!((room.available(), counts.0.load(SeqCst)), (6, 1));
+        assert_eq!((budget.available(), counts.0.load(SeqCst)), (6, 1));
         drop(other);
-        assert_eq!(room.available(), 10);
+        assert_eq!(budget.available(), 10);
     }
 
     #[test]
     fn reader_is_not_evicted_for_itself() {
-        let room = room(10);
+        let budget = budget(10);
         let counts = Arc::new(Counts::default());
-        let mut one = room.reserve();
+        let mut one = budget.reserve();
         one.grow(6).expect("fits");
         one.set_reader(|| counts.clone());
         assert_eq!((one.grow(5), counts.0.load(SeqCst)), (Err(ReservationError::Exhausted), 0));
         drop(one);
-        assert_eq!(room.available(), 10);
+        assert_eq!(budget.available(), 10);
     }
 }

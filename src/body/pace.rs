@@ -180,7 +180,7 @@ mod tests {
         pace.start_waiting(start);
         assert_eq!(pace.next_check(), Some(start + 10 * S));
         assert_eq!(pace.check(start + 9 * S), None);
-        assert_eq!(pace.next_check(), Some(start + 10 * S), "not put off by a look");
+        assert_eq!(pace.next_check(), Some(start + 10 * S), "not delayed by a check");
         pace.record(start + 9 * S, 0);
         pace.start_waiting(start + 9 * S);
         assert_eq!(pace.check(start + 10 * S), Some(TooSlow::Idle), "nothing is no byte");
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn minimum_rate_applies_to_each_window() {
         assert_eq!(moves(&mut Pace::new(10 * S, 16 << 10), 16_000, 8 * S, S), Some((11 * S, TooSlow::BelowRate)));
-        assert_eq!(moves(&mut Pace::new(10 * S, 0), 16_000, 8 * S, S), None, "none is asked for");
+        assert_eq!(moves(&mut Pace::new(10 * S, 0), 16_000, 8 * S, S), None, "no rate is required");
         assert_eq!(moves(&mut Pace::new(10 * S, 16 << 10), 16 << 10, S, Duration::ZERO), None, "just as fast");
         let (after, why) = moves(&mut Pace::new(10 * S, 16 << 10), (16 << 10) - 1, S, S).expect("too slow");
         assert_eq!((after, why), (19 * S, TooSlow::BelowRate), "ten of them are of the peer");
@@ -210,9 +210,9 @@ mod tests {
     /// An event of twenty bytes each second, which the connection accepts after 200 ms.
     #[test]
     fn sparse_producer_is_not_a_slow_peer() {
-        let moment = Duration::from_millis(200);
-        assert_eq!(moves(&mut Pace::new(10 * S, 16 << 10), 20, moment, S), None);
-        assert_eq!(moves(&mut Pace::new(S, u64::MAX), 20, moment, 3600 * S), None);
+        let delay = Duration::from_millis(200);
+        assert_eq!(moves(&mut Pace::new(10 * S, 16 << 10), 20, delay, S), None);
+        assert_eq!(moves(&mut Pace::new(S, u64::MAX), 20, delay, 3600 * S), None);
     }
 
     #[test]

@@ -161,7 +161,7 @@ impl LockTarget {
 
     /// Reads the body of the request, so that the extractor or the handler finds it complete.
     async fn read_body(&self, head: &mut Parts) -> Result<Option<Reservation>, Response> {
-        self.context.read_body(&self.route, head).await.map_err(|answer| answer.map(RejectionBody::into_axum))
+        self.context.read_body(&self.route, head).await.map_err(|response| response.map(RejectionBody::into_axum))
     }
 
     fn rejected(&self, rejection: Rejection) -> Response {

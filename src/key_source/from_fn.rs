@@ -212,7 +212,7 @@ fn extractor_rejection<E, R: IntoResponse>(rejection: R) -> KeyRejection {
     KeyRejection::Response(rejection.into_response().map(RejectionBody::new), Some(type_name::<E>()))
 }
 
-// === impl Answer ===
+// === impl KeyFnOutput ===
 
 impl<R: IntoLockKey> KeyFnOutput<marker::Ready> for R {
     fn into_key(self) -> impl Future<Output = Result<Option<LockKey>, Response<RejectionBody>>> + Send {
@@ -229,7 +229,7 @@ where
     }
 }
 
-// === impl By ===
+// === impl FromFn ===
 
 impl<F, T, M, S> KeySource for FromFn<F, T, M, S>
 where

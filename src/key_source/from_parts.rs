@@ -62,7 +62,7 @@ where
         head: &mut Parts,
         _: &mut BodyReader<'_>,
     ) -> impl Future<Output = Result<Option<LockKey>, KeyRejection>> + Send {
-        ready((self.0)(head).into_lock_key().map_err(|answer| KeyRejection::Response(answer, None)))
+        ready((self.0)(head).into_lock_key().map_err(|response| KeyRejection::Response(response, None)))
     }
 }
 

@@ -120,7 +120,7 @@ impl<T: IntoLockKey, E: IntoKeyRejection> IntoLockKey for Result<T, E> {
     }
 }
 
-// === impl KeyError ===
+// === impl IntoKeyRejection ===
 
 #[cfg(feature = "axum")]
 impl<E: axum::response::IntoResponse> IntoKeyRejection for E {

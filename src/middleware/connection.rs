@@ -47,11 +47,11 @@ impl ClientConnection {
 fn is_hung_up(socket: &impl std::os::fd::AsFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-    let mut asked = [PollFd::new(socket, PollFlags::RDHUP)];
+    let closed = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     // An unknown state does not reject the request.
-    poll(&mut asked, Some(&at_once)).is_ok() && asked[0].revents().intersects(gone)
+    poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().intersects(closed)
 }
 
 impl fmt::Debug for ClientConnection {

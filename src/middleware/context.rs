@@ -163,7 +163,7 @@ impl RequestContext {
         Route::from_extensions(extensions, self.0.params.name)
     }
 
-    // --- taking a lock --------------------------------------------------------------------------------------------
+    // --- acquiring a lock
 
     /// Counts a lock request that waits, here and at each outer layer.
     pub(crate) fn start_waiting(&self) -> WaitingGuard<'_> {
@@ -285,7 +285,7 @@ impl RequestContext {
         self.0.client_wait.filter(|_| self.0.is_wait_applied.load(Acquire))
     }
 
-    // --- what is held here ----------------------------------------------------------------------------------------
+    // --- what is held here
 
     /// Counts the lock of the layer.
     pub(super) fn count_lock(&self) {
@@ -343,7 +343,7 @@ impl RequestContext {
         }
     }
 
-    // --- when the client has left ---------------------------------------------------------------------------------
+    // --- after a disconnect
 
     /// Sets whether the handler runs or has returned.
     pub(super) fn set_running(&self, is_running: bool) {

@@ -187,13 +187,13 @@ impl<K: KeySource> LockLayer<K> {
     ///
     /// Every such response has the typed [`Rejection`] in its extensions. The function is not
     /// called for rejections by an extractor of the key function, whose response is sent unchanged.
-    pub fn on_reject<F, B>(self, answer: F) -> Self
+    pub fn on_reject<F, B>(self, respond: F) -> Self
     where
         F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        self.with(|config| config.on_reject = OnReject::new(answer))
+        self.with(|config| config.on_reject = OnReject::new(respond))
     }
 
     /// Sets the name of the route in spans and metrics if no router knows the matched path.

@@ -82,13 +82,13 @@ impl LockManagerLayer {
 
     /// Sets the responses to rejected requests of routes that do not set their own. See
     /// [`LockLayer::on_reject`](crate::LockLayer::on_reject).
-    pub fn on_reject<F, B>(mut self, answer: F) -> Self
+    pub fn on_reject<F, B>(mut self, respond: F) -> Self
     where
         F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        self.inherited.on_reject = OnReject::new(answer);
+        self.inherited.on_reject = OnReject::new(respond);
         self
     }
 }

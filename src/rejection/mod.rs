@@ -348,13 +348,13 @@ impl axum::response::IntoResponse for Rejection {
 // === impl OnReject ===
 
 impl OnReject {
-    pub(crate) fn new<F, B>(answer: F) -> Self
+    pub(crate) fn new<F, B>(respond: F) -> Self
     where
         F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        Self(Some(Arc::new(move |rejection| answer(rejection).map(RejectionBody::new))))
+        Self(Some(Arc::new(move |rejection| respond(rejection).map(RejectionBody::new))))
     }
 
     /// Returns this one, or the outer one if this has no function.
@@ -368,7 +368,7 @@ impl OnReject {
     /// Creates the response, with the typed rejection in its extensions.
     pub(crate) fn respond(&self, rejection: Rejection) -> Response<RejectionBody> {
         let mut response = match &self.0 {
-            Some(answer) => answer(&rejection),
+            Some(respond) => respond(&rejection),
             None => rejection.to_response(),
         };
         response.extensions_mut().insert(rejection);

@@ -64,7 +64,7 @@ mod tests {
             RETRY_AFTER_MAX,
             "the cap holds for the jitter, too"
         );
-        assert_eq!(retry_after(ms(0), ms(40), 1, 0.5), ms(40), "a holder past its lease is overdue, not gone");
+        assert_eq!(retry_after(ms(0), ms(40), 1, 0.5), ms(40), "a holder past its lease is overdue");
         assert_eq!(retry_after(ms(30_000), Duration::from_micros(1), 1, 0.5), RETRY_AFTER_FLOOR, "never at once");
     }
 
