@@ -60,7 +60,14 @@ fn texts(extensions: &[&str]) -> Vec<(String, String)> {
     };
     let files = folders.chain(pages).filter(|path| is_wanted(path));
     let name = |path: &Path| path.strip_prefix(root()).expect("in the repository").display().to_string();
-    files.map(|path| (name(&path), fs::read_to_string(&path).expect("text"))).collect()
+    files.map(|path| (name(&path), without_glossary(&fs::read_to_string(&path).expect("text")))).collect()
+}
+
+/// The glossary of `docs/architecture.md` lists the words that each term replaces.
+fn without_glossary(text: &str) -> String {
+    let Some((before, rest)) = text.split_once("\n## Glossary\n") else { return text.to_owned() };
+    let after = rest.find("\n## ").map_or("", |at| &rest[at..]);
+    format!("{before}{after}")
 }
 
 /// The words of a line, with identifiers split at underscores and in camel case.
