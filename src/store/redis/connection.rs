@@ -50,14 +50,15 @@ pub(super) enum Source {
 /// One connection for many concurrent calls. Redis replies in the order of the calls.
 ///
 /// A store has two of them, so that releases and renewals do not queue behind acquisitions. The
-/// pool creates a connection when there is none, and not for each call: it would send a `PING` first
-/// each time.
+/// pool creates a connection when there is none, and not for each call: it would send a `PING`
+/// first each time.
 #[derive(Debug)]
 pub(super) struct SharedConnection {
     source: Source,
     pub(super) timeouts: Timeouts,
     state: Mutex<Option<Arc<ConnectionState>>>,
-    /// Notified by the first reply after a timeout or on a new connection: the outage may have ended.
+    /// Notified by the first reply after a timeout or on a new connection: the outage may have
+    /// ended.
     recovered: Arc<Notify>,
 }
 
@@ -102,7 +103,8 @@ struct InFlightQuery<'a> {
 }
 
 impl SharedConnection {
-    /// Consecutive timeouts after which a connection is replaced: TCP notices an interrupted network late.
+    /// Consecutive timeouts after which a connection is replaced: TCP notices an interrupted
+    /// network late.
     const MAX_TIMEOUTS: u32 = 3;
     /// A call that is cancelled earlier is no evidence about the connection.
     const MIN_COUNTED_WAIT: Duration = Duration::from_millis(200);
@@ -113,8 +115,8 @@ impl SharedConnection {
         Self { source, timeouts, state: Mutex::default(), recovered }
     }
 
-    /// Sends once and waits for the reply until the deadline. If the connection breaks, the outcome is
-    /// unknown.
+    /// Sends once and waits for the reply until the deadline. If the connection breaks, the outcome
+    /// is unknown.
     pub(super) async fn query(&self, query: Query<'_>, deadline: Instant) -> Result<Value, CallError> {
         let (state, connected) = self.connected(deadline).await?;
         let mut connection = connected.connection.clone();
@@ -130,8 +132,9 @@ impl SharedConnection {
         Ok(reply?)
     }
 
-    /// As [`query`](Self::query), but sends again on a new connection if the first one breaks: it may
-    /// have been broken since its last use. Only for commands that may be repeated at any later time.
+    /// As [`query`](Self::query), but sends again on a new connection if the first one breaks: it
+    /// may have been broken since its last use. Only for commands that may be repeated at any later
+    /// time.
     pub(super) async fn query_retry(&self, query: Query<'_>, deadline: Instant) -> Result<Value, CallError> {
         match self.query(query, deadline).await {
             Err(CallError::Redis(error)) if error.is_connection_dropped() => self.query(query, deadline).await,
@@ -149,7 +152,8 @@ impl SharedConnection {
         self.connected(Instant::now() + self.timeouts.connect).await.map(drop)
     }
 
-    /// The number of subscribers of a channel. It also tests the connection, as [`ping`](Self::ping).
+    /// The number of subscribers of a channel. It also tests the connection, as
+    /// [`ping`](Self::ping).
     pub(super) async fn subscriber_count(&self, channel: &str) -> Option<u64> {
         let mut command = cmd("PUBSUB");
         command.arg("NUMSUB").arg(channel);
@@ -214,8 +218,8 @@ async fn connect(source: &Source, timeouts: Timeouts) -> Result<Connected, CallE
 }
 
 impl Timeouts {
-    /// The deadline of a call that begins now. It is shortly before the caller's own timeout, so that
-    /// the caller gets the reason.
+    /// The deadline of a call that begins now. It is shortly before the caller's own timeout, so
+    /// that the caller gets the reason.
     pub(super) fn call_deadline(self) -> Instant {
         Instant::now() + self.call.saturating_sub((self.call / 10).min(Duration::from_millis(20)))
     }

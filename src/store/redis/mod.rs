@@ -63,16 +63,16 @@ pub use self::{builder::RedisStoreBuilder, error::RedisConnectError};
 /// ```
 ///
 /// A lock is a hash of one field, the acquisition id, in the format of Redisson: locks of both
-/// libraries exclude each other. Waiters queue in a list next to it. A release offers the lock to the
-/// first live waiter. `docs/redis.md` has the data model, and the behaviour when Redis is slow, down,
-/// restarted or flushed.
+/// libraries exclude each other. Waiters queue in a list next to it. A release offers the lock to
+/// the first live waiter. `docs/redis.md` has the data model, and the behaviour when Redis is slow,
+/// down, restarted or flushed.
 ///
 /// A store has three connections: one for acquisitions, one for renewals and releases, which never
 /// queue behind acquisitions, and one for messages. Each is replaced when it breaks.
 ///
-/// One Redis is a single point of failure. While it cannot be reached, no lock is acquired (503, not
-/// started), and a held lock is lost when its lease expires. If Redis loses data, two holders of one
-/// key can overlap. Use the [fencing token](crate::FencingToken) to reject stale writes.
+/// One Redis is a single point of failure. While it cannot be reached, no lock is acquired (503,
+/// not started), and a held lock is lost when its lease expires. If Redis loses data, two holders
+/// of one key can overlap. Use the [fencing token](crate::FencingToken) to reject stale writes.
 pub struct RedisStore {
     shared: Arc<Shared>,
 }
@@ -95,8 +95,8 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// A [`RedisConnectError`]: the URL is invalid, the server cannot be reached or is too old, or a
-    /// permission is missing.
+    /// A [`RedisConnectError`]: the URL is invalid, the server cannot be reached or is too old, or
+    /// a permission is missing.
     pub async fn connect(url: &str) -> Result<Self, RedisConnectError> {
         Self::builder().connect(url).await
     }
@@ -110,8 +110,8 @@ impl RedisStore {
         Self::builder().from_env().await
     }
 
-    /// As [`connect`](Self::connect), but does not wait for Redis: the service starts while Redis is
-    /// down. See [`RedisStoreBuilder::connect_lazy`].
+    /// As [`connect`](Self::connect), but does not wait for Redis: the service starts while Redis
+    /// is down. See [`RedisStoreBuilder::connect_lazy`].
     ///
     /// # Errors
     ///
@@ -120,7 +120,8 @@ impl RedisStore {
         Self::builder().connect_lazy(url)
     }
 
-    /// Connects to the address of a `deadpool` configuration. See [`RedisStoreBuilder::from_config`].
+    /// Connects to the address of a `deadpool` configuration. See
+    /// [`RedisStoreBuilder::from_config`].
     ///
     /// # Errors
     ///
@@ -309,7 +310,8 @@ impl Shared {
         }
     }
 
-    /// Warns once about a lock without a TTL, which another program wrote. It must be deleted by hand.
+    /// Warns once about a lock without a TTL, which another program wrote. It must be deleted by
+    /// hand.
     fn warn_if_no_ttl(&self, reply: &AcquireReply) {
         let (AcquireReply::Queued { lease_left, .. }
         | AcquireReply::Busy { lease_left }
@@ -324,7 +326,8 @@ impl Shared {
     }
 }
 
-/// Warns that the stored value was not a fence, and that a script replaced it by the server's clock.
+/// Warns that the stored value was not a fence, and that a script replaced it by the server's
+/// clock.
 #[cfg_attr(not(feature = "tracing"), expect(unused_variables, reason = "there is no log"))]
 fn warn_fence_replaced(keyspace: &Keyspace, found: &str) {
     #[cfg(feature = "tracing")]

@@ -1,4 +1,5 @@
-//! Sockets that bound the length of a reply and keep an error that the server sends before it closes.
+//! Sockets that bound the length of a reply and keep an error that the server sends before it
+//! closes.
 
 use std::{
     io,
@@ -24,7 +25,8 @@ use super::proto::escape_control;
 use crate::sync::Mutex;
 
 /// The most bytes of one reply or one message. The longest expected one is that of `INFO`, some
-/// thousand. A faulty server, or foreign data in a lock, must not exhaust the memory of this process.
+/// thousand. A faulty server, or foreign data in a lock, must not exhaust the memory of this
+/// process.
 pub(super) const MAX_REPLY_BYTES: usize = 1 << 20;
 
 /// The most calls that wait for the socket; further calls wait for capacity.
@@ -77,7 +79,8 @@ impl Connector {
             .set_response_timeout(Some(2 * self.call_timeout))
             .set_pipeline_buffer_size(PIPELINE_CAPACITY);
         let Some((socket, closing_error)) = self.socket().await? else {
-            // The library does not expose its TLS stream: replies over TLS have no bound but timeouts.
+            // The library does not expose its TLS stream: replies over TLS have no bound but
+            // timeouts.
             let connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
             return Ok(Connected::from(connection));
         };
@@ -100,7 +103,8 @@ impl Connector {
         let inner: Box<dyn Socket> = match self.client.get_connection_info().addr() {
             ConnectionAddr::Tcp(host, port) => {
                 let stream = TcpStream::connect((host.as_str(), *port)).await?;
-                // Without Nagle's algorithm, a call does not wait for the reply to the previous one.
+                // Without Nagle's algorithm, a call does not wait for the reply to the previous
+                // one.
                 stream.set_nodelay(true)?;
                 Box::new(stream)
             }
@@ -242,7 +246,8 @@ impl ReplyLength {
                 self.header_byte(read[0]);
                 read = &read[1..];
             }
-            // The header announces the length of a text: a long one exceeds the limit before it arrives.
+            // The header announces the length of a text: a long one exceeds the limit before it
+            // arrives.
             if self.bytes > MAX_REPLY_BYTES || self.text_left > MAX_REPLY_BYTES as u64 {
                 return true;
             }

@@ -82,9 +82,9 @@ struct Subscription {
 }
 
 impl Subscriber {
-    /// How long a waiter waits for its subscription before it enqueues: without one it counts as dead
-    /// and loses its queue entry. It usually takes one round trip. If it takes longer, polls replace
-    /// the events.
+    /// How long a waiter waits for its subscription before it enqueues: without one it counts as
+    /// dead and loses its queue entry. It usually takes one round trip. If it takes longer, polls
+    /// replace the events.
     const SUBSCRIBE_WAIT: Duration = Duration::from_millis(250);
     /// Interval of the health checks: an interrupted connection health_ticks like an idle one.
     const HEALTH_INTERVAL: Duration = QUEUE_POLL_INTERVAL;
@@ -137,8 +137,8 @@ impl Subscriber {
         matches!(timeout(Self::SUBSCRIBE_WAIT, is_subscribed.wait_for(|is_subscribed| *is_subscribed)).await, Ok(Ok(_)))
     }
 
-    /// Whether the disconnection is an outage. A waiter would count as dead, and would never be offered
-    /// the key.
+    /// Whether the disconnection is an outage. A waiter would count as dead, and would never be
+    /// offered the key.
     pub(super) fn is_disconnected(&self) -> bool {
         self.disconnected_since.lock().is_some_and(|since| since.elapsed() > Self::DISCONNECTED_AFTER)
     }
@@ -212,7 +212,8 @@ impl Subscriber {
         }
     }
 
-    /// Starts the task on this runtime, unless it runs: the runtime of the former task may have ended.
+    /// Starts the task on this runtime, unless it runs: the runtime of the former task may have
+    /// ended.
     pub(super) fn start(self: &Arc<Self>, connection: Option<PubSub>) {
         let mut task = self.task.lock();
         if task.as_ref().is_none_or(Task::is_stale)
@@ -247,8 +248,8 @@ impl Subscriber {
         tokio::join!(self.receive(connection), health_checks);
     }
 
-    /// Compares the server of the calls with the server of the subscription. After a failover behind
-    /// one address the subscription may still be to the former primary, which sends nothing.
+    /// Compares the server of the calls with the server of the subscription. After a failover
+    /// behind one address the subscription may still be to the former primary, which sends nothing.
     async fn check_subscribed(&self, connection: &SharedConnection) {
         let subscribed_channel = |(channel, subscription): (&String, &Subscription)| {
             subscription.is_subscribed.borrow().then(|| channel.clone())
