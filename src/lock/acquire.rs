@@ -14,7 +14,7 @@ use super::{
     HeldLock, LockGuard,
     driver::Driver,
     driver_data::Waiter,
-    request_scope::{InRequest, Parent},
+    request_scope::{Parent, RequestScope},
 };
 use crate::{
     error::{LockError, RunError},
@@ -26,85 +26,87 @@ use crate::{
     telemetry::metrics::AcquireMetrics,
 };
 
-/// A lock to be taken; nothing happens before it is awaited.
+/// A call for a lock. Nothing happens before it is awaited.
 ///
 /// # Errors
 ///
-/// [`LockError`] says why there is no guard: held, waited in vain, no place in the line, shutting down, or the store failed.
+/// [`LockError`]: the lock is held elsewhere, the wait timed out, the queue is full, the manager is
+/// shutting down, or the store failed.
 ///
 /// # Cancel safety
 ///
-/// Dropped while it waits, it leaves the line and loses its place. What the store granted in the meantime is given back.
+/// If it is dropped while it waits, it loses its position in the queue. A lock that was granted
+/// meanwhile is released.
 ///
 /// # Polling
 ///
-/// A call that was polled once must be polled until it completes, or dropped: its place in the
-/// queue is kept for it meanwhile. A grant that is not picked up within 3 seconds goes to the next
+/// A call that was polled once must be polled until it completes, or dropped: it occupies its
+/// position in the queue meanwhile. A grant that is not picked up within 3 seconds goes to the next
 /// waiter (a `select!` loop that polls something else, a buffered stream, `mem::forget`). Such a
 /// call ends with [`LockError::TimedOut`], or with [`LockError::Busy`] if it does not wait. A call
 /// whose wait is over is skipped: it gets no grant.
 #[derive(Debug)]
 #[must_use = "nothing is locked before the call is awaited"]
 pub struct LockBuilder {
-    core: Arc<Driver>,
+    driver: Arc<Driver>,
     key: LockKey,
     /// What this call sets.
     policy: LockPolicy,
     owner: Option<Owner>,
-    handle: OfHandle,
+    handle: HandleSettings,
 }
 
-/// What a call has from the handle that it was made with.
+/// The settings of a call that come from its handle.
 #[derive(Debug)]
-struct OfHandle {
+struct HandleSettings {
     policy: LockPolicy,
     parent: Parent,
 }
 
-/// What is asked of the table.
+/// The parameters of a request for a lock.
 #[derive(Debug)]
 pub(crate) struct LockParams {
     pub(crate) key: LockKey,
-    /// Zero: refused while somebody else has the key.
+    /// Zero: rejected while another owner holds the key.
     pub(crate) wait: Duration,
-    pub(crate) terms: HoldLimits,
+    pub(crate) limits: HoldLimits,
     pub(crate) owner: Option<Owner>,
-    /// What it is counted under.
+    /// The label of its metrics.
     pub(crate) route: Option<Arc<str>>,
 }
 
 pin_project! {
-    /// The way to a guard. Made by awaiting a [`LockBuilder`].
+    /// Future of a [`LockBuilder`].
     #[must_use = "futures do nothing unless you `.await` or poll them"]
     pub struct LockFuture {
-        core: Option<Arc<Driver>>,
-        // What is asked at the first poll.
-        ask: Option<LockParams>,
-        // Of a call: what it sets, and what it has from its handle. What it inherits is known where it
-        // is polled first, as its owner is.
-        call: Option<(LockPolicy, OfHandle)>,
-        // What came of it.
-        place: Option<PendingAcquire>,
+        driver: Option<Arc<Driver>>,
+        // Sent at the first poll.
+        params: Option<LockParams>,
+        // The settings of a call without HTTP. They are merged at the first poll, because the task
+        // that polls decides on the owner and on the settings that are inherited.
+        call: Option<(LockPolicy, HandleSettings)>,
+        // The request that was sent.
+        pending: Option<PendingAcquire>,
         wait: Duration,
         #[pin]
         timer: Option<Sleep>,
-        // A call without a wait: its timer has fired once already.
+        // The timer of a call without a wait has fired once.
         is_last_round: bool,
-        // Its time is over in the moment in which it is told: it hears what.
-        is_late: bool,
+        // The timeout coincided with the result, which is about to arrive.
+        is_result_pending: bool,
     }
 
     impl PinnedDrop for LockFuture {
         fn drop(this: Pin<&mut Self>) {
             let this = this.project();
-            if let (Some(core), Some(place)) = (&this.core, this.place.take()) {
-                place.give_up(core);
+            if let (Some(driver), Some(pending)) = (&this.driver, this.pending.take()) {
+                pending.cancel(driver);
             }
         }
     }
 }
 
-/// A place in the line, until it is told.
+/// A request whose result is awaited.
 struct PendingAcquire {
     key: LockKey,
     number: u64,
@@ -113,25 +115,25 @@ struct PendingAcquire {
 }
 
 impl LockBuilder {
-    pub(super) fn new(core: Arc<Driver>, key: LockKey, policy: LockPolicy, parent: Parent) -> Self {
-        Self { core, key, policy: LockPolicy::new(), owner: None, handle: OfHandle { policy, parent } }
+    pub(super) fn new(driver: Arc<Driver>, key: LockKey, policy: LockPolicy, parent: Parent) -> Self {
+        Self { driver, key, policy: LockPolicy::new(), owner: None, handle: HandleSettings { policy, parent } }
     }
 
     settings!(call_setters);
 
-    /// Sets what this policy sets.
+    /// Sets each setting that this policy sets.
     pub fn policy(self, policy: LockPolicy) -> Self {
         Self { policy: policy.or(self.policy), ..self }
     }
 
-    /// Who asks: for a key that it holds already, it has it once more. Default: the one whose [scope](Owner::scope) this is awaited in,
-    /// else somebody new.
+    /// Sets the owner. An owner that holds the key already gets another guard at once. Default: the
+    /// owner whose [scope](Owner::scope) the call is awaited in, else a new one.
     pub fn owner(self, owner: &Owner) -> Self {
         Self { owner: Some(owner.clone()), ..self }
     }
 
-    /// Takes the lock, works under it as long as it is ours and not one poll longer, and gives it back in order. The work is done as the
-    /// [`Owner`] of the lock, which so has it once more where it asks.
+    /// Acquires the lock, runs the work under it, and releases it. The work is not polled after the
+    /// lock is lost. It runs as the [`Owner`] of the lock, so that it can re-enter it.
     ///
     /// ```
     /// # use tower_lock::{LockManager, RunError};
@@ -150,16 +152,19 @@ impl LockBuilder {
     /// # }
     /// ```
     ///
-    /// Whatever the work answers, an `Err` of its own included, is an end in order: a [`min_hold`](Self::min_hold) counts. A job that may fail
-    /// takes a guard, and says so with [`release_after_failure`](crate::LockGuard::release_after_failure).
+    /// Every output of the work counts as a success, an `Err` included: a
+    /// [`min_hold`](Self::min_hold) applies. For work that may fail, acquire a guard and call
+    /// [`release_after_failure`](crate::LockGuard::release_after_failure).
     ///
     /// # Errors
     ///
-    /// The lock could not be had, and nothing was started; or it was lost, and the work was dropped where it stood.
+    /// The lock was not acquired, and the work was not started; or the lock was lost, and the work
+    /// was dropped at an await.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it leaves the line; or it drops the work, and then the lock, whose key stays taken for the lock-delay.
+    /// If it is dropped while it waits, it loses its position in the queue. If it is dropped later,
+    /// it drops the work and then the guard, and the key stays blocked for the lock-delay.
     pub async fn run<F, T>(self, work: F) -> Result<T, RunError>
     where
         F: AsyncFnOnce(HeldLock) -> T,
@@ -167,7 +172,7 @@ impl LockBuilder {
         let owner = self.owner.clone().or_else(Owner::current).unwrap_or_else(Owner::new);
         let guard = self.owner(&owner).await?;
         let done = guard.while_held(owner.scope(work(guard.held_lock()))).await?;
-        // What became of it does not change what was done: the lock was ours to the end of the work.
+        // The outcome of the release does not matter: the lock was held to the end of the work.
         let _ = guard.release().await;
         Ok(done)
     }
@@ -178,29 +183,29 @@ impl IntoFuture for LockBuilder {
     type IntoFuture = LockFuture;
 
     fn into_future(self) -> LockFuture {
-        let Self { core, key, policy, owner, handle } = self;
-        // Wait and terms are set with the first poll.
-        let ask = LockParams { key, wait: Duration::ZERO, terms: HoldLimits::default(), owner, route: None };
-        LockFuture::make(core, ask, Some((policy, handle)))
+        let Self { driver, key, policy, owner, handle } = self;
+        // The wait and the limits are set at the first poll.
+        let params = LockParams { key, wait: Duration::ZERO, limits: HoldLimits::default(), owner, route: None };
+        LockFuture::with_settings(driver, params, Some((policy, handle)))
     }
 }
 
 impl LockFuture {
-    pub(crate) fn new(core: Arc<Driver>, ask: LockParams) -> Self {
-        Self::make(core, ask, None)
+    pub(crate) fn new(driver: Arc<Driver>, params: LockParams) -> Self {
+        Self::with_settings(driver, params, None)
     }
 
-    fn make(core: Arc<Driver>, ask: LockParams, call: Option<(LockPolicy, OfHandle)>) -> Self {
-        let wait = ask.wait;
+    fn with_settings(driver: Arc<Driver>, params: LockParams, call: Option<(LockPolicy, HandleSettings)>) -> Self {
+        let wait = params.wait;
         Self {
-            core: Some(core),
-            ask: Some(ask),
+            driver: Some(driver),
+            params: Some(params),
             call,
-            place: None,
+            pending: None,
             wait,
             timer: None,
             is_last_round: false,
-            is_late: false,
+            is_result_pending: false,
         }
     }
 }
@@ -210,58 +215,58 @@ impl Future for LockFuture {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        let core = this.core.as_ref().expect("not polled after its end");
-        if let Some(mut ask) = this.ask.take() {
+        let driver = this.driver.as_ref().expect("not polled after completion");
+        if let Some(mut params) = this.params.take() {
             let parent = this.call.take().and_then(|(policy, handle)| {
-                (ask.wait, ask.terms) = settle(policy, handle.policy);
-                *this.wait = ask.wait;
+                (params.wait, params.limits) = effective_settings(policy, handle.policy);
+                *this.wait = params.wait;
                 handle.parent.get()
             });
-            *this.place = Some(PendingAcquire::ask(core, ask, parent));
+            *this.pending = Some(PendingAcquire::send(driver, params, parent));
         }
-        let place = this.place.as_mut().expect("asked with the first poll");
-        let mut told = loop {
-            if let Poll::Ready(told) = place.waiter.poll_recv(cx) {
-                break told;
+        let pending = this.pending.as_mut().expect("sent at the first poll");
+        let mut result = loop {
+            if let Poll::Ready(result) = pending.waiter.poll_recv(cx) {
+                break result;
             }
-            if *this.is_late {
+            if *this.is_result_pending {
                 return Poll::Pending;
             }
-            // A call without a wait is answered by the table, in time; its timer is in case it is not.
+            // The table answers a call without a wait in time. Its timer is a safety net.
             let waits = !this.wait.is_zero();
             match this.timer {
                 ref mut timer if timer.is_none() => {
-                    timer.set(Some(sleep(if waits { *this.wait } else { 2 * core.store_timeout() })));
+                    timer.set(Some(sleep(if waits { *this.wait } else { 2 * driver.store_timeout() })));
                 }
-                // Woken for nothing: a runtime may have ended, and what was to be done from there is for us to do.
-                _ => core.rearm_lost_timers(),
+                // Woken without a result: a runtime may have ended, with timers that have to fire.
+                _ => driver.rearm_lost_timers(),
             }
             if let Some(timer) = this.timer.as_mut().as_pin_mut() {
                 ready!(timer.poll(cx));
             }
             if !waits && !*this.is_last_round {
                 // After a stop of the process (SIGSTOP, a suspended machine) all timers fire at once,
-                // this one before the table has heard the store. It gets the time to do so.
+                // this one perhaps before the reply of the store is processed.
                 *this.is_last_round = true;
                 this.timer.set(None);
                 continue;
             }
-            if let Some(ahead) = core.cancel(&place.key, place.number) {
-                break Err(if waits { ahead.timeout_error() } else { no_reply_error(ahead) });
+            if let Some(position) = driver.cancel(&pending.key, pending.number) {
+                break Err(if waits { position.timeout_error() } else { no_reply_error(position) });
             }
-            // Out of the line without our doing: we were told in this very moment, or are about to be.
-            *this.is_late = true;
+            // No longer in the queue: the result was sent a moment ago, or is about to be.
+            *this.is_result_pending = true;
         };
-        // The table does not say how long its caller would have waited.
-        if let Err(LockError::TimedOut { waited, .. }) = &mut told {
+        // The table does not know the limit of the wait.
+        if let Err(LockError::TimedOut { waited, .. }) = &mut result {
             *waited = *this.wait;
         }
-        let Some(PendingAcquire { waiting, .. }) = this.place.take() else { unreachable!("it was just looked at") };
-        Poll::Ready(match told {
+        let Some(PendingAcquire { waiting, .. }) = this.pending.take() else { unreachable!("it was polled above") };
+        Poll::Ready(match result {
             Ok(section) => {
                 section.delivered();
                 let metrics = waiting.granted(&section.data.metrics);
-                Ok(LockGuard::new(this.core.take().expect("until its end"), section, metrics))
+                Ok(LockGuard::new(this.driver.take().expect("polled after completion"), section, metrics))
             }
             Err(error) => {
                 waiting.rejected(&error);
@@ -272,34 +277,34 @@ impl Future for LockFuture {
 }
 
 impl PendingAcquire {
-    fn ask(core: &Arc<Driver>, ask: LockParams, parent: Option<Owner>) -> Self {
-        let LockParams { key, wait, terms, owner, route } = ask;
+    fn send(driver: &Arc<Driver>, params: LockParams, parent: Option<Owner>) -> Self {
+        let LockParams { key, wait, limits, owner, route } = params;
         let waiting = AcquireMetrics::start(route.as_ref());
         let waiter: Waiter = Arc::default();
         let owner = owner.or_else(Owner::current);
         let parent = parent.filter(|_| owner.is_none());
-        let request = LockRequest { waiter: Arc::clone(&waiter), wait, owner, parent, limits: terms };
-        let number = core.request(&key, request);
+        let request = LockRequest { waiter: Arc::clone(&waiter), wait, owner, parent, limits };
+        let number = driver.request(&key, request);
         Self { key, number, waiter, waiting }
     }
 
-    /// Nobody wants it any more; a turn that was on its way to it goes to the next.
-    fn give_up(self, core: &Arc<Driver>) {
+    /// Cancels the request. A lock that was granted to it goes to the next waiter.
+    fn cancel(self, driver: &Arc<Driver>) {
         let Self { key, number, waiter, waiting } = self;
-        // Before anybody is woken: a recorder that blocks keeps nobody back but this one.
+        // Before another waiter is woken: a recorder that blocks delays this task alone.
         drop(waiting);
         match waiter.close() {
-            // Chosen, and never came: it passes its turn on, as if its section had been empty.
-            Some(Ok(section)) => drop(core.end_guard(&section, GuardEnd::Undelivered)),
+            // It was granted, and not received: it counts as an empty section.
+            Some(Ok(section)) => drop(driver.end_guard(&section, GuardEnd::Undelivered)),
             Some(Err(_)) => {}
-            None => drop(core.cancel(&key, number)),
+            None => drop(driver.cancel(&key, number)),
         }
     }
 }
 
-/// How long a call waits, and on which terms it holds its key.
-fn settle(call: LockPolicy, handle: LockPolicy) -> (Duration, HoldLimits) {
-    match InRequest::policy() {
+/// The wait and the hold limits of a call without HTTP.
+fn effective_settings(call: LockPolicy, handle: LockPolicy) -> (Duration, HoldLimits) {
+    match RequestScope::policy() {
         Some(request) => {
             let policy = call.or(request).or(handle);
             (policy.request_wait(), policy.request_terms())
@@ -311,8 +316,8 @@ fn settle(call: LockPolicy, handle: LockPolicy) -> (Duration, HoldLimits) {
     }
 }
 
-/// The answer of a call without a wait that the table has not answered: it never waited, so it never
-/// times out.
+/// The error of a call without a wait that got no result in time. It did not wait, so it is no
+/// timeout.
 fn no_reply_error(ahead: QueuePosition) -> LockError {
     let QueuePosition { lease_left, ahead: places, store_error: silent, is_contended: is_taken } = ahead;
     match silent {
@@ -324,10 +329,10 @@ fn no_reply_error(ahead: QueuePosition) -> LockError {
 
 impl fmt::Debug for LockFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match (&self.ask, &self.place) {
-            (Some(_), _) => "LockFuture(asking)",
+        f.write_str(match (&self.params, &self.pending) {
+            (Some(_), _) => "LockFuture(created)",
             (None, Some(_)) => "LockFuture(waiting)",
-            (None, None) => "LockFuture(ended)",
+            (None, None) => "LockFuture(done)",
         })
     }
 }

@@ -1,7 +1,8 @@
-//! What all clones of a handle share, and the thin shell around the decisions: it asks the store, wakes, and keeps time.
+//! The driver of the state machine: it feeds events into the table, and executes the actions that
+//! come out: store calls, wake-ups, notifications.
 
 use std::{
-    collections::HashSet,
+    marker::PhantomData,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -19,11 +20,12 @@ use tokio::{
 use super::{
     detached,
     driver_data::{Grant, GrantData, Section, TokioDriver, Waiter},
-    watchdog::Watchdog,
+    lost_timers::LostTimers,
+    renewal_queue::{Inserted, RenewalQueue},
 };
 use crate::proto::section::ReleaseOutcome;
 use crate::{
-    acquisition::{AcquisitionId, AcquisitionIds},
+    acquisition::AcquisitionIds,
     body::budget::Room,
     clock::{BootInstant, Clock, LazyNow},
     error::{LockError, LockLost},
@@ -47,67 +49,67 @@ use crate::{
     },
 };
 
-/// How every line is served.
+/// The queue of every key in the store.
 pub(crate) const QUEUE: QueueConfig =
     QueueConfig::new(OFFER_TTL.saturating_add(LOCK_DELAY), QUEUE_ENTRY_TTL, MAX_STORE_WAITERS);
 
-/// What all clones of a handle share.
+/// The state that all clones of a manager share.
 #[derive(Debug)]
 pub(crate) struct Driver {
     pub(super) store: Arc<dyn LockStore>,
     pub(super) call_timeout: Duration,
     pub(super) clock: Clock,
-    pub(super) watchdog: Watchdog,
+    /// The grants that the watchdog renews.
+    pub(super) renewals: RenewalQueue,
+    start_watchdog: fn(&Arc<Self>),
     pub(super) detached: detached::Count,
     pub(super) ids: AcquisitionIds,
     process: Process,
-    /// The process that this was made in. In a child of it, which has a copy, it is dead: it grants
-    /// nothing, and sends nothing to the store.
+    /// The process that created this driver. The copy in a forked child grants nothing, and sends
+    /// nothing to the store.
     pid: u32,
-    /// The longest lease that the store is asked for.
+    /// The longest lease that is requested of the store.
     pub(super) lease: Duration,
     store_warnings: ThrottledLog,
     reports: Reports,
     /// For the bodies of requests that are read before their lock is taken.
     bodies: Arc<Room>,
-    /// I11: nothing of others runs under it, and nothing is awaited.
+    /// I11: no code of others runs under this mutex, and nothing is awaited.
     table: Mutex<LockTable<TokioDriver>>,
     lag_notices: Mutex<LagNotices>,
-    /// Nothing new is started. Never taken back.
+    /// Set once, and never cleared.
     is_shutting_down: AtomicBool,
-    /// The runtime on which something was last spawned: for what happens where none is.
+    /// The runtime of the last call, for calls from threads without one.
     runtime: Mutex<Option<Handle>>,
-    /// Keys whose alarm went with its runtime. Whoever comes from another one sees to them.
-    lost_timers: Mutex<HashSet<LockKey>>,
-    has_lost_timers: AtomicBool,
-    /// Nothing is held, asked for or given back any more. Told while draining.
+    lost_timers: LostTimers,
+    /// Notified when the table becomes empty during a shutdown.
     idle: Notify,
 }
 
-/// Gaps in the messages of the store: who waits is told of many of them at once.
+/// Notices that messages of the store may have been lost. Many of them are combined into one.
 #[derive(Debug, Default)]
 struct LagNotices {
-    /// When those who wait were told last.
+    /// When the last one was sent.
     sent_at: Option<BootInstant>,
-    /// A task is about to tell them.
+    /// A task is about to send one.
     is_pending: bool,
 }
 
-/// A task that tells those who wait of gaps. If it is dropped before, the next gap is told by another one.
+/// The task that sends a notice later. If it is dropped before, the next loss starts another one.
 struct PendingLagNotice(Arc<Driver>);
 
-/// A question to the store that is under way. If its task is dropped, its answer is that there is none.
+/// A store call in flight. If its task is dropped, the call has failed.
 struct InFlightCall<T, F: FnOnce(Result<T, StoreError>) -> Event<TokioDriver>> {
-    core: Arc<Driver>,
+    driver: Arc<Driver>,
     key: LockKey,
     operation: &'static str,
     event: Option<F>,
-    reply: std::marker::PhantomData<fn(T)>,
+    reply: PhantomData<fn(T)>,
 }
 
-/// A task that wakes a conversation. If it is dropped before, somebody else has to.
+/// A timer of one key. If it is dropped before it fires, it is a lost timer.
 struct WakeupTask {
-    core: Arc<Driver>,
+    driver: Arc<Driver>,
     key: LockKey,
     at: BootInstant,
     has_fired: bool,
@@ -121,13 +123,15 @@ impl Driver {
         process: Process,
         lease: Duration,
         max_detached: usize,
+        start_watchdog: fn(&Arc<Self>),
     ) -> Arc<Self> {
         let call_timeout = store.call_timeout();
-        let core = Arc::new(Self {
+        let driver = Arc::new(Self {
             store,
             call_timeout,
             clock,
-            watchdog: Watchdog::default(),
+            renewals: RenewalQueue::default(),
+            start_watchdog,
             detached: detached::Count::new(max_detached),
             ids,
             pid: process.id(),
@@ -140,91 +144,93 @@ impl Driver {
             lag_notices: Mutex::default(),
             is_shutting_down: AtomicBool::new(false),
             runtime: Mutex::default(),
-            lost_timers: Mutex::default(),
-            has_lost_timers: AtomicBool::new(false),
+            lost_timers: LostTimers::default(),
             idle: Notify::new(),
         });
-        let listener = Arc::downgrade(&core);
+        let listener = Arc::downgrade(&driver);
         let deliver = move |event| match (event, listener.upgrade()) {
             (_, None) => false,
-            // The inbox of the parent: a child has its own.
-            (_, Some(core)) if !core.is_of_this_process() => false,
+            // The sink of the parent: a child has its own.
+            (_, Some(driver)) if !driver.is_of_this_process() => false,
             (None, Some(_)) => true,
-            (Some(event), Some(core)) => {
-                core.on_store_event(event);
+            (Some(event), Some(driver)) => {
+                driver.on_store_event(event);
                 true
             }
         };
-        core.store.subscribe(EventSink::new(Arc::clone(core.ids.manager()), deliver));
-        core
+        driver.store.subscribe(EventSink::new(Arc::clone(driver.ids.manager()), deliver));
+        driver
     }
 
-    /// For a child of the process that this was made in: with ids and an inbox of its own, and
-    /// nothing held. What is held here belongs to the parent: here it is lost, and nothing is sent
-    /// for it.
+    /// Creates the driver of a forked child: with ids and an event sink of its own, and without
+    /// locks. The locks of this one belong to the parent: they are lost here, without a call to the
+    /// store.
     pub(super) fn for_child(&self) -> Arc<Self> {
-        self.watchdog.abandon();
+        self.renewals.abandon();
         let ids = self.ids.for_child(self.process.random_bits());
         let (store, clock, process) = (Arc::clone(&self.store), self.clock.clone(), self.process.clone());
-        Self::new(store, clock, ids, process, self.lease, self.detached.max())
+        Self::new(store, clock, ids, process, self.lease, self.detached.max(), self.start_watchdog)
     }
 
-    /// One `getpid`: with each request, each end of a guard, and each answer of the store.
+    /// Costs one `getpid`. It is called for each request, each end of a guard and each store reply.
     pub(super) fn is_of_this_process(&self) -> bool {
         self.process.id() == self.pid
     }
 
-    // --- what happens ---------------------------------------------------------------------------------------------
+    // === events ===
 
-    /// Somebody wants the key. Its place, should it have to wait.
+    /// Requests a lock. Returns the number of the request, for [`cancel`](Self::cancel).
     pub(super) fn request(self: &Arc<Self>, key: &LockKey, request: LockRequest<Waiter>) -> u64 {
         if !self.is_of_this_process() {
-            // A call that was made before the fork, and is polled first behind it. The copied table
-            // says what the parent holds.
+            // The call was made before the fork, and is polled for the first time in the child. The
+            // copied table shows the locks of the parent.
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Unavailable);
             drop(request.waiter.send(Err(error.into())));
             return 0;
         }
         self.rearm_lost_timers();
         let mut actions = Actions::new();
-        let place = self.table.lock().request(key, &LazyNow::new(&self.clock), &self.ids, request, &mut actions);
+        let number = self.table.lock().request(key, &LazyNow::new(&self.clock), &self.ids, request, &mut actions);
         self.execute_all(key, actions);
-        place
+        number
     }
 
-    /// Whoever has this place has left. `None`: it was told already, or is about to be.
-    pub(super) fn cancel(self: &Arc<Self>, key: &LockKey, place: u64) -> Option<QueuePosition> {
+    /// Cancels a request. Returns its position in the queue. `None`: its result was sent already, or
+    /// is about to be.
+    pub(super) fn cancel(self: &Arc<Self>, key: &LockKey, number: u64) -> Option<QueuePosition> {
         let mut actions = Actions::new();
-        let ahead = self.table.lock().cancel(key, &LazyNow::new(&self.clock), &self.ids, place, &mut actions);
+        let position = self.table.lock().cancel(key, &LazyNow::new(&self.clock), &self.ids, number, &mut actions);
         self.execute_all(key, actions);
-        ahead
+        position
     }
 
-    /// A guard is given back. What became of it; `None`: the [outcome](Section::outcome) follows.
-    pub(super) fn end_guard(self: &Arc<Self>, section: &Arc<Section>, ending: GuardEnd) -> Option<ReleaseOutcome> {
+    /// Ends a guard. Returns the outcome. `None`: the store was called, and the outcome is sent to the
+    /// [section](super::driver_data::SectionData) later.
+    pub(super) fn end_guard(self: &Arc<Self>, section: &Arc<Section>, end: GuardEnd) -> Option<ReleaseOutcome> {
         if !self.is_of_this_process() {
-            // A copied guard: the parent has the lock, and releases it.
+            // The copy of a guard: the parent holds the lock, and releases it.
             section.grant.end(LockLost::Expired);
             section.grant.data.ended.notify_waiters();
             return Some(ReleaseOutcome::NotHeld);
         }
         let mut actions = Actions::new();
-        let said = self.table.lock().end_guard(&LazyNow::new(&self.clock), &self.ids, section, ending, &mut actions);
+        let outcome = self.table.lock().end_guard(&LazyNow::new(&self.clock), &self.ids, section, end, &mut actions);
         self.execute_all(&section.grant.key, actions);
-        said
+        outcome
     }
 
-    pub(super) fn grant_lost(self: &Arc<Self>, key: &LockKey, owner: &AcquisitionId, why: LockLost) {
-        self.handle_event(key, Event::Lost(owner.clone(), why));
+    pub(super) fn grant_lost(self: &Arc<Self>, grant: &Grant, why: LockLost) {
+        self.handle_event(&grant.key, Event::Lost(grant.id.clone(), why));
     }
 
-    /// The section under this grant may have reached its limit.
+    /// Checks whether the section under this grant has reached its limit or was not delivered.
     pub(super) fn check_section(self: &Arc<Self>, grant: &Grant) {
         self.handle_event(&grant.key, Event::CheckSection(grant.id.clone()));
     }
 
-    /// The store has told us something. It is a hint (I7), and may be forged by anybody who can send messages: what names an id that was not
-    /// given out here is none of ours, and all of it costs little, whatever is held.
+    /// Receives an event of the store. It is a hint (I7): another program may have forged it. An
+    /// event with an id that was not issued here is ignored, and each event costs little, however
+    /// many locks are held.
     fn on_store_event(self: &Arc<Self>, event: StoreEvent) {
         match event {
             StoreEvent::Offered { key, id: owner } if self.ids.has_issued(&owner) => {
@@ -238,31 +244,31 @@ impl Driver {
         }
     }
 
-    /// Those who wait are told at once, and then no more often than each [`RECHECK_INTERVAL`].
+    /// Notifies the waiters at once, and then at most once in each [`RECHECK_INTERVAL`].
     fn on_lagged(self: &Arc<Self>) {
         let now = self.clock.now();
-        let mut gaps = self.lag_notices.lock();
-        if gaps.is_pending {
+        let mut notices = self.lag_notices.lock();
+        if notices.is_pending {
             return;
         }
-        let left = gaps
+        let left = notices
             .sent_at
-            .map_or(Duration::ZERO, |told_at| told_at.saturating_add(RECHECK_INTERVAL).saturating_duration_since(now));
+            .map_or(Duration::ZERO, |sent_at| sent_at.saturating_add(RECHECK_INTERVAL).saturating_duration_since(now));
         if left.is_zero() {
-            gaps.sent_at = Some(now);
-            drop(gaps);
+            notices.sent_at = Some(now);
+            drop(notices);
             self.broadcast_lagged();
         } else {
-            gaps.is_pending = true;
-            drop(gaps);
+            notices.is_pending = true;
+            drop(notices);
             let pending = PendingLagNotice(Arc::clone(self));
             self.spawn(async move {
                 sleep(left).await;
                 pending.0.lag_notices.lock().sent_at = Some(pending.0.clock.now());
-                let core = Arc::clone(&pending.0);
-                // Before they are told: a gap that comes meanwhile is one of its own.
+                let driver = Arc::clone(&pending.0);
+                // Before the notice is sent: messages that are lost meanwhile need another one.
                 drop(pending);
-                core.broadcast_lagged();
+                driver.broadcast_lagged();
             });
         }
     }
@@ -274,7 +280,7 @@ impl Driver {
         }
     }
 
-    /// Nothing new is started from now on.
+    /// Rejects all waiters, and every later request.
     pub(super) fn shut_down(self: &Arc<Self>) {
         let keys = self.table.lock().shut_down();
         self.is_shutting_down.store(true, Ordering::Release);
@@ -284,23 +290,24 @@ impl Driver {
         self.notify_if_idle();
     }
 
-    /// Completes when nothing is held, asked for or given back any more; while draining.
+    /// Completes when no lock is held, requested or pending release. Only for use after
+    /// [`shut_down`](Self::shut_down).
     pub(super) async fn wait_idle(self: &Arc<Self>) {
         self.rearm_lost_timers();
         loop {
-            let told = self.idle.notified();
+            let notified = self.idle.notified();
             if self.table.lock().is_empty() {
                 return;
             }
-            told.await;
+            notified.await;
         }
     }
 
-    /// Every section that still runs is lost. Its key is free a lock-delay later (I10).
+    /// Ends every section that still runs. Its key is free after the lock-delay (I10).
     #[cfg(feature = "signal")]
     pub(super) fn end_all(self: &Arc<Self>) {
-        for grant in self.watchdog.grants() {
-            self.grant_lost(&grant.key, &grant.id, LockLost::ShuttingDown);
+        for grant in self.renewals.grants() {
+            self.grant_lost(&grant, LockLost::ShuttingDown);
         }
     }
 
@@ -316,8 +323,8 @@ impl Driver {
         self.table.lock().hold_count(key, owner, self.clock.now())
     }
 
-    /// What a request of this owner that does not wait would be told now, as far as is known here.
-    /// It is counted under this route as the call that it stands for.
+    /// The rejection that a request of this owner would get now if it did not wait, as far as this
+    /// process knows. It is counted as a call of this route.
     pub(crate) fn rejection_without_wait(
         &self,
         key: &LockKey,
@@ -333,12 +340,12 @@ impl Driver {
         self.table.lock().hold_count_of(section, self.clock.now())
     }
 
-    /// After this time without a reply a request is rejected: one call and one repeat.
+    /// The time without a reply after which a request is rejected: one call and one repeat.
     pub(super) fn store_timeout(&self) -> Duration {
         2 * self.call_timeout
     }
 
-    /// Keys that something is known of, and waiters.
+    /// The number of keys with an entry, and the number of waiters.
     #[cfg(any(test, feature = "__internals"))]
     pub(crate) fn size(&self) -> (usize, usize) {
         let table = self.table.lock();
@@ -358,9 +365,10 @@ impl Driver {
         self.execute_all(key, actions);
     }
 
-    // --- what is done ---------------------------------------------------------------------------------------------
+    // === actions ===
 
-    /// Not under the mutex of the table. What a store in memory answers at once is done at once, without a task.
+    /// Executes actions, and those that follow from them. The mutex of the table is not locked. A
+    /// store that replies at once needs no task.
     fn execute_all(self: &Arc<Self>, key: &LockKey, mut actions: Actions<TokioDriver>) {
         while !actions.is_empty() {
             let mut next = Actions::new();
@@ -378,7 +386,7 @@ impl Driver {
         match action {
             Action::Send(call) => return self.send(key, call),
             Action::Grant(waiter, section) => {
-                // Chosen, and gone: it passes its turn on.
+                // Its caller has disconnected: the section goes to the next waiter.
                 return waiter
                     .send(Ok(section))
                     .err()?
@@ -389,12 +397,15 @@ impl Driver {
                 let recalled = waiter.replace(Err(error))?.ok();
                 return recalled.map(|section| Event::GuardEnded(section, GuardEnd::Undelivered));
             }
-            // Nobody there to be told is told nothing.
             Action::Reject(waiter, error) => drop(waiter.send(Err(error))),
-            Action::Track(grant) => Watchdog::track(self, &grant),
-            Action::Verify(grant) => Watchdog::verify(self, &grant),
+            Action::Track(grant) => self.track(&grant),
+            Action::Verify(grant) => {
+                if grant.verify(self.clock.now()) {
+                    self.track(&grant);
+                }
+            }
             Action::Untrack(grant) => {
-                self.watchdog.untrack(&grant);
+                self.renewals.remove(&grant);
                 grant.data.ended.notify_waiters();
                 if let Some(why) = GrantData::loss_to_report(&grant) {
                     self.report(Report::Lost { fence: grant.fence(), why });
@@ -411,20 +422,22 @@ impl Driver {
         if !self.is_of_this_process() {
             return None;
         }
-        let StoreCall { number, id: owner, op: verb } = call;
+        let StoreCall { number, id, op } = call;
         let store = &self.store;
-        match verb {
-            StoreOp::Acquire { if_busy: if_held, lease } => {
-                let ask = AcquireRequest::new(key.clone(), owner, lease, if_held, QUEUE, self.call_timeout);
-                self.await_reply(key, "acquire", store.acquire(ask), move |answer| Event::Acquired(number, answer))
+        match op {
+            StoreOp::Acquire { if_busy, lease } => {
+                let request = AcquireRequest::new(key.clone(), id, lease, if_busy, QUEUE, self.call_timeout);
+                self.await_reply(key, "acquire", store.acquire(request), move |reply| Event::Acquired(number, reply))
             }
-            StoreOp::Yield { fence, next_id: next, lease } => {
-                let ask = YieldRequest::new(key.clone(), owner, fence, next, lease, QUEUE, self.call_timeout);
-                self.await_reply(key, "yield", store.yield_to_queue(ask), move |answer| Event::Yielded(number, answer))
+            StoreOp::Yield { fence, next_id, lease } => {
+                let request = YieldRequest::new(key.clone(), id, fence, next_id, lease, QUEUE, self.call_timeout);
+                self.await_reply(key, "yield", store.yield_to_queue(request), move |reply| {
+                    Event::Yielded(number, reply)
+                })
             }
             StoreOp::Release { block_for } => {
-                let ask = ReleaseRequest::new(key.clone(), owner, block_for, QUEUE);
-                self.await_reply(key, "release", store.release(ask), move |answer| Event::Released(number, answer))
+                let request = ReleaseRequest::new(key.clone(), id, block_for, QUEUE);
+                self.await_reply(key, "release", store.release(request), move |reply| Event::Released(number, reply))
             }
         }
     }
@@ -432,56 +445,83 @@ impl Driver {
     fn await_reply<T: Unpin + Send + 'static>(
         self: &Arc<Self>,
         key: &LockKey,
-        verb: &'static str,
-        answer: StoreFuture<T>,
+        operation: &'static str,
+        reply: StoreFuture<T>,
         event: impl FnOnce(Result<T, StoreError>) -> Event<TokioDriver> + Send + 'static,
     ) -> Option<Event<TokioDriver>> {
-        match answer.into_ready() {
-            Ok(answer) => {
-                self.record_reply(verb, &answer);
-                Some(event(answer))
+        match reply.into_ready() {
+            Ok(reply) => {
+                self.record_reply(operation, &reply);
+                Some(event(reply))
             }
-            Err(answer) => {
-                let under_way = InFlightCall {
-                    core: Arc::clone(self),
+            Err(reply) => {
+                let mut call = InFlightCall {
+                    driver: Arc::clone(self),
                     key: key.clone(),
-                    operation: verb,
+                    operation,
                     event: Some(event),
-                    reply: std::marker::PhantomData,
+                    reply: PhantomData,
                 };
                 self.spawn(async move {
-                    let answer = timeout(under_way.core.call_timeout, answer).await;
-                    under_way
-                        .finish(answer.unwrap_or_else(|_| Err(StoreError::new("lock", verb, StoreErrorKind::Timeout))));
+                    let reply = timeout(call.driver.call_timeout, reply).await;
+                    call.finish(
+                        reply.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout))),
+                    );
                 });
                 None
             }
         }
     }
 
-    /// Counted, and complained of.
-    pub(super) fn record_reply<T>(&self, verb: &'static str, answer: &Result<T, StoreError>) {
-        if let Err(error) = answer
+    /// Counts an error, and logs it now and then.
+    pub(super) fn record_reply<T>(&self, operation: &'static str, reply: &Result<T, StoreError>) {
+        if let Err(error) = reply
             && error.kind() != StoreErrorKind::InvalidKey
         {
-            self.report(Report::StoreFailed { operation: verb, kind: error.kind() });
-            if let Some(warning) = self.store_warnings.store_failed(self.clock.now(), verb, error) {
+            self.report(Report::StoreFailed { operation, kind: error.kind() });
+            if let Some(warning) = self.store_warnings.store_failed(self.clock.now(), operation, error) {
                 self.report(warning);
             }
         }
     }
 
+    /// Has the watchdog renew and check this grant.
+    pub(super) fn track(self: &Arc<Self>, grant: &Arc<Grant>) {
+        match self.renewals.insert(grant, self.clock.now(), self.store_timeout()) {
+            Inserted::Planned => {}
+            Inserted::Woken => self.share_wakeup(),
+            Inserted::NeedsTask => (self.start_watchdog)(self),
+        }
+    }
+
+    /// Starts the watchdog if it has ended with its runtime.
+    pub(super) fn ensure_watchdog(self: &Arc<Self>) {
+        if self.renewals.lacks_task() {
+            (self.start_watchdog)(self);
+        }
+    }
+
+    /// Moves a task that was just woken to the queue of all workers.
+    ///
+    /// A task that is woken on a worker runs next on that worker, and no other worker steals it: a
+    /// recorder or a handler that blocks right now would delay all renewals. One more task behind it
+    /// pushes it out of that slot.
+    pub(super) fn share_wakeup(&self) {
+        self.spawn(async {});
+    }
+
     fn schedule_wakeup(self: &Arc<Self>, key: &LockKey, at: BootInstant) {
-        let mut alarm = WakeupTask { core: Arc::clone(self), key: key.clone(), at, has_fired: false };
+        let mut timer = WakeupTask { driver: Arc::clone(self), key: key.clone(), at, has_fired: false };
         let left: Duration = at.saturating_duration_since(self.clock.now());
         self.spawn(async move {
             sleep(left).await;
-            alarm.has_fired = true;
-            alarm.core.handle_event(&alarm.key, Event::Timer(alarm.at));
+            timer.has_fired = true;
+            timer.driver.handle_event(&timer.key, Event::Timer(timer.at));
         });
     }
 
-    /// On the runtime we are on, else on the last one we were on. If that has ended, the task is dropped, and says so where it must.
+    /// Spawns on the current runtime, else on that of the last call. If that has ended, the task is
+    /// dropped; tasks that must not get lost have a `Drop`.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Option<AbortHandle> {
         Some(self.runtime()?.spawn(task).abort_handle())
     }
@@ -496,19 +536,17 @@ impl Driver {
         }
     }
 
-    /// Tells those who operate the service, where nobody waits for it.
+    /// Logs and counts in the background.
     pub(super) fn report(&self, report: Report) {
         self.reports.send(report, self.runtime().as_ref());
     }
 
-    /// Wakes from this runtime what was to be woken from one that has ended.
+    /// Fires the timers that were lost, from this runtime.
     pub(super) fn rearm_lost_timers(self: &Arc<Self>) {
-        if !self.has_lost_timers.load(Ordering::Acquire) || Handle::try_current().is_err() {
+        if !self.lost_timers.is_any() || Handle::try_current().is_err() {
             return;
         }
-        self.has_lost_timers.store(false, Ordering::Release);
-        let orphans = std::mem::take(&mut *self.lost_timers.lock());
-        for key in orphans {
+        for key in self.lost_timers.take() {
             self.handle_event(&key, Event::Timer(self.clock.now()));
         }
     }
@@ -521,22 +559,18 @@ impl Driver {
 }
 
 impl<T, F: FnOnce(Result<T, StoreError>) -> Event<TokioDriver>> InFlightCall<T, F> {
-    fn finish(mut self, answer: Result<T, StoreError>) {
-        self.report(answer);
-    }
-
-    fn report(&mut self, answer: Result<T, StoreError>) {
+    fn finish(&mut self, reply: Result<T, StoreError>) {
         if let Some(event) = self.event.take() {
-            self.core.record_reply(self.operation, &answer);
-            self.core.handle_event(&self.key, event(answer));
+            self.driver.record_reply(self.operation, &reply);
+            self.driver.handle_event(&self.key, event(reply));
         }
     }
 }
 
 impl<T, F: FnOnce(Result<T, StoreError>) -> Event<TokioDriver>> Drop for InFlightCall<T, F> {
     fn drop(&mut self) {
-        // The runtime has ended. What is tried next ends the same way, until somebody comes from another one.
-        self.report(Err(StoreError::new("lock", self.operation, StoreErrorKind::Unavailable)));
+        // The runtime has ended. Repeats fail the same way until a call comes from another runtime.
+        self.finish(Err(StoreError::new("lock", self.operation, StoreErrorKind::Unavailable)));
     }
 }
 
@@ -551,10 +585,9 @@ impl Drop for WakeupTask {
         if self.has_fired {
             return;
         }
-        let waiters = self.core.table.lock().take_timer(&self.key, self.at);
-        self.core.lost_timers.lock().insert(self.key.clone());
-        self.core.has_lost_timers.store(true, Ordering::Release);
-        // Whoever waits on another runtime comes and adopts it.
+        let waiters = self.driver.table.lock().take_timer(&self.key, self.at);
+        self.driver.lost_timers.insert(self.key.clone());
+        // A waiter on another runtime fires it.
         for waiter in waiters {
             waiter.wake();
         }

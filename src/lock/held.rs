@@ -12,27 +12,26 @@ use tokio::time::{Sleep, sleep};
 use super::{
     driver::Driver,
     driver_data::{Section, SectionData},
-    watchdog::Watchdog,
 };
 use crate::{error::LockLost, fencing::FencingToken, lock_key::LockKey};
 
-/// A view of a lock that is held: what, under which token, for how long.
+/// A view of a lock that is held: its key, its fencing token, and the time that remains.
 ///
-/// Clone it freely: it cannot give the lock back, and does not keep it. In a handler under a
+/// A clone is cheap. A view does not release the lock, and does not keep it. In a handler under a
 /// [`LockLayer`](crate::LockLayer) it is an extractor (feature `axum`).
 #[derive(Clone)]
 pub struct HeldLock {
     section: Arc<Section>,
-    core: Arc<Driver>,
+    driver: Arc<Driver>,
 }
 
 impl HeldLock {
-    pub(super) fn new(section: Arc<Section>, core: Arc<Driver>) -> Self {
-        Self { section, core }
+    pub(super) fn new(section: Arc<Section>, driver: Arc<Driver>) -> Self {
+        Self { section, driver }
     }
 
-    /// A view of a lock that nobody holds and nobody loses, for tests of a handler: it is called as a function, or finds this in
-    /// the extensions of its request (`.layer(Extension(lock))`). Needs the feature `test-util`.
+    /// Creates a view of a lock that is never lost, for tests of a handler: as an argument, or in the
+    /// extensions of its request (`.layer(Extension(lock))`). Needs the feature `test-util`.
     ///
     /// ```
     /// # use tower_lock::HeldLock;
@@ -51,18 +50,18 @@ impl HeldLock {
     ///
     /// # Panics
     ///
-    /// If the token does not fit into 63 bits.
+    /// Panics if the token does not fit into 63 bits.
     #[cfg(feature = "test-util")]
     #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
     #[must_use]
     pub fn for_test(key: impl Into<LockKey>, token: u64) -> Self {
         let token = FencingToken::from_raw(token).expect("a token of 63 bits");
-        let core = Arc::clone(super::LockManager::in_memory().core());
-        let section = Section::detached(key.into(), token, core.ids.next());
-        Self::new(Arc::new(section), core)
+        let driver = Arc::clone(super::LockManager::in_memory().driver());
+        let section = Section::detached(key.into(), token, driver.ids.next());
+        Self::new(Arc::new(section), driver)
     }
 
-    /// Not without the feature `test-util`.
+    /// Needs the feature `test-util`.
     #[cfg(not(feature = "test-util"))]
     #[doc(hidden)]
     #[must_use]
@@ -74,43 +73,43 @@ impl HeldLock {
         unreachable!("nothing meets the bound")
     }
 
-    /// What is locked.
+    /// Returns the key.
     #[must_use]
     pub fn key(&self) -> &LockKey {
         &self.section.grant.key
     }
 
-    /// The number to hand to whatever is written to under this lock: it refuses a smaller one than it has seen.
+    /// Returns the fencing token. A database that stores it with each write can reject a smaller one.
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
         self.section.token
     }
 
-    /// For how long, at the least, nobody else has the lock, if nobody renews it and nobody gives it back. Zero: it is not
-    /// ours any more, and never will be again. Redisson's `remainTimeToLive()`.
+    /// Returns for how long the lock is held at least, if it is neither renewed nor released. Zero if
+    /// it is not held any more, which is final.
     ///
-    /// Counted from before the store was asked, minus 1 % and 2 ms for clocks that do not run alike
-    /// (I3, I4), and on a clock that goes on while the machine sleeps. Renewed every third of the
-    /// lease of 30 seconds, it stays above 19 seconds as long as the store answers, unless a fixed
-    /// lease or `max_hold` ends sooner. With another [lease](crate::LockManagerBuilder::lease) it stays
-    /// above three fifths of that.
+    /// The time counts from before the request was sent to the store, minus 1 % and 2 ms for clocks
+    /// that run at different rates (I3, I4), on a clock that includes the time in which the machine is
+    /// suspended. With the default lease of 30 seconds, which is renewed every third of it, the time
+    /// stays above 19 seconds while the store replies, unless a fixed lease or `max_hold` ends sooner.
+    /// With another [lease](crate::LockManagerBuilder::lease) it stays above three fifths of that.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        let left = self.section.remaining(self.core.clock.now());
+        let left = self.section.remaining(self.driver.clock.now());
         if left.is_zero() {
             SectionData::record_loss(&self.section);
         }
         left
     }
 
-    /// Completes when the lock is not ours any more: lost, or given back. Says why.
+    /// Completes when the lock is not held any more, and returns why: it was lost or released.
     ///
     /// ```
     /// # use tower_lock::HeldLock;
     /// # async fn send_the_mail() {}
     /// async fn handler(lock: HeldLock) -> &'static str {
     ///     tokio::select! {
-    ///         _why = lock.lost() => "somebody else may be at it",
+    ///         _why = lock.lost() => "another request may be sending it",
     ///         () = send_the_mail() => "sent",
     ///     }
     /// }
@@ -118,47 +117,50 @@ impl HeldLock {
     ///
     /// # Cancel safety
     ///
-    /// Dropped and asked again, nothing is missed.
+    /// This method is cancel safe: a loss is not missed if the future is dropped and created again.
     pub async fn lost(&self) -> LockLost {
-        let over = &self.section.grant.data.ended;
-        let mut told = pin!(over.notified());
-        // A timer of its own, because the watchdog may run on a runtime that nobody drives (I5).
+        let ended = &self.section.grant.data.ended;
+        let mut notified = pin!(ended.notified());
+        // A timer of its own, because the watchdog may run on a runtime that nothing drives (I5).
         let mut timer: Option<Pin<Box<Sleep>>> = None;
         poll_fn(|cx| {
             loop {
-                // The clock is asked at each poll: whoever polls this before something else never polls that too late (I6).
+                // The clock is read at each poll, so that work that is polled after this is never
+                // polled too late (I6).
                 let left = self.remaining();
                 if left.is_zero() {
                     return Poll::Ready(());
                 }
-                if told.as_mut().poll(cx).is_ready() {
-                    // It may have been said of another section under the same grant, or the watchdog may have gone with its runtime.
-                    told.set(over.notified());
-                    Watchdog::ensure_running(&self.core);
+                if notified.as_mut().poll(cx).is_ready() {
+                    // Another section under the same grant may have ended, or the watchdog may have
+                    // ended with its runtime.
+                    notified.set(ended.notified());
+                    self.driver.ensure_watchdog();
                     continue;
                 }
                 let timer = timer.get_or_insert_with(|| Box::pin(sleep(left)));
                 if timer.as_mut().poll(cx).is_pending() {
                     return Poll::Pending;
                 }
-                // It was renewed since the timer was set.
+                // The lock was renewed since the timer was set.
                 timer.as_mut().reset(tokio::time::Instant::now() + left);
             }
         })
         .await;
-        self.why()
+        self.loss_reason()
     }
 
-    /// Whether the lock is good for at least so long: to be asked before a commit, which should not begin with less time than
-    /// it takes.
+    /// Checks whether the lock is held for at least this long, for example before a commit, which
+    /// should not start with less time than it takes.
     ///
     /// # Errors
     ///
-    /// It is not. The fencing token is what makes a write that comes late all the same harmless.
+    /// The lock was lost, or less time remains. A write that is late all the same is detected by the
+    /// fencing token only.
     pub fn ensure_remaining(&self, at_least: Duration) -> Result<(), LockLost> {
         let remaining = self.remaining();
         if remaining.is_zero() {
-            Err(self.why())
+            Err(self.loss_reason())
         } else if remaining < at_least {
             Err(LockLost::TooShort)
         } else {
@@ -166,33 +168,35 @@ impl HeldLock {
         }
     }
 
-    /// Runs a future as long as the lock is ours, and not one poll longer (I6). The layer runs its handlers so. `Ok`: the lock was
-    /// ours to its end.
+    /// Runs a future while the lock is held. The future is not polled after the lock is lost (I6).
+    /// The layers run their handlers in the same way. `Ok` means that the lock was held until the
+    /// future completed.
     ///
     /// # Errors
     ///
-    /// The lock was lost: the future was dropped where it stood, or came to its end in a poll that took too long.
+    /// The lock was lost: the future was dropped at an await, or completed in a poll that took too
+    /// long.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it drops the future.
+    /// If it is dropped, the future is dropped.
     pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output, LockLost> {
         let mut work = pin!(work);
         let mut lost = pin!(self.lost());
         poll_fn(|cx| {
             if self.remaining().is_zero() {
-                return Poll::Ready(Err(self.why()));
+                return Poll::Ready(Err(self.loss_reason()));
             }
-            if let Poll::Ready(done) = work.as_mut().poll(cx) {
-                return Poll::Ready(if self.remaining().is_zero() { Err(self.why()) } else { Ok(done) });
+            if let Poll::Ready(output) = work.as_mut().poll(cx) {
+                return Poll::Ready(if self.remaining().is_zero() { Err(self.loss_reason()) } else { Ok(output) });
             }
-            // Only now: work that is done at once needs no timer.
+            // After the work, because work that completes at once needs no timer.
             lost.as_mut().poll(cx).map(Err)
         })
         .await
     }
 
-    fn why(&self) -> LockLost {
+    fn loss_reason(&self) -> LockLost {
         self.section.end_reason().unwrap_or(LockLost::Expired)
     }
 }

@@ -10,6 +10,7 @@ use super::{
     LockBuilder, LockStatus,
     driver::{Driver, QUEUE},
     request_scope::Parent,
+    watchdog,
 };
 use crate::{
     acquisition::AcquisitionIds,
@@ -23,37 +24,37 @@ use crate::{
     telemetry::{metrics, reports::Report},
 };
 
-/// The handle: locks in one store, for layers, handlers, jobs and tests.
+/// The entry point of this crate: locks in one store, for layers, handlers, jobs and tests.
 ///
-/// Cheap to clone. All clones share the line of this process; two handles that were *made* on the same store are to each
-/// other as two instances of the service.
+/// A clone is cheap. All clones share one queue per key. Two managers that are created on the same
+/// store exclude each other like two instances of a service.
 ///
-/// Locks are taken within a Tokio runtime with its time driver on.
+/// Locks need a Tokio runtime with its time driver enabled.
 ///
 /// # Fork
 ///
-/// A server that forks makes a `LockManager` in each child, after the fork. A handle that was made before
-/// the fork begins anew at its first use in a child: with owner ids of its own, and nothing held.
-/// Guards that were copied from the parent are lost in the child, and their drop releases nothing.
-/// The handle must not be in use during the fork: a mutex that another thread has at that moment is
-/// never unlocked in the child.
+/// A server that forks creates a `LockManager` in each child, after the fork. A manager that was
+/// created before the fork starts over at its first use in a child: with acquisition ids of its own
+/// and without locks. Guards that were copied from the parent are lost in the child, and their drop
+/// releases nothing. The manager must not be in use during the fork: a mutex that another thread
+/// holds at that moment is never unlocked in the child.
 pub struct LockManager {
     handle: Arc<Handle>,
     policy: LockPolicy,
-    /// For calls without an owner: tasks that were spawned in a request.
+    /// The request in which this clone was made, for calls of tasks that it spawned.
     parent: Parent,
 }
 
-/// What all clones share. Dropped with the last of them.
+/// The state that all clones share.
 struct Handle {
-    core: Arc<Driver>,
-    /// Made at the first use in a child process: this is the copy of what belongs to its parent.
+    driver: Arc<Driver>,
+    /// Created at the first use in a forked child, where `driver` is a copy of the parent's.
     child: OnceLock<Box<Self>>,
 }
 
-/// Makes a [`LockManager`] that is to be told something about itself.
+/// Builder for a [`LockManager`] with non-default settings.
 #[derive(Debug)]
-#[must_use = "a builder makes nothing before `build`"]
+#[must_use = "a builder does nothing before `build`"]
 pub struct LockManagerBuilder {
     store: Arc<dyn LockStore>,
     instance: Option<String>,
@@ -65,7 +66,7 @@ pub struct LockManagerBuilder {
 }
 
 impl LockManager {
-    /// Locks for one process. Needs the feature `memory`.
+    /// Creates a manager whose locks are shared within this process. Needs the feature `memory`.
     #[cfg(feature = "memory")]
     #[cfg_attr(docsrs, doc(cfg(feature = "memory")))]
     #[must_use]
@@ -73,7 +74,7 @@ impl LockManager {
         Self::new(crate::store::MemoryStore::new())
     }
 
-    /// Not without the feature `memory`.
+    /// Needs the feature `memory`.
     #[cfg(not(feature = "memory"))]
     #[doc(hidden)]
     #[must_use]
@@ -85,13 +86,13 @@ impl LockManager {
         unreachable!("nothing meets the bound")
     }
 
-    /// Locks in this store. An `Arc` of a store is one, too.
+    /// Creates a manager for locks in this store. An `Arc` of a store is a store, too.
     #[must_use]
     pub fn new(store: impl LockStore) -> Self {
         Self::builder(store).build()
     }
 
-    /// Locks in this store, under a name of your choice.
+    /// Returns a builder for a manager for locks in this store.
     pub fn builder(store: impl LockStore) -> LockManagerBuilder {
         LockManagerBuilder {
             store: Arc::new(store),
@@ -104,13 +105,13 @@ impl LockManager {
         }
     }
 
-    /// The same locks with other defaults, for a router of its own perhaps.
+    /// Returns a handle to the same locks with other default settings, for example for one router.
     #[must_use]
     pub fn with_policy(&self, policy: LockPolicy) -> Self {
         Self { policy: policy.or(self.policy), ..self.clone() }
     }
 
-    /// Takes the key if nobody has it. Redisson's `tryLock()`.
+    /// Acquires the lock if it is free, without waiting.
     ///
     /// ```
     /// # use tower_lock::{LockError, LockManager};
@@ -127,15 +128,15 @@ impl LockManager {
         self.lock(key).wait(Duration::ZERO)
     }
 
-    /// Takes the key, and waits for it: 30 seconds, or as long as the [`LockPolicy`] of this handle or the call itself says.
-    /// Redisson's `lock()`, but that every wait has an end.
+    /// Acquires the lock, and waits for it: 30 seconds by default, or as long as the [`LockPolicy`]
+    /// of this handle or the call sets.
     ///
-    /// In a handler under a [`LockLayer`](crate::LockLayer) or [`LockManagerLayer`](crate::LockManagerLayer) a call
-    /// inherits the settings of the request: what the call sets, else the route (with the wait that its
-    /// client chose), else this handle, else the default of a request. A route that rejects at once so
-    /// rejects at once in its handler, too; say [`wait`](LockBuilder::wait) where that is not meant. A task
-    /// that a handler spawns is in no request: it inherits nothing, and has no
-    /// [`Owner`](Owner#spawned-tasks).
+    /// In a handler under a [`LockLayer`](crate::LockLayer) or
+    /// [`LockManagerLayer`](crate::LockManagerLayer) a call inherits the settings of the request, in
+    /// this order: the call, the route (with the wait that its client chose), this handle, the
+    /// defaults of a request. If the route rejects at once, a call in its handler rejects at once,
+    /// too; set [`wait`](LockBuilder::wait) to change that. A task that a handler spawns belongs to
+    /// no request: it inherits nothing, and has no [`Owner`](Owner#spawned-tasks).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -153,11 +154,11 @@ impl LockManager {
     /// # }
     /// ```
     pub fn lock(&self, key: impl Into<LockKey>) -> LockBuilder {
-        LockBuilder::new(Arc::clone(self.core()), key.into(), self.policy, self.parent.clone())
+        LockBuilder::new(Arc::clone(self.driver()), key.into(), self.policy, self.parent.clone())
     }
 
-    /// Who has this key, since when, and how many wait, as the store sees it. Redisson's `isLocked()`, and what its operators read from
-    /// the hash.
+    /// Returns the holder of this key, since when it holds it, and how many wait, as the store sees
+    /// it. Nothing is changed.
     ///
     /// # Errors
     ///
@@ -165,19 +166,19 @@ impl LockManager {
     pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<LockStatus, StoreError> {
         let key = key.into();
         let KeyStatus { holder, lease_left, waiting } =
-            self.within("inspect", self.core().store.inspect(key.clone())).await?;
+            self.within("inspect", self.driver().store.inspect(key.clone())).await?;
         let (holder, since) = match holder {
-            Some(record) => {
-                let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(record.fence));
-                (Some(record.id), since.filter(|_| record.fence > 0))
+            Some(holder) => {
+                let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(holder.fence));
+                (Some(holder.id), since.filter(|_| holder.fence > 0))
             }
             None => (None, None),
         };
-        let waiting_locally = self.core().waiting_for(&key);
+        let waiting_locally = self.driver().waiting_for(&key);
         Ok(LockStatus { holder, since, remaining: lease_left, waiting, waiting_locally })
     }
 
-    /// Revokes the key from its holder. Redisson's `forceUnlock()`.
+    /// Revokes the lock from its holder.
     ///
     /// The holder is notified and aborted; the key stays blocked for the lock-delay of a second, so
     /// that the holder can stop. A key without a holder that a
@@ -187,63 +188,70 @@ impl LockManager {
     ///
     /// # Errors
     ///
-    /// The store did not reply within its [call timeout](LockStore::call_timeout). It may have revoked the key all the same.
+    /// The store did not reply within its [call timeout](LockStore::call_timeout). It may have
+    /// revoked the lock all the same.
     pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<ForceReleaseReply, StoreError> {
-        let ask = ForceReleaseRequest::new(key.into(), LOCK_DELAY, QUEUE);
-        self.within("force-release", self.core().store.force_release(ask)).await
+        let request = ForceReleaseRequest::new(key.into(), LOCK_DELAY, QUEUE);
+        self.within("force-release", self.driver().store.force_release(request)).await
     }
 
-    /// Whether the store replies and can notify waiters, for a readiness probe. A store in memory is always ready.
+    /// Checks whether the store replies and can notify waiters, for a readiness probe. A store in
+    /// memory is always ready.
     ///
-    /// It changes nothing: while the store cannot be reached, requests get 503, with or without a
-    /// probe. It asks the store alone, and is `Ok` during a [`shutdown`](Self::shutdown): a probe
-    /// that is to fail then looks at the signal itself.
+    /// Nothing is changed: while the store cannot be reached, requests get 503 with or without a
+    /// probe. The result is `Ok` during a [`shutdown`](Self::shutdown): a probe that has to fail then
+    /// needs a flag of its own.
     ///
     /// # Errors
     ///
     /// The reason why requests would be rejected, or would wait longer than they have to.
     pub async fn health(&self) -> Result<(), StoreError> {
-        self.within("health", self.core().store.health()).await
+        self.within("health", self.driver().store.health()).await
     }
 
-    /// How often this owner has this key now: how many guards it has. Zero: it does not have it. Redisson's `isHeldByCurrentThread()` and
-    /// `getHoldCount()`; it is known in this process, and asks nobody.
+    /// Returns the number of guards that this owner has for this key. Zero if it does not hold it.
+    /// The store is not called.
     #[must_use]
     pub fn hold_count(&self, key: impl Into<LockKey>, owner: &Owner) -> u32 {
-        self.core().hold_count(&key.into(), owner)
+        self.driver().hold_count(&key.into(), owner)
     }
 
-    /// How many keys are held by this handle and its clones now.
+    /// Returns the number of keys that this manager and its clones hold now.
     #[must_use]
     pub fn held_count(&self) -> usize {
-        self.core().held_count()
+        self.driver().held_count()
     }
 
-    /// Ends in order: nothing new is begun, whoever waits is told so and leaves every line, and what is held may go on until it is given
-    /// back, within the budget. Completes when everything is.
+    /// Shuts down gracefully: waiters and new calls are rejected, and locks that are held may be kept
+    /// until they are released, within the budget. Completes when no lock is left.
     ///
-    /// Answers how many holders were still running when the budget was spent: they are left alone, renewed as before, and give
-    /// their keys back when they end, if the process lets them. Beyond that the lease does.
+    /// Returns the number of locks that were still held at the end of the budget. They are renewed as
+    /// before and released when their work ends, if the process lives that long; otherwise their
+    /// leases expire.
     ///
-    /// Call it when the service is told to stop, in the future that `axum::serve(..).with_graceful_shutdown(..)` waits for: the server answers
-    /// meanwhile, 503 to who wants a lock. (Called after the server, who waits has its turn first.) A handler that re-enters a lock it
-    /// holds still can, and one that finishes [without its client](crate::OnDisconnect) is waited for.
+    /// Call it when the service receives its stop signal, in the future that is passed to
+    /// `axum::serve(..).with_graceful_shutdown(..)`: the server still answers meanwhile, with 503 for
+    /// requests that need a lock. (If it is called after the server has stopped, the waiters are
+    /// served first.) A handler that re-enters a lock that it holds still can. A handler that finishes
+    /// [without its client](crate::OnDisconnect) is waited for.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, the shutting down goes on; nobody waits for it.
+    /// If the future is dropped, the shutdown continues.
     pub async fn shutdown(&self, budget: Duration) -> usize {
-        self.core().shut_down();
-        match timeout(budget, self.core().wait_idle()).await {
+        self.driver().shut_down();
+        match timeout(budget, self.driver().wait_idle()).await {
             Ok(()) => 0,
-            Err(_) => self.core().held_count(),
+            Err(_) => self.driver().held_count(),
         }
     }
 
-    /// Waits for SIGTERM or Ctrl-C (elsewhere than on Unix: for Ctrl-C), then shuts the locks down within the budget. Made for
-    /// `axum::serve(..).with_graceful_shutdown(..)`. Needs the feature `signal`, which is on by default.
+    /// Waits for SIGTERM or Ctrl-C (on other systems than Unix for Ctrl-C), then shuts down within
+    /// the budget. For `axum::serve(..).with_graceful_shutdown(..)`. Needs the feature `signal`, which
+    /// is on by default.
     ///
-    /// A process that is stopped without it keeps its keys from everybody for the lease and the lock-delay, 31 seconds, at every deploy.
+    /// A process that is stopped without it blocks its keys for the lease and the lock-delay, 31
+    /// seconds by default, at every deployment.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -257,16 +265,19 @@ impl LockManager {
     ///
     /// After the signal:
     ///
-    /// 1. Waiters and new requests are rejected with 503 `shutting-down`. The server goes on to accept connections, so that each
-    ///    client gets that answer.
+    /// 1. Waiters and new requests are rejected with 503 `shutting-down`. The server still accepts
+    ///    connections, so that each client gets that response.
     /// 2. Handlers that hold a lock may finish, as in [`shutdown`](Self::shutdown).
-    /// 3. One second before the end of the budget (at half of a budget that is shorter than two seconds) the locks that are still held
-    ///    are revoked: [`LockLost::ShuttingDown`](crate::LockLost::ShuttingDown). Their handlers are dropped and answer 503 with outcome
-    ///    `unknown`. Their keys are free a [lock-delay](LockPolicy::lock_delay) later.
-    /// 4. The future completes, at the end of the budget at the latest. The server then waits for the requests that hold no
-    ///    lock. It has no limit of its own for that.
+    /// 3. One second before the end of the budget (at half of a budget that is shorter than two
+    ///    seconds) the locks that are still held are lost:
+    ///    [`LockLost::ShuttingDown`](crate::LockLost::ShuttingDown). Their handlers are dropped, and
+    ///    their clients get 503 with outcome `unknown`. Their keys are free a
+    ///    [lock-delay](LockPolicy::lock_delay) later.
+    /// 4. The future completes, at the end of the budget at the latest. The server then waits for the
+    ///    requests that hold no lock. It has no limit of its own for that.
     ///
-    /// The budget should be some seconds shorter than the time after which the process is killed: 20 seconds where Kubernetes waits for 30.
+    /// Set the budget some seconds shorter than the time after which the process is killed: 20
+    /// seconds where Kubernetes waits for 30.
     ///
     /// # Panics
     ///
@@ -274,38 +285,39 @@ impl LockManager {
     ///
     /// # Cancel safety
     ///
-    /// Dropped before the signal, it does nothing. Dropped after it, nothing is revoked; the rest goes on.
+    /// If the future is dropped before the signal, nothing happens. If it is dropped after the signal,
+    /// locks may still finish, and none is ended early.
     #[cfg(feature = "signal")]
     #[cfg_attr(docsrs, doc(cfg(feature = "signal")))]
     pub fn shutdown_on_signal(&self, budget: Duration) -> impl Future<Output = ()> + Send + use<> {
         let locks = self.clone();
         async move {
             crate::lock::signal::stop().await;
-            // The releases of what is revoked take a call to the store.
-            let grace = budget.saturating_sub(locks.core().store_timeout()).max(budget / 2);
+            // The releases of the locks that are ended take a call to the store.
+            let grace = budget.saturating_sub(locks.driver().store_timeout()).max(budget / 2);
             if locks.shutdown(grace).await > 0 {
-                locks.core().end_all();
-                // The store may not answer: then the leases end by themselves.
-                let _ = timeout(budget - grace, locks.core().wait_idle()).await;
+                locks.driver().end_all();
+                // If the store does not reply, the leases expire.
+                let _ = timeout(budget - grace, locks.driver().wait_idle()).await;
             }
         }
     }
 
-    /// How many keys something is known of in this process, and how many calls wait.
+    /// The number of keys with an entry in this process, and the number of calls that wait.
     #[cfg(feature = "__internals")]
     #[doc(hidden)]
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
-        self.core().size()
+        self.driver().size()
     }
 
     async fn within<T: Unpin>(&self, operation: &'static str, reply: StoreFuture<T>) -> Result<T, StoreError> {
-        let reply = timeout(self.core().call_timeout, reply).await;
+        let reply = timeout(self.driver().call_timeout, reply).await;
         reply.unwrap_or_else(|_| Err(StoreError::new("lock", operation, StoreErrorKind::Timeout)))
     }
 
-    pub(crate) fn core(&self) -> &Arc<Driver> {
-        self.handle.core()
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
+        self.handle.driver()
     }
 
     pub(crate) fn policy(&self) -> LockPolicy {
@@ -314,42 +326,45 @@ impl LockManager {
 }
 
 impl Handle {
-    fn new(core: Arc<Driver>) -> Self {
-        Self { core, child: OnceLock::new() }
+    fn new(driver: Arc<Driver>) -> Self {
+        Self { driver, child: OnceLock::new() }
     }
 
-    /// That of this process.
-    fn core(&self) -> &Arc<Driver> {
+    /// The driver of this process.
+    fn driver(&self) -> &Arc<Driver> {
         // The newest one first: a process may have the id that its grandparent had.
         let mut newest = self;
         while let Some(child) = newest.child.get() {
             newest = child;
         }
-        if newest.core.is_of_this_process() {
-            return &newest.core;
+        if newest.driver.is_of_this_process() {
+            return &newest.driver;
         }
-        &newest.child.get_or_init(|| Box::new(Self::new(newest.core.for_child()))).core
+        &newest.child.get_or_init(|| Box::new(Self::new(newest.driver.for_child()))).driver
     }
 }
 
 impl LockManagerBuilder {
-    /// What this instance is called where an operator reads who has a lock. Default: `HOSTNAME`, which is the pod in a cluster, else the name of the
-    /// host. Other characters than `[A-Za-z0-9._-]` become `-`, and of what is longer than 32 the last ones are kept.
+    /// Sets the name of this instance in acquisition ids, which operators read. Default: the
+    /// environment variable `HOSTNAME`, which is the pod in a cluster, else the name of the host.
+    /// Characters other than `[A-Za-z0-9._-]` become `-`. Of a name that is longer than 32 characters
+    /// the last 32 are kept.
     pub fn instance(self, name: impl Into<String>) -> Self {
         Self { instance: Some(name.into()), ..self }
     }
 
-    /// How many handlers may finish without their client at once ([`OnDisconnect::Finish`](crate::OnDisconnect::Finish)). Default: 1 024; zero: none. Beyond
-    /// it they are dropped with their client, and their keys free after the lock-delay.
+    /// Sets how many handlers may finish without their client at the same time
+    /// ([`OnDisconnect::Finish`](crate::OnDisconnect::Finish)). Default: 1,024. Zero: none. Further
+    /// ones are dropped with their client, and their keys are free after the lock-delay.
     ///
-    /// A route (a layer, and the path that it matched) may have as many as it leaves free: one that
-    /// is flooded takes half of them, and another one still finds a place.
+    /// A route (a layer, and the path that it matched) may have as many as it leaves free: a route
+    /// that is flooded takes half of them, and other routes still have capacity.
     pub fn max_detached(self, handlers: usize) -> Self {
         Self { max_detached: handlers, ..self }
     }
 
-    /// The lease: how long the store keeps a lock that is not renewed. Default: 30 seconds. From 2
-    /// seconds to 10 minutes.
+    /// Sets the lease: how long the store keeps a lock that is not renewed. Default: 30 seconds. From
+    /// 2 seconds to 10 minutes.
     ///
     /// The decision: how long may a crash block a key? A shorter lease frees the key sooner. It
     /// costs more renewals, because each held lock is renewed after every third of its lease, and
@@ -368,44 +383,44 @@ impl LockManagerBuilder {
     /// Renewals that are due together share a call: up to 1,000 in one. A section that ends within
     /// a third of its lease is never renewed.
     ///
-    /// [`Lease::Fixed`](crate::Lease::Fixed) does the same for single sections: the store is asked
-    /// for no more than such a section needs.
+    /// [`Lease::Fixed`](crate::Lease::Fixed) sets a shorter lease for one lock.
     ///
     /// # Panics
     ///
-    /// The lease is shorter than 2 seconds or longer than 10 minutes. A service that started with
-    /// another lease than the one it was given would show that after its first crash only.
+    /// Panics if the lease is shorter than 2 seconds or longer than 10 minutes. With a lease that was
+    /// silently adjusted, a service would show the difference after its first crash only.
     #[track_caller]
     pub fn lease(self, lease: Duration) -> Self {
         assert!(
             (LEASE_MIN..=LEASE_MAX).contains(&lease),
-            "a lease of {lease:?} cannot be set: it is {LEASE_MIN:?} at the least and {LEASE_MAX:?} at the most",
+            "a lease of {lease:?} cannot be set: it must be from {LEASE_MIN:?} to {LEASE_MAX:?}",
         );
         Self { lease, ..self }
     }
 
-    /// Measures leases by this clock.
+    /// Sets the clock that measures leases.
     #[cfg(feature = "test-util")]
     #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
     pub fn clock(self, clock: Clock) -> Self {
         Self { clock, ..self }
     }
 
-    /// The seed of all that is random: ids, and the spread of check-ins and repeats. Two handles on one store must not have the same.
+    /// Sets the seed of everything random: ids and jitter. Two managers on one store need different
+    /// seeds.
     #[cfg(feature = "test-util")]
     #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
     pub fn seed(self, seed: u64) -> Self {
         Self { random: Some(seed), ..self }
     }
 
-    /// Where the id of this process is read: another number stands for a child process.
+    /// Replaces the id of this process. Another number stands for a forked child.
     #[cfg(feature = "__internals")]
     #[doc(hidden)]
     pub fn process_id(self, id: Arc<std::sync::atomic::AtomicU32>) -> Self {
         Self { process: Process::simulated(id), ..self }
     }
 
-    /// Makes it.
+    /// Creates the manager.
     #[must_use]
     pub fn build(self) -> LockManager {
         let Self { store, instance, random, process, lease, clock, max_detached } = self;
@@ -413,8 +428,8 @@ impl LockManagerBuilder {
         let random = random.unwrap_or_else(|| process.random_bits());
         metrics::describe();
         let ids = AcquisitionIds::new(&instance, random);
-        let core = Driver::new(store, clock, ids, process, lease, max_detached);
-        LockManager { handle: Arc::new(Handle::new(core)), policy: LockPolicy::new(), parent: Parent::default() }
+        let driver = Driver::new(store, clock, ids, process, lease, max_detached, watchdog::start);
+        LockManager { handle: Arc::new(Handle::new(driver)), policy: LockPolicy::new(), parent: Parent::default() }
     }
 }
 
@@ -429,7 +444,7 @@ fn this_instance() -> String {
 
 impl Clone for LockManager {
     fn clone(&self) -> Self {
-        // A clone that is made in a request may go to a task of that request.
+        // A clone that is made in a request may be moved to a task of that request.
         let parent = Parent::here().unwrap_or_else(|| self.parent.clone());
         Self { handle: Arc::clone(&self.handle), policy: self.policy, parent }
     }
@@ -437,11 +452,11 @@ impl Clone for LockManager {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // Nobody is left who could wait for them.
-        if self.core.is_of_this_process()
-            && let held @ 1.. = self.core.held_count()
+        // Nothing is left that could wait for them.
+        if self.driver.is_of_this_process()
+            && let held @ 1.. = self.driver.held_count()
         {
-            self.core.report(Report::Abandoned { held });
+            self.driver.report(Report::Abandoned { held });
         }
     }
 }
@@ -449,6 +464,9 @@ impl Drop for Handle {
 impl fmt::Debug for LockManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { handle, policy, parent: _ } = self;
-        f.debug_struct("Locks").field("store", &handle.core.store).field("policy", policy).finish_non_exhaustive()
+        f.debug_struct("LockManager")
+            .field("store", &handle.driver.store)
+            .field("policy", policy)
+            .finish_non_exhaustive()
     }
 }

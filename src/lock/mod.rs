@@ -12,6 +12,8 @@ mod guard;
 mod held;
 mod driver;
 mod driver_data;
+mod lost_timers;
+mod renewal_queue;
 mod watchdog;
 mod detached;
 
@@ -22,7 +24,7 @@ pub(crate) use self::{
     acquire::LockParams,
     detached::{Detached, DetachedRoute},
     driver::Driver,
-    request_scope::InRequest,
+    request_scope::RequestScope,
 };
 
 #[cfg(feature = "__internals")]

@@ -12,17 +12,17 @@ use crate::{
 
 tokio::task_local! {
     /// For which request this task works at this moment.
-    static REQUEST: InRequest;
+    static REQUEST: RequestScope;
 }
 
 /// What the calls of a handler have from its request.
 #[derive(Clone)]
-pub(crate) struct InRequest {
+pub(crate) struct RequestScope {
     owner: Owner,
     policy: LockPolicy,
 }
 
-impl InRequest {
+impl RequestScope {
     pub(crate) fn new(owner: Owner, policy: LockPolicy) -> Self {
         Self { owner, policy }
     }
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn a_handle_does_not_keep_the_request_that_it_was_cloned_in() {
         let owner = Owner::new();
-        let clone_here = || InRequest::new(owner.clone(), LockPolicy::new()).scope_sync(Parent::here);
+        let clone_here = || RequestScope::new(owner.clone(), LockPolicy::new()).scope_sync(Parent::here);
         let parent = clone_here().expect("in a request");
         assert_eq!(parent.get(), Some(owner.clone()));
         assert_eq!((Arc::strong_count(&owner.0), Arc::weak_count(&owner.0)), (1, 1));

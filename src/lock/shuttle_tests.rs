@@ -87,7 +87,7 @@ impl World {
     }
 
     fn nothing_is_left(&self) {
-        assert_eq!((self.locks.core().size(), self.store.size()), ((0, 0), 0));
+        assert_eq!((self.locks.driver().size(), self.store.size()), ((0, 0), 0));
         assert_eq!(self.inside.load(SeqCst), 0);
     }
 }
@@ -253,7 +253,7 @@ fn a_grant_is_taken_or_goes_to_the_next_waiter() {
         threads.push(thread::spawn(move || {
             for _ in 0..2 {
                 clock.jump(OFFER_TTL);
-                looker.locks.core().limit(&grant);
+                looker.locks.driver().limit(&grant);
             }
         }));
         let next = world.clone();

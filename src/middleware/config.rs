@@ -50,7 +50,7 @@ impl<K> Config<K> {
     pub(super) fn terms(&self, head: &Parts) -> Terms {
         let outside = head.extensions.get();
         Terms {
-            core: Arc::clone(self.locks.core()),
+            core: Arc::clone(self.locks.driver()),
             policy: Outside::policy(outside, self.policy, &self.locks),
             on_reject: self.on_reject.or(outside.map(Outside::on_reject)).clone(),
             usual_hold: Arc::clone(&self.usual_hold),

@@ -29,7 +29,7 @@ use crate::rejection::RejectionBody;
 use crate::{
     body::{budget::Share, request_body::BodyObserver},
     error::LockLost,
-    lock::{Detached, DetachedRoute, InRequest, LockFuture, LockParams},
+    lock::{Detached, DetachedRoute, LockFuture, LockParams, RequestScope},
     lock_key::LockKey,
     owner::Owner,
     policy::LockPolicy,
@@ -130,8 +130,8 @@ impl Slot {
     }
 
     /// What the calls of the handler have from this request.
-    pub(super) fn in_request(&self) -> InRequest {
-        InRequest::new(self.0.owner.clone(), self.0.terms.policy.of_request(self.0.max_client_wait))
+    pub(super) fn in_request(&self) -> RequestScope {
+        RequestScope::new(self.0.owner.clone(), self.0.terms.policy.of_request(self.0.max_client_wait))
     }
 
     pub(super) fn policy(&self) -> &LockPolicy {
@@ -229,7 +229,7 @@ impl Slot {
         let ask = LockParams {
             key,
             wait: self.0.max_client_wait.unwrap_or_else(|| policy.request_wait()),
-            terms: policy.request_terms(),
+            limits: policy.request_terms(),
             owner: Some(self.0.owner.clone()),
             route: route.label(),
         };

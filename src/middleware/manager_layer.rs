@@ -145,7 +145,7 @@ where
 impl LockManagerLayer {
     fn terms(&self, says: &Outside) -> Terms {
         Terms {
-            core: Arc::clone(self.locks.core()),
+            core: Arc::clone(self.locks.driver()),
             policy: Outside::policy(Some(says), LockPolicy::new(), &self.locks),
             on_reject: says.on_reject.clone(),
             usual_hold: Arc::clone(&self.usual_hold),

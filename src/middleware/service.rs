@@ -79,7 +79,7 @@ where
     let slot = duty.slot().clone();
     let waits = slot.waits();
     let route = slot.route(&head.extensions);
-    let mut body = BodyReader::new(body, config.locks.core().bodies(), slot.policy());
+    let mut body = BodyReader::new(body, config.locks.driver().bodies(), slot.policy());
     let key = match config.key.derive(&mut head, &mut body).await {
         Ok(Some(key)) => key,
         Ok(None) => {
