@@ -74,7 +74,7 @@ impl LockStore for FreesAnything {
 }
 
 #[tokio::test(start_paused = true)]
-#[should_panic(expected = "a_stranger_frees_nothing_and_a_second_release_finds_nothing")]
+#[should_panic(expected = "release_of_others_and_second_release_change_nothing")]
 async fn a_store_that_breaks_the_contract_is_told_which_clause() {
     conformance::check(FreesAnything(MemoryStore::new())).await;
 }

@@ -169,7 +169,7 @@ async fn a_store_that_is_down_is_a_503_and_the_handler_does_not_run() {
     assert!(*retry_after >= Duration::from_secs(1), "{retry_after:?}");
     let Some(Rejection::StoreUnavailable { source, .. }) = answer.extensions().get() else { panic!("not typed") };
     assert_eq!((source.store(), source.operation(), source.kind()), ("test", "acquire", StoreErrorKind::Unavailable));
-    assert_eq!(source.source().expect("kept").to_string(), "the test pulled the plug");
+    assert_eq!(source.source().expect("kept").to_string(), "fault injected by the test");
     assert_eq!(problem(answer).await["type"], "urn:tower-lock:store-unavailable");
 
     store.fault_all(Fault::None);
@@ -235,5 +235,5 @@ async fn an_error_says_what_went_wrong_and_keeps_its_source() {
     assert_eq!(error.to_string(), "the store could not say whether the lock is free");
     let source = error.source().expect("kept");
     assert_eq!(source.to_string(), "the test store cannot be reached to acquire a lock");
-    assert_eq!(source.source().expect("kept").to_string(), "the test pulled the plug");
+    assert_eq!(source.source().expect("kept").to_string(), "fault injected by the test");
 }

@@ -16,7 +16,7 @@ local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 if now > tonumber(ARGV[2]) then return {now, 'late'} end
 
--- @include fence.lua
+--@include fence.lua
 
 -- The fast path of almost every request: no lock and no queue. The functions below are not even
 -- defined yet.
@@ -27,7 +27,7 @@ if redis.call('EXISTS', KEYS[2], KEYS[3]) == 0 then
   return {now, 'granted', fence, replaced and {'healed'} or nil}
 end
 
--- @include queue.lua
+--@include queue.lua
 local reply = acquire(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7])
 if replaced then reply[#reply + 1] = {'healed'} end
 return {now, unpack(reply)}

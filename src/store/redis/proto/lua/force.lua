@@ -8,8 +8,8 @@
 --        {'unblocked', ms left (-1: it had no TTL)}
 --        Each may end in {'healed'}: see fence.lua
 
--- @include fence.lua
--- @include queue.lua
+--@include fence.lua
+--@include queue.lua
 local left = redis.call('PTTL', KEYS[2])
 local reply = {'free'}
 if left ~= -2 then

@@ -32,7 +32,7 @@ if ARGV[2] ~= '0' then
 end
 if redis.call('EXISTS', KEYS[3]) == 0 then return {'freed'} end
 
--- @include fence.lua
--- @include queue.lua
+--@include fence.lua
+--@include queue.lua
 local outcome = offer_next(KEYS[1], KEYS[2], KEYS[3], false, ARGV[3]) and 'handed on' or 'freed'
 return {outcome, replaced and {'healed'} or nil}

@@ -16,7 +16,7 @@ local function try(...)
   return result
 end
 
--- @include fence.lua
+--@include fence.lua
 local t = try('TIME')
 local now = t and t[1] * 1000000 + t[2] or 0
 local stored, invalid = redis.pcall('SET', KEYS[1], '0', 'NX', 'GET'), ''

@@ -15,8 +15,8 @@ local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 if now > tonumber(ARGV[2]) then return {now, 'late'} end
 
--- @include fence.lua
--- @include queue.lua
+--@include fence.lua
+--@include queue.lua
 local stored = redis.call('HGET', KEYS[2], ARGV[4])
 if stored and stored ~= ARGV[8] then
   -- A copy of an executed yield: a section may run under the new fence, and must not lose the key.
