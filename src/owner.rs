@@ -1,4 +1,4 @@
-//! Who asks, within one process: what makes a lock re-entrant.
+//! The identity that makes a lock re-entrant.
 
 use std::{
     fmt,
@@ -10,15 +10,17 @@ use std::{
 };
 
 tokio::task_local! {
-    /// Whose work this task does at this moment.
+    /// The owner of the work that this task does now.
     pub(crate) static CURRENT: Owner;
 }
 
-/// An identity under which locks are re-entrant: a request, a job. In Java it is the thread.
+/// An identity under which locks are re-entrant, for example a request or a job.
 ///
-/// An owner that asks for a key it holds has it once more, at once and without asking the store; the lock ends when its last guard does.
-/// A [`LockLayer`](crate::LockLayer) gives each request an owner, puts it in the extensions of the request, and runs the
-/// handler as it, so that in there `locks.lock(key)` re-enters without more ado. Code without a request says who it is:
+/// If an owner acquires a key that it holds, it gets the same lock once more, at once and without a
+/// store call. The lock is released with its last guard. A [`LockLayer`](crate::LockLayer) creates
+/// an owner for each request, inserts it into the extensions of the request and runs the handler as
+/// this owner, so that `locks.lock(key)` in the handler re-enters. Code without a request creates
+/// an owner:
 ///
 /// ```
 /// # use tower_lock::{LockError, LockManager, Owner};
@@ -42,16 +44,16 @@ tokio::task_local! {
 /// # }
 /// ```
 ///
-/// Branches joined inside of the layer that holds a lock are one owner: they do not exclude each other. A route that is called twice for one
-/// request from outside of its layer (a retry, a hedge) is called by two. A spawned task is nobody until it is
-/// told whom it works for; once the response of that request is out, nothing re-enters as its owner, and the
-/// task waits like a stranger. An owner never leaves its process.
+/// Futures that a handler joins have the same owner: they do not exclude each other. A request that
+/// is sent twice from outside of the layer (a retry, a hedge) has two owners. An owner is closed
+/// when the response of its request is complete; then it re-enters no lock, and its calls queue
+/// like those of any other owner. An owner is known only in its process.
 ///
 /// # Spawned tasks
 ///
-/// A task that a handler spawns has no owner. If it asks for a key that its own request holds, and the
-/// handler awaits it, each would wait for the other. Such a call fails at once with
-/// [`LockError::WouldDeadlock`](crate::LockError::WouldDeadlock). There are two ways out:
+/// A task that a handler spawns has no owner. If it waits for a key that the request of the handler
+/// holds, and the handler awaits the task, each waits for the other. Such a call fails at once with
+/// [`LockError::WouldDeadlock`](crate::LockError::WouldDeadlock). There are two solutions:
 ///
 /// ```
 /// # use tower_lock::{LockError, LockManager, Owner};
@@ -61,49 +63,49 @@ tokio::task_local! {
 /// let shared = locks.clone();
 /// tokio::spawn(async move { shared.lock(("account", 7)).owner(&owner).await?.release().await?; Ok::<_, LockError>(()) })
 ///     .await??;
-/// // The task is somebody else, and waits until the request has ended:
+/// // The task has an owner of its own, and waits until the request has released the lock:
 /// tokio::spawn(async move { locks.lock(("account", 7)).owner(&Owner::new()).await });
 /// # Ok(())
 /// # }
 /// ```
 ///
-/// It is an error and no re-entry, because a task that re-enters without being asked runs beside the
-/// handler under one lock. It is detected by the [`LockManager`](crate::LockManager) that was cloned in the handler,
-/// or extracted with `State`; a handle in a `static` or behind an `Arc` of the application is not, and
-/// the call waits.
+/// The call does not re-enter by itself, because the task would run concurrently with the handler
+/// under one lock. The deadlock is detected by the [`LockManager`](crate::LockManager) that was
+/// cloned in the handler or extracted with `State`. It is not detected by a handle in a `static` or
+/// in an `Arc` of the application: there the call waits.
 #[derive(Clone)]
 pub struct Owner(pub(crate) Arc<Identity>);
 
 pub(crate) struct Identity {
-    /// What it stood for is over.
+    /// The request or job has ended.
     is_closed: AtomicBool,
-    /// How many of its calls wait in some line of this process.
+    /// The number of its requests in local queues.
     pub(crate) waiting: AtomicUsize,
 }
 
 impl Owner {
-    /// Somebody new.
+    /// Creates an owner that differs from all others.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "each one is another")]
     pub fn new() -> Self {
         Self(Arc::new(Identity { is_closed: AtomicBool::new(false), waiting: AtomicUsize::new(0) }))
     }
 
-    /// Does this work as this owner: calls in it need not say who they are. Tasks spawned in there are not included.
+    /// Runs a future as this owner: its calls re-enter the locks of this owner. Tasks that the
+    /// future spawns are not included.
     ///
-    /// It changes who asks, and nothing else: calls within a request inherit the settings of its route
-    /// in here, too.
+    /// Only the owner changes. Calls within a request still inherit the settings of its route.
     pub fn scope<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
         CURRENT.scope(self.clone(), work)
     }
 
-    /// The one whose [`scope`](Self::scope) this is.
+    /// The owner of the innermost [`scope`](Self::scope) that this code runs in.
     #[must_use]
     pub fn current() -> Option<Self> {
         CURRENT.try_with(Self::clone).ok()
     }
 
-    /// From now on it re-enters nothing.
+    /// Ends the re-entrancy of this owner.
     pub(crate) fn close(&self) {
         self.0.is_closed.store(true, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! One try to have one key: its id, what the store was asked, and what it said. Pure: time is an argument.
+//! One acquisition of a key: its id, its state, and what the store was asked for.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,63 +12,65 @@ use crate::{
     store::{StoreError, StoreErrorKind},
 };
 
-/// One owner id, from the first question to the moment in which nothing of it can be left in the store.
+/// One acquisition id, from its first store call to its release.
 #[derive(Debug)]
 pub(super) struct Attempt<D: DriverTypes> {
     pub(super) id: AcquisitionId,
     pub(super) state: State<D>,
-    /// It asked for a place in the line. Once it has, it does so for ever: a place must not be lost by a question.
+    /// The store was asked to enqueue this id. Every later acquire asks for it, too: without it the
+    /// store would remove the queue entry.
     pub(super) wants_queue: bool,
     pub(super) in_flight: InFlight,
-    /// A hint has come while a call is under way: its answer may be older than the hint.
+    /// A message came during the call in flight, whose reply may be older.
     pub(super) recheck_after_reply: bool,
-    /// The key was taken away while a call is under way: the grant that it answers may be the one that is over.
+    /// A revocation message came during the call in flight: the grant in its reply may be revoked.
     pub(super) revoked_meanwhile: bool,
-    /// That was asked about once. A flood of messages must not keep it from beginning.
+    /// A doubtful grant was confirmed by one more acquire. Further messages do not delay the first
+    /// section.
     pub(super) is_verified: bool,
-    /// What the store was asked for.
+    /// The lease of the last acquire or yield.
     pub(super) lease: Duration,
-    /// How long the store was asked to keep the key beyond the lease.
+    /// The lock-delay of the last acquire or yield: the store keeps the key for longer than the
+    /// lease.
     pub(super) lock_delay: Duration,
-    /// When to ask again.
+    /// The instant of the next acquire.
     pub(super) retry_at: Option<BootInstant>,
-    /// When the store said where it stands in the line.
+    /// The instant of the last reply that queued this id.
     pub(super) last_reply_at: BootInstant,
-    /// Until when somebody else has the key, as the store said.
+    /// The end of the holder's lease, by the last reply.
     pub(super) holder_expires_at: BootInstant,
 }
 
 #[derive(Debug)]
 pub(super) enum State<D: DriverTypes> {
-    /// The store is asked, for the first time.
+    /// The first acquire has no reply yet.
     Requesting,
-    /// It has a place in the store's line.
+    /// The id has an entry in the store queue.
     Queued,
-    /// It has the key.
+    /// The store has granted the key.
     Holding(Holding<D>),
-    /// Between two sections: others may have their turn.
+    /// A yield is in flight. No section runs.
     Yielding {
         holding: Holding<D>,
         next_id: AcquisitionId,
-        /// A renewal was refused meanwhile: because of the yield, or because of a revocation after
-        /// it.
+        /// A renewal was refused meanwhile, because of the yield or because of a later revocation.
         is_renewal_refused: bool,
     },
 }
 
-/// What goes on under a grant.
+/// A grant, and the section that runs under it.
 #[derive(Debug)]
 pub(super) struct Holding<D: DriverTypes> {
     pub(super) grant: Arc<Grant<D>>,
     pub(super) token: FencingToken,
-    /// When the store last said that nobody else has its turn.
+    /// The start of the batch of local sections: the last grant or extension.
     pub(super) since: BootInstant,
-    /// How many sections there were under this fence.
+    /// The number of sections since then.
     pub(super) sections: u16,
     pub(super) active: Option<ActiveSection<D>>,
 }
 
-/// The section that runs, and who is in it.
+/// The section that runs, with its owner and hold count.
 #[derive(Debug)]
 pub(super) struct ActiveSection<D: DriverTypes> {
     pub(super) section: Arc<Section<D>>,
@@ -76,14 +78,14 @@ pub(super) struct ActiveSection<D: DriverTypes> {
     pub(super) holds: u32,
     /// One of its guards was dropped.
     pub(super) any_dropped: bool,
-    /// One of its guards was given back in order.
+    /// One of its guards was released in order.
     pub(super) any_released: bool,
 }
 
 impl<D: DriverTypes> Attempt<D> {
-    pub(super) fn new(owner: AcquisitionId) -> Self {
+    pub(super) fn new(id: AcquisitionId) -> Self {
         Self {
-            id: owner,
+            id,
             state: State::Requesting,
             wants_queue: false,
             in_flight: InFlight::default(),
@@ -98,7 +100,7 @@ impl<D: DriverTypes> Attempt<D> {
         }
     }
 
-    /// It goes by this id, or will.
+    /// Returns `true` for the id of this attempt, or the next id of its yield.
     #[cfg(any(test, feature = "__internals"))]
     pub(super) fn has_id(&self, id: &AcquisitionId) -> bool {
         self.id == *id || matches!(&self.state, State::Yielding { next_id, .. } if next_id == id)
@@ -108,37 +110,38 @@ impl<D: DriverTypes> Attempt<D> {
         matches!(self.state, State::Requesting | State::Queued)
     }
 
-    /// When a request in the queue is to be told that the store is silent. Requests without a wait
-    /// are told first, if there are any.
-    pub(super) fn fails_at(&self, has_impatient: bool, timeout: Duration) -> Option<BootInstant> {
-        if self.is_pending() { self.in_flight.fails_at(!has_impatient, timeout) } else { None }
+    /// The instant at which requests are rejected because the store does not reply: those without a
+    /// wait, if there are any, otherwise all.
+    pub(super) fn fails_at(&self, has_non_waiting: bool, timeout: Duration) -> Option<BootInstant> {
+        if self.is_pending() { self.in_flight.fails_at(!has_non_waiting, timeout) } else { None }
     }
 
     pub(super) fn active_section(&self) -> Option<&ActiveSection<D>> {
         match &self.state {
-            State::Holding(held) => held.active.as_ref(),
+            State::Holding(holding) => holding.active.as_ref(),
             _ => None,
         }
     }
 
-    /// Why nobody knows whose the key is: the store has not said a word, or does not answer any more.
+    /// The error of the store, if the holder is unknown because of it.
     pub(super) fn store_error(&self) -> Option<StoreError> {
-        let no_word = matches!(self.state, State::Requesting);
-        let no_answer = || StoreError::new("lock", "acquire", StoreErrorKind::Timeout);
-        self.in_flight.error.clone().or_else(|| no_word.then(no_answer))
+        let has_no_reply = matches!(self.state, State::Requesting);
+        let timeout = || StoreError::new("lock", "acquire", StoreErrorKind::Timeout);
+        self.in_flight.error.clone().or_else(|| has_no_reply.then(timeout))
     }
 
-    /// When a waiter asks again: about once a second, or when the holder's lease is over.
-    pub(super) fn schedule_poll(&mut self, now: BootInstant, lease_left: Duration, die: f64) {
-        let usual = QUEUE_POLL_INTERVAL.mul_f64(0.8 + 0.4 * die);
-        // Rounded up: asked within the last millisecond of the lease it would be held once more.
-        let free = lease_left.saturating_add(Duration::from_millis(2)).max(RETRY_MIN);
-        self.retry_at = Some(now.saturating_add(usual.min(free)));
+    /// Schedules the next acquire of a queued id: about a second later, or when the lease of the
+    /// holder ends.
+    pub(super) fn schedule_poll(&mut self, now: BootInstant, lease_left: Duration, jitter: f64) {
+        let interval = QUEUE_POLL_INTERVAL.mul_f64(0.8 + 0.4 * jitter);
+        // Rounded up: in the last millisecond of the lease the reply would be busy once more.
+        let lease_end = lease_left.saturating_add(Duration::from_millis(2)).max(RETRY_MIN);
+        self.retry_at = Some(now.saturating_add(interval.min(lease_end)));
     }
 }
 
 impl<D: DriverTypes> ActiveSection<D> {
-    /// Of what is lost, nobody holds anything.
+    /// The number of guards, zero if the section is lost.
     pub(super) fn hold_count(&self, now: BootInstant) -> u32 {
         if self.section.remaining(now).is_zero() { 0 } else { self.holds }
     }

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{clock::BootInstant, error::LockLost};
 
-/// The deadline until which something may be counted on; the reason of its end once it has ended.
+/// A deadline, replaced by a reason at its end.
 ///
-/// The end is final (I5): no later call changes the reason or sets a deadline again.
+/// The end is final (I5): no later call changes the reason or sets another deadline.
 #[derive(Debug)]
 pub(super) struct AtomicDeadline(AtomicU64);
 
@@ -26,15 +26,15 @@ impl AtomicDeadline {
         Deadline::from_raw(self.0.load(Ordering::Acquire))
     }
 
-    /// Why it has ended. `None` while it has not.
+    /// The reason of the end, or `None` before it.
     pub(super) fn end_reason(&self) -> Option<LockLost> {
         match self.get() {
             Deadline::At(_) => None,
-            Deadline::Ended(why) => Some(why),
+            Deadline::Ended(reason) => Some(reason),
         }
     }
 
-    /// The deadline; the past after the end.
+    /// The deadline, or an instant in the past after the end.
     pub(super) fn at(&self) -> BootInstant {
         match self.get() {
             Deadline::At(at) => at,
@@ -43,19 +43,19 @@ impl AtomicDeadline {
     }
 
     /// Ends it, unless it has ended.
-    pub(super) fn end(&self, why: LockLost) {
+    pub(super) fn end(&self, reason: LockLost) {
         while let Deadline::At(at) = self.get() {
-            self.end_if(at, why);
+            self.end_if(at, reason);
         }
     }
 
-    /// Ends it, unless it has ended or its deadline was moved meanwhile.
-    pub(super) fn end_if(&self, at: BootInstant, why: LockLost) {
-        let _ = self.0.compare_exchange(at.as_nanos(), why.code(), Ordering::AcqRel, Ordering::Relaxed);
+    /// Ends it, unless it has ended or the deadline has been extended since it was read.
+    pub(super) fn end_if(&self, at: BootInstant, reason: LockLost) {
+        let _ = self.0.compare_exchange(at.as_nanos(), reason.code(), Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Moves the deadline, never to an earlier instant. Returns `false` if it has ended or has passed
-    /// at this instant: too late is too late.
+    /// Extends the deadline; an earlier `to` changes nothing. Returns `false` if it has ended, or
+    /// if the deadline has passed at `now`.
     pub(super) fn extend(&self, to: BootInstant, now: BootInstant) -> bool {
         let extended = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |raw| match Deadline::from_raw(raw) {
             Deadline::At(at) if now < at => Some(at.max(to).as_nanos()),
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_reason_stays() {
+    fn the_first_end_reason_is_final() {
         let deadline = AtomicDeadline::new(at(10));
         assert_eq!((deadline.end_reason(), deadline.at()), (None, at(10)));
         deadline.end(LockLost::Revoked);
@@ -92,12 +92,12 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_is_moved_in_time_and_never_back() {
+    fn a_deadline_is_extended_in_time_and_never_shortened() {
         let deadline = AtomicDeadline::new(at(10));
         assert!(deadline.extend(at(20), at(9)) && deadline.extend(at(15), at(9)));
         assert_eq!(deadline.get(), Deadline::At(at(20)));
         assert!(!deadline.extend(at(40), at(20)), "it has passed");
         deadline.end_if(at(10), LockLost::Expired);
-        assert_eq!(deadline.get(), Deadline::At(at(20)), "it was moved meanwhile");
+        assert_eq!(deadline.get(), Deadline::At(at(20)), "the deadline was extended");
     }
 }

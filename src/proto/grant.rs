@@ -1,4 +1,4 @@
-//! What is known of one grant of the store: until when it can be counted on.
+//! The local view of one grant of the store: its deadline, its renewal and its doubt.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
@@ -22,81 +22,86 @@ use crate::{
     lock_key::LockKey,
 };
 
-/// One grant: shared by the conversation about its key, the sections that run under it, and the watchdog.
+/// One grant, shared by the entry of its key, its sections and the watchdog.
 #[derive(Debug)]
 pub struct Grant<D: DriverTypes> {
-    /// What is locked.
+    /// The key that is held.
     pub key: LockKey,
-    /// Who has it.
+    /// The acquisition that holds it.
     pub id: AcquisitionId,
-    /// The token of the first section under the newest fence.
+    /// The token of the first section under the current fence.
     token: AtomicU64,
-    /// I4: nothing but the store's word moves it on. Nanoseconds; the [code](LockLost::code) of a reason once it is over, for ever (I5).
+    /// I4: extended only by replies of the store. After the end it is final (I5).
     deadline: AtomicDeadline,
-    /// When the section that runs is over, whatever the store says; `FAR_FUTURE` if it has no such end.
+    /// The limit of the active section; `FAR_FUTURE` without one.
     limit: AtomicU64,
-    /// What the store is asked for: as much as its sections need. It only grows, because one id
-    /// never counts on less than before.
+    /// The lease that renewals request. It never shrinks, because an id never relies on less than
+    /// before.
     lease: AtomicU64,
-    /// When to look whether the section that runs was taken by all callers it was sent to.
+    /// The instant of the next check whether all waiters have received the active section.
     delivery_check_at: AtomicU64,
     /// How long the store keeps the key beyond the lease.
     lock_delay: AtomicU64,
-    /// When the watchdog asks the store for more.
+    /// The instant of the next renewal.
     renew_at: AtomicU64,
-    /// When the store was last asked because of a message.
+    /// The instant of the last renewal that a message caused.
     verified_at: AtomicU64,
     /// The next renewal is sent early because of a message.
     is_early: AtomicBool,
-    /// A message says that it is over, and no answer since says that it is not.
+    /// A revocation message came, and no reply since has confirmed the grant.
     in_doubt: AtomicBool,
-    /// Whether an answer to that is awaited: [`IDLE`](Self::IDLE), [`ASKING`](Self::ASKING) or [`AGAIN`](Self::AGAIN).
+    /// The renewal in flight: [`IDLE`](Self::IDLE), [`IN_FLIGHT`](Self::IN_FLIGHT) or
+    /// [`REPEAT`](Self::REPEAT).
     renewal: AtomicU8,
     warned: AtomicBool,
-    /// Of the driver.
+    /// The value of the driver.
     pub data: D::GrantData,
 }
 
-/// What a grant needs at some moment.
+/// What the driver has to do for a grant now, and when to call [`Grant::next_check`] again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextCheck {
-    /// Nothing before this moment.
+    /// Do nothing before this instant.
     Sleep(BootInstant),
-    /// To be renewed; and to be looked at again at this moment, if no answer has come.
+    /// Send a renewal, and call [`Grant::renewal_finished`] after its reply. Check again at this
+    /// instant, whether the reply has come or not.
     Renew(BootInstant),
-    /// The section that runs has reached its limit, or it is time to look at its delivery.
+    /// Feed in [`Event::CheckSection`](super::Event::CheckSection): the limit of the active section
+    /// has passed, or its delivery is due for a check. The grant is tracked again by the actions of
+    /// that event.
     CheckSection,
-    /// Nothing more: it is over.
+    /// Feed in [`Event::Lost`](super::Event::Lost) and stop the checks: the grant has ended.
     Ended,
 }
 
 impl<D: DriverTypes> Grant<D> {
-    /// No renewal is under way.
+    /// No renewal is in flight.
     const IDLE: u8 = 0;
-    /// One is.
+    /// A renewal is in flight.
     const IN_FLIGHT: u8 = 1;
-    /// One is, and was sent before the newest doubt: its answer may be older.
+    /// A renewal is in flight that was sent before the newest message. Its reply may be older, so
+    /// another renewal follows.
     const REPEAT: u8 = 2;
 
-    /// Granted by an answer to what was asked at this moment (I3).
+    /// Creates a grant by the reply to a call that was sent at `sent_at` (I3).
     pub(super) fn new(
         key: LockKey,
-        owner: AcquisitionId,
+        id: AcquisitionId,
         token: FencingToken,
         lease: Duration,
         lock_delay: Duration,
-        asked: BootInstant,
+        sent_at: BootInstant,
     ) -> Self {
         Self {
             lease: AtomicU64::new(nanos(lease)),
             key,
-            id: owner,
+            id,
             token: AtomicU64::new(token.as_u64()),
-            deadline: AtomicDeadline::new(asked.saturating_add(usable_part(lease))),
+            deadline: AtomicDeadline::new(sent_at.saturating_add(usable_part(lease))),
             limit: AtomicU64::new(BootInstant::FAR_FUTURE.as_nanos()),
             delivery_check_at: AtomicU64::new(BootInstant::FAR_FUTURE.as_nanos()),
             lock_delay: AtomicU64::new(nanos(lock_delay)),
-            renew_at: AtomicU64::new(asked.saturating_add(lease / RENEWALS_PER_LEASE).as_nanos()),
+            renew_at: AtomicU64::new(sent_at.saturating_add(lease / RENEWALS_PER_LEASE).as_nanos()),
             verified_at: AtomicU64::new(0),
             is_early: AtomicBool::new(false),
             in_doubt: AtomicBool::new(false),
@@ -106,48 +111,48 @@ impl<D: DriverTypes> Grant<D> {
         }
     }
 
-    /// I4: for how long it can be claimed at this moment that the store keeps it for us. What is past its deadline is over, for
-    /// everybody, from this question on.
+    /// I4: how long the grant still counts as held. If its deadline has passed, the grant ends
+    /// here, for all callers (I5).
     pub fn remaining(&self, now: BootInstant) -> Duration {
         loop {
             let Deadline::At(deadline) = self.deadline.get() else { return Duration::ZERO };
-            let left = deadline.saturating_duration_since(now);
-            if !left.is_zero() {
-                return left;
+            let remaining = deadline.saturating_duration_since(now);
+            if !remaining.is_zero() {
+                return remaining;
             }
             self.deadline.end_if(deadline, LockLost::Expired);
-            // Or a renewal came in between: what is said of it is said of what stands now (I5).
+            // If a renewal has extended the deadline in between, the new deadline decides.
         }
     }
 
-    /// The store has renewed it for this lease, asked at this moment. Too late is too late: what is
-    /// over stays so.
+    /// Extends the deadline after a renewal with this lease that was sent at `sent_at`. A grant
+    /// that has ended stays ended.
     ///
-    /// `lease` is the one of the call that was answered. A renewal that was sent before the lease
-    /// grew got the shorter one: to count on the longer one would be to let two in.
-    pub fn extend(&self, lease: Duration, asked: BootInstant, now: BootInstant) {
-        if self.deadline.extend(asked.saturating_add(usable_part(lease)), now) {
-            self.renew_at.store(asked.saturating_add(lease / RENEWALS_PER_LEASE).as_nanos(), Ordering::Relaxed);
+    /// `lease` is the one that the call requested. The lease of the grant may have grown since: to
+    /// rely on the longer one would let two holders in.
+    pub fn extend(&self, lease: Duration, sent_at: BootInstant, now: BootInstant) {
+        if self.deadline.extend(sent_at.saturating_add(usable_part(lease)), now) {
+            self.renew_at.store(sent_at.saturating_add(lease / RENEWALS_PER_LEASE).as_nanos(), Ordering::Relaxed);
             self.warned.store(false, Ordering::Relaxed);
-            // An answer to a question that is older than the doubt says nothing about it.
+            // A reply to a call that was sent before the message does not end the doubt.
             if self.renewal.load(Ordering::Acquire) != Self::REPEAT {
                 self.in_doubt.store(false, Ordering::Release);
             }
         }
     }
 
-    /// A section begins under it.
+    /// Sets the limit of a section that starts.
     pub(super) fn set_section_limit(&self, limit: BootInstant) {
         self.limit.store(limit.as_nanos(), Ordering::Relaxed);
         self.set_delivery_check(BootInstant::FAR_FUTURE);
     }
 
-    /// When the delivery of the section that runs is looked at.
+    /// Sets the instant of the next delivery check.
     pub(super) fn set_delivery_check(&self, at: BootInstant) {
         self.delivery_check_at.store(at.as_nanos(), Ordering::Relaxed);
     }
 
-    /// The same, if it is not looked at sooner.
+    /// Sets the instant of the next delivery check, unless an earlier one is set.
     pub(super) fn lower_delivery_check(&self, at: BootInstant) {
         self.delivery_check_at.fetch_min(at.as_nanos(), Ordering::Relaxed);
     }
@@ -156,88 +161,91 @@ impl<D: DriverTypes> Grant<D> {
         Duration::from_nanos(self.lock_delay.load(Ordering::Relaxed))
     }
 
-    /// What the store is asked for.
+    /// The lease that renewals request, without the lock-delay.
     pub fn lease(&self) -> Duration {
         Duration::from_nanos(self.lease.load(Ordering::Relaxed))
     }
 
-    /// What the store is asked for when it is renewed for this lease: it, and the lock-delay that
-    /// only the store knows of (I10).
+    /// The lease that the store receives in a renewal with `lease`: the lock-delay is added, which
+    /// only the store knows (I10).
     pub fn store_lease(&self, lease: Duration) -> Duration {
         lease.saturating_add(self.lock_delay())
     }
 
-    /// It is over, for this reason; if it is not yet.
-    pub fn end(&self, why: LockLost) {
-        self.deadline.end(why);
+    /// Ends the grant, unless it has ended.
+    pub fn end(&self, reason: LockLost) {
+        self.deadline.end(reason);
     }
 
-    /// Why it is over; `None` while it is not.
+    /// The reason of the end, or `None` before it.
     pub fn end_reason(&self) -> Option<LockLost> {
         self.deadline.end_reason()
     }
 
-    /// Under which fence it is, or was.
+    /// The current fence, or the last one.
     pub(crate) fn fence(&self) -> u64 {
         self.token.load(Ordering::Relaxed)
     }
 
-    /// The store has given it a new fence and this lease, and was asked to keep the key for this
-    /// long beyond it.
+    /// Sets the fence, lease and lock-delay of a yield that has extended the grant.
     pub(super) fn set_fence(&self, token: FencingToken, lease: Duration, lock_delay: Duration) {
         self.token.store(token.as_u64(), Ordering::Relaxed);
         self.lease.fetch_max(nanos(lease), Ordering::Relaxed);
         self.lock_delay.store(nanos(lock_delay), Ordering::Relaxed);
     }
 
-    /// What the watchdog has to do for it now. An answer that does not come is asked for again soon.
+    /// Returns what the driver has to do at `now`. A renewal without a reply is repeated soon.
     ///
-    /// `soon`: what is due before this moment is done now, with what is due already.
-    pub fn next_check(&self, now: BootInstant, soon: BootInstant) -> NextCheck {
-        let left = self.remaining(now);
-        if left.is_zero() {
+    /// A renewal that is due before `batch_until` is due now, so that the driver sends it in one
+    /// call with others.
+    pub fn next_check(&self, now: BootInstant, batch_until: BootInstant) -> NextCheck {
+        let remaining = self.remaining(now);
+        if remaining.is_zero() {
             return NextCheck::Ended;
         }
-        let [limit, delivery_at] = [&self.limit, &self.delivery_check_at]
-            .map(|moment| BootInstant::from_nanos(moment.load(Ordering::Relaxed)));
-        let limit = limit.min(delivery_at);
+        let [limit, delivery_check_at] = [&self.limit, &self.delivery_check_at]
+            .map(|instant| BootInstant::from_nanos(instant.load(Ordering::Relaxed)));
+        let limit = limit.min(delivery_check_at);
         if limit <= now {
             return NextCheck::CheckSection;
         }
-        let end = now.saturating_add(left).min(limit);
+        let end = now.saturating_add(remaining).min(limit);
         let renew_at = BootInstant::from_nanos(self.renew_at.load(Ordering::Relaxed));
-        // A hurried one is not sent before its pause is over, though others are due already.
+        // An early renewal keeps its distance to the one before, even if a batch is sent now.
         let not_before = self.not_before();
-        // A short lease waits for others for a short time: one that has just begun is not renewed.
-        let soon = soon.min(now.saturating_add(self.lease() / RENEWAL_BATCH_WINDOWS_PER_LEASE));
-        if soon < renew_at || now < not_before {
+        // A short lease allows only a short batch window: a grant is not renewed right after its
+        // start.
+        let batch_until = batch_until.min(now.saturating_add(self.lease() / RENEWAL_BATCH_WINDOWS_PER_LEASE));
+        if batch_until < renew_at || now < not_before {
             return NextCheck::Sleep(renew_at.max(not_before).min(end));
         }
         self.renewal.store(Self::IN_FLIGHT, Ordering::Release);
-        // Only a renewal that a message has caused delays the next one. After a periodic renewal
-        // the section would run on, although its lock was revoked.
+        // Only renewals that a message has caused keep this distance. A periodic renewal right
+        // before a revocation must not delay its detection.
         if self.is_early.swap(false, Ordering::AcqRel) {
             self.verified_at.store(now.as_nanos(), Ordering::Relaxed);
         }
-        let again = now.saturating_add((self.lease() / RENEWAL_RETRIES_PER_LEASE).max(RENEWAL_RETRY_MIN));
-        self.renew_at.store(again.as_nanos(), Ordering::Relaxed);
-        NextCheck::Renew(again.min(end))
+        let retry_at = now.saturating_add((self.lease() / RENEWAL_RETRIES_PER_LEASE).max(RENEWAL_RETRY_MIN));
+        self.renew_at.store(retry_at.as_nanos(), Ordering::Relaxed);
+        NextCheck::Renew(retry_at.min(end))
     }
 
-    /// A message says that it is over. Messages can be forged, so the store is asked (I7): at once, but once at a time, and after a pause.
-    /// Whether the watchdog has to look at it earlier for that.
+    /// Records a revocation message. It may be forged, so the store decides (I7): a renewal is sent
+    /// at once, but only one at a time, and at a bounded rate. Returns `true` if the next check is
+    /// earlier than before.
     pub fn verify(&self, now: BootInstant) -> bool {
         self.in_doubt.store(true, Ordering::Release);
-        let again = |asking| (asking != Self::IDLE).then_some(Self::REPEAT);
-        self.renewal.fetch_update(Ordering::AcqRel, Ordering::Acquire, again).is_err() && self.renew_soon(now)
+        let repeat = |renewal| (renewal != Self::IDLE).then_some(Self::REPEAT);
+        self.renewal.fetch_update(Ordering::AcqRel, Ordering::Acquire, repeat).is_err() && self.renew_soon(now)
     }
 
-    /// Whether the store is to confirm it before another section begins under it.
+    /// Returns `true` if the store has to confirm the grant before another section starts under it.
     pub(super) fn is_in_doubt(&self) -> bool {
         self.in_doubt.load(Ordering::Acquire)
     }
 
-    /// The renewal that was [needed](Need::Renewal) has ended, whatever came of it. Whether the watchdog has to look at it earlier.
+    /// Records the end of the renewal that [`NextCheck::Renew`] has caused, with or without a
+    /// reply. Returns `true` if the next check is earlier than before.
     pub fn renewal_finished(&self, now: BootInstant) -> bool {
         self.renewal.swap(Self::IDLE, Ordering::AcqRel) == Self::REPEAT && self.renew_soon(now)
     }
@@ -251,24 +259,26 @@ impl<D: DriverTypes> Grant<D> {
     fn not_before(&self) -> BootInstant {
         match self.verified_at.load(Ordering::Relaxed) {
             0 => BootInstant::default(),
-            asked => BootInstant::from_nanos(asked).saturating_add(RECHECK_INTERVAL),
+            sent_at => BootInstant::from_nanos(sent_at).saturating_add(RECHECK_INTERVAL),
         }
     }
 
-    /// When the watchdog has to look at it next.
+    /// The instant of the next check.
     pub fn next_check_at(&self) -> BootInstant {
-        let [limit, delivery_at, renew_at] = [&self.limit, &self.delivery_check_at, &self.renew_at]
-            .map(|moment| BootInstant::from_nanos(moment.load(Ordering::Relaxed)));
-        self.deadline.at().min(limit).min(delivery_at).min(renew_at)
+        let [limit, delivery_check_at, renew_at] = [&self.limit, &self.delivery_check_at, &self.renew_at]
+            .map(|instant| BootInstant::from_nanos(instant.load(Ordering::Relaxed)));
+        self.deadline.at().min(limit).min(delivery_check_at).min(renew_at)
     }
 
-    /// Whether its renewal is late: once, until it has come.
+    /// Returns `true` once if a renewal is late, until one has succeeded.
     pub(crate) fn take_late_warning(&self, now: BootInstant) -> bool {
-        let left = self.remaining(now);
-        // Of what is over, nothing is left to be late; and where the section ends first, nothing is
-        // to be renewed.
+        let remaining = self.remaining(now);
+        // An ended grant is not late. A grant whose section ends before the deadline needs no
+        // renewal.
         let end = BootInstant::from_nanos(self.limit.load(Ordering::Relaxed));
-        let is_late = !left.is_zero() && left < self.lease() / RENEWALS_PER_LEASE && now.saturating_add(left) < end;
+        let is_late = !remaining.is_zero()
+            && remaining < self.lease() / RENEWALS_PER_LEASE
+            && now.saturating_add(remaining) < end;
         is_late && !self.warned.swap(true, Ordering::Relaxed)
     }
 }
@@ -300,166 +310,173 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn need(grant: &Grant, seconds: u64) -> NextCheck {
+    fn next_check(grant: &Grant, seconds: u64) -> NextCheck {
         grant.next_check(at(seconds), at(seconds))
     }
 
     #[test]
-    fn it_is_renewed_every_third_of_its_lease_and_asked_again_soon_while_no_answer_comes() {
+    fn a_grant_is_renewed_every_third_of_its_lease() {
         let grant = grant();
-        assert_eq!(need(&grant, 0), NextCheck::Sleep(at(10)));
+        assert_eq!(next_check(&grant, 0), NextCheck::Sleep(at(10)));
         assert_eq!(grant.next_check_at(), at(10));
-        assert_eq!(need(&grant, 10), NextCheck::Renew(at(11)));
-        assert_eq!(need(&grant, 10), NextCheck::Sleep(at(11)), "asked; not twice");
-        assert_eq!(need(&grant, 11), NextCheck::Renew(at(12)), "no answer came");
+        assert_eq!(next_check(&grant, 10), NextCheck::Renew(at(11)));
+        assert_eq!(next_check(&grant, 10), NextCheck::Sleep(at(11)), "the renewal is in flight");
+        assert_eq!(next_check(&grant, 11), NextCheck::Renew(at(12)), "no reply");
         grant.extend(grant.lease(), at(11), at(12));
-        assert_eq!(need(&grant, 12), NextCheck::Sleep(at(21)), "a third after it was asked for");
+        assert_eq!(next_check(&grant, 12), NextCheck::Sleep(at(21)), "a third of the lease after the request");
         assert_eq!(
             grant.next_check(START.saturating_add(Duration::from_millis(20_500)), at(21)),
             NextCheck::Renew(START.saturating_add(Duration::from_millis(21_500))),
-            "with those that are due already"
+            "in one batch with renewals that are due"
         );
         assert_eq!(grant.remaining(at(12)), s(11) + usable_part(LEASE) - s(12));
     }
 
     #[test]
-    fn a_section_with_an_end_is_renewed_too_and_is_not_late_before_it() {
+    fn a_grant_of_a_bounded_section_is_renewed_and_never_late() {
         let token = FencingToken::from_fence(1).expect("small");
         let lease = BOUNDS.for_section(s(5));
         let grant =
             Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, lease, s(2), START);
         grant.set_section_limit(at(5));
-        assert!(grant.remaining(START) > s(5) && grant.remaining(START) < s(6), "its own end is first");
+        assert!(
+            grant.remaining(START) > s(5) && grant.remaining(START) < s(6),
+            "the deadline is behind the end of the section"
+        );
         let third = START.saturating_add(lease / 3);
-        assert!(matches!(grant.next_check(third, third), NextCheck::Renew(_)), "so that a revocation is noticed");
+        assert!(matches!(grant.next_check(third, third), NextCheck::Renew(_)), "a renewal detects a revocation");
         assert_eq!(grant.store_lease(grant.lease()), lease + s(2));
         assert!(!grant.take_late_warning(START.saturating_add(Duration::from_millis(4_900))));
     }
 
-    /// I5
+    /// Invariant I5.
     #[test]
-    fn it_is_looked_at_again_at_its_deadline_whatever_was_asked() {
+    fn a_grant_is_checked_at_its_deadline() {
         let (grant, deadline) = (grant(), START.saturating_add(usable_part(LEASE)));
-        assert_eq!(need(&grant, 29), NextCheck::Renew(deadline), "sooner than the next question");
-        assert_eq!(need(&grant, 29), NextCheck::Sleep(deadline));
+        assert_eq!(next_check(&grant, 29), NextCheck::Renew(deadline), "before the retry of the renewal");
+        assert_eq!(next_check(&grant, 29), NextCheck::Sleep(deadline));
         assert_eq!(grant.next_check(deadline, deadline), NextCheck::Ended);
         assert_eq!(grant.end_reason(), Some(LockLost::Expired));
     }
 
     #[test]
-    fn it_is_looked_at_when_its_section_reaches_its_limit() {
+    fn a_grant_is_checked_at_the_limit_of_its_section() {
         let grant = grant();
         grant.set_section_limit(at(4));
-        assert_eq!((need(&grant, 0), grant.next_check_at()), (NextCheck::Sleep(at(4)), at(4)));
-        assert_eq!(need(&grant, 4), NextCheck::CheckSection);
+        assert_eq!((next_check(&grant, 0), grant.next_check_at()), (NextCheck::Sleep(at(4)), at(4)));
+        assert_eq!(next_check(&grant, 4), NextCheck::CheckSection);
         grant.set_section_limit(BootInstant::FAR_FUTURE);
         assert_eq!(
-            (need(&grant, 4), grant.store_lease(grant.lease())),
+            (next_check(&grant, 4), grant.store_lease(grant.lease())),
             (NextCheck::Sleep(at(10)), s(32)),
-            "the next one has another"
+            "the next section has no limit"
         );
     }
 
-    /// I5
+    /// Invariant I5.
     #[test]
-    fn what_is_over_is_never_held_again() {
-        for why in [None, Some(LockLost::Released), Some(LockLost::Revoked)] {
+    fn an_ended_grant_is_never_extended() {
+        for reason in [None, Some(LockLost::Released), Some(LockLost::Revoked)] {
             let grant = grant();
             let late = at(30);
-            match why {
-                Some(why) => grant.end(why),
-                None => assert_eq!(need(&grant, 30), NextCheck::Ended, "past its deadline"),
+            match reason {
+                Some(reason) => grant.end(reason),
+                None => assert_eq!(next_check(&grant, 30), NextCheck::Ended, "expired"),
             }
             grant.extend(grant.lease(), at(29), late);
             grant.extend(grant.lease(), late, late);
             grant.end(LockLost::HoldLimitReached);
             assert_eq!(grant.remaining(late), Duration::ZERO);
-            assert_eq!(need(&grant, 0), NextCheck::Ended, "not even for a clock that steps back");
-            assert_eq!(grant.end_reason(), Some(why.unwrap_or(LockLost::Expired)), "and the first reason stays");
+            assert_eq!(next_check(&grant, 0), NextCheck::Ended, "even if the clock steps back");
+            assert_eq!(grant.end_reason(), Some(reason.unwrap_or(LockLost::Expired)), "the first reason is final");
         }
     }
 
-    /// The lease grew between: of the two calls, each counts for what it asked for, and the longer
-    /// one stays.
+    /// The lease grew between the two calls. Each reply counts for the lease that its call
+    /// requested.
     #[test]
-    fn a_renewal_counts_for_the_lease_that_it_asked_for() {
+    fn a_renewal_extends_by_the_lease_that_it_requested() {
         let token = FencingToken::from_fence(1).expect("small");
         let grant =
             Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, s(3), s(1), START);
         grant.extend(LEASE, at(1), at(2));
         grant.set_fence(FencingToken::from_fence(2).expect("small"), LEASE, s(1));
-        let left = grant.remaining(at(2));
-        assert_eq!(left, s(1) + usable_part(LEASE) - s(2));
+        let remaining = grant.remaining(at(2));
+        assert_eq!(remaining, s(1) + usable_part(LEASE) - s(2));
         grant.extend(s(3), START.saturating_add(Duration::from_millis(1_500)), at(2));
-        assert_eq!(grant.remaining(at(2)), left);
+        assert_eq!(grant.remaining(at(2)), remaining);
         grant.set_fence(FencingToken::from_fence(3).expect("small"), s(3), s(1));
-        assert_eq!(grant.lease(), LEASE, "it only grows");
+        assert_eq!(grant.lease(), LEASE, "the lease never shrinks");
     }
 
-    /// Nobody has looked since: the answer that comes after the deadline comes too late all the same.
+    /// No check has noticed the deadline before the reply comes.
     #[test]
-    fn a_renewal_that_is_answered_after_the_deadline_is_lost() {
+    fn a_renewal_reply_after_the_deadline_is_too_late() {
         let grant = grant();
         grant.extend(grant.lease(), at(29), at(30));
         assert_eq!(grant.remaining(at(30)), Duration::ZERO);
     }
 
     #[test]
-    fn an_older_answer_takes_nothing_back() {
+    fn an_older_renewal_reply_does_not_shorten_a_grant() {
         let grant = grant();
         grant.extend(grant.lease(), at(12), at(13));
-        let left = grant.remaining(at(14));
+        let remaining = grant.remaining(at(14));
         grant.extend(grant.lease(), at(11), at(14));
-        assert_eq!(grant.remaining(at(14)), left);
+        assert_eq!(grant.remaining(at(14)), remaining);
     }
 
-    /// I7: what messages say is asked about, and a flood of them costs ten questions a second.
+    /// I7: a flood of messages costs at most ten renewals per second.
     #[test]
-    fn a_grant_in_doubt_is_asked_about_at_once_once_at_a_time_and_after_a_pause() {
+    fn a_grant_in_doubt_is_verified_at_once_at_a_bounded_rate() {
         let (grant, ms) = (grant(), |ms| START.saturating_add(Duration::from_millis(ms)));
-        let need = |at| grant.next_check(at, at.saturating_add(Duration::from_millis(500)));
-        assert!(grant.verify(ms(1_000)), "to be looked at now");
-        assert!(!grant.verify(ms(1_000)), "it is listed for that already");
-        assert!(matches!(need(ms(1_000)), NextCheck::Renew(_)));
+        let next_check = |at| grant.next_check(at, at.saturating_add(Duration::from_millis(500)));
+        assert!(grant.verify(ms(1_000)), "due now");
+        assert!(!grant.verify(ms(1_000)), "scheduled already");
+        assert!(matches!(next_check(ms(1_000)), NextCheck::Renew(_)));
         for _ in 0..1_000 {
-            assert!(!grant.verify(ms(1_010)), "the answer is awaited");
+            assert!(!grant.verify(ms(1_010)), "a renewal is in flight");
         }
         grant.extend(grant.lease(), ms(1_000), ms(1_020));
-        assert!(grant.renewal_finished(ms(1_020)), "the answer may be older than the doubt");
-        assert_eq!(grant.next_check_at(), ms(1_100), "once more, after a pause");
-        assert_eq!(need(ms(1_020)), NextCheck::Sleep(ms(1_100)), "others are due, and it is not");
-        assert!(matches!(need(ms(1_100)), NextCheck::Renew(_)));
+        assert!(grant.renewal_finished(ms(1_020)), "the reply may be older than the doubt");
+        assert_eq!(grant.next_check_at(), ms(1_100), "repeated after a pause");
+        assert_eq!(
+            next_check(ms(1_020)),
+            NextCheck::Sleep(ms(1_100)),
+            "not sent with a batch before the pause has passed"
+        );
+        assert!(matches!(next_check(ms(1_100)), NextCheck::Renew(_)));
         grant.extend(grant.lease(), ms(1_100), ms(1_120));
-        assert!(!grant.renewal_finished(ms(1_120)), "nobody has doubted it since");
-        assert_eq!(need(ms(1_120)), NextCheck::Sleep(ms(11_100)));
+        assert!(!grant.renewal_finished(ms(1_120)), "no message came since");
+        assert_eq!(next_check(ms(1_120)), NextCheck::Sleep(ms(11_100)));
     }
 
-    /// Of each length: a third of it, and not at once, though the watchdog collects what is due
-    /// within half a second.
+    /// The batch window of the watchdog, half a second, does not renew a short lease right after
+    /// its start.
     #[test]
     fn a_lease_of_any_length_is_renewed_after_a_third_of_it() {
         for lease in [Duration::from_millis(510), s(2), LEASE, s(600)] {
             let token = FencingToken::from_fence(1).expect("small");
             let grant =
                 Grant::new(LockKey::from(("n", 1)), AcquisitionIds::new("test", 0).next(), token, lease, s(1), START);
-            let need = |at: BootInstant| grant.next_check(at, at.saturating_add(Duration::from_millis(500)));
+            let next_check = |at: BootInstant| grant.next_check(at, at.saturating_add(Duration::from_millis(500)));
             let third = START.saturating_add(lease / 3);
-            assert_eq!(need(START), NextCheck::Sleep(third), "{lease:?}");
-            assert!(matches!(need(third), NextCheck::Renew(_)), "{lease:?}");
+            assert_eq!(next_check(START), NextCheck::Sleep(third), "{lease:?}");
+            assert!(matches!(next_check(third), NextCheck::Renew(_)), "{lease:?}");
             assert!(
                 !grant.take_late_warning(START.saturating_add(lease / 2))
                     && grant.take_late_warning(START.saturating_add(lease / 4 * 3)),
                 "{lease:?}"
             );
             grant.extend(grant.lease(), third, third);
-            assert_eq!(grant.remaining(third), usable_part(lease), "{lease:?}: what was granted, and no more");
+            assert_eq!(grant.remaining(third), usable_part(lease), "{lease:?}");
         }
     }
 
     #[test]
-    fn a_revocation_right_after_a_periodic_renewal_is_asked_about_at_once() {
+    fn a_revocation_right_after_a_renewal_is_verified_at_once() {
         let (grant, ms) = (grant(), |ms| START.saturating_add(Duration::from_millis(ms)));
-        assert!(matches!(need(&grant, 10), NextCheck::Renew(_)));
+        assert!(matches!(next_check(&grant, 10), NextCheck::Renew(_)));
         grant.extend(grant.lease(), at(10), at(10));
         assert!(!grant.renewal_finished(at(10)));
         assert!(grant.verify(ms(10_001)));
@@ -467,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_renewal_is_told_of_once_until_it_has_come() {
+    fn a_late_renewal_is_warned_about_once() {
         let grant = grant();
         assert!(!grant.take_late_warning(at(19)));
         assert!(grant.take_late_warning(at(20)));
@@ -476,32 +493,32 @@ mod tests {
         assert!(!grant.take_late_warning(at(23)) && grant.take_late_warning(at(42)));
         grant.extend(grant.lease(), at(42), at(42));
         grant.end(LockLost::Released);
-        assert!(!grant.take_late_warning(at(70)), "what is given back is not late");
+        assert!(!grant.take_late_warning(at(70)), "a released grant is not late");
     }
 
-    /// I5: the answer comes in the very moment in which somebody finds it over. It is one or the other, for everybody.
+    /// I5: a reply races with a check at the deadline. All callers see the same result.
     #[test]
-    fn nobody_is_told_that_it_is_over_before_it_is_held_again() {
+    fn a_grant_observed_as_ended_is_never_extended() {
         let deadline = START.saturating_add(usable_part(LEASE));
         let grants: Vec<_> = (0..20_000).map(|_| grant()).collect();
-        // Both go for the same one at the same moment.
-        let (arrived, go) = (AtomicU64::new(0), AtomicU64::new(0));
-        /// So that a failure is one, and the other one does not wait for ever.
-        struct GoOn<'a>(&'a AtomicU64);
-        impl Drop for GoOn<'_> {
+        // Both threads work on the same grant at the same time.
+        let (arrived, gate) = (AtomicU64::new(0), AtomicU64::new(0));
+        /// Opens the gate if the test panics, so that the other thread ends.
+        struct OpenGate<'a>(&'a AtomicU64);
+        impl Drop for OpenGate<'_> {
             fn drop(&mut self) {
                 self.0.store(u64::MAX, Ordering::Release);
             }
         }
         std::thread::scope(|scope| {
-            let _go_on = GoOn(&go);
+            let _open_gate = OpenGate(&gate);
             scope.spawn(|| {
                 for (n, grant) in (1..).zip(&grants) {
                     arrived.store(n, Ordering::Release);
                     let mut spins = 0;
-                    while go.load(Ordering::Acquire) < n {
+                    while gate.load(Ordering::Acquire) < n {
                         spins += 1;
-                        // Close at first; and, if the other one does not run, out of its way.
+                        // Yields if the other thread does not run.
                         if spins < 1_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
                     }
                     grant.extend(grant.lease(), at(20), BootInstant::from_nanos(deadline.as_nanos() - 1));
@@ -511,12 +528,12 @@ mod tests {
                 while arrived.load(Ordering::Acquire) < n {
                     std::thread::yield_now();
                 }
-                go.store(n, Ordering::Release);
-                // The other one hears of it a little later: somewhere in here they meet.
+                gate.store(n, Ordering::Release);
+                // The other thread sees the gate a little later. The delays vary so that both meet.
                 (0..n % 256).for_each(|_| std::hint::spin_loop());
                 let first = grant.remaining(deadline);
                 let later = grant.remaining(deadline);
-                assert!(!first.is_zero() || later.is_zero(), "over, and held again");
+                assert!(!first.is_zero() || later.is_zero(), "ended, then held again");
             }
         });
     }

@@ -1,4 +1,4 @@
-//! On which terms one section is held.
+//! The limits of one section.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use crate::{
     limits::{LOCK_DELAY, MIN_REMAINING_DIVISOR},
 };
 
-/// What was agreed on when the lock was asked for.
+/// The limits that a request sets for its section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HoldLimits {
     /// See [`LockPolicy::lease`](crate::LockPolicy::lease).
     pub lease: Lease,
-    /// See [`LockPolicy::max_hold`](crate::LockPolicy::max_hold). `None`: without end.
+    /// See [`LockPolicy::max_hold`](crate::LockPolicy::max_hold). `None`: no limit.
     pub max_hold: Option<Duration>,
     /// See [`LockPolicy::min_hold`](crate::LockPolicy::min_hold).
     pub min_hold: Duration,
@@ -28,7 +28,7 @@ impl Default for HoldLimits {
 }
 
 impl HoldLimits {
-    /// When a section that begins now is over, whatever the store says.
+    /// The end of a section that starts now, whether the store keeps the key for longer or not.
     pub(super) fn end_at(&self, now: BootInstant) -> BootInstant {
         let fixed = match self.lease {
             Lease::AutoRenew => BootInstant::FAR_FUTURE,
@@ -37,7 +37,8 @@ impl HoldLimits {
         fixed.min(self.max_hold.map_or(BootInstant::FAR_FUTURE, |max| now.saturating_add(max)))
     }
 
-    /// What the store is asked for: no more than the section needs, so that a crash costs no more.
+    /// The lease of the section in the store: no longer than it needs, because a crash blocks the
+    /// key for as long.
     pub(super) fn store_lease(&self, bounds: LeaseBounds) -> Duration {
         match self.lease {
             Lease::AutoRenew => bounds.longest,
@@ -45,8 +46,8 @@ impl HoldLimits {
         }
     }
 
-    /// With how much of a lease left the section may begin: what cuts it short is its own end, or
-    /// it is renewed.
+    /// The part of a lease that must be left when the section starts. A section with a limit needs
+    /// its whole time; any other section is renewed.
     pub(super) fn min_remaining(&self, bounds: LeaseBounds) -> Duration {
         match self.lease {
             Lease::Fixed(lease) if bounds.for_section(lease) < bounds.longest => lease,
@@ -54,8 +55,8 @@ impl HoldLimits {
         }
     }
 
-    /// How much of the least hold is left of a section that began then.
-    pub(super) fn min_hold_remaining(&self, began: BootInstant, now: BootInstant) -> Duration {
-        began.saturating_add(self.min_hold).saturating_duration_since(now)
+    /// The rest of `min_hold` of a section that started at `started_at`.
+    pub(super) fn min_hold_remaining(&self, started_at: BootInstant, now: BootInstant) -> Duration {
+        started_at.saturating_add(self.min_hold).saturating_duration_since(now)
     }
 }

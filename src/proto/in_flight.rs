@@ -8,16 +8,16 @@ use crate::{
     store::StoreError,
 };
 
-/// The calls of one attempt: at most one is under way at a time, and each ends: with an answer, or without one in time.
+/// The call in flight of one attempt, and the failures of earlier ones.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
-    /// Its number, and when it was made (I3).
+    /// The number of the call in flight, and the instant at which it was sent (I3).
     call: Option<(u64, BootInstant)>,
-    /// What got no answer may still be done until this moment.
+    /// A failed call may still be executed until this instant.
     pub(super) in_doubt_until: Option<BootInstant>,
-    /// Since when the store has not answered, though it was asked.
+    /// The instant of the first call without a reply since the last success.
     unanswered_since: Option<BootInstant>,
-    /// The same for waiters: a failover error restarts it, because the store is there.
+    /// The same for waiters. A failover error clears it, because the store is reachable.
     unavailable_since: Option<BootInstant>,
     failures: u32,
     pub(super) error: Option<StoreError>,
@@ -30,18 +30,18 @@ impl InFlight {
         self.unavailable_since.get_or_insert(now);
     }
 
-    /// The number of the call that is under way.
     pub(super) fn number(&self) -> Option<u64> {
         self.call.map(|(number, _)| number)
     }
 
-    /// When the call with this number was made; it is under way no longer. `None`: it is not ours.
+    /// Ends the call with this number, and returns the instant at which it was sent. Returns `None`
+    /// for a call of another attempt.
     pub(super) fn finish(&mut self, number: u64) -> Option<BootInstant> {
-        let (_, asked) = self.call.take_if(|(under_way, _)| *under_way == number)?;
-        Some(asked)
+        let (_, sent_at) = self.call.take_if(|(in_flight, _)| *in_flight == number)?;
+        Some(sent_at)
     }
 
-    /// There was an answer.
+    /// Records a reply.
     pub(super) fn succeeded(&mut self) {
         self.unanswered_since = None;
         self.unavailable_since = None;
@@ -49,44 +49,108 @@ impl InFlight {
         self.error = None;
     }
 
-    /// When it is not worth to ask on, after a first failure: for a request that waits, or for one
-    /// that does not.
+    /// The instant at which requests with a wait (`waits`) or without one are rejected. `None`
+    /// before the first failure.
     pub(super) fn fails_at(&self, waits: bool, timeout: Duration) -> Option<BootInstant> {
         self.error.as_ref()?;
         let since = if waits { self.unavailable_since } else { self.unanswered_since };
         Some(since?.saturating_add(timeout))
     }
 
-    /// Why it is not worth to ask on, at this moment.
+    /// The error to reject requests with at `now`, if that instant has come.
     pub(super) fn failure_at(&self, now: BootInstant, waits: bool, timeout: Duration) -> Option<StoreError> {
         self.error.clone().filter(|_| self.fails_at(waits, timeout).is_some_and(|at| at <= now))
     }
 
-    /// There was none, so that it may still be done. When to ask again.
+    /// Records a failure: the call is in doubt. Returns the instant of the retry.
     pub(super) fn failed(
         &mut self,
         error: &StoreError,
-        asked: BootInstant,
+        sent_at: BootInstant,
         call_timeout: Duration,
         now: BootInstant,
-        die: f64,
+        jitter: f64,
     ) -> BootInstant {
         self.error = Some(error.clone());
-        let void_at = asked.saturating_add(call_timeout);
-        self.in_doubt_until = Some(self.in_doubt_until.map_or(void_at, |earlier| earlier.max(void_at)));
-        self.unanswered_since.get_or_insert(asked);
+        let in_doubt_until = sent_at.saturating_add(call_timeout);
+        self.in_doubt_until = Some(self.in_doubt_until.map_or(in_doubt_until, |earlier| earlier.max(in_doubt_until)));
+        self.unanswered_since.get_or_insert(sent_at);
         if error.is_failover() {
             self.unavailable_since = None;
         } else {
-            self.unavailable_since.get_or_insert(asked);
+            self.unavailable_since.get_or_insert(sent_at);
         }
         self.failures += 1;
-        now.saturating_add(backoff(self.failures, die))
+        now.saturating_add(backoff(self.failures, jitter))
     }
 }
 
-/// How long to wait after so many failures in a row: doubled each time, and spread.
-pub(super) fn backoff(failures: u32, die: f64) -> Duration {
+/// The delay after this number of failures in a row: doubled each time, with jitter.
+pub(super) fn backoff(failures: u32, jitter: f64) -> Duration {
     let doubled = RETRY_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16));
-    doubled.min(RETRY_MAX).mul_f64(1.0 + die).min(RETRY_MAX)
+    doubled.min(RETRY_MAX).mul_f64(1.0 + jitter).min(RETRY_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::StoreErrorKind;
+
+    const START: BootInstant = BootInstant::from_nanos(1 << 40);
+    const CALL_TIMEOUT: Duration = Duration::from_millis(500);
+    const TIMEOUT: Duration = Duration::from_secs(1);
+
+    fn at(ms: u64) -> BootInstant {
+        START.saturating_add(Duration::from_millis(ms))
+    }
+
+    fn fail(calls: &mut InFlight, kind: StoreErrorKind, sent_at: BootInstant) -> BootInstant {
+        calls.start(1, sent_at);
+        let sent_at = calls.finish(1).expect("in flight");
+        calls.failed(&StoreError::new("test", "acquire", kind), sent_at, CALL_TIMEOUT, sent_at, 0.0)
+    }
+
+    #[test]
+    fn only_the_call_in_flight_is_finished() {
+        let mut calls = InFlight::default();
+        calls.start(1, at(0));
+        assert_eq!((calls.finish(2), calls.number()), (None, Some(1)));
+        assert_eq!((calls.finish(1), calls.number()), (Some(at(0)), None));
+    }
+
+    #[test]
+    fn a_failed_call_stays_in_doubt_for_the_limit_of_a_call() {
+        let mut calls = InFlight::default();
+        fail(&mut calls, StoreErrorKind::Unavailable, at(100));
+        fail(&mut calls, StoreErrorKind::Unavailable, at(50));
+        assert_eq!(calls.in_doubt_until, Some(at(600)), "the doubt never shrinks");
+        calls.succeeded();
+        assert_eq!(calls.in_doubt_until, Some(at(600)), "a later reply does not end it");
+    }
+
+    #[test]
+    fn a_failover_restarts_the_timeout_of_waiters_only() {
+        let mut calls = InFlight::default();
+        calls.start(1, at(0));
+        assert_eq!(calls.fails_at(true, TIMEOUT), None, "no call has failed");
+        fail(&mut calls, StoreErrorKind::Unavailable, at(0));
+        assert_eq!(calls.fails_at(true, TIMEOUT), Some(at(1_000)));
+        fail(&mut calls, StoreErrorKind::Failover, at(300));
+        calls.start(2, at(400));
+        assert_eq!(calls.fails_at(true, TIMEOUT), Some(at(1_400)));
+        assert_eq!(calls.fails_at(false, TIMEOUT), Some(at(1_000)));
+        assert!(calls.failure_at(at(1_000), false, TIMEOUT).is_some_and(|error| error.is_failover()));
+        calls.succeeded();
+        assert!(calls.failure_at(at(9_000), false, TIMEOUT).is_none());
+    }
+
+    #[test]
+    fn the_backoff_is_doubled_up_to_its_bound() {
+        let mut calls = InFlight::default();
+        let retry_at = fail(&mut calls, StoreErrorKind::Unavailable, at(0));
+        assert_eq!(retry_at, at(0).saturating_add(RETRY_MIN));
+        assert_eq!(backoff(2, 0.0), RETRY_MIN * 2);
+        assert_eq!((backoff(1_000, 0.0), backoff(1_000, 1.0)), (RETRY_MAX, RETRY_MAX));
+        assert!(backoff(1, 0.5) > backoff(1, 0.0), "jitter");
+    }
 }

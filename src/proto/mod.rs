@@ -1,56 +1,71 @@
-//! The lock state machine: which request gets which key, and which calls the store receives for it.
+//! The lock state machine: which request gets which key, and which calls the store receives.
 //!
-//! It is pure. Events go in, actions come out, and time is an argument: there is no I/O, clock,
-//! runtime, task, notification, log or metric in this module. The driver (module `lock`) executes the
+//! The module is pure. Events go in, actions come out, and time is an argument: there is no I/O,
+//! clock, runtime, task, notification, log or metric. The driver (module `lock`) executes the
 //! actions; the simulator executes the same ones in virtual time.
 //!
 //! # How to drive it
 //!
-//! A [`Table`](table::Table) holds one [entry](entry) per key. Its methods are of three kinds:
+//! A [`LockTable`](table::LockTable) has one [entry](entry) for each key in use. Its methods are of
+//! three kinds:
 //!
-//! - **Events**: [`request`](table::Table::request), [`leave`](table::Table::leave),
-//!   [`guard_ended`](table::Table::guard_ended) and [`on`](table::Table::on) change the state and
-//!   append to `actions`. They are called under one mutex, and `now` never goes back.
-//! - **Broadcasts**: [`gap`](table::Table::gap) and [`drain`](table::Table::drain) return the keys
-//!   that are to receive the event of the same name, one call of `on` each.
-//! - **Queries** change nothing.
+//! - **Events**: [`request`](table::LockTable::request), [`cancel`](table::LockTable::cancel),
+//!   [`end_guard`](table::LockTable::end_guard) and
+//!   [`handle_event`](table::LockTable::handle_event) change the state of one key and append to
+//!   `actions`. They are called under one mutex, and `now` never goes back.
+//! - **Broadcasts**: [`lagged`](table::LockTable::lagged) and
+//!   [`shut_down`](table::LockTable::shut_down) return keys. The driver then passes
+//!   [`Event::Lagged`] or [`Event::Shutdown`] to each of them.
+//! - **Queries** do not change which waiter gets the key.
 //!
-//! After each event the driver unlocks the mutex and executes the actions in order. An action may
-//! lead to further events; the driver feeds them in after it. It owes the machine, for each action:
+//! After each event the driver unlocks the mutex and executes the actions in order. An event that
+//! results from an action is fed in after that action; the actions of that event are executed after
+//! those of the first event. Each action is an obligation of the driver:
 //!
-//! - [`Send`](Action::Send): exactly one event with the number of the call, also if the call failed or
-//!   timed out ([`Acquired`](Event::Acquired), [`Yielded`](Event::Yielded),
-//!   [`Released`](Event::Released)).
-//! - [`Start`](Action::Start): the section reaches the waiter, which ends it by one
-//!   [`guard_ended`](table::Table::guard_ended). If nothing receives it any more, that event follows
-//!   at once, with [`Ending::Unheard`].
-//! - [`Watch`](Action::Watch): from now on, and until [`Forget`](Action::Forget), the driver asks
-//!   [`Grant::need`](grant::Grant::need) at the instants that it names, and does what it says.
-//! - [`WakeAt`](Action::WakeAt): one [`Time`](Event::Time) with this instant, not earlier. If the timer
-//!   is lost, the driver says so by [`orphan`](table::Table::orphan).
-//! - [`Refuse`](Action::Refuse), [`Recall`](Action::Recall), [`Ended`](Action::Ended),
-//!   [`Outcome`](Action::Outcome): a result or a notification. A recalled section that nothing has
-//!   received is ended like one that could not be started.
+//! - [`Send`](Action::Send): call the store, and feed in exactly one event with the number of the
+//!   call: [`Acquired`](Event::Acquired), [`Yielded`](Event::Yielded) or
+//!   [`Released`](Event::Released). An error or a timeout is fed in as a result, too.
+//! - [`Grant`](Action::Grant): send the section to the waiter, and call [`Section::delivered`] when
+//!   the waiter receives it. Each grant ends by exactly one
+//!   [`end_guard`](table::LockTable::end_guard) or [`Event::GuardEnded`]. If the waiter has gone,
+//!   that event follows at once, with [`GuardEnd::Undelivered`].
+//! - [`Recall`](Action::Recall): if the waiter has not received its section, replace it by the
+//!   error and feed in [`GuardEnd::Undelivered`]. Otherwise do nothing.
+//! - [`Reject`](Action::Reject): send the error to the waiter.
+//! - [`Track`](Action::Track): from now on, call [`Grant::next_check`] at [`Grant::next_check_at`],
+//!   and do what it returns. If the grant is tracked already, its next check may be earlier than
+//!   before.
+//! - [`Verify`](Action::Verify): call [`Grant::verify`], and track the grant anew if it returns
+//!   `true`.
+//! - [`Untrack`](Action::Untrack): stop the checks, and notify the tasks that observe the grant.
+//! - [`SectionEnded`](Action::SectionEnded): notify the tasks that observe the section.
+//! - [`ReleaseOutcome`](Action::ReleaseOutcome): send the outcome to the guard that waits for it.
+//! - [`WakeAt`](Action::WakeAt): feed in one [`Timer`](Event::Timer) with this instant, not
+//!   earlier. If the timer is lost, call [`take_timer`](table::LockTable::take_timer).
+//!
+//! Messages of the store are fed in as [`Offered`](Event::Offered) and [`Revoked`](Event::Revoked)
+//! if this process has issued their id. They are hints (I7).
 //!
 //! # Invariants
 //!
-//! Numbered, and cited where the code serves them.
+//! They are numbered, and cited in comments where the code depends on them.
 //!
 //! - **I1** A key is released or handed off only for the acquisition that holds it.
 //! - **I2** No acquire is sent before the capacity for its release is reserved.
 //! - **I3** A local deadline counts from before the request that was granted was sent, minus drift.
-//! - **I4** A lock counts as held only before that deadline, and only a reply of the store moves it.
-//! - **I5** The loss of a lock is signalled at the deadline at the latest, whether the store replies
-//!   or not. The signal is final.
+//! - **I4** A lock counts as held only before that deadline, and only a reply of the store extends
+//!   it.
+//! - **I5** The loss of a lock is signalled at the deadline at the latest, whether the store
+//!   replies or not. The signal is final.
 //! - **I6** The deadline is compared before every poll of the work under the lock.
 //! - **I7** Messages may be lost, duplicated, late or forged: the records of the store decide.
 //! - **I8** An acquisition whose outcome is unknown is released. A dropped store call is not a
 //!   cancelled one.
 //! - **I9** Each grant is released exactly once. `Drop` never waits, fails or panics.
-//! - **I10** A section that ended abnormally (panic, abort, loss, drop) may still have a statement in
-//!   flight: its key is granted again only after the lock-delay. The lease of the store is longer
-//!   than the local one by as much.
-//! - **I11** No mutex is held over an await; every queue, table, body and wait has a bound.
+//! - **I10** A section that ended abnormally (panic, abort, loss, drop) may still have a statement
+//!   in flight: its key is granted again only after the lock-delay. The lease of the store is
+//!   longer than the local one by as much.
+//! - **I11** No mutex is held over an await. Every queue, table, body and wait has a bound.
 
 #![allow(unreachable_pub, clippy::must_use_candidate, reason = "public for the simulator alone: feature `__internals`")]
 
@@ -78,6 +93,7 @@ pub(crate) mod entry;
 mod attempt;
 mod in_flight;
 mod pending_release;
+mod deliveries;
 mod queue;
 pub(crate) mod grant;
 pub(crate) mod section;
@@ -87,11 +103,11 @@ pub(crate) mod lease;
 #[cfg(test)]
 mod tests;
 
-/// The types that a driver attaches to objects of the state machine.
+/// The types that a driver attaches to the objects of the state machine.
 ///
-/// The state machine stores them and hands them back. It never looks into them.
+/// The state machine stores the values and never reads them.
 pub trait DriverTypes: Debug {
-    /// Receives the result of one request.
+    /// The receiver of the result of one request.
     type Waiter: Clone + Debug;
     /// Stored with each grant.
     type GrantData: Debug + Default;
@@ -99,190 +115,198 @@ pub trait DriverTypes: Debug {
     type SectionData: Debug + Default;
 }
 
-/// What is to be done now, in this order.
+/// An effect that the driver executes after the event, in the order of the list.
+///
+/// The [module page](self) says what the driver owes for each of them.
 #[derive(Debug)]
 pub enum Action<D: DriverTypes> {
-    /// The store is to be asked; its answer comes back under this number.
+    /// Calls the store. The result is fed in as an event with the same number.
     Send(StoreCall),
-    /// It is this one's turn.
+    /// Grants the section to the waiter.
     Grant(D::Waiter, Arc<Section<D>>),
-    /// It will not be this one's turn.
+    /// Rejects the waiter.
     Reject(D::Waiter, LockError),
-    /// Its section was sent to it and goes to the next one, if it has not been taken; then this is
-    /// the caller's answer instead.
+    /// Replaces a section that the waiter has not received by this error.
     Recall(D::Waiter, LockError),
-    /// To be renewed from now on; or to be looked at earlier than was thought.
+    /// Adds the grant to those that are checked and renewed, or reschedules its next check.
     Track(Arc<Grant<D>>),
-    /// The store is to be [asked](Grant::doubt) whether it still is ours.
+    /// [Verifies](Grant::verify) the grant: its next renewal shows whether the store still keeps
+    /// it.
     Verify(Arc<Grant<D>>),
-    /// Not to be renewed any more: it is over, and whoever waits for that is told.
+    /// Ends the checks of the grant, and notifies the tasks that observe it. The grant has ended.
     Untrack(Arc<Grant<D>>),
-    /// A section under it is over, and whoever waits for that is told.
+    /// Notifies the tasks that observe the section of this grant. The section has ended, and the
+    /// grant continues.
     SectionEnded(Arc<Grant<D>>),
-    /// What became of the give-back of this section, for whoever waits to hear it.
+    /// Sends the outcome of the release to the guard of this section.
     ReleaseOutcome(Arc<Section<D>>, Result<ReleaseOutcome, StoreError>),
-    /// To be [woken](Event::Time) at this moment.
+    /// Schedules a [timer](Event::Timer) for this instant.
     WakeAt(BootInstant),
 }
 
 /// The actions of one event.
 pub type Actions<D> = SmallVec<[Action<D>; 2]>;
 
-/// One question to the store.
+/// One store call.
 #[derive(Clone, Debug)]
 pub struct StoreCall {
-    /// Answers are known by it.
+    /// The number of the call, never used twice. The result is matched by it.
     pub number: u64,
-    /// Who asks.
+    /// The acquisition that the call is for.
     pub id: AcquisitionId,
-    /// What is asked.
+    /// The operation and its arguments.
     pub op: StoreOp,
 }
 
-/// What the store is asked.
+/// A store operation. The driver adds the key and the id of the [`StoreCall`].
 #[derive(Clone, Debug)]
 pub enum StoreOp {
-    /// `acquire`
+    /// `LockStore::acquire`.
     Acquire {
-        /// What to do if somebody else has the key.
+        /// What the store does if the key is held or queued for.
         if_busy: IfBusy,
-        /// For how long, lock-delay included.
+        /// The lease, lock-delay included.
         lease: Duration,
     },
-    /// `yield_to_queue`
+    /// `LockStore::yield_to_queue`.
     Yield {
-        /// Under which fence we have it.
+        /// The fence of the current grant.
         fence: u64,
-        /// The id for the next turn.
+        /// The id that waits for the key, should the store offer it to another process.
         next_id: AcquisitionId,
-        /// For how long, lock-delay included.
+        /// The lease, lock-delay included.
         lease: Duration,
     },
-    /// `release`
+    /// `LockStore::release`.
     Release {
-        /// How long the key stays taken.
+        /// How long the key stays blocked after the release.
         block_for: Duration,
     },
 }
 
-/// What has happened.
+/// An input of the state machine.
 #[derive(Debug)]
 pub enum Event<D: DriverTypes> {
-    /// Somebody wants the key; the number is its place, should it have to wait.
+    /// A call wants the key. The number identifies the waiter until its result is sent. Fed in by
+    /// [`LockTable::request`](table::LockTable::request).
     Request(u64, LockRequest<D::Waiter>),
-    /// An `acquire` has ended.
+    /// The result of an acquire, with the number of the call.
     Acquired(u64, Result<AcquireReply, StoreError>),
-    /// A `yield_to_queue` has ended.
+    /// The result of a yield, with the number of the call.
     Yielded(u64, Result<YieldReply, StoreError>),
-    /// A `release` has ended.
+    /// The result of a release, with the number of the call.
     Released(u64, Result<ReleaseReply, StoreError>),
-    /// The store says that this owner's turn has come (I7: a hint).
+    /// The store has offered the key to this acquisition (I7: a hint).
     Offered(AcquisitionId),
-    /// A message says that this owner's grant was taken away (I7: a hint, that anybody may have sent).
+    /// A message says that the grant of this acquisition was revoked (I7: a hint that may be
+    /// forged).
     Revoked(AcquisitionId),
-    /// What the store says may have been lost.
+    /// Messages of the store may have been lost. Fed in for each key that
+    /// [`LockTable::lagged`](table::LockTable::lagged) returns.
     Lagged,
-    /// A guard of this section was given back in order, or not.
+    /// A guard of this section has ended.
     GuardEnded(Arc<Section<D>>, GuardEnd),
-    /// This owner has lost its grant, for this reason: the store's word, or the clock's.
+    /// The grant of this acquisition is lost: the store has refused its renewal, or its deadline
+    /// has passed.
     Lost(AcquisitionId, LockLost),
-    /// The section that ran under this owner's grant has reached its limit, if it is still the same;
-    /// or it is time to look at its delivery.
+    /// [`NextCheck::CheckSection`](grant::NextCheck::CheckSection) was returned for the grant of
+    /// this acquisition.
     CheckSection(AcquisitionId),
-    /// It is as late as it was [asked for](Action::WakeAt).
+    /// The instant of an [`Action::WakeAt`] has come.
     Timer(BootInstant),
-    /// Nothing more is to be started.
+    /// Rejects all waiters and all later requests. Fed in for each key that
+    /// [`LockTable::shut_down`](table::LockTable::shut_down) returns.
     Shutdown,
 }
 
-/// How a guard ended.
+/// How a guard ended. It decides for how long the key stays blocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuardEnd {
-    /// Given back in order.
+    /// Released in order: the key stays blocked for the rest of `min_hold`.
     Released,
-    /// Given back in order, though what ran under it failed: nothing keeps it for its least time.
+    /// Released in order after a failure: `min_hold` does not apply.
     ReleasedAfterFailure,
-    /// Its turn never reached anybody: it was told to one who had left.
+    /// The waiter never received the section: it had gone, or the section was recalled.
     Undelivered,
-    /// Dropped, perhaps in the middle of something (I10).
+    /// Dropped, perhaps in the middle of a statement: the lock-delay applies (I10).
     Dropped,
 }
 
-/// Who is before one that has left.
+/// The position of a waiter that was removed, for the error of its call.
 #[derive(Clone, Debug)]
 pub struct QueuePosition {
-    /// How long the holder's lease runs, as things stand.
+    /// The rest of the holder's lease, as far as this process knows.
     pub lease_left: Duration,
-    /// How many would have been served first, the holder included.
+    /// The number of callers before this one, the holder included.
     pub ahead: usize,
-    /// The store does not answer, so that nobody knows.
+    /// The error of the store, if the holder is unknown because of it.
     pub store_error: Option<StoreError>,
-    /// Somebody has the key, or its turn, as far as is known here.
+    /// Whether the key is held or queued for, as far as this process knows.
     pub is_contended: bool,
 }
 
-/// What an event needs beside itself.
+/// The context of an event: what an entry knows of the process.
 #[derive(Debug)]
 pub struct Env<'a, D: DriverTypes> {
-    /// What is talked about.
+    /// The key of the entry.
     pub key: &'a LockKey,
-    /// When it happens.
+    /// The time of the event. It never goes back.
     pub now: &'a LazyNow<'a>,
-    /// Where new ids come from.
+    /// The source of acquisition ids, call numbers and jitter.
     pub ids: &'a AcquisitionIds,
-    /// What the store is asked for.
+    /// The leases that the store is asked for.
     pub lease: LeaseBounds,
-    /// How long one call of the store may take.
+    /// The limit of one store call.
     pub call_timeout: Duration,
-    /// How many wait in this process.
+    /// The number of waiters in this process.
     pub waiting: usize,
-    /// Whether one more attempt may begin: I2, its way back is reserved first.
+    /// Whether the release of one more attempt can be reserved (I2).
     pub can_reserve_release: bool,
-    /// Whether one more offer to an id that is not known may be released.
+    /// Whether an offer to an unknown id may be released.
     pub can_release_unclaimed_offer: bool,
-    /// When messages were last known to be lost.
+    /// The instant of the last [`LockTable::lagged`](table::LockTable::lagged).
     pub lagged_at: Option<BootInstant>,
-    /// Why the newest release that failed did; of all keys.
+    /// The error of the newest release that failed, of all keys.
     pub release_error: &'a mut Option<StoreError>,
-    /// What is to be done.
+    /// The output of the event.
     pub actions: &'a mut Actions<D>,
 }
 
 impl QueuePosition {
-    /// The answer of a call whose wait is over. The call itself knows how long that was.
+    /// The error of a call that has timed out. The call fills in how long it has waited.
     pub(crate) fn timeout_error(self) -> LockError {
-        let Self { lease_left, ahead: places, store_error: silent, is_contended: _ } = self;
-        match silent {
+        let Self { lease_left, ahead, store_error, is_contended: _ } = self;
+        match store_error {
             Some(error) => error.into(),
-            None => LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead: places },
+            None => LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead },
         }
     }
 }
 
 impl<D: DriverTypes> Env<'_, D> {
-    /// Numbers of calls are never used again, not even by another entry about the same key.
-    fn store_call(&self, owner: &AcquisitionId, verb: StoreOp) -> StoreCall {
-        StoreCall { number: self.ids.next_call_id(), id: owner.clone(), op: verb }
+    /// Builds a call. Its number is never used again, not even by another entry of the same key.
+    fn store_call(&self, id: &AcquisitionId, op: StoreOp) -> StoreCall {
+        StoreCall { number: self.ids.next_call_id(), id: id.clone(), op }
     }
 
     fn now(&self) -> BootInstant {
         self.now.get()
     }
 
-    /// Whether one more may wait in this process.
+    /// Whether one more request may be queued in this process.
     fn queue_has_capacity(&self) -> bool {
         self.waiting < MAX_WAITERS_PER_PROCESS
     }
 
-    /// How many may wait for one key now. It shrinks with what is left of the bound of the process
-    /// (a dynamic threshold, Choudhury and Hahne 1998), so that a flood on some keys always leaves
-    /// room for others; and never below one.
+    /// The number of waiters that one key may have now. It shrinks with the unused part of the
+    /// bound of the process (a dynamic threshold, Choudhury and Hahne 1998), so that a flood on
+    /// some keys always leaves capacity for others. It is at least one.
     fn max_waiters_of_key(&self) -> usize {
-        let left = (MAX_WAITERS_PER_PROCESS - FIRST_WAITER_RESERVE).saturating_sub(self.waiting);
-        (left / WAITER_SHARE_DIVISOR).clamp(1, MAX_WAITERS_PER_KEY)
+        let remaining = (MAX_WAITERS_PER_PROCESS - FIRST_WAITER_RESERVE).saturating_sub(self.waiting);
+        (remaining / WAITER_SHARE_DIVISOR).clamp(1, MAX_WAITERS_PER_KEY)
     }
 
-    /// After this time without a reply, one call and one repeat, those who wait are told so.
+    /// The time without a reply after which waiters are rejected: one call and one retry.
     fn store_timeout(&self) -> Duration {
         2 * self.call_timeout
     }
@@ -296,7 +320,7 @@ impl<D: DriverTypes> Env<'_, D> {
     }
 }
 
-/// The types of tests: their waiters are numbers.
+/// The types of tests: a waiter is a number.
 #[cfg(test)]
 #[derive(Debug)]
 pub(super) enum NoDriver {}

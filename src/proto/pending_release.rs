@@ -1,6 +1,8 @@
-//! The release of an acquisition, repeated until the store has replied.
+//! The releases of one key until the store has replied.
 
 use std::{sync::Arc, time::Duration};
+
+use smallvec::SmallVec;
 
 use super::{DriverTypes, section::Section};
 use crate::{
@@ -10,42 +12,140 @@ use crate::{
     store::StoreError,
 };
 
-/// An attempt that is over and has to be given back (I9): asked for until the store has answered, and once more when
-/// nothing of it can be under way any more.
+/// All pending releases of one key.
+///
+/// At most one of them blocks the next attempt: the release of the attempt that ended last, until
+/// the store has replied to it for the first time. Otherwise the next attempt of this process would
+/// be queued behind its own predecessor.
+#[derive(Debug)]
+pub(super) struct PendingReleases<D: DriverTypes> {
+    releases: SmallVec<[PendingRelease<D>; 1]>,
+    blocking: Option<AcquisitionId>,
+}
+
+/// The release of one acquisition that has ended (I9).
+///
+/// It is repeated until the store has replied or the lease has expired. If an earlier call of the
+/// acquisition is in doubt, it is sent once more after the doubt (I8).
 #[derive(Debug)]
 pub(super) struct PendingRelease<D: DriverTypes> {
     pub(super) id: AcquisitionId,
+    /// The lock-delay, or the rest of `min_hold`.
     pub(super) block_for: Duration,
-    /// The longest lease that may have been asked for.
+    /// The longest lease that may have been requested.
     pub(super) lease: Duration,
-    /// An `acquire` whose answer is awaited first.
+    /// The number of an acquire in flight. Its reply is awaited before the release is sent.
     pub(super) awaited_acquire: Option<u64>,
-    /// A `release` is under way.
+    /// The number of the release in flight.
     pub(super) in_flight: Option<u64>,
     pub(super) in_doubt_until: Option<BootInstant>,
-    /// When the newest `release` was sent.
+    /// The instant of the newest release that was sent.
     pub(super) sent_at: BootInstant,
     pub(super) created_at: BootInstant,
     pub(super) failures: u32,
     pub(super) retry_at: Option<BootInstant>,
     pub(super) error: Option<StoreError>,
-    /// Who wants to hear what became of it.
+    /// The section whose guard waits for the outcome.
     pub(super) section: Option<Arc<Section<D>>>,
-    /// It was offered to an id that nothing is known of any more: its lease is short, and ends it if this does not.
+    /// The id was offered a key and is not known here. The release is not repeated, because the
+    /// offer expires soon.
     pub(super) is_unclaimed_offer: bool,
 }
 
+impl<D: DriverTypes> PendingReleases<D> {
+    pub(super) fn new() -> Self {
+        Self { releases: SmallVec::new(), blocking: None }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.releases.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.releases.is_empty()
+    }
+
+    pub(super) fn unclaimed_offers(&self) -> usize {
+        self.releases.iter().filter(|release| release.is_unclaimed_offer).count()
+    }
+
+    pub(super) fn has_id(&self, id: &AcquisitionId) -> bool {
+        self.releases.iter().any(|release| release.id == *id)
+    }
+
+    pub(super) fn push(&mut self, release: PendingRelease<D>) {
+        self.releases.push(release);
+    }
+
+    /// The index of the release whose call has this number.
+    pub(super) fn find(&self, number: u64) -> Option<usize> {
+        self.releases.iter().position(|release| release.in_flight == Some(number))
+    }
+
+    pub(super) fn get_mut(&mut self, at: usize) -> &mut PendingRelease<D> {
+        &mut self.releases[at]
+    }
+
+    pub(super) fn remove(&mut self, at: usize) {
+        self.releases.remove(at);
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut PendingRelease<D>> {
+        self.releases.iter_mut()
+    }
+
+    /// Keeps the releases for which `keep` returns `true`. Its second argument is `true` for the
+    /// release that blocks the next attempt.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut PendingRelease<D>, bool) -> bool) {
+        let blocking = &self.blocking;
+        self.releases.retain(|release| {
+            let is_blocking = blocking.as_ref() == Some(&release.id);
+            keep(release, is_blocking)
+        });
+    }
+
+    /// Lets the release of this id block the next attempt.
+    pub(super) fn block_on(&mut self, id: AcquisitionId) {
+        self.blocking = Some(id);
+    }
+
+    pub(super) fn unblock(&mut self) {
+        self.blocking = None;
+    }
+
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocking.is_some()
+    }
+
+    /// Ends the blocking if it is caused by this release.
+    pub(super) fn unblock_from(&mut self, at: usize) {
+        let id = &self.releases[at].id;
+        self.blocking.take_if(|blocking| blocking == id);
+    }
+
+    /// The release that blocks the next attempt.
+    pub(super) fn blocking(&self) -> Option<&PendingRelease<D>> {
+        let id = self.blocking.as_ref()?;
+        self.releases.iter().find(|release| release.id == *id)
+    }
+
+    /// The instant of the next retry.
+    pub(super) fn next_retry_at(&self) -> Option<BootInstant> {
+        self.releases.iter().filter_map(|release| release.retry_at).min()
+    }
+}
+
 impl<D: DriverTypes> PendingRelease<D> {
-    pub(super) fn new(owner: AcquisitionId, block_for: Duration, lease: Duration, began: BootInstant) -> Self {
+    pub(super) fn new(id: AcquisitionId, block_for: Duration, lease: Duration, created_at: BootInstant) -> Self {
         Self {
-            id: owner,
+            id,
             block_for,
             lease,
             awaited_acquire: None,
             in_flight: None,
             in_doubt_until: None,
-            sent_at: began,
-            created_at: began,
+            sent_at: created_at,
+            created_at,
             failures: 0,
             retry_at: None,
             error: None,
@@ -54,13 +154,94 @@ impl<D: DriverTypes> PendingRelease<D> {
         }
     }
 
-    /// By then its lease is over, and so is its place.
+    /// A call that failed may still be executed until this instant.
+    pub(super) fn extend_doubt(&mut self, until: BootInstant) {
+        self.in_doubt_until = Some(self.in_doubt_until.map_or(until, |earlier| earlier.max(until)));
+    }
+
+    /// The end of a doubt that the newest release cannot have ended, because it was sent before.
+    pub(super) fn doubt_after_release(&self) -> Option<BootInstant> {
+        self.in_doubt_until.filter(|until| *until > self.sent_at)
+    }
+
+    /// The instant at which the lease, the lock-delay and the queue entry have expired in the store.
     pub(super) fn expires_at(&self) -> BootInstant {
         self.created_at.saturating_add((self.lease + QUEUE_ENTRY_TTL).saturating_add(self.block_for.max(LOCK_DELAY)))
     }
 
-    /// By then whoever waits for it is told that nobody knows.
+    /// The instant from which waiters are not kept waiting for this release any more.
     pub(super) fn times_out_at(&self, timeout: Duration) -> BootInstant {
         self.created_at.saturating_add(timeout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        acquisition::AcquisitionIds,
+        limits::{LEASE, STORE_TIMEOUT},
+        proto::NoDriver,
+    };
+
+    const START: BootInstant = BootInstant::from_nanos(1 << 40);
+
+    fn release(ids: &AcquisitionIds) -> PendingRelease<NoDriver> {
+        PendingRelease::new(ids.next(), Duration::ZERO, LEASE, START)
+    }
+
+    #[test]
+    fn one_release_blocks_the_next_attempt_until_it_is_unblocked() {
+        let (ids, mut releases) = (AcquisitionIds::new("test", 1), PendingReleases::new());
+        let (first, second) = (release(&ids), PendingRelease { in_flight: Some(5), ..release(&ids) });
+        let (first_id, second_id) = (first.id.clone(), second.id.clone());
+        releases.push(first);
+        releases.block_on(second_id.clone());
+        releases.push(second);
+        assert_eq!(releases.blocking().map(|release| &release.id), Some(&second_id));
+        assert_eq!((releases.find(5), releases.find(6)), (Some(1), None));
+        let mut blocking = Vec::new();
+        releases.retain(|_, is_blocking| {
+            blocking.push(is_blocking);
+            true
+        });
+        assert_eq!(blocking, [false, true]);
+        releases.unblock_from(0);
+        releases.remove(0);
+        assert!(releases.is_blocked() && !releases.has_id(&first_id));
+        releases.unblock_from(0);
+        releases.remove(0);
+        assert!(!releases.is_blocked() && releases.is_empty());
+    }
+
+    #[test]
+    fn the_next_retry_is_the_earliest_of_all_releases() {
+        let (ids, mut releases) = (AcquisitionIds::new("test", 1), PendingReleases::new());
+        assert_eq!(releases.next_retry_at(), None);
+        for delay in [None, Some(STORE_TIMEOUT), Some(STORE_TIMEOUT * 2)] {
+            let retry_at = delay.map(|delay| START.saturating_add(delay));
+            releases.push(PendingRelease { retry_at, ..release(&ids) });
+        }
+        assert_eq!(releases.next_retry_at(), Some(START.saturating_add(STORE_TIMEOUT)));
+    }
+
+    /// I8: a release that was sent during the doubt may have been executed before the call in doubt.
+    #[test]
+    fn a_doubt_ends_with_a_release_that_was_sent_after_it() {
+        let mut release = release(&AcquisitionIds::new("test", 1));
+        let until = START.saturating_add(STORE_TIMEOUT);
+        release.extend_doubt(until);
+        release.extend_doubt(START);
+        assert_eq!(release.doubt_after_release(), Some(until));
+        release.sent_at = until;
+        assert_eq!(release.doubt_after_release(), None);
+    }
+
+    #[test]
+    fn a_release_expires_after_everything_that_the_store_may_keep() {
+        let mut release = release(&AcquisitionIds::new("test", 1));
+        assert_eq!(release.expires_at(), START.saturating_add(LEASE + QUEUE_ENTRY_TTL + LOCK_DELAY));
+        release.block_for = LOCK_DELAY * 5;
+        assert_eq!(release.expires_at(), START.saturating_add(LEASE + QUEUE_ENTRY_TTL + LOCK_DELAY * 5));
     }
 }

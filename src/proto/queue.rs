@@ -1,45 +1,45 @@
-//! Who waits for one key in this process, in order. Pure.
+//! The local waiters of one key, in order.
 
 use std::{collections::VecDeque, time::Duration};
 
 use super::hold_limits::HoldLimits;
 use crate::{clock::BootInstant, owner::Owner};
 
-/// One who asks for the key.
+/// One request for a key.
 #[derive(Debug)]
 pub struct LockRequest<W> {
-    /// Who is told.
+    /// The receiver of the result.
     pub waiter: W,
-    /// How long it waits while another owner has the key. Zero: it is rejected.
+    /// How long the request waits while another owner has the key. Zero: it is rejected at once.
     pub wait: Duration,
-    /// Under whose name it re-enters what is held already.
+    /// The owner that the request re-enters as.
     pub owner: Option<Owner>,
-    /// The owner of the request that started its task, if it has no owner itself.
+    /// The owner of the parent request of its task, if the request has no owner itself.
     pub parent: Option<Owner>,
-    /// On which terms it will hold the key.
+    /// The limits of its section.
     pub limits: HoldLimits,
 }
 
-/// First come, first served.
+/// A queue in first-come order.
 #[derive(Debug)]
 pub(super) struct WaitQueue<W> {
     entries: VecDeque<Entry<W>>,
-    /// How many do not care to wait: they want to know at once.
+    /// The number of requests without a wait.
     non_waiting: usize,
 }
 
 #[derive(Debug)]
 struct Entry<W> {
     number: u64,
-    /// When its wait is over, by the clock of leases: after a suspend the timer of its call is
-    /// later. `FAR_FUTURE` if it does not wait, because the answer of the store is for that one, however
-    /// late.
+    /// The end of the wait, by the clock of leases. After a suspend of the machine, the timer of
+    /// the call fires later than that. `FAR_FUTURE` for a request without a wait: it gets the reply
+    /// of the store, however late that is.
     deadline: BootInstant,
     request: LockRequest<W>,
 }
 
 impl<W> LockRequest<W> {
-    /// Whether it waits while another owner has the key; else it is rejected.
+    /// Returns `true` if the request waits while another owner has the key.
     pub(super) const fn waits(&self) -> bool {
         !self.wait.is_zero()
     }
@@ -58,38 +58,38 @@ impl<W> WaitQueue<W> {
         self.entries.is_empty()
     }
 
-    /// Whether somebody is in it who waits.
+    /// Returns `true` if a request with a wait is queued.
     pub(super) fn has_waiting(&self) -> bool {
         self.entries.len() > self.non_waiting
     }
 
-    /// Whether somebody is in it who does not wait.
+    /// Returns `true` if a request without a wait is queued.
     pub(super) fn has_non_waiting(&self) -> bool {
         self.non_waiting > 0
     }
 
     pub(super) fn requests(&self) -> impl Iterator<Item = &LockRequest<W>> {
-        self.entries.iter().map(|place| &place.request)
+        self.entries.iter().map(|entry| &entry.request)
     }
 
     pub(super) fn first(&self) -> Option<&LockRequest<W>> {
-        self.entries.front().map(|place| &place.request)
+        self.entries.front().map(|entry| &entry.request)
     }
 
-    /// Its wait is over at that moment.
-    pub(super) fn push(&mut self, number: u64, until: BootInstant, request: LockRequest<W>) {
+    /// Adds a request that times out at `deadline`.
+    pub(super) fn push(&mut self, number: u64, deadline: BootInstant, request: LockRequest<W>) {
         if let Some(owner) = &request.owner {
             owner.enqueued();
         }
         self.non_waiting += usize::from(!request.waits());
-        self.entries.push_back(Entry { number, deadline: until, request });
+        self.entries.push_back(Entry { number, deadline, request });
     }
 
     pub(super) fn pop(&mut self) -> Option<LockRequest<W>> {
         self.remove(0)
     }
 
-    /// The first of it, if its wait is over.
+    /// Removes the first request if it has timed out.
     pub(super) fn pop_timed_out(&mut self, now: BootInstant) -> Option<LockRequest<W>> {
         if self.entries.front()?.deadline > now {
             return None;
@@ -97,9 +97,9 @@ impl<W> WaitQueue<W> {
         self.pop()
     }
 
-    /// Where this place is.
+    /// The index of the request with this number.
     pub(super) fn find(&self, number: u64) -> Option<usize> {
-        self.entries.iter().position(|place| place.number == number)
+        self.entries.iter().position(|entry| entry.number == number)
     }
 
     pub(super) fn remove(&mut self, at: usize) -> Option<LockRequest<W>> {
@@ -112,27 +112,81 @@ impl<W> WaitQueue<W> {
         Some(request)
     }
 
-    /// The first one that does not wait, and where it was.
+    /// Removes the first request without a wait, and returns it with its index.
     pub(super) fn remove_non_waiting(&mut self) -> Option<(usize, LockRequest<W>)> {
         if self.non_waiting == 0 {
             return None;
         }
-        let at = self.entries.iter().position(|place| !place.request.waits())?;
+        let at = self.entries.iter().position(|entry| !entry.request.waits())?;
         Some((at, self.remove(at)?))
     }
 
-    /// Whether this owner waits in it.
+    /// Returns `true` if a request of this owner is queued.
     pub(super) fn has_owner(&self, owner: &Owner) -> bool {
         owner.is_waiting() && self.requests().any(|request| request.owner.as_ref() == Some(owner))
     }
 
-    /// The first one of this owner whose wait is not over.
+    /// Removes the first request of this owner that has not timed out.
     pub(super) fn remove_owned_by(&mut self, owner: &Owner, now: BootInstant) -> Option<LockRequest<W>> {
         if !owner.is_waiting() {
             return None;
         }
-        let is_next = |place: &Entry<W>| place.request.owner.as_ref() == Some(owner) && place.deadline > now;
+        let is_next = |entry: &Entry<W>| entry.request.owner.as_ref() == Some(owner) && entry.deadline > now;
         let at = self.entries.iter().position(is_next)?;
         self.remove(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: BootInstant = BootInstant::from_nanos(1 << 40);
+    const WAIT: Duration = Duration::from_secs(1);
+
+    fn queue(requests: &[(u32, Duration, Option<&Owner>)]) -> WaitQueue<u32> {
+        let mut queue = WaitQueue::new();
+        for &(waiter, wait, owner) in requests {
+            let owner = owner.cloned();
+            let request = LockRequest { waiter, wait, owner, parent: None, limits: HoldLimits::default() };
+            let deadline = if wait.is_zero() { BootInstant::FAR_FUTURE } else { START.saturating_add(wait) };
+            queue.push(u64::from(waiter), deadline, request);
+        }
+        queue
+    }
+
+    fn waiters(queue: &WaitQueue<u32>) -> Vec<u32> {
+        queue.requests().map(|request| request.waiter).collect()
+    }
+
+    #[test]
+    fn requests_without_a_wait_are_counted_and_removed_first() {
+        let mut queue =
+            queue(&[(1, WAIT, None), (2, Duration::ZERO, None), (3, WAIT, None), (4, Duration::ZERO, None)]);
+        let removed: Vec<_> =
+            std::iter::from_fn(|| queue.remove_non_waiting()).map(|(at, request)| (at, request.waiter)).collect();
+        assert_eq!((removed, waiters(&queue)), (vec![(1, 2), (2, 4)], vec![1, 3]));
+        assert!(queue.has_waiting() && !queue.has_non_waiting());
+    }
+
+    #[test]
+    fn only_the_first_request_times_out() {
+        let mut queue = queue(&[(1, WAIT * 2, None), (2, WAIT, None)]);
+        assert!(queue.pop_timed_out(START.saturating_add(WAIT)).is_none(), "the first is not due");
+        let order: Vec<_> = std::iter::from_fn(|| queue.pop_timed_out(START.saturating_add(WAIT * 2))).collect();
+        assert_eq!(order.len(), 2);
+    }
+
+    #[test]
+    fn an_owner_is_waiting_while_a_request_of_it_is_queued() {
+        let (owner, other) = (Owner::new(), Owner::new());
+        let mut queue = queue(&[(1, WAIT, Some(&owner)), (2, WAIT * 2, Some(&owner)), (3, WAIT, Some(&other))]);
+        assert!(queue.has_owner(&owner) && owner.is_waiting());
+        let removed = queue.remove_owned_by(&owner, START.saturating_add(WAIT)).map(|request| request.waiter);
+        assert_eq!(removed, Some(2), "the first has timed out");
+        let at = queue.find(1).expect("queued");
+        queue.remove(at);
+        assert!(!queue.has_owner(&owner) && !owner.is_waiting());
+        assert_eq!(waiters(&queue), [3]);
     }
 }

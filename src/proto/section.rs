@@ -1,4 +1,4 @@
-//! One section: what runs under a grant, alone.
+//! One critical section under a grant.
 
 use std::{
     sync::{
@@ -32,20 +32,20 @@ pub enum ReleaseOutcome {
     NotHeld,
 }
 
-/// Shared by its guards and their views.
+/// One critical section, shared by its guards and their views.
 #[derive(Debug)]
 pub struct Section<D: DriverTypes> {
-    /// What it runs under.
+    /// The grant that the section runs under.
     pub grant: Arc<Grant<D>>,
-    /// What it writes with.
+    /// The token of the writes of this section.
     pub token: FencingToken,
     pub(crate) limits: HoldLimits,
     pub(crate) started_at: BootInstant,
-    /// Its own end, whatever the store says. Its grant may go on with the next one.
+    /// The limit of this section. Its grant may continue with another section.
     deadline: AtomicDeadline,
-    /// To how many callers it was sent that have not taken it yet.
+    /// The number of waiters that the section was sent to and that have not received it.
     undelivered: AtomicU32,
-    /// Of the driver.
+    /// The value of the driver.
     pub data: D::SectionData,
 }
 
@@ -60,14 +60,14 @@ impl From<ReleaseReply> for ReleaseOutcome {
 }
 
 impl<D: DriverTypes> Section<D> {
-    /// Begins now.
-    pub(super) fn new(grant: Arc<Grant<D>>, token: FencingToken, terms: HoldLimits, now: BootInstant) -> Self {
-        let limit = terms.end_at(now);
+    /// Starts a section, and sets its limit in the grant.
+    pub(super) fn new(grant: Arc<Grant<D>>, token: FencingToken, limits: HoldLimits, now: BootInstant) -> Self {
+        let limit = limits.end_at(now);
         grant.set_section_limit(limit);
         Self {
             grant,
             token,
-            limits: terms,
+            limits,
             started_at: now,
             deadline: AtomicDeadline::new(limit),
             undelivered: AtomicU32::new(0),
@@ -75,31 +75,32 @@ impl<D: DriverTypes> Section<D> {
         }
     }
 
-    /// Of no key, and without an end.
+    /// A section of no key, and without a limit.
     #[cfg(feature = "test-util")]
-    pub(crate) fn detached(key: LockKey, token: FencingToken, owner: AcquisitionId) -> Self {
-        let grant = Grant::new(key, owner, token, Duration::ZERO, Duration::ZERO, BootInstant::FAR_FUTURE);
+    pub(crate) fn detached(key: LockKey, token: FencingToken, id: AcquisitionId) -> Self {
+        let grant = Grant::new(key, id, token, Duration::ZERO, Duration::ZERO, BootInstant::FAR_FUTURE);
         Self::new(Arc::new(grant), token, HoldLimits::default(), BootInstant::default())
     }
 
-    /// For how long it can be claimed at this moment that it is alone. Zero is for ever.
+    /// How long the section counts as alone. Once the result is zero, it stays zero.
     pub fn remaining(&self, now: BootInstant) -> Duration {
         let Deadline::At(limit) = self.deadline.get() else { return Duration::ZERO };
-        let left = limit.saturating_duration_since(now);
-        if left.is_zero() {
+        let remaining = limit.saturating_duration_since(now);
+        if remaining.is_zero() {
             self.end(LockLost::HoldLimitReached);
             return Duration::ZERO;
         }
-        left.min(self.grant.remaining(now))
+        remaining.min(self.grant.remaining(now))
     }
 
-    /// It is sent to one more caller. How many had not taken it yet.
+    /// Counts one more waiter that the section is sent to. Returns the number before.
     pub(super) fn deliver(&self) -> u32 {
-        // A count and nothing else: whether one caller has taken it is decided where it was sent to.
+        // `Relaxed`: the counter guards no data. Whether a waiter has received the section is
+        // decided by its oneshot.
         self.undelivered.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A caller has taken it, or never will.
+    /// Counts one waiter that has received the section, or never will.
     pub fn delivered(&self) {
         self.undelivered.fetch_sub(1, Ordering::Relaxed);
     }
@@ -108,13 +109,13 @@ impl<D: DriverTypes> Section<D> {
         self.undelivered.load(Ordering::Relaxed) == 0
     }
 
-    /// Why it is over; `None` while it is not.
+    /// The reason of the end, or `None` while the section runs.
     pub fn end_reason(&self) -> Option<LockLost> {
         self.deadline.end_reason().or_else(|| self.grant.end_reason())
     }
 
-    /// It is over, for this reason; if it is not yet.
-    pub(super) fn end(&self, why: LockLost) {
-        self.deadline.end(why);
+    /// Ends the section, unless it has ended.
+    pub(super) fn end(&self, reason: LockLost) {
+        self.deadline.end(reason);
     }
 }

@@ -1,10 +1,12 @@
-//! All conversations of one process, and their bounds. Pure, too.
+//! The entries of one process, and their bounds.
 
 use std::sync::Arc;
 
 use super::{
-    Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition, entry::LockEntry, lease::LeaseBounds,
-    section::Section,
+    Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition,
+    entry::LockEntry,
+    lease::LeaseBounds,
+    section::{ReleaseOutcome, Section},
 };
 #[cfg(any(test, feature = "__internals"))]
 use crate::{
@@ -17,25 +19,25 @@ use crate::{
     limits::{MAX_PENDING_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES},
     lock_key::{KeyMap, LockKey},
     owner::Owner,
-    proto::section::ReleaseOutcome,
     store::StoreError,
 };
 
-/// An entry is here while somebody wants a key, has it, or has not given it back yet.
+/// All keys that this process waits for, holds, or has not released yet.
 ///
-/// I11: bounded by the sections that run, the waiters it admits, and the give-backs it admits.
+/// I11: the table is bounded by the sections that run, and by the bounds of waiters and of pending
+/// releases.
 #[derive(Debug)]
 pub struct LockTable<D: DriverTypes> {
     entries: KeyMap<LockEntry<D>>,
     lease: LeaseBounds,
     waiting: usize,
     pending_releases: usize,
-    /// Offers to ids that were forgotten, and are released.
+    /// The pending releases of offers to unknown ids.
     unclaimed_offer_releases: usize,
-    /// Those that wait in the store's line: a gap in its messages is theirs alone, however many keys are held.
+    /// The keys in the store queue. Lost messages concern only these, however many keys are held.
     queued: KeyMap<()>,
     lagged_at: Option<BootInstant>,
-    /// Why the newest release that failed did, while there are releases that have not reached the store.
+    /// The error of the newest release that failed, while releases are pending.
     release_error: Option<StoreError>,
     next_request: u64,
     is_shutting_down: bool,
@@ -49,7 +51,7 @@ impl<D: DriverTypes> Default for LockTable<D> {
 }
 
 impl<D: DriverTypes> LockTable<D> {
-    /// The store is asked for such leases.
+    /// Creates a table whose acquires request these leases.
     pub fn new(lease: LeaseBounds) -> Self {
         Self {
             lease,
@@ -65,7 +67,7 @@ impl<D: DriverTypes> LockTable<D> {
         }
     }
 
-    /// Somebody wants the key. Its place, should it have to wait.
+    /// Requests the key. Returns the number that identifies the waiter.
     pub fn request(
         &mut self,
         key: &LockKey,
@@ -74,38 +76,40 @@ impl<D: DriverTypes> LockTable<D> {
         request: LockRequest<D::Waiter>,
         actions: &mut Actions<D>,
     ) -> u64 {
-        let place = self.next_request;
+        let number = self.next_request;
         self.next_request += 1;
-        self.handle_event(key, now, ids, Event::Request(place, request), actions);
-        place
+        self.handle_event(key, now, ids, Event::Request(number, request), actions);
+        number
     }
 
-    /// Whoever has this place has left. `None`: it was told already, or is about to be.
+    /// Cancels a wait. Returns the position of the waiter, or `None` if its result has been sent or
+    /// is about to be sent.
     pub fn cancel(
         &mut self,
         key: &LockKey,
         now: &LazyNow<'_>,
         ids: &AcquisitionIds,
-        place: u64,
+        number: u64,
         actions: &mut Actions<D>,
     ) -> Option<QueuePosition> {
-        self.with(key, now, ids, actions, |entry, env| entry.cancel(place, env))
+        self.with(key, now, ids, actions, |entry, env| entry.cancel(number, env))
     }
 
-    /// A guard of this section is given back. What became of it; `None`: that follows.
+    /// Ends a guard of this section. Returns the outcome of its release, or `None` if
+    /// [`Action::ReleaseOutcome`](super::Action::ReleaseOutcome) follows.
     pub fn end_guard(
         &mut self,
         now: &LazyNow<'_>,
         ids: &AcquisitionIds,
         section: &Arc<Section<D>>,
-        ending: GuardEnd,
+        end: GuardEnd,
         actions: &mut Actions<D>,
     ) -> Option<ReleaseOutcome> {
         let key = &section.grant.key;
-        self.with(key, now, ids, actions, |entry, env| entry.on_guard_end(section, ending, env))
+        self.with(key, now, ids, actions, |entry, env| entry.on_guard_end(section, end, env))
     }
 
-    /// Something has happened.
+    /// Passes an event to the entry of the key.
     pub fn handle_event(
         &mut self,
         key: &LockKey,
@@ -117,32 +121,35 @@ impl<D: DriverTypes> LockTable<D> {
         self.with(key, now, ids, actions, |entry, env| entry.handle_event(event, env));
     }
 
-    /// Messages may have been lost. The keys whose conversations are to [hear of it](Event::Gap): those that wait in the store's line.
-    /// What is asked at this moment notices the gap when its answer comes.
+    /// Records that messages of the store may have been lost. Returns the keys that are to receive
+    /// [`Event::Lagged`]: those in the store queue. A call in flight notices the loss when its
+    /// reply comes.
     pub fn lagged(&mut self, now: BootInstant) -> Vec<LockKey> {
         self.lagged_at = Some(now);
         self.queued.keys().cloned().collect()
     }
 
-    /// From now on nothing new is started. The keys whose conversations are to [hear of it](Event::Drain).
+    /// Rejects new keys from now on. Returns the keys that are to receive [`Event::Shutdown`].
     pub fn shut_down(&mut self) -> Vec<LockKey> {
         self.is_shutting_down = true;
         self.entries.keys().cloned().collect()
     }
 
-    /// Whoever was to wake this entry at that moment will not. Who waits in it.
+    /// Forgets the timer of this key for this instant, because it will not fire. Returns the
+    /// waiters of the key.
     pub(crate) fn take_timer(&mut self, key: &LockKey, at: BootInstant) -> Vec<D::Waiter> {
         let Some(entry) = self.entries.get_mut(key) else { return Vec::new() };
         entry.wakeup_fired(at);
         entry.waiters().cloned().collect()
     }
 
-    /// How often this owner has this key.
+    /// The number of guards that this owner has of the active section.
     pub fn hold_count(&self, key: &LockKey, owner: &Owner, now: BootInstant) -> u32 {
         self.entries.get(key).map_or(0, |entry| entry.hold_count(owner, now))
     }
 
-    /// What a request of this owner that does not wait would be told now, as far as is known here.
+    /// The error that a request of this owner without a wait would get now, or `None` if the key
+    /// may be free.
     pub fn rejection_without_wait(
         &self,
         key: &LockKey,
@@ -152,40 +159,40 @@ impl<D: DriverTypes> LockTable<D> {
         self.entries.get(key)?.rejection_without_wait(owner, now)
     }
 
-    /// How often this section is held.
+    /// The number of guards of this section, zero if it is not active.
     pub fn hold_count_of(&self, section: &Arc<Section<D>>, now: BootInstant) -> u32 {
         self.entries.get(&section.grant.key).map_or(0, |entry| entry.hold_count_of(section, now))
     }
 
-    /// How many wait for this key.
+    /// The number of waiters of this key.
     pub fn waiting_for(&self, key: &LockKey) -> usize {
         self.entries.get(key).map_or(0, LockEntry::waiting)
     }
 
-    /// Whether something of this owner may be in the store still, as far as is known here.
+    /// Returns `true` if a record of this id may be left in the store.
     #[cfg(any(test, feature = "__internals"))]
-    pub fn tracks(&self, key: &LockKey, owner: &AcquisitionId) -> bool {
-        self.entries.get(key).is_some_and(|entry| entry.tracks(owner))
+    pub fn tracks(&self, key: &LockKey, id: &AcquisitionId) -> bool {
+        self.entries.get(key).is_some_and(|entry| entry.tracks(id))
     }
 
-    /// How many sections run.
+    /// The number of active sections.
     pub fn held_count(&self) -> usize {
         self.entries.values().filter(|entry| entry.is_held()).count()
     }
 
-    /// How many wait.
+    /// The number of waiters.
     #[cfg(any(test, feature = "__internals"))]
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Of how many keys something is known.
+    /// The number of entries.
     #[cfg(any(test, feature = "__internals"))]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Nobody wants, has or gives back anything.
+    /// Returns `true` if no key is waited for, held, or pending release.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -212,29 +219,30 @@ impl<D: DriverTypes> LockTable<D> {
             actions,
         };
         if let Some(entry) = self.entries.get_mut(key) {
-            let (waited, gave_back) = (entry.waiting(), entry.pending_release_count());
-            let (strayed, was_in_line) = (entry.unclaimed_offer_releases(), entry.is_queued());
-            let answer = event(entry, &mut env);
+            let (waiting, pending_releases) = (entry.waiting(), entry.pending_release_count());
+            let (unclaimed_offer_releases, was_queued) = (entry.unclaimed_offer_releases(), entry.is_queued());
+            let result = event(entry, &mut env);
             entry.schedule_wakeup(&mut env);
-            self.waiting = self.waiting - waited + entry.waiting();
-            self.pending_releases = self.pending_releases - gave_back + entry.pending_release_count();
-            self.unclaimed_offer_releases = self.unclaimed_offer_releases - strayed + entry.unclaimed_offer_releases();
-            match (was_in_line, entry.is_queued()) {
+            self.waiting = self.waiting - waiting + entry.waiting();
+            self.pending_releases = self.pending_releases - pending_releases + entry.pending_release_count();
+            self.unclaimed_offer_releases =
+                self.unclaimed_offer_releases - unclaimed_offer_releases + entry.unclaimed_offer_releases();
+            match (was_queued, entry.is_queued()) {
                 (false, true) => drop(self.queued.insert(key.clone(), ())),
                 (true, false) => drop(self.queued.remove(key)),
                 _ => {}
             }
             if self.pending_releases == 0 {
-                // It says nothing of releases that are pending later.
+                // The error does not concern releases that are created later.
                 self.release_error = None;
             }
             if entry.is_idle() {
                 self.entries.remove(key);
             }
-            return answer;
+            return result;
         }
         let mut entry = LockEntry::new(self.is_shutting_down);
-        let answer = event(&mut entry, &mut env);
+        let result = event(&mut entry, &mut env);
         entry.schedule_wakeup(&mut env);
         self.waiting += entry.waiting();
         self.pending_releases += entry.pending_release_count();
@@ -242,6 +250,6 @@ impl<D: DriverTypes> LockTable<D> {
         if !entry.is_idle() {
             self.entries.insert(key.clone(), entry);
         }
-        answer
+        result
     }
 }

@@ -1,4 +1,4 @@
-//! The state machine, event by event.
+//! Tests of the transitions, event by event.
 
 use std::{error::Error, time::Duration};
 
@@ -15,116 +15,116 @@ use crate::{
 
 type Outcome = Result<Arc<Section<NoDriver>>, LockError>;
 
-/// A table, and what it wants done, without anything that does it.
-struct World {
+/// A table, and the actions that it has returned. A test executes them by hand.
+struct Harness {
     table: LockTable<NoDriver>,
     ids: AcquisitionIds,
     now: BootInstant,
     key: LockKey,
     calls: Vec<StoreCall>,
-    told: Vec<(u32, Outcome)>,
+    results: Vec<(u32, Outcome)>,
     recalled: Vec<(u32, LockError)>,
-    alarms: Vec<BootInstant>,
-    watched: usize,
-    doubts: usize,
+    wakeups: Vec<BootInstant>,
+    tracked: usize,
+    verifications: usize,
 }
 
-fn world() -> World {
-    World {
+fn harness() -> Harness {
+    Harness {
         table: LockTable::default(),
         ids: AcquisitionIds::new("test", 1),
         now: BootInstant::from_nanos(1 << 40),
         key: LockKey::from(("n", 1)),
         calls: Vec::new(),
-        told: Vec::new(),
+        results: Vec::new(),
         recalled: Vec::new(),
-        alarms: Vec::new(),
-        watched: 0,
-        doubts: 0,
+        wakeups: Vec::new(),
+        tracked: 0,
+        verifications: 0,
     }
 }
 
-impl World {
-    fn act(&mut self, actions: Actions<NoDriver>) {
+impl Harness {
+    fn execute(&mut self, actions: Actions<NoDriver>) {
         for action in actions {
             match action {
                 Action::Send(call) => self.calls.push(call),
-                Action::Grant(who, section) => self.told.push((who, Ok(section))),
-                Action::Reject(who, error) => self.told.push((who, Err(error))),
-                Action::Recall(who, error) => self.recalled.push((who, error)),
-                Action::WakeAt(at) => self.alarms.push(at),
-                Action::Track(_) => self.watched += 1,
-                Action::Verify(_) => self.doubts += 1,
+                Action::Grant(waiter, section) => self.results.push((waiter, Ok(section))),
+                Action::Reject(waiter, error) => self.results.push((waiter, Err(error))),
+                Action::Recall(waiter, error) => self.recalled.push((waiter, error)),
+                Action::WakeAt(at) => self.wakeups.push(at),
+                Action::Track(_) => self.tracked += 1,
+                Action::Verify(_) => self.verifications += 1,
                 Action::Untrack(_) | Action::SectionEnded(_) | Action::ReleaseOutcome(..) => {}
             }
         }
     }
 
-    fn on(&mut self, event: Event<NoDriver>) {
+    fn handle(&mut self, event: Event<NoDriver>) {
         let mut actions = Actions::new();
         self.table.handle_event(&self.key, &LazyNow::fixed(self.now), &self.ids, event, &mut actions);
-        self.act(actions);
+        self.execute(actions);
     }
 
-    fn ask(&mut self, who: u32, waits: bool) -> u64 {
-        self.ask_for(who, if waits { WAIT } else { Duration::ZERO }, None)
+    fn request(&mut self, waiter: u32, waits: bool) -> u64 {
+        self.request_with(waiter, if waits { WAIT } else { Duration::ZERO }, None)
     }
 
-    fn ask_for(&mut self, who: u32, wait: Duration, owner: Option<&Owner>) -> u64 {
+    fn request_with(&mut self, waiter: u32, wait: Duration, owner: Option<&Owner>) -> u64 {
         let owner = owner.cloned();
-        let request = LockRequest { waiter: who, wait, owner, parent: None, limits: HoldLimits::default() };
+        let request = LockRequest { waiter, wait, owner, parent: None, limits: HoldLimits::default() };
         let mut actions = Actions::new();
-        let place = self.table.request(&self.key, &LazyNow::fixed(self.now), &self.ids, request, &mut actions);
-        self.act(actions);
-        place
+        let number = self.table.request(&self.key, &LazyNow::fixed(self.now), &self.ids, request, &mut actions);
+        self.execute(actions);
+        number
     }
 
-    fn leave(&mut self, place: u64) -> Option<QueuePosition> {
+    fn cancel(&mut self, number: u64) -> Option<QueuePosition> {
         let mut actions = Actions::new();
-        let ahead = self.table.cancel(&self.key, &LazyNow::fixed(self.now), &self.ids, place, &mut actions);
-        self.act(actions);
-        ahead
+        let position = self.table.cancel(&self.key, &LazyNow::fixed(self.now), &self.ids, number, &mut actions);
+        self.execute(actions);
+        position
     }
 
-    fn end(&mut self, section: &Arc<Section<NoDriver>>, ending: GuardEnd) -> Option<ReleaseOutcome> {
+    fn end_guard(&mut self, section: &Arc<Section<NoDriver>>, end: GuardEnd) -> Option<ReleaseOutcome> {
         let mut actions = Actions::new();
-        let said = self.table.end_guard(&LazyNow::fixed(self.now), &self.ids, section, ending, &mut actions);
-        self.act(actions);
-        said
+        let released = self.table.end_guard(&LazyNow::fixed(self.now), &self.ids, section, end, &mut actions);
+        self.execute(actions);
+        released
     }
 
-    /// The one call that is under way.
-    fn call(&mut self) -> StoreCall {
+    /// Removes the only call in flight.
+    fn take_call(&mut self) -> StoreCall {
         assert_eq!(self.calls.len(), 1, "{:?}", self.calls);
         self.calls.remove(0)
     }
 
-    fn answer(&mut self, answer: AcquireReply) {
-        let call = self.call();
-        self.on(Event::Acquired(call.number, Ok(answer)));
+    fn reply(&mut self, reply: AcquireReply) {
+        let call = self.take_call();
+        self.handle(Event::Acquired(call.number, Ok(reply)));
     }
 
-    /// This one is told that it is its turn, and nobody else is told anything.
-    fn turn(&mut self, who: u32) -> Arc<Section<NoDriver>> {
-        assert_eq!(self.told.len(), 1, "{:?}", self.told);
-        match self.told.remove(0) {
-            (told, Ok(section)) if told == who => section,
+    /// Expects that this waiter got the key, and that no other result is left.
+    fn expect_grant(&mut self, waiter: u32) -> Arc<Section<NoDriver>> {
+        assert_eq!(self.results.len(), 1, "{:?}", self.results);
+        match self.results.remove(0) {
+            (granted, Ok(section)) if granted == waiter => section,
             other => panic!("{other:?}"),
         }
     }
 
-    fn later(&mut self, by: Duration) {
+    fn advance(&mut self, by: Duration) {
         self.now = self.now.saturating_add(by);
-        while let Some(at) = self.alarms.iter().position(|at| *at <= self.now) {
-            let at = self.alarms.remove(at);
-            self.on(Event::Timer(at));
+        while let Some(at) = self.wakeups.iter().position(|at| *at <= self.now) {
+            let at = self.wakeups.remove(at);
+            self.handle(Event::Timer(at));
         }
     }
 
-    fn released(&mut self) {
-        let call = self.call();
+    fn reply_freed(&mut self) {
+        let call = self.take_call();
         assert!(matches!(call.op, StoreOp::Release { .. }), "{call:?}");
-        self.on(Event::Released(call.number, Ok(ReleaseReply::Freed)));
+        self.handle(Event::Released(call.number, Ok(ReleaseReply::Freed)));
     }
 }
 
@@ -133,672 +133,674 @@ const fn ms(ms: u64) -> Duration {
 }
 
 const WAIT: Duration = Duration::from_secs(600);
-const HELD: AcquireReply = AcquireReply::Busy { lease_left: ms(20_000) };
-const IN_LINE: AcquireReply = AcquireReply::Queued { ahead: 0, lease_left: ms(20_000) };
+const BUSY: AcquireReply = AcquireReply::Busy { lease_left: ms(20_000) };
+const QUEUED: AcquireReply = AcquireReply::Queued { ahead: 0, lease_left: ms(20_000) };
 const GRANTED: AcquireReply = AcquireReply::Granted { fence: 7 };
 
 #[test]
-fn a_store_with_an_impossible_fence_is_an_error_and_its_grant_is_given_back() {
-    let mut w = world();
-    w.ask(1, true);
-    w.answer(AcquireReply::Granted { fence: u64::MAX });
+fn an_invalid_fence_is_an_error_and_its_grant_is_released() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(AcquireReply::Granted { fence: u64::MAX });
     assert!(
-        matches!(&w.told[..], [(1, Err(LockError::Store(e)))] if e.kind() == StoreErrorKind::Protocol),
+        matches!(&h.results[..], [(1, Err(LockError::Store(e)))] if e.kind() == StoreErrorKind::Protocol),
         "{:?}",
-        w.told
+        h.results
     );
-    w.released();
+    h.reply_freed();
 }
 
-/// Less than a quarter of the lease is left: what would begin now would not get far.
+/// Less than a quarter of the lease is left.
 #[test]
-fn a_grant_that_took_too_long_is_given_back_and_asked_for_again() {
-    let mut w = world();
-    w.ask(1, true);
-    w.now = w.now.saturating_add(Duration::from_secs(23));
-    w.answer(GRANTED);
-    assert!(w.told.is_empty());
-    let first = w.calls[0].id.clone();
-    w.released();
-    let again = w.call();
-    assert!(matches!(again.op, StoreOp::Acquire { .. }) && again.id != first, "under an id of its own");
-    w.on(Event::Acquired(again.number, Ok(GRANTED)));
-    w.turn(1);
+fn a_grant_that_arrives_late_is_released_and_requested_again() {
+    let mut h = harness();
+    h.request(1, true);
+    h.now = h.now.saturating_add(Duration::from_secs(23));
+    h.reply(GRANTED);
+    assert!(h.results.is_empty());
+    let first = h.calls[0].id.clone();
+    h.reply_freed();
+    let second = h.take_call();
+    assert!(matches!(second.op, StoreOp::Acquire { .. }) && second.id != first, "under another id");
+    h.handle(Event::Acquired(second.number, Ok(GRANTED)));
+    h.expect_grant(1);
 }
 
-/// Their calls may never be polled again. A call that does not wait is answered by the store
-/// alone.
+/// Their calls may never be polled again. A request without a wait gets the reply of the store,
+/// however late it is.
 #[test]
-fn those_whose_wait_is_over_are_skipped_when_a_section_begins() {
-    let (mut w, owner) = (world(), Owner::new());
-    w.ask(0, true);
-    w.answer(GRANTED);
-    let section = w.turn(0);
-    w.ask_for(1, ms(10), None);
-    w.ask_for(2, ms(21), Some(&owner));
-    w.ask_for(3, ms(20), Some(&owner));
-    w.ask_for(4, ms(10), None);
-    w.ask_for(5, ms(30), None);
-    w.now = w.now.saturating_add(ms(20));
-    assert_eq!(w.end(&section, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
-    let (1, Err(LockError::TimedOut { lease_left, ahead: 1, .. })) = w.told.remove(0) else { panic!("{:?}", w.told) };
-    assert_eq!(lease_left, section.grant.remaining(w.now));
-    let section = w.turn(2);
-    assert_eq!(w.table.hold_count_of(&section, w.now), 1, "not the later one of its owner");
-    assert_eq!(w.end(&section, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
-    let late: Vec<_> = w.told.drain(..2).map(|(who, told)| (who, told.is_err())).collect();
-    assert_eq!(late, [(3, true), (4, true)]);
-    let section = w.turn(5);
-    w.ask_for(6, ms(10), None);
-    w.now = w.now.saturating_add(ms(10));
-    assert_eq!(w.end(&section, GuardEnd::Released), None, "nobody waits for it any more");
-    assert!(matches!(&w.told[..], [(6, Err(LockError::TimedOut { .. }))]), "{:?}", w.told);
-    w.released();
-    assert!(w.table.is_empty());
+fn timed_out_waiters_are_skipped_when_a_section_starts() {
+    let (mut h, owner) = (harness(), Owner::new());
+    h.request(0, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(0);
+    h.request_with(1, ms(10), None);
+    h.request_with(2, ms(21), Some(&owner));
+    h.request_with(3, ms(20), Some(&owner));
+    h.request_with(4, ms(10), None);
+    h.request_with(5, ms(30), None);
+    h.now = h.now.saturating_add(ms(20));
+    assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
+    let (1, Err(LockError::TimedOut { lease_left, ahead: 1, .. })) = h.results.remove(0) else {
+        panic!("{:?}", h.results)
+    };
+    assert_eq!(lease_left, section.grant.remaining(h.now));
+    let section = h.expect_grant(2);
+    assert_eq!(h.table.hold_count_of(&section, h.now), 1, "the second request of the owner has timed out");
+    assert_eq!(h.end_guard(&section, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
+    let timed_out: Vec<_> = h.results.drain(..2).map(|(waiter, result)| (waiter, result.is_err())).collect();
+    assert_eq!(timed_out, [(3, true), (4, true)]);
+    let section = h.expect_grant(5);
+    h.request_with(6, ms(10), None);
+    h.now = h.now.saturating_add(ms(10));
+    assert_eq!(h.end_guard(&section, GuardEnd::Released), None, "no waiter is left");
+    assert!(matches!(&h.results[..], [(6, Err(LockError::TimedOut { .. }))]), "{:?}", h.results);
+    h.reply_freed();
+    assert!(h.table.is_empty());
 }
 
 #[test]
-fn the_store_is_asked_for_nobody_whose_wait_is_over() {
-    let mut w = world();
-    w.ask(0, true);
-    w.answer(GRANTED);
-    let section = w.turn(0);
-    w.ask_for(1, ms(10), None);
-    assert_eq!(w.end(&section, GuardEnd::Dropped), None);
-    w.now = w.now.saturating_add(ms(10));
-    w.released();
-    assert!(matches!(&w.told[..], [(1, Err(LockError::TimedOut { ahead: 1, .. }))]), "{:?}", w.told);
-    assert!(w.table.is_empty() && w.calls.is_empty(), "{:?}", w.calls);
-    w.told.clear();
-    // The wait of the only waiter ends while the store is asked.
-    w.ask_for(2, ms(10), None);
-    w.now = w.now.saturating_add(ms(10));
-    w.answer(GRANTED);
-    assert!(matches!(&w.told[..], [(2, Err(LockError::TimedOut { ahead: 1, .. }))]), "{:?}", w.told);
-    w.released();
-    assert!(w.table.is_empty());
+fn no_acquire_is_sent_for_timed_out_waiters() {
+    let mut h = harness();
+    h.request(0, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(0);
+    h.request_with(1, ms(10), None);
+    assert_eq!(h.end_guard(&section, GuardEnd::Dropped), None);
+    h.now = h.now.saturating_add(ms(10));
+    h.reply_freed();
+    assert!(matches!(&h.results[..], [(1, Err(LockError::TimedOut { ahead: 1, .. }))]), "{:?}", h.results);
+    assert!(h.table.is_empty() && h.calls.is_empty(), "{:?}", h.calls);
+    h.results.clear();
+    // The wait of the only waiter ends while the acquire is in flight.
+    h.request_with(2, ms(10), None);
+    h.now = h.now.saturating_add(ms(10));
+    h.reply(GRANTED);
+    assert!(matches!(&h.results[..], [(2, Err(LockError::TimedOut { ahead: 1, .. }))]), "{:?}", h.results);
+    h.reply_freed();
+    assert!(h.table.is_empty());
 }
 
-/// All timers of a process that was stopped fire at once, behind the answer of the store.
+/// After a stop, the timers of all waits fire behind the reply of the store.
 #[test]
-fn a_process_that_was_stopped_skips_only_those_whose_wait_is_over() {
-    let mut w = world();
-    w.ask_for(1, Duration::ZERO, None);
-    w.ask_for(2, ms(500), None);
-    w.ask_for(3, ms(1_500), None);
-    w.now = w.now.saturating_add(ms(1_000));
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    w.end(&section, GuardEnd::Released);
-    assert!(matches!(w.told.remove(0), (2, Err(LockError::TimedOut { .. }))));
-    w.turn(3);
+fn a_resumed_process_skips_only_timed_out_waiters() {
+    let mut h = harness();
+    h.request_with(1, Duration::ZERO, None);
+    h.request_with(2, ms(500), None);
+    h.request_with(3, ms(1_500), None);
+    h.now = h.now.saturating_add(ms(1_000));
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.end_guard(&section, GuardEnd::Released);
+    assert!(matches!(h.results.remove(0), (2, Err(LockError::TimedOut { .. }))));
+    h.expect_grant(3);
 }
 
-/// H24 of the protocol: a place would be lost by a question that does not ask for it.
+/// An acquire without enqueue would remove the queue entry.
 #[test]
-fn who_has_asked_for_a_place_asks_for_it_for_ever() {
-    let mut w = world();
-    w.ask(1, false);
-    let call = w.call();
+fn a_queued_attempt_keeps_requesting_a_queue_entry() {
+    let mut h = harness();
+    h.request(1, false);
+    let call = h.take_call();
     assert!(matches!(call.op, StoreOp::Acquire { if_busy: IfBusy::Fail, .. }));
-    w.ask(2, true);
-    w.on(Event::Acquired(call.number, Ok(HELD)));
-    assert!(matches!(w.told.remove(0), (1, Err(LockError::Busy { .. }))));
-    let call = w.call();
-    assert!(matches!(call.op, StoreOp::Acquire { if_busy: IfBusy::Enqueue, .. }), "somebody waits");
-    w.on(Event::Acquired(call.number, Ok(IN_LINE)));
-    w.later(ms(1_200));
-    assert!(matches!(w.call().op, StoreOp::Acquire { if_busy: IfBusy::Enqueue, .. }), "and checks in");
+    h.request(2, true);
+    h.handle(Event::Acquired(call.number, Ok(BUSY)));
+    assert!(matches!(h.results.remove(0), (1, Err(LockError::Busy { .. }))));
+    let call = h.take_call();
+    assert!(matches!(call.op, StoreOp::Acquire { if_busy: IfBusy::Enqueue, .. }), "a waiter has joined");
+    h.handle(Event::Acquired(call.number, Ok(QUEUED)));
+    h.advance(ms(1_200));
+    assert!(matches!(h.take_call().op, StoreOp::Acquire { if_busy: IfBusy::Enqueue, .. }), "the poll");
 }
 
-/// I7: an answer that was on its way may be older than the hint.
+/// I7: the reply that is awaited may be older than the offer.
 #[test]
-fn a_hint_that_comes_while_the_store_is_asked_is_not_lost() {
-    let mut w = world();
-    w.ask(1, true);
-    let call = w.call();
-    w.on(Event::Offered(call.id.clone()));
-    w.on(Event::Offered(call.id.clone()));
-    assert!(w.calls.is_empty(), "one call at a time");
-    w.on(Event::Acquired(call.number, Ok(IN_LINE)));
-    w.answer(GRANTED);
-    w.turn(1);
+fn an_offer_during_an_acquire_is_not_lost() {
+    let mut h = harness();
+    h.request(1, true);
+    let call = h.take_call();
+    h.handle(Event::Offered(call.id.clone()));
+    h.handle(Event::Offered(call.id.clone()));
+    assert!(h.calls.is_empty(), "one call at a time");
+    h.handle(Event::Acquired(call.number, Ok(QUEUED)));
+    h.reply(GRANTED);
+    h.expect_grant(1);
 }
 
-/// I7, I8: what is offered to an id that is long forgotten is given on, and not waited for.
+/// I7, I8: no waiter is left under this id. The release lets the store offer the key to the next
+/// one.
 #[test]
-fn what_is_offered_to_nobody_is_given_on() {
-    let mut w = world();
-    let gone = w.ids.next();
-    w.on(Event::Offered(gone.clone()));
-    assert_eq!(w.calls[0].id, gone);
-    w.on(Event::Offered(gone));
-    w.released();
-    assert!(w.table.is_empty());
+fn an_offer_to_an_unknown_id_is_released() {
+    let mut h = harness();
+    let unknown_id = h.ids.next();
+    h.handle(Event::Offered(unknown_id.clone()));
+    assert_eq!(h.calls[0].id, unknown_id);
+    h.handle(Event::Offered(unknown_id));
+    h.reply_freed();
+    assert!(h.table.is_empty());
 }
 
-/// Anybody who can send messages can offer: what is asked of the store because of it has a bound.
+/// Offers can be forged: the releases that they cause have a bound.
 #[test]
-fn offers_to_ids_that_were_forgotten_are_released_a_few_at_a_time() {
-    let mut w = world();
+fn releases_of_offers_to_unknown_ids_are_bounded() {
+    let mut h = harness();
     for n in 0..1_000 {
-        w.key = LockKey::from(("n", n));
-        let gone = w.ids.next();
-        w.on(Event::Offered(gone));
+        h.key = LockKey::from(("n", n));
+        let unknown_id = h.ids.next();
+        h.handle(Event::Offered(unknown_id));
     }
-    assert_eq!((w.calls.len(), w.table.len()), (MAX_UNCLAIMED_OFFER_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES));
-    for (n, call) in std::mem::take(&mut w.calls).into_iter().enumerate() {
-        w.key = LockKey::from(("n", n));
-        // Without an answer the lease of the offer ends it.
-        let answer = if n % 2 == 0 { Ok(ReleaseReply::NotHolder) } else { Err(lost_answer()) };
-        w.on(Event::Released(call.number, answer));
+    assert_eq!((h.calls.len(), h.table.len()), (MAX_UNCLAIMED_OFFER_RELEASES, MAX_UNCLAIMED_OFFER_RELEASES));
+    for (n, call) in std::mem::take(&mut h.calls).into_iter().enumerate() {
+        h.key = LockKey::from(("n", n));
+        // Without a reply, the short lease of the offer expires.
+        let reply = if n % 2 == 0 { Ok(ReleaseReply::NotHolder) } else { Err(unavailable()) };
+        h.handle(Event::Released(call.number, reply));
     }
-    assert!(w.table.is_empty());
-    let gone = w.ids.next();
-    w.on(Event::Offered(gone));
-    w.released();
+    assert!(h.table.is_empty());
+    let unknown_id = h.ids.next();
+    h.handle(Event::Offered(unknown_id));
+    h.reply_freed();
 }
 
-/// I7: whoever can send messages cannot end what runs.
+/// I7: a forged message does not end a section.
 #[test]
-fn a_message_that_a_key_was_taken_away_is_asked_about_and_ends_nothing() {
-    let mut w = world();
-    w.ask(1, true);
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    let other = w.ids.next();
-    w.on(Event::Revoked(other));
-    assert_eq!(w.doubts, 0, "of somebody else");
-    w.on(Event::Revoked(section.grant.id.clone()));
-    assert_eq!(w.doubts, 1);
-    assert!(w.calls.is_empty() && !section.remaining(w.now).is_zero());
-    w.on(Event::Lost(section.grant.id.clone(), LockLost::Revoked));
-    assert!(section.remaining(w.now).is_zero(), "the store has said so");
+fn a_revocation_message_is_verified_and_ends_nothing() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    let other = h.ids.next();
+    h.handle(Event::Revoked(other));
+    assert_eq!(h.verifications, 0, "the id of another acquisition");
+    h.handle(Event::Revoked(section.grant.id.clone()));
+    assert_eq!(h.verifications, 1);
+    assert!(h.calls.is_empty() && !section.remaining(h.now).is_zero());
+    h.handle(Event::Lost(section.grant.id.clone(), LockLost::Revoked));
+    assert!(section.remaining(h.now).is_zero(), "a reply of the store");
 }
 
-/// A flood of messages must not keep it from beginning.
+/// A flood of messages does not keep a section from starting.
 #[test]
-fn a_grant_that_is_said_to_be_taken_away_again_and_again_begins_after_one_question() {
-    let mut w = world();
-    w.ask(1, true);
-    let call = w.call();
-    w.on(Event::Revoked(call.id.clone()));
-    w.on(Event::Acquired(call.number, Ok(GRANTED)));
-    let call = w.call();
-    w.on(Event::Revoked(call.id.clone()));
-    w.on(Event::Acquired(call.number, Ok(GRANTED)));
-    w.turn(1);
-    assert_eq!(w.doubts, 1, "and is asked about while it runs");
+fn repeated_revocation_messages_delay_a_grant_by_one_acquire() {
+    let mut h = harness();
+    h.request(1, true);
+    let call = h.take_call();
+    h.handle(Event::Revoked(call.id.clone()));
+    h.handle(Event::Acquired(call.number, Ok(GRANTED)));
+    let call = h.take_call();
+    h.handle(Event::Revoked(call.id.clone()));
+    h.handle(Event::Acquired(call.number, Ok(GRANTED)));
+    h.expect_grant(1);
+    assert_eq!(h.verifications, 1, "verified while the section runs");
 }
 
-/// The same for a process that has gone on after a yield.
 #[test]
-fn a_grant_that_is_said_to_be_taken_away_while_it_yields_is_asked_about() {
-    let mut w = world();
-    w.ask(1, true);
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    w.ask(2, true);
-    w.now = w.now.saturating_add(ms(110));
-    w.end(&section, GuardEnd::Released);
-    let call = w.call();
-    w.on(Event::Revoked(call.id.clone()));
-    w.on(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
-    w.turn(2);
-    assert_eq!(w.doubts, 1);
+fn a_revocation_message_during_a_yield_is_verified() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.request(2, true);
+    h.now = h.now.saturating_add(ms(110));
+    h.end_guard(&section, GuardEnd::Released);
+    let call = h.take_call();
+    h.handle(Event::Revoked(call.id.clone()));
+    h.handle(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
+    h.expect_grant(2);
+    assert_eq!(h.verifications, 1);
 }
 
-/// It may be older than the yield or newer, and only the answer to the yield tells which.
+/// The refusal may be older or newer than the yield. Only the reply to the yield tells which.
 #[test]
-fn a_renewal_that_is_refused_during_a_yield_says_nothing_before_the_answer_to_the_yield() {
+fn a_renewal_refused_during_a_yield_waits_for_the_yield_reply() {
     for is_lost in [false, true] {
-        let mut w = world();
-        w.ask(1, true);
-        w.answer(GRANTED);
-        let section = w.turn(1);
-        w.ask(2, true);
-        w.now = w.now.saturating_add(ms(110));
-        w.end(&section, GuardEnd::Released);
-        let call = w.call();
-        w.on(Event::Lost(call.id.clone(), LockLost::Revoked));
-        let answer = if is_lost { YieldReply::Extended { fence: 8 } } else { YieldReply::NotHolder(IN_LINE) };
-        w.on(Event::Yielded(call.number, Ok(answer)));
-        // Refused after it was extended, it is lost, and nothing begins under it.
+        let mut h = harness();
+        h.request(1, true);
+        h.reply(GRANTED);
+        let section = h.expect_grant(1);
+        h.request(2, true);
+        h.now = h.now.saturating_add(ms(110));
+        h.end_guard(&section, GuardEnd::Released);
+        let call = h.take_call();
+        h.handle(Event::Lost(call.id.clone(), LockLost::Revoked));
+        let reply = if is_lost { YieldReply::Extended { fence: 8 } } else { YieldReply::NotHolder(QUEUED) };
+        h.handle(Event::Yielded(call.number, Ok(reply)));
+        // A refusal after the extension is a loss: no section starts under the grant.
         let loss = section.grant.end_reason().filter(|why| why.is_loss());
         assert_eq!(loss, is_lost.then_some(LockLost::Revoked));
-        assert!(w.told.is_empty(), "{:?}", w.told);
+        assert!(h.results.is_empty(), "{:?}", h.results);
         if is_lost {
-            w.released();
+            h.reply_freed();
         }
-        w.later(ms(1_300));
-        w.answer(AcquireReply::Granted { fence: 9 });
-        w.turn(2);
+        h.advance(ms(1_300));
+        h.reply(AcquireReply::Granted { fence: 9 });
+        h.expect_grant(2);
     }
 }
 
-/// I7: the message ends nothing, and no other section begins before the store has said that it
-/// is false.
+/// I7: the message ends nothing, but no section starts before the store has confirmed the grant.
 #[test]
-fn a_grant_in_doubt_is_handed_over_after_the_answer_of_the_store() {
-    let mut w = world();
-    w.ask(1, true);
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    w.ask(2, true);
-    w.ask(3, true);
-    section.grant.verify(w.now);
-    w.end(&section, GuardEnd::Released);
-    let call = w.call();
+fn a_grant_in_doubt_is_handed_off_after_a_store_reply() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.request(2, true);
+    h.request(3, true);
+    section.grant.verify(h.now);
+    h.end_guard(&section, GuardEnd::Released);
+    let call = h.take_call();
     assert!(matches!(call.op, StoreOp::Yield { .. }), "{call:?}");
-    w.on(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
-    let section = w.turn(2);
-    w.end(&section, GuardEnd::Released);
-    w.turn(3);
+    h.handle(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
+    let section = h.expect_grant(2);
+    h.end_guard(&section, GuardEnd::Released);
+    h.expect_grant(3);
 }
 
-/// However many keys are held, a gap is for those that wait.
+/// The cost of a gap does not depend on the number of held keys.
 #[test]
-fn a_gap_visits_those_who_wait_in_the_stores_line_and_nobody_else() {
-    let mut w = world();
+fn lost_messages_recheck_only_keys_in_the_store_queue() {
+    let mut h = harness();
     for n in 0..100 {
-        w.key = LockKey::from(("held", n));
-        w.ask(1, true);
-        w.answer(GRANTED);
-        w.turn(1);
+        h.key = LockKey::from(("held", n));
+        h.request(1, true);
+        h.reply(GRANTED);
+        h.expect_grant(1);
     }
-    w.key = LockKey::from(("n", 1));
-    w.ask(1, true);
-    w.answer(IN_LINE);
-    assert_eq!(w.table.lagged(w.now), [w.key.clone()]);
-    w.on(Event::Lagged);
-    w.answer(GRANTED);
-    w.turn(1);
-    assert_eq!(w.table.lagged(w.now), []);
-    w.key = LockKey::from(("n", 2));
-    w.ask(1, true);
-    w.now = w.now.saturating_add(ms(1));
-    assert_eq!(w.table.lagged(w.now), [], "it is asked at this moment");
-    w.answer(IN_LINE);
-    w.answer(IN_LINE);
-    assert!(w.calls.is_empty(), "once more, because its answer may be older than the gap");
+    h.key = LockKey::from(("n", 1));
+    h.request(1, true);
+    h.reply(QUEUED);
+    assert_eq!(h.table.lagged(h.now), [h.key.clone()]);
+    h.handle(Event::Lagged);
+    h.reply(GRANTED);
+    h.expect_grant(1);
+    assert_eq!(h.table.lagged(h.now), []);
+    h.key = LockKey::from(("n", 2));
+    h.request(1, true);
+    h.now = h.now.saturating_add(ms(1));
+    assert_eq!(h.table.lagged(h.now), [], "an acquire is in flight");
+    h.reply(QUEUED);
+    h.reply(QUEUED);
+    assert!(h.calls.is_empty(), "the acquire is repeated: its reply may be older than the loss");
 }
 
 #[test]
-fn a_task_is_rejected_where_the_request_that_started_it_holds_the_key_or_waits_for_it() {
-    let mut w = world();
+fn a_task_whose_parent_holds_or_awaits_the_key_is_rejected() {
+    let mut h = harness();
     let (parent, other) = (Owner::new(), Owner::new());
-    let ask = |w: &mut World, who, owner: Option<&Owner>, parent: Option<&Owner>, waits| {
+    let request = |h: &mut Harness, waiter, owner: Option<&Owner>, parent: Option<&Owner>, waits| {
         let (owner, parent) = (owner.cloned(), parent.cloned());
         let wait = if waits { WAIT } else { Duration::ZERO };
-        let request = LockRequest { waiter: who, wait, owner, parent, limits: HoldLimits::default() };
+        let request = LockRequest { waiter, wait, owner, parent, limits: HoldLimits::default() };
         let mut actions = Actions::new();
-        w.table.request(&w.key, &LazyNow::fixed(w.now), &w.ids, request, &mut actions);
-        w.act(actions);
+        h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
+        h.execute(actions);
     };
-    ask(&mut w, 1, Some(&parent), None, true);
-    ask(&mut w, 2, None, Some(&parent), true);
-    assert!(matches!(w.told.remove(0), (2, Err(LockError::WouldDeadlock))), "it waits for it");
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    ask(&mut w, 3, None, Some(&parent), true);
-    assert!(matches!(w.told.remove(0), (3, Err(LockError::WouldDeadlock))), "it has it");
-    ask(&mut w, 4, None, Some(&parent), false);
-    assert!(matches!(w.told.remove(0), (4, Err(LockError::Busy { .. }))), "it does not wait");
-    ask(&mut w, 5, None, Some(&other), true);
-    assert!(w.told.is_empty(), "another request's task");
+    request(&mut h, 1, Some(&parent), None, true);
+    request(&mut h, 2, None, Some(&parent), true);
+    assert!(matches!(h.results.remove(0), (2, Err(LockError::WouldDeadlock))), "the parent waits");
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    request(&mut h, 3, None, Some(&parent), true);
+    assert!(matches!(h.results.remove(0), (3, Err(LockError::WouldDeadlock))), "the parent holds the key");
+    request(&mut h, 4, None, Some(&parent), false);
+    assert!(matches!(h.results.remove(0), (4, Err(LockError::Busy { .. }))), "the request does not wait");
+    request(&mut h, 5, None, Some(&other), true);
+    assert!(h.results.is_empty(), "the parent is another request");
     parent.close();
-    ask(&mut w, 6, None, Some(&parent), true);
-    assert!(w.told.is_empty(), "the request is over");
-    w.end(&section, GuardEnd::Released);
-    w.turn(5);
+    request(&mut h, 6, None, Some(&parent), true);
+    assert!(h.results.is_empty(), "the parent is closed");
+    h.end_guard(&section, GuardEnd::Released);
+    h.expect_grant(5);
 }
 
 #[test]
-fn a_wait_that_ends_while_its_own_release_fails_names_the_error_of_the_store() {
-    let mut w = world();
-    w.ask(1, false);
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    w.end(&section, GuardEnd::Released);
-    let call = w.call();
-    let place = w.ask(2, true);
-    w.on(Event::Released(call.number, Err(lost_answer())));
-    let ahead = w.leave(place).expect("it waits");
-    assert!(ahead.store_error.is_some() && !ahead.is_contended, "{ahead:?}");
+fn a_timeout_during_a_failing_release_names_the_store_error() {
+    let mut h = harness();
+    h.request(1, false);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.end_guard(&section, GuardEnd::Released);
+    let call = h.take_call();
+    let number = h.request(2, true);
+    h.handle(Event::Released(call.number, Err(unavailable())));
+    let position = h.cancel(number).expect("it waits");
+    assert!(position.store_error.is_some() && !position.is_contended, "{position:?}");
 }
 
-/// As the watchdog does: whenever the grant wants to be looked at.
-fn look_after(w: &mut World, section: &Arc<Section<NoDriver>>, by: Duration) {
-    let end = w.now.saturating_add(by);
+/// Checks the grant whenever it is due, like the watchdog.
+fn run_watchdog(h: &mut Harness, section: &Arc<Section<NoDriver>>, by: Duration) {
+    let end = h.now.saturating_add(by);
     while section.grant.next_check_at() <= end && section.grant.end_reason().is_none() {
-        w.now = w.now.max(section.grant.next_check_at());
-        match section.grant.next_check(w.now, w.now) {
-            NextCheck::CheckSection => w.on(Event::CheckSection(section.grant.id.clone())),
-            NextCheck::Renew(_) => section.grant.extend(section.grant.lease(), w.now, w.now),
+        h.now = h.now.max(section.grant.next_check_at());
+        match section.grant.next_check(h.now, h.now) {
+            NextCheck::CheckSection => h.handle(Event::CheckSection(section.grant.id.clone())),
+            NextCheck::Renew(_) => section.grant.extend(section.grant.lease(), h.now, h.now),
             NextCheck::Sleep(_) | NextCheck::Ended => {}
         }
     }
-    w.now = w.now.max(end);
+    h.now = h.now.max(end);
 }
 
 #[test]
-fn a_grant_that_is_not_taken_within_the_time_of_an_offer_goes_to_the_next_waiter() {
-    let mut w = world();
-    w.ask(1, true);
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    w.ask(2, true);
-    look_after(&mut w, &section, OFFER_TTL - ms(1));
-    assert!(w.recalled.is_empty(), "{:?}", w.recalled);
-    look_after(&mut w, &section, ms(1));
-    assert!(matches!(w.recalled.remove(0), (1, LockError::TimedOut { ahead: 1, .. })));
-    assert_eq!(w.end(&section, GuardEnd::Undelivered), Some(ReleaseOutcome::HandedOff));
-    // More than a tenth of a second has passed: other processes have their turn first.
-    let call = w.call();
-    w.on(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
-    w.turn(2);
+fn an_undelivered_grant_goes_to_the_next_waiter() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.request(2, true);
+    run_watchdog(&mut h, &section, OFFER_TTL - ms(1));
+    assert!(h.recalled.is_empty(), "{:?}", h.recalled);
+    run_watchdog(&mut h, &section, ms(1));
+    assert!(matches!(h.recalled.remove(0), (1, LockError::TimedOut { ahead: 1, .. })));
+    assert_eq!(h.end_guard(&section, GuardEnd::Undelivered), Some(ReleaseOutcome::HandedOff));
+    // More than 100 ms have passed: the key is offered to other processes first.
+    let call = h.take_call();
+    h.handle(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
+    h.expect_grant(2);
 }
 
 #[test]
-fn a_call_without_a_wait_that_does_not_take_its_grant_is_answered_held() {
-    let mut w = world();
-    w.ask(1, false);
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    look_after(&mut w, &section, OFFER_TTL);
-    assert!(matches!(w.recalled.remove(0), (1, LockError::Busy { ahead: 0, .. })));
-    assert_eq!(w.end(&section, GuardEnd::Undelivered), None);
-    w.released();
-    assert!(w.table.is_empty());
+fn an_undelivered_grant_without_a_wait_is_rejected_as_busy() {
+    let mut h = harness();
+    h.request(1, false);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    run_watchdog(&mut h, &section, OFFER_TTL);
+    assert!(matches!(h.recalled.remove(0), (1, LockError::Busy { ahead: 0, .. })));
+    assert_eq!(h.end_guard(&section, GuardEnd::Undelivered), None);
+    h.reply_freed();
+    assert!(h.table.is_empty());
 }
 
 #[test]
-fn a_grant_that_was_taken_is_not_recalled_and_not_looked_at_again() {
-    let mut w = world();
-    w.ask(1, true);
-    w.answer(GRANTED);
-    let section = w.turn(1);
+fn a_delivered_grant_is_neither_recalled_nor_checked_again() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
     section.delivered();
-    look_after(&mut w, &section, OFFER_TTL - ms(1_000));
+    run_watchdog(&mut h, &section, OFFER_TTL - ms(1_000));
     assert!(
-        section.grant.next_check_at() >= w.now.saturating_add(Duration::from_secs(7)),
-        "nothing before its renewal"
+        section.grant.next_check_at() >= h.now.saturating_add(Duration::from_secs(7)),
+        "the next check is the renewal"
     );
-    look_after(&mut w, &section, Duration::from_secs(300));
-    assert!(w.recalled.is_empty() && !section.remaining(w.now).is_zero());
+    run_watchdog(&mut h, &section, Duration::from_secs(300));
+    assert!(h.recalled.is_empty() && !section.remaining(h.now).is_zero());
 }
 
-/// It was stopped: what it was sent before gets the rest of the time once more.
+/// After a stop, the delivery gets the rest of its time once more.
 #[test]
-fn a_process_that_was_stopped_gets_time_to_take_its_grants() {
-    let mut w = world();
-    w.ask(1, true);
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    w.now = w.now.saturating_add(Duration::from_secs(20));
-    look_after(&mut w, &section, STORE_TIMEOUT - ms(1));
-    assert!(w.recalled.is_empty(), "{:?}", w.recalled);
-    look_after(&mut w, &section, ms(1));
-    assert_eq!(w.recalled.len(), 1);
+fn a_resumed_process_gets_time_to_take_its_grants() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.now = h.now.saturating_add(Duration::from_secs(20));
+    run_watchdog(&mut h, &section, STORE_TIMEOUT - ms(1));
+    assert!(h.recalled.is_empty(), "{:?}", h.recalled);
+    run_watchdog(&mut h, &section, ms(1));
+    assert_eq!(h.recalled.len(), 1);
 }
 
-/// Each caller of one owner counts as one hold, whenever it was sent its section.
+/// Each request of an owner counts as one hold, and has a delivery check of its own.
 #[test]
-fn of_several_callers_of_one_owner_those_are_recalled_that_do_not_take_their_grant() {
-    let mut w = world();
+fn only_undelivered_holds_of_one_owner_are_recalled() {
+    let mut h = harness();
     let owner = Owner::new();
-    let ask = |w: &mut World, who| {
+    let request = |h: &mut Harness, waiter| {
         let owner = Some(owner.clone());
-        let request = LockRequest { waiter: who, wait: WAIT, owner, parent: None, limits: HoldLimits::default() };
+        let request = LockRequest { waiter, wait: WAIT, owner, parent: None, limits: HoldLimits::default() };
         let mut actions = Actions::new();
-        w.table.request(&w.key, &LazyNow::fixed(w.now), &w.ids, request, &mut actions);
-        w.act(actions);
+        h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
+        h.execute(actions);
     };
-    ask(&mut w, 1);
-    ask(&mut w, 2);
-    w.answer(GRANTED);
-    assert_eq!(w.told.len(), 2);
-    let Ok(section) = w.told.remove(0).1 else { panic!("its turn") };
-    w.told.clear();
-    look_after(&mut w, &section, OFFER_TTL - ms(500));
-    ask(&mut w, 3);
-    w.turn(3);
-    assert_eq!(w.table.hold_count_of(&section, w.now), 3);
-    look_after(&mut w, &section, ms(500));
-    let recalled: Vec<_> = w.recalled.drain(..).map(|(who, _)| who).collect();
-    assert_eq!(recalled, [1, 2], "not the one that was sent its section later");
-    // The first one took it in the meantime.
+    request(&mut h, 1);
+    request(&mut h, 2);
+    h.reply(GRANTED);
+    assert_eq!(h.results.len(), 2);
+    let Ok(section) = h.results.remove(0).1 else { panic!("a grant") };
+    h.results.clear();
+    run_watchdog(&mut h, &section, OFFER_TTL - ms(500));
+    request(&mut h, 3);
+    h.expect_grant(3);
+    assert_eq!(h.table.hold_count_of(&section, h.now), 3);
+    run_watchdog(&mut h, &section, ms(500));
+    let recalled: Vec<_> = h.recalled.drain(..).map(|(waiter, _)| waiter).collect();
+    assert_eq!(recalled, [1, 2], "the third was sent later");
+    // The first waiter received its grant in the meantime.
     section.delivered();
-    assert_eq!(w.end(&section, GuardEnd::Undelivered), Some(ReleaseOutcome::StillHeld));
-    look_after(&mut w, &section, OFFER_TTL);
-    let recalled: Vec<_> = w.recalled.drain(..).map(|(who, _)| who).collect();
+    assert_eq!(h.end_guard(&section, GuardEnd::Undelivered), Some(ReleaseOutcome::StillHeld));
+    run_watchdog(&mut h, &section, OFFER_TTL);
+    let recalled: Vec<_> = h.recalled.drain(..).map(|(waiter, _)| waiter).collect();
     assert_eq!(recalled, [3]);
-    assert_eq!(w.end(&section, GuardEnd::Undelivered), Some(ReleaseOutcome::StillHeld));
-    assert_eq!((w.table.hold_count_of(&section, w.now), w.calls.len()), (1, 0));
+    assert_eq!(h.end_guard(&section, GuardEnd::Undelivered), Some(ReleaseOutcome::StillHeld));
+    assert_eq!((h.table.hold_count_of(&section, h.now), h.calls.len()), (1, 0));
     for _ in 0..1_000 {
-        ask(&mut w, 4);
+        request(&mut h, 4);
         section.delivered();
     }
-    w.told.clear();
-    look_after(&mut w, &section, OFFER_TTL);
-    assert!(w.recalled.is_empty(), "all were taken");
+    h.results.clear();
+    run_watchdog(&mut h, &section, OFFER_TTL);
+    assert!(h.recalled.is_empty(), "all were delivered");
 }
 
 #[test]
-fn a_gap_in_the_events_is_a_hint_for_all_who_wait() {
-    let mut w = world();
-    w.ask(1, true);
-    w.answer(IN_LINE);
-    w.on(Event::Lagged);
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    w.on(Event::Lagged);
-    assert!(w.calls.is_empty(), "who holds it does not ask");
-    w.end(&section, GuardEnd::Released);
-    w.released();
-    assert!(w.table.is_empty());
+fn lost_messages_recheck_a_queued_attempt() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(QUEUED);
+    h.handle(Event::Lagged);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.handle(Event::Lagged);
+    assert!(h.calls.is_empty(), "a holder does not send an acquire");
+    h.end_guard(&section, GuardEnd::Released);
+    h.reply_freed();
+    assert!(h.table.is_empty());
 }
 
-/// I8: what got no answer may be done yet; the second give-back comes when it cannot.
+/// I8: the acquire may still be executed. The second release is sent when it cannot be any more.
 #[test]
-fn an_unanswered_acquire_is_given_back_again_when_it_is_void() {
-    let mut w = world();
-    let place = w.ask(1, true);
-    let call = w.call();
-    let error = || StoreError::new("test", "acquire", StoreErrorKind::Unavailable);
-    w.on(Event::Acquired(call.number, Err(error())));
-    assert!(w.leave(place).is_some_and(|ahead| ahead.store_error.is_some()), "nobody knows whose it is");
-    w.released();
-    assert!(!w.table.is_empty(), "not forgotten yet");
-    w.later(ms(499));
-    assert!(w.calls.is_empty());
-    w.later(ms(2));
-    w.released();
-    assert!(w.table.is_empty());
+fn an_acquire_without_a_reply_is_released_twice() {
+    let mut h = harness();
+    let number = h.request(1, true);
+    let call = h.take_call();
+    h.handle(Event::Acquired(call.number, Err(unavailable())));
+    assert!(h.cancel(number).is_some_and(|position| position.store_error.is_some()), "the holder is unknown");
+    h.reply_freed();
+    assert!(!h.table.is_empty(), "the release is pending");
+    h.advance(ms(499));
+    assert!(h.calls.is_empty());
+    h.advance(ms(2));
+    h.reply_freed();
+    assert!(h.table.is_empty());
 }
 
-fn lost_answer() -> StoreError {
+fn unavailable() -> StoreError {
     StoreError::new("test", "acquire", StoreErrorKind::Unavailable)
 }
 
-/// I8: it was sent before that, so that it may have been done before, too, however late its answer comes.
+/// I8: the acquire in doubt may be executed after a release that was sent during the doubt.
 #[test]
-fn a_give_back_that_was_sent_before_an_acquire_is_void_is_not_the_last_one() {
-    let mut w = world();
-    w.ask(1, true);
-    let call = w.call();
-    w.on(Event::Acquired(call.number, Err(lost_answer())));
-    w.later(ms(20));
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    w.end(&section, GuardEnd::Released);
-    w.now = w.now.saturating_add(ms(600));
-    w.released();
-    assert!(!w.table.is_empty(), "the first acquire may have been done after it");
-    w.later(ms(2));
-    w.released();
-    assert!(w.table.is_empty());
+fn a_release_sent_while_an_acquire_is_in_doubt_is_repeated() {
+    let mut h = harness();
+    h.request(1, true);
+    let call = h.take_call();
+    h.handle(Event::Acquired(call.number, Err(unavailable())));
+    h.advance(ms(20));
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.end_guard(&section, GuardEnd::Released);
+    h.now = h.now.saturating_add(ms(600));
+    h.reply_freed();
+    assert!(!h.table.is_empty(), "the first acquire may have been executed after it");
+    h.advance(ms(2));
+    h.reply_freed();
+    assert!(h.table.is_empty());
 }
 
-/// I8: the same, where the store says that somebody else has it.
 #[test]
-fn a_refusal_that_was_asked_for_before_an_acquire_is_void_says_nothing_of_it() {
-    let mut w = world();
-    w.ask(1, false);
-    let call = w.call();
-    w.on(Event::Acquired(call.number, Err(lost_answer())));
-    w.later(ms(20));
-    w.now = w.now.saturating_add(ms(490));
-    w.answer(HELD);
-    assert!(matches!(w.told.remove(0), (1, Err(LockError::Busy { .. }))));
-    w.released();
-    assert!(w.table.is_empty(), "and this one was sent when it was void");
+fn a_busy_reply_does_not_end_an_earlier_acquire_in_doubt() {
+    let mut h = harness();
+    h.request(1, false);
+    let call = h.take_call();
+    h.handle(Event::Acquired(call.number, Err(unavailable())));
+    h.advance(ms(20));
+    h.now = h.now.saturating_add(ms(490));
+    h.reply(BUSY);
+    assert!(matches!(h.results.remove(0), (1, Err(LockError::Busy { .. }))));
+    h.reply_freed();
+    assert!(h.table.is_empty(), "this release was sent after the doubt");
 }
 
-/// I8: the same, where others have their turn.
 #[test]
-fn a_yield_that_was_asked_for_before_an_acquire_is_void_does_not_end_it() {
-    let mut w = world();
-    w.ask(1, true);
-    let call = w.call();
-    w.on(Event::Acquired(call.number, Err(lost_answer())));
-    w.later(ms(20));
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    w.ask(2, true);
-    w.now = w.now.saturating_add(ms(110));
-    w.end(&section, GuardEnd::Released);
-    let call = w.call();
-    w.now = w.now.saturating_add(ms(450));
+fn a_yield_does_not_end_an_earlier_acquire_in_doubt() {
+    let mut h = harness();
+    h.request(1, true);
+    let call = h.take_call();
+    h.handle(Event::Acquired(call.number, Err(unavailable())));
+    h.advance(ms(20));
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.request(2, true);
+    h.now = h.now.saturating_add(ms(110));
+    h.end_guard(&section, GuardEnd::Released);
+    let call = h.take_call();
+    h.now = h.now.saturating_add(ms(450));
     let old = call.id.clone();
-    w.on(Event::Yielded(call.number, Ok(YieldReply::NotHolder(IN_LINE))));
-    w.later(ms(2));
-    assert_eq!(w.calls.remove(0).id, old);
+    h.handle(Event::Yielded(call.number, Ok(YieldReply::NotHolder(QUEUED))));
+    h.advance(ms(2));
+    assert_eq!(h.calls.remove(0).id, old);
 }
 
-/// I7: an operator takes the key away while the answer that grants it is on its way.
+/// I7: an operator revokes the key while the reply that grants it is on its way.
 #[test]
-fn what_is_taken_away_before_its_grant_is_heard_of_does_not_begin() {
-    let mut w = world();
-    w.ask(1, true);
-    let call = w.call();
-    w.on(Event::Revoked(call.id.clone()));
-    w.on(Event::Acquired(call.number, Ok(GRANTED)));
-    assert!(w.told.is_empty(), "the store is asked first");
-    w.answer(IN_LINE);
-    w.on(Event::Offered(call.id));
-    w.answer(AcquireReply::Granted { fence: 8 });
-    w.turn(1);
+fn a_grant_revoked_before_its_reply_does_not_start() {
+    let mut h = harness();
+    h.request(1, true);
+    let call = h.take_call();
+    h.handle(Event::Revoked(call.id.clone()));
+    h.handle(Event::Acquired(call.number, Ok(GRANTED)));
+    assert!(h.results.is_empty(), "an acquire is sent first");
+    h.reply(QUEUED);
+    h.handle(Event::Offered(call.id));
+    h.reply(AcquireReply::Granted { fence: 8 });
+    h.expect_grant(1);
 }
 
-/// The same, where the one that is taken away from is the next one of a yield.
+/// The revoked id is the next id of a yield.
 #[test]
-fn what_is_taken_away_before_its_yield_is_heard_of_does_not_begin() {
-    let mut w = world();
-    w.ask(1, true);
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    w.ask(2, true);
-    w.now = w.now.saturating_add(ms(110));
-    w.end(&section, GuardEnd::Released);
-    let call = w.call();
-    let StoreOp::Yield { next_id: next, fence: 7, .. } = call.op else { panic!("{call:?}") };
-    w.on(Event::Revoked(next));
-    w.on(Event::Yielded(call.number, Ok(YieldReply::NotHolder(AcquireReply::Granted { fence: 8 }))));
-    assert!(w.told.is_empty(), "the store is asked first");
-    w.answer(AcquireReply::Granted { fence: 8 });
-    w.turn(2);
+fn a_grant_revoked_before_its_yield_reply_does_not_start() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.request(2, true);
+    h.now = h.now.saturating_add(ms(110));
+    h.end_guard(&section, GuardEnd::Released);
+    let call = h.take_call();
+    let StoreOp::Yield { next_id, fence: 7, .. } = call.op else { panic!("{call:?}") };
+    h.handle(Event::Revoked(next_id));
+    h.handle(Event::Yielded(call.number, Ok(YieldReply::NotHolder(AcquireReply::Granted { fence: 8 }))));
+    assert!(h.results.is_empty(), "an acquire is sent first");
+    h.reply(AcquireReply::Granted { fence: 8 });
+    h.expect_grant(2);
 }
 
-/// The store was down when the key was given back. Whoever comes later is not told of that, but whose the key is now.
+/// The store was down when the key was released. A later request gets the state of the key now, not
+/// the error of that release.
 #[test]
-fn who_comes_when_a_give_back_has_been_silent_for_long_is_asked_for_anew() {
-    let mut w = world();
-    w.ask(1, false);
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    w.end(&section, GuardEnd::Released);
-    let unanswered = || StoreError::new("test", "release", StoreErrorKind::Unavailable);
-    let call = w.call();
-    w.on(Event::Released(call.number, Err(unanswered())));
-    w.alarms.clear();
-    w.now = w.now.saturating_add(ms(1_500));
-    w.ask(2, false);
-    assert!(w.told.is_empty(), "the store is asked");
-    w.answer(AcquireReply::Granted { fence: 8 });
-    w.turn(2);
-    // And it is there again: what it did not answer is asked for at once.
-    assert!(matches!(w.call().op, StoreOp::Release { .. }));
+fn a_request_after_the_store_timeout_ignores_a_pending_release() {
+    let mut h = harness();
+    h.request(1, false);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.end_guard(&section, GuardEnd::Released);
+    let unavailable = || StoreError::new("test", "release", StoreErrorKind::Unavailable);
+    let call = h.take_call();
+    h.handle(Event::Released(call.number, Err(unavailable())));
+    h.wakeups.clear();
+    h.now = h.now.saturating_add(ms(1_500));
+    h.request(2, false);
+    assert!(h.results.is_empty(), "an acquire is sent");
+    h.reply(AcquireReply::Granted { fence: 8 });
+    h.expect_grant(2);
+    // The store replies again: the failed release is repeated at once.
+    assert!(matches!(h.take_call().op, StoreOp::Release { .. }));
 }
 
-/// A store may have fallen silent since it said last where we stand.
+/// The store may have become silent since its last reply.
 #[test]
-fn who_joins_a_line_that_has_heard_nothing_for_long_asks_at_once() {
-    let mut w = world();
-    w.ask(1, true);
-    w.answer(IN_LINE);
-    w.now = w.now.saturating_add(ms(499));
-    w.ask(2, true);
-    assert!(w.calls.is_empty(), "it was said just now");
-    w.now = w.now.saturating_add(ms(1));
-    w.ask(3, true);
-    w.ask(4, true);
-    assert!(matches!(w.call().op, StoreOp::Acquire { if_busy: IfBusy::Enqueue, .. }), "once for all of them");
+fn a_request_sends_an_acquire_if_the_last_reply_is_old() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(QUEUED);
+    h.now = h.now.saturating_add(ms(499));
+    h.request(2, true);
+    assert!(h.calls.is_empty(), "the last reply is recent");
+    h.now = h.now.saturating_add(ms(1));
+    h.request(3, true);
+    h.request(4, true);
+    assert!(
+        matches!(h.take_call().op, StoreOp::Acquire { if_busy: IfBusy::Enqueue, .. }),
+        "one acquire for all requests"
+    );
 }
 
-/// I4, I5: who would watch a grant under which nothing has begun yet?
+/// I4, I5: a grant is tracked from its first section on, whichever reply started it.
 #[test]
-fn a_grant_that_yields_before_its_first_section_is_watched_all_the_same() {
-    let mut w = world();
-    w.ask(1, true);
-    let terms = HoldLimits { lock_delay: ms(5_000), ..HoldLimits::default() };
-    let request = LockRequest { waiter: 2, wait: WAIT, owner: None, parent: None, limits: terms };
+fn a_grant_that_yields_before_its_first_section_is_tracked() {
+    let mut h = harness();
+    h.request(1, true);
+    let limits = HoldLimits { lock_delay: ms(5_000), ..HoldLimits::default() };
+    let request = LockRequest { waiter: 2, wait: WAIT, owner: None, parent: None, limits };
     let mut actions = Actions::new();
-    let place = w.table.request(&w.key, &LazyNow::fixed(w.now), &w.ids, request, &mut actions);
-    w.act(actions);
-    w.leave(place - 1);
-    w.answer(GRANTED);
-    assert!(w.told.is_empty() && w.watched == 0, "the store is to keep it for longer first");
-    let call = w.call();
-    w.on(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
-    w.turn(2);
-    assert_eq!(w.watched, 1);
+    let number = h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
+    h.execute(actions);
+    h.cancel(number - 1);
+    h.reply(GRANTED);
+    assert!(h.results.is_empty() && h.tracked == 0, "the yield extends the lock-delay first");
+    let call = h.take_call();
+    h.handle(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
+    h.expect_grant(2);
+    assert_eq!(h.tracked, 1);
 }
 
-/// The limit of a section goes with it: the watchdog has nothing to look for in between.
+/// The watchdog has nothing to check between two sections.
 #[test]
-fn a_limit_that_passes_between_two_sections_is_nobodys() {
-    let mut w = world();
-    let terms = HoldLimits { max_hold: Some(ms(200)), ..HoldLimits::default() };
-    let request = LockRequest { waiter: 1, wait: WAIT, owner: None, parent: None, limits: terms };
+fn a_section_limit_does_not_outlive_its_section() {
+    let mut h = harness();
+    let limits = HoldLimits { max_hold: Some(ms(200)), ..HoldLimits::default() };
+    let request = LockRequest { waiter: 1, wait: WAIT, owner: None, parent: None, limits };
     let mut actions = Actions::new();
-    w.table.request(&w.key, &LazyNow::fixed(w.now), &w.ids, request, &mut actions);
-    w.act(actions);
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    w.ask(2, true);
-    w.now = w.now.saturating_add(ms(150));
-    w.end(&section, GuardEnd::Released);
-    assert!(matches!(w.call().op, StoreOp::Yield { .. }));
-    assert!(section.grant.next_check_at() > w.now.saturating_add(ms(60)), "nothing before its renewal");
+    h.table.request(&h.key, &LazyNow::fixed(h.now), &h.ids, request, &mut actions);
+    h.execute(actions);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.request(2, true);
+    h.now = h.now.saturating_add(ms(150));
+    h.end_guard(&section, GuardEnd::Released);
+    assert!(matches!(h.take_call().op, StoreOp::Yield { .. }));
+    assert!(section.grant.next_check_at() > h.now.saturating_add(ms(60)), "the next check is the renewal");
 }
 
-/// I2
+/// Invariant I2.
 #[test]
-fn nothing_is_asked_for_while_too_much_is_not_given_back() {
-    let mut w = world();
+fn no_acquire_is_sent_at_the_bound_of_pending_releases() {
+    let mut h = harness();
     for n in 0..MAX_PENDING_RELEASES {
-        w.key = LockKey::from(("n", n));
-        w.ask(1, false);
-        w.answer(GRANTED);
-        let section = w.turn(1);
-        w.end(&section, GuardEnd::Released);
-        w.calls.clear();
+        h.key = LockKey::from(("n", n));
+        h.request(1, false);
+        h.reply(GRANTED);
+        let section = h.expect_grant(1);
+        h.end_guard(&section, GuardEnd::Released);
+        h.calls.clear();
     }
-    w.key = LockKey::from(("one", "more"));
-    w.ask(1, true);
-    assert!(w.calls.is_empty(), "its way back could not be walked");
-    let (1, Err(LockError::Store(error))) = w.told.remove(0) else { panic!("{:?}", w.told) };
+    h.key = LockKey::from(("one", "more"));
+    h.request(1, true);
+    assert!(h.calls.is_empty(), "no release could be reserved");
+    let (1, Err(LockError::Store(error))) = h.results.remove(0) else { panic!("{:?}", h.results) };
     assert_eq!((error.operation(), error.kind()), ("acquire", StoreErrorKind::Unavailable));
     let bound = error.source().expect("the bound is named");
     assert!(
@@ -806,28 +808,28 @@ fn nothing_is_asked_for_while_too_much_is_not_given_back() {
         "{bound}"
     );
     assert!(bound.source().is_none(), "no release has failed yet");
-    assert_eq!(w.table.len(), MAX_PENDING_RELEASES);
+    assert_eq!(h.table.len(), MAX_PENDING_RELEASES);
 }
 
 #[test]
-fn the_bound_of_pending_releases_names_the_last_error_of_the_store() {
-    let mut w = world();
+fn the_bound_of_pending_releases_names_the_last_store_error() {
+    let mut h = harness();
     for n in 0..MAX_PENDING_RELEASES {
-        w.key = LockKey::from(("n", n));
-        w.ask(1, false);
-        w.answer(GRANTED);
-        let section = w.turn(1);
-        w.end(&section, GuardEnd::Released);
-        let call = w.call();
+        h.key = LockKey::from(("n", n));
+        h.request(1, false);
+        h.reply(GRANTED);
+        let section = h.expect_grant(1);
+        h.end_guard(&section, GuardEnd::Released);
+        let call = h.take_call();
         if n == 0 {
             let cause = std::io::Error::other("no route");
             let error = StoreError::new("test", "release", StoreErrorKind::Unavailable).with_source(cause);
-            w.on(Event::Released(call.number, Err(error)));
+            h.handle(Event::Released(call.number, Err(error)));
         }
     }
-    w.key = LockKey::from(("one", "more"));
-    w.ask(1, true);
-    let (1, Err(error)) = w.told.remove(0) else { panic!("{:?}", w.told) };
+    h.key = LockKey::from(("one", "more"));
+    h.request(1, true);
+    let (1, Err(error)) = h.results.remove(0) else { panic!("{:?}", h.results) };
     let chain = std::iter::successors(Some(&error as &dyn Error), |&e| e.source());
     let texts: Vec<_> = chain.map(ToString::to_string).collect();
     let [_, call, bound, last, cause] = &texts[..] else { panic!("{texts:?}") };
@@ -844,300 +846,316 @@ fn failover() -> StoreError {
     StoreError::new("test", "acquire", StoreErrorKind::Failover)
 }
 
-/// Answers each call with a failover, for this long.
-fn fail_over(w: &mut World, mut left: Duration) -> usize {
+/// Replies to each call with a failover, for this long. Returns the number of calls.
+fn reply_failover(h: &mut Harness, mut remaining: Duration) -> usize {
     let mut calls = 0;
-    while !left.is_zero() {
-        while let Some(call) = w.calls.pop() {
+    while !remaining.is_zero() {
+        while let Some(call) = h.calls.pop() {
             assert!(matches!(call.op, StoreOp::Acquire { .. }), "{call:?}");
             calls += 1;
-            w.on(Event::Acquired(call.number, Err(failover())));
+            h.handle(Event::Acquired(call.number, Err(failover())));
         }
-        w.later(ms(10));
-        left = left.saturating_sub(ms(10));
+        h.advance(ms(10));
+        remaining = remaining.saturating_sub(ms(10));
     }
     calls
 }
 
 #[test]
-fn a_call_with_a_wait_is_retried_during_a_failover_until_its_own_wait_is_over() {
-    let mut w = world();
-    let place = w.ask(1, true);
-    let calls = fail_over(&mut w, Duration::from_secs(20));
-    assert!(w.told.is_empty(), "{:?}", w.told);
+fn a_waiting_request_is_retried_throughout_a_failover() {
+    let mut h = harness();
+    let number = h.request(1, true);
+    let calls = reply_failover(&mut h, Duration::from_secs(20));
+    assert!(h.results.is_empty(), "{:?}", h.results);
     assert!((20..40).contains(&calls), "a bounded backoff: {calls}");
-    assert!(w.leave(place).is_some_and(|ahead| ahead.store_error.is_some_and(|e| e.is_failover())));
-    let mut w = world();
-    w.ask(2, true);
-    fail_over(&mut w, Duration::from_secs(5));
-    while w.calls.is_empty() {
-        w.later(ms(10));
+    assert!(h.cancel(number).is_some_and(|position| position.store_error.is_some_and(|e| e.is_failover())));
+    let mut h = harness();
+    h.request(2, true);
+    reply_failover(&mut h, Duration::from_secs(5));
+    while h.calls.is_empty() {
+        h.advance(ms(10));
     }
-    w.answer(GRANTED);
-    w.turn(2);
+    h.reply(GRANTED);
+    h.expect_grant(2);
 }
 
 #[test]
-fn a_call_without_a_wait_is_rejected_when_a_failover_takes_longer_than_the_store_timeout() {
-    let mut w = world();
-    w.ask(1, false);
-    fail_over(&mut w, ms(990));
-    assert!(w.told.is_empty(), "{:?}", w.told);
-    w.ask(2, true);
-    fail_over(&mut w, ms(500));
-    assert!(matches!(&w.told[..], [(1, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", w.told);
-    w.told.clear();
-    w.ask(3, false);
-    fail_over(&mut w, ms(1_200));
-    assert!(matches!(&w.told[..], [(3, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", w.told);
-    w.told.clear();
-    w.later(ms(1_000));
-    w.answer(GRANTED);
-    w.turn(2);
+fn a_non_waiting_request_outlasts_only_a_short_failover() {
+    let mut h = harness();
+    h.request(1, false);
+    reply_failover(&mut h, ms(990));
+    assert!(h.results.is_empty(), "{:?}", h.results);
+    h.request(2, true);
+    reply_failover(&mut h, ms(500));
+    assert!(matches!(&h.results[..], [(1, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", h.results);
+    h.results.clear();
+    h.request(3, false);
+    reply_failover(&mut h, ms(1_200));
+    assert!(matches!(&h.results[..], [(3, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", h.results);
+    h.results.clear();
+    h.advance(ms(1_000));
+    h.reply(GRANTED);
+    h.expect_grant(2);
 }
 
-/// The server that was being promoted does not answer any more: that is an outage.
+/// The server that was being promoted stops replying: the failover has become an outage.
 #[test]
-fn a_failover_that_becomes_an_outage_ends_after_the_store_timeout() {
-    let mut w = world();
-    w.ask(1, true);
-    fail_over(&mut w, Duration::from_secs(3));
-    w.later(ms(1_000));
-    let began = w.now;
-    while w.told.is_empty() {
-        if let Some(call) = w.calls.pop() {
-            w.on(Event::Acquired(call.number, Err(lost_answer())));
+fn a_failover_that_becomes_an_outage_rejects_waiters() {
+    let mut h = harness();
+    h.request(1, true);
+    reply_failover(&mut h, Duration::from_secs(3));
+    h.advance(ms(1_000));
+    let start = h.now;
+    while h.results.is_empty() {
+        if let Some(call) = h.calls.pop() {
+            h.handle(Event::Acquired(call.number, Err(unavailable())));
         }
-        w.later(ms(10));
+        h.advance(ms(10));
     }
-    let took = w.now.saturating_duration_since(began);
-    assert!(matches!(&w.told[..], [(1, Err(LockError::Store(e)))] if !e.is_failover()), "{:?}", w.told);
-    assert!(took >= ms(900) && took < ms(1_200), "{took:?}");
+    let elapsed = h.now.saturating_duration_since(start);
+    assert!(matches!(&h.results[..], [(1, Err(LockError::Store(e)))] if !e.is_failover()), "{:?}", h.results);
+    assert!(elapsed >= ms(900) && elapsed < ms(1_200), "{elapsed:?}");
 }
 
-/// Its own release failed over: the waiter asks for the key itself, and is not rejected.
+/// The waiter sends an acquire of its own and is not rejected.
 #[test]
-fn a_waiter_outlives_a_failover_that_delays_the_release_before_it() {
-    let mut w = world();
-    w.ask(1, false);
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    w.end(&section, GuardEnd::Released);
-    let call = w.call();
+fn a_waiter_survives_a_failover_of_the_preceding_release() {
+    let mut h = harness();
+    h.request(1, false);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.end_guard(&section, GuardEnd::Released);
+    let call = h.take_call();
     let error = StoreError::new("test", "release", StoreErrorKind::Failover);
-    w.on(Event::Released(call.number, Err(error)));
-    w.ask(2, true);
-    w.ask(3, false);
-    w.now = w.now.saturating_add(ms(1_001));
-    w.later(ms(0));
-    assert!(matches!(&w.told[..], [(3, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", w.told);
-    w.told.clear();
-    let asks = w.calls.iter().position(|call| matches!(call.op, StoreOp::Acquire { .. })).expect("asked");
-    let call = w.calls.remove(asks);
-    w.on(Event::Acquired(call.number, Ok(AcquireReply::Granted { fence: 8 })));
-    w.turn(2);
+    h.handle(Event::Released(call.number, Err(error)));
+    h.request(2, true);
+    h.request(3, false);
+    h.now = h.now.saturating_add(ms(1_001));
+    h.advance(ms(0));
+    assert!(matches!(&h.results[..], [(3, Err(LockError::Store(e)))] if e.is_failover()), "{:?}", h.results);
+    h.results.clear();
+    let at = h.calls.iter().position(|call| matches!(call.op, StoreOp::Acquire { .. })).expect("an acquire");
+    let call = h.calls.remove(at);
+    h.handle(Event::Acquired(call.number, Ok(AcquireReply::Granted { fence: 8 })));
+    h.expect_grant(2);
 }
 
-/// I9, I11: asked for until the lease and the place are over anyway, and no longer.
+/// I9, I11: the release is repeated until the lease and the queue entry have expired, and no
+/// longer.
 #[test]
-fn a_give_back_is_repeated_until_its_lease_is_over() {
-    let mut w = world();
-    w.ask(1, false);
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    w.end(&section, GuardEnd::Dropped);
-    let (began, mut repeats) = (w.now, 0);
-    while !w.table.is_empty() {
-        if let Some(call) = w.calls.pop() {
-            assert!(matches!(call.op, StoreOp::Release { block_for } if block_for == ms(1000)), "the same each time");
-            repeats += 1;
-            w.on(Event::Released(call.number, Err(StoreError::new("t", "release", StoreErrorKind::Unavailable))));
+fn a_release_is_retried_until_its_lease_has_expired() {
+    let mut h = harness();
+    h.request(1, false);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.end_guard(&section, GuardEnd::Dropped);
+    let (start, mut attempts) = (h.now, 0);
+    while !h.table.is_empty() {
+        if let Some(call) = h.calls.pop() {
+            assert!(
+                matches!(call.op, StoreOp::Release { block_for } if block_for == ms(1000)),
+                "the same lock-delay each time"
+            );
+            attempts += 1;
+            h.handle(Event::Released(call.number, Err(StoreError::new("t", "release", StoreErrorKind::Unavailable))));
         }
-        w.later(ms(10));
+        h.advance(ms(10));
     }
-    let took = w.now.saturating_duration_since(began);
-    assert!(took > Duration::from_secs(41) && took < Duration::from_secs(43) && repeats < 60, "{took:?}, {repeats}");
+    let elapsed = h.now.saturating_duration_since(start);
+    assert!(
+        elapsed > Duration::from_secs(41) && elapsed < Duration::from_secs(43) && attempts < 60,
+        "{elapsed:?}, {attempts}"
+    );
 }
 
-/// I10: no hand-over from a section that ended badly.
+/// I10: another section starts only after the lock-delay.
 #[test]
-fn a_section_that_ended_badly_is_not_handed_on() {
-    let mut w = world();
-    w.ask(1, true);
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    w.ask(2, true);
-    assert_eq!(w.end(&section, GuardEnd::Dropped), None);
-    let call = w.call();
+fn no_handoff_follows_an_abnormal_end() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.request(2, true);
+    assert_eq!(h.end_guard(&section, GuardEnd::Dropped), None);
+    let call = h.take_call();
     assert!(matches!(call.op, StoreOp::Release { block_for } if block_for == ms(1000)));
-    assert!(w.told.is_empty());
-    w.on(Event::Released(call.number, Ok(ReleaseReply::Freed)));
-    let call = w.call();
-    assert!(matches!(call.op, StoreOp::Acquire { lease, .. } if lease == Duration::from_secs(31)), "and its delay");
+    assert!(h.results.is_empty());
+    h.handle(Event::Released(call.number, Ok(ReleaseReply::Freed)));
+    let call = h.take_call();
+    assert!(
+        matches!(call.op, StoreOp::Acquire { lease, .. } if lease == Duration::from_secs(31)),
+        "lease and lock-delay"
+    );
 }
 
-/// I1, I9: whatever is said of a section that is over ends nobody else's.
+/// I1, I9: events of an ended section do not change a later grant.
 #[test]
-fn a_section_that_was_lost_ends_nobody_elses() {
-    let mut w = world();
-    w.ask(1, true);
-    w.answer(GRANTED);
-    let lost = w.turn(1);
-    w.ask(2, true);
-    let owner = lost.grant.id.clone();
-    w.on(Event::Lost(owner.clone(), LockLost::Revoked));
-    w.on(Event::Lost(owner, LockLost::Revoked));
-    w.released();
-    w.answer(AcquireReply::Granted { fence: 8 });
-    let next = w.turn(2);
-    assert_eq!(w.end(&lost, GuardEnd::Dropped), Some(ReleaseOutcome::NotHeld));
-    assert!(w.calls.is_empty() && !next.remaining(w.now).is_zero() && lost.remaining(w.now).is_zero());
+fn a_lost_section_does_not_end_a_later_one() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(GRANTED);
+    let lost = h.expect_grant(1);
+    h.request(2, true);
+    let id = lost.grant.id.clone();
+    h.handle(Event::Lost(id.clone(), LockLost::Revoked));
+    h.handle(Event::Lost(id, LockLost::Revoked));
+    h.reply_freed();
+    h.reply(AcquireReply::Granted { fence: 8 });
+    let next = h.expect_grant(2);
+    assert_eq!(h.end_guard(&lost, GuardEnd::Dropped), Some(ReleaseOutcome::NotHeld));
+    assert!(h.calls.is_empty() && !next.remaining(h.now).is_zero() && lost.remaining(h.now).is_zero());
 }
 
 #[test]
-fn a_yield_that_gives_the_turn_away_waits_under_a_new_id_in_the_same_order() {
-    let mut w = world();
-    w.ask(1, true);
-    w.answer(GRANTED);
-    let first = w.turn(1);
-    w.ask(2, true);
-    w.ask(3, true);
-    w.now = w.now.saturating_add(ms(100));
-    assert_eq!(w.end(&first, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
-    let call = w.call();
-    let StoreOp::Yield { next_id: next, .. } = call.op else { panic!("{call:?}") };
-    w.ask(4, false);
-    assert!(matches!(w.told.remove(0), (4, Err(LockError::Busy { ahead: 3, .. }))), "no section runs, and it is taken");
-    w.on(Event::Yielded(call.number, Ok(YieldReply::NotHolder(IN_LINE))));
-    w.on(Event::Offered(next.clone()));
-    assert_eq!(w.calls[0].id, next);
-    w.answer(AcquireReply::Granted { fence: 9 });
-    let second = w.turn(2);
+fn a_yielded_key_is_awaited_under_a_new_id_in_the_same_order() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(GRANTED);
+    let first = h.expect_grant(1);
+    h.request(2, true);
+    h.request(3, true);
+    h.now = h.now.saturating_add(ms(100));
+    assert_eq!(h.end_guard(&first, GuardEnd::Released), Some(ReleaseOutcome::HandedOff));
+    let call = h.take_call();
+    let StoreOp::Yield { next_id, .. } = call.op else { panic!("{call:?}") };
+    h.request(4, false);
+    assert!(
+        matches!(h.results.remove(0), (4, Err(LockError::Busy { ahead: 3, .. }))),
+        "no section runs, and it is taken"
+    );
+    h.handle(Event::Yielded(call.number, Ok(YieldReply::NotHolder(QUEUED))));
+    h.handle(Event::Offered(next_id.clone()));
+    assert_eq!(h.calls[0].id, next_id);
+    h.reply(AcquireReply::Granted { fence: 9 });
+    let second = h.expect_grant(2);
     assert!(second.token > first.token);
-    w.end(&second, GuardEnd::Released);
-    assert!(w.turn(3).token > second.token, "no round trip");
-    assert!(w.calls.is_empty());
+    h.end_guard(&second, GuardEnd::Released);
+    assert!(h.expect_grant(3).token > second.token, "a local handoff");
+    assert!(h.calls.is_empty());
 }
 
-/// So many wait for this key now, which is held, until one is rejected: by which bound.
-fn flood(w: &mut World, n: usize) -> (usize, QueueBound) {
-    w.key = LockKey::from(("n", n));
-    w.ask(0, true);
-    w.answer(GRANTED);
-    w.turn(0);
+/// Holds a key and adds waiters until one is rejected. Returns the number of waiters and the bound
+/// that rejected the last.
+fn fill_queue(h: &mut Harness, n: usize) -> (usize, QueueBound) {
+    h.key = LockKey::from(("n", n));
+    h.request(0, true);
+    h.reply(GRANTED);
+    h.expect_grant(0);
     for waiting in 0.. {
-        w.ask(1, true);
-        if let Some((_, told)) = w.told.pop() {
-            let Err(LockError::QueueFull { ahead, bound }) = told else { panic!("{told:?}") };
+        h.request(1, true);
+        if let Some((_, result)) = h.results.pop() {
+            let Err(LockError::QueueFull { ahead, bound }) = result else { panic!("{result:?}") };
             assert_eq!(ahead, waiting + 1);
             return (waiting, bound);
         }
     }
-    unreachable!("it has an end")
+    unreachable!("the queue is bounded")
 }
 
 #[test]
-fn the_line_is_bounded_for_a_key_and_for_the_process() {
-    let mut w = world();
-    assert_eq!(flood(&mut w, 0), (MAX_WAITERS_PER_KEY, QueueBound::Key));
+fn the_queue_is_bounded_for_a_key_and_for_the_process() {
+    let mut h = harness();
+    assert_eq!(fill_queue(&mut h, 0), (MAX_WAITERS_PER_KEY, QueueBound::Key));
     let mut before = MAX_WAITERS_PER_KEY;
     let mut keys = 1;
-    while w.table.waiting() < MAX_WAITERS_PER_PROCESS {
-        let (waiting, bound) = flood(&mut w, keys);
+    while h.table.waiting() < MAX_WAITERS_PER_PROCESS {
+        let (waiting, bound) = fill_queue(&mut h, keys);
         assert!(waiting <= before && waiting > 0, "{waiting} after {before}");
         assert_eq!(bound == QueueBound::Key, waiting == MAX_WAITERS_PER_KEY);
         before = waiting;
         keys += 1;
     }
     assert!(keys > FIRST_WAITER_RESERVE, "{keys} keys had a waiter");
-    assert_eq!(flood(&mut w, keys), (0, QueueBound::Process), "the process is full");
+    assert_eq!(fill_queue(&mut h, keys), (0, QueueBound::Process), "the process is full");
 }
 
 #[test]
-fn a_flood_on_a_thousand_keys_leaves_room_for_the_next_key() {
-    // One key after the other, and all of them in turn.
-    let mut w = world();
+fn a_flood_on_a_thousand_keys_leaves_capacity_for_the_next() {
+    // First one key after the other, then all of them alternately.
+    let mut h = harness();
     for n in 0..1_000 {
-        flood(&mut w, n);
+        fill_queue(&mut h, n);
     }
-    assert!(flood(&mut w, 1_000).0 > 0, "{} wait", w.table.waiting());
+    assert!(fill_queue(&mut h, 1_000).0 > 0, "{} wait", h.table.waiting());
 
-    let mut w = world();
+    let mut h = harness();
     for n in 0..1_000 {
-        w.key = LockKey::from(("n", n));
-        w.ask(0, true);
-        w.answer(GRANTED);
-        w.turn(0);
+        h.key = LockKey::from(("n", n));
+        h.request(0, true);
+        h.reply(GRANTED);
+        h.expect_grant(0);
     }
     for n in (0..1_000).cycle().take(20_000) {
-        w.key = LockKey::from(("n", n));
-        w.ask(1, true);
+        h.key = LockKey::from(("n", n));
+        h.request(1, true);
     }
-    w.told.clear();
-    let (places, bound) = flood(&mut w, 1_000);
-    assert!(places > 0 && bound == QueueBound::Process, "{places}: {} wait", w.table.waiting());
+    h.results.clear();
+    let (capacity, bound) = fill_queue(&mut h, 1_000);
+    assert!(capacity > 0 && bound == QueueBound::Process, "{capacity}: {} wait", h.table.waiting());
 }
 
-/// The first caller of a key asks the store, however many wait: the key may be free.
+/// The first request of a key sends an acquire even if the process is full: the key may be free.
 #[test]
-fn a_full_process_rejects_the_first_waiter_of_a_key_that_another_process_holds() {
-    let mut w = world();
+fn a_full_process_rejects_waiters_of_keys_held_elsewhere() {
+    let mut h = harness();
     let mut keys = 0;
-    while w.table.waiting() < MAX_WAITERS_PER_PROCESS {
-        flood(&mut w, keys);
+    while h.table.waiting() < MAX_WAITERS_PER_PROCESS {
+        fill_queue(&mut h, keys);
         keys += 1;
     }
     for n in 0..3 {
-        w.key = LockKey::from(("elsewhere", n));
-        w.ask(5, true);
-        w.answer(IN_LINE);
-        assert!(matches!(w.told.remove(0), (5, Err(LockError::QueueFull { ahead: 1, bound: QueueBound::Process }))));
-        w.released();
-        w.ask(6, true);
-        w.answer(GRANTED);
-        w.turn(6);
+        h.key = LockKey::from(("elsewhere", n));
+        h.request(5, true);
+        h.reply(QUEUED);
+        assert!(matches!(h.results.remove(0), (5, Err(LockError::QueueFull { ahead: 1, bound: QueueBound::Process }))));
+        h.reply_freed();
+        h.request(6, true);
+        h.reply(GRANTED);
+        h.expect_grant(6);
     }
-    assert_eq!(w.table.waiting(), MAX_WAITERS_PER_PROCESS);
+    assert_eq!(h.table.waiting(), MAX_WAITERS_PER_PROCESS);
 }
 
 #[test]
-fn a_full_queue_in_the_store_says_so() {
-    let mut w = world();
-    w.ask(1, true);
-    w.ask(2, true);
-    w.answer(AcquireReply::QueueFull { lease_left: ms(20_000), waiting: 1_024 });
-    for (who, ahead) in [(1, 1025), (2, 1026)] {
-        let (told, Err(LockError::QueueFull { ahead: n, bound })) = w.told.remove(0) else { panic!("{:?}", w.told) };
-        assert_eq!((told, n, bound), (who, ahead, QueueBound::Store));
+fn a_full_store_queue_rejects_with_queue_full() {
+    let mut h = harness();
+    h.request(1, true);
+    h.request(2, true);
+    h.reply(AcquireReply::QueueFull { lease_left: ms(20_000), waiting: 1_024 });
+    for (waiter, ahead) in [(1, 1025), (2, 1026)] {
+        let (rejected, Err(LockError::QueueFull { ahead: n, bound })) = h.results.remove(0) else {
+            panic!("{:?}", h.results)
+        };
+        assert_eq!((rejected, n, bound), (waiter, ahead, QueueBound::Store));
     }
 }
 
 #[test]
-fn a_store_that_refuses_who_lines_up_is_an_error_and_no_loop() {
-    let mut w = world();
-    w.ask(1, true);
-    w.answer(HELD);
+fn a_busy_reply_after_enqueue_is_a_protocol_error() {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(BUSY);
     assert!(
-        matches!(&w.told[..], [(1, Err(LockError::Store(e)))] if e.kind() == StoreErrorKind::Protocol),
+        matches!(&h.results[..], [(1, Err(LockError::Store(e)))] if e.kind() == StoreErrorKind::Protocol),
         "{:?}",
-        w.told
+        h.results
     );
-    w.released();
+    h.reply_freed();
 }
 
-/// Who does not wait and comes while the key is given back is not refused because of it.
+/// A request without a wait is not rejected because of a release of its own process.
 #[test]
-fn who_comes_while_the_key_is_given_back_hears_the_stores_word() {
-    let mut w = world();
-    w.ask(1, false);
-    w.answer(GRANTED);
-    let section = w.turn(1);
-    w.end(&section, GuardEnd::Released);
-    w.ask(2, false);
-    w.ask(3, false);
-    assert!(w.told.is_empty());
-    w.released();
-    w.answer(GRANTED);
-    assert!(matches!(w.told.pop(), Some((3, Err(LockError::Busy { .. })))), "one is enough");
-    w.turn(2);
+fn a_request_during_a_release_gets_the_store_reply() {
+    let mut h = harness();
+    h.request(1, false);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.end_guard(&section, GuardEnd::Released);
+    h.request(2, false);
+    h.request(3, false);
+    assert!(h.results.is_empty());
+    h.reply_freed();
+    h.reply(GRANTED);
+    assert!(matches!(h.results.pop(), Some((3, Err(LockError::Busy { .. })))), "one acquire serves both");
+    h.expect_grant(2);
 }

@@ -1,4 +1,4 @@
-//! The one mutex, so that a scheduler of tests can stand in for it.
+//! The mutex of the crate, replaced in tests by the one of a scheduler.
 
 pub(crate) mod oneshot;
 
@@ -10,8 +10,10 @@ use std::sync as imp;
 #[cfg(tower_lock_shuttle)]
 use shuttle::sync as imp;
 
-/// Never poisoned: no code of others runs under it, so that what it guards is whole even if a thread dies there. `Drop` comes here, and
-/// must not panic.
+/// A mutex that ignores poisoning.
+///
+/// No code of users runs while it is locked, so its value is consistent even if a thread panics.
+/// `Drop` implementations lock it and must not panic.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(imp::Mutex<T>);
 
@@ -26,7 +28,7 @@ impl<T> Mutex<T> {
         MutexGuard(self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// `None`: another thread has it.
+    /// Returns `None` if another thread holds the lock.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(MutexGuard(guard)),

@@ -1,4 +1,8 @@
-//! Something that one side waits for and the other tells, once.
+//! A channel for one value.
+//!
+//! It differs from `tokio::sync::oneshot`: the receiver can be woken without a value, a value that
+//! was not received can be replaced, the state is part of the value that contains it, and tests can
+//! run it under a scheduler.
 
 use std::{
     fmt,
@@ -7,14 +11,14 @@ use std::{
 
 use super::Mutex;
 
-/// An answer that will be told, to one who waits for it.
+/// One value, sent once and received once.
 pub(crate) struct Oneshot<T>(Mutex<State<T>>);
 
 enum State<T> {
-    /// Not told yet; whoever waits is woken.
+    /// No value yet. The waker of the receiver, if it has been polled.
     Open(Option<Waker>),
     Sent(T),
-    /// Nobody waits any more, or it has been taken.
+    /// The value has been received, or the receiver has closed.
     Closed,
 }
 
@@ -25,22 +29,23 @@ impl<T> Default for Oneshot<T> {
 }
 
 impl<T> Oneshot<T> {
-    /// Tells it. Nobody waits any more: it is handed back.
-    pub(crate) fn send(&self, what: T) -> Result<(), T> {
-        let mut slot = self.0.lock();
-        if matches!(*slot, State::Closed) {
-            return Err(what);
+    /// Sends the value and wakes the receiver. Returns the value as an error if the receiver has
+    /// closed.
+    pub(crate) fn send(&self, value: T) -> Result<(), T> {
+        let mut state = self.0.lock();
+        if matches!(*state, State::Closed) {
+            return Err(value);
         }
-        let before = std::mem::replace(&mut *slot, State::Sent(what));
-        drop(slot);
-        // Not under the mutex: a waker is code of others.
-        if let State::Open(Some(waker)) = before {
+        let previous = std::mem::replace(&mut *state, State::Sent(value));
+        drop(state);
+        // After the mutex is unlocked: a waker is code of users.
+        if let State::Open(Some(waker)) = previous {
             waker.wake();
         }
         Ok(())
     }
 
-    /// Wakes who waits, and tells nothing.
+    /// Wakes the receiver without a value.
     pub(crate) fn wake(&self) {
         let waker = match &mut *self.0.lock() {
             State::Open(waker) => waker.take(),
@@ -52,32 +57,32 @@ impl<T> Oneshot<T> {
     }
 
     pub(crate) fn poll_recv(&self, cx: &Context<'_>) -> Poll<T> {
-        let mut slot = self.0.lock();
-        match std::mem::replace(&mut *slot, State::Closed) {
-            State::Sent(what) => Poll::Ready(what),
+        let mut state = self.0.lock();
+        match std::mem::replace(&mut *state, State::Closed) {
+            State::Sent(value) => Poll::Ready(value),
             State::Open(waker) => {
                 let waker = waker.filter(|waker| waker.will_wake(cx.waker())).unwrap_or_else(|| cx.waker().clone());
-                *slot = State::Open(Some(waker));
+                *state = State::Open(Some(waker));
                 Poll::Pending
             }
-            State::Closed => unreachable!("polled after it was told"),
+            State::Closed => unreachable!("polled after completion"),
         }
     }
 
-    /// Puts another answer in the place of one that has not been heard. The one that was there;
-    /// `None`: it was heard, or is not expected any more.
-    pub(crate) fn replace(&self, instead: T) -> Option<T> {
+    /// Replaces a value that has not been received, and returns it. Returns `None` if there is
+    /// none.
+    pub(crate) fn replace(&self, value: T) -> Option<T> {
         match &mut *self.0.lock() {
-            State::Sent(what) => Some(std::mem::replace(what, instead)),
+            State::Sent(sent) => Some(std::mem::replace(sent, value)),
             State::Open(_) | State::Closed => None,
         }
     }
 
-    /// Nobody waits any more. What was told and not heard is handed back.
+    /// Closes the receiver. Returns a value that was sent and not received.
     pub(crate) fn close(&self) -> Option<T> {
-        let slot = std::mem::replace(&mut *self.0.lock(), State::Closed);
-        match slot {
-            State::Sent(what) => Some(what),
+        let state = std::mem::replace(&mut *self.0.lock(), State::Closed);
+        match state {
+            State::Sent(value) => Some(value),
             State::Open(_) | State::Closed => None,
         }
     }
@@ -85,6 +90,6 @@ impl<T> Oneshot<T> {
 
 impl<T> fmt::Debug for Oneshot<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Told")
+        f.write_str("Oneshot")
     }
 }

@@ -1,8 +1,8 @@
 //! Utilities for tests of stores and of services. Needs the feature `test-util`.
 //!
-//! With this feature, leases follow Tokio's clock while a test has paused it (`tokio::time::pause`).
-//! Otherwise they use the production clock. Enable the feature only under `[dev-dependencies]`,
-//! together with `test-util` of `tokio`: it makes clock reads slower.
+//! With this feature, leases follow Tokio's clock while a test has paused it
+//! (`tokio::time::pause`). Otherwise they use the production clock. Enable the feature only under
+//! `[dev-dependencies]`, together with `test-util` of `tokio`: it makes clock reads slower.
 //!
 //! A test of a handler with a store that does not reply:
 //!

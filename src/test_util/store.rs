@@ -26,9 +26,11 @@ use crate::{
     sync::Mutex,
 };
 
-/// A [`MemoryStore`] with fault injection, for tests of code that uses a store. Clones share one store.
+/// A [`MemoryStore`] with fault injection, for tests of code that uses a store. Clones share one
+/// store.
 ///
-/// No reply is ready at once, as with a store behind a network. Each operation has a [`FaultPoint`].
+/// No reply is ready at once, as with a store behind a network. Each operation has a
+/// [`FaultPoint`].
 #[derive(Clone, Debug, Default)]
 pub struct TestStore {
     shared: Arc<Shared>,

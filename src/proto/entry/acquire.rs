@@ -1,4 +1,4 @@
-//! What the store is asked, and what its word means.
+//! Acquire calls and their replies.
 
 use std::time::Duration;
 
@@ -17,10 +17,11 @@ use crate::{
 };
 
 impl<D: DriverTypes> LockEntry<D> {
-    /// Single flight: one attempt, however many want the key. A client that saw its own answer end waits for that give-back.
+    /// Starts an attempt if waiters are queued, and no attempt or blocking release exists. One
+    /// attempt serves all waiters of the process.
     pub(super) fn start_attempt(&mut self, env: &mut Env<'_, D>) {
         self.stop_blocking_after_timeout(env);
-        if self.attempt.is_some() || self.blocking_release.is_some() {
+        if self.attempt.is_some() || self.pending_releases.is_blocked() {
             return;
         }
         self.time_out_waiters(env);
@@ -42,9 +43,9 @@ impl<D: DriverTypes> LockEntry<D> {
         attempt.wants_queue |= self.queue.has_waiting();
         attempt.lease = lease;
         attempt.lock_delay = lock_delay;
-        let if_held = if attempt.wants_queue { IfBusy::Enqueue } else { IfBusy::Fail };
+        let if_busy = if attempt.wants_queue { IfBusy::Enqueue } else { IfBusy::Fail };
         let lease = lease.saturating_add(lock_delay);
-        let call = env.store_call(&attempt.id, StoreOp::Acquire { if_busy: if_held, lease });
+        let call = env.store_call(&attempt.id, StoreOp::Acquire { if_busy, lease });
         attempt.in_flight.start(call.number, env.now());
         attempt.recheck_after_reply = false;
         attempt.revoked_meanwhile = false;
@@ -52,54 +53,57 @@ impl<D: DriverTypes> LockEntry<D> {
         env.actions.push(Action::Send(call));
     }
 
-    /// The lease that the first waiter needs, so that a crash of it costs no more. The first waiter
-    /// may be another one at the next acquire. Of two acquires the store keeps the longer lease.
+    /// The lease that the first waiter needs: a longer one would block the key for longer after a
+    /// crash. Another waiter may be the first at the next acquire. The store keeps the longer lease
+    /// of two acquires.
     pub(super) fn requested_lease(&self, env: &Env<'_, D>) -> Duration {
         self.queue.first().map_or(env.lease.longest, |request| request.limits.store_lease(env.lease))
     }
 
-    /// I10: as long as the longest of those who wait want it.
+    /// I10: the longest lock-delay of all waiters.
     pub(super) fn requested_lock_delay(&self) -> Duration {
         self.queue.requests().map(|request| request.limits.lock_delay).fold(LOCK_DELAY, Duration::max)
     }
 
-    pub(super) fn on_acquired(&mut self, number: u64, answer: Result<AcquireReply, StoreError>, env: &mut Env<'_, D>) {
-        let ours = self.attempt.as_mut().and_then(|attempt| attempt.in_flight.finish(number));
-        match ours {
-            Some(asked) => self.on_acquire_reply(asked, answer, env),
-            None => self.on_late_reply(number, &answer, env),
+    pub(super) fn on_acquired(&mut self, number: u64, reply: Result<AcquireReply, StoreError>, env: &mut Env<'_, D>) {
+        let sent_at = self.attempt.as_mut().and_then(|attempt| attempt.in_flight.finish(number));
+        match sent_at {
+            Some(sent_at) => self.on_acquire_reply(sent_at, reply, env),
+            None => self.on_late_reply(number, &reply, env),
         }
     }
 
-    /// The store's word for the attempt that goes on.
+    /// Handles a reply to the attempt that is still active.
     pub(super) fn on_acquire_reply(
         &mut self,
-        asked: BootInstant,
-        answer: Result<AcquireReply, StoreError>,
+        sent_at: BootInstant,
+        reply: Result<AcquireReply, StoreError>,
         env: &mut Env<'_, D>,
     ) {
         let Some(attempt) = &mut self.attempt else { return };
-        if answer.is_ok() {
+        if reply.is_ok() {
             attempt.in_flight.succeeded();
             self.retry_releases_now(env);
         }
         let Some(attempt) = &mut self.attempt else { return };
-        match answer {
-            // What was taken away meanwhile is not begun: the store says whether it was this (I7).
+        match reply {
+            // I7: a grant that may have been revoked is confirmed by another acquire before its
+            // first section starts.
             Ok(AcquireReply::Granted { .. }) if attempt.revoked_meanwhile && !attempt.is_verified => {
                 attempt.is_verified = true;
                 self.send_acquire(env);
             }
             Ok(AcquireReply::Granted { fence }) => {
-                let doubted = attempt.revoked_meanwhile;
-                self.on_granted(asked, fence, env);
-                if doubted {
+                let must_verify = attempt.revoked_meanwhile;
+                self.on_granted(sent_at, fence, env);
+                if must_verify {
                     self.verify(env);
                 }
             }
             Ok(AcquireReply::Queued { lease_left, ahead: _ }) => {
-                // The first caller of each key asks the store though the process is full: the key may
-                // be free. If it is not, the bound holds for it, too.
+                // The first request of each key sends an acquire even if the process is full,
+                // because the key may be free. If the key is busy, the bound applies to this
+                // request, too.
                 if matches!(attempt.state, State::Requesting) && env.waiting > MAX_WAITERS_PER_PROCESS {
                     let bound = QueueBound::Process;
                     self.reject_all(env, |ahead| LockError::QueueFull { ahead, bound });
@@ -109,79 +113,81 @@ impl<D: DriverTypes> LockEntry<D> {
                 attempt.last_reply_at = env.now();
                 attempt.holder_expires_at = env.now().saturating_add(lease_left);
                 attempt.schedule_poll(env.now(), lease_left, env.jitter());
-                // Where it was asked before a gap, what it was told since may be lost.
-                let hinted = attempt.recheck_after_reply || env.lagged_at.is_some_and(|gap_at| asked < gap_at);
+                // The reply may be older than messages that were lost.
+                let must_recheck =
+                    attempt.recheck_after_reply || env.lagged_at.is_some_and(|lagged_at| sent_at < lagged_at);
                 self.reject_non_waiting(env, busy_error);
                 self.abandon_if_unwanted(env);
-                if hinted {
+                if must_recheck {
                     self.send_acquire(env);
                 }
             }
-            // It was asked for a place: asked again and again, it would say the same for ever.
+            // The store must enqueue this acquire. A retry would get the same reply again and
+            // again.
             Ok(AcquireReply::Busy { .. }) if attempt.wants_queue => {
-                self.fail_attempt(&StoreError::new("lock", "acquire", StoreErrorKind::Protocol), asked, env);
+                self.fail_attempt(&StoreError::new("lock", "acquire", StoreErrorKind::Protocol), sent_at, env);
             }
             Ok(AcquireReply::Busy { lease_left }) => {
                 attempt.holder_expires_at = env.now().saturating_add(lease_left);
                 self.reject_non_waiting(env, busy_error);
                 if self.queue.is_empty() {
-                    self.finish_attempt(asked, env);
+                    self.finish_attempt(sent_at, env);
                 } else {
-                    // Somebody who waits has come meanwhile.
+                    // A request with a wait has joined since the call was sent.
                     self.send_acquire(env);
                 }
             }
             Ok(AcquireReply::QueueFull { waiting, .. }) => {
                 let bound = QueueBound::Store;
                 self.reject_all(env, |ahead| LockError::QueueFull { ahead: waiting + ahead, bound });
-                self.finish_attempt(asked, env);
+                self.finish_attempt(sent_at, env);
             }
             Err(error) if error.is_transient() => {
-                let again = attempt.in_flight.failed(&error, asked, env.call_timeout, env.now(), env.jitter());
-                attempt.retry_at = Some(again);
+                let retry_at = attempt.in_flight.failed(&error, sent_at, env.call_timeout, env.now(), env.jitter());
+                attempt.retry_at = Some(retry_at);
             }
-            Err(error) => self.fail_attempt(&error, asked, env),
+            Err(error) => self.fail_attempt(&error, sent_at, env),
         }
     }
 
-    pub(super) fn fail_attempt(&mut self, error: &StoreError, asked: BootInstant, env: &mut Env<'_, D>) {
+    pub(super) fn fail_attempt(&mut self, error: &StoreError, sent_at: BootInstant, env: &mut Env<'_, D>) {
         if let Some(attempt) = &mut self.attempt {
-            attempt.in_flight.failed(error, asked, env.call_timeout, env.now(), 0.0);
+            attempt.in_flight.failed(error, sent_at, env.call_timeout, env.now(), 0.0);
         }
         self.reject_all(env, |_| error.clone().into());
         self.begin_release(Duration::ZERO, None, env);
     }
 
-    /// The attempt is over, and the store has nothing of it; unless something is still under way.
-    pub(super) fn finish_attempt(&mut self, asked: BootInstant, env: &mut Env<'_, D>) {
-        if self
-            .attempt
-            .as_ref()
-            .is_some_and(|attempt| attempt.in_flight.in_doubt_until.is_some_and(|void_at| void_at > asked))
-        {
+    /// Ends an attempt that has left nothing in the store. If an earlier call is in doubt, the
+    /// attempt is released all the same.
+    pub(super) fn finish_attempt(&mut self, sent_at: BootInstant, env: &mut Env<'_, D>) {
+        if self.attempt.as_ref().is_some_and(|attempt| {
+            attempt.in_flight.in_doubt_until.is_some_and(|in_doubt_until| in_doubt_until > sent_at)
+        }) {
             return self.begin_release(Duration::ZERO, None, env);
         }
         self.attempt = None;
         self.start_attempt(env);
     }
 
-    /// A hint concerns this owner: it asks before anything runs (I7).
-    pub(super) fn on_offer(&mut self, owner: &AcquisitionId, env: &mut Env<'_, D>) {
+    /// I7: an offer is a hint. The attempt sends an acquire before a section starts.
+    pub(super) fn on_offer(&mut self, id: &AcquisitionId, env: &mut Env<'_, D>) {
         match &self.attempt {
-            Some(attempt) if attempt.id == *owner => self.recheck(env),
-            Some(Attempt { state: State::Yielding { next_id: next, .. }, .. }) if next == owner => {
+            Some(attempt) if attempt.id == *id => self.recheck(env),
+            Some(Attempt { state: State::Yielding { next_id, .. }, .. }) if next_id == id => {
                 if let Some(attempt) = &mut self.attempt {
                     attempt.recheck_after_reply = true;
                 }
             }
-            _ if self.pending_releases.iter().any(|release| release.id == *owner) => {}
-            // Long forgotten: what was offered to it is not to wait for its end. A few at a time, because anybody can send offers.
+            _ if self.pending_releases.has_id(id) => {}
+            // The id has ended long ago. Its release lets the store offer the key to the next
+            // waiter at once. Offers can be forged, so the number of these releases has a bound.
             _ if env.can_release_unclaimed_offer => {
-                let stray = PendingRelease {
+                let release = PendingRelease {
                     is_unclaimed_offer: true,
-                    ..PendingRelease::new(owner.clone(), Duration::ZERO, env.lease.longest, env.now())
+                    ..PendingRelease::new(id.clone(), Duration::ZERO, env.lease.longest, env.now())
                 };
-                self.queue_release(stray, env);
+                self.queue_release(release, env);
             }
             _ => {}
         }

@@ -1,62 +1,47 @@
-//! Sections under a grant, one after the other.
+//! Sections, one after another, and the grant that they run under.
 
 use std::{sync::Arc, time::Duration};
 
-use smallvec::SmallVec;
-
-use super::{Delivery, LockEntry, queue_ops::busy_error};
+use super::{LockEntry, queue_ops::busy_error};
 use crate::{
     acquisition::AcquisitionId,
     clock::BootInstant,
     error::{LockError, LockLost},
     fencing::FencingToken,
-    limits::{LOCAL_HANDOFF_SECTIONS, LOCAL_HANDOFF_TIME, MIN_REMAINING_DIVISOR, OFFER_TTL, STORE_TIMEOUT},
-    proto::section::ReleaseOutcome,
+    limits::{LOCAL_HANDOFF_SECTIONS, LOCAL_HANDOFF_TIME, MIN_REMAINING_DIVISOR},
     proto::{
         Action, DriverTypes, Env, GuardEnd, LockRequest, StoreOp,
         attempt::{ActiveSection, Attempt, Holding, State},
+        deliveries::{DELIVERY_CHECK, Deliveries},
         grant::Grant,
         pending_release::PendingRelease,
-        section::Section,
+        section::{ReleaseOutcome, Section},
     },
     store::{StoreError, StoreErrorKind, YieldReply},
 };
 
-/// When a delivery is looked at first. What is late then has another store timeout, so that it is
-/// recalled when an offer of the store would be over.
-pub(super) const DELIVERY_CHECK: Duration = OFFER_TTL.saturating_sub(STORE_TIMEOUT);
-
-/// It is the turn of this request.
+/// Sends the section to a waiter.
 pub(super) fn deliver<D: DriverTypes>(
-    deliveries: &mut SmallVec<[Delivery<D>; 1]>,
+    deliveries: &mut Deliveries<D>,
     (waiter, waits): (D::Waiter, bool),
     section: &Arc<Section<D>>,
     env: &mut Env<'_, D>,
 ) {
-    if section.deliver() == 0 {
-        // All earlier ones were taken: an owner that re-enters a million times leaves no list.
-        deliveries.clear();
-    }
-    deliveries.push(Delivery {
-        waiter: waiter.clone(),
-        waits,
-        check_at: env.now().saturating_add(DELIVERY_CHECK),
-        was_checked: false,
-    });
+    deliveries.push(waiter.clone(), waits, section, env.now());
     env.actions.push(Action::Grant(waiter, Arc::clone(section)));
 }
 
 impl<D: DriverTypes> LockEntry<D> {
-    pub(super) fn on_granted(&mut self, asked: BootInstant, fence: u64, env: &mut Env<'_, D>) {
+    pub(super) fn on_granted(&mut self, sent_at: BootInstant, fence: u64, env: &mut Env<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
         let Some(token) = FencingToken::from_fence(fence) else {
             let error = StoreError::new("lock", "acquire", StoreErrorKind::Protocol);
-            return self.fail_attempt(&error, asked, env);
+            return self.fail_attempt(&error, sent_at, env);
         };
-        let grant = Grant::new(env.key.clone(), attempt.id.clone(), token, attempt.lease, attempt.lock_delay, asked);
+        let grant = Grant::new(env.key.clone(), attempt.id.clone(), token, attempt.lease, attempt.lock_delay, sent_at);
         let grant = Arc::new(grant);
         if grant.remaining(env.now()) < attempt.lease / MIN_REMAINING_DIVISOR {
-            // It took too long to hear of it: given back, and asked for again.
+            // The reply took too long: too little of the lease is left for a section.
             return self.begin_release(Duration::ZERO, None, env);
         }
         attempt.retry_at = None;
@@ -65,8 +50,9 @@ impl<D: DriverTypes> LockEntry<D> {
         self.start_next(true, env);
     }
 
-    /// The first of the line has its turn, with all others of the same owner. Nobody is there: the key is given back.
-    pub(super) fn start_next(&mut self, watch: bool, env: &mut Env<'_, D>) {
+    /// Starts a section for the first waiter and all other requests of the same owner. Without a
+    /// waiter, releases the key.
+    pub(super) fn start_next(&mut self, track: bool, env: &mut Env<'_, D>) {
         self.time_out_waiters(env);
         let Some(Attempt { state: State::Holding(holding), .. }) = &mut self.attempt else { return };
         let Some(first) = self.queue.first() else {
@@ -75,19 +61,19 @@ impl<D: DriverTypes> LockEntry<D> {
         if first.limits.lock_delay > holding.grant.lock_delay()
             || first.limits.store_lease(env.lease) > holding.grant.lease()
         {
-            // I10: the store keeps the key for less than this one needs. A yield asks for more, and
-            // the section begins after its answer.
+            // I10: the store keeps the key for less than this section needs. A yield extends the
+            // lease, and the section starts after its reply.
             return self.send_yield(env);
         }
         let Some(first) = self.queue.pop() else { return };
         let waits = first.waits();
-        let LockRequest { waiter, owner, limits: terms, wait: _, parent: _ } = first;
+        let LockRequest { waiter, owner, limits, wait: _, parent: _ } = first;
         let token = holding.token.with_sequence(holding.sections);
         holding.sections += 1;
-        let looked_at = holding.grant.next_check_at();
-        let section = Arc::new(Section::new(Arc::clone(&holding.grant), token, terms, env.now()));
+        let scheduled_at = holding.grant.next_check_at();
+        let section = Arc::new(Section::new(Arc::clone(&holding.grant), token, limits, env.now()));
         holding.grant.set_delivery_check(env.now().saturating_add(DELIVERY_CHECK));
-        if watch || holding.grant.next_check_at() < looked_at {
+        if track || holding.grant.next_check_at() < scheduled_at {
             env.actions.push(Action::Track(Arc::clone(&holding.grant)));
         }
         let owner = owner.filter(|owner| !owner.is_closed());
@@ -104,11 +90,12 @@ impl<D: DriverTypes> LockEntry<D> {
         self.reject_non_waiting(env, busy_error);
     }
 
-    /// A guard is given back. What became of it; `None`: the store is asked, and the [outcome](Action::Outcome) follows.
+    /// Ends one hold of the section. Returns the outcome of the release, or `None` if the store is
+    /// called and [`Action::ReleaseOutcome`] follows.
     pub fn on_guard_end(
         &mut self,
         section: &Arc<Section<D>>,
-        ending: GuardEnd,
+        end: GuardEnd,
         env: &mut Env<'_, D>,
     ) -> Option<ReleaseOutcome> {
         self.check_expired(env);
@@ -116,32 +103,32 @@ impl<D: DriverTypes> LockEntry<D> {
             return Some(ReleaseOutcome::NotHeld);
         };
         let Some(active) = holding.active.as_mut().filter(|active| active.is(section)) else {
-            // Lost before, and given back then.
+            // The section was lost before, and its release has begun.
             return Some(ReleaseOutcome::NotHeld);
         };
-        if ending == GuardEnd::Undelivered {
+        if end == GuardEnd::Undelivered {
             section.delivered();
         }
-        active.any_dropped |= ending == GuardEnd::Dropped;
-        active.any_released |= ending == GuardEnd::Released;
+        active.any_dropped |= end == GuardEnd::Dropped;
+        active.any_released |= end == GuardEnd::Released;
         active.holds -= 1;
         if active.holds > 0 {
             return Some(ReleaseOutcome::StillHeld);
         }
-        let (abnormal, in_order) = (active.any_dropped, active.any_released);
+        let (any_dropped, any_released) = (active.any_dropped, active.any_released);
         holding.active = None;
         section.end(LockLost::Released);
-        let block_for = match ending {
-            // I10: a statement of it may be on its way still.
-            _ if abnormal => section.limits.lock_delay,
+        let block_for = match end {
+            // I10: a statement of the section may still be in flight.
+            _ if any_dropped => section.limits.lock_delay,
             GuardEnd::Released => section.limits.min_hold_remaining(section.started_at, env.now()),
-            // It says nothing of what others of its owner have done.
-            GuardEnd::Undelivered if in_order => section.limits.min_hold_remaining(section.started_at, env.now()),
+            // Other guards of the same owner had been received, and `min_hold` applies to them.
+            GuardEnd::Undelivered if any_released => section.limits.min_hold_remaining(section.started_at, env.now()),
             GuardEnd::Undelivered | GuardEnd::ReleasedAfterFailure | GuardEnd::Dropped => Duration::ZERO,
         };
-        // The handoff and its terms are those of the next waiter whose wait is not over.
+        // The handoff depends on the limits of the next waiter that has not timed out.
         self.time_out_waiters(env);
-        if abnormal || !block_for.is_zero() || self.queue.is_empty() {
+        if any_dropped || !block_for.is_zero() || self.queue.is_empty() {
             self.begin_release(block_for, Some(Arc::clone(section)), env);
             return None;
         }
@@ -150,44 +137,45 @@ impl<D: DriverTypes> LockEntry<D> {
         Some(ReleaseOutcome::HandedOff)
     }
 
-    /// The section has ended, and somebody here waits: no round trip, unless others may have waited for long enough.
+    /// Passes the key to the next local waiter. Until the batch is used up, this needs no store
+    /// call.
     pub(super) fn hand_off(&mut self, env: &mut Env<'_, D>) {
         let Some(Attempt { state: State::Holding(holding), .. }) = &self.attempt else { return };
         if self.queue.first().is_some_and(|next| next.limits.store_lease(env.lease) < holding.grant.lease()) {
-            // A crash of the next one is to cost no more than that one needs. One id never gets
-            // less than before, because a late renewal of it may still ask for the longer lease:
-            // another id asks.
+            // The next section needs a shorter lease, and a longer one would block the key for
+            // longer after a crash. An id never gets a shorter lease, because a late renewal may
+            // still request the longer one. So the next section runs under another id.
             return self.begin_release(Duration::ZERO, None, env);
         }
-        // A revoked grant may run to its answer, but nothing new begins under it: the yield finds
-        // out.
-        let is_ours = !holding.grant.is_in_doubt()
+        // I7: a section that runs under a grant in doubt continues, but no other section starts
+        // under it. The yield shows whether the grant was revoked.
+        let may_continue = !holding.grant.is_in_doubt()
             && env.now().saturating_duration_since(holding.since) < LOCAL_HANDOFF_TIME
             && holding.sections < LOCAL_HANDOFF_SECTIONS
             && self
                 .queue
                 .first()
                 .is_none_or(|next| holding.grant.remaining(env.now()) >= next.limits.min_remaining(env.lease));
-        if is_ours { self.start_next(false, env) } else { self.send_yield(env) }
+        if may_continue { self.start_next(false, env) } else { self.send_yield(env) }
     }
 
     pub(super) fn send_yield(&mut self, env: &mut Env<'_, D>) {
         let Some(attempt) = self.attempt.take() else { return };
-        let State::Holding(holding) = attempt.state else { unreachable!("yielded while it is holding") };
+        let State::Holding(holding) = attempt.state else { unreachable!("only a holder yields") };
         holding.grant.set_section_limit(BootInstant::FAR_FUTURE);
-        let next = env.ids.next();
+        let next_id = env.ids.next();
         let lock_delay = self.requested_lock_delay();
-        // A yield sets the lease, and a renewal of the same id may have been done already: never
-        // less than that asked for.
+        // The yield sets the lease. A renewal of the same id may have been executed already, so the
+        // lease must not be shorter than before.
         let lease = holding.grant.lease().max(self.requested_lease(env));
-        let verb = StoreOp::Yield {
+        let op = StoreOp::Yield {
             fence: holding.token.fence(),
-            next_id: next.clone(),
+            next_id: next_id.clone(),
             lease: lease.saturating_add(lock_delay),
         };
-        let call = env.store_call(&attempt.id, verb);
+        let call = env.store_call(&attempt.id, op);
         let mut attempt = Attempt {
-            state: State::Yielding { holding, next_id: next, is_renewal_refused: false },
+            state: State::Yielding { holding, next_id, is_renewal_refused: false },
             lease,
             lock_delay,
             ..attempt
@@ -199,76 +187,79 @@ impl<D: DriverTypes> LockEntry<D> {
         env.actions.push(Action::Send(call));
     }
 
-    pub(super) fn on_yield_reply(&mut self, number: u64, answer: Result<YieldReply, StoreError>, env: &mut Env<'_, D>) {
+    pub(super) fn on_yield_reply(&mut self, number: u64, reply: Result<YieldReply, StoreError>, env: &mut Env<'_, D>) {
         let Some(mut attempt) = self.attempt.take_if(|attempt| attempt.in_flight.number() == Some(number)) else {
             return;
         };
-        let asked = attempt.in_flight.finish(number).unwrap_or(env.now());
-        let State::Yielding { mut holding, next_id: next, is_renewal_refused: is_refused } = attempt.state else {
-            unreachable!("it was asked to yield")
+        let sent_at = attempt.in_flight.finish(number).unwrap_or(env.now());
+        let State::Yielding { mut holding, next_id, is_renewal_refused } = attempt.state else {
+            unreachable!("the reply to a yield")
         };
-        let token = match &answer {
-            // One that does not rise is none.
+        let token = match &reply {
+            // A fence that does not increase is a protocol error.
             Ok(YieldReply::Extended { fence }) => {
                 FencingToken::from_fence(*fence).filter(|token| *token > holding.token)
             }
             _ => None,
         };
         if let Some(token) = token {
-            if is_refused {
-                // It was ours when the yield was done, so the refusal is newer: a loss indeed.
+            if is_renewal_refused {
+                // The yield found the grant intact, so the refusal is newer than the yield: the
+                // grant is lost.
                 holding.grant.end(LockLost::Revoked);
             }
-            holding.grant.extend(attempt.lease, asked, env.now());
+            holding.grant.extend(attempt.lease, sent_at, env.now());
             holding.grant.set_fence(token, attempt.lease, attempt.lock_delay);
             attempt.in_flight.succeeded();
-            let doubted = attempt.revoked_meanwhile;
-            let lost = holding.grant.remaining(env.now()).is_zero();
+            let must_verify = attempt.revoked_meanwhile;
+            let is_lost = holding.grant.remaining(env.now()).is_zero();
             let holding = Holding { token, since: env.now(), sections: 0, ..holding };
             self.attempt = Some(Attempt { state: State::Holding(holding), ..attempt });
-            // It may not be watched yet: the first one under a grant may have wanted another lock-delay.
-            if lost {
+            // The grant is tracked again: it may have yielded before its first section, and then it
+            // is not tracked yet.
+            if is_lost {
                 return self.begin_release(Duration::ZERO, None, env);
             }
             self.start_next(true, env);
-            if doubted {
+            if must_verify {
                 self.verify(env);
             }
             return;
         }
-        // The old id is over. What becomes of the new one?
+        // The old id has ended. The next id continues, or the key is released.
         holding.grant.end(LockLost::Released);
         holding.active = None;
         env.actions.push(Action::Untrack(holding.grant));
-        let Attempt { recheck_after_reply: hinted, revoked_meanwhile: taken_away, lease, lock_delay, .. } = attempt;
+        let Attempt { recheck_after_reply, revoked_meanwhile, lease, lock_delay, .. } = attempt;
         let new = Attempt {
             wants_queue: true,
-            recheck_after_reply: hinted,
-            revoked_meanwhile: taken_away,
+            recheck_after_reply,
+            revoked_meanwhile,
             lease,
             lock_delay,
-            ..Attempt::new(next)
+            ..Attempt::new(next_id)
         };
         let mut old = PendingRelease {
             in_doubt_until: attempt.in_flight.in_doubt_until,
             ..PendingRelease::new(attempt.id, Duration::ZERO, env.lease.longest, env.now())
         };
-        match answer {
-            Ok(YieldReply::NotHolder(acquired)) => {
-                // I8: an acquire of the old id that got no answer may still be done.
-                if let Some(void_at) = old.in_doubt_until.filter(|void_at| *void_at > asked) {
-                    old.retry_at = Some(void_at.saturating_add(Duration::from_millis(1)));
+        match reply {
+            Ok(YieldReply::NotHolder(acquire_reply)) => {
+                // I8: an acquire of the old id is in doubt. It may be executed after the yield.
+                if let Some(in_doubt_until) = old.in_doubt_until.filter(|in_doubt_until| *in_doubt_until > sent_at) {
+                    old.retry_at = Some(in_doubt_until.saturating_add(Duration::from_millis(1)));
                     self.pending_releases.push(old);
                 }
                 self.attempt = Some(new);
-                self.on_acquire_reply(asked, Ok(acquired), env);
+                self.on_acquire_reply(sent_at, Ok(acquire_reply), env);
             }
-            // Not known: the old one is given back, and the new one asks.
-            answer => {
-                let unknown = || StoreError::new("lock", "yield", StoreErrorKind::Protocol);
-                let error = answer.err().unwrap_or_else(unknown);
+            // The result of the yield is not known: the old id is released, and the next id sends
+            // an acquire.
+            reply => {
+                let protocol_error = || StoreError::new("lock", "yield", StoreErrorKind::Protocol);
+                let error = reply.err().unwrap_or_else(protocol_error);
                 let new = self.attempt.insert(new);
-                new.in_flight.failed(&error, asked, env.call_timeout, env.now(), 0.0);
+                new.in_flight.failed(&error, sent_at, env.call_timeout, env.now(), 0.0);
                 self.queue_release(old, env);
                 if self.queue.is_empty() {
                     self.begin_release(Duration::ZERO, None, env);
@@ -279,9 +270,10 @@ impl<D: DriverTypes> LockEntry<D> {
         }
     }
 
-    /// The section that runs under this grant may have reached its limit. If another one runs by now, it has a limit of its own.
-    pub(super) fn on_check_section(&mut self, owner: &AcquisitionId, env: &mut Env<'_, D>) {
-        if self.attempt.as_ref().is_none_or(|attempt| attempt.id != *owner) {
+    /// Checks the limit and the delivery of the active section. The section that the check was
+    /// scheduled for may have ended: then the active one is not due, and stays.
+    pub(super) fn on_check_section(&mut self, id: &AcquisitionId, env: &mut Env<'_, D>) {
+        if self.attempt.as_ref().is_none_or(|attempt| attempt.id != *id) {
             return;
         }
         self.check_expired(env);
@@ -291,8 +283,8 @@ impl<D: DriverTypes> LockEntry<D> {
         }
     }
 
-    /// A section that was sent and not taken within the time of an offer goes to the next one: its
-    /// caller may never be polled again. Each caller counts as one hold.
+    /// Recalls a section from waiters that have not received it within the time of an offer: their
+    /// calls may never be polled again. Each recalled waiter ends one hold.
     fn recall_undelivered(&mut self, env: &mut Env<'_, D>) {
         let Some(Attempt { state: State::Holding(holding) | State::Yielding { holding, .. }, .. }) = &self.attempt
         else {
@@ -302,51 +294,41 @@ impl<D: DriverTypes> LockEntry<D> {
         if holding.active.as_ref().is_none_or(|active| active.section.is_delivered()) {
             self.deliveries.clear();
         }
-        let mut next = BootInstant::FAR_FUTURE;
-        self.deliveries.retain(|delivery| {
-            if delivery.check_at <= now && delivery.was_checked {
-                let error = if delivery.waits {
-                    LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead }
-                } else {
-                    busy_error(lease_left, ahead)
-                };
-                env.actions.push(Action::Recall(delivery.waiter.clone(), error));
-                return false;
-            }
-            if delivery.check_at <= now {
-                delivery.was_checked = true;
-                delivery.check_at = now.saturating_add(STORE_TIMEOUT);
-            }
-            next = next.min(delivery.check_at);
-            true
+        let next_check = self.deliveries.check(now, |waiter, waits| {
+            let error = if waits {
+                LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead }
+            } else {
+                busy_error(lease_left, ahead)
+            };
+            env.actions.push(Action::Recall(waiter.clone(), error));
         });
-        holding.grant.set_delivery_check(next);
+        holding.grant.set_delivery_check(next_check);
     }
 
-    /// What is past its deadline or its limit is lost, whoever looks first.
+    /// Ends a section or grant whose limit or deadline has passed.
     pub(super) fn check_expired(&mut self, env: &mut Env<'_, D>) {
         let lost = match self.attempt.as_ref().map(|attempt| (attempt, &attempt.state)) {
             Some((attempt, State::Holding(holding))) => {
-                let over = match &holding.active {
+                let end_reason = match &holding.active {
                     Some(active) => active.section.remaining(env.now()).is_zero().then(|| active.section.end_reason()),
                     None => holding.grant.remaining(env.now()).is_zero().then(|| holding.grant.end_reason()),
                 };
-                over.map(|why| (attempt.id.clone(), why.unwrap_or(LockLost::Expired)))
+                end_reason.map(|reason| (attempt.id.clone(), reason.unwrap_or(LockLost::Expired)))
             }
             _ => None,
         };
-        if let Some((owner, why)) = lost {
-            self.on_lost(&owner, why, env);
+        if let Some((id, reason)) = lost {
+            self.on_lost(&id, reason, env);
         }
     }
 
-    /// A message says that the store has taken the key away from this owner. Anybody who can send messages can say so: the store is asked,
-    /// and its word alone ends what runs (I7).
-    pub(super) fn on_revoked(&mut self, owner: &AcquisitionId, env: &mut Env<'_, D>) {
+    /// I7: a revocation message may be forged. It makes the driver verify the grant. Only a reply
+    /// of the store ends the section.
+    pub(super) fn on_revoked(&mut self, id: &AcquisitionId, env: &mut Env<'_, D>) {
         let Some(attempt) = &mut self.attempt else { return };
-        let is_next = matches!(&attempt.state, State::Yielding { next_id, .. } if next_id == owner);
-        if attempt.id == *owner || is_next {
-            // The grant that the awaited answer tells of may be the one that is over.
+        let is_next = matches!(&attempt.state, State::Yielding { next_id, .. } if next_id == id);
+        if attempt.id == *id || is_next {
+            // The grant in the reply that is awaited may be the revoked one.
             attempt.revoked_meanwhile = attempt.in_flight.number().is_some();
             self.verify(env);
         }
@@ -358,28 +340,28 @@ impl<D: DriverTypes> LockEntry<D> {
         }
     }
 
-    /// Whoever waits here asks anew, under another id, in the same order.
-    pub(super) fn on_lost(&mut self, owner: &AcquisitionId, why: LockLost, env: &mut Env<'_, D>) {
-        let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.id == *owner) else { return };
-        let delay = match &mut attempt.state {
+    /// Ends a lost grant and its section. Local waiters are served by another attempt, in the same
+    /// order.
+    pub(super) fn on_lost(&mut self, id: &AcquisitionId, reason: LockLost, env: &mut Env<'_, D>) {
+        let Some(attempt) = self.attempt.as_mut().filter(|attempt| attempt.id == *id) else { return };
+        let block_for = match &mut attempt.state {
             State::Holding(holding) => {
                 let active = holding.active.take();
                 if let Some(active) = &active {
-                    active.section.end(holding.grant.end_reason().unwrap_or(why));
+                    active.section.end(holding.grant.end_reason().unwrap_or(reason));
                 }
-                holding.grant.end(why);
+                holding.grant.end(reason);
                 active.map_or(Duration::ZERO, |active| active.section.limits.lock_delay)
             }
-            // Nothing runs; the answer that is awaited says what is left of it. A renewal behind
-            // the yield is refused as one behind a revocation: to end the grant here would tell of
-            // a loss that is none.
-            State::Yielding { is_renewal_refused: is_refused, .. } if why == LockLost::Revoked => {
-                *is_refused = true;
+            // No section runs. The yield itself makes the store refuse later renewals of this id,
+            // so a refusal may not be a loss. Only the reply to the yield tells.
+            State::Yielding { is_renewal_refused, .. } if reason == LockLost::Revoked => {
+                *is_renewal_refused = true;
                 return;
             }
-            State::Yielding { holding, .. } => return holding.grant.end(why),
+            State::Yielding { holding, .. } => return holding.grant.end(reason),
             State::Requesting | State::Queued => return,
         };
-        self.begin_release(delay, None, env);
+        self.begin_release(block_for, None, env);
     }
 }

@@ -1,11 +1,8 @@
-//! Those in this process who want the key.
+//! Requests, re-entrancy and the queue of local waiters.
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    LockEntry,
-    hold::{DELIVERY_CHECK, deliver},
-};
+use super::{LockEntry, hold::deliver};
 use crate::{
     clock::BootInstant,
     error::{LockError, QueueBound},
@@ -14,6 +11,7 @@ use crate::{
     proto::{
         Action, DriverTypes, Env, LockRequest, QueuePosition,
         attempt::{Attempt, State},
+        deliveries::DELIVERY_CHECK,
     },
 };
 
@@ -29,53 +27,55 @@ impl<D: DriverTypes> LockEntry<D> {
         if !request.waits() {
             self.check_expired(env);
             if self.is_contended() {
-                let ahead = self.position(self.queue.len(), env.now());
-                return env.reject(request, busy_error(ahead.lease_left, ahead.ahead));
+                let position = self.position(self.queue.len(), env.now());
+                return env.reject(request, busy_error(position.lease_left, position.ahead));
             }
         }
-        // The first of the line is the one for whom the store is asked.
-        let asked_for = usize::from(!self.is_held());
-        let places = env.max_waiters_of_key() + asked_for;
+        // While no section runs, the first waiter is the one that the acquire is for. It does not
+        // count.
+        let requested = usize::from(!self.is_held());
+        let capacity = env.max_waiters_of_key() + requested;
         let is_first = self.attempt.is_none() && self.queue.is_empty();
-        if self.queue.len() >= places || !(env.queue_has_capacity() || is_first) {
-            let ahead = self.position(self.queue.len(), env.now());
-            // Of so many that ask at the same moment one will have it.
-            let error = if request.waits() || self.queue.len() < places {
-                let is_full = self.queue.len() >= MAX_WAITERS_PER_KEY + asked_for;
+        if self.queue.len() >= capacity || !(env.queue_has_capacity() || is_first) {
+            let position = self.position(self.queue.len(), env.now());
+            // A request without a wait gets `Busy` if the queue of its key is full: one of the
+            // waiters gets the key before it.
+            let error = if request.waits() || self.queue.len() < capacity {
+                let is_full = self.queue.len() >= MAX_WAITERS_PER_KEY + requested;
                 let bound = if is_full { QueueBound::Key } else { QueueBound::Process };
-                LockError::QueueFull { ahead: ahead.ahead, bound }
+                LockError::QueueFull { ahead: position.ahead, bound }
             } else {
-                busy_error(ahead.lease_left, ahead.ahead)
+                busy_error(position.lease_left, position.ahead)
             };
             return env.reject(request, error);
         }
-        let until = if request.waits() { env.now().saturating_add(request.wait) } else { BootInstant::FAR_FUTURE };
-        self.queue.push(number, until, request);
+        let deadline = if request.waits() { env.now().saturating_add(request.wait) } else { BootInstant::FAR_FUTURE };
+        self.queue.push(number, deadline, request);
         self.start_attempt(env);
-        // Nobody may have noticed yet that the store is silent: it is asked before it is time to, so that this one is told in time.
-        let in_line =
+        // The store may have become silent since its last reply. An acquire before the next poll
+        // detects that in time for the wait of this request.
+        let is_idle_in_queue =
             |attempt: &Attempt<D>| matches!(attempt.state, State::Queued) && attempt.in_flight.number().is_none();
-        if self
-            .attempt
-            .as_ref()
-            .is_some_and(|a| in_line(a) && env.now().saturating_duration_since(a.last_reply_at) >= env.call_timeout)
-        {
+        if self.attempt.as_ref().is_some_and(|a| {
+            is_idle_in_queue(a) && env.now().saturating_duration_since(a.last_reply_at) >= env.call_timeout
+        }) {
             self.send_acquire(env);
         }
     }
 
-    /// What a request of this owner that does not wait would be told now. It changes nothing. `None`: it may have the key.
+    /// The error that a request of this owner without a wait would get now, or `None` if the key
+    /// may be free. Does not change the state.
     pub fn rejection_without_wait(&self, owner: &Owner, now: BootInstant) -> Option<LockError> {
         let is_own = self.active_section().is_some_and(|active| active.owner.as_ref() == Some(owner));
         if is_own || !self.is_contended() {
             return None;
         }
-        let ahead = self.position(self.queue.len(), now);
-        Some(busy_error(ahead.lease_left, ahead.ahead))
+        let position = self.position(self.queue.len(), now);
+        Some(busy_error(position.lease_left, position.ahead))
     }
 
-    /// Whether the request that started this task has the key, or waits for it: if its handler
-    /// waits for the task, each would wait for the other.
+    /// Returns `true` if the parent request of this task holds the key or waits for it. If the
+    /// handler of the parent awaits the task, each would wait for the other.
     fn would_deadlock(&self, request: &LockRequest<D::Waiter>, env: &Env<'_, D>) -> bool {
         let Some(parent) = request.parent.as_ref().filter(|parent| !parent.is_closed()) else { return false };
         if self.queue.has_owner(parent) {
@@ -84,7 +84,7 @@ impl<D: DriverTypes> LockEntry<D> {
         self.hold_count(parent, env.now()) > 0
     }
 
-    /// Somebody who has the key already has it once more.
+    /// Grants the active section once more to a request of its owner. Returns any other request.
     pub(super) fn try_reenter(
         &mut self,
         request: LockRequest<D::Waiter>,
@@ -99,9 +99,9 @@ impl<D: DriverTypes> LockEntry<D> {
             Some(active) if active.owner.as_ref() == Some(owner) => {
                 active.holds += 1;
                 let waits = request.waits();
-                let looked_at = holding.grant.next_check_at();
+                let scheduled_at = holding.grant.next_check_at();
                 holding.grant.lower_delivery_check(env.now().saturating_add(DELIVERY_CHECK));
-                if holding.grant.next_check_at() < looked_at {
+                if holding.grant.next_check_at() < scheduled_at {
                     env.actions.push(Action::Track(Arc::clone(&holding.grant)));
                 }
                 deliver(&mut self.deliveries, (request.waiter, waits), &active.section, env);
@@ -111,43 +111,45 @@ impl<D: DriverTypes> LockEntry<D> {
         }
     }
 
-    /// Somebody has the key, here or elsewhere, as far as we know; or has its turn in this moment.
+    /// Returns `true` if the key is held or queued for, here or in the store, as far as this
+    /// process knows.
     pub(super) fn is_contended(&self) -> bool {
         self.attempt.as_ref().is_some_and(|attempt| !matches!(attempt.state, State::Requesting))
     }
 
-    /// Whoever has this place has left. Who was before it; `None`: it was not in the line any more, because it was told.
+    /// Removes a waiter. Returns its position, or `None` if the waiter is not in the queue: then
+    /// its result has been sent or is about to be sent.
     pub fn cancel(&mut self, number: u64, env: &mut Env<'_, D>) -> Option<QueuePosition> {
         let at = self.queue.find(number)?;
-        let ahead = self.position(at, env.now());
+        let position = self.position(at, env.now());
         self.queue.remove(at)?;
         self.abandon_if_unwanted(env);
-        Some(ahead)
+        Some(position)
     }
 
-    pub(super) fn position(&self, in_line: usize, now: BootInstant) -> QueuePosition {
+    pub(super) fn position(&self, at: usize, now: BootInstant) -> QueuePosition {
         let lease_left = match self.attempt.as_ref().map(|attempt| (&attempt.state, attempt)) {
             Some((State::Holding(holding) | State::Yielding { holding, .. }, _)) => holding.grant.remaining(now),
             Some((_, attempt)) => attempt.holder_expires_at.saturating_duration_since(now),
             None => Duration::ZERO,
         };
-        let silent = match &self.attempt {
+        let store_error = match &self.attempt {
             Some(attempt) => attempt.store_error(),
-            None => self.blocking_release_error(),
+            None => self.pending_releases.blocking().and_then(|release| release.error.clone()),
         };
-        QueuePosition { lease_left, ahead: in_line + 1, store_error: silent, is_contended: self.is_contended() }
+        QueuePosition { lease_left, ahead: at + 1, store_error, is_contended: self.is_contended() }
     }
 
-    /// Nobody wants what we ask for.
+    /// Releases an attempt that no waiter needs any more.
     pub(super) fn abandon_if_unwanted(&mut self, env: &mut Env<'_, D>) {
         if self.queue.is_empty() && self.attempt.as_ref().is_some_and(Attempt::is_pending) {
             self.begin_release(Duration::ZERO, None, env);
         }
     }
 
-    /// Waiters at the front whose wait is over time out here, as by their own timer, before a
-    /// section begins or the store is asked for them. A forgotten call is never polled: its turn
-    /// would cost the others the time of an undelivered grant.
+    /// Rejects the waiters at the front whose wait has timed out. Called before a section starts or
+    /// an acquire is sent: a call that is not polled any more does not cancel itself, and its
+    /// undelivered grant would block the other waiters.
     pub(super) fn time_out_waiters(&mut self, env: &mut Env<'_, D>) {
         while let Some(request) = self.queue.pop_timed_out(env.now()) {
             let error = self.position(0, env.now()).timeout_error();
@@ -163,7 +165,7 @@ impl<D: DriverTypes> LockEntry<D> {
         }
     }
 
-    /// Those who do not wait: somebody else has its turn.
+    /// Rejects the requests without a wait, because the key is busy.
     pub(super) fn reject_non_waiting(&mut self, env: &mut Env<'_, D>, error: impl Fn(Duration, usize) -> LockError) {
         let lease_left = self.position(0, env.now()).lease_left;
         while let Some((at, request)) = self.queue.remove_non_waiting() {

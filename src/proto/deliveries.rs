@@ -1,0 +1,114 @@
+//! The waiters of one section that are not known to have received it.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::{DriverTypes, section::Section};
+use crate::{
+    clock::BootInstant,
+    limits::{OFFER_TTL, STORE_TIMEOUT},
+};
+
+/// The delay of the first check of a delivery. The second check follows after a store timeout, so
+/// that a section is recalled when an offer of the store would have expired.
+pub(super) const DELIVERY_CHECK: Duration = OFFER_TTL.saturating_sub(STORE_TIMEOUT);
+
+/// The waiters that the active section was sent to, with the instant of their next check.
+#[derive(Debug)]
+pub(super) struct Deliveries<D: DriverTypes>(SmallVec<[Delivery<D>; 1]>);
+
+#[derive(Debug)]
+struct Delivery<D: DriverTypes> {
+    waiter: D::Waiter,
+    waits: bool,
+    check_at: BootInstant,
+    /// A process that was stopped gets a second check, because its waiters were stopped, too.
+    was_checked: bool,
+}
+
+impl<D: DriverTypes> Deliveries<D> {
+    pub(super) fn new() -> Self {
+        Self(SmallVec::new())
+    }
+
+    /// Records that the section is sent to this waiter. `waits`: its request has a wait.
+    pub(super) fn push(&mut self, waiter: D::Waiter, waits: bool, section: &Section<D>, now: BootInstant) {
+        if section.deliver() == 0 {
+            // The list stays short if an owner re-enters a million times.
+            self.0.clear();
+        }
+        self.0.push(Delivery { waiter, waits, check_at: now.saturating_add(DELIVERY_CHECK), was_checked: false });
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Calls `recall` for each waiter that was checked twice, and forgets it. Returns the instant of
+    /// the next check.
+    pub(super) fn check(&mut self, now: BootInstant, mut recall: impl FnMut(&D::Waiter, bool)) -> BootInstant {
+        let mut next_check = BootInstant::FAR_FUTURE;
+        self.0.retain(|delivery| {
+            if delivery.check_at <= now && delivery.was_checked {
+                recall(&delivery.waiter, delivery.waits);
+                return false;
+            }
+            if delivery.check_at <= now {
+                delivery.was_checked = true;
+                delivery.check_at = now.saturating_add(STORE_TIMEOUT);
+            }
+            next_check = next_check.min(delivery.check_at);
+            true
+        });
+        next_check
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        acquisition::AcquisitionIds,
+        fencing::FencingToken,
+        limits::LEASE,
+        lock_key::LockKey,
+        proto::{NoDriver, grant::Grant, hold_limits::HoldLimits},
+    };
+
+    const START: BootInstant = BootInstant::from_nanos(1 << 40);
+
+    fn section() -> Section<NoDriver> {
+        let (key, id) = (LockKey::from(("n", 1)), AcquisitionIds::new("test", 1).next());
+        let token = FencingToken::from_fence(1).expect("small");
+        let grant = Grant::new(key, id, token, LEASE, Duration::ZERO, START);
+        Section::new(Arc::new(grant), token, HoldLimits::default(), START)
+    }
+
+    #[test]
+    fn a_delivery_is_recalled_at_its_second_check() {
+        let (section, mut deliveries, mut recalled) = (section(), Deliveries::new(), Vec::new());
+        deliveries.push(1, true, &section, START);
+        let first = START.saturating_add(DELIVERY_CHECK);
+        let second = first.saturating_add(STORE_TIMEOUT);
+        assert_eq!(deliveries.check(START, |_, _| panic!("too early")), first);
+        assert_eq!(deliveries.check(first, |_, _| panic!("checked once")), second);
+        let next = deliveries.check(second, |waiter, waits| recalled.push((*waiter, waits)));
+        assert_eq!((next, recalled), (BootInstant::FAR_FUTURE, vec![(1, true)]));
+    }
+
+    #[test]
+    fn received_deliveries_are_forgotten_by_the_next_one() {
+        let (section, mut deliveries) = (section(), Deliveries::new());
+        for waiter in 0..3 {
+            deliveries.push(waiter, false, &section, START);
+            section.delivered();
+        }
+        assert_eq!(deliveries.0.len(), 1);
+        deliveries.push(3, false, &section, START);
+        deliveries.push(4, false, &section, START);
+        assert_eq!(deliveries.0.len(), 2);
+    }
+}
