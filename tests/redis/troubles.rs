@@ -56,7 +56,7 @@ async fn something_else_at_the_key_is_said_to_be_there_and_not_touched() {
     let Some(world) = world().await else { return };
     let locks = world.sound_instance("a").await;
     world.ask(&["SET", NAME, "text"]).await;
-    says(&trouble(&locks).await, StoreErrorKind::Refused, "WRONGTYPE", "look at its `TYPE`");
+    says(&trouble(&locks).await, StoreErrorKind::Refused, "WRONGTYPE", "check its `TYPE`");
     assert!(locks.lock(key()).wait(ms(100)).await.is_err());
     assert!(locks.inspect(key()).await.is_err());
     // A give-back that could only fail is not repeated until its lease would be over.
@@ -75,13 +75,13 @@ async fn a_replica_a_disk_that_is_full_and_a_right_that_was_taken_are_told_apart
 
     world.ask(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]).await;
     world.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
-    says(&trouble(&locks).await, StoreErrorKind::Failover, "READONLY", "a failover is going on");
+    says(&trouble(&locks).await, StoreErrorKind::Failover, "READONLY", "a failover is in progress");
     world.ask(&["REPLICAOF", "NO", "ONE"]).await;
     locks.lock(key()).await.expect("as before").release().await.expect("ours");
 
     let nobody = ["ACL", "SETUSER", "default", "-hset"];
     world.ask(&nobody).await;
-    says(&trouble(&locks).await, StoreErrorKind::Refused, "script", "the smallest ACL");
+    says(&trouble(&locks).await, StoreErrorKind::Refused, "script", "the minimal ACL");
     world.ask(&["ACL", "SETUSER", "default", "+hset"]).await;
 
     world.ask(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
@@ -96,7 +96,7 @@ async fn a_replica_a_disk_that_is_full_and_a_right_that_was_taken_are_told_apart
         world.ask(&["INFO", "persistence"]).await.text().is_some_and(|text| text.contains("last_bgsave_status:err"))
     })
     .await;
-    says(&trouble(&locks).await, StoreErrorKind::Refused, "MISCONF", "its log says why");
+    says(&trouble(&locks).await, StoreErrorKind::Refused, "MISCONF", "its log has the reason");
     world.ask(&["CONFIG", "SET", "save", ""]).await;
     until("as before", async || locks.try_lock(key()).await.is_ok()).await;
 }
@@ -115,7 +115,7 @@ async fn a_store_that_refuses_is_complained_of_now_and_then_with_its_reason() {
     drop(guard);
     let warnings: Vec<_> = log.text().lines().filter(|line| line.contains("WARN")).map(ToOwned::to_owned).collect();
     assert_eq!(warnings.len(), 1, "{warnings:#?}");
-    let says = ["tower_lock", "refused to acquire", "WRONGTYPE", "look at its `TYPE`", "operation=\"acquire\""];
+    let says = ["tower_lock", "refused to acquire", "WRONGTYPE", "check its `TYPE`", "operation=\"acquire\""];
     assert!(says.iter().all(|word| warnings[0].contains(word)), "{warnings:#?}");
 }
 
@@ -158,7 +158,7 @@ async fn who_cannot_listen_has_what_is_free_and_is_not_left_to_wait() {
         _ => false,
     })
     .await;
-    assert!(reason.contains("when it is our turn") && reason.contains("tower-lock:<prefix>:in:"), "{reason}");
+    assert!(reason.contains("not subscribed to offers") && reason.contains("tower-lock:<prefix>:in:"), "{reason}");
     deaf.lock(("free",)).await.expect("free").release().await.expect("ours");
     world.ask(&["ACL", "SETUSER", "default", "allchannels"]).await;
     guard.release().await.expect("ours");
@@ -178,7 +178,7 @@ async fn a_fence_that_no_clock_gives_is_said_to_be_none() {
     for fence in ["abc", "18014398509481984"] {
         world.ask(&["HSET", "lock:k", &owner.to_string(), fence]).await;
         let error = store.acquire(ask()).await.expect_err("no fence");
-        says(&error, StoreErrorKind::Protocol, "none of the scripts gives", "tower-lock:<prefix>:");
+        says(&error, StoreErrorKind::Protocol, "unexpected reply", "tower-lock:<prefix>:");
     }
 }
 
@@ -227,7 +227,7 @@ async fn a_redis_that_reads_its_data_after_a_restart_is_told_and_waited_for() {
     redis.command(&["DEBUG", "POPULATE", "3000"]).await;
     redis.command(&["SAVE"]).await;
     redis.restart().await;
-    says(&trouble(&locks).await, StoreErrorKind::Unavailable, "LOADING", "reads its data");
+    says(&trouble(&locks).await, StoreErrorKind::Unavailable, "LOADING", "loading its data");
     until("it has read", async || locks.try_lock(key()).await.is_ok()).await;
     // What was on its disk is there again, with its end.
     let left = redis.command(&["PTTL", "lock:kept"]).await.integer().expect("a number");

@@ -42,7 +42,7 @@ pub enum RedisConnectError {
         value: Duration,
     },
     /// The server cannot be reached, or sent no reply or an unexpected one.
-    #[error("cannot connect to Redis at {address}")]
+    #[error("could not connect to Redis at {address}")]
     Unreachable {
         /// Host and port, or the path of a socket, without user and password.
         address: String,
