@@ -139,10 +139,7 @@ async fn server_of_version(version: &'static str) -> String {
 #[tokio::test]
 async fn a_redis_older_than_seven_is_refused() {
     let error = RedisStore::connect(&server_of_version("6.2.14").await).await.expect_err("too old");
-    assert!(
-        error.to_string().ends_with("has version 6.2.14, but at least 7.0 is required"),
-        "{error}"
-    );
+    assert!(error.to_string().ends_with("has version 6.2.14, but at least 7.0 is required"), "{error}");
 }
 
 /// That is no matter of rights, and passes.
