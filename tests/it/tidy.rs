@@ -103,7 +103,7 @@ fn imports_run_one_way() {
         }
     };
     not_in("lock", &["middleware::", "extract::", "http::", "axum::", "StatusCode", "memory::"]);
-    not_in("store", &["middleware::", "extract::", "crate::lock", "http::", "axum::"]);
+    not_in("store", &["middleware::", "extract::", "crate::lock::", "http::", "axum::"]);
     not_in("store/memory", &["tokio::spawn", ".await"]);
     not_in("store/redis", &["memory::"]);
     not_in("store/redis/proto", &["tokio", ".await", "async", "spawn", "clock.now", "Pool"]);
