@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Runs every test, and installs what they need.
+# Runs all tests, and installs their requirements.
 #
-#   scripts/test.sh           all that a change must pass
-#   scripts/test.sh --busy    the same beside two busy loops: what depends on luck fails here
-#   scripts/test.sh --long    and what takes longer: licences, bans and sources of all dependencies, their lowest versions, each pair of
-#                             features, the storms again and again, simulated worlds by the ten thousand, benchmarks
+#   scripts/test.sh           everything that a change must pass
+#   scripts/test.sh --busy    the same beside two busy loops, to find tests that depend on timing
+#   scripts/test.sh --long    and slower checks: licences, bans, sources of all dependencies, their
+#                             lowest versions, types of other crates in the public API, each pair of
+#                             features, repeated storms, 80 000 simulations, benchmarks
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +14,7 @@ for argument in "$@"; do
     case $argument in
         --busy) busy=1 ;;
         --long) long=1 ;;
-        *) sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+        *) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     esac
 done
 
@@ -22,20 +23,20 @@ started=$SECONDS
 step() { printf '\n\033[1m[%3d s] %s\033[0m\n' $((SECONDS - started)) "$*"; }
 run() { step "$*"; "$@"; }
 
-# --- what the tests need -------------------------------------------------------------------------------------------
+# --- requirements ---
 
 step 'tools'
 command -v cargo >/dev/null || { echo 'no cargo: install a Rust toolchain, https://rustup.rs' >&2; exit 1; }
-# rustc links with it, and SQLite of the examples is compiled with it.
+# For linking, and to compile SQLite for the examples.
 if ! command -v cc >/dev/null; then
     if [ "$(id -u)" != 0 ]; then
-        echo 'no C compiler, and without one nothing builds:  sudo apt-get install build-essential' >&2
+        echo 'no C compiler:  sudo apt-get install build-essential' >&2
         exit 1
     fi
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -yqq build-essential
 fi
-# Servers that the tests start themselves, each for one test; without them those tests say that they were skipped.
+# Servers that tests start for themselves. Without them those tests are skipped with a note.
 packages=()
 command -v "${REDIS_SERVER:-redis-server}" >/dev/null || packages+=(redis-server)
 command -v mariadbd >/dev/null || [ -x /usr/sbin/mariadbd ] || packages+=(mariadb-server)
@@ -43,7 +44,7 @@ command -v openssl >/dev/null || packages+=(openssl)
 if [ ${#packages[@]} -gt 0 ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         apt-get update -qq
-        # Not to be started: a policy says no where there is none.
+        # The packages must not start their services: an exit code of 101 forbids it.
         [ -e /usr/sbin/policy-rc.d ] || { printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d; chmod +x /usr/sbin/policy-rc.d; policy=1; }
         DEBIAN_FRONTEND=noninteractive apt-get install -yqq "${packages[@]}" >/dev/null
         if [ "${policy:-}" ]; then rm /usr/sbin/policy-rc.d; fi
@@ -65,7 +66,7 @@ if [ "$busy" ]; then
     trap 'kill $loops 2>/dev/null || true' EXIT
 fi
 
-# --- the tests -----------------------------------------------------------------------------------------------------
+# --- tests ---
 
 have() { cargo "$1" --version >/dev/null 2>&1; }
 
@@ -74,7 +75,7 @@ if have clippy; then
     run cargo clippy --workspace --all-targets --all-features -- -D warnings
 fi
 
-# Each feature alone, none, and all but one.
+# No feature, each feature alone, and some pairs.
 for features in '' axum memory metrics redis redis-tls signal test-util __internals tracing uuid axum,memory memory,tracing axum,metrics redis,tracing \
     redis,test-util redis,__internals; do
     step "features: ${features:-none}"
@@ -91,21 +92,22 @@ RUSTDOCFLAGS='-D warnings' cargo doc --quiet --no-deps --all-features -p tower-l
 
 run cargo test --workspace --all-features --no-run
 
-# Threads are switched at every mutex, thousands of times over. The suite waits for servers most of the time: meanwhile.
-step 'the table under other schedules, meanwhile'
-RUSTFLAGS='--cfg tower_lock_shuttle' cargo test --quiet -p tower-lock --lib --target-dir target/schedules schedules \
+# Thousands of thread interleavings at the mutexes, in parallel with the suite, which mostly waits
+# for servers.
+step 'the lock table under other schedules, in the background'
+RUSTFLAGS='--cfg tower_lock_shuttle' cargo test --quiet -p tower-lock --lib --target-dir target/schedules shuttle_tests \
     >target/schedules.log 2>&1 &
 schedules=$!
 
-# The suite, the compile-fail suite, the examples as programs, the README and every example in the docs; real servers, a referee, a simulator.
-# More at once than there are cores: most of them sleep.
+# All tests: unit, integration, compile-fail, the examples, the docs, storms and the simulator. More
+# threads than cores: most of them sleep.
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
 run cargo test --workspace --all-features
 
-step 'the table under other schedules'
+step 'the lock table under other schedules'
 wait "$schedules" || { cat target/schedules.log; exit 1; }
 
-# The first command of the README, with the features that a first user has.
+# The first command of the README, with the default features.
 run cargo run --quiet --example reward_claim -- --demo
 run cargo run --quiet --example per_route
 run cargo run --quiet --example plain_tower --no-default-features --features memory
@@ -117,17 +119,26 @@ if [ "$long" ]; then
     step 'licences, bans, sources'
     have deny || cargo install --quiet --locked cargo-deny
     cargo deny --log-level error check bans licenses sources
+    step 'types of other crates in the public API'
+    # The tool reads the JSON of rustdoc, whose format is that of one release of Rust.
+    if rustc --version | grep -q '^rustc 1\.95\.'; then
+        command -v cargo-check-external-types >/dev/null \
+            || cargo install --quiet --locked cargo-check-external-types --version 0.5.0
+        RUSTDOC=$PWD/scripts/rustdoc.sh cargo check-external-types --all-features
+    else
+        skipped+=('types of other crates in the public API: cargo-check-external-types 0.5.0 needs Rust 1.95')
+    fi
     step 'each pair of features'
     have hack || cargo install --quiet --locked cargo-hack
     RUSTFLAGS="${RUSTFLAGS:-} -D warnings" cargo hack --quiet check --quiet -p tower-lock --lib --feature-powerset --depth 2 \
         --target-dir target/features
     if cargo +nightly --version >/dev/null 2>&1; then
-        # A lock file of somebody else may have any version that is allowed here.
+        # Other lock files may have any version that the manifest allows.
         step 'the lowest versions of what the library depends on'
         rm -rf target/minimal
         mkdir -p target/minimal
         cp -r src docs README.md target/minimal
-        # Without the tests: a tool of theirs would raise the versions.
+        # Without the development dependencies, which would raise the versions.
         awk '/^\[/ { cut = /^\[(\[|dev-dependencies|workspace\]|profile|target)/ } !cut' Cargo.toml >target/minimal/Cargo.toml
         cargo +nightly update --quiet -Z direct-minimal-versions --manifest-path target/minimal/Cargo.toml
         cargo check --quiet --all-features --locked --manifest-path target/minimal/Cargo.toml --target-dir target/lowest
@@ -135,18 +146,18 @@ if [ "$long" ]; then
         skipped+=('the lowest versions of what the library depends on: no nightly toolchain')
     fi
     storm() {
-        # Where it fails, it says what was thrown: `SEED=`.
+        # The output of a failure has the seed: `SEED=`.
         cargo test --quiet -p tower-lock-storm --test storm "$@" >target/storm.log 2>&1 || { cat target/storm.log; exit 1; }
     }
     step 'the storm in one process, a hundred times'
     for n in $(seq 100); do
         printf '\r%s of 100' "$n"
-        storm ten_thousand_requests_in_one_process
+        storm storm_in_one_process
     done
     echo
     step 'all storms, ten times'
     for _ in $(seq 10); do storm; done
-    step 'simulated worlds'
+    step 'simulations'
     for option in '' '--option force' '--option flush' '--option ctr' '--option back' '--option step' '--option java' '--option copies'; do
         # shellcheck disable=SC2086  # two words, or none
         cargo run --quiet -p tower-lock-simulator -- 1000000 1010000 $option
@@ -154,7 +165,7 @@ if [ "$long" ]; then
     step 'benchmarks'
     cargo bench --quiet --bench service_call --bench locks --bench handoff
 else
-    skipped+=('licences, bans and sources of dependencies, their lowest versions, pairs of features, storms again and again, 80 000 simulated worlds, benchmarks: scripts/test.sh --long')
+    skipped+=('licences, bans and sources of dependencies, their lowest versions, types of other crates in the public API, pairs of features, repeated storms, 80 000 simulations, benchmarks: scripts/test.sh --long')
 fi
 
 step 'done'

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_unique() {
+    fn acquisition_ids_are_never_reused() {
         let (a, b) = (AcquisitionIds::new("api-7f3", 1), AcquisitionIds::new("api-7f3", 2));
         let all = [a.next(), a.next(), b.next(), b.next()];
         for (i, one) in all.iter().enumerate() {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn only_issued_ids_are_known_as_issued() {
+    fn only_ids_issued_by_this_generator_count_as_issued() {
         let (a, b) = (AcquisitionIds::new("api", 1), AcquisitionIds::new("api", 2));
         let ours = a.next();
         b.next();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_odd_instances_and_other_programs_are_parsed() {
+    fn acquisition_ids_parse_for_any_host_name_and_author() {
         let odd = AcquisitionIds::new("bücher {eins}\n:a-name-that-is-much-too-long", 1).next();
         assert_eq!(odd.to_string(), "s---a-name-that-is-much-too-long:0000000000000001:0");
         let java = AcquisitionId::from_text("8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e:57");

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instants_saturate() {
+    fn instants_saturate_at_the_end_of_the_clock() {
         let instant = BootInstant::from_nanos(5);
         assert_eq!(instant.saturating_add(Duration::MAX), BootInstant::FAR_FUTURE);
         assert_eq!(instant.saturating_duration_since(instant.saturating_add(Duration::from_secs(1))), Duration::ZERO);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn running_clock_is_that_of_production() {
+    fn unpaused_clock_is_the_production_clock() {
         let before = boot::now();
         let now = Clock::default().now();
         let after = boot::now();
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn paused_clock_follows_tokio_and_can_jump() {
+    async fn test_clock_follows_tokio_and_can_jump() {
         let clock = Clock::default();
         let start = clock.now();
         tokio::time::advance(Duration::from_secs(3)).await;

@@ -70,14 +70,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_of_sections_are_below_those_of_the_next_grant() {
+    fn section_tokens_rise_and_stay_below_the_next_grant() {
         let (one, two) = (FencingToken::from_fence(7).expect("fits"), FencingToken::from_fence(8).expect("fits"));
         let sections: Vec<_> = (0..1_000).map(|number| one.with_sequence(number)).collect();
         assert!(sections.is_sorted_by(|a, b| a < b) && sections[999] < two && sections[0] == one);
     }
 
     #[test]
-    fn token_of_a_later_grant_is_larger_and_fits_a_signed_column() {
+    fn later_grants_have_larger_tokens_that_fit_i64() {
         let year_2255_us = 9_007_199_254_740_991;
         let one = FencingToken::from_fence(year_2255_us - 1).expect("fits");
         let two = FencingToken::from_fence(year_2255_us).expect("fits");

@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "any time will do")]
-    fn children_of_one_process_have_different_random_bits() {
+    fn forked_children_draw_different_random_bits() {
         let (keys, now) = (RandomState::new(), SystemTime::now());
         assert_ne!(bits(&keys, 1, now), bits(&keys, 2, now), "two process ids");
         assert_ne!(bits(&keys, 1, now), bits(&keys, 1, now + Duration::from_nanos(100)), "two times");

@@ -1,4 +1,4 @@
-//! How a service tests its own handlers: take what you need.
+//! Examples of tests for the handlers of a service.
 //!
 //! ```toml
 //! [dev-dependencies]
@@ -23,7 +23,7 @@ use tower_lock::{
     test_util::{Fault, StoreOp, TestStore},
 };
 
-// --- the service -------------------------------------------------------------------------------------------------------
+// --- the service ---
 
 #[derive(serde::Deserialize)]
 struct Claim {
@@ -31,7 +31,7 @@ struct Claim {
 }
 
 async fn claim(lock: HeldLock, Json(claim): Json<Claim>) -> (StatusCode, String) {
-    sleep(Duration::from_secs(20)).await; // looks, thinks, writes
+    sleep(Duration::from_secs(20)).await; // reads, computes, writes
     (StatusCode::CREATED, format!("family {} under {}", claim.family_id, lock.fencing_token()))
 }
 
@@ -40,7 +40,7 @@ fn app(locks: &LockManager) -> Router {
     Router::new().route("/claim", post(claim).route_layer(one_at_a_time))
 }
 
-// --- its tests ---------------------------------------------------------------------------------------------------------
+// --- its tests ---
 
 async fn ask(app: Router) -> Response {
     let request =
@@ -48,24 +48,24 @@ async fn ask(app: Router) -> Response {
     app.oneshot(request.expect("a request")).await.expect("infallible")
 }
 
-/// The handler alone: nothing is locked, and it sees what it would see.
+/// The handler alone, with a lock that exists only in the test.
 #[tokio::test(start_paused = true)]
-async fn a_claim_is_written_under_its_fencing_token() {
+async fn claim_is_written_with_its_fencing_token() {
     let lock = HeldLock::for_test(("reward", 7), 42);
     let (status, text) = claim(lock, Json(Claim { family_id: 7 })).await;
     assert_eq!((status, text.as_str()), (StatusCode::CREATED, "family 7 under 42"));
 }
 
-/// The same through a router that has no layer.
+/// The same through a router without the layer.
 #[tokio::test(start_paused = true)]
-async fn a_route_can_be_tested_without_locks() {
+async fn route_can_be_tested_without_locks() {
     let app = Router::new().route("/claim", post(claim)).layer(Extension(HeldLock::for_test(("reward", 7), 42)));
     assert_eq!(ask(app).await.status(), StatusCode::CREATED);
 }
 
-/// Somebody else has the key.
+/// The key is held by another request.
 #[tokio::test(start_paused = true)]
-async fn a_second_claim_is_told_so() {
+async fn second_claim_is_reported_as_claimed() {
     let locks = LockManager::in_memory();
     let app = app(&locks);
     let first = locks.try_lock(("reward", 7)).await.expect("free");
@@ -76,9 +76,9 @@ async fn a_second_claim_is_told_so() {
     assert_eq!(ask(app).await.status(), StatusCode::CREATED);
 }
 
-/// The store does not answer: nothing is started.
+/// The store does not respond: the handler does not start.
 #[tokio::test(start_paused = true)]
-async fn a_claim_without_a_lock_is_not_begun() {
+async fn claim_without_a_lock_does_not_start() {
     let store = TestStore::new();
     let app = app(&LockManager::new(store.clone()));
     store.on(StoreOp::Acquire).fault(Fault::Hang);
@@ -88,9 +88,9 @@ async fn a_claim_without_a_lock_is_not_begun() {
     assert_eq!(store.held_count(), 0);
 }
 
-/// The lock is taken away while the handler runs: it is dropped where it stands.
+/// The lock is revoked while the handler runs: it is dropped.
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_loses_its_lock_is_broken_off() {
+async fn claim_that_loses_its_lock_is_aborted() {
     let locks = LockManager::in_memory();
     let meanwhile = async {
         sleep(Duration::from_secs(5)).await;

@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reader_that_has_been_idle_for_longest_makes_room() {
+    fn longest_idle_reader_is_evicted_first() {
         let mut ledger = Ledger::new(10);
         assert_eq!(ledger.take(3), Some(vec![]));
         let one = ledger.enter(3, "one");
@@ -295,7 +295,7 @@ mod tests {
 
     /// Each of them would make room enough: only one has to go.
     #[test]
-    fn a_small_reader_goes_only_if_no_larger_one_is_there() {
+    fn small_reader_is_evicted_only_without_a_larger_one() {
         let mut ledger = Ledger::new(114);
         assert_eq!(ledger.take(114), Some(vec![]));
         ledger.enter(4, "small");
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn of_readers_of_one_size_the_idlest_goes() {
+    fn among_equal_readers_the_longest_idle_is_evicted() {
         let mut ledger = Ledger::new(1000);
         assert_eq!(ledger.take(1000), Some(vec![]));
         let places: Vec<_> = (0..100).map(|n| ledger.enter(10, n)).collect();
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn one_key_has_a_part_of_the_room_for_bodies_that_wait() {
+    fn waiting_bodies_of_one_key_share_a_part_of_the_budget() {
         let (hot, other) = (LockKey::from(("hot",)), LockKey::from(("other",)));
         let mut ledger: Ledger<()> = Ledger::new(800);
         let comes = |ledger: &mut Ledger<()>, key: &LockKey, bytes| {
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_takes_nothing_and_what_is_dropped_makes_room() {
+    fn rejected_reservation_takes_nothing_and_drop_frees() {
         let room = room(10);
         let (mut one, mut other) = (room.share(), room.share());
         one.grow(6).expect("fits");
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_goes_for_others_and_a_complete_body_does_not() {
+    fn readers_are_evicted_and_complete_bodies_are_not() {
         let room = room(10);
         let (idle, busy) = (Arc::new(Counts::default()), Arc::new(Counts::default()));
         let aborts = || [&idle, &busy].map(|counts| counts.0.load(SeqCst));
@@ -396,7 +396,7 @@ mod tests {
 
     /// Its client has left before it was told.
     #[test]
-    fn what_was_taken_from_a_reader_is_not_given_back_by_it() {
+    fn evicted_reader_does_not_free_its_bytes_twice() {
         let room = room(10);
         let counts = Arc::new(Counts::default());
         let (mut one, mut other) = (room.share(), room.share());
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_does_not_go_for_itself() {
+    fn reader_is_not_evicted_for_itself() {
         let room = room(10);
         let counts = Arc::new(Counts::default());
         let mut one = room.share();

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_moves_nothing_is_too_slow_after_the_idle_time() {
+    fn idle_peer_is_too_slow_after_the_idle_timeout() {
         let start = Instant::now();
         let mut pace = Pace::new(10 * S, 0);
         pace.waits(start);
@@ -176,7 +176,7 @@ mod tests {
 
     /// 16 kB each 8 s: a sign of life, and no more.
     #[test]
-    fn a_rate_is_asked_for_in_each_window() {
+    fn minimum_rate_applies_to_each_window() {
         assert_eq!(moves(&mut Pace::new(10 * S, 16 << 10), 16_000, 8 * S, S), Some((11 * S, TooSlow::BelowRate)));
         assert_eq!(moves(&mut Pace::new(10 * S, 0), 16_000, 8 * S, S), None, "none is asked for");
         assert_eq!(moves(&mut Pace::new(10 * S, 16 << 10), 16 << 10, S, Duration::ZERO), None, "just as fast");
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_moved_in_one_window_gives_no_credit_in_the_next() {
+    fn bytes_of_one_window_give_no_credit_in_the_next() {
         let mut pace = Pace::new(10 * S, 16 << 10);
         let start = Instant::now();
         pace.waits(start);
@@ -195,14 +195,14 @@ mod tests {
 
     /// An event of twenty bytes each second, and each time a moment until the connection takes it.
     #[test]
-    fn a_producer_that_has_little_to_say_is_no_peer_that_is_slow() {
+    fn sparse_producer_is_not_a_slow_peer() {
         let moment = Duration::from_millis(200);
         assert_eq!(moves(&mut Pace::new(10 * S, 16 << 10), 20, moment, S), None);
         assert_eq!(moves(&mut Pace::new(S, u64::MAX), 20, moment, 3600 * S), None);
     }
 
     #[test]
-    fn what_is_forgotten_does_not_count() {
+    fn reset_progress_does_not_count() {
         let start = Instant::now();
         let mut pace = Pace::new(10 * S, 0);
         pace.waits(start);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_too_long() {
+    fn any_duration_is_accepted() {
         let start = Instant::now();
         let mut pace = Pace::new(Duration::MAX, u64::MAX);
         pace.waits(start);

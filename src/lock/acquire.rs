@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_without_a_wait_never_reports_a_timeout() {
+    fn call_without_wait_never_reports_a_timeout() {
         let ahead = |is_taken, silent| QueuePosition {
             lease_left: Duration::from_secs(3),
             ahead: 2,

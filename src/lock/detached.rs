@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_that_is_flooded_leaves_places_for_others() {
+    fn flooded_route_leaves_permits_for_other_routes() {
         let mut places = Places::default();
         let mut flood = |name: &str| (0..10_000).filter(|_| places.take(&route(name), 1024)).count();
         assert_eq!([flood("one"), flood("two"), flood("three")], [512, 256, 128]);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_holds_for_all_routes_together() {
+    fn limit_holds_for_all_routes_together() {
         for max in [0, 1, 2, 7] {
             let mut places = Places::default();
             let taken = (0..100).filter(|n| places.take(&route(&n.to_string()), max)).count();

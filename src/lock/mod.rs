@@ -1,5 +1,4 @@
-//! The runtime side of a lock, without HTTP: the handle, the guard, and the driver of the
-//! state machine.
+//! Calls, guards and futures of locks without HTTP.
 
 // From the handle to the guard, then the driver and its parts.
 mod manager;

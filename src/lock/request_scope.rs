@@ -11,11 +11,11 @@ use crate::{
 };
 
 tokio::task_local! {
-    /// For which request this task works at this moment.
+    /// The request that this task works for.
     static REQUEST: RequestScope;
 }
 
-/// What the calls of a handler have from its request.
+/// The owner and the settings that the calls of a handler inherit from its request.
 #[derive(Clone)]
 pub(crate) struct RequestScope {
     owner: Owner,
@@ -32,20 +32,20 @@ impl RequestScope {
         REQUEST.try_with(|request| request.policy).ok()
     }
 
-    /// Does this work for this request, and as its owner.
+    /// Runs a future for this request and as its owner.
     pub(crate) fn scope<F: Future>(self, work: F) -> impl Future<Output = F::Output> + use<F> {
         let owner = self.owner.clone();
         REQUEST.scope(self, CURRENT.scope(owner, work))
     }
 
-    /// The same for what does not wait.
+    /// Runs a function for this request and as its owner.
     pub(crate) fn scope_sync<T>(self, work: impl FnOnce() -> T) -> T {
         let owner = self.owner.clone();
         REQUEST.sync_scope(self, || CURRENT.sync_scope(owner, work))
     }
 }
 
-/// The owner of the request in which a handle was cloned. It does not keep it.
+/// The owner of the request in which a handle was cloned. It does not keep the request alive.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Parent(Weak<Identity>);
 
@@ -55,7 +55,7 @@ impl Parent {
         REQUEST.try_with(|request| Self(Arc::downgrade(&request.owner.0))).ok()
     }
 
-    /// `None`: the request is over, or there never was one.
+    /// `None` if there is no request, or if it has ended.
     pub(super) fn get(&self) -> Option<Owner> {
         self.0.upgrade().map(Owner).filter(|owner| !owner.is_closed())
     }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_does_not_keep_the_request_that_it_was_cloned_in() {
+    fn handle_does_not_keep_its_request_alive() {
         let owner = Owner::new();
         let clone_here = || RequestScope::new(owner.clone(), LockPolicy::new()).scope_sync(Parent::here);
         let parent = clone_here().expect("in a request");

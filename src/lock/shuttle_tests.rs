@@ -1,7 +1,7 @@
 //! The table under other schedules than a machine happens to choose.
 //!
 //! ```sh
-//! RUSTFLAGS='--cfg tower_lock_shuttle' cargo test --lib --target-dir target/schedules schedules
+//! RUSTFLAGS='--cfg tower_lock_shuttle' cargo test --lib --target-dir target/schedules shuttle_tests
 //! ```
 //!
 //! Threads are switched at every mutex. A failure prints its schedule; `SCHEDULE=<text>` in the environment runs it again.
@@ -118,7 +118,7 @@ fn all(threads: Vec<thread::JoinHandle<()>>) {
 }
 
 #[test]
-fn a_key_goes_from_hand_to_hand_and_nobody_is_in_twice() {
+fn local_handoffs_never_overlap() {
     check(|| {
         let world = World::new();
         let threads = (0..3).map(|_| {
@@ -136,7 +136,7 @@ fn a_key_goes_from_hand_to_hand_and_nobody_is_in_twice() {
 }
 
 #[test]
-fn whoever_leaves_passes_its_turn_on() {
+fn cancelled_waiter_passes_its_turn_on() {
     check(|| {
         let world = World::new();
         let mut threads = Vec::new();
@@ -157,7 +157,7 @@ fn whoever_leaves_passes_its_turn_on() {
 }
 
 #[test]
-fn two_processes_hand_a_key_to_each_other() {
+fn two_processes_alternate_on_a_key() {
     check(|| {
         let world = World::new();
         let other = world.other();
@@ -177,7 +177,7 @@ fn two_processes_hand_a_key_to_each_other() {
 }
 
 #[test]
-fn a_lost_lock_goes_on_to_who_waits() {
+fn lost_lock_goes_to_the_next_waiter() {
     check(|| {
         let world = World { forced: true, ..World::new() };
         let mut threads = Vec::new();
@@ -200,7 +200,7 @@ fn a_lost_lock_goes_on_to_who_waits() {
 }
 
 #[test]
-fn an_owner_re_enters_from_wherever_it_asks() {
+fn owner_reenters_from_any_task() {
     check(|| {
         let world = World::new();
         let owner = Owner::new();
@@ -231,7 +231,7 @@ fn an_owner_re_enters_from_wherever_it_asks() {
 /// The delivery is looked at while its caller takes it: it is the one's or the next one's, and not
 /// both.
 #[test]
-fn a_grant_is_taken_or_goes_to_the_next_waiter() {
+fn grant_is_taken_or_goes_to_the_next_waiter() {
     check(|| {
         let clock = Clock::default();
         let world = World::new();
@@ -274,7 +274,7 @@ fn a_grant_is_taken_or_goes_to_the_next_waiter() {
 }
 
 #[test]
-fn a_drain_tells_everybody_and_leaves_nothing() {
+fn shutdown_notifies_all_waiters_and_leaves_nothing() {
     check(|| {
         let world = World::new();
         let mut threads = Vec::new();

@@ -1,4 +1,4 @@
-//! The signals by which a process is told to stop.
+//! The signals that stop a process.
 
 /// Completes at the first SIGTERM or Ctrl-C after the first poll.
 #[cfg(unix)]

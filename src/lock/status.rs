@@ -1,4 +1,4 @@
-//! What is known of a key, for operators.
+//! The state of a key, for operators.
 
 use std::{
     fmt,
@@ -9,7 +9,8 @@ use serde::{Serialize, Serializer, ser::SerializeStruct};
 
 use crate::acquisition::AcquisitionId;
 
-/// The holder of a key, since when, for how long, and how many wait. [`LockManager::inspect`](crate::lock::LockManager::inspect) returns it.
+/// The state of a key: its holder, since when, for how long, and how many wait. Returned by
+/// [`LockManager::inspect`](crate::lock::LockManager::inspect).
 ///
 /// [`Display`](fmt::Display) is one line for a log or a terminal:
 ///
@@ -17,23 +18,29 @@ use crate::acquisition::AcquisitionId;
 /// held by api-7:5a66841764ffe1bf:2 since 2026-11-22T03:20:00.123Z, 30.500s left, 1 process waiting, 0 calls waiting here
 /// ```
 ///
-/// [`Serialize`] is for an admin page. Its names do not change: `holder` (the text of the [`AcquisitionId`], or null), `since_unix_ms` (or null),
-/// `remaining_ms` (null if it has no end), `waiting`, `waiting_locally`.
+/// [`Serialize`] is for an admin page. Its names are stable: `holder` (the text of the
+/// [`AcquisitionId`], or null), `since_unix_ms` (or null), `remaining_ms` (null if it has no end),
+/// `waiting`, `waiting_locally`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockStatus {
-    /// Who has it. `None`: nobody.
+    /// The holder. `None` if the key has none.
     pub holder: Option<AcquisitionId>,
-    /// Since when, by the clock of the store; `None`, too, if a service in another language has it. Sections that were handed on within one process count from the last time it asked the store.
+    /// Since when the holder has the key, by the clock of the store. `None` without a holder, and if
+    /// the holder is a service in another language. For sections that were handed off within one
+    /// process it is the time of the last store call.
     pub since: Option<SystemTime>,
-    /// How long the store keeps the key, if nobody gives it back and nobody renews it: a lease and a lock-delay at the most. A fixed lease or
-    /// a [`max_hold`](crate::LockPolicy::max_hold) of the holder, which only its process knows, may end sooner. Without a holder it is what is left of a
-    /// [`lock_delay`](crate::LockPolicy::lock_delay) or of a [`min_hold`](crate::LockPolicy::min_hold). Zero: it is free. [`Duration::MAX`]: it has no end, which nothing
-    /// of ours writes.
+    /// For how long the store keeps the key, if it is neither released nor renewed: at most a lease
+    /// and a lock-delay. A fixed lease or a [`max_hold`](crate::LockPolicy::max_hold) of the holder,
+    /// which only its process knows, may end sooner. Without a holder it is the rest of a
+    /// [`lock_delay`](crate::LockPolicy::lock_delay) or a
+    /// [`min_hold`](crate::LockPolicy::min_hold). Zero: the key is free. [`Duration::MAX`]: the key
+    /// has no TTL; it was written by another program and must be deleted manually.
     pub remaining: Duration,
-    /// How many processes wait for it in the line of the store. The one that has it is none of them, whoever waits in it.
+    /// The number of processes in the queue of the store. The process of the holder is not counted,
+    /// even if calls wait in it.
     pub waiting: usize,
-    /// How many calls wait for it in this process.
+    /// The number of calls that wait in this process.
     pub waiting_locally: usize,
 }
 
@@ -46,7 +53,8 @@ impl fmt::Display for LockStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { holder, since, remaining, waiting, waiting_locally } = self;
         match holder {
-            // Any text may stand in a store: a line break of it must not begin another line of a log.
+            // Another program may have written any text: a line break must not start another line of
+            // a log.
             Some(holder) => write!(f, "held by {}", holder.to_string().escape_debug())?,
             None if remaining.is_zero() => f.write_str("free")?,
             None => f.write_str("no holder, but blocked")?,
@@ -122,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_one_readable_line() {
+    fn status_formats_as_one_line() {
         let ms = Duration::from_millis;
         for (state, line) in [
             (
@@ -145,7 +153,7 @@ mod tests {
 
     /// Admin pages read these names.
     #[test]
-    fn the_names_of_a_serialized_state_do_not_change() {
+    fn serialized_status_names_are_stable() {
         let held = state(Some("a:1f:2"), Some(1_795_317_600_123), Duration::from_micros(30_500_900), 1);
         assert_eq!(
             serde_json::to_string(&held).expect("it serializes"),
@@ -159,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_written_as_in_rfc_3339() {
+    fn times_are_formatted_as_rfc_3339() {
         for (unix, text) in [
             (0, "1970-01-01T00:00:00.000Z"),
             (951_782_399, "2000-02-28T23:59:59.000Z"),

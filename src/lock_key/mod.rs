@@ -237,7 +237,7 @@ mod tests {
     use crate::limits::MAX_KEY_BYTES;
 
     #[test]
-    fn key_is_readable() {
+    fn key_text_is_readable() {
         assert_eq!(LockKey::from(("nightly",)).as_str(), "nightly");
         assert_eq!(LockKey::from(("reward", 42, true, 'x', -1_i8)).as_str(), "reward:42:true:x:-1");
         assert_eq!(LockKey::from(("shop", "Käse")).as_str(), "shop:Käse");
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn wrappers_and_string_types_give_the_same_part() {
+    fn string_types_and_wrappers_give_the_same_part() {
         let plain = LockKey::from(("n", "7"));
         assert_eq!(plain, LockKey::from(("n", 7_u8)));
         assert_eq!(plain, LockKey::from(("n", NonZero::new(7_i64).expect("not zero"))));
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn long_key_ends_in_a_hash() {
+    fn long_key_ends_in_a_hash_of_the_whole() {
         for n in [MAX_KEY_BYTES - 2, MAX_KEY_BYTES - 1, MAX_KEY_BYTES, 5000] {
             for c in ["x", "é", "€", " "] {
                 let key = LockKey::from(("n", c.repeat(n)));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn hashed_key_hides_its_parts_and_is_bounded() {
+    fn hashed_key_hides_its_parts_and_stays_bounded() {
         let key = LockKey::hashed(("account", "ann@example.org", 7));
         assert!(key.as_str().starts_with("account:~") && key.as_str().len() == "account:~".len() + 32, "{key}");
         assert_ne!(key, LockKey::hashed(("account", "ann@example.org", 8)));
@@ -322,7 +322,7 @@ mod tests {
 
     #[cfg(feature = "uuid")]
     #[test]
-    fn uuid_is_hyphenated() {
+    fn uuid_has_its_hyphenated_text() {
         let id = uuid::Uuid::from_u128(0x67e5_5044_10b1_426f_9247_bb68_0e5f_e0c8);
         assert_eq!(LockKey::from(("order", id)).as_str(), "order:67e55044-10b1-426f-9247-bb680e5fe0c8");
     }

@@ -8,7 +8,7 @@ use std::{fmt, sync::Arc};
 /// A server drops a request whose client leaves, and that is enough where it notices. Over HTTP/1.1 hyper does not while bytes of the connection
 /// are left to be read: a request and one byte more, and the request waits and runs for nobody, without an open socket on the other side. A probe
 /// sees the end of the connection behind these bytes. One for sockets is [`of_socket`](Self::of_socket); the server has to hand
-/// the socket to it, from a listener of your own (`tests/it/sockets/gone.rs` has one for `axum::serve`).
+/// the socket to it, from a listener of your own (`tests/it/sockets/disconnect_probe.rs` has one for `axum::serve`).
 ///
 /// It cannot tell of a client behind a proxy, which keeps its own connection, nor of one stream of HTTP/2, of which the server hears by itself. A client
 /// that closes its half of the connection after the request is taken for one that has gone, as hyper takes it by default.

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_preference_is_read_as_its_rfc_has_it() {
+    fn prefer_header_is_parsed_as_in_rfc_7240() {
         const S: Duration = Duration::from_secs(1);
         for (lines, wait_s) in [
             (&["wait=3"][..], Some(3)),

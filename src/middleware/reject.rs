@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_extractor_is_named_without_its_modules() {
+    fn extractor_names_omit_modules() {
         for (name, short) in [
             ("axum::json::Json<shop::Claim>", "Json<Claim>"),
             ("axum::extract::path::Path<(u64, alloc::string::String)>", "Path<(u64, String)>"),

@@ -454,7 +454,7 @@ mod tests {
     /// The batch window of the watchdog, half a second, does not renew a short lease right after
     /// its start.
     #[test]
-    fn a_lease_of_any_length_is_renewed_after_a_third_of_it() {
+    fn any_lease_is_renewed_after_a_third() {
         for lease in [Duration::from_millis(510), s(2), LEASE, s(600)] {
             let token = FencingToken::from_fence(1).expect("small");
             let grant =

@@ -385,7 +385,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_process_is_not_retried_after_the_usual_hold_of_one_route() {
+    fn full_process_does_not_use_the_hold_estimate_of_a_route() {
         let usual = UsualHold::default();
         usual.add(Duration::from_millis(10));
         for (bound, least) in [(QueueBound::Key, 0), (QueueBound::Process, 1_000), (QueueBound::Store, 1_000)] {
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_error_is_kept_to_its_source() {
+    fn store_error_keeps_its_source() {
         use crate::store::StoreErrorKind;
 
         let broken = StoreError::new("shelf", "acquire", StoreErrorKind::Unavailable)

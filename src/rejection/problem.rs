@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retry_after_is_whole_seconds_from_one_to_five() {
+    fn retry_after_is_one_to_five_whole_seconds() {
         for (ms, seconds) in [(0, 1), (1, 1), (999, 1), (1000, 1), (1001, 2), (4001, 5), (5000, 5), (60_000, 5)] {
             assert_eq!(whole_seconds(Duration::from_millis(ms)), seconds, "{ms} ms");
         }

@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn retry_after_is_the_usual_hold_for_each_one_ahead_within_the_lease() {
+    fn retry_after_is_the_estimate_per_waiter_up_to_the_lease() {
         assert_eq!(retry_after(ms(30_000), ms(40), 1, 0.5), ms(40));
         assert_eq!(retry_after(ms(30_000), ms(40), 10, 0.5), ms(400));
         assert_eq!(retry_after(ms(100), ms(40), 10, 0.5), ms(100), "the lease ends sooner");
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_hold_follows_what_was_measured() {
+    fn hold_estimate_follows_measured_holds() {
         let usual = UsualHold::default();
         assert_eq!(usual.get(), INITIAL_HOLD_ESTIMATE, "nothing was measured yet");
         usual.add(ms(40));

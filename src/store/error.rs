@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn error_names_store_and_operation_and_keeps_its_source() {
+    fn store_error_names_operation_and_keeps_source() {
         let error = StoreError::new("shelf", "acquire", StoreErrorKind::Unavailable)
             .with_source(std::io::Error::other("no shelf"));
         assert_eq!(error.to_string(), "the shelf store cannot be reached to acquire a lock");

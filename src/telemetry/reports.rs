@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn panics_of_subscribers_and_recorders_end_where_they_are_called() {
+    fn panics_of_subscribers_and_recorders_are_contained() {
         isolated(|| panic!("a subscriber"));
         isolated(|| std::panic::panic_any(PanicOnDrop));
         struct CallsWhenDropped;

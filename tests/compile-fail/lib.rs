@@ -1,1 +1,1 @@
-//! Mistakes that do not compile: see `tests/`.
+//! Code that must not compile: see `tests/`.

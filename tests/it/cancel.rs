@@ -1,4 +1,4 @@
-//! A call can be dropped at every await: wherever it stands, the key is free again, and nothing of it is left.
+//! A call can be dropped at every await: the key becomes free, and nothing of the call is left.
 
 use std::{future::IntoFuture, pin::Pin, task::Poll, time::Duration};
 
@@ -16,15 +16,15 @@ fn key() -> LockKey {
     LockKey::from(("account", 7))
 }
 
-/// Asked, and polled once.
+/// A call, polled once.
 async fn asked(locks: &LockManager) -> Pin<Box<LockFuture>> {
     let mut call = Box::pin(locks.lock(key()).into_future());
     assert!(futures_util::poll!(call.as_mut()).is_pending());
     call
 }
 
-/// Nothing is left of it, here or there, and the key can be taken.
-async fn free_again(store: &TestStore, all: &[&LockManager], what: &str) {
+/// Checks that nothing is left in the process and the store, and that the key is free.
+async fn assert_free(store: &TestStore, all: &[&LockManager], what: &str) {
     sleep(Duration::from_secs(2)).await;
     for locks in all {
         assert_eq!(locks.size(), (0, 0), "{what}");
@@ -35,12 +35,12 @@ async fn free_again(store: &TestStore, all: &[&LockManager], what: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_the_store_is_asked() {
-    // Before it is done, and after.
-    for held_question in [true, false] {
+async fn cancel_during_acquire() {
+    // Before and after the store has processed it.
+    for before in [true, false] {
         let (store, locks) = store_and_locks();
         let hand = store.on(StoreOp::Acquire);
-        if held_question {
+        if before {
             hand.pause_before();
         } else {
             hand.pause_after();
@@ -50,14 +50,14 @@ async fn while_the_store_is_asked() {
         drop(call);
         settle().await;
         hand.resume();
-        free_again(&store, &[&locks], "asked").await;
-        assert_eq!(store.on(StoreOp::Release).calls(), 2, "given back once, whatever the answer; and the last one");
+        assert_free(&store, &[&locks], "asked").await;
+        assert_eq!(store.on(StoreOp::Release).calls(), 2, "released once for any reply; and the last one");
     }
 }
 
-/// Polled once and left alone: a `select!` loop that looks elsewhere, `mem::forget`.
+/// Polled once and abandoned: a `select!` loop that polls other branches, `mem::forget`.
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_is_not_picked_up_goes_to_the_next_waiter() {
+async fn grant_that_is_not_polled_goes_to_the_next_waiter() {
     for another_process in [false, true] {
         let (store, locks) = store_and_locks();
         let other = LockManager::new(store.clone());
@@ -69,18 +69,18 @@ async fn a_grant_that_is_not_picked_up_goes_to_the_next_waiter() {
         settle().await;
         held.release().await.expect("up");
         let released = Instant::now();
-        let guard = soon("its turn", next).await.expect("no panic").expect("its turn");
+        let guard = soon("a grant", next).await.expect("no panic").expect("a grant");
         let took = released.elapsed();
         assert!(took >= Duration::from_secs(3) && took < Duration::from_secs(5), "{took:?}");
         let Err(LockError::TimedOut { waited, .. }) = late.await else { panic!("it came too late") };
         assert_eq!(waited, Duration::from_secs(5));
         guard.release().await.expect("up");
-        free_again(&store, &[&locks, &other], "not picked up").await;
+        assert_free(&store, &[&locks, &other], "not picked up").await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_is_forgotten_leaves_its_key_free_and_a_shutdown_does_not_wait_for_it() {
+async fn forgotten_call_frees_its_key_and_does_not_delay_shutdown() {
     let (store, locks) = store_and_locks();
     for _ in 0..2 {
         let call = asked(&locks).await;
@@ -92,9 +92,9 @@ async fn a_call_that_is_forgotten_leaves_its_key_free_and_a_shutdown_does_not_wa
     assert_eq!(store.held_count(), 0);
 }
 
-/// It is picked up a little late: the caller has it, and keeps it.
+/// It is polled slightly late: the caller has the grant, and keeps it.
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_is_picked_up_in_time_is_kept() {
+async fn grant_that_is_polled_in_time_is_kept() {
     let (store, locks) = store_and_locks();
     let mut call = asked(&locks).await;
     sleep(Duration::from_millis(2_900)).await;
@@ -102,13 +102,13 @@ async fn a_grant_that_is_picked_up_in_time_is_kept() {
     sleep(Duration::from_secs(120)).await;
     assert!(!guard.held_lock().remaining().is_zero() && store.held_count() == 1);
     guard.release().await.expect("up");
-    free_again(&store, &[&locks], "in time").await;
+    assert_free(&store, &[&locks], "in time").await;
 }
 
-/// The process was stopped (SIGSTOP, a suspended machine) while the store answered: when it goes on,
-/// all timers fire before the answer is heard.
+/// The process was stopped (SIGSTOP, a suspended machine) while the store replied: when it goes on,
+/// all timers fire before the reply is handled.
 #[tokio::test(start_paused = true)]
-async fn a_call_without_a_wait_that_was_stopped_with_its_process_never_times_out() {
+async fn stopped_call_without_wait_never_times_out() {
     let (store, locks) = store_and_locks();
     let other = LockManager::new(store.clone());
     let (acquire, release) = (store.on(StoreOp::Acquire), store.on(StoreOp::Release));
@@ -118,11 +118,11 @@ async fn a_call_without_a_wait_that_was_stopped_with_its_process_never_times_out
     acquire.wait_until_paused().await;
     acquire.resume();
     release.pause_after();
-    // Longer than the lease: what was granted meanwhile is over when it is heard of.
+    // Longer than the lease: the grant has expired when its reply is handled.
     tokio::time::advance(Duration::from_secs(34)).await;
     release.wait_until_paused().await;
-    assert!(futures_util::poll!(call.as_mut()).is_pending(), "the store has not said yet who has the key");
-    let _held = other.try_lock(key()).await.expect("its lease is over");
+    assert!(futures_util::poll!(call.as_mut()).is_pending(), "the holder is not known yet");
+    let _held = other.try_lock(key()).await.expect("its lease has expired");
     release.resume();
     match call.await {
         Err(LockError::Busy { ahead: 1, lease_left }) => {
@@ -133,7 +133,7 @@ async fn a_call_without_a_wait_that_was_stopped_with_its_process_never_times_out
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_the_store_does_not_answer() {
+async fn cancel_without_a_store_reply() {
     for fault in [Fault::Fail, Fault::LoseReply, Fault::Hang, Fault::Delay(Duration::from_millis(300))] {
         for after in [1, 400, 510, 700, 990] {
             let (store, locks) = store_and_locks();
@@ -142,24 +142,24 @@ async fn while_the_store_does_not_answer() {
             sleep(Duration::from_millis(after)).await;
             drop(call);
             store.on(StoreOp::Acquire).fault(Fault::None);
-            free_again(&store, &[&locks], &format!("{fault:?}, {after} ms")).await;
+            assert_free(&store, &[&locks], &format!("{fault:?}, {after} ms")).await;
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_the_line_of_its_process() {
+async fn cancel_in_the_process_queue() {
     let (store, locks) = store_and_locks();
     let held = locks.lock(key()).await.expect("free");
     let (first, second) = (asked(&locks).await, asked(&locks).await);
     drop(first);
     held.release().await.expect("up");
-    second.await.expect("its turn").release().await.expect("up");
-    free_again(&store, &[&locks], "in line").await;
+    second.await.expect("a grant").release().await.expect("up");
+    assert_free(&store, &[&locks], "queued").await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_the_line_of_the_store() {
+async fn cancel_in_the_store_queue() {
     let (store, one) = store_and_locks();
     let two = LockManager::new(store.clone());
     let held = one.lock(key()).await.expect("free");
@@ -168,14 +168,14 @@ async fn in_the_line_of_the_store() {
     assert_eq!(one.inspect(key()).await.expect("up").waiting, 1);
     drop(call);
     settle().await;
-    assert_eq!(one.inspect(key()).await.expect("up").waiting, 0, "its place is gone at once");
+    assert_eq!(one.inspect(key()).await.expect("up").waiting, 0, "its queue entry is removed at once");
     held.release().await.expect("up");
-    free_again(&store, &[&one, &two], "in the store's line").await;
+    assert_free(&store, &[&one, &two], "in the store queue").await;
 }
 
-/// The offer and the leaving cross each other.
+/// The offer and the cancellation cross.
 #[tokio::test(start_paused = true)]
-async fn while_its_turn_is_on_the_way() {
+async fn cancel_with_an_offer_in_flight() {
     let (store, one) = store_and_locks();
     let (two, three) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let held = one.lock(key()).await.expect("free");
@@ -183,20 +183,20 @@ async fn while_its_turn_is_on_the_way() {
     settle().await;
     let stays = asked(&three).await;
     settle().await;
-    // It is told, asks, and its answer waits at the gate.
+    // It gets the offer and sends an acquire, whose reply is held.
     store.on(StoreOp::Acquire).pause_after();
     held.release().await.expect("up");
     store.on(StoreOp::Acquire).wait_until_paused().await;
     drop(leaves);
     settle().await;
     store.on(StoreOp::Acquire).resume();
-    let guard = soon("the next one's turn", stays).await.expect("its turn");
+    let guard = soon("a grant of the next", stays).await.expect("a grant");
     guard.release().await.expect("up");
-    free_again(&store, &[&one, &two, &three], "on the way").await;
+    assert_free(&store, &[&one, &two, &three], "on the way").await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_it_was_chosen_and_has_not_run() {
+async fn cancel_after_the_grant_before_the_poll() {
     let (store, locks) = store_and_locks();
     let held = locks.lock(key()).await.expect("free");
     let chosen = asked(&locks).await;
@@ -204,22 +204,22 @@ async fn when_it_was_chosen_and_has_not_run() {
     assert_eq!(held.release().await.expect("up"), ReleaseOutcome::HandedOff);
     let left = Instant::now();
     drop(chosen);
-    let guard = soon("the next one's turn", next).await.expect("its turn");
-    assert_eq!(left.elapsed(), Duration::ZERO, "nobody kept it for a lock-delay");
+    let guard = soon("a grant of the next", next).await.expect("a grant");
+    assert_eq!(left.elapsed(), Duration::ZERO, "no lock-delay");
     assert_eq!(guard.release().await.expect("up"), ReleaseOutcome::Released);
-    free_again(&store, &[&locks], "chosen").await;
+    assert_free(&store, &[&locks], "chosen").await;
 
-    // And the last one.
+    // The last one, too.
     let held = locks.lock(key()).await.expect("free");
     let chosen = asked(&locks).await;
     held.release().await.expect("up");
     drop(chosen);
-    free_again(&store, &[&locks], "chosen, and nobody else").await;
+    assert_free(&store, &[&locks], "granted, and no other waiter").await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_others_are_asked_whether_they_have_waited_for_long_enough() {
-    for held_question in [true, false] {
+async fn cancel_during_a_yield() {
+    for before in [true, false] {
         for others in [false, true] {
             let (store, one) = store_and_locks();
             let two = LockManager::new(store.clone());
@@ -228,7 +228,7 @@ async fn while_others_are_asked_whether_they_have_waited_for_long_enough() {
             let other = if others { Some(asked(&two).await) } else { None };
             sleep(Duration::from_millis(150)).await;
             let hand = store.on(StoreOp::Yield);
-            if held_question {
+            if before {
                 hand.pause_before();
             } else {
                 hand.pause_after();
@@ -240,15 +240,15 @@ async fn while_others_are_asked_whether_they_have_waited_for_long_enough() {
             settle().await;
             hand.resume();
             if let Some(other) = other {
-                soon("the other one's turn", other).await.expect("its turn").release().await.expect("up");
+                soon("a grant of the other", other).await.expect("a grant").release().await.expect("up");
             }
-            free_again(&store, &[&one, &two], "yielding").await;
+            assert_free(&store, &[&one, &two], "yielding").await;
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_the_answer_to_a_yield_is_lost() {
+async fn cancel_with_a_lost_yield_reply() {
     for fault in [Fault::Fail, Fault::LoseReply, Fault::Hang, Fault::Delay(Duration::from_millis(300))] {
         for others in [false, true] {
             let (store, one) = store_and_locks();
@@ -260,23 +260,23 @@ async fn when_the_answer_to_a_yield_is_lost() {
             store.on(StoreOp::Yield).fault(fault);
             drop(held.release());
             settle().await;
-            let first = tokio::spawn(async move { waits.await.expect("its turn").release().await });
+            let first = tokio::spawn(async move { waits.await.expect("a grant").release().await });
             if let Some(other) = other {
-                soon("the other one's turn", other).await.expect("its turn").release().await.expect("up");
+                soon("a grant of the other", other).await.expect("a grant").release().await.expect("up");
             }
-            soon("its turn", first).await.expect("no panic").expect("up");
-            free_again(&store, &[&one, &two], &format!("{fault:?}")).await;
+            soon("a grant", first).await.expect("no panic").expect("up");
+            assert_free(&store, &[&one, &two], &format!("{fault:?}")).await;
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_it_is_given_back() {
-    for held_question in [true, false] {
+async fn cancel_during_release() {
+    for before in [true, false] {
         let (store, locks) = store_and_locks();
         let guard: LockGuard = locks.lock(key()).await.expect("free");
         let hand = store.on(StoreOp::Release);
-        if held_question {
+        if before {
             hand.pause_before();
         } else {
             hand.pause_after();
@@ -288,13 +288,13 @@ async fn while_it_is_given_back() {
         settle().await;
         drop(behind);
         hand.resume();
-        free_again(&store, &[&locks], "given back").await;
+        assert_free(&store, &[&locks], "released").await;
     }
 }
 
-/// Its time is over in the moment in which it is told.
+/// Its timeout and its grant come at the same time.
 #[tokio::test(start_paused = true)]
-async fn at_the_end_of_its_time() {
+async fn cancel_at_the_timeout() {
     let (store, locks) = store_and_locks();
     for ms in [99, 100, 101] {
         let held = locks.lock(key()).await.expect("free");
@@ -307,16 +307,17 @@ async fn at_the_end_of_its_time() {
             Err(LockError::TimedOut { waited, .. }) => assert_eq!(waited, Duration::from_millis(100)),
             Err(other) => panic!("{other}"),
         }
-        free_again(&store, &[&locks], "late").await;
+        assert_free(&store, &[&locks], "late").await;
     }
 }
 
-/// What was under way goes with its runtime; whoever comes from another one finds things in order, a lease later at the latest.
+/// Calls in flight end with their runtime; other runtimes find the key free after a lease at the
+/// latest.
 #[test]
-fn when_the_runtime_stops() {
+fn cancel_by_runtime_shutdown() {
     let runtime =
         || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
-    for (verb, held_question) in [
+    for (verb, before) in [
         (StoreOp::Acquire, true),
         (StoreOp::Acquire, false),
         (StoreOp::Release, true),
@@ -335,14 +336,14 @@ fn when_the_runtime_stops() {
                     kept.push(asked(&locks).await);
                     sleep(Duration::from_millis(150)).await;
                 }
-                if held_question {
+                if before {
                     hand.pause_before();
                 } else {
                     hand.pause_after();
                 }
                 drop(held.release());
             } else {
-                if held_question {
+                if before {
                     hand.pause_before();
                 } else {
                     hand.pause_after();
@@ -358,16 +359,16 @@ fn when_the_runtime_stops() {
         runtime().block_on(async {
             for locks in [&locks, &other, &locks] {
                 let guard = locks.lock(key()).wait(Duration::from_secs(40)).await;
-                let guard = guard.unwrap_or_else(|error| panic!("{verb:?}, {held_question}: {error}"));
+                let guard = guard.unwrap_or_else(|error| panic!("{verb:?}, {before}: {error}"));
                 guard.release().await.expect("up");
             }
         });
     }
 }
 
-/// A wait that is over needs no turn: all of them are skipped at once, and not one in 3 s.
+/// Timed out waiters need no grant: all of them are skipped at once, not one in 3 s.
 #[tokio::test(start_paused = true)]
-async fn calls_that_were_forgotten_in_the_line_are_skipped_when_their_wait_is_over() {
+async fn forgotten_queued_calls_are_skipped_after_their_timeout() {
     // In the queue of the process, and in the queue of the store.
     for is_elsewhere in [false, true] {
         let (store, locks) = store_and_locks();
@@ -383,9 +384,9 @@ async fn calls_that_were_forgotten_in_the_line_are_skipped_when_their_wait_is_ov
         settle().await;
         held.release().await.expect("up");
         let released = Instant::now();
-        let guard = next.await.expect("no panic").expect("its turn");
-        assert_eq!(released.elapsed(), Duration::ZERO, "50 calls whose wait was over");
+        let guard = next.await.expect("no panic").expect("a grant");
+        assert_eq!(released.elapsed(), Duration::ZERO, "50 timed out calls");
         guard.release().await.expect("up");
-        free_again(&store, &[&locks, &other], "forgotten").await;
+        assert_free(&store, &[&locks, &other], "forgotten").await;
     }
 }

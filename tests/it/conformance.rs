@@ -1,4 +1,4 @@
-//! The contract of a store, asked of the stores that are here.
+//! The conformance suite, run on the stores of this crate.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use tower_lock::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn the_memory_store_keeps_the_contract() {
+async fn memory_store_passes_conformance() {
     conformance::check(MemoryStore::new()).await;
 }
 
-/// The same rules behind a network, and with every call done twice.
+/// The same rules with delayed and duplicated calls.
 #[tokio::test(start_paused = true)]
-async fn a_store_whose_calls_are_doubled_keeps_the_contract() {
+async fn store_with_duplicated_calls_passes_conformance() {
     let store = TestStore::new();
     for verb in [StoreOp::Acquire, StoreOp::Renew] {
         store.on(verb).fault(Fault::Duplicate);
@@ -27,11 +27,11 @@ async fn a_store_whose_calls_are_doubled_keeps_the_contract() {
     conformance::check(store).await;
 }
 
-/// A release that frees whatever stands there: the oldest mistake of all.
+/// A release that deletes any holder: a frequent mistake.
 #[derive(Debug)]
-struct FreesAnything(MemoryStore);
+struct ReleasesAnyHolder(MemoryStore);
 
-impl LockStore for FreesAnything {
+impl LockStore for ReleasesAnyHolder {
     fn subscribe(&self, inbox: EventSink) {
         self.0.subscribe(inbox);
     }
@@ -75,6 +75,6 @@ impl LockStore for FreesAnything {
 
 #[tokio::test(start_paused = true)]
 #[should_panic(expected = "release_of_others_and_second_release_change_nothing")]
-async fn a_store_that_breaks_the_contract_is_told_which_clause() {
-    conformance::check(FreesAnything(MemoryStore::new())).await;
+async fn broken_store_fails_with_the_violated_clause() {
+    conformance::check(ReleasesAnyHolder(MemoryStore::new())).await;
 }

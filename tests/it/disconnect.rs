@@ -1,4 +1,5 @@
-//! The client leaves, or a timeout further out drops its request: the handler finishes without it, or is dropped.
+//! The client disconnects, or an outer timeout drops its request: the handler finishes detached, or
+//! is cancelled.
 
 use std::{
     sync::{
@@ -32,14 +33,14 @@ use crate::support::{fetch, one_key, settle, soon, store_and_locks};
 
 const S: Duration = Duration::from_secs(1);
 
-/// Handlers that say what becomes of them.
+/// Handlers that record their events.
 #[derive(Clone, Default)]
 struct Work {
     said: Arc<Mutex<Vec<&'static str>>>,
     end: Arc<Notify>,
 }
 
-/// Says that it was dropped before its end.
+/// Records a drop before its end.
 struct Unfinished(Option<Work>);
 
 impl Work {
@@ -73,7 +74,7 @@ impl Drop for Unfinished {
     }
 }
 
-/// A request that can be left.
+/// A request that can be cancelled.
 fn visit(app: &Router) -> JoinHandle<Response> {
     visit_at(app, "/")
 }
@@ -83,12 +84,12 @@ fn visit_at(app: &Router, path: &'static str) -> JoinHandle<Response> {
     tokio::spawn(async move { fetch(&app, path).await })
 }
 
-/// Many tasks take their turns.
+/// Lets other tasks run until the condition holds.
 async fn until(done: impl Fn() -> bool) {
     for _ in 0..100 {
         settle().await;
         if done() {
-            // And whatever comes with it.
+            // And its immediate effects.
             return settle().await;
         }
     }
@@ -101,7 +102,7 @@ async fn leave(request: JoinHandle<Response>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_whose_client_has_left_finishes_under_its_lock_and_gives_it_back_in_order() {
+async fn detached_handler_finishes_under_its_lock_and_releases_it() {
     let (store, locks) = store_and_locks();
     let work = Work::default();
     let app = Router::new().route("/", work.handler().route_layer(LockLayer::new(&locks, one_key())));
@@ -119,7 +120,7 @@ async fn a_handler_whose_client_has_left_finishes_under_its_lock_and_gives_it_ba
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_further_out_is_a_client_that_has_left() {
+async fn outer_timeout_counts_as_a_disconnect() {
     let (_store, locks) = store_and_locks();
     let work = Work::default();
     let in_time = async |request: Request, next: Next| {
@@ -137,9 +138,9 @@ async fn a_timeout_further_out_is_a_client_that_has_left() {
     locks.try_lock(("k",)).await.expect("free at once").release().await.expect("up");
 }
 
-/// It holds nothing yet, or has nothing to finish any more.
+/// It holds no lock yet, or its handler has already ended.
 #[tokio::test(start_paused = true)]
-async fn who_leaves_before_its_handler_runs_is_gone_at_once() {
+async fn disconnect_before_the_handler_runs_ends_at_once() {
     let (store, locks) = store_and_locks();
     let work = Work::default();
     let outer = key::from_parts(|_| ("outer",));
@@ -158,7 +159,7 @@ async fn who_leaves_before_its_handler_runs_is_gone_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_finishes_alone_is_broken_off_by_max_hold_and_by_a_loss() {
+async fn detached_handler_is_aborted_by_max_hold_and_loss() {
     for lost in [false, true] {
         let (store, locks) = store_and_locks();
         let work = Work::default();
@@ -178,9 +179,9 @@ async fn a_handler_that_finishes_alone_is_broken_off_by_max_hold_and_by_a_loss()
     }
 }
 
-/// What has panicked is not polled again.
+/// A handler that has panicked is not polled again.
 #[tokio::test(start_paused = true)]
-async fn a_panic_without_a_client_gives_the_lock_back_after_its_delay_and_harms_nobody() {
+async fn detached_panic_releases_after_the_lock_delay() {
     let (store, locks) = store_and_locks();
     let begun = Arc::new(AtomicUsize::new(0));
     let (counts, end) = (Arc::clone(&begun), Arc::new(Notify::new()));
@@ -204,9 +205,9 @@ async fn a_panic_without_a_client_gives_the_lock_back_after_its_delay_and_harms_
     assert_eq!((begun.load(SeqCst), store.held_count(), store.on(StoreOp::Release).calls()), (1, 0, 2));
 }
 
-/// The one that holds the outer lock decides: neither is given back while the handler runs.
+/// The layer with the outer lock decides: no lock is released while the handler runs.
 #[tokio::test(start_paused = true)]
-async fn nested_layers_finish_together_or_not_at_all() {
+async fn nested_layers_detach_together_or_not_at_all() {
     for what in [OnDisconnect::Finish, OnDisconnect::Cancel] {
         let (store, locks) = store_and_locks();
         let work = Work::default();
@@ -230,9 +231,9 @@ async fn nested_layers_finish_together_or_not_at_all() {
     }
 }
 
-/// I6 counts for the outer lock, too: what it loses is not polled again, by nobody.
+/// I6 applies to the outer lock, too: a handler that lost it is never polled again.
 #[tokio::test(start_paused = true)]
-async fn an_outer_lock_that_is_lost_breaks_off_what_runs_under_an_inner_one() {
+async fn lost_outer_lock_aborts_what_runs_under_an_inner_one() {
     let (store, locks) = store_and_locks();
     let work = Work::default();
     let app = Router::new()
@@ -246,9 +247,9 @@ async fn an_outer_lock_that_is_lost_breaks_off_what_runs_under_an_inner_one() {
     assert_eq!(store.held_count(), 0);
 }
 
-struct Everybody;
+struct OneKey;
 
-impl HasLockKey for Everybody {
+impl HasLockKey for OneKey {
     fn lock_key(&self) -> impl Into<LockKey> {
         ("k",)
     }
@@ -258,10 +259,10 @@ impl HasLockKey for Everybody {
 struct Here;
 
 impl std::ops::Deref for Here {
-    type Target = Everybody;
+    type Target = OneKey;
 
-    fn deref(&self) -> &Everybody {
-        &Everybody
+    fn deref(&self) -> &OneKey {
+        &OneKey
     }
 }
 
@@ -274,7 +275,7 @@ impl<S: Send + Sync> axum::extract::FromRequestParts<S> for Here {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_took_its_own_lock_finishes_too_and_one_that_waits_for_it_leaves() {
+async fn handler_that_holds_detaches_and_one_that_waits_cancels() {
     let (store, locks) = store_and_locks();
     let work = Work::default();
     let works = work.clone();
@@ -286,7 +287,7 @@ async fn a_handler_that_took_its_own_lock_finishes_too_and_one_that_waits_for_it
     let second = visit(&app);
     settle().await;
     leave(second).await;
-    assert_eq!(locks.size(), (1, 0), "out of the line");
+    assert_eq!(locks.size(), (1, 0), "out of the queue");
     leave(first).await;
     assert_eq!((work.said(), store.held_count()), (vec!["begins"], 1));
     work.end.notify_one();
@@ -294,9 +295,9 @@ async fn a_handler_that_took_its_own_lock_finishes_too_and_one_that_waits_for_it
     assert_eq!((work.said(), store.held_count(), locks.size()), (vec!["begins", "ends"], 0, (0, 0)));
 }
 
-/// A route may have as many as are left: one that is flooded takes half, and the next one finds a place.
+/// A route may use half of the free permits: a flooded one leaves some for the next.
 #[tokio::test(start_paused = true)]
-async fn at_most_so_many_handlers_finish_alone_and_a_route_leaves_places_for_others() {
+async fn detached_handlers_are_bounded_per_process_and_route() {
     for (max, takes) in [(None, 512), (Some(10), 5), (Some(0), 0)] {
         let store = TestStore::new();
         let builder = LockManager::builder(store.clone());
@@ -304,7 +305,7 @@ async fn at_most_so_many_handlers_finish_alone_and_a_route_leaves_places_for_oth
         let (flood, honest) = (Work::default(), Work::default());
         let key = key::from_fn(|path: axum::extract::Path<u32>| ("n", path.0));
         let layer = LockLayer::new(&locks, key);
-        // One layer on both: the path that was matched tells them apart.
+        // One layer for both: the matched path distinguishes them.
         let app =
             Router::new().route("/{n}", flood.handler()).route("/honest/{n}", honest.handler()).route_layer(layer);
         let begin = |path: String| {
@@ -320,7 +321,7 @@ async fn at_most_so_many_handlers_finish_alone_and_a_route_leaves_places_for_oth
         let dropped = |work: &Work| work.said().iter().filter(|said| **said == "dropped").count();
         until(|| dropped(&flood) == 6).await;
         leave(client).await;
-        assert_eq!(dropped(&honest), usize::from(max == Some(0)), "{max:?}: a place for another route");
+        assert_eq!(dropped(&honest), usize::from(max == Some(0)), "{max:?}: a permit for another route");
         flood.end.notify_waiters();
         honest.end.notify_waiters();
         until(|| flood.said().len() == 2 * (takes + 6)).await;
@@ -328,7 +329,7 @@ async fn at_most_so_many_handlers_finish_alone_and_a_route_leaves_places_for_oth
         assert_eq!((dropped(&flood), store.held_count(), locks.size()), (6, 0, (0, 0)), "{max:?}");
         if takes > 0 {
             assert_eq!(honest.said(), ["begins", "ends"]);
-            // There is room again.
+            // Permits are free again.
             let request = begin("/7".to_owned());
             settle().await;
             leave(request).await;
@@ -339,9 +340,9 @@ async fn at_most_so_many_handlers_finish_alone_and_a_route_leaves_places_for_oth
     }
 }
 
-/// A service without a router knows no path: there its layer is the route.
+/// Without a router there is no path: the layer stands for the route.
 #[tokio::test(start_paused = true)]
-async fn a_flood_under_one_layer_leaves_places_for_another_layer() {
+async fn flooded_layer_leaves_permits_for_another_layer() {
     let store = TestStore::new();
     let locks = LockManager::builder(store.clone()).max_detached(4).build();
     let (flood, honest) = (Work::default(), Work::default());
@@ -365,7 +366,7 @@ async fn a_flood_under_one_layer_leaves_places_for_another_layer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_waits_for_handlers_that_finish_alone() {
+async fn shutdown_waits_for_detached_handlers() {
     let (_store, locks) = store_and_locks();
     let work = Work::default();
     let app = Router::new().route("/", work.handler().route_layer(LockLayer::new(&locks, one_key())));
@@ -383,9 +384,9 @@ async fn a_shutdown_waits_for_handlers_that_finish_alone() {
     assert_eq!(work.said(), ["begins", "ends"]);
 }
 
-/// Nobody reads it.
+/// The body is not read.
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_is_answered_to_nobody_is_dropped_and_its_key_free_after_the_lock_delay() {
+async fn unread_stream_is_dropped_and_frees_after_the_lock_delay() {
     let (store, locks) = store_and_locks();
     let end = Arc::new(Notify::new());
     let go = Arc::clone(&end);
@@ -400,15 +401,15 @@ async fn a_stream_that_is_answered_to_nobody_is_dropped_and_its_key_free_after_t
     end.notify_one();
     settle().await;
     let began = Instant::now();
-    let turn = locks.lock(("k",)).await.expect("its turn");
+    let turn = locks.lock(("k",)).await.expect("a grant");
     assert!(began.elapsed() >= S);
     turn.release().await.expect("up");
     assert_eq!(store.held_count(), 0);
 }
 
-/// The runtime ends while the handler runs: it is dropped where it stands, and nothing hangs or panics.
+/// The runtime ends while the handler runs: the handler is dropped, and nothing hangs or panics.
 #[test]
-fn a_runtime_that_ends_ends_its_handlers_too() {
+fn runtime_shutdown_ends_detached_handlers() {
     for what in [OnDisconnect::Finish, OnDisconnect::Cancel] {
         let work = Work::default();
         let locks = LockManager::in_memory();
@@ -425,15 +426,15 @@ fn a_runtime_that_ends_ends_its_handlers_too() {
         assert_eq!(work.said(), ["begins", "dropped"], "once");
         let another = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("one");
         another.block_on(async {
-            let guard = locks.lock(("k",)).wait(10 * S).await.expect("its turn, after the lock-delay");
+            let guard = locks.lock(("k",)).wait(10 * S).await.expect("a grant after the lock-delay");
             guard.release().await.expect("up");
         });
     }
 }
 
-/// A key is not asked for twice by a copy of the view.
+/// A copy of the view sends no acquire of its own.
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_finishes_alone_still_sees_its_lock() {
+async fn detached_handler_still_sees_its_lock() {
     let (_store, locks) = store_and_locks();
     let end = Arc::new(Notify::new());
     let go = Arc::clone(&end);
@@ -442,7 +443,7 @@ async fn a_handler_that_finishes_alone_still_sees_its_lock() {
     let again = locks.clone();
     let handler = get(move |lock: HeldLock| async move {
         go.notified().await;
-        let inner = again.try_lock(("k",)).await.expect("its own");
+        let inner = again.try_lock(("k",)).await.expect("reentered");
         *see.lock().expect("whole") = Some((lock.ensure_remaining(S).is_ok(), inner.hold_count()));
         inner.release().await.expect("up");
     });
@@ -452,19 +453,20 @@ async fn a_handler_that_finishes_alone_still_sees_its_lock() {
     leave(request).await;
     end.notify_one();
     settle().await;
-    assert_eq!(*seen.lock().expect("whole"), Some((true, 2)), "and is who it was");
+    assert_eq!(*seen.lock().expect("whole"), Some((true, 2)), "the same owner");
 }
 
-/// The usual set-up: one layer for the router, one for the route. The first one has named the owner, and holds nothing.
+/// The usual setup: a layer for the router and one for the route. The first one has set the owner,
+/// and holds no lock.
 #[tokio::test(start_paused = true)]
-async fn a_layer_further_out_that_is_over_takes_nothing_from_a_handler_that_finishes_alone() {
+async fn ended_outer_layer_takes_nothing_from_a_detached_handler() {
     for by_timeout in [false, true] {
         let (store, locks) = store_and_locks();
         let (work, again) = (Work::default(), locks.clone());
         let works = work.clone();
         let handler = get(move || async move {
             works.clone().run().await;
-            again.try_lock(("k",)).await.expect("its own").release().await.expect("up");
+            again.try_lock(("k",)).await.expect("reentered").release().await.expect("up");
             works.say("had it once more");
         });
         let limit = if by_timeout { S } else { 3600 * S };
@@ -489,9 +491,9 @@ async fn a_layer_further_out_that_is_over_takes_nothing_from_a_handler_that_fini
     }
 }
 
-/// It holds its lock, and waits until the service can take it.
+/// It holds its lock, and waits until the service is ready.
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_was_not_called_yet_never_is_when_its_client_has_left() {
+async fn handler_is_not_called_after_a_disconnect() {
     let (store, locks) = store_and_locks();
     let work = Work::default();
     let key = key::from_fn(|path: axum::extract::Path<u32>| ("n", path.0));
@@ -514,9 +516,9 @@ async fn a_handler_that_was_not_called_yet_never_is_when_its_client_has_left() {
     assert_eq!((work.said(), store.held_count()), (vec!["begins", "ends"], 0));
 }
 
-/// A job that makes its next request of the last one's parts.
+/// A job that reuses the parts of its last request for the next one.
 #[test]
-fn extensions_that_go_from_request_to_request_keep_nothing_of_those_that_are_over() {
+fn reused_extensions_keep_nothing_of_finished_requests() {
     let chain = async {
         let (store, locks) = store_and_locks();
         let (send, last) = std::sync::mpsc::channel();
@@ -531,14 +533,14 @@ fn extensions_that_go_from_request_to_request_keep_nothing_of_those_that_are_ove
         assert_eq!(store.held_count(), 0);
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().expect("one");
-    // On a stack that is as small as they come.
+    // With a small stack.
     let thread = std::thread::Builder::new().stack_size(1 << 20).spawn(move || runtime.block_on(chain));
     thread.expect("a thread").join().expect("no panic");
 }
 
-/// A retry, while the first try finishes alone; a hedge.
+/// A retry while the first attempt is detached; a hedged request.
 #[tokio::test(start_paused = true)]
-async fn who_calls_a_route_twice_for_one_request_is_two() {
+async fn two_calls_of_a_route_for_one_request_are_two_owners() {
     let (store, locks) = store_and_locks();
     let work = Work::default();
     let retries = async |request: Request, next: Next| {
@@ -562,15 +564,16 @@ async fn who_calls_a_route_twice_for_one_request_is_two() {
     assert_eq!((work.said(), store.held_count()), (vec!["begins", "ends"], 0));
 }
 
-/// A layer between two locks answers, and lets the work go on: the outer lock is over with the answer, the inner one is not.
+/// A layer between two locks responds and lets the work go on: the outer lock ends with the
+/// response, the inner one does not.
 #[tokio::test(start_paused = true)]
-async fn what_outlives_an_outer_lock_is_who_it_was_to_its_own() {
+async fn detached_inner_handler_keeps_its_owner() {
     let (store, locks) = store_and_locks();
     let (work, again) = (Work::default(), locks.clone());
     let works = work.clone();
     let handler = get(move || async move {
         works.clone().run().await;
-        again.try_lock(("k",)).await.expect("its own").release().await.expect("up");
+        again.try_lock(("k",)).await.expect("reentered").release().await.expect("up");
         works.say("had it once more");
     });
     let accepts = async |request: Request, next: Next| {

@@ -12,7 +12,7 @@ use tower_lock::{FencingToken, HeldLock, LockLayer, LockManager, key};
 use crate::support::{fetch, one_key, post_json, store_and_locks, text};
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_sees_key_token_and_remaining_time() {
+async fn handler_sees_key_token_and_remaining_time() {
     let (_, locks) = store_and_locks();
     let handler = |lock: HeldLock| async move {
         let at_first = lock.remaining();
@@ -36,7 +36,7 @@ async fn a_handler_sees_key_token_and_remaining_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_later_section_has_a_larger_token() {
+async fn later_section_has_a_larger_token() {
     async fn token(lock: HeldLock) -> String {
         lock.fencing_token().to_string()
     }
@@ -55,7 +55,7 @@ async fn a_later_section_has_a_larger_token() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_missing_layer_is_a_500_that_says_which_and_where() {
+async fn missing_layer_is_a_500_that_names_layer_and_route() {
     async fn needs(_: HeldLock) -> &'static str {
         "ran"
     }
@@ -64,7 +64,7 @@ async fn a_missing_layer_is_a_500_that_says_which_and_where() {
     }
     let locks = LockManager::in_memory();
     let lock = || LockLayer::new(&locks, one_key());
-    // Not on this route; before `.route`, which it then does not see; skipped; and without need of one.
+    // Not on this route; added before `.route`; skipped; and a route that needs no lock.
     let apps = [
         Router::new().route("/", get(needs)),
         Router::new().route("/other", get(needs)).layer(lock()).route("/", get(needs)),
@@ -78,7 +78,7 @@ async fn a_missing_layer_is_a_500_that_says_which_and_where() {
         for word in
             ["`LockLayer`", "route_layer(LockLayer::new(&locks, by(..)))", "after `.route(..)`", "`Option<HeldLock>`"]
         {
-            assert!(text.contains(word), "{word} is not in {text}");
+            assert!(text.contains(word), "{word} is missing in {text}");
         }
     }
     let app =
@@ -88,7 +88,7 @@ async fn a_missing_layer_is_a_500_that_says_which_and_where() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nested_layers_with_two_keys_hold_both_and_the_inner_one_is_seen() {
+async fn nested_layers_hold_both_keys_and_show_the_inner_one() {
     let (store, locks) = store_and_locks();
     let app = Router::new()
         .route("/", post(|lock: HeldLock, _: String| async move { lock.key().to_string() }))
@@ -100,5 +100,5 @@ async fn nested_layers_with_two_keys_hold_both_and_the_inner_one_is_seen() {
     outer.release().await.expect("the store is up");
     let _inner = locks.try_lock(("inner", 2)).await.expect("free");
     assert_eq!(post_json(&app, "/", "{}").await.status(), StatusCode::CONFLICT);
-    assert_eq!(store.held_count(), 1, "the outer one was given back");
+    assert_eq!(store.held_count(), 1, "the outer one was released");
 }

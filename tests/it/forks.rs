@@ -1,8 +1,8 @@
-//! A process that was copied by `fork()`: the copy has ids of its own, and nothing of what its
-//! parent holds.
+//! A process that was copied by `fork()`: the copy has its own ids, and holds no lock of its
+//! parent.
 //!
 //! The process id is simulated: another number stands for the child (`tests/storm/tests/crash.rs`
-//! has a real fork). A handle of the parent that goes on meanwhile is a second one, made with the
+//! has a real fork). The handle of the parent that continues meanwhile is a second one with the
 //! same seed.
 
 use std::{
@@ -38,11 +38,11 @@ fn forked() -> (TestStore, Arc<AtomicU32>, LockManager) {
 }
 
 async fn holder(locks: &LockManager) -> String {
-    locks.inspect(key()).await.expect("the store is up").holder.expect("somebody has it").manager().to_owned()
+    locks.inspect(key()).await.expect("the store is up").holder.expect("a holder").manager().to_owned()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_child_process_draws_new_owner_ids_and_holds_nothing_of_its_parent() {
+async fn forked_child_has_new_ids_and_holds_no_locks() {
     let (store, process, locks) = forked();
     let owner = Owner::new();
     let guard = locks.lock(key()).owner(&owner).await.expect("free");
@@ -75,10 +75,10 @@ async fn a_child_process_draws_new_owner_ids_and_holds_nothing_of_its_parent() {
     assert!(third != parent && third != child, "{third}");
 }
 
-/// The waiters in the copied table are those of the parent: a guard that is dropped or released
-/// must not hand them the key.
+/// The waiters in the copied table are those of the parent: dropping or releasing a guard must not
+/// hand the key off to them.
 #[tokio::test(start_paused = true)]
-async fn a_copied_guard_that_is_dropped_hands_nothing_on() {
+async fn dropping_a_forked_guard_hands_nothing_off() {
     for is_released in [false, true] {
         let (store, process, locks) = forked();
         let guard = locks.lock(key()).await.expect("free");
@@ -96,12 +96,12 @@ async fn a_copied_guard_that_is_dropped_hands_nothing_on() {
     }
 }
 
-/// A runtime of one thread is copied with its tasks, and goes on in the child.
+/// A single-threaded runtime is copied with its tasks, and continues in the child.
 #[tokio::test(start_paused = true)]
-async fn a_child_process_renews_nothing_of_its_parent() {
+async fn forked_child_renews_no_lock_of_its_parent() {
     let (store, process, locks) = forked();
     let guard = locks.lock(key()).await.expect("free");
-    // Until nothing but its renewal is left for the watchdog to do.
+    // Until only its renewal is left for the watchdog.
     sleep(Duration::from_secs(15)).await;
     assert_eq!(store.on(StoreOp::Renew).calls(), 1, "by the parent");
     assert!(!guard.held_lock().remaining().is_zero());
@@ -111,7 +111,7 @@ async fn a_child_process_renews_nothing_of_its_parent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_was_made_before_the_fork_gets_nothing_after_it() {
+async fn call_made_before_a_fork_gets_no_grant_in_the_child() {
     let (store, process, locks) = forked();
     let owner = Owner::new();
     let _guard = locks.lock(key()).owner(&owner).await.expect("free");
@@ -123,7 +123,7 @@ async fn a_call_that_was_made_before_the_fork_gets_nothing_after_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_child_process_has_an_inbox_of_its_own() {
+async fn forked_child_subscribes_to_its_own_channel() {
     let store = Arc::new(MemoryStore::new());
     let [parent, child] = [PARENT, CHILD].map(|later| {
         let process = Arc::new(AtomicU32::new(PARENT));
@@ -136,6 +136,6 @@ async fn a_child_process_has_an_inbox_of_its_own() {
     settle().await;
     assert!(!waiter.is_finished(), "one key, one holder");
     assert_eq!(guard.release().await.expect("a store"), ReleaseOutcome::HandedOff);
-    let guard = soon("its turn", waiter).await.expect("no panic").expect("its turn");
+    let guard = soon("a grant", waiter).await.expect("no panic").expect("a grant");
     assert_eq!(guard.release().await.expect("a store"), ReleaseOutcome::Released);
 }

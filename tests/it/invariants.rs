@@ -1,4 +1,4 @@
-//! The invariants of the lock half, by their numbers: each sentence of `src/lock/mod.rs`, shown from outside.
+//! The invariants of the lock state machine by number, tested through the public API.
 
 use std::{
     future::IntoFuture,
@@ -23,23 +23,23 @@ fn key() -> LockKey {
     LockKey::from(("k",))
 }
 
-/// What can be counted on of a lease of 30 seconds.
+/// The usable part of a lease of 30 seconds.
 const SAFE: Duration = Duration::from_millis(29_698);
 
 #[tokio::test(start_paused = true)]
 async fn i1_a_key_is_freed_only_for_the_acquisition_that_holds_it() {
     let store = TestStore::new();
     let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
-    // Every release arrives twice, and one of them late: the next holder has the key by then.
+    // Every release arrives twice, the second time late: the next holder has the key by then.
     for fault in [Fault::Duplicate, Fault::Delay(Duration::from_millis(5)), Fault::LoseReply] {
         let guard = one.lock(key()).await.expect("free");
         let next = tokio::spawn(two.lock(key()).into_future());
         settle().await;
         store.on(StoreOp::Release).fault(fault);
         drop(guard.release());
-        let held = soon("the next one's turn", next).await.expect("no panic").expect("its turn");
+        let held = soon("a grant of the next", next).await.expect("no panic").expect("a grant");
         sleep(Duration::from_secs(45)).await;
-        assert!(held.held_lock().remaining() > Duration::from_secs(15), "{fault:?}: nobody freed it");
+        assert!(held.held_lock().remaining() > Duration::from_secs(15), "{fault:?}: still held");
         assert!(matches!(one.try_lock(key()).await, Err(LockError::Busy { .. })));
         store.on(StoreOp::Release).fault(Fault::None);
         assert_ne!(held.release().await.expect("up"), ReleaseOutcome::NotHeld, "{fault:?}");
@@ -47,24 +47,24 @@ async fn i1_a_key_is_freed_only_for_the_acquisition_that_holds_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn i2_nothing_is_asked_of_the_store_without_room_for_its_way_back() {
+async fn i2_no_acquire_without_capacity_for_its_release() {
     let (store, locks) = store_and_locks();
     store.on(StoreOp::Release).fault(Fault::Hang);
     for n in 0..10_000 {
         drop(locks.try_lock(("n", n)).await.expect("free").release());
     }
     let asked = store.on(StoreOp::Acquire).calls();
-    let error = locks.lock(key()).await.expect_err("no room");
+    let error = locks.lock(key()).await.expect_err("full");
     assert!(matches!(&error, LockError::Store(error) if error.operation() == "acquire"), "{error:?}");
     assert_eq!(store.on(StoreOp::Acquire).calls(), asked);
     store.on(StoreOp::Release).fault(Fault::None);
     sleep(Duration::from_secs(60)).await;
     assert_eq!(locks.size(), (0, 0));
-    drop(locks.lock(key()).await.expect("room again").release());
+    drop(locks.lock(key()).await.expect("capacity again").release());
 }
 
 #[tokio::test(start_paused = true)]
-async fn i3_a_deadline_counts_from_before_the_question_to_which_it_was_the_answer() {
+async fn i3_a_deadline_counts_from_before_its_request_was_sent() {
     const SLOW: Duration = Duration::from_millis(450);
     let store = TestStore::new();
     let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
@@ -82,18 +82,18 @@ async fn i3_a_deadline_counts_from_before_the_question_to_which_it_was_the_answe
     let next = tokio::spawn(one.lock(key()).into_future());
     settle().await;
     drop(guard.release());
-    let guard = next.await.expect("no panic").expect("its turn");
+    let guard = next.await.expect("no panic").expect("a grant");
     assert_eq!(guard.held_lock().remaining(), SAFE - SLOW);
     // A claim of what was offered.
     let next = tokio::spawn(two.lock(key()).into_future());
     sleep(Duration::from_millis(500)).await;
     drop(guard.release());
-    let guard = next.await.expect("no panic").expect("its turn");
+    let guard = next.await.expect("no panic").expect("a grant");
     assert_eq!(guard.held_lock().remaining(), SAFE - SLOW);
 }
 
 #[tokio::test(start_paused = true)]
-async fn i4_held_is_claimed_only_before_the_deadline_and_only_the_stores_word_moves_it() {
+async fn i4_held_only_before_a_deadline_that_only_replies_extend() {
     let (store, locks) = store_and_locks();
     let guard = locks.lock(key()).await.expect("free");
     let view = guard.held_lock();
@@ -101,7 +101,7 @@ async fn i4_held_is_claimed_only_before_the_deadline_and_only_the_stores_word_mo
         store.on(StoreOp::Renew).fault(fault);
         let before = view.remaining();
         sleep(Duration::from_secs(3)).await;
-        assert_eq!(view.remaining(), before - Duration::from_secs(3), "{fault:?}: no word");
+        assert_eq!(view.remaining(), before - Duration::from_secs(3), "{fault:?}: no reply");
         assert_eq!(guard.hold_count(), 1);
         sleep(Duration::from_secs(9)).await;
         assert!(view.remaining() < SAFE - Duration::from_secs(11), "{fault:?}: not at all");
@@ -112,16 +112,16 @@ async fn i4_held_is_claimed_only_before_the_deadline_and_only_the_stores_word_mo
 }
 
 #[tokio::test(start_paused = true)]
-async fn i5_lost_fires_at_the_deadline_at_the_latest_and_never_un_fires() {
+async fn i5_loss_fires_by_the_deadline_and_is_final() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
         let (store, locks) = store_and_locks();
         let guard = locks.lock(key()).await.expect("free");
         let (view, began) = (guard.held_lock(), Instant::now());
         store.on(StoreOp::Renew).fault(fault);
         assert_eq!((view.lost().await, began.elapsed()), (LockLost::Expired, SAFE + Duration::from_micros(0)));
-        // The store answers again; the key may even be ours again there.
+        // The store responds again; the key may even be granted again.
         store.on(StoreOp::Renew).fault(Fault::None);
-        let again = locks.lock(key()).await.expect("its turn");
+        let again = locks.lock(key()).await.expect("a grant");
         for _ in 0..20 {
             sleep(Duration::from_secs(5)).await;
             assert_eq!((view.remaining(), view.lost().await), (Duration::ZERO, LockLost::Expired));
@@ -135,7 +135,7 @@ async fn i5_lost_fires_at_the_deadline_at_the_latest_and_never_un_fires() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn i6_the_deadline_is_compared_before_every_poll() {
+async fn i6_the_deadline_is_checked_before_every_poll() {
     let clock = Clock::default();
     let store = TestStore::with_clock(clock.clone());
     let locks = LockManager::builder(store).clock(clock.clone()).build();
@@ -143,7 +143,7 @@ async fn i6_the_deadline_is_compared_before_every_poll() {
         let guard = locks.lock(key()).lock_delay(Duration::ZERO).await.expect("free");
         let polls = Arc::new(AtomicUsize::new(0));
         let counts = Arc::clone(&polls);
-        // Wakes itself all the time: whoever polls it last, polls it too late.
+        // It wakes itself all the time, so that the last poll would be too late.
         let work = std::future::poll_fn(move |cx| {
             counts.fetch_add(1, SeqCst);
             cx.waker().wake_by_ref();
@@ -159,7 +159,7 @@ async fn i6_the_deadline_is_compared_before_every_poll() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn i7_events_may_be_lost_doubled_or_late_and_what_stands_in_the_store_decides() {
+async fn i7_events_are_hints_and_the_store_decides() {
     for events in [Fault::Fail, Fault::Duplicate, Fault::Delay(Duration::from_millis(700))] {
         let store = TestStore::new();
         store.fault_events(events);
@@ -170,7 +170,7 @@ async fn i7_events_may_be_lost_doubled_or_late_and_what_stands_in_the_store_deci
             for _ in 0..5 {
                 let (locks, inside) = (locks.clone(), Arc::clone(&inside));
                 tasks.spawn(async move {
-                    let guard = locks.lock(key()).await.expect("its turn");
+                    let guard = locks.lock(key()).await.expect("a grant");
                     assert_eq!(inside.fetch_add(1, SeqCst), 0, "two are in");
                     sleep(Duration::from_millis(60)).await;
                     inside.fetch_sub(1, SeqCst);
@@ -187,7 +187,7 @@ async fn i7_events_may_be_lost_doubled_or_late_and_what_stands_in_the_store_deci
 }
 
 #[tokio::test(start_paused = true)]
-async fn i8_what_may_have_been_granted_is_given_back() {
+async fn i8_a_possible_grant_is_released() {
     for fault in [Fault::LoseReply, Fault::Hang, Fault::Delay(Duration::from_millis(490)), Fault::Duplicate] {
         for dropped in [false, true] {
             let (store, locks) = store_and_locks();
@@ -208,7 +208,7 @@ async fn i8_what_may_have_been_granted_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn i9_each_grant_is_given_back_exactly_once_and_a_drop_never_waits_or_panics() {
+async fn i9_each_grant_is_released_once_and_drop_never_blocks() {
     let (store, locks) = store_and_locks();
     for n in 0..100 {
         let guard = locks.lock(("n", n)).await.expect("free");
@@ -216,13 +216,13 @@ async fn i9_each_grant_is_given_back_exactly_once_and_a_drop_never_waits_or_pani
             0 => drop(guard),
             1 => drop(guard.release()),
             2 => drop(guard.release().await),
-            // Where no runtime is.
+            // Without a runtime.
             _ => std::thread::spawn(move || drop(guard)).join().expect("no panic"),
         }
     }
     sleep(Duration::from_secs(3)).await;
     assert_eq!((store.on(StoreOp::Release).calls(), store.memory().size(), locks.size()), (100, 0, (0, 0)));
-    // In the middle of a panic, too.
+    // During a panic, too.
     let guard = locks.lock(key()).await.expect("free");
     let panics = tokio::spawn(async move {
         let _guard = guard;
@@ -234,13 +234,13 @@ async fn i9_each_grant_is_given_back_exactly_once_and_a_drop_never_waits_or_pani
 }
 
 #[tokio::test(start_paused = true)]
-async fn i10_the_key_of_a_section_that_ended_badly_is_given_on_after_the_lock_delay() {
+async fn i10_an_aborted_section_blocks_for_the_lock_delay() {
     const DELAY: Duration = Duration::from_secs(3);
     for how in ["dropped", "panicked", "aborted", "limit reached", "taken away"] {
         let (store, locks) = store_and_locks();
         let call = locks.lock(key()).lock_delay(DELAY).max_hold(Duration::from_secs(20)).into_future();
         let guard = call.await.expect("free");
-        // Whoever waits in this process does not get it earlier than anybody else.
+        // A local waiter does not get it earlier.
         let next = tokio::spawn(locks.lock(key()).into_future());
         settle().await;
         let work = tokio::spawn(async move {
@@ -258,8 +258,8 @@ async fn i10_the_key_of_a_section_that_ended_badly_is_given_on_after_the_lock_de
             _ => {}
         }
         let ended = Instant::now();
-        drop(soon("its turn", next).await.expect("no panic").expect("its turn").release());
-        // An operator's delay is the usual one: a second.
+        drop(soon("a grant", next).await.expect("no panic").expect("a grant").release());
+        // The delay of a force release is the default: a second.
         let delay = if how == "taken away" { Duration::from_secs(1) } else { DELAY };
         assert!(
             ended.elapsed() >= delay && ended.elapsed() < delay + Duration::from_millis(20),
@@ -272,7 +272,7 @@ async fn i10_the_key_of_a_section_that_ended_badly_is_given_on_after_the_lock_de
 }
 
 #[tokio::test(start_paused = true)]
-async fn i11_lines_waits_and_memory_have_bounds() {
+async fn i11_queues_waits_and_memory_are_bounded() {
     let (store, locks) = store_and_locks();
     let held = locks.lock(key()).await.expect("free");
     let mut calls = tokio::task::JoinSet::new();

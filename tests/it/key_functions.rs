@@ -1,4 +1,4 @@
-//! Keys come from what the handler will see.
+//! Keys from the values that the handler will see.
 
 use axum::{
     Extension, Form, Json, Router,
@@ -50,7 +50,7 @@ fn generic<T: tower_lock::key::KeyPart>(Path(id): Path<T>) -> (&'static str, T) 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_function_takes_what_a_handler_takes_and_answers_what_it_likes() {
+async fn key_functions_take_extractors_and_return_any_key_output() {
     let locks = &LockManager::in_memory();
     let app = App { tenant: Tenant(9) };
     let captured = String::from("eu");
@@ -69,7 +69,7 @@ async fn a_key_function_takes_what_a_handler_takes_and_answers_what_it_likes() {
         }};
     }
     let (router, wants) = routes! {
-        // None to four extractors, the last of which may read the body.
+        // No to four extractors, the last of which may read the body.
         key::from_fn(|| ("nightly",)) => "nightly",
         key::from_fn(|Path(id): Path<u64>| ("order", id)) => "order:7",
         key::from_fn(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)) => "reward:1:gold",
@@ -90,11 +90,11 @@ async fn a_key_function_takes_what_a_handler_takes_and_answers_what_it_likes() {
         key::from_fn(|Path(id): Path<u64>| Ok::<_, StatusCode>(("order", id))) => "order:7",
         key::from_fn(|_: Uri| -> Result<Option<LockKey>, StatusCode> { Ok(None) }) => "no lock",
         key::from_fn(|Path(id): Path<u64>| async move { Ok::<_, (StatusCode, String)>(Some(("order", id))) }) => "order:7",
-        // Extractors that may fail, or be absent.
+        // Extractors that may fail or be absent.
         key::from_fn(|c: Option<Json<Claim>>| c.map(|Json(c)| ("reward", c.family_id))) => "reward:1",
         key::from_fn(|c: Result<Json<Claim>, JsonRejection>| c.map(|Json(c)| ("reward", c.family_id))) => "reward:1",
         key::from_fn(|Extension(t): Extension<Tenant>| ("tenant", t.0)) => "tenant:9",
-        // State, whole and in part, and what a closure brings along.
+        // State, whole and in part, and captured values.
         key::from_fn_with_state(app.clone(), |State(t): State<Tenant>, Path(id): Path<u64>| ("order", t.0, id)) => "order:9:7",
         key::from_fn_with_state(app.clone(), |State(a): State<App>, Json(c): Json<Claim>| async move { ("t", a.tenant.0, c.family_id) }) => "t:9:1",
         key::from_fn(move |Path(id): Path<u64>| ("order", captured.clone(), id)) => "order:eu:7",
@@ -106,9 +106,9 @@ async fn a_key_function_takes_what_a_handler_takes_and_answers_what_it_likes() {
     }
 }
 
-/// Whatever a client writes for one value: one key, or an answer that the handler never ran.
+/// All texts of one value give one key, or are rejected before the handler runs.
 #[tokio::test(start_paused = true)]
-async fn spellings_of_one_value_give_one_key_or_are_refused() {
+async fn equal_values_give_one_key_or_are_rejected() {
     #[derive(Deserialize)]
     struct Id {
         id: u64,
@@ -190,7 +190,7 @@ async fn spellings_of_one_value_give_one_key_or_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn head_for_get_is_the_same_key() {
+async fn head_and_get_have_the_same_key() {
     let (store, locks) = store_and_locks();
     let app = Router::new().route(
         "/{id}",
@@ -206,7 +206,7 @@ async fn head_for_get_is_the_same_key() {
 
 /// Status, headers and body are those of the same route without a lock.
 #[tokio::test(start_paused = true)]
-async fn what_an_extractor_rejects_is_answered_untouched_before_anything_is_locked() {
+async fn extractor_rejection_is_returned_unchanged_before_locking() {
     async fn claim(Path(_): Path<u64>, Json(c): Json<Claim>) -> String {
         c.reward_type
     }
@@ -234,11 +234,11 @@ async fn what_an_extractor_rejects_is_answered_untouched_before_anything_is_lock
         assert_eq!(extractor, if uri == "/x" { "Path<u64>" } else { "Json<Claim>" });
         assert_eq!(text(with).await, text(without).await);
     }
-    assert_eq!(store.on(StoreOp::Acquire).calls(), 0, "the store heard of nothing");
+    assert_eq!(store.on(StoreOp::Acquire).calls(), 0, "no store call");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_key_function_answers_as_an_error_is_the_answer() {
+async fn error_of_a_key_function_is_the_response() {
     let (store, locks) = store_and_locks();
     let key = key::from_fn(|headers: HeaderMap| match headers.get("x-order") {
         Some(order) => Ok(("order", order.len())),
@@ -253,7 +253,7 @@ async fn what_a_key_function_answers_as_an_error_is_the_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_raw_name_of_the_request_is_exact_or_a_400() {
+async fn raw_name_from_the_request_is_exact_or_a_400() {
     let (store, locks) = store_and_locks();
     let key = key::from_fn(|Path(name): Path<String>| LockKey::raw(name));
     let app = Router::new().route("/{name}", get(show_key).route_layer(LockLayer::new(&locks, key)));
@@ -265,7 +265,7 @@ async fn a_raw_name_of_the_request_is_exact_or_a_400() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_sees_what_it_would_see_without_a_lock() {
+async fn handler_sees_the_same_request_as_without_a_lock() {
     async fn everything(Path(id): Path<String>, Query(q): Query<Vec<(String, String)>>, request: AnyRequest) -> String {
         let (parts, body) = request.into_parts();
         let body = axum::body::to_bytes(body, 1000).await.expect("a body");
@@ -285,9 +285,9 @@ async fn a_handler_sees_what_it_would_see_without_a_lock() {
     assert_eq!(text(send(&app, request()).await).await, plain);
 }
 
-/// The layers are tried as a user would name them in a signature, too.
+/// The layers are also named in a signature.
 #[tokio::test(start_paused = true)]
-async fn a_layer_can_be_returned_from_a_function() {
+async fn layer_can_be_returned_from_a_function() {
     fn order_lock(locks: &LockManager) -> LockLayer<impl tower_lock::key::KeySource> {
         LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("order", id)))
     }

@@ -1,11 +1,11 @@
-//! A key is the name of what is locked: injective, readable, bounded.
+//! A key names what is locked: injective, readable, bounded.
 
 use std::collections::HashMap;
 
 use proptest::prelude::*;
 use tower_lock::LockKey;
 
-/// What could be mistaken for something else in a key.
+/// Parts that could be confused in the text of a key.
 const NASTY: [&str; 17] =
     ["", ":", "%", "a", "%3A", "~", "+", "a:", ":a", "{", "}", " ", "1", "é", "\u{202e}", "\n", "~0123456789abcdef"];
 
@@ -24,7 +24,7 @@ fn part_list() -> impl Strategy<Value = (&'static str, Vec<String>)> {
     (prop::sample::select(&NAMESPACES[..]), prop::collection::vec(nasty_text(), 0..5))
 }
 
-/// One text, cut into parts at some of its separators, in two ways.
+/// One text, split at some of its separators in two ways.
 fn two_splits() -> impl Strategy<Value = (Vec<String>, Vec<String>)> {
     let pieces = prop::collection::vec(("[a:%3A~]{0,3}", any::<bool>(), any::<bool>()), 1..6);
     pieces.prop_map(|pieces| {
@@ -49,7 +49,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(4096) })]
 
     #[test]
-    fn no_two_part_lists_share_a_text((a_space, a) in part_list(), (b_space, b) in part_list(), (c, d) in two_splits()) {
+    fn distinct_part_lists_have_distinct_texts((a_space, a) in part_list(), (b_space, b) in part_list(), (c, d) in two_splits()) {
         let (one, two) = (LockKey::from_parts(a_space, &a), LockKey::from_parts(b_space, &b));
         prop_assert_eq!((a_space, &a) == (b_space, &b), one.as_str() == two.as_str(), "{} {}", one, two);
         let (one, two) = (LockKey::from_parts("n", &c), LockKey::from_parts("n", &d));
@@ -57,8 +57,8 @@ proptest! {
     }
 
     #[test]
-    fn a_neighbour_never_shares_a_text((space, parts) in part_list(), at in any::<prop::sample::Index>(), text in nasty_text()) {
-        // One part more, one less, one split in two, two joined: what a client could try.
+    fn similar_part_lists_have_distinct_texts((space, parts) in part_list(), at in any::<prop::sample::Index>(), text in nasty_text()) {
+        // One part more, one less, one split, two joined: all that a client could try.
         let key = LockKey::from_parts(space, &parts);
         let mut longer = parts.clone();
         longer.insert(at.index(parts.len() + 1), text.clone());
@@ -72,7 +72,7 @@ proptest! {
     }
 
     #[test]
-    fn a_key_is_bounded_and_can_be_shown((space, parts) in part_list(), long in "\\PC{0,400}") {
+    fn key_text_is_bounded_and_printable((space, parts) in part_list(), long in "\\PC{0,400}") {
         for key in [LockKey::from_parts(space, &parts), LockKey::from((space, &long)), LockKey::hashed((space, &long))] {
             prop_assert!(key.as_str().len() <= 256);
             prop_assert!(!key.as_str().contains(|c: char| c.is_control() || c.is_whitespace()), "{:?}", key.as_str());
@@ -80,13 +80,13 @@ proptest! {
     }
 
     #[test]
-    fn numbers_are_the_same_part_as_their_text(n in any::<i128>(), m in any::<u64>()) {
+    fn numbers_equal_their_text_as_parts(n in any::<i128>(), m in any::<u64>()) {
         prop_assert_eq!(LockKey::from(("n", n, m)), LockKey::from(("n", n.to_string(), m.to_string())));
     }
 }
 
 #[test]
-fn every_short_list_of_nasty_parts_has_a_text_of_its_own() {
+fn short_lists_of_special_characters_are_distinct() {
     let mut lists: Vec<Vec<&str>> = vec![vec![]];
     for a in NASTY {
         lists.push(vec![a]);
@@ -105,9 +105,9 @@ fn every_short_list_of_nasty_parts_has_a_text_of_its_own() {
     assert_eq!(texts.len(), 1 + 17 + 17 * 17 + 17 * 17 * 17);
 }
 
-/// The mark of a hash cannot be written by a client.
+/// A client cannot write the mark of a hash.
 #[test]
-fn no_part_spells_the_hash_of_a_longer_one() {
+fn no_part_imitates_the_hash_of_a_longer_key() {
     let long = LockKey::from(("n", "x".repeat(400)));
     let (_, spelled) = long.as_str().split_once(':').expect("a part");
     assert_ne!(LockKey::from(("n", spelled)).as_str(), long.as_str());

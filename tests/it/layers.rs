@@ -1,4 +1,4 @@
-//! Where the layer can stand, and what it adds to a service: nothing but the lock.
+//! Positions of the layer, and its effect on a service: only the lock.
 
 use std::{
     convert::Infallible,
@@ -31,7 +31,7 @@ async fn show_key(lock: HeldLock) -> String {
 fn is_shared<T: Clone + Send + Sync + 'static>(_: &T) {}
 
 #[tokio::test(start_paused = true)]
-async fn the_layer_stands_on_a_router_a_method_router_a_route_and_a_nested_router() {
+async fn layer_works_on_routers_method_routers_and_routes() {
     let locks = LockManager::in_memory();
     let lock = || LockLayer::new(&locks, key::from_fn(|Path(id): Path<u64>| ("order", id)));
     let apps = [
@@ -51,7 +51,7 @@ async fn the_layer_stands_on_a_router_a_method_router_a_route_and_a_nested_route
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_layer_stands_on_a_plain_tower_service_with_any_body() {
+async fn layer_works_on_a_tower_service_with_any_body() {
     let locks = LockManager::in_memory();
     let hello = service_fn(|request: Request<RequestBody>| async move {
         let key = request.extensions().get::<HeldLock>().map(|lock| lock.key().to_string());
@@ -71,7 +71,7 @@ async fn the_layer_stands_on_a_plain_tower_service_with_any_body() {
     is_shared(&service);
     assert_eq!(text(service.oneshot(request()).await.expect("infallible")).await, "method:GET");
 
-    // Whatever it was, it is the same to the service.
+    // The service sees the same body for every key source.
     let by_body = LockLayer::new(&locks, key::from_fn(|b: Bytes| ("len", b.len())));
     let echo =
         service_fn(|request: Request<RequestBody>| async { Ok::<_, Infallible>(Response::new(request.into_body())) });
@@ -81,9 +81,9 @@ async fn the_layer_stands_on_a_plain_tower_service_with_any_body() {
     assert_eq!(text(service.oneshot(request).await.expect("infallible")).await, "12345");
 }
 
-/// With "ready, then call" the request for the other key would stand behind the one that waits.
+/// With "ready, then call" the request for the other key would queue behind the waiting one.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_does_not_sit_on_the_capacity_of_the_inner_service() {
+async fn waiter_does_not_occupy_inner_capacity() {
     let locks = LockManager::in_memory();
     let inner = service_fn(|_: Request<RequestBody>| async { Ok::<_, Infallible>(Response::new(Body::empty())) });
     let service = LockLayer::new(&locks, key::from_parts(|parts| ("path", parts.uri.path().to_owned())))
@@ -103,7 +103,7 @@ async fn a_waiter_does_not_sit_on_the_capacity_of_the_inner_service() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_inner_service_is_driven_ready_under_the_lock_and_its_errors_give_it_back() {
+async fn inner_service_gets_ready_under_the_lock_or_releases_it() {
     #[derive(Clone)]
     struct Broken {
         when_ready: bool,
@@ -133,13 +133,13 @@ async fn the_inner_service_is_driven_ready_under_the_lock_and_its_errors_give_it
         let inner = Broken { when_ready, locks: locks.clone(), seen_held: Arc::default() };
         let service = LockLayer::new(&locks, one_key()).layer(inner.clone());
         assert_eq!(service.oneshot(Request::new(Body::empty())).await.expect_err("its own error"), error);
-        assert_eq!(inner.seen_held.load(SeqCst), 1, "asked to be ready once, under the lock");
+        assert_eq!(inner.seen_held.load(SeqCst), 1, "polled for readiness once, under the lock");
         assert_eq!(store.held_count(), 0);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_is_ready_before_its_inner_service() {
+async fn layer_is_ready_before_its_inner_service() {
     #[derive(Clone)]
     struct NeverReady;
     impl Service<Request<RequestBody>> for NeverReady {
@@ -159,9 +159,9 @@ async fn a_layer_is_ready_before_its_inner_service() {
     assert!(futures_util::poll!(ServiceExt::<Request<Body>>::ready(&mut service)).is_ready());
 }
 
-/// I10
+/// I10.
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_a_handler_goes_on_and_its_key_is_free_after_the_lock_delay() {
+async fn handler_panic_propagates_and_frees_after_the_lock_delay() {
     let (store, locks) = store_and_locks();
     let app = Router::new()
         .route(
@@ -176,16 +176,16 @@ async fn a_panic_in_a_handler_goes_on_and_its_key_is_free_after_the_lock_delay()
         .layer(CatchPanicLayer::new());
     for _ in 0..3 {
         let answer = fetch(&app, "/").await;
-        assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR, "whoever catches it outside answers");
+        assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR, "the outer layer responds");
         tokio::time::sleep(Duration::from_millis(990)).await;
         assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT, "a statement may be on its way still");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(store.on(StoreOp::Release).calls(), 3, "each is given back once");
+    assert_eq!(store.on(StoreOp::Release).calls(), 3, "each is released once");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_preflight_a_404_and_a_405_never_reach_the_store() {
+async fn preflight_404_and_405_never_reach_the_store() {
     let (store, locks) = store_and_locks();
     let ran = || post(|| async { "ran" });
     let on_the_handler = Router::new().route("/order/{id}", ran().route_layer(LockLayer::new(&locks, one_key())));
@@ -205,9 +205,10 @@ async fn a_preflight_a_404_and_a_405_never_reach_the_store() {
     assert_eq!(store.on(StoreOp::Acquire).calls(), 0);
 }
 
-/// As a server of hyper's does with each connection. (A compiler does not know there how long a text lives, that of a namespace included.)
+/// As hyper does with each connection. (The compiler must prove it for all lifetimes, including
+/// that of the namespace.)
 #[tokio::test(start_paused = true)]
-async fn a_request_can_be_served_in_a_task_of_its_own_whatever_its_key_is_made_by() {
+async fn response_futures_are_send_for_every_key_source() {
     async fn show(request: Request<RequestBody>) -> Result<Response<Body>, Infallible> {
         let lock = request.extensions().get::<HeldLock>().expect("held");
         Ok(Response::new(lock.key().as_str().to_owned().into()))
@@ -231,18 +232,19 @@ async fn a_request_can_be_served_in_a_task_of_its_own_whatever_its_key_is_made_b
     assert_eq!(served!(tower_lock::key::fixed(("k", 7))), "k:7");
 }
 
-/// A layer outside that answers by itself needs a body for that answer: the timeout of `tower-http` makes it by `Default`.
+/// An outer layer that responds by itself needs a body: the timeout of `tower-http` uses `Default`.
 #[tokio::test(start_paused = true)]
-async fn a_layer_outside_can_answer_with_a_default_body() {
+async fn outer_layer_can_respond_with_a_default_body() {
     fn answers_by_itself<B: Default>() -> Response<B> {
         Response::default()
     }
     assert_eq!(text(answers_by_itself::<tower_lock::middleware::ResponseBody<Body>>()).await, "");
 }
 
-/// A layer on a whole router is asked for what no route has matched, too. It never runs that without a lock, and it is no mistake of the service.
+/// A layer on a whole router also gets unmatched requests. They never run without a lock, and are
+/// not an error of the service.
 #[tokio::test(start_paused = true)]
-async fn an_unknown_url_under_a_layer_on_the_router_is_a_404() {
+async fn unknown_url_under_a_router_layer_is_a_404() {
     let (store, locks) = store_and_locks();
     let routes = || Router::new().route("/order/{id}", post(|| async { "ran" }));
     let fallback = || routes().fallback(async || "ran without a lock");
@@ -260,7 +262,7 @@ async fn an_unknown_url_under_a_layer_on_the_router_is_a_404() {
         let known = Request::post("/order/1").body(Body::empty()).expect("a request");
         assert_eq!(text(send(&app, known).await).await, "ran");
     }
-    // Where there is a route, it is one.
+    // On a matched route it is one.
     let lacks = LockLayer::new(&locks, key::from_fn(|axum::Extension(id): axum::Extension<u64>| ("order", id)));
     let answer = send(&routes().layer(lacks), Request::post("/order/1").body(Body::empty()).expect("a request")).await;
     assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);

@@ -1,5 +1,4 @@
-//! How long the store is asked to keep a key: as long as a lease that was set, and no longer than
-//! its section needs.
+//! The lease that the store gets: as long as configured, and no longer than its section needs.
 
 use std::{future::IntoFuture, time::Duration};
 
@@ -20,13 +19,13 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// For how long the store keeps the key, as things stand: what a crash costs at this moment.
+/// The time that the store would block the key after a crash now.
 async fn kept(locks: &LockManager) -> Duration {
     locks.inspect(key()).await.expect("up").remaining
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_is_set_is_what_a_crash_costs_and_all_else_follows_it() {
+async fn lease_setting_bounds_the_cost_of_a_crash() {
     let store = TestStore::new();
     let locks = LockManager::builder(store.clone()).lease(ms(2_000)).build();
     let guard = locks.lock(key()).await.expect("free");
@@ -43,7 +42,7 @@ async fn a_lease_that_is_set_is_what_a_crash_costs_and_all_else_follows_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_lease_is_renewed_seldom() {
+async fn long_lease_is_renewed_seldom() {
     let store = TestStore::new();
     let locks = LockManager::builder(store.clone()).lease(Duration::from_secs(600)).build();
     let guard = locks.lock(key()).await.expect("free");
@@ -51,11 +50,11 @@ async fn a_long_lease_is_renewed_seldom() {
     let renewals = store.on(StoreOp::Renew).calls();
     assert!((4..=5).contains(&renewals), "each third of ten minutes: {renewals}");
     assert!(guard.held_lock().remaining() > Duration::from_secs(390));
-    guard.release().await.expect("ours");
+    guard.release().await.expect("held");
 }
 
 #[test]
-fn a_lease_that_is_too_short_or_too_long_is_told_of_when_it_is_set() {
+fn invalid_lease_panics_when_it_is_set() {
     for wrong in [Duration::ZERO, ms(1_999), ms(600_001), Duration::MAX] {
         let set = std::panic::catch_unwind(|| LockManager::builder(TestStore::new()).lease(wrong));
         let text = set.expect_err("refused").downcast::<String>().expect("a text");
@@ -67,9 +66,9 @@ fn a_lease_that_is_too_short_or_too_long_is_told_of_when_it_is_set() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fixed_lease_is_kept_for_as_long_as_it_needs_and_runs_to_its_end() {
+async fn fixed_lease_runs_to_its_end_and_no_longer() {
     let (store, locks) = store_and_locks();
-    // As slow as an answer may be.
+    // As slow as a reply may be.
     store.on(StoreOp::Acquire).latency(ms(450));
     let guard = locks.lock(key()).lease(Lease::Fixed(ms(5_000))).await.expect("free");
     let began = Instant::now();
@@ -85,19 +84,19 @@ async fn a_fixed_lease_is_kept_for_as_long_as_it_needs_and_runs_to_its_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_of_a_fixed_lease_asks_for_no_more_than_it() {
+async fn renewal_of_a_fixed_lease_requests_no_more_than_the_rest() {
     let (store, locks) = store_and_locks();
     let guard = locks.lock(key()).lease(Lease::Fixed(ms(5_000))).await.expect("free");
     sleep(ms(4_500)).await;
     assert!(store.on(StoreOp::Renew).calls() >= 2, "so that a revocation is noticed");
     assert!(kept(&locks).await <= ms(6_560), "{:?}", kept(&locks).await);
-    guard.release().await.expect("ours");
+    guard.release().await.expect("held");
 }
 
-/// Each section has what it needs, and no more: where the next one needs something else, the store
-/// is asked first.
+/// Each section has the lease that it needs. If the next one needs another lease, the store is
+/// called first.
 #[tokio::test(start_paused = true)]
-async fn a_handoff_to_a_section_with_another_lease_asks_the_store() {
+async fn handoff_to_another_lease_asks_the_store() {
     let (store, locks) = store_and_locks();
     let fixed = || locks.lock(key()).lease(Lease::Fixed(ms(5_000)));
     let first = fixed().await.expect("free");
@@ -110,27 +109,27 @@ async fn a_handoff_to_a_section_with_another_lease_asks_the_store() {
     let calls =
         || [StoreOp::Acquire, StoreOp::Yield, StoreOp::Renew, StoreOp::Release].map(|verb| store.on(verb).calls());
 
-    first.release().await.expect("ours");
-    let second = soon("its turn", second).await.expect("no panic").expect("its turn");
+    first.release().await.expect("held");
+    let second = soon("a grant", second).await.expect("no panic").expect("a grant");
     assert_eq!(calls(), [1, 0, 0, 0], "it needs the same");
-    assert_eq!(second.release().await.expect("ours"), ReleaseOutcome::HandedOff);
-    let third = soon("its turn", third).await.expect("no panic").expect("its turn");
+    assert_eq!(second.release().await.expect("held"), ReleaseOutcome::HandedOff);
+    let third = soon("a grant", third).await.expect("no panic").expect("a grant");
     assert_eq!(calls(), [1, 1, 0, 0], "a longer lease: a yield extends it, under the same id");
     assert!(kept(&locks).await > ms(30_900), "{:?}", kept(&locks).await);
-    third.release().await.expect("ours");
-    let fourth = soon("its turn", fourth).await.expect("no panic").expect("its turn");
+    third.release().await.expect("held");
+    let fourth = soon("a grant", fourth).await.expect("no panic").expect("a grant");
     assert_eq!(calls(), [2, 1, 0, 1], "a shorter lease: another id");
     assert!(kept(&locks).await <= ms(6_560), "{:?}", kept(&locks).await);
-    fourth.release().await.expect("ours");
+    fourth.release().await.expect("held");
     assert_eq!(store.held_count(), 0);
 }
 
-/// Until the store has answered, it keeps the key for what the section before needed.
+/// Until its reply, the store blocks the key only for the previous section.
 #[tokio::test(start_paused = true)]
-async fn a_section_that_needs_a_longer_lease_begins_after_the_answer_that_extends_it() {
+async fn section_with_a_longer_lease_starts_after_the_extension() {
     for revoked in [false, true] {
         let (store, locks) = store_and_locks();
-        // Enough of it is left to begin with, and it is not what the next one needs.
+        // The rest is long enough to start with, but not what the next section needs.
         let first = locks.lock(key()).lease(Lease::Fixed(ms(20_000))).await.expect("free");
         let token = first.fencing_token();
         let next = tokio::spawn(locks.lock(key()).into_future());
@@ -140,22 +139,22 @@ async fn a_section_that_needs_a_longer_lease_begins_after_the_answer_that_extend
             LockManager::new(store.clone()).force_release(key()).await.expect("up");
         }
         store.on(StoreOp::Yield).pause_after();
-        assert_eq!(first.release().await.expect("ours"), ReleaseOutcome::HandedOff);
+        assert_eq!(first.release().await.expect("held"), ReleaseOutcome::HandedOff);
         settle().await;
-        assert!(!next.is_finished(), "begun before the answer");
+        assert!(!next.is_finished(), "started before the reply");
         store.on(StoreOp::Yield).resume();
-        let next = soon("its turn", next).await.expect("no panic").expect("its turn");
+        let next = soon("a grant", next).await.expect("no panic").expect("a grant");
         assert!(next.fencing_token() > token && next.held_lock().remaining() > ms(29_000));
         assert!(kept(&locks).await > ms(29_900), "{:?}", kept(&locks).await);
         assert_eq!(store.on(StoreOp::Acquire).calls() > 1, revoked, "what was lost is acquired anew");
-        next.release().await.expect("ours");
+        next.release().await.expect("held");
         assert_eq!(store.held_count(), 0);
     }
 }
 
-/// The renewal was sent for the short lease, and is answered when the grant has the long one.
+/// The renewal was sent for the short lease, and its reply arrives when the grant has the long one.
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_was_sent_before_the_lease_grew_counts_for_what_it_asked_for() {
+async fn renewal_before_a_longer_lease_counts_as_requested() {
     let (store, locks) = store_and_locks();
     let first = locks.lock(key()).lease(Lease::Fixed(ms(3_000))).await.expect("free");
     let next = tokio::spawn(locks.lock(key()).into_future());
@@ -164,11 +163,11 @@ async fn a_renewal_that_was_sent_before_the_lease_grew_counts_for_what_it_asked_
     while store.on(StoreOp::Renew).calls() == 0 {
         sleep(ms(10)).await;
     }
-    assert_eq!(first.release().await.expect("ours"), ReleaseOutcome::HandedOff);
-    let next = soon("its turn", next).await.expect("no panic").expect("its turn");
+    assert_eq!(first.release().await.expect("held"), ReleaseOutcome::HandedOff);
+    let next = soon("a grant", next).await.expect("no panic").expect("a grant");
     store.on(StoreOp::Renew).resume();
     settle().await;
     assert!(kept(&locks).await > ms(30_900), "a late renewal shortens nothing: {:?}", kept(&locks).await);
     assert!(next.held_lock().remaining() <= kept(&locks).await, "it counts on no more than the store keeps");
-    next.release().await.expect("ours");
+    next.release().await.expect("held");
 }

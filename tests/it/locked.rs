@@ -1,4 +1,4 @@
-//! `Locked`: the lock of the value that the handler sees.
+//! `Locked`: the lock of an extracted value.
 
 use std::{
     ops::Deref,
@@ -55,12 +55,12 @@ async fn show(Locked(Json(claim), lock): Locked<Json<Claim>>) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_lock_is_taken_from_the_value_that_the_handler_sees_and_held_to_the_end_of_the_response() {
+async fn locked_holds_the_key_of_its_value_to_the_response_end() {
     let (store, locks) = store_and_locks();
     let again = locks.clone();
     let streams = post(async move |Locked(Json(_), _): Locked<Json<Claim>>| {
-        // The request is its owner: it has it once more.
-        again.try_lock(("family", 7)).await.expect("its own").release().await.expect("up");
+        // The request is its owner and reenters.
+        again.try_lock(("family", 7)).await.expect("reentered").release().await.expect("up");
         let parts = stream::unfold(0, |n| async move {
             sleep(S).await;
             (n < 3).then_some((Ok::<_, std::convert::Infallible>("x"), n + 1))
@@ -87,7 +87,7 @@ async fn the_lock_is_taken_from_the_value_that_the_handler_sees_and_held_to_the_
         (fetch(&app, "/query?family_id=%2B7").await, "7 family:7 true"),
     ] {
         assert_eq!((answer.status(), text(answer).await.as_str()), (StatusCode::OK, expected));
-        assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "a finished answer has given it back");
+        assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "released with a complete response");
     }
 
     let answer = post_json(&app, "/streams", r#"{"family_id":7}"#).await;
@@ -99,7 +99,7 @@ async fn the_lock_is_taken_from_the_value_that_the_handler_sees_and_held_to_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_cannot_have_it_is_answered_as_from_a_layer_and_what_is_rejected_as_it_was() {
+async fn locked_rejects_as_a_layer_and_keeps_inner_rejections() {
     let (_store, locks) = store_and_locks();
     let layer = LockManagerLayer::new(&locks).wait(2 * S);
     let app = Router::new().route("/", post(show)).layer(layer.clone());
@@ -118,7 +118,7 @@ async fn who_cannot_have_it_is_answered_as_from_a_layer_and_what_is_rejected_as_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_missing_layer_is_a_500_that_says_which_and_where() {
+async fn missing_layer_is_a_500_that_names_layer_and_route() {
     let locks = LockManager::in_memory();
     let bare = Router::new().route("/", post(show));
     let before_its_route = Router::new().layer(LockManagerLayer::new(&locks)).route("/", post(show));
@@ -134,7 +134,7 @@ async fn a_missing_layer_is_a_500_that_says_which_and_where() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn inside_a_layer_it_holds_both_and_the_same_key_once_more() {
+async fn locked_inside_a_layer_holds_both_and_reenters() {
     let (store, locks) = store_and_locks();
     let seen = |count: usize| {
         let store = store.clone();
@@ -152,9 +152,9 @@ async fn inside_a_layer_it_holds_both_and_the_same_key_once_more() {
     assert_eq!((store.held_count(), locks.size(), store.on(StoreOp::Acquire).calls()), (0, (0, 0), 3));
 }
 
-/// I6
+/// I6.
 #[tokio::test(start_paused = true)]
-async fn a_handler_whose_own_lock_is_lost_is_broken_off() {
+async fn handler_that_loses_its_extracted_lock_is_aborted() {
     for goes_on in [false, true] {
         let (store, locks) = store_and_locks();
         let mut layer = LockManagerLayer::new(&locks);
@@ -203,9 +203,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Kept {
     }
 }
 
-/// A task that has kept a copy of the request cannot hold anything by it.
+/// A task with a copy of the request cannot lock with it.
 #[tokio::test(start_paused = true)]
-async fn nothing_is_taken_for_a_request_that_is_over() {
+async fn nothing_is_locked_for_an_ended_request() {
     let (store, locks) = store_and_locks();
     let kept: &'static Mutex<Option<Parts>> = Box::leak(Box::default());
     let keep = async |request: Request<Body>, next: Next| {
@@ -221,14 +221,14 @@ async fn nothing_is_taken_for_a_request_that_is_over() {
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
     let mut parts = kept.lock().expect("whole").take().expect("kept");
     let late = Locked::<Kept>::from_request_parts(&mut parts, &()).await;
-    assert_eq!(late.expect_err("it is over").status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(late.expect_err("the request has ended").status(), StatusCode::INTERNAL_SERVER_ERROR);
     sleep(S).await;
     assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }
 
 /// The body is read first: a slow upload locks nothing.
 #[tokio::test(start_paused = true)]
-async fn nothing_is_locked_before_the_value_is_there() {
+async fn nothing_is_locked_before_the_value_is_extracted() {
     let (store, locks) = store_and_locks();
     let app = Router::new().route("/", post(show)).layer(LockManagerLayer::new(&locks));
     let (send, body) = tokio::sync::mpsc::unbounded_channel::<Result<Bytes, std::convert::Infallible>>();

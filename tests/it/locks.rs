@@ -19,7 +19,7 @@ fn key() -> LockKey {
 }
 
 #[tokio::test]
-async fn a_key_is_held_by_one_and_other_keys_are_free() {
+async fn key_has_one_holder_and_other_keys_are_free() {
     let locks = LockManager::in_memory();
     let guard = locks.try_lock(key()).await.expect("free");
     let error = locks.try_lock(key()).await.expect_err("held");
@@ -33,17 +33,17 @@ async fn a_key_is_held_by_one_and_other_keys_are_free() {
     let _again = locks.try_lock(key()).await.expect("free again");
 }
 
-/// A call that comes before the store has answered waits for that answer: nobody meets his own lock.
+/// A call that arrives before the reply to a release waits for it: no caller meets its own lock.
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_is_given_back_can_be_taken_again_at_once() {
+async fn released_lock_can_be_acquired_at_once() {
     let (store, locks) = store_and_locks();
     store.on(StoreOp::Release).latency(Duration::from_millis(2));
     for _ in 0..10 {
-        // Nobody waits for the outcome.
-        drop(locks.try_lock(key()).await.expect("free, though its release is still on the way").release());
+        // The outcome is not awaited.
+        drop(locks.try_lock(key()).await.expect("free, with its release in flight").release());
     }
     sleep(Duration::from_millis(5)).await;
-    assert_eq!((store.held_count(), store.on(StoreOp::Release).calls()), (0, 10), "each grant is given back once");
+    assert_eq!((store.held_count(), store.on(StoreOp::Release).calls()), (0, 10), "each grant is released once");
     for _ in 0..10 {
         locks.try_lock(key()).await.expect("free").release().await.expect("the store is up");
     }
@@ -51,14 +51,14 @@ async fn a_lock_that_is_given_back_can_be_taken_again_at_once() {
     assert_eq!((store.held_count(), store.on(StoreOp::Release).calls()), (0, 20), "and not once more by its `Drop`");
 }
 
-/// I10: whether it was the end of the work or the middle of it, nobody can tell.
+/// I10: whether the work was complete is unknown.
 #[tokio::test(start_paused = true)]
-async fn a_dropped_guard_gives_its_key_back_without_waiting_and_it_is_free_after_the_lock_delay() {
+async fn dropped_guard_releases_after_the_lock_delay() {
     let (store, locks) = store_and_locks();
     for delay in [1000, 300, 0] {
         drop(locks.try_lock(key()).lock_delay(Duration::from_millis(delay)).await.expect("free"));
         let dropped = Instant::now();
-        let guard = locks.lock(key()).await.expect("its turn");
+        let guard = locks.lock(key()).await.expect("a grant");
         let waited = dropped.elapsed();
         let delay = Duration::from_millis(delay);
         assert!(waited >= delay && waited < delay + Duration::from_millis(10), "{waited:?} for {delay:?}");
@@ -67,9 +67,9 @@ async fn a_dropped_guard_gives_its_key_back_without_waiting_and_it_is_free_after
     assert_eq!((store.held_count(), store.on(StoreOp::Release).calls()), (0, 6));
 }
 
-/// It is renewed, so it never runs for less than two thirds of its lease.
+/// It is renewed, so at least two thirds of its lease remain.
 #[tokio::test(start_paused = true)]
-async fn the_lease_of_a_holder_is_told_as_it_is_renewed() {
+async fn reported_lease_follows_renewals() {
     let locks = LockManager::in_memory();
     let _held = locks.try_lock(key()).await.expect("free");
     for seconds in [5, 20, 25, 45] {
@@ -80,9 +80,9 @@ async fn the_lease_of_a_holder_is_told_as_it_is_renewed() {
     }
 }
 
-/// I3: what the answer took on its way is not counted on.
+/// I3: the round trip time is not counted.
 #[tokio::test(start_paused = true)]
-async fn a_deadline_counts_from_before_the_store_was_asked() {
+async fn deadline_counts_from_before_the_request_was_sent() {
     let (store, locks) = store_and_locks();
     store.on(StoreOp::Acquire).pause_after();
     let call = tokio::spawn(locks.try_lock(key()).into_future());
@@ -93,9 +93,9 @@ async fn a_deadline_counts_from_before_the_store_was_asked() {
     assert_eq!(guard.held_lock().remaining(), Duration::from_millis(30_000 - 300 - 2 - 400));
 }
 
-/// Who does not wait waits for that alone; and if it is not known in time, it is told so.
+/// A call without a wait waits for the release only, and is rejected if it takes too long.
 #[tokio::test(start_paused = true)]
-async fn a_give_back_that_hangs_is_waited_for_a_second() {
+async fn request_waits_one_second_for_a_hanging_release() {
     let (store, locks) = store_and_locks();
     store.on(StoreOp::Release).pause_before();
     drop(locks.try_lock(key()).await.expect("free").release());
@@ -105,11 +105,11 @@ async fn a_give_back_that_hangs_is_waited_for_a_second() {
     assert!(matches!(&error, LockError::Store(error) if error.operation() == "release"), "{error:?}");
     store.on(StoreOp::Release).resume();
     sleep(Duration::from_secs(1)).await;
-    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "it was asked for until it was answered");
+    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "repeated until the reply");
 }
 
 #[tokio::test(start_paused = true)]
-async fn lock_waits_half_a_minute_if_nothing_else_is_said() {
+async fn lock_waits_30_seconds_by_default() {
     let locks = LockManager::in_memory();
     let _held = locks.try_lock(key()).await.expect("free");
     for (call, seconds) in [
@@ -133,7 +133,7 @@ async fn lock_waits_half_a_minute_if_nothing_else_is_said() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiters_in_a_process_are_served_in_order_and_know_who_was_before_them() {
+async fn local_waiters_are_served_in_order() {
     let locks = LockManager::in_memory();
     let held = locks.try_lock(key()).await.expect("free");
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -141,7 +141,7 @@ async fn waiters_in_a_process_are_served_in_order_and_know_who_was_before_them()
     for n in 0..10 {
         let (locks, order) = (locks.clone(), Arc::clone(&order));
         waiters.push(tokio::spawn(async move {
-            // Every third one gives up.
+            // Every third one has a short timeout.
             let patience = if n % 3 == 2 { 1 } else { 100 };
             match locks.lock(key()).wait(Duration::from_secs(patience)).await {
                 Ok(guard) => {
@@ -163,17 +163,17 @@ async fn waiters_in_a_process_are_served_in_order_and_know_who_was_before_them()
     for waiter in waiters {
         gave_up.extend(waiter.await.expect("no panic"));
     }
-    // The holder, two waiters, and whoever gave up later in the same second.
+    // The holder, two waiters, and those that gave up later in the same second.
     assert_eq!(gave_up, [(2, 3), (5, 5), (8, 7)]);
     assert_eq!(*order.lock().expect("whole"), [0, 1, 3, 4, 6, 7, 9]);
 }
 
-/// Dropped at each await of an acquisition: in the line, while the store is asked, with the answer on its way.
+/// Dropped at each await of an acquisition: queued, during the acquire, with its reply in flight.
 #[tokio::test(start_paused = true)]
-async fn a_call_that_is_dropped_leaves_the_key_free() {
+async fn dropped_call_leaves_the_key_free() {
     let (store, locks) = store_and_locks();
 
-    // In the line.
+    // In the queue.
     let held = locks.try_lock(key()).await.expect("free");
     let waiter = tokio::spawn(locks.lock(key()).into_future());
     settle().await;
@@ -182,7 +182,7 @@ async fn a_call_that_is_dropped_leaves_the_key_free() {
     held.release().await.expect("the store is up");
     assert_eq!(store.held_count(), 0);
 
-    // While the store is asked: it has granted, and its answer waits at the gate.
+    // During the acquire: granted, with its reply held.
     store.on(StoreOp::Acquire).pause_after();
     let asking = tokio::spawn(locks.lock(key()).into_future());
     store.on(StoreOp::Acquire).wait_until_paused().await;
@@ -191,9 +191,9 @@ async fn a_call_that_is_dropped_leaves_the_key_free() {
     settle().await;
     store.on(StoreOp::Acquire).resume();
     settle().await;
-    assert_eq!(store.held_count(), 0, "given back, though nobody ever heard of the grant");
+    assert_eq!(store.held_count(), 0, "released, though the grant never arrived");
 
-    // Chosen, but dropped before it could run: the turn goes on to the next.
+    // Granted, but dropped before it could run: the key goes to the next.
     let held = locks.try_lock(key()).await.expect("free");
     let mut chosen = Box::pin(locks.lock(key()).into_future());
     assert!(futures_util::poll!(chosen.as_mut()).is_pending());
@@ -201,20 +201,20 @@ async fn a_call_that_is_dropped_leaves_the_key_free() {
     settle().await;
     held.release().await.expect("the store is up");
     drop(chosen);
-    let guard = soon("the next one's turn", next).await.expect("no panic").expect("its turn");
+    let guard = soon("a grant of the next", next).await.expect("no panic").expect("a grant");
     guard.release().await.expect("the store is up");
     assert_eq!(store.held_count(), 0);
 
-    // While it gives back.
+    // During the release.
     let guard = locks.try_lock(key()).await.expect("free");
     store.on(StoreOp::Release).pause_before();
-    let mut giving_back = Box::pin(guard.release());
-    assert!(futures_util::poll!(giving_back.as_mut()).is_pending());
-    drop(giving_back);
+    let mut release = Box::pin(guard.release());
+    assert!(futures_util::poll!(release.as_mut()).is_pending());
+    drop(release);
     store.on(StoreOp::Release).resume();
     settle().await;
     assert_eq!(store.held_count(), 0);
-    let _free = locks.try_lock(key()).await.expect("and so is the line");
+    let _free = locks.try_lock(key()).await.expect("and so is the queue");
 }
 
 #[tokio::test(start_paused = true)]
@@ -229,8 +229,8 @@ async fn two_handles_on_one_store_exclude_each_other() {
     let freed = Instant::now();
     let first = held.fencing_token();
     held.release().await.expect("a store");
-    let guard = waiter.await.expect("no panic").expect("its turn");
-    assert!(freed.elapsed() <= Duration::from_secs(1), "asked again within a second");
+    let guard = waiter.await.expect("no panic").expect("a grant");
+    assert!(freed.elapsed() <= Duration::from_secs(1), "polled within a second");
     assert!(guard.fencing_token() > first);
     let began = Instant::now();
     let error = one.lock(key()).wait(Duration::from_secs(5)).await.expect_err("held elsewhere");
@@ -238,9 +238,9 @@ async fn two_handles_on_one_store_exclude_each_other() {
     assert_eq!(began.elapsed().as_secs(), 5);
 }
 
-/// Nobody gives it back, and nobody renews it: its runtime is gone, and so might be its machine.
+/// It is neither released nor renewed: its runtime has ended.
 #[test]
-fn a_holder_that_dies_blocks_for_its_lease_and_no_longer() {
+fn dead_holder_blocks_for_its_lease_and_no_longer() {
     let store = Arc::new(MemoryStore::new());
     let runtime =
         || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime");
@@ -250,38 +250,38 @@ fn a_holder_that_dies_blocks_for_its_lease_and_no_longer() {
     runtime().block_on(async {
         let began = Instant::now();
         assert!(other.lock(key()).wait(Duration::from_secs(29)).await.is_err());
-        let _guard = other.lock(key()).wait(Duration::from_secs(29)).await.expect("its lease is over");
+        let _guard = other.lock(key()).wait(Duration::from_secs(29)).await.expect("its lease has expired");
         assert!(began.elapsed() <= Duration::from_millis(31_010), "{:?}", began.elapsed());
     });
 }
 
 #[test]
-fn a_guard_can_be_given_back_where_no_runtime_is_and_after_its_own_is_gone() {
+fn guard_can_be_released_without_its_runtime() {
     let locks = LockManager::in_memory();
     let take = || locks.try_lock(key()).lock_delay(Duration::ZERO).into_future();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     drop(runtime.block_on(take()).expect("free"));
-    drop(runtime.block_on(take()).expect("given back").release());
+    drop(runtime.block_on(take()).expect("released").release());
     let outlives = runtime.block_on(take()).expect("free");
     drop(runtime);
     drop(outlives);
     let runtime = tokio::runtime::Runtime::new().expect("another runtime");
     drop(runtime.block_on(take()).expect("in memory it needs no runtime to be free"));
 
-    // With a store behind a network it needs one: the last one it was used in.
+    // A store behind a network needs a runtime: the last one it was used in.
     let (store, locks) = store_and_locks();
     let guard = runtime.block_on(locks.try_lock(key()).into_future()).expect("free");
     drop(guard.release());
     runtime.block_on(async {
-        soon("its turn", locks.lock(key()).into_future())
+        soon("a grant", locks.lock(key()).into_future())
             .await
-            .expect("given back by the runtime it came from")
+            .expect("released by its first runtime")
             .release()
             .await
             .expect("up");
         assert_eq!(store.held_count(), 0);
     });
-    // If that has ended, the lease ends the lock. Nothing panics, nothing hangs.
+    // If that runtime has ended, the lease ends the lock. Nothing panics or hangs.
     let guard = runtime.block_on(locks.try_lock(key()).into_future()).expect("free");
     drop(runtime);
     drop(guard);
@@ -289,43 +289,44 @@ fn a_guard_can_be_given_back_where_no_runtime_is_and_after_its_own_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_fails_says_so_and_is_repeated() {
+async fn failed_release_is_reported_and_repeated() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
     store.fault_all(Fault::Fail);
     let error = guard.release().await.expect_err("down");
     assert_eq!((error.operation(), error.kind()), ("release", StoreErrorKind::Unavailable));
     store.fault_all(Fault::None);
-    // Whoever comes now waits for that; not for the end of the lease.
+    // A new call waits for that, not for the end of the lease.
     let asked = Instant::now();
-    locks.try_lock(key()).await.expect("given back").release().await.expect("up");
+    locks.try_lock(key()).await.expect("released").release().await.expect("up");
     assert!(asked.elapsed() <= Duration::from_millis(50), "{:?}", asked.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_hangs_is_told_after_half_a_second_and_asked_for_until_it_is_answered() {
+async fn hanging_release_is_reported_and_repeated_until_answered() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
     store.on(StoreOp::Release).pause_before();
     let asked = Instant::now();
-    let error = guard.release().await.expect_err("no answer");
+    let error = guard.release().await.expect_err("no reply");
     assert_eq!((error.kind(), asked.elapsed().as_millis() / 10), (StoreErrorKind::Timeout, 50));
-    // Nothing else is asked for this key meanwhile, so nobody knows whose it is; in a second the store is asked for it all the same.
-    let error = locks.lock(key()).await.expect_err("no word of the store");
+    // No other call is sent for this key meanwhile, so its holder is unknown; after a second the
+    // store is called nevertheless.
+    let error = locks.lock(key()).await.expect_err("no reply of the store");
     assert!(matches!(error, LockError::Store(_)) && asked.elapsed() <= Duration::from_millis(1_010), "{error}");
     let next = tokio::spawn(locks.lock(key()).into_future());
     sleep(Duration::from_secs(5)).await;
     assert!(!next.is_finished());
     store.on(StoreOp::Release).resume();
     let opened = Instant::now();
-    let guard = next.await.expect("no panic").expect("its turn");
+    let guard = next.await.expect("no panic").expect("a grant");
     assert!(opened.elapsed() <= Duration::from_secs(2), "not at the end of the lease: {:?}", opened.elapsed());
     guard.release().await.expect("the store is up");
     assert_eq!(locks.size(), (0, 0));
 }
 
 #[test]
-fn the_handle_and_its_parts_can_be_shared() {
+fn handle_and_parts_are_send_and_sync() {
     fn shared<T: Send + Sync + 'static>() {}
     fn cloned<T: Clone>() {}
     shared::<LockManager>();
@@ -336,9 +337,9 @@ fn the_handle_and_its_parts_can_be_shared() {
     shared::<tower_lock::LockError>();
 }
 
-/// Whoever does not wait waits for that alone, and not longer than it says.
+/// A call without a wait waits for the release, and not longer than documented.
 #[tokio::test(start_paused = true)]
-async fn a_give_back_that_fails_fast_is_waited_for_a_second_too() {
+async fn request_waits_one_second_for_a_failing_release() {
     for seed in 0..20 {
         let store = tower_lock::test_util::TestStore::new();
         let locks = LockManager::builder(store.clone()).seed(seed).build();
@@ -352,9 +353,9 @@ async fn a_give_back_that_fails_fast_is_waited_for_a_second_too() {
     }
 }
 
-/// It is asked on, for as long as the lease lasts, whoever is gone.
+/// It is repeated for as long as the lease lasts, even without a handle.
 #[tokio::test(start_paused = true)]
-async fn a_give_back_is_repeated_though_the_handle_is_dropped() {
+async fn pending_release_outlives_the_handle() {
     let (store, locks) = store_and_locks();
     let guard = locks.lock(key()).await.expect("free");
     store.on(StoreOp::Release).fault(Fault::Fail);
@@ -368,9 +369,9 @@ async fn a_give_back_is_repeated_though_the_handle_is_dropped() {
 mod runtimes_that_end {
     use super::*;
 
-    /// Nobody can renew it there, but nobody hangs either.
+    /// It cannot be renewed there, but nothing hangs.
     #[test]
-    fn a_lock_in_memory_can_be_taken_where_no_runtime_is() {
+    fn memory_lock_works_without_a_runtime() {
         let locks = LockManager::in_memory();
         for _ in 0..3 {
             let taken = futures_util::FutureExt::now_or_never(locks.try_lock(key()).into_future());
@@ -383,9 +384,9 @@ mod runtimes_that_end {
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
     }
 
-    /// What was to wake it goes with another one's runtime.
+    /// Its wake-up belongs to the other runtime.
     #[test]
-    fn a_waiter_has_its_turn_though_another_runtime_ends() {
+    fn waiter_outlives_the_end_of_another_runtime() {
         let locks = LockManager::in_memory();
         let first = paused();
         let guard = first.block_on(locks.lock(key()).into_future()).expect("free");
@@ -395,16 +396,16 @@ mod runtimes_that_end {
         while locks.size() != (1, 1) {
             std::thread::yield_now();
         }
-        // Free after its lock-delay; the alarm for that is this runtime's.
+        // Free after its lock-delay; the timer for that is in this runtime.
         first.block_on(async move { drop(guard) });
         drop(first);
         let began = std::time::Instant::now();
-        drop(second.block_on(waiter).expect("no panic").expect("its turn").release());
+        drop(second.block_on(waiter).expect("no panic").expect("a grant").release());
         assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     }
 
     #[test]
-    fn a_lock_is_renewed_though_the_runtime_of_the_watchdog_ends() {
+    fn renewal_outlives_the_runtime_of_the_watchdog() {
         let locks = LockManager::in_memory();
         let first = paused();
         let _one = first.block_on(locks.lock(("n", 1)).into_future()).expect("free");
@@ -418,7 +419,7 @@ mod runtimes_that_end {
     }
 
     #[test]
-    fn what_was_not_given_back_is_forgotten_when_its_lease_is_over() {
+    fn pending_release_is_dropped_at_the_end_of_the_lease() {
         let (store, locks) = store_and_locks();
         let first = paused();
         let guards: Vec<_> =

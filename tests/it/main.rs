@@ -1,17 +1,17 @@
-//! What the crate promises, from outside: each module is a part of the promise, each test a sentence of it.
+//! The public behavior of the crate, one module per topic.
 
 #![allow(clippy::disallowed_methods, reason = "tests spawn their clients, and know the runtime they are in")]
 
 mod keys;
 mod key_functions;
-mod key_helpers;
-mod body_in;
-mod bodies;
+mod key_fields;
+mod request_body;
+mod body_budget;
 mod layers;
 mod stack;
 mod policies;
 mod rejections;
-mod endings;
+mod release_timing;
 mod sockets;
 mod streams;
 mod disconnect;
@@ -24,11 +24,11 @@ mod messages;
 mod leases;
 mod conformance;
 mod reentry;
-mod sharing;
-mod older_locks;
+mod multi_instance;
+mod known_lock_bugs;
 mod forks;
-mod terms;
-mod operators;
+mod hold_limits;
+mod admin;
 mod invariants;
 mod cancel;
 mod random;
@@ -36,19 +36,18 @@ mod random;
 mod metrics;
 #[cfg(feature = "metrics")]
 mod telemetry;
-mod cases;
-mod fence;
+mod examples;
+mod example_fencing;
 #[cfg(feature = "redis")]
-mod instances;
+mod examples_multi_instance;
 mod tidy;
-mod public_api;
 
 mod support;
 
 #[cfg(not(all(feature = "metrics", feature = "redis")))]
 #[test]
-fn metrics_and_redis_are_tested_with_all_features() {
+fn suite_runs_with_all_features() {
     use std::io::Write as _;
-    // Past the harness, which shows what a test prints only if it fails.
+    // Past the test harness, which shows output of failing tests only.
     writeln!(std::io::stderr(), "skipped  metrics and Redis: cargo test --all-features").expect("a stderr");
 }

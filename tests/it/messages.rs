@@ -1,4 +1,4 @@
-//! Messages of the store are hints. Anybody who can send them can forge them: they free nothing, end nothing, and cost little.
+//! Messages of the store are hints. A forged one frees no key, ends no section, and costs little.
 
 use std::{future::IntoFuture, time::Duration};
 
@@ -16,7 +16,7 @@ fn key() -> LockKey {
 }
 
 async fn holder(locks: &LockManager) -> AcquisitionId {
-    locks.inspect(key()).await.expect("up").holder.expect("somebody")
+    locks.inspect(key()).await.expect("up").holder.expect("a holder")
 }
 
 fn offered(owner: &AcquisitionId) -> StoreEvent {
@@ -28,32 +28,32 @@ fn revoked(owner: &AcquisitionId) -> StoreEvent {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_forged_offer_frees_nothing_that_another_process_holds() {
+async fn forged_offer_does_not_free_a_held_key() {
     let store = TestStore::new();
     let (one, other) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let guard = one.lock(key()).await.expect("free");
     let owner = holder(&other).await;
-    // Both processes have given out this number.
+    // Both processes have issued this number.
     other.lock(("another",)).await.expect("free").release().await.expect("up");
     let released = store.on(StoreOp::Release).calls();
     store.forge(&offered(&owner));
-    // Of a number that its process has not reached yet.
+    // A number that its process has not issued yet.
     store.forge(&offered(&AcquisitionId::from_text(&format!("{}:77", owner.manager()))));
     settle().await;
-    assert_eq!(store.on(StoreOp::Release).calls(), released, "nobody gives back what is not known to be theirs");
+    assert_eq!(store.on(StoreOp::Release).calls(), released, "unknown ids are not released");
     assert!(other.try_lock(key()).await.is_err(), "it is held");
     assert_eq!(holder(&other).await, owner);
-    guard.release().await.expect("ours to the end");
+    guard.release().await.expect("held to the end");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_forged_revocation_is_asked_about_and_ends_nothing() {
+async fn forged_revocation_is_verified_and_ends_nothing() {
     let (store, locks) = store_and_locks();
     let guard = locks.lock(key()).await.expect("free");
     let owner = holder(&locks).await;
     for _ in 0..1_000 {
         store.forge(&revoked(&owner));
-        store.forge(&revoked(&AcquisitionId::from_text("somebody:0000000000000000:0")));
+        store.forge(&revoked(&AcquisitionId::from_text("unknown:0000000000000000:0")));
     }
     sleep(Duration::from_millis(99)).await;
     assert_eq!(store.on(StoreOp::Renew).calls(), 1, "one question for all of them");
@@ -65,11 +65,11 @@ async fn a_forged_revocation_is_asked_about_and_ends_nothing() {
     let renewals = store.on(StoreOp::Renew).calls();
     assert!((8..=11).contains(&renewals), "one in a tenth of a second: {renewals}");
     assert!(!guard.held_lock().remaining().is_zero());
-    guard.release().await.expect("ours to the end");
+    guard.release().await.expect("held to the end");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_revocation_that_the_store_confirms_ends_its_section_at_once_whatever_else_is_told() {
+async fn confirmed_revocation_ends_its_section_at_once() {
     let (store, locks) = store_and_locks();
     let operator = LockManager::new(store.clone());
     let guard = locks.lock(key()).await.expect("free");
@@ -78,7 +78,7 @@ async fn a_revocation_that_the_store_confirms_ends_its_section_at_once_whatever_
         let view = guard.held_lock();
         async move { (view.lost().await, Instant::now()) }
     });
-    // The answer to a forged one is on its way while the key is taken away.
+    // The reply to a forged one is in flight during the revocation.
     store.on(StoreOp::Renew).pause_after();
     store.forge(&revoked(&owner));
     store.on(StoreOp::Renew).wait_until_paused().await;
@@ -91,7 +91,7 @@ async fn a_revocation_that_the_store_confirms_ends_its_section_at_once_whatever_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_revocation_that_the_store_does_not_answer_leaves_the_section_its_deadline() {
+async fn unverified_revocation_leaves_the_deadline() {
     let (store, locks) = store_and_locks();
     let guard = locks.lock(key()).await.expect("free");
     let (asked, owner) = (Instant::now(), holder(&locks).await);
@@ -102,7 +102,7 @@ async fn a_revocation_that_the_store_does_not_answer_leaves_the_section_its_dead
 }
 
 #[tokio::test(start_paused = true)]
-async fn gaps_in_the_messages_are_told_to_those_who_wait_once_in_a_tenth_of_a_second() {
+async fn gap_notifications_are_limited_to_ten_per_second() {
     let (store, locks) = store_and_locks();
     let other = LockManager::new(store.clone());
     let guard = other.lock(key()).await.expect("free");
@@ -118,6 +118,6 @@ async fn gaps_in_the_messages_are_told_to_those_who_wait_once_in_a_tenth_of_a_se
     assert_eq!(store.on(StoreOp::Acquire).calls() - before, 2, "and once for those that came since");
     sleep(Duration::from_millis(200)).await;
     assert_eq!(store.on(StoreOp::Acquire).calls() - before, 2);
-    guard.release().await.expect("ours");
-    soon("its turn", waits).await.expect("no panic").expect("its turn").release().await.expect("ours");
+    guard.release().await.expect("held");
+    soon("a grant", waits).await.expect("no panic").expect("a grant").release().await.expect("held");
 }

@@ -1,4 +1,4 @@
-//! What an operator counts. The names are API.
+//! Metrics. Their names are API.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +17,7 @@ use tower_lock::{
 
 use crate::support::{fetch, one_key, settle, store_and_locks};
 
-/// Name and labels, and the number, or how many were recorded.
+/// Name and labels, with the value or the number of records.
 fn seen(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
     let mut seen = BTreeMap::new();
     for (key, _, _, value) in snapshotter.snapshot().into_vec() {
@@ -35,19 +35,19 @@ fn seen(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
 fn watched(test: impl AsyncFnOnce(&Snapshotter)) {
     let recorder: &'static DebuggingRecorder = Box::leak(Box::default());
     let snapshotter = recorder.snapshotter();
-    // For the threads, too, that tell what no request asked for.
+    // For the threads as well that report without a request.
     let here = || std::mem::forget(metrics::set_default_local_recorder(recorder));
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).on_thread_start(here).build().expect("a runtime");
     metrics::with_local_recorder(recorder, || runtime.block_on(test(&snapshotter)));
 }
 
-/// A clock that is stopped goes on when nothing is told any more.
-async fn told() {
+/// A paused clock advances when all reports are done.
+async fn reported() {
     sleep(Duration::from_millis(1)).await;
 }
 
-/// What each metric is described as, whether or not it was fed: unit and text.
+/// Unit and description of each metric, with or without values.
 fn described(snapshotter: &Snapshotter) -> BTreeMap<String, (Option<Unit>, String)> {
     let all = snapshotter.snapshot().into_vec().into_iter();
     all.map(|(key, unit, text, _)| (key.key().name().to_owned(), (unit, text.unwrap_or_default().to_string())))
@@ -57,14 +57,14 @@ fn described(snapshotter: &Snapshotter) -> BTreeMap<String, (Option<Unit>, Strin
 #[test]
 fn every_metric_is_described_with_its_unit() {
     watched(async |snapshotter| {
-        feed_all(snapshotter).await;
+        record_all(snapshotter).await;
         let described = described(snapshotter);
         for (name, (unit, text)) in &described {
             let expected = if name.ends_with("_seconds") { Unit::Seconds } else { Unit::Count };
             assert_eq!(*unit, Some(expected), "{name}");
             assert!(text.ends_with('.') && text.len() > 15, "{name}: {text}");
         }
-        // What is described in the source, and nothing else, is fed.
+        // The metrics described in the source, and no others, are recorded.
         let source = include_str!("../../src/telemetry/metrics.rs");
         let in_source: BTreeSet<_> = source
             .split("describe_")
@@ -77,7 +77,7 @@ fn every_metric_is_described_with_its_unit() {
     });
 }
 
-async fn feed_all(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
+async fn record_all(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
     let (store, locks) = store_and_locks();
     let handler = get(|| async { sleep(Duration::from_secs(15)).await });
     let layer = LockLayer::new(&locks, one_key());
@@ -111,14 +111,14 @@ async fn feed_all(snapshotter: &Snapshotter) -> BTreeMap<String, f64> {
     sleep(Duration::from_secs(20)).await;
     assert_eq!(seen(snapshotter)["tower_lock_detached{}"], -1.0, "since it was looked at");
 
-    told().await;
+    reported().await;
     seen(snapshotter)
 }
 
 #[test]
 fn the_names_and_labels_of_all_metrics_are_these() {
     watched(async |snapshotter| {
-        let names: Vec<_> = feed_all(snapshotter).await.into_keys().collect();
+        let names: Vec<_> = record_all(snapshotter).await.into_keys().collect();
         assert_eq!(
             names,
             [
@@ -147,7 +147,7 @@ fn the_names_and_labels_of_all_metrics_are_these() {
 }
 
 #[test]
-fn what_is_held_and_what_waits_is_counted_down_again() {
+fn gauges_of_holders_and_waiters_return_to_zero() {
     watched(async |snapshotter| {
         let (_store, locks) = store_and_locks();
         for n in 0..5 {

@@ -1,4 +1,4 @@
-//! How a request behaves when somebody else has its key.
+//! How a request behaves while its key is busy.
 
 use std::{
     sync::{Arc, Mutex},
@@ -22,8 +22,8 @@ use tower_lock::test_util::StoreOp;
 
 const A_WHILE: Duration = Duration::from_secs(10);
 
-/// A handler that runs until it is told to end.
-fn at_will(order: &Arc<Mutex<Vec<String>>>, end: &Arc<Notify>) -> axum::routing::MethodRouter {
+/// A handler that runs until it is notified.
+fn until_notified(order: &Arc<Mutex<Vec<String>>>, end: &Arc<Notify>) -> axum::routing::MethodRouter {
     let (order, end) = (Arc::clone(order), Arc::clone(end));
     get(move |uri: axum::http::Uri| async move {
         order.lock().expect("whole").push(uri.to_string());
@@ -33,19 +33,19 @@ fn at_will(order: &Arc<Mutex<Vec<String>>>, end: &Arc<Notify>) -> axum::routing:
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_is_refused_at_once_if_nothing_else_is_said() {
+async fn request_is_rejected_at_once_by_default() {
     let locks = LockManager::in_memory();
     let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
     let held = locks.try_lock(("k",)).await.expect("free");
     let asked = Instant::now();
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
-    assert_eq!(asked.elapsed(), Duration::ZERO, "on a clock that only moves when everybody waits");
+    assert_eq!(asked.elapsed(), Duration::ZERO, "on a paused clock");
     held.release().await.expect("the store is up");
     assert_eq!(text(fetch(&app, "/").await).await, "ran");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_refused_in_this_process_does_not_reach_the_store() {
+async fn local_rejection_does_not_reach_the_store() {
     let (store, locks) = store_and_locks();
     let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
     let _held = locks.try_lock(("k",)).await.expect("free");
@@ -59,8 +59,9 @@ async fn who_is_refused_in_this_process_does_not_reach_the_store() {
 async fn waiters_are_served_first_come_first_served() {
     let (store, locks) = store_and_locks();
     let (order, end) = (Arc::default(), Arc::new(Notify::new()));
-    let app =
-        Router::new().route("/", at_will(&order, &end)).route_layer(LockLayer::new(&locks, one_key()).wait(A_WHILE));
+    let app = Router::new()
+        .route("/", until_notified(&order, &end))
+        .route_layer(LockLayer::new(&locks, one_key()).wait(A_WHILE));
     let mut requests = Vec::new();
     for n in 0..20 {
         let app = app.clone();
@@ -81,7 +82,7 @@ async fn waiters_are_served_first_come_first_served() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_ends_at_its_limit() {
+async fn wait_ends_at_its_timeout() {
     let locks = LockManager::in_memory();
     let app =
         Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key()).wait(A_WHILE)));
@@ -94,12 +95,13 @@ async fn a_wait_ends_at_its_limit() {
         asked.elapsed()
     );
     held.release().await.expect("the store is up");
-    assert_eq!(text(fetch(&app, "/").await).await, "ran", "and nothing is left in the line");
+    assert_eq!(text(fetch(&app, "/").await).await, "ran", "and the queue is empty");
 }
 
-/// Route, nearest `LockManagerLayer`, outer `LockManagerLayer`, `LockManager`, default: each wins over what is behind it.
+/// Route, nearest `LockManagerLayer`, outer `LockManagerLayer`, `LockManager`, default: each
+/// overrides the next.
 #[tokio::test(start_paused = true)]
-async fn the_nearest_setting_wins() {
+async fn nearest_setting_wins() {
     const fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
@@ -119,7 +121,11 @@ async fn the_nearest_setting_wins() {
         ("router", router(route(&plain), s(2)), s(2)),
         ("router over locks", router(route(&with_policy), s(2)), s(2)),
         ("nearest router", router(router(route(&with_policy), s(2)), s(3)), s(2)),
-        ("outer router, nearest says nothing", router(route(&plain).layer(LockManagerLayer::new(&plain)), s(3)), s(3)),
+        (
+            "outer router, nearest without settings",
+            router(route(&plain).layer(LockManagerLayer::new(&plain)), s(3)),
+            s(3),
+        ),
         (
             "outer router over the locks of the nearest",
             router(route(&plain).layer(LockManagerLayer::new(&with_policy)), s(3)),
@@ -153,9 +159,9 @@ async fn the_nearest_setting_wins() {
     }
 }
 
-/// RFC 7240
+/// RFC 7240.
 #[tokio::test(start_paused = true)]
-async fn a_client_chooses_how_long_it_waits_where_it_may() {
+async fn client_chooses_its_wait_where_allowed() {
     const fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
@@ -210,9 +216,9 @@ impl HasLockKey for Anything {
     }
 }
 
-/// How a request is told is inherited as how it behaves.
+/// Rejection handlers are inherited as settings are.
 #[tokio::test(start_paused = true)]
-async fn the_nearest_answer_wins() {
+async fn nearest_rejection_handler_wins() {
     let locks = LockManager::in_memory();
     let _held = locks.try_lock(("k",)).await.expect("free");
     let say = |status: StatusCode| move |_: &tower_lock::Rejection| status.into_response();
@@ -233,7 +239,7 @@ async fn the_nearest_answer_wins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_skipped_runs_without_a_lock_and_nothing_else_does() {
+async fn only_skipped_requests_run_without_a_lock() {
     async fn is_locked(lock: Option<HeldLock>) -> String {
         lock.is_some().to_string()
     }
@@ -248,7 +254,7 @@ async fn what_is_skipped_runs_without_a_lock_and_nothing_else_does() {
         (Method::PUT, false, true),
         (Method::POST, false, false),
         (Method::POST, true, true),
-        // Axum answers it with the handler of GET; nobody said that it may pass.
+        // Axum runs the handler of GET; the method is not skipped.
         (Method::HEAD, false, false),
     ] {
         let mut request = Request::builder().method(&method).uri("/");
@@ -266,11 +272,12 @@ async fn what_is_skipped_runs_without_a_lock_and_nothing_else_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_leaves_while_it_waits_is_out_of_the_line_and_its_handler_never_starts() {
+async fn disconnect_while_waiting_leaves_the_queue() {
     let (store, locks) = store_and_locks();
     let (order, end) = (Arc::default(), Arc::new(Notify::new()));
-    let app =
-        Router::new().route("/", at_will(&order, &end)).route_layer(LockLayer::new(&locks, one_key()).wait(A_WHILE));
+    let app = Router::new()
+        .route("/", until_notified(&order, &end))
+        .route_layer(LockLayer::new(&locks, one_key()).wait(A_WHILE));
     let spawn = |path: &'static str| {
         let app = app.clone();
         tokio::spawn(async move { fetch(&app, path).await.status() })
@@ -292,13 +299,13 @@ async fn a_client_that_leaves_while_it_waits_is_out_of_the_line_and_its_handler_
     assert_eq!(store.held_count(), 0);
 }
 
-/// The handler is dropped before its lock is given back.
+/// The handler is dropped before its lock is released.
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_is_to_be_dropped_with_its_client_leaves_the_key_free_after_the_lock_delay() {
+async fn cancelled_handler_frees_its_key_after_the_lock_delay() {
     let (store, locks) = store_and_locks();
     let (order, end) = (Arc::default(), Arc::new(Notify::new()));
     let app = Router::new()
-        .route("/", at_will(&order, &end))
+        .route("/", until_notified(&order, &end))
         .route_layer(LockLayer::new(&locks, one_key()).on_disconnect(OnDisconnect::Cancel));
     let request = tokio::spawn(async move { fetch(&app, "/").await.status() });
     settle().await;

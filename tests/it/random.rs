@@ -1,6 +1,7 @@
-//! Random sequences of calls over a store in which things go wrong, on paused time: nobody in twice, everybody answered, nothing left.
+//! Random calls over a faulty store on paused time: no overlap, a reply for every call, nothing
+//! left.
 //!
-//! A seed that failed is run again, alone, by `SEED=<number> cargo test --test it random`.
+//! `SEED=<number> cargo test --test it random` repeats a seed that failed.
 
 use std::{
     collections::HashMap,
@@ -29,9 +30,9 @@ const CLIENTS: usize = 12;
 const CALLS: usize = 6;
 const KEYS: u64 = 3;
 
-/// Who is in, key by key, as they say themselves.
+/// The running sections by key, as they report themselves.
 #[derive(Default)]
-struct Referee {
+struct Checker {
     keys: Mutex<HashMap<LockKey, Sections>>,
     sections: AtomicUsize,
     answers: AtomicUsize,
@@ -43,24 +44,24 @@ struct Sections {
     open: Vec<(FencingToken, HeldLock)>,
 }
 
-/// Somebody who is in; out when dropped.
-struct Inside {
-    referee: Arc<Referee>,
+/// A running section, ended on drop.
+struct SectionGuard {
+    checker: Arc<Checker>,
     key: LockKey,
     token: FencingToken,
 }
 
-impl Referee {
-    /// A failed check is a panic under it, and others are to be heard, too.
+impl Checker {
+    /// A failed check panics under the mutex; others must still report.
     fn keys(&self) -> MutexGuard<'_, HashMap<LockKey, Sections>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(self: &Arc<Self>, guard: &LockGuard) -> Inside {
+    fn enter(self: &Arc<Self>, guard: &LockGuard) -> SectionGuard {
         let (key, token, view) = (guard.key().clone(), guard.fencing_token(), guard.held_lock());
         let mut keys = self.keys();
         let Sections { last, open } = keys.entry(key.clone()).or_default();
-        // Its own lock may be lost by now; then it will not be polled.
+        // Its lock may be lost by now; then it will not be polled.
         if !view.remaining().is_zero() {
             for (other, other_view) in &*open {
                 assert!(
@@ -75,13 +76,13 @@ impl Referee {
         open.push((token, view));
         drop(keys);
         self.sections.fetch_add(1, SeqCst);
-        Inside { referee: Arc::clone(self), key, token }
+        SectionGuard { checker: Arc::clone(self), key, token }
     }
 }
 
-impl Drop for Inside {
+impl Drop for SectionGuard {
     fn drop(&mut self) {
-        let mut keys = self.referee.keys();
+        let mut keys = self.checker.keys();
         let open = &mut keys.get_mut(&self.key).expect("entered").open;
         let at = open.iter().position(|(token, _)| *token == self.token).expect("inside");
         open.remove(at);
@@ -90,23 +91,23 @@ impl Drop for Inside {
 
 struct Client {
     locks: LockManager,
-    /// Nothing goes wrong. Who does not hear that his key was taken away runs on until his next renewal: an operator who takes keys away
-    /// while events are lost is not promised that nobody is in twice.
-    is_quiet: bool,
-    referee: Arc<Referee>,
-    die: fastrand::Rng,
+    /// Without faults. A holder that misses its revocation runs on until its next renewal: a force
+    /// release during lost events may overlap.
+    without_faults: bool,
+    checker: Arc<Checker>,
+    rng: fastrand::Rng,
 }
 
 impl Client {
     async fn run(mut self) {
         for _ in 0..CALLS {
             sleep(self.ms(0, 300)).await;
-            match self.die.u8(0..20) {
-                0 if self.is_quiet => {
+            match self.rng.u8(0..20) {
+                0 if self.without_faults => {
                     let key = self.key();
                     let _ = self.locks.force_release(key).await;
                 }
-                // Leaves whatever it does at some moment.
+                // Cancels at a random time.
                 1..=4 => {
                     let patience = self.ms(0, 900);
                     let _ = timeout(patience, self.one_section()).await;
@@ -117,27 +118,27 @@ impl Client {
     }
 
     async fn one_section(&mut self) {
-        let (wait, owner) = (if self.die.bool() { Duration::ZERO } else { self.ms(1, 6_000) }, Owner::new());
+        let (wait, owner) = (if self.rng.bool() { Duration::ZERO } else { self.ms(1, 6_000) }, Owner::new());
         let call = self.call().wait(wait).owner(&owner);
         let asked = Instant::now();
         let outcome = call.await;
-        self.referee.answers.fetch_add(1, SeqCst);
+        self.checker.answers.fetch_add(1, SeqCst);
         let took = asked.elapsed();
         assert!(took <= wait + Duration::from_millis(2_010), "answered after {took:?}, and would wait {wait:?}");
         let guard = match outcome {
             Ok(guard) => guard,
-            Err(LockError::Busy { .. }) => return assert!(wait.is_zero(), "who waits is not refused"),
+            Err(LockError::Busy { .. }) => return assert!(wait.is_zero(), "a waiter is never rejected as busy"),
             Err(LockError::TimedOut { .. } | LockError::Store(_) | LockError::ShuttingDown) => return,
             Err(other) => panic!("{other}"),
         };
-        let work = if self.die.u8(0..20) == 0 { self.ms(5_000, 45_000) } else { self.ms(0, 400) };
-        let (inside, nested) = (self.referee.enter(&guard), self.die.u8(0..4) == 0);
+        let work = if self.rng.u8(0..20) == 0 { self.ms(5_000, 45_000) } else { self.ms(0, 400) };
+        let (inside, nested) = (self.checker.enter(&guard), self.rng.u8(0..4) == 0);
         let done = guard.while_held(async {
             sleep(work / 2).await;
             if nested {
                 let inner = self.locks.try_lock(guard.key().clone()).owner(&owner).await;
-                let inner = inner.expect("nobody waits for himself");
-                let _inside = self.referee.enter(&inner);
+                let inner = inner.expect("reentered");
+                let _inside = self.checker.enter(&inner);
                 assert_eq!(inner.hold_count(), 2);
                 sleep(work / 2).await;
                 drop(inner.release());
@@ -146,7 +147,7 @@ impl Client {
         });
         let _ = done.await;
         drop(inside);
-        if self.die.u8(0..5) == 0 {
+        if self.rng.u8(0..5) == 0 {
             drop(guard);
         } else {
             let _ = guard.release().await;
@@ -156,57 +157,55 @@ impl Client {
     fn call(&mut self) -> LockBuilder {
         let key = self.key();
         let mut call = self.locks.lock(key);
-        if self.die.u8(0..4) == 0 {
+        if self.rng.u8(0..4) == 0 {
             call = call.lock_delay(self.ms(0, 500));
         }
-        if self.die.u8(0..8) == 0 {
+        if self.rng.u8(0..8) == 0 {
             call = call.lease(Lease::Fixed(self.ms(1, 1_000)));
         }
-        if self.die.u8(0..8) == 0 {
+        if self.rng.u8(0..8) == 0 {
             call = call.min_hold(self.ms(1, 1_000));
         }
         call
     }
 
     fn key(&mut self) -> LockKey {
-        LockKey::from(("n", self.die.u64(0..KEYS)))
+        LockKey::from(("n", self.rng.u64(0..KEYS)))
     }
 
     fn ms(&mut self, from: u64, to: u64) -> Duration {
-        Duration::from_millis(self.die.u64(from..=to))
+        Duration::from_millis(self.rng.u64(from..=to))
     }
 }
 
-/// How many sections there were, and how many answers.
-async fn world(seed: u64) -> (usize, usize) {
-    let mut die = fastrand::Rng::with_seed(seed);
+/// The numbers of sections and of replies.
+async fn simulate(seed: u64) -> (usize, usize) {
+    let mut rng = fastrand::Rng::with_seed(seed);
     let store = TestStore::new();
     let locks: Vec<_> =
-        (0..PROCESSES).map(|_| LockManager::builder(store.clone()).instance("p").seed(die.u64(..)).build()).collect();
-    // From a quiet world to one where a third of all calls go wrong.
-    let per_mille = [0, 20, 100, 300][die.usize(0..4)];
-    store.chaos(Some(Chaos::new(die.u64(..), per_mille)));
-    let referee = Arc::new(Referee::default());
+        (0..PROCESSES).map(|_| LockManager::builder(store.clone()).instance("p").seed(rng.u64(..)).build()).collect();
+    // From no faults to a third of all calls.
+    let per_mille = [0, 20, 100, 300][rng.usize(0..4)];
+    store.chaos(Some(Chaos::new(rng.u64(..), per_mille)));
+    let checker = Arc::new(Checker::default());
     let (mut clients, mut handles) = (JoinSet::new(), Vec::new());
     for n in 0..CLIENTS {
         let locks = locks[n % PROCESSES].clone();
-        handles.push(
-            clients.spawn(
-                Client { locks, is_quiet: per_mille == 0, referee: Arc::clone(&referee), die: die.fork() }.run(),
-            ),
-        );
+        handles.push(clients.spawn(
+            Client { locks, without_faults: per_mille == 0, checker: Arc::clone(&checker), rng: rng.fork() }.run(),
+        ));
     }
-    // One process may stop, and some clients are torn out, wherever they are.
-    if die.u8(0..4) == 0 {
+    // One process may stop, and some clients are aborted anywhere.
+    if rng.u8(0..4) == 0 {
         let stops = locks[0].clone();
         clients.spawn(async move {
             sleep(Duration::from_millis(700)).await;
             stops.shutdown(Duration::from_secs(5)).await;
         });
     }
-    for _ in 0..die.usize(0..4) {
-        sleep(Duration::from_millis(die.u64(0..1_500))).await;
-        handles[die.usize(0..CLIENTS)].abort();
+    for _ in 0..rng.usize(0..4) {
+        sleep(Duration::from_millis(rng.u64(0..1_500))).await;
+        handles[rng.usize(0..CLIENTS)].abort();
     }
     while let Some(client) = clients.join_next().await {
         match client {
@@ -227,11 +226,11 @@ async fn world(seed: u64) -> (usize, usize) {
         let guard = locks[1].try_lock(("n", key)).await.expect("free");
         guard.release().await.expect("the store is up");
     }
-    (referee.sections.load(SeqCst), referee.answers.load(SeqCst))
+    (checker.sections.load(SeqCst), checker.answers.load(SeqCst))
 }
 
 #[test]
-fn nobody_is_in_twice_everybody_is_answered_and_nothing_is_left_whatever_goes_wrong() {
+fn random_faults_never_break_exclusion_or_lose_requests() {
     let alone = std::env::var("SEED").ok().map(|seed| seed.parse::<u64>().expect("a number"));
     let (next, end) = alone.map_or((0, SEEDS), |seed| (seed, seed + 1));
     let (next, sections, answers) = (AtomicU64::new(next), AtomicUsize::new(0), AtomicUsize::new(0));
@@ -246,7 +245,7 @@ fn nobody_is_in_twice_everybody_is_answered_and_nothing_is_left_whatever_goes_wr
                     let run = || {
                         let runtime =
                             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-                        runtime.expect("a runtime").block_on(world(seed))
+                        runtime.expect("a runtime").block_on(simulate(seed))
                     };
                     let (ran, answered) = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
                         eprintln!("SEED={seed}");
@@ -261,31 +260,31 @@ fn nobody_is_in_twice_everybody_is_answered_and_nothing_is_left_whatever_goes_wr
     let (sections, answers) = (sections.into_inner(), answers.into_inner());
     assert!(
         alone.is_some() || sections > 10_000 && answers > sections,
-        "{sections} sections, {answers} answers: is this the world?"
+        "{sections} sections, {answers} answers: too few"
     );
 }
 
-/// The same seed is the same world.
+/// The same seed gives the same run.
 #[test]
-fn a_seed_that_failed_can_be_run_again() {
+fn failed_seed_can_be_repeated() {
     let run = |seed| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-        runtime.expect("a runtime").block_on(world(seed))
+        runtime.expect("a runtime").block_on(simulate(seed))
     };
     assert!((0..10).map(run).eq((0..10).map(run)));
 }
 
-/// So that the referee is seen to bite: two stores that know nothing of each other.
+/// The checker detects two independent stores.
 #[test]
 #[should_panic(expected = "at the same time")]
-fn two_stores_are_found_out() {
+fn checker_detects_two_separate_stores() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(async {
-        let referee = Arc::new(Referee::default());
+        let checker = Arc::new(Checker::default());
         let mut inside = Vec::new();
         for locks in [LockManager::in_memory(), LockManager::in_memory()] {
             let guard = locks.lock(("n", 0)).into_future().await.expect("free");
-            inside.push((referee.enter(&guard), guard));
+            inside.push((checker.enter(&guard), guard));
         }
     });
 }

@@ -1,4 +1,4 @@
-//! Who holds a key has it once more: a request never waits for itself.
+//! A holder reenters its key: a request never waits for itself.
 
 use std::{
     future::IntoFuture,
@@ -30,19 +30,19 @@ fn key() -> LockKey {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_owner_has_its_key_once_more_without_asking_anybody() {
+async fn owner_reenters_without_a_store_call() {
     let (store, locks) = store_and_locks();
     let (me, other) = (Owner::new(), Owner::new());
     let first = locks.lock(key()).owner(&me).await.expect("free");
     let calls = store.on(StoreOp::Acquire).calls();
-    let second = locks.try_lock(key()).owner(&me).await.expect("its own");
+    let second = locks.try_lock(key()).owner(&me).await.expect("reentered");
     assert_eq!((store.on(StoreOp::Acquire).calls(), first.hold_count(), second.hold_count()), (calls, 2, 2));
     assert_eq!((locks.hold_count(key(), &me), locks.hold_count(key(), &other)), (2, 0));
     assert_eq!(first.fencing_token(), second.fencing_token(), "one section");
     assert!(matches!(locks.try_lock(key()).owner(&other).await, Err(LockError::Busy { ahead: 1, .. })));
-    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })), "nobody in particular");
+    assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })), "without an owner");
 
-    // It ends with the last one, whichever that is.
+    // It ends with the last one, in any order.
     let view = first.held_lock();
     assert_eq!(first.release().await.expect("up"), ReleaseOutcome::StillHeld);
     assert!(view.ensure_remaining(Duration::from_secs(1)).is_ok() && store.held_count() == 1);
@@ -52,27 +52,27 @@ async fn an_owner_has_its_key_once_more_without_asking_anybody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_guard_that_is_dropped_makes_the_whole_section_end_badly() {
+async fn one_dropped_guard_aborts_the_whole_section() {
     let (store, locks) = store_and_locks();
     let me = Owner::new();
     let outer = locks.lock(key()).owner(&me).await.expect("free");
-    drop(locks.lock(key()).owner(&me).await.expect("its own"));
+    drop(locks.lock(key()).owner(&me).await.expect("reentered"));
     assert_eq!(store.on(StoreOp::Release).calls(), 0, "the outer one is there still");
     let ended = Instant::now();
     outer.release().await.expect("up");
-    locks.lock(key()).await.expect("its turn").release().await.expect("up");
+    locks.lock(key()).await.expect("a grant").release().await.expect("up");
     assert!(ended.elapsed() >= Duration::from_secs(1), "a statement of the inner one may be on its way");
 }
 
-/// All of it: two layers with one key, the handler's own call, and what it does in a scope of its own.
+/// Two layers with one key, a call of the handler, and a call in a scope of its own.
 #[tokio::test(start_paused = true)]
-async fn nested_layers_and_the_handler_itself_re_enter() {
+async fn nested_layers_and_the_handler_reenter() {
     let (store, locks) = store_and_locks();
     let handler = async |State(locks): State<LockManager>, lock: HeldLock| {
         let guard = locks.lock(key()).await.expect("the request's own");
         let answer = format!("{} {}", guard.hold_count(), guard.fencing_token() == lock.fencing_token());
-        let stranger = locks.try_lock(key()).owner(&Owner::new()).await;
-        assert!(matches!(stranger, Err(LockError::Busy { .. })), "who says that it is somebody else is");
+        let other = locks.try_lock(key()).owner(&Owner::new()).await;
+        assert!(matches!(other, Err(LockError::Busy { .. })), "another owner is rejected");
         guard.release().await.expect("up");
         answer
     };
@@ -83,7 +83,7 @@ async fn nested_layers_and_the_handler_itself_re_enter() {
     for _ in 0..3 {
         let began = Instant::now();
         assert_eq!(text(fetch(&app, "/").await).await, "3 true");
-        assert!(began.elapsed() < Duration::from_millis(10), "given back in order, and at once");
+        assert!(began.elapsed() < Duration::from_millis(10), "released in order, at once");
     }
     assert_eq!((store.held_count(), store.on(StoreOp::Acquire).calls(), store.on(StoreOp::Release).calls()), (0, 3, 3));
     assert_eq!(locks.size(), (0, 0));
@@ -96,9 +96,9 @@ async fn branches_joined_in_one_request_are_one_owner() {
     let both = tokio::spawn({
         let locks = locks.clone();
         Owner::new().scope(async move {
-            // Both wait; the one does not go on before the other has the lock, too.
+            // Both wait; each goes on only when the other one has the lock, too.
             let (a, b) = tokio::join!(locks.lock(key()).into_future(), locks.lock(key()).into_future());
-            let (a, b) = (a.expect("its turn"), b.expect("and so for its twin"));
+            let (a, b) = (a.expect("a grant"), b.expect("a grant for the other"));
             assert_eq!((a.hold_count(), a.fencing_token()), (2, b.fencing_token()));
             drop((a.release(), b.release()));
         })
@@ -108,31 +108,31 @@ async fn branches_joined_in_one_request_are_one_owner() {
     settle().await;
     held.release().await.expect("up");
     soon("both branches", both).await.expect("no panic");
-    drop(soon("the one behind", behind).await.expect("no panic").expect("its turn").release());
+    drop(soon("the next waiter", behind).await.expect("no panic").expect("a grant").release());
     settle().await;
     assert_eq!(store.held_count(), 0);
 }
 
-/// It has the extensions of the request, and so the owner; the response is out.
+/// It has the extensions of the request, and so the owner; the response is complete.
 #[tokio::test(start_paused = true)]
-async fn a_task_that_outlives_its_request_waits_like_a_stranger() {
+async fn task_that_outlives_its_request_is_another_owner() {
     let (store, locks) = store_and_locks();
-    let (told, hears) = oneshot::channel();
-    let told = Arc::new(Mutex::new(Some(told)));
+    let (sender, receiver) = oneshot::channel();
+    let sender = Arc::new(Mutex::new(Some(sender)));
     let handler = {
         let locks = locks.clone();
         move |request: Request<Body>| {
-            let (locks, told) = (locks.clone(), Arc::clone(&told));
+            let (locks, sender) = (locks.clone(), Arc::clone(&sender));
             async move {
-                let owner = request.extensions().get::<Owner>().expect("the layer says who it is").clone();
+                let owner = request.extensions().get::<Owner>().expect("the layer sets the owner").clone();
                 let early = locks.try_lock(key()).owner(&owner).await.expect("its own, as long as the request runs");
                 early.release().await.expect("up");
-                #[expect(clippy::disallowed_methods, reason = "the test is about such a task")]
+                #[expect(clippy::disallowed_methods, reason = "the test needs a spawned task")]
                 tokio::spawn(async move {
-                    assert!(Owner::current().is_none(), "a task is nobody until it is told");
+                    assert!(Owner::current().is_none(), "a spawned task has no owner");
                     sleep(Duration::from_secs(5)).await;
                     let outcome = locks.try_lock(key()).owner(&owner).await.map(|guard| drop(guard.release()));
-                    drop(told.lock().expect("whole").take().expect("once").send(outcome));
+                    drop(sender.lock().expect("whole").take().expect("once").send(outcome));
                 });
                 "done".into_response()
             }
@@ -141,22 +141,22 @@ async fn a_task_that_outlives_its_request_waits_like_a_stranger() {
     let app = Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, one_key())));
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
     let _next = locks.try_lock(key()).await.expect("the response is out, and the key free");
-    let outcome = hears.await.expect("told");
+    let outcome = receiver.await.expect("sent");
     assert!(matches!(outcome, Err(LockError::Busy { .. })), "{outcome:?}");
     assert_eq!(store.held_count(), 1);
 }
 
-/// As the README has it.
+/// As in the README.
 #[tokio::test(start_paused = true)]
-async fn a_spawned_task_that_is_given_the_owner_of_its_request_reenters() {
+async fn spawned_task_with_the_owner_of_its_request_reenters() {
     let (store, locks) = store_and_locks();
     let handler = {
         let locks = locks.clone();
         async move || {
             let me = Owner::current().expect("a request");
-            #[expect(clippy::disallowed_methods, reason = "the test is about such a task")]
+            #[expect(clippy::disallowed_methods, reason = "the test needs a spawned task")]
             let task =
-                tokio::spawn(async move { locks.try_lock(key()).owner(&me).await.expect("its own").release().await });
+                tokio::spawn(async move { locks.try_lock(key()).owner(&me).await.expect("reentered").release().await });
             assert_eq!(task.await.expect("no panic").expect("up"), ReleaseOutcome::StillHeld);
             "done"
         }
@@ -166,17 +166,18 @@ async fn a_spawned_task_that_is_given_the_owner_of_its_request_reenters() {
     assert_eq!(store.held_count(), 0);
 }
 
-/// A task of the handler that holds a guard of its own keeps the section; but nothing is added to it once the response is out.
+/// A task with a guard of its own keeps the section; but no guard is added after the response.
 #[tokio::test(start_paused = true)]
-async fn a_section_ends_with_its_last_guard_wherever_that_is() {
+async fn section_ends_with_its_last_guard() {
     let (store, locks) = store_and_locks();
     let handler = {
         let locks = locks.clone();
         move || {
             let locks = locks.clone();
             async move {
-                let (mine, owner) = (locks.lock(key()).await.expect("its own"), Owner::current().expect("the request"));
-                #[expect(clippy::disallowed_methods, reason = "the test is about such a task")]
+                let (mine, owner) =
+                    (locks.lock(key()).await.expect("reentered"), Owner::current().expect("the request"));
+                #[expect(clippy::disallowed_methods, reason = "the test needs a spawned task")]
                 tokio::spawn(async move {
                     sleep(Duration::from_secs(3)).await;
                     let late = locks.try_lock(key()).owner(&owner).await;
@@ -190,13 +191,13 @@ async fn a_section_ends_with_its_last_guard_wherever_that_is() {
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT, "another request is another owner");
     let began = Instant::now();
-    drop(locks.lock(key()).await.expect("its turn").release());
+    drop(locks.lock(key()).await.expect("a grant").release());
     settle().await;
     assert_eq!((began.elapsed().as_secs(), store.held_count()), (3, 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_keys_in_opposite_order_end_by_timeout_and_not_for_ever() {
+async fn opposite_lock_orders_end_by_timeout() {
     let (store, locks) = store_and_locks();
     let (one, two) = (LockKey::from(("n", 1)), LockKey::from(("n", 2)));
     let take = |first: LockKey, second: LockKey| {
@@ -221,40 +222,40 @@ async fn two_keys_in_opposite_order_end_by_timeout_and_not_for_ever() {
     assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }
 
-/// The response streams, and its body asks for what the request holds.
+/// The response streams, and its body requests the key that the request holds.
 #[tokio::test(start_paused = true)]
-async fn a_streaming_body_does_not_wait_for_its_own_lock() {
+async fn streaming_body_does_not_wait_for_its_own_lock() {
     let (store, locks) = store_and_locks();
     let handler = async |State(locks): State<LockManager>| {
         Body::from_stream(futures_util::stream::once(async move {
             sleep(Duration::from_millis(5)).await;
-            let again = locks.try_lock(key()).await.expect("its own");
+            let again = locks.try_lock(key()).await.expect("reentered");
             drop(again.release());
             Ok::<_, std::convert::Infallible>("x")
         }))
     };
     let app =
         Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, one_key()))).with_state(locks.clone());
-    // The second one has named the owner, and its part of the answer is over before the stream is.
+    // The second one has set the owner, and its part of the response ends before the stream.
     for app in [app.clone(), app.layer(LockManagerLayer::new(&locks))] {
         assert_eq!(text(fetch(&app, "/").await).await, "x");
         assert_eq!(store.held_count(), 0);
     }
 }
 
-/// Answers how long a call for a key that somebody else has was waited for, and what it was told.
+/// The result of a call for a busy key, and how long it waited.
 async fn waited(call: impl IntoFuture<Output = Result<LockGuard, LockError>>) -> String {
     let began = Instant::now();
-    let told = match call.into_future().await {
+    let outcome = match call.into_future().await {
         Err(LockError::Busy { .. }) => "held",
         Err(LockError::TimedOut { .. }) => "timed out",
         other => panic!("{other:?}"),
     };
-    format!("{told} {}", began.elapsed().as_millis())
+    format!("{outcome} {}", began.elapsed().as_millis())
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_in_a_handler_inherits_the_wait_of_its_route() {
+async fn call_in_a_handler_inherits_the_wait_of_its_route() {
     let (_store, locks) = store_and_locks();
     let ms = Duration::from_millis;
     let _held = locks.lock(("busy",)).await.expect("free");
@@ -262,7 +263,7 @@ async fn a_call_in_a_handler_inherits_the_wait_of_its_route() {
     let own = async |State(locks): State<LockManager>| waited(locks.lock(("busy",)).wait(Duration::from_secs(5))).await;
     let elsewhere = async |State(locks): State<LockManager>| {
         let call = locks.lock(("busy",)).into_future();
-        #[expect(clippy::disallowed_methods, reason = "the test is about such a task")]
+        #[expect(clippy::disallowed_methods, reason = "the test needs a spawned task")]
         tokio::spawn(waited(call)).await.expect("no panic")
     };
     let scoped = async |State(locks): State<LockManager>| Owner::new().scope(waited(locks.lock(("busy",)))).await;
@@ -279,7 +280,7 @@ async fn a_call_in_a_handler_inherits_the_wait_of_its_route() {
         .route("/unlocked", get(inherits))
         .with_state(locks.clone());
     let router = app.clone().layer(LockManagerLayer::new(&locks).wait(ms(200)));
-    for (path, told) in [
+    for (path, want) in [
         ("/router", "timed out 200"),
         ("/route", "timed out 700"),
         ("/client", "timed out 2000"),
@@ -290,17 +291,17 @@ async fn a_call_in_a_handler_inherits_the_wait_of_its_route() {
         ("/unlocked", "timed out 200"),
     ] {
         let request = Request::get(path).header("prefer", "wait=2").body(Body::empty()).expect("a request");
-        assert_eq!(text(send(&router, request).await).await, told, "{path}");
+        assert_eq!(text(send(&router, request).await).await, want, "{path}");
     }
     assert_eq!(text(fetch(&app, "/router").await).await, "held 0", "nothing is set: as the route, it does not wait");
     assert_eq!(text(fetch(&app, "/unlocked").await).await, "timed out 30000", "no layer, no request");
     let patient = locks.with_policy(none.wait(ms(900)));
     let app = Router::new().route("/", get(inherits).route_layer(layer(none))).with_state(patient);
-    assert_eq!(text(fetch(&app, "/").await).await, "timed out 900", "the handle says so, and the route says nothing");
+    assert_eq!(text(fetch(&app, "/").await).await, "timed out 900", "set at the handle only");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_in_a_handler_inherits_the_terms_of_its_route() {
+async fn call_in_a_handler_inherits_the_limits_of_its_route() {
     let (_store, locks) = store_and_locks();
     let handler = async |State(locks): State<LockManager>| {
         let inherits = locks.lock(("other", 1)).await.expect("free");
@@ -317,13 +318,13 @@ async fn a_call_in_a_handler_inherits_the_terms_of_its_route() {
 
 /// It is awaited in the handler: each would wait for the other.
 #[tokio::test(start_paused = true)]
-async fn a_task_that_its_handler_awaits_is_told_that_its_request_holds_the_lock() {
+async fn awaited_task_is_rejected_while_its_request_holds_the_lock() {
     let (store, locks) = store_and_locks();
     let handler = async |State(locks): State<LockManager>| {
         let began = Instant::now();
         let (one, two, three) = (locks.clone(), locks.clone(), locks.with_policy(LockPolicy::new()));
         let owner = Owner::current().expect("the request");
-        #[expect(clippy::disallowed_methods, reason = "the test is about such tasks")]
+        #[expect(clippy::disallowed_methods, reason = "the test needs spawned tasks")]
         let (plain, shared, other) = (
             tokio::spawn(async move { one.lock(key()).await.map(|_| ()) }),
             tokio::spawn(async move { two.lock(key()).owner(&owner).await.map(|guard| guard.hold_count()) }),
@@ -335,7 +336,7 @@ async fn a_task_that_its_handler_awaits_is_told_that_its_request_holds_the_lock(
             assert!(error.to_string().contains(says), "{error}");
         }
         assert_eq!((shared.await.expect("no panic").ok(), other.await.expect("no panic").ok()), (Some(2), Some(1)));
-        #[expect(clippy::disallowed_methods, reason = "the test is about such tasks")]
+        #[expect(clippy::disallowed_methods, reason = "the test needs spawned tasks")]
         let refused = tokio::spawn(async move { locks.try_lock(key()).await.map(|_| ()) }).await.expect("no panic");
         assert!(matches!(refused, Err(LockError::Busy { .. })), "it does not wait: {refused:?}");
         assert_eq!(began.elapsed(), Duration::ZERO);
@@ -348,20 +349,20 @@ async fn a_task_that_its_handler_awaits_is_told_that_its_request_holds_the_lock(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_says_it_is_somebody_else_has_the_lock_after_the_response() {
+async fn task_with_its_own_owner_locks_after_the_response() {
     let (store, locks) = store_and_locks();
-    let (told, hears) = oneshot::channel();
-    let told = Arc::new(Mutex::new(Some(told)));
+    let (sender, receiver) = oneshot::channel();
+    let sender = Arc::new(Mutex::new(Some(sender)));
     let handler = move |State(locks): State<LockManager>| {
-        let told = told.lock().expect("whole").take().expect("once");
+        let sender = sender.lock().expect("whole").take().expect("once");
         async move {
-            #[expect(clippy::disallowed_methods, reason = "the test is about such a task")]
+            #[expect(clippy::disallowed_methods, reason = "the test needs a spawned task")]
             tokio::spawn(async move {
-                let guard = locks.lock(key()).owner(&Owner::new()).await.expect("its turn");
+                let guard = locks.lock(key()).owner(&Owner::new()).await.expect("a grant");
                 drop(guard.release());
-                // The request is over: the same handle is as any other.
+                // The request has ended: the handle is independent of it.
                 let again = locks.lock(key()).await.expect("free");
-                drop((told.send(()), again.release()));
+                drop((sender.send(()), again.release()));
             });
             sleep(Duration::from_secs(2)).await;
         }
@@ -370,7 +371,7 @@ async fn a_task_that_says_it_is_somebody_else_has_the_lock_after_the_response() 
         Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, one_key()))).with_state(locks.clone());
     let began = Instant::now();
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
-    hears.await.expect("it had both");
+    receiver.await.expect("it had both");
     assert_eq!(began.elapsed().as_secs(), 2);
     settle().await;
     assert_eq!(store.held_count(), 0);

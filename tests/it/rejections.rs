@@ -1,4 +1,4 @@
-//! Who is turned away is told why, what became of the handler, and when to come back.
+//! A rejected client learns the reason, the outcome of its request, and when to retry.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -39,7 +39,7 @@ fn app(layer: LockLayer<impl tower_lock::key::KeySource>) -> Router {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_is_a_409_problem_with_retry_after() {
+async fn busy_key_is_a_409_problem_with_retry_after() {
     let locks = LockManager::in_memory();
     let app = app(LockLayer::new(&locks, one_key()));
     let _held = locks.try_lock(("k",)).await.expect("free");
@@ -56,7 +56,7 @@ async fn a_refusal_is_a_409_problem_with_retry_after() {
 
 /// A route that holds for 40 ms does not send its clients away for 30 seconds.
 #[tokio::test(start_paused = true)]
-async fn retry_after_follows_the_usual_hold_of_the_route() {
+async fn retry_after_follows_the_hold_estimate_of_the_route() {
     let locks = LockManager::in_memory();
     let hold = Duration::from_millis(40);
     let app =
@@ -69,9 +69,9 @@ async fn retry_after_follows_the_usual_hold_of_the_route() {
     assert!((32..=49).contains(&ms), "{ms}: 40 ms, spread by a fifth");
 }
 
-/// Its handler runs on in this process: nothing says that it is about to end.
+/// Its handler runs on in this process: its end is unknown.
 #[tokio::test(start_paused = true)]
-async fn a_holder_past_its_lease_is_overdue_and_not_gone() {
+async fn holder_past_its_lease_is_overdue() {
     let locks = LockManager::in_memory();
     let app = app(LockLayer::new(&locks, one_key()));
     let _held = locks.try_lock(("k",)).await.expect("free");
@@ -83,7 +83,7 @@ async fn a_holder_past_its_lease_is_overdue_and_not_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waited_in_vain_is_told_so() {
+async fn wait_timeout_is_a_409() {
     let locks = LockManager::in_memory();
     let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(2)));
     let _held = locks.try_lock(("k",)).await.expect("free");
@@ -96,7 +96,7 @@ async fn who_waited_in_vain_is_told_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waited_in_vain_is_told_so_with_the_status_of_the_route() {
+async fn wait_timeout_has_the_status_of_the_route() {
     let locks = LockManager::in_memory();
     let _held = locks.try_lock(("k",)).await.expect("free");
     for (status, code) in [
@@ -107,7 +107,7 @@ async fn who_waited_in_vain_is_told_so_with_the_status_of_the_route() {
     ] {
         let layer = LockLayer::new(&locks, one_key()).wait_timeout_status(status);
         let refused = fetch(&app(layer.clone()), "/").await;
-        assert_eq!(refused.status(), 409, "who did not wait was not in vain");
+        assert_eq!(refused.status(), 409, "no wait, no timeout");
         let answer = fetch(&app(layer.wait(Duration::from_secs(1))), "/").await;
         assert!(answer.status() == code && retry_after_s(&answer) >= 1, "{status:?}");
         assert_eq!(problem(answer).await["type"], "urn:tower-lock:timed-out");
@@ -115,17 +115,17 @@ async fn who_waited_in_vain_is_told_so_with_the_status_of_the_route() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_line_is_a_503() {
+async fn full_queue_is_a_503() {
     let (store, locks) = store_and_locks();
     let go_on = Arc::new(Notify::new());
     let notified = Arc::clone(&go_on);
     let handler = get(move || async move { notified.notified().await });
     let app = Router::new()
         .route("/", handler.route_layer(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(1000))));
-    let mut in_line = Vec::new();
+    let mut queued = Vec::new();
     for _ in 0..257 {
         let app = app.clone();
-        in_line.push(tokio::spawn(async move { fetch(&app, "/").await.status() }));
+        queued.push(tokio::spawn(async move { fetch(&app, "/").await.status() }));
     }
     settle().await;
     let answer = fetch(&app, "/").await;
@@ -134,30 +134,30 @@ async fn a_full_line_is_a_503() {
     assert!(matches!(answer.extensions().get(), Some(Rejection::QueueFull { bound: QueueBound::Key, .. })));
     assert_eq!(problem(answer).await["type"], "urn:tower-lock:line-full");
 
-    // A place that is given up is a place again, at once.
-    in_line.pop().expect("the last").abort();
+    // A cancelled waiter frees its queue entry at once.
+    queued.pop().expect("the last").abort();
     settle().await;
     let again = {
         let app = app.clone();
         tokio::spawn(async move { fetch(&app, "/").await.status() })
     };
     settle().await;
-    in_line.push(again);
+    queued.push(again);
     for _ in 0..257 {
         go_on.notify_one();
         settle().await;
     }
-    for request in in_line {
+    for request in queued {
         assert_eq!(request.await.expect("no panic"), StatusCode::OK);
     }
     assert_eq!(store.held_count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_down_is_a_503_and_the_handler_does_not_run() {
+async fn unavailable_store_is_a_503_without_a_handler_run() {
     let (store, locks) = store_and_locks();
     let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(60)));
-    // The route is quick; that says nothing of when a store is back.
+    // The estimate of the route does not apply to a store failure.
     for _ in 0..20 {
         fetch(&app, "/").await;
     }
@@ -177,7 +177,7 @@ async fn a_store_that_is_down_is_a_503_and_the_handler_does_not_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_hangs_costs_a_request_a_second() {
+async fn hanging_store_costs_a_request_one_second() {
     let (store, locks) = store_and_locks();
     let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(60)));
     store.on(StoreOp::Acquire).pause_after();
@@ -190,12 +190,12 @@ async fn a_store_that_hangs_costs_a_request_a_second() {
     ));
     store.on(StoreOp::Acquire).resume();
     settle().await;
-    assert_eq!(store.held_count(), 0, "what was granted while nobody listened is given back");
+    assert_eq!(store.held_count(), 0, "a late grant is released");
     assert_eq!(text(fetch(&app, "/").await).await, "ran");
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_answer_can_be_replaced_and_stays_typed() {
+async fn every_rejection_can_be_replaced_and_stays_typed() {
     let (store, locks) = store_and_locks();
     let layer =
         LockLayer::new(&locks, key::from_fn(|_: axum::body::Bytes| ("k",))).on_reject(|rejection| match rejection {
@@ -224,15 +224,15 @@ async fn every_answer_can_be_replaced_and_stays_typed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_says_what_went_wrong_and_keeps_its_source() {
+async fn errors_describe_the_problem_and_keep_their_source() {
     let (store, locks) = store_and_locks();
     let held = locks.try_lock(("k",)).await.expect("free");
     let error = locks.try_lock(("k",)).await.expect_err("held");
-    assert_eq!(error.to_string(), "the lock is held by somebody else");
+    assert_eq!(error.to_string(), "the lock is held by another owner");
     held.release().await.expect("the store is up");
     store.fault_all(Fault::Fail);
     let error: LockError = locks.try_lock(("k",)).await.expect_err("down");
-    assert_eq!(error.to_string(), "the store could not say whether the lock is free");
+    assert_eq!(error.to_string(), "the lock store failed");
     let source = error.source().expect("kept");
     assert_eq!(source.to_string(), "the test store cannot be reached to acquire a lock");
     assert_eq!(source.source().expect("kept").to_string(), "fault injected by the test");

@@ -1,4 +1,4 @@
-//! A lock is renewed as long as its section runs, and known to be lost when it is.
+//! A lock is renewed while its section runs, and a loss is detected.
 
 use std::{
     future::IntoFuture,
@@ -24,7 +24,7 @@ fn key() -> LockKey {
     LockKey::from(("k",))
 }
 
-/// A lock of a store that is down from now on, or hangs; and when it was granted.
+/// A lock of a store that is down from now on, or hangs; and the time of its grant.
 async fn never_renewed(hangs: bool) -> (TestStore, LockGuard, Instant) {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
@@ -38,7 +38,7 @@ async fn never_renewed(hangs: bool) -> (TestStore, LockGuard, Instant) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_section_that_outlives_ten_leases_keeps_its_key() {
+async fn section_that_outlives_ten_leases_keeps_its_key() {
     let store = TestStore::new();
     let (locks, stranger) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let guard = locks.try_lock(key()).await.expect("free");
@@ -53,7 +53,7 @@ async fn a_section_that_outlives_ten_leases_keeps_its_key() {
     assert!((29..=30).contains(&renewals), "every third of a lease: {renewals}");
     let token = guard.fencing_token();
     guard.release().await.expect("the store is up");
-    let next = waiter.await.expect("no panic").expect("its turn");
+    let next = waiter.await.expect("no panic").expect("a grant");
     assert!(next.fencing_token() > token);
 }
 
@@ -71,7 +71,7 @@ async fn many_locks_are_renewed_in_one_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_given_back_is_not_renewed_and_the_watchdog_goes_with_the_last() {
+async fn released_locks_are_not_renewed_and_the_watchdog_stops() {
     let (store, locks) = store_and_locks();
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let before = tasks();
@@ -81,22 +81,22 @@ async fn what_is_given_back_is_not_renewed_and_the_watchdog_goes_with_the_last()
     released.release().await.expect("the store is up");
     drop(dropped);
     for view in views {
-        assert_eq!(view.remaining(), Duration::ZERO, "what was given back is not held");
+        assert_eq!(view.remaining(), Duration::ZERO, "a released lock is not held");
         view.lost().await;
         assert!(view.ensure_remaining(Duration::ZERO).is_err());
     }
     sleep(Duration::from_secs(100)).await;
     assert_eq!(store.on(StoreOp::Renew).calls(), 0);
-    assert_eq!(tasks(), before, "nothing to watch, nobody who watches");
-    // And comes again with the next.
+    assert_eq!(tasks(), before, "no lock, no watchdog");
+    // It returns with the next lock.
     let _guard = locks.try_lock(key()).await.expect("free");
     sleep(Duration::from_secs(15)).await;
     assert_eq!(store.on(StoreOp::Renew).calls(), 1);
 }
 
-/// I5, I6: the store is down, or hangs, or answers too late; the deadline is local.
+/// I5, I6: the store is down, hangs, or replies too late; the deadline is local.
 #[tokio::test(start_paused = true)]
-async fn an_unrenewed_section_is_lost_at_its_deadline_and_not_polled_again() {
+async fn unrenewed_section_is_lost_and_not_polled_again() {
     for hangs in [false, true] {
         let (store, guard, granted) = never_renewed(hangs).await;
         let last_poll = Arc::new(std::sync::Mutex::new(granted));
@@ -117,7 +117,7 @@ async fn an_unrenewed_section_is_lost_at_its_deadline_and_not_polled_again() {
             granted.elapsed()
         );
         assert!(*last_poll.lock().expect("whole") < granted + deadline, "not one poll longer");
-        // The answer comes after all: what is lost stays so.
+        // The reply arrives after all: the loss is final.
         store.fault_all(Fault::None);
         store.on(StoreOp::Renew).resume();
         sleep(Duration::from_secs(5)).await;
@@ -125,9 +125,9 @@ async fn an_unrenewed_section_is_lost_at_its_deadline_and_not_polled_again() {
     }
 }
 
-/// I5: a handler that waits for something else, and is polled for nothing, is broken off all the same, and in time.
+/// I5: a handler that waits and is not polled is aborted in time.
 #[tokio::test(start_paused = true)]
-async fn a_section_that_only_waits_is_lost_at_its_deadline_too() {
+async fn idle_section_is_lost_at_its_deadline() {
     for hangs in [false, true] {
         let (_store, guard, granted) = never_renewed(hangs).await;
         assert!(guard.while_held(std::future::pending::<()>()).await.is_err());
@@ -136,9 +136,9 @@ async fn a_section_that_only_waits_is_lost_at_its_deadline_too() {
     }
 }
 
-/// Only its own clock is asked: the task that renews never ran.
+/// Only its own clock counts: the renewal task never ran.
 #[tokio::test(start_paused = true)]
-async fn a_section_that_was_stopped_past_its_deadline_is_not_polled_again() {
+async fn section_stopped_past_its_deadline_is_not_polled() {
     let locks = LockManager::in_memory();
     let guard = locks.try_lock(key()).await.expect("free");
     let polls = AtomicUsize::new(0);
@@ -148,7 +148,7 @@ async fn a_section_that_was_stopped_past_its_deadline_is_not_polled_again() {
     });
     let mut running = Box::pin(guard.while_held(work));
     assert!(futures_util::poll!(running.as_mut()).is_pending());
-    // As a process that is stopped sees it: the time is over, and nothing has run in between.
+    // As after a process stop: the deadline has passed, and nothing has run in between.
     let runtime_is_stopped = tokio::time::advance(LEASE);
     futures_util::future::FutureExt::now_or_never(runtime_is_stopped);
     assert!(matches!(futures_util::poll!(running.as_mut()), std::task::Poll::Ready(Err(_))));
@@ -156,23 +156,23 @@ async fn a_section_that_was_stopped_past_its_deadline_is_not_polled_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_is_refused_is_lost_at_once() {
+async fn refused_renewal_loses_the_lock_at_once() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
-    // The store forgets it, as one does that was restarted, and somebody else takes it.
+    // The store loses its data, as after a restart, and another client acquires the key.
     store.restart();
     let thief = LockManager::new(store.clone());
     let _stolen = thief.try_lock(key()).await.expect("free for the store");
     let began = Instant::now();
     guard.held_lock().lost().await;
-    assert_eq!(began.elapsed().as_secs(), 10, "the next renewal says so");
+    assert_eq!(began.elapsed().as_secs(), 10, "detected by the next renewal");
     drop(guard);
     settle().await;
-    assert_eq!(store.held_count(), 1, "the late holder frees nobody else's lock");
+    assert_eq!(store.held_count(), 1, "the late holder does not free the next lock");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_fails_is_asked_for_again_soon() {
+async fn failed_renewal_is_retried_soon() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
     sleep(Duration::from_secs(9)).await;
@@ -190,9 +190,9 @@ async fn a_renewal_that_fails_is_asked_for_again_soon() {
     assert!(guard.held_lock().remaining() > Duration::from_secs(28), "two seconds before its end");
 }
 
-/// I3: what the answer took on its way is not counted on.
+/// I3: the round trip time is not counted.
 #[tokio::test(start_paused = true)]
-async fn a_renewal_counts_from_before_it_was_asked_for() {
+async fn renewal_counts_from_before_it_was_sent() {
     let (store, locks) = store_and_locks();
     let guard = locks.try_lock(key()).await.expect("free");
     store.on(StoreOp::Renew).pause_before();
@@ -203,15 +203,15 @@ async fn a_renewal_counts_from_before_it_was_asked_for() {
     assert!(left > Duration::from_secs(29) && left <= Duration::from_millis(29_698 - 400 + 5), "{left:?}");
 }
 
-/// One renewal hangs for as long as a call may; those that are due later are not later for it.
+/// One renewal hangs for as long as a call may; later ones are not delayed.
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_hangs_delays_no_other() {
+async fn hanging_renewal_delays_no_other() {
     let (store, locks) = store_and_locks();
     let _first = locks.try_lock(("n", 1)).await.expect("free");
     sleep(Duration::from_millis(700)).await;
     let second = locks.try_lock(("n", 2)).await.expect("free");
     store.on(StoreOp::Renew).pause_before();
-    // Whatever is asked hangs from now on; the second one is asked for when it is due all the same.
+    // All calls hang from now on; the second renewal is sent in time nevertheless.
     sleep(Duration::from_millis(9_350)).await;
     assert_eq!(store.on(StoreOp::Renew).calls(), 1, "the first one hangs");
     sleep(Duration::from_millis(700)).await;
@@ -222,7 +222,7 @@ async fn a_renewal_that_hangs_delays_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_loses_its_lock_is_dropped_and_its_request_told_that_the_outcome_is_unknown() {
+async fn lost_lock_drops_the_handler_with_an_unknown_outcome() {
     struct Dropped(Arc<AtomicUsize>);
     impl Drop for Dropped {
         fn drop(&mut self) {
@@ -246,14 +246,14 @@ async fn a_handler_that_loses_its_lock_is_dropped_and_its_request_told_that_the_
     let answer = request.await.expect("no panic");
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
-    assert!(!answer.headers().contains_key("retry-after"), "not to be repeated before somebody has looked");
+    assert!(!answer.headers().contains_key("retry-after"), "not to be retried automatically");
     assert_eq!((began.load(SeqCst), ended.load(SeqCst), dropped.load(SeqCst)), (1, 0, 1));
     let problem = text(answer).await;
     assert!(problem.contains("urn:tower-lock:lost") && problem.contains(r#""outcome":"unknown""#), "{problem}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_handler_and_a_long_stream_keep_their_lock() {
+async fn long_handlers_and_streams_keep_their_lock() {
     let store = TestStore::new();
     let (locks, stranger) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let handler = get(|lock: HeldLock| async move {
@@ -282,7 +282,7 @@ async fn a_long_handler_and_a_long_stream_keep_their_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_loses_its_lock_ends_with_an_error() {
+async fn stream_that_loses_its_lock_ends_with_an_error() {
     let (store, locks) = store_and_locks();
     let endless = || {
         Body::from_stream(stream::unfold((), |()| async {
@@ -312,7 +312,7 @@ async fn a_stream_that_loses_its_lock_ends_with_an_error() {
 
 /// The inner service is not called late: it may do its work in `call`.
 #[tokio::test(start_paused = true)]
-async fn a_service_that_gets_ready_too_late_is_not_called() {
+async fn service_that_gets_ready_too_late_is_not_called() {
     #[derive(Clone)]
     struct SlowToBeReady(Arc<AtomicUsize>, Arc<std::sync::Mutex<std::pin::Pin<Box<tokio::time::Sleep>>>>);
     impl tower::Service<axum::http::Request<tower_lock::middleware::RequestBody>> for SlowToBeReady {
@@ -343,9 +343,9 @@ async fn a_service_that_gets_ready_too_late_is_not_called() {
     assert!(began.elapsed() < LEASE);
 }
 
-/// One poll that takes longer than the lease: what it came to is not passed off as done under the lock.
+/// One poll that takes longer than the lease: its result does not count as done under the lock.
 #[tokio::test(start_paused = true)]
-async fn work_that_ends_past_its_deadline_has_not_ended_under_its_lock() {
+async fn work_that_ends_past_its_deadline_is_lost() {
     let locks = LockManager::in_memory();
     let guard = locks.try_lock(key()).await.expect("free");
     let blocks = std::future::poll_fn(|_| {
@@ -355,9 +355,9 @@ async fn work_that_ends_past_its_deadline_has_not_ended_under_its_lock() {
     assert!(guard.while_held(blocks).await.is_err());
 }
 
-/// The watchdog was started by a runtime that nobody drives any more.
+/// The watchdog was started by a runtime that is no longer driven.
 #[test]
-fn a_watchdog_that_nobody_drives_is_replaced_and_a_loss_is_noticed_without_one() {
+fn stalled_watchdog_is_replaced() {
     let store = Arc::new(MemoryStore::new());
     let locks = LockManager::new(Arc::clone(&store));
     let runtime =
@@ -367,10 +367,10 @@ fn a_watchdog_that_nobody_drives_is_replaced_and_a_loss_is_noticed_without_one()
     runtime().block_on(async {
         let guard = locks.try_lock(("n", 2)).await.expect("free");
         let began = Instant::now();
-        assert!(guard.while_held(std::future::pending::<()>()).await.is_err(), "nobody renews it");
-        assert!(began.elapsed() < LEASE, "and its own timer says so");
+        assert!(guard.while_held(std::future::pending::<()>()).await.is_err(), "not renewed");
+        assert!(began.elapsed() < LEASE, "by its own timer");
         drop(guard);
-        // By now it is known to be stuck.
+        // By now it is known to be stalled.
         let guard = locks.try_lock(("n", 3)).await.expect("free");
         sleep(5 * LEASE).await;
         assert!(guard.held_lock().remaining() > LEASE / 2);
@@ -378,9 +378,9 @@ fn a_watchdog_that_nobody_drives_is_replaced_and_a_loss_is_noticed_without_one()
     drop(idle);
 }
 
-/// The watchdog goes with the runtime it ran on; the next hold brings another one.
+/// The watchdog ends with its runtime; the next hold starts another one.
 #[test]
-fn a_watchdog_that_died_with_its_runtime_is_replaced() {
+fn watchdog_is_replaced_after_its_runtime_ended() {
     let store = Arc::new(MemoryStore::new());
     let locks = LockManager::new(Arc::clone(&store));
     let runtime =
@@ -395,9 +395,10 @@ fn a_watchdog_that_died_with_its_runtime_is_replaced() {
     });
 }
 
-/// I6: what is at hand is looked at before the head is sent; not past the deadline, and not passed off as done in time.
+/// I6: ready frames are read before the head is sent; but not past the deadline, and then they are
+/// not sent.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_is_looked_at_too_late_is_not_polled_and_not_sent() {
+async fn body_polled_past_the_deadline_is_not_sent() {
     struct Slow(tower_lock::test_util::Clock, Arc<AtomicUsize>, usize);
     impl axum::body::HttpBody for Slow {
         type Data = axum::body::Bytes;

@@ -24,26 +24,26 @@ use tower_lock::test_util::Fault;
 
 type Fields = BTreeMap<String, String>;
 
-/// The fields of every span `lock` of this test, in the order in which they were opened; the last event in it under `event`.
+/// The fields of every span `lock` of this test, in order; the last event is in the field `event`.
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Vec<Fields>>>);
 
 thread_local! {
     /// A test runs on one thread, and is recorded there.
-    static HERE: RefCell<Option<Recorder>> = const { RefCell::new(None) };
-    /// What was warned of since.
+    static RECORDER: RefCell<Option<Recorder>> = const { RefCell::new(None) };
+    /// The warnings since.
     static WARNED: RefCell<Warned> = RefCell::default();
 }
 
-/// Shared with the threads of the runtime that tell what nobody waits for.
+/// Shared with the runtime threads that log in the background.
 type Warned = Arc<Mutex<Vec<String>>>;
 
-/// Ends the record of this test.
+/// Ends the recording of this test.
 struct Recording;
 
-/// The one subscriber of the process. (With one for each thread, a span that is first seen on a thread without any may stay
-/// disabled on all of them: `tracing` keeps what the first one said.)
-struct EachHere;
+/// The only subscriber of the process. (With one per thread, a span that is first seen on a thread
+/// without a subscriber may stay disabled on all of them: `tracing` caches the first interest.)
+struct PerThread;
 
 struct At(Recorder, usize);
 
@@ -55,14 +55,14 @@ impl tracing::field::Visit for Writer<'_> {
     }
 }
 
-impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for EachHere {
+impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for PerThread {
     fn on_new_span(
         &self,
         attributes: &tracing::span::Attributes<'_>,
         id: &tracing::span::Id,
         context: tracing_subscriber::layer::Context<'_, S>,
     ) {
-        let here = HERE.with_borrow(Clone::clone);
+        let here = RECORDER.with_borrow(Clone::clone);
         if let ("lock", Some(recorder)) = (attributes.metadata().name(), here) {
             let mut fields = Fields::new();
             attributes.record(&mut Writer(&mut fields));
@@ -114,7 +114,7 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for EachHere {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        HERE.set(None);
+        RECORDER.set(None);
     }
 }
 
@@ -122,10 +122,10 @@ impl Recorder {
     fn start() -> (Self, Recording) {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
-            tracing::subscriber::set_global_default(Registry::default().with(EachHere)).expect("nobody else sets one");
+            tracing::subscriber::set_global_default(Registry::default().with(PerThread)).expect("the only subscriber");
         });
         let recorder = Self::default();
-        HERE.set(Some(recorder.clone()));
+        RECORDER.set(Some(recorder.clone()));
         WARNED.set(Warned::default());
         (recorder, Recording)
     }
@@ -144,7 +144,7 @@ fn number(fields: &Fields, field: &str) -> f64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_granted_request_is_seen_with_route_key_wait_hold_and_fence() {
+async fn span_has_route_key_wait_hold_and_fence() {
     let (recorder, _guard) = Recorder::start();
     let locks = LockManager::in_memory();
     let layer = LockLayer::new(&locks, key::from_fn(|body: String| ("order", body))).wait(Duration::from_secs(9));
@@ -172,7 +172,7 @@ async fn a_granted_request_is_seen_with_route_key_wait_hold_and_fence() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_turned_away_is_seen_with_the_reason() {
+async fn span_of_a_rejected_request_has_the_reason() {
     let (recorder, _guard) = Recorder::start();
     let (store, locks) = store_and_locks();
     let app = |wait| {
@@ -232,7 +232,7 @@ async fn a_request_that_is_turned_away_is_seen_with_the_reason() {
     assert!(!recorder.last().contains_key("hold_ms") && !recorder.last().contains_key("fence"));
     store.fault_all(Fault::None);
 
-    // 256 in line, and one more.
+    // 256 queued, and one more.
     let go_on = Arc::new(Notify::new());
     let _held = locks.try_lock(("order", 1)).await.expect("free");
     let line: Vec<_> = (0..256)
@@ -253,7 +253,7 @@ async fn a_request_that_is_turned_away_is_seen_with_the_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_needs_no_lock_is_not_seen() {
+async fn request_without_a_lock_has_no_span() {
     let (recorder, _guard) = Recorder::start();
     let locks = LockManager::in_memory();
     let app = Router::new()
@@ -265,7 +265,7 @@ async fn a_request_that_needs_no_lock_is_not_seen() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_can_be_redacted_and_a_plain_service_has_a_name() {
+async fn key_can_be_redacted_and_a_plain_service_named() {
     let (recorder, _guard) = Recorder::start();
     let locks = LockManager::in_memory();
     let inner = service_fn(|_: Request<tower_lock::middleware::RequestBody>| async {
@@ -282,9 +282,9 @@ async fn a_key_can_be_redacted_and_a_plain_service_has_a_name() {
     assert!(seen["key"].starts_with("account:~") && !seen["key"].contains("ann"), "{seen:?}");
 }
 
-/// Whoever reads the logs cannot free a lock with what is in them.
+/// A reader of the logs cannot free a lock with their content.
 #[tokio::test(start_paused = true)]
-async fn no_span_shows_an_owner_id() {
+async fn spans_never_show_acquisition_ids() {
     let (recorder, _guard) = Recorder::start();
     let locks = LockManager::in_memory();
     let app = Router::new().route("/", post(|| async {}).route_layer(LockLayer::new(&locks, key::from_fn(|| ("k",)))));
@@ -294,13 +294,13 @@ async fn no_span_shows_an_owner_id() {
 }
 
 async fn warned() -> Vec<String> {
-    // A clock that is stopped goes on when nothing is told any more.
+    // A paused clock advances when all reports are done.
     tokio::time::sleep(Duration::from_millis(1)).await;
     WARNED.with_borrow(|warned| std::mem::take(&mut *warned.lock().expect("whole")))
 }
 
 #[test]
-fn an_operator_is_warned_of_what_did_not_end_as_it_should() {
+fn abnormal_ends_are_logged_as_warnings() {
     let (_recorder, _guard) = Recorder::start();
     let warned = WARNED.with_borrow(Clone::clone);
     let mut runtime = tokio::runtime::Builder::new_current_thread();
@@ -316,13 +316,13 @@ async fn what_did_not_end_as_it_should() {
     let app = |layer, seconds| Router::new().route("/", works(seconds).route_layer(layer));
 
     fetch(&app(layer().max_hold(s(5)), 10), "/").await;
-    let mut told = warned().await;
-    told.sort();
-    let [lost, broken_off] = &told[..] else { panic!("the lock, and its request") };
-    assert!(lost.contains("limit") && broken_off.starts_with("a request was broken off: "), "{lost} {broken_off}");
+    let mut warnings = warned().await;
+    warnings.sort();
+    let [lost, aborted] = &warnings[..] else { panic!("the lock, and its request") };
+    assert!(lost.contains("limit") && aborted.starts_with("a request was broken off: "), "{lost} {aborted}");
     tokio::time::sleep(s(1)).await;
 
-    // Its lease is over before it ends, and it may go on.
+    // Its lease ends before it does, and it may continue.
     fetch(&app(layer().on_lost(OnLost::Continue).lease(Lease::Fixed(s(5))), 10), "/").await;
     let late = warned().await;
     assert!(late.iter().any(|warned| warned.starts_with("given back late")), "{late:?}");
@@ -338,7 +338,7 @@ async fn what_did_not_end_as_it_should() {
     assert!(http_body_util::BodyExt::frame(&mut stalls).await.expect("no end").is_err());
     tokio::time::sleep(s(1)).await;
 
-    // No handler may finish alone: its client leaves, and it is dropped.
+    // No handler may detach: its client leaves, and it is dropped.
     let none = LockManager::builder(store.clone()).max_detached(0).build();
     let app = Router::new().route("/", works(60).route_layer(LockLayer::new(&none, key::from_parts(|_| ("alone",)))));
     let request = tokio::spawn(async move { fetch(&app, "/").await });
@@ -351,7 +351,7 @@ async fn what_did_not_end_as_it_should() {
     );
     tokio::time::sleep(s(1)).await;
 
-    // Nobody could wait for it.
+    // No call could wait for it.
     let held = locks.lock(("n", 1)).await.expect("free");
     let another = locks.clone();
     drop(locks);
@@ -363,9 +363,9 @@ async fn what_did_not_end_as_it_should() {
     assert_eq!(store.held_count(), 0);
 }
 
-/// A span of the service's own stays around what its handler logs.
+/// A span of the service stays around the logs of its handler.
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_finishes_alone_is_seen_where_it_began() {
+async fn detached_handler_logs_into_its_own_span() {
     let (recorder, _guard) = Recorder::start();
     let (_store, locks) = store_and_locks();
     let handler = axum::routing::get(async || {
@@ -382,9 +382,9 @@ async fn a_handler_that_finishes_alone_is_seen_where_it_began() {
     assert!(number(&span, "hold_ms") >= 5000.0);
 }
 
-/// Where no span of ours is around the handler, the service's own goes along with it.
+/// Without a span of the middleware, the span of the service goes along with the handler.
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_finishes_alone_keeps_the_span_that_was_around_its_request() {
+async fn detached_handler_keeps_the_outer_span() {
     use tracing::Instrument;
 
     let (_recorder, _guard) = Recorder::start();
@@ -416,7 +416,7 @@ impl HasLockKey for Anything {
     }
 }
 
-/// For whoever logs by events alone: one for each rejection, in the span of its request.
+/// For event-based logging: one event per rejection, in the span of its request.
 #[tokio::test(start_paused = true)]
 async fn each_rejection_is_one_event_in_its_span() {
     #[derive(serde::Deserialize)]
@@ -433,8 +433,8 @@ async fn each_rejection_is_one_event_in_its_span() {
         .route("/hides", post(|| async {}).route_layer(layer.log_key(LogKey::Redacted)));
     let _held = locks.try_lock(("k", 7)).await.expect("free");
     for (path, body, result, wait_ms, says) in [
-        ("/refuses", r#"{"id":7}"#, "refused", Some("0.0"), "held by somebody else"),
-        ("/hides", r#"{"id":7}"#, "refused", Some("0.0"), "held by somebody else"),
+        ("/refuses", r#"{"id":7}"#, "refused", Some("0.0"), "held by another owner"),
+        ("/hides", r#"{"id":7}"#, "refused", Some("0.0"), "held by another owner"),
         ("/waits", r#"{"id":7}"#, "timed_out", Some("2"), ""),
         ("/waits", r#"{"id":"x"}"#, "bad_key", None, "no key could be derived"),
     ] {
@@ -450,7 +450,7 @@ async fn each_rejection_is_one_event_in_its_span() {
             assert_eq!((&span["event.extractor"][..], &span["event.status"][..]), ("Json<Claim>", "422"));
         }
     }
-    // A mistake of the service is an error: nobody has added the extension.
+    // An error of the service is logged as an error: the extension is missing.
     let layer = LockLayer::new(&locks, key::from_fn(|axum::Extension(id): axum::Extension<u64>| ("k", id)));
     let app = Router::new().route("/", post(|| async {}).route_layer(layer));
     assert_eq!(post_json(&app, "/", "{}").await.status(), 500);

@@ -1,4 +1,4 @@
-//! The lock among other layers, in the order of the docs.
+//! The lock among other layers, in the documented order.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tower_lock::{HeldLock, LockLayer, LockManager, Rejection, key, test_util::St
 
 use crate::support::{fetch, send, settle, soon, store_and_locks, text};
 
-#[allow(dead_code, reason = "of the example, its services")]
+#[allow(dead_code, reason = "the services of the example")]
 #[path = "../../examples/service_stack.rs"]
 mod service_stack;
 
@@ -31,7 +31,7 @@ fn preflight() -> Request<Body> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn under_the_documented_stack_404_and_405_and_a_preflight_ask_for_no_lock() {
+async fn documented_stack_locks_nothing_for_404_405_and_preflight() {
     let (store, locks) = store_and_locks();
     let app = service_stack::app(&locks, Duration::from_secs(1));
     assert_eq!(fetch(&app, "/nope").await.status(), StatusCode::NOT_FOUND);
@@ -52,9 +52,9 @@ async fn under_the_documented_stack_404_and_405_and_a_preflight_ask_for_no_lock(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_of_the_documented_stack_answers_while_the_handler_finishes_under_its_lock() {
+async fn documented_stack_timeout_responds_while_handler_finishes() {
     let (store, locks) = store_and_locks();
-    // Longer than a lock-delay that begins with the timeout.
+    // Longer than a lock-delay that starts with the timeout.
     let work = service_stack::TIMEOUT + Duration::from_secs(3);
     let app = service_stack::app(&locks, work);
     let began = Instant::now();
@@ -68,7 +68,7 @@ async fn a_timeout_of_the_documented_stack_answers_while_the_handler_finishes_un
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_stack_of_a_plain_service_rejects_a_request_whose_key_cannot_be_read() {
+async fn plain_service_stack_rejects_an_invalid_key() {
     let (store, locks) = store_and_locks();
     let service = service_stack::service(&locks);
     for (account, status) in [(Some("7"), 200), (Some("007"), 200), (Some("7a"), 400), (None, 400)] {
@@ -82,9 +82,9 @@ async fn the_stack_of_a_plain_service_rejects_a_request_whose_key_cannot_be_read
     assert_eq!(store.on(StoreOp::Acquire).calls(), 2);
 }
 
-/// The docs of the layer say so.
+/// As documented at the layer.
 #[tokio::test(start_paused = true)]
-async fn a_lock_on_a_router_answers_for_routes_that_do_not_exist_unless_it_is_a_route_layer() {
+async fn router_layer_locks_unknown_routes_and_route_layer_does_not() {
     let lock = || LockLayer::new(&LockManager::in_memory(), key::from_fn(|Path(id): Path<u64>| ("order", id)));
     let router = || Router::new().route("/{id}/pay", post(async || "paid"));
     let status = async |app: Router, path: &str| fetch(&app, path).await.status().as_u16();
@@ -96,9 +96,9 @@ async fn a_lock_on_a_router_answers_for_routes_that_do_not_exist_unless_it_is_a_
     assert_eq!(status(methods, "/x/pay").await, 405);
 }
 
-/// Axum adds these handlers outside of the layer. The docs of the layer list them.
+/// Axum adds these handlers outside the layer. The docs of the layer list them.
 #[tokio::test(start_paused = true)]
-async fn a_method_that_axum_adds_outside_of_the_lock_is_found_by_the_extractor() {
+async fn extractor_detects_a_method_added_outside_the_lock() {
     let lock = || LockLayer::new(&LockManager::in_memory(), key::from_fn(|Path(id): Path<u64>| ("order", id)));
     let work = async |lock: HeldLock| lock.key().to_string();
     for (how, locked, unlocked, methods) in [
@@ -113,7 +113,7 @@ async fn a_method_that_axum_adds_outside_of_the_lock_is_found_by_the_extractor()
         assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR, "{how}");
         assert!(text(answer).await.contains("`HeldLock` found no lock"), "{how}");
     }
-    // What the docs tell to write instead.
+    // The alternative from the docs.
     for (method, methods) in [
         (Method::DELETE, post(work).fallback(work).layer(lock())),
         (Method::DELETE, any(work).get(work).layer(lock())),

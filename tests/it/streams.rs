@@ -1,4 +1,4 @@
-//! Answers that are not complete when their head is sent: who may hold the key for how long.
+//! Responses that are incomplete when their head is sent, and how long they hold the key.
 
 use std::{
     pin::Pin,
@@ -29,16 +29,16 @@ use crate::support::{fetch, one_key, send, settle, store_and_locks, until};
 
 const S: Duration = Duration::from_secs(1);
 
-type Say = mpsc::UnboundedSender<Result<Frame<Bytes>, &'static str>>;
+type Feed = mpsc::UnboundedSender<Result<Frame<Bytes>, &'static str>>;
 
-/// A body that does what it is told, and tells when it is gone.
-struct Told {
+/// A body that is fed by the test, and reports its drop.
+struct FedBody {
     frames: mpsc::UnboundedReceiver<Result<Frame<Bytes>, &'static str>>,
     hint: SizeHint,
     gone: Arc<AtomicBool>,
 }
 
-impl HttpBody for Told {
+impl HttpBody for FedBody {
     type Data = Bytes;
     type Error = &'static str;
 
@@ -51,36 +51,37 @@ impl HttpBody for Told {
     }
 }
 
-impl Drop for Told {
+impl Drop for FedBody {
     fn drop(&mut self) {
         self.gone.store(true, SeqCst);
     }
 }
 
-fn told(hint: SizeHint) -> (Say, Told, Arc<AtomicBool>) {
+fn fed_body(hint: SizeHint) -> (Feed, FedBody, Arc<AtomicBool>) {
     let (say, frames) = mpsc::unbounded_channel();
     let gone = Arc::new(AtomicBool::new(false));
-    (say, Told { frames, hint, gone: Arc::clone(&gone) }, gone)
+    (say, FedBody { frames, hint, gone: Arc::clone(&gone) }, gone)
 }
 
 fn data(text: &'static str) -> Result<Frame<Bytes>, &'static str> {
     Ok(Frame::data(Bytes::from_static(text.as_bytes())))
 }
 
-/// A route that answers with this, once.
-fn once<K: tower_lock::key::KeySource>(layer: LockLayer<K>, answer: Response<Told>) -> Router {
+/// A route that responds with this, once.
+fn once<K: tower_lock::key::KeySource>(layer: LockLayer<K>, answer: Response<FedBody>) -> Router {
     let answer = Arc::new(std::sync::Mutex::new(Some(answer.map(Body::new))));
     let handler = any(move || async move { answer.lock().expect("whole").take().expect("once") });
     Router::new().route("/", handler.layer(layer))
 }
 
-/// Not by the end of the inner body, which may come late, but by the byte that the client waits for.
+/// Not the end of the inner body, which may come late, but the byte that completes the response for
+/// the client.
 #[tokio::test(start_paused = true)]
-async fn the_byte_that_completes_the_content_length_is_sent_with_the_key_free() {
+async fn last_byte_of_content_length_is_sent_after_the_release() {
     for (by_header, ends) in [(true, true), (true, false), (false, true), (false, false)] {
         let (store, locks) = store_and_locks();
         let hint = if by_header { SizeHint::new() } else { SizeHint::with_exact(6) };
-        let (say, body, gone) = told(hint);
+        let (say, body, gone) = fed_body(hint);
         let mut answer = Response::new(body);
         if by_header {
             answer.headers_mut().insert(header::CONTENT_LENGTH, 6.into());
@@ -108,9 +109,9 @@ async fn the_byte_that_completes_the_content_length_is_sent_with_the_key_free() 
 
 /// It would look complete.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_fails_behind_its_last_byte_does_not_send_it() {
+async fn body_that_fails_after_its_last_byte_does_not_send_it() {
     let (store, locks) = store_and_locks();
-    let (say, body, _) = told(SizeHint::with_exact(3));
+    let (say, body, _) = fed_body(SizeHint::with_exact(3));
     let mut body = fetch(&once(LockLayer::new(&locks, one_key()), Response::new(body)), "/").await.into_body();
     say.send(data("abc")).expect("read");
     settle().await;
@@ -121,9 +122,9 @@ async fn a_body_that_fails_behind_its_last_byte_does_not_send_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn trailers_behind_the_last_byte_are_sent() {
+async fn trailers_after_the_last_byte_are_sent() {
     let (store, locks) = store_and_locks();
-    let (say, body, _) = told(SizeHint::with_exact(3));
+    let (say, body, _) = fed_body(SizeHint::with_exact(3));
     let body = fetch(&once(LockLayer::new(&locks, one_key()), Response::new(body)), "/").await.into_body();
     let collected = tokio::spawn(body.collect());
     say.send(data("abc")).expect("read");
@@ -135,17 +136,18 @@ async fn trailers_behind_the_last_byte_are_sent() {
     assert_eq!((collected.to_bytes(), store.held_count()), ("abc".into(), 0));
 }
 
-/// Nobody polls the body: that is what a server does when its client does not read.
+/// The body is not polled: a server stops polling when its client does not read.
 #[tokio::test(start_paused = true)]
-async fn a_reader_that_stalls_loses_the_answer_and_the_key_is_free_after_the_lock_delay() {
+async fn stalled_reader_frees_the_key_after_the_lock_delay() {
     for reads_first in [false, true] {
         let (store, locks) = store_and_locks();
-        let (say, body, gone) = told(SizeHint::new());
+        let (say, body, gone) = fed_body(SizeHint::new());
         let app = once(LockLayer::new(&locks, one_key()).body_idle_timeout(5 * S), Response::new(body));
         let mut body = fetch(&app, "/").await.into_body();
         let mut began = Instant::now();
         if reads_first {
-            // The body waits for its own frames, longer than the reader may; that is not the reader's fault.
+            // The body waits for its own frames for longer than the reader may; that is not a stall
+            // of the reader.
             sleep(3 * S).await;
             let frame = tokio::spawn(async move { (body.frame().await.is_some(), body) });
             sleep(30 * S).await;
@@ -155,8 +157,8 @@ async fn a_reader_that_stalls_loses_the_answer_and_the_key_is_free_after_the_loc
             (body, began) = (back, Instant::now());
         }
         say.send(data("abc")).expect("not cut yet");
-        let turn = locks.lock(("k",)).await.expect("its turn");
-        assert!(gone.load(SeqCst), "what the body owned is gone before");
+        let turn = locks.lock(("k",)).await.expect("a grant");
+        assert!(gone.load(SeqCst), "the data of the body is dropped before");
         let waited = began.elapsed();
         assert!(waited >= 6 * S && waited < 6 * S + Duration::from_millis(50), "{waited:?}");
         let error = body.frame().await.expect("no end that looks complete").expect_err("cut");
@@ -168,10 +170,10 @@ async fn a_reader_that_stalls_loses_the_answer_and_the_key_is_free_after_the_loc
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_nobody_reads_is_cut_when_its_lock_is_lost() {
+async fn unread_stream_is_aborted_when_its_lock_is_lost() {
     for lost in [false, true] {
         let (store, locks) = store_and_locks();
-        let (_say, body, gone) = told(SizeHint::new());
+        let (_say, body, gone) = fed_body(SizeHint::new());
         let layer = LockLayer::new(&locks, one_key()).body_idle_timeout(3600 * S).max_hold(20 * S);
         let body = fetch(&once(layer, Response::new(body)), "/").await.into_body();
         if lost {
@@ -189,18 +191,18 @@ async fn a_stream_that_nobody_reads_is_cut_when_its_lock_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hold_to_the_head_is_over_before_the_head_is_sent() {
+async fn release_at_head_happens_before_the_head_is_sent() {
     let (store, locks) = store_and_locks();
-    let (say, body, _) = told(SizeHint::new());
+    let (say, body, _) = fed_body(SizeHint::new());
     let app = once(LockLayer::new(&locks, one_key()).release_at(ReleaseAt::ResponseHead), Response::new(body));
     let mut body = fetch(&app, "/").await.into_body();
     assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
     sleep(60 * S).await;
     say.send(data("abc")).expect("read");
-    assert!(body.frame().await.expect("one").is_ok(), "and nobody cuts it");
+    assert!(body.frame().await.expect("one").is_ok(), "not aborted");
 
-    // As a router may say.
-    let (_say, body, _) = told(SizeHint::new());
+    // A router may add this size.
+    let (_say, body, _) = fed_body(SizeHint::new());
     let app = once(LockLayer::new(&locks, one_key()), Response::new(body))
         .layer(LockManagerLayer::new(&locks).release_at(ReleaseAt::ResponseHead));
     let _body = fetch(&app, "/").await;
@@ -208,7 +210,7 @@ async fn a_hold_to_the_head_is_over_before_the_head_is_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tunnel_holds_no_lock() {
+async fn tunnel_holds_no_lock() {
     for (method, status, holds) in [
         (Method::GET, StatusCode::SWITCHING_PROTOCOLS, false),
         (Method::CONNECT, StatusCode::OK, false),
@@ -216,7 +218,7 @@ async fn a_tunnel_holds_no_lock() {
         (Method::GET, StatusCode::OK, true),
     ] {
         let (store, locks) = store_and_locks();
-        let (_say, body, _) = told(SizeHint::new());
+        let (_say, body, _) = fed_body(SizeHint::new());
         let mut answer = Response::new(body);
         *answer.status_mut() = status;
         let app = once(LockLayer::new(&locks, one_key()), answer);
@@ -226,9 +228,9 @@ async fn a_tunnel_holds_no_lock() {
     }
 }
 
-/// It may go on, for its writes check the fence; but not for ever.
+/// It may continue, because its writes check the fence; but not forever.
 #[tokio::test(start_paused = true)]
-async fn who_goes_on_without_its_lock_answers_as_it_likes_until_max_hold() {
+async fn on_lost_continue_runs_until_max_hold() {
     for (works, status) in [(40, StatusCode::OK), (70, StatusCode::SERVICE_UNAVAILABLE)] {
         let (store, locks) = store_and_locks();
         let handler = get(move |lock: tower_lock::HeldLock| async move {
@@ -243,9 +245,9 @@ async fn who_goes_on_without_its_lock_answers_as_it_likes_until_max_hold() {
         store.fault_all(Fault::Fail);
         assert_eq!(request.await.expect("no panic").status(), status);
     }
-    // So does its stream.
+    // The same for its stream.
     let (store, locks) = store_and_locks();
-    let (say, body, gone) = told(SizeHint::new());
+    let (say, body, gone) = fed_body(SizeHint::new());
     let layer =
         LockLayer::new(&locks, one_key()).on_lost(OnLost::Continue).max_hold(60 * S).body_idle_timeout(3600 * S);
     let mut body = fetch(&once(layer, Response::new(body)), "/").await.into_body();
@@ -257,9 +259,9 @@ async fn who_goes_on_without_its_lock_answers_as_it_likes_until_max_hold() {
     assert!(body.frame().await.expect("no end").is_err() && gone.load(SeqCst));
 }
 
-/// A proxied body, a ticker: hyper takes what was announced, and so do we.
+/// A proxied body, a ticker: hyper sends what was announced, and so does this crate.
 #[tokio::test(start_paused = true)]
-async fn a_body_with_more_than_was_announced_ends_with_what_was() {
+async fn body_longer_than_announced_ends_as_announced() {
     for pause in [Duration::ZERO, Duration::from_millis(100)] {
         let (store, locks) = store_and_locks();
         let more = stream::unfold(0_u32, move |n| async move {
@@ -281,12 +283,12 @@ async fn a_body_with_more_than_was_announced_ends_with_what_was() {
     }
 }
 
-/// What a body says of itself counts before it is read; and not only hyper's own are forgiven.
+/// The size hint of a body counts before it is read, as in hyper.
 #[tokio::test(start_paused = true)]
-async fn a_size_is_what_was_announced_less_what_was_handed_out() {
+async fn size_hint_is_the_announced_rest() {
     let (_store, locks) = store_and_locks();
-    // Never less, whatever has been read of it.
-    let (say, body, _) = told(SizeHint::with_exact(6));
+    // Never less, for any progress.
+    let (say, body, _) = fed_body(SizeHint::with_exact(6));
     say.send(data("abc")).expect("read");
     let app = once(LockLayer::new(&locks, one_key()), Response::new(body));
     let mut body = fetch(&app, "/").await.into_body();
@@ -301,7 +303,7 @@ async fn a_size_is_what_was_announced_less_what_was_handed_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_whose_drop_panics_is_cut_all_the_same() {
+async fn body_whose_drop_panics_is_aborted() {
     struct Bomb;
     impl Drop for Bomb {
         fn drop(&mut self) {
@@ -321,20 +323,20 @@ async fn a_body_whose_drop_panics_is_cut_all_the_same() {
     let layer = LockLayer::new(&locks, one_key()).max_hold(5 * S);
     let mut body = fetch(&Router::new().route("/", handler.route_layer(layer)), "/").await.into_body();
     let began = Instant::now();
-    let last = timeout(60 * S, body.frame()).await.expect("whoever reads it is told");
+    let last = timeout(60 * S, body.frame()).await.expect("the error");
     assert!(began.elapsed() < 10 * S, "when it is cut");
     assert!(last.expect("no end that looks complete").is_err());
     sleep(S).await;
     assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }
 
-/// By a test, by another executor.
+/// In a test, or another executor.
 #[test]
-fn a_stream_can_be_read_where_no_runtime_is() {
+fn stream_can_be_read_without_a_runtime() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("one");
     let (store, locks) = store_and_locks();
     for announced in [None, Some(6)] {
-        let (say, body, _) = told(announced.map_or_else(SizeHint::new, SizeHint::with_exact));
+        let (say, body, _) = fed_body(announced.map_or_else(SizeHint::new, SizeHint::with_exact));
         let app = once(LockLayer::new(&locks, one_key()), Response::new(body));
         let body = runtime.block_on(fetch(&app, "/")).into_body();
         say.send(data("abc")).expect("read");
@@ -343,13 +345,13 @@ fn a_stream_can_be_read_where_no_runtime_is() {
         let read = std::thread::spawn(move || futures_util::FutureExt::now_or_never(body.collect()));
         let read = read.join().expect("no panic").expect("all is there").expect("whole").to_bytes();
         assert_eq!(read, "abcdef");
-        runtime.block_on(until("it is given back", || store.held_count() == 0));
+        runtime.block_on(until("released", || store.held_count() == 0));
     }
 }
 
-/// I6: what is behind the last byte is not asked for when the lock is lost meanwhile, and its answer is not sent as if all were well.
+/// I6: trailers are not polled after the lock is lost, and the response is then not complete.
 #[tokio::test(start_paused = true)]
-async fn what_follows_the_last_byte_is_not_polled_past_the_deadline() {
+async fn trailers_are_not_polled_past_the_deadline() {
     let (_store, locks) = store_and_locks();
     let (polls, kept) = (Arc::new(AtomicUsize::new(0)), Duration::from_millis(100));
     let counts = Arc::clone(&polls);

@@ -1,4 +1,5 @@
-//! Subscribers and recorders are code of others: they call back, panic and block, and no other lock knows of it.
+//! Subscribers and recorders are foreign code: they call back, panic and block, and do not affect
+//! other locks.
 
 use std::{
     future::IntoFuture,
@@ -30,14 +31,14 @@ use tracing::{Dispatch, Subscriber, span};
 
 use crate::support::{settle, soon, until};
 
-/// What it does when it is told something: of a log its message, of a metric its name.
-type Does = Arc<dyn Fn(&str) + Send + Sync>;
+/// Called with the message of a log event or the name of a metric.
+type Behavior = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// A subscriber and a recorder that do something.
+/// A subscriber and a recorder with this behavior.
 #[derive(Clone)]
-struct Observer(Does);
+struct Observer(Behavior);
 
-struct Handle(Does, String);
+struct Handle(Behavior, String);
 
 struct Message(String);
 
@@ -74,38 +75,38 @@ impl Subscriber for Observer {
 }
 
 impl Handle {
-    fn told(&self) {
+    fn observed(&self) {
         (self.0)(&self.1);
     }
 }
 
 impl CounterFn for Handle {
     fn increment(&self, _: u64) {
-        self.told();
+        self.observed();
     }
 
     fn absolute(&self, _: u64) {
-        self.told();
+        self.observed();
     }
 }
 
 impl GaugeFn for Handle {
     fn increment(&self, _: f64) {
-        self.told();
+        self.observed();
     }
 
     fn decrement(&self, _: f64) {
-        self.told();
+        self.observed();
     }
 
     fn set(&self, _: f64) {
-        self.told();
+        self.observed();
     }
 }
 
 impl HistogramFn for Handle {
     fn record(&self, _: f64) {
-        self.told();
+        self.observed();
     }
 }
 
@@ -129,9 +130,9 @@ impl Recorder for Observer {
     }
 }
 
-/// A runtime on all of whose threads this is told.
-fn runtime(mut builder: Builder, does: impl Fn(&str) + Send + Sync + 'static) -> Runtime {
-    let observer: &'static Observer = Box::leak(Box::new(Observer(Arc::new(does))));
+/// A runtime whose threads all have this observer.
+fn runtime(mut builder: Builder, behavior: impl Fn(&str) + Send + Sync + 'static) -> Runtime {
+    let observer: &'static Observer = Box::leak(Box::new(Observer(Arc::new(behavior))));
     let dispatch = Dispatch::new(observer.clone());
     let here = move || {
         std::mem::forget(tracing::dispatcher::set_default(&dispatch));
@@ -147,12 +148,12 @@ fn paused() -> Builder {
     builder
 }
 
-/// Runs it on a thread of its own: what hangs is a failure, and keeps no other test.
-fn in_time(test: impl FnOnce() + Send + 'static) {
+/// Runs it on a thread of its own: a hang fails this test only.
+fn with_timeout(test: impl FnOnce() + Send + 'static) {
     let (ends, ended) = mpsc::channel();
     let thread = std::thread::spawn(move || {
         test();
-        ends.send(()).expect("somebody waits");
+        ends.send(()).expect("the test waits");
     });
     match ended.recv_timeout(Duration::from_secs(60)) {
         Ok(()) => {}
@@ -161,7 +162,8 @@ fn in_time(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// What happens to locks: held, waited for, handed over, renewed, lost, refused by a store that is down.
+/// All events of locks: held, waited for, handed off, renewed, lost, rejected by a store that is
+/// down.
 async fn everything(locks: &LockManager, store: &TestStore) {
     let guard = locks.lock(("a",)).lock_delay(Duration::ZERO).await.expect("free");
     let waits = tokio::spawn(locks.lock(("a",)).into_future());
@@ -171,7 +173,7 @@ async fn everything(locks: &LockManager, store: &TestStore) {
     assert!(locks.try_lock(("a",)).await.is_err());
     sleep(Duration::from_secs(15)).await;
     guard.release().await.expect("up");
-    soon("its turn", waits).await.expect("no panic").expect("its turn").release().await.expect("up");
+    soon("a grant", waits).await.expect("no panic").expect("a grant").release().await.expect("up");
     let lost = locks.lock(("b",)).lease(Lease::Fixed(Duration::from_secs(1))).await.expect("free");
     assert_eq!(lost.held_lock().lost().await, LockLost::HoldLimitReached);
     drop(lost);
@@ -187,16 +189,16 @@ async fn everything(locks: &LockManager, store: &TestStore) {
 }
 
 #[test]
-fn an_observer_that_asks_the_locks_does_not_wait_for_itself() {
-    in_time(|| {
+fn observer_that_calls_the_manager_does_not_deadlock() {
+    with_timeout(|| {
         let asked: Arc<Mutex<Option<LockManager>>> = Arc::default();
-        let told = Arc::new(AtomicUsize::new(0));
+        let observed = Arc::new(AtomicUsize::new(0));
         let runtime = runtime(paused(), {
-            let (asked, told) = (Arc::clone(&asked), Arc::clone(&told));
+            let (asked, observed) = (Arc::clone(&asked), Arc::clone(&observed));
             move |_| {
                 let locks = asked.lock().expect("whole").clone();
                 if let Some(locks) = locks {
-                    told.fetch_add(1, SeqCst);
+                    observed.fetch_add(1, SeqCst);
                     let _ = (locks.held_count(), locks.size());
                 }
             }
@@ -208,32 +210,32 @@ fn an_observer_that_asks_the_locks_does_not_wait_for_itself() {
             everything(&locks, &store).await;
             asked.lock().expect("whole").take();
         });
-        assert!(told.load(SeqCst) > 30, "{told:?}");
+        assert!(observed.load(SeqCst) > 30, "{observed:?}");
     });
 }
 
 #[test]
-fn an_observer_that_panics_ends_nothing() {
-    in_time(|| {
+fn panicking_observer_ends_nothing() {
+    with_timeout(|| {
         let runtime = runtime(paused(), |_| panic!("an observer"));
         runtime.block_on(async {
             let store = TestStore::new();
             let locks = LockManager::new(store.clone());
             everything(&locks, &store).await;
-            // The watchdog and what gives back still work.
+            // The watchdog and the release task still work.
             everything(&locks, &store).await;
         });
     });
 }
 
-/// Its section has ended in order, and the yield that was under way says whose the key is.
+/// Its section has ended normally, and the yield in flight decides about the key.
 #[test]
-fn a_renewal_that_comes_behind_a_yield_is_no_alarm_of_a_loss() {
-    in_time(|| {
-        let told = Arc::new(Mutex::new(Vec::new()));
+fn renewal_after_a_yield_does_not_warn_of_a_loss() {
+    with_timeout(|| {
+        let observed = Arc::new(Mutex::new(Vec::new()));
         let runtime = runtime(paused(), {
-            let told = Arc::clone(&told);
-            move |what| told.lock().expect("whole").push(what.to_owned())
+            let observed = Arc::clone(&observed);
+            move |what| observed.lock().expect("whole").push(what.to_owned())
         });
         runtime.block_on(async {
             let store = TestStore::new();
@@ -241,40 +243,40 @@ fn a_renewal_that_comes_behind_a_yield_is_no_alarm_of_a_loss() {
             let held = one.lock(("a",)).await.expect("free");
             let [here, there] = [&one, &other].map(|locks| tokio::spawn(locks.lock(("a",)).into_future()));
             settle().await;
-            let owner = one.inspect(("a",)).await.expect("up").holder.expect("somebody");
+            let owner = one.inspect(("a",)).await.expect("up").holder.expect("a holder");
             store.on(StoreOp::Renew).pause_before();
             store.forge(&StoreEvent::Revoked { key: LockKey::from(("a",)), id: owner });
             store.on(StoreOp::Renew).wait_until_paused().await;
             store.on(StoreOp::Yield).pause_after();
-            assert_eq!(held.release().await.expect("ours"), ReleaseOutcome::HandedOff);
+            assert_eq!(held.release().await.expect("held"), ReleaseOutcome::HandedOff);
             store.on(StoreOp::Yield).wait_until_paused().await;
             store.on(StoreOp::Renew).resume();
             settle().await;
             store.on(StoreOp::Yield).resume();
             for waits in [there, here] {
-                soon("its turn", waits).await.expect("no panic").expect("its turn").release().await.expect("ours");
+                soon("a grant", waits).await.expect("no panic").expect("a grant").release().await.expect("held");
             }
             sleep(Duration::from_secs(1)).await;
         });
-        let told = told.lock().expect("whole");
-        assert!(told.iter().any(|what| what == "tower_lock_hold_seconds"), "{told:?}");
+        let observed = observed.lock().expect("whole");
+        assert!(observed.iter().any(|what| what == "tower_lock_hold_seconds"), "{observed:?}");
         let is_alarm = |what: &&String| what.contains("is lost") || *what == "tower_lock_lost_total";
-        assert_eq!(told.iter().find(is_alarm), None);
+        assert_eq!(observed.iter().find(is_alarm), None);
     });
 }
 
-/// As a log whose pipe nobody reads: the one that was to be told of a loss waits for ever.
+/// A log with a blocked pipe: the thread that reports a loss waits forever.
 #[test]
-fn a_subscriber_that_blocks_keeps_no_other_lock_back() {
-    in_time(|| {
+fn blocking_subscriber_delays_no_other_lock() {
+    with_timeout(|| {
         let blocks = Arc::new(AtomicBool::new(true));
         let blocked = Arc::new(AtomicUsize::new(0));
         let mut builder = Builder::new_multi_thread();
         builder.worker_threads(2);
         let runtime = runtime(builder, {
             let (blocks, blocked) = (Arc::clone(&blocks), Arc::clone(&blocked));
-            move |told| {
-                if told.contains("a lock is lost") {
+            move |observed| {
+                if observed.contains("a lock is lost") {
                     blocked.fetch_add(1, SeqCst);
                     while blocks.load(SeqCst) {
                         std::thread::sleep(Duration::from_millis(5));
@@ -313,23 +315,23 @@ fn a_subscriber_that_blocks_keeps_no_other_lock_back() {
             assert_eq!(blocked.load(SeqCst), 1, "one thread waits, and no more");
             soon("released", long.release()).await.expect("up");
             blocks.store(false, SeqCst);
-            until("told", || blocked.load(SeqCst) == 5).await;
+            until("observed", || blocked.load(SeqCst) == 5).await;
         });
     });
 }
 
-/// A recorder that blocks keeps back the request that it counts, and none else.
+/// A blocking recorder delays the request that it counts, and no other.
 #[test]
-fn a_recorder_that_blocks_keeps_back_whom_it_counts() {
-    in_time(|| {
+fn blocking_recorder_delays_only_what_it_counts() {
+    with_timeout(|| {
         let blocks = Arc::new(AtomicBool::new(false));
         let blocked = Arc::new(AtomicUsize::new(0));
         let mut builder = Builder::new_multi_thread();
         builder.worker_threads(2);
         let runtime = runtime(builder, {
             let (blocks, blocked) = (Arc::clone(&blocks), Arc::clone(&blocked));
-            move |told| {
-                if told == "tower_lock_hold_seconds" && blocked.fetch_add(1, SeqCst) == 0 {
+            move |observed| {
+                if observed == "tower_lock_hold_seconds" && blocked.fetch_add(1, SeqCst) == 0 {
                     while blocks.load(SeqCst) {
                         std::thread::sleep(Duration::from_millis(5));
                     }

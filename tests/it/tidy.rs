@@ -1,4 +1,7 @@
-//! The repository keeps what it says of itself.
+//! Checks of the repository itself: manifest, pages, imports and language.
+
+mod imports;
+mod language;
 
 use std::{
     fs,
@@ -19,7 +22,7 @@ fn section<'a>(text: &'a str, heading: &str, next: &str) -> &'a str {
     rest.split(next).next().expect("the rest")
 }
 
-/// Of a folder in `src`.
+/// The Rust files of a folder in `src`, by their paths in it.
 fn sources(folder: &str) -> Vec<(PathBuf, String)> {
     let src = root().join("src");
     let files = files(&src.join(folder)).into_iter();
@@ -48,7 +51,7 @@ fn paths(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn the_manifest_names_what_the_crate_is_built_on() {
+fn manifest_names_direct_dependencies() {
     let manifest = read("Cargo.toml");
     let dependencies = section(&manifest, "\n[dependencies]\n", "\n[");
     for name in ["axum", "http", "serde_json", "tokio", "tower"] {
@@ -86,62 +89,19 @@ fn architecture_page_lists_every_source_file_once() {
     assert!(listed.len() >= 60, "{} files: are these the tables?", listed.len());
 }
 
-/// middleware → lock → the store's trait → key and lease, and never back.
 #[test]
-fn imports_run_one_way() {
-    let not_in = |folder: &str, words: &[&str]| {
-        let files = sources(folder);
-        assert!(!files.is_empty(), "{folder}");
-        for (file, text) in files {
-            // Tests at the end of a file may reach further.
-            let code = text.split("#[cfg(test)]").next().expect("code");
-            for line in code.lines().map(str::trim).filter(|line| !line.starts_with("//")) {
-                for word in words {
-                    assert!(!line.contains(word), "{}: {line}", file.display());
-                }
-            }
-        }
-    };
-    not_in("lock", &["middleware::", "extract::", "http::", "axum::", "StatusCode", "memory::"]);
-    not_in("store", &["middleware::", "extract::", "crate::lock::", "http::", "axum::"]);
-    not_in("store/memory", &["tokio::spawn", ".await"]);
-    not_in("store/redis", &["memory::"]);
-    not_in("store/redis/proto", &["tokio", ".await", "async", "spawn", "clock.now", "Pool"]);
-    not_in("middleware", &["LockStore", "MemoryStore", "AcquireRequest", "ReleaseRequest"]);
-    // What decides does not wait, wake, or look at a clock.
-    let decides: Vec<_> = sources("proto").into_iter().filter(|(file, _)| !file.ends_with("tests.rs")).collect();
-    for (file, text) in decides {
-        // Its tests may have threads.
-        let code = text.split("#[cfg(test)]\nmod tests").next().expect("code");
-        let effects = ["tracing", "metrics", "Notify", ".ring(", ".tell("];
-        for word in ["tokio", ".await", "async", "spawn", "clock.now", "Core", "crate::lock"].into_iter().chain(effects)
-        {
-            assert!(!code.contains(word), "{} has {word}", file.display());
-        }
-    }
-    for file in ["src/acquisition.rs", "src/fencing.rs", "src/clock.rs"] {
-        let text = read(file);
-        let outside =
-            text.split("#[cfg(test)]").next().expect("code").lines().filter(|line| line.starts_with("use crate::"));
-        for line in outside {
-            assert!(line.starts_with("use crate::limits::"), "{file}: {line}");
-        }
-    }
-}
-
-#[test]
-fn every_test_that_a_guarantee_names_exists_and_each_names_one() {
+fn every_guarantee_names_existing_tests() {
     let tests: String =
         ["src", "tests"].iter().flat_map(|folder| files(&root().join(folder))).map(|(_, text)| text).collect();
     let is_test = |name: &str| {
         tests.split_once(&format!("fn {name}(")).is_some_and(|(before, _)| {
-            // Attributes, and what `rustfmt` leaves between them and the name.
+            // Attributes directly above the name.
             let above = before.trim_end_matches("async ").trim_end();
             above.rsplit('\n').take_while(|line| line.trim_start().starts_with('#')).any(|line| line.contains("test"))
         })
     };
     let guarantees = read("docs/guarantees.md");
-    // A table for each promise, and one for the fence: what they are shown by is in the last column.
+    // A table per guarantee, and one for the fence. The last column names the tests.
     let (mut shown, mut promises) = (0, 0);
     for (heading, table) in guarantees.split("\n### ").skip(1).filter_map(|part| part.split_once('\n')) {
         let rows = table.lines().filter(|line| line.starts_with("| ") && !line.ends_with("| shown by |"));
@@ -161,9 +121,9 @@ fn every_test_that_a_guarantee_names_exists_and_each_names_one() {
     assert!(promises >= 16 && shown >= 80, "{promises} promises, {shown} tests: are these the tables?");
 }
 
-/// Where the README is a page of the documentation, there are no files: each of its links has a module there.
+/// The README is also a page of the documentation, where each of its links needs a module.
 #[test]
-fn every_page_that_the_readme_links_is_a_page_of_the_documentation() {
+fn every_page_linked_by_the_readme_is_a_docs_module() {
     let (readme, lib) = (read("README.md"), read("src/lib.rs"));
     assert!(!readme.contains(".md)"), "a link without a definition of its own");
     let pages: Vec<_> = readme.lines().filter_map(|line| line.strip_prefix("[`docs/")?.split_once(".md`]: ")).collect();
@@ -172,4 +132,12 @@ fn every_page_that_the_readme_links_is_a_page_of_the_documentation() {
         assert!(root().join(file).exists(), "{file}");
         assert!(lib.contains(&format!("[`docs/{page}.md`]: docs::{page}")), "{page}");
     }
+}
+
+#[test]
+fn docs_rs_shows_all_features_and_their_requirements() {
+    let manifest = read("Cargo.toml");
+    let settings = section(&manifest, "[package.metadata.docs.rs]\n", "\n[");
+    assert!(settings.starts_with("all-features = true\nrustdoc-args = [\"--cfg\", \"docsrs\"]\n"), "{settings:.100}");
+    assert!(read("src/lib.rs").contains("#![cfg_attr(docsrs, feature(doc_cfg))]"));
 }

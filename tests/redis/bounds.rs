@@ -1,4 +1,4 @@
-//! What others write into Redis, however much it is, costs a bounded time and a bounded memory.
+//! Foreign data in Redis, of any size, costs bounded time and memory.
 
 use std::time::Duration;
 
@@ -11,52 +11,52 @@ use tower_lock::{
     },
 };
 
-use crate::support::{LINE, NAME, World, key, ms, world};
+use crate::support::{Environment, NAME, QUEUE, environment, key, ms};
 
 const TERMS: QueueConfig = QueueConfig::new(ms(4_000), ms(10_000), 1024);
 
-/// What is counted here is commands, on a machine that may be busy.
-async fn patient(world: &World) -> RedisStore {
+/// A store with long timeouts: these tests count commands on a machine that may be busy.
+async fn patient(environment: &Environment) -> RedisStore {
     let builder = RedisStore::builder().call_timeout(Duration::from_secs(5));
-    builder.connect(&world.redis.url()).await.expect("it is up")
+    builder.connect(&environment.redis.url()).await.expect("it is up")
 }
 
-/// How often each command was run, in scripts and without.
-async fn calls(world: &World, command: &str) -> u64 {
-    let stats = world.ask(&["INFO", "commandstats"]).await;
+/// The number of runs of this command, in scripts and outside.
+async fn calls(environment: &Environment, command: &str) -> u64 {
+    let stats = environment.ask(&["INFO", "commandstats"]).await;
     let name = format!("cmdstat_{command}:calls=");
     let line = stats.text().expect("text").lines().find_map(|line| line.strip_prefix(&name));
     line.and_then(|line| line.split(',').next()).map_or(0, |calls| calls.parse().expect("a number"))
 }
 
 #[tokio::test]
-async fn a_hash_of_many_fields_can_be_inspected_and_revoked() {
-    let Some(world) = world().await else { return };
-    let locks = world.sound_instance("a").await;
-    let fill = "for i = 1, ARGV[1] do redis.call('HSET', KEYS[1], 'stranger:' .. i, i) end";
+async fn hash_of_many_fields_can_be_inspected_and_revoked() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.direct_instance("a").await;
+    let fill = "for i = 1, ARGV[1] do redis.call('HSET', KEYS[1], 'foreign:' .. i, i) end";
     for fields in ["5000", "100000"] {
-        world.ask(&["EVAL", fill, "1", NAME, fields]).await;
-        let state = locks.inspect(key()).await.expect("an answer");
+        environment.ask(&["EVAL", fill, "1", NAME, fields]).await;
+        let state = locks.inspect(key()).await.expect("a reply");
         assert!(state.holder.is_some() && state.remaining == Duration::MAX, "{state:?}");
-        let revoked = locks.force_release(key()).await.expect("an answer");
+        let revoked = locks.force_release(key()).await.expect("a reply");
         assert!(matches!(revoked, ForceReleaseReply::Revoked { .. }), "{revoked:?}");
-        world.ask(&["DEL", NAME]).await;
+        environment.ask(&["DEL", NAME]).await;
     }
 }
 
-/// A script that runs for longer than `busy-reply-threshold` stops everybody else.
+/// A script that runs for longer than `busy-reply-threshold` blocks all other clients.
 #[tokio::test]
-async fn a_queue_of_a_million_entries_of_others_keeps_nobody_busy() {
-    let Some(world) = world().await else { return };
-    let store = patient(&world).await;
+async fn foreign_queue_of_a_million_entries_costs_little() {
+    let Some(environment) = environment().await else { return };
+    let store = patient(&environment).await;
     let ids = AcquisitionIds::new("a", 1);
     store.subscribe(EventSink::new(ids.next().manager(), |_| true));
-    // A thousand at a time: a long script would keep the store from its own questions.
+    // A thousand entries per script: a long script would block the health checks of the store.
     let fill = "local all = {} for j = 1, 1000 do all[j] = 'x:1:' .. ARGV[1] * 1000 + j end \
                 return redis.call('RPUSH', KEYS[1], unpack(all))";
     let acquire = async |owner, if_held| {
         let ask = AcquireRequest::new(key(), owner, ms(30_000), if_held, TERMS, ms(5_000));
-        store.acquire(ask).await.expect("an answer")
+        store.acquire(ask).await.expect("a reply")
     };
     for entries in [60_000, 1_000_000] {
         for what in ["acquire", "release", "enqueue", "force"] {
@@ -65,65 +65,69 @@ async fn a_queue_of_a_million_entries_of_others_keeps_nobody_busy() {
                 assert!(matches!(acquire(holder.clone(), IfBusy::Fail).await, AcquireReply::Granted { .. }), "{what}");
             }
             for thousand in 0..entries / 1000 {
-                world.ask(&["EVAL", fill, "1", LINE, &thousand.to_string()]).await;
+                environment.ask(&["EVAL", fill, "1", QUEUE, &thousand.to_string()]).await;
             }
-            world.ask(&["CONFIG", "RESETSTAT"]).await;
+            environment.ask(&["CONFIG", "RESETSTAT"]).await;
             match what {
                 "acquire" => {
                     assert!(matches!(acquire(holder.clone(), IfBusy::Fail).await, AcquireReply::Granted { .. }));
                 }
                 "release" => {
                     let release = ReleaseRequest::new(key(), holder.clone(), Duration::ZERO, TERMS);
-                    store.release(release).await.expect("an answer");
+                    store.release(release).await.expect("a reply");
                 }
                 "enqueue" => drop(acquire(other.clone(), IfBusy::Enqueue).await),
                 _ => {
                     let force = ForceReleaseRequest::new(key(), Duration::ZERO, TERMS);
-                    store.force_release(force).await.expect("an answer");
+                    store.force_release(force).await.expect("a reply");
                 }
             }
             for command in ["lpop", "publish", "lrem"] {
-                let calls = calls(&world, command).await;
+                let calls = calls(&environment, command).await;
                 assert!(calls <= 65, "{what} behind {entries}: {calls} times {command}");
             }
             for owner in [holder, other] {
-                store.release(ReleaseRequest::new(key(), owner, Duration::ZERO, TERMS)).await.expect("an answer");
+                store.release(ReleaseRequest::new(key(), owner, Duration::ZERO, TERMS)).await.expect("a reply");
             }
-            world.ask(&["UNLINK", LINE, NAME]).await;
+            environment.ask(&["UNLINK", QUEUE, NAME]).await;
         }
     }
 }
 
-/// Each further request used to ask for each of the 1 024 entries whether somebody listens.
+/// A request used to check all 1 024 entries for a subscription.
 #[tokio::test]
-async fn a_full_queue_is_swept_a_part_at_a_time_and_all_of_it_in_the_end() {
-    let Some(world) = world().await else { return };
-    let store = patient(&world).await;
+async fn full_queue_is_swept_in_parts_until_done() {
+    let Some(environment) = environment().await else { return };
+    let store = patient(&environment).await;
     let (ids, dead) = (AcquisitionIds::new("a", 1), AcquisitionIds::new("dead", 2));
     store.subscribe(EventSink::new(ids.next().manager(), |_| true));
     let acquire = async |owner| {
         let ask = AcquireRequest::new(key(), owner, ms(30_000), IfBusy::Enqueue, TERMS, ms(5_000));
-        store.acquire(ask).await.expect("an answer")
+        store.acquire(ask).await.expect("a reply")
     };
     assert!(matches!(acquire(ids.next()).await, AcquireReply::Granted { .. }));
     for n in 0..1024 {
-        // One dead entry, somewhere.
+        // One dead entry, at any position.
         let owner = if n == 700 { dead.next() } else { ids.next() };
         assert!(matches!(acquire(owner).await, AcquireReply::Queued { ahead, .. } if ahead == n));
     }
     let mut requests = 0;
     loop {
-        world.ask(&["CONFIG", "RESETSTAT"]).await;
+        environment.ask(&["CONFIG", "RESETSTAT"]).await;
         let answer = acquire(ids.next()).await;
         requests += 1;
-        let asked = (calls(&world, "lrange").await, calls(&world, "pubsub|numsub").await, calls(&world, "lrem").await);
+        let calls_made = (
+            calls(&environment, "lrange").await,
+            calls(&environment, "pubsub|numsub").await,
+            calls(&environment, "lrem").await,
+        );
         match answer {
-            // The store itself asks once a second whether it is heard.
+            // The store checks its subscription once a second.
             AcquireReply::QueueFull { waiting: 1024, .. } => {
-                assert!(matches!(asked, (1, 1..=8, 0)), "one part, one question: {asked:?}");
+                assert!(matches!(calls_made, (1, 1..=8, 0)), "one part, one check: {calls_made:?}");
             }
             AcquireReply::Queued { ahead: 1023, .. } => {
-                assert!(matches!(asked, (1, 1..=8, 1)), "{asked:?}");
+                assert!(matches!(calls_made, (1, 1..=8, 1)), "{calls_made:?}");
                 break;
             }
             other => panic!("{other:?}"),
@@ -133,38 +137,38 @@ async fn a_full_queue_is_swept_a_part_at_a_time_and_all_of_it_in_the_end() {
     assert!(matches!(acquire(ids.next()).await, AcquireReply::QueueFull { waiting: 1024, .. }), "full again");
 }
 
-/// A field that another program has written is no word of a script, and one line of a log.
+/// A field of another program is neither read as a reply nor as several log lines.
 #[tokio::test]
-async fn a_key_with_an_odd_field_is_revoked_and_its_operator_told_so() {
-    let Some(world) = world().await else { return };
-    let locks = world.sound_instance("a").await;
-    // As Lua writes it, because a text has no such byte; and as it is shown.
+async fn key_with_an_unknown_field_is_revoked_and_reported() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.direct_instance("a").await;
+    // As written by Lua, because a Rust string has no such byte; and as it is logged.
     for (field, shown) in
-        [("healed", "healed"), ("stranger", "stranger"), ("two\\nlines", "two\\nlines"), ("\\255", "\u{fffd}")]
+        [("healed", "healed"), ("foreign", "foreign"), ("two\\nlines", "two\\nlines"), ("\\255", "\u{fffd}")]
     {
         let writes = format!("return redis.call('HSET', KEYS[1], '{field}', 1)");
-        assert_eq!(world.ask(&["EVAL", &writes, "1", NAME]).await.integer(), Some(1), "{field}");
-        let holder = locks.inspect(key()).await.expect("it is up").holder.expect("a stranger").to_string();
+        assert_eq!(environment.ask(&["EVAL", &writes, "1", NAME]).await.integer(), Some(1), "{field}");
+        let holder = locks.inspect(key()).await.expect("it is up").holder.expect("a holder").to_string();
         let Ok(ForceReleaseReply::Revoked { holder: revoked }) = locks.force_release(key()).await else {
             panic!("{field}: it was revoked");
         };
         assert_eq!(revoked.to_string(), holder);
         assert!(holder.starts_with(shown), "{holder}");
-        world.ask(&["DEL", NAME]).await;
+        environment.ask(&["DEL", NAME]).await;
     }
 }
 
-/// The mark that `force_release` leaves, written beside a holder by another program.
+/// The mark of `force_release`, written beside a holder by another program.
 #[tokio::test]
-async fn a_forged_mark_of_a_revocation_keeps_no_holder_from_being_revoked() {
-    let Some(world) = world().await else { return };
-    let locks = world.sound_instance("a").await;
+async fn forged_revocation_mark_does_not_prevent_revocation() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.direct_instance("a").await;
     let guard = locks.lock(key()).await.expect("free");
-    let holder = locks.inspect(key()).await.expect("it is up").holder.expect("ours");
-    world.ask(&["HSET", NAME, "b:1:end", "forced"]).await;
-    world.ask(&["PEXPIRE", NAME, "900"]).await;
+    let holder = locks.inspect(key()).await.expect("it is up").holder.expect("held");
+    environment.ask(&["HSET", NAME, "b:1:end", "forced"]).await;
+    environment.ask(&["PEXPIRE", NAME, "900"]).await;
     let revoked = locks.force_release(key()).await.expect("it is up");
     assert!(matches!(&revoked, ForceReleaseReply::Revoked { holder: is } if *is == holder), "{revoked:?}");
-    assert_eq!(world.ask(&["HEXISTS", NAME, &holder.to_string()]).await.integer(), Some(0), "revoked");
+    assert_eq!(environment.ask(&["HEXISTS", NAME, &holder.to_string()]).await.integer(), Some(0), "revoked");
     drop(guard.release());
 }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{ms, world};
+use crate::support::{environment, ms};
 use futures_util::{StreamExt, stream};
 use tokio::time::{sleep, timeout};
 use tower_lock::{
@@ -20,20 +20,21 @@ use tower_lock::{
 };
 
 #[tokio::test]
-async fn the_redis_store_keeps_the_contract() {
-    let Some(world) = world().await else { return };
-    conformance::check(world.store().await).await;
+async fn redis_store_passes_conformance() {
+    let Some(environment) = environment().await else { return };
+    conformance::check(environment.store().await).await;
 }
 
 const SEQUENCES: u64 = 150;
 const STEPS: usize = 40;
 const PROCESSES: usize = 3;
 
-/// The same random sequence of operations on both gives the same answers, and the same events. `SEED=` runs one alone.
+/// The same random sequence of calls gives the same replies and events on both stores. `SEED=` runs
+/// one sequence.
 #[tokio::test]
-async fn memory_and_redis_give_the_same_answers() {
-    let Some(world) = world().await else { return };
-    let redis: Arc<dyn LockStore> = world.store().await;
+async fn memory_and_redis_give_the_same_replies() {
+    let Some(environment) = environment().await else { return };
+    let redis: Arc<dyn LockStore> = environment.store().await;
     let seeds = match std::env::var("SEED") {
         Ok(seed) => vec![seed.parse().expect("a number")],
         Err(_) => (0..SEQUENCES).collect(),
@@ -42,7 +43,7 @@ async fn memory_and_redis_give_the_same_answers() {
         let redis = Arc::clone(&redis);
         async move { (seed, play(seed, Arc::new(MemoryStore::new())).await, play(seed, redis).await) }
     });
-    // They sleep most of the time, and each has a key of its own.
+    // They sleep most of the time, and each has its own key.
     let mut both = both.buffer_unordered(30);
     while let Some((seed, by_memory, by_redis)) = both.next().await {
         for (step, (memory, redis)) in by_memory.iter().zip(&by_redis).enumerate() {
@@ -52,16 +53,16 @@ async fn memory_and_redis_give_the_same_answers() {
     }
 }
 
-/// Runs a sequence and writes down what is answered: fences by their order, owners by their number, times in steps that no scheduler
-/// blurs.
+/// Runs a sequence and records the replies: fences by their order, ids by their number, times in
+/// steps that are longer than scheduling delays.
 async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
-    let mut die = fastrand::Rng::with_seed(seed);
+    let mut rng = fastrand::Rng::with_seed(seed);
     let key = LockKey::from(("parity", seed));
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let events = Arc::new(Mutex::new(Vec::new()));
     let processes: Vec<_> = (0..PROCESSES)
         .map(|n| {
             let ids = AcquisitionIds::new(&format!("p{n}"), fastrand::u64(..));
-            let notes = Arc::clone(&told);
+            let notes = Arc::clone(&events);
             let process = ids.next().manager().to_owned();
             store.subscribe(EventSink::new(process, move |event| {
                 notes.lock().unwrap_or_else(PoisonError::into_inner).extend(event.map(|event| (n, event)));
@@ -70,62 +71,61 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
             ids
         })
         .collect();
-    // Whoever asks on behalf of a process that cannot hear yet waits for that.
+    // A call of an unsubscribed process waits for its subscription.
     for (n, ids) in processes.iter().enumerate() {
         let ask =
             AcquireRequest::new(LockKey::from(("hello", seed, n)), ids.next(), ms(1), IfBusy::Enqueue, terms(), LONG);
-        store.acquire(ask).await.expect("an answer");
+        store.acquire(ask).await.expect("a reply");
     }
     let mut names = Names::default();
     let mut owners: Vec<AcquisitionId> = Vec::new();
     let mut answers = Vec::new();
     for _ in 0..STEPS {
-        // Mostly somebody who has asked before.
-        if owners.is_empty() || die.u8(0..4) == 0 {
-            owners.push(processes[die.usize(0..PROCESSES)].next());
+        // Mostly an earlier id.
+        if owners.is_empty() || rng.u8(0..4) == 0 {
+            owners.push(processes[rng.usize(0..PROCESSES)].next());
         }
-        let owner = owners[die.usize(owners.len().saturating_sub(6)..owners.len())].clone();
-        let who = names.owner(&owner);
+        let owner = owners[rng.usize(owners.len().saturating_sub(6)..owners.len())].clone();
+        let id = names.owner(&owner);
         let mut is_short = false;
-        let answer = match die.u8(0..12) {
+        let answer = match rng.u8(0..12) {
             0..=4 => {
-                let if_held = if die.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
-                let lease = if die.u8(0..5) == 0 { SHORT } else { LONG };
+                let if_held = if rng.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
+                let lease = if rng.u8(0..5) == 0 { SHORT } else { LONG };
                 is_short = lease == SHORT;
                 let ask = AcquireRequest::new(key.clone(), owner, lease, if_held, terms(), LONG);
-                let got = store.acquire(ask).await.expect("an answer");
-                format!("acquire({who}, {if_held:?}, {lease:?}): {}", names.acquired(got))
+                let got = store.acquire(ask).await.expect("a reply");
+                format!("acquire({id}, {if_held:?}, {lease:?}): {}", names.acquired(got))
             }
             5..=6 => {
-                let block_for = [Duration::ZERO, Duration::ZERO, SHORT, LONG / 2][die.usize(0..4)];
+                let block_for = [Duration::ZERO, Duration::ZERO, SHORT, LONG / 2][rng.usize(0..4)];
                 is_short = block_for == SHORT;
                 let ask = ReleaseRequest::new(key.clone(), owner, block_for, terms());
-                format!("release({who}, {block_for:?}): {:?}", store.release(ask).await.expect("an answer"))
+                format!("release({id}, {block_for:?}): {:?}", store.release(ask).await.expect("a reply"))
             }
             7 => {
                 let asks = vec![RenewRequest::new(key.clone(), owner, LONG)];
-                format!("renew({who}): {:?}", store.renew(asks).await.expect("an answer"))
+                format!("renew({id}): {:?}", store.renew(asks).await.expect("a reply"))
             }
             8 => {
-                let next = processes[die.usize(0..PROCESSES)].next();
+                let next = processes[rng.usize(0..PROCESSES)].next();
                 owners.push(next.clone());
                 let then = names.owner(&next);
-                // Mostly the one that stands there; else it is a copy of an earlier one.
-                let stands =
-                    store.inspect(key.clone()).await.expect("an answer").holder.map_or(7, |holder| holder.fence);
-                let fence = if die.u8(0..4) == 0 { 7 } else { stands };
+                // Mostly the current fence; otherwise the request is a copy of an earlier one.
+                let stands = store.inspect(key.clone()).await.expect("a reply").holder.map_or(7, |holder| holder.fence);
+                let fence = if rng.u8(0..4) == 0 { 7 } else { stands };
                 let ask = YieldRequest::new(key.clone(), owner, fence, next, LONG, terms(), LONG);
-                let yielded = match store.yield_to_queue(ask).await.expect("an answer") {
+                let yielded = match store.yield_to_queue(ask).await.expect("a reply") {
                     YieldReply::Extended { fence } => format!("extended, {}", names.fence(fence)),
                     YieldReply::NotHolder(got) => names.acquired(got),
                     other => format!("{other:?}"),
                 };
-                format!("yield({who}, {then}): {yielded}")
+                format!("yield({id}, {then}): {yielded}")
             }
-            9 if die.bool() => {
-                is_short = die.bool();
+            9 if rng.bool() => {
+                is_short = rng.bool();
                 let ask = ForceReleaseRequest::new(key.clone(), if is_short { SHORT } else { Duration::ZERO }, terms());
-                match store.force_release(ask).await.expect("an answer") {
+                match store.force_release(ask).await.expect("a reply") {
                     ForceReleaseReply::Free => "force: free".to_owned(),
                     ForceReleaseReply::Revoked { holder } => format!("force: from {}", names.owner(&holder)),
                     ForceReleaseReply::Unblocked { blocked_for } => format!("force: unblocked, {}", left(blocked_for)),
@@ -133,29 +133,29 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
                 }
             }
             _ => {
-                let found = store.inspect(key.clone()).await.expect("an answer");
+                let found = store.inspect(key.clone()).await.expect("a reply");
                 let holder = found.holder.map(|holder| (names.owner(&holder.id), names.fence(holder.fence)));
                 format!("inspect: {holder:?}, {}, {} wait", left(found.lease_left), found.waiting)
             }
         };
         answers.push(answer);
         if is_short {
-            // At once: what is short is over when somebody asks next, and what is long is not, on any machine.
+            // After this pause short durations have passed and long ones have not, on any machine.
             sleep(SHORT + ms(15)).await;
         }
     }
-    // Messages take their time, and those of one process come in order: this one is its last.
+    // Messages of one process arrive in order, and this one is the last.
     for (n, ids) in processes.iter().enumerate() {
         let last = LockKey::from(("last", seed, n));
         let ask = AcquireRequest::new(last.clone(), ids.next(), LONG, IfBusy::Fail, terms(), LONG);
-        store.acquire(ask).await.expect("an answer");
-        store.force_release(ForceReleaseRequest::new(last.clone(), Duration::ZERO, terms())).await.expect("an answer");
+        store.acquire(ask).await.expect("a reply");
+        store.force_release(ForceReleaseRequest::new(last.clone(), Duration::ZERO, terms())).await.expect("a reply");
         let is_last = |event: &StoreEvent| matches!(event, StoreEvent::Revoked { key, .. } if *key == last);
         let has_come = || {
-            let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
-            let before = told.len();
-            told.retain(|(_, event)| !is_last(event));
-            told.len() < before
+            let mut events = events.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = events.len();
+            events.retain(|(_, event)| !is_last(event));
+            events.len() < before
         };
         let comes = async {
             while !has_come() {
@@ -164,10 +164,10 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
         };
         timeout(Duration::from_secs(20), comes).await.expect("the last message of a process");
     }
-    let told = std::mem::take(&mut *told.lock().unwrap_or_else(PoisonError::into_inner));
+    let events = std::mem::take(&mut *events.lock().unwrap_or_else(PoisonError::into_inner));
     for n in 0..PROCESSES {
-        answers.push(format!("p{n} was told"));
-        for (_, event) in told.iter().filter(|(process, event)| *process == n && *event != StoreEvent::Lagged) {
+        answers.push(format!("p{n} was notified"));
+        for (_, event) in events.iter().filter(|(process, event)| *process == n && *event != StoreEvent::Lagged) {
             answers.push(match event {
                 StoreEvent::Offered { id: owner, .. } => format!("offered {}", names.owner(owner)),
                 StoreEvent::Revoked { id: owner, .. } => format!("taken {}", names.owner(owner)),
@@ -193,7 +193,7 @@ fn left(left: Duration) -> &'static str {
     }
 }
 
-/// Ids are random and fences are clocks: what can be compared is which is which.
+/// Ids are random and fences are clock values: only their identity can be compared.
 #[derive(Default)]
 struct Names {
     owners: HashMap<AcquisitionId, usize>,
@@ -219,7 +219,7 @@ impl Names {
         match got {
             AcquireReply::Granted { fence } => format!("granted, {}", self.fence(fence)),
             AcquireReply::Queued { ahead: before, lease_left } => {
-                format!("in line behind {before}, {}", left(lease_left))
+                format!("queued behind {before}, {}", left(lease_left))
             }
             AcquireReply::Busy { lease_left } => format!("held, {}", left(lease_left)),
             AcquireReply::QueueFull { lease_left, waiting } => format!("full of {waiting}, {}", left(lease_left)),

@@ -1,4 +1,4 @@
-//! From an address to a store: what is needed, and how it is said that something is missing.
+//! Connecting to Redis: requirements, and the errors when one is not met.
 
 use std::{
     collections::BTreeSet,
@@ -23,11 +23,11 @@ use tower_lock::{
 };
 use tower_lock_faults::{RedisServer, Reply};
 
-use crate::support::{LINE, Log, NAME, key, ms, soon, until, world};
+use crate::support::{Log, NAME, QUEUE, environment, key, ms, soon, until};
 
 async fn works(store: RedisStore) {
     let locks = LockManager::new(store);
-    locks.lock(key()).await.expect("free").release().await.expect("ours");
+    locks.lock(key()).await.expect("free").release().await.expect("held");
 }
 
 fn whole(error: &dyn Error) -> String {
@@ -41,8 +41,8 @@ fn whole(error: &dyn Error) -> String {
 }
 
 #[tokio::test]
-async fn a_store_is_made_of_an_url_a_configuration_or_a_pool_of_your_own() {
-    if world().await.is_none() {
+async fn store_connects_by_url_configuration_or_pool() {
+    if environment().await.is_none() {
         return;
     }
     let redis = RedisServer::options().set("requirepass", "a secret").start().await;
@@ -52,7 +52,7 @@ async fn a_store_is_made_of_an_url_a_configuration_or_a_pool_of_your_own() {
         .await;
     let config = Config::from_url(&url);
     works(RedisStore::from_config(&config).await.expect("by a configuration")).await;
-    // One for each of the two connections it keeps, and one more for whoever else the pool is for.
+    // One for each of the two connections of the store, and one for other users of the pool.
     let pool = config.create_pool(Some(Runtime::Tokio1)).expect("a pool");
     pool.resize(1);
     let store = RedisStore::from_pool(pool.clone(), url.as_str()).await.expect("by a pool");
@@ -64,26 +64,27 @@ async fn a_store_is_made_of_an_url_a_configuration_or_a_pool_of_your_own() {
 }
 
 #[tokio::test]
-async fn two_prefixes_are_two_applications() {
-    let Some(world) = world().await else { return };
-    let shop = RedisStore::builder().prefix("shop").connect(&world.redis.url()).await.expect("a prefix");
-    let (shop, other) = (LockManager::new(shop), world.sound_instance("b").await);
+async fn two_prefixes_are_isolated() {
+    let Some(environment) = environment().await else { return };
+    let shop = RedisStore::builder().prefix("shop").connect(&environment.redis.url()).await.expect("a prefix");
+    let (shop, other) = (LockManager::new(shop), environment.direct_instance("b").await);
     let (one, two) = (shop.try_lock(key()).await.expect("free"), other.try_lock(key()).await.expect("free"));
-    assert_eq!(world.keys().await, ["lock:k", "shop:k"]);
-    one.release().await.expect("ours");
-    two.release().await.expect("ours");
+    assert_eq!(environment.keys().await, ["lock:k", "shop:k"]);
+    one.release().await.expect("held");
+    two.release().await.expect("held");
     for prefix in ["", "a:b", "tower-lock"] {
-        let error = RedisStore::builder().prefix(prefix).connect(&world.redis.url()).await.expect_err("no prefix");
+        let error =
+            RedisStore::builder().prefix(prefix).connect(&environment.redis.url()).await.expect_err("no prefix");
         assert!(matches!(error, RedisConnectError::InvalidPrefix(_)), "{error}");
     }
 }
 
 #[tokio::test]
-async fn an_address_that_is_none_is_said_to_be_none_and_nobody_there_is_no_panic() {
+async fn invalid_and_unreachable_addresses_are_errors() {
     let error = RedisStore::connect("http://localhost").await.expect_err("no Redis");
     assert!(matches!(error, RedisConnectError::InvalidUrl(_)), "{error}");
     let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
-    let error = RedisStore::connect(&format!("redis://127.0.0.1:{port}")).await.expect_err("nobody there");
+    let error = RedisStore::connect(&format!("redis://127.0.0.1:{port}")).await.expect_err("no server");
     assert!(matches!(error, RedisConnectError::Unreachable { .. }), "{error}");
     assert!(whole(&error).contains("is the server up, and the address correct?"), "{}", whole(&error));
     if std::env::var_os("REDIS_URL").is_none() {
@@ -97,8 +98,8 @@ async fn an_address_that_is_none_is_said_to_be_none_and_nobody_there_is_no_panic
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_said_to_be_one() {
-    if world().await.is_none() {
+async fn wrong_password_is_reported() {
+    if environment().await.is_none() {
         return;
     }
     let redis = RedisServer::options().set("requirepass", "secret").start().await;
@@ -109,13 +110,13 @@ async fn a_wrong_password_is_said_to_be_one() {
     }
 }
 
-/// A server that says which version it has, and to everything else that all is well.
+/// A server that reports this version and accepts all other commands.
 async fn server_of_version(version: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("redis://{}", listener.local_addr().expect("bound"));
     tokio::spawn(async move {
         loop {
-            let (mut client, _) = listener.accept().await.expect("somebody");
+            let (mut client, _) = listener.accept().await.expect("a client");
             tokio::spawn(async move {
                 let mut request = vec![0; 4096];
                 while let Ok(read @ 1..) = client.read(&mut request).await {
@@ -137,18 +138,18 @@ async fn server_of_version(version: &'static str) -> String {
 }
 
 #[tokio::test]
-async fn a_redis_older_than_seven_is_refused() {
+async fn redis_before_7_is_rejected() {
     let error = RedisStore::connect(&server_of_version("6.2.14").await).await.expect_err("too old");
     assert!(error.to_string().ends_with("has version 6.2.14, but at least 7.0 is required"), "{error}");
 }
 
-/// That is no matter of rights, and passes.
+/// The cause is temporary, unlike a missing right.
 #[tokio::test]
-async fn a_replica_at_the_start_is_said_to_be_one() {
-    let Some(world) = world().await else { return };
+async fn replica_at_start_is_reported() {
+    let Some(environment) = environment().await else { return };
     let master = RedisServer::start().await;
-    world.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
-    let error = RedisStore::connect(&world.redis.url()).await.expect_err("a replica");
+    environment.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
+    let error = RedisStore::connect(&environment.redis.url()).await.expect_err("a replica");
     assert!(matches!(error, RedisConnectError::Unreachable { .. }), "{error}");
     assert!(
         whole(&error).contains("READONLY") && whole(&error).contains("a failover is in progress"),
@@ -158,15 +159,15 @@ async fn a_replica_at_the_start_is_said_to_be_one() {
 }
 
 #[tokio::test]
-async fn messages_that_do_not_come_are_found_out_at_the_start() {
-    let Some(world) = world().await else { return };
-    world.proxy.all().drop_pushes();
-    let error = RedisStore::connect(&world.proxy.url()).await.expect_err("deaf");
+async fn missing_pubsub_is_detected_at_start() {
+    let Some(environment) = environment().await else { return };
+    environment.proxy.all().drop_pushes();
+    let error = RedisStore::connect(&environment.proxy.url()).await.expect_err("deaf");
     assert!(matches!(error, RedisConnectError::PubSubUnavailable { receivers: 1, received: false, .. }), "{error:?}");
-    assert!(error.to_string().contains(&world.proxy.address().to_string()), "{error}");
+    assert!(error.to_string().contains(&environment.proxy.address().to_string()), "{error}");
 }
 
-/// What `docs/redis.md` has.
+/// The ACL of `docs/redis.md`.
 fn smallest_acl() -> Vec<String> {
     let docs = include_str!("../../docs/redis.md");
     let (_, rest) = docs.split_once("ACL SETUSER locks ").expect("the smallest ACL");
@@ -182,23 +183,23 @@ async fn user(redis: &RedisServer, rules: &[String]) -> String {
 }
 
 #[tokio::test]
-async fn the_smallest_acl_is_enough_for_everything_and_without_any_of_it_the_start_says_what_is_missing() {
-    let Some(world) = world().await else { return };
+async fn smallest_acl_suffices_and_missing_rights_are_named() {
+    let Some(environment) = environment().await else { return };
     let rules = smallest_acl();
-    let url = user(&world.redis, &rules).await;
+    let url = user(&environment.redis, &rules).await;
     conformance::check(RedisStore::connect(&url).await.expect("it is enough")).await;
     let commands: BTreeSet<_> = rules.iter().filter(|rule| rule.starts_with('+')).collect();
     assert!(commands.len() > 20, "{commands:?}");
     for command in commands {
         let rest: Vec<_> = rules.iter().filter(|rule| *rule != command).cloned().collect();
-        let url = user(&world.redis, &rest).await;
-        // What is only used to say goodbye, or to see whether somebody is there, is not worth an error.
+        let url = user(&environment.redis, &rest).await;
+        // Commands that only close a connection or check it are optional.
         match (command.as_str(), RedisStore::connect(&url).await) {
             ("+info" | "+unsubscribe" | "+ping", Ok(_)) => {}
             (_, Err(error @ (RedisConnectError::PermissionDenied { .. } | RedisConnectError::Unreachable { .. }))) => {
                 let (text, name) = (whole(&error).to_lowercase(), command.trim_start_matches('+'));
                 assert!(text.contains(name) || name.contains('|'), "without {command}: {text}");
-                assert!(text.contains(&world.redis.address().to_string()), "without {command}: {text}");
+                assert!(text.contains(&environment.redis.address().to_string()), "without {command}: {text}");
             }
             (_, other) => panic!("without {command}: {other:?}"),
         }
@@ -207,30 +208,30 @@ async fn the_smallest_acl_is_enough_for_everything_and_without_any_of_it_the_sta
 
 /// Another application on the same Redis, with the ACL of `docs/redis.md` for its own prefix.
 #[tokio::test]
-async fn a_neighbour_with_the_smallest_acl_cannot_touch_the_locks_of_another_prefix() {
-    let Some(world) = world().await else { return };
-    let (one, two) = (world.sound_instance("one").await, world.sound_instance("two").await);
+async fn smallest_acl_cannot_touch_another_prefix() {
+    let Some(environment) = environment().await else { return };
+    let (one, two) = (environment.direct_instance("one").await, environment.direct_instance("two").await);
     let guard = one.lock(key()).await.expect("free");
     let waiting = tokio::spawn(two.lock(key()).into_future());
-    until("in line", async || world.ask(&["LLEN", LINE]).await.integer() == Some(1)).await;
-    let waiter = world.ask(&["LRANGE", LINE, "0", "-1"]).await.texts()[0].to_owned();
+    until("queued", async || environment.ask(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
+    let waiter = environment.ask(&["LRANGE", QUEUE, "0", "-1"]).await.texts()[0].to_owned();
     let inbox = format!("tower-lock:lock:in:{}", waiter.rsplit_once(':').expect("a number").0);
 
     let rules: Vec<_> = smallest_acl().iter().map(|rule| rule.replace("lock:*", "shop:*")).collect();
     let rules: Vec<_> = rules.iter().map(|rule| rule.replace(":lock:in", ":shop:in")).collect();
-    let url = user(&world.redis, &rules).await;
+    let url = user(&environment.redis, &rules).await;
     works(RedisStore::builder().prefix("shop").connect(&url).await.expect("its own prefix")).await;
     let error = RedisStore::connect(&url).await.expect_err("the prefix of others");
     assert!(matches!(error, RedisConnectError::PermissionDenied { .. }), "{error}");
 
-    let mut neighbour = world.redis.connect().await;
-    neighbour.command(&["AUTH", "locks", "secret"]).await.expect("an answer");
+    let mut neighbour = environment.redis.connect().await;
+    neighbour.command(&["AUTH", "locks", "secret"]).await.expect("a reply");
     let offer = format!("1 offered 1 {waiter} {NAME}");
     for attempt in [
-        &["LRANGE", LINE, "0", "-1"][..],
-        &["LPOP", LINE],
-        &["DEL", LINE],
-        &["RPUSH", LINE, "b:1:1"],
+        &["LRANGE", QUEUE, "0", "-1"][..],
+        &["LPOP", QUEUE],
+        &["DEL", QUEUE],
+        &["RPUSH", QUEUE, "b:1:1"],
         &["PUBLISH", &inbox, &offer],
         &["SUBSCRIBE", &inbox],
         &["SET", "tower-lock:lock:f", "abc"],
@@ -239,19 +240,19 @@ async fn a_neighbour_with_the_smallest_acl_cannot_touch_the_locks_of_another_pre
         &["HDEL", NAME, &waiter],
         &["DEL", NAME],
     ] {
-        let answer = neighbour.command(attempt).await.expect("an answer");
+        let answer = neighbour.command(attempt).await.expect("a reply");
         assert!(answer.text().is_some_and(|text| text.starts_with("NOPERM")), "{attempt:?}: {answer:?}");
     }
-    guard.release().await.expect("ours");
-    soon("its turn", waiting).await.expect("runs").expect("its turn").release().await.expect("ours");
+    guard.release().await.expect("held");
+    soon("a grant", waiting).await.expect("runs").expect("a grant").release().await.expect("held");
 }
 
-/// As a server is that somebody else runs: it says little of itself, and knows no `CONFIG`.
+/// A managed server: it reports little about itself, and has no `CONFIG`.
 #[tokio::test]
-async fn a_server_that_does_not_tell_its_version_is_warned_of_and_works() {
-    let Some(world) = world().await else { return };
+async fn server_without_a_version_is_warned_of_and_works() {
+    let Some(environment) = environment().await else { return };
     let rules: Vec<_> = smallest_acl().into_iter().filter(|rule| rule != "+info").collect();
-    let url = user(&world.redis, &rules).await;
+    let url = user(&environment.redis, &rules).await;
     let log = Log::default();
     let guard = log.listen();
     let store = RedisStore::connect(&url).await.expect("it works");
@@ -261,24 +262,24 @@ async fn a_server_that_does_not_tell_its_version_is_warned_of_and_works() {
 }
 
 #[tokio::test]
-async fn a_server_that_may_throw_locks_away_is_warned_of() {
-    let Some(world) = world().await else { return };
+async fn evicting_server_is_warned_of() {
+    let Some(environment) = environment().await else { return };
     let warned = async || {
         let log = Log::default();
         let guard = log.listen();
-        let store = RedisStore::connect(&world.redis.url()).await.expect("it works");
+        let store = RedisStore::connect(&environment.redis.url()).await.expect("it works");
         drop((guard, store));
         log.text()
     };
-    world.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
+    environment.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
     assert_eq!(warned().await, "", "without a limit it throws nothing away");
-    world.ask(&["CONFIG", "SET", "maxmemory", "100mb"]).await;
+    environment.ask(&["CONFIG", "SET", "maxmemory", "100mb"]).await;
     assert!(warned().await.contains("use `noeviction`"), "{}", warned().await);
-    world.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
+    environment.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
     assert_eq!(warned().await, "");
 }
 
-/// A certificate of our own, for this machine.
+/// A self-signed certificate for this machine.
 #[cfg(feature = "redis-tls")]
 fn certificate(folder: &std::path::Path) -> bool {
     let script = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key -out crt -days 2 \
@@ -289,13 +290,13 @@ fn certificate(folder: &std::path::Path) -> bool {
 
 #[cfg(feature = "redis-tls")]
 #[tokio::test]
-async fn a_redis_is_reached_by_tls_and_one_that_nobody_vouches_for_is_not() {
+async fn tls_connects_and_rejects_untrusted_certificates() {
     use tower_lock::deadpool_redis::{
         Manager, Pool,
         redis::{Client, TlsCertificates},
     };
-    let Some(world) = world().await else { return };
-    let folder = world.redis.folder();
+    let Some(environment) = environment().await else { return };
+    let folder = environment.redis.folder();
     if !certificate(folder) {
         return tower_lock_faults::skipped("TLS", "openssl");
     }
@@ -308,11 +309,11 @@ async fn a_redis_is_reached_by_tls_and_one_that_nobody_vouches_for_is_not() {
         ("tls-auth-clients", "no".to_owned()),
         ("tls-port", port.to_string()),
     ] {
-        let answer = world.ask(&["CONFIG", "SET", name, &value]).await;
+        let answer = environment.ask(&["CONFIG", "SET", name, &value]).await;
         assert_eq!(answer, Reply::Status("OK".to_owned()), "{name}");
     }
     let url = format!("rediss://localhost:{port}");
-    let error = RedisStore::connect(&url).await.expect_err("nobody vouches for it");
+    let error = RedisStore::connect(&url).await.expect_err("untrusted");
     let text = whole(&error);
     assert!(text.contains("certificate") && text.contains("`SSL_CERT_FILE` names other roots"), "{text}");
     let ours = std::fs::read(file("crt")).expect("made");
@@ -322,40 +323,40 @@ async fn a_redis_is_reached_by_tls_and_one_that_nobody_vouches_for_is_not() {
     works(RedisStore::from_pool(pool, address).await.expect("we do")).await;
 }
 
-/// Connections go with the runtime on which they were made.
+/// Connections end with the runtime that opened them.
 #[test]
-fn a_store_outlives_the_runtime_it_was_made_on() {
+fn store_outlives_the_runtime_it_was_built_on() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let servers = runtime();
-    let Some(world) = servers.block_on(world()) else { return };
+    let Some(environment) = servers.block_on(environment()) else { return };
     let one = runtime();
-    let locks = one.block_on(world.sound_instance("a"));
+    let locks = one.block_on(environment.direct_instance("a"));
     let guard = one.block_on(locks.lock(key()).into_future()).expect("free");
     drop(one);
     runtime().block_on(async {
-        guard.release().await.expect("given back from another one");
-        locks.lock(key()).await.expect("free").release().await.expect("ours");
-        let channels = async || world.ask(&["PUBSUB", "CHANNELS"]).await.items().len();
+        guard.release().await.expect("released on another runtime");
+        locks.lock(key()).await.expect("free").release().await.expect("held");
+        let channels = async || environment.ask(&["PUBSUB", "CHANNELS"]).await.items().len();
         until("it listens from here", async || channels().await == 1).await;
     });
-    // Where no runtime is, nothing panics.
+    // Without a runtime nothing panics.
     drop(locks);
 }
 
-/// It is there still, and does nothing.
+/// The runtime still exists, but is blocked.
 #[test]
-fn a_store_works_though_the_runtime_it_was_made_on_stands_still() {
+fn store_works_while_its_first_runtime_is_blocked() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (servers, still) = (runtime(), runtime());
-    let Some(world) = servers.block_on(world()) else { return };
-    let locks = still.block_on(world.sound_instance("a"));
+    let Some(environment) = servers.block_on(environment()) else { return };
+    let locks = still.block_on(environment.direct_instance("a"));
     servers.block_on(async {
         until("it works", async || match locks.lock(key()).await {
             Ok(guard) => guard.release().await.is_ok(),
             Err(_) => false,
         })
         .await;
-        let channels = async || world.ask(&["PUBSUB", "CHANNELS"]).await.items().len();
+        let channels = async || environment.ask(&["PUBSUB", "CHANNELS"]).await.items().len();
         until("and it listens from here", async || {
             let _ = locks.lock(key()).await.map(|guard| drop(guard.release()));
             channels().await == 1
@@ -367,38 +368,38 @@ fn a_store_works_though_the_runtime_it_was_made_on_stands_still() {
 
 /// Connections, channels and tasks are as before.
 #[tokio::test]
-async fn a_store_that_is_dropped_leaves_nothing() {
-    let Some(world) = world().await else { return };
+async fn dropped_store_leaves_nothing() {
+    let Some(environment) = environment().await else { return };
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
-    let clients = async || world.ask(&["CLIENT", "LIST"]).await.text().map_or(0, |text| text.lines().count());
-    let channels = async || world.ask(&["PUBSUB", "CHANNELS"]).await.items().len();
-    // Whoever asked before may not have been seen to leave yet.
-    until("one who asks", async || clients().await == 1).await;
+    let clients = async || environment.ask(&["CLIENT", "LIST"]).await.text().map_or(0, |text| text.lines().count());
+    let channels = async || environment.ask(&["PUBSUB", "CHANNELS"]).await.items().len();
+    // An earlier connection may still be listed.
+    until("one connection", async || clients().await == 1).await;
     let before = (1, tasks());
-    let (one, two) = (world.sound_instance("a").await, world.sound_instance("b").await);
+    let (one, two) = (environment.direct_instance("a").await, environment.direct_instance("b").await);
     let guard = one.lock(key()).await.expect("free");
     let waiting = tokio::spawn(two.lock(key()).into_future());
     until("both listen", async || channels().await == 2).await;
     until("three each", async || clients().await == before.0 + 6).await;
-    guard.release().await.expect("ours");
-    soon("its turn", waiting).await.expect("runs").expect("its turn").release().await.expect("ours");
-    // A handle that is dropped is heard no more, though its store lives on.
-    let store: Arc<dyn LockStore> = Arc::new(RedisStore::connect(&world.redis.url()).await.expect("it is up"));
+    guard.release().await.expect("held");
+    soon("a grant", waiting).await.expect("runs").expect("a grant").release().await.expect("held");
+    // A dropped handle gets no more messages, though its store lives on.
+    let store: Arc<dyn LockStore> = Arc::new(RedisStore::connect(&environment.redis.url()).await.expect("it is up"));
     drop((one, two));
-    until("nobody listens", async || channels().await == 0).await;
+    until("no subscription", async || channels().await == 0).await;
     let third = LockManager::new(Arc::clone(&store));
     until("it listens", async || channels().await == 1).await;
     drop(third);
     until("it does not", async || channels().await == 0).await;
     drop(store);
     until("as before", async || (clients().await, tasks()) == before).await;
-    assert_eq!(world.keys().await, [""; 0]);
+    assert_eq!(environment.keys().await, [""; 0]);
 }
 
-/// Both are started at once, and Redis takes a moment longer.
+/// Both start at once, and Redis takes longer.
 #[tokio::test]
-async fn a_server_that_comes_up_a_moment_later_is_found() {
-    if world().await.is_none() {
+async fn server_that_starts_shortly_later_is_found() {
+    if environment().await.is_none() {
         return;
     }
     let mut redis = RedisServer::start().await;
@@ -412,8 +413,8 @@ async fn a_server_that_comes_up_a_moment_later_is_found() {
 }
 
 #[tokio::test]
-async fn a_lazy_store_starts_without_redis_and_works_as_soon_as_it_is_there() {
-    if world().await.is_none() {
+async fn lazy_store_starts_without_redis() {
+    if environment().await.is_none() {
         return;
     }
     let mut redis = RedisServer::start().await;
@@ -423,7 +424,7 @@ async fn a_lazy_store_starts_without_redis_and_works_as_soon_as_it_is_there() {
     assert_eq!(locks.health().await.expect_err("down").kind(), StoreErrorKind::Unavailable);
     redis.restart().await;
     until("it is ready", async || locks.health().await.is_ok()).await;
-    locks.lock(key()).await.expect("up").release().await.expect("ours");
+    locks.lock(key()).await.expect("up").release().await.expect("held");
     redis.freeze();
     assert_eq!(locks.health().await.expect_err("stopped").kind(), StoreErrorKind::Timeout);
     redis.thaw();
@@ -433,15 +434,15 @@ async fn a_lazy_store_starts_without_redis_and_works_as_soon_as_it_is_there() {
     assert!(matches!(error, RedisConnectError::InvalidPrefix(_)), "{error}");
 }
 
-/// What `connect` would have said is said as soon as it is known.
+/// A lazy store reports the errors of `connect` as soon as they are known.
 #[tokio::test]
-async fn a_lazy_store_reports_what_its_redis_cannot_do() {
-    let Some(world) = world().await else { return };
+async fn lazy_store_reports_missing_capabilities() {
+    let Some(environment) = environment().await else { return };
     let log = Log::default();
     let guard = log.listen();
     let old = LockManager::new(RedisStore::connect_lazy(&server_of_version("6.2.14").await).expect("an address"));
     let mut reason = String::new();
-    until("it is told", async || {
+    until("a rejection", async || {
         reason = whole(&old.health().await.expect_err("too old"));
         reason.contains("6.2.14")
     })
@@ -450,19 +451,19 @@ async fn a_lazy_store_reports_what_its_redis_cannot_do() {
     drop((old, guard));
 
     let rules: Vec<_> = smallest_acl().into_iter().filter(|rule| rule != "+publish").collect();
-    let url = user(&world.redis, &rules).await;
+    let url = user(&environment.redis, &rules).await;
     let locks = LockManager::new(RedisStore::connect_lazy(&url).expect("an address"));
     until("a right is missing", async || {
         let error = locks.health().await.expect_err("no right to publish");
         error.kind() == StoreErrorKind::Refused && whole(&error).contains("PUBLISH")
     })
     .await;
-    user(&world.redis, &smallest_acl()).await;
+    user(&environment.redis, &smallest_acl()).await;
     until("it has the right now", async || locks.health().await.is_ok()).await;
 }
 
 #[tokio::test]
-async fn the_timeouts_of_a_store_have_bounds() {
+async fn store_timeouts_have_bounds() {
     for (setting, builder) in [
         ("call_timeout", RedisStore::builder().call_timeout(ms(10))),
         ("call_timeout", RedisStore::builder().call_timeout(Duration::MAX)),
@@ -477,11 +478,11 @@ async fn the_timeouts_of_a_store_have_bounds() {
     assert_eq!(store.call_timeout(), ms(1_500));
 }
 
-/// As `main` prints it: `Debug`.
+/// The `Debug` text, which `main` prints.
 #[tokio::test]
-async fn an_address_that_does_not_work_is_named_without_its_password_and_each_cause_once() {
+async fn connect_error_hides_the_password_and_repeats_no_cause() {
     let short = || RedisStore::builder().connect_timeout(ms(50));
-    let said = async |url: &str| format!("{:?}", short().connect(url).await.expect_err("nobody there"));
+    let said = async |url: &str| format!("{:?}", short().connect(url).await.expect_err("no server"));
     let port = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("bound").port();
     let text = said(&format!("redis://ann:s3cret@127.0.0.1:{port}")).await;
     assert!(text.contains(&format!("127.0.0.1:{port}")) && !text.contains("s3cret") && !text.contains("ann"), "{text}");
@@ -500,9 +501,9 @@ async fn an_address_that_does_not_work_is_named_without_its_password_and_each_ca
     }
 }
 
-/// A server that lies: what it sends has no end.
+/// A malicious server: its reply does not end.
 #[tokio::test]
-async fn a_reply_without_an_end_is_cut_and_does_not_fill_the_memory() {
+async fn endless_reply_is_cut_and_does_not_fill_memory() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("redis://{}", listener.local_addr().expect("bound"));
     let most = Arc::new(AtomicUsize::new(0));
@@ -522,7 +523,7 @@ async fn a_reply_without_an_end_is_cut_and_does_not_fill_the_memory() {
     });
     let error = RedisStore::builder().connect_timeout(ms(300)).connect(&url).await.expect_err("no Redis");
     assert!(whole(&error).contains("more than 1024 KiB"), "{}", whole(&error));
-    // The limit, and what the kernel keeps on both sides.
+    // The limit, and the socket buffers of both sides.
     let most = most.load(SeqCst);
     assert!(most > 1 << 20 && most < 64 << 20, "{most}");
 }

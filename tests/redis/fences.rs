@@ -18,19 +18,19 @@ use tower_lock::{
     },
 };
 
-use crate::support::{Log, key, ms, until, world};
+use crate::support::{Log, environment, key, ms, until};
 
 const KEYS: usize = 20;
 const GRANTS: usize = 500;
 
-/// Over 10 000 grants: Lua prints doubles with 14 digits if one lets it.
+/// Over 10 000 grants: by default Lua prints doubles with 14 digits.
 #[tokio::test]
-async fn the_fence_in_the_message_in_the_store_and_in_the_answer_are_the_same_digit_for_digit() {
-    let Some(world) = world().await else { return };
-    let store = world.store().await;
+async fn fence_is_equal_in_message_store_and_reply() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
     let messages = Arc::new(Mutex::new(BTreeSet::new()));
     let heard = Arc::clone(&messages);
-    world.proxy.all().pushes(move |push| {
+    environment.proxy.all().pushes(move |push| {
         let said = String::from_utf8(push.payload.clone()).expect("text");
         heard.lock().unwrap_or_else(PoisonError::into_inner).insert(said);
         vec![push.payload.clone()]
@@ -44,16 +44,16 @@ async fn the_fence_in_the_message_in_the_store_and_in_the_answer_are_the_same_di
         };
         let mut holder = ids.next();
         assert!(matches!(ask(holder.clone()).await, Ok(AcquireReply::Granted { .. })));
-        let mut look = world.redis.connect().await;
+        let mut look = environment.redis.connect().await;
         let mut answers = Vec::new();
         for _ in 0..GRANTS {
             let next = ids.next();
             assert!(matches!(ask(next.clone()).await, Ok(AcquireReply::Queued { .. })));
             let release = ReleaseRequest::new(key.clone(), holder, Duration::ZERO, TERMS);
-            assert_eq!(store.release(release).await.expect("an answer"), ReleaseReply::HandedOff);
-            let stands = look.command(&["HGET", &name, &next.to_string()]).await.expect("an answer");
+            assert_eq!(store.release(release).await.expect("a reply"), ReleaseReply::HandedOff);
+            let stored = look.command(&["HGET", &name, &next.to_string()]).await.expect("a reply");
             let Ok(AcquireReply::Granted { fence }) = ask(next.clone()).await else { panic!("it was offered") };
-            assert_eq!(stands.text(), Some(fence.to_string().as_str()));
+            assert_eq!(stored.text(), Some(fence.to_string().as_str()));
             answers.push(format!("1 offered {fence} {next} {name}"));
             holder = next;
         }
@@ -71,26 +71,27 @@ async fn the_fence_in_the_message_in_the_store_and_in_the_answer_are_the_same_di
 const TERMS: QueueConfig = QueueConfig::new(ms(60_000), ms(60_000), 8);
 
 #[tokio::test]
-async fn a_fence_rises_over_flushall_and_over_a_restart() {
-    let Some(mut world) = world().await else { return };
-    let locks = world.sound_instance("a").await;
+async fn fence_rises_over_flushall_and_restart() {
+    let Some(mut environment) = environment().await else { return };
+    let locks = environment.direct_instance("a").await;
     let mut last = None;
     for how in ["as it is", "flushed", "as it is", "restarted", "as it is"] {
         match how {
-            "flushed" => drop(world.ask(&["FLUSHALL"]).await),
-            "restarted" => world.redis.restart_empty().await,
+            "flushed" => drop(environment.ask(&["FLUSHALL"]).await),
+            "restarted" => environment.redis.restart_empty().await,
             _ => {}
         }
         let guard = locks.lock(key()).await.unwrap_or_else(|error| panic!("{how}: {error}"));
         assert!(last < Some(guard.fencing_token()), "{how}: {:?} after {last:?}", guard.fencing_token());
         last = Some(guard.fencing_token());
-        guard.release().await.expect("ours");
+        guard.release().await.expect("held");
     }
-    drop(RedisStore::connect(&world.redis.url()).await.expect("and another one"));
+    drop(RedisStore::connect(&environment.redis.url()).await.expect("and another one"));
 }
 
-/// A stranger, or a hand that slipped. Each of these used to stop every acquire of every application until the key was deleted.
-const NO_FENCES: [&str; 10] = [
+/// Written by another program or by mistake. Each of these values used to fail every acquire until
+/// the key was deleted.
+const INVALID_FENCES: [&str; 10] = [
     "abc",
     "",
     "inf",
@@ -104,9 +105,9 @@ const NO_FENCES: [&str; 10] = [
 ];
 
 #[tokio::test]
-async fn what_is_no_fence_is_replaced_by_the_clock_and_the_log_names_the_key() {
-    let Some(world) = world().await else { return };
-    let store = world.store().await;
+async fn invalid_fence_counter_is_replaced_and_logged() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
     let terms = QueueConfig::new(ms(4_000), ms(10_000), 8);
     let ids = AcquisitionIds::new("a", 1);
     store.subscribe(EventSink::new(ids.next().manager(), |_| true));
@@ -115,17 +116,17 @@ async fn what_is_no_fence_is_replaced_by_the_clock_and_the_log_names_the_key() {
         store.acquire(ask).await.unwrap_or_else(|error| panic!("{what}: {error}: {}", error.source().expect("kept")))
     };
     let mut last = 0;
-    for value in NO_FENCES.into_iter().chain(["a list"]) {
+    for value in INVALID_FENCES.into_iter().chain(["a list"]) {
         for way in ["acquire", "offer", "yield"] {
             let log = Log::default();
             let guard = log.listen();
             let (holder, next) = (ids.next(), ids.next());
             let disturb = async || {
-                world.ask(&["DEL", FENCES]).await;
+                environment.ask(&["DEL", FENCES]).await;
                 if value == "a list" {
-                    world.ask(&["RPUSH", FENCES, "1"]).await;
+                    environment.ask(&["RPUSH", FENCES, "1"]).await;
                 } else {
-                    world.ask(&["SET", FENCES, value]).await;
+                    environment.ask(&["SET", FENCES, value]).await;
                 }
             };
             if way == "acquire" {
@@ -137,7 +138,7 @@ async fn what_is_no_fence_is_replaced_by_the_clock_and_the_log_names_the_key() {
                     assert!(matches!(acquire(next.clone(), value).await, AcquireReply::Queued { .. }));
                     disturb().await;
                     let release = ReleaseRequest::new(key(), holder.clone(), Duration::ZERO, terms);
-                    assert_eq!(store.release(release).await.expect("an answer"), ReleaseReply::HandedOff, "{value}");
+                    assert_eq!(store.release(release).await.expect("a reply"), ReleaseReply::HandedOff, "{value}");
                     let AcquireReply::Granted { fence: offered } = acquire(next.clone(), value).await else {
                         panic!("it was offered")
                     };
@@ -156,7 +157,7 @@ async fn what_is_no_fence_is_replaced_by_the_clock_and_the_log_names_the_key() {
             assert!(fence > last && fence < 1 << 52, "{value} by {way}: {fence} after {last}");
             last = fence;
             for owner in [holder, next] {
-                store.release(ReleaseRequest::new(key(), owner, Duration::ZERO, terms)).await.expect("an answer");
+                store.release(ReleaseRequest::new(key(), owner, Duration::ZERO, terms)).await.expect("a reply");
             }
             drop(guard);
             let text = log.text();
@@ -170,27 +171,27 @@ async fn what_is_no_fence_is_replaced_by_the_clock_and_the_log_names_the_key() {
 }
 
 #[tokio::test]
-async fn a_start_says_that_there_was_no_fence() {
-    let Some(world) = world().await else { return };
-    for value in NO_FENCES {
-        world.ask(&["SET", FENCES, value]).await;
+async fn missing_fence_counter_is_logged_at_start() {
+    let Some(environment) = environment().await else { return };
+    for value in INVALID_FENCES {
+        environment.ask(&["SET", FENCES, value]).await;
         let log = Log::default();
         let guard = log.listen();
-        drop(RedisStore::connect(&world.redis.url()).await.unwrap_or_else(|error| panic!("{value}: {error}")));
+        drop(RedisStore::connect(&environment.redis.url()).await.unwrap_or_else(|error| panic!("{value}: {error}")));
         drop(guard);
         let text = log.text();
         assert!(text.contains(&format!("`DEL {FENCES}`")) && text.lines().count() == 1, "{value}: {text}");
-        let stands = world.ask(&["GET", FENCES]).await;
-        let stands: u64 = stands.text().and_then(|text| text.parse().ok()).expect("a number");
-        assert!(stands < 1 << 52, "{value}: {stands}");
+        let stored = environment.ask(&["GET", FENCES]).await;
+        let stored: u64 = stored.text().and_then(|text| text.parse().ok()).expect("a number");
+        assert!(stored < 1 << 52, "{value}: {stored}");
     }
-    // What is within a day of the clock is a clock that was set back.
-    let hour = world.ask(&["TIME"]).await.items()[0].integer().expect("a number") + 3600;
-    world.ask(&["SET", FENCES, &format!("{hour}000000")]).await;
-    let locks = world.sound_instance("a").await;
+    // A fence within a day of the clock comes from a clock that was set back.
+    let hour = environment.ask(&["TIME"]).await.items()[0].integer().expect("a number") + 3600;
+    environment.ask(&["SET", FENCES, &format!("{hour}000000")]).await;
+    let locks = environment.direct_instance("a").await;
     let guard = locks.lock(key()).await.expect("free");
     assert_eq!(guard.fencing_token().as_i64() >> 10, hour * 1_000_000 + 1);
-    guard.release().await.expect("ours");
+    guard.release().await.expect("held");
 }
 
 const FENCES: &str = "tower-lock:lock:f";

@@ -1,4 +1,4 @@
-//! A process and its child, which share nothing but Redis. The process id is simulated.
+//! A process and its forked child share only Redis. The process id is simulated.
 
 use std::sync::{
     Arc,
@@ -7,15 +7,15 @@ use std::sync::{
 
 use tower_lock::{LockError, LockManager, RedisStore};
 
-use crate::support::{key, soon, until, world};
+use crate::support::{environment, key, soon, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_and_its_child_have_different_owner_ids_and_one_holds_the_key() {
-    let Some(world) = world().await else { return };
-    // Both begin as the same process: they have the same random bits.
+async fn forked_processes_have_different_ids_and_one_holder() {
+    let Some(environment) = environment().await else { return };
+    // Both start as the same process, with the same random bits.
     let copy = async |process: u32| {
         let id = Arc::new(AtomicU32::new(100));
-        let store = RedisStore::connect(&world.redis.url()).await.expect("it is up");
+        let store = RedisStore::connect(&environment.redis.url()).await.expect("it is up");
         let locks = LockManager::builder(store).instance("api").seed(7).process_id(Arc::clone(&id)).build();
         id.store(process, SeqCst);
         locks
@@ -33,10 +33,10 @@ async fn a_process_and_its_child_have_different_owner_ids_and_one_holds_the_key(
         });
         until("it waits", async || one.inspect(key()).await.expect("it is up").waiting == 1).await;
         guard.release().await.expect("it is up");
-        let guard = soon("its turn", waiting).await.expect("no panic").expect("its turn");
+        let guard = soon("a grant", waiting).await.expect("no panic").expect("a grant");
         let second = one.inspect(key()).await.expect("it is up").holder.expect("held");
         assert!(first.manager() != second.manager() && token < guard.fencing_token(), "{first} {second}");
         guard.release().await.expect("it is up");
     }
-    world.is_clean_soon().await;
+    environment.wait_until_clean().await;
 }

@@ -1,4 +1,4 @@
-//! What stands in Redis, for whoever looks at it and for services in another language.
+//! The data in Redis, for operators and for services in other languages.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,198 +11,199 @@ use tower_lock::{
 
 use tower_lock_faults::Direction;
 
-use crate::support::{LINE, NAME, key, ms, soon, until, world};
+use crate::support::{NAME, QUEUE, environment, key, ms, soon, until};
 
-/// Redisson's format: a hash, one field, a TTL.
+/// The format of Redisson: a hash with one field and a TTL.
 #[tokio::test]
-async fn a_lock_is_a_hash_of_one_field_and_always_has_an_end() {
-    let Some(world) = world().await else { return };
-    let (one, two) = (world.sound_instance("api-7f3").await, world.sound_instance("api-9c1").await);
+async fn lock_is_a_hash_of_one_field_with_a_ttl() {
+    let Some(environment) = environment().await else { return };
+    let (one, two) = (environment.direct_instance("api-7f3").await, environment.direct_instance("api-9c1").await);
     let guard = one.lock(key()).await.expect("free");
-    let hash = world.ask(&["HGETALL", NAME]).await;
+    let hash = environment.ask(&["HGETALL", NAME]).await;
     let [field, fence] = hash.items() else { panic!("{hash:?}") };
     let (field, fence) = (field.text().expect("text"), fence.text().expect("text"));
     let id = field.strip_prefix("api-7f3:").and_then(|rest| rest.split_once(':')).expect("instance:random:number");
     assert!(id.0.len() == 16 && id.1.parse::<u64>().is_ok(), "{field}");
     assert_eq!(fence.parse::<u64>().expect("a number") << 10, guard.fencing_token().as_u64());
-    let ttl = world.ask(&["PTTL", NAME]).await.integer().expect("a number");
+    let ttl = environment.ask(&["PTTL", NAME]).await.integer().expect("a number");
     assert!((25_000..=31_000).contains(&ttl), "a lease and a lock-delay: {ttl}");
 
     let waiting = tokio::spawn(two.lock(key()).into_future());
-    until("in line", async || world.ask(&["LLEN", LINE]).await.integer() == Some(1)).await;
-    let line = world.ask(&["LRANGE", LINE, "0", "-1"]).await;
+    until("queued", async || environment.ask(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
+    let line = environment.ask(&["LRANGE", QUEUE, "0", "-1"]).await;
     assert!(line.texts()[0].starts_with("api-9c1:"), "{line:?}");
-    let ttl = world.ask(&["PTTL", LINE]).await.integer().expect("a number");
-    assert!((1..=10_000).contains(&ttl), "a line has an end, too: {ttl}");
-    guard.release().await.expect("ours");
-    let guard = soon("its turn", waiting).await.expect("runs").expect("its turn");
-    assert_eq!(world.ask(&["EXISTS", LINE]).await.integer(), Some(0));
-    // Who stops in the middle leaves it taken by nobody, for the lock-delay.
+    let ttl = environment.ask(&["PTTL", QUEUE]).await.integer().expect("a number");
+    assert!((1..=10_000).contains(&ttl), "the queue has a TTL, too: {ttl}");
+    guard.release().await.expect("held");
+    let guard = soon("a grant", waiting).await.expect("runs").expect("a grant");
+    assert_eq!(environment.ask(&["EXISTS", QUEUE]).await.integer(), Some(0));
+    // A dropped guard blocks the key for the lock-delay, without a holder.
     drop(guard);
-    until("kept", async || world.ask(&["HKEYS", NAME]).await.texts().iter().any(|field| field.ends_with(":end"))).await;
-    let ttl = world.ask(&["PTTL", NAME]).await.integer().expect("a number");
+    until("kept", async || environment.ask(&["HKEYS", NAME]).await.texts().iter().any(|field| field.ends_with(":end")))
+        .await;
+    let ttl = environment.ask(&["PTTL", NAME]).await.integer().expect("a number");
     assert!((-2..=1_000).contains(&ttl), "{ttl}");
-    world.is_clean_soon().await;
+    environment.wait_until_clean().await;
 }
 
 #[tokio::test]
-async fn a_lock_of_redisson_keeps_us_out_and_is_not_touched() {
-    let Some(world) = world().await else { return };
+async fn redisson_lock_excludes_and_is_not_touched() {
+    let Some(environment) = environment().await else { return };
     let name = LockKey::raw("myLock").expect("a name");
     let java = "8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e:57";
-    world.ask(&["HSET", "myLock", java, "2"]).await;
-    world.ask(&["PEXPIRE", "myLock", "2500"]).await;
-    let locks = world.sound_instance("a").await;
+    environment.ask(&["HSET", "myLock", java, "2"]).await;
+    environment.ask(&["PEXPIRE", "myLock", "2500"]).await;
+    let locks = environment.direct_instance("a").await;
     match locks.try_lock(name.clone()).await {
         Err(LockError::Busy { lease_left, .. }) => assert!(lease_left <= ms(2_500) && lease_left > ms(0)),
         other => panic!("{other:?}"),
     }
-    let state = locks.inspect(name.clone()).await.expect("an answer");
+    let state = locks.inspect(name.clone()).await.expect("a reply");
     assert_eq!((state.holder.map(|holder| holder.to_string()).as_deref(), state.since), (Some(java), None));
-    assert_eq!(world.ask(&["HGETALL", "myLock"]).await.texts(), ["2", java], "as it was");
+    assert_eq!(environment.ask(&["HGETALL", "myLock"]).await.texts(), ["2", java], "as it was");
     let waiting = tokio::spawn(locks.lock(name.clone()).into_future());
-    until("in line", async || world.ask(&["LLEN", "tower-lock:lock:q:{myLock}"]).await.integer() == Some(1)).await;
-    // It frees its lock as it does: it knows no line.
-    world.ask(&["DEL", "myLock"]).await;
-    let guard = soon("at the next check-in", waiting).await.expect("runs").expect("its turn");
-    assert_eq!(world.ask(&["HLEN", "myLock"]).await.integer(), Some(1));
-    guard.release().await.expect("ours");
-    world.is_clean_soon().await;
+    until("queued", async || environment.ask(&["LLEN", "tower-lock:lock:q:{myLock}"]).await.integer() == Some(1)).await;
+    // It deletes its lock directly, without a look at the queue.
+    environment.ask(&["DEL", "myLock"]).await;
+    let guard = soon("at the next poll", waiting).await.expect("runs").expect("a grant");
+    assert_eq!(environment.ask(&["HLEN", "myLock"]).await.integer(), Some(1));
+    guard.release().await.expect("held");
+    environment.wait_until_clean().await;
 }
 
-/// Nothing of ours writes such a one. It is not ours to end it, either.
+/// This crate never writes such a lock, and never deletes it.
 #[tokio::test]
-async fn a_lock_without_an_end_keeps_us_out_until_it_is_deleted() {
-    let Some(world) = world().await else { return };
-    world.ask(&["HSET", NAME, "somebody", "1"]).await;
-    let locks = world.sound_instance("a").await;
+async fn lock_without_a_ttl_excludes_until_deleted() {
+    let Some(environment) = environment().await else { return };
+    environment.ask(&["HSET", NAME, "foreign", "1"]).await;
+    let locks = environment.direct_instance("a").await;
     assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })));
     let error = locks.lock(key()).wait(ms(300)).await.expect_err("for ever");
     assert!(matches!(error, LockError::TimedOut { .. }), "{error}");
-    assert_eq!(locks.inspect(key()).await.expect("an answer").remaining, Duration::MAX);
-    assert_eq!(world.ask(&["PTTL", NAME]).await.integer(), Some(-1), "not touched");
-    world.ask(&["DEL", NAME]).await;
-    locks.lock(key()).await.expect("free").release().await.expect("ours");
-    world.is_clean_soon().await;
+    assert_eq!(locks.inspect(key()).await.expect("a reply").remaining, Duration::MAX);
+    assert_eq!(environment.ask(&["PTTL", NAME]).await.integer(), Some(-1), "not touched");
+    environment.ask(&["DEL", NAME]).await;
+    locks.lock(key()).await.expect("free").release().await.expect("held");
+    environment.wait_until_clean().await;
 }
 
 #[tokio::test]
-async fn who_holds_what_since_when_and_who_waits_can_be_asked_from_any_instance() {
-    let Some(world) = world().await else { return };
-    let [one, two, three] =
-        [world.sound_instance("one").await, world.sound_instance("two").await, world.sound_instance("3").await];
+async fn inspect_works_from_any_instance() {
+    let Some(environment) = environment().await else { return };
+    let [one, two, three] = [
+        environment.direct_instance("one").await,
+        environment.direct_instance("two").await,
+        environment.direct_instance("3").await,
+    ];
     let before = SystemTime::now();
     let guard = one.lock(key()).await.expect("free");
     let waiting = tokio::spawn(two.lock(key()).into_future());
-    until("in line", async || three.inspect(key()).await.expect("an answer").waiting == 1).await;
-    let state = three.inspect(key()).await.expect("an answer");
+    until("queued", async || three.inspect(key()).await.expect("a reply").waiting == 1).await;
+    let state = three.inspect(key()).await.expect("a reply");
     assert_eq!(state.holder.expect("held").instance(), "one");
     let since = state.since.expect("held");
     assert!(since >= before - Duration::from_secs(1) && since <= SystemTime::now() + Duration::from_secs(1));
     assert!(state.remaining > Duration::from_secs(20) && state.remaining <= Duration::from_secs(31));
 
-    // Taken away from elsewhere: its holder hears of it at once, and not with its next renewal.
-    let revoked = three.force_release(key()).await.expect("an answer");
+    // Revoked by another instance: a message notifies its holder, before the next renewal.
+    let revoked = three.force_release(key()).await.expect("a reply");
     let thrown_out = revoked.holder().expect("held");
     assert_eq!(thrown_out.instance(), "one");
-    let told = Instant::now();
-    soon("it hears of it", guard.held_lock().lost()).await;
-    assert!(told.elapsed() < Duration::from_secs(6), "and not with its next renewal: {:?}", told.elapsed());
-    let guard = soon("its turn, after the lock-delay", waiting).await.expect("runs").expect("its turn");
-    assert_eq!(three.inspect(key()).await.expect("an answer").holder.expect("held").instance(), "two");
-    guard.release().await.expect("ours");
-    world.is_clean_soon().await;
+    let revoked_at = Instant::now();
+    soon("it is notified", guard.held_lock().lost()).await;
+    assert!(revoked_at.elapsed() < Duration::from_secs(6), "and not with its next renewal: {:?}", revoked_at.elapsed());
+    let guard = soon("a grant after the lock-delay", waiting).await.expect("runs").expect("a grant");
+    assert_eq!(three.inspect(key()).await.expect("a reply").holder.expect("held").instance(), "two");
+    guard.release().await.expect("held");
+    environment.wait_until_clean().await;
 }
 
-/// The one that has it does not know yet: the answer is on its way.
+/// Its holder does not know yet: the reply is in flight.
 #[tokio::test]
-async fn a_key_that_is_taken_away_before_its_holder_has_heard_of_it_is_not_begun() {
-    let Some(world) = world().await else { return };
-    let (one, two, three) =
-        (world.instance("one").await, world.sound_instance("two").await, world.sound_instance("3").await);
-    one.lock(key()).await.expect("free").release().await.expect("ours");
-    let listens = world.proxy.subscribers();
-    for number in world.proxy.connections().into_iter().filter(|number| !listens.contains(number)) {
-        world.proxy.connection(number).delay(Direction::Down, ms(250));
+async fn key_revoked_before_its_grant_arrives_never_starts() {
+    let Some(environment) = environment().await else { return };
+    let (one, two, three) = (
+        environment.instance("one").await,
+        environment.direct_instance("two").await,
+        environment.direct_instance("3").await,
+    );
+    one.lock(key()).await.expect("free").release().await.expect("held");
+    let listens = environment.proxy.subscribers();
+    for number in environment.proxy.connections().into_iter().filter(|number| !listens.contains(number)) {
+        environment.proxy.connection(number).delay(Direction::Down, ms(250));
     }
     let going = tokio::spawn(one.lock(key()).into_future());
-    until("granted", async || world.ask(&["EXISTS", NAME]).await.integer() == Some(1)).await;
-    assert_eq!(three.force_release(key()).await.expect("an answer").holder().expect("held").instance(), "one");
-    let other = soon("after the lock-delay", two.lock(key()).into_future()).await.expect("its turn");
+    until("granted", async || environment.ask(&["EXISTS", NAME]).await.integer() == Some(1)).await;
+    assert_eq!(three.force_release(key()).await.expect("a reply").holder().expect("held").instance(), "one");
+    let other = soon("after the lock-delay", two.lock(key()).into_future()).await.expect("a grant");
     assert!(!going.is_finished(), "two at the same time");
-    other.release().await.expect("ours");
-    world.proxy.all().heal();
-    soon("its turn, anew", going).await.expect("runs").expect("its turn").release().await.expect("ours");
-    world.is_clean_soon().await;
+    other.release().await.expect("held");
+    environment.proxy.all().heal();
+    soon("a new grant", going).await.expect("runs").expect("a grant").release().await.expect("held");
+    environment.wait_until_clean().await;
 }
 
-/// Also when it is full, and somebody looks for dead ones in it.
+/// Even if it is full and is swept for dead entries.
 #[tokio::test]
-async fn a_line_always_has_an_end_and_forgets_the_dead_when_it_is_full() {
-    let Some(world) = world().await else { return };
-    let store = world.store().await;
+async fn queue_has_a_ttl_and_drops_dead_waiters_when_full() {
+    let Some(environment) = environment().await else { return };
+    let store = environment.store().await;
     let (living, terms) = (AcquisitionIds::new("living", 1), QueueConfig::new(ms(4_000), ms(10_000), 3));
     store.subscribe(EventSink::new(living.next().manager(), |_| true));
     let ask = async |owner: AcquisitionId| {
         let ask = AcquireRequest::new(key(), owner, ms(30_000), IfBusy::Enqueue, terms, ms(500));
-        store.acquire(ask).await.expect("an answer")
+        store.acquire(ask).await.expect("a reply")
     };
     ask(living.next()).await;
     let dead = AcquisitionIds::new("dead", 2);
     for owner in [living.next(), dead.next(), living.next()] {
         assert!(matches!(ask(owner).await, AcquireReply::Queued { .. }));
     }
-    assert!(matches!(ask(living.next()).await, AcquireReply::Queued { ahead: 2, .. }), "in the place of the dead one");
+    assert!(matches!(ask(living.next()).await, AcquireReply::Queued { ahead: 2, .. }), "in place of the dead one");
     assert!(matches!(ask(living.next()).await, AcquireReply::QueueFull { .. }));
-    assert!(world.ask(&["PTTL", LINE]).await.integer().is_some_and(|ttl| ttl > 0));
+    assert!(environment.ask(&["PTTL", QUEUE]).await.integer().is_some_and(|ttl| ttl > 0));
 }
 
-/// Names that differ in their braces alone are two locks.
+/// Names that differ only in their braces are two locks.
 #[tokio::test]
-async fn a_name_and_the_same_in_braces_have_each_a_line_of_their_own() {
-    let Some(world) = world().await else { return };
-    let (one, two) = (world.sound_instance("a").await, world.sound_instance("b").await);
+async fn name_and_braced_name_have_separate_queues() {
+    let Some(environment) = environment().await else { return };
+    let (one, two) = (environment.direct_instance("a").await, environment.direct_instance("b").await);
     let raw = |name: &str| LockKey::raw(name).expect("a name");
     let guard = one.lock(raw("order")).await.expect("free");
     let waiting = tokio::spawn(two.lock(raw("order")).into_future());
-    until("in line", async || one.inspect(raw("order")).await.expect("an answer").waiting == 1).await;
-    assert_eq!(one.inspect(raw("{order}")).await.expect("an answer").waiting, 0);
-    one.try_lock(raw("{order}")).await.expect("nobody has it").release().await.expect("ours");
-    guard.release().await.expect("ours");
-    soon("its turn", waiting).await.expect("runs").expect("its turn").release().await.expect("ours");
-    world.is_clean_soon().await;
+    until("queued", async || one.inspect(raw("order")).await.expect("a reply").waiting == 1).await;
+    assert_eq!(one.inspect(raw("{order}")).await.expect("a reply").waiting, 0);
+    one.try_lock(raw("{order}")).await.expect("free").release().await.expect("held");
+    guard.release().await.expect("held");
+    soon("a grant", waiting).await.expect("runs").expect("a grant").release().await.expect("held");
+    environment.wait_until_clean().await;
 }
 
-/// What `docs/redis.md` tells an operator who has nothing but `redis-cli`.
+/// The procedure of `docs/redis.md` for an operator with `redis-cli`.
 #[tokio::test]
-async fn a_lock_can_be_taken_away_with_redis_cli_and_its_holder_is_told() {
-    let Some(world) = world().await else { return };
-    let (one, two) = (world.sound_instance("one").await, world.sound_instance("two").await);
+async fn lock_deleted_by_redis_cli_is_lost_by_its_holder() {
+    let Some(environment) = environment().await else { return };
+    let (one, two) = (environment.direct_instance("one").await, environment.direct_instance("two").await);
     let guard = one.lock(key()).await.expect("free");
     let waiting = tokio::spawn(two.lock(key()).into_future());
-    until("in line", async || world.ask(&["LLEN", LINE]).await.integer() == Some(1)).await;
-    let owner = world.ask(&["HKEYS", NAME]).await.texts()[0].to_owned();
+    until("queued", async || environment.ask(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
+    let owner = environment.ask(&["HKEYS", NAME]).await.texts()[0].to_owned();
     let inbox = format!("tower-lock:lock:in:{}", owner.rsplit_once(':').expect("a number behind it").0);
-    world.ask(&["DEL", NAME]).await;
-    let told = Instant::now();
-    assert_eq!(world.ask(&["PUBLISH", &inbox, &format!("1 taken 0 {owner} {NAME}")]).await.integer(), Some(1));
-    soon("it hears of it", guard.held_lock().lost()).await;
-    assert!(told.elapsed() < Duration::from_secs(6), "and not with its next renewal: {:?}", told.elapsed());
-    soon("its turn, at the next check-in", waiting)
-        .await
-        .expect("runs")
-        .expect("its turn")
-        .release()
-        .await
-        .expect("ours");
-    world.is_clean_soon().await;
+    environment.ask(&["DEL", NAME]).await;
+    let revoked_at = Instant::now();
+    assert_eq!(environment.ask(&["PUBLISH", &inbox, &format!("1 taken 0 {owner} {NAME}")]).await.integer(), Some(1));
+    soon("it is notified", guard.held_lock().lost()).await;
+    assert!(revoked_at.elapsed() < Duration::from_secs(6), "and not with its next renewal: {:?}", revoked_at.elapsed());
+    soon("a grant at the next poll", waiting).await.expect("runs").expect("a grant").release().await.expect("held");
+    environment.wait_until_clean().await;
 }
 
-/// Two spellings of one name in one application would be two conversations about one lock.
+/// Two keys for one name in one application would break exclusion within the process.
 #[tokio::test]
-async fn a_raw_name_that_reads_like_a_made_one_is_refused_and_says_why() {
-    let Some(world) = world().await else { return };
-    let locks = world.sound_instance("a").await;
+async fn raw_name_that_looks_composed_is_rejected() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.direct_instance("a").await;
     let raw = LockKey::raw("lock:k").expect("a name");
     match locks.try_lock(raw).await {
         Err(LockError::Store(error)) => {

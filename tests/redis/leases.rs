@@ -1,5 +1,4 @@
-//! How long a crash blocks a key: as long as the lease that the store was asked for, and the
-//! lock-delay.
+//! How long a crash blocks a key: for the lease of the store, which includes the lock-delay.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -9,12 +8,12 @@ use std::{
 use tokio::time::sleep;
 use tower_lock::{Lease, LockManager, RedisStore};
 
-use crate::support::{NAME, World, key, ms, until, world};
+use crate::support::{Environment, NAME, environment, key, ms, until};
 
-/// What the process holds that this test starts: `url lease_ms fixed_ms`; zero is the default.
+/// What the child process of this test holds: `url lease_ms fixed_ms`; zero selects the default.
 const HOLDS: &str = "TOWER_LOCK_TEST_HOLDS";
 
-/// Another process, that holds the key until it is killed.
+/// A child process that holds the key until it is killed.
 struct Holder(Child);
 
 impl Holder {
@@ -38,8 +37,8 @@ impl Drop for Holder {
     }
 }
 
-/// In the process that is to be killed: never ends. In the test itself: nothing.
-async fn hold_if_asked_to() {
+/// Never returns in the child process. Does nothing in the test itself.
+async fn hold_in_child_process() {
     let Ok(holds) = std::env::var(HOLDS) else { return };
     let [url, lease, fixed] = holds.split(' ').collect::<Vec<_>>()[..] else { panic!("{holds}") };
     let millis = |text: &str| ms(text.parse().expect("milliseconds"));
@@ -55,38 +54,38 @@ async fn hold_if_asked_to() {
     std::future::pending::<()>().await;
 }
 
-async fn left(world: &World) -> Option<Duration> {
-    let left = world.ask(&["PTTL", NAME]).await.integer().expect("a number");
+async fn left(environment: &Environment) -> Option<Duration> {
+    let left = environment.ask(&["PTTL", NAME]).await.integer().expect("a number");
     u64::try_from(left).ok().map(ms)
 }
 
-/// While it lives, and after it was killed, the key is never taken for longer than this.
+/// The key never blocks for longer than this, before and after the kill.
 async fn blocks_at_most(test: &str, lease: Duration, fixed: Duration, most: Duration, alive: Duration) {
-    let Some(world) = world().await else { return };
-    let mut holder = Holder::start(test, &world.redis.url(), lease, fixed);
-    until("it holds the key", async || left(&world).await.is_some()).await;
+    let Some(environment) = environment().await else { return };
+    let mut holder = Holder::start(test, &environment.redis.url(), lease, fixed);
+    until("it holds the key", async || left(&environment).await.is_some()).await;
     for _ in 0..alive.as_millis() / 50 {
-        let left = left(&world).await.expect("it is renewed");
+        let left = left(&environment).await.expect("it is renewed");
         assert!(left <= most, "{left:?} left, and {most:?} at the most");
         sleep(ms(50)).await;
     }
     holder.kill();
-    let left_behind = left(&world).await.unwrap_or_default();
+    let left_behind = left(&environment).await.unwrap_or_default();
     assert!(left_behind <= most, "{left_behind:?} left behind, and {most:?} at the most");
-    until("free", async || left(&world).await.is_none()).await;
+    until("free", async || left(&environment).await.is_none()).await;
 }
 
 #[tokio::test]
-async fn a_holder_that_is_killed_under_a_fixed_lease_blocks_its_key_for_that_and_a_second_and_a_half() {
-    hold_if_asked_to().await;
-    let test = "leases::a_holder_that_is_killed_under_a_fixed_lease_blocks_its_key_for_that_and_a_second_and_a_half";
+async fn killed_holder_of_a_fixed_lease_blocks_for_lease_and_1500_ms() {
+    hold_in_child_process().await;
+    let test = "leases::killed_holder_of_a_fixed_lease_blocks_for_lease_and_1500_ms";
     // 1 % for the clocks, half a second for the call, a second of lock-delay.
     blocks_at_most(test, Duration::ZERO, ms(5_000), ms(6_560), ms(2_500)).await;
 }
 
 #[tokio::test]
-async fn a_holder_that_is_killed_under_a_lease_of_two_seconds_blocks_its_key_for_three() {
-    hold_if_asked_to().await;
-    let test = "leases::a_holder_that_is_killed_under_a_lease_of_two_seconds_blocks_its_key_for_three";
+async fn killed_holder_of_a_2_s_lease_blocks_for_3_s() {
+    hold_in_child_process().await;
+    let test = "leases::killed_holder_of_a_2_s_lease_blocks_for_3_s";
     blocks_at_most(test, ms(2_000), Duration::ZERO, ms(3_000), ms(5_000)).await;
 }

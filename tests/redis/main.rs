@@ -1,6 +1,7 @@
-//! Locks in real Redis processes, that are killed, stopped, flushed and cut off. Each test has a server of its own.
+//! Locks in real Redis processes that are killed, stopped, flushed and disconnected. Each test has
+//! its own server.
 //!
-//! Without a `redis-server` they pass, and say on stderr that they were skipped.
+//! Without `redis-server` the tests pass, with a note on stderr that they were skipped.
 
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
@@ -9,19 +10,19 @@ mod support;
 mod bounds;
 mod conformance;
 mod connecting;
-mod costs;
-mod endings;
+mod command_counts;
+mod release_timing;
 mod fences;
-mod forged;
+mod forged_messages;
 mod forks;
 mod interop;
 mod leases;
-mod mishaps;
+mod network_faults;
 mod names;
 mod outages;
 mod recorded;
-mod troubles;
+mod error_mapping;
 
 #[path = "../it/sockets/matrix.rs"]
-#[allow(dead_code, reason = "in part for the tests with a store in memory")]
+#[allow(dead_code, reason = "partly used by the tests of `it` only")]
 mod matrix;

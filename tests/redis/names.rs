@@ -1,4 +1,4 @@
-//! Names that a client chose.
+//! Key names from a client.
 
 use axum::{
     Router,
@@ -11,13 +11,14 @@ use axum::{
 use tower::ServiceExt;
 use tower_lock::{LockError, LockKey, LockLayer, LogKey, Rejection, key, store::StoreErrorKind};
 
-use crate::support::{Log, until, world};
+use crate::support::{Log, environment, until};
 
-/// It is the fault of the request: repeated, it is rejected again. Nothing of the name is in a log or in an error.
+/// The request is at fault: a repetition is rejected again. Neither the log nor the error shows the
+/// name.
 #[tokio::test]
-async fn a_raw_name_that_the_store_does_not_take_is_a_400_and_no_failure_of_the_store() {
-    let Some(world) = world().await else { return };
-    let locks = world.sound_instance("a").await;
+async fn raw_name_rejected_by_the_store_is_a_400() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.direct_instance("a").await;
     let raw = key::from_fn(|Path(name): Path<String>| match LockKey::raw(name) {
         Ok(key) => Ok(key),
         Err(error) => Err((StatusCode::BAD_REQUEST, error.to_string()).into_response()),
@@ -47,5 +48,5 @@ async fn a_raw_name_that_the_store_does_not_take_is_a_400_and_no_failure_of_the_
     assert!(reason.contains("begins with `lock:`") && !reason.contains("ann"), "{reason}");
     let text = log.text();
     assert!(!text.contains("WARN") && !text.contains("ann@example.org"), "{text}");
-    until("nothing is to be given back", async || locks.size() == (0, 0)).await;
+    until("nothing is pending", async || locks.size() == (0, 0)).await;
 }

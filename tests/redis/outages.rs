@@ -1,4 +1,4 @@
-//! Redis is stopped, killed, cut off, and comes back.
+//! Redis is stopped, killed, disconnected, and comes back.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tower::ServiceExt;
 use tower_lock::{LockLayer, LockLost, LockManager, RedisStore, key, test_util::Clock};
 use tower_lock_faults::{Direction, RedisServer};
 
-use crate::support::{World, key, ms, soon, until, world};
+use crate::support::{Environment, environment, key, ms, soon, until};
 
 fn service(locks: &LockManager) -> Router {
     let layer = |wait| LockLayer::new(locks, key::from_parts(|_| ("k",))).wait(wait);
@@ -22,17 +22,17 @@ fn service(locks: &LockManager) -> Router {
         .route("/wait", post(async || "done").route_layer(layer(Duration::from_secs(20))))
 }
 
-/// Status, outcome, and how long it took.
+/// The status, outcome and duration.
 async fn ask(service: &Router, path: &str) -> (StatusCode, String, Duration) {
     let asked = Instant::now();
     let request = Request::post(path).body(Body::empty()).expect("a request");
-    let answer = soon("an answer", service.clone().oneshot(request)).await.expect("infallible");
+    let answer = soon("a response", service.clone().oneshot(request)).await.expect("infallible");
     let (status, took) = (answer.status(), asked.elapsed());
     let body = to_bytes(answer.into_body(), 1 << 16).await.expect("a body");
     (status, String::from_utf8_lossy(&body).into_owned(), took)
 }
 
-async fn is_turned_away(service: &Router, how: &str) {
+async fn assert_rejected(service: &Router, how: &str) {
     for path in ["/refuse", "/wait"] {
         let (status, body, took) = ask(service, path).await;
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{how}, {path}: {body}");
@@ -41,189 +41,192 @@ async fn is_turned_away(service: &Router, how: &str) {
     }
 }
 
-async fn works_again(service: &Router, how: &str) {
+async fn assert_recovered(service: &Router, how: &str) {
     let back = Instant::now();
     until("it works again", async || ask(service, "/refuse").await.0 == StatusCode::OK).await;
     eprintln!("{how}: it works again after {:?}", back.elapsed());
 }
 
 #[tokio::test]
-async fn a_request_is_turned_away_not_started_while_redis_is_stopped_killed_or_cut_off_and_works_when_it_is_back() {
-    let Some(mut world) = world().await else { return };
-    let service = service(&world.instance("a").await);
+async fn requests_are_rejected_during_outages_and_work_afterwards() {
+    let Some(mut environment) = environment().await else { return };
+    let service = service(&environment.instance("a").await);
     assert_eq!(ask(&service, "/wait").await.0, StatusCode::OK);
 
-    world.redis.freeze();
-    is_turned_away(&service, "stopped").await;
-    world.redis.thaw();
-    works_again(&service, "stopped").await;
+    environment.redis.freeze();
+    assert_rejected(&service, "stopped").await;
+    environment.redis.thaw();
+    assert_recovered(&service, "stopped").await;
 
-    world.redis.kill();
-    is_turned_away(&service, "killed").await;
-    world.redis.restart_empty().await;
-    works_again(&service, "back, and empty").await;
+    environment.redis.kill();
+    assert_rejected(&service, "killed").await;
+    environment.redis.restart_empty().await;
+    assert_recovered(&service, "back, and empty").await;
 
-    // A cable that is pulled: nobody says that the connections are of no use any more.
-    world.proxy.all().swallow(Direction::Both);
-    is_turned_away(&service, "cut off").await;
-    world.proxy.all().heal();
-    works_again(&service, "cut off").await;
-    world.is_clean_soon().await;
+    // An unplugged cable: the connections fail without a notification.
+    environment.proxy.all().swallow(Direction::Both);
+    assert_rejected(&service, "cut off").await;
+    environment.proxy.all().heal();
+    assert_recovered(&service, "cut off").await;
+    environment.wait_until_clean().await;
 }
 
-/// Somebody in between has forgotten the connections, and says nothing of it to either side.
+/// A firewall drops the connections without notifying either side.
 #[tokio::test]
-async fn connections_that_are_dead_without_a_word_are_replaced() {
-    let Some(world) = world().await else { return };
-    let (one, two) = (world.instance("a").await, world.instance("b").await);
+async fn silently_dead_connections_are_replaced() {
+    let Some(environment) = environment().await else { return };
+    let (one, two) = (environment.instance("a").await, environment.instance("b").await);
     let guard = one.lock(key()).await.expect("free");
-    let dead = world.proxy.connections();
+    let dead = environment.proxy.connections();
     assert_eq!(dead.len(), 6);
     for number in &dead {
-        world.proxy.connection(*number).swallow(Direction::Both);
+        environment.proxy.connection(*number).swallow(Direction::Both);
     }
     let _ = guard.release().await;
-    until("both ask on new ones", async || one.try_lock(("a",)).await.is_ok() && two.try_lock(("b",)).await.is_ok())
-        .await;
-    let guard = one.lock(key()).await.expect("given back on a new one");
-    let waiting = tokio::spawn(two.lock(key()).into_future());
-    until("both listen on new ones", async || {
-        world.proxy.subscribers().iter().filter(|n| !dead.contains(n)).count() == 2
+    until("both use new connections", async || {
+        one.try_lock(("a",)).await.is_ok() && two.try_lock(("b",)).await.is_ok()
     })
     .await;
-    // Three in a row have to be silent: this may be one of them, and is repeated.
+    let guard = one.lock(key()).await.expect("released on a new connection");
+    let waiting = tokio::spawn(two.lock(key()).into_future());
+    until("both listen on new ones", async || {
+        environment.proxy.subscribers().iter().filter(|n| !dead.contains(n)).count() == 2
+    })
+    .await;
+    // Three timeouts in a row replace a connection: this call may be one of them.
     let _ = guard.release().await;
-    let _ = soon("its turn", waiting).await.expect("runs").expect("its turn").release().await;
-    world.is_clean_soon().await;
+    let _ = soon("a grant", waiting).await.expect("runs").expect("a grant").release().await;
+    environment.wait_until_clean().await;
 }
 
-/// A request pays nothing for connections that died while nobody asked.
+/// Requests pay nothing for connections that died while idle.
 #[tokio::test]
-async fn connections_that_died_while_nothing_was_asked_are_replaced_before_somebody_asks() {
-    let Some(world) = world().await else { return };
-    let locks = world.instance("a").await;
-    locks.lock(key()).await.expect("free").release().await.expect("ours");
-    let dead = world.proxy.connections();
+async fn dead_idle_connections_are_replaced_before_use() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.instance("a").await;
+    locks.lock(key()).await.expect("free").release().await.expect("held");
+    let dead = environment.proxy.connections();
     for number in &dead {
-        world.proxy.connection(*number).swallow(Direction::Both);
+        environment.proxy.connection(*number).swallow(Direction::Both);
     }
-    until("they are replaced", async || dead.iter().all(|number| !world.proxy.connections().contains(number))).await;
+    until("they are replaced", async || dead.iter().all(|number| !environment.proxy.connections().contains(number)))
+        .await;
     locks.try_lock(key()).await.expect("on a new one").release().await.expect("on a new one");
-    world.is_clean_soon().await;
+    environment.wait_until_clean().await;
 }
 
-/// A failover behind one address: old connections stay with the old server, which is well, and is a replica now.
+/// A failover behind one address: old connections stay with the old server, which is a replica now.
 #[tokio::test]
-async fn whoever_is_asked_is_whoever_is_listened_to() {
-    let Some(world) = world().await else { return };
-    let locks = world.instance("a").await;
-    locks.lock(key()).await.expect("free").release().await.expect("ours");
+async fn commands_and_messages_use_the_same_server() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.instance("a").await;
+    locks.lock(key()).await.expect("free").release().await.expect("held");
     let listening = async |redis: &RedisServer| redis.command(&["PUBSUB", "CHANNELS"]).await.items().len();
-    until("it listens", async || listening(&world.redis).await == 1).await;
+    until("it listens", async || listening(&environment.redis).await == 1).await;
     let promoted = RedisServer::start().await;
-    world.proxy.redirect(promoted.address());
-    let listener = world.proxy.subscribers();
-    for number in world.proxy.connections().into_iter().filter(|number| !listener.contains(number)) {
-        world.proxy.connection(number).cut();
+    environment.proxy.redirect(promoted.address());
+    let listener = environment.proxy.subscribers();
+    for number in environment.proxy.connections().into_iter().filter(|number| !listener.contains(number)) {
+        environment.proxy.connection(number).cut();
     }
-    until("it listens where it asks", async || listening(&promoted).await == 1).await;
-    assert_eq!(listening(&world.redis).await, 0, "and nowhere else");
-    locks.lock(key()).await.expect("free").release().await.expect("ours");
+    until("subscribed at the new server", async || listening(&promoted).await == 1).await;
+    assert_eq!(listening(&environment.redis).await, 0, "and nowhere else");
+    locks.lock(key()).await.expect("free").release().await.expect("held");
 }
 
-/// Each waits for no longer than it may, and is told what was wrong.
+/// Each call waits no longer than allowed, and reports the reason.
 #[tokio::test]
-async fn a_redis_that_stands_still_is_named_as_the_reason() {
-    let Some(world) = world().await else { return };
-    let locks = world.sound_instance("a").await;
-    locks.lock(key()).await.expect("free").release().await.expect("ours");
-    world.redis.freeze();
-    let reason = locks.inspect(key()).await.expect_err("no answer");
+async fn frozen_redis_is_named_as_the_reason() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.direct_instance("a").await;
+    locks.lock(key()).await.expect("free").release().await.expect("held");
+    environment.redis.freeze();
+    let reason = locks.inspect(key()).await.expect_err("no reply");
     let source = std::error::Error::source(&reason).map(ToString::to_string).unwrap_or_default();
     assert!(reason.store() == "redis" && source.contains("is the server stopped"), "{reason}: {source}");
-    world.redis.thaw();
+    environment.redis.thaw();
 }
 
-/// Many at once wait for one answer, and not one after the other.
+/// Concurrent calls wait for one timeout, not one after the other.
 #[tokio::test]
-async fn a_store_that_hangs_costs_each_of_many_requests_the_store_timeout_and_no_more() {
-    let Some(world) = world().await else { return };
-    let locks = world.instance("a").await;
-    locks.lock(key()).await.expect("free").release().await.expect("ours");
-    world.redis.freeze();
+async fn hanging_store_costs_each_request_the_store_timeout() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.instance("a").await;
+    locks.lock(key()).await.expect("free").release().await.expect("held");
+    environment.redis.freeze();
     let began = Instant::now();
     let calls = (0..200).map(|n| locks.try_lock(("n", n)).into_future());
     let answers = futures_util::future::join_all(calls).await;
     assert!(answers.iter().all(Result::is_err));
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
-    // Those who wait for a connection wait for one, and not for one each.
-    until("others wait, too", async || locks.try_lock(("m",)).await.is_err()).await;
-    assert!(world.proxy.arrived() < 30, "{} connections", world.proxy.arrived());
-    world.redis.thaw();
+    // Callers share the wait for a connection.
+    until("a rejection", async || locks.try_lock(("m",)).await.is_err()).await;
+    assert!(environment.proxy.arrived() < 30, "{} connections", environment.proxy.arrived());
+    environment.redis.thaw();
     until("it works again", async || locks.try_lock(key()).await.is_ok()).await;
-    world.is_clean_soon().await;
+    environment.wait_until_clean().await;
 }
 
-/// I5: no word of Redis is needed for it.
+/// I5: it needs no reply of Redis.
 #[tokio::test]
-async fn a_section_that_nobody_renews_is_lost_at_its_deadline_though_redis_is_stopped() {
-    let Some(world) = world().await else { return };
+async fn section_is_lost_at_its_deadline_while_redis_is_stopped() {
+    let Some(environment) = environment().await else { return };
     let clock = Clock::default();
-    let store = RedisStore::connect(&world.redis.url()).await.expect("it is up");
+    let store = RedisStore::connect(&environment.redis.url()).await.expect("it is up");
     let locks = LockManager::builder(store).clock(clock.clone()).build();
     let guard = locks.lock(key()).await.expect("free");
     let view = guard.held_lock();
-    world.redis.freeze();
+    environment.redis.freeze();
     clock.jump(Duration::from_secs(29));
     assert!(view.ensure_remaining(Duration::ZERO).is_ok(), "not yet");
     let jumped = Instant::now();
-    assert_eq!(soon("the last second is over", view.lost()).await, LockLost::Expired);
+    assert_eq!(soon("the deadline", view.lost()).await, LockLost::Expired);
     assert!(jumped.elapsed() < Duration::from_secs(15), "the lease ends once: {:?}", jumped.elapsed());
     assert!(view.ensure_remaining(Duration::ZERO).is_err());
-    world.redis.thaw();
+    environment.redis.thaw();
     drop(guard);
 }
 
-/// Renewals have a connection of their own: it does not matter how slow those are who ask.
+/// Renewals have their own connection: slow acquires do not delay them.
 #[tokio::test]
-async fn a_renewal_and_a_release_do_not_queue_behind_those_who_ask() {
-    let Some(world) = world().await else { return };
-    let locks = world.instance("a").await;
+async fn renewals_and_releases_do_not_queue_behind_acquires() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.instance("a").await;
     let guard = locks.lock(key()).await.expect("free");
-    // The one on which it was asked for.
-    let asks = busiest(&world).await;
-    world.proxy.connection(asks).hold(Direction::Up);
+    // The connection of the acquires.
+    let acquires = busiest(&environment).await;
+    environment.proxy.connection(acquires).hold(Direction::Up);
     let others = tokio::spawn(locks.lock(("other",)).wait(ms(200)).into_future());
     sleep(ms(50)).await;
-    // Behind those who ask it would wait for as long as that lasts.
-    guard.release().await.expect("nobody is before it");
+    // On that connection it would wait for the delayed acquires.
+    guard.release().await.expect("not delayed");
     assert!(others.await.expect("runs").is_err(), "it hangs");
-    world.proxy.all().heal();
-    world.is_clean_soon().await;
+    environment.proxy.all().heal();
+    environment.wait_until_clean().await;
 }
 
-/// The number of the connection on which an acquire goes: the first one that was made.
-async fn busiest(world: &World) -> u64 {
-    let numbers = world.proxy.connections();
-    let listens = world.proxy.subscribers();
+/// The number of the connection that acquires use: the first one.
+async fn busiest(environment: &Environment) -> u64 {
+    let numbers = environment.proxy.connections();
+    let listens = environment.proxy.subscribers();
     let first = numbers.into_iter().find(|number| !listens.contains(number));
-    first.expect("it has asked")
+    first.expect("an acquire")
 }
 
-/// Events are lost, and nothing else: the line still moves.
+/// Only messages are lost: the queue still moves.
 #[tokio::test]
-async fn a_restart_of_redis_loses_the_line_and_no_waiter() {
-    let Some(mut world) = world().await else { return };
-    let (one, two) = (world.sound_instance("a").await, world.sound_instance("b").await);
+async fn redis_restart_loses_the_queue_and_no_waiter() {
+    let Some(mut environment) = environment().await else { return };
+    let (one, two) = (environment.direct_instance("a").await, environment.direct_instance("b").await);
     let guard = one.lock(key()).await.expect("free");
     let waiting = tokio::spawn(two.lock(key()).into_future());
-    until("in line", async || world.ask(&["LLEN", crate::support::LINE]).await.integer() == Some(1)).await;
-    world.redis.restart_empty().await;
-    // It has forgotten the holder: whoever waits has its turn, and a larger token.
+    until("queued", async || environment.ask(&["LLEN", crate::support::QUEUE]).await.integer() == Some(1)).await;
+    environment.redis.restart_empty().await;
+    // The holder is lost: the waiter is granted the key with a larger token.
     let token = guard.fencing_token();
-    let second = soon("its turn", waiting).await.expect("runs").expect("its turn");
+    let second = soon("a grant", waiting).await.expect("runs").expect("a grant");
     assert!(second.fencing_token() > token);
-    second.release().await.expect("ours");
+    second.release().await.expect("held");
     drop(guard);
-    world.is_clean_soon().await;
+    environment.wait_until_clean().await;
 }

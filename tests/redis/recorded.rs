@@ -13,7 +13,7 @@ use tower_lock::{
 };
 use tower_lock_faults::{Connection, Reply};
 
-use crate::support::{LINE, NAME, World, key, ms, soon, until, world};
+use crate::support::{Environment, NAME, QUEUE, environment, key, ms, soon, until};
 
 const FENCES: &str = "tower-lock:lock:f";
 const LEASE: Duration = ms(30_000);
@@ -25,7 +25,7 @@ macro_rules! recorded {
     };
 }
 
-/// A process of either version, with ids of its own and an inbox.
+/// A process of either version, with its own ids and channel.
 enum Process {
     Recorded { calls: Connection, messages: Connection },
     Current { store: RedisStore, messages: mpsc::UnboundedReceiver<StoreEvent> },
@@ -38,21 +38,21 @@ enum Grant {
 }
 
 impl Process {
-    async fn recorded(world: &World) -> Self {
-        let mut messages = world.redis.connect().await;
+    async fn recorded(environment: &Environment) -> Self {
+        let mut messages = environment.redis.connect().await;
         messages.command(&["SUBSCRIBE", "tower-lock:lock:in:recorded:01"]).await.expect("a reply");
-        Self::Recorded { calls: world.redis.connect().await, messages }
+        Self::Recorded { calls: environment.redis.connect().await, messages }
     }
 
-    async fn current(world: &World) -> Self {
-        let store = RedisStore::connect(&world.redis.url()).await.expect("it is up");
+    async fn current(environment: &Environment) -> Self {
+        let store = RedisStore::connect(&environment.redis.url()).await.expect("it is up");
         let (send, messages) = mpsc::unbounded_channel();
         store.subscribe(EventSink::new("current:01", move |event| event.is_none_or(|event| send.send(event).is_ok())));
         Self::Current { store, messages }
     }
 
-    async fn pair(world: &World, recorded_first: bool) -> (Self, Self) {
-        let (recorded, current) = (Self::recorded(world).await, Self::current(world).await);
+    async fn pair(environment: &Environment, recorded_first: bool) -> (Self, Self) {
+        let (recorded, current) = (Self::recorded(environment).await, Self::current(environment).await);
         if recorded_first { (recorded, current) } else { (current, recorded) }
     }
 
@@ -68,7 +68,7 @@ impl Process {
             Self::Recorded { calls, .. } => {
                 let until = until_later(calls).await;
                 let args = [id, &until, "30000", "1", "20000", "20000", "8"];
-                let reply = eval(calls, recorded!("acquire"), &[FENCES, NAME, LINE], &args).await;
+                let reply = eval(calls, recorded!("acquire"), &[FENCES, NAME, QUEUE], &args).await;
                 recorded_grant(&reply)
             }
             Self::Current { store, .. } => {
@@ -79,13 +79,13 @@ impl Process {
         }
     }
 
-    /// `None`: the holder goes on under a new fence.
+    /// `None`: the holder continues under a new fence.
     async fn yields(&mut self, id: &str, fence: u64, next: &str) -> Option<Grant> {
         match self {
             Self::Recorded { calls, .. } => {
                 let until = until_later(calls).await;
                 let args = [next, &until, "30000", id, "20000", "20000", "8", &fence.to_string()];
-                let reply = eval(calls, recorded!("yield"), &[FENCES, NAME, LINE], &args).await;
+                let reply = eval(calls, recorded!("yield"), &[FENCES, NAME, QUEUE], &args).await;
                 (reply.items()[1].text() != Some("extended")).then(|| recorded_grant(&reply))
             }
             Self::Current { store, .. } => {
@@ -103,7 +103,7 @@ impl Process {
         match self {
             Self::Recorded { calls, .. } => {
                 let args = [id, &block_for.as_millis().to_string(), "20000"];
-                let reply = eval(calls, recorded!("release"), &[FENCES, NAME, LINE], &args).await;
+                let reply = eval(calls, recorded!("release"), &[FENCES, NAME, QUEUE], &args).await;
                 match reply.texts()[..] {
                     ["freed"] => "freed",
                     ["handed on"] => "offered",
@@ -136,12 +136,12 @@ impl Process {
         }
     }
 
-    /// The id that the key was revoked from. `None`: a lock-delay was ended.
+    /// The id that was revoked. `None`: a lock-delay was ended.
     async fn force_release(&mut self, block_for: Duration) -> Option<String> {
         match self {
             Self::Recorded { calls, .. } => {
                 let args = [&*block_for.as_millis().to_string(), "20000"];
-                let reply = eval(calls, recorded!("force"), &[FENCES, NAME, LINE], &args).await;
+                let reply = eval(calls, recorded!("force"), &[FENCES, NAME, QUEUE], &args).await;
                 match reply.items() {
                     [revoked, id] if revoked.text() == Some("revoked") => id.text().map(str::to_owned),
                     [unblocked, _] if unblocked.text() == Some("unblocked") => None,
@@ -158,11 +158,11 @@ impl Process {
         }
     }
 
-    /// The id and the fence of the holder, and how many wait.
+    /// The id and the fence of the holder, and the number of waiters.
     async fn inspect(&mut self) -> (Option<(String, u64)>, usize) {
         match self {
             Self::Recorded { calls, .. } => {
-                let reply = eval(calls, recorded!("inspect"), &[NAME, LINE], &[]).await;
+                let reply = eval(calls, recorded!("inspect"), &[NAME, QUEUE], &[]).await;
                 let [_, waiting, holder @ ..] = reply.items() else { panic!("{reply:?}") };
                 let text = |reply: &Reply| reply.text().expect("text").to_owned();
                 let holder = match holder {
@@ -180,7 +180,7 @@ impl Process {
         }
     }
 
-    /// The next message to this process: what happened, and to which id.
+    /// The next message to this process: its kind and id.
     async fn message(&mut self) -> (&'static str, String) {
         let message = async {
             match self {
@@ -201,7 +201,7 @@ impl Process {
                     let (event, of, id) = match messages.recv().await.expect("a message") {
                         StoreEvent::Offered { key, id: owner } => ("offered", key, owner),
                         StoreEvent::Revoked { key, id: owner } => ("revoked", key, owner),
-                        // A connection was made.
+                        // A new connection.
                         _ => continue,
                     };
                     assert_eq!(of, key());
@@ -221,7 +221,7 @@ async fn eval(connection: &mut Connection, script: &str, keys: &[&str], args: &[
     reply
 }
 
-/// By the clock of the server, in microseconds: until when a call may run.
+/// The expiry of a call by the server clock, in microseconds.
 async fn until_later(connection: &mut Connection) -> String {
     let time = connection.command(&["TIME"]).await.expect("a reply");
     let seconds = time.items()[0].integer().expect("a number");
@@ -252,10 +252,10 @@ fn fence(grant: Grant) -> u64 {
 }
 
 #[tokio::test]
-async fn a_key_goes_from_one_version_to_the_other_in_the_order_of_the_queue() {
-    let Some(world) = world().await else { return };
+async fn key_passes_between_versions_in_queue_order() {
+    let Some(environment) = environment().await else { return };
     for recorded_first in [true, false] {
-        let (mut one, mut two) = Process::pair(&world, recorded_first).await;
+        let (mut one, mut two) = Process::pair(&environment, recorded_first).await;
         let [a, b, c] = [one.id(1), two.id(1), one.id(2)];
         let first = fence(one.acquire(&a).await);
         assert_eq!(one.acquire(&a).await, Grant::Granted(first), "repeated");
@@ -274,7 +274,7 @@ async fn a_key_goes_from_one_version_to_the_other_in_the_order_of_the_queue() {
             assert_eq!(process.inspect().await, (Some((b.clone(), second)), 1));
         }
 
-        // Between two sections of one process the other one is served.
+        // The other process is served between two sections of one process.
         let next = two.id(2);
         assert_eq!(two.yields(&b, second, &next).await, Some(Grant::Queued(0)));
         assert_eq!(one.message().await, ("offered", c.clone()));
@@ -286,23 +286,23 @@ async fn a_key_goes_from_one_version_to_the_other_in_the_order_of_the_queue() {
         assert_eq!(one.yields(&c, third, &one.id(3)).await, None, "the queue is empty");
         assert_eq!(one.release(&c, ms(0)).await, "freed");
         assert_eq!(two.release(&c, ms(0)).await, "not owner");
-        world.is_clean_soon().await;
+        environment.wait_until_clean().await;
     }
 }
 
 /// Each version finds the grant of the other under its id.
 #[tokio::test]
-async fn a_grant_of_one_version_is_renewed_repeated_and_released_by_the_other() {
-    let Some(world) = world().await else { return };
+async fn grant_of_one_version_works_with_the_other() {
+    let Some(environment) = environment().await else { return };
     for recorded_first in [true, false] {
-        let (mut one, mut two) = Process::pair(&world, recorded_first).await;
+        let (mut one, mut two) = Process::pair(&environment, recorded_first).await;
         let [a, b] = [one.id(1), two.id(1)];
         let granted = one.acquire(&a).await;
         assert!(two.renews(&a, ms(90_000)).await);
-        let left = world.ask(&["PTTL", NAME]).await.integer().expect("a number");
+        let left = environment.ask(&["PTTL", NAME]).await.integer().expect("a number");
         assert!((60_000..=90_000).contains(&left), "{left}");
         assert!(one.renews(&a, ms(10)).await);
-        assert!(world.ask(&["PTTL", NAME]).await.integer() > Some(30_000), "a renewal shortens no lease");
+        assert!(environment.ask(&["PTTL", NAME]).await.integer() > Some(30_000), "a renewal shortens no lease");
         assert!(!two.renews(&b, LEASE).await);
         assert_eq!(two.acquire(&a).await, granted);
         // A copy of a yield that was done: the fence is a later one.
@@ -311,15 +311,15 @@ async fn a_grant_of_one_version_is_renewed_repeated_and_released_by_the_other() 
         assert_eq!(one.inspect().await, (Some((a.clone(), fence)), 0), "a copy changes nothing");
         assert_eq!(two.release(&a, ms(0)).await, "freed");
         assert!(!one.renews(&a, LEASE).await);
-        world.is_clean_soon().await;
+        environment.wait_until_clean().await;
     }
 }
 
 #[tokio::test]
-async fn a_key_is_revoked_from_a_holder_of_the_other_version() {
-    let Some(world) = world().await else { return };
+async fn key_is_revoked_from_a_holder_of_the_other_version() {
+    let Some(environment) = environment().await else { return };
     for recorded_first in [true, false] {
-        let (mut one, mut two) = Process::pair(&world, recorded_first).await;
+        let (mut one, mut two) = Process::pair(&environment, recorded_first).await;
         let [a, b] = [one.id(1), two.id(1)];
         fence(one.acquire(&a).await);
         assert_eq!(two.acquire(&b).await, Grant::Queued(0));
@@ -330,7 +330,7 @@ async fn a_key_is_revoked_from_a_holder_of_the_other_version() {
         for process in [&mut one, &mut two] {
             assert_eq!(process.inspect().await, (None, 1), "blocked");
         }
-        // A second call within that time has the same reply, by either version.
+        // A second call within that time has the same reply in either version.
         assert_eq!(one.force_release(ms(60_000)).await.as_ref(), Some(&a));
         assert_eq!(one.message().await, ("revoked", a.clone()));
         assert_eq!(two.acquire(&b).await, Grant::Queued(0));
@@ -339,15 +339,15 @@ async fn a_key_is_revoked_from_a_holder_of_the_other_version() {
         assert_eq!(two.message().await, ("offered", b.clone()));
         fence(two.acquire(&b).await);
         assert_eq!(two.release(&b, ms(0)).await, "freed");
-        world.is_clean_soon().await;
+        environment.wait_until_clean().await;
     }
 }
 
 #[tokio::test]
-async fn a_lock_delay_of_one_version_blocks_the_other() {
-    let Some(world) = world().await else { return };
+async fn lock_delay_of_one_version_blocks_the_other() {
+    let Some(environment) = environment().await else { return };
     for recorded_first in [true, false] {
-        let (mut one, mut two) = Process::pair(&world, recorded_first).await;
+        let (mut one, mut two) = Process::pair(&environment, recorded_first).await;
         let [a, b] = [one.id(1), two.id(1)];
         fence(one.acquire(&a).await);
         assert_eq!(one.release(&a, ms(60_000)).await, "freed");
@@ -362,38 +362,38 @@ async fn a_lock_delay_of_one_version_blocks_the_other() {
         assert_eq!(one.acquire(&one.id(2)).await, Grant::Queued(0), "blocked");
         until("granted", async || matches!(one.acquire(&one.id(2)).await, Grant::Granted(_))).await;
         assert_eq!(one.release(&one.id(2), ms(0)).await, "freed");
-        world.is_clean_soon().await;
+        environment.wait_until_clean().await;
     }
 }
 
-/// The whole of a current process: its waiters and holders understand the messages.
+/// A whole process of the current version: its waiters and holders understand the messages.
 #[tokio::test]
-async fn locks_shares_a_server_with_the_recorded_version() {
-    let Some(world) = world().await else { return };
-    let locks = world.sound_instance("current").await;
-    let mut old = Process::recorded(&world).await;
+async fn current_version_shares_a_server_with_the_recorded_one() {
+    let Some(environment) = environment().await else { return };
+    let locks = environment.direct_instance("current").await;
+    let mut old = Process::recorded(&environment).await;
     let [a, b] = [old.id(1), old.id(2)];
     let first = fence(old.acquire(&a).await);
     let waiting = tokio::spawn(locks.lock(key()).into_future());
-    until("queued", async || world.ask(&["LLEN", LINE]).await.integer() == Some(1)).await;
+    until("queued", async || environment.ask(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
     assert_eq!(old.release(&a, ms(0)).await, "offered");
-    let guard = soon("its turn", waiting).await.expect("no panic").expect("its turn");
+    let guard = soon("a grant", waiting).await.expect("no panic").expect("a grant");
     assert!(guard.fencing_token().as_u64() > first << 10);
 
     assert_eq!(old.acquire(&b).await, Grant::Queued(0));
-    guard.release().await.expect("ours");
+    guard.release().await.expect("held");
     assert_eq!(old.message().await, ("offered", b.clone()));
     fence(old.acquire(&b).await);
     let revoked = locks.force_release(key()).await.expect("a reply");
     assert_eq!(revoked.holder().map(ToString::to_string), Some(b.clone()));
     assert_eq!(old.message().await, ("revoked", b));
 
-    let guard = soon("after the lock-delay", locks.lock(key()).into_future()).await.expect("its turn");
+    let guard = soon("after the lock-delay", locks.lock(key()).into_future()).await.expect("a grant");
     let holder = old.inspect().await.0.expect("held").0;
     let revoked_at = Instant::now();
     assert_eq!(old.force_release(ms(1_000)).await, Some(holder));
     soon("revoked", guard.held_lock().lost()).await;
     assert!(revoked_at.elapsed() < ms(6_000), "by the message, before the next renewal: {:?}", revoked_at.elapsed());
     drop(guard);
-    world.is_clean_soon().await;
+    environment.wait_until_clean().await;
 }

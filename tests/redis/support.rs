@@ -1,4 +1,4 @@
-//! A server, and several instances of a service in front of it.
+//! A Redis server, and several instances of a service in front of it.
 
 use std::{
     future::Future,
@@ -12,40 +12,40 @@ use tower_lock_faults::{Proxy, RedisServer, Reply};
 use tracing_subscriber::{fmt::MakeWriter, layer::SubscriberExt};
 
 #[path = "../it/support/panics.rs"]
-#[allow(dead_code, reason = "in part for the tests with a store in memory")]
+#[allow(dead_code, reason = "partly used by the tests of `it` only")]
 pub(crate) mod panics;
 #[path = "../it/support/wire.rs"]
-#[allow(dead_code, reason = "in part for the tests with a store in memory")]
+#[allow(dead_code, reason = "partly used by the tests of `it` only")]
 pub(crate) mod wire;
 
-/// Longer than anything takes here, on a machine that does something else as well.
-const AT_MOST: Duration = Duration::from_secs(120);
+/// Longer than any step takes, even on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A Redis, and a proxy before it.
-pub(crate) struct World {
+/// A Redis server with a proxy in front of it.
+pub(crate) struct Environment {
     pub(crate) redis: RedisServer,
     pub(crate) proxy: Proxy,
 }
 
-/// `None`: there is no `redis-server`, and that was said.
-pub(crate) async fn world() -> Option<World> {
+/// Returns `None`, with a note on stderr, if there is no `redis-server`.
+pub(crate) async fn environment() -> Option<Environment> {
     if !RedisServer::is_available() {
         tower_lock_faults::skipped(std::thread::current().name().unwrap_or("a test"), "redis-server");
         return None;
     }
     let redis = RedisServer::start().await;
     let proxy = Proxy::start(redis.address()).await;
-    Some(World { redis, proxy })
+    Some(Environment { redis, proxy })
 }
 
-impl World {
-    /// One more instance of the service, through the proxy.
+impl Environment {
+    /// A new instance of the service, behind the proxy.
     pub(crate) async fn instance(&self, name: &str) -> LockManager {
         LockManager::builder(self.store().await).instance(name).build()
     }
 
-    /// One more instance, which nothing happens to.
-    pub(crate) async fn sound_instance(&self, name: &str) -> LockManager {
+    /// A new instance that connects without the proxy.
+    pub(crate) async fn direct_instance(&self, name: &str) -> LockManager {
         LockManager::builder(RedisStore::connect(&self.redis.url()).await.expect("it is up")).instance(name).build()
     }
 
@@ -57,7 +57,7 @@ impl World {
         self.redis.command(parts).await
     }
 
-    /// What is in Redis but for the fences.
+    /// The keys in Redis, except for the fence counters.
     pub(crate) async fn keys(&self) -> Vec<String> {
         let keys = self.ask(&["KEYS", "*"]).await;
         keys.texts()
@@ -67,12 +67,12 @@ impl World {
             .collect()
     }
 
-    /// Nothing of ours is left but the fences.
-    pub(crate) async fn is_clean_soon(&self) {
+    /// Waits until only the fence counters are left.
+    pub(crate) async fn wait_until_clean(&self) {
         until("nothing is left", async || self.keys().await.is_empty()).await;
     }
 
-    /// How often scripts were run.
+    /// The number of scripts run.
     pub(crate) async fn scripts(&self) -> u64 {
         let stats = self.ask(&["INFO", "commandstats"]).await;
         let calls = |command: &str| {
@@ -88,19 +88,19 @@ pub(crate) fn key() -> LockKey {
     LockKey::from(("k",))
 }
 
-/// What [`key`] is called in Redis.
+/// The name of [`key`] in Redis.
 pub(crate) const NAME: &str = "lock:k";
-pub(crate) const LINE: &str = "tower-lock:lock:q:{lock:k}";
+pub(crate) const QUEUE: &str = "tower-lock:lock:q:{lock:k}";
 
 pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
-    timeout(AT_MOST, future).await.unwrap_or_else(|_| panic!("never happened: {what}"))
+    timeout(TIMEOUT, future).await.unwrap_or_else(|_| panic!("never happened: {what}"))
 }
 
-/// Asks until it is so.
+/// Polls until the condition holds.
 pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let began = Instant::now();
     while !is_so().await {
-        assert!(began.elapsed() < AT_MOST, "never so: {what}");
+        assert!(began.elapsed() < TIMEOUT, "never so: {what}");
         sleep(Duration::from_millis(5)).await;
     }
 }
@@ -109,7 +109,7 @@ pub(crate) const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// What was written to the log.
+/// The text of the log.
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 

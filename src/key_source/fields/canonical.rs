@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_stays_as_it_is() {
+    fn plain_text_is_unchanged() {
         for text in [
             "0",
             "1",
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_handler_would_trim_or_nobody_wrote_is_refused() {
+    fn blank_padded_and_empty_values_are_rejected() {
         assert_eq!(spelled(""), Err(FieldProblem::Empty));
         for text in [" ", " 1", "1 ", "a\n", "\ta", "a\0", "\u{a0}a", "a\u{2003}", "a\u{7f}", "\u{85}a", "\u{3000}"] {
             assert_eq!(spelled(text), Err(FieldProblem::SurroundingWhitespace), "{text:?}");
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_has_one_spelling() {
+    fn numbers_have_one_canonical_form() {
         for text in [
             "01",
             "00",
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uuid_is_its_usual_text() {
+    fn uuid_has_its_hyphenated_text() {
         let usual = "67e55044-10b1-426f-9247-bb680e5fe0c8";
         for text in [
             usual,
@@ -173,7 +173,7 @@ mod tests {
     proptest! {
         /// Two texts that a handler would parse as one value are one key, or refused.
         #[test]
-        fn what_parses_as_one_value_is_one_text(
+        fn equal_values_have_one_canonical_text(
             a in any::<i64>(),
             small in any::<u16>(),
             u in any::<u128>(),

@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_is_renewed_only_for_its_holder_and_before_it_expires() {
+    fn only_the_owner_can_renew_and_only_in_time() {
         let ([a, b], mut store) = (ids(), store());
         assert_eq!(store.renew(&a), RenewReply::NotHolder, "the key is free");
         let first = store.fence(&a);
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn free_key_is_offered_to_the_first_live_waiter() {
+    fn free_key_goes_to_the_first_live_waiter() {
         let ([a, dead, b, c], mut store) = (ids(), store());
         store.fence(&a);
         for (ahead, waiter) in [&dead, &b, &c].into_iter().enumerate() {
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_is_bounded_and_drops_dead_waiters_first() {
+    fn full_queue_drops_dead_waiters_first() {
         let ([a, b, c, d, e], mut store) = (ids(), store());
         store.fence(&a);
         for waiter in [&b, &c, &d] {
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn free_key_has_no_record_and_expired_records_are_swept() {
+    fn free_locks_leave_nothing_and_dead_ones_are_swept() {
         let ([a, b], mut store) = (ids(), store());
         store.fence(&a);
         store.acquire(&key(), &b, IfBusy::Fail);
@@ -536,7 +536,7 @@ mod tests {
 
     /// A client that causes a lock-delay of one key after the other.
     #[test]
-    fn later_acquisitions_free_the_memory_of_blocked_keys() {
+    fn aborted_keys_are_swept_by_later_acquisitions() {
         const KEYS: usize = 50_000;
         let (mut store, ids) = (store(), AcquisitionIds::new("test", 1));
         for n in 0..KEYS {

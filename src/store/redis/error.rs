@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn server_text_is_one_line_of_a_log() {
+    fn foreign_error_text_is_one_log_line() {
         let error = deadpool_redis::redis::make_extension_error(
             "ERR".to_owned(),
             Some("no\r\n2026-11-22T00:00:00Z  INFO forged \u{1b}[31m".to_owned()),
@@ -316,7 +316,7 @@ mod tests {
 
     #[cfg(feature = "redis-tls")]
     #[test]
-    fn rejected_certificate_has_a_hint() {
+    fn rejected_certificate_names_its_defect() {
         use rustls::{CertificateError, Error};
 
         for (error, hint) in [

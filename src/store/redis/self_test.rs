@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_before_seven_are_unsupported() {
+    fn versions_before_7_are_too_old_and_unknown_ones_pass() {
         for (version, unsupported) in
             [("6.2.14", true), ("7.0.15", false), ("7.2.4", false), ("10.1", false), ("unstable", false)]
         {

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reply_is_measured_separately() {
+    fn reply_size_is_counted_per_reply() {
         let text = "x".repeat(1000);
         let long = format!("${}\r\n{text}\r\n", text.len());
         for reply in [
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_reply_exceeds_the_limit() {
+    fn endless_reply_is_too_long() {
         let line = "x".repeat(MAX_REPLY_BYTES + 1);
         let nested = "*1\r\n".repeat(MAX_REPLY_BYTES / 4 + 1);
         let many = format!("*4000000\r\n{}", ":1\r\n".repeat(MAX_REPLY_BYTES / 4 + 1));

@@ -1,13 +1,13 @@
-//! The mistakes a person makes first do not compile, and the compiler says how to mend them.
+//! Frequent mistakes do not compile, and the compiler message names the fix.
 
 use std::{fs, io::Write, path::Path, process::Command};
 
-/// Each new compiler words its part of an error anew. To take over its words:
-/// `TRYBUILD=overwrite cargo test -p compile-fail`, and read the difference.
+/// Compilers change the text of their messages. To record the new text, run `TRYBUILD=overwrite
+/// cargo test -p compile-fail` and review the difference.
 const PINNED: &str = "rustc 1.95.";
 
-/// The mistake, and the words that mend it: the first of them in the first line.
-const MISTAKES: [(&str, &[&str]); 16] = [
+/// The file, and texts of its message. The first one is in the first line.
+const CASES: [(&str, &[&str]); 16] = [
     (
         "body_extractor_not_last",
         &[
@@ -71,31 +71,32 @@ const MISTAKES: [(&str, &[&str]); 16] = [
 ];
 
 #[test]
-fn a_mistake_does_not_compile() {
+fn misuse_does_not_compile() {
     let rustc = Command::new("rustc").arg("--version").output().expect("a compiler");
     let version = String::from_utf8_lossy(&rustc.stdout);
     if !version.starts_with(PINNED) {
-        // Past the harness, which shows what a passing test says to nobody.
-        let skipped = format!("SKIPPED compile-fail: this is {}, the words are those of {PINNED}*\n", version.trim());
+        // Past the test harness, which hides the output of a passing test.
+        let skipped =
+            format!("SKIPPED compile-fail: this is {}, the recorded messages are of {PINNED}*\n", version.trim());
         std::io::stderr().write_all(skipped.as_bytes()).expect("stderr");
         return;
     }
-    trybuild::TestCases::new().compile_fail("tests/mistakes/*.rs");
+    trybuild::TestCases::new().compile_fail("tests/ui/*.rs");
 }
 
 #[test]
-fn the_error_says_how_to_mend_it() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mistakes");
-    for (mistake, words) in MISTAKES {
-        let error = fs::read_to_string(folder.join(mistake).with_extension("stderr")).expect(mistake);
+fn compiler_message_names_the_fix() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ui");
+    for (case, texts) in CASES {
+        let error = fs::read_to_string(folder.join(case).with_extension("stderr")).expect(case);
         let first_line = error.lines().next().expect("a line");
-        assert!(first_line.contains(words[0]), "{mistake}: the first line does not mend it: {first_line}");
-        for word in words {
-            assert!(error.contains(word), "{mistake}: \"{word}\" is not in\n{error}");
+        assert!(first_line.contains(texts[0]), "{case}: the first line does not name the fix: {first_line}");
+        for text in texts {
+            assert!(error.contains(text), "{case}: \"{text}\" is not in\n{error}");
         }
     }
     let kept = fs::read_dir(folder)
         .expect("the folder")
         .filter(|file| file.as_ref().expect("a file").path().extension().is_some_and(|extension| extension == "rs"));
-    assert_eq!(kept.count(), MISTAKES.len(), "each mistake is listed here");
+    assert_eq!(kept.count(), CASES.len(), "each case is listed here");
 }

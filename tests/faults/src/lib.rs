@@ -1,13 +1,13 @@
-//! Real servers, each started for one test and gone with it, and a proxy that does to their clients what networks do.
+//! Real servers for one test each, and a proxy that injects network faults in front of them.
 //!
 //! ```no_run
 //! # async fn example() {
-//! use tower_lock_faults::{Mishap, Proxy, RedisServer};
+//! use tower_lock_faults::{NetworkFault, Proxy, RedisServer};
 //!
 //! let redis = RedisServer::start().await;
 //! let proxy = Proxy::start(redis.address()).await;
-//! // The client of `proxy.url()` never hears what became of its next script.
-//! proxy.all().next_of("EVALSHA", Mishap::CutBeforeReply);
+//! // The client of `proxy.url()` gets no reply to its next script.
+//! proxy.all().next_of("EVALSHA", NetworkFault::CutBeforeReply);
 //! redis.freeze();
 //! # }
 //! ```
@@ -22,7 +22,7 @@ mod proxy;
 pub use self::{
     mariadb::MariaDb,
     process::{Process, skipped},
-    proxy::{Chaos, Direction, Mishap, Proxy, Push, Request, Switch},
+    proxy::{Chaos, Direction, FaultControl, NetworkFault, Proxy, Push, Request},
     redis::{RedisOptions, RedisServer},
     resp::{Connection, Reply},
 };

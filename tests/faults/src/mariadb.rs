@@ -12,39 +12,39 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::process::{AT_MOST, Folder, Process, find, free_port, local};
+use crate::process::{Process, TIMEOUT, TempFolder, find, free_port, local};
 
-/// A `mariadbd` of its own, with databases that are empty. Root needs no password.
+/// A `mariadbd` process with empty databases. The root user needs no password.
 ///
-/// `MARIADBD=/path` chooses another one.
+/// The environment variable `MARIADBD=/path` selects another program.
 #[derive(Debug)]
 pub struct MariaDb {
     process: Process,
     port: u16,
-    _folder: Folder,
+    _folder: TempFolder,
 }
 
-/// It refuses to run as root.
+/// The user that the server runs as: it refuses to run as root.
 struct User {
     uid: u32,
     gid: u32,
 }
 
 impl MariaDb {
-    /// Whether there is a `mariadbd` on this machine, and what makes its files.
+    /// Returns whether `mariadbd` and its installer exist on this machine.
     #[must_use]
     pub fn is_available() -> bool {
         Self::program().is_some() && Self::installer().is_some()
     }
 
-    /// Starts one with these databases, and waits until it answers.
+    /// Starts a server with these databases and waits until it accepts connections.
     ///
     /// # Panics
     ///
-    /// It does not start, or does not answer.
+    /// Panics if the server does not start or does not respond.
     pub async fn start(databases: &[&str]) -> Self {
-        let (program, installer) = Self::program().zip(Self::installer()).expect("ask `MariaDb::is_available` first");
-        let folder = Folder::new();
+        let (program, installer) = Self::program().zip(Self::installer()).expect("check `MariaDb::is_available` first");
+        let folder = TempFolder::new();
         let (data, log) = (folder.path().join("data"), folder.path().join("log"));
         let create: String =
             databases.iter().map(|name| format!("CREATE DATABASE IF NOT EXISTS `{name}`;\n")).collect();
@@ -66,7 +66,8 @@ impl MariaDb {
             .args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"])
             .arg(format!("--datadir={}", data.display()))
             .current_dir(folder.path())
-            // At its start one removes what looks temporary, of whomever it is.
+            // The server removes files that look temporary at its start, including files of other
+            // processes.
             .env("TMPDIR", folder.path())
             .stdin(Stdio::null())
             .stdout(file())
@@ -84,7 +85,7 @@ impl MariaDb {
                 .arg(format!("--socket={}", folder.path().join("socket").display()))
                 .arg(format!("--pid-file={}", folder.path().join("pid").display()))
                 .arg(format!("--init-file={}", init.display()))
-                // What it writes need not outlive the power.
+                // The data need not survive a power failure.
                 .args(["--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=32M", "--max-connections=500"])
                 .current_dir(folder.path())
                 .env("TMPDIR", folder.path())
@@ -97,7 +98,7 @@ impl MariaDb {
                     if process.ended().is_some() {
                         return false;
                     }
-                    // It speaks first.
+                    // The server sends the first packet.
                     if let Ok(mut stream) = TcpStream::connect(local(port)).await
                         && stream.read_u8().await.is_ok()
                     {
@@ -106,32 +107,32 @@ impl MariaDb {
                     sleep(Duration::from_millis(10)).await;
                 }
             };
-            match timeout(AT_MOST, up).await {
+            match timeout(TIMEOUT, up).await {
                 Ok(true) => return Self { process, port, _folder: folder },
                 Ok(false) => {
                     let said = said();
-                    assert!(said.contains("Address already in use"), "it does not start:\n{said}");
+                    assert!(said.contains("Address already in use"), "mariadbd does not start:\n{said}");
                     fs::write(&log, "").expect("a log");
                 }
-                Err(_) => panic!("it does not answer:\n{}", said()),
+                Err(_) => panic!("mariadbd does not respond:\n{}", said()),
             }
         }
         panic!("no port stays free for long enough");
     }
 
-    /// How a client is told of one of its databases.
+    /// The URL of one of the databases.
     #[must_use]
     pub fn url(&self, database: &str) -> String {
         format!("mysql://root@127.0.0.1:{}/{database}", self.port)
     }
 
-    /// Its port.
+    /// The port of the server.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The number of its process.
+    /// The process id of the server.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.process.pid()
@@ -169,7 +170,7 @@ mod tests {
     use crate::process::skipped;
 
     #[tokio::test]
-    async fn a_server_comes_up_with_its_databases_and_goes_with_its_test() {
+    async fn mariadb_starts_with_its_databases_and_stops_on_drop() {
         if !MariaDb::is_available() {
             return skipped("mariadbd itself", "mariadbd");
         }

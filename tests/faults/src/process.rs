@@ -1,4 +1,4 @@
-//! Programs that end when the test does, however it ends.
+//! Child processes that end with the test.
 
 use std::{
     fs, io,
@@ -17,26 +17,26 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::{sleep, timeout};
 
-/// Longer than anything takes here, on a machine that does something else as well.
-pub(crate) const AT_MOST: Duration = Duration::from_secs(60);
+/// Longer than any step takes, even on a busy machine.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A program that is killed when this is dropped, and when this process ends in whatever way.
+/// A child process that is killed on drop and when this process ends for any reason.
 #[derive(Debug)]
 pub struct Process {
     child: Mutex<Child>,
     pid: u32,
 }
 
-/// A folder of its own, gone when dropped.
+/// A temporary folder that is removed on drop.
 #[derive(Debug)]
-pub(crate) struct Folder(PathBuf);
+pub(crate) struct TempFolder(PathBuf);
 
-/// Says, past the harness that captures what tests print, that nothing was tested: "passed" alone would be a lie.
+/// Prints to stderr, past the test harness, that a suite was skipped: "passed" alone is misleading.
 pub fn skipped(suite: &str, missing: &str) {
     let _ = writeln!(io::stderr(), "SKIPPED {suite}: {missing} is not there");
 }
 
-/// Where a program is: what the variable says, else in `PATH` or where servers are kept.
+/// The path of a program: from the environment variable, from `PATH` or from a server folder.
 pub(crate) fn find(variable: Option<&str>, program: &str) -> Option<PathBuf> {
     if let Some(chosen) = variable.and_then(std::env::var_os).filter(|chosen| !chosen.is_empty()) {
         return Some(chosen.into());
@@ -47,7 +47,7 @@ pub(crate) fn find(variable: Option<&str>, program: &str) -> Option<PathBuf> {
     folders.map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// A port that was free a moment ago. Somebody else may take it first: whoever starts a server on it is ready for that.
+/// A port that is free now. Another process may take it first; the callers retry.
 pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     listener.local_addr().expect("bound").port()
@@ -60,14 +60,14 @@ pub(crate) fn local(port: u16) -> SocketAddr {
 // === impl Process ===
 
 impl Process {
-    /// A command that, once started by [`start`](Self::start), the kernel kills with this process. `setpriv` asks it to; where that is not
-    /// to be had, dropping has to do.
+    /// A command that the kernel kills with this process, by `setpriv`. Without `setpriv` only the
+    /// drop kills it.
     pub fn command(program: impl AsRef<Path>) -> Command {
         Self::command_as(program, &[])
     }
 
-    /// The same, with privileges given up: `setpriv` knows the arguments. The signal is asked for after that, because it is forgotten with
-    /// the user.
+    /// The same with dropped privileges, by arguments of `setpriv`. The parent-death signal is set
+    /// after that, because a change of the user clears it.
     pub(crate) fn command_as(program: impl AsRef<Path>, privileges: &[String]) -> Command {
         match find(None, "setpriv") {
             Some(setpriv) => {
@@ -79,7 +79,7 @@ impl Process {
         }
     }
 
-    /// Starts it.
+    /// Starts the process.
     ///
     /// # Errors
     ///
@@ -87,9 +87,10 @@ impl Process {
     ///
     /// # Panics
     ///
-    /// Not unless a thread cannot be made.
+    /// Panics if the starter thread cannot be created.
     pub fn start(command: Command) -> io::Result<Self> {
-        // For the kernel, the parent is the *thread* that forked: that of a test ends before those that share the server.
+        // The kernel takes the *thread* that forked for the parent. The thread of a test can end
+        // before other users of the server do.
         type Job = (Command, mpsc::Sender<io::Result<Child>>);
         static STARTER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
         let starter = STARTER.get_or_init(|| {
@@ -104,26 +105,26 @@ impl Process {
         });
         let (answer, child) = mpsc::channel();
         starter.send((command, answer)).expect("the thread never ends");
-        let child = child.recv().expect("it answers")?;
+        let child = child.recv().expect("a result")?;
         Ok(Self { pid: child.id(), child: Mutex::new(child) })
     }
 
-    /// Its number.
+    /// The process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// What it writes, if its command had that piped; once.
+    /// The stdout of the process, if its command piped it. Returns it once.
     pub fn take_stdout(&self) -> Option<std::process::ChildStdout> {
         self.child().stdout.take()
     }
 
-    /// Stops it where it stands: sockets stay open, and nobody answers.
+    /// Stops the process with SIGSTOP: its sockets stay open and it does not respond.
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
-        // The kernel has it stopped a moment later.
-        #[expect(clippy::disallowed_methods, reason = "a moment, and no runtime is needed for it")]
+        // The kernel stops the process asynchronously.
+        #[expect(clippy::disallowed_methods, reason = "a short sleep without a runtime")]
         for _ in 0..1_000 {
             match fs::read_to_string(format!("/proc/{}/stat", self.pid)) {
                 Ok(stat) if !stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T")) => {
@@ -134,33 +135,33 @@ impl Process {
         }
     }
 
-    /// Lets it go on.
+    /// Continues the process.
     pub fn thaw(&self) {
         self.signal(Signal::CONT);
     }
 
-    /// Asks it to end: SIGTERM.
+    /// Sends SIGTERM.
     pub fn terminate(&self) {
         self.signal(Signal::TERM);
     }
 
-    /// Kills it, and waits for that: SIGKILL.
+    /// Sends SIGKILL and waits for the end of the process.
     pub fn kill(&self) {
         let mut child = self.child();
         let _ = child.kill();
         let _ = child.wait();
     }
 
-    /// How it ended, if it has.
+    /// The exit status, if the process has ended.
     pub fn ended(&self) -> Option<ExitStatus> {
         self.child().try_wait().ok().flatten()
     }
 
-    /// How it ended, once it has.
+    /// Waits for the exit status.
     ///
     /// # Panics
     ///
-    /// It did not end within a minute.
+    /// Panics if the process does not end within a minute.
     pub async fn end(&self) -> ExitStatus {
         let end = async {
             loop {
@@ -170,11 +171,11 @@ impl Process {
                 sleep(Duration::from_millis(2)).await;
             }
         };
-        timeout(AT_MOST, end).await.unwrap_or_else(|_| panic!("process {} does not end", self.pid))
+        timeout(TIMEOUT, end).await.unwrap_or_else(|_| panic!("process {} does not end", self.pid))
     }
 
     fn signal(&self, signal: Signal) {
-        // Not one that was waited for: its number may be somebody else's by now.
+        // After a wait the process id may belong to another process.
         if self.ended().is_none() {
             let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).expect("a process");
             let _ = kill_process(pid, signal);
@@ -194,7 +195,7 @@ impl Drop for Process {
 
 // === impl Folder ===
 
-impl Folder {
+impl TempFolder {
     const NAME: &str = "tower-lock-faults-";
 
     pub(crate) fn new() -> Self {
@@ -204,7 +205,7 @@ impl Folder {
         if number == 0 {
             Self::sweep(&parent);
         }
-        // Short: the path of a socket in it has 107 bytes at the most.
+        // The path is short: the path of a socket inside has at most 107 bytes.
         let path = parent.join(format!("{}{}-{number}", Self::NAME, std::process::id()));
         let _ = fs::remove_dir_all(&path);
         fs::create_dir(&path).expect("a temporary folder");
@@ -215,7 +216,7 @@ impl Folder {
         &self.0
     }
 
-    /// What those left behind that were killed.
+    /// Removes the folders of killed processes.
     fn sweep(parent: &Path) {
         let Ok(entries) = fs::read_dir(parent) else { return };
         for entry in entries.flatten() {
@@ -230,7 +231,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }

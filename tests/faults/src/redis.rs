@@ -10,22 +10,22 @@ use std::{
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    process::{AT_MOST, Folder, Process, find, free_port, local},
+    process::{Process, TIMEOUT, TempFolder, find, free_port, local},
     resp::{Connection, Reply},
 };
 
-/// A `redis-server` of its own: on a free port of this machine, with a folder of its own, keeping nothing on disk.
+/// A `redis-server` process on a free port, with a folder of its own and without persistence.
 ///
-/// `REDIS_SERVER=/path` chooses another one, of another version perhaps.
+/// The environment variable `REDIS_SERVER=/path` selects another program.
 #[derive(Debug)]
 pub struct RedisServer {
     options: RedisOptions,
     process: Process,
     port: u16,
-    folder: Folder,
+    folder: TempFolder,
 }
 
-/// A [`RedisServer`] that is to be told something.
+/// Builder for a [`RedisServer`] with non-default settings.
 #[derive(Clone, Debug, Default)]
 #[must_use = "options start nothing"]
 pub struct RedisOptions {
@@ -41,7 +41,7 @@ enum Start {
 // === impl RedisOptions ===
 
 impl RedisOptions {
-    /// One directive of `redis.conf`, after the usual ones: the last one counts.
+    /// Sets one directive of `redis.conf`. It overrides the defaults.
     pub fn set(mut self, directive: &str, value: &str) -> Self {
         if directive == "requirepass" {
             self.password = Some(value.to_owned());
@@ -50,19 +50,19 @@ impl RedisOptions {
         self
     }
 
-    /// Any arguments.
+    /// Adds command line arguments.
     pub fn args<'a>(mut self, arguments: impl IntoIterator<Item = &'a str>) -> Self {
         self.arguments.extend(arguments.into_iter().map(str::to_owned));
         self
     }
 
-    /// Starts it, and waits until it answers.
+    /// Starts the server and waits until it responds.
     ///
     /// # Panics
     ///
-    /// It does not start, or does not answer.
+    /// Panics if the server does not start or does not respond.
     pub async fn start(self) -> RedisServer {
-        let folder = Folder::new();
+        let folder = TempFolder::new();
         for _ in 0..20 {
             let port = free_port();
             if let Start::Up(process) = self.launch(port, folder.path()).await {
@@ -73,7 +73,7 @@ impl RedisOptions {
     }
 
     async fn launch(&self, port: u16, folder: &Path) -> Start {
-        let program = RedisServer::program().expect("redis-server is there: ask `RedisServer::is_available` first");
+        let program = RedisServer::program().expect("check `RedisServer::is_available` first");
         let log = folder.join("log");
         let mut command = Process::command(&program);
         command
@@ -87,10 +87,10 @@ impl RedisOptions {
         let process = Process::start(command).unwrap_or_else(|error| panic!("{}: {error}", program.display()));
         let up = async {
             loop {
-                // Whoever answers on this port need not be ours.
+                // Another process may listen on this port.
                 if process.ended().is_some() {
                     let said = std::fs::read_to_string(&log).unwrap_or_default();
-                    assert!(said.contains("Address already in use"), "it does not start:\n{said}");
+                    assert!(said.contains("Address already in use"), "redis-server does not start:\n{said}");
                     return false;
                 }
                 if self.is_up(&process, local(port)).await.unwrap_or(false) {
@@ -99,10 +99,10 @@ impl RedisOptions {
                 sleep(Duration::from_millis(2)).await;
             }
         };
-        match timeout(AT_MOST, up).await {
+        match timeout(TIMEOUT, up).await {
             Ok(true) => Start::Up(process),
             Ok(false) => Start::PortTaken,
-            Err(_) => panic!("{} does not answer on port {port}", program.display()),
+            Err(_) => panic!("{} does not respond on port {port}", program.display()),
         }
     }
 
@@ -124,39 +124,39 @@ impl RedisOptions {
 // === impl RedisServer ===
 
 impl RedisServer {
-    /// Whether there is a `redis-server` on this machine.
+    /// Returns whether `redis-server` exists on this machine.
     #[must_use]
     pub fn is_available() -> bool {
         Self::program().is_some()
     }
 
-    /// One that is to be told something.
+    /// A builder for non-default settings.
     pub fn options() -> RedisOptions {
         RedisOptions::default()
     }
 
-    /// Starts one, and waits until it answers.
+    /// Starts a server and waits until it responds.
     ///
     /// # Panics
     ///
-    /// It does not start, or does not answer.
+    /// Panics if the server does not start or does not respond.
     pub async fn start() -> Self {
         Self::options().start().await
     }
 
-    /// Where it listens.
+    /// The address that the server listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         local(self.port)
     }
 
-    /// Where it listens, as clients are told.
+    /// The URL for clients.
     #[must_use]
     pub fn url(&self) -> String {
         self.url_at(self.address())
     }
 
-    /// The same by another address: that of a proxy.
+    /// The URL with another address, for example of a proxy.
     #[must_use]
     pub fn url_at(&self, address: SocketAddr) -> String {
         match &self.options.password {
@@ -165,61 +165,62 @@ impl RedisServer {
         }
     }
 
-    /// Its port.
+    /// The port of the server.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The number of its process.
+    /// The process id of the server.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// Its folder.
+    /// The folder of the server.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// What it has written to its log.
+    /// The content of its log.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
-    /// Stops it where it stands: connections stay open, new ones are taken by the kernel, and nobody answers.
+    /// Stops the process with SIGSTOP: connections stay open, the kernel accepts new ones, and no
+    /// request is processed.
     pub fn freeze(&self) {
         self.process.freeze();
     }
 
-    /// Lets it go on: what was sent to it meanwhile is done now.
+    /// Continues the process. It then processes the requests that arrived.
     pub fn thaw(&self) {
         self.process.thaw();
     }
 
-    /// Kills it, and waits for that.
+    /// Kills the process and waits for its end.
     pub fn kill(&self) {
         self.process.kill();
     }
 
-    /// A new one on the same port, that knows nothing of what the old one kept.
+    /// Replaces the server by an empty one on the same port.
     ///
     /// # Panics
     ///
-    /// Somebody else has the port now, or it does not answer.
+    /// Panics if another process has taken the port or the server does not respond.
     pub async fn restart_empty(&mut self) {
         self.kill();
-        self.folder = Folder::new();
+        self.folder = TempFolder::new();
         self.restart().await;
     }
 
-    /// The same again on the same port and in the same folder, with what it has kept on disk.
+    /// Restarts the server on the same port and in the same folder, with its data on disk.
     ///
     /// # Panics
     ///
-    /// Somebody else has the port now, or it does not answer.
+    /// Panics if another process has taken the port or the server does not respond.
     pub async fn restart(&mut self) {
         self.kill();
         for _ in 0..100 {
@@ -229,23 +230,23 @@ impl RedisServer {
             }
             sleep(Duration::from_millis(20)).await;
         }
-        panic!("somebody else has port {} now", self.port);
+        panic!("port {} is taken", self.port);
     }
 
-    /// A connection of its own, with the password given.
+    /// Opens an authenticated connection.
     ///
     /// # Panics
     ///
-    /// It does not listen.
+    /// Panics if the server does not listen.
     pub async fn connect(&self) -> Connection {
         self.options.connect(self.address()).await.expect("it listens")
     }
 
-    /// Asks it on a new connection, which `CLIENT LIST` shows, too.
+    /// Runs a command on a new connection, which `CLIENT LIST` includes.
     ///
     /// # Panics
     ///
-    /// It does not answer.
+    /// Panics if the server does not respond.
     pub async fn command(&self, parts: &[&str]) -> Reply {
         self.connect().await.command(parts).await.unwrap_or_else(|error| panic!("{parts:?}: {error}"))
     }
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_answers_freezes_thaws_and_comes_back_empty_on_its_port() {
+    async fn redis_freezes_thaws_and_restarts_empty() {
         if !is_there() {
             return;
         }
@@ -279,8 +280,8 @@ mod tests {
         assert_eq!(redis.command(&["GET", "a"]).await.integer(), Some(1));
         assert_eq!(redis.command(&["KEYS", "*"]).await.texts(), ["a"]);
         assert!(redis.command(&["NO", "such"]).await.text().is_some_and(|text| text.starts_with("ERR unknown")));
-        let mut stranger = Connection::open(redis.address()).await.expect("it listens");
-        let refused = stranger.command(&["PING"]).await.expect("an answer");
+        let mut unauthenticated = Connection::open(redis.address()).await.expect("it listens");
+        let refused = unauthenticated.command(&["PING"]).await.expect("a reply");
         assert!(refused.text().is_some_and(|text| text.starts_with("NOAUTH")), "{refused:?}");
 
         redis.freeze();
@@ -297,14 +298,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_on_disk_outlives_a_restart_and_its_folder_does_not_outlive_the_server() {
+    async fn data_survives_a_restart_and_its_folder_is_removed() {
         if !is_there() {
             return;
         }
         let mut redis = RedisServer::options().set("appendonly", "yes").start().await;
         redis.command(&["SET", "a", "1"]).await;
         redis.restart().await;
-        // It answers while it reads what it has kept.
+        // The server responds while it loads its data.
         let kept = async {
             loop {
                 let reply = redis.command(&["GET", "a"]).await;
@@ -314,7 +315,7 @@ mod tests {
                 sleep(Duration::from_millis(2)).await;
             }
         };
-        assert_eq!(timeout(AT_MOST, kept).await.expect("it has read").integer(), Some(1));
+        assert_eq!(timeout(TIMEOUT, kept).await.expect("it has read").integer(), Some(1));
         redis.restart_empty().await;
         assert_eq!(redis.command(&["GET", "a"]).await, Reply::Nil);
         let folder = redis.folder().to_owned();
@@ -324,9 +325,10 @@ mod tests {
         assert!(Connection::open(address).await.is_err());
     }
 
-    /// The thread of a test ends with it, and the kernel takes that for the death of a parent.
+    /// The thread of a test ends with the test, and the kernel treats that as the death of the
+    /// parent.
     #[tokio::test]
-    async fn a_server_outlives_the_thread_that_started_it() {
+    async fn server_outlives_the_thread_that_started_it() {
         if !is_there() {
             return;
         }

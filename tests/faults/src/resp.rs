@@ -1,4 +1,4 @@
-//! As much of the protocol of Redis as it takes to look at a server, and to stand between it and its clients.
+//! The part of the Redis protocol that a test client and the proxy need.
 
 use std::{io, net::SocketAddr};
 
@@ -8,9 +8,9 @@ use tokio::{
     time::timeout,
 };
 
-use crate::process::AT_MOST;
+use crate::process::TIMEOUT;
 
-/// What a server says.
+/// A reply of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// `+OK`.
@@ -19,31 +19,31 @@ pub enum Reply {
     Error(String),
     /// `:1`.
     Integer(i64),
-    /// Any bytes.
+    /// A bulk string.
     Bulk(Vec<u8>),
-    /// Nothing is there.
+    /// No value.
     Nil,
-    /// Several of them.
+    /// An array.
     Array(Vec<Self>),
-    /// `>`: what was not asked for, in the third version of the protocol.
+    /// `>`: an out-of-band message of RESP3.
     Push(Vec<Self>),
 }
 
-/// A plain connection to a server, for a test that looks after it.
+/// A plain connection to a server, for checks by a test.
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
     read: Vec<u8>,
 }
 
-/// It is not what this protocol looks like.
+/// The bytes are not RESP.
 #[derive(Debug)]
 pub(crate) struct NotResp;
 
 // === impl Reply ===
 
 impl Reply {
-    /// As text, if it is some: a status, an error or a bulk string.
+    /// The text of a status, an error or a bulk string.
     #[must_use]
     pub fn text(&self) -> Option<&str> {
         match self {
@@ -53,7 +53,7 @@ impl Reply {
         }
     }
 
-    /// As a number, if it is one.
+    /// The number, if the reply is an integer.
     #[must_use]
     pub fn integer(&self) -> Option<i64> {
         match self {
@@ -62,7 +62,7 @@ impl Reply {
         }
     }
 
-    /// What an array has in it; of anything else, nothing.
+    /// The elements of an array; empty for other replies.
     #[must_use]
     pub fn items(&self) -> &[Self] {
         match self {
@@ -71,7 +71,7 @@ impl Reply {
         }
     }
 
-    /// The texts of an array, sorted: what a set of names is compared by.
+    /// The texts of an array, sorted, to compare sets of names.
     #[must_use]
     pub fn texts(&self) -> Vec<&str> {
         let mut texts: Vec<_> = self.items().iter().filter_map(Self::text).collect();
@@ -79,7 +79,7 @@ impl Reply {
         texts
     }
 
-    /// The first one of these bytes and its length. `None`: there is more to come.
+    /// Parses the first reply and its length. `None` if it is incomplete.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, NotResp> {
         Self::parse_nested(bytes, 0)
     }
@@ -122,7 +122,7 @@ impl Reply {
     }
 }
 
-/// A command as a client sends it.
+/// Encodes a command.
 pub(crate) fn encode<T: AsRef<[u8]>>(parts: &[T]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", parts.len()).into_bytes();
     for part in parts {
@@ -141,7 +141,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// Nobody listens there.
+    /// Fails if no server listens there.
     pub async fn open(address: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
@@ -152,7 +152,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// The connection broke, or nothing came within a minute.
+    /// Fails if the connection breaks or no reply arrives within a minute.
     pub async fn command(&mut self, parts: &[&str]) -> io::Result<Reply> {
         self.send(parts).await?;
         self.next().await
@@ -162,16 +162,16 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// The connection broke.
+    /// Fails if the connection breaks.
     pub async fn send(&mut self, parts: &[&str]) -> io::Result<()> {
         self.stream.write_all(&encode(parts)).await
     }
 
-    /// Reads the next reply, or message.
+    /// Reads the next reply or message.
     ///
     /// # Errors
     ///
-    /// The connection broke, or nothing came within a minute.
+    /// Fails if the connection breaks or nothing arrives within a minute.
     pub async fn next(&mut self) -> io::Result<Reply> {
         loop {
             match Reply::parse(&self.read) {
@@ -182,14 +182,14 @@ impl Connection {
                 Ok(None) => {}
                 Err(NotResp) => return Err(io::Error::new(io::ErrorKind::InvalidData, "not the protocol of Redis")),
             }
-            let read = timeout(AT_MOST, self.stream.read_buf(&mut self.read)).await;
+            let read = timeout(TIMEOUT, self.stream.read_buf(&mut self.read)).await;
             if read.map_err(|_| io::ErrorKind::TimedOut)?? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
     }
 
-    /// What has been read, and is no whole reply yet.
+    /// The bytes read of an incomplete reply.
     #[must_use]
     pub fn unfinished(&self) -> &[u8] {
         &self.read
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_is_read_and_a_part_of_it_is_waited_for() {
+    fn parser_reads_every_reply_kind_and_waits_for_the_rest() {
         let bulk = |text: &str| Reply::Bulk(text.as_bytes().to_vec());
         let cases: [(&str, Reply); 8] = [
             ("+OK\r\n", Reply::Status("OK".to_owned())),

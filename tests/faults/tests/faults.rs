@@ -1,4 +1,4 @@
-//! Each fault does to a real server, or to its clients, what it says.
+//! Each fault has the documented effect on a real server and its clients.
 #![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
 
 use std::{
@@ -9,18 +9,20 @@ use std::{
 };
 
 use tokio::time::{sleep, timeout};
-use tower_lock_faults::{Chaos, Connection, Direction, MariaDb, Mishap, Process, Proxy, RedisServer, Reply, skipped};
+use tower_lock_faults::{
+    Chaos, Connection, Direction, MariaDb, NetworkFault, Process, Proxy, RedisServer, Reply, skipped,
+};
 
-/// Nothing comes in that time.
+/// Long enough to show that nothing arrives.
 const A_WHILE: Duration = Duration::from_millis(200);
 
-struct World {
+struct Environment {
     redis: RedisServer,
     proxy: Proxy,
 }
 
-impl World {
-    /// `None`, said past the harness: there is no server.
+impl Environment {
+    /// Returns `None`, with a note on stderr, if there is no server.
     async fn new(test: &str) -> Option<Self> {
         if !RedisServer::is_available() {
             skipped(test, "redis-server");
@@ -33,11 +35,11 @@ impl World {
 
     async fn client(&self) -> Connection {
         let mut client = Connection::open(self.proxy.address()).await.expect("it listens");
-        client.command(&["PING"]).await.expect("it answers");
+        client.command(&["PING"]).await.expect("a reply");
         client
     }
 
-    /// What the server has counted, asked past the proxy.
+    /// The counter on the server, read without the proxy.
     async fn count(&self) -> i64 {
         self.redis.command(&["GET", "n"]).await.integer().unwrap_or(0)
     }
@@ -72,44 +74,44 @@ async fn is_silent(client: &mut Connection) -> bool {
 const INCR: &[&str] = &["INCR", "n"];
 
 #[tokio::test]
-async fn a_request_that_is_cut_never_arrives_and_one_that_is_cut_before_its_reply_was_done() {
-    let Some(world) = World::new("cuts").await else { return };
-    let mut client = world.client().await;
-    world.proxy.all().next_of("incr", Mishap::CutBefore);
+async fn cut_before_loses_the_request_and_cut_before_reply_runs_it() {
+    let Some(environment) = Environment::new("cuts").await else { return };
+    let mut client = environment.client().await;
+    environment.proxy.all().next_of("incr", NetworkFault::CutBefore);
     client.command(&["PING"]).await.expect("not this one");
     assert!(client.command(INCR).await.is_err());
-    world.has_connections(&[]).await;
-    assert_eq!(world.count().await, 0);
+    environment.has_connections(&[]).await;
+    assert_eq!(environment.count().await, 0);
 
-    let mut client = world.client().await;
-    world.proxy.connection(1).next(Mishap::CutBeforeReply);
+    let mut client = environment.client().await;
+    environment.proxy.connection(1).next(NetworkFault::CutBeforeReply);
     assert!(client.command(INCR).await.is_err() && client.unfinished().is_empty());
-    assert_eq!((world.count().await, world.proxy.mishaps()), (1, 2));
-    // It was to happen once.
-    assert_eq!(world.client().await.command(INCR).await.expect("a reply"), Reply::Integer(2));
+    assert_eq!((environment.count().await, environment.proxy.fault_count()), (1, 2));
+    // The fault applies once.
+    assert_eq!(environment.client().await.command(INCR).await.expect("a reply"), Reply::Integer(2));
 }
 
 #[tokio::test]
-async fn a_reply_is_cut_in_its_middle() {
-    let Some(world) = World::new("a cut in a reply").await else { return };
-    world.redis.command(&["SET", "a", "0123456789"]).await;
-    let mut client = world.client().await;
-    world.proxy.all().next_of("GET", Mishap::CutInReply(8));
+async fn cut_in_reply_truncates_the_reply() {
+    let Some(environment) = Environment::new("a cut in a reply").await else { return };
+    environment.redis.command(&["SET", "a", "0123456789"]).await;
+    let mut client = environment.client().await;
+    environment.proxy.all().next_of("GET", NetworkFault::CutInReply(8));
     assert!(client.command(&["GET", "a"]).await.is_err());
     assert_eq!(client.unfinished(), b"$10\r\n012");
 }
 
 #[tokio::test]
-async fn both_sides_of_one_connection_are_closed_and_the_other_goes_on() {
-    let Some(world) = World::new("a cut at once").await else { return };
-    let (mut one, mut other) = (world.client().await, world.client().await);
-    world.proxy.connection(0).cut();
+async fn cut_closes_both_sides_of_one_connection() {
+    let Some(environment) = Environment::new("a cut at once").await else { return };
+    let (mut one, mut other) = (environment.client().await, environment.client().await);
+    environment.proxy.connection(0).cut();
     assert!(soon(one.next()).await.is_err());
-    world.has_connections(&[1]).await;
+    environment.has_connections(&[1]).await;
     other.command(&["PING"]).await.expect("it goes on");
     soon(async {
-        // The one that is left, and the one that asks.
-        while world.redis.command(&["CLIENT", "LIST"]).await.text().expect("text").lines().count() != 2 {
+        // The remaining client, and the connection of this command.
+        while environment.redis.command(&["CLIENT", "LIST"]).await.text().expect("text").lines().count() != 2 {
             sleep(Duration::from_millis(2)).await;
         }
     })
@@ -117,197 +119,197 @@ async fn both_sides_of_one_connection_are_closed_and_the_other_goes_on() {
 }
 
 #[tokio::test]
-async fn a_doubled_request_is_done_twice_and_has_one_reply() {
-    let Some(world) = World::new("doubles").await else { return };
-    let mut client = world.client().await;
-    world.proxy.all().next_of("INCR", Mishap::Double);
-    // In a pipeline, too: each reply belongs to its request.
+async fn duplicated_request_runs_twice_and_has_one_reply() {
+    let Some(environment) = Environment::new("doubles").await else { return };
+    let mut client = environment.client().await;
+    environment.proxy.all().next_of("INCR", NetworkFault::Double);
+    // Replies match their requests in a pipeline, too.
     for command in [&["ECHO", "before"], INCR, &["ECHO", "after"]] {
         client.send(command).await.expect("sent");
     }
     assert_eq!(client.next().await.expect("a reply").text(), Some("before"));
     assert_eq!(client.next().await.expect("a reply"), Reply::Integer(2), "the second one");
     assert_eq!(client.next().await.expect("a reply").text(), Some("after"));
-    assert_eq!(world.count().await, 2);
+    assert_eq!(environment.count().await, 2);
 }
 
 #[tokio::test]
-async fn a_copy_of_a_request_is_done_later_also_when_its_connection_has_gone() {
-    let Some(world) = World::new("copies").await else { return };
-    let mut client = world.client().await;
-    world.proxy.all().next_of("INCR", Mishap::Again(A_WHILE * 2));
+async fn copy_of_a_request_runs_later_without_its_connection() {
+    let Some(environment) = Environment::new("copies").await else { return };
+    let mut client = environment.client().await;
+    environment.proxy.all().next_of("INCR", NetworkFault::Again(A_WHILE * 2));
     assert_eq!(client.command(INCR).await.expect("a reply"), Reply::Integer(1));
     drop(client);
     sleep(A_WHILE).await;
-    assert_eq!(world.count().await, 1);
-    world.counts(2).await;
+    assert_eq!(environment.count().await, 1);
+    environment.counts(2).await;
 }
 
 #[tokio::test]
-async fn what_is_held_back_arrives_when_it_is_healed() {
-    let Some(world) = World::new("held back").await else { return };
-    let mut client = world.client().await;
-    world.proxy.all().hold(Direction::Up);
+async fn held_bytes_arrive_after_heal() {
+    let Some(environment) = Environment::new("held back").await else { return };
+    let mut client = environment.client().await;
+    environment.proxy.all().hold(Direction::Up);
     client.send(INCR).await.expect("taken");
-    assert!(is_silent(&mut client).await && world.count().await == 0);
-    world.proxy.all().heal();
+    assert!(is_silent(&mut client).await && environment.count().await == 0);
+    environment.proxy.all().heal();
     assert_eq!(soon(client.next()).await.expect("a reply"), Reply::Integer(1));
 
-    world.proxy.all().hold(Direction::Down);
+    environment.proxy.all().hold(Direction::Down);
     client.send(INCR).await.expect("taken");
-    world.counts(2).await;
+    environment.counts(2).await;
     assert!(is_silent(&mut client).await);
-    world.proxy.all().heal();
+    environment.proxy.all().heal();
     assert_eq!(soon(client.next()).await.expect("a reply"), Reply::Integer(2));
 }
 
-/// A client that gave up does not take back what it sent.
+/// A client that disconnects does not take back what it sent.
 #[tokio::test]
-async fn what_is_held_back_arrives_although_its_client_has_gone_and_not_if_it_is_cut() {
-    let Some(world) = World::new("ghosts").await else { return };
+async fn held_bytes_outlive_their_client_unless_cut() {
+    let Some(environment) = Environment::new("ghosts").await else { return };
     for (cut, counts) in [(true, 0), (false, 1)] {
-        let mut client = world.client().await;
-        world.proxy.all().hold(Direction::Both);
+        let mut client = environment.client().await;
+        environment.proxy.all().hold(Direction::Both);
         client.send(INCR).await.expect("taken");
         drop(client);
         sleep(A_WHILE).await;
-        assert_eq!(world.count().await, 0);
+        assert_eq!(environment.count().await, 0);
         if cut {
-            world.proxy.all().cut();
-            world.has_connections(&[]).await;
+            environment.proxy.all().cut();
+            environment.has_connections(&[]).await;
         }
-        world.proxy.all().heal();
-        world.counts(counts).await;
-        world.has_connections(&[]).await;
+        environment.proxy.all().heal();
+        environment.counts(counts).await;
+        environment.has_connections(&[]).await;
     }
 }
 
 #[tokio::test]
-async fn what_is_swallowed_is_gone_and_so_is_its_connection_when_it_is_healed() {
-    let Some(world) = World::new("swallowed").await else { return };
+async fn swallowed_bytes_are_lost_and_heal_cuts_the_connection() {
+    let Some(environment) = Environment::new("swallowed").await else { return };
     for (direction, counts) in [(Direction::Up, 0), (Direction::Down, 1), (Direction::Both, 1)] {
-        let (mut client, mut idle) = (world.client().await, world.client().await);
-        world.proxy.all().swallow(direction);
+        let (mut client, mut idle) = (environment.client().await, environment.client().await);
+        environment.proxy.all().swallow(direction);
         client.send(INCR).await.expect("taken");
         assert!(is_silent(&mut client).await);
-        assert_eq!(world.count().await, counts);
-        world.proxy.all().heal();
+        assert_eq!(environment.count().await, counts);
+        environment.proxy.all().heal();
         assert!(soon(client.next()).await.is_err(), "a stream with a hole in it is none");
         idle.command(&["PING"]).await.expect("it has missed nothing");
     }
 }
 
 #[tokio::test]
-async fn each_direction_has_its_delay_and_one_request_can_be_late() {
-    let Some(world) = World::new("delays").await else { return };
-    let mut client = world.client().await;
-    world.proxy.all().delay(Direction::Up, A_WHILE * 2);
+async fn delays_are_per_direction_and_per_request() {
+    let Some(environment) = Environment::new("delays").await else { return };
+    let mut client = environment.client().await;
+    environment.proxy.all().delay(Direction::Up, A_WHILE * 2);
     client.send(INCR).await.expect("taken");
-    assert!(is_silent(&mut client).await && world.count().await == 0);
+    assert!(is_silent(&mut client).await && environment.count().await == 0);
     assert_eq!(soon(client.next()).await.expect("a reply"), Reply::Integer(1));
-    world.proxy.all().heal();
+    environment.proxy.all().heal();
 
-    world.proxy.all().delay(Direction::Down, A_WHILE * 4);
+    environment.proxy.all().delay(Direction::Down, A_WHILE * 4);
     client.send(INCR).await.expect("taken");
-    world.counts(2).await;
+    environment.counts(2).await;
     assert!(is_silent(&mut client).await);
     assert_eq!(soon(client.next()).await.expect("a reply"), Reply::Integer(2));
-    world.proxy.all().heal();
+    environment.proxy.all().heal();
 
-    world.proxy.all().next_of("INCR", Mishap::Late(A_WHILE * 2));
+    environment.proxy.all().next_of("INCR", NetworkFault::Late(A_WHILE * 2));
     client.send(INCR).await.expect("taken");
-    assert!(is_silent(&mut client).await && world.count().await == 2);
+    assert!(is_silent(&mut client).await && environment.count().await == 2);
     assert_eq!(soon(client.next()).await.expect("a reply"), Reply::Integer(3));
 }
 
 #[tokio::test]
-async fn messages_are_dropped_doubled_and_rewritten_and_replies_pass() {
-    let Some(world) = World::new("messages").await else { return };
-    let (mut listener, other) = (world.client().await, world.client().await);
+async fn messages_are_dropped_duplicated_and_rewritten() {
+    let Some(environment) = Environment::new("messages").await else { return };
+    let (mut listener, other) = (environment.client().await, environment.client().await);
     listener.send(&["SUBSCRIBE", "a", "b"]).await.expect("sent");
     for channel in ["a", "b"] {
         assert_eq!(listener.next().await.expect("a reply").items()[1].text(), Some(channel));
     }
-    assert_eq!(world.proxy.subscribers(), [0]);
+    assert_eq!(environment.proxy.subscribers(), [0]);
     drop(other);
     let payload = |message: &Reply| message.items()[2].text().map(str::to_owned);
 
-    world.proxy.all().drop_pushes();
-    assert_eq!(world.redis.command(&["PUBLISH", "a", "lost"]).await, Reply::Integer(1));
+    environment.proxy.all().drop_pushes();
+    assert_eq!(environment.redis.command(&["PUBLISH", "a", "lost"]).await, Reply::Integer(1));
     let pong = soon(listener.command(&["PING"])).await.expect("a reply");
-    assert_eq!(pong.items()[0].text(), Some("pong"), "the message is gone, the reply is not");
+    assert_eq!(pong.items()[0].text(), Some("pong"), "the message is dropped, the reply is not");
 
-    world.proxy.connection(0).double_pushes();
-    world.redis.command(&["PUBLISH", "a", "twice"]).await;
+    environment.proxy.connection(0).double_pushes();
+    environment.redis.command(&["PUBLISH", "a", "twice"]).await;
     for _ in 0..2 {
         assert_eq!(payload(&soon(listener.next()).await.expect("a message")).as_deref(), Some("twice"));
     }
-    world.proxy.all().rewrite_pushes(|push| [&push.channel[..], b":", &push.payload].concat());
-    world.redis.command(&["PUBLISH", "b", "other"]).await;
+    environment.proxy.all().rewrite_pushes(|push| [&push.channel[..], b":", &push.payload].concat());
+    environment.redis.command(&["PUBLISH", "b", "other"]).await;
     let message = soon(listener.next()).await.expect("a message");
     assert_eq!((payload(&message).as_deref(), message.items()[1].text()), (Some("b:other"), Some("b")));
-    world.proxy.all().heal();
-    world.redis.command(&["PUBLISH", "b", "as it is"]).await;
+    environment.proxy.all().heal();
+    environment.redis.command(&["PUBLISH", "b", "as it is"]).await;
     assert_eq!(payload(&soon(listener.next()).await.expect("a message")).as_deref(), Some("as it is"));
     assert!(is_silent(&mut listener).await);
 }
 
 #[tokio::test]
-async fn the_third_version_of_the_protocol_is_read_as_well() {
-    let Some(world) = World::new("RESP3").await else { return };
-    let mut client = world.client().await;
+async fn resp3_is_understood() {
+    let Some(environment) = Environment::new("RESP3").await else { return };
+    let mut client = environment.client().await;
     client.command(&["HELLO", "3"]).await.expect("a reply");
     client.command(&["SUBSCRIBE", "a"]).await.expect("a reply");
-    world.proxy.all().rewrite_pushes(|_| b"other".to_vec());
-    world.redis.command(&["PUBLISH", "a", "one"]).await;
+    environment.proxy.all().rewrite_pushes(|_| b"other".to_vec());
+    environment.redis.command(&["PUBLISH", "a", "one"]).await;
     let message = soon(client.next()).await.expect("a message");
     assert!(matches!(&message, Reply::Push(items) if items[2].text() == Some("other")), "{message:?}");
-    // On one connection, messages between the copies and the replies.
-    world.proxy.all().next_of("INCR", Mishap::Double);
+    // Messages between the copies and the replies on one connection.
+    environment.proxy.all().next_of("INCR", NetworkFault::Double);
     assert_eq!(client.command(INCR).await.expect("a reply"), Reply::Integer(2));
-    world.proxy.all().next_of("INCR", Mishap::CutBeforeReply);
+    environment.proxy.all().next_of("INCR", NetworkFault::CutBeforeReply);
     assert!(client.command(INCR).await.is_err());
-    assert_eq!(world.count().await, 3);
+    assert_eq!(environment.count().await, 3);
 }
 
 #[tokio::test]
-async fn new_connections_are_refused_and_old_ones_go_on() {
-    let Some(world) = World::new("refused").await else { return };
-    let mut old = world.client().await;
-    world.proxy.refuse(true).await;
-    let refused = Connection::open(world.proxy.address()).await.map(drop);
-    assert_eq!(refused.expect_err("nobody listens").kind(), std::io::ErrorKind::ConnectionRefused);
+async fn new_connections_are_refused_and_old_ones_stay() {
+    let Some(environment) = Environment::new("refused").await else { return };
+    let mut old = environment.client().await;
+    environment.proxy.refuse(true).await;
+    let refused = Connection::open(environment.proxy.address()).await.map(drop);
+    assert_eq!(refused.expect_err("refused").kind(), std::io::ErrorKind::ConnectionRefused);
     old.command(&["PING"]).await.expect("it goes on");
-    world.proxy.refuse(false).await;
-    world.client().await;
-    assert_eq!(world.proxy.arrived(), 2);
+    environment.proxy.refuse(false).await;
+    environment.client().await;
+    assert_eq!(environment.proxy.arrived(), 2);
 }
 
 #[tokio::test]
-async fn requests_are_counted_and_shown() {
-    let Some(world) = World::new("the observer").await else { return };
+async fn requests_are_counted_and_observed() {
+    let Some(environment) = Environment::new("the observer").await else { return };
     let seen = Arc::new(Mutex::new(Vec::new()));
     let see = Arc::clone(&seen);
-    world.proxy.observe(move |request| see.lock().expect("no panic").push(request.parts.concat()));
-    let mut client = world.client().await;
+    environment.proxy.observe(move |request| see.lock().expect("no panic").push(request.parts.concat()));
+    let mut client = environment.client().await;
     client.command(&["set", "a", "1"]).await.expect("a reply");
     assert_eq!(*seen.lock().expect("no panic"), [b"PING".to_vec(), b"seta1".to_vec()]);
-    let counts = world.proxy.requests();
+    let counts = environment.proxy.requests();
     assert_eq!((counts["PING"], counts["SET"]), (1, 1));
-    world.proxy.forget_requests();
-    assert!(world.proxy.requests().is_empty());
+    environment.proxy.forget_requests();
+    assert!(environment.proxy.requests().is_empty());
 }
 
 #[tokio::test]
-async fn chaos_hits_some_and_each_of_them_once() {
-    let Some(world) = World::new("chaos").await else { return };
-    world.proxy.chaos(Some(Chaos::new(1).cut(20).double(100).late(50, Duration::from_millis(2))));
+async fn chaos_hits_some_requests_once_each() {
+    let Some(environment) = Environment::new("chaos").await else { return };
+    environment.proxy.chaos(Some(Chaos::new(1).cut(20).double(100).late(50, Duration::from_millis(2))));
     let (mut answered, mut broken, mut client) = (0, 0, None);
     for _ in 0..500 {
         let asked = match &mut client {
             Some(client) => Connection::command(client, INCR).await,
             None => {
-                let fresh = client.insert(Connection::open(world.proxy.address()).await.expect("it listens"));
+                let fresh = client.insert(Connection::open(environment.proxy.address()).await.expect("it listens"));
                 fresh.command(INCR).await
             }
         };
@@ -316,23 +318,24 @@ async fn chaos_hits_some_and_each_of_them_once() {
             Err(_) => (broken, client) = (broken + 1, None),
         }
     }
-    let (done, mishaps) = (world.count().await, world.proxy.mishaps());
+    let (done, faults) = (environment.count().await, environment.proxy.fault_count());
     assert_eq!(answered + broken, 500);
-    assert!(broken > 0 && i64::try_from(mishaps).expect("few") > broken, "{broken} broken, {mishaps} mishaps");
+    assert!(broken > 0 && i64::try_from(faults).expect("few") > broken, "{broken} broken, {faults} faults");
     assert!(done > answered, "{done} done, {answered} answered: some twice, some without a reply");
-    world.proxy.chaos(None);
-    let before = world.proxy.mishaps();
-    let mut client = world.client().await;
+    environment.proxy.chaos(None);
+    let before = environment.proxy.fault_count();
+    let mut client = environment.client().await;
     for _ in 0..100 {
         client.command(INCR).await.expect("nothing goes wrong");
     }
-    assert_eq!((world.count().await - done, world.proxy.mishaps()), (100, before));
+    assert_eq!((environment.count().await - done, environment.proxy.fault_count()), (100, before));
 }
 
 #[tokio::test]
-async fn what_is_not_the_protocol_is_passed_on_as_it_comes() {
-    let Some(world) = World::new("other protocols").await else { return };
-    for proxy in [Proxy::start(world.redis.address()).await, Proxy::start_raw(world.redis.address()).await] {
+async fn other_protocols_pass_unchanged() {
+    let Some(environment) = Environment::new("other protocols").await else { return };
+    for proxy in [Proxy::start(environment.redis.address()).await, Proxy::start_raw(environment.redis.address()).await]
+    {
         let mut plain = tokio::net::TcpStream::connect(proxy.address()).await.expect("it listens");
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         plain.write_all(b"PING in line\r\n*1\r\n$4\r\nPING\r\n").await.expect("taken");
@@ -346,28 +349,29 @@ async fn what_is_not_the_protocol_is_passed_on_as_it_comes() {
     }
 }
 
-/// The one who is killed here is this program itself, started again.
+/// The killed process is this test program, started again.
 #[tokio::test]
-async fn servers_do_not_outlive_a_test_that_is_killed() {
-    const TOLD: &str = "TOWER_LOCK_FAULTS_WAITS_TO_BE_KILLED";
+async fn servers_die_with_a_killed_test() {
+    const CHILD: &str = "TOWER_LOCK_FAULTS_WAITS_TO_BE_KILLED";
     if !RedisServer::is_available() {
         return skipped("death of a test", "redis-server");
     }
-    if std::env::var_os(TOLD).is_some() {
+    if std::env::var_os(CHILD).is_some() {
         let redis = RedisServer::start().await;
         let mariadb = if MariaDb::is_available() { Some(MariaDb::start(&[]).await) } else { None };
-        // It runs as somebody else, and with the user, a process forgets whose death it dies.
+        // MariaDB runs as another user; a change of the user clears the parent-death signal.
         println!("\npids {} {}", redis.pid(), mariadb.as_ref().map_or(redis.pid(), MariaDb::pid));
         std::future::pending::<()>().await;
     }
     let mut command = Process::command(std::env::current_exe().expect("a path"));
-    command.args(["--exact", "--nocapture", "servers_do_not_outlive_a_test_that_is_killed"]);
-    command.env(TOLD, "1").stdout(Stdio::piped()).stderr(Stdio::null());
+    command.args(["--exact", "--nocapture", "servers_die_with_a_killed_test"]);
+    command.env(CHILD, "1").stdout(Stdio::piped()).stderr(Stdio::null());
     let test = Process::start(command).expect("it starts");
     let mut lines = std::io::BufReader::new(test.take_stdout().expect("piped")).lines();
-    let pids = lines.find_map(|line| Some(line.expect("text").strip_prefix("pids ")?.to_owned())).expect("it says");
+    let pids =
+        lines.find_map(|line| Some(line.expect("text").strip_prefix("pids ")?.to_owned())).expect("the process ids");
     let programs: Vec<_> = pids.split(' ').map(|pid| format!("/proc/{pid}/exe")).collect();
-    // One that is dead and not yet waited for has no program any more.
+    // A zombie process has no program.
     let running = || programs.iter().filter(|program| std::fs::read_link(program).is_ok()).count();
     assert_eq!(running(), 2);
     test.kill();

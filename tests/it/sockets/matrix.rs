@@ -1,4 +1,4 @@
-//! Every kind of answer, and clients that know to the byte when it has ended.
+//! Every kind of response, and clients that know the exact byte of its end.
 
 use std::{
     collections::VecDeque,
@@ -27,7 +27,7 @@ pub(crate) enum Version {
     Http2,
 }
 
-/// One kind of answer, and what a client sees of it.
+/// One kind of response, and how a client sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ending {
     path: &'static str,
@@ -37,47 +37,47 @@ pub(crate) struct Ending {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sees {
-    /// So many bytes, to the end.
+    /// This many bytes, to the end.
     Bytes(usize),
     /// The same, and trailers.
     Trailers(usize),
-    /// A head, and nothing to be read behind it.
+    /// A head without a body.
     Head(u16),
-    /// What ends before its end.
+    /// An early end.
     Cut,
 }
 
-/// What a body does next.
+/// The next step of a body.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
     Data(usize),
     Trailers,
     Error,
-    /// Says this.
+    /// Panics with this message.
     Panic(&'static str),
 }
 
-/// Who says how long the body is.
+/// The source of the size of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Says {
+pub(crate) enum SizeSource {
     Nobody,
-    /// Its size hint.
+    /// The size hint.
     Size,
-    /// Its size hint, and it knows its last frame.
+    /// The size hint, and `is_end_stream` at the last frame.
     SizeAndEnd,
 }
 
-/// A body that goes through its steps, with a pause before each and before its end, or with none.
+/// A body that takes its steps, with or without a pause before each and before its end.
 pub(crate) struct Steps {
     steps: VecDeque<Step>,
-    says: Says,
+    size_source: SizeSource,
     left: usize,
-    /// So many steps come without a pause.
+    /// The number of steps without a pause.
     at_once: usize,
     pause: Option<Pin<Box<Sleep>>>,
 }
 
-/// A client of one instance, which stays connected as long as it is let.
+/// A client of one instance, with a kept connection.
 pub(crate) struct Client {
     address: SocketAddr,
     version: Version,
@@ -89,7 +89,7 @@ enum Connection {
     Http2(Http2),
 }
 
-/// A body longer than what is looked at before its head is sent, in frames and in bytes.
+/// A body longer than the frames and bytes that are read before its head is sent.
 const LONG: [Step; 40] = [Step::Data(5000); 40];
 const LONG_BYTES: usize = 200_000;
 const SHORT: [Step; 3] = [Step::Data(10); 3];
@@ -100,42 +100,42 @@ pub(crate) const ENDINGS: [Ending; 27] = [
     ending("/304", || with_status(304), Sees::Head(304)),
     ending("/head/text", || Response::new("0123456789".into()), Sees::Head(200)),
     ending("/head/stream", endless, Sees::Head(200)),
-    ending("/head/announced", || announced(1000, paused(SHORT, Says::Nobody)), Sees::Head(200)),
+    ending("/head/announced", || announced(1000, paused(SHORT, SizeSource::Nobody)), Sees::Head(200)),
     ending("/ten-bytes", || Response::new("0123456789".into()), Sees::Bytes(10)),
     ending("/large", || Response::new(vec![b'x'; 300_000].into()), Sees::Bytes(300_000)),
-    ending("/header/paused", || announced(30, paused(SHORT, Says::Nobody)), Sees::Bytes(30)),
-    ending("/header/long", || announced(LONG_BYTES, ready_made(LONG, Says::Nobody)), Sees::Bytes(LONG_BYTES)),
-    ending("/header/paused-long", || announced(LONG_BYTES, paused(LONG, Says::Nobody)), Sees::Bytes(LONG_BYTES)),
+    ending("/header/paused", || announced(30, paused(SHORT, SizeSource::Nobody)), Sees::Bytes(30)),
+    ending("/header/long", || announced(LONG_BYTES, ready_made(LONG, SizeSource::Nobody)), Sees::Bytes(LONG_BYTES)),
+    ending("/header/paused-long", || announced(LONG_BYTES, paused(LONG, SizeSource::Nobody)), Sees::Bytes(LONG_BYTES)),
     ending("/header/at-once", || announced(10, then_a_pause()), Sees::Bytes(10)),
-    ending("/both/paused", || announced(30, paused(SHORT, Says::Size)), Sees::Bytes(30)),
-    ending("/both/paused-knows", || announced(30, paused(SHORT, Says::SizeAndEnd)), Sees::Bytes(30)),
-    ending("/size/paused", || sized(SHORT, Says::Size, true), Sees::Bytes(30)),
-    ending("/size/long", || sized(LONG, Says::Size, false), Sees::Bytes(LONG_BYTES)),
-    ending("/size/paused-knows", || sized(SHORT, Says::SizeAndEnd, true), Sees::Bytes(30)),
-    ending("/size/long-knows", || sized(LONG, Says::SizeAndEnd, false), Sees::Bytes(LONG_BYTES)),
-    ending("/unsized/paused", || Response::new(paused(SHORT, Says::Nobody)), Sees::Bytes(30)),
-    ending("/unsized/long", || Response::new(ready_made(LONG, Says::Nobody)), Sees::Bytes(LONG_BYTES)),
-    ending("/unsized/nothing", || Response::new(paused([], Says::Nobody)), Sees::Bytes(0)),
+    ending("/both/paused", || announced(30, paused(SHORT, SizeSource::Size)), Sees::Bytes(30)),
+    ending("/both/paused-knows", || announced(30, paused(SHORT, SizeSource::SizeAndEnd)), Sees::Bytes(30)),
+    ending("/size/paused", || sized(SHORT, SizeSource::Size, true), Sees::Bytes(30)),
+    ending("/size/long", || sized(LONG, SizeSource::Size, false), Sees::Bytes(LONG_BYTES)),
+    ending("/size/paused-knows", || sized(SHORT, SizeSource::SizeAndEnd, true), Sees::Bytes(30)),
+    ending("/size/long-knows", || sized(LONG, SizeSource::SizeAndEnd, false), Sees::Bytes(LONG_BYTES)),
+    ending("/unsized/paused", || Response::new(paused(SHORT, SizeSource::Nobody)), Sees::Bytes(30)),
+    ending("/unsized/long", || Response::new(ready_made(LONG, SizeSource::Nobody)), Sees::Bytes(LONG_BYTES)),
+    ending("/unsized/nothing", || Response::new(paused([], SizeSource::Nobody)), Sees::Bytes(0)),
     ending("/trailers/ready", || with_trailers(false), Sees::Trailers(10)),
     ending("/trailers/paused", || with_trailers(true), Sees::Trailers(10)),
-    ending("/error/ready", || Response::new(ready_made([Step::Data(10), Step::Error], Says::Nobody)), Sees::Cut),
-    ending("/error/first", || Response::new(paused([Step::Error], Says::Nobody)), Sees::Cut),
-    ending("/error/paused", || Response::new(paused([Step::Data(10), Step::Error], Says::Nobody)), Sees::Cut),
-    ending("/error/announced", || announced(30, paused([Step::Data(10), Step::Error], Says::Nobody)), Sees::Cut),
+    ending("/error/ready", || Response::new(ready_made([Step::Data(10), Step::Error], SizeSource::Nobody)), Sees::Cut),
+    ending("/error/first", || Response::new(paused([Step::Error], SizeSource::Nobody)), Sees::Cut),
+    ending("/error/paused", || Response::new(paused([Step::Data(10), Step::Error], SizeSource::Nobody)), Sees::Cut),
+    ending("/error/announced", || announced(30, paused([Step::Data(10), Step::Error], SizeSource::Nobody)), Sees::Cut),
 ];
 
-/// They announce that nothing will come, and have not ended: nobody asks for a body of no length.
+/// They announce an empty body that has not ended: a body without a length is not polled.
 pub(crate) const NOTHING: [Ending; 2] = [
-    ending("/header/zero", || announced(0, paused([], Says::Nobody)), Sees::Bytes(0)),
-    ending("/size/zero", || sized([], Says::Size, true), Sees::Bytes(0)),
+    ending("/header/zero", || announced(0, paused([], SizeSource::Nobody)), Sees::Bytes(0)),
+    ending("/size/zero", || sized([], SizeSource::Size, true), Sees::Bytes(0)),
 ];
 
-/// So long a finished answer is withheld for its lock to be released.
+/// The maximum delay of a complete response for its release.
 const RELEASE_WAIT: Duration = Duration::from_millis(250);
 
-/// Each ending has a key of its own, and they are gone through side by side. Whoever has read the end asks another
-/// instance at once, which refuses at once whoever cannot have the key: nobody is refused.
-pub(crate) async fn whoever_read_the_end_is_served_elsewhere(
+/// Each ending has its own key, and they run concurrently. A client that has read the end sends a
+/// request to another instance, which rejects busy keys at once: none is rejected.
+pub(crate) async fn assert_next_request_is_served_elsewhere(
     endings: &[Ending],
     instances: [SocketAddr; 2],
     version: Version,
@@ -149,8 +149,8 @@ pub(crate) async fn whoever_read_the_end_is_served_elsewhere(
             let answer = clients[round % 2].ask(ending.method(), ending.path).await;
             let took_before = std::mem::replace(&mut took, began.elapsed());
             if matches!(answer, Ok(Reply { status: 409, .. })) {
-                // A machine without time: after so long an answer goes out though its lock is not
-                // released.
+                // On an overloaded machine: after this time the response is sent before the
+                // release.
                 refused += usize::from(took_before < RELEASE_WAIT);
             } else {
                 ending.is_seen(version, &answer);
@@ -165,7 +165,7 @@ pub(crate) async fn whoever_read_the_end_is_served_elsewhere(
     assert!(refused.is_empty(), "refused by their own last request, in {rounds} rounds of {version:?}: {refused:?}");
 }
 
-/// A service with all endings, each under a key of its own.
+/// A service with all endings, each under its own key.
 pub(crate) fn service(locks: &LockManager) -> Router {
     let all = ENDINGS.iter().chain(&NOTHING);
     let router = all.fold(Router::new(), |router, ending| router.route(ending.path, get(async || (ending.make)())));
@@ -176,34 +176,34 @@ const fn ending(path: &'static str, make: fn() -> Response<Body>, sees: Sees) ->
     Ending { path, make, sees }
 }
 
-fn paused<const N: usize>(steps: [Step; N], says: Says) -> Body {
-    Body::new(Steps::new(steps, says, true))
+fn paused<const N: usize>(steps: [Step; N], size_source: SizeSource) -> Body {
+    Body::new(Steps::new(steps, size_source, true))
 }
 
-fn ready_made<const N: usize>(steps: [Step; N], says: Says) -> Body {
-    Body::new(Steps::new(steps, says, false))
+fn ready_made<const N: usize>(steps: [Step; N], size_source: SizeSource) -> Body {
+    Body::new(Steps::new(steps, size_source, false))
 }
 
-/// All of it is at hand, but that it ends.
+/// All of it is ready, except for its end.
 fn then_a_pause() -> Body {
-    Body::new(Steps { at_once: 1, ..Steps::new([Step::Data(10)], Says::Nobody, true) })
+    Body::new(Steps { at_once: 1, ..Steps::new([Step::Data(10)], SizeSource::Nobody, true) })
 }
 
-/// Its size is told by the body, and Axum may put it into the head.
-fn sized<const N: usize>(steps: [Step; N], says: Says, paused: bool) -> Response<Body> {
-    Response::new(Body::new(Steps::new(steps, says, paused)))
+/// The size comes from the body, and Axum may set it in the head.
+fn sized<const N: usize>(steps: [Step; N], size_source: SizeSource, paused: bool) -> Response<Body> {
+    Response::new(Body::new(Steps::new(steps, size_source, paused)))
 }
 
-/// Its size is told by the head.
+/// The size comes from the head.
 fn announced(length: usize, body: Body) -> Response<Body> {
     Response::builder().header(header::CONTENT_LENGTH, length).body(body).expect("a response")
 }
 
 fn endless() -> Response<Body> {
-    Response::new(paused([Step::Data(10); 10_000], Says::Nobody))
+    Response::new(paused([Step::Data(10); 10_000], SizeSource::Nobody))
 }
 
-/// With a body that nobody will ask for, and that does not end.
+/// With a body that is not polled and does not end.
 fn with_status(status: u16) -> Response<Body> {
     let mut response = endless();
     *response.status_mut() = status.try_into().expect("a status");
@@ -211,7 +211,7 @@ fn with_status(status: u16) -> Response<Body> {
 }
 
 fn with_trailers(paused: bool) -> Response<Body> {
-    let body = Steps::new([Step::Data(10), Step::Trailers], Says::Nobody, paused);
+    let body = Steps::new([Step::Data(10), Step::Trailers], SizeSource::Nobody, paused);
     Response::builder().header(header::TRAILER, "x-end").body(Body::new(body)).expect("a response")
 }
 
@@ -236,10 +236,10 @@ impl Ending {
 // === impl Steps ===
 
 impl Steps {
-    pub(crate) fn new(steps: impl Into<VecDeque<Step>>, says: Says, paused: bool) -> Self {
+    pub(crate) fn new(steps: impl Into<VecDeque<Step>>, size_source: SizeSource, paused: bool) -> Self {
         let steps = steps.into();
         let left = steps.iter().map(|step| if let Step::Data(len) = step { *len } else { 0 }).sum();
-        Self { steps, says, left, at_once: if paused { 0 } else { usize::MAX }, pause: None }
+        Self { steps, size_source, left, at_once: if paused { 0 } else { usize::MAX }, pause: None }
     }
 }
 
@@ -266,16 +266,16 @@ impl HttpBody for Steps {
                 Ok(Frame::trailers(trailers))
             }
             Step::Error => Err("broken"),
-            Step::Panic(says) => panic!("{says}"),
+            Step::Panic(size_source) => panic!("{size_source}"),
         }))
     }
 
     fn size_hint(&self) -> SizeHint {
-        if self.says == Says::Nobody { SizeHint::new() } else { SizeHint::with_exact(self.left as u64) }
+        if self.size_source == SizeSource::Nobody { SizeHint::new() } else { SizeHint::with_exact(self.left as u64) }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.says == Says::SizeAndEnd && self.left == 0
+        self.size_source == SizeSource::SizeAndEnd && self.left == 0
     }
 }
 
@@ -286,7 +286,7 @@ impl Client {
         Self { address, version, connection: None }
     }
 
-    /// Asks, and reads the answer to its end.
+    /// Sends a request and reads the response to its end.
     pub(crate) async fn ask(&mut self, method: &str, path: &str) -> Result<Reply, Cut> {
         let connection = match (&mut self.connection, self.version) {
             (Some(connection), _) => connection,
@@ -300,7 +300,7 @@ impl Client {
             }
             Connection::Http2(http2) => http2.answer(method, path).await,
         };
-        // Of HTTP/2 only the stream is gone.
+        // In HTTP/2 only the stream has ended.
         if answer.is_err() && self.version == Version::Http1 {
             self.connection = None;
         }

@@ -1,18 +1,18 @@
-//! Real servers, and clients that see every byte: how a request ends when there is a network in between.
+//! Real servers, and clients that see every byte: the end of a request over a network.
 //!
-//! Two [`LockManager`] on one store are two instances of a service, each with a server of its own: what is freed in one of them is
-//! free for the other only when the store knows.
+//! Two [`LockManager`]s on one store are two instances of a service, each with its own server: a
+//! key released in one of them is free for the other only when the store knows.
 
 pub(crate) mod matrix;
-mod answers;
-mod broken;
+mod responses;
+mod aborts;
 mod readers;
 mod uploads;
-mod leaving;
+mod disconnect;
 mod nested;
-mod front;
+mod preflight;
 #[cfg(target_os = "linux")]
-mod gone;
+mod disconnect_probe;
 mod tunnels;
 
 use std::{net::SocketAddr, time::Duration};
@@ -26,29 +26,29 @@ use crate::support::{TestStore, one_key, serve, until};
 
 const VERSIONS: [Version; 2] = [Version::Http1, Version::Http2];
 
-/// A lock-delay that is longer than the machine can be busy with something else: it is over when the clock jumps.
+/// A lock-delay longer than any pause of the machine: it ends when the clock jumps.
 const DELAY: Duration = Duration::from_secs(3600);
 
 /// Two instances of a service on one store.
-struct Site {
+struct Cluster {
     store: TestStore,
-    /// Leases and lock-delays are measured by it; it can jump.
+    /// The clock of leases and lock-delays; it can jump.
     clock: Clock,
     locks: [LockManager; 2],
     instances: [SocketAddr; 2],
 }
 
-/// Tells when it is dropped.
-struct Tells(watch::Sender<bool>);
+/// Notifies when it is dropped.
+struct NotifyOnDrop(watch::Sender<bool>);
 
-/// One key for everybody, with the long lock-delay.
+/// One key for all requests, with the long lock-delay.
 fn one_key_for_long(locks: &LockManager) -> LockLayer<impl KeySource + use<>> {
     LockLayer::new(locks, one_key()).lock_delay(DELAY)
 }
 
-impl Site {
-    /// Each instance also has `/next`, under the one key: it refuses at once.
-    async fn of(service: impl Fn(&LockManager) -> Router) -> Self {
+impl Cluster {
+    /// Each instance also has `/next` under the one key, without a wait.
+    async fn start(service: impl Fn(&LockManager) -> Router) -> Self {
         let clock = Clock::default();
         let store = TestStore::with_clock(clock.clone());
         let locks =
@@ -59,36 +59,36 @@ impl Site {
         Self { store, clock, locks, instances }
     }
 
-    /// What both instances answer to whoever wants the one key.
-    async fn answers(&self, status: u16, what: &str) {
+    /// Checks the response of both instances to a request for the one key.
+    async fn assert_status(&self, status: u16, what: &str) {
         for version in VERSIONS {
             for address in self.instances {
-                let reply = Client::new(address, version).ask("GET", "/next").await.expect("an answer");
+                let reply = Client::new(address, version).ask("GET", "/next").await.expect("a response");
                 assert_eq!(reply.status, status, "{what}");
             }
         }
     }
 
-    /// A bad end: both instances refuse until the lock-delay is over, and none of them for longer.
-    async fn stays_taken_for_the_delay(&self, what: &str) {
-        self.answers(409, what).await;
-        // From here on it counts.
-        until("given back", || self.store.held_count() == 0).await;
+    /// An aborted section: both instances reject for the lock-delay, and not longer.
+    async fn assert_blocked_for_the_delay(&self, what: &str) {
+        self.assert_status(409, what).await;
+        // The lock-delay counts from here.
+        until("released", || self.store.held_count() == 0).await;
         for _ in 0..2 {
-            self.answers(409, what).await;
+            self.assert_status(409, what).await;
             self.clock.jump(DELAY / 2);
         }
-        self.answers(200, what).await;
+        self.assert_status(200, what).await;
     }
 
-    /// A good end: both instances serve as soon as the store knows.
-    async fn is_free_at_once(&self, what: &str) {
-        until("given back", || self.store.held_count() == 0).await;
-        self.answers(200, what).await;
+    /// A normal end: both instances serve as soon as the store knows.
+    async fn assert_free(&self, what: &str) {
+        until("released", || self.store.held_count() == 0).await;
+        self.assert_status(200, what).await;
     }
 }
 
-impl Drop for Tells {
+impl Drop for NotifyOnDrop {
     fn drop(&mut self) {
         self.0.send_replace(true);
     }

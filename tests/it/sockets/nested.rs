@@ -1,4 +1,5 @@
-//! A request that has its key more than once: it is given back with the last of them, and before the answer is read.
+//! A request that holds its key more than once: the last release comes before the end of its
+//! response.
 
 use std::{future::IntoFuture, time::Duration};
 
@@ -12,12 +13,12 @@ use futures_util::stream;
 use tokio::time::sleep;
 use tower_lock::{HeldLock, LockLayer, LockManager, LockManagerLayer, test_util::StoreOp};
 
-use super::{Site, VERSIONS, matrix::Client};
+use super::{Cluster, VERSIONS, matrix::Client};
 use crate::support::one_key;
 
 const ROUNDS: usize = 20;
 
-/// Layers with one key, on a route, a router and around all.
+/// Layers with one key on a route, a router and around both.
 fn three_layers(locks: &LockManager) -> Router {
     let layer = || LockLayer::new(locks, one_key());
     let handler = async |lock: HeldLock| lock.fencing_token().to_string();
@@ -28,10 +29,10 @@ fn three_layers(locks: &LockManager) -> Router {
         .layer(LockManagerLayer::new(locks))
 }
 
-/// The handler asks again: once, and in branches that each see the other's guard.
+/// The handler reenters: once, and in concurrent branches.
 fn the_handler_itself(locks: &LockManager) -> Router {
     let again = async |State(locks): State<LockManager>, held: HeldLock| {
-        let guard = locks.lock(("k",)).await.expect("its own");
+        let guard = locks.lock(("k",)).await.expect("reentered");
         let counts = (guard.hold_count(), guard.fencing_token() == held.fencing_token());
         guard.release().await.expect("up");
         format!("{counts:?}")
@@ -39,19 +40,19 @@ fn the_handler_itself(locks: &LockManager) -> Router {
     let joined = async |State(locks): State<LockManager>| {
         let branch = || locks.try_lock(("k",)).into_future();
         let (one, two) = tokio::join!(branch(), branch());
-        let (one, two) = (one.expect("its own"), two.expect("its own"));
+        let (one, two) = (one.expect("reentered"), two.expect("reentered"));
         let is_one = one.fencing_token() == two.fencing_token();
         let counts = (one.hold_count(), two.hold_count(), is_one);
         one.release().await.expect("up");
         two.release().await.expect("up");
         format!("{counts:?}")
     };
-    // Its body asks, while the answer streams.
+    // Its body reenters while the response streams.
     let streamed = async |State(locks): State<LockManager>| {
         let frames = stream::unfold(Some(locks), async |locks| {
             let locks = locks?;
             sleep(Duration::from_millis(1)).await;
-            let guard = locks.try_lock(("k",)).await.expect("its own");
+            let guard = locks.try_lock(("k",)).await.expect("reentered");
             let count = guard.hold_count();
             guard.release().await.expect("up");
             Some((Ok::<_, std::convert::Infallible>(Bytes::from(count.to_string())), None))
@@ -67,16 +68,16 @@ fn the_handler_itself(locks: &LockManager) -> Router {
 }
 
 #[tokio::test]
-async fn whoever_has_a_key_many_times_has_given_it_back_when_its_answer_is_read() {
-    let site = Site::of(|locks| three_layers(locks).merge(the_handler_itself(locks))).await;
-    site.store.on(StoreOp::Release).latency(Duration::from_millis(2));
+async fn nested_holds_are_released_before_the_response_is_read() {
+    let cluster = Cluster::start(|locks| three_layers(locks).merge(the_handler_itself(locks))).await;
+    cluster.store.on(StoreOp::Release).latency(Duration::from_millis(2));
     for version in VERSIONS {
-        let mut clients = site.instances.map(|address| Client::new(address, version));
-        let (mut asked, mut last) = (site.store.on(StoreOp::Acquire).calls(), 0);
+        let mut clients = cluster.instances.map(|address| Client::new(address, version));
+        let (mut asked, mut last) = (cluster.store.on(StoreOp::Acquire).calls(), 0);
         for round in 0..ROUNDS {
             for path in ["/layers", "/again", "/joined", "/streamed"] {
                 for client in &mut clients {
-                    let reply = client.ask("GET", path).await.expect("an answer");
+                    let reply = client.ask("GET", path).await.expect("a response");
                     assert_eq!(reply.status, 200, "{path}, {version:?}, round {round}");
                     let text = String::from_utf8(reply.body.clone()).expect("text");
                     match path {
@@ -90,49 +91,49 @@ async fn whoever_has_a_key_many_times_has_given_it_back_when_its_answer_is_read(
                         _ => assert!(text.contains('2'), "{text}"),
                     }
                     asked += 1;
-                    assert_eq!(site.store.on(StoreOp::Acquire).calls(), asked, "{path}: the store is asked once");
-                    assert_eq!(site.store.held_count(), 0, "{path}, {version:?}, round {round}");
+                    assert_eq!(cluster.store.on(StoreOp::Acquire).calls(), asked, "{path}: one acquire");
+                    assert_eq!(cluster.store.held_count(), 0, "{path}, {version:?}, round {round}");
                 }
             }
         }
     }
 }
 
-/// It does not wait for itself, nor for the one who waits behind it.
+/// It waits neither for itself nor for the waiter behind it.
 #[tokio::test]
-async fn a_request_enters_again_before_those_who_wait_for_it() {
-    let site = Site::of(|locks| {
+async fn request_reenters_ahead_of_waiters() {
+    let cluster = Cluster::start(|locks| {
         let handler = async |State(locks): State<LockManager>| {
             let mut ahead = 0;
-            // Until somebody waits, wherever that is.
+            // Until a waiter is queued, at any level.
             while ahead == 0 {
                 sleep(Duration::from_millis(1)).await;
                 let state = locks.inspect(("k",)).await.expect("up");
                 ahead = state.waiting + state.waiting_locally;
             }
-            let guard = locks.try_lock(("k",)).await.expect("its own");
+            let guard = locks.try_lock(("k",)).await.expect("reentered");
             guard.release().await.expect("up");
         };
         let layer = || LockLayer::new(locks, one_key()).wait(Duration::from_secs(60));
         Router::new()
             .route("/again", get(handler).route_layer(layer()))
-            .route("/waits", get(|| async { "its turn" }).route_layer(layer()))
+            .route("/waits", get(|| async { "a grant" }).route_layer(layer()))
             .with_state(locks.clone())
     })
     .await;
-    for waits_at in site.instances {
+    for waits_at in cluster.instances {
         for version in VERSIONS {
-            let mut clients = [site.instances[0], waits_at].map(|address| Client::new(address, version));
+            let mut clients = [cluster.instances[0], waits_at].map(|address| Client::new(address, version));
             let [first, second] = &mut clients;
             let second = async {
-                while site.locks[0].held_count() == 0 {
+                while cluster.locks[0].held_count() == 0 {
                     sleep(Duration::from_millis(1)).await;
                 }
                 second.ask("GET", "/waits").await
             };
             let (first, second) = tokio::join!(first.ask("GET", "/again"), second);
-            assert_eq!((first.expect("an answer").status, second.expect("an answer").status), (200, 200));
+            assert_eq!((first.expect("a response").status, second.expect("a response").status), (200, 200));
         }
     }
-    assert_eq!(site.store.held_count(), 0);
+    assert_eq!(cluster.store.held_count(), 0);
 }

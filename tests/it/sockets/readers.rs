@@ -1,4 +1,4 @@
-//! Clients that do not read: how slow they are is their own matter, and nobody else's.
+//! Slow readers affect only themselves.
 
 use std::{
     convert::Infallible,
@@ -22,7 +22,7 @@ use tokio::{sync::watch, time::sleep};
 use tower_lock::{LockLayer, ReleaseAt, key};
 
 use super::{
-    DELAY, Site, Tells, VERSIONS,
+    Cluster, DELAY, NotifyOnDrop, VERSIONS,
     matrix::{Client, Version},
     one_key_for_long,
 };
@@ -31,15 +31,15 @@ use crate::support::{
     wire::{Http2, Wire, read},
 };
 
-/// One that has read a head, and reads no more.
+/// A client that has read a head, and stalls.
 enum Stalls {
     Http1(Wire),
     Http2(Http2, Response<RecvStream>),
 }
 
 impl Stalls {
-    async fn at(site: &Site, version: Version, path: &str) -> Self {
-        let address = site.instances[0];
+    async fn at(cluster: &Cluster, version: Version, path: &str) -> Self {
+        let address = cluster.instances[0];
         match version {
             Version::Http1 => {
                 let mut wire = Wire::narrow(address).await;
@@ -54,7 +54,7 @@ impl Stalls {
         }
     }
 
-    /// Reads on, as if nothing had happened.
+    /// Continues to read.
     async fn reads_on(self) {
         match self {
             Self::Http1(mut wire) => wire.answer(false).await.map(|_| ()),
@@ -63,38 +63,38 @@ impl Stalls {
                 read(answer).await.map(|_| ())
             }
         }
-        .expect_err("it was broken off, and must not be taken for the whole");
+        .expect_err("an aborted response is incomplete");
     }
 }
 
-/// As long as somebody reads, and more than any buffer on the way takes.
+/// A body without an end, longer than all buffers.
 fn endless(owns: watch::Sender<bool>) -> Body {
     endless_frames(owns, 100_000)
 }
 
-/// The same, of so many bytes each.
+/// The same, with frames of this size.
 fn endless_frames(owns: watch::Sender<bool>, bytes: usize) -> Body {
-    let frames = stream::unfold((Tells(owns), bytes), async |(owns, bytes)| {
+    let frames = stream::unfold((NotifyOnDrop(owns), bytes), async |(owns, bytes)| {
         tokio::task::yield_now().await;
         Some((Ok::<_, Infallible>(Bytes::from(vec![b'x'; bytes])), (owns, bytes)))
     });
     Body::from_stream(frames)
 }
 
-/// The shop's answer is complete; that nobody takes it does not keep the good locked.
+/// The response of the shop is complete; an unread body does not block the product.
 #[tokio::test]
-async fn a_buyer_that_opens_no_window_keeps_nobody_from_buying() {
+async fn client_without_a_window_blocks_no_other() {
     let left = Arc::new(AtomicI64::new(5));
     let sell = post({
         let left = Arc::clone(&left);
         move || async move {
             let left = left.fetch_sub(1, SeqCst) - 1;
-            // All of it is at hand, in more than the one frame that hyper takes without a window.
+            // All of it is ready, in more than the one frame that hyper takes without a window.
             let frames = std::iter::repeat_n(format!("{left:05}").repeat(1000), 10);
             Body::from_stream(stream::iter(frames.map(Ok::<_, Infallible>)))
         }
     });
-    let site = Site::of(|locks| {
+    let cluster = Cluster::start(|locks| {
         let by_good = LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("good", id)));
         Router::new().route(
             "/goods/{id}/sell",
@@ -103,16 +103,16 @@ async fn a_buyer_that_opens_no_window_keeps_nobody_from_buying() {
     })
     .await;
     let mut unread = Vec::new();
-    for instance in site.instances {
+    for instance in cluster.instances {
         let mut http2 = Http2::with_window(instance, 0).await;
         unread.push((http2.send("POST", "/goods/1/sell").await, http2));
     }
-    let mut next = site.instances.map(|address| Client::new(address, Version::Http1));
+    let mut next = cluster.instances.map(|address| Client::new(address, Version::Http1));
     for client in &mut next {
-        let reply = client.ask("POST", "/goods/1/sell").await.expect("an answer");
+        let reply = client.ask("POST", "/goods/1/sell").await.expect("a response");
         assert_eq!((reply.status, reply.len), (200, 50_000));
     }
-    // The heads are there, and nothing behind them.
+    // The heads have arrived, and nothing after them.
     let mut bodies = Vec::new();
     for (answer, http2) in unread {
         let mut answer = soon("a head", answer).await.expect("a head");
@@ -121,16 +121,17 @@ async fn a_buyer_that_opens_no_window_keeps_nobody_from_buying() {
         assert!(first.is_pending(), "no window, no data: {first:?}");
         bodies.push((answer, http2));
     }
-    assert_eq!((left.load(SeqCst), site.store.held_count()), (1, 0), "four were sold, and the key is free");
+    assert_eq!((left.load(SeqCst), cluster.store.held_count()), (1, 0), "four were sold, and the key is free");
     for (answer, http2) in bodies {
         http2.open_window(1 << 20);
         assert_eq!(read(answer).await.expect("the rest").len, 50_000);
     }
 }
 
-/// A phone in a tunnel. What the body owns (a transaction) is gone when the next one begins.
+/// A phone in a tunnel. The data of the body (a transaction) is dropped before the next section
+/// starts.
 #[tokio::test]
-async fn a_reader_that_stalls_loses_its_lock_and_what_its_body_owns() {
+async fn stalled_reader_loses_its_lock_and_body() {
     let short = Duration::from_millis(150);
     for bound in ["body_idle_timeout", "max_hold"] {
         let bounded = |layer: LockLayer<_>| match bound {
@@ -140,26 +141,26 @@ async fn a_reader_that_stalls_loses_its_lock_and_what_its_body_owns() {
         for version in VERSIONS {
             let what = format!("{bound}, {version:?}");
             let (tells, mut gone) = watch::channel(false);
-            let site = Site::of(|locks| {
+            let cluster = Cluster::start(|locks| {
                 let tells = tells.clone();
                 let endless = get(move || async move { endless(tells) });
                 Router::new().route("/endless", endless.route_layer(bounded(one_key_for_long(locks))))
             })
             .await;
-            let reader = Stalls::at(&site, version, "/endless").await;
-            soon(&what, gone.wait_for(|gone| *gone)).await.expect("its last word is kept");
-            site.stays_taken_for_the_delay(&what).await;
+            let reader = Stalls::at(&cluster, version, "/endless").await;
+            soon(&what, gone.wait_for(|gone| *gone)).await.expect("the last value is kept");
+            cluster.assert_blocked_for_the_delay(&what).await;
             reader.reads_on().await;
         }
     }
 }
 
-/// Not even a lock-delay in between.
+/// Not even with a lock-delay in between.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_waits_behind_a_reader_that_stalls_begins_when_its_body_is_gone() {
+async fn waiter_behind_a_stalled_reader_starts_after_its_body() {
     for version in VERSIONS {
         let (tells, gone) = watch::channel(false);
-        let site = Site::of(|locks| {
+        let cluster = Cluster::start(|locks| {
             let layer = || LockLayer::new(locks, one_key()).lock_delay(Duration::ZERO).wait(Duration::from_secs(60));
             let tells = tells.clone();
             let endless = get(move || async move { endless(tells) });
@@ -170,22 +171,22 @@ async fn whoever_waits_behind_a_reader_that_stalls_begins_when_its_body_is_gone(
                 .route("/waits", waits.route_layer(layer()))
         })
         .await;
-        for instance in site.instances {
+        for instance in cluster.instances {
             tells.send_replace(false);
-            let _reader = Stalls::at(&site, version, "/endless").await;
-            while site.store.held_count() == 0 {
+            let _reader = Stalls::at(&cluster, version, "/endless").await;
+            while cluster.store.held_count() == 0 {
                 sleep(Duration::from_millis(1)).await;
             }
-            let reply = Client::new(instance, version).ask("GET", "/waits").await.expect("its turn");
+            let reply = Client::new(instance, version).ask("GET", "/waits").await.expect("a grant");
             assert_eq!((reply.status, &reply.body[..]), (200, &b"true"[..]), "{version:?}");
         }
     }
 }
 
-/// Nothing was there to be read.
+/// The body had no data.
 #[tokio::test]
-async fn a_body_that_pauses_is_no_reader_that_stalls() {
-    let site = Site::of(|locks| {
+async fn pausing_body_is_not_a_stalled_reader() {
+    let cluster = Cluster::start(|locks| {
         let slow = get(|| async {
             let frames = stream::unfold(0, async |n| {
                 sleep(Duration::from_millis(400)).await;
@@ -198,16 +199,16 @@ async fn a_body_that_pauses_is_no_reader_that_stalls() {
     })
     .await;
     for version in VERSIONS {
-        let reply = Client::new(site.instances[0], version).ask("GET", "/slow").await.expect("a whole answer");
+        let reply = Client::new(cluster.instances[0], version).ask("GET", "/slow").await.expect("a complete response");
         assert_eq!((reply.status, reply.len), (200, 30), "{version:?}");
-        site.is_free_at_once("a good end").await;
+        cluster.assert_free("a good end").await;
     }
 }
 
-/// Slow, and not stalled: it takes longer than the stall, and never as long for one part.
+/// Slow, but not stalled: it takes longer than the idle timeout in total, and never for one part.
 #[tokio::test]
-async fn a_reader_that_reads_slowly_has_the_lock_to_the_end() {
-    let site = Site::of(|locks| {
+async fn slow_reader_keeps_the_lock_to_the_end() {
+    let cluster = Cluster::start(|locks| {
         let large = get(|| async {
             let frames = stream::unfold(0, async |n| {
                 tokio::task::yield_now().await;
@@ -221,37 +222,37 @@ async fn a_reader_that_reads_slowly_has_the_lock_to_the_end() {
         )
     })
     .await;
-    let mut http2 = Http2::with_window(site.instances[0], 1000).await;
+    let mut http2 = Http2::with_window(cluster.instances[0], 1000).await;
     let answer = http2.send("GET", "/large").await;
     let mut body = soon("a head", answer).await.expect("a head").into_body();
     let mut read = 0;
     while let Some(data) = soon("data", body.data()).await {
-        let data = data.expect("not broken off");
+        let data = data.expect("not aborted");
         read += data.len();
-        let mut other = Client::new(site.instances[1], Version::Http1);
+        let mut other = Client::new(cluster.instances[1], Version::Http1);
         if read < 28_000 {
-            assert_eq!(other.ask("GET", "/next").await.expect("an answer").status, 409, "{read} bytes are read");
+            assert_eq!(other.ask("GET", "/next").await.expect("a response").status, 409, "{read} bytes are read");
         }
         sleep(Duration::from_millis(100)).await;
         body.flow_control().release_capacity(data.len()).expect("read");
     }
     assert_eq!(read, 30_000);
-    site.is_free_at_once("a good end").await;
+    cluster.assert_free("a good end").await;
 }
 
-/// It opens its window a little, again and again: a sign of life, and no more.
+/// It opens its window slightly, repeatedly: it is alive, but too slow.
 #[tokio::test]
-async fn a_reader_that_is_slower_than_it_may_be_is_cut() {
+async fn reader_below_the_minimum_rate_is_aborted() {
     let (tells, mut gone) = watch::channel(false);
-    let site = Site::of(|locks| {
+    let cluster = Cluster::start(|locks| {
         let tells = tells.clone();
-        // Short ones: the next one is asked for each time that the window opens.
+        // Short frames: the next one is polled each time the window opens.
         let endless = get(move || async move { endless_frames(tells, 500) });
         let layer = one_key_for_long(locks).body_idle_timeout(Duration::from_secs(1)).min_body_rate(100_000);
         Router::new().route("/endless", endless.route_layer(layer))
     })
     .await;
-    let mut http2 = Http2::with_window(site.instances[0], 1000).await;
+    let mut http2 = Http2::with_window(cluster.instances[0], 1000).await;
     let answer = http2.send("GET", "/endless").await;
     let mut body = soon("a head", answer).await.expect("a head").into_body();
     let mut read = 0;
@@ -267,14 +268,14 @@ async fn a_reader_that_is_slower_than_it_may_be_is_cut() {
         }
     };
     assert!(cut.is_reset(), "{cut}");
-    soon("what it owns", gone.wait_for(|gone| *gone)).await.expect("its last word is kept");
-    site.stays_taken_for_the_delay("it was cut").await;
+    soon("the data of the body", gone.wait_for(|gone| *gone)).await.expect("its last word is kept");
+    cluster.assert_blocked_for_the_delay("it was cut").await;
 }
 
 /// Its work is done with its head.
 #[tokio::test]
-async fn a_stream_that_is_held_to_its_head_keeps_nobody_waiting() {
-    let site = Site::of(|locks| {
+async fn stream_released_at_its_head_blocks_no_other() {
+    let cluster = Cluster::start(|locks| {
         let (tells, _) = watch::channel(false);
         let endless = get(move || async move { endless(tells) });
         Router::new()
@@ -282,12 +283,12 @@ async fn a_stream_that_is_held_to_its_head_keeps_nobody_waiting() {
     })
     .await;
     for version in VERSIONS {
-        let mut reader = Stalls::at(&site, version, "/endless").await;
+        let mut reader = Stalls::at(&cluster, version, "/endless").await;
         if let Stalls::Http1(wire) = &mut reader {
             assert_eq!(wire.head().await.0, 200);
         }
-        site.answers(200, "held to its head").await;
+        cluster.assert_status(200, "held to its head").await;
         drop(reader);
-        site.answers(200, "nothing was held when its client left").await;
+        cluster.assert_status(200, "nothing was held when its client left").await;
     }
 }

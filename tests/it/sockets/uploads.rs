@@ -1,4 +1,4 @@
-//! Requests that come slowly, or not to their end: nothing is locked for them.
+//! Slow or incomplete requests lock nothing.
 
 use std::{
     sync::{
@@ -21,13 +21,13 @@ use h2::client::ResponseFuture;
 use tokio::time::timeout;
 use tower_lock::{LockLayer, LockManager, OnDisconnect, RequestBodyMode, key, test_util::StoreOp};
 
-use super::{Site, VERSIONS, matrix::Version};
+use super::{Cluster, VERSIONS, matrix::Version};
 use crate::support::{
     TestStore, serve, settle, soon, until,
     wire::{Http2, Wire, read},
 };
 
-/// Counts the requests that have come, and those that are over; a timeout further out than any lock, if one is wanted.
+/// Counts requests that have started and ended; optionally an outer timeout.
 #[derive(Default)]
 struct Gate {
     came: AtomicUsize,
@@ -49,7 +49,7 @@ impl Gate {
     }
 }
 
-/// Requests that announce a body and send nothing of it. They last as long as this lives.
+/// Requests that announce a body and send nothing of it, until this is dropped.
 enum Silent {
     Http1 { _wires: Vec<Wire> },
     Http2 { _connection: Http2, _streams: Vec<(ResponseFuture, h2::SendStream<Bytes>)> },
@@ -82,7 +82,7 @@ impl Silent {
 
 /// Sixty bytes each, or one connection with two hundred streams.
 #[tokio::test]
-async fn a_client_that_does_not_send_its_body_holds_nothing_whatever_the_key_is_made_of() {
+async fn client_that_sends_no_body_holds_nothing() {
     for version in VERSIONS {
         for limit in [None, Some(Duration::from_millis(200))] {
             let what = format!("{version:?}, {limit:?}");
@@ -117,40 +117,40 @@ async fn a_client_that_does_not_send_its_body_holds_nothing_whatever_the_key_is_
     }
 }
 
-/// A body comes before what follows it, whatever that is.
+/// The body comes before the upgrade.
 #[tokio::test]
-async fn who_asks_for_an_upgrade_sends_its_body_first_as_well() {
-    let site = Site::of(|locks| {
+async fn upgrade_request_sends_its_body_first() {
+    let cluster = Cluster::start(|locks| {
         let layer = LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("order", id)));
         Router::new().route("/orders/{id}/pay", post(|body: Bytes| async { body }).route_layer(layer))
     })
     .await;
     let upgrade =
         "POST /orders/7/pay HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: shout\r\ncontent-length: 3\r\n\r\n";
-    let mut silent = Wire::connect(site.instances[0]).await;
+    let mut silent = Wire::connect(cluster.instances[0]).await;
     silent.write(upgrade).await;
-    let mut quick = Wire::connect(site.instances[0]).await;
+    let mut quick = Wire::connect(cluster.instances[0]).await;
     quick.write(format!("{upgrade}abc")).await;
     assert_eq!(quick.reply(false).await.status, 200);
-    assert_eq!(site.store.on(StoreOp::Acquire).calls(), 1);
+    assert_eq!(cluster.store.on(StoreOp::Acquire).calls(), 1);
     silent.write("abc").await;
     assert_eq!(silent.reply(false).await.status, 200);
 }
 
-/// What has not come to its end has decided nothing: there is nothing to finish.
+/// An incomplete request has decided nothing: there is nothing to finish.
 #[tokio::test]
-async fn a_handler_whose_request_is_incomplete_is_dropped_with_its_client() {
+async fn handler_of_an_incomplete_request_drops_with_its_client() {
     for whole in [false, true] {
         let gate = Arc::new(Gate::default());
         let done = Arc::new(AtomicUsize::new(0));
-        let site = Site::of(|locks| {
+        let cluster = Cluster::start(|locks| {
             let layer = LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("order", id)))
                 .request_body(RequestBodyMode::Stream)
                 .on_disconnect(OnDisconnect::Finish)
                 .lock_delay(Duration::from_millis(1));
             let done = Arc::clone(&done);
             let pay = post(async move |body: Body| {
-                // That the rest never comes is an error, with which it would go on as well.
+                // The missing rest is an error, with which the handler continues.
                 let _ = axum::body::to_bytes(body, 9).await;
                 tokio::time::sleep(Duration::from_millis(300)).await;
                 done.fetch_add(1, SeqCst);
@@ -161,7 +161,7 @@ async fn a_handler_whose_request_is_incomplete_is_dropped_with_its_client() {
             )
         })
         .await;
-        let mut wire = Wire::connect(site.instances[0]).await;
+        let mut wire = Wire::connect(cluster.instances[0]).await;
         wire.write("POST /orders/7/pay HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n").await;
         if whole {
             wire.write("012345678").await;
@@ -170,16 +170,16 @@ async fn a_handler_whose_request_is_incomplete_is_dropped_with_its_client() {
         if whole {
             until("it finishes", || done.load(SeqCst) == 1).await;
         }
-        until("given back", || site.store.held_count() == 0 && site.locks[0].size() == (0, 0)).await;
+        until("released", || cluster.store.held_count() == 0 && cluster.locks[0].size() == (0, 0)).await;
         assert_eq!(done.load(SeqCst), usize::from(whole));
     }
 }
 
-/// All of their bodies but the last byte, and more than there is room for: whoever comes is served.
+/// All of their bodies except for the last byte, and more than the budget: new requests are served.
 #[tokio::test]
-async fn bodies_that_stop_before_their_last_byte_turn_nobody_away() {
+async fn unfinished_bodies_reject_no_other_request() {
     const BODY: usize = 2 << 20;
-    let site = Site::of(|locks| {
+    let cluster = Cluster::start(|locks| {
         let upload = LockLayer::new(locks, key::from_fn(|body: Bytes| ("upload", body.len())))
             .body_idle_timeout(Duration::from_secs(3600));
         let pay = LockLayer::new(locks, key::from_fn(|body: Bytes| ("pay", body.len())));
@@ -190,13 +190,13 @@ async fn bodies_that_stop_before_their_last_byte_turn_nobody_away() {
     .await;
     let mut stopped = Vec::new();
     for _ in 0..34 {
-        let mut wire = Wire::connect(site.instances[0]).await;
+        let mut wire = Wire::connect(cluster.instances[0]).await;
         wire.write(format!("POST /upload HTTP/1.1\r\nhost: x\r\ncontent-length: {BODY}\r\n\r\n")).await;
         wire.write(vec![b'x'; BODY - 1]).await;
         stopped.push(wire);
     }
     for _ in 0..20 {
-        let mut wire = Wire::connect(site.instances[0]).await;
+        let mut wire = Wire::connect(cluster.instances[0]).await;
         wire.write("POST /pay HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n").await;
         wire.write([b'x'; 100]).await;
         assert_eq!(wire.reply(false).await.status, 200);
@@ -206,27 +206,27 @@ async fn bodies_that_stop_before_their_last_byte_turn_nobody_away() {
 }
 
 #[tokio::test]
-async fn while_a_client_sends_what_the_key_is_made_of_nothing_is_locked() {
-    let site = Site::of(|locks| {
+async fn nothing_is_locked_while_the_key_body_arrives() {
+    let cluster = Cluster::start(|locks| {
         let layer = LockLayer::new(locks, key::from_fn(|_: Bytes| ("k",)));
         Router::new().route("/", post(|body: Bytes| async { body }).route_layer(layer))
     })
     .await;
     let head = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n";
-    let mut slow = Wire::connect(site.instances[0]).await;
+    let mut slow = Wire::connect(cluster.instances[0]).await;
     slow.write(format!("{head}ab")).await;
-    let mut gone = Wire::connect(site.instances[0]).await;
+    let mut gone = Wire::connect(cluster.instances[0]).await;
     gone.write(format!("{head}ab")).await;
-    let mut slow_http2 = Http2::connect(site.instances[0]).await;
-    let request = || Request::post(format!("http://{}/", site.instances[0])).body(()).expect("a request");
+    let mut slow_http2 = Http2::connect(cluster.instances[0]).await;
+    let request = || Request::post(format!("http://{}/", cluster.instances[0])).body(()).expect("a request");
     let (answer, mut body) = slow_http2.request(request(), false).await;
     body.send_data(Bytes::from_static(b"ab"), false).expect("an open stream");
     let (gone_http2, mut gone_body) = slow_http2.request(request(), false).await;
     gone_body.send_data(Bytes::from_static(b"ab"), false).expect("an open stream");
 
-    // Those that are complete are served meanwhile, wherever they come.
+    // Complete requests are served meanwhile, on any instance.
     for _ in 0..10 {
-        for instance in site.instances {
+        for instance in cluster.instances {
             let mut quick = Wire::connect(instance).await;
             quick.write(format!("{head}abcd")).await;
             assert_eq!(quick.reply(false).await.status, 200);
@@ -240,16 +240,15 @@ async fn while_a_client_sends_what_the_key_is_made_of_nothing_is_locked() {
     assert_eq!(answer.status(), StatusCode::OK);
     assert_eq!(read(answer).await.expect("the rest").body, b"abcd");
     settle().await;
-    assert_eq!(site.store.on(StoreOp::Acquire).calls(), 22, "for those that came to their end");
-    assert_eq!(site.store.held_count(), 0);
+    assert_eq!(cluster.store.on(StoreOp::Acquire).calls(), 22, "for those that came to their end");
+    assert_eq!(cluster.store.held_count(), 0);
 }
 
-/// Bodies that fill the room and keep moving by a byte do not make a small one go that pauses for a
-/// moment.
+/// Slow but moving bodies that fill the budget do not evict a small one that pauses briefly.
 #[tokio::test]
-async fn a_small_body_that_pauses_does_not_go_for_large_ones_that_move() {
+async fn paused_small_body_is_not_evicted_for_large_ones() {
     const BODY: usize = 2 << 20;
-    let site = Site::of(|locks| {
+    let cluster = Cluster::start(|locks| {
         let layer = LockLayer::new(locks, key::from_fn(|body: Bytes| ("upload", body.len())));
         Router::new().route("/upload", post(|_: Bytes| async {}).route_layer(layer))
     })
@@ -257,13 +256,13 @@ async fn a_small_body_that_pauses_does_not_go_for_large_ones_that_move() {
     let head = |len| format!("POST /upload HTTP/1.1\r\nhost: x\r\ncontent-length: {len}\r\n\r\n");
     let mut moving = Vec::new();
     for _ in 0..32 {
-        let mut wire = Wire::connect(site.instances[0]).await;
+        let mut wire = Wire::connect(cluster.instances[0]).await;
         wire.write(head(BODY)).await;
         wire.write(vec![b'x'; BODY - 4]).await;
         moving.push(wire);
     }
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let mut honest = Wire::connect(site.instances[0]).await;
+    let mut honest = Wire::connect(cluster.instances[0]).await;
     honest.write(head(20)).await;
     honest.write([b'y'; 10]).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -271,7 +270,7 @@ async fn a_small_body_that_pauses_does_not_go_for_large_ones_that_move() {
         wire.write("x").await;
     }
     tokio::time::sleep(Duration::from_millis(200)).await;
-    let mut one_more = Wire::connect(site.instances[0]).await;
+    let mut one_more = Wire::connect(cluster.instances[0]).await;
     one_more.write(head(BODY)).await;
     one_more.write([b'x'; 1000]).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -279,10 +278,10 @@ async fn a_small_body_that_pauses_does_not_go_for_large_ones_that_move() {
     assert_eq!(honest.reply(false).await.status, 200, "it paused for half a second");
 }
 
-/// The head of the answer is out, and its body is made of that of the request, which holds the
-/// lock: its client may not stop sending.
+/// The head of the response is sent, and its body is made from that of the request, which holds the
+/// lock: the client must not stop sending.
 #[tokio::test]
-async fn a_stream_in_both_directions_ends_when_its_client_sends_nothing() {
+async fn bidirectional_stream_ends_with_a_silent_client() {
     const IDLE: Duration = Duration::from_millis(300);
     for version in VERSIONS {
         let store = TestStore::new();

@@ -1,4 +1,4 @@
-//! A server, a client that sees every byte, and stores with hands.
+//! A server, a client that sees every byte, and stores with faults.
 
 use std::{future::Future, net::SocketAddr, time::Duration};
 
@@ -18,31 +18,31 @@ use tower_lock::{
     key::{self, KeySource},
 };
 
-pub(crate) mod examples;
+pub(crate) mod programs;
 pub(crate) mod panics;
 pub(crate) mod wire;
 
 pub(crate) use self::wire::Wire;
 pub(crate) use tower_lock::test_util::TestStore;
 
-/// Longer than anything takes here, on a machine that does something else as well.
-const AT_MOST: Duration = Duration::from_secs(120);
+/// Longer than any step takes, even on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
-    timeout(AT_MOST, future).await.unwrap_or_else(|_| panic!("never happened: {what}"))
+    timeout(TIMEOUT, future).await.unwrap_or_else(|_| panic!("never happened: {what}"))
 }
 
-/// Asks until it is so, in real time.
+/// Polls until the condition holds, in real time.
 pub(crate) async fn until(what: &str, is_so: impl Fn() -> bool) {
-    let asks = async {
+    let poll = async {
         while !is_so() {
             sleep(Duration::from_millis(2)).await;
         }
     };
-    soon(what, asks).await;
+    soon(what, poll).await;
 }
 
-/// Lets every other task run until none of them has anything to do but wait.
+/// Lets all other tasks run until they only wait.
 pub(crate) async fn settle() {
     for _ in 0..50 {
         tokio::task::yield_now().await;
@@ -68,7 +68,7 @@ pub(crate) async fn serve(app: Router) -> SocketAddr {
 }
 
 pub(crate) async fn send(app: &Router, request: Request<Body>) -> Response<Body> {
-    soon("an answer", app.clone().oneshot(request)).await.expect("infallible")
+    soon("a response", app.clone().oneshot(request)).await.expect("infallible")
 }
 
 pub(crate) async fn fetch(app: &Router, path: &str) -> Response<Body> {

@@ -1,4 +1,5 @@
-//! Clients that see every byte of HTTP/1.1 and every frame of HTTP/2, and so know when an answer has ended.
+//! Clients that see every byte of HTTP/1.1 and every frame of HTTP/2, and so know when a response
+//! has ended.
 
 use std::net::SocketAddr;
 
@@ -17,29 +18,29 @@ use tokio::{
 
 use super::soon;
 
-/// One HTTP/1.1 connection, byte for byte.
+/// One HTTP/1.1 connection.
 pub(crate) struct Wire {
     stream: TcpStream,
     read: Vec<u8>,
 }
 
-/// A response as it came over the wire; header names in lower case.
+/// A response as received; header names in lower case.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) head: String,
-    /// With the sizes of its chunks, if it came in chunks.
+    /// With the chunk sizes, if it was chunked.
     pub(crate) body: Vec<u8>,
     /// Bytes of the body alone.
     pub(crate) len: usize,
     pub(crate) has_trailers: bool,
 }
 
-/// The connection, or the stream, ended before the answer did.
+/// The connection or the stream ended before the response did.
 #[derive(Debug)]
 pub(crate) struct Cut;
 
-/// One HTTP/2 connection, frame for frame.
+/// One HTTP/2 connection.
 pub(crate) struct Http2 {
     send: SendRequest<Bytes>,
     address: SocketAddr,
@@ -47,7 +48,7 @@ pub(crate) struct Http2 {
     driver: AbortHandle,
 }
 
-/// A body in chunks, to its end.
+/// A chunked body, to its end.
 struct Chunks {
     raw: usize,
     data: usize,
@@ -63,7 +64,7 @@ impl Wire {
         Self { stream, read: Vec::new() }
     }
 
-    /// A client whose system takes no more than it must before the client itself reads.
+    /// A client with small socket buffers.
     pub(crate) async fn narrow(address: SocketAddr) -> Self {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.set_recv_buffer_size(4096).expect("a socket");
@@ -75,17 +76,17 @@ impl Wire {
         self.stream.write_all(bytes.as_ref()).await.expect("an open connection");
     }
 
-    /// Reads to the end of a head; what is behind it stays.
+    /// Reads to the end of a head; the bytes after it stay.
     pub(crate) async fn head(&mut self) -> (u16, String) {
         self.try_head().await.expect("closed before a head")
     }
 
-    /// Reads one response to where a client knows that it is complete.
+    /// Reads one response to the byte that completes it.
     pub(crate) async fn reply(&mut self, to_head: bool) -> Reply {
-        self.answer(to_head).await.expect("closed within an answer")
+        self.answer(to_head).await.expect("closed within a response")
     }
 
-    /// Reads one response to the very byte that ends it, or to where the connection is closed.
+    /// Reads one response to the byte that completes it, or to the end of the connection.
     pub(crate) async fn answer(&mut self, to_head: bool) -> Result<Reply, Cut> {
         let (status, head) = self.try_head().await?;
         let length = head.split("content-length: ").nth(1).and_then(|rest| rest.lines().next()?.parse().ok());
@@ -111,7 +112,7 @@ impl Wire {
         Ok(Reply { status, head, body: self.read.drain(..raw).collect(), len, has_trailers })
     }
 
-    /// Bytes as they are, behind a head.
+    /// Raw bytes after a head.
     pub(crate) async fn bytes(&mut self, n: usize) -> Vec<u8> {
         while self.read.len() < n {
             self.more().await.expect("closed before as many bytes");
@@ -119,7 +120,7 @@ impl Wire {
         self.read.drain(..n).collect()
     }
 
-    /// Everything to the end of the connection.
+    /// All bytes to the end of the connection.
     pub(crate) async fn rest(mut self) -> Vec<u8> {
         while self.more().await.is_ok() {}
         self.read
@@ -139,7 +140,7 @@ impl Wire {
     }
 
     async fn more(&mut self) -> Result<(), Cut> {
-        // A reset is an end, too.
+        // A reset ends it as well.
         let read = soon("more bytes", self.stream.read_buf(&mut self.read)).await.unwrap_or(0);
         if read > 0 { Ok(()) } else { Err(Cut) }
     }
@@ -148,7 +149,7 @@ impl Wire {
 // === impl Chunks ===
 
 impl Chunks {
-    /// `None`: there is more to come.
+    /// `None`: it is incomplete.
     fn of(bytes: &[u8]) -> Option<Self> {
         let line = |from: usize| {
             let end = from + bytes.get(from..)?.windows(2).position(|w| w == b"\r\n")?;
@@ -183,7 +184,7 @@ impl Http2 {
         Self::with_window(address, 1 << 20).await
     }
 
-    /// Each answer may be so long before its client asks for more.
+    /// With this window per response.
     pub(crate) async fn with_window(address: SocketAddr, window: u32) -> Self {
         let stream = TcpStream::connect(address).await.expect("a server");
         stream.set_nodelay(true).expect("a socket");
@@ -209,12 +210,12 @@ impl Http2 {
         Self { send, address, window, driver }
     }
 
-    /// From now on so much may come of each answer, of those under way, too.
+    /// Increases the window of each response, including those in flight.
     pub(crate) fn open_window(&self, window: u32) {
         self.window.send_replace(window);
     }
 
-    /// Sends a request without a body. Whoever drops what is answered leaves: `RST_STREAM`.
+    /// Sends a request without a body. Dropping the response sends `RST_STREAM`.
     pub(crate) async fn send(&mut self, method: &str, path: &str) -> ResponseFuture {
         let uri = format!("http://{}{path}", self.address);
         let request = Request::builder().method(method).uri(uri).header("te", "trailers").body(());
@@ -226,18 +227,18 @@ impl Http2 {
         request: Request<()>,
         ends: bool,
     ) -> (ResponseFuture, h2::SendStream<Bytes>) {
-        self.send = soon("room for a stream", self.send.clone().ready()).await.expect("an open connection");
+        self.send = soon("capacity for a stream", self.send.clone().ready()).await.expect("an open connection");
         self.send.send_request(request, ends).expect("an open connection")
     }
 
-    /// Reads one answer to `END_STREAM`, or to `RST_STREAM`.
+    /// Reads one response to `END_STREAM` or `RST_STREAM`.
     pub(crate) async fn answer(&mut self, method: &str, path: &str) -> Result<Reply, Cut> {
         let answer = self.send(method, path).await;
         read(soon("a head", answer).await.map_err(|_| Cut)?).await
     }
 }
 
-/// Reads what is behind a head, to `END_STREAM` or to `RST_STREAM`.
+/// Reads a body to `END_STREAM` or `RST_STREAM`.
 pub(crate) async fn read(answer: Response<RecvStream>) -> Result<Reply, Cut> {
     let (head, mut incoming) = answer.into_parts();
     let mut body = Vec::new();

@@ -1,4 +1,4 @@
-//! A Redis of two dozen commands that runs scripts in the Lua of Redis.
+//! A fake Redis with two dozen commands that runs scripts in the Lua version of Redis.
 
 use std::{
     cell::RefCell,
@@ -9,41 +9,41 @@ use std::{
 use mlua::{Function, Lua, MultiValue, Table, Value as LuaValue};
 use tower_lock::{__internals::redis_proto::ScriptCall, deadpool_redis::redis::Value};
 
-/// A server without a network and with a clock that is set.
+/// A server without a network, with a settable clock.
 #[derive(Debug)]
-pub struct Fake {
+pub struct FakeRedis {
     lua: Lua,
-    /// Runs a function so that what it raises is a value.
+    /// Runs a function and returns its error as a value.
     guarded: Function,
-    /// By the address of its text, which lives for ever.
+    /// Keyed by the address of the script text, which is static.
     scripts: HashMap<*const u8, Function>,
     named: HashMap<String, Function>,
     patches: Vec<Patch>,
     data: Rc<RefCell<Data>>,
 }
 
-/// What is wrong with a script: the first text of its file, and what stands there instead.
+/// A change of a script: the first match of a text is replaced.
 #[derive(Clone, Copy, Debug)]
 pub struct Patch {
-    /// Which script; `None`: all that have it.
+    /// The name of the script. `None`: all scripts that contain the text.
     pub script: Option<&'static str>,
-    /// What stands there.
+    /// The text to replace.
     pub old: &'static str,
-    /// What is put there.
+    /// The replacement.
     pub new: &'static str,
 }
 
-/// What a server keeps.
+/// The data of the server.
 #[derive(Debug, Default)]
 pub struct Data {
-    /// What time it is there, in microseconds.
+    /// The time of the server, in microseconds.
     pub now_us: i64,
     keys: HashMap<String, Entry>,
-    /// How many listen to which channel.
+    /// The number of subscribers by channel.
     pub listeners: HashMap<String, i64>,
-    /// What was published and heard by somebody, in this order: channel, message.
+    /// Messages that had a subscriber, in order: channel and message.
     pub published: Vec<(String, String)>,
-    /// How many commands the scripts have run.
+    /// The number of commands that the scripts have run.
     pub commands: u64,
 }
 
@@ -57,25 +57,26 @@ struct Entry {
 #[derive(Clone, Debug)]
 enum Kind {
     Text(String),
-    /// In the order in which the fields came.
+    /// In insertion order.
     Hash(Vec<(String, String)>),
     List(VecDeque<String>),
 }
 
-/// What a key is and how long it is kept, to be compared.
+/// The type, content and TTL of a key, for comparisons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dump {
     /// `string`, `hash` or `list`.
     pub kind: &'static str,
-    /// Fields and values of a hash by turns, sorted by field; the elements of a list; a string.
+    /// Alternating fields and values of a hash, sorted by field; the elements of a list; or a
+    /// string.
     pub content: Vec<String>,
-    /// As of `PTTL`.
+    /// The reply of `PTTL`.
     pub ms_left: i64,
 }
 
-/// What a command answers.
+/// The reply of a command.
 #[derive(Debug)]
-enum Answer {
+enum CommandReply {
     Nothing,
     Number(i64),
     Text(String),
@@ -84,18 +85,18 @@ enum Answer {
     Many(Vec<Self>),
 }
 
-type Reply = Result<Answer, String>;
+type Reply = Result<CommandReply, String>;
 
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
 // === impl Fake ===
 
-impl Fake {
-    /// An empty one, whose scripts are patched.
+impl FakeRedis {
+    /// An empty server with patched scripts.
     ///
     /// # Panics
     ///
-    /// Lua does not start.
+    /// Panics if Lua does not start.
     pub fn new(patches: &[Patch]) -> Self {
         Self::try_new(patches).expect("Lua starts")
     }
@@ -104,11 +105,11 @@ impl Fake {
         let lua = Lua::new();
         let data = Rc::new(RefCell::new(Data::default()));
         let shared = Rc::clone(&data);
-        let run = lua.create_function(move |lua, words: MultiValue| {
-            let words: Result<Vec<String>, String> = words.iter().map(word).collect();
-            let answer = match words {
-                Ok(words) => shared.borrow_mut().run(&words).unwrap_or_else(Answer::Error),
-                Err(error) => Answer::Error(error),
+        let run = lua.create_function(move |lua, arguments: MultiValue| {
+            let arguments: Result<Vec<String>, String> = arguments.iter().map(argument).collect();
+            let answer = match arguments {
+                Ok(arguments) => shared.borrow_mut().run(&arguments).unwrap_or_else(CommandReply::Error),
+                Err(error) => CommandReply::Error(error),
             };
             answer.into_lua(lua)
         })?;
@@ -137,11 +138,11 @@ impl Fake {
         Ok(Self { lua, guarded, scripts, named, patches: patches.to_vec(), data })
     }
 
-    /// Runs one of the crate's scripts, at the time that was set.
+    /// Runs a script of the crate, at the time that was set.
     ///
     /// # Panics
     ///
-    /// It is no Lua.
+    /// Panics if the script is not valid Lua.
     pub fn run(&mut self, call: &ScriptCall) -> Value {
         let function = match self.scripts.get(&call.text().as_ptr()) {
             Some(function) => function.clone(),
@@ -155,28 +156,28 @@ impl Fake {
         self.call(&function, call.keys(), call.args())
     }
 
-    /// Runs any script: one of somebody else.
+    /// Runs any script, for example of another program.
     ///
     /// # Panics
     ///
-    /// It is no Lua.
+    /// Panics if the script is not valid Lua.
     pub fn eval(&mut self, script: &str, keys: &[&str], args: &[&str]) -> Value {
         if !self.named.contains_key(script) {
             let function = self.lua.load(script).into_function().expect("a script");
             self.named.insert(script.to_owned(), function);
         }
         let function = self.named[script].clone();
-        let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+        let owned = |arguments: &[&str]| arguments.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
         self.call(&function, &owned(keys), &owned(args))
     }
 
-    /// Runs one command, as a client would.
-    pub fn command(&mut self, words: &[&str]) -> Value {
-        let words: Vec<_> = words.iter().map(|&word| word.to_owned()).collect();
-        self.data.borrow_mut().run(&words).unwrap_or_else(Answer::Error).into_value()
+    /// Runs one command.
+    pub fn command(&mut self, arguments: &[&str]) -> Value {
+        let arguments: Vec<_> = arguments.iter().map(|&word| word.to_owned()).collect();
+        self.data.borrow_mut().run(&arguments).unwrap_or_else(CommandReply::Error).into_value()
     }
 
-    /// What it keeps.
+    /// The data of the server.
     pub fn data(&self) -> std::cell::RefMut<'_, Data> {
         self.data.borrow_mut()
     }
@@ -190,7 +191,7 @@ impl Fake {
     }
 
     fn call(&self, function: &Function, keys: &[String], args: &[String]) -> Value {
-        let table = |words: &[String]| self.lua.create_sequence_from(words.iter().map(String::as_str));
+        let table = |arguments: &[String]| self.lua.create_sequence_from(arguments.iter().map(String::as_str));
         let run = || -> mlua::Result<Value> {
             let (ok, answer): (bool, LuaValue) = self.guarded.call((function, table(keys)?, table(args)?))?;
             Ok(if ok { reply(&answer)? } else { raised(&answer)? })
@@ -199,7 +200,8 @@ impl Fake {
     }
 }
 
-/// What a script returns, as Redis translates it: numbers are cut off to whole ones, an array ends at its first nil.
+/// Converts the result of a script as Redis does: numbers are truncated, an array ends at its first
+/// nil.
 fn reply(answer: &LuaValue) -> mlua::Result<Value> {
     Ok(match answer {
         LuaValue::Boolean(true) => Value::Int(1),
@@ -243,13 +245,13 @@ fn field(table: &Table, name: &str) -> mlua::Result<Option<String>> {
     }
 }
 
-/// Told apart from everything that a script of ours says.
+/// Marks an error of the server, unlike any reply of our scripts.
 fn server_error(text: &str) -> Value {
     Value::SimpleString(format!("-{text}"))
 }
 
-/// What Redis makes of an argument of `redis.call`.
-fn word(value: &LuaValue) -> Result<String, String> {
+/// Converts an argument of `redis.call` as Redis does.
+fn argument(value: &LuaValue) -> Result<String, String> {
     match value {
         LuaValue::String(text) => Ok(text.to_string_lossy()),
         LuaValue::Integer(number) => Ok(number.to_string()),
@@ -264,10 +266,10 @@ fn word(value: &LuaValue) -> Result<String, String> {
 // === impl Data ===
 
 impl Data {
-    /// Every key that is not over.
+    /// All keys that have not expired.
     pub fn dump(&mut self) -> BTreeMap<String, Dump> {
         let now = self.now_ms();
-        self.keys.retain(|_, entry| !entry.is_over(now));
+        self.keys.retain(|_, entry| !entry.is_expired(now));
         let dump = |entry: &Entry| {
             let (kind, content) = match &entry.kind {
                 Kind::Text(text) => ("string", vec![text.clone()]),
@@ -283,7 +285,7 @@ impl Data {
         self.keys.iter().map(|(key, entry)| (key.clone(), dump(entry))).collect()
     }
 
-    /// The fields of a hash and their values. Nothing, if it is none.
+    /// The fields and values of a hash; empty for other types.
     pub fn hash(&self, key: &str) -> Vec<(String, String)> {
         match self.living(key).map(|entry| &entry.kind) {
             Some(Kind::Hash(fields)) => fields.clone(),
@@ -291,7 +293,7 @@ impl Data {
         }
     }
 
-    /// The elements of a list. Nothing, if it is none.
+    /// The elements of a list; empty for other types.
     pub fn list(&self, key: &str) -> Vec<String> {
         match self.living(key).map(|entry| &entry.kind) {
             Some(Kind::List(list)) => list.iter().cloned().collect(),
@@ -299,13 +301,13 @@ impl Data {
         }
     }
 
-    /// As of `PTTL`.
+    /// The reply of `PTTL`.
     pub fn ms_left(&self, key: &str) -> i64 {
         let Some(entry) = self.living(key) else { return -2 };
         entry.expires.map_or(-1, |at| at - self.now_ms())
     }
 
-    /// Forgets everything.
+    /// Removes all data.
     pub fn flush(&mut self) {
         self.keys.clear();
     }
@@ -315,13 +317,13 @@ impl Data {
     }
 
     fn living(&self, key: &str) -> Option<&Entry> {
-        self.keys.get(key).filter(|entry| !entry.is_over(self.now_ms()))
+        self.keys.get(key).filter(|entry| !entry.is_expired(self.now_ms()))
     }
 
-    /// What is over is no more.
+    /// The entry of a key that has not expired.
     fn entry(&mut self, key: &str) -> Option<&mut Entry> {
         let now = self.now_ms();
-        if self.keys.get(key)?.is_over(now) {
+        if self.keys.get(key)?.is_expired(now) {
             self.keys.remove(key);
         }
         self.keys.get_mut(key)
@@ -363,34 +365,36 @@ impl Data {
         if !(has("NX") && self.entry(key).is_some()) {
             self.keys.insert(key.to_owned(), Entry { kind: Kind::Text(value.to_owned()), expires: None });
         }
-        Ok(if has("GET") { old.map_or(Answer::Nothing, Answer::Text) } else { Answer::Status("OK") })
+        Ok(if has("GET") { old.map_or(CommandReply::Nothing, CommandReply::Text) } else { CommandReply::Status("OK") })
     }
 
-    fn run(&mut self, words: &[String]) -> Reply {
+    fn run(&mut self, arguments: &[String]) -> Reply {
         self.commands += 1;
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let [verb, arguments @ ..] = words.as_slice() else { return Err("ERR no command".to_owned()) };
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let [verb, arguments @ ..] = arguments.as_slice() else { return Err("ERR no command".to_owned()) };
         let verb = verb.to_ascii_uppercase();
         let number =
             |text: &str| text.parse::<i64>().map_err(|_| "ERR value is not an integer or out of range".to_owned());
-        let count = |yes: bool| Answer::Number(i64::from(yes));
+        let count = |yes: bool| CommandReply::Number(i64::from(yes));
         match (verb.as_str(), arguments) {
             ("TIME", []) => {
                 let parts = [self.now_us / 1_000_000, self.now_us % 1_000_000];
-                Ok(Answer::Many(parts.map(|part| Answer::Text(part.to_string())).into()))
+                Ok(CommandReply::Many(parts.map(|part| CommandReply::Text(part.to_string())).into()))
             }
-            ("EXISTS", keys) => Ok(Answer::Number(keys.iter().map(|key| i64::from(self.entry(key).is_some())).sum())),
+            ("EXISTS", keys) => {
+                Ok(CommandReply::Number(keys.iter().map(|key| i64::from(self.entry(key).is_some())).sum()))
+            }
             ("SET", [key, value, options @ ..]) => self.set(key, value, options),
-            ("GET", [key]) => Ok(self.text(key)?.map_or(Answer::Nothing, Answer::Text)),
+            ("GET", [key]) => Ok(self.text(key)?.map_or(CommandReply::Nothing, CommandReply::Text)),
             ("DEL", keys) => {
                 let gone = keys.iter().filter(|key| self.entry(key).is_some() && self.keys.remove(**key).is_some());
                 let gone = gone.count();
-                Ok(Answer::Number(i64::try_from(gone).expect("few")))
+                Ok(CommandReply::Number(i64::try_from(gone).expect("few")))
             }
             ("PEXPIRE", [key, ms, options @ ..]) => {
                 let (ms, now) = (number(ms)?, self.now_ms());
                 let Some(entry) = self.entry(key) else { return Ok(count(false)) };
-                // Without a TTL it has an infinite one.
+                // A key without a TTL never expires.
                 if options == ["GT"] && entry.expires.is_none_or(|expires| now + ms <= expires) {
                     return Ok(count(false));
                 }
@@ -400,8 +404,8 @@ impl Data {
                 }
                 Ok(count(true))
             }
-            ("PTTL", [key]) => Ok(Answer::Number(self.ms_left(key))),
-            ("TYPE", [key]) => Ok(Answer::Status(match self.entry(key).map(|entry| &entry.kind) {
+            ("PTTL", [key]) => Ok(CommandReply::Number(self.ms_left(key))),
+            ("TYPE", [key]) => Ok(CommandReply::Status(match self.entry(key).map(|entry| &entry.kind) {
                 None => "none",
                 Some(Kind::Text(_)) => "string",
                 Some(Kind::Hash(_)) => "hash",
@@ -416,16 +420,16 @@ impl Data {
                 if heard > 0 {
                     self.published.push(((*channel).to_owned(), (*message).to_owned()));
                 }
-                Ok(Answer::Number(heard))
+                Ok(CommandReply::Number(heard))
             }
             ("PUBSUB", [what, channels @ ..]) if what.eq_ignore_ascii_case("NUMSUB") => {
                 let counts = channels.iter().flat_map(|channel| {
                     let heard = self.listeners.get(*channel).copied().unwrap_or(0);
-                    [Answer::Text((*channel).to_owned()), Answer::Number(heard)]
+                    [CommandReply::Text((*channel).to_owned()), CommandReply::Number(heard)]
                 });
-                Ok(Answer::Many(counts.collect()))
+                Ok(CommandReply::Many(counts.collect()))
             }
-            _ => Err(format!("ERR unknown command or wrong number of arguments: {words:?}")),
+            _ => Err(format!("ERR unknown command or wrong number of arguments: {arguments:?}")),
         }
     }
 
@@ -441,7 +445,7 @@ impl Data {
                     Some(at) => (*value).clone_into(&mut fields[at].1),
                     None => fields.push(((*field).to_owned(), (*value).to_owned())),
                 }
-                Ok(Answer::Number(i64::from(at.is_none())))
+                Ok(CommandReply::Number(i64::from(at.is_none())))
             }
             ("HINCRBY", [field, by]) => {
                 let by: i64 = by.parse().map_err(|_| "ERR value is not an integer or out of range")?;
@@ -451,25 +455,25 @@ impl Data {
                 });
                 let sum = by + fields[at].1.parse::<i64>().map_err(|_| "ERR hash value is not an integer")?;
                 fields[at].1 = sum.to_string();
-                Ok(Answer::Number(sum))
+                Ok(CommandReply::Number(sum))
             }
             ("HGET", [field]) => {
-                Ok(find(fields, field).map_or(Answer::Nothing, |at| Answer::Text(fields[at].1.clone())))
+                Ok(find(fields, field).map_or(CommandReply::Nothing, |at| CommandReply::Text(fields[at].1.clone())))
             }
-            ("HEXISTS", [field]) => Ok(Answer::Number(i64::from(find(fields, field).is_some()))),
+            ("HEXISTS", [field]) => Ok(CommandReply::Number(i64::from(find(fields, field).is_some()))),
             ("HDEL", [field]) => {
-                let Some(at) = find(fields, field) else { return Ok(Answer::Number(0)) };
+                let Some(at) = find(fields, field) else { return Ok(CommandReply::Number(0)) };
                 fields.remove(at);
                 if fields.is_empty() {
                     self.keys.remove(key);
                 }
-                Ok(Answer::Number(1))
+                Ok(CommandReply::Number(1))
             }
-            // A small one is answered whole.
+            // A small hash is returned in one reply.
             ("HSCAN", ["0", "COUNT", _]) => {
                 let all = fields.iter().flat_map(|(field, value)| [field, value]);
-                let all = all.map(|text| Answer::Text(text.clone())).collect();
-                Ok(Answer::Many(vec![Answer::Text("0".to_owned()), Answer::Many(all)]))
+                let all = all.map(|text| CommandReply::Text(text.clone())).collect();
+                Ok(CommandReply::Many(vec![CommandReply::Text("0".to_owned()), CommandReply::Many(all)]))
             }
             _ => Err(format!("ERR unknown command or wrong number of arguments: {verb}")),
         }
@@ -482,16 +486,16 @@ impl Data {
         match (verb, arguments) {
             ("RPUSH", values) => {
                 list.extend(values.iter().map(|&value| value.to_owned()));
-                Ok(Answer::Number(length(list)))
+                Ok(CommandReply::Number(length(list)))
             }
             ("LPOP", []) => {
                 let head = list.pop_front();
                 if list.is_empty() {
                     self.keys.remove(key);
                 }
-                Ok(head.map_or(Answer::Nothing, Answer::Text))
+                Ok(head.map_or(CommandReply::Nothing, CommandReply::Text))
             }
-            ("LLEN", []) => Ok(Answer::Number(length(list))),
+            ("LLEN", []) => Ok(CommandReply::Number(length(list))),
             ("LRANGE", [from, to]) => {
                 let at = |text: &str| {
                     let at: i64 = text.parse().map_err(|_| "ERR value is not an integer or out of range")?;
@@ -499,19 +503,19 @@ impl Data {
                 };
                 let (from, to) = (at(from)?, at(to)?);
                 let range = list.iter().skip(from).take((to + 1).saturating_sub(from));
-                Ok(Answer::Many(range.cloned().map(Answer::Text).collect()))
+                Ok(CommandReply::Many(range.cloned().map(CommandReply::Text).collect()))
             }
             ("LPOS", [value]) => {
                 let at = list.iter().position(|there| there == value);
-                Ok(at.map_or(Answer::Nothing, |at| Answer::Number(i64::try_from(at).expect("short"))))
+                Ok(at.map_or(CommandReply::Nothing, |at| CommandReply::Number(i64::try_from(at).expect("short"))))
             }
             ("LREM", ["1", value]) => {
-                let Some(at) = list.iter().position(|there| there == value) else { return Ok(Answer::Number(0)) };
+                let Some(at) = list.iter().position(|there| there == value) else { return Ok(CommandReply::Number(0)) };
                 list.remove(at);
                 if list.is_empty() {
                     self.keys.remove(key);
                 }
-                Ok(Answer::Number(1))
+                Ok(CommandReply::Number(1))
             }
             _ => Err(format!("ERR unknown command or wrong number of arguments: {verb}")),
         }
@@ -519,15 +523,15 @@ impl Data {
 }
 
 impl Entry {
-    fn is_over(&self, now_ms: i64) -> bool {
+    fn is_expired(&self, now_ms: i64) -> bool {
         self.expires.is_some_and(|at| now_ms > at)
     }
 }
 
 // === impl Answer ===
 
-impl Answer {
-    /// What a script sees: nothing is `false`.
+impl CommandReply {
+    /// The value as Lua sees it: nil is `false`.
     fn into_lua(self, lua: &Lua) -> mlua::Result<LuaValue> {
         let named = |name: &str, text: &str| {
             let table = lua.create_table()?;

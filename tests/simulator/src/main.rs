@@ -1,4 +1,5 @@
-//! Runs worlds: `simulator SEED`, `simulator FROM TO`, `--mutant NAME`, `--option flush`, `--trace`.
+//! Runs simulations: `simulator SEED`, `simulator FROM TO`, `--mutant NAME`, `--option flush`,
+//! `--trace`.
 
 use std::{
     io::Write,
@@ -8,10 +9,10 @@ use std::{
 
 use tower_lock_simulator::{
     mutants::{MUTANTS, Mutant},
-    world::{self, Options},
+    simulation::{self, Options},
 };
 
-struct Wanted {
+struct Args {
     seeds: Vec<u64>,
     mutant: Option<&'static Mutant>,
     options: Options,
@@ -20,7 +21,7 @@ struct Wanted {
 }
 
 fn main() -> ExitCode {
-    let Some(wanted) = wanted() else {
+    let Some(wanted) = parse_args() else {
         let names: Vec<_> = MUTANTS.iter().map(|mutant| mutant.name).collect();
         eprintln!(
             "simulator FROM [TO] [--mutant NAME] [--option force|flush|ctr|back|step|java|copies|one-rate].. [--trace] [--stop]\n\
@@ -33,7 +34,7 @@ fn main() -> ExitCode {
     let (next, failed, sections, scripts) =
         (AtomicU64::new(from), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let stopped = AtomicBool::new(false);
-    #[expect(clippy::disallowed_methods, reason = "worlds a second")]
+    #[expect(clippy::disallowed_methods, reason = "simulations per second")]
     let began = std::time::Instant::now();
     let run = || {
         while !stopped.load(Relaxed) {
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
             if seed >= to {
                 return;
             }
-            let report = world::run(seed, wanted.mutant, wanted.options, wanted.trace);
+            let report = simulation::run(seed, wanted.mutant, wanted.options, wanted.trace);
             sections.fetch_add(report.sections, Relaxed);
             scripts.fetch_add(report.scripts, Relaxed);
             let mut out = std::io::stdout().lock();
@@ -59,16 +60,18 @@ fn main() -> ExitCode {
         }
     });
     let seconds = began.elapsed().as_secs_f64();
-    let worlds = next.load(Relaxed).min(to) - from;
-    #[expect(clippy::cast_precision_loss, reason = "to be read")]
-    let speed = worlds as f64 / seconds;
+    let simulations = next.load(Relaxed).min(to) - from;
+    #[expect(clippy::cast_precision_loss, reason = "for display")]
+    let speed = simulations as f64 / seconds;
     let (sections, scripts, failed) = (sections.load(Relaxed), scripts.load(Relaxed), failed.load(Relaxed));
-    println!("{worlds} worlds, {speed:.0} a second: {sections} sections, {scripts} scripts, {failed} violations");
+    println!(
+        "{simulations} simulations, {speed:.0} a second: {sections} sections, {scripts} scripts, {failed} violations"
+    );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn wanted() -> Option<Wanted> {
-    let mut wanted = Wanted { seeds: Vec::new(), mutant: None, options: Options::default(), trace: false, stop: false };
+fn parse_args() -> Option<Args> {
+    let mut wanted = Args { seeds: Vec::new(), mutant: None, options: Options::default(), trace: false, stop: false };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {

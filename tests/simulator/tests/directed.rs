@@ -1,5 +1,5 @@
-//! Interleavings that were found by thinking, by models or by a seed: each is delivered by hand. It holds, and it is noticed if the rule that makes
-//! it hold is broken.
+//! Interleavings found by analysis, by models or by a seed, delivered step by step. Each test
+//! passes, and fails if the rule behind it is broken.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use tower_lock::{
     store::StoreErrorKind,
 };
 use tower_lock_simulator::{
-    lab::{A, B, C, Lab},
+    manual_scheduler::{A, B, C, ManualScheduler},
     mutants::Mutant,
 };
 
-/// It holds; and with each of these mutants it does not.
-fn holds(scenario: fn(&mut Lab) -> bool, mutants: &[&str]) {
-    let mut lab = Lab::new(None, true);
-    assert!(scenario(&mut lab), "it does not hold: {:?}", lab.wrong);
+/// The scenario passes, and fails with each of these mutants.
+fn holds(scenario: fn(&mut ManualScheduler) -> bool, mutants: &[&str]) {
+    let mut scheduler = ManualScheduler::new(None, true);
+    assert!(scenario(&mut scheduler), "it does not hold: {:?}", scheduler.violations);
     for name in mutants {
         let mutant = Mutant::named(name).expect("a mutant");
-        assert!(!scenario(&mut Lab::new(Some(mutant), true)), "nobody notices {name}");
+        assert!(!scenario(&mut ManualScheduler::new(Some(mutant), true)), "{name} is not detected");
     }
 }
 
@@ -28,725 +28,737 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A has the key.
-fn a_is_in(lab: &mut Lab) {
-    lab.ask(A, 1, true);
-    lab.flow(&[A]);
-    assert!(lab.is_in(1));
+/// A acquires the key.
+fn a_holds(scheduler: &mut ManualScheduler) {
+    scheduler.request(A, 1, true);
+    scheduler.run_all(&[A]);
+    assert!(scheduler.is_holding(1));
 }
 
-fn waits(lab: &mut Lab, process: usize, who: u32) {
-    lab.ask(process, who, true);
-    let acquire = lab.last(process, "acquire");
-    lab.go(acquire);
+fn waits(scheduler: &mut ManualScheduler, process: usize, who: u32) {
+    scheduler.request(process, who, true);
+    let acquire = scheduler.last(process, "acquire");
+    scheduler.run_and_reply(acquire);
 }
 
-/// H1: the offer is over and somebody else is in, and only then its message comes.
+/// H1: an offer has expired and another client holds the key when its message arrives.
 #[test]
-fn a_message_that_is_older_than_the_next_holder_starts_nobody() {
+fn stale_offer_starts_no_section() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            waits(lab, B, 2);
-            lab.end(1, GuardEnd::Released);
-            let release = lab.last(A, "release");
-            lab.go(release);
-            lab.later(4_010, &[]);
-            waits(lab, C, 3);
-            let is_in = lab.is_in(3);
-            lab.gap(B);
-            lab.hear(0);
-            lab.flow(&[B]);
-            is_in && !lab.is_in(2) && lab.wrong.is_empty()
+        |scheduler| {
+            a_holds(scheduler);
+            waits(scheduler, B, 2);
+            scheduler.end(1, GuardEnd::Released);
+            let release = scheduler.last(A, "release");
+            scheduler.run_and_reply(release);
+            scheduler.advance(4_010, &[]);
+            waits(scheduler, C, 3);
+            let is_in = scheduler.is_holding(3);
+            scheduler.gap(B);
+            scheduler.deliver_message(0);
+            scheduler.run_all(&[B]);
+            is_in && !scheduler.is_holding(2) && scheduler.violations.is_empty()
         },
         &[],
     );
 }
 
-/// H2: the connection breaks, its bytes are in the server's buffer, and who waited has gone.
+/// H2: the connection breaks with the request in the buffer of the server, and the waiter has left.
 #[test]
-fn an_acquire_that_outlives_its_connection_does_nothing_when_it_is_void() {
+fn expired_acquire_does_nothing_after_its_connection() {
     holds(
-        |lab| {
-            lab.ask(A, 1, true);
-            let late = lab.last(A, "acquire");
-            lab.cut(late);
-            lab.leave(1);
-            lab.later(3_000, &[A]);
-            lab.run(late);
-            lab.later(1_000, &[A]);
-            lab.is_clean(&[A])
+        |scheduler| {
+            scheduler.request(A, 1, true);
+            let late = scheduler.last(A, "acquire");
+            scheduler.cut(late);
+            scheduler.leave(1);
+            scheduler.advance(3_000, &[A]);
+            scheduler.run(late);
+            scheduler.advance(1_000, &[A]);
+            scheduler.is_clean(&[A])
         },
         &["no_until"],
     );
 }
 
-/// H2: it runs in time, but after it was given back.
+/// H2: the acquire runs in time, but after its release.
 #[test]
-fn what_got_no_answer_is_given_back_once_more_when_it_is_void() {
+fn unanswered_call_is_released_again_when_expired() {
     holds(
-        |lab| {
-            lab.ask(A, 1, true);
-            let late = lab.last(A, "acquire");
-            lab.cut(late);
-            lab.leave(1);
-            lab.flow(&[A]);
-            lab.later(50, &[A]);
-            lab.run(late);
-            let was_taken = lab.holder().is_some();
-            lab.later(3_000, &[A]);
-            was_taken && lab.is_clean(&[A])
+        |scheduler| {
+            scheduler.request(A, 1, true);
+            let late = scheduler.last(A, "acquire");
+            scheduler.cut(late);
+            scheduler.leave(1);
+            scheduler.run_all(&[A]);
+            scheduler.advance(50, &[A]);
+            scheduler.run(late);
+            let was_taken = scheduler.holder().is_some();
+            scheduler.advance(3_000, &[A]);
+            was_taken && scheduler.is_clean(&[A])
         },
         &["leave_once", "no_giveback_unknown"],
     );
 }
 
-/// Found by a seed: the answer of a give-back comes when the acquire is void, but the give-back ran before it.
+/// Found by a seed: the reply to a release arrives after the acquire has expired, but the release
+/// ran before it.
 #[test]
-fn a_give_back_that_ran_too_early_is_not_the_last_one_however_late_its_answer_comes() {
+fn early_release_is_not_final_however_late_its_reply() {
     holds(
-        |lab| {
-            lab.ask(A, 1, true);
-            let late = lab.last(A, "acquire");
-            lab.cut(late);
-            lab.later(30, &[]);
-            let again = lab.last(A, "acquire");
-            lab.go(again);
-            lab.end(1, GuardEnd::Released);
-            let release = lab.last(A, "release");
-            lab.later(200, &[]);
-            lab.run(release);
-            lab.later(200, &[]);
-            lab.run(late);
-            let was_taken = lab.holder().is_some();
-            lab.later(100, &[]);
-            lab.answer(release);
-            lab.later(3_000, &[A]);
-            was_taken && lab.is_clean(&[A])
+        |scheduler| {
+            scheduler.request(A, 1, true);
+            let late = scheduler.last(A, "acquire");
+            scheduler.cut(late);
+            scheduler.advance(30, &[]);
+            let again = scheduler.last(A, "acquire");
+            scheduler.run_and_reply(again);
+            scheduler.end(1, GuardEnd::Released);
+            let release = scheduler.last(A, "release");
+            scheduler.advance(200, &[]);
+            scheduler.run(release);
+            scheduler.advance(200, &[]);
+            scheduler.run(late);
+            let was_taken = scheduler.holder().is_some();
+            scheduler.advance(100, &[]);
+            scheduler.deliver_reply(release);
+            scheduler.advance(3_000, &[A]);
+            was_taken && scheduler.is_clean(&[A])
         },
         &["leave_once"],
     );
 }
 
-/// The same with an attempt that is refused at once.
+/// The same with an attempt that is rejected at once.
 #[test]
-fn a_refusal_that_was_made_before_a_late_acquire_is_not_the_last_word() {
+fn busy_reply_before_a_late_acquire_is_not_final() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.ask(B, 2, false);
-            let late = lab.last(B, "acquire");
-            lab.cut(late);
-            lab.later(30, &[]);
-            let again = lab.last(B, "acquire");
-            lab.run(again);
-            lab.end(1, GuardEnd::Released);
-            lab.flow(&[A]);
-            lab.later(300, &[]);
-            lab.run(late);
-            let was_taken = lab.holder().is_some();
-            lab.later(170, &[]);
-            lab.answer(again);
-            lab.later(3_000, &[B]);
-            was_taken && lab.is_clean(&[A, B])
+        |scheduler| {
+            a_holds(scheduler);
+            scheduler.request(B, 2, false);
+            let late = scheduler.last(B, "acquire");
+            scheduler.cut(late);
+            scheduler.advance(30, &[]);
+            let again = scheduler.last(B, "acquire");
+            scheduler.run(again);
+            scheduler.end(1, GuardEnd::Released);
+            scheduler.run_all(&[A]);
+            scheduler.advance(300, &[]);
+            scheduler.run(late);
+            let was_taken = scheduler.holder().is_some();
+            scheduler.advance(170, &[]);
+            scheduler.deliver_reply(again);
+            scheduler.advance(3_000, &[B]);
+            was_taken && scheduler.is_clean(&[A, B])
         },
         &[],
     );
 }
 
-/// H3: who waits leaves while its question is under way, and the question runs later.
+/// H3: a waiter leaves while its acquire is in flight, and the acquire runs later.
 #[test]
-fn a_question_that_is_under_way_is_waited_for_before_it_is_given_back() {
+fn in_flight_acquire_is_awaited_before_its_release() {
     holds(
-        |lab| {
-            lab.ask(B, 2, true);
-            let slow = lab.last(B, "acquire");
-            lab.leave(2);
-            lab.flow_but(B, slow);
-            lab.later(100, &[]);
-            lab.go(slow);
-            lab.later(3_000, &[B]);
-            lab.is_clean(&[B])
+        |scheduler| {
+            scheduler.request(B, 2, true);
+            let slow = scheduler.last(B, "acquire");
+            scheduler.leave(2);
+            scheduler.run_all_but(B, slow);
+            scheduler.advance(100, &[]);
+            scheduler.run_and_reply(slow);
+            scheduler.advance(3_000, &[B]);
+            scheduler.is_clean(&[B])
         },
         &["no_close"],
     );
 }
 
-/// H3: a message comes while a check-in is under way: nothing runs before its answer.
+/// H3: a message arrives while a poll is in flight: no section starts before the reply.
 #[test]
-fn a_message_starts_nobody_before_the_question_that_is_under_way_is_answered() {
+fn offer_starts_nothing_before_the_in_flight_reply() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            waits(lab, B, 2);
-            lab.gap(B);
-            let slow = lab.last(B, "acquire");
-            lab.end(1, GuardEnd::Released);
-            let release = lab.last(A, "release");
-            lab.go(release);
-            lab.hear(0);
-            let (early, asked) = (lab.is_in(2), lab.count(B, "acquire"));
-            lab.go(slow);
-            let is_in = lab.is_in(2);
-            lab.end(2, GuardEnd::Released);
-            lab.flow(&[A, B]);
-            !early && asked == 2 && is_in && lab.is_clean(&[A, B])
+        |scheduler| {
+            a_holds(scheduler);
+            waits(scheduler, B, 2);
+            scheduler.gap(B);
+            let slow = scheduler.last(B, "acquire");
+            scheduler.end(1, GuardEnd::Released);
+            let release = scheduler.last(A, "release");
+            scheduler.run_and_reply(release);
+            scheduler.deliver_message(0);
+            let (early, asked) = (scheduler.is_holding(2), scheduler.count(B, "acquire"));
+            scheduler.run_and_reply(slow);
+            let is_in = scheduler.is_holding(2);
+            scheduler.end(2, GuardEnd::Released);
+            scheduler.run_all(&[A, B]);
+            !early && asked == 2 && is_in && scheduler.is_clean(&[A, B])
         },
         &[],
     );
 }
 
-/// H4: the offer is short, and what runs under it counts on a whole lease.
+/// H4: the offer is short, and its section relies on a whole lease.
 #[test]
-fn who_comes_for_an_offer_has_a_full_lease() {
+fn claimed_offer_has_a_full_lease() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            waits(lab, B, 2);
-            lab.end(1, GuardEnd::Released);
-            lab.flow(&[A, B]);
-            let is_in = lab.is_in(2);
-            lab.later(9_000, &[]);
-            waits(lab, C, 3);
-            is_in && !lab.is_in(3) && lab.wrong.is_empty()
+        |scheduler| {
+            a_holds(scheduler);
+            waits(scheduler, B, 2);
+            scheduler.end(1, GuardEnd::Released);
+            scheduler.run_all(&[A, B]);
+            let is_in = scheduler.is_holding(2);
+            scheduler.advance(9_000, &[]);
+            waits(scheduler, C, 3);
+            is_in && !scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
         &["claim_no_lease"],
     );
 }
 
-/// H5: a renewal under way runs behind a bad end.
+/// H5: a renewal in flight runs after an aborted section.
 #[test]
-fn a_late_renewal_does_not_prolong_what_ended_badly() {
+fn late_renewal_does_not_extend_an_aborted_section() {
     holds(
-        |lab| {
-            lab.ask_on(A, 1, true, HoldLimits { lock_delay: ms(1_000), ..HoldLimits::default() });
-            lab.flow(&[A]);
-            lab.later(10_001, &[]);
-            let renew = lab.last(A, "renew");
-            lab.end(1, GuardEnd::Dropped);
-            let release = lab.last(A, "release");
-            lab.go(release);
-            lab.run(renew);
-            lab.ms_left() <= 1_000 && lab.wrong.is_empty()
+        |scheduler| {
+            scheduler.request_with_limits(A, 1, true, HoldLimits { lock_delay: ms(1_000), ..HoldLimits::default() });
+            scheduler.run_all(&[A]);
+            scheduler.advance(10_001, &[]);
+            let renew = scheduler.last(A, "renew");
+            scheduler.end(1, GuardEnd::Dropped);
+            let release = scheduler.last(A, "release");
+            scheduler.run_and_reply(release);
+            scheduler.run(renew);
+            scheduler.ms_left() <= 1_000 && scheduler.violations.is_empty()
         },
         &["end_keeps_field", "renew_blind"],
     );
 }
 
-/// H6: an acquire got no answer, a second one was granted, and before the first is void the turn is given away.
+/// H6: an acquire got no reply, a second one was granted, and the key is yielded before the first
+/// one expires.
 #[test]
-fn an_id_that_has_yielded_is_given_back_when_nothing_of_it_can_come_any_more() {
+fn yielded_id_is_released_once_its_calls_are_settled() {
     holds(
-        |lab| {
-            lab.ask(A, 1, true);
-            let late = lab.last(A, "acquire");
-            let id = lab.args(late)[0].clone();
-            lab.cut(late);
-            lab.later(30, &[]);
-            let again = lab.last(A, "acquire");
-            lab.go(again);
-            lab.ask(A, 2, true);
-            waits(lab, C, 3);
-            lab.later(110, &[]);
-            lab.end(1, GuardEnd::Released);
-            let turn = lab.last(A, "yield");
-            lab.go(turn);
-            lab.run(late);
-            let was_there = lab.line().contains(&id);
-            lab.later(1_000, &[A]);
-            was_there && !lab.line().contains(&id) && lab.wrong.is_empty()
+        |scheduler| {
+            scheduler.request(A, 1, true);
+            let late = scheduler.last(A, "acquire");
+            let id = scheduler.args(late)[0].clone();
+            scheduler.cut(late);
+            scheduler.advance(30, &[]);
+            let again = scheduler.last(A, "acquire");
+            scheduler.run_and_reply(again);
+            scheduler.request(A, 2, true);
+            waits(scheduler, C, 3);
+            scheduler.advance(110, &[]);
+            scheduler.end(1, GuardEnd::Released);
+            let turn = scheduler.last(A, "yield");
+            scheduler.run_and_reply(turn);
+            scheduler.run(late);
+            let was_there = scheduler.queue().contains(&id);
+            scheduler.advance(1_000, &[A]);
+            was_there && !scheduler.queue().contains(&id) && scheduler.violations.is_empty()
         },
         &["yield_clean"],
     );
 }
 
-/// H7: the key was taken away, a late acquire took a place in the line again, and the section ends.
+/// H7: the key was revoked, a late acquire enqueued again, and the section ends.
 #[test]
-fn a_give_back_that_finds_no_lock_takes_the_place_in_the_line() {
+fn release_without_a_lock_removes_the_queue_entry() {
     holds(
-        |lab| {
-            lab.ask(B, 2, true);
-            let late = lab.last(B, "acquire");
-            lab.cut(late);
-            lab.later(30, &[]);
-            let again = lab.last(B, "acquire");
-            lab.go(again);
-            lab.force(Duration::ZERO);
-            waits(lab, C, 3);
-            lab.run(late);
-            let was_there = !lab.line().is_empty();
-            lab.end(2, GuardEnd::Dropped);
-            lab.later(2_000, &[B]);
-            was_there && lab.line().is_empty()
+        |scheduler| {
+            scheduler.request(B, 2, true);
+            let late = scheduler.last(B, "acquire");
+            scheduler.cut(late);
+            scheduler.advance(30, &[]);
+            let again = scheduler.last(B, "acquire");
+            scheduler.run_and_reply(again);
+            scheduler.force(Duration::ZERO);
+            waits(scheduler, C, 3);
+            scheduler.run(late);
+            let was_there = !scheduler.queue().is_empty();
+            scheduler.end(2, GuardEnd::Dropped);
+            scheduler.advance(2_000, &[B]);
+            was_there && scheduler.queue().is_empty()
         },
         &["abandon_no_lrem"],
     );
 }
 
-/// H9: an operator takes away what was offered a moment ago.
+/// H9: an operator revokes a key that was just offered.
 #[test]
-fn who_is_thrown_out_in_the_moment_of_its_turn_does_not_run_beside_the_next() {
+fn revocation_at_the_handoff_never_overlaps_the_next_holder() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            waits(lab, B, 2);
-            waits(lab, C, 3);
-            lab.end(1, GuardEnd::Released);
-            let release = lab.last(A, "release");
-            lab.go(release);
-            lab.force(Duration::ZERO);
-            lab.flow(&[B]);
-            let b_is_in = lab.is_in(2);
-            lab.flow(&[C]);
-            !b_is_in && lab.is_in(3) && lab.wrong.is_empty()
+        |scheduler| {
+            a_holds(scheduler);
+            waits(scheduler, B, 2);
+            waits(scheduler, C, 3);
+            scheduler.end(1, GuardEnd::Released);
+            let release = scheduler.last(A, "release");
+            scheduler.run_and_reply(release);
+            scheduler.force(Duration::ZERO);
+            scheduler.run_all(&[B]);
+            let b_is_in = scheduler.is_holding(2);
+            scheduler.run_all(&[C]);
+            !b_is_in && scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
         &[],
     );
 }
 
 #[test]
-fn who_hears_that_its_key_was_taken_away_stops() {
+fn holder_stops_after_a_revocation_message() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.force(ms(1_000));
-            lab.hear(0);
-            lab.later(100, &[A]);
-            !lab.is_in(1)
+        |scheduler| {
+            a_holds(scheduler);
+            scheduler.force(ms(1_000));
+            scheduler.deliver_message(0);
+            scheduler.advance(100, &[A]);
+            !scheduler.is_holding(1)
         },
         &["force_deaf"],
     );
 }
 
-/// H11: a stranger unlocks as Redisson does, and knows of no line.
+/// H11: a foreign client unlocks as Redisson does, without a look at the queue.
 #[test]
-fn a_check_in_finds_a_key_that_a_stranger_has_freed() {
+fn poll_finds_a_key_freed_by_a_foreign_client() {
     holds(
-        |lab| {
-            let name = lab.name();
-            lab.fake.command(&["HSET", &name, "8b1b3cd2:1", "1"]);
-            lab.fake.command(&["PEXPIRE", &name, "30000"]);
-            waits(lab, B, 2);
-            lab.fake.command(&["DEL", &name]);
-            lab.later(1_250, &[B]);
-            lab.is_in(2)
+        |scheduler| {
+            let name = scheduler.name();
+            scheduler.fake.command(&["HSET", &name, "8b1b3cd2:1", "1"]);
+            scheduler.fake.command(&["PEXPIRE", &name, "30000"]);
+            waits(scheduler, B, 2);
+            scheduler.fake.command(&["DEL", &name]);
+            scheduler.advance(1_250, &[B]);
+            scheduler.is_holding(2)
         },
         &["no_checkin"],
     );
 }
 
-/// H12: neither the holder nor the first of the line lives.
+/// H12: both the holder and the first waiter are dead.
 #[test]
-fn whoever_checks_in_moves_the_line_past_the_dead() {
+fn poll_moves_the_queue_past_dead_waiters() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            waits(lab, B, 2);
-            waits(lab, C, 3);
-            lab.dies(A);
-            lab.dies(B);
-            // A whole lease of a holder that is dead, and nothing beyond it.
-            lab.later(31_500, &[C]);
-            lab.is_in(3)
+        |scheduler| {
+            a_holds(scheduler);
+            waits(scheduler, B, 2);
+            waits(scheduler, C, 3);
+            scheduler.crash(A);
+            scheduler.crash(B);
+            // A whole lease of the dead holder, and nothing beyond it.
+            scheduler.advance(31_500, &[C]);
+            scheduler.is_holding(3)
         },
         &["no_skip_dead"],
     );
 }
 
-/// H13: a lock that somebody else left without an end.
+/// H13: a foreign lock without a TTL.
 #[test]
-fn a_lock_without_an_end_is_waited_for_and_not_touched() {
+fn lock_without_a_ttl_is_waited_for_and_not_touched() {
     holds(
-        |lab| {
-            let name = lab.name();
-            lab.fake.command(&["HSET", &name, "somebody:1", "1"]);
-            waits(lab, B, 2);
-            lab.later(30_000, &[B]);
-            let asked = lab.count(B, "acquire");
-            lab.leave(2);
-            lab.flow(&[B]);
-            !lab.is_in(2) && lab.ms_left() == -1 && lab.line().is_empty() && (25..50).contains(&asked)
+        |scheduler| {
+            let name = scheduler.name();
+            scheduler.fake.command(&["HSET", &name, "foreign:1", "1"]);
+            waits(scheduler, B, 2);
+            scheduler.advance(30_000, &[B]);
+            let asked = scheduler.count(B, "acquire");
+            scheduler.leave(2);
+            scheduler.run_all(&[B]);
+            !scheduler.is_holding(2)
+                && scheduler.ms_left() == -1
+                && scheduler.queue().is_empty()
+                && (25..50).contains(&asked)
         },
         &["no_checkin"],
     );
 }
 
-/// H14: a process that crashes and starts again, and again.
+/// H14: a process that crashes and restarts repeatedly.
 #[test]
-fn a_line_of_the_dead_is_bounded_and_lets_the_living_in() {
+fn queue_of_dead_waiters_is_bounded_and_admits_live_ones() {
     holds(
-        |lab| {
-            a_is_in(lab);
+        |scheduler| {
+            a_holds(scheduler);
             for dead in 0..300 {
-                lab.stranger_lines_up(&format!("dead:{dead:x}:1"), 10);
+                scheduler.foreign_client_enqueues(&format!("dead:{dead:x}:1"), 10);
             }
-            let bounded = lab.line().len() <= 10;
-            let reply = lab.stranger_lines_up("b:0000000000000001:7", 10);
-            bounded && lab.line() == ["b:0000000000000001:7"] && matches!(reply, Value::Array(_))
+            let bounded = scheduler.queue().len() <= 10;
+            let reply = scheduler.foreign_client_enqueues("b:0000000000000001:7", 10);
+            bounded && scheduler.queue() == ["b:0000000000000001:7"] && matches!(reply, Value::Array(_))
         },
         &["no_purge"],
     );
 }
 
-/// H15: the first of the line has left, and its give-back runs behind the offer.
+/// H15: the first waiter has left, and its release runs after the offer.
 #[test]
-fn a_give_back_that_runs_behind_the_offer_gives_it_on_at_once() {
+fn release_after_an_offer_passes_it_on_at_once() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            waits(lab, B, 2);
-            waits(lab, C, 3);
-            lab.leave(2);
-            lab.end(1, GuardEnd::Released);
-            let (ours, theirs) = (lab.last(A, "release"), lab.last(B, "release"));
-            lab.go(ours);
-            lab.go(theirs);
-            lab.flow(&[C]);
-            lab.is_in(3)
+        |scheduler| {
+            a_holds(scheduler);
+            waits(scheduler, B, 2);
+            waits(scheduler, C, 3);
+            scheduler.leave(2);
+            scheduler.end(1, GuardEnd::Released);
+            let (ours, theirs) = (scheduler.last(A, "release"), scheduler.last(B, "release"));
+            scheduler.run_and_reply(ours);
+            scheduler.run_and_reply(theirs);
+            scheduler.run_all(&[C]);
+            scheduler.is_holding(3)
         },
         &["leave_no_pass", "leave_no_lock"],
     );
 }
 
-/// H16: an id that nobody knows any more is offered the key.
+/// H16: a forgotten id gets an offer.
 #[test]
-fn what_is_offered_to_a_ghost_is_given_back_at_once() {
+fn offer_to_a_forgotten_id_is_released_at_once() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.stranger_lines_up("b:0000000000000001:77", 10);
-            lab.end(1, GuardEnd::Released);
-            lab.flow(&[A, B]);
-            lab.holder().is_none()
+        |scheduler| {
+            a_holds(scheduler);
+            scheduler.foreign_client_enqueues("b:0000000000000001:77", 10);
+            scheduler.end(1, GuardEnd::Released);
+            scheduler.run_all(&[A, B]);
+            scheduler.holder().is_none()
         },
         &["push_ignored"],
     );
 }
 
-/// H17: the give-back of a bad end gets lost; its repeat must not free the key any sooner.
+/// H17: the release of an aborted section is lost; its repetition must not free the key any sooner.
 #[test]
-fn a_bad_end_keeps_the_key_taken_even_if_it_has_to_be_told_twice() {
+fn repeated_release_keeps_the_lock_delay() {
     holds(
-        |lab| {
-            lab.ask_on(A, 1, true, HoldLimits { lock_delay: ms(1_000), ..HoldLimits::default() });
-            lab.flow(&[A]);
-            waits(lab, C, 3);
-            lab.end(1, GuardEnd::Dropped);
-            let lost = lab.last(A, "release");
-            lab.cut(lost);
-            let lost = lab.last(A, "release");
-            lab.cut(lost);
-            lab.later(50, &[A]);
-            lab.holder().is_some_and(|holder| holder.ends_with(":end")) && lab.ms_left() > 900
+        |scheduler| {
+            scheduler.request_with_limits(A, 1, true, HoldLimits { lock_delay: ms(1_000), ..HoldLimits::default() });
+            scheduler.run_all(&[A]);
+            waits(scheduler, C, 3);
+            scheduler.end(1, GuardEnd::Dropped);
+            let lost = scheduler.last(A, "release");
+            scheduler.cut(lost);
+            let lost = scheduler.last(A, "release");
+            scheduler.cut(lost);
+            scheduler.advance(50, &[A]);
+            scheduler.holder().is_some_and(|holder| holder.ends_with(":end")) && scheduler.ms_left() > 900
         },
         &["repeat_frees", "abandon_releases"],
     );
 }
 
-/// H19: the name of the lock is that of something else.
+/// H19: the name of the lock holds a value of another type.
 #[test]
-fn a_give_back_that_finds_another_type_is_answered_and_ends() {
+fn release_at_a_key_of_another_type_ends() {
     holds(
-        |lab| {
-            let name = lab.name();
-            lab.fake.command(&["SET", &name, "text"]);
-            lab.ask(B, 2, true);
-            lab.flow(&[B]);
-            lab.later(3_000, &[B]);
-            let refused = matches!(&lab.refused[..], [(2, LockError::Store(e))] if e.kind() == StoreErrorKind::Refused);
-            refused && lab.count(B, "release") <= 2 && lab.is_clean(&[B])
+        |scheduler| {
+            let name = scheduler.name();
+            scheduler.fake.command(&["SET", &name, "text"]);
+            scheduler.request(B, 2, true);
+            scheduler.run_all(&[B]);
+            scheduler.advance(3_000, &[B]);
+            let refused =
+                matches!(&scheduler.rejected[..], [(2, LockError::Store(e))] if e.kind() == StoreErrorKind::Refused);
+            refused && scheduler.count(B, "release") <= 2 && scheduler.is_clean(&[B])
         },
         &["leave_raises"],
     );
 }
 
-/// H21: who waits and who does not share an attempt. The first has a place that nobody heard of, and leaves.
+/// H21: a waiting and a non-waiting call share an attempt. The first has a queue entry without a
+/// reply, and leaves.
 #[test]
-fn a_place_is_not_forgotten_because_somebody_who_does_not_wait_is_refused() {
+fn rejected_call_without_wait_keeps_the_queue_entry() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.ask(B, 2, true);
-            let unheard = lab.last(B, "acquire");
-            lab.run(unheard);
-            lab.ask(B, 3, false);
-            lab.cut(unheard);
-            lab.leave(2);
-            lab.later(600, &[B]);
-            let refused = matches!(&lab.refused[..], [(3, LockError::Busy { .. })]);
-            refused && lab.line().is_empty()
+        |scheduler| {
+            a_holds(scheduler);
+            scheduler.request(B, 2, true);
+            let unheard = scheduler.last(B, "acquire");
+            scheduler.run(unheard);
+            scheduler.request(B, 3, false);
+            scheduler.cut(unheard);
+            scheduler.leave(2);
+            scheduler.advance(600, &[B]);
+            let refused = matches!(&scheduler.rejected[..], [(3, LockError::Busy { .. })]);
+            refused && scheduler.queue().is_empty()
         },
         &["q_fresh"],
     );
 }
 
-/// H22: the counter is lost, and the fences go on by the clock.
+/// H22: the counter is lost, and the fences continue with the clock.
 #[test]
-fn fences_rise_though_their_counter_is_lost() {
+fn fences_rise_after_a_lost_counter() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.end(1, GuardEnd::Released);
-            lab.flow(&[A]);
-            lab.fake.command(&["DEL", "tower-lock:lock:f"]);
-            lab.later(1, &[]);
-            waits(lab, B, 2);
-            lab.is_in(2) && lab.wrong.is_empty()
+        |scheduler| {
+            a_holds(scheduler);
+            scheduler.end(1, GuardEnd::Released);
+            scheduler.run_all(&[A]);
+            scheduler.fake.command(&["DEL", "tower-lock:lock:f"]);
+            scheduler.advance(1, &[]);
+            waits(scheduler, B, 2);
+            scheduler.is_holding(2) && scheduler.violations.is_empty()
         },
         &[],
     );
 }
 
-/// The server's clock was set back; the counter is what is left.
+/// The server clock was set back; the counter remains.
 #[test]
-fn fences_rise_though_the_clock_was_set_back() {
+fn fences_rise_after_the_clock_was_set_back() {
     holds(
-        |lab| {
-            // By ten hours.
-            let ahead = lab.server_us() + 36_000_000_000;
-            lab.fake.command(&["SET", "tower-lock:lock:f", &ahead.to_string()]);
-            a_is_in(lab);
-            lab.end(1, GuardEnd::Released);
-            lab.flow(&[A]);
-            waits(lab, B, 2);
-            let holder = lab.name();
-            lab.fake.data().hash(&holder)[0].1 == (ahead + 2).to_string()
+        |scheduler| {
+            // Ten hours.
+            let ahead = scheduler.server_us() + 36_000_000_000;
+            scheduler.fake.command(&["SET", "tower-lock:lock:f", &ahead.to_string()]);
+            a_holds(scheduler);
+            scheduler.end(1, GuardEnd::Released);
+            scheduler.run_all(&[A]);
+            waits(scheduler, B, 2);
+            let holder = scheduler.name();
+            scheduler.fake.data().hash(&holder)[0].1 == (ahead + 2).to_string()
         },
         &["fence_clock"],
     );
 }
 
-/// H23: a renewal runs at once, and is answered late.
+/// H23: a renewal runs at once, and its reply is late.
 #[test]
-fn a_renewal_counts_from_when_it_was_asked_for() {
+fn renewal_counts_from_when_it_was_sent() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.later(10_001, &[]);
-            let renew = lab.last(A, "renew");
-            lab.run(renew);
-            lab.later(490, &[]);
-            lab.answer(renew);
-            lab.later(29_515, &[]);
-            lab.ask(C, 3, true);
-            let acquire = lab.last(C, "acquire");
-            lab.go(acquire);
-            lab.is_in(3) && lab.wrong.is_empty()
+        |scheduler| {
+            a_holds(scheduler);
+            scheduler.advance(10_001, &[]);
+            let renew = scheduler.last(A, "renew");
+            scheduler.run(renew);
+            scheduler.advance(490, &[]);
+            scheduler.deliver_reply(renew);
+            scheduler.advance(29_515, &[]);
+            scheduler.request(C, 3, true);
+            let acquire = scheduler.last(C, "acquire");
+            scheduler.run_and_reply(acquire);
+            scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
         &["renew_recv"],
     );
 }
 
 #[test]
-fn a_grant_counts_from_when_it_was_asked_for() {
+fn grant_counts_from_when_it_was_requested() {
     holds(
-        |lab| {
-            lab.ask(A, 1, true);
-            let acquire = lab.last(A, "acquire");
-            lab.run(acquire);
-            lab.later(490, &[]);
-            lab.answer(acquire);
-            lab.later(29_515, &[]);
-            lab.ask(C, 3, true);
-            let acquire = lab.last(C, "acquire");
-            lab.go(acquire);
-            lab.is_in(3) && lab.wrong.is_empty()
+        |scheduler| {
+            scheduler.request(A, 1, true);
+            let acquire = scheduler.last(A, "acquire");
+            scheduler.run(acquire);
+            scheduler.advance(490, &[]);
+            scheduler.deliver_reply(acquire);
+            scheduler.advance(29_515, &[]);
+            scheduler.request(C, 3, true);
+            let acquire = scheduler.last(C, "acquire");
+            scheduler.run_and_reply(acquire);
+            scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
         &["recv_time"],
     );
 }
 
-/// What was said while nobody listened is lost: whoever waits asks at once, and not at its next check-in.
+/// Messages are lost while unsubscribed: waiters poll at once, and not at their next interval.
 #[test]
-fn who_waits_asks_at_once_when_messages_may_have_been_lost() {
+fn waiter_polls_at_once_after_a_message_gap() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            waits(lab, B, 2);
-            lab.end(1, GuardEnd::Released);
-            lab.flow(&[A]);
-            lab.messages.clear();
-            lab.gap(B);
-            lab.flow(&[B]);
-            lab.is_in(2)
+        |scheduler| {
+            a_holds(scheduler);
+            waits(scheduler, B, 2);
+            scheduler.end(1, GuardEnd::Released);
+            scheduler.run_all(&[A]);
+            scheduler.messages.clear();
+            scheduler.gap(B);
+            scheduler.run_all(&[B]);
+            scheduler.is_holding(2)
         },
         &["no_gap_checkin"],
     );
 }
 
-/// Found by a seed: a section has ended in time, and its limit passes while others are asked whether they want their turn.
+/// Found by a seed: a section has ended in time, and its limit passes during a yield.
 #[test]
-fn a_limit_that_passes_while_the_turn_is_offered_keeps_nobody_busy() {
+fn max_hold_during_a_yield_causes_no_busy_loop() {
     holds(
-        |lab| {
-            lab.ask_on(A, 1, true, HoldLimits { max_hold: Some(ms(200)), ..HoldLimits::default() });
-            lab.flow(&[A]);
-            lab.ask(A, 2, true);
-            lab.later(150, &[]);
-            lab.end(1, GuardEnd::Released);
-            let turn = lab.last(A, "yield");
-            lab.later(300, &[]);
-            let still = lab.wrong.is_empty();
-            lab.go(turn);
-            still && lab.is_in(2)
+        |scheduler| {
+            scheduler.request_with_limits(A, 1, true, HoldLimits { max_hold: Some(ms(200)), ..HoldLimits::default() });
+            scheduler.run_all(&[A]);
+            scheduler.request(A, 2, true);
+            scheduler.advance(150, &[]);
+            scheduler.end(1, GuardEnd::Released);
+            let turn = scheduler.last(A, "yield");
+            scheduler.advance(300, &[]);
+            let still = scheduler.violations.is_empty();
+            scheduler.run_and_reply(turn);
+            still && scheduler.is_holding(2)
         },
         &[],
     );
 }
 
-/// Found by a seed: our clock is as fast as it may be, and nothing was heard for a while.
+/// Found by a seed: the local clock is as fast as allowed, and no reply came for a while.
 #[test]
-fn an_acquire_is_void_by_the_servers_clock_when_it_is_by_ours_however_fast_that_is() {
+fn acquire_expires_on_the_server_with_any_local_clock_rate() {
     for rate in [0.9901, 1.0, 1.0099] {
         for silence in [0, 5_000, 9_000, 60_000] {
-            let mut lab = Lab::with_rate(None, true, rate);
-            lab.later(silence, &[]);
-            lab.ask(A, 1, true);
-            let acquire = lab.last(A, "acquire");
-            let asked = lab.local();
-            let until: i64 = lab.args(acquire)[1].parse().expect("a number");
-            // Half a second of ours.
-            while lab.local().saturating_duration_since(asked) < ms(500) {
-                lab.later(1, &[]);
+            let mut scheduler = ManualScheduler::with_rate(None, true, rate);
+            scheduler.advance(silence, &[]);
+            scheduler.request(A, 1, true);
+            let acquire = scheduler.last(A, "acquire");
+            let asked = scheduler.local();
+            let until: i64 = scheduler.args(acquire)[1].parse().expect("a number");
+            // Half a second of local time.
+            while scheduler.local().saturating_duration_since(asked) < ms(500) {
+                scheduler.advance(1, &[]);
             }
-            assert!(until <= lab.server_us(), "{rate}, after {silence} ms: {until}, and it is {}", lab.server_us());
+            assert!(
+                until <= scheduler.server_us(),
+                "{rate}, after {silence} ms: {until}, and it is {}",
+                scheduler.server_us()
+            );
         }
     }
 }
 
-/// The server's clock is learnt from an answer that was long under way.
+/// The server clock is learnt from a slow reply.
 #[test]
-fn an_acquire_is_void_when_it_is_due_however_slow_the_answers_are() {
+fn acquire_expires_in_time_with_slow_replies() {
     holds(
-        |lab| {
-            lab.ask(A, 1, true);
-            lab.later(400, &[]);
-            lab.flow(&[A]);
-            lab.end(1, GuardEnd::Released);
-            lab.flow(&[A]);
-            lab.ask(A, 2, true);
-            let late = lab.last(A, "acquire");
-            lab.cut(late);
-            lab.leave(2);
-            lab.later(600, &[A]);
-            lab.run(late);
-            lab.is_clean(&[A])
+        |scheduler| {
+            scheduler.request(A, 1, true);
+            scheduler.advance(400, &[]);
+            scheduler.run_all(&[A]);
+            scheduler.end(1, GuardEnd::Released);
+            scheduler.run_all(&[A]);
+            scheduler.request(A, 2, true);
+            let late = scheduler.last(A, "acquire");
+            scheduler.cut(late);
+            scheduler.leave(2);
+            scheduler.advance(600, &[A]);
+            scheduler.run(late);
+            scheduler.is_clean(&[A])
         },
         &["until_upper", "no_until"],
     );
 }
 
 #[test]
-fn who_goes_on_after_a_yield_has_a_full_lease_there_too() {
+fn holder_that_continues_after_a_yield_has_a_full_lease() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.ask(A, 2, true);
-            lab.later(15_000, &[]);
-            lab.end(1, GuardEnd::Released);
-            let turn = lab.last(A, "yield");
-            lab.go(turn);
-            lab.is_in(2) && lab.ms_left() > 29_000
+        |scheduler| {
+            a_holds(scheduler);
+            scheduler.request(A, 2, true);
+            scheduler.advance(15_000, &[]);
+            scheduler.end(1, GuardEnd::Released);
+            let turn = scheduler.last(A, "yield");
+            scheduler.run_and_reply(turn);
+            scheduler.is_holding(2) && scheduler.ms_left() > 29_000
         },
         &["yield_no_extend"],
     );
 }
 
 #[test]
-fn whoever_has_yielded_waits_for_its_next_turn() {
+fn yielded_holder_waits_for_its_next_turn() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.ask(A, 2, true);
-            waits(lab, B, 3);
-            lab.later(150, &[]);
-            lab.end(1, GuardEnd::Released);
-            lab.flow(&[A]);
-            let a_is_in = lab.is_in(2);
-            lab.flow(&[B]);
-            !a_is_in && lab.is_in(3) && lab.wrong.is_empty()
+        |scheduler| {
+            a_holds(scheduler);
+            scheduler.request(A, 2, true);
+            waits(scheduler, B, 3);
+            scheduler.advance(150, &[]);
+            scheduler.end(1, GuardEnd::Released);
+            scheduler.run_all(&[A]);
+            let a_holds = scheduler.is_holding(2);
+            scheduler.run_all(&[B]);
+            !a_holds && scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
         &["yield_keeps", "no_yield"],
     );
 }
 
-/// A copy of a yield comes when the section runs that the first one let go on, and somebody waits by now.
+/// A copy of a yield runs during the section that the first one continued, with a waiter.
 #[test]
-fn a_copy_of_a_yield_gives_nothing_away() {
+fn copy_of_a_yield_frees_nothing() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.ask(A, 2, true);
-            lab.later(150, &[]);
-            lab.end(1, GuardEnd::Released);
-            let turn = lab.last(A, "yield");
-            lab.go(turn);
-            waits(lab, B, 3);
-            lab.run(turn);
-            lab.flow(&[B]);
-            lab.is_in(2) && !lab.is_in(3) && lab.wrong.is_empty()
+        |scheduler| {
+            a_holds(scheduler);
+            scheduler.request(A, 2, true);
+            scheduler.advance(150, &[]);
+            scheduler.end(1, GuardEnd::Released);
+            let turn = scheduler.last(A, "yield");
+            scheduler.run_and_reply(turn);
+            waits(scheduler, B, 3);
+            scheduler.run(turn);
+            scheduler.run_all(&[B]);
+            scheduler.is_holding(2) && !scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
         &["yield_any_fence"],
     );
 }
 
-/// Found by a seed: a yield gets no answer, the next id lines up, and then the yield runs.
+/// Found by a seed: a yield gets no reply, the next id enqueues, and then the yield runs.
 #[test]
-fn a_yield_that_runs_behind_the_question_for_the_next_id_leaves_it_no_second_place() {
+fn late_yield_leaves_no_second_queue_entry() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.ask(A, 2, true);
-            lab.later(150, &[]);
-            lab.end(1, GuardEnd::Released);
-            let turn = lab.last(A, "yield");
-            lab.cut(turn);
-            let next = lab.last(A, "acquire");
-            lab.run(next);
-            let was_in_line = lab.line().len() == 1;
-            lab.run(turn);
-            lab.answer(next);
-            lab.flow(&[A]);
-            let is_in = lab.is_in(2);
-            lab.end(2, GuardEnd::Released);
-            let release = lab.last(A, "release");
-            lab.run(release);
-            was_in_line && is_in && lab.is_clean(&[])
+        |scheduler| {
+            a_holds(scheduler);
+            scheduler.request(A, 2, true);
+            scheduler.advance(150, &[]);
+            scheduler.end(1, GuardEnd::Released);
+            let turn = scheduler.last(A, "yield");
+            scheduler.cut(turn);
+            let next = scheduler.last(A, "acquire");
+            scheduler.run(next);
+            let was_in_line = scheduler.queue().len() == 1;
+            scheduler.run(turn);
+            scheduler.deliver_reply(next);
+            scheduler.run_all(&[A]);
+            let is_in = scheduler.is_holding(2);
+            scheduler.end(2, GuardEnd::Released);
+            let release = scheduler.last(A, "release");
+            scheduler.run(release);
+            was_in_line && is_in && scheduler.is_clean(&[])
         },
         &[],
     );
 }
 
-/// The deadline is over and nobody has looked yet: it is looked at before anything runs.
+/// The deadline has passed without a check: it is checked before any work runs.
 #[test]
-fn a_lease_that_is_over_is_over_whoever_looks_first() {
+fn expired_lease_is_ended_in_any_order_of_checks() {
     holds(
-        |lab| {
-            a_is_in(lab);
-            lab.freeze(A);
-            lab.later(30_010, &[]);
-            waits(lab, C, 3);
-            !lab.is_in(1) && lab.is_in(3) && lab.wrong.is_empty()
+        |scheduler| {
+            a_holds(scheduler);
+            scheduler.freeze(A);
+            scheduler.advance(30_010, &[]);
+            waits(scheduler, C, 3);
+            !scheduler.is_holding(1) && scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
         &[],
     );
 }
 
-/// Found by a seed: the first one leaves while it is asked for, and the next one wants the key to be kept for longer than the store was told.
+/// Found by a seed: the first client leaves during the acquire, and the next one needs a longer
+/// lease than requested.
 #[test]
-fn a_grant_that_yields_before_its_first_section_is_renewed_all_the_same() {
+fn grant_that_yields_before_its_first_section_is_renewed() {
     holds(
-        |lab| {
-            lab.ask(A, 1, true);
-            let acquire = lab.last(A, "acquire");
-            lab.ask_on(A, 2, true, HoldLimits { lock_delay: ms(3_000), ..HoldLimits::default() });
-            lab.leave(1);
-            lab.go(acquire);
-            let yields = lab.count(A, "yield");
-            lab.flow(&[A]);
-            let began = lab.is_in(2);
-            lab.later(40_000, &[A]);
-            yields == 1 && began && lab.is_in(2) && lab.count(A, "renew") >= 3
+        |scheduler| {
+            scheduler.request(A, 1, true);
+            let acquire = scheduler.last(A, "acquire");
+            scheduler.request_with_limits(A, 2, true, HoldLimits { lock_delay: ms(3_000), ..HoldLimits::default() });
+            scheduler.leave(1);
+            scheduler.run_and_reply(acquire);
+            let yields = scheduler.count(A, "yield");
+            scheduler.run_all(&[A]);
+            let began = scheduler.is_holding(2);
+            scheduler.advance(40_000, &[A]);
+            yields == 1 && began && scheduler.is_holding(2) && scheduler.count(A, "renew") >= 3
         },
         &["no_renew"],
     );

@@ -1,23 +1,26 @@
-//! Each rule is there for a reason: without it, worlds go wrong. A simulator that notices nothing proves nothing.
+//! Each rule of the protocol has a mutant that breaks it, and the simulator detects every mutant.
 //!
-//! | mutant | noticed by |
+//! | mutant | detected by |
 //! |---|---|
-//! | those in [`RANDOM`] | random worlds, as many as it says, and some directly as well |
-//! | those in [`DIRECTED`] | tests in `directed.rs` alone: it takes too much at once, or costs nothing but time |
+//! | those in [`RANDOM`] | random simulations; some by a directed test as well |
+//! | those in [`DIRECTED`] | tests in `directed.rs` only: it needs rare events, or costs only time |
 //!
-//! Of what the older protocol was attacked with, this one has no counterpart for `batch_*` (one key a script, and renewals look at each key by
-//! itself), `leave_first` (an attempt has one call under way at a time, and while it holds none; `repeat_frees` is what is left of it), `no_unknown`
-//! (here the same as `leave_once`), and for whatever ran on a message alone (`wake_recv`, `no_fence`, `own_offer_only`, `my_offer`,
-//! `wait_now_not_counter`, `reply_no_counter`, `counter_only`, `f0_any`): a woken process asks first.
+//! Some attacks on the older protocol have no counterpart here: `batch_*` (one key per script, and
+//! renewals check each key separately), `leave_first` (an attempt has one call in flight, and none
+//! while it holds; `repeat_frees` remains of it), `no_unknown` (the same as `leave_once`), and all
+//! that acted on a message alone (`wake_recv`, `no_fence`, `own_offer_only`, `my_offer`,
+//! `wait_now_not_counter`, `reply_no_counter`, `counter_only`, `f0_any`): a woken process sends a
+//! request first.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use tower_lock_simulator::{
     mutants::{MUTANTS, Mutant},
-    world::{self, Options},
+    simulation::{self, Options},
 };
 
-/// How many worlds it took when this was written, from the first seed on. Three times as many are tried, and a few more.
+/// The number of simulations until the detection, from the first seed on. The test runs three times
+/// as many, and 300 more.
 const RANDOM: &[(&str, u64)] = &[
     ("recv_time", 279),
     ("no_corr", 2),
@@ -56,55 +59,55 @@ const RANDOM: &[(&str, u64)] = &[
     ("yield_any_fence", 303),
 ];
 
-/// Where, and why not at random.
+/// Why random simulations do not detect them.
 const DIRECTED: &[(&str, &str)] = &[
-    ("no_gap_checkin", "costs a check-in, a second, and no promise"),
-    ("no_purge", "no world has a thousand processes"),
-    ("push_ignored", "no ghost is there to be offered anything, while the rest holds"),
-    ("leave_raises", "no world writes another type in the place of a lock"),
-    ("renew_recv", "one in two thousand worlds: a slow renewal, and then none for a whole lease"),
+    ("no_gap_checkin", "costs a poll interval and breaks no guarantee"),
+    ("no_purge", "no simulation has a thousand processes"),
+    ("push_ignored", "no forgotten id gets an offer while the rest works"),
+    ("leave_raises", "no simulation writes another type to the key of a lock"),
+    ("renew_recv", "one in two thousand seeds: a slow renewal, and then none for a whole lease"),
     (
         "yield_clean",
-        "one in three thousand worlds: a lost acquire, another one, a whole turn and a yield, all within half a second",
+        "one in three thousand seeds: a lost acquire, another one, a whole section and a yield, all within half a second",
     ),
 ];
 
-fn is_noticed(mutant: &Mutant, worlds: u64) -> bool {
+fn is_detected(mutant: &Mutant, seeds: u64) -> bool {
     let mut options = Options::default();
     if let Some(name) = mutant.option {
         options.set(name).expect("there is one");
     }
-    let (next, noticed) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (next, detected) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
-                while !noticed.load(Relaxed) {
+                while !detected.load(Relaxed) {
                     let seed = next.fetch_add(1, Relaxed);
-                    if seed >= worlds {
+                    if seed >= seeds {
                         return;
                     }
-                    if world::run(seed, Some(mutant), options, false).violation.is_some() {
-                        noticed.store(true, Relaxed);
+                    if simulation::run(seed, Some(mutant), options, false).violation.is_some() {
+                        detected.store(true, Relaxed);
                     }
                 }
             });
         }
     });
-    noticed.load(Relaxed)
+    detected.load(Relaxed)
 }
 
 #[test]
-fn whatever_is_wrong_is_noticed_in_random_worlds() {
-    let unnoticed = RANDOM.iter().filter(|(name, worlds)| {
+fn random_simulations_detect_mutants() {
+    let undetected = RANDOM.iter().filter(|(name, seeds)| {
         let mutant = Mutant::named(name).expect("there is one");
-        !is_noticed(mutant, 3 * worlds + 300)
+        !is_detected(mutant, 3 * seeds + 300)
     });
-    let unnoticed: Vec<_> = unnoticed.map(|(name, _)| name).collect();
-    assert!(unnoticed.is_empty(), "{unnoticed:?}");
+    let undetected: Vec<_> = undetected.map(|(name, _)| name).collect();
+    assert!(undetected.is_empty(), "{undetected:?}");
 }
 
 #[test]
-fn every_mutant_is_noticed_somewhere() {
+fn every_mutant_is_detected() {
     let known = |mutant: &&Mutant| {
         let random = RANDOM.iter().any(|(name, _)| *name == mutant.name);
         random != DIRECTED.iter().any(|(name, _)| *name == mutant.name)
@@ -113,6 +116,6 @@ fn every_mutant_is_noticed_somewhere() {
     assert!(unknown.is_empty(), "{unknown:?}");
     let directed = include_str!("directed.rs");
     for (name, _) in DIRECTED {
-        assert!(directed.contains(&format!("\"{name}\"")), "nothing shows {name}");
+        assert!(directed.contains(&format!("\"{name}\"")), "no directed test has {name}");
     }
 }

@@ -17,7 +17,7 @@ use tower_lock::{
         ReleaseRequest, RenewReply, RenewRequest, StoreEvent, YieldReply, YieldRequest,
     },
 };
-use tower_lock_simulator::fake::{Dump, Fake};
+use tower_lock_simulator::fake::{Dump, FakeRedis};
 
 const SCRIPTS: [&str; 7] = ["acquire", "force", "inspect", "release", "renew", "self_test", "yield"];
 const EXCHANGES: [&str; 10] = [
@@ -33,7 +33,7 @@ const EXCHANGES: [&str; 10] = [
     "yield",
 ];
 
-/// Of all files of the recording, in the order above.
+/// Over all files of the recording, in the order above.
 const SHA1: &str = "763aa351117758c964492c7038f4b46643fdc870";
 
 // === the format of an exchange, one step a line ===
@@ -74,7 +74,7 @@ struct Call {
     data: Option<Data>,
 }
 
-/// Of each key its type, its expiry by the server's clock in milliseconds, and its content.
+/// The type, expiry by the server clock in milliseconds, and content of each key.
 type Data = BTreeMap<String, Json>;
 
 #[derive(Debug, PartialEq, Eq, Deserialize)]
@@ -104,7 +104,7 @@ struct Renewal {
     lease: i64,
 }
 
-/// Of the queue: the lease of an offer, how long an entry is kept, the capacity.
+/// The queue: lease of an offer, TTL of an entry, capacity.
 #[derive(Clone, Copy, Debug, Deserialize)]
 struct Terms(i64, i64, usize);
 
@@ -146,7 +146,7 @@ fn lock_key(name: &str) -> LockKey {
         "other" => LockKey::from(("n", 1)),
         "tag" => raw("shop{7} x"),
         "raw" => raw("myLock"),
-        // No store accepts it.
+        // Stores reject it.
         "reserved" => raw("tower-lock:lock:f"),
         _ => panic!("{name}"),
     }
@@ -251,7 +251,7 @@ impl Request {
                 )
             }),
         };
-        let means = means.unwrap_or_else(|_| "no reply of ours".to_owned());
+        let means = means.unwrap_or_else(|_| "an unknown reply".to_owned());
         if fence_was_replaced(reply) { format!("{means}, healed") } else { means }
     }
 }
@@ -289,7 +289,7 @@ fn as_json(reply: &Value) -> Json {
         Value::Nil => Json::Null,
         Value::Int(number) => json!(number),
         Value::BulkString(text) => json!(String::from_utf8(text.clone()).expect("text")),
-        // The fake server marks errors so.
+        // The fake server marks errors this way.
         Value::SimpleString(text) => json!({ "error": text.strip_prefix('-').expect("an error") }),
         Value::Array(items) => items.iter().map(as_json).collect(),
         other => panic!("{other:?}"),
@@ -305,7 +305,7 @@ fn as_reply(json: &Json) -> Value {
     }
 }
 
-fn data(fake: &Fake) -> Data {
+fn data(fake: &FakeRedis) -> Data {
     let mut data = fake.data();
     let now = data.now_us / 1_000;
     let as_json = |dump: Dump| {
@@ -333,12 +333,12 @@ fn calls(exchange: &Exchange) -> impl Iterator<Item = (String, &Call)> {
 
 // === replays ===
 
-/// Runs all exchanges; `is_current` says of the number of a call whether the current script runs.
+/// Runs all exchanges; `is_current` selects the calls that run the current script.
 fn replay(is_current: impl Fn(usize) -> bool) {
     let old: BTreeMap<_, _> = SCRIPTS.into_iter().map(|name| (name, recorded_script(name))).collect();
     for exchange in exchanges() {
         let names = names(&exchange);
-        let mut fake = Fake::new(&[]);
+        let mut fake = FakeRedis::new(&[]);
         let mut number = 0;
         let mut expected = Data::new();
         for (at, step) in exchange.steps.iter().enumerate() {
@@ -378,19 +378,19 @@ fn replay(is_current: impl Fn(usize) -> bool) {
 }
 
 #[test]
-fn the_recording_is_never_edited() {
+fn recording_is_never_edited() {
     let scripts = SCRIPTS.map(recorded_script).concat();
     let exchanges = EXCHANGES.map(|name| recorded(&format!("exchanges/{name}.jsonl"))).concat();
     assert_eq!(Script::new(&(scripts + &exchanges)).get_hash(), SHA1);
 }
 
 #[test]
-fn the_fake_server_runs_the_recorded_scripts_as_recorded() {
+fn fake_server_runs_recorded_scripts_as_recorded() {
     replay(|_| false);
 }
 
 #[test]
-fn the_current_scripts_do_what_was_recorded() {
+fn current_scripts_reproduce_the_recording() {
     replay(|_| true);
 }
 

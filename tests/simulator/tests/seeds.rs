@@ -1,4 +1,5 @@
-//! Two thousand worlds, and in half of them something that most are spared: an operator, a stranger, a clock that is set, a Redis that forgets.
+//! Two thousand simulations, half of them with an option: a force release, a foreign client, a
+//! clock that is set, or lost data.
 
 use std::{
     sync::{
@@ -8,7 +9,7 @@ use std::{
     thread,
 };
 
-use tower_lock_simulator::world::{self, Options};
+use tower_lock_simulator::simulation::{self, Options};
 
 const SEEDS: u64 = 2_000;
 
@@ -17,7 +18,7 @@ fn option(seed: u64) -> Option<&'static str> {
 }
 
 #[test]
-fn in_two_thousand_worlds_nobody_is_in_twice_and_nothing_is_left_behind() {
+fn two_thousand_simulations_keep_exclusion_and_clean_up() {
     let (next, sections) = (AtomicU64::new(0), AtomicU64::new(0));
     let failed = Mutex::new(Vec::new());
     let run = || {
@@ -31,7 +32,7 @@ fn in_two_thousand_worlds_nobody_is_in_twice_and_nothing_is_left_behind() {
             if let Some(name) = option {
                 options.set(name).expect("there is one");
             }
-            let report = world::run(seed, None, options, false);
+            let report = simulation::run(seed, None, options, false);
             sections.fetch_add(report.sections, Relaxed);
             if let Some(violation) = report.violation {
                 let option = option.map(|name| format!(" --option {name}")).unwrap_or_default();
@@ -51,10 +52,12 @@ fn in_two_thousand_worlds_nobody_is_in_twice_and_nothing_is_left_behind() {
 }
 
 #[test]
-fn a_seed_is_the_same_world_every_time() {
+fn seed_is_deterministic() {
     for seed in [1, 2, 3] {
-        let (one, other) =
-            (world::run(seed, None, Options::default(), true), world::run(seed, None, Options::default(), true));
+        let (one, other) = (
+            simulation::run(seed, None, Options::default(), true),
+            simulation::run(seed, None, Options::default(), true),
+        );
         assert!(!one.trace.is_empty() && one.trace == other.trace, "{seed}");
     }
 }

@@ -1,4 +1,4 @@
-//! Clients over real sockets, which stay to the end or leave where they were told to.
+//! HTTP clients over real sockets that wait for their response, or leave at a given point.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use std::{
 
 use axum::{
     body::Bytes,
-    http::{Request, Response, header},
+    http::{self, Response, header},
 };
 use h2::client as http2;
 use http_body_util::{BodyExt, Empty};
@@ -25,10 +25,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::plan::{How, Leaves, Plan, Protocol, When};
+use crate::workload::{ClientLeaves, LeaveKind, LeavePoint, Protocol, Workload};
 
-/// All the clients of a storm. Those that stay use the connections of those before them; those that leave take one down with them, or
-/// nothing but their stream.
+/// The clients of a storm. Waiting clients share connections; a leaving client closes its own
+/// connection or resets its stream.
 #[derive(Debug)]
 pub(crate) struct Clients {
     idle: Mutex<HashMap<SocketAddr, Vec<http1::SendRequest<Empty<Bytes>>>>>,
@@ -36,46 +36,46 @@ pub(crate) struct Clients {
     opening: Semaphore,
 }
 
-/// A request, and whether its client waits for the answer.
+/// A request, and when its client leaves.
 #[derive(Clone, Debug)]
-pub struct Ask {
-    /// What it is called.
+pub struct Request {
+    /// The name of the request.
     pub name: String,
-    /// What it asks for.
+    /// The path and query.
     pub path: String,
-    /// What its client speaks.
+    /// The protocol of its client.
     pub protocol: Protocol,
-    /// When its client leaves.
-    pub leaves: Option<Leaves>,
+    /// When its client leaves. `None`: after the response.
+    pub leaves: Option<ClientLeaves>,
 }
 
-/// What a client saw.
+/// What a client observed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
-    /// An answer, to its end.
+pub enum Observed {
+    /// A complete response.
     Answer {
-        /// Its status.
+        /// The status.
         status: u16,
         /// `outcome` of its problem details.
         outcome: Option<String>,
-        /// The last word of their `type`.
+        /// The last part of their `type`.
         kind: Option<String>,
     },
-    /// It left before there was one.
+    /// The client left before the response.
     Left,
-    /// The connection broke, or the stream.
+    /// The connection or the stream broke.
     Broken,
 }
 
-/// An HTTP/2 connection of many.
+/// A shared HTTP/2 connection.
 #[derive(Debug)]
 struct Shared {
     requests: http2::SendRequest<Bytes>,
     connection: JoinHandle<()>,
 }
 
-/// An answer whose body has yet to come.
-struct Answering {
+/// A response whose body is not read yet.
+struct PartialResponse {
     head: Response<()>,
     body: Body,
 }
@@ -85,61 +85,63 @@ enum Body {
     Http2(h2::RecvStream),
 }
 
-/// Why there is no answer.
+/// Why there is no response.
 enum Failure {
-    /// Nobody has seen the request: it may be sent again.
+    /// The server did not get the request: it can be sent again.
     NotSent,
     Broken,
 }
 
-/// To one instance; each has some hundred streams.
+/// Per instance; each has some hundred streams.
 const CONNECTIONS: usize = 4;
 
-/// A connection that was kept may be at its end; a new one is not.
+/// A kept connection may be closed; a new one is not.
 const TRIES: usize = 5;
 
 // === impl Ask ===
 
-impl Ask {
-    /// By a client that stays.
+impl Request {
+    /// A request of a waiting client.
     #[must_use]
     pub fn new(name: &str, path: &str) -> Self {
         Self { name: name.to_owned(), path: path.to_owned(), protocol: Protocol::Http1, leaves: None }
     }
 
-    /// By a client that leaves.
+    /// A request of a leaving client.
     #[must_use]
-    pub fn leaving(self, leaves: Leaves) -> Self {
+    pub fn leaving(self, leaves: ClientLeaves) -> Self {
         Self { leaves: Some(leaves), ..self }
     }
 
-    fn request<B>(&self, to: SocketAddr, body: B) -> Request<B> {
-        let request = Request::post(format!("http://{to}{}", self.path)).header(header::HOST, to.to_string());
+    fn to_http<B>(&self, to: SocketAddr, body: B) -> http::Request<B> {
+        let request = http::Request::post(format!("http://{to}{}", self.path)).header(header::HOST, to.to_string());
         request.header("x-request", &self.name).body(body).expect("a request")
     }
 
-    /// One with a body, which nobody needs, byte for byte.
+    /// The bytes of a request with an unused body.
     fn in_bytes(&self, to: SocketAddr) -> String {
         let Self { path, name, .. } = self;
         format!("POST {path} HTTP/1.1\r\nhost: {to}\r\nx-request: {name}\r\ncontent-length: 40\r\n\r\n{:40}", "")
     }
 
-    fn leaves_in_the_body(&self) -> bool {
-        self.leaves.is_some_and(|leaves| leaves.when == When::InTheBody)
+    fn leaves_in_body(&self) -> bool {
+        self.leaves.is_some_and(|leaves| leaves.point == LeavePoint::InBody)
     }
 
-    /// It waits no longer than it wants to.
-    async fn patiently(&self, work: impl Future<Output = Result<Seen, Failure>>) -> Result<Seen, Failure> {
+    /// Stops when the client leaves.
+    async fn until_leaving(&self, work: impl Future<Output = Result<Observed, Failure>>) -> Result<Observed, Failure> {
         match self.leaves {
-            Some(Leaves { when: When::After(limit), .. }) => timeout(limit, work).await.unwrap_or(Ok(Seen::Left)),
+            Some(ClientLeaves { point: LeavePoint::After(limit), .. }) => {
+                timeout(limit, work).await.unwrap_or(Ok(Observed::Left))
+            }
             _ => work.await,
         }
     }
 }
 
-impl From<&Plan> for Ask {
-    fn from(plan: &Plan) -> Self {
-        Self { name: plan.name(), path: plan.path(), protocol: plan.protocol, leaves: plan.leaves }
+impl From<&Workload> for Request {
+    fn from(workload: &Workload) -> Self {
+        Self { name: workload.name(), path: workload.path(), protocol: workload.protocol, leaves: workload.leaves }
     }
 }
 
@@ -150,17 +152,19 @@ impl Clients {
         Self { idle: Mutex::default(), shared: Mutex::default(), opening: Semaphore::new(1) }
     }
 
-    pub(crate) async fn ask(&self, to: SocketAddr, ask: &Ask) -> Seen {
-        let seen = match (ask.protocol, ask.leaves) {
-            (Protocol::Http1, None) => self.on_a_kept_one(to, ask).await,
-            (Protocol::Http1, Some(leaves)) => alone_on_http1(to, ask, leaves).await,
-            (Protocol::Http2, None | Some(Leaves { how: How::Reset, .. })) => self.on_a_shared_one(to, ask).await,
-            (Protocol::Http2, Some(leaves)) => alone_on_http2(to, ask, leaves).await,
+    pub(crate) async fn send(&self, to: SocketAddr, request: &Request) -> Observed {
+        let observed = match (request.protocol, request.leaves) {
+            (Protocol::Http1, None) => self.send_on_kept_connection(to, request).await,
+            (Protocol::Http1, Some(leaves)) => send_and_leave_on_http1(to, request, leaves).await,
+            (Protocol::Http2, None | Some(ClientLeaves { kind: LeaveKind::Reset, .. })) => {
+                self.send_on_shared_connection(to, request).await
+            }
+            (Protocol::Http2, Some(leaves)) => send_and_leave_on_http2(to, request, leaves).await,
         };
-        seen.unwrap_or(Seen::Broken)
+        observed.unwrap_or(Observed::Broken)
     }
 
-    async fn on_a_kept_one(&self, to: SocketAddr, ask: &Ask) -> Result<Seen, Failure> {
+    async fn send_on_kept_connection(&self, to: SocketAddr, request: &Request) -> Result<Observed, Failure> {
         for _ in 0..TRIES {
             let kept = guarded(&self.idle).get_mut(&to).and_then(Vec::pop);
             let mut requests = match kept {
@@ -174,11 +178,11 @@ impl Clients {
             if requests.ready().await.is_err() {
                 continue;
             }
-            match send_on_http1(&mut requests, ask.request(to, Empty::new())).await {
+            match send_on_http1(&mut requests, request.to_http(to, Empty::new())).await {
                 Ok(answering) => {
-                    let seen = answering.read(false).await?;
+                    let observed = answering.read(false).await?;
                     guarded(&self.idle).entry(to).or_default().push(requests);
-                    return Ok(seen);
+                    return Ok(observed);
                 }
                 Err(Failure::NotSent) => {}
                 Err(Failure::Broken) => break,
@@ -187,10 +191,10 @@ impl Clients {
         Err(Failure::Broken)
     }
 
-    async fn on_a_shared_one(&self, to: SocketAddr, ask: &Ask) -> Result<Seen, Failure> {
+    async fn send_on_shared_connection(&self, to: SocketAddr, request: &Request) -> Result<Observed, Failure> {
         for _ in 0..TRIES {
             let mut requests = self.shared(to).await?;
-            match ask.patiently(exchange_on_http2(&mut requests, to, ask)).await {
+            match request.until_leaving(exchange_on_http2(&mut requests, to, request)).await {
                 Err(Failure::NotSent) => self.forget(to),
                 other => return other,
             }
@@ -198,7 +202,7 @@ impl Clients {
         Err(Failure::Broken)
     }
 
-    /// One of the connections to there, each in its turn.
+    /// The next of the shared connections.
     async fn shared(&self, to: SocketAddr) -> Result<http2::SendRequest<Bytes>, Failure> {
         let open = || {
             let mut shared = guarded(&self.shared);
@@ -223,7 +227,7 @@ impl Clients {
         Ok(requests)
     }
 
-    /// One of them takes no more requests. Those that are on it are answered still.
+    /// Drops the connections for new requests. Requests on them still complete.
     fn forget(&self, to: SocketAddr) {
         guarded(&self.shared).remove(&to);
     }
@@ -235,39 +239,39 @@ async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// One that ends as it is to end, when it is dropped.
-async fn connect_to_leave(to: SocketAddr, leaves: Leaves) -> io::Result<TcpStream> {
+/// A connection that closes as configured when it is dropped.
+async fn connect_to_leave(to: SocketAddr, leaves: ClientLeaves) -> io::Result<TcpStream> {
     let stream = connect(to).await?;
-    if leaves.how == How::Abort {
+    if leaves.kind == LeaveKind::Abort {
         stream.set_zero_linger()?;
     }
     Ok(stream)
 }
 
-/// On a connection of its own, which is gone when this is over.
-async fn alone_on_http1(to: SocketAddr, ask: &Ask, leaves: Leaves) -> Result<Seen, Failure> {
+/// On a connection of its own, which closes afterwards.
+async fn send_and_leave_on_http1(to: SocketAddr, request: &Request, leaves: ClientLeaves) -> Result<Observed, Failure> {
     let mut stream = connect_to_leave(to, leaves).await?;
-    if let When::BeforeItIsOut { sent, after } = leaves.when {
-        let bytes = ask.in_bytes(to);
+    if let LeavePoint::WhileSending { sent, after } = leaves.point {
+        let bytes = request.in_bytes(to);
         stream.write_all(&bytes.as_bytes()[..bytes.len() * sent / 100]).await?;
         sleep(after).await;
-        return Ok(Seen::Left);
+        return Ok(Observed::Left);
     }
     let (mut requests, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let exchange = async {
-        let answering = send_on_http1(&mut requests, ask.request(to, Empty::new())).await?;
-        answering.read(ask.leaves_in_the_body()).await
+        let answering = send_on_http1(&mut requests, request.to_http(to, Empty::new())).await?;
+        answering.read(request.leaves_in_body()).await
     };
-    driving(connection, ask.patiently(exchange)).await
+    driving(connection, request.until_leaving(exchange)).await
 }
 
-/// On a connection of its own, which is gone when this is over.
-async fn alone_on_http2(to: SocketAddr, ask: &Ask, leaves: Leaves) -> Result<Seen, Failure> {
+/// On a connection of its own, which closes afterwards.
+async fn send_and_leave_on_http2(to: SocketAddr, request: &Request, leaves: ClientLeaves) -> Result<Observed, Failure> {
     let (mut requests, connection) = http2::handshake(connect_to_leave(to, leaves).await?).await?;
-    driving(connection, ask.patiently(exchange_on_http2(&mut requests, to, ask))).await
+    driving(connection, request.until_leaving(exchange_on_http2(&mut requests, to, request))).await
 }
 
-/// Does this while the connection does its part, and drops both.
+/// Polls the connection and the work, and drops both at the end.
 async fn driving<T>(connection: impl Future, work: impl Future<Output = T>) -> T {
     let connection = async {
         drop(connection.await);
@@ -282,33 +286,33 @@ async fn driving<T>(connection: impl Future, work: impl Future<Output = T>) -> T
 
 async fn send_on_http1(
     requests: &mut http1::SendRequest<Empty<Bytes>>,
-    request: Request<Empty<Bytes>>,
-) -> Result<Answering, Failure> {
+    request: http::Request<Empty<Bytes>>,
+) -> Result<PartialResponse, Failure> {
     match requests.try_send_request(request).await {
         Ok(answer) => {
             let (head, body) = answer.into_parts();
-            Ok(Answering { head: Response::from_parts(head, ()), body: Body::Http1(body) })
+            Ok(PartialResponse { head: Response::from_parts(head, ()), body: Body::Http1(body) })
         }
         Err(mut error) => Err(if error.take_message().is_some() { Failure::NotSent } else { Failure::Broken }),
     }
 }
 
-/// Dropped before it is over, it resets its stream.
+/// Resets its stream when it is dropped early.
 async fn exchange_on_http2(
     requests: &mut http2::SendRequest<Bytes>,
     to: SocketAddr,
-    ask: &Ask,
-) -> Result<Seen, Failure> {
+    request: &Request,
+) -> Result<Observed, Failure> {
     let ready = requests.clone().ready().await.map_err(|_| Failure::NotSent);
-    let has_a_body = matches!(ask.leaves, Some(Leaves { when: When::BeforeItIsOut { .. }, .. }));
-    let (answer, _body) = ready?.send_request(ask.request(to, ()), !has_a_body).map_err(|_| Failure::NotSent)?;
-    if let Some(Leaves { when: When::BeforeItIsOut { after, .. }, .. }) = ask.leaves {
+    let has_a_body = matches!(request.leaves, Some(ClientLeaves { point: LeavePoint::WhileSending { .. }, .. }));
+    let (answer, _body) = ready?.send_request(request.to_http(to, ()), !has_a_body).map_err(|_| Failure::NotSent)?;
+    if let Some(ClientLeaves { point: LeavePoint::WhileSending { after, .. }, .. }) = request.leaves {
         sleep(after).await;
-        return Ok(Seen::Left);
+        return Ok(Observed::Left);
     }
     let (head, body) = answer.await?.into_parts();
-    let answering = Answering { head: Response::from_parts(head, ()), body: Body::Http2(body) };
-    answering.read(ask.leaves_in_the_body()).await
+    let answering = PartialResponse { head: Response::from_parts(head, ()), body: Body::Http2(body) };
+    answering.read(request.leaves_in_body()).await
 }
 
 fn guarded<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -317,13 +321,13 @@ fn guarded<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 // === impl Answering ===
 
-impl Answering {
-    async fn read(mut self, leaves_in_it: bool) -> Result<Seen, Failure> {
+impl PartialResponse {
+    async fn read(mut self, leaves_in_it: bool) -> Result<Observed, Failure> {
         let mut bytes = Vec::new();
         while let Some(frame) = self.body.frame().await {
             bytes.extend_from_slice(&frame?);
             if leaves_in_it {
-                return Ok(Seen::Left);
+                return Ok(Observed::Left);
             }
         }
         let is_a_problem =
@@ -334,7 +338,7 @@ impl Answering {
         };
         let (outcome, kind) = if is_a_problem { (field("outcome"), field("type")) } else { (None, None) };
         let kind = kind.and_then(|kind| Some(kind.strip_prefix("urn:tower-lock:")?.to_owned()));
-        Ok(Seen::Answer { status: self.head.status().as_u16(), outcome, kind })
+        Ok(Observed::Answer { status: self.head.status().as_u16(), outcome, kind })
     }
 }
 

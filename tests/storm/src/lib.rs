@@ -1,36 +1,38 @@
-//! All storms of the crate: clients of every kind, services of one process or of many, and a referee that sees what each of them does.
+//! Storms: clients of every kind, services of one or many processes, and a checker that records all
+//! of them.
 //!
 //! ```text
-//! storm (a test) ──HTTP──▶ service × n ──▶ proxy, which does what networks do ──▶ Redis, or its own memory
-//!    │ ASK, ANSWER, GONE,     │ ENTER, WRITE, EXIT, FALL
-//!    │ BROKEN                 │
-//!    └────────▶ referee ◀─────┘
+//! storm (a test) ──HTTP──▶ service × n ──▶ proxy with network faults ──▶ Redis, or its own memory
+//!    │ REQUEST, RESPONSE,     │ ENTER, WRITE, EXIT, ABORT
+//!    │ LEFT, BROKEN           │
+//!    └────────▶ checker ◀─────┘
 //! ```
 //!
-//! The referee is a process of its own: it believes nobody, and what it says at the end is the outcome of the storm. What is asked, what
-//! handlers do and which clients leave is thrown by a seed, before anything happens.
+//! The checker is a process of its own, and its summary is the result of the storm. A seed
+//! determines the requests, the work of the handlers and the clients that leave, before the storm
+//! starts.
 
 mod report;
-mod referee;
+mod checker;
 mod reporter;
-mod doubles;
-mod plan;
+mod broken_stores;
+mod workload;
 mod client;
-mod site;
+mod cluster;
 mod storm;
 
 pub use self::{
-    client::{Ask, Seen},
-    doubles::{FreesAnybody, LosesTrackOfTime},
-    plan::{How, Leaves, Panics, Patience, Plan, Protocol, Way, When, Work},
-    referee::{Referee, Summary},
-    report::{Answer, NotUnderstood, Report},
+    broken_stores::{ReleasesAnyHolder, ShortensLeases},
+    checker::{Checker, Summary},
+    client::{Observed, Request},
+    cluster::{Cluster, Residue, Service, ShutdownReport},
+    report::{InvalidReport, Reply, Report},
     reporter::Reporter,
-    site::{Farewell, Left, Service, Site},
-    storm::{Outcome, Storm, World, is, seed},
+    storm::{Environment, Outcome, Storm, is, seed},
+    workload::{ClientLeaves, LeaveKind, LeavePoint, LockPath, Panics, Patience, Protocol, Work, Workload},
 };
 
-/// What time it is, in nanoseconds: the same for every process of this machine.
+/// The time in nanoseconds, shared by all processes of this machine.
 #[must_use]
 pub fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

@@ -1,116 +1,116 @@
-//! What is told to the referee, and what it says: a line each.
+//! Reports to the checker and its replies, one line each.
 
 use std::{
     fmt,
     str::{FromStr, SplitAsciiWhitespace},
 };
 
-/// What somebody tells the referee. No name has a space in it.
+/// A report to the checker. Names contain no spaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
     /// A client is about to send a request.
-    Ask {
-        /// Its name.
+    Request {
+        /// The name of the request.
         request: String,
     },
     /// A handler runs under a lock.
     Enter {
-        /// The name of this section, used once.
+        /// The unique name of the section.
         section: String,
-        /// What is locked.
+        /// The locked key.
         key: String,
         /// Its fencing token.
         token: u64,
-        /// In which process.
+        /// The name of the process.
         process: String,
-        /// For which request.
+        /// The name of the request.
         request: String,
-        /// When, by [`now`](crate::now). Read before the deadline was.
+        /// The time by [`now`](crate::now), read before the deadline.
         at: u64,
-        /// Until when it has the lock for certain, as it believes.
+        /// The deadline of the lock.
         deadline: u64,
     },
-    /// A section is over, and its lock not yet given back.
+    /// A section has ended, and its lock is not yet released.
     Exit {
-        /// Its name.
+        /// The name of the section.
         section: String,
-        /// When, by [`now`](crate::now).
+        /// The time by [`now`](crate::now).
         at: u64,
     },
-    /// A section was broken off, by whatever: a panic, a client that left, a lock that was lost.
-    Fall {
-        /// Its name.
+    /// A section was aborted: by a panic, a disconnect or a lost lock.
+    Abort {
+        /// The name of the section.
         section: String,
-        /// When, by [`now`](crate::now).
+        /// The time by [`now`](crate::now).
         at: u64,
-        /// Until when nobody else is to begin: a lock-delay later.
+        /// No other section may start before: the end of the lock-delay.
         until: u64,
     },
-    /// Something is to be written.
+    /// A write to the resource.
     Write {
-        /// Where.
+        /// The key.
         key: String,
-        /// Under which fencing token.
+        /// The fencing token.
         token: u64,
     },
-    /// A client has its answer.
-    Answer {
-        /// To which request.
+    /// A client has a complete response.
+    Response {
+        /// The name of the request.
         request: String,
         /// The status.
         status: u16,
-        /// `outcome` of the problem details, `-` if there is none.
+        /// `outcome` of the problem details, or `-`.
         outcome: String,
     },
-    /// A client has left before its answer was complete.
-    Gone {
-        /// The request.
+    /// A client has left before its response was complete.
+    Left {
+        /// The name of the request.
         request: String,
     },
-    /// A client that did not leave has lost its connection, or its stream of one.
+    /// A waiting client has lost its connection or stream.
     Broken {
-        /// The request.
+        /// The name of the request.
         request: String,
     },
-    /// Says nothing: whoever has the answer knows that everything before it has arrived.
+    /// Reports nothing: its reply confirms that all earlier reports have arrived.
     Flush,
-    /// It is over: what was seen, please.
+    /// The end of the storm; the reply is the summary.
     Finish,
 }
 
-/// What the referee answers.
+/// The reply of the checker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// Taken down.
+pub enum Reply {
+    /// Recorded.
     Ok,
-    /// Written.
+    /// The write was accepted.
     Accepted,
-    /// Not written: somebody with a larger token was there before.
+    /// The write was refused: a larger token has written before.
     Refused,
-    /// To [`Report::Finish`]: what was seen, as JSON in one line.
+    /// The reply to [`Report::Finish`]: the summary as JSON in one line.
     Summary(String),
-    /// To what is none of these.
-    NotUnderstood,
+    /// The line was no report.
+    Invalid,
 }
 
-/// It is none of these lines.
+/// The line is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NotUnderstood;
+pub struct InvalidReport;
 
 // === impl Report ===
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Ask { request } => write!(f, "ASK {request}"),
+            Self::Request { request } => write!(f, "REQUEST {request}"),
             Self::Enter { section, key, token, process, request, at, deadline } => {
                 write!(f, "ENTER {section} {key} {token} {process} {request} {at} {deadline}")
             }
             Self::Exit { section, at } => write!(f, "EXIT {section} {at}"),
-            Self::Fall { section, at, until } => write!(f, "FALL {section} {at} {until}"),
+            Self::Abort { section, at, until } => write!(f, "ABORT {section} {at} {until}"),
             Self::Write { key, token } => write!(f, "WRITE {key} {token}"),
-            Self::Answer { request, status, outcome } => write!(f, "ANSWER {request} {status} {outcome}"),
-            Self::Gone { request } => write!(f, "GONE {request}"),
+            Self::Response { request, status, outcome } => write!(f, "RESPONSE {request} {status} {outcome}"),
+            Self::Left { request } => write!(f, "LEFT {request}"),
             Self::Broken { request } => write!(f, "BROKEN {request}"),
             Self::Flush => f.write_str("FLUSH"),
             Self::Finish => f.write_str("FINISH"),
@@ -119,12 +119,12 @@ impl fmt::Display for Report {
 }
 
 impl FromStr for Report {
-    type Err = NotUnderstood;
+    type Err = InvalidReport;
 
-    fn from_str(line: &str) -> Result<Self, NotUnderstood> {
+    fn from_str(line: &str) -> Result<Self, InvalidReport> {
         let mut words = line.split_ascii_whitespace();
-        let report = match words.next().ok_or(NotUnderstood)? {
-            "ASK" => Self::Ask { request: word(&mut words)? },
+        let report = match words.next().ok_or(InvalidReport)? {
+            "REQUEST" => Self::Request { request: word(&mut words)? },
             "ENTER" => Self::Enter {
                 section: word(&mut words)?,
                 key: word(&mut words)?,
@@ -135,47 +135,47 @@ impl FromStr for Report {
                 deadline: word(&mut words)?,
             },
             "EXIT" => Self::Exit { section: word(&mut words)?, at: word(&mut words)? },
-            "FALL" => Self::Fall { section: word(&mut words)?, at: word(&mut words)?, until: word(&mut words)? },
+            "ABORT" => Self::Abort { section: word(&mut words)?, at: word(&mut words)?, until: word(&mut words)? },
             "WRITE" => Self::Write { key: word(&mut words)?, token: word(&mut words)? },
-            "ANSWER" => {
-                Self::Answer { request: word(&mut words)?, status: word(&mut words)?, outcome: word(&mut words)? }
+            "RESPONSE" => {
+                Self::Response { request: word(&mut words)?, status: word(&mut words)?, outcome: word(&mut words)? }
             }
-            "GONE" => Self::Gone { request: word(&mut words)? },
+            "LEFT" => Self::Left { request: word(&mut words)? },
             "BROKEN" => Self::Broken { request: word(&mut words)? },
             "FLUSH" => Self::Flush,
             "FINISH" => Self::Finish,
-            _ => return Err(NotUnderstood),
+            _ => return Err(InvalidReport),
         };
-        if words.next().is_some() { Err(NotUnderstood) } else { Ok(report) }
+        if words.next().is_some() { Err(InvalidReport) } else { Ok(report) }
     }
 }
 
-fn word<T: FromStr>(words: &mut SplitAsciiWhitespace<'_>) -> Result<T, NotUnderstood> {
-    words.next().and_then(|word| word.parse().ok()).ok_or(NotUnderstood)
+fn word<T: FromStr>(words: &mut SplitAsciiWhitespace<'_>) -> Result<T, InvalidReport> {
+    words.next().and_then(|word| word.parse().ok()).ok_or(InvalidReport)
 }
 
 // === impl Answer ===
 
-impl fmt::Display for Answer {
+impl fmt::Display for Reply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ok => "ok",
             Self::Accepted => "accepted",
             Self::Refused => "refused",
             Self::Summary(json) => json,
-            Self::NotUnderstood => "not understood",
+            Self::Invalid => "not understood",
         })
     }
 }
 
-impl From<&str> for Answer {
+impl From<&str> for Reply {
     fn from(line: &str) -> Self {
         match line {
             "ok" => Self::Ok,
             "accepted" => Self::Accepted,
             "refused" => Self::Refused,
             json if json.starts_with('{') => Self::Summary(json.to_owned()),
-            _ => Self::NotUnderstood,
+            _ => Self::Invalid,
         }
     }
 }
@@ -185,10 +185,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_is_read_as_it_was_written_and_nothing_else_is() {
+    fn reports_round_trip_and_other_lines_are_invalid() {
         let text = str::to_owned;
         let reports = [
-            Report::Ask { request: text("r1") },
+            Report::Request { request: text("r1") },
             Report::Enter {
                 section: text("a-1"),
                 key: text("subject:7"),
@@ -199,10 +199,10 @@ mod tests {
                 deadline: 2,
             },
             Report::Exit { section: text("a-1"), at: 3 },
-            Report::Fall { section: text("a-2"), at: 3, until: 4 },
+            Report::Abort { section: text("a-2"), at: 3, until: 4 },
             Report::Write { key: text("subject:7"), token: 4 },
-            Report::Answer { request: text("r1"), status: 409, outcome: text("not-started") },
-            Report::Gone { request: text("r1") },
+            Report::Response { request: text("r1"), status: 409, outcome: text("not-started") },
+            Report::Left { request: text("r1") },
             Report::Broken { request: text("r1") },
             Report::Flush,
             Report::Finish,
@@ -210,16 +210,16 @@ mod tests {
         for report in reports {
             let line = report.to_string();
             assert_eq!(line.parse(), Ok(report));
-            assert_eq!(format!("{line} more").parse::<Report>(), Err(NotUnderstood));
+            assert_eq!(format!("{line} more").parse::<Report>(), Err(InvalidReport));
             if let Some((less, _)) = line.rsplit_once(' ') {
-                assert_eq!(less.parse::<Report>(), Err(NotUnderstood), "{less}");
+                assert_eq!(less.parse::<Report>(), Err(InvalidReport), "{less}");
             }
         }
-        for line in ["", "HELLO", "EXIT a-1 soon", "ANSWER r1 70000 -"] {
-            assert_eq!(line.parse::<Report>(), Err(NotUnderstood), "{line}");
+        for line in ["", "HELLO", "EXIT a-1 soon", "RESPONSE r1 70000 -"] {
+            assert_eq!(line.parse::<Report>(), Err(InvalidReport), "{line}");
         }
-        for answer in [Answer::Ok, Answer::Accepted, Answer::Refused, Answer::Summary(text("{}"))] {
-            assert_eq!(Answer::from(&*answer.to_string()), answer);
+        for answer in [Reply::Ok, Reply::Accepted, Reply::Refused, Reply::Summary(text("{}"))] {
+            assert_eq!(Reply::from(&*answer.to_string()), answer);
         }
     }
 }

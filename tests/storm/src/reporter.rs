@@ -7,25 +7,25 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 
-use crate::report::{Answer, Report};
+use crate::report::{Reply, Report};
 
-/// A line to the referee. What is reported on it arrives in that order, also if nobody waits for the answer.
+/// A connection to the checker. Reports arrive in order, even if their replies are not awaited.
 #[derive(Clone, Debug)]
 pub struct Reporter {
-    reports: mpsc::UnboundedSender<(Report, oneshot::Sender<Answer>)>,
+    reports: mpsc::UnboundedSender<(Report, oneshot::Sender<Reply>)>,
 }
 
 impl Reporter {
-    /// Connects to it.
+    /// Connects to the checker.
     ///
     /// # Errors
     ///
-    /// It is not there.
-    pub async fn connect(referee: SocketAddr) -> io::Result<Self> {
-        let stream = TcpStream::connect(referee).await?;
+    /// Fails if the checker does not listen.
+    pub async fn connect(checker: SocketAddr) -> io::Result<Self> {
+        let stream = TcpStream::connect(checker).await?;
         stream.set_nodelay(true)?;
         let (from, mut to) = stream.into_split();
-        let (reports, mut to_send) = mpsc::unbounded_channel::<(Report, oneshot::Sender<Answer>)>();
+        let (reports, mut to_send) = mpsc::unbounded_channel::<(Report, oneshot::Sender<Reply>)>();
         let (sent, mut to_answer) = mpsc::unbounded_channel();
         let runtime = Handle::current();
         runtime.spawn(async move {
@@ -48,21 +48,21 @@ impl Reporter {
                 while let Ok(answer) = to_answer.try_recv() {
                     waiting.push_back(answer);
                 }
-                let Some(answer): Option<oneshot::Sender<Answer>> = waiting.pop_front() else { return };
-                let _ = answer.send(Answer::from(&*line));
+                let Some(answer): Option<oneshot::Sender<Reply>> = waiting.pop_front() else { return };
+                let _ = answer.send(Reply::from(&*line));
             }
         });
         Ok(Self { reports })
     }
 
-    /// Reports it. It is on its way when this returns; the future is what is answered.
+    /// Sends a report at once; the future is the reply.
     ///
     /// # Panics
     ///
-    /// The future, if the referee has gone: then nothing that is seen is worth anything.
-    pub fn report(&self, report: Report) -> impl Future<Output = Answer> + use<> {
+    /// The future panics if the checker has ended: the storm has no result then.
+    pub fn report(&self, report: Report) -> impl Future<Output = Reply> + use<> {
         let (answer, answered) = oneshot::channel();
         let _ = self.reports.send((report, answer));
-        async { answered.await.expect("the referee is there") }
+        async { answered.await.expect("the checker is there") }
     }
 }

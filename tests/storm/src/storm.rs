@@ -1,4 +1,4 @@
-//! A storm: services, what is between them and their Redis, and thousands of clients at once.
+//! A storm: services, a proxy in front of their Redis, and thousands of concurrent clients.
 
 use std::{
     collections::BTreeMap,
@@ -11,63 +11,63 @@ use tokio::time::{Instant, sleep, timeout};
 use tower_lock_faults::{Proxy, RedisServer};
 
 use crate::{
-    client::{Ask, Seen},
-    plan::{Patience, Plan},
-    referee::Summary,
-    site::{Farewell, Left, Service, Site},
+    checker::Summary,
+    client::{Observed, Request},
+    cluster::{Cluster, Residue, Service, ShutdownReport},
+    workload::{Patience, Workload},
 };
 
-/// Where a storm takes place.
+/// The environment of a storm.
 #[derive(Debug)]
-pub struct World {
-    /// `None`: one process, and its memory.
+pub struct Environment {
+    /// `None`: one process with a store in memory.
     pub redis: Option<RedisServer>,
     /// Between the services and their Redis.
     pub proxy: Option<Proxy>,
     /// The services, in the order of their names.
     pub services: Vec<Service>,
-    /// Which of them are sent nothing any more.
+    /// Whether a service gets no more requests.
     pub leaving: Vec<AtomicBool>,
-    /// What is thrown.
+    /// The seed of the storm.
     pub seed: u64,
-    site: Site,
+    cluster: Cluster,
 }
 
-/// What the clients saw, and how long the longest of them took.
+/// What the clients observed, and the duration of the longest request.
 #[derive(Debug)]
 pub struct Storm {
-    seen: Vec<(Plan, Seen)>,
+    observed: Vec<(Workload, Observed)>,
     longest: Duration,
 }
 
-/// What the clients saw, and what the referee did.
+/// The observations of the clients and the summary of the checker.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What was asked, and what came of it.
-    pub seen: Vec<(Plan, Seen)>,
-    /// How long the longest took.
+    /// The requests and their observations.
+    pub observed: Vec<(Workload, Observed)>,
+    /// The duration of the longest request.
     pub longest: Duration,
-    /// What went wrong between the services and their Redis.
-    pub mishaps: u64,
-    /// How many connections were made there.
-    pub arrived: u64,
-    /// What the referee says.
+    /// The number of faults between the services and their Redis.
+    pub faults: u64,
+    /// The number of connections there.
+    pub connections: u64,
+    /// The summary of the checker.
     pub summary: Summary,
 }
 
-/// Requests at a time.
-const AT_ONCE: usize = 200;
+/// The number of concurrent requests.
+const CONCURRENCY: usize = 200;
 
-/// So long nobody has a key after a section that was broken off: long enough to be seen, and short enough for a storm.
+/// Long enough to be observable, and short enough for a storm.
 const LOCK_DELAY: &str = "--lock-delay-ms=100";
 
 const LEASE: Duration = Duration::from_secs(30);
 
-/// The seed of this run: `SEED`, else another one each time. Printed, for whoever wants to see it again.
+/// The seed of this run, printed to repeat it: `SEED`, or a random one.
 ///
 /// # Panics
 ///
-/// `SEED` is no number.
+/// Panics if `SEED` is not a number.
 #[must_use]
 pub fn seed() -> u64 {
     let seed = std::env::var("SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().expect("a number"));
@@ -75,9 +75,11 @@ pub fn seed() -> u64 {
     seed
 }
 
+/// Waits for a condition.
+///
 /// # Panics
 ///
-/// It is not so within a minute.
+/// Panics after a minute.
 async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
     let wait = async {
         while !is_so().await {
@@ -89,14 +91,15 @@ async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
 
 // === impl World ===
 
-impl World {
-    /// With this Redis behind a proxy, or one that remembers for itself; with so many processes (one, without Redis), each with this flag.
+impl Environment {
+    /// Starts processes with this flag: on a Redis behind a proxy, or one process with a store in
+    /// memory.
     ///
     /// # Panics
     ///
-    /// Something does not start.
+    /// Panics if a process does not start.
     pub async fn new(
-        (referee, service): (&str, &'static str),
+        (checker, service): (&str, &'static str),
         redis: Option<RedisServer>,
         processes: usize,
         flag: &str,
@@ -106,71 +109,73 @@ impl World {
             Some(redis) => Some(Proxy::start(redis.address()).await),
             None => None,
         };
-        assert!(proxy.is_some() || processes == 1, "nobody shares the memory of another process");
-        let site = Site::start(referee, service, &[]).await;
+        assert!(proxy.is_some() || processes == 1, "processes do not share memory");
+        let cluster = Cluster::start(checker, service, &[]).await;
         let url = proxy.as_ref().map(Proxy::url);
         let names = ["a", "b", "c", "d"][..processes].iter();
-        let start = async |name: &&str| site.service(&[name, "1", LOCK_DELAY, flag], url.as_deref()).await;
+        let start = async |name: &&str| cluster.service(&[name, "1", LOCK_DELAY, flag], url.as_deref()).await;
         let services = join_all(names.map(start)).await;
         let leaving = services.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { redis, proxy, services, leaving, seed, site }
+        Self { redis, proxy, services, leaving, seed, cluster }
     }
 
     /// Its Redis.
     ///
     /// # Panics
     ///
-    /// It has none.
+    /// Panics without one.
     pub fn redis(&self) -> &RedisServer {
-        self.redis.as_ref().expect("a world with a Redis")
+        self.redis.as_ref().expect("an environment with a Redis")
     }
 
-    /// What is before its Redis.
+    /// The proxy in front of its Redis.
     ///
     /// # Panics
     ///
-    /// It has none.
+    /// Panics without one.
     pub fn proxy(&self) -> &Proxy {
-        self.proxy.as_ref().expect("a world with a Redis")
+        self.proxy.as_ref().expect("an environment with a Redis")
     }
 
-    /// Sends so many requests.
+    /// Sends this many requests.
     ///
     /// # Panics
     ///
-    /// Nobody is left to be asked, or somebody has no answer for two minutes, or no turn for one.
+    /// Panics if no service is left, a request has no response for two minutes, or a waiter no
+    /// grant for one.
     pub async fn storm(&self, requests: u64) -> Storm {
-        let requests = stream::iter(Plan::of(self.seed, requests)).map(|plan| {
+        let requests = stream::iter(Workload::generate(self.seed, requests)).map(|workload| {
             let services = self.services.iter().zip(&self.leaving);
             let alive = services
                 .filter(|(service, leaving)| !leaving.load(SeqCst) && service.process().ended().is_none())
                 .map(|(service, _)| service);
             let alive: Vec<_> = alive.collect();
-            let instance = alive[plan.instance % alive.len()].instances()[0];
+            let instance = alive[workload.instance % alive.len()].instances()[0];
             async move {
                 let asked = Instant::now();
-                let seen = self.site.ask(instance, &Ask::from(&plan)).await;
-                // At once: with a key that nobody gives back it would be one after the other.
-                assert!(!waited_in_vain(&plan, &seen), "a minute was not enough for {plan:?}");
-                (plan, seen, asked.elapsed())
+                let observed = self.cluster.send(instance, &Request::from(&workload)).await;
+                // Fails at once: with a key that is never released each waiter would take a minute.
+                assert!(!wait_timed_out(&workload, &observed), "a minute was not enough for {workload:?}");
+                (workload, observed, asked.elapsed())
             }
         });
-        let seen: Vec<_> = requests.buffer_unordered(AT_ONCE).collect().await;
-        let longest = seen.iter().map(|(_, _, took)| *took).max().unwrap_or_default();
-        Storm { seen: seen.into_iter().map(|(plan, seen, _)| (plan, seen)).collect(), longest }
+        let observed: Vec<_> = requests.buffer_unordered(CONCURRENCY).collect().await;
+        let longest = observed.iter().map(|(_, _, took)| *took).max().unwrap_or_default();
+        Storm { observed: observed.into_iter().map(|(workload, observed, _)| (workload, observed)).collect(), longest }
     }
 
-    /// Nothing is left behind: no handler, no key and nobody who waits while the services run, and nothing at all when they have ended in order.
+    /// Checks that nothing is left: no handlers, keys and waiters while the services run, and
+    /// nothing at all after their graceful shutdown.
     ///
     /// # Panics
     ///
-    /// Something is.
+    /// Panics if anything is left.
     pub async fn end(self, storm: Storm) -> Outcome {
-        let Self { redis, proxy, site, services, .. } = self;
-        // But for those that were killed.
+        let Self { redis, proxy, cluster, services, .. } = self;
+        // Except for killed services.
         let living = || services.iter().filter(|service| service.process().ended().is_none());
         eventually("a service with nothing left to do", async || {
-            join_all(living().map(Service::left)).await.iter().all(|left| *left == Left::default())
+            join_all(living().map(Service::residue)).await.iter().all(|left| *left == Residue::default())
         })
         .await;
         if let Some(redis) = &redis {
@@ -186,106 +191,120 @@ impl World {
         }
         for service in services.into_iter().filter(|service| service.process().ended().is_none_or(|end| end.success()))
         {
-            assert_eq!(service.terminate().await, Farewell::default());
+            assert_eq!(service.terminate().await, ShutdownReport::default());
         }
         if let (Some(redis), Some(proxy)) = (&redis, &proxy) {
             assert_eq!(redis.command(&["PUBSUB", "CHANNELS"]).await.texts(), [""; 0]);
-            eventually("only the one who asks is connected", async || {
+            eventually("only this connection is left", async || {
                 redis.command(&["CLIENT", "LIST"]).await.text().expect("text").lines().count() == 1
             })
             .await;
-            // It may still be connecting for somebody who has gone.
-            eventually("nobody is connected", async || proxy.connections().is_empty()).await;
+            // A connection of an ended process may still be opening.
+            eventually("no connection is left", async || proxy.connections().is_empty()).await;
         }
-        let (mishaps, arrived) = proxy.map_or((0, 0), |proxy| (proxy.mishaps(), proxy.arrived()));
-        Outcome { seen: storm.seen, longest: storm.longest, mishaps, arrived, summary: site.finish().await }
+        let (faults, connections) = proxy.map_or((0, 0), |proxy| (proxy.fault_count(), proxy.arrived()));
+        Outcome {
+            observed: storm.observed,
+            longest: storm.longest,
+            faults,
+            connections,
+            summary: cluster.finish().await,
+        }
     }
 }
 
 // === impl Outcome ===
 
 impl Outcome {
-    /// How many it was so for.
+    /// The number of requests that match.
     #[must_use]
-    pub fn count(&self, is_it: impl Fn(&Plan, &Seen) -> bool) -> usize {
-        self.seen.iter().filter(|(plan, seen)| is_it(plan, seen)).count()
+    pub fn count(&self, matches: impl Fn(&Workload, &Observed) -> bool) -> usize {
+        self.observed.iter().filter(|(workload, observed)| matches(workload, observed)).count()
     }
 
-    /// What no weather excuses, but for these violations.
+    /// Checks what must hold under any faults, except for these violations.
     ///
     /// # Panics
     ///
-    /// Something of it was.
+    /// Panics if a check fails.
     pub fn check(&self, excused: &[&str]) {
-        let Self { seen, longest, mishaps, arrived, summary } = self;
+        let Self { observed, longest, faults, connections, summary } = self;
         let mut problems = BTreeMap::<_, u64>::new();
-        for (_, seen) in seen {
-            if let Seen::Answer { kind: Some(kind), .. } = seen {
+        for (_, observed) in observed {
+            if let Observed::Answer { kind: Some(kind), .. } = observed {
                 *problems.entry(kind).or_default() += 1;
             }
         }
         println!(
-            "{mishaps} mishaps on {arrived} connections, the longest took {longest:?}, {problems:?}, {}",
+            "{faults} faults on {connections} connections, the longest took {longest:?}, {problems:?}, {}",
             serde_json::to_string(summary).expect("plain data")
         );
         let Summary { violations, first, .. } = summary;
         assert!(violations.keys().all(|name| excused.contains(&&**name)), "{violations:?}: {first:#?}");
-        assert_eq!(summary.asked, number(seen.len()));
-        let heard = summary.answered.values().sum::<u64>() + summary.gone + summary.broken;
-        assert_eq!(heard, summary.asked, "everybody hears something");
-        // Nothing was started but what was answered so, or may have been.
-        let unknown = summary.gone + summary.broken + [412, 500, 503].map(|is| summary.answers(is)).iter().sum::<u64>();
+        assert_eq!(summary.asked, number(observed.len()));
+        let heard = summary.answered.values().sum::<u64>() + summary.left + summary.broken;
+        assert_eq!(heard, summary.asked, "every request has an outcome");
+        // Sections belong to successful requests, or to those with an unknown outcome.
+        let unknown = summary.left + summary.broken + [412, 500, 503].map(|is| summary.answers(is)).iter().sum::<u64>();
         let ran = summary.answers(200);
         assert!((ran..=ran + unknown).contains(&summary.sections), "{summary:#?}");
-        let left = self.count(|_, seen| *seen == Seen::Left);
-        assert!((seen.len() / 1_000..=seen.len() / 50).contains(&left), "{left} of {}: a hundredth or so", seen.len());
-        let strangers: Vec<_> = seen.iter().filter(|(plan, seen)| !is_of_ours(plan, seen)).collect();
-        assert!(strangers.is_empty(), "nobody answers so: {strangers:?}");
+        let left = self.count(|_, observed| *observed == Observed::Left);
+        assert!(
+            (observed.len() / 1_000..=observed.len() / 50).contains(&left),
+            "{left} of {}: a hundredth or so",
+            observed.len()
+        );
+        let unexpected: Vec<_> =
+            observed.iter().filter(|(workload, observed)| !is_expected(workload, observed)).collect();
+        assert!(unexpected.is_empty(), "unexpected responses: {unexpected:?}");
     }
 
-    /// And nobody was broken off, came too late, or waited for the end of a lease.
+    /// Checks that no section was aborted or late, and none waited for the end of a lease.
     ///
     /// # Panics
     ///
-    /// Somebody was.
-    pub fn check_all_lived(&self) {
+    /// Panics if a check fails.
+    pub fn check_nothing_aborted(&self) {
         let Self { summary, longest, .. } = self;
-        assert!(*longest < LEASE, "{longest:?}: whose lease did it wait for?");
-        // What was broken off may have had a write on its way; nobody else came too late.
+        assert!(*longest < LEASE, "{longest:?}: waited for the end of a lease");
+        // An aborted section may have a write in flight; no other write is late.
         assert_eq!((summary.late, summary.left_open, summary.answers(412)), (0, 0, 0), "{summary:#?}");
-        assert!(summary.refused <= summary.fallen, "{summary:#?}");
-        let is_well = |seen: &Seen| {
-            // That `lost`, `max-hold` and `shutting-down` are not among them is the point.
-            let is_well = [200, 409, 500].iter().any(|status| has_status(seen, *status));
-            let is_told = is(seen, 503, "store-unavailable") || is(seen, 503, "line-full");
-            is_well || is_told || matches!(seen, Seen::Left | Seen::Broken)
+        assert!(summary.refused <= summary.aborted, "{summary:#?}");
+        let is_well = |observed: &Observed| {
+            // `lost`, `max-hold` and `shutting-down` must not occur.
+            let is_well = [200, 409, 500].iter().any(|status| has_status(observed, *status));
+            let is_rejected = is(observed, 503, "store-unavailable") || is(observed, 503, "line-full");
+            is_well || is_rejected || matches!(observed, Observed::Left | Observed::Broken)
         };
-        let unwell: Vec<_> = self.seen.iter().filter(|(_, seen)| !is_well(seen)).collect();
+        let unwell: Vec<_> = self.observed.iter().filter(|(_, observed)| !is_well(observed)).collect();
         assert!(unwell.is_empty(), "{unwell:?}, {summary:#?}");
-        let was_to_finish = |plan: &Plan| finishes(plan) && summary.gone_inside.contains(&plan.name());
-        let broken_off: Vec<_> = self.seen.iter().filter(|(plan, _)| was_to_finish(plan)).collect();
-        assert!(broken_off.is_empty(), "they were to finish without their clients: {broken_off:?}");
+        let was_to_finish =
+            |workload: &Workload| runs_to_end(workload) && summary.left_inside.contains(&workload.name());
+        let aborted: Vec<_> = self.observed.iter().filter(|(workload, _)| was_to_finish(workload)).collect();
+        assert!(aborted.is_empty(), "they were to finish without their clients: {aborted:?}");
     }
 
-    /// Nor did a connection break, or a stream of one, but for a handler that panicked on it.
+    /// Checks that no connection or stream broke, except by a panicking handler.
     ///
     /// # Panics
     ///
-    /// One did.
-    pub fn check_all_connected(&self) {
-        let is_alone = |plan: &Plan, seen: &Seen| *seen == Seen::Broken && !breaks(plan);
-        let alone: Vec<_> = self.seen.iter().filter(|(plan, seen)| is_alone(plan, seen)).collect();
+    /// Panics if one did.
+    pub fn check_connections(&self) {
+        let is_alone =
+            |workload: &Workload, observed: &Observed| *observed == Observed::Broken && !breaks_connection(workload);
+        let alone: Vec<_> = self.observed.iter().filter(|(workload, observed)| is_alone(workload, observed)).collect();
         assert!(alone.is_empty(), "{alone:?}");
         assert_eq!(self.summary.broken_before, 0, "{:#?}", self.summary);
     }
 
-    /// All that storms are made of was there.
+    /// Checks that every kind of event occurred.
     ///
     /// # Panics
     ///
-    /// Something was not.
-    pub fn check_it_was_one(&self) {
-        let Summary { gone, gone_before, gone_inside, broken, fallen, .. } = &self.summary;
+    /// Panics if one did not.
+    pub fn check_coverage(&self) {
+        let Summary { left: gone, left_before: gone_before, left_inside: gone_inside, broken, aborted: fallen, .. } =
+            &self.summary;
         let finished = gone - gone_before - number(gone_inside.len());
         assert!(*gone_before > 0, "some left before their turn: {:#?}", self.summary);
         assert!(
@@ -294,58 +313,59 @@ impl Outcome {
             self.summary
         );
         assert!(*broken > 0 && fallen >= broken, "some handlers panicked: {:#?}", self.summary);
-        let some = |is_it: fn(&Plan, &Seen) -> bool| self.count(is_it) > 0;
-        assert!(some(|plan, seen| plan.patience == Patience::Refuse && has_status(seen, 200)));
-        assert!(some(|_, seen| is(seen, 409, "held")) && some(|_, seen| is(seen, 409, "timed-out")));
+        let some = |matches: fn(&Workload, &Observed) -> bool| self.count(matches) > 0;
+        assert!(some(|workload, observed| workload.patience == Patience::FailFast && has_status(observed, 200)));
+        assert!(some(|_, observed| is(observed, 409, "held")) && some(|_, observed| is(observed, 409, "timed-out")));
         assert!(
-            some(|_, seen| has_status(seen, 500)) && some(|plan, seen| plan.work.frames > 0 && has_status(seen, 200))
+            some(|_, observed| has_status(observed, 500))
+                && some(|workload, observed| workload.work.frames > 0 && has_status(observed, 200))
         );
     }
 }
 
-/// It was answered with this type of problem.
+/// Whether the response is a problem of this type.
 #[must_use]
-pub fn is(seen: &Seen, status: u16, kind: &str) -> bool {
-    matches!(seen, Seen::Answer { status: is, kind: Some(of), .. } if (*is, of.as_str()) == (status, kind))
+pub fn is(observed: &Observed, status: u16, kind: &str) -> bool {
+    matches!(observed, Observed::Answer { status: is, kind: Some(of), .. } if (*is, of.as_str()) == (status, kind))
 }
 
-fn has_status(seen: &Seen, status: u16) -> bool {
-    matches!(seen, Seen::Answer { status: is, .. } if *is == status)
+fn has_status(observed: &Observed, status: u16) -> bool {
+    matches!(observed, Observed::Answer { status: is, .. } if *is == status)
 }
 
-/// Everybody who waits for as long as it takes has a turn.
-fn waited_in_vain(plan: &Plan, seen: &Seen) -> bool {
-    plan.patience == Patience::Wait && is(seen, 409, "timed-out")
+/// A waiter without a limit always gets a grant.
+fn wait_timed_out(workload: &Workload, observed: &Observed) -> bool {
+    workload.patience == Patience::Wait && is(observed, 409, "timed-out")
 }
 
-/// Once it has begun, it comes to its end, whatever its client does. (A stream that nobody reads does not.)
-fn finishes(plan: &Plan) -> bool {
-    !plan.way.is_dropped && plan.work.frames == 0 && plan.work.panics.is_none()
+/// Whether its handler runs to its end after a disconnect. (An unread stream does not.)
+fn runs_to_end(workload: &Workload) -> bool {
+    !workload.lock_path.is_dropped && workload.work.frames == 0 && workload.work.panics.is_none()
 }
 
-/// Its panic reaches hyper, which has nothing to say any more: nobody catches it, or the head may have been sent.
-fn breaks(plan: &Plan) -> bool {
-    plan.work.panics.is_some() && (!plan.way.is_caught || plan.work.frames > 0)
+/// Whether its panic ends the connection in hyper: it is not caught, or after the response head.
+fn breaks_connection(workload: &Workload) -> bool {
+    workload.work.panics.is_some() && (!workload.lock_path.is_caught || workload.work.frames > 0)
 }
 
-/// Nobody hears what nobody says to such a request, whatever the weather.
-fn is_of_ours(plan: &Plan, seen: &Seen) -> bool {
-    let panics = plan.work.panics.is_some();
-    match seen {
-        Seen::Left => plan.leaves.is_some(),
-        Seen::Broken => true,
-        Seen::Answer { status: 200, .. } => !panics,
-        Seen::Answer { status: 412, .. } => plan.work.frames == 0 && !panics,
-        Seen::Answer { status: 500, .. } => panics && plan.way.is_caught,
-        Seen::Answer { status: 409, .. } => match plan.patience {
-            Patience::Refuse => is(seen, 409, "held"),
-            Patience::Briefly | Patience::Wait => is(seen, 409, "timed-out"),
+/// Whether a request can have this outcome under any faults.
+fn is_expected(workload: &Workload, observed: &Observed) -> bool {
+    let panics = workload.work.panics.is_some();
+    match observed {
+        Observed::Left => workload.leaves.is_some(),
+        Observed::Broken => true,
+        Observed::Answer { status: 200, .. } => !panics,
+        Observed::Answer { status: 412, .. } => workload.work.frames == 0 && !panics,
+        Observed::Answer { status: 500, .. } => panics && workload.lock_path.is_caught,
+        Observed::Answer { status: 409, .. } => match workload.patience {
+            Patience::FailFast => is(observed, 409, "held"),
+            Patience::Briefly | Patience::Wait => is(observed, 409, "timed-out"),
         },
-        Seen::Answer { status: 503, kind, outcome } => {
+        Observed::Answer { status: 503, kind, outcome } => {
             let has_run = matches!(kind.as_deref(), Some("lost" | "max-hold"));
             kind.is_some() && outcome.as_deref() == Some(if has_run { "unknown" } else { "not-started" })
         }
-        Seen::Answer { .. } => false,
+        Observed::Answer { .. } => false,
     }
 }
 

@@ -9,38 +9,38 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tower_lock_faults::{RedisServer, skipped};
-use tower_lock_storm::{Ask, Seen, Service, Site};
+use tower_lock_storm::{Cluster, Observed, Request, Service};
 
 const NAME: &str = "lock:subject:1";
 const LINE: &str = "tower-lock:lock:q:{lock:subject:1}";
 
-struct World {
+struct Environment {
     redis: RedisServer,
-    site: Site,
+    cluster: Cluster,
 }
 
 // === impl World ===
 
-impl World {
+impl Environment {
     async fn new(test: &str) -> Option<Self> {
         if !RedisServer::is_available() {
             skipped(test, "redis-server");
             return None;
         }
         let redis = RedisServer::start().await;
-        let site = Site::start(env!("CARGO_BIN_EXE_referee"), env!("CARGO_BIN_EXE_service"), &[]).await;
-        Some(Self { redis, site })
+        let cluster = Cluster::start(env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"), &[]).await;
+        Some(Self { redis, cluster })
     }
 
     async fn service(&self, name: &str) -> Service {
-        self.site.service(&[name, "1"], Some(&self.redis.url())).await
+        self.cluster.service(&[name, "1"], Some(&self.redis.url())).await
     }
 
-    async fn ask(&self, service: &Service, path: &str, name: &str) -> Seen {
-        self.site.ask(service.instances()[0], &Ask::new(name, path)).await
+    async fn ask(&self, service: &Service, path: &str, name: &str) -> Observed {
+        self.cluster.send(service.instances()[0], &Request::new(name, path)).await
     }
 
-    /// Which process has the key, by the name of its instance.
+    /// The name of the instance that holds the key.
     async fn holder(&self) -> Option<String> {
         let fields = self.redis.command(&["HKEYS", NAME]).await;
         Some(fields.texts().first()?.split('.').next()?.to_owned())
@@ -51,7 +51,7 @@ impl World {
     }
 
     async fn waiting(&self, number: i64) {
-        eventually("in line", async || self.redis.command(&["LLEN", LINE]).await.integer() == Some(number)).await;
+        eventually("queued", async || self.redis.command(&["LLEN", LINE]).await.integer() == Some(number)).await;
     }
 
     async fn ms_left(&self) -> u64 {
@@ -59,15 +59,15 @@ impl World {
         left.and_then(|left| left.try_into().ok()).expect("held, and not for ever")
     }
 
-    /// Nobody overlapped, and nobody wrote late.
+    /// No overlap, and no late write.
     async fn finish(self) {
-        let summary = self.site.finish().await;
+        let summary = self.cluster.finish().await;
         assert!(summary.violations.is_empty() && summary.refused == 0, "{summary:#?}");
     }
 }
 
-fn ran(seen: &Seen) -> bool {
-    matches!(seen, Seen::Answer { status: 200, .. })
+fn ran(observed: &Observed) -> bool {
+    matches!(observed, Observed::Answer { status: 200, .. })
 }
 
 async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
@@ -80,78 +80,81 @@ async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
 }
 
 #[tokio::test]
-async fn a_holder_that_is_killed_frees_its_key_at_the_end_of_its_lease_and_lock_delay() {
-    let Some(world) = World::new("a holder that is killed").await else { return };
-    let (killed, next) = (world.service("killed").await, world.service("next").await);
+async fn killed_holder_frees_its_key_after_lease_and_lock_delay() {
+    let Some(environment) = Environment::new("a holder that is killed").await else { return };
+    let (killed, next) = (environment.service("killed").await, environment.service("next").await);
     let waits = async {
-        world.is_held_by("killed").await;
-        let answer = world.ask(&next, "/wait/1", "next");
+        environment.is_held_by("killed").await;
+        let answer = environment.ask(&next, "/wait/1", "next");
         let killer = async {
-            world.waiting(1).await;
+            environment.waiting(1).await;
             killed.process().kill();
-            (Instant::now(), Duration::from_millis(world.ms_left().await))
+            (Instant::now(), Duration::from_millis(environment.ms_left().await))
         };
-        let (seen, (at, left)) = tokio::join!(answer, killer);
-        assert!(ran(&seen), "{seen:?}");
-        // A lease of thirty seconds and a lock-delay of one, and nobody has renewed it.
+        let (observed, (at, left)) = tokio::join!(answer, killer);
+        assert!(ran(&observed), "{observed:?}");
+        // A lease of thirty seconds and a lock-delay of one, not renewed.
         assert!(left <= Duration::from_secs(31), "{left:?}");
         let took = at.elapsed();
         assert!(took + Duration::from_millis(100) >= left, "after {took:?}: there were {left:?} left");
         assert!(took < left + Duration::from_secs(20), "{took:?}, and not {left:?}");
     };
-    let (seen, ()) = tokio::join!(world.ask(&killed, "/wait/1?work_ms=120000", "killed"), waits);
-    assert_eq!(seen, Seen::Broken);
+    let (observed, ()) = tokio::join!(environment.ask(&killed, "/wait/1?work_ms=120000", "killed"), waits);
+    assert_eq!(observed, Observed::Broken);
     drop((killed, next));
-    world.finish().await;
+    environment.finish().await;
 }
 
-/// It wakes up long after its time: its handler does not go on, and its client learns that nobody knows how far it got.
+/// It wakes long after its deadline: its handler does not go on, and the outcome is unknown to its
+/// client.
 #[tokio::test]
-async fn a_holder_that_is_stopped_past_its_deadline_does_not_go_on() {
-    let Some(world) = World::new("a holder that is stopped").await else { return };
-    let (stopped, next) = (world.service("stopped").await, world.service("next").await);
+async fn holder_stopped_past_its_deadline_does_not_continue() {
+    let Some(environment) = Environment::new("a holder that is stopped").await else { return };
+    let (stopped, next) = (environment.service("stopped").await, environment.service("next").await);
     let waits = async {
-        world.is_held_by("stopped").await;
+        environment.is_held_by("stopped").await;
         stopped.process().freeze();
-        let seen = world.ask(&next, "/wait/1", "next").await;
-        assert!(ran(&seen), "{seen:?}");
+        let observed = environment.ask(&next, "/wait/1", "next").await;
+        assert!(ran(&observed), "{observed:?}");
         stopped.process().thaw();
     };
-    // It would write in the moment in which it wakes up.
-    let (seen, ()) = tokio::join!(world.ask(&stopped, "/wait/1?work_ms=20000", "stopped"), waits);
+    // It would write on waking.
+    let (observed, ()) = tokio::join!(environment.ask(&stopped, "/wait/1?work_ms=20000", "stopped"), waits);
     assert!(
-        matches!(&seen, Seen::Answer { status: 503, outcome: Some(outcome), kind: Some(kind) }
+        matches!(&observed, Observed::Answer { status: 503, outcome: Some(outcome), kind: Some(kind) }
             if (outcome.as_str(), kind.as_str()) == ("unknown", "lost")),
-        "{seen:?}"
+        "{observed:?}"
     );
     drop((stopped, next));
-    world.finish().await;
+    environment.finish().await;
 }
 
-/// How long the last of three waited after the first had ended, when this happened to the one between them.
-async fn with_a_head_that(world: &World, happens: impl Fn(&Service)) -> Duration {
-    let (first, head, last) = (world.service("first").await, world.service("head").await, world.service("last").await);
+/// How long the last of three waits after the first has ended, when this happens to the one in
+/// between.
+async fn with_a_head_that(environment: &Environment, happens: impl Fn(&Service)) -> Duration {
+    let (first, head, last) =
+        (environment.service("first").await, environment.service("head").await, environment.service("last").await);
     let began = Instant::now();
     let ended = async {
-        assert!(ran(&world.ask(&first, "/wait/1?work_ms=3000", "first").await));
+        assert!(ran(&environment.ask(&first, "/wait/1?work_ms=3000", "first").await));
         Instant::now()
     };
     let head_asks = async {
-        world.is_held_by("first").await;
-        world.ask(&head, "/wait/1", "head").await
+        environment.is_held_by("first").await;
+        environment.ask(&head, "/wait/1", "head").await
     };
     let last_asks = async {
-        world.waiting(1).await;
+        environment.waiting(1).await;
         let answer = async {
-            assert!(ran(&world.ask(&last, "/wait/1", "last").await));
+            assert!(ran(&environment.ask(&last, "/wait/1", "last").await));
             Instant::now()
         };
         let strikes = async {
-            world.waiting(2).await;
+            environment.waiting(2).await;
             happens(&head);
         };
         let (at, ()) = tokio::join!(answer, strikes);
-        // Whatever happened, it is over: its client is to have an answer, too.
+        // Its client must get a response, too.
         head.process().thaw();
         at
     };
@@ -161,26 +164,25 @@ async fn with_a_head_that(world: &World, happens: impl Fn(&Service)) -> Duration
 }
 
 #[tokio::test]
-async fn a_dead_head_of_the_line_costs_those_behind_it_nothing() {
-    let Some(world) = World::new("a dead head of the line").await else { return };
-    let waited = with_a_head_that(&world, |head| head.process().kill()).await;
+async fn dead_head_of_the_queue_costs_nothing() {
+    let Some(environment) = Environment::new("a dead head of the queue").await else { return };
+    let waited = with_a_head_that(&environment, |head| head.process().kill()).await;
     assert!(waited < Duration::from_millis(2_500), "{waited:?}: an offer is four seconds with its lock-delay");
-    world.finish().await;
+    environment.finish().await;
 }
 
 #[tokio::test]
-async fn a_stopped_head_of_the_line_costs_those_behind_it_an_offer_and_a_lock_delay() {
-    let Some(world) = World::new("a stopped head of the line").await else { return };
-    let waited = with_a_head_that(&world, |head| head.process().freeze()).await;
+async fn stopped_head_of_the_queue_costs_an_offer_and_lock_delay() {
+    let Some(environment) = Environment::new("a stopped head of the queue").await else { return };
+    let waited = with_a_head_that(&environment, |head| head.process().freeze()).await;
     assert!(waited >= Duration::from_millis(3_900), "{waited:?}: it was offered to the one that is stopped");
     assert!(waited < Duration::from_secs(15), "{waited:?}: a lease is thirty seconds");
-    world.finish().await;
+    environment.finish().await;
 }
 
-/// One handle in two processes: neither has the keys, the ids, the connections or the threads of
-/// the other.
+/// One handle in two processes: they share no keys, ids, connections or threads.
 #[tokio::test]
-async fn a_child_of_a_real_fork_takes_locks_by_the_handle_of_its_parent_and_holds_none_of_its() {
+async fn forked_child_locks_by_the_parent_handle() {
     if !RedisServer::is_available() {
         skipped("a fork", "redis-server");
         return;
@@ -189,13 +191,13 @@ async fn a_child_of_a_real_fork_takes_locks_by_the_handle_of_its_parent_and_hold
     let forker = Command::new(env!("CARGO_BIN_EXE_forker")).env("REDIS_URL", redis.url()).kill_on_drop(true).output();
     let output = timeout(Duration::from_secs(60), forker).await.expect("in time").expect("it runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let seen = String::from_utf8(output.stdout).expect("text");
-    let mut seen: Vec<Value> = seen.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    seen.sort_by_key(|seen| seen["is_child"].as_bool());
-    let [parent, child] = &*seen else { panic!("{seen:?}") };
+    let observed = String::from_utf8(output.stdout).expect("text");
+    let mut observed: Vec<Value> = observed.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    observed.sort_by_key(|observed| observed["is_child"].as_bool());
+    let [parent, child] = &*observed else { panic!("{observed:?}") };
     assert_eq!((&parent["freed"], &child["freed"], &child["refused"]), (&true.into(), &true.into(), &true.into()));
-    assert!(parent["name"] != child["name"], "{seen:?}");
+    assert!(parent["name"] != child["name"], "{observed:?}");
     let tokens = [&parent["tokens"][0], &child["tokens"][1]].map(|token| token.as_u64().expect("a token"));
-    assert!(tokens[0] < tokens[1], "{seen:?}");
+    assert!(tokens[0] < tokens[1], "{observed:?}");
     assert_eq!(redis.command(&["EXISTS", "lock:account:7", "lock:account:8"]).await.integer(), Some(0));
 }

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn composed_key_has_the_prefix_and_raw_key_is_exact() {
+    fn composed_keys_have_the_prefix_and_raw_keys_are_exact() {
         let (composed, raw) = (LockKey::from(("reward", 7, "a b")), LockKey::raw("myLock").expect("a name"));
         assert_eq!(keyspace().lock(&composed).as_deref(), Ok("lock:reward:7:a%20b"));
         assert_eq!(keyspace().lock(&raw).as_deref(), Ok("myLock"));
@@ -134,14 +134,14 @@ mod tests {
     }
 
     #[test]
-    fn queue_is_in_the_slot_of_its_lock() {
+    fn queue_shares_the_hash_slot_of_its_lock() {
         assert_eq!(keyspace().queue("lock:reward:7"), "tower-lock:lock:q:{lock:reward:7}");
         assert_eq!(keyspace().queue("shop{7}:x"), "tower-lock:lock:t:shop{7}:x");
         assert_ne!(keyspace().queue("x"), keyspace().queue("{x}"), "two locks, two queues");
     }
 
     #[test]
-    fn invalid_prefixes_are_rejected() {
+    fn prefixes_are_unambiguous() {
         for prefix in ["", "a:b", "a{b", "a b", "tower-lock", &"a".repeat(65)] {
             assert!(Keyspace::new(prefix).is_err(), "{prefix}");
         }

@@ -59,7 +59,7 @@ mod tests {
     const LATER: Duration = Duration::from_millis(500);
 
     #[test]
-    fn estimate_is_never_ahead_of_the_server() {
+    fn server_clock_is_never_overestimated() {
         let mut clock = ServerClock::default();
         assert_eq!(clock.expires_at(at(1), LATER), None);
         // The server is 1 000 s ahead; replies take 300, 5 and 400 ms.
@@ -76,7 +76,7 @@ mod tests {
     /// A server whose clock is slow by 1 %: without the reduction, an old estimate would be too
     /// large.
     #[test]
-    fn call_expires_on_the_server_no_later_than_locally() {
+    fn expiry_by_the_server_clock_implies_local_expiry() {
         let server = |ms: i64| 5_000_000 + ms * 990;
         for observed in [0, 100, 9_000] {
             let mut clock = ServerClock::default();
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn estimate_follows_a_clock_that_was_set() {
+    fn clock_step_of_the_server_is_followed() {
         let mut clock = ServerClock::default();
         clock.observe(60_000_000, at(0));
         clock.observe(65_000_000, at(1_000));

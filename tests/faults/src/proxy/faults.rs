@@ -1,64 +1,65 @@
-//! What can go wrong, and when.
+//! The faults that the proxy injects, and their conditions.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
-/// Which way bytes go.
+/// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// To the server.
     Up,
     /// To the client.
     Down,
-    /// Either way.
+    /// Both directions.
     Both,
 }
 
 /// What happens to one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mishap {
-    /// The connection is cut, and the server never hears of it.
+pub enum NetworkFault {
+    /// The connection is cut before the server gets the request.
     CutBefore,
-    /// It is done, and the connection is cut before its reply.
+    /// The server runs the request, and the connection is cut before the reply.
     CutBeforeReply,
-    /// It is done, and the connection is cut after so many bytes of its reply.
+    /// The server runs the request, and the connection is cut after this many bytes of the reply.
     CutInReply(usize),
-    /// It is done twice, and the second reply is given.
+    /// The server runs the request twice; the client gets the second reply.
     Double,
-    /// It comes so much later, and what is behind it as well.
+    /// The request and all later ones arrive with this delay.
     Late(Duration),
-    /// The connection is cut, and so much later it is done all the same, on another one without a user and a database of its own: it was on its way
-    /// when the cut came.
+    /// The connection is cut, and the request runs after this time on another connection without a
+    /// user and a database. It was in flight at the cut.
     Orphaned(Duration),
-    /// It is done, and so much later a copy of it is done once more, on another connection: a client, a pool or a network that sends again.
-    /// The copy finds a connection without a user and without a database of its own.
+    /// The request runs, and after this time a copy of it runs on another connection: a client, a
+    /// pool or a network sent it again. That connection has no user and no database selected.
     Again(Duration),
 }
 
-/// What a client asks.
+/// A request of a client.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// On which connection.
+    /// The number of its connection.
     pub connection: u64,
     /// The command and its arguments.
     pub parts: Vec<Vec<u8>>,
 }
 
-/// What a server says to those who listen.
+/// A message of the server to a subscriber.
 #[derive(Clone, Debug)]
 pub struct Push {
-    /// On which connection.
+    /// The number of its connection.
     pub connection: u64,
-    /// On which channel.
+    /// The channel of the message.
     pub channel: Vec<u8>,
-    /// What.
+    /// The content of the message.
     pub payload: Vec<u8>,
 }
 
-/// What goes wrong by chance, per mille. The same seed throws the same die; what it hits depends on who comes first.
+/// Random faults, in parts per thousand. The seed fixes the random numbers; which request they hit
+/// depends on the order of arrival.
 #[derive(Clone, Debug)]
 #[must_use = "nothing goes wrong yet"]
 pub struct Chaos {
-    die: fastrand::Rng,
+    rng: fastrand::Rng,
     cut: u32,
     cut_before_reply: u32,
     double: u32,
@@ -74,20 +75,20 @@ pub struct Chaos {
 
 pub(super) type Pushes = Arc<dyn Fn(&Push) -> Vec<Vec<u8>> + Send + Sync>;
 
-pub(super) struct Armed {
-    is_it: Box<dyn Fn(&Request) -> bool + Send + Sync>,
-    mishap: Mishap,
+pub(super) struct ArmedFault {
+    matches: Box<dyn Fn(&Request) -> bool + Send + Sync>,
+    fault: NetworkFault,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct State {
-    pub(super) up: Path,
-    pub(super) down: Path,
+pub(super) struct WireState {
+    pub(super) up: PathState,
+    pub(super) down: PathState,
     pub(super) is_cut: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Path {
+pub(super) struct PathState {
     pub(super) delay: Duration,
     pub(super) block: Block,
 }
@@ -109,14 +110,15 @@ impl Request {
         self.parts.first().map(|name| String::from_utf8_lossy(name).to_ascii_uppercase()).unwrap_or_default()
     }
 
-    /// How many replies it has on a connection that listens, if it is about that.
+    /// The number of replies that a subscribe or unsubscribe command has on its connection.
     pub(super) fn confirmations(&self) -> Option<usize> {
-        let is_about_listening = self.name().ends_with("SUBSCRIBE");
-        is_about_listening.then(|| self.parts.len().saturating_sub(1))
+        let is_subscription = self.name().ends_with("SUBSCRIBE");
+        is_subscription.then(|| self.parts.len().saturating_sub(1))
     }
 
-    /// Whether it changes the connection rather than what the server keeps: no client sends that twice.
-    fn is_about_the_connection(&self) -> bool {
+    /// Whether the request changes the state of the connection, not of the server. A client never
+    /// repeats such a request on another connection.
+    fn changes_connection(&self) -> bool {
         let others =
             ["HELLO", "AUTH", "SELECT", "CLIENT", "RESET", "QUIT", "MULTI", "EXEC", "DISCARD", "WATCH", "MONITOR"];
         self.confirmations().is_some() || others.contains(&self.name().as_str())
@@ -125,24 +127,24 @@ impl Request {
 
 // === impl Armed ===
 
-impl Armed {
-    pub(super) fn new(is_it: impl Fn(&Request) -> bool + Send + Sync + 'static, mishap: Mishap) -> Self {
-        Self { is_it: Box::new(is_it), mishap }
+impl ArmedFault {
+    pub(super) fn new(matches: impl Fn(&Request) -> bool + Send + Sync + 'static, fault: NetworkFault) -> Self {
+        Self { matches: Box::new(matches), fault }
     }
 
-    pub(super) fn take(armed: &mut Vec<Self>, request: &Request) -> Option<Mishap> {
-        let at = armed.iter().position(|armed| (armed.is_it)(request))?;
-        Some(armed.remove(at).mishap)
+    pub(super) fn take(armed: &mut Vec<Self>, request: &Request) -> Option<NetworkFault> {
+        let at = armed.iter().position(|armed| (armed.matches)(request))?;
+        Some(armed.remove(at).fault)
     }
 }
 
 // === impl Chaos ===
 
 impl Chaos {
-    /// Nothing goes wrong, by this die.
+    /// No faults, with this seed.
     pub fn new(seed: u64) -> Self {
         Self {
-            die: fastrand::Rng::with_seed(seed),
+            rng: fastrand::Rng::with_seed(seed),
             cut: 0,
             cut_before_reply: 0,
             double: 0,
@@ -157,70 +159,72 @@ impl Chaos {
         }
     }
 
-    /// So many requests of a thousand never arrive, and as many are done and never answered: the connection is cut.
+    /// Loses this many requests in a thousand before they run, and as many replies: the connection
+    /// is cut.
     pub fn cut(self, per_mille: u32) -> Self {
         Self { cut: per_mille, cut_before_reply: per_mille, ..self }
     }
 
-    /// So many are done twice.
+    /// Runs this many requests in a thousand twice.
     pub fn double(self, per_mille: u32) -> Self {
         Self { double: per_mille, ..self }
     }
 
-    /// So many come later, by this much at the most.
+    /// Delays this many requests in a thousand, by at most this time.
     pub fn late(self, per_mille: u32, at_most: Duration) -> Self {
         Self { late: per_mille, late_at_most: at_most, ..self }
     }
 
-    /// So many are done once more, so much later.
+    /// Repeats this many requests in a thousand after a time in this range.
     pub fn again(self, per_mille: u32, after: Range<Duration>) -> Self {
         Self { again: per_mille, again_after: after, ..self }
     }
 
-    /// So many are done so much later, and their connection is cut at once.
+    /// Cuts the connections of this many requests in a thousand, and runs these requests after a
+    /// time in this range.
     pub fn orphaned(self, per_mille: u32, after: Range<Duration>) -> Self {
         Self { orphaned: per_mille, orphaned_after: after, ..self }
     }
 
-    /// So many messages are lost.
+    /// Drops this many messages in a thousand.
     pub fn drop_pushes(self, per_mille: u32) -> Self {
         Self { drop_pushes: per_mille, ..self }
     }
 
-    /// So many messages come twice.
+    /// Duplicates this many messages in a thousand.
     pub fn double_pushes(self, per_mille: u32) -> Self {
         Self { double_pushes: per_mille, ..self }
     }
 
-    pub(super) fn for_request(&mut self, request: &Request) -> Option<Mishap> {
+    pub(super) fn for_request(&mut self, request: &Request) -> Option<NetworkFault> {
         let Self { cut, cut_before_reply, late, .. } = *self;
         let [double, again, orphaned] =
-            if request.is_about_the_connection() { [0; 3] } else { [self.double, self.again, self.orphaned] };
-        let late_by = self.late_at_most.mul_f64(self.die.f64());
+            if request.changes_connection() { [0; 3] } else { [self.double, self.again, self.orphaned] };
+        let late_by = self.late_at_most.mul_f64(self.rng.f64());
         let again_after = self.within(self.again_after.clone());
         let orphaned_after = self.within(self.orphaned_after.clone());
-        let mishaps = [
-            (cut, Mishap::CutBefore),
-            (cut_before_reply, Mishap::CutBeforeReply),
-            (late, Mishap::Late(late_by)),
-            (double, Mishap::Double),
-            (again, Mishap::Again(again_after)),
-            (orphaned, Mishap::Orphaned(orphaned_after)),
+        let faults = [
+            (cut, NetworkFault::CutBefore),
+            (cut_before_reply, NetworkFault::CutBeforeReply),
+            (late, NetworkFault::Late(late_by)),
+            (double, NetworkFault::Double),
+            (again, NetworkFault::Again(again_after)),
+            (orphaned, NetworkFault::Orphaned(orphaned_after)),
         ];
-        self.throw(&mishaps)
+        self.draw(&faults)
     }
 
     pub(super) fn for_push(&mut self) -> usize {
         let copies = [(self.drop_pushes, 0), (self.double_pushes, 2)];
-        self.throw(&copies).unwrap_or(1)
+        self.draw(&copies).unwrap_or(1)
     }
 
     fn within(&mut self, Range { start, end }: Range<Duration>) -> Duration {
-        start + end.saturating_sub(start).mul_f64(self.die.f64())
+        start + end.saturating_sub(start).mul_f64(self.rng.f64())
     }
 
-    fn throw<T: Copy>(&mut self, faces: &[(u32, T)]) -> Option<T> {
-        let mut left = self.die.u32(0..1_000);
+    fn draw<T: Copy>(&mut self, faces: &[(u32, T)]) -> Option<T> {
+        let mut left = self.rng.u32(0..1_000);
         for (per_mille, face) in faces {
             match left.checked_sub(*per_mille) {
                 None => return Some(*face),

@@ -1,4 +1,4 @@
-//! A proxy that does to the clients of a server what networks do, when it is told to.
+//! A proxy that injects network faults between a server and its clients.
 
 use std::{
     collections::BTreeMap,
@@ -17,34 +17,36 @@ use tokio::{
 };
 
 use self::{
-    faults::{Armed, Block, Path, Pushes, State},
+    faults::{ArmedFault, Block, PathState, Pushes, WireState},
     wire::Wire,
 };
-use crate::process::AT_MOST;
+use crate::process::TIMEOUT;
 
 mod faults;
 mod wire;
 
-pub use self::faults::{Chaos, Direction, Mishap, Push, Request};
+pub use self::faults::{Chaos, Direction, NetworkFault, Push, Request};
 
-/// A TCP proxy before one server. What it does wrong can be switched while it runs, for every connection or for one.
+/// A TCP proxy in front of one server. Faults can be set at runtime, for all connections or for
+/// one.
 ///
-/// It reads the protocol of Redis, so that a mishap hits whole requests, replies and messages. What is not that protocol is
-/// passed on as it comes; so are `MULTI` and `MONITOR`, whose replies it cannot count.
+/// The proxy parses the Redis protocol, so that a fault hits whole requests, replies and messages.
+/// Other bytes pass unchanged, and so do `MULTI` and `MONITOR`, whose replies it cannot count.
 #[derive(Debug)]
 pub struct Proxy {
     shared: Arc<Shared>,
     address: SocketAddr,
-    /// What is wanted, and what is.
+    /// Whether the proxy should listen, and whether it does.
     listen: watch::Sender<bool>,
     listens: watch::Receiver<bool>,
     acceptor: AbortHandle,
 }
 
-/// Where the faults of all connections, or of one, are switched. Each switch is thrown at once, and stays until [`heal`](Self::heal).
+/// Sets the faults of all connections or of one. A fault applies at once and stays until
+/// [`heal`](Self::heal).
 #[derive(Debug)]
 #[must_use = "nothing is switched yet"]
-pub struct Switch<'a> {
+pub struct FaultControl<'a> {
     shared: &'a Shared,
     one: Option<u64>,
 }
@@ -62,32 +64,33 @@ type Observer = Box<dyn FnMut(&Request) + Send>;
 struct Table {
     wires: BTreeMap<u64, Arc<Wire>>,
     arrived: u64,
-    /// What connections begin with.
-    state: State,
+    /// The initial state of new connections.
+    state: WireState,
     pushes: Option<Pushes>,
-    armed: Vec<Armed>,
+    armed: Vec<ArmedFault>,
     chaos: Option<Chaos>,
     requests: BTreeMap<String, u64>,
-    mishaps: u64,
+    faults: u64,
 }
 
 // === impl Proxy ===
 
 impl Proxy {
-    /// Starts one before a server that speaks the protocol of Redis. It lives on this runtime.
+    /// Starts a proxy in front of a Redis server, on the current runtime.
     ///
     /// # Panics
     ///
-    /// No port is free.
+    /// Panics if no port is free.
     pub async fn start(upstream: SocketAddr) -> Self {
         Self::begin(upstream, false).await
     }
 
-    /// Starts one before any other server: it has no requests, replies and messages, only bytes.
+    /// Starts a proxy in front of any other server. It sees bytes only, no requests, replies and
+    /// messages.
     ///
     /// # Panics
     ///
-    /// No port is free.
+    /// Panics if no port is free.
     pub async fn start_raw(upstream: SocketAddr) -> Self {
         Self::begin(upstream, true).await
     }
@@ -104,86 +107,86 @@ impl Proxy {
         Self { shared, address, listen, listens, acceptor }
     }
 
-    /// Where it listens.
+    /// The address that the proxy listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where it listens, as clients of Redis are told.
+    /// The URL for Redis clients.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://{}", self.address)
     }
 
-    /// The faults of every connection, and of those to come.
-    pub fn all(&self) -> Switch<'_> {
-        Switch { shared: &self.shared, one: None }
+    /// Controls the faults of all connections, including new ones.
+    pub fn all(&self) -> FaultControl<'_> {
+        FaultControl { shared: &self.shared, one: None }
     }
 
-    /// The faults of one connection.
-    pub fn connection(&self, number: u64) -> Switch<'_> {
-        Switch { shared: &self.shared, one: Some(number) }
+    /// Controls the faults of one connection.
+    pub fn connection(&self, number: u64) -> FaultControl<'_> {
+        FaultControl { shared: &self.shared, one: Some(number) }
     }
 
-    /// The connections there are, numbered by arrival from zero.
+    /// The numbers of the open connections, in order of arrival from zero.
     #[must_use]
     pub fn connections(&self) -> Vec<u64> {
         self.shared.table().wires.keys().copied().collect()
     }
 
-    /// Those of them that have asked for messages.
+    /// The open connections that have subscribed to a channel.
     #[must_use]
     pub fn subscribers(&self) -> Vec<u64> {
         self.shared.table().wires.values().filter(|wire| wire.subscribes()).map(|wire| wire.number()).collect()
     }
 
-    /// How many connections there have ever been.
+    /// The number of connections ever accepted.
     #[must_use]
     pub fn arrived(&self) -> u64 {
         self.shared.table().arrived
     }
 
-    /// Refuses new connections, or takes them again. What is connected stays.
+    /// Refuses new connections, or accepts them again. Open connections stay.
     ///
     /// # Panics
     ///
-    /// Somebody else has the port now.
+    /// Panics if another process has taken the port.
     pub async fn refuse(&self, refuse: bool) {
         self.listen.send_replace(!refuse);
         let mut listens = self.listens.clone();
-        let done = timeout(AT_MOST, listens.wait_for(|listens| *listens != refuse)).await;
-        done.expect("the port is still ours").expect("it runs");
+        let done = timeout(TIMEOUT, listens.wait_for(|listens| *listens != refuse)).await;
+        done.expect("the port is still free").expect("it runs");
     }
 
-    /// Leads whoever connects from now on to another server, as a name does that is given to another one. Connections that are there stay.
+    /// Connects new clients to another server, as after a DNS change. Open connections stay.
     pub fn redirect(&self, upstream: SocketAddr) {
         *wire::lock(&self.shared.upstream) = upstream;
     }
 
-    /// Shows every request from now on.
+    /// Passes every later request to the observer.
     pub fn observe(&self, observer: impl FnMut(&Request) + Send + 'static) {
         *self.shared.observer.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(observer));
     }
 
-    /// How many requests there were, by the name of the command in upper case.
+    /// The number of requests by command name, in upper case.
     #[must_use]
     pub fn requests(&self) -> BTreeMap<String, u64> {
         self.shared.table().requests.clone()
     }
 
-    /// Counts requests from zero.
+    /// Resets the request counts.
     pub fn forget_requests(&self) {
         self.shared.table().requests.clear();
     }
 
-    /// How many mishaps there were, by order or by chance.
+    /// The number of faults injected, explicit and random.
     #[must_use]
-    pub fn mishaps(&self) -> u64 {
-        self.shared.table().mishaps
+    pub fn fault_count(&self) -> u64 {
+        self.shared.table().faults
     }
 
-    /// Lets things go wrong by chance, or no longer.
+    /// Sets or removes random faults.
     pub fn chaos(&self, chaos: Option<Chaos>) {
         self.shared.table().chaos = chaos;
     }
@@ -207,7 +210,7 @@ async fn accept(
     loop {
         let is_wanted = *wanted.borrow_and_update();
         if is_wanted && listener.is_none() {
-            // Whoever has the port for a moment gives it back.
+            // Another process may hold the port briefly.
             listener = bind(address).ok();
             if listener.is_none() {
                 sleep(Duration::from_millis(10)).await;
@@ -226,7 +229,7 @@ async fn accept(
         tokio::select! {
             arrived = arrival => match arrived {
                 Ok((client, _)) => shared.welcome(client),
-                // Of one connection, or of too many.
+                // An error of one connection, or too many open files.
                 Err(_) => sleep(Duration::from_millis(10)).await,
             },
             changed = wanted.changed() => if changed.is_err() {
@@ -245,33 +248,34 @@ fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
 
 // === impl Switch ===
 
-impl Switch<'_> {
-    /// Everything takes so much longer that way.
+impl FaultControl<'_> {
+    /// Delays all bytes in this direction.
     pub fn delay(&self, direction: Direction, delay: Duration) {
         self.paths(direction, |path| path.delay = delay);
     }
 
-    /// Holds back what goes that way; it arrives when this is healed, also when its sender has gone by then.
+    /// Holds bytes in this direction until `heal`. They arrive even if their sender has
+    /// disconnected.
     pub fn hold(&self, direction: Direction) {
         self.paths(direction, |path| path.block = Block::Hold);
     }
 
-    /// Throws away what goes that way. A connection that has missed something is cut when this is healed.
+    /// Discards bytes in this direction. `heal` cuts a connection that has lost bytes.
     pub fn swallow(&self, direction: Direction) {
         self.paths(direction, |path| path.block = Block::Swallow);
     }
 
-    /// Everything goes through again, as it is, and what was to happen next does not.
+    /// Removes all faults, including those set for the next request.
     pub fn heal(&self) {
         let mut table = self.shared.table();
         if self.one.is_none() {
-            (table.state, table.pushes) = (State::default(), None);
+            (table.state, table.pushes) = (WireState::default(), None);
             table.armed.clear();
         }
         for wire in table.wires(self.one) {
             wire.disarm();
             wire.set_pushes(None);
-            wire.change(|state| *state = State { is_cut: state.is_cut, ..State::default() });
+            wire.change(|state| *state = WireState { is_cut: state.is_cut, ..WireState::default() });
         }
     }
 
@@ -282,21 +286,21 @@ impl Switch<'_> {
         }
     }
 
-    /// This happens to the next request.
-    pub fn next(&self, mishap: Mishap) {
-        self.next_where(|_| true, mishap);
+    /// Applies the fault to the next request.
+    pub fn next(&self, fault: NetworkFault) {
+        self.next_where(|_| true, fault);
     }
 
-    /// This happens to the next request of that name.
-    pub fn next_of(&self, name: &str, mishap: Mishap) {
+    /// Applies the fault to the next request with this command name.
+    pub fn next_of(&self, name: &str, fault: NetworkFault) {
         let name = name.to_ascii_uppercase();
-        self.next_where(move |request| request.name() == name, mishap);
+        self.next_where(move |request| request.name() == name, fault);
     }
 
-    /// This happens to the next request of which that is true; once, whichever connection it is on.
-    pub fn next_where(&self, is_it: impl Fn(&Request) -> bool + Send + Sync + 'static, mishap: Mishap) {
+    /// Applies the fault once, to the next request that matches, on any connection.
+    pub fn next_where(&self, matches: impl Fn(&Request) -> bool + Send + Sync + 'static, fault: NetworkFault) {
         let mut table = self.shared.table();
-        let armed = Armed::new(is_it, mishap);
+        let armed = ArmedFault::new(matches, fault);
         match self.one {
             None => table.armed.push(armed),
             Some(number) => {
@@ -307,22 +311,22 @@ impl Switch<'_> {
         }
     }
 
-    /// Drops messages; replies go through.
+    /// Drops messages. Replies pass.
     pub fn drop_pushes(&self) {
         self.pushes(|_| Vec::new());
     }
 
-    /// Brings each message twice.
+    /// Delivers each message twice.
     pub fn double_pushes(&self) {
         self.pushes(|push| vec![push.payload.clone(); 2]);
     }
 
-    /// Brings another message in its place.
+    /// Replaces the content of each message.
     pub fn rewrite_pushes(&self, rewrite: impl Fn(&Push) -> Vec<u8> + Send + Sync + 'static) {
         self.pushes(move |push| vec![rewrite(push)]);
     }
 
-    /// Brings these messages in its place.
+    /// Replaces each message by these.
     pub fn pushes(&self, instead: impl Fn(&Push) -> Vec<Vec<u8>> + Send + Sync + 'static) {
         let instead: Pushes = Arc::new(instead);
         let mut table = self.shared.table();
@@ -334,8 +338,8 @@ impl Switch<'_> {
         }
     }
 
-    fn paths(&self, direction: Direction, change: impl Fn(&mut Path)) {
-        let change = |state: &mut State| {
+    fn paths(&self, direction: Direction, change: impl Fn(&mut PathState)) {
+        let change = |state: &mut WireState| {
             if direction != Direction::Down {
                 change(&mut state.up);
             }
@@ -378,35 +382,36 @@ impl Shared {
         tokio::runtime::Handle::current().spawn(async move {
             sleep(after).await;
             let Ok(mut server) = TcpStream::connect(upstream).await else { return };
-            // Its reply is for nobody, but a connection that is closed before it may be closed before the request is read.
+            // The reply is discarded, but a connection that is closed too early may lose the
+            // request.
             if server.write_all(&request).await.is_ok() {
-                let _ = timeout(AT_MOST, server.read_u8()).await;
+                let _ = timeout(TIMEOUT, server.read_u8()).await;
             }
         });
     }
 
-    /// What happens to this request.
+    /// The address of the server.
     fn upstream(&self) -> SocketAddr {
         *wire::lock(&self.upstream)
     }
 
-    fn next(&self, wire: &Wire, request: &Request) -> Option<Mishap> {
+    fn next(&self, wire: &Wire, request: &Request) -> Option<NetworkFault> {
         if let Some(observer) = &mut *self.observer.lock().unwrap_or_else(PoisonError::into_inner) {
             observer(request);
         }
         let mut table = self.table();
         *table.requests.entry(request.name()).or_default() += 1;
-        let by_order = wire.disarm_for(request).or_else(|| Armed::take(&mut table.armed, request));
-        let mishap = by_order.or_else(|| table.chaos.as_mut()?.for_request(request));
-        table.mishaps += u64::from(mishap.is_some());
-        mishap
+        let by_order = wire.disarm_for(request).or_else(|| ArmedFault::take(&mut table.armed, request));
+        let fault = by_order.or_else(|| table.chaos.as_mut()?.for_request(request));
+        table.faults += u64::from(fault.is_some());
+        fault
     }
 
-    /// How often this message comes by chance.
+    /// The number of copies of the next message, by random faults.
     fn copies(&self) -> usize {
         let mut table = self.table();
         let copies = table.chaos.as_mut().map_or(1, Chaos::for_push);
-        table.mishaps += u64::from(copies != 1);
+        table.faults += u64::from(copies != 1);
         copies
     }
 }

@@ -1,4 +1,4 @@
-//! One connection of a client, and the one to the server that goes with it.
+//! One client connection and its connection to the server.
 
 use std::{
     collections::VecDeque,
@@ -21,39 +21,39 @@ use tokio::{
 
 use super::{
     Shared,
-    faults::{Armed, Block, Mishap, Path, Push, Pushes, Request, State},
+    faults::{ArmedFault, Block, NetworkFault, PathState, Push, Pushes, Request, WireState},
 };
 use crate::resp::Reply;
 
 pub(super) struct Wire {
     number: u64,
-    state: watch::Sender<State>,
-    armed: Mutex<Vec<Armed>>,
+    state: watch::Sender<WireState>,
+    armed: Mutex<Vec<ArmedFault>>,
     pushes: Mutex<Option<Pushes>>,
     subscribes: AtomicBool,
     is_raw: AtomicBool,
-    /// One of the two sides takes nothing any more.
+    /// One of the two sides accepts no more bytes.
     is_broken: AtomicBool,
-    /// What becomes of the replies to come.
-    fates: Mutex<VecDeque<Fate>>,
+    /// The actions for replies to come.
+    pending_replies: Mutex<VecDeque<PendingReply>>,
 }
 
-/// What becomes of one reply.
+/// The action for one reply.
 #[derive(Clone, Copy, Debug)]
-struct Fate {
-    what: What,
-    /// How many there are, if these are about messages to come.
+struct PendingReply {
+    action: ReplyAction,
+    /// The number of confirmations, for a subscribe or unsubscribe command.
     confirmations: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum What {
+enum ReplyAction {
     Pass,
     Swallow,
     Cut(usize),
 }
 
-enum Parcel {
+enum Chunk {
     Bytes(Instant, Vec<u8>),
     Cut,
 }
@@ -64,20 +64,20 @@ enum Side {
     Down,
 }
 
-/// It is over.
-struct Over;
+/// The connection is closed.
+struct Closed;
 
-/// Parcels on their way: then whoever sends more has to wait, as on any wire.
-const ON_THE_WAY: usize = 256;
-/// Replies to come.
-const FATES: usize = 1 << 16;
-/// What is longer than that is passed on in pieces.
-const FRAME: usize = 4 << 20;
+/// Chunks in flight; a sender waits when there are more.
+const CHUNKS_IN_FLIGHT: usize = 256;
+/// The maximum number of replies to come.
+const MAX_PENDING_REPLIES: usize = 1 << 16;
+/// Longer frames are passed on in pieces.
+const MAX_FRAME: usize = 4 << 20;
 
 // === impl Wire ===
 
 impl Wire {
-    pub(super) fn new(number: u64, state: State, pushes: Option<Pushes>) -> Self {
+    pub(super) fn new(number: u64, state: WireState, pushes: Option<Pushes>) -> Self {
         Self {
             number,
             state: watch::Sender::new(state),
@@ -86,7 +86,7 @@ impl Wire {
             subscribes: AtomicBool::new(false),
             is_raw: AtomicBool::new(false),
             is_broken: AtomicBool::new(false),
-            fates: Mutex::default(),
+            pending_replies: Mutex::default(),
         }
     }
 
@@ -98,11 +98,11 @@ impl Wire {
         self.subscribes.load(Ordering::SeqCst)
     }
 
-    pub(super) fn change(&self, change: impl FnOnce(&mut State)) {
+    pub(super) fn change(&self, change: impl FnOnce(&mut WireState)) {
         self.state.send_modify(change);
     }
 
-    pub(super) fn arm(&self, armed: Armed) {
+    pub(super) fn arm(&self, armed: ArmedFault) {
         lock(&self.armed).push(armed);
     }
 
@@ -110,8 +110,8 @@ impl Wire {
         lock(&self.armed).clear();
     }
 
-    pub(super) fn disarm_for(&self, request: &Request) -> Option<Mishap> {
-        Armed::take(&mut lock(&self.armed), request)
+    pub(super) fn disarm_for(&self, request: &Request) -> Option<NetworkFault> {
+        ArmedFault::take(&mut lock(&self.armed), request)
     }
 
     pub(super) fn set_pushes(&self, pushes: Option<Pushes>) {
@@ -130,15 +130,15 @@ impl Wire {
         let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
         tokio::select! {
             _ = state.wait_for(|state| state.is_cut) => {}
-            // Whatever the client has sent has arrived, and it has gone.
+            // All bytes of the client have arrived, and it has disconnected.
             () = self.carry(shared, Side::Up, from_client, to_server) => {}
             () = self.carry(shared, Side::Down, from_server, to_client) => {}
         }
     }
 
-    /// One way, to its end.
+    /// Copies one direction to its end.
     async fn carry(&self, shared: &Shared, side: Side, from: OwnedReadHalf, to: OwnedWriteHalf) {
-        let (parcels, on_the_way) = mpsc::channel(ON_THE_WAY);
+        let (parcels, on_the_way) = mpsc::channel(CHUNKS_IN_FLIGHT);
         tokio::join!(
             async {
                 let _ = self.read(shared, side, from, parcels).await;
@@ -152,23 +152,23 @@ impl Wire {
         shared: &Shared,
         side: Side,
         mut from: OwnedReadHalf,
-        parcels: mpsc::Sender<Parcel>,
-    ) -> Result<(), Over> {
+        parcels: mpsc::Sender<Chunk>,
+    ) -> Result<(), Closed> {
         let (mut read, mut has_a_hole) = (Vec::with_capacity(16 * 1024), false);
         let mut state = self.state.subscribe();
         loop {
             let swallows = state.borrow_and_update().path(side).block == Block::Swallow;
             if has_a_hole && !swallows {
                 self.change(|state| state.is_cut = true);
-                return Err(Over);
+                return Err(Closed);
             }
             let before = read.len();
             tokio::select! {
                 changed = state.changed() => {
-                    changed.map_err(|_| Over)?;
+                    changed.map_err(|_| Closed)?;
                     continue;
                 }
-                // A reset is an end, too.
+                // A reset ends the direction as well.
                 length = from.read_buf(&mut read) => if length.unwrap_or(0) == 0 {
                     return Ok(());
                 },
@@ -192,7 +192,7 @@ impl Wire {
                     Side::Down => self.reply(shared, frame, bytes, &parcels).await?,
                 }
             }
-            if self.is_raw.load(Ordering::SeqCst) || read.len() - at > FRAME {
+            if self.is_raw.load(Ordering::SeqCst) || read.len() - at > MAX_FRAME {
                 self.is_raw.store(true, Ordering::SeqCst);
                 self.send(side, read[at..].to_vec(), &parcels).await?;
                 at = read.len();
@@ -206,8 +206,8 @@ impl Wire {
         shared: &Shared,
         frame: Reply,
         bytes: &[u8],
-        parcels: &mpsc::Sender<Parcel>,
-    ) -> Result<(), Over> {
+        parcels: &mpsc::Sender<Chunk>,
+    ) -> Result<(), Closed> {
         let parts = frame.items().iter().map(|part| match part {
             Reply::Bulk(bytes) => Some(bytes.clone()),
             _ => None,
@@ -221,46 +221,46 @@ impl Wire {
         if confirmations.is_some() {
             self.subscribes.store(true, Ordering::SeqCst);
         }
-        let mishap = shared.next(self, &request);
-        let what = match mishap {
-            None | Some(Mishap::Late(_) | Mishap::Double | Mishap::Again(_)) => What::Pass,
-            Some(Mishap::CutInReply(length)) => What::Cut(length),
-            Some(Mishap::CutBeforeReply) => What::Cut(0),
-            Some(cut @ (Mishap::CutBefore | Mishap::Orphaned(_))) => {
-                if let Mishap::Orphaned(after) = cut {
+        let fault = shared.next(self, &request);
+        let action = match fault {
+            None | Some(NetworkFault::Late(_) | NetworkFault::Double | NetworkFault::Again(_)) => ReplyAction::Pass,
+            Some(NetworkFault::CutInReply(length)) => ReplyAction::Cut(length),
+            Some(NetworkFault::CutBeforeReply) => ReplyAction::Cut(0),
+            Some(cut @ (NetworkFault::CutBefore | NetworkFault::Orphaned(_))) => {
+                if let NetworkFault::Orphaned(after) = cut {
                     shared.send_again(after, bytes.to_vec());
                 }
                 self.change(|state| state.is_cut = true);
-                return Err(Over);
+                return Err(Closed);
             }
         };
-        let twice = mishap == Some(Mishap::Double) && confirmations.is_none();
+        let twice = fault == Some(NetworkFault::Double) && confirmations.is_none();
         if twice {
-            self.expect(Fate { what: What::Swallow, confirmations })?;
+            self.expect(PendingReply { action: ReplyAction::Swallow, confirmations })?;
         }
-        // To leave all channels is confirmed as often as there are some: those pass unexpected.
+        // An unsubscribe from all channels has one confirmation per channel; they pass as messages.
         if confirmations != Some(0) {
-            self.expect(Fate { what, confirmations })?;
+            self.expect(PendingReply { action, confirmations })?;
         }
-        if let Some(Mishap::Again(after)) = mishap {
+        if let Some(NetworkFault::Again(after)) = fault {
             shared.send_again(after, bytes.to_vec());
         }
         let mut due = Instant::now() + self.state.borrow().up.delay;
-        if let Some(Mishap::Late(by)) = mishap {
+        if let Some(NetworkFault::Late(by)) = fault {
             due += by;
         }
         for _ in 0..1 + usize::from(twice) {
-            parcels.send(Parcel::Bytes(due, bytes.to_vec())).await.map_err(|_| Over)?;
+            parcels.send(Chunk::Bytes(due, bytes.to_vec())).await.map_err(|_| Closed)?;
         }
         Ok(())
     }
 
-    fn expect(&self, fate: Fate) -> Result<(), Over> {
-        let mut fates = lock(&self.fates);
-        fates.push_back(fate);
-        if fates.len() > FATES {
+    fn expect(&self, pending: PendingReply) -> Result<(), Closed> {
+        let mut replies = lock(&self.pending_replies);
+        replies.push_back(pending);
+        if replies.len() > MAX_PENDING_REPLIES {
             self.change(|state| state.is_cut = true);
-            return Err(Over);
+            return Err(Closed);
         }
         Ok(())
     }
@@ -270,8 +270,8 @@ impl Wire {
         shared: &Shared,
         frame: Reply,
         bytes: &[u8],
-        parcels: &mpsc::Sender<Parcel>,
-    ) -> Result<(), Over> {
+        parcels: &mpsc::Sender<Chunk>,
+    ) -> Result<(), Closed> {
         let kind = frame.items().first().and_then(Reply::text).filter(|_| self.subscribes()).unwrap_or_default();
         if ["message", "pmessage", "smessage"].contains(&kind) {
             return self.push(shared, &frame, bytes, parcels).await;
@@ -279,32 +279,32 @@ impl Wire {
         if matches!(frame, Reply::Push(_)) && !kind.ends_with("subscribe") {
             return self.send(Side::Down, bytes.to_vec(), parcels).await;
         }
-        let what = self.fate(kind.ends_with("subscribe"));
-        match what {
-            What::Pass => self.send(Side::Down, bytes.to_vec(), parcels).await,
-            What::Swallow => Ok(()),
-            What::Cut(length) => {
+        let action = self.next_action(kind.ends_with("subscribe"));
+        match action {
+            ReplyAction::Pass => self.send(Side::Down, bytes.to_vec(), parcels).await,
+            ReplyAction::Swallow => Ok(()),
+            ReplyAction::Cut(length) => {
                 self.send(Side::Down, bytes[..length.min(bytes.len())].to_vec(), parcels).await?;
-                parcels.send(Parcel::Cut).await.map_err(|_| Over)
+                parcels.send(Chunk::Cut).await.map_err(|_| Closed)
             }
         }
     }
 
-    fn fate(&self, is_confirmation: bool) -> What {
-        let mut fates = lock(&self.fates);
-        let Some(fate) = fates.front_mut() else { return What::Pass };
-        match &mut fate.confirmations {
+    fn next_action(&self, is_confirmation: bool) -> ReplyAction {
+        let mut replies = lock(&self.pending_replies);
+        let Some(pending) = replies.front_mut() else { return ReplyAction::Pass };
+        match &mut pending.confirmations {
             Some(left) if is_confirmation && *left > 1 => {
                 *left -= 1;
-                return fate.what;
+                return pending.action;
             }
-            None if is_confirmation => return What::Pass,
-            // The last one, an error in their place, or a reply like any other.
+            None if is_confirmation => return ReplyAction::Pass,
+            // The last confirmation, an error in its place, or any other reply.
             _ => {}
         }
-        let what = fate.what;
-        fates.pop_front();
-        what
+        let action = pending.action;
+        replies.pop_front();
+        action
     }
 
     async fn push(
@@ -312,8 +312,8 @@ impl Wire {
         shared: &Shared,
         frame: &Reply,
         bytes: &[u8],
-        parcels: &mpsc::Sender<Parcel>,
-    ) -> Result<(), Over> {
+        parcels: &mpsc::Sender<Chunk>,
+    ) -> Result<(), Closed> {
         let parts = frame.items().iter().filter_map(|part| match part {
             Reply::Bulk(bytes) => Some(&bytes[..]),
             _ => None,
@@ -330,7 +330,7 @@ impl Wire {
             for payload in &payloads {
                 let parts: Vec<&[u8]> = head.iter().copied().chain([*channel, payload]).collect();
                 let mut again = crate::resp::encode(&parts);
-                // As it came: an array, or what the third version has for it.
+                // Keeps the type byte: an array, or a push in RESP3.
                 again[0] = bytes[0];
                 self.send(Side::Down, again, parcels).await?;
             }
@@ -338,16 +338,16 @@ impl Wire {
         Ok(())
     }
 
-    async fn send(&self, side: Side, bytes: Vec<u8>, parcels: &mpsc::Sender<Parcel>) -> Result<(), Over> {
+    async fn send(&self, side: Side, bytes: Vec<u8>, parcels: &mpsc::Sender<Chunk>) -> Result<(), Closed> {
         let due = Instant::now() + self.state.borrow().path(side).delay;
-        parcels.send(Parcel::Bytes(due, bytes)).await.map_err(|_| Over)
+        parcels.send(Chunk::Bytes(due, bytes)).await.map_err(|_| Closed)
     }
 
-    async fn write(&self, side: Side, mut to: OwnedWriteHalf, mut on_the_way: mpsc::Receiver<Parcel>) {
+    async fn write(&self, side: Side, mut to: OwnedWriteHalf, mut on_the_way: mpsc::Receiver<Chunk>) {
         let mut state = self.state.subscribe();
         let mut is_broken = false;
         while let Some(parcel) = on_the_way.recv().await {
-            let Parcel::Bytes(due, bytes) = parcel else {
+            let Chunk::Bytes(due, bytes) = parcel else {
                 self.change(|state| state.is_cut = true);
                 break;
             };
@@ -361,7 +361,7 @@ impl Wire {
             is_broken = to.write_all(&bytes).await.is_err();
         }
         if is_broken {
-            // What comes from the other side is still to be brought, if anybody is there to have it.
+            // Delivers the remaining bytes of the other side.
             let both = self.is_broken.swap(true, Ordering::SeqCst);
             self.change(|state| state.is_cut |= both);
             std::future::pending::<()>().await;
@@ -369,8 +369,8 @@ impl Wire {
     }
 }
 
-impl State {
-    fn path(&self, side: Side) -> &Path {
+impl WireState {
+    fn path(&self, side: Side) -> &PathState {
         match side {
             Side::Up => &self.up,
             Side::Down => &self.down,

@@ -1,4 +1,4 @@
-//! A process that forks while it holds a lock on Redis, and goes on in both with one handle.
+//! A process that forks while it holds a lock on Redis, and uses one handle in both processes.
 
 use std::{future::IntoFuture, mem, process, time::Duration};
 
@@ -12,13 +12,13 @@ use tower_lock::{LockError, LockGuard, LockManager, RedisStore, lock::ReleaseOut
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// What one of the two has seen.
+/// The observations of one process.
 #[derive(Default, Serialize)]
-struct Seen {
+struct Observed {
     is_child: bool,
-    /// The name under which it held a key.
+    /// The name of the process as holder of a key.
     name: String,
-    /// The child, before its parent has released the key.
+    /// Whether the child was rejected before the release of its parent.
     refused: bool,
     tokens: Vec<u64>,
     freed: bool,
@@ -33,21 +33,21 @@ fn main() -> Result<(), Failure> {
         let guard = locks.lock(("account", 7)).await?;
         Ok::<_, Failure>((locks, guard))
     })?;
-    let seen = match fork()? {
+    let observed = match fork()? {
         Fork::Child => {
-            // Its threads are those of the parent: to end it would wait for them.
+            // Its threads are those of the parent: a shutdown would wait for them.
             mem::forget(before);
-            let seen = runtime()?.block_on(child(&locks, guard))?;
-            println!("{}", serde_json::to_string(&seen)?);
+            let observed = runtime()?.block_on(child(&locks, guard))?;
+            println!("{}", serde_json::to_string(&observed)?);
             process::exit(0);
         }
         Fork::Parent(child) => {
-            let seen = before.block_on(parent(&locks, guard))?;
+            let observed = before.block_on(parent(&locks, guard))?;
             waitpid(child)?;
-            seen
+            observed
         }
     };
-    println!("{}", serde_json::to_string(&seen)?);
+    println!("{}", serde_json::to_string(&observed)?);
     Ok(())
 }
 
@@ -55,23 +55,23 @@ fn runtime() -> std::io::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(1).enable_all().build()
 }
 
-async fn child(locks: &LockManager, copied: LockGuard) -> Result<Seen, Failure> {
-    let mut seen = Seen { is_child: true, ..Seen::default() };
+async fn child(locks: &LockManager, copied: LockGuard) -> Result<Observed, Failure> {
+    let mut observed = Observed { is_child: true, ..Observed::default() };
     // The release of the copy leaves the lock of the parent alone.
     assert_eq!(copied.release().await?, ReleaseOutcome::NotHeld);
-    seen.refused = matches!(locks.try_lock(("account", 7)).await, Err(LockError::Busy { .. }));
+    observed.refused = matches!(locks.try_lock(("account", 7)).await, Err(LockError::Busy { .. }));
     let own = locks.lock(("account", 8)).await?;
-    seen.name = holder(locks, 8).await?;
-    seen.tokens.push(own.fencing_token().as_u64());
+    observed.name = holder(locks, 8).await?;
+    observed.tokens.push(own.fencing_token().as_u64());
     own.release().await?;
-    // It learns of its turn by a message.
+    // A message announces the grant.
     let after = timeout(PATIENCE, locks.lock(("account", 7)).wait(PATIENCE).into_future()).await??;
-    seen.tokens.push(after.fencing_token().as_u64());
-    seen.freed = after.release().await? == ReleaseOutcome::Released;
-    Ok(seen)
+    observed.tokens.push(after.fencing_token().as_u64());
+    observed.freed = after.release().await? == ReleaseOutcome::Released;
+    Ok(observed)
 }
 
-async fn parent(locks: &LockManager, guard: LockGuard) -> Result<Seen, Failure> {
+async fn parent(locks: &LockManager, guard: LockGuard) -> Result<Observed, Failure> {
     let name = holder(locks, 7).await?;
     let tokens = vec![guard.fencing_token().as_u64()];
     timeout(PATIENCE, async {
@@ -81,10 +81,10 @@ async fn parent(locks: &LockManager, guard: LockGuard) -> Result<Seen, Failure> 
         Ok::<_, Failure>(())
     })
     .await??;
-    Ok(Seen { name, tokens, freed: guard.release().await? != ReleaseOutcome::NotHeld, ..Seen::default() })
+    Ok(Observed { name, tokens, freed: guard.release().await? != ReleaseOutcome::NotHeld, ..Observed::default() })
 }
 
 async fn holder(locks: &LockManager, account: u64) -> Result<String, Failure> {
     let state = locks.inspect(("account", account)).await?;
-    Ok(state.holder.ok_or("nobody holds it")?.manager().to_owned())
+    Ok(state.holder.ok_or("the key has no holder")?.manager().to_owned())
 }

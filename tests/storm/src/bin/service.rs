@@ -1,12 +1,14 @@
-//! A service whose handlers tell the referee what they do.
+//! A service whose handlers report their sections to the checker.
 //!
 //! ```text
-//! REFEREE=address [REDIS_URL=url] service NAME [INSTANCES] [--lock-delay-ms=NUMBER]
-//!     [--right | --frees-anybody | --loses-track-of-time | --skips-some | --ends-with-the-head | --does-not-delay]
+//! CHECKER=address [REDIS_URL=url] service NAME [INSTANCES] [--lock-delay-ms=NUMBER]
+//!     [--correct | --releases-any-holder | --shortens-leases | --skips-some
+//!     | --releases-at-head | --skips-lock-delay]
 //! ```
 //!
-//! Each instance has `LockManager` of its own in the one store, and prints where it listens. Without `REDIS_URL` the store is this process'
-//! memory. It ends in order on SIGTERM, and prints what it leaves behind.
+//! Each instance has a `LockManager` of its own on the one store, and prints the address that it
+//! listens on. Without `REDIS_URL` the store is the memory of this process. SIGTERM starts a
+//! graceful shutdown; the process then prints what is left.
 
 use std::{
     error::Error,
@@ -43,27 +45,27 @@ use tower_lock::{
     store::{LockStore, RedisConnectError},
 };
 use tower_lock_storm::{
-    Answer, Farewell, FreesAnybody, Left, LosesTrackOfTime, Panics, Report, Reporter, Way, Work, now,
+    LockPath, Panics, ReleasesAnyHolder, Reply, Report, Reporter, Residue, ShortensLeases, ShutdownReport, Work, now,
 };
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// What is wrong with it, if anything is: to see that somebody notices.
+/// A deliberate defect that the checker must detect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Wrong {
     #[default]
     Nothing,
-    FreesAnybody,
-    LosesTrackOfTime,
+    ReleasesAnyHolder,
+    ShortensLeases,
     /// One request in a hundred runs without a lock.
     SkipsSome,
-    /// A stream runs on without a lock.
-    EndsWithTheHead,
-    /// What was broken off has its key given on at once.
-    DoesNotDelay,
+    /// The lock is released at the response head, while the stream continues.
+    ReleasesAtHead,
+    /// An aborted section has no lock-delay.
+    SkipsLockDelay,
 }
 
-struct Site {
+struct App {
     process: String,
     reporter: Reporter,
     lock_delay: Duration,
@@ -71,23 +73,23 @@ struct Site {
     inside: AtomicUsize,
 }
 
-/// A section. It says that it is over when it is, however it ends.
-struct Inside {
-    site: Arc<Site>,
+/// A section, reported as ended on drop.
+struct SectionGuard {
+    app: Arc<App>,
     section: String,
     key: String,
     token: u64,
-    is_over: bool,
+    ended: bool,
 }
 
-/// What is locked, where the value that is locked says so.
+/// The locked subject, for the extractor.
 #[derive(Debug, Deserialize)]
 struct Subject(u64);
 
-/// Those that nobody had planned: a planned one does not come to the hook.
+/// Unplanned panics; planned ones do not reach the hook.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
-/// Which are asked where nothing else is said.
+/// The default lock-delay.
 const LOCK_DELAY: Duration = Duration::from_secs(1);
 
 #[tokio::main(worker_threads = 2)]
@@ -113,23 +115,23 @@ async fn main() -> Result<(), Failure> {
         store => Arc::new(store?),
     };
     let store: Arc<dyn LockStore> = match wrong {
-        Wrong::FreesAnybody => Arc::new(FreesAnybody(store)),
-        Wrong::LosesTrackOfTime => Arc::new(LosesTrackOfTime(store)),
+        Wrong::ReleasesAnyHolder => Arc::new(ReleasesAnyHolder(store)),
+        Wrong::ShortensLeases => Arc::new(ShortensLeases(store)),
         _ => store,
     };
-    let reporter = Reporter::connect(std::env::var("REFEREE")?.parse()?).await?;
+    let reporter = Reporter::connect(std::env::var("CHECKER")?.parse()?).await?;
     let (stop, stopped) = watch::channel(false);
     let mut running = Vec::new();
     for number in 0..instances {
         let process = format!("{name}.{number}");
-        let delay = if wrong == Wrong::DoesNotDelay { Duration::ZERO } else { lock_delay };
+        let delay = if wrong == Wrong::SkipsLockDelay { Duration::ZERO } else { lock_delay };
         let locks = LockManager::builder(Arc::clone(&store)).instance(&process).build();
         let locks = locks.with_policy(LockPolicy::new().lock_delay(delay));
         let (sections, inside) = (AtomicU64::new(0), AtomicUsize::new(0));
-        let site = Arc::new(Site { process, reporter: reporter.clone(), lock_delay, sections, inside });
+        let cluster = Arc::new(App { process, reporter: reporter.clone(), lock_delay, sections, inside });
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         println!("listening on {}", listener.local_addr()?);
-        let app = app(&locks, wrong, &site, &memory);
+        let app = app(&locks, wrong, &cluster, &memory);
         running.push(serve(listener, app, locks, stopped.clone()));
     }
     drop(store);
@@ -143,7 +145,7 @@ async fn main() -> Result<(), Failure> {
     let holding = ended.into_iter().sum::<Result<usize, Failure>>()?;
     reporter.report(Report::Flush).await;
     drop(reporter);
-    // Whatever was begun ends by itself when nobody needs it any more.
+    // Background tasks end when they are no longer needed.
     let alive = || Handle::current().metrics().num_alive_tasks();
     let _ = timeout(Duration::from_secs(5), async {
         while alive() > 0 {
@@ -152,7 +154,7 @@ async fn main() -> Result<(), Failure> {
     })
     .await;
     let panics = PANICS.load(Ordering::Relaxed);
-    println!("{}", serde_json::to_string(&Farewell { holding, tasks: alive(), panics })?);
+    println!("{}", serde_json::to_string(&ShutdownReport { holding, tasks: alive(), panics })?);
     Ok(())
 }
 
@@ -169,29 +171,29 @@ async fn serve(
     Ok(locks.shutdown(Duration::from_secs(10)).await)
 }
 
-fn app(locks: &LockManager, wrong: Wrong, site: &Arc<Site>, memory: &Arc<MemoryStore>) -> Router {
+fn app(locks: &LockManager, wrong: Wrong, cluster: &Arc<App>, memory: &Arc<MemoryStore>) -> Router {
     let left = {
-        let (locks, site, memory) = (locks.clone(), Arc::clone(site), Arc::clone(memory));
+        let (locks, cluster, memory) = (locks.clone(), Arc::clone(cluster), Arc::clone(memory));
         move || async move {
             let (known, waiting) = locks.size();
-            let inside = site.inside.load(Ordering::SeqCst);
-            Json(Left { inside, held: locks.held_count(), known, waiting, kept: memory.size() })
+            let inside = cluster.inside.load(Ordering::SeqCst);
+            Json(Residue { inside, held: locks.held_count(), known, waiting, kept: memory.size() })
         }
     };
     let mut app = Router::new().route("/left", get(left));
-    for way in Way::all() {
+    for way in LockPath::all() {
         let mut subjects = subjects(locks, wrong, way);
         if way.is_caught {
-            // Outside of the lock: a section that panicked is dropped when nothing panics any more.
+            // Outside the lock: the section of a caught panic is dropped after the unwinding.
             subjects = subjects.layer(CatchPanicLayer::new());
         }
         let prefix = way.to_string();
         app = if prefix.is_empty() { app.merge(subjects) } else { app.nest(&prefix, subjects) };
     }
-    app.with_state(Arc::clone(site))
+    app.with_state(Arc::clone(cluster))
 }
 
-fn subjects(locks: &LockManager, wrong: Wrong, way: Way) -> Router<Arc<Site>> {
+fn subjects(locks: &LockManager, wrong: Wrong, way: LockPath) -> Router<Arc<App>> {
     let patience = Duration::from_secs(60);
     let fixed = Lease::Fixed(Duration::from_millis(400));
     let policies = [
@@ -202,7 +204,7 @@ fn subjects(locks: &LockManager, wrong: Wrong, way: Way) -> Router<Arc<Site>> {
     ];
     let mut subjects = Router::new();
     for (name, policy) in policies {
-        let hold = if wrong == Wrong::EndsWithTheHead { ReleaseAt::ResponseHead } else { ReleaseAt::BodyEnd };
+        let hold = if wrong == Wrong::ReleasesAtHead { ReleaseAt::ResponseHead } else { ReleaseAt::BodyEnd };
         let gone = if way.is_dropped { OnDisconnect::Cancel } else { OnDisconnect::Finish };
         let policy = policy.release_at(hold).on_disconnect(gone);
         let path = format!("/{name}/{{id}}");
@@ -224,16 +226,16 @@ fn is_a_hundredth(head: &Parts) -> bool {
 
 async fn visit_extracted(
     Locked(Path(Subject(id)), lock): Locked<Path<Subject>>,
-    site: State<Arc<Site>>,
+    cluster: State<Arc<App>>,
     work: Query<Work>,
     headers: HeaderMap,
 ) -> Response {
-    visit(Some(lock), site, Path(id), work, headers).await
+    visit(Some(lock), cluster, Path(id), work, headers).await
 }
 
 async fn visit(
     lock: Option<HeldLock>,
-    State(site): State<Arc<Site>>,
+    State(cluster): State<Arc<App>>,
     Path(subject): Path<u64>,
     Query(work): Query<Work>,
     headers: HeaderMap,
@@ -241,27 +243,27 @@ async fn visit(
     let Some(request) = headers.get("x-request").and_then(|name| name.to_str().ok()) else {
         return StatusCode::BAD_REQUEST.into_response();
     };
-    let inside = Inside::enter(&site, lock, subject, request).await;
+    let inside = SectionGuard::enter(&cluster, lock, subject, request).await;
     if work.frames > 0 {
         return Body::from_stream(frames(inside, work)).into_response();
     }
     work_on(work).await;
     let token = inside.token;
     match inside.finish(work.panics).await {
-        Answer::Accepted => token.to_string().into_response(),
+        Reply::Accepted => token.to_string().into_response(),
         _ => StatusCode::PRECONDITION_FAILED.into_response(),
     }
 }
 
-/// The section ends with the last of them.
-fn frames(inside: Inside, work: Work) -> impl Stream<Item = Result<Bytes, &'static str>> {
+/// The section ends with the last frame.
+fn frames(inside: SectionGuard, work: Work) -> impl Stream<Item = Result<Bytes, &'static str>> {
     stream::unfold((Some(inside), 0), move |(mut inside, sent)| async move {
         if sent < work.frames {
             work_on(work).await;
             return Some((Ok(Bytes::from_static(b"row")), (inside, sent + 1)));
         }
         match inside.take()?.finish(work.panics).await {
-            Answer::Accepted => None,
+            Reply::Accepted => None,
             _ => Some((Err("came too late"), (None, sent))),
         }
     })
@@ -269,8 +271,8 @@ fn frames(inside: Inside, work: Work) -> impl Stream<Item = Result<Bytes, &'stat
 
 async fn work_on(work: Work) {
     if work.block_ms > 0 {
-        // Others of this process go on: it is this handler alone that stands still.
-        #[expect(clippy::disallowed_methods, reason = "what a handler must not do")]
+        // Other tasks of this process go on; only this handler blocks.
+        #[expect(clippy::disallowed_methods, reason = "a handler that blocks on purpose")]
         tokio::task::block_in_place(|| std::thread::sleep(Duration::from_millis(work.block_ms)));
     }
     if work.work_ms > 0 {
@@ -286,22 +288,23 @@ impl HasLockKey for Subject {
 
 // === impl Inside ===
 
-impl Inside {
-    async fn enter(site: &Arc<Site>, lock: Option<HeldLock>, subject: u64, request: &str) -> Self {
-        let section = format!("{}-{}", site.process, site.sections.fetch_add(1, Ordering::Relaxed));
-        // In this order: a moment between the two makes the claim smaller. Who has no lock takes himself for safe.
+impl SectionGuard {
+    async fn enter(cluster: &Arc<App>, lock: Option<HeldLock>, subject: u64, request: &str) -> Self {
+        let section = format!("{}-{}", cluster.process, cluster.sections.fetch_add(1, Ordering::Relaxed));
+        // In this order: a pause in between shortens the reported section. Without a lock the
+        // section has no deadline.
         let at = now();
         let remaining = lock.as_ref().map_or(Duration::from_secs(30), HeldLock::remaining);
-        // What it is about to change, whatever it has locked.
+        // The subject that it changes, whatever key it has locked.
         let key = format!("subject:{subject}");
         let token = lock.map_or(0, |lock| lock.fencing_token().as_u64());
-        site.inside.fetch_add(1, Ordering::SeqCst);
-        let inside = Self { site: Arc::clone(site), section, key, token, is_over: false };
-        let entered = site.reporter.report(Report::Enter {
+        cluster.inside.fetch_add(1, Ordering::SeqCst);
+        let inside = Self { app: Arc::clone(cluster), section, key, token, ended: false };
+        let entered = cluster.reporter.report(Report::Enter {
             section: inside.section.clone(),
             key: inside.key.clone(),
             token,
-            process: site.process.clone(),
+            process: cluster.process.clone(),
             request: request.to_owned(),
             at,
             deadline: at.saturating_add(nanos(remaining)),
@@ -310,31 +313,31 @@ impl Inside {
         inside
     }
 
-    /// Writes, and says whether it was in time.
-    async fn finish(mut self, panics: Option<Panics>) -> Answer {
+    /// Writes, and reports whether the write was accepted.
+    async fn finish(mut self, panics: Option<Panics>) -> Reply {
         if panics == Some(Panics::Before) {
             panic::resume_unwind(Box::new("as planned"));
         }
-        let reporter = &self.site.reporter;
-        // Sent before anything is awaited: nothing can break it off now.
+        let reporter = &self.app.reporter;
+        // Sent before the first await: an abort cannot prevent it.
         let written = reporter.report(Report::Write { key: self.key.clone(), token: self.token }).await;
         if panics == Some(Panics::After) {
             panic::resume_unwind(Box::new("as planned"));
         }
-        self.is_over = true;
-        self.site.reporter.report(Report::Exit { section: self.section.clone(), at: now() }).await;
+        self.ended = true;
+        self.app.reporter.report(Report::Exit { section: self.section.clone(), at: now() }).await;
         written
     }
 }
 
-impl Drop for Inside {
+impl Drop for SectionGuard {
     fn drop(&mut self) {
-        if !self.is_over {
+        if !self.ended {
             let (section, at) = (self.section.clone(), now());
-            let until = at.saturating_add(nanos(self.site.lock_delay));
-            drop(self.site.reporter.report(Report::Fall { section, at, until }));
+            let until = at.saturating_add(nanos(self.app.lock_delay));
+            drop(self.app.reporter.report(Report::Abort { section, at, until }));
         }
-        self.site.inside.fetch_sub(1, Ordering::SeqCst);
+        self.app.inside.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -347,12 +350,12 @@ fn nanos(duration: Duration) -> u64 {
 impl Wrong {
     fn named(flag: &str) -> Result<Self, Failure> {
         Ok(match flag {
-            "right" => Self::Nothing,
-            "frees-anybody" => Self::FreesAnybody,
-            "loses-track-of-time" => Self::LosesTrackOfTime,
+            "correct" => Self::Nothing,
+            "releases-any-holder" => Self::ReleasesAnyHolder,
+            "shortens-leases" => Self::ShortensLeases,
             "skips-some" => Self::SkipsSome,
-            "ends-with-the-head" => Self::EndsWithTheHead,
-            "does-not-delay" => Self::DoesNotDelay,
+            "releases-at-head" => Self::ReleasesAtHead,
+            "skips-lock-delay" => Self::SkipsLockDelay,
             other => return Err(format!("not known: {other}").into()),
         })
     }

@@ -1,0 +1,207 @@
+//! The examples as processes: HTTP services with a database, a job, and a gRPC service.
+
+use std::{process::Output, sync::Arc, time::Duration};
+
+use axum::http::{Method, StatusCode};
+use http_body::Body as _;
+use serde_json::{Value, json};
+use tokio::process::Command;
+use tower_lock::{
+    Rejection, TimeoutStatus,
+    lock::QueueBound,
+    store::{StoreError, StoreErrorKind},
+};
+
+use crate::support::{
+    programs::{File, Service, example},
+    soon,
+};
+
+#[allow(dead_code, reason = "the responder of the example")]
+#[path = "../../examples/grpc_status.rs"]
+mod grpc_status;
+
+async fn run(mut command: Command) -> Output {
+    soon("the end of the program", command.output()).await.expect("it starts")
+}
+
+#[tokio::test]
+async fn concurrent_claims_give_one_record_only_with_the_layer() {
+    let mut command = example("reward_claim").await;
+    command.arg("--demo");
+    let output = run(command).await;
+    let table = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{table}");
+    let row =
+        |how: &str| table.lines().find(|line| line.trim_start().starts_with(how)).unwrap_or_else(|| panic!("{table}"));
+    assert!(row("under the layer").contains(" 1 × 201 claimed, 4 × 409 rejected at once "), "{table}");
+    for wrong in ["without a lock", "lock acquired after the check"] {
+        assert!(row(wrong).contains(" 5 × 201 claimed "), "{table}");
+    }
+    assert!(table.contains("A sixth claim, later, gets the existing record: 200 {"), "{table}");
+}
+
+#[tokio::test]
+async fn concurrent_buyers_oversell_only_without_the_layer() {
+    let mut command = example("stock_sale").await;
+    command.arg("--demo");
+    let output = run(command).await;
+    let table = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{table}");
+    assert!(table.contains("under the layer   0                 5 × 200 sold, 5 × 409 sold out"), "{table}");
+    assert!(table.contains("without a lock    -5"), "{table}");
+}
+
+#[tokio::test]
+async fn nightly_mail_is_sent_once_only_with_a_minimum_hold() {
+    let output = run(example("nightly_mail").await).await;
+    let table = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{table}");
+    // The mails per customer, and the outcome of the job on each instance.
+    let row = |how: &str| {
+        let line =
+            table.lines().find_map(|line| line.trim_start().strip_prefix(how)).unwrap_or_else(|| panic!("{table}"));
+        let (mails, instances) = line.trim_start().split_once(' ').expect("three columns");
+        (mails, instances.trim_start().split(", ").collect::<Vec<_>>())
+    };
+    assert_eq!(row("without a lock "), ("3", vec!["sent 3"; 3]), "{table}");
+    let (mails, instances) = row("try_lock  ");
+    // The second mail is sent if the jobs overlap; the third one never is.
+    assert!(["2", "3"].contains(&mails), "{table}");
+    assert!(instances.iter().filter(|instance| **instance == "sent 3").count() > 1, "{table}");
+    assert_eq!(row("try_lock, min_hold "), ("1", vec!["sent 3", "left it to another", "left it to another"]));
+    let (mails, mut instances) = row("the same; the first one fails ");
+    assert_eq!((mails, instances.remove(0)), ("1", "failed"), "{table}");
+    instances.sort_unstable();
+    assert_eq!(instances, ["left it to another", "sent 3"], "{table}");
+}
+
+#[tokio::test]
+async fn grpc_client_gets_grpc_status_codes() {
+    let output = run(example("grpc_status").await).await;
+    let table = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "{table}");
+    for (what, status, pushback) in [
+        ("the first of two", 0, "none"),
+        ("the second, rejected at once", 10, "a time"),
+        ("wait timed out", 10, "a time"),
+        ("without a number", 3, "none"),
+        ("longer than max_hold", 2, "never"),
+        ("revoked by an operator", 2, "never"),
+        ("instance is shutting down", 14, "a time"),
+    ] {
+        let row = table.lines().find_map(|line| line.trim_start().strip_prefix(what)).expect(what);
+        let mut cells = row.split_whitespace();
+        assert_eq!(cells.next(), Some("200"), "{table}");
+        assert_eq!(cells.next(), Some(status.to_string().as_str()), "{table}");
+        let said = match cells.next().expect("a column") {
+            "-" => "none",
+            "-1" => "never",
+            ms => ms.parse::<u64>().map_or("nothing that is known", |_| "a time"),
+        };
+        assert_eq!(said, pushback, "{table}");
+        // A message for each but a success.
+        assert_eq!(cells.next() == Some("-"), status == 0, "{table}");
+    }
+}
+
+/// Clients retry UNAVAILABLE automatically.
+#[test]
+fn grpc_client_does_not_retry_unknown_outcomes() {
+    let retry_after = Duration::from_millis(187);
+    let source = Arc::new(StoreError::new("shelf", "acquire", StoreErrorKind::Unavailable));
+    for (rejection, status, pushback) in [
+        (Rejection::Busy { retry_after }, "10", "187"),
+        (Rejection::TimedOut { waited: Duration::ZERO, retry_after, status: TimeoutStatus::default() }, "10", "187"),
+        (Rejection::QueueFull { bound: QueueBound::Key, retry_after }, "14", "187"),
+        (Rejection::StoreUnavailable { retry_after, source }, "14", "187"),
+        (Rejection::ShuttingDown { retry_after }, "14", "187"),
+        (Rejection::BodyTooLarge, "8", "-1"),
+        (Rejection::BodyBufferFull { retry_after }, "14", "187"),
+        (Rejection::InvalidKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }, "3", "-1"),
+        (Rejection::Lost, "2", "-1"),
+        (Rejection::MaxHoldExceeded, "2", "-1"),
+    ] {
+        let answer = grpc_status::as_grpc(&rejection);
+        assert_eq!(answer.status(), StatusCode::OK, "{rejection}: gRPC has its own status");
+        let header = |name: &str| answer.headers()[name].to_str().expect("text");
+        assert_eq!(header("content-type"), "application/grpc", "{rejection}");
+        assert_eq!((header("grpc-status"), header("grpc-retry-pushback-ms")), (status, pushback), "{rejection}");
+        assert_eq!(header("grpc-message"), rejection.to_string());
+        assert!(answer.body().is_end_stream(), "{rejection}: nothing behind the head");
+    }
+    for (text, encoded) in [("100 %", "100 %25"), ("für\n~", "f%C3%BCr%0A~"), ("", "")] {
+        assert_eq!(grpc_status::percent_encoded(text), encoded);
+    }
+}
+
+/// Step by step: created, rejected, found again; and the file survives a clean restart.
+#[tokio::test]
+async fn reward_example_does_what_its_page_describes() {
+    let file = File::new("reward");
+    let start = || async {
+        let mut command = example("reward_claim").await;
+        command.env("DATABASE_URL", file.url());
+        Service::start(command).await
+    };
+    let service = start().await;
+    let claim = json!({ "family_id": 1, "reward_type": 1 });
+    assert_eq!(service.at_once(10, "/rewards/claim", claim.clone()).await, [vec![201], vec![409; 9]].concat());
+    let (status, record) = service.ask(Method::POST, "/rewards/claim", claim.clone()).await;
+    assert_eq!((status, &record["family_id"], &record["reward_type"]), (200, &json!(1), &json!(1)));
+    let other = json!({ "family_id": 1, "reward_type": 2 });
+    assert_eq!(service.ask(Method::POST, "/rewards/claim", other).await.0, 201);
+    assert_eq!(service.ask(Method::POST, "/rewards/claim", json!({ "family_id": "one" })).await.0, 422);
+    assert_eq!(service.ask(Method::GET, "/rewards/claim", Value::Null).await.0, 405);
+    assert!(service.terminate().await.success(), "SIGTERM is a clean end");
+
+    let service = start().await;
+    assert_eq!(service.ask(Method::POST, "/rewards/claim", claim).await, (200, record.clone()));
+    let (_, records) = service.ask(Method::GET, "/rewards?family_id=1", Value::Null).await;
+    assert_eq!((records.as_array().map(Vec::len), &records[0]), (Some(2), &record));
+    assert!(service.terminate().await.success());
+}
+
+#[tokio::test]
+async fn shop_example_does_what_its_page_describes() {
+    let service = Service::start(example("stock_sale").await).await;
+    let count =
+        async |id| service.ask(Method::GET, &format!("/goods/{id}"), Value::Null).await.1["good_counts"].clone();
+    assert_eq!((count(1).await, count(2).await), (json!(5), json!(5)));
+    assert_eq!(service.at_once(8, "/goods/1/sell", Value::Null).await, [vec![200; 5], vec![409; 3]].concat());
+    assert_eq!((count(1).await, count(2).await), (json!(0), json!(5)));
+    let (status, body) = service.ask(Method::POST, "/goods/1/sell", Value::Null).await;
+    assert_eq!((status, body), (409, json!({ "error": "sold out" })), "the response of the shop");
+    assert_eq!(service.ask(Method::POST, "/goods/9/sell", Value::Null).await.0, 404);
+    assert_eq!(service.ask(Method::POST, "/goods/x/sell", Value::Null).await.0, 400);
+    assert!(service.terminate().await.success());
+}
+
+#[tokio::test]
+async fn invalid_settings_are_reported() {
+    let redis = |says| if cfg!(feature = "redis") { says } else { "add `--features redis`" };
+    for (variable, value, says) in [
+        ("PORT", "http", "PORT=http"),
+        ("DATABASE_URL", "postgres://user:secret@shop", "DATABASE_URL=postgres:"),
+        ("REDIS_URL", "http://user:secret@shop", redis("REDIS_URL: ")),
+        // No server listens there.
+        ("DATABASE_URL", "mysql://user:secret@127.0.0.1:1/shop", "refused"),
+        ("REDIS_URL", "redis://user:secret@127.0.0.1:1", redis("refused")),
+    ] {
+        let mut command = example("reward_claim").await;
+        command.env(variable, value);
+        let output = run(command).await;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && text.contains(says) && !text.contains("secret"), "{text}");
+    }
+    let mut command = example("stock_sale").await;
+    command.arg("--what");
+    let output = run(command).await;
+    assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("usage: [--demo | --serve]"));
+    let mut command = example("nightly_mail").await;
+    command.arg("--once");
+    let output = run(command).await;
+    assert!(
+        !output.status.success() && String::from_utf8_lossy(&output.stderr).contains("usage: [--demo | --once NIGHT]")
+    );
+}

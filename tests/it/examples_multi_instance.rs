@@ -1,0 +1,253 @@
+//! The examples with several instances of the service, which share one Redis and one database.
+
+use std::{process::Output, time::Duration};
+
+use axum::http::Method;
+use futures_util::{
+    StreamExt,
+    future::{join, join_all},
+    stream::FuturesUnordered,
+};
+use serde_json::{Value, json};
+use sqlx::{AnyConnection, ConnectOptions, Connection, any::AnyConnectOptions};
+use tokio::time::sleep;
+use tower_lock_faults::{RedisServer, Reply, skipped};
+
+use crate::support::{
+    programs::{Databases, File, Service, example},
+    soon,
+};
+
+/// An example, three times.
+struct Instances {
+    services: Vec<Service>,
+}
+
+impl Instances {
+    /// Starts all at once, so that they also create the same tables concurrently.
+    async fn start(name: &str, redis: &RedisServer, database: &str) -> Self {
+        let start = async || {
+            let mut command = example(name).await;
+            command.env("REDIS_URL", redis.url()).env("DATABASE_URL", database);
+            Service::start(command).await
+        };
+        Self { services: join_all([start(), start(), start()]).await }
+    }
+
+    /// Distributes visitors over the instances.
+    fn of(&self, visitor: usize) -> &Service {
+        &self.services[visitor % self.services.len()]
+    }
+
+    /// The response, which is the same at all instances.
+    async fn response_of_all(&self, path: &str) -> Value {
+        let answers = join_all(self.services.iter().map(|service| service.ask(Method::GET, path, Value::Null))).await;
+        assert!(answers.iter().all(|answer| *answer == answers[0]), "{path}: {answers:?}");
+        assert_eq!(answers[0].0, 200, "{path}");
+        answers[0].1.clone()
+    }
+
+    async fn terminate(self) {
+        for service in self.services {
+            assert!(service.terminate().await.success(), "SIGTERM is a clean end");
+        }
+    }
+}
+
+/// The job of one instance, started by its timer.
+async fn nightly_mail(redis: &RedisServer, database: &str, night: &str, mail_server: &str) -> Output {
+    let mut command = example("nightly_mail").await;
+    command.args(["--once", night]).env("MAIL_SERVER", mail_server);
+    command.env("REDIS_URL", redis.url()).env("DATABASE_URL", database);
+    soon("the end of the job", command.output()).await.expect("it starts")
+}
+
+/// The outputs, sorted.
+fn outputs<const N: usize>(runs: [Output; N]) -> [String; N] {
+    let mut outputs = runs.map(|run| {
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        String::from_utf8(run.stdout).expect("text")
+    });
+    outputs.sort_unstable();
+    outputs
+}
+
+/// The number of mails per customer.
+async fn mails(database: &str, night: &str) -> Vec<(String, i64)> {
+    sqlx::any::install_default_drivers();
+    let mut connection = AnyConnection::connect(database).await.expect("a database");
+    let count = "SELECT customer, COUNT(*) FROM mail WHERE night = ? GROUP BY customer ORDER BY customer";
+    let mails = sqlx::query_as(count).bind(night).fetch_all(&mut connection).await.expect("a table");
+    connection.close().await.expect("it is there");
+    mails
+}
+
+async fn redis(test: &str) -> Option<RedisServer> {
+    if !RedisServer::is_available() {
+        skipped(test, "redis-server");
+        return None;
+    }
+    Some(RedisServer::start().await)
+}
+
+/// Blocks writes to the database until it is dropped; reads go on.
+struct WriteBlocker(AnyConnection);
+
+impl WriteBlocker {
+    async fn of(database: &str) -> Self {
+        sqlx::any::install_default_drivers();
+        let options: AnyConnectOptions = database.parse().expect("a database");
+        let mut connection = options.connect().await.expect("a database");
+        let stop = match connection.backend_name() {
+            "MySQL" => "LOCK TABLES lock_fence READ, family_reward_record READ",
+            _ => "BEGIN IMMEDIATE",
+        };
+        sqlx::raw_sql(stop).execute(&mut connection).await.expect("writes blocked");
+        Self(connection)
+    }
+
+    async fn end(self) {
+        self.0.close().await.expect("it is there");
+    }
+}
+
+#[tokio::test]
+async fn claims_at_three_instances_are_each_paid_once() {
+    const FAMILIES: usize = 30;
+    const MEMBERS: usize = 10;
+    let Some(redis) = redis("three instances of reward_claim").await else { return };
+    let databases = Databases::start("instances-reward").await;
+    for url in databases.urls() {
+        let instances = Instances::start("reward_claim", &redis, &url).await;
+        let body = |family: usize| json!({ "family_id": family, "reward_type": 1 });
+        let claim = async |visitor: usize, family: usize| {
+            let (status, record) = instances.of(visitor).ask(Method::POST, "/rewards/claim", body(family)).await;
+            (family, status, record)
+        };
+
+        // The one granted claim of each family stays until all others have a response.
+        let blocker = WriteBlocker::of(&url).await;
+        let mut claims: FuturesUnordered<_> =
+            (0..FAMILIES * MEMBERS).map(|n| claim(n / FAMILIES, n % FAMILIES)).collect();
+        let mut refused = vec![0; FAMILIES];
+        for _ in 0..FAMILIES * (MEMBERS - 1) {
+            let (family, status, answer) = soon("a refusal", claims.next()).await.expect("more claims");
+            assert_eq!((status, &answer["type"]), (409, &json!("urn:tower-lock:held")), "{url}: {answer}");
+            refused[family] += 1;
+        }
+        assert_eq!(refused, [MEMBERS - 1; FAMILIES], "{url}");
+        blocker.end().await;
+        let mut paid = vec![Value::Null; FAMILIES];
+        while let Some((family, status, record)) = claims.next().await {
+            assert_eq!((status, &record["family_id"]), (201, &json!(family)), "{url}: {record}");
+            paid[family] = record;
+        }
+        drop(claims);
+
+        for (family, record) in paid.iter().enumerate() {
+            assert_eq!(
+                instances.response_of_all(&format!("/rewards?family_id={family}")).await,
+                json!([record]),
+                "{url}"
+            );
+        }
+        join_all(paid.iter().enumerate().map(async |(family, record)| {
+            for visitor in 0..3 {
+                assert_eq!(claim(visitor, family).await, (family, 200, record.clone()), "{url}: later");
+            }
+        }))
+        .await;
+        instances.terminate().await;
+    }
+}
+
+#[tokio::test]
+async fn buyers_at_three_instances_never_oversell() {
+    const BUYERS: usize = 12;
+    let Some(redis) = redis("three instances of stock_sale").await else { return };
+    let databases = Databases::start("instances-stock").await;
+    for url in databases.urls() {
+        let instances = Instances::start("stock_sale", &redis, &url).await;
+        assert_eq!(instances.response_of_all("/goods/1").await["good_counts"], 5, "{url}");
+        let buy = |buyer: usize| instances.of(buyer).ask(Method::POST, "/goods/1/sell", Value::Null);
+        let mut sold = Vec::new();
+        for (status, answer) in join_all((0..BUYERS).map(buy)).await {
+            match status {
+                200 => sold.push(answer["good_counts"].as_i64().expect("what is left")),
+                _ => assert_eq!((status, answer), (409, json!({ "error": "sold out" })), "{url}"),
+            }
+        }
+        sold.sort_unstable();
+        assert_eq!(sold, [0, 1, 2, 3, 4], "{url}: each left one less");
+        assert_eq!(instances.response_of_all("/goods/1").await["good_counts"], 0, "{url}");
+        assert_eq!(instances.response_of_all("/goods/2").await["good_counts"], 5, "{url}");
+        instances.terminate().await;
+    }
+}
+
+#[tokio::test]
+async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
+    let Some(redis) = redis("three instances of nightly_mail").await else { return };
+    let databases = Databases::start("instances-mail").await;
+    let one_each = ["ann", "bob", "eve"].map(|customer| (customer.to_owned(), 1));
+    for (n, url) in databases.urls().into_iter().enumerate() {
+        // One Redis for both databases.
+        let (quiet, rough) = (format!("quiet-{n}"), format!("rough-{n}"));
+        let after = async |tenths: u32, night: &str| {
+            sleep(tenths * Duration::from_millis(100)).await;
+            nightly_mail(&redis, &url, night, "up").await
+        };
+        let runs = join_all([after(0, &quiet), after(1, &quiet), after(2, &quiet)]).await;
+        let runs: [Output; 3] = runs.try_into().expect("three");
+        assert_eq!(outputs(runs), ["left it to another\n", "left it to another\n", "sent 3 mails\n"], "{url}");
+        assert_eq!(
+            outputs([after(0, &quiet).await]),
+            ["left it to another\n"],
+            "{url}: they have ended, the night has not"
+        );
+        assert_eq!(mails(&url, &quiet).await, one_each, "{url}");
+
+        let failed = nightly_mail(&redis, &url, &rough, "down").await;
+        let error = String::from_utf8_lossy(&failed.stderr);
+        assert!(!failed.status.success() && error.contains("the mail server does not reply"), "{url}: {error}");
+        let runs = join_all([after(0, &rough), after(1, &rough)]).await;
+        let runs: [Output; 2] = runs.try_into().expect("two");
+        assert_eq!(outputs(runs), ["left it to another\n", "sent 3 mails\n"], "{url}: at once after a failure");
+        assert_eq!(mails(&url, &rough).await, one_each, "{url}");
+    }
+}
+
+/// A deployment: the process ends by itself, waiters are rejected, and no key stays locked.
+#[tokio::test]
+async fn terminated_instance_rejects_waiters_and_frees_its_keys() {
+    let Some(redis) = redis("a terminated instance").await else { return };
+    let file = File::new("instances-stop");
+    let mut command = example("stock_sale").await;
+    command.env("REDIS_URL", redis.url()).env("DATABASE_URL", file.url());
+    let service = Service::start(command).await;
+
+    // The one granted buyer stays.
+    let blocker = WriteBlocker::of(&file.url()).await;
+    let mut buyers: FuturesUnordered<_> =
+        (0..4).map(|_| service.ask(Method::POST, "/goods/1/sell", Value::Null)).collect();
+    let is_held = async || redis.command(&["EXISTS", "lock:good:1"]).await == Reply::Integer(1);
+    let stop = async {
+        while !is_held().await {
+            sleep(Duration::from_millis(10)).await;
+        }
+        service.signal("TERM").await;
+    };
+    let rejected = async {
+        for _ in 0..3 {
+            let (status, answer) = soon("a rejection", buyers.next()).await.expect("four buyers");
+            assert_eq!((status, &answer["type"]), (503, &json!("urn:tower-lock:shutting-down")), "{answer}");
+        }
+    };
+    join(rejected, stop).await;
+    blocker.end().await;
+    let (status, answer) = soon("the sale", buyers.next()).await.expect("four buyers");
+    assert_eq!((status, &answer["good_counts"]), (200, &json!(4)), "{answer}");
+    drop(buyers);
+    assert!(service.exit().await.success());
+    assert_eq!(redis.command(&["KEYS", "*good*"]).await, Reply::Array(Vec::new()), "no lock, no queue");
+}

@@ -1,0 +1,481 @@
+//! When the lock ends: before a complete response is sent, or at the end of a stream.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    http::{HeaderMap, Request, Response, StatusCode, header},
+    routing::get,
+};
+use futures_util::stream;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::{BodyExt, Full};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use tokio::sync::mpsc;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_lock::{LockLayer, LockManager, MemoryStore, key, middleware::RequestBody};
+
+use crate::support::{Wire, fetch, one_key, serve, settle, store_and_locks, text};
+use tower_lock::test_util::StoreOp;
+
+type Script = mpsc::UnboundedReceiver<Result<Frame<Bytes>, &'static str>>;
+
+/// A scripted body.
+struct ScriptedBody {
+    frames: Script,
+    exact: Option<u64>,
+}
+
+impl HttpBody for ScriptedBody {
+    type Data = Bytes;
+    type Error = &'static str;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
+        let frame = self.frames.poll_recv(cx);
+        if let (Poll::Ready(Some(Ok(frame))), Some(exact)) = (&frame, self.exact) {
+            self.exact = Some(exact - frame.data_ref().map_or(0, |data| data.len() as u64));
+        }
+        frame
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.exact.map_or_else(SizeHint::new, SizeHint::with_exact)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.exact == Some(0)
+    }
+}
+
+fn data(text: &'static str) -> Result<Frame<Bytes>, &'static str> {
+    Ok(Frame::data(Bytes::from_static(text.as_bytes())))
+}
+
+fn trailers() -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    trailers.insert("x-end", "1".parse().expect("a value"));
+    trailers
+}
+
+/// The response of the layer with this body.
+async fn answer<B>(
+    locks: &LockManager,
+    body: B,
+) -> Response<Pin<Box<impl HttpBody<Data = Bytes, Error = axum::BoxError>>>>
+where
+    B: HttpBody<Data = Bytes, Error: Into<axum::BoxError>> + Send + 'static,
+{
+    let body = Arc::new(std::sync::Mutex::new(Some(body)));
+    let answers = service_fn(move |_: Request<RequestBody>| {
+        let body = body.lock().expect("whole").take().expect("once");
+        async { Ok::<_, Infallible>(Response::new(body)) }
+    });
+    let answer = LockLayer::new(locks, key::from_parts(|_| ("k",))).layer(answers).oneshot(Request::new(Body::empty()));
+    answer.await.expect("infallible").map(Box::pin)
+}
+
+#[tokio::test]
+async fn complete_response_releases_before_its_head_is_sent() {
+    let (store, locks) = store_and_locks();
+    let frames = |n: usize, len: usize| {
+        Body::from_stream(stream::iter((0..n).map(move |_| Ok::<_, Infallible>(Bytes::from(vec![b'x'; len])))))
+    };
+    for (what, body, len) in [
+        ("empty", Body::empty(), 0),
+        ("text", Body::from("hello"), 5),
+        ("of any size, if one frame", Body::from(vec![b'x'; 3 << 20]), 3 << 20),
+        ("ready frames", frames(16, 10), 160),
+        (
+            "a large one and a small one",
+            Body::from_stream(stream::iter([vec![b'x'; 1 << 20], vec![b'x'; 10]].map(Ok::<_, Infallible>))),
+            (1 << 20) + 10,
+        ),
+        (
+            "data and trailers",
+            Body::new(Full::new(Bytes::from_static(b"abc")).with_trailers(std::future::ready(Some(Ok(trailers()))))),
+            3,
+        ),
+    ] {
+        let answer = answer(&locks, body).await;
+        assert_eq!(store.held_count(), 0, "{what}: not a byte was read");
+        let body = answer.into_body().collect().await.expect("a body");
+        assert_eq!(body.trailers().is_some(), what == "data and trailers");
+        assert_eq!(body.to_bytes().len(), len, "{what}");
+    }
+    for (what, body) in [("too many frames", frames(18, 10)), ("too many bytes", frames(3, 40_000))] {
+        let answer = answer(&locks, body).await;
+        assert_eq!(store.held_count(), 1, "{what}: a stream");
+        drop(answer.into_body().collect().await.expect("a body"));
+        assert_eq!(store.held_count(), 0, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn response_without_content_releases_at_once() {
+    let (store, locks) = store_and_locks();
+    let endless = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
+    let status =
+        |status| get(move || async move { Response::builder().status(status).body(endless()).expect("a response") });
+    let layer = || LockLayer::new(&locks, one_key());
+    let app = Router::new()
+        .route("/204", status(204).route_layer(layer()))
+        .route("/304", status(304).route_layer(layer()))
+        .route("/200", status(200).route_layer(layer()));
+    for path in ["/204", "/304"] {
+        let _answer = fetch(&app, path).await;
+        assert_eq!(store.held_count(), 0, "{path}");
+    }
+    let head = Request::head("/200").body(Body::empty()).expect("a request");
+    let _answer = app.clone().oneshot(head).await.expect("infallible");
+    assert_eq!(store.held_count(), 0, "HEAD");
+    let answer = fetch(&app, "/200").await;
+    assert_eq!(store.held_count(), 1, "a stream by setting");
+    drop(answer);
+    settle().await;
+    assert_eq!(store.held_count(), 0);
+}
+
+#[tokio::test]
+async fn stream_holds_to_its_end_and_ends_after_the_release() {
+    let (store, locks) = store_and_locks();
+    for (what, exact, last) in [
+        ("the end itself", None, None),
+        ("trailers", None, Some(Ok(Frame::trailers(trailers())))),
+        ("the last frame of a body that knows it", Some(6), Some(data("def"))),
+    ] {
+        let (tell, frames) = mpsc::unbounded_channel();
+        let mut body = answer(&locks, ScriptedBody { frames, exact }).await.into_body();
+        tell.send(data("abc")).expect("open");
+        let first = body.frame().await.expect("a frame").expect("no error");
+        assert_eq!(first.into_data().expect("data"), "abc", "{what}: passes as it comes");
+        assert_eq!(store.held_count(), 1, "{what}");
+        assert!(!body.is_end_stream(), "{what}: hyper would not poll again");
+
+        // The release takes its time: until then the end is not visible.
+        store.on(StoreOp::Release).pause_before();
+        let has_last = last.is_some();
+        if let Some(last) = last {
+            tell.send(last).expect("open");
+        }
+        drop(tell);
+        assert!(futures_util::poll!(body.frame()).is_pending(), "{what}: withheld");
+        assert!(!body.is_end_stream(), "{what}: nor by its size hint");
+        store.on(StoreOp::Release).resume();
+        assert_eq!(body.frame().await.is_some(), has_last, "{what}");
+        assert_eq!(store.held_count(), 0, "{what}");
+        assert!(body.is_end_stream(), "{what}");
+        assert!(body.frame().await.is_none(), "{what}: and stays ended");
+    }
+}
+
+#[tokio::test]
+async fn failed_body_releases_the_lock() {
+    let (store, locks) = store_and_locks();
+    // After the head, and before it.
+    for before in [false, true] {
+        let (tell, frames) = mpsc::unbounded_channel();
+        if before {
+            tell.send(data("abc")).expect("open");
+            tell.send(Err("broken")).expect("open");
+        }
+        let mut body = answer(&locks, ScriptedBody { frames, exact: None }).await.into_body();
+        if !before {
+            tell.send(data("abc")).expect("open");
+            tell.send(Err("broken")).expect("open");
+        }
+        assert!(body.frame().await.expect("a frame").is_ok());
+        assert_eq!(body.frame().await.expect("a frame").expect_err("broken").to_string(), "broken");
+        settle().await;
+        assert_eq!(store.held_count(), 0);
+        assert!(body.is_end_stream() && body.frame().await.is_none());
+    }
+}
+
+/// A body that announces more than it has.
+struct Short {
+    announced: u64,
+    frames: Vec<Frame<Bytes>>,
+    fails: bool,
+}
+
+impl HttpBody for Short {
+    type Data = Bytes;
+    type Error = &'static str;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
+        Poll::Ready(match self.frames.pop() {
+            Some(frame) => {
+                self.announced -= frame.data_ref().map_or(0, |data| data.len() as u64);
+                Some(Ok(frame))
+            }
+            None => self.fails.then_some(Err("broken")),
+        })
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.announced)
+    }
+}
+
+/// The client must not take the part for the whole, though all of it was ready before the head was
+/// sent.
+#[tokio::test]
+async fn body_shorter_than_announced_is_not_made_complete() {
+    let locks = LockManager::in_memory();
+    let short = |fails| {
+        let frames = (0..4).map(|_| Frame::data(Bytes::from_static(b"0123456789"))).collect();
+        Short { announced: 100, frames, fails }
+    };
+    let handler = |fails| get(move || async move { Response::new(Body::new(short(fails))) });
+    let app = Router::new()
+        .route("/error", handler(true))
+        .route("/end", handler(false))
+        .route_layer(LockLayer::new(&locks, one_key()));
+    let server = serve(app).await;
+    for path in ["/error", "/end"] {
+        let mut wire = Wire::connect(server).await;
+        wire.write(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+        let all = String::from_utf8(wire.rest().await).expect("text").to_lowercase();
+        let whole = all.split_once("content-length: ").is_some_and(|(_, rest)| !rest.starts_with("100\r\n"));
+        assert!(!whole && !all.ends_with("0\r\n\r\n"), "{path}: closed before 100 bytes, or without a response: {all}");
+    }
+    assert!(locks.try_lock(("k",)).await.is_ok());
+}
+
+/// A transaction in a body is rolled back or committed before the next request starts.
+#[tokio::test]
+async fn body_is_dropped_before_the_next_section_starts() {
+    struct Owned(Arc<MemoryStore>, Arc<AtomicUsize>);
+    impl Drop for Owned {
+        fn drop(&mut self) {
+            self.1.fetch_add(1 + 10 * (1 - self.0.held_count()), SeqCst);
+        }
+    }
+    // In memory a lock is released as soon as its section is dropped.
+    let store = Arc::new(MemoryStore::new());
+    let locks = LockManager::new(Arc::clone(&store));
+    let gone = Arc::new(AtomicUsize::new(0));
+    let layer = || LockLayer::new(&locks, one_key());
+    let body = |frames: usize, paused: bool, fails: bool| {
+        let owned = Owned(Arc::clone(&store), Arc::clone(&gone));
+        Body::from_stream(stream::unfold((0, owned), move |(n, owned)| async move {
+            if paused {
+                tokio::task::yield_now().await;
+            }
+            match n {
+                n if n < frames => Some((Ok("row"), (n + 1, owned))),
+                n if n == frames && fails => Some((Err("broken"), (n + 1, owned))),
+                // The stream has ended, and still owns its data, as a `map` over a transaction
+                // does.
+                _ => None,
+            }
+        }))
+    };
+    for (what, status, method, frames, paused, fails) in [
+        ("ready", 200, "GET", 3, false, false),
+        ("stream", 200, "GET", 3, true, false),
+        ("long", 200, "GET", 40, false, false),
+        ("ready error", 200, "GET", 3, false, true),
+        ("stream error", 200, "GET", 3, true, true),
+        ("HEAD", 200, "HEAD", 3, false, false),
+        ("204", 204, "GET", 3, true, false),
+        ("304", 304, "GET", 0, true, false),
+    ] {
+        gone.store(0, SeqCst);
+        let keeper = Arc::new(Mutex::new(Some(OwningBody {
+            body: body(frames, paused, fails),
+            _owned: Owned(Arc::clone(&store), Arc::clone(&gone)),
+        })));
+        let handler = get(move || async move {
+            let body = keeper.lock().expect("whole").take().expect("one request");
+            Response::builder().status(status).body(Body::new(body)).expect("a response")
+        });
+        let app = Router::new().route("/", handler.route_layer(layer()));
+        let request = Request::builder().method(method).uri("/").body(Body::empty()).expect("a request");
+        let answer = app.oneshot(request).await.expect("infallible");
+        if method == "GET" {
+            drop(answer.into_body().collect().await);
+        }
+        settle().await;
+        // The stream and the body around it each own a value. Both are dropped while the key is
+        // held.
+        assert_eq!(gone.load(SeqCst), 2, "{what}");
+        assert_eq!(store.held_count(), 0, "{what}");
+    }
+}
+
+/// A body that owns a value to its own end, not only to its last frame.
+struct OwningBody<O> {
+    body: Body,
+    _owned: O,
+}
+
+impl<O: Unpin + Send> HttpBody for OwningBody<O> {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+}
+
+#[tokio::test]
+async fn dropped_body_releases_the_lock() {
+    let (store, locks) = store_and_locks();
+    let (tell, frames) = mpsc::unbounded_channel();
+    let mut body = answer(&locks, ScriptedBody { frames, exact: None }).await.into_body();
+    tell.send(data("abc")).expect("open");
+    drop(body.frame().await);
+    assert_eq!(store.held_count(), 1);
+    drop(body);
+    settle().await;
+    assert_eq!(store.held_count(), 0);
+    drop(tell);
+}
+
+/// hyper would send a `Content-Length` for a body with an exact size, and then no trailers.
+#[tokio::test]
+async fn size_hint_stays_as_exact_as_it_was() {
+    let locks = LockManager::in_memory();
+    let size = |body: &dyn HttpBody<Data = Bytes, Error = axum::BoxError>| body.size_hint().exact();
+    assert_eq!(size(&*answer(&locks, Body::empty()).await.into_body()), Some(0));
+    assert_eq!(size(&*answer(&locks, Body::from("hello")).await.into_body()), Some(5));
+    let ready = Body::from_stream(stream::iter([Ok::<_, Infallible>("abc")]));
+    let ready = answer(&locks, ready).await.into_body();
+    assert_eq!((size(&*ready), ready.size_hint().lower()), (None, 3));
+
+    let (tell, frames) = mpsc::unbounded_channel();
+    tell.send(data("abc")).expect("open");
+    let mut streaming = answer(&locks, ScriptedBody { frames, exact: Some(6) }).await.into_body();
+    assert_eq!(size(&*streaming), Some(6), "what was looked at counts");
+    drop(streaming.frame().await);
+    assert_eq!(size(&*streaming), Some(3));
+    tell.send(data("def")).expect("open");
+    drop(streaming.frame().await);
+    assert_eq!(size(&*streaming), Some(0));
+}
+
+/// The client sends the next request as soon as the response is complete: it never meets its own
+/// lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_never_meets_the_lock_of_its_previous_request() {
+    let (store, locks) = store_and_locks();
+    // As long as a round trip to a remote store.
+    store.on(StoreOp::Release).latency(Duration::from_millis(2));
+    let chunks = || {
+        Body::from_stream(stream::unfold(0, |n| async move {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            (n < 3).then(|| (Ok::<_, Infallible>("0123456789"), n + 1))
+        }))
+    };
+    let with_trailers =
+        || Full::new(Bytes::from_static(b"abc")).with_trailers(std::future::ready(Some(Ok(trailers()))));
+    let app = Router::new()
+        .route("/text", get(|| async { "hello" }))
+        .route("/empty", get(|| async {}))
+        .route("/204", get(|| async { StatusCode::NO_CONTENT }))
+        .route("/304", get(|| async { StatusCode::NOT_MODIFIED }))
+        .route("/big", get(|| async { vec![7_u8; 500_000] }))
+        .route("/stream", get(move || async move { chunks() }))
+        .route("/trailers", get(move || async move { ([(header::TRAILER, "x-end")], Body::new(with_trailers())) }))
+        .route_layer(LockLayer::new(&locks, one_key()));
+    let server = serve(app).await;
+    const PATHS: [&str; 7] = ["/text", "/empty", "/204", "/304", "/big", "/stream", "/trailers"];
+
+    let mut wire = Wire::connect(server).await;
+    for path in PATHS {
+        for (method, round) in [("GET", 0), ("GET", 1), ("HEAD", 2)].into_iter().cycle().take(60) {
+            wire.write(format!("{method} {path} HTTP/1.1\r\nhost: x\r\nte: trailers\r\n\r\n")).await;
+            let reply = wire.reply(method == "HEAD").await;
+            assert_ne!(reply.status, 409, "{method} {path} {round}");
+            if path == "/text" {
+                assert!(reply.head.contains("content-length: 5"), "{method}: {}", reply.head);
+            }
+            if path == "/stream" && method == "GET" {
+                assert!(reply.head.contains("transfer-encoding: chunked") && reply.body.ends_with(b"0\r\n\r\n"));
+            }
+        }
+    }
+    let client = Client::builder(TokioExecutor::new()).http2_only(true).build_http::<Body>();
+    for path in PATHS {
+        for _ in 0..40 {
+            let answer =
+                client.get(format!("http://{server}{path}").parse().expect("a URI")).await.expect("a response");
+            assert_ne!(answer.status(), StatusCode::CONFLICT, "{path} over HTTP/2");
+            let body = answer.into_body().collect().await.expect("a body");
+            assert_eq!(body.trailers().is_some(), path == "/trailers");
+        }
+    }
+    assert_eq!(store.held_count(), 0);
+}
+
+#[tokio::test]
+async fn trailers_after_a_chunked_stream_arrive() {
+    let (store, locks) = store_and_locks();
+    let stream = || {
+        let frames = stream::unfold(0, |n| async move {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            match n {
+                0 => Some((data("abc"), 1)),
+                1 => Some((Ok(Frame::trailers(trailers())), 2)),
+                _ => None,
+            }
+        });
+        Body::new(http_body_util::StreamBody::new(Box::pin(frames)))
+    };
+    let handler = get(move || async move { ([(header::TRAILER, "x-end")], stream()) });
+    let server = serve(Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())))).await;
+    let mut wire = Wire::connect(server).await;
+    wire.write("GET / HTTP/1.1\r\nhost: x\r\nte: trailers\r\nconnection: close\r\n\r\n").await;
+    let all = String::from_utf8(wire.rest().await).expect("text");
+    assert!(all.ends_with("0\r\nx-end: 1\r\n\r\n"), "{all}");
+    assert_eq!(store.held_count(), 0);
+}
+
+/// The release never delays a complete response for longer than this.
+#[tokio::test(start_paused = true)]
+async fn complete_response_waits_250_ms_at_most_for_its_release() {
+    let (store, locks) = store_and_locks();
+    store.on(StoreOp::Release).pause_before();
+    let app = Router::new().route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&locks, one_key())));
+    let asked = tokio::time::Instant::now();
+    assert_eq!(text(fetch(&app, "/").await).await, "ran");
+    assert!((250..260).contains(&asked.elapsed().as_millis()), "{:?}", asked.elapsed());
+    assert_eq!(store.held_count(), 1, "still on its way");
+    store.on(StoreOp::Release).resume();
+    settle().await;
+    assert_eq!(store.held_count(), 0);
+}
+
+/// The body and error types need nothing that hyper does not require.
+#[tokio::test]
+async fn body_needs_no_unpin_and_its_error_no_send() {
+    struct Odd(std::marker::PhantomPinned);
+    struct NotSend(#[expect(dead_code, reason = "it makes the type !Send")] std::rc::Rc<()>);
+    impl From<NotSend> for axum::BoxError {
+        fn from(_: NotSend) -> Self {
+            "odd".into()
+        }
+    }
+    impl HttpBody for Odd {
+        type Data = Bytes;
+        type Error = NotSend;
+
+        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, NotSend>>> {
+            Poll::Ready(Some(Err(NotSend(std::rc::Rc::default()))))
+        }
+    }
+    let locks = LockManager::in_memory();
+    let mut body = answer(&locks, Odd(std::marker::PhantomPinned)).await.into_body();
+    assert_eq!(body.frame().await.expect("a frame").expect_err("odd").to_string(), "odd");
+}

@@ -1,0 +1,451 @@
+//! Handlers that end without their client: it disconnects, an outer timeout responds, they panic,
+//! or their runtime stops.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::{Path, Request},
+    http::StatusCode,
+    middleware::{Next, from_fn},
+    response::{IntoResponse, Response},
+    routing::{MethodRouter, get},
+};
+use h2::client::ResponseFuture;
+use tokio::{
+    net::TcpListener,
+    runtime::{self, Runtime},
+    sync::{Notify, Semaphore},
+};
+use tower_lock::{LockKey, LockLayer, LockManager, MemoryStore, OnDisconnect, key, test_util::Clock};
+
+use super::{
+    Cluster, DELAY, VERSIONS,
+    matrix::{Client, Version},
+    one_key_for_long,
+};
+use crate::support::{
+    one_key,
+    panics::{panics, resumed},
+    serve, soon, until,
+    wire::{Cut, Http2, Reply, Wire, read},
+};
+
+/// A handler that waits in the middle of its work until it is released, and counts its events.
+#[derive(Clone, Default)]
+struct Work(Arc<Counts>);
+
+struct Counts {
+    begun: AtomicUsize,
+    /// Its effect.
+    done: AtomicUsize,
+    /// Ended in any way.
+    over: AtomicUsize,
+    may_go_on: Semaphore,
+    /// Requests dropped before their response, outside the lock.
+    dropped_requests: AtomicUsize,
+    /// The timeout of an outer layer.
+    too_late: Notify,
+}
+
+/// Counts when it is dropped.
+struct Counted<'a>(&'a AtomicUsize);
+
+/// A waiting client that can leave.
+enum WaitingClient {
+    Http1(Wire),
+    Http2(Http2, ResponseFuture),
+}
+
+/// Panics with this message, if any, when it is released.
+const NO_PANIC: &str = "";
+
+// === impl Work ===
+
+impl Default for Counts {
+    fn default() -> Self {
+        let zero = AtomicUsize::default;
+        Self {
+            begun: zero(),
+            done: zero(),
+            over: zero(),
+            may_go_on: Semaphore::new(0),
+            dropped_requests: zero(),
+            too_late: Notify::new(),
+        }
+    }
+}
+
+impl Work {
+    fn handler(&self, panics_with: &'static str) -> MethodRouter {
+        let Self(counts) = self.clone();
+        get(move || async move {
+            let _over = Counted(&counts.over);
+            counts.begun.fetch_add(1, SeqCst);
+            counts.may_go_on.acquire().await.expect("never closed").forget();
+            assert!(panics_with.is_empty(), "{panics_with}");
+            counts.done.fetch_add(1, SeqCst);
+            "done"
+        })
+    }
+
+    /// An outer layer that counts requests dropped without a response; and a timeout.
+    fn with_outer_layers(&self, router: Router) -> Router {
+        let Self(counts) = self.clone();
+        router.layer(from_fn(move |request: Request, next: Next| {
+            let counts = Arc::clone(&counts);
+            async move { counts.watch(request, next).await }
+        }))
+    }
+
+    async fn has_begun(&self) {
+        until("the handler runs", || self.0.begun.load(SeqCst) > 0).await;
+    }
+
+    async fn wait_ended(&self) {
+        until("the handler has ended", || self.0.over.load(SeqCst) > 0).await;
+    }
+
+    async fn is_given_up(&self, times: usize) {
+        until("the server has noticed", || self.0.dropped_requests.load(SeqCst) == times).await;
+    }
+
+    fn may_go_on(&self) {
+        self.0.may_go_on.add_permits(1);
+    }
+
+    /// How often it has started, ended, and completed.
+    fn counts(&self) -> [usize; 3] {
+        [&self.0.begun, &self.0.over, &self.0.done].map(|count| count.load(SeqCst))
+    }
+}
+
+impl Counts {
+    async fn watch(&self, request: Request, next: Next) -> Response {
+        let dropped_requests = Counted(&self.dropped_requests);
+        let answer = tokio::select! {
+            answer = next.run(request) => answer,
+            () = self.too_late.notified() => StatusCode::GATEWAY_TIMEOUT.into_response(),
+        };
+        std::mem::forget(dropped_requests);
+        answer
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+// === impl WaitingClient ===
+
+impl WaitingClient {
+    async fn send(version: Version, cluster: &Cluster, path: &str) -> Self {
+        let address = cluster.instances[0];
+        match version {
+            Version::Http1 => {
+                let mut wire = Wire::connect(address).await;
+                wire.write(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
+                Self::Http1(wire)
+            }
+            Version::Http2 => {
+                let mut http2 = Http2::connect(address).await;
+                let answer = http2.send("GET", path).await;
+                Self::Http2(http2, answer)
+            }
+        }
+    }
+
+    /// Closes the socket, or sends `RST_STREAM` on a connection that stays.
+    fn leave(self) -> Option<Http2> {
+        match self {
+            Self::Http1(_) => None,
+            Self::Http2(http2, _) => Some(http2),
+        }
+    }
+
+    async fn answer(self) -> Result<Reply, Cut> {
+        match self {
+            Self::Http1(mut wire) => wire.answer(false).await,
+            Self::Http2(_connection, answer) => read(soon("a head", answer).await.map_err(|_| Cut)?).await,
+        }
+    }
+}
+
+/// One handler at two instances, with this disconnect setting.
+async fn serve_work(work: &Work, gone: Option<OnDisconnect>, panics_with: &'static str) -> Cluster {
+    Cluster::start(|locks| {
+        let layer = match gone {
+            Some(gone) => one_key_for_long(locks).on_disconnect(gone),
+            None => one_key_for_long(locks),
+        };
+        work.with_outer_layers(Router::new().route("/work", work.handler(panics_with).route_layer(layer)))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn handler_finishes_once_after_a_disconnect() {
+    for version in VERSIONS {
+        for gone in [None, Some(OnDisconnect::Finish)] {
+            let work = Work::default();
+            let cluster = serve_work(&work, gone, NO_PANIC).await;
+            let client = WaitingClient::send(version, &cluster, "/work").await;
+            work.has_begun().await;
+            let connection = client.leave();
+            work.is_given_up(1).await;
+            cluster.assert_status(409, "it works still").await;
+            assert_eq!(work.counts(), [1, 0, 0], "{version:?}");
+            work.may_go_on();
+            work.wait_ended().await;
+            cluster.assert_free("a good end, without a client").await;
+            assert_eq!(work.counts(), [1, 1, 1], "{version:?}");
+            drop(connection);
+        }
+    }
+}
+
+#[tokio::test]
+async fn cancelled_handler_is_dropped_with_its_client() {
+    for version in VERSIONS {
+        let work = Work::default();
+        let cluster = serve_work(&work, Some(OnDisconnect::Cancel), NO_PANIC).await;
+        let client = WaitingClient::send(version, &cluster, "/work").await;
+        work.has_begun().await;
+        let connection = client.leave();
+        work.wait_ended().await;
+        cluster.assert_blocked_for_the_delay("a statement may be on its way").await;
+        assert_eq!(work.counts(), [1, 1, 0], "{version:?}");
+        drop(connection);
+    }
+}
+
+/// An outer response does not end it.
+#[tokio::test]
+async fn outer_timeout_responds_while_the_handler_finishes() {
+    for version in VERSIONS {
+        let work = Work::default();
+        let cluster = serve_work(&work, None, NO_PANIC).await;
+        let client = WaitingClient::send(version, &cluster, "/work").await;
+        work.has_begun().await;
+        work.0.too_late.notify_one();
+        assert_eq!(client.answer().await.expect("a response").status, 504);
+        cluster.assert_status(409, "it works still").await;
+        assert_eq!(work.counts(), [1, 0, 0], "{version:?}");
+        work.may_go_on();
+        work.wait_ended().await;
+        cluster.assert_free("a good end, with a late response").await;
+        assert_eq!(work.counts(), [1, 1, 1], "{version:?}");
+    }
+}
+
+#[tokio::test]
+async fn waiter_behind_a_detached_handler_is_served_at_its_end() {
+    for version in VERSIONS {
+        let work = Work::default();
+        let cluster = Cluster::start(|locks| {
+            let layer = || one_key_for_long(locks).wait(Duration::from_secs(60));
+            let waits = get(|| async { "a grant" }).route_layer(layer());
+            let router =
+                Router::new().route("/work", work.handler(NO_PANIC).route_layer(layer())).route("/waits", waits);
+            work.with_outer_layers(router)
+        })
+        .await;
+        let client = WaitingClient::send(version, &cluster, "/work").await;
+        work.has_begun().await;
+        let connection = client.leave();
+        work.is_given_up(1).await;
+        let waits = cluster
+            .instances
+            .map(|address| tokio::spawn(async move { Client::new(address, version).ask("GET", "/waits").await }));
+        until("both are queued", || cluster.locks.iter().all(|locks| locks.size().1 == 1)).await;
+        assert_eq!(work.counts(), [1, 0, 0], "{version:?}");
+        work.may_go_on();
+        for waits in waits {
+            let reply = soon("a grant", waits).await.expect("no panic").expect("a response");
+            assert_eq!((reply.status, work.counts()), (200, [1, 1, 1]), "{version:?}");
+        }
+        drop(connection);
+    }
+}
+
+#[tokio::test]
+async fn disconnected_waiter_never_starts() {
+    for version in VERSIONS {
+        let work = Work::default();
+        let cluster = Cluster::start(|locks| {
+            let layer = one_key_for_long(locks).wait(Duration::from_secs(60));
+            work.with_outer_layers(Router::new().route("/work", work.handler(NO_PANIC).route_layer(layer)))
+        })
+        .await;
+        let first = WaitingClient::send(version, &cluster, "/work").await;
+        work.has_begun().await;
+        let second = WaitingClient::send(version, &cluster, "/work").await;
+        until("queued", || cluster.locks[0].size().1 == 1).await;
+        let connection = second.leave();
+        work.is_given_up(1).await;
+        work.may_go_on();
+        assert_eq!(first.answer().await.expect("a response").status, 200);
+        cluster.assert_free("no waiter").await;
+        assert_eq!(work.counts(), [1, 1, 1], "{version:?}");
+        drop(connection);
+    }
+}
+
+#[tokio::test]
+async fn handler_panic_blocks_for_the_lock_delay_detached_or_not() {
+    for (gone, leaves, says) in [
+        (OnDisconnect::Finish, false, "planned: before its client"),
+        (OnDisconnect::Cancel, false, "planned: before its client, not to finish"),
+        (OnDisconnect::Finish, true, "planned: without a client"),
+    ] {
+        for version in VERSIONS {
+            let work = Work::default();
+            let cluster = serve_work(&work, Some(gone), says).await;
+            let before = panics(says);
+            let client = WaitingClient::send(version, &cluster, "/work").await;
+            work.has_begun().await;
+            if leaves {
+                drop(client.leave());
+                work.is_given_up(1).await;
+                work.may_go_on();
+            } else {
+                work.may_go_on();
+                client.answer().await.expect_err("no response");
+            }
+            work.wait_ended().await;
+            cluster.assert_blocked_for_the_delay(says).await;
+            assert_eq!((panics(says), work.counts()), (before + 1, [1, 1, 0]), "{version:?}: once");
+            assert_eq!(resumed(), 0, "what has panicked is not polled again");
+            assert_eq!((cluster.locks[0].held_count(), cluster.locks[0].size()), (0, (0, 0)), "nothing is left of it");
+        }
+    }
+}
+
+/// An instance is shut down when its connections are closed: detached handlers are awaited.
+#[tokio::test]
+async fn server_shutdown_waits_for_detached_handlers() {
+    let work = Work::default();
+    let cluster = serve_work(&work, None, NO_PANIC).await;
+    let client = WaitingClient::send(Version::Http1, &cluster, "/work").await;
+    work.has_begun().await;
+    client.leave();
+    work.is_given_up(1).await;
+    assert_eq!(cluster.locks[0].shutdown(Duration::ZERO).await, 1, "it works still");
+    let down = tokio::spawn({
+        let locks = cluster.locks[0].clone();
+        async move { locks.shutdown(Duration::from_secs(60)).await }
+    });
+    work.may_go_on();
+    assert_eq!(soon("the end", down).await.expect("no panic"), 0);
+    assert_eq!((work.counts(), cluster.store.held_count()), ([1, 1, 1], 0));
+}
+
+/// As when one of several runtimes of a process ends: the handler is not polled any more, and no
+/// task can be spawned.
+#[tokio::test]
+async fn runtime_shutdown_drops_handlers_and_blocks_their_keys() {
+    for (gone, leaves) in [(OnDisconnect::Finish, false), (OnDisconnect::Cancel, false), (OnDisconnect::Finish, true)] {
+        for version in VERSIONS {
+            let what = format!("{gone:?}, {version:?}, the client left first: {leaves}");
+            let work = Work::default();
+            let clock = Clock::default();
+            let store = Arc::new(MemoryStore::with_clock(clock.clone()));
+            let instance = || LockManager::builder(Arc::clone(&store)).clock(clock.clone()).build();
+            let service = |locks: &LockManager| {
+                let layer = || LockLayer::new(locks, one_key()).lock_delay(DELAY);
+                let next = get(|| async { "next" }).route_layer(layer());
+                let router =
+                    Router::new().route("/work", work.handler(NO_PANIC).route_layer(layer().on_disconnect(gone)));
+                work.with_outer_layers(router.route("/next", next))
+            };
+            let (stops, stays) = (instance(), instance());
+            let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("threads");
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+            listener.set_nonblocking(true).expect("a socket");
+            let address = listener.local_addr().expect("bound");
+            let app = service(&stops);
+            runtime.spawn(async move {
+                axum::serve(TcpListener::from_std(listener).expect("a socket"), app).await.expect("it serves");
+            });
+            let mut client = Client::new(address, version);
+            let asks = tokio::spawn(async move { client.ask("GET", "/work").await.map(|reply| reply.status) });
+            work.has_begun().await;
+            if leaves {
+                asks.abort();
+                work.is_given_up(1).await;
+                assert_eq!(work.counts(), [1, 0, 0], "{what}");
+            }
+            stop(runtime).await;
+            assert_eq!(work.counts(), [1, 1, 0], "{what}: dropped where it stood");
+            if !leaves {
+                asks.await.expect("no panic").expect_err("no response");
+            }
+
+            let mut next = Client::new(serve(service(&stays)).await, version);
+            for status in [409, 409, 200] {
+                assert_eq!(next.ask("GET", "/next").await.expect("a response").status, status, "{what}");
+                clock.jump(DELAY / 2 + Duration::from_secs(1));
+            }
+            assert_eq!(stops.held_count(), 0, "{what}");
+        }
+    }
+}
+
+async fn stop(runtime: Runtime) {
+    let stopped = tokio::task::spawn_blocking(move || runtime.shutdown_timeout(Duration::from_secs(60)));
+    soon("the end of a runtime", stopped).await.expect("no panic");
+}
+
+/// One HTTP/2 connection: each stream is reset as soon as its handler runs, and no longer counts
+/// against its limit.
+#[tokio::test]
+async fn flood_of_resets_leaves_other_routes_alone() {
+    const MAX: usize = 20;
+    let (flood, honest) = (Work::default(), Work::default());
+    let locks = LockManager::builder(MemoryStore::new()).max_detached(MAX).build();
+    let order = |layer: &str| {
+        let name = layer.to_owned();
+        key::from_fn(move |Path(id): Path<u64>| LockKey::from(("order", name.clone(), id)))
+    };
+    let app =
+        Router::new()
+            .route("/flood/{id}", flood.handler(NO_PANIC).route_layer(LockLayer::new(&locks, order("flood"))))
+            .merge(honest.with_outer_layers(
+                Router::new().route(
+                    "/honest/{id}",
+                    honest.handler(NO_PANIC).route_layer(LockLayer::new(&locks, order("honest"))),
+                ),
+            ));
+    let address = serve(app).await;
+    let mut attacker = Http2::connect(address).await;
+    for n in 0..2 * MAX {
+        let stream = attacker.send("GET", &format!("/flood/{n}")).await;
+        until("it runs", || flood.0.begun.load(SeqCst) == n + 1).await;
+        drop(stream);
+    }
+    until("at most half of the permits", || flood.0.over.load(SeqCst) == 2 * MAX - MAX / 2).await;
+    let client = {
+        let mut http2 = Http2::connect(address).await;
+        let answer = http2.send("GET", "/honest/1").await;
+        honest.has_begun().await;
+        WaitingClient::Http2(http2, answer)
+    };
+    drop(client);
+    honest.is_given_up(1).await;
+    for _ in 0..MAX {
+        flood.may_go_on();
+    }
+    honest.may_go_on();
+    honest.wait_ended().await;
+    assert_eq!(honest.counts(), [1, 1, 1], "it has finished without its client");
+    until("the flood has ended", || flood.0.over.load(SeqCst) == 2 * MAX).await;
+    assert_eq!(flood.counts()[2], MAX / 2);
+}

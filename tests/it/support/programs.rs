@@ -1,0 +1,155 @@
+//! The examples as processes, and their databases.
+
+use std::{
+    env,
+    path::PathBuf,
+    process::{ExitStatus, Stdio},
+};
+
+use axum::{
+    body::Body,
+    http::{Method, Request},
+};
+use futures_util::future::join_all;
+use http_body_util::BodyExt;
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use serde_json::Value;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::{Child, Command},
+    sync::OnceCell,
+};
+use tower_lock_faults::{MariaDb, skipped};
+
+use super::soon;
+
+/// The example, built as the tests are.
+pub(crate) async fn example(name: &str) -> Command {
+    static BUILT: OnceCell<PathBuf> = OnceCell::const_new();
+    let folder = BUILT
+        .get_or_init(|| async {
+            let built = Command::new(env!("CARGO"))
+                .args(["build", "--quiet"])
+                .args(
+                    ["reward_claim", "stock_sale", "nightly_mail", "grpc_status"]
+                        .map(|name| format!("--example={name}")),
+                )
+                // As the tests are built: other features would rebuild all dependencies.
+                .args(cfg!(feature = "redis").then_some("--all-features"))
+                .current_dir(env!("CARGO_MANIFEST_DIR"))
+                .status()
+                .await
+                .expect("cargo runs");
+            assert!(built.success(), "the examples do not build");
+            let tests = env::current_exe().expect("a path");
+            let target = tests.ancestors().nth(3).expect("target/debug/deps/it");
+            target.join("debug/examples")
+        })
+        .await;
+    let mut command = Command::new(folder.join(name));
+    for variable in ["DATABASE_URL", "REDIS_URL", "MAIL_SERVER"] {
+        command.env_remove(variable);
+    }
+    command.env("PORT", "0").kill_on_drop(true);
+    command
+}
+
+pub(crate) struct Service {
+    child: Child,
+    url: String,
+}
+
+impl Service {
+    pub(crate) async fn start(mut command: Command) -> Self {
+        let mut child = command.arg("--serve").stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let line = soon("a first line", lines.next_line()).await.expect("text").expect("a line");
+        let url = line.strip_prefix("listening on ").unwrap_or_else(|| panic!("no address: {line}")).to_owned();
+        // Later output is read and discarded: a full pipe would block it.
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        Self { child, url }
+    }
+
+    pub(crate) async fn ask(&self, method: Method, path: &str, body: Value) -> (u16, Value) {
+        let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.url))
+            .header("content-type", "application/json")
+            .body(Body::from(body.to_string()))
+            .expect("a request");
+        let answer = soon("a response", client.request(request)).await.expect("it serves");
+        let status = answer.status().as_u16();
+        let body = answer.into_body().collect().await.expect("a body").to_bytes();
+        (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
+    }
+
+    pub(crate) async fn at_once(&self, times: usize, path: &str, body: Value) -> Vec<u16> {
+        let mut statuses: Vec<_> = join_all((0..times).map(|_| self.ask(Method::POST, path, body.clone())))
+            .await
+            .into_iter()
+            .map(|(status, _)| status)
+            .collect();
+        statuses.sort_unstable();
+        statuses
+    }
+
+    pub(crate) async fn terminate(self) -> ExitStatus {
+        self.signal("TERM").await;
+        self.exit().await
+    }
+
+    pub(crate) async fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.child.id().expect("it runs"));
+        assert!(Command::new("sh").args(["-c", &kill]).status().await.expect("sh runs").success());
+    }
+
+    pub(crate) async fn exit(mut self) -> ExitStatus {
+        soon("its end", self.child.wait()).await.expect("it ends")
+    }
+}
+
+/// A SQLite file, removed on drop.
+pub(crate) struct File(PathBuf);
+
+impl File {
+    pub(crate) fn new(name: &str) -> Self {
+        Self(env::temp_dir().join(format!("tower-lock-{name}-{}.db", std::process::id())))
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("sqlite://{}", self.0.display())
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        for ending in ["", "-wal", "-shm"] {
+            drop(std::fs::remove_file(format!("{}{ending}", self.0.display())));
+        }
+    }
+}
+
+/// An empty database of each kind that the examples support.
+pub(crate) struct Databases {
+    file: File,
+    mariadb: Option<MariaDb>,
+}
+
+impl Databases {
+    pub(crate) async fn start(test: &str) -> Self {
+        let mariadb = if MariaDb::is_available() {
+            Some(MariaDb::start(&["shop"]).await)
+        } else {
+            skipped(&format!("{test} on MariaDB"), "mariadbd");
+            None
+        };
+        Self { file: File::new(test), mariadb }
+    }
+
+    pub(crate) fn urls(&self) -> Vec<String> {
+        let mut urls = vec![self.file.url()];
+        urls.extend(self.mariadb.as_ref().map(|server| server.url("shop")));
+        urls
+    }
+}

@@ -1,0 +1,138 @@
+//! The language of the repository: widths of comments, and words that are no longer used.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use super::{paths, root};
+
+/// Phrases that are no longer used, in lower case. They match in prose and as parts of identifiers,
+/// for example in snake case and in camel case.
+const PHRASES: [&str; 32] = [
+    "give back",
+    "gives back",
+    "given back",
+    "giving back",
+    "gave back",
+    "give backs",
+    "way back",
+    "in vain",
+    "turned away",
+    "turn away",
+    "broken off",
+    "breaks off",
+    "break off",
+    "line up",
+    "lines up",
+    "lined up",
+    "lining up",
+    "hand over",
+    "hands over",
+    "handed over",
+    "hand overs",
+    "owner id",
+    "owner ids",
+    "whoever",
+    "whomever",
+    "somebody",
+    "everybody",
+    "told",
+    "newcomer",
+    "three in the morning",
+    "void after",
+    "keep taken",
+];
+
+/// Parts of type names that are no longer used. They match in camel case only.
+const PARTS: [&str; 9] = ["Conversation", "Trouble", "Lane", "Shell", "Referee", "Duty", "Moment", "Mishap", "OwnerId"];
+
+/// Exact texts of code that are no longer used.
+const CODE: [&str; 6] = ["Locks::", "LocksLayer", "LocksBuilder", "&Locks", ".die(", "yield_to_line"];
+
+const FOLDERS: [&str; 6] = ["src", "tests", "examples", "benches", "docs", "scripts"];
+
+/// The text files of the repository with these extensions, except for recordings and this file.
+fn texts(extensions: &[&str]) -> Vec<(String, String)> {
+    let folders = FOLDERS.iter().flat_map(|folder| paths(&root().join(folder)));
+    let pages = ["README.md", "CHANGELOG.md"].map(|page| root().join(page));
+    let is_wanted = |path: &Path| {
+        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        let is_recorded = path.components().any(|part| part.as_os_str() == "recorded");
+        extensions.contains(&extension) && !is_recorded && !path.ends_with(file!())
+    };
+    let files = folders.chain(pages).filter(|path| is_wanted(path));
+    let name = |path: &Path| path.strip_prefix(root()).expect("in the repository").display().to_string();
+    files.map(|path| (name(&path), fs::read_to_string(&path).expect("text"))).collect()
+}
+
+/// The words of a line, with identifiers split at underscores and in camel case.
+fn words(line: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut before = ' ';
+    for c in line.chars() {
+        if !c.is_alphanumeric() || (c.is_uppercase() && before.is_lowercase()) {
+            words.push(String::new());
+        }
+        if c.is_alphanumeric() {
+            words.last_mut().expect("one").extend(c.to_lowercase());
+        }
+        before = c;
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+/// URLs, tables and code blocks cannot be wrapped.
+#[test]
+fn comment_lines_are_at_most_100_columns_wide() {
+    let mut wide = Vec::new();
+    for (file, text) in texts(&["rs", "lua"]) {
+        for (number, line) in text.lines().enumerate() {
+            let comment = line.trim_start();
+            let Some(comment) = comment.strip_prefix("//").or(comment.strip_prefix("--")) else { continue };
+            let comment = comment.trim_start_matches(['/', '!']).trim_start();
+            let can_wrap = !comment.starts_with('|') && !comment.contains("://");
+            if can_wrap && line.chars().count() > 100 {
+                wide.push(format!("{file}:{}", number + 1));
+            }
+        }
+    }
+    assert!(wide.is_empty(), "{wide:#?}");
+}
+
+#[test]
+fn retired_words_do_not_return() {
+    let mut found = BTreeSet::new();
+    for (file, text) in texts(&["rs", "lua", "md", "sh", "toml"]) {
+        // A phrase may continue on the next line.
+        let mut last: Option<String> = None;
+        for (number, line) in text.lines().enumerate() {
+            let own = words(line);
+            let joined = last.iter().chain(&own).map(String::as_str).collect::<Vec<_>>().join(" ");
+            let padded = format!(" {joined} ");
+            let is_here = |phrase: &str| {
+                let mut words = own.iter().map(String::as_str);
+                if phrase.contains(' ') {
+                    padded.contains(&format!(" {phrase} "))
+                } else {
+                    words.any(|word| word == phrase)
+                }
+            };
+            let phrases = PHRASES.iter().filter(|phrase| is_here(phrase));
+            let parts = PARTS.iter().filter(|part| is_part(line, part));
+            let code = CODE.iter().filter(|code| line.contains(*code));
+            for word in phrases.chain(parts).chain(code) {
+                found.insert(format!("{file}:{}: {word}", number + 1));
+            }
+            last = own.last().filter(|_| own.len() > 1).cloned();
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+/// Whether a word of a camel-case name, not only a prefix of one.
+fn is_part(line: &str, part: &str) -> bool {
+    line.match_indices(part).any(|(at, _)| {
+        let after = line[at + part.len()..].chars().next();
+        let before = line[..at].chars().next_back();
+        !after.is_some_and(char::is_lowercase) && !before.is_some_and(char::is_uppercase)
+    })
+}

@@ -1,0 +1,67 @@
+//! When a client observes the release, with two instances of a service on one Redis.
+
+use std::net::SocketAddr;
+
+use axum::{Router, body::Body, http::Response, routing::get};
+use tokio::{net::TcpListener, time::Instant};
+use tower_lock::{LockLayer, LockManager, key};
+
+use crate::{
+    matrix::{self, Client, ENDINGS, SizeSource, Step, Steps, Version, assert_next_request_is_served_elsewhere},
+    support::{Environment, environment, ms, panics::panics},
+};
+
+async fn serve(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    address
+}
+
+async fn instances(environment: &Environment, service: impl Fn(&LockManager) -> Router) -> [SocketAddr; 2] {
+    let (one, two) = (environment.direct_instance("a").await, environment.direct_instance("b").await);
+    [serve(service(&one)).await, serve(service(&two)).await]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_with_a_response_is_served_at_another_instance() {
+    let Some(environment) = environment().await else { return };
+    let instances = instances(&environment, matrix::service).await;
+    for version in [Version::Http1, Version::Http2] {
+        assert_next_request_is_served_elsewhere(&ENDINGS, instances, version, 30).await;
+    }
+    environment.wait_until_clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn panic_in_a_body_blocks_both_instances_for_the_lock_delay() {
+    const MESSAGE: &str = "planned: in a body over Redis";
+    let Some(environment) = environment().await else { return };
+    let delay = ms(1500);
+    let instances = instances(&environment, |locks| {
+        let layer = || LockLayer::new(locks, key::from_parts(|_| ("k",))).lock_delay(delay);
+        let panics = async || {
+            Response::new(Body::new(Steps::new([Step::Data(10), Step::Panic(MESSAGE)], SizeSource::Nobody, true)))
+        };
+        Router::new()
+            .route("/panics", get(panics).route_layer(layer()))
+            .route("/next", get(|| async { "next" }).route_layer(layer()))
+    })
+    .await;
+    assert_eq!(panics(MESSAGE), 0);
+    for (round, version) in [Version::Http1, Version::Http2].into_iter().enumerate() {
+        let asked = Instant::now();
+        Client::new(instances[0], version).ask("GET", "/panics").await.expect_err("an incomplete response");
+        let mut clients = instances.map(|address| Client::new(address, Version::Http1));
+        let mut refused = [0, 0];
+        for (n, client) in clients.iter_mut().enumerate() {
+            while client.ask("GET", "/next").await.expect("a response").status == 409 {
+                refused[n] += 1;
+                tokio::time::sleep(ms(20)).await;
+            }
+        }
+        assert!(refused[0] > 0 && asked.elapsed() >= delay, "{version:?}: {refused:?} in {:?}", asked.elapsed());
+        assert_eq!(panics(MESSAGE), round + 1);
+    }
+    environment.wait_until_clean().await;
+}

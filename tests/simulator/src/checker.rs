@@ -1,0 +1,148 @@
+//! Checks mutual exclusion and the order of fencing tokens, by the true time.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use tower_lock::{__internals::proto::BootInstant, AcquisitionId, FencingToken, LockKey};
+
+use crate::process::Section;
+
+/// The clock of a process, with its own start and rate.
+#[derive(Clone, Copy, Debug)]
+pub struct LocalClock {
+    base: u64,
+    rate: f64,
+}
+
+/// Observes all sections and knows the true time.
+#[derive(Debug, Default)]
+pub struct Checker {
+    keys: HashMap<LockKey, KeyHistory>,
+    /// Acquisitions without guarantees: an operator revoked their keys.
+    pub excused: HashSet<AcquisitionId>,
+    /// Redis lost data or its clock was set: only the order of fencing tokens is checked.
+    pub lenient: bool,
+    /// The number of sections that started.
+    pub sections: u64,
+}
+
+#[derive(Debug, Default)]
+struct KeyHistory {
+    open: Vec<OpenSection>,
+    last: Option<FencingToken>,
+    /// Until when the key must stay blocked, by which acquisition, and why.
+    blocked: Option<(u64, AcquisitionId, &'static str)>,
+}
+
+#[derive(Debug)]
+struct OpenSection {
+    section: Arc<Section>,
+    clock: LocalClock,
+    process: u64,
+}
+
+impl LocalClock {
+    /// A clock with this start and rate.
+    pub fn new(base: u64, rate: f64) -> Self {
+        Self { base, rate }
+    }
+
+    /// The local time at this true time, in nanoseconds.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "some minutes"
+    )]
+    pub fn at(&self, now: u64) -> BootInstant {
+        BootInstant::from_nanos(self.base + (now as f64 * self.rate) as u64)
+    }
+
+    /// The latest true time at which the clock shows this instant.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "some minutes"
+    )]
+    pub fn when(&self, moment: BootInstant) -> u64 {
+        let since = moment.saturating_duration_since(BootInstant::from_nanos(self.base)).as_nanos() as f64;
+        (since / self.rate) as u64 + 2
+    }
+}
+
+/// Tolerance for the rounding of the server clock.
+const ROUNDING: u64 = 3_000_000;
+
+impl Checker {
+    /// A checker that observes from the start.
+    pub fn new(lenient: bool) -> Self {
+        Self { lenient, ..Self::default() }
+    }
+
+    /// Records the start of a section.
+    ///
+    /// # Errors
+    ///
+    /// Returns the violation: an overlap, a start that is too early, or a token that does not rise.
+    pub fn begins(&mut self, now: u64, process: u64, clock: LocalClock, section: &Arc<Section>) -> Result<(), String> {
+        self.sections += 1;
+        let id = &section.grant.id;
+        let state = self.keys.entry(section.grant.key.clone()).or_default();
+        let excused = self.lenient || self.excused.contains(id);
+        let mut wrong = None;
+        for open in &state.open {
+            let left = open.section.remaining(open.clock.at(now));
+            let other = &open.section.grant.id;
+            if !left.is_zero() && !excused && !self.excused.contains(other) {
+                wrong = Some(format!("two are in: {id} begins while {other} has {left:?} left"));
+            }
+        }
+        if let Some((until, other, why)) = &state.blocked
+            && now + ROUNDING < *until
+            && !excused
+            && !self.excused.contains(other)
+        {
+            let early = Duration::from_nanos(until - now);
+            wrong = wrong.or_else(|| Some(format!("{id} begins {early:?} too early: {other} {why}")));
+        }
+        if state.last.is_some_and(|last| last >= section.token) && !excused {
+            wrong = wrong.or_else(|| Some(format!("{id} begins with token {} after {:?}", section.token, state.last)));
+        }
+        state.last = state.last.max(Some(section.token));
+        state.open.push(OpenSection { section: Arc::clone(section), clock, process });
+        wrong.map_or(Ok(()), Err)
+    }
+
+    /// Records the end of a section, and until when it blocks the key.
+    pub fn ends(&mut self, section: &Arc<Section>, taken_until: u64, why: &'static str) {
+        let Some(state) = self.keys.get_mut(&section.grant.key) else { return };
+        state.open.retain(|open| !Arc::ptr_eq(&open.section, section));
+        if state.blocked.as_ref().is_none_or(|(until, ..)| *until < taken_until) {
+            state.blocked = Some((taken_until, section.grant.id.clone(), why));
+        }
+    }
+
+    /// Drops all guarantees for the current holders of this key.
+    pub fn excuse(&mut self, key: &LockKey) {
+        if let Some(state) = self.keys.get_mut(key) {
+            state.blocked = None;
+            self.excused.extend(state.open.iter().map(|open| open.section.grant.id.clone()));
+        }
+    }
+
+    /// Whether a section with a valid deadline holds the key.
+    pub fn is_held(&self, key: &LockKey, now: u64) -> bool {
+        self.keys
+            .get(key)
+            .is_some_and(|state| state.open.iter().any(|open| !open.section.remaining(open.clock.at(now)).is_zero()))
+    }
+
+    /// The process of the latest section of this key.
+    pub fn holder(&self, key: &LockKey) -> Option<u64> {
+        self.keys.get(key)?.open.last().map(|open| open.process)
+    }
+}

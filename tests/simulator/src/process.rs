@@ -1,0 +1,759 @@
+//! A process: the lock state machine, with simulated tasks and sockets around it.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use tower_lock::{
+    __internals::{
+        proto::{
+            self, Action, Actions, BootInstant, DriverTypes, Event, GuardEnd, HoldLimits, LEASE, LOCK_DELAY, LazyNow,
+            LockRequest, LockTable, NextCheck, QUEUE, RECHECK_INTERVAL, RENEWAL_BATCH_WINDOW, STORE_CALL_TIMEOUT,
+            StoreCall, StoreOp,
+        },
+        redis_proto::{
+            Keyspace, ScriptCall, ServerClock, Timed, parse_acquire, parse_release, parse_renew, parse_yield,
+        },
+    },
+    AcquisitionId, LockError, LockKey, LockLost,
+    deadpool_redis::redis::Value,
+    store::{
+        AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest,
+        StoreError, StoreErrorKind, StoreEvent, YieldReply, YieldRequest,
+    },
+};
+
+use crate::mutants::Wrong;
+
+/// The number of a client in the simulation.
+pub type ClientId = u32;
+
+/// The types of this driver.
+#[derive(Debug)]
+pub enum Simulated {}
+
+impl DriverTypes for Simulated {
+    type Waiter = ClientId;
+    type GrantData = ();
+    type SectionData = ();
+}
+
+/// A grant of the simulation.
+pub type Grant = proto::Grant<Simulated>;
+/// A section of the simulation.
+pub type Section = proto::Section<Simulated>;
+
+/// A process.
+#[derive(Debug)]
+pub struct SimProcess {
+    table: LockTable<Simulated>,
+    ids: AcquisitionIds,
+    names: Keyspace,
+    server_clock: ServerClock,
+    settings: Settings,
+    /// Calls without a reply.
+    calls: BTreeMap<u64, InFlightCall>,
+    next: u64,
+    /// Grants, with the instant of their next check.
+    watched: Vec<(BootInstant, Arc<Grant>)>,
+    next_sweep: Option<BootInstant>,
+    /// Successive sweeps in which only a hold limit was due.
+    spins: u32,
+    /// Whether the subscription was ever confirmed.
+    subscribed: bool,
+    /// Successive timeouts of each connection.
+    timeouts: [u32; 2],
+    /// Ids that were sent and are not forgotten.
+    ids_sent: Vec<(LockKey, AcquisitionId)>,
+    effects: VecDeque<Effect>,
+    /// State of the mutants.
+    mutant_memory: MutantMemory,
+}
+
+/// The settings of a process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Settings {
+    /// Requests only the lease from the store, without the lock-delay that would hide an overlap.
+    pub bare: bool,
+    /// The mutation, if any.
+    pub wrong: Option<Wrong>,
+}
+
+/// An effect that the process requests.
+#[derive(Debug)]
+pub enum Effect {
+    /// Run a script; its reply has this number.
+    Run(ConnectionKind, u64, ScriptCall),
+    /// Replace this connection: it does not respond.
+    Replace(ConnectionKind),
+    /// Fire a timer.
+    Wake(BootInstant, Timer),
+    /// A call was granted.
+    Granted(ClientId, Arc<Section>),
+    /// A call was rejected.
+    Rejected(ClientId, LockError),
+    /// The process has no more data of this id, and expects none.
+    Forgotten(LockKey, AcquisitionId),
+    /// The watchdog wakes itself repeatedly without effect.
+    BusyLoop,
+}
+
+/// The two connections: releases do not queue behind acquires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ConnectionKind {
+    /// `acquire` and `yield`.
+    Asks,
+    /// `release` and `renew`.
+    Ends,
+}
+
+/// A timer.
+#[derive(Clone, Debug)]
+pub enum Timer {
+    /// A call has timed out.
+    Call(u64),
+    /// The wait for the first confirmation of the subscription has timed out.
+    SubscribeWait(u64),
+    /// The entry of a key requested it.
+    Wakeup(LockKey, BootInstant),
+    /// Grants may need a renewal.
+    Watchdog,
+}
+
+#[derive(Debug)]
+struct InFlightCall {
+    key: LockKey,
+    operation: Operation,
+    called: BootInstant,
+    /// The number of times it was sent. Zero: it waits for the subscription.
+    sent: u32,
+    message: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Acquire(u64, AcquireRequest),
+    Yield(u64, YieldRequest),
+    Release(u64, ReleaseRequest),
+    /// Grants, each with its lease at the time of the request.
+    Renew(Vec<(Arc<Grant>, Duration)>, Vec<bool>),
+}
+
+/// The state that mutants need.
+#[derive(Debug, Default)]
+struct MutantMemory {
+    fences: HashMap<LockKey, u64>,
+    released: HashSet<AcquisitionId>,
+    unanswered: HashSet<AcquisitionId>,
+    yielded: HashSet<AcquisitionId>,
+    failed: HashSet<AcquisitionId>,
+    keys: HashMap<u64, LockKey>,
+    waiting: HashMap<ClientId, (LockKey, bool)>,
+}
+
+/// The outcome of a call.
+enum Outcome {
+    Acquired(Result<AcquireReply, StoreError>),
+    Yielded(Result<YieldReply, StoreError>),
+    Released(Result<ReleaseReply, StoreError>),
+    Renewed(Vec<RenewReply>),
+}
+
+/// A script that reached the server too late is sent again with a better estimate of its clock, up
+/// to this often.
+const MAX_SENDS: u32 = 3;
+/// How long a call that enqueues waits for the first confirmation of the subscription.
+const SUBSCRIBE_WAIT: Duration = Duration::from_millis(250);
+
+impl SimProcess {
+    /// A new process. The same random bits give the same process.
+    ///
+    /// # Panics
+    ///
+    /// Never.
+    pub fn new(instance: &str, random: u64, settings: Settings) -> Self {
+        Self {
+            table: LockTable::default(),
+            ids: AcquisitionIds::new(instance, random),
+            names: Keyspace::new("lock").expect("a prefix"),
+            server_clock: ServerClock::default(),
+            settings,
+            calls: BTreeMap::new(),
+            next: 0,
+            watched: Vec::new(),
+            next_sweep: None,
+            spins: 0,
+            subscribed: false,
+            timeouts: [0; 2],
+            ids_sent: Vec::new(),
+            effects: VecDeque::new(),
+            mutant_memory: MutantMemory::default(),
+        }
+    }
+
+    /// The channel of its messages.
+    pub fn inbox(&self) -> String {
+        self.names.inbox(self.ids.manager())
+    }
+
+    /// The next requested effect.
+    pub fn next_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// Whether it has no work for any key.
+    pub fn is_idle(&self) -> bool {
+        self.table.is_empty() && self.calls.is_empty() && self.watched.is_empty()
+    }
+
+    /// Ids of which the server may have data.
+    pub fn ids_sent(&self) -> impl Iterator<Item = &(LockKey, AcquisitionId)> {
+        self.ids_sent.iter()
+    }
+
+    /// Its internal state, for display.
+    pub fn describe(&self) -> String {
+        format!("{:?} {:?}", self.table, self.calls)
+    }
+
+    // --- events ---
+
+    /// Requests the key. Returns the id of the request.
+    pub fn request(
+        &mut self,
+        now: BootInstant,
+        key: &LockKey,
+        who: ClientId,
+        wait: Duration,
+        terms: HoldLimits,
+    ) -> u64 {
+        let mut actions = Actions::new();
+        self.mutant_memory.waiting.insert(who, (key.clone(), !wait.is_zero()));
+        let request = LockRequest { waiter: who, wait, owner: None, parent: None, limits: terms };
+        let place = self.table.request(key, &LazyNow::fixed(now), &self.ids, request, &mut actions);
+        self.execute(now, key, actions);
+        place
+    }
+
+    /// Cancels a request. Returns whether it was still queued.
+    pub fn leave(&mut self, now: BootInstant, key: &LockKey, who: ClientId, place: u64) -> bool {
+        let mut actions = Actions::new();
+        let ahead = self.table.cancel(key, &LazyNow::fixed(now), &self.ids, place, &mut actions);
+        self.mutant_memory.waiting.remove(&who);
+        self.execute(now, key, actions);
+        if self.is(Wrong::NoClose) && self.table.waiting_for(key) == 0 {
+            let asks = |(_, call): &(&u64, &InFlightCall)| {
+                call.key == *key && matches!(call.operation, Operation::Acquire(..))
+            };
+            if let Some((&number, _)) = self.calls.iter().find(asks) {
+                self.finish(now, number, Outcome::Acquired(Ok(AcquireReply::Busy { lease_left: Duration::ZERO })));
+            }
+        }
+        ahead.is_some()
+    }
+
+    /// Ends a section.
+    pub fn guard_ended(&mut self, now: BootInstant, section: &Arc<Section>, ending: GuardEnd) {
+        let mut actions = Actions::new();
+        self.table.end_guard(&LazyNow::fixed(now), &self.ids, section, ending, &mut actions);
+        self.execute(now, &section.grant.key.clone(), actions);
+    }
+
+    /// Handles a message.
+    pub fn on_message(&mut self, now: BootInstant, message: &str) {
+        match self.names.parse_event(message.as_bytes()) {
+            StoreEvent::Offered { key, .. } if self.is(Wrong::SameId) => self.on(now, &key, Event::Lagged),
+            StoreEvent::Offered { key, id: owner } => {
+                if !self.is(Wrong::PushIgnored) || self.table.tracks(&key, &owner) {
+                    self.on(now, &key, Event::Offered(owner));
+                }
+            }
+            StoreEvent::Revoked { key, id: owner } => {
+                if !self.is(Wrong::ForceDeaf) {
+                    self.on(now, &key, Event::Revoked(owner));
+                }
+            }
+            _ => self.on_gap(now),
+        }
+    }
+
+    /// Handles a confirmed subscription, the first one or a later one.
+    pub fn on_subscribed(&mut self, now: BootInstant) {
+        if self.subscribed {
+            return self.on_gap(now);
+        }
+        self.subscribed = true;
+        let waits = |(number, call): (&u64, &InFlightCall)| (call.sent == 0).then_some(*number);
+        let waiting: Vec<_> = self.calls.iter().filter_map(waits).collect();
+        for number in waiting {
+            self.run(number);
+        }
+    }
+
+    /// Handles a reply.
+    pub fn on_reply(&mut self, now: BootInstant, message: u64, reply: &Value) {
+        let Some(number) = self.call_of(message) else { return self.on_late_reply(now, message, reply) };
+        self.reset_timeouts(number);
+        let Some(outcome) = self.decode(now, number, reply) else { return };
+        self.finish(now, number, outcome);
+    }
+
+    /// Handles a broken connection.
+    pub fn on_disconnect(&mut self, now: BootInstant, message: u64) {
+        let Some(number) = self.call_of(message) else { return };
+        let call = &self.calls[&number];
+        if call.connection_kind() == ConnectionKind::Ends && call.sent == 1 && !self.is(Wrong::OneTry) {
+            // Repeated once on a new connection: the script is idempotent.
+            self.run(number);
+        } else {
+            self.fail(now, number, StoreErrorKind::Unavailable);
+        }
+    }
+
+    /// Handles a timer.
+    pub fn on_timer(&mut self, now: BootInstant, timer: &Timer) {
+        match timer {
+            Timer::Call(number) => {
+                let Some(call) = self.calls.get(number) else { return };
+                let (lane, was_sent) = (call.connection_kind(), call.sent > 0);
+                if was_sent {
+                    let silent = &mut self.timeouts[lane as usize];
+                    *silent += 1;
+                    if *silent >= 3 {
+                        *silent = 0;
+                        self.effects.push_back(Effect::Replace(lane));
+                    }
+                }
+                self.fail(now, *number, StoreErrorKind::Timeout);
+            }
+            Timer::SubscribeWait(number) => {
+                if self.calls.get(number).is_some_and(|call| call.sent == 0) {
+                    self.run(*number);
+                }
+            }
+            Timer::Wakeup(key, at) => self.on(now, key, Event::Timer(*at)),
+            Timer::Watchdog => self.sweep(now),
+        }
+    }
+
+    fn on_gap(&mut self, now: BootInstant) {
+        if self.is(Wrong::NoGapCheckin) {
+            return;
+        }
+        // In a fixed order: the table has none.
+        let mut keys: Vec<_> = self.ids_sent.iter().map(|(key, _)| key.clone()).collect();
+        keys.sort_by(|a, b| a.as_str().cmp(b.as_str()));
+        keys.dedup();
+        for key in keys {
+            self.on(now, &key, Event::Lagged);
+        }
+    }
+
+    // --- actions ---
+
+    fn on(&mut self, now: BootInstant, key: &LockKey, event: Event<Simulated>) {
+        let mut actions = Actions::new();
+        self.table.handle_event(key, &LazyNow::fixed(now), &self.ids, event, &mut actions);
+        self.execute(now, key, actions);
+    }
+
+    fn execute(&mut self, now: BootInstant, key: &LockKey, actions: Actions<Simulated>) {
+        for action in actions {
+            match action {
+                Action::Send(call) => self.send(now, key, call),
+                Action::Grant(who, section) => {
+                    section.delivered();
+                    self.mutant_memory.waiting.remove(&who);
+                    self.effects.push_back(Effect::Granted(who, section));
+                }
+                Action::Reject(who, error) => {
+                    self.mutant_memory.waiting.remove(&who);
+                    self.effects.push_back(Effect::Rejected(who, error));
+                }
+                Action::Track(grant) => {
+                    if self.is(Wrong::RecvTime) {
+                        grant.extend(grant.lease(), now, now);
+                    }
+                    self.watch(&grant);
+                }
+                Action::Verify(grant) => {
+                    if grant.verify(now) {
+                        self.watch(&grant);
+                    }
+                }
+                Action::Untrack(grant) => self.forget(&grant),
+                // Grants are taken at once.
+                Action::SectionEnded(_) | Action::ReleaseOutcome(..) | Action::Recall(..) => {}
+                Action::WakeAt(_) if self.is(Wrong::NoCheckin) => {}
+                Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Wakeup(key.clone(), at))),
+            }
+        }
+        let (table, effects) = (&self.table, &mut self.effects);
+        let same_id = self.settings.wrong == Some(Wrong::SameId);
+        self.ids_sent.retain(|(key, id)| {
+            let is_known = table.tracks(key, id);
+            if !is_known {
+                let id = if same_id { without_sequence(id) } else { id.clone() };
+                effects.push_back(Effect::Forgotten(key.clone(), id));
+            }
+            is_known
+        });
+    }
+
+    fn track_id(&mut self, key: &LockKey, id: &AcquisitionId) {
+        if self.table.tracks(key, id) && !self.ids_sent.iter().any(|(_, sent)| sent == id) {
+            self.ids_sent.push((key.clone(), id.clone()));
+        }
+    }
+
+    fn send(&mut self, now: BootInstant, key: &LockKey, call: StoreCall) {
+        let StoreCall { number, id, op } = call;
+        self.track_id(key, &id);
+        let operation = match op {
+            StoreOp::Acquire { if_busy, lease } => {
+                let patient = self.mutant_memory.waiting.values().any(|(wanted, waits)| wanted == key && *waits);
+                let if_busy = if self.is(Wrong::QFresh) && !patient { IfBusy::Fail } else { if_busy };
+                let request =
+                    AcquireRequest::new(key.clone(), id, self.lease(lease), if_busy, QUEUE, STORE_CALL_TIMEOUT);
+                Operation::Acquire(number, request)
+            }
+            StoreOp::Yield { fence, next_id, lease } => {
+                self.track_id(key, &next_id);
+                if self.is(Wrong::NoYield) {
+                    let fence = self.mutant_memory.fences.entry(key.clone()).or_default();
+                    *fence += 1;
+                    let fence = *fence;
+                    return self.on(now, key, Event::Yielded(number, Ok(YieldReply::Extended { fence })));
+                }
+                let request =
+                    YieldRequest::new(key.clone(), id, fence, next_id, self.lease(lease), QUEUE, STORE_CALL_TIMEOUT);
+                Operation::Yield(number, request)
+            }
+            StoreOp::Release { block_for } => {
+                let skipped = match self.settings.wrong {
+                    Some(Wrong::LeaveOnce) => self.mutant_memory.released.contains(&id),
+                    Some(Wrong::NoGivebackUnknown) => self.mutant_memory.unanswered.contains(&id),
+                    Some(Wrong::YieldClean) => self.mutant_memory.yielded.contains(&id),
+                    _ => false,
+                };
+                if skipped {
+                    return self.on(now, key, Event::Released(number, Ok(ReleaseReply::NotHolder)));
+                }
+                let frees = self.is(Wrong::AbandonReleases)
+                    || self.is(Wrong::RepeatFrees) && self.mutant_memory.failed.contains(&id);
+                let block_for = if frees { Duration::ZERO } else { block_for };
+                Operation::Release(number, ReleaseRequest::new(key.clone(), id, block_for, QUEUE))
+            }
+        };
+        self.call(now, key.clone(), operation);
+    }
+
+    fn call(&mut self, now: BootInstant, key: LockKey, mut operation: Operation) {
+        if self.is(Wrong::SameId) {
+            match &mut operation {
+                Operation::Acquire(_, request) => request.id = without_sequence(&request.id),
+                Operation::Yield(_, request) => {
+                    (request.id, request.next_id) = (without_sequence(&request.id), without_sequence(&request.next_id));
+                }
+                Operation::Release(_, request) => request.id = without_sequence(&request.id),
+                Operation::Renew(..) => {}
+            }
+        }
+        let wants_queue = match &operation {
+            Operation::Acquire(_, request) => request.if_busy == IfBusy::Enqueue,
+            Operation::Yield(..) => true,
+            Operation::Release(..) | Operation::Renew(..) => false,
+        };
+        let number = self.number();
+        self.calls.insert(number, InFlightCall { key, operation, called: now, sent: 0, message: 0 });
+        self.effects.push_back(Effect::Wake(now.saturating_add(STORE_CALL_TIMEOUT), Timer::Call(number)));
+        if wants_queue && !self.subscribed {
+            self.effects.push_back(Effect::Wake(now.saturating_add(SUBSCRIBE_WAIT), Timer::SubscribeWait(number)));
+        } else {
+            self.run(number);
+        }
+    }
+
+    /// Sends the script of a call, with the time after which it expires.
+    fn run(&mut self, number: u64) {
+        let message = self.number();
+        let Some(call) = self.calls.get_mut(&number) else { return };
+        call.sent += 1;
+        call.message = message;
+        let until = if self.settings.wrong == Some(Wrong::NoUntil) {
+            1 << 52
+        } else {
+            self.server_clock.expires_at(call.called, STORE_CALL_TIMEOUT).unwrap_or(0)
+        };
+        let script = match &mut call.operation {
+            Operation::Acquire(_, request) => self.names.acquire(request, until).expect("a valid name"),
+            Operation::Yield(_, request) => self.names.yield_to_queue(request, until).expect("a valid name"),
+            Operation::Release(_, request) => self.names.release(request).expect("a valid name"),
+            Operation::Renew(grants, is_included) => {
+                let requests = grants.iter().map(|(grant, lease)| {
+                    let lease = grant.store_lease(*lease);
+                    let lease = if self.settings.bare { lease.saturating_sub(LOCK_DELAY) } else { lease };
+                    let same_id = self.settings.wrong == Some(Wrong::SameId);
+                    let id = if same_id { without_sequence(&grant.id) } else { grant.id.clone() };
+                    RenewRequest::new(grant.key.clone(), id, lease)
+                });
+                let (script, included) = self.names.renew(&requests.collect::<Vec<_>>());
+                *is_included = included;
+                script
+            }
+        };
+        let lane = call.connection_kind();
+        self.mutant_memory.keys.insert(message, call.key.clone());
+        self.effects.push_back(Effect::Run(lane, message, script));
+    }
+
+    /// Decodes a reply. `None`: the call was sent again.
+    fn decode(&mut self, now: BootInstant, number: u64, reply: &Value) -> Option<Outcome> {
+        let call = &self.calls[&number];
+        let called = call.called;
+        match &call.operation {
+            Operation::Acquire(..) => {
+                let read = parse_acquire(reply).map_err(|_| unexpected_reply(reply));
+                self.check_expiry(now, number, called, read).map(Outcome::Acquired)
+            }
+            Operation::Yield(..) => {
+                let read = parse_yield(reply).map_err(|_| unexpected_reply(reply));
+                self.check_expiry(now, number, called, read).map(Outcome::Yielded)
+            }
+            Operation::Release(..) => {
+                Some(Outcome::Released(parse_release(reply).map_err(|_| unexpected_reply(reply))))
+            }
+            Operation::Renew(_, is_included) => {
+                Some(Outcome::Renewed(parse_renew(reply, is_included).unwrap_or_default()))
+            }
+        }
+    }
+
+    fn check_expiry<T>(
+        &mut self,
+        now: BootInstant,
+        number: u64,
+        called: BootInstant,
+        read: Result<(i64, Timed<T>), StoreError>,
+    ) -> Option<Result<T, StoreError>> {
+        let (server, answer) = match read {
+            Ok(read) => read,
+            Err(error) => return Some(Err(error)),
+        };
+        self.server_clock.observe(server, if self.is(Wrong::UntilUpper) { called } else { now });
+        match answer {
+            Timed::Done(answer) => Some(Ok(answer)),
+            Timed::Expired
+                if now.saturating_duration_since(called) < STORE_CALL_TIMEOUT
+                    && self.calls[&number].sent < MAX_SENDS =>
+            {
+                self.run(number);
+                None
+            }
+            Timed::Expired => Some(Err(error(StoreErrorKind::Timeout))),
+        }
+    }
+
+    fn fail(&mut self, now: BootInstant, number: u64, kind: StoreErrorKind) {
+        let Some(call) = self.calls.get(&number) else { return };
+        let outcome = match &call.operation {
+            Operation::Acquire(..) => Outcome::Acquired(Err(error(kind))),
+            Operation::Yield(..) => Outcome::Yielded(Err(error(kind))),
+            Operation::Release(..) if self.is(Wrong::OneTry) => Outcome::Released(Ok(ReleaseReply::NotHolder)),
+            Operation::Release(..) => Outcome::Released(Err(error(kind))),
+            Operation::Renew(..) => Outcome::Renewed(Vec::new()),
+        };
+        self.finish(now, number, outcome);
+    }
+
+    fn finish(&mut self, now: BootInstant, number: u64, outcome: Outcome) {
+        let Some(InFlightCall { key, operation, called, .. }) = self.calls.remove(&number) else { return };
+        match (operation, outcome) {
+            (Operation::Acquire(number, request), Outcome::Acquired(answer)) => {
+                match &answer {
+                    Ok(AcquireReply::Granted { fence }) => drop(self.mutant_memory.fences.insert(key.clone(), *fence)),
+                    Ok(_) => {}
+                    Err(_) => drop(self.mutant_memory.unanswered.insert(request.id)),
+                }
+                self.on(now, &key, Event::Acquired(number, answer));
+            }
+            (Operation::Yield(number, request), Outcome::Yielded(mut answer)) => {
+                match &mut answer {
+                    Ok(YieldReply::Extended { fence }) => drop(self.mutant_memory.fences.insert(key.clone(), *fence)),
+                    Ok(YieldReply::NotHolder(_)) if self.is(Wrong::YieldKeeps) => {
+                        let fence = self.mutant_memory.fences.entry(key.clone()).or_default();
+                        *fence += 1;
+                        answer = Ok(YieldReply::Extended { fence: *fence });
+                    }
+                    Ok(YieldReply::NotHolder(got)) => {
+                        self.mutant_memory.yielded.insert(request.id);
+                        if let AcquireReply::Granted { fence } = got {
+                            self.mutant_memory.fences.insert(key.clone(), *fence);
+                        }
+                    }
+                    Ok(_) => {}
+                    Err(_) => drop(self.mutant_memory.unanswered.insert(request.next_id)),
+                }
+                self.on(now, &key, Event::Yielded(number, answer));
+            }
+            (Operation::Release(number, request), Outcome::Released(answer)) => {
+                let which =
+                    if answer.is_ok() { &mut self.mutant_memory.released } else { &mut self.mutant_memory.failed };
+                which.insert(request.id);
+                self.on(now, &key, Event::Released(number, answer));
+            }
+            (Operation::Renew(grants, _), Outcome::Renewed(answers)) => {
+                let asked = if self.is(Wrong::RenewRecv) { now } else { called };
+                for ((grant, lease), answer) in grants.iter().zip(answers) {
+                    match answer {
+                        RenewReply::Extended => grant.extend(*lease, asked, now),
+                        RenewReply::NotHolder => {
+                            self.on(now, &grant.key, Event::Lost(grant.id.clone(), LockLost::Revoked));
+                        }
+                        _ => {}
+                    }
+                }
+                for (grant, _) in grants {
+                    if grant.renewal_finished(now) {
+                        self.watch(&grant);
+                    }
+                }
+            }
+            _ => unreachable!("the reply matches its call"),
+        }
+    }
+
+    /// A reply that no call awaits.
+    fn on_late_reply(&mut self, now: BootInstant, message: u64, reply: &Value) {
+        if !self.is(Wrong::NoCorr) {
+            return;
+        }
+        let Some(key) = self.mutant_memory.keys.get(&message) else { return };
+        let asks =
+            |(_, call): &(&u64, &InFlightCall)| call.key == *key && matches!(call.operation, Operation::Acquire(..));
+        if let (Some((&number, _)), Ok((_, Timed::Done(answer)))) = (self.calls.iter().find(asks), parse_acquire(reply))
+        {
+            self.finish(now, number, Outcome::Acquired(Ok(answer)));
+        }
+    }
+
+    fn call_of(&self, message: u64) -> Option<u64> {
+        self.calls.iter().find(|(_, call)| call.sent > 0 && call.message == message).map(|(number, _)| *number)
+    }
+
+    fn reset_timeouts(&mut self, number: u64) {
+        let lane = self.calls[&number].connection_kind();
+        self.timeouts[lane as usize] = 0;
+    }
+
+    fn lease(&self, lease: Duration) -> Duration {
+        if self.settings.bare { lease.saturating_sub(LOCK_DELAY) } else { lease }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn is(&self, wrong: Wrong) -> bool {
+        self.settings.wrong == Some(wrong)
+    }
+
+    // --- renewals ---
+
+    fn watch(&mut self, grant: &Arc<Grant>) {
+        if grant.end_reason().is_some() {
+            return;
+        }
+        self.forget(grant);
+        let at = grant.next_check_at();
+        self.watched.push((at, Arc::clone(grant)));
+        self.schedule_sweep(at);
+    }
+
+    /// Whether a renewal of this grant is in flight or due after the pause.
+    pub fn verifies(&self, now: BootInstant, grant: &Arc<Grant>) -> bool {
+        let is_it = |other: &Arc<Grant>| Arc::ptr_eq(other, grant);
+        let asks = |call: &InFlightCall| matches!(&call.operation, Operation::Renew(grants, _) if grants.iter().any(|(grant, _)| is_it(grant)));
+        self.calls.values().any(asks) || grant.next_check_at() <= now.saturating_add(RECHECK_INTERVAL)
+    }
+
+    fn forget(&mut self, grant: &Arc<Grant>) {
+        self.watched.retain(|(_, watched)| !Arc::ptr_eq(watched, grant));
+    }
+
+    fn schedule_sweep(&mut self, at: BootInstant) {
+        if self.next_sweep.is_none_or(|look| at < look) {
+            self.next_sweep = Some(at);
+            self.effects.push_back(Effect::Wake(at, Timer::Watchdog));
+        }
+    }
+
+    fn sweep(&mut self, now: BootInstant) {
+        if self.next_sweep.is_none_or(|look| now < look) {
+            return;
+        }
+        self.next_sweep = None;
+        let soon = now.saturating_add(RENEWAL_BATCH_WINDOW);
+        let (needy, rest): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.watched).into_iter().partition(|(at, _)| *at <= soon);
+        self.watched = rest;
+        let (mut due, mut lost, mut limits) = (Vec::new(), Vec::new(), Vec::new());
+        for (_, grant) in needy {
+            match grant.next_check(now, soon) {
+                NextCheck::Sleep(until) => self.watched.push((until, grant)),
+                NextCheck::Renew(until) => {
+                    self.watched.push((until, Arc::clone(&grant)));
+                    let lease = grant.lease();
+                    due.push((grant, lease));
+                }
+                NextCheck::CheckSection => limits.push(grant),
+                NextCheck::Ended => lost.push(grant),
+            }
+        }
+        if let Some(at) = self.watched.iter().map(|(at, _)| *at).min() {
+            self.schedule_sweep(at.min(now.saturating_add(LEASE / 3)));
+        }
+        for grant in lost {
+            let why = grant.end_reason().unwrap_or(LockLost::Expired);
+            self.on(now, &grant.key.clone(), Event::Lost(grant.id.clone(), why));
+        }
+        self.spins = if limits.is_empty() { 0 } else { self.spins + 1 };
+        if self.spins > 20 {
+            self.effects.push_back(Effect::BusyLoop);
+        }
+        for grant in limits {
+            self.on(now, &grant.key.clone(), Event::CheckSection(grant.id.clone()));
+        }
+        if !due.is_empty() && !self.is(Wrong::NoRenew) {
+            let key = due[0].0.key.clone();
+            self.call(now, key, Operation::Renew(due, Vec::new()));
+        }
+    }
+}
+
+impl InFlightCall {
+    fn connection_kind(&self) -> ConnectionKind {
+        match self.operation {
+            Operation::Acquire(..) | Operation::Yield(..) => ConnectionKind::Asks,
+            Operation::Release(..) | Operation::Renew(..) => ConnectionKind::Ends,
+        }
+    }
+}
+
+fn without_sequence(id: &AcquisitionId) -> AcquisitionId {
+    AcquisitionId::from_text(&format!("{}:0", id.manager()))
+}
+
+fn error(kind: StoreErrorKind) -> StoreError {
+    StoreError::new("simulated", "answer", kind)
+}
+
+fn unexpected_reply(reply: &Value) -> StoreError {
+    match reply {
+        Value::SimpleString(text) if text.starts_with('-') => error(StoreErrorKind::Refused),
+        _ => error(StoreErrorKind::Protocol),
+    }
+}

@@ -1,0 +1,281 @@
+//! Clients: they request keys, wait, hold, and end in many ways.
+
+use super::*;
+
+impl Simulation {
+    pub(super) fn is_here(&self, client: &Client) -> bool {
+        let process = &self.processes[client.process];
+        let is_under_way = !matches!(client.state, State::Done | State::Away);
+        is_under_way && process.alive && process.number == client.number
+    }
+
+    pub(super) fn load(&mut self) {
+        let gap = [60, 300, 1_200][self.rng.usize(0..3)] * MS;
+        let work = [5, 100, 800][self.rng.usize(0..3)] * MS;
+        let long = [0.0, 0.0, 0.05, 0.4][self.rng.usize(0..4)];
+        let mut at = 10 * MS;
+        for _ in 0..250 {
+            at += self.exponential(gap);
+            if at > self.conditions.load_until {
+                break;
+            }
+            self.client(at, work, long);
+        }
+        // Some arrive after the faults have ended.
+        let (calm, mut at) = (self.conditions.load_until, self.conditions.load_until + SECOND);
+        self.at(calm, Self::quiet_down);
+        for _ in 0..15 {
+            at += self.exponential(300 * MS);
+            self.client(at, work, 0.0);
+        }
+    }
+
+    pub(super) fn client(&mut self, at: u64, work: u64, long: f64) {
+        let mut work = self.random(2 * work) + 100_000;
+        if self.chance(long) && self.long_work < 240 * SECOND {
+            work = self.random(75 * SECOND);
+            self.long_work += work;
+        }
+        let patience = [Some(300 * MS), Some(2 * SECOND), Some(100 * SECOND), None][self.rng.usize(0..4)];
+        let waits = !self.chance(self.conditions.impatient);
+        let ending = match self.rng.u8(0..100) {
+            0..3 => GuardEnd::Dropped,
+            3..6 => GuardEnd::ReleasedAfterFailure,
+            _ => GuardEnd::Released,
+        };
+        let seconds = |rng: &mut fastrand::Rng, to: u64| Duration::from_millis(rng.u64(100..to));
+        let lock_delay = match self.rng.u8(0..20) {
+            _ if self.settings.bare => Duration::ZERO,
+            0..4 => seconds(&mut self.rng, 4_000),
+            4..8 => Duration::ZERO,
+            _ => LOCK_DELAY,
+        };
+        let min_hold = if self.rng.u8(0..20) == 0 { seconds(&mut self.rng, 3_000) } else { Duration::ZERO };
+        let die = self.rng.u8(0..20);
+        let max_hold = (die == 0).then(|| seconds(&mut self.rng, 8_000));
+        // Some need a shorter store lease than the other waiters of the key.
+        let lease =
+            if (1..4).contains(&die) { Lease::Fixed(Duration::from_millis(at / MS % 8_000)) } else { Lease::AutoRenew };
+        self.conditions.longest_delay = self.conditions.longest_delay.max(lock_delay);
+        let key = self.rng.usize(0..self.keys.len());
+        let client = Client {
+            key,
+            process: 0,
+            number: 0,
+            waits,
+            patience,
+            work,
+            ending,
+            terms: HoldLimits { lease, max_hold, min_hold, lock_delay },
+            ticket: 0,
+            since: at,
+            state: State::Away,
+            began: 0,
+            granted_at: 0,
+            valid_until: 0,
+        };
+        let who = self.clients.len();
+        self.clients.push(client);
+        self.at(at, move |w| w.client_arrives(who));
+    }
+
+    pub(super) fn client_arrives(&mut self, who: usize) {
+        let process = self.rng.usize(0..self.processes.len());
+        let number = self.processes[process].number;
+        if !self.processes[process].alive {
+            self.clients[who].state = State::Done;
+            return;
+        }
+        let client = &mut self.clients[who];
+        (client.process, client.number, client.since) = (process, number, self.now);
+        client.state = State::Waits;
+        self.deliver_to(process, number, Source::Request(id(who)), move |w| {
+            let now = w.local(process);
+            let client = &w.clients[who];
+            let (key, waits, terms, patience) =
+                (w.keys[client.key].clone(), client.waits, client.terms, client.patience);
+            w.log(|w| format!("{} asks: {who} for {key}, waits {waits} {patience:?}", w.processes[process].label));
+            let wait = match patience {
+                _ if !waits => Duration::ZERO,
+                Some(patience) => Duration::from_nanos(patience),
+                None => Duration::MAX,
+            };
+            w.clients[who].ticket = w.processes[process].process.request(now, &key, id(who), wait, terms);
+            if let Some(patience) = patience.filter(|_| waits) {
+                w.after(patience, move |w| {
+                    w.deliver_to(process, number, Source::Request(id(who)), move |w| w.cancel_wait(who));
+                });
+            }
+        });
+    }
+
+    /// The client cancels its wait.
+    pub(super) fn cancel_wait(&mut self, who: usize) {
+        let client = &self.clients[who];
+        let (process, place, key) = (client.process, client.ticket, self.keys[client.key].clone());
+        let now = self.local(process);
+        match client.state.clone() {
+            State::Waits => {
+                self.log(|w| format!("{} leaves: {who}", w.processes[process].label));
+                self.clients[who].state = State::Done;
+                self.processes[process].process.leave(now, &key, id(who), place);
+            }
+            // Granted but already cancelled.
+            State::Granted(section) => {
+                self.clients[who].state = State::Done;
+                self.processes[process].process.guard_ended(now, &section, GuardEnd::Undelivered);
+            }
+            State::Away | State::Holding(_) | State::Done => {}
+        }
+    }
+
+    pub(super) fn on_granted(&mut self, who: ClientId, section: Arc<Section>) {
+        let who = who as usize;
+        let client = &mut self.clients[who];
+        let (process, number) = (client.process, client.number);
+        if !matches!(client.state, State::Waits) {
+            let now = self.local(process);
+            return self.processes[process].process.guard_ended(now, &section, GuardEnd::Undelivered);
+        }
+        client.state = State::Granted(section);
+        client.granted_at = self.now;
+        let soon = self.random(MS);
+        self.after(soon, move |w| {
+            w.deliver_to(process, number, Source::Request(id(who)), move |w| w.begin_section(who));
+        });
+    }
+
+    pub(super) fn begin_section(&mut self, who: usize) {
+        let client = &self.clients[who];
+        let (process, number, key) = (client.process, client.number, client.key);
+        let State::Granted(section) = client.state.clone() else { return };
+        let now = self.local(process);
+        if section.remaining(now).is_zero() && !self.is(Wrong::NoPollCheck) {
+            self.clients[who].state = State::Done;
+            return self.processes[process].process.guard_ended(now, &section, GuardEnd::Dropped);
+        }
+        let left = section.remaining(now);
+        self.log(|w| {
+            let owner = &section.grant.id;
+            format!("{} BEGINS: {who} as {owner}, token {}, {left:?} left", w.processes[process].label, section.token)
+        });
+        if left.is_zero() {
+            return self.report_violation(format!("{} begins after its deadline", section.grant.id));
+        }
+        if self.notified.contains(&(section.grant.id.to_string(), section.token.as_u64() >> 10)) {
+            return self
+                .report_violation(format!("{} begins though it was notified of its revocation", section.grant.id));
+        }
+        let clock = self.processes[process].clock;
+        if let Err(wrong) = self.checker.begins(self.now, number, clock, &section) {
+            return self.report_violation(wrong);
+        }
+        if self.foreign_until[key] > self.now && !self.checker.lenient {
+            return self.report_violation(format!("{} begins while a foreign client holds the key", section.grant.id));
+        }
+        self.check_local_handoffs(process, key, &section);
+        let client = &mut self.clients[who];
+        client.valid_until = clock.when(now.saturating_add(left));
+        client.began = self.now;
+        client.state = State::Holding(section);
+        let work = client.work;
+        self.idle_since[key] = None;
+        // The work is polled in between.
+        for part in [self.random(work), work] {
+            self.after(part, move |w| {
+                w.deliver_to(process, number, Source::Request(id(who)), move |w| w.poll_section(who, part == work));
+            });
+        }
+    }
+
+    pub(super) fn poll_section(&mut self, who: usize, is_last: bool) {
+        let State::Holding(section) = self.clients[who].state.clone() else { return };
+        self.check_deadline(who);
+        let process = self.clients[who].process;
+        let now = self.local(process);
+        if section.remaining(now).is_zero() {
+            if self.is(Wrong::NoPollCheck) {
+                return self.report_violation(format!("{} is polled after its deadline", section.grant.id));
+            }
+            return self.abort_section(who);
+        }
+        if is_last {
+            self.end_section(who, self.clients[who].ending);
+        }
+    }
+
+    /// Aborts a section that has lost its lock.
+    pub(super) fn abort_section(&mut self, who: usize) {
+        let State::Holding(section) = &self.clients[who].state else { return };
+        let client = &self.clients[who];
+        let is_of_age = self.quiet_since.is_some_and(|calm| client.began > calm + 5 * SECOND);
+        let there = &self.processes[client.process];
+        let thawed = there.thawed.max(there.cut_off_until) > client.began;
+        let limit = client.terms.max_hold.is_some() || client.terms.lease != Lease::AutoRenew;
+        if is_of_age && !thawed && !limit && !self.is_odd() {
+            let what = format!("{} is lost though all is calm: {:?}", section.grant.id, section.end_reason());
+            self.report_violation(what);
+        }
+        self.end_section(who, GuardEnd::Dropped);
+    }
+
+    pub(super) fn end_section(&mut self, who: usize, ending: GuardEnd) {
+        let State::Holding(section) = std::mem::replace(&mut self.clients[who].state, State::Done) else { return };
+        let client = &self.clients[who];
+        let (process, key, terms, granted_at, valid_until) =
+            (client.process, client.key, client.terms, client.granted_at, client.valid_until);
+        self.log(|w| {
+            let why = section.end_reason();
+            format!("{} ends: {who} as {}, {ending:?} {why:?}", w.processes[process].label, section.grant.id)
+        });
+        let (now, ended) = (self.now, self.now.min(valid_until));
+        let (taken, why) = match ending {
+            _ if self.settings.bare && ending == GuardEnd::Dropped => (0, ""),
+            GuardEnd::Dropped => (ended + nanos(terms.lock_delay), "ended badly"),
+            GuardEnd::Released => {
+                let held = now - granted_at;
+                // The local clock may be fast.
+                let left = nanos(terms.min_hold).saturating_sub(held + held / 100) / 100 * 98;
+                // The store blocks no longer than the lease if the release is lost.
+                (if left == 0 { 0 } else { (now + left).min(valid_until) }, "holds it for a while")
+            }
+            _ => (0, ""),
+        };
+        self.checker.ends(&section, taken, why);
+        if !self.checker.is_held(&self.keys[key], now) {
+            self.idle_since[key] = Some(now.max(taken));
+        }
+        let local = self.local(process);
+        self.processes[process].process.guard_ended(local, &section, ending);
+    }
+
+    pub(super) fn on_rejected(&mut self, who: ClientId, error: &LockError) {
+        let who = who as usize;
+        self.log(|w| format!("{} refuses {who}: {error}", w.processes[w.clients[who].process].label));
+        self.clients[who].state = State::Done;
+        if let LockError::Store(error) = error
+            && matches!(error.kind(), StoreErrorKind::Protocol | StoreErrorKind::Refused)
+        {
+            self.report_violation(format!("an error that cannot be: {error}"));
+        }
+    }
+
+    /// Checks that this id has no data, now and later.
+    pub(super) fn check_forgotten(&mut self, process: usize, key: &LockKey, id: &AcquisitionId) {
+        let text = id.to_string();
+        self.log(|_| format!("{text} is forgotten"));
+        self.enqueued.remove(&text);
+        // Its lease expires, and its queue entry too, unless other waiters keep the queue: then it
+        // releases the offer.
+        let silent = self.now.saturating_sub(self.processes[process].last_reply) > nanos(LEASE + QUEUE.entry_ttl);
+        if self.checker.lenient || self.options.back || self.options.copies || silent {
+            return;
+        }
+        self.forgotten.insert(text.clone(), self.now);
+        let Some(at) = self.keys.iter().position(|known| known == key) else { return };
+        let record = self.record(at);
+        if record.holders.iter().any(|(holder, _)| *holder == text) || record.queue.contains(&text) {
+            self.report_violation(format!("{text} is forgotten, and still there: {record:?}"));
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Faults.
+
+use super::*;
+
+impl Simulation {
+    pub(super) fn faults(&mut self) {
+        let Options { force, flush, ctr, back, step, java, .. } = self.options;
+        let often = |yes: bool, weight: u32| if yes { weight } else { 0 };
+        let all = [
+            (Fault::BreakAsks, 4),
+            (Fault::BreakEnds, 4),
+            (Fault::BreakInbox, 4),
+            (Fault::Freeze, 3),
+            (Fault::Crash, 2),
+            (Fault::Slow, 2),
+            (Fault::Cancel, 5),
+            (Fault::Drop, 2),
+            (Fault::Pause, 1),
+            (Fault::CutOff, [1, 2, 10][self.rng.usize(0..3)]),
+        ];
+        let mut menu: Vec<_> = all.into_iter().filter(|_| self.rng.u8(0..10) < 6).collect();
+        menu.extend([
+            (Fault::Force, often(force, 3)),
+            (Fault::Flush, often(flush, 1)),
+            (Fault::Step, often(back || step, 3)),
+            (Fault::Java, often(java, 6)),
+            (Fault::Counter, often(ctr, 6)),
+        ]);
+        let sum: u32 = menu.iter().map(|(_, weight)| weight).sum();
+        if sum == 0 {
+            return;
+        }
+        let gap = [400, 1_200, 4_000][self.rng.usize(0..3)] * MS;
+        let mut at = self.exponential(gap);
+        while at < self.conditions.load_until {
+            let mut throw = self.rng.u32(0..sum);
+            let chosen = menu.iter().find(|(_, weight)| {
+                let is_it = throw < *weight;
+                throw = throw.saturating_sub(*weight);
+                is_it
+            });
+            if let Some(&(fault, _)) = chosen {
+                self.at(at, move |w| w.fault(fault));
+            }
+            at += self.exponential(gap);
+        }
+    }
+
+    pub(super) fn fault(&mut self, fault: Fault) {
+        let key = self.rng.usize(0..self.keys.len());
+        let mut process = self.rng.usize(0..self.processes.len());
+        let holder = self.checker.holder(&self.keys[key]);
+        if let Some(at) = self.processes.iter().position(|there| Some(there.number) == holder)
+            && self.rng.bool()
+        {
+            process = at;
+        }
+        match fault {
+            Fault::BreakAsks => self.break_connection(process, ConnectionKind::Asks),
+            Fault::BreakEnds => self.break_connection(process, ConnectionKind::Ends),
+            Fault::BreakInbox => self.break_inbox(process),
+            Fault::Freeze => {
+                let part = [6, 15, 36][self.rng.usize(0..3)];
+                let time = part * (300 + self.random(1_000)) * MS;
+                self.freeze(process, time);
+            }
+            Fault::Crash => self.crash(process),
+            Fault::Slow => {
+                self.conditions.slow = [10, 40][self.rng.usize(0..2)];
+                let time = self.random(2 * SECOND);
+                self.after(time, |w| w.conditions.slow = 1);
+            }
+            Fault::Cancel | Fault::Drop => self.disturb_a_client(fault),
+            Fault::Pause => {
+                let most = [1, 1, 5, 20][self.rng.usize(0..4)] * SECOND;
+                let time = self.random(most);
+                if self.now >= self.paused_until {
+                    self.paused_since = self.now;
+                }
+                self.paused_until = self.paused_until.max(self.now + time);
+                self.log(|_| format!("the server stands still for {:?}", Duration::from_nanos(time)));
+            }
+            Fault::CutOff => {
+                let most = [1, 5, 60][self.rng.usize(0..3)] * SECOND;
+                let time = self.random(most);
+                let there = &mut self.processes[process];
+                if there.cut_off_until <= self.now {
+                    there.cut_off_since = self.now;
+                }
+                there.cut_off_until = there.cut_off_until.max(self.now + time);
+                let time = Duration::from_nanos(time);
+                self.log(|w| format!("{} is cut off for {time:?}", w.processes[process].label));
+            }
+            Fault::Force => self.force(key),
+            Fault::Flush => {
+                self.log(|_| "FLUSHALL".to_owned());
+                self.fake.data().flush();
+            }
+            Fault::Step => {
+                let ms = [20, 500, 5_000][self.rng.usize(0..3)];
+                let forward = self.options.step && self.rng.bool();
+                self.server_ahead += if forward { ms * 1_000 } else { -ms * 1_000 };
+                self.log(|_| format!("the server's clock is set by {ms} ms, forward {forward}"));
+            }
+            Fault::Java => self.java(key),
+            Fault::Counter => {
+                self.log(|_| "the counter is lost".to_owned());
+                self.fake.command(&["DEL", "tower-lock:lock:f"]);
+            }
+        }
+    }
+
+    pub(super) fn freeze(&mut self, process: usize, time: u64) {
+        let there = &mut self.processes[process];
+        if !there.alive || there.frozen {
+            return;
+        }
+        there.frozen = true;
+        let number = there.number;
+        self.log(|w| format!("{} is frozen for {:?}", w.processes[process].label, Duration::from_nanos(time)));
+        self.after(time, move |w| w.thaw(process, number));
+    }
+
+    /// Delayed events are handled in any order, but keep the order of each source.
+    pub(super) fn thaw(&mut self, process: usize, number: u64) {
+        let there = &mut self.processes[process];
+        if there.number != number || !there.alive {
+            return;
+        }
+        there.frozen = false;
+        there.thawed = self.now;
+        self.log(|w| format!("{} goes on", w.processes[process].label));
+        let mut held_up = std::mem::take(&mut self.processes[process].delayed);
+        while !held_up.is_empty() {
+            let nth = self.rng.usize(0..held_up.len());
+            let source = *held_up.keys().nth(nth).expect("one of them");
+            let jobs = held_up.get_mut(&source).expect("there");
+            let job = jobs.pop_front();
+            if jobs.is_empty() {
+                held_up.remove(&source);
+            }
+            if let Some(job) = job {
+                job(self);
+                self.apply_effects(process);
+            }
+        }
+    }
+
+    pub(super) fn crash(&mut self, process: usize) {
+        if !self.processes[process].alive {
+            return;
+        }
+        self.log(|w| format!("{} CRASHES", w.processes[process].label));
+        self.break_connection(process, ConnectionKind::Asks);
+        self.break_connection(process, ConnectionKind::Ends);
+        let there = &mut self.processes[process];
+        there.alive = false;
+        let (number, epoch, channel) = (there.number, there.inbox.epoch, there.process.inbox());
+        let (label, clock) = (there.label.clone(), there.clock);
+        self.crashed.push(channel.trim_start_matches("tower-lock:lock:in:").to_owned());
+        for who in 0..self.clients.len() {
+            let client = &mut self.clients[who];
+            if client.process != process || client.number != number || matches!(client.state, State::Away) {
+                continue;
+            }
+            if let State::Holding(section) = std::mem::replace(&mut client.state, State::Done) {
+                let ended = self.now.min(client.valid_until);
+                let delay = if self.settings.bare { 0 } else { nanos(client.terms.lock_delay) };
+                let key = client.key;
+                self.checker.ends(&section, ended + delay, "has crashed");
+                if !self.checker.is_held(&self.keys[key], self.now) {
+                    self.idle_since[key] = Some(self.now);
+                }
+            }
+        }
+        let noticed = self.random(50 * MS);
+        self.after(noticed, move |w| {
+            w.unsubscribes(process, number, epoch, &channel);
+            w.fake.data().listeners.remove(&channel);
+        });
+        let back = 60 * MS + self.random(4 * SECOND);
+        self.after(back, move |w| {
+            let mut fresh = w.process(label, 1.0);
+            fresh.clock = clock;
+            w.processes[process] = fresh;
+            w.subscribe(process);
+        });
+    }
+
+    pub(super) fn disturb_a_client(&mut self, fault: Fault) {
+        let is_one = |client: &Client| match client.state {
+            State::Waits | State::Granted(_) => fault == Fault::Cancel,
+            State::Holding(_) => fault == Fault::Drop,
+            State::Away | State::Done => false,
+        };
+        let all: Vec<_> = (0..self.clients.len())
+            .filter(|who| is_one(&self.clients[*who]) && self.is_here(&self.clients[*who]))
+            .collect();
+        if all.is_empty() {
+            return;
+        }
+        let who = all[self.rng.usize(0..all.len())];
+        let (process, number) = (self.clients[who].process, self.clients[who].number);
+        self.deliver_to(process, number, Source::Request(id(who)), move |w| {
+            if fault == Fault::Cancel {
+                w.cancel_wait(who);
+            } else {
+                w.end_section(who, GuardEnd::Dropped);
+            }
+        });
+    }
+
+    pub(super) fn force(&mut self, key: usize) {
+        let keep = Duration::from_millis([0, 0, 1_000][self.rng.usize(0..3)]);
+        for (holder, fence) in self.record(key).holders {
+            self.revoked.insert(holder.clone(), fence.parse().unwrap_or(0));
+            self.checker.excused.insert(AcquisitionId::from_text(holder.trim_end_matches(":end")));
+        }
+        let lock = self.keys[key].clone();
+        self.checker.excuse(&lock);
+        let script = self.names.force(&ForceReleaseRequest::new(lock, keep, QUEUE)).expect("a valid name");
+        self.execute(None, &script);
+    }
+
+    /// Locks and unlocks as Redisson does.
+    pub(super) fn java(&mut self, key: usize) {
+        const LOCK: &str = "if redis.call('exists', KEYS[1]) == 0 or redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
+            redis.call('hincrby', KEYS[1], ARGV[2], 1) redis.call('pexpire', KEYS[1], ARGV[1]) return nil end
+            return redis.call('pttl', KEYS[1])";
+        let id = format!("8b1b3cd2:{}", self.number());
+        self.foreign.insert(id.clone());
+        let lock = self.locks[key].clone();
+        self.fake.data().now_us = self.server_us();
+        if self.fake.eval(LOCK, &[&lock], &["30000", &id]) != Value::Nil {
+            return;
+        }
+        self.log(|_| format!("a stranger locks {lock}"));
+        if self.checker.is_held(&self.keys[key], self.now) {
+            return self.report_violation(format!("a foreign client is let into {lock}"));
+        }
+        let time = self.random(8 * SECOND);
+        self.foreign_until[key] = self.now + time;
+        self.after(time, move |w| {
+            w.log(|_| format!("a stranger unlocks {lock}"));
+            w.fake.data().now_us = w.server_us();
+            w.fake.command(&["DEL", &lock]);
+            w.foreign_until[key] = 0;
+            w.idle_since[key] = Some(w.now);
+        });
+    }
+}

@@ -1,0 +1,149 @@
+//! The server, and the checks after every script.
+
+use tower_lock::{__internals::redis_proto::parse_release, store::ReleaseReply};
+
+use super::*;
+
+impl Simulation {
+    pub(super) fn server_us(&self) -> i64 {
+        self.server_ahead + i64::try_from(self.now / 1_000).expect("some minutes")
+    }
+
+    pub(super) fn record(&self, key: usize) -> Record {
+        let mut data = self.fake.data();
+        data.now_us = self.server_us();
+        let line = format!("tower-lock:lock:q:{{{}}}", self.locks[key]);
+        Record { holders: data.hash(&self.locks[key]), queue: data.list(&line) }
+    }
+
+    pub(super) fn execute(&mut self, process: Option<usize>, script: &ScriptCall) -> Value {
+        self.scripts += 1;
+        let before: Vec<_> = (0..self.keys.len()).map(|key| self.record(key)).collect();
+        let reply = self.fake.run(script);
+        self.log(|w| {
+            let from = process.map_or("foreign", |process| w.processes[process].label.as_str());
+            format!("    {from} {} {:?} -> {}", script.name(), script.args(), show(&reply))
+        });
+        for (key, before) in before.iter().enumerate() {
+            self.check_record(key, before, script);
+        }
+        self.check_reply(script, &reply, &before);
+        self.deliver();
+        reply
+    }
+
+    pub(super) fn check_reply(&mut self, script: &ScriptCall, reply: &Value, before: &[Record]) {
+        match (script.name(), reply) {
+            (_, Value::SimpleString(error)) if error.starts_with('-') => {
+                self.report_violation(format!("{} is an error: {error}", script.name()));
+            }
+            ("release", reply) if parse_release(reply).is_ok_and(|what| what != ReleaseReply::NotHolder) => {
+                self.released.insert(script.args()[0].clone());
+                let key = self.locks.iter().position(|lock| *lock == script.keys()[1]).expect("ours");
+                let record = self.record(key);
+                if record.holders.is_empty() && record.queue.iter().any(|id| self.is_subscribed(id)) {
+                    self.report_violation(format!("a release frees the key though a waiter exists: {record:?}"));
+                }
+            }
+            ("renew", Value::Array(answers)) => {
+                for (id, answer) in script.args().chunks(2).map(|pair| &pair[0]).zip(answers) {
+                    let of_the_dead = self.crashed.iter().any(|dead| id.starts_with(&format!("{dead}:")));
+                    if *answer == Value::Int(1) && of_the_dead {
+                        // It was in flight, and the lease counts from now. Accepted: no section can
+                        // overlap.
+                        let now = self.now;
+                        self.idle_since.iter_mut().flatten().for_each(|since| *since = now);
+                    }
+                    let has = |record: &Record| record.holders.iter().any(|(holder, _)| holder == id);
+                    if *answer == Value::Int(1) && !before.iter().any(has) {
+                        return self.report_violation(format!("{id} is renewed and has nothing"));
+                    }
+                    if *answer == Value::Int(1)
+                        && self.released.contains(id)
+                        && !self.checker.lenient
+                        && !self.options.copies
+                    {
+                        return self.report_violation(format!("{id} is renewed after its release"));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn check_record(&mut self, key: usize, before: &Record, script: &ScriptCall) {
+        let (asks, script) = (script.args().first(), script.name());
+        let after = self.record(key);
+        let lock = &self.locks[key];
+        let left = self.fake.data().ms_left(lock);
+        if left == -1 {
+            return self.report_violation(format!("{script} leaves {lock} without an end: {after:?}"));
+        }
+        if after.holders.len() > 1 {
+            return self.report_violation(format!("{script} leaves two holders: {after:?}"));
+        }
+        let mut line = after.queue.clone();
+        line.sort();
+        line.dedup();
+        if line.len() < after.queue.len() {
+            return self.report_violation(format!("{script} leaves an id twice in a queue: {after:?}"));
+        }
+        for id in after.queue.iter().filter(|id| !before.queue.contains(id)) {
+            let first = self.enqueued.get(id).map_or(self.now, |(first, _)| *first);
+            self.enqueued.insert(id.clone(), (first, self.now));
+            self.check_new_fields(id, script);
+        }
+        let Some((id, fence)) = after.holders.first().filter(|holder| !before.holders.contains(holder)) else { return };
+        if id.ends_with(":end") || self.foreign.contains(id) {
+            return;
+        }
+        let is_new = before.holders.iter().all(|(holder, _)| holder != id);
+        if is_new {
+            let passed =
+                before.queue.iter().take_while(|waits| *waits != id).find(|waits| self.is_subscribed(waits)).cloned();
+            if asks != Some(id) && !self.is_subscribed(id) {
+                return self.report_violation(format!("{script} offers the key to {id}, which does not listen"));
+            }
+            if let Some(passed) = passed {
+                return self.report_violation(format!("{script} lets {id} past {passed}: {before:?}"));
+            }
+            self.check_new_fields(id, script);
+            self.check_overtaking(key, id);
+            self.enqueued.remove(id);
+        }
+        let fence: u64 = fence.parse().unwrap_or(0);
+        if fence <= self.top_fence[key] {
+            return self
+                .report_violation(format!("{script} gives {id} the fence {fence} after {}", self.top_fence[key]));
+        }
+        self.top_fence[key] = fence;
+    }
+
+    pub(super) fn is_subscribed(&self, id: &str) -> bool {
+        let process = id.rsplit_once(':').map_or(id, |(process, _)| process);
+        self.fake.data().listeners.get(&format!("tower-lock:lock:in:{process}")).is_some_and(|heard| *heard > 0)
+    }
+
+    pub(super) fn check_new_fields(&mut self, id: &str, script: &str) {
+        if let Some(then) = self.forgotten.get(id) {
+            let ago = Duration::from_nanos(self.now - then);
+            self.report_violation(format!("{script} makes something for {id}, {ago:?} after it was forgotten"));
+        }
+    }
+
+    /// Losses are noticed at the deadline, even without a poll.
+    pub(super) fn check_deadline(&mut self, who: usize) {
+        const SOON: u64 = 20 * MS;
+        let client = &self.clients[who];
+        let State::Holding(section) = &client.state else { return };
+        let process = &self.processes[client.process];
+        let over = client.valid_until.max(process.thawed) + SOON;
+        if self.now > over && !process.frozen && section.end_reason().is_none() {
+            let ago = Duration::from_nanos(self.now - client.valid_until);
+            self.report_violation(format!(
+                "the deadline of {} was over {ago:?} ago, and was not noticed",
+                section.grant.id
+            ));
+        }
+    }
+}

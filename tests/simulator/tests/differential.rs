@@ -1,0 +1,366 @@
+//! Compares the fake Redis with a real one: random calls of the crate's scripts on both.
+#![allow(clippy::disallowed_methods, reason = "tests run within a runtime")]
+
+use std::time::Duration;
+
+use tower_lock::{
+    __internals::redis_proto::{Keyspace, ScriptCall},
+    AcquisitionId, LockKey,
+    deadpool_redis::redis::Value,
+    store::{AcquireRequest, ForceReleaseRequest, IfBusy, QueueConfig, ReleaseRequest, RenewRequest, YieldRequest},
+};
+use tower_lock_faults::{Connection, RedisServer, Reply, skipped};
+use tower_lock_simulator::fake::{Dump, FakeRedis};
+
+const SEQUENCES: u64 = 150;
+const CALLS: usize = 30;
+/// Three subscribed processes and one that is not.
+const PROCESSES: [&str; 4] = ["a:01", "b:02", "c:03", "dead:04"];
+/// Longer than the two clocks can differ on a busy machine, and shorter than the difference of any
+/// two durations.
+const TOLERANCE: i64 = 900;
+
+struct Both {
+    fake: FakeRedis,
+    real: Connection,
+    listener: Connection,
+    names: Keyspace,
+    keys: [LockKey; 2],
+    die: fastrand::Rng,
+    /// All calls, for a failure message.
+    calls: Vec<String>,
+}
+
+/// Not above this: each server would replace it by its own clock.
+const NO_FENCES: [&str; 4] = ["0", "-5", "-inf", "1e15"];
+
+impl Both {
+    async fn new(server: &RedisServer) -> Self {
+        let mut listener = server.connect().await;
+        for process in &PROCESSES[..3] {
+            listener.command(&["SUBSCRIBE", &format!("tower-lock:lock:in:{process}")]).await.expect("a reply");
+        }
+        listener.command(&["SUBSCRIBE", "end"]).await.expect("a reply");
+        Self {
+            fake: FakeRedis::new(&[]),
+            real: server.connect().await,
+            listener,
+            names: Keyspace::new("lock").expect("a prefix"),
+            keys: [LockKey::from(("n", 1)), LockKey::raw("shop{7} x").expect("a name")],
+            die: fastrand::Rng::new(),
+            calls: Vec::new(),
+        }
+    }
+
+    async fn begin(&mut self, seed: u64) {
+        self.die = fastrand::Rng::with_seed(seed);
+        self.calls = vec![format!("seed {seed}")];
+        self.real.command(&["FLUSHALL"]).await.expect("a reply");
+        self.fake.data().flush();
+        let listens = |process: &&str| (format!("tower-lock:lock:in:{process}"), 1);
+        self.fake.data().listeners = PROCESSES[..3].iter().map(listens).collect();
+        self.fake.data().listeners.insert("end".to_owned(), 1);
+    }
+
+    fn owner(&mut self) -> AcquisitionId {
+        let process = PROCESSES[self.die.usize(0..PROCESSES.len())];
+        AcquisitionId::from_text(&format!("{process}:{}", self.die.u8(0..3)))
+    }
+
+    fn seconds(&mut self) -> Duration {
+        Duration::from_secs(2 * self.die.u64(5..30))
+    }
+
+    fn call(&mut self, now_us: i64) -> ScriptCall {
+        let key = self.keys[usize::from(self.die.u8(0..4) == 0)].clone();
+        let line = QueueConfig::new(self.seconds(), self.seconds(), self.die.usize(1..4));
+        let (owner, lease) = (self.owner(), self.seconds());
+        let until = now_us + if self.die.u8(0..10) == 0 { -1 } else { 1_000_000_000 };
+        let valid_for = Duration::from_millis(500);
+        let keep = if self.die.bool() { Duration::ZERO } else { self.seconds() };
+        let call = match self.die.u8(0..14) {
+            0..6 => {
+                let if_held = if self.die.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
+                self.names.acquire(&AcquireRequest::new(key, owner, lease, if_held, line, valid_for), until)
+            }
+            6..9 => self.names.release(&ReleaseRequest::new(key, owner, keep, line)),
+            9..11 => {
+                let (next, lock) = (self.owner(), self.names.lock(&key).expect("a valid name"));
+                let fence = self.fake.data().hash(&lock).first().and_then(|(_, fence)| fence.parse().ok());
+                let fence = fence.filter(|_| self.die.u8(0..4) > 0).unwrap_or(7);
+                self.names.yield_to_queue(&YieldRequest::new(key, owner, fence, next, lease, line, valid_for), until)
+            }
+            11 => {
+                let other = RenewRequest::new(self.keys[1].clone(), self.owner(), self.seconds());
+                return self.names.renew(&[RenewRequest::new(key, owner, lease), other]).0;
+            }
+            12 => self.names.force(&ForceReleaseRequest::new(key, keep, line)),
+            _ => self.names.inspect(&key),
+        };
+        call.expect("a valid name")
+    }
+
+    /// A change that no script of the crate makes.
+    async fn disturb(&mut self) {
+        let lock = self.names.lock(&self.keys[0]).expect("a valid name");
+        let line = format!("tower-lock:lock:q:{{{lock}}}");
+        let later = (self.now().await + 80_000_000_000).to_string();
+        let words: &[&str] = match self.die.u8(0..9) {
+            // An expired lease.
+            0..3 => &["DEL", &lock],
+            3 => &["DEL", &line],
+            4 => &["SET", "tower-lock:lock:f", &later],
+            5 => &["DEL", "tower-lock:lock:f"],
+            6 => &["SET", &lock, "text"],
+            7 => &["SET", "tower-lock:lock:f", NO_FENCES[self.die.usize(0..NO_FENCES.len())]],
+            _ => &["HSET", &lock, "foreign:1", "1"],
+        };
+        self.both(words).await;
+    }
+
+    async fn both(&mut self, words: &[&str]) {
+        self.calls.push(format!("{words:?}"));
+        let real = self.real.command(words).await.expect("a reply");
+        let fake = self.fake.command(words);
+        assert!(same(&fake, &real), "{fake:?}, in truth {real:?}\n{}", self.calls.join("\n"));
+    }
+
+    async fn now(&mut self) -> i64 {
+        let time = self.real.command(&["TIME"]).await.expect("a reply");
+        let [seconds, us] = time.items() else { panic!("{time:?}") };
+        seconds.integer().expect("a number") * 1_000_000 + us.integer().expect("a number")
+    }
+
+    /// Runs the same call on both and compares replies, keys, leases and messages.
+    async fn compare(&mut self, call: &ScriptCall) {
+        let now = self.now().await;
+        self.fake.data().now_us = now;
+        self.calls.push(format!("{} {:?} {:?}", call.name(), call.keys(), call.args()));
+        let count = call.keys().len().to_string();
+        let mut words = vec!["EVAL", call.text(), &count];
+        words.extend(call.keys().iter().chain(call.args()).map(String::as_str));
+        let real = self.real.command(&words).await.expect("a reply");
+        let fake = self.fake.run(call);
+        assert!(same(&fake, &real), "{fake:?}, in truth {real:?}\n{}", self.calls.join("\n"));
+        self.compare_messages().await;
+        self.compare_keys().await;
+    }
+
+    async fn compare_messages(&mut self) {
+        self.real.command(&["PUBLISH", "end", ""]).await.expect("a reply");
+        let mut real = Vec::new();
+        loop {
+            let message = self.listener.next().await.expect("a message");
+            let [_, channel, message] = message.items() else { panic!("{message:?}") };
+            if channel.text() == Some("end") {
+                break;
+            }
+            real.push((channel.text().expect("text").to_owned(), message.text().expect("text").to_owned()));
+        }
+        let fake = std::mem::take(&mut self.fake.data().published);
+        // The third part is a fence.
+        let equal = |(fake, real): (&(String, String), &(String, String))| {
+            let (words, others) = (fake.1.splitn(4, ' '), real.1.splitn(4, ' '));
+            fake.0 == real.0 && words.zip(others).all(|(fake, real)| same_text(fake, real))
+        };
+        assert!(
+            fake.len() == real.len() && fake.iter().zip(&real).all(equal),
+            "{fake:?}, in truth {real:?}\n{}",
+            self.calls.join("\n")
+        );
+    }
+
+    async fn compare_keys(&mut self) {
+        let fake = self.fake.data().dump();
+        let all = self.real.command(&["KEYS", "*"]).await.expect("a reply");
+        let real = all.texts();
+        assert_eq!(fake.keys().map(String::as_str).collect::<Vec<_>>(), real, "{}", self.calls.join("\n"));
+        for (key, dump) in fake {
+            let real = self.real_dump(&key, dump.kind).await;
+            let equal = dump.kind == real.kind
+                && near(dump.ms_left, real.ms_left)
+                && dump.content.len() == real.content.len()
+                && dump.content.iter().zip(&real.content).all(|(fake, real)| same_text(fake, real));
+            assert!(equal, "{key}: {dump:?}, in truth {real:?}\n{}", self.calls.join("\n"));
+            // A fence drawn from the clock a few microseconds later is made equal for the next
+            // calls.
+            match real.kind {
+                "string" if dump.content != real.content => {
+                    self.fake.command(&["SET", &key, &real.content[0]]);
+                }
+                "hash" => real.content.chunks(2).for_each(|pair| {
+                    self.fake.command(&["HSET", &key, &pair[0], &pair[1]]);
+                }),
+                _ => {}
+            }
+        }
+    }
+
+    async fn real_dump(&mut self, key: &str, kind: &str) -> Dump {
+        let command: &[&str] = match kind {
+            "hash" => &["HGETALL", key],
+            "list" => &["LRANGE", key, "0", "-1"],
+            _ => &["GET", key],
+        };
+        let content = self.real.command(command).await.expect("a reply");
+        let real_kind = match &content {
+            Reply::Error(_) => "another",
+            _ => match kind {
+                "hash" => "hash",
+                "list" => "list",
+                _ => "string",
+            },
+        };
+        let texts = |items: &[Reply]| items.iter().map(|item| item.text().expect("text").to_owned()).collect();
+        let mut content: Vec<String> = match &content {
+            Reply::Array(items) => texts(items),
+            one => texts(std::slice::from_ref(one)),
+        };
+        if kind == "hash" {
+            let mut pairs: Vec<_> = content.chunks(2).map(<[String]>::to_vec).collect();
+            pairs.sort();
+            content = pairs.concat();
+        }
+        let ms_left = self.real.command(&["PTTL", key]).await.expect("a reply").integer().expect("a number");
+        Dump { kind: real_kind, content, ms_left }
+    }
+}
+
+/// Times of the same server within the tolerance; other numbers must be equal.
+fn near(fake: i64, real: i64) -> bool {
+    let tolerance = match fake {
+        ..30 => 0,
+        30..2_000 => TOLERANCE / 2,
+        2_000..1_000_000_000 => TOLERANCE,
+        _ => 1_000 * TOLERANCE,
+    };
+    (fake - real).abs() <= tolerance
+}
+
+fn same_text(fake: &str, real: &str) -> bool {
+    match (fake.parse(), real.parse()) {
+        (Ok(fake), Ok(real)) => near(fake, real),
+        _ => fake == real,
+    }
+}
+
+fn same(fake: &Value, real: &Reply) -> bool {
+    match (fake, real) {
+        (Value::Nil, Reply::Nil) => true,
+        (Value::Int(fake), Reply::Integer(real)) => near(*fake, *real),
+        (Value::BulkString(fake), Reply::Bulk(_)) => {
+            same_text(&String::from_utf8_lossy(fake), real.text().expect("text"))
+        }
+        // Redis appends the script name.
+        (Value::SimpleString(fake), Reply::Error(real)) => {
+            let kind = |text: &str| text.split(' ').next().map(str::to_owned);
+            fake.strip_prefix('-').is_some_and(|fake| kind(fake) == kind(real))
+        }
+        (Value::SimpleString(fake), Reply::Status(real)) => fake == real,
+        (Value::Array(fake), Reply::Array(real)) => {
+            fake.len() == real.len() && fake.iter().zip(real).all(|(fake, real)| same(fake, real))
+        }
+        _ => false,
+    }
+}
+
+fn is_there(test: &str) -> bool {
+    let there = RedisServer::is_available();
+    if !there {
+        skipped(test, "redis-server");
+    }
+    there
+}
+
+#[tokio::test]
+async fn fake_behaves_like_redis() {
+    if !is_there("the fake Redis against a real one") {
+        return;
+    }
+    let server = RedisServer::start().await;
+    let mut both = Both::new(&server).await;
+    for seed in 0..SEQUENCES {
+        both.begin(seed).await;
+        for _ in 0..CALLS {
+            if both.die.u8(0..8) == 0 {
+                both.disturb().await;
+            }
+            let now = both.now().await;
+            let call = both.call(now);
+            both.compare(&call).await;
+        }
+    }
+}
+
+/// In real time and therefore few: the expiry of a lease, an offer and an entry.
+#[tokio::test]
+async fn expiry_is_equal_in_both() {
+    if !is_there("leases of the fake Redis against those of a real one") {
+        return;
+    }
+    let server = RedisServer::start().await;
+    let mut both = Both::new(&server).await;
+    both.begin(0).await;
+    let (short, long) = (Duration::from_millis(600), Duration::from_secs(20));
+    let id = |text: &str| AcquisitionId::from_text(text);
+    let ask = |names: &Keyspace, key: &LockKey, text: &str, lease, offer, place| {
+        let line = QueueConfig::new(offer, place, 9);
+        let ask = AcquireRequest::new(key.clone(), id(text), lease, IfBusy::Enqueue, line, long);
+        names.acquire(&ask, i64::MAX >> 10).expect("a valid name")
+    };
+    let key = both.keys[0].clone();
+    let names = both.names.clone();
+    both.compare(&ask(&names, &key, "a:01:1", short, long, long)).await;
+    both.compare(&ask(&names, &key, "b:02:1", long, short, long)).await;
+    tokio::time::sleep(2 * short).await;
+    // The key goes to the first waiter, for the short TTL of an offer.
+    both.compare(&ask(&names, &key, "c:03:1", long, short, short)).await;
+    tokio::time::sleep(2 * short).await;
+    both.compare(&names.inspect(&key).expect("a valid name")).await;
+    both.compare(&ask(&names, &key, "a:01:2", long, long, long)).await;
+    assert_eq!(both.fake.data().hash("lock:n:1")[0].0, "a:01:2", "the entry of the other expired as well");
+}
+
+/// The conversion of script results and errors.
+#[tokio::test]
+async fn script_results_and_errors_translate_like_redis() {
+    if !is_there("replies of the fake Redis against those of a real one") {
+        return;
+    }
+    let server = RedisServer::start().await;
+    let mut both = Both::new(&server).await;
+    both.begin(0).await;
+    for script in [
+        "return 3.99",
+        "return -3.99",
+        "return {1, 2, nil, 3}",
+        "return {1, {2, 'x', false}, true}",
+        "return nil",
+        "return false",
+        "return true",
+        "return {err = 'MINE it is'}",
+        "return {ok = 'fine'}",
+        "return redis.call('GET', 'nothing')",
+        "return redis.call('SET', 'text', 1.0)",
+        "return redis.call('GET', 'text')",
+        "return redis.call('SET', 'number', 1700000000000000)",
+        "return redis.call('GET', 'number')",
+        "return redis.call('HSET', 'text', 'a', 1)",
+        "return redis.pcall('HSET', 'text', 'a', 1)",
+        "return type(redis.pcall('HSET', 'text', 'a', 1).err)",
+        "return tostring((pcall(redis.call, 'HSET', 'text', 'a', 1)))",
+        "return redis.call('LPOS', 'nothing', 'a')",
+        "return redis.call('LRANGE', 'nothing', 0, -1)",
+        "return {unpack({})}",
+        "return string.format('%.0f', 1700000000000001)",
+        "return 9007199254740991",
+        "x = 1",
+        "return y",
+        "return redis.call('GET', {})",
+    ] {
+        both.calls = vec![script.to_owned()];
+        let real = both.real.command(&["EVAL", script, "0"]).await.expect("a reply");
+        let fake = both.fake.eval(script, &[], &[]);
+        assert!(same(&fake, &real), "{script}: {fake:?}, in truth {real:?}");
+    }
+}

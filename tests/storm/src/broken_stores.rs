@@ -1,0 +1,112 @@
+//! Stores with one defect each, which the checker must detect.
+
+use std::{sync::Arc, time::Duration};
+
+use tower_lock::{
+    LockKey,
+    store::{
+        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore,
+        ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreFuture, YieldReply, YieldRequest,
+    },
+};
+
+/// Releases the key for any id: a `DEL` without a comparison of the holder.
+#[derive(Debug)]
+pub struct ReleasesAnyHolder(pub Arc<dyn LockStore>);
+
+/// Shortens leases: its clock runs a hundred times too fast.
+#[derive(Debug)]
+pub struct ShortensLeases(pub Arc<dyn LockStore>);
+
+const TOO_FAST: u32 = 100;
+
+impl LockStore for ReleasesAnyHolder {
+    fn subscribe(&self, inbox: EventSink) {
+        self.0.subscribe(inbox);
+    }
+
+    fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
+        self.0.acquire(ask)
+    }
+
+    fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
+        self.0.renew(asks)
+    }
+
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        let store = Arc::clone(&self.0);
+        StoreFuture::new(async move {
+            let found = store.inspect(ask.key.clone()).await?;
+            let Some(holder) = found.holder.filter(|holder| holder.id != ask.id) else {
+                return store.release(ask).await;
+            };
+            let mut of_another = ask.clone();
+            of_another.id = holder.id;
+            store.release(of_another).await?;
+            store.release(ask).await
+        })
+    }
+
+    fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
+        self.0.yield_to_queue(ask)
+    }
+
+    fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
+        self.0.inspect(key)
+    }
+
+    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
+        self.0.force_release(ask)
+    }
+
+    fn call_timeout(&self) -> Duration {
+        self.0.call_timeout()
+    }
+
+    fn health(&self) -> StoreFuture<()> {
+        self.0.health()
+    }
+}
+
+impl LockStore for ShortensLeases {
+    fn subscribe(&self, inbox: EventSink) {
+        self.0.subscribe(inbox);
+    }
+
+    fn acquire(&self, mut ask: AcquireRequest) -> StoreFuture<AcquireReply> {
+        ask.lease /= TOO_FAST;
+        self.0.acquire(ask)
+    }
+
+    fn renew(&self, mut asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
+        for ask in &mut asks {
+            ask.lease /= TOO_FAST;
+        }
+        self.0.renew(asks)
+    }
+
+    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        self.0.release(ask)
+    }
+
+    fn yield_to_queue(&self, mut ask: YieldRequest) -> StoreFuture<YieldReply> {
+        ask.lease /= TOO_FAST;
+        self.0.yield_to_queue(ask)
+    }
+
+    fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
+        self.0.inspect(key)
+    }
+
+    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
+        self.0.force_release(ask)
+    }
+
+    fn call_timeout(&self) -> Duration {
+        self.0.call_timeout()
+    }
+
+    fn health(&self) -> StoreFuture<()> {
+        self.0.health()
+    }
+}

@@ -1,0 +1,214 @@
+//! The checker detects defects: environments with one defect each, and the same environments
+//! without it.
+#![allow(clippy::disallowed_methods, reason = "tests run within a runtime and wait in real time")]
+
+use std::time::Duration;
+
+use tokio::{sync::Semaphore, time::sleep};
+use tower_lock_faults::{RedisServer, skipped};
+use tower_lock_storm::{ClientLeaves, Cluster, Environment as Storm, Observed, Request, Service, Summary, seed};
+
+const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"));
+
+/// A short lock-delay after an aborted section.
+const SOON: &str = "--lock-delay-ms=100";
+
+/// Concurrent storms would only compete for time.
+static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
+
+struct Environment {
+    cluster: Cluster,
+    /// In memory: one process. On Redis: two.
+    services: Vec<Service>,
+    _redis: Option<RedisServer>,
+}
+
+impl Environment {
+    /// Two instances that share only their store.
+    async fn new(redis: bool, checker: &[&str], service: &str) -> Self {
+        let cluster = Cluster::start(PROGRAMS.0, PROGRAMS.1, checker).await;
+        let redis = if redis { Some(RedisServer::start().await) } else { None };
+        let services = match &redis {
+            Some(redis) => {
+                vec![
+                    cluster.service(&["a", "1", SOON, service], Some(&redis.url())).await,
+                    cluster.service(&["b", "1", SOON, service], Some(&redis.url())).await,
+                ]
+            }
+            None => vec![cluster.service(&["a", "2", SOON, service], None).await],
+        };
+        Self { cluster, services, _redis: redis }
+    }
+
+    async fn ask(&self, instance: usize, path: &str, name: &str) -> Observed {
+        self.cluster.send(self.instance(instance), &Request::new(name, path)).await
+    }
+
+    async fn leaves(&self, instance: usize, path: &str, name: &str) -> Observed {
+        let ask = Request::new(name, path).leaving(ClientLeaves::after(Duration::from_millis(300)));
+        self.cluster.send(self.instance(instance), &ask).await
+    }
+
+    fn instance(&self, number: usize) -> std::net::SocketAddr {
+        self.services.iter().flat_map(Service::instances).copied().nth(number).expect("two instances")
+    }
+
+    async fn finish(self) -> Summary {
+        for service in self.services {
+            service.terminate().await;
+        }
+        self.cluster.finish().await
+    }
+}
+
+/// In memory, and on Redis if it is installed; both at once.
+async fn on_each_store(test: impl AsyncFn(bool)) {
+    if RedisServer::is_available() {
+        tokio::join!(test(false), test(true));
+    } else {
+        skipped("the self-test of the checker on Redis", "redis-server");
+        test(false).await;
+    }
+}
+
+fn violations(summary: &Summary) -> Vec<&str> {
+    summary.violations.keys().map(String::as_str).collect()
+}
+
+async fn ms(ms: u64) {
+    sleep(Duration::from_millis(ms)).await;
+}
+
+/// One holds, one waits and leaves, one arrives.
+async fn waiter_leaves(redis: bool, service: &str) -> Summary {
+    let environment = Environment::new(redis, &[], service).await;
+    let holds = environment.ask(0, "/refuse/1?work_ms=2000", "holds");
+    let others = async {
+        ms(200).await;
+        assert_eq!(environment.leaves(1, "/wait/1", "leaves").await, Observed::Left);
+        ms(400).await;
+        environment.ask(1, "/refuse/1", "comes").await
+    };
+    let (held, _) = tokio::join!(holds, others);
+    assert!(matches!(held, Observed::Answer { .. }), "{held:?}");
+    environment.finish().await
+}
+
+#[tokio::test]
+async fn release_by_any_id_causes_an_overlap() {
+    on_each_store(async |redis| {
+        let wrong = waiter_leaves(redis, "--releases-any-holder");
+        let (wrong, right) = tokio::join!(wrong, waiter_leaves(redis, "--correct"));
+        assert_eq!(violations(&wrong), ["overlap"], "{wrong:#?}");
+        assert_eq!((violations(&right), right.answers(409)), (vec![], 1), "{right:#?}");
+    })
+    .await;
+}
+
+/// One holds for longer than a lease by a wrong clock, one arrives.
+async fn late_arrival(redis: bool, service: &str) -> Summary {
+    let environment = Environment::new(redis, &[], service).await;
+    let holds = environment.ask(0, "/refuse/1?work_ms=2000", "holds");
+    let comes = async {
+        ms(1_000).await;
+        environment.ask(1, "/refuse/1", "comes").await
+    };
+    tokio::join!(holds, comes);
+    environment.finish().await
+}
+
+#[tokio::test]
+async fn fast_store_clock_causes_an_overlap() {
+    on_each_store(async |redis| {
+        let wrong = late_arrival(redis, "--shortens-leases");
+        let (wrong, right) = tokio::join!(wrong, late_arrival(redis, "--correct"));
+        assert_eq!(violations(&wrong), ["overlap"], "{wrong:#?}");
+        assert_eq!((violations(&right), right.answers(409)), (vec![], 1), "{right:#?}");
+    })
+    .await;
+}
+
+/// One is paused past the end of its lease and then writes; another one has written by then.
+async fn paused_holder(redis: bool, checker: &[&str]) -> Summary {
+    let environment = Environment::new(redis, checker, "--correct").await;
+    let is_paused = environment.ask(0, "/fixed/1?block_ms=2000", "is-paused");
+    let comes = async {
+        ms(200).await;
+        environment.ask(1, "/fixed/1", "comes").await
+    };
+    let (paused, came) = tokio::join!(is_paused, comes);
+    assert!(matches!(came, Observed::Answer { status: 200, .. }), "{came:?}");
+    let is_unknown =
+        matches!(&paused, Observed::Answer { status: 503, outcome: Some(outcome), .. } if outcome == "unknown");
+    assert!(is_unknown, "what became of it is not to be believed: {paused:?}");
+    environment.finish().await
+}
+
+#[tokio::test]
+async fn sink_without_a_fence_check_accepts_a_stale_write() {
+    on_each_store(async |redis| {
+        let wrong = paused_holder(redis, &["--ignore-fences"]);
+        let (wrong, right) = tokio::join!(wrong, paused_holder(redis, &[]));
+        assert_eq!(violations(&wrong), ["stale-write-accepted"], "{wrong:#?}");
+        assert_eq!((violations(&right), right.refused, right.accepted), (vec![], 1, 1), "{right:#?}");
+    })
+    .await;
+}
+
+/// A storm with this defect: in one process, and in two on Redis if it is installed.
+async fn storms(wrong: &str, alone_too: bool) -> Vec<Summary> {
+    const REQUESTS: u64 = 4_000;
+    let _turn = ONE_AT_A_TIME.acquire().await;
+    let seed = seed();
+    let storm = async |redis: Option<RedisServer>| {
+        let processes = if redis.is_some() { 2 } else { 1 };
+        let environment = Storm::new(PROGRAMS, redis, processes, wrong, seed).await;
+        let storm = environment.storm(REQUESTS).await;
+        let outcome = environment.end(storm).await;
+        println!("{wrong}: {}", serde_json::to_string(&outcome.summary).expect("plain data"));
+        outcome.summary
+    };
+    let mut summaries = Vec::new();
+    if alone_too {
+        summaries.push(storm(None).await);
+    }
+    if RedisServer::is_available() {
+        summaries.push(storm(Some(RedisServer::start().await)).await);
+    } else {
+        skipped("a storm that is wrong, on Redis", "redis-server");
+    }
+    summaries
+}
+
+fn overlaps(summary: &Summary) -> u64 {
+    summary.violations.get("overlap").copied().unwrap_or(0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unlocked_requests_in_a_storm_overlap() {
+    for summary in storms("--skips-some", true).await {
+        assert!(overlaps(&summary) > 0, "{summary:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unlocked_streams_in_a_storm_overlap() {
+    for summary in storms("--releases-at-head", true).await {
+        assert!(overlaps(&summary) > 0, "{summary:#?}");
+    }
+}
+
+/// Not in one process: there only holders release.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn release_by_any_id_in_a_storm_causes_overlaps() {
+    for summary in storms("--releases-any-holder", false).await {
+        assert!(overlaps(&summary) > 0, "{summary:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn missing_lock_delay_in_a_storm_is_too_soon() {
+    for summary in storms("--skips-lock-delay", true).await {
+        assert_eq!(violations(&summary), ["too-soon"], "{summary:#?}");
+    }
+}
