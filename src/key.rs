@@ -1,4 +1,4 @@
-//! The key of a lock, and how it is derived from a request.
+//! Keys of locks, and sources that derive them from requests.
 
 pub use crate::key_source::fields::field::{Field, extension, header, query_param};
 pub use crate::key_source::fields::{Fields, FromFields, from_fields};

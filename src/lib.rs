@@ -76,7 +76,7 @@ pub use self::{
     lock_key::LockKey,
     middleware::{LockLayer, LockManagerLayer},
     owner::Owner,
-    policy::{LockPolicy, LogKey, OnDisconnect, OnLost, ReleaseAt, RequestBodyMode, TimeoutStatus},
+    policy::{LockPolicy, LogKey, OnDisconnect, OnLost, ReleaseAt, RequestBodyMode},
     proto::lease::Lease,
     rejection::Rejection,
 };

@@ -4,3 +4,4 @@ pub(crate) mod budget;
 pub(crate) mod pace;
 pub(crate) mod reader;
 pub(crate) mod request_body;
+mod timer;

@@ -1,4 +1,5 @@
-//! How long a peer may keep us waiting: for the next bytes of a request, or for room in its connection for those of an answer.
+//! The idle timeout and the minimum rate of a peer: a client that sends a request body, or reads a
+//! response.
 
 use std::{error::Error, fmt, time::Duration};
 
@@ -6,117 +7,129 @@ use tokio::time::Instant;
 
 use crate::policy::LockPolicy;
 
-/// Counts the time that the peer makes us wait, and what it moves meanwhile. Pure: time is an argument.
+/// Measures how long the peer is waited for, and how many bytes it moves. Pure: time is an
+/// argument.
 ///
-/// Our own time counts for nothing: a producer that has nothing to say, a handler that does something else. The rate is taken in windows of as much
-/// *waiting* as the idle limit, each by itself: what the buffers on the way swallowed at first gives no credit for later.
+/// The time in which the peer is not waited for does not count: a producer that is idle, a handler
+/// that does something else. The rate is measured in windows of as much *waiting* as the idle
+/// timeout. Each window counts by itself: bytes that buffers accepted at first are no credit for
+/// later windows.
 #[derive(Debug)]
 pub(crate) struct Pace {
     idle: Duration,
     /// In each window.
-    least: u64,
-    /// It is the peer's turn since then.
-    since: Option<Instant>,
-    /// How long we have waited since it last moved.
-    quiet: Duration,
-    /// How long we have waited in this window.
+    min_bytes: u64,
+    /// The peer has been waited for since this instant.
+    waiting_since: Option<Instant>,
+    /// The waiting since the last byte.
+    idle_for: Duration,
+    /// The waiting in this window.
     waited: Duration,
-    /// What it moved in this window.
+    /// The bytes in this window.
     moved: u64,
-    /// When this window began.
-    began: Option<Instant>,
-    /// It is not forgiven.
+    /// The start of this window.
+    window_start: Option<Instant>,
+    /// Final once it is set.
     verdict: Option<TooSlow>,
 }
 
-/// Why nobody waits for the peer any more.
+/// Why the peer is not waited for any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TooSlow {
-    /// Nothing moved for so long.
+    /// No byte moved for the idle timeout.
     Idle,
-    /// Too little moved in so long.
+    /// Too few bytes moved in a window.
     BelowRate,
 }
 
-/// A window that takes so many times as long as its waiting says nothing of the peer: it was mostly our turn.
-const OURS: u32 = 4;
+/// A window that lasts more than this many times its waiting is not judged: the peer was seldom
+/// waited for.
+const MAX_WINDOW_FACTOR: u32 = 4;
 
 impl Pace {
     pub(crate) fn new(idle: Duration, bytes_per_second: u64) -> Self {
         let least = u128::from(bytes_per_second).saturating_mul(idle.as_millis()) / 1000;
         Self {
             idle,
-            least: u64::try_from(least).unwrap_or(u64::MAX),
-            since: None,
-            quiet: Duration::ZERO,
+            min_bytes: u64::try_from(least).unwrap_or(u64::MAX),
+            waiting_since: None,
+            idle_for: Duration::ZERO,
             waited: Duration::ZERO,
             moved: 0,
-            began: None,
+            window_start: None,
             verdict: None,
         }
     }
 
-    pub(crate) fn of(policy: &LockPolicy) -> Self {
-        Self::new(policy.longest_idle(), policy.least_rate())
+    pub(crate) fn from_policy(policy: &LockPolicy) -> Self {
+        Self::new(policy.idle_timeout(), policy.min_rate())
     }
 
-    /// It is the peer's turn, from now on if it was not already.
-    pub(crate) fn waits(&mut self, now: Instant) {
-        self.since.get_or_insert(now);
-        self.began.get_or_insert(now);
+    /// The peer is waited for from now on, if it was not already.
+    pub(crate) fn start_waiting(&mut self, now: Instant) {
+        self.waiting_since.get_or_insert(now);
+        self.window_start.get_or_insert(now);
     }
 
-    /// The peer has moved so many bytes, and it is our turn.
-    pub(crate) fn moved(&mut self, now: Instant, bytes: u64) {
-        self.fold(now);
-        self.since = None;
+    /// The peer has moved bytes and is not waited for any more.
+    pub(crate) fn record(&mut self, now: Instant, bytes: u64) {
+        self.add_waiting(now);
+        self.waiting_since = None;
         if bytes > 0 {
-            self.quiet = Duration::ZERO;
+            self.idle_for = Duration::ZERO;
         }
         self.moved = self.moved.saturating_add(bytes);
-        self.judge(now);
+        self.evaluate(now);
     }
 
-    /// Whether the peer was too slow by now, and how.
-    pub(crate) fn verdict(&mut self, now: Instant) -> Option<TooSlow> {
-        if self.since.is_some() {
-            self.fold(now);
-            self.since = Some(now);
-            self.judge(now);
+    /// Whether the peer has been too slow, and how.
+    pub(crate) fn check(&mut self, now: Instant) -> Option<TooSlow> {
+        if self.waiting_since.is_some() {
+            self.add_waiting(now);
+            self.waiting_since = Some(now);
+            self.evaluate(now);
         }
         self.verdict
     }
 
-    /// When to look again, if nothing moves until then. `None`: it is not the peer's turn, or later than any clock.
-    pub(crate) fn look_at(&self) -> Option<Instant> {
-        let left = (self.idle.saturating_sub(self.quiet)).min(self.idle.saturating_sub(self.waited));
-        self.since?.checked_add(left)
+    /// The time of the next check if no byte moves. `None`: the peer is not waited for, or the time
+    /// is later than any instant.
+    pub(crate) fn next_check(&self) -> Option<Instant> {
+        let left = (self.idle.saturating_sub(self.idle_for)).min(self.idle.saturating_sub(self.waited));
+        self.waiting_since?.checked_add(left)
     }
 
-    /// Nothing counts by now: it was not our matter.
-    pub(crate) fn forget(&mut self) {
-        *self = Self { since: None, quiet: Duration::ZERO, waited: Duration::ZERO, moved: 0, began: None, ..*self };
+    /// Discards all measurements.
+    pub(crate) fn reset(&mut self) {
+        *self = Self {
+            waiting_since: None,
+            idle_for: Duration::ZERO,
+            waited: Duration::ZERO,
+            moved: 0,
+            window_start: None,
+            ..*self
+        };
     }
 
-    fn fold(&mut self, now: Instant) {
-        let Some(since) = self.since else { return };
+    fn add_waiting(&mut self, now: Instant) {
+        let Some(since) = self.waiting_since else { return };
         let waited = now.saturating_duration_since(since);
-        self.quiet = self.quiet.saturating_add(waited);
+        self.idle_for = self.idle_for.saturating_add(waited);
         self.waited = self.waited.saturating_add(waited);
     }
 
-    fn judge(&mut self, now: Instant) {
+    fn evaluate(&mut self, now: Instant) {
         if self.verdict.is_some() {
             return;
         }
-        let lasts = self.began.map_or(Duration::ZERO, |began| now.saturating_duration_since(began));
-        if self.quiet >= self.idle {
+        let lasts = self.window_start.map_or(Duration::ZERO, |began| now.saturating_duration_since(began));
+        if self.idle_for >= self.idle {
             self.verdict = Some(TooSlow::Idle);
         } else if self.waited >= self.idle {
-            if self.moved < self.least && lasts <= self.idle.saturating_mul(OURS) {
+            if self.moved < self.min_bytes && lasts <= self.idle.saturating_mul(MAX_WINDOW_FACTOR) {
                 self.verdict = Some(TooSlow::BelowRate);
             }
-            (self.waited, self.moved, self.began) = (Duration::ZERO, 0, Some(now));
+            (self.waited, self.moved, self.window_start) = (Duration::ZERO, 0, Some(now));
         }
     }
 }
@@ -124,8 +137,8 @@ impl Pace {
 impl fmt::Display for TooSlow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Idle => "no byte moved for longer than `body_idle_timeout`",
-            Self::BelowRate => "fewer bytes moved than `min_body_rate` asks for",
+            Self::Idle => "no byte was transferred for `body_idle_timeout`",
+            Self::BelowRate => "fewer bytes were transferred than `min_body_rate` requires",
         })
     }
 }
@@ -138,20 +151,21 @@ mod tests {
 
     const S: Duration = Duration::from_secs(1);
 
-    /// So many bytes after so much waiting, over and over; when it was too slow, and how.
+    /// Repeatedly moves so many bytes after so much waiting. Returns when the peer was too slow,
+    /// and how.
     fn moves(pace: &mut Pace, bytes: u64, each: Duration, of_ours: Duration) -> Option<(Duration, TooSlow)> {
         let start = Instant::now();
         let mut now = start;
         for _ in 0..1000 {
-            pace.waits(now);
+            pace.start_waiting(now);
             let end = now + each;
-            while let Some(at) = pace.look_at().filter(|at| *at < end) {
-                if let Some(why) = pace.verdict(at) {
+            while let Some(at) = pace.next_check().filter(|at| *at < end) {
+                if let Some(why) = pace.check(at) {
                     return Some((at - start, why));
                 }
             }
-            pace.moved(end, bytes);
-            if let Some(why) = pace.verdict(end) {
+            pace.record(end, bytes);
+            if let Some(why) = pace.check(end) {
                 return Some((end - start, why));
             }
             now = end + of_ours;
@@ -163,18 +177,18 @@ mod tests {
     fn idle_peer_is_too_slow_after_the_idle_timeout() {
         let start = Instant::now();
         let mut pace = Pace::new(10 * S, 0);
-        pace.waits(start);
-        assert_eq!(pace.look_at(), Some(start + 10 * S));
-        assert_eq!(pace.verdict(start + 9 * S), None);
-        assert_eq!(pace.look_at(), Some(start + 10 * S), "not put off by a look");
-        pace.moved(start + 9 * S, 0);
-        pace.waits(start + 9 * S);
-        assert_eq!(pace.verdict(start + 10 * S), Some(TooSlow::Idle), "nothing is no byte");
-        pace.moved(start + 10 * S, 1 << 20);
-        assert_eq!(pace.verdict(start + 11 * S), Some(TooSlow::Idle), "it is not forgiven");
+        pace.start_waiting(start);
+        assert_eq!(pace.next_check(), Some(start + 10 * S));
+        assert_eq!(pace.check(start + 9 * S), None);
+        assert_eq!(pace.next_check(), Some(start + 10 * S), "not put off by a look");
+        pace.record(start + 9 * S, 0);
+        pace.start_waiting(start + 9 * S);
+        assert_eq!(pace.check(start + 10 * S), Some(TooSlow::Idle), "nothing is no byte");
+        pace.record(start + 10 * S, 1 << 20);
+        assert_eq!(pace.check(start + 11 * S), Some(TooSlow::Idle), "it is not forgiven");
     }
 
-    /// 16 kB each 8 s: a sign of life, and no more.
+    /// 16 kB every 8 s.
     #[test]
     fn minimum_rate_applies_to_each_window() {
         assert_eq!(moves(&mut Pace::new(10 * S, 16 << 10), 16_000, 8 * S, S), Some((11 * S, TooSlow::BelowRate)));
@@ -188,12 +202,12 @@ mod tests {
     fn bytes_of_one_window_give_no_credit_in_the_next() {
         let mut pace = Pace::new(10 * S, 16 << 10);
         let start = Instant::now();
-        pace.waits(start);
-        pace.moved(start + S, 100 << 20);
+        pace.start_waiting(start);
+        pace.record(start + S, 100 << 20);
         assert_eq!(moves(&mut pace, 1, S, Duration::ZERO), Some((19 * S, TooSlow::BelowRate)));
     }
 
-    /// An event of twenty bytes each second, and each time a moment until the connection takes it.
+    /// An event of twenty bytes each second, which the connection accepts after 200 ms.
     #[test]
     fn sparse_producer_is_not_a_slow_peer() {
         let moment = Duration::from_millis(200);
@@ -205,18 +219,18 @@ mod tests {
     fn reset_progress_does_not_count() {
         let start = Instant::now();
         let mut pace = Pace::new(10 * S, 0);
-        pace.waits(start);
-        pace.forget();
-        assert_eq!((pace.look_at(), pace.verdict(start + 60 * S)), (None, None));
-        pace.waits(start + 60 * S);
-        assert_eq!(pace.look_at(), Some(start + 70 * S));
+        pace.start_waiting(start);
+        pace.reset();
+        assert_eq!((pace.next_check(), pace.check(start + 60 * S)), (None, None));
+        pace.start_waiting(start + 60 * S);
+        assert_eq!(pace.next_check(), Some(start + 70 * S));
     }
 
     #[test]
     fn any_duration_is_accepted() {
         let start = Instant::now();
         let mut pace = Pace::new(Duration::MAX, u64::MAX);
-        pace.waits(start);
-        assert_eq!((pace.look_at(), pace.verdict(start + 1000 * S)), (None, None));
+        pace.start_waiting(start);
+        assert_eq!((pace.next_check(), pace.check(start + 1000 * S)), (None, None));
     }
 }

@@ -1,4 +1,5 @@
-//! A body that is read before its lock is taken: once, within the route's limit, and given on as it came.
+//! Reads a request body before its lock is acquired: once, within the limit of the route, and
+//! replayed unchanged.
 
 use std::{
     error::Error,
@@ -15,88 +16,90 @@ use http_body_util::LengthLimitError;
 use tokio::time::Instant;
 
 use super::{
-    budget::{Abort, NoRoom, Room, Share},
+    budget::{BodyBudget, EvictableBody, Reservation, ReservationError},
     pace::{Pace, TooSlow},
-    request_body::{Content, LazyTimer, RequestBody, Streaming},
+    request_body::{IncomingBody, ReplayBody, RequestBody},
+    timer::LazyTimer,
 };
 use crate::{policy::LockPolicy, rejection::Rejection, sync::Mutex};
 
-/// The body of a request before its lock is taken: read by then, or when its key needs it, or not at all.
+/// The body of a request before its lock is acquired. It is read then, or earlier if the key needs
+/// it, or not at all.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct BodyReader<'a> {
     body: RequestBody,
-    /// What it takes up while its request waits.
-    share: Option<Share>,
-    room: &'a Arc<Room>,
+    /// What the body uses of the budget while its request waits.
+    reservation: Option<Reservation>,
+    budget: &'a Arc<BodyBudget>,
     policy: &'a LockPolicy,
 }
 
-/// What was read so far: whoever needs the bytes can take them away.
+/// The bytes that were read so far. An eviction takes them.
 #[derive(Debug)]
-struct Reading(Mutex<(Option<Gathered>, Option<Waker>)>);
+struct SharedBuffer(Mutex<(Option<BodyBuffer>, Option<Waker>)>);
 
-/// The bytes of a body, as they come.
+/// The bytes of a body while it is read.
 #[derive(Debug)]
-enum Gathered {
-    /// The usual case: it is not copied.
-    OneFrame(Bytes),
+enum BodyBuffer {
+    /// The usual case, without a copy.
+    SingleFrame(Bytes),
     /// Copied at once: a frame of one byte may keep a whole buffer of its connection alive.
-    Frames(BytesMut),
+    Copied(BytesMut),
 }
 
 impl<'a> BodyReader<'a> {
-    pub(crate) fn new(body: RequestBody, room: &'a Arc<Room>, policy: &'a LockPolicy) -> Self {
-        Self { body, share: None, room, policy }
+    pub(crate) fn new(body: RequestBody, budget: &'a Arc<BodyBudget>, policy: &'a LockPolicy) -> Self {
+        Self { body, reservation: None, budget, policy }
     }
 
-    /// The bytes of the body. Once they are here they stay.
+    /// The bytes of the body. They are read once.
     pub(crate) async fn read(&mut self, head: &mut Parts) -> Result<Bytes, Rejection> {
-        if self.share.is_none() {
-            let mut share = self.room.share();
+        if self.reservation.is_none() {
+            let mut reservation = self.budget.reserve();
             let content = match self.body.take() {
                 Ok(content) if content.data.is_empty() => content,
                 Ok(content) => {
                     let len = content.data.len();
-                    if len as u64 > limit(head) {
+                    if len as u64 > body_limit(head) {
                         return Err(Rejection::BodyTooLarge);
                     }
-                    share.grow(len)?;
+                    reservation.grow(len)?;
                     content
                 }
                 Err(streaming) => {
-                    let pace = Pace::of(self.policy);
-                    gather(streaming, limit(head), &mut share, pace).await?
+                    let pace = Pace::from_policy(self.policy);
+                    read_to_end(streaming, body_limit(head), &mut reservation, pace).await?
                 }
             };
-            self.share = Some(share);
+            self.reservation = Some(reservation);
             self.body = RequestBody::complete(content);
         }
         Ok(self.body.data())
     }
 
-    /// For the inner service; its room is free when that is called.
-    pub(crate) fn finish(self) -> (RequestBody, Option<Share>) {
-        (self.body, self.share)
+    /// The body for the inner service, and its reservation, which ends when that is called.
+    pub(crate) fn into_parts(self) -> (RequestBody, Option<Reservation>) {
+        (self.body, self.reservation)
     }
 }
 
-/// Reads it to its end: within the limit, only while there is room for it, and only while its client sends it.
-async fn gather(
-    mut streaming: Box<Streaming>,
+/// Reads the body to its end, within the limit and the budget, while its client keeps the pace.
+async fn read_to_end(
+    mut streaming: Box<IncomingBody>,
     limit: u64,
-    share: &mut Share,
+    reservation: &mut Reservation,
     mut pace: Pace,
-) -> Result<Content, Rejection> {
+) -> Result<ReplayBody, Rejection> {
     let announced = streaming.inner.size_hint();
-    // Before the first poll: that is when hyper would ask for the body with `100 Continue`.
+    // Before the first poll, because that makes hyper ask for the body with `100 Continue`.
     if announced.lower() > limit {
         return Err(Rejection::BodyTooLarge);
     }
-    if announced.lower() > share.room().at_most() {
-        return Err(Rejection::bodies_full());
+    if announced.lower() > reservation.budget().available() {
+        return Err(Rejection::body_buffer_full());
     }
-    let reading = Arc::new(Reading(Mutex::new((Some(Gathered::default()), None))));
+    let reading = Arc::new(SharedBuffer(Mutex::new((Some(BodyBuffer::default()), None))));
     let (mut trailers, mut left) = (None, limit);
     let mut timer = LazyTimer::default();
     loop {
@@ -105,46 +108,48 @@ async fn gather(
             if next.is_ready() {
                 return next.map(Ok);
             }
-            // Only now: what is at hand is nobody's idle body.
-            share.reads(|| Arc::clone(&reading) as _);
-            if !reading.waits(cx.waker()) {
+            // Only now: a body that is ready is not idle.
+            reservation.set_reader(|| Arc::clone(&reading) as _);
+            if !reading.register(cx.waker()) {
                 return Poll::Ready(Err(Rejection::BodyTimeout));
             }
             poll_too_slow(&mut pace, &mut timer, cx).map(|_| Err(Rejection::BodyTimeout))
         });
         let Some(frame) = next.await? else { break };
-        match frame.map_err(|error| unreadable(&*error))?.into_data() {
+        match frame.map_err(|error| read_error(&*error))?.into_data() {
             Ok(bytes) => {
-                pace.moved(Instant::now(), bytes.len() as u64);
+                pace.record(Instant::now(), bytes.len() as u64);
                 left = left.checked_sub(bytes.len() as u64).ok_or(Rejection::BodyTooLarge)?;
-                // What is counted is what has come: an announced length costs its sender nothing.
-                share.grow(bytes.len())?;
+                // Counts the bytes that were received, because an announced length costs its sender
+                // nothing.
+                reservation.grow(bytes.len())?;
                 reading.push(bytes);
             }
             Err(frame) => trailers = frame.into_trailers().ok(),
         }
     }
-    share.is_complete()?;
-    streaming.is_over();
+    reservation.complete()?;
+    streaming.finish();
     let data = reading.0.lock().0.take().ok_or(Rejection::BodyTimeout)?.into_bytes();
-    Ok(Content { data, trailers, is_unannounced: announced.exact().is_none() })
+    Ok(ReplayBody { data, trailers, has_unknown_length: announced.exact().is_none() })
 }
 
-/// Ready when the client has kept us waiting for too long.
+/// Ready when the client was too slow.
 fn poll_too_slow(pace: &mut Pace, timer: &mut LazyTimer, cx: &mut Context<'_>) -> Poll<TooSlow> {
     loop {
         let now = Instant::now();
-        pace.waits(now);
-        if let Some(why) = pace.verdict(now) {
+        pace.start_waiting(now);
+        if let Some(why) = pace.check(now) {
             return Poll::Ready(why);
         }
-        ready!(timer.poll(pace.look_at(), cx));
+        ready!(timer.poll(pace.next_check(), cx));
     }
 }
 
-/// The limit that the handler's extractors have: `DefaultBodyLimit`, 2 MB if nothing is set, and 64 MiB where it was disabled.
+/// The limit of the extractors of the handler: `DefaultBodyLimit`, 2 MB if none is set, and 64 MiB
+/// if it was disabled.
 #[cfg(feature = "axum")]
-fn limit(head: &mut Parts) -> u64 {
+fn body_limit(head: &mut Parts) -> u64 {
     use std::{convert::Infallible, mem};
 
     use axum::{RequestExt, extract::Request};
@@ -152,10 +157,10 @@ fn limit(head: &mut Parts) -> u64 {
 
     use crate::limits::MAX_BODY_BYTES;
 
-    /// As long as it likes.
-    struct Unannounced;
+    /// A body without a size hint.
+    struct UnknownLength;
 
-    impl Body for Unannounced {
+    impl Body for UnknownLength {
         type Data = Bytes;
         type Error = Infallible;
 
@@ -164,22 +169,22 @@ fn limit(head: &mut Parts) -> u64 {
         }
     }
 
-    // Axum keeps the limit to itself; that it caps the size hint is how to learn it.
-    let mut request = Request::new(axum::body::Body::new(Unannounced));
+    // Axum does not expose the limit, but applies it to the size hint of the body.
+    let mut request = Request::new(axum::body::Body::new(UnknownLength));
     mem::swap(request.extensions_mut(), &mut head.extensions);
     let mut request = request.with_limited_body();
     mem::swap(request.extensions_mut(), &mut head.extensions);
     request.body().size_hint().upper().unwrap_or(MAX_BODY_BYTES).min(MAX_BODY_BYTES)
 }
 
-/// Nobody says otherwise.
+/// The default limit of Axum.
 #[cfg(not(feature = "axum"))]
-fn limit(_: &mut Parts) -> u64 {
+fn body_limit(_: &mut Parts) -> u64 {
     crate::limits::DEFAULT_BODY_LIMIT
 }
 
-/// A limit that a layer outside has set shows in the same error.
-fn unreadable(error: &(dyn Error + 'static)) -> Rejection {
+/// The limit of an outer layer causes the same error.
+fn read_error(error: &(dyn Error + 'static)) -> Rejection {
     let is = |kind: fn(&(dyn Error + 'static)) -> bool| {
         std::iter::successors(Some(error), |&error| error.source()).any(kind)
     };
@@ -192,9 +197,9 @@ fn unreadable(error: &(dyn Error + 'static)) -> Rejection {
     }
 }
 
-impl Reading {
-    /// False: it was aborted.
-    fn waits(&self, waker: &Waker) -> bool {
+impl SharedBuffer {
+    /// Stores the waker. Returns false if the body was evicted.
+    fn register(&self, waker: &Waker) -> bool {
         let mut reading = self.0.lock();
         let (gathered, waits) = &mut *reading;
         waits.get_or_insert_with(|| waker.clone()).clone_from(waker);
@@ -208,8 +213,8 @@ impl Reading {
     }
 }
 
-impl Abort for Reading {
-    fn abort(&self) {
+impl EvictableBody for SharedBuffer {
+    fn evict(&self) {
         let (gathered, waker) = std::mem::take(&mut *self.0.lock());
         drop(gathered);
         if let Some(waker) = waker {
@@ -218,39 +223,39 @@ impl Abort for Reading {
     }
 }
 
-impl From<NoRoom> for Rejection {
-    fn from(why: NoRoom) -> Self {
+impl From<ReservationError> for Rejection {
+    fn from(why: ReservationError) -> Self {
         match why {
-            NoRoom::Full => Self::bodies_full(),
-            NoRoom::Aborted => Self::BodyTimeout,
+            ReservationError::Exhausted => Self::body_buffer_full(),
+            ReservationError::Evicted => Self::BodyTimeout,
         }
     }
 }
 
-impl Default for Gathered {
+impl Default for BodyBuffer {
     fn default() -> Self {
-        Self::OneFrame(Bytes::new())
+        Self::SingleFrame(Bytes::new())
     }
 }
 
-impl Gathered {
+impl BodyBuffer {
     fn push(&mut self, frame: Bytes) {
         match self {
-            Self::OneFrame(first) if first.is_empty() => *first = frame,
-            Self::OneFrame(first) => {
+            Self::SingleFrame(first) if first.is_empty() => *first = frame,
+            Self::SingleFrame(first) => {
                 let mut all = BytesMut::with_capacity(first.len() + frame.len());
                 all.extend_from_slice(first);
                 all.extend_from_slice(&frame);
-                *self = Self::Frames(all);
+                *self = Self::Copied(all);
             }
-            Self::Frames(all) => all.extend_from_slice(&frame),
+            Self::Copied(all) => all.extend_from_slice(&frame),
         }
     }
 
     fn into_bytes(self) -> Bytes {
         match self {
-            Self::OneFrame(bytes) => bytes,
-            Self::Frames(all) => all.freeze(),
+            Self::SingleFrame(bytes) => bytes,
+            Self::Copied(all) => all.freeze(),
         }
     }
 }

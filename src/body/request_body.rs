@@ -1,4 +1,4 @@
-//! The body of a request on its way in: complete before the lock is taken, or streaming under it.
+//! The request body that the inner service receives: complete, or streaming under the lock.
 
 use std::{
     fmt, mem,
@@ -12,58 +12,57 @@ use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
 use smallvec::SmallVec;
-use tokio::{
-    runtime::Handle,
-    time::{Instant, Sleep, sleep_until},
-};
+use tokio::{runtime::Handle, time::Instant};
 use tower::BoxError;
 
-use super::pace::{Pace, TooSlow};
+use super::{
+    pace::{Pace, TooSlow},
+    timer::LazyTimer,
+};
 use crate::{policy::LockPolicy, sync::Mutex};
 
-/// The body of a request that went through a [`LockLayer`](crate::LockLayer) or a [`LockManagerLayer`](crate::LockManagerLayer).
+/// Request body behind a [`LockLayer`](crate::LockLayer) or a
+/// [`LockManagerLayer`](crate::LockManagerLayer).
 ///
-/// Complete in memory, as [`request_body`](crate::LockLayer::request_body) has it by default; or as it comes. Size hint and trailers go through.
-/// Axum's handlers never see it; a plain Tower service takes `Request<RequestBody>`.
+/// It is complete in memory by default, or a stream; see
+/// [`request_body`](crate::LockLayer::request_body). Size hint and trailers are passed through.
+/// Handlers of Axum do not see this type; a plain Tower service takes `Request<RequestBody>`.
 #[derive(Default)]
 pub struct RequestBody(Kind);
 
 enum Kind {
-    Complete(Content),
-    /// In a box: what is complete has none.
-    Streaming(Box<Streaming>),
-    /// Within reach of the extractors; `None` while one of them reads it.
+    Complete(ReplayBody),
+    /// Boxed, so that a complete body needs no allocation.
+    Streaming(Box<IncomingBody>),
+    /// Accessible to extractors; `None` while one of them reads it.
     Shared(Arc<Mutex<Option<RequestBody>>>),
 }
 
-/// Where an extractor that takes a lock finds the body of its request: in the extensions.
+/// Gives an extractor that acquires a lock access to the body of its request, through the
+/// extensions.
 ///
 /// It does not own the body: a copy of the extensions keeps no upload open.
 #[derive(Clone)]
-pub(crate) struct SharedBody(Weak<Mutex<Option<RequestBody>>>);
+pub(crate) struct RequestBodyHandle(Weak<Mutex<Option<RequestBody>>>);
 
-/// The bytes and trailers of a body that was read, as the inner service gets them.
+/// The bytes and trailers of a body that was read.
 #[derive(Debug, Default)]
-pub(crate) struct Content {
+pub(crate) struct ReplayBody {
     pub(crate) data: Bytes,
     pub(crate) trailers: Option<HeaderMap>,
-    /// The sender did not say how long it would be.
-    pub(crate) is_unannounced: bool,
+    /// The sender did not announce the length.
+    pub(crate) has_unknown_length: bool,
 }
 
-/// A body that is not complete yet.
-pub(crate) struct Streaming {
-    pub(crate) inner: Incoming,
-    /// Whoever waits for its end, from the inside to the outside.
-    watches: SmallVec<[Watch; 1]>,
+/// A body that is still being received.
+pub(crate) struct IncomingBody {
+    pub(crate) inner: BoxedBody,
+    /// The layers that observe the body, from the inside to the outside.
+    layers: SmallVec<[LayerPace; 1]>,
     timer: LazyTimer,
 }
 
-/// Rings when it is to be looked again, or too early: it is not set anew with each frame.
-#[derive(Debug, Default)]
-pub(crate) struct LazyTimer(Option<Pin<Box<Sleep>>>);
-
-pub(crate) type Incoming = UnsyncBoxBody<Bytes, BoxError>;
+pub(crate) type BoxedBody = UnsyncBoxBody<Bytes, BoxError>;
 
 /// A layer that observes the body of its request.
 pub(crate) trait BodyObserver: Send + Sync {
@@ -74,30 +73,30 @@ pub(crate) trait BodyObserver: Send + Sync {
     fn holds_lock(&self) -> bool;
 }
 
-/// One layer: while a lock is held there, the client must not be too slow.
-struct Watch {
+/// One layer and its pace: while a lock is held there, the client must not be too slow.
+struct LayerPace {
     observer: Arc<dyn BodyObserver>,
     pace: Pace,
 }
 
 impl RequestBody {
-    /// A body of any kind. What is at its end already is complete.
+    /// Wraps a body. It is complete if it is at its end.
     pub fn new<B>(body: B) -> Self
     where
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
         let mut body = Some(body);
-        // Of a layer of ours further out: what is complete is not read once more.
+        // From an outer layer: a complete body is not read twice.
         if let Some(own) = (&mut body as &mut dyn std::any::Any).downcast_mut::<Option<Self>>() {
             return own.take().unwrap_or_default();
         }
         match body {
             Some(body) if !body.is_end_stream() => {
                 let inner = body.map_err(Into::into).boxed_unsync();
-                Self(Kind::Streaming(Box::new(Streaming {
+                Self(Kind::Streaming(Box::new(IncomingBody {
                     inner,
-                    watches: SmallVec::new(),
+                    layers: SmallVec::new(),
                     timer: LazyTimer::default(),
                 })))
             }
@@ -105,7 +104,7 @@ impl RequestBody {
         }
     }
 
-    pub(crate) fn complete(content: Content) -> Self {
+    pub(crate) fn complete(content: ReplayBody) -> Self {
         Self(Kind::Complete(content))
     }
 
@@ -121,8 +120,8 @@ impl RequestBody {
         matches!(self.0, Kind::Complete(_))
     }
 
-    /// The content of a complete body, or the stream that is still to be read.
-    pub(crate) fn take(&mut self) -> Result<Content, Box<Streaming>> {
+    /// The complete body, or the stream that is left to read.
+    pub(crate) fn take(&mut self) -> Result<ReplayBody, Box<IncomingBody>> {
         match mem::take(self).0 {
             Kind::Complete(content) => Ok(content),
             Kind::Streaming(streaming) => Err(streaming),
@@ -133,57 +132,58 @@ impl RequestBody {
         }
     }
 
-    /// Ends with an error: an empty body would pass for a complete one.
+    /// Fails when it is read: an empty body would look complete.
     fn taken() -> Self {
-        Self::new(Taken)
+        Self::new(TakenBody)
     }
 
-    /// Puts a body that is not complete within reach of the extractors.
-    pub(crate) fn shared(self) -> (Self, Option<SharedBody>) {
+    /// Makes an incomplete body accessible to extractors.
+    pub(crate) fn share(self) -> (Self, Option<RequestBodyHandle>) {
         if !matches!(self.0, Kind::Streaming(_)) {
             return (self, None);
         }
         let shared = Arc::new(Mutex::new(Some(self)));
-        let handle = SharedBody(Arc::downgrade(&shared));
+        let handle = RequestBodyHandle(Arc::downgrade(&shared));
         (Self(Kind::Shared(shared)), Some(handle))
     }
 
-    /// As long as its end was not read, the request is incomplete for this slot; and while a lock is held there, the client may not be too slow.
-    pub(crate) fn watched_by(mut self, observer: Arc<dyn BodyObserver>, policy: &LockPolicy) -> Self {
+    /// Reports to this layer whether the end of the body was read, and applies its pace while a
+    /// lock is held there.
+    pub(crate) fn observed_by(mut self, observer: Arc<dyn BodyObserver>, policy: &LockPolicy) -> Self {
         match &mut self.0 {
             Kind::Complete(_) => {}
             Kind::Streaming(streaming) => {
                 observer.set_incomplete(true);
-                streaming.watches.insert(0, Watch { observer, pace: Pace::of(policy) });
+                streaming.layers.insert(0, LayerPace { observer, pace: Pace::from_policy(policy) });
             }
             Kind::Shared(shared) => {
                 let mut shared = shared.lock();
-                *shared = shared.take().map(|body| body.watched_by(observer, policy));
+                *shared = shared.take().map(|body| body.observed_by(observer, policy));
             }
         }
         self
     }
 }
 
-#[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "extractors do"))]
-impl SharedBody {
-    /// `None`: its request has no body any more, or another extractor reads it.
+#[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "used by extractors"))]
+impl RequestBodyHandle {
+    /// `None`: the request has no body left, or another extractor reads it.
     pub(crate) fn take(&self) -> Option<RequestBody> {
         self.0.upgrade()?.lock().take()
     }
 
     /// For the handler, or the next extractor.
-    pub(crate) fn put(&self, body: RequestBody) {
+    pub(crate) fn put_back(&self, body: RequestBody) {
         if let Some(shared) = self.0.upgrade() {
             *shared.lock() = Some(body);
         }
     }
 }
 
-impl Streaming {
-    /// All of it has been read.
-    pub(crate) fn is_over(&mut self) {
-        for watch in self.watches.drain(..) {
+impl IncomingBody {
+    /// The end of the body was read.
+    pub(crate) fn finish(&mut self) {
+        for watch in self.layers.drain(..) {
             watch.observer.set_incomplete(false);
         }
         self.timer = LazyTimer::default();
@@ -193,66 +193,53 @@ impl Streaming {
         let next = match Pin::new(&mut self.inner).poll_frame(cx) {
             Poll::Pending => {
                 let why = ready!(self.poll_too_slow(cx));
-                // It is not asked again.
-                self.watches.clear();
+                // The inner body is not polled again.
+                self.layers.clear();
                 self.inner = UnsyncBoxBody::default();
                 return Poll::Ready(Some(Err(why.into())));
             }
             Poll::Ready(next) => next,
         };
         if next.is_none() || self.inner.is_end_stream() {
-            self.is_over();
+            self.finish();
         } else if let Some(Ok(frame)) = &next {
             let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
-            for watch in &mut self.watches {
-                watch.pace().moved(Instant::now(), bytes);
+            for watch in &mut self.layers {
+                watch.pace().record(Instant::now(), bytes);
             }
         }
         Poll::Ready(next)
     }
 
-    /// Ready when its client has kept a lock waiting for too long.
+    /// Ready when the client was too slow while a lock was held.
     fn poll_too_slow(&mut self, cx: &mut Context<'_>) -> Poll<TooSlow> {
-        if self.watches.is_empty() || Handle::try_current().is_err() {
+        if self.layers.is_empty() || Handle::try_current().is_err() {
             return Poll::Pending;
         }
         loop {
             let now = Instant::now();
             let mut look_at = None;
-            for watch in &mut self.watches {
+            for watch in &mut self.layers {
                 let pace = watch.pace();
-                pace.waits(now);
-                if let Some(why) = pace.verdict(now) {
+                pace.start_waiting(now);
+                if let Some(why) = pace.check(now) {
                     return Poll::Ready(why);
                 }
-                look_at = [look_at, pace.look_at()].into_iter().flatten().min();
+                look_at = [look_at, pace.next_check()].into_iter().flatten().min();
             }
             ready!(self.timer.poll(look_at, cx));
         }
     }
 }
 
-impl Watch {
-    /// Where no lock is held the client keeps nobody waiting. It may be taken meanwhile: then it
-    /// counts from the next look on.
+impl LayerPace {
+    /// Resets the pace while no lock is held: then the client blocks no other request. A lock that
+    /// is acquired meanwhile counts from the next check on.
     fn pace(&mut self) -> &mut Pace {
         if !self.observer.holds_lock() {
-            self.pace.forget();
+            self.pace.reset();
         }
         &mut self.pace
-    }
-}
-
-impl LazyTimer {
-    pub(crate) fn poll(&mut self, at: Option<Instant>, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(at) = at else { return Poll::Pending };
-        let timer = self.0.get_or_insert_with(|| Box::pin(sleep_until(at)));
-        if timer.deadline() > at {
-            timer.as_mut().reset(at);
-        }
-        ready!(timer.as_mut().poll(cx));
-        self.0 = None;
-        Poll::Ready(())
     }
 }
 
@@ -265,7 +252,7 @@ impl Body for RequestBody {
             Kind::Complete(content) => Poll::Ready(content.next().map(Ok)),
             Kind::Streaming(streaming) => streaming.poll_frame(cx),
             Kind::Shared(shared) => {
-                // Not under the mutex: the body of another layer may do anything.
+                // Outside of the mutex: the inner body may run any code.
                 let body = shared.lock().take();
                 let mut body = body.unwrap_or_else(Self::taken);
                 let next = Pin::new(&mut body).poll_frame(cx);
@@ -292,19 +279,19 @@ impl Body for RequestBody {
     }
 }
 
-/// In place of a body that is read elsewhere.
-struct Taken;
+/// Stands for a body that is read elsewhere.
+struct TakenBody;
 
-impl Body for Taken {
+impl Body for TakenBody {
     type Data = Bytes;
     type Error = &'static str;
 
     fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        Poll::Ready(Some(Err("an extractor that takes a lock has not read this request body to its end")))
+        Poll::Ready(Some(Err("an extractor that acquires a lock has not read this request body to its end")))
     }
 }
 
-impl Content {
+impl ReplayBody {
     fn next(&mut self) -> Option<Frame<Bytes>> {
         if self.data.is_empty() {
             self.trailers.take().map(Frame::trailers)
@@ -317,11 +304,11 @@ impl Content {
         self.data.is_empty() && self.trailers.is_none()
     }
 
-    /// Exact, but for trailers behind a body of unannounced size: a proxy that is told the size sends a
-    /// `Content-Length`, and then no trailers.
+    /// Exact, unless trailers follow a body of unknown length: a proxy that knows the length sends
+    /// a `Content-Length`, and then no trailers.
     fn size_hint(&self) -> SizeHint {
         let len = self.data.len() as u64;
-        if self.trailers.is_none() || !self.is_unannounced {
+        if self.trailers.is_none() || !self.has_unknown_length {
             return SizeHint::with_exact(len);
         }
         let mut at_least = SizeHint::new();
@@ -330,7 +317,7 @@ impl Content {
     }
 }
 
-impl fmt::Debug for Streaming {
+impl fmt::Debug for IncomingBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Streaming").field("timer", &self.timer).finish_non_exhaustive()
     }
@@ -338,7 +325,7 @@ impl fmt::Debug for Streaming {
 
 impl Default for Kind {
     fn default() -> Self {
-        Self::Complete(Content::default())
+        Self::Complete(ReplayBody::default())
     }
 }
 

@@ -8,12 +8,12 @@ use http::{StatusCode, request::Parts};
 
 use crate::lock::HeldLock;
 
-/// The request holds no lock, and the handler wanted it.
+/// Rejection of [`HeldLock`] as an extractor: the request holds no lock.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct MissingLock;
 
-/// The innermost lock of this request.
+/// Extracts the innermost lock of the request.
 ///
 /// ```
 /// # use axum::Json;
@@ -28,7 +28,8 @@ pub struct MissingLock;
 ///
 /// # Errors
 ///
-/// 500 where no lock is held; the text says which layer is missing, and where. An `Option` of it never fails.
+/// Rejects with 500 if no lock is held. The response names the missing layer and its position. An
+/// `Option<HeldLock>` is never rejected.
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl<S: Send + Sync> FromRequestParts<S> for HeldLock {
     type Rejection = MissingLock;
@@ -48,13 +49,13 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for HeldLock {
 }
 
 impl MissingLock {
-    /// 500: the routes are put together wrongly.
+    /// Returns 500: the routes are not set up correctly.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         StatusCode::INTERNAL_SERVER_ERROR
     }
 
-    /// What is wrong, and how to mend it.
+    /// Returns the error and its remedy.
     #[must_use]
     pub fn body_text(&self) -> String {
         self.to_string()
@@ -64,9 +65,10 @@ impl MissingLock {
 impl fmt::Display for MissingLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "`HeldLock` found no lock on this request. Put a `LockLayer` on this route, outside of the handler: \
-             `post(handler).route_layer(LockLayer::new(&locks, by(..)))`; on a router, call `.layer(..)` or `.route_layer(..)` \
-             after `.route(..)`. Where the layer skips some requests, or its key function answers `None`, take `Option<HeldLock>`.",
+            "the request holds no lock for `HeldLock`. Put a `LockLayer` on this route, outside of the handler: \
+             `post(handler).route_layer(LockLayer::new(&locks, key::from_fn(..)))`; on a router, call `.layer(..)` or \
+             `.route_layer(..)` after `.route(..)`. If the layer skips some requests, or if its key function returns \
+             `None`, use `Option<HeldLock>`.",
         )
     }
 }
@@ -75,7 +77,7 @@ impl Error for MissingLock {}
 
 impl IntoResponse for MissingLock {
     fn into_response(self) -> Response {
-        // Whoever reads the answer may not be who can mend it.
+        // The reader of the response may not be the operator of the service.
         #[cfg(feature = "tracing")]
         tracing::error!(target: "tower_lock", "{self}");
         (self.status(), self.body_text()).into_response()

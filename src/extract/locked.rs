@@ -7,17 +7,18 @@ use axum::{
 use http::{Extensions, StatusCode, request::Parts};
 
 use crate::{
-    body::budget::Share,
+    body::budget::Reservation,
     lock::HeldLock,
     lock_key::LockKey,
-    middleware::{ClientConnection, context::Slot},
+    middleware::{ClientConnection, context::RequestContext},
     rejection::{Rejection, RejectionBody},
     telemetry::route::Route,
 };
 
-/// A value that says what is to be locked before it is worked on: what [`Locked`] takes its key from.
+/// Value with a lock key: [`Locked`] locks the key of the value that it extracts.
 ///
-/// For what the extractor leads to: `Claim` for `Locked<Json<Claim>>`, a type of your own for `Locked<Path<FamilyId>>`.
+/// Implement it for the target of the extractor: `Claim` for `Locked<Json<Claim>>`, a newtype for
+/// `Locked<Path<FamilyId>>`.
 ///
 /// ```
 /// # use tower_lock::{LockKey, HasLockKey};
@@ -33,21 +34,23 @@ use crate::{
 /// }
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` does not say what is to be locked",
+    message = "`{Self}` has no lock key",
     label = "`Locked` needs a key from this",
     note = "implement `tower_lock::HasLockKey` for it, or for a type of your own around it (`struct FamilyId(u64)`): `fn lock_key(&self) -> impl Into<LockKey> {{ (\"reward\", self.family_id) }}`"
 )]
 pub trait HasLockKey {
-    /// The key. Make it of all that the work is about, and of nothing that a client can spell in two ways.
+    /// Returns the key. It must not depend on the form in which a client writes a value.
     fn lock_key(&self) -> impl Into<LockKey>;
 }
 
-/// An extractor, and the lock of what it has extracted: the key is made of the very value that the handler sees.
+/// Extractor that locks the key of the value that it extracts: key and handler use the same value.
 ///
-/// `E` is any extractor that leads to a [`HasLockKey`] (`Json`, `Path`, `Query`, `Form`, `Extension`, `State`). The lock is taken when it has
-/// succeeded, held to the end of the response as if the route had a [`LockLayer`](crate::LockLayer), and behaves as the nearest
-/// [`LockManagerLayer`](crate::LockManagerLayer) says (wait, lease, `max_hold`, ..), or the `LockLayer` whose lock the request holds already. It goes last in the handler's arguments if it reads the body; what stands before it
-/// runs without the lock.
+/// `E` is an extractor that dereferences to a [`HasLockKey`] (`Json`, `Path`, `Query`, `Form`,
+/// `Extension`, `State`). The lock is acquired after `E` has succeeded, and held until the end of
+/// the response, as with a [`LockLayer`](crate::LockLayer). Its settings (wait, lease, `max_hold`,
+/// ..) are those of the nearest [`LockManagerLayer`](crate::LockManagerLayer), or of the
+/// `LockLayer` whose lock the request holds. It must be the last argument of the handler if it
+/// reads the body. Earlier arguments are extracted without the lock.
 ///
 /// ```
 /// # use axum::{Json, Router, routing::post};
@@ -65,37 +68,42 @@ pub trait HasLockKey {
 /// # }
 /// ```
 ///
-/// The key is of this one extractor. Is it to be of several, the path and the body perhaps, put a [`LockLayer`](crate::LockLayer) on the route.
-/// (Where `HasLockKey` is missing Axum says only that the handler is none; `#[axum::debug_handler]` says why.)
+/// The key comes from this one extractor. For a key of several extractors, such as the path and the
+/// body, use a [`LockLayer`](crate::LockLayer). If `HasLockKey` is not implemented, Axum reports
+/// only that the handler does not implement `Handler`; add `#[axum::debug_handler]` to see the
+/// cause.
 ///
-/// The body of the request is complete before the lock is acquired, also where the key is of the
+/// The body of the request is complete before the lock is acquired, also if the key comes from the
 /// head, unless the layer has
 /// [`request_body(RequestBodyMode::Stream)`](crate::LockManagerLayer::request_body).
 ///
 /// # Errors
 ///
-/// What the extractor rejects is answered as it says. Who cannot have the lock is answered as from a layer: 409, 503, .., with the typed
-/// [`Rejection`](crate::Rejection) in the extensions. Where neither a `LockManagerLayer` nor a `LockLayer` stands outside, 500 says which is missing, and where.
+/// A rejection of `E` is sent unchanged. If the lock cannot be acquired, the response is that of a
+/// layer (409, 503, ..), with the typed [`Rejection`](crate::Rejection) in its extensions. Without
+/// an outer `LockManagerLayer` or `LockLayer` the response is 500 and names the missing layer and
+/// its position.
 ///
 /// # Cancel safety
 ///
-/// A client that leaves while its request waits is out of the line at once; one that leaves later finds its handler
-/// [finished](crate::LockManagerLayer::on_disconnect) without it.
+/// If the client disconnects while the request waits, the request leaves the queue at once. If it
+/// disconnects later, the handler [finishes](crate::LockManagerLayer::on_disconnect) in the
+/// background.
 #[derive(Debug)]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub struct Locked<E>(
-    /// What was extracted.
+    /// The extracted value.
     pub E,
     /// Its lock.
     pub HeldLock,
 );
 
-const MISSING_LAYER: &str = "`Locked` found nothing to take its lock from. Put a `LockManagerLayer` on the router, outside of the handler and after its \
-    routes: `Router::new().route(\"/claim\", post(claim)).layer(LockManagerLayer::new(&locks))`. A task that outlives its request has no lock, either.";
+const MISSING_LAYER: &str = "`Locked` found no `LockManagerLayer`. Put one on the router, outside of the handler and after its \
+    routes: `Router::new().route(\"/claim\", post(claim)).layer(LockManagerLayer::new(&locks))`. After the response has ended, no lock is available either.";
 
-/// Where a lock is left when it is taken.
-struct Place {
-    slot: Slot,
+/// The context that keeps the lock.
+struct LockTarget {
+    context: RequestContext,
     route: Route,
     client: Option<ClientConnection>,
 }
@@ -108,18 +116,18 @@ where
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
-        let place = Place::of(&parts.extensions)?;
+        let target = LockTarget::from_extensions(&parts.extensions)?;
         let value = E::from_request_parts(parts, state).await.map_err(IntoResponse::into_response)?;
         let key = value.lock_key().into();
-        let _waits = place.slot.waits();
-        // A client that does not wait is spared its body.
-        if let Some(rejection) = place.slot.refusal(&place.route, &key) {
-            return Err(place.rejected(rejection));
+        let _waits = target.context.start_waiting();
+        // A client that does not wait need not send its body.
+        if let Some(rejection) = target.context.immediate_rejection(&target.route, &key) {
+            return Err(target.rejected(rejection));
         }
-        // Before the lock: a client that does not send its body keeps no other request waiting.
-        let mut room = place.read_body(parts).await?;
-        let lock = place.lock(key, room.as_mut()).await?;
-        // The innermost one, for extractors behind this one.
+        // Before the lock: a client that does not send its body blocks no other request.
+        let mut reservation = target.read_body(parts).await?;
+        let lock = target.acquire(key, reservation.as_mut()).await?;
+        // For extractors that follow, this is the innermost lock.
         parts.extensions.insert(lock.clone());
         Ok(Self(value, lock))
     }
@@ -133,48 +141,48 @@ where
     type Rejection = Response;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
-        let place = Place::of(request.extensions())?;
-        let _waits = place.slot.waits();
+        let target = LockTarget::from_extensions(request.extensions())?;
+        let _waits = target.context.start_waiting();
         let (mut parts, body) = request.into_parts();
-        let mut room = place.read_body(&mut parts).await?;
+        let mut reservation = target.read_body(&mut parts).await?;
         let request = Request::from_parts(parts, body);
         let value = E::from_request(request, state).await.map_err(IntoResponse::into_response)?;
-        let lock = place.lock(value.lock_key().into(), room.as_mut()).await?;
+        let lock = target.acquire(value.lock_key().into(), reservation.as_mut()).await?;
         Ok(Self(value, lock))
     }
 }
 
-impl Place {
-    fn of(extensions: &Extensions) -> Result<Self, Response> {
-        let slot = extensions.get::<Slot>().cloned().ok_or_else(missing_layer)?;
-        let route = slot.route(extensions);
-        Ok(Self { slot, route, client: extensions.get().cloned() })
+impl LockTarget {
+    fn from_extensions(extensions: &Extensions) -> Result<Self, Response> {
+        let context = extensions.get::<RequestContext>().cloned().ok_or_else(missing_layer)?;
+        let route = context.route(extensions);
+        Ok(Self { context, route, client: extensions.get().cloned() })
     }
 
-    /// Reads the body of the request, for the handler or the extractor to find it complete.
-    async fn read_body(&self, head: &mut Parts) -> Result<Option<Share>, Response> {
-        self.slot.read_body(&self.route, head).await.map_err(|answer| answer.map(RejectionBody::into_axum))
+    /// Reads the body of the request, so that the extractor or the handler finds it complete.
+    async fn read_body(&self, head: &mut Parts) -> Result<Option<Reservation>, Response> {
+        self.context.read_body(&self.route, head).await.map_err(|answer| answer.map(RejectionBody::into_axum))
     }
 
     fn rejected(&self, rejection: Rejection) -> Response {
-        self.slot.on_reject().answer(rejection).map(RejectionBody::into_axum)
+        self.context.on_reject().respond(rejection).map(RejectionBody::into_axum)
     }
 
-    /// Takes the lock, and leaves it where it stays to the end of the response.
-    async fn lock(&self, key: LockKey, body: Option<&mut Share>) -> Result<HeldLock, Response> {
-        let Self { slot, route, client } = self;
-        let entered = slot.enter(route, key, client.as_ref(), body).await;
-        let section = entered.map_err(|rejection| self.rejected(rejection))?;
-        let view = section.view();
-        // The response is out: whoever extracts now has kept a copy of the request, and holds nothing.
-        slot.put(section).map_err(|_| missing_layer())?;
+    /// Acquires the lock and keeps it until the end of the response.
+    async fn acquire(&self, key: LockKey, body: Option<&mut Reservation>) -> Result<HeldLock, Response> {
+        let Self { context, route, client } = self;
+        let lock = context.acquire(route, key, client.as_ref(), body).await;
+        let lock = lock.map_err(|rejection| self.rejected(rejection))?;
+        let view = lock.held_lock();
+        // The handler has returned: the extractor ran on a copy of the request, and gets no lock.
+        context.keep(lock).map_err(|_| missing_layer())?;
         Ok(view)
     }
 }
 
-/// 500: the routes are put together wrongly.
+/// 500: the routes are not set up correctly.
 fn missing_layer() -> Response {
-    // Whoever reads the answer may not be who can mend it.
+    // The reader of the response may not be the operator of the service.
     #[cfg(feature = "tracing")]
     tracing::error!(target: "tower_lock", "{MISSING_LAYER}");
     (StatusCode::INTERNAL_SERVER_ERROR, MISSING_LAYER).into_response()

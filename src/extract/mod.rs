@@ -1,4 +1,4 @@
-//! What a handler takes.
+//! Axum extractors.
 
 mod held_lock;
 mod locked;

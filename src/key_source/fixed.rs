@@ -2,14 +2,14 @@ use std::future::{Future, ready};
 
 use http::request::Parts;
 
-use super::{KeySource, NoKey};
+use super::{KeyRejection, KeySource};
 use crate::{body::reader::BodyReader, lock_key::LockKey};
 
-/// One key for every request. Made by [`fixed`].
+/// Source of one key for all requests. Created by [`fixed`].
 #[derive(Clone, Debug)]
 pub struct Fixed(LockKey);
 
-/// The same key for every request: for what there is once, such as the nightly job. Without Axum, too.
+/// One key for all requests: for work that exists once, such as a nightly job. Works without Axum.
 ///
 /// ```
 /// # use tower_lock::{LockLayer, LockManager, key};
@@ -22,11 +22,11 @@ pub fn fixed(key: impl Into<LockKey>) -> Fixed {
 }
 
 impl KeySource for Fixed {
-    fn derive(
+    fn extract_key(
         &self,
         _: &mut Parts,
         _: &mut BodyReader<'_>,
-    ) -> impl Future<Output = Result<Option<LockKey>, NoKey>> + Send {
+    ) -> impl Future<Output = Result<Option<LockKey>, KeyRejection>> + Send {
         ready(Ok(Some(self.0.clone())))
     }
 }

@@ -7,17 +7,17 @@ use std::{
 
 use http::request::Parts;
 
-use super::{IntoLockKey, KeySource, NoKey};
+use super::{IntoLockKey, KeyRejection, KeySource};
 use crate::{body::reader::BodyReader, lock_key::LockKey};
 
-/// A key function over the head of a request. Made by [`from_parts`].
+/// Source that calls a function of the request head. Created by [`from_parts`].
 #[derive(Clone)]
 pub struct FromParts<F>(F);
 
-/// Keys from the head of the request alone: for plain Tower services, without Axum.
+/// Keys from the request head: for plain Tower services, without Axum.
 ///
-/// Make keys of **parsed** values where the handler parses: `01`, `+1` and `1` are one number to it, and would be three
-/// locks to a key made of text.
+/// Parse values that the handler parses: `01`, `+1` and `1` are one number for the handler, and
+/// three locks for a key of text.
 ///
 /// ```
 /// use http::StatusCode;
@@ -57,12 +57,12 @@ where
     F: Fn(&Parts) -> R + Clone + Send + Sync + 'static,
     R: IntoLockKey,
 {
-    fn derive(
+    fn extract_key(
         &self,
         head: &mut Parts,
         _: &mut BodyReader<'_>,
-    ) -> impl Future<Output = Result<Option<LockKey>, NoKey>> + Send {
-        ready((self.0)(head).into_lock_key().map_err(|answer| NoKey::Answered(answer, None)))
+    ) -> impl Future<Output = Result<Option<LockKey>, KeyRejection>> + Send {
+        ready((self.0)(head).into_lock_key().map_err(|answer| KeyRejection::Response(answer, None)))
     }
 }
 

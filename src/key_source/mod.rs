@@ -1,7 +1,9 @@
-//! From a request to its key, without Axum.
+//! Sources of keys: from a request to its lock key.
 
 #[cfg(feature = "axum")]
 pub(crate) mod from_fn;
+#[cfg(feature = "axum")]
+mod marker;
 pub(crate) mod from_parts;
 pub(crate) mod fields;
 pub(crate) mod fixed;
@@ -16,35 +18,37 @@ use crate::{
     rejection::{Rejection, RejectionBody},
 };
 
-/// What a key function may answer.
+/// Return type of a key function.
 ///
-/// | answer | means |
+/// | value | meaning |
 /// |---|---|
-/// | `("order", id)`, a tuple of a namespace and up to six parts | this key |
-/// | a [`LockKey`] | this key |
+/// | `("order", id)`, a tuple of a namespace and up to six parts | lock this key |
+/// | a [`LockKey`] | lock this key |
 /// | an `Option` of these | `None`: the request needs no lock |
-/// | a `Result` of these | `Err` is sent as the response: anything that is `IntoResponse`, without Axum a `Response` or a `StatusCode` |
+/// | a `Result` of these | `Err` is sent as the response: any `IntoResponse`; without Axum a `Response` or a `StatusCode` |
 #[diagnostic::on_unimplemented(
-    message = "answer `(\"namespace\", part, ..)` with integers, strings, `bool`, `char` or `Uuid` (feature `uuid`) as parts: `{Self}` is not an answer of a key function",
+    message = "return `(\"namespace\", part, ..)` with integers, strings, `bool`, `char` or `Uuid` (feature `uuid`) as parts: `{Self}` is not a return type of a key function",
     label = "this cannot be made into a lock key",
-    note = "answer a tuple whose first element is the namespace, a `&'static str` (`(\"order\", id)`), a `LockKey`, an `Option` (`None`: no lock needed) or a `Result` of these (`Err`, an `IntoResponse`, is sent as the response)",
-    note = "up to six parts follow it: integers, `bool`, `char`, strings and `Uuid` (feature `uuid`); a float is none: `0.1 + 0.2` and `0.3` would be two locks"
+    note = "return a tuple whose first element is the namespace, a `&'static str` (`(\"order\", id)`), a `LockKey`, an `Option` (`None`: no lock needed) or a `Result` of these (`Err`, an `IntoResponse`, is sent as the response)",
+    note = "up to six parts follow it: integers, `bool`, `char`, strings and `Uuid` (feature `uuid`); floats are not allowed: `0.1 + 0.2` and `0.3` would be two locks"
 )]
 pub trait IntoLockKey {
     #[doc(hidden)]
     fn into_lock_key(self) -> Result<Option<LockKey>, Response<RejectionBody>>;
 }
 
-/// What the error of a key function may be: a response.
+/// Error of a key function: a response.
 pub trait IntoKeyRejection {
     #[doc(hidden)]
-    fn into_answer(self) -> Response<RejectionBody>;
+    fn into_key_rejection(self) -> Response<RejectionBody>;
 }
 
-/// Something a [`LockLayer`](crate::LockLayer) can take keys from: what [`key::from_fn`](crate::key::from_fn),
-/// [`from_fn_with_state`](crate::key::from_fn_with_state), [`from_parts`], [`from_fields`](crate::key::from_fields) and [`fixed`](crate::key::fixed) make.
+/// Source of the keys of a [`LockLayer`](crate::LockLayer). Created by
+/// [`key::from_fn`](crate::key::from_fn), [`from_fn_with_state`](crate::key::from_fn_with_state),
+/// [`from_parts`](crate::key::from_parts), [`from_fields`](crate::key::from_fields) and
+/// [`fixed`](crate::key::fixed).
 ///
-/// Not to be implemented.
+/// Cannot be implemented elsewhere.
 #[diagnostic::on_unimplemented(
     message = "write `LockLayer::new(&locks, key::from_fn(..))`: without `key::from_fn(..)` around it `{Self}` is not a key source",
     label = "a layer cannot take keys from this",
@@ -52,35 +56,35 @@ pub trait IntoKeyRejection {
     note = "without a function: `key::from_fields(\"order\", key::path_param(\"id\"))`, `key::fixed((\"nightly\", \"mail\"))`"
 )]
 pub trait KeySource: Clone + Send + Sync + 'static {
-    /// The key. What it says of the head alone, it says before it asks for the body.
+    /// Derives the key. Rejections because of the head come before the body is read.
     #[doc(hidden)]
-    fn derive(
+    fn extract_key(
         &self,
         head: &mut Parts,
         body: &mut BodyReader<'_>,
-    ) -> impl Future<Output = Result<Option<LockKey>, NoKey>> + Send;
+    ) -> impl Future<Output = Result<Option<LockKey>, KeyRejection>> + Send;
 }
 
-/// Why there is no key.
+/// Why a request has no key.
 #[doc(hidden)]
 #[derive(Debug)]
-pub enum NoKey {
-    /// An extractor or the key function answered: which one, by the name of its type.
-    Answered(Response<RejectionBody>, Option<&'static str>),
-    /// We could not ask.
-    Rejected(Rejection),
-    /// It is made of what a router has matched, and none has.
+pub enum KeyRejection {
+    /// An extractor or the key function returned a response. With the type name of the extractor.
+    Response(Response<RejectionBody>, Option<&'static str>),
+    /// The request was rejected by this crate.
+    Rejection(Rejection),
+    /// The key needs a matched route, and no route matched.
     NoRoute,
 }
 
-impl From<Rejection> for NoKey {
+impl From<Rejection> for KeyRejection {
     fn from(rejection: Rejection) -> Self {
-        Self::Rejected(rejection)
+        Self::Rejection(rejection)
     }
 }
 
-/// Whether a router has matched a route. A layer on a whole router is asked for other requests, too.
-pub(crate) fn has_route(head: &Parts) -> bool {
+/// Whether a router has matched a route. A layer on a whole router also sees other requests.
+pub(crate) fn has_matched_route(head: &Parts) -> bool {
     #[cfg(feature = "axum")]
     return head.extensions.get::<axum::extract::MatchedPath>().is_some();
     #[cfg(not(feature = "axum"))]
@@ -112,7 +116,7 @@ impl<T: IntoLockKey> IntoLockKey for Option<T> {
 
 impl<T: IntoLockKey, E: IntoKeyRejection> IntoLockKey for Result<T, E> {
     fn into_lock_key(self) -> Result<Option<LockKey>, Response<RejectionBody>> {
-        self.map_err(IntoKeyRejection::into_answer)?.into_lock_key()
+        self.map_err(IntoKeyRejection::into_key_rejection)?.into_lock_key()
     }
 }
 
@@ -120,15 +124,15 @@ impl<T: IntoLockKey, E: IntoKeyRejection> IntoLockKey for Result<T, E> {
 
 #[cfg(feature = "axum")]
 impl<E: axum::response::IntoResponse> IntoKeyRejection for E {
-    fn into_answer(self) -> Response<RejectionBody> {
+    fn into_key_rejection(self) -> Response<RejectionBody> {
         self.into_response().map(RejectionBody::new)
     }
 }
 
-// The same that Axum knows: with its feature on, what compiled without still does.
+// The types that Axum implements `IntoResponse` for, so that enabling the feature breaks no code.
 #[cfg(not(feature = "axum"))]
 impl IntoKeyRejection for http::StatusCode {
-    fn into_answer(self) -> Response<RejectionBody> {
+    fn into_key_rejection(self) -> Response<RejectionBody> {
         let mut response = Response::new(RejectionBody::new(http_body_util::Empty::new()));
         *response.status_mut() = self;
         response
@@ -141,14 +145,14 @@ where
     B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
     B::Error: Into<tower::BoxError>,
 {
-    fn into_answer(self) -> Response<RejectionBody> {
+    fn into_key_rejection(self) -> Response<RejectionBody> {
         self.map(RejectionBody::new)
     }
 }
 
 #[cfg(not(feature = "axum"))]
 impl IntoKeyRejection for crate::lock_key::RawKeyError {
-    fn into_answer(self) -> Response<RejectionBody> {
+    fn into_key_rejection(self) -> Response<RejectionBody> {
         let mut response = Response::new(RejectionBody::new(http_body_util::Full::from(self.to_string())));
         *response.status_mut() = http::StatusCode::BAD_REQUEST;
         response
@@ -158,7 +162,7 @@ impl IntoKeyRejection for crate::lock_key::RawKeyError {
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl axum::response::IntoResponse for crate::lock_key::RawKeyError {
-    /// 400: the name came with the request.
+    /// 400, because the name came with the request.
     fn into_response(self) -> axum::response::Response {
         (http::StatusCode::BAD_REQUEST, self.to_string()).into_response()
     }

@@ -307,11 +307,11 @@ fn effective_settings(call: LockPolicy, handle: LockPolicy) -> (Duration, HoldLi
     match RequestScope::policy() {
         Some(request) => {
             let policy = call.or(request).or(handle);
-            (policy.request_wait(), policy.request_terms())
+            (policy.request_wait(), policy.request_hold_limits())
         }
         None => {
             let policy = call.or(handle);
-            (policy.call_wait(), policy.call_terms())
+            (policy.call_wait(), policy.call_hold_limits())
         }
     }
 }

@@ -2,9 +2,10 @@
 //! come out: store calls, wake-ups, notifications.
 
 use std::{
+    any::Any,
     marker::PhantomData,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -18,7 +19,6 @@ use tokio::{
 };
 
 use super::{
-    detached,
     driver_data::{Grant, GrantData, Section, TokioDriver, Waiter},
     lost_timers::LostTimers,
     renewal_queue::{Inserted, RenewalQueue},
@@ -26,7 +26,6 @@ use super::{
 use crate::proto::section::ReleaseOutcome;
 use crate::{
     acquisition::AcquisitionIds,
-    body::budget::Room,
     clock::{BootInstant, Clock, LazyNow},
     error::{LockError, LockLost},
     limits::{LOCK_DELAY, MAX_STORE_WAITERS, OFFER_TTL, QUEUE_ENTRY_TTL, RECHECK_INTERVAL},
@@ -62,7 +61,10 @@ pub(crate) struct Driver {
     /// The grants that the watchdog renews.
     pub(super) renewals: RenewalQueue,
     start_watchdog: fn(&Arc<Self>),
-    pub(super) detached: detached::Count,
+    /// The bound of handlers that finish without their client, for the extension.
+    pub(crate) max_detached: usize,
+    /// The state that another module keeps with this manager.
+    extension: OnceLock<Box<dyn Any + Send + Sync>>,
     pub(super) ids: AcquisitionIds,
     process: Process,
     /// The process that created this driver. The copy in a forked child grants nothing, and sends
@@ -72,8 +74,6 @@ pub(crate) struct Driver {
     pub(super) lease: Duration,
     store_warnings: ThrottledLog,
     reports: Reports,
-    /// For the bodies of requests that are read before their lock is taken.
-    bodies: Arc<Room>,
     /// I11: no code of others runs under this mutex, and nothing is awaited.
     table: Mutex<LockTable<TokioDriver>>,
     lag_notices: Mutex<LagNotices>,
@@ -132,14 +132,14 @@ impl Driver {
             clock,
             renewals: RenewalQueue::default(),
             start_watchdog,
-            detached: detached::Count::new(max_detached),
+            max_detached,
+            extension: OnceLock::new(),
             ids,
             pid: process.id(),
             process,
             lease,
             store_warnings: ThrottledLog::default(),
             reports: Reports::default(),
-            bodies: Arc::default(),
             table: Mutex::new(LockTable::new(LeaseBounds { longest: lease, call_timeout })),
             lag_notices: Mutex::default(),
             is_shutting_down: AtomicBool::new(false),
@@ -169,7 +169,7 @@ impl Driver {
         self.renewals.abandon();
         let ids = self.ids.for_child(self.process.random_bits());
         let (store, clock, process) = (Arc::clone(&self.store), self.clock.clone(), self.process.clone());
-        Self::new(store, clock, ids, process, self.lease, self.detached.max(), self.start_watchdog)
+        Self::new(store, clock, ids, process, self.lease, self.max_detached, self.start_watchdog)
     }
 
     /// Costs one `getpid`. It is called for each request, each end of a guard and each store reply.
@@ -352,8 +352,19 @@ impl Driver {
         (table.len(), table.waiting())
     }
 
-    pub(crate) fn bodies(&self) -> &Arc<Room> {
-        &self.bodies
+    /// The state that another module keeps with this manager. The first call creates it. A child
+    /// process creates its own.
+    ///
+    /// # Panics
+    ///
+    /// Calls name different types: a manager keeps one value.
+    pub(crate) fn extension<T: Any + Send + Sync>(&self, create: impl FnOnce() -> T) -> &T {
+        let state = self.extension.get_or_init(|| Box::new(create()));
+        state.downcast_ref().expect("every call names the same type")
+    }
+
+    pub(crate) fn now(&self) -> BootInstant {
+        self.clock.now()
     }
 
     fn handle_event(self: &Arc<Self>, key: &LockKey, event: Event<TokioDriver>) {
@@ -537,7 +548,7 @@ impl Driver {
     }
 
     /// Logs and counts in the background.
-    pub(super) fn report(&self, report: Report) {
+    pub(crate) fn report(&self, report: Report) {
         self.reports.send(report, self.runtime().as_ref());
     }
 

@@ -14,17 +14,11 @@ mod driver_data;
 mod lost_timers;
 mod renewal_queue;
 mod watchdog;
-mod detached;
 
 #[cfg(all(test, tower_lock_shuttle))]
 mod shuttle_tests;
 
-pub(crate) use self::{
-    acquire::LockParams,
-    detached::{Detached, DetachedRoute},
-    driver::Driver,
-    request_scope::RequestScope,
-};
+pub(crate) use self::{acquire::LockParams, driver::Driver, request_scope::RequestScope};
 
 #[cfg(feature = "__internals")]
 pub(crate) use self::driver::QUEUE;

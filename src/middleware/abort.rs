@@ -11,23 +11,24 @@ use tokio::time::Instant;
 
 use crate::error::LockLost;
 
-/// Ready when what runs in a section is to be broken off.
-pub(super) type Stop = Pin<Box<dyn Future<Output = LockLost> + Send>>;
+/// Resolves when the work under a lock must be aborted.
+pub(super) type AbortSignal = Pin<Box<dyn Future<Output = LockLost> + Send>>;
 
-pub(super) type Stops = SmallVec<[Stop; 1]>;
+pub(super) type AbortSignals = SmallVec<[AbortSignal; 1]>;
 
-/// When that is.
+/// When the work under a lock is aborted.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum StopsAt {
+pub(super) enum AbortAt {
     /// When the lock is lost.
-    WhenLost,
-    /// It goes on with its fence, but not for ever. (`None`: later than any clock.)
-    At(Option<Instant>),
+    Loss,
+    /// At this instant, also if the lock is still held. `None`: later than any instant of the
+    /// clock.
+    Deadline(Option<Instant>),
 }
 
-/// The first of them that is ready.
-pub(super) fn first(stops: &mut Stops, cx: &mut Context<'_>) -> Poll<LockLost> {
-    let ready = stops.iter_mut().find_map(|stop| match stop.as_mut().poll(cx) {
+/// Polls all signals. Ready with the reason of the first one that is ready.
+pub(super) fn poll_any(signals: &mut AbortSignals, cx: &mut Context<'_>) -> Poll<LockLost> {
+    let ready = signals.iter_mut().find_map(|stop| match stop.as_mut().poll(cx) {
         Poll::Ready(why) => Some(why),
         Poll::Pending => None,
     });

@@ -6,20 +6,20 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use tower::BoxError;
 
-/// What is left of a body that is not needed any more.
-pub(super) struct Complete {
+/// The frames of a complete body.
+pub(super) struct CompleteBody {
     pub(super) frames: VecDeque<Frame<Bytes>>,
-    /// What comes after the frames.
+    /// Follows the frames.
     pub(super) error: Option<BoxError>,
-    /// What the body announced, less what has been sent of it. Where it broke its word (an error, too few bytes), so do we:
-    /// the client must not take a part for the whole.
+    /// The length that the body announced, less the bytes that were sent. A body that is shorter
+    /// than announced, or that failed, must not look complete to the client.
     pub(super) announced: Option<u64>,
-    /// Where nobody asks for content (`HEAD`): whether the body said that it had none.
-    pub(super) had_none: Option<bool>,
+    /// For a response without content (`HEAD`): whether the inner body was empty.
+    pub(super) was_empty: Option<bool>,
 }
 
-impl Complete {
-    pub(super) fn next(&mut self) -> Option<Result<Frame<Bytes>, BoxError>> {
+impl CompleteBody {
+    pub(super) fn next_frame(&mut self) -> Option<Result<Frame<Bytes>, BoxError>> {
         let frame = self.frames.pop_front();
         if let (Some(announced), Some(data)) = (&mut self.announced, frame.as_ref().and_then(Frame::data_ref)) {
             *announced = announced.saturating_sub(data.len() as u64);
@@ -29,11 +29,12 @@ impl Complete {
 
     pub(super) fn is_end_stream(&self) -> bool {
         let nothing_left = self.frames.is_empty() && self.error.is_none() && self.announced.unwrap_or(0) == 0;
-        self.had_none.unwrap_or(nothing_left)
+        self.was_empty.unwrap_or(nothing_left)
     }
 
     pub(super) fn size_hint(&self) -> SizeHint {
-        // Not made exact where it was not: hyper would send a `Content-Length`, and then no trailers.
+        // Not exact if it was not before: hyper would send a `Content-Length`, and then no
+        // trailers.
         self.announced.map_or_else(
             || {
                 let mut at_least = SizeHint::new();

@@ -1,4 +1,4 @@
-//! What the user said of one route.
+//! The configuration of a layer, and the configuration that it inherits.
 
 use std::sync::Arc;
 
@@ -7,73 +7,76 @@ use http::request::Parts;
 use crate::{
     lock::{Driver, LockManager},
     policy::LockPolicy,
-    rejection::{OnReject, retry_after::UsualHold},
+    rejection::{OnReject, retry_after::HoldEstimate},
 };
 
 pub(super) type Skip = dyn Fn(&Parts) -> bool + Send + Sync;
 
-/// What a layer and all its services share.
-pub(super) struct Config<K> {
+/// Shared by a layer and all its services.
+pub(super) struct LayerConfig<K> {
     pub(super) locks: LockManager,
     pub(super) key: K,
-    /// What the route says; what it does not say is found with the request.
+    /// The settings of the route. Settings that it lacks are inherited per request.
     pub(super) policy: LockPolicy,
     pub(super) skip: Option<Arc<Skip>>,
     pub(super) on_reject: OnReject,
     pub(super) name: Option<&'static str>,
-    pub(super) usual_hold: Arc<UsualHold>,
+    pub(super) hold_estimate: Arc<HoldEstimate>,
 }
 
-/// How this layer takes locks.
+/// The parameters with which a layer acquires locks.
 #[derive(Clone)]
-pub(super) struct Terms {
-    pub(super) core: Arc<Driver>,
+pub(super) struct LayerParams {
+    pub(super) driver: Arc<Driver>,
     pub(super) policy: LockPolicy,
     pub(super) on_reject: OnReject,
-    pub(super) usual_hold: Arc<UsualHold>,
+    pub(super) hold_estimate: Arc<HoldEstimate>,
     pub(super) name: Option<&'static str>,
 }
 
-/// What the layers outside say: in the extensions of the request.
+/// The configuration of the outer layers. It is in the extensions of the request.
 #[derive(Clone, Debug)]
-pub(super) struct Outside {
-    pub(super) layers: LockPolicy,
-    pub(super) of_locks: LockPolicy,
+pub(super) struct InheritedConfig {
+    pub(super) layer_policy: LockPolicy,
+    pub(super) manager_policy: LockPolicy,
     pub(super) on_reject: OnReject,
 }
 
-impl<K> Config<K> {
+impl<K> LayerConfig<K> {
     pub(super) fn skips(&self, head: &Parts) -> bool {
         self.skip.as_ref().is_some_and(|skip| skip(head))
     }
 
-    pub(super) fn terms(&self, head: &Parts) -> Terms {
+    pub(super) fn params(&self, head: &Parts) -> LayerParams {
         let outside = head.extensions.get();
-        Terms {
-            core: Arc::clone(self.locks.driver()),
-            policy: Outside::policy(outside, self.policy, &self.locks),
-            on_reject: self.on_reject.or(outside.map(Outside::on_reject)).clone(),
-            usual_hold: Arc::clone(&self.usual_hold),
+        LayerParams {
+            driver: Arc::clone(self.locks.driver()),
+            policy: InheritedConfig::policy(outside, self.policy, &self.locks),
+            on_reject: self.on_reject.or(outside.map(InheritedConfig::on_reject)).clone(),
+            hold_estimate: Arc::clone(&self.hold_estimate),
             name: self.name,
         }
     }
 }
 
-impl Outside {
-    /// The nearest one wins.
-    pub(super) fn over(&self, outer: Option<&Self>) -> Self {
+impl InheritedConfig {
+    /// The inner layer wins.
+    pub(super) fn merged_with(&self, outer: Option<&Self>) -> Self {
         let Some(outer) = outer else { return self.clone() };
         Self {
-            layers: self.layers.or(outer.layers),
-            of_locks: self.of_locks.or(outer.of_locks),
+            layer_policy: self.layer_policy.or(outer.layer_policy),
+            manager_policy: self.manager_policy.or(outer.manager_policy),
             on_reject: self.on_reject.or(Some(&outer.on_reject)).clone(),
         }
     }
 
-    /// What counts for a request: what the route sets, else the nearest layer outside, else the locks.
+    /// The settings of a request: those of the route, else of the nearest outer layer, else of the
+    /// manager.
     pub(super) fn policy(outside: Option<&Self>, route: LockPolicy, locks: &LockManager) -> LockPolicy {
         match outside {
-            Some(Self { layers, of_locks, .. }) => route.or(*layers).or(*of_locks).or(locks.policy()),
+            Some(Self { layer_policy: layers, manager_policy: of_locks, .. }) => {
+                route.or(*layers).or(*of_locks).or(locks.policy())
+            }
             None => route.or(locks.policy()),
         }
     }
@@ -83,8 +86,8 @@ impl Outside {
     }
 }
 
-/// For a layer that is changed after it was cloned: it stands on another route, and has measured nothing there.
-impl<K: Clone> Clone for Config<K> {
+/// A layer that is changed after it was cloned belongs to another route: its estimate starts anew.
+impl<K: Clone> Clone for LayerConfig<K> {
     fn clone(&self) -> Self {
         Self {
             locks: self.locks.clone(),
@@ -93,7 +96,7 @@ impl<K: Clone> Clone for Config<K> {
             skip: self.skip.clone(),
             on_reject: self.on_reject.clone(),
             name: self.name,
-            usual_hold: Arc::default(),
+            hold_estimate: Arc::default(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The slot of one request: what it may hold beyond the lock of its layer, and whether it runs at all.
+//! The context of one request at one layer.
 
 use std::{
     future::Future,
@@ -18,18 +18,25 @@ use http::{Response, request::Parts};
 use tokio::{task::AbortHandle, time::Instant};
 
 use super::{
-    abort::Stops, config::Terms, connection::ClientConnection, owner_lifetime::Tenure, prefer, request_lock::Section,
+    abort::AbortSignals,
+    config::LayerParams,
+    connection::ClientConnection,
+    disconnect::{DetachedPermit, RouteId},
+    manager_state::ManagerState,
+    owner_lifetime::OwnerLifetime,
+    prefer,
+    request_lock::RequestLock,
 };
 #[cfg(feature = "axum")]
-use crate::body::{reader::BodyReader, request_body::SharedBody};
+use crate::body::{reader::BodyReader, request_body::RequestBodyHandle};
 #[cfg(feature = "axum")]
-use crate::key_source::NoKey;
+use crate::key_source::KeyRejection;
 #[cfg(feature = "axum")]
 use crate::rejection::RejectionBody;
 use crate::{
-    body::{budget::Share, request_body::BodyObserver},
+    body::{budget::Reservation, request_body::BodyObserver},
     error::LockLost,
-    lock::{Detached, DetachedRoute, LockFuture, LockParams, RequestScope},
+    lock::{LockFuture, LockParams, RequestScope},
     lock_key::LockKey,
     owner::Owner,
     policy::LockPolicy,
@@ -38,332 +45,356 @@ use crate::{
     telemetry::{route::Route, span::LockSpan},
 };
 
-/// One request at one layer of ours: the layer, its future, its handler and the extractors in there meet here. In the extensions of the
-/// request.
+/// One request at one layer, shared by the layer, its future, the handler and the extractors.
+/// It is in the extensions of the request.
 #[derive(Clone)]
-pub(crate) struct Slot(Arc<Inner>);
+pub(crate) struct RequestContext(Arc<Inner>);
 
 struct Inner {
-    terms: Terms,
-    /// Where the request was on its way when it came to this layer.
+    params: LayerParams,
+    /// The route, as far as it was known when the request reached this layer.
     route: Route,
     owner: Owner,
-    /// Of a layer of ours that has named the owner.
-    tenure: Weak<Tenure>,
-    /// What the client chose.
-    max_client_wait: Option<Duration>,
-    /// That it chose has mattered.
-    has_applied: AtomicBool,
-    /// The next layer of ours further out.
-    outer: Option<Slot>,
-    /// A layer further out holds a lock: it says what becomes of us.
+    /// Of the layer that created the owner.
+    owner_lifetime: Weak<OwnerLifetime>,
+    /// The wait that the client chose.
+    client_wait: Option<Duration>,
+    /// Whether that choice was used.
+    is_wait_applied: AtomicBool,
+    /// The next outer layer.
+    outer: Option<RequestContext>,
+    /// An outer layer holds a lock: it decides what a disconnect does.
     is_inner: bool,
-    /// Of the handler.
+    /// A [`HandlerPhase`].
     phase: AtomicU8,
-    /// The end of the request's body was not read yet.
-    is_incomplete: AtomicBool,
-    /// How many in here wait for a lock.
+    /// The end of the request body has not been read.
+    is_body_incomplete: AtomicBool,
+    /// The number of lock requests in here that wait.
     waiting: AtomicUsize,
-    /// How many locks are held here, that of the layer included.
+    /// The number of locks that are held here, with that of the layer.
     held: AtomicUsize,
-    beyond: Mutex<Beyond>,
+    extra_locks: Mutex<ExtraLocks>,
 }
 
-/// The handler was not called yet.
-const BEFORE: u8 = 0;
-/// It runs.
-const RUNS: u8 = 1;
-/// It has answered, or was broken off.
-const AFTER: u8 = 2;
+/// The phase of the handler.
+#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum HandlerPhase {
+    NotStarted,
+    Running,
+    Ended,
+}
 
-/// What is held beyond the lock of the layer.
+/// The locks that extractors acquired.
 #[derive(Default)]
-struct Beyond {
-    /// The response is there: nothing is taken any more.
+struct ExtraLocks {
+    /// The handler has returned: no lock is added.
     is_closed: bool,
-    sections: Vec<Section>,
+    locks: Vec<RequestLock>,
 }
 
-/// As long as it lives, somebody in here waits for a lock.
-pub(crate) struct Waits<'a>(&'a Slot);
+/// Counts a lock request that waits, until it is dropped.
+pub(crate) struct WaitingGuard<'a>(&'a RequestContext);
 
-impl Slot {
-    pub(super) fn new(terms: Terms, headers: &HeaderMap, extensions: &Extensions) -> (Self, Option<Arc<Tenure>>) {
-        // A copy of the extensions of a request that is over says nothing, and is not kept.
-        let outer = extensions.get::<Self>().filter(|slot| !slot.is_closed()).cloned();
-        let is_inner = outer.as_ref().is_some_and(|outer| outer.0.is_inner || outer.holds());
+impl RequestContext {
+    pub(super) fn new(
+        params: LayerParams,
+        headers: &HeaderMap,
+        extensions: &Extensions,
+    ) -> (Self, Option<Arc<OwnerLifetime>>) {
+        // A copy of the extensions of a finished request is ignored, and not kept.
+        let outer = extensions.get::<Self>().filter(|context| !context.is_closed()).cloned();
+        let is_inner = outer.as_ref().is_some_and(|outer| outer.0.is_inner || outer.holds_lock());
         let known = extensions.get::<Owner>().filter(|owner| !owner.is_closed()).cloned();
-        let (owner, tenure) = match (known, &outer) {
-            (Some(owner), Some(outer)) if outer.0.owner == owner && is_inner => (owner, outer.0.tenure.upgrade()),
-            // A layer that holds nothing gives nothing to re-enter. And what it is called for twice (a retry, while the first try finishes
-            // alone) is not to be let in twice.
-            (Some(owner), Some(outer)) if outer.0.owner == owner => Tenure::begin(),
-            // Named by somebody else, who also says when that is over.
+        let (owner, owner_lifetime) = match (known, &outer) {
+            (Some(owner), Some(outer)) if outer.0.owner == owner && is_inner => {
+                (owner, outer.0.owner_lifetime.upgrade())
+            }
+            // A layer that holds no lock has nothing to re-enter. And the inner service may be
+            // called twice (a retry, while the first call finishes detached): the second call must
+            // not re-enter the locks of the first one.
+            (Some(owner), Some(outer)) if outer.0.owner == owner => OwnerLifetime::start(),
+            // The owner was set by other code, which also ends its lifetime.
             (Some(owner), _) => (owner, None),
-            (None, _) => Tenure::begin(),
+            (None, _) => OwnerLifetime::start(),
         };
-        let slot = Self(Arc::new(Inner {
-            max_client_wait: terms.policy.longest_client_wait().and_then(|max| prefer::wait(headers, max)),
-            has_applied: AtomicBool::new(false),
+        let context = Self(Arc::new(Inner {
+            client_wait: params.policy.client_wait_limit().and_then(|max| prefer::requested_wait(headers, max)),
+            is_wait_applied: AtomicBool::new(false),
             owner,
-            tenure: tenure.as_ref().map_or_else(Weak::new, Arc::downgrade),
+            owner_lifetime: owner_lifetime.as_ref().map_or_else(Weak::new, Arc::downgrade),
             is_inner,
             outer,
-            route: Route::of(extensions, terms.name),
-            terms,
-            phase: AtomicU8::new(BEFORE),
-            is_incomplete: AtomicBool::new(false),
+            route: Route::from_extensions(extensions, params.name),
+            params,
+            phase: AtomicU8::new(HandlerPhase::NotStarted as u8),
+            is_body_incomplete: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
-            beyond: Mutex::default(),
+            extra_locks: Mutex::default(),
         }));
-        (slot, tenure)
+        (context, owner_lifetime)
     }
 
     pub(super) fn owner(&self) -> &Owner {
         &self.0.owner
     }
 
-    /// Receives the progress of the body of the request.
+    /// The receiver of the progress of the request body.
     pub(super) fn body_observer(&self) -> Arc<dyn BodyObserver> {
         Arc::clone(&self.0) as _
     }
 
-    /// What the calls of the handler have from this request.
-    pub(super) fn in_request(&self) -> RequestScope {
-        RequestScope::new(self.0.owner.clone(), self.0.terms.policy.of_request(self.0.max_client_wait))
+    /// The owner and the settings that the calls of the handler inherit.
+    pub(super) fn request_scope(&self) -> RequestScope {
+        RequestScope::new(self.0.owner.clone(), self.0.params.policy.for_handler(self.0.client_wait))
     }
 
     pub(super) fn policy(&self) -> &LockPolicy {
-        &self.0.terms.policy
+        &self.0.params.policy
     }
 
     pub(crate) fn on_reject(&self) -> &OnReject {
-        &self.0.terms.on_reject
+        &self.0.params.on_reject
     }
 
-    /// Where the request is on its way, as far as it is known by now.
+    /// The route, as far as it is known now.
     pub(crate) fn route(&self, extensions: &Extensions) -> Route {
-        Route::of(extensions, self.0.terms.name)
+        Route::from_extensions(extensions, self.0.params.name)
     }
 
     // --- taking a lock --------------------------------------------------------------------------------------------
 
-    /// Somebody in here waits, and so does each layer further out.
-    pub(crate) fn waits(&self) -> Waits<'_> {
-        for slot in self.and_outer() {
-            slot.0.waiting.fetch_add(1, AcqRel);
+    /// Counts a lock request that waits, here and at each outer layer.
+    pub(crate) fn start_waiting(&self) -> WaitingGuard<'_> {
+        for context in self.self_and_outer() {
+            context.0.waiting.fetch_add(1, AcqRel);
         }
-        Waits(self)
+        WaitingGuard(self)
     }
 
-    /// Whether the body of a request is read before a lock is taken. After a `CONNECT` comes a
-    /// tunnel, which has no end.
+    /// Whether the body is read before the lock is acquired. A `CONNECT` request is followed by a
+    /// tunnel, which does not end.
     pub(super) fn buffers_body(&self, method: &Method) -> bool {
-        self.0.terms.policy.buffers_request() && method != Method::CONNECT
+        self.0.params.policy.buffers_request() && method != Method::CONNECT
     }
 
-    /// For an extractor that takes a lock: reads the body of its request, and puts it back for the
-    /// handler.
+    /// Reads the body of the request for an extractor, and puts it back for the handler.
     ///
-    /// The share lasts for as long as the request waits.
+    /// The reservation is needed while the request waits.
     #[cfg(feature = "axum")]
     pub(crate) async fn read_body(
         &self,
         route: &Route,
         head: &mut Parts,
-    ) -> Result<Option<Share>, Response<RejectionBody>> {
+    ) -> Result<Option<Reservation>, Response<RejectionBody>> {
         if !self.buffers_body(&head.method) {
             return Ok(None);
         }
-        let Some(shared) = head.extensions.get::<SharedBody>().cloned() else { return Ok(None) };
+        let Some(shared) = head.extensions.get::<RequestBodyHandle>().cloned() else { return Ok(None) };
         let Some(body) = shared.take() else { return Ok(None) };
-        let mut body = BodyReader::new(body, self.0.terms.core.bodies(), self.policy());
-        body.read(head).await.map_err(|rejection| NoKey::from(rejection).answer(route, self.on_reject()))?;
-        let (body, share) = body.finish();
-        shared.put(body);
-        Ok(share)
+        let mut body = BodyReader::new(body, &ManagerState::of(&self.0.params.driver).body_budget, self.policy());
+        body.read(head)
+            .await
+            .map_err(|rejection| KeyRejection::from(rejection).into_response(route, self.on_reject()))?;
+        let (body, reservation) = body.into_parts();
+        shared.put_back(body);
+        Ok(reservation)
     }
 
-    /// Takes a lock for this request, for a client that is still connected. `body` is what its
-    /// complete body takes up while it waits.
-    pub(crate) async fn enter(
+    /// Acquires a lock for this request if its client is still connected. `body` is the reservation
+    /// of its complete body while it waits.
+    pub(crate) async fn acquire(
         &self,
         route: &Route,
         key: LockKey,
         client: Option<&ClientConnection>,
-        body: Option<&mut Share>,
-    ) -> Result<Section, Rejection> {
-        self.admit(route, &key, body)?;
-        let section = self.acquire(route, key).await?;
-        // The server may not have noticed the disconnect: no handler runs without a client.
+        body: Option<&mut Reservation>,
+    ) -> Result<RequestLock, Rejection> {
+        self.reserve_for_waiting(route, &key, body)?;
+        let lock = self.acquire_lock(route, key).await?;
+        // The server may not have noticed the disconnect.
         if client.is_some_and(ClientConnection::is_closed) {
-            section.unheard();
+            lock.cancel();
             return Err(Rejection::Disconnected);
         }
-        Ok(section)
+        Ok(lock)
     }
 
-    /// One key does not take up the room for the bodies of all.
-    fn admit(&self, route: &Route, key: &LockKey, body: Option<&mut Share>) -> Result<(), Rejection> {
-        let Some(Err(why)) = body.map(|body| body.waits_for(key)) else { return Ok(()) };
-        // The holder of the key does not wait for it: rejected, it would be for its own waiters.
-        if self.0.terms.core.hold_count(key, &self.0.owner) > 0 {
+    /// Ensures that the waiters of one key do not use the whole body budget.
+    fn reserve_for_waiting(
+        &self,
+        route: &Route,
+        key: &LockKey,
+        body: Option<&mut Reservation>,
+    ) -> Result<(), Rejection> {
+        let Some(Err(why)) = body.map(|body| body.wait_for(key)) else { return Ok(()) };
+        // The holder of the key re-enters: rejected, it would give way to its own waiters.
+        if self.0.params.driver.hold_count(key, &self.0.owner) > 0 {
             return Ok(());
         }
-        // The body of a request that does not wait is not the reason.
-        Err(self.refusal(route, key).unwrap_or_else(|| {
+        // A request that does not wait is rejected for its lock, not for its body.
+        Err(self.immediate_rejection(route, key).unwrap_or_else(|| {
             let rejection = Rejection::from(why);
-            LockSpan::without_key(route, "bodies_full", rejection.status(), None);
+            LockSpan::rejected_before_lock(route, "body_buffer_full", rejection.status(), None);
             rejection
         }))
     }
 
-    async fn acquire(&self, route: &Route, key: LockKey) -> Result<Section, Rejection> {
-        let Terms { core, policy, usual_hold, .. } = &self.0.terms;
-        let mut span = LockSpan::waiting(route, &key, policy.shows_key());
+    async fn acquire_lock(&self, route: &Route, key: LockKey) -> Result<RequestLock, Rejection> {
+        let LayerParams { driver: core, policy, hold_estimate, .. } = &self.0.params;
+        let mut span = LockSpan::start(route, &key, policy.shows_key());
         let began = Instant::now();
-        if self.0.max_client_wait.is_some() {
-            self.0.has_applied.store(true, Release);
+        if self.0.client_wait.is_some() {
+            self.0.is_wait_applied.store(true, Release);
         }
         let ask = LockParams {
             key,
-            wait: self.0.max_client_wait.unwrap_or_else(|| policy.request_wait()),
-            limits: policy.request_terms(),
+            wait: self.0.client_wait.unwrap_or_else(|| policy.request_wait()),
+            limits: policy.request_hold_limits(),
             owner: Some(self.0.owner.clone()),
             route: route.label(),
         };
         match LockFuture::new(Arc::clone(core), ask).await {
             Ok(guard) => {
                 span.granted(began.elapsed(), || guard.hold_count(), guard.fencing_token());
-                Ok(Section::new(guard, span, Arc::clone(usual_hold), policy))
+                Ok(RequestLock::new(guard, span, Arc::clone(hold_estimate), policy))
             }
             Err(error) => {
-                span.turned_away(&error, began.elapsed());
-                Err(Rejection::of(error, usual_hold, policy.status_in_vain()))
+                span.rejected(&error, began.elapsed());
+                Err(Rejection::from_lock_error(error, hold_estimate, policy.timeout_status()))
             }
         }
     }
 
-    /// Whether this request, which does not wait, would be refused anyway: then its body need not be sent.
-    pub(crate) fn refusal(&self, route: &Route, key: &LockKey) -> Option<Rejection> {
-        let Terms { core, policy, usual_hold, .. } = &self.0.terms;
-        if !self.0.max_client_wait.unwrap_or_else(|| policy.request_wait()).is_zero() {
+    /// The rejection of a request that does not wait and would be rejected anyway: its body need
+    /// not be sent.
+    pub(crate) fn immediate_rejection(&self, route: &Route, key: &LockKey) -> Option<Rejection> {
+        let LayerParams { driver: core, policy, hold_estimate, .. } = &self.0.params;
+        if !self.0.client_wait.unwrap_or_else(|| policy.request_wait()).is_zero() {
             return None;
         }
         let error = core.rejection_without_wait(key, &self.0.owner, || route.label())?;
-        self.0.has_applied.store(self.0.max_client_wait.is_some(), Release);
-        LockSpan::waiting(route, key, policy.shows_key()).turned_away(&error, Duration::ZERO);
-        Some(Rejection::of(error, usual_hold, policy.status_in_vain()))
+        self.0.is_wait_applied.store(self.0.client_wait.is_some(), Release);
+        LockSpan::start(route, key, policy.shows_key()).rejected(&error, Duration::ZERO);
+        Some(Rejection::from_lock_error(error, hold_estimate, policy.timeout_status()))
     }
 
-    /// What the client chose and got, for the answer.
-    pub(super) fn applied(&self) -> Option<Duration> {
-        self.0.max_client_wait.filter(|_| self.0.has_applied.load(Acquire))
+    /// The wait that the client chose, if it was used.
+    pub(super) fn applied_wait(&self) -> Option<Duration> {
+        self.0.client_wait.filter(|_| self.0.is_wait_applied.load(Acquire))
     }
 
     // --- what is held here ----------------------------------------------------------------------------------------
 
-    /// The layer itself holds a lock from now on.
-    pub(super) fn holds_one(&self) {
+    /// Counts the lock of the layer.
+    pub(super) fn count_lock(&self) {
         self.0.held.fetch_add(1, AcqRel);
     }
 
-    /// Whether a lock is held here now.
-    pub(super) fn holds(&self) -> bool {
+    /// Whether a lock is held here.
+    pub(super) fn holds_lock(&self) -> bool {
         self.0.holds_lock()
     }
 
-    /// To the end of the response. Handed back if that is over.
-    #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "extractors do"))]
-    pub(crate) fn put(&self, section: Section) -> Result<(), Section> {
-        let mut beyond = self.0.beyond.lock();
+    /// Keeps a lock until the end of the response. Returns it if the handler has returned.
+    #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "used by extractors"))]
+    pub(crate) fn keep(&self, lock: RequestLock) -> Result<(), RequestLock> {
+        let mut beyond = self.0.extra_locks.lock();
         if beyond.is_closed {
-            return Err(section);
+            return Err(lock);
         }
-        beyond.sections.push(section);
-        self.holds_one();
+        beyond.locks.push(lock);
+        self.count_lock();
         Ok(())
     }
 
     fn is_closed(&self) -> bool {
-        self.0.beyond.lock().is_closed
+        self.0.extra_locks.lock().is_closed
     }
 
-    /// Nothing is put in here any more; what was, is handed over, and whoever takes it sees to the lock of the layer, too.
-    pub(super) fn close(&self) -> Vec<Section> {
-        let mut beyond = self.0.beyond.lock();
+    /// Closes the context to further locks. The caller releases the locks that were kept.
+    pub(super) fn close(&self) -> Vec<RequestLock> {
+        let mut beyond = self.0.extra_locks.lock();
         beyond.is_closed = true;
-        std::mem::take(&mut beyond.sections)
+        std::mem::take(&mut beyond.locks)
     }
 
-    /// No lock is held here any more. Until then a client may not stop sending its body, also while
-    /// the answer streams.
-    pub(super) fn holds_none(&self) {
+    /// Ends the time in which a slow client is aborted: no lock is held here.
+    pub(super) fn clear_lock_count(&self) {
         self.0.held.store(0, Release);
     }
 
-    /// Whether something that was put in here is to be broken off now, and why.
-    pub(super) fn must_stop(&self) -> Option<LockLost> {
-        // Mostly there is nothing, or nothing but the lock of the layer, which looks for itself.
-        if !self.holds() {
+    /// The reason to abort the handler because of a lock that was kept here.
+    pub(super) fn abort_reason(&self) -> Option<LockLost> {
+        // Usually there is no lock, or only that of the layer, which its owner checks.
+        if !self.holds_lock() {
             return None;
         }
-        self.0.beyond.lock().sections.iter().find_map(Section::must_stop)
+        self.0.extra_locks.lock().locks.iter().find_map(RequestLock::abort_reason)
     }
 
-    /// Adds those of what was put in here since; so many are of the layer itself.
-    pub(super) fn add_stops(&self, stops: &mut Stops, of_layer: usize) {
-        if self.holds() {
-            let beyond = self.0.beyond.lock();
-            stops.extend(beyond.sections.iter().skip(stops.len() - of_layer).map(Section::stop));
+    /// Adds the signals of locks that were kept since the last call. `of_layer` signals belong to
+    /// the layer.
+    pub(super) fn add_abort_signals(&self, signals: &mut AbortSignals, of_layer: usize) {
+        if self.holds_lock() {
+            let beyond = self.0.extra_locks.lock();
+            signals.extend(beyond.locks.iter().skip(signals.len() - of_layer).map(RequestLock::abort_signal));
         }
     }
 
     // --- when the client has left ---------------------------------------------------------------------------------
 
-    /// The handler begins, or has answered.
-    pub(super) fn runs(&self, runs: bool) {
-        self.0.phase.store(if runs { RUNS } else { AFTER }, Release);
+    /// Sets whether the handler runs or has returned.
+    pub(super) fn set_running(&self, is_running: bool) {
+        let phase = if is_running { HandlerPhase::Running } else { HandlerPhase::Ended };
+        self.0.phase.store(phase as u8, Release);
     }
 
-    /// Whether it ever was called.
-    pub(super) fn has_begun(&self) -> bool {
-        self.0.phase.load(Acquire) != BEFORE
+    /// Whether the handler was called.
+    pub(super) fn handler_started(&self) -> bool {
+        self.0.phase.load(Acquire) != HandlerPhase::NotStarted as u8
     }
 
-    /// A place for the handler to finish in, now that nobody waits for its answer; if it has begun, holds a lock, and is to finish.
-    pub(super) fn finish(&self) -> Option<Detached> {
-        let Inner { terms, is_inner, phase, is_incomplete, waiting, .. } = &*self.0;
-        // It would wait for the rest of a request that nobody sends any more, and keep its locks so long.
+    /// The permission to finish the handler after a disconnect, if it runs, holds a lock, and is to
+    /// finish.
+    pub(super) fn detach_permit(&self) -> Option<DetachedPermit> {
+        let Inner { params, is_inner, phase, is_body_incomplete: is_incomplete, waiting, .. } = &*self.0;
+        // The handler would wait for the rest of a request whose client has disconnected.
         if is_incomplete.load(Acquire) {
             return None;
         }
-        let is_at_work = phase.load(Acquire) == RUNS && self.holds() && waiting.load(Acquire) == 0;
-        // What a layer further out holds is given back by that one: if it goes on, we are a part of it, and if it does not, nor may we.
-        let is_to_finish = is_at_work && !is_inner && terms.policy.finishes_without_client();
-        is_to_finish.then(|| Detached::new(&terms.core, self.detached_route())).flatten()
+        let is_at_work =
+            phase.load(Acquire) == HandlerPhase::Running as u8 && self.holds_lock() && waiting.load(Acquire) == 0;
+        // An outer lock is released by its own layer: that layer decides for all inner ones.
+        let is_to_finish = is_at_work && !is_inner && params.policy.finishes_after_disconnect();
+        is_to_finish
+            .then(|| {
+                let handlers = &ManagerState::of(&params.driver).detached;
+                DetachedPermit::acquire(handlers, &params.driver, self.route_id())
+            })
+            .flatten()
     }
 
-    /// A layer may stand on several routes, and several on one.
-    fn detached_route(&self) -> DetachedRoute {
-        let Inner { terms, route, .. } = &*self.0;
-        DetachedRoute { layer: Arc::as_ptr(&terms.usual_hold).addr(), name: route.as_str().to_owned() }
+    /// A layer may serve several routes, and a route may have several layers.
+    fn route_id(&self) -> RouteId {
+        let Inner { params, route, .. } = &*self.0;
+        RouteId { layer: Arc::as_ptr(&params.hold_estimate).addr(), name: route.as_str().to_owned() }
     }
 
-    /// Where there is a runtime; else it is dropped at once.
+    /// Spawns a task. Without a runtime, drops it.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Option<AbortHandle> {
-        self.0.terms.core.spawn(task)
+        self.0.params.driver.spawn(task)
     }
 
-    fn and_outer(&self) -> impl Iterator<Item = &Self> {
-        std::iter::successors(Some(self), |slot| slot.0.outer.as_ref())
+    fn self_and_outer(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |context| context.0.outer.as_ref())
     }
 }
 
 impl BodyObserver for Inner {
     fn set_incomplete(&self, is_incomplete: bool) {
-        self.is_incomplete.store(is_incomplete, Release);
+        self.is_body_incomplete.store(is_incomplete, Release);
     }
 
     fn holds_lock(&self) -> bool {
@@ -371,10 +402,10 @@ impl BodyObserver for Inner {
     }
 }
 
-impl Drop for Waits<'_> {
+impl Drop for WaitingGuard<'_> {
     fn drop(&mut self) {
-        for slot in self.0.and_outer() {
-            slot.0.waiting.fetch_sub(1, AcqRel);
+        for context in self.0.self_and_outer() {
+            context.0.waiting.fetch_sub(1, AcqRel);
         }
     }
 }

@@ -8,17 +8,20 @@ use std::{
 use http::Response;
 use pin_project_lite::pin_project;
 
-use super::{context::Slot, prefer, response_body::ResponseBody};
-use crate::telemetry::span::SpanAround;
+use super::{context::RequestContext, prefer, response_body::ResponseBody};
+use crate::telemetry::span::CapturedSpan;
 
 pin_project! {
-    /// The response of a [`LockService`](crate::middleware::LockService) or a [`LockManagerService`](crate::middleware::LockManagerService).
+    /// Response future of [`LockService`](crate::middleware::LockService) and
+    /// [`LockManagerService`](crate::middleware::LockManagerService).
     ///
     /// # Cancel safety
     ///
-    /// Dropped while it waits, the request leaves the line and its handler never starts. Dropped while the handler runs under its lock (the client has
-    /// left, or a timeout further out), the handler finishes in a task of its own and then gives the lock back, unless
-    /// [`on_disconnect`](crate::LockLayer::on_disconnect) says otherwise: then it is dropped, and its key free after the lock-delay.
+    /// If it is dropped while the request waits, the request leaves the queue and its handler is
+    /// not started. If it is dropped while the handler runs under its lock (a disconnect, or an
+    /// outer timeout), the handler finishes in a task of its own and then releases the lock.
+    /// [`on_disconnect`](crate::LockLayer::on_disconnect) can change this: the handler is then
+    /// dropped, and its key is free after the lock-delay.
     pub struct ResponseFuture<F, B, E>
     where
         B: 'static,
@@ -34,8 +37,8 @@ pin_project! {
         E: 'static,
     {
         fn drop(this: Pin<&mut Self>) {
-            if let StateProj::Under { under } = this.project().state.project() {
-                under.on_disconnect();
+            if let StateProj::Locking { locking } = this.project().state.project() {
+                locking.on_disconnect();
             }
         }
     }
@@ -48,33 +51,33 @@ pin_project! {
         B: 'static,
         E: 'static,
     {
-        /// No lock is asked for.
-        Passing { #[pin] inner: F },
-        /// A lock is asked for, or may be.
-        Under { under: Under<B, E> },
+        /// No lock is requested.
+        PassThrough { #[pin] inner: F },
+        /// A lock is or may be requested.
+        Locking { locking: Locking<B, E> },
     }
 }
 
-struct Under<B: 'static, E: 'static> {
-    slot: Slot,
-    /// Gone when they have ended.
-    steps: Option<Steps<B, E>>,
-    /// What the handler logs when it finishes alone belongs where it began.
-    around: SpanAround,
+struct Locking<B: 'static, E: 'static> {
+    context: RequestContext,
+    /// `None` once it has ended.
+    pipeline: Option<BoxedPipeline<B, E>>,
+    /// The span of a detached handler is the one in which it was started.
+    span: CapturedSpan,
 }
 
-/// The way of a request that asks for a lock. One box for all of it: the extractors' futures have no names, and a future in a box can
-/// move to a task.
-pub(super) type Steps<B, E> = Pin<Box<dyn Future<Output = Result<Response<ResponseBody<B>>, E>> + Send>>;
+/// All steps of a request that needs a lock. Boxed, because futures of extractors have no names,
+/// and because a boxed future can move to a task.
+pub(super) type BoxedPipeline<B, E> = Pin<Box<dyn Future<Output = Result<Response<ResponseBody<B>>, E>> + Send>>;
 
 impl<F, B, E> ResponseFuture<F, B, E> {
-    pub(super) fn passing(inner: F) -> Self {
-        Self { state: State::Passing { inner } }
+    pub(super) fn pass_through(inner: F) -> Self {
+        Self { state: State::PassThrough { inner } }
     }
 
-    pub(super) fn under(slot: Slot, steps: Steps<B, E>) -> Self {
-        let under = Under { slot, steps: Some(steps), around: SpanAround::current() };
-        Self { state: State::Under { under } }
+    pub(super) fn locking(context: RequestContext, pipeline: BoxedPipeline<B, E>) -> Self {
+        let locking = Locking { context, pipeline: Some(pipeline), span: CapturedSpan::current() };
+        Self { state: State::Locking { locking } }
     }
 }
 
@@ -86,45 +89,45 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().state.project() {
-            StateProj::Passing { inner } => {
+            StateProj::PassThrough { inner } => {
                 let response = ready!(inner.poll(cx));
-                Poll::Ready(response.map(|response| response.map(ResponseBody::passing)))
+                Poll::Ready(response.map(|response| response.map(ResponseBody::pass_through)))
             }
-            StateProj::Under { under } => under.poll(cx),
+            StateProj::Locking { locking } => locking.poll(cx),
         }
     }
 }
 
-impl<B, E> Under<B, E> {
+impl<B, E> Locking<B, E> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Response<ResponseBody<B>>, E>> {
-        let steps = self.steps.as_mut().expect("not polled after its end");
-        let mut response = ready!(steps.as_mut().poll(cx));
-        self.steps = None;
-        if let (Ok(response), Some(wait)) = (&mut response, self.slot.applied()) {
-            prefer::applied(response.headers_mut(), wait);
+        let pipeline = self.pipeline.as_mut().expect("polled after completion");
+        let mut response = ready!(pipeline.as_mut().poll(cx));
+        self.pipeline = None;
+        if let (Ok(response), Some(wait)) = (&mut response, self.context.applied_wait()) {
+            prefer::set_applied(response.headers_mut(), wait);
         }
         Poll::Ready(response)
     }
 
-    /// Nobody waits for the answer any more.
+    /// Called when the client has disconnected.
     fn on_disconnect(&mut self) {
-        let Some(steps) = self.steps.take() else { return };
-        // What has panicked has nothing to finish: unwinding has given back all it held.
-        let Some(place) = self.slot.finish() else { return };
-        let alone = async move {
-            // What is answered is dropped: a stream that nobody reads ends there.
-            drop(steps.await);
-            drop(place);
+        let Some(pipeline) = self.pipeline.take() else { return };
+        // A handler that panicked has released its locks while unwinding.
+        let Some(permit) = self.context.detach_permit() else { return };
+        let detached = async move {
+            // The response is dropped: a stream without a reader ends here.
+            drop(pipeline.await);
+            drop(permit);
         };
-        self.slot.spawn(self.around.around(alone));
+        self.context.spawn(self.span.instrument(detached));
     }
 }
 
 impl<F, B, E> fmt::Debug for ResponseFuture<F, B, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.state {
-            State::Passing { .. } => "ResponseFuture(passing)",
-            State::Under { .. } => "ResponseFuture(under a lock, or on its way to one)",
+            State::PassThrough { .. } => "ResponseFuture(pass-through)",
+            State::Locking { .. } => "ResponseFuture(locking)",
         })
     }
 }

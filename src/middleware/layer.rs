@@ -5,7 +5,7 @@ use http::{Method, Response, request::Parts};
 use http_body::Body;
 use tower::{BoxError, Layer};
 
-use super::{config::Config, service::LockService};
+use super::{config::LayerConfig, service::LockService};
 use crate::{
     key_source::KeySource,
     lock::LockManager,
@@ -13,11 +13,12 @@ use crate::{
     rejection::{OnReject, Rejection},
 };
 
-/// Gives each request exclusive use of what it is about to change.
+/// Layer that serializes requests per key: the inner service runs under the lock of the request.
 ///
-/// # Where to put it
+/// # Position
 ///
-/// On the methods of a route. The layers that know no key go on the router, outside of every lock:
+/// Put the layer on the methods of a route. Layers without a key go on the router, outside of every
+/// lock:
 ///
 /// ```
 /// # use std::time::Duration;
@@ -41,23 +42,27 @@ use crate::{
 /// # }
 /// ```
 ///
-/// A timeout or a panic catcher *inside* of the lock hides from it that the handler did not finish: the key is then free at once, and not
-/// after the [lock-delay](Self::lock_delay). A limit for the handler (`ConcurrencyLimit`) belongs inside of the lock: a request that waits
-/// for its lock takes no place of it.
+/// A timeout or a panic handler *inside* of the lock makes an aborted handler look like a normal
+/// response: the key is then free at once, and not after the [lock-delay](Self::lock_delay). A
+/// limit of concurrency (`ConcurrencyLimit`) belongs inside of the lock, so that a request that
+/// waits for its lock uses no capacity.
 ///
-/// With `Router::layer` the lock layer also runs for each URL that no route matches. A key that is made of the path is answered 404 there, a
-/// fallback included: it never runs without its lock. `Router::route_layer` leaves such requests to Axum, but runs the key function before
-/// Axum answers 405.
+/// With `Router::layer` the lock layer also runs for each URL that no route matches. A request
+/// whose key needs the path is rejected with 404 there, also if the router has a fallback: the
+/// fallback never runs without its lock. `Router::route_layer` leaves such requests to Axum, but
+/// runs the key function before Axum responds with 405.
 ///
-/// A method router runs these methods **without a lock**, because Axum adds them outside of the layer:
+/// A method router runs these methods **without a lock**, because Axum adds them outside of the
+/// layer:
 ///
 /// - the fallback in `post(handler).fallback(other).route_layer(lock)`
 /// - all but `GET` in `any(other).get(handler).route_layer(lock)`
 /// - `GET` in `post(handler).route_layer(lock).merge(get(other))`
 /// - `PUT` in `post(handler).route_layer(lock).put(other)`
 ///
-/// `.layer(lock)` in place of `.route_layer(lock)` locks the first two. The last two need the lock layer after `.merge(..)` and `.put(..)`. A
-/// handler that takes a [`HeldLock`](crate::HeldLock) answers 500 instead of running without a lock.
+/// `.layer(lock)` in place of `.route_layer(lock)` locks the first two. The last two need the lock
+/// layer after `.merge(..)` and `.put(..)`. A handler with a [`HeldLock`](crate::HeldLock) argument
+/// responds with 500 instead of running without a lock.
 ///
 /// # Examples
 ///
@@ -76,61 +81,70 @@ use crate::{
 /// # }
 /// ```
 ///
-/// `route_layer` runs for what matched alone: a 404 and, behind a CORS layer, a preflight never reach the store. On a
-/// handler's `post(..)`, as here, a 405 does not either; `any(..)` knows no other method, and wants `layer`.
+/// `route_layer` runs for matched routes only: a 404 and, behind a CORS layer, a preflight never
+/// reach the store. On the method router of one handler, as here, a 405 does not either. A handler
+/// of `any(..)` accepts every method and needs `layer`.
 ///
-/// The whole handler runs under the lock, its extractors included. What it answered in full gives the lock back
-/// before it is sent; a stream holds it to its last byte, trailers, error or drop, and no longer than its
-/// [reader reads](Self::body_idle_timeout). A 101 and the answer to a `CONNECT` give it back at the head; what the
-/// body of such an answer owns may be the tunnel itself, and lives on when the next section begins.
+/// The whole handler runs under the lock, with its extractors. A response that is complete in
+/// memory releases the lock before it is sent. A stream holds the lock until its last byte, its
+/// trailers, an error or its drop, and not longer than its [reader reads](Self::body_idle_timeout).
+/// A 101 and a successful response to `CONNECT` release the lock at the head. The body of such a
+/// response may be the tunnel, so it is not dropped and may outlive the section.
 ///
 /// # Errors
 ///
-/// None of its own: who is turned away gets a response, and its handler was not started; or the handler was broken off, and what it has done is
-/// not known. [`Rejection`] has them all.
+/// The layer adds no errors: a rejected request gets a response. The handler of a rejected request
+/// was not started, unless its lock was lost while it ran. [`Rejection`] lists all reasons.
 ///
 /// # Cancel safety
 ///
-/// A client that leaves while its request waits is out of the line at once, and its handler never starts. One that leaves later, or a timeout outside of
-/// the layer, finds its handler [finished](Self::on_disconnect) without it. (A timeout *inside* drops the handler, and the layer sees a plain answer:
-/// [`max_hold`](Self::max_hold) knows better.)
+/// If the client disconnects while its request waits, the request leaves the queue at once and its
+/// handler is not started. If the client disconnects later, or an outer timeout fires, the handler
+/// [finishes](Self::on_disconnect) in the background. A timeout *inside* of the layer drops the
+/// handler and looks like a normal response; use [`max_hold`](Self::max_hold) instead.
 ///
 /// # Panics
 ///
-/// A panic of the handler goes on to whoever catches it outside; the key stays taken for the [lock-delay](Self::lock_delay), because a
-/// statement of the handler may be on its way still. Caught *inside* of the layer, it is a plain answer to it.
+/// Panics of the handler are not caught. Its key stays blocked for the
+/// [lock-delay](Self::lock_delay), because a statement of the handler may still be on its way. A
+/// panic that is caught *inside* of the layer looks like a normal response.
 #[must_use = "a layer does nothing before it is put on a route"]
 pub struct LockLayer<K> {
-    // Shared, because Axum may make a service of a layer for each request.
-    config: Arc<Config<K>>,
+    // Shared, because Axum may create a service for each request.
+    config: Arc<LayerConfig<K>>,
 }
 
 impl<K: KeySource> LockLayer<K> {
-    /// Locks what the key function says, in these locks. The key function is made by [`key::from_fn`](crate::key::from_fn),
-    /// [`from_fn_with_state`](crate::key::from_fn_with_state) or [`from_parts`](crate::key::from_parts); or there is none, and the key is made of fields by name
-    /// ([`from_fields`](crate::key::from_fields)), or always the same ([`fixed`](crate::key::fixed)).
+    /// Creates a layer that derives keys from this source.
+    /// The source is a key function ([`key::from_fn`](crate::key::from_fn),
+    /// [`from_fn_with_state`](crate::key::from_fn_with_state),
+    /// [`from_parts`](crate::key::from_parts)), named fields of the request
+    /// ([`from_fields`](crate::key::from_fields)), or one key for all requests
+    /// ([`fixed`](crate::key::fixed)).
     pub fn new(locks: &LockManager, key: K) -> Self {
-        let config = Config {
+        let config = LayerConfig {
             locks: locks.clone(),
             key,
             policy: LockPolicy::new(),
             skip: None,
             on_reject: OnReject::default(),
             name: None,
-            usual_hold: Arc::default(),
+            hold_estimate: Arc::default(),
         };
         Self { config: Arc::new(config) }
     }
 
     settings!(request_setters);
 
-    /// Sets what this policy sets.
+    /// Applies the settings of this policy.
     pub fn policy(self, policy: LockPolicy) -> Self {
         self.with(|config| config.policy = policy.or(config.policy))
     }
 
-    /// Lets a request through without a lock, as if the layer were not there. Default: none. Asked before the key function; a
-    /// request is skipped if any of the predicates says so.
+    /// Runs requests that match this predicate without a lock.
+    ///
+    /// Default: none. The predicate is called before the key function. With several predicates a
+    /// request is skipped if any of them matches.
     ///
     /// ```
     /// # use tower_lock::{LockLayer, key::KeySource};
@@ -139,7 +153,7 @@ impl<K: KeySource> LockLayer<K> {
     /// # }
     /// ```
     ///
-    /// A header is the client's word: whoever can set it can leave the lock out.
+    /// Do not rely on a header that clients can set: they could skip the lock.
     pub fn skip(self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.with(|config| {
             config.skip = Some(match config.skip.take() {
@@ -149,30 +163,30 @@ impl<K: KeySource> LockLayer<K> {
         })
     }
 
-    /// Lets requests with one of these methods through without a lock. Default: none.
+    /// Runs requests with one of these methods without a lock. Default: none.
     ///
-    /// There is no list of methods *to* lock: Axum answers `HEAD` with the handler of `GET`, so a list that forgets `HEAD`
-    /// would be a way past the lock.
+    /// There is no list of methods *to* lock: Axum also calls the handler of `GET` for `HEAD`, so a
+    /// list without `HEAD` would let requests bypass the lock.
     pub fn skip_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         let methods: Vec<_> = methods.into_iter().collect();
         self.skip(move |head| methods.contains(&head.method))
     }
 
-    /// Answers requests that are turned away. Default: [`Rejection::to_response`].
+    /// Sets the responses to rejected requests. Default: [`Rejection::to_response`].
     ///
     /// ```
     /// # use axum::{Json, http::StatusCode, response::{IntoResponse, Response}};
     /// # use tower_lock::{LockLayer, key::KeySource, Rejection};
     /// # fn layer<K: KeySource>(layer: LockLayer<K>) -> LockLayer<K> {
     /// layer.on_reject(|rejection| match rejection {
-    ///     Rejection::Busy { .. } => (StatusCode::LOCKED, "somebody was faster").into_response(),
+    ///     Rejection::Busy { .. } => (StatusCode::LOCKED, "another request was faster").into_response(),
     ///     other => other.clone().into_response(),
     /// })
     /// # }
     /// ```
     ///
-    /// The typed [`Rejection`] is in the extensions of the answer, whoever makes it. What an extractor of the key function rejects is
-    /// not asked for here: its own answer goes out as it is.
+    /// Every such response has the typed [`Rejection`] in its extensions. The function is not
+    /// called for rejections by an extractor of the key function, whose response is sent unchanged.
     pub fn on_reject<F, B>(self, answer: F) -> Self
     where
         F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
@@ -182,12 +196,13 @@ impl<K: KeySource> LockLayer<K> {
         self.with(|config| config.on_reject = OnReject::new(answer))
     }
 
-    /// What the span calls the route if no router knows the path that matched. Default: `none`.
+    /// Sets the name of the route in spans and metrics if no router knows the matched path.
+    /// Default: `none`.
     pub fn route_name(self, name: &'static str) -> Self {
         self.with(|config| config.name = Some(name))
     }
 
-    fn with(mut self, change: impl FnOnce(&mut Config<K>)) -> Self {
+    fn with(mut self, change: impl FnOnce(&mut LayerConfig<K>)) -> Self {
         change(Arc::make_mut(&mut self.config));
         self
     }
@@ -209,14 +224,14 @@ impl<K> Clone for LockLayer<K> {
 
 impl<K> fmt::Debug for LockLayer<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Config { locks, key: _, policy, skip, on_reject, name, usual_hold } = &*self.config;
+        let LayerConfig { locks, key: _, policy, skip, on_reject, name, hold_estimate } = &*self.config;
         f.debug_struct("LockLayer")
             .field("locks", locks)
             .field("policy", policy)
             .field("skips", &skip.is_some())
             .field("on_reject", on_reject)
             .field("name", name)
-            .field("usual_hold", usual_hold)
+            .field("hold_estimate", hold_estimate)
             .finish_non_exhaustive()
     }
 }

@@ -9,10 +9,10 @@ use http_body::Body;
 use tower::{BoxError, Layer, Service};
 
 use super::{
-    config::{Outside, Terms},
-    context::Slot,
+    config::{InheritedConfig, LayerParams},
+    context::RequestContext,
     future::ResponseFuture,
-    request_locks::Duty,
+    request_locks::RequestLocks,
     response,
     response_body::ResponseBody,
 };
@@ -20,11 +20,11 @@ use crate::{
     body::request_body::RequestBody,
     lock::LockManager,
     policy::{LockPolicy, request_setters, settings},
-    rejection::{OnReject, Rejection, retry_after::UsualHold},
+    rejection::{OnReject, Rejection, retry_after::HoldEstimate},
 };
 
-/// Settings for all [`LockLayer`](crate::LockLayer)s inside, those of one router; and what [`Locked`](crate::Locked) takes its locks
-/// from.
+/// Layer with the settings of all inner [`LockLayer`](crate::LockLayer)s, usually those of one
+/// router, and with the manager for [`Locked`](crate::Locked).
 ///
 /// ```
 /// # use std::time::Duration;
@@ -40,19 +40,21 @@ use crate::{
 /// # }
 /// ```
 ///
-/// What a route sets wins over the nearest `LockManagerLayer`, that over those outside of it, all over the [`LockManager`].
+/// The settings of a route win over those of the nearest `LockManagerLayer`, then those of its
+/// outer layers, then those of the [`LockManager`].
 ///
-/// Directly around the routes it is for, `.layer(..)` after `.route(..)`: what times out, catches panics or goes on without its client stands
-/// further out, or it ends a handler where the lock cannot see it. A request that takes no lock costs it a few hundred nanoseconds.
+/// Put it directly around its routes, with `.layer(..)` after `.route(..)`. Put timeouts and panic
+/// handlers outside of this layer; inside of it they would end a handler without the lock noticing.
+/// A request that acquires no lock costs a few hundred nanoseconds.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing before it is put on a router"]
 pub struct LockManagerLayer {
     locks: LockManager,
-    says: Outside,
-    usual_hold: Arc<UsualHold>,
+    inherited: InheritedConfig,
+    hold_estimate: Arc<HoldEstimate>,
 }
 
-/// The service of a [`LockManagerLayer`].
+/// Service of a [`LockManagerLayer`].
 #[derive(Clone, Debug)]
 pub struct LockManagerService<S> {
     inner: S,
@@ -60,21 +62,25 @@ pub struct LockManagerService<S> {
 }
 
 impl LockManagerLayer {
-    /// With nothing set but what these locks set.
+    /// Creates a layer that sets nothing.
     pub fn new(locks: &LockManager) -> Self {
-        let says = Outside { layers: LockPolicy::new(), of_locks: locks.policy(), on_reject: OnReject::default() };
-        Self { locks: locks.clone(), says, usual_hold: Arc::default() }
+        let inherited = InheritedConfig {
+            layer_policy: LockPolicy::new(),
+            manager_policy: locks.policy(),
+            on_reject: OnReject::default(),
+        };
+        Self { locks: locks.clone(), inherited, hold_estimate: Arc::default() }
     }
 
     settings!(request_setters);
 
-    /// Sets what this policy sets.
+    /// Applies the settings of this policy.
     pub fn policy(mut self, policy: LockPolicy) -> Self {
-        self.says.layers = policy.or(self.says.layers);
+        self.inherited.layer_policy = policy.or(self.inherited.layer_policy);
         self
     }
 
-    /// Answers requests that are turned away on a route that does not say itself how. See
+    /// Sets the responses to rejected requests of routes that do not set their own. See
     /// [`LockLayer::on_reject`](crate::LockLayer::on_reject).
     pub fn on_reject<F, B>(mut self, answer: F) -> Self
     where
@@ -82,7 +88,7 @@ impl LockManagerLayer {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        self.says.on_reject = OnReject::new(answer);
+        self.inherited.on_reject = OnReject::new(answer);
         self
     }
 }
@@ -111,44 +117,44 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let mut request = request.map(RequestBody::new);
-        let says = self.layer.says.over(request.extensions().get());
-        let terms = self.layer.terms(&says);
-        let (slot, tenure) = Slot::new(terms, request.headers(), request.extensions());
+        let inherited = self.layer.inherited.merged_with(request.extensions().get());
+        let params = self.layer.params(&inherited);
+        let (context, owner_lifetime) = RequestContext::new(params, request.headers(), request.extensions());
         let extensions = request.extensions_mut();
-        extensions.insert(says);
-        extensions.insert(slot.owner().clone());
-        extensions.insert(slot.clone());
+        extensions.insert(inherited);
+        extensions.insert(context.owner().clone());
+        extensions.insert(context.clone());
         let method = request.method().clone();
         let (mut head, mut body) = request.into_parts();
-        // For extractors, and only Axum has them.
-        if cfg!(feature = "axum") && slot.buffers_body(&method) {
-            let (shared, handle) = body.shared();
+        // For extractors, which only Axum has.
+        if cfg!(feature = "axum") && context.buffers_body(&method) {
+            let (shared, handle) = body.share();
             body = shared;
             if let Some(handle) = handle {
                 head.extensions.insert(handle);
             }
         }
-        let request = Request::from_parts(head, body.watched_by(slot.body_observer(), slot.policy()));
-        slot.runs(true);
-        let handler = slot.in_request().scope_sync(|| self.inner.call(request));
-        let duty = Duty::new(slot.clone(), tenure);
-        ResponseFuture::under(
-            slot,
+        let request = Request::from_parts(head, body.observed_by(context.body_observer(), context.policy()));
+        context.set_running(true);
+        let handler = context.request_scope().scope_sync(|| self.inner.call(request));
+        let locks = RequestLocks::new(context.clone(), owner_lifetime);
+        ResponseFuture::locking(
+            context,
             Box::pin(async move {
-                let done = duty.run(handler).await;
-                response::answer(duty, &method, done).await
+                let done = locks.run(handler).await;
+                response::finish_response(locks, &method, done).await
             }),
         )
     }
 }
 
 impl LockManagerLayer {
-    fn terms(&self, says: &Outside) -> Terms {
-        Terms {
-            core: Arc::clone(self.locks.driver()),
-            policy: Outside::policy(Some(says), LockPolicy::new(), &self.locks),
-            on_reject: says.on_reject.clone(),
-            usual_hold: Arc::clone(&self.usual_hold),
+    fn params(&self, inherited: &InheritedConfig) -> LayerParams {
+        LayerParams {
+            driver: Arc::clone(self.locks.driver()),
+            policy: InheritedConfig::policy(Some(inherited), LockPolicy::new(), &self.locks),
+            on_reject: inherited.on_reject.clone(),
+            hold_estimate: Arc::clone(&self.hold_estimate),
             name: None,
         }
     }

@@ -1,8 +1,7 @@
-//! Request in, response body out: the HTTP half. It names no store.
+//! Tower middleware: from the request to the response body.
 //!
-//! The way of a request, file by file, is a table in the README.
+//! The modules are in the order in which a request reaches them. No module names a store.
 
-// In the order in which a newcomer reads them: along the way of a request.
 mod layer;
 mod config;
 mod service;
@@ -10,6 +9,8 @@ mod reject;
 mod connection;
 mod manager_layer;
 pub(crate) mod context;
+mod manager_state;
+mod disconnect;
 mod prefer;
 mod owner_lifetime;
 mod abort;
@@ -17,6 +18,7 @@ mod request_lock;
 mod request_locks;
 mod response;
 mod response_body;
+mod eager;
 mod complete_body;
 mod streaming_body;
 mod shared_body;

@@ -1,4 +1,4 @@
-//! `Prefer: wait=10`: how long a client would wait (RFC 7240).
+//! The preference `Prefer: wait=10`: how long a client is willing to wait (RFC 7240).
 
 use std::time::Duration;
 
@@ -7,17 +7,18 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
-/// What it would wait, but no longer than this. `None`: it does not say, or not so that it can be read.
+/// The wait that the client chose, at most `max`. `None` without a valid preference.
 ///
-/// (No structured field of RFC 9651: names are in any case, and values may be quoted.)
-pub(super) fn wait(headers: &HeaderMap, max: Duration) -> Option<Duration> {
+/// Hand-written: the header is no structured field (RFC 9651), because names are case-insensitive
+/// and values may be quoted.
+pub(super) fn requested_wait(headers: &HeaderMap, max: Duration) -> Option<Duration> {
     let lines = headers.get_all(PREFER);
     let preferences = lines.iter().filter_map(|line| line.to_str().ok()).flat_map(preferences);
     for preference in preferences {
-        // Parameters of a preference follow behind `;`.
+        // Parameters of a preference follow a `;`.
         let (name, value) = preference.split(';').next()?.split_once('=').unwrap_or((preference, ""));
         if name.trim().eq_ignore_ascii_case("wait") {
-            // The first one counts.
+            // The first preference counts.
             let value = value.trim();
             let seconds = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value);
             let is_number = !seconds.is_empty() && seconds.bytes().all(|byte| byte.is_ascii_digit());
@@ -27,7 +28,7 @@ pub(super) fn wait(headers: &HeaderMap, max: Duration) -> Option<Duration> {
     None
 }
 
-/// What stands between commas that are not quoted.
+/// Splits at commas outside of quotes.
 fn preferences(line: &str) -> impl Iterator<Item = &str> {
     let (mut is_quoted, mut is_escaped) = (false, false);
     line.split(move |c| {
@@ -38,10 +39,10 @@ fn preferences(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Says that it was heeded, and how far: in whole seconds, rounded down.
-pub(super) fn applied(headers: &mut HeaderMap, wait: Duration) {
-    let value = HeaderValue::try_from(format!("wait={}", wait.as_secs())).expect("a number");
-    // Not another time, if a layer further in has said so.
+/// Sets `Preference-Applied`, in whole seconds, rounded down.
+pub(super) fn set_applied(headers: &mut HeaderMap, wait: Duration) {
+    let value = HeaderValue::try_from(format!("wait={}", wait.as_secs())).expect("a number is a valid header value");
+    // Replaces the header of an inner layer.
     headers.insert(PREFERENCE_APPLIED, value);
 }
 
@@ -78,7 +79,7 @@ mod tests {
             for line in lines {
                 headers.append(PREFER, HeaderValue::from_static(line));
             }
-            assert_eq!(wait(&headers, 10 * S), wait_s.map(|s| s * S), "{lines:?}");
+            assert_eq!(requested_wait(&headers, 10 * S), wait_s.map(|s| s * S), "{lines:?}");
         }
     }
 }

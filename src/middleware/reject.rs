@@ -3,17 +3,18 @@
 use http::{Response, StatusCode, request::Parts};
 
 use crate::{
-    key_source::{NoKey, has_route},
+    key_source::{KeyRejection, has_matched_route},
     rejection::{OnReject, Rejection, RejectionBody},
     telemetry::{route::Route, span::LockSpan},
 };
 
-impl NoKey {
-    /// A layer on a whole router sees requests that no route of it has matched: what says so as a mistake of the service is none.
-    pub(super) fn of(self, head: &Parts) -> Self {
+impl KeyRejection {
+    /// Replaces the server error of an extractor that needs a matched route by 404 if no route
+    /// matched. A layer on a whole router also sees such requests.
+    pub(super) fn or_no_route(self, head: &Parts) -> Self {
         match &self {
-            Self::Answered(response, Some(extractor))
-                if response.status().is_server_error() && reads_the_route(extractor) && !has_route(head) =>
+            Self::Response(response, Some(extractor))
+                if response.status().is_server_error() && reads_matched_path(extractor) && !has_matched_route(head) =>
             {
                 Self::NoRoute
             }
@@ -21,41 +22,41 @@ impl NoKey {
         }
     }
 
-    pub(super) fn answer(self, route: &Route, on_reject: &OnReject) -> Response<RejectionBody> {
+    pub(super) fn into_response(self, route: &Route, on_reject: &OnReject) -> Response<RejectionBody> {
         match self {
-            Self::Answered(mut response, extractor) => {
-                let extractor = extractor.map(without_modules);
+            Self::Response(mut response, extractor) => {
+                let extractor = extractor.map(short_type_name);
                 let status = response.status();
-                LockSpan::without_key(route, "bad_key", status, extractor.as_deref());
+                LockSpan::rejected_before_lock(route, "invalid_key", status, extractor.as_deref());
                 response.extensions_mut().insert(Rejection::InvalidKey { status, field: None, extractor });
                 response
             }
-            Self::Rejected(rejection) => {
+            Self::Rejection(rejection) => {
                 let result = match rejection {
                     Rejection::BodyTimeout => "body_timeout",
                     Rejection::BodyTooLarge => "body_too_large",
-                    Rejection::BodyBufferFull { .. } => "bodies_full",
-                    _ => "bad_key",
+                    Rejection::BodyBufferFull { .. } => "body_buffer_full",
+                    _ => "invalid_key",
                 };
-                LockSpan::without_key(route, result, rejection.status(), None);
-                on_reject.answer(rejection)
+                LockSpan::rejected_before_lock(route, result, rejection.status(), None);
+                on_reject.respond(rejection)
             }
             Self::NoRoute => {
                 let status = StatusCode::NOT_FOUND;
-                LockSpan::without_key(route, "no_route", status, None);
-                on_reject.answer(Rejection::InvalidKey { status, field: None, extractor: None })
+                LockSpan::rejected_before_lock(route, "no_route", status, None);
+                on_reject.respond(Rejection::InvalidKey { status, field: None, extractor: None })
             }
         }
     }
 }
 
-/// Axum's own, of what its router has matched.
-fn reads_the_route(extractor: &str) -> bool {
+/// Whether this is an extractor of Axum that reads the matched route.
+fn reads_matched_path(extractor: &str) -> bool {
     ["axum::extract::path::", "axum::extract::matched_path::"].iter().any(|module| extractor.starts_with(module))
 }
 
-/// `axum::json::Json<shop::Claim>` is `Json<Claim>` to whoever reads it.
-fn without_modules(name: &str) -> String {
+/// Removes the modules: `Json<Claim>` for `axum::json::Json<shop::Claim>`.
+fn short_type_name(name: &str) -> String {
     let mut short = String::with_capacity(name.len());
     for part in name.split_inclusive(|c: char| !(c.is_alphanumeric() || "_:{}".contains(c))) {
         short.push_str(part.rsplit("::").next().unwrap_or(part));
@@ -76,7 +77,7 @@ mod tests {
             ("axum::json::Json<shop::pay::{{closure}}::Claim>", "Json<Claim>"),
             ("Plain", "Plain"),
         ] {
-            assert_eq!(without_modules(name), short);
+            assert_eq!(short_type_name(name), short);
         }
     }
 }

@@ -4,90 +4,93 @@ use std::{future::pending, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
 
-use super::abort::{Stop, StopsAt};
+use super::abort::{AbortAt, AbortSignal};
 use crate::{
     error::LockLost,
     lock::{HeldLock, LockGuard, ReleaseFuture},
     policy::LockPolicy,
-    rejection::retry_after::UsualHold,
+    rejection::retry_after::HoldEstimate,
     telemetry::span::LockSpan,
 };
 
-/// One lock of a request. Dropped, it is given back as a dropped guard is: after its lock-delay.
+/// One lock of a request. Its drop releases it after the lock-delay, as the drop of a guard does.
 #[derive(Debug)]
-pub(crate) struct Section {
-    // Field order is drop order: what is noted, is noted before the next one has its turn.
-    pub(super) note: Note,
+pub(crate) struct RequestLock {
+    // Fields are dropped in order: the record is written before the next section starts.
+    pub(super) record: LockRecord,
     guard: LockGuard,
-    stops: StopsAt,
+    abort_at: AbortAt,
 }
 
 #[derive(Debug)]
-pub(super) struct Note {
+pub(super) struct LockRecord {
     pub(super) span: LockSpan,
-    usual_hold: Arc<UsualHold>,
+    hold_estimate: Arc<HoldEstimate>,
     granted: Instant,
-    /// For so long the key stays taken, however soon the work is done.
-    at_least: Duration,
+    /// The time for which the key stays blocked, also if the work ends earlier.
+    min_hold: Duration,
 }
 
-impl Section {
-    pub(super) fn new(guard: LockGuard, span: LockSpan, usual_hold: Arc<UsualHold>, policy: &LockPolicy) -> Self {
+impl RequestLock {
+    pub(super) fn new(guard: LockGuard, span: LockSpan, hold_estimate: Arc<HoldEstimate>, policy: &LockPolicy) -> Self {
         let granted = Instant::now();
-        let note = Note { span, usual_hold, granted, at_least: Duration::ZERO };
-        let stops = if policy.goes_on_when_lost() {
-            StopsAt::At(granted.checked_add(policy.longest_hold()))
+        let record = LockRecord { span, hold_estimate, granted, min_hold: Duration::ZERO };
+        let signals = if policy.continues_when_lost() {
+            AbortAt::Deadline(granted.checked_add(policy.request_max_hold()))
         } else {
-            StopsAt::WhenLost
+            AbortAt::Loss
         };
-        Self { note, guard, stops }
+        Self { record, guard, abort_at: signals }
     }
 
-    pub(crate) fn view(&self) -> HeldLock {
+    pub(crate) fn held_lock(&self) -> HeldLock {
         self.guard.held_lock()
     }
 
-    /// Whether what runs in here is to be broken off now, and why.
-    pub(super) fn must_stop(&self) -> Option<LockLost> {
-        match self.stops {
-            StopsAt::WhenLost => self.guard.held_lock().ensure_remaining(Duration::ZERO).err(),
-            StopsAt::At(end) => end.is_some_and(|end| end <= Instant::now()).then_some(LockLost::HoldLimitReached),
+    /// The reason to abort the work under this lock, if there is one now.
+    pub(super) fn abort_reason(&self) -> Option<LockLost> {
+        match self.abort_at {
+            AbortAt::Loss => self.guard.held_lock().ensure_remaining(Duration::ZERO).err(),
+            AbortAt::Deadline(end) => {
+                end.is_some_and(|end| end <= Instant::now()).then_some(LockLost::HoldLimitReached)
+            }
         }
     }
 
-    /// Ready when it is.
-    pub(super) fn stop(&self) -> Stop {
-        let view = self.view();
-        match self.stops {
-            StopsAt::WhenLost => Box::pin(async move { view.lost().await }),
-            StopsAt::At(None) => Box::pin(pending()),
-            StopsAt::At(Some(end)) => Box::pin(async move {
+    /// Resolves when there is one.
+    pub(super) fn abort_signal(&self) -> AbortSignal {
+        let view = self.held_lock();
+        match self.abort_at {
+            AbortAt::Loss => Box::pin(async move { view.lost().await }),
+            AbortAt::Deadline(None) => Box::pin(pending()),
+            AbortAt::Deadline(Some(end)) => Box::pin(async move {
                 sleep_until(end).await;
                 LockLost::HoldLimitReached
             }),
         }
     }
 
-    /// Nobody is there for whom it was granted. Nothing has run in it, so nothing keeps its key.
-    pub(super) fn unheard(self) {
-        self.note.span.unheard();
+    /// Releases the lock of a client that disconnected. Nothing ran under it: no time blocks the
+    /// key.
+    pub(super) fn cancel(self) {
+        self.record.span.disconnected();
         drop(self.release(true));
     }
 
-    /// Begins to give the lock back.
-    pub(super) fn release(self, has_failed: bool) -> (ReleaseFuture, Note) {
-        let Self { mut note, guard, .. } = self;
+    /// Starts the release.
+    pub(super) fn release(self, has_failed: bool) -> (ReleaseFuture, LockRecord) {
+        let Self { mut record, guard, .. } = self;
         if !has_failed {
-            note.at_least = guard.min_hold();
+            record.min_hold = guard.min_hold();
         }
-        (if has_failed { guard.release_after_failure() } else { guard.release() }, note)
+        (if has_failed { guard.release_after_failure() } else { guard.release() }, record)
     }
 }
 
-impl Drop for Note {
+impl Drop for LockRecord {
     fn drop(&mut self) {
         let hold: Duration = self.granted.elapsed();
-        self.usual_hold.add(hold.max(self.at_least));
+        self.hold_estimate.record(hold.max(self.min_hold));
         self.span.ended(hold);
     }
 }

@@ -1,4 +1,4 @@
-//! The sections of one request: its locks, and what is noted when they end.
+//! The locks of one request at one layer, released once and together.
 
 use std::{
     future::{Future, poll_fn},
@@ -11,154 +11,158 @@ use smallvec::SmallVec;
 use tokio::{runtime::Handle, time::timeout};
 
 use super::{
-    abort::{Stops, first},
-    context::Slot,
-    owner_lifetime::Tenure,
-    request_lock::Section,
+    abort::{AbortSignals, poll_any},
+    context::RequestContext,
+    owner_lifetime::OwnerLifetime,
+    request_lock::RequestLock,
 };
 use crate::{
     body::pace::TooSlow, error::LockLost, limits::RELEASE_WAIT, lock::ReleaseOutcome, telemetry::span::LockSpan,
 };
 
-/// The duty to end all sections of one request at one layer, each exactly once.
+/// Releases all locks of one request at one layer, each exactly once.
 ///
-/// It lives in the future of the request, then in the body of its response.
-pub(super) struct Duty {
-    slot: Slot,
-    tenure: Option<Arc<Tenure>>,
-    /// In the order in which they were taken; those that were taken by the handler are in the slot until it has answered.
-    sections: SmallVec<[Section; 1]>,
-    /// What was answered is no success: nothing keeps the keys for their least time.
+/// It is in the response future, and then in the response body.
+pub(super) struct RequestLocks {
+    context: RequestContext,
+    owner_lifetime: Option<Arc<OwnerLifetime>>,
+    /// In order of acquisition. The locks that the handler acquires are in the context until it
+    /// returns.
+    locks: SmallVec<[RequestLock; 1]>,
+    /// The response is a failure: `min_hold` does not block the keys.
     has_failed: bool,
 }
 
-impl Duty {
-    pub(super) fn new(slot: Slot, tenure: Option<Arc<Tenure>>) -> Self {
-        Self { slot, tenure, sections: SmallVec::new(), has_failed: false }
+impl RequestLocks {
+    pub(super) fn new(context: RequestContext, owner_lifetime: Option<Arc<OwnerLifetime>>) -> Self {
+        Self { context, owner_lifetime, locks: SmallVec::new(), has_failed: false }
     }
 
-    pub(super) fn slot(&self) -> &Slot {
-        &self.slot
+    pub(super) fn context(&self) -> &RequestContext {
+        &self.context
     }
 
-    /// The lock of the layer itself.
-    pub(super) fn begin(&mut self, section: Section) {
-        self.slot.holds_one();
-        self.sections.push(section);
+    /// Adds the lock of the layer.
+    pub(super) fn add(&mut self, lock: RequestLock) {
+        self.context.count_lock();
+        self.locks.push(lock);
     }
 
     pub(super) fn span(&self) -> Option<&LockSpan> {
-        self.sections.first().map(|section| &section.note.span)
+        self.locks.first().map(|lock| &lock.record.span)
     }
 
-    /// Runs the handler as the owner of the request, as long as all its locks are ours, and not one poll longer (I6). The handler says itself
-    /// when it [begins](Slot::runs).
+    /// Runs the handler as the owner of the request while all its locks are held (I6). The handler
+    /// marks its own [start](RequestContext::set_running).
     pub(super) async fn run<F: Future>(&self, handler: F) -> Result<F::Output, LockLost> {
-        let mut handler = pin!(self.slot.in_request().scope(handler));
-        let mut stops = Stops::new();
-        let must_stop = || self.must_stop().or_else(|| self.slot.must_stop());
+        let mut handler = pin!(self.context.request_scope().scope(handler));
+        let mut signals = AbortSignals::new();
+        let abort_reason = || self.abort_reason().or_else(|| self.context.abort_reason());
         let done = poll_fn(|cx| {
-            if let Some(why) = must_stop() {
+            if let Some(why) = abort_reason() {
                 return Poll::Ready(Err(why));
             }
             if let Poll::Ready(done) = handler.as_mut().poll(cx) {
-                // What took too long was not done under the lock.
-                return Poll::Ready(must_stop().map_or(Ok(done), Err));
+                // The result of a poll that outlasted the lock is not the result of work under it.
+                return Poll::Ready(abort_reason().map_or(Ok(done), Err));
             }
-            // Only now: what is done at once needs no timer. What the handler has taken by now is looked at, too.
-            if stops.is_empty() {
-                stops = self.stops();
+            // After the first poll only: a handler that is ready at once needs no timer. This also
+            // adds the locks that the handler has acquired by now.
+            if signals.is_empty() {
+                signals = self.abort_signals();
             }
-            self.slot.add_stops(&mut stops, self.sections.len());
-            first(&mut stops, cx).map(Err)
+            self.context.add_abort_signals(&mut signals, self.locks.len());
+            poll_any(&mut signals, cx).map(Err)
         })
         .await;
-        self.slot.runs(false);
+        self.context.set_running(false);
         done
     }
 
-    /// The handler has answered: what it took meanwhile is to be given back with the rest, and it takes nothing more.
+    /// The handler has returned: takes the locks that it acquired, and closes the context.
     pub(super) fn close(&mut self) {
-        self.sections.extend(self.slot.close());
+        self.locks.extend(self.context.close());
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.sections.is_empty()
+        self.locks.is_empty()
     }
 
-    /// Does this as the owner of the request, which so has its locks once more where it asks.
+    /// Runs a function as the owner of the request, which re-enters its locks.
     pub(super) fn as_owner<T>(&self, f: impl FnOnce() -> T) -> T {
-        self.slot.in_request().scope_sync(f)
+        self.context.request_scope().scope_sync(f)
     }
 
-    /// Whether the answer is to be broken off now, and why.
-    pub(super) fn must_stop(&self) -> Option<LockLost> {
-        self.sections.iter().find_map(Section::must_stop)
+    /// The reason to abort the response, if there is one now.
+    pub(super) fn abort_reason(&self) -> Option<LockLost> {
+        self.locks.iter().find_map(RequestLock::abort_reason)
     }
 
-    /// Ready when it is.
-    pub(super) fn stops(&self) -> Stops {
-        self.sections.iter().map(Section::stop).collect()
+    /// Resolve when there is one.
+    pub(super) fn abort_signals(&self) -> AbortSignals {
+        self.locks.iter().map(RequestLock::abort_signal).collect()
     }
 
-    pub(super) fn has_failed(&mut self) {
+    pub(super) fn set_failed(&mut self) {
         self.has_failed = true;
     }
 
-    /// A lock was lost while the handler ran or its body streamed. All are given back after their lock-delay.
+    /// A lock was lost while the handler ran or its response streamed. The drop releases all locks
+    /// after their lock-delay.
     pub(super) fn lost(self, why: LockLost) {
-        for section in &self.sections {
-            if section.must_stop().is_some() {
-                section.note.span.lost(why);
+        for lock in &self.locks {
+            if lock.abort_reason().is_some() {
+                lock.record.span.lost(why);
             }
         }
     }
 
-    /// The reader of the answer was too slow. All are given back after their lock-delay.
+    /// The reader of the response was too slow. The drop releases all locks after their lock-delay.
     pub(super) fn stalled(self, why: TooSlow) {
         if let Some(span) = self.span() {
             span.stalled(why);
         }
     }
 
-    /// Gives all locks back, and waits for it a little: whoever sees the answer complete finds the keys free.
+    /// Releases all locks and waits briefly, so that a client with a complete response finds its
+    /// keys free.
     ///
-    /// Beyond the wait, or if the store fails, the answer goes out all the same, and a key is free at the end of its
-    /// lease at the latest.
-    pub(super) async fn end(mut self) {
-        // First of all: nothing re-enters what is given back.
-        self.tenure = None;
+    /// After that wait, or if the store fails, the response is sent all the same. A key is then
+    /// free at the end of its lease at the latest.
+    pub(super) async fn release_all(mut self) {
+        // First, so that nothing re-enters a lock that is released.
+        self.owner_lifetime = None;
         self.close();
-        self.slot.holds_none();
+        self.context.clear_lock_count();
         let has_failed = self.has_failed;
-        // The last one first. Each begins at once, whatever becomes of the others.
-        let releases: SmallVec<[_; 1]> =
-            self.sections.drain(..).rev().map(|section| section.release(has_failed)).collect();
+        // In reverse order. Each release starts now, also if another one fails.
+        let releases: SmallVec<[_; 1]> = self.locks.drain(..).rev().map(|lock| lock.release(has_failed)).collect();
         let all = async {
-            for (release, note) in releases {
+            for (release, record) in releases {
                 let is_late = matches!(release.await, Ok(ReleaseOutcome::NotHeld));
                 if is_late {
-                    note.span.late();
+                    record.span.released_late();
                 }
             }
         };
-        // Where no runtime is (a body may be read anywhere), nobody can wait; each has begun all the same.
+        // A body may be polled without a runtime: then there is no timer, and the releases have
+        // started.
         if Handle::try_current().is_ok() {
             let _ = timeout(RELEASE_WAIT, all).await;
         }
     }
 }
 
-impl Drop for Duty {
+impl Drop for RequestLocks {
     fn drop(&mut self) {
-        self.tenure = None;
-        // Before those of the layer itself, which were there before them.
-        drop(self.slot.close());
-        self.slot.holds_none();
-        if !self.slot.has_begun() {
-            // Nothing of it is on its way.
-            for section in self.sections.drain(..) {
-                drop(section.release(true));
+        self.owner_lifetime = None;
+        // Before the locks of the layer, which were acquired earlier.
+        drop(self.context.close());
+        self.context.clear_lock_count();
+        if !self.context.handler_started() {
+            // The handler was not started, so nothing needs the lock-delay.
+            for lock in self.locks.drain(..) {
+                drop(lock.release(true));
             }
         }
     }

@@ -1,68 +1,70 @@
-//! When the locks of a request end: with its answer, at its head or at its end.
+//! When the locks of a request are released: at the response head, at the end of the body, or on
+//! failure.
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Response, StatusCode, header};
 use http_body::Body;
 use tower::BoxError;
 
-use super::{request_locks::Duty, response_body::ResponseBody};
+use super::{request_locks::RequestLocks, response_body::ResponseBody};
 use crate::{error::LockLost, rejection::Rejection};
 
-/// What the handler has answered, or why it has not.
-pub(super) async fn answer<B, E>(
-    mut duty: Duty,
+/// Turns the result of the handler into the response, and releases the locks or moves them to its
+/// body.
+pub(super) async fn finish_response<B, E>(
+    mut locks: RequestLocks,
     method: &Method,
     done: Result<Result<Response<B>, E>, LockLost>,
 ) -> Result<Response<ResponseBody<B>>, E>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    duty.close();
+    locks.close();
     let response = match done {
         Ok(Ok(response)) => response,
         Ok(Err(error)) => {
-            duty.has_failed();
-            duty.end().await;
+            locks.set_failed();
+            locks.release_all().await;
             return Err(error);
         }
-        Err(why) => return Ok(broken_off(duty, why)),
+        Err(why) => return Ok(aborted(locks, why)),
     };
-    if duty.is_empty() {
-        return Ok(response.map(ResponseBody::passing));
+    if locks.is_empty() {
+        return Ok(response.map(ResponseBody::pass_through));
     }
 
     let (head, body) = response.into_parts();
     if head.status.is_client_error() || head.status.is_server_error() {
-        duty.has_failed();
+        locks.set_failed();
     }
-    if duty.slot().policy().holds_to_head() || becomes_a_tunnel(method, head.status) {
-        duty.end().await;
-        return Ok(Response::from_parts(head, ResponseBody::passing(body)));
+    if locks.context().policy().releases_at_head() || starts_tunnel(method, head.status) {
+        locks.release_all().await;
+        return Ok(Response::from_parts(head, ResponseBody::pass_through(body)));
     }
     if !has_content(method, head.status) {
-        return Ok(Response::from_parts(head, ResponseBody::without_content(body, duty).await));
+        return Ok(Response::from_parts(head, ResponseBody::without_content(body, locks).await));
     }
     let announced = content_length(&head.headers).or_else(|| body.size_hint().exact());
-    Ok(match ResponseBody::under(duty, body, announced).await {
+    Ok(match ResponseBody::from_handler(locks, body, announced).await {
         Ok(body) => Response::from_parts(head, body),
-        Err((duty, why)) => broken_off(duty, why),
+        Err((locks, why)) => aborted(locks, why),
     })
 }
 
-/// A lock was lost before anything was sent: what was done under it is not known.
-fn broken_off<B>(duty: Duty, why: LockLost) -> Response<ResponseBody<B>> {
+/// The response to a request whose lock was lost before anything was sent.
+fn aborted<B>(locks: RequestLocks, why: LockLost) -> Response<ResponseBody<B>> {
     let rejection = if why == LockLost::HoldLimitReached { Rejection::MaxHoldExceeded } else { Rejection::Lost };
-    let response = duty.slot().on_reject().answer(rejection).map(ResponseBody::rejected);
-    duty.lost(why);
+    let response = locks.context().on_reject().respond(rejection).map(ResponseBody::rejected);
+    locks.lost(why);
     response
 }
 
-/// What follows the head is no answer but another protocol, for as long as both sides like.
-fn becomes_a_tunnel(method: &Method, status: StatusCode) -> bool {
+/// Whether another protocol follows the head, without an end.
+fn starts_tunnel(method: &Method, status: StatusCode) -> bool {
     status == StatusCode::SWITCHING_PROTOCOLS || (method == Method::CONNECT && status.is_success())
 }
 
-/// Whether anybody will ask for the body (RFC 9110, section 6.4).
+/// Whether the response has content (RFC 9110, section 6.4).
 fn has_content(method: &Method, status: StatusCode) -> bool {
     method != Method::HEAD && !matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }

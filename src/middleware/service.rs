@@ -10,23 +10,25 @@ use http_body::Body;
 use tower::{BoxError, Service, ServiceExt, util::Oneshot};
 
 use super::{
-    config::Config, context::Slot, future::ResponseFuture, request_locks::Duty, response, response_body::ResponseBody,
+    config::LayerConfig, context::RequestContext, future::ResponseFuture, manager_state::ManagerState,
+    request_locks::RequestLocks, response, response_body::ResponseBody,
 };
 use crate::{
     body::{reader::BodyReader, request_body::RequestBody},
-    key_source::{KeySource, NoKey},
+    key_source::{KeyRejection, KeySource},
 };
 
-/// Runs the inner service under the lock of the request. Made by [`LockLayer`](crate::LockLayer).
+/// Runs the inner service under the lock of the request. Created by
+/// [`LockLayer`](crate::LockLayer).
 ///
-/// It adds no error of its own: whoever is turned away gets a response.
+/// It adds no errors: a rejected request gets a response.
 pub struct LockService<S, K> {
     inner: S,
-    config: Arc<Config<K>>,
+    config: Arc<LayerConfig<K>>,
 }
 
 impl<S, K> LockService<S, K> {
-    pub(super) fn new(inner: S, config: Arc<Config<K>>) -> Self {
+    pub(super) fn new(inner: S, config: Arc<LayerConfig<K>>) -> Self {
         Self { inner, config }
     }
 }
@@ -45,7 +47,7 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<Oneshot<S, Request<RequestBody>>, ResB, S::Error>;
 
-    /// Always ready: a request that waits for its lock must not sit on the capacity of the inner service.
+    /// Always ready: a request that waits for its lock must not use capacity of the inner service.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         Poll::Ready(Ok(()))
     }
@@ -54,80 +56,87 @@ where
         let inner = self.inner.clone();
         let (head, body) = request.map(RequestBody::new).into_parts();
         if self.config.skips(&head) {
-            return ResponseFuture::passing(inner.oneshot(Request::from_parts(head, body)));
+            return ResponseFuture::pass_through(inner.oneshot(Request::from_parts(head, body)));
         }
-        let (slot, tenure) = Slot::new(self.config.terms(&head), &head.headers, &head.extensions);
-        let duty = Duty::new(slot.clone(), tenure);
-        let steps = locked(Arc::clone(&self.config), inner, head, body, duty);
-        ResponseFuture::under(slot, Box::pin(steps))
+        let (context, owner_lifetime) = RequestContext::new(self.config.params(&head), &head.headers, &head.extensions);
+        let locks = RequestLocks::new(context.clone(), owner_lifetime);
+        let pipeline = locked(Arc::clone(&self.config), inner, head, body, locks);
+        ResponseFuture::locking(context, Box::pin(pipeline))
     }
 }
 
-/// The way of a request that asks for a lock: its key, its body, its turn, the inner service, its end.
+/// The steps of a request: key, body, lock, inner service, response.
 async fn locked<S, K, ResB>(
-    config: Arc<Config<K>>,
+    config: Arc<LayerConfig<K>>,
     mut inner: S,
     mut head: Parts,
     body: RequestBody,
-    mut duty: Duty,
+    mut locks: RequestLocks,
 ) -> Result<Response<ResponseBody<ResB>>, S::Error>
 where
     K: KeySource,
     S: Service<Request<RequestBody>, Response = Response<ResB>>,
     ResB: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    let slot = duty.slot().clone();
-    let waits = slot.waits();
-    let route = slot.route(&head.extensions);
-    let mut body = BodyReader::new(body, config.locks.driver().bodies(), slot.policy());
-    let key = match config.key.derive(&mut head, &mut body).await {
+    let context = locks.context().clone();
+    let waits = context.start_waiting();
+    let route = context.route(&head.extensions);
+    let mut body = BodyReader::new(body, &ManagerState::of(config.locks.driver()).body_budget, context.policy());
+    let key = match config.key.extract_key(&mut head, &mut body).await {
         Ok(Some(key)) => key,
         Ok(None) => {
             drop(waits);
-            let (body, room) = body.finish();
+            let (body, reservation) = body.into_parts();
             let ready = inner.ready().await?;
-            drop(room);
-            return Ok(ready.call(Request::from_parts(head, body)).await?.map(ResponseBody::passing));
+            drop(reservation);
+            return Ok(ready.call(Request::from_parts(head, body)).await?.map(ResponseBody::pass_through));
         }
-        Err(no_key) => return Ok(no_key.of(&head).answer(&route, slot.on_reject()).map(ResponseBody::rejected)),
+        Err(rejection) => {
+            return Ok(rejection
+                .or_no_route(&head)
+                .into_response(&route, context.on_reject())
+                .map(ResponseBody::rejected));
+        }
     };
-    // Before the lock: a client that does not send its body keeps no other request waiting.
-    if slot.buffers_body(&head.method) {
-        if let Some(rejection) = slot.refusal(&route, &key) {
-            return Ok(slot.on_reject().answer(rejection).map(ResponseBody::rejected));
+    // Before the lock: a client that does not send its body blocks no other request.
+    if context.buffers_body(&head.method) {
+        if let Some(rejection) = context.immediate_rejection(&route, &key) {
+            return Ok(context.on_reject().respond(rejection).map(ResponseBody::rejected));
         }
         if let Err(rejection) = body.read(&mut head).await {
-            return Ok(NoKey::from(rejection).answer(&route, slot.on_reject()).map(ResponseBody::rejected));
+            return Ok(KeyRejection::from(rejection)
+                .into_response(&route, context.on_reject())
+                .map(ResponseBody::rejected));
         }
     }
-    let (body, mut room) = body.finish();
-    let section = match slot.enter(&route, key, head.extensions.get(), room.as_mut()).await {
-        Ok(section) => section,
-        Err(rejection) => return Ok(slot.on_reject().answer(rejection).map(ResponseBody::rejected)),
+    let (body, mut reservation) = body.into_parts();
+    let lock = match context.acquire(&route, key, head.extensions.get(), reservation.as_mut()).await {
+        Ok(lock) => lock,
+        Err(rejection) => return Ok(context.on_reject().respond(rejection).map(ResponseBody::rejected)),
     };
     drop(waits);
 
-    head.extensions.insert(slot.owner().clone());
-    head.extensions.insert(section.view());
-    head.extensions.insert(slot.clone());
+    head.extensions.insert(context.owner().clone());
+    head.extensions.insert(lock.held_lock());
+    head.extensions.insert(context.clone());
     let method = head.method.clone();
-    let request = Request::from_parts(head, body.watched_by(slot.body_observer(), slot.policy()));
-    duty.begin(section);
-    let span = duty.span();
-    // It owns the service: what that has taken for this request is gone with it, before the lock is.
+    let request = Request::from_parts(head, body.observed_by(context.body_observer(), context.policy()));
+    locks.add(lock);
+    let span = locks.span();
+    // Owns the service, so that the resources of this request are dropped before the lock.
     let handler = async move {
-        // Only now: a request that waits must not sit on the capacity of the inner service.
+        // Only now: a request that waits must not use capacity of the inner service.
         let ready = inner.ready().await?;
-        // Its body waits no longer.
-        drop(room);
-        slot.runs(true);
+        // The body no longer waits.
+        drop(reservation);
+        context.set_running(true);
         match span {
-            Some(span) => span.around(|| ready.call(request)).await,
+            Some(span) => span.instrument_handler(|| ready.call(request)).await,
             None => ready.call(request).await,
         }
     };
-    let done = duty.run(handler).await;
-    response::answer(duty, &method, done).await
+    let done = locks.run(handler).await;
+    response::finish_response(locks, &method, done).await
 }
 
 impl<S: Clone, K> Clone for LockService<S, K> {

@@ -1,132 +1,136 @@
-//! A streaming body that its reader and its monitor share.
+//! The body of a streaming response, shared by its reader and its monitor.
 
 use std::{mem, pin::Pin, task::Waker};
 
 use tokio::time::Instant;
 use tower::BoxError;
 
-use super::request_locks::Duty;
+use super::request_locks::RequestLocks;
 use crate::{
     body::pace::{Pace, TooSlow},
     error::LockLost,
     sync::Mutex,
 };
 
-/// Whoever polls the body and its keeper meet here.
-pub(super) struct Shared<B>(Mutex<Meeting<B>>);
+/// The body, and the state through which the server that polls it and its monitor communicate.
+pub(super) struct SharedBody<B>(Mutex<SharedState<B>>);
 
-pub(super) struct Meeting<B> {
-    pub(super) flow: Whereabouts<B>,
+pub(super) struct SharedState<B> {
+    pub(super) state: BodyState<B>,
     pub(super) pace: Pace,
-    /// Bytes that were handed out, and that the reader has to make room for.
-    handed_out: u64,
-    /// Of who polls the body.
+    /// Bytes that were returned to the server and that the reader has not made space for.
+    sent: u64,
+    /// Of the task that polls the body.
     waker: Option<Waker>,
 }
 
-pub(super) enum Whereabouts<B> {
-    /// Nobody polls it.
-    Here(Box<Flow<B>>),
-    /// It is polled: not under the mutex, it is code of others.
-    Away,
-    /// The keeper has cut it.
-    Cut(Cut),
-    /// It has ended.
-    Over,
+pub(super) enum BodyState<B> {
+    /// Not being polled.
+    Idle(Box<LockedBody<B>>),
+    /// Being polled, outside of the mutex, because the body is code of the application.
+    Polling,
+    /// Aborted by the monitor.
+    Aborted(AbortReason),
+    /// Ended.
+    Done,
 }
 
-/// In drop order: what the body owns (a transaction, a file) is gone before the next section begins.
-pub(super) struct Flow<B> {
+/// Fields are dropped in order: the resources of the body (a transaction, a file) are dropped
+/// before the next section starts.
+pub(super) struct LockedBody<B> {
     pub(super) inner: Pin<Box<B>>,
-    pub(super) duty: Duty,
+    pub(super) locks: RequestLocks,
 }
 
-/// Why a stream ends before its end.
+/// Why a stream was aborted.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Cut {
+pub(super) enum AbortReason {
     Lost(LockLost),
     TooSlow(TooSlow),
 }
 
-impl<B> Shared<B> {
-    pub(super) fn new(flow: Flow<B>, pace: Pace) -> Self {
-        Self(Mutex::new(Meeting { flow: Whereabouts::Here(Box::new(flow)), pace, handed_out: 1, waker: None }))
+impl<B> SharedBody<B> {
+    pub(super) fn new(body: LockedBody<B>, pace: Pace) -> Self {
+        Self(Mutex::new(SharedState { state: BodyState::Idle(Box::new(body)), pace, sent: 1, waker: None }))
     }
 
-    /// To be polled.
-    pub(super) fn take(&self, waker: &Waker) -> Result<Box<Flow<B>>, Cut> {
-        let mut meeting = self.0.lock();
-        match mem::replace(&mut meeting.flow, Whereabouts::Away) {
-            Whereabouts::Here(flow) => {
-                let bytes = mem::take(&mut meeting.handed_out);
-                meeting.pace.moved(Instant::now(), bytes);
-                meeting.waker.get_or_insert_with(|| waker.clone()).clone_from(waker);
-                Ok(flow)
+    /// Takes the body to poll it.
+    pub(super) fn start_poll(&self, waker: &Waker) -> Result<Box<LockedBody<B>>, AbortReason> {
+        let mut shared = self.0.lock();
+        match mem::replace(&mut shared.state, BodyState::Polling) {
+            BodyState::Idle(body) => {
+                let bytes = mem::take(&mut shared.sent);
+                shared.pace.record(Instant::now(), bytes);
+                shared.waker.get_or_insert_with(|| waker.clone()).clone_from(waker);
+                Ok(body)
             }
-            Whereabouts::Cut(cut) => Err(cut),
-            // A poll has panicked: what it polled is gone.
-            Whereabouts::Away | Whereabouts::Over => Err(Cut::Lost(LockLost::Released)),
+            BodyState::Aborted(reason) => Err(reason),
+            // A poll has panicked, and dropped the body.
+            BodyState::Polling | BodyState::Done => Err(AbortReason::Lost(LockLost::Released)),
         }
     }
 
-    /// Polled. `handed_out`: so many bytes, and it is the reader's turn.
-    pub(super) fn put(&self, flow: Box<Flow<B>>, handed_out: Option<u64>) {
-        let mut meeting = self.0.lock();
-        meeting.flow = Whereabouts::Here(flow);
-        if let Some(bytes) = handed_out {
-            // A frame without bytes was taken, too: it is no sign of life that is missing.
-            meeting.handed_out = bytes.max(1);
-            meeting.pace.waits(Instant::now());
+    /// Puts the body back. With `sent`, a frame of so many bytes was returned, and the reader is
+    /// next.
+    pub(super) fn finish_poll(&self, body: Box<LockedBody<B>>, sent: Option<u64>) {
+        let mut shared = self.0.lock();
+        shared.state = BodyState::Idle(body);
+        if let Some(bytes) = sent {
+            // A frame without bytes is progress, too.
+            shared.sent = bytes.max(1);
+            shared.pace.start_waiting(Instant::now());
         }
     }
 
-    pub(super) fn over(&self) {
-        self.0.lock().flow = Whereabouts::Over;
+    pub(super) fn finish(&self) {
+        self.0.lock().state = BodyState::Done;
     }
 
-    /// Ends it where it stands. False: it is polled at this moment, and whoever does so will see for himself.
-    pub(super) fn cut(&self, cut: Cut) -> bool {
-        let mut meeting = self.0.lock();
-        let (flow, waker) = match mem::replace(&mut meeting.flow, Whereabouts::Cut(cut)) {
-            Whereabouts::Here(flow) => (flow, meeting.waker.take()),
-            Whereabouts::Away => {
-                meeting.flow = Whereabouts::Away;
+    /// Aborts the stream. Returns false while it is polled: that poll checks its locks itself.
+    pub(super) fn abort(&self, reason: AbortReason) -> bool {
+        let mut shared = self.0.lock();
+        let (body, waker) = match mem::replace(&mut shared.state, BodyState::Aborted(reason)) {
+            BodyState::Idle(body) => (body, shared.waker.take()),
+            BodyState::Polling => {
+                shared.state = BodyState::Polling;
                 return false;
             }
-            over @ (Whereabouts::Cut(_) | Whereabouts::Over) => {
-                meeting.flow = over;
+            ended @ (BodyState::Aborted(_) | BodyState::Done) => {
+                shared.state = ended;
                 return true;
             }
         };
-        drop(meeting);
-        // Not under the mutex: code of others. First whoever polls, who finds it cut whatever the drop of the body does.
+        drop(shared);
+        // Outside of the mutex, because the body is code of the application. The waker goes first:
+        // the drop of the body may panic.
         if let Some(waker) = waker {
             waker.wake();
         }
-        let Flow { inner, duty } = *flow;
+        let LockedBody { inner, locks } = *body;
         drop(inner);
-        match cut {
-            Cut::Lost(why) => duty.lost(why),
-            Cut::TooSlow(why) => duty.stalled(why),
+        match reason {
+            AbortReason::Lost(why) => locks.lost(why),
+            AbortReason::TooSlow(why) => locks.stalled(why),
         }
         true
     }
 
-    /// Whether its reader was too slow by now; else when to look again, if it is the reader's turn.
-    pub(super) fn too_slow(&self, now: Instant) -> Result<Option<Instant>, TooSlow> {
-        let mut meeting = self.0.lock();
-        match meeting.pace.verdict(now) {
+    /// Fails if the reader was too slow. Otherwise returns the time of the next check if the reader
+    /// is next.
+    pub(super) fn check_pace(&self, now: Instant) -> Result<Option<Instant>, TooSlow> {
+        let mut shared = self.0.lock();
+        match shared.pace.check(now) {
             Some(why) => Err(why),
-            None => Ok(meeting.pace.look_at()),
+            None => Ok(shared.pace.next_check()),
         }
     }
 }
 
-impl From<Cut> for BoxError {
-    fn from(cut: Cut) -> Self {
-        match cut {
-            Cut::Lost(why) => why.into(),
-            Cut::TooSlow(why) => why.into(),
+impl From<AbortReason> for BoxError {
+    fn from(reason: AbortReason) -> Self {
+        match reason {
+            AbortReason::Lost(why) => why.into(),
+            AbortReason::TooSlow(why) => why.into(),
         }
     }
 }

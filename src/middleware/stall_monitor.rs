@@ -1,4 +1,4 @@
-//! A task that cuts a streaming body.
+//! The task that aborts a streaming response.
 
 use std::{future::poll_fn, sync::Weak, time::Duration};
 
@@ -8,43 +8,44 @@ use tokio::{
 };
 
 use super::{
-    abort::{Stops, first},
-    shared_body::{Cut, Shared},
+    abort::{AbortSignals, poll_any},
+    shared_body::{AbortReason, SharedBody},
 };
 
-/// How long the keeper leaves a poll that it meets: it is a moment.
-const AWAY: Duration = Duration::from_millis(10);
+/// The pause before the next attempt to abort a stream that is being polled.
+const POLL_RETRY: Duration = Duration::from_millis(10);
 
-/// Ends with the stream.
-pub(super) struct Keeper(pub(super) Option<AbortHandle>);
+/// The handle of the task. Its drop ends the task.
+pub(super) struct StallMonitor(pub(super) Option<AbortHandle>);
 
-/// Cuts the stream when a lock is lost, or when its reader is too slow, whether or not anybody polls it.
-pub(super) async fn keep<B>(flow: Weak<Shared<B>>, mut stops: Stops, idle: Duration) {
-    let mut look_at = Instant::now().checked_add(idle);
+/// Aborts the stream when a lock is lost or its reader is too slow, also if the stream is not
+/// polled.
+pub(super) async fn monitor<B>(body: Weak<SharedBody<B>>, mut signals: AbortSignals, idle: Duration) {
+    let mut next_check = Instant::now().checked_add(idle);
     loop {
-        let lost = poll_fn(|cx| first(&mut stops, cx));
-        let lost = match look_at {
+        let lost = poll_fn(|cx| poll_any(&mut signals, cx));
+        let lost = match next_check {
             Some(at) => timeout_at(at, lost).await.ok(),
             None => Some(lost.await),
         };
-        let Some(flow) = flow.upgrade() else { return };
+        let Some(body) = body.upgrade() else { return };
         if let Some(why) = lost {
-            while !flow.cut(Cut::Lost(why)) {
-                sleep(AWAY).await;
+            while !body.abort(AbortReason::Lost(why)) {
+                sleep(POLL_RETRY).await;
             }
             return;
         }
         let now = Instant::now();
-        look_at = match flow.too_slow(now) {
-            // Where it is not the reader's turn, it may be at any time.
+        next_check = match body.check_pace(now) {
+            // The reader may be next at any time.
             Ok(at) => at.or_else(|| now.checked_add(idle)),
-            Err(why) if flow.cut(Cut::TooSlow(why)) => return,
-            Err(_) => now.checked_add(AWAY),
+            Err(why) if body.abort(AbortReason::TooSlow(why)) => return,
+            Err(_) => now.checked_add(POLL_RETRY),
         };
     }
 }
 
-impl Drop for Keeper {
+impl Drop for StallMonitor {
     fn drop(&mut self) {
         if let Some(task) = self.0.take() {
             task.abort();

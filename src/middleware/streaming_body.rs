@@ -1,4 +1,4 @@
-//! A body that streams under its locks.
+//! A response body that holds the locks until its last frame.
 
 use std::{
     collections::VecDeque,
@@ -20,73 +20,75 @@ use tower::BoxError;
 
 use super::{
     complete_body::data_len,
-    request_locks::Duty,
-    shared_body::{Cut, Flow, Shared},
-    stall_monitor::{Keeper, keep},
+    request_locks::RequestLocks,
+    shared_body::{AbortReason, LockedBody, SharedBody},
+    stall_monitor::{self, StallMonitor},
 };
 use crate::{body::pace::Pace, error::LockLost, limits::RELEASE_WAIT};
 
-/// Frames pass as they come; the last one waits until the locks are given back: whoever has it finds the keys free.
+/// Passes frames through, and holds the last one until the locks are released: a client with a
+/// complete response finds its keys free.
 ///
-/// The server that sends it polls it, and does not while its client does not read. So a *keeper*, a task of its own, cuts it where it stands when a
-/// lock is lost or the reader has stalled.
-pub(super) struct Stream<B> {
-    flow: Arc<Shared<B>>,
-    /// Seen before the head was sent.
-    ahead: VecDeque<Frame<Bytes>>,
-    /// What the inner body said before it was first polled, less what has been handed out: what it says later is of what *it* has left.
+/// The server polls the body, but not while its client does not read. A *monitor* task therefore
+/// aborts the stream when a lock is lost or the reader is too slow.
+pub(super) struct StreamingBody<B> {
+    shared: Arc<SharedBody<B>>,
+    /// Frames that were read before the head was sent.
+    read_ahead: VecDeque<Frame<Bytes>>,
+    /// The size hint of the inner body before its first poll, less the bytes that were returned. A
+    /// later hint of the inner body covers only its own tail.
     hint: SizeHint,
-    /// How many of the bytes that the head announces have not been seen yet.
-    left: Option<u64>,
+    /// How many of the bytes that the head announces have not been read from the inner body.
+    unseen: Option<u64>,
     phase: Phase,
-    keeper: Keeper,
+    monitor: StallMonitor,
 }
 
 enum Phase {
-    /// Frames pass.
-    Flowing,
-    /// All that was announced is there; the last of it is kept back until the inner body has ended, too. That has a moment for it: hyper
-    /// would not even ask for it over HTTP/1.1.
-    Parked(Frame<Bytes>, Pin<Box<Sleep>>),
-    /// The inner body has ended. What is left waits for the locks to be given back.
-    Ending(Pin<Box<dyn Future<Output = ()> + Send>>, Rest),
-    /// Nothing is left but this.
-    Ended(Rest),
+    /// Passes frames through.
+    Streaming,
+    /// All announced bytes were read. The last frame is held until the inner body ends. It gets a
+    /// short time for that, because hyper does not poll for the end over HTTP/1.1.
+    HoldingLastFrame(Frame<Bytes>, Pin<Box<Sleep>>),
+    /// The inner body has ended. The rest is returned when the locks are released.
+    Releasing(Pin<Box<dyn Future<Output = ()> + Send>>, Tail),
+    /// Only the rest is left.
+    Done(Tail),
 }
 
-/// What comes last: frames, or an error.
-type Rest = VecDeque<Result<Frame<Bytes>, BoxError>>;
+/// The last frames, or an error.
+type Tail = VecDeque<Result<Frame<Bytes>, BoxError>>;
 
-impl<B> Stream<B>
+impl<B> StreamingBody<B>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>>,
 {
-    /// `hint`: of the whole body. `length`: what the head announces, in bytes.
+    /// `hint` is that of the whole body. `length` is the length that the head announces, in bytes.
     pub(super) fn new(
         inner: Pin<Box<B>>,
-        ahead: VecDeque<Frame<Bytes>>,
+        read_ahead: VecDeque<Frame<Bytes>>,
         hint: SizeHint,
         length: Option<u64>,
-        duty: Duty,
+        locks: RequestLocks,
     ) -> Self
     where
         B: Send + 'static,
     {
-        let stops = duty.stops();
-        let idle = duty.slot().policy().longest_idle();
-        let mut pace = Pace::of(duty.slot().policy());
-        // The head goes out now; then it is the reader's turn.
-        pace.waits(Instant::now());
-        let slot = duty.slot().clone();
-        let flow = Arc::new(Shared::new(Flow { inner, duty }, pace));
-        let keeper = Keeper(slot.spawn(keep(Arc::downgrade(&flow), stops, idle)));
-        Self { flow, ahead, hint, left: length, phase: Phase::Flowing, keeper }
+        let signals = locks.abort_signals();
+        let idle = locks.context().policy().idle_timeout();
+        let mut pace = Pace::from_policy(locks.context().policy());
+        // The head is sent now, and the reader is next.
+        pace.start_waiting(Instant::now());
+        let context = locks.context().clone();
+        let body = Arc::new(SharedBody::new(LockedBody { inner, locks }, pace));
+        let monitor = StallMonitor(context.spawn(stall_monitor::monitor(Arc::downgrade(&body), signals, idle)));
+        Self { shared: body, read_ahead, hint, unseen: length, phase: Phase::Streaming, monitor }
     }
 
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let next = ready!(self.poll_next(cx));
         if let Some(Ok(frame)) = &next {
-            self.hint = less(self.hint, data_len([frame]));
+            self.hint = reduced(self.hint, data_len([frame]));
         }
         Poll::Ready(next)
     }
@@ -94,125 +96,128 @@ where
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         loop {
             match &mut self.phase {
-                Phase::Flowing | Phase::Parked(..) => {
-                    let mut flow = match self.flow.take(cx.waker()) {
-                        Ok(flow) => flow,
-                        Err(cut) => return Poll::Ready(Some(Err(self.cut(cut)))),
+                Phase::Streaming | Phase::HoldingLastFrame(..) => {
+                    let mut body = match self.shared.start_poll(cx.waker()) {
+                        Ok(body) => body,
+                        Err(reason) => return Poll::Ready(Some(Err(self.abort(reason)))),
                     };
                     // I6
-                    if let Some(why) = flow.duty.must_stop() {
-                        return Poll::Ready(Some(Err(self.lose(*flow, why))));
+                    if let Some(why) = body.locks.abort_reason() {
+                        return Poll::Ready(Some(Err(self.abort_lost(*body, why))));
                     }
-                    let next = match self.ahead.pop_front() {
+                    let next = match self.read_ahead.pop_front() {
                         Some(frame) => Poll::Ready(Some(Ok(frame))),
-                        None => flow.duty.as_owner(|| flow.inner.as_mut().poll_frame(cx)),
+                        None => body.locks.as_owner(|| body.inner.as_mut().poll_frame(cx)),
                     };
-                    // What took too long was not done under the lock.
-                    if let Some(why) = flow.duty.must_stop() {
-                        return Poll::Ready(Some(Err(self.lose(*flow, why))));
+                    // The result of a poll that outlasted the lock is not the result of work under
+                    // it.
+                    if let Some(why) = body.locks.abort_reason() {
+                        return Poll::Ready(Some(Err(self.abort_lost(*body, why))));
                     }
                     let Poll::Ready(next) = next else {
-                        if self.has_waited(cx) {
-                            self.pass(None, flow);
+                        if self.hold_elapsed(cx) {
+                            self.emit(None, body);
                             continue;
                         }
-                        self.flow.put(flow, None);
+                        self.shared.finish_poll(body, None);
                         return Poll::Pending;
                     };
-                    if let Some(frame) = self.pass(next, flow) {
+                    if let Some(frame) = self.emit(next, body) {
                         return Poll::Ready(Some(Ok(frame)));
                     }
                 }
-                Phase::Ending(end, rest) => {
+                Phase::Releasing(end, tail) => {
                     ready!(end.as_mut().poll(cx));
-                    self.phase = Phase::Ended(mem::take(rest));
+                    self.phase = Phase::Done(mem::take(tail));
                 }
-                Phase::Ended(rest) => return Poll::Ready(rest.pop_front()),
+                Phase::Done(tail) => return Poll::Ready(tail.pop_front()),
             }
         }
     }
 
-    /// What is to be handed out now. `None`: something is kept back, or it ends.
-    fn pass(&mut self, next: Option<Result<Frame<Bytes>, B::Error>>, flow: Box<Flow<B>>) -> Option<Frame<Bytes>> {
-        let parked = match mem::replace(&mut self.phase, Phase::Flowing) {
-            Phase::Parked(frame, _) => Some(Ok(frame)),
+    /// The frame to return now. `None` if a frame is held, or the body ends.
+    fn emit(&mut self, next: Option<Result<Frame<Bytes>, B::Error>>, body: Box<LockedBody<B>>) -> Option<Frame<Bytes>> {
+        let held = match mem::replace(&mut self.phase, Phase::Streaming) {
+            Phase::HoldingLastFrame(frame, _) => Some(Ok(frame)),
             _ => None,
         };
         let frame = match next {
             Some(Ok(frame)) => frame,
             None => {
-                self.end(*flow, parked.into_iter().collect());
+                self.finish(*body, held.into_iter().collect());
                 return None;
             }
-            // All bytes were there, but what should have followed them (a commit, perhaps) has failed: the client must not think that all is well.
+            // All bytes were read, but the end (a commit, perhaps) has failed: the client must not
+            // see a complete response.
             Some(Err(error)) => {
-                self.end(*flow, VecDeque::from([Err(error.into())]));
+                self.finish(*body, VecDeque::from([Err(error.into())]));
                 return None;
             }
         };
-        if let (Some(left), Some(data)) = (&mut self.left, frame.data_ref()) {
+        if let (Some(left), Some(data)) = (&mut self.unseen, frame.data_ref()) {
             *left = left.saturating_sub(data.len() as u64);
         }
-        let is_end = frame.is_trailers() || (self.ahead.is_empty() && flow.inner.is_end_stream());
-        // Where no runtime is, nothing can be waited for.
-        let has_all = self.left == Some(0) && frame.is_data() && Handle::try_current().is_ok();
+        let is_end = frame.is_trailers() || (self.read_ahead.is_empty() && body.inner.is_end_stream());
+        // Without a runtime there is no timer.
+        let is_complete = self.unseen == Some(0) && frame.is_data() && Handle::try_current().is_ok();
         if is_end {
-            self.end(*flow, parked.into_iter().chain([Ok(frame)]).collect());
+            self.finish(*body, held.into_iter().chain([Ok(frame)]).collect());
             None
-        } else if parked.is_some() {
-            // More than was announced: nobody will ask for it.
-            self.end(*flow, parked.into_iter().collect());
+        } else if held.is_some() {
+            // More bytes than announced: the server will not poll for them.
+            self.finish(*body, held.into_iter().collect());
             None
-        } else if has_all {
-            self.phase = Phase::Parked(frame, Box::pin(sleep(RELEASE_WAIT)));
-            self.flow.put(flow, None);
+        } else if is_complete {
+            self.phase = Phase::HoldingLastFrame(frame, Box::pin(sleep(RELEASE_WAIT)));
+            self.shared.finish_poll(body, None);
             None
         } else {
-            self.flow.put(flow, Some(data_len([&frame])));
+            self.shared.finish_poll(body, Some(data_len([&frame])));
             Some(frame)
         }
     }
 
-    /// Whether what is kept back has been so for long enough.
-    fn has_waited(&mut self, cx: &mut Context<'_>) -> bool {
+    /// Whether the last frame was held for long enough.
+    fn hold_elapsed(&mut self, cx: &mut Context<'_>) -> bool {
         match &mut self.phase {
-            Phase::Parked(_, timer) => timer.as_mut().poll(cx).is_ready(),
+            Phase::HoldingLastFrame(_, timer) => timer.as_mut().poll(cx).is_ready(),
             _ => false,
         }
     }
 
-    /// The inner body has ended. First what it owns, then its locks; then the rest is sent.
-    fn end(&mut self, flow: Flow<B>, rest: Rest) {
-        let Flow { inner, mut duty } = flow;
+    /// The inner body has ended: drops its resources, then releases the locks, then returns the
+    /// tail.
+    fn finish(&mut self, body: LockedBody<B>, tail: Tail) {
+        let LockedBody { inner, mut locks } = body;
         drop(inner);
-        self.is_over();
-        if rest.iter().any(Result::is_err) {
-            duty.has_failed();
+        self.stop();
+        if tail.iter().any(Result::is_err) {
+            locks.set_failed();
         }
-        self.phase = Phase::Ending(Box::pin(duty.end()), rest);
+        self.phase = Phase::Releasing(Box::pin(locks.release_all()), tail);
     }
 
-    fn lose(&mut self, flow: Flow<B>, why: LockLost) -> BoxError {
-        let Flow { inner, duty } = flow;
+    fn abort_lost(&mut self, body: LockedBody<B>, why: LockLost) -> BoxError {
+        let LockedBody { inner, locks } = body;
         drop(inner);
-        duty.lost(why);
-        self.cut(Cut::Lost(why))
+        locks.lost(why);
+        self.abort(AbortReason::Lost(why))
     }
 
-    fn cut(&mut self, cut: Cut) -> BoxError {
-        self.is_over();
-        self.phase = Phase::Ended(VecDeque::new());
-        cut.into()
+    fn abort(&mut self, reason: AbortReason) -> BoxError {
+        self.stop();
+        self.phase = Phase::Done(VecDeque::new());
+        reason.into()
     }
 
-    fn is_over(&mut self) {
-        self.keeper.0.take().inspect(AbortHandle::abort);
-        self.flow.over();
-        self.ahead.clear();
+    fn stop(&mut self) {
+        self.monitor.0.take().inspect(AbortHandle::abort);
+        self.shared.finish();
+        self.read_ahead.clear();
     }
 
     pub(super) fn is_end_stream(&self) -> bool {
-        matches!(&self.phase, Phase::Ended(rest) if rest.is_empty())
+        matches!(&self.phase, Phase::Done(tail) if tail.is_empty())
     }
 
     pub(super) fn size_hint(&self) -> SizeHint {
@@ -220,11 +225,11 @@ where
     }
 }
 
-fn less(hint: SizeHint, bytes: u64) -> SizeHint {
-    let mut less = SizeHint::new();
+fn reduced(hint: SizeHint, bytes: u64) -> SizeHint {
+    let mut reduced = SizeHint::new();
     if let Some(upper) = hint.upper() {
-        less.set_upper(upper.saturating_sub(bytes));
+        reduced.set_upper(upper.saturating_sub(bytes));
     }
-    less.set_lower(hint.lower().saturating_sub(bytes));
-    less
+    reduced.set_lower(hint.lower().saturating_sub(bytes));
+    reduced
 }

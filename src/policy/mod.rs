@@ -1,7 +1,12 @@
-//! How to behave: what is set is set, what is not is inherited.
+//! Settings of layers and calls, and their inheritance.
+
+mod values;
 
 use std::time::Duration;
 
+use http::StatusCode;
+
+pub use self::values::{LogKey, OnDisconnect, OnLost, ReleaseAt, RequestBodyMode};
 use crate::{
     limits::{
         BODY_IDLE_TIMEOUT, LOCK_DELAY, LOCK_DELAY_MAX, LOCK_WAIT_TIMEOUT, MAX_HOLD, MIN_BODY_RATE, MIN_HOLD_MAX,
@@ -10,199 +15,185 @@ use crate::{
     proto::hold_limits::HoldLimits,
 };
 
-/// What a log shows of a key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LogKey {
-    /// Its text.
-    #[default]
-    Full,
-    /// Its namespace and a hash: parts can be neither read nor guessed, because the hash has a random key for each process. So equal keys
-    /// have equal hashes in the log of one process, and others in that of another one. To follow a key through the logs of all
-    /// instances, make it with [`LockKey::hashed`](crate::LockKey::hashed) of a secret and its parts, and let it be shown.
-    Redacted,
-}
-
-/// When a request gives its lock back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ReleaseAt {
-    /// With the end of its answer: what is complete in memory gives it back before it is sent, a stream holds it to its last frame.
-    #[default]
-    BodyEnd,
-    /// Before its head is sent: for a stream that only reports, or never ends (server-sent events).
-    ResponseHead,
-}
-
-/// When the body of a request is read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RequestBodyMode {
-    /// All of it, before the lock is taken: a client that does not send it keeps nobody waiting.
-    #[default]
-    Buffer,
-    /// By the handler, under the lock: for uploads that are too large to be kept in memory, and for streams in both directions.
-    Stream,
-}
-
-/// What becomes of a handler whose client has left.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum OnDisconnect {
-    /// It finishes, in a task of its own, under its lock: half a payment is worse than one that nobody waits for.
-    #[default]
-    Finish,
-    /// It is dropped where it stands, as without a lock; its key stays taken for the lock-delay.
-    Cancel,
-}
-
-/// What becomes of a handler whose lock is lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum OnLost {
-    /// It is dropped where it stands, without one poll more; its client is told 503, outcome unknown.
-    #[default]
-    Abort,
-    /// It goes on, and answers as it likes: for handlers whose writes check the fencing token. `max_hold` ends it all the same.
-    Continue,
-}
-
-/// How a request is answered that has waited in vain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum TimeoutStatus {
-    /// 409, as if it had not waited: the state of its subject is in the way (RFC 9110).
-    #[default]
-    Conflict,
-    /// 423: its subject is locked (RFC 4918).
-    Locked,
-    /// 429: this client asks for too much (RFC 6585).
-    TooManyRequests,
-    /// 503: for clients and proxies that repeat a 503 by themselves, and nothing else (RFC 9110).
-    ServiceUnavailable,
-}
-
-/// Hands all settings to a macro: those of every call, and those that a request alone can have. Each with its documentation, so that it reads the
-/// same wherever it can be set.
+/// Passes all settings to a macro: those of every call, and those of requests only.
+///
+/// Each setting has its documentation here, because it can be set in several places. Settings
+/// without `checked by` accept every value.
 macro_rules! settings {
     ($make:ident) => {
         $make! {
             calls {
-                /// Waits at most this long for the key, first come first served. Default: zero for a request, which is refused at once
-                /// while somebody else has the key; 30 seconds for [`LockManager::lock`](crate::LockManager::lock) outside of a request.
+                /// The maximum time that a request waits for the key, in order of arrival.
                 ///
-                /// Waiting is for requests of which each shall have its turn (ten buyers, five items); refusing is for those of
-                /// which one is enough (the second tap on "claim").
+                /// Default: zero for a request, which is rejected at once while the key is held;
+                /// 30 seconds for [`LockManager::lock`](crate::LockManager::lock) outside of a
+                /// request.
                 ///
-                /// A waiter costs memory (and its buffered body), also when its client has left and the server has not noticed, which
-                /// HTTP/1.1 does not while a part of the request is unread. At most 256 wait for one key and 10 000 in the process; one
-                /// key may have an eighth of what is left of the latter, so that a flood on some keys leaves room for others. Further
-                /// waiters are rejected with [`LockError::QueueFull`](crate::LockError::QueueFull).
+                /// Let requests wait if each of them must be processed (ten buyers, five items).
+                /// Reject them if one is enough (the second tap on "claim").
+                ///
+                /// A waiter costs memory for itself and its buffered body, also after a disconnect
+                /// that the server has not noticed: over HTTP/1.1 it does not while a part of the
+                /// request is unread. At most 256 waiters are queued for one key and 10,000 in the
+                /// process. One key may have an eighth of the remaining capacity of the process,
+                /// so that a flood on some keys leaves capacity for others. Further waiters are
+                /// rejected with [`LockError::QueueFull`](crate::LockError::QueueFull).
                 wait(limit: ::std::time::Duration),
-                /// How long the lock is held if nobody gives it back. Default: [`Watched`](crate::Lease::AutoRenew), as long as its holder lives.
+                /// How long the lock is held if it is not released.
+                ///
+                /// Default: [`Lease::AutoRenew`](crate::Lease::AutoRenew), as long as its holder
+                /// lives.
                 lease(lease: $crate::Lease),
-                /// Holds the lock at most this long, from the grant to the last byte: then it is lost, and what ran under it is broken off, a stream in its
-                /// middle. Default: 5 minutes for a request, for a handler that hangs; without end for a [`LockManager::lock`](crate::LockManager::lock), for
-                /// a job.
+                /// The maximum time from the grant to the end of the response body. Then the lock
+                /// is lost, and the handler or the stream under it is aborted.
+                ///
+                /// Default: 5 minutes for a request, in case a handler hangs; no limit for
+                /// [`LockManager::lock`](crate::LockManager::lock), because jobs may be long.
                 max_hold(limit: ::std::time::Duration),
-                /// Keeps the key taken for at least this long from the grant on, even if the work is done sooner. Default: zero;
-                /// at most a day, longer values are reduced to that.
+                /// The minimum time that the key stays blocked after the grant, also if the lock is
+                /// released earlier.
                 ///
-                /// For the job that three machines start at the same minute, give or take: it runs once. After work that failed (a status of 400 and
-                /// more, an error, [`LockGuard::release_after_failure`](crate::LockGuard::release_after_failure)) the key is free at once. A stream is a success
-                /// when it was read to its end: let such a job answer in one piece.
-                min_hold(least: ::std::time::Duration),
-                /// Keeps the key taken for this long after its section ended badly (a panic, a drop, a loss): a statement of it may be on its way
-                /// still. Default: a second; at most a day. It should be longer than the slowest statement; zero is for sections whose writes check the
-                /// fencing token. (Chubby's lock-delay, Burrows 2006.)
+                /// Default: zero. Longer times than a day are reduced to a day.
                 ///
-                /// Much longer is not safer: a client can cause a bad end. One that disconnects from a stream blocks the key for this long, and so does
-                /// one that disconnects from a handler under [`OnDisconnect::Cancel`](crate::OnDisconnect::Cancel).
+                /// Use it for a job that several machines start at about the same time and that
+                /// must run once. After a failure (a status of 400 or higher, an error,
+                /// [`LockGuard::release_after_failure`](crate::LockGuard::release_after_failure))
+                /// the key is free at once. A stream counts as a success when it was read to its
+                /// end, so such a job should respond with a complete body.
+                min_hold(duration: ::std::time::Duration),
+                /// How long the key stays blocked after its section ended abnormally (a panic, a
+                /// drop, a loss), because a statement of it may still be on its way.
+                ///
+                /// Default: 1 second; at most a day. It should be longer than the slowest
+                /// statement. Zero is for sections whose writes check the fencing token. This is
+                /// the lock-delay of Chubby (Burrows, 2006).
+                ///
+                /// A much longer time is not safer, because a client can cause an abnormal end: a
+                /// disconnect from a stream blocks the key for this time, and so does a disconnect
+                /// from a handler with [`OnDisconnect::Cancel`](crate::OnDisconnect::Cancel).
                 lock_delay(delay: ::std::time::Duration),
-                /// What a log shows of the key. Default: [`Shown`](crate::LogKey::Full). To be redacted where a part is
-                /// personal data; to hide it from the store, too, make the key with [`LockKey::hashed`](crate::LockKey::hashed).
+                /// How the key appears in logs.
+                ///
+                /// Default: [`LogKey::Full`](crate::LogKey::Full). Redact keys whose parts are
+                /// personal data. To hide them from the store, too, use
+                /// [`LockKey::hashed`](crate::LockKey::hashed).
                 log_key(key: $crate::LogKey),
             }
             requests {
-                /// Lets a client choose how long it waits, up to this, by the header `Prefer: wait=10` (whole seconds, RFC 7240). Default: zero,
-                /// the header is not read.
+                /// The maximum time that a client may choose to wait, with the header
+                /// `Prefer: wait=10` (whole seconds, RFC 7240).
                 ///
-                /// For clients that know better than the route whether their user still looks at the screen. Without the header
-                /// [`wait`](crate::LockPolicy::wait) counts; with it that counts no more, be it longer or shorter, and the answer says
-                /// `Preference-Applied: wait=10`, or less, if that is all they may. A waiting client costs a place in the line and its
-                /// buffered body: choose what you would let everybody wait.
+                /// Default: zero, the header is ignored.
+                ///
+                /// A client may know better than the route whether its user still waits. Its choice
+                /// replaces [`wait`](crate::LockPolicy::wait), also if it is shorter. The response
+                /// says `Preference-Applied: wait=10`, or less if this maximum is less. A waiting
+                /// client costs a queue entry and its buffered body: choose a time that all clients
+                /// may wait.
                 max_client_wait(max: ::std::time::Duration),
-                /// How a request is answered that has waited in vain. Default: [`Conflict`](crate::TimeoutStatus::Conflict), 409.
+                /// The status of the response to a request that timed out while it waited.
                 ///
-                /// For clients and proxies that know what to do with another status. Its problem type stays `timed-out`.
-                wait_timeout_status(status: $crate::TimeoutStatus),
-                /// When the lock is given back. Default: [`ToEnd`](crate::ReleaseAt::BodyEnd), with the end of the answer.
+                /// Default: 409. Use 423, 429 or 503 for clients and proxies that treat these
+                /// statuses differently. The problem type stays `timed-out`.
                 ///
-                /// Is the work done when the head of a stream is sent? Then nobody need wait for its reader.
+                /// # Panics
+                ///
+                /// The status is neither 4xx nor 5xx.
+                #[track_caller]
+                wait_timeout_status(status: ::http::StatusCode) checked by error_status,
+                /// When the lock is released.
+                ///
+                /// Default: [`ReleaseAt::BodyEnd`](crate::ReleaseAt::BodyEnd). If the work is done
+                /// when the head of a stream is sent, use
+                /// [`ReleaseAt::ResponseHead`](crate::ReleaseAt::ResponseHead): the lock then does
+                /// not depend on the reader.
                 release_at(at: $crate::ReleaseAt),
-                /// When the body of the request is read. Default: [`Buffer`](crate::RequestBodyMode::Buffer), all of it, before the lock is taken.
+                /// When the body of the request is read.
                 ///
-                /// Is the body too large to be kept in memory, or does client and handler talk in both directions (a stream of gRPC)? Then
-                /// [`Stream`](crate::RequestBodyMode::Stream) leaves it to the handler, and the lock is held while it comes: each request of a few bytes can
-                /// keep the key taken for a [`body_idle_timeout`](crate::LockPolicy::body_idle_timeout). If its client leaves before the end of the
-                /// body was read, the handler is dropped, whatever [`on_disconnect`](crate::LockPolicy::on_disconnect) says.
+                /// Default: [`RequestBodyMode::Buffer`](crate::RequestBodyMode::Buffer), completely
+                /// before the lock is acquired. The body may be as long as the `DefaultBodyLimit`
+                /// of the route, which must be outside of the lock layer (2 MB if none is set, and
+                /// always without Axum), and at most 64 MiB. Longer bodies are rejected with 413.
+                /// The body of a `CONNECT` request is not read, because a tunnel follows it.
                 ///
-                /// Read before the lock, a body may be as long as the route's `DefaultBodyLimit`, which must stand outside of the lock (2 MB if nothing is
-                /// set; without Axum always), and at most 64 MiB: 413 beyond it. A `CONNECT` is never waited for: what follows it is a tunnel.
+                /// [`RequestBodyMode::Stream`](crate::RequestBodyMode::Stream) leaves the body to
+                /// the handler: for bodies that do not fit in memory, and for streams in both
+                /// directions (gRPC). The lock is held while the body arrives, so each request of a
+                /// few bytes can block the key for a
+                /// [`body_idle_timeout`](crate::LockPolicy::body_idle_timeout). A handler whose
+                /// client disconnects before the end of the body was read is dropped, also with
+                /// [`OnDisconnect::Finish`](crate::OnDisconnect::Finish).
                 request_body(mode: $crate::RequestBodyMode),
-                /// How long the client may keep us waiting for the next bytes: of the body of its request, or for room for those of a stream that it
-                /// reads. Default: 10 seconds.
+                /// How long the next bytes may depend on the client: bytes of its request body, or
+                /// buffer space for the bytes of a response stream that it reads.
                 ///
-                /// How long may a phone in a tunnel keep others from the key? A request whose body
-                /// is read before the lock is answered 408 then. Under
-                /// [`Stream`](crate::RequestBodyMode::Stream) the handler's read fails, and the
-                /// handler chooses the answer. A response stream is cut, and its key free a
-                /// lock-delay later. Only the client's time counts: a stream that waits for its own
-                /// next frame is not idle, however long it takes;
-                /// [`max_hold`](crate::LockPolicy::max_hold) ends that. What is complete in memory
-                /// holds no lock when it is sent.
+                /// Default: 10 seconds. The setting decides how long a client without a network
+                /// can block the key.
                 ///
-                /// Of an answer, the server asks for the next frame when buffers of some megabytes have room again: a reader below some 100 to
-                /// 300 kB/s is cut, too. For large downloads to slow readers set more, or [`ToHead`](crate::ReleaseAt::ResponseHead).
+                /// A request whose body is read before the lock is rejected with 408. With
+                /// [`RequestBodyMode::Stream`](crate::RequestBodyMode::Stream) the read in the
+                /// handler fails, and the handler chooses the response. A response stream is
+                /// aborted, and its key is free a lock-delay later. Only the time of the client
+                /// counts: a stream that waits for its own next frame is not idle.
+                /// [`max_hold`](crate::LockPolicy::max_hold) limits that. A response that is
+                /// complete in memory holds no lock while it is sent.
+                ///
+                /// The server requests the next frame of a response when a buffer of some megabytes
+                /// has space again. Readers below about 100 to 300 kB/s are therefore aborted, too.
+                /// For large downloads to slow readers use a longer timeout, or
+                /// [`ReleaseAt::ResponseHead`](crate::ReleaseAt::ResponseHead).
                 body_idle_timeout(limit: ::std::time::Duration),
-                /// How many bytes a second the client must send of its request, or read of a stream. Default: 16 KiB; zero: as few as it likes.
+                /// The minimum rate, in bytes per second, at which the client must send its request
+                /// body or read a response stream.
                 ///
-                /// A sign of life every few seconds keeps a key taken as well as none. The rate is taken in windows of as much waiting for the
-                /// client as [`body_idle_timeout`](crate::LockPolicy::body_idle_timeout) says, each by itself. A body that comes within one
-                /// window is not measured.
+                /// Default: 16 KiB per second. Zero disables the check.
+                ///
+                /// Without it, a client that sends one byte every few seconds blocks the key as
+                /// long as it likes. The rate is measured in windows: each lasts until the client
+                /// has been waited for during one
+                /// [`body_idle_timeout`](crate::LockPolicy::body_idle_timeout). A body that is
+                /// complete within one window is not measured.
                 min_body_rate(bytes_per_second: u64),
-                /// What becomes of the handler when its client leaves, or a timeout outside of the layer drops it. Default:
-                /// [`Finish`](crate::OnDisconnect::Finish).
+                /// What happens to the handler when its client disconnects, or when a timeout
+                /// outside of the layer drops it.
                 ///
-                /// It finishes in a task of its own, which has the tracing span that was current
-                /// but no task-locals of layers further out. At most 1 024 at once do for one
-                /// [`LockManager`](crate::LockManager)
-                /// ([`LockManagerBuilder::max_detached`](crate::LockManagerBuilder::max_detached)), and of one
-                /// route at most as many as stay free; the rest is dropped. So is one whose request
-                /// was not read to its end ([`Stream`](crate::RequestBodyMode::Stream)).
-                /// [`max_hold`](crate::LockPolicy::max_hold) ends those, too, and
-                /// [`LockManager::shutdown`](crate::LockManager::shutdown) waits for them. Of nested layers the
-                /// outermost that holds a lock decides for all; and while an inner one still waits
-                /// for its own lock, all of it leaves.
+                /// Default: [`OnDisconnect::Finish`](crate::OnDisconnect::Finish). The handler
+                /// finishes in a task of its own. The task has the tracing span that was current,
+                /// but no task-locals of outer layers. At most 1,024 handlers of one
+                /// [`LockManager`](crate::LockManager) finish at once
+                /// ([`LockManagerBuilder::max_detached`](crate::LockManagerBuilder::max_detached)),
+                /// and one route may have at most as many as remain free; the others are dropped.
+                /// A handler is also dropped if its request was not read to the end
+                /// ([`RequestBodyMode::Stream`](crate::RequestBodyMode::Stream)).
+                /// [`max_hold`](crate::LockPolicy::max_hold) applies, and
+                /// [`LockManager::shutdown`](crate::LockManager::shutdown) waits for the handler.
                 ///
-                /// It multiplies what a client can keep running: over HTTP/2 a stream that is reset counts no more against
-                /// `SETTINGS_MAX_CONCURRENT_STREAMS`, and its handler goes on, so one connection may have a thousand at work. Where that matters, put a limit
-                /// for each client further out, which counts handlers and not answers, or [`Drop`](crate::OnDisconnect::Cancel).
-                on_disconnect(what: $crate::OnDisconnect),
-                /// What becomes of the handler when its lock is lost. Default: [`Abort`](crate::OnLost::Abort).
+                /// With nested lock layers the outermost one that holds a lock decides. If an inner
+                /// layer is still waiting for its lock, the whole request is cancelled.
                 ///
-                /// Does each of its writes check the [fencing token](crate::HeldLock::fencing_token)? Then it may go on.
-                on_lost(what: $crate::OnLost),
+                /// `Finish` increases the work that one client can start: over HTTP/2 a stream that
+                /// was reset does not count towards `SETTINGS_MAX_CONCURRENT_STREAMS` while its
+                /// handler still runs. If that matters, add an outer limit per client that counts
+                /// handlers and not responses, or use
+                /// [`OnDisconnect::Cancel`](crate::OnDisconnect::Cancel).
+                on_disconnect(action: $crate::OnDisconnect),
+                /// What happens to the handler when its lock is lost.
+                ///
+                /// Default: [`OnLost::Abort`](crate::OnLost::Abort). A handler may continue if each
+                /// of its writes checks the [fencing token](crate::HeldLock::fencing_token).
+                on_lost(action: $crate::OnLost),
             }
         }
     };
 }
 
-/// The setters of all settings, for a thing that has a method `policy(self, LockPolicy) -> Self`.
+/// Setters of all settings, for a type with a method `policy(self, LockPolicy) -> Self`.
 macro_rules! request_setters {
     (
         calls { $($(#[$call_doc:meta])* $call:ident($call_arg:ident: $call_type:ty),)* }
-        requests { $($(#[$request_doc:meta])* $request:ident($request_arg:ident: $request_type:ty),)* }
+        requests {
+            $($(#[$request_doc:meta])* $request:ident($request_arg:ident: $request_type:ty) $(checked by $check:ident)?,)*
+        }
     ) => {
         $(
             $(#[$call_doc])*
@@ -219,7 +210,7 @@ macro_rules! request_setters {
     };
 }
 
-/// The setters of what a call without HTTP can have.
+/// Setters of the settings of every call.
 macro_rules! call_setters {
     (
         calls { $($(#[$doc:meta])* $name:ident($arg:ident: $type:ty),)* }
@@ -237,14 +228,22 @@ macro_rules! call_setters {
 macro_rules! policy {
     (
         calls { $($(#[$call_doc:meta])* $call:ident($call_arg:ident: $call_type:ty),)* }
-        requests { $($(#[$request_doc:meta])* $request:ident($request_arg:ident: $request_type:ty),)* }
+        requests {
+            $($(#[$request_doc:meta])* $request:ident($request_arg:ident: $request_type:ty) $(checked by $check:ident)?,)*
+        }
     ) => {
-        policy! { $($(#[$call_doc])* $call($call_arg: $call_type),)* $($(#[$request_doc])* $request($request_arg: $request_type),)* }
+        policy! {
+            $($(#[$call_doc])* $call($call_arg: $call_type),)*
+            $($(#[$request_doc])* $request($request_arg: $request_type) $(checked by $check)?,)*
+        }
     };
-    ($($(#[$doc:meta])* $name:ident($arg:ident: $type:ty),)*) => {
-        /// Settings for requests that need a lock. What is not set is inherited: a route from the nearest
-        /// [`LockManagerLayer`](crate::LockManagerLayer), that from its [`LockManager`](crate::LockManager), those from the defaults.
-        /// A [`LockManager::lock`](crate::LockManager::lock) in a handler inherits from its request what a call can have.
+    ($($(#[$doc:meta])* $name:ident($arg:ident: $type:ty) $(checked by $check:ident)?,)*) => {
+        /// Settings of requests and calls that acquire a lock.
+        ///
+        /// A setting that is not set is inherited: a route inherits from the nearest
+        /// [`LockManagerLayer`](crate::LockManagerLayer), this from its
+        /// [`LockManager`](crate::LockManager), and this from the defaults. A call of
+        /// [`LockManager::lock`](crate::LockManager::lock) in a handler inherits from its request.
         ///
         /// ```
         /// # use std::time::Duration;
@@ -259,7 +258,7 @@ macro_rules! policy {
         }
 
         impl LockPolicy {
-            /// Nothing set: everything is inherited.
+            /// Creates a policy that inherits every setting.
             pub const fn new() -> Self {
                 Self { $($name: None,)* }
             }
@@ -267,12 +266,12 @@ macro_rules! policy {
             $(
                 $(#[$doc])*
                 pub const fn $name(mut self, $arg: $type) -> Self {
-                    self.$name = Some($arg);
+                    self.$name = Some($($check)?($arg));
                     self
                 }
             )*
 
-            /// What is set here, else what is set there.
+            /// Returns the settings of this policy, and of `outer` where this policy has none.
             pub fn or(self, outer: Self) -> Self {
                 Self { $($name: self.$name.or(outer.$name),)* }
             }
@@ -284,36 +283,42 @@ pub(crate) use {call_setters, request_setters, settings};
 
 settings!(policy);
 
+/// The status of a request that timed out: it must not look like a success or a redirect.
+#[track_caller]
+const fn error_status(status: StatusCode) -> StatusCode {
+    assert!(matches!(status.as_u16(), 400..=599), "`wait_timeout_status` must be a 4xx or 5xx status");
+    status
+}
+
 impl LockPolicy {
-    /// How long a request waits that has not said so itself.
+    /// How long a request waits whose client did not choose.
     pub(crate) fn request_wait(&self) -> Duration {
         self.wait.unwrap_or(REQUEST_WAIT_TIMEOUT)
     }
 
-    /// How long a request may choose to wait. `None`: it is not asked.
-    pub(crate) fn longest_client_wait(&self) -> Option<Duration> {
+    /// How long a client may choose to wait. `None`: it may not choose.
+    pub(crate) fn client_wait_limit(&self) -> Option<Duration> {
         self.max_client_wait.filter(|max| !max.is_zero())
     }
 
-    /// On which terms a request holds its key.
-    pub(crate) fn request_terms(&self) -> HoldLimits {
-        HoldLimits { max_hold: Some(self.longest_hold()), ..self.call_terms() }
+    pub(crate) fn request_hold_limits(&self) -> HoldLimits {
+        HoldLimits { max_hold: Some(self.request_max_hold()), ..self.call_hold_limits() }
     }
 
-    pub(crate) fn longest_hold(&self) -> Duration {
+    pub(crate) fn request_max_hold(&self) -> Duration {
         self.max_hold.unwrap_or(MAX_HOLD)
     }
 
-    pub(crate) fn holds_to_head(&self) -> bool {
+    pub(crate) fn releases_at_head(&self) -> bool {
         self.release_at.unwrap_or_default() == ReleaseAt::ResponseHead
     }
 
-    pub(crate) fn longest_idle(&self) -> Duration {
+    pub(crate) fn idle_timeout(&self) -> Duration {
         self.body_idle_timeout.unwrap_or(BODY_IDLE_TIMEOUT)
     }
 
     /// In bytes per second.
-    pub(crate) fn least_rate(&self) -> u64 {
+    pub(crate) fn min_rate(&self) -> u64 {
         self.min_body_rate.unwrap_or(MIN_BODY_RATE)
     }
 
@@ -321,30 +326,30 @@ impl LockPolicy {
         self.request_body.unwrap_or_default() == RequestBodyMode::Buffer
     }
 
-    pub(crate) fn finishes_without_client(&self) -> bool {
+    pub(crate) fn finishes_after_disconnect(&self) -> bool {
         self.on_disconnect.unwrap_or_default() == OnDisconnect::Finish
     }
 
-    pub(crate) fn goes_on_when_lost(&self) -> bool {
+    pub(crate) fn continues_when_lost(&self) -> bool {
         self.on_lost.unwrap_or_default() == OnLost::Continue
     }
 
-    pub(crate) fn status_in_vain(&self) -> TimeoutStatus {
-        self.wait_timeout_status.unwrap_or_default()
+    pub(crate) fn timeout_status(&self) -> StatusCode {
+        self.wait_timeout_status.unwrap_or(StatusCode::CONFLICT)
     }
 
-    /// What the calls of a handler inherit: with the wait that its client chose, if it did.
-    pub(crate) fn of_request(self, max_client_wait: Option<Duration>) -> Self {
-        Self { wait: max_client_wait.or(self.wait), ..self }
+    /// The settings that the calls of a handler inherit, with the wait that its client chose.
+    pub(crate) fn for_handler(self, client_wait: Option<Duration>) -> Self {
+        Self { wait: client_wait.or(self.wait), ..self }
     }
 
-    /// How long a call without HTTP waits.
+    /// How long a call outside of a request waits.
     pub(crate) fn call_wait(&self) -> Duration {
         self.wait.unwrap_or(LOCK_WAIT_TIMEOUT)
     }
 
-    /// On which terms a call without HTTP holds its key.
-    pub(crate) fn call_terms(&self) -> HoldLimits {
+    /// The hold limits of a call outside of a request.
+    pub(crate) fn call_hold_limits(&self) -> HoldLimits {
         HoldLimits {
             lease: self.lease.unwrap_or_default(),
             max_hold: self.max_hold,
@@ -355,5 +360,25 @@ impl LockPolicy {
 
     pub(crate) fn shows_key(&self) -> bool {
         self.log_key.unwrap_or_default() == LogKey::Full
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_timeout_status_is_any_client_or_server_error() {
+        assert_eq!(LockPolicy::new().timeout_status(), StatusCode::CONFLICT);
+        for code in [400, 423, 499, 500, 599] {
+            let status = StatusCode::from_u16(code).expect("a status");
+            assert_eq!(LockPolicy::new().wait_timeout_status(status).timeout_status(), status);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "must be a 4xx or 5xx status")]
+    fn a_timeout_status_cannot_be_a_success() {
+        let _ = LockPolicy::new().wait_timeout_status(StatusCode::ACCEPTED);
     }
 }

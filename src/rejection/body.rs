@@ -9,7 +9,7 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
 use tower::BoxError;
 
-/// The body of an answer to a request that was turned away.
+/// Body of the response to a rejected request.
 pub struct RejectionBody(UnsyncBoxBody<Bytes, BoxError>);
 
 impl RejectionBody {

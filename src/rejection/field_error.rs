@@ -2,45 +2,48 @@ use std::{error::Error, fmt};
 
 use http::StatusCode;
 
-/// A field of a request that no key can be made of: which one, and why. Never what stands in it.
+/// Field of a request that cannot be a part of a key, and the reason. It does not contain the
+/// value.
 ///
 /// In [`Rejection::InvalidKey`](crate::Rejection::InvalidKey).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FieldError {
-    pub(crate) place: Place,
+    pub(crate) location: FieldLocation,
     pub(crate) name: &'static str,
     pub(crate) problem: FieldProblem,
 }
 
-/// What is wrong with a field.
+/// Reason why a field cannot be a part of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FieldProblem {
-    /// It is not there.
+    /// The field is missing.
     Missing,
-    /// It is there, and has no character.
+    /// The field is empty.
     Empty,
-    /// Its name is there more than once: who reads it may take the first, or the last.
+    /// The name occurs more than once: one reader may use the first value, and another one the
+    /// last.
     Duplicate,
-    /// It is a header of other bytes than visible ASCII, or a path that is not UTF-8.
+    /// A header is not visible ASCII, or a path is not UTF-8.
     NotText,
-    /// It begins or ends with a blank or a control character, which a handler may trim.
+    /// The value has leading or trailing whitespace or control characters, which a handler may
+    /// trim.
     SurroundingWhitespace,
-    /// It reads as a number, and is not spelled as integers are: `01`, `+1`, `-0`, `1.0`, `1e3`.
+    /// The value is a number, but not a canonical integer: `01`, `+1`, `-0`, `1.0`, `1e3`.
     NonCanonicalNumber,
-    /// In JSON, it is none of a string, a bool and an integer between -2^53 and 2^53: beyond them, readers that know floats alone take two integers
-    /// for one.
+    /// In JSON, the value is not a string, a boolean or an integer between -2^53 and 2^53. Beyond
+    /// these, a reader with floats only cannot tell two integers apart.
     WrongType,
-    /// The body is no JSON.
+    /// The body is not JSON.
     InvalidJson,
-    /// The body is JSON, and no object.
+    /// The body is JSON, but not an object.
     NotAnObject,
 }
 
-/// Where in a request a field is.
+/// The part of a request that has a field.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum FieldLocation {
     Header,
     Query,
     Extension,
@@ -53,40 +56,41 @@ pub enum Place {
 }
 
 impl FieldError {
-    /// The name of the field, as it was given to [`header`](crate::key::header) and its like; the name of the type of an
-    /// [`extension`](crate::key::extension).
+    /// Returns the name that was passed to [`header`](crate::key::header) and the other functions;
+    /// for an [`extension`](crate::key::extension), the name of its type.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// What is wrong with it.
+    /// Returns the reason.
     #[must_use]
     pub fn problem(&self) -> FieldProblem {
         self.problem
     }
 
-    /// 400; 422 where a body could be read, and its field is of no use; 500 where it is not the client who forgot something: an extension
-    /// that nobody has put there, a parameter that the route does not have.
+    /// Returns the status: 400; 422 for a field of a body that could be read; 500 for a mistake of
+    /// the service, that is an extension that no layer inserts, or a parameter that the route does
+    /// not have.
     #[must_use]
     pub fn status(&self) -> StatusCode {
-        match (self.place, self.problem) {
-            (Place::Extension, _) => StatusCode::INTERNAL_SERVER_ERROR,
+        match (self.location, self.problem) {
+            (FieldLocation::Extension, _) => StatusCode::INTERNAL_SERVER_ERROR,
             #[cfg(feature = "axum")]
-            (Place::Path, FieldProblem::Missing | FieldProblem::Duplicate) => StatusCode::INTERNAL_SERVER_ERROR,
+            (FieldLocation::Path, FieldProblem::Missing | FieldProblem::Duplicate) => StatusCode::INTERNAL_SERVER_ERROR,
             (_, FieldProblem::InvalidJson) => StatusCode::BAD_REQUEST,
             #[cfg(feature = "axum")]
-            (Place::Json | Place::Form, _) => StatusCode::UNPROCESSABLE_ENTITY,
+            (FieldLocation::Json | FieldLocation::Form, _) => StatusCode::UNPROCESSABLE_ENTITY,
             _ => StatusCode::BAD_REQUEST,
         }
     }
 }
 
 impl FieldError {
-    /// The route has no such parameter, or none was matched.
-    pub(crate) fn is_of_path(&self) -> bool {
+    /// Whether the route has no such parameter, or no route matched.
+    pub(crate) fn is_missing_path_param(&self) -> bool {
         #[cfg(feature = "axum")]
-        return self.place == Place::Path && self.problem == FieldProblem::Missing;
+        return self.location == FieldLocation::Path && self.problem == FieldProblem::Missing;
         #[cfg(not(feature = "axum"))]
         false
     }
@@ -94,43 +98,43 @@ impl FieldError {
 
 impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { place, name, problem } = self;
-        // The name of a Rust type is no matter of the client.
-        if *place == Place::Extension {
-            return write!(f, "a value that the service should have put there {problem}");
+        let Self { location, name, problem } = self;
+        // Clients need not know the names of Rust types.
+        if *location == FieldLocation::Extension {
+            return write!(f, "a value that the service provides {problem}");
         }
-        let place = match place {
-            Place::Header => "header",
-            Place::Query => "query parameter",
-            Place::Extension => "extension",
+        let location = match location {
+            FieldLocation::Header => "header",
+            FieldLocation::Query => "query parameter",
+            FieldLocation::Extension => "extension",
             #[cfg(feature = "axum")]
-            Place::Path => "path parameter",
+            FieldLocation::Path => "path parameter",
             #[cfg(feature = "axum")]
-            Place::Json => "JSON field",
+            FieldLocation::Json => "JSON field",
             #[cfg(feature = "axum")]
-            Place::Form => "form field",
+            FieldLocation::Form => "form field",
         };
-        write!(f, "the {place} `{name}` {problem}")
+        write!(f, "{location} `{name}` {problem}")
     }
 }
 
 impl Error for FieldError {}
 
 impl fmt::Display for FieldProblem {
-    /// Goes on after the name of the field.
+    /// Follows the name of the field.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Missing => "is missing",
             Self::Empty => "is empty",
-            Self::Duplicate => "is there more than once",
-            Self::NotText => "is no readable text",
-            Self::SurroundingWhitespace => "begins or ends with a blank",
+            Self::Duplicate => "is duplicated",
+            Self::NotText => "is not readable text",
+            Self::SurroundingWhitespace => "has leading or trailing whitespace or control characters",
             Self::NonCanonicalNumber => {
-                "reads as a number, and must then be written in plain digits, without a leading zero or plus"
+                "is a number in non-canonical form (leading zero, plus sign, fraction or exponent)"
             }
-            Self::WrongType => "is no string, no bool and no integer between -2^53 and 2^53",
-            Self::InvalidJson => "cannot be read: the body is no JSON",
-            Self::NotAnObject => "cannot be found: the body is no JSON object",
+            Self::WrongType => "is not a string, a boolean or an integer between -2^53 and 2^53",
+            Self::InvalidJson => "cannot be read: the body is not valid JSON",
+            Self::NotAnObject => "cannot be found: the body is not a JSON object",
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The one place where a failure becomes a status.
+//! Reasons for rejections, and their responses.
 
 mod problem;
 mod body;
@@ -16,150 +16,160 @@ pub use self::body::RejectionBody;
 use self::{
     field_error::FieldError,
     problem::Problem,
-    retry_after::{UsualHold, retry_after},
+    retry_after::{HoldEstimate, retry_after},
 };
 use crate::{
     error::{LockError, QueueBound},
     limits::RETRY_AFTER_MIN,
-    policy::TimeoutStatus,
     store::{StoreError, StoreErrorKind},
 };
 
-/// Why a request was turned away. But for `Lost` and `MaxHold`, its handler was not started.
+/// Reason why a request was rejected. The handler was not started, except for `Lost` and
+/// `MaxHoldExceeded`.
 ///
-/// The built-in answer is `application/problem+json` (RFC 9457); [`LockLayer::on_reject`](crate::LockLayer::on_reject)
-/// puts another one in its place. Either way this value is in the extensions of the response, for layers outside.
+/// The built-in response is `application/problem+json` (RFC 9457).
+/// [`LockLayer::on_reject`](crate::LockLayer::on_reject) replaces it. In both cases the extensions
+/// of the response contain this value, for outer layers.
 ///
 /// | variant | status | `type` |
 /// |---|---|---|
-/// | `Busy` | 409 | `urn:tower-lock:held` |
-/// | `TimedOut` | 409, or as [`wait_timeout_status`](crate::LockLayer::wait_timeout_status) says | `urn:tower-lock:timed-out` |
-/// | `QueueFull` | 503 | `urn:tower-lock:line-full` |
+/// | `Busy` | 409 | `urn:tower-lock:locked` |
+/// | `TimedOut` | 409, or the [`wait_timeout_status`](crate::LockLayer::wait_timeout_status) | `urn:tower-lock:timed-out` |
+/// | `QueueFull` | 503 | `urn:tower-lock:queue-full` |
 /// | `StoreUnavailable` | 503 | `urn:tower-lock:store-unavailable` |
 /// | `ShuttingDown` | 503 | `urn:tower-lock:shutting-down` |
 /// | `BodyTimeout` | 408 | `urn:tower-lock:body-timeout` |
 /// | `BodyTooLarge` | 413 | `urn:tower-lock:body-too-large` |
-/// | `BodyBufferFull` | 503 | `urn:tower-lock:bodies-full` |
-/// | `InvalidKey` | 400 or 422, or the extractor's own | `urn:tower-lock:bad-key` |
+/// | `BodyBufferFull` | 503 | `urn:tower-lock:body-buffer-full` |
+/// | `InvalidKey` | 400 or 422, or that of the extractor | `urn:tower-lock:invalid-key` |
 /// | `Disconnected` | 408 | `urn:tower-lock:disconnected` |
 /// | `Lost` | 503 | `urn:tower-lock:lost` |
-/// | `MaxHold` | 503 | `urn:tower-lock:max-hold` |
+/// | `MaxHoldExceeded` | 503 | `urn:tower-lock:max-hold-exceeded` |
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// Somebody else has the key, and this route does not wait.
+    /// The key is held, and the request does not wait.
     Busy {
-        /// When it may be worth another try.
+        /// When a retry may succeed.
         retry_after: Duration,
     },
-    /// The wait is over, and it never was this request's turn.
+    /// The request timed out while it waited for the lock.
     TimedOut {
-        /// How long it took.
+        /// How long the request waited.
         waited: Duration,
-        /// When it may be worth another try.
+        /// When a retry may succeed.
         retry_after: Duration,
-        /// The status that the route gives to this.
-        status: TimeoutStatus,
+        /// The status of the response.
+        status: StatusCode,
     },
-    /// So many wait that one more would only wait in vain.
+    /// Too many requests are waiting.
     QueueFull {
-        /// Which bound was reached.
+        /// The bound that was reached.
         bound: QueueBound,
-        /// When it may be worth another try.
+        /// When a retry may succeed.
         retry_after: Duration,
     },
-    /// The store could not say whether the key is free.
+    /// The store failed or timed out.
     StoreUnavailable {
-        /// When it may be worth another try.
+        /// When a retry may succeed.
         retry_after: Duration,
-        /// What the store said.
+        /// The error of the store.
         source: Arc<StoreError>,
     },
-    /// This instance takes no lock any more: it is being shut down.
+    /// This instance is shutting down and grants no locks.
     ShuttingDown {
-        /// When it may be worth another try, at another instance.
+        /// When a retry may succeed, at another instance.
         retry_after: Duration,
     },
-    /// The body did not come in time: no byte for [`body_idle_timeout`](crate::LockLayer::body_idle_timeout), fewer than
-    /// [`min_body_rate`](crate::LockLayer::min_body_rate), or the bodies of others needed its
-    /// room, and of those larger than the average it had been idle for longest.
+    /// The request body did not arrive in time: no byte for
+    /// [`body_idle_timeout`](crate::LockLayer::body_idle_timeout), fewer bytes than
+    /// [`min_body_rate`](crate::LockLayer::min_body_rate), or other bodies needed its memory while
+    /// it was the longest idle of the larger ones.
     BodyTimeout,
-    /// The body is longer than is read before a lock is taken: the route's `DefaultBodyLimit` (2 MB if nothing is set), at most 64 MiB.
+    /// The request body exceeds the limit: the `DefaultBodyLimit` of the route (2 MB if none is
+    /// set), and at most 64 MiB.
     BodyTooLarge,
-    /// The complete bodies of other requests that wait take up the room that there is for them: 64
-    /// MiB for one [`LockManager`](crate::LockManager) and its clones. Or those that wait for the same key take
-    /// up the part of it that one key has: an eighth of what is left.
+    /// Complete bodies of waiting requests use the whole budget: 64 MiB for one
+    /// [`LockManager`](crate::LockManager) and its clones. Or those that wait for the same key use
+    /// its part: an eighth of the rest.
     BodyBufferFull {
-        /// When it may be worth another try.
+        /// When a retry may succeed.
         retry_after: Duration,
     },
-    /// No key could be made of the request. Where an extractor or the key function said so, its own answer was sent as it is.
+    /// No key could be derived from the request. A response of an extractor or of the key function
+    /// was sent unchanged.
     InvalidKey {
-        /// The status that was sent.
+        /// The status of the response.
         status: StatusCode,
-        /// What [`from_fields`](crate::key::from_fields) found wrong. `None`: the body broke off, or somebody else said no.
+        /// The error of [`from_fields`](crate::key::from_fields). `None`: the body ended early, or
+        /// the rejection has another source.
         field: Option<FieldError>,
-        /// The extractor of the key function that rejected the request, by the name of its type without its modules: `Json<Claim>`. `None`: none did.
+        /// The extractor of the key function that rejected the request, as a type name without
+        /// modules: `Json<Claim>`. `None`: no extractor did.
         extractor: Option<String>,
     },
-    /// Its client had closed the connection when the lock was granted, as a [`ClientConnection`](crate::middleware::ClientConnection) says. Nobody hears of it.
+    /// The client had disconnected when the lock was granted, according to a
+    /// [`ClientConnection`](crate::middleware::ClientConnection). The response reaches no client.
     Disconnected,
-    /// The lock was lost while the handler ran; the handler was dropped where it stood. What it did is not known.
+    /// The lock was lost while the handler ran, and the handler was dropped. It may have been
+    /// partially completed.
     Lost,
-    /// The handler ran for longer than the lock may be held, and was dropped where it stood. What it did is not known.
+    /// The handler ran longer than `max_hold`, and was dropped. It may have been partially
+    /// completed.
     MaxHoldExceeded,
 }
 
-/// Makes the answer: what the user said, or the built-in one.
+/// Creates responses: with the function of the application, or the built-in ones.
 #[derive(Clone, Default)]
-pub(crate) struct OnReject(Option<Arc<MakeAnswer>>);
+pub(crate) struct OnReject(Option<Arc<MakeResponse>>);
 
-type MakeAnswer = dyn Fn(&Rejection) -> Response<RejectionBody> + Send + Sync;
+type MakeResponse = dyn Fn(&Rejection) -> Response<RejectionBody> + Send + Sync;
 
 // === impl Rejection ===
 
 impl Rejection {
-    pub(crate) fn of(error: LockError, usual_hold: &UsualHold, status: TimeoutStatus) -> Self {
-        let retry_after = |lease_left, ahead| retry_after(lease_left, usual_hold.get(), ahead, fastrand::f64());
+    pub(crate) fn from_lock_error(error: LockError, hold_estimate: &HoldEstimate, status: StatusCode) -> Self {
+        let retry_after = |lease_left, ahead| retry_after(lease_left, hold_estimate.get(), ahead, fastrand::f64());
         match error {
             LockError::Busy { lease_left, ahead } => Self::Busy { retry_after: retry_after(lease_left, ahead) },
-            // A request always has an owner, so that no layer sees this.
+            // Layers never see this error, because a request always has an owner.
             LockError::WouldDeadlock => Self::Busy { retry_after: retry_after(Duration::MAX, 1) },
             LockError::TimedOut { waited, lease_left, ahead } => {
                 Self::TimedOut { waited, retry_after: retry_after(lease_left, ahead), status }
             }
             LockError::QueueFull { ahead, bound } => {
                 let retry_after = retry_after(Duration::MAX, ahead);
-                // How long this route holds its locks says nothing of when the waiters of others have gone.
+                // The hold time of this route does not predict when the waiters of other keys are
+                // served.
                 let least = if bound == QueueBound::Key { Duration::ZERO } else { RETRY_AFTER_MIN };
                 Self::QueueFull { bound, retry_after: retry_after.max(least) }
             }
             LockError::ShuttingDown => Self::ShuttingDown { retry_after: retry_after(Duration::MAX, 1) },
-            // A raw name that this store does not take: repeated as it is, it would be refused again.
+            // A raw name that the store does not accept: a retry would fail, too.
             LockError::Store(source) if source.kind() == StoreErrorKind::InvalidKey => {
                 Self::InvalidKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }
             }
             LockError::Store(source) => {
-                // How long a route holds its locks says nothing of when a store is back.
+                // The hold time of a route does not predict when a store recovers.
                 let retry_after = retry_after(Duration::MAX, 1).max(RETRY_AFTER_MIN);
                 Self::StoreUnavailable { retry_after, source: Arc::new(source) }
             }
         }
     }
 
-    /// How long a route holds its locks says little of when the bodies of others have gone.
-    pub(crate) fn bodies_full() -> Self {
+    /// The hold time of a route does not predict when the memory of other bodies is free.
+    pub(crate) fn body_buffer_full() -> Self {
         let retry_after =
-            retry_after(Duration::MAX, UsualHold::default().get(), 1, fastrand::f64()).max(RETRY_AFTER_MIN);
+            retry_after(Duration::MAX, HoldEstimate::default().get(), 1, fastrand::f64()).max(RETRY_AFTER_MIN);
         Self::BodyBufferFull { retry_after }
     }
 
-    /// The status of the answer.
+    /// Returns the status of the response.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Busy { .. } => StatusCode::CONFLICT,
-            Self::TimedOut { status, .. } => (*status).into(),
+            Self::TimedOut { status, .. } => *status,
             Self::QueueFull { .. }
             | Self::StoreUnavailable { .. }
             | Self::ShuttingDown { .. }
@@ -172,35 +182,40 @@ impl Rejection {
         }
     }
 
-    /// The last word of the problem's `type`: `held`, `timed-out`, `line-full`, `store-unavailable`, `shutting-down`, `disconnected`, `body-timeout`,
-    /// `body-too-large`, `bodies-full`, `bad-key`, `lost`, `max-hold`.
+    /// Returns the last segment of the problem type: `locked`, `timed-out`, `queue-full`,
+    /// `store-unavailable`, `shutting-down`, `disconnected`, `body-timeout`, `body-too-large`,
+    /// `body-buffer-full`, `invalid-key`, `lost`, `max-hold-exceeded`.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Busy { .. } => "held",
+            Self::Busy { .. } => "locked",
             Self::TimedOut { .. } => "timed-out",
-            Self::QueueFull { .. } => "line-full",
+            Self::QueueFull { .. } => "queue-full",
             Self::StoreUnavailable { .. } => "store-unavailable",
             Self::ShuttingDown { .. } => "shutting-down",
             Self::Disconnected => "disconnected",
             Self::BodyTimeout => "body-timeout",
             Self::BodyTooLarge => "body-too-large",
-            Self::BodyBufferFull { .. } => "bodies-full",
-            Self::InvalidKey { .. } => "bad-key",
+            Self::BodyBufferFull { .. } => "body-buffer-full",
+            Self::InvalidKey { .. } => "invalid-key",
             Self::Lost => "lost",
-            Self::MaxHoldExceeded => "max-hold",
+            Self::MaxHoldExceeded => "max-hold-exceeded",
         }
     }
 
-    /// What became of the handler: `not-started`, and the request can be repeated (as it is where there is a [`retry_after`](Self::retry_after), else changed); or, where the lock was lost,
-    /// `unknown`, and it should not be before somebody has looked.
+    /// Returns the outcome for the handler: `not-started` or `unknown`.
+    ///
+    /// After `not-started` the request can be repeated: unchanged if it has a
+    /// [`retry_after`](Self::retry_after), otherwise corrected. After `unknown`, its effects must
+    /// be checked first.
     #[must_use]
     pub fn outcome(&self) -> &'static str {
         if matches!(self, Self::Lost | Self::MaxHoldExceeded) { "unknown" } else { "not-started" }
     }
 
-    /// When another try may be worth it: the smaller of the holder's lease and this route's usual hold for each one
-    /// ahead, spread a little, at most five seconds. `None`: never, as the request is.
+    /// Returns when a retry may succeed: the smaller of the remaining lease of the holder and the
+    /// usual hold time of this route for each request ahead, with jitter, at most five seconds.
+    /// `None`: an unchanged request will not succeed.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -219,10 +234,10 @@ impl Rejection {
         }
     }
 
-    /// The built-in answer.
+    /// Creates the built-in response.
     ///
-    /// With `Cache-Control: no-store`, and with `Retry-After` in whole seconds, from 1 to 5, where another try may be
-    /// worth it; `retry_after_ms` in the body is finer.
+    /// It has `Cache-Control: no-store`. If a retry may succeed, it has `Retry-After` in whole
+    /// seconds, from 1 to 5, and the more precise member `retry_after_ms` in the body.
     #[must_use]
     pub fn to_response(&self) -> Response<RejectionBody> {
         Problem {
@@ -238,70 +253,68 @@ impl Rejection {
 
     fn title(&self) -> &'static str {
         match self {
-            Self::Busy { .. } => "Somebody else is changing this",
-            Self::TimedOut { .. } => "Waited in vain for somebody else to finish",
-            Self::QueueFull { bound: QueueBound::Key, .. } => "Too many requests wait for this subject",
-            Self::QueueFull { bound: QueueBound::Process, .. } => "Too many requests wait in this instance",
-            Self::QueueFull { bound: QueueBound::Store, .. } => "Too many instances wait for this subject",
-            Self::StoreUnavailable { .. } => "Locks cannot be taken now",
-            Self::ShuttingDown { .. } => "This instance is being shut down",
-            Self::Disconnected => "The client has gone",
-            Self::BodyTimeout => "The body came too slowly",
-            Self::BodyTooLarge => "The body is too large",
-            Self::BodyBufferFull { .. } => "Too many bodies are kept for requests that wait",
-            Self::InvalidKey { .. } => "The request cannot be read",
-            Self::Lost => "The work was broken off",
-            Self::MaxHoldExceeded => "The work took too long and was broken off",
+            Self::Busy { .. } => "Resource is locked",
+            Self::TimedOut { .. } => "Timed out waiting for the lock",
+            Self::QueueFull { bound: QueueBound::Key, .. } => "Too many requests are waiting for this resource",
+            Self::QueueFull { bound: QueueBound::Process, .. } => "Too many requests are waiting in this instance",
+            Self::QueueFull { bound: QueueBound::Store, .. } => "Too many instances are waiting for this resource",
+            Self::StoreUnavailable { .. } => "Lock store is unavailable",
+            Self::ShuttingDown { .. } => "Instance is shutting down",
+            Self::Disconnected => "Client disconnected",
+            Self::BodyTimeout => "Request body timed out",
+            Self::BodyTooLarge => "Request body is too large",
+            Self::BodyBufferFull { .. } => "Too many request bodies are buffered",
+            Self::InvalidKey { .. } => "Invalid lock key",
+            Self::Lost => "Lock was lost",
+            Self::MaxHoldExceeded => "Maximum hold time exceeded",
         }
     }
 
     fn detail(&self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
             Self::InvalidKey { status, .. } if *status == StatusCode::NOT_FOUND => {
-                "No route matches this URL, so no key could be derived for its lock. Nothing was done."
+                "No route matches this URL, so its lock key cannot be derived. The request was not processed."
             }
             Self::InvalidKey { field: Some(error), .. } => {
-                return Cow::Owned(format!(
-                    "No key could be derived for the lock of this request: {error}. Nothing was done."
-                ));
+                return Cow::Owned(format!("Invalid lock key: {error}. The request was not processed."));
             }
             Self::Busy { .. } => {
-                "Another request works on the same subject. Nothing was done for this one; it can be repeated."
+                "Another request holds the lock of this resource. The request was not processed and can be retried."
             }
             Self::TimedOut { .. } => {
-                "Other requests worked on the same subject all the time. Nothing was done for this one; it can be repeated."
+                "Other requests held the lock of this resource during the whole wait. The request was not processed and can be retried."
             }
             Self::QueueFull { bound: QueueBound::Key, .. } => {
-                "The queue of requests for the same subject is full. Nothing was done; the request can be repeated."
+                "The queue for this resource is full. The request was not processed and can be retried."
             }
             Self::QueueFull { bound: QueueBound::Process, .. } => {
-                "The queue of this instance, for all subjects, is full. Nothing was done; the request can be repeated."
+                "The queue of this instance, for all resources, is full. The request was not processed and can be retried."
             }
             Self::QueueFull { bound: QueueBound::Store, .. } => {
-                "The queue of instances for the same subject is full. Nothing was done; the request can be repeated."
+                "The queue of instances for this resource is full. The request was not processed and can be retried."
             }
             Self::StoreUnavailable { .. } => {
-                "The place where locks are kept gave no answer. Nothing was done; the request can be repeated."
+                "The lock store did not respond. The request was not processed and can be retried."
             }
             Self::ShuttingDown { .. } => {
-                "No work is begun here any more. Nothing was done; the request can be repeated, and will reach another instance."
+                "This instance accepts no more requests. The request was not processed and can be retried at another instance."
             }
-            Self::Disconnected => "The connection was closed when the request had its turn. Nothing was done.",
+            Self::Disconnected => "The connection was closed when the lock was granted. The request was not processed.",
             Self::BodyTimeout => {
-                "The body did not arrive in time. Nothing was done; the request can be repeated, with its whole body at once."
+                "The request body did not arrive in time. The request was not processed and can be retried."
             }
-            Self::BodyTooLarge => "The body is longer than is read here. Nothing was done.",
+            Self::BodyTooLarge => "The request body exceeds the limit. The request was not processed.",
             Self::BodyBufferFull { .. } => {
-                "No room is left for the body while the request would wait. Nothing was done; the request can be repeated."
+                "The memory for bodies of waiting requests is exhausted. The request was not processed and can be retried."
             }
             Self::InvalidKey { .. } => {
-                "No key could be derived for the lock of this request: its body could not be read to its end. Nothing was done."
+                "Invalid lock key: the request body could not be read to its end. The request was not processed."
             }
             Self::Lost => {
-                "The right to work on this alone was lost while the request ran. A part of its work may be done: look before it is repeated."
+                "The lock was lost while the request was being processed. It may have been partially processed; check its effects before retrying."
             }
             Self::MaxHoldExceeded => {
-                "The request ran for longer than anybody may work on this alone. A part of its work may be done: look before it is repeated."
+                "The request was processed for longer than its lock may be held. It may have been partially processed; check its effects before retrying."
             }
         })
     }
@@ -326,20 +339,9 @@ impl Error for Rejection {
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl axum::response::IntoResponse for Rejection {
-    /// The built-in answer, with the typed rejection in its extensions.
+    /// The built-in response, with the typed rejection in its extensions.
     fn into_response(self) -> axum::response::Response {
-        OnReject::default().answer(self).map(axum::body::Body::new)
-    }
-}
-
-impl From<TimeoutStatus> for StatusCode {
-    fn from(status: TimeoutStatus) -> Self {
-        match status {
-            TimeoutStatus::Conflict => Self::CONFLICT,
-            TimeoutStatus::Locked => Self::LOCKED,
-            TimeoutStatus::TooManyRequests => Self::TOO_MANY_REQUESTS,
-            TimeoutStatus::ServiceUnavailable => Self::SERVICE_UNAVAILABLE,
-        }
+        OnReject::default().respond(self).map(axum::body::Body::new)
     }
 }
 
@@ -355,7 +357,7 @@ impl OnReject {
         Self(Some(Arc::new(move |rejection| answer(rejection).map(RejectionBody::new))))
     }
 
-    /// This, or what was said further out.
+    /// Returns this one, or the outer one if this has no function.
     pub(crate) fn or<'a>(&'a self, outer: Option<&'a Self>) -> &'a Self {
         match (&self.0, outer) {
             (None, Some(outer)) => outer,
@@ -363,8 +365,8 @@ impl OnReject {
         }
     }
 
-    /// The answer, with the typed rejection in its extensions.
-    pub(crate) fn answer(&self, rejection: Rejection) -> Response<RejectionBody> {
+    /// Creates the response, with the typed rejection in its extensions.
+    pub(crate) fn respond(&self, rejection: Rejection) -> Response<RejectionBody> {
         let mut response = match &self.0 {
             Some(answer) => answer(&rejection),
             None => rejection.to_response(),
@@ -376,7 +378,7 @@ impl OnReject {
 
 impl fmt::Debug for OnReject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "OnReject(own)" } else { "OnReject(problem details)" })
+        f.write_str(if self.0.is_some() { "OnReject(custom)" } else { "OnReject(problem details)" })
     }
 }
 
@@ -386,15 +388,15 @@ mod tests {
 
     #[test]
     fn full_process_does_not_use_the_hold_estimate_of_a_route() {
-        let usual = UsualHold::default();
-        usual.add(Duration::from_millis(10));
+        let usual = HoldEstimate::default();
+        usual.record(Duration::from_millis(10));
         for (bound, least) in [(QueueBound::Key, 0), (QueueBound::Process, 1_000), (QueueBound::Store, 1_000)] {
             let error = LockError::QueueFull { ahead: 1, bound };
-            let rejection = Rejection::of(error, &usual, TimeoutStatus::default());
+            let rejection = Rejection::from_lock_error(error, &usual, StatusCode::CONFLICT);
             let after = rejection.retry_after().expect("it can be repeated");
             assert!(after >= Duration::from_millis(least), "{bound:?}: {after:?}");
             assert!(matches!(rejection, Rejection::QueueFull { bound: said, .. } if said == bound));
-            let same = rejection.detail().contains("same subject");
+            let same = rejection.detail().contains("this resource");
             assert_eq!(same, bound != QueueBound::Process, "{}", rejection.detail());
         }
     }
@@ -405,7 +407,8 @@ mod tests {
 
         let broken = StoreError::new("shelf", "acquire", StoreErrorKind::Unavailable)
             .with_source(std::io::Error::other("no shelf"));
-        let rejection = Rejection::of(LockError::Store(broken), &UsualHold::default(), TimeoutStatus::default());
+        let rejection =
+            Rejection::from_lock_error(LockError::Store(broken), &HoldEstimate::default(), StatusCode::CONFLICT);
         let texts: Vec<_> =
             std::iter::successors(Some(&rejection as &dyn Error), |&e| e.source()).map(ToString::to_string).collect();
         assert_eq!(texts.last().map(String::as_str), Some("no shelf"), "{texts:?}");

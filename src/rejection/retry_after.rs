@@ -1,4 +1,4 @@
-//! When a refused client may try again.
+//! When a rejected client may retry.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -7,21 +7,21 @@ use std::{
 
 use crate::limits::{INITIAL_HOLD_ESTIMATE, RETRY_AFTER_FLOOR, RETRY_AFTER_MAX};
 
-/// How long a route usually holds its locks: a moving average over about the last eight.
+/// How long a route holds its locks: a moving average over about eight holds.
 ///
-/// A lease says little: it is 30 seconds long around a section of 40 milliseconds.
+/// The lease says little about it: it is 30 seconds for a section of 40 milliseconds.
 #[derive(Debug, Default)]
-pub(crate) struct UsualHold {
-    /// Microseconds; zero before the first one.
+pub(crate) struct HoldEstimate {
+    /// Microseconds. Zero before the first hold.
     average_us: AtomicU64,
 }
 
-impl UsualHold {
-    pub(crate) fn add(&self, hold: Duration) {
+impl HoldEstimate {
+    pub(crate) fn record(&self, hold: Duration) {
         let hold = u64::try_from(hold.as_micros()).unwrap_or(u64::MAX).max(1);
         let average = self.average_us.load(Ordering::Relaxed);
         let average = if average == 0 { hold } else { average - average / 8 + hold / 8 };
-        // Two at once may count as one: it is an estimate.
+        // Concurrent holds may be counted as one: this is an estimate.
         self.average_us.store(average.max(1), Ordering::Relaxed);
     }
 
@@ -33,15 +33,16 @@ impl UsualHold {
     }
 }
 
-/// The smaller of what is left of the holder's lease and the usual hold for each one ahead, at most five seconds. A lease that is
-/// over says nothing: its holder is overdue.
+/// The smaller of the remaining lease of the holder and the usual hold time for each request ahead,
+/// at most five seconds. An expired lease is ignored: its holder is overdue.
 ///
-/// `die` is in 0..1 and spreads it by a fifth to either side, so that those who were refused together do not come back together.
-pub(crate) fn retry_after(lease_left: Duration, usual_hold: Duration, ahead: usize, die: f64) -> Duration {
+/// `jitter` is in 0..1 and varies the result by a fifth in both directions, so that clients that
+/// were rejected together do not retry together.
+pub(crate) fn retry_after(lease_left: Duration, hold_estimate: Duration, ahead: usize, jitter: f64) -> Duration {
     let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
     let lease_left = if lease_left.is_zero() { RETRY_AFTER_MAX } else { lease_left };
-    let estimate = lease_left.min(usual_hold.saturating_mul(ahead)).min(RETRY_AFTER_MAX);
-    estimate.mul_f64(0.8 + 0.4 * die).clamp(RETRY_AFTER_FLOOR, RETRY_AFTER_MAX)
+    let estimate = lease_left.min(hold_estimate.saturating_mul(ahead)).min(RETRY_AFTER_MAX);
+    estimate.mul_f64(0.8 + 0.4 * jitter).clamp(RETRY_AFTER_FLOOR, RETRY_AFTER_MAX)
 }
 
 #[cfg(test)]
@@ -75,16 +76,16 @@ mod tests {
 
     #[test]
     fn hold_estimate_follows_measured_holds() {
-        let usual = UsualHold::default();
+        let usual = HoldEstimate::default();
         assert_eq!(usual.get(), INITIAL_HOLD_ESTIMATE, "nothing was measured yet");
-        usual.add(ms(40));
+        usual.record(ms(40));
         assert_eq!(usual.get(), ms(40));
         for _ in 0..100 {
-            usual.add(ms(400));
+            usual.record(ms(400));
         }
         assert!(usual.get() > ms(390) && usual.get() <= ms(400), "{:?}", usual.get());
-        usual.add(Duration::MAX);
-        usual.add(Duration::MAX);
+        usual.record(Duration::MAX);
+        usual.record(Duration::MAX);
         assert!(usual.get() > ms(400), "no overflow");
     }
 }

@@ -1,11 +1,11 @@
-//! The route under which a request is counted and logged.
+//! The route of a request in logs and metrics.
 
 use std::sync::Arc;
 
 use http::Extensions;
 
-/// The route of a request: the path it matched, else the name the layer was given, else `none`. Never a path as the client
-/// wrote it.
+/// The matched path of a request, else the name of its layer, else `none`. Never a path that a
+/// client chose.
 #[derive(Clone, Debug)]
 pub(crate) struct Route {
     #[cfg(feature = "axum")]
@@ -15,7 +15,7 @@ pub(crate) struct Route {
 
 impl Route {
     #[cfg_attr(not(feature = "axum"), expect(unused_variables, reason = "only a router knows what matched"))]
-    pub(crate) fn of(extensions: &Extensions, name: Option<&'static str>) -> Self {
+    pub(crate) fn from_extensions(extensions: &Extensions, name: Option<&'static str>) -> Self {
         Self {
             #[cfg(feature = "axum")]
             matched: extensions.get().cloned(),
@@ -23,7 +23,7 @@ impl Route {
         }
     }
 
-    /// What it is counted under.
+    /// The label of the metrics.
     #[cfg(feature = "metrics")]
     #[expect(clippy::unnecessary_wraps, reason = "without the feature it is none")]
     pub(crate) fn label(&self) -> Option<Arc<str>> {

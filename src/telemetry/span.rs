@@ -1,6 +1,6 @@
-//! What an operator sees of one request: the span `lock`.
+//! The span `lock` of one request.
 //!
-//! Without the feature `tracing` nothing of it is left.
+//! It is empty without the feature `tracing`.
 
 use std::{fmt::Display, time::Duration};
 
@@ -13,9 +13,9 @@ use crate::{
     lock_key::LockKey,
 };
 
-/// The span of one request that needs a lock, from its key to the end of its section.
+/// The span of one request that needs a lock, from its key to its release.
 ///
-/// Dropped without a result, the client had left the line.
+/// Dropped without a result, the request was cancelled while it waited.
 #[derive(Debug)]
 pub(crate) struct LockSpan {
     #[cfg(feature = "tracing")]
@@ -24,11 +24,11 @@ pub(crate) struct LockSpan {
     has_result: bool,
 }
 
-/// The span that is current where a future is made, for when it moves to a task.
+/// The span that is current where a future is created, for a future that moves to a task.
 #[derive(Debug)]
-pub(crate) struct SpanAround(#[cfg(feature = "tracing")] tracing::Span);
+pub(crate) struct CapturedSpan(#[cfg(feature = "tracing")] tracing::Span);
 
-impl SpanAround {
+impl CapturedSpan {
     pub(crate) fn current() -> Self {
         Self(
             #[cfg(feature = "tracing")]
@@ -37,13 +37,13 @@ impl SpanAround {
     }
 
     #[cfg(feature = "tracing")]
-    pub(crate) fn around<F>(&self, future: F) -> tracing::instrument::Instrumented<F> {
+    pub(crate) fn instrument<F>(&self, future: F) -> tracing::instrument::Instrumented<F> {
         tracing::Instrument::instrument(future, self.0.clone())
     }
 
     #[cfg(not(feature = "tracing"))]
     #[expect(clippy::unused_self, reason = "the same call as with the feature")]
-    pub(crate) fn around<F>(&self, future: F) -> F {
+    pub(crate) fn instrument<F>(&self, future: F) -> F {
         future
     }
 }
@@ -57,7 +57,7 @@ mod enabled {
     use super::{Display, Duration, FencingToken, LockError, LockKey, LockLost, LockSpan, Route, StatusCode};
 
     impl LockSpan {
-        pub(crate) fn waiting(route: &Route, key: &LockKey, shows_key: bool) -> Self {
+        pub(crate) fn start(route: &Route, key: &LockKey, shows_key: bool) -> Self {
             let span = open(route);
             if !span.is_disabled() {
                 if shows_key {
@@ -69,22 +69,26 @@ mod enabled {
             Self { span, has_result: false }
         }
 
-        /// The span of a request that was rejected before its lock was asked for.
-        pub(crate) fn without_key(route: &Route, result: &'static str, status: StatusCode, extractor: Option<&str>) {
+        /// Records a request that was rejected before its lock was requested.
+        pub(crate) fn rejected_before_lock(
+            route: &Route,
+            result: &'static str,
+            status: StatusCode,
+            extractor: Option<&str>,
+        ) {
             let span = open(route);
             span.record("result", result);
             let status = status.as_u16();
-            // So that a 422 of the key function is not looked for in the handler.
+            // The extractor is named, so that its 422 is not attributed to the handler.
             match extractor {
-                // The route lacks what the key function takes: a parameter of the path, an
-                // extension.
+                // A mistake of the service: the route has no such parameter or extension.
                 Some(extractor) if status >= 500 => tracing::error!(
                     target: "tower_lock",
                     parent: &span,
                     result,
                     status,
                     extractor,
-                    "a request was rejected: no key could be derived for its lock",
+                    "request rejected: its lock key cannot be derived",
                 ),
                 Some(extractor) => tracing::debug!(
                     target: "tower_lock",
@@ -92,14 +96,14 @@ mod enabled {
                     result,
                     status,
                     extractor,
-                    "a request was rejected: no key could be derived for its lock",
+                    "request rejected: its lock key cannot be derived",
                 ),
                 None => tracing::debug!(
                     target: "tower_lock",
                     parent: &span,
                     result,
                     status,
-                    "a request was rejected before its lock was asked for",
+                    "request rejected before its lock was requested",
                 ),
             }
         }
@@ -111,46 +115,47 @@ mod enabled {
             }
         }
 
-        pub(crate) fn turned_away(&mut self, error: &LockError, waited: Duration) {
+        pub(crate) fn rejected(&mut self, error: &LockError, waited: Duration) {
             let result = match error {
-                LockError::Busy { .. } | LockError::WouldDeadlock => "refused",
+                LockError::Busy { .. } | LockError::WouldDeadlock => "locked",
                 LockError::TimedOut { .. } => "timed_out",
-                LockError::QueueFull { .. } => "line_full",
+                LockError::QueueFull { .. } => "queue_full",
                 LockError::Store(_) => "store_unavailable",
                 LockError::ShuttingDown => "shutting_down",
             };
             let wait_ms = millis(waited);
             self.result(result);
             self.span.record("wait_ms", wait_ms);
-            tracing::debug!(target: "tower_lock", parent: &self.span, result, wait_ms, "a request was rejected: {error}");
+            tracing::debug!(target: "tower_lock", parent: &self.span, result, wait_ms, "request rejected: {error}");
         }
 
         pub(crate) fn lost(&self, why: LockLost) {
-            self.span.record("result", if why == LockLost::HoldLimitReached { "max_hold" } else { "lost" });
-            tracing::warn!(target: "tower_lock", parent: &self.span, "a request was broken off: {why}");
+            self.span.record("result", if why == LockLost::HoldLimitReached { "max_hold_exceeded" } else { "lost" });
+            tracing::warn!(target: "tower_lock", parent: &self.span, "request aborted: {why}");
         }
 
-        /// The lock was lost before it was given back, and what ran under it has ended all the same.
-        pub(crate) fn late(&self) {
+        /// The lock was lost before it was released, and the work under it was completed.
+        pub(crate) fn released_late(&self) {
             self.span.record("result", "lost");
-            tracing::warn!(target: "tower_lock", parent: &self.span, "given back late: the lock was not ours any more");
+            tracing::warn!(target: "tower_lock", parent: &self.span, "lock was lost before it was released");
         }
 
-        pub(crate) fn unheard(&self) {
+        pub(crate) fn disconnected(&self) {
             self.span.record("result", "cancelled");
-            tracing::debug!(target: "tower_lock", parent: &self.span, "its client had gone when the lock was granted");
+            tracing::debug!(target: "tower_lock", parent: &self.span, "client had disconnected when the lock was granted");
         }
 
         pub(crate) fn stalled(&self, why: impl Display) {
-            tracing::warn!(target: "tower_lock", parent: &self.span, "an answer was cut, its reader is too slow: {why}");
+            tracing::warn!(target: "tower_lock", parent: &self.span, "response aborted, its reader is too slow: {why}");
         }
 
         pub(crate) fn ended(&self, hold: Duration) {
             self.span.record("hold_ms", millis(hold));
         }
 
-        /// Runs the handler inside the span: what it logs is known by route, key and fence.
-        pub(crate) fn around<F: Future>(&self, f: impl FnOnce() -> F) -> Instrumented<F> {
+        /// Runs the handler inside the span, so that its logs have the route, the key and the
+        /// fence.
+        pub(crate) fn instrument_handler<F: Future>(&self, f: impl FnOnce() -> F) -> Instrumented<F> {
             self.span.in_scope(f).instrument(self.span.clone())
         }
 
@@ -183,7 +188,7 @@ mod enabled {
     }
 
     fn millis(duration: Duration) -> f64 {
-        // To the microsecond: whoever reads it has seen enough digits.
+        // Rounded to the microsecond.
         (duration.as_secs_f64() * 1e6).round() / 1e3
     }
 }
@@ -196,27 +201,27 @@ mod disabled {
 
     #[expect(clippy::unused_self, clippy::needless_pass_by_ref_mut, reason = "the same calls as with the span")]
     impl LockSpan {
-        pub(crate) fn waiting(_: &Route, _: &LockKey, _: bool) -> Self {
+        pub(crate) fn start(_: &Route, _: &LockKey, _: bool) -> Self {
             Self {}
         }
 
-        pub(crate) fn without_key(_: &Route, _: &'static str, _: StatusCode, _: Option<&str>) {}
+        pub(crate) fn rejected_before_lock(_: &Route, _: &'static str, _: StatusCode, _: Option<&str>) {}
 
         pub(crate) fn granted(&mut self, _: Duration, _: impl FnOnce() -> u32, _: FencingToken) {}
 
-        pub(crate) fn turned_away(&mut self, _: &LockError, _: Duration) {}
+        pub(crate) fn rejected(&mut self, _: &LockError, _: Duration) {}
 
         pub(crate) fn lost(&self, _: LockLost) {}
 
-        pub(crate) fn late(&self) {}
+        pub(crate) fn released_late(&self) {}
 
-        pub(crate) fn unheard(&self) {}
+        pub(crate) fn disconnected(&self) {}
 
         pub(crate) fn stalled(&self, _: impl Display) {}
 
         pub(crate) fn ended(&self, _: Duration) {}
 
-        pub(crate) fn around<F: Future>(&self, f: impl FnOnce() -> F) -> F {
+        pub(crate) fn instrument_handler<F: Future>(&self, f: impl FnOnce() -> F) -> F {
             f()
         }
     }

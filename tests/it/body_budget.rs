@@ -380,7 +380,7 @@ async fn exhausted_budget_rejects_before_locking() {
     };
     assert!(retry_after >= Duration::from_secs(1), "{retry_after:?}");
     let problem: Value = serde_json::from_str(&text(answer).await).expect("JSON");
-    assert_eq!(problem["type"], "urn:tower-lock:bodies-full");
+    assert_eq!(problem["type"], "urn:tower-lock:body-buffer-full");
     assert_eq!(problem["outcome"], "not-started");
     assert_eq!(problem["status"], 503);
     assert_eq!(app.store.on(StoreOp::Acquire).calls(), asked, "no store call");

@@ -7,7 +7,7 @@ use http_body::Body as _;
 use serde_json::{Value, json};
 use tokio::process::Command;
 use tower_lock::{
-    Rejection, TimeoutStatus,
+    Rejection,
     lock::QueueBound,
     store::{StoreError, StoreErrorKind},
 };
@@ -112,7 +112,7 @@ fn grpc_client_does_not_retry_unknown_outcomes() {
     let source = Arc::new(StoreError::new("shelf", "acquire", StoreErrorKind::Unavailable));
     for (rejection, status, pushback) in [
         (Rejection::Busy { retry_after }, "10", "187"),
-        (Rejection::TimedOut { waited: Duration::ZERO, retry_after, status: TimeoutStatus::default() }, "10", "187"),
+        (Rejection::TimedOut { waited: Duration::ZERO, retry_after, status: StatusCode::CONFLICT }, "10", "187"),
         (Rejection::QueueFull { bound: QueueBound::Key, retry_after }, "14", "187"),
         (Rejection::StoreUnavailable { retry_after, source }, "14", "187"),
         (Rejection::ShuttingDown { retry_after }, "14", "187"),

@@ -132,7 +132,7 @@ async fn claims_at_three_instances_are_each_paid_once() {
         let mut refused = vec![0; FAMILIES];
         for _ in 0..FAMILIES * (MEMBERS - 1) {
             let (family, status, answer) = soon("a refusal", claims.next()).await.expect("more claims");
-            assert_eq!((status, &answer["type"]), (409, &json!("urn:tower-lock:held")), "{url}: {answer}");
+            assert_eq!((status, &answer["type"]), (409, &json!("urn:tower-lock:locked")), "{url}: {answer}");
             refused[family] += 1;
         }
         assert_eq!(refused, [MEMBERS - 1; FAMILIES], "{url}");

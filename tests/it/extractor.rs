@@ -75,9 +75,12 @@ async fn missing_layer_is_a_500_that_names_layer_and_route() {
         let answer = fetch(&app, "/").await;
         assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let text = text(answer).await;
-        for word in
-            ["`LockLayer`", "route_layer(LockLayer::new(&locks, by(..)))", "after `.route(..)`", "`Option<HeldLock>`"]
-        {
+        for word in [
+            "`LockLayer`",
+            "route_layer(LockLayer::new(&locks, key::from_fn(..)))",
+            "after `.route(..)`",
+            "`Option<HeldLock>`",
+        ] {
             assert!(text.contains(word), "{word} is missing in {text}");
         }
     }

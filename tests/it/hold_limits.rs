@@ -135,7 +135,10 @@ async fn hanging_handler_is_aborted_after_max_hold() {
         assert_eq!((answer.status(), began.elapsed().as_secs()), (StatusCode::SERVICE_UNAVAILABLE, limit));
         assert!(matches!(answer.extensions().get(), Some(Rejection::MaxHoldExceeded)));
         let problem = text(answer).await;
-        assert!(problem.contains("urn:tower-lock:max-hold") && problem.contains(r#""outcome":"unknown""#), "{problem}");
+        assert!(
+            problem.contains("urn:tower-lock:max-hold-exceeded") && problem.contains(r#""outcome":"unknown""#),
+            "{problem}"
+        );
         sleep(s(1)).await;
         assert_eq!(store.held_count(), 0);
     }

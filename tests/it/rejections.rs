@@ -11,9 +11,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use tokio::sync::Notify;
-use tower_lock::{
-    LockError, LockLayer, LockManager, Rejection, TimeoutStatus, key, lock::QueueBound, store::StoreErrorKind,
-};
+use tower_lock::{LockError, LockLayer, LockManager, Rejection, key, lock::QueueBound, store::StoreErrorKind};
 
 use crate::support::{fetch, one_key, post_json, settle, store_and_locks, text};
 use tower_lock::test_util::{Fault, StoreOp};
@@ -48,7 +46,7 @@ async fn busy_key_is_a_409_problem_with_retry_after() {
     assert!((1..=5).contains(&retry_after_s(&answer)));
     let Some(Rejection::Busy { retry_after }) = answer.extensions().get().cloned() else { panic!("not typed") };
     let problem = problem(answer).await;
-    assert_eq!(problem["type"], "urn:tower-lock:held");
+    assert_eq!(problem["type"], "urn:tower-lock:locked");
     assert_eq!(problem["retry_after_ms"], json!(u64::try_from(retry_after.as_millis()).expect("small")));
     let fields: Vec<_> = problem.as_object().expect("an object").keys().collect();
     assert_eq!(fields, ["detail", "outcome", "retry_after_ms", "status", "title", "type"], "no key, no owner");
@@ -100,10 +98,10 @@ async fn wait_timeout_has_the_status_of_the_route() {
     let locks = LockManager::in_memory();
     let _held = locks.try_lock(("k",)).await.expect("free");
     for (status, code) in [
-        (TimeoutStatus::Conflict, 409),
-        (TimeoutStatus::Locked, 423),
-        (TimeoutStatus::TooManyRequests, 429),
-        (TimeoutStatus::ServiceUnavailable, 503),
+        (StatusCode::CONFLICT, 409),
+        (StatusCode::LOCKED, 423),
+        (StatusCode::TOO_MANY_REQUESTS, 429),
+        (StatusCode::SERVICE_UNAVAILABLE, 503),
     ] {
         let layer = LockLayer::new(&locks, one_key()).wait_timeout_status(status);
         let refused = fetch(&app(layer.clone()), "/").await;
@@ -132,7 +130,7 @@ async fn full_queue_is_a_503() {
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "one runs, 256 wait");
     assert!(retry_after_s(&answer) >= 1);
     assert!(matches!(answer.extensions().get(), Some(Rejection::QueueFull { bound: QueueBound::Key, .. })));
-    assert_eq!(problem(answer).await["type"], "urn:tower-lock:line-full");
+    assert_eq!(problem(answer).await["type"], "urn:tower-lock:queue-full");
 
     // A cancelled waiter frees its queue entry at once.
     queued.pop().expect("the last").abort();

@@ -212,7 +212,7 @@ async fn truncated_body_is_an_invalid_key_and_locks_nothing() {
     let frames = [Ok(Bytes::from_static(b"abc")), Err(std::io::Error::other("gone"))];
     let answer = send(&app, Request::post("/").body(Body::from_stream(stream::iter(frames))).expect("a request")).await;
     assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
-    assert!(text(answer).await.contains("urn:tower-lock:bad-key"));
+    assert!(text(answer).await.contains("urn:tower-lock:invalid-key"));
     assert_eq!(store.on(StoreOp::Acquire).calls(), 0);
 }
 
@@ -343,8 +343,8 @@ async fn slow_upload_under_a_lock_ends_with_an_error() {
     let layer = LockLayer::new(&locks, key::from_fn(|_: HeaderMap| ("k",))).request_body(RequestBodyMode::Stream);
     let app = Router::new().route("/", post(handler).route_layer(layer));
     for (body, said) in [
-        (drips(1, 3600 * S, 1), "no byte moved for longer than `body_idle_timeout` after 10 s"),
-        (drips(1, S, 100), "fewer bytes moved than `min_body_rate` asks for after 10 s"),
+        (drips(1, 3600 * S, 1), "no byte was transferred for `body_idle_timeout` after 10 s"),
+        (drips(1, S, 100), "fewer bytes were transferred than `min_body_rate` requires after 10 s"),
         (drips(16 << 10, S, 100), "1638400 bytes after 100 s"),
     ] {
         let asked = store.on(StoreOp::Acquire).calls();
@@ -491,7 +491,7 @@ async fn late_body_is_not_an_empty_body_to_an_extractor() {
     let answer = send(&app, json("/7", drips(1, 3600 * S, 1))).await;
     assert_eq!(
         text(answer).await,
-        "Err(408) Err(\"an extractor that takes a lock has not read this request body to its end\")"
+        "Err(408) Err(\"an extractor that acquires a lock has not read this request body to its end\")"
     );
     let answer = send(&app, json("/7", drips(1, S, 3))).await;
     assert_eq!(text(answer).await, "Ok(7) Ok(3)");

@@ -188,7 +188,7 @@ async fn span_of_a_rejected_request_has_the_reason() {
     let held = locks.try_lock(("order", 1)).await.expect("free");
 
     post_json(&at_once, "/", "1").await;
-    assert_eq!(recorder.last()["result"], "refused");
+    assert_eq!(recorder.last()["result"], "locked");
     post_json(&patient, "/", "1").await;
     assert_eq!(recorder.last()["result"], "timed_out");
     assert!(number(&recorder.last(), "wait_ms") >= 1000.0);
@@ -201,7 +201,7 @@ async fn span_of_a_rejected_request_has_the_reason() {
     settle().await;
     assert_eq!(recorder.last()["result"], "cancelled");
     post_json(&patient, "/", "no number").await;
-    assert_eq!((&*recorder.last()["result"], recorder.last().get("key")), ("bad_key", None));
+    assert_eq!((&*recorder.last()["result"], recorder.last().get("key")), ("invalid_key", None));
     post_json(&patient, "/", "01234567890").await;
     assert_eq!(recorder.last()["result"], "body_too_large");
     let named = Router::new().route(
@@ -210,7 +210,7 @@ async fn span_of_a_rejected_request_has_the_reason() {
             .route_layer(LockLayer::new(&locks, tower_lock::key::from_fields("n", tower_lock::key::json_field("id")))),
     );
     post_json(&named, "/", "{}").await;
-    assert_eq!((&*recorder.last()["result"], recorder.last().get("key")), ("bad_key", None));
+    assert_eq!((&*recorder.last()["result"], recorder.last().get("key")), ("invalid_key", None));
     let unlimited = Router::new()
         .route(
             "/",
@@ -222,7 +222,7 @@ async fn span_of_a_rejected_request_has_the_reason() {
     let waiter = tokio::spawn(unlimited.clone().oneshot(whole));
     settle().await;
     post_json(&unlimited, "/", "1").await;
-    assert_eq!((&*recorder.last()["result"], recorder.last().get("key")), ("bodies_full", None));
+    assert_eq!((&*recorder.last()["result"], recorder.last().get("key")), ("body_buffer_full", None));
     waiter.abort();
     settle().await;
     held.release().await.expect("the store is up");
@@ -245,7 +245,7 @@ async fn span_of_a_rejected_request_has_the_reason() {
         .collect();
     settle().await;
     post_json(&patient, "/", "1").await;
-    assert_eq!(recorder.last()["result"], "line_full");
+    assert_eq!(recorder.last()["result"], "queue_full");
     go_on.notify_waiters();
     for waiter in line {
         waiter.await.expect("no panic");
@@ -319,13 +319,13 @@ async fn what_did_not_end_as_it_should() {
     let mut warnings = warned().await;
     warnings.sort();
     let [lost, aborted] = &warnings[..] else { panic!("the lock, and its request") };
-    assert!(lost.contains("limit") && aborted.starts_with("a request was broken off: "), "{lost} {aborted}");
+    assert!(lost.contains("limit") && aborted.starts_with("request aborted: "), "{lost} {aborted}");
     tokio::time::sleep(s(1)).await;
 
     // Its lease ends before it does, and it may continue.
     fetch(&app(layer().on_lost(OnLost::Continue).lease(Lease::Fixed(s(5))), 10), "/").await;
     let late = warned().await;
-    assert!(late.iter().any(|warned| warned.starts_with("given back late")), "{late:?}");
+    assert!(late.iter().any(|warned| warned.starts_with("lock was lost before it was released")), "{late:?}");
     tokio::time::sleep(s(1)).await;
 
     let endless = axum::routing::get(async || {
@@ -433,16 +433,16 @@ async fn each_rejection_is_one_event_in_its_span() {
         .route("/hides", post(|| async {}).route_layer(layer.log_key(LogKey::Redacted)));
     let _held = locks.try_lock(("k", 7)).await.expect("free");
     for (path, body, result, wait_ms, says) in [
-        ("/refuses", r#"{"id":7}"#, "refused", Some("0.0"), "held by another owner"),
-        ("/hides", r#"{"id":7}"#, "refused", Some("0.0"), "held by another owner"),
+        ("/refuses", r#"{"id":7}"#, "locked", Some("0.0"), "held by another owner"),
+        ("/hides", r#"{"id":7}"#, "locked", Some("0.0"), "held by another owner"),
         ("/waits", r#"{"id":7}"#, "timed_out", Some("2"), ""),
-        ("/waits", r#"{"id":"x"}"#, "bad_key", None, "no key could be derived"),
+        ("/waits", r#"{"id":"x"}"#, "invalid_key", None, "its lock key cannot be derived"),
     ] {
         post_json(&app, path, body).await;
         let span = recorder.last();
         assert_eq!(span.get("events").map(String::as_str), Some("1"), "{span:?}");
         assert_eq!(span.get("event.result").map(String::as_str), Some(result), "{span:?}");
-        assert!(span["event"].starts_with("a request was rejected") && span["event"].contains(says), "{span:?}");
+        assert!(span["event"].starts_with("request rejected") && span["event"].contains(says), "{span:?}");
         if let Some(wait_ms) = wait_ms {
             assert!(span["event.wait_ms"].starts_with(wait_ms), "{span:?}");
             assert_eq!(span["key"] == "k:7", path != "/hides", "{span:?}");
@@ -455,5 +455,5 @@ async fn each_rejection_is_one_event_in_its_span() {
     let app = Router::new().route("/", post(|| async {}).route_layer(layer));
     assert_eq!(post_json(&app, "/", "{}").await.status(), 500);
     let span = recorder.last();
-    assert_eq!((&span["level"][..], &span["result"][..]), ("ERROR", "bad_key"), "{span:?}");
+    assert_eq!((&span["level"][..], &span["result"][..]), ("ERROR", "invalid_key"), "{span:?}");
 }

@@ -111,7 +111,7 @@ async fn extractor_detects_a_method_added_outside_the_lock() {
         assert_eq!(text(send(&app, request(locked, "/7")).await).await, "order:7", "{how}");
         let answer = send(&app, request(unlocked, "/7")).await;
         assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR, "{how}");
-        assert!(text(answer).await.contains("`HeldLock` found no lock"), "{how}");
+        assert!(text(answer).await.contains("holds no lock for `HeldLock`"), "{how}");
     }
     // The alternative from the docs.
     for (method, methods) in [

@@ -1,11 +1,11 @@
-//! One value, one text: what is spelled in another way is brought to it, or refused.
+//! The canonical form of the text of a field: one text for each value.
 
 use std::borrow::Cow;
 
 use crate::rejection::field_error::FieldProblem;
 
-/// The text that stands in the key for this one, as the client wrote it.
-pub(super) fn normal(text: Cow<'_, str>) -> Result<Cow<'_, str>, FieldProblem> {
+/// Converts the text to its canonical form, or rejects it.
+pub(super) fn canonicalize(text: Cow<'_, str>) -> Result<Cow<'_, str>, FieldProblem> {
     if text.is_empty() {
         return Err(FieldProblem::Empty);
     }
@@ -14,25 +14,28 @@ pub(super) fn normal(text: Cow<'_, str>) -> Result<Cow<'_, str>, FieldProblem> {
     if text.starts_with(is_trimmed) || text.ends_with(is_trimmed) {
         return Err(FieldProblem::SurroundingWhitespace);
     }
-    // Before it may be a UUID: 32 digits with zeros in front are a small number to whoever parses one.
-    if reads_as_number(&text) && !is_plain_integer(&text) {
+    // Before the check for UUIDs: 32 digits with leading zeros are a small number to a handler that
+    // parses numbers.
+    if parses_as_number(&text) && !is_canonical_integer(&text) {
         return Err(FieldProblem::NonCanonicalNumber);
     }
     Ok(hyphenated_uuid(&text).map_or(text, Cow::Owned))
 }
 
-/// Whether Rust parses it as an integer or a float. Not `inf` and `nan`: they are names as well.
-fn reads_as_number(text: &str) -> bool {
+/// Whether Rust parses the text as an integer or a float. `inf` and `nan` are excluded, because
+/// they are names, too.
+fn parses_as_number(text: &str) -> bool {
     text.bytes().any(|byte| byte.is_ascii_digit()) && text.parse::<f64>().is_ok()
 }
 
-/// Spelled as `Display` spells an integer.
-fn is_plain_integer(text: &str) -> bool {
+/// Whether `Display` would write an integer like this.
+fn is_canonical_integer(text: &str) -> bool {
     let digits = text.strip_prefix('-').unwrap_or(text);
     text == "0" || (digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0') && !digits.is_empty())
 }
 
-/// A UUID in any spelling that is parsed as one, in the usual one.
+/// The hyphenated, lower-case form of a UUID. Hand-written: the crate `uuid` is optional, and each
+/// form that it parses must be recognized.
 fn hyphenated_uuid(text: &str) -> Option<String> {
     const URN: &str = "urn:uuid:";
     let digits = match text.get(..URN.len()) {
@@ -53,11 +56,11 @@ fn hyphenated_uuid(text: &str) -> Option<String> {
         _ => return None,
     }
     uuid.make_ascii_lowercase();
-    let has_its_form = uuid.char_indices().all(|(at, c)| match at {
+    let is_valid = uuid.char_indices().all(|(at, c)| match at {
         8 | 13 | 18 | 23 => c == '-',
         _ => c.is_ascii_hexdigit(),
     });
-    has_its_form.then_some(uuid)
+    is_valid.then_some(uuid)
 }
 
 #[cfg(test)]
@@ -66,8 +69,8 @@ mod tests {
 
     use super::*;
 
-    fn spelled(text: &str) -> Result<String, FieldProblem> {
-        normal(text.into()).map(Cow::into_owned)
+    fn canonical(text: &str) -> Result<String, FieldProblem> {
+        canonicalize(text.into()).map(Cow::into_owned)
     }
 
     #[test]
@@ -101,15 +104,15 @@ mod tests {
             "٧",
             "a\u{200b}",
         ] {
-            assert_eq!(spelled(text).as_deref(), Ok(text));
+            assert_eq!(canonical(text).as_deref(), Ok(text));
         }
     }
 
     #[test]
     fn blank_padded_and_empty_values_are_rejected() {
-        assert_eq!(spelled(""), Err(FieldProblem::Empty));
+        assert_eq!(canonical(""), Err(FieldProblem::Empty));
         for text in [" ", " 1", "1 ", "a\n", "\ta", "a\0", "\u{a0}a", "a\u{2003}", "a\u{7f}", "\u{85}a", "\u{3000}"] {
-            assert_eq!(spelled(text), Err(FieldProblem::SurroundingWhitespace), "{text:?}");
+            assert_eq!(canonical(text), Err(FieldProblem::SurroundingWhitespace), "{text:?}");
         }
     }
 
@@ -135,7 +138,7 @@ mod tests {
             "00000000000000000000000000000001",
             "1e000000000000000000000000000003",
         ] {
-            assert_eq!(spelled(text), Err(FieldProblem::NonCanonicalNumber), "{text:?}");
+            assert_eq!(canonical(text), Err(FieldProblem::NonCanonicalNumber), "{text:?}");
         }
     }
 
@@ -151,11 +154,11 @@ mod tests {
             "urn:uuid:67e55044-10b1-426f-9247-bb680e5fe0c8",
             "URN:UUID:67E5504410b1426f9247bb680e5fe0c8",
         ] {
-            assert_eq!(spelled(text).as_deref(), Ok(usual), "{text}");
+            assert_eq!(canonical(text).as_deref(), Ok(usual), "{text}");
         }
         // All digits: the number and the UUID are one key.
         let digits = "12345678901234567890123456789012";
-        assert_eq!(spelled(digits).as_deref(), Ok("12345678-9012-3456-7890-123456789012"));
+        assert_eq!(canonical(digits).as_deref(), Ok("12345678-9012-3456-7890-123456789012"));
         for text in [
             "67e55044-10b1-426f-9247-bb680e5fe0c",
             "67e5504410b1-426f-9247-bb680e5fe0c80",
@@ -166,12 +169,12 @@ mod tests {
             "urn:uuidé",
             "{}",
         ] {
-            assert_eq!(spelled(text).as_deref(), Ok(text), "no UUID");
+            assert_eq!(canonical(text).as_deref(), Ok(text), "no UUID");
         }
     }
 
     proptest! {
-        /// Two texts that a handler would parse as one value are one key, or refused.
+        /// Two texts that a handler parses as one value have one canonical form, or are rejected.
         #[test]
         fn equal_values_have_one_canonical_text(
             a in any::<i64>(),
@@ -180,16 +183,16 @@ mod tests {
             width in 0..48_usize,
             text in "[ +-]?[0-9.eE]{0,12}| ?[0-9a-fA-F]{32}",
         ) {
-            prop_assert_eq!(spelled(&a.to_string()), Ok(a.to_string()));
-            prop_assert!(spelled(&u.to_string()).is_ok());
+            prop_assert_eq!(canonical(&a.to_string()), Ok(a.to_string()));
+            prop_assert!(canonical(&u.to_string()).is_ok());
             for text in [&text, &format!("{small:0width$}"), &format!("{small:032}")] {
-                if let (Ok(n), Ok(key)) = (text.parse::<u128>(), spelled(text)) {
-                    prop_assert_eq!(spelled(&n.to_string()), Ok(key));
+                if let (Ok(n), Ok(key)) = (text.parse::<u128>(), canonical(text)) {
+                    prop_assert_eq!(canonical(&n.to_string()), Ok(key));
                 }
             }
             if let Ok(n) = text.parse::<f64>() {
                 let is_simple_uuid = text.len() == 32;
-                prop_assert!(spelled(&text).is_err() || is_simple_uuid || n.to_string() == text || n.abs() >= 1e15);
+                prop_assert!(canonical(&text).is_err() || is_simple_uuid || n.to_string() == text || n.abs() >= 1e15);
             }
         }
     }

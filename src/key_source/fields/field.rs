@@ -1,4 +1,4 @@
-//! What can be taken from a request by name.
+//! The named fields of a request.
 
 use std::{any::type_name, fmt};
 
@@ -6,30 +6,31 @@ use http::{Extensions, HeaderName};
 
 use crate::{
     lock_key::{part::KeyPart, writer::KeyWriter},
-    rejection::field_error::Place,
+    rejection::field_error::FieldLocation,
 };
 
-/// A field of a request: the text of one part of a key. For [`from_fields`](crate::key::from_fields).
+/// Named field of a request, which becomes one part of a key. For
+/// [`from_fields`](crate::key::from_fields).
 ///
-/// Made by [`header`], [`query_param`], [`extension`], [`path_param`](crate::key::path_param), [`json_field`](crate::key::json_field) and
-/// [`form_field`](crate::key::form_field).
-#[must_use = "a field says nothing before `by_fields` has it"]
+/// Created by [`header`], [`query_param`], [`extension`], [`path_param`](crate::key::path_param),
+/// [`json_field`](crate::key::json_field) and [`form_field`](crate::key::form_field).
+#[must_use = "a field does nothing before it is passed to `from_fields`"]
 #[derive(Clone, Copy)]
 pub struct Field {
     pub(super) source: Source,
 }
 
-/// Where the text of a field comes from.
+/// The source of a field.
 #[doc(hidden)]
 #[derive(Clone, Copy)]
 pub enum Source {
-    /// The client wrote it.
-    Text(Place, &'static str),
-    /// A layer outside has put it there: the name of its type, and how to write it if it is there.
+    /// A text that the client sends.
+    Text(FieldLocation, &'static str),
+    /// A value that an outer layer inserts: the name of its type, and the function that writes it.
     Extension(&'static str, fn(&Extensions, &mut KeyWriter) -> bool),
 }
 
-/// A header, by its name in any case. Without Axum, too.
+/// A header. The name is case-insensitive. Works without Axum.
 ///
 /// ```
 /// # use tower_lock::{LockLayer, LockManager, key};
@@ -40,19 +41,20 @@ pub enum Source {
 ///
 /// # Errors
 ///
-/// 400 if it is missing, given twice, not visible ASCII, or of no use as a part ([`from_fields`](crate::key::from_fields)). A list with
-/// commas in one header is one text. (`host` is none over HTTP/2: it is a part of the URI there.)
+/// Rejects with 400 if the header is missing, duplicated, not visible ASCII, or not a valid part
+/// ([`from_fields`](crate::key::from_fields)). A list with commas in one header is one text. `host`
+/// is missing over HTTP/2, where it is a part of the URI.
 ///
 /// # Panics
 ///
-/// If no header can have this name.
+/// Panics if the name is not a valid header name.
 pub fn header(name: &'static str) -> Field {
-    let is_one = HeaderName::try_from(name).is_ok();
-    assert!(is_one, "{name:?} is not the name of a header");
-    Field::text(Place::Header, name)
+    let is_valid = HeaderName::try_from(name).is_ok();
+    assert!(is_valid, "{name:?} is not a valid header name");
+    Field::text(FieldLocation::Header, name)
 }
 
-/// A parameter of the query, decoded (`%31` is `1`, `+` a blank). Without Axum, too.
+/// A query parameter, decoded (`%31` is `1`, `+` is a space). Works without Axum.
 ///
 /// ```
 /// # use tower_lock::{LockLayer, LockManager, key};
@@ -63,15 +65,16 @@ pub fn header(name: &'static str) -> Field {
 ///
 /// # Errors
 ///
-/// 400 if it is missing, given twice, or of no use as a part ([`from_fields`](crate::key::from_fields)).
+/// Rejects with 400 if the parameter is missing, duplicated, or not a valid part
+/// ([`from_fields`](crate::key::from_fields)).
 pub fn query_param(name: &'static str) -> Field {
-    Field::text(Place::Query, name)
+    Field::text(FieldLocation::Query, name)
 }
 
-/// A value that a layer outside has put into the extensions of the request: the tenant that was authenticated. Without
-/// Axum, too.
+/// A value that an outer layer has inserted into the extensions of the request, such as the
+/// authenticated tenant. Works without Axum.
 ///
-/// It is written as its [`KeyPart`] says: what no client spelled needs no refusal.
+/// It is written by its [`KeyPart`] implementation and is not checked, because no client wrote it.
 ///
 /// ```
 /// # use tower_lock::{key::{KeyPart, PartWriter, self}, LockLayer, LockManager};
@@ -90,7 +93,8 @@ pub fn query_param(name: &'static str) -> Field {
 ///
 /// # Errors
 ///
-/// 500 if it is missing, as of Axum's `Extension`: the layer that puts it there must stand outside of the lock.
+/// Rejects with 500 if the value is missing, as `Extension` of Axum does: the layer that inserts it
+/// must be outside of the lock layer.
 pub fn extension<T: KeyPart + Send + Sync + 'static>() -> Field {
     let write = |extensions: &Extensions, key: &mut KeyWriter| match extensions.get::<T>() {
         Some(value) => {
@@ -102,7 +106,8 @@ pub fn extension<T: KeyPart + Send + Sync + 'static>() -> Field {
     Field { source: Source::Extension(type_name::<T>(), write) }
 }
 
-/// A parameter of the path that an Axum router has matched, decoded (`%31` is `1`). Needs the feature `axum`.
+/// A path parameter of the route that an Axum router has matched, decoded (`%31` is `1`). Needs the
+/// feature `axum`.
 ///
 /// ```
 /// # use axum::{Router, routing::post};
@@ -116,17 +121,21 @@ pub fn extension<T: KeyPart + Send + Sync + 'static>() -> Field {
 ///
 /// # Errors
 ///
-/// 400 if it is no UTF-8, or of no use as a part ([`from_fields`](crate::key::from_fields)); 500 if the route has no parameter of this name, or two.
+/// Rejects with 400 if the parameter is not UTF-8, or not a valid part
+/// ([`from_fields`](crate::key::from_fields)). Rejects with 500 if the route has no parameter of
+/// this name, or two.
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub fn path_param(name: &'static str) -> Field {
-    Field::text(Place::Path, name)
+    Field::text(FieldLocation::Path, name)
 }
 
-/// A field of the JSON object in the body, at its top: a string, an integer between -2^53 and 2^53, or a bool. Needs the feature `axum`.
+/// A top-level field of the JSON object in the body: a string, an integer between -2^53 and 2^53,
+/// or a boolean. Needs the feature `axum`.
 ///
-/// The body is read as [`key::from_fn`](crate::key::from_fn) reads it: once, before anything is locked, within the route's `DefaultBodyLimit`, and given on byte for byte. Its
-/// `Content-Type` is not looked at: that is for the handler, which must read it as JSON and nothing else.
+/// The body is read as by [`key::from_fn`](crate::key::from_fn): once, before anything is locked,
+/// within the `DefaultBodyLimit` of the route, and replayed byte for byte. Its `Content-Type` is
+/// not checked. The handler must check it, and must read the body as JSON.
 ///
 /// ```
 /// # use axum::{Router, routing::post};
@@ -138,24 +147,29 @@ pub fn path_param(name: &'static str) -> Field {
 /// # }
 /// ```
 ///
-/// `42` and `"42"` are one part, `true` and `"true"` are.
+/// `42` and `"42"` are the same part, and so are `true` and `"true"`.
 ///
 /// # Errors
 ///
-/// 413 if the body is too long; 503 if the bodies of others take up the room that there is for those that wait; 400 if it is no
-/// JSON. 422 if it is no object, or if the field is missing, given twice, a float (`1.0`, `1e0`, `-0`), an integer from 2^53 on (a reader that knows floats alone,
-/// JavaScript for one, takes two of them for one: send it as a string), `null`, an array, an
-/// object, or a string of no use as a part ([`from_fields`](crate::key::from_fields)). A name in other letters (`serde(alias)`) is missing.
+/// Rejects with 413 if the body is too long, with 503 if the budget for bodies is exhausted, and
+/// with 400 if the body is not JSON.
+///
+/// Rejects with 422 if the body is not an object, or if the field is missing, duplicated, a float
+/// (`1.0`, `1e0`, `-0`), an integer of 2^53 or more, `null`, an array, an object, or a string that
+/// is not a valid part ([`from_fields`](crate::key::from_fields)). Large integers are rejected
+/// because a reader with floats only, such as JavaScript, cannot tell two of them apart; send them
+/// as strings. Other names of the field (`serde(alias)`) are not read.
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub fn json_field(name: &'static str) -> Field {
-    Field::text(Place::Json, name)
+    Field::text(FieldLocation::Json, name)
 }
 
-/// A field of a form (`application/x-www-form-urlencoded`), decoded (`%31` is `1`, `+` a blank): of the body, and for a `GET` of the query,
-/// where Axum's `Form` finds it. Needs the feature `axum`.
+/// A field of a form (`application/x-www-form-urlencoded`), decoded (`%31` is `1`, `+` is a space).
+/// It is read from the body, and for `GET` from the query, as by `Form` of Axum. Needs the feature
+/// `axum`.
 ///
-/// The body is read as that of a [`json_field`]; its `Content-Type` is for the handler to look at.
+/// The body is read as for a [`json_field`]. Its `Content-Type` is not checked.
 ///
 /// ```
 /// # use axum::{Router, routing::post};
@@ -169,37 +183,37 @@ pub fn json_field(name: &'static str) -> Field {
 ///
 /// # Errors
 ///
-/// 413 and 503 as of a [`json_field`]; 422 if the field is missing, given twice, or of no use as a part
-/// ([`from_fields`](crate::key::from_fields)).
+/// Rejects with 413 and 503 as a [`json_field`] does, and with 422 if the field is missing,
+/// duplicated, or not a valid part ([`from_fields`](crate::key::from_fields)).
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub fn form_field(name: &'static str) -> Field {
-    Field::text(Place::Form, name)
+    Field::text(FieldLocation::Form, name)
 }
 
 impl Field {
-    fn text(place: Place, name: &'static str) -> Self {
-        Self { source: Source::Text(place, name) }
+    fn text(location: FieldLocation, name: &'static str) -> Self {
+        Self { source: Source::Text(location, name) }
     }
 }
 
 impl Source {
-    /// Whether it stands in the body.
-    pub(super) fn is_of_body(&self) -> bool {
+    /// Whether the field is in the body.
+    pub(super) fn reads_body(&self) -> bool {
         #[cfg(feature = "axum")]
-        return self.is_in(Place::Json) || self.is_in(Place::Form);
+        return self.is_at(FieldLocation::Json) || self.is_at(FieldLocation::Form);
         #[cfg(not(feature = "axum"))]
         false
     }
 
-    pub(super) fn is_in(&self, place: Place) -> bool {
-        matches!(self, Self::Text(at, _) if *at == place)
+    pub(super) fn is_at(&self, location: FieldLocation) -> bool {
+        matches!(self, Self::Text(at, _) if *at == location)
     }
 
-    /// Its name, if it is this field.
-    pub(super) fn is(&self, place: Place, name: &str) -> Option<&'static str> {
+    /// The name of this field, if it has this location and name.
+    pub(super) fn matching_name(&self, location: FieldLocation, name: &str) -> Option<&'static str> {
         match self {
-            Self::Text(at, own) if *at == place && *own == name => Some(*own),
+            Self::Text(at, own) if *at == location && *own == name => Some(*own),
             _ => None,
         }
     }
@@ -214,7 +228,7 @@ impl fmt::Debug for Field {
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Text(place, name) => write!(f, "{place:?}({name})"),
+            Self::Text(location, name) => write!(f, "{location:?}({name})"),
             Self::Extension(name, _) => write!(f, "Extension({name})"),
         }
     }

@@ -8,34 +8,34 @@ use serde::{
 };
 use serde_json::{error::Category, value::RawValue};
 
-use super::reader::Finder;
-use crate::rejection::field_error::{FieldProblem, Place};
+use super::reader::FieldReader;
+use crate::rejection::field_error::{FieldLocation, FieldProblem};
 
-/// Takes what is wanted from a JSON object.
-struct Object<'f, 'a>(&'f mut Finder<'a>);
+/// Reads the fields of a JSON object.
+struct ObjectVisitor<'f, 'a>(&'f mut FieldReader<'a>);
 
-/// A name in a JSON object, if it is wanted.
-struct Name<'f, 'a>(&'f Finder<'a>);
+/// Recognizes the name of a field.
+struct NameSeed<'f, 'a>(&'f FieldReader<'a>);
 
-impl<'a> Finder<'a> {
-    pub(super) fn look_in_json(&mut self, body: &'a [u8]) {
-        if self.looks_in(Place::Json)
-            && let Err(problem) = self.json(body)
+impl<'a> FieldReader<'a> {
+    pub(super) fn read_json(&mut self, body: &'a [u8]) {
+        if self.has_field_at(FieldLocation::Json)
+            && let Err(problem) = self.parse_json(body)
         {
-            self.put_all(Place::Json, problem);
+            self.record_all(FieldLocation::Json, problem);
         }
     }
 
-    fn json(&mut self, body: &'a [u8]) -> Result<(), FieldProblem> {
+    fn parse_json(&mut self, body: &'a [u8]) -> Result<(), FieldProblem> {
         let mut json = serde_json::Deserializer::from_slice(body);
-        json.deserialize_map(Object(self)).and_then(|()| json.end()).map_err(|error| match error.classify() {
+        json.deserialize_map(ObjectVisitor(self)).and_then(|()| json.end()).map_err(|error| match error.classify() {
             Category::Data => FieldProblem::NotAnObject,
             _ => FieldProblem::InvalidJson,
         })
     }
 }
 
-impl<'de> Visitor<'de> for Object<'_, 'de> {
+impl<'de> Visitor<'de> for ObjectVisitor<'_, 'de> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -43,12 +43,12 @@ impl<'de> Visitor<'de> for Object<'_, 'de> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(wanted) = map.next_key_seed(Name(self.0))? {
+        while let Some(wanted) = map.next_key_seed(NameSeed(self.0))? {
             match wanted {
                 None => drop(map.next_value::<IgnoredAny>()?),
                 Some(name) => {
                     let value = map.next_value::<&RawValue>()?;
-                    self.0.put(Place::Json, name, &text_of(value.get()));
+                    self.0.record(FieldLocation::Json, name, &value_text(value.get()));
                 }
             }
         }
@@ -56,7 +56,7 @@ impl<'de> Visitor<'de> for Object<'_, 'de> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Name<'_, '_> {
+impl<'de> DeserializeSeed<'de> for NameSeed<'_, '_> {
     type Value = Option<&'static str>;
 
     fn deserialize<D: Deserializer<'de>>(self, name: D) -> Result<Self::Value, D::Error> {
@@ -64,7 +64,7 @@ impl<'de> DeserializeSeed<'de> for Name<'_, '_> {
     }
 }
 
-impl Visitor<'_> for Name<'_, '_> {
+impl Visitor<'_> for NameSeed<'_, '_> {
     type Value = Option<&'static str>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -72,12 +72,13 @@ impl Visitor<'_> for Name<'_, '_> {
     }
 
     fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<Self::Value, E> {
-        Ok(self.0.wants(Place::Json, name))
+        Ok(self.0.wanted_name(FieldLocation::Json, name))
     }
 }
 
-/// The text of a JSON value, from its spelling: what a parsed number has been, nobody can tell.
-fn text_of(json: &str) -> Result<Cow<'_, str>, FieldProblem> {
+/// The text of a JSON value. It is taken from the source, because a parsed number has lost its
+/// form.
+fn value_text(json: &str) -> Result<Cow<'_, str>, FieldProblem> {
     match json.as_bytes() {
         [b'"', ..] if json.contains('\\') => {
             serde_json::from_str(json).map(Cow::Owned).map_err(|_| FieldProblem::InvalidJson)
@@ -85,8 +86,7 @@ fn text_of(json: &str) -> Result<Cow<'_, str>, FieldProblem> {
         [b'"', .., b'"'] => Ok(Cow::Borrowed(&json[1..json.len() - 1])),
         b"true" | b"false" => Ok(json.into()),
         b"-0" => Err(FieldProblem::WrongType),
-        // JSON knows no plus and no zero in front.
-        // From 2^53 on a float is several integers.
+        // JSON allows no leading plus or zero. From 2^53 on, one float stands for several integers.
         _ if json.parse::<i64>().is_ok_and(|n| n.unsigned_abs() < 1 << 53) => Ok(json.into()),
         _ => Err(FieldProblem::WrongType),
     }

@@ -1,4 +1,4 @@
-//! Keys from fields of a request by their names.
+//! Keys from named fields of a request.
 
 pub(crate) mod field;
 mod reader;
@@ -17,16 +17,16 @@ use http::request::Parts;
 use self::path::PathParams;
 use self::{
     field::{Field, Source},
-    reader::Finder,
+    reader::FieldReader,
 };
-use super::{KeySource, NoKey, has_route};
+use super::{KeyRejection, KeySource, has_matched_route};
 use crate::{
     body::reader::BodyReader,
     lock_key::LockKey,
     rejection::{Rejection, field_error::FieldError},
 };
 
-/// Keys from fields of the request, by their names: one [`Field`], or a tuple of two to four.
+/// Keys from named fields of the request: one [`Field`], or a tuple of two to four.
 ///
 /// ```
 /// # use tower_lock::{LockLayer, LockManager, key};
@@ -36,33 +36,35 @@ use crate::{
 /// # }
 /// ```
 ///
-/// A key of parsed values ([`key::from_fn`](crate::key::from_fn)) is better where it can be had: there whatever the handler takes for one value is one key. A
-/// field has a text, and a client must not walk past a lock with another spelling of it. So
+/// Prefer a key of parsed values ([`key::from_fn`](crate::key::from_fn)): all texts that the
+/// handler parses as one value are then one key. A field is a text, and a client must not bypass a
+/// lock by writing a value in another form. Each text is therefore converted or rejected:
 ///
-/// | the text | becomes |
+/// | text | result |
 /// |---|---|
 /// | percent-encoded, in a path, a query or a form | decoded |
-/// | a UUID, in upper case, without hyphens, in braces, or as a `urn:uuid:` | `67e55044-10b1-426f-9247-bb680e5fe0c8` |
-/// | missing, empty, given twice | refused |
-/// | with a blank or a control character at an end | refused |
-/// | a number other than `0`, `7`, `-7`: `07`, `+7`, `-0`, `7.0`, `7.5`, `7e3` | refused |
-/// | any other, `Gold` and `gold` for two | itself |
+/// | a UUID in upper case, without hyphens, in braces, or as a `urn:uuid:` | `67e55044-10b1-426f-9247-bb680e5fe0c8` |
+/// | missing, empty, duplicated | rejected |
+/// | with leading or trailing whitespace or control characters | rejected |
+/// | a number that is not a canonical integer: `07`, `+7`, `-0`, `7.0`, `7.5`, `7e3` | rejected |
+/// | any other; `Gold` and `gold` are two texts | unchanged |
 ///
-/// Refused are, with these, some that mean something else: a zip code `01234`, a version `1.10`, and a UUID without hyphens that reads as a
-/// number (of a million, one may have 32 digits and one `e`, or a zero in front; with hyphens it is one). Where texts like these
-/// are to be locked, or where the handler takes two texts for one (it ignores case, say), write a key function.
+/// This also rejects zip codes (`01234`), versions (`1.10`), and the few UUIDs without hyphens that
+/// are valid numbers (about one in a million has 32 digits with one `e`, or with a leading zero).
+/// Use a key function for such values, and for values that the handler compares case-insensitively.
 ///
-/// A field of the head that is of no use is refused before the body is read.
+/// An invalid field of the head is rejected before the body is read.
 ///
 /// # Errors
 ///
-/// The answer is a problem of the type `bad-key`, which says of which field what is wrong, and never what stood in it:
-/// [`Rejection::InvalidKey`], with a [`FieldError`]. [`LockLayer::on_reject`](crate::LockLayer::on_reject) may put another one in its place.
+/// The response is a problem of the type `invalid-key`. It names the field and the problem, but not
+/// the value: [`Rejection::InvalidKey`] with a [`FieldError`].
+/// [`LockLayer::on_reject`](crate::LockLayer::on_reject) can replace it.
 pub fn from_fields<F: Fields>(namespace: &'static str, fields: F) -> FromFields {
     FromFields { namespace, sources: fields.sources() }
 }
 
-/// Keys from fields of a request. Made by [`from_fields`].
+/// Source of keys from named fields. Created by [`from_fields`].
 #[derive(Clone)]
 pub struct FromFields {
     namespace: &'static str,
@@ -71,12 +73,12 @@ pub struct FromFields {
 
 /// A [`Field`], or a tuple of two to four: the parts of a key.
 ///
-/// Not to be implemented.
+/// Cannot be implemented elsewhere.
 #[diagnostic::on_unimplemented(
     message = "write `key::from_fields(\"order\", key::path_param(\"id\"))`, or a tuple of two to four fields: `{Self}` is neither",
     label = "not a field of a request",
-    note = "a field is `key::header(\"..\")`, `key::query_param(\"..\")`, `key::path_param(\"..\")`, `key::json_field(\"..\")`, `form_field(\"..\")` or `extension::<T>()`",
-    note = "a key function goes to `key::from_fn(|Path(id): Path<u64>| (\"order\", id))`; what is the same for each request goes to `key::fixed((\"nightly\", \"mail\"))`"
+    note = "a field is `key::header(\"..\")`, `key::query_param(\"..\")`, `key::path_param(\"..\")`, `key::json_field(\"..\")`, `key::form_field(\"..\")` or `key::extension::<T>()`",
+    note = "for a key function use `key::from_fn(|Path(id): Path<u64>| (\"order\", id))`; for one key for all requests use `key::fixed((\"nightly\", \"mail\"))`"
 )]
 pub trait Fields: sealed::Sealed {
     #[doc(hidden)]
@@ -117,50 +119,50 @@ fields!(a: Field, b: Field, c: Field, d: Field);
 // === impl FromFields ===
 
 impl FromFields {
-    /// `body`: not read yet; then what the head is of no use for is said, and no more.
+    /// Derives the key. Without a body, checks only the fields of the head.
     async fn key(&self, head: &mut Parts, body: Option<&Bytes>) -> Result<LockKey, FieldError> {
         #[cfg(feature = "axum")]
-        let path = PathParams::of(&self.sources, head).await;
+        let path = PathParams::extract(&self.sources, head).await;
         let head = &*head;
-        let mut finder = Finder::new(&self.sources);
-        finder.look_in_head(head);
+        let mut reader = FieldReader::new(&self.sources);
+        reader.read_head(head);
         #[cfg(feature = "axum")]
-        finder.look_in_path(&path);
+        reader.read_path(&path);
         #[cfg(feature = "axum")]
         if let Some(body) = body {
-            finder.look_in_form(head, body);
-            finder.look_in_json(body);
+            reader.read_form(head, body);
+            reader.read_json(body);
         }
-        finder.key(self.namespace, head, body.is_some())
+        reader.into_key(self.namespace, head, body.is_some())
     }
 }
 
 impl KeySource for FromFields {
-    async fn derive(&self, head: &mut Parts, body: &mut BodyReader<'_>) -> Result<Option<LockKey>, NoKey> {
-        let of_body = self.sources.iter().filter(|source| source.is_of_body()).count();
-        // A bad head is answered before its body is read.
+    async fn extract_key(&self, head: &mut Parts, body: &mut BodyReader<'_>) -> Result<Option<LockKey>, KeyRejection> {
+        let of_body = self.sources.iter().filter(|source| source.reads_body()).count();
+        // An invalid head is rejected before its body is read.
         if of_body < self.sources.len() {
-            let key = self.key(head, None).await.map_err(|error| refused(error, head))?;
+            let key = self.key(head, None).await.map_err(|error| reject(error, head))?;
             if of_body == 0 {
                 return Ok(Some(key));
             }
         }
         let bytes = body.read(head).await?;
-        Ok(Some(self.key(head, Some(&bytes)).await.map_err(|error| refused(error, head))?))
+        Ok(Some(self.key(head, Some(&bytes)).await.map_err(|error| reject(error, head))?))
     }
 }
 
-fn refused(error: FieldError, head: &Parts) -> NoKey {
-    if error.is_of_path() && !has_route(head) {
-        return NoKey::NoRoute;
+fn reject(error: FieldError, head: &Parts) -> KeyRejection {
+    if error.is_missing_path_param() && !has_matched_route(head) {
+        return KeyRejection::NoRoute;
     }
     let status = error.status();
-    // Whoever reads the answer may not be who can mend it.
+    // The reader of the response may not be the operator of the service.
     #[cfg(feature = "tracing")]
     if status.is_server_error() {
-        tracing::error!(target: "tower_lock", field = error.name(), "no key can be derived for this route: {error}");
+        tracing::error!(target: "tower_lock", field = error.name(), "lock key of this route cannot be derived: {error}");
     }
-    NoKey::Rejected(Rejection::InvalidKey { status, field: Some(error), extractor: None })
+    KeyRejection::Rejection(Rejection::InvalidKey { status, field: Some(error), extractor: None })
 }
 
 impl fmt::Debug for FromFields {

@@ -3,15 +3,15 @@
 use axum::extract::{FromRequestParts, RawPathParams, rejection::RawPathParamsRejection};
 use http::request::Parts;
 
-use super::{field::Source, reader::Finder};
-use crate::rejection::field_error::{FieldProblem, Place};
+use super::{field::Source, reader::FieldReader};
+use crate::rejection::field_error::{FieldLocation, FieldProblem};
 
-/// The parameters that a router has matched, if one of them is looked for.
+/// The parameters of the matched route, if a field needs one.
 pub(crate) struct PathParams(Option<Result<RawPathParams, RawPathParamsRejection>>);
 
 impl PathParams {
-    pub(crate) async fn of(sources: &[Source], parts: &mut Parts) -> Self {
-        if sources.iter().any(|source| source.is_in(Place::Path)) {
+    pub(crate) async fn extract(sources: &[Source], parts: &mut Parts) -> Self {
+        if sources.iter().any(|source| source.is_at(FieldLocation::Path)) {
             Self(Some(RawPathParams::from_request_parts(parts, &()).await))
         } else {
             Self(None)
@@ -19,18 +19,18 @@ impl PathParams {
     }
 }
 
-impl<'a> Finder<'a> {
-    pub(crate) fn look_in_path(&mut self, params: &'a PathParams) {
+impl<'a> FieldReader<'a> {
+    pub(crate) fn read_path(&mut self, params: &'a PathParams) {
         match &params.0 {
             Some(Ok(params)) => {
                 for (name, value) in params {
-                    self.put(Place::Path, name, &Ok(value.into()));
+                    self.record(FieldLocation::Path, name, &Ok(value.into()));
                 }
             }
             Some(Err(RawPathParamsRejection::InvalidUtf8InPathParam(_))) => {
-                self.put_all(Place::Path, FieldProblem::NotText);
+                self.record_all(FieldLocation::Path, FieldProblem::NotText);
             }
-            // Without a router nothing is there.
+            // Without a router there are no parameters.
             Some(Err(_)) | None => {}
         }
     }

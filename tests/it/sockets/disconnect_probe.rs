@@ -65,7 +65,7 @@ impl Listener for ProbedListener {
 
 impl Connected<IncomingStream<'_, ProbedListener>> for Peer {
     fn connect_info(stream: IncomingStream<'_, ProbedListener>) -> Self {
-        Self(ClientConnection::of_socket(&stream.io().socket))
+        Self(ClientConnection::from_socket(&stream.io().socket))
     }
 }
 
@@ -160,11 +160,11 @@ async fn custom_disconnect_probe_is_respected() {
     let [(open, _client), (left, client), (dropped, _other)] =
         [(); 3].map(|()| UnixStream::pair().expect("sockets")).map(|(ours, theirs)| (Arc::new(ours), theirs));
     drop(client);
-    let of_dropped = ClientConnection::of_socket(&dropped);
+    let of_dropped = ClientConnection::from_socket(&dropped);
     drop(dropped);
     for (what, client, has_gone) in [
-        ("open", ClientConnection::of_socket(&open), false),
-        ("closed by its client", ClientConnection::of_socket(&left), true),
+        ("open", ClientConnection::from_socket(&open), false),
+        ("closed by its client", ClientConnection::from_socket(&left), true),
         ("dropped by its server", of_dropped, true),
         ("custom", ClientConnection::new(|| true), true),
         ("custom", ClientConnection::new(|| false), false),

@@ -271,9 +271,9 @@ impl Outcome {
         assert_eq!((summary.late, summary.left_open, summary.answers(412)), (0, 0, 0), "{summary:#?}");
         assert!(summary.refused <= summary.aborted, "{summary:#?}");
         let is_well = |observed: &Observed| {
-            // `lost`, `max-hold` and `shutting-down` must not occur.
+            // `lost`, `max-hold-exceeded` and `shutting-down` must not occur.
             let is_well = [200, 409, 500].iter().any(|status| has_status(observed, *status));
-            let is_rejected = is(observed, 503, "store-unavailable") || is(observed, 503, "line-full");
+            let is_rejected = is(observed, 503, "store-unavailable") || is(observed, 503, "queue-full");
             is_well || is_rejected || matches!(observed, Observed::Left | Observed::Broken)
         };
         let unwell: Vec<_> = self.observed.iter().filter(|(_, observed)| !is_well(observed)).collect();
@@ -315,7 +315,7 @@ impl Outcome {
         assert!(*broken > 0 && fallen >= broken, "some handlers panicked: {:#?}", self.summary);
         let some = |matches: fn(&Workload, &Observed) -> bool| self.count(matches) > 0;
         assert!(some(|workload, observed| workload.patience == Patience::FailFast && has_status(observed, 200)));
-        assert!(some(|_, observed| is(observed, 409, "held")) && some(|_, observed| is(observed, 409, "timed-out")));
+        assert!(some(|_, observed| is(observed, 409, "locked")) && some(|_, observed| is(observed, 409, "timed-out")));
         assert!(
             some(|_, observed| has_status(observed, 500))
                 && some(|workload, observed| workload.work.frames > 0 && has_status(observed, 200))
@@ -358,11 +358,11 @@ fn is_expected(workload: &Workload, observed: &Observed) -> bool {
         Observed::Answer { status: 412, .. } => workload.work.frames == 0 && !panics,
         Observed::Answer { status: 500, .. } => panics && workload.lock_path.is_caught,
         Observed::Answer { status: 409, .. } => match workload.patience {
-            Patience::FailFast => is(observed, 409, "held"),
+            Patience::FailFast => is(observed, 409, "locked"),
             Patience::Briefly | Patience::Wait => is(observed, 409, "timed-out"),
         },
         Observed::Answer { status: 503, kind, outcome } => {
-            let has_run = matches!(kind.as_deref(), Some("lost" | "max-hold"));
+            let has_run = matches!(kind.as_deref(), Some("lost" | "max-hold-exceeded"));
             kind.is_some() && outcome.as_deref() == Some(if has_run { "unknown" } else { "not-started" })
         }
         Observed::Answer { .. } => false,
