@@ -117,7 +117,7 @@ pub trait DriverTypes: Debug {
 
 /// An effect that the driver executes after the event, in the order of the list.
 ///
-/// The [module page](self) says what the driver owes for each of them.
+/// The module page says what the driver owes for each of them.
 #[derive(Debug)]
 pub enum Action<D: DriverTypes> {
     /// Calls the store. The result is fed in as an event with the same number.

@@ -302,10 +302,7 @@ async fn stream_that_loses_its_lock_ends_with_an_error() {
             Err(error) => break error,
         }
     };
-    assert_eq!(
-        error.to_string(),
-        "the lock was lost before the work under it had ended: the store did not renew it in time"
-    );
+    assert_eq!(error.to_string(), "the lock was lost: its lease expired before a renewal succeeded");
     assert!(frames >= 27 && began.elapsed() < LEASE, "{frames}");
     assert!(body.frame().await.is_none());
 }

@@ -22,7 +22,7 @@ const CASES: [(&str, &[&str]); 16] = [
     ),
     (
         "closure_as_a_field",
-        &["write `key::from_fields(\"order\", key::path_param(\"id\"))`", "a key function goes to `key::from_fn("],
+        &["write `key::from_fields(\"order\", key::path_param(\"id\"))`", "for a key function use `key::from_fn("],
     ),
     (
         "for_test_without_its_feature",
@@ -43,7 +43,7 @@ const CASES: [(&str, &[&str]); 16] = [
         "float_in_an_answer",
         &[
             "with integers, strings, `bool`, `char` or `Uuid` (feature `uuid`) as parts",
-            "a float is none: `0.1 + 0.2` and `0.3` would be two locks",
+            "a `&'static str` (`(\"order\", id)`)",
         ],
     ),
     ("float_in_an_extension", &["use an integer, a string", "`f64` cannot be part of a lock key"]),
@@ -54,15 +54,15 @@ const CASES: [(&str, &[&str]); 16] = [
     (
         "namespace_not_static",
         &[
-            "answer `(\"namespace\", part, ..)`",
-            "is not an answer of a key function",
+            "return `(\"namespace\", part, ..)`",
+            "is not a return type of a key function",
             "the namespace, a `&'static str`",
         ],
     ),
     ("no_extractor", &["take up to four extractors with their types", "is not a key function"]),
     (
         "no_namespace",
-        &["answer `(\"namespace\", part, ..)`", "`u64` is not an answer of a key function", "(`(\"order\", id)`)"],
+        &["return `(\"namespace\", part, ..)`", "`u64` is not a return type of a key function", "(`(\"order\", id)`)"],
     ),
     (
         "uuid_without_its_feature",

@@ -251,7 +251,7 @@ impl Request {
                 )
             }),
         };
-        let means = means.unwrap_or_else(|_| "an unknown reply".to_owned());
+        let means = means.unwrap_or_else(|_| "no reply of ours".to_owned());
         if fence_was_replaced(reply) { format!("{means}, healed") } else { means }
     }
 }
