@@ -2,6 +2,8 @@
 
 use std::{cell::Cell, time::Duration};
 
+use crate::limits::{DRIFT_DIVISOR, DRIFT_ROUNDING};
+
 /// An instant of that clock, in nanoseconds. Pure code takes it as an argument.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootInstant(u64);
@@ -137,6 +139,12 @@ mod boot {
     }
 }
 
+/// The part of a lease that a holder may rely on, because clocks drift. It counts from *before* the
+/// request was sent (I3).
+pub(crate) fn usable_part(lease: Duration) -> Duration {
+    lease.saturating_sub(lease / DRIFT_DIVISOR).saturating_sub(DRIFT_ROUNDING)
+}
+
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -196,5 +204,10 @@ mod tests {
         assert_eq!(clock.now().saturating_duration_since(start), Duration::from_secs(3));
         clock.clone().jump(Duration::from_secs(30));
         assert_eq!(clock.now().saturating_duration_since(start), Duration::from_secs(33));
+    }
+    #[test]
+    fn drift_is_subtracted_from_a_lease() {
+        assert_eq!(usable_part(Duration::from_secs(30)), Duration::from_millis(29_698));
+        assert_eq!(usable_part(Duration::from_millis(1)), Duration::ZERO, "no usable part");
     }
 }

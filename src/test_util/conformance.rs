@@ -216,7 +216,7 @@ async fn release_of_others_and_second_release_change_nothing(w: World) {
     let p = w.process();
     let (a, b) = (p.ids.next(), p.ids.next());
     w.granted(&a).await;
-    w.same(w.release(&b, Duration::ZERO).await, ReleaseReply::NotHolder, "a stranger");
+    w.same(w.release(&b, Duration::ZERO).await, ReleaseReply::NotHolder, "not the holder");
     w.busy(&b).await;
     w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::Freed, "the id");
     w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::NotHolder, "the second time");
@@ -232,7 +232,7 @@ async fn lease_expires_and_late_release_changes_nothing(w: World) {
     w.granted(&a).await;
     sleep(LEASE + Duration::from_millis(50)).await;
     w.granted(&b).await;
-    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::NotHolder, "its lease was over");
+    w.same(w.release(&a, Duration::ZERO).await, ReleaseReply::NotHolder, "its lease has expired");
     w.same(w.renew(&[&a]).await, vec![RenewReply::NotHolder], "and it cannot come back");
     w.busy(&a).await;
     w.release(&b, Duration::ZERO).await;

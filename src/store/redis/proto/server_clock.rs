@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::{clock::BootInstant, limits::DRIFT_DIVISOR, proto::lease::usable_part};
+use crate::{
+    clock::{BootInstant, usable_part},
+    limits::DRIFT_DIVISOR,
+};
 
 /// A lower estimate of the offset between the server's clock and the local one. A call that has
 /// expired by the server's clock has then expired by the local one, too.
