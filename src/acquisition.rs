@@ -1,4 +1,4 @@
-//! The id of one acquisition of a key in the store.
+//! Ids of acquisitions.
 
 use std::{
     fmt,
@@ -10,18 +10,21 @@ use std::{
 
 use serde::{Serialize, Serializer};
 
-/// Who holds a key in the store: one acquisition, never used again.
+/// Id of one acquisition of a key. An id is never reused.
 ///
-/// A new id for every acquisition is what makes each verb of a store safe to repeat: a late release finds its own
-/// grant or nothing. It reads `instance:random:number`; the first two belong to one [`LockManager`](crate::LockManager). It is shown to whoever
-/// operates the store, and in no answer to a client.
+/// A new id for each acquisition makes the operations of a store safe to repeat: a delayed release
+/// finds its own grant or nothing. Its text is `instance:random:sequence`. The first two parts
+/// identify a [`LockManager`](crate::LockManager). The store and its logs show it; responses to
+/// clients do not.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct AcquisitionId {
     manager: Arc<str>,
     sequence: u64,
 }
 
-/// Names the acquisitions of one [`LockManager`](crate::LockManager), numbers their calls, and throws their die.
+/// Generator of the acquisition ids of one [`LockManager`](crate::LockManager).
+///
+/// Tests of a [`LockStore`](crate::store::LockStore) use it to create ids.
 #[derive(Debug)]
 pub struct AcquisitionIds {
     manager: Arc<str>,
@@ -33,29 +36,31 @@ pub struct AcquisitionIds {
 // === impl AcquisitionId ===
 
 impl AcquisitionId {
-    /// Reads it back from its text. What others wrote in its place (a Java service: its id and thread) is read, too: what is behind the
-    /// last colon as the number, if it is one.
+    /// Parses an id. It also accepts the text of another program, such as Redisson's id and thread:
+    /// the number after the last colon is the sequence, or zero.
     #[must_use]
     pub fn from_text(text: &str) -> Self {
-        match text.rsplit_once(':').map(|(process, number)| (process, number.parse())) {
-            Some((process, Ok(number))) => Self { manager: process.into(), sequence: number },
+        match text.rsplit_once(':').map(|(manager, sequence)| (manager, sequence.parse())) {
+            Some((manager, Ok(sequence))) => Self { manager: manager.into(), sequence },
             _ => Self { manager: text.into(), sequence: 0 },
         }
     }
 
-    /// The process it belongs to, as its [`EventSink`](crate::store::EventSink) has it: `instance:random`.
+    /// The manager: `instance:random`, as in
+    /// [`EventSink::manager`](crate::store::EventSink::manager).
     #[must_use]
     pub fn manager(&self) -> &str {
         &self.manager
     }
 
-    /// The instance it belongs to: a pod or a host, or as the [`LockManager`](crate::LockManager) were told.
+    /// The instance: the name of the pod or host, or the one set on the builder of the
+    /// [`LockManager`](crate::LockManager).
     #[must_use]
     pub fn instance(&self) -> &str {
         self.manager.rsplit_once(':').map_or(&self.manager, |(instance, _)| instance)
     }
 
-    /// Which one of its process: later ones have larger numbers.
+    /// The sequence number. Later ids of a manager have larger numbers.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.sequence
@@ -84,12 +89,13 @@ impl fmt::Debug for AcquisitionId {
 // === impl AcquisitionIds ===
 
 impl AcquisitionIds {
-    /// Characters of an instance's name, its last ones: the rest is cut off.
+    /// The number of characters of the instance that are kept.
     const INSTANCE_CHARS: usize = 32;
 
-    /// `random`: 64 bits that no other handle on the same store has. What cannot be read in a log or a command line becomes `-`.
+    /// Creates a generator. `random` is a seed that must be unique among the managers of a store.
+    /// Characters other than `[A-Za-z0-9._-]` in the instance become `-`.
     ///
-    /// The same random bits give the same ids, and the same throws of the die.
+    /// The same seed gives the same ids and the same jitter.
     pub fn new(instance: &str, random: u64) -> Self {
         let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
         // Pods of one deployment differ in their last characters.
@@ -103,13 +109,13 @@ impl AcquisitionIds {
         }
     }
 
-    /// Those of a child process: of the same instance.
+    /// A generator for a child process of the same instance.
     pub(crate) fn for_child(&self, random: u64) -> Self {
         let instance = self.manager.rsplit_once(':').map_or(&*self.manager, |(instance, _)| instance);
         Self::new(instance, random)
     }
 
-    /// What all ids have in common.
+    /// The manager: the common part of all ids.
     pub fn manager(&self) -> &Arc<str> {
         &self.manager
     }
@@ -119,16 +125,16 @@ impl AcquisitionIds {
         AcquisitionId { manager: Arc::clone(&self.manager), sequence: self.next.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// Whether this id was given out here: by this process, and with a number that it has reached.
-    pub(crate) fn has_issued(&self, owner: &AcquisitionId) -> bool {
-        owner.manager == self.manager && owner.sequence < self.next.load(Ordering::Relaxed)
+    /// Whether this generator has issued the id.
+    pub(crate) fn has_issued(&self, id: &AcquisitionId) -> bool {
+        id.manager == self.manager && id.sequence < self.next.load(Ordering::Relaxed)
     }
 
     pub(crate) fn next_call_id(&self) -> u64 {
         self.next_call.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// In 0..1: so that those who waited together do not ask together again.
+    /// A random number in 0..1, so that waiters do not poll at the same time.
     pub(crate) fn jitter(&self) -> f64 {
         fastrand::Rng::with_seed(self.jitter_seed.fetch_add(1, Ordering::Relaxed)).f64()
     }
@@ -143,7 +149,7 @@ mod tests {
         let (a, b) = (AcquisitionIds::new("api-7f3", 1), AcquisitionIds::new("api-7f3", 2));
         let all = [a.next(), a.next(), b.next(), b.next()];
         for (i, one) in all.iter().enumerate() {
-            assert!(!all[i + 1..].contains(one), "{one} is there twice");
+            assert!(!all[i + 1..].contains(one), "{one} is not unique");
         }
         assert_eq!(all[1].to_string(), "api-7f3:0000000000000001:1");
         assert_eq!(
@@ -170,6 +176,6 @@ mod tests {
         assert_eq!(odd.to_string(), "s---a-name-that-is-much-too-long:0000000000000001:0");
         let java = AcquisitionId::from_text("8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e:57");
         assert_eq!((java.instance(), java.sequence()), ("8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e", 57));
-        assert_eq!(AcquisitionId::from_text("somebody").to_string(), "somebody:0");
+        assert_eq!(AcquisitionId::from_text("other").to_string(), "other:0");
     }
 }

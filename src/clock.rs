@@ -1,23 +1,25 @@
-//! The clock that leases are measured by.
+//! The clock that measures leases.
 
 use std::{cell::Cell, time::Duration};
 
-/// A moment of that clock, in nanoseconds. Pure code takes it as an argument.
+use crate::limits::{DRIFT_DIVISOR, DRIFT_ROUNDING};
+
+/// An instant of that clock, in nanoseconds. Pure code takes it as an argument.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootInstant(u64);
 
-/// Runs through suspend: a machine that slept past a lease finds it over. (`CLOCK_BOOTTIME` on Linux; `Instant` elsewhere, which does
-/// not count sleep on some systems.)
+/// A monotonic clock that includes suspend: after a suspend, an expired lease is seen as expired.
+/// (`CLOCK_BOOTTIME` on Linux; `Instant` elsewhere, which excludes suspend on some systems.)
 ///
-/// With the feature `test-util` it is Tokio's clock while that is stopped, and it can be made to jump.
+/// With the feature `test-util`, it is Tokio's clock while that is paused, and it can jump.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
     #[cfg(any(test, feature = "test-util"))]
     jumped: std::sync::Arc<std::sync::atomic::AtomicU64>,
 }
 
-/// The time of one event: read when it is first asked for, and then the same for all of it. To read a clock is a good part of what a
-/// hand-over costs, and not each event needs it.
+/// The time of one event: read on first use, and constant from then on. A clock read is a large
+/// part of the cost of a local handoff, and not every event needs it.
 #[derive(Debug)]
 pub struct LazyNow<'a> {
     clock: Option<&'a Clock>,
@@ -25,10 +27,10 @@ pub struct LazyNow<'a> {
 }
 
 impl BootInstant {
-    /// Later than everything.
+    /// The latest instant.
     pub const FAR_FUTURE: Self = Self(u64::MAX);
 
-    /// So many nanoseconds after the beginning of the clock.
+    /// The instant this many nanoseconds after the origin of the clock.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
@@ -37,28 +39,28 @@ impl BootInstant {
         self.0
     }
 
-    /// This long after; what is past the end of the clock is [`FAR_FUTURE`](Self::FAR_FUTURE).
+    /// The instant this much later, at most [`FAR_FUTURE`](Self::FAR_FUTURE).
     #[must_use]
     pub fn saturating_add(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(nanos(duration)))
     }
 
-    /// From then to here; zero if then is later.
-    pub const fn saturating_duration_since(self, then: Self) -> Duration {
-        Duration::from_nanos(self.0.saturating_sub(then.0))
+    /// The duration since an earlier instant; zero if that one is later.
+    pub const fn saturating_duration_since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
 impl<'a> LazyNow<'a> {
-    /// What this clock says when it is asked.
+    /// The time of this clock on first use.
     pub fn new(clock: &'a Clock) -> Self {
         Self { clock: Some(clock), read: Cell::new(None) }
     }
 
-    /// This moment.
+    /// A fixed time.
     #[cfg(any(test, feature = "__internals"))]
-    pub fn fixed(moment: BootInstant) -> Self {
-        Self { clock: None, read: Cell::new(Some(moment)) }
+    pub fn fixed(instant: BootInstant) -> Self {
+        Self { clock: None, read: Cell::new(Some(instant)) }
     }
 
     pub(crate) fn get(&self) -> BootInstant {
@@ -71,18 +73,19 @@ impl<'a> LazyNow<'a> {
 }
 
 impl Clock {
-    /// What time it is.
+    /// The current time.
     #[cfg(not(any(test, feature = "test-util")))]
     #[expect(clippy::unused_self, reason = "tests have more than one clock")]
     pub fn now(&self) -> BootInstant {
         boot::now()
     }
 
-    /// What time it is.
+    /// The current time.
     ///
-    /// A build for production may have the feature by mistake. So Tokio's clock counts only where a test has stopped it or moved it.
+    /// A production build may have the feature by mistake. So Tokio's clock is used only if a test
+    /// has paused or advanced it.
     #[cfg(any(test, feature = "test-util"))]
-    #[expect(clippy::disallowed_methods, reason = "it is compared with Tokio's clock")]
+    #[expect(clippy::disallowed_methods, reason = "compared with Tokio's clock")]
     pub fn now(&self) -> BootInstant {
         use std::{
             sync::{LazyLock, atomic::Ordering},
@@ -93,22 +96,23 @@ impl Clock {
         let (start, booted) = *START;
         let before = Instant::now();
         let tokio = tokio::time::Instant::now().into_std();
-        let is_moved = tokio < before || Instant::now() < tokio;
-        // A stopped clock may stand before the start.
-        let moment = BootInstant(booted.0.saturating_sub(nanos(start.saturating_duration_since(tokio))))
+        let is_test_time = tokio < before || Instant::now() < tokio;
+        // A paused clock may be before the start.
+        let instant = BootInstant(booted.0.saturating_sub(nanos(start.saturating_duration_since(tokio))))
             .saturating_add(tokio.saturating_duration_since(start));
-        let now = if is_moved { moment } else { with_suspend(moment, boot::now()) };
+        let now = if is_test_time { instant } else { with_suspend(instant, boot::now()) };
         BootInstant(now.0.saturating_add(self.jumped.load(Ordering::Relaxed)))
     }
 
-    /// As if the machine had been suspended for so long: timers have not moved, leases have.
+    /// Simulates a suspend: leases advance, timers do not.
     #[cfg(any(test, feature = "test-util"))]
     pub fn jump(&self, by: Duration) {
         self.jumped.fetch_add(nanos(by), std::sync::atomic::Ordering::Relaxed);
     }
 }
 
-/// What is more than a pause between two readings was suspend, which Tokio's clock does not count.
+/// A difference that is larger than the time between two reads was a suspend, which Tokio's clock
+/// excludes.
 #[cfg(any(test, feature = "test-util"))]
 fn with_suspend(tokio: BootInstant, boot: BootInstant) -> BootInstant {
     const PAUSE: Duration = Duration::from_millis(10);
@@ -135,6 +139,12 @@ mod boot {
     }
 }
 
+/// The part of a lease that a holder may rely on, because clocks drift. It counts from *before* the
+/// request was sent (I3).
+pub(crate) fn usable_part(lease: Duration) -> Duration {
+    lease.saturating_sub(lease / DRIFT_DIVISOR).saturating_sub(DRIFT_ROUNDING)
+}
+
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -145,16 +155,16 @@ mod tests {
 
     #[test]
     fn instants_saturate_at_the_end_of_the_clock() {
-        let moment = BootInstant::from_nanos(5);
-        assert_eq!(moment.saturating_add(Duration::MAX), BootInstant::FAR_FUTURE);
-        assert_eq!(moment.saturating_duration_since(moment.saturating_add(Duration::from_secs(1))), Duration::ZERO);
+        let instant = BootInstant::from_nanos(5);
+        assert_eq!(instant.saturating_add(Duration::MAX), BootInstant::FAR_FUTURE);
+        assert_eq!(instant.saturating_duration_since(instant.saturating_add(Duration::from_secs(1))), Duration::ZERO);
         assert_eq!(
-            moment.saturating_add(Duration::from_nanos(2)).saturating_duration_since(moment),
+            instant.saturating_add(Duration::from_nanos(2)).saturating_duration_since(instant),
             Duration::from_nanos(2)
         );
     }
 
-    /// What production reads. Suspend cannot be had in a test; that the clock never stands behind the system's own uptime can.
+    /// A test cannot suspend the machine. It can compare the clock with the uptime of the system.
     #[test]
     fn production_clock_counts_from_boot() {
         let before = boot::now();
@@ -163,7 +173,8 @@ mod tests {
         assert!(before <= after);
         if let Ok(uptime) = uptime {
             let uptime: f64 = uptime.split(' ').next().expect("two numbers").parse().expect("a number");
-            let seconds = |moment: BootInstant| moment.saturating_duration_since(BootInstant::default()).as_secs_f64();
+            let seconds =
+                |instant: BootInstant| instant.saturating_duration_since(BootInstant::default()).as_secs_f64();
             assert!(seconds(before) - 1.0 <= uptime && uptime <= seconds(after) + 1.0, "{uptime}, {before:?}");
         }
     }
@@ -181,7 +192,7 @@ mod tests {
 
         let at = |ms| BootInstant::default().saturating_add(Duration::from_millis(ms));
         assert_eq!(with_suspend(at(1_000), at(61_000)), at(61_000), "suspended for a minute");
-        assert_eq!(with_suspend(at(1_000), at(1_001)), at(1_000), "read a moment later");
+        assert_eq!(with_suspend(at(1_000), at(1_001)), at(1_000), "read shortly after");
         assert_eq!(with_suspend(at(1_000), at(999)), at(1_000));
     }
 
@@ -193,5 +204,10 @@ mod tests {
         assert_eq!(clock.now().saturating_duration_since(start), Duration::from_secs(3));
         clock.clone().jump(Duration::from_secs(30));
         assert_eq!(clock.now().saturating_duration_since(start), Duration::from_secs(33));
+    }
+    #[test]
+    fn drift_is_subtracted_from_a_lease() {
+        assert_eq!(usable_part(Duration::from_secs(30)), Duration::from_millis(29_698));
+        assert_eq!(usable_part(Duration::from_millis(1)), Duration::ZERO, "no usable part");
     }
 }

@@ -2,19 +2,19 @@
 
 use std::fmt;
 
-/// A number that grows with every grant of a key: who comes later has the larger one.
+/// Number that increases with every grant of a key.
 ///
-/// A lock has a lease, so it cannot stop a holder that was paused past the end of it and then writes. The place
-/// that is written to can: it keeps the largest token it has seen and refuses smaller ones (Kleppmann 2016, after
-/// the sequencers of Burrows 2006).
+/// A lock with a lease cannot stop a holder that is paused until the lease has expired and then
+/// writes. The target of the write can: it stores the largest token and rejects smaller ones
+/// (Kleppmann 2016, after the sequencers of Burrows 2006).
 ///
 /// ```sql
-/// UPDATE account_fence SET token = :token WHERE account = :account AND token <= :token;  -- 0 rows: too late, roll back
+/// UPDATE account_fence SET token = :token WHERE account = :account AND token <= :token;  -- 0 rows: stale, roll back
 /// ```
 ///
-/// The low ten bits number the sections that were served under one grant; the rest is the store's fence, at least
-/// the store's clock in microseconds, so that tokens grow over restarts, too. It fits a signed 64-bit column until
-/// the year 2255.
+/// The low ten bits number the sections under one grant. The other bits are the store's fence: at
+/// least the store's clock in microseconds, so that tokens increase across restarts, too. A token
+/// fits a signed 64-bit column until the year 2255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(u64);
 
@@ -22,37 +22,37 @@ impl FencingToken {
     /// Bits for the sections of one grant.
     const SECTION_BITS: u32 = 10;
 
-    /// The token of the first section under the grant with this fence. `None`: no token of 63 bits can be made
-    /// of it, so the store is broken.
+    /// The token of the first section under a grant with this fence. `None`: the fence is too large
+    /// for a token of 63 bits, which violates the contract of the store.
     pub(crate) fn from_fence(fence: u64) -> Option<Self> {
         let token = fence.checked_mul(1 << Self::SECTION_BITS)?;
         i64::try_from(token).is_ok().then_some(Self(token))
     }
 
-    /// With this number. `None`: it has more than 63 bits.
+    /// The token with this value. `None`: it has more than 63 bits.
     #[cfg(feature = "test-util")]
-    pub(crate) fn from_raw(number: u64) -> Option<Self> {
-        i64::try_from(number).is_ok().then_some(Self(number))
+    pub(crate) fn from_raw(value: u64) -> Option<Self> {
+        i64::try_from(value).is_ok().then_some(Self(value))
     }
 
-    /// The token of a later section under the same grant: the low bits count them, from zero.
-    pub(crate) fn with_sequence(self, number: u16) -> Self {
-        debug_assert!(number < 1 << Self::SECTION_BITS, "the store is asked for a new fence before");
-        Self(self.0 | u64::from(number))
+    /// The token of a later section under the same grant, counted from zero.
+    pub(crate) fn with_sequence(self, sequence: u16) -> Self {
+        debug_assert!(sequence < 1 << Self::SECTION_BITS, "a new fence is requested before");
+        Self(self.0 | u64::from(sequence))
     }
 
-    /// The fence of the grant it was made of.
+    /// The fence of the grant.
     pub(crate) fn fence(self) -> u64 {
         self.0 >> Self::SECTION_BITS
     }
 
-    /// The number, for a `u64`.
+    /// The token as `u64`.
     #[must_use]
     pub const fn as_u64(self) -> u64 {
         self.0
     }
 
-    /// The number, for a signed 64-bit column (`BIGINT`).
+    /// The token as `i64`, for a signed 64-bit column (`BIGINT`).
     #[must_use]
     pub const fn as_i64(self) -> i64 {
         self.0.cast_signed()

@@ -1,156 +1,160 @@
-//! Every number the crate decides for its user, in one place.
+//! Defaults and bounds of the crate.
 //!
-//! The README has the same table; a test holds the two together.
+//! The documentation has the same numbers; a test compares them.
 
 use std::time::Duration;
 
-/// How long the store keeps a grant that nobody gives back: what a crashed holder costs.
+/// The lease of a grant: how long a crashed holder blocks a key.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
-/// The shortest lease that can be set: four calls of the store. And the longest: a crash should not
-/// block a key for longer.
+/// The shortest lease: four calls of the store. The longest lease bounds how long a crash blocks a
+/// key.
 pub(crate) const LEASE_MIN: Duration = Duration::from_secs(2);
 pub(crate) const LEASE_MAX: Duration = Duration::from_secs(600);
 
-/// A lease is renewed so many times before it would be over: two that fail are survived.
+/// Renewals per lease: two that fail do not lose the lock.
 pub(crate) const RENEWALS_PER_LEASE: u32 = 3;
-/// A renewal that was not answered is asked for again after this part of the lease.
+/// A renewal without a reply is repeated after this part of the lease.
 pub(crate) const RENEWAL_RETRIES_PER_LEASE: u32 = 30;
-/// .. but no sooner than this: a call of the store takes its time.
+/// .. but not before this time, because the first call may still be in flight.
 pub(crate) const RENEWAL_RETRY_MIN: Duration = Duration::from_millis(250);
 
-/// What is due within this time is renewed together with what is due already.
+/// Grants that are due within this time are renewed in one call.
 pub(crate) const RENEWAL_BATCH_WINDOW: Duration = Duration::from_millis(500);
 /// .. at most this part of the lease.
 pub(crate) const RENEWAL_BATCH_WINDOWS_PER_LEASE: u32 = 60;
-/// Grants in one call.
+/// Grants in one renewal call.
 pub(crate) const MAX_RENEWALS_PER_CALL: usize = 1000;
 
-/// The part of a lease that is not counted on, for clocks that run at different rates: 1 / 100 of it …
+/// The part of a lease that is not used, because clocks run at different rates: 1 / 100 …
 pub(crate) const DRIFT_DIVISOR: u32 = 100;
-/// … and the rounding of the store's own clock.
+/// … plus the rounding of the store's clock.
 pub(crate) const DRIFT_ROUNDING: Duration = Duration::from_millis(2);
 
-/// How long `locks.lock(key)` waits if nobody says otherwise: every wait has an end.
+/// Default wait of `locks.lock(key)`: every wait has an end.
 pub(crate) const LOCK_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a request waits if nobody says otherwise: not at all, it is refused.
+/// Default wait of a request: none, it is rejected.
 pub(crate) const REQUEST_WAIT_TIMEOUT: Duration = Duration::ZERO;
 
-/// How long the key of a section that ended badly stays taken, for statements that are on their way still; the store counts it on top of
-/// the lease, for holders that cannot say how they ended.
+/// Default lock-delay: how long a key stays blocked after an abnormal end, because writes may still
+/// be in flight. The store adds it to the lease, for holders that crash.
 pub(crate) const LOCK_DELAY: Duration = Duration::from_secs(1);
 
-/// The longest lock-delay: what is longer is a mistake, and would outlive everybody who could tell.
+/// The longest lock-delay. A larger value is a mistake.
 pub(crate) const LOCK_DELAY_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The longest `min_hold`: a larger value is a mistake, and the key would stay taken after all
-/// processes that know of it have ended.
+/// The longest `min_hold`. A larger value is a mistake, and would block the key longer than any
+/// process runs.
 pub(crate) const MIN_HOLD_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A grant with less of its lease left than this part is given back and asked for again.
+/// A grant with less than this part of its lease left is released and acquired again.
 pub(crate) const MIN_REMAINING_DIVISOR: u32 = 4;
 
-/// How often a waiter asks the store again when the holder is elsewhere, give or take a fifth: what a lost message costs.
+/// How often a waiter polls the store if the holder is in another process, with 20 % of jitter: the
+/// delay of a lost message.
 pub(crate) const QUEUE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The lease of an offer to the next in line: longer than a stalled round trip, short enough to lose.
+/// The lease of an offer: longer than a slow round trip, and a short delay if its process is dead.
 pub(crate) const OFFER_TTL: Duration = Duration::from_secs(3);
-/// A place in the store's line is forgotten when nobody has asked for so long.
+/// A queue entry in the store expires after this time without a poll.
 pub(crate) const QUEUE_ENTRY_TTL: Duration = Duration::from_secs(10);
-/// Processes in the store's line for one key.
+/// Processes in the store's queue of one key.
 pub(crate) const MAX_STORE_WAITERS: usize = 1024;
 
-/// For so long, or so many sections, a process hands a key on within itself before it lets others have their turn.
+/// The longest time and the most sections of local handoffs, before the key is offered to other
+/// processes.
 pub(crate) const LOCAL_HANDOFF_TIME: Duration = Duration::from_millis(100);
 pub(crate) const LOCAL_HANDOFF_SECTIONS: u16 = 1000;
 
-/// Messages that a process cannot trust lead to one question to the store in this time at the most: for each grant that is said to be
-/// revoked, and for all that wait after a gap.
+/// Unverified messages cause at most one call in this time: for each grant with a revocation
+/// message, and for all waiters after lost messages.
 pub(crate) const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// Offers to ids that nothing is known of any more are released so many at a time; the lease of an offer ends the others.
+/// The most concurrent releases of offers to unknown ids; other such offers expire.
 pub(crate) const MAX_UNCLAIMED_OFFER_RELEASES: usize = 8;
 
-/// How long one call of the store may take.
+/// The timeout of one call of the store.
 pub(crate) const STORE_CALL_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long it may take to connect to Redis.
+/// The timeout of connecting to Redis.
 #[cfg(feature = "redis")]
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// A request is turned away when no call for its key was answered for so long: one call, and one repeat.
+/// A request is rejected after this time without a reply for its key: one call and one repetition.
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(1);
-/// What failed is asked for again so soon at first, and twice as late each time, up to the second.
+/// The first delay and the longest delay before a failed call is repeated; each is twice the
+/// previous.
 pub(crate) const RETRY_MIN: Duration = Duration::from_millis(10);
 pub(crate) const RETRY_MAX: Duration = Duration::from_secs(1);
 
-/// So often at the most a log is told why the store does not answer.
+/// The least time between two warnings that the store does not reply.
 pub(crate) const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Reports to a log or a recorder that are not told yet: one that blocks loses the rest.
+/// The most reports that wait for a log or a recorder; a recorder that blocks loses further ones.
 #[cfg(any(feature = "tracing", feature = "metrics"))]
 pub(crate) const MAX_QUEUED_REPORTS: usize = 1024;
 
-/// Give-backs that are not known to have reached the store: beyond them nothing new is asked for.
+/// The most pending releases. At this number, no key is acquired.
 pub(crate) const MAX_PENDING_RELEASES: usize = 10_000;
 
-/// How long a request holds a key if nobody says otherwise: a hung handler.
+/// Default of `max_hold`: it bounds a handler that hangs.
 pub(crate) const MAX_HOLD: Duration = Duration::from_secs(300);
 
-/// How long a client may keep us waiting for the next bytes of a body: a phone in a tunnel.
+/// The longest time between two chunks of a body: a client with a lost connection.
 pub(crate) const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes a second that it must move at the least: a sign of life alone keeps a key taken as well as none.
+/// The least bytes per second of a body: a very slow client blocks a key as long as a silent one.
 pub(crate) const MIN_BODY_RATE: u64 = 16 << 10;
 
-/// Handlers of one [`LockManager`](crate::LockManager) that finish without their client.
+/// Handlers of one [`LockManager`](crate::LockManager) that run after their client has
+/// disconnected.
 pub(crate) const MAX_DETACHED_HANDLERS: usize = 1024;
 
-/// How long a finished answer waits for its lock to be given back before it is sent all the same.
+/// How long a complete response waits for the release of its lock before it is sent.
 pub(crate) const RELEASE_WAIT: Duration = Duration::from_millis(250);
 
-/// Waiters in line for one key.
+/// Waiters of one key.
 pub(crate) const MAX_WAITERS_PER_KEY: usize = 256;
-/// Waiters in all lines of one [`LockManager`](crate::LockManager).
+/// Waiters of one [`LockManager`](crate::LockManager).
 pub(crate) const MAX_WAITERS_PER_PROCESS: usize = 10_000;
-/// Of those, places that are only for keys that nobody waits for yet: one for each key. A flood on
-/// some keys does not reach them.
+/// Part of them that is reserved for the first waiter of each key: a flood on some keys does not
+/// use it up.
 pub(crate) const FIRST_WAITER_RESERVE: usize = MAX_WAITERS_PER_PROCESS / 4;
-/// One key may have this part of the places that are left beyond the reserve.
+/// One key may have this part of the capacity that is left beyond the reserve.
 pub(crate) const WAITER_SHARE_DIVISOR: usize = 8;
 
-/// Bytes of a key's text; what is longer ends in a hash.
+/// Bytes of the text of a key; a longer one ends in a hash.
 pub(crate) const MAX_KEY_BYTES: usize = 256;
-/// Bytes of a raw name. It cannot be shortened, so it is refused.
+/// Bytes of a raw name. A longer one is rejected, because it cannot be shortened.
 pub(crate) const MAX_RAW_KEY_BYTES: usize = 1024;
 
-/// Bytes of a body that is read before its lock is taken, where nobody says how long it may be: as Axum's `DefaultBodyLimit`.
+/// Bytes of a body that is read before its lock is acquired: as Axum's `DefaultBodyLimit`.
 #[cfg(not(feature = "axum"))]
 pub(crate) const DEFAULT_BODY_LIMIT: u64 = 2 << 20;
-/// .. and at the most, whatever the route's `DefaultBodyLimit` says.
+/// .. and at most, even with a larger `DefaultBodyLimit`.
 #[cfg(feature = "axum")]
 pub(crate) const MAX_BODY_BYTES: u64 = 64 << 20;
 
-/// Bytes of the bodies of all requests of one [`LockManager`](crate::LockManager) that are read before their lock is taken: so many that one body of any
-/// size that is read fits, if nobody else's is there.
+/// Bytes of all bodies that are read before their lock is acquired, of one
+/// [`LockManager`](crate::LockManager). The largest body fits if there is no other.
 pub(crate) const MAX_BUFFERED_BYTES: u64 = 64 << 20;
-/// The complete bodies of the waiters of one key may have this part of what is left of it.
+/// The complete bodies of the waiters of one key may have this part of the rest.
 pub(crate) const BUFFERED_SHARE_DIVISOR: u64 = 8;
 #[cfg(feature = "axum")]
 const _: () = assert!(MAX_BODY_BYTES <= MAX_BUFFERED_BYTES);
 
-/// Frames of a response, behind a first one of any size, that are looked at before the head is sent, and their bytes: is it
-/// complete already?
+/// Frames of a response that are polled before its head is sent, after a first one of any size, and
+/// their bytes: the response may be complete already.
 pub(crate) const EAGER_FRAMES: usize = 16;
 pub(crate) const EAGER_BYTES: usize = 64 << 10;
 
-/// What the names of locks in Redis begin with, if nobody sets another prefix.
+/// Default prefix of the names of locks in Redis.
 #[cfg(feature = "redis")]
 pub(crate) const REDIS_PREFIX: &str = "lock";
 
-/// What a refused client is told to wait, at the least and at the most.
+/// The least and the largest `Retry-After`.
 pub(crate) const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_secs(5);
-/// The least that `retry_after_ms`, the finer figure, says: sections may be shorter, but a client that asks again at once is a loop.
+/// The least `retry_after_ms`. Sections may be shorter, but a client must not retry in a loop.
 pub(crate) const RETRY_AFTER_FLOOR: Duration = Duration::from_millis(10);
-/// A route's usual hold before the first one was measured.
+/// The estimated hold of a route before the first measurement.
 pub(crate) const INITIAL_HOLD_ESTIMATE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! What a feature that is off would add, so that the compiler names the feature where it is used.
+//! Placeholders for items of disabled features, so that a compiler error names the feature.
 //!
-//! Each of these functions has a bound that nothing meets. It is written for every lifetime: a bound without a parameter would be
-//! an error here instead of where the function is called.
+//! Each function has a bound that no type satisfies. The bound has a lifetime parameter: without
+//! one, the error would be here instead of at the caller.
 
-/// Met by nothing.
+/// A type that implements no trait of this module.
 #[derive(Debug)]
 pub struct Missing<'a>(std::marker::PhantomData<&'a ()>);
 
-/// The feature `memory`.
+/// Items of the feature `memory`.
 #[cfg(not(feature = "memory"))]
 #[diagnostic::on_unimplemented(
     message = "`LockManager::in_memory` needs the feature `memory` of `tower-lock`",
@@ -16,7 +16,7 @@ pub struct Missing<'a>(std::marker::PhantomData<&'a ()>);
 )]
 pub trait Memory {}
 
-/// The feature `test-util`.
+/// Items of the feature `test-util`.
 #[cfg(not(feature = "test-util"))]
 #[diagnostic::on_unimplemented(
     message = "`HeldLock::for_test` needs the feature `test-util` of `tower-lock`",

@@ -1,5 +1,4 @@
-//! Which process this is: `fork()` copies everything that was made before it, ids and tables
-//! included.
+//! The identity of the current process. `fork()` copies all state, ids and tables included.
 
 #[cfg(any(test, feature = "__internals"))]
 use std::sync::{
@@ -11,7 +10,7 @@ use std::{
     time::SystemTime,
 };
 
-/// Where the number of the process comes from: the system, or a test.
+/// The source of the process id: the system, or a test.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Process {
     #[cfg(any(test, feature = "__internals"))]
@@ -24,7 +23,7 @@ impl Process {
         Self { simulated: Some(id) }
     }
 
-    /// One `getpid`.
+    /// The process id: one `getpid`.
     pub(crate) fn id(&self) -> u32 {
         #[cfg(any(test, feature = "__internals"))]
         if let Some(id) = &self.simulated {
@@ -33,17 +32,17 @@ impl Process {
         std::process::id()
     }
 
-    /// 64 bits that no other process draws, not even one that is a copy of this one.
-    #[expect(clippy::disallowed_methods, reason = "drawn with, and compared with no other moment")]
+    /// 64 random bits that differ between processes, also after a `fork()`.
+    #[expect(clippy::disallowed_methods, reason = "an input of the random bits, never compared")]
     pub(crate) fn random_bits(&self) -> u64 {
-        // The one source of random bits in the standard library: each state has keys of its own.
+        // The only source of random bits in the standard library: each state has its own keys.
         bits(&RandomState::new(), self.id(), SystemTime::now())
     }
 }
 
-/// The keys of a thread are drawn once, and `fork()` copies them: two children of one process have
-/// the same. They differ by their process id, and two processes that have the same id one after the
-/// other by the time.
+/// The random keys of a thread are created once, and `fork()` copies them: two children of a
+/// process have the same keys. The process id distinguishes them. The time distinguishes processes
+/// that have the same id one after the other.
 fn bits(keys: &RandomState, process: u32, now: SystemTime) -> u64 {
     keys.hash_one((process, now))
 }
@@ -55,10 +54,10 @@ mod tests {
     use super::*;
 
     #[test]
-    #[expect(clippy::disallowed_methods, reason = "any moment will do")]
+    #[expect(clippy::disallowed_methods, reason = "any time will do")]
     fn forked_children_draw_different_random_bits() {
         let (keys, now) = (RandomState::new(), SystemTime::now());
         assert_ne!(bits(&keys, 1, now), bits(&keys, 2, now), "two process ids");
-        assert_ne!(bits(&keys, 1, now), bits(&keys, 1, now + Duration::from_nanos(100)), "two moments");
+        assert_ne!(bits(&keys, 1, now), bits(&keys, 1, now + Duration::from_nanos(100)), "two times");
     }
 }

@@ -23,7 +23,6 @@ use super::{
     lost_timers::LostTimers,
     renewal_queue::{Inserted, RenewalQueue},
 };
-use crate::proto::section::ReleaseOutcome;
 use crate::{
     acquisition::AcquisitionIds,
     clock::{BootInstant, Clock, LazyNow},
@@ -34,7 +33,7 @@ use crate::{
     process::Process,
     proto::{
         Action, Actions, Event, GuardEnd, LockRequest, QueuePosition, StoreCall, StoreOp, lease::LeaseBounds,
-        table::LockTable,
+        section::ReleaseOutcome, table::LockTable,
     },
     store::{
         AcquireRequest, EventSink, LockStore, QueueConfig, ReleaseRequest, StoreError, StoreErrorKind, StoreEvent,

@@ -1,4 +1,4 @@
-//! What is locked.
+//! The key of a lock.
 
 pub(crate) mod part;
 pub(crate) mod writer;
@@ -16,9 +16,10 @@ use self::{
 };
 use crate::limits::MAX_RAW_KEY_BYTES;
 
-/// The name of what is locked: a namespace and parts.
+/// Key of a lock: a namespace and parts.
 ///
-/// Made from a tuple whose first element is the namespace. The parts say which one:
+/// A key is created from a tuple. Its first element is the namespace; the parts identify the
+/// object:
 ///
 /// ```
 /// # use tower_lock::LockKey;
@@ -26,49 +27,54 @@ use crate::limits::MAX_RAW_KEY_BYTES;
 /// assert_eq!(key.as_str(), "reward:42:first%20login");
 /// ```
 ///
-/// - **Injective**: no two lists of parts give the same text, so no client can spell its way into another one's
-///   lock. A part is its text: `1u8` and `"1"` are the same part.
-/// - **Readable**: ASCII that is not special, and letters and digits of every script, stay as they are. Escaped, as `%XX`, are
-///   the separator `:`, the marks `%`, `~` and `+`, braces, brackets, quotes, `*`, `?`, `\`, blanks and the rest.
-/// - **Bounded**: at most 256 bytes. A longer text ends in `~` and 128 bits of the SHA-256 of the whole.
+/// - **Injective**: two different lists of parts never have the same text, so that the input of a
+///   client cannot name the lock of another one. A part is its text: `1u8` and `"1"` are the same.
+/// - **Readable**: plain ASCII, and letters and digits of every script, are unchanged. Other
+///   characters are escaped as `%XX`: the separator `:`, `%`, `~`, `+`, braces, brackets, quotes,
+///   `*`, `?`, `\`, blanks and the rest.
+/// - **Bounded**: at most 256 bytes. A longer text ends in `~` and 128 bits of its SHA-256.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LockKey {
     text: Arc<str>,
     kind: KeyKind,
-    /// Of the two, under keys that no client knows: a key is looked up several times, and hashed once.
+    /// The hash of text and kind, with random keys: a key is hashed once and looked up several
+    /// times.
     hash: u64,
 }
 
-/// A map by keys that does not hash them again.
+/// A map that uses the hash in the key.
 pub(crate) type KeyMap<V> = HashMap<LockKey, V, BuildHasherDefault<PrehashedHasher>>;
 
-/// Takes the hash that a [`LockKey`] has.
+/// Hasher that returns the hash of a [`LockKey`].
 #[derive(Debug, Default)]
 pub(crate) struct PrehashedHasher(u64);
 
-/// A raw name and a made one are never the same key, whatever their texts.
+/// The kind of a key. A raw key and a composed key are different, even with the same text.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum KeyKind {
     Composed,
     Raw,
 }
 
-/// Why a name cannot be a [raw](LockKey::raw) key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Error of [`LockKey::raw`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RawKeyError {
-    /// It has no character.
+    /// The name is empty.
+    #[error("raw lock key is empty")]
     Empty,
-    /// It has more than 1 024 bytes.
+    /// The name has more than 1 024 bytes.
+    #[error("raw lock key has more than 1024 bytes")]
     TooLong,
-    /// Its braces name no hash slot, so that what belongs to it would fall into another one.
+    /// The braces do not enclose a hash tag: lock and queue would be in different hash slots.
+    #[error("braces in a raw lock key do not enclose a hash tag: use `{{tag}}` or no braces")]
     Braces,
 }
 
 // === impl LockKey ===
 
 impl LockKey {
-    /// A namespace and as many parts as there are.
+    /// Creates a key from a namespace and any number of parts.
     ///
     /// ```
     /// # use tower_lock::LockKey;
@@ -84,10 +90,11 @@ impl LockKey {
         key.finish()
     }
 
-    /// The same key with its parts as a hash: for parts that nobody shall read in a dashboard or in the store.
+    /// Creates a key whose parts are hashed, for confidential parts.
     ///
-    /// The hash has no salt: a guess of an e-mail address can be checked. A secret of your instances as the first part prevents that:
-    /// `LockKey::hashed(("account", secret, email))` is the same key in each instance, and in all logs.
+    /// The hash has no salt, so that a guessed e-mail address can be verified. A secret as the
+    /// first part prevents that: `LockKey::hashed(("account", secret, email))` is the same key in
+    /// all instances with that secret.
     ///
     /// ```
     /// # use tower_lock::LockKey;
@@ -95,21 +102,23 @@ impl LockKey {
     /// assert_eq!(key.as_str(), "account:~8347cf7b44abc7d14fc45016aecb00ac");
     /// ```
     #[must_use]
-    #[expect(clippy::needless_pass_by_value, reason = "as `LockKey::from` takes it")]
+    #[expect(clippy::needless_pass_by_value, reason = "same signature as `LockKey::from`")]
     pub fn hashed(tuple: impl KeyTuple) -> Self {
         let mut key = KeyWriter::empty();
         tuple.write(&mut key);
         key.finish_hashed()
     }
 
-    /// Exactly this name, such as another service already locks. Never shortened, escaped or prefixed.
+    /// Creates a key with exactly this name, for a lock that is shared with another program. It is
+    /// not shortened, escaped or prefixed.
     ///
-    /// A `RedisStore` refuses such a key if its name begins as those that it makes do, with its prefix and a colon, or with `tower-lock:`.
+    /// A `RedisStore` rejects a raw key that begins with its prefix and a colon, or with
+    /// `tower-lock:`.
     ///
     /// # Errors
     ///
-    /// No name, a name of more than 1 024 bytes, or one whose braces would let a Redis Cluster keep its line in
-    /// another slot than the lock (`a}b`, `a{b`, `x{}y`).
+    /// The name is empty, has more than 1 024 bytes, or has braces that do not enclose a hash tag
+    /// (`a}b`, `a{b`, `x{}y`).
     pub fn raw(name: impl Into<Arc<str>>) -> Result<Self, RawKeyError> {
         let text = name.into();
         if text.is_empty() {
@@ -128,14 +137,14 @@ impl LockKey {
         Ok(Self::new(text, KeyKind::Raw))
     }
 
-    /// The text.
+    /// The text of the key.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// What may stand in a log where the parts may not: the namespace, and a hash of the whole, keyed for this process. Without a key,
-    /// the parts could be guessed: a processor tries a million account numbers in a second.
+    /// The text for logs without the parts: the namespace, and a keyed hash of the text. The key is
+    /// random and belongs to this process: without it, account numbers could be found by trial.
     #[cfg(feature = "tracing")]
     pub(crate) fn redacted(&self) -> String {
         use sha2::{Digest, Sha256};
@@ -144,7 +153,7 @@ impl LockKey {
             KeyKind::Composed => self.text.split(':').next().unwrap_or_default(),
             KeyKind::Raw => "",
         };
-        // The one source of random bits in the standard library.
+        // The only source of random bits in the standard library.
         static KEY: LazyLock<[[u8; 8]; 2]> = LazyLock::new(|| {
             let random = RandomState::new();
             [0, 1].map(|half| random.hash_one(half).to_le_bytes())
@@ -155,12 +164,12 @@ impl LockKey {
 
 #[cfg(feature = "redis")]
 impl LockKey {
-    /// Of this text, as it was read back from a store.
+    /// A composed key with this text, read from a store.
     pub(crate) fn from_composed(text: &str) -> Self {
         Self::new(text.into(), KeyKind::Composed)
     }
 
-    /// Of this raw name, as it was read back from a store.
+    /// A raw key with this name, read from a store.
     pub(crate) fn from_raw_name(name: &str) -> Self {
         Self::new(name.into(), KeyKind::Raw)
     }
@@ -218,20 +227,6 @@ impl fmt::Debug for LockKey {
     }
 }
 
-// === impl RawKeyError ===
-
-impl fmt::Display for RawKeyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Empty => "the raw name of a lock is empty",
-            Self::TooLong => "the raw name of a lock has more than 1024 bytes",
-            Self::Braces => "the braces in the raw name of a lock enclose nothing: write `{tag}` or none",
-        })
-    }
-}
-
-impl std::error::Error for RawKeyError {}
-
 #[cfg(test)]
 mod tests {
     use std::{borrow::Cow, num::NonZero};
@@ -251,7 +246,7 @@ mod tests {
         for unseen in
             "\u{202e}\u{61c}\u{ad}\u{34f}\u{115f}\u{180e}\u{2800}\u{3164}\u{fe0f}\u{fff9}\u{e0041}\u{a0}".chars()
         {
-            assert!(LockKey::from(("n", unseen)).as_str().is_ascii(), "{unseen:?} would stand in a log unseen");
+            assert!(LockKey::from(("n", unseen)).as_str().is_ascii(), "{unseen:?} would be invisible in a log");
         }
         assert_eq!(LockKey::from(("n", u128::MAX, i128::MIN)).as_str().len(), 2 + 39 + 1 + 40);
     }
@@ -300,15 +295,15 @@ mod tests {
 
     #[test]
     fn raw_name_is_exact_or_rejected() {
-        for fine in ["reward lock 7", "a{b}c", "{a}", "a}b{c}", "a%3A:~+"] {
-            assert_eq!(LockKey::raw(fine).expect(fine).as_str(), fine);
+        for valid in ["reward lock 7", "a{b}c", "{a}", "a}b{c}", "a%3A:~+"] {
+            assert_eq!(LockKey::raw(valid).expect(valid).as_str(), valid);
         }
         for braces in ["a}b", "a{b", "x{}y", "{}", "{", "}"] {
             assert_eq!(LockKey::raw(braces), Err(RawKeyError::Braces), "{braces}");
         }
         assert_eq!(LockKey::raw(""), Err(RawKeyError::Empty));
         assert_eq!(LockKey::raw("x".repeat(MAX_RAW_KEY_BYTES + 1)), Err(RawKeyError::TooLong));
-        assert_ne!(LockKey::raw("n:1").expect("fine"), LockKey::from(("n", 1)), "a raw name is a name of its own");
+        assert_ne!(LockKey::raw("n:1").expect("valid"), LockKey::from(("n", 1)), "raw and composed keys differ");
     }
 
     #[cfg(feature = "tracing")]
@@ -318,10 +313,10 @@ mod tests {
         assert!(key.redacted().starts_with("account:~"));
         assert!(!key.redacted().contains("ann"));
         assert_ne!(key.redacted(), LockKey::from(("account", "bob")).redacted());
-        assert_eq!(key.redacted(), LockKey::from(("account", "ann")).redacted(), "equal keys can be told");
+        assert_eq!(key.redacted(), LockKey::from(("account", "ann")).redacted(), "equal keys have equal texts");
         let guess = hex(Sha256::new_with_prefix("account:ann"));
         assert!(!key.redacted().contains(&guess), "a guess cannot be checked");
-        assert!(LockKey::raw("ann").expect("fine").redacted().starts_with(":~"), "a raw name has no namespace");
+        assert!(LockKey::raw("ann").expect("valid").redacted().starts_with(":~"), "a raw name has no namespace");
         assert!(LockKey::from(("nightly",)).redacted().starts_with("nightly:~"));
     }
 

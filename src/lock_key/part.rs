@@ -1,12 +1,12 @@
-//! The parts of a key: tuples, and the values that they are made of.
+//! The parts of a key: tuples and their elements.
 
 use std::{borrow::Cow, fmt, num::NonZero, sync::Arc};
 
 use super::writer::KeyWriter;
 
-/// A tuple that names what is locked: the namespace first, then up to six parts.
+/// A tuple that identifies a lock: the namespace, then up to six parts.
 ///
-/// Not to be implemented: whatever is to be a part implements [`KeyPart`].
+/// This trait is sealed. Implement [`KeyPart`] for types of parts.
 #[diagnostic::on_unimplemented(
     message = "write `(\"namespace\", part, ..)`: `{Self}` does not name what is locked",
     label = "not a lock key",
@@ -22,11 +22,12 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A value that can be part of a key: it has exactly one text.
+/// A value that can be part of a key. Equal values have equal texts, and different values different
+/// ones.
 ///
-/// Implemented for integers, `bool`, `char`, strings and, with the feature `uuid`, `Uuid`. Not for floats, on purpose:
-/// `0.1 + 0.2` and `0.3` would be two locks, and `NaN` none. Not for `Option`: whether `None` and `""` are the same is for
-/// you to say.
+/// It is implemented for integers, `bool`, `char`, strings and, with the feature `uuid`, `Uuid`. It
+/// is not implemented for floats: `0.1 + 0.2` and `0.3` would be two locks. It is not implemented
+/// for `Option`, because only the application knows whether `None` and `""` are equal.
 ///
 /// ```
 /// use tower_lock::{key::{KeyPart, PartWriter}, LockKey};
@@ -47,15 +48,15 @@ mod sealed {
     note = "floats are refused on purpose: `0.1 + 0.2` and `0.3` would be two locks, `NaN` none"
 )]
 pub trait KeyPart {
-    /// Writes the text of this part; what is special in a key is escaped on the way.
+    /// Writes the text of this part. The writer escapes special characters.
     fn write(&self, part: &mut PartWriter<'_>);
 }
 
-/// Takes the text of one part of a key.
+/// Writer for one part of a key.
 #[derive(Debug)]
 pub struct PartWriter<'a>(pub(super) &'a mut KeyWriter);
 
-/// A part by its `Display`. Made by [`display`].
+/// A part by its `Display`. Created by [`display`].
 #[derive(Clone, Debug)]
 pub struct DisplayPart<T>(T);
 
@@ -63,7 +64,7 @@ pub struct DisplayPart<T>(T);
 
 macro_rules! key_tuples {
     ($(($($part:ident)*))*) => {$(
-        // Not for `&'static str` alone: within a future that is spawned, a compiler does not know how long a text lives.
+        // Not only for `&'static str`: within a spawned future the compiler does not infer it.
         impl<$($part: KeyPart),*> sealed::Sealed for (&str, $($part,)*) {}
 
         impl<$($part: KeyPart),*> KeyTuple for (&str, $($part,)*) {
@@ -85,7 +86,7 @@ macro_rules! integers {
     ($($int:ty)*) => {$(
         impl KeyPart for $int {
             fn write(&self, part: &mut PartWriter<'_>) {
-                // Digits and a minus sign need no escape.
+                // Digits and a minus sign are not escaped.
                 part.0.push(itoa::Buffer::new().format(*self));
             }
         }
@@ -158,12 +159,12 @@ impl<T: KeyPart + ?Sized> KeyPart for Arc<T> {
 
 impl<T: fmt::Display> KeyPart for DisplayPart<T> {
     fn write(&self, part: &mut PartWriter<'_>) {
-        // Our writer takes every text; a `Display` that fails has written what it had.
+        // The writer never fails; a `Display` that fails has written a prefix.
         let _ = fmt::Write::write_fmt(part, format_args!("{}", self.0));
     }
 }
 
-/// A part by its `Display`: for a type of which two values never show the same text.
+/// A part by its `Display`, for a type whose different values have different texts.
 ///
 /// ```
 /// # use tower_lock::{LockKey, key};
@@ -177,7 +178,7 @@ pub fn display<T: fmt::Display>(value: T) -> DisplayPart<T> {
 // === impl PartWriter ===
 
 impl PartWriter<'_> {
-    /// Writes a text; what is special in a key is escaped.
+    /// Writes a text. Special characters are escaped.
     pub fn text(&mut self, text: &str) {
         self.0.push_escaped(text);
     }

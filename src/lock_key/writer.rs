@@ -1,4 +1,4 @@
-//! The text of a key: escaped, bounded, and hashed where it is too long.
+//! The text of a key: escaped, bounded, and hashed if it is too long.
 
 use std::{fmt, sync::Arc};
 
@@ -10,18 +10,18 @@ use super::{
 };
 use crate::limits::MAX_KEY_BYTES;
 
-/// The text of a key as it grows: on the stack, and never longer there than a key may be.
+/// Writer for the text of a key, in a buffer on the stack.
 #[doc(hidden)]
 pub struct KeyWriter {
     text: [u8; MAX_KEY_BYTES],
     len: usize,
-    /// Where the namespace ends.
+    /// The length of the namespace.
     namespace_len: usize,
-    /// Hashes the whole, once it has become too long.
+    /// Hashes the whole text, once it exceeds the buffer.
     hasher: Option<Sha256>,
 }
 
-/// Hash mark and 128 bits in hex.
+/// `~` and 128 bits in hex.
 const HASH_BYTES: usize = 1 + 32;
 
 impl KeyWriter {
@@ -94,7 +94,7 @@ impl fmt::Debug for KeyWriter {
     }
 }
 
-/// `text` may end within a character, where a long text was cut; what stands before it counts.
+/// `text` may end within a character, because a long text is cut; that character is dropped.
 fn compose(text: &[u8], hash: Option<Sha256>) -> LockKey {
     let text = text.utf8_chunks().next().map_or("", |chunk| chunk.valid());
     let text = match hash {
@@ -104,7 +104,7 @@ fn compose(text: &[u8], hash: Option<Sha256>) -> LockKey {
     LockKey::new(text, KeyKind::Composed)
 }
 
-/// The first 128 bits.
+/// The first 128 bits in hex.
 pub(super) fn hex(hash: Sha256) -> String {
     use fmt::Write;
 
@@ -114,15 +114,16 @@ pub(super) fn hex(hash: Sha256) -> String {
     })
 }
 
-/// May stand in a key as it is. `:` separates, `%` escapes, `~` marks a hash, `+` is kept free to join keys, braces
-/// are hash tags and brackets patterns in Redis.
+/// Whether a character is not escaped. `:` separates, `%` escapes, `~` marks a hash, `+` is
+/// reserved; braces are hash tags in Redis, brackets are patterns.
 fn is_plain(c: char) -> bool {
     match c {
         ':' | '%' | '~' | '+' | '{' | '}' | '[' | ']' | '*' | '?' | '\\' | '"' | '\'' => false,
         '!'..='~' => true,
-        // Letters that are blanks to the eye.
+        // Letters without a visible glyph.
         '\u{115f}' | '\u{1160}' | '\u{3164}' | '\u{ffa0}' => false,
-        // Of other scripts, letters and digits alone: what turns the text around it, or cannot be seen, would fake a key in a log.
+        // Of other scripts, only letters and digits: invisible and bidirectional characters could
+        // fake a key in a log.
         _ => c.is_alphanumeric(),
     }
 }

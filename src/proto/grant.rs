@@ -8,11 +8,10 @@ use std::{
 use super::{
     DriverTypes,
     deadline::{AtomicDeadline, Deadline},
-    lease::usable_part,
 };
 use crate::{
     acquisition::AcquisitionId,
-    clock::BootInstant,
+    clock::{BootInstant, usable_part},
     error::LockLost,
     fencing::FencingToken,
     limits::{

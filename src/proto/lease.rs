@@ -35,13 +35,8 @@ pub struct LeaseBounds {
     pub call_timeout: Duration,
 }
 
-/// I3: the part of a lease that a holder may rely on, counted from *before* the request was sent.
-pub(crate) fn usable_part(lease: Duration) -> Duration {
-    lease.saturating_sub(lease / DRIFT_DIVISOR).saturating_sub(DRIFT_ROUNDING)
-}
-
 impl LeaseBounds {
-    /// The lease of a section with this limit: the shortest one whose [usable part](usable_part)
+    /// The lease of a section with this limit: the shortest one whose [usable part](crate::clock::usable_part)
     /// covers the section, even if the reply takes as long as a call may. A longer section is
     /// renewed.
     pub(crate) fn for_section(self, section: Duration) -> Duration {
@@ -53,6 +48,7 @@ impl LeaseBounds {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::usable_part;
 
     #[test]
     fn a_lease_covers_its_section_and_little_more() {
@@ -68,11 +64,5 @@ mod tests {
             );
         }
         assert_eq!(bounds.for_section(Duration::MAX), bounds.longest);
-    }
-
-    #[test]
-    fn drift_is_subtracted_from_a_lease() {
-        assert_eq!(usable_part(Duration::from_secs(30)), Duration::from_millis(29_698));
-        assert_eq!(usable_part(Duration::from_millis(1)), Duration::ZERO, "no usable part");
     }
 }

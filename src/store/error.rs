@@ -1,8 +1,10 @@
+//! Errors of a store.
+
 use std::{error::Error, fmt, sync::Arc};
 
-/// A store could not answer: which one, asked for what, and why.
+/// An error of a store: its name, the operation, the kind, and the cause.
 ///
-/// Whatever was asked may have happened all the same.
+/// The outcome of the operation is unknown: it may have been done, or may be done later.
 #[derive(Clone, Debug)]
 pub struct StoreError {
     store: &'static str,
@@ -11,32 +13,32 @@ pub struct StoreError {
     source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
-/// What kind of trouble a store has.
+/// The kind of a [`StoreError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// It cannot be reached. It may be restarting: the next request may succeed.
+    /// The store cannot be reached. It may be restarting: the next request may succeed.
     Unavailable,
-    /// It did not answer in time (a second a call).
+    /// The store did not reply within [`call_timeout`](crate::store::LockStore::call_timeout).
     Timeout,
-    /// It refused to do this. Its settings, or what somebody else wrote there, need a look.
+    /// The store refused the operation. Its settings, or foreign data in it, need attention.
     Refused,
-    /// It answered what its contract does not know.
+    /// The reply violates the contract of [`LockStore`](crate::store::LockStore).
     Protocol,
     /// The server is a replica or is being promoted. The call is retried within the caller's wait.
     Failover,
-    /// This store cannot lock a key of this name, now or later. Nothing was asked of it.
+    /// The store can never lock a key with this name. The operation was not sent.
     InvalidKey,
 }
 
 impl StoreError {
-    /// The store named so failed at this operation.
+    /// Creates an error of this store and this operation.
     #[must_use]
     pub fn new(store: &'static str, operation: &'static str, kind: StoreErrorKind) -> Self {
         Self { store, operation, kind, source: None }
     }
 
-    /// Keeps the reason.
+    /// Sets the cause.
     #[must_use]
     pub fn with_source(self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { source: Some(Arc::from(source.into())), ..self }
@@ -48,24 +50,24 @@ impl StoreError {
         self.store
     }
 
-    /// The verb that failed.
+    /// The operation that failed.
     #[must_use]
     pub fn operation(&self) -> &'static str {
         self.operation
     }
 
-    /// What kind of trouble it is.
+    /// The kind of the error.
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
     }
 
-    /// Whether it is worth to ask once more.
+    /// Whether a retry may succeed.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(self.kind, StoreErrorKind::Unavailable | StoreErrorKind::Timeout | StoreErrorKind::Failover)
     }
 
-    /// Whether the store answers, but accepts no writes until a failover has ended.
+    /// Whether the store replies, but accepts no writes until a failover has ended.
     pub(crate) fn is_failover(&self) -> bool {
         self.kind == StoreErrorKind::Failover
     }
@@ -82,16 +84,18 @@ impl fmt::Display for StoreError {
             StoreErrorKind::Timeout => write!(f, "the {store} store did not {operation} a lock in time"),
             StoreErrorKind::Refused => write!(f, "the {store} store refused to {operation} a lock"),
             StoreErrorKind::Protocol => {
-                write!(f, "the {store} store broke its contract when asked to {operation} a lock")
+                write!(f, "the {store} store sent an unexpected reply to a request to {operation} a lock")
             }
             StoreErrorKind::Failover => {
                 write!(f, "the {store} store is a replica or is being promoted and cannot {operation} a lock")
             }
-            StoreErrorKind::InvalidKey => write!(f, "the {store} store has no lock of this name"),
+            StoreErrorKind::InvalidKey => write!(f, "the {store} store does not accept this key"),
         }
     }
 }
 
+// By hand: `thiserror` would return the `Arc` as the source, and `downcast_ref` would not find the
+// error in it.
 impl Error for StoreError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.source.as_deref().map(|source| source as &(dyn Error + 'static))
@@ -107,7 +111,7 @@ mod tests {
         let error = StoreError::new("shelf", "acquire", StoreErrorKind::Unavailable)
             .with_source(std::io::Error::other("no shelf"));
         assert_eq!(error.to_string(), "the shelf store cannot be reached to acquire a lock");
-        let source = error.source().expect("kept").downcast_ref::<std::io::Error>().expect("as it was");
+        let source = error.source().expect("kept").downcast_ref::<std::io::Error>().expect("unchanged");
         assert_eq!(source.to_string(), "no shelf");
     }
 }

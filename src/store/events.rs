@@ -1,61 +1,69 @@
+//! Events that a store sends to a process.
+
 use std::{fmt, sync::Arc};
 
 use crate::{acquisition::AcquisitionId, lock_key::LockKey};
 
-/// Where a store puts the events of one process.
+/// Receiver of a store's events for one [`LockManager`](crate::LockManager).
 ///
-/// There is no queue in it: what is told is noted at once, so nothing can pile up. A store tells what it has to tell when it holds none
-/// of its own locks; whoever is told may ask the store something from in there.
+/// A sink has no buffer: [`send`](Self::send) updates the manager's state before it returns. A
+/// store must not hold a lock of its own while it sends, because the receiver may call the store
+/// from within `send`.
 #[derive(Clone)]
 pub struct EventSink {
     manager: Arc<str>,
-    /// Answers whether somebody still listens.
+    /// Returns whether the manager is still alive. `None` only checks.
     deliver: Arc<dyn Fn(Option<StoreEvent>) -> bool + Send + Sync>,
 }
 
-/// What a store tells a process, as a hint: what stands in the store decides (I7).
+/// An event of a store.
+///
+/// An event is a hint. The receiver verifies it with a call of the store before it acts (I7).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreEvent {
-    /// This owner's turn has come: the key is offered to it.
+    /// The key was offered to this waiter.
     Offered {
-        /// What it waited for.
+        /// The key.
         key: LockKey,
-        /// Who waited.
+        /// The acquisition that waited for it.
         id: AcquisitionId,
     },
-    /// The key was taken away from this owner.
+    /// The key was revoked from this holder.
     Revoked {
-        /// What it had.
+        /// The key.
         key: LockKey,
-        /// Who had it.
+        /// The acquisition that held it.
         id: AcquisitionId,
     },
-    /// Events may have been lost: whoever waits should ask again.
+    /// Events may have been lost. Every waiter should poll the store.
     Lagged,
 }
 
 impl EventSink {
-    /// An inbox of this process. `deliver` is told of each event, and answers whether somebody still listens; `None` only asks.
+    /// Creates a sink for the manager with this id.
+    ///
+    /// `deliver` receives each event and returns whether the manager is still alive. With `None` it
+    /// only returns that.
     pub fn new(
-        process: impl Into<Arc<str>>,
+        manager: impl Into<Arc<str>>,
         deliver: impl Fn(Option<StoreEvent>) -> bool + Send + Sync + 'static,
     ) -> Self {
-        Self { manager: process.into(), deliver: Arc::new(deliver) }
+        Self { manager: manager.into(), deliver: Arc::new(deliver) }
     }
 
-    /// Whose it is: what [`AcquisitionId::manager`] says of all its owners.
+    /// The id of the manager: the [`AcquisitionId::manager`] of all its acquisitions.
     #[must_use]
     pub fn manager(&self) -> &str {
         &self.manager
     }
 
-    /// Tells this event; nobody hears it if the inbox is closed.
+    /// Sends an event. A closed sink ignores it.
     pub fn send(&self, event: StoreEvent) {
         (self.deliver)(Some(event));
     }
 
-    /// Whether somebody still listens.
+    /// Whether the manager still receives events.
     #[must_use]
     pub fn is_open(&self) -> bool {
         (self.deliver)(None)
@@ -64,6 +72,6 @@ impl EventSink {
 
 impl fmt::Debug for EventSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inbox").field("process", &self.manager).finish_non_exhaustive()
+        f.debug_struct("EventSink").field("manager", &self.manager).finish_non_exhaustive()
     }
 }

@@ -9,9 +9,9 @@ use std::{
 
 use super::StoreError;
 
-/// The answer of a store: at hand, or on its way.
+/// The reply of a store: ready, or a boxed future.
 ///
-/// A store in memory answers without an allocation, any other boxes its future; neither needs a macro.
+/// A store in memory replies without an allocation. Any other store boxes its future.
 #[must_use = "futures do nothing unless you `.await` or poll them"]
 pub struct StoreFuture<T>(State<T>);
 
@@ -20,24 +20,22 @@ enum State<T> {
     Pending(Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>),
 }
 
-// === impl StoreFuture ===
-
 impl<T> StoreFuture<T> {
-    /// An answer at hand.
-    pub fn ready(answer: Result<T, StoreError>) -> Self {
-        Self(State::Ready(Some(answer)))
+    /// A reply that is ready.
+    pub fn ready(reply: Result<T, StoreError>) -> Self {
+        Self(State::Ready(Some(reply)))
     }
 
-    /// An answer on its way.
-    pub fn new(answer: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
-        Self(State::Pending(Box::pin(answer)))
+    /// A reply that a future will return.
+    pub fn new(future: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
+        Self(State::Pending(Box::pin(future)))
     }
 
-    /// The answer, if it is at hand: then nobody has to wait for it, and no runtime is needed.
+    /// The reply, if it is ready. It then needs no task and no runtime.
     pub(crate) fn into_ready(self) -> Result<Result<T, StoreError>, Self> {
         match self.0 {
-            State::Ready(Some(answer)) => Ok(answer),
-            answer => Err(Self(answer)),
+            State::Ready(Some(reply)) => Ok(reply),
+            state => Err(Self(state)),
         }
     }
 }
@@ -47,8 +45,8 @@ impl<T: Unpin> Future for StoreFuture<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
-            State::Ready(answer) => Poll::Ready(answer.take().expect("not polled after its answer")),
-            State::Pending(answer) => answer.as_mut().poll(cx),
+            State::Ready(reply) => Poll::Ready(reply.take().expect("polled after completion")),
+            State::Pending(future) => future.as_mut().poll(cx),
         }
     }
 }
@@ -57,7 +55,7 @@ impl<T> fmt::Debug for StoreFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             State::Ready(_) => "StoreFuture(ready)",
-            State::Pending(_) => "StoreFuture(coming)",
+            State::Pending(_) => "StoreFuture(pending)",
         })
     }
 }

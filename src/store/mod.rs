@@ -1,7 +1,7 @@
-//! Where locks are kept: one small trait and its backends.
+//! Stores of locks: the trait [`LockStore`] and its implementations.
 //!
-//! A backend knows this trait and nothing else of the crate. `LockStore` is **unstable**: it grows until Redis,
-//! replicas and clusters stand behind it.
+//! A store depends on this trait and on no other part of the crate. `LockStore` is **unstable**:
+//! support for replicas and clusters may add methods.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -31,119 +31,144 @@ pub use self::{
         ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, YieldReply, YieldRequest,
     },
 };
-
 pub use crate::acquisition::AcquisitionIds;
 
-/// Keeps locks: who has which key, until when, under which fence, and who waits for it.
+/// A store of locks: holder, lease, fence and queue of each key.
 ///
 /// # Contract
 ///
-/// - Every verb is **atomic** for each key it names: between its look and its change no other verb touches that key.
-/// - Every verb is **idempotent per owner id**: callers repeat what was not answered, and two copies may arrive. A repeated
-///   [`acquire`](Self::acquire) finds the grant or the place it made; a repeated [`release`](Self::release) finds nothing.
-/// - A grant has a **lease**, counted by the store's own clock from the moment it decides. When it is over the key is free.
-/// - Every grant has a **fence**, larger than each one before it for that key, restarts included: at least the
-///   store's wall clock in microseconds, and at least one more than the last (`max(last + 1, now)`), below 2⁵³.
-/// - A key that is **free while somebody waits** belongs to the first of its line who still listens, whoever asks and whenever:
-///   [`release`](Self::release), [`yield_to_queue`](Self::yield_to_queue), [`force_release`](Self::force_release) and
-///   [`acquire`](Self::acquire) of another one all *offer* it to that one: a grant with the short lease of
-///   [`QueueConfig::offer_ttl`], a fence of its own, and an event to the inbox of its process.
-/// - An **event is a hint**. It may be lost, doubled or late; who gets it asks again before anything runs. A process that
-///   has no inbox any more is dead, and is skipped, as soon as the store has noticed: within a second.
-/// - A **place** in a line lasts as long as its owner asks again within [`QueueConfig::entry_ttl`]. One that is
-///   not asked for any more may go; the order of the others stays.
-/// - An **error** means that the outcome is unknown: the verb may have run, or may run later. Where somebody else has the key, that is an
-///   answer and no error.
-/// - An `acquire` or `yield_to_queue` is **void** once [`AcquireRequest::valid_for`] has passed since it was called: a copy that gets through
-///   later does nothing. What was called earlier than that and got no answer may still run until then.
-/// - **Calling** a verb makes its future, or gives the answer where it is at hand; it takes no time, needs no runtime
-///   and does not panic. `Drop` calls `release`.
-/// - **Dropping** a future does not undo the verb; the caller gives back what it may have been granted.
-/// - No verb waits for a key to become free.
+/// - Every operation is **atomic** for each key that it names: between its reads and its writes no
+///   other operation changes that key.
+/// - Every operation is **idempotent per [`AcquisitionId`]**. Callers repeat a call that got no
+///   reply, and two copies of a call may arrive. A repeated [`acquire`](Self::acquire) finds the
+///   grant or the queue entry of the first one. A repeated [`release`](Self::release) finds
+///   nothing.
+/// - A grant has a **lease**. The store's own clock measures it from the time at which the store
+///   decides. When the lease has expired, the key is free.
+/// - A grant has a **fence**. It is larger than each earlier fence of that key, restarts included:
+///   at least the store's wall clock in microseconds, and at least one more than the last fence
+///   (`max(last + 1, now)`). It is below 2⁵³.
+/// - A **free key with waiters** belongs to the first live waiter of its queue. Every operation
+///   that finds such a key *offers* it to that waiter: [`release`](Self::release),
+///   [`yield_to_queue`](Self::yield_to_queue), [`force_release`](Self::force_release), and an
+///   [`acquire`](Self::acquire) of any other acquisition. An offer is a grant with the short lease
+///   [`QueueConfig::offer_ttl`], a fence of its own, and an event to the waiter's sink.
+/// - An **event is a hint**. It may be lost, duplicated or delayed. Its receiver calls `acquire`
+///   before anything runs. A process without an open sink is dead. The store notices within a
+///   second, and skips its waiters from then on.
+/// - A **queue entry** lasts while `acquire` is repeated for it within [`QueueConfig::entry_ttl`].
+///   An entry that is not repeated may be dropped. The order of the other entries stays.
+/// - An **error** means that the outcome is unknown: the operation may have been executed, or may
+///   be executed later. A busy key is a reply and not an error.
+/// - An `acquire` or a `yield_to_queue` **expires** [`AcquireRequest::valid_for`] after the call. A
+///   copy that arrives later does nothing. Until then a call without a reply may still be executed.
+/// - **Calling** an operation returns a future, or the reply where it is ready. The call does not
+///   block, needs no runtime and does not panic: `Drop` calls `release`.
+/// - **Dropping** a future does not undo the operation. The caller releases what it may have been
+///   granted.
+/// - No operation waits until a key is free.
 ///
-/// There are no default methods: a weaker one would be found out in production. With the feature `test-util`,
-/// `test_util::conformance` asks a store for all of this.
+/// The trait has no default methods: a weaker default would be noticed only in production. With the
+/// feature `test-util`, `test_util::conformance` tests a store against every clause.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no store for locks",
-    label = "not a store",
-    note = "to connect takes a while and may fail: `RedisStore::connect(url).await?`"
+    message = "`{Self}` is not a lock store",
+    label = "not a lock store",
+    note = "connecting is asynchronous and may fail: `RedisStore::connect(url).await?`"
 )]
 pub trait LockStore: fmt::Debug + Send + Sync + 'static {
-    /// Opens the inbox of one process: from now on its events go there, until it is closed. Called once for each
-    /// [`LockManager`](crate::LockManager), before anything else is asked on its behalf.
-    fn subscribe(&self, inbox: EventSink);
-
-    /// Grants the key if it is free and nobody was there before; else leaves a place in its line, if so asked.
+    /// Registers the sink of a process. The store sends the events of that process to it until the
+    /// sink is closed.
     ///
-    /// For the owner that has the key already, or has been offered it: the fence that stands there,
-    /// and at least a full lease. A copy that is done late never shortens the lease that stands
-    /// there. For the one that has a place already: that place.
-    fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply>;
+    /// Each [`LockManager`](crate::LockManager) calls this once, before any other operation.
+    fn subscribe(&self, sink: EventSink);
 
-    /// Gives each of these owners at least a full lease from now on, if it has its key: a renewal
-    /// never shortens the lease that stands there, because it may be done after a later call that
-    /// asked for more. Answers one by one, in the order of the asks.
-    fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>>;
-
-    /// Gives back whatever this owner has there: the key, or its place in the line. Touches nothing else.
+    /// Grants the key if it is free and no live waiter is ahead. Else enqueues, if requested.
     ///
-    /// The key goes to the line at once, or, if [`ReleaseRequest::block_for`] is not zero, stays taken for so long, by nobody.
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply>;
+    /// If the acquisition already holds the key, or was offered it, the reply has the fence of that
+    /// grant, and the lease is at least a full one. A delayed copy never shortens the lease. If the
+    /// acquisition is in the queue, it keeps its position.
+    ///
+    /// An error leaves the acquisition in doubt until the request expires: the caller releases it.
+    fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply>;
 
-    /// Between two sections of one process: if others wait, the key goes to the first of them and [`YieldRequest::next_id`] to the end
-    /// of the line; else the owner goes on, with a full lease and a new fence. An owner that has lost the key gets nothing; its
-    /// next one is asked for as by [`acquire`](Self::acquire). A copy that comes when it was done changes nothing: a section may run under
-    /// the new fence.
-    fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply>;
+    /// Extends each lease to at least a full one, if the acquisition holds its key.
+    ///
+    /// A renewal never shortens a lease, because it may be executed after a later call that set a
+    /// longer one. Each renewal is atomic; the batch is not. The replies are in the order of the
+    /// requests.
+    fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>>;
 
-    /// Who has the key, and how many wait. Changes nothing.
+    /// Ends an acquisition: releases the key that it holds, or removes its queue entry. Changes
+    /// nothing of other acquisitions.
+    ///
+    /// The key is offered to the first live waiter. If [`ReleaseRequest::block_for`] is not zero,
+    /// the key stays blocked for that time first, without a holder.
+    ///
+    /// After an error the caller repeats the release until the lease has expired.
+    fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply>;
+
+    /// Passes the key to the first live waiter, between two sections of one process.
+    ///
+    /// With waiters, the key is offered to the first one, and [`YieldRequest::next_id`] is enqueued
+    /// at the end. Without waiters, the acquisition holds the key for another full lease under a
+    /// new fence. If the acquisition has lost the key, the store only acquires for `next_id`, as
+    /// [`acquire`](Self::acquire) does. A delayed copy of an executed yield changes nothing,
+    /// because a section may run under the new fence.
+    fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply>;
+
+    /// The holder of a key, its remaining lease, and the number of waiters. Changes nothing.
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus>;
 
-    /// Revokes the key from its holder, sends that one [`StoreEvent::Revoked`], and keeps it taken for [`ForceReleaseRequest::block_for`]. A key
-    /// without a holder that is only kept taken is free afterwards, and goes to the queue.
-    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply>;
+    /// Revokes the key from its holder, sends [`StoreEvent::Revoked`] to that holder, and blocks
+    /// the key for [`ForceReleaseRequest::block_for`].
+    ///
+    /// A key without a holder that is only blocked is free afterwards, and is offered to the first
+    /// live waiter.
+    fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply>;
 
-    /// How long one call may take. The caller stops waiting then and treats the outcome as unknown; an `acquire` is
-    /// [void](AcquireRequest::valid_for) then. After twice this time without an answer a request is rejected. It does not change during the
-    /// life of a store. [`CALL_TIMEOUT`] is the usual one.
+    /// The longest time of one call. It is constant for the lifetime of a store.
+    ///
+    /// The caller stops waiting after this time and treats the outcome as unknown; an `acquire`
+    /// [expires](AcquireRequest::valid_for) then. Twice this time without a reply rejects a
+    /// request. The default of the stores of this crate is [`CALL_TIMEOUT`].
     fn call_timeout(&self) -> Duration;
 
-    /// Whether the store answers now and can send events, for a readiness probe. Changes nothing.
+    /// Whether the store replies and can send events, for a readiness probe. Changes nothing.
     fn health(&self) -> StoreFuture<()>;
 }
 
-/// The usual [`LockStore::call_timeout`].
+/// The default [`LockStore::call_timeout`].
 pub const CALL_TIMEOUT: Duration = crate::limits::STORE_CALL_TIMEOUT;
 
 // === impl LockStore ===
 
 impl<S: LockStore + ?Sized> LockStore for Arc<S> {
-    fn subscribe(&self, inbox: EventSink) {
-        (**self).subscribe(inbox);
+    fn subscribe(&self, sink: EventSink) {
+        (**self).subscribe(sink);
     }
 
-    fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
-        (**self).acquire(ask)
+    fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        (**self).acquire(request)
     }
 
-    fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        (**self).renew(asks)
+    fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
+        (**self).renew(requests)
     }
 
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        (**self).release(ask)
+    fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        (**self).release(request)
     }
 
-    fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
-        (**self).yield_to_queue(ask)
+    fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
+        (**self).yield_to_queue(request)
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
         (**self).inspect(key)
     }
 
-    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        (**self).force_release(ask)
+    fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
+        (**self).force_release(request)
     }
 
     fn call_timeout(&self) -> Duration {

@@ -6,208 +6,214 @@ use std::time::Duration;
 use super::LockStore;
 use crate::{acquisition::AcquisitionId, lock_key::LockKey};
 
-/// How a line is served.
+/// Settings of the queue of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueConfig {
-    /// The lease of an offer: what a process costs that stops in the moment of its turn.
+    /// The lease of an offer: the delay that a process causes that stops when it is offered the
+    /// key.
     pub offer_ttl: Duration,
-    /// How long a place lasts that nobody asks for again.
+    /// How long a queue entry lasts without another [`LockStore::acquire`] for it.
     pub entry_ttl: Duration,
-    /// How many places there are.
+    /// The most waiters of one key.
     pub capacity: usize,
 }
 
-/// What [`LockStore::acquire`] is asked.
+/// The request of [`LockStore::acquire`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct AcquireRequest {
-    /// What to lock.
+    /// The key to lock.
     pub key: LockKey,
-    /// For whom.
+    /// The id of this acquisition.
     pub id: AcquisitionId,
-    /// For how long, from the moment the store decides.
+    /// The lease of the grant, from the time at which the store decides.
     pub lease: Duration,
-    /// What to do if somebody else has it.
+    /// What to do if the key is held or offered to another waiter.
     pub if_busy: IfBusy,
-    /// How the line is served, if this finds the key free and somebody in it.
+    /// The settings of the queue, if the key is free and has waiters.
     pub queue: QueueConfig,
-    /// How long after the call this may still be done.
+    /// How long after the call the store may still execute it.
     pub valid_for: Duration,
 }
 
-/// What an owner does that cannot have the key now.
+/// What an `acquire` does if the key is busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IfBusy {
-    /// Nothing of it is left.
+    /// Reply [`Busy`](AcquireReply::Busy), and do not enqueue.
     Fail,
-    /// It has a place in the line.
+    /// Enqueue, and reply [`Queued`](AcquireReply::Queued).
     Enqueue,
 }
 
-/// What [`LockStore::acquire`] answers.
+/// The reply of [`LockStore::acquire`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireReply {
-    /// The owner has the key, for the lease it asked for.
+    /// The acquisition holds the key for the requested lease.
     Granted {
         /// The fence of this grant.
         fence: u64,
     },
-    /// Somebody else has it, and the owner has a place.
+    /// The key is busy, and the acquisition is in the queue.
     Queued {
-        /// How many are before it in the line, the holder not counted.
+        /// The number of waiters ahead, without the holder.
         ahead: usize,
-        /// How long the holder's lease runs, as things stand.
+        /// The remaining lease of the holder.
         lease_left: Duration,
     },
-    /// Somebody else has it, and nothing of this owner is there.
+    /// The key is busy, and the acquisition is not in the queue.
     Busy {
-        /// How long the holder's lease runs, as things stand.
+        /// The remaining lease of the holder.
         lease_left: Duration,
     },
-    /// Somebody else has it, and no place is left.
+    /// The key is busy, and its queue is full.
     QueueFull {
-        /// How long the holder's lease runs, as things stand.
+        /// The remaining lease of the holder.
         lease_left: Duration,
-        /// How many wait in the store, the holder not counted.
+        /// The number of waiters in the store, without the holder.
         waiting: usize,
     },
 }
 
-/// What [`LockStore::renew`] is asked of one grant.
+/// One renewal of [`LockStore::renew`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RenewRequest {
-    /// What is locked.
+    /// The key.
     pub key: LockKey,
-    /// Who has it.
+    /// The acquisition that holds it.
     pub id: AcquisitionId,
-    /// For how long from now on.
+    /// The new lease, from the time at which the store decides.
     pub lease: Duration,
 }
 
-/// What [`LockStore::renew`] answers of one grant.
+/// The reply of [`LockStore::renew`] to one renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RenewReply {
-    /// The lease is full again.
+    /// The acquisition holds the key for at least the requested lease.
     Extended,
-    /// The owner does not have it: its lease was over, or it was taken away.
+    /// The acquisition does not hold the key: its lease has expired, or the key was revoked.
     NotHolder,
-    /// This one could not be asked for; others of the batch could.
+    /// This renewal could not be executed; others of the batch could.
     Unknown,
 }
 
-/// What [`LockStore::release`] is asked.
+/// The request of [`LockStore::release`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ReleaseRequest {
-    /// What to give back.
+    /// The key to release.
     pub key: LockKey,
-    /// Who does.
+    /// The acquisition to end.
     pub id: AcquisitionId,
-    /// How long the key stays taken, by nobody, before it is given on.
+    /// How long the key stays blocked, without a holder, before it is free or offered.
     pub block_for: Duration,
-    /// How the line is served.
+    /// The settings of the queue.
     pub queue: QueueConfig,
 }
 
-/// What [`LockStore::release`] answers.
+/// The reply of [`LockStore::release`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseReply {
-    /// The key is free, or stays taken for a while as it was asked.
+    /// The key is free, or blocked for [`ReleaseRequest::block_for`].
     Freed,
-    /// The next one in line has it.
+    /// The key was offered to the next waiter.
     HandedOff,
-    /// The owner did not have it: its lease was over, or this is the second time. Its place, if it had one, is gone.
+    /// The acquisition did not hold the key: its lease has expired, or this is a repetition. Its
+    /// queue entry, if it had one, was removed.
     NotHolder,
 }
 
-/// What [`LockStore::yield_to_queue`] is asked.
+/// The request of [`LockStore::yield_to_queue`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct YieldRequest {
-    /// What is locked.
+    /// The key.
     pub key: LockKey,
-    /// Who has it.
+    /// The acquisition that holds it.
     pub id: AcquisitionId,
-    /// Under which fence. If the owner has it under another one, this yield was done before: that fence is the answer, and nothing changes.
+    /// The fence under which it holds the key. If the acquisition holds it under another fence, an
+    /// earlier copy of this request was executed: the reply has that fence, and nothing changes.
     pub fence: u64,
-    /// Under which id the same process lines up again, if somebody else has its turn.
+    /// The id under which the same process enqueues if the key goes to another waiter.
     pub next_id: AcquisitionId,
-    /// For how long, from the moment the store decides.
+    /// The lease of the grant, from the time at which the store decides.
     pub lease: Duration,
-    /// How the line is served.
+    /// The settings of the queue.
     pub queue: QueueConfig,
-    /// How long after the call this may still be done.
+    /// How long after the call the store may still execute it.
     pub valid_for: Duration,
 }
 
-/// What [`LockStore::yield_to_queue`] answers.
+/// The reply of [`LockStore::yield_to_queue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum YieldReply {
-    /// Nobody waits: the owner goes on.
+    /// The queue is empty: the acquisition still holds the key.
     Extended {
         /// Its new fence.
         fence: u64,
     },
-    /// The owner does not have the key any more. What became of its next one.
+    /// The acquisition does not hold the key any more. The result for
+    /// [`next_id`](YieldRequest::next_id).
     NotHolder(AcquireReply),
 }
 
-/// What [`LockStore::inspect`] answers.
+/// The reply of [`LockStore::inspect`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyStatus {
-    /// Who has the key. `None`: it is free, or stays taken by nobody for a while.
+    /// The holder. `None`: the key is free, or blocked without a holder.
     pub holder: Option<Holder>,
-    /// How long the key stays taken, as things stand. Zero: it is free.
+    /// The remaining lease or block. Zero: the key is free.
     pub lease_left: Duration,
-    /// How many processes wait in the line.
+    /// The number of waiters in the queue.
     pub waiting: usize,
 }
 
-/// Who has a key.
+/// The holder of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// The owner.
+    /// The acquisition that holds the key.
     pub id: AcquisitionId,
-    /// The fence of the grant: the store's clock when it was made, in microseconds. Zero: a stranger has it, and nobody knows since when.
+    /// The fence of the grant: the store's clock at that time, in microseconds. Zero: another
+    /// program holds the key, and the time is unknown.
     pub fence: u64,
 }
 
-/// What [`LockStore::force_release`] is asked.
+/// The request of [`LockStore::force_release`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ForceReleaseRequest {
-    /// What to take away.
+    /// The key to revoke.
     pub key: LockKey,
-    /// How long the key stays taken, by nobody, so that its holder can hear of it and stop.
+    /// How long the key stays blocked, so that its former holder can stop.
     pub block_for: Duration,
-    /// How the line is served.
+    /// The settings of the queue.
     pub queue: QueueConfig,
 }
 
-/// What [`LockStore::force_release`] answers.
+/// The reply of [`LockStore::force_release`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ForceReleaseReply {
-    /// Nobody had the key, and nothing blocked it.
+    /// The key had no holder and was not blocked.
     Free,
-    /// It was revoked from this owner, which may be of another library. It stays blocked for
-    /// [`ForceReleaseRequest::block_for`], and a second call within that time has the same answer.
+    /// The key was revoked from this holder, which may belong to another program. The key stays
+    /// blocked for [`ForceReleaseRequest::block_for`]. A second call within that time has the same
+    /// reply.
     Revoked {
-        /// The owner it was revoked from.
+        /// The former holder.
         holder: AcquisitionId,
     },
-    /// Nobody had it: a minimum hold or a lock-delay blocked it. It is free now.
+    /// The key had no holder, but a minimum hold or a lock-delay blocked it. It is free now.
     Unblocked {
-        /// How much longer it would have been blocked. [`Duration::MAX`]: without end.
+        /// The rest of the block. [`Duration::MAX`]: it had no end.
         blocked_for: Duration,
     },
 }
@@ -222,10 +228,10 @@ impl QueueConfig {
     }
 }
 
-// === impl the asks ===
+// === impl of the requests ===
 
 impl AcquireRequest {
-    /// Asks for this key, for this owner, for this long.
+    /// Creates a request to lock a key.
     #[must_use]
     pub fn new(
         key: LockKey,
@@ -240,7 +246,7 @@ impl AcquireRequest {
 }
 
 impl RenewRequest {
-    /// Asks for more time for this key of this owner.
+    /// Creates a request to extend a lease.
     #[must_use]
     pub fn new(key: LockKey, id: AcquisitionId, lease: Duration) -> Self {
         Self { key, id, lease }
@@ -248,7 +254,7 @@ impl RenewRequest {
 }
 
 impl ReleaseRequest {
-    /// Gives this key of this owner back, or its place.
+    /// Creates a request to release a key, or to leave its queue.
     #[must_use]
     pub fn new(key: LockKey, id: AcquisitionId, block_for: Duration, queue: QueueConfig) -> Self {
         Self { key, id, block_for, queue }
@@ -256,7 +262,7 @@ impl ReleaseRequest {
 }
 
 impl YieldRequest {
-    /// Lets others have their turn, if there are others.
+    /// Creates a request to pass a key to the next waiter, if there is one.
     #[must_use]
     pub fn new(
         key: LockKey,
@@ -272,17 +278,17 @@ impl YieldRequest {
 }
 
 impl ForceReleaseRequest {
-    /// Takes this key away from whoever has it.
+    /// Creates a request to revoke a key from its holder.
     #[must_use]
     pub fn new(key: LockKey, block_for: Duration, queue: QueueConfig) -> Self {
         Self { key, block_for, queue }
     }
 }
 
-// === impl Inspected ===
+// === impl KeyStatus ===
 
 impl KeyStatus {
-    /// What stands there.
+    /// Creates a status.
     #[must_use]
     pub fn new(holder: Option<Holder>, lease_left: Duration, waiting: usize) -> Self {
         Self { holder, lease_left, waiting }
@@ -290,7 +296,7 @@ impl KeyStatus {
 }
 
 impl Holder {
-    /// This owner, under this fence.
+    /// Creates a holder.
     #[must_use]
     pub fn new(id: AcquisitionId, fence: u64) -> Self {
         Self { id, fence }
@@ -300,7 +306,7 @@ impl Holder {
 // === impl ForceReleaseReply ===
 
 impl ForceReleaseReply {
-    /// The owner that the key was revoked from.
+    /// The holder that the key was revoked from.
     #[must_use]
     pub fn holder(&self) -> Option<&AcquisitionId> {
         if let Self::Revoked { holder } = self { Some(holder) } else { None }

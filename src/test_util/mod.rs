@@ -1,10 +1,10 @@
-//! For tests: of a store, of a service, and of this crate. Needs the feature `test-util`.
+//! Utilities for tests of stores and of services. Needs the feature `test-util`.
 //!
-//! With it, leases stop and move with Tokio's clock while a test has that paused (`tokio::time::pause`); otherwise they go by the clock of
-//! production. Put it under `[dev-dependencies]` alone, next to a `tokio` with its own `test-util`: a build for production needs nothing of it,
-//! and reads the clock more slowly with it.
+//! With this feature, leases follow Tokio's clock while a test has paused it
+//! (`tokio::time::pause`). Otherwise they use the production clock. Enable the feature only under
+//! `[dev-dependencies]`, together with `test-util` of `tokio`: it makes clock reads slower.
 //!
-//! A handler of yours, and a store that does not answer:
+//! A test of a handler with a store that does not reply:
 //!
 //! ```
 //! # use std::time::Duration;
@@ -30,7 +30,7 @@
 //! }
 //! ```
 //!
-//! A machine that sleeps past a lease is one [`Clock`], given to both sides:
+//! To simulate a machine that is suspended past a lease, use one [`Clock`] for store and manager:
 //!
 //! ```
 //! # use std::time::Duration;

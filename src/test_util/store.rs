@@ -1,9 +1,9 @@
-//! A store with hands: it counts, fails, stalls, repeats itself, or waits at a gate.
+//! A store with fault injection: it counts calls, fails, hangs, duplicates, delays and pauses them.
 
 use std::{
     future::Future,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
@@ -23,11 +23,14 @@ use crate::{
         LockStore, MemoryStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreError, StoreErrorKind,
         StoreEvent, StoreFuture, YieldReply, YieldRequest,
     },
+    sync::Mutex,
 };
 
-/// A [`MemoryStore`] with hands, for tests of what stands on a store. A clone is the same store.
+/// A [`MemoryStore`] with fault injection, for tests of code that uses a store. Clones share one
+/// store.
 ///
-/// No verb answers at once, as with a store behind a network; each has a [`FaultPoint`].
+/// No reply is ready at once, as with a store behind a network. Each operation has a
+/// [`FaultPoint`].
 #[derive(Clone, Debug, Default)]
 pub struct TestStore {
     shared: Arc<Shared>,
@@ -44,7 +47,7 @@ struct Shared {
     chaos: Mutex<Option<Chaos>>,
 }
 
-/// The verbs of a [`LockStore`].
+/// An operation of a [`LockStore`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreOp {
     /// [`LockStore::acquire`]
@@ -63,28 +66,28 @@ pub enum StoreOp {
     Health,
 }
 
-/// What goes wrong with a verb, or with an event.
+/// A fault of an operation or of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     #[default]
     None,
-    /// It is not done, and an error says so at once.
+    /// The operation is not executed, and fails at once.
     Fail,
-    /// It is refused for good, as by wrong settings.
+    /// The operation fails permanently, as by wrong settings.
     Refuse,
-    /// It is done, but an error is answered.
+    /// The operation is executed, but its reply is an error.
     LoseReply,
-    /// It is not done, and there is no answer.
+    /// The operation is not executed, and never replies.
     Hang,
-    /// It is done twice; the answer is that of the second time.
+    /// The operation is executed twice, and has the second reply.
     Duplicate,
-    /// An error is answered at once, and then, so much later, it is done; unless it is void by then.
+    /// The operation fails at once, and is executed after this time, unless it has expired by then.
     Delay(Duration),
 }
 
-/// One verb of a [`TestStore`].
+/// Fault injection for one operation of a [`TestStore`].
 #[derive(Debug)]
 pub struct FaultPoint {
     calls: AtomicUsize,
@@ -97,13 +100,13 @@ pub struct FaultPoint {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PauseAt {
     Never,
-    /// Before it is done.
+    /// Before the operation is executed.
     Before,
-    /// After it is done.
+    /// After the operation is executed, before its reply.
     After,
 }
 
-/// Faults by chance: which ones, how often, from which seed.
+/// Random faults: their rate and their seed.
 #[derive(Clone, Debug)]
 pub struct Chaos {
     rng: fastrand::Rng,
@@ -113,138 +116,138 @@ pub struct Chaos {
 // === impl TestStore ===
 
 impl TestStore {
-    /// An empty store.
+    /// Creates an empty store.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An empty store whose leases are measured by this clock.
+    /// Creates an empty store whose leases are measured by this clock.
     #[must_use]
     pub fn with_clock(clock: Clock) -> Self {
         let memory = Mutex::new(Arc::new(MemoryStore::with_clock(clock.clone())));
         Self { shared: Arc::new(Shared { memory, clock, ..Shared::default() }) }
     }
 
-    /// An empty store whose calls may take this long.
+    /// Creates an empty store with this call timeout.
     #[must_use]
     pub fn with_call_timeout(call_timeout: Duration) -> Self {
         Self { shared: Arc::new(Shared { call_timeout: Some(call_timeout), ..Shared::default() }) }
     }
 
-    /// The hand of this verb.
+    /// The fault point of an operation.
     #[must_use]
-    pub fn on(&self, verb: StoreOp) -> &FaultPoint {
-        &self.shared.fault_points[verb as usize]
+    pub fn on(&self, op: StoreOp) -> &FaultPoint {
+        &self.shared.fault_points[op as usize]
     }
 
-    /// The same for all verbs.
+    /// Sets the fault of all operations.
     pub fn fault_all(&self, fault: Fault) {
-        for hand in &self.shared.fault_points {
-            hand.fault(fault);
+        for point in &self.shared.fault_points {
+            point.fault(fault);
         }
     }
 
-    /// What goes wrong with events: they can be lost ([`Fault::Fail`]), told twice, or told late.
+    /// Sets the fault of events: lost ([`Fault::Fail`]), duplicated or delayed.
     pub fn fault_events(&self, fault: Fault) {
-        *lock(&self.shared.event_fault) = fault;
+        *self.shared.event_fault.lock() = fault;
     }
 
-    /// Tells every process this event, though it did not happen: as somebody who can send messages, and nothing else.
+    /// Sends a forged event to every process, as an attacker with access to the messages only.
     pub fn forge(&self, event: &StoreEvent) {
-        let inboxes = lock(&self.shared.sinks).clone();
-        for inbox in inboxes {
-            inbox.send(event.clone());
+        let sinks = self.shared.sinks.lock().clone();
+        for sink in sinks {
+            sink.send(event.clone());
         }
     }
 
-    /// From now on things go wrong by chance; `None` ends it.
+    /// Turns random faults on; `None` turns them off.
     pub fn chaos(&self, chaos: Option<Chaos>) {
-        *lock(&self.shared.chaos) = chaos;
+        *self.shared.chaos.lock() = chaos;
     }
 
-    /// As a server that kept nothing over a restart.
+    /// Restarts the store: all locks and queues are lost.
     pub fn restart(&self) {
         let memory = Arc::new(MemoryStore::with_clock(self.shared.clock.clone()));
-        for inbox in &*lock(&self.shared.sinks) {
-            memory.subscribe(inbox.clone());
+        for sink in &*self.shared.sinks.lock() {
+            memory.subscribe(sink.clone());
         }
-        *lock(&self.shared.memory) = memory;
+        *self.shared.memory.lock() = memory;
     }
 
-    /// How many keys are held.
+    /// The number of keys with a holder.
     #[must_use]
     pub fn held_count(&self) -> usize {
         self.memory().held_count()
     }
 
-    /// The store behind it, where nothing goes wrong.
+    /// The store without faults.
     #[must_use]
     pub fn memory(&self) -> Arc<MemoryStore> {
-        Arc::clone(&lock(&self.shared.memory))
+        Arc::clone(&self.shared.memory.lock())
     }
 
     fn call<T: Unpin + Send + 'static>(
         &self,
-        verb: StoreOp,
+        op: StoreOp,
         valid_for: Option<Duration>,
         run: impl Fn(&MemoryStore) -> StoreFuture<T> + Send + 'static,
     ) -> StoreFuture<T> {
         let this = self.clone();
-        let asked = Instant::now();
-        this.on(verb).calls.fetch_add(1, SeqCst);
-        let fault = this.random_fault().unwrap_or_else(|| *lock(&this.on(verb).fault));
+        let called_at = Instant::now();
+        this.on(op).calls.fetch_add(1, SeqCst);
+        let fault = this.random_fault().unwrap_or_else(|| *this.on(op).fault.lock());
         StoreFuture::new(async move {
-            let hand = this.on(verb);
-            let takes = *lock(&hand.latency);
-            if !takes.is_zero() {
-                sleep(takes).await;
+            let point = this.on(op);
+            let latency = *point.latency.lock();
+            if !latency.is_zero() {
+                sleep(latency).await;
             }
             match fault {
-                Fault::Fail => return Err(failed(verb, StoreErrorKind::Unavailable)),
-                Fault::Refuse => return Err(failed(verb, StoreErrorKind::Refused)),
+                Fault::Fail => return Err(failed(op, StoreErrorKind::Unavailable)),
+                Fault::Refuse => return Err(failed(op, StoreErrorKind::Refused)),
                 Fault::Hang => return std::future::pending().await,
                 Fault::Delay(by) => {
                     let store = this.clone();
                     spawn(async move {
                         sleep(by).await;
-                        if valid_for.is_none_or(|valid_for| asked.elapsed() <= valid_for) {
+                        if valid_for.is_none_or(|valid_for| called_at.elapsed() <= valid_for) {
                             let _ = run(&store.memory()).await;
                         }
                     });
-                    return Err(failed(verb, StoreErrorKind::Unavailable));
+                    return Err(failed(op, StoreErrorKind::Unavailable));
                 }
                 Fault::None | Fault::LoseReply | Fault::Duplicate => {}
             }
-            hand.pause(PauseAt::Before).await;
-            if valid_for.is_some_and(|valid_for| asked.elapsed() > valid_for) {
-                return Err(failed(verb, StoreErrorKind::Timeout));
+            point.pause(PauseAt::Before).await;
+            if valid_for.is_some_and(|valid_for| called_at.elapsed() > valid_for) {
+                return Err(failed(op, StoreErrorKind::Timeout));
             }
-            let mut answer = run(&this.memory()).await;
+            let mut reply = run(&this.memory()).await;
             if fault == Fault::Duplicate {
-                answer = run(&this.memory()).await;
+                reply = run(&this.memory()).await;
             }
-            hand.pause(PauseAt::After).await;
-            if fault == Fault::LoseReply { Err(failed(verb, StoreErrorKind::Unavailable)) } else { answer }
+            point.pause(PauseAt::After).await;
+            if fault == Fault::LoseReply { Err(failed(op, StoreErrorKind::Unavailable)) } else { reply }
         })
     }
 
     fn random_fault(&self) -> Option<Fault> {
-        lock(&self.shared.chaos).as_mut().map(Chaos::next_fault)
+        self.shared.chaos.lock().as_mut().map(Chaos::next_fault)
     }
 
-    fn deliver(&self, inbox: &EventSink, event: StoreEvent) {
-        match self.random_fault().unwrap_or_else(|| *lock(&self.shared.event_fault)) {
-            Fault::None | Fault::LoseReply => inbox.send(event),
+    fn deliver(&self, sink: &EventSink, event: StoreEvent) {
+        match self.random_fault().unwrap_or_else(|| *self.shared.event_fault.lock()) {
+            Fault::None | Fault::LoseReply => sink.send(event),
             Fault::Duplicate => {
-                inbox.send(event.clone());
-                inbox.send(event);
+                sink.send(event.clone());
+                sink.send(event);
             }
             Fault::Delay(by) => {
-                let inbox = inbox.clone();
+                let sink = sink.clone();
                 spawn(async move {
                     sleep(by).await;
-                    inbox.send(event);
+                    sink.send(event);
                 });
             }
             Fault::Fail | Fault::Refuse | Fault::Hang => {}
@@ -253,42 +256,42 @@ impl TestStore {
 }
 
 impl LockStore for TestStore {
-    fn subscribe(&self, inbox: EventSink) {
-        let (this, told) = (Arc::downgrade(&self.shared), inbox.clone());
-        let between = EventSink::new(inbox.manager(), move |event| match (event, this.upgrade()) {
+    fn subscribe(&self, sink: EventSink) {
+        let (this, receiver) = (Arc::downgrade(&self.shared), sink.clone());
+        let proxy = EventSink::new(sink.manager(), move |event| match (event, this.upgrade()) {
             (Some(event), Some(shared)) => {
-                Self { shared }.deliver(&told, event);
+                Self { shared }.deliver(&receiver, event);
                 true
             }
             (Some(_), None) => false,
-            (None, _) => told.is_open(),
+            (None, _) => receiver.is_open(),
         });
-        self.memory().subscribe(between.clone());
-        lock(&self.shared.sinks).push(between);
+        self.memory().subscribe(proxy.clone());
+        self.shared.sinks.lock().push(proxy);
     }
 
-    fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
-        self.call(StoreOp::Acquire, Some(ask.valid_for), move |memory| memory.acquire(ask.clone()))
+    fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        self.call(StoreOp::Acquire, Some(request.valid_for), move |memory| memory.acquire(request.clone()))
     }
 
-    fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        self.call(StoreOp::Renew, None, move |memory| memory.renew(asks.clone()))
+    fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
+        self.call(StoreOp::Renew, None, move |memory| memory.renew(requests.clone()))
     }
 
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        self.call(StoreOp::Release, None, move |memory| memory.release(ask.clone()))
+    fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        self.call(StoreOp::Release, None, move |memory| memory.release(request.clone()))
     }
 
-    fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
-        self.call(StoreOp::Yield, Some(ask.valid_for), move |memory| memory.yield_to_queue(ask.clone()))
+    fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
+        self.call(StoreOp::Yield, Some(request.valid_for), move |memory| memory.yield_to_queue(request.clone()))
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
         self.call(StoreOp::Inspect, None, move |memory| memory.inspect(key.clone()))
     }
 
-    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        self.call(StoreOp::Force, None, move |memory| memory.force_release(ask.clone()))
+    fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
+        self.call(StoreOp::Force, None, move |memory| memory.force_release(request.clone()))
     }
 
     fn call_timeout(&self) -> Duration {
@@ -300,45 +303,45 @@ impl LockStore for TestStore {
     }
 }
 
-// === impl Hand ===
+// === impl FaultPoint ===
 
 impl FaultPoint {
-    /// How often it was called.
+    /// The number of calls.
     #[must_use]
     pub fn calls(&self) -> usize {
         self.calls.load(SeqCst)
     }
 
-    /// What goes wrong from the next call on.
+    /// Sets the fault, from the next call on.
     pub fn fault(&self, fault: Fault) {
-        *lock(&self.fault) = fault;
+        *self.fault.lock() = fault;
     }
 
-    /// How long it takes before it is done.
+    /// Sets the delay before the operation is executed.
     pub fn latency(&self, time: Duration) {
-        *lock(&self.latency) = time;
+        *self.latency.lock() = time;
     }
 
-    /// From now on it waits before it is done.
+    /// Pauses later calls before they are executed.
     pub fn pause_before(&self) {
         self.pause_at.send_replace(PauseAt::Before);
     }
 
-    /// From now on it is done, and then waits with its answer.
+    /// Pauses later calls after they are executed, before their reply.
     pub fn pause_after(&self) {
         self.pause_at.send_replace(PauseAt::After);
     }
 
-    /// Lets everybody pass.
+    /// Resumes all paused calls.
     pub fn resume(&self) {
         self.pause_at.send_replace(PauseAt::Never);
     }
 
-    /// Until somebody stands at the gate.
+    /// Waits until a call is paused.
     ///
     /// # Panics
     ///
-    /// Nobody comes, though everybody else has nothing to do but wait.
+    /// No call is paused although all other tasks are idle.
     pub async fn wait_until_paused(&self) {
         for _ in 0..10_000 {
             if self.paused.load(SeqCst) > 0 {
@@ -346,24 +349,24 @@ impl FaultPoint {
             }
             tokio::task::yield_now().await;
         }
-        panic!("nobody came to the gate");
+        panic!("no call was paused");
     }
 
     async fn pause(&self, here: PauseAt) {
-        struct Standing<'a>(&'a AtomicUsize);
-        impl Drop for Standing<'_> {
+        struct Paused<'a>(&'a AtomicUsize);
+        impl Drop for Paused<'_> {
             fn drop(&mut self) {
                 self.0.fetch_sub(1, SeqCst);
             }
         }
-        let mut gate = self.pause_at.subscribe();
-        if *gate.borrow_and_update() != here {
+        let mut pause_at = self.pause_at.subscribe();
+        if *pause_at.borrow_and_update() != here {
             return;
         }
         self.paused.fetch_add(1, SeqCst);
-        let _standing = Standing(&self.paused);
-        // The gate is as old as the store.
-        let _ = gate.wait_for(|gate| *gate != here).await;
+        let _paused = Paused(&self.paused);
+        // The sender lives as long as the store.
+        let _ = pause_at.wait_for(|current| *current != here).await;
     }
 }
 
@@ -382,7 +385,7 @@ impl Default for FaultPoint {
 // === impl Chaos ===
 
 impl Chaos {
-    /// So many calls and events of a thousand go wrong, each in a way of its own.
+    /// Creates random faults: this many of a thousand calls and events fail, each in a random way.
     #[must_use]
     pub fn new(seed: u64, per_mille: u32) -> Self {
         Self { rng: fastrand::Rng::with_seed(seed), per_mille }
@@ -402,8 +405,8 @@ impl Chaos {
     }
 }
 
-fn failed(verb: StoreOp, kind: StoreErrorKind) -> StoreError {
-    let operation = match verb {
+fn failed(op: StoreOp, kind: StoreErrorKind) -> StoreError {
+    let operation = match op {
         StoreOp::Acquire => "acquire",
         StoreOp::Renew => "renew",
         StoreOp::Release => "release",
@@ -412,16 +415,12 @@ fn failed(verb: StoreOp, kind: StoreErrorKind) -> StoreError {
         StoreOp::Force => "force-release",
         StoreOp::Health => "health",
     };
-    StoreError::new("test", operation, kind).with_source(std::io::Error::other("the test pulled the plug"))
+    StoreError::new("test", operation, kind).with_source(std::io::Error::other("fault injected by the test"))
 }
 
-/// What is late may be told where no runtime is: then it is lost.
+/// Spawns a delayed event or call. Without a runtime it is lost.
 fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     if let Ok(runtime) = Handle::try_current() {
         runtime.spawn(task);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -74,7 +74,7 @@ impl LockStore for ReleasesAnyHolder {
 }
 
 #[tokio::test(start_paused = true)]
-#[should_panic(expected = "a_stranger_frees_nothing_and_a_second_release_finds_nothing")]
+#[should_panic(expected = "release_of_others_and_second_release_change_nothing")]
 async fn broken_store_fails_with_the_violated_clause() {
     conformance::check(ReleasesAnyHolder(MemoryStore::new())).await;
 }

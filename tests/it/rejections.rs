@@ -167,7 +167,7 @@ async fn unavailable_store_is_a_503_without_a_handler_run() {
     assert!(*retry_after >= Duration::from_secs(1), "{retry_after:?}");
     let Some(Rejection::StoreUnavailable { source, .. }) = answer.extensions().get() else { panic!("not typed") };
     assert_eq!((source.store(), source.operation(), source.kind()), ("test", "acquire", StoreErrorKind::Unavailable));
-    assert_eq!(source.source().expect("kept").to_string(), "the test pulled the plug");
+    assert_eq!(source.source().expect("kept").to_string(), "fault injected by the test");
     assert_eq!(problem(answer).await["type"], "urn:tower-lock:store-unavailable");
 
     store.fault_all(Fault::None);
@@ -233,5 +233,5 @@ async fn errors_describe_the_problem_and_keep_their_source() {
     assert_eq!(error.to_string(), "the lock store failed");
     let source = error.source().expect("kept");
     assert_eq!(source.to_string(), "the test store cannot be reached to acquire a lock");
-    assert_eq!(source.source().expect("kept").to_string(), "the test pulled the plug");
+    assert_eq!(source.source().expect("kept").to_string(), "fault injected by the test");
 }

@@ -58,7 +58,7 @@ async fn foreign_value_at_the_key_is_reported_and_not_touched() {
     let Some(environment) = environment().await else { return };
     let locks = environment.direct_instance("a").await;
     environment.ask(&["SET", NAME, "text"]).await;
-    assert_error(&store_error(&locks).await, StoreErrorKind::Refused, "WRONGTYPE", "look at its `TYPE`");
+    assert_error(&store_error(&locks).await, StoreErrorKind::Refused, "WRONGTYPE", "check its `TYPE`");
     assert!(locks.lock(key()).wait(ms(100)).await.is_err());
     assert!(locks.inspect(key()).await.is_err());
     // A release that can only fail is not repeated until the end of its lease.
@@ -77,13 +77,13 @@ async fn replica_full_disk_and_missing_right_are_distinguished() {
 
     environment.ask(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]).await;
     environment.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
-    assert_error(&store_error(&locks).await, StoreErrorKind::Failover, "READONLY", "a failover is going on");
+    assert_error(&store_error(&locks).await, StoreErrorKind::Failover, "READONLY", "a failover is in progress");
     environment.ask(&["REPLICAOF", "NO", "ONE"]).await;
     locks.lock(key()).await.expect("as before").release().await.expect("held");
 
     let nobody = ["ACL", "SETUSER", "default", "-hset"];
     environment.ask(&nobody).await;
-    assert_error(&store_error(&locks).await, StoreErrorKind::Refused, "script", "the smallest ACL");
+    assert_error(&store_error(&locks).await, StoreErrorKind::Refused, "script", "the minimal ACL");
     environment.ask(&["ACL", "SETUSER", "default", "+hset"]).await;
 
     environment.ask(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
@@ -102,7 +102,7 @@ async fn replica_full_disk_and_missing_right_are_distinguished() {
             .is_some_and(|text| text.contains("last_bgsave_status:err"))
     })
     .await;
-    assert_error(&store_error(&locks).await, StoreErrorKind::Refused, "MISCONF", "its log says why");
+    assert_error(&store_error(&locks).await, StoreErrorKind::Refused, "MISCONF", "its log has the reason");
     environment.ask(&["CONFIG", "SET", "save", ""]).await;
     until("as before", async || locks.try_lock(key()).await.is_ok()).await;
 }
@@ -121,7 +121,7 @@ async fn refusing_store_is_warned_of_at_intervals() {
     drop(guard);
     let warnings: Vec<_> = log.text().lines().filter(|line| line.contains("WARN")).map(ToOwned::to_owned).collect();
     assert_eq!(warnings.len(), 1, "{warnings:#?}");
-    let assert_error = ["tower_lock", "refused to acquire", "WRONGTYPE", "look at its `TYPE`", "operation=\"acquire\""];
+    let assert_error = ["tower_lock", "refused to acquire", "WRONGTYPE", "check its `TYPE`", "operation=\"acquire\""];
     assert!(assert_error.iter().all(|word| warnings[0].contains(word)), "{warnings:#?}");
 }
 
@@ -165,7 +165,7 @@ async fn unsubscribed_client_locks_free_keys_and_never_waits() {
         _ => false,
     })
     .await;
-    assert!(reason.contains("when it is our turn") && reason.contains("tower-lock:<prefix>:in:"), "{reason}");
+    assert!(reason.contains("not subscribed to offers") && reason.contains("tower-lock:<prefix>:in:"), "{reason}");
     unsubscribed.lock(("free",)).await.expect("free").release().await.expect("held");
     environment.ask(&["ACL", "SETUSER", "default", "allchannels"]).await;
     guard.release().await.expect("held");
@@ -185,7 +185,7 @@ async fn impossible_fence_is_reported() {
     for fence in ["abc", "18014398509481984"] {
         environment.ask(&["HSET", "lock:k", &owner.to_string(), fence]).await;
         let error = store.acquire(ask()).await.expect_err("no fence");
-        assert_error(&error, StoreErrorKind::Protocol, "none of the scripts gives", "tower-lock:<prefix>:");
+        assert_error(&error, StoreErrorKind::Protocol, "unexpected reply", "tower-lock:<prefix>:");
     }
 }
 
@@ -234,7 +234,7 @@ async fn loading_redis_is_reported_and_waited_for() {
     redis.command(&["DEBUG", "POPULATE", "3000"]).await;
     redis.command(&["SAVE"]).await;
     redis.restart().await;
-    assert_error(&store_error(&locks).await, StoreErrorKind::Unavailable, "LOADING", "reads its data");
+    assert_error(&store_error(&locks).await, StoreErrorKind::Unavailable, "LOADING", "loading its data");
     until("it has read", async || locks.try_lock(key()).await.is_ok()).await;
     // The data on disk is loaded again, with its TTL.
     let left = redis.command(&["PTTL", "lock:kept"]).await.integer().expect("a number");

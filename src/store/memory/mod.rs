@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -12,18 +11,25 @@ use super::{
     LockStore, ReleaseReply, ReleaseRequest, RenewReply, RenewRequest, StoreEvent, StoreFuture, YieldReply,
     YieldRequest,
 };
-use crate::{acquisition::AcquisitionId, clock::Clock, lock_key::LockKey};
+use crate::{
+    acquisition::AcquisitionId,
+    clock::Clock,
+    lock_key::LockKey,
+    sync::{Mutex, MutexGuard},
+};
 
 mod records;
 
-/// Locks for one process: the embedded default, and the reference of the [`LockStore`] contract.
+/// Locks of one process: the default store, and the reference of the [`LockStore`] contract. Needs
+/// the feature `memory`.
 ///
-/// Several [`LockManager`](crate::LockManager) may share one store; they then exclude each other, as instances do that share a
-/// server. Needs the feature `memory`.
+/// Several [`LockManager`](crate::LockManager)s may share one store. They then exclude each other,
+/// as instances do that share a server.
 ///
-/// A key that nobody has costs nothing. One that a [lock-delay](crate::LockPolicy::lock_delay) or a
-/// [`min_hold`](crate::LockPolicy::min_hold) blocks costs some 200 bytes until then, and there is no bound to their number but what
-/// requests come in that time: where clients choose the keys, a long `min_hold` wants a rate limit outside.
+/// A free key takes no memory. A key that a [lock-delay](crate::LockPolicy::lock_delay) or a
+/// [`min_hold`](crate::LockPolicy::min_hold) blocks takes about 200 bytes until the block ends. The
+/// number of such keys has no bound other than the rate of requests: where clients choose the keys,
+/// a long `min_hold` needs a rate limit.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
     state: Mutex<State>,
@@ -33,17 +39,18 @@ pub struct MemoryStore {
 #[derive(Debug, Default)]
 struct State {
     records: Records,
+    /// By manager.
     sinks: HashMap<String, EventSink>,
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// Creates an empty store.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A store whose leases are measured by this clock.
+    /// Creates an empty store whose leases are measured by this clock.
     #[cfg(feature = "test-util")]
     #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
     #[must_use]
@@ -51,79 +58,84 @@ impl MemoryStore {
         Self { clock, ..Self::default() }
     }
 
-    /// How many keys are held.
+    /// The number of keys with a holder.
     #[must_use]
     pub fn held_count(&self) -> usize {
         self.state().records.held_count(self.clock.now())
     }
 
-    /// Of how many keys something is kept: held, waited for, or taken by nobody for a while.
+    /// The number of keys that take memory: held, blocked, or with waiters.
     #[must_use]
     pub fn size(&self) -> usize {
         self.state().records.size(self.clock.now())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // No code of others runs under this mutex but the question whether an inbox is open: a poisoned one holds whole records.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        // The only foreign code under this mutex is `EventSink::is_open`: after a panic in it the
+        // records are still consistent.
+        self.state.lock()
     }
 
-    fn execute<T>(&self, verb: impl FnOnce(&mut Records, &mut OpContext<'_>) -> T) -> StoreFuture<T> {
+    fn execute<T>(&self, operation: impl FnOnce(&mut Records, &mut OpContext<'_>) -> T) -> StoreFuture<T> {
         let mut events = Vec::new();
         let mut state = self.state();
-        let State { records, sinks: inboxes } = &mut *state;
-        let listens = |owner: &AcquisitionId| inboxes.get(owner.manager()).is_some_and(EventSink::is_open);
-        let mut at =
-            OpContext { now: self.clock.now(), wall_clock_us: &wall_clock_us, is_alive: &listens, events: &mut events };
-        let answer = verb(records, &mut at);
+        let State { records, sinks } = &mut *state;
+        let is_alive = |id: &AcquisitionId| sinks.get(id.manager()).is_some_and(EventSink::is_open);
+        let mut cx = OpContext {
+            now: self.clock.now(),
+            wall_clock_us: &wall_clock_us,
+            is_alive: &is_alive,
+            events: &mut events,
+        };
+        let reply = operation(records, &mut cx);
         drop(state);
         self.send_events(events);
-        StoreFuture::ready(Ok(answer))
+        StoreFuture::ready(Ok(reply))
     }
 
-    /// Not under the mutex: whoever is told may ask again from in there.
+    /// Sends without the mutex: the receiver may call this store from within `send`.
     fn send_events(&self, events: Vec<StoreEvent>) {
         for event in events {
-            let (StoreEvent::Offered { id: owner, .. } | StoreEvent::Revoked { id: owner, .. }) = &event else {
+            let (StoreEvent::Offered { id, .. } | StoreEvent::Revoked { id, .. }) = &event else {
                 continue;
             };
-            let inbox = self.state().sinks.get(owner.manager()).cloned();
-            if let Some(inbox) = inbox {
-                inbox.send(event);
+            let sink = self.state().sinks.get(id.manager()).cloned();
+            if let Some(sink) = sink {
+                sink.send(event);
             }
         }
     }
 }
 
 impl LockStore for MemoryStore {
-    fn subscribe(&self, inbox: EventSink) {
+    fn subscribe(&self, sink: EventSink) {
         let mut state = self.state();
-        state.sinks.retain(|_, inbox| inbox.is_open());
-        state.sinks.insert(inbox.manager().to_owned(), inbox);
+        state.sinks.retain(|_, sink| sink.is_open());
+        state.sinks.insert(sink.manager().to_owned(), sink);
     }
 
-    fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
-        self.execute(|records, at| records.acquire(at, &ask))
+    fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        self.execute(|records, cx| records.acquire(cx, &request))
     }
 
-    fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        self.execute(|records, at| asks.iter().map(|ask| records.renew(at.now, ask)).collect())
+    fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
+        self.execute(|records, cx| requests.iter().map(|request| records.renew(cx.now, request)).collect())
     }
 
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        self.execute(|records, at| records.release(at, &ask))
+    fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        self.execute(|records, cx| records.release(cx, &request))
     }
 
-    fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
-        self.execute(|records, at| records.yield_to_queue(at, &ask))
+    fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
+        self.execute(|records, cx| records.yield_to_queue(cx, &request))
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        self.execute(|records, at| records.inspect(at.now, &key))
+        self.execute(|records, cx| records.inspect(cx.now, &key))
     }
 
-    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        self.execute(|records, at| records.force_release(at, &ask))
+    fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
+        self.execute(|records, cx| records.force_release(cx, &request))
     }
 
     fn call_timeout(&self) -> Duration {
@@ -135,9 +147,9 @@ impl LockStore for MemoryStore {
     }
 }
 
-/// So that a restarted process mints larger fences than the one before it.
-#[expect(clippy::disallowed_methods, reason = "the fence is the one thing here that outlives the process")]
+/// The wall clock, so that a restarted process issues larger fences than the one before it.
+#[expect(clippy::disallowed_methods, reason = "the fence is the one value here that outlives the process")]
 fn wall_clock_us() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX)
 }

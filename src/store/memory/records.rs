@@ -1,4 +1,4 @@
-//! The rules of the contract, without a clock: time is an argument, events are a return value.
+//! The rules of the contract. Pure: time is an argument, and events are outputs.
 
 use std::{
     cmp::{Ordering, Reverse},
@@ -16,140 +16,141 @@ use crate::{
     },
 };
 
-/// Who holds which key, and who waits for it.
+/// Holder and queue of each key.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     by_key: KeyMap<Record>,
     last_fence: u64,
-    /// At this many records those of the dead are looked for.
+    /// The number of records at which expired ones are removed.
     sweep_threshold: usize,
-    /// Keys that nobody has and that are blocked, the one first that is free first. An entry may be out of date.
+    /// Blocked keys without a holder, the earliest end first. An entry may be out of date.
     blocked: BinaryHeap<Reverse<Blocked>>,
 }
 
-/// A key that is blocked until then.
+/// A key that is blocked.
 #[derive(Debug)]
 struct Blocked {
     until: BootInstant,
     key: LockKey,
 }
 
-/// What is kept of one key. Nothing is kept of a free one for which nobody waits.
+/// The state of one key. A free key without waiters has no record.
 #[derive(Debug)]
 struct Record {
-    /// `None`: taken by nobody, until the moment below.
+    /// `None`: the key is free, or blocked until `expires_at`.
     holder: Option<Holder>,
     expires_at: BootInstant,
-    /// The owner that it was revoked from by force, and the end of that lock-delay.
+    /// The holder that the key was revoked from, and the end of the block that followed.
     revoked: Option<(AcquisitionId, BootInstant)>,
     queue: VecDeque<AcquisitionId>,
-    /// Until when the places in the line last if nobody asks again.
+    /// The end of all queue entries, if no waiter repeats its `acquire`.
     queue_expires_at: BootInstant,
 }
 
-/// What a verb needs beside its ask.
+/// The environment of one operation.
 pub(super) struct OpContext<'a> {
     pub(super) now: BootInstant,
     pub(super) wall_clock_us: &'a dyn Fn() -> u64,
-    /// Whether a process has an open inbox; one that has none is dead.
+    /// Whether the process of an acquisition has an open sink.
     pub(super) is_alive: &'a dyn Fn(&AcquisitionId) -> bool,
-    /// What is to be told when the verb is over.
+    /// Events to send after the operation.
     pub(super) events: &'a mut Vec<StoreEvent>,
 }
 
 impl Records {
-    /// Below this many records nobody looks for dead ones.
+    /// Fewer records than this are not searched for expired ones.
     const SWEEP_MIN_LEN: usize = 64;
-    /// So many keys that are not blocked any more are forgotten with each acquisition: many more than one acquisition can block.
+    /// The number of formerly blocked keys that each acquisition may remove: many more than one
+    /// acquisition can block.
     const PRUNED_PER_ACQUIRE: usize = 64;
 
-    pub(super) fn acquire(&mut self, at: &mut OpContext<'_>, ask: &AcquireRequest) -> AcquireReply {
-        self.sweep(at.now);
-        let record = match self.by_key.entry(ask.key.clone()) {
+    pub(super) fn acquire(&mut self, cx: &mut OpContext<'_>, request: &AcquireRequest) -> AcquireReply {
+        self.sweep(cx.now);
+        let record = match self.by_key.entry(request.key.clone()) {
             hash_map::Entry::Occupied(occupied) => occupied.into_mut(),
-            hash_map::Entry::Vacant(vacant) => vacant.insert(Record::free(at.now)),
+            hash_map::Entry::Vacant(vacant) => vacant.insert(Record::free(cx.now)),
         };
-        // A grant, or an offer that has come: the same fence, a full lease. A late copy must not
-        // shorten it.
-        if let Some(fence) = record.fence_of(&ask.id, at.now) {
-            record.expires_at = record.expires_at.max(at.now.saturating_add(ask.lease));
+        // A grant, or an offer that is accepted: the same fence, and a full lease. A delayed copy
+        // must not shorten it.
+        if let Some(fence) = record.fence_of(&request.id, cx.now) {
+            record.expires_at = record.expires_at.max(cx.now.saturating_add(request.lease));
             return AcquireReply::Granted { fence };
         }
-        if record.is_free(at.now) {
-            let first = record.offer_next(at, &ask.key, ask.queue, &mut self.last_fence, Some(&ask.id));
+        if record.is_free(cx.now) {
+            let first = record.offer_next(cx, &request.key, request.queue, &mut self.last_fence, Some(&request.id));
             if !first {
-                let fence = next_fence(&mut self.last_fence, (at.wall_clock_us)());
-                record.grant(ask.id.clone(), fence, at.now.saturating_add(ask.lease));
+                let fence = next_fence(&mut self.last_fence, (cx.wall_clock_us)());
+                record.grant(request.id.clone(), fence, cx.now.saturating_add(request.lease));
                 return AcquireReply::Granted { fence };
             }
         }
-        let lease_left = record.expires_at.saturating_duration_since(at.now);
-        match ask.if_busy {
+        let lease_left = record.expires_at.saturating_duration_since(cx.now);
+        match request.if_busy {
             IfBusy::Fail => AcquireReply::Busy { lease_left },
-            IfBusy::Enqueue => record.enqueue(at, &ask.id, ask.queue, lease_left),
+            IfBusy::Enqueue => record.enqueue(cx, &request.id, request.queue, lease_left),
         }
     }
 
-    pub(super) fn renew(&mut self, now: BootInstant, ask: &RenewRequest) -> RenewReply {
-        match self.by_key.get_mut(&ask.key) {
-            Some(record) if record.fence_of(&ask.id, now).is_some() => {
-                // A renewal that is done late must not shorten the lease that a later call has got.
-                record.expires_at = record.expires_at.max(now.saturating_add(ask.lease));
+    pub(super) fn renew(&mut self, now: BootInstant, request: &RenewRequest) -> RenewReply {
+        match self.by_key.get_mut(&request.key) {
+            Some(record) if record.fence_of(&request.id, now).is_some() => {
+                // A delayed renewal must not shorten the lease that a later call has set.
+                record.expires_at = record.expires_at.max(now.saturating_add(request.lease));
                 RenewReply::Extended
             }
             _ => RenewReply::NotHolder,
         }
     }
 
-    /// I1
-    pub(super) fn release(&mut self, at: &mut OpContext<'_>, ask: &ReleaseRequest) -> ReleaseReply {
-        let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(ask.key.clone()) else {
+    /// Changes only what this acquisition owns (I1).
+    pub(super) fn release(&mut self, cx: &mut OpContext<'_>, request: &ReleaseRequest) -> ReleaseReply {
+        let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(request.key.clone()) else {
             return ReleaseReply::NotHolder;
         };
         let record = occupied.get_mut();
-        if record.fence_of(&ask.id, at.now).is_none() {
-            record.queue.retain(|waiting| *waiting != ask.id);
-            if record.is_garbage(at.now) {
+        if record.fence_of(&request.id, cx.now).is_none() {
+            record.queue.retain(|waiting| *waiting != request.id);
+            if record.is_garbage(cx.now) {
                 occupied.remove();
             }
             return ReleaseReply::NotHolder;
         }
         record.holder = None;
-        record.expires_at = at.now.saturating_add(ask.block_for);
-        if !record.is_free(at.now) {
-            self.blocked.push(Reverse(Blocked { until: record.expires_at, key: ask.key.clone() }));
+        record.expires_at = cx.now.saturating_add(request.block_for);
+        if !record.is_free(cx.now) {
+            self.blocked.push(Reverse(Blocked { until: record.expires_at, key: request.key.clone() }));
             return ReleaseReply::Freed;
         }
-        if record.offer_next(at, &ask.key, ask.queue, &mut self.last_fence, None) {
+        if record.offer_next(cx, &request.key, request.queue, &mut self.last_fence, None) {
             return ReleaseReply::HandedOff;
         }
         occupied.remove();
         ReleaseReply::Freed
     }
 
-    pub(super) fn yield_to_queue(&mut self, at: &mut OpContext<'_>, ask: &YieldRequest) -> YieldReply {
+    pub(super) fn yield_to_queue(&mut self, cx: &mut OpContext<'_>, request: &YieldRequest) -> YieldReply {
         let acquire = AcquireRequest::new(
-            ask.key.clone(),
-            ask.next_id.clone(),
-            ask.lease,
+            request.key.clone(),
+            request.next_id.clone(),
+            request.lease,
             IfBusy::Enqueue,
-            ask.queue,
-            ask.valid_for,
+            request.queue,
+            request.valid_for,
         );
-        if let Some(record) = self.by_key.get_mut(&ask.key)
-            && let Some(fence) = record.fence_of(&ask.id, at.now)
+        if let Some(record) = self.by_key.get_mut(&request.key)
+            && let Some(fence) = record.fence_of(&request.id, cx.now)
         {
-            if fence != ask.fence {
+            if fence != request.fence {
                 return YieldReply::Extended { fence };
             }
             record.holder = None;
-            if !record.offer_next(at, &ask.key, ask.queue, &mut self.last_fence, None) {
-                let fence = next_fence(&mut self.last_fence, (at.wall_clock_us)());
-                record.grant(ask.id.clone(), fence, at.now.saturating_add(ask.lease));
+            if !record.offer_next(cx, &request.key, request.queue, &mut self.last_fence, None) {
+                let fence = next_fence(&mut self.last_fence, (cx.wall_clock_us)());
+                record.grant(request.id.clone(), fence, cx.now.saturating_add(request.lease));
                 return YieldReply::Extended { fence };
             }
         }
-        YieldReply::NotHolder(self.acquire(at, &acquire))
+        YieldReply::NotHolder(self.acquire(cx, &acquire))
     }
 
     pub(super) fn inspect(&self, now: BootInstant, key: &LockKey) -> KeyStatus {
@@ -159,50 +160,50 @@ impl Records {
         KeyStatus::new(holder.cloned(), record.expires_at.saturating_duration_since(now), waiting)
     }
 
-    pub(super) fn force_release(&mut self, at: &mut OpContext<'_>, ask: &ForceReleaseRequest) -> ForceReleaseReply {
-        let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(ask.key.clone()) else {
+    pub(super) fn force_release(&mut self, cx: &mut OpContext<'_>, request: &ForceReleaseRequest) -> ForceReleaseReply {
+        let hash_map::Entry::Occupied(mut occupied) = self.by_key.entry(request.key.clone()) else {
             return ForceReleaseReply::Free;
         };
         let record = occupied.get_mut();
-        let left = record.expires_at.saturating_duration_since(at.now);
+        let left = record.expires_at.saturating_duration_since(cx.now);
         let revoked = record.revoked.as_ref().filter(|(_, until)| *until == record.expires_at);
         let reply = match (record.holder.take(), revoked) {
             _ if left.is_zero() => ForceReleaseReply::Free,
-            (Some(Holder { id: owner, .. }), _) => {
-                record.expires_at = at.now.saturating_add(ask.block_for);
-                record.revoked = Some((owner.clone(), record.expires_at));
-                self.blocked.push(Reverse(Blocked { until: record.expires_at, key: ask.key.clone() }));
-                at.events.push(StoreEvent::Revoked { key: ask.key.clone(), id: owner.clone() });
-                ForceReleaseReply::Revoked { holder: owner }
+            (Some(Holder { id, .. }), _) => {
+                record.expires_at = cx.now.saturating_add(request.block_for);
+                record.revoked = Some((id.clone(), record.expires_at));
+                self.blocked.push(Reverse(Blocked { until: record.expires_at, key: request.key.clone() }));
+                cx.events.push(StoreEvent::Revoked { key: request.key.clone(), id: id.clone() });
+                ForceReleaseReply::Revoked { holder: id }
             }
-            // Its holder may still run: the message of the earlier call may be lost.
-            (None, Some((owner, _))) => {
-                at.events.push(StoreEvent::Revoked { key: ask.key.clone(), id: owner.clone() });
-                ForceReleaseReply::Revoked { holder: owner.clone() }
+            // The former holder may still run: the event of the earlier call may be lost.
+            (None, Some((id, _))) => {
+                cx.events.push(StoreEvent::Revoked { key: request.key.clone(), id: id.clone() });
+                ForceReleaseReply::Revoked { holder: id.clone() }
             }
             (None, None) => {
-                record.expires_at = at.now;
+                record.expires_at = cx.now;
                 ForceReleaseReply::Unblocked { blocked_for: left }
             }
         };
-        if record.is_free(at.now) && !record.offer_next(at, &ask.key, ask.queue, &mut self.last_fence, None) {
+        if record.is_free(cx.now) && !record.offer_next(cx, &request.key, request.queue, &mut self.last_fence, None) {
             occupied.remove();
         }
         reply
     }
 
-    /// How many keys are held by somebody.
+    /// The number of keys with a holder.
     pub(super) fn held_count(&self, now: BootInstant) -> usize {
         self.by_key.values().filter(|record| record.holder.is_some() && record.expires_at > now).count()
     }
 
-    /// Of how many keys something is kept.
+    /// The number of keys that need a record.
     pub(super) fn size(&self, now: BootInstant) -> usize {
         self.by_key.values().filter(|record| !record.is_garbage(now)).count()
     }
 
-    /// Those who died leave their records. Looking for them each time the table has doubled costs a constant
-    /// per acquisition and keeps it within twice the living.
+    /// Removes the records of crashed holders. A search each time the table has doubled has a
+    /// constant cost per acquisition, and bounds the table to twice the live records.
     fn sweep(&mut self, now: BootInstant) {
         self.prune_unblocked(now);
         if self.by_key.len() >= self.sweep_threshold.max(Self::SWEEP_MIN_LEN) {
@@ -213,8 +214,8 @@ impl Records {
 }
 
 impl Records {
-    /// Keys whose sections ended badly leave their records, too. With each acquisition some go that are due, and their memory with them: a
-    /// client that ends badly with many keys leaves nothing behind.
+    /// Removes the records of keys whose block has ended, a few with each acquisition, and shrinks
+    /// the tables: a client that causes many lock-delays leaves no memory behind.
     fn prune_unblocked(&mut self, now: BootInstant) {
         for _ in 0..Self::PRUNED_PER_ACQUIRE {
             if self.blocked.peek().is_none_or(|Reverse(first)| first.until > now) {
@@ -227,7 +228,7 @@ impl Records {
                 occupied.remove();
             }
         }
-        // To shrink costs as much as what is left.
+        // The cost of a shrink is proportional to the entries that remain.
         if self.blocked.capacity() / 4 > self.blocked.len().max(Self::SWEEP_MIN_LEN) {
             self.blocked.shrink_to(2 * self.blocked.len());
         }
@@ -267,46 +268,46 @@ impl Record {
         self.expires_at <= now
     }
 
-    /// Nothing is to be kept of it.
+    /// Whether the record can be removed.
     fn is_garbage(&self, now: BootInstant) -> bool {
         self.is_free(now) && (self.queue.is_empty() || self.queue_expires_at <= now)
     }
 
-    /// Whether this owner has the key, and under which fence.
-    fn fence_of(&self, owner: &AcquisitionId, now: BootInstant) -> Option<u64> {
-        let holder = self.holder.as_ref().filter(|holder| holder.id == *owner && self.expires_at > now)?;
+    /// The fence, if this acquisition holds the key.
+    fn fence_of(&self, id: &AcquisitionId, now: BootInstant) -> Option<u64> {
+        let holder = self.holder.as_ref().filter(|holder| holder.id == *id && self.expires_at > now)?;
         Some(holder.fence)
     }
 
-    fn grant(&mut self, owner: AcquisitionId, fence: u64, until: BootInstant) {
-        self.queue.retain(|waiting| *waiting != owner);
-        self.holder = Some(Holder::new(owner, fence));
+    fn grant(&mut self, id: AcquisitionId, fence: u64, until: BootInstant) {
+        self.queue.retain(|waiting| *waiting != id);
+        self.holder = Some(Holder::new(id, fence));
         self.expires_at = until;
     }
 
-    /// Offers the free key to the first of the line who listens. `false`: nobody does, or the first one is `asker`, who is to be
-    /// granted it.
+    /// Offers the free key to the first live waiter. `false`: there is none, or it is `requester`,
+    /// which the caller grants the key to.
     fn offer_next(
         &mut self,
-        at: &mut OpContext<'_>,
+        cx: &mut OpContext<'_>,
         key: &LockKey,
-        terms: QueueConfig,
+        config: QueueConfig,
         last_fence: &mut u64,
-        asker: Option<&AcquisitionId>,
+        requester: Option<&AcquisitionId>,
     ) -> bool {
-        if self.queue_expires_at <= at.now {
+        if self.queue_expires_at <= cx.now {
             self.queue.clear();
         }
         while let Some(first) = self.queue.pop_front() {
-            if Some(&first) == asker {
+            if Some(&first) == requester {
                 return false;
             }
-            if !(at.is_alive)(&first) {
+            if !(cx.is_alive)(&first) {
                 continue;
             }
-            at.events.push(StoreEvent::Offered { key: key.clone(), id: first.clone() });
-            let fence = next_fence(last_fence, (at.wall_clock_us)());
-            self.grant(first, fence, at.now.saturating_add(terms.offer_ttl));
+            cx.events.push(StoreEvent::Offered { key: key.clone(), id: first.clone() });
+            let fence = next_fence(last_fence, (cx.wall_clock_us)());
+            self.grant(first, fence, cx.now.saturating_add(config.offer_ttl));
             return true;
         }
         false
@@ -314,31 +315,31 @@ impl Record {
 
     fn enqueue(
         &mut self,
-        at: &OpContext<'_>,
-        owner: &AcquisitionId,
-        terms: QueueConfig,
+        cx: &OpContext<'_>,
+        id: &AcquisitionId,
+        config: QueueConfig,
         lease_left: Duration,
     ) -> AcquireReply {
-        if self.queue_expires_at <= at.now {
+        if self.queue_expires_at <= cx.now {
             self.queue.clear();
         }
-        let place = self.queue.iter().position(|waiting| waiting == owner);
-        if place.is_none() && self.queue.len() >= terms.capacity {
-            self.queue.retain(|waiting| (at.is_alive)(waiting));
-            if self.queue.len() >= terms.capacity {
+        let position = self.queue.iter().position(|waiting| waiting == id);
+        if position.is_none() && self.queue.len() >= config.capacity {
+            self.queue.retain(|waiting| (cx.is_alive)(waiting));
+            if self.queue.len() >= config.capacity {
                 return AcquireReply::QueueFull { lease_left, waiting: self.queue.len() };
             }
         }
-        self.queue_expires_at = at.now.saturating_add(terms.entry_ttl);
-        let before = place.unwrap_or_else(|| {
-            self.queue.push_back(owner.clone());
+        self.queue_expires_at = cx.now.saturating_add(config.entry_ttl);
+        let ahead = position.unwrap_or_else(|| {
+            self.queue.push_back(id.clone());
             self.queue.len() - 1
         });
-        AcquireReply::Queued { ahead: before, lease_left }
+        AcquireReply::Queued { ahead, lease_left }
     }
 }
 
-/// The next fence: above all before it, and never behind the clock.
+/// The next fence: larger than each one before it, and at least the clock.
 fn next_fence(last: &mut u64, wall_clock_us: u64) -> u64 {
     *last = wall_clock_us.max(last.saturating_add(1));
     *last
@@ -350,9 +351,9 @@ mod tests {
     use crate::acquisition::AcquisitionIds;
 
     const LEASE: Duration = Duration::from_secs(30);
-    const OFFER: Duration = Duration::from_secs(4);
+    const OFFER_TTL: Duration = Duration::from_secs(4);
 
-    /// Records, and a clock.
+    /// Records with a clock.
     struct Store {
         records: Records,
         now: BootInstant,
@@ -372,32 +373,32 @@ mod tests {
     }
 
     impl Store {
-        fn run<T>(&mut self, verb: impl FnOnce(&mut Records, &mut OpContext<'_>) -> T) -> T {
+        fn run<T>(&mut self, operation: impl FnOnce(&mut Records, &mut OpContext<'_>) -> T) -> T {
             let Self { records, now, wall_clock_us, events, dead } = self;
-            let listens = |owner: &AcquisitionId| !dead.contains(owner);
+            let is_alive = |id: &AcquisitionId| !dead.contains(id);
             let wall_clock_us = || *wall_clock_us;
-            verb(records, &mut OpContext { now: *now, wall_clock_us: &wall_clock_us, is_alive: &listens, events })
+            operation(records, &mut OpContext { now: *now, wall_clock_us: &wall_clock_us, is_alive: &is_alive, events })
         }
 
-        fn acquire(&mut self, key: &LockKey, owner: &AcquisitionId, if_held: IfBusy) -> AcquireReply {
-            let ask = AcquireRequest::new(key.clone(), owner.clone(), LEASE, if_held, queue_config(), LEASE);
-            self.run(|records, at| records.acquire(at, &ask))
+        fn acquire(&mut self, key: &LockKey, id: &AcquisitionId, if_busy: IfBusy) -> AcquireReply {
+            let request = AcquireRequest::new(key.clone(), id.clone(), LEASE, if_busy, queue_config(), LEASE);
+            self.run(|records, cx| records.acquire(cx, &request))
         }
 
-        fn fence(&mut self, owner: &AcquisitionId) -> u64 {
-            match self.acquire(&key(), owner, IfBusy::Enqueue) {
+        fn fence(&mut self, id: &AcquisitionId) -> u64 {
+            match self.acquire(&key(), id, IfBusy::Enqueue) {
                 AcquireReply::Granted { fence } => fence,
                 other => panic!("not granted: {other:?}"),
             }
         }
 
-        fn release(&mut self, owner: &AcquisitionId, block_for: Duration) -> ReleaseReply {
-            let ask = ReleaseRequest::new(key(), owner.clone(), block_for, queue_config());
-            self.run(|records, at| records.release(at, &ask))
+        fn release(&mut self, id: &AcquisitionId, block_for: Duration) -> ReleaseReply {
+            let request = ReleaseRequest::new(key(), id.clone(), block_for, queue_config());
+            self.run(|records, cx| records.release(cx, &request))
         }
 
-        fn renew(&mut self, owner: &AcquisitionId) -> RenewReply {
-            self.records.renew(self.now, &RenewRequest::new(key(), owner.clone(), LEASE))
+        fn renew(&mut self, id: &AcquisitionId) -> RenewReply {
+            self.records.renew(self.now, &RenewRequest::new(key(), id.clone(), LEASE))
         }
 
         fn advance(&mut self, by: Duration) {
@@ -406,7 +407,7 @@ mod tests {
 
         fn drain_offers(&mut self) -> Vec<AcquisitionId> {
             let offered = |event| match event {
-                StoreEvent::Offered { id: owner, .. } => owner,
+                StoreEvent::Offered { id, .. } => id,
                 other => panic!("{other:?}"),
             };
             self.events.drain(..).map(offered).collect()
@@ -418,7 +419,7 @@ mod tests {
     }
 
     fn queue_config() -> QueueConfig {
-        QueueConfig::new(OFFER, Duration::from_secs(10), 3)
+        QueueConfig::new(OFFER_TTL, Duration::from_secs(10), 3)
     }
 
     fn ids<const N: usize>() -> [AcquisitionId; N] {
@@ -435,25 +436,21 @@ mod tests {
         assert_eq!(store.acquire(&key(), &b, IfBusy::Fail), held);
         store.advance(Duration::from_millis(1));
         store.fence(&b);
-        assert_eq!(
-            store.release(&a, Duration::ZERO),
-            ReleaseReply::NotHolder,
-            "a late holder frees nobody else's lock"
-        );
+        assert_eq!(store.release(&a, Duration::ZERO), ReleaseReply::NotHolder, "a late release changes no other grant");
         assert_eq!(store.records.held_count(store.now), 1);
     }
 
     #[test]
     fn only_the_owner_can_renew_and_only_in_time() {
         let ([a, b], mut store) = (ids(), store());
-        assert_eq!(store.renew(&a), RenewReply::NotHolder, "a free key is nobody's");
+        assert_eq!(store.renew(&a), RenewReply::NotHolder, "the key is free");
         let first = store.fence(&a);
         store.advance(LEASE / 2);
         assert_eq!((store.renew(&b), store.renew(&a)), (RenewReply::NotHolder, RenewReply::Extended));
         store.advance(LEASE / 2);
         assert_eq!(store.fence(&a), first, "under the same fence");
         store.advance(2 * LEASE);
-        assert_eq!(store.renew(&a), RenewReply::NotHolder, "what is over stays over");
+        assert_eq!(store.renew(&a), RenewReply::NotHolder, "an expired lease stays expired");
     }
 
     #[test]
@@ -476,24 +473,27 @@ mod tests {
     fn free_key_goes_to_the_first_live_waiter() {
         let ([a, dead, b, c], mut store) = (ids(), store());
         store.fence(&a);
-        for (before, waiter) in [&dead, &b, &c].into_iter().enumerate() {
+        for (ahead, waiter) in [&dead, &b, &c].into_iter().enumerate() {
             assert_eq!(
                 store.acquire(&key(), waiter, IfBusy::Enqueue),
-                AcquireReply::Queued { ahead: before, lease_left: LEASE },
+                AcquireReply::Queued { ahead, lease_left: LEASE },
             );
         }
         store.dead.push(dead);
         store.advance(LEASE);
-        // Nobody gave it back: the last of the line asks, and the first one has it.
+        // The holder crashed: the last waiter polls, and the first live one is offered the key.
         store.records.by_key.get_mut(&key()).expect("held").queue_expires_at = BootInstant::FAR_FUTURE;
-        assert_eq!(store.acquire(&key(), &c, IfBusy::Enqueue), AcquireReply::Queued { ahead: 0, lease_left: OFFER });
+        assert_eq!(
+            store.acquire(&key(), &c, IfBusy::Enqueue),
+            AcquireReply::Queued { ahead: 0, lease_left: OFFER_TTL }
+        );
         assert_eq!(store.drain_offers(), std::slice::from_ref(&b));
         assert_eq!(store.release(&b, Duration::ZERO), ReleaseReply::HandedOff);
         assert_eq!(store.drain_offers(), std::slice::from_ref(&c));
-        store.advance(OFFER - Duration::from_millis(1));
+        store.advance(OFFER_TTL - Duration::from_millis(1));
         store.fence(&c);
         store.advance(LEASE - Duration::from_millis(1));
-        assert_eq!(store.renew(&c), RenewReply::Extended, "an offer that is asked for is a full lease");
+        assert_eq!(store.renew(&c), RenewReply::Extended, "an accepted offer has a full lease");
     }
 
     #[test]
@@ -511,7 +511,7 @@ mod tests {
         store.dead.push(c);
         assert_eq!(store.acquire(&key(), &e, IfBusy::Enqueue), AcquireReply::Queued { ahead: 2, lease_left: LEASE });
         store.advance(Duration::from_secs(10));
-        assert_eq!(store.release(&a, Duration::ZERO), ReleaseReply::Freed, "nobody has asked for ten seconds");
+        assert_eq!(store.release(&a, Duration::ZERO), ReleaseReply::Freed, "no waiter has polled for ten seconds");
     }
 
     #[test]
@@ -534,23 +534,23 @@ mod tests {
         assert!(records <= 2 * Records::SWEEP_MIN_LEN, "{records} records for 30 holders");
     }
 
-    /// A client that ends badly with one key after the other.
+    /// A client that causes a lock-delay of one key after the other.
     #[test]
     fn aborted_keys_are_swept_by_later_acquisitions() {
         const KEYS: usize = 50_000;
         let (mut store, ids) = (store(), AcquisitionIds::new("test", 1));
         for n in 0..KEYS {
-            let (key, owner) = (LockKey::from(("k", n)), ids.next());
-            store.acquire(&key, &owner, IfBusy::Fail);
-            let ask = ReleaseRequest::new(key, owner, Duration::from_secs(1), queue_config());
-            assert_eq!(store.run(|records, at| records.release(at, &ask)), ReleaseReply::Freed);
+            let (key, id) = (LockKey::from(("k", n)), ids.next());
+            store.acquire(&key, &id, IfBusy::Fail);
+            let request = ReleaseRequest::new(key, id, Duration::from_secs(1), queue_config());
+            assert_eq!(store.run(|records, cx| records.release(cx, &request)), ReleaseReply::Freed);
         }
         assert_eq!(store.records.by_key.len(), KEYS, "blocked");
         store.advance(Duration::from_secs(2));
         for _ in 0..KEYS / Records::PRUNED_PER_ACQUIRE + 2 {
-            let owner = ids.next();
-            store.fence(&owner);
-            store.release(&owner, Duration::ZERO);
+            let id = ids.next();
+            store.fence(&id);
+            store.release(&id, Duration::ZERO);
         }
         let Records { by_key, blocked, .. } = &store.records;
         assert_eq!((by_key.len(), blocked.len()), (0, 0));

@@ -1,4 +1,4 @@
-//! From an address to a store that is known to work.
+//! Builder of a store: URL, timeouts, TLS, pool.
 
 use std::{env, pin::Pin, sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ use crate::{
     limits::{CONNECT_TIMEOUT, REDIS_PREFIX, STORE_CALL_TIMEOUT},
 };
 
-/// Makes a [`RedisStore`] that is to be told something about itself.
+/// Builder for a [`RedisStore`] with non-default settings.
 ///
 /// ```no_run
 /// # use tower_lock::{LockManager, RedisStore, store::RedisConnectError};
@@ -37,7 +37,7 @@ use crate::{
 /// # }
 /// ```
 #[derive(Clone, Debug, Default)]
-#[must_use = "a builder makes nothing before it connects"]
+#[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {
     prefix: Option<String>,
     connect_timeout: Option<Duration>,
@@ -45,69 +45,74 @@ pub struct RedisStoreBuilder {
 }
 
 impl RedisStoreBuilder {
-    /// What the names of this application's locks begin with: `lock`, if it is not set. Two applications on one Redis have two.
+    /// Sets the prefix of the names of this application's locks. Default: `lock`. Applications that
+    /// share a Redis need different prefixes.
     ///
-    /// 1 to 64 of `[A-Za-z0-9._-]`; anything else is an error of whatever connects.
+    /// A prefix is 1 to 64 of `[A-Za-z0-9._-]`. Connecting fails with any other.
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         Self { prefix: Some(prefix.into()), ..self }
     }
 
-    /// How long it may take to make a connection: DNS, TCP, TLS, AUTH. Default: 2 s. From 50 ms to 60 s.
+    /// Sets the timeout of connecting: DNS, TCP, TLS, AUTH. Default: 2 s. From 50 ms to 60 s.
     ///
-    /// [`connect`](Self::connect) tries again within this time, so that a service may start a moment before its Redis. Later a request does
-    /// not wait for a connection any longer than for a call; the connection is made all the same.
+    /// [`connect`](Self::connect) retries within this time, so that a service may start shortly
+    /// before its Redis. Afterwards a request waits for a connection at most as long as for a call;
+    /// the connect continues in the background.
     pub fn connect_timeout(self, timeout: Duration) -> Self {
         Self { connect_timeout: Some(timeout), ..self }
     }
 
-    /// How long one call may take. Default: 500 ms. From 50 ms to 5 s.
+    /// Sets the timeout of one call. Default: 500 ms. From 50 ms to 5 s.
     ///
-    /// Set it to some times the slowest round trip that is usual: a call that takes longer is repeated, and after twice this time without an
-    /// answer a request is rejected (503, not started). A longer one makes an outage slower to be noticed by clients, and no lock safer.
+    /// Use a multiple of the slowest usual round trip. A call that takes longer is repeated; twice
+    /// this time without a reply rejects a request (503, not started). A longer timeout delays the
+    /// rejections during an outage, and does not make locks safer.
     pub fn call_timeout(self, timeout: Duration) -> Self {
         Self { call_timeout: Some(timeout), ..self }
     }
 
-    /// Connects to this address: `redis://user:password@host:port/database`, `rediss://` for TLS (feature `redis-tls`),
-    /// `unix:///path`.
+    /// Connects to a URL: `redis://user:password@host:port/database`, `rediss://` for TLS (feature
+    /// `redis-tls`), or `unix:///path`.
     ///
     /// # Errors
     ///
-    /// Whatever a [`RedisConnectError`] says. A server that is not there yet is tried again until
-    /// [`connect_timeout`](Self::connect_timeout) is over.
+    /// A [`RedisConnectError`]. A server that cannot be reached is retried until
+    /// [`connect_timeout`](Self::connect_timeout) has passed.
     pub async fn connect(self, url: &str) -> Result<RedisStore, RedisConnectError> {
         let address = Address::parse(url, "")?;
         self.connect_to(address).await
     }
 
-    /// As [`connect`](Self::connect), but without waiting for Redis: the service starts though Redis is down.
+    /// As [`connect`](Self::connect), but does not wait for Redis: the service starts while Redis
+    /// is down.
     ///
-    /// Until it is reachable requests are rejected (503, not started). With the first connection everything is checked that `connect` checks:
-    /// version, rights, messages. What is missing is in the log, and in [`LockManager::health`](crate::LockManager::health), which a readiness
-    /// probe asks; it is checked again about once a second.
+    /// Requests are rejected (503, not started) until Redis can be reached. The first connection is
+    /// checked as `connect` does: version, permissions, messages. A missing capability is logged
+    /// and reported by [`LockManager::health`](crate::LockManager::health), for a readiness probe.
+    /// It is checked again about once a second.
     ///
     /// # Errors
     ///
-    /// The address, the prefix or a timeout is none.
+    /// The URL, the prefix or a timeout is invalid.
     pub fn connect_lazy(self, url: &str) -> Result<RedisStore, RedisConnectError> {
         let shared = self.build_shared(None, Address::parse(url, "")?)?;
         shared.subscriber.start(None);
         Ok(RedisStore { shared })
     }
 
-    /// Connects to the address in the environment variable `REDIS_URL`.
+    /// Connects to the URL in the environment variable `REDIS_URL`.
     ///
     /// # Errors
     ///
-    /// As of [`connect`](Self::connect); and there may be no such variable.
+    /// As of [`connect`](Self::connect), and [`RedisConnectError::MissingUrl`].
     pub async fn from_env(self) -> Result<RedisStore, RedisConnectError> {
         let url = env::var("REDIS_URL").map_err(|_| RedisConnectError::MissingUrl)?;
         let address = Address::parse(&url, "REDIS_URL: ")?;
         self.connect_to(address).await
     }
 
-    /// Connects as the rest of the service does. Of the configuration the address counts, and not that of the pool: locks have their own three
-    /// connections.
+    /// Connects to the address of a `deadpool` configuration. Its pool settings are not used: a
+    /// store has three connections of its own.
     ///
     /// # Errors
     ///
@@ -117,18 +122,18 @@ impl RedisStoreBuilder {
             (Some(url), None) => Address::parse(url, "")?,
             (None, connection) => Address::from_info(ConnectionInfo::from(connection.clone().unwrap_or_default()), "")?,
             (Some(_), Some(_)) => {
-                return Err(RedisConnectError::InvalidUrl(
-                    "the configuration has an URL and a connection: which one?".into(),
-                ));
+                return Err(RedisConnectError::InvalidUrl("the configuration has both a URL and a connection".into()));
             }
         };
         self.connect_to(address).await
     }
 
-    /// Takes its two connections from your pool, and makes a third one to this address, because no pool gives one that can listen.
+    /// Takes two connections from a pool, and makes a third one to this address, because a pool has
+    /// no connections for messages.
     ///
-    /// The two leave the pool, which makes others in their place; it is asked again when one of them breaks. Whoever made the pool decides on its
-    /// `TCP_NODELAY`: without it a call can take 40 ms. A reply on them has no limit of length, as it has on connections of the store's own.
+    /// The two connections leave the pool for good. A broken one is replaced by another from the
+    /// pool. Enable `TCP_NODELAY` in the pool: without it, a call can take 40 ms. Replies on
+    /// connections of a pool have no bound for their length.
     ///
     /// # Errors
     ///
@@ -150,27 +155,27 @@ impl RedisStoreBuilder {
 
     fn build_shared(self, pool: Option<Pool>, address: Address) -> Result<Arc<Shared>, RedisConnectError> {
         let prefix = self.prefix.as_deref().unwrap_or(REDIS_PREFIX);
-        let names = Keyspace::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
-        let within = |setting, value: Option<Duration>, default, longest| match value.unwrap_or(default) {
-            value if (MIN_TIMEOUT..=longest).contains(&value) => Ok(value),
+        let keyspace = Keyspace::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
+        let checked = |setting, value: Option<Duration>, default, max| match value.unwrap_or(default) {
+            value if (MIN_TIMEOUT..=max).contains(&value) => Ok(value),
             value => Err(RedisConnectError::InvalidTimeout { setting, value }),
         };
-        let limits = Timeouts {
-            call: within("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, MAX_CALL_TIMEOUT)?,
-            connect: within("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, MAX_CONNECT_TIMEOUT)?,
+        let timeouts = Timeouts {
+            call: checked("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, MAX_CALL_TIMEOUT)?,
+            connect: checked("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, MAX_CONNECT_TIMEOUT)?,
         };
         let client = Client::open(address.info).map_err(|error| RedisConnectError::InvalidUrl(error.into()))?;
-        let connector = Connector::new(client, limits.connect, limits.call);
+        let connector = Connector::new(client, timeouts.connect, timeouts.call);
         let source = pool.map_or_else(|| Source::Own(connector.clone()), Source::Pool);
         let recovered = Arc::new(Notify::new());
-        let [asks, ends] = [source.clone(), source]
-            .map(|source| Arc::new(SharedConnection::new(source, limits, Arc::clone(&recovered))));
-        let lanes = [Arc::clone(&asks), Arc::clone(&ends)];
+        let [acquire_conn, release_conn] = [source.clone(), source]
+            .map(|source| Arc::new(SharedConnection::new(source, timeouts, Arc::clone(&recovered))));
+        let connections = [Arc::clone(&acquire_conn), Arc::clone(&release_conn)];
         Ok(Arc::new(Shared {
-            subscriber: Subscriber::new(connector, address.display, names.clone(), limits, lanes, recovered),
-            acquire_conn: asks,
-            release_conn: ends,
-            keyspace: names,
+            subscriber: Subscriber::new(connector, address.display, keyspace.clone(), timeouts, connections, recovered),
+            acquire_conn,
+            release_conn,
+            keyspace,
             clock: Clock::default(),
             server_clock: Default::default(),
             warned_of_missing_ttl: Default::default(),
@@ -179,101 +184,104 @@ impl RedisStoreBuilder {
         }))
     }
 
-    /// A server may come up a moment later than the service.
+    /// Runs the self-test. A server that starts shortly after the service is retried.
     async fn test_connection(shared: Arc<Shared>) -> Result<RedisStore, RedisConnectError> {
-        let give_up = Instant::now() + shared.subscriber.timeouts.connect;
+        let deadline = Instant::now() + shared.subscriber.timeouts.connect;
         loop {
-            // A plain type for whoever awaits it: what is in there is nested deeper than their compiler may look by default.
+            // Boxed: the nested future type is too deep for the default limit of the caller's
+            // compiler.
             let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(&shared.subscriber));
             match test.await {
-                Ok((listener, now)) => {
-                    shared.server_clock().observe(now, shared.clock.now());
+                Ok((pubsub, server_us)) => {
+                    shared.server_clock().observe(server_us, shared.clock.now());
                     shared.subscriber.check_passed();
-                    shared.subscriber.start(Some(listener));
+                    shared.subscriber.start(Some(pubsub));
                     return Ok(RedisStore { shared });
                 }
-                Err(failed) if failed.is_transient && Instant::now() + RETRY_INTERVAL < give_up => {
+                Err(error) if error.is_transient && Instant::now() + RETRY_INTERVAL < deadline => {
                     sleep(RETRY_INTERVAL).await;
                 }
-                Err(failed) => return Err(failed.error),
+                Err(error) => return Err(error.error),
             }
         }
     }
 }
 
-/// A lane that found nobody there says so for as long as its pause.
+/// A connection fails without a new connect until its reconnect delay has passed.
 const RETRY_INTERVAL: Duration = SharedConnection::RECONNECT_DELAY.saturating_add(Duration::from_millis(10));
 
-/// Timeouts that can be set.
+/// Bounds of the timeouts.
 pub(super) const MIN_TIMEOUT: Duration = Duration::from_millis(50);
 pub(super) const MAX_CALL_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) const MAX_CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An address, and what of it may be shown.
+/// An address, and its text without user and password.
 struct Address {
     info: ConnectionInfo,
     display: String,
 }
 
 impl Address {
-    /// `of`: where it comes from.
-    fn parse(url: &str, of: &str) -> Result<Self, RedisConnectError> {
+    /// `origin`: prefix of error messages.
+    fn parse(url: &str, origin: &str) -> Result<Self, RedisConnectError> {
         let wants_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
         if wants_tls && !cfg!(feature = "redis-tls") {
             return Err(RedisConnectError::TlsNotEnabled);
         }
         let hint = url_hint(url);
         let info = url.into_connection_info().map_err(|_| {
-            let hint = hint.as_deref().unwrap_or("an address is `redis://user:password@host:6379/0`, for instance");
-            RedisConnectError::InvalidUrl(format!("{of}{hint}").into())
+            let hint = hint.as_deref().unwrap_or("example: `redis://user:password@host:6379/0`");
+            RedisConnectError::InvalidUrl(format!("{origin}{hint}").into())
         })?;
-        let mut address = Self::from_info(info, of)?;
+        let mut address = Self::from_info(info, origin)?;
         if let Some(hint) = hint {
-            // What was read as a host may be a part of a password.
-            address.display = format!("{of}{hint}");
+            // The parsed host may be part of a password.
+            address.display = format!("{origin}{hint}");
         }
         Ok(address)
     }
 
-    fn from_info(info: ConnectionInfo, of: &str) -> Result<Self, RedisConnectError> {
+    fn from_info(info: ConnectionInfo, origin: &str) -> Result<Self, RedisConnectError> {
         if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
             #[cfg(not(feature = "redis-tls"))]
             return Err(RedisConnectError::TlsNotEnabled);
-            // Whatever the process has chosen; rustls panics where nobody has, or where two crates bring one each.
+            // The provider that the process has installed: rustls panics without one, and if the
+            // features of two crates enable different ones.
             #[cfg(feature = "redis-tls")]
             if rustls::crypto::CryptoProvider::get_default().is_none() {
                 let _ = rustls::crypto::ring::default_provider().install_default();
             }
         }
-        let shown = format!("{of}{}", escape_control(&info.addr().to_string()));
-        Ok(Self { info: with_nodelay(info), display: shown })
+        let display = format!("{origin}{}", escape_control(&info.addr().to_string()));
+        Ok(Self { info: with_nodelay(info), display })
     }
 }
 
-/// What may be wrong with an address, without a word of it that may be secret.
+/// The likely mistake in a URL, without any part that may be secret.
 fn url_hint(url: &str) -> Option<String> {
     if url.trim().is_empty() {
-        return Some("it is empty: `redis://host:6379`, for instance".to_owned());
+        return Some("it is empty (example: `redis://host:6379`)".to_owned());
     }
     let Some((scheme, rest)) = url.split_once("://") else {
-        // Behind the last `@` there is no password.
+        // The part after the last `@` contains no password.
         let host = url.rsplit('@').next().unwrap_or_default();
-        return Some(format!("it has no scheme: is it `redis://{}`?", escape_control(host)));
+        return Some(format!("it has no scheme; did you mean `redis://{}`?", escape_control(host)));
     };
     if scheme.starts_with("unix") || scheme == "redis+unix" {
         return None;
     }
     if scheme.starts_with("http") {
-        return Some("its scheme is not `redis`, `rediss` or `unix`: is it `redis://host:6379`?".to_owned());
+        return Some("its scheme is not `redis`, `rediss` or `unix` (example: `redis://host:6379`)".to_owned());
     }
     let at = rest.rfind('@')?;
     let is_ambiguous = rest[..at].contains(['@', '#', '/', '?']);
     is_ambiguous.then(|| {
-        "`@`, `#`, `/`, `?` and `%` of a user or a password are written `%40`, `%23`, `%2F`, `%3F` and `%25`".to_owned()
+        "`@`, `#`, `/`, `?` and `%` in a user or a password must be encoded: `%40`, `%23`, `%2F`, `%3F` and `%25`"
+            .to_owned()
     })
 }
 
-/// What is sent goes out at once, and does not wait for the answer to what was sent before.
+/// Disables Nagle's algorithm: a call does not wait for the reply to the previous one.
 fn with_nodelay(address: ConnectionInfo) -> ConnectionInfo {
     let settings = address.tcp_settings().clone().set_nodelay(true);
     address.set_tcp_settings(settings)

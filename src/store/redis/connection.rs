@@ -1,8 +1,11 @@
-//! One connection for all calls of a kind, taken from the pool once and replaced when it breaks.
+//! A multiplexed connection that is replaced when it breaks.
+//!
+//! By hand, because `redis::aio::ConnectionManager` does not replace a connection after a number of
+//! timeouts. A `deadpool` pool only creates connections here: each is taken out of it for good.
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
@@ -23,68 +26,75 @@ use super::{
     proto::ScriptCall,
     socket::{Connected, Connector},
 };
-use crate::process::Process;
+use crate::{
+    process::Process,
+    sync::{Mutex, MutexGuard},
+};
 
-/// How long things may take.
+/// Timeouts of a call and of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeouts {
-    /// A call, as the caller counts it.
+    /// Of one call, as the caller measures it.
     pub(super) call: Duration,
-    /// To make a connection: DNS, TCP, TLS, AUTH.
+    /// Of connecting: DNS, TCP, TLS, AUTH.
     pub(super) connect: Duration,
 }
 
-/// Where connections come from.
+/// The source of new connections.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     Own(Connector),
     Pool(Pool),
 }
 
-/// Calls go out one behind the other and are answered in order, many at once under way. Two lanes do not wait for each other: what gives back
-/// must not queue behind what asks.
+/// One connection for many concurrent calls. Redis replies in the order of the calls.
 ///
-/// The pool is asked for a connection when there is none, and not for each call: it would send a PING first each time.
+/// A store has two of them, so that releases and renewals do not queue behind acquisitions. The
+/// pool creates a connection when there is none, and not for each call: it would send a `PING`
+/// first each time.
 #[derive(Debug)]
 pub(super) struct SharedConnection {
     source: Source,
     pub(super) timeouts: Timeouts,
     state: Mutex<Option<Arc<ConnectionState>>>,
-    /// A call was answered after one that was not: the outage may be over.
+    /// Notified by the first reply after a timeout or on a new connection: the outage may have
+    /// ended.
     recovered: Arc<Notify>,
 }
 
-/// One connection, from before it is made. It is made in a task of its own: whoever waits for it may give up, and others wait on.
+/// One connection, from the start of its connect. A task of its own connects, so that a caller that
+/// gives up does not cancel it for the others.
 #[derive(Debug)]
 struct ConnectionState {
-    /// A child of `fork()` shares the socket with its parent, and must not write on it.
+    /// A child of `fork()` shares the socket with its parent and must not write to it.
     process_id: u32,
     result: watch::Receiver<Option<ConnectResult>>,
-    /// Nothing was answered on it yet.
+    /// No reply has arrived on it yet.
     is_new: AtomicBool,
-    /// Calls in a row that got no answer in time.
+    /// Consecutive calls without a reply in time.
     timeouts: AtomicU32,
 }
 
 type ConnectResult = Result<Connected, Arc<ConnectFailure>>;
 
-/// There is no connection, and for a moment nobody tries again.
+/// A failed connect. The next one begins after [`SharedConnection::RECONNECT_DELAY`].
 #[derive(Debug)]
 struct ConnectFailure {
     error: Arc<CallError>,
     at: Instant,
 }
 
-/// What a lane can be asked.
+/// A command for a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Query<'a> {
     EvalSha(&'a ScriptCall),
-    /// The same, as a server is asked that does not know the script.
+    /// The same script by its text, for a server that does not know its hash.
     Eval(&'a ScriptCall),
     Command(&'a Cmd),
 }
 
-/// A call that is under way. Whoever waits for it may give up in the same moment as we do.
+/// A call in flight. Its drop without a reply counts as a timeout, because the caller may cancel it
+/// at the same time as the deadline.
 struct InFlightQuery<'a> {
     connection: &'a SharedConnection,
     state: &'a Arc<ConnectionState>,
@@ -93,53 +103,57 @@ struct InFlightQuery<'a> {
 }
 
 impl SharedConnection {
-    /// So many calls in a row that nobody answered: a cable was pulled somewhere, and TCP has not noticed.
+    /// Consecutive timeouts after which a connection is replaced: TCP notices an interrupted
+    /// network late.
     const MAX_TIMEOUTS: u32 = 3;
-    /// A call that is given up earlier says nothing about the connection.
+    /// A call that is cancelled earlier is no evidence about the connection.
     const MIN_COUNTED_WAIT: Duration = Duration::from_millis(200);
-    /// Between two tries to connect: a server that is down or stopped is not to find thousands of them when it is back.
+    /// Between two connects, so that a server that was down does not find thousands of them queued.
     pub(super) const RECONNECT_DELAY: Duration = Duration::from_millis(100);
 
-    pub(super) fn new(source: Source, limits: Timeouts, recovered: Arc<Notify>) -> Self {
-        Self { source, timeouts: limits, state: Mutex::default(), recovered }
+    pub(super) fn new(source: Source, timeouts: Timeouts, recovered: Arc<Notify>) -> Self {
+        Self { source, timeouts, state: Mutex::default(), recovered }
     }
 
-    /// Asks once, and waits for an answer until then. If the connection breaks, nobody knows whether it was done, or will be.
-    pub(super) async fn query(&self, question: Query<'_>, by: Instant) -> Result<Value, CallError> {
-        let (link, connected) = self.connected(by).await?;
+    /// Sends once and waits for the reply until the deadline. If the connection breaks, the outcome
+    /// is unknown.
+    pub(super) async fn query(&self, query: Query<'_>, deadline: Instant) -> Result<Value, CallError> {
+        let (state, connected) = self.connected(deadline).await?;
         let mut connection = connected.connection.clone();
-        let mut under_way = InFlightQuery { connection: self, state: &link, started: Instant::now(), replied: false };
-        let Ok(answer) = timeout_at(by, question.send(&mut connection)).await else { return Err(CallError::NoReply) };
-        under_way.replied = true;
-        if link.timeouts.swap(0, Ordering::Relaxed) > 0 || link.is_new.swap(false, Ordering::Relaxed) {
+        let mut in_flight = InFlightQuery { connection: self, state: &state, started: Instant::now(), replied: false };
+        let Ok(reply) = timeout_at(deadline, query.send(&mut connection)).await else { return Err(CallError::NoReply) };
+        in_flight.replied = true;
+        if state.timeouts.swap(0, Ordering::Relaxed) > 0 || state.is_new.swap(false, Ordering::Relaxed) {
             self.recovered.notify_one();
         }
-        if answer.as_ref().is_err_and(CallError::breaks_connection) {
-            self.discard(&link);
+        if reply.as_ref().is_err_and(CallError::breaks_connection) {
+            self.discard(&state);
         }
-        Ok(answer?)
+        Ok(reply?)
     }
 
-    /// Asks once more, on a new connection, if it breaks: it may have been broken since it was last used. Only what does no harm when it is
-    /// done again at any later time.
-    pub(super) async fn query_retry(&self, question: Query<'_>, by: Instant) -> Result<Value, CallError> {
-        match self.query(question, by).await {
-            Err(CallError::Redis(error)) if error.is_connection_dropped() => self.query(question, by).await,
-            answer => answer,
+    /// As [`query`](Self::query), but sends again on a new connection if the first one breaks: it
+    /// may have been broken since its last use. Only for commands that may be repeated at any later
+    /// time.
+    pub(super) async fn query_retry(&self, query: Query<'_>, deadline: Instant) -> Result<Value, CallError> {
+        match self.query(query, deadline).await {
+            Err(CallError::Redis(error)) if error.is_connection_dropped() => self.query(query, deadline).await,
+            reply => reply,
         }
     }
 
-    /// Whether somebody is there. A connection that died while nothing was asked is found out by this, and not by a request.
-    pub(super) async fn ping(&self, by: Instant) -> Result<(), CallError> {
-        self.query_retry(Query::Command(&cmd("PING")), by).await.map(drop)
+    /// Sends a `PING`. It detects a connection that broke while idle, before a request does.
+    pub(super) async fn ping(&self, deadline: Instant) -> Result<(), CallError> {
+        self.query_retry(Query::Command(&cmd("PING")), deadline).await.map(drop)
     }
 
-    /// Completes when there is a connection, which may take longer than a call.
+    /// Waits for a connection, within the connect timeout.
     pub(super) async fn ready(&self) -> Result<(), CallError> {
         self.connected(Instant::now() + self.timeouts.connect).await.map(drop)
     }
 
-    /// How many listen to this channel. As good as a [`ping`](Self::ping).
+    /// The number of subscribers of a channel. It also tests the connection, as
+    /// [`ping`](Self::ping).
     pub(super) async fn subscriber_count(&self, channel: &str) -> Option<u64> {
         let mut command = cmd("PUBSUB");
         command.arg("NUMSUB").arg(channel);
@@ -147,76 +161,72 @@ impl SharedConnection {
         from_redis_value::<(String, u64)>(reply).ok().map(|(_, subscribers)| subscribers)
     }
 
-    async fn connected(&self, by: Instant) -> Result<(Arc<ConnectionState>, Connected), CallError> {
-        let link = self.connect_or_join();
-        let mut made = link.result.clone();
-        let made = match timeout_at(by, made.wait_for(Option::is_some)).await {
-            Ok(Ok(made)) => made.clone(),
-            // It took too long, or the runtime on which it was made has ended.
+    async fn connected(&self, deadline: Instant) -> Result<(Arc<ConnectionState>, Connected), CallError> {
+        let state = self.connect_or_join();
+        let mut result = state.result.clone();
+        let result = match timeout_at(deadline, result.wait_for(Option::is_some)).await {
+            Ok(Ok(result)) => result.clone(),
+            // The deadline has passed, or the runtime of the connecting task has ended.
             Ok(Err(_)) | Err(_) => None,
         };
-        match made {
-            Some(Ok(connection)) => Ok((link, connection)),
+        match result {
+            Some(Ok(connection)) => Ok((state, connection)),
             Some(Err(failure)) => Err(CallError::ConnectFailed(Arc::clone(&failure.error))),
             None => Err(CallError::ConnectTimeout),
         }
     }
 
-    /// The connection for all, made by now or not; the first one who finds none sees to that.
+    /// The current connection, complete or not. Starts one if there is none.
     fn connect_or_join(&self) -> Arc<ConnectionState> {
         let mut current = self.lock_state();
-        if let Some(link) = current.as_ref().filter(|link| !link.is_unusable()) {
-            return Arc::clone(link);
+        if let Some(state) = current.as_ref().filter(|state| !state.is_unusable()) {
+            return Arc::clone(state);
         }
-        let (tell, made) = watch::channel(None);
-        let (source, limits) = (self.source.clone(), self.timeouts);
+        let (sender, result) = watch::channel(None);
+        let (source, timeouts) = (self.source.clone(), self.timeouts);
         Handle::current().spawn(async move {
-            let connected = timeout(limits.connect, connect(&source, limits)).await;
+            let connected = timeout(timeouts.connect, connect(&source, timeouts)).await;
             let connected = connected.unwrap_or(Err(CallError::ConnectTimeout));
-            let failed = |trouble| Arc::new(ConnectFailure { error: Arc::new(trouble), at: Instant::now() });
-            tell.send_replace(Some(connected.map_err(failed)));
+            let failed = |error| Arc::new(ConnectFailure { error: Arc::new(error), at: Instant::now() });
+            sender.send_replace(Some(connected.map_err(failed)));
         });
-        let process = Process::default().id();
-        let (is_new, silent) = (AtomicBool::new(true), AtomicU32::new(0));
-        Arc::clone(current.insert(Arc::new(ConnectionState {
-            process_id: process,
-            result: made,
-            is_new,
-            timeouts: silent,
-        })))
+        let process_id = Process::default().id();
+        let (is_new, timeouts) = (AtomicBool::new(true), AtomicU32::new(0));
+        Arc::clone(current.insert(Arc::new(ConnectionState { process_id, result, is_new, timeouts })))
     }
 
-    /// The next call takes another connection, if nobody has seen to that yet.
+    /// Discards a broken connection, unless another caller already did.
     fn discard(&self, broken: &Arc<ConnectionState>) {
-        self.lock_state().take_if(|link| Arc::ptr_eq(link, broken));
+        self.lock_state().take_if(|state| Arc::ptr_eq(state, broken));
     }
 
     fn lock_state(&self) -> MutexGuard<'_, Option<Arc<ConnectionState>>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
-async fn connect(source: &Source, limits: Timeouts) -> Result<Connected, CallError> {
+async fn connect(source: &Source, timeouts: Timeouts) -> Result<Connected, CallError> {
     match source {
         Source::Own(connector) => Ok(connector.connect().await?),
         Source::Pool(pool) => {
-            // For good: what is given back would be given to others, who would queue with us.
+            // For good: a returned connection would be shared with other users of the pool.
             let mut connection = Connection::take(pool.get().await?);
-            connection.set_response_timeout(2 * limits.call);
+            connection.set_response_timeout(2 * timeouts.call);
             Ok(connection.into())
         }
     }
 }
 
 impl Timeouts {
-    /// How long a call waits for its answer that is made now. Whoever asked gives up a moment later, and does not know why.
+    /// The deadline of a call that begins now. It is shortly before the caller's own timeout, so
+    /// that the caller gets the reason.
     pub(super) fn call_deadline(self) -> Instant {
         Instant::now() + self.call.saturating_sub((self.call / 10).min(Duration::from_millis(20)))
     }
 }
 
 impl ConnectionState {
-    /// It will never be made, has failed some time ago, or is that of another process.
+    /// Whether it was abandoned, has failed some time ago, or belongs to another process.
     fn is_unusable(&self) -> bool {
         if self.process_id != Process::default().id() {
             return true;
@@ -232,13 +242,13 @@ impl ConnectionState {
 impl Query<'_> {
     async fn send(self, connection: &mut MultiplexedConnection) -> RedisResult<Value> {
         match self {
-            // By its hash; by its text where the server does not know it (any more), which also teaches it. Not by `SCRIPT LOAD`: what is
-            // loaded may be flushed again before it is run.
+            // By its hash; by its text if the server does not know it, which also loads it. Not by
+            // `SCRIPT LOAD`: the script cache may be flushed before the script runs.
             Self::EvalSha(call) => match call.eval_sha().query_async(connection).await {
                 Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                     call.eval().query_async(connection).await
                 }
-                answer => answer,
+                reply => reply,
             },
             Self::Eval(call) => call.eval().query_async(connection).await,
             Self::Command(command) => command.query_async(connection).await,

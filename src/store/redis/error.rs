@@ -1,4 +1,4 @@
-//! What can go wrong with a call, and what to do about it.
+//! Errors of a call and of connecting, with hints for operators.
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
@@ -15,87 +15,117 @@ use super::{
 };
 use crate::store::{StoreError, StoreErrorKind};
 
-/// Why a [`RedisStore`] could not be made: found when the service starts, and not at three in the morning.
+/// Error of connecting a [`RedisStore`].
 ///
-/// `Debug` is what `Display` says, with the causes: `main` may return it.
+/// `Debug` prints the message and all causes on one line, so that `main` can return this error.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RedisConnectError {
-    /// The environment variable `REDIS_URL` is not set, or is no text.
+    /// The environment variable `REDIS_URL` is not set, or is not UTF-8.
+    #[error("environment variable REDIS_URL is not set (example: redis://host:6379)")]
     MissingUrl,
-    /// The address cannot be read. The reason, without a password.
+    /// The URL is invalid. The reason contains no password.
+    #[error("invalid Redis URL: {}", error_chain(&**.0))]
     InvalidUrl(Box<dyn Error + Send + Sync>),
-    /// The address wants TLS (`rediss://`), and the crate was built without the feature `redis-tls`.
+    /// The URL requires TLS (`rediss://`), and the crate was built without the feature `redis-tls`.
+    #[error("`rediss://` requires TLS, but tower-lock was built without it: turn on its feature `redis-tls`")]
     TlsNotEnabled,
-    /// The prefix cannot be one: 1 to 64 of `[A-Za-z0-9._-]`, and not `tower-lock`.
+    /// The prefix is not 1 to 64 of `[A-Za-z0-9._-]`, or it is `tower-lock`.
+    #[error("invalid prefix `{0}`: a prefix is 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`")]
     InvalidPrefix(String),
-    /// A timeout of the builder is too short or too long.
+    /// A timeout of the builder is out of range.
+    #[error("`{setting}` is {value:?}, but must be from {MIN_TIMEOUT:?} to {:?}", max_timeout(.setting))]
     InvalidTimeout {
         /// `connect_timeout` or `call_timeout`.
         setting: &'static str,
-        /// What it was set to.
+        /// Its value.
         value: Duration,
     },
-    /// There was no connection, or no answer; or an answer that nobody can work with.
+    /// The server cannot be reached, or sent no reply or an unexpected one.
+    #[error("could not connect to Redis at {address}")]
     Unreachable {
-        /// Host and port, or the path of a socket. Nothing of a user or a password.
+        /// Host and port, or the path of a socket, without user and password.
         address: String,
-        /// The reason, and what helps.
+        /// The cause, with a hint.
         source: Box<dyn Error + Send + Sync>,
     },
     /// The server is older than Redis 7.0.
+    #[error("Redis at {address} has version {version}, but at least 7.0 is required")]
     UnsupportedVersion {
         /// Host and port, or the path of a socket.
         address: String,
         /// The version of the server.
         version: String,
     },
-    /// The user may not do all that is needed, or the server cannot.
+    /// The user lacks a permission, or the server does not support a command.
+    #[error("Redis at {address} refused required commands (docs/redis.md has the minimal ACL): {}", .refusals.join("; "))]
     PermissionDenied {
         /// Host and port, or the path of a socket.
         address: String,
-        /// Each command that was refused, with the words of the server.
+        /// Each refused command, with the error of the server.
         refusals: Vec<String>,
     },
-    /// Messages do not come, or nobody can tell who gets them: how many should have got the one that was sent, as the server says, and whether it
-    /// came. Waiters would sleep until they ask again, and be taken for dead.
+    /// Pub/sub does not work through this connection. Without it, waiters would count as dead.
+    #[error("{}", pubsub_message(.address, *.receivers, *.received))]
     PubSubUnavailable {
         /// Host and port, or the path of a socket.
         address: String,
-        /// How many got it, as the server says.
+        /// The number of receivers that `PUBLISH` reported.
         receivers: u64,
-        /// Whether it came.
+        /// Whether the message arrived.
         received: bool,
     },
 }
 
-/// Why a call has no answer.
-#[derive(Debug)]
+/// Error of a call.
+///
+/// Its text contains its causes. The call is repeated or rejected by [`kind`](Self::kind).
+#[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
-    /// Redis, or the way to it, says so.
-    Redis(RedisError),
-    /// The pool gave no connection.
-    Pool(PoolError),
-    /// No connection in time.
+    #[error("{}", redis_message(.0))]
+    Redis(#[from] RedisError),
+    #[error("{}", pool_message(.0))]
+    Pool(#[from] PoolError),
+    /// No connection before the deadline.
+    #[error("timed out connecting")]
     ConnectTimeout,
-    /// No connection, for a reason that all who wait for it are told.
+    /// The connect failed; its error is shared by all callers that waited for it.
+    #[error("{0}")]
     ConnectFailed(Arc<Self>),
-    /// It was reached, and cannot do what locks need.
+    /// The server lacks a required feature or permission.
+    #[error("{}", error_chain(&**.0))]
     SelfTestFailed(Arc<RedisConnectError>),
-    /// Others have the key, and we cannot be told when it is our turn.
+    /// The key is busy, and an offer could not be received.
+    #[error("not subscribed to offers: the connection for messages is down")]
     NotSubscribed,
-    /// No answer in time.
+    /// No reply before the deadline.
+    #[error("timed out waiting for a reply")]
     NoReply,
-    /// It came to Redis when it was void.
+    /// The call reached the server after it had expired, and did nothing.
+    #[error("the call reached the server too late and was not executed")]
     Expired,
-    UnexpectedReply(UnexpectedReply),
-    InvalidName(InvalidName),
+    #[error(transparent)]
+    UnexpectedReply(#[from] UnexpectedReply),
+    #[error(transparent)]
+    InvalidName(#[from] InvalidName),
 }
 
-/// What Redis said, and what to do about it.
-#[derive(Debug)]
+/// An error and a hint for the operator. Its text contains the causes, so that it has no source.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}{}", Hint(.hint))]
 struct WithHint {
+    // Not named `source`: that would repeat the causes.
     error: CallError,
     hint: &'static str,
+}
+
+/// A hint in parentheses, unless it is empty.
+struct Hint<'a>(&'a str);
+
+impl fmt::Display for Hint<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, " ({})", self.0) }
+    }
 }
 
 impl CallError {
@@ -104,13 +134,12 @@ impl CallError {
         StoreError::new("redis", operation, kind).with_source(self.with_hint())
     }
 
-    /// With what helps.
     pub(super) fn with_hint(self) -> Box<dyn Error + Send + Sync> {
-        let (_, remedy) = self.classify();
-        Box::new(WithHint { error: self, hint: remedy })
+        let (_, hint) = self.classify();
+        Box::new(WithHint { error: self, hint })
     }
 
-    /// The connection is of no use any more, or is to the wrong server.
+    /// Whether the connection is unusable, or leads to a server that accepts no writes.
     pub(super) fn breaks_connection(error: &RedisError) -> bool {
         let is_replica =
             matches!(error.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown));
@@ -121,47 +150,48 @@ impl CallError {
         self.classify().0
     }
 
-    /// Of what kind it is, and what helps.
     fn classify(&self) -> (StoreErrorKind, &'static str) {
         use StoreErrorKind::{InvalidKey, Protocol, Timeout, Unavailable};
         match self {
-            Self::ConnectFailed(trouble) => trouble.classify(),
+            Self::ConnectFailed(error) => error.classify(),
             Self::Redis(error) | Self::Pool(PoolError::Backend(error)) => {
                 error.code().and_then(classify_code).unwrap_or_else(|| classify_kind(error))
             }
-            Self::Pool(_) => (Unavailable, "is the pool too small for those who share it, or closed?"),
-            Self::ConnectTimeout => (Timeout, "is it up, does the network let us through, has the pool one to give?"),
+            Self::Pool(_) => (Unavailable, "is the pool closed, or too small for all its users?"),
+            Self::ConnectTimeout => {
+                (Timeout, "is the server up, does a firewall drop packets, does the pool have a free connection?")
+            }
             Self::NoReply => (Timeout, NO_REPLY_HINT),
             Self::SelfTestFailed(_) => (StoreErrorKind::Refused, ""),
             Self::NotSubscribed => (
                 Unavailable,
-                "may this user subscribe to its inbox (`&tower-lock:<prefix>:in:*`), and do messages come through?",
+                "may this user subscribe to its channel (`&tower-lock:<prefix>:in:*`), and do messages arrive?",
             ),
-            Self::Expired => (Timeout, "calls take longer than they may: is the network or the server overloaded?"),
+            Self::Expired => (Timeout, "is the network or the server overloaded?"),
             Self::UnexpectedReply(_) => (
                 Protocol,
-                "nothing else may write to names that begin with the prefix or with `tower-lock:<prefix>:`; `DEL` repairs the lock that somebody wrote to",
+                "no other program may write to keys that begin with the prefix or with `tower-lock:<prefix>:`; `DEL` repairs \
+                 a lock with foreign data",
             ),
             Self::InvalidName(_) => (InvalidKey, ""),
         }
     }
 }
 
-const CLIENTS_HINT: &str = "raise `maxclients`, or find who keeps so many connections (`CLIENT LIST`)";
-const NO_REPLY_HINT: &str = "is the server stopped, swamped, or busy with a slow command (`SLOWLOG GET`)?";
-const PERMISSION_HINT: &str = "the user lacks a right: docs/redis.md has the smallest ACL";
-const PASSWORD_HINT: &str = "are user and password in the URL, and right?";
-const MEMORY_HINT: &str =
-    "raise `maxmemory`, or move other data away; what is held can be renewed and given back all the same";
-const TYPE_HINT: &str = "something that is no lock has the name of one: look at its `TYPE`, or choose another prefix";
-const DISK_HINT: &str = "it cannot save its data, so it takes no writes: its log says why, and its disk may be full";
-const REPLICA_HINT: &str = "this is a replica: a failover is going on, or the address is wrong";
-const CLUSTER_HINT: &str = "this is a Redis Cluster, and the locks of this store live in one Redis";
+const CLIENTS_HINT: &str = "raise `maxclients`, or find the client with too many connections (`CLIENT LIST`)";
+const NO_REPLY_HINT: &str = "is the server stopped, overloaded, or busy with a slow command (`SLOWLOG GET`)?";
+const PERMISSION_HINT: &str = "the user lacks a permission: docs/redis.md has the minimal ACL";
+const PASSWORD_HINT: &str = "are user and password in the URL, and correct?";
+const MEMORY_HINT: &str = "raise `maxmemory`, or remove other data; held locks can still be renewed and released";
+const TYPE_HINT: &str = "the name of a lock is used by other data: check its `TYPE`, or choose another prefix";
+const DISK_HINT: &str = "it cannot save and accepts no writes: is its disk full? its log has the reason";
+const REPLICA_HINT: &str = "this is a replica: a failover is in progress, or the address is wrong";
+const CLUSTER_HINT: &str = "this is a Redis Cluster, which `RedisStore` does not support";
 
-/// By the word with which an answer of Redis begins.
+/// Classifies by the error code, the first word of a Redis error.
 fn classify_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {
     use StoreErrorKind::{Failover, Refused, Unavailable};
-    let verdict = match code {
+    let class = match code {
         "OOM" => (Refused, MEMORY_HINT),
         "WRONGTYPE" => (Refused, TYPE_HINT),
         "NOPERM" => (Refused, PERMISSION_HINT),
@@ -169,187 +199,104 @@ fn classify_code(code: &str) -> Option<(StoreErrorKind, &'static str)> {
         "MISCONF" => (Refused, DISK_HINT),
         "MOVED" | "ASK" | "TRYAGAIN" | "CROSSSLOT" | "CLUSTERDOWN" => (Refused, CLUSTER_HINT),
         "READONLY" | "MASTERDOWN" => (Failover, REPLICA_HINT),
-        "DENIED" => {
-            (Refused, "its protected mode lets nobody in from elsewhere: set a password, or `protected-mode no`")
-        }
-        "LOADING" => (Unavailable, "it reads its data after a restart"),
-        "BUSY" => (Unavailable, "a script of somebody runs and runs: `SCRIPT KILL`"),
+        "DENIED" => (Refused, "its protected mode accepts only local clients: set a password, or `protected-mode no`"),
+        "LOADING" => (Unavailable, "it is loading its data after a restart"),
+        "BUSY" => (Unavailable, "a script of another client does not finish: `SCRIPT KILL`"),
         "NOREPLICAS" => (Unavailable, "too few replicas are up for `min-replicas-to-write`"),
         _ => return None,
     };
-    Some(verdict)
+    Some(class)
 }
 
 fn classify_kind(error: &RedisError) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{Protocol, Refused, Timeout, Unavailable};
-    let says = |words: &[&str]| error.detail().is_some_and(|text| words.iter().any(|word| text.contains(word)));
-    if says(&["max number of clients"]) {
+    let mentions = |texts: &[&str]| error.detail().is_some_and(|detail| texts.iter().any(|text| detail.contains(text)));
+    if mentions(&["max number of clients"]) {
         return (Unavailable, CLIENTS_HINT);
     }
     match error.kind() {
         ErrorKind::AuthenticationFailed => (Refused, PASSWORD_HINT),
-        ErrorKind::InvalidClientConfig => (Refused, "is the address right?"),
-        ErrorKind::UnexpectedReturnType => (Protocol, "is that a Redis?"),
-        ErrorKind::Parse => (Unavailable, "the connection broke off in the middle of an answer; or is that no Redis?"),
-        // NOPERM, as it is called within a script: by Redis 7.0, by later ones and by Valkey.
-        ErrorKind::Server(_) if says(&["user executing the script", "ACL failure in script", "has no permissions"]) => {
+        ErrorKind::InvalidClientConfig => (Refused, "is the address correct?"),
+        ErrorKind::UnexpectedReturnType => (Protocol, "is the server a Redis?"),
+        ErrorKind::Parse => {
+            (Unavailable, "the connection broke in the middle of a reply, or the server is not a Redis")
+        }
+        // The texts of NOPERM within a script: of Redis 7.0, of later versions, and of Valkey.
+        ErrorKind::Server(_)
+            if mentions(&["user executing the script", "ACL failure in script", "has no permissions"]) =>
+        {
             (Refused, PERMISSION_HINT)
         }
-        ErrorKind::Server(_) | ErrorKind::Extension => (
-            Refused,
-            "the server refused this command: are the password, the number of the database and the rights right?",
-        ),
+        ErrorKind::Server(_) | ErrorKind::Extension => {
+            (Refused, "are the password, the number of the database and the permissions correct?")
+        }
         _ if error.is_timeout() => (Timeout, NO_REPLY_HINT),
         _ if error.to_string().contains("certificate") => (Refused, certificate_hint(&error.to_string())),
-        _ => (Unavailable, "is the server up, and the address right?"),
+        _ => (Unavailable, "is the server up, and the address correct?"),
     }
 }
 
-/// What helps against a certificate that was not accepted, in the words of rustls.
+/// A hint for a rejected certificate, by the text of rustls.
 fn certificate_hint(text: &str) -> &'static str {
-    let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
-    if says(&["NotValidForName", "not valid for name"]) {
+    let mentions = |texts: &[&str]| texts.iter().any(|part| text.contains(part));
+    if mentions(&["NotValidForName", "not valid for name"]) {
         "the certificate is for another host name: connect by a name that it has, or issue it for this one"
-    } else if says(&["Expired", "expired"]) {
+    } else if mentions(&["Expired", "expired"]) {
         "the certificate has expired, or the clock of this machine is wrong: renew it"
-    } else if says(&["NotValidYet", "not valid yet"]) {
+    } else if mentions(&["NotValidYet", "not valid yet"]) {
         "the certificate is not valid yet, or the clock of this machine is wrong"
     } else {
         "does this system trust the issuer of the certificate? `SSL_CERT_FILE` names other roots"
     }
 }
 
-impl From<RedisError> for CallError {
-    fn from(error: RedisError) -> Self {
-        Self::Redis(error)
-    }
-}
-
-impl From<PoolError> for CallError {
-    fn from(error: PoolError) -> Self {
-        Self::Pool(error)
-    }
-}
-
-impl From<UnexpectedReply> for CallError {
-    fn from(misread: UnexpectedReply) -> Self {
-        Self::UnexpectedReply(misread)
-    }
-}
-
-impl From<InvalidName> for CallError {
-    fn from(name: InvalidName) -> Self {
-        Self::InvalidName(name)
-    }
-}
-
-impl fmt::Display for CallError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            // As Redis says it, and as whoever looks for it finds it: the code first.
-            Self::Redis(error) | Self::Pool(PoolError::Backend(error)) => match (error.kind(), error.code()) {
-                (ErrorKind::Server(_) | ErrorKind::Extension, Some(code)) => {
-                    write!(f, "{}", escape_control(&format!("{code} {}", error.detail().unwrap_or_default())))
-                }
-                _ => write_chain(error, f),
-            },
-            Self::Pool(error) => write_chain(error, f),
-            Self::SelfTestFailed(error) => write_chain(&**error, f),
-            Self::ConnectTimeout => f.write_str("there was no connection in time"),
-            Self::ConnectFailed(trouble) => trouble.fmt(f),
-            Self::NotSubscribed => {
-                f.write_str("nobody can tell us when it is our turn: there is no connection that listens")
-            }
-            Self::NoReply => f.write_str("there was no answer in time"),
-            Self::Expired => f.write_str("it came too late, and was not done"),
-            Self::UnexpectedReply(misread) => misread.fmt(f),
-            Self::InvalidName(name) => name.fmt(f),
+/// The text of a Redis error: the code first, as the server sent it.
+fn redis_message(error: &RedisError) -> String {
+    match (error.kind(), error.code()) {
+        (ErrorKind::Server(_) | ErrorKind::Extension, Some(code)) => {
+            escape_control(&format!("{code} {}", error.detail().unwrap_or_default()))
         }
+        _ => error_chain(error),
     }
 }
 
-impl fmt::Display for WithHint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { error: trouble, hint: remedy } = self;
-        if remedy.is_empty() { trouble.fmt(f) } else { write!(f, "{trouble} ({remedy})") }
+fn pool_message(error: &PoolError) -> String {
+    if let PoolError::Backend(error) = error { redis_message(error) } else { error_chain(error) }
+}
+
+fn pubsub_message(address: &str, receivers: u64, received: bool) -> String {
+    if received {
+        format!(
+            "a published message arrived, but Redis at {address} reported {receivers} receivers: a proxy may hide the subscribers, \
+             whose number is required"
+        )
+    } else {
+        format!("a message published to Redis at {address} did not arrive: a proxy may drop messages")
     }
 }
 
-/// It has its causes in its text.
-impl Error for WithHint {}
+fn max_timeout(setting: &str) -> Duration {
+    if setting == "call_timeout" { MAX_CALL_TIMEOUT } else { MAX_CONNECT_TIMEOUT }
+}
 
-/// An error and its causes, each one once, in one line: a server may have chosen the words.
-pub(super) fn write_chain(error: &dyn Error, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+/// An error and its causes on one line, without control characters: a server may have chosen the
+/// text.
+pub(super) fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        let words = error.to_string();
-        if !text.contains(&words) {
-            text += &format!(": {words}");
+        let message = error.to_string();
+        if !text.contains(&message) {
+            text += &format!(": {message}");
         }
         cause = error.source();
     }
-    f.write_str(&escape_control(&text))
-}
-
-// === impl RedisConnectError ===
-
-impl fmt::Display for RedisConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::MissingUrl => f.write_str("the environment variable REDIS_URL is not set: redis://host:6379, for instance"),
-            Self::InvalidUrl(error) => {
-                f.write_str("the address of the Redis for locks cannot be read: ")?;
-                write_chain(&**error, f)
-            }
-            Self::InvalidTimeout { setting, value } => {
-                let longest = if *setting == "call_timeout" { MAX_CALL_TIMEOUT } else { MAX_CONNECT_TIMEOUT };
-                write!(f, "`{setting}` of the Redis for locks is {value:?}: it can be from {MIN_TIMEOUT:?} to {longest:?}")
-            }
-            Self::TlsNotEnabled => f.write_str(
-                "the Redis for locks is to be reached by TLS, and tower-lock was built without: turn on its feature `redis-tls`",
-            ),
-            Self::InvalidPrefix(prefix) => {
-                write!(f, "`{prefix}` cannot be the prefix of locks: 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`")
-            }
-            Self::Unreachable { address, source: _ } => {
-                write!(f, "the Redis for locks does not answer as it should ({address})")
-            }
-            Self::UnsupportedVersion { address, version } => {
-                write!(f, "the Redis for locks has version {version}, and at least 7.0 is needed ({address})")
-            }
-            Self::PermissionDenied { address, refusals } => {
-                let refusals = refusals.join("; ");
-                write!(
-                    f,
-                    "the Redis for locks refuses what is needed ({address}; docs/redis.md has the smallest ACL): {refusals}"
-                )
-            }
-            Self::PubSubUnavailable { address, receivers, received: true } => write!(
-                f,
-                "the Redis for locks reports {receivers} receivers of a message that arrived ({address}): a proxy between may hide the \
-                 subscribers, and locks need their number"
-            ),
-            Self::PubSubUnavailable { address, received: false, .. } => write!(
-                f,
-                "a message that was published on the Redis for locks did not arrive ({address}): a proxy between may drop messages"
-            ),
-        }
-    }
-}
-
-impl Error for RedisConnectError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Unreachable { source, .. } => Some(&**source),
-            _ => None,
-        }
-    }
+    escape_control(&text)
 }
 
 impl fmt::Debug for RedisConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_chain(self, f)
+        f.write_str(&error_chain(self))
     }
 }
 
@@ -372,17 +319,17 @@ mod tests {
     fn rejected_certificate_names_its_defect() {
         use rustls::{CertificateError, Error};
 
-        for (error, remedy) in [
+        for (error, hint) in [
             (CertificateError::NotValidForName, "for another host name"),
             (CertificateError::Expired, "has expired"),
             (CertificateError::NotValidYet, "not valid yet"),
             (CertificateError::UnknownIssuer, "`SSL_CERT_FILE`"),
         ] {
             let io = std::io::Error::new(std::io::ErrorKind::InvalidData, Error::InvalidCertificate(error));
-            let trouble = CallError::Redis(RedisError::from(io));
-            assert_eq!(trouble.kind(), StoreErrorKind::Refused);
-            let text = trouble.with_hint().to_string();
-            assert!(text.contains(remedy), "{text}");
+            let error = CallError::Redis(RedisError::from(io));
+            assert_eq!(error.kind(), StoreErrorKind::Refused);
+            let text = error.with_hint().to_string();
+            assert!(text.contains(hint), "{text}");
         }
     }
 }

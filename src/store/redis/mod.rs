@@ -1,9 +1,9 @@
-//! Locks in one Redis, for many instances of a service.
+//! Locks in one Redis, shared by the instances of a service.
 
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -31,9 +31,10 @@ use crate::limits::WARN_INTERVAL;
 use crate::{
     clock::{BootInstant, Clock},
     lock_key::LockKey,
+    sync::{Mutex, MutexGuard},
 };
 
-// In the order of a call: from the address to the reply.
+// In the order of a call: from the URL to the reply.
 mod builder;
 mod self_test;
 #[allow(
@@ -61,15 +62,17 @@ pub use self::{builder::RedisStoreBuilder, error::RedisConnectError};
 /// # }
 /// ```
 ///
-/// A lock is a hash of one field, the owner's id, as Redisson writes it: the two exclude each other. Who waits has a place in a list
-/// beside it, and is offered the lock by whoever gives it back, in the order of the list. `docs/redis.md` shows all of it, and what happens
-/// when Redis is slow, down, restarted or flushed.
+/// A lock is a hash of one field, the acquisition id, in the format of Redisson: locks of both
+/// libraries exclude each other. Waiters queue in a list next to it. A release offers the lock to
+/// the first live waiter. `docs/redis.md` has the data model, and the behaviour when Redis is slow,
+/// down, restarted or flushed.
 ///
-/// It has three connections: one that asks, one that renews and gives back, so that this never queues behind the first, and one that listens.
-/// Each is made again when it breaks.
+/// A store has three connections: one for acquisitions, one for renewals and releases, which never
+/// queue behind acquisitions, and one for messages. Each is replaced when it breaks.
 ///
-/// One Redis is one point of failure. While it cannot be reached nothing new is locked (503, not started), and what is held is lost at the end
-/// of its lease; if it forgets what it knew, two may hold one key, and only a [fencing token](crate::FencingToken) tells them apart.
+/// One Redis is a single point of failure. While it cannot be reached, no lock is acquired (503,
+/// not started), and a held lock is lost when its lease expires. If Redis loses data, two holders
+/// of one key can overlap. Use the [fencing token](crate::FencingToken) to reject stale writes.
 pub struct RedisStore {
     shared: Arc<Shared>,
 }
@@ -87,36 +90,38 @@ struct Shared {
 }
 
 impl RedisStore {
-    /// Connects to this address: `redis://user:password@host:port/database`, `rediss://` for TLS (feature `redis-tls`),
-    /// `unix:///path`.
+    /// Connects to a URL: `redis://user:password@host:port/database`, `rediss://` for TLS (feature
+    /// `redis-tls`), or `unix:///path`.
     ///
     /// # Errors
     ///
-    /// Whatever a [`RedisConnectError`] says: an address that cannot be read, no answer, too old a server, a right that is missing.
+    /// A [`RedisConnectError`]: the URL is invalid, the server cannot be reached or is too old, or
+    /// a permission is missing.
     pub async fn connect(url: &str) -> Result<Self, RedisConnectError> {
         Self::builder().connect(url).await
     }
 
-    /// Connects to the address in the environment variable `REDIS_URL`.
+    /// Connects to the URL in the environment variable `REDIS_URL`.
     ///
     /// # Errors
     ///
-    /// As of [`connect`](Self::connect); and there may be no such variable.
+    /// As of [`connect`](Self::connect), and [`RedisConnectError::MissingUrl`].
     pub async fn from_env() -> Result<Self, RedisConnectError> {
         Self::builder().from_env().await
     }
 
-    /// As [`connect`](Self::connect), but without waiting for Redis: the service starts though Redis is down. See
-    /// [`RedisStoreBuilder::connect_lazy`].
+    /// As [`connect`](Self::connect), but does not wait for Redis: the service starts while Redis
+    /// is down. See [`RedisStoreBuilder::connect_lazy`].
     ///
     /// # Errors
     ///
-    /// The address cannot be read.
+    /// The URL is invalid.
     pub fn connect_lazy(url: &str) -> Result<Self, RedisConnectError> {
         Self::builder().connect_lazy(url)
     }
 
-    /// Connects as the rest of the service does.
+    /// Connects to the address of a `deadpool` configuration. See
+    /// [`RedisStoreBuilder::from_config`].
     ///
     /// # Errors
     ///
@@ -125,9 +130,8 @@ impl RedisStore {
         Self::builder().from_config(config).await
     }
 
-    /// Takes its connections from your pool, but for the one that listens: no pool gives such a one, so it is made to this address.
-    ///
-    /// See [`RedisStoreBuilder::from_pool`].
+    /// Takes the connections for calls from a pool, and connects to this address for messages. See
+    /// [`RedisStoreBuilder::from_pool`].
     ///
     /// # Errors
     ///
@@ -136,95 +140,96 @@ impl RedisStore {
         Self::builder().from_pool(pool, address).await
     }
 
-    /// A store that is to be told something about itself.
+    /// Builder for a store with non-default settings.
     pub fn builder() -> RedisStoreBuilder {
         RedisStoreBuilder::default()
     }
 
-    /// Begins to count with the first poll: where a call is made there may be no runtime, and no time.
+    /// Starts the timeout at the first poll: the call itself may be outside of a runtime.
     fn call<T, F>(
         &self,
         operation: &'static str,
-        ask: impl FnOnce(Arc<Shared>, Instant) -> F + Send + 'static,
+        run: impl FnOnce(Arc<Shared>, Instant) -> F + Send + 'static,
     ) -> StoreFuture<T>
     where
         F: Future<Output = Result<T, CallError>> + Send + 'static,
     {
         let shared = Arc::clone(&self.shared);
         StoreFuture::new(async move {
-            let by = shared.subscriber.timeouts.call_deadline();
-            let answer = ask(shared, by);
-            answer.await.map_err(|trouble| trouble.into_store_error(operation))
+            let deadline = shared.subscriber.timeouts.call_deadline();
+            let reply = run(shared, deadline);
+            reply.await.map_err(|error| error.into_store_error(operation))
         })
     }
 }
 
 impl LockStore for RedisStore {
-    fn subscribe(&self, inbox: EventSink) {
-        self.shared.subscriber.add(inbox);
+    fn subscribe(&self, sink: EventSink) {
+        self.shared.subscriber.add(sink);
     }
 
-    fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
+    fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
         let called = self.shared.clock.now();
-        self.call("acquire", move |shared, by| async move {
-            let mut ask = ask;
-            let mut is_deaf = false;
-            if ask.if_busy == IfBusy::Enqueue {
-                shared.subscriber.wait_subscribed(ask.id.manager()).await;
-                is_deaf = shared.subscriber.is_disconnected();
-                if is_deaf {
-                    // What is free can be had all the same.
-                    ask.if_busy = IfBusy::Fail;
+        self.call("acquire", move |shared, deadline| async move {
+            let mut request = request;
+            let mut is_disconnected = false;
+            if request.if_busy == IfBusy::Enqueue {
+                shared.subscriber.wait_subscribed(request.id.manager()).await;
+                is_disconnected = shared.subscriber.is_disconnected();
+                if is_disconnected {
+                    // A free key can still be acquired.
+                    request.if_busy = IfBusy::Fail;
                 }
             }
-            let call = |until| shared.keyspace.acquire(&ask, until);
-            let answer = shared.call_before_expiry(called, ask.valid_for, by, call, proto::parse_acquire).await?;
-            shared.warn_if_no_ttl(&answer);
-            match answer {
-                AcquireReply::Busy { .. } if is_deaf => Err(CallError::NotSubscribed),
-                answer => Ok(answer),
+            let call = |expires_at| shared.keyspace.acquire(&request, expires_at);
+            let reply =
+                shared.call_before_expiry(called, request.valid_for, deadline, call, proto::parse_acquire).await?;
+            shared.warn_if_no_ttl(&reply);
+            match reply {
+                AcquireReply::Busy { .. } if is_disconnected => Err(CallError::NotSubscribed),
+                reply => Ok(reply),
             }
         })
     }
 
-    fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        self.call("renew", move |shared, by| async move {
-            let (call, is_asked) = shared.keyspace.renew(&asks);
-            Ok(proto::parse_renew(&shared.release_conn.query_retry(Query::EvalSha(&call), by).await?, &is_asked)?)
+    fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
+        self.call("renew", move |shared, deadline| async move {
+            let (call, is_sent) = shared.keyspace.renew(&requests);
+            Ok(proto::parse_renew(&shared.release_conn.query_retry(Query::EvalSha(&call), deadline).await?, &is_sent)?)
         })
     }
 
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        self.call("release", move |shared, by| async move {
-            // Nothing can be there, and an error would be repeated for as long as a lease.
-            let Ok(call) = shared.keyspace.release(&ask) else { return Ok(ReleaseReply::NotHolder) };
-            let reply = shared.release_conn.query_retry(Query::EvalSha(&call), by).await?;
+    fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        self.call("release", move |shared, deadline| async move {
+            // No lock can have this name, and the caller would repeat the release for a lease.
+            let Ok(call) = shared.keyspace.release(&request) else { return Ok(ReleaseReply::NotHolder) };
+            let reply = shared.release_conn.query_retry(Query::EvalSha(&call), deadline).await?;
             shared.check_fence(&reply);
             Ok(proto::parse_release(&reply)?)
         })
     }
 
-    fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
+    fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
         let called = self.shared.clock.now();
-        self.call("yield", move |shared, by| async move {
-            shared.subscriber.wait_subscribed(ask.next_id.manager()).await;
-            let call = |until| shared.keyspace.yield_to_queue(&ask, until);
-            shared.call_before_expiry(called, ask.valid_for, by, call, proto::parse_yield).await
+        self.call("yield", move |shared, deadline| async move {
+            shared.subscriber.wait_subscribed(request.next_id.manager()).await;
+            let call = |expires_at| shared.keyspace.yield_to_queue(&request, expires_at);
+            shared.call_before_expiry(called, request.valid_for, deadline, call, proto::parse_yield).await
         })
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
-        self.call("inspect", move |shared, by| async move {
+        self.call("inspect", move |shared, deadline| async move {
             let call = shared.keyspace.inspect(&key)?;
-            Ok(proto::parse_inspect(&shared.release_conn.query_retry(Query::EvalSha(&call), by).await?)?)
+            Ok(proto::parse_inspect(&shared.release_conn.query_retry(Query::EvalSha(&call), deadline).await?)?)
         })
     }
 
-    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        self.call("force-release", move |shared, by| async move {
-            let call = shared.keyspace.force(&ask)?;
-            // Once: somebody else may have the key when it is done again.
-            let reply = shared.release_conn.query(Query::EvalSha(&call), by).await?;
+    fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
+        self.call("force-release", move |shared, deadline| async move {
+            let call = shared.keyspace.force(&request)?;
+            // Not repeated: the next holder may have the key by then.
+            let reply = shared.release_conn.query(Query::EvalSha(&call), deadline).await?;
             shared.check_fence(&reply);
             Ok(proto::parse_force(&reply)?)
         })
@@ -235,10 +240,11 @@ impl LockStore for RedisStore {
     }
 
     fn health(&self) -> StoreFuture<()> {
-        self.call("health", move |shared, by| async move {
-            let (asks, ends) = tokio::join!(shared.acquire_conn.ping(by), shared.release_conn.ping(by));
-            asks.and(ends)?;
-            match shared.subscriber.check(by).await {
+        self.call("health", move |shared, deadline| async move {
+            let (acquire, release) =
+                tokio::join!(shared.acquire_conn.ping(deadline), shared.release_conn.ping(deadline));
+            acquire.and(release)?;
+            match shared.subscriber.check(deadline).await {
                 Check::Passed => {}
                 Check::Failed(error) => return Err(CallError::SelfTestFailed(error)),
                 Check::Pending => return Err(CallError::ConnectTimeout),
@@ -249,30 +255,30 @@ impl LockStore for RedisStore {
 }
 
 impl Shared {
-    /// How often a call is made again that came too late only because we had too low an idea of the server's clock: it did nothing, and its
-    /// answer says what time it is there.
+    /// Tries of a call that expired only because the estimate of the server's clock was too low. An
+    /// expired call does nothing, and its reply has the server's time.
     const MAX_TRIES: usize = 3;
 
-    /// A call that does nothing once `valid_for` has passed since it was made, by whichever clock.
+    /// Executes a call that does nothing later than `valid_for` after it was made, by either clock.
     async fn call_before_expiry<T>(
         &self,
         called: BootInstant,
         valid_for: Duration,
-        by: Instant,
+        deadline: Instant,
         call: impl Fn(i64) -> Result<ScriptCall, InvalidName>,
-        read: impl Fn(&Value) -> Result<(i64, Timed<T>), UnexpectedReply>,
+        parse: impl Fn(&Value) -> Result<(i64, Timed<T>), UnexpectedReply>,
     ) -> Result<T, CallError> {
         for _ in 0..Self::MAX_TRIES {
-            // A server whose clock we know nothing of is asked for it by a call that it finds too late.
-            let until = self.server_clock().expires_at(called, valid_for).unwrap_or(0);
-            // Once: whoever asked counts the calls that got no answer, and gives back what they may have been granted (I8).
-            let reply = self.acquire_conn.query(Query::EvalSha(&call(until)?), by).await?;
+            // Without an estimate, a call that has expired already fetches the server's time.
+            let expires_at = self.server_clock().expires_at(called, valid_for).unwrap_or(0);
+            // Not repeated: the caller releases what a call without a reply may have acquired (I8).
+            let reply = self.acquire_conn.query(Query::EvalSha(&call(expires_at)?), deadline).await?;
             let now = self.clock.now();
             self.check_fence(&reply);
-            let (server, answer) = read(&reply)?;
-            self.server_clock().observe(server, now);
-            match answer {
-                Timed::Done(answer) => return Ok(answer),
+            let (server_us, outcome) = parse(&reply)?;
+            self.server_clock().observe(server_us, now);
+            match outcome {
+                Timed::Done(reply) => return Ok(reply),
                 Timed::Expired if now.saturating_duration_since(called) >= valid_for => break,
                 Timed::Expired => {}
             }
@@ -281,7 +287,7 @@ impl Shared {
     }
 
     fn server_clock(&self) -> MutexGuard<'_, ServerClock> {
-        self.server_clock.lock().unwrap_or_else(PoisonError::into_inner)
+        self.server_clock.lock()
     }
 
     fn check_fence(&self, reply: &Value) {
@@ -290,45 +296,47 @@ impl Shared {
         }
     }
 
-    /// One warning in ten seconds: a stranger may write there again and again.
+    /// At most one warning in ten seconds: another program may write there repeatedly.
     fn warn_fence_replaced(&self) {
         #[cfg(feature = "tracing")]
         {
             let now = self.clock.now();
-            let mut warned = self.fence_warned_at.lock().unwrap_or_else(PoisonError::into_inner);
-            if warned.is_none_or(|warned| now.saturating_duration_since(warned) >= WARN_INTERVAL) {
-                *warned = Some(now);
-                drop(warned);
-                warn_fence_replaced(&self.keyspace, "something else");
+            let mut warned_at = self.fence_warned_at.lock();
+            if warned_at.is_none_or(|at| now.saturating_duration_since(at) >= WARN_INTERVAL) {
+                *warned_at = Some(now);
+                drop(warned_at);
+                warn_fence_replaced(&self.keyspace, "another value");
             }
         }
     }
 
-    /// Tells once of a lock that somebody else left without an end: nobody can have it before it is deleted.
-    fn warn_if_no_ttl(&self, answer: &AcquireReply) {
+    /// Warns once about a lock without a TTL, which another program wrote. It must be deleted by
+    /// hand.
+    fn warn_if_no_ttl(&self, reply: &AcquireReply) {
         let (AcquireReply::Queued { lease_left, .. }
         | AcquireReply::Busy { lease_left }
-        | AcquireReply::QueueFull { lease_left, .. }) = answer
+        | AcquireReply::QueueFull { lease_left, .. }) = reply
         else {
             return;
         };
         if *lease_left == Duration::MAX && !self.warned_of_missing_ttl.swap(true, Ordering::Relaxed) {
             #[cfg(feature = "tracing")]
-            tracing::warn!(target: "tower_lock", "a key in Redis has no TTL, so that it is locked for ever: nothing of ours writes such a one");
+            tracing::warn!(target: "tower_lock", "a key in Redis has no TTL and stays locked: tower-lock did not write it");
         }
     }
 }
 
-/// What stood where the last fence stands was none, and the clock of the server stands there now.
+/// Warns that the stored value was not a fence, and that a script replaced it by the server's
+/// clock.
 #[cfg_attr(not(feature = "tracing"), expect(unused_variables, reason = "there is no log"))]
-fn warn_fence_replaced(names: &Keyspace, stood: &str) {
+fn warn_fence_replaced(keyspace: &Keyspace, found: &str) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
         target: "tower_lock",
-        "where the last fencing token stands in Redis, `{key}`, there was {stood}: no number, or more than a day ahead of the clock of \
-         Redis. That clock stands there now, and tokens rise from it. Nothing else may write there. If the clock of Redis is wrong, set it and \
-         `DEL {key}`",
-        key = names.fence(),
+        "the key of the last fencing token in Redis, `{key}`, contained {found}: not a number, or more than a day ahead of the \
+         clock of Redis. It was set to that clock, and tokens increase from there. No other program may write to this key. If the \
+         clock of Redis is wrong, correct it and `DEL {key}`",
+        key = keyspace.fence(),
     );
 }
 
@@ -339,7 +347,7 @@ impl Drop for Shared {
 }
 
 impl fmt::Debug for RedisStore {
-    /// Without addresses: there may be a password in them.
+    /// Without the address, which may contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore").field("names", &self.shared.keyspace).finish_non_exhaustive()
     }

@@ -1,4 +1,4 @@
-//! The checks of a server before it is used.
+//! Checks of a server before it is used: version, permissions, pub/sub.
 
 use std::fmt;
 
@@ -15,10 +15,10 @@ use super::{
 };
 use crate::{lock_key::LockKey, process::Process, store::StoreErrorKind};
 
-/// Why the self-test came to no end.
+/// Error of the self-test.
 pub(super) struct SelfTestError {
     pub(super) error: RedisConnectError,
-    /// The server may be about to start.
+    /// Whether a retry may succeed: the server may be starting.
     pub(super) is_transient: bool,
 }
 
@@ -28,53 +28,53 @@ impl From<RedisConnectError> for SelfTestError {
     }
 }
 
-/// Everything that locks need, once; the connection that listened, and the server's clock.
-pub(super) async fn self_test(events: &Subscriber) -> Result<(PubSub, i64), SelfTestError> {
-    let limits = events.timeouts;
-    let address = || events.address.clone();
-    let failed = |trouble: CallError| {
+/// Executes every command that locks need. Returns the pub/sub connection and the server's clock.
+pub(super) async fn self_test(subscriber: &Subscriber) -> Result<(PubSub, i64), SelfTestError> {
+    let timeouts = subscriber.timeouts;
+    let address = || subscriber.address.clone();
+    let failed = |error: CallError| {
         use StoreErrorKind::{Failover, Timeout, Unavailable};
 
-        let may_pass = matches!(trouble.kind(), Failover | Timeout | Unavailable);
-        let error = RedisConnectError::Unreachable { address: address(), source: trouble.with_hint() };
+        let may_pass = matches!(error.kind(), Failover | Timeout | Unavailable);
+        let error = RedisConnectError::Unreachable { address: address(), source: error.with_hint() };
         SelfTestError { error, is_transient: may_pass }
     };
     let all_refused =
         |refusals| SelfTestError::from(RedisConnectError::PermissionDenied { address: address(), refusals });
     let refused = |error: &dyn fmt::Display| all_refused(vec![escape_control(&error.to_string())]);
-    let [asks, ends] = &events.connections;
-    // To connect may take longer than a call.
-    asks.ready().await.map_err(failed)?;
-    ends.ready().await.map_err(failed)?;
-    check_server(asks, &events.address, &failed).await?;
-    let once = format!("self-test:{:016x}", Process::default().random_bits());
-    let channel = events.keyspace.inbox(&once);
-    let mut listener = events.connect().await.map_err(failed)?;
-    match timeout(limits.call, listener.subscribe(&channel)).await {
+    let [acquire_conn, release_conn] = &subscriber.connections;
+    // Connecting may take longer than a call.
+    acquire_conn.ready().await.map_err(failed)?;
+    release_conn.ready().await.map_err(failed)?;
+    check_server(acquire_conn, &subscriber.address, &failed).await?;
+    let test_id = format!("self-test:{:016x}", Process::default().random_bits());
+    let channel = subscriber.keyspace.inbox(&test_id);
+    let mut pubsub = subscriber.connect().await.map_err(failed)?;
+    match timeout(timeouts.call, pubsub.subscribe(&channel)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) if error.code() == Some("NOPERM") => return Err(refused(&error)),
         Ok(Err(error)) => return Err(failed(error.into())),
         Err(_) => return Err(failed(CallError::NoReply)),
     }
-    let key = LockKey::from(("self-test", once.as_str()));
-    let call = events.keyspace.self_test(&key, &channel, "1 hello").map_err(|name| failed(name.into()))?;
-    let run = async |question| {
-        // By the connection that was not used yet.
-        ends.query(question, limits.call_deadline()).await.map_err(|trouble| match trouble {
-            // It may not even run a script.
+    let key = LockKey::from(("self-test", test_id.as_str()));
+    let call = subscriber.keyspace.self_test(&key, &channel, "1 hello").map_err(|name| failed(name.into()))?;
+    let run = async |query| {
+        // On the connection that is not yet in use.
+        release_conn.query(query, timeouts.call_deadline()).await.map_err(|error| match error {
+            // The user lacks the permission to run scripts.
             CallError::Redis(error) if error.code() == Some("NOPERM") => refused(&error),
-            trouble => failed(trouble),
+            error => failed(error),
         })
     };
-    // By its text and by its hash: after a restart the first one is needed, whoever may have taught the server now.
-    let read = |reply| proto::parse_self_test(&reply).map_err(|misread| failed(misread.into()));
-    // Of what is no fence only the first one hears: it has put the clock there.
-    let no_fence = read(run(Query::Eval(&call)).await?)?.invalid_fence;
-    let SelfTestReport { now, receivers, refused: refusals, .. } = read(run(Query::EvalSha(&call)).await?)?;
+    // By its text and by its hash: after a restart of the server the text is needed, too.
+    let parse = |reply| proto::parse_self_test(&reply).map_err(|error| failed(error.into()));
+    // Only the first run reports an invalid fence, because it replaces it.
+    let invalid_fence = parse(run(Query::Eval(&call)).await?)?.invalid_fence;
+    let SelfTestReport { now, receivers, refused: refusals, .. } = parse(run(Query::EvalSha(&call)).await?)?;
     if let Some(first) = refusals.first() {
-        // A replica, or no memory: that is no matter of rights, and has a remedy of its own.
-        let said = first.split_once(": ").map_or(first.as_str(), |(_, said)| said);
-        let (code, detail) = said.split_once(' ').unwrap_or((said, ""));
+        // A known error, such as that of a replica or of full memory, has a hint of its own.
+        let message = first.split_once(": ").map_or(first.as_str(), |(_, message)| message);
+        let (code, detail) = message.split_once(' ').unwrap_or((message, ""));
         let is_known = !matches!(code, "ERR" | "NOPERM");
         return Err(if is_known {
             failed(make_extension_error(code.to_owned(), Some(detail.to_owned())).into())
@@ -82,33 +82,34 @@ pub(super) async fn self_test(events: &Subscriber) -> Result<(PubSub, i64), Self
             all_refused(refusals)
         });
     }
-    if let Some(no_fence) = no_fence {
-        warn_fence_replaced(&events.keyspace, &no_fence);
+    if let Some(found) = invalid_fence {
+        warn_fence_replaced(&subscriber.keyspace, &found);
     }
-    let came = matches!(timeout(limits.call, listener.on_message().next()).await, Ok(Some(_)));
-    if !came || receivers == 0 {
-        return Err(RedisConnectError::PubSubUnavailable { address: address(), receivers, received: came }.into());
+    let received = matches!(timeout(timeouts.call, pubsub.on_message().next()).await, Ok(Some(_)));
+    if !received || receivers == 0 {
+        return Err(RedisConnectError::PubSubUnavailable { address: address(), receivers, received }.into());
     }
-    timeout(limits.call, listener.unsubscribe(&channel))
+    timeout(timeouts.call, pubsub.unsubscribe(&channel))
         .await
         .map_err(|_| failed(CallError::NoReply))?
         .map_err(|error| failed(error.into()))?;
-    Ok((listener, now))
+    Ok((pubsub, now))
 }
 
-/// Its version, and whether it may throw locks away. Asked of `INFO`, because a server that somebody else runs has no `CONFIG`.
+/// Checks the version and the eviction policy, by `INFO`: managed servers have no `CONFIG`.
 async fn check_server(
-    lane: &SharedConnection,
+    connection: &SharedConnection,
     address: &str,
     failed: &(dyn Fn(CallError) -> SelfTestError + Sync),
 ) -> Result<(), SelfTestError> {
-    let section =
-        async |name: &str| match lane.query(Query::Command(cmd("INFO").arg(name)), lane.timeouts.call_deadline()).await
-        {
-            Ok(info) => Ok(from_redis_value::<String>(info).ok()),
-            Err(CallError::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
-            Err(trouble) => Err(failed(trouble)),
-        };
+    let section = async |name: &str| match connection
+        .query(Query::Command(cmd("INFO").arg(name)), connection.timeouts.call_deadline())
+        .await
+    {
+        Ok(info) => Ok(from_redis_value::<String>(info).ok()),
+        Err(CallError::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
+        Err(error) => Err(failed(error)),
+    };
     let (server, memory) = (section("server").await?, section("memory").await?);
     match server.as_deref().and_then(|info| info_field(info, "redis_version")) {
         Some(version) if is_unsupported(version) => {
@@ -119,14 +120,13 @@ async fn check_server(
             .into());
         }
         Some(_) => {}
-        None => warn("its version cannot be read (`INFO server`): locks need Redis 7.0"),
+        None => warn("its version cannot be read (`INFO server`): at least Redis 7.0 is required"),
     }
     let memory = memory.unwrap_or_default();
     let policy = info_field(&memory, "maxmemory_policy").unwrap_or("noeviction");
     if policy != "noeviction" && info_field(&memory, "maxmemory").is_some_and(|max| max != "0") {
         warn(
-            "its `maxmemory-policy` throws keys away when memory is short, and a lock that is thrown away is a lock for two: \
-              use `noeviction`",
+            "its `maxmemory-policy` evicts keys when memory is short, and an evicted lock has two holders: use `noeviction`",
         );
     }
     Ok(())
@@ -136,14 +136,14 @@ fn info_field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// Older than 7.0. What cannot be read as a version is not.
+/// Whether a version is older than 7.0. An unreadable version is not.
 fn is_unsupported(version: &str) -> bool {
     version.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major < 7)
 }
 
 #[cfg(feature = "tracing")]
-fn warn(what: &'static str) {
-    tracing::warn!(target: "tower_lock", "the Redis for locks: {what}");
+fn warn(message: &'static str) {
+    tracing::warn!(target: "tower_lock", "Redis: {message}");
 }
 
 #[cfg(not(feature = "tracing"))]
@@ -155,10 +155,10 @@ mod tests {
 
     #[test]
     fn versions_before_7_are_too_old_and_unknown_ones_pass() {
-        for (version, too_old) in
+        for (version, unsupported) in
             [("6.2.14", true), ("7.0.15", false), ("7.2.4", false), ("10.1", false), ("unstable", false)]
         {
-            assert_eq!(is_unsupported(version), too_old, "{version}");
+            assert_eq!(is_unsupported(version), unsupported, "{version}");
         }
         assert_eq!(info_field("# Server\r\nredis_version:7.0.15\r\nredis_mode:x\r\n", "redis_version"), Some("7.0.15"));
         assert_eq!(info_field("maxmemory_human:0B\r\nmaxmemory:5\r\n", "maxmemory"), Some("5"));

@@ -1,9 +1,10 @@
-//! Connections of our own: what one reply or one message may be long has a limit, and a farewell is heard.
+//! Sockets that bound the length of a reply and keep an error that the server sends before it
+//! closes.
 
 use std::{
     io,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -21,15 +22,17 @@ use tokio::{
 };
 
 use super::proto::escape_control;
+use crate::sync::Mutex;
 
-/// Bytes of one reply or one message. Of ours the longest is one of `INFO`, some thousand; a server that lies, or a stranger that writes to a
-/// lock, must not fill the memory of this process.
+/// The most bytes of one reply or one message. The longest expected one is that of `INFO`, some
+/// thousand. A faulty server, or foreign data in a lock, must not exhaust the memory of this
+/// process.
 pub(super) const MAX_REPLY_BYTES: usize = 1 << 20;
 
-/// Calls that may wait for the socket; those behind them wait for their turn.
+/// The most calls that wait for the socket; further calls wait for capacity.
 const PIPELINE_CAPACITY: usize = 1024;
 
-/// Makes connections to one address.
+/// Connects to one address.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
     client: Arc<Client>,
@@ -37,7 +40,8 @@ pub(super) struct Connector {
     call_timeout: Duration,
 }
 
-/// A connection, and the task that drives it: without the handle it would wait for replies that never come.
+/// A connection and the task that drives it. The last handle aborts the task, which would otherwise
+/// wait for replies for ever.
 #[derive(Clone)]
 pub(super) struct Connected {
     pub(super) connection: MultiplexedConnection,
@@ -50,14 +54,15 @@ trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Socket for S {}
 
-/// A socket whose replies are counted.
+/// A socket that bounds the length of each reply.
 struct BoundedSocket {
     inner: Box<dyn Socket>,
     reply: ReplyLength,
     closing_error: ClosingError,
 }
 
-/// The first line that the server sent, if it is an error: it may have closed the connection behind it, before anything was asked.
+/// The first line of the server, if it is an error: the server may have closed the connection after
+/// it, before any call.
 #[derive(Clone, Default)]
 struct ClosingError(Arc<Mutex<Vec<u8>>>);
 
@@ -66,38 +71,40 @@ impl Connector {
         Self { client: Arc::new(client), connect_timeout, call_timeout }
     }
 
-    /// One on which is asked.
+    /// Connects for calls.
     pub(super) async fn connect(&self) -> RedisResult<Connected> {
-        // Timeouts are ours: each call has one, and so has each connection that is made.
+        // The callers have timeouts of their own, for each call and for each connect.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.connect_timeout))
             .set_response_timeout(Some(2 * self.call_timeout))
             .set_pipeline_buffer_size(PIPELINE_CAPACITY);
-        let Some((socket, farewell)) = self.socket().await? else {
-            // The library keeps its TLS to itself: what comes that way has no limit but the timeouts.
+        let Some((socket, closing_error)) = self.socket().await? else {
+            // The library does not expose its TLS stream: replies over TLS have no bound but
+            // timeouts.
             let connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
             return Ok(Connected::from(connection));
         };
         let settings = self.client.get_connection_info().redis_settings();
         let made = MultiplexedConnection::new_with_config(settings, socket, config).await;
-        let (connection, driver) = made.map_err(|error| farewell.or_instead_of(error))?;
+        let (connection, driver) = made.map_err(|error| closing_error.in_place_of(error))?;
         let driver = Handle::current().spawn(driver).abort_handle();
         Ok(Connected { connection, _driver: Some(Arc::new(DriverTask(driver))) })
     }
 
-    /// One that listens.
+    /// Connects for messages.
     pub(super) async fn connect_pubsub(&self) -> RedisResult<PubSub> {
-        let Some((socket, farewell)) = self.socket().await? else { return self.client.get_async_pubsub().await };
+        let Some((socket, closing_error)) = self.socket().await? else { return self.client.get_async_pubsub().await };
         let settings = self.client.get_connection_info().redis_settings();
-        PubSub::new(settings, socket).await.map_err(|error| farewell.or_instead_of(error))
+        PubSub::new(settings, socket).await.map_err(|error| closing_error.in_place_of(error))
     }
 
-    /// `None`: it is by TLS.
+    /// `None`: the address requires TLS.
     async fn socket(&self) -> RedisResult<Option<(BoundedSocket, ClosingError)>> {
         let inner: Box<dyn Socket> = match self.client.get_connection_info().addr() {
             ConnectionAddr::Tcp(host, port) => {
                 let stream = TcpStream::connect((host.as_str(), *port)).await?;
-                // What is sent goes out at once, and does not wait for the reply to what was sent before.
+                // Without Nagle's algorithm, a call does not wait for the reply to the previous
+                // one.
                 stream.set_nodelay(true)?;
                 Box::new(stream)
             }
@@ -105,8 +112,11 @@ impl Connector {
             ConnectionAddr::Unix(path) => Box::new(tokio::net::UnixStream::connect(path).await?),
             _ => return Ok(None),
         };
-        let farewell = ClosingError::default();
-        Ok(Some((BoundedSocket { inner, reply: ReplyLength::default(), closing_error: farewell.clone() }, farewell)))
+        let closing_error = ClosingError::default();
+        Ok(Some((
+            BoundedSocket { inner, reply: ReplyLength::default(), closing_error: closing_error.clone() },
+            closing_error,
+        )))
     }
 }
 
@@ -132,25 +142,25 @@ impl ClosingError {
     const MAX_BYTES: usize = 256;
 
     fn record(&self, bytes: &[u8]) {
-        let mut line = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut line = self.0.lock();
         let begins = line.first().or(bytes.first());
         let ended = line.len() >= Self::MAX_BYTES || line.contains(&b'\n');
         if begins == Some(&b'-') && !ended {
-            let room = Self::MAX_BYTES - line.len();
-            line.extend(&bytes[..bytes.len().min(room)]);
+            let capacity = Self::MAX_BYTES - line.len();
+            line.extend(&bytes[..bytes.len().min(capacity)]);
         } else if line.is_empty() {
-            // Another reply came first.
+            // The first reply is not an error.
             line.push(b'\n');
         }
     }
 
-    /// What the server said before it closed the connection, in the place of an error that says that it did.
-    fn or_instead_of(&self, error: RedisError) -> RedisError {
-        let line = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Replaces an I/O error by the error that the server sent before it closed the connection.
+    fn in_place_of(&self, error: RedisError) -> RedisError {
+        let line = self.0.lock();
         let text = String::from_utf8_lossy(&line);
         match text.lines().next().and_then(|line| line.strip_prefix('-')) {
-            Some(said) if error.is_io_error() => {
-                let (code, detail) = said.split_once(' ').unwrap_or((said, ""));
+            Some(message) if error.is_io_error() => {
+                let (code, detail) = message.split_once(' ').unwrap_or((message, ""));
                 make_extension_error(escape_control(code), Some(escape_control(detail)))
             }
             _ => error,
@@ -164,7 +174,7 @@ impl AsyncRead for BoundedSocket {
         let before = buf.filled().len();
         ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
         let read = &buf.filled()[before..];
-        if this.closing_error.0.lock().unwrap_or_else(PoisonError::into_inner).last() != Some(&b'\n') {
+        if this.closing_error.0.lock().last() != Some(&b'\n') {
             this.closing_error.record(read);
         }
         if this.reply.exceeds_limit(read) {
@@ -180,7 +190,8 @@ impl AsyncWrite for BoundedSocket {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
 
         match ready!(Pin::new(&mut self.inner).poll_write(cx, buf)) {
-            // The server has closed it, and may have said why: that can be read still. Else the next read says that it is closed.
+            // The server has closed the connection and may have sent a reason, which can still be
+            // read. Else the next read fails.
             Err(error) if matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset) => {
                 Poll::Ready(Ok(buf.len()))
             }
@@ -197,15 +208,16 @@ impl AsyncWrite for BoundedSocket {
     }
 }
 
-/// How much of one reply has come: bytes, and where it ends. What is no RESP has no end, and so a limit, too.
+/// The length of one RESP reply so far, and its end. Data that is not RESP has no end, and exceeds
+/// the limit.
 #[derive(Debug)]
 struct ReplyLength {
     bytes: usize,
-    /// Values that are still to come.
+    /// Values that follow.
     values_left: u64,
-    /// Bytes of a text that are still to come, its line break included.
+    /// Bytes of a text that follow, its line break included.
     text_left: u64,
-    /// The line that says what comes: its first byte, and its number.
+    /// The header line of a value: its first byte, and its number.
     kind: u8,
     number: Option<u64>,
     is_negative: bool,
@@ -218,7 +230,7 @@ impl Default for ReplyLength {
 }
 
 impl ReplyLength {
-    /// Whether this reply is too long, now that these bytes have come.
+    /// Adds bytes. Returns whether the reply exceeds the limit.
     fn exceeds_limit(&mut self, mut read: &[u8]) -> bool {
         while !read.is_empty() {
             if self.text_left > 0 {
@@ -234,7 +246,8 @@ impl ReplyLength {
                 self.header_byte(read[0]);
                 read = &read[1..];
             }
-            // A text that is too long is known to be before it has come.
+            // The header announces the length of a text: a long one exceeds the limit before it
+            // arrives.
             if self.bytes > MAX_REPLY_BYTES || self.text_left > MAX_REPLY_BYTES as u64 {
                 return true;
             }
@@ -252,7 +265,7 @@ impl ReplyLength {
                 match (std::mem::take(&mut self.kind), number) {
                     (b'$' | b'=' | b'!', Some(length)) => self.text_left = length.saturating_add(2),
                     (b'*' | b'~' | b'>', Some(values)) => self.value_ended(values),
-                    // Of an attribute the value itself comes behind.
+                    // The value of an attribute follows its pairs.
                     (b'|', Some(pairs)) => self.value_ended(pairs.saturating_mul(2).saturating_add(1)),
                     (b'%', Some(pairs)) => self.value_ended(pairs.saturating_mul(2)),
                     _ => self.value_ended(0),
@@ -264,12 +277,12 @@ impl ReplyLength {
                 self.number = self.number.map(|number| number.saturating_mul(10).saturating_add(digit));
             }
             b'\r' => {}
-            // A text, or a number that is none.
+            // A text, or an invalid number.
             _ => self.number = None,
         }
     }
 
-    /// One value has ended, or has turned out to be so many others.
+    /// One value has ended, or is an aggregate of `others`.
     fn value_ended(&mut self, others: u64) {
         self.values_left = self.values_left.saturating_sub(1).saturating_add(others);
         if self.values_left == 0 {
@@ -282,7 +295,7 @@ impl ReplyLength {
 mod tests {
     use super::*;
 
-    fn whole(replies: &[u8]) -> ReplyLength {
+    fn measure(replies: &[u8]) -> ReplyLength {
         let mut reply = ReplyLength::default();
         assert!(!reply.exceeds_limit(replies));
         reply
@@ -308,13 +321,13 @@ mod tests {
             &long,
         ] {
             let many = reply.repeat(3_000_000 / reply.len());
-            assert_eq!((whole(many.as_bytes()).bytes, whole(many.as_bytes()).values_left), (0, 1), "{reply:?}");
-            // However it is cut.
-            let mut cut = ReplyLength::default();
+            assert_eq!((measure(many.as_bytes()).bytes, measure(many.as_bytes()).values_left), (0, 1), "{reply:?}");
+            // Byte by byte.
+            let mut bytewise = ReplyLength::default();
             for byte in reply.repeat(3).bytes() {
-                assert!(!cut.exceeds_limit(&[byte]));
+                assert!(!bytewise.exceeds_limit(&[byte]));
             }
-            assert_eq!((cut.bytes, cut.values_left), (0, 1), "{reply:?}");
+            assert_eq!((bytewise.bytes, bytewise.values_left), (0, 1), "{reply:?}");
         }
     }
 

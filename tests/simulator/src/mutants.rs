@@ -145,7 +145,7 @@ pub const MUTANTS: &[Mutant] = &[
         "acquire looks at the lock alone",
         &[
             patch("acquire", "redis.call('EXISTS', KEYS[2], KEYS[3]) == 0", "redis.call('EXISTS', KEYS[2]) == 0"),
-            everywhere("local next = give_on(fences, lock, line, id, offer_ms)", "local next = false"),
+            everywhere("local next = offer_next(fence_key, lock, queue, id, offer_ms)", "local next = false"),
         ],
     ),
     script("fence_clock", "the fence is the clock", &[everywhere("if last >= fence then", "if false then")])
@@ -153,7 +153,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "release_any",
         "a release does not look whose the key is",
-        &[patch("release", "unless_it_is_another_type('HDEL', KEYS[2], ARGV[1])", "redis.pcall('DEL', KEYS[2])")],
+        &[patch("release", "ignore_wrong_type('HDEL', KEYS[2], ARGV[1])", "redis.pcall('DEL', KEYS[2])")],
     ),
     script(
         "renew_blind",
@@ -163,7 +163,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "leave_no_lock",
         "a release takes only the place in the line",
-        &[patch("release", "unless_it_is_another_type('HDEL', KEYS[2], ARGV[1]) ~= 1", "true")],
+        &[patch("release", "ignore_wrong_type('HDEL', KEYS[2], ARGV[1]) ~= 1", "true")],
     ),
     script(
         "leave_no_pass",
@@ -177,12 +177,12 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "abandon_no_lrem",
         "a release that finds no lock leaves the place in the line",
-        &[patch("release", "unless_it_is_another_type('LREM', KEYS[3], 1, ARGV[1])", "")],
+        &[patch("release", "ignore_wrong_type('LREM', KEYS[3], 1, ARGV[1])", "")],
     ),
     script(
         "leave_raises",
         "a release at a key of another type is an error",
-        &[patch("release", "not string.find(got.err, 'WRONGTYPE', 1, true)", "true")],
+        &[patch("release", "not string.find(result.err, 'WRONGTYPE', 1, true)", "true")],
     ),
     script(
         "end_keeps_field",
@@ -201,12 +201,12 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "no_purge",
         "a full line keeps the entries of the dead",
-        &[everywhere("if waiting >= places then waiting = without_the_dead(line, waiting) end", "")],
+        &[everywhere("if waiting >= capacity then waiting = drop_dead(queue, waiting) end", "")],
     ),
     script(
         "dup_line",
         "enters the line without a look",
-        &[everywhere("local before = redis.call('LPOS', line, id)", "local before = nil")],
+        &[everywhere("local ahead = redis.call('LPOS', queue, id)", "local ahead = nil")],
     ),
     script(
         "offer_no_ttl",
@@ -216,7 +216,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "line_short_ttl",
         "a place lasts for less than a check-in",
-        &[everywhere("redis.call('PEXPIRE', line, place_ms)", "redis.call('PEXPIRE', line, 700)")],
+        &[everywhere("redis.call('PEXPIRE', queue, entry_ms)", "redis.call('PEXPIRE', queue, 700)")],
     ),
     script(
         "yield_keeps_own",
@@ -226,7 +226,7 @@ pub const MUTANTS: &[Mutant] = &[
     script(
         "yield_any_fence",
         "a copy of a yield does not see that it was done",
-        &[patch("yield", "stands and stands ~= ARGV[8]", "false")],
+        &[patch("yield", "stored and stored ~= ARGV[8]", "false")],
     )
     .with("copies"),
     script(

@@ -1,4 +1,4 @@
-//! What is asked and what is answered, as scripts and their replies. Pure.
+//! Requests as calls of scripts, and replies of scripts. Pure.
 
 use std::time::Duration;
 
@@ -17,86 +17,91 @@ use crate::{
     },
 };
 
-/// A reply that no script of ours gives.
-#[derive(Debug)]
+/// Error of a reply that no script of this crate sends.
+#[derive(Debug, thiserror::Error)]
+#[error("unexpected reply: does another program write to these keys, or is there a proxy in between?")]
 pub struct UnexpectedReply;
 
-/// What came of a call that has to run in time.
+/// The result of a call that expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timed<T> {
-    /// It ran in time.
+    /// The call was executed.
     Done(T),
-    /// It came too late, and did nothing.
+    /// The call had expired, and did nothing.
     Expired,
 }
 
-/// In microseconds, the year 2001: no fence of ours is smaller.
+/// The least fence of this crate, in microseconds: the year 2001.
 const MIN_FENCE: u64 = 1_000_000_000_000_000;
 
-// === what is asked ===
+// === requests ===
 
 impl Keyspace {
-    /// `until`: by the server's clock, in microseconds.
-    pub fn acquire(&self, ask: &AcquireRequest, until: i64) -> Result<ScriptCall, InvalidName> {
-        let lines_up = if ask.if_busy == IfBusy::Enqueue { "1" } else { "0" };
+    /// The call of an acquire. `expires_at` is in microseconds of the server's clock.
+    pub fn acquire(&self, request: &AcquireRequest, expires_at: i64) -> Result<ScriptCall, InvalidName> {
+        let enqueue = if request.if_busy == IfBusy::Enqueue { "1" } else { "0" };
         let args = vec![
-            ask.id.to_string(),
-            until.to_string(),
-            ms(ask.lease),
-            lines_up.to_owned(),
-            ms(ask.queue.offer_ttl),
-            ms(ask.queue.entry_ttl),
-            ask.queue.capacity.to_string(),
+            request.id.to_string(),
+            expires_at.to_string(),
+            ms(request.lease),
+            enqueue.to_owned(),
+            ms(request.queue.offer_ttl),
+            ms(request.queue.entry_ttl),
+            request.queue.capacity.to_string(),
         ];
-        self.call(&ACQUIRE, &ask.key, args)
+        self.call(&ACQUIRE, &request.key, args)
     }
 
-    /// One call for all of them; one with a name that cannot be is left out, and is answered in its place.
-    pub fn renew(&self, asks: &[RenewRequest]) -> (ScriptCall, Vec<bool>) {
-        let (mut keys, mut args) = (Vec::with_capacity(asks.len()), Vec::with_capacity(2 * asks.len()));
-        let is_asked = asks.iter().map(|ask| {
-            let Ok(lock) = self.lock(&ask.key) else { return false };
+    /// One call for all renewals, and which of them it contains: an invalid name is omitted.
+    pub fn renew(&self, requests: &[RenewRequest]) -> (ScriptCall, Vec<bool>) {
+        let (mut keys, mut args) = (Vec::with_capacity(requests.len()), Vec::with_capacity(2 * requests.len()));
+        let is_sent = requests.iter().map(|request| {
+            let Ok(lock) = self.lock(&request.key) else { return false };
             keys.push(lock);
-            args.extend([ask.id.to_string(), ms(ask.lease)]);
+            args.extend([request.id.to_string(), ms(request.lease)]);
             true
         });
-        let is_asked = is_asked.collect();
-        (ScriptCall { script: &RENEW, keys, args }, is_asked)
+        let is_sent = is_sent.collect();
+        (ScriptCall { script: &RENEW, keys, args }, is_sent)
     }
 
-    /// Gives back.
-    pub fn release(&self, ask: &ReleaseRequest) -> Result<ScriptCall, InvalidName> {
-        self.call(&RELEASE, &ask.key, vec![ask.id.to_string(), ms(ask.block_for), ms(ask.queue.offer_ttl)])
+    /// The call of a release.
+    pub fn release(&self, request: &ReleaseRequest) -> Result<ScriptCall, InvalidName> {
+        self.call(
+            &RELEASE,
+            &request.key,
+            vec![request.id.to_string(), ms(request.block_for), ms(request.queue.offer_ttl)],
+        )
     }
 
-    /// `until`: by the server's clock, in microseconds.
-    pub fn yield_to_queue(&self, ask: &YieldRequest, until: i64) -> Result<ScriptCall, InvalidName> {
+    /// The call of a yield. `expires_at` is in microseconds of the server's clock.
+    pub fn yield_to_queue(&self, request: &YieldRequest, expires_at: i64) -> Result<ScriptCall, InvalidName> {
         let args = vec![
-            ask.next_id.to_string(),
-            until.to_string(),
-            ms(ask.lease),
-            ask.id.to_string(),
-            ms(ask.queue.offer_ttl),
-            ms(ask.queue.entry_ttl),
-            ask.queue.capacity.to_string(),
-            ask.fence.to_string(),
+            request.next_id.to_string(),
+            expires_at.to_string(),
+            ms(request.lease),
+            request.id.to_string(),
+            ms(request.queue.offer_ttl),
+            ms(request.queue.entry_ttl),
+            request.queue.capacity.to_string(),
+            request.fence.to_string(),
         ];
-        self.call(&YIELD, &ask.key, args)
+        self.call(&YIELD, &request.key, args)
     }
 
-    /// Takes away.
-    pub fn force(&self, ask: &ForceReleaseRequest) -> Result<ScriptCall, InvalidName> {
-        self.call(&FORCE, &ask.key, vec![ms(ask.block_for), ms(ask.queue.offer_ttl)])
+    /// The call of a force release.
+    pub fn force(&self, request: &ForceReleaseRequest) -> Result<ScriptCall, InvalidName> {
+        self.call(&FORCE, &request.key, vec![ms(request.block_for), ms(request.queue.offer_ttl)])
     }
 
-    /// Looks.
+    /// The call of an inspect.
     pub fn inspect(&self, key: &LockKey) -> Result<ScriptCall, InvalidName> {
         let lock = self.lock(key)?;
-        let line = self.queue(&lock);
-        Ok(ScriptCall { script: &INSPECT, keys: vec![lock, line], args: Vec::new() })
+        let queue = self.queue(&lock);
+        Ok(ScriptCall { script: &INSPECT, keys: vec![lock, queue], args: Vec::new() })
     }
 
-    /// Tries everything on a key of its own.
+    /// The call of the self-test, on a key of its own.
     pub fn self_test(&self, key: &LockKey, inbox: &str, message: &str) -> Result<ScriptCall, InvalidName> {
         self.call(&SELF_TEST, key, vec![inbox.to_owned(), message.to_owned()])
     }
@@ -108,50 +113,50 @@ impl Keyspace {
         args: Vec<String>,
     ) -> Result<ScriptCall, InvalidName> {
         let lock = self.lock(key)?;
-        let line = self.queue(&lock);
-        Ok(ScriptCall { script, keys: vec![self.fence(), lock, line], args })
+        let queue = self.queue(&lock);
+        Ok(ScriptCall { script, keys: vec![self.fence(), lock, queue], args })
     }
 }
 
-/// Redis counts whole milliseconds. Rounded up: what is kept is kept for at least as long.
+/// Whole milliseconds, rounded up: a lease is never shorter than requested.
 fn ms(duration: Duration) -> String {
     duration.as_nanos().div_ceil(1_000_000).to_string()
 }
 
-// === what is answered ===
+// === replies ===
 
-/// What the server's clock said, and what came of an acquire.
+/// The server's time and the result of an acquire.
 pub fn parse_acquire(reply: &Value) -> Result<(i64, Timed<AcquireReply>), UnexpectedReply> {
-    let (now, words) = timed(reply)?;
-    let answer = match words {
-        [late] if is(late, "late") => Timed::Expired,
-        words => Timed::Done(parse_acquire_reply(words)?),
+    let (now, elements) = timed(reply)?;
+    let reply = match elements {
+        [expired] if is(expired, "late") => Timed::Expired,
+        elements => Timed::Done(parse_acquire_reply(elements)?),
     };
-    Ok((now, answer))
+    Ok((now, reply))
 }
 
-/// What the server's clock said, and what came of a yield.
+/// The server's time and the result of a yield.
 pub fn parse_yield(reply: &Value) -> Result<(i64, Timed<YieldReply>), UnexpectedReply> {
-    let (now, words) = timed(reply)?;
-    let answer = match words {
-        [late] if is(late, "late") => Timed::Expired,
+    let (now, elements) = timed(reply)?;
+    let reply = match elements {
+        [expired] if is(expired, "late") => Timed::Expired,
         [extended, fence] if is(extended, "extended") => {
             Timed::Done(YieldReply::Extended { fence: parse_fence(fence)? })
         }
-        words => Timed::Done(YieldReply::NotHolder(parse_acquire_reply(words)?)),
+        elements => Timed::Done(YieldReply::NotHolder(parse_acquire_reply(elements)?)),
     };
-    Ok((now, answer))
+    Ok((now, reply))
 }
 
-/// What came of renewals; of those that were asked for, in the order of all.
-pub fn parse_renew(reply: &Value, is_asked: &[bool]) -> Result<Vec<RenewReply>, UnexpectedReply> {
-    let Value::Array(answers) = reply else { return Err(UnexpectedReply) };
-    let mut answers = answers.iter();
-    let all = is_asked.iter().map(|is_asked| {
-        if !is_asked {
+/// The results of all renewals; `is_sent` says which of them the call contained.
+pub fn parse_renew(reply: &Value, is_sent: &[bool]) -> Result<Vec<RenewReply>, UnexpectedReply> {
+    let Value::Array(replies) = reply else { return Err(UnexpectedReply) };
+    let mut replies = replies.iter();
+    let all = is_sent.iter().map(|is_sent| {
+        if !is_sent {
             return Ok(RenewReply::NotHolder);
         }
-        match answers.next() {
+        match replies.next() {
             Some(Value::Int(1)) => Ok(RenewReply::Extended),
             Some(Value::Int(0)) => Ok(RenewReply::NotHolder),
             Some(Value::Int(-1)) => Ok(RenewReply::Unknown),
@@ -161,10 +166,10 @@ pub fn parse_renew(reply: &Value, is_asked: &[bool]) -> Result<Vec<RenewReply>, 
     all.collect()
 }
 
-/// What came of a release.
+/// The result of a release.
 pub fn parse_release(reply: &Value) -> Result<ReleaseReply, UnexpectedReply> {
-    let [what] = elements(reply)? else { return Err(UnexpectedReply) };
-    match text(what)? {
+    let [outcome] = elements(reply)? else { return Err(UnexpectedReply) };
+    match text(outcome)? {
         "freed" => Ok(ReleaseReply::Freed),
         "handed on" => Ok(ReleaseReply::HandedOff),
         "not owner" => Ok(ReleaseReply::NotHolder),
@@ -172,7 +177,7 @@ pub fn parse_release(reply: &Value) -> Result<ReleaseReply, UnexpectedReply> {
     }
 }
 
-/// What came of a revocation.
+/// The result of a force release.
 pub fn parse_force(reply: &Value) -> Result<ForceReleaseReply, UnexpectedReply> {
     match elements(reply)? {
         [free] if is(free, "free") => Ok(ForceReleaseReply::Free),
@@ -184,14 +189,14 @@ pub fn parse_force(reply: &Value) -> Result<ForceReleaseReply, UnexpectedReply> 
     }
 }
 
-/// Who has it.
+/// The status of a key.
 pub fn parse_inspect(reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
-    let Value::Array(words) = reply else { return Err(UnexpectedReply) };
-    let [left, waiting, fields @ ..] = words.as_slice() else { return Err(UnexpectedReply) };
+    let Value::Array(elements) = reply else { return Err(UnexpectedReply) };
+    let [left, waiting, fields @ ..] = elements.as_slice() else { return Err(UnexpectedReply) };
     let mut holder = None;
     for field in fields.chunks_exact(2) {
         if !bytes(&field[0])?.ends_with(b":end") {
-            // What others wrote is a count: then nobody knows since when.
+            // Other programs store a count here: then the time of the grant is unknown.
             let fence = parse_u64(&field[1]).ok().filter(|fence| *fence >= MIN_FENCE);
             holder = Some(Holder::new(holder_id(&field[0])?, fence.unwrap_or(0)));
         }
@@ -199,51 +204,52 @@ pub fn parse_inspect(reply: &Value) -> Result<KeyStatus, UnexpectedReply> {
     Ok(KeyStatus::new(holder, lease_left(left)?, usize::try_from(parse_u64(waiting)?).map_err(|_| UnexpectedReply)?))
 }
 
-/// What a self-test has found.
+/// The result of a self-test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelfTestReport {
     /// The server's clock, in microseconds.
     pub now: i64,
-    /// How many got the message.
+    /// The number of receivers of the message.
     pub receivers: u64,
-    /// What stood where the last fence stands and was none.
+    /// The value that was stored as the last fence and was not one.
     pub invalid_fence: Option<String>,
-    /// What was refused.
+    /// The refused commands.
     pub refused: Vec<String>,
 }
 
-/// What a self-test has found.
+/// The result of a self-test.
 pub fn parse_self_test(reply: &Value) -> Result<SelfTestReport, UnexpectedReply> {
-    let Value::Array(words) = reply else { return Err(UnexpectedReply) };
-    let [Value::Int(now), got_it, Value::BulkString(no_fence), refused @ ..] = words.as_slice() else {
+    let Value::Array(elements) = reply else { return Err(UnexpectedReply) };
+    let [Value::Int(now), receivers, Value::BulkString(invalid_fence), refused @ ..] = elements.as_slice() else {
         return Err(UnexpectedReply);
     };
-    let no_fence = Some(escape_control(&String::from_utf8_lossy(no_fence))).filter(|no_fence| !no_fence.is_empty());
-    let refused = refused.iter().map(|word| text(word).map(escape_control)).collect::<Result<_, _>>()?;
-    Ok(SelfTestReport { now: *now, receivers: parse_u64(got_it)?, invalid_fence: no_fence, refused })
+    let invalid_fence =
+        Some(escape_control(&String::from_utf8_lossy(invalid_fence))).filter(|invalid_fence| !invalid_fence.is_empty());
+    let refused = refused.iter().map(|refusal| text(refusal).map(escape_control)).collect::<Result<_, _>>()?;
+    Ok(SelfTestReport { now: *now, receivers: parse_u64(receivers)?, invalid_fence, refused })
 }
 
-/// Whether a script has put the clock in the place of something that was no fence.
+/// Whether a script has replaced an invalid fence by the clock.
 pub fn fence_was_replaced(reply: &Value) -> bool {
-    matches!(reply, Value::Array(words) if words.last().is_some_and(is_replaced_marker))
+    matches!(reply, Value::Array(elements) if elements.last().is_some_and(is_replaced_marker))
 }
 
-/// An array: a word could be a field that others have written.
+/// The marker is an array: a plain text could be a field that another program wrote.
 fn is_replaced_marker(value: &Value) -> bool {
     matches!(value, Value::Array(mark) if matches!(mark.as_slice(), [healed] if is(healed, "healed")))
 }
 
-/// What others have written, in one line of a log.
+/// Escapes control characters in foreign text, so that it is one line of a log.
 pub fn escape_control(text: &str) -> String {
     text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
-/// Without what [`is_healed`] looks for.
+/// The elements of a reply, without the marker of [`fence_was_replaced`].
 fn elements(reply: &Value) -> Result<&[Value], UnexpectedReply> {
     match reply {
-        Value::Array(words) => match words.as_slice() {
-            [words @ .., last] if is_replaced_marker(last) => Ok(words),
-            words => Ok(words),
+        Value::Array(elements) => match elements.as_slice() {
+            [elements @ .., last] if is_replaced_marker(last) => Ok(elements),
+            elements => Ok(elements),
         },
         _ => Err(UnexpectedReply),
     }
@@ -256,14 +262,14 @@ fn timed(reply: &Value) -> Result<(i64, &[Value]), UnexpectedReply> {
     }
 }
 
-fn parse_acquire_reply(words: &[Value]) -> Result<AcquireReply, UnexpectedReply> {
-    match words {
+fn parse_acquire_reply(elements: &[Value]) -> Result<AcquireReply, UnexpectedReply> {
+    match elements {
         [granted, fence] if is(granted, "granted") => Ok(AcquireReply::Granted { fence: parse_fence(fence)? }),
-        [line, left, before] if is(line, "line") => Ok(AcquireReply::Queued {
-            ahead: usize::try_from(parse_u64(before)?).map_err(|_| UnexpectedReply)?,
+        [queued, left, ahead] if is(queued, "line") => Ok(AcquireReply::Queued {
+            ahead: usize::try_from(parse_u64(ahead)?).map_err(|_| UnexpectedReply)?,
             lease_left: lease_left(left)?,
         }),
-        [held, left] if is(held, "held") => Ok(AcquireReply::Busy { lease_left: lease_left(left)? }),
+        [busy, left] if is(busy, "held") => Ok(AcquireReply::Busy { lease_left: lease_left(left)? }),
         [full, left, waiting] if is(full, "full") => Ok(AcquireReply::QueueFull {
             lease_left: lease_left(left)?,
             waiting: usize::try_from(parse_u64(waiting)?).map_err(|_| UnexpectedReply)?,
@@ -272,12 +278,12 @@ fn parse_acquire_reply(words: &[Value]) -> Result<AcquireReply, UnexpectedReply>
     }
 }
 
-/// A double can count no further, and no clock of this century stands there: somebody else has written into the lock.
+/// A fence is below 2^53, the limit of exact doubles. A larger one was written by another program.
 fn parse_fence(value: &Value) -> Result<u64, UnexpectedReply> {
     parse_u64(value).and_then(|fence| if fence < 1 << 53 { Ok(fence) } else { Err(UnexpectedReply) })
 }
 
-/// `PTTL`: below zero it has no end (-1), or is no more (-2).
+/// A `PTTL`. Negative values: no TTL (-1), or no key (-2).
 fn lease_left(left: &Value) -> Result<Duration, UnexpectedReply> {
     match left {
         Value::Int(-1) => Ok(Duration::MAX),
@@ -286,8 +292,8 @@ fn lease_left(left: &Value) -> Result<Duration, UnexpectedReply> {
     }
 }
 
-fn is(value: &Value, word: &str) -> bool {
-    text(value).is_ok_and(|text| text == word)
+fn is(value: &Value, expected: &str) -> bool {
+    text(value).is_ok_and(|text| text == expected)
 }
 
 fn text(value: &Value) -> Result<&str, UnexpectedReply> {
@@ -302,7 +308,7 @@ fn bytes(value: &Value) -> Result<&[u8], UnexpectedReply> {
     }
 }
 
-/// Others may have written anything: it is shown, and compared with nothing.
+/// The field of a lock. Another program may have written it: it is displayed, and never compared.
 fn holder_id(value: &Value) -> Result<AcquisitionId, UnexpectedReply> {
     Ok(AcquisitionId::from_text(&escape_control(&String::from_utf8_lossy(bytes(value)?))))
 }
@@ -313,13 +319,3 @@ fn parse_u64(value: &Value) -> Result<u64, UnexpectedReply> {
         other => text(other)?.parse().map_err(|_| UnexpectedReply),
     }
 }
-
-impl std::fmt::Display for UnexpectedReply {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(
-            "an answer that none of the scripts gives: is another program at these keys, or a proxy in between?",
-        )
-    }
-}
-
-impl std::error::Error for UnexpectedReply {}

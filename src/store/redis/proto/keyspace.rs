@@ -1,40 +1,46 @@
-//! What things are called in Redis. Pure.
-
-use std::fmt;
+//! Names of keys and channels in Redis. Pure.
 
 use crate::{lock_key::LockKey, store::StoreEvent};
 
-/// The names of one application.
+/// The names of one application, by its prefix.
 #[derive(Clone, Debug)]
 pub struct Keyspace {
     prefix: Box<str>,
 }
 
-/// A prefix that cannot be one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Error of an invalid prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a prefix is 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`")]
 pub struct InvalidPrefix;
 
-/// A raw key whose name is not free for it. Says nothing of the name itself: a client may have chosen it, and this is logged.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Error of a raw key with a name that is reserved. Its text does not contain the name: a client
+/// may have chosen it, and the text is logged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidName {
-    /// It reads like one that this application makes: nobody could tell from the name which of the two it is.
+    /// The name could be that of a composed key of this application.
+    #[error(
+        "a raw key begins with `{prefix}:`, as the composed keys of this application do: use another prefix for the store, or a tuple \
+             for the key"
+    )]
     Ambiguous {
-        /// What the names of this application begin with.
+        /// The prefix of this application.
         prefix: Box<str>,
     },
-    /// Queues, inboxes and fences are named so.
+    /// The name has the form of those of queues, channels and fences.
+    #[error("a raw key begins with `tower-lock:`, which is reserved for queues, channels and fences")]
     Reserved,
 }
 
 impl Keyspace {
     const MAX_PREFIX_BYTES: usize = 64;
 
-    /// Made keys begin with this prefix: 1 to 64 of `[A-Za-z0-9._-]`. No colon: then no two prefixes and keys make one name.
+    /// Creates the names with this prefix: 1 to 64 of `[A-Za-z0-9._-]`. Without a colon, two pairs
+    /// of prefix and key never have the same name.
     pub fn new(prefix: &str) -> Result<Self, InvalidPrefix> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-        let is_one = (1..=Self::MAX_PREFIX_BYTES).contains(&prefix.len()) && prefix.chars().all(plain);
-        // Queues, inboxes and fences are named so.
-        if is_one && prefix != "tower-lock" { Ok(Self { prefix: prefix.into() }) } else { Err(InvalidPrefix) }
+        let is_valid = (1..=Self::MAX_PREFIX_BYTES).contains(&prefix.len()) && prefix.chars().all(plain);
+        // Queues, channels and fences have this prefix.
+        if is_valid && prefix != "tower-lock" { Ok(Self { prefix: prefix.into() }) } else { Err(InvalidPrefix) }
     }
 
     /// The name of a lock.
@@ -52,21 +58,22 @@ impl Keyspace {
         }
     }
 
-    /// Where the last fence of this prefix stands. The scripts derive the names of inboxes from it.
+    /// The key of the last fence of this prefix. The scripts derive the names of channels from it.
     pub fn fence(&self) -> String {
         format!("tower-lock:{}:f", self.prefix)
     }
 
-    /// The channel of one process, by what its owner ids have in common. Of this prefix alone, so that a right to the inboxes of another
-    /// application is none to this one.
-    pub fn inbox(&self, process: &str) -> String {
-        format!("tower-lock:{}:in:{process}", self.prefix)
+    /// The channel of one process, by the manager of its acquisition ids. It contains the prefix,
+    /// so that an ACL for another application does not cover it.
+    pub fn inbox(&self, manager: &str) -> String {
+        format!("tower-lock:{}:in:{manager}", self.prefix)
     }
 
-    /// Where those wait who want the lock of this name. In the same hash slot.
+    /// The queue of a lock, in the same hash slot.
     pub fn queue(&self, lock: &str) -> String {
         let prefix = &self.prefix;
-        // A tag of its own decides the slot of a name that has one. Under another word: `x` and `{x}` are two locks.
+        // A hash tag in the name decides the slot. Its queue has another infix, because `x` and
+        // `{x}` are two locks.
         if lock.contains('{') {
             format!("tower-lock:{prefix}:t:{lock}")
         } else {
@@ -74,7 +81,7 @@ impl Keyspace {
         }
     }
 
-    /// The key that has this name.
+    /// The key of a lock with this name.
     pub fn parse_lock(&self, lock: &str) -> LockKey {
         self.strip_prefix(lock).map_or_else(|| LockKey::from_raw_name(lock), LockKey::from_composed)
     }
@@ -83,48 +90,23 @@ impl Keyspace {
         lock.strip_prefix(&*self.prefix)?.strip_prefix(':')
     }
 
-    /// What a message in an inbox says. What this version does not know is a hint all the same: to ask again (I7).
+    /// The event of a message. An unknown message is a hint to poll (I7).
     pub fn parse_event(&self, message: &[u8]) -> StoreEvent {
         let known = || {
-            // The name of the lock comes last: it may have blanks.
-            let mut words = std::str::from_utf8(message).ok()?.splitn(5, ' ');
-            let (format, what, _fence) = (words.next()?, words.next()?, words.next()?);
-            let owner = crate::acquisition::AcquisitionId::from_text(words.next()?);
-            let key = self.parse_lock(words.next()?);
-            match (format, what) {
-                ("1", "offered") => Some(StoreEvent::Offered { key, id: owner }),
-                ("1", "taken") => Some(StoreEvent::Revoked { key, id: owner }),
+            // The name of the lock is last, because it may contain blanks.
+            let mut fields = std::str::from_utf8(message).ok()?.splitn(5, ' ');
+            let (version, kind, _fence) = (fields.next()?, fields.next()?, fields.next()?);
+            let id = crate::acquisition::AcquisitionId::from_text(fields.next()?);
+            let key = self.parse_lock(fields.next()?);
+            match (version, kind) {
+                ("1", "offered") => Some(StoreEvent::Offered { key, id }),
+                ("1", "taken") => Some(StoreEvent::Revoked { key, id }),
                 _ => None,
             }
         };
         known().unwrap_or(StoreEvent::Lagged)
     }
 }
-
-impl fmt::Display for InvalidPrefix {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a prefix is 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`")
-    }
-}
-
-impl std::error::Error for InvalidPrefix {}
-
-impl fmt::Display for InvalidName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ambiguous { prefix } => write!(
-                f,
-                "a raw key begins with `{prefix}:`, as the keys that this application makes of tuples do: use another prefix for the store, \
-                 or a tuple for the key"
-            ),
-            Self::Reserved => {
-                f.write_str("a raw key begins with `tower-lock:`, which names queues, inboxes and fences")
-            }
-        }
-    }
-}
-
-impl std::error::Error for InvalidName {}
 
 #[cfg(test)]
 mod tests {
@@ -137,25 +119,25 @@ mod tests {
 
     #[test]
     fn composed_keys_have_the_prefix_and_raw_keys_are_exact() {
-        let (made, raw) = (LockKey::from(("reward", 7, "a b")), LockKey::raw("myLock").expect("a name"));
-        assert_eq!(keyspace().lock(&made).as_deref(), Ok("lock:reward:7:a%20b"));
+        let (composed, raw) = (LockKey::from(("reward", 7, "a b")), LockKey::raw("myLock").expect("a name"));
+        assert_eq!(keyspace().lock(&composed).as_deref(), Ok("lock:reward:7:a%20b"));
         assert_eq!(keyspace().lock(&raw).as_deref(), Ok("myLock"));
-        for key in [made, raw] {
+        for key in [composed, raw] {
             assert_eq!(keyspace().parse_lock(&keyspace().lock(&key).expect("a name")), key, "and back");
         }
-        let both = LockKey::raw("lock:reward:7").expect("a name");
-        let error = keyspace().lock(&both).expect_err("whose is it?");
+        let ambiguous = LockKey::raw("lock:reward:7").expect("a name");
+        let error = keyspace().lock(&ambiguous).expect_err("ambiguous");
         assert!(error.to_string().contains("begins with `lock:`"), "{error}");
         assert!(!error.to_string().contains("reward"), "a client may have chosen it: {error}");
-        let ours = LockKey::raw("tower-lock:lock:f").expect("a name");
-        assert_eq!(keyspace().lock(&ours), Err(InvalidName::Reserved));
+        let reserved = LockKey::raw("tower-lock:lock:f").expect("a name");
+        assert_eq!(keyspace().lock(&reserved), Err(InvalidName::Reserved));
     }
 
     #[test]
     fn queue_shares_the_hash_slot_of_its_lock() {
         assert_eq!(keyspace().queue("lock:reward:7"), "tower-lock:lock:q:{lock:reward:7}");
         assert_eq!(keyspace().queue("shop{7}:x"), "tower-lock:lock:t:shop{7}:x");
-        assert_ne!(keyspace().queue("x"), keyspace().queue("{x}"), "two locks, two lines");
+        assert_ne!(keyspace().queue("x"), keyspace().queue("{x}"), "two locks, two queues");
     }
 
     #[test]
@@ -168,17 +150,14 @@ mod tests {
 
     #[test]
     fn unknown_message_is_a_hint() {
-        let (key, owner) = (LockKey::from(("n", 1)), AcquisitionId::from_text("api:0a:7"));
+        let (key, id) = (LockKey::from(("n", 1)), AcquisitionId::from_text("api:0a:7"));
         let offered = keyspace().parse_event(b"1 offered 1700000000000000 api:0a:7 lock:n:1");
-        assert_eq!(offered, StoreEvent::Offered { key: key.clone(), id: owner.clone() });
-        assert_eq!(
-            keyspace().parse_event(b"1 taken 0 api:0a:7 lock:n:1"),
-            StoreEvent::Revoked { key, id: owner.clone() }
-        );
+        assert_eq!(offered, StoreEvent::Offered { key: key.clone(), id: id.clone() });
+        assert_eq!(keyspace().parse_event(b"1 taken 0 api:0a:7 lock:n:1"), StoreEvent::Revoked { key, id: id.clone() });
         let blanks = LockKey::raw("my own lock").expect("a name");
         assert_eq!(
             keyspace().parse_event(b"1 offered 7 api:0a:7 my own lock"),
-            StoreEvent::Offered { key: blanks, id: owner }
+            StoreEvent::Offered { key: blanks, id }
         );
         for unknown in ["", "1", "2 offered 7 api:0a:7 lock:n:1", "1 sold 7 api:0a:7 lock:n:1", "1 offered 7"] {
             assert_eq!(keyspace().parse_event(unknown.as_bytes()), StoreEvent::Lagged, "{unknown}");

@@ -1,4 +1,5 @@
-//! What is said to Redis, and what it says: names, scripts, replies, messages, time. Pure; a simulator speaks it to a Redis of its own.
+//! The protocol with Redis: names, scripts, replies, messages, time. Pure; the simulator uses it
+//! with a Redis of its own.
 
 // In the order of a call.
 mod keyspace;

@@ -1,4 +1,4 @@
-//! The scripts.
+//! The Lua scripts and their calls.
 
 use std::sync::LazyLock;
 
@@ -20,16 +20,16 @@ scripts! {
     SELF_TEST = "self_test";
 }
 
-/// One script: Redis runs it without anybody in between.
+/// One script. Redis executes it atomically.
 #[derive(Debug)]
 pub struct Script {
-    #[cfg_attr(not(feature = "__internals"), allow(dead_code, reason = "who reads a log wants to know"))]
+    #[cfg_attr(not(feature = "__internals"), allow(dead_code, reason = "read by the simulator and by `Debug`"))]
     name: &'static str,
     text: String,
     sha: String,
 }
 
-/// One question to Redis.
+/// A call of a script.
 #[derive(Clone, Debug)]
 pub struct ScriptCall {
     pub(super) script: &'static Script,
@@ -41,7 +41,7 @@ impl Script {
     fn new(name: &'static str, file: &'static str) -> Self {
         let text = file
             .replace("--@include fence.lua", include_str!("lua/fence.lua"))
-            .replace("--@include give_on.lua", include_str!("lua/give_on.lua"));
+            .replace("--@include queue.lua", include_str!("lua/queue.lua"));
         let sha = redis::Script::new(&text).get_hash().to_owned();
         Self { name, text, sha }
     }
@@ -49,12 +49,12 @@ impl Script {
 
 #[cfg(feature = "__internals")]
 impl ScriptCall {
-    /// Which script.
+    /// The name of the script.
     pub fn name(&self) -> &'static str {
         self.script.name
     }
 
-    /// Its text, with what it includes.
+    /// The text of the script, with its includes.
     pub fn text(&self) -> &'static str {
         &self.script.text
     }
@@ -71,18 +71,18 @@ impl ScriptCall {
 }
 
 impl ScriptCall {
-    /// As a server that knows it is asked.
+    /// The command for a server that knows the script.
     pub fn eval_sha(&self) -> redis::Cmd {
         self.command("EVALSHA", &self.script.sha)
     }
 
-    /// As any server is asked.
+    /// The command for any server.
     pub fn eval(&self) -> redis::Cmd {
         self.command("EVAL", &self.script.text)
     }
 
-    fn command(&self, verb: &str, script: &str) -> redis::Cmd {
-        let mut command = redis::cmd(verb);
+    fn command(&self, name: &str, script: &str) -> redis::Cmd {
+        let mut command = redis::cmd(name);
         command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.args);
         command
     }

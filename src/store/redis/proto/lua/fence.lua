@@ -1,35 +1,37 @@
--- Included by every script that may grant a key. Numbers are doubles, and `..` prints 14 digits of them: fences are written by text().
+-- Included by every script that may grant a key. Lua numbers are doubles, and `..` prints only 14
+-- digits of them: text() formats fences.
 
 local function text(fence)
   return string.format('%.0f', fence)
 end
 
--- No fence of ours is a day ahead of the clock: a stranger has written there, or the clock was set back. (Each test is false for `nan`.)
-local function is_sound(stood, now)
-  local last = tonumber(stood)
+-- Whether a stored value is a fence. A value of a day ahead of the clock was written by another
+-- program, or the clock was set back. (Each comparison is false for `nan`.)
+local function is_fence(stored, now)
+  local last = tonumber(stored)
   return last and last < now + 86400000000
 end
 
--- Whether what stood where the last fence stands was replaced by the clock. The reply says so.
-local healed = false
+-- Whether an invalid fence was replaced by the clock. The reply then ends in {'healed'}.
+local replaced = false
 
--- The next fence: above every one before it, and never behind the clock.
-local function mint(fences)
+-- The next fence: larger than each one before it, and at least the clock.
+local function next_fence(key)
   local t = redis.call('TIME')
   local fence = t[1] * 1000000 + t[2]
-  local stood = redis.pcall('SET', fences, text(fence), 'GET')
-  if not stood then return fence end
-  if type(stood) == 'table' then
-    if not string.find(stood.err, 'WRONGTYPE', 1, true) then error(stood) end
-    redis.call('SET', fences, text(fence))
-    healed = true
-  elseif not is_sound(stood, fence) then
-    healed = true
+  local stored = redis.pcall('SET', key, text(fence), 'GET')
+  if not stored then return fence end
+  if type(stored) == 'table' then
+    if not string.find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
+    redis.call('SET', key, text(fence))
+    replaced = true
+  elseif not is_fence(stored, fence) then
+    replaced = true
   else
-    local last = tonumber(stood)
+    local last = tonumber(stored)
     if last >= fence then
       fence = math.floor(last) + 1
-      redis.call('SET', fences, text(fence))
+      redis.call('SET', key, text(fence))
     end
   end
   return fence

@@ -1,32 +1,33 @@
--- self_test: does everything the other scripts do, on keys of its own, and says what it may not do. It publishes to the inbox of
--- whoever asks, so that it can be seen whether messages come, and whether their count can be believed.
+-- self_test: executes each command of the other scripts, on keys of its own, and reports the
+-- refused ones. It publishes to a channel of the caller, which checks that the message arrives and
+-- that the number of receivers is plausible.
 --
--- KEYS   1 fences; 2 lock; 3 line
--- ARGV   1 inbox; 2 what to publish there
--- reply  {now, how many have got it, what was no fence where the last one stands, refusal ..}
+-- KEYS   1 fence; 2 lock; 3 queue
+-- ARGV   1 channel; 2 message
+-- reply  {now, number of receivers, invalid fence that was replaced, refusal ..}
 
 local refused = {}
 local function try(...)
-  local got = redis.pcall(...)
-  if type(got) == 'table' and got.err then
-    refused[#refused + 1] = (select(1, ...)) .. ': ' .. got.err
+  local result = redis.pcall(...)
+  if type(result) == 'table' and result.err then
+    refused[#refused + 1] = (select(1, ...)) .. ': ' .. result.err
     return false
   end
-  return got
+  return result
 end
 
 --@include fence.lua
 local t = try('TIME')
 local now = t and t[1] * 1000000 + t[2] or 0
-local stood, no_fence = redis.pcall('SET', KEYS[1], '0', 'NX', 'GET'), ''
-if type(stood) == 'string' and t and not is_sound(stood, now) then
-  no_fence = '`' .. string.sub(stood, 1, 40) .. '`'
-elseif type(stood) == 'table' and string.find(stood.err, 'WRONGTYPE', 1, true) then
-  no_fence = 'of another type'
+local stored, invalid = redis.pcall('SET', KEYS[1], '0', 'NX', 'GET'), ''
+if type(stored) == 'string' and t and not is_fence(stored, now) then
+  invalid = '`' .. string.sub(stored, 1, 40) .. '`'
+elseif type(stored) == 'table' and string.find(stored.err, 'WRONGTYPE', 1, true) then
+  invalid = 'of another type'
 else
   try('SET', KEYS[1], '0', 'NX', 'GET')
 end
-if no_fence ~= '' then try('SET', KEYS[1], text(now)) end
+if invalid ~= '' then try('SET', KEYS[1], text(now)) end
 try('EXISTS', KEYS[2], KEYS[3])
 try('HSET', KEYS[2], 'a', 1)
 try('PEXPIRE', KEYS[2], 1000)
@@ -44,5 +45,5 @@ try('LREM', KEYS[3], 1, 'a')
 try('LPOP', KEYS[3])
 try('DEL', KEYS[2], KEYS[3])
 try('PUBSUB', 'NUMSUB', ARGV[1])
-local got_it = try('PUBLISH', ARGV[1], ARGV[2])
-return {now, got_it or 0, no_fence, unpack(refused)}
+local receivers = try('PUBLISH', ARGV[1], ARGV[2])
+return {now, receivers or 0, invalid, unpack(refused)}

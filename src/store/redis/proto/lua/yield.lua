@@ -1,39 +1,42 @@
--- yield: between two sections of one process. If others wait, the key goes to the first of them and our next owner id to the
--- end of the line; else we go on, with a full lease and a new fence. What was lost is asked for again under the next id.
+-- yield: passes the key to the first live waiter, between two sections of one process, and enqueues
+-- the next id of the process. Without waiters the acquisition holds the key for another full lease
+-- under a new fence. A key that was lost is acquired under the next id.
 --
--- KEYS   1 fences; 2 lock; 3 line
--- ARGV   1 next owner id; 2 until, as for acquire; 3 lease, ms; 4 the owner id that has it; 5 offer, ms; 6 place, ms; 7 places;
---        8 the fence under which it has it
+-- KEYS   1 fence; 2 lock; 3 queue
+-- ARGV   1 next acquisition id; 2 time at which the call expires, as of acquire; 3 lease, ms;
+--        4 acquisition id of the holder; 5 lease of an offer, ms; 6 TTL of the queue, ms;
+--        7 capacity of the queue; 8 fence of the holder
 -- reply  {now, 'late'}
 --        {now, 'extended', fence}
---        as of acquire, for the next owner id: the old one has nothing any more
---        each may end in {'healed'}: see fence.lua
+--        as of acquire, for the next id: the old id holds nothing any more
+--        Each may end in {'healed'}: see fence.lua
 
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 if now > tonumber(ARGV[2]) then return {now, 'late'} end
 
 --@include fence.lua
---@include give_on.lua
-local stands = redis.call('HGET', KEYS[2], ARGV[4])
-if stands and stands ~= ARGV[8] then
-  -- A copy: it was done, and a section may run under the fence that it minted. To give the key away now would be to let two in.
-  return {now, 'extended', tonumber(stands)}
+--@include queue.lua
+local stored = redis.call('HGET', KEYS[2], ARGV[4])
+if stored and stored ~= ARGV[8] then
+  -- A copy of an executed yield: a section may run under the new fence, and must not lose the key.
+  return {now, 'extended', tonumber(stored)}
 end
-if not stands then
-  local got = take(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], '1', ARGV[5], ARGV[6], ARGV[7])
-  if healed then got[#got + 1] = {'healed'} end
-  return {now, unpack(got)}
+if not stored then
+  local reply = acquire(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], '1', ARGV[5], ARGV[6], ARGV[7])
+  if replaced then reply[#reply + 1] = {'healed'} end
+  return {now, unpack(reply)}
 end
-if give_on(KEYS[1], KEYS[2], KEYS[3], false, ARGV[5]) then
+if offer_next(KEYS[1], KEYS[2], KEYS[3], false, ARGV[5]) then
   redis.call('HDEL', KEYS[2], ARGV[4])
-  -- It may have gone to our own next one, which has asked already, because this yield was thought to be lost: the key, or a place, and not both.
-  local got = take(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], '1', ARGV[5], ARGV[6], ARGV[7])
-  if healed then got[#got + 1] = {'healed'} end
-  return {now, unpack(got)}
+  -- The offer may be for the next id, which was enqueued already because this yield got no reply:
+  -- it gets the key or a queue entry, and not both.
+  local reply = acquire(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[3], '1', ARGV[5], ARGV[6], ARGV[7])
+  if replaced then reply[#reply + 1] = {'healed'} end
+  return {now, unpack(reply)}
 end
--- The lease first: it is a write that works when Redis is out of memory, and then the rest does.
+-- PEXPIRE is first, because Redis accepts it when it is out of memory, and then accepts the rest.
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
-local fence = mint(KEYS[1])
+local fence = next_fence(KEYS[1])
 redis.call('HSET', KEYS[2], ARGV[4], text(fence))
-return {now, 'extended', fence, healed and {'healed'} or nil}
+return {now, 'extended', fence, replaced and {'healed'} or nil}

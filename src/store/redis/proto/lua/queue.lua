@@ -1,0 +1,91 @@
+-- Included by every script that may find a key free: offers, queue entries and grants. It needs
+-- fence.lua. KEYS as in the script: 1 fence; 2 lock; 3 queue.
+--
+-- A queue is a list of acquisition ids, its first waiter at the head. A lock is a hash of one
+-- field, acquisition id -> fence, and always has a TTL. A blocked lock has the field `<acquisition
+-- id>:end`: it has no holder.
+
+-- The channel of a process. Its name has the prefix of the name of the fence.
+local function inbox(id)
+  return string.sub(KEYS[1], 1, -2) .. 'in:' .. (string.match(id, '^(.*):%d+$') or id)
+end
+
+-- Deletes a queue that is longer than this crate ever makes it: another program wrote it, and a
+-- search would take too long. Live waiters enqueue again.
+local function drop_foreign(queue)
+  if redis.call('LLEN', queue) > 65536 then redis.call('DEL', queue) end
+end
+
+-- Offers a free key to the first live waiter. A waiter without a subscriber belongs to a dead
+-- process. Returns the waiter that it was offered to, or `requester` if that is the first one and
+-- the caller grants it the key, or false. I7: the receiver of the message finds this state, because
+-- a script is atomic. At most 64 dead waiters are dropped in one call, which bounds its time. The
+-- key is then free, as with an empty queue.
+local function offer_next(fence_key, lock, queue, requester, offer_ms)
+  drop_foreign(queue)
+  for _ = 1, 64 do
+    local head = redis.call('LPOP', queue)
+    if not head or head == requester then return head end
+    local fence = next_fence(fence_key)
+    if redis.call('PUBLISH', inbox(head), '1 offered ' .. text(fence) .. ' ' .. head .. ' ' .. lock) > 0 then
+      redis.call('HSET', lock, head, text(fence))
+      redis.call('PEXPIRE', lock, offer_ms)
+      return head
+    end
+  end
+  return false
+end
+
+-- Drops waiters of dead processes from a full queue. Each call checks 32 entries, at a position
+-- that depends on the time. Returns the remaining length.
+local function drop_dead(queue, waiting)
+  local from = redis.call('TIME')[2] % math.ceil(waiting / 32) * 32
+  local ids = redis.call('LRANGE', queue, from, from + 31)
+  local inboxes = {}
+  for i, id in ipairs(ids) do inboxes[i] = inbox(id) end
+  local subscribers = redis.call('PUBSUB', 'NUMSUB', unpack(inboxes))
+  for i, id in ipairs(ids) do
+    if subscribers[2 * i] == 0 then waiting = waiting - redis.call('LREM', queue, 1, id) end
+  end
+  return waiting
+end
+
+local function enqueue(queue, id, left, entry_ms, capacity)
+  drop_foreign(queue)
+  local ahead = redis.call('LPOS', queue, id)
+  if not ahead then
+    local waiting = redis.call('LLEN', queue)
+    if waiting >= capacity then waiting = drop_dead(queue, waiting) end
+    if waiting >= capacity then return {'full', left, waiting} end
+    ahead = redis.call('RPUSH', queue, id) - 1
+  end
+  redis.call('PEXPIRE', queue, entry_ms)
+  return {'line', left, ahead}
+end
+
+-- Grants the key to `id`, or enqueues it. If `id` holds the key already, by a repeated call or an
+-- accepted offer: the same fence, and at least a full lease. A delayed copy never shortens the
+-- lease: GT. For GT, a key without a TTL has an infinite one: it gets one here.
+local function acquire(fence_key, lock, queue, id, lease_ms, if_busy, offer_ms, entry_ms, capacity)
+  local fence = redis.call('HGET', lock, id)
+  if fence then
+    local set = redis.call('PEXPIRE', lock, lease_ms, 'GT')
+    if set == 0 and redis.call('PTTL', lock) == -1 then redis.call('PEXPIRE', lock, lease_ms) end
+    return {'granted', tonumber(fence)}
+  end
+  local left = redis.call('PTTL', lock)
+  if left == -2 then
+    local next = offer_next(fence_key, lock, queue, id, offer_ms)
+    if not next or next == id then
+      -- Its entry may be behind more dead waiters than one call drops.
+      if not next then redis.call('LREM', queue, 1, id) end
+      fence = next_fence(fence_key)
+      redis.call('HSET', lock, id, text(fence))
+      redis.call('PEXPIRE', lock, lease_ms)
+      return {'granted', fence}
+    end
+    left = tonumber(offer_ms)
+  end
+  if if_busy ~= '1' then return {'held', left} end
+  return enqueue(queue, id, left, entry_ms, tonumber(capacity))
+end
