@@ -37,12 +37,13 @@ pub enum LockError {
         /// Which bound was reached.
         bound: QueueBound,
     },
-    /// The store failed or did not reply in time; or 10,000 releases have not reached it, and nothing
-    /// is acquired until they have. The [source](std::error::Error::source) has the reason.
+    /// The store failed or did not reply in time; or 10,000 releases have not reached it, and
+    /// nothing is acquired until they have. The [source](std::error::Error::source) has the reason.
     #[error("the lock store failed")]
     Store(#[source] StoreError),
-    /// The request in which this task was spawned holds the lock, or waits for it. If its handler waits
-    /// for the task, each would wait for the other. See [`Owner`](crate::Owner#spawned-tasks).
+    /// The request in which this task was spawned holds the lock, or waits for it. If its handler
+    /// waits for the task, each would wait for the other. See
+    /// [`Owner`](crate::Owner#spawned-tasks).
     #[error(
         "the request that spawned this task holds the lock or waits for it: share the lock with \
          `.owner(&owner)`, where `owner` is `Owner::current()` taken before the spawn, or wait for \

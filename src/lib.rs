@@ -14,7 +14,7 @@
 )]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// In the order in which a newcomer reads them: the words, the HTTP half, what a handler takes, the lock half, where locks are kept.
+// Keys, the HTTP half, the lock half, stores.
 pub mod key;
 pub mod lock;
 pub mod middleware;
@@ -85,10 +85,10 @@ pub use self::{
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use deadpool_redis;
 
-/// The pages of `docs/`, for those who run it.
+/// The pages of `docs/`.
 #[cfg(any(doc, doctest))]
 pub mod docs {
-    #[doc = "[redis-troubles]: self::redis#when-something-goes-wrong\n"]
+    #[doc = "[redis-failures]: self::redis#when-something-goes-wrong\n"]
     #[doc = include_str!("../docs/guarantees.md")]
     pub mod guarantees {}
     #[doc = include_str!("../docs/redis.md")]

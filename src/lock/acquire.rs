@@ -245,8 +245,8 @@ impl Future for LockFuture {
                 ready!(timer.poll(cx));
             }
             if !waits && !*this.is_last_round {
-                // After a stop of the process (SIGSTOP, a suspended machine) all timers fire at once,
-                // this one perhaps before the reply of the store is processed.
+                // After a stop of the process (SIGSTOP, a suspended machine) all timers fire at
+                // once, this one perhaps before the reply of the store is processed.
                 *this.is_last_round = true;
                 this.timer.set(None);
                 continue;

@@ -194,8 +194,8 @@ impl Driver {
         number
     }
 
-    /// Cancels a request. Returns its position in the queue. `None`: its result was sent already, or
-    /// is about to be.
+    /// Cancels a request. Returns its position in the queue. `None`: its result was sent already,
+    /// or is about to be.
     pub(super) fn cancel(self: &Arc<Self>, key: &LockKey, number: u64) -> Option<QueuePosition> {
         let mut actions = Actions::new();
         let position = self.table.lock().cancel(key, &LazyNow::new(&self.clock), &self.ids, number, &mut actions);
@@ -203,8 +203,8 @@ impl Driver {
         position
     }
 
-    /// Ends a guard. Returns the outcome. `None`: the store was called, and the outcome is sent to the
-    /// [section](super::driver_data::SectionData) later.
+    /// Ends a guard. Returns the outcome. `None`: the store was called, and the outcome is sent to
+    /// the [section](super::driver_data::SectionData) later.
     pub(super) fn end_guard(self: &Arc<Self>, section: &Arc<Section>, end: GuardEnd) -> Option<ReleaseOutcome> {
         if !self.is_of_this_process() {
             // The copy of a guard: the parent holds the lock, and releases it.
@@ -514,8 +514,8 @@ impl Driver {
     /// Moves a task that was just woken to the queue of all workers.
     ///
     /// A task that is woken on a worker runs next on that worker, and no other worker steals it: a
-    /// recorder or a handler that blocks right now would delay all renewals. One more task behind it
-    /// pushes it out of that slot.
+    /// recorder or a handler that blocks right now would delay all renewals. One more task behind
+    /// it pushes it out of that slot.
     pub(super) fn share_wakeup(&self) {
         self.spawn(async {});
     }

@@ -30,8 +30,8 @@ impl HeldLock {
         Self { section, driver }
     }
 
-    /// Creates a view of a lock that is never lost, for tests of a handler: as an argument, or in the
-    /// extensions of its request (`.layer(Extension(lock))`). Needs the feature `test-util`.
+    /// Creates a view of a lock that is never lost, for tests of a handler: as an argument, or in
+    /// the extensions of its request (`.layer(Extension(lock))`). Needs the feature `test-util`.
     ///
     /// ```
     /// # use tower_lock::HeldLock;
@@ -46,7 +46,8 @@ impl HeldLock {
     /// # }
     /// ```
     ///
-    /// For a lock that *is* lost, take one from `LockManager` in a [`TestStore`](crate::test_util::TestStore), and let that fail.
+    /// For a lock that *is* lost, take one from `LockManager` in a
+    /// [`TestStore`](crate::test_util::TestStore), and let that fail.
     ///
     /// # Panics
     ///
@@ -79,20 +80,22 @@ impl HeldLock {
         &self.section.grant.key
     }
 
-    /// Returns the fencing token. A database that stores it with each write can reject a smaller one.
+    /// Returns the fencing token. A database that stores it with each write can reject a smaller
+    /// one.
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
         self.section.token
     }
 
-    /// Returns for how long the lock is held at least, if it is neither renewed nor released. Zero if
-    /// it is not held any more, which is final.
+    /// Returns for how long the lock is held at least, if it is neither renewed nor released. Zero
+    /// if it is not held any more, which is final.
     ///
     /// The time counts from before the request was sent to the store, minus 1 % and 2 ms for clocks
-    /// that run at different rates (I3, I4), on a clock that includes the time in which the machine is
-    /// suspended. With the default lease of 30 seconds, which is renewed every third of it, the time
-    /// stays above 19 seconds while the store replies, unless a fixed lease or `max_hold` ends sooner.
-    /// With another [lease](crate::LockManagerBuilder::lease) it stays above three fifths of that.
+    /// that run at different rates (I3, I4), on a clock that includes the time in which the machine
+    /// is suspended. With the default lease of 30 seconds, which is renewed every third of it, the
+    /// time stays above 19 seconds while the store replies, unless a fixed lease or `max_hold` ends
+    /// sooner. With another [lease](crate::LockManagerBuilder::lease) it stays above three fifths
+    /// of that.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         let left = self.section.remaining(self.driver.clock.now());
@@ -155,8 +158,8 @@ impl HeldLock {
     ///
     /// # Errors
     ///
-    /// The lock was lost, or less time remains. A write that is late all the same is detected by the
-    /// fencing token only.
+    /// The lock was lost, or less time remains. A write that is late all the same is detected by
+    /// the fencing token only.
     pub fn ensure_remaining(&self, at_least: Duration) -> Result<(), LockLost> {
         let remaining = self.remaining();
         if remaining.is_zero() {

@@ -132,8 +132,8 @@ impl LockManager {
     /// of this handle or the call sets.
     ///
     /// In a handler under a [`LockLayer`](crate::LockLayer) or
-    /// [`LockManagerLayer`](crate::LockManagerLayer) a call inherits the settings of the request, in
-    /// this order: the call, the route (with the wait that its client chose), this handle, the
+    /// [`LockManagerLayer`](crate::LockManagerLayer) a call inherits the settings of the request,
+    /// in this order: the call, the route (with the wait that its client chose), this handle, the
     /// defaults of a request. If the route rejects at once, a call in its handler rejects at once,
     /// too; set [`wait`](LockBuilder::wait) to change that. A task that a handler spawns belongs to
     /// no request: it inherits nothing, and has no [`Owner`](Owner#spawned-tasks).
@@ -199,8 +199,8 @@ impl LockManager {
     /// memory is always ready.
     ///
     /// Nothing is changed: while the store cannot be reached, requests get 503 with or without a
-    /// probe. The result is `Ok` during a [`shutdown`](Self::shutdown): a probe that has to fail then
-    /// needs a flag of its own.
+    /// probe. The result is `Ok` during a [`shutdown`](Self::shutdown): a probe that has to fail
+    /// then needs a flag of its own.
     ///
     /// # Errors
     ///
@@ -222,18 +222,18 @@ impl LockManager {
         self.driver().held_count()
     }
 
-    /// Shuts down gracefully: waiters and new calls are rejected, and locks that are held may be kept
-    /// until they are released, within the budget. Completes when no lock is left.
+    /// Shuts down gracefully: waiters and new calls are rejected, and locks that are held may be
+    /// kept until they are released, within the budget. Completes when no lock is left.
     ///
-    /// Returns the number of locks that were still held at the end of the budget. They are renewed as
-    /// before and released when their work ends, if the process lives that long; otherwise their
+    /// Returns the number of locks that were still held at the end of the budget. They are renewed
+    /// as before and released when their work ends, if the process lives that long; otherwise their
     /// leases expire.
     ///
     /// Call it when the service receives its stop signal, in the future that is passed to
-    /// `axum::serve(..).with_graceful_shutdown(..)`: the server still answers meanwhile, with 503 for
-    /// requests that need a lock. (If it is called after the server has stopped, the waiters are
-    /// served first.) A handler that re-enters a lock that it holds still can. A handler that finishes
-    /// [without its client](crate::OnDisconnect) is waited for.
+    /// `axum::serve(..).with_graceful_shutdown(..)`: the server still answers meanwhile, with 503
+    /// for requests that need a lock. (If it is called after the server has stopped, the waiters
+    /// are served first.) A handler that re-enters a lock that it holds still can. A handler that
+    /// finishes [without its client](crate::OnDisconnect) is waited for.
     ///
     /// # Cancel safety
     ///
@@ -247,8 +247,8 @@ impl LockManager {
     }
 
     /// Waits for SIGTERM or Ctrl-C (on other systems than Unix for Ctrl-C), then shuts down within
-    /// the budget. For `axum::serve(..).with_graceful_shutdown(..)`. Needs the feature `signal`, which
-    /// is on by default.
+    /// the budget. For `axum::serve(..).with_graceful_shutdown(..)`. Needs the feature `signal`,
+    /// which is on by default.
     ///
     /// A process that is stopped without it blocks its keys for the lease and the lock-delay, 31
     /// seconds by default, at every deployment.
@@ -270,23 +270,24 @@ impl LockManager {
     /// 2. Handlers that hold a lock may finish, as in [`shutdown`](Self::shutdown).
     /// 3. One second before the end of the budget (at half of a budget that is shorter than two
     ///    seconds) the locks that are still held are lost:
-    ///    [`LockLost::ShuttingDown`](crate::LockLost::ShuttingDown). Their handlers are dropped, and
-    ///    their clients get 503 with outcome `unknown`. Their keys are free a
+    ///    [`LockLost::ShuttingDown`](crate::LockLost::ShuttingDown). Their handlers are dropped,
+    ///    and their clients get 503 with outcome `unknown`. Their keys are free a
     ///    [lock-delay](LockPolicy::lock_delay) later.
-    /// 4. The future completes, at the end of the budget at the latest. The server then waits for the
-    ///    requests that hold no lock. It has no limit of its own for that.
+    /// 4. The future completes, at the end of the budget at the latest. The server then waits for
+    ///    the requests that hold no lock. It has no limit of its own for that.
     ///
     /// Set the budget some seconds shorter than the time after which the process is killed: 20
     /// seconds where Kubernetes waits for 30.
     ///
     /// # Panics
     ///
-    /// The future panics if the runtime has no IO driver, or if the process cannot listen to signals.
+    /// The future panics if the runtime has no IO driver, or if the process cannot listen to
+    /// signals.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped before the signal, nothing happens. If it is dropped after the signal,
-    /// locks may still finish, and none is ended early.
+    /// If the future is dropped before the signal, nothing happens. If it is dropped after the
+    /// signal, locks may still finish, and none is ended early.
     #[cfg(feature = "signal")]
     #[cfg_attr(docsrs, doc(cfg(feature = "signal")))]
     pub fn shutdown_on_signal(&self, budget: Duration) -> impl Future<Output = ()> + Send + use<> {
@@ -347,8 +348,8 @@ impl Handle {
 impl LockManagerBuilder {
     /// Sets the name of this instance in acquisition ids, which operators read. Default: the
     /// environment variable `HOSTNAME`, which is the pod in a cluster, else the name of the host.
-    /// Characters other than `[A-Za-z0-9._-]` become `-`. Of a name that is longer than 32 characters
-    /// the last 32 are kept.
+    /// Characters other than `[A-Za-z0-9._-]` become `-`. Of a name that is longer than 32
+    /// characters the last 32 are kept.
     pub fn instance(self, name: impl Into<String>) -> Self {
         Self { instance: Some(name.into()), ..self }
     }
@@ -363,8 +364,8 @@ impl LockManagerBuilder {
         Self { max_detached: handlers, ..self }
     }
 
-    /// Sets the lease: how long the store keeps a lock that is not renewed. Default: 30 seconds. From
-    /// 2 seconds to 10 minutes.
+    /// Sets the lease: how long the store keeps a lock that is not renewed. Default: 30 seconds.
+    /// From 2 seconds to 10 minutes.
     ///
     /// The decision: how long may a crash block a key? A shorter lease frees the key sooner. It
     /// costs more renewals, because each held lock is renewed after every third of its lease, and
@@ -387,8 +388,8 @@ impl LockManagerBuilder {
     ///
     /// # Panics
     ///
-    /// Panics if the lease is shorter than 2 seconds or longer than 10 minutes. With a lease that was
-    /// silently adjusted, a service would show the difference after its first crash only.
+    /// Panics if the lease is shorter than 2 seconds or longer than 10 minutes. With a lease that
+    /// was silently adjusted, a service would show the difference after its first crash only.
     #[track_caller]
     pub fn lease(self, lease: Duration) -> Self {
         assert!(

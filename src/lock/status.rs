@@ -26,13 +26,13 @@ use crate::acquisition::AcquisitionId;
 pub struct LockStatus {
     /// The holder. `None` if the key has none.
     pub holder: Option<AcquisitionId>,
-    /// Since when the holder has the key, by the clock of the store. `None` without a holder, and if
-    /// the holder is a service in another language. For sections that were handed off within one
+    /// Since when the holder has the key, by the clock of the store. `None` without a holder, and
+    /// if the holder is a service in another language. For sections that were handed off within one
     /// process it is the time of the last store call.
     pub since: Option<SystemTime>,
     /// For how long the store keeps the key, if it is neither released nor renewed: at most a lease
-    /// and a lock-delay. A fixed lease or a [`max_hold`](crate::LockPolicy::max_hold) of the holder,
-    /// which only its process knows, may end sooner. Without a holder it is the rest of a
+    /// and a lock-delay. A fixed lease or a [`max_hold`](crate::LockPolicy::max_hold) of the
+    /// holder, which only its process knows, may end sooner. Without a holder it is the rest of a
     /// [`lock_delay`](crate::LockPolicy::lock_delay) or a
     /// [`min_hold`](crate::LockPolicy::min_hold). Zero: the key is free. [`Duration::MAX`]: the key
     /// has no TTL; it was written by another program and must be deleted manually.
@@ -53,8 +53,8 @@ impl fmt::Display for LockStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { holder, since, remaining, waiting, waiting_locally } = self;
         match holder {
-            // Another program may have written any text: a line break must not start another line of
-            // a log.
+            // Another program may have written any text: a line break must not start another line
+            // of a log.
             Some(holder) => write!(f, "held by {}", holder.to_string().escape_debug())?,
             None if remaining.is_zero() => f.write_str("free")?,
             None => f.write_str("no holder, but blocked")?,

@@ -10,8 +10,8 @@ use std::{fmt, sync::Arc};
 /// however, hyper does not notice a disconnect while unread bytes are left: a request that is
 /// followed by one more byte waits and runs although its socket is closed. A probe sees the end of
 /// the connection behind these bytes. [`from_socket`](Self::from_socket) is a probe for sockets.
-/// The server has to insert it, from a custom listener; `tests/it/sockets/disconnect_probe.rs` has one for
-/// `axum::serve`.
+/// The server has to insert it, from a custom listener; `tests/it/sockets/disconnect_probe.rs` has
+/// one for `axum::serve`.
 ///
 /// A probe cannot see clients behind a proxy, which keeps its own connection, nor single streams of
 /// HTTP/2, whose end the server notices itself. A client that closes its half of the connection

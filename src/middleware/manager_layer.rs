@@ -137,12 +137,12 @@ where
         let request = Request::from_parts(head, body.observed_by(context.body_observer(), context.policy()));
         context.set_running(true);
         let handler = context.request_scope().scope_sync(|| self.inner.call(request));
-        let locks = RequestLocks::new(context.clone(), owner_lifetime);
+        let request_locks = RequestLocks::new(context.clone(), owner_lifetime);
         ResponseFuture::locking(
             context,
             Box::pin(async move {
-                let done = locks.run(handler).await;
-                response::finish_response(locks, &method, done).await
+                let done = request_locks.run(handler).await;
+                response::finish_response(request_locks, &method, done).await
             }),
         )
     }

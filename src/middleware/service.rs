@@ -59,8 +59,8 @@ where
             return ResponseFuture::pass_through(inner.oneshot(Request::from_parts(head, body)));
         }
         let (context, owner_lifetime) = RequestContext::new(self.config.params(&head), &head.headers, &head.extensions);
-        let locks = RequestLocks::new(context.clone(), owner_lifetime);
-        let pipeline = locked(Arc::clone(&self.config), inner, head, body, locks);
+        let request_locks = RequestLocks::new(context.clone(), owner_lifetime);
+        let pipeline = locked(Arc::clone(&self.config), inner, head, body, request_locks);
         ResponseFuture::locking(context, Box::pin(pipeline))
     }
 }

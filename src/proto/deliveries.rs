@@ -45,8 +45,8 @@ impl<D: DriverTypes> Deliveries<D> {
         self.0.clear();
     }
 
-    /// Calls `recall` for each waiter that was checked twice, and forgets it. Returns the instant of
-    /// the next check.
+    /// Calls `recall` for each waiter that was checked twice, and forgets it. Returns the instant
+    /// of the next check.
     pub(super) fn check(&mut self, now: BootInstant, mut recall: impl FnMut(&D::Waiter, bool)) -> BootInstant {
         let mut next_check = BootInstant::FAR_FUTURE;
         self.0.retain(|delivery| {

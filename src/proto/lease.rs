@@ -36,9 +36,9 @@ pub struct LeaseBounds {
 }
 
 impl LeaseBounds {
-    /// The lease of a section with this limit: the shortest one whose [usable part](crate::clock::usable_part)
-    /// covers the section, even if the reply takes as long as a call may. A longer section is
-    /// renewed.
+    /// The lease of a section with this limit: the shortest one whose [usable
+    /// part](crate::clock::usable_part) covers the section, even if the reply takes as long as a
+    /// call may. A longer section is renewed.
     pub(crate) fn for_section(self, section: Duration) -> Duration {
         let usable = section.saturating_add(self.call_timeout).saturating_add(DRIFT_ROUNDING);
         usable.saturating_add(usable / (DRIFT_DIVISOR - 1)).saturating_add(Duration::from_nanos(1)).min(self.longest)

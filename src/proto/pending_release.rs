@@ -164,7 +164,8 @@ impl<D: DriverTypes> PendingRelease<D> {
         self.in_doubt_until.filter(|until| *until > self.sent_at)
     }
 
-    /// The instant at which the lease, the lock-delay and the queue entry have expired in the store.
+    /// The instant at which the lease, the lock-delay and the queue entry have expired in the
+    /// store.
     pub(super) fn expires_at(&self) -> BootInstant {
         self.created_at.saturating_add((self.lease + QUEUE_ENTRY_TTL).saturating_add(self.block_for.max(LOCK_DELAY)))
     }
@@ -225,7 +226,8 @@ mod tests {
         assert_eq!(releases.next_retry_at(), Some(START.saturating_add(STORE_TIMEOUT)));
     }
 
-    /// I8: a release that was sent during the doubt may have been executed before the call in doubt.
+    /// I8: a release that was sent during the doubt may have been executed before the call in
+    /// doubt.
     #[test]
     fn a_doubt_ends_with_a_release_that_was_sent_after_it() {
         let mut release = release(&AcquisitionIds::new("test", 1));

@@ -28,7 +28,8 @@ pub enum ReleaseOutcome {
     HandedOff,
     /// Other guards of the same owner still hold the key.
     StillHeld,
-    /// The lock was lost before it was released, or an earlier attempt of this release reached the store.
+    /// The lock was lost before it was released, or an earlier attempt of this release reached the
+    /// store.
     NotHeld,
 }
 

@@ -135,8 +135,8 @@ mod enabled {
     }
 
     impl SectionMetrics {
-        /// Counts the loss of a section, once. It is called where the work under the lock notices the
-        /// loss.
+        /// Counts the loss of a section, once. It is called where the work under the lock notices
+        /// the loss.
         pub(crate) fn record_loss(&self) {
             if !self.is_loss_recorded.swap(true, Ordering::AcqRel) {
                 isolated(|| counter!("tower_lock_lost_total").increment(1));
@@ -168,7 +168,8 @@ mod enabled {
                     StoreErrorKind::Refused => "refused",
                     StoreErrorKind::Failover => "failover",
                     StoreErrorKind::Protocol => "protocol",
-                    // An error of the key, which a client may have chosen. The store has not failed.
+                    // An error of the key, which a client may have chosen. The store has not
+                    // failed.
                     StoreErrorKind::InvalidKey => return,
                 };
                 counter!("tower_lock_store_errors_total", "op" => *operation, "kind" => kind).increment(1);

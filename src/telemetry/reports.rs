@@ -89,8 +89,8 @@ mod queue {
                 subscriber: tracing::dispatcher::get_default(Clone::clone),
             };
             let mut queue = self.0.lock();
-            // A report that does not fit is dropped after the mutex is unlocked: its subscriber may go
-            // with it.
+            // A report that does not fit is dropped after the mutex is unlocked: its subscriber may
+            // go with it.
             let mut rest = Some(report);
             if queue.waiting.len() < MAX_QUEUED_REPORTS {
                 queue.waiting.extend(rest.take());

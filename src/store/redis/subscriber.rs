@@ -221,7 +221,7 @@ impl Subscriber {
         {
             let last_active = Arc::new(Mutex::new(Instant::now()));
             let run = Arc::clone(self).run(connection, Arc::clone(&last_active));
-            let stopped = task.replace(Task { handle: runtime.spawn(run).abort_handle(), last_active: last_active });
+            let stopped = task.replace(Task { handle: runtime.spawn(run).abort_handle(), last_active });
             drop(task);
             if let Some(stopped) = stopped {
                 stopped.handle.abort();

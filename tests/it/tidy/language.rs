@@ -89,8 +89,8 @@ fn words(line: &str) -> Vec<String> {
 
 /// URLs, tables and code blocks cannot be wrapped.
 /// Lines that are still to be wrapped, and to be reworded. The numbers may only fall.
-const KNOWN_WIDE: usize = 279;
-const KNOWN_RETIRED: usize = 175;
+const KNOWN_WIDE: usize = 0;
+const KNOWN_RETIRED: usize = 18;
 
 #[test]
 fn comment_lines_are_at_most_100_columns_wide() {
