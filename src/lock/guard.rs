@@ -25,13 +25,13 @@ use crate::{
 ///
 /// If a guard is dropped, the lock is released without waiting, but the work may have been
 /// interrupted: the future that it lived in may have been dropped while a statement was in flight.
-/// The key therefore stays blocked for the [lock-delay](crate::LockPolicy::lock_delay), one second by
-/// default. On a thread without a runtime the runtime of the last call sends the release; if that has
-/// ended, the lease expires.
+/// The key therefore stays blocked for the [lock-delay](crate::LockPolicy::lock_delay), one second
+/// by default. On a thread without a runtime the runtime of the last call sends the release; if
+/// that has ended, the lease expires.
 ///
-/// A guard that is neither released nor dropped (`mem::forget`, a reference cycle, a task that never
-/// ends) holds its key, and the lease is renewed: until [`max_hold`](crate::LockPolicy::max_hold) if
-/// the call set one, else until the process ends.
+/// A guard that is neither released nor dropped (`mem::forget`, a reference cycle, a task that
+/// never ends) holds its key, and the lease is renewed: until
+/// [`max_hold`](crate::LockPolicy::max_hold) if the call set one, else until the process ends.
 #[must_use = "a guard that is dropped blocks its key for the lock-delay: call `release`"]
 pub struct LockGuard {
     driver: Arc<Driver>,
@@ -78,7 +78,7 @@ impl LockGuard {
     }
 
     #[cfg(all(test, tower_lock_shuttle))]
-    pub(super) fn grant(&self) -> &Arc<crate::proto::grant::Grant> {
+    pub(super) fn grant(&self) -> &Arc<super::driver_data::Grant> {
         &self.section.grant
     }
 
@@ -116,8 +116,8 @@ impl LockGuard {
         self.end_with(GuardEnd::Released)
     }
 
-    /// Releases the lock after work that has failed: a [`min_hold`](crate::LockPolicy::min_hold) does
-    /// not block the key, so that another caller can try at once. Otherwise like
+    /// Releases the lock after work that has failed: a [`min_hold`](crate::LockPolicy::min_hold)
+    /// does not block the key, so that another caller can try at once. Otherwise like
     /// [`release`](Self::release).
     pub fn release_after_failure(self) -> ReleaseFuture {
         self.end_with(GuardEnd::ReleasedAfterFailure)

@@ -1,10 +1,11 @@
-//! The table under other schedules than a machine happens to choose.
+//! Tests of the lock table under many thread schedules, chosen by shuttle.
 //!
 //! ```sh
 //! RUSTFLAGS='--cfg tower_lock_shuttle' cargo test --lib --target-dir target/schedules shuttle_tests
 //! ```
 //!
-//! Threads are switched at every mutex. A failure prints its schedule; `SCHEDULE=<text>` in the environment runs it again.
+//! Threads are switched at every mutex. A failure prints its schedule; `SCHEDULE=<text>` in the
+//! environment runs it again.
 
 use std::{
     future::IntoFuture,
@@ -19,7 +20,7 @@ use std::{
 
 use shuttle::{future::block_on, thread};
 
-use super::{LockFuture, LockGuard, Locks, driver::QUEUE_CONFIG};
+use super::{LockFuture, LockGuard, LockManager, driver::QUEUE};
 use crate::{
     clock::Clock,
     error::LockError,
@@ -32,14 +33,14 @@ use crate::{
 
 const SCHEDULES: usize = 3_000;
 
-/// One key, whoever wants it, and who is in.
+/// One key, its callers, and the number of holders.
 #[derive(Clone)]
 struct World {
     locks: LockManager,
     store: Arc<MemoryStore>,
-    inside: Arc<AtomicUsize>,
-    last: Arc<AtomicU64>,
-    /// Somebody may be in who has lost his lock.
+    holders: Arc<AtomicUsize>,
+    last_token: Arc<AtomicU64>,
+    /// Whether locks are revoked, so that a holder that lost its lock may overlap the next one.
     forced: bool,
 }
 
@@ -47,11 +48,11 @@ impl World {
     fn new() -> Self {
         let store = Arc::new(MemoryStore::new());
         let locks = LockManager::new(Arc::clone(&store));
-        Self { locks, store, inside: Arc::default(), last: Arc::default(), forced: false }
+        Self { locks, store, holders: Arc::default(), last_token: Arc::default(), forced: false }
     }
 
-    /// Another process on the same store.
-    fn other(&self) -> Self {
+    /// Another process with the same store.
+    fn other_process(&self) -> Self {
         Self { locks: LockManager::new(Arc::clone(&self.store)), ..self.clone() }
     }
 
@@ -59,36 +60,36 @@ impl World {
         LockKey::from(("k",))
     }
 
-    fn ask(&self) -> LockFuture {
+    fn lock(&self) -> LockFuture {
         self.locks.lock(Self::key()).lock_delay(Duration::ZERO).into_future()
     }
 
-    fn take(&self) -> Result<LockGuard, LockError> {
-        block_on(self.ask())
+    fn acquire(&self) -> Result<LockGuard, LockError> {
+        block_on(self.lock())
     }
 
     fn section(&self, guard: LockGuard) -> ReleaseOutcome {
-        let before = self.inside.fetch_add(1, SeqCst);
-        assert!(self.forced || before == 0, "two are in");
+        let before = self.holders.fetch_add(1, SeqCst);
+        assert!(self.forced || before == 0, "two holders");
         thread::yield_now();
         let token = guard.fencing_token().as_u64();
-        assert!(self.forced || self.last.fetch_max(token, SeqCst) < token, "a token that does not rise");
-        self.inside.fetch_sub(1, SeqCst);
+        assert!(self.forced || self.last_token.fetch_max(token, SeqCst) < token, "fencing tokens increase");
+        self.holders.fetch_sub(1, SeqCst);
         block_on(guard.release()).expect("in memory")
     }
 
-    /// Polled once, and dropped: in the line, or chosen, or with its guard.
-    fn leave(&self) {
-        let mut call = pin!(self.ask());
+    /// Polls a call once and drops it: in the queue, with a delivered grant, or with its guard.
+    fn cancel(&self) {
+        let mut call = pin!(self.lock());
         if let Poll::Ready(outcome) = poll_once(call.as_mut()) {
             drop(outcome);
         }
         thread::yield_now();
     }
 
-    fn nothing_is_left(&self) {
+    fn assert_empty(&self) {
         assert_eq!((self.locks.driver().size(), self.store.size()), ((0, 0), 0));
-        assert_eq!(self.inside.load(SeqCst), 0);
+        assert_eq!(self.holders.load(SeqCst), 0);
     }
 }
 
@@ -97,7 +98,7 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
 }
 
 fn check(test: impl Fn() + Send + Sync + 'static) {
-    // Timers are made and never fire: nobody drives this runtime.
+    // Timers are created and never fire: this runtime is not driven.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let _runtime = runtime.enter();
     match std::env::var("SCHEDULE") {
@@ -111,7 +112,7 @@ fn check(test: impl Fn() + Send + Sync + 'static) {
     }
 }
 
-fn all(threads: Vec<thread::JoinHandle<()>>) {
+fn join_all(threads: Vec<thread::JoinHandle<()>>) {
     for thread in threads {
         thread.join().expect("no panic");
     }
@@ -125,13 +126,13 @@ fn local_handoffs_never_overlap() {
             let world = world.clone();
             thread::spawn(move || {
                 for _ in 0..2 {
-                    let guard = world.take().expect("its turn");
+                    let guard = world.acquire().expect("its turn");
                     assert_ne!(world.section(guard), ReleaseOutcome::NotHeld);
                 }
             })
         });
-        all(threads.collect());
-        world.nothing_is_left();
+        join_all(threads.collect());
+        world.assert_empty();
     });
 }
 
@@ -144,15 +145,15 @@ fn cancelled_waiter_passes_its_turn_on() {
             let world = world.clone();
             threads.push(thread::spawn(move || {
                 if n % 2 == 0 {
-                    world.leave();
+                    world.cancel();
                 } else {
-                    let guard = world.take().expect("its turn");
+                    let guard = world.acquire().expect("its turn");
                     world.section(guard);
                 }
             }));
         }
-        all(threads);
-        world.nothing_is_left();
+        join_all(threads);
+        world.assert_empty();
     });
 }
 
@@ -160,19 +161,19 @@ fn cancelled_waiter_passes_its_turn_on() {
 fn two_processes_alternate_on_a_key() {
     check(|| {
         let world = World::new();
-        let other = world.other();
+        let other = world.other_process();
         let mut threads = Vec::new();
         for world in [world.clone(), other.clone(), world.clone(), other.clone()] {
             threads.push(thread::spawn(move || {
-                let guard = world.take().expect("its turn");
+                let guard = world.acquire().expect("its turn");
                 world.section(guard);
             }));
         }
-        let leaves = other.clone();
-        threads.push(thread::spawn(move || leaves.leave()));
-        all(threads);
-        world.nothing_is_left();
-        other.nothing_is_left();
+        let canceller = other.clone();
+        threads.push(thread::spawn(move || canceller.cancel()));
+        join_all(threads);
+        world.assert_empty();
+        other.assert_empty();
     });
 }
 
@@ -184,18 +185,17 @@ fn lost_lock_goes_to_the_next_waiter() {
         for _ in 0..2 {
             let world = world.clone();
             threads.push(thread::spawn(move || {
-                let guard = world.take().expect("its turn");
+                let guard = world.acquire().expect("its turn");
                 world.section(guard);
             }));
         }
         let operator = world.clone();
         threads.push(thread::spawn(move || {
-            let force =
-                operator.store.force_release(ForceReleaseRequest::new(World::key(), Duration::ZERO, QUEUE_CONFIG));
+            let force = operator.store.force_release(ForceReleaseRequest::new(World::key(), Duration::ZERO, QUEUE));
             block_on(force).expect("in memory");
         }));
-        all(threads);
-        world.nothing_is_left();
+        join_all(threads);
+        world.assert_empty();
     });
 }
 
@@ -210,8 +210,8 @@ fn owner_reenters_from_any_task() {
             threads.push(thread::spawn(move || {
                 let call = || world.locks.lock(World::key()).owner(&owner).lock_delay(Duration::ZERO).into_future();
                 let outer = block_on(call()).expect("its turn");
-                let inner = block_on(call()).expect("its own, at once");
-                assert_eq!(outer.fencing_token(), inner.fencing_token(), "one section");
+                let inner = block_on(call()).expect("re-entered");
+                assert_eq!(outer.fencing_token(), inner.fencing_token(), "the same section");
                 assert!(outer.hold_count() >= 2);
                 block_on(inner.release()).expect("in memory");
                 block_on(outer.release()).expect("in memory");
@@ -219,17 +219,17 @@ fn owner_reenters_from_any_task() {
         }
         let stranger = world.clone();
         threads.push(thread::spawn(move || {
-            let guard = stranger.take().expect("its turn");
+            let guard = stranger.acquire().expect("its turn");
             assert_eq!(guard.hold_count(), 1);
             stranger.section(guard);
         }));
-        all(threads);
-        world.nothing_is_left();
+        join_all(threads);
+        world.assert_empty();
     });
 }
 
-/// The delivery is looked at while its caller takes it: it is the one's or the next one's, and not
-/// both.
+/// The deadline of a delivered grant is checked while its caller takes it. The grant goes to this
+/// caller or to the next one, not to both.
 #[test]
 fn grant_is_taken_or_goes_to_the_next_waiter() {
     check(|| {
@@ -237,9 +237,9 @@ fn grant_is_taken_or_goes_to_the_next_waiter() {
         let world = World::new();
         let locks = LockManager::builder(Arc::clone(&world.store)).clock(clock.clone()).build();
         let world = World { locks, ..world };
-        let holder = world.take().expect("free");
+        let holder = world.acquire().expect("free");
         let grant = Arc::clone(holder.grant());
-        let mut late = Box::pin(world.ask());
+        let mut late = Box::pin(world.lock());
         assert!(poll_once(late.as_mut()).is_pending());
         world.section(holder);
         let mut threads = Vec::new();
@@ -249,18 +249,18 @@ fn grant_is_taken_or_goes_to_the_next_waiter() {
             Err(LockError::TimedOut { .. }) => {}
             Err(other) => panic!("{other}"),
         }));
-        let looker = world.clone();
+        let checker = world.clone();
         threads.push(thread::spawn(move || {
             for _ in 0..2 {
                 clock.jump(OFFER_TTL);
-                looker.locks.driver().limit(&grant);
+                checker.locks.driver().check_section(&grant);
             }
         }));
         let next = world.clone();
         threads.push(thread::spawn(move || {
-            // Its own grant is recalled, too, if it is slower than the looks at it.
+            // Its own grant expires too if it is taken after the checks.
             let guard = loop {
-                match next.take() {
+                match next.acquire() {
                     Ok(guard) => break guard,
                     Err(LockError::TimedOut { .. }) => {}
                     Err(other) => panic!("{other}"),
@@ -268,8 +268,8 @@ fn grant_is_taken_or_goes_to_the_next_waiter() {
             };
             next.section(guard);
         }));
-        all(threads);
-        world.nothing_is_left();
+        join_all(threads);
+        world.assert_empty();
     });
 }
 
@@ -280,19 +280,19 @@ fn shutdown_notifies_all_waiters_and_leaves_nothing() {
         let mut threads = Vec::new();
         for _ in 0..3 {
             let world = world.clone();
-            threads.push(thread::spawn(move || match world.take() {
+            threads.push(thread::spawn(move || match world.acquire() {
                 Ok(guard) => drop(world.section(guard)),
                 Err(LockError::ShuttingDown) => {}
                 Err(other) => panic!("{other}"),
             }));
         }
-        let ends = world.clone();
+        let closer = world.clone();
         threads.push(thread::spawn(move || {
-            let mut shutdown = pin!(ends.locks.shutdown(Duration::from_secs(1)));
+            let mut shutdown = pin!(closer.locks.shutdown(Duration::from_secs(1)));
             let _ = poll_once(shutdown.as_mut());
         }));
-        all(threads);
-        world.nothing_is_left();
-        assert!(matches!(world.take(), Err(LockError::ShuttingDown)));
+        join_all(threads);
+        world.assert_empty();
+        assert!(matches!(world.acquire(), Err(LockError::ShuttingDown)));
     });
 }
