@@ -256,7 +256,11 @@ impl LockManager {
     /// ```no_run
     /// # use std::time::Duration;
     /// # use tower_lock::LockManager;
-    /// # async fn serve(listener: tokio::net::TcpListener, app: axum::Router, locks: LockManager) -> std::io::Result<()> {
+    /// # async fn serve(
+    /// #     listener: tokio::net::TcpListener,
+    /// #     app: axum::Router,
+    /// #     locks: LockManager,
+    /// # ) -> std::io::Result<()> {
     /// axum::serve(listener, app)
     ///     .with_graceful_shutdown(locks.shutdown_on_signal(Duration::from_secs(20)))
     ///     .await
