@@ -118,6 +118,12 @@ pub(super) struct PendingReleases {
     pub(super) last_error: Option<StoreError>,
 }
 
+impl LockError {
+    pub(super) fn busy(lease_left: Duration, ahead: usize) -> Self {
+        Self::Busy { lease_left, ahead }
+    }
+}
+
 impl LockLost {
     /// The reasons with a code, which an atomic deadline stores in place of an instant.
     const CODED: [Self; 5] = [Self::Expired, Self::Revoked, Self::HoldLimitReached, Self::ShuttingDown, Self::Released];

@@ -50,6 +50,7 @@
 //! ```
 
 pub mod conformance;
+mod held_lock;
 mod store;
 
 pub use self::store::{Chaos, Fault, FaultPoint, StoreOp, TestStore};
