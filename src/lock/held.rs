@@ -13,7 +13,11 @@ use super::{
     driver::Driver,
     driver_data::{Section, SectionData},
 };
-use crate::{error::LockLost, fencing::FencingToken, lock_key::LockKey};
+use crate::{
+    error::{InsufficientTime, LockLost},
+    fencing::FencingToken,
+    lock_key::LockKey,
+};
 
 /// A view of a lock that is held: its key, its fencing token, and the time that remains.
 ///
@@ -126,17 +130,22 @@ impl HeldLock {
     ///
     /// # Errors
     ///
-    /// The lock was lost, or less time remains. A write that is late all the same is detected by
+    /// The lock was lost, or less time remains. A write that is late nevertheless is detected by
     /// the fencing token only.
-    pub fn ensure_remaining(&self, at_least: Duration) -> Result<(), LockLost> {
+    pub fn ensure_remaining(&self, required: Duration) -> Result<(), InsufficientTime> {
         let remaining = self.remaining();
         if remaining.is_zero() {
-            Err(self.loss_reason())
-        } else if remaining < at_least {
-            Err(LockLost::TooShort)
+            Err(self.loss_reason().into())
+        } else if remaining < required {
+            Err(InsufficientTime::TooShort { remaining, required })
         } else {
             Ok(())
         }
+    }
+
+    /// Returns why the lock is not held any more, if it is not.
+    pub(crate) fn loss(&self) -> Option<LockLost> {
+        self.remaining().is_zero().then(|| self.loss_reason())
     }
 
     /// Runs a future while the lock is held. The future is not polled after the lock is lost (I6).
