@@ -6,14 +6,16 @@
 pub mod proto {
     use std::time::Duration;
 
-    pub use crate::clock::{BootInstant, LazyNow};
-    pub use crate::proto::{
-        Action, Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition, StoreCall, StoreOp,
-        entry::LockEntry,
-        grant::{Grant, NextCheck},
-        hold_limits::HoldLimits,
-        section::Section,
-        table::LockTable,
+    pub use crate::{
+        clock::{BootInstant, LazyNow},
+        proto::{
+            Action, Actions, DriverTypes, Env, Event, GuardEnd, LockRequest, QueuePosition, StoreCall, StoreOp,
+            entry::LockEntry,
+            grant::{Grant, NextCheck},
+            hold_limits::HoldLimits,
+            section::Section,
+            table::LockTable,
+        },
     };
     use crate::{limits, store::QueueConfig};
 

@@ -9,8 +9,7 @@ use tokio::sync::Notify;
 
 use crate::{
     error::{LockError, LockLost},
-    proto::section::ReleaseOutcome,
-    proto::{DriverTypes, grant, section},
+    proto::{DriverTypes, grant, section, section::ReleaseOutcome},
     store::StoreError,
     sync::oneshot::Oneshot,
     telemetry::metrics::SectionMetrics,

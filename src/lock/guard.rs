@@ -13,8 +13,12 @@ use super::{
     driver_data::{Section, SectionData},
 };
 use crate::{
-    error::LockLost, fencing::FencingToken, lock_key::LockKey, proto::GuardEnd, proto::section::ReleaseOutcome,
-    store::StoreError, telemetry::metrics::GuardMetrics,
+    error::LockLost,
+    fencing::FencingToken,
+    lock_key::LockKey,
+    proto::{GuardEnd, section::ReleaseOutcome},
+    store::StoreError,
+    telemetry::metrics::GuardMetrics,
 };
 
 /// A lock that is held. It is released when the guard is dropped or [released](Self::release).

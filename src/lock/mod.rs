@@ -18,10 +18,9 @@ mod watchdog;
 #[cfg(all(test, tower_lock_shuttle))]
 mod shuttle_tests;
 
-pub(crate) use self::{acquire::LockParams, driver::Driver, request_scope::RequestScope};
-
 #[cfg(feature = "__internals")]
 pub(crate) use self::driver::QUEUE;
+pub(crate) use self::{acquire::LockParams, driver::Driver, request_scope::RequestScope};
 pub use self::{
     acquire::{LockBuilder, LockFuture},
     guard::{LockGuard, ReleaseFuture},

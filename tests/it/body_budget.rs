@@ -31,10 +31,10 @@ use tokio::{
 use tower::{Layer, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_lock::{
     LockKey, LockLayer, LockManager, LockPolicy, Rejection, RequestBodyMode, key, middleware::RequestBody,
+    test_util::StoreOp,
 };
 
 use crate::support::{TestStore, Wire, send, serve, settle, soon, store_and_locks, text};
-use tower_lock::test_util::StoreOp;
 
 /// For all bodies.
 const BUDGET: usize = 64 << 20;

@@ -5,8 +5,7 @@ use std::{future::IntoFuture, pin::Pin, task::Poll, time::Duration};
 use tokio::time::{Instant, sleep};
 use tower_lock::{
     LockError, LockGuard, LockKey, LockManager,
-    lock::LockFuture,
-    lock::ReleaseOutcome,
+    lock::{LockFuture, ReleaseOutcome},
     test_util::{Fault, StoreOp, TestStore},
 };
 

@@ -12,8 +12,7 @@ use std::{
 use tokio::time::{Instant, sleep};
 use tower_lock::{
     LockError, LockKey, LockLost, LockManager,
-    lock::QueueBound,
-    lock::ReleaseOutcome,
+    lock::{QueueBound, ReleaseOutcome},
     test_util::{Clock, Fault, StoreOp, TestStore},
 };
 

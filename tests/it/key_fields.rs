@@ -17,10 +17,10 @@ use tower_lock::{
     HeldLock, LockKey, LockLayer, LockManager, Rejection,
     key::{self, FieldProblem, KeyPart, PartWriter},
     middleware::RequestBody,
+    test_util::StoreOp,
 };
 
 use crate::support::{post_json, send, soon, store_and_locks, text};
-use tower_lock::test_util::StoreOp;
 
 const JSON: &str = "application/json";
 const FORM: &str = "application/x-www-form-urlencoded";

@@ -8,10 +8,9 @@ use axum::{
     routing::{any, get, post},
 };
 use serde::Deserialize;
-use tower_lock::{HeldLock, LockKey, LockLayer, LockManager, Rejection, key};
+use tower_lock::{HeldLock, LockKey, LockLayer, LockManager, Rejection, key, test_util::StoreOp};
 
 use crate::support::{fetch, post_json, send, store_and_locks, text};
-use tower_lock::test_util::StoreOp;
 
 #[derive(Deserialize)]
 struct Claim {

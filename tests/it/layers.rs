@@ -19,10 +19,11 @@ use axum::{
 use http_body_util::Full;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer};
-use tower_lock::{HeldLock, LockLayer, LockManager, LockManagerLayer, Owner, key, middleware::RequestBody};
+use tower_lock::{
+    HeldLock, LockLayer, LockManager, LockManagerLayer, Owner, key, middleware::RequestBody, test_util::StoreOp,
+};
 
 use crate::support::{fetch, one_key, send, settle, soon, store_and_locks, text};
-use tower_lock::test_util::StoreOp;
 
 async fn show_key(lock: HeldLock) -> String {
     lock.key().to_string()

@@ -8,11 +8,13 @@ use std::{
 
 use tokio::time::{Instant, sleep};
 use tower_lock::{
-    LockError, LockKey, LockManager, LockPolicy, MemoryStore, lock::ReleaseOutcome, store::StoreErrorKind,
+    LockError, LockKey, LockManager, LockPolicy, MemoryStore,
+    lock::ReleaseOutcome,
+    store::StoreErrorKind,
+    test_util::{Fault, StoreOp},
 };
 
 use crate::support::{settle, soon, store_and_locks};
-use tower_lock::test_util::{Fault, StoreOp};
 
 fn key() -> LockKey {
     LockKey::from(("account", 7))

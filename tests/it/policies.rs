@@ -15,10 +15,10 @@ use axum::{
 use tokio::{sync::Notify, time::Instant};
 use tower_lock::{
     HasLockKey, HeldLock, LockKey, LockLayer, LockManager, LockManagerLayer, LockPolicy, Locked, OnDisconnect, key,
+    test_util::StoreOp,
 };
 
 use crate::support::{fetch, one_key, send, settle, store_and_locks, text};
-use tower_lock::test_util::StoreOp;
 
 const A_WHILE: Duration = Duration::from_secs(10);
 

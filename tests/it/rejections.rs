@@ -11,10 +11,14 @@ use axum::{
 };
 use serde_json::{Value, json};
 use tokio::sync::Notify;
-use tower_lock::{LockError, LockLayer, LockManager, Rejection, key, lock::QueueBound, store::StoreErrorKind};
+use tower_lock::{
+    LockError, LockLayer, LockManager, Rejection, key,
+    lock::QueueBound,
+    store::StoreErrorKind,
+    test_util::{Fault, StoreOp},
+};
 
 use crate::support::{fetch, one_key, post_json, settle, store_and_locks, text};
-use tower_lock::test_util::{Fault, StoreOp};
 
 async fn problem(answer: Response<Body>) -> Value {
     assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/problem+json");

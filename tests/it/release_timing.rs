@@ -23,10 +23,9 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tokio::sync::mpsc;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_lock::{LockLayer, LockManager, MemoryStore, key, middleware::RequestBody};
+use tower_lock::{LockLayer, LockManager, MemoryStore, key, middleware::RequestBody, test_util::StoreOp};
 
 use crate::support::{Wire, fetch, one_key, serve, settle, store_and_locks, text};
-use tower_lock::test_util::StoreOp;
 
 type Script = mpsc::UnboundedReceiver<Result<Frame<Bytes>, &'static str>>;
 

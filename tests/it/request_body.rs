@@ -17,11 +17,10 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_http::limit::RequestBodyLimitLayer;
 use tower_lock::{
     HasLockKey, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, Rejection, RequestBodyMode, key,
-    middleware::RequestBody,
+    middleware::RequestBody, test_util::StoreOp,
 };
 
 use crate::support::{Wire, send, serve, settle, soon, store_and_locks, text};
-use tower_lock::test_util::StoreOp;
 
 /// Head, body and trailers as the handler saw them.
 async fn echo(request: AnyRequest) -> String {

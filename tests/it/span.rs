@@ -16,11 +16,12 @@ use axum::{
 };
 use tokio::sync::Notify;
 use tower::{Layer as _, ServiceExt, service_fn};
-use tower_lock::{HasLockKey, Lease, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, LogKey, OnLost, key};
+use tower_lock::{
+    HasLockKey, Lease, LockKey, LockLayer, LockManager, LockManagerLayer, Locked, LogKey, OnLost, key, test_util::Fault,
+};
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt, registry::LookupSpan};
 
 use crate::support::{fetch, post_json, settle, store_and_locks};
-use tower_lock::test_util::Fault;
 
 type Fields = BTreeMap<String, String>;
 

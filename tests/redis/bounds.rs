@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use tower_lock::{
     RedisStore,
-    store::AcquisitionIds,
     store::{
-        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore,
-        QueueConfig, ReleaseRequest,
+        AcquireReply, AcquireRequest, AcquisitionIds, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy,
+        LockStore, QueueConfig, ReleaseRequest,
     },
 };
 

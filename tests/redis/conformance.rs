@@ -6,18 +6,18 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{environment, ms};
 use futures_util::{StreamExt, stream};
 use tokio::time::{sleep, timeout};
 use tower_lock::{
     AcquisitionId, LockKey, MemoryStore,
-    store::AcquisitionIds,
     store::{
-        AcquireReply, AcquireRequest, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy, LockStore,
-        QueueConfig, ReleaseRequest, RenewRequest, StoreEvent, YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, AcquisitionIds, EventSink, ForceReleaseReply, ForceReleaseRequest, IfBusy,
+        LockStore, QueueConfig, ReleaseRequest, RenewRequest, StoreEvent, YieldReply, YieldRequest,
     },
     test_util::conformance,
 };
+
+use crate::support::{environment, ms};
 
 #[tokio::test]
 async fn redis_store_passes_conformance() {

@@ -8,13 +8,11 @@ use std::{
 };
 
 use futures_util::future::join_all;
-
 use tower_lock::{
     AcquisitionId, LockKey, RedisStore,
-    store::AcquisitionIds,
     store::{
-        AcquireReply, AcquireRequest, EventSink, IfBusy, LockStore, QueueConfig, ReleaseReply, ReleaseRequest,
-        YieldReply, YieldRequest,
+        AcquireReply, AcquireRequest, AcquisitionIds, EventSink, IfBusy, LockStore, QueueConfig, ReleaseReply,
+        ReleaseRequest, YieldReply, YieldRequest,
     },
 };
 

@@ -5,10 +5,8 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 use tower_lock::{
     AcquisitionId, LockError, LockKey,
-    store::AcquisitionIds,
-    store::{AcquireReply, AcquireRequest, EventSink, IfBusy, LockStore, QueueConfig},
+    store::{AcquireReply, AcquireRequest, AcquisitionIds, EventSink, IfBusy, LockStore, QueueConfig},
 };
-
 use tower_lock_faults::Direction;
 
 use crate::support::{NAME, QUEUE, environment, key, ms, soon, until};

@@ -1,6 +1,6 @@
 //! Responses from in front of the lock make no store call.
 
-use axum::{Router, routing::post};
+use axum::{Router, http::Request, routing::post};
 use tower_http::cors::CorsLayer;
 use tower_lock::{LockLayer, test_util::StoreOp};
 
@@ -12,7 +12,6 @@ use crate::support::{
     one_key,
     wire::{Http2, Wire},
 };
-use axum::http::Request;
 
 #[tokio::test]
 async fn preflight_404_and_405_make_no_store_call() {

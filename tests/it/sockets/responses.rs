@@ -4,13 +4,13 @@ use std::{convert::Infallible, time::Duration};
 
 use axum::{Router, body::Body, http::header, routing::get};
 use futures_util::{StreamExt, stream};
+use tower_lock::test_util::StoreOp;
 
 use super::{
     Cluster, VERSIONS,
     matrix::{self, Client, ENDINGS, Ending, NOTHING, Version, assert_next_request_is_served_elsewhere},
     one_key_for_long,
 };
-use tower_lock::test_util::StoreOp;
 
 const ROUNDS: usize = 30;
 

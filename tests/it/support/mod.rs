@@ -22,8 +22,9 @@ pub(crate) mod programs;
 pub(crate) mod panics;
 pub(crate) mod wire;
 
-pub(crate) use self::wire::Wire;
 pub(crate) use tower_lock::test_util::TestStore;
+
+pub(crate) use self::wire::Wire;
 
 /// Longer than any step takes, even on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
