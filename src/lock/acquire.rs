@@ -44,7 +44,7 @@ use crate::{
 /// position in the queue meanwhile. A grant that is not picked up within 3 seconds goes to the next
 /// waiter (a `select!` loop that polls something else, a buffered stream, `mem::forget`). Such a
 /// call ends with [`LockError::TimedOut`], or with [`LockError::Busy`] if it does not wait. A call
-/// whose wait is over is skipped: it gets no grant.
+/// whose wait has timed out is skipped: it gets no grant.
 #[derive(Debug)]
 #[must_use = "nothing is locked before the call is awaited"]
 pub struct LockBuilder {
@@ -232,7 +232,7 @@ impl Future for LockFuture {
             if *this.is_result_pending {
                 return Poll::Pending;
             }
-            // The table answers a call without a wait in time. Its timer is a safety net.
+            // The table replies to a call without a wait in time. Its timer is a safety net.
             let waits = !this.wait.is_zero();
             match this.timer {
                 ref mut timer if timer.is_none() => {
@@ -254,7 +254,7 @@ impl Future for LockFuture {
             if let Some(position) = driver.cancel(&pending.key, pending.number) {
                 break Err(if waits { position.timeout_error() } else { no_reply_error(position) });
             }
-            // No longer in the queue: the result was sent a moment ago, or is about to be.
+            // No longer in the queue: the result was just sent, or is about to be.
             *this.is_result_pending = true;
         };
         // The table does not know the limit of the wait.

@@ -52,7 +52,7 @@ pub(crate) struct SectionData {
 }
 
 impl GrantData {
-    /// The reason of a loss, the first time that it is asked for. `None` if the lock was not lost.
+    /// The reason of a loss, at the first call. `None` if the lock was not lost.
     pub(super) fn loss_to_report(grant: &Grant) -> Option<LockLost> {
         let why = grant.end_reason().filter(|why| why.is_loss())?;
         (!grant.data.is_loss_reported.swap(true, Ordering::AcqRel)).then_some(why)

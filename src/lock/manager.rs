@@ -230,7 +230,7 @@ impl LockManager {
     /// leases expire.
     ///
     /// Call it when the service receives its stop signal, in the future that is passed to
-    /// `axum::serve(..).with_graceful_shutdown(..)`: the server still answers meanwhile, with 503
+    /// `axum::serve(..).with_graceful_shutdown(..)`: the server still responds meanwhile, with 503
     /// for requests that need a lock. (If it is called after the server has stopped, the waiters
     /// are served first.) A handler that re-enters a lock that it holds still can. A handler that
     /// finishes [without its client](crate::OnDisconnect) is waited for.

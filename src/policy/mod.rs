@@ -87,9 +87,9 @@ macro_rules! settings {
                 ///
                 /// A client may know better than the route whether its user still waits. Its choice
                 /// replaces [`wait`](crate::LockPolicy::wait), also if it is shorter. The response
-                /// says `Preference-Applied: wait=10`, or less if this maximum is less. A waiting
-                /// client costs a queue entry and its buffered body: choose a time that all clients
-                /// may wait.
+                /// contains `Preference-Applied: wait=10`, or less if this maximum is less. A
+                /// waiting client costs a queue entry and its buffered body: choose a time that all
+                /// clients may wait.
                 max_client_wait(max: ::std::time::Duration),
                 /// The status of the response to a request that timed out while it waited.
                 ///

@@ -1,4 +1,4 @@
-//! One acquisition of a key: its id, its state, and what the store was asked for.
+//! One acquisition of a key: its id, its state, and the calls that were sent to the store.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,8 +17,8 @@ use crate::{
 pub(super) struct Attempt<D: DriverTypes> {
     pub(super) id: AcquisitionId,
     pub(super) state: State<D>,
-    /// The store was asked to enqueue this id. Every later acquire asks for it, too: without it the
-    /// store would remove the queue entry.
+    /// An acquire of this id was sent that enqueues. Every later acquire enqueues, too: otherwise
+    /// the store would remove the queue entry.
     pub(super) wants_queue: bool,
     pub(super) in_flight: InFlight,
     /// A message came during the call in flight, whose reply may be older.

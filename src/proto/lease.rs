@@ -15,7 +15,7 @@ pub enum Lease {
     /// Held for this time and no longer. Then the lock is lost.
     ///
     /// For sections that must not take longer, and for sections that must not block other callers
-    /// for long after a crash. The store is asked for this time, the time of one call (half a
+    /// for long after a crash. The acquire requests this time, the time of one call (half a
     /// second), 1 % for the drift of clocks, and the lock-delay, but never for more than the lease
     /// of `AutoRenew`. So a holder that crashes under a fixed lease of 5 seconds blocks its key for
     /// at most 6.6 seconds; with `AutoRenew` it blocks the key for 31. `max_hold` does not change
@@ -26,7 +26,7 @@ pub enum Lease {
     Fixed(Duration),
 }
 
-/// The leases that a store is asked for.
+/// The leases that calls of the store request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseBounds {
     /// The lease of a section without a limit, and the longest of all.

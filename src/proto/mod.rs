@@ -27,8 +27,8 @@
 //!   [`Released`](Event::Released). An error or a timeout is fed in as a result, too.
 //! - [`Grant`](Action::Grant): send the section to the waiter, and call [`Section::delivered`] when
 //!   the waiter receives it. Each grant ends by exactly one
-//!   [`end_guard`](table::LockTable::end_guard) or [`Event::GuardEnded`]. If the waiter has gone,
-//!   that event follows at once, with [`GuardEnd::Undelivered`].
+//!   [`end_guard`](table::LockTable::end_guard) or [`Event::GuardEnded`]. If the waiter no longer
+//!   exists, that event follows at once, with [`GuardEnd::Undelivered`].
 //! - [`Recall`](Action::Recall): if the waiter has not received its section, replace it by the
 //!   error and feed in [`GuardEnd::Undelivered`]. Otherwise do nothing.
 //! - [`Reject`](Action::Reject): send the error to the waiter.
@@ -117,7 +117,7 @@ pub trait DriverTypes: Debug {
 
 /// An effect that the driver executes after the event, in the order of the list.
 ///
-/// The module page says what the driver owes for each of them.
+/// The page of this module describes what the driver must do for each of them.
 #[derive(Debug)]
 pub enum Action<D: DriverTypes> {
     /// Calls the store. The result is fed in as an event with the same number.
@@ -226,7 +226,7 @@ pub enum GuardEnd {
     Released,
     /// Released in order after a failure: `min_hold` does not apply.
     ReleasedAfterFailure,
-    /// The waiter never received the section: it had gone, or the section was recalled.
+    /// The waiter never received the section: it no longer existed, or the section was recalled.
     Undelivered,
     /// Dropped, perhaps in the middle of a statement: the lock-delay applies (I10).
     Dropped,
@@ -245,7 +245,7 @@ pub struct QueuePosition {
     pub is_contended: bool,
 }
 
-/// The context of an event: what an entry knows of the process.
+/// The context of an event: the state of the process that an entry needs.
 #[derive(Debug)]
 pub struct Env<'a, D: DriverTypes> {
     /// The key of the entry.
@@ -254,7 +254,7 @@ pub struct Env<'a, D: DriverTypes> {
     pub now: &'a LazyNow<'a>,
     /// The source of acquisition ids, call numbers and jitter.
     pub ids: &'a AcquisitionIds,
-    /// The leases that the store is asked for.
+    /// The leases that calls of the store request.
     pub lease: LeaseBounds,
     /// The limit of one store call.
     pub call_timeout: Duration,

@@ -1,7 +1,7 @@
 //! Logs, spans and metrics.
 //!
 //! A subscriber and a recorder are code of the application: they may call into this crate, panic,
-//! or block. So nothing here is called under a mutex of this crate, and panics of theirs end here.
+//! or block. Nothing here is called under a mutex of this crate, and their panics are contained.
 
 #[cfg(feature = "tracing")]
 mod log;

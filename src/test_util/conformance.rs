@@ -80,7 +80,7 @@ const CLAUSES: &[(&str, Clause)] = clauses![
 ///
 /// # Panics
 ///
-/// A clause is broken; the message says which.
+/// A violated clause. The message names it.
 pub async fn check(store: impl LockStore) {
     let store: Arc<dyn LockStore> = Arc::new(store);
     let run = RandomState::new().hash_one(0);
@@ -91,7 +91,7 @@ pub async fn check(store: impl LockStore) {
     }
 }
 
-/// What one clause is asked in.
+/// The environment of one clause.
 #[derive(Clone)]
 struct World {
     store: Arc<dyn LockStore>,
