@@ -1,6 +1,4 @@
-//! Tower middleware: from the request to the response body.
-//!
-//! The modules are in the order in which a request reaches them. No module names a store.
+//! Tower layers, their services, and the types of their requests and responses.
 
 mod layer;
 mod config;
