@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-/// Probe that tells whether the client of a request is still connected.
+/// Probe that detects whether the client of a request is still connected.
 ///
 /// A [`LockLayer`](crate::LockLayer) finds the probe in the extensions of the request and calls it
 /// once, when the lock is granted. If the client has disconnected, the layer does not start the
