@@ -51,7 +51,8 @@ mod error;
 
 pub use self::{builder::RedisStoreBuilder, error::RedisConnectError};
 
-/// Locks in one Redis, 7.0 or later, that any number of instances share. Needs the feature `redis`.
+/// Store of locks in one Redis (7.0 or later), which any number of instances share. Needs the
+/// feature `redis`.
 ///
 /// ```no_run
 /// # use tower_lock::{LockManager, RedisStore, store::RedisConnectError};
@@ -62,13 +63,14 @@ pub use self::{builder::RedisStoreBuilder, error::RedisConnectError};
 /// # }
 /// ```
 ///
-/// A lock is a hash of one field, the acquisition id, in the format of Redisson: locks of both
-/// libraries exclude each other. Waiters queue in a list next to it. A release offers the lock to
-/// the first live waiter. `docs/redis.md` has the data model, and the behaviour when Redis is slow,
-/// down, restarted or flushed.
+/// A lock is a hash with one field, the acquisition id. This is the format of Redisson, so locks of
+/// both libraries exclude each other. Waiters queue in a list next to the lock. A release offers
+/// the lock to the first live waiter. `docs/redis.md` describes the data model, and the behaviour
+/// when Redis is slow, down, restarted or flushed.
 ///
-/// A store has three connections: one for acquisitions, one for renewals and releases, which never
-/// queue behind acquisitions, and one for messages. Each is replaced when it breaks.
+/// A store has three connections: one for acquisitions, one for renewals and releases, and one for
+/// messages. Renewals and releases therefore never wait for acquisitions. A broken connection is
+/// replaced.
 ///
 /// One Redis is a single point of failure. While it cannot be reached, no lock is acquired (503,
 /// not started), and a held lock is lost when its lease expires. If Redis loses data, two holders
@@ -95,8 +97,8 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// A [`RedisConnectError`]: the URL is invalid, the server cannot be reached or is too old, or
-    /// a permission is missing.
+    /// Fails with a [`RedisConnectError`] if the URL is invalid, the server cannot be reached or is
+    /// too old, or a permission is missing.
     pub async fn connect(url: &str) -> Result<Self, RedisConnectError> {
         Self::builder().connect(url).await
     }
@@ -105,17 +107,17 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// As of [`connect`](Self::connect), and [`RedisConnectError::MissingUrl`].
+    /// The same as [`connect`](Self::connect), and [`RedisConnectError::MissingUrl`].
     pub async fn from_env() -> Result<Self, RedisConnectError> {
         Self::builder().from_env().await
     }
 
-    /// As [`connect`](Self::connect), but does not wait for Redis: the service starts while Redis
-    /// is down. See [`RedisStoreBuilder::connect_lazy`].
+    /// Creates a store as [`connect`](Self::connect) does, but does not wait for Redis, so that the
+    /// service starts while Redis is down. See [`RedisStoreBuilder::connect_lazy`].
     ///
     /// # Errors
     ///
-    /// The URL is invalid.
+    /// Fails if the URL is invalid.
     pub fn connect_lazy(url: &str) -> Result<Self, RedisConnectError> {
         Self::builder().connect_lazy(url)
     }
@@ -140,7 +142,7 @@ impl RedisStore {
         Self::builder().from_pool(pool, address).await
     }
 
-    /// Builder for a store with non-default settings.
+    /// Returns a builder for a store with non-default settings.
     pub fn builder() -> RedisStoreBuilder {
         RedisStoreBuilder::default()
     }
