@@ -1,4 +1,4 @@
-//! Sources that derive the keys of locks from requests, and the parts of keys.
+//! Sources that derive the keys of locks from requests, and parts of keys.
 
 pub use crate::key_source::fields::field::{Field, extension, header, query_param};
 pub use crate::key_source::fields::{Fields, FromFields, from_fields};

@@ -287,7 +287,7 @@ impl LockManager {
     ///    and their clients get 503 with outcome `unknown`. Their keys are free a
     ///    [lock-delay](LockPolicy::lock_delay) later.
     /// 4. The future completes, at the end of the budget at the latest. The server then waits for
-    ///    the requests that hold no lock. It has no limit of its own for that.
+    ///    the requests that hold no lock. The server has no limit of its own for that.
     ///
     /// Set the budget some seconds shorter than the time after which the process is killed, for
     /// example 20 seconds if Kubernetes waits for 30.
@@ -300,7 +300,7 @@ impl LockManager {
     /// # Cancel safety
     ///
     /// If the future is dropped before the signal, nothing happens. If it is dropped after the
-    /// signal, waiters and new calls stay rejected, and no lock is ended early.
+    /// signal, waiters and new calls stay rejected, and no further lock is ended early.
     #[cfg(feature = "signal")]
     #[cfg_attr(docsrs, doc(cfg(feature = "signal")))]
     pub fn shutdown_on_signal(&self, budget: Duration) -> impl Future<Output = ()> + Send + use<> {

@@ -137,9 +137,9 @@ macro_rules! settings {
                 /// Default: 10 seconds. A client that has lost its network can block the key for
                 /// this time.
                 ///
-                /// If the body is read before the lock, the request is rejected with 408. With
-                /// [`RequestBodyMode::Stream`](crate::RequestBodyMode::Stream) the read in the
-                /// handler fails, and the handler chooses the response. A response stream is
+                /// After this time, a request whose body is read before the lock is rejected with
+                /// 408. With [`RequestBodyMode::Stream`](crate::RequestBodyMode::Stream) the read
+                /// in the handler fails, and the handler chooses the response. A response stream is
                 /// aborted, and its key is free a lock-delay later. Only time in which the client
                 /// is waited for counts. A stream whose handler has no next frame yet is not idle;
                 /// [`max_hold`](crate::LockPolicy::max_hold) limits it. A response that is complete

@@ -1,12 +1,12 @@
 //! Stores of locks: the trait [`LockStore`] and its implementations.
 //!
-//! The crate needs nothing of a store but this trait. `LockStore` is **unstable**: support for
-//! replicas and clusters may add methods.
+//! `LockStore` is **unstable**: support for replicas and clusters may add methods.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::lock_key::LockKey;
 
+// A store depends on this trait and on no other part of the crate.
 mod types;
 mod events;
 mod future;
@@ -39,10 +39,10 @@ pub use crate::acquisition::AcquisitionIds;
 ///
 /// - Every operation is **atomic** for each key that it names: between its reads and its writes no
 ///   other operation changes that key.
-/// - Every operation is **idempotent per [`AcquisitionId`]**. Callers repeat a call that got no
-///   reply, and two copies of a call may arrive. A repeated [`acquire`](Self::acquire) finds the
-///   grant or the queue entry of the first one. A repeated [`release`](Self::release) finds
-///   nothing.
+/// - Every operation is **idempotent per [`AcquisitionId`](crate::AcquisitionId)**. Callers repeat
+///   a call that got no reply, and two copies of a call may arrive. A repeated
+///   [`acquire`](Self::acquire) finds the grant or the queue entry of the first one. A repeated
+///   [`release`](Self::release) finds nothing.
 /// - A grant has a **lease**. The clock of the store measures it, from the time at which the store
 ///   executes the call. When the lease has expired, the key is free.
 /// - A grant has a **fence**. It is larger than each earlier fence of that key, also after a

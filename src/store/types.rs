@@ -27,7 +27,7 @@ pub struct AcquireRequest {
     pub key: LockKey,
     /// The id of this acquisition.
     pub id: AcquisitionId,
-    /// The lease of the grant, from the time at which the store decides.
+    /// The lease of the grant, from the execution of the call in the store.
     pub lease: Duration,
     /// The action if the key is held, or is offered to another waiter.
     pub if_busy: IfBusy,
@@ -85,7 +85,7 @@ pub struct RenewRequest {
     pub key: LockKey,
     /// The acquisition that holds it.
     pub id: AcquisitionId,
-    /// The new lease, from the time at which the store decides.
+    /// The new lease, from the execution of the call in the store.
     pub lease: Duration,
 }
 
@@ -143,7 +143,7 @@ pub struct YieldRequest {
     pub fence: u64,
     /// The id under which the same process enqueues if the key goes to another waiter.
     pub next_id: AcquisitionId,
-    /// The lease of the grant, from the time at which the store decides.
+    /// The lease of the grant, from the execution of the call in the store.
     pub lease: Duration,
     /// The settings of the queue.
     pub queue: QueueConfig,

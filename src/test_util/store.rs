@@ -153,7 +153,7 @@ impl TestStore {
         *self.shared.event_fault.lock() = fault;
     }
 
-    /// Sends a forged event to every manager, as an attacker could who has access to messages only.
+    /// Sends a forged event to every manager, like an attacker with access to messages only.
     pub fn forge(&self, event: &StoreEvent) {
         let sinks = self.shared.sinks.lock().clone();
         for sink in sinks {
