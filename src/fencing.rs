@@ -14,8 +14,8 @@ use std::fmt;
 /// ```
 ///
 /// The low ten bits number the sections under one grant. The other bits are the fence of the grant.
-/// It is at least the clock of the store in microseconds, so tokens also increase across restarts.
-/// A token fits into a signed 64-bit column until the year 2255.
+/// The fence is at least the clock of the store in microseconds, so tokens also increase across
+/// restarts. A token fits into a signed 64-bit column until the year 2255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(u64);
 

@@ -75,7 +75,7 @@ tokio::task_local! {
 /// # }
 /// ```
 ///
-/// The call does not re-enter without being given the owner, because the task would run
+/// The call does not re-enter the lock of the request by default, because the task would run
 /// concurrently with the handler under one lock. The deadlock is detected by a
 /// [`LockManager`](crate::LockManager) that was cloned in the handler or extracted with `State`. It
 /// is not detected by a manager in a `static` or in an `Arc` of the application: there the call
@@ -107,7 +107,7 @@ impl Owner {
     }
 
     /// Returns the owner of the innermost [`scope`](Self::scope) that this code runs in. In a
-    /// handler under a lock, the owner of its request.
+    /// handler under a lock, this is the owner of its request.
     #[must_use]
     pub fn current() -> Option<Self> {
         CURRENT.try_with(Self::clone).ok()

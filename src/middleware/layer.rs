@@ -57,7 +57,7 @@ use crate::{
 /// fallback never runs without its lock. `Router::route_layer` leaves unmatched URLs to Axum, but
 /// runs the key function before Axum responds with 405.
 ///
-/// A method router runs these methods **without a lock**, because Axum adds them outside of the
+/// A method router runs these handlers **without a lock**, because Axum adds them outside of the
 /// layer:
 ///
 /// - the fallback in `post(handler).fallback(other).route_layer(lock)`
@@ -90,8 +90,8 @@ use crate::{
 /// ```
 ///
 /// `route_layer` on a method router, as here, runs for matched routes and methods only. Requests
-/// that get a 404 or a 405 never reach the store, and neither do preflights behind a CORS layer. A
-/// handler of `any(..)` accepts every method and needs `layer`.
+/// that get a 404 or a 405 never reach the store, and neither do preflights behind a CORS layer.
+/// The handler of `any(..)` is a fallback, so it needs `.layer(..)`.
 ///
 /// The handler and its extractors run under the lock. A response that is complete in memory
 /// releases the lock before it is sent. A stream holds the lock until its last byte, its trailers,
@@ -174,8 +174,8 @@ impl<K: KeySource> LockLayer<K> {
 
     /// Runs requests with one of these methods without a lock. Default: none.
     ///
-    /// A list of methods *to* lock does not exist. Axum also calls the handler of `GET` for `HEAD`,
-    /// so a list without `HEAD` would let requests bypass the lock.
+    /// No setting lists the methods *to* lock. Axum also calls the handler of `GET` for `HEAD`, so
+    /// a list without `HEAD` would let requests bypass the lock.
     pub fn skip_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         let methods: Vec<_> = methods.into_iter().collect();
         self.skip(move |head| methods.contains(&head.method))

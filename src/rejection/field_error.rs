@@ -4,8 +4,8 @@ use http::StatusCode;
 
 /// Error of a field that cannot be a part of a key: the name of the field and the reason.
 ///
-/// It does not contain the value. [`Rejection::InvalidKey`](crate::Rejection::InvalidKey) contains
-/// it.
+/// The error does not contain the value of the field. It is a part of
+/// [`Rejection::InvalidKey`](crate::Rejection::InvalidKey).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FieldError {
     pub(crate) location: FieldLocation,

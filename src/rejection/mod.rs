@@ -82,9 +82,10 @@ pub enum Rejection {
     },
     /// The request body did not arrive in time.
     ///
-    /// It sent no byte for [`body_idle_timeout`](crate::LockLayer::body_idle_timeout), or fewer
-    /// bytes than [`min_body_rate`](crate::LockLayer::min_body_rate). Or other bodies needed its
-    /// memory, and it was idle for longest among the larger bodies.
+    /// The client sent no byte for [`body_idle_timeout`](crate::LockLayer::body_idle_timeout), or
+    /// sent more slowly than [`min_body_rate`](crate::LockLayer::min_body_rate). Another reason is
+    /// that other bodies needed the memory, and that this body was idle for longest among the
+    /// larger ones.
     BodyTimeout,
     /// The request body exceeds the limit.
     ///
@@ -221,8 +222,8 @@ impl Rejection {
     /// be repeated.
     ///
     /// The estimate is the usual hold time of the route for each request ahead. It is at most the
-    /// remaining lease of the holder, and at most 5 seconds. A jitter of one fifth is added, so
-    /// that clients do not retry together.
+    /// remaining lease of the holder, and at most 5 seconds. A jitter varies it by up to one fifth
+    /// in both directions, so that clients do not retry together.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {

@@ -123,7 +123,7 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// As of [`connect`](Self::connect).
+    /// The same as [`connect`](Self::connect).
     pub async fn from_config(self, config: &Config) -> Result<RedisStore, RedisConnectError> {
         let address = match (&config.url, &config.connection) {
             (Some(url), None) => Address::parse(url, "")?,
@@ -144,7 +144,7 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// As of [`connect`](Self::connect).
+    /// The same as [`connect`](Self::connect).
     pub async fn from_pool(
         self,
         pool: Pool,

@@ -127,7 +127,7 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// As of [`connect`](Self::connect).
+    /// The same as [`connect`](Self::connect).
     pub async fn from_config(config: &Config) -> Result<Self, RedisConnectError> {
         Self::builder().from_config(config).await
     }
@@ -137,7 +137,7 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// As of [`connect`](Self::connect).
+    /// The same as [`connect`](Self::connect).
     pub async fn from_pool(pool: Pool, address: impl IntoConnectionInfo) -> Result<Self, RedisConnectError> {
         Self::builder().from_pool(pool, address).await
     }
