@@ -99,10 +99,24 @@ pub enum LockLost {
     /// The lock was released. This is not a loss.
     #[error("the lock was released")]
     Released,
-    /// The lock is held, but less time remains than required. Only
-    /// [`ensure_remaining`](crate::HeldLock::ensure_remaining) returns this.
-    #[error("less time remains on the lock than required")]
-    TooShort,
+}
+
+/// Error of [`HeldLock::ensure_remaining`](crate::HeldLock::ensure_remaining): the lock is not held
+/// for the required time.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InsufficientTime {
+    /// The lock was lost.
+    #[error(transparent)]
+    Lost(#[from] LockLost),
+    /// The lock is held, but may end before the required time has passed.
+    #[error("the lock is held for {remaining:?} at least, but {required:?} is required")]
+    TooShort {
+        /// The time for which the lock is held at least, if it is not renewed.
+        remaining: Duration,
+        /// The time that the caller requires.
+        required: Duration,
+    },
 }
 
 /// Error of [`LockBuilder::run`](crate::lock::LockBuilder::run): its work was not started, or did
@@ -125,6 +139,12 @@ pub(super) struct PendingReleases {
     /// Why the newest of them failed. `None` if none has failed yet.
     #[source]
     pub(super) last_error: Option<StoreError>,
+}
+
+impl LockError {
+    pub(super) fn busy(lease_left: Duration, ahead: usize) -> Self {
+        Self::Busy { lease_left, ahead }
+    }
 }
 
 impl LockLost {

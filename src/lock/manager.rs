@@ -21,7 +21,7 @@ use crate::{
     policy::LockPolicy,
     process::Process,
     store::{ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore, StoreError, StoreErrorKind, StoreFuture},
-    telemetry::{metrics, reports::Report},
+    telemetry::{metrics, report::Report},
 };
 
 /// Manager of the locks in one store, for layers, handlers, jobs and tests.

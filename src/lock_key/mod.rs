@@ -90,7 +90,7 @@ impl LockKey {
         for part in parts {
             key.part(&part);
         }
-        key.finish()
+        Self::composed(key)
     }
 
     /// Creates a key whose parts are hashed, for confidential parts.
@@ -109,7 +109,7 @@ impl LockKey {
     pub fn hashed(tuple: impl KeyTuple) -> Self {
         let mut key = KeyWriter::empty();
         tuple.write(&mut key);
-        key.finish_hashed()
+        Self::new(key.finish_hashed(), KeyKind::Composed)
     }
 
     /// Creates a key with exactly this name, for a lock that is shared with another program. The
@@ -183,10 +183,15 @@ impl LockKey {
 }
 
 impl LockKey {
-    fn new(text: Arc<str>, spelling: KeyKind) -> Self {
+    /// The key that was written.
+    pub(crate) fn composed(writer: KeyWriter) -> Self {
+        Self::new(writer.finish(), KeyKind::Composed)
+    }
+
+    fn new(text: Arc<str>, kind: KeyKind) -> Self {
         static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-        let hash = KEYS.hash_one((&*text, spelling));
-        Self { text, kind: spelling, hash }
+        let hash = KEYS.hash_one((&*text, kind));
+        Self { text, kind, hash }
     }
 }
 
@@ -214,7 +219,7 @@ impl<T: KeyTuple> From<T> for LockKey {
     fn from(tuple: T) -> Self {
         let mut key = KeyWriter::empty();
         tuple.write(&mut key);
-        key.finish()
+        Self::composed(key)
     }
 }
 

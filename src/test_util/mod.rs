@@ -51,6 +51,7 @@
 //! ```
 
 pub mod conformance;
+mod held_lock;
 mod store;
 
 pub use self::store::{Chaos, Fault, FaultPoint, StoreOp, TestStore};
