@@ -12,10 +12,10 @@ use serde::{Serialize, Serializer};
 
 /// Id of one acquisition of a key. An id is never reused.
 ///
-/// A new id for each acquisition makes the operations of a store safe to repeat: a delayed release
-/// finds its own grant or nothing. Its text is `instance:random:sequence`. The first two parts
-/// identify a [`LockManager`](crate::LockManager). The store and its logs show it; responses to
-/// clients do not.
+/// The text of an id is `instance:random:sequence`. The first two parts identify a
+/// [`LockManager`](crate::LockManager). Because each acquisition has a new id, the operations of a
+/// store are safe to repeat: a delayed release finds its own grant or nothing. The id is visible in
+/// the store and in logs, but not in responses to clients.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct AcquisitionId {
     manager: Arc<str>,
@@ -36,8 +36,9 @@ pub struct AcquisitionIds {
 // === impl AcquisitionId ===
 
 impl AcquisitionId {
-    /// Parses an id. It also accepts the text of another program, such as Redisson's id and thread:
-    /// the number after the last colon is the sequence, or zero.
+    /// Parses an id, also one of another program, such as the id and thread of Redisson.
+    ///
+    /// The number after the last colon is the sequence. Without such a number the sequence is zero.
     #[must_use]
     pub fn from_text(text: &str) -> Self {
         match text.rsplit_once(':').map(|(manager, sequence)| (manager, sequence.parse())) {
@@ -46,21 +47,22 @@ impl AcquisitionId {
         }
     }
 
-    /// The manager: `instance:random`, as in
+    /// Returns the id of the manager, `instance:random`, as in
     /// [`EventSink::manager`](crate::store::EventSink::manager).
     #[must_use]
     pub fn manager(&self) -> &str {
         &self.manager
     }
 
-    /// The instance: the name of the pod or host, or the one set on the builder of the
-    /// [`LockManager`](crate::LockManager).
+    /// Returns the name of the instance:
+    /// [`LockManagerBuilder::instance`](crate::LockManagerBuilder::instance), by default the pod or
+    /// the host.
     #[must_use]
     pub fn instance(&self) -> &str {
         self.manager.rsplit_once(':').map_or(&self.manager, |(instance, _)| instance)
     }
 
-    /// The sequence number. Later ids of a manager have larger numbers.
+    /// Returns the sequence number. Later ids of a manager have larger numbers.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.sequence
@@ -93,9 +95,9 @@ impl AcquisitionIds {
     const INSTANCE_CHARS: usize = 32;
 
     /// Creates a generator. `random` is a seed that must be unique among the managers of a store.
-    /// Characters other than `[A-Za-z0-9._-]` in the instance become `-`.
     ///
-    /// The same seed gives the same ids and the same jitter.
+    /// The same seed gives the same ids and the same jitter. Characters other than `[A-Za-z0-9._-]`
+    /// in the instance become `-`, and only its last 32 characters are kept.
     pub fn new(instance: &str, random: u64) -> Self {
         let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
         // Pods of one deployment differ in their last characters.
@@ -115,12 +117,12 @@ impl AcquisitionIds {
         Self::new(instance, random)
     }
 
-    /// The manager: the common part of all ids.
+    /// Returns the id of the manager, which is the common part of all ids.
     pub fn manager(&self) -> &Arc<str> {
         &self.manager
     }
 
-    /// The next id.
+    /// Returns the next id.
     pub fn next(&self) -> AcquisitionId {
         AcquisitionId { manager: Arc::clone(&self.manager), sequence: self.next.fetch_add(1, Ordering::Relaxed) }
     }

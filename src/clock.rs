@@ -8,10 +8,11 @@ use crate::limits::{DRIFT_DIVISOR, DRIFT_ROUNDING};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootInstant(u64);
 
-/// A monotonic clock that includes suspend: after a suspend, an expired lease is seen as expired.
-/// (`CLOCK_BOOTTIME` on Linux; `Instant` elsewhere, which excludes suspend on some systems.)
+/// Monotonic clock that measures leases, and includes the time in which the machine is suspended.
 ///
-/// With the feature `test-util`, it is Tokio's clock while that is paused, and it can jump.
+/// It is `CLOCK_BOOTTIME` on Linux. Elsewhere it is `Instant`, which excludes suspend on some
+/// systems. With the feature `test-util`, it is Tokio's clock while a test has paused that clock,
+/// and it can jump.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
     #[cfg(any(test, feature = "test-util"))]
@@ -104,7 +105,7 @@ impl Clock {
         BootInstant(now.0.saturating_add(self.jumped.load(Ordering::Relaxed)))
     }
 
-    /// Simulates a suspend: leases advance, timers do not.
+    /// Moves the clock forward as a suspend of the machine does: leases advance, and timers do not.
     #[cfg(any(test, feature = "test-util"))]
     pub fn jump(&self, by: Duration) {
         self.jumped.fetch_add(nanos(by), std::sync::atomic::Ordering::Relaxed);

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use crate::{limits::MAX_PENDING_RELEASES, store::StoreError};
 
-/// The reason why a lock was not acquired. Nothing is held, and nothing was started.
+/// Reason why a lock was not acquired. No lock is held, and no work was started.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum LockError {
@@ -31,18 +31,22 @@ pub enum LockError {
     /// Too many callers wait already.
     #[error("{bound}: {ahead} are ahead")]
     QueueFull {
-        /// The number that is served first, the holder included: callers in this process, or, for
-        /// [`QueueBound::Store`], processes.
+        /// The number of callers in this process that are served first, the holder included. For
+        /// [`QueueBound::Store`], the number of processes.
         ahead: usize,
-        /// Which bound was reached.
+        /// The bound that was reached.
         bound: QueueBound,
     },
-    /// The store failed or did not reply in time; or 10,000 releases have not reached it, and
-    /// nothing is acquired until they have. The [source](std::error::Error::source) has the reason.
+    /// The store failed or did not reply in time. The [source](std::error::Error::source) has the
+    /// reason.
+    ///
+    /// It is also returned while 10,000 releases have not reached the store, because no lock is
+    /// acquired then.
     #[error("the lock store failed")]
     Store(#[source] StoreError),
-    /// The request in which this task was spawned holds the lock, or waits for it. If its handler
-    /// waits for the task, each would wait for the other. See
+    /// The call would wait in a task whose request holds the lock or waits for it.
+    ///
+    /// If the handler of the request awaits the task, each would wait for the other. See
     /// [`Owner`](crate::Owner#spawned-tasks).
     #[error(
         "the request that spawned this task holds the lock or waits for it: share the lock with \
@@ -55,67 +59,72 @@ pub enum LockError {
     ShuttingDown,
 }
 
-/// A bound on the number of waiters.
+/// Bound on the number of waiters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QueueBound {
     /// 256 callers wait for the key in this process.
     Key,
-    /// Callers of other keys use up the bound of this process, at most 10,000. One key gets a share
-    /// of the rest, so that a flood on some keys leaves capacity for others.
+    /// The waiters of all keys in this process leave no capacity for this key.
+    ///
+    /// At most 10,000 callers wait for the locks of one [`LockManager`](crate::LockManager) and its
+    /// clones. One key may use only a part of the remaining capacity, so that a flood on some keys
+    /// leaves capacity for others.
     Process,
     /// 1,024 processes wait for the key in the store.
     Store,
 }
 
-/// The reason why a lock is not held any more. This is final.
+/// Reason why a lock is not held any more, which is final.
 ///
 /// The work under the lock may be partially done.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LockLost {
-    /// Its deadline has passed without a successful renewal. The store may have granted the key to
-    /// another owner.
+    /// The deadline of the lock has passed without a successful renewal. The store may have granted
+    /// the key to another owner.
     #[error("the lock was lost: its lease expired before a renewal succeeded")]
     Expired,
     /// The store reports another holder or none: an operator has
     /// [revoked](crate::LockManager::force_release) the lock, or the store has lost its data.
     #[error("the lock was lost: it was revoked")]
     Revoked,
-    /// Its fixed lease or its `max_hold` has passed.
+    /// The fixed lease or the `max_hold` of the lock has passed.
     #[error("the lock was lost: it was held for too long")]
     HoldLimitReached,
-    /// Its process shuts down, and the [budget](crate::LockManager::shutdown_on_signal) is used up.
+    /// The process is shutting down, and the [budget](crate::LockManager::shutdown_on_signal) is
+    /// used up.
     #[error("the lock was lost: its process shuts down")]
     ShuttingDown,
-    /// It was released. This is no loss.
+    /// The lock was released. This is not a loss.
     #[error("the lock was released")]
     Released,
 }
 
-/// The lock is not held for the required time. Error of
-/// [`HeldLock::ensure_remaining`](crate::HeldLock::ensure_remaining).
+/// Error of [`HeldLock::ensure_remaining`](crate::HeldLock::ensure_remaining): the lock is not held
+/// for the required time.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InsufficientTime {
     /// The lock was lost.
     #[error(transparent)]
     Lost(#[from] LockLost),
-    /// The lock is held, and its lease may end before the required time has passed.
+    /// The lock is held, but may end before the required time has passed.
     #[error("the lock is held for {remaining:?} at least, but {required:?} is required")]
     TooShort {
-        /// For how long the lock is held at least, unless it is renewed.
+        /// The time for which the lock is held at least, if it is not renewed.
         remaining: Duration,
         /// The time that the caller requires.
         required: Duration,
     },
 }
 
-/// Why [`LockBuilder::run`](crate::lock::LockBuilder::run) did not come to its end.
+/// Error of [`LockBuilder::run`](crate::lock::LockBuilder::run): its work was not started, or did
+/// not complete.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// The lock was not acquired. Nothing was started.
+    /// The lock was not acquired. The work was not started.
     #[error("the work was not started: its lock was not acquired")]
     NotStarted(#[from] LockError),
     /// The lock was lost, and the work was dropped at an await. It may be partially done.

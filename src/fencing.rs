@@ -4,18 +4,18 @@ use std::fmt;
 
 /// Number that increases with every grant of a key.
 ///
-/// A lock with a lease cannot stop a holder that is paused until the lease has expired and then
-/// writes. The target of the write can: it stores the largest token and rejects smaller ones
-/// (Kleppmann 2016, after the sequencers of Burrows 2006).
+/// A holder may be paused until its lease has expired, and write afterwards. A lock cannot prevent
+/// that write, but the target of the write can: it stores the largest token and rejects smaller
+/// ones (Kleppmann 2016, after the sequencers of Burrows 2006).
 ///
 /// ```sql
 /// -- No row is updated: the token is stale. Roll back.
 /// UPDATE account_fence SET token = :token WHERE account = :account AND token <= :token;
 /// ```
 ///
-/// The low ten bits number the sections under one grant. The other bits are the store's fence: at
-/// least the store's clock in microseconds, so that tokens increase across restarts, too. A token
-/// fits a signed 64-bit column until the year 2255.
+/// The low ten bits number the sections under one grant. The other bits are the fence of the grant.
+/// The fence is at least the clock of the store in microseconds, so tokens also increase across
+/// restarts. A token fits into a signed 64-bit column until the year 2255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(u64);
 
@@ -47,13 +47,13 @@ impl FencingToken {
         self.0 >> Self::SECTION_BITS
     }
 
-    /// The token as `u64`.
+    /// Returns the token as `u64`.
     #[must_use]
     pub const fn as_u64(self) -> u64 {
         self.0
     }
 
-    /// The token as `i64`, for a signed 64-bit column (`BIGINT`).
+    /// Returns the token as `i64`, for a signed 64-bit column (`BIGINT`).
     #[must_use]
     pub const fn as_i64(self) -> i64 {
         self.0.cast_signed()

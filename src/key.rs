@@ -1,4 +1,4 @@
-//! Keys of locks, and sources that derive them from requests.
+//! Sources that derive the keys of locks from requests, and parts of keys.
 
 pub use crate::key_source::fields::field::{Field, extension, header, query_param};
 pub use crate::key_source::fields::{Fields, FromFields, from_fields};

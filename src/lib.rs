@@ -80,7 +80,7 @@ pub use self::{
     proto::lease::Lease,
     rejection::Rejection,
 };
-/// The library that connects to Redis, as this crate's types have it.
+/// The version of `deadpool_redis` whose types this crate uses.
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use deadpool_redis;

@@ -14,13 +14,14 @@ tokio::task_local! {
     pub(crate) static CURRENT: Owner;
 }
 
-/// An identity under which locks are re-entrant, for example a request or a job.
+/// Identity under which locks are re-entrant, for example a request or a job.
 ///
-/// If an owner acquires a key that it holds, it gets the same lock once more, at once and without a
-/// store call. The lock is released with its last guard. A [`LockLayer`](crate::LockLayer) creates
-/// an owner for each request, inserts it into the extensions of the request and runs the handler as
-/// this owner, so that `locks.lock(key)` in the handler re-enters. Code without a request creates
-/// an owner:
+/// An owner that acquires a key that it already holds gets another guard of the same lock, at once
+/// and without a store call. The lock is released with its last guard.
+///
+/// A [`LockLayer`](crate::LockLayer) creates an owner for each request, inserts it into the
+/// extensions of the request and runs the handler as this owner. `locks.lock(key)` in the handler
+/// therefore re-enters. Code without a request creates an owner:
 ///
 /// ```
 /// # use tower_lock::{LockError, LockManager, Owner};
@@ -44,16 +45,17 @@ tokio::task_local! {
 /// # }
 /// ```
 ///
-/// Futures that a handler joins have the same owner: they do not exclude each other. A request that
-/// is sent twice from outside of the layer (a retry, a hedge) has two owners. An owner is closed
-/// when the response of its request is complete; then it re-enters no lock, and its calls queue
-/// like those of any other owner. An owner is known only in its process.
+/// Futures that a handler joins have the same owner, so they do not exclude each other. A request
+/// that is sent twice from outside of the layer (a retry, a hedge) has two owners. The owner of a
+/// request is closed when the response is complete. A closed owner re-enters no lock: its calls
+/// queue like those of any other owner. An owner is known only in its process.
 ///
 /// # Spawned tasks
 ///
-/// A task that a handler spawns has no owner. If it waits for a key that the request of the handler
-/// holds, and the handler awaits the task, each waits for the other. Such a call fails at once with
-/// [`LockError::WouldDeadlock`](crate::LockError::WouldDeadlock). There are two solutions:
+/// A task that a handler spawns has no owner. If the task waits for a key that the request of the
+/// handler holds, and the handler awaits the task, each waits for the other. The call in the task
+/// therefore fails at once with [`LockError::WouldDeadlock`](crate::LockError::WouldDeadlock).
+/// There are two solutions:
 ///
 /// ```
 /// # use tower_lock::{LockError, LockManager, Owner};
@@ -73,10 +75,11 @@ tokio::task_local! {
 /// # }
 /// ```
 ///
-/// The call does not re-enter by itself, because the task would run concurrently with the handler
-/// under one lock. The deadlock is detected by the [`LockManager`](crate::LockManager) that was
-/// cloned in the handler or extracted with `State`. It is not detected by a handle in a `static` or
-/// in an `Arc` of the application: there the call waits.
+/// The call does not re-enter the lock of the request by default, because the task would run
+/// concurrently with the handler under one lock. The deadlock is detected by a
+/// [`LockManager`](crate::LockManager) that was cloned in the handler or extracted with `State`. It
+/// is not detected by a manager in a `static` or in an `Arc` of the application: there the call
+/// waits.
 #[derive(Clone)]
 pub struct Owner(pub(crate) Arc<Identity>);
 
@@ -95,15 +98,16 @@ impl Owner {
         Self(Arc::new(Identity { is_closed: AtomicBool::new(false), waiting: AtomicUsize::new(0) }))
     }
 
-    /// Runs a future as this owner: its calls re-enter the locks of this owner. Tasks that the
-    /// future spawns are not included.
+    /// Runs a future as this owner, so that its calls re-enter the locks of this owner.
     ///
-    /// Only the owner changes. Calls within a request still inherit the settings of its route.
+    /// Tasks that the future spawns do not have this owner. Calls within a request still inherit
+    /// the settings of its route.
     pub fn scope<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
         CURRENT.scope(self.clone(), work)
     }
 
-    /// The owner of the innermost [`scope`](Self::scope) that this code runs in.
+    /// Returns the owner of the innermost [`scope`](Self::scope) that this code runs in. In a
+    /// handler under a lock, this is the owner of its request.
     #[must_use]
     pub fn current() -> Option<Self> {
         CURRENT.try_with(Self::clone).ok()

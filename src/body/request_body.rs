@@ -24,9 +24,10 @@ use crate::{policy::LockPolicy, sync::Mutex};
 /// Request body behind a [`LockLayer`](crate::LockLayer) or a
 /// [`LockManagerLayer`](crate::LockManagerLayer).
 ///
-/// It is complete in memory by default, or a stream; see
-/// [`request_body`](crate::LockLayer::request_body). Size hint and trailers are passed through.
-/// Handlers of Axum do not see this type; a plain Tower service takes `Request<RequestBody>`.
+/// The body is complete in memory by default. With
+/// [`RequestBodyMode::Stream`](crate::RequestBodyMode::Stream) it is a stream. Size hint and
+/// trailers are passed through. Handlers of Axum do not see this type; a plain Tower service takes
+/// `Request<RequestBody>`.
 #[derive(Default)]
 pub struct RequestBody(Kind);
 
@@ -80,7 +81,7 @@ struct LayerPace {
 }
 
 impl RequestBody {
-    /// Wraps a body. It is complete if it is at its end.
+    /// Wraps a body. A body that is at its end counts as complete.
     pub fn new<B>(body: B) -> Self
     where
         B: Body<Data = Bytes> + Send + 'static,

@@ -28,8 +28,8 @@ pub struct MissingLock;
 ///
 /// # Errors
 ///
-/// Rejects with 500 if no lock is held. The response names the missing layer and its position. An
-/// `Option<HeldLock>` is never rejected.
+/// Rejects with 500 if the request holds no lock. The response names the missing layer and its
+/// position. An `Option<HeldLock>` is never rejected.
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl<S: Send + Sync> FromRequestParts<S> for HeldLock {
     type Rejection = MissingLock;
@@ -49,13 +49,13 @@ impl<S: Send + Sync> OptionalFromRequestParts<S> for HeldLock {
 }
 
 impl MissingLock {
-    /// Returns 500: the routes are not set up correctly.
+    /// Returns the status, 500.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         StatusCode::INTERNAL_SERVER_ERROR
     }
 
-    /// Returns the error and its remedy.
+    /// Returns the text of the response: the error and its remedy.
     #[must_use]
     pub fn body_text(&self) -> String {
         self.to_string()

@@ -15,7 +15,7 @@ use crate::{
     telemetry::route::Route,
 };
 
-/// Value with a lock key: [`Locked`] locks the key of the value that it extracts.
+/// Value with a lock key. [`Locked`] locks the key of the value that it extracts.
 ///
 /// Implement it for the target of the extractor: `Claim` for `Locked<Json<Claim>>`, a newtype for
 /// `Locked<Path<FamilyId>>`.
@@ -39,18 +39,18 @@ use crate::{
     note = "implement `tower_lock::HasLockKey` for it, or for a type of your own around it (`struct FamilyId(u64)`): `fn lock_key(&self) -> impl Into<LockKey> {{ (\"reward\", self.family_id) }}`"
 )]
 pub trait HasLockKey {
-    /// Returns the key. It must not depend on the form in which a client writes a value.
+    /// Returns the key. Equal values must have equal keys, in whatever form a client writes them.
     fn lock_key(&self) -> impl Into<LockKey>;
 }
 
-/// Extractor that locks the key of the value that it extracts: key and handler use the same value.
+/// Extractor that locks the key of the value that it extracts.
 ///
 /// `E` is an extractor that dereferences to a [`HasLockKey`] (`Json`, `Path`, `Query`, `Form`,
 /// `Extension`, `State`). The lock is acquired after `E` has succeeded, and held until the end of
 /// the response, as with a [`LockLayer`](crate::LockLayer). Its settings (wait, lease, `max_hold`,
 /// ..) are those of the nearest [`LockManagerLayer`](crate::LockManagerLayer), or of the
-/// `LockLayer` whose lock the request holds. It must be the last argument of the handler if it
-/// reads the body. Earlier arguments are extracted without the lock.
+/// `LockLayer` whose lock the request holds. If `E` reads the body, `Locked` must be the last
+/// argument of the handler. Earlier arguments are extracted without the lock.
 ///
 /// ```
 /// # use axum::{Json, Router, routing::post};
@@ -68,21 +68,21 @@ pub trait HasLockKey {
 /// # }
 /// ```
 ///
-/// The key comes from this one extractor. For a key of several extractors, such as the path and the
+/// The key is that of one extractor. For a key of several extractors, such as the path and the
 /// body, use a [`LockLayer`](crate::LockLayer). If `HasLockKey` is not implemented, Axum reports
 /// only that the handler does not implement `Handler`; add `#[axum::debug_handler]` to see the
 /// cause.
 ///
-/// The body of the request is complete before the lock is acquired, also if the key comes from the
-/// head, unless the layer has
-/// [`request_body(RequestBodyMode::Stream)`](crate::LockManagerLayer::request_body).
+/// The body of the request is read before the lock is acquired, also if `E` does not need it.
+/// [`request_body(RequestBodyMode::Stream)`](crate::LockManagerLayer::request_body) on the layer
+/// changes that.
 ///
 /// # Errors
 ///
-/// A rejection of `E` is sent unchanged. If the lock cannot be acquired, the response is that of a
-/// layer (409, 503, ..), with the typed [`Rejection`](crate::Rejection) in its extensions. Without
-/// an outer `LockManagerLayer` or `LockLayer` the response is 500 and names the missing layer and
-/// its position.
+/// A rejection of `E` is sent unchanged. If the lock is not acquired, the response is the same as
+/// from a layer (409, 503, ..), with the typed [`Rejection`](crate::Rejection) in its extensions.
+/// Without an outer `LockManagerLayer` or `LockLayer` the response is 500. It names the missing
+/// layer and its position.
 ///
 /// # Cancel safety
 ///
@@ -92,9 +92,9 @@ pub trait HasLockKey {
 #[derive(Debug)]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub struct Locked<E>(
-    /// The extracted value.
+    /// The value of the extractor.
     pub E,
-    /// Its lock.
+    /// The lock of its key.
     pub HeldLock,
 );
 

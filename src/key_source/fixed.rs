@@ -9,7 +9,8 @@ use crate::{body::reader::BodyReader, lock_key::LockKey};
 #[derive(Clone, Debug)]
 pub struct Fixed(LockKey);
 
-/// One key for all requests: for work that exists once, such as a nightly job. Works without Axum.
+/// Creates a source with one key for all requests, for work that exists once, such as a nightly
+/// job. Works without Axum.
 ///
 /// ```
 /// # use tower_lock::{LockLayer, LockManager, key};

@@ -17,10 +17,11 @@ use http::{Request, Response, request::Parts};
 use super::{IntoLockKey, KeyRejection, KeySource, marker};
 use crate::{body::reader::BodyReader, lock_key::LockKey, rejection::RejectionBody};
 
-/// Keys from extractors: a key function takes the arguments of a handler and returns a key.
+/// Creates a source that derives keys with a key function. Needs the feature `axum`.
 ///
-/// A key function is a closure or a function, sync or async, of up to four extractors. Each
-/// argument needs its type. The last one may read the body. [`IntoLockKey`] lists the return types.
+/// A key function is written like a handler: a closure or a function, sync or async, of up to four
+/// extractors. Write the type of each argument. The last argument may read the body.
+/// [`IntoLockKey`] lists the return types.
 ///
 /// ```
 /// # use axum::{Json, extract::Path, http::{HeaderMap, StatusCode}};
@@ -38,23 +39,27 @@ use crate::{body::reader::BodyReader, lock_key::LockKey, rejection::RejectionBod
 ///
 /// # Guarantees
 ///
-/// - The key is derived from the values that the handler sees: `01`, `+1` and `%31` are the number
-///   1, and one lock.
-/// - A rejection by an extractor is sent unchanged, before anything is locked: an invalid `Claim`
-///   is a 422. Its extensions have [`Rejection::InvalidKey`](crate::Rejection::InvalidKey). An
-///   extractor of the head rejects before the body is read.
-/// - The body is read before anything is locked, also if the key does not need it
-///   ([`request_body`](crate::LockLayer::request_body)). It is read once, within the
-///   `DefaultBodyLimit` of the route (413 beyond it), and replayed byte for byte with its headers,
-///   trailers and length. The `DefaultBodyLimit` must be *outside* of the lock layer to apply.
-/// - Bodies that are read, or whose requests wait, count towards a budget of 64 MiB for one
-///   [`LockManager`](crate::LockManager) and its clones. A client that sends too slowly gets 408
-///   ([`body_idle_timeout`](crate::LockLayer::body_idle_timeout)). If the budget is exhausted, the
-///   longest idle of the larger bodies that are being read is aborted with 408. A request gets 503
-///   if complete bodies use the whole budget, or if those for its key use an eighth of the rest.
+/// - The key is derived from the values that the handler sees. `01`, `+1` and `%31` are the number
+///   1 for both, and therefore one lock.
+/// - A rejection by an extractor is sent unchanged, before a lock is acquired. An invalid `Claim`
+///   gets a 422. The extensions of the response have
+///   [`Rejection::InvalidKey`](crate::Rejection::InvalidKey). An extractor of the head rejects
+///   before the body is read.
+/// - The body is read before a lock is acquired, also if the key does not need it
+///   ([`request_body`](crate::LockLayer::request_body)). It is read once, and replayed byte for
+///   byte with its headers, trailers and length. A body that is longer than the `DefaultBodyLimit`
+///   of the route is rejected with 413. The `DefaultBodyLimit` must be *outside* of the lock layer
+///   to apply.
+/// - A client that sends too slowly gets 408
+///   ([`body_idle_timeout`](crate::LockLayer::body_idle_timeout)).
+/// - Bodies that are being read, or whose requests wait, use a budget of 64 MiB for one
+///   [`LockManager`](crate::LockManager) and its clones. If the budget is exhausted, a body that is
+///   being read is aborted with 408: among the larger bodies the one that is idle for longest. A
+///   request gets 503 if complete bodies use the whole budget, or if those for its key use an
+///   eighth of the rest.
 ///
-/// Do not use an extractor that *takes* a part of the request (`WebSocketUpgrade`): the handler
-/// would not find it. Needs the feature `axum`.
+/// Do not use an extractor that *takes* a part of the request (`WebSocketUpgrade`), because the
+/// handler would not find that part.
 pub fn from_fn<F, T, M>(f: F) -> FromFn<F, T, M, ()>
 where
     F: KeyFn<T, ()>,
@@ -63,7 +68,7 @@ where
     from_fn_with_state((), f)
 }
 
-/// [`from_fn`] with state for the extractors.
+/// Creates a source as [`from_fn`] does, with state for the extractors. Needs the feature `axum`.
 ///
 /// ```
 /// # use axum::{extract::{Path, State}, http::StatusCode};
@@ -98,10 +103,10 @@ pub struct FromFn<F, T, M, S> {
     marker: PhantomData<fn() -> (T, M)>,
 }
 
-/// A function of extractors that returns a key.
+/// Function of extractors that returns a key.
 ///
-/// Implemented for closures and functions of up to four extractors. Cannot be implemented
-/// elsewhere.
+/// The trait is implemented for closures and functions of up to four extractors. It cannot be
+/// implemented outside of this crate.
 #[diagnostic::on_unimplemented(
     message = "take up to four extractors with their types, of which only the last may read the body: `{Self}` is not a key function",
     label = "not a key function for state `{S}`",
@@ -110,7 +115,7 @@ pub struct FromFn<F, T, M, S> {
     note = "an extractor that needs the application's state needs `key::from_fn_with_state(state, ..)`"
 )]
 pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
-    /// The return type. It has no bound here, so that a wrong type gets an error of its own.
+    /// The return type. It has no bound here, so that the compiler reports a wrong type as such.
     type Output;
 
     #[doc(hidden)]
@@ -126,7 +131,7 @@ pub trait KeyFn<T, S>: Clone + Send + Sync + 'static {
 
 /// Return type of a key function: an [`IntoLockKey`], or a future of one.
 ///
-/// Cannot be implemented elsewhere.
+/// The trait cannot be implemented outside of this crate.
 #[diagnostic::on_unimplemented(
     message = "return `(\"namespace\", part, ..)` with integers, strings, `bool`, `char` or `Uuid` (feature `uuid`) as parts: `{Self}` is not a return type of a key function",
     label = "this cannot be made into a lock key",

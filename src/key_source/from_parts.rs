@@ -14,10 +14,10 @@ use crate::{body::reader::BodyReader, lock_key::LockKey};
 #[derive(Clone)]
 pub struct FromParts<F>(F);
 
-/// Keys from the request head: for plain Tower services, without Axum.
+/// Creates a source that derives keys from the request head with a function. Works without Axum.
 ///
-/// Parse values that the handler parses: `01`, `+1` and `1` are one number for the handler, and
-/// three locks for a key of text.
+/// Parse each value as the handler does. `01`, `+1` and `1` are one number for the handler, but
+/// three locks if the key is made of their text.
 ///
 /// ```
 /// use http::StatusCode;

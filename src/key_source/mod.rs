@@ -18,7 +18,7 @@ use crate::{
     rejection::{Rejection, RejectionBody},
 };
 
-/// Return type of a key function.
+/// Type that a key function returns.
 ///
 /// | value | meaning |
 /// |---|---|
@@ -37,18 +37,22 @@ pub trait IntoLockKey {
     fn into_lock_key(self) -> Result<Option<LockKey>, Response<RejectionBody>>;
 }
 
-/// Error of a key function: a response.
+/// Error type of a key function. It is converted into a response.
+///
+/// With the feature `axum` the trait is implemented for every `IntoResponse`. Without it, for
+/// `StatusCode`, `Response` and [`RawKeyError`](crate::key::RawKeyError).
 pub trait IntoKeyRejection {
     #[doc(hidden)]
     fn into_key_rejection(self) -> Response<RejectionBody>;
 }
 
-/// Source of the keys of a [`LockLayer`](crate::LockLayer). Created by
-/// [`key::from_fn`](crate::key::from_fn), [`from_fn_with_state`](crate::key::from_fn_with_state),
-/// [`from_parts`](crate::key::from_parts), [`from_fields`](crate::key::from_fields) and
-/// [`fixed`](crate::key::fixed).
+/// Source of the keys of a [`LockLayer`](crate::LockLayer).
 ///
-/// Cannot be implemented elsewhere.
+/// Created by [`key::from_fn`](crate::key::from_fn),
+/// [`from_fn_with_state`](crate::key::from_fn_with_state), [`from_parts`](crate::key::from_parts),
+/// [`from_fields`](crate::key::from_fields) and [`fixed`](crate::key::fixed).
+///
+/// The trait cannot be implemented outside of this crate.
 #[diagnostic::on_unimplemented(
     message = "write `LockLayer::new(&locks, key::from_fn(..))`: without `key::from_fn(..)` around it `{Self}` is not a key source",
     label = "a layer cannot take keys from this",

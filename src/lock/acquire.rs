@@ -26,25 +26,29 @@ use crate::{
     telemetry::metrics::AcquireMetrics,
 };
 
-/// A call for a lock. Nothing happens before it is awaited.
+/// Builder of a call for a lock. Nothing happens before it is awaited.
+///
+/// Created by [`LockManager::lock`](super::LockManager::lock) and
+/// [`LockManager::try_lock`](super::LockManager::try_lock). Awaiting it returns a [`LockGuard`].
 ///
 /// # Errors
 ///
-/// [`LockError`]: the lock is held elsewhere, the wait timed out, the queue is full, the manager is
-/// shutting down, or the store failed.
+/// Fails with a [`LockError`] if another owner holds the lock, the wait times out, the queue is
+/// full, the manager is shutting down, the store fails, or the call would deadlock.
 ///
 /// # Cancel safety
 ///
-/// If it is dropped while it waits, it loses its position in the queue. A lock that was granted
-/// meanwhile is released.
+/// If the future is dropped while it waits, it loses its position in the queue. A lock that was
+/// granted to it meanwhile is released.
 ///
 /// # Polling
 ///
-/// A call that was polled once must be polled until it completes, or dropped: it occupies its
-/// position in the queue meanwhile. A grant that is not picked up within 3 seconds goes to the next
-/// waiter (a `select!` loop that polls something else, a buffered stream, `mem::forget`). Such a
-/// call ends with [`LockError::TimedOut`], or with [`LockError::Busy`] if it does not wait. A call
-/// whose wait has timed out is skipped: it gets no grant.
+/// A future that was polled once must be polled until it completes, or be dropped, because it
+/// occupies its position in the queue. A grant that the future does not receive within 3 seconds
+/// goes to the next waiter. This happens if nothing polls the future: in a `select!` loop that
+/// polls another branch, in a buffered stream, or after `mem::forget`. Such a future ends with
+/// [`LockError::TimedOut`], or with [`LockError::Busy`] if it does not wait. A future whose wait
+/// has ended gets no grant.
 #[derive(Debug)]
 #[must_use = "nothing is locked before the call is awaited"]
 pub struct LockBuilder {
@@ -76,7 +80,7 @@ pub(crate) struct LockParams {
 }
 
 pin_project! {
-    /// Future of a [`LockBuilder`].
+    /// Future of a [`LockBuilder`]. Returns a [`LockGuard`].
     #[must_use = "futures do nothing unless you `.await` or poll them"]
     pub struct LockFuture {
         driver: Option<Arc<Driver>>,
@@ -126,14 +130,18 @@ impl LockBuilder {
         Self { policy: policy.or(self.policy), ..self }
     }
 
-    /// Sets the owner. An owner that holds the key already gets another guard at once. Default: the
-    /// owner whose [scope](Owner::scope) the call is awaited in, else a new one.
+    /// Sets the owner. An owner that already holds the key gets another guard at once.
+    ///
+    /// Default: the owner of the [scope](Owner::scope) in which the call is awaited. Outside of a
+    /// scope, a new owner.
     pub fn owner(self, owner: &Owner) -> Self {
         Self { owner: Some(owner.clone()), ..self }
     }
 
-    /// Acquires the lock, runs the work under it, and releases it. The work is not polled after the
-    /// lock is lost. It runs as the [`Owner`] of the lock, so that it can re-enter it.
+    /// Acquires the lock, runs the work under it, and releases it.
+    ///
+    /// The work is not polled after the lock is lost. It runs as the [`Owner`] of the lock, so that
+    /// it can re-enter the lock.
     ///
     /// ```
     /// # use tower_lock::{LockManager, RunError};
@@ -152,19 +160,20 @@ impl LockBuilder {
     /// # }
     /// ```
     ///
-    /// Every output of the work counts as a success, an `Err` included: a
+    /// Every output of the work counts as a success, including an `Err`, so
     /// [`min_hold`](Self::min_hold) applies. For work that may fail, acquire a guard and call
     /// [`release_after_failure`](crate::LockGuard::release_after_failure).
     ///
     /// # Errors
     ///
-    /// The lock was not acquired, and the work was not started; or the lock was lost, and the work
-    /// was dropped at an await.
+    /// Fails with [`RunError::NotStarted`] if the lock is not acquired, and with [`RunError::Lost`]
+    /// if the lock is lost and the work is dropped at an await.
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped while it waits, it loses its position in the queue. If it is dropped later,
-    /// it drops the work and then the guard, and the key stays blocked for the lock-delay.
+    /// If the future is dropped while it waits, it loses its position in the queue. If it is
+    /// dropped later, it drops the work and then the guard, and the key stays blocked for the
+    /// lock-delay.
     pub async fn run<F, T>(self, work: F) -> Result<T, RunError>
     where
         F: AsyncFnOnce(HeldLock) -> T,

@@ -21,21 +21,22 @@ use crate::{
     telemetry::metrics::GuardMetrics,
 };
 
-/// A lock that is held. It is released when the guard is dropped or [released](Self::release).
+/// Guard of a held lock. The lock is released when the guard is dropped or
+/// [released](Self::release).
 ///
-/// A guard cannot be cloned; [`held_lock`](Self::held_lock) returns a view that can, and an
-/// [`Owner`](crate::Owner) that acquires the lock again gets a guard of its own.
-/// [`release`](Self::release) ends the lock in order: the next waiter gets it at once.
+/// Call [`release`](Self::release) when the work is complete: the next waiter then gets the lock at
+/// once. A guard cannot be cloned. [`held_lock`](Self::held_lock) returns a view that can be
+/// cloned. An [`Owner`](crate::Owner) that acquires the lock again gets another guard.
 ///
-/// If a guard is dropped, the lock is released without waiting, but the work may have been
-/// interrupted: the future that it lived in may have been dropped while a statement was in flight.
-/// The key therefore stays blocked for the [lock-delay](crate::LockPolicy::lock_delay), one second
-/// by default. On a thread without a runtime the runtime of the last call sends the release; if
-/// that has ended, the lease expires.
+/// The drop of a guard also releases the lock, and does not wait. However, the work may have been
+/// interrupted: the future that contains the guard may have been dropped while a statement was in
+/// flight. The key therefore stays blocked for the [lock-delay](crate::LockPolicy::lock_delay), 1
+/// second by default. If the guard is dropped on a thread without a runtime, the runtime of the
+/// last call sends the release. If that runtime has ended, the lease expires.
 ///
 /// A guard that is neither released nor dropped (`mem::forget`, a reference cycle, a task that
-/// never ends) holds its key, and the lease is renewed: until
-/// [`max_hold`](crate::LockPolicy::max_hold) if the call set one, else until the process ends.
+/// never ends) holds its key. The lease is renewed until [`max_hold`](crate::LockPolicy::max_hold)
+/// if the call has one, otherwise until the process ends.
 #[must_use = "a guard that is dropped blocks its key for the lock-delay: call `release`"]
 pub struct LockGuard {
     driver: Arc<Driver>,
@@ -44,7 +45,9 @@ pub struct LockGuard {
     is_ended: bool,
 }
 
-/// Future of a release. The release has been sent already, and continues if the future is dropped.
+/// Future of a release. Returns its [`ReleaseOutcome`].
+///
+/// The release was sent before the future was returned, and continues if the future is dropped.
 #[must_use = "the lock is released all the same; the result says whether it was held to the end"]
 pub struct ReleaseFuture {
     outcome: Option<ReleaseOutcome>,
@@ -62,7 +65,7 @@ impl LockGuard {
         &self.section.grant.key
     }
 
-    /// Returns the fencing token, to be stored with each write under this lock.
+    /// Returns the fencing token. Store it with each write under this lock.
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
         self.section.token
@@ -74,8 +77,9 @@ impl LockGuard {
         HeldLock::new(Arc::clone(&self.section), Arc::clone(&self.driver))
     }
 
-    /// Returns the number of guards of this lock that its owner has. The lock is released with the
-    /// last one. Zero if the lock was lost.
+    /// Returns the number of guards that the owner has for this lock. Zero if the lock was lost.
+    ///
+    /// The lock is released with the last guard.
     #[must_use]
     pub fn hold_count(&self) -> u32 {
         self.driver.hold_count_of(&self.section)
@@ -91,38 +95,39 @@ impl LockGuard {
         self.section.limits.min_hold
     }
 
-    /// Runs a future while the lock is held. It is not polled after the lock is lost. See
+    /// Runs a future while the lock is held. The future is not polled after the lock is lost. See
     /// [`HeldLock::while_held`].
     ///
     /// # Errors
     ///
-    /// The lock was lost, and the future was dropped at an await.
+    /// Fails if the lock is lost before the future completes.
     pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output, LockLost> {
         self.held_lock().while_held(work).await
     }
 
     /// Releases the lock. The future returns the outcome.
     ///
-    /// The release is sent by this call, not by the await: where nothing can wait,
-    /// `drop(guard.release())` releases the lock in order, too. If this was the last guard of its
-    /// owner, the next waiter gets the lock, in this process or another one, or, with
-    /// [`min_hold`](crate::LockPolicy::min_hold), when that has passed.
+    /// This call sends the release, not the await. In code that cannot await,
+    /// `drop(guard.release())` also releases the lock without a lock-delay. If this was the last
+    /// guard of its owner, the next waiter gets the lock, in this process or in another one. With
+    /// [`min_hold`](crate::LockPolicy::min_hold) it gets the lock when that time has passed.
     ///
     /// # Errors
     ///
-    /// The store has not replied within its call timeout, half a second by default. The release is
-    /// repeated for as long as the lease lasts; then the key is free anyway.
+    /// Fails if the store does not reply within its call timeout, half a second by default. The
+    /// release is then repeated until the lease has expired and the key is free.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the lock is released all the same.
+    /// If the future is dropped, the lock is released nevertheless.
     pub fn release(self) -> ReleaseFuture {
         self.end_with(GuardEnd::Released)
     }
 
-    /// Releases the lock after work that has failed: a [`min_hold`](crate::LockPolicy::min_hold)
-    /// does not block the key, so that another caller can try at once. Otherwise like
-    /// [`release`](Self::release).
+    /// Releases the lock after work that has failed.
+    ///
+    /// A [`min_hold`](crate::LockPolicy::min_hold) then does not block the key, so that another
+    /// caller can try at once. Otherwise the same as [`release`](Self::release).
     pub fn release_after_failure(self) -> ReleaseFuture {
         self.end_with(GuardEnd::ReleasedAfterFailure)
     }

@@ -19,10 +19,10 @@ use crate::{
     lock_key::LockKey,
 };
 
-/// A view of a lock that is held: its key, its fencing token, and the time that remains.
+/// View of a held lock: its key, its fencing token, and the time that remains.
 ///
-/// A clone is cheap. A view does not release the lock, and does not keep it. In a handler under a
-/// [`LockLayer`](crate::LockLayer) it is an extractor (feature `axum`).
+/// A clone is cheap. A view neither holds nor releases the lock. With the feature `axum` it is an
+/// extractor for handlers under a [`LockLayer`](crate::LockLayer).
 #[derive(Clone)]
 pub struct HeldLock {
     section: Arc<Section>,
@@ -59,15 +59,17 @@ impl HeldLock {
         self.section.token
     }
 
-    /// Returns for how long the lock is held at least, if it is neither renewed nor released. Zero
-    /// if it is not held any more, which is final.
+    /// Returns how long the lock is held at least, if it is neither renewed nor released. Zero if
+    /// it is not held any more. Zero is final.
     ///
-    /// The time counts from before the request was sent to the store, minus 1 % and 2 ms for clocks
-    /// that run at different rates (I3, I4), on a clock that includes the time in which the machine
-    /// is suspended. With the default lease of 30 seconds, which is renewed every third of it, the
-    /// time stays above 19 seconds while the store replies, unless a fixed lease or `max_hold` ends
-    /// sooner. With another [lease](crate::LockManagerBuilder::lease) it stays above three fifths
-    /// of that.
+    /// The time counts from before the request was sent to the store. It is reduced by 1 % and 2
+    /// ms, because clocks run at different rates. The clock includes the time in which the machine
+    /// is suspended.
+    ///
+    /// The lock is renewed after each third of its lease. With the default lease of 30 seconds the
+    /// result therefore stays above 19 seconds while the store replies, unless a fixed lease or
+    /// `max_hold` ends sooner. With another [lease](crate::LockManagerBuilder::lease) it stays
+    /// above three fifths of that lease.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         let left = self.section.remaining(self.driver.clock.now());
@@ -77,7 +79,7 @@ impl HeldLock {
         left
     }
 
-    /// Completes when the lock is not held any more, and returns why: it was lost or released.
+    /// Completes when the lock is not held any more. Returns the reason: a loss or the release.
     ///
     /// ```
     /// # use tower_lock::HeldLock;
@@ -125,13 +127,13 @@ impl HeldLock {
         self.loss_reason()
     }
 
-    /// Checks whether the lock is held for at least this long, for example before a commit, which
-    /// should not start with less time than it takes.
+    /// Checks that the lock is held for at least this time, for example before a commit.
     ///
     /// # Errors
     ///
-    /// The lock was lost, or less time remains. A write that is late nevertheless is detected by
-    /// the fencing token only.
+    /// Fails with [`InsufficientTime::TooShort`] if less time remains, and with
+    /// [`InsufficientTime::Lost`] if the lock is not held any more. A write that takes longer than
+    /// `required` is detected by the fencing token only.
     pub fn ensure_remaining(&self, required: Duration) -> Result<(), InsufficientTime> {
         let remaining = self.remaining();
         if remaining.is_zero() {
@@ -148,18 +150,19 @@ impl HeldLock {
         self.remaining().is_zero().then(|| self.loss_reason())
     }
 
-    /// Runs a future while the lock is held. The future is not polled after the lock is lost (I6).
-    /// The layers run their handlers in the same way. `Ok` means that the lock was held until the
-    /// future completed.
+    /// Runs a future while the lock is held. The future is not polled after the lock is lost.
+    ///
+    /// `Ok` means that the lock was held until the future completed. The layers run their handlers
+    /// in the same way.
     ///
     /// # Errors
     ///
-    /// The lock was lost: the future was dropped at an await, or completed in a poll that took too
-    /// long.
+    /// Fails if the lock is lost. The future was then dropped at an await, or completed in a poll
+    /// that took too long.
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, the future is dropped.
+    /// If the returned future is dropped, `work` is dropped.
     pub async fn while_held<F: Future>(&self, work: F) -> Result<F::Output, LockLost> {
         let mut work = pin!(work);
         let mut lost = pin!(self.lost());

@@ -24,20 +24,20 @@ use crate::{
     telemetry::{metrics, report::Report},
 };
 
-/// The entry point of this crate: locks in one store, for layers, handlers, jobs and tests.
+/// Manager of the locks in one store, for layers, handlers, jobs and tests.
 ///
-/// A clone is cheap. All clones share one queue per key. Two managers that are created on the same
-/// store exclude each other like two instances of a service.
+/// Create one manager for the whole application. A clone is cheap, and all clones share one queue
+/// per key. Two managers on the same store exclude each other like two instances of a service.
 ///
 /// Locks need a Tokio runtime with its time driver enabled.
 ///
 /// # Fork
 ///
-/// A server that forks creates a `LockManager` in each child, after the fork. A manager that was
-/// created before the fork starts over at its first use in a child: with acquisition ids of its own
+/// In a server that forks, create a `LockManager` in each child, after the fork. A manager that was
+/// created before the fork starts anew at its first use in a child, with its own acquisition ids
 /// and without locks. Guards that were copied from the parent are lost in the child, and their drop
-/// releases nothing. The manager must not be in use during the fork: a mutex that another thread
-/// holds at that moment is never unlocked in the child.
+/// releases nothing. The manager must not be in use during the fork, because a mutex that another
+/// thread holds then is never unlocked in the child.
 pub struct LockManager {
     handle: Arc<Handle>,
     policy: LockPolicy,
@@ -86,13 +86,13 @@ impl LockManager {
         unreachable!("nothing meets the bound")
     }
 
-    /// Creates a manager for locks in this store. An `Arc` of a store is a store, too.
+    /// Creates a manager of locks in this store. An `Arc` of a store is a store, too.
     #[must_use]
     pub fn new(store: impl LockStore) -> Self {
         Self::builder(store).build()
     }
 
-    /// Returns a builder for a manager for locks in this store.
+    /// Returns a builder for a manager of locks in this store.
     pub fn builder(store: impl LockStore) -> LockManagerBuilder {
         LockManagerBuilder {
             store: Arc::new(store),
@@ -105,13 +105,17 @@ impl LockManager {
         }
     }
 
-    /// Returns a handle to the same locks with other default settings, for example for one router.
+    /// Returns a manager of the same locks with other settings, for example for one router.
+    ///
+    /// Each setting of `policy` replaces that of this manager.
     #[must_use]
     pub fn with_policy(&self, policy: LockPolicy) -> Self {
         Self { policy: policy.or(self.policy), ..self.clone() }
     }
 
-    /// Acquires the lock if it is free, without waiting.
+    /// Acquires the lock if it is free. Does not wait while another owner holds it.
+    ///
+    /// Fails with [`LockError::Busy`](crate::LockError::Busy) if another owner holds the lock.
     ///
     /// ```
     /// # use tower_lock::{LockError, LockManager};
@@ -128,15 +132,17 @@ impl LockManager {
         self.lock(key).wait(Duration::ZERO)
     }
 
-    /// Acquires the lock, and waits for it: 30 seconds by default, or as long as the [`LockPolicy`]
-    /// of this handle or the call sets.
+    /// Acquires the lock, and waits for it up to 30 seconds by default.
     ///
-    /// In a handler under a [`LockLayer`](crate::LockLayer) or
-    /// [`LockManagerLayer`](crate::LockManagerLayer) a call inherits the settings of the request,
-    /// in this order: the call, the route (with the wait that its client chose), this handle, the
-    /// defaults of a request. If the route rejects at once, a call in its handler rejects at once,
-    /// too; set [`wait`](LockBuilder::wait) to change that. A task that a handler spawns belongs to
-    /// no request: it inherits nothing, and has no [`Owner`](Owner#spawned-tasks).
+    /// [`LockBuilder::wait`] or the [`LockPolicy`] of this manager sets another wait.
+    ///
+    /// In a handler under a [`LockLayer`](crate::LockLayer) or a
+    /// [`LockManagerLayer`](crate::LockManagerLayer) a call inherits the settings of its request. A
+    /// setting of the call wins. Next are the route (with the wait that its client chose), this
+    /// manager, and the defaults of a request. If the route rejects requests at once, a call in its
+    /// handler does not wait either, unless it sets [`wait`](LockBuilder::wait). A task that a
+    /// handler spawns belongs to no request: it inherits nothing, and has no
+    /// [`Owner`](Owner#spawned-tasks).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -157,12 +163,12 @@ impl LockManager {
         LockBuilder::new(Arc::clone(self.driver()), key.into(), self.policy, self.parent.clone())
     }
 
-    /// Returns the holder of this key, since when it holds it, and how many wait, as the store sees
-    /// it. Nothing is changed.
+    /// Returns the state of this key in the store: its holder, the time of the grant, and the
+    /// number of waiters. Changes nothing.
     ///
     /// # Errors
     ///
-    /// The store did not reply within its [call timeout](LockStore::call_timeout).
+    /// Fails if the store does not reply within its [call timeout](LockStore::call_timeout).
     pub async fn inspect(&self, key: impl Into<LockKey>) -> Result<LockStatus, StoreError> {
         let key = key.into();
         let KeyStatus { holder, lease_left, waiting } =
@@ -180,16 +186,16 @@ impl LockManager {
 
     /// Revokes the lock from its holder.
     ///
-    /// The holder is notified and aborted; the key stays blocked for the lock-delay of a second, so
-    /// that the holder can stop. A key without a holder that a
-    /// [`min_hold`](LockPolicy::min_hold) or a [`lock_delay`](LockPolicy::lock_delay) blocks is
-    /// freed at once. A second call within the lock-delay of the first one changes nothing,
-    /// notifies the holder again and has the same answer.
+    /// The holder is notified and aborted. The key stays blocked for 1 second, so that the holder
+    /// can stop. If the key has no holder, but a [`min_hold`](LockPolicy::min_hold) or a
+    /// [`lock_delay`](LockPolicy::lock_delay) blocks it, it is freed at once. A second call within
+    /// 1 second of the first one changes nothing, notifies the holder again and returns the same
+    /// reply.
     ///
     /// # Errors
     ///
-    /// The store did not reply within its [call timeout](LockStore::call_timeout). It may have
-    /// revoked the lock all the same.
+    /// Fails if the store does not reply within its [call timeout](LockStore::call_timeout). The
+    /// lock may have been revoked nevertheless.
     pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<ForceReleaseReply, StoreError> {
         let request = ForceReleaseRequest::new(key.into(), LOCK_DELAY, QUEUE);
         self.within("force-release", self.driver().store.force_release(request)).await
@@ -198,42 +204,45 @@ impl LockManager {
     /// Checks whether the store replies and can notify waiters, for a readiness probe. A store in
     /// memory is always ready.
     ///
-    /// Nothing is changed: while the store cannot be reached, requests get 503 with or without a
-    /// probe. The result is `Ok` during a [`shutdown`](Self::shutdown): a probe that has to fail
-    /// then needs a flag of its own.
+    /// The result has no effect on requests: while the store cannot be reached, they get 503 with
+    /// or without a probe. The result is `Ok` during a [`shutdown`](Self::shutdown). A probe that
+    /// must fail then needs a flag of its own.
     ///
     /// # Errors
     ///
-    /// The reason why requests would be rejected, or would wait longer than they have to.
+    /// Fails if the store does not reply, so that requests are rejected, or if it cannot notify
+    /// waiters, so that requests wait longer than necessary.
     pub async fn health(&self) -> Result<(), StoreError> {
         self.within("health", self.driver().store.health()).await
     }
 
-    /// Returns the number of guards that this owner has for this key. Zero if it does not hold it.
+    /// Returns the number of guards that this owner has for this key. Zero if it does not hold the
+    /// key.
+    ///
     /// The store is not called.
     #[must_use]
     pub fn hold_count(&self, key: impl Into<LockKey>, owner: &Owner) -> u32 {
         self.driver().hold_count(&key.into(), owner)
     }
 
-    /// Returns the number of keys that this manager and its clones hold now.
+    /// Returns the number of keys that this manager and its clones hold.
     #[must_use]
     pub fn held_count(&self) -> usize {
         self.driver().held_count()
     }
 
-    /// Shuts down gracefully: waiters and new calls are rejected, and locks that are held may be
-    /// kept until they are released, within the budget. Completes when no lock is left.
+    /// Rejects waiters and new calls, and waits until all held locks are released, at most for the
+    /// budget.
     ///
-    /// Returns the number of locks that were still held at the end of the budget. They are renewed
-    /// as before and released when their work ends, if the process lives that long; otherwise their
-    /// leases expire.
+    /// Returns the number of locks that are still held at the end of the budget. They are renewed
+    /// as before, and released when their work ends. If the process ends sooner, their leases
+    /// expire.
     ///
-    /// Call it when the service receives its stop signal, in the future that is passed to
-    /// `axum::serve(..).with_graceful_shutdown(..)`: the server still responds meanwhile, with 503
-    /// for requests that need a lock. (If it is called after the server has stopped, the waiters
-    /// are served first.) A handler that re-enters a lock that it holds still can. A handler that
-    /// finishes [without its client](crate::OnDisconnect) is waited for.
+    /// Call this method when the service receives its stop signal, in the future that is passed to
+    /// `axum::serve(..).with_graceful_shutdown(..)`. The server then responds meanwhile, with 503
+    /// to requests that need a lock. If the method is called after the server has stopped, waiters
+    /// are not rejected but served. A handler can still re-enter a lock that it holds. A handler
+    /// that finishes [without its client](crate::OnDisconnect) is waited for, too.
     ///
     /// # Cancel safety
     ///
@@ -246,12 +255,12 @@ impl LockManager {
         }
     }
 
-    /// Waits for SIGTERM or Ctrl-C (on other systems than Unix for Ctrl-C), then shuts down within
-    /// the budget. For `axum::serve(..).with_graceful_shutdown(..)`. Needs the feature `signal`,
-    /// which is on by default.
+    /// Waits for SIGTERM or Ctrl-C (only Ctrl-C on systems other than Unix), then shuts down within
+    /// the budget.
     ///
-    /// A process that is stopped without it blocks its keys for the lease and the lock-delay, 31
-    /// seconds by default, at every deployment.
+    /// The future is for `axum::serve(..).with_graceful_shutdown(..)`. Without it, each stop of a
+    /// process blocks the keys that it holds for the lease and the lock-delay, 31 seconds by
+    /// default. Needs the feature `signal`, which is on by default.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -278,10 +287,10 @@ impl LockManager {
     ///    and their clients get 503 with outcome `unknown`. Their keys are free a
     ///    [lock-delay](LockPolicy::lock_delay) later.
     /// 4. The future completes, at the end of the budget at the latest. The server then waits for
-    ///    the requests that hold no lock. It has no limit of its own for that.
+    ///    the requests that hold no lock. The server has no limit of its own for that.
     ///
-    /// Set the budget some seconds shorter than the time after which the process is killed: 20
-    /// seconds where Kubernetes waits for 30.
+    /// Set the budget some seconds shorter than the time after which the process is killed, for
+    /// example 20 seconds if Kubernetes waits for 30.
     ///
     /// # Panics
     ///
@@ -291,7 +300,7 @@ impl LockManager {
     /// # Cancel safety
     ///
     /// If the future is dropped before the signal, nothing happens. If it is dropped after the
-    /// signal, locks may still finish, and none is ended early.
+    /// signal, waiters and new calls stay rejected, and no further lock is ended early.
     #[cfg(feature = "signal")]
     #[cfg_attr(docsrs, doc(cfg(feature = "signal")))]
     pub fn shutdown_on_signal(&self, budget: Duration) -> impl Future<Output = ()> + Send + use<> {
@@ -350,31 +359,34 @@ impl Handle {
 }
 
 impl LockManagerBuilder {
-    /// Sets the name of this instance in acquisition ids, which operators read. Default: the
-    /// environment variable `HOSTNAME`, which is the pod in a cluster, else the name of the host.
-    /// Characters other than `[A-Za-z0-9._-]` become `-`. Of a name that is longer than 32
-    /// characters the last 32 are kept.
+    /// Sets the name of this instance in acquisition ids, which operators read.
+    ///
+    /// Default: the environment variable `HOSTNAME`, which is the name of the pod in a cluster. If
+    /// it is not set, the name of the host. Characters other than `[A-Za-z0-9._-]` become `-`. Only
+    /// the last 32 characters are kept.
     pub fn instance(self, name: impl Into<String>) -> Self {
         Self { instance: Some(name.into()), ..self }
     }
 
-    /// Sets how many handlers may finish without their client at the same time
-    /// ([`OnDisconnect::Finish`](crate::OnDisconnect::Finish)). Default: 1,024. Zero: none. Further
-    /// ones are dropped with their client, and their keys are free after the lock-delay.
+    /// Sets the maximum number of handlers that finish without their client at the same time
+    /// ([`OnDisconnect::Finish`](crate::OnDisconnect::Finish)). Default: 1,024.
     ///
-    /// A route (a layer, and the path that it matched) may have as many as it leaves free: a route
-    /// that is flooded takes half of them, and other routes still have capacity.
+    /// Further handlers are dropped when their client disconnects, and their keys are free after
+    /// the lock-delay. With zero, each such handler is dropped.
+    ///
+    /// A route (a layer and the path that it matched) may have at most as many handlers as remain
+    /// free. A route under a flood therefore takes half of them, and leaves capacity for other
+    /// routes.
     pub fn max_detached(self, handlers: usize) -> Self {
         Self { max_detached: handlers, ..self }
     }
 
     /// Sets the lease: how long the store keeps a lock that is not renewed. Default: 30 seconds.
-    /// From 2 seconds to 10 minutes.
     ///
-    /// The decision: how long may a crash block a key? A shorter lease frees the key sooner. It
-    /// costs more renewals, because each held lock is renewed after every third of its lease, and
-    /// an outage or a pause of the process loses locks sooner. The
-    /// [lock-delay](LockPolicy::lock_delay), 1 second by default, is added to the lease.
+    /// The lease is from 2 seconds to 10 minutes. It decides how long a crash blocks a key: the
+    /// lease plus the [lock-delay](LockPolicy::lock_delay), 1 second by default. A shorter lease
+    /// costs more renewals, because each held lock is renewed after every third of its lease. It
+    /// also loses locks sooner in an outage of the store or a pause of the process.
     ///
     /// | lease | renewals per second for 1,000 held keys | a crash blocks a key for at most |
     /// |---|---|---|
@@ -385,15 +397,15 @@ impl LockManagerBuilder {
     /// | 60 s | 50 | 61 s |
     /// | 10 min, the longest | 5 | 601 s |
     ///
-    /// Renewals that are due together share a call: up to 1,000 in one. A section that ends within
-    /// a third of its lease is never renewed.
+    /// Up to 1,000 renewals that are due at about the same time share one call. A section that ends
+    /// within a third of its lease is never renewed.
     ///
     /// [`Lease::Fixed`](crate::Lease::Fixed) sets a shorter lease for one lock.
     ///
     /// # Panics
     ///
-    /// Panics if the lease is shorter than 2 seconds or longer than 10 minutes. With a lease that
-    /// was silently adjusted, a service would show the difference after its first crash only.
+    /// Panics if the lease is shorter than 2 seconds or longer than 10 minutes. A lease that was
+    /// silently adjusted would be noticed only after a crash.
     #[track_caller]
     pub fn lease(self, lease: Duration) -> Self {
         assert!(
@@ -403,15 +415,16 @@ impl LockManagerBuilder {
         Self { lease, ..self }
     }
 
-    /// Sets the clock that measures leases.
+    /// Sets the clock that measures leases. Default: the clock of the system.
     #[cfg(feature = "test-util")]
     #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
     pub fn clock(self, clock: Clock) -> Self {
         Self { clock, ..self }
     }
 
-    /// Sets the seed of everything random: ids and jitter. Two managers on one store need different
-    /// seeds.
+    /// Sets the seed of the random parts of acquisition ids and of jitter. Default: random.
+    ///
+    /// Two managers on one store need different seeds.
     #[cfg(feature = "test-util")]
     #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
     pub fn seed(self, seed: u64) -> Self {

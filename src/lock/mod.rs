@@ -1,4 +1,4 @@
-//! Calls, guards and futures of locks without HTTP.
+//! Locks without HTTP: the manager, its calls, and guards.
 
 // From the handle to the guard, then the driver and its parts.
 mod manager;

@@ -9,34 +9,39 @@ use serde::{Serialize, Serializer, ser::SerializeStruct};
 
 use crate::acquisition::AcquisitionId;
 
-/// The state of a key: its holder, since when, for how long, and how many wait. Returned by
-/// [`LockManager::inspect`](crate::lock::LockManager::inspect).
+/// State of a key in the store: its holder, the time of the grant, the time that remains, and the
+/// number of waiters.
 ///
-/// [`Display`](fmt::Display) is one line for a log or a terminal, wrapped here:
+/// Returned by [`LockManager::inspect`](crate::lock::LockManager::inspect).
+/// [`Display`](fmt::Display) writes one line for a log or a terminal, wrapped here:
 ///
 /// ```text
 /// held by api-7:5a66841764ffe1bf:2 since 2026-11-22T03:20:00.123Z, 30.500s left,
 ///     1 process waiting, 0 calls waiting here
 /// ```
 ///
-/// [`Serialize`] is for an admin page. Its names are stable: `holder` (the text of the
-/// [`AcquisitionId`], or null), `since_unix_ms` (or null), `remaining_ms` (null if it has no end),
-/// `waiting`, `waiting_locally`.
+/// [`Serialize`] is for an admin page. The names of the fields are stable: `holder` (the text of
+/// the [`AcquisitionId`], or null), `since_unix_ms` (or null), `remaining_ms` (null if the key has
+/// no TTL), `waiting`, `waiting_locally`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockStatus {
     /// The holder. `None` if the key has none.
     pub holder: Option<AcquisitionId>,
-    /// Since when the holder has the key, by the clock of the store. `None` without a holder, and
-    /// if the holder is a service in another language. For sections that were handed off within one
-    /// process it is the time of the last store call.
+    /// The time of the grant, by the clock of the store.
+    ///
+    /// `None` if the key has no holder, or if the holder is another program. For sections that were
+    /// handed off within one process, it is the time of the last store call.
     pub since: Option<SystemTime>,
-    /// For how long the store keeps the key, if it is neither released nor renewed: at most a lease
-    /// and a lock-delay. A fixed lease or a [`max_hold`](crate::LockPolicy::max_hold) of the
-    /// holder, which only its process knows, may end sooner. Without a holder it is the rest of a
+    /// How long the store keeps the key if it is neither released nor renewed. Zero if the key is
+    /// free.
+    ///
+    /// At most a lease and a lock-delay. A fixed lease or a
+    /// [`max_hold`](crate::LockPolicy::max_hold) of the holder may end sooner, because only its
+    /// process knows them. Without a holder it is the rest of a
     /// [`lock_delay`](crate::LockPolicy::lock_delay) or a
-    /// [`min_hold`](crate::LockPolicy::min_hold). Zero: the key is free. [`Duration::MAX`]: the key
-    /// has no TTL; it was written by another program and must be deleted manually.
+    /// [`min_hold`](crate::LockPolicy::min_hold). [`Duration::MAX`] if the key has no TTL: another
+    /// program has written it, and it must be deleted manually.
     pub remaining: Duration,
     /// The number of processes in the queue of the store. The process of the holder is not counted,
     /// even if calls wait in it.

@@ -18,8 +18,8 @@ use crate::limits::MAX_RAW_KEY_BYTES;
 
 /// Key of a lock: a namespace and parts.
 ///
-/// A key is created from a tuple. Its first element is the namespace; the parts identify the
-/// object:
+/// A key is created from a tuple. Its first element is the namespace. The others are the parts,
+/// which identify the object:
 ///
 /// ```
 /// # use tower_lock::LockKey;
@@ -27,12 +27,14 @@ use crate::limits::MAX_RAW_KEY_BYTES;
 /// assert_eq!(key.as_str(), "reward:42:first%20login");
 /// ```
 ///
-/// - **Injective**: two different lists of parts never have the same text, so that the input of a
-///   client cannot name the lock of another one. A part is its text: `1u8` and `"1"` are the same.
-/// - **Readable**: plain ASCII, and letters and digits of every script, are unchanged. Other
-///   characters are escaped as `%XX`: the separator `:`, `%`, `~`, `+`, braces, brackets, quotes,
-///   `*`, `?`, `\`, blanks and the rest.
-/// - **Bounded**: at most 256 bytes. A longer text ends in `~` and 128 bits of its SHA-256.
+/// - **Injective**: two different lists of parts never have the same text. The input of one client
+///   therefore cannot name the lock of another client. A part is its text: `1u8` and `"1"` are the
+///   same part.
+/// - **Readable**: letters and digits of every script are unchanged. So is ASCII punctuation,
+///   except for `:`, which separates the parts, and `%`, `~`, `+`, braces, brackets, quotes, `*`,
+///   `?` and `\`. All other characters are escaped as `%XX`.
+/// - **Bounded**: the text has at most 256 bytes. A longer text ends in `~` and 128 bits of its
+///   SHA-256.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LockKey {
     text: Arc<str>,
@@ -63,10 +65,11 @@ pub enum RawKeyError {
     /// The name is empty.
     #[error("raw lock key is empty")]
     Empty,
-    /// The name has more than 1 024 bytes.
+    /// The name has more than 1,024 bytes.
     #[error("raw lock key has more than 1024 bytes")]
     TooLong,
-    /// The braces do not enclose a hash tag: lock and queue would be in different hash slots.
+    /// The braces do not enclose a hash tag, so that lock and queue would be in different hash
+    /// slots.
     #[error("braces in a raw lock key do not enclose a hash tag: use `{{tag}}` or no braces")]
     Braces,
 }
@@ -92,7 +95,7 @@ impl LockKey {
 
     /// Creates a key whose parts are hashed, for confidential parts.
     ///
-    /// The hash has no salt, so that a guessed e-mail address can be verified. A secret as the
+    /// The hash has no salt, so an e-mail address that is guessed can be verified. A secret as the
     /// first part prevents that: `LockKey::hashed(("account", secret, email))` is the same key in
     /// all instances with that secret.
     ///
@@ -109,16 +112,16 @@ impl LockKey {
         Self::new(key.finish_hashed(), KeyKind::Composed)
     }
 
-    /// Creates a key with exactly this name, for a lock that is shared with another program. It is
-    /// not shortened, escaped or prefixed.
+    /// Creates a key with exactly this name, for a lock that is shared with another program. The
+    /// name is not shortened, escaped or prefixed.
     ///
     /// A `RedisStore` rejects a raw key that begins with its prefix and a colon, or with
     /// `tower-lock:`.
     ///
     /// # Errors
     ///
-    /// The name is empty, has more than 1 024 bytes, or has braces that do not enclose a hash tag
-    /// (`a}b`, `a{b`, `x{}y`).
+    /// Fails if the name is empty, has more than 1,024 bytes, or has braces that do not enclose a
+    /// hash tag (`a}b`, `a{b`, `x{}y`).
     pub fn raw(name: impl Into<Arc<str>>) -> Result<Self, RawKeyError> {
         let text = name.into();
         if text.is_empty() {
@@ -137,7 +140,7 @@ impl LockKey {
         Ok(Self::new(text, KeyKind::Raw))
     }
 
-    /// The text of the key.
+    /// Returns the text of the key.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text

@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt, num::NonZero, sync::Arc};
 
 use super::writer::KeyWriter;
 
-/// A tuple that identifies a lock: the namespace, then up to six parts.
+/// Tuple that identifies a lock: the namespace, then up to six parts.
 ///
 /// This trait is sealed. Implement [`KeyPart`] for types of parts.
 #[diagnostic::on_unimplemented(
@@ -22,12 +22,13 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A value that can be part of a key. Equal values have equal texts, and different values different
-/// ones.
+/// Value that can be part of a key. Equal values have equal texts, and different values have
+/// different texts.
 ///
-/// It is implemented for integers, `bool`, `char`, strings and, with the feature `uuid`, `Uuid`. It
-/// is not implemented for floats: `0.1 + 0.2` and `0.3` would be two locks. It is not implemented
-/// for `Option`, because only the application knows whether `None` and `""` are equal.
+/// The trait is implemented for integers, `bool`, `char`, strings and, with the feature `uuid`,
+/// `Uuid`. It is not implemented for floats, because `0.1 + 0.2` and `0.3` would be two locks. It
+/// is not implemented for `Option`, because only the application knows whether `None` and `""` are
+/// equal.
 ///
 /// ```
 /// use tower_lock::{key::{KeyPart, PartWriter}, LockKey};
@@ -56,7 +57,7 @@ pub trait KeyPart {
 #[derive(Debug)]
 pub struct PartWriter<'a>(pub(super) &'a mut KeyWriter);
 
-/// A part by its `Display`. Created by [`display`].
+/// Part whose text is the `Display` of a value. Created by [`display`].
 #[derive(Clone, Debug)]
 pub struct DisplayPart<T>(T);
 
@@ -164,7 +165,8 @@ impl<T: fmt::Display> KeyPart for DisplayPart<T> {
     }
 }
 
-/// A part by its `Display`, for a type whose different values have different texts.
+/// Creates a part whose text is the `Display` of a value. Different values of the type must have
+/// different texts.
 ///
 /// ```
 /// # use tower_lock::{LockKey, key};
@@ -187,7 +189,7 @@ impl KeyWriter {
 // === impl PartWriter ===
 
 impl PartWriter<'_> {
-    /// Writes a text. Special characters are escaped.
+    /// Writes a text, and escapes its special characters.
     pub fn text(&mut self, text: &str) {
         self.0.push_escaped(text);
     }

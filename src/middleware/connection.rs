@@ -2,31 +2,36 @@
 
 use std::{fmt, sync::Arc};
 
-/// A probe for the connection of a request.
-/// A [`LockLayer`](crate::LockLayer) finds it in the extensions of the request and calls it once,
-/// when the lock is granted. It does not start a handler whose client has disconnected.
+/// Probe that detects whether the client of a request is still connected.
 ///
-/// Most servers drop the request when its client disconnects, and need no probe. Over HTTP/1.1,
-/// however, hyper does not notice a disconnect while unread bytes are left: a request that is
-/// followed by one more byte waits and runs although its socket is closed. A probe sees the end of
-/// the connection behind these bytes. [`from_socket`](Self::from_socket) is a probe for sockets.
-/// The server has to insert it, from a custom listener; `tests/it/sockets/disconnect_probe.rs` has
-/// one for `axum::serve`.
+/// A [`LockLayer`](crate::LockLayer) finds the probe in the extensions of the request and calls it
+/// once, when the lock is granted. If the client has disconnected, the layer does not start the
+/// handler.
 ///
-/// A probe cannot see clients behind a proxy, which keeps its own connection, nor single streams of
-/// HTTP/2, whose end the server notices itself. A client that closes its half of the connection
-/// after the request counts as disconnected, as it does in hyper by default.
+/// A server that drops the request when its client disconnects needs no probe. Over HTTP/1.1 hyper
+/// does not notice a disconnect while bytes of the connection are unread. A request that is
+/// followed by one more byte therefore waits and runs although its socket is closed.
+/// [`from_socket`](Self::from_socket) is a probe that sees the end of the connection behind unread
+/// bytes. The server has to insert it, from a custom listener;
+/// `tests/it/sockets/disconnect_probe.rs` has one for `axum::serve`.
+///
+/// A probe does not see a disconnect from a proxy, because the proxy keeps its own connection. It
+/// does not see the end of a single stream of HTTP/2 either, but the server does. A client that
+/// closes its half of the connection after the request counts as disconnected, as in hyper by
+/// default.
 #[derive(Clone)]
 pub struct ClientConnection(Arc<dyn Fn() -> bool + Send + Sync>);
 
 impl ClientConnection {
-    /// Creates a probe from a function. It must not block.
+    /// Creates a probe from a function that returns whether the client has disconnected.
+    ///
+    /// The function must not block.
     pub fn new(is_closed: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(is_closed))
     }
 
-    /// Creates a probe from a socket: disconnected once the peer has closed it, or once it was
-    /// dropped.
+    /// Creates a probe from a socket. The client has disconnected once its peer has closed the
+    /// socket, or once the `Arc` was dropped. Linux and Android only.
     ///
     /// The probe does not keep the socket open. Pass a value that the server drops with the
     /// connection, for example a duplicate of the descriptor that is stored beside the stream.

@@ -17,11 +17,12 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped while the request waits, the request leaves the queue and its handler is
-    /// not started. If it is dropped while the handler runs under its lock (a disconnect, or an
-    /// outer timeout), the handler finishes in a task of its own and then releases the lock.
-    /// [`on_disconnect`](crate::LockLayer::on_disconnect) can change this: the handler is then
-    /// dropped, and its key is free after the lock-delay.
+    /// If the future is dropped while the request waits, the request leaves the queue and its
+    /// handler is not started. If it is dropped while the handler runs under its lock (a
+    /// disconnect, or an outer timeout), the handler finishes in a task of its own and then
+    /// releases the lock. With
+    /// [`on_disconnect(OnDisconnect::Cancel)`](crate::LockLayer::on_disconnect) the handler is
+    /// dropped instead, and its key is free after the lock-delay.
     pub struct ResponseFuture<F, B, E>
     where
         B: 'static,

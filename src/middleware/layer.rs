@@ -13,12 +13,14 @@ use crate::{
     rejection::{OnReject, Rejection},
 };
 
-/// Layer that serializes requests per key: the inner service runs under the lock of the request.
+/// Layer that serializes requests per key.
+///
+/// The inner service runs while the request holds the lock of its key.
 ///
 /// # Position
 ///
-/// Put the layer on the methods of a route. Layers without a key go on the router, outside of every
-/// lock:
+/// Put the layer on the method router of one route. Put the other layers on the router, outside of
+/// every lock:
 ///
 /// ```
 /// # use std::time::Duration;
@@ -46,16 +48,16 @@ use crate::{
 /// ```
 ///
 /// A timeout or a panic handler *inside* of the lock makes an aborted handler look like a normal
-/// response: the key is then free at once, and not after the [lock-delay](Self::lock_delay). A
-/// limit of concurrency (`ConcurrencyLimit`) belongs inside of the lock, so that a request that
-/// waits for its lock uses no capacity.
+/// response. The key is then free at once, and not after the [lock-delay](Self::lock_delay). Put a
+/// concurrency limit (`ConcurrencyLimit`) inside of the lock, so that a waiting request uses none
+/// of its capacity.
 ///
-/// With `Router::layer` the lock layer also runs for each URL that no route matches. A request
-/// whose key needs the path is rejected with 404 there, also if the router has a fallback: the
-/// fallback never runs without its lock. `Router::route_layer` leaves such requests to Axum, but
+/// With `Router::layer` the lock layer also runs for each URL that no route matches. If the key
+/// needs the path, such a request is rejected with 404, also if the router has a fallback: the
+/// fallback never runs without its lock. `Router::route_layer` leaves unmatched URLs to Axum, but
 /// runs the key function before Axum responds with 405.
 ///
-/// A method router runs these methods **without a lock**, because Axum adds them outside of the
+/// A method router runs these handlers **without a lock**, because Axum adds them outside of the
 /// layer:
 ///
 /// - the fallback in `post(handler).fallback(other).route_layer(lock)`
@@ -87,20 +89,20 @@ use crate::{
 /// # }
 /// ```
 ///
-/// `route_layer` runs for matched routes only: a 404 and, behind a CORS layer, a preflight never
-/// reach the store. On the method router of one handler, as here, a 405 does not either. A handler
-/// of `any(..)` accepts every method and needs `layer`.
+/// `route_layer` on a method router, as here, runs for matched routes and methods only. Requests
+/// that get a 404 or a 405 never reach the store, and neither do preflights behind a CORS layer.
+/// The handler of `any(..)` is a fallback, so it needs `.layer(..)`.
 ///
-/// The whole handler runs under the lock, with its extractors. A response that is complete in
-/// memory releases the lock before it is sent. A stream holds the lock until its last byte, its
-/// trailers, an error or its drop, and not longer than its [reader reads](Self::body_idle_timeout).
-/// A 101 and a successful response to `CONNECT` release the lock at the head. The body of such a
+/// The handler and its extractors run under the lock. A response that is complete in memory
+/// releases the lock before it is sent. A stream holds the lock until its last byte, its trailers,
+/// an error or its drop. It is aborted if its client [does not read](Self::body_idle_timeout). A
+/// 101 and a successful response to `CONNECT` release the lock at the head. The body of such a
 /// response may be the tunnel, so it is not dropped and may outlive the section.
 ///
 /// # Errors
 ///
-/// The layer adds no errors: a rejected request gets a response. The handler of a rejected request
-/// was not started, unless its lock was lost while it ran. [`Rejection`] lists all reasons.
+/// The layer adds no errors: a rejected request gets a response. [`Rejection`] lists the reasons.
+/// The handler of a rejected request was not started, unless its lock was lost while it ran.
 ///
 /// # Cancel safety
 ///
@@ -111,8 +113,8 @@ use crate::{
 ///
 /// # Panics
 ///
-/// Panics of the handler are not caught. Its key stays blocked for the
-/// [lock-delay](Self::lock_delay), because a statement of the handler may still be on its way. A
+/// A panic of the handler is not caught. The key stays blocked for the
+/// [lock-delay](Self::lock_delay), because a statement of the handler may still be in flight. A
 /// panic that is caught *inside* of the layer looks like a normal response.
 #[must_use = "a layer does nothing before it is put on a route"]
 pub struct LockLayer<K> {
@@ -122,6 +124,7 @@ pub struct LockLayer<K> {
 
 impl<K: KeySource> LockLayer<K> {
     /// Creates a layer that derives keys from this source.
+    ///
     /// The source is a key function ([`key::from_fn`](crate::key::from_fn),
     /// [`from_fn_with_state`](crate::key::from_fn_with_state),
     /// [`from_parts`](crate::key::from_parts)), named fields of the request
@@ -142,7 +145,7 @@ impl<K: KeySource> LockLayer<K> {
 
     settings!(request_setters);
 
-    /// Applies the settings of this policy.
+    /// Sets each setting that this policy sets.
     pub fn policy(self, policy: LockPolicy) -> Self {
         self.with(|config| config.policy = policy.or(config.policy))
     }
@@ -171,14 +174,15 @@ impl<K: KeySource> LockLayer<K> {
 
     /// Runs requests with one of these methods without a lock. Default: none.
     ///
-    /// There is no list of methods *to* lock: Axum also calls the handler of `GET` for `HEAD`, so a
-    /// list without `HEAD` would let requests bypass the lock.
+    /// No setting lists the methods *to* lock. Axum also calls the handler of `GET` for `HEAD`, so
+    /// a list without `HEAD` would let requests bypass the lock.
     pub fn skip_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         let methods: Vec<_> = methods.into_iter().collect();
         self.skip(move |head| methods.contains(&head.method))
     }
 
-    /// Sets the responses to rejected requests. Default: [`Rejection::to_response`].
+    /// Sets the function that creates the responses to rejected requests. Default:
+    /// [`Rejection::to_response`].
     ///
     /// ```
     /// # use axum::{Json, http::StatusCode, response::{IntoResponse, Response}};
@@ -192,7 +196,8 @@ impl<K: KeySource> LockLayer<K> {
     /// ```
     ///
     /// Every such response has the typed [`Rejection`] in its extensions. The function is not
-    /// called for rejections by an extractor of the key function, whose response is sent unchanged.
+    /// called if an extractor of the key function rejects the request: the response of the
+    /// extractor is sent unchanged.
     pub fn on_reject<F, B>(self, respond: F) -> Self
     where
         F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,
@@ -202,8 +207,9 @@ impl<K: KeySource> LockLayer<K> {
         self.with(|config| config.on_reject = OnReject::new(respond))
     }
 
-    /// Sets the name of the route in spans and metrics if no router knows the matched path.
-    /// Default: `none`.
+    /// Sets the name of the route in spans and metrics. Default: `none`.
+    ///
+    /// The matched path of an Axum router has precedence.
     pub fn route_name(self, name: &'static str) -> Self {
         self.with(|config| config.name = Some(name))
     }

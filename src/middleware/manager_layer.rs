@@ -23,8 +23,8 @@ use crate::{
     rejection::{OnReject, Rejection, retry_after::HoldEstimate},
 };
 
-/// Layer with the settings of all inner [`LockLayer`](crate::LockLayer)s, usually those of one
-/// router, and with the manager for [`Locked`](crate::Locked).
+/// Layer that provides settings to all inner [`LockLayer`](crate::LockLayer)s, usually those of one
+/// router, and the manager to [`Locked`](crate::Locked).
 ///
 /// ```
 /// # use std::time::Duration;
@@ -44,12 +44,12 @@ use crate::{
 /// # }
 /// ```
 ///
-/// The settings of a route win over those of the nearest `LockManagerLayer`, then those of its
-/// outer layers, then those of the [`LockManager`].
+/// A setting of the route wins. Next are the nearest `LockManagerLayer`, outer ones, and the
+/// [`LockManager`].
 ///
-/// Put it directly around its routes, with `.layer(..)` after `.route(..)`. Put timeouts and panic
-/// handlers outside of this layer; inside of it they would end a handler without the lock noticing.
-/// A request that acquires no lock costs a few hundred nanoseconds.
+/// Put the layer directly around its routes, with `.layer(..)` after `.route(..)`. Put timeouts and
+/// panic handlers outside of it. Inside of it they make an aborted handler look like a normal
+/// response. The layer adds a few hundred nanoseconds to a request that acquires no lock.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing before it is put on a router"]
 pub struct LockManagerLayer {
@@ -78,14 +78,14 @@ impl LockManagerLayer {
 
     settings!(request_setters);
 
-    /// Applies the settings of this policy.
+    /// Sets each setting that this policy sets.
     pub fn policy(mut self, policy: LockPolicy) -> Self {
         self.inherited.layer_policy = policy.or(self.inherited.layer_policy);
         self
     }
 
-    /// Sets the responses to rejected requests of routes that do not set their own. See
-    /// [`LockLayer::on_reject`](crate::LockLayer::on_reject).
+    /// Sets the function that creates the responses to rejected requests, for routes that do not
+    /// set their own. See [`LockLayer::on_reject`](crate::LockLayer::on_reject).
     pub fn on_reject<F, B>(mut self, respond: F) -> Self
     where
         F: Fn(&Rejection) -> Response<B> + Send + Sync + 'static,

@@ -1,7 +1,6 @@
-//! Tower middleware: from the request to the response body.
-//!
-//! The modules are in the order in which a request reaches them. No module names a store.
+//! Tower layers, their services, and the types of their requests and responses.
 
+// In the order in which a request reaches them. No module names a store.
 mod layer;
 mod config;
 mod service;

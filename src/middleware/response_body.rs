@@ -24,7 +24,7 @@ pin_project! {
     /// Response body of a [`LockLayer`](crate::LockLayer) or a
     /// [`LockManagerLayer`](crate::LockManagerLayer).
     ///
-    /// Its size hint is exact if that of the inner body is, and trailers are passed through.
+    /// The size hint is exact if that of the inner body is. Trailers are passed through.
     pub struct ResponseBody<B>
     where
         B: 'static,

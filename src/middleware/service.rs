@@ -18,7 +18,7 @@ use crate::{
     key_source::{KeyRejection, KeySource},
 };
 
-/// Runs the inner service under the lock of the request. Created by
+/// Service that runs the inner service under the lock of the request. Created by
 /// [`LockLayer`](crate::LockLayer).
 ///
 /// It adds no errors: a rejected request gets a response.

@@ -23,56 +23,63 @@ macro_rules! settings {
     ($make:ident) => {
         $make! {
             calls {
-                /// The maximum time that a request waits for the key, in order of arrival.
+                /// Sets the maximum time that a request waits for the key. Waiters are served in
+                /// order of arrival.
                 ///
-                /// Default: zero for a request, which is rejected at once while the key is held;
-                /// 30 seconds for [`LockManager::lock`](crate::LockManager::lock) outside of a
-                /// request.
+                /// Default: zero for a request, so that it is rejected at once while the key is
+                /// held. Outside of a request, [`LockManager::lock`](crate::LockManager::lock)
+                /// waits 30 seconds.
                 ///
-                /// Let requests wait if each of them must be processed (ten buyers, five items).
-                /// Reject them if one is enough (the second tap on "claim").
+                /// Set a wait if each request must be processed (ten buyers, five items). Keep zero
+                /// if one of them is enough (the second tap on "claim").
                 ///
-                /// A waiter costs memory for itself and its buffered body, also after a disconnect
-                /// that the server has not noticed: over HTTP/1.1 it does not while a part of the
-                /// request is unread. At most 256 waiters are queued for one key and 10,000 in the
-                /// process. One key may have an eighth of the remaining capacity of the process,
-                /// so that a flood on some keys leaves capacity for others. Further waiters are
-                /// rejected with [`LockError::QueueFull`](crate::LockError::QueueFull).
+                /// A waiter uses memory for itself and its buffered body until the server notices
+                /// that its client has disconnected. Over HTTP/1.1 the server notices nothing while
+                /// a part of the request is unread. At most 256 waiters are queued for one key, and
+                /// 10,000 for one [`LockManager`](crate::LockManager) and its clones. One key may
+                /// have an eighth of the remaining capacity, so that a flood on some keys leaves
+                /// capacity for others. Further waiters are rejected with
+                /// [`LockError::QueueFull`](crate::LockError::QueueFull).
                 wait(limit: ::std::time::Duration),
-                /// How long the lock is held if it is not released.
+                /// Sets the lease: how long the lock is held if it is not released.
                 ///
-                /// Default: [`Lease::AutoRenew`](crate::Lease::AutoRenew), as long as its holder
-                /// lives.
+                /// Default: [`Lease::AutoRenew`](crate::Lease::AutoRenew). The lease is renewed
+                /// while the process lives.
                 lease(lease: $crate::Lease),
-                /// The maximum time from the grant to the end of the response body. Then the lock
-                /// is lost, and the handler or the stream under it is aborted.
+                /// Sets the maximum time from the grant to the release. After this time the lock is
+                /// lost, and the handler or the stream under it is aborted.
                 ///
-                /// Default: 5 minutes for a request, in case a handler hangs; no limit for
-                /// [`LockManager::lock`](crate::LockManager::lock), because jobs may be long.
+                /// A request usually releases its lock at the end of the response body
+                /// ([`release_at`](crate::LockPolicy::release_at)).
+                ///
+                /// Default: 5 minutes for a request, because a handler may hang. No limit for
+                /// [`LockManager::lock`](crate::LockManager::lock) outside of a request, because a
+                /// job may be long.
                 max_hold(limit: ::std::time::Duration),
-                /// The minimum time that the key stays blocked after the grant, also if the lock is
+                /// Sets the minimum time from the grant until the key is free, also if the lock is
                 /// released earlier.
                 ///
-                /// Default: zero. Longer times than a day are reduced to a day.
+                /// Default: zero. A time longer than a day is reduced to a day.
                 ///
                 /// Use it for a job that several machines start at about the same time and that
                 /// must run once. After a failure (a status of 400 or higher, an error,
                 /// [`LockGuard::release_after_failure`](crate::LockGuard::release_after_failure))
-                /// the key is free at once. A stream counts as a success when it was read to its
+                /// the key is free at once. A stream succeeds only if its client reads it to the
                 /// end, so such a job should respond with a complete body.
                 min_hold(duration: ::std::time::Duration),
-                /// How long the key stays blocked after its section ended abnormally (a panic, a
-                /// drop, a loss), because a statement of it may still be on its way.
+                /// Sets the lock-delay: how long the key stays blocked after its section has ended
+                /// abnormally (a panic, a drop, a loss). A statement of the section may still be in
+                /// flight during this time.
                 ///
-                /// Default: 1 second; at most a day. It should be longer than the slowest
-                /// statement. Zero is for sections whose writes check the fencing token. This is
-                /// the lock-delay of Chubby (Burrows, 2006).
+                /// Default: 1 second. A time longer than a day is reduced to a day. The lock-delay
+                /// should be longer than the slowest statement. Zero is for sections whose writes
+                /// check the fencing token. The name is that of Chubby (Burrows, 2006).
                 ///
-                /// A much longer time is not safer, because a client can cause an abnormal end: a
+                /// Do not set a much longer time, because a client can cause an abnormal end. A
                 /// disconnect from a stream blocks the key for this time, and so does a disconnect
                 /// from a handler with [`OnDisconnect::Cancel`](crate::OnDisconnect::Cancel).
                 lock_delay(delay: ::std::time::Duration),
-                /// How the key appears in logs.
+                /// Sets how the key appears in logs.
                 ///
                 /// Default: [`LogKey::Full`](crate::LogKey::Full). Redact keys whose parts are
                 /// personal data. To hide them from the store, too, use
@@ -80,41 +87,41 @@ macro_rules! settings {
                 log_key(key: $crate::LogKey),
             }
             requests {
-                /// The maximum time that a client may choose to wait, with the header
-                /// `Prefer: wait=10` (whole seconds, RFC 7240).
+                /// Sets the longest wait that a client may choose with the header `Prefer: wait=10`
+                /// (whole seconds, RFC 7240).
                 ///
-                /// Default: zero, the header is ignored.
+                /// Default: zero. The header is then ignored.
                 ///
                 /// A client may know better than the route whether its user still waits. Its choice
                 /// replaces [`wait`](crate::LockPolicy::wait), also if it is shorter. The response
-                /// contains `Preference-Applied: wait=10`, or less if this maximum is less. A
-                /// waiting client costs a queue entry and its buffered body: choose a time that all
-                /// clients may wait.
+                /// contains `Preference-Applied: wait=10`, or less if this maximum is less. Each
+                /// waiting client uses a queue entry and memory for its buffered body, so set a
+                /// time that all clients may wait.
                 max_client_wait(max: ::std::time::Duration),
-                /// The status of the response to a request that timed out while it waited.
+                /// Sets the status of the response to a request whose wait has timed out.
                 ///
-                /// Default: 409. Use 423, 429 or 503 for clients and proxies that treat these
-                /// statuses differently. The problem type stays `timed-out`.
+                /// Default: 409. Set 423, 429 or 503 if clients or proxies expect it. The problem
+                /// type is `timed-out` in each case.
                 ///
                 /// # Panics
                 ///
-                /// The status is neither 4xx nor 5xx.
+                /// Panics if the status is neither 4xx nor 5xx.
                 #[track_caller]
                 wait_timeout_status(status: ::http::StatusCode) checked by error_status,
-                /// When the lock is released.
+                /// Sets when the lock is released.
                 ///
-                /// Default: [`ReleaseAt::BodyEnd`](crate::ReleaseAt::BodyEnd). If the work is done
-                /// when the head of a stream is sent, use
-                /// [`ReleaseAt::ResponseHead`](crate::ReleaseAt::ResponseHead): the lock then does
-                /// not depend on the reader.
+                /// Default: [`ReleaseAt::BodyEnd`](crate::ReleaseAt::BodyEnd). Use
+                /// [`ReleaseAt::ResponseHead`](crate::ReleaseAt::ResponseHead) if the work is done
+                /// when the head of a stream is sent. A slow client then does not hold the lock.
                 release_at(at: $crate::ReleaseAt),
-                /// When the body of the request is read.
+                /// Sets when the body of the request is read.
                 ///
-                /// Default: [`RequestBodyMode::Buffer`](crate::RequestBodyMode::Buffer), completely
-                /// before the lock is acquired. The body may be as long as the `DefaultBodyLimit`
-                /// of the route, which must be outside of the lock layer (2 MB if none is set, and
-                /// always without Axum), and at most 64 MiB. Longer bodies are rejected with 413.
-                /// The body of a `CONNECT` request is not read, because a tunnel follows it.
+                /// Default: [`RequestBodyMode::Buffer`](crate::RequestBodyMode::Buffer). The whole
+                /// body is read before the lock is acquired. It may be as long as the
+                /// `DefaultBodyLimit` of the route, and at most 64 MiB. The `DefaultBodyLimit` must
+                /// be outside of the lock layer. If none is set, the limit is 2 MiB, and without
+                /// Axum it always is. Longer bodies are rejected with 413. The body of a `CONNECT`
+                /// request is not read, because a tunnel follows it.
                 ///
                 /// [`RequestBodyMode::Stream`](crate::RequestBodyMode::Stream) leaves the body to
                 /// the handler: for bodies that do not fit in memory, and for streams in both
@@ -124,49 +131,51 @@ macro_rules! settings {
                 /// client disconnects before the end of the body was read is dropped, also with
                 /// [`OnDisconnect::Finish`](crate::OnDisconnect::Finish).
                 request_body(mode: $crate::RequestBodyMode),
-                /// How long the next bytes may depend on the client: bytes of its request body, or
-                /// buffer space for the bytes of a response stream that it reads.
+                /// Sets the maximum time that a client may be idle: it sends no byte of its request
+                /// body, or reads no byte of a response stream.
                 ///
-                /// Default: 10 seconds. The setting decides how long a client without a network
-                /// can block the key.
+                /// Default: 10 seconds. A client that has lost its network can block the key for
+                /// this time.
                 ///
-                /// A request whose body is read before the lock is rejected with 408. With
-                /// [`RequestBodyMode::Stream`](crate::RequestBodyMode::Stream) the read in the
-                /// handler fails, and the handler chooses the response. A response stream is
-                /// aborted, and its key is free a lock-delay later. Only the time of the client
-                /// counts: a stream that waits for its own next frame is not idle.
-                /// [`max_hold`](crate::LockPolicy::max_hold) limits that. A response that is
-                /// complete in memory holds no lock while it is sent.
+                /// After this time, a request whose body is read before the lock is rejected with
+                /// 408. With [`RequestBodyMode::Stream`](crate::RequestBodyMode::Stream) the read
+                /// in the handler fails, and the handler chooses the response. A response stream is
+                /// aborted, and its key is free a lock-delay later. Only time in which the client
+                /// is waited for counts. A stream whose handler has no next frame yet is not idle;
+                /// [`max_hold`](crate::LockPolicy::max_hold) limits it. A response that is complete
+                /// in memory holds no lock while it is sent.
                 ///
-                /// The server requests the next frame of a response when a buffer of some megabytes
-                /// has space again. Readers below about 100 to 300 kB/s are therefore aborted, too.
-                /// For large downloads to slow readers use a longer timeout, or
-                /// [`ReleaseAt::ResponseHead`](crate::ReleaseAt::ResponseHead).
+                /// The server requests the next frame of a response when its buffer of some
+                /// megabytes has space again. A client that reads at less than about 100 to 300
+                /// kB/s is therefore aborted, too. For large downloads to slow readers use a longer
+                /// timeout, or [`ReleaseAt::ResponseHead`](crate::ReleaseAt::ResponseHead).
                 body_idle_timeout(limit: ::std::time::Duration),
-                /// The minimum rate, in bytes per second, at which the client must send its request
-                /// body or read a response stream.
+                /// Sets the minimum rate, in bytes per second, at which the client must send its
+                /// request body or read a response stream.
                 ///
                 /// Default: 16 KiB per second. Zero disables the check.
                 ///
-                /// Without it, a client that sends one byte every few seconds blocks the key as
-                /// long as it likes. The rate is measured in windows: each lasts until the client
-                /// has been waited for during one
+                /// Without a minimum, a client that sends one byte every few seconds blocks the key
+                /// for as long as it wants. The rate is measured in windows. A window ends when the
+                /// times in which the client was waited for add up to one
                 /// [`body_idle_timeout`](crate::LockPolicy::body_idle_timeout). A body that is
                 /// complete within one window is not measured.
                 min_body_rate(bytes_per_second: u64),
-                /// What happens to the handler when its client disconnects, or when a timeout
+                /// Sets what happens to the handler when its client disconnects, or when a timeout
                 /// outside of the layer drops it.
                 ///
                 /// Default: [`OnDisconnect::Finish`](crate::OnDisconnect::Finish). The handler
                 /// finishes in a task of its own. The task has the tracing span that was current,
-                /// but no task-locals of outer layers. At most 1,024 handlers of one
-                /// [`LockManager`](crate::LockManager) finish at once
-                /// ([`LockManagerBuilder::max_detached`](crate::LockManagerBuilder::max_detached)),
-                /// and one route may have at most as many as remain free; the others are dropped.
+                /// but no task-locals of outer layers. [`max_hold`](crate::LockPolicy::max_hold)
+                /// applies, and [`LockManager::shutdown`](crate::LockManager::shutdown) waits for
+                /// the handler.
+                ///
+                /// At most 1,024 handlers of one [`LockManager`](crate::LockManager) finish at the
+                /// same time
+                /// ([`LockManagerBuilder::max_detached`](crate::LockManagerBuilder::max_detached)).
+                /// One route may have at most as many as remain free. Further handlers are dropped.
                 /// A handler is also dropped if its request was not read to the end
                 /// ([`RequestBodyMode::Stream`](crate::RequestBodyMode::Stream)).
-                /// [`max_hold`](crate::LockPolicy::max_hold) applies, and
-                /// [`LockManager::shutdown`](crate::LockManager::shutdown) waits for the handler.
                 ///
                 /// With nested lock layers the outermost one that holds a lock decides. If an inner
                 /// layer is still waiting for its lock, the whole request is cancelled.
@@ -177,10 +186,11 @@ macro_rules! settings {
                 /// handlers and not responses, or use
                 /// [`OnDisconnect::Cancel`](crate::OnDisconnect::Cancel).
                 on_disconnect(action: $crate::OnDisconnect),
-                /// What happens to the handler when its lock is lost.
+                /// Sets what happens to the handler when its lock is lost.
                 ///
-                /// Default: [`OnLost::Abort`](crate::OnLost::Abort). A handler may continue if each
-                /// of its writes checks the [fencing token](crate::HeldLock::fencing_token).
+                /// Default: [`OnLost::Abort`](crate::OnLost::Abort). Set
+                /// [`OnLost::Continue`](crate::OnLost::Continue) only if each write of the handler
+                /// checks the [fencing token](crate::HeldLock::fencing_token).
                 on_lost(action: $crate::OnLost),
             }
         }
@@ -240,9 +250,9 @@ macro_rules! policy {
     ($($(#[$doc:meta])* $name:ident($arg:ident: $type:ty) $(checked by $check:ident)?,)*) => {
         /// Settings of requests and calls that acquire a lock.
         ///
-        /// A setting that is not set is inherited: a route inherits from the nearest
-        /// [`LockManagerLayer`](crate::LockManagerLayer), this from its
-        /// [`LockManager`](crate::LockManager), and this from the defaults. A call of
+        /// A setting that is not set is inherited. A route inherits from the nearest
+        /// [`LockManagerLayer`](crate::LockManagerLayer), then from outer ones, then from the
+        /// [`LockManager`](crate::LockManager), and last from the defaults. A call of
         /// [`LockManager::lock`](crate::LockManager::lock) in a handler inherits from its request.
         ///
         /// ```
@@ -272,7 +282,7 @@ macro_rules! policy {
                 }
             )*
 
-            /// Returns the settings of this policy, and of `outer` where this policy has none.
+            /// Returns this policy, with each setting that it does not set taken from `outer`.
             pub fn or(self, outer: Self) -> Self {
                 Self { $($name: self.$name.or(outer.$name),)* }
             }

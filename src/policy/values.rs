@@ -1,6 +1,6 @@
 //! Values of settings.
 
-/// How a key appears in logs.
+/// Form of a key in logs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LogKey {
@@ -9,14 +9,14 @@ pub enum LogKey {
     Full,
     /// The namespace of the key and a hash.
     ///
-    /// The hash has a random key for each process, so parts can be neither read nor guessed. Equal
-    /// keys have equal hashes in the log of one process, and different hashes in the logs of two.
-    /// To follow a key through the logs of all instances, use
+    /// The hash is keyed with a random secret of the process, so the parts can be neither read nor
+    /// guessed. Equal keys have equal hashes in the log of one process, and different hashes in the
+    /// logs of two processes. To follow a key through the logs of all instances, use
     /// [`LockKey::hashed`](crate::LockKey::hashed) with a secret, and log it in full.
     Redacted,
 }
 
-/// When a request releases its lock.
+/// Time at which a request releases its lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseAt {
@@ -26,43 +26,50 @@ pub enum ReleaseAt {
     /// lock until its last frame.
     #[default]
     BodyEnd,
-    /// Before the response head is sent: for streams that only report progress, or never end
-    /// (server-sent events).
+    /// Before the response head is sent.
+    ///
+    /// For streams that only report progress or never end (server-sent events).
     ResponseHead,
 }
 
-/// When the body of a request is read.
+/// Time at which the body of a request is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RequestBodyMode {
-    /// Before the lock is acquired: a client that does not send its body blocks no other request.
+    /// Before the lock is acquired.
+    ///
+    /// A client that does not send its body blocks no other request.
     #[default]
     Buffer,
-    /// By the handler, under the lock: for uploads that are too large for memory, and for streams
-    /// in both directions.
+    /// By the handler, under the lock.
+    ///
+    /// For uploads that do not fit in memory, and for streams in both directions.
     Stream,
 }
 
-/// What happens to a handler when its client disconnects.
+/// Action on a handler when its client disconnects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnDisconnect {
-    /// It finishes under its lock, in a task of its own: a half-done payment is worse than one
-    /// whose response is discarded.
+    /// The handler finishes under its lock, in a task of its own.
+    ///
+    /// A half-done payment is worse than one whose response is discarded.
     #[default]
     Finish,
-    /// It is dropped, as it would be without a lock. Its key stays blocked for the lock-delay.
+    /// The handler is dropped, as it would be without a lock. Its key stays blocked for the
+    /// lock-delay.
     Cancel,
 }
 
-/// What happens to a handler when its lock is lost.
+/// Action on a handler when its lock is lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnLost {
-    /// It is dropped and not polled again. Its client gets 503 with the outcome `unknown`.
+    /// The handler is dropped and not polled again. Its client gets 503 with the outcome `unknown`.
     #[default]
     Abort,
-    /// It continues and its response is sent: for handlers whose writes check the fencing token.
-    /// `max_hold` still ends it.
+    /// The handler continues, and its response is sent. `max_hold` still ends it.
+    ///
+    /// Only for handlers whose every write checks the fencing token.
     Continue,
 }

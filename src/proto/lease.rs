@@ -4,25 +4,27 @@ use std::time::Duration;
 
 use crate::limits::{DRIFT_DIVISOR, DRIFT_ROUNDING};
 
-/// How long a lock is held if its guard does not release it.
+/// Time that a lock is held if its guard does not release it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Lease {
-    /// Renewed as long as the process lives: the watchdog extends the
-    /// [lease](crate::LockManagerBuilder::lease) every third of it. The default is 30 seconds.
+    /// Renewed while the process lives.
+    ///
+    /// The watchdog extends the lock by a full [lease](crate::LockManagerBuilder::lease) after each
+    /// third of it. The lease is 30 seconds by default.
     #[default]
     AutoRenew,
     /// Held for this time and no longer. Then the lock is lost.
     ///
     /// For sections that must not take longer, and for sections that must not block other callers
-    /// for long after a crash. The acquire requests this time, the time of one call (half a
-    /// second), 1 % for the drift of clocks, and the lock-delay, but never for more than the lease
-    /// of `AutoRenew`. So a holder that crashes under a fixed lease of 5 seconds blocks its key for
-    /// at most 6.6 seconds; with `AutoRenew` it blocks the key for 31. `max_hold` does not change
-    /// the lease in the store.
+    /// for long after a crash. The lease in the store is this time plus one call timeout (half a
+    /// second), 1 % for the drift of clocks, and the lock-delay. It is never longer than the lease
+    /// of `AutoRenew`. A holder that crashes under a fixed lease of 5 seconds therefore blocks its
+    /// key for at most 6.6 seconds, and under `AutoRenew` for 31. `max_hold` does not change the
+    /// lease in the store.
     ///
-    /// A local handoff needs a store call if the next section needs another lease: a yield for a
-    /// longer one, a release and an acquire for a shorter one.
+    /// If the next section in the same process needs another lease, the handoff to it costs store
+    /// calls: a yield for a longer lease, a release and an acquire for a shorter one.
     Fixed(Duration),
 }
 

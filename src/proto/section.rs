@@ -18,18 +18,18 @@ use super::{
 use crate::{acquisition::AcquisitionId, lock_key::LockKey};
 use crate::{clock::BootInstant, error::LockLost, fencing::FencingToken, store::ReleaseReply};
 
-/// The outcome of releasing a guard.
+/// Outcome of the release of a guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseOutcome {
     /// The key is free, or blocked for the rest of its `min_hold`.
     Released,
-    /// The next waiter holds the key.
+    /// The key was handed off to the next waiter.
     HandedOff,
     /// Other guards of the same owner still hold the key.
     StillHeld,
-    /// The lock was lost before it was released, or an earlier attempt of this release reached the
-    /// store.
+    /// The lock was not held any more: it was lost, or an earlier attempt of this release reached
+    /// the store.
     NotHeld,
 }
 

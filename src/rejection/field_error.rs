@@ -2,10 +2,10 @@ use std::{error::Error, fmt};
 
 use http::StatusCode;
 
-/// Field of a request that cannot be a part of a key, and the reason. It does not contain the
-/// value.
+/// Error of a field that cannot be a part of a key: the name of the field and the reason.
 ///
-/// In [`Rejection::InvalidKey`](crate::Rejection::InvalidKey).
+/// The error does not contain the value of the field. It is a part of
+/// [`Rejection::InvalidKey`](crate::Rejection::InvalidKey).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FieldError {
     pub(crate) location: FieldLocation,
@@ -21,18 +21,19 @@ pub enum FieldProblem {
     Missing,
     /// The field is empty.
     Empty,
-    /// The name occurs more than once: one reader may use the first value, and another one the
+    /// The field occurs more than once. One reader may use the first value, and another one the
     /// last.
     Duplicate,
-    /// A header is not visible ASCII, or a path is not UTF-8.
+    /// The value is a header that is not visible ASCII, or a path parameter that is not UTF-8.
     NotText,
-    /// The value has leading or trailing whitespace or control characters, which a handler may
-    /// trim.
+    /// The value has leading or trailing whitespace or control characters, and the handler may trim
+    /// them.
     SurroundingWhitespace,
-    /// The value is a number, but not a canonical integer: `01`, `+1`, `-0`, `1.0`, `1e3`.
+    /// The value is a number, but not a canonical integer (`01`, `+1`, `-0`, `1.0`, `1e3`).
     NonCanonicalNumber,
-    /// In JSON, the value is not a string, a boolean or an integer between -2^53 and 2^53. Beyond
-    /// these, a reader with floats only cannot tell two integers apart.
+    /// The value in JSON is not a string, a boolean or an integer between -2^53 and 2^53.
+    ///
+    /// A reader that parses numbers as floats cannot distinguish larger integers.
     WrongType,
     /// The body is not JSON.
     InvalidJson,
@@ -56,8 +57,8 @@ pub enum FieldLocation {
 }
 
 impl FieldError {
-    /// Returns the name that was passed to [`header`](crate::key::header) and the other functions;
-    /// for an [`extension`](crate::key::extension), the name of its type.
+    /// Returns the name of the field, as passed to [`header`](crate::key::header) and the other
+    /// functions. For an [`extension`](crate::key::extension) it is the name of its type.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
@@ -69,9 +70,11 @@ impl FieldError {
         self.problem
     }
 
-    /// Returns the status: 400; 422 for a field of a body that could be read; 500 for a mistake of
-    /// the service, that is an extension that no layer inserts, or a parameter that the route does
-    /// not have.
+    /// Returns the status of the response.
+    ///
+    /// It is 422 for a field of a body that could be read. It is 500 for a mistake of the service:
+    /// no layer inserts the extension, or the route does not have the path parameter. Otherwise it
+    /// is 400.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match (self.location, self.problem) {

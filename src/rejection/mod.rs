@@ -24,12 +24,11 @@ use crate::{
     store::{StoreError, StoreErrorKind},
 };
 
-/// Reason why a request was rejected. The handler was not started, except for `Lost` and
-/// `MaxHoldExceeded`.
+/// Reason why a request was rejected.
 ///
-/// The built-in response is `application/problem+json` (RFC 9457).
-/// [`LockLayer::on_reject`](crate::LockLayer::on_reject) replaces it. In both cases the extensions
-/// of the response contain this value, for outer layers.
+/// The handler was not started, except for `Lost` and `MaxHoldExceeded`. The built-in response is
+/// `application/problem+json` (RFC 9457). [`LockLayer::on_reject`](crate::LockLayer::on_reject)
+/// replaces it. In both cases the extensions of the response contain this value, for outer layers.
 ///
 /// | variant | status | `type` |
 /// |---|---|---|
@@ -41,7 +40,7 @@ use crate::{
 /// | `BodyTimeout` | 408 | `urn:tower-lock:body-timeout` |
 /// | `BodyTooLarge` | 413 | `urn:tower-lock:body-too-large` |
 /// | `BodyBufferFull` | 503 | `urn:tower-lock:body-buffer-full` |
-/// | `InvalidKey` | 400 or 422, or that of the extractor | `urn:tower-lock:invalid-key` |
+/// | `InvalidKey` | 400, 404, 422 or 500, or that of the extractor | `urn:tower-lock:invalid-key` |
 /// | `Disconnected` | 408 | `urn:tower-lock:disconnected` |
 /// | `Lost` | 503 | `urn:tower-lock:lost` |
 /// | `MaxHoldExceeded` | 503 | `urn:tower-lock:max-hold-exceeded` |
@@ -50,14 +49,14 @@ use crate::{
 pub enum Rejection {
     /// The key is held, and the request does not wait.
     Busy {
-        /// When a retry may succeed.
+        /// The time after which a retry may succeed.
         retry_after: Duration,
     },
-    /// The request timed out while it waited for the lock.
+    /// The wait of the request has timed out.
     TimedOut {
-        /// How long the request waited.
+        /// The limit of the wait.
         waited: Duration,
-        /// When a retry may succeed.
+        /// The time after which a retry may succeed.
         retry_after: Duration,
         /// The status of the response.
         status: StatusCode,
@@ -66,56 +65,62 @@ pub enum Rejection {
     QueueFull {
         /// The bound that was reached.
         bound: QueueBound,
-        /// When a retry may succeed.
+        /// The time after which a retry may succeed.
         retry_after: Duration,
     },
     /// The store failed or timed out.
     StoreUnavailable {
-        /// When a retry may succeed.
+        /// The time after which a retry may succeed.
         retry_after: Duration,
         /// The error of the store.
         source: Arc<StoreError>,
     },
     /// This instance is shutting down and grants no locks.
     ShuttingDown {
-        /// When a retry may succeed, at another instance.
+        /// The time after which a retry may succeed at another instance.
         retry_after: Duration,
     },
-    /// The request body did not arrive in time: no byte for
-    /// [`body_idle_timeout`](crate::LockLayer::body_idle_timeout), fewer bytes than
-    /// [`min_body_rate`](crate::LockLayer::min_body_rate), or other bodies needed its memory while
-    /// it was the longest idle of the larger ones.
+    /// The request body did not arrive in time.
+    ///
+    /// The client sent no byte for [`body_idle_timeout`](crate::LockLayer::body_idle_timeout), or
+    /// sent more slowly than [`min_body_rate`](crate::LockLayer::min_body_rate). Another reason is
+    /// that other bodies needed the memory, and that this body was idle for longest among the
+    /// larger ones.
     BodyTimeout,
-    /// The request body exceeds the limit: the `DefaultBodyLimit` of the route (2 MB if none is
-    /// set), and at most 64 MiB.
+    /// The request body exceeds the limit.
+    ///
+    /// The limit is the `DefaultBodyLimit` of the route (2 MiB if none is set), and at most 64 MiB.
     BodyTooLarge,
-    /// Complete bodies of waiting requests use the whole budget: 64 MiB for one
-    /// [`LockManager`](crate::LockManager) and its clones. Or those that wait for the same key use
-    /// its part: an eighth of the rest.
+    /// The complete bodies of waiting requests use the whole memory budget, or those for the same
+    /// key use its part.
+    ///
+    /// The budget is 64 MiB for one [`LockManager`](crate::LockManager) and its clones. The part of
+    /// one key is an eighth of the rest.
     BodyBufferFull {
-        /// When a retry may succeed.
+        /// The time after which a retry may succeed.
         retry_after: Duration,
     },
-    /// No key could be derived from the request. A response of an extractor or of the key function
-    /// was sent unchanged.
+    /// No key could be derived from the request.
+    ///
+    /// If an extractor or the key function returned a response, it was sent unchanged.
     InvalidKey {
         /// The status of the response.
         status: StatusCode,
-        /// The error of [`from_fields`](crate::key::from_fields). `None`: the body ended early, or
-        /// the rejection has another source.
+        /// The error of [`from_fields`](crate::key::from_fields). `None` if the rejection has
+        /// another source, for example a body that ended early.
         field: Option<FieldError>,
         /// The extractor of the key function that rejected the request, as a type name without
-        /// modules: `Json<Claim>`. `None`: no extractor did.
+        /// modules: `Json<Claim>`. `None` if no extractor rejected it.
         extractor: Option<String>,
     },
-    /// The client had disconnected when the lock was granted, according to a
+    /// The client had disconnected before the lock was granted, according to a
     /// [`ClientConnection`](crate::middleware::ClientConnection). The response reaches no client.
     Disconnected,
-    /// The lock was lost while the handler ran, and the handler was dropped. It may have been
-    /// partially completed.
+    /// The lock was lost while the handler ran, and the handler was dropped. Its work may be
+    /// partially done.
     Lost,
-    /// The handler ran longer than `max_hold`, and was dropped. It may have been partially
-    /// completed.
+    /// The handler ran longer than `max_hold` or a fixed lease, and was dropped. Its work may be
+    /// partially done.
     MaxHoldExceeded,
 }
 
@@ -203,19 +208,22 @@ impl Rejection {
         }
     }
 
-    /// Returns the outcome for the handler: `not-started` or `unknown`.
+    /// Returns the outcome of the handler: `not-started` or `unknown`.
     ///
-    /// After `not-started` the request can be repeated: unchanged if it has a
-    /// [`retry_after`](Self::retry_after), otherwise corrected. After `unknown`, its effects must
-    /// be checked first.
+    /// After `not-started` the request can be repeated, unchanged if it has a
+    /// [`retry_after`](Self::retry_after), otherwise corrected. After `unknown`, check its effects
+    /// first.
     #[must_use]
     pub fn outcome(&self) -> &'static str {
         if matches!(self, Self::Lost | Self::MaxHoldExceeded) { "unknown" } else { "not-started" }
     }
 
-    /// Returns when a retry may succeed: the smaller of the remaining lease of the holder and the
-    /// usual hold time of this route for each request ahead, with jitter, at most five seconds.
-    /// `None`: an unchanged request will not succeed.
+    /// Returns the time after which a retry may succeed. `None` if an unchanged request should not
+    /// be repeated.
+    ///
+    /// The estimate is the usual hold time of the route for each request ahead. It is at most the
+    /// remaining lease of the holder, and at most 5 seconds. A jitter varies it by up to one fifth
+    /// in both directions, so that clients do not retry together.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -236,8 +244,9 @@ impl Rejection {
 
     /// Creates the built-in response.
     ///
-    /// It has `Cache-Control: no-store`. If a retry may succeed, it has `Retry-After` in whole
-    /// seconds, from 1 to 5, and the more precise member `retry_after_ms` in the body.
+    /// It has `Cache-Control: no-store`. With a [`retry_after`](Self::retry_after) it also has the
+    /// header `Retry-After`, in whole seconds from 1 to 5, and the more precise member
+    /// `retry_after_ms` in the body.
     #[must_use]
     pub fn to_response(&self) -> Response<RejectionBody> {
         Problem {

@@ -2,9 +2,9 @@
 
 use std::{error::Error, fmt, sync::Arc};
 
-/// An error of a store: its name, the operation, the kind, and the cause.
+/// Error of a store: the name of the store, the operation, the kind, and the cause.
 ///
-/// The outcome of the operation is unknown: it may have been done, or may be done later.
+/// The outcome of the operation is unknown: it may have been executed, or may be executed later.
 #[derive(Clone, Debug)]
 pub struct StoreError {
     store: &'static str,
@@ -13,15 +13,16 @@ pub struct StoreError {
     source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
-/// The kind of a [`StoreError`].
+/// Kind of a [`StoreError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// The store cannot be reached. It may be restarting: the next request may succeed.
+    /// The store cannot be reached. The next call may succeed, because the store may be restarting.
     Unavailable,
     /// The store did not reply within [`call_timeout`](crate::store::LockStore::call_timeout).
     Timeout,
-    /// The store refused the operation. Its settings, or foreign data in it, need attention.
+    /// The store refused the operation. The cause is a setting of the store, or data of another
+    /// program.
     Refused,
     /// The reply violates the contract of [`LockStore`](crate::store::LockStore).
     Protocol,
@@ -32,7 +33,7 @@ pub enum StoreErrorKind {
 }
 
 impl StoreError {
-    /// Creates an error of this store and this operation.
+    /// Creates an error of an operation of a store.
     #[must_use]
     pub fn new(store: &'static str, operation: &'static str, kind: StoreErrorKind) -> Self {
         Self { store, operation, kind, source: None }
@@ -44,19 +45,19 @@ impl StoreError {
         Self { source: Some(Arc::from(source.into())), ..self }
     }
 
-    /// The name of the store.
+    /// Returns the name of the store.
     #[must_use]
     pub fn store(&self) -> &'static str {
         self.store
     }
 
-    /// The operation that failed.
+    /// Returns the operation that failed.
     #[must_use]
     pub fn operation(&self) -> &'static str {
         self.operation
     }
 
-    /// The kind of the error.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
         self.kind

@@ -6,9 +6,8 @@ use crate::{acquisition::AcquisitionId, lock_key::LockKey};
 
 /// Receiver of a store's events for one [`LockManager`](crate::LockManager).
 ///
-/// A sink has no buffer: [`send`](Self::send) updates the manager's state before it returns. A
-/// store must not hold a lock of its own while it sends, because the receiver may call the store
-/// from within `send`.
+/// A sink has no buffer: [`send`](Self::send) updates the state of the manager before it returns. A
+/// store must not hold a mutex of its own during `send`, because the receiver may call the store.
 #[derive(Clone)]
 pub struct EventSink {
     manager: Arc<str>,
@@ -16,9 +15,9 @@ pub struct EventSink {
     deliver: Arc<dyn Fn(Option<StoreEvent>) -> bool + Send + Sync>,
 }
 
-/// An event of a store.
+/// Event of a store.
 ///
-/// An event is a hint. The receiver verifies it with a call of the store before it acts (I7).
+/// An event is a hint. The receiver verifies it with a call of the store before it acts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreEvent {
@@ -43,8 +42,8 @@ pub enum StoreEvent {
 impl EventSink {
     /// Creates a sink for the manager with this id.
     ///
-    /// `deliver` receives each event and returns whether the manager is still alive. With `None` it
-    /// only returns that.
+    /// `deliver` receives each event, or `None` to check the manager. It returns whether the
+    /// manager is still alive.
     pub fn new(
         manager: impl Into<Arc<str>>,
         deliver: impl Fn(Option<StoreEvent>) -> bool + Send + Sync + 'static,
@@ -52,7 +51,7 @@ impl EventSink {
         Self { manager: manager.into(), deliver: Arc::new(deliver) }
     }
 
-    /// The id of the manager: the [`AcquisitionId::manager`] of all its acquisitions.
+    /// Returns the id of the manager: the [`AcquisitionId::manager`] of all its acquisitions.
     #[must_use]
     pub fn manager(&self) -> &str {
         &self.manager
@@ -63,7 +62,7 @@ impl EventSink {
         (self.deliver)(Some(event));
     }
 
-    /// Whether the manager still receives events.
+    /// Returns whether the manager still receives events.
     #[must_use]
     pub fn is_open(&self) -> bool {
         (self.deliver)(None)

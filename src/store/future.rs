@@ -9,9 +9,9 @@ use std::{
 
 use super::StoreError;
 
-/// The reply of a store: ready, or a boxed future.
+/// Future of the reply of a store: ready, or boxed.
 ///
-/// A store in memory replies without an allocation. Any other store boxes its future.
+/// A ready reply needs no allocation.
 #[must_use = "futures do nothing unless you `.await` or poll them"]
 pub struct StoreFuture<T>(State<T>);
 
@@ -21,12 +21,12 @@ enum State<T> {
 }
 
 impl<T> StoreFuture<T> {
-    /// A reply that is ready.
+    /// Creates a future whose reply is ready.
     pub fn ready(reply: Result<T, StoreError>) -> Self {
         Self(State::Ready(Some(reply)))
     }
 
-    /// A reply that a future will return.
+    /// Creates a future that returns the reply of this one.
     pub fn new(future: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Self {
         Self(State::Pending(Box::pin(future)))
     }

@@ -1,12 +1,12 @@
 //! Stores of locks: the trait [`LockStore`] and its implementations.
 //!
-//! A store depends on this trait and on no other part of the crate. `LockStore` is **unstable**:
-//! support for replicas and clusters may add methods.
+//! `LockStore` is **unstable**: support for replicas and clusters may add methods.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::lock_key::LockKey;
 
+// A store depends on this trait and on no other part of the crate.
 mod types;
 mod events;
 mod future;
@@ -33,43 +33,43 @@ pub use self::{
 };
 pub use crate::acquisition::AcquisitionIds;
 
-/// A store of locks: holder, lease, fence and queue of each key.
+/// Store of locks: the holder, lease, fence and queue of each key.
 ///
 /// # Contract
 ///
 /// - Every operation is **atomic** for each key that it names: between its reads and its writes no
 ///   other operation changes that key.
-/// - Every operation is **idempotent per [`AcquisitionId`]**. Callers repeat a call that got no
-///   reply, and two copies of a call may arrive. A repeated [`acquire`](Self::acquire) finds the
-///   grant or the queue entry of the first one. A repeated [`release`](Self::release) finds
-///   nothing.
-/// - A grant has a **lease**. The store's own clock measures it from the time at which the store
-///   decides. When the lease has expired, the key is free.
-/// - A grant has a **fence**. It is larger than each earlier fence of that key, restarts included:
-///   at least the store's wall clock in microseconds, and at least one more than the last fence
-///   (`max(last + 1, now)`). It is below 2⁵³.
+/// - Every operation is **idempotent per [`AcquisitionId`](crate::AcquisitionId)**. Callers repeat
+///   a call that got no reply, and two copies of a call may arrive. A repeated
+///   [`acquire`](Self::acquire) finds the grant or the queue entry of the first one. A repeated
+///   [`release`](Self::release) finds nothing.
+/// - A grant has a **lease**. The clock of the store measures it, from the time at which the store
+///   executes the call. When the lease has expired, the key is free.
+/// - A grant has a **fence**. It is larger than each earlier fence of that key, also after a
+///   restart of the store. It is at least the store's wall clock in microseconds, and at least one
+///   more than the last fence: `max(last + 1, now)`. It is below 2⁵³.
 /// - A **free key with waiters** belongs to the first live waiter of its queue. Every operation
 ///   that finds such a key *offers* it to that waiter: [`release`](Self::release),
 ///   [`yield_to_queue`](Self::yield_to_queue), [`force_release`](Self::force_release), and an
 ///   [`acquire`](Self::acquire) of any other acquisition. An offer is a grant with the short lease
 ///   [`QueueConfig::offer_ttl`], a fence of its own, and an event to the waiter's sink.
 /// - An **event is a hint**. It may be lost, duplicated or delayed. Its receiver calls `acquire`
-///   before anything runs. A process without an open sink is dead. The store notices within a
-///   second, and skips its waiters from then on.
+///   before it starts any work. A process without an open sink is dead: within a second the store
+///   notices that, and skips its waiters from then on.
 /// - A **queue entry** lasts while `acquire` is repeated for it within [`QueueConfig::entry_ttl`].
-///   An entry that is not repeated may be dropped. The order of the other entries stays.
+///   Otherwise the store may drop the entry. The order of the other entries stays.
 /// - An **error** means that the outcome is unknown: the operation may have been executed, or may
 ///   be executed later. A busy key is a reply and not an error.
 /// - An `acquire` or a `yield_to_queue` **expires** [`AcquireRequest::valid_for`] after the call. A
 ///   copy that arrives later does nothing. Until then a call without a reply may still be executed.
-/// - **Calling** an operation returns a future, or the reply where it is ready. The call does not
-///   block, needs no runtime and does not panic: `Drop` calls `release`.
-/// - **Dropping** a future does not undo the operation. The caller releases what it may have been
-///   granted.
+/// - **Calling** an operation returns a future, or the reply if it is ready. The call does not
+///   block, needs no runtime and does not panic, because `Drop` calls `release`.
+/// - **Dropping** a future does not undo the operation. The caller releases each grant that it may
+///   have received.
 /// - No operation waits until a key is free.
 ///
-/// The trait has no default methods: a weaker default would be noticed only in production. With the
-/// feature `test-util`, `test_util::conformance` tests a store against every clause.
+/// The trait has no default methods, because a weaker default would be noticed only in production.
+/// With the feature `test-util`, `test_util::conformance` tests a store against every clause.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a lock store",
     label = "not a lock store",
@@ -82,13 +82,15 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// Each [`LockManager`](crate::LockManager) calls this once, before any other operation.
     fn subscribe(&self, sink: EventSink);
 
-    /// Grants the key if it is free and no live waiter is ahead. Else enqueues, if requested.
+    /// Grants the key if it is free and no live waiter is ahead. Otherwise enqueues, if
+    /// [`IfBusy::Enqueue`] is set.
     ///
     /// If the acquisition already holds the key, or was offered it, the reply has the fence of that
     /// grant, and the lease is at least a full one. A delayed copy never shortens the lease. If the
     /// acquisition is in the queue, it keeps its position.
     ///
-    /// An error leaves the acquisition in doubt until the request expires: the caller releases it.
+    /// After an error the acquisition is in doubt until the request expires, so the caller releases
+    /// it.
     fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply>;
 
     /// Extends each lease to at least a full one, if the acquisition holds its key.
@@ -98,8 +100,8 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// requests.
     fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>>;
 
-    /// Ends an acquisition: releases the key that it holds, or removes its queue entry. Changes
-    /// nothing of other acquisitions.
+    /// Ends an acquisition: releases the key that it holds, or removes its queue entry. Other
+    /// acquisitions are not changed.
     ///
     /// The key is offered to the first live waiter. If [`ReleaseRequest::block_for`] is not zero,
     /// the key stays blocked for that time first, without a holder.
@@ -116,28 +118,30 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// because a section may run under the new fence.
     fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply>;
 
-    /// The holder of a key, its remaining lease, and the number of waiters. Changes nothing.
+    /// Returns the holder of a key, its remaining lease, and the number of waiters. Changes
+    /// nothing.
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus>;
 
     /// Revokes the key from its holder, sends [`StoreEvent::Revoked`] to that holder, and blocks
     /// the key for [`ForceReleaseRequest::block_for`].
     ///
-    /// A key without a holder that is only blocked is free afterwards, and is offered to the first
-    /// live waiter.
+    /// If the key has no holder and is only blocked, it is free afterwards, and is offered to the
+    /// first live waiter.
     fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply>;
 
-    /// The longest time of one call. It is constant for the lifetime of a store.
+    /// Returns the maximum time of one call. It is constant for the lifetime of a store.
     ///
-    /// The caller stops waiting after this time and treats the outcome as unknown; an `acquire`
-    /// [expires](AcquireRequest::valid_for) then. Twice this time without a reply rejects a
-    /// request. The default of the stores of this crate is [`CALL_TIMEOUT`].
+    /// After this time the caller stops waiting and treats the outcome as unknown, and an `acquire`
+    /// [expires](AcquireRequest::valid_for). A request is rejected after twice this time without a
+    /// reply. The default of the stores of this crate is [`CALL_TIMEOUT`].
     fn call_timeout(&self) -> Duration;
 
-    /// Whether the store replies and can send events, for a readiness probe. Changes nothing.
+    /// Checks whether the store replies and can send events, for a readiness probe. Changes
+    /// nothing.
     fn health(&self) -> StoreFuture<()>;
 }
 
-/// The default [`LockStore::call_timeout`].
+/// Default of [`LockStore::call_timeout`]: 500 ms.
 pub const CALL_TIMEOUT: Duration = crate::limits::STORE_CALL_TIMEOUT;
 
 // === impl LockStore ===

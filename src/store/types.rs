@@ -10,12 +10,12 @@ use crate::{acquisition::AcquisitionId, lock_key::LockKey};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueConfig {
-    /// The lease of an offer: the delay that a process causes that stops when it is offered the
-    /// key.
+    /// The lease of an offer. A process that stops while the key is offered to it delays the next
+    /// waiter by this time.
     pub offer_ttl: Duration,
     /// How long a queue entry lasts without another [`LockStore::acquire`] for it.
     pub entry_ttl: Duration,
-    /// The most waiters of one key.
+    /// The maximum number of waiters of one key.
     pub capacity: usize,
 }
 
@@ -27,9 +27,9 @@ pub struct AcquireRequest {
     pub key: LockKey,
     /// The id of this acquisition.
     pub id: AcquisitionId,
-    /// The lease of the grant, from the time at which the store decides.
+    /// The lease of the grant, from the execution of the call in the store.
     pub lease: Duration,
-    /// What to do if the key is held or offered to another waiter.
+    /// The action if the key is held, or is offered to another waiter.
     pub if_busy: IfBusy,
     /// The settings of the queue, if the key is free and has waiters.
     pub queue: QueueConfig,
@@ -37,7 +37,7 @@ pub struct AcquireRequest {
     pub valid_for: Duration,
 }
 
-/// What an `acquire` does if the key is busy.
+/// Action of an `acquire` if the key is busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IfBusy {
@@ -85,7 +85,7 @@ pub struct RenewRequest {
     pub key: LockKey,
     /// The acquisition that holds it.
     pub id: AcquisitionId,
-    /// The new lease, from the time at which the store decides.
+    /// The new lease, from the execution of the call in the store.
     pub lease: Duration,
 }
 
@@ -136,12 +136,14 @@ pub struct YieldRequest {
     pub key: LockKey,
     /// The acquisition that holds it.
     pub id: AcquisitionId,
-    /// The fence under which it holds the key. If the acquisition holds it under another fence, an
-    /// earlier copy of this request was executed: the reply has that fence, and nothing changes.
+    /// The fence under which it holds the key.
+    ///
+    /// If the acquisition holds the key under another fence, an earlier copy of this request was
+    /// executed. The reply then has that fence, and nothing changes.
     pub fence: u64,
     /// The id under which the same process enqueues if the key goes to another waiter.
     pub next_id: AcquisitionId,
-    /// The lease of the grant, from the time at which the store decides.
+    /// The lease of the grant, from the execution of the call in the store.
     pub lease: Duration,
     /// The settings of the queue.
     pub queue: QueueConfig,
@@ -158,7 +160,7 @@ pub enum YieldReply {
         /// Its new fence.
         fence: u64,
     },
-    /// The acquisition does not hold the key any more. The result for
+    /// The acquisition does not hold the key any more. Contains the reply for
     /// [`next_id`](YieldRequest::next_id).
     NotHolder(AcquireReply),
 }
@@ -167,9 +169,9 @@ pub enum YieldReply {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyStatus {
-    /// The holder. `None`: the key is free, or blocked without a holder.
+    /// The holder. `None` if the key is free, or blocked without a holder.
     pub holder: Option<Holder>,
-    /// The remaining lease or block. Zero: the key is free.
+    /// The remaining time of the lease or the block. Zero if the key is free.
     pub lease_left: Duration,
     /// The number of waiters in the queue.
     pub waiting: usize,
@@ -181,8 +183,8 @@ pub struct KeyStatus {
 pub struct Holder {
     /// The acquisition that holds the key.
     pub id: AcquisitionId,
-    /// The fence of the grant: the store's clock at that time, in microseconds. Zero: another
-    /// program holds the key, and the time is unknown.
+    /// The fence of the grant: the store's clock at that time, in microseconds. Zero if another
+    /// program holds the key, because the time is then unknown.
     pub fence: u64,
 }
 
@@ -213,7 +215,7 @@ pub enum ForceReleaseReply {
     },
     /// The key had no holder, but a minimum hold or a lock-delay blocked it. It is free now.
     Unblocked {
-        /// The rest of the block. [`Duration::MAX`]: it had no end.
+        /// The time that the block would have lasted. [`Duration::MAX`] if it had no end.
         blocked_for: Duration,
     },
 }
@@ -306,7 +308,7 @@ impl Holder {
 // === impl ForceReleaseReply ===
 
 impl ForceReleaseReply {
-    /// The holder that the key was revoked from.
+    /// Returns the holder that the key was revoked from.
     #[must_use]
     pub fn holder(&self) -> Option<&AcquisitionId> {
         if let Self::Revoked { holder } = self { Some(holder) } else { None }

@@ -1,4 +1,4 @@
-//! Tests a store against every clause of the contract of [`LockStore`].
+//! Test suite for every clause of the contract of [`LockStore`].
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -80,7 +80,7 @@ const CLAUSES: &[(&str, Clause)] = clauses![
 ///
 /// # Panics
 ///
-/// A violated clause. The message names it.
+/// Panics if a clause is violated. The message names the clause.
 pub async fn check(store: impl LockStore) {
     let store: Arc<dyn LockStore> = Arc::new(store);
     let run = RandomState::new().hash_one(0);

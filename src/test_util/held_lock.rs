@@ -3,8 +3,11 @@ use std::sync::Arc;
 use crate::{FencingToken, HeldLock, LockKey, LockManager, proto::section::Section};
 
 impl HeldLock {
-    /// Creates a view of a lock that is never lost, for tests of a handler: as an argument, or in
-    /// the extensions of its request (`.layer(Extension(lock))`). Needs the feature `test-util`.
+    /// Creates a view of a lock that is never lost, for tests of a handler. Needs the feature
+    /// `test-util`.
+    ///
+    /// Pass it to the handler as an argument, or in the extensions of the request
+    /// (`.layer(Extension(lock))`).
     ///
     /// ```
     /// # use tower_lock::HeldLock;
@@ -19,8 +22,8 @@ impl HeldLock {
     /// # }
     /// ```
     ///
-    /// For a lock that *is* lost, take one from `LockManager` in a
-    /// [`TestStore`](crate::test_util::TestStore), and let that fail.
+    /// For a lock that *is* lost, acquire one in a [`TestStore`](crate::test_util::TestStore), and
+    /// let that store fail.
     ///
     /// # Panics
     ///

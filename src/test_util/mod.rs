@@ -1,8 +1,9 @@
 //! Utilities for tests of stores and of services. Needs the feature `test-util`.
 //!
 //! With this feature, leases follow Tokio's clock while a test has paused it
-//! (`tokio::time::pause`). Otherwise they use the production clock. Enable the feature only under
-//! `[dev-dependencies]`, together with `test-util` of `tokio`: it makes clock reads slower.
+//! (`tokio::time::pause`). Otherwise they use the production clock. Clock reads are slower with the
+//! feature, so enable it only under `[dev-dependencies]`, together with the feature `test-util` of
+//! `tokio`.
 //!
 //! A test of a handler with a store that does not reply:
 //!

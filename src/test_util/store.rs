@@ -26,11 +26,10 @@ use crate::{
     sync::Mutex,
 };
 
-/// A [`MemoryStore`] with fault injection, for tests of code that uses a store. Clones share one
-/// store.
+/// [`MemoryStore`] with fault injection, for tests of code that uses a store.
 ///
-/// No reply is ready at once, as with a store behind a network. Each operation has a
-/// [`FaultPoint`].
+/// Each operation has a [`FaultPoint`]. As with a store behind a network, no reply is ready at
+/// once. Clones share one store.
 #[derive(Clone, Debug, Default)]
 pub struct TestStore {
     shared: Arc<Shared>,
@@ -47,7 +46,7 @@ struct Shared {
     chaos: Mutex<Option<Chaos>>,
 }
 
-/// An operation of a [`LockStore`].
+/// Operation of a [`LockStore`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreOp {
     /// [`LockStore::acquire`]
@@ -66,22 +65,22 @@ pub enum StoreOp {
     Health,
 }
 
-/// A fault of an operation or of an event.
+/// Fault of an operation or of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
     /// No fault.
     #[default]
     None,
-    /// The operation is not executed, and fails at once.
+    /// The operation is not executed, and fails at once. A retry may succeed.
     Fail,
-    /// The operation fails permanently, as by wrong settings.
+    /// The operation is not executed, and fails at once with [`StoreErrorKind::Refused`].
     Refuse,
     /// The operation is executed, but its reply is an error.
     LoseReply,
     /// The operation is not executed, and never replies.
     Hang,
-    /// The operation is executed twice, and has the second reply.
+    /// The operation is executed twice, and returns the second reply.
     Duplicate,
     /// The operation fails at once, and is executed after this time, unless it has expired by then.
     Delay(Duration),
@@ -106,7 +105,7 @@ enum PauseAt {
     After,
 }
 
-/// Random faults: their rate and their seed.
+/// Generator of random faults.
 #[derive(Clone, Debug)]
 pub struct Chaos {
     rng: fastrand::Rng,
@@ -135,7 +134,7 @@ impl TestStore {
         Self { shared: Arc::new(Shared { call_timeout: Some(call_timeout), ..Shared::default() }) }
     }
 
-    /// The fault point of an operation.
+    /// Returns the fault point of an operation.
     #[must_use]
     pub fn on(&self, op: StoreOp) -> &FaultPoint {
         &self.shared.fault_points[op as usize]
@@ -148,12 +147,13 @@ impl TestStore {
         }
     }
 
-    /// Sets the fault of events: lost ([`Fault::Fail`]), duplicated or delayed.
+    /// Sets the fault of events: [`Fault::Fail`] loses them, [`Fault::Duplicate`] sends them twice,
+    /// and [`Fault::Delay`] sends them later.
     pub fn fault_events(&self, fault: Fault) {
         *self.shared.event_fault.lock() = fault;
     }
 
-    /// Sends a forged event to every process, as an attacker with access to the messages only.
+    /// Sends a forged event to every manager, like an attacker with access to messages only.
     pub fn forge(&self, event: &StoreEvent) {
         let sinks = self.shared.sinks.lock().clone();
         for sink in sinks {
@@ -161,12 +161,12 @@ impl TestStore {
         }
     }
 
-    /// Turns random faults on; `None` turns them off.
+    /// Sets random faults. `None` turns them off.
     pub fn chaos(&self, chaos: Option<Chaos>) {
         *self.shared.chaos.lock() = chaos;
     }
 
-    /// Restarts the store: all locks and queues are lost.
+    /// Restarts the store. All locks and queues are lost.
     pub fn restart(&self) {
         let memory = Arc::new(MemoryStore::with_clock(self.shared.clock.clone()));
         for sink in &*self.shared.sinks.lock() {
@@ -175,13 +175,13 @@ impl TestStore {
         *self.shared.memory.lock() = memory;
     }
 
-    /// The number of keys with a holder.
+    /// Returns the number of keys with a holder.
     #[must_use]
     pub fn held_count(&self) -> usize {
         self.memory().held_count()
     }
 
-    /// The store without faults.
+    /// Returns the store without faults.
     #[must_use]
     pub fn memory(&self) -> Arc<MemoryStore> {
         Arc::clone(&self.shared.memory.lock())
@@ -306,7 +306,7 @@ impl LockStore for TestStore {
 // === impl FaultPoint ===
 
 impl FaultPoint {
-    /// The number of calls.
+    /// Returns the number of calls.
     #[must_use]
     pub fn calls(&self) -> usize {
         self.calls.load(SeqCst)
@@ -322,12 +322,12 @@ impl FaultPoint {
         *self.latency.lock() = time;
     }
 
-    /// Pauses later calls before they are executed.
+    /// Pauses each call from now on before it is executed.
     pub fn pause_before(&self) {
         self.pause_at.send_replace(PauseAt::Before);
     }
 
-    /// Pauses later calls after they are executed, before their reply.
+    /// Pauses each call from now on after it is executed, before its reply.
     pub fn pause_after(&self) {
         self.pause_at.send_replace(PauseAt::After);
     }
@@ -341,7 +341,7 @@ impl FaultPoint {
     ///
     /// # Panics
     ///
-    /// No call is paused although all other tasks are idle.
+    /// Panics if no call is paused after 10,000 yields to the runtime.
     pub async fn wait_until_paused(&self) {
         for _ in 0..10_000 {
             if self.paused.load(SeqCst) > 0 {
@@ -385,7 +385,8 @@ impl Default for FaultPoint {
 // === impl Chaos ===
 
 impl Chaos {
-    /// Creates random faults: this many of a thousand calls and events fail, each in a random way.
+    /// Creates a generator of faults that affects this many of a thousand calls and events, each in
+    /// a random way.
     #[must_use]
     pub fn new(seed: u64, per_mille: u32) -> Self {
         Self { rng: fastrand::Rng::with_seed(seed), per_mille }

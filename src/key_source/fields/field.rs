@@ -9,7 +9,7 @@ use crate::{
     rejection::field_error::FieldLocation,
 };
 
-/// Named field of a request, which becomes one part of a key. For
+/// Named field of a request, which becomes one part of a key of
 /// [`from_fields`](crate::key::from_fields).
 ///
 /// Created by [`header`], [`query_param`], [`extension`], [`path_param`](crate::key::path_param),
@@ -30,7 +30,7 @@ pub enum Source {
     Extension(&'static str, fn(&Extensions, &mut KeyWriter) -> bool),
 }
 
-/// A header. The name is case-insensitive. Works without Axum.
+/// Creates a field for a header. The name is case-insensitive. Works without Axum.
 ///
 /// ```
 /// # use tower_lock::{LockLayer, LockManager, key};
@@ -42,8 +42,8 @@ pub enum Source {
 /// # Errors
 ///
 /// Rejects with 400 if the header is missing, duplicated, not visible ASCII, or not a valid part
-/// ([`from_fields`](crate::key::from_fields)). A list with commas in one header is one text. `host`
-/// is missing over HTTP/2, where it is a part of the URI.
+/// ([`from_fields`](crate::key::from_fields)). A list with commas in one header is one text. Over
+/// HTTP/2 `host` is missing, because it is a part of the URI.
 ///
 /// # Panics
 ///
@@ -54,7 +54,8 @@ pub fn header(name: &'static str) -> Field {
     Field::text(FieldLocation::Header, name)
 }
 
-/// A query parameter, decoded (`%31` is `1`, `+` is a space). Works without Axum.
+/// Creates a field for a query parameter, decoded (`%31` is `1`, `+` is a space). Works without
+/// Axum.
 ///
 /// ```
 /// # use tower_lock::{LockLayer, LockManager, key};
@@ -72,10 +73,11 @@ pub fn query_param(name: &'static str) -> Field {
     Field::text(FieldLocation::Query, name)
 }
 
-/// A value that an outer layer has inserted into the extensions of the request, such as the
-/// authenticated tenant. Works without Axum.
+/// Creates a field for a value that an outer layer has inserted into the extensions of the request,
+/// such as the authenticated tenant. Works without Axum.
 ///
-/// It is written by its [`KeyPart`] implementation and is not checked, because no client wrote it.
+/// The [`KeyPart`] implementation of the value writes its text. The text is not checked, because no
+/// client wrote it.
 ///
 /// ```
 /// # use tower_lock::{key::{KeyPart, PartWriter, self}, LockLayer, LockManager};
@@ -94,8 +96,8 @@ pub fn query_param(name: &'static str) -> Field {
 ///
 /// # Errors
 ///
-/// Rejects with 500 if the value is missing, as `Extension` of Axum does: the layer that inserts it
-/// must be outside of the lock layer.
+/// Rejects with 500 if the value is missing, as `Extension` of Axum does. The layer that inserts
+/// the value must be outside of the lock layer.
 pub fn extension<T: KeyPart + Send + Sync + 'static>() -> Field {
     let write = |extensions: &Extensions, key: &mut KeyWriter| match extensions.get::<T>() {
         Some(value) => {
@@ -107,8 +109,8 @@ pub fn extension<T: KeyPart + Send + Sync + 'static>() -> Field {
     Field { source: Source::Extension(type_name::<T>(), write) }
 }
 
-/// A path parameter of the route that an Axum router has matched, decoded (`%31` is `1`). Needs the
-/// feature `axum`.
+/// Creates a field for a path parameter of the route that an Axum router has matched, decoded
+/// (`%31` is `1`). Needs the feature `axum`.
 ///
 /// ```
 /// # use axum::{Router, routing::post};
@@ -131,11 +133,11 @@ pub fn path_param(name: &'static str) -> Field {
     Field::text(FieldLocation::Path, name)
 }
 
-/// A top-level field of the JSON object in the body: a string, an integer between -2^53 and 2^53,
-/// or a boolean. Needs the feature `axum`.
+/// Creates a field for a top-level field of the JSON object in the body: a string, an integer
+/// between -2^53 and 2^53, or a boolean. Needs the feature `axum`.
 ///
-/// The body is read as by [`key::from_fn`](crate::key::from_fn): once, before anything is locked,
-/// within the `DefaultBodyLimit` of the route, and replayed byte for byte. Its `Content-Type` is
+/// The body is read as by [`key::from_fn`](crate::key::from_fn): once, before a lock is acquired,
+/// within the `DefaultBodyLimit` of the route, and replayed byte for byte. The `Content-Type` is
 /// not checked. The handler must check it, and must read the body as JSON.
 ///
 /// ```
@@ -154,25 +156,25 @@ pub fn path_param(name: &'static str) -> Field {
 ///
 /// # Errors
 ///
-/// Rejects with 413 if the body is too long, with 503 if the budget for bodies is exhausted, and
-/// with 400 if the body is not JSON.
+/// Rejects with 413 if the body is too long, with 408 if it arrives too slowly, with 503 if the
+/// budget for bodies is exhausted, and with 400 if the body is not JSON.
 ///
 /// Rejects with 422 if the body is not an object, or if the field is missing, duplicated, a float
 /// (`1.0`, `1e0`, `-0`), an integer of 2^53 or more, `null`, an array, an object, or a string that
 /// is not a valid part ([`from_fields`](crate::key::from_fields)). Large integers are rejected
-/// because a reader with floats only, such as JavaScript, cannot tell two of them apart; send them
-/// as strings. Other names of the field (`serde(alias)`) are not read.
+/// because a reader that parses numbers as floats, such as JavaScript, cannot distinguish them.
+/// Send them as strings. Other names of the field (`serde(alias)`) are not read.
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub fn json_field(name: &'static str) -> Field {
     Field::text(FieldLocation::Json, name)
 }
 
-/// A field of a form (`application/x-www-form-urlencoded`), decoded (`%31` is `1`, `+` is a space).
-/// It is read from the body, and for `GET` from the query, as by `Form` of Axum. Needs the feature
-/// `axum`.
+/// Creates a field for a field of a form (`application/x-www-form-urlencoded`), decoded (`%31` is
+/// `1`, `+` is a space). Needs the feature `axum`.
 ///
-/// The body is read as for a [`json_field`]. Its `Content-Type` is not checked.
+/// The form is the body, and for `GET` the query, as for `Form` of Axum. The body is read as for a
+/// [`json_field`]. Its `Content-Type` is not checked.
 ///
 /// ```
 /// # use axum::{Router, routing::post};
@@ -188,7 +190,7 @@ pub fn json_field(name: &'static str) -> Field {
 ///
 /// # Errors
 ///
-/// Rejects with 413 and 503 as a [`json_field`] does, and with 422 if the field is missing,
+/// Rejects with 408, 413 and 503 as a [`json_field`] does, and with 422 if the field is missing,
 /// duplicated, or not a valid part ([`from_fields`](crate::key::from_fields)).
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]

@@ -26,7 +26,8 @@ use crate::{
     rejection::{Rejection, field_error::FieldError},
 };
 
-/// Keys from named fields of the request: one [`Field`], or a tuple of two to four.
+/// Creates a source that derives keys from named fields of the request: one [`Field`], or a tuple
+/// of two to four.
 ///
 /// ```
 /// # use tower_lock::{LockLayer, LockManager, key};
@@ -39,9 +40,9 @@ use crate::{
 /// # }
 /// ```
 ///
-/// Prefer a key of parsed values ([`key::from_fn`](crate::key::from_fn)): all texts that the
-/// handler parses as one value are then one key. A field is a text, and a client must not bypass a
-/// lock by writing a value in another form. Each text is therefore converted or rejected:
+/// Prefer a key of parsed values ([`key::from_fn`](crate::key::from_fn)), because all texts that
+/// the handler parses as one value are then one key. A field is text. A client must not bypass a
+/// lock by writing a value in another form, so each text is accepted, converted or rejected:
 ///
 /// | text | result |
 /// |---|---|
@@ -52,16 +53,16 @@ use crate::{
 /// | a number that is not a canonical integer: `07`, `+7`, `-0`, `7.0`, `7.5`, `7e3` | rejected |
 /// | any other; `Gold` and `gold` are two texts | unchanged |
 ///
-/// This also rejects zip codes (`01234`), versions (`1.10`), and the few UUIDs without hyphens that
-/// are valid numbers (about one in a million has 32 digits with one `e`, or with a leading zero).
+/// This also rejects zip codes (`01234`), versions (`1.10`), and about one in a million UUIDs
+/// without hyphens (those that are valid numbers: 32 digits with one `e`, or with a leading zero).
 /// Use a key function for such values, and for values that the handler compares case-insensitively.
 ///
 /// An invalid field of the head is rejected before the body is read.
 ///
 /// # Errors
 ///
-/// The response is a problem of the type `invalid-key`. It names the field and the problem, but not
-/// the value: [`Rejection::InvalidKey`] with a [`FieldError`].
+/// Rejects with [`Rejection::InvalidKey`] and a [`FieldError`]. The response is a problem of the
+/// type `invalid-key`. It names the field and the reason, but not the value.
 /// [`LockLayer::on_reject`](crate::LockLayer::on_reject) can replace it.
 pub fn from_fields<F: Fields>(namespace: &'static str, fields: F) -> FromFields {
     FromFields { namespace, sources: fields.sources() }
@@ -74,9 +75,9 @@ pub struct FromFields {
     sources: Arc<[Source]>,
 }
 
-/// A [`Field`], or a tuple of two to four: the parts of a key.
+/// Parts of a key: a [`Field`], or a tuple of two to four.
 ///
-/// Cannot be implemented elsewhere.
+/// The trait cannot be implemented outside of this crate.
 #[diagnostic::on_unimplemented(
     message = "write `key::from_fields(\"order\", key::path_param(\"id\"))`, or a tuple of two to four fields: `{Self}` is neither",
     label = "not a field of a request",

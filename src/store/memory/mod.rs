@@ -20,16 +20,16 @@ use crate::{
 
 mod records;
 
-/// Locks of one process: the default store, and the reference of the [`LockStore`] contract. Needs
-/// the feature `memory`.
+/// Store of locks in the memory of one process, and the reference of the [`LockStore`] contract.
+/// Needs the feature `memory`.
 ///
-/// Several [`LockManager`](crate::LockManager)s may share one store. They then exclude each other,
-/// as instances do that share a server.
+/// Several [`LockManager`](crate::LockManager)s may share one store. They then exclude each other
+/// like instances of a service that share a server.
 ///
-/// A free key takes no memory. A key that a [lock-delay](crate::LockPolicy::lock_delay) or a
-/// [`min_hold`](crate::LockPolicy::min_hold) blocks takes about 200 bytes until the block ends. The
-/// number of such keys has no bound other than the rate of requests: where clients choose the keys,
-/// a long `min_hold` needs a rate limit.
+/// A free key uses no memory. A key that a [lock-delay](crate::LockPolicy::lock_delay) or a
+/// [`min_hold`](crate::LockPolicy::min_hold) blocks uses about 200 bytes until the block ends. Only
+/// the rate of requests bounds the number of such keys. If clients choose the keys and `min_hold`
+/// is long, limit the rate.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
     state: Mutex<State>,
@@ -58,13 +58,13 @@ impl MemoryStore {
         Self { clock, ..Self::default() }
     }
 
-    /// The number of keys with a holder.
+    /// Returns the number of keys with a holder.
     #[must_use]
     pub fn held_count(&self) -> usize {
         self.state().records.held_count(self.clock.now())
     }
 
-    /// The number of keys that take memory: held, blocked, or with waiters.
+    /// Returns the number of keys that use memory: held, blocked, or with waiters.
     #[must_use]
     pub fn size(&self) -> usize {
         self.state().records.size(self.clock.now())

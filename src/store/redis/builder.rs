@@ -50,28 +50,33 @@ pub struct RedisStoreBuilder {
 }
 
 impl RedisStoreBuilder {
-    /// Sets the prefix of the names of this application's locks. Default: `lock`. Applications that
-    /// share a Redis need different prefixes.
+    /// Sets the prefix of the names of all locks. Default: `lock`.
     ///
-    /// A prefix is 1 to 64 of `[A-Za-z0-9._-]`. Connecting fails with any other.
+    /// Applications that share a Redis need different prefixes. A prefix has 1 to 64 characters of
+    /// `[A-Za-z0-9._-]`, and is not `tower-lock`. With any other prefix, connecting fails with
+    /// [`RedisConnectError::InvalidPrefix`].
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         Self { prefix: Some(prefix.into()), ..self }
     }
 
-    /// Sets the timeout of connecting: DNS, TCP, TLS, AUTH. Default: 2 s. From 50 ms to 60 s.
+    /// Sets the timeout of connecting, which includes DNS, TCP, TLS and AUTH. Default: 2 seconds.
     ///
-    /// [`connect`](Self::connect) retries within this time, so that a service may start shortly
-    /// before its Redis. Afterwards a request waits for a connection at most as long as for a call;
-    /// the connect continues in the background.
+    /// The timeout is from 50 ms to 60 s. With any other, connecting fails with
+    /// [`RedisConnectError::InvalidTimeout`]. [`connect`](Self::connect) retries within this time,
+    /// so that a service may start shortly before its Redis. Later, when a connection is replaced,
+    /// a request waits for it at most as long as for a call, and the connect continues in the
+    /// background.
     pub fn connect_timeout(self, timeout: Duration) -> Self {
         Self { connect_timeout: Some(timeout), ..self }
     }
 
-    /// Sets the timeout of one call. Default: 500 ms. From 50 ms to 5 s.
+    /// Sets the timeout of one call. Default: 500 ms.
     ///
-    /// Use a multiple of the slowest usual round trip. A call that takes longer is repeated; twice
-    /// this time without a reply rejects a request (503, not started). A longer timeout delays the
-    /// rejections during an outage, and does not make locks safer.
+    /// The timeout is from 50 ms to 5 s. With any other, connecting fails with
+    /// [`RedisConnectError::InvalidTimeout`]. Use a multiple of the slowest usual round trip. A
+    /// call that takes longer is repeated. A request is rejected (503, not started) after twice
+    /// this time without a reply. A longer timeout delays these rejections during an outage, and
+    /// does not make locks safer.
     pub fn call_timeout(self, timeout: Duration) -> Self {
         Self { call_timeout: Some(timeout), ..self }
     }
@@ -81,24 +86,24 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// A [`RedisConnectError`]. A server that cannot be reached is retried until
-    /// [`connect_timeout`](Self::connect_timeout) has passed.
+    /// Fails with a [`RedisConnectError`]. If the server cannot be reached, connecting is retried
+    /// until [`connect_timeout`](Self::connect_timeout) has passed.
     pub async fn connect(self, url: &str) -> Result<RedisStore, RedisConnectError> {
         let address = Address::parse(url, "")?;
         self.connect_to(address).await
     }
 
-    /// As [`connect`](Self::connect), but does not wait for Redis: the service starts while Redis
-    /// is down.
+    /// Creates a store as [`connect`](Self::connect) does, but does not wait for Redis, so that the
+    /// service starts while Redis is down.
     ///
     /// Requests are rejected (503, not started) until Redis can be reached. The first connection is
-    /// checked as `connect` does: version, permissions, messages. A missing capability is logged
-    /// and reported by [`LockManager::health`](crate::LockManager::health), for a readiness probe.
-    /// It is checked again about once a second.
+    /// checked in the same way as by `connect`: version, permissions, messages. If a check fails,
+    /// the error is logged, [`LockManager::health`](crate::LockManager::health) returns it for a
+    /// readiness probe, and the check is repeated about once a second.
     ///
     /// # Errors
     ///
-    /// The URL, the prefix or a timeout is invalid.
+    /// Fails if the URL, the prefix or a timeout is invalid.
     pub fn connect_lazy(self, url: &str) -> Result<RedisStore, RedisConnectError> {
         let shared = self.build_shared(None, Address::parse(url, "")?)?;
         shared.subscriber.start(None);
@@ -109,19 +114,21 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// As of [`connect`](Self::connect), and [`RedisConnectError::MissingUrl`].
+    /// The same as [`connect`](Self::connect), and [`RedisConnectError::MissingUrl`].
     pub async fn from_env(self) -> Result<RedisStore, RedisConnectError> {
         let url = env::var("REDIS_URL").map_err(|_| RedisConnectError::MissingUrl)?;
         let address = Address::parse(&url, "REDIS_URL: ")?;
         self.connect_to(address).await
     }
 
-    /// Connects to the address of a `deadpool` configuration. Its pool settings are not used: a
-    /// store has three connections of its own.
+    /// Connects to the address of a `deadpool` configuration.
+    ///
+    /// The pool settings of the configuration are not used, because a store has three connections
+    /// of its own.
     ///
     /// # Errors
     ///
-    /// As of [`connect`](Self::connect).
+    /// The same as [`connect`](Self::connect).
     pub async fn from_config(self, config: &Config) -> Result<RedisStore, RedisConnectError> {
         let address = match (&config.url, &config.connection) {
             (Some(url), None) => Address::parse(url, "")?,
@@ -133,16 +140,16 @@ impl RedisStoreBuilder {
         self.connect_to(address).await
     }
 
-    /// Takes two connections from a pool, and makes a third one to this address, because a pool has
-    /// no connections for messages.
+    /// Takes two connections from a pool, and opens a third one to this address.
     ///
-    /// The two connections leave the pool for good. A broken one is replaced by another from the
-    /// pool. Enable `TCP_NODELAY` in the pool: without it, a call can take 40 ms. Replies on
-    /// connections of a pool have no bound for their length.
+    /// The third connection is for messages, because a pool has no connections for pub/sub. The two
+    /// connections are not returned to the pool. A broken one is replaced by another of the pool.
+    /// Enable `TCP_NODELAY` in the pool, because otherwise a call can take 40 ms. Replies on
+    /// connections of a pool are not bounded in length.
     ///
     /// # Errors
     ///
-    /// As of [`connect`](Self::connect).
+    /// The same as [`connect`](Self::connect).
     pub async fn from_pool(
         self,
         pool: Pool,
@@ -215,8 +222,8 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// A [`RedisConnectError`]: the URL is invalid, the server cannot be reached or is too old, or
-    /// a permission is missing.
+    /// Fails with a [`RedisConnectError`] if the URL is invalid, the server cannot be reached or is
+    /// too old, or a permission is missing.
     pub async fn connect(url: &str) -> Result<Self, RedisConnectError> {
         Self::builder().connect(url).await
     }
@@ -225,17 +232,17 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// As of [`connect`](Self::connect), and [`RedisConnectError::MissingUrl`].
+    /// The same as [`connect`](Self::connect), and [`RedisConnectError::MissingUrl`].
     pub async fn from_env() -> Result<Self, RedisConnectError> {
         Self::builder().from_env().await
     }
 
-    /// As [`connect`](Self::connect), but does not wait for Redis: the service starts while Redis
-    /// is down. See [`RedisStoreBuilder::connect_lazy`].
+    /// Creates a store as [`connect`](Self::connect) does, but does not wait for Redis, so that the
+    /// service starts while Redis is down. See [`RedisStoreBuilder::connect_lazy`].
     ///
     /// # Errors
     ///
-    /// The URL is invalid.
+    /// Fails if the URL is invalid.
     pub fn connect_lazy(url: &str) -> Result<Self, RedisConnectError> {
         Self::builder().connect_lazy(url)
     }
@@ -245,7 +252,7 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// As of [`connect`](Self::connect).
+    /// The same as [`connect`](Self::connect).
     pub async fn from_config(config: &Config) -> Result<Self, RedisConnectError> {
         Self::builder().from_config(config).await
     }
@@ -255,12 +262,12 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// As of [`connect`](Self::connect).
+    /// The same as [`connect`](Self::connect).
     pub async fn from_pool(pool: Pool, address: impl IntoConnectionInfo) -> Result<Self, RedisConnectError> {
         Self::builder().from_pool(pool, address).await
     }
 
-    /// Builder for a store with non-default settings.
+    /// Returns a builder for a store with non-default settings.
     pub fn builder() -> RedisStoreBuilder {
         RedisStoreBuilder::default()
     }

@@ -13,7 +13,7 @@ use crate::{
     store::{StoreError, StoreErrorKind},
 };
 
-/// Error of connecting a [`RedisStore`](crate::RedisStore).
+/// Error of connecting to Redis with [`RedisStore`](crate::RedisStore).
 ///
 /// `Debug` prints the message and all causes on one line, so that `main` can return this error.
 #[derive(thiserror::Error)]
@@ -28,7 +28,7 @@ pub enum RedisConnectError {
     /// The URL requires TLS (`rediss://`), and the crate was built without the feature `redis-tls`.
     #[error("`rediss://` requires TLS, but tower-lock was built without it: turn on its feature `redis-tls`")]
     TlsNotEnabled,
-    /// The prefix is not 1 to 64 of `[A-Za-z0-9._-]`, or it is `tower-lock`.
+    /// The prefix is not 1 to 64 characters of `[A-Za-z0-9._-]`, or it is `tower-lock`.
     #[error("invalid prefix `{0}`: a prefix is 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`")]
     InvalidPrefix(String),
     /// A timeout of the builder is out of range.
@@ -63,7 +63,7 @@ pub enum RedisConnectError {
         /// Each refused command, with the error of the server.
         refusals: Vec<String>,
     },
-    /// Pub/sub does not work through this connection. Without it, waiters would count as dead.
+    /// Pub/sub does not work on this connection. Without it, the store would treat waiters as dead.
     #[error("{}", pubsub_message(.address, *.receivers, *.received))]
     PubSubUnavailable {
         /// Host and port, or the path of a socket.

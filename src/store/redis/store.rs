@@ -31,7 +31,8 @@ use crate::{
     sync::{Mutex, MutexGuard},
 };
 
-/// Locks in one Redis, 7.0 or later, that any number of instances share. Needs the feature `redis`.
+/// Store of locks in one Redis (7.0 or later), which any number of instances share. Needs the
+/// feature `redis`.
 ///
 /// ```no_run
 /// # use tower_lock::{LockManager, RedisStore, store::RedisConnectError};
@@ -42,13 +43,14 @@ use crate::{
 /// # }
 /// ```
 ///
-/// A lock is a hash of one field, the acquisition id, in the format of Redisson: locks of both
-/// libraries exclude each other. Waiters queue in a list next to it. A release offers the lock to
-/// the first live waiter. `docs/redis.md` has the data model, and the behaviour when Redis is slow,
-/// down, restarted or flushed.
+/// A lock is a hash with one field, the acquisition id. This is the format of Redisson, so locks of
+/// both libraries exclude each other. Waiters queue in a list next to the lock. A release offers
+/// the lock to the first live waiter. `docs/redis.md` describes the data model, and the behaviour
+/// when Redis is slow, down, restarted or flushed.
 ///
-/// A store has three connections: one for acquisitions, one for renewals and releases, which never
-/// queue behind acquisitions, and one for messages. Each is replaced when it breaks.
+/// A store has three connections: one for acquisitions, one for renewals and releases, and one for
+/// messages. Renewals and releases therefore never wait for acquisitions. A broken connection is
+/// replaced.
 ///
 /// One Redis is a single point of failure. While it cannot be reached, no lock is acquired (503,
 /// not started), and a held lock is lost when its lease expires. If Redis loses data, two holders
