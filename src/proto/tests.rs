@@ -335,19 +335,31 @@ fn repeated_revocation_messages_delay_a_grant_by_one_acquire() {
 }
 
 #[test]
-fn a_revocation_message_during_a_yield_is_verified() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
-    h.request(2, true);
-    h.now = h.now.saturating_add(ms(110));
-    h.end_guard(&section, GuardEnd::Released);
-    let call = h.take_call();
-    h.handle(Event::Revoked(call.id.clone()));
-    h.handle(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
-    h.expect_grant(2);
-    assert_eq!(h.verifications, 1);
+fn revocation_messages_during_a_yield_delay_a_section_by_one_yield() {
+    for is_revoked in [false, true] {
+        let mut h = harness();
+        h.request(1, true);
+        h.reply(GRANTED);
+        let section = h.expect_grant(1);
+        h.request(2, true);
+        h.now = h.now.saturating_add(ms(110));
+        h.end_guard(&section, GuardEnd::Released);
+        let call = h.take_call();
+        h.handle(Event::Revoked(call.id.clone()));
+        h.handle(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
+        assert!(h.results.is_empty(), "a yield is sent first");
+        let again = h.take_call();
+        assert!(matches!(again.op, StoreOp::Yield { fence: 8, .. }) && again.id == call.id, "{again:?}");
+        h.handle(Event::Revoked(call.id));
+        if is_revoked {
+            h.handle(Event::Yielded(again.number, Ok(YieldReply::NotHolder(QUEUED))));
+            assert!(h.results.is_empty(), "{:?}", h.results);
+        } else {
+            h.handle(Event::Yielded(again.number, Ok(YieldReply::Extended { fence: 9 })));
+            h.expect_grant(2);
+            assert_eq!(h.verifications, 1, "verified while the section runs");
+        }
+    }
 }
 
 /// The refusal may be older or newer than the yield. Only the reply to the yield tells which.

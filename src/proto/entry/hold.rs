@@ -211,7 +211,9 @@ impl<D: DriverTypes> LockEntry<D> {
             holding.grant.extend(attempt.lease, sent_at, env.now());
             holding.grant.set_fence(token, attempt.lease, attempt.lock_delay);
             attempt.in_flight.succeeded();
-            let must_verify = attempt.revoked_meanwhile;
+            let may_be_revoked = attempt.revoked_meanwhile;
+            let must_confirm = may_be_revoked && !attempt.is_verified && !self.queue.is_empty();
+            attempt.is_verified = may_be_revoked;
             let is_lost = holding.grant.remaining(env.now()).is_zero();
             let holding = Holding { token, since: env.now(), sections: 0, ..holding };
             self.attempt = Some(Attempt { state: State::Holding(holding), ..attempt });
@@ -220,8 +222,13 @@ impl<D: DriverTypes> LockEntry<D> {
             if is_lost {
                 return self.begin_release(Duration::ZERO, None, env);
             }
+            // I7: a grant that may have been revoked is confirmed by another yield before its next
+            // section starts.
+            if must_confirm {
+                return self.send_yield(env);
+            }
             self.start_next(true, env);
-            if must_verify {
+            if may_be_revoked {
                 self.verify(env);
             }
             return;
