@@ -29,7 +29,7 @@
 //! cargo run -p tower-lock-simulator -- 0 10000                     # seeds 0 to 9 999
 //! cargo run -p tower-lock-simulator -- 2549 --trace                # one seed, with all its events
 //! cargo run -p tower-lock-simulator -- 0 1000 --option force
-//! cargo run -p tower-lock-simulator -- 0 1000 --mutant no_until --stop
+//! cargo run -p tower-lock-simulator -- 0 1000 --mutant no_call_expiry --stop
 //! ```
 //!
 //! The simulation does not cover tasks, sockets and the runtime (`tests/redis` and the storm do), a

@@ -77,7 +77,7 @@ fn expired_acquire_does_nothing_after_its_connection() {
             scheduler.advance(1_000, &[A]);
             scheduler.is_clean(&[A])
         },
-        &["no_until"],
+        &["no_call_expiry"],
     );
 }
 
@@ -97,7 +97,7 @@ fn unanswered_call_is_released_again_when_expired() {
             scheduler.advance(3_000, &[A]);
             was_taken && scheduler.is_clean(&[A])
         },
-        &["leave_once", "no_giveback_unknown"],
+        &["release_once", "no_release_in_doubt"],
     );
 }
 
@@ -125,7 +125,7 @@ fn early_release_is_not_final_however_late_its_reply() {
             scheduler.advance(3_000, &[A]);
             was_taken && scheduler.is_clean(&[A])
         },
-        &["leave_once"],
+        &["release_once"],
     );
 }
 
@@ -169,7 +169,7 @@ fn in_flight_acquire_is_awaited_before_its_release() {
             scheduler.advance(3_000, &[B]);
             scheduler.is_clean(&[B])
         },
-        &["no_close"],
+        &["no_wait_for_reply"],
     );
 }
 
@@ -211,7 +211,7 @@ fn claimed_offer_has_a_full_lease() {
             waits(scheduler, C, 3);
             is_in && !scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
-        &["claim_no_lease"],
+        &["claim_keeps_offer_ttl"],
     );
 }
 
@@ -230,7 +230,7 @@ fn late_renewal_does_not_extend_an_aborted_section() {
             scheduler.run(renew);
             scheduler.ms_left() <= 1_000 && scheduler.violations.is_empty()
         },
-        &["end_keeps_field", "renew_blind"],
+        &["lock_delay_keeps_holder", "renew_any_holder"],
     );
 }
 
@@ -258,7 +258,7 @@ fn yielded_id_is_released_once_its_calls_are_settled() {
             scheduler.advance(1_000, &[A]);
             was_there && !scheduler.queue().contains(&id) && scheduler.violations.is_empty()
         },
-        &["yield_clean"],
+        &["forget_yielded_id"],
     );
 }
 
@@ -281,7 +281,7 @@ fn release_without_a_lock_removes_the_queue_entry() {
             scheduler.advance(2_000, &[B]);
             was_there && scheduler.queue().is_empty()
         },
-        &["abandon_no_lrem"],
+        &["release_keeps_entry"],
     );
 }
 
@@ -316,7 +316,7 @@ fn holder_stops_after_a_revocation_message() {
             scheduler.advance(100, &[A]);
             !scheduler.is_holding(1)
         },
-        &["force_deaf"],
+        &["ignore_revocation"],
     );
 }
 
@@ -333,7 +333,7 @@ fn poll_finds_a_key_freed_by_a_foreign_client() {
             scheduler.advance(1_250, &[B]);
             scheduler.is_holding(2)
         },
-        &["no_checkin"],
+        &["no_polls"],
     );
 }
 
@@ -351,7 +351,7 @@ fn poll_moves_the_queue_past_dead_waiters() {
             scheduler.advance(31_500, &[C]);
             scheduler.is_holding(3)
         },
-        &["no_skip_dead"],
+        &["offer_to_dead"],
     );
 }
 
@@ -372,7 +372,7 @@ fn lock_without_a_ttl_is_waited_for_and_not_touched() {
                 && scheduler.queue().is_empty()
                 && (25..50).contains(&asked)
         },
-        &["no_checkin"],
+        &["no_polls"],
     );
 }
 
@@ -389,7 +389,7 @@ fn queue_of_dead_waiters_is_bounded_and_admits_live_ones() {
             let reply = scheduler.foreign_client_enqueues("b:0000000000000001:7", 10);
             bounded && scheduler.queue() == ["b:0000000000000001:7"] && matches!(reply, Value::Array(_))
         },
-        &["no_purge"],
+        &["full_queue_keeps_dead"],
     );
 }
 
@@ -409,7 +409,7 @@ fn release_after_an_offer_passes_it_on_at_once() {
             scheduler.run_all(&[C]);
             scheduler.is_holding(3)
         },
-        &["leave_no_pass", "leave_no_lock"],
+        &["release_without_offer", "release_keeps_lock"],
     );
 }
 
@@ -424,7 +424,7 @@ fn offer_to_a_forgotten_id_is_released_at_once() {
             scheduler.run_all(&[A, B]);
             scheduler.holder().is_none()
         },
-        &["push_ignored"],
+        &["ignore_stale_offer"],
     );
 }
 
@@ -444,7 +444,7 @@ fn repeated_release_keeps_the_lock_delay() {
             scheduler.advance(50, &[A]);
             scheduler.holder().is_some_and(|holder| holder.ends_with(":end")) && scheduler.ms_left() > 900
         },
-        &["repeat_frees", "abandon_releases"],
+        &["no_lock_delay_on_retry", "no_lock_delay"],
     );
 }
 
@@ -462,7 +462,7 @@ fn release_at_a_key_of_another_type_ends() {
                 matches!(&scheduler.rejected[..], [(2, LockError::Store(e))] if e.kind() == StoreErrorKind::Refused);
             refused && scheduler.count(B, "release") <= 2 && scheduler.is_clean(&[B])
         },
-        &["leave_raises"],
+        &["release_fails_on_type"],
     );
 }
 
@@ -483,7 +483,7 @@ fn rejected_call_without_wait_keeps_the_queue_entry() {
             let refused = matches!(&scheduler.rejected[..], [(3, LockError::Busy { .. })]);
             refused && scheduler.queue().is_empty()
         },
-        &["q_fresh"],
+        &["enqueue_per_call"],
     );
 }
 
@@ -519,7 +519,7 @@ fn fences_rise_after_the_clock_was_set_back() {
             let holder = scheduler.name();
             scheduler.fake.data().hash(&holder)[0].1 == (ahead + 2).to_string()
         },
-        &["fence_clock"],
+        &["fence_from_clock"],
     );
 }
 
@@ -540,7 +540,7 @@ fn renewal_counts_from_when_it_was_sent() {
             scheduler.run_and_reply(acquire);
             scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
-        &["renew_recv"],
+        &["renewal_from_reply"],
     );
 }
 
@@ -559,7 +559,7 @@ fn grant_counts_from_when_it_was_requested() {
             scheduler.run_and_reply(acquire);
             scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
-        &["recv_time"],
+        &["deadline_from_reply"],
     );
 }
 
@@ -577,7 +577,7 @@ fn waiter_polls_at_once_after_a_message_gap() {
             scheduler.run_all(&[B]);
             scheduler.is_holding(2)
         },
-        &["no_gap_checkin"],
+        &["no_poll_after_gap"],
     );
 }
 
@@ -643,7 +643,7 @@ fn acquire_expires_in_time_with_slow_replies() {
             scheduler.run(late);
             scheduler.is_clean(&[A])
         },
-        &["until_upper", "no_until"],
+        &["clock_from_request", "no_call_expiry"],
     );
 }
 
@@ -659,7 +659,7 @@ fn holder_that_continues_after_a_yield_has_a_full_lease() {
             scheduler.run_and_reply(turn);
             scheduler.is_holding(2) && scheduler.ms_left() > 29_000
         },
-        &["yield_no_extend"],
+        &["yield_without_extension"],
     );
 }
 
@@ -677,7 +677,7 @@ fn yielded_holder_waits_for_its_next_turn() {
             scheduler.run_all(&[B]);
             !a_holds && scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
-        &["yield_keeps", "no_yield"],
+        &["hold_after_yield", "no_yield"],
     );
 }
 
@@ -697,7 +697,7 @@ fn copy_of_a_yield_frees_nothing() {
             scheduler.run_all(&[B]);
             scheduler.is_holding(2) && !scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
-        &["yield_any_fence"],
+        &["yield_ignores_fence"],
     );
 }
 
@@ -760,6 +760,6 @@ fn grant_that_yields_before_its_first_section_is_renewed() {
             scheduler.advance(40_000, &[A]);
             yields == 1 && began && scheduler.is_holding(2) && scheduler.count(A, "renew") >= 3
         },
-        &["no_renew"],
+        &["no_renewal"],
     );
 }
