@@ -17,7 +17,7 @@ use tower_lock_simulator::{
 /// The scenario passes, and fails with each of these mutants.
 fn holds(scenario: fn(&mut ManualScheduler) -> bool, mutants: &[&str]) {
     let mut scheduler = ManualScheduler::new(None, true);
-    assert!(scenario(&mut scheduler), "it does not hold: {:?}", scheduler.violations);
+    assert!(scenario(&mut scheduler), "the scenario fails without a mutant: {:?}", scheduler.violations);
     for name in mutants {
         let mutant = Mutant::named(name).expect("a mutant");
         assert!(!scenario(&mut ManualScheduler::new(Some(mutant), true)), "{name} is not detected");
@@ -35,8 +35,8 @@ fn a_holds(scheduler: &mut ManualScheduler) {
     assert!(scheduler.is_holding(1));
 }
 
-fn waits(scheduler: &mut ManualScheduler, process: usize, who: u32) {
-    scheduler.request(process, who, true);
+fn waits(scheduler: &mut ManualScheduler, process: usize, client: u32) {
+    scheduler.request(process, client, true);
     let acquire = scheduler.last(process, "acquire");
     scheduler.run_and_reply(acquire);
 }
@@ -53,17 +53,18 @@ fn stale_offer_starts_no_section() {
             scheduler.run_and_reply(release);
             scheduler.advance(4_010, &[]);
             waits(scheduler, C, 3);
-            let is_in = scheduler.is_holding(3);
+            let is_holding = scheduler.is_holding(3);
             scheduler.gap(B);
             scheduler.deliver_message(0);
             scheduler.run_all(&[B]);
-            is_in && !scheduler.is_holding(2) && scheduler.violations.is_empty()
+            is_holding && !scheduler.is_holding(2) && scheduler.violations.is_empty()
         },
         &[],
     );
 }
 
-/// H2: the connection breaks with the request in the buffer of the server, and the waiter has left.
+/// H2: the connection breaks with the request in the buffer of the server, and the waiter has
+/// cancelled.
 #[test]
 fn expired_acquire_does_nothing_after_its_connection() {
     holds(
@@ -155,7 +156,7 @@ fn busy_reply_before_a_late_acquire_is_not_final() {
     );
 }
 
-/// H3: a waiter leaves while its acquire is in flight, and the acquire runs later.
+/// H3: a waiter cancels while its acquire is in flight, and the acquire runs later.
 #[test]
 fn in_flight_acquire_is_awaited_before_its_release() {
     holds(
@@ -186,12 +187,12 @@ fn offer_starts_nothing_before_the_in_flight_reply() {
             let release = scheduler.last(A, "release");
             scheduler.run_and_reply(release);
             scheduler.deliver_message(0);
-            let (early, asked) = (scheduler.is_holding(2), scheduler.count(B, "acquire"));
+            let (early, acquires) = (scheduler.is_holding(2), scheduler.count(B, "acquire"));
             scheduler.run_and_reply(slow);
-            let is_in = scheduler.is_holding(2);
+            let is_holding = scheduler.is_holding(2);
             scheduler.end(2, GuardEnd::Released);
             scheduler.run_all(&[A, B]);
-            !early && asked == 2 && is_in && scheduler.is_clean(&[A, B])
+            !early && acquires == 2 && is_holding && scheduler.is_clean(&[A, B])
         },
         &[],
     );
@@ -206,10 +207,10 @@ fn claimed_offer_has_a_full_lease() {
             waits(scheduler, B, 2);
             scheduler.end(1, GuardEnd::Released);
             scheduler.run_all(&[A, B]);
-            let is_in = scheduler.is_holding(2);
+            let is_holding = scheduler.is_holding(2);
             scheduler.advance(9_000, &[]);
             waits(scheduler, C, 3);
-            is_in && !scheduler.is_holding(3) && scheduler.violations.is_empty()
+            is_holding && !scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
         &["claim_keeps_offer_ttl"],
     );
@@ -251,8 +252,8 @@ fn yielded_id_is_released_once_its_calls_are_settled() {
             waits(scheduler, C, 3);
             scheduler.advance(110, &[]);
             scheduler.end(1, GuardEnd::Released);
-            let turn = scheduler.last(A, "yield");
-            scheduler.run_and_reply(turn);
+            let yield_call = scheduler.last(A, "yield");
+            scheduler.run_and_reply(yield_call);
             scheduler.run(late);
             let was_there = scheduler.queue().contains(&id);
             scheduler.advance(1_000, &[A]);
@@ -262,7 +263,7 @@ fn yielded_id_is_released_once_its_calls_are_settled() {
     );
 }
 
-/// H7: the key was revoked, a late acquire enqueued again, and the section ends.
+/// H7: the key is revoked, a late acquire enqueues again, and the section ends.
 #[test]
 fn release_without_a_lock_removes_the_queue_entry() {
     holds(
@@ -364,13 +365,13 @@ fn lock_without_a_ttl_is_waited_for_and_not_touched() {
             scheduler.fake.command(&["HSET", &name, "foreign:1", "1"]);
             waits(scheduler, B, 2);
             scheduler.advance(30_000, &[B]);
-            let asked = scheduler.count(B, "acquire");
+            let acquires = scheduler.count(B, "acquire");
             scheduler.leave(2);
             scheduler.run_all(&[B]);
             !scheduler.is_holding(2)
                 && scheduler.ms_left() == -1
                 && scheduler.queue().is_empty()
-                && (25..50).contains(&asked)
+                && (25..50).contains(&acquires)
         },
         &["no_polls"],
     );
@@ -393,7 +394,7 @@ fn queue_of_dead_waiters_is_bounded_and_admits_live_ones() {
     );
 }
 
-/// H15: the first waiter has left, and its release runs after the offer.
+/// H15: the first waiter has cancelled, and its release runs after the offer.
 #[test]
 fn release_after_an_offer_passes_it_on_at_once() {
     holds(
@@ -458,30 +459,30 @@ fn release_at_a_key_of_another_type_ends() {
             scheduler.request(B, 2, true);
             scheduler.run_all(&[B]);
             scheduler.advance(3_000, &[B]);
-            let refused =
+            let is_rejected =
                 matches!(&scheduler.rejected[..], [(2, LockError::Store(e))] if e.kind() == StoreErrorKind::Refused);
-            refused && scheduler.count(B, "release") <= 2 && scheduler.is_clean(&[B])
+            is_rejected && scheduler.count(B, "release") <= 2 && scheduler.is_clean(&[B])
         },
         &["release_fails_on_type"],
     );
 }
 
 /// H21: a waiting and a non-waiting call share an attempt. The first has a queue entry without a
-/// reply, and leaves.
+/// reply, and cancels.
 #[test]
 fn rejected_call_without_wait_keeps_the_queue_entry() {
     holds(
         |scheduler| {
             a_holds(scheduler);
             scheduler.request(B, 2, true);
-            let unheard = scheduler.last(B, "acquire");
-            scheduler.run(unheard);
+            let unanswered = scheduler.last(B, "acquire");
+            scheduler.run(unanswered);
             scheduler.request(B, 3, false);
-            scheduler.cut(unheard);
+            scheduler.cut(unanswered);
             scheduler.leave(2);
             scheduler.advance(600, &[B]);
-            let refused = matches!(&scheduler.rejected[..], [(3, LockError::Busy { .. })]);
-            refused && scheduler.queue().is_empty()
+            let is_rejected = matches!(&scheduler.rejected[..], [(3, LockError::Busy { .. })]);
+            is_rejected && scheduler.queue().is_empty()
         },
         &["enqueue_per_call"],
     );
@@ -591,10 +592,10 @@ fn max_hold_during_a_yield_causes_no_busy_loop() {
             scheduler.request(A, 2, true);
             scheduler.advance(150, &[]);
             scheduler.end(1, GuardEnd::Released);
-            let turn = scheduler.last(A, "yield");
+            let yield_call = scheduler.last(A, "yield");
             scheduler.advance(300, &[]);
             let still = scheduler.violations.is_empty();
-            scheduler.run_and_reply(turn);
+            scheduler.run_and_reply(yield_call);
             still && scheduler.is_holding(2)
         },
         &[],
@@ -610,22 +611,22 @@ fn acquire_expires_on_the_server_with_any_local_clock_rate() {
             scheduler.advance(silence, &[]);
             scheduler.request(A, 1, true);
             let acquire = scheduler.last(A, "acquire");
-            let asked = scheduler.local();
+            let sent_at = scheduler.local();
             let until: i64 = scheduler.args(acquire)[1].parse().expect("a number");
             // Half a second of local time.
-            while scheduler.local().saturating_duration_since(asked) < ms(500) {
+            while scheduler.local().saturating_duration_since(sent_at) < ms(500) {
                 scheduler.advance(1, &[]);
             }
             assert!(
                 until <= scheduler.server_us(),
-                "{rate}, after {silence} ms: {until}, and it is {}",
+                "rate {rate}, {silence} ms without a reply: expires at {until}, server time {}",
                 scheduler.server_us()
             );
         }
     }
 }
 
-/// The server clock is learnt from a slow reply.
+/// The server clock is estimated from a slow reply.
 #[test]
 fn acquire_expires_in_time_with_slow_replies() {
     holds(
@@ -655,8 +656,8 @@ fn holder_that_continues_after_a_yield_has_a_full_lease() {
             scheduler.request(A, 2, true);
             scheduler.advance(15_000, &[]);
             scheduler.end(1, GuardEnd::Released);
-            let turn = scheduler.last(A, "yield");
-            scheduler.run_and_reply(turn);
+            let yield_call = scheduler.last(A, "yield");
+            scheduler.run_and_reply(yield_call);
             scheduler.is_holding(2) && scheduler.ms_left() > 29_000
         },
         &["yield_without_extension"],
@@ -664,7 +665,7 @@ fn holder_that_continues_after_a_yield_has_a_full_lease() {
 }
 
 #[test]
-fn yielded_holder_waits_for_its_next_turn() {
+fn yielded_holder_waits_for_the_next_grant() {
     holds(
         |scheduler| {
             a_holds(scheduler);
@@ -690,10 +691,10 @@ fn copy_of_a_yield_frees_nothing() {
             scheduler.request(A, 2, true);
             scheduler.advance(150, &[]);
             scheduler.end(1, GuardEnd::Released);
-            let turn = scheduler.last(A, "yield");
-            scheduler.run_and_reply(turn);
+            let yield_call = scheduler.last(A, "yield");
+            scheduler.run_and_reply(yield_call);
             waits(scheduler, B, 3);
-            scheduler.run(turn);
+            scheduler.run(yield_call);
             scheduler.run_all(&[B]);
             scheduler.is_holding(2) && !scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
@@ -710,19 +711,19 @@ fn late_yield_leaves_no_second_queue_entry() {
             scheduler.request(A, 2, true);
             scheduler.advance(150, &[]);
             scheduler.end(1, GuardEnd::Released);
-            let turn = scheduler.last(A, "yield");
-            scheduler.cut(turn);
+            let yield_call = scheduler.last(A, "yield");
+            scheduler.cut(yield_call);
             let next = scheduler.last(A, "acquire");
             scheduler.run(next);
-            let was_in_line = scheduler.queue().len() == 1;
-            scheduler.run(turn);
+            let was_queued = scheduler.queue().len() == 1;
+            scheduler.run(yield_call);
             scheduler.deliver_reply(next);
             scheduler.run_all(&[A]);
-            let is_in = scheduler.is_holding(2);
+            let is_holding = scheduler.is_holding(2);
             scheduler.end(2, GuardEnd::Released);
             let release = scheduler.last(A, "release");
             scheduler.run(release);
-            was_in_line && is_in && scheduler.is_clean(&[])
+            was_queued && is_holding && scheduler.is_clean(&[])
         },
         &[],
     );
@@ -743,7 +744,7 @@ fn expired_lease_is_ended_in_any_order_of_checks() {
     );
 }
 
-/// Found by a seed: the first client leaves during the acquire, and the next one needs a longer
+/// Found by a seed: the first client cancels during the acquire, and the next one needs a longer
 /// lease than requested.
 #[test]
 fn grant_that_yields_before_its_first_section_is_renewed() {

@@ -170,8 +170,8 @@ impl Simulation {
                 .report_violation(format!("{} begins though it was notified of its revocation", section.grant.id));
         }
         let clock = self.processes[process].clock;
-        if let Err(mutation) = self.checker.begins(self.now, number, clock, &section) {
-            return self.report_violation(mutation);
+        if let Err(violation) = self.checker.begins(self.now, number, clock, &section) {
+            return self.report_violation(violation);
         }
         if self.foreign_until[key] > self.now && !self.checker.lenient {
             return self.report_violation(format!("{} begins while a foreign client holds the key", section.grant.id));
@@ -215,7 +215,7 @@ impl Simulation {
         let target = &self.processes[client.process];
         let was_stopped = target.thawed.max(target.cut_off_until) > client.began;
         let limit = client.limits.max_hold.is_some() || client.limits.lease != Lease::AutoRenew;
-        if began_after_faults && !was_stopped && !limit && !self.is_odd() {
+        if began_after_faults && !was_stopped && !limit && !self.has_weaker_guarantees() {
             let violation = format!("{} is lost though all is calm: {:?}", section.grant.id, section.end_reason());
             self.report_violation(violation);
         }

@@ -19,7 +19,7 @@ impl Simulation {
     }
 
     /// Whether options are active that weaken the guarantees.
-    pub(super) fn is_odd(&self) -> bool {
+    pub(super) fn has_weaker_guarantees(&self) -> bool {
         self.checker.lenient || self.options.back || self.options.copies || self.options.force || self.options.java
     }
 
@@ -59,7 +59,7 @@ impl Simulation {
 
     /// Waiters that enqueued later are not served first.
     pub(super) fn check_overtaking(&mut self, key: usize, got: &str) {
-        if self.is_odd() {
+        if self.has_weaker_guarantees() {
             return;
         }
         let Some(calm) = self.quiet_since else { return };
@@ -89,7 +89,7 @@ impl Simulation {
     pub(super) fn check_local_handoffs(&mut self, process: usize, key: usize, section: &Arc<Section>) {
         let id = section.grant.id.clone();
         let first = *self.first_section.entry(id).or_insert(self.now);
-        let Some(calm) = self.quiet_since.filter(|_| !self.is_odd()) else { return };
+        let Some(calm) = self.quiet_since.filter(|_| !self.has_weaker_guarantees()) else { return };
         let longest = self.clients.iter().filter(|client| client.key == key && client.process == process);
         let longest =
             longest.filter(|client| client.began > 0 || matches!(client.state, State::Granted(_) | State::Waits));

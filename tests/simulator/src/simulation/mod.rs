@@ -312,7 +312,7 @@ impl Simulation {
             checker: Checker::new(options.flush || options.step),
             settings,
             options,
-            conditions: conditions,
+            conditions,
             quiet_since: None,
             paused_until: 0,
             paused_since: 0,
@@ -533,7 +533,7 @@ impl Simulation {
 }
 
 fn id(index: usize) -> ClientId {
-    ClientId::try_from(index).expect("a few hundred")
+    ClientId::try_from(index).expect("a few hundred clients")
 }
 
 fn nanos(duration: Duration) -> u64 {

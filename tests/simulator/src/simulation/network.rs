@@ -199,9 +199,9 @@ impl Simulation {
             let now = w.local(process);
             w.processes[process].process.on_message(now, &message);
             w.apply_effects(process);
-            let index = message.strip_prefix("1 taken 0 ").and_then(|rest| rest.split(' ').next());
-            if let Some((index, fence)) = index.and_then(|index| w.revoked.get_key_value(index)) {
-                w.notified.insert((index.clone(), *fence));
+            let id = message.strip_prefix("1 taken 0 ").and_then(|rest| rest.split(' ').next());
+            if let Some((id, fence)) = id.and_then(|id| w.revoked.get_key_value(id)) {
+                w.notified.insert((id.clone(), *fence));
             }
             // A message alone ends nothing, because any client can send one: the store verifies it.
             let goes_on = |client: &Client| match &client.state {
