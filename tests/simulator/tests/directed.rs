@@ -41,7 +41,7 @@ fn waits(scheduler: &mut ManualScheduler, process: usize, client: u32) {
     scheduler.run_and_reply(acquire);
 }
 
-/// H1: an offer has expired and another client holds the key when its message arrives.
+/// An offer has expired and another client holds the key when its message arrives.
 #[test]
 fn stale_offer_starts_no_section() {
     holds(
@@ -63,7 +63,7 @@ fn stale_offer_starts_no_section() {
     );
 }
 
-/// H2: the connection breaks with the request in the buffer of the server, and the waiter has
+/// The connection breaks with the request in the buffer of the server, and the waiter has
 /// cancelled.
 #[test]
 fn expired_acquire_does_nothing_after_its_connection() {
@@ -82,7 +82,7 @@ fn expired_acquire_does_nothing_after_its_connection() {
     );
 }
 
-/// H2: the acquire runs in time, but after its release.
+/// The acquire runs in time, but after its release.
 #[test]
 fn unanswered_call_is_released_again_when_expired() {
     holds(
@@ -156,7 +156,7 @@ fn busy_reply_before_a_late_acquire_is_not_final() {
     );
 }
 
-/// H3: a waiter cancels while its acquire is in flight, and the acquire runs later.
+/// A waiter cancels while its acquire is in flight, and the acquire runs later.
 #[test]
 fn in_flight_acquire_is_awaited_before_its_release() {
     holds(
@@ -174,7 +174,7 @@ fn in_flight_acquire_is_awaited_before_its_release() {
     );
 }
 
-/// H3: a message arrives while a poll is in flight: no section starts before the reply.
+/// A message arrives while a poll is in flight: no section starts before the reply.
 #[test]
 fn offer_starts_nothing_before_the_in_flight_reply() {
     holds(
@@ -198,7 +198,7 @@ fn offer_starts_nothing_before_the_in_flight_reply() {
     );
 }
 
-/// H4: the offer is short, and its section relies on a whole lease.
+/// The offer is short, and its section relies on a whole lease.
 #[test]
 fn claimed_offer_has_a_full_lease() {
     holds(
@@ -216,7 +216,7 @@ fn claimed_offer_has_a_full_lease() {
     );
 }
 
-/// H5: a renewal in flight runs after an aborted section.
+/// A renewal in flight runs after an aborted section.
 #[test]
 fn late_renewal_does_not_extend_an_aborted_section() {
     holds(
@@ -235,7 +235,7 @@ fn late_renewal_does_not_extend_an_aborted_section() {
     );
 }
 
-/// H6: an acquire got no reply, a second one was granted, and the key is yielded before the first
+/// An acquire got no reply, a second one was granted, and the key is yielded before the first
 /// one expires.
 #[test]
 fn yielded_id_is_released_once_its_calls_are_settled() {
@@ -263,7 +263,7 @@ fn yielded_id_is_released_once_its_calls_are_settled() {
     );
 }
 
-/// H7: the key is revoked, a late acquire enqueues again, and the section ends.
+/// The key is revoked, a late acquire enqueues again, and the section ends.
 #[test]
 fn release_without_a_lock_removes_the_queue_entry() {
     holds(
@@ -286,7 +286,7 @@ fn release_without_a_lock_removes_the_queue_entry() {
     );
 }
 
-/// H9: an operator revokes a key that was just offered.
+/// An operator revokes a key that was just offered.
 #[test]
 fn revocation_at_the_handoff_never_overlaps_the_next_holder() {
     holds(
@@ -321,7 +321,7 @@ fn holder_stops_after_a_revocation_message() {
     );
 }
 
-/// H11: a foreign client unlocks as Redisson does, without a look at the queue.
+/// A foreign client unlocks as Redisson does, without a look at the queue.
 #[test]
 fn poll_finds_a_key_freed_by_a_foreign_client() {
     holds(
@@ -338,7 +338,7 @@ fn poll_finds_a_key_freed_by_a_foreign_client() {
     );
 }
 
-/// H12: both the holder and the first waiter are dead.
+/// Both the holder and the first waiter are dead.
 #[test]
 fn poll_moves_the_queue_past_dead_waiters() {
     holds(
@@ -356,7 +356,7 @@ fn poll_moves_the_queue_past_dead_waiters() {
     );
 }
 
-/// H13: a foreign lock without a TTL.
+/// A foreign lock without a TTL.
 #[test]
 fn lock_without_a_ttl_is_waited_for_and_not_touched() {
     holds(
@@ -377,7 +377,7 @@ fn lock_without_a_ttl_is_waited_for_and_not_touched() {
     );
 }
 
-/// H14: a process that crashes and restarts repeatedly.
+/// A process that crashes and restarts repeatedly.
 #[test]
 fn queue_of_dead_waiters_is_bounded_and_admits_live_ones() {
     holds(
@@ -394,7 +394,7 @@ fn queue_of_dead_waiters_is_bounded_and_admits_live_ones() {
     );
 }
 
-/// H15: the first waiter has cancelled, and its release runs after the offer.
+/// The first waiter has cancelled, and its release runs after the offer.
 #[test]
 fn release_after_an_offer_passes_it_on_at_once() {
     holds(
@@ -414,7 +414,7 @@ fn release_after_an_offer_passes_it_on_at_once() {
     );
 }
 
-/// H16: a forgotten id gets an offer.
+/// A forgotten id gets an offer.
 #[test]
 fn offer_to_a_forgotten_id_is_released_at_once() {
     holds(
@@ -429,7 +429,7 @@ fn offer_to_a_forgotten_id_is_released_at_once() {
     );
 }
 
-/// H17: the release of an aborted section is lost; its repetition must not free the key any sooner.
+/// The release of an aborted section is lost; its repetition must not free the key any sooner.
 #[test]
 fn repeated_release_keeps_the_lock_delay() {
     holds(
@@ -449,7 +449,7 @@ fn repeated_release_keeps_the_lock_delay() {
     );
 }
 
-/// H19: the name of the lock holds a value of another type.
+/// The name of the lock holds a value of another type.
 #[test]
 fn release_at_a_key_of_another_type_ends() {
     holds(
@@ -467,7 +467,7 @@ fn release_at_a_key_of_another_type_ends() {
     );
 }
 
-/// H21: a waiting and a non-waiting call share an attempt. The first has a queue entry without a
+/// A waiting and a non-waiting call share an attempt. The first has a queue entry without a
 /// reply, and cancels.
 #[test]
 fn rejected_call_without_wait_keeps_the_queue_entry() {
@@ -488,7 +488,7 @@ fn rejected_call_without_wait_keeps_the_queue_entry() {
     );
 }
 
-/// H22: the counter is lost, and the fences continue with the clock.
+/// The counter is lost, and the fences continue with the clock.
 #[test]
 fn fences_rise_after_a_lost_counter() {
     holds(
@@ -524,7 +524,7 @@ fn fences_rise_after_the_clock_was_set_back() {
     );
 }
 
-/// H23: a renewal runs at once, and its reply is late.
+/// A renewal runs at once, and its reply is late.
 #[test]
 fn renewal_counts_from_when_it_was_sent() {
     holds(
