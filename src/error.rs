@@ -91,10 +91,24 @@ pub enum LockLost {
     /// It was released. This is no loss.
     #[error("the lock was released")]
     Released,
-    /// It is held, but for less time than required. Only
-    /// [`ensure_remaining`](crate::HeldLock::ensure_remaining) returns this.
-    #[error("less time remains on the lock than required")]
-    TooShort,
+}
+
+/// The lock is not held for the required time. Error of
+/// [`HeldLock::ensure_remaining`](crate::HeldLock::ensure_remaining).
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InsufficientTime {
+    /// The lock was lost.
+    #[error(transparent)]
+    Lost(#[from] LockLost),
+    /// The lock is held, and its lease may end before the required time has passed.
+    #[error("the lock is held for {remaining:?} at least, but {required:?} is required")]
+    TooShort {
+        /// For how long the lock is held at least, unless it is renewed.
+        remaining: Duration,
+        /// The time that the caller requires.
+        required: Duration,
+    },
 }
 
 /// Why [`LockBuilder::run`](crate::lock::LockBuilder::run) did not come to its end.
@@ -116,6 +130,12 @@ pub(super) struct PendingReleases {
     /// Why the newest of them failed. `None` if none has failed yet.
     #[source]
     pub(super) last_error: Option<StoreError>,
+}
+
+impl LockError {
+    pub(super) fn busy(lease_left: Duration, ahead: usize) -> Self {
+        Self::Busy { lease_left, ahead }
+    }
 }
 
 impl LockLost {

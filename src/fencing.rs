@@ -9,7 +9,8 @@ use std::fmt;
 /// (Kleppmann 2016, after the sequencers of Burrows 2006).
 ///
 /// ```sql
-/// UPDATE account_fence SET token = :token WHERE account = :account AND token <= :token;  -- 0 rows: stale, roll back
+/// -- No row is updated: the token is stale. Roll back.
+/// UPDATE account_fence SET token = :token WHERE account = :account AND token <= :token;
 /// ```
 ///
 /// The low ten bits number the sections under one grant. The other bits are the store's fence: at

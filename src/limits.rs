@@ -78,6 +78,15 @@ pub(crate) const STORE_CALL_TIMEOUT: Duration = Duration::from_millis(500);
 /// The timeout of connecting to Redis.
 #[cfg(feature = "redis")]
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The longest timeout of connecting to Redis.
+#[cfg(feature = "redis")]
+pub(crate) const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(60);
+/// The longest timeout of one call of Redis.
+#[cfg(feature = "redis")]
+pub(crate) const STORE_CALL_TIMEOUT_MAX: Duration = Duration::from_secs(5);
+/// The shortest timeout of connecting to Redis and of one call.
+#[cfg(feature = "redis")]
+pub(crate) const REDIS_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 /// A request is rejected after this time without a reply for its key: one call and one repetition.
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The first delay and the longest delay before a failed call is repeated; each is twice the

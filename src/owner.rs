@@ -61,8 +61,12 @@ tokio::task_local! {
 /// // The task works for the request, and shares its lock:
 /// let owner = Owner::current().unwrap_or_else(Owner::new);
 /// let shared = locks.clone();
-/// tokio::spawn(async move { shared.lock(("account", 7)).owner(&owner).await?.release().await?; Ok::<_, LockError>(()) })
-///     .await??;
+/// let task = tokio::spawn(async move {
+///     let guard = shared.lock(("account", 7)).owner(&owner).await?;
+///     guard.release().await?;
+///     Ok::<_, LockError>(())
+/// });
+/// task.await??;
 /// // The task has an owner of its own, and waits until the request has released the lock:
 /// tokio::spawn(async move { locks.lock(("account", 7)).owner(&Owner::new()).await });
 /// # Ok(())

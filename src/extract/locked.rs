@@ -60,7 +60,7 @@ pub trait HasLockKey {
 /// #     fn lock_key(&self) -> impl Into<LockKey> { ("reward", self.family_id, self.reward_type) }
 /// # }
 /// async fn claim(Locked(Json(claim), lock): Locked<Json<Claim>>) -> String {
-///     format!("family {} is alone with this reward, under {}", claim.family_id, lock.fencing_token())
+///     format!("family {}, fencing token {}", claim.family_id, lock.fencing_token())
 /// }
 ///
 /// # fn app(locks: &LockManager) -> Router {

@@ -27,7 +27,9 @@ use crate::{body::reader::BodyReader, lock_key::LockKey, rejection::RejectionBod
 /// # use tower_lock::{LockLayer, LockManager, key};
 /// # #[derive(serde::Deserialize)] struct Claim { family_id: u64, reward_type: u32 }
 /// # fn layers(locks: &LockManager) {
-/// LockLayer::new(locks, key::from_fn(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)));
+/// LockLayer::new(locks, key::from_fn(|Json(claim): Json<Claim>| {
+///     ("reward", claim.family_id, claim.reward_type)
+/// }));
 /// LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>, headers: HeaderMap| async move {
 ///     if headers.contains_key("x-dry-run") { None } else { Some(("order", id)) }
 /// }));
@@ -69,9 +71,14 @@ where
 /// # #[derive(Clone)] struct Db;
 /// # impl Db { async fn tenant_of(&self, _: u64) -> Result<u64, StatusCode> { Ok(1) } }
 /// # fn layer(locks: &LockManager, db: Db) {
-/// LockLayer::new(locks, key::from_fn_with_state(db, |State(db): State<Db>, Path(order): Path<u64>| async move {
-///     Ok::<_, StatusCode>(("tenant", db.tenant_of(order).await?))
-/// }));
+/// async fn tenant(
+///     State(db): State<Db>,
+///     Path(order): Path<u64>,
+/// ) -> Result<(&'static str, u64), StatusCode> {
+///     Ok(("tenant", db.tenant_of(order).await?))
+/// }
+///
+/// LockLayer::new(locks, key::from_fn_with_state(db, tenant));
 /// # }
 /// ```
 pub fn from_fn_with_state<F, T, M, S>(state: S, f: F) -> FromFn<F, T, M, S>

@@ -25,14 +25,20 @@ pub struct FromParts<F>(F);
 ///
 /// # async fn answers(locks: LockManager) -> Result<(), tower::BoxError> {
 /// let layer = LockLayer::new(&locks, key::from_parts(|parts| {
-///     let account = parts.headers.get("x-account").and_then(|text| text.to_str().ok()?.parse::<u64>().ok());
+///     let text = parts.headers.get("x-account").and_then(|value| value.to_str().ok());
+///     let account = text.and_then(|text| text.parse::<u64>().ok());
 ///     // Not `None`: a request whose key cannot be read would run without a lock.
 ///     account.map(|id| ("account", id)).ok_or(StatusCode::BAD_REQUEST)
 /// }));
 /// # use tower::{Layer, ServiceExt, service_fn};
-/// # let ok = service_fn(async |_: http::Request<tower_lock::middleware::RequestBody>| Ok::<_, tower::BoxError>(http::Response::new(String::new())));
+/// # use tower_lock::middleware::RequestBody;
+/// # let ok = service_fn(async |_: http::Request<RequestBody>| {
+/// #     Ok::<_, tower::BoxError>(http::Response::new(String::new()))
+/// # });
 /// # let _held = locks.try_lock(("account", 7)).await?;
-/// # for (account, status) in [(Some("8"), 200), (Some("7"), 409), (Some("007"), 409), (Some("7a"), 400), (None, 400)] {
+/// # let cases =
+/// #     [(Some("8"), 200), (Some("7"), 409), (Some("007"), 409), (Some("7a"), 400), (None, 400)];
+/// # for (account, status) in cases {
 /// #     let mut request = http::Request::new(String::new());
 /// #     if let Some(account) = account {
 /// #         request.headers_mut().insert("x-account", account.parse()?);

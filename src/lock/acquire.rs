@@ -318,11 +318,10 @@ fn effective_settings(call: LockPolicy, handle: LockPolicy) -> (Duration, HoldLi
 
 /// The error of a call without a wait that got no result in time. It did not wait, so it is no
 /// timeout.
-fn no_reply_error(ahead: QueuePosition) -> LockError {
-    let QueuePosition { lease_left, ahead: places, store_error: silent, is_contended: is_taken } = ahead;
-    match silent {
+fn no_reply_error(position: QueuePosition) -> LockError {
+    match position.store_error {
         Some(error) => error.into(),
-        None if is_taken => LockError::Busy { lease_left, ahead: places },
+        None if position.is_contended => LockError::busy(position.lease_left, position.ahead),
         None => StoreError::new("lock", "acquire", StoreErrorKind::Timeout).into(),
     }
 }
@@ -343,19 +342,19 @@ mod tests {
 
     #[test]
     fn call_without_wait_never_reports_a_timeout() {
-        let ahead = |is_taken, silent| QueuePosition {
+        let position = |is_contended, store_error| QueuePosition {
             lease_left: Duration::from_secs(3),
             ahead: 2,
-            store_error: silent,
-            is_contended: is_taken,
+            store_error,
+            is_contended,
         };
         let error = || StoreError::new("test", "acquire", StoreErrorKind::Unavailable);
         assert!(
-            matches!(no_reply_error(ahead(true, None)), LockError::Busy { ahead: 2, lease_left } if !lease_left.is_zero())
+            matches!(no_reply_error(position(true, None)), LockError::Busy { ahead: 2, lease_left } if !lease_left.is_zero())
         );
         assert!(
-            matches!(no_reply_error(ahead(false, None)), LockError::Store(e) if e.kind() == StoreErrorKind::Timeout)
+            matches!(no_reply_error(position(false, None)), LockError::Store(e) if e.kind() == StoreErrorKind::Timeout)
         );
-        assert!(matches!(no_reply_error(ahead(true, Some(error()))), LockError::Store(e) if e.store() == "test"));
+        assert!(matches!(no_reply_error(position(true, Some(error()))), LockError::Store(e) if e.store() == "test"));
     }
 }

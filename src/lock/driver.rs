@@ -40,11 +40,7 @@ use crate::{
         StoreFuture, YieldRequest,
     },
     sync::Mutex,
-    telemetry::{
-        metrics::AcquireMetrics,
-        reports::{Report, Reports},
-        throttle::ThrottledLog,
-    },
+    telemetry::{metrics::AcquireMetrics, report::Report, reports::Reports, throttle::ThrottledLog},
 };
 
 /// The queue of every key in the store.
@@ -64,7 +60,7 @@ pub(crate) struct Driver {
     pub(crate) max_detached: usize,
     /// The state that another module keeps with this manager.
     extension: OnceLock<Box<dyn Any + Send + Sync>>,
-    pub(super) ids: AcquisitionIds,
+    pub(crate) ids: AcquisitionIds,
     process: Process,
     /// The process that created this driver. The copy in a forked child grants nothing, and sends
     /// nothing to the store.

@@ -13,7 +13,11 @@ use super::{
     driver::Driver,
     driver_data::{Section, SectionData},
 };
-use crate::{error::LockLost, fencing::FencingToken, lock_key::LockKey};
+use crate::{
+    error::{InsufficientTime, LockLost},
+    fencing::FencingToken,
+    lock_key::LockKey,
+};
 
 /// A view of a lock that is held: its key, its fencing token, and the time that remains.
 ///
@@ -26,43 +30,11 @@ pub struct HeldLock {
 }
 
 impl HeldLock {
-    pub(super) fn new(section: Arc<Section>, driver: Arc<Driver>) -> Self {
+    pub(crate) fn new(section: Arc<Section>, driver: Arc<Driver>) -> Self {
         Self { section, driver }
     }
 
-    /// Creates a view of a lock that is never lost, for tests of a handler: as an argument, or in
-    /// the extensions of its request (`.layer(Extension(lock))`). Needs the feature `test-util`.
-    ///
-    /// ```
-    /// # use tower_lock::HeldLock;
-    /// async fn claim(lock: HeldLock) -> String {
-    ///     format!("{} under {}", lock.key().as_str(), lock.fencing_token())
-    /// }
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() {
-    /// let lock = HeldLock::for_test(("reward", 7), 42);
-    /// assert_eq!(claim(lock).await, "reward:7 under 42");
-    /// # }
-    /// ```
-    ///
-    /// For a lock that *is* lost, take one from `LockManager` in a
-    /// [`TestStore`](crate::test_util::TestStore), and let that fail.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the token does not fit into 63 bits.
-    #[cfg(feature = "test-util")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
-    #[must_use]
-    pub fn for_test(key: impl Into<LockKey>, token: u64) -> Self {
-        let token = FencingToken::from_raw(token).expect("a token of 63 bits");
-        let driver = Arc::clone(super::LockManager::in_memory().driver());
-        let section = Section::detached(key.into(), token, driver.ids.next());
-        Self::new(Arc::new(section), driver)
-    }
-
-    /// Needs the feature `test-util`.
+    /// Creates a view of a lock for tests of a handler. Needs the feature `test-util`.
     #[cfg(not(feature = "test-util"))]
     #[doc(hidden)]
     #[must_use]
@@ -158,17 +130,22 @@ impl HeldLock {
     ///
     /// # Errors
     ///
-    /// The lock was lost, or less time remains. A write that is late all the same is detected by
+    /// The lock was lost, or less time remains. A write that is late nevertheless is detected by
     /// the fencing token only.
-    pub fn ensure_remaining(&self, at_least: Duration) -> Result<(), LockLost> {
+    pub fn ensure_remaining(&self, required: Duration) -> Result<(), InsufficientTime> {
         let remaining = self.remaining();
         if remaining.is_zero() {
-            Err(self.loss_reason())
-        } else if remaining < at_least {
-            Err(LockLost::TooShort)
+            Err(self.loss_reason().into())
+        } else if remaining < required {
+            Err(InsufficientTime::TooShort { remaining, required })
         } else {
             Ok(())
         }
+    }
+
+    /// Returns why the lock is not held any more, if it is not.
+    pub(crate) fn loss(&self) -> Option<LockLost> {
+        self.remaining().is_zero().then(|| self.loss_reason())
     }
 
     /// Runs a future while the lock is held. The future is not polled after the lock is lost (I6).

@@ -21,7 +21,7 @@ use crate::{
     policy::LockPolicy,
     process::Process,
     store::{ForceReleaseReply, ForceReleaseRequest, KeyStatus, LockStore, StoreError, StoreErrorKind, StoreFuture},
-    telemetry::{metrics, reports::Report},
+    telemetry::{metrics, report::Report},
 };
 
 /// The entry point of this crate: locks in one store, for layers, handlers, jobs and tests.
@@ -256,7 +256,11 @@ impl LockManager {
     /// ```no_run
     /// # use std::time::Duration;
     /// # use tower_lock::LockManager;
-    /// # async fn serve(listener: tokio::net::TcpListener, app: axum::Router, locks: LockManager) -> std::io::Result<()> {
+    /// # async fn serve(
+    /// #     listener: tokio::net::TcpListener,
+    /// #     app: axum::Router,
+    /// #     locks: LockManager,
+    /// # ) -> std::io::Result<()> {
     /// axum::serve(listener, app)
     ///     .with_graceful_shutdown(locks.shutdown_on_signal(Duration::from_secs(20)))
     ///     .await

@@ -29,4 +29,7 @@ pub use self::{
     manager::{LockManager, LockManagerBuilder},
     status::LockStatus,
 };
-pub use crate::{error::QueueBound, proto::section::ReleaseOutcome};
+pub use crate::{
+    error::{InsufficientTime, QueueBound},
+    proto::section::ReleaseOutcome,
+};

@@ -1,7 +1,8 @@
 //! Tests of the lock table under many thread schedules, chosen by shuttle.
 //!
 //! ```sh
-//! RUSTFLAGS='--cfg tower_lock_shuttle' cargo test --lib --target-dir target/schedules shuttle_tests
+//! export RUSTFLAGS='--cfg tower_lock_shuttle'
+//! cargo test --lib --target-dir target/schedules shuttle_tests
 //! ```
 //!
 //! Threads are switched at every mutex. A failure prints its schedule; `SCHEDULE=<text>` in the

@@ -12,10 +12,11 @@ use crate::acquisition::AcquisitionId;
 /// The state of a key: its holder, since when, for how long, and how many wait. Returned by
 /// [`LockManager::inspect`](crate::lock::LockManager::inspect).
 ///
-/// [`Display`](fmt::Display) is one line for a log or a terminal:
+/// [`Display`](fmt::Display) is one line for a log or a terminal, wrapped here:
 ///
 /// ```text
-/// held by api-7:5a66841764ffe1bf:2 since 2026-11-22T03:20:00.123Z, 30.500s left, 1 process waiting, 0 calls waiting here
+/// held by api-7:5a66841764ffe1bf:2 since 2026-11-22T03:20:00.123Z, 30.500s left,
+///     1 process waiting, 0 calls waiting here
 /// ```
 ///
 /// [`Serialize`] is for an admin page. Its names are stable: `holder` (the text of the

@@ -12,7 +12,7 @@ use crate::{
     error::LockLost,
     limits::MAX_RENEWALS_PER_CALL,
     store::{RenewReply, RenewRequest, StoreError, StoreErrorKind},
-    telemetry::reports::Report,
+    telemetry::report::Report,
 };
 
 /// The watchdog of one manager. One task renews all of its grants in batches, every third of a

@@ -87,7 +87,7 @@ impl LockKey {
         for part in parts {
             key.part(&part);
         }
-        key.finish()
+        Self::composed(key)
     }
 
     /// Creates a key whose parts are hashed, for confidential parts.
@@ -106,7 +106,7 @@ impl LockKey {
     pub fn hashed(tuple: impl KeyTuple) -> Self {
         let mut key = KeyWriter::empty();
         tuple.write(&mut key);
-        key.finish_hashed()
+        Self::new(key.finish_hashed(), KeyKind::Composed)
     }
 
     /// Creates a key with exactly this name, for a lock that is shared with another program. It is
@@ -180,10 +180,15 @@ impl LockKey {
 }
 
 impl LockKey {
-    fn new(text: Arc<str>, spelling: KeyKind) -> Self {
+    /// The key that was written.
+    pub(crate) fn composed(writer: KeyWriter) -> Self {
+        Self::new(writer.finish(), KeyKind::Composed)
+    }
+
+    fn new(text: Arc<str>, kind: KeyKind) -> Self {
         static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-        let hash = KEYS.hash_one((&*text, spelling));
-        Self { text, kind: spelling, hash }
+        let hash = KEYS.hash_one((&*text, kind));
+        Self { text, kind, hash }
     }
 }
 
@@ -211,7 +216,7 @@ impl<T: KeyTuple> From<T> for LockKey {
     fn from(tuple: T) -> Self {
         let mut key = KeyWriter::empty();
         tuple.write(&mut key);
-        key.finish()
+        Self::composed(key)
     }
 }
 

@@ -175,6 +175,15 @@ pub fn display<T: fmt::Display>(value: T) -> DisplayPart<T> {
     DisplayPart(value)
 }
 
+// === impl KeyWriter ===
+
+impl KeyWriter {
+    pub(crate) fn part(&mut self, part: &impl KeyPart) {
+        self.push(":");
+        part.write(&mut PartWriter(self));
+    }
+}
+
 // === impl PartWriter ===
 
 impl PartWriter<'_> {

@@ -4,10 +4,6 @@ use std::{fmt, sync::Arc};
 
 use sha2::{Digest, Sha256};
 
-use super::{
-    KeyKind, LockKey,
-    part::{KeyPart, PartWriter},
-};
 use crate::limits::MAX_KEY_BYTES;
 
 /// Writer for the text of a key, in a buffer on the stack.
@@ -40,11 +36,6 @@ impl KeyWriter {
         self.namespace_len = self.len;
     }
 
-    pub(crate) fn part(&mut self, part: &impl KeyPart) {
-        self.push(":");
-        part.write(&mut PartWriter(self));
-    }
-
     pub(super) fn push(&mut self, text: &str) {
         let text = text.as_bytes();
         let fits = text.len().min(MAX_KEY_BYTES - self.len);
@@ -73,14 +64,14 @@ impl KeyWriter {
         self.push(&text[plain_from..]);
     }
 
-    pub(crate) fn finish(self) -> LockKey {
+    pub(super) fn finish(self) -> Arc<str> {
         match self.hasher {
             None => compose(&self.text[..self.len], None),
             Some(long) => compose(&self.text[..MAX_KEY_BYTES - HASH_BYTES], Some(long)),
         }
     }
 
-    pub(super) fn finish_hashed(mut self) -> LockKey {
+    pub(super) fn finish_hashed(mut self) -> Arc<str> {
         let hash = self.hasher.take().unwrap_or_else(|| Sha256::new_with_prefix(&self.text[..self.len]));
         self.len = self.namespace_len.min(MAX_KEY_BYTES - HASH_BYTES - 1);
         self.push(":");
@@ -95,13 +86,12 @@ impl fmt::Debug for KeyWriter {
 }
 
 /// `text` may end within a character, because a long text is cut; that character is dropped.
-fn compose(text: &[u8], hash: Option<Sha256>) -> LockKey {
+fn compose(text: &[u8], hash: Option<Sha256>) -> Arc<str> {
     let text = text.utf8_chunks().next().map_or("", |chunk| chunk.valid());
-    let text = match hash {
+    match hash {
         None => Arc::from(text),
         Some(hash) => Arc::from(format!("{text}~{}", hex(hash))),
-    };
-    LockKey::new(text, KeyKind::Composed)
+    }
 }
 
 /// The first 128 bits in hex.

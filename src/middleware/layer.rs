@@ -24,20 +24,23 @@ use crate::{
 /// # use std::time::Duration;
 /// # use axum::{Router, extract::Path, http::StatusCode, routing::post};
 /// # use tower::ServiceBuilder;
-/// # use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer, timeout::TimeoutLayer, trace::TraceLayer};
+/// # use tower_http::{
+/// #     catch_panic::CatchPanicLayer, cors::CorsLayer, timeout::TimeoutLayer, trace::TraceLayer,
+/// # };
 /// # use tower_lock::{HeldLock, LockLayer, LockManager, key};
 /// # async fn pay(_lock: HeldLock) {}
 /// # fn app(locks: &LockManager) -> Router {
-/// let order = |Path(id): Path<u64>| ("order", id);
+/// let order = key::from_fn(|Path(id): Path<u64>| ("order", id));
+/// let timeout = Duration::from_secs(30);
 /// Router::new()
-///     .route("/orders/{id}/pay", post(pay).route_layer(LockLayer::new(locks, key::from_fn(order))))
+///     .route("/orders/{id}/pay", post(pay).route_layer(LockLayer::new(locks, order)))
 ///     .layer(
 ///         // The first one is the outermost.
 ///         ServiceBuilder::new()
 ///             .layer(TraceLayer::new_for_http())
 ///             .layer(CatchPanicLayer::new())
 ///             .layer(CorsLayer::permissive())    // and authentication
-///             .layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, Duration::from_secs(30))),
+///             .layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, timeout)),
 ///     )
 /// # }
 /// ```
@@ -73,11 +76,14 @@ use crate::{
 /// # #[derive(serde::Deserialize)] struct Claim { family_id: u64, reward_type: u32 }
 /// # async fn claim() {} async fn sell() {}
 /// # fn app(locks: &LockManager) -> Router {
+/// let reward = key::from_fn(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type));
+/// let good = key::from_fn(|Path(id): Path<u64>| ("good", id));
 /// Router::new()
-///     .route("/rewards/claim", post(claim).route_layer(
-///         LockLayer::new(locks, key::from_fn(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type)))))
-///     .route("/goods/{id}/sell", post(sell).route_layer(
-///         LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("good", id))).wait(Duration::from_secs(10))))
+///     .route("/rewards/claim", post(claim).route_layer(LockLayer::new(locks, reward)))
+///     .route(
+///         "/goods/{id}/sell",
+///         post(sell).route_layer(LockLayer::new(locks, good).wait(Duration::from_secs(10))),
+///     )
 /// # }
 /// ```
 ///
@@ -179,7 +185,7 @@ impl<K: KeySource> LockLayer<K> {
     /// # use tower_lock::{LockLayer, key::KeySource, Rejection};
     /// # fn layer<K: KeySource>(layer: LockLayer<K>) -> LockLayer<K> {
     /// layer.on_reject(|rejection| match rejection {
-    ///     Rejection::Busy { .. } => (StatusCode::LOCKED, "another request was faster").into_response(),
+    ///     Rejection::Busy { .. } => (StatusCode::LOCKED, "please try again").into_response(),
     ///     other => other.clone().into_response(),
     /// })
     /// # }

@@ -34,8 +34,12 @@ use crate::{
 /// # fn app(locks: &LockManager) -> Router {
 /// # let order = key::from_parts(|parts| ("order", parts.uri.path().to_owned()));
 /// Router::new()
-///     .route("/orders/{id}/pay", post(pay).route_layer(LockLayer::new(locks, order.clone()).wait(Duration::from_secs(10))))
-///     .route("/orders/{id}/ship", post(ship).route_layer(LockLayer::new(locks, order)))    // waits two seconds
+///     .route("/orders/{id}/ship", post(ship).route_layer(LockLayer::new(locks, order.clone())))
+///     .route(
+///         "/orders/{id}/pay",
+///         post(pay).route_layer(LockLayer::new(locks, order).wait(Duration::from_secs(10))),
+///     )
+///     // For both routes. `pay` has a setting of its own, which wins.
 ///     .layer(LockManagerLayer::new(locks).wait(Duration::from_secs(2)))
 /// # }
 /// ```

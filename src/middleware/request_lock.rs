@@ -50,7 +50,7 @@ impl RequestLock {
     /// The reason to abort the work under this lock, if there is one now.
     pub(super) fn abort_reason(&self) -> Option<LockLost> {
         match self.abort_at {
-            AbortAt::Loss => self.guard.held_lock().ensure_remaining(Duration::ZERO).err(),
+            AbortAt::Loss => self.guard.held_lock().loss(),
             AbortAt::Deadline(end) => {
                 end.is_some_and(|end| end <= Instant::now()).then_some(LockLost::HoldLimitReached)
             }

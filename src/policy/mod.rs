@@ -249,7 +249,8 @@ macro_rules! policy {
         /// # use std::time::Duration;
         /// # use tower_lock::{LockManager, LockPolicy};
         /// # #[cfg(feature = "memory")]
-        /// let patient = LockManager::in_memory().with_policy(LockPolicy::new().wait(Duration::from_secs(2)));
+        /// let locks = LockManager::in_memory()
+        ///     .with_policy(LockPolicy::new().wait(Duration::from_secs(2)));
         /// ```
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[must_use = "setters consume and return the policy"]

@@ -4,7 +4,7 @@
 
 use tracing::warn;
 
-use super::reports::Report;
+use super::report::Report;
 use crate::error::LockLost;
 
 pub(crate) fn write(report: &Report) {

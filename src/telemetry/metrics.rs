@@ -18,7 +18,7 @@ mod enabled {
     use crate::{
         error::LockError,
         store::StoreErrorKind,
-        telemetry::reports::{Report, isolated},
+        telemetry::{isolated::isolated, report::Report},
     };
 
     /// One call for a lock, from its first poll to its result.

@@ -8,6 +8,8 @@ mod log;
 pub(crate) mod metrics;
 #[cfg(not(all(feature = "tracing", feature = "metrics")))]
 mod noop;
+pub(crate) mod isolated;
+pub(crate) mod report;
 pub(crate) mod reports;
 pub(crate) mod throttle;
 pub(crate) mod route;

@@ -57,7 +57,7 @@ mod metrics {
 mod reports {
     use tokio::runtime::Handle;
 
-    use crate::telemetry::reports::Report;
+    use crate::telemetry::report::Report;
 
     #[derive(Debug, Default)]
     pub(crate) struct Reports(());

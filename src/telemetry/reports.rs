@@ -3,58 +3,21 @@
 //! A subscriber or a recorder may block for as long as a pipe is full. A report is therefore queued
 //! and processed on a thread where nothing else waits.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    time::Duration,
-};
-
 #[cfg(any(feature = "tracing", feature = "metrics"))]
 pub(crate) use self::queue::Reports;
 #[cfg(not(any(feature = "tracing", feature = "metrics")))]
 pub(crate) use super::noop::Reports;
-use crate::{error::LockLost, store::StoreErrorKind};
-
-/// An observation to log or to count.
-#[derive(Debug)]
-#[cfg_attr(
-    not(all(feature = "tracing", feature = "metrics")),
-    allow(dead_code, reason = "some are only logged, and some only counted")
-)]
-pub(crate) enum Report {
-    /// A grant ended before its section was released.
-    Lost { fence: u64, why: LockLost },
-    /// A grant has not been renewed for two thirds of its lease.
-    RenewalLate { fence: u64 },
-    /// A grant was renewed with this much of its lease left.
-    Renewed { margin: Duration },
-    /// A call of the store failed or timed out.
-    StoreFailed { operation: &'static str, kind: StoreErrorKind },
-    /// The same with its reason, at most once in an interval.
-    StoreWarning { operation: &'static str, suppressed: u64, reason: String },
-    /// A handler was dropped with its client, because too many finish without theirs.
-    HandlerDropped { suppressed: u64, max: usize, route: String },
-    /// The last manager was dropped while keys are held.
-    Abandoned { held: usize },
-}
-
-/// Runs code of the application. Its panic is reported by the panic hook and ends here, because
-/// `Drop` comes here, too.
-#[cfg_attr(not(any(feature = "tracing", feature = "metrics")), allow(dead_code, reason = "there is no such code"))]
-pub(crate) fn isolated(call: impl FnOnce()) {
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(call)) {
-        // The payload may panic when it is dropped.
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(payload)));
-    }
-}
-
 #[cfg(any(feature = "tracing", feature = "metrics"))]
 mod queue {
     use std::{collections::VecDeque, sync::Arc};
 
     use tokio::runtime::Handle;
 
-    use super::{Report, isolated};
-    use crate::{limits::MAX_QUEUED_REPORTS, sync::Mutex};
+    use crate::{
+        limits::MAX_QUEUED_REPORTS,
+        sync::Mutex,
+        telemetry::{isolated::isolated, report::Report},
+    };
 
     /// The reports that wait, and at most one thread that processes them.
     #[derive(Debug, Default)]
@@ -142,38 +105,5 @@ mod queue {
                 tracing::dispatcher::with_default(&self.subscriber, || crate::telemetry::log::write(&self.report));
             });
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Panics again when it is dropped.
-    struct PanicOnDrop;
-
-    impl Drop for PanicOnDrop {
-        fn drop(&mut self) {
-            panic!("once more");
-        }
-    }
-
-    #[test]
-    fn panics_of_subscribers_and_recorders_are_contained() {
-        isolated(|| panic!("a subscriber"));
-        isolated(|| std::panic::panic_any(PanicOnDrop));
-        struct CallsWhenDropped;
-        impl Drop for CallsWhenDropped {
-            fn drop(&mut self) {
-                isolated(|| panic!("while its thread unwinds"));
-            }
-        }
-        assert!(
-            catch_unwind(|| {
-                let _calls = CallsWhenDropped;
-                panic!("a handler");
-            })
-            .is_err()
-        );
     }
 }

@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use super::reports::Report;
+use super::report::Report;
 use crate::{clock::BootInstant, limits::WARN_INTERVAL, store::StoreError};
 
 /// Lets one warning of its kind through in each interval, and counts those that it suppressed.

@@ -14,10 +14,12 @@
 //!
 //! # async fn claim() {}
 //! fn app(locks: &LockManager) -> Router {
-//!     Router::new().route("/claim", post(claim).route_layer(LockLayer::new(locks, key::from_parts(|_| ("claim",)))))
+//!     let layer = LockLayer::new(locks, key::fixed(("claim",)));
+//!     Router::new().route("/claim", post(claim).route_layer(layer))
 //! }
 //!
-//! #[tokio::main(flavor = "current_thread", start_paused = true)]      // `#[tokio::test(start_paused = true)]`
+//! // In a test: `#[tokio::test(start_paused = true)]`.
+//! #[tokio::main(flavor = "current_thread", start_paused = true)]
 //! async fn main() {
 //!     let store = TestStore::new();
 //!     let app = app(&LockManager::new(store.clone()));
@@ -38,7 +40,8 @@
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
 //! # async fn main() -> Result<(), LockError> {
 //! let clock = Clock::default();
-//! let locks = LockManager::builder(TestStore::with_clock(clock.clone())).clock(clock.clone()).build();
+//! let store = TestStore::with_clock(clock.clone());
+//! let locks = LockManager::builder(store).clock(clock.clone()).build();
 //! let guard = locks.lock(("account", 7)).await?;
 //! clock.jump(Duration::from_secs(60));
 //! assert!(guard.held_lock().remaining().is_zero());
@@ -47,6 +50,7 @@
 //! ```
 
 pub mod conformance;
+mod held_lock;
 mod store;
 
 pub use self::store::{Chaos, Fault, FaultPoint, StoreOp, TestStore};

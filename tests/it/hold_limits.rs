@@ -6,6 +6,7 @@ use axum::{Router, http::StatusCode, response::IntoResponse, routing::get};
 use tokio::time::{Instant, sleep};
 use tower_lock::{
     Lease, LockError, LockKey, LockLayer, LockLost, LockManager, LockPolicy, Rejection, RunError,
+    lock::InsufficientTime,
     test_util::{Clock, Fault, StoreOp, TestStore},
 };
 
@@ -32,11 +33,14 @@ async fn lock_is_lost_at_max_hold_despite_renewals() {
         sleep(s(1)).await;
         let guard = locks.with_policy(policy).lock(key()).await.expect("free");
         let (began, view) = (Instant::now(), guard.held_lock());
-        assert!(view.remaining() <= s(limit) && view.ensure_remaining(s(limit) + s(1)) == Err(LockLost::TooShort));
+        let required = s(limit) + s(1);
+        let too_short = Err(InsufficientTime::TooShort { remaining: view.remaining(), required });
+        assert!(view.remaining() <= s(limit));
+        assert_eq!(view.ensure_remaining(required), too_short);
         assert_eq!((view.lost().await, began.elapsed().as_secs()), (LockLost::HoldLimitReached, limit));
         assert_eq!(
             (view.remaining(), view.ensure_remaining(Duration::ZERO)),
-            (Duration::ZERO, Err(LockLost::HoldLimitReached))
+            (Duration::ZERO, Err(LockLost::HoldLimitReached.into()))
         );
         // The guard is not polled; its key is released nevertheless, after the lock-delay.
         drop(locks.lock(key()).await.expect("a grant").release());

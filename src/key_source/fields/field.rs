@@ -59,7 +59,8 @@ pub fn header(name: &'static str) -> Field {
 /// ```
 /// # use tower_lock::{LockLayer, LockManager, key};
 /// # fn layer(locks: &LockManager) {
-/// LockLayer::new(locks, key::from_fields("order", key::query_param("id")));       // /pay?id=7: order:7
+/// // /pay?id=7: order:7
+/// LockLayer::new(locks, key::from_fields("order", key::query_param("id")));
 /// # }
 /// ```
 ///
@@ -142,8 +143,10 @@ pub fn path_param(name: &'static str) -> Field {
 /// # use tower_lock::{LockLayer, LockManager, key};
 /// # async fn claim() {}
 /// # fn app(locks: &LockManager) -> Router {
-/// Router::new().route("/rewards/claim", post(claim).route_layer(
-///     LockLayer::new(locks, key::from_fields("reward", (key::json_field("family_id"), key::json_field("reward_type"))))))  // reward:42:gold
+/// // {"family_id": 42, "reward_type": "gold"}: reward:42:gold
+/// let fields = (key::json_field("family_id"), key::json_field("reward_type"));
+/// let layer = LockLayer::new(locks, key::from_fields("reward", fields));
+/// Router::new().route("/rewards/claim", post(claim).route_layer(layer))
 /// # }
 /// ```
 ///
@@ -176,8 +179,10 @@ pub fn json_field(name: &'static str) -> Field {
 /// # use tower_lock::{LockLayer, LockManager, key};
 /// # async fn seat() {}
 /// # fn app(locks: &LockManager) -> Router {
-/// Router::new().route("/seats", post(seat).route_layer(
-///     LockLayer::new(locks, key::from_fields("seat", (key::form_field("row"), key::form_field("no"))))))       // row=B&no=7: seat:B:7
+/// // row=B&no=7: seat:B:7
+/// let fields = (key::form_field("row"), key::form_field("no"));
+/// let layer = LockLayer::new(locks, key::from_fields("seat", fields));
+/// Router::new().route("/seats", post(seat).route_layer(layer))
 /// # }
 /// ```
 ///

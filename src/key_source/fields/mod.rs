@@ -31,8 +31,11 @@ use crate::{
 /// ```
 /// # use tower_lock::{LockLayer, LockManager, key};
 /// # fn layers(locks: &LockManager) {
-/// LockLayer::new(locks, key::from_fields("order", key::query_param("id")));                           // order:7
-/// LockLayer::new(locks, key::from_fields("order", (key::header("x-tenant"), key::query_param("id"))));     // order:acme:7
+/// // order:7
+/// LockLayer::new(locks, key::from_fields("order", key::query_param("id")));
+/// // order:acme:7
+/// let fields = (key::header("x-tenant"), key::query_param("id"));
+/// LockLayer::new(locks, key::from_fields("order", fields));
 /// # }
 /// ```
 ///

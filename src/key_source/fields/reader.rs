@@ -119,6 +119,6 @@ impl<'a> FieldReader<'a> {
                 }
             }
         }
-        Ok(key.finish())
+        Ok(LockKey::composed(key))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{LockEntry, queue_ops::busy_error};
+use super::LockEntry;
 use crate::{
     acquisition::AcquisitionId,
     clock::BootInstant,
@@ -116,7 +116,7 @@ impl<D: DriverTypes> LockEntry<D> {
                 // The reply may be older than messages that were lost.
                 let must_recheck =
                     attempt.recheck_after_reply || env.lagged_at.is_some_and(|lagged_at| sent_at < lagged_at);
-                self.reject_non_waiting(env, busy_error);
+                self.reject_non_waiting(env, LockError::busy);
                 self.abandon_if_unwanted(env);
                 if must_recheck {
                     self.send_acquire(env);
@@ -129,7 +129,7 @@ impl<D: DriverTypes> LockEntry<D> {
             }
             Ok(AcquireReply::Busy { lease_left }) => {
                 attempt.holder_expires_at = env.now().saturating_add(lease_left);
-                self.reject_non_waiting(env, busy_error);
+                self.reject_non_waiting(env, LockError::busy);
                 if self.queue.is_empty() {
                     self.finish_attempt(sent_at, env);
                 } else {

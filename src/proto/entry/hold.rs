@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{LockEntry, queue_ops::busy_error};
+use super::LockEntry;
 use crate::{
     acquisition::AcquisitionId,
     clock::BootInstant,
@@ -87,7 +87,7 @@ impl<D: DriverTypes> LockEntry<D> {
             }
         }
         holding.active = Some(ActiveSection { section, owner, holds, any_dropped: false, any_released: false });
-        self.reject_non_waiting(env, busy_error);
+        self.reject_non_waiting(env, LockError::busy);
     }
 
     /// Ends one hold of the section. Returns the outcome of the release, or `None` if the store is
@@ -298,7 +298,7 @@ impl<D: DriverTypes> LockEntry<D> {
             let error = if waits {
                 LockError::TimedOut { waited: Duration::ZERO, lease_left, ahead }
             } else {
-                busy_error(lease_left, ahead)
+                LockError::busy(lease_left, ahead)
             };
             env.actions.push(Action::Recall(waiter.clone(), error));
         });

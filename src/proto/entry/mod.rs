@@ -12,8 +12,8 @@
 //!          │     │ waiters left   │ no waiter left    │ ended or lost              │ error
 //!          │     │                ▼                   ▼                            ▼
 //!          │   ┌─┴───────────────────────────────────────────────────────────────────┐
-//!          └──►│                              Releasing                              ├───► no entry
-//!              └─────────────────────────────────────────────────────────────────────┘ no waiters
+//!          └──►│                              Releasing                              ├─► no entry
+//!              └─────────────────────────────────────────────────────────────────────┘ no waiter
 //! ```
 //!
 //! `Releasing` is no state of an attempt: the attempt has ended, and its release blocks the

@@ -28,7 +28,7 @@ impl<D: DriverTypes> LockEntry<D> {
             self.check_expired(env);
             if self.is_contended() {
                 let position = self.position(self.queue.len(), env.now());
-                return env.reject(request, busy_error(position.lease_left, position.ahead));
+                return env.reject(request, LockError::busy(position.lease_left, position.ahead));
             }
         }
         // While no section runs, the first waiter is the one that the acquire is for. It does not
@@ -45,7 +45,7 @@ impl<D: DriverTypes> LockEntry<D> {
                 let bound = if is_full { QueueBound::Key } else { QueueBound::Process };
                 LockError::QueueFull { ahead: position.ahead, bound }
             } else {
-                busy_error(position.lease_left, position.ahead)
+                LockError::busy(position.lease_left, position.ahead)
             };
             return env.reject(request, error);
         }
@@ -71,7 +71,7 @@ impl<D: DriverTypes> LockEntry<D> {
             return None;
         }
         let position = self.position(self.queue.len(), now);
-        Some(busy_error(position.lease_left, position.ahead))
+        Some(LockError::busy(position.lease_left, position.ahead))
     }
 
     /// Returns `true` if the parent request of this task holds the key or waits for it. If the
@@ -172,8 +172,4 @@ impl<D: DriverTypes> LockEntry<D> {
             env.reject(request, error(lease_left, at + 1));
         }
     }
-}
-
-pub(super) fn busy_error(lease_left: Duration, ahead: usize) -> LockError {
-    LockError::Busy { lease_left, ahead }
 }

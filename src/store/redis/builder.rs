@@ -1,10 +1,10 @@
-//! Builder of a store: URL, timeouts, TLS, pool.
+//! Builder and constructors of a store: URL, timeouts, TLS, pool.
 
 use std::{env, pin::Pin, sync::Arc, time::Duration};
 
 use deadpool_redis::{
     Config, Pool,
-    redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo},
+    redis::{Client, ConnectionInfo, IntoConnectionInfo},
 };
 use tokio::{
     sync::Notify,
@@ -12,17 +12,22 @@ use tokio::{
 };
 
 use super::{
-    RedisStore, Shared,
+    address::Address,
     connection::{SharedConnection, Source, Timeouts},
     error::RedisConnectError,
-    proto::{Keyspace, escape_control},
+    proto::Keyspace,
     self_test::self_test,
+    server::Server,
     socket::Connector,
+    store::{RedisStore, Shared},
     subscriber::Subscriber,
 };
 use crate::{
     clock::Clock,
-    limits::{CONNECT_TIMEOUT, REDIS_PREFIX, STORE_CALL_TIMEOUT},
+    limits::{
+        CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX, REDIS_PREFIX, REDIS_TIMEOUT_MIN, STORE_CALL_TIMEOUT,
+        STORE_CALL_TIMEOUT_MAX,
+    },
 };
 
 /// Builder for a [`RedisStore`] with non-default settings.
@@ -157,12 +162,12 @@ impl RedisStoreBuilder {
         let prefix = self.prefix.as_deref().unwrap_or(REDIS_PREFIX);
         let keyspace = Keyspace::new(prefix).map_err(|_| RedisConnectError::InvalidPrefix(prefix.to_owned()))?;
         let checked = |setting, value: Option<Duration>, default, max| match value.unwrap_or(default) {
-            value if (MIN_TIMEOUT..=max).contains(&value) => Ok(value),
+            value if (REDIS_TIMEOUT_MIN..=max).contains(&value) => Ok(value),
             value => Err(RedisConnectError::InvalidTimeout { setting, value }),
         };
         let timeouts = Timeouts {
-            call: checked("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, MAX_CALL_TIMEOUT)?,
-            connect: checked("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, MAX_CONNECT_TIMEOUT)?,
+            call: checked("call_timeout", self.call_timeout, STORE_CALL_TIMEOUT, STORE_CALL_TIMEOUT_MAX)?,
+            connect: checked("connect_timeout", self.connect_timeout, CONNECT_TIMEOUT, CONNECT_TIMEOUT_MAX)?,
         };
         let client = Client::open(address.info).map_err(|error| RedisConnectError::InvalidUrl(error.into()))?;
         let connector = Connector::new(client, timeouts.connect, timeouts.call);
@@ -170,12 +175,9 @@ impl RedisStoreBuilder {
         let recovered = Arc::new(Notify::new());
         let [acquire_conn, release_conn] = [source.clone(), source]
             .map(|source| Arc::new(SharedConnection::new(source, timeouts, Arc::clone(&recovered))));
-        let connections = [Arc::clone(&acquire_conn), Arc::clone(&release_conn)];
+        let server = Server { connector, address: address.display, keyspace, timeouts, acquire_conn, release_conn };
         Ok(Arc::new(Shared {
-            subscriber: Subscriber::new(connector, address.display, keyspace.clone(), timeouts, connections, recovered),
-            acquire_conn,
-            release_conn,
-            keyspace,
+            subscriber: Subscriber::new(server, recovered),
             clock: Clock::default(),
             server_clock: Default::default(),
             warned_of_missing_ttl: Default::default(),
@@ -186,11 +188,11 @@ impl RedisStoreBuilder {
 
     /// Runs the self-test. A server that starts shortly after the service is retried.
     async fn test_connection(shared: Arc<Shared>) -> Result<RedisStore, RedisConnectError> {
-        let deadline = Instant::now() + shared.subscriber.timeouts.connect;
+        let deadline = Instant::now() + shared.subscriber.server().timeouts.connect;
         loop {
             // Boxed: the nested future type is too deep for the default limit of the caller's
             // compiler.
-            let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(&shared.subscriber));
+            let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(shared.subscriber.server()));
             match test.await {
                 Ok((pubsub, server_us)) => {
                     shared.server_clock().observe(server_us, shared.clock.now());
@@ -207,82 +209,62 @@ impl RedisStoreBuilder {
     }
 }
 
+impl RedisStore {
+    /// Connects to a URL: `redis://user:password@host:port/database`, `rediss://` for TLS (feature
+    /// `redis-tls`), or `unix:///path`.
+    ///
+    /// # Errors
+    ///
+    /// A [`RedisConnectError`]: the URL is invalid, the server cannot be reached or is too old, or
+    /// a permission is missing.
+    pub async fn connect(url: &str) -> Result<Self, RedisConnectError> {
+        Self::builder().connect(url).await
+    }
+
+    /// Connects to the URL in the environment variable `REDIS_URL`.
+    ///
+    /// # Errors
+    ///
+    /// As of [`connect`](Self::connect), and [`RedisConnectError::MissingUrl`].
+    pub async fn from_env() -> Result<Self, RedisConnectError> {
+        Self::builder().from_env().await
+    }
+
+    /// As [`connect`](Self::connect), but does not wait for Redis: the service starts while Redis
+    /// is down. See [`RedisStoreBuilder::connect_lazy`].
+    ///
+    /// # Errors
+    ///
+    /// The URL is invalid.
+    pub fn connect_lazy(url: &str) -> Result<Self, RedisConnectError> {
+        Self::builder().connect_lazy(url)
+    }
+
+    /// Connects to the address of a `deadpool` configuration. See
+    /// [`RedisStoreBuilder::from_config`].
+    ///
+    /// # Errors
+    ///
+    /// As of [`connect`](Self::connect).
+    pub async fn from_config(config: &Config) -> Result<Self, RedisConnectError> {
+        Self::builder().from_config(config).await
+    }
+
+    /// Takes the connections for calls from a pool, and connects to this address for messages. See
+    /// [`RedisStoreBuilder::from_pool`].
+    ///
+    /// # Errors
+    ///
+    /// As of [`connect`](Self::connect).
+    pub async fn from_pool(pool: Pool, address: impl IntoConnectionInfo) -> Result<Self, RedisConnectError> {
+        Self::builder().from_pool(pool, address).await
+    }
+
+    /// Builder for a store with non-default settings.
+    pub fn builder() -> RedisStoreBuilder {
+        RedisStoreBuilder::default()
+    }
+}
+
 /// A connection fails without a new connect until its reconnect delay has passed.
 const RETRY_INTERVAL: Duration = SharedConnection::RECONNECT_DELAY.saturating_add(Duration::from_millis(10));
-
-/// Bounds of the timeouts.
-pub(super) const MIN_TIMEOUT: Duration = Duration::from_millis(50);
-pub(super) const MAX_CALL_TIMEOUT: Duration = Duration::from_secs(5);
-pub(super) const MAX_CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// An address, and its text without user and password.
-struct Address {
-    info: ConnectionInfo,
-    display: String,
-}
-
-impl Address {
-    /// `origin`: prefix of error messages.
-    fn parse(url: &str, origin: &str) -> Result<Self, RedisConnectError> {
-        let wants_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
-        if wants_tls && !cfg!(feature = "redis-tls") {
-            return Err(RedisConnectError::TlsNotEnabled);
-        }
-        let hint = url_hint(url);
-        let info = url.into_connection_info().map_err(|_| {
-            let hint = hint.as_deref().unwrap_or("example: `redis://user:password@host:6379/0`");
-            RedisConnectError::InvalidUrl(format!("{origin}{hint}").into())
-        })?;
-        let mut address = Self::from_info(info, origin)?;
-        if let Some(hint) = hint {
-            // The parsed host may be part of a password.
-            address.display = format!("{origin}{hint}");
-        }
-        Ok(address)
-    }
-
-    fn from_info(info: ConnectionInfo, origin: &str) -> Result<Self, RedisConnectError> {
-        if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
-            #[cfg(not(feature = "redis-tls"))]
-            return Err(RedisConnectError::TlsNotEnabled);
-            // The provider that the process has installed: rustls panics without one, and if the
-            // features of two crates enable different ones.
-            #[cfg(feature = "redis-tls")]
-            if rustls::crypto::CryptoProvider::get_default().is_none() {
-                let _ = rustls::crypto::ring::default_provider().install_default();
-            }
-        }
-        let display = format!("{origin}{}", escape_control(&info.addr().to_string()));
-        Ok(Self { info: with_nodelay(info), display })
-    }
-}
-
-/// The likely mistake in a URL, without any part that may be secret.
-fn url_hint(url: &str) -> Option<String> {
-    if url.trim().is_empty() {
-        return Some("it is empty (example: `redis://host:6379`)".to_owned());
-    }
-    let Some((scheme, rest)) = url.split_once("://") else {
-        // The part after the last `@` contains no password.
-        let host = url.rsplit('@').next().unwrap_or_default();
-        return Some(format!("it has no scheme; did you mean `redis://{}`?", escape_control(host)));
-    };
-    if scheme.starts_with("unix") || scheme == "redis+unix" {
-        return None;
-    }
-    if scheme.starts_with("http") {
-        return Some("its scheme is not `redis`, `rediss` or `unix` (example: `redis://host:6379`)".to_owned());
-    }
-    let at = rest.rfind('@')?;
-    let is_ambiguous = rest[..at].contains(['@', '#', '/', '?']);
-    is_ambiguous.then(|| {
-        "`@`, `#`, `/`, `?` and `%` in a user or a password must be encoded: `%40`, `%23`, `%2F`, `%3F` and `%25`"
-            .to_owned()
-    })
-}
-
-/// Disables Nagle's algorithm: a call does not wait for the reply to the previous one.
-fn with_nodelay(address: ConnectionInfo) -> ConnectionInfo {
-    let settings = address.tcp_settings().clone().set_nodelay(true);
-    address.set_tcp_settings(settings)
-}

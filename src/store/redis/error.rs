@@ -7,15 +7,13 @@ use deadpool_redis::{
     redis::{ErrorKind, RedisError, ServerErrorKind},
 };
 
-#[cfg(doc)]
-use super::RedisStore;
-use super::{
-    builder::{MAX_CALL_TIMEOUT, MAX_CONNECT_TIMEOUT, MIN_TIMEOUT},
-    proto::{InvalidName, UnexpectedReply, escape_control},
+use super::proto::{InvalidName, UnexpectedReply, escape_control};
+use crate::{
+    limits::{CONNECT_TIMEOUT_MAX, REDIS_TIMEOUT_MIN, STORE_CALL_TIMEOUT_MAX},
+    store::{StoreError, StoreErrorKind},
 };
-use crate::store::{StoreError, StoreErrorKind};
 
-/// Error of connecting a [`RedisStore`].
+/// Error of connecting a [`RedisStore`](crate::RedisStore).
 ///
 /// `Debug` prints the message and all causes on one line, so that `main` can return this error.
 #[derive(thiserror::Error)]
@@ -34,7 +32,7 @@ pub enum RedisConnectError {
     #[error("invalid prefix `{0}`: a prefix is 1 to 64 of [A-Za-z0-9._-], and not `tower-lock`")]
     InvalidPrefix(String),
     /// A timeout of the builder is out of range.
-    #[error("`{setting}` is {value:?}, but must be from {MIN_TIMEOUT:?} to {:?}", max_timeout(.setting))]
+    #[error("`{setting}` is {value:?}, but must be from {REDIS_TIMEOUT_MIN:?} to {:?}", max_timeout(.setting))]
     InvalidTimeout {
         /// `connect_timeout` or `call_timeout`.
         setting: &'static str,
@@ -276,7 +274,7 @@ fn pubsub_message(address: &str, receivers: u64, received: bool) -> String {
 }
 
 fn max_timeout(setting: &str) -> Duration {
-    if setting == "call_timeout" { MAX_CALL_TIMEOUT } else { MAX_CONNECT_TIMEOUT }
+    if setting == "call_timeout" { STORE_CALL_TIMEOUT_MAX } else { CONNECT_TIMEOUT_MAX }
 }
 
 /// An error and its causes on one line, without control characters: a server may have chosen the

@@ -10,8 +10,7 @@ use super::{
     connection::{Query, SharedConnection},
     error::{CallError, RedisConnectError},
     proto::{self, SelfTestReport, escape_control},
-    subscriber::Subscriber,
-    warn_fence_replaced,
+    server::Server,
 };
 use crate::{lock_key::LockKey, process::Process, store::StoreErrorKind};
 
@@ -29,9 +28,9 @@ impl From<RedisConnectError> for SelfTestError {
 }
 
 /// Executes every command that locks need. Returns the pub/sub connection and the server's clock.
-pub(super) async fn self_test(subscriber: &Subscriber) -> Result<(PubSub, i64), SelfTestError> {
-    let timeouts = subscriber.timeouts;
-    let address = || subscriber.address.clone();
+pub(super) async fn self_test(server: &Server) -> Result<(PubSub, i64), SelfTestError> {
+    let timeouts = server.timeouts;
+    let address = || server.address.clone();
     let failed = |error: CallError| {
         use StoreErrorKind::{Failover, Timeout, Unavailable};
 
@@ -42,14 +41,14 @@ pub(super) async fn self_test(subscriber: &Subscriber) -> Result<(PubSub, i64), 
     let all_refused =
         |refusals| SelfTestError::from(RedisConnectError::PermissionDenied { address: address(), refusals });
     let refused = |error: &dyn fmt::Display| all_refused(vec![escape_control(&error.to_string())]);
-    let [acquire_conn, release_conn] = &subscriber.connections;
+    let Server { acquire_conn, release_conn, .. } = server;
     // Connecting may take longer than a call.
     acquire_conn.ready().await.map_err(failed)?;
     release_conn.ready().await.map_err(failed)?;
-    check_server(acquire_conn, &subscriber.address, &failed).await?;
+    check_server(acquire_conn, &server.address, &failed).await?;
     let test_id = format!("self-test:{:016x}", Process::default().random_bits());
-    let channel = subscriber.keyspace.inbox(&test_id);
-    let mut pubsub = subscriber.connect().await.map_err(failed)?;
+    let channel = server.keyspace.inbox(&test_id);
+    let mut pubsub = server.connect_pubsub().await.map_err(failed)?;
     match timeout(timeouts.call, pubsub.subscribe(&channel)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) if error.code() == Some("NOPERM") => return Err(refused(&error)),
@@ -57,7 +56,7 @@ pub(super) async fn self_test(subscriber: &Subscriber) -> Result<(PubSub, i64), 
         Err(_) => return Err(failed(CallError::NoReply)),
     }
     let key = LockKey::from(("self-test", test_id.as_str()));
-    let call = subscriber.keyspace.self_test(&key, &channel, "1 hello").map_err(|name| failed(name.into()))?;
+    let call = server.keyspace.self_test(&key, &channel, "1 hello").map_err(|name| failed(name.into()))?;
     let run = async |query| {
         // On the connection that is not yet in use.
         release_conn.query(query, timeouts.call_deadline()).await.map_err(|error| match error {
@@ -83,7 +82,7 @@ pub(super) async fn self_test(subscriber: &Subscriber) -> Result<(PubSub, i64), 
         });
     }
     if let Some(found) = invalid_fence {
-        warn_fence_replaced(&subscriber.keyspace, &found);
+        server.warn_fence_replaced(&found);
     }
     let received = matches!(timeout(timeouts.call, pubsub.on_message().next()).await, Ok(Some(_)));
     if !received || receivers == 0 {
@@ -110,8 +109,8 @@ async fn check_server(
         Err(CallError::Redis(error)) if error.code() == Some("NOPERM") => Ok(None),
         Err(error) => Err(failed(error)),
     };
-    let (server, memory) = (section("server").await?, section("memory").await?);
-    match server.as_deref().and_then(|info| info_field(info, "redis_version")) {
+    let (info, memory) = (section("server").await?, section("memory").await?);
+    match info.as_deref().and_then(|info| info_field(info, "redis_version")) {
         Some(version) if is_unsupported(version) => {
             return Err(RedisConnectError::UnsupportedVersion {
                 address: address.to_owned(),

@@ -19,13 +19,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at},
 };
 
-use super::{
-    connection::{SharedConnection, Timeouts},
-    error::{CallError, RedisConnectError},
-    proto::Keyspace,
-    self_test::self_test,
-    socket::Connector,
-};
+use super::{connection::SharedConnection, error::RedisConnectError, self_test::self_test, server::Server};
 use crate::{
     limits::{QUEUE_POLL_INTERVAL, RETRY_MAX, RETRY_MIN, STORE_TIMEOUT},
     store::{EventSink, StoreEvent},
@@ -35,19 +29,13 @@ use crate::{
 /// The pub/sub connection for all sinks. It is replaced when it breaks.
 #[derive(Debug)]
 pub(super) struct Subscriber {
-    connector: Connector,
-    /// The address, without user and password.
-    pub(super) address: String,
-    pub(super) keyspace: Keyspace,
-    pub(super) timeouts: Timeouts,
+    server: Server,
     /// By channel.
     subscriptions: Mutex<HashMap<String, Subscription>>,
     /// A subscription was added.
     added: Notify,
     /// The server reports no subscriber for a channel.
     subscription_lost: Notify,
-    /// The connections for calls. Their health checks run here, too.
-    pub(super) connections: [Arc<SharedConnection>; 2],
     /// A call got a reply after an outage: reconnect without delay.
     recovered: Arc<Notify>,
     /// The result of the self-test.
@@ -86,42 +74,32 @@ impl Subscriber {
     /// dead and loses its queue entry. It usually takes one round trip. If it takes longer, polls
     /// replace the events.
     const SUBSCRIBE_WAIT: Duration = Duration::from_millis(250);
-    /// Interval of the health checks: an interrupted connection health_ticks like an idle one.
+    /// Interval of the health checks: an interrupted connection looks like an idle one.
     const HEALTH_INTERVAL: Duration = QUEUE_POLL_INTERVAL;
     /// A reconnect takes less than this. A longer disconnection is an outage.
     const DISCONNECTED_AFTER: Duration = STORE_TIMEOUT.saturating_mul(3);
     /// Time without a health check after which the task counts as stopped.
     const STALE_AFTER: Duration = STORE_TIMEOUT.saturating_mul(4);
 
-    pub(super) fn new(
-        connector: Connector,
-        address: String,
-        keyspace: Keyspace,
-        timeouts: Timeouts,
-        connections: [Arc<SharedConnection>; 2],
-        recovered: Arc<Notify>,
-    ) -> Arc<Self> {
-        let (subscriptions, added, subscription_lost) = (Mutex::default(), Notify::new(), Notify::new());
-        let (disconnected_since, task) = (Mutex::default(), Mutex::default());
-        let check_result = watch::Sender::new(Check::Pending);
+    pub(super) fn new(server: Server, recovered: Arc<Notify>) -> Arc<Self> {
         Arc::new(Self {
-            connector,
-            address,
-            keyspace,
-            timeouts,
-            subscriptions,
-            added,
-            subscription_lost,
-            connections,
+            server,
+            subscriptions: Mutex::default(),
+            added: Notify::new(),
+            subscription_lost: Notify::new(),
             recovered,
-            check_result,
-            disconnected_since,
-            task,
+            check_result: watch::Sender::new(Check::Pending),
+            disconnected_since: Mutex::default(),
+            task: Mutex::default(),
         })
     }
 
+    pub(super) fn server(&self) -> &Server {
+        &self.server
+    }
+
     pub(super) fn add(&self, sink: EventSink) {
-        let channel = self.keyspace.inbox(sink.manager());
+        let channel = self.server.keyspace.inbox(sink.manager());
         self.subscriptions().insert(channel, Subscription { sink, is_subscribed: watch::Sender::new(false) });
         self.added.notify_one();
     }
@@ -131,7 +109,7 @@ impl Subscriber {
         self.start(None);
         let is_subscribed = self
             .subscriptions()
-            .get(&self.keyspace.inbox(process))
+            .get(&self.server.keyspace.inbox(process))
             .map(|subscription| subscription.is_subscribed.subscribe());
         let Some(mut is_subscribed) = is_subscribed else { return false };
         matches!(timeout(Self::SUBSCRIBE_WAIT, is_subscribed.wait_for(|is_subscribed| *is_subscribed)).await, Ok(Ok(_)))
@@ -158,18 +136,13 @@ impl Subscriber {
         self.disconnected_since.lock().is_none()
     }
 
-    pub(super) async fn connect(&self) -> Result<PubSub, CallError> {
-        let connection = timeout(self.timeouts.connect, self.connector.connect_pubsub()).await;
-        Ok(connection.map_err(|_| CallError::ConnectTimeout)??)
-    }
-
     /// Connects. The first connection is that of the self-test.
     async fn connect_checked(&self) -> Option<PubSub> {
         if matches!(*self.check_result.borrow(), Check::Passed) {
-            return self.connect().await.ok();
+            return self.server.connect_pubsub().await.ok();
         }
         // Boxed: the nested future type is too deep for the compiler's default limit.
-        let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(self));
+        let test: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(self_test(&self.server));
         match test.await {
             Ok((pubsub, _)) => {
                 self.check_passed();
@@ -240,9 +213,11 @@ impl Subscriber {
             loop {
                 sleep(Self::HEALTH_INTERVAL).await;
                 *last_active.lock() = Instant::now();
-                let [acquire_conn, release_conn] = &self.connections;
-                let (_, _) =
-                    tokio::join!(self.check_subscribed(acquire_conn), release_conn.ping(self.timeouts.call_deadline()));
+                let Server { acquire_conn, release_conn, .. } = &self.server;
+                let (_, _) = tokio::join!(
+                    self.check_subscribed(acquire_conn),
+                    release_conn.ping(self.server.timeouts.call_deadline())
+                );
             }
         };
         tokio::join!(self.receive(connection), health_checks);
@@ -255,7 +230,7 @@ impl Subscriber {
             subscription.is_subscribed.borrow().then(|| channel.clone())
         };
         let Some(channel) = self.subscriptions().iter().find_map(subscribed_channel) else {
-            return drop(connection.ping(self.timeouts.call_deadline()).await);
+            return drop(connection.ping(self.server.timeouts.call_deadline()).await);
         };
         if connection.subscriber_count(&channel).await == Some(0) {
             self.subscription_lost.notify_one();
@@ -315,7 +290,7 @@ struct PubSubSession<'a> {
 }
 
 impl PubSubSession<'_> {
-    /// Receives until the connection breaks. Returns whether it ever has_worked.
+    /// Receives until the connection breaks. Returns whether it has worked.
     async fn run(&mut self, mut messages: PubSubStream) -> bool {
         let mut has_worked = false;
         let mut health_ticks = interval(Subscriber::HEALTH_INTERVAL);
@@ -324,7 +299,7 @@ impl PubSubSession<'_> {
             tokio::select! {
                 message = messages.next() => {
                     let Some(message) = message else { return has_worked };
-                    let event = self.subscriber.keyspace.parse_event(message.get_payload_bytes());
+                    let event = self.subscriber.server.keyspace.parse_event(message.get_payload_bytes());
                     self.subscriber.send(message.get_channel_name(), event);
                     continue;
                 }
@@ -332,12 +307,12 @@ impl PubSubSession<'_> {
                 () = self.subscriber.subscription_lost.notified() => return has_worked,
                 // The first tick is immediate.
                 _ = health_ticks.tick() => {
-                    if !matches!(timeout(self.subscriber.timeouts.call, self.sink.ping::<()>()).await, Ok(Ok(()))) {
+                    if !matches!(timeout(self.subscriber.server.timeouts.call, self.sink.ping::<()>()).await, Ok(Ok(()))) {
                         return has_worked;
                     }
                 }
             }
-            if !matches!(timeout(self.subscriber.timeouts.call, self.sync_channels()).await, Ok(Ok(()))) {
+            if !matches!(timeout(self.subscriber.server.timeouts.call, self.sync_channels()).await, Ok(Ok(()))) {
                 return has_worked;
             }
             has_worked = true;

@@ -1,0 +1,49 @@
+//! The server: its address, the names in it, and the connections to it.
+
+use std::sync::Arc;
+
+use deadpool_redis::redis::aio::PubSub;
+use tokio::time::timeout;
+
+use super::{
+    connection::{SharedConnection, Timeouts},
+    error::CallError,
+    proto::Keyspace,
+    socket::Connector,
+};
+
+/// The server of a store.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) connector: Connector,
+    /// The address, without user and password.
+    pub(super) address: String,
+    pub(super) keyspace: Keyspace,
+    pub(super) timeouts: Timeouts,
+    /// For acquisitions.
+    pub(super) acquire_conn: Arc<SharedConnection>,
+    /// For renewals and releases, which never queue behind acquisitions.
+    pub(super) release_conn: Arc<SharedConnection>,
+}
+
+impl Server {
+    /// Opens a connection for messages.
+    pub(super) async fn connect_pubsub(&self) -> Result<PubSub, CallError> {
+        let connection = timeout(self.timeouts.connect, self.connector.connect_pubsub()).await;
+        Ok(connection.map_err(|_| CallError::ConnectTimeout)??)
+    }
+
+    /// Warns that the stored value was not a fence, and that a script replaced it by the server's
+    /// clock.
+    #[cfg_attr(not(feature = "tracing"), expect(unused_variables, clippy::unused_self, reason = "there is no log"))]
+    pub(super) fn warn_fence_replaced(&self, found: &str) {
+        #[cfg(feature = "tracing")]
+        tracing::warn!(
+            target: "tower_lock",
+            "the key of the last fencing token in Redis, `{key}`, contained {found}: not a number, or more than a day ahead of the \
+             clock of Redis. It was set to that clock, and tokens increase from there. No other program may write to this key. If the \
+             clock of Redis is wrong, correct it and `DEL {key}`",
+            key = self.keyspace.fence(),
+        );
+    }
+}

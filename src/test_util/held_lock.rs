@@ -1,0 +1,36 @@
+use std::sync::Arc;
+
+use crate::{FencingToken, HeldLock, LockKey, LockManager, proto::section::Section};
+
+impl HeldLock {
+    /// Creates a view of a lock that is never lost, for tests of a handler: as an argument, or in
+    /// the extensions of its request (`.layer(Extension(lock))`). Needs the feature `test-util`.
+    ///
+    /// ```
+    /// # use tower_lock::HeldLock;
+    /// async fn claim(lock: HeldLock) -> String {
+    ///     format!("{} under {}", lock.key().as_str(), lock.fencing_token())
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let lock = HeldLock::for_test(("reward", 7), 42);
+    /// assert_eq!(claim(lock).await, "reward:7 under 42");
+    /// # }
+    /// ```
+    ///
+    /// For a lock that *is* lost, take one from `LockManager` in a
+    /// [`TestStore`](crate::test_util::TestStore), and let that fail.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the token does not fit into 63 bits.
+    #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
+    #[must_use]
+    pub fn for_test(key: impl Into<LockKey>, token: u64) -> Self {
+        let token = FencingToken::from_raw(token).expect("a token of 63 bits");
+        let driver = Arc::clone(LockManager::in_memory().driver());
+        let section = Section::detached(key.into(), token, driver.ids.next());
+        Self::new(Arc::new(section), driver)
+    }
+}
