@@ -48,7 +48,11 @@ async fn released_lock_can_be_acquired_at_once() {
         locks.try_lock(key()).await.expect("free").release().await.expect("the store is up");
     }
     settle().await;
-    assert_eq!((store.held_count(), store.on(StoreOp::Release).calls()), (0, 20), "and not once more by its `Drop`");
+    assert_eq!(
+        (store.held_count(), store.on(StoreOp::Release).calls()),
+        (0, 20),
+        "its `Drop` does not release it again"
+    );
 }
 
 /// I10: whether the work was complete is unknown.
@@ -214,7 +218,7 @@ async fn dropped_call_leaves_the_key_free() {
     store.on(StoreOp::Release).resume();
     settle().await;
     assert_eq!(store.held_count(), 0);
-    let _free = locks.try_lock(key()).await.expect("and so is the queue");
+    let _free = locks.try_lock(key()).await.expect("the queue is empty");
 }
 
 #[tokio::test(start_paused = true)]
@@ -415,7 +419,7 @@ mod runtimes_that_end {
         let works = second.spawn(async move { view.while_held(sleep(Duration::from_secs(300))).await });
         second.block_on(settle());
         drop(first);
-        assert_eq!(second.block_on(works).expect("no panic"), Ok(()), "renewed all the time");
+        assert_eq!(second.block_on(works).expect("no panic"), Ok(()), "renewed throughout");
     }
 
     #[test]
@@ -429,7 +433,7 @@ mod runtimes_that_end {
         assert_eq!(locks.size(), (10_000, 0));
         paused().block_on(async {
             sleep(Duration::from_secs(100)).await;
-            drop(locks.lock(key()).await.expect("room").release());
+            drop(locks.lock(key()).await.expect("capacity").release());
             settle().await;
             assert_eq!((locks.size(), store.memory().size()), ((0, 0), 0));
         });
