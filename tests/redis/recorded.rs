@@ -106,7 +106,7 @@ impl Process {
                 let reply = eval(calls, recorded!("release"), &[FENCES, NAME, QUEUE], &args).await;
                 match reply.texts()[..] {
                     ["freed"] => "freed",
-                    ["handed off"] => "offered",
+                    ["handed on"] => "offered",
                     ["not owner"] => "not owner",
                     _ => panic!("{reply:?}"),
                 }
@@ -281,7 +281,7 @@ async fn key_passes_between_versions_in_queue_order() {
         let third = fence(one.acquire(&c).await);
         assert!(third > second, "{third} after {second}");
 
-        // A waiter of the other version leaves.
+        // A waiter of the other version cancels.
         assert_eq!(two.release(&next, ms(0)).await, "not owner");
         assert_eq!(one.yields(&c, third, &one.id(3)).await, None, "the queue is empty");
         assert_eq!(one.release(&c, ms(0)).await, "freed");
