@@ -303,14 +303,8 @@ impl Outcome {
     ///
     /// Panics if one did not.
     pub fn check_coverage(&self) {
-        let Summary {
-            left: disconnected,
-            left_before: before_start,
-            left_inside: inside,
-            broken,
-            aborted: aborted,
-            ..
-        } = &self.summary;
+        let Summary { left: disconnected, left_before: before_start, left_inside: inside, broken, aborted, .. } =
+            &self.summary;
         let finished = disconnected - before_start - number(inside.len());
         assert!(*before_start > 0, "some clients disconnected while they waited: {:#?}", self.summary);
         assert!(!inside.is_empty() && finished > 0, "some handlers were dropped, some finished: {:#?}", self.summary);
