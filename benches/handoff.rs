@@ -62,7 +62,7 @@ fn lock(bencher: Bencher<'_, '_>) {
             let (locks, key) = (locks.clone(), key.clone());
             async move {
                 for _ in 0..SECTIONS {
-                    let guard = locks.lock(key.clone()).await.expect("its turn");
+                    let guard = locks.lock(key.clone()).await.expect("a grant");
                     yield_now().await;
                     drop(guard.release());
                 }

@@ -42,7 +42,7 @@ INSERT OR IGNORE INTO good (id, good_name, good_counts) VALUES (1, 'kettle', 5),
 /// Long enough for all ten buyers of the demo.
 const WAIT: Duration = Duration::from_secs(10);
 
-/// A sale that takes longer is aborted, and the next buyer has its turn.
+/// A sale that takes longer is aborted, and the next buyer's request runs.
 const SALE: Lease = Lease::Fixed(Duration::from_secs(60));
 
 #[derive(Clone)]
@@ -113,7 +113,7 @@ impl IntoResponse for Sale {
     fn into_response(self) -> Response {
         match self {
             Self::Sold { left } => Json(json!({ "sold": 1, "good_counts": left })).into_response(),
-            // A 409 of the shop: the buyer had its turn, and it was too late.
+            // A 409 of the shop: the request ran under its lock, and no item was left.
             Self::SoldOut => (StatusCode::CONFLICT, Json(json!({ "error": "sold out" }))).into_response(),
         }
     }

@@ -25,8 +25,8 @@ pub(super) struct Attempt<D: DriverTypes> {
     pub(super) recheck_after_reply: bool,
     /// A revocation message came during the call in flight: the grant in its reply may be revoked.
     pub(super) revoked_meanwhile: bool,
-    /// One more acquire or yield confirms a grant that may be revoked. Further messages do not delay
-    /// its next section.
+    /// One more acquire or yield confirms a grant that may be revoked. Further messages do not
+    /// delay its next section.
     pub(super) is_verified: bool,
     /// The lease of the last acquire or yield.
     pub(super) lease: Duration,

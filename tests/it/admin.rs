@@ -37,8 +37,8 @@ async fn inspect_reports_holder_lease_and_waiters() {
     let held = two.inspect(key()).await.expect("up");
     let holder = held.holder.expect("a holder");
     assert_eq!((holder.instance(), held.waiting, held.waiting_locally), ("api-7-f3", 1, 1));
-    assert_eq!(one.inspect(key()).await.expect("up").waiting_locally, 0, "they wait in the other process");
-    let since = held.since.expect("since a moment");
+    assert_eq!(one.inspect(key()).await.expect("up").waiting_locally, 0, "two waiters in the other process");
+    let since = held.since.expect("waiting for a short time");
     assert!(since + Duration::from_millis(1) >= before && since <= after, "{since:?}");
     assert!(held.remaining > Duration::from_secs(30) && held.remaining <= Duration::from_secs(31));
     drop(guard);
@@ -70,12 +70,16 @@ async fn forced_release_aborts_the_holder_and_keeps_the_lock_delay() {
     assert!(holder.is_some());
     let revoked = operator.force_release(key()).await.expect("up");
     assert_eq!(revoked.holder(), holder.as_ref(), "the holder");
-    let answer = request.await.expect("no panic");
-    assert_eq!((answer.status(), forced.elapsed()), (StatusCode::SERVICE_UNAVAILABLE, Duration::ZERO), "at once");
-    assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
-    assert!(text(answer).await.contains("unknown"));
+    let response = request.await.expect("no panic");
+    assert_eq!((response.status(), forced.elapsed()), (StatusCode::SERVICE_UNAVAILABLE, Duration::ZERO), "at once");
+    assert!(matches!(response.extensions().get(), Some(Rejection::Lost)));
+    assert!(text(response).await.contains("unknown"));
     drop(soon("a grant", next).await.expect("no panic").expect("a grant").release());
-    assert!(forced.elapsed() >= Duration::from_secs(1), "so that it can stop: {:?}", forced.elapsed());
+    assert!(
+        forced.elapsed() >= Duration::from_secs(1),
+        "a lock-delay, so that the holder can stop: {:?}",
+        forced.elapsed()
+    );
     settle().await;
     assert_eq!((store.memory().size(), locks.size(), operator.size()), (0, (0, 0), (0, 0)));
 }
@@ -183,7 +187,7 @@ async fn shutdown_rejects_new_calls_and_lets_holders_finish() {
     }
     assert_eq!(began.elapsed(), Duration::ZERO, "rejected at once");
     assert!(matches!(locks.try_lock(("n", 9)).await, Err(LockError::ShuttingDown)));
-    assert_eq!(other.inspect(("n", 0)).await.expect("up").waiting, 0, "every queue is left");
+    assert_eq!(other.inspect(("n", 0)).await.expect("up").waiting, 0, "no queue entry remains");
     // A holder may reenter, and finishes.
     locks.try_lock(("n", 1)).owner(&me).await.expect("reentered").release().await.expect("up");
     for guard in held {
@@ -192,9 +196,9 @@ async fn shutdown_rejects_new_calls_and_lets_holders_finish() {
         guard.release().await.expect("up");
     }
     assert_eq!((shutdown.await.expect("no panic"), began.elapsed().as_secs()), (0, 10));
-    assert_eq!((store.held_count(), locks.size()), (1, (0, 0)), "the other process's");
+    assert_eq!((store.held_count(), locks.size()), (1, (0, 0)), "the guard of the other process");
     elsewhere.release().await.expect("up");
-    drop(other.lock(("n", 1)).await.expect("another process goes on").release());
+    drop(other.lock(("n", 1)).await.expect("another process continues").release());
 }
 
 #[tokio::test(start_paused = true)]
@@ -226,11 +230,11 @@ async fn shutdown_waits_for_releases_and_responds_503() {
     let began = Instant::now();
     assert_eq!(locks.shutdown(Duration::from_secs(5)).await, 0);
     assert_eq!((began.elapsed().as_millis() / 10, store.held_count()), (30, 0));
-    let answer = fetch(&app, "/").await;
-    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert!(answer.headers().contains_key("retry-after"));
-    assert!(matches!(answer.extensions().get(), Some(Rejection::ShuttingDown { .. })));
-    assert!(text(answer).await.contains("urn:tower-lock:shutting-down"));
+    let response = fetch(&app, "/").await;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(response.headers().contains_key("retry-after"));
+    assert!(matches!(response.extensions().get(), Some(Rejection::ShuttingDown { .. })));
+    assert!(text(response).await.contains("urn:tower-lock:shutting-down"));
 }
 
 /// Requests arrive all the time and half of them leave; meanwhile the service stops.
@@ -270,7 +274,7 @@ async fn shutdown_under_load_leaves_nothing() {
     while let Some(client) = clients.join_next().await {
         rejected += usize::from(client.expect("no panic"));
     }
-    assert_eq!(rejected, 200, "every client of this process, and none of the other");
+    assert_eq!(rejected, 200, "all clients of this process, and none of the other");
     sleep(Duration::from_secs(60)).await;
     assert_eq!((store.memory().size(), other.size()), (0, (0, 0)));
 }
@@ -304,15 +308,15 @@ async fn signal_starts_a_shutdown_within_its_budget() {
     terminate_this_process();
     let goes_on = async {
         assert!(matches!(waits.await.expect("no panic"), Err(LockError::ShuttingDown)));
-        assert!(!view.remaining().is_zero(), "what is held has the budget to end in");
+        assert!(!view.remaining().is_zero(), "held sections have the whole budget");
         assert_eq!(ends.release().await.expect("up"), ReleaseOutcome::Released);
     };
     soon("the end of the budget", join(shutdown, goes_on)).await;
     let ended = soon("the end of the handler", handler).await;
     assert_eq!(ended.expect("no panic"), Err(LockLost::ShuttingDown));
-    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "nothing is left to a lease");
+    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "no key waits for the end of a lease");
     let state = other.inspect(("n", 1)).await.expect("up");
-    assert!(state.holder.is_none() && state.remaining <= Duration::from_secs(1), "the lock-delay alone: {state:?}");
+    assert!(state.holder.is_none() && state.remaining <= Duration::from_secs(1), "only the lock-delay: {state:?}");
 }
 
 /// As in the README: the server responds while the locks are shut down, and then closes.
@@ -336,22 +340,22 @@ async fn terminated_server_finishes_holders_and_rejects_the_rest() {
     };
     let server = tokio::spawn(async move { axum::serve(listener, app).with_graceful_shutdown(stop).await });
 
-    let ask = async || {
+    let send = async || {
         let mut wire = Wire::connect(address).await;
         wire.write("GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await;
         wire
     };
-    let mut holds = ask().await;
+    let mut holds = send().await;
     while store.held_count() == 0 {
         tokio::task::yield_now().await;
     }
-    let mut waits = ask().await;
+    let mut waits = send().await;
     while locks.size().1 == 0 {
         tokio::task::yield_now().await;
     }
     terminate.notify_one();
     assert_eq!(waits.reply(false).await.status, 503, "waiters");
-    assert_eq!(ask().await.reply(false).await.status, 503, "new requests");
+    assert_eq!(send().await.reply(false).await.status, 503, "new requests");
     go_on.notify_one();
     assert_eq!(holds.reply(false).await.status, 200, "holders");
     soon("the end of the server", server).await.expect("no panic").expect("no error");

@@ -131,7 +131,7 @@ impl TestApp {
         tokio::spawn(async move { send(&app, request).await.status() })
     }
 
-    async fn answer(&self, request: Request<Body>) -> StatusCode {
+    async fn response(&self, request: Request<Body>) -> StatusCode {
         send(&self.app, request).await.status()
     }
 
@@ -146,11 +146,11 @@ fn probe(locks: &LockManager) -> axum::routing::MethodRouter {
 
 /// A body of this size fits, and no larger one.
 async fn assert_available(app: &Router, len: usize, when: &str) {
-    let answer = send(app, upload("/probe", bytes(len))).await;
-    assert_eq!(answer.status(), StatusCode::OK, "{when}: {len} bytes fit");
+    let response = send(app, upload("/probe", bytes(len))).await;
+    assert_eq!(response.status(), StatusCode::OK, "{when}: {len} bytes fit");
     if len < BUDGET {
-        let answer = send(app, upload("/probe", bytes(len + 1))).await;
-        let rejection = answer.extensions().get();
+        let response = send(app, upload("/probe", bytes(len + 1))).await;
+        let rejection = response.extensions().get();
         assert!(matches!(rejection, Some(Rejection::BodyBufferFull { .. })), "{when}, one byte more: {rejection:?}");
     }
 }
@@ -183,7 +183,7 @@ async fn every_end_before_the_handler_frees_the_budget() {
     let app = TestApp::new();
     let held = app.locks.try_lock(("k",)).await.expect("free");
 
-    assert_eq!(app.answer(upload("/refuse", bytes(BUDGET))).await, StatusCode::CONFLICT);
+    assert_eq!(app.response(upload("/refuse", bytes(BUDGET))).await, StatusCode::CONFLICT);
     app.assert_available(BUDGET, "refused").await;
 
     let waits = app.start(upload("/wait", bytes(BUDGET)));
@@ -207,7 +207,7 @@ async fn every_end_before_the_handler_frees_the_budget() {
     settle().await;
     request.abort();
     request.await.expect_err("aborted");
-    app.assert_available(BUDGET, "cancelled while its body comes").await;
+    app.assert_available(BUDGET, "cancelled while its body arrives").await;
 
     let broken = Body::from_stream(stream::iter([Ok(bytes(BUDGET)), Err(std::io::Error::other("gone"))]));
     for (when, request, status) in [
@@ -216,7 +216,7 @@ async fn every_end_before_the_handler_frees_the_budget() {
         ("a truncated body", upload("/wait", broken), 400),
         ("it is too long", upload("/wait", frames([bytes(BUDGET), bytes(1)])), 413),
     ] {
-        assert_eq!(app.answer(request).await, status, "{when}");
+        assert_eq!(app.response(request).await, status, "{when}");
         app.assert_available(BUDGET, when).await;
     }
 
@@ -270,18 +270,21 @@ async fn received_bytes_count_and_announced_bytes_do_not() {
     let silent: Vec<_> = (0..3).map(|_| app.start(upload("/wait", Body::new(announced(BUDGET))))).collect();
     settle().await;
     assert_eq!(polls.load(SeqCst), 3, "each was polled");
-    app.assert_available(BUDGET, "a promise takes up nothing").await;
+    app.assert_available(BUDGET, "an announced length uses no budget").await;
 
     let held = app.locks.try_lock(("k",)).await.expect("free");
     let waits = app.start(upload("/wait", frames([bytes(1000), bytes(2000)])));
     settle().await;
-    app.assert_available(BUDGET - 3000, "what has come counts").await;
+    app.assert_available(BUDGET - 3000, "received bytes count").await;
 
     // Rejected unread and in the middle: its bytes are freed.
-    assert_eq!(app.answer(upload("/wait", Body::new(announced(BUDGET - 2999)))).await, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(
+        app.response(upload("/wait", Body::new(announced(BUDGET - 2999)))).await,
+        StatusCode::SERVICE_UNAVAILABLE
+    );
     assert_eq!(polls.load(SeqCst), 3, "not polled");
     let grows = upload("/wait", frames([bytes(4000), bytes(BUDGET - 7000), bytes(1)]));
-    assert_eq!(app.answer(grows).await, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(app.response(grows).await, StatusCode::SERVICE_UNAVAILABLE);
     app.assert_available(BUDGET - 3000, "after them").await;
     for request in silent.into_iter().chain([waits]) {
         request.abort();
@@ -307,10 +310,10 @@ async fn longest_idle_body_is_evicted_for_another() {
     settle().await;
     assert!(!idle.is_finished() && !busy.is_finished());
     // The remaining byte is enough.
-    assert_eq!(app.answer(upload("/probe", bytes(1))).await, StatusCode::OK);
+    assert_eq!(app.response(upload("/probe", bytes(1))).await, StatusCode::OK);
     assert!(!idle.is_finished(), "not evicted without need");
-    let answer = send(&app.app, upload("/probe", bytes(2))).await;
-    assert_eq!(answer.status(), StatusCode::OK);
+    let response = send(&app.app, upload("/probe", bytes(2))).await;
+    assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(soon("a response", idle).await.expect("no panic"), StatusCode::REQUEST_TIMEOUT);
     assert!(!busy.is_finished());
     next(2);
@@ -332,7 +335,7 @@ async fn evicted_body_is_rejected_even_if_bytes_are_ready() {
     settle().await;
     // Its task does not run before the other one has the budget.
     next(1);
-    assert_eq!(app.answer(upload("/probe", bytes(2))).await, StatusCode::OK);
+    assert_eq!(app.response(upload("/probe", bytes(2))).await, StatusCode::OK);
     assert_eq!(soon("a response", late).await.expect("no panic"), StatusCode::REQUEST_TIMEOUT);
     app.assert_available(BUDGET, "at the end").await;
 }
@@ -371,22 +374,22 @@ async fn exhausted_budget_rejects_before_locking() {
     settle().await;
     let asked = app.store.on(StoreOp::Acquire).calls();
 
-    let answer = send(&app.app, upload("/probe", bytes(1))).await;
-    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
-    let after: u64 = answer.headers()[header::RETRY_AFTER].to_str().expect("digits").parse().expect("seconds");
+    let response = send(&app.app, upload("/probe", bytes(1))).await;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let after: u64 = response.headers()[header::RETRY_AFTER].to_str().expect("digits").parse().expect("seconds");
     assert!((1..=2).contains(&after), "{after}");
-    let Some(Rejection::BodyBufferFull { retry_after }) = answer.extensions().get().cloned() else {
+    let Some(Rejection::BodyBufferFull { retry_after }) = response.extensions().get().cloned() else {
         panic!("not typed")
     };
     assert!(retry_after >= Duration::from_secs(1), "{retry_after:?}");
-    let problem: Value = serde_json::from_str(&text(answer).await).expect("JSON");
+    let problem: Value = serde_json::from_str(&text(response).await).expect("JSON");
     assert_eq!(problem["type"], "urn:tower-lock:body-buffer-full");
     assert_eq!(problem["outcome"], "not-started");
     assert_eq!(problem["status"], 503);
     assert_eq!(app.store.on(StoreOp::Acquire).calls(), asked, "no store call");
 
     // A body that is read for the key needs budget for every key source; other requests need none.
-    assert_eq!(app.answer(upload("/probe", Body::empty())).await, StatusCode::OK);
+    assert_eq!(app.response(upload("/probe", Body::empty())).await, StatusCode::OK);
     let of_head = LockLayer::new(&app.locks, key::from_fn(|_: HeaderMap| ("head",)));
     for (layer, status) in [(of_head.clone(), 503), (of_head.request_body(RequestBodyMode::Stream), 200)] {
         let app = Router::new().route("/", post(async || ()).route_layer(layer));
@@ -412,14 +415,14 @@ async fn waiters_of_one_key_leave_budget_for_other_keys() {
     let held = app.locks.try_lock(("k",)).await.expect("free");
     let flood: Vec<_> = (0..33).map(|_| app.start(upload("/wait", bytes(2 << 20)))).collect();
     settle().await;
-    assert_eq!(app.answer(upload("/probe", bytes(1000))).await, StatusCode::OK, "it is for another key");
+    assert_eq!(app.response(upload("/probe", bytes(1000))).await, StatusCode::OK, "the budget of another key");
     let (waiting, rejected): (Vec<_>, Vec<_>) = flood.into_iter().partition(|waits| !waits.is_finished());
-    assert_eq!((waiting.len(), app.locks.size().1), (3, 3), "they have an eighth of the budget");
-    for answer in rejected {
-        assert_eq!(answer.await.expect("no panic"), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!((waiting.len(), app.locks.size().1), (3, 3), "the key has an eighth of the budget");
+    for response in rejected {
+        assert_eq!(response.await.expect("no panic"), StatusCode::SERVICE_UNAVAILABLE);
     }
     // A client without a wait gets the same response as without a body.
-    assert_eq!(app.answer(upload("/refuse", bytes(2 << 20))).await, StatusCode::CONFLICT);
+    assert_eq!(app.response(upload("/refuse", bytes(2 << 20))).await, StatusCode::CONFLICT);
     for waits in waiting {
         waits.abort();
         soon("the end", waits).await.expect_err("aborted");

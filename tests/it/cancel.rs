@@ -71,7 +71,7 @@ async fn grant_that_is_not_polled_goes_to_the_next_waiter() {
         let guard = soon("a grant", next).await.expect("no panic").expect("a grant");
         let took = released.elapsed();
         assert!(took >= Duration::from_secs(3) && took < Duration::from_secs(5), "{took:?}");
-        let Err(LockError::TimedOut { waited, .. }) = late.await else { panic!("it came too late") };
+        let Err(LockError::TimedOut { waited, .. }) = late.await else { panic!("the grant arrived too late") };
         assert_eq!(waited, Duration::from_secs(5));
         guard.release().await.expect("up");
         assert_free(&store, &[&locks, &other], "not picked up").await;
@@ -120,7 +120,7 @@ async fn stopped_call_without_wait_never_times_out() {
     // Longer than the lease: the grant has expired when its reply is handled.
     tokio::time::advance(Duration::from_secs(34)).await;
     release.wait_until_paused().await;
-    assert!(futures_util::poll!(call.as_mut()).is_pending(), "the holder is not known yet");
+    assert!(futures_util::poll!(call.as_mut()).is_pending(), "the reply of the store is still missing");
     let _held = other.try_lock(key()).await.expect("its lease has expired");
     release.resume();
     match call.await {
@@ -191,7 +191,7 @@ async fn cancel_with_an_offer_in_flight() {
     store.on(StoreOp::Acquire).resume();
     let guard = soon("a grant of the next", stays).await.expect("a grant");
     guard.release().await.expect("up");
-    assert_free(&store, &[&one, &two, &three], "on the way").await;
+    assert_free(&store, &[&one, &two, &three], "in flight").await;
 }
 
 #[tokio::test(start_paused = true)]

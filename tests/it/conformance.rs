@@ -36,32 +36,32 @@ impl LockStore for ReleasesAnyHolder {
         self.0.subscribe(inbox);
     }
 
-    fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
-        self.0.acquire(ask)
+    fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        self.0.acquire(request)
     }
 
-    fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        self.0.renew(asks)
+    fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
+        self.0.renew(requests)
     }
 
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        let force = ForceReleaseRequest::new(ask.key.clone(), ask.block_for, ask.queue);
+    fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        let force = ForceReleaseRequest::new(request.key.clone(), request.block_for, request.queue);
         StoreFuture::ready(Ok(match futures_util::FutureExt::now_or_never(self.0.force_release(force)) {
             Some(Ok(ForceReleaseReply::Revoked { .. })) => ReleaseReply::Freed,
             _ => ReleaseReply::NotHolder,
         }))
     }
 
-    fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
-        self.0.yield_to_queue(ask)
+    fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
+        self.0.yield_to_queue(request)
     }
 
     fn inspect(&self, key: tower_lock::LockKey) -> StoreFuture<KeyStatus> {
         self.0.inspect(key)
     }
 
-    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        self.0.force_release(ask)
+    fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
+        self.0.force_release(request)
     }
 
     fn call_timeout(&self) -> Duration {

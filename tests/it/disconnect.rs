@@ -93,7 +93,7 @@ async fn until(done: impl Fn() -> bool) {
             return settle().await;
         }
     }
-    panic!("never so");
+    panic!("the condition never held");
 }
 
 async fn leave(request: JoinHandle<Response>) {
@@ -109,14 +109,14 @@ async fn detached_handler_finishes_under_its_lock_and_releases_it() {
     let request = visit(&app);
     settle().await;
     leave(request).await;
-    assert_eq!((work.said(), store.held_count()), (vec!["begins"], 1), "it goes on, alone");
+    assert_eq!((work.said(), store.held_count()), (vec!["begins"], 1), "the handler continues without its client");
     // Beyond its first lease.
     sleep(40 * S).await;
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT);
     work.end.notify_one();
     settle().await;
     assert_eq!(work.said(), ["begins", "ends"]);
-    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "a good end: without a lock-delay");
+    assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "ended in order: no lock-delay");
 }
 
 #[tokio::test(start_paused = true)]
@@ -151,7 +151,7 @@ async fn disconnect_before_the_handler_runs_ends_at_once() {
     let held = locks.lock(("k",)).await.expect("free");
     let request = visit(&app);
     settle().await;
-    assert_eq!(store.held_count(), 2, "it has the outer one, and waits for the inner");
+    assert_eq!(store.held_count(), 2, "it holds the outer lock and waits for the inner one");
     leave(request).await;
     held.release().await.expect("up");
     sleep(S).await;
@@ -199,7 +199,7 @@ async fn detached_panic_releases_after_the_lock_delay() {
     leave(request).await;
     end.notify_one();
     settle().await;
-    assert!(locks.try_lock(("k",)).await.is_err(), "a statement may be on its way still");
+    assert!(locks.try_lock(("k",)).await.is_err(), "a statement may still be in flight");
     sleep(S).await;
     locks.try_lock(("k",)).await.expect("free").release().await.expect("up");
     assert_eq!((begun.load(SeqCst), store.held_count(), store.on(StoreOp::Release).calls()), (1, 0, 2));
@@ -401,9 +401,9 @@ async fn unread_stream_is_dropped_and_frees_after_the_lock_delay() {
     end.notify_one();
     settle().await;
     let began = Instant::now();
-    let turn = locks.lock(("k",)).await.expect("a grant");
+    let guard = locks.lock(("k",)).await.expect("a grant");
     assert!(began.elapsed() >= S);
-    turn.release().await.expect("up");
+    guard.release().await.expect("up");
     assert_eq!(store.held_count(), 0);
 }
 
@@ -467,7 +467,7 @@ async fn ended_outer_layer_takes_nothing_from_a_detached_handler() {
         let handler = get(move || async move {
             works.clone().run().await;
             again.try_lock(("k",)).await.expect("reentered").release().await.expect("up");
-            works.say("had it once more");
+            works.say("re-entered its lock");
         });
         let limit = if by_timeout { S } else { 3600 * S };
         let in_time = move |request: Request, next: Next| async move {
@@ -486,7 +486,7 @@ async fn ended_outer_layer_takes_nothing_from_a_detached_handler() {
         }
         work.end.notify_one();
         settle().await;
-        assert_eq!(work.said(), ["begins", "ends", "had it once more"]);
+        assert_eq!(work.said(), ["begins", "ends", "re-entered its lock"]);
         assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
     }
 }
@@ -507,7 +507,7 @@ async fn handler_is_not_called_after_a_disconnect() {
     settle().await;
     assert_eq!((work.said(), store.held_count()), (vec!["begins"], 2));
     leave(second).await;
-    let free = locks.try_lock(("n", 2)).await.expect("at once: nothing of it is on its way");
+    let free = locks.try_lock(("n", 2)).await.expect("at once: no statement is in flight");
     free.release().await.expect("up");
     assert_eq!(store.held_count(), 1);
     work.end.notify_one();
@@ -547,7 +547,7 @@ async fn two_calls_of_a_route_for_one_request_are_two_owners() {
         let (parts, _) = request.into_parts();
         let again = || Request::from_parts(parts.clone(), Body::empty());
         if timeout(S, next.clone().run(again())).await.is_ok() {
-            panic!("it is at work");
+            panic!("the handler runs");
         }
         let (retry, hedge) = tokio::join!(next.clone().run(again()), next.run(again()));
         assert_eq!((retry.status(), hedge.status()), (StatusCode::CONFLICT, StatusCode::CONFLICT));
@@ -574,7 +574,7 @@ async fn detached_inner_handler_keeps_its_owner() {
     let handler = get(move || async move {
         works.clone().run().await;
         again.try_lock(("k",)).await.expect("reentered").release().await.expect("up");
-        works.say("had it once more");
+        works.say("re-entered its lock");
     });
     let accepts = async |request: Request, next: Next| {
         tokio::spawn(next.run(request));
@@ -589,5 +589,5 @@ async fn detached_inner_handler_keeps_its_owner() {
     assert_eq!((work.said(), store.held_count()), (vec!["begins"], 1));
     work.end.notify_one();
     settle().await;
-    assert_eq!((work.said().last(), store.held_count()), (Some(&"had it once more"), 0));
+    assert_eq!((work.said().last(), store.held_count()), (Some(&"re-entered its lock"), 0));
 }

@@ -69,7 +69,7 @@ async fn smaller_fencing_token_is_refused_and_an_equal_one_is_not() {
         assert!(write(&db, &late, "late").await, "{url}: a later one");
         assert!(!write(&db, &early, "early").await, "{url}: too late");
         assert!(!write(&db, &early, "early").await, "{url}: still too late");
-        assert!(write(&db, &late, "late").await, "{url}: a refused one changes nothing");
+        assert!(write(&db, &late, "late").await, "{url}: a refused write changes nothing");
         assert_eq!(written(&db).await, ["early", "early", "late", "late"], "{url}");
 
         // Another key has its own fence, even with a similar name.
@@ -101,7 +101,7 @@ async fn two_writers_of_one_key_are_serialized() {
             let mut waits = std::pin::pin!(write(&db, second, "second"));
             assert!(
                 timeout(Duration::from_millis(200), &mut waits).await.is_err(),
-                "{url}, round {round}: no row taken"
+                "{url}, round {round}: no row was written"
             );
             let (committed, passed) = join(in_it.commit(), waits).await;
             committed.expect("no conflict");
@@ -141,7 +141,7 @@ async fn writers_of_many_keys_do_not_abort_each_other() {
         let writers = join_all((0..200_u64).map(|n| {
             let (db, locks, key) = (&db, &locks, ("account", n * 7919 % 50));
             async move {
-                let guard = locks.lock(key).await.expect("a turn");
+                let guard = locks.lock(key).await.expect("a section");
                 let wrote = write(db, &guard.held_lock(), "-").await;
                 guard.release().await.expect("in order");
                 wrote

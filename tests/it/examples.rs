@@ -122,13 +122,13 @@ fn grpc_client_does_not_retry_unknown_outcomes() {
         (Rejection::Lost, "2", "-1"),
         (Rejection::MaxHoldExceeded, "2", "-1"),
     ] {
-        let answer = grpc_status::as_grpc(&rejection);
-        assert_eq!(answer.status(), StatusCode::OK, "{rejection}: gRPC has its own status");
-        let header = |name: &str| answer.headers()[name].to_str().expect("text");
+        let response = grpc_status::as_grpc(&rejection);
+        assert_eq!(response.status(), StatusCode::OK, "{rejection}: gRPC has its own status");
+        let header = |name: &str| response.headers()[name].to_str().expect("text");
         assert_eq!(header("content-type"), "application/grpc", "{rejection}");
         assert_eq!((header("grpc-status"), header("grpc-retry-pushback-ms")), (status, pushback), "{rejection}");
         assert_eq!(header("grpc-message"), rejection.to_string());
-        assert!(answer.body().is_end_stream(), "{rejection}: nothing behind the head");
+        assert!(response.body().is_end_stream(), "{rejection}: nothing behind the head");
     }
     for (text, encoded) in [("100 %", "100 %25"), ("für\n~", "f%C3%BCr%0A~"), ("", "")] {
         assert_eq!(grpc_status::percent_encoded(text), encoded);
@@ -147,17 +147,17 @@ async fn reward_example_does_what_its_page_describes() {
     let service = start().await;
     let claim = json!({ "family_id": 1, "reward_type": 1 });
     assert_eq!(service.at_once(10, "/rewards/claim", claim.clone()).await, [vec![201], vec![409; 9]].concat());
-    let (status, record) = service.ask(Method::POST, "/rewards/claim", claim.clone()).await;
+    let (status, record) = service.request(Method::POST, "/rewards/claim", claim.clone()).await;
     assert_eq!((status, &record["family_id"], &record["reward_type"]), (200, &json!(1), &json!(1)));
     let other = json!({ "family_id": 1, "reward_type": 2 });
-    assert_eq!(service.ask(Method::POST, "/rewards/claim", other).await.0, 201);
-    assert_eq!(service.ask(Method::POST, "/rewards/claim", json!({ "family_id": "one" })).await.0, 422);
-    assert_eq!(service.ask(Method::GET, "/rewards/claim", Value::Null).await.0, 405);
+    assert_eq!(service.request(Method::POST, "/rewards/claim", other).await.0, 201);
+    assert_eq!(service.request(Method::POST, "/rewards/claim", json!({ "family_id": "one" })).await.0, 422);
+    assert_eq!(service.request(Method::GET, "/rewards/claim", Value::Null).await.0, 405);
     assert!(service.terminate().await.success(), "SIGTERM is a clean end");
 
     let service = start().await;
-    assert_eq!(service.ask(Method::POST, "/rewards/claim", claim).await, (200, record.clone()));
-    let (_, records) = service.ask(Method::GET, "/rewards?family_id=1", Value::Null).await;
+    assert_eq!(service.request(Method::POST, "/rewards/claim", claim).await, (200, record.clone()));
+    let (_, records) = service.request(Method::GET, "/rewards?family_id=1", Value::Null).await;
     assert_eq!((records.as_array().map(Vec::len), &records[0]), (Some(2), &record));
     assert!(service.terminate().await.success());
 }
@@ -166,14 +166,14 @@ async fn reward_example_does_what_its_page_describes() {
 async fn shop_example_does_what_its_page_describes() {
     let service = Service::start(example("stock_sale").await).await;
     let count =
-        async |id| service.ask(Method::GET, &format!("/goods/{id}"), Value::Null).await.1["good_counts"].clone();
+        async |id| service.request(Method::GET, &format!("/goods/{id}"), Value::Null).await.1["good_counts"].clone();
     assert_eq!((count(1).await, count(2).await), (json!(5), json!(5)));
     assert_eq!(service.at_once(8, "/goods/1/sell", Value::Null).await, [vec![200; 5], vec![409; 3]].concat());
     assert_eq!((count(1).await, count(2).await), (json!(0), json!(5)));
-    let (status, body) = service.ask(Method::POST, "/goods/1/sell", Value::Null).await;
+    let (status, body) = service.request(Method::POST, "/goods/1/sell", Value::Null).await;
     assert_eq!((status, body), (409, json!({ "error": "sold out" })), "the response of the shop");
-    assert_eq!(service.ask(Method::POST, "/goods/9/sell", Value::Null).await.0, 404);
-    assert_eq!(service.ask(Method::POST, "/goods/x/sell", Value::Null).await.0, 400);
+    assert_eq!(service.request(Method::POST, "/goods/9/sell", Value::Null).await.0, 404);
+    assert_eq!(service.request(Method::POST, "/goods/x/sell", Value::Null).await.0, 400);
     assert!(service.terminate().await.success());
 }
 

@@ -41,10 +41,11 @@ impl Instances {
 
     /// The response, which is the same at all instances.
     async fn response_of_all(&self, path: &str) -> Value {
-        let answers = join_all(self.services.iter().map(|service| service.ask(Method::GET, path, Value::Null))).await;
-        assert!(answers.iter().all(|answer| *answer == answers[0]), "{path}: {answers:?}");
-        assert_eq!(answers[0].0, 200, "{path}");
-        answers[0].1.clone()
+        let responses =
+            join_all(self.services.iter().map(|service| service.request(Method::GET, path, Value::Null))).await;
+        assert!(responses.iter().all(|response| *response == responses[0]), "{path}: {responses:?}");
+        assert_eq!(responses[0].0, 200, "{path}");
+        responses[0].1.clone()
     }
 
     async fn terminate(self) {
@@ -78,7 +79,7 @@ async fn mails(database: &str, night: &str) -> Vec<(String, i64)> {
     let mut connection = AnyConnection::connect(database).await.expect("a database");
     let count = "SELECT customer, COUNT(*) FROM mail WHERE night = ? GROUP BY customer ORDER BY customer";
     let mails = sqlx::query_as(count).bind(night).fetch_all(&mut connection).await.expect("a table");
-    connection.close().await.expect("it is there");
+    connection.close().await.expect("a connection");
     mails
 }
 
@@ -107,7 +108,7 @@ impl WriteBlocker {
     }
 
     async fn end(self) {
-        self.0.close().await.expect("it is there");
+        self.0.close().await.expect("a connection");
     }
 }
 
@@ -121,7 +122,7 @@ async fn claims_at_three_instances_are_each_paid_once() {
         let instances = Instances::start("reward_claim", &redis, &url).await;
         let body = |family: usize| json!({ "family_id": family, "reward_type": 1 });
         let claim = async |visitor: usize, family: usize| {
-            let (status, record) = instances.of(visitor).ask(Method::POST, "/rewards/claim", body(family)).await;
+            let (status, record) = instances.of(visitor).request(Method::POST, "/rewards/claim", body(family)).await;
             (family, status, record)
         };
 
@@ -131,8 +132,8 @@ async fn claims_at_three_instances_are_each_paid_once() {
             (0..FAMILIES * MEMBERS).map(|n| claim(n / FAMILIES, n % FAMILIES)).collect();
         let mut refused = vec![0; FAMILIES];
         for _ in 0..FAMILIES * (MEMBERS - 1) {
-            let (family, status, answer) = soon("a refusal", claims.next()).await.expect("more claims");
-            assert_eq!((status, &answer["type"]), (409, &json!("urn:tower-lock:locked")), "{url}: {answer}");
+            let (family, status, response) = soon("a refusal", claims.next()).await.expect("more claims");
+            assert_eq!((status, &response["type"]), (409, &json!("urn:tower-lock:locked")), "{url}: {response}");
             refused[family] += 1;
         }
         assert_eq!(refused, [MEMBERS - 1; FAMILIES], "{url}");
@@ -169,16 +170,16 @@ async fn buyers_at_three_instances_never_oversell() {
     for url in databases.urls() {
         let instances = Instances::start("stock_sale", &redis, &url).await;
         assert_eq!(instances.response_of_all("/goods/1").await["good_counts"], 5, "{url}");
-        let buy = |buyer: usize| instances.of(buyer).ask(Method::POST, "/goods/1/sell", Value::Null);
+        let buy = |buyer: usize| instances.of(buyer).request(Method::POST, "/goods/1/sell", Value::Null);
         let mut sold = Vec::new();
-        for (status, answer) in join_all((0..BUYERS).map(buy)).await {
+        for (status, response) in join_all((0..BUYERS).map(buy)).await {
             match status {
-                200 => sold.push(answer["good_counts"].as_i64().expect("what is left")),
-                _ => assert_eq!((status, answer), (409, json!({ "error": "sold out" })), "{url}"),
+                200 => sold.push(response["good_counts"].as_i64().expect("the remaining stock")),
+                _ => assert_eq!((status, response), (409, json!({ "error": "sold out" })), "{url}"),
             }
         }
         sold.sort_unstable();
-        assert_eq!(sold, [0, 1, 2, 3, 4], "{url}: each left one less");
+        assert_eq!(sold, [0, 1, 2, 3, 4], "{url}: each sale removes one item");
         assert_eq!(instances.response_of_all("/goods/1").await["good_counts"], 0, "{url}");
         assert_eq!(instances.response_of_all("/goods/2").await["good_counts"], 5, "{url}");
         instances.terminate().await;
@@ -203,7 +204,7 @@ async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
         assert_eq!(
             outputs([after(0, &quiet).await]),
             ["left it to another\n"],
-            "{url}: they have ended, the night has not"
+            "{url}: the instances have ended, but `min_hold` has not"
         );
         assert_eq!(mails(&url, &quiet).await, one_each, "{url}");
 
@@ -229,7 +230,7 @@ async fn terminated_instance_rejects_waiters_and_frees_its_keys() {
     // The one granted buyer stays.
     let blocker = WriteBlocker::of(&file.url()).await;
     let mut buyers: FuturesUnordered<_> =
-        (0..4).map(|_| service.ask(Method::POST, "/goods/1/sell", Value::Null)).collect();
+        (0..4).map(|_| service.request(Method::POST, "/goods/1/sell", Value::Null)).collect();
     let is_held = async || redis.command(&["EXISTS", "lock:good:1"]).await == Reply::Integer(1);
     let stop = async {
         while !is_held().await {
@@ -239,14 +240,14 @@ async fn terminated_instance_rejects_waiters_and_frees_its_keys() {
     };
     let rejected = async {
         for _ in 0..3 {
-            let (status, answer) = soon("a rejection", buyers.next()).await.expect("four buyers");
-            assert_eq!((status, &answer["type"]), (503, &json!("urn:tower-lock:shutting-down")), "{answer}");
+            let (status, response) = soon("a rejection", buyers.next()).await.expect("four buyers");
+            assert_eq!((status, &response["type"]), (503, &json!("urn:tower-lock:shutting-down")), "{response}");
         }
     };
     join(rejected, stop).await;
     blocker.end().await;
-    let (status, answer) = soon("the sale", buyers.next()).await.expect("four buyers");
-    assert_eq!((status, &answer["good_counts"]), (200, &json!(4)), "{answer}");
+    let (status, response) = soon("the sale", buyers.next()).await.expect("four buyers");
+    assert_eq!((status, &response["good_counts"]), (200, &json!(4)), "{response}");
     drop(buyers);
     assert!(service.exit().await.success());
     assert_eq!(redis.command(&["KEYS", "*good*"]).await, Reply::Array(Vec::new()), "no lock, no queue");

@@ -72,9 +72,9 @@ async fn missing_layer_is_a_500_that_names_layer_and_route() {
         Router::new().route("/", get(needs).route_layer(LockLayer::new(&locks, key::from_fn(|| None::<(&str, u8)>)))),
     ];
     for app in apps {
-        let answer = fetch(&app, "/").await;
-        assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
-        let text = text(answer).await;
+        let response = fetch(&app, "/").await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let text = text(response).await;
         for word in [
             "`LockLayer`",
             "route_layer(LockLayer::new(&locks, key::from_fn(..)))",

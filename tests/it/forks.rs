@@ -53,13 +53,13 @@ async fn forked_child_has_new_ids_and_holds_no_locks() {
     assert!(matches!(again, LockError::Busy { .. }), "{again:?}");
     let forked = Instant::now();
     assert_eq!(guard.held_lock().lost().await, LockLost::Expired, "the copied guard");
-    assert_eq!(forked.elapsed(), Duration::ZERO, "and not when its lease ends");
+    assert_eq!(forked.elapsed(), Duration::ZERO, "at once, and not at the end of its lease");
     assert_eq!(guard.release().await.expect("no call is needed"), ReleaseOutcome::NotHeld);
     settle().await;
     assert_eq!(
         (store.on(StoreOp::Release).calls(), store.on(StoreOp::Yield).calls()),
         (0, 0),
-        "the parent has it still"
+        "the parent still holds it"
     );
     assert_eq!(holder(&locks).await, parent);
     let other = locks.try_lock(("account", 8)).await.expect("free");
@@ -90,7 +90,7 @@ async fn dropping_a_forked_guard_hands_nothing_off() {
         } else {
             drop(guard);
         }
-        let error = soon("its timeout", waiter).await.expect("no panic").expect_err("it gets nothing");
+        let error = soon("its timeout", waiter).await.expect("no panic").expect_err("it gets no grant");
         assert!(matches!(error, LockError::TimedOut { .. }), "{error:?}");
         assert_eq!((store.on(StoreOp::Release).calls(), store.on(StoreOp::Yield).calls()), (0, 0));
     }
@@ -119,7 +119,7 @@ async fn call_made_before_a_fork_gets_no_grant_in_the_child() {
     process.store(CHILD, SeqCst);
     let error = call.await.expect_err("a copied table grants nothing");
     assert!(matches!(&error, LockError::Store(error) if error.kind() == StoreErrorKind::Unavailable), "{error:?}");
-    assert_eq!(store.on(StoreOp::Acquire).calls(), 1, "the guard of the parent alone");
+    assert_eq!(store.on(StoreOp::Acquire).calls(), 1, "only the guard of the parent");
 }
 
 #[tokio::test(start_paused = true)]

@@ -134,11 +134,11 @@ async fn hanging_handler_is_aborted_after_max_hold() {
         (app(LockLayer::new(&locks, one_key()).lease(Lease::Fixed(s(60)))), 60),
     ] {
         let began = Instant::now();
-        let answer = tower::ServiceExt::oneshot(app, axum::http::Request::new(axum::body::Body::empty()));
-        let answer = answer.await.expect("infallible");
-        assert_eq!((answer.status(), began.elapsed().as_secs()), (StatusCode::SERVICE_UNAVAILABLE, limit));
-        assert!(matches!(answer.extensions().get(), Some(Rejection::MaxHoldExceeded)));
-        let problem = text(answer).await;
+        let response = tower::ServiceExt::oneshot(app, axum::http::Request::new(axum::body::Body::empty()));
+        let response = response.await.expect("infallible");
+        assert_eq!((response.status(), began.elapsed().as_secs()), (StatusCode::SERVICE_UNAVAILABLE, limit));
+        assert!(matches!(response.extensions().get(), Some(Rejection::MaxHoldExceeded)));
+        let problem = text(response).await;
         assert!(
             problem.contains("urn:tower-lock:max-hold-exceeded") && problem.contains(r#""outcome":"unknown""#),
             "{problem}"
@@ -204,8 +204,8 @@ async fn clock_jump_over_the_lease_loses_before_the_next_poll() {
     clock.jump(s(31));
     sleep(Duration::from_millis(100)).await;
     assert_eq!(futures_util::poll!(work.as_mut()), std::task::Poll::Ready(Err::<(), _>(LockLost::Expired)));
-    assert_eq!(polls.get(), 1, "not one more");
-    assert_eq!(locks.try_lock(key()).await.expect("its lease has expired there, too").hold_count(), 1);
+    assert_eq!(polls.get(), 1, "not polled again");
+    assert_eq!(locks.try_lock(key()).await.expect("its lease has expired in the store, too").hold_count(), 1);
 }
 
 /// The same seed gives the same ids and the same jitter.

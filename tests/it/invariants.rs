@@ -103,10 +103,10 @@ async fn i4_held_only_before_a_deadline_that_only_replies_extend() {
         assert_eq!(view.remaining(), before - Duration::from_secs(3), "{fault:?}: no reply");
         assert_eq!(guard.hold_count(), 1);
         sleep(Duration::from_secs(9)).await;
-        assert!(view.remaining() < SAFE - Duration::from_secs(11), "{fault:?}: not at all");
+        assert!(view.remaining() < SAFE - Duration::from_secs(11), "{fault:?}: not extended");
         store.on(StoreOp::Renew).fault(Fault::None);
         sleep(Duration::from_secs(2)).await;
-        assert!(view.remaining() > Duration::from_secs(27), "{fault:?}: and now there was one: {:?}", view.remaining());
+        assert!(view.remaining() > Duration::from_secs(27), "{fault:?}: extended by a reply: {:?}", view.remaining());
     }
 }
 
@@ -170,7 +170,7 @@ async fn i7_events_are_hints_and_the_store_decides() {
                 let (locks, inside) = (locks.clone(), Arc::clone(&inside));
                 tasks.spawn(async move {
                     let guard = locks.lock(key()).await.expect("a grant");
-                    assert_eq!(inside.fetch_add(1, SeqCst), 0, "two are in");
+                    assert_eq!(inside.fetch_add(1, SeqCst), 0, "two sections overlap");
                     sleep(Duration::from_millis(60)).await;
                     inside.fetch_sub(1, SeqCst);
                     guard.release().await.expect("up");
@@ -178,7 +178,7 @@ async fn i7_events_are_hints_and_the_store_decides() {
             }
         }
         let began = Instant::now();
-        while let Some(task) = soon("a turn", tasks.join_next()).await {
+        while let Some(task) = soon("a section", tasks.join_next()).await {
             task.expect("no panic");
         }
         assert!(began.elapsed() < Duration::from_secs(15), "{events:?}: {:?}", began.elapsed());
@@ -235,7 +235,7 @@ async fn i9_each_grant_is_released_once_and_drop_never_blocks() {
 #[tokio::test(start_paused = true)]
 async fn i10_an_aborted_section_blocks_for_the_lock_delay() {
     const DELAY: Duration = Duration::from_secs(3);
-    for how in ["dropped", "panicked", "aborted", "limit reached", "taken away"] {
+    for how in ["dropped", "panicked", "aborted", "limit reached", "revoked"] {
         let (store, locks) = store_and_locks();
         let call = locks.lock(key()).lock_delay(DELAY).max_hold(Duration::from_secs(20)).into_future();
         let guard = call.await.expect("free");
@@ -253,13 +253,13 @@ async fn i10_an_aborted_section_blocks_for_the_lock_delay() {
         match how {
             "aborted" => work.abort(),
             "limit reached" => sleep(Duration::from_secs(20)).await,
-            "taken away" => drop(locks.force_release(key()).await.expect("up")),
+            "revoked" => drop(locks.force_release(key()).await.expect("up")),
             _ => {}
         }
         let ended = Instant::now();
         drop(soon("a grant", next).await.expect("no panic").expect("a grant").release());
         // The delay of a force release is the default: a second.
-        let delay = if how == "taken away" { Duration::from_secs(1) } else { DELAY };
+        let delay = if how == "revoked" { Duration::from_secs(1) } else { DELAY };
         assert!(
             ended.elapsed() >= delay && ended.elapsed() < delay + Duration::from_millis(20),
             "{how}: {:?}",

@@ -48,14 +48,14 @@ fn percent_encoded(text: &str) -> String {
 
 /// The key, or the rejected field with status and reason.
 async fn outcome(app: &Router, request: Request<Body>) -> Result<String, (StatusCode, FieldProblem)> {
-    let answer = send(app, request).await;
-    match answer.extensions().get() {
+    let response = send(app, request).await;
+    match response.extensions().get() {
         None => {
-            assert_eq!(answer.status(), StatusCode::OK);
-            Ok(text(answer).await)
+            assert_eq!(response.status(), StatusCode::OK);
+            Ok(text(response).await)
         }
         Some(Rejection::InvalidKey { status, field: Some(field), .. }) => {
-            assert_eq!((answer.status(), field.status()), (*status, *status));
+            assert_eq!((response.status(), field.status()), (*status, *status));
             Err((*status, field.problem()))
         }
         other => panic!("{other:?}"),
@@ -158,7 +158,7 @@ async fn equal_field_texts_give_one_key_or_are_rejected() {
         // An empty segment matches another route.
         let in_path =
             (!spelling.is_empty()).then(|| (&by_path, request(&get, format!("/o/{encoded}"), "", String::new()), bad));
-        let places = [
+        let cases = [
             Some((&by_header, plain.header("x-id", *spelling).body(Body::empty()).expect("a request"), bad)),
             in_path,
             Some((&by_query, request(&get, format!("/o/x?a=b&id={encoded}&c"), "", String::new()), bad)),
@@ -166,8 +166,8 @@ async fn equal_field_texts_give_one_key_or_are_rejected() {
             Some((&by_form, request(&put, "/o/x?id=9".into(), FORM, format!("id={encoded}")), useless)),
             Some((&by_form, request(&get, format!("/o/x?id={encoded}"), FORM, "id=9".into()), useless)),
         ];
-        for (n, place) in places.into_iter().enumerate() {
-            let Some((app, request, status)) = place else { continue };
+        for (n, case) in cases.into_iter().enumerate() {
+            let Some((app, request, status)) = case else { continue };
             let want = want.map(|part| format!("n:{part}")).map_err(|problem| (status, problem));
             assert_eq!(outcome(app, request).await, want, "{spelling:?}, location {n}");
         }
@@ -227,8 +227,8 @@ async fn missing_and_duplicate_fields_are_rejected() {
     // Outside of a router no path is matched.
     let service = LockLayer::new(locks, key::from_fields("n", key::path_param("id")))
         .layer(service_fn(|_: Request<RequestBody>| async { Ok::<_, Infallible>(Response::new(Body::empty())) }));
-    let answer = soon("a response", service.oneshot(Request::new(Body::empty()))).await.expect("infallible");
-    assert_eq!(answer.status(), StatusCode::NOT_FOUND);
+    let response = soon("a response", service.oneshot(Request::new(Body::empty()))).await.expect("infallible");
+    assert_eq!(response.status(), StatusCode::NOT_FOUND);
 }
 
 #[tokio::test(start_paused = true)]
@@ -363,12 +363,12 @@ async fn parsed_number_in_the_handler_is_the_locked_number() {
             Request::post("/json").header("content-type", JSON).body(Body::from(format!(r#"{{"id":{number}}}"#))),
         ];
         for (n, request) in requests.into_iter().enumerate() {
-            let answer = send(&app, request.expect("a request")).await;
-            if answer.status() == StatusCode::OK {
+            let response = send(&app, request.expect("a request")).await;
+            if response.status() == StatusCode::OK {
                 ran += 1;
-                assert_eq!(answer.headers()["x-locked"], answer.headers()["x-seen"], "{number}, request {n}");
+                assert_eq!(response.headers()["x-locked"], response.headers()["x-seen"], "{number}, request {n}");
             } else {
-                assert!(answer.status().is_client_error(), "{number}, request {n}: {}", answer.status());
+                assert!(response.status().is_client_error(), "{number}, request {n}: {}", response.status());
                 refused += 1;
             }
         }
@@ -391,10 +391,10 @@ async fn field_rejection_names_field_and_problem_but_not_value() {
         let request = Request::post(path).header("x-tenant", "acme").header("content-type", JSON);
         request.body(Body::from(r#"{"family_id":"007"}"#)).expect("a request")
     };
-    let answer = send(&app, request("/")).await;
-    assert_eq!(answer.status(), StatusCode::UNPROCESSABLE_ENTITY);
-    assert_eq!(answer.headers()["content-type"], "application/problem+json");
-    let problem: Value = serde_json::from_str(&text(answer).await).expect("JSON");
+    let response = send(&app, request("/")).await;
+    assert_eq!(response.status(), StatusCode::UNPROCESSABLE_ENTITY);
+    assert_eq!(response.headers()["content-type"], "application/problem+json");
+    let problem: Value = serde_json::from_str(&text(response).await).expect("JSON");
     assert_eq!((&problem["type"], &problem["outcome"]), (&json!("urn:tower-lock:invalid-key"), &json!("not-started")));
     let detail = problem["detail"].as_str().expect("a text");
     assert!(detail.contains("JSON field `family_id`") && detail.contains("non-canonical form"), "{detail}");
@@ -419,8 +419,8 @@ async fn body_is_read_once_for_all_fields_and_replayed() {
         key::from_fields("n", (key::json_field("a"), key::json_field("b"), key::json_field("a"), key::header("x-a")));
     let app = Router::new().route("/", post(echo).route_layer(LockLayer::new(&locks, fields)));
     let request = Request::post("/").header("x-a", "2").header("content-type", JSON).body(Body::from(BODY));
-    let answer = text(send(&app, request.expect("a request")).await).await;
-    assert_eq!(answer, r#"n:1:x1:1:2 {"x-a": "2", "content-type": "application/json"}"#);
+    let response = text(send(&app, request.expect("a request")).await).await;
+    assert_eq!(response, r#"n:1:x1:1:2 {"x-a": "2", "content-type": "application/json"}"#);
 }
 
 #[tokio::test(start_paused = true)]
@@ -430,8 +430,8 @@ async fn fields_read_the_body_within_the_limit_of_the_route() {
         .route("/", post(show_key).route_layer(LockLayer::new(&locks, key::from_fields("n", key::json_field("id")))))
         .layer(axum::extract::DefaultBodyLimit::max(8));
     assert_eq!(text(post_json(&app, "/", r#"{"id":1}"#).await).await, "n:1");
-    let answer = post_json(&app, "/", r#"{"id":10}"#).await;
-    assert!(matches!(answer.extensions().get(), Some(Rejection::BodyTooLarge)));
+    let response = post_json(&app, "/", r#"{"id":10}"#).await;
+    assert!(matches!(response.extensions().get(), Some(Rejection::BodyTooLarge)));
     assert_eq!(store.on(StoreOp::Acquire).calls(), 1);
 }
 
@@ -446,10 +446,12 @@ fn invalid_header_name_panics_when_routes_are_built() {
 async fn missing_extension_does_not_reveal_its_type_name() {
     let layer = LockLayer::new(&LockManager::in_memory(), key::from_fields("n", key::extension::<TenantId>()));
     let app = Router::new().route("/", any(show_key).layer(layer));
-    let answer = send(&app, Request::post("/").body(Body::empty()).expect("a request")).await;
-    assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
-    let Some(Rejection::InvalidKey { field: Some(field), .. }) = answer.extensions().get() else { panic!("not typed") };
+    let response = send(&app, Request::post("/").body(Body::empty()).expect("a request")).await;
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let Some(Rejection::InvalidKey { field: Some(field), .. }) = response.extensions().get() else {
+        panic!("not typed")
+    };
     assert!(field.name().ends_with("TenantId"), "{}", field.name());
-    let detail = text(answer).await;
+    let detail = text(response).await;
     assert!(!detail.contains("TenantId") && detail.contains("Invalid lock key"), "{detail}");
 }

@@ -100,8 +100,8 @@ async fn key_functions_take_extractors_and_return_any_key_output() {
     };
     let router = router.layer(Extension(Tenant(9)));
     for (n, want) in wants.into_iter().enumerate() {
-        let answer = post_json(&router, &format!("/{n}/7"), r#"{"family_id":1,"reward_type":"gold"}  "#).await;
-        assert_eq!((n, text(answer).await.as_str()), (n, want));
+        let response = post_json(&router, &format!("/{n}/7"), r#"{"family_id":1,"reward_type":"gold"}  "#).await;
+        assert_eq!((n, text(response).await.as_str()), (n, want));
     }
 }
 
@@ -174,16 +174,16 @@ async fn equal_values_give_one_key_or_are_rejected() {
         ("POST", "/json", "text/plain", r#"{"id":1}"#),
         ("POST", "/json", json, ""),
     ];
-    let answer = async |(method, uri, kind, body): (&str, &str, &str, &'static str)| {
+    let response = async |(method, uri, kind, body): (&str, &str, &str, &'static str)| {
         let request = Request::builder().method(method).uri(uri).header("content-type", kind).body(Body::from(body));
         send(&app, request.expect("a request")).await
     };
     for spelling in one_key {
-        let answer = answer(spelling).await;
-        assert_eq!((answer.status(), text(answer).await.as_str()), (StatusCode::OK, "order:1"), "{spelling:?}");
+        let response = response(spelling).await;
+        assert_eq!((response.status(), text(response).await.as_str()), (StatusCode::OK, "order:1"), "{spelling:?}");
     }
     for spelling in refused {
-        let status = answer(spelling).await.status();
+        let status = response(spelling).await.status();
         assert!(status.is_client_error() && status != StatusCode::CONFLICT, "{spelling:?}: {status}");
     }
 }
@@ -244,10 +244,10 @@ async fn error_of_a_key_function_is_the_response() {
         None => Err((StatusCode::BAD_REQUEST, [("x-why", "no order")], "name the order")),
     });
     let app = Router::new().route("/", get(show_key).route_layer(LockLayer::new(&locks, key)));
-    let answer = fetch(&app, "/").await;
-    assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
-    assert_eq!(answer.headers()["x-why"], "no order");
-    assert_eq!(text(answer).await, "name the order");
+    let response = fetch(&app, "/").await;
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    assert_eq!(response.headers()["x-why"], "no order");
+    assert_eq!(text(response).await, "name the order");
     assert_eq!(store.on(StoreOp::Acquire).calls(), 0);
 }
 
@@ -257,9 +257,9 @@ async fn raw_name_from_the_request_is_exact_or_a_400() {
     let key = key::from_fn(|Path(name): Path<String>| LockKey::raw(name));
     let app = Router::new().route("/{name}", get(show_key).route_layer(LockLayer::new(&locks, key)));
     assert_eq!(text(fetch(&app, "/order:7").await).await, "order:7");
-    let answer = fetch(&app, "/a%7Bb").await;
-    assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
-    assert!(text(answer).await.contains("braces"));
+    let response = fetch(&app, "/a%7Bb").await;
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    assert!(text(response).await.contains("braces"));
     assert_eq!(store.on(StoreOp::Acquire).calls(), 1);
 }
 

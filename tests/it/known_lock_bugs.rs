@@ -41,7 +41,7 @@ async fn crashed_holder_does_not_block_forever() {
     let older = OlderLock::default();
     assert!(older.set_nx("k", 1, None));
     sleep(Duration::from_secs(1_000_000)).await;
-    assert!(!older.set_nx("k", 2, None), "SETNX has no end");
+    assert!(!older.set_nx("k", 2, None), "SETNX has no TTL");
 
     let store = std::sync::Arc::new(MemoryStore::new());
     let crashed = LockManager::new(std::sync::Arc::clone(&store));
@@ -53,7 +53,7 @@ async fn crashed_holder_does_not_block_forever() {
     drop(tokio::task::spawn_blocking(|| drop(runtime)).await);
     let other = LockManager::new(store);
     let began = Instant::now();
-    drop(other.lock(key()).wait(Duration::from_secs(60)).await.expect("its lease has an end").release());
+    drop(other.lock(key()).wait(Duration::from_secs(60)).await.expect("its lease expires").release());
     assert!(began.elapsed() <= Duration::from_millis(31_010), "a lease and a lock-delay: {:?}", began.elapsed());
 }
 
@@ -71,7 +71,7 @@ async fn late_holder_does_not_release_the_next_lock() {
     let (late, next) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let guard = late.lock(key()).await.expect("free");
     store.restart();
-    let _held = next.lock(key()).await.expect("the store has forgotten");
+    let _held = next.lock(key()).await.expect("the store has lost its data");
     assert_eq!(guard.release().await.expect("up"), ReleaseOutcome::NotHeld);
     assert!(matches!(late.try_lock(key()).await, Err(LockError::Busy { .. })));
     assert_eq!(store.held_count(), 1);
@@ -83,7 +83,7 @@ async fn section_longer_than_the_lease_stays_exclusive() {
     let older = OlderLock::default();
     assert!(older.set_nx("k", 1, Some(Duration::from_secs(30))));
     sleep(Duration::from_secs(40)).await;
-    assert!(older.set_nx("k", 2, Some(Duration::from_secs(30))), "the first one works still");
+    assert!(older.set_nx("k", 2, Some(Duration::from_secs(30))), "the first holder still runs");
 
     let store = TestStore::new();
     let (one, two) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
@@ -114,7 +114,7 @@ async fn holder_learns_of_the_end_of_a_fixed_lease() {
 async fn owner_does_not_deadlock_with_itself() {
     let older = OlderLock::default();
     assert!(older.set_nx("k", 1, None));
-    assert!(!older.set_nx("k", 1, None), "it is its own enemy");
+    assert!(!older.set_nx("k", 1, None), "it waits for itself");
 
     let (store, locks) = store_and_locks();
     Owner::new()
@@ -145,9 +145,9 @@ async fn waiter_sleeps_until_the_release_wakes_it() {
     let asked = store.on(StoreOp::Acquire).calls();
     sleep(Duration::from_millis(10_300)).await;
     let check_ins = store.on(StoreOp::Acquire).calls() - asked;
-    assert!((8..=13).contains(&check_ins), "about once a second, and no polling: {check_ins}");
+    assert!((8..=13).contains(&check_ins), "about one poll per second: {check_ins}");
     let freed = Instant::now();
     guard.release().await.expect("up");
     drop(soon("a grant", waiter).await.expect("no panic").expect("a grant").release());
-    assert!(freed.elapsed() <= Duration::from_millis(5), "woken, and not at the next check-in: {:?}", freed.elapsed());
+    assert!(freed.elapsed() <= Duration::from_millis(5), "woken, and not at the next poll: {:?}", freed.elapsed());
 }

@@ -95,11 +95,11 @@ async fn waiter_does_not_occupy_inner_capacity() {
     let held = locks.try_lock(("path", "/a")).await.expect("free");
     let waiter = tokio::spawn(service.clone().oneshot(request("/a")));
     settle().await;
-    let other = soon("the other key's turn", service.clone().oneshot(request("/b"))).await.expect("infallible");
+    let other = soon("the section of the other key", service.clone().oneshot(request("/b"))).await.expect("infallible");
     assert_eq!(other.status(), StatusCode::OK);
     assert!(!waiter.is_finished());
     held.release().await.expect("the store is up");
-    let waited = soon("the waiter's turn", waiter).await.expect("no panic").expect("infallible");
+    let waited = soon("the section of the waiter", waiter).await.expect("no panic").expect("infallible");
     assert_eq!(waited.status(), StatusCode::OK);
 }
 
@@ -176,10 +176,10 @@ async fn handler_panic_propagates_and_frees_after_the_lock_delay() {
         .route_layer(LockLayer::new(&locks, one_key()))
         .layer(CatchPanicLayer::new());
     for _ in 0..3 {
-        let answer = fetch(&app, "/").await;
-        assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR, "the outer layer responds");
+        let response = fetch(&app, "/").await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "the outer layer responds");
         tokio::time::sleep(Duration::from_millis(990)).await;
-        assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT, "a statement may be on its way still");
+        assert_eq!(fetch(&app, "/").await.status(), StatusCode::CONFLICT, "a statement may still be in flight");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(store.on(StoreOp::Release).calls(), 3, "each is released once");
@@ -197,9 +197,9 @@ async fn preflight_404_and_405_never_reach_the_store() {
             .header("origin", "https://example.org")
             .header("access-control-request-method", "POST")
             .body(Body::empty());
-        let answer = send(&app, preflight.expect("a request")).await;
-        assert_eq!(answer.status(), StatusCode::OK);
-        assert_eq!(answer.headers()["access-control-allow-methods"], "*");
+        let response = send(&app, preflight.expect("a request")).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.headers()["access-control-allow-methods"], "*");
         assert_eq!(fetch(&app, "/nowhere").await.status(), StatusCode::NOT_FOUND);
     }
     assert_eq!(fetch(&on_the_handler, "/order/1").await.status(), StatusCode::METHOD_NOT_ALLOWED);
@@ -257,15 +257,16 @@ async fn unknown_url_under_a_router_layer_is_a_404() {
         routes().layer(by_field.clone()),
         fallback().layer(by_field),
     ] {
-        let answer = fetch(&app, "/nowhere").await;
-        assert_eq!(answer.status(), StatusCode::NOT_FOUND);
-        assert!(text(answer).await.contains("No route matches"));
+        let response = fetch(&app, "/nowhere").await;
+        assert_eq!(response.status(), StatusCode::NOT_FOUND);
+        assert!(text(response).await.contains("No route matches"));
         let known = Request::post("/order/1").body(Body::empty()).expect("a request");
         assert_eq!(text(send(&app, known).await).await, "ran");
     }
     // On a matched route it is one.
     let lacks = LockLayer::new(&locks, key::from_fn(|axum::Extension(id): axum::Extension<u64>| ("order", id)));
-    let answer = send(&routes().layer(lacks), Request::post("/order/1").body(Body::empty()).expect("a request")).await;
-    assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let response =
+        send(&routes().layer(lacks), Request::post("/order/1").body(Body::empty()).expect("a request")).await;
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(store.held_count(), 0);
 }

@@ -111,7 +111,7 @@ async fn handoff_to_another_lease_asks_the_store() {
 
     first.release().await.expect("held");
     let second = soon("a grant", second).await.expect("no panic").expect("a grant");
-    assert_eq!(calls(), [1, 0, 0, 0], "it needs the same");
+    assert_eq!(calls(), [1, 0, 0, 0], "the same lease");
     assert_eq!(second.release().await.expect("held"), ReleaseOutcome::HandedOff);
     let third = soon("a grant", third).await.expect("no panic").expect("a grant");
     assert_eq!(calls(), [1, 1, 0, 0], "a longer lease: a yield extends it, under the same id");
@@ -146,7 +146,7 @@ async fn section_with_a_longer_lease_starts_after_the_extension() {
         let next = soon("a grant", next).await.expect("no panic").expect("a grant");
         assert!(next.fencing_token() > token && next.held_lock().remaining() > ms(29_000));
         assert!(kept(&locks).await > ms(29_900), "{:?}", kept(&locks).await);
-        assert_eq!(store.on(StoreOp::Acquire).calls() > 1, revoked, "what was lost is acquired anew");
+        assert_eq!(store.on(StoreOp::Acquire).calls() > 1, revoked, "a lost lock is acquired again");
         next.release().await.expect("held");
         assert_eq!(store.held_count(), 0);
     }
@@ -168,6 +168,6 @@ async fn renewal_before_a_longer_lease_counts_as_requested() {
     store.on(StoreOp::Renew).resume();
     settle().await;
     assert!(kept(&locks).await > ms(30_900), "a late renewal shortens nothing: {:?}", kept(&locks).await);
-    assert!(next.held_lock().remaining() <= kept(&locks).await, "it counts on no more than the store keeps");
+    assert!(next.held_lock().remaining() <= kept(&locks).await, "the local lease is no longer than that of the store");
     next.release().await.expect("held");
 }

@@ -81,20 +81,20 @@ async fn locked_holds_the_key_of_its_value_to_the_response_end() {
         )
         .route("/streams", streams)
         .layer(LockManagerLayer::new(&locks));
-    for (answer, expected) in [
+    for (response, expected) in [
         (post_json(&app, "/claim", r#"{"family_id":7}"#).await, "7 family:7 true"),
         (fetch(&app, "/path/%30007").await, "7 family:7"),
         (fetch(&app, "/query?family_id=%2B7").await, "7 family:7 true"),
     ] {
-        assert_eq!((answer.status(), text(answer).await.as_str()), (StatusCode::OK, expected));
+        assert_eq!((response.status(), text(response).await.as_str()), (StatusCode::OK, expected));
         assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "released with a complete response");
     }
 
-    let answer = post_json(&app, "/streams", r#"{"family_id":7}"#).await;
+    let response = post_json(&app, "/streams", r#"{"family_id":7}"#).await;
     assert_eq!(store.held_count(), 1, "a stream holds it");
     assert_eq!(post_json(&app, "/claim", r#"{"family_id":7}"#).await.status(), StatusCode::CONFLICT);
     assert_eq!(post_json(&app, "/claim", r#"{"family_id":8}"#).await.status(), StatusCode::OK);
-    assert_eq!(text(answer).await, "xxx");
+    assert_eq!(text(response).await, "xxx");
     assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }
 
@@ -105,10 +105,10 @@ async fn locked_rejects_as_a_layer_and_keeps_inner_rejections() {
     let app = Router::new().route("/", post(show)).layer(layer.clone());
     let guard = locks.lock(("family", 7)).await.expect("free");
     let began = Instant::now();
-    let answer = post_json(&app, "/", r#"{"family_id":7}"#).await;
-    assert_eq!((answer.status(), began.elapsed()), (StatusCode::CONFLICT, 2 * S));
-    assert!(matches!(answer.extensions().get(), Some(Rejection::TimedOut { .. })));
-    assert!(text(answer).await.contains("urn:tower-lock:timed-out"));
+    let response = post_json(&app, "/", r#"{"family_id":7}"#).await;
+    assert_eq!((response.status(), began.elapsed()), (StatusCode::CONFLICT, 2 * S));
+    assert!(matches!(response.extensions().get(), Some(Rejection::TimedOut { .. })));
+    assert!(text(response).await.contains("urn:tower-lock:timed-out"));
     assert_eq!(post_json(&app, "/", r#"{"family":7}"#).await.status(), StatusCode::UNPROCESSABLE_ENTITY);
 
     let own = Router::new().route("/", post(show)).layer(layer.on_reject(|_| StatusCode::IM_A_TEAPOT.into_response()));
@@ -123,9 +123,9 @@ async fn missing_layer_is_a_500_that_names_layer_and_route() {
     let bare = Router::new().route("/", post(show));
     let before_its_route = Router::new().layer(LockManagerLayer::new(&locks)).route("/", post(show));
     for app in [bare, before_its_route] {
-        let answer = post_json(&app, "/", r#"{"family_id":7}"#).await;
-        assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
-        let text = text(answer).await;
+        let response = post_json(&app, "/", r#"{"family_id":7}"#).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let text = text(response).await;
         assert!(
             text.contains("`LockManagerLayer`") && text.contains("after its routes") && text.contains(".layer("),
             "{text}"
@@ -172,12 +172,12 @@ async fn handler_that_loses_its_extracted_lock_is_aborted() {
         let request = tokio::spawn(async move { post_json(&app, "/", r#"{"family_id":7}"#).await });
         settle().await;
         store.fault_all(Fault::Fail);
-        let answer = request.await.expect("no panic");
+        let response = request.await.expect("no panic");
         if goes_on {
-            assert_eq!((answer.status(), text(answer).await.as_str()), (StatusCode::OK, "true"));
+            assert_eq!((response.status(), text(response).await.as_str()), (StatusCode::OK, "true"));
         } else {
-            assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
-            assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
+            assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+            assert!(matches!(response.extensions().get(), Some(Rejection::Lost)));
         }
         assert_eq!(has_ended.load(SeqCst), goes_on);
     }
@@ -234,11 +234,11 @@ async fn nothing_is_locked_before_the_value_is_extracted() {
     let (send, body) = tokio::sync::mpsc::unbounded_channel::<Result<Bytes, std::convert::Infallible>>();
     let body = Body::from_stream(stream::unfold(body, |mut body| async { Some((body.recv().await?, body)) }));
     let request = Request::post("/").header("content-type", "application/json").body(body).expect("a request");
-    let answer = tokio::spawn(async move { crate::support::send(&app, request).await });
+    let response = tokio::spawn(async move { crate::support::send(&app, request).await });
     send.send(Ok("{\"family_id\"".into())).expect("read");
     settle().await;
     assert_eq!((store.held_count(), store.on(StoreOp::Acquire).calls()), (0, 0));
     send.send(Ok(":7}".into())).expect("read");
     drop(send);
-    assert_eq!(text(answer.await.expect("no panic")).await, "7 family:7 true");
+    assert_eq!(text(response.await.expect("no panic")).await, "7 family:7 true");
 }

@@ -50,7 +50,11 @@ async fn released_lock_can_be_acquired_at_once() {
         locks.try_lock(key()).await.expect("free").release().await.expect("the store is up");
     }
     settle().await;
-    assert_eq!((store.held_count(), store.on(StoreOp::Release).calls()), (0, 20), "and not once more by its `Drop`");
+    assert_eq!(
+        (store.held_count(), store.on(StoreOp::Release).calls()),
+        (0, 20),
+        "its `Drop` does not release it again"
+    );
 }
 
 /// I10: whether the work was complete is unknown.
@@ -216,7 +220,7 @@ async fn dropped_call_leaves_the_key_free() {
     store.on(StoreOp::Release).resume();
     settle().await;
     assert_eq!(store.held_count(), 0);
-    let _free = locks.try_lock(key()).await.expect("and so is the queue");
+    let _free = locks.try_lock(key()).await.expect("the queue is empty");
 }
 
 #[tokio::test(start_paused = true)]
@@ -417,7 +421,7 @@ mod runtimes_that_end {
         let works = second.spawn(async move { view.while_held(sleep(Duration::from_secs(300))).await });
         second.block_on(settle());
         drop(first);
-        assert_eq!(second.block_on(works).expect("no panic"), Ok(()), "renewed all the time");
+        assert_eq!(second.block_on(works).expect("no panic"), Ok(()), "renewed throughout");
     }
 
     #[test]
@@ -431,7 +435,7 @@ mod runtimes_that_end {
         assert_eq!(locks.size(), (10_000, 0));
         paused().block_on(async {
             sleep(Duration::from_secs(100)).await;
-            drop(locks.lock(key()).await.expect("room").release());
+            drop(locks.lock(key()).await.expect("capacity").release());
             settle().await;
             assert_eq!((locks.size(), store.memory().size()), ((0, 0), 0));
         });

@@ -56,7 +56,7 @@ async fn forged_revocation_is_verified_and_ends_nothing() {
         store.forge(&revoked(&AcquisitionId::from_text("unknown:0000000000000000:0")));
     }
     sleep(Duration::from_millis(99)).await;
-    assert_eq!(store.on(StoreOp::Renew).calls(), 1, "one question for all of them");
+    assert_eq!(store.on(StoreOp::Renew).calls(), 1, "one renewal for all of them");
     for _ in 0..1_000 {
         store.forge(&revoked(&owner));
         advance(Duration::from_millis(1)).await;
@@ -115,7 +115,7 @@ async fn gap_notifications_are_limited_to_ten_per_second() {
     }
     assert_eq!(store.on(StoreOp::Acquire).calls() - before, 1);
     sleep(Duration::from_millis(101)).await;
-    assert_eq!(store.on(StoreOp::Acquire).calls() - before, 2, "and once for those that came since");
+    assert_eq!(store.on(StoreOp::Acquire).calls() - before, 2, "and once for the messages that arrived since");
     sleep(Duration::from_millis(200)).await;
     assert_eq!(store.on(StoreOp::Acquire).calls() - before, 2);
     guard.release().await.expect("held");

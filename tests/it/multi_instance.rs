@@ -95,27 +95,27 @@ async fn local_handoff_needs_no_store_call() {
     );
 }
 
-/// After 100 ms or 1 000 sections at the latest; a fence has room for 1 024.
+/// After 100 ms or 1 000 sections at the latest; a fence has 1 024 sequence numbers.
 #[tokio::test(start_paused = true)]
 async fn local_handoffs_yield_every_100_ms_and_every_1000() {
     for (sections, takes, yields) in [(2_500, Duration::ZERO, 2), (50, Duration::from_millis(10), 4)] {
         let (store, locks) = store_and_locks();
         let mut last = None;
-        let mut line = (0..2).map(|_| locks.lock(key()).into_future()).map(Box::pin).collect::<Vec<_>>();
-        for waiting in &mut line {
+        let mut calls = (0..2).map(|_| locks.lock(key()).into_future()).map(Box::pin).collect::<Vec<_>>();
+        for waiting in &mut calls {
             let _ = futures_util::poll!(waiting.as_mut());
         }
         for _ in 0..sections {
-            let guard = line.remove(0).await.expect("a grant");
+            let guard = calls.remove(0).await.expect("a grant");
             assert!(last < Some(guard.fencing_token()));
             last = Some(guard.fencing_token());
-            line.push(Box::pin(locks.lock(key()).into_future()));
-            let _ = futures_util::poll!(line[1].as_mut());
+            calls.push(Box::pin(locks.lock(key()).into_future()));
+            let _ = futures_util::poll!(calls[1].as_mut());
             sleep(takes).await;
             drop(guard.release());
         }
         let asked = store.on(StoreOp::Yield).calls();
-        assert!((yields..=yields + 1).contains(&asked), "{asked} for {sections}");
+        assert!((yields..=yields + 1).contains(&asked), "{asked} acquires for {sections} sections");
     }
 }
 
@@ -265,7 +265,7 @@ async fn request_is_rejected_after_one_second_of_store_silence() {
         store.fault_all(Fault::None);
         drop(held.release());
         sleep(Duration::from_secs(60)).await;
-        assert_eq!((store.memory().size(), one.size(), two.size()), (0, (0, 0), (0, 0)), "{fault:?}: nothing is left");
+        assert_eq!((store.memory().size(), one.size(), two.size()), (0, (0, 0), (0, 0)), "{fault:?}: no data is left");
         drop(two.try_lock(key()).await.expect("it recovers without a restart").release());
     }
 }
@@ -398,9 +398,12 @@ mod stalls {
             Self { inner: inner.clone(), stalls: Arc::new(AtomicBool::new(false)), asked: Arc::default() }
         }
 
-        fn unless_stalled<T: Unpin + Send + 'static>(&self, answer: impl FnOnce() -> StoreFuture<T>) -> StoreFuture<T> {
+        fn unless_stalled<T: Unpin + Send + 'static>(
+            &self,
+            response: impl FnOnce() -> StoreFuture<T>,
+        ) -> StoreFuture<T> {
             self.asked.fetch_add(1, SeqCst);
-            if self.stalls.load(SeqCst) { StoreFuture::new(std::future::pending()) } else { answer() }
+            if self.stalls.load(SeqCst) { StoreFuture::new(std::future::pending()) } else { response() }
         }
     }
 
@@ -409,28 +412,28 @@ mod stalls {
             self.inner.subscribe(inbox);
         }
 
-        fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
-            self.unless_stalled(|| self.inner.acquire(ask))
+        fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+            self.unless_stalled(|| self.inner.acquire(request))
         }
 
-        fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-            self.unless_stalled(|| self.inner.renew(asks))
+        fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
+            self.unless_stalled(|| self.inner.renew(requests))
         }
 
-        fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-            self.unless_stalled(|| self.inner.release(ask))
+        fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+            self.unless_stalled(|| self.inner.release(request))
         }
 
-        fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
-            self.unless_stalled(|| self.inner.yield_to_queue(ask))
+        fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
+            self.unless_stalled(|| self.inner.yield_to_queue(request))
         }
 
         fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
             self.unless_stalled(|| self.inner.inspect(key))
         }
 
-        fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-            self.unless_stalled(|| self.inner.force_release(ask))
+        fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
+            self.unless_stalled(|| self.inner.force_release(request))
         }
 
         fn call_timeout(&self) -> Duration {

@@ -69,7 +69,7 @@ async fn waiters_are_served_first_come_first_served() {
         settle().await;
     }
     for done in 1..=20 {
-        assert_eq!(order.lock().expect("whole").len(), done, "one at a time");
+        assert_eq!(order.lock().expect("whole").len(), done, "one section at a time");
         end.notify_one();
         settle().await;
     }
@@ -135,7 +135,7 @@ async fn nearest_setting_wins() {
         ("route", own(&plain), s(1)),
         ("route over router over locks", router(own(&with_policy), s(2)), s(1)),
         (
-            "route back to refusing",
+            "route set to reject again",
             router(
                 Router::new()
                     .route("/", get(|| async { "ran" }).route_layer(LockLayer::new(&plain, one_key()).wait(s(0)))),
@@ -175,36 +175,43 @@ async fn client_chooses_its_wait_where_allowed() {
             .route("/locked", locked.layer(LockManagerLayer::new(&locks).policy(policy)))
             .layer(Extension(Anything))
     };
-    let ask = async |app: &Router, path: &str, prefer: Option<&str>| {
+    let send = async |app: &Router, path: &str, prefer: Option<&str>| {
         let mut request = Request::get(path);
         if let Some(prefer) = prefer {
             request = request.header("prefer", prefer);
         }
         let asked = Instant::now();
-        let answer = send(app, request.body(Body::empty()).expect("a request")).await;
-        let mut applied =
-            answer.headers().get_all("preference-applied").iter().map(|value| value.to_str().expect("text").to_owned());
+        let response = send(app, request.body(Body::empty()).expect("a request")).await;
+        let mut applied = response
+            .headers()
+            .get_all("preference-applied")
+            .iter()
+            .map(|value| value.to_str().expect("text").to_owned());
         let (applied, another) = (applied.next(), applied.next());
         assert_eq!(another, None);
-        (answer.status().as_u16(), asked.elapsed().as_secs(), applied)
+        (response.status().as_u16(), asked.elapsed().as_secs(), applied)
     };
     let (never, up_to_5) =
         (route(LockPolicy::new().wait(s(2))), route(LockPolicy::new().wait(s(2)).max_client_wait(s(5))));
     for path in ["/", "/locked", "/twice"] {
-        assert_eq!(ask(&up_to_5, path, Some("wait=4")).await, (200, 0, Some("wait=4".into())), "free, and heeded");
+        assert_eq!(
+            send(&up_to_5, path, Some("wait=4")).await,
+            (200, 0, Some("wait=4".into())),
+            "the key is free, and the header is applied"
+        );
         let held = locks.try_lock(("k",)).await.expect("free");
-        assert_eq!(ask(&never, path, Some("wait=4")).await, (409, 2, None), "not read");
-        assert_eq!(ask(&up_to_5, path, None).await, (409, 2, None), "the route's own");
-        assert_eq!(ask(&up_to_5, path, Some("wait=soon")).await, (409, 2, None));
+        assert_eq!(send(&never, path, Some("wait=4")).await, (409, 2, None), "not read");
+        assert_eq!(send(&up_to_5, path, None).await, (409, 2, None), "the route's own");
+        assert_eq!(send(&up_to_5, path, Some("wait=soon")).await, (409, 2, None));
         for (wait, waits) in [("wait=4", 4), ("wait=60, respond-async", 5), ("wait=1", 1), ("wait=0", 0)] {
             let applied = Some(format!("wait={waits}"));
-            assert_eq!(ask(&up_to_5, path, Some(wait)).await, (409, waits, applied), "{wait}");
+            assert_eq!(send(&up_to_5, path, Some(wait)).await, (409, waits, applied), "{wait}");
         }
         held.release().await.expect("up");
     }
     let unlocked =
         Router::new().route("/none", get(async || "ran")).layer(LockManagerLayer::new(&locks).max_client_wait(s(5)));
-    assert_eq!(ask(&unlocked, "/none", Some("wait=4")).await, (200, 0, None), "nothing is waited for");
+    assert_eq!(send(&unlocked, "/none", Some("wait=4")).await, (200, 0, None), "no wait");
 }
 
 #[derive(Clone)]
@@ -232,9 +239,9 @@ async fn nearest_rejection_handler_wins() {
         (route(plain().on_reject(say(StatusCode::IM_A_TEAPOT))).layer(router(StatusCode::GONE)), 418),
         (route(plain()).layer(LockManagerLayer::new(&locks)), 409),
     ] {
-        let answer = fetch(&app, "/").await;
-        assert_eq!(answer.status().as_u16(), status);
-        assert!(answer.extensions().get::<tower_lock::Rejection>().is_some());
+        let response = fetch(&app, "/").await;
+        assert_eq!(response.status().as_u16(), status);
+        assert!(response.extensions().get::<tower_lock::Rejection>().is_some());
     }
 }
 
@@ -261,11 +268,11 @@ async fn only_skipped_requests_run_without_a_lock() {
         if dry_run {
             request = request.header("x-dry-run", "1");
         }
-        let answer = send(&app, request.body(Body::from("x")).expect("a request")).await;
+        let response = send(&app, request.body(Body::from("x")).expect("a request")).await;
         let status = if runs { StatusCode::OK } else { StatusCode::CONFLICT };
-        assert_eq!(answer.status(), status, "{method} {dry_run}");
+        assert_eq!(response.status(), status, "{method} {dry_run}");
         if runs {
-            assert_eq!(text(answer).await, "false", "{method} {dry_run}");
+            assert_eq!(text(response).await, "false", "{method} {dry_run}");
         }
     }
     assert_eq!(store.on(StoreOp::Acquire).calls(), 1, "the holder's own");
@@ -312,7 +319,7 @@ async fn cancelled_handler_frees_its_key_after_the_lock_delay() {
     assert_eq!(store.held_count(), 1);
     request.abort();
     settle().await;
-    assert!(locks.try_lock(("k",)).await.is_err(), "a statement of it may be on its way still");
+    assert!(locks.try_lock(("k",)).await.is_err(), "one of its statements may still be in flight");
     tokio::time::sleep(Duration::from_secs(1)).await;
     locks.try_lock(("k",)).await.expect("free").release().await.expect("the store is up");
     assert_eq!(store.held_count(), 0);

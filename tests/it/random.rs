@@ -35,7 +35,7 @@ const KEYS: u64 = 3;
 struct Checker {
     keys: Mutex<HashMap<LockKey, Sections>>,
     sections: AtomicUsize,
-    answers: AtomicUsize,
+    replies: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -122,9 +122,9 @@ impl Client {
         let call = self.call().wait(wait).owner(&owner);
         let asked = Instant::now();
         let outcome = call.await;
-        self.checker.answers.fetch_add(1, SeqCst);
+        self.checker.replies.fetch_add(1, SeqCst);
         let took = asked.elapsed();
-        assert!(took <= wait + Duration::from_millis(2_010), "answered after {took:?}, and would wait {wait:?}");
+        assert!(took <= wait + Duration::from_millis(2_010), "a reply after {took:?} to a wait of {wait:?}");
         let guard = match outcome {
             Ok(guard) => guard,
             Err(LockError::Busy { .. }) => return assert!(wait.is_zero(), "a waiter is never rejected as busy"),
@@ -226,14 +226,14 @@ async fn simulate(seed: u64) -> (usize, usize) {
         let guard = locks[1].try_lock(("n", key)).await.expect("free");
         guard.release().await.expect("the store is up");
     }
-    (checker.sections.load(SeqCst), checker.answers.load(SeqCst))
+    (checker.sections.load(SeqCst), checker.replies.load(SeqCst))
 }
 
 #[test]
 fn random_faults_never_break_exclusion_or_lose_requests() {
     let alone = std::env::var("SEED").ok().map(|seed| seed.parse::<u64>().expect("a number"));
     let (next, end) = alone.map_or((0, SEEDS), |seed| (seed, seed + 1));
-    let (next, sections, answers) = (AtomicU64::new(next), AtomicUsize::new(0), AtomicUsize::new(0));
+    let (next, sections, replies) = (AtomicU64::new(next), AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
@@ -247,20 +247,20 @@ fn random_faults_never_break_exclusion_or_lose_requests() {
                             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
                         runtime.expect("a runtime").block_on(simulate(seed))
                     };
-                    let (ran, answered) = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+                    let (ran, replied) = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
                         eprintln!("SEED={seed}");
                         std::panic::resume_unwind(panic)
                     });
                     sections.fetch_add(ran, SeqCst);
-                    answers.fetch_add(answered, SeqCst);
+                    replies.fetch_add(replied, SeqCst);
                 }
             });
         }
     });
-    let (sections, answers) = (sections.into_inner(), answers.into_inner());
+    let (sections, replies) = (sections.into_inner(), replies.into_inner());
     assert!(
-        alone.is_some() || sections > 10_000 && answers > sections,
-        "{sections} sections, {answers} answers: too few"
+        alone.is_some() || sections > 10_000 && replies > sections,
+        "{sections} sections, {replies} answers: too few"
     );
 }
 

@@ -57,11 +57,11 @@ async fn one_dropped_guard_aborts_the_whole_section() {
     let me = Owner::new();
     let outer = locks.lock(key()).owner(&me).await.expect("free");
     drop(locks.lock(key()).owner(&me).await.expect("reentered"));
-    assert_eq!(store.on(StoreOp::Release).calls(), 0, "the outer one is there still");
+    assert_eq!(store.on(StoreOp::Release).calls(), 0, "the outer hold remains");
     let ended = Instant::now();
     outer.release().await.expect("up");
     locks.lock(key()).await.expect("a grant").release().await.expect("up");
-    assert!(ended.elapsed() >= Duration::from_secs(1), "a statement of the inner one may be on its way");
+    assert!(ended.elapsed() >= Duration::from_secs(1), "a statement of the inner handler may be in flight");
 }
 
 /// Two layers with one key, a call of the handler, and a call in a scope of its own.
@@ -70,11 +70,11 @@ async fn nested_layers_and_the_handler_reenter() {
     let (store, locks) = store_and_locks();
     let handler = async |State(locks): State<LockManager>, lock: HeldLock| {
         let guard = locks.lock(key()).await.expect("the request's own");
-        let answer = format!("{} {}", guard.hold_count(), guard.fencing_token() == lock.fencing_token());
+        let response = format!("{} {}", guard.hold_count(), guard.fencing_token() == lock.fencing_token());
         let other = locks.try_lock(key()).owner(&Owner::new()).await;
         assert!(matches!(other, Err(LockError::Busy { .. })), "another owner is rejected");
         guard.release().await.expect("up");
-        answer
+        response
     };
     let app = Router::new()
         .route("/", get(handler).route_layer(LockLayer::new(&locks, one_key())))
@@ -98,7 +98,7 @@ async fn branches_joined_in_one_request_are_one_owner() {
         Owner::new().scope(async move {
             // Both wait; each goes on only when the other one has the lock, too.
             let (a, b) = tokio::join!(locks.lock(key()).into_future(), locks.lock(key()).into_future());
-            let (a, b) = (a.expect("a grant"), b.expect("a grant for the other"));
+            let (a, b) = (a.expect("a grant"), b.expect("a grant for the other branch"));
             assert_eq!((a.hold_count(), a.fencing_token()), (2, b.fencing_token()));
             drop((a.release(), b.release()));
         })
@@ -140,7 +140,7 @@ async fn task_that_outlives_its_request_is_another_owner() {
     };
     let app = Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, one_key())));
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
-    let _next = locks.try_lock(key()).await.expect("the response is out, and the key free");
+    let _next = locks.try_lock(key()).await.expect("the response is sent and the key is free");
     let outcome = receiver.await.expect("sent");
     assert!(matches!(outcome, Err(LockError::Busy { .. })), "{outcome:?}");
     assert_eq!(store.held_count(), 1);
@@ -293,11 +293,15 @@ async fn call_in_a_handler_inherits_the_wait_of_its_route() {
         let request = Request::get(path).header("prefer", "wait=2").body(Body::empty()).expect("a request");
         assert_eq!(text(send(&router, request).await).await, want, "{path}");
     }
-    assert_eq!(text(fetch(&app, "/router").await).await, "held 0", "nothing is set: as the route, it does not wait");
+    assert_eq!(
+        text(fetch(&app, "/router").await).await,
+        "held 0",
+        "no setting of its own: as the route, it does not wait"
+    );
     assert_eq!(text(fetch(&app, "/unlocked").await).await, "timed out 30000", "no layer, no request");
     let patient = locks.with_policy(none.wait(ms(900)));
     let app = Router::new().route("/", get(inherits).route_layer(layer(none))).with_state(patient);
-    assert_eq!(text(fetch(&app, "/").await).await, "timed out 900", "set at the handle only");
+    assert_eq!(text(fetch(&app, "/").await).await, "timed out 900", "set only at the handle");
 }
 
 #[tokio::test(start_paused = true)]
@@ -371,7 +375,7 @@ async fn task_with_its_own_owner_locks_after_the_response() {
         Router::new().route("/", get(handler).route_layer(LockLayer::new(&locks, one_key()))).with_state(locks.clone());
     let began = Instant::now();
     assert_eq!(fetch(&app, "/").await.status(), StatusCode::OK);
-    receiver.await.expect("it had both");
+    receiver.await.expect("it held both locks");
     assert_eq!(began.elapsed().as_secs(), 2);
     settle().await;
     assert_eq!(store.held_count(), 0);

@@ -20,11 +20,11 @@ use tower_lock::{
 
 use crate::support::{fetch, one_key, post_json, settle, store_and_locks, text};
 
-async fn problem(answer: Response<Body>) -> Value {
-    assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/problem+json");
-    assert_eq!(answer.headers()[header::CACHE_CONTROL], "no-store");
-    let status = answer.status().as_u16();
-    let text = text(answer).await;
+async fn problem(response: Response<Body>) -> Value {
+    assert_eq!(response.headers()[header::CONTENT_TYPE], "application/problem+json");
+    assert_eq!(response.headers()[header::CACHE_CONTROL], "no-store");
+    let status = response.status().as_u16();
+    let text = text(response).await;
     let problem: Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(problem["status"], status, "as in the head");
     assert_eq!(problem["outcome"], "not-started");
@@ -32,8 +32,8 @@ async fn problem(answer: Response<Body>) -> Value {
     problem
 }
 
-fn retry_after_s(answer: &Response<Body>) -> u64 {
-    answer.headers()[header::RETRY_AFTER].to_str().expect("digits").parse().expect("whole seconds")
+fn retry_after_s(response: &Response<Body>) -> u64 {
+    response.headers()[header::RETRY_AFTER].to_str().expect("digits").parse().expect("whole seconds")
 }
 
 fn app(layer: LockLayer<impl tower_lock::key::KeySource>) -> Router {
@@ -45,11 +45,11 @@ async fn busy_key_is_a_409_problem_with_retry_after() {
     let locks = LockManager::in_memory();
     let app = app(LockLayer::new(&locks, one_key()));
     let _held = locks.try_lock(("k",)).await.expect("free");
-    let answer = fetch(&app, "/").await;
-    assert_eq!(answer.status(), StatusCode::CONFLICT);
-    assert!((1..=5).contains(&retry_after_s(&answer)));
-    let Some(Rejection::Busy { retry_after }) = answer.extensions().get().cloned() else { panic!("not typed") };
-    let problem = problem(answer).await;
+    let response = fetch(&app, "/").await;
+    assert_eq!(response.status(), StatusCode::CONFLICT);
+    assert!((1..=5).contains(&retry_after_s(&response)));
+    let Some(Rejection::Busy { retry_after }) = response.extensions().get().cloned() else { panic!("not typed") };
+    let problem = problem(response).await;
     assert_eq!(problem["type"], "urn:tower-lock:locked");
     assert_eq!(problem["retry_after_ms"], json!(u64::try_from(retry_after.as_millis()).expect("small")));
     let fields: Vec<_> = problem.as_object().expect("an object").keys().collect();
@@ -65,9 +65,9 @@ async fn retry_after_follows_the_hold_estimate_of_the_route() {
         Router::new().route("/", get(move || tokio::time::sleep(hold)).route_layer(LockLayer::new(&locks, one_key())));
     fetch(&app, "/").await;
     let _held = locks.try_lock(("k",)).await.expect("free");
-    let answer = fetch(&app, "/").await;
-    assert_eq!(retry_after_s(&answer), 1, "whole seconds, at least one");
-    let ms = problem(answer).await["retry_after_ms"].as_u64().expect("a number");
+    let response = fetch(&app, "/").await;
+    assert_eq!(retry_after_s(&response), 1, "whole seconds, at least one");
+    let ms = problem(response).await["retry_after_ms"].as_u64().expect("a number");
     assert!((32..=49).contains(&ms), "{ms}: 40 ms, spread by a fifth");
 }
 
@@ -78,9 +78,9 @@ async fn holder_past_its_lease_is_overdue() {
     let app = app(LockLayer::new(&locks, one_key()));
     let _held = locks.try_lock(("k",)).await.expect("free");
     tokio::time::sleep(Duration::from_secs(31)).await;
-    let answer = fetch(&app, "/").await;
-    assert_eq!(answer.status(), StatusCode::CONFLICT);
-    let ms = problem(answer).await["retry_after_ms"].as_u64().expect("a number");
+    let response = fetch(&app, "/").await;
+    assert_eq!(response.status(), StatusCode::CONFLICT);
+    let ms = problem(response).await["retry_after_ms"].as_u64().expect("a number");
     assert!(ms >= 800, "{ms}: the usual hold of a route that has measured none is a second");
 }
 
@@ -89,12 +89,12 @@ async fn wait_timeout_is_a_409() {
     let locks = LockManager::in_memory();
     let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(2)));
     let _held = locks.try_lock(("k",)).await.expect("free");
-    let answer = fetch(&app, "/").await;
-    assert_eq!(answer.status(), StatusCode::CONFLICT);
-    assert!(retry_after_s(&answer) >= 1);
-    let rejection = answer.extensions().get::<Rejection>().cloned();
+    let response = fetch(&app, "/").await;
+    assert_eq!(response.status(), StatusCode::CONFLICT);
+    assert!(retry_after_s(&response) >= 1);
+    let rejection = response.extensions().get::<Rejection>().cloned();
     assert!(matches!(rejection, Some(Rejection::TimedOut { waited, .. }) if waited.as_secs() == 2), "{rejection:?}");
-    assert_eq!(problem(answer).await["type"], "urn:tower-lock:timed-out");
+    assert_eq!(problem(response).await["type"], "urn:tower-lock:timed-out");
 }
 
 #[tokio::test(start_paused = true)]
@@ -110,9 +110,9 @@ async fn wait_timeout_has_the_status_of_the_route() {
         let layer = LockLayer::new(&locks, one_key()).wait_timeout_status(status);
         let refused = fetch(&app(layer.clone()), "/").await;
         assert_eq!(refused.status(), 409, "no wait, no timeout");
-        let answer = fetch(&app(layer.wait(Duration::from_secs(1))), "/").await;
-        assert!(answer.status() == code && retry_after_s(&answer) >= 1, "{status:?}");
-        assert_eq!(problem(answer).await["type"], "urn:tower-lock:timed-out");
+        let response = fetch(&app(layer.wait(Duration::from_secs(1))), "/").await;
+        assert!(response.status() == code && retry_after_s(&response) >= 1, "{status:?}");
+        assert_eq!(problem(response).await["type"], "urn:tower-lock:timed-out");
     }
 }
 
@@ -130,14 +130,14 @@ async fn full_queue_is_a_503() {
         queued.push(tokio::spawn(async move { fetch(&app, "/").await.status() }));
     }
     settle().await;
-    let answer = fetch(&app, "/").await;
-    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE, "one runs, 256 wait");
-    assert!(retry_after_s(&answer) >= 1);
-    assert!(matches!(answer.extensions().get(), Some(Rejection::QueueFull { bound: QueueBound::Key, .. })));
-    assert_eq!(problem(answer).await["type"], "urn:tower-lock:queue-full");
+    let response = fetch(&app, "/").await;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "one runs, 256 wait");
+    assert!(retry_after_s(&response) >= 1);
+    assert!(matches!(response.extensions().get(), Some(Rejection::QueueFull { bound: QueueBound::Key, .. })));
+    assert_eq!(problem(response).await["type"], "urn:tower-lock:queue-full");
 
     // A cancelled waiter frees its queue entry at once.
-    queued.pop().expect("the last").abort();
+    queued.pop().expect("the last waiter").abort();
     settle().await;
     let again = {
         let app = app.clone();
@@ -164,15 +164,17 @@ async fn unavailable_store_is_a_503_without_a_handler_run() {
         fetch(&app, "/").await;
     }
     store.fault_all(Fault::Fail);
-    let answer = fetch(&app, "/").await;
-    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert!(retry_after_s(&answer) >= 1);
-    let Some(Rejection::StoreUnavailable { retry_after, .. }) = answer.extensions().get() else { panic!("not typed") };
+    let response = fetch(&app, "/").await;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(retry_after_s(&response) >= 1);
+    let Some(Rejection::StoreUnavailable { retry_after, .. }) = response.extensions().get() else {
+        panic!("not typed")
+    };
     assert!(*retry_after >= Duration::from_secs(1), "{retry_after:?}");
-    let Some(Rejection::StoreUnavailable { source, .. }) = answer.extensions().get() else { panic!("not typed") };
+    let Some(Rejection::StoreUnavailable { source, .. }) = response.extensions().get() else { panic!("not typed") };
     assert_eq!((source.store(), source.operation(), source.kind()), ("test", "acquire", StoreErrorKind::Unavailable));
     assert_eq!(source.source().expect("kept").to_string(), "fault injected by the test");
-    assert_eq!(problem(answer).await["type"], "urn:tower-lock:store-unavailable");
+    assert_eq!(problem(response).await["type"], "urn:tower-lock:store-unavailable");
 
     store.fault_all(Fault::None);
     assert_eq!(text(fetch(&app, "/").await).await, "ran", "it recovers without a restart");
@@ -184,10 +186,10 @@ async fn hanging_store_costs_a_request_one_second() {
     let app = app(LockLayer::new(&locks, one_key()).wait(Duration::from_secs(60)));
     store.on(StoreOp::Acquire).pause_after();
     let asked = tokio::time::Instant::now();
-    let answer = fetch(&app, "/").await;
-    assert_eq!((answer.status(), asked.elapsed().as_secs()), (StatusCode::SERVICE_UNAVAILABLE, 1));
+    let response = fetch(&app, "/").await;
+    assert_eq!((response.status(), asked.elapsed().as_secs()), (StatusCode::SERVICE_UNAVAILABLE, 1));
     assert!(matches!(
-        answer.extensions().get(),
+        response.extensions().get(),
         Some(Rejection::StoreUnavailable { source, .. }) if source.kind() == StoreErrorKind::Timeout
     ));
     store.on(StoreOp::Acquire).resume();
@@ -210,15 +212,18 @@ async fn every_rejection_can_be_replaced_and_stays_typed() {
         .route("/", post(|| async { "ran" }).route_layer(layer))
         .layer(axum::extract::DefaultBodyLimit::max(10));
     let held = locks.try_lock(("k",)).await.expect("free");
-    let answer = post_json(&app, "/", "{}").await;
-    assert_eq!((answer.status(), &answer.headers()["x-mine"]), (StatusCode::LOCKED, &"1".parse().expect("a value")));
-    assert!(matches!(answer.extensions().get(), Some(Rejection::Busy { .. })));
-    assert_eq!(text(answer).await, r#"{"busy":true}"#);
+    let response = post_json(&app, "/", "{}").await;
+    assert_eq!(
+        (response.status(), &response.headers()["x-mine"]),
+        (StatusCode::LOCKED, &"1".parse().expect("a value"))
+    );
+    assert!(matches!(response.extensions().get(), Some(Rejection::Busy { .. })));
+    assert_eq!(text(response).await, r#"{"busy":true}"#);
 
-    let answer = post_json(&app, "/", "01234567890").await;
-    assert!(matches!(answer.extensions().get(), Some(Rejection::BodyTooLarge)));
-    assert!(!answer.headers().contains_key(header::RETRY_AFTER), "it never gets better");
-    let problem = problem(answer).await;
+    let response = post_json(&app, "/", "01234567890").await;
+    assert!(matches!(response.extensions().get(), Some(Rejection::BodyTooLarge)));
+    assert!(!response.headers().contains_key(header::RETRY_AFTER), "no retry can succeed");
+    let problem = problem(response).await;
     assert_eq!((&problem["type"], &problem["status"]), (&json!("urn:tower-lock:body-too-large"), &json!(413)));
     assert_eq!(problem.get("retry_after_ms"), None);
     held.release().await.expect("the store is up");

@@ -67,7 +67,7 @@ fn trailers() -> HeaderMap {
 }
 
 /// The response of the layer with this body.
-async fn answer<B>(
+async fn response<B>(
     locks: &LockManager,
     body: B,
 ) -> Response<Pin<Box<impl HttpBody<Data = Bytes, Error = axum::BoxError>>>>
@@ -75,12 +75,13 @@ where
     B: HttpBody<Data = Bytes, Error: Into<axum::BoxError>> + Send + 'static,
 {
     let body = Arc::new(std::sync::Mutex::new(Some(body)));
-    let answers = service_fn(move |_: Request<RequestBody>| {
+    let responses = service_fn(move |_: Request<RequestBody>| {
         let body = body.lock().expect("whole").take().expect("once");
         async { Ok::<_, Infallible>(Response::new(body)) }
     });
-    let answer = LockLayer::new(locks, key::from_parts(|_| ("k",))).layer(answers).oneshot(Request::new(Body::empty()));
-    answer.await.expect("infallible").map(Box::pin)
+    let response =
+        LockLayer::new(locks, key::from_parts(|_| ("k",))).layer(responses).oneshot(Request::new(Body::empty()));
+    response.await.expect("infallible").map(Box::pin)
 }
 
 #[tokio::test]
@@ -105,16 +106,16 @@ async fn complete_response_releases_before_its_head_is_sent() {
             3,
         ),
     ] {
-        let answer = answer(&locks, body).await;
+        let response = response(&locks, body).await;
         assert_eq!(store.held_count(), 0, "{what}: not a byte was read");
-        let body = answer.into_body().collect().await.expect("a body");
+        let body = response.into_body().collect().await.expect("a body");
         assert_eq!(body.trailers().is_some(), what == "data and trailers");
         assert_eq!(body.to_bytes().len(), len, "{what}");
     }
     for (what, body) in [("too many frames", frames(18, 10)), ("too many bytes", frames(3, 40_000))] {
-        let answer = answer(&locks, body).await;
+        let response = response(&locks, body).await;
         assert_eq!(store.held_count(), 1, "{what}: a stream");
-        drop(answer.into_body().collect().await.expect("a body"));
+        drop(response.into_body().collect().await.expect("a body"));
         assert_eq!(store.held_count(), 0, "{what}");
     }
 }
@@ -137,9 +138,9 @@ async fn response_without_content_releases_at_once() {
     let head = Request::head("/200").body(Body::empty()).expect("a request");
     let _answer = app.clone().oneshot(head).await.expect("infallible");
     assert_eq!(store.held_count(), 0, "HEAD");
-    let answer = fetch(&app, "/200").await;
+    let response = fetch(&app, "/200").await;
     assert_eq!(store.held_count(), 1, "a stream by setting");
-    drop(answer);
+    drop(response);
     settle().await;
     assert_eq!(store.held_count(), 0);
 }
@@ -153,10 +154,10 @@ async fn stream_holds_to_its_end_and_ends_after_the_release() {
         ("the last frame of a body that knows it", Some(6), Some(data("def"))),
     ] {
         let (tell, frames) = mpsc::unbounded_channel();
-        let mut body = answer(&locks, ScriptedBody { frames, exact }).await.into_body();
+        let mut body = response(&locks, ScriptedBody { frames, exact }).await.into_body();
         tell.send(data("abc")).expect("open");
         let first = body.frame().await.expect("a frame").expect("no error");
-        assert_eq!(first.into_data().expect("data"), "abc", "{what}: passes as it comes");
+        assert_eq!(first.into_data().expect("data"), "abc", "{what}: passes unchanged");
         assert_eq!(store.held_count(), 1, "{what}");
         assert!(!body.is_end_stream(), "{what}: hyper would not poll again");
 
@@ -187,7 +188,7 @@ async fn failed_body_releases_the_lock() {
             tell.send(data("abc")).expect("open");
             tell.send(Err("broken")).expect("open");
         }
-        let mut body = answer(&locks, ScriptedBody { frames, exact: None }).await.into_body();
+        let mut body = response(&locks, ScriptedBody { frames, exact: None }).await.into_body();
         if !before {
             tell.send(data("abc")).expect("open");
             tell.send(Err("broken")).expect("open");
@@ -263,10 +264,10 @@ async fn body_is_dropped_before_the_next_section_starts() {
     // In memory a lock is released as soon as its section is dropped.
     let store = Arc::new(MemoryStore::new());
     let locks = LockManager::new(Arc::clone(&store));
-    let gone = Arc::new(AtomicUsize::new(0));
+    let dropped = Arc::new(AtomicUsize::new(0));
     let layer = || LockLayer::new(&locks, one_key());
     let body = |frames: usize, paused: bool, fails: bool| {
-        let owned = Owned(Arc::clone(&store), Arc::clone(&gone));
+        let owned = Owned(Arc::clone(&store), Arc::clone(&dropped));
         Body::from_stream(stream::unfold((0, owned), move |(n, owned)| async move {
             if paused {
                 tokio::task::yield_now().await;
@@ -290,10 +291,10 @@ async fn body_is_dropped_before_the_next_section_starts() {
         ("204", 204, "GET", 3, true, false),
         ("304", 304, "GET", 0, true, false),
     ] {
-        gone.store(0, SeqCst);
+        dropped.store(0, SeqCst);
         let keeper = Arc::new(Mutex::new(Some(OwningBody {
             body: body(frames, paused, fails),
-            _owned: Owned(Arc::clone(&store), Arc::clone(&gone)),
+            _owned: Owned(Arc::clone(&store), Arc::clone(&dropped)),
         })));
         let handler = get(move || async move {
             let body = keeper.lock().expect("whole").take().expect("one request");
@@ -301,14 +302,14 @@ async fn body_is_dropped_before_the_next_section_starts() {
         });
         let app = Router::new().route("/", handler.route_layer(layer()));
         let request = Request::builder().method(method).uri("/").body(Body::empty()).expect("a request");
-        let answer = app.oneshot(request).await.expect("infallible");
+        let response = app.oneshot(request).await.expect("infallible");
         if method == "GET" {
-            drop(answer.into_body().collect().await);
+            drop(response.into_body().collect().await);
         }
         settle().await;
         // The stream and the body around it each own a value. Both are dropped while the key is
         // held.
-        assert_eq!(gone.load(SeqCst), 2, "{what}");
+        assert_eq!(dropped.load(SeqCst), 2, "{what}");
         assert_eq!(store.held_count(), 0, "{what}");
     }
 }
@@ -332,7 +333,7 @@ impl<O: Unpin + Send> HttpBody for OwningBody<O> {
 async fn dropped_body_releases_the_lock() {
     let (store, locks) = store_and_locks();
     let (tell, frames) = mpsc::unbounded_channel();
-    let mut body = answer(&locks, ScriptedBody { frames, exact: None }).await.into_body();
+    let mut body = response(&locks, ScriptedBody { frames, exact: None }).await.into_body();
     tell.send(data("abc")).expect("open");
     drop(body.frame().await);
     assert_eq!(store.held_count(), 1);
@@ -347,16 +348,16 @@ async fn dropped_body_releases_the_lock() {
 async fn size_hint_stays_as_exact_as_it_was() {
     let locks = LockManager::in_memory();
     let size = |body: &dyn HttpBody<Data = Bytes, Error = axum::BoxError>| body.size_hint().exact();
-    assert_eq!(size(&*answer(&locks, Body::empty()).await.into_body()), Some(0));
-    assert_eq!(size(&*answer(&locks, Body::from("hello")).await.into_body()), Some(5));
+    assert_eq!(size(&*response(&locks, Body::empty()).await.into_body()), Some(0));
+    assert_eq!(size(&*response(&locks, Body::from("hello")).await.into_body()), Some(5));
     let ready = Body::from_stream(stream::iter([Ok::<_, Infallible>("abc")]));
-    let ready = answer(&locks, ready).await.into_body();
+    let ready = response(&locks, ready).await.into_body();
     assert_eq!((size(&*ready), ready.size_hint().lower()), (None, 3));
 
     let (tell, frames) = mpsc::unbounded_channel();
     tell.send(data("abc")).expect("open");
-    let mut streaming = answer(&locks, ScriptedBody { frames, exact: Some(6) }).await.into_body();
-    assert_eq!(size(&*streaming), Some(6), "what was looked at counts");
+    let mut streaming = response(&locks, ScriptedBody { frames, exact: Some(6) }).await.into_body();
+    assert_eq!(size(&*streaming), Some(6), "inspected frames count");
     drop(streaming.frame().await);
     assert_eq!(size(&*streaming), Some(3));
     tell.send(data("def")).expect("open");
@@ -408,10 +409,10 @@ async fn client_never_meets_the_lock_of_its_previous_request() {
     let client = Client::builder(TokioExecutor::new()).http2_only(true).build_http::<Body>();
     for path in PATHS {
         for _ in 0..40 {
-            let answer =
+            let response =
                 client.get(format!("http://{server}{path}").parse().expect("a URI")).await.expect("a response");
-            assert_ne!(answer.status(), StatusCode::CONFLICT, "{path} over HTTP/2");
-            let body = answer.into_body().collect().await.expect("a body");
+            assert_ne!(response.status(), StatusCode::CONFLICT, "{path} over HTTP/2");
+            let body = response.into_body().collect().await.expect("a body");
             assert_eq!(body.trailers().is_some(), path == "/trailers");
         }
     }
@@ -450,7 +451,7 @@ async fn complete_response_waits_250_ms_at_most_for_its_release() {
     let asked = tokio::time::Instant::now();
     assert_eq!(text(fetch(&app, "/").await).await, "ran");
     assert!((250..260).contains(&asked.elapsed().as_millis()), "{:?}", asked.elapsed());
-    assert_eq!(store.held_count(), 1, "still on its way");
+    assert_eq!(store.held_count(), 1, "still in transmission");
     store.on(StoreOp::Release).resume();
     settle().await;
     assert_eq!(store.held_count(), 0);
@@ -475,6 +476,6 @@ async fn body_needs_no_unpin_and_its_error_no_send() {
         }
     }
     let locks = LockManager::in_memory();
-    let mut body = answer(&locks, Odd(std::marker::PhantomPinned)).await.into_body();
+    let mut body = response(&locks, Odd(std::marker::PhantomPinned)).await.into_body();
     assert_eq!(body.frame().await.expect("a frame").expect_err("odd").to_string(), "odd");
 }

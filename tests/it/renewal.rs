@@ -42,9 +42,9 @@ async fn never_renewed(hangs: bool) -> (TestStore, LockGuard, Instant) {
 #[tokio::test(start_paused = true)]
 async fn section_that_outlives_ten_leases_keeps_its_key() {
     let store = TestStore::new();
-    let (locks, stranger) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
+    let (locks, other_manager) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let guard = locks.try_lock(key()).await.expect("free");
-    let waiter = tokio::spawn(stranger.lock(key()).wait(12 * LEASE).into_future());
+    let waiter = tokio::spawn(other_manager.lock(key()).wait(12 * LEASE).into_future());
     for _ in 0..300 {
         sleep(Duration::from_secs(1)).await;
         let left = guard.held_lock().remaining();
@@ -189,7 +189,7 @@ async fn failed_renewal_is_retried_soon() {
     assert!(guard.held_lock().ensure_remaining(Duration::from_secs(2)).is_err(), "too little left for that");
     store.fault_all(Fault::None);
     sleep(Duration::from_millis(1100)).await;
-    assert!(guard.held_lock().remaining() > Duration::from_secs(28), "two seconds before its end");
+    assert!(guard.held_lock().remaining() > Duration::from_secs(28), "two seconds before its deadline");
 }
 
 /// I3: the round trip time is not counted.
@@ -245,19 +245,19 @@ async fn lost_lock_drops_the_handler_with_an_unknown_outcome() {
     let request = tokio::spawn(async move { fetch(&app, "/").await });
     settle().await;
     store.fault_all(Fault::Fail);
-    let answer = request.await.expect("no panic");
-    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
-    assert!(!answer.headers().contains_key("retry-after"), "not to be retried automatically");
+    let response = request.await.expect("no panic");
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(matches!(response.extensions().get(), Some(Rejection::Lost)));
+    assert!(!response.headers().contains_key("retry-after"), "not to be retried automatically");
     assert_eq!((began.load(SeqCst), ended.load(SeqCst), dropped.load(SeqCst)), (1, 0, 1));
-    let problem = text(answer).await;
+    let problem = text(response).await;
     assert!(problem.contains("urn:tower-lock:lost") && problem.contains(r#""outcome":"unknown""#), "{problem}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn long_handlers_and_streams_keep_their_lock() {
     let store = TestStore::new();
-    let (locks, stranger) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
+    let (locks, other_manager) = (LockManager::new(store.clone()), LockManager::new(store.clone()));
     let handler = get(|lock: HeldLock| async move {
         sleep(3 * LEASE).await;
         assert!(lock.remaining() > LEASE / 2);
@@ -268,16 +268,16 @@ async fn long_handlers_and_streams_keep_their_lock() {
     });
     let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
     let request = tokio::spawn(async move {
-        let answer =
+        let response =
             timeout(10 * LEASE, tower::ServiceExt::oneshot(app, axum::http::Request::new(Body::empty()))).await;
-        let answer = answer.expect("in time").expect("infallible");
-        let body = timeout(10 * LEASE, answer.into_body().collect()).await.expect("in time");
+        let response = response.expect("in time").expect("infallible");
+        let body = timeout(10 * LEASE, response.into_body().collect()).await.expect("in time");
         body.expect("a body").to_bytes()
     });
     settle().await;
     for _ in 0..6 {
         sleep(LEASE).await;
-        assert!(matches!(stranger.try_lock(key()).await, Err(LockError::Busy { .. })));
+        assert!(matches!(other_manager.try_lock(key()).await, Err(LockError::Busy { .. })));
     }
     assert_eq!(request.await.expect("no panic"), "xxx");
     assert_eq!(store.held_count(), 0);
@@ -337,8 +337,8 @@ async fn service_that_gets_ready_too_late_is_not_called() {
     settle().await;
     store.fault_all(Fault::Fail);
     let began = Instant::now();
-    let answer = request.await.expect("no panic").expect("infallible");
-    assert_eq!((answer.status(), calls.load(SeqCst)), (StatusCode::SERVICE_UNAVAILABLE, 0));
+    let response = request.await.expect("no panic").expect("infallible");
+    assert_eq!((response.status(), calls.load(SeqCst)), (StatusCode::SERVICE_UNAVAILABLE, 0));
     assert!(began.elapsed() < LEASE);
 }
 
@@ -421,8 +421,8 @@ async fn body_polled_past_the_deadline_is_not_sent() {
         let counts = Arc::clone(&polls);
         let handler = get(move || async move { Body::new(Slow(clock, counts, late_poll)) });
         let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, one_key())));
-        let answer = fetch(&app, "/").await;
-        assert_eq!((answer.status(), polls.load(SeqCst)), (StatusCode::SERVICE_UNAVAILABLE, late_poll));
-        assert!(matches!(answer.extensions().get(), Some(Rejection::Lost)));
+        let response = fetch(&app, "/").await;
+        assert_eq!((response.status(), polls.load(SeqCst)), (StatusCode::SERVICE_UNAVAILABLE, late_poll));
+        assert!(matches!(response.extensions().get(), Some(Rejection::Lost)));
     }
 }

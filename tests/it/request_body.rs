@@ -61,16 +61,16 @@ async fn body_is_replayed_with_headers_trailers_and_length() {
             .replace(&big, &big[..1_000_000]),
     ];
     for body in bodies {
-        let mut answers = Vec::new();
+        let mut responses = Vec::new();
         for path in ["/plain", "/locked", "/locked-twice"] {
             let mut wire = Wire::connect(server).await;
             wire.write(format!("POST {path} HTTP/1.1\r\nhost: x\r\nx-a: 1\r\nx-a: 2\r\n{body}")).await;
             let reply = wire.reply(false).await;
             assert_eq!(reply.status, 200);
-            answers.push(String::from_utf8(reply.body).expect("text"));
+            responses.push(String::from_utf8(reply.body).expect("text"));
         }
         // A body of unknown size has one now, except where trailers would be lost.
-        let [plain, locked, twice] = <[String; 3]>::try_from(answers).expect("three");
+        let [plain, locked, twice] = <[String; 3]>::try_from(responses).expect("three");
         let had_size = if plain.contains("x-sum\": \"9") || !plain.contains(" None b") {
             plain
         } else {
@@ -105,8 +105,8 @@ async fn trailers_reach_the_inner_service_without_a_size_hint() {
     let frames =
         [Frame::data(Bytes::from_static(b"ab")), Frame::data(Bytes::from_static(b"cd")), Frame::trailers(trailers)];
     let body = StreamBody::new(stream::iter(frames.map(Ok::<_, Infallible>)));
-    let answer = service.oneshot(Request::new(body)).await.expect("infallible");
-    assert_eq!(text(answer).await, r#"None Some("9") b"abcd""#);
+    let response = service.oneshot(Request::new(body)).await.expect("infallible");
+    assert_eq!(text(response).await, r#"None Some("9") b"abcd""#);
 }
 
 /// hyper sends `100 Continue` when the body is first polled.
@@ -182,25 +182,25 @@ async fn body_is_read_within_the_limit_of_the_route() {
         ("a layer of its own", route().layer(RequestBodyLimitLayer::new(400)), 400),
     ] {
         for (kind, body) in [("sized", sized(limit)), ("chunked", chunked(limit / 4 * 4))] {
-            let answer = send(&app, Request::post("/").body(body).expect("a request")).await;
-            assert_eq!(answer.status(), StatusCode::OK, "{what}, {kind}, at the limit");
+            let response = send(&app, Request::post("/").body(body).expect("a request")).await;
+            assert_eq!(response.status(), StatusCode::OK, "{what}, {kind}, at the limit");
         }
         for (kind, body) in [("sized", sized(limit + 1)), ("chunked", chunked(limit / 4 * 4 + 4))] {
             let asked = store.on(StoreOp::Acquire).calls();
-            let answer = send(&app, Request::post("/").body(body).expect("a request")).await;
-            assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE, "{what}, {kind}, beyond the limit");
+            let response = send(&app, Request::post("/").body(body).expect("a request")).await;
+            assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE, "{what}, {kind}, beyond the limit");
             assert_eq!(store.on(StoreOp::Acquire).calls(), asked, "{what}, {kind}: nothing is locked");
             // tower-http rejects by itself what it can see in the head.
             if what != "a layer of its own" || kind == "chunked" {
-                assert!(matches!(answer.extensions().get(), Some(Rejection::BodyTooLarge)), "{what}, {kind}");
+                assert!(matches!(response.extensions().get(), Some(Rejection::BodyTooLarge)), "{what}, {kind}");
             }
         }
     }
     let unlimited = route().layer(DefaultBodyLimit::disable());
-    let answer = send(&unlimited, Request::post("/").body(sized(3_000_000)).expect("a request")).await;
-    assert_eq!(answer.status(), StatusCode::OK);
-    let answer = send(&unlimited, Request::post("/").body(sized((64 << 20) + 1)).expect("a request")).await;
-    assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE, "bounded all the same");
+    let response = send(&unlimited, Request::post("/").body(sized(3_000_000)).expect("a request")).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    let response = send(&unlimited, Request::post("/").body(sized((64 << 20) + 1)).expect("a request")).await;
+    assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE, "bounded as well");
 }
 
 #[tokio::test]
@@ -209,9 +209,10 @@ async fn truncated_body_is_an_invalid_key_and_locks_nothing() {
     let layer = LockLayer::new(&locks, key::from_fn(|b: Bytes| ("len", b.len())));
     let app = Router::new().route("/", post(|| async { "ran" }).route_layer(layer));
     let frames = [Ok(Bytes::from_static(b"abc")), Err(std::io::Error::other("gone"))];
-    let answer = send(&app, Request::post("/").body(Body::from_stream(stream::iter(frames))).expect("a request")).await;
-    assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
-    assert!(text(answer).await.contains("urn:tower-lock:invalid-key"));
+    let response =
+        send(&app, Request::post("/").body(Body::from_stream(stream::iter(frames))).expect("a request")).await;
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    assert!(text(response).await.contains("urn:tower-lock:invalid-key"));
     assert_eq!(store.on(StoreOp::Acquire).calls(), 0);
 }
 
@@ -268,21 +269,21 @@ async fn late_body_is_a_408_and_locks_nothing() {
         ("little, in time", &at_default, drips(1, 3 * S, 3), Ok(9)),
     ] {
         let began = Instant::now();
-        let answer = send(app, Request::post("/").body(body).expect("a request")).await;
+        let response = send(app, Request::post("/").body(body).expect("a request")).await;
         let (Ok(took) | Err(took)) = want;
         assert_eq!(began.elapsed().as_secs(), took, "{what}");
         if want.is_ok() {
-            assert_eq!(answer.status(), StatusCode::OK, "{what}");
+            assert_eq!(response.status(), StatusCode::OK, "{what}");
             continue;
         }
-        assert_eq!(answer.status(), StatusCode::REQUEST_TIMEOUT, "{what}");
-        assert!(matches!(answer.extensions().get(), Some(Rejection::BodyTimeout)), "{what}");
-        assert!(!answer.headers().contains_key("retry-after"), "{what}");
-        let problem: serde_json::Value = serde_json::from_str(&text(answer).await).expect("JSON");
+        assert_eq!(response.status(), StatusCode::REQUEST_TIMEOUT, "{what}");
+        assert!(matches!(response.extensions().get(), Some(Rejection::BodyTimeout)), "{what}");
+        assert!(!response.headers().contains_key("retry-after"), "{what}");
+        let problem: serde_json::Value = serde_json::from_str(&text(response).await).expect("JSON");
         assert_eq!(problem["type"], "urn:tower-lock:body-timeout", "{what}");
         assert_eq!((&problem["outcome"], &problem["status"]), (&"not-started".into(), &408.into()), "{what}");
     }
-    assert_eq!((store.on(StoreOp::Acquire).calls(), store.held_count()), (3, 0), "for those that came");
+    assert_eq!((store.on(StoreOp::Acquire).calls(), store.held_count()), (3, 0), "for the bodies that arrived");
 }
 
 /// A client that is rejected anyway need not send its body.
@@ -308,9 +309,9 @@ async fn invalid_head_is_rejected_before_the_body_is_read() {
         );
     let began = Instant::now();
     for path in ["/by/x", "/by-body/x", "/fields/07"] {
-        let answer = send(&app, Request::post(path).body(drips(1, 3600 * S, 1)).expect("a request")).await;
-        assert_eq!(answer.status(), StatusCode::BAD_REQUEST, "{path}");
-        assert!(matches!(answer.extensions().get(), Some(Rejection::InvalidKey { .. })), "{path}");
+        let response = send(&app, Request::post(path).body(drips(1, 3600 * S, 1)).expect("a request")).await;
+        assert_eq!(response.status(), StatusCode::BAD_REQUEST, "{path}");
+        assert!(matches!(response.extensions().get(), Some(Rejection::InvalidKey { .. })), "{path}");
     }
     assert_eq!((began.elapsed(), store.on(StoreOp::Acquire).calls()), (Duration::ZERO, 0));
 }
@@ -322,8 +323,8 @@ async fn connect_request_has_no_body_to_read() {
     let app = Router::new().fallback(async || ()).layer(layer);
     let began = Instant::now();
     let connect = Request::connect("shop.example:443").body(drips(1, 3600 * S, 1));
-    let answer = send(&app, connect.expect("a request")).await;
-    assert_eq!((answer.status(), began.elapsed()), (StatusCode::OK, Duration::ZERO));
+    let response = send(&app, connect.expect("a request")).await;
+    assert_eq!((response.status(), began.elapsed()), (StatusCode::OK, Duration::ZERO));
 }
 
 /// Under the lock the handler gets the error, and decides on the response.
@@ -347,8 +348,8 @@ async fn slow_upload_under_a_lock_ends_with_an_error() {
         (drips(16 << 10, S, 100), "1638400 bytes after 100 s"),
     ] {
         let asked = store.on(StoreOp::Acquire).calls();
-        let answer = send(&app, Request::post("/").body(body).expect("a request")).await;
-        assert_eq!(text(answer).await, said);
+        let response = send(&app, Request::post("/").body(body).expect("a request")).await;
+        assert_eq!(text(response).await, said);
         assert_eq!((store.on(StoreOp::Acquire).calls(), store.held_count()), (asked + 1, 0), "under its lock");
     }
 
@@ -364,8 +365,8 @@ async fn slow_upload_under_a_lock_ends_with_an_error() {
     };
     let layer = LockLayer::new(&locks, key::from_fn(|_: HeaderMap| ("k",))).request_body(RequestBodyMode::Stream);
     let app = Router::new().route("/", post(slow).route_layer(layer));
-    let answer = send(&app, Request::post("/").body(drips(1, S, 5)).expect("a request")).await;
-    assert_eq!(text(answer).await, "5");
+    let response = send(&app, Request::post("/").body(drips(1, S, 5)).expect("a request")).await;
+    assert_eq!(text(response).await, "5");
 }
 
 /// It delays no other request.
@@ -375,8 +376,8 @@ async fn body_read_without_a_lock_may_be_slow() {
     let app = Router::new()
         .route("/", post(|body: Bytes| async move { body.len().to_string() }))
         .layer(LockManagerLayer::new(&locks));
-    let answer = send(&app, Request::post("/").body(drips(1, 15 * S, 3)).expect("a request")).await;
-    assert_eq!(text(answer).await, "3");
+    let response = send(&app, Request::post("/").body(drips(1, 15 * S, 3)).expect("a request")).await;
+    assert_eq!(text(response).await, "3");
 }
 
 struct Order(u64);
@@ -409,7 +410,7 @@ fn json(path: &str, body: Body) -> Request<Body> {
 async fn extractor_locks_after_the_body_is_complete() {
     let (store, locks) = store_and_locks();
     let app = by_extractors(LockManagerLayer::new(&locks));
-    for (path, answer) in [("/by-head/7", "2"), ("/by-body", "77")] {
+    for (path, expected) in [("/by-head/7", "2"), ("/by-body", "77")] {
         let (more, body) = tokio::sync::mpsc::unbounded_channel::<Result<Bytes, Infallible>>();
         let body = Body::from_stream(stream::unfold(body, |mut body| async { Some((body.recv().await?, body)) }));
         let app = app.clone();
@@ -417,11 +418,15 @@ async fn extractor_locks_after_the_body_is_complete() {
         let answered = tokio::spawn(async move { send(&app, json(path, body)).await });
         more.send(Ok("7".into())).expect("read");
         settle().await;
-        assert_eq!((store.on(StoreOp::Acquire).calls(), store.held_count()), (asked, 0), "{path}: still on its way");
+        assert_eq!(
+            (store.on(StoreOp::Acquire).calls(), store.held_count()),
+            (asked, 0),
+            "{path}: still in transmission"
+        );
         more.send(Ok("7".into())).expect("read");
         drop(more);
         let response = answered.await.expect("no panic");
-        assert_eq!((text(response).await.as_str(), store.held_count()), (answer, 0), "{path}");
+        assert_eq!((text(response).await.as_str(), store.held_count()), (expected, 0), "{path}");
         assert_eq!(store.on(StoreOp::Acquire).calls(), asked + 1, "{path}");
     }
 }
@@ -450,8 +455,8 @@ async fn head_extractor_rejects_without_reading_the_body() {
     let app = by_extractors(LockManagerLayer::new(&locks));
     let held = locks.try_lock(("order", 7)).await.expect("free");
     let began = Instant::now();
-    let answer = send(&app, json("/by-head/7", drips(1, 3600 * S, 1))).await;
-    assert_eq!((answer.status(), began.elapsed()), (StatusCode::CONFLICT, Duration::ZERO));
+    let response = send(&app, json("/by-head/7", drips(1, 3600 * S, 1))).await;
+    assert_eq!((response.status(), began.elapsed()), (StatusCode::CONFLICT, Duration::ZERO));
     held.release().await.expect("the store is up");
 }
 
@@ -484,16 +489,16 @@ async fn late_body_is_not_an_empty_body_to_an_extractor() {
     let (_, locks) = store_and_locks();
     let handler = |body: Result<Locked<Path<Order>>, Response<Body>>, rest: Body| async move {
         let rest = rest.collect().await.map(|rest| rest.to_bytes().len()).map_err(|error| error.to_string());
-        format!("{:?} {rest:?}", body.map_err(|answer| answer.status().as_u16()).map(|locked| locked.0.0.0))
+        format!("{:?} {rest:?}", body.map_err(|response| response.status().as_u16()).map(|locked| locked.0.0.0))
     };
     let app = Router::new().route("/{id}", post(handler)).layer(LockManagerLayer::new(&locks));
-    let answer = send(&app, json("/7", drips(1, 3600 * S, 1))).await;
+    let response = send(&app, json("/7", drips(1, 3600 * S, 1))).await;
     assert_eq!(
-        text(answer).await,
+        text(response).await,
         "Err(408) Err(\"an extractor that acquires a lock has not read this request body to its end\")"
     );
-    let answer = send(&app, json("/7", drips(1, S, 3))).await;
-    assert_eq!(text(answer).await, "Ok(7) Ok(3)");
+    let response = send(&app, json("/7", drips(1, S, 3))).await;
+    assert_eq!(text(response).await, "Ok(7) Ok(3)");
 }
 
 /// If the route is configured so.
@@ -502,10 +507,10 @@ async fn streaming_body_under_an_extractor_lock_is_watched() {
     let (store, locks) = store_and_locks();
     let app = by_extractors(LockManagerLayer::new(&locks).request_body(RequestBodyMode::Stream));
     let began = Instant::now();
-    let answer = send(&app, json("/by-head/7", drips(1, 3600 * S, 1))).await;
-    assert!(answer.status().is_client_error(), "{}", answer.status());
+    let response = send(&app, json("/by-head/7", drips(1, 3600 * S, 1))).await;
+    assert!(response.status().is_client_error(), "{}", response.status());
     assert_eq!((began.elapsed().as_secs(), store.held_count()), (10, 0));
     assert_eq!(store.on(StoreOp::Acquire).calls(), 1, "under its lock");
-    let answer = send(&app, json("/by-head/7", drips(1, S, 5))).await;
-    assert_eq!(text(answer).await, "5");
+    let response = send(&app, json("/by-head/7", drips(1, S, 5))).await;
+    assert_eq!(text(response).await, "5");
 }

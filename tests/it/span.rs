@@ -169,7 +169,7 @@ async fn span_has_route_key_wait_hold_and_fence() {
     assert!((2500.0..2600.0).contains(&number(&seen, "wait_ms")), "{seen:?}");
     assert!((1500.0..1600.0).contains(&number(&seen, "hold_ms")), "{seen:?}");
     assert!(number(&seen, "fence") > 1e18);
-    assert_eq!(recorder.count(), 1, "one span a request");
+    assert_eq!(recorder.count(), 1, "one span per request");
 }
 
 #[tokio::test(start_paused = true)]
@@ -236,7 +236,7 @@ async fn span_of_a_rejected_request_has_the_reason() {
     // 256 queued, and one more.
     let go_on = Arc::new(Notify::new());
     let _held = locks.try_lock(("order", 1)).await.expect("free");
-    let line: Vec<_> = (0..256)
+    let waiters: Vec<_> = (0..256)
         .map(|_| {
             let (app, go_on) = (patient.clone(), Arc::clone(&go_on));
             tokio::spawn(async move {
@@ -248,7 +248,7 @@ async fn span_of_a_rejected_request_has_the_reason() {
     post_json(&patient, "/", "1").await;
     assert_eq!(recorder.last()["result"], "queue_full");
     go_on.notify_waiters();
-    for waiter in line {
+    for waiter in waiters {
         waiter.await.expect("no panic");
     }
 }
@@ -371,7 +371,7 @@ async fn detached_handler_logs_into_its_own_span() {
     let (_store, locks) = store_and_locks();
     let handler = axum::routing::get(async || {
         tokio::time::sleep(Duration::from_secs(5)).await;
-        tracing::info!("finished alone");
+        tracing::info!("finished without its client");
     });
     let app = Router::new().route("/", handler.route_layer(LockLayer::new(&locks, key::from_parts(|_| ("k",)))));
     let request = tokio::spawn(async move { fetch(&app, "/").await });
@@ -379,7 +379,7 @@ async fn detached_handler_logs_into_its_own_span() {
     request.abort();
     tokio::time::sleep(Duration::from_secs(6)).await;
     let span = recorder.last();
-    assert_eq!((span["event"].as_str(), span["result"].as_str()), ("finished alone", "granted"));
+    assert_eq!((span["event"].as_str(), span["result"].as_str()), ("finished without its client", "granted"));
     assert!(number(&span, "hold_ms") >= 5000.0);
 }
 

@@ -62,7 +62,7 @@ async fn documented_stack_timeout_responds_while_handler_finishes() {
     assert_eq!((timed_out.status(), began.elapsed()), (StatusCode::GATEWAY_TIMEOUT, service_stack::TIMEOUT));
     assert_eq!(send(&app, request(Method::POST, "/orders/7/pay")).await.status(), StatusCode::CONFLICT);
     drop(locks.lock(("order", 7)).await.expect("the handler ends").release());
-    assert_eq!(began.elapsed(), work, "in order: no lock-delay");
+    assert_eq!(began.elapsed(), work, "ended in order: no lock-delay");
     settle().await;
     assert_eq!(store.held_count(), 0);
 }
@@ -76,8 +76,8 @@ async fn plain_service_stack_rejects_an_invalid_key() {
         if let Some(account) = account {
             request.headers_mut().insert("x-account", account.parse().expect("a header"));
         }
-        let answer = service.clone().oneshot(request).await.unwrap_or_else(|_| panic!("{account:?}"));
-        assert_eq!(answer.status().as_u16(), status, "{account:?}");
+        let response = service.clone().oneshot(request).await.unwrap_or_else(|_| panic!("{account:?}"));
+        assert_eq!(response.status().as_u16(), status, "{account:?}");
     }
     assert_eq!(store.on(StoreOp::Acquire).calls(), 2);
 }
@@ -109,9 +109,9 @@ async fn extractor_detects_a_method_added_outside_the_lock() {
     ] {
         let app = Router::new().route("/{id}", methods);
         assert_eq!(text(send(&app, request(locked, "/7")).await).await, "order:7", "{how}");
-        let answer = send(&app, request(unlocked, "/7")).await;
-        assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR, "{how}");
-        assert!(text(answer).await.contains("holds no lock for `HeldLock`"), "{how}");
+        let response = send(&app, request(unlocked, "/7")).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "{how}");
+        assert!(text(response).await.contains("holds no lock for `HeldLock`"), "{how}");
     }
     // The alternative from the docs.
     for (method, methods) in [

@@ -35,7 +35,7 @@ type Feed = mpsc::UnboundedSender<Result<Frame<Bytes>, &'static str>>;
 struct FedBody {
     frames: mpsc::UnboundedReceiver<Result<Frame<Bytes>, &'static str>>,
     hint: SizeHint,
-    gone: Arc<AtomicBool>,
+    is_dropped: Arc<AtomicBool>,
 }
 
 impl HttpBody for FedBody {
@@ -53,14 +53,14 @@ impl HttpBody for FedBody {
 
 impl Drop for FedBody {
     fn drop(&mut self) {
-        self.gone.store(true, SeqCst);
+        self.is_dropped.store(true, SeqCst);
     }
 }
 
 fn fed_body(hint: SizeHint) -> (Feed, FedBody, Arc<AtomicBool>) {
     let (say, frames) = mpsc::unbounded_channel();
-    let gone = Arc::new(AtomicBool::new(false));
-    (say, FedBody { frames, hint, gone: Arc::clone(&gone) }, gone)
+    let is_dropped = Arc::new(AtomicBool::new(false));
+    (say, FedBody { frames, hint, is_dropped: Arc::clone(&is_dropped) }, is_dropped)
 }
 
 fn data(text: &'static str) -> Result<Frame<Bytes>, &'static str> {
@@ -68,9 +68,9 @@ fn data(text: &'static str) -> Result<Frame<Bytes>, &'static str> {
 }
 
 /// A route that responds with this, once.
-fn once<K: tower_lock::key::KeySource>(layer: LockLayer<K>, answer: Response<FedBody>) -> Router {
-    let answer = Arc::new(std::sync::Mutex::new(Some(answer.map(Body::new))));
-    let handler = any(move || async move { answer.lock().expect("whole").take().expect("once") });
+fn once<K: tower_lock::key::KeySource>(layer: LockLayer<K>, response: Response<FedBody>) -> Router {
+    let response = Arc::new(std::sync::Mutex::new(Some(response.map(Body::new))));
+    let handler = any(move || async move { response.lock().expect("whole").take().expect("once") });
     Router::new().route("/", handler.layer(layer))
 }
 
@@ -81,27 +81,24 @@ async fn last_byte_of_content_length_is_sent_after_the_release() {
     for (by_header, ends) in [(true, true), (true, false), (false, true), (false, false)] {
         let (store, locks) = store_and_locks();
         let hint = if by_header { SizeHint::new() } else { SizeHint::with_exact(6) };
-        let (say, body, gone) = fed_body(hint);
-        let mut answer = Response::new(body);
+        let (say, body, is_dropped) = fed_body(hint);
+        let mut response = Response::new(body);
         if by_header {
-            answer.headers_mut().insert(header::CONTENT_LENGTH, 6.into());
+            response.headers_mut().insert(header::CONTENT_LENGTH, 6.into());
         }
-        let mut body = fetch(&once(LockLayer::new(&locks, one_key()), answer), "/").await.into_body();
+        let mut body = fetch(&once(LockLayer::new(&locks, one_key()), response), "/").await.into_body();
         say.send(data("abc")).expect("read");
         assert_eq!(body.frame().await.expect("one").expect("data").into_data().expect("data"), "abc");
         assert_eq!(store.held_count(), 1);
         say.send(data("def")).expect("read");
         let mut last = Box::pin(body.frame());
         let kept = Duration::from_millis(200);
-        assert!(
-            timeout(kept, &mut last).await.is_err(),
-            "kept back: the body has not ended, and may commit something yet"
-        );
-        assert_eq!((store.held_count(), gone.load(SeqCst)), (1, false));
+        assert!(timeout(kept, &mut last).await.is_err(), "withheld: the body has not ended and may still commit");
+        assert_eq!((store.held_count(), is_dropped.load(SeqCst)), (1, false));
         // But not for long.
         let lives_on = (!ends).then_some(say);
         assert_eq!(last.await.expect("one").expect("data").into_data().expect("data"), "def");
-        assert_eq!((store.held_count(), locks.size(), gone.load(SeqCst)), (0, (0, 0), true));
+        assert_eq!((store.held_count(), locks.size(), is_dropped.load(SeqCst)), (0, (0, 0), true));
         assert!(body.frame().await.is_none());
         drop(lives_on);
     }
@@ -141,7 +138,7 @@ async fn trailers_after_the_last_byte_are_sent() {
 async fn stalled_reader_frees_the_key_after_the_lock_delay() {
     for reads_first in [false, true] {
         let (store, locks) = store_and_locks();
-        let (say, body, gone) = fed_body(SizeHint::new());
+        let (say, body, is_dropped) = fed_body(SizeHint::new());
         let app = once(LockLayer::new(&locks, one_key()).body_idle_timeout(5 * S), Response::new(body));
         let mut body = fetch(&app, "/").await.into_body();
         let mut began = Instant::now();
@@ -157,14 +154,14 @@ async fn stalled_reader_frees_the_key_after_the_lock_delay() {
             (body, began) = (back, Instant::now());
         }
         say.send(data("abc")).expect("not cut yet");
-        let turn = locks.lock(("k",)).await.expect("a grant");
-        assert!(gone.load(SeqCst), "the data of the body is dropped before");
+        let guard = locks.lock(("k",)).await.expect("a grant");
+        assert!(is_dropped.load(SeqCst), "the data of the body is dropped before");
         let waited = began.elapsed();
         assert!(waited >= 6 * S && waited < 6 * S + Duration::from_millis(50), "{waited:?}");
         let error = body.frame().await.expect("no end that looks complete").expect_err("cut");
         assert!(format!("{error:?}").contains("Idle"), "{error:?}");
         assert!(body.frame().await.is_none());
-        turn.release().await.expect("up");
+        guard.release().await.expect("up");
         assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
     }
 }
@@ -173,7 +170,7 @@ async fn stalled_reader_frees_the_key_after_the_lock_delay() {
 async fn unread_stream_is_aborted_when_its_lock_is_lost() {
     for lost in [false, true] {
         let (store, locks) = store_and_locks();
-        let (_say, body, gone) = fed_body(SizeHint::new());
+        let (_say, body, is_dropped) = fed_body(SizeHint::new());
         let layer = LockLayer::new(&locks, one_key()).body_idle_timeout(3600 * S).max_hold(20 * S);
         let body = fetch(&once(layer, Response::new(body)), "/").await.into_body();
         if lost {
@@ -181,11 +178,11 @@ async fn unread_stream_is_aborted_when_its_lock_is_lost() {
             sleep(20 * S).await;
         } else {
             sleep(19 * S).await;
-            assert!(!gone.load(SeqCst));
+            assert!(!is_dropped.load(SeqCst));
             sleep(S).await;
         }
         settle().await;
-        assert!(gone.load(SeqCst), "what the body owned");
+        assert!(is_dropped.load(SeqCst), "the data of the body");
         drop(body);
     }
 }
@@ -219,12 +216,12 @@ async fn tunnel_holds_no_lock() {
     ] {
         let (store, locks) = store_and_locks();
         let (_say, body, _) = fed_body(SizeHint::new());
-        let mut answer = Response::new(body);
-        *answer.status_mut() = status;
-        let app = once(LockLayer::new(&locks, one_key()), answer);
+        let mut response = Response::new(body);
+        *response.status_mut() = status;
+        let app = once(LockLayer::new(&locks, one_key()), response);
         let request = Request::builder().method(method.clone()).uri("/").body(Body::empty()).expect("a request");
-        let answer = send(&app, request).await;
-        assert_eq!((answer.status(), store.held_count() == 1), (status, holds), "{method}");
+        let response = send(&app, request).await;
+        assert_eq!((response.status(), store.held_count() == 1), (status, holds), "{method}");
     }
 }
 
@@ -247,7 +244,7 @@ async fn on_lost_continue_runs_until_max_hold() {
     }
     // The same for its stream.
     let (store, locks) = store_and_locks();
-    let (say, body, gone) = fed_body(SizeHint::new());
+    let (say, body, is_dropped) = fed_body(SizeHint::new());
     let layer =
         LockLayer::new(&locks, one_key()).on_lost(OnLost::Continue).max_hold(60 * S).body_idle_timeout(3600 * S);
     let mut body = fetch(&once(layer, Response::new(body)), "/").await.into_body();
@@ -256,7 +253,7 @@ async fn on_lost_continue_runs_until_max_hold() {
     say.send(data("abc")).expect("read");
     assert!(body.frame().await.expect("one").is_ok());
     sleep(10 * S).await;
-    assert!(body.frame().await.expect("no end").is_err() && gone.load(SeqCst));
+    assert!(body.frame().await.expect("no end").is_err() && is_dropped.load(SeqCst));
 }
 
 /// A proxied body, a ticker: hyper sends what was announced, and so does this crate.
@@ -343,7 +340,7 @@ fn stream_can_be_read_without_a_runtime() {
         say.send(data("def")).expect("read");
         drop(say);
         let read = std::thread::spawn(move || futures_util::FutureExt::now_or_never(body.collect()));
-        let read = read.join().expect("no panic").expect("all is there").expect("whole").to_bytes();
+        let read = read.join().expect("no panic").expect("the body is complete").expect("whole").to_bytes();
         assert_eq!(read, "abcdef");
         runtime.block_on(until("released", || store.held_count() == 0));
     }
@@ -371,6 +368,6 @@ async fn trailers_are_not_polled_past_the_deadline() {
         ([(header::CONTENT_LENGTH, "3")], Body::from_stream(body))
     });
     let layer = LockLayer::new(&locks, one_key()).max_hold(kept);
-    let answer = fetch(&Router::new().route("/", handler.route_layer(layer)), "/").await;
-    assert_eq!((answer.status(), polls.load(SeqCst)), (StatusCode::SERVICE_UNAVAILABLE, 0));
+    let response = fetch(&Router::new().route("/", handler.route_layer(layer)), "/").await;
+    assert_eq!((response.status(), polls.load(SeqCst)), (StatusCode::SERVICE_UNAVAILABLE, 0));
 }

@@ -185,7 +185,7 @@ async fn everything(locks: &LockManager, store: &TestStore) {
     drop(unrenewed);
     sleep(Duration::from_secs(60)).await;
     assert_eq!((locks.held_count(), store.held_count()), (0, 0));
-    assert_eq!(locks.size(), (0, 0), "nothing is left");
+    assert_eq!(locks.size(), (0, 0), "no data is left");
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn blocking_subscriber_delays_no_other_lock() {
                 until("renewed", || store.on(StoreOp::Renew).calls() >= renewed + n).await;
             }
             assert!(!long.held_lock().remaining().is_zero());
-            assert_eq!(blocked.load(SeqCst), 1, "one thread waits, and no more");
+            assert_eq!(blocked.load(SeqCst), 1, "only one thread waits");
             soon("released", long.release()).await.expect("up");
             blocks.store(false, SeqCst);
             until("observed", || blocked.load(SeqCst) == 5).await;

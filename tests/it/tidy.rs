@@ -110,11 +110,11 @@ fn every_guarantee_names_existing_tests() {
             let cell = row.trim_end_matches(" |").rsplit(" | ").next().expect("a last column").trim_start_matches("| ");
             for name in cell.split(", ").filter(|name| *name != "—") {
                 let name = name.strip_prefix('`').and_then(|name| name.strip_suffix('`')).unwrap_or_default();
-                assert!(is_test(name), "{heading}: no test is called so: {row}");
+                assert!(is_test(name), "{heading}: no test has this name: {row}");
                 names += 1;
             }
         }
-        assert!(names > 0, "{heading}: shown by nothing");
+        assert!(names > 0, "{heading}: no test shows it");
         shown += names;
         promises += 1;
     }

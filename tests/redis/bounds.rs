@@ -22,7 +22,7 @@ async fn patient(environment: &Environment) -> RedisStore {
 
 /// The number of runs of this command, in scripts and outside.
 async fn calls(environment: &Environment, command: &str) -> u64 {
-    let stats = environment.ask(&["INFO", "commandstats"]).await;
+    let stats = environment.command(&["INFO", "commandstats"]).await;
     let name = format!("cmdstat_{command}:calls=");
     let line = stats.text().expect("text").lines().find_map(|line| line.strip_prefix(&name));
     line.and_then(|line| line.split(',').next()).map_or(0, |calls| calls.parse().expect("a number"))
@@ -37,13 +37,13 @@ async fn hash_of_many_fields_can_be_inspected_and_revoked() {
     let fill = "for i = 1, 1000 do redis.call('HSET', KEYS[1], 'foreign:' .. ARGV[1] * 1000 + i, i) end";
     for thousands in [5, 100] {
         for thousand in 0..thousands {
-            environment.ask(&["EVAL", fill, "1", NAME, &thousand.to_string()]).await;
+            environment.command(&["EVAL", fill, "1", NAME, &thousand.to_string()]).await;
         }
         let state = locks.inspect(key()).await.expect("a reply");
         assert!(state.holder.is_some() && state.remaining == Duration::MAX, "{state:?}");
         let revoked = locks.force_release(key()).await.expect("a reply");
         assert!(matches!(revoked, ForceReleaseReply::Revoked { .. }), "{revoked:?}");
-        environment.ask(&["DEL", NAME]).await;
+        environment.command(&["DEL", NAME]).await;
     }
 }
 
@@ -57,9 +57,9 @@ async fn foreign_queue_of_a_million_entries_costs_little() {
     // A thousand entries per script: a long script would block the health checks of the store.
     let fill = "local all = {} for j = 1, 1000 do all[j] = 'x:1:' .. ARGV[1] * 1000 + j end \
                 return redis.call('RPUSH', KEYS[1], unpack(all))";
-    let acquire = async |owner, if_held| {
-        let ask = AcquireRequest::new(key(), owner, ms(30_000), if_held, TERMS, ms(5_000));
-        store.acquire(ask).await.expect("a reply")
+    let acquire = async |owner, if_busy| {
+        let request = AcquireRequest::new(key(), owner, ms(30_000), if_busy, TERMS, ms(5_000));
+        store.acquire(request).await.expect("a reply")
     };
     for entries in [60_000, 1_000_000] {
         for what in ["acquire", "release", "enqueue", "force"] {
@@ -68,9 +68,9 @@ async fn foreign_queue_of_a_million_entries_costs_little() {
                 assert!(matches!(acquire(holder.clone(), IfBusy::Fail).await, AcquireReply::Granted { .. }), "{what}");
             }
             for thousand in 0..entries / 1000 {
-                environment.ask(&["EVAL", fill, "1", QUEUE, &thousand.to_string()]).await;
+                environment.command(&["EVAL", fill, "1", QUEUE, &thousand.to_string()]).await;
             }
-            environment.ask(&["CONFIG", "RESETSTAT"]).await;
+            environment.command(&["CONFIG", "RESETSTAT"]).await;
             match what {
                 "acquire" => {
                     assert!(matches!(acquire(holder.clone(), IfBusy::Fail).await, AcquireReply::Granted { .. }));
@@ -92,7 +92,7 @@ async fn foreign_queue_of_a_million_entries_costs_little() {
             for owner in [holder, other] {
                 store.release(ReleaseRequest::new(key(), owner, Duration::ZERO, TERMS)).await.expect("a reply");
             }
-            environment.ask(&["UNLINK", QUEUE, NAME]).await;
+            environment.command(&["UNLINK", QUEUE, NAME]).await;
         }
     }
 }
@@ -105,8 +105,8 @@ async fn full_queue_is_swept_in_parts_until_done() {
     let (ids, dead) = (AcquisitionIds::new("a", 1), AcquisitionIds::new("dead", 2));
     store.subscribe(EventSink::new(ids.next().manager(), |_| true));
     let acquire = async |owner| {
-        let ask = AcquireRequest::new(key(), owner, ms(30_000), IfBusy::Enqueue, TERMS, ms(5_000));
-        store.acquire(ask).await.expect("a reply")
+        let request = AcquireRequest::new(key(), owner, ms(30_000), IfBusy::Enqueue, TERMS, ms(5_000));
+        store.acquire(request).await.expect("a reply")
     };
     assert!(matches!(acquire(ids.next()).await, AcquireReply::Granted { .. }));
     for n in 0..1024 {
@@ -116,15 +116,15 @@ async fn full_queue_is_swept_in_parts_until_done() {
     }
     let mut requests = 0;
     loop {
-        environment.ask(&["CONFIG", "RESETSTAT"]).await;
-        let answer = acquire(ids.next()).await;
+        environment.command(&["CONFIG", "RESETSTAT"]).await;
+        let reply = acquire(ids.next()).await;
         requests += 1;
         let calls_made = (
             calls(&environment, "lrange").await,
             calls(&environment, "pubsub|numsub").await,
             calls(&environment, "lrem").await,
         );
-        match answer {
+        match reply {
             // The store checks its subscription once a second.
             AcquireReply::QueueFull { waiting: 1024, .. } => {
                 assert!(matches!(calls_made, (1, 1..=8, 0)), "one part, one check: {calls_made:?}");
@@ -135,7 +135,7 @@ async fn full_queue_is_swept_in_parts_until_done() {
             }
             other => panic!("{other:?}"),
         }
-        assert!(requests < 5_000, "the dead one is never found");
+        assert!(requests < 5_000, "the dead entry is never found");
     }
     assert!(matches!(acquire(ids.next()).await, AcquireReply::QueueFull { waiting: 1024, .. }), "full again");
 }
@@ -150,14 +150,14 @@ async fn key_with_an_unknown_field_is_revoked_and_reported() {
         [("healed", "healed"), ("foreign", "foreign"), ("two\\nlines", "two\\nlines"), ("\\255", "\u{fffd}")]
     {
         let writes = format!("return redis.call('HSET', KEYS[1], '{field}', 1)");
-        assert_eq!(environment.ask(&["EVAL", &writes, "1", NAME]).await.integer(), Some(1), "{field}");
+        assert_eq!(environment.command(&["EVAL", &writes, "1", NAME]).await.integer(), Some(1), "{field}");
         let holder = locks.inspect(key()).await.expect("it is up").holder.expect("a holder").to_string();
         let Ok(ForceReleaseReply::Revoked { holder: revoked }) = locks.force_release(key()).await else {
             panic!("{field}: it was revoked");
         };
         assert_eq!(revoked.to_string(), holder);
         assert!(holder.starts_with(shown), "{holder}");
-        environment.ask(&["DEL", NAME]).await;
+        environment.command(&["DEL", NAME]).await;
     }
 }
 
@@ -168,10 +168,10 @@ async fn forged_revocation_mark_does_not_prevent_revocation() {
     let locks = environment.direct_instance("a").await;
     let guard = locks.lock(key()).await.expect("free");
     let holder = locks.inspect(key()).await.expect("it is up").holder.expect("held");
-    environment.ask(&["HSET", NAME, "b:1:end", "forced"]).await;
-    environment.ask(&["PEXPIRE", NAME, "900"]).await;
+    environment.command(&["HSET", NAME, "b:1:end", "forced"]).await;
+    environment.command(&["PEXPIRE", NAME, "900"]).await;
     let revoked = locks.force_release(key()).await.expect("it is up");
     assert!(matches!(&revoked, ForceReleaseReply::Revoked { holder: is } if *is == holder), "{revoked:?}");
-    assert_eq!(environment.ask(&["HEXISTS", NAME, &holder.to_string()]).await.integer(), Some(0), "revoked");
+    assert_eq!(environment.command(&["HEXISTS", NAME, &holder.to_string()]).await.integer(), Some(0), "revoked");
     drop(guard.release());
 }

@@ -73,13 +73,13 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
         .collect();
     // A call of an unsubscribed process waits for its subscription.
     for (n, ids) in processes.iter().enumerate() {
-        let ask =
+        let request =
             AcquireRequest::new(LockKey::from(("hello", seed, n)), ids.next(), ms(1), IfBusy::Enqueue, terms(), LONG);
-        store.acquire(ask).await.expect("a reply");
+        store.acquire(request).await.expect("a reply");
     }
     let mut names = Names::default();
     let mut owners: Vec<AcquisitionId> = Vec::new();
-    let mut answers = Vec::new();
+    let mut outcomes = Vec::new();
     for _ in 0..STEPS {
         // Mostly an earlier id.
         if owners.is_empty() || rng.u8(0..4) == 0 {
@@ -88,20 +88,20 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
         let owner = owners[rng.usize(owners.len().saturating_sub(6)..owners.len())].clone();
         let id = names.owner(&owner);
         let mut is_short = false;
-        let answer = match rng.u8(0..12) {
+        let outcome = match rng.u8(0..12) {
             0..=4 => {
-                let if_held = if rng.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
+                let if_busy = if rng.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
                 let lease = if rng.u8(0..5) == 0 { SHORT } else { LONG };
                 is_short = lease == SHORT;
-                let ask = AcquireRequest::new(key.clone(), owner, lease, if_held, terms(), LONG);
-                let got = store.acquire(ask).await.expect("a reply");
-                format!("acquire({id}, {if_held:?}, {lease:?}): {}", names.acquired(got))
+                let request = AcquireRequest::new(key.clone(), owner, lease, if_busy, terms(), LONG);
+                let got = store.acquire(request).await.expect("a reply");
+                format!("acquire({id}, {if_busy:?}, {lease:?}): {}", names.acquired(got))
             }
             5..=6 => {
                 let block_for = [Duration::ZERO, Duration::ZERO, SHORT, LONG / 2][rng.usize(0..4)];
                 is_short = block_for == SHORT;
-                let ask = ReleaseRequest::new(key.clone(), owner, block_for, terms());
-                format!("release({id}, {block_for:?}): {:?}", store.release(ask).await.expect("a reply"))
+                let request = ReleaseRequest::new(key.clone(), owner, block_for, terms());
+                format!("release({id}, {block_for:?}): {:?}", store.release(request).await.expect("a reply"))
             }
             7 => {
                 let asks = vec![RenewRequest::new(key.clone(), owner, LONG)];
@@ -114,8 +114,8 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
                 // Mostly the current fence; otherwise the request is a copy of an earlier one.
                 let stands = store.inspect(key.clone()).await.expect("a reply").holder.map_or(7, |holder| holder.fence);
                 let fence = if rng.u8(0..4) == 0 { 7 } else { stands };
-                let ask = YieldRequest::new(key.clone(), owner, fence, next, LONG, terms(), LONG);
-                let yielded = match store.yield_to_queue(ask).await.expect("a reply") {
+                let request = YieldRequest::new(key.clone(), owner, fence, next, LONG, terms(), LONG);
+                let yielded = match store.yield_to_queue(request).await.expect("a reply") {
                     YieldReply::Extended { fence } => format!("extended, {}", names.fence(fence)),
                     YieldReply::NotHolder(got) => names.acquired(got),
                     other => format!("{other:?}"),
@@ -124,8 +124,9 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
             }
             9 if rng.bool() => {
                 is_short = rng.bool();
-                let ask = ForceReleaseRequest::new(key.clone(), if is_short { SHORT } else { Duration::ZERO }, terms());
-                match store.force_release(ask).await.expect("a reply") {
+                let request =
+                    ForceReleaseRequest::new(key.clone(), if is_short { SHORT } else { Duration::ZERO }, terms());
+                match store.force_release(request).await.expect("a reply") {
                     ForceReleaseReply::Free => "force: free".to_owned(),
                     ForceReleaseReply::Revoked { holder } => format!("force: from {}", names.owner(&holder)),
                     ForceReleaseReply::Unblocked { blocked_for } => format!("force: unblocked, {}", left(blocked_for)),
@@ -138,7 +139,7 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
                 format!("inspect: {holder:?}, {}, {} wait", left(found.lease_left), found.waiting)
             }
         };
-        answers.push(answer);
+        outcomes.push(outcome);
         if is_short {
             // After this pause short durations have passed and long ones have not, on any machine.
             sleep(SHORT + ms(15)).await;
@@ -147,8 +148,8 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
     // Messages of one process arrive in order, and this one is the last.
     for (n, ids) in processes.iter().enumerate() {
         let last = LockKey::from(("last", seed, n));
-        let ask = AcquireRequest::new(last.clone(), ids.next(), LONG, IfBusy::Fail, terms(), LONG);
-        store.acquire(ask).await.expect("a reply");
+        let request = AcquireRequest::new(last.clone(), ids.next(), LONG, IfBusy::Fail, terms(), LONG);
+        store.acquire(request).await.expect("a reply");
         store.force_release(ForceReleaseRequest::new(last.clone(), Duration::ZERO, terms())).await.expect("a reply");
         let is_last = |event: &StoreEvent| matches!(event, StoreEvent::Revoked { key, .. } if *key == last);
         let has_come = || {
@@ -166,16 +167,16 @@ async fn play(seed: u64, store: Arc<dyn LockStore>) -> Vec<String> {
     }
     let events = std::mem::take(&mut *events.lock().unwrap_or_else(PoisonError::into_inner));
     for n in 0..PROCESSES {
-        answers.push(format!("p{n} was notified"));
+        outcomes.push(format!("p{n} was notified"));
         for (_, event) in events.iter().filter(|(process, event)| *process == n && *event != StoreEvent::Lagged) {
-            answers.push(match event {
+            outcomes.push(match event {
                 StoreEvent::Offered { id: owner, .. } => format!("offered {}", names.owner(owner)),
                 StoreEvent::Revoked { id: owner, .. } => format!("taken {}", names.owner(owner)),
                 other => format!("{other:?}"),
             });
         }
     }
-    answers
+    outcomes
 }
 
 const SHORT: Duration = ms(10);

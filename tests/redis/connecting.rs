@@ -104,7 +104,7 @@ async fn wrong_password_is_reported() {
     }
     let redis = RedisServer::options().set("requirepass", "secret").start().await;
     for url in [format!("redis://{}", redis.address()), format!("redis://:wrong@{}", redis.address())] {
-        let error = RedisStore::connect(&url).await.expect_err("not let in");
+        let error = RedisStore::connect(&url).await.expect_err("not authenticated");
         assert!(whole(&error).contains("are user and password in the URL, and correct?"), "{}", whole(&error));
         assert!(!whole(&error).contains("wrong@"), "no secret in {}", whole(&error));
     }
@@ -148,7 +148,7 @@ async fn redis_before_7_is_rejected() {
 async fn replica_at_start_is_reported() {
     let Some(environment) = environment().await else { return };
     let master = RedisServer::start().await;
-    environment.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
+    environment.command(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
     let error = RedisStore::connect(&environment.redis.url()).await.expect_err("a replica");
     assert!(matches!(error, RedisConnectError::Unreachable { .. }), "{error}");
     assert!(
@@ -213,8 +213,8 @@ async fn smallest_acl_cannot_touch_another_prefix() {
     let (one, two) = (environment.direct_instance("one").await, environment.direct_instance("two").await);
     let guard = one.lock(key()).await.expect("free");
     let waiting = tokio::spawn(two.lock(key()).into_future());
-    until("queued", async || environment.ask(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
-    let waiter = environment.ask(&["LRANGE", QUEUE, "0", "-1"]).await.texts()[0].to_owned();
+    until("queued", async || environment.command(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
+    let waiter = environment.command(&["LRANGE", QUEUE, "0", "-1"]).await.texts()[0].to_owned();
     let inbox = format!("tower-lock:lock:in:{}", waiter.rsplit_once(':').expect("a number").0);
 
     let rules: Vec<_> = smallest_acl().iter().map(|rule| rule.replace("lock:*", "shop:*")).collect();
@@ -240,8 +240,8 @@ async fn smallest_acl_cannot_touch_another_prefix() {
         &["HDEL", NAME, &waiter],
         &["DEL", NAME],
     ] {
-        let answer = neighbour.command(attempt).await.expect("a reply");
-        assert!(answer.text().is_some_and(|text| text.starts_with("NOPERM")), "{attempt:?}: {answer:?}");
+        let reply = neighbour.command(attempt).await.expect("a reply");
+        assert!(reply.text().is_some_and(|text| text.starts_with("NOPERM")), "{attempt:?}: {reply:?}");
     }
     guard.release().await.expect("held");
     soon("a grant", waiting).await.expect("runs").expect("a grant").release().await.expect("held");
@@ -271,11 +271,11 @@ async fn evicting_server_is_warned_of() {
         drop((guard, store));
         log.text()
     };
-    environment.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
-    assert_eq!(warned().await, "", "without a limit it throws nothing away");
-    environment.ask(&["CONFIG", "SET", "maxmemory", "100mb"]).await;
+    environment.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
+    assert_eq!(warned().await, "", "without a limit it evicts no keys");
+    environment.command(&["CONFIG", "SET", "maxmemory", "100mb"]).await;
     assert!(warned().await.contains("use `noeviction`"), "{}", warned().await);
-    environment.ask(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
+    environment.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
     assert_eq!(warned().await, "");
 }
 
@@ -309,8 +309,8 @@ async fn tls_connects_and_rejects_untrusted_certificates() {
         ("tls-auth-clients", "no".to_owned()),
         ("tls-port", port.to_string()),
     ] {
-        let answer = environment.ask(&["CONFIG", "SET", name, &value]).await;
-        assert_eq!(answer, Reply::Status("OK".to_owned()), "{name}");
+        let reply = environment.command(&["CONFIG", "SET", name, &value]).await;
+        assert_eq!(reply, Reply::Status("OK".to_owned()), "{name}");
     }
     let url = format!("rediss://localhost:{port}");
     let error = RedisStore::connect(&url).await.expect_err("untrusted");
@@ -320,7 +320,7 @@ async fn tls_connects_and_rejects_untrusted_certificates() {
     let client = Client::build_with_tls(url, TlsCertificates { client_tls: None, root_cert: Some(ours) });
     let address = client.expect("a certificate").get_connection_info().clone();
     let pool = Pool::builder(Manager::new(address.clone()).expect("an address")).build().expect("a pool");
-    works(RedisStore::from_pool(pool, address).await.expect("we do")).await;
+    works(RedisStore::from_pool(pool, address).await.expect("a trusted certificate")).await;
 }
 
 /// Connections end with the runtime that opened them.
@@ -336,7 +336,7 @@ fn store_outlives_the_runtime_it_was_built_on() {
     runtime().block_on(async {
         guard.release().await.expect("released on another runtime");
         locks.lock(key()).await.expect("free").release().await.expect("held");
-        let channels = async || environment.ask(&["PUBSUB", "CHANNELS"]).await.items().len();
+        let channels = async || environment.command(&["PUBSUB", "CHANNELS"]).await.items().len();
         until("it listens from here", async || channels().await == 1).await;
     });
     // Without a runtime nothing panics.
@@ -356,7 +356,7 @@ fn store_works_while_its_first_runtime_is_blocked() {
             Err(_) => false,
         })
         .await;
-        let channels = async || environment.ask(&["PUBSUB", "CHANNELS"]).await.items().len();
+        let channels = async || environment.command(&["PUBSUB", "CHANNELS"]).await.items().len();
         until("and it listens from here", async || {
             let _ = locks.lock(key()).await.map(|guard| drop(guard.release()));
             channels().await == 1
@@ -371,8 +371,8 @@ fn store_works_while_its_first_runtime_is_blocked() {
 async fn dropped_store_leaves_nothing() {
     let Some(environment) = environment().await else { return };
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
-    let clients = async || environment.ask(&["CLIENT", "LIST"]).await.text().map_or(0, |text| text.lines().count());
-    let channels = async || environment.ask(&["PUBSUB", "CHANNELS"]).await.items().len();
+    let clients = async || environment.command(&["CLIENT", "LIST"]).await.text().map_or(0, |text| text.lines().count());
+    let channels = async || environment.command(&["PUBSUB", "CHANNELS"]).await.items().len();
     // An earlier connection may still be listed.
     until("one connection", async || clients().await == 1).await;
     let before = (1, tasks());
@@ -447,7 +447,7 @@ async fn lazy_store_reports_missing_capabilities() {
         reason.contains("6.2.14")
     })
     .await;
-    until("it is in the log", async || log.text().contains("6.2.14")).await;
+    until("the log has it", async || log.text().contains("6.2.14")).await;
     drop((old, guard));
 
     let rules: Vec<_> = smallest_acl().into_iter().filter(|rule| rule != "+publish").collect();

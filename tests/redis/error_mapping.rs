@@ -35,9 +35,9 @@ async fn out_of_memory_rejects_new_locks_and_keeps_held_ones() {
     let (one, two) = (environment.direct_instance("a").await, environment.direct_instance("b").await);
     let guard = one.lock(key()).await.expect("free");
     let waiting = tokio::spawn(two.lock(key()).into_future());
-    until("queued", async || environment.ask(&["LLEN", crate::support::QUEUE]).await.integer() == Some(1)).await;
+    until("queued", async || environment.command(&["LLEN", crate::support::QUEUE]).await.integer() == Some(1)).await;
     let store = environment.store().await;
-    environment.ask(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    environment.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
     match one.try_lock(("another",)).await {
         Err(LockError::Store(error)) => assert_error(&error, StoreErrorKind::Refused, "OOM", "raise `maxmemory`"),
         other => panic!("{other:?}"),
@@ -46,9 +46,9 @@ async fn out_of_memory_rejects_new_locks_and_keeps_held_ones() {
     let renewal = store.renew(vec![RenewRequest::new(key(), owner, Duration::from_secs(30))]).await;
     assert_eq!(renewal.expect("a reply"), [RenewReply::Extended]);
     guard.release().await.expect("released");
-    let guard = waiting.await.expect("runs").expect("handed on");
+    let guard = waiting.await.expect("runs").expect("handed off");
     guard.release().await.expect("released");
-    environment.ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    environment.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
     one.try_lock(("another",)).await.expect("as before").release().await.expect("held");
     environment.wait_until_clean().await;
 }
@@ -57,15 +57,15 @@ async fn out_of_memory_rejects_new_locks_and_keeps_held_ones() {
 async fn foreign_value_at_the_key_is_reported_and_not_touched() {
     let Some(environment) = environment().await else { return };
     let locks = environment.direct_instance("a").await;
-    environment.ask(&["SET", NAME, "text"]).await;
+    environment.command(&["SET", NAME, "text"]).await;
     assert_error(&store_error(&locks).await, StoreErrorKind::Refused, "WRONGTYPE", "check its `TYPE`");
     assert!(locks.lock(key()).wait(ms(100)).await.is_err());
     assert!(locks.inspect(key()).await.is_err());
     // A release that can only fail is not repeated until the end of its lease.
     let began = Instant::now();
-    until("nothing is known of it", async || locks.size() == (0, 0)).await;
+    until("the outcome is unknown", async || locks.size() == (0, 0)).await;
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
-    assert_eq!(environment.ask(&["GET", NAME]).await.text(), Some("text"));
+    assert_eq!(environment.command(&["GET", NAME]).await.text(), Some("text"));
 }
 
 #[tokio::test]
@@ -75,35 +75,35 @@ async fn replica_full_disk_and_missing_right_are_distinguished() {
     locks.lock(key()).await.expect("free").release().await.expect("held");
     let master = RedisServer::start().await;
 
-    environment.ask(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]).await;
-    environment.ask(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
+    environment.command(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]).await;
+    environment.command(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]).await;
     assert_error(&store_error(&locks).await, StoreErrorKind::Failover, "READONLY", "a failover is in progress");
-    environment.ask(&["REPLICAOF", "NO", "ONE"]).await;
+    environment.command(&["REPLICAOF", "NO", "ONE"]).await;
     locks.lock(key()).await.expect("as before").release().await.expect("held");
 
-    let nobody = ["ACL", "SETUSER", "default", "-hset"];
-    environment.ask(&nobody).await;
+    let revoke = ["ACL", "SETUSER", "default", "-hset"];
+    environment.command(&revoke).await;
     assert_error(&store_error(&locks).await, StoreErrorKind::Refused, "script", "the minimal ACL");
-    environment.ask(&["ACL", "SETUSER", "default", "+hset"]).await;
+    environment.command(&["ACL", "SETUSER", "default", "+hset"]).await;
 
-    environment.ask(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
+    environment.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await;
     assert_error(&store_error(&locks).await, StoreErrorKind::Unavailable, "NOREPLICAS", "min-replicas-to-write");
-    environment.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
+    environment.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]).await;
 
     // A folder at the path of its file.
     std::fs::create_dir(environment.redis.folder().join("dump.rdb")).expect("a folder");
-    environment.ask(&["CONFIG", "SET", "save", "3600 1"]).await;
-    environment.ask(&["BGSAVE"]).await;
+    environment.command(&["CONFIG", "SET", "save", "3600 1"]).await;
+    environment.command(&["BGSAVE"]).await;
     until("it has noticed", async || {
         environment
-            .ask(&["INFO", "persistence"])
+            .command(&["INFO", "persistence"])
             .await
             .text()
             .is_some_and(|text| text.contains("last_bgsave_status:err"))
     })
     .await;
     assert_error(&store_error(&locks).await, StoreErrorKind::Refused, "MISCONF", "its log has the reason");
-    environment.ask(&["CONFIG", "SET", "save", ""]).await;
+    environment.command(&["CONFIG", "SET", "save", ""]).await;
     until("as before", async || locks.try_lock(key()).await.is_ok()).await;
 }
 
@@ -112,7 +112,7 @@ async fn replica_full_disk_and_missing_right_are_distinguished() {
 async fn refusing_store_is_warned_of_at_intervals() {
     let Some(environment) = environment().await else { return };
     let locks = environment.direct_instance("a").await;
-    environment.ask(&["SET", NAME, "text"]).await;
+    environment.command(&["SET", NAME, "text"]).await;
     let log = Log::default();
     let guard = log.listen();
     for _ in 0..20 {
@@ -137,10 +137,10 @@ async fn refused_release_is_reported_and_repeated() {
     ];
     for (store_error, remedy) in troubles {
         let guard = one.lock(key()).await.expect("free");
-        environment.ask(&store_error).await;
+        environment.command(&store_error).await;
         let error = guard.release().await.expect_err("refused");
         assert_eq!((error.store(), error.operation()), ("redis", "release"), "{error}");
-        environment.ask(&remedy).await;
+        environment.command(&remedy).await;
         let guard = two.lock(key()).wait(Duration::from_secs(10)).await.expect("released after all");
         guard.release().await.expect("held");
         environment.wait_until_clean().await;
@@ -153,8 +153,8 @@ async fn unsubscribed_client_locks_free_keys_and_never_waits() {
     let Some(environment) = environment().await else { return };
     let (unsubscribed, other) = (environment.instance("a").await, environment.direct_instance("b").await);
     unsubscribed.lock(key()).await.expect("free").release().await.expect("held");
-    environment.ask(&["ACL", "SETUSER", "default", "resetchannels"]).await;
-    environment.ask(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+    environment.command(&["ACL", "SETUSER", "default", "resetchannels"]).await;
+    environment.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
     let guard = other.lock(key()).await.expect("free");
     let mut reason = String::new();
     until("a rejection", async || match unsubscribed.lock(key()).wait(ms(2_500)).await {
@@ -167,9 +167,9 @@ async fn unsubscribed_client_locks_free_keys_and_never_waits() {
     .await;
     assert!(reason.contains("not subscribed to offers") && reason.contains("tower-lock:<prefix>:in:"), "{reason}");
     unsubscribed.lock(("free",)).await.expect("free").release().await.expect("held");
-    environment.ask(&["ACL", "SETUSER", "default", "allchannels"]).await;
+    environment.command(&["ACL", "SETUSER", "default", "allchannels"]).await;
     guard.release().await.expect("held");
-    until("subscribed again", async || environment.ask(&["PUBSUB", "CHANNELS"]).await.items().len() == 2).await;
+    until("subscribed again", async || environment.command(&["PUBSUB", "CHANNELS"]).await.items().len() == 2).await;
     unsubscribed.lock(key()).await.expect("as before").release().await.expect("held");
 }
 
@@ -180,11 +180,11 @@ async fn impossible_fence_is_reported() {
     let store = environment.store().await;
     let owner = AcquisitionIds::new("a", 1).next();
     let terms = QueueConfig::new(ms(4_000), ms(10_000), 8);
-    let ask = || AcquireRequest::new(key(), owner.clone(), ms(30_000), IfBusy::Fail, terms, ms(500));
-    store.acquire(ask()).await.expect("free");
+    let request = || AcquireRequest::new(key(), owner.clone(), ms(30_000), IfBusy::Fail, terms, ms(500));
+    store.acquire(request()).await.expect("free");
     for fence in ["abc", "18014398509481984"] {
-        environment.ask(&["HSET", "lock:k", &owner.to_string(), fence]).await;
-        let error = store.acquire(ask()).await.expect_err("no fence");
+        environment.command(&["HSET", "lock:k", &owner.to_string(), fence]).await;
+        let error = store.acquire(request()).await.expect_err("no fence");
         assert_error(&error, StoreErrorKind::Protocol, "unexpected reply", "tower-lock:<prefix>:");
     }
 }
@@ -196,12 +196,12 @@ async fn refused_renewal_is_no_loss() {
     let store = environment.store().await;
     let owner = AcquisitionIds::new("a", 1).next();
     let terms = QueueConfig::new(ms(4_000), ms(10_000), 8);
-    let ask = AcquireRequest::new(key(), owner.clone(), ms(30_000), IfBusy::Fail, terms, ms(500));
-    store.acquire(ask).await.expect("free");
+    let request = AcquireRequest::new(key(), owner.clone(), ms(30_000), IfBusy::Fail, terms, ms(500));
+    store.acquire(request).await.expect("free");
     let renew = || store.renew(vec![RenewRequest::new(key(), owner.clone(), ms(30_000))]);
-    environment.ask(&["ACL", "SETUSER", "default", "-hexists"]).await;
+    environment.command(&["ACL", "SETUSER", "default", "-hexists"]).await;
     assert_eq!(renew().await.expect("a reply"), [RenewReply::Unknown]);
-    environment.ask(&["ACL", "SETUSER", "default", "+hexists"]).await;
+    environment.command(&["ACL", "SETUSER", "default", "+hexists"]).await;
     assert_eq!(renew().await.expect("a reply"), [RenewReply::Extended]);
 }
 
@@ -209,14 +209,14 @@ async fn refused_renewal_is_no_loss() {
 async fn busy_script_is_reported_and_waited_for() {
     let Some(environment) = environment().await else { return };
     let locks = environment.direct_instance("a").await;
-    environment.ask(&["CONFIG", "SET", "busy-reply-threshold", "50"]).await;
+    environment.command(&["CONFIG", "SET", "busy-reply-threshold", "50"]).await;
     let mut connection = environment.redis.connect().await;
     connection.send(&["EVAL", "while true do end", "0"]).await.expect("sent");
     sleep(ms(200)).await;
     assert_error(&store_error(&locks).await, StoreErrorKind::Unavailable, "BUSY", "SCRIPT KILL");
     let waiting = tokio::spawn(locks.lock(key()).into_future());
     sleep(ms(100)).await;
-    assert_eq!(environment.ask(&["SCRIPT", "KILL"]).await, Reply::Status("OK".to_owned()));
+    assert_eq!(environment.command(&["SCRIPT", "KILL"]).await, Reply::Status("OK".to_owned()));
     waiting.await.expect("runs").expect("the script has ended").release().await.expect("held");
 }
 
@@ -245,7 +245,7 @@ async fn loading_redis_is_reported_and_waited_for() {
 #[tokio::test]
 async fn too_many_clients_is_reported() {
     let Some(environment) = environment().await else { return };
-    environment.ask(&["CONFIG", "SET", "maxclients", "1"]).await;
+    environment.command(&["CONFIG", "SET", "maxclients", "1"]).await;
     let mut first = environment.redis.connect().await;
     first.command(&["PING"]).await.expect("a reply");
     let error = RedisStore::connect(&environment.redis.url()).await.expect_err("too many");

@@ -37,33 +37,35 @@ async fn fence_is_equal_in_message_store_and_reply() {
     store.subscribe(EventSink::new(ids.next().manager(), |_| true));
     let grants = join_all((0..KEYS).map(async |n| {
         let (key, name) = (LockKey::from(("k", n)), format!("lock:k:{n}"));
-        let ask = |owner| {
+        let request = |owner| {
             store.acquire(AcquireRequest::new(key.clone(), owner, ms(60_000), IfBusy::Enqueue, TERMS, ms(5_000)))
         };
         let mut holder = ids.next();
-        assert!(matches!(ask(holder.clone()).await, Ok(AcquireReply::Granted { .. })));
+        assert!(matches!(request(holder.clone()).await, Ok(AcquireReply::Granted { .. })));
         let mut look = environment.redis.connect().await;
-        let mut answers = Vec::new();
+        let mut offers = Vec::new();
         for _ in 0..GRANTS {
             let next = ids.next();
-            assert!(matches!(ask(next.clone()).await, Ok(AcquireReply::Queued { .. })));
+            assert!(matches!(request(next.clone()).await, Ok(AcquireReply::Queued { .. })));
             let release = ReleaseRequest::new(key.clone(), holder, Duration::ZERO, TERMS);
             assert_eq!(store.release(release).await.expect("a reply"), ReleaseReply::HandedOff);
             let stored = look.command(&["HGET", &name, &next.to_string()]).await.expect("a reply");
-            let Ok(AcquireReply::Granted { fence }) = ask(next.clone()).await else { panic!("it was offered") };
+            let Ok(AcquireReply::Granted { fence }) = request(next.clone()).await else { panic!("it was offered") };
             assert_eq!(stored.text(), Some(fence.to_string().as_str()));
-            answers.push(format!("1 offered {fence} {next} {name}"));
+            offers.push(format!("1 offered {fence} {next} {name}"));
             holder = next;
         }
-        assert!(answers.is_sorted(), "they rise");
-        answers
+        assert!(offers.is_sorted(), "they rise");
+        offers
     }))
     .await;
-    let answers: BTreeSet<_> = grants.into_iter().flatten().collect();
-    assert_eq!(answers.len(), KEYS * GRANTS);
-    until("all have come", async || messages.lock().unwrap_or_else(PoisonError::into_inner).len() >= answers.len())
-        .await;
-    assert!(*messages.lock().unwrap_or_else(PoisonError::into_inner) == answers);
+    let offers: BTreeSet<_> = grants.into_iter().flatten().collect();
+    assert_eq!(offers.len(), KEYS * GRANTS);
+    until("all messages have arrived", async || {
+        messages.lock().unwrap_or_else(PoisonError::into_inner).len() >= offers.len()
+    })
+    .await;
+    assert!(*messages.lock().unwrap_or_else(PoisonError::into_inner) == offers);
 }
 
 const TERMS: QueueConfig = QueueConfig::new(ms(60_000), ms(60_000), 8);
@@ -75,7 +77,7 @@ async fn fence_rises_over_flushall_and_restart() {
     let mut last = None;
     for how in ["as it is", "flushed", "as it is", "restarted", "as it is"] {
         match how {
-            "flushed" => drop(environment.ask(&["FLUSHALL"]).await),
+            "flushed" => drop(environment.command(&["FLUSHALL"]).await),
             "restarted" => environment.redis.restart_empty().await,
             _ => {}
         }
@@ -110,8 +112,11 @@ async fn invalid_fence_counter_is_replaced_and_logged() {
     let ids = AcquisitionIds::new("a", 1);
     store.subscribe(EventSink::new(ids.next().manager(), |_| true));
     let acquire = async |owner: AcquisitionId, what: &str| {
-        let ask = AcquireRequest::new(key(), owner, ms(30_000), IfBusy::Enqueue, terms, ms(500));
-        store.acquire(ask).await.unwrap_or_else(|error| panic!("{what}: {error}: {}", error.source().expect("kept")))
+        let request = AcquireRequest::new(key(), owner, ms(30_000), IfBusy::Enqueue, terms, ms(500));
+        store
+            .acquire(request)
+            .await
+            .unwrap_or_else(|error| panic!("{what}: {error}: {}", error.source().expect("kept")))
     };
     let mut last = 0;
     for value in INVALID_FENCES.into_iter().chain(["a list"]) {
@@ -120,11 +125,11 @@ async fn invalid_fence_counter_is_replaced_and_logged() {
             let guard = log.listen();
             let (holder, next) = (ids.next(), ids.next());
             let disturb = async || {
-                environment.ask(&["DEL", FENCES]).await;
+                environment.command(&["DEL", FENCES]).await;
                 if value == "a list" {
-                    environment.ask(&["RPUSH", FENCES, "1"]).await;
+                    environment.command(&["RPUSH", FENCES, "1"]).await;
                 } else {
-                    environment.ask(&["SET", FENCES, value]).await;
+                    environment.command(&["SET", FENCES, value]).await;
                 }
             };
             if way == "acquire" {
@@ -144,8 +149,9 @@ async fn invalid_fence_counter_is_replaced_and_logged() {
                 }
                 "yield" => {
                     disturb().await;
-                    let ask = YieldRequest::new(key(), holder.clone(), fence, next.clone(), ms(30_000), terms, ms(500));
-                    match store.yield_to_queue(ask).await {
+                    let request =
+                        YieldRequest::new(key(), holder.clone(), fence, next.clone(), ms(30_000), terms, ms(500));
+                    match store.yield_to_queue(request).await {
                         Ok(YieldReply::Extended { fence: extended }) => fence = extended,
                         other => panic!("{value}: {other:?}"),
                     }
@@ -172,20 +178,20 @@ async fn invalid_fence_counter_is_replaced_and_logged() {
 async fn missing_fence_counter_is_logged_at_start() {
     let Some(environment) = environment().await else { return };
     for value in INVALID_FENCES {
-        environment.ask(&["SET", FENCES, value]).await;
+        environment.command(&["SET", FENCES, value]).await;
         let log = Log::default();
         let guard = log.listen();
         drop(RedisStore::connect(&environment.redis.url()).await.unwrap_or_else(|error| panic!("{value}: {error}")));
         drop(guard);
         let text = log.text();
         assert!(text.contains(&format!("`DEL {FENCES}`")) && text.lines().count() == 1, "{value}: {text}");
-        let stored = environment.ask(&["GET", FENCES]).await;
+        let stored = environment.command(&["GET", FENCES]).await;
         let stored: u64 = stored.text().and_then(|text| text.parse().ok()).expect("a number");
         assert!(stored < 1 << 52, "{value}: {stored}");
     }
     // A fence within a day of the clock comes from a clock that was set back.
-    let hour = environment.ask(&["TIME"]).await.items()[0].integer().expect("a number") + 3600;
-    environment.ask(&["SET", FENCES, &format!("{hour}000000")]).await;
+    let hour = environment.command(&["TIME"]).await.items()[0].integer().expect("a number") + 3600;
+    environment.command(&["SET", FENCES, &format!("{hour}000000")]).await;
     let locks = environment.direct_instance("a").await;
     let guard = locks.lock(key()).await.expect("free");
     assert_eq!(guard.fencing_token().as_i64() >> 10, hour * 1_000_000 + 1);

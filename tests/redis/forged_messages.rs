@@ -12,7 +12,7 @@ use crate::support::{Environment, NAME, environment, key, ms, soon, until};
 async fn channel(environment: &Environment, instance: &str) -> String {
     let mut found = None;
     until("it listens", async || {
-        let channels = environment.ask(&["PUBSUB", "CHANNELS", "*"]).await;
+        let channels = environment.command(&["PUBSUB", "CHANNELS", "*"]).await;
         let mut names = channels.texts().into_iter().map(ToOwned::to_owned);
         found = names.find(|name| name.contains(&format!(":{instance}:")));
         found.is_some()
@@ -25,11 +25,11 @@ async fn channel(environment: &Environment, instance: &str) -> String {
 async fn forger(environment: &Environment) -> Connection {
     let rules = ["reset", "on", ">secret", "-@all", "+publish", "resetkeys", "resetchannels", "&tower-lock:lock:in:*"];
     let parts: Vec<_> = ["ACL", "SETUSER", "forger"].into_iter().chain(rules).collect();
-    assert_eq!(environment.ask(&parts).await, Reply::Status("OK".to_owned()));
+    assert_eq!(environment.command(&parts).await, Reply::Status("OK".to_owned()));
     let mut connection = environment.redis.connect().await;
     let login = connection.command(&["AUTH", "forger", "secret"]).await.expect("a reply");
     assert_eq!(login, Reply::Status("OK".to_owned()));
-    assert!(matches!(connection.command(&["HGETALL", NAME]).await, Ok(Reply::Error(_))), "it may nothing else");
+    assert!(matches!(connection.command(&["HGETALL", NAME]).await, Ok(Reply::Error(_))), "it has no other permission");
     connection
 }
 
@@ -42,7 +42,7 @@ async fn publisher_alone_can_neither_free_nor_end_a_section() {
         environment.direct_instance("c").await,
     );
     let guard = b.lock(key()).await.expect("free");
-    let owner = environment.ask(&["HKEYS", NAME]).await.texts()[0].to_owned();
+    let owner = environment.command(&["HKEYS", NAME]).await.texts()[0].to_owned();
     // Both processes have issued this number.
     a.lock(("another",)).await.expect("free").release().await.expect("up");
     let (inbox_a, channel_b) = (channel(&environment, "a").await, channel(&environment, "b").await);
@@ -58,7 +58,7 @@ async fn publisher_alone_can_neither_free_nor_end_a_section() {
         assert_eq!(revoked.expect("a reply").integer(), Some(1), "one subscriber");
     }
     assert!(timeout(ms(500), guard.held_lock().lost()).await.is_err(), "it is verified and ends nothing");
-    assert_eq!(environment.ask(&["HKEYS", NAME]).await.texts(), [owner.as_str()]);
+    assert_eq!(environment.command(&["HKEYS", NAME]).await.texts(), [owner.as_str()]);
     assert!(!waits.is_finished() && matches!(a.try_lock(key()).await, Err(LockError::Busy { .. })));
     // Two thousand messages, about ten checks a second, and the polls of the waiter.
     let scripts = environment.scripts().await - before;

@@ -17,29 +17,31 @@ async fn lock_is_a_hash_of_one_field_with_a_ttl() {
     let Some(environment) = environment().await else { return };
     let (one, two) = (environment.direct_instance("api-7f3").await, environment.direct_instance("api-9c1").await);
     let guard = one.lock(key()).await.expect("free");
-    let hash = environment.ask(&["HGETALL", NAME]).await;
+    let hash = environment.command(&["HGETALL", NAME]).await;
     let [field, fence] = hash.items() else { panic!("{hash:?}") };
     let (field, fence) = (field.text().expect("text"), fence.text().expect("text"));
     let id = field.strip_prefix("api-7f3:").and_then(|rest| rest.split_once(':')).expect("instance:random:number");
     assert!(id.0.len() == 16 && id.1.parse::<u64>().is_ok(), "{field}");
     assert_eq!(fence.parse::<u64>().expect("a number") << 10, guard.fencing_token().as_u64());
-    let ttl = environment.ask(&["PTTL", NAME]).await.integer().expect("a number");
+    let ttl = environment.command(&["PTTL", NAME]).await.integer().expect("a number");
     assert!((25_000..=31_000).contains(&ttl), "a lease and a lock-delay: {ttl}");
 
     let waiting = tokio::spawn(two.lock(key()).into_future());
-    until("queued", async || environment.ask(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
-    let line = environment.ask(&["LRANGE", QUEUE, "0", "-1"]).await;
-    assert!(line.texts()[0].starts_with("api-9c1:"), "{line:?}");
-    let ttl = environment.ask(&["PTTL", QUEUE]).await.integer().expect("a number");
+    until("queued", async || environment.command(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
+    let queue = environment.command(&["LRANGE", QUEUE, "0", "-1"]).await;
+    assert!(queue.texts()[0].starts_with("api-9c1:"), "{queue:?}");
+    let ttl = environment.command(&["PTTL", QUEUE]).await.integer().expect("a number");
     assert!((1..=10_000).contains(&ttl), "the queue has a TTL, too: {ttl}");
     guard.release().await.expect("held");
     let guard = soon("a grant", waiting).await.expect("runs").expect("a grant");
-    assert_eq!(environment.ask(&["EXISTS", QUEUE]).await.integer(), Some(0));
+    assert_eq!(environment.command(&["EXISTS", QUEUE]).await.integer(), Some(0));
     // A dropped guard blocks the key for the lock-delay, without a holder.
     drop(guard);
-    until("kept", async || environment.ask(&["HKEYS", NAME]).await.texts().iter().any(|field| field.ends_with(":end")))
-        .await;
-    let ttl = environment.ask(&["PTTL", NAME]).await.integer().expect("a number");
+    until("kept", async || {
+        environment.command(&["HKEYS", NAME]).await.texts().iter().any(|field| field.ends_with(":end"))
+    })
+    .await;
+    let ttl = environment.command(&["PTTL", NAME]).await.integer().expect("a number");
     assert!((-2..=1_000).contains(&ttl), "{ttl}");
     environment.wait_until_clean().await;
 }
@@ -49,8 +51,8 @@ async fn redisson_lock_excludes_and_is_not_touched() {
     let Some(environment) = environment().await else { return };
     let name = LockKey::raw("myLock").expect("a name");
     let java = "8b1b3cd2-2f9a-4d6e-9c56-6f0a2a1f0f3e:57";
-    environment.ask(&["HSET", "myLock", java, "2"]).await;
-    environment.ask(&["PEXPIRE", "myLock", "2500"]).await;
+    environment.command(&["HSET", "myLock", java, "2"]).await;
+    environment.command(&["PEXPIRE", "myLock", "2500"]).await;
     let locks = environment.direct_instance("a").await;
     match locks.try_lock(name.clone()).await {
         Err(LockError::Busy { lease_left, .. }) => assert!(lease_left <= ms(2_500) && lease_left > ms(0)),
@@ -58,13 +60,14 @@ async fn redisson_lock_excludes_and_is_not_touched() {
     }
     let state = locks.inspect(name.clone()).await.expect("a reply");
     assert_eq!((state.holder.map(|holder| holder.to_string()).as_deref(), state.since), (Some(java), None));
-    assert_eq!(environment.ask(&["HGETALL", "myLock"]).await.texts(), ["2", java], "as it was");
+    assert_eq!(environment.command(&["HGETALL", "myLock"]).await.texts(), ["2", java], "as it was");
     let waiting = tokio::spawn(locks.lock(name.clone()).into_future());
-    until("queued", async || environment.ask(&["LLEN", "tower-lock:lock:q:{myLock}"]).await.integer() == Some(1)).await;
+    until("queued", async || environment.command(&["LLEN", "tower-lock:lock:q:{myLock}"]).await.integer() == Some(1))
+        .await;
     // It deletes its lock directly, without a look at the queue.
-    environment.ask(&["DEL", "myLock"]).await;
+    environment.command(&["DEL", "myLock"]).await;
     let guard = soon("at the next poll", waiting).await.expect("runs").expect("a grant");
-    assert_eq!(environment.ask(&["HLEN", "myLock"]).await.integer(), Some(1));
+    assert_eq!(environment.command(&["HLEN", "myLock"]).await.integer(), Some(1));
     guard.release().await.expect("held");
     environment.wait_until_clean().await;
 }
@@ -73,14 +76,14 @@ async fn redisson_lock_excludes_and_is_not_touched() {
 #[tokio::test]
 async fn lock_without_a_ttl_excludes_until_deleted() {
     let Some(environment) = environment().await else { return };
-    environment.ask(&["HSET", NAME, "foreign", "1"]).await;
+    environment.command(&["HSET", NAME, "foreign", "1"]).await;
     let locks = environment.direct_instance("a").await;
     assert!(matches!(locks.try_lock(key()).await, Err(LockError::Busy { .. })));
     let error = locks.lock(key()).wait(ms(300)).await.expect_err("for ever");
     assert!(matches!(error, LockError::TimedOut { .. }), "{error}");
     assert_eq!(locks.inspect(key()).await.expect("a reply").remaining, Duration::MAX);
-    assert_eq!(environment.ask(&["PTTL", NAME]).await.integer(), Some(-1), "not touched");
-    environment.ask(&["DEL", NAME]).await;
+    assert_eq!(environment.command(&["PTTL", NAME]).await.integer(), Some(-1), "not touched");
+    environment.command(&["DEL", NAME]).await;
     locks.lock(key()).await.expect("free").release().await.expect("held");
     environment.wait_until_clean().await;
 }
@@ -131,7 +134,7 @@ async fn key_revoked_before_its_grant_arrives_never_starts() {
         environment.proxy.connection(number).delay(Direction::Down, ms(250));
     }
     let going = tokio::spawn(one.lock(key()).into_future());
-    until("granted", async || environment.ask(&["EXISTS", NAME]).await.integer() == Some(1)).await;
+    until("granted", async || environment.command(&["EXISTS", NAME]).await.integer() == Some(1)).await;
     assert_eq!(three.force_release(key()).await.expect("a reply").holder().expect("held").instance(), "one");
     let other = soon("after the lock-delay", two.lock(key()).into_future()).await.expect("a grant");
     assert!(!going.is_finished(), "two at the same time");
@@ -148,18 +151,18 @@ async fn queue_has_a_ttl_and_drops_dead_waiters_when_full() {
     let store = environment.store().await;
     let (living, terms) = (AcquisitionIds::new("living", 1), QueueConfig::new(ms(4_000), ms(10_000), 3));
     store.subscribe(EventSink::new(living.next().manager(), |_| true));
-    let ask = async |owner: AcquisitionId| {
-        let ask = AcquireRequest::new(key(), owner, ms(30_000), IfBusy::Enqueue, terms, ms(500));
-        store.acquire(ask).await.expect("a reply")
+    let request = async |owner: AcquisitionId| {
+        let request = AcquireRequest::new(key(), owner, ms(30_000), IfBusy::Enqueue, terms, ms(500));
+        store.acquire(request).await.expect("a reply")
     };
-    ask(living.next()).await;
+    request(living.next()).await;
     let dead = AcquisitionIds::new("dead", 2);
     for owner in [living.next(), dead.next(), living.next()] {
-        assert!(matches!(ask(owner).await, AcquireReply::Queued { .. }));
+        assert!(matches!(request(owner).await, AcquireReply::Queued { .. }));
     }
-    assert!(matches!(ask(living.next()).await, AcquireReply::Queued { ahead: 2, .. }), "in place of the dead one");
-    assert!(matches!(ask(living.next()).await, AcquireReply::QueueFull { .. }));
-    assert!(environment.ask(&["PTTL", QUEUE]).await.integer().is_some_and(|ttl| ttl > 0));
+    assert!(matches!(request(living.next()).await, AcquireReply::Queued { ahead: 2, .. }), "in place of the dead one");
+    assert!(matches!(request(living.next()).await, AcquireReply::QueueFull { .. }));
+    assert!(environment.command(&["PTTL", QUEUE]).await.integer().is_some_and(|ttl| ttl > 0));
 }
 
 /// Names that differ only in their braces are two locks.
@@ -185,12 +188,15 @@ async fn lock_deleted_by_redis_cli_is_lost_by_its_holder() {
     let (one, two) = (environment.direct_instance("one").await, environment.direct_instance("two").await);
     let guard = one.lock(key()).await.expect("free");
     let waiting = tokio::spawn(two.lock(key()).into_future());
-    until("queued", async || environment.ask(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
-    let owner = environment.ask(&["HKEYS", NAME]).await.texts()[0].to_owned();
+    until("queued", async || environment.command(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
+    let owner = environment.command(&["HKEYS", NAME]).await.texts()[0].to_owned();
     let inbox = format!("tower-lock:lock:in:{}", owner.rsplit_once(':').expect("a number behind it").0);
-    environment.ask(&["DEL", NAME]).await;
+    environment.command(&["DEL", NAME]).await;
     let revoked_at = Instant::now();
-    assert_eq!(environment.ask(&["PUBLISH", &inbox, &format!("1 taken 0 {owner} {NAME}")]).await.integer(), Some(1));
+    assert_eq!(
+        environment.command(&["PUBLISH", &inbox, &format!("1 taken 0 {owner} {NAME}")]).await.integer(),
+        Some(1)
+    );
     soon("it is notified", guard.held_lock().lost()).await;
     assert!(revoked_at.elapsed() < Duration::from_secs(6), "and not with its next renewal: {:?}", revoked_at.elapsed());
     soon("a grant at the next poll", waiting).await.expect("runs").expect("a grant").release().await.expect("held");

@@ -26,7 +26,7 @@ impl Holder {
 
     fn kill(&mut self) {
         self.0.kill().expect("it runs");
-        self.0.wait().expect("it is dead");
+        self.0.wait().expect("the process has ended");
     }
 }
 
@@ -55,7 +55,7 @@ async fn hold_in_child_process() {
 }
 
 async fn left(environment: &Environment) -> Option<Duration> {
-    let left = environment.ask(&["PTTL", NAME]).await.integer().expect("a number");
+    let left = environment.command(&["PTTL", NAME]).await.integer().expect("a number");
     u64::try_from(left).ok().map(ms)
 }
 

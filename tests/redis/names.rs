@@ -30,10 +30,10 @@ async fn raw_name_rejected_by_the_store_is_a_400() {
     for name in ["lock:ann@example.org%0A2026-11-22T00:00:00Z%20INFO%20forged", "tower-lock:ann@example.org"] {
         for _ in 0..20 {
             let request = Request::get(format!("/{name}")).body(Body::empty()).expect("a request");
-            let answer = app.clone().oneshot(request).await.expect("infallible");
-            assert_eq!(answer.status(), StatusCode::BAD_REQUEST, "{name}");
-            assert!(answer.headers().get(header::RETRY_AFTER).is_none());
-            let rejection = answer.extensions().get::<Rejection>().expect("typed");
+            let response = app.clone().oneshot(request).await.expect("infallible");
+            assert_eq!(response.status(), StatusCode::BAD_REQUEST, "{name}");
+            assert!(response.headers().get(header::RETRY_AFTER).is_none());
+            let rejection = response.extensions().get::<Rejection>().expect("typed");
             assert!(matches!(rejection, Rejection::InvalidKey { .. }), "{rejection:?}");
             assert_eq!((rejection.outcome(), rejection.retry_after()), ("not-started", None));
         }

@@ -29,7 +29,7 @@ const RELEASE: usize = 3;
 const YIELD: usize = 8;
 
 async fn fields(environment: &Environment) -> usize {
-    environment.ask(&["HLEN", NAME]).await.integer().and_then(|n| n.try_into().ok()).expect("a number")
+    environment.command(&["HLEN", NAME]).await.integer().and_then(|n| n.try_into().ok()).expect("a number")
 }
 
 #[tokio::test]
@@ -37,14 +37,14 @@ async fn late_release_never_frees_the_next_holder() {
     let Some(environment) = environment().await else { return };
     let (slow, sound) = (environment.store().await, environment.direct_instance("b").await);
     let late = AcquisitionIds::new("late", 1).next();
-    let ask = AcquireRequest::new(key(), late.clone(), ms(200), IfBusy::Fail, terms(), ms(500));
-    assert!(matches!(slow.acquire(ask).await, Ok(AcquireReply::Granted { .. })));
+    let request = AcquireRequest::new(key(), late.clone(), ms(200), IfBusy::Fail, terms(), ms(500));
+    assert!(matches!(slow.acquire(request).await, Ok(AcquireReply::Granted { .. })));
     // The release is in flight while the lease ends and the next holder starts.
     environment.proxy.all().next_where(is_script(RELEASE), NetworkFault::Late(ms(450)));
     let release = tokio::spawn(slow.release(ReleaseRequest::new(key(), late, Duration::ZERO, terms())));
-    let guard = sound.lock(key()).await.expect("free when the lease is over");
+    let guard = sound.lock(key()).await.expect("free when the lease has expired");
     assert_eq!(soon("a reply", release).await.expect("runs").expect("answered"), ReleaseReply::NotHolder);
-    assert!(environment.ask(&["HKEYS", NAME]).await.texts()[0].starts_with("b:"));
+    assert!(environment.command(&["HKEYS", NAME]).await.texts()[0].starts_with("b:"));
     guard.release().await.expect("still held");
     environment.wait_until_clean().await;
 }
@@ -62,14 +62,14 @@ async fn repeated_acquire_claim_and_release_count_once() {
         assert_eq!(fields(&environment).await, 1, "{fault:?}");
         // A queued client, and the acquire of the holder.
         let waiting = tokio::spawn(two.lock(key()).into_future());
-        until("queued", async || environment.ask(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
+        until("queued", async || environment.command(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
         environment.proxy.all().next_where(is_script(RELEASE), fault);
         let released = tokio::spawn(guard.release());
         environment.proxy.all().next_where(is_script(ACQUIRE), fault);
         let guard = soon("a grant", waiting).await.expect("runs").expect("a grant");
         let _ = released.await.expect("runs");
         assert_eq!(fields(&environment).await, 1, "{fault:?}");
-        assert_eq!(environment.ask(&["EXISTS", QUEUE]).await.integer(), Some(0), "{fault:?}");
+        assert_eq!(environment.command(&["EXISTS", QUEUE]).await.integer(), Some(0), "{fault:?}");
         guard.release().await.expect("held");
         environment.wait_until_clean().await;
         assert_eq!(one.held_count() + two.held_count(), 0);
@@ -87,12 +87,12 @@ async fn expired_acquire_leaves_the_key_free() {
     assert!(matches!(error, LockError::Store(_)), "{error}");
     sound.lock(key()).wait(ms(200)).await.expect("free").release().await.expect("held");
     let refused = async || {
-        let slow = environment.ask(&["INFO", "commandstats"]).await;
+        let slow = environment.command(&["INFO", "commandstats"]).await;
         slow.text().is_some_and(|text| text.contains("cmdstat_evalsha"))
     };
     until("it has come", async || refused().await).await;
     sleep(ms(2_000)).await;
-    assert_eq!(environment.keys().await, [""; 0], "and nothing of it is there");
+    assert_eq!(environment.keys().await, [""; 0], "and no data of it is left");
     sound.try_lock(key()).await.expect("free").release().await.expect("held");
 }
 
@@ -102,7 +102,7 @@ async fn grant_of_a_cancelled_call_is_free_soon() {
     let Some(environment) = environment().await else { return };
     let (slow, sound) = (environment.instance("a").await, environment.direct_instance("b").await);
     environment.proxy.all().delay(Direction::Down, ms(300));
-    assert!(timeout(ms(100), slow.lock(key())).await.is_err(), "it has left");
+    assert!(timeout(ms(100), slow.lock(key())).await.is_err(), "it was cancelled");
     until("granted", async || fields(&environment).await == 1).await;
     let guard = sound.lock(key()).wait(Duration::from_secs(5)).await.expect("free soon, and not at the end of a lease");
     environment.proxy.all().heal();
@@ -122,7 +122,7 @@ async fn acquire_that_outlives_its_connection_is_free_soon() {
     timeout(ms(2_000), seen).await.ok();
     let guard = two.lock(key()).wait(Duration::from_secs(5)).await.expect("free soon, and not at the end of a lease");
     guard.release().await.expect("held");
-    until("nothing is known of it", async || one.size() == (0, 0)).await;
+    until("the outcome is unknown", async || one.size() == (0, 0)).await;
     environment.wait_until_clean().await;
 }
 
@@ -140,7 +140,7 @@ async fn duplicated_yield_never_frees_a_running_section() {
         first.release().await.expect("held");
         let second = soon("a grant", next).await.expect("runs").expect("a grant");
         let other = tokio::spawn(two.lock(key()).into_future());
-        until("queued", async || environment.ask(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
+        until("queued", async || environment.command(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
         sleep(ms(500)).await;
         assert!(!other.is_finished() && second.held_lock().ensure_remaining(ms(1)).is_ok(), "{fault:?}");
         second.release().await.expect("still held");
@@ -160,7 +160,7 @@ async fn alternate(environment: &Environment, times: usize) -> Duration {
             guard.release().await.expect("held");
         }
     };
-    soon("all turns", async { tokio::join!(turns(&one), turns(&two)) }).await;
+    soon("all sections", async { tokio::join!(turns(&one), turns(&two)) }).await;
     began.elapsed()
 }
 
@@ -170,7 +170,7 @@ async fn lost_message_costs_a_poll_interval_and_no_lease() {
     let (one, two) = (environment.instance("a").await, environment.instance("b").await);
     let guard = one.lock(key()).await.expect("free");
     let waiting = tokio::spawn(two.lock(key()).into_future());
-    until("queued", async || environment.ask(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
+    until("queued", async || environment.command(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
     environment.proxy.all().drop_pushes();
     let released = Instant::now();
     guard.release().await.expect("held");
@@ -187,16 +187,16 @@ async fn subscriber_reconnects_and_all_waiters_are_served() {
     let listener = environment.direct_instance("c").await;
     let killer = async {
         loop {
-            environment.ask(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+            environment.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
             sleep(ms(200)).await;
         }
     };
     let took = tokio::select! {
         took = alternate(&environment, 20) => took,
-        () = killer => unreachable!("it goes on for ever"),
+        () = killer => unreachable!("it runs until it is aborted"),
     };
     assert!(took < Duration::from_secs(60), "40 handoffs took {took:?}");
-    until("it listens again", async || environment.ask(&["PUBSUB", "CHANNELS"]).await.items().len() == 1).await;
+    until("it listens again", async || environment.command(&["PUBSUB", "CHANNELS"]).await.items().len() == 1).await;
     drop(listener);
     environment.wait_until_clean().await;
 }
@@ -210,14 +210,14 @@ async fn duplicated_messages_do_no_harm() {
     for _ in 0..10 {
         let guard = one.lock(key()).await.expect("free");
         let waiting = tokio::spawn(two.lock(key()).into_future());
-        until("queued", async || environment.ask(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
+        until("queued", async || environment.command(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
         let released = Instant::now();
         assert_eq!(guard.release().await.expect("held"), tower_lock::lock::ReleaseOutcome::HandedOff);
         let guard = soon("a grant", waiting).await.expect("runs").expect("a grant");
         waited += released.elapsed();
         guard.release().await.expect("held");
     }
-    assert!(waited < Duration::from_secs(4), "{waited:?}: a lost message is made up by a poll");
+    assert!(waited < Duration::from_secs(4), "{waited:?}: a poll replaces a lost message");
     environment.wait_until_clean().await;
 }
 
@@ -233,14 +233,14 @@ async fn repeated_script_flush_is_not_an_error() {
         }
     };
     let storm = join_all((0..30).map(async |n: usize| {
-        for turn in 0..20 {
-            let guard = instances[n % 3].lock(("storm", (n + turn) % 5)).await.expect("a grant");
+        for round in 0..20 {
+            let guard = instances[n % 3].lock(("storm", (n + round) % 5)).await.expect("a grant");
             guard.release().await.expect("held");
         }
     }));
     tokio::select! {
         _ = storm => {}
-        () = flusher => unreachable!("it goes on for ever"),
+        () = flusher => unreachable!("it runs until it is aborted"),
     }
     environment.wait_until_clean().await;
 }

@@ -23,18 +23,18 @@ fn service(locks: &LockManager) -> Router {
 }
 
 /// The status, outcome and duration.
-async fn ask(service: &Router, path: &str) -> (StatusCode, String, Duration) {
+async fn get(service: &Router, path: &str) -> (StatusCode, String, Duration) {
     let asked = Instant::now();
     let request = Request::post(path).body(Body::empty()).expect("a request");
-    let answer = soon("a response", service.clone().oneshot(request)).await.expect("infallible");
-    let (status, took) = (answer.status(), asked.elapsed());
-    let body = to_bytes(answer.into_body(), 1 << 16).await.expect("a body");
+    let response = soon("a response", service.clone().oneshot(request)).await.expect("infallible");
+    let (status, took) = (response.status(), asked.elapsed());
+    let body = to_bytes(response.into_body(), 1 << 16).await.expect("a body");
     (status, String::from_utf8_lossy(&body).into_owned(), took)
 }
 
 async fn assert_rejected(service: &Router, how: &str) {
     for path in ["/refuse", "/wait"] {
-        let (status, body, took) = ask(service, path).await;
+        let (status, body, took) = get(service, path).await;
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{how}, {path}: {body}");
         assert!(body.contains("store-unavailable") && body.contains(r#""outcome":"not-started""#), "{how}: {body}");
         eprintln!("{how}, {path}: 503 after {took:?}");
@@ -43,7 +43,7 @@ async fn assert_rejected(service: &Router, how: &str) {
 
 async fn assert_recovered(service: &Router, how: &str) {
     let back = Instant::now();
-    until("it works again", async || ask(service, "/refuse").await.0 == StatusCode::OK).await;
+    until("it works again", async || get(service, "/refuse").await.0 == StatusCode::OK).await;
     eprintln!("{how}: it works again after {:?}", back.elapsed());
 }
 
@@ -51,7 +51,7 @@ async fn assert_recovered(service: &Router, how: &str) {
 async fn requests_are_rejected_during_outages_and_work_afterwards() {
     let Some(mut environment) = environment().await else { return };
     let service = service(&environment.instance("a").await);
-    assert_eq!(ask(&service, "/wait").await.0, StatusCode::OK);
+    assert_eq!(get(&service, "/wait").await.0, StatusCode::OK);
 
     environment.redis.freeze();
     assert_rejected(&service, "stopped").await;
@@ -61,7 +61,7 @@ async fn requests_are_rejected_during_outages_and_work_afterwards() {
     environment.redis.kill();
     assert_rejected(&service, "killed").await;
     environment.redis.restart_empty().await;
-    assert_recovered(&service, "back, and empty").await;
+    assert_recovered(&service, "the server runs again, without data").await;
 
     // An unplugged cable: the connections fail without a notification.
     environment.proxy.all().swallow(Direction::Both);
@@ -89,7 +89,7 @@ async fn silently_dead_connections_are_replaced() {
     .await;
     let guard = one.lock(key()).await.expect("released on a new connection");
     let waiting = tokio::spawn(two.lock(key()).into_future());
-    until("both listen on new ones", async || {
+    until("both listen on new connections", async || {
         environment.proxy.subscribers().iter().filter(|n| !dead.contains(n)).count() == 2
     })
     .await;
@@ -130,7 +130,7 @@ async fn commands_and_messages_use_the_same_server() {
         environment.proxy.connection(number).cut();
     }
     until("subscribed at the new server", async || listening(&promoted).await == 1).await;
-    assert_eq!(listening(&environment.redis).await, 0, "and nowhere else");
+    assert_eq!(listening(&environment.redis).await, 0, "no subscriber at the old server");
     locks.lock(key()).await.expect("free").release().await.expect("held");
 }
 
@@ -156,8 +156,8 @@ async fn hanging_store_costs_each_request_the_store_timeout() {
     environment.redis.freeze();
     let began = Instant::now();
     let calls = (0..200).map(|n| locks.try_lock(("n", n)).into_future());
-    let answers = futures_util::future::join_all(calls).await;
-    assert!(answers.iter().all(Result::is_err));
+    let replies = futures_util::future::join_all(calls).await;
+    assert!(replies.iter().all(Result::is_err));
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     // Callers share the wait for a connection.
     until("a rejection", async || locks.try_lock(("m",)).await.is_err()).await;
@@ -220,7 +220,7 @@ async fn redis_restart_loses_the_queue_and_no_waiter() {
     let (one, two) = (environment.direct_instance("a").await, environment.direct_instance("b").await);
     let guard = one.lock(key()).await.expect("free");
     let waiting = tokio::spawn(two.lock(key()).into_future());
-    until("queued", async || environment.ask(&["LLEN", crate::support::QUEUE]).await.integer() == Some(1)).await;
+    until("queued", async || environment.command(&["LLEN", crate::support::QUEUE]).await.integer() == Some(1)).await;
     environment.redis.restart_empty().await;
     // The holder is lost: the waiter is granted the key with a larger token.
     let token = guard.fencing_token();

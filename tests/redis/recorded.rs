@@ -72,9 +72,9 @@ impl Process {
                 recorded_grant(&reply)
             }
             Self::Current { store, .. } => {
-                let ask =
+                let request =
                     AcquireRequest::new(key(), AcquisitionId::from_text(id), LEASE, IfBusy::Enqueue, TERMS, ms(5_000));
-                current_grant(store.acquire(ask).await.expect("a reply"))
+                current_grant(store.acquire(request).await.expect("a reply"))
             }
         }
     }
@@ -90,8 +90,8 @@ impl Process {
             }
             Self::Current { store, .. } => {
                 let (id, next) = (AcquisitionId::from_text(id), AcquisitionId::from_text(next));
-                let ask = YieldRequest::new(key(), id, fence, next, LEASE, TERMS, ms(5_000));
-                match store.yield_to_queue(ask).await.expect("a reply") {
+                let request = YieldRequest::new(key(), id, fence, next, LEASE, TERMS, ms(5_000));
+                match store.yield_to_queue(request).await.expect("a reply") {
                     YieldReply::NotHolder(acquired) => Some(current_grant(acquired)),
                     _ => None,
                 }
@@ -112,8 +112,8 @@ impl Process {
                 }
             }
             Self::Current { store, .. } => {
-                let ask = ReleaseRequest::new(key(), AcquisitionId::from_text(id), block_for, TERMS);
-                match store.release(ask).await.expect("a reply") {
+                let request = ReleaseRequest::new(key(), AcquisitionId::from_text(id), block_for, TERMS);
+                match store.release(request).await.expect("a reply") {
                     ReleaseReply::Freed => "freed",
                     ReleaseReply::HandedOff => "offered",
                     ReleaseReply::NotHolder => "not owner",
@@ -130,8 +130,8 @@ impl Process {
                 reply.items()[0].integer().expect("a number") == 1
             }
             Self::Current { store, .. } => {
-                let ask = RenewRequest::new(key(), AcquisitionId::from_text(id), lease);
-                store.renew(vec![ask]).await.expect("a reply") == [RenewReply::Extended]
+                let request = RenewRequest::new(key(), AcquisitionId::from_text(id), lease);
+                store.renew(vec![request]).await.expect("a reply") == [RenewReply::Extended]
             }
         }
     }
@@ -281,7 +281,7 @@ async fn key_passes_between_versions_in_queue_order() {
         let third = fence(one.acquire(&c).await);
         assert!(third > second, "{third} after {second}");
 
-        // A waiter of the other version leaves.
+        // A waiter of the other version cancels.
         assert_eq!(two.release(&next, ms(0)).await, "not owner");
         assert_eq!(one.yields(&c, third, &one.id(3)).await, None, "the queue is empty");
         assert_eq!(one.release(&c, ms(0)).await, "freed");
@@ -299,10 +299,10 @@ async fn grant_of_one_version_works_with_the_other() {
         let [a, b] = [one.id(1), two.id(1)];
         let granted = one.acquire(&a).await;
         assert!(two.renews(&a, ms(90_000)).await);
-        let left = environment.ask(&["PTTL", NAME]).await.integer().expect("a number");
+        let left = environment.command(&["PTTL", NAME]).await.integer().expect("a number");
         assert!((60_000..=90_000).contains(&left), "{left}");
         assert!(one.renews(&a, ms(10)).await);
-        assert!(environment.ask(&["PTTL", NAME]).await.integer() > Some(30_000), "a renewal shortens no lease");
+        assert!(environment.command(&["PTTL", NAME]).await.integer() > Some(30_000), "a renewal shortens no lease");
         assert!(!two.renews(&b, LEASE).await);
         assert_eq!(two.acquire(&a).await, granted);
         // A copy of a yield that was done: the fence is a later one.
@@ -375,7 +375,7 @@ async fn current_version_shares_a_server_with_the_recorded_one() {
     let [a, b] = [old.id(1), old.id(2)];
     let first = fence(old.acquire(&a).await);
     let waiting = tokio::spawn(locks.lock(key()).into_future());
-    until("queued", async || environment.ask(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
+    until("queued", async || environment.command(&["LLEN", QUEUE]).await.integer() == Some(1)).await;
     assert_eq!(old.release(&a, ms(0)).await, "offered");
     let guard = soon("a grant", waiting).await.expect("no panic").expect("a grant");
     assert!(guard.fencing_token().as_u64() > first << 10);

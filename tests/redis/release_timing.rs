@@ -51,11 +51,11 @@ async fn panic_in_a_body_blocks_both_instances_for_the_lock_delay() {
     assert_eq!(panics(MESSAGE), 0);
     for (round, version) in [Version::Http1, Version::Http2].into_iter().enumerate() {
         let asked = Instant::now();
-        Client::new(instances[0], version).ask("GET", "/panics").await.expect_err("an incomplete response");
+        Client::new(instances[0], version).request("GET", "/panics").await.expect_err("an incomplete response");
         let mut clients = instances.map(|address| Client::new(address, Version::Http1));
         let mut refused = [0, 0];
         for (n, client) in clients.iter_mut().enumerate() {
-            while client.ask("GET", "/next").await.expect("a response").status == 409 {
+            while client.request("GET", "/next").await.expect("a response").status == 409 {
                 refused[n] += 1;
                 tokio::time::sleep(ms(20)).await;
             }

@@ -53,13 +53,13 @@ impl Environment {
         Arc::new(RedisStore::connect(&self.proxy.url()).await.expect("it is up"))
     }
 
-    pub(crate) async fn ask(&self, parts: &[&str]) -> Reply {
+    pub(crate) async fn command(&self, parts: &[&str]) -> Reply {
         self.redis.command(parts).await
     }
 
     /// The keys in Redis, except for the fence counters.
     pub(crate) async fn keys(&self) -> Vec<String> {
-        let keys = self.ask(&["KEYS", "*"]).await;
+        let keys = self.command(&["KEYS", "*"]).await;
         keys.texts()
             .into_iter()
             .filter(|key| *key != "tower-lock:lock:f" && *key != "tower-lock:shop:f")
@@ -69,12 +69,12 @@ impl Environment {
 
     /// Waits until only the fence counters are left.
     pub(crate) async fn wait_until_clean(&self) {
-        until("nothing is left", async || self.keys().await.is_empty()).await;
+        until("no data is left", async || self.keys().await.is_empty()).await;
     }
 
     /// The number of scripts run.
     pub(crate) async fn scripts(&self) -> u64 {
-        let stats = self.ask(&["INFO", "commandstats"]).await;
+        let stats = self.command(&["INFO", "commandstats"]).await;
         let calls = |command: &str| {
             let line =
                 stats.text()?.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")))?;
@@ -100,7 +100,7 @@ pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
 pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let began = Instant::now();
     while !is_so().await {
-        assert!(began.elapsed() < TIMEOUT, "never so: {what}");
+        assert!(began.elapsed() < TIMEOUT, "it never held: {what}");
         sleep(Duration::from_millis(5)).await;
     }
 }

@@ -285,7 +285,7 @@ mod tests {
         assert!(refused.text().is_some_and(|text| text.starts_with("NOAUTH")), "{refused:?}");
 
         redis.freeze();
-        let mut connection = Connection::open(redis.address()).await.expect("the kernel takes it");
+        let mut connection = Connection::open(redis.address()).await.expect("the kernel accepts it");
         let silence = timeout(Duration::from_millis(200), connection.command(&["PING"])).await;
         assert!(silence.is_err(), "{silence:?}");
         redis.thaw();

@@ -163,7 +163,7 @@ async fn held_bytes_arrive_after_heal() {
     assert_eq!(soon(client.next()).await.expect("a reply"), Reply::Integer(2));
 }
 
-/// A client that disconnects does not take back what it sent.
+/// A disconnect does not revoke the requests that were sent.
 #[tokio::test]
 async fn held_bytes_outlive_their_client_unless_cut() {
     let Some(environment) = Environment::new("ghosts").await else { return };
@@ -194,8 +194,8 @@ async fn swallowed_bytes_are_lost_and_heal_cuts_the_connection() {
         assert!(is_silent(&mut client).await);
         assert_eq!(environment.count().await, counts);
         environment.proxy.all().heal();
-        assert!(soon(client.next()).await.is_err(), "a stream with a hole in it is none");
-        idle.command(&["PING"]).await.expect("it has missed nothing");
+        assert!(soon(client.next()).await.is_err(), "a connection that lost data breaks");
+        idle.command(&["PING"]).await.expect("an idle connection lost no data");
     }
 }
 

@@ -33,7 +33,7 @@ use crate::support::{
 #[tokio::test]
 async fn panic_in_a_body_blocks_for_the_lock_delay() {
     let ran = Arc::new(AtomicUsize::new(0));
-    for (what, steps, paused, says) in [
+    for (what, steps, paused, notify) in [
         ("before the head", vec![Step::Panic("planned: at once")], false, "planned: at once"),
         ("in the stream", vec![Step::Data(10), Step::Panic("planned: then")], true, "planned: then"),
     ] {
@@ -51,13 +51,13 @@ async fn panic_in_a_body_blocks_for_the_lock_delay() {
                     .route("/other", get(|| async { "other" }))
             })
             .await;
-            let before = (panics(says), ran.load(SeqCst));
+            let before = (panics(notify), ran.load(SeqCst));
             let mut client = Client::new(cluster.instances[0], version);
-            client.ask("GET", "/panics").await.expect_err("an incomplete response");
+            client.request("GET", "/panics").await.expect_err("an incomplete response");
             cluster.assert_blocked_for_the_delay(&format!("{what}, {version:?}")).await;
-            assert_eq!((panics(says), ran.load(SeqCst)), (before.0 + 1, before.1 + 1), "{what}, {version:?}: once");
-            assert_eq!(resumed(), 0, "what has panicked is not polled again");
-            assert_eq!(client.ask("GET", "/other").await.expect("others are served").status, 200);
+            assert_eq!((panics(notify), ran.load(SeqCst)), (before.0 + 1, before.1 + 1), "{what}, {version:?}: once");
+            assert_eq!(resumed(), 0, "a body that panicked is not polled again");
+            assert_eq!(client.request("GET", "/other").await.expect("others are served").status, 200);
         }
     }
 }
@@ -65,9 +65,9 @@ async fn panic_in_a_body_blocks_for_the_lock_delay() {
 #[tokio::test]
 async fn disconnect_in_a_stream_blocks_for_the_lock_delay() {
     for version in VERSIONS {
-        let (says, mut gone) = watch::channel(false);
+        let (notify, mut dropped) = watch::channel(false);
         let handler = get(move || async move {
-            let frames = stream::unfold(NotifyOnDrop(says), async |owned| {
+            let frames = stream::unfold(NotifyOnDrop(notify), async |owned| {
                 sleep(Duration::from_millis(1)).await;
                 Some((Ok::<_, Infallible>(Bytes::from_static(b"0123456789")), owned))
             });
@@ -88,16 +88,16 @@ async fn disconnect_in_a_stream_blocks_for_the_lock_delay() {
             }
             Version::Http2 => {
                 let mut http2 = Http2::connect(cluster.instances[0]).await;
-                let answer = soon("a head", http2.send("GET", "/endless").await).await.expect("a head");
-                let mut body = answer.into_body();
+                let response = soon("a head", http2.send("GET", "/endless").await).await.expect("a head");
+                let mut body = response.into_body();
                 soon("data", body.data()).await.expect("data").expect("data");
                 assert_eq!(cluster.store.held_count(), 1, "as long as it streams");
                 drop(body);
                 // The connection stays: only the stream was reset.
-                soon("the end of the body", gone.wait_for(|gone| *gone)).await.expect("one of them lives");
+                soon("the end of the body", dropped.wait_for(|dropped| *dropped)).await.expect("one body remains");
             }
         }
-        soon("the end of the body", gone.wait_for(|gone| *gone)).await.expect("the last value is kept");
+        soon("the end of the body", dropped.wait_for(|dropped| *dropped)).await.expect("the last value is kept");
         cluster.assert_blocked_for_the_delay(&format!("{version:?}")).await;
     }
 }

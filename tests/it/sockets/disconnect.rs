@@ -129,12 +129,12 @@ impl Work {
 impl Counts {
     async fn watch(&self, request: Request, next: Next) -> Response {
         let dropped_requests = Counted(&self.dropped_requests);
-        let answer = tokio::select! {
-            answer = next.run(request) => answer,
+        let response = tokio::select! {
+            response = next.run(request) => response,
             () = self.too_late.notified() => StatusCode::GATEWAY_TIMEOUT.into_response(),
         };
         std::mem::forget(dropped_requests);
-        answer
+        response
     }
 }
 
@@ -157,8 +157,8 @@ impl WaitingClient {
             }
             Version::Http2 => {
                 let mut http2 = Http2::connect(address).await;
-                let answer = http2.send("GET", path).await;
-                Self::Http2(http2, answer)
+                let response = http2.send("GET", path).await;
+                Self::Http2(http2, response)
             }
         }
     }
@@ -171,19 +171,19 @@ impl WaitingClient {
         }
     }
 
-    async fn answer(self) -> Result<Reply, Cut> {
+    async fn response(self) -> Result<Reply, Cut> {
         match self {
-            Self::Http1(mut wire) => wire.answer(false).await,
-            Self::Http2(_connection, answer) => read(soon("a head", answer).await.map_err(|_| Cut)?).await,
+            Self::Http1(mut wire) => wire.response(false).await,
+            Self::Http2(_connection, response) => read(soon("a head", response).await.map_err(|_| Cut)?).await,
         }
     }
 }
 
 /// One handler at two instances, with this disconnect setting.
-async fn serve_work(work: &Work, gone: Option<OnDisconnect>, panics_with: &'static str) -> Cluster {
+async fn serve_work(work: &Work, on_disconnect: Option<OnDisconnect>, panics_with: &'static str) -> Cluster {
     Cluster::start(|locks| {
-        let layer = match gone {
-            Some(gone) => one_key_for_long(locks).on_disconnect(gone),
+        let layer = match on_disconnect {
+            Some(on_disconnect) => one_key_for_long(locks).on_disconnect(on_disconnect),
             None => one_key_for_long(locks),
         };
         work.with_outer_layers(Router::new().route("/work", work.handler(panics_with).route_layer(layer)))
@@ -194,18 +194,18 @@ async fn serve_work(work: &Work, gone: Option<OnDisconnect>, panics_with: &'stat
 #[tokio::test]
 async fn handler_finishes_once_after_a_disconnect() {
     for version in VERSIONS {
-        for gone in [None, Some(OnDisconnect::Finish)] {
+        for on_disconnect in [None, Some(OnDisconnect::Finish)] {
             let work = Work::default();
-            let cluster = serve_work(&work, gone, NO_PANIC).await;
+            let cluster = serve_work(&work, on_disconnect, NO_PANIC).await;
             let client = WaitingClient::send(version, &cluster, "/work").await;
             work.has_begun().await;
             let connection = client.leave();
             work.is_given_up(1).await;
-            cluster.assert_status(409, "it works still").await;
+            cluster.assert_status(409, "the handler still runs").await;
             assert_eq!(work.counts(), [1, 0, 0], "{version:?}");
             work.may_go_on();
             work.wait_ended().await;
-            cluster.assert_free("a good end, without a client").await;
+            cluster.assert_free("ended in order, without a client").await;
             assert_eq!(work.counts(), [1, 1, 1], "{version:?}");
             drop(connection);
         }
@@ -221,7 +221,7 @@ async fn cancelled_handler_is_dropped_with_its_client() {
         work.has_begun().await;
         let connection = client.leave();
         work.wait_ended().await;
-        cluster.assert_blocked_for_the_delay("a statement may be on its way").await;
+        cluster.assert_blocked_for_the_delay("a statement may be in flight").await;
         assert_eq!(work.counts(), [1, 1, 0], "{version:?}");
         drop(connection);
     }
@@ -236,12 +236,12 @@ async fn outer_timeout_responds_while_the_handler_finishes() {
         let client = WaitingClient::send(version, &cluster, "/work").await;
         work.has_begun().await;
         work.0.too_late.notify_one();
-        assert_eq!(client.answer().await.expect("a response").status, 504);
-        cluster.assert_status(409, "it works still").await;
+        assert_eq!(client.response().await.expect("a response").status, 504);
+        cluster.assert_status(409, "the handler still runs").await;
         assert_eq!(work.counts(), [1, 0, 0], "{version:?}");
         work.may_go_on();
         work.wait_ended().await;
-        cluster.assert_free("a good end, with a late response").await;
+        cluster.assert_free("ended in order, with a late response").await;
         assert_eq!(work.counts(), [1, 1, 1], "{version:?}");
     }
 }
@@ -264,7 +264,7 @@ async fn waiter_behind_a_detached_handler_is_served_at_its_end() {
         work.is_given_up(1).await;
         let waits = cluster
             .instances
-            .map(|address| tokio::spawn(async move { Client::new(address, version).ask("GET", "/waits").await }));
+            .map(|address| tokio::spawn(async move { Client::new(address, version).request("GET", "/waits").await }));
         until("both are queued", || cluster.locks.iter().all(|locks| locks.size().1 == 1)).await;
         assert_eq!(work.counts(), [1, 0, 0], "{version:?}");
         work.may_go_on();
@@ -292,7 +292,7 @@ async fn disconnected_waiter_never_starts() {
         let connection = second.leave();
         work.is_given_up(1).await;
         work.may_go_on();
-        assert_eq!(first.answer().await.expect("a response").status, 200);
+        assert_eq!(first.response().await.expect("a response").status, 200);
         cluster.assert_free("no waiter").await;
         assert_eq!(work.counts(), [1, 1, 1], "{version:?}");
         drop(connection);
@@ -301,30 +301,30 @@ async fn disconnected_waiter_never_starts() {
 
 #[tokio::test]
 async fn handler_panic_blocks_for_the_lock_delay_detached_or_not() {
-    for (gone, leaves, says) in [
+    for (on_disconnect, disconnects, message) in [
         (OnDisconnect::Finish, false, "planned: before its client"),
         (OnDisconnect::Cancel, false, "planned: before its client, not to finish"),
         (OnDisconnect::Finish, true, "planned: without a client"),
     ] {
         for version in VERSIONS {
             let work = Work::default();
-            let cluster = serve_work(&work, Some(gone), says).await;
-            let before = panics(says);
+            let cluster = serve_work(&work, Some(on_disconnect), message).await;
+            let before = panics(message);
             let client = WaitingClient::send(version, &cluster, "/work").await;
             work.has_begun().await;
-            if leaves {
+            if disconnects {
                 drop(client.leave());
                 work.is_given_up(1).await;
                 work.may_go_on();
             } else {
                 work.may_go_on();
-                client.answer().await.expect_err("no response");
+                client.response().await.expect_err("no response");
             }
             work.wait_ended().await;
-            cluster.assert_blocked_for_the_delay(says).await;
-            assert_eq!((panics(says), work.counts()), (before + 1, [1, 1, 0]), "{version:?}: once");
-            assert_eq!(resumed(), 0, "what has panicked is not polled again");
-            assert_eq!((cluster.locks[0].held_count(), cluster.locks[0].size()), (0, (0, 0)), "nothing is left of it");
+            cluster.assert_blocked_for_the_delay(message).await;
+            assert_eq!((panics(message), work.counts()), (before + 1, [1, 1, 0]), "{version:?}: once");
+            assert_eq!(resumed(), 0, "a handler that panicked is not polled again");
+            assert_eq!((cluster.locks[0].held_count(), cluster.locks[0].size()), (0, (0, 0)), "no handler remains");
         }
     }
 }
@@ -338,7 +338,7 @@ async fn server_shutdown_waits_for_detached_handlers() {
     work.has_begun().await;
     client.leave();
     work.is_given_up(1).await;
-    assert_eq!(cluster.locks[0].shutdown(Duration::ZERO).await, 1, "it works still");
+    assert_eq!(cluster.locks[0].shutdown(Duration::ZERO).await, 1, "the handler still runs");
     let down = tokio::spawn({
         let locks = cluster.locks[0].clone();
         async move { locks.shutdown(Duration::from_secs(60)).await }
@@ -352,9 +352,11 @@ async fn server_shutdown_waits_for_detached_handlers() {
 /// task can be spawned.
 #[tokio::test]
 async fn runtime_shutdown_drops_handlers_and_blocks_their_keys() {
-    for (gone, leaves) in [(OnDisconnect::Finish, false), (OnDisconnect::Cancel, false), (OnDisconnect::Finish, true)] {
+    for (on_disconnect, disconnects) in
+        [(OnDisconnect::Finish, false), (OnDisconnect::Cancel, false), (OnDisconnect::Finish, true)]
+    {
         for version in VERSIONS {
-            let what = format!("{gone:?}, {version:?}, the client left first: {leaves}");
+            let what = format!("{on_disconnect:?}, {version:?}, the client left first: {disconnects}");
             let work = Work::default();
             let clock = Clock::default();
             let store = Arc::new(MemoryStore::with_clock(clock.clone()));
@@ -362,8 +364,8 @@ async fn runtime_shutdown_drops_handlers_and_blocks_their_keys() {
             let service = |locks: &LockManager| {
                 let layer = || LockLayer::new(locks, one_key()).lock_delay(DELAY);
                 let next = get(|| async { "next" }).route_layer(layer());
-                let router =
-                    Router::new().route("/work", work.handler(NO_PANIC).route_layer(layer().on_disconnect(gone)));
+                let router = Router::new()
+                    .route("/work", work.handler(NO_PANIC).route_layer(layer().on_disconnect(on_disconnect)));
                 work.with_outer_layers(router.route("/next", next))
             };
             let (stops, stays) = (instance(), instance());
@@ -376,22 +378,22 @@ async fn runtime_shutdown_drops_handlers_and_blocks_their_keys() {
                 axum::serve(TcpListener::from_std(listener).expect("a socket"), app).await.expect("it serves");
             });
             let mut client = Client::new(address, version);
-            let asks = tokio::spawn(async move { client.ask("GET", "/work").await.map(|reply| reply.status) });
+            let asks = tokio::spawn(async move { client.request("GET", "/work").await.map(|reply| reply.status) });
             work.has_begun().await;
-            if leaves {
+            if disconnects {
                 asks.abort();
                 work.is_given_up(1).await;
                 assert_eq!(work.counts(), [1, 0, 0], "{what}");
             }
             stop(runtime).await;
-            assert_eq!(work.counts(), [1, 1, 0], "{what}: dropped where it stood");
-            if !leaves {
+            assert_eq!(work.counts(), [1, 1, 0], "{what}: dropped before its end");
+            if !disconnects {
                 asks.await.expect("no panic").expect_err("no response");
             }
 
             let mut next = Client::new(serve(service(&stays)).await, version);
             for status in [409, 409, 200] {
-                assert_eq!(next.ask("GET", "/next").await.expect("a response").status, status, "{what}");
+                assert_eq!(next.request("GET", "/next").await.expect("a response").status, status, "{what}");
                 clock.jump(DELAY / 2 + Duration::from_secs(1));
             }
             assert_eq!(stops.held_count(), 0, "{what}");
@@ -434,9 +436,9 @@ async fn flood_of_resets_leaves_other_routes_alone() {
     until("at most half of the permits", || flood.0.over.load(SeqCst) == 2 * MAX - MAX / 2).await;
     let client = {
         let mut http2 = Http2::connect(address).await;
-        let answer = http2.send("GET", "/honest/1").await;
+        let response = http2.send("GET", "/honest/1").await;
         honest.has_begun().await;
-        WaitingClient::Http2(http2, answer)
+        WaitingClient::Http2(http2, response)
     };
     drop(client);
     honest.is_given_up(1).await;

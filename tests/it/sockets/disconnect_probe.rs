@@ -136,16 +136,16 @@ async fn handler_does_not_start_after_a_closed_connection() {
             wire.write("GET / HTTP/1.1\r\nhost: x\r\n\r\nG").await;
             ghosts.push(wire);
         }
-        until("all of them wait", || locks.size().1 == DISCONNECTED).await;
+        until("all clients wait", || locks.size().1 == DISCONNECTED).await;
         drop(ghosts);
         let mut honest = Wire::connect(address).await;
         honest.write("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        until("and one that is there", || locks.size().1 == DISCONNECTED + 1).await;
+        until("and one connected client", || locks.size().1 == DISCONNECTED + 1).await;
         held.release().await.expect("the store is up");
         assert_eq!(soon("a grant", honest.reply(false)).await.status, 200);
         // Without a probe their handlers run.
         assert_eq!(ran.load(SeqCst), if is_watched { 1 } else { DISCONNECTED + 1 });
-        until("nothing is left", || store.held_count() == 0 && locks.size() == (0, 0)).await;
+        until("no request is left", || store.held_count() == 0 && locks.size() == (0, 0)).await;
     }
 }
 
@@ -171,11 +171,12 @@ async fn custom_disconnect_probe_is_respected() {
     ] {
         let mut request = Request::new(Body::empty());
         request.extensions_mut().insert(client);
-        let answer = send(&app, request).await;
-        let rejection = answer.extensions().get::<Rejection>().map(|rejection| (rejection.code(), rejection.outcome()));
+        let response = send(&app, request).await;
+        let rejection =
+            response.extensions().get::<Rejection>().map(|rejection| (rejection.code(), rejection.outcome()));
         let (status, said) = if has_gone { (408, Some(("disconnected", "not-started"))) } else { (200, None) };
-        assert_eq!((answer.status().as_u16(), rejection), (status, said), "{what}");
-        assert!(!answer.headers().contains_key("retry-after"), "{what}");
+        assert_eq!((response.status().as_u16(), rejection), (status, said), "{what}");
+        assert!(!response.headers().contains_key("retry-after"), "{what}");
     }
     assert_eq!((ran.load(SeqCst), store.held_count()), (2, 0));
 }

@@ -146,14 +146,14 @@ pub(crate) async fn assert_next_request_is_served_elsewhere(
         let (mut refused, mut took) = (0, Duration::ZERO);
         for round in 0..rounds {
             let began = Instant::now();
-            let answer = clients[round % 2].ask(ending.method(), ending.path).await;
+            let response = clients[round % 2].request(ending.method(), ending.path).await;
             let took_before = std::mem::replace(&mut took, began.elapsed());
-            if matches!(answer, Ok(Reply { status: 409, .. })) {
+            if matches!(response, Ok(Reply { status: 409, .. })) {
                 // On an overloaded machine: after this time the response is sent before the
                 // release.
                 refused += usize::from(took_before < RELEASE_WAIT);
             } else {
-                ending.is_seen(version, &answer);
+                ending.is_seen(version, &response);
             }
         }
         (ending.path, refused)
@@ -222,14 +222,14 @@ impl Ending {
         if self.path.starts_with("/head/") { "HEAD" } else { "GET" }
     }
 
-    fn is_seen(&self, version: Version, answer: &Result<Reply, Cut>) {
-        let seen = match answer {
+    fn is_seen(&self, version: Version, response: &Result<Reply, Cut>) {
+        let seen = match response {
             Ok(Reply { status: 200, has_trailers: true, len, .. }) => Sees::Trailers(*len),
             Ok(Reply { len: 0, status, .. }) if matches!(self.sees, Sees::Head(_)) => Sees::Head(*status),
             Ok(Reply { status: 200, len, .. }) => Sees::Bytes(*len),
             Ok(_) | Err(Cut) => Sees::Cut,
         };
-        assert_eq!(seen, self.sees, "{} over {version:?}: {answer:?}", self.path);
+        assert_eq!(seen, self.sees, "{} over {version:?}: {response:?}", self.path);
     }
 }
 
@@ -287,23 +287,23 @@ impl Client {
     }
 
     /// Sends a request and reads the response to its end.
-    pub(crate) async fn ask(&mut self, method: &str, path: &str) -> Result<Reply, Cut> {
+    pub(crate) async fn request(&mut self, method: &str, path: &str) -> Result<Reply, Cut> {
         let connection = match (&mut self.connection, self.version) {
             (Some(connection), _) => connection,
             (none, Version::Http1) => none.insert(Connection::Http1(Wire::connect(self.address).await)),
             (none, Version::Http2) => none.insert(Connection::Http2(Http2::connect(self.address).await)),
         };
-        let answer = match connection {
+        let response = match connection {
             Connection::Http1(wire) => {
                 wire.write(format!("{method} {path} HTTP/1.1\r\nhost: x\r\nte: trailers\r\n\r\n")).await;
-                wire.answer(method == "HEAD").await
+                wire.response(method == "HEAD").await
             }
-            Connection::Http2(http2) => http2.answer(method, path).await,
+            Connection::Http2(http2) => http2.response(method, path).await,
         };
         // In HTTP/2 only the stream has ended.
-        if answer.is_err() && self.version == Version::Http1 {
+        if response.is_err() && self.version == Version::Http1 {
             self.connection = None;
         }
-        answer
+        response
     }
 }

@@ -63,7 +63,7 @@ impl Cluster {
     async fn assert_status(&self, status: u16, what: &str) {
         for version in VERSIONS {
             for address in self.instances {
-                let reply = Client::new(address, version).ask("GET", "/next").await.expect("a response");
+                let reply = Client::new(address, version).request("GET", "/next").await.expect("a response");
                 assert_eq!(reply.status, status, "{what}");
             }
         }

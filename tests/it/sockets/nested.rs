@@ -77,7 +77,7 @@ async fn nested_holds_are_released_before_the_response_is_read() {
         for round in 0..ROUNDS {
             for path in ["/layers", "/again", "/joined", "/streamed"] {
                 for client in &mut clients {
-                    let reply = client.ask("GET", path).await.expect("a response");
+                    let reply = client.request("GET", path).await.expect("a response");
                     assert_eq!(reply.status, 200, "{path}, {version:?}, round {round}");
                     let text = String::from_utf8(reply.body.clone()).expect("text");
                     match path {
@@ -129,9 +129,9 @@ async fn request_reenters_ahead_of_waiters() {
                 while cluster.locks[0].held_count() == 0 {
                     sleep(Duration::from_millis(1)).await;
                 }
-                second.ask("GET", "/waits").await
+                second.request("GET", "/waits").await
             };
-            let (first, second) = tokio::join!(first.ask("GET", "/again"), second);
+            let (first, second) = tokio::join!(first.request("GET", "/again"), second);
             assert_eq!((first.expect("a response").status, second.expect("a response").status), (200, 200));
         }
     }

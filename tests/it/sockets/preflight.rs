@@ -33,17 +33,17 @@ async fn preflight_404_and_405_make_no_store_call() {
     let request = asks.iter().fold(Request::options(format!("http://{server}/order")), |request, (name, value)| {
         request.header(*name, *value)
     });
-    let (answer, _) = http2.request(request.body(()).expect("a request"), true).await;
-    assert_eq!(answer.await.expect("a head").headers()["access-control-allow-methods"], "*");
+    let (response, _) = http2.request(request.body(()).expect("a request"), true).await;
+    assert_eq!(response.await.expect("a head").headers()["access-control-allow-methods"], "*");
 
     for version in VERSIONS {
         let mut client = Client::new(server, version);
         for (method, path, status) in [("GET", "/nowhere", 404), ("GET", "/order", 405), ("DELETE", "/order", 405)] {
-            assert_eq!(client.ask(method, path).await.expect("a response").status, status, "{method} {path}");
+            assert_eq!(client.request(method, path).await.expect("a response").status, status, "{method} {path}");
         }
         assert_eq!(cluster.store.on(StoreOp::Acquire).calls(), 0);
     }
     // The same server, the same route.
-    let reply = Client::new(server, Version::Http1).ask("POST", "/order").await.expect("a response");
+    let reply = Client::new(server, Version::Http1).request("POST", "/order").await.expect("a response");
     assert_eq!((reply.status, cluster.store.on(StoreOp::Acquire).calls()), (200, 1));
 }

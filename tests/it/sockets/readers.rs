@@ -48,8 +48,8 @@ impl Stalls {
             }
             Version::Http2 => {
                 let mut http2 = Http2::with_window(address, 0).await;
-                let answer = http2.send("GET", path).await;
-                Self::Http2(http2, soon("a head", answer).await.expect("a head"))
+                let response = http2.send("GET", path).await;
+                Self::Http2(http2, soon("a head", response).await.expect("a head"))
             }
         }
     }
@@ -57,10 +57,10 @@ impl Stalls {
     /// Continues to read.
     async fn reads_on(self) {
         match self {
-            Self::Http1(mut wire) => wire.answer(false).await.map(|_| ()),
-            Self::Http2(http2, answer) => {
+            Self::Http1(mut wire) => wire.response(false).await.map(|_| ()),
+            Self::Http2(http2, response) => {
                 http2.open_window(1 << 20);
-                read(answer).await.map(|_| ())
+                read(response).await.map(|_| ())
             }
         }
         .expect_err("an aborted response is incomplete");
@@ -109,22 +109,22 @@ async fn client_without_a_window_blocks_no_other() {
     }
     let mut next = cluster.instances.map(|address| Client::new(address, Version::Http1));
     for client in &mut next {
-        let reply = client.ask("POST", "/goods/1/sell").await.expect("a response");
+        let reply = client.request("POST", "/goods/1/sell").await.expect("a response");
         assert_eq!((reply.status, reply.len), (200, 50_000));
     }
     // The heads have arrived, and nothing after them.
     let mut bodies = Vec::new();
-    for (answer, http2) in unread {
-        let mut answer = soon("a head", answer).await.expect("a head");
-        assert_eq!(answer.status(), 200);
-        let first = futures_util::poll!(Box::pin(answer.body_mut().data()));
+    for (response, http2) in unread {
+        let mut response = soon("a head", response).await.expect("a head");
+        assert_eq!(response.status(), 200);
+        let first = futures_util::poll!(Box::pin(response.body_mut().data()));
         assert!(first.is_pending(), "no window, no data: {first:?}");
-        bodies.push((answer, http2));
+        bodies.push((response, http2));
     }
     assert_eq!((left.load(SeqCst), cluster.store.held_count()), (1, 0), "four were sold, and the key is free");
-    for (answer, http2) in bodies {
+    for (response, http2) in bodies {
         http2.open_window(1 << 20);
-        assert_eq!(read(answer).await.expect("the rest").len, 50_000);
+        assert_eq!(read(response).await.expect("the rest").len, 50_000);
     }
 }
 
@@ -140,15 +140,15 @@ async fn stalled_reader_loses_its_lock_and_body() {
         };
         for version in VERSIONS {
             let what = format!("{bound}, {version:?}");
-            let (tells, mut gone) = watch::channel(false);
+            let (notify, mut dropped) = watch::channel(false);
             let cluster = Cluster::start(|locks| {
-                let tells = tells.clone();
-                let endless = get(move || async move { endless(tells) });
+                let notify = notify.clone();
+                let endless = get(move || async move { endless(notify) });
                 Router::new().route("/endless", endless.route_layer(bounded(one_key_for_long(locks))))
             })
             .await;
             let reader = Stalls::at(&cluster, version, "/endless").await;
-            soon(&what, gone.wait_for(|gone| *gone)).await.expect("the last value is kept");
+            soon(&what, dropped.wait_for(|dropped| *dropped)).await.expect("the last value is kept");
             cluster.assert_blocked_for_the_delay(&what).await;
             reader.reads_on().await;
         }
@@ -159,25 +159,25 @@ async fn stalled_reader_loses_its_lock_and_body() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_behind_a_stalled_reader_starts_after_its_body() {
     for version in VERSIONS {
-        let (tells, gone) = watch::channel(false);
+        let (notify, dropped) = watch::channel(false);
         let cluster = Cluster::start(|locks| {
             let layer = || LockLayer::new(locks, one_key()).lock_delay(Duration::ZERO).wait(Duration::from_secs(60));
-            let tells = tells.clone();
-            let endless = get(move || async move { endless(tells) });
-            let gone = gone.clone();
-            let waits = get(move || async move { gone.borrow().to_string() });
+            let notify = notify.clone();
+            let endless = get(move || async move { endless(notify) });
+            let dropped = dropped.clone();
+            let waits = get(move || async move { dropped.borrow().to_string() });
             Router::new()
                 .route("/endless", endless.route_layer(layer().body_idle_timeout(Duration::from_millis(150))))
                 .route("/waits", waits.route_layer(layer()))
         })
         .await;
         for instance in cluster.instances {
-            tells.send_replace(false);
+            notify.send_replace(false);
             let _reader = Stalls::at(&cluster, version, "/endless").await;
             while cluster.store.held_count() == 0 {
                 sleep(Duration::from_millis(1)).await;
             }
-            let reply = Client::new(instance, version).ask("GET", "/waits").await.expect("a grant");
+            let reply = Client::new(instance, version).request("GET", "/waits").await.expect("a grant");
             assert_eq!((reply.status, &reply.body[..]), (200, &b"true"[..]), "{version:?}");
         }
     }
@@ -199,9 +199,10 @@ async fn pausing_body_is_not_a_stalled_reader() {
     })
     .await;
     for version in VERSIONS {
-        let reply = Client::new(cluster.instances[0], version).ask("GET", "/slow").await.expect("a complete response");
+        let reply =
+            Client::new(cluster.instances[0], version).request("GET", "/slow").await.expect("a complete response");
         assert_eq!((reply.status, reply.len), (200, 30), "{version:?}");
-        cluster.assert_free("a good end").await;
+        cluster.assert_free("ended in order").await;
     }
 }
 
@@ -223,38 +224,38 @@ async fn slow_reader_keeps_the_lock_to_the_end() {
     })
     .await;
     let mut http2 = Http2::with_window(cluster.instances[0], 1000).await;
-    let answer = http2.send("GET", "/large").await;
-    let mut body = soon("a head", answer).await.expect("a head").into_body();
+    let response = http2.send("GET", "/large").await;
+    let mut body = soon("a head", response).await.expect("a head").into_body();
     let mut read = 0;
     while let Some(data) = soon("data", body.data()).await {
         let data = data.expect("not aborted");
         read += data.len();
         let mut other = Client::new(cluster.instances[1], Version::Http1);
         if read < 28_000 {
-            assert_eq!(other.ask("GET", "/next").await.expect("a response").status, 409, "{read} bytes are read");
+            assert_eq!(other.request("GET", "/next").await.expect("a response").status, 409, "{read} bytes are read");
         }
         sleep(Duration::from_millis(100)).await;
         body.flow_control().release_capacity(data.len()).expect("read");
     }
     assert_eq!(read, 30_000);
-    cluster.assert_free("a good end").await;
+    cluster.assert_free("ended in order").await;
 }
 
 /// It opens its window slightly, repeatedly: it is alive, but too slow.
 #[tokio::test]
 async fn reader_below_the_minimum_rate_is_aborted() {
-    let (tells, mut gone) = watch::channel(false);
+    let (notify, mut dropped) = watch::channel(false);
     let cluster = Cluster::start(|locks| {
-        let tells = tells.clone();
+        let notify = notify.clone();
         // Short frames: the next one is polled each time the window opens.
-        let endless = get(move || async move { endless_frames(tells, 500) });
+        let endless = get(move || async move { endless_frames(notify, 500) });
         let layer = one_key_for_long(locks).body_idle_timeout(Duration::from_secs(1)).min_body_rate(100_000);
         Router::new().route("/endless", endless.route_layer(layer))
     })
     .await;
     let mut http2 = Http2::with_window(cluster.instances[0], 1000).await;
-    let answer = http2.send("GET", "/endless").await;
-    let mut body = soon("a head", answer).await.expect("a head").into_body();
+    let response = http2.send("GET", "/endless").await;
+    let mut body = soon("a head", response).await.expect("a head").into_body();
     let mut read = 0;
     let cut = loop {
         match soon("data", body.data()).await.expect("it has no end") {
@@ -268,7 +269,7 @@ async fn reader_below_the_minimum_rate_is_aborted() {
         }
     };
     assert!(cut.is_reset(), "{cut}");
-    soon("the data of the body", gone.wait_for(|gone| *gone)).await.expect("its last word is kept");
+    soon("the data of the body", dropped.wait_for(|dropped| *dropped)).await.expect("its last message is kept");
     cluster.assert_blocked_for_the_delay("it was cut").await;
 }
 
@@ -276,8 +277,8 @@ async fn reader_below_the_minimum_rate_is_aborted() {
 #[tokio::test]
 async fn stream_released_at_its_head_blocks_no_other() {
     let cluster = Cluster::start(|locks| {
-        let (tells, _) = watch::channel(false);
-        let endless = get(move || async move { endless(tells) });
+        let (notify, _) = watch::channel(false);
+        let endless = get(move || async move { endless(notify) });
         Router::new()
             .route("/endless", endless.route_layer(one_key_for_long(locks).release_at(ReleaseAt::ResponseHead)))
     })
@@ -289,6 +290,6 @@ async fn stream_released_at_its_head_blocks_no_other() {
         }
         cluster.assert_status(200, "held to its head").await;
         drop(reader);
-        cluster.assert_status(200, "nothing was held when its client left").await;
+        cluster.assert_status(200, "no lock was held when its client disconnected").await;
     }
 }

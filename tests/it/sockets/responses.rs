@@ -54,7 +54,8 @@ async fn response_complete_by_length_ends_without_its_body() {
             Router::new().route("/open", open.route_layer(layer))
         })
         .await;
-        let reply = Client::new(cluster.instances[0], version).ask("GET", "/open").await.expect("a complete response");
+        let reply =
+            Client::new(cluster.instances[0], version).request("GET", "/open").await.expect("a complete response");
         assert_eq!((reply.status, reply.len), (200, 10), "{version:?}");
         cluster.assert_status(200, "it was whole").await;
     }

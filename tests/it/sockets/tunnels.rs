@@ -102,11 +102,11 @@ async fn http2_tunnel_outlives_the_lock() {
     for host in ["empty.example", "body.example"].into_iter().cycle().take(10) {
         let request = Request::builder().method(Method::CONNECT).uri(format!("{host}:443"));
         let request = request.body(()).expect("a request");
-        let (answer, mut says) = http2.request(request, false).await;
-        let answer = soon("a head", answer).await.expect("a head");
-        assert_eq!(answer.status(), StatusCode::OK);
+        let (response, mut says) = http2.request(request, false).await;
+        let response = soon("a head", response).await.expect("a head");
+        assert_eq!(response.status(), StatusCode::OK);
         cluster.assert_status(200, host).await;
-        let mut hears = answer.into_body();
+        let mut hears = response.into_body();
         says.send_data(Bytes::from_static(b"hello"), false).expect("an open tunnel");
         assert_eq!(soon("an echo", hears.data()).await.expect("data").expect("data"), "HELLO");
         cluster.assert_status(200, host).await;

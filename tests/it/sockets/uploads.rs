@@ -41,9 +41,9 @@ impl Gate {
             let gate = Arc::clone(&gate);
             async move {
                 gate.came.fetch_add(1, SeqCst);
-                let answer = timeout(limit.unwrap_or(Duration::from_secs(3600)), next.run(request)).await;
+                let response = timeout(limit.unwrap_or(Duration::from_secs(3600)), next.run(request)).await;
                 gate.over.fetch_add(1, SeqCst);
-                answer.unwrap_or_else(|_| StatusCode::GATEWAY_TIMEOUT.into_response())
+                response.unwrap_or_else(|_| StatusCode::GATEWAY_TIMEOUT.into_response())
             }
         }))
     }
@@ -95,7 +95,7 @@ async fn client_that_sends_no_body_holds_nothing() {
             let address = serve(app).await;
             let how_many = 200;
             let silent = Silent::at(address, version, how_many).await;
-            until("all have come", || gate.came.load(SeqCst) == how_many).await;
+            until("all bodies have arrived", || gate.came.load(SeqCst) == how_many).await;
             if limit.is_some() {
                 until("the timeout has ended all of them", || gate.over.load(SeqCst) == how_many).await;
             }
@@ -215,14 +215,14 @@ async fn nothing_is_locked_while_the_key_body_arrives() {
     let head = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n";
     let mut slow = Wire::connect(cluster.instances[0]).await;
     slow.write(format!("{head}ab")).await;
-    let mut gone = Wire::connect(cluster.instances[0]).await;
-    gone.write(format!("{head}ab")).await;
+    let mut closed = Wire::connect(cluster.instances[0]).await;
+    closed.write(format!("{head}ab")).await;
     let mut slow_http2 = Http2::connect(cluster.instances[0]).await;
     let request = || Request::post(format!("http://{}/", cluster.instances[0])).body(()).expect("a request");
-    let (answer, mut body) = slow_http2.request(request(), false).await;
+    let (response, mut body) = slow_http2.request(request(), false).await;
     body.send_data(Bytes::from_static(b"ab"), false).expect("an open stream");
-    let (gone_http2, mut gone_body) = slow_http2.request(request(), false).await;
-    gone_body.send_data(Bytes::from_static(b"ab"), false).expect("an open stream");
+    let (closed_http2, mut closed_body) = slow_http2.request(request(), false).await;
+    closed_body.send_data(Bytes::from_static(b"ab"), false).expect("an open stream");
 
     // Complete requests are served meanwhile, on any instance.
     for _ in 0..10 {
@@ -232,15 +232,15 @@ async fn nothing_is_locked_while_the_key_body_arrives() {
             assert_eq!(quick.reply(false).await.status, 200);
         }
     }
-    drop((gone, gone_http2, gone_body));
+    drop((closed, closed_http2, closed_body));
     slow.write("cd").await;
     assert_eq!(slow.reply(false).await.body, b"abcd");
     body.send_data(Bytes::from_static(b"cd"), true).expect("an open stream");
-    let answer = soon("a head", answer).await.expect("a head");
-    assert_eq!(answer.status(), StatusCode::OK);
-    assert_eq!(read(answer).await.expect("the rest").body, b"abcd");
+    let response = soon("a head", response).await.expect("a head");
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(read(response).await.expect("the rest").body, b"abcd");
     settle().await;
-    assert_eq!(cluster.store.on(StoreOp::Acquire).calls(), 22, "for those that came to their end");
+    assert_eq!(cluster.store.on(StoreOp::Acquire).calls(), 22, "for the bodies that were complete");
     assert_eq!(cluster.store.held_count(), 0);
 }
 
@@ -295,6 +295,6 @@ async fn bidirectional_stream_ends_with_a_silent_client() {
         let _silent = Silent::at(address, version, 1).await;
         until("it holds its key", || store.held_count() == 1).await;
         let freed = timeout(20 * IDLE, until("its body was idle for too long", || store.held_count() == 0)).await;
-        assert!(freed.is_ok(), "{version:?}: held still, after 20 times the limit");
+        assert!(freed.is_ok(), "{version:?}: still held after 20 times the limit");
     }
 }

@@ -70,7 +70,7 @@ impl Service {
         Self { child, url }
     }
 
-    pub(crate) async fn ask(&self, method: Method, path: &str, body: Value) -> (u16, Value) {
+    pub(crate) async fn request(&self, method: Method, path: &str, body: Value) -> (u16, Value) {
         let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
         let request = Request::builder()
             .method(method)
@@ -78,14 +78,14 @@ impl Service {
             .header("content-type", "application/json")
             .body(Body::from(body.to_string()))
             .expect("a request");
-        let answer = soon("a response", client.request(request)).await.expect("it serves");
-        let status = answer.status().as_u16();
-        let body = answer.into_body().collect().await.expect("a body").to_bytes();
+        let response = soon("a response", client.request(request)).await.expect("it serves");
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
         (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
     }
 
     pub(crate) async fn at_once(&self, times: usize, path: &str, body: Value) -> Vec<u16> {
-        let mut statuses: Vec<_> = join_all((0..times).map(|_| self.ask(Method::POST, path, body.clone())))
+        let mut statuses: Vec<_> = join_all((0..times).map(|_| self.request(Method::POST, path, body.clone())))
             .await
             .into_iter()
             .map(|(status, _)| status)

@@ -83,11 +83,11 @@ impl Wire {
 
     /// Reads one response to the byte that completes it.
     pub(crate) async fn reply(&mut self, to_head: bool) -> Reply {
-        self.answer(to_head).await.expect("closed within a response")
+        self.response(to_head).await.expect("closed within a response")
     }
 
     /// Reads one response to the byte that completes it, or to the end of the connection.
-    pub(crate) async fn answer(&mut self, to_head: bool) -> Result<Reply, Cut> {
+    pub(crate) async fn response(&mut self, to_head: bool) -> Result<Reply, Cut> {
         let (status, head) = self.try_head().await?;
         let length = head.split("content-length: ").nth(1).and_then(|rest| rest.lines().next()?.parse().ok());
         let (mut raw, mut len, mut has_trailers) = (0, 0, false);
@@ -232,15 +232,15 @@ impl Http2 {
     }
 
     /// Reads one response to `END_STREAM` or `RST_STREAM`.
-    pub(crate) async fn answer(&mut self, method: &str, path: &str) -> Result<Reply, Cut> {
-        let answer = self.send(method, path).await;
-        read(soon("a head", answer).await.map_err(|_| Cut)?).await
+    pub(crate) async fn response(&mut self, method: &str, path: &str) -> Result<Reply, Cut> {
+        let response = self.send(method, path).await;
+        read(soon("a head", response).await.map_err(|_| Cut)?).await
     }
 }
 
 /// Reads a body to `END_STREAM` or `RST_STREAM`.
-pub(crate) async fn read(answer: Response<RecvStream>) -> Result<Reply, Cut> {
-    let (head, mut incoming) = answer.into_parts();
+pub(crate) async fn read(response: Response<RecvStream>) -> Result<Reply, Cut> {
+    let (head, mut incoming) = response.into_parts();
     let mut body = Vec::new();
     while let Some(data) = soon("more data", incoming.data()).await {
         let data = data.map_err(|_| Cut)?;

@@ -68,8 +68,8 @@ impl LocalClock {
         clippy::cast_precision_loss,
         reason = "some minutes"
     )]
-    pub fn when(&self, moment: BootInstant) -> u64 {
-        let since = moment.saturating_duration_since(BootInstant::from_nanos(self.base)).as_nanos() as f64;
+    pub fn when(&self, instant: BootInstant) -> u64 {
+        let since = instant.saturating_duration_since(BootInstant::from_nanos(self.base)).as_nanos() as f64;
         (since / self.rate) as u64 + 2
     }
 }
@@ -93,12 +93,12 @@ impl Checker {
         let id = &section.grant.id;
         let state = self.keys.entry(section.grant.key.clone()).or_default();
         let excused = self.lenient || self.excused.contains(id);
-        let mut wrong = None;
+        let mut violation = None;
         for open in &state.open {
             let left = open.section.remaining(open.clock.at(now));
             let other = &open.section.grant.id;
             if !left.is_zero() && !excused && !self.excused.contains(other) {
-                wrong = Some(format!("two are in: {id} begins while {other} has {left:?} left"));
+                violation = Some(format!("two are in: {id} begins while {other} has {left:?} left"));
             }
         }
         if let Some((until, other, why)) = &state.blocked
@@ -107,22 +107,23 @@ impl Checker {
             && !self.excused.contains(other)
         {
             let early = Duration::from_nanos(until - now);
-            wrong = wrong.or_else(|| Some(format!("{id} begins {early:?} too early: {other} {why}")));
+            violation = violation.or_else(|| Some(format!("{id} begins {early:?} too early: {other} {why}")));
         }
         if state.last.is_some_and(|last| last >= section.token) && !excused {
-            wrong = wrong.or_else(|| Some(format!("{id} begins with token {} after {:?}", section.token, state.last)));
+            violation =
+                violation.or_else(|| Some(format!("{id} begins with token {} after {:?}", section.token, state.last)));
         }
         state.last = state.last.max(Some(section.token));
         state.open.push(OpenSection { section: Arc::clone(section), clock, process });
-        wrong.map_or(Ok(()), Err)
+        violation.map_or(Ok(()), Err)
     }
 
     /// Records the end of a section, and until when it blocks the key.
-    pub fn ends(&mut self, section: &Arc<Section>, taken_until: u64, why: &'static str) {
+    pub fn ends(&mut self, section: &Arc<Section>, blocked_until: u64, why: &'static str) {
         let Some(state) = self.keys.get_mut(&section.grant.key) else { return };
         state.open.retain(|open| !Arc::ptr_eq(&open.section, section));
-        if state.blocked.as_ref().is_none_or(|(until, ..)| *until < taken_until) {
-            state.blocked = Some((taken_until, section.grant.id.clone(), why));
+        if state.blocked.as_ref().is_none_or(|(until, ..)| *until < blocked_until) {
+            state.blocked = Some((blocked_until, section.grant.id.clone(), why));
         }
     }
 

@@ -89,7 +89,7 @@ type Reply = Result<CommandReply, String>;
 
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
-// === impl Fake ===
+// === impl FakeRedis ===
 
 impl FakeRedis {
     /// An empty server with patched scripts.
@@ -107,11 +107,11 @@ impl FakeRedis {
         let shared = Rc::clone(&data);
         let run = lua.create_function(move |lua, arguments: MultiValue| {
             let arguments: Result<Vec<String>, String> = arguments.iter().map(argument).collect();
-            let answer = match arguments {
+            let reply = match arguments {
                 Ok(arguments) => shared.borrow_mut().run(&arguments).unwrap_or_else(CommandReply::Error),
                 Err(error) => CommandReply::Error(error),
             };
-            answer.into_lua(lua)
+            reply.into_lua(lua)
         })?;
         lua.globals().set("pcall_of_redis", run)?;
         let prelude = "
@@ -119,9 +119,9 @@ impl FakeRedis {
             pcall_of_redis = nil
             redis = { pcall = run }
             function redis.call(...)
-                local answer = run(...)
-                if type(answer) == 'table' and answer.err then error(answer, 0) end
-                return answer
+                local reply = run(...)
+                if type(reply) == 'table' and reply.err then error(reply, 0) end
+                return reply
             end
             KEYS, ARGV = {}, {}
             setmetatable(_G, {
@@ -193,17 +193,17 @@ impl FakeRedis {
     fn call(&self, function: &Function, keys: &[String], args: &[String]) -> Value {
         let table = |arguments: &[String]| self.lua.create_sequence_from(arguments.iter().map(String::as_str));
         let run = || -> mlua::Result<Value> {
-            let (ok, answer): (bool, LuaValue) = self.guarded.call((function, table(keys)?, table(args)?))?;
-            Ok(if ok { reply(&answer)? } else { raised(&answer)? })
+            let (ok, result): (bool, LuaValue) = self.guarded.call((function, table(keys)?, table(args)?))?;
+            Ok(if ok { script_reply(&result)? } else { raised(&result)? })
         };
-        run().expect("Lua goes on")
+        run().expect("Lua runs")
     }
 }
 
 /// Converts the result of a script as Redis does: numbers are truncated, an array ends at its first
 /// nil.
-fn reply(answer: &LuaValue) -> mlua::Result<Value> {
-    Ok(match answer {
+fn script_reply(result: &LuaValue) -> mlua::Result<Value> {
+    Ok(match result {
         LuaValue::Boolean(true) => Value::Int(1),
         LuaValue::Integer(number) => Value::Int(*number),
         #[expect(clippy::cast_possible_truncation, reason = "as Redis does")]
@@ -220,7 +220,7 @@ fn reply(answer: &LuaValue) -> mlua::Result<Value> {
             for at in 1.. {
                 match table.raw_get(at)? {
                     LuaValue::Nil => break,
-                    item => items.push(reply(&item)?),
+                    item => items.push(script_reply(&item)?),
                 }
             }
             Value::Array(items)
@@ -287,7 +287,7 @@ impl Data {
 
     /// The fields and values of a hash; empty for other types.
     pub fn hash(&self, key: &str) -> Vec<(String, String)> {
-        match self.living(key).map(|entry| &entry.kind) {
+        match self.live(key).map(|entry| &entry.kind) {
             Some(Kind::Hash(fields)) => fields.clone(),
             _ => Vec::new(),
         }
@@ -295,7 +295,7 @@ impl Data {
 
     /// The elements of a list; empty for other types.
     pub fn list(&self, key: &str) -> Vec<String> {
-        match self.living(key).map(|entry| &entry.kind) {
+        match self.live(key).map(|entry| &entry.kind) {
             Some(Kind::List(list)) => list.iter().cloned().collect(),
             _ => Vec::new(),
         }
@@ -303,7 +303,7 @@ impl Data {
 
     /// The reply of `PTTL`.
     pub fn ms_left(&self, key: &str) -> i64 {
-        let Some(entry) = self.living(key) else { return -2 };
+        let Some(entry) = self.live(key) else { return -2 };
         entry.expires.map_or(-1, |at| at - self.now_ms())
     }
 
@@ -316,7 +316,7 @@ impl Data {
         self.now_us / 1000
     }
 
-    fn living(&self, key: &str) -> Option<&Entry> {
+    fn live(&self, key: &str) -> Option<&Entry> {
         self.keys.get(key).filter(|entry| !entry.is_expired(self.now_ms()))
     }
 
@@ -387,9 +387,9 @@ impl Data {
             ("SET", [key, value, options @ ..]) => self.set(key, value, options),
             ("GET", [key]) => Ok(self.text(key)?.map_or(CommandReply::Nothing, CommandReply::Text)),
             ("DEL", keys) => {
-                let gone = keys.iter().filter(|key| self.entry(key).is_some() && self.keys.remove(**key).is_some());
-                let gone = gone.count();
-                Ok(CommandReply::Number(i64::try_from(gone).expect("few")))
+                let removed = keys.iter().filter(|key| self.entry(key).is_some() && self.keys.remove(**key).is_some());
+                let removed = removed.count();
+                Ok(CommandReply::Number(i64::try_from(removed).expect("few")))
             }
             ("PEXPIRE", [key, ms, options @ ..]) => {
                 let (ms, now) = (number(ms)?, self.now_ms());
@@ -416,16 +416,16 @@ impl Data {
                 self.run_list(&verb, key, arguments)
             }
             ("PUBLISH", [channel, message]) => {
-                let heard = self.listeners.get(*channel).copied().unwrap_or(0);
-                if heard > 0 {
+                let receivers = self.listeners.get(*channel).copied().unwrap_or(0);
+                if receivers > 0 {
                     self.published.push(((*channel).to_owned(), (*message).to_owned()));
                 }
-                Ok(CommandReply::Number(heard))
+                Ok(CommandReply::Number(receivers))
             }
-            ("PUBSUB", [what, channels @ ..]) if what.eq_ignore_ascii_case("NUMSUB") => {
+            ("PUBSUB", [subcommand, channels @ ..]) if subcommand.eq_ignore_ascii_case("NUMSUB") => {
                 let counts = channels.iter().flat_map(|channel| {
-                    let heard = self.listeners.get(*channel).copied().unwrap_or(0);
-                    [CommandReply::Text((*channel).to_owned()), CommandReply::Number(heard)]
+                    let receivers = self.listeners.get(*channel).copied().unwrap_or(0);
+                    [CommandReply::Text((*channel).to_owned()), CommandReply::Number(receivers)]
                 });
                 Ok(CommandReply::Many(counts.collect()))
             }
@@ -506,11 +506,13 @@ impl Data {
                 Ok(CommandReply::Many(range.cloned().map(CommandReply::Text).collect()))
             }
             ("LPOS", [value]) => {
-                let at = list.iter().position(|there| there == value);
+                let at = list.iter().position(|element| element == value);
                 Ok(at.map_or(CommandReply::Nothing, |at| CommandReply::Number(i64::try_from(at).expect("short"))))
             }
             ("LREM", ["1", value]) => {
-                let Some(at) = list.iter().position(|there| there == value) else { return Ok(CommandReply::Number(0)) };
+                let Some(at) = list.iter().position(|element| element == value) else {
+                    return Ok(CommandReply::Number(0));
+                };
                 list.remove(at);
                 if list.is_empty() {
                     self.keys.remove(key);
@@ -528,7 +530,7 @@ impl Entry {
     }
 }
 
-// === impl Answer ===
+// === impl CommandReply ===
 
 impl CommandReply {
     /// The value as Lua sees it: nil is `false`.

@@ -29,16 +29,16 @@
 //! cargo run -p tower-lock-simulator -- 0 10000                     # seeds 0 to 9 999
 //! cargo run -p tower-lock-simulator -- 2549 --trace                # one seed, with all its events
 //! cargo run -p tower-lock-simulator -- 0 1000 --option force
-//! cargo run -p tower-lock-simulator -- 0 1000 --mutant no_until --stop
+//! cargo run -p tower-lock-simulator -- 0 1000 --mutant no_call_expiry --stop
 //! ```
 //!
 //! The simulation does not cover tasks, sockets and the runtime (`tests/redis` and the storm do), a
 //! Redis that loses acknowledged data (except that fences rise), several keys in one call, and
 //! several servers.
 //!
-//! Two effects are accepted. A renewal of a crashed process counts from when it runs, however long
-//! it was in flight. And a process without a reply for 41 s forgets its ids; a queue entry that
-//! other waiters keep alive is released when it gets an offer.
+//! Two effects are accepted. A renewal of a crashed process counts from when it runs, even if it
+//! was in flight for long. A process without a reply for 41 s forgets its ids; if other waiters
+//! keep such a queue entry alive, the process releases it when it gets an offer.
 #![allow(clippy::must_use_candidate, reason = "only its own tests use it")]
 
 pub mod fake;

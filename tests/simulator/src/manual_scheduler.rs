@@ -87,7 +87,7 @@ impl ManualScheduler {
     ///
     /// Never.
     pub fn with_rate(mutant: Option<&Mutant>, bare: bool, rate: f64) -> Self {
-        let settings = Settings { bare, wrong: mutant.and_then(Mutant::wrong) };
+        let settings = Settings { bare, mutation: mutant.and_then(Mutant::mutation) };
         let mut scheduler = Self {
             now: 0,
             server_ahead: 1_700_000_000_000_000,
@@ -125,50 +125,50 @@ impl ManualScheduler {
     // --- clients ---
 
     /// A client of this process requests the key.
-    pub fn request(&mut self, process: Process, who: ClientId, waits: bool) {
+    pub fn request(&mut self, process: Process, client: ClientId, waits: bool) {
         self.request_with_limits(
             process,
-            who,
+            client,
             waits,
             HoldLimits { lock_delay: Duration::ZERO, ..HoldLimits::default() },
         );
     }
 
     /// A client requests the key with these hold limits.
-    pub fn request_with_limits(&mut self, process: Process, who: ClientId, waits: bool, terms: HoldLimits) {
+    pub fn request_with_limits(&mut self, process: Process, client: ClientId, waits: bool, limits: HoldLimits) {
         let key = self.key.clone();
-        self.request_key(process, who, waits, &key, terms);
+        self.request_key(process, client, waits, &key, limits);
     }
 
-    fn request_key(&mut self, process: Process, who: ClientId, waits: bool, key: &LockKey, terms: HoldLimits) {
+    fn request_key(&mut self, process: Process, client: ClientId, waits: bool, key: &LockKey, limits: HoldLimits) {
         let now = self.local();
         let wait = if waits { Duration::MAX } else { Duration::ZERO };
-        let place = self.processes[process].request(now, key, who, wait, terms);
-        self.tickets.insert(who, (process, place));
+        let ticket = self.processes[process].request(now, key, client, wait, limits);
+        self.tickets.insert(client, (process, ticket));
         self.settle(process);
     }
 
     /// The client cancels its call.
-    pub fn leave(&mut self, who: ClientId) {
+    pub fn leave(&mut self, client: ClientId) {
         let now = self.local();
-        let (process, place) = self.tickets[&who];
+        let (process, ticket) = self.tickets[&client];
         let key = self.key.clone();
-        self.processes[process].leave(now, &key, who, place);
+        self.processes[process].leave(now, &key, client, ticket);
         self.settle(process);
     }
 
     /// The section of the client ends, if it has one.
-    pub fn end(&mut self, who: ClientId, ending: GuardEnd) {
+    pub fn end(&mut self, client: ClientId, ending: GuardEnd) {
         let now = self.local();
-        let Some((process, section)) = self.sections.remove(&who) else { return };
+        let Some((process, section)) = self.sections.remove(&client) else { return };
         self.checker.ends(&section, 0, "");
         self.processes[process].guard_ended(now, &section, ending);
         self.settle(process);
     }
 
     /// Whether the client holds the key and its deadline has not passed.
-    pub fn is_holding(&self, who: ClientId) -> bool {
-        self.sections.get(&who).is_some_and(|(_, section)| !section.remaining(self.local()).is_zero())
+    pub fn is_holding(&self, client: ClientId) -> bool {
+        self.sections.get(&client).is_some_and(|(_, section)| !section.remaining(self.local()).is_zero())
     }
 
     // --- scripts ---
@@ -260,11 +260,11 @@ impl ManualScheduler {
     /// # Panics
     ///
     /// Never.
-    pub fn foreign_client_enqueues(&mut self, owner: &str, places: usize) -> Value {
-        let line = QueueConfig::new(QUEUE.offer_ttl, QUEUE.entry_ttl, places);
-        let owner = AcquisitionId::from_text(owner);
-        let ask = AcquireRequest::new(self.key.clone(), owner, LEASE, IfBusy::Enqueue, line, STORE_CALL_TIMEOUT);
-        let call = self.names.acquire(&ask, i64::MAX >> 10).expect("a valid name");
+    pub fn foreign_client_enqueues(&mut self, id: &str, capacity: usize) -> Value {
+        let queue = QueueConfig::new(QUEUE.offer_ttl, QUEUE.entry_ttl, capacity);
+        let id = AcquisitionId::from_text(id);
+        let request = AcquireRequest::new(self.key.clone(), id, LEASE, IfBusy::Enqueue, queue, STORE_CALL_TIMEOUT);
+        let call = self.names.acquire(&request, i64::MAX >> 10).expect("a valid name");
         self.execute(&call)
     }
 
@@ -391,7 +391,7 @@ impl ManualScheduler {
         let reply = self.fake.run(script);
         let published = std::mem::take(&mut self.fake.data().published);
         for (channel, message) in published {
-            let process = self.processes.iter().position(|shell| shell.inbox() == channel).expect("one of three");
+            let process = self.processes.iter().position(|process| process.inbox() == channel).expect("one of three");
             self.messages.push((process, message));
         }
         reply
@@ -404,12 +404,12 @@ impl ManualScheduler {
                     self.scripts.push(Sent { process, message, script, reply: None, is_done: false });
                 }
                 Effect::Wake(at, timer) => self.timers.push((self.clock.when(at), process, timer)),
-                Effect::Granted(who, section) => {
+                Effect::Granted(client, section) => {
                     let begins = self.checker.begins(self.now, process as u64, self.clock, &section);
                     self.violations.extend(begins.err());
-                    self.sections.insert(who, (process, section));
+                    self.sections.insert(client, (process, section));
                 }
-                Effect::Rejected(who, error) => self.rejected.push((who, error)),
+                Effect::Rejected(client, error) => self.rejected.push((client, error)),
                 Effect::Forgotten(_, id) => drop(self.forgotten.insert(id.to_string())),
                 Effect::BusyLoop => self.violations.push("the watchdog wakes itself again and again".to_owned()),
                 Effect::Replace(_) => {}
@@ -417,9 +417,9 @@ impl ManualScheduler {
         }
         // Sections that have lost their lock are aborted.
         let lost = self.sections.iter().filter(|(_, (of, section))| *of == process && section.end_reason().is_some());
-        let lost: Vec<_> = lost.map(|(who, _)| *who).collect();
-        for who in lost {
-            self.end(who, GuardEnd::Dropped);
+        let lost: Vec<_> = lost.map(|(client, _)| *client).collect();
+        for client in lost {
+            self.end(client, GuardEnd::Dropped);
         }
     }
 }

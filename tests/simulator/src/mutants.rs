@@ -1,76 +1,76 @@
-//! What could be wrong: scripts that were changed, and processes that keep to a rule less.
+//! Mutants: changed scripts and changed processes, each of which breaks one rule.
 
 use crate::fake::Patch;
 
-/// One thing that is wrong.
+/// One broken rule.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutant {
-    /// By which it is chosen.
+    /// The name that selects it.
     pub name: &'static str,
-    /// What is wrong.
-    pub what: &'static str,
-    /// How it comes about.
+    /// The behaviour of the mutant.
+    pub description: &'static str,
+    /// The change.
     pub how: How,
-    /// What goes wrong as well, so that it shows.
+    /// The option that a simulation needs to detect it.
     pub option: Option<&'static str>,
 }
 
-/// Where it is wrong.
+/// The part that is changed.
 #[derive(Clone, Copy, Debug)]
 pub enum How {
-    /// In the scripts.
+    /// The scripts.
     Script(&'static [Patch]),
-    /// Between the decisions and the wire.
-    Shell(Wrong),
+    /// The driver, between the state machine and the connections.
+    Driver(Mutation),
 }
 
-/// What a process does wrong.
+/// A change of the driver of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wrong {
-    /// A grant is counted from its receipt.
-    RecvTime,
-    /// A renewal is counted from its receipt.
-    RenewRecv,
-    /// A late answer goes to whatever attempt there is.
-    NoCorr,
-    /// One owner id for a process.
+pub enum Mutation {
+    /// The deadline of a grant counts from its reply.
+    DeadlineFromReply,
+    /// The deadline of a renewal counts from its reply.
+    RenewalFromReply,
+    /// A late reply is handled as the reply to the current call.
+    UncorrelatedReplies,
+    /// All acquisitions of a process have the same id.
     SameId,
-    /// Acquires are never void.
-    NoUntil,
-    /// The server's clock is thought to be as far as it was when its answer was *asked for*.
-    UntilUpper,
-    /// What was given back once is never given back again.
-    LeaveOnce,
-    /// What got no answer is not given back.
-    NoGivebackUnknown,
-    /// A give-back that got no answer is not repeated.
-    OneTry,
-    /// A question that is under way is not waited for.
-    NoClose,
-    /// Of an id that has yielded nothing is left, whatever became of its calls.
-    YieldClean,
-    /// A deadline is not looked at before a poll.
-    NoPollCheck,
-    /// Others never have their turn.
+    /// An acquire in flight never expires.
+    NoCallExpiry,
+    /// The server clock is estimated from the time of the request, not of the reply.
+    ClockFromRequest,
+    /// An id is released once, even if an acquire is in doubt.
+    ReleaseOnce,
+    /// An acquire in doubt is not released.
+    NoReleaseInDoubt,
+    /// A release is sent once.
+    NoReleaseRetry,
+    /// An acquire in flight is not awaited after its last waiter has cancelled.
+    NoWaitForReply,
+    /// An id that has yielded is not released, even if a call is in doubt.
+    ForgetYieldedId,
+    /// The deadline is not checked before a poll.
+    NoDeadlineCheck,
+    /// Local handoffs continue without a yield.
     NoYield,
-    /// It goes on after its turn was given away.
-    YieldKeeps,
-    /// It waits for a message alone.
-    NoCheckin,
-    /// It does not ask again after a gap.
-    NoGapCheckin,
-    /// Nothing is renewed.
-    NoRenew,
-    /// A bad end gives the key on at once.
-    AbandonReleases,
-    /// A bad end whose give-back got no answer gives the key on at once.
-    RepeatFrees,
-    /// It does not hear that its key was taken away.
-    ForceDeaf,
-    /// It does not hear what is offered to an id that is over.
-    PushIgnored,
-    /// Whether to line up is decided anew for every question.
-    QFresh,
+    /// A process continues to hold a key that it has yielded.
+    HoldAfterYield,
+    /// Waiters rely on messages and never poll.
+    NoPolls,
+    /// Waiters do not poll after a gap in the messages.
+    NoPollAfterGap,
+    /// No grant is renewed.
+    NoRenewal,
+    /// An abnormal end releases the key without a lock-delay.
+    NoLockDelay,
+    /// The retry of a release has no lock-delay.
+    NoLockDelayOnRetry,
+    /// Revocation messages are ignored.
+    IgnoreRevocation,
+    /// An offer to an id that has ended is not released.
+    IgnoreStaleOffer,
+    /// Each acquire decides anew whether to enqueue.
+    EnqueuePerCall,
 }
 
 const fn patch(script: &'static str, old: &'static str, new: &'static str) -> Patch {
@@ -81,12 +81,12 @@ const fn everywhere(old: &'static str, new: &'static str) -> Patch {
     Patch { script: None, old, new }
 }
 
-const fn script(name: &'static str, what: &'static str, patches: &'static [Patch]) -> Mutant {
-    Mutant { name, what, how: How::Script(patches), option: None }
+const fn script(name: &'static str, description: &'static str, patches: &'static [Patch]) -> Mutant {
+    Mutant { name, description, how: How::Script(patches), option: None }
 }
 
-const fn shell(name: &'static str, what: &'static str, wrong: Wrong) -> Mutant {
-    Mutant { name, what, how: How::Shell(wrong), option: None }
+const fn driver(name: &'static str, description: &'static str, mutation: Mutation) -> Mutant {
+    Mutant { name, description, how: How::Driver(mutation), option: None }
 }
 
 impl Mutant {
@@ -94,80 +94,100 @@ impl Mutant {
         Self { option: Some(option), ..self }
     }
 
-    /// The one of this name.
+    /// The mutant with this name.
     pub fn named(name: &str) -> Option<&'static Self> {
         MUTANTS.iter().find(|mutant| mutant.name == name)
     }
 
-    /// What is wrong with the scripts.
+    /// The changes of the scripts.
     pub fn patches(&self) -> &'static [Patch] {
         match self.how {
             How::Script(patches) => patches,
-            How::Shell(_) => &[],
+            How::Driver(_) => &[],
         }
     }
 
-    /// What is wrong with the processes.
-    pub fn wrong(&self) -> Option<Wrong> {
+    /// The change of the driver.
+    pub fn mutation(&self) -> Option<Mutation> {
         match self.how {
             How::Script(_) => None,
-            How::Shell(wrong) => Some(wrong),
+            How::Driver(mutation) => Some(mutation),
         }
     }
 }
 
-/// All that a test shows to be noticed.
+/// All mutants.
 pub const MUTANTS: &[Mutant] = &[
-    shell("recv_time", "the deadline of a grant counts from the receipt", Wrong::RecvTime),
-    shell("renew_recv", "the deadline of a renewal counts from the receipt", Wrong::RenewRecv),
-    shell("no_corr", "a late answer goes to whatever attempt there is", Wrong::NoCorr),
-    shell("same_id", "one owner id for a process", Wrong::SameId),
-    shell("no_until", "an acquire is never void", Wrong::NoUntil),
-    shell("until_upper", "the server's clock is taken from the asking instead of the answer", Wrong::UntilUpper),
-    shell("leave_once", "one give-back, whatever may be under way", Wrong::LeaveOnce),
-    shell("no_giveback_unknown", "what got no answer is not given back", Wrong::NoGivebackUnknown),
-    shell("one_try", "a give-back is sent once", Wrong::OneTry),
-    shell("no_close", "an answer that is under way is not waited for", Wrong::NoClose),
-    shell("yield_clean", "an id that has yielded is over, whatever became of its calls", Wrong::YieldClean),
-    shell("no_poll_check", "no look at the deadline before a poll", Wrong::NoPollCheck),
-    shell("no_yield", "others never have their turn", Wrong::NoYield),
-    shell("yield_keeps", "goes on after it has given its turn away", Wrong::YieldKeeps),
-    shell("no_checkin", "waits for messages alone", Wrong::NoCheckin),
-    shell("no_renew", "nothing is renewed", Wrong::NoRenew),
-    shell("abandon_releases", "a bad end gives the key on at once", Wrong::AbandonReleases),
-    shell("repeat_frees", "a bad end whose give-back is repeated gives the key on at once", Wrong::RepeatFrees),
-    shell("force_deaf", "does not hear that its key was taken away", Wrong::ForceDeaf).with("force"),
-    shell("push_ignored", "what is offered to an id that is over is not given back", Wrong::PushIgnored),
-    shell("no_gap_checkin", "does not ask again after a gap of its inbox", Wrong::NoGapCheckin),
-    shell("q_fresh", "whether to line up is decided anew for every question", Wrong::QFresh),
+    driver("deadline_from_reply", "the deadline of a grant counts from its reply", Mutation::DeadlineFromReply),
+    driver("renewal_from_reply", "the deadline of a renewal counts from its reply", Mutation::RenewalFromReply),
+    driver(
+        "uncorrelated_replies",
+        "a late reply is handled as the reply to the current call",
+        Mutation::UncorrelatedReplies,
+    ),
+    driver("same_id", "all acquisitions of a process have the same id", Mutation::SameId),
+    driver("no_call_expiry", "an acquire in flight never expires", Mutation::NoCallExpiry),
+    driver(
+        "clock_from_request",
+        "the server clock is estimated from the time of the request, not of the reply",
+        Mutation::ClockFromRequest,
+    ),
+    driver("release_once", "an id is released once, even if an acquire is in doubt", Mutation::ReleaseOnce),
+    driver("no_release_in_doubt", "an acquire in doubt is not released", Mutation::NoReleaseInDoubt),
+    driver("no_release_retry", "a release is sent once", Mutation::NoReleaseRetry),
+    driver(
+        "no_wait_for_reply",
+        "an acquire in flight is not awaited after its last waiter has cancelled",
+        Mutation::NoWaitForReply,
+    ),
+    driver(
+        "forget_yielded_id",
+        "an id that has yielded is not released, even if a call is in doubt",
+        Mutation::ForgetYieldedId,
+    ),
+    driver("no_deadline_check", "the deadline is not checked before a poll", Mutation::NoDeadlineCheck),
+    driver("no_yield", "local handoffs continue without a yield", Mutation::NoYield),
+    driver("hold_after_yield", "a process continues to hold a key that it has yielded", Mutation::HoldAfterYield),
+    driver("no_polls", "waiters rely on messages and never poll", Mutation::NoPolls),
+    driver("no_renewal", "no grant is renewed", Mutation::NoRenewal),
+    driver("no_lock_delay", "an abnormal end releases the key without a lock-delay", Mutation::NoLockDelay),
+    driver("no_lock_delay_on_retry", "the retry of a release has no lock-delay", Mutation::NoLockDelayOnRetry),
+    driver("ignore_revocation", "revocation messages are ignored", Mutation::IgnoreRevocation).with("force"),
+    driver("ignore_stale_offer", "an offer to an id that has ended is not released", Mutation::IgnoreStaleOffer),
+    driver("no_poll_after_gap", "waiters do not poll after a gap in the messages", Mutation::NoPollAfterGap),
+    driver("enqueue_per_call", "each acquire decides anew whether to enqueue", Mutation::EnqueuePerCall),
     script(
-        "barge",
-        "acquire looks at the lock alone",
+        "ignore_queue",
+        "an acquire checks only the lock, not the queue",
         &[
             patch("acquire", "redis.call('EXISTS', KEYS[2], KEYS[3]) == 0", "redis.call('EXISTS', KEYS[2]) == 0"),
             everywhere("local next = offer_next(fence_key, lock, queue, id, offer_ms)", "local next = false"),
         ],
     ),
-    script("fence_clock", "the fence is the clock", &[everywhere("if last >= fence then", "if false then")])
-        .with("back"),
     script(
-        "release_any",
-        "a release does not look whose the key is",
+        "fence_from_clock",
+        "the fence is the server clock, even if a later one exists",
+        &[everywhere("if last >= fence then", "if false then")],
+    )
+    .with("back"),
+    script(
+        "release_any_holder",
+        "a release does not check the holder",
         &[patch("release", "ignore_wrong_type('HDEL', KEYS[2], ARGV[1])", "redis.pcall('DEL', KEYS[2])")],
     ),
     script(
-        "renew_blind",
-        "a renewal looks at the key and not at whose it is",
+        "renew_any_holder",
+        "a renewal checks that the lock exists, not its holder",
         &[patch("renew", "redis.pcall('HEXISTS', KEYS[i], ARGV[2 * i - 1])", "redis.pcall('EXISTS', KEYS[i])")],
     ),
     script(
-        "leave_no_lock",
-        "a release takes only the place in the line",
+        "release_keeps_lock",
+        "a release removes only the queue entry",
         &[patch("release", "ignore_wrong_type('HDEL', KEYS[2], ARGV[1]) ~= 1", "true")],
     ),
     script(
-        "leave_no_pass",
-        "a release does not give on",
+        "release_without_offer",
+        "a release makes no offer to the next waiter",
         &[patch(
             "release",
             "if redis.call('EXISTS', KEYS[3]) == 0 then return {'freed'} end",
@@ -175,18 +195,18 @@ pub const MUTANTS: &[Mutant] = &[
         )],
     ),
     script(
-        "abandon_no_lrem",
-        "a release that finds no lock leaves the place in the line",
+        "release_keeps_entry",
+        "a release that finds no lock keeps the queue entry",
         &[patch("release", "ignore_wrong_type('LREM', KEYS[3], 1, ARGV[1])", "")],
     ),
     script(
-        "leave_raises",
-        "a release at a key of another type is an error",
+        "release_fails_on_type",
+        "a release fails if the key holds another type",
         &[patch("release", "not string.find(result.err, 'WRONGTYPE', 1, true)", "true")],
     ),
     script(
-        "end_keeps_field",
-        "a key that is kept taken keeps the field of its last owner",
+        "lock_delay_keeps_holder",
+        "a key in its lock-delay keeps the field of its last holder",
         &[patch(
             "release",
             "redis.call('HSET', KEYS[2], ARGV[1] .. ':end', 1)",
@@ -194,54 +214,54 @@ pub const MUTANTS: &[Mutant] = &[
         )],
     ),
     script(
-        "no_skip_dead",
-        "who does not listen is offered the key all the same",
+        "offer_to_dead",
+        "a waiter without a subscription gets an offer",
         &[everywhere("head .. ' ' .. lock) > 0 then", "head .. ' ' .. lock) > -1 then")],
     ),
     script(
-        "no_purge",
-        "a full line keeps the entries of the dead",
+        "full_queue_keeps_dead",
+        "a full queue keeps the entries of dead waiters",
         &[everywhere("if waiting >= capacity then waiting = drop_dead(queue, waiting) end", "")],
     ),
     script(
-        "dup_line",
-        "enters the line without a look",
+        "duplicate_entries",
+        "a queued id enqueues again",
         &[everywhere("local ahead = redis.call('LPOS', queue, id)", "local ahead = nil")],
     ),
     script(
-        "offer_no_ttl",
-        "an offer without an end",
+        "offer_without_ttl",
+        "an offer has no TTL",
         &[everywhere("      redis.call('PEXPIRE', lock, offer_ms)\n", "")],
     ),
     script(
-        "line_short_ttl",
-        "a place lasts for less than a check-in",
+        "short_entry_ttl",
+        "a queue entry expires before the next poll",
         &[everywhere("redis.call('PEXPIRE', queue, entry_ms)", "redis.call('PEXPIRE', queue, 700)")],
     ),
     script(
-        "yield_keeps_own",
-        "a yield leaves the field of who yields",
+        "yield_keeps_holder",
+        "a yield keeps the field of the holder",
         &[patch("yield", "  redis.call('HDEL', KEYS[2], ARGV[4])\n", "")],
     ),
     script(
-        "yield_any_fence",
-        "a copy of a yield does not see that it was done",
+        "yield_ignores_fence",
+        "a copy of a yield does not check the fence",
         &[patch("yield", "stored and stored ~= ARGV[8]", "false")],
     )
     .with("copies"),
     script(
-        "yield_no_extend",
-        "a yield that goes on does not extend the lease",
+        "yield_without_extension",
+        "a yield that continues does not extend the lease",
         &[patch("yield", "redis.call('PEXPIRE', KEYS[2], ARGV[3])", "")],
     ),
     script(
-        "no_retake",
-        "acquire does not know its own grant",
+        "no_repeated_acquire",
+        "a repeated acquire does not recognize its own grant",
         &[everywhere("if fence then\n    local set", "if false then\n    local set")],
     ),
     script(
-        "claim_no_lease",
-        "who comes for an offer keeps the short lease of it",
+        "claim_keeps_offer_ttl",
+        "the acquire that claims an offer keeps the short TTL of the offer",
         &[everywhere("redis.call('PEXPIRE', lock, lease_ms, 'GT')", "redis.call('EXISTS', lock)")],
     ),
 ];

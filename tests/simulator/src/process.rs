@@ -25,7 +25,7 @@ use tower_lock::{
     },
 };
 
-use crate::mutants::Wrong;
+use crate::mutants::Mutation;
 
 /// The number of a client in the simulation.
 pub type ClientId = u32;
@@ -60,7 +60,7 @@ pub struct SimProcess {
     watched: Vec<(BootInstant, Arc<Grant>)>,
     next_sweep: Option<BootInstant>,
     /// Successive sweeps in which only a hold limit was due.
-    spins: u32,
+    idle_sweeps: u32,
     /// Whether the subscription was ever confirmed.
     subscribed: bool,
     /// Successive timeouts of each connection.
@@ -78,7 +78,7 @@ pub struct Settings {
     /// Requests only the lease from the store, without the lock-delay that would hide an overlap.
     pub bare: bool,
     /// The mutation, if any.
-    pub wrong: Option<Wrong>,
+    pub mutation: Option<Mutation>,
 }
 
 /// An effect that the process requests.
@@ -104,9 +104,9 @@ pub enum Effect {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ConnectionKind {
     /// `acquire` and `yield`.
-    Asks,
+    Acquires,
     /// `release` and `renew`.
-    Ends,
+    Releases,
 }
 
 /// A timer.
@@ -184,7 +184,7 @@ impl SimProcess {
             next: 0,
             watched: Vec::new(),
             next_sweep: None,
-            spins: 0,
+            idle_sweeps: 0,
             subscribed: false,
             timeouts: [0; 2],
             ids_sent: Vec::new(),
@@ -225,29 +225,29 @@ impl SimProcess {
         &mut self,
         now: BootInstant,
         key: &LockKey,
-        who: ClientId,
+        client: ClientId,
         wait: Duration,
-        terms: HoldLimits,
+        limits: HoldLimits,
     ) -> u64 {
         let mut actions = Actions::new();
-        self.mutant_memory.waiting.insert(who, (key.clone(), !wait.is_zero()));
-        let request = LockRequest { waiter: who, wait, owner: None, parent: None, limits: terms };
-        let place = self.table.request(key, &LazyNow::fixed(now), &self.ids, request, &mut actions);
+        self.mutant_memory.waiting.insert(client, (key.clone(), !wait.is_zero()));
+        let request = LockRequest { waiter: client, wait, owner: None, parent: None, limits };
+        let ticket = self.table.request(key, &LazyNow::fixed(now), &self.ids, request, &mut actions);
         self.execute(now, key, actions);
-        place
+        ticket
     }
 
     /// Cancels a request. Returns whether it was still queued.
-    pub fn leave(&mut self, now: BootInstant, key: &LockKey, who: ClientId, place: u64) -> bool {
+    pub fn leave(&mut self, now: BootInstant, key: &LockKey, client: ClientId, ticket: u64) -> bool {
         let mut actions = Actions::new();
-        let ahead = self.table.cancel(key, &LazyNow::fixed(now), &self.ids, place, &mut actions);
-        self.mutant_memory.waiting.remove(&who);
+        let ahead = self.table.cancel(key, &LazyNow::fixed(now), &self.ids, ticket, &mut actions);
+        self.mutant_memory.waiting.remove(&client);
         self.execute(now, key, actions);
-        if self.is(Wrong::NoClose) && self.table.waiting_for(key) == 0 {
-            let asks = |(_, call): &(&u64, &InFlightCall)| {
+        if self.is(Mutation::NoWaitForReply) && self.table.waiting_for(key) == 0 {
+            let is_acquire = |(_, call): &(&u64, &InFlightCall)| {
                 call.key == *key && matches!(call.operation, Operation::Acquire(..))
             };
-            if let Some((&number, _)) = self.calls.iter().find(asks) {
+            if let Some((&number, _)) = self.calls.iter().find(is_acquire) {
                 self.finish(now, number, Outcome::Acquired(Ok(AcquireReply::Busy { lease_left: Duration::ZERO })));
             }
         }
@@ -264,15 +264,15 @@ impl SimProcess {
     /// Handles a message.
     pub fn on_message(&mut self, now: BootInstant, message: &str) {
         match self.names.parse_event(message.as_bytes()) {
-            StoreEvent::Offered { key, .. } if self.is(Wrong::SameId) => self.on(now, &key, Event::Lagged),
-            StoreEvent::Offered { key, id: owner } => {
-                if !self.is(Wrong::PushIgnored) || self.table.tracks(&key, &owner) {
-                    self.on(now, &key, Event::Offered(owner));
+            StoreEvent::Offered { key, .. } if self.is(Mutation::SameId) => self.on(now, &key, Event::Lagged),
+            StoreEvent::Offered { key, id } => {
+                if !self.is(Mutation::IgnoreStaleOffer) || self.table.tracks(&key, &id) {
+                    self.on(now, &key, Event::Offered(id));
                 }
             }
-            StoreEvent::Revoked { key, id: owner } => {
-                if !self.is(Wrong::ForceDeaf) {
-                    self.on(now, &key, Event::Revoked(owner));
+            StoreEvent::Revoked { key, id } => {
+                if !self.is(Mutation::IgnoreRevocation) {
+                    self.on(now, &key, Event::Revoked(id));
                 }
             }
             _ => self.on_gap(now),
@@ -304,7 +304,7 @@ impl SimProcess {
     pub fn on_disconnect(&mut self, now: BootInstant, message: u64) {
         let Some(number) = self.call_of(message) else { return };
         let call = &self.calls[&number];
-        if call.connection_kind() == ConnectionKind::Ends && call.sent == 1 && !self.is(Wrong::OneTry) {
+        if call.connection_kind() == ConnectionKind::Releases && call.sent == 1 && !self.is(Mutation::NoReleaseRetry) {
             // Repeated once on a new connection: the script is idempotent.
             self.run(number);
         } else {
@@ -317,13 +317,13 @@ impl SimProcess {
         match timer {
             Timer::Call(number) => {
                 let Some(call) = self.calls.get(number) else { return };
-                let (lane, was_sent) = (call.connection_kind(), call.sent > 0);
+                let (kind, was_sent) = (call.connection_kind(), call.sent > 0);
                 if was_sent {
-                    let silent = &mut self.timeouts[lane as usize];
-                    *silent += 1;
-                    if *silent >= 3 {
-                        *silent = 0;
-                        self.effects.push_back(Effect::Replace(lane));
+                    let timeouts = &mut self.timeouts[kind as usize];
+                    *timeouts += 1;
+                    if *timeouts >= 3 {
+                        *timeouts = 0;
+                        self.effects.push_back(Effect::Replace(kind));
                     }
                 }
                 self.fail(now, *number, StoreErrorKind::Timeout);
@@ -339,7 +339,7 @@ impl SimProcess {
     }
 
     fn on_gap(&mut self, now: BootInstant) {
-        if self.is(Wrong::NoGapCheckin) {
+        if self.is(Mutation::NoPollAfterGap) {
             return;
         }
         // In a fixed order: the table has none.
@@ -363,17 +363,17 @@ impl SimProcess {
         for action in actions {
             match action {
                 Action::Send(call) => self.send(now, key, call),
-                Action::Grant(who, section) => {
+                Action::Grant(client, section) => {
                     section.delivered();
-                    self.mutant_memory.waiting.remove(&who);
-                    self.effects.push_back(Effect::Granted(who, section));
+                    self.mutant_memory.waiting.remove(&client);
+                    self.effects.push_back(Effect::Granted(client, section));
                 }
-                Action::Reject(who, error) => {
-                    self.mutant_memory.waiting.remove(&who);
-                    self.effects.push_back(Effect::Rejected(who, error));
+                Action::Reject(client, error) => {
+                    self.mutant_memory.waiting.remove(&client);
+                    self.effects.push_back(Effect::Rejected(client, error));
                 }
                 Action::Track(grant) => {
-                    if self.is(Wrong::RecvTime) {
+                    if self.is(Mutation::DeadlineFromReply) {
                         grant.extend(grant.lease(), now, now);
                     }
                     self.watch(&grant);
@@ -386,12 +386,12 @@ impl SimProcess {
                 Action::Untrack(grant) => self.forget(&grant),
                 // Grants are taken at once.
                 Action::SectionEnded(_) | Action::ReleaseOutcome(..) | Action::Recall(..) => {}
-                Action::WakeAt(_) if self.is(Wrong::NoCheckin) => {}
+                Action::WakeAt(_) if self.is(Mutation::NoPolls) => {}
                 Action::WakeAt(at) => self.effects.push_back(Effect::Wake(at, Timer::Wakeup(key.clone(), at))),
             }
         }
         let (table, effects) = (&self.table, &mut self.effects);
-        let same_id = self.settings.wrong == Some(Wrong::SameId);
+        let same_id = self.settings.mutation == Some(Mutation::SameId);
         self.ids_sent.retain(|(key, id)| {
             let is_known = table.tracks(key, id);
             if !is_known {
@@ -413,15 +413,15 @@ impl SimProcess {
         self.track_id(key, &id);
         let operation = match op {
             StoreOp::Acquire { if_busy, lease } => {
-                let patient = self.mutant_memory.waiting.values().any(|(wanted, waits)| wanted == key && *waits);
-                let if_busy = if self.is(Wrong::QFresh) && !patient { IfBusy::Fail } else { if_busy };
+                let is_waiting = self.mutant_memory.waiting.values().any(|(wanted, waits)| wanted == key && *waits);
+                let if_busy = if self.is(Mutation::EnqueuePerCall) && !is_waiting { IfBusy::Fail } else { if_busy };
                 let request =
                     AcquireRequest::new(key.clone(), id, self.lease(lease), if_busy, QUEUE, STORE_CALL_TIMEOUT);
                 Operation::Acquire(number, request)
             }
             StoreOp::Yield { fence, next_id, lease } => {
                 self.track_id(key, &next_id);
-                if self.is(Wrong::NoYield) {
+                if self.is(Mutation::NoYield) {
                     let fence = self.mutant_memory.fences.entry(key.clone()).or_default();
                     *fence += 1;
                     let fence = *fence;
@@ -432,18 +432,18 @@ impl SimProcess {
                 Operation::Yield(number, request)
             }
             StoreOp::Release { block_for } => {
-                let skipped = match self.settings.wrong {
-                    Some(Wrong::LeaveOnce) => self.mutant_memory.released.contains(&id),
-                    Some(Wrong::NoGivebackUnknown) => self.mutant_memory.unanswered.contains(&id),
-                    Some(Wrong::YieldClean) => self.mutant_memory.yielded.contains(&id),
+                let skipped = match self.settings.mutation {
+                    Some(Mutation::ReleaseOnce) => self.mutant_memory.released.contains(&id),
+                    Some(Mutation::NoReleaseInDoubt) => self.mutant_memory.unanswered.contains(&id),
+                    Some(Mutation::ForgetYieldedId) => self.mutant_memory.yielded.contains(&id),
                     _ => false,
                 };
                 if skipped {
                     return self.on(now, key, Event::Released(number, Ok(ReleaseReply::NotHolder)));
                 }
-                let frees = self.is(Wrong::AbandonReleases)
-                    || self.is(Wrong::RepeatFrees) && self.mutant_memory.failed.contains(&id);
-                let block_for = if frees { Duration::ZERO } else { block_for };
+                let without_delay = self.is(Mutation::NoLockDelay)
+                    || self.is(Mutation::NoLockDelayOnRetry) && self.mutant_memory.failed.contains(&id);
+                let block_for = if without_delay { Duration::ZERO } else { block_for };
                 Operation::Release(number, ReleaseRequest::new(key.clone(), id, block_for, QUEUE))
             }
         };
@@ -451,7 +451,7 @@ impl SimProcess {
     }
 
     fn call(&mut self, now: BootInstant, key: LockKey, mut operation: Operation) {
-        if self.is(Wrong::SameId) {
+        if self.is(Mutation::SameId) {
             match &mut operation {
                 Operation::Acquire(_, request) => request.id = without_sequence(&request.id),
                 Operation::Yield(_, request) => {
@@ -482,7 +482,7 @@ impl SimProcess {
         let Some(call) = self.calls.get_mut(&number) else { return };
         call.sent += 1;
         call.message = message;
-        let until = if self.settings.wrong == Some(Wrong::NoUntil) {
+        let until = if self.settings.mutation == Some(Mutation::NoCallExpiry) {
             1 << 52
         } else {
             self.server_clock.expires_at(call.called, STORE_CALL_TIMEOUT).unwrap_or(0)
@@ -495,7 +495,7 @@ impl SimProcess {
                 let requests = grants.iter().map(|(grant, lease)| {
                     let lease = grant.store_lease(*lease);
                     let lease = if self.settings.bare { lease.saturating_sub(LOCK_DELAY) } else { lease };
-                    let same_id = self.settings.wrong == Some(Wrong::SameId);
+                    let same_id = self.settings.mutation == Some(Mutation::SameId);
                     let id = if same_id { without_sequence(&grant.id) } else { grant.id.clone() };
                     RenewRequest::new(grant.key.clone(), id, lease)
                 });
@@ -504,9 +504,9 @@ impl SimProcess {
                 script
             }
         };
-        let lane = call.connection_kind();
+        let kind = call.connection_kind();
         self.mutant_memory.keys.insert(message, call.key.clone());
-        self.effects.push_back(Effect::Run(lane, message, script));
+        self.effects.push_back(Effect::Run(kind, message, script));
     }
 
     /// Decodes a reply. `None`: the call was sent again.
@@ -538,13 +538,13 @@ impl SimProcess {
         called: BootInstant,
         read: Result<(i64, Timed<T>), StoreError>,
     ) -> Option<Result<T, StoreError>> {
-        let (server, answer) = match read {
+        let (server, reply) = match read {
             Ok(read) => read,
             Err(error) => return Some(Err(error)),
         };
-        self.server_clock.observe(server, if self.is(Wrong::UntilUpper) { called } else { now });
-        match answer {
-            Timed::Done(answer) => Some(Ok(answer)),
+        self.server_clock.observe(server, if self.is(Mutation::ClockFromRequest) { called } else { now });
+        match reply {
+            Timed::Done(reply) => Some(Ok(reply)),
             Timed::Expired
                 if now.saturating_duration_since(called) < STORE_CALL_TIMEOUT
                     && self.calls[&number].sent < MAX_SENDS =>
@@ -561,7 +561,9 @@ impl SimProcess {
         let outcome = match &call.operation {
             Operation::Acquire(..) => Outcome::Acquired(Err(error(kind))),
             Operation::Yield(..) => Outcome::Yielded(Err(error(kind))),
-            Operation::Release(..) if self.is(Wrong::OneTry) => Outcome::Released(Ok(ReleaseReply::NotHolder)),
+            Operation::Release(..) if self.is(Mutation::NoReleaseRetry) => {
+                Outcome::Released(Ok(ReleaseReply::NotHolder))
+            }
             Operation::Release(..) => Outcome::Released(Err(error(kind))),
             Operation::Renew(..) => Outcome::Renewed(Vec::new()),
         };
@@ -571,21 +573,21 @@ impl SimProcess {
     fn finish(&mut self, now: BootInstant, number: u64, outcome: Outcome) {
         let Some(InFlightCall { key, operation, called, .. }) = self.calls.remove(&number) else { return };
         match (operation, outcome) {
-            (Operation::Acquire(number, request), Outcome::Acquired(answer)) => {
-                match &answer {
+            (Operation::Acquire(number, request), Outcome::Acquired(reply)) => {
+                match &reply {
                     Ok(AcquireReply::Granted { fence }) => drop(self.mutant_memory.fences.insert(key.clone(), *fence)),
                     Ok(_) => {}
                     Err(_) => drop(self.mutant_memory.unanswered.insert(request.id)),
                 }
-                self.on(now, &key, Event::Acquired(number, answer));
+                self.on(now, &key, Event::Acquired(number, reply));
             }
-            (Operation::Yield(number, request), Outcome::Yielded(mut answer)) => {
-                match &mut answer {
+            (Operation::Yield(number, request), Outcome::Yielded(mut reply)) => {
+                match &mut reply {
                     Ok(YieldReply::Extended { fence }) => drop(self.mutant_memory.fences.insert(key.clone(), *fence)),
-                    Ok(YieldReply::NotHolder(_)) if self.is(Wrong::YieldKeeps) => {
+                    Ok(YieldReply::NotHolder(_)) if self.is(Mutation::HoldAfterYield) => {
                         let fence = self.mutant_memory.fences.entry(key.clone()).or_default();
                         *fence += 1;
-                        answer = Ok(YieldReply::Extended { fence: *fence });
+                        reply = Ok(YieldReply::Extended { fence: *fence });
                     }
                     Ok(YieldReply::NotHolder(got)) => {
                         self.mutant_memory.yielded.insert(request.id);
@@ -596,19 +598,19 @@ impl SimProcess {
                     Ok(_) => {}
                     Err(_) => drop(self.mutant_memory.unanswered.insert(request.next_id)),
                 }
-                self.on(now, &key, Event::Yielded(number, answer));
+                self.on(now, &key, Event::Yielded(number, reply));
             }
-            (Operation::Release(number, request), Outcome::Released(answer)) => {
+            (Operation::Release(number, request), Outcome::Released(reply)) => {
                 let which =
-                    if answer.is_ok() { &mut self.mutant_memory.released } else { &mut self.mutant_memory.failed };
+                    if reply.is_ok() { &mut self.mutant_memory.released } else { &mut self.mutant_memory.failed };
                 which.insert(request.id);
-                self.on(now, &key, Event::Released(number, answer));
+                self.on(now, &key, Event::Released(number, reply));
             }
-            (Operation::Renew(grants, _), Outcome::Renewed(answers)) => {
-                let asked = if self.is(Wrong::RenewRecv) { now } else { called };
-                for ((grant, lease), answer) in grants.iter().zip(answers) {
-                    match answer {
-                        RenewReply::Extended => grant.extend(*lease, asked, now),
+            (Operation::Renew(grants, _), Outcome::Renewed(replies)) => {
+                let sent_at = if self.is(Mutation::RenewalFromReply) { now } else { called };
+                for ((grant, lease), reply) in grants.iter().zip(replies) {
+                    match reply {
+                        RenewReply::Extended => grant.extend(*lease, sent_at, now),
                         RenewReply::NotHolder => {
                             self.on(now, &grant.key, Event::Lost(grant.id.clone(), LockLost::Revoked));
                         }
@@ -627,15 +629,16 @@ impl SimProcess {
 
     /// A reply that no call awaits.
     fn on_late_reply(&mut self, now: BootInstant, message: u64, reply: &Value) {
-        if !self.is(Wrong::NoCorr) {
+        if !self.is(Mutation::UncorrelatedReplies) {
             return;
         }
         let Some(key) = self.mutant_memory.keys.get(&message) else { return };
-        let asks =
+        let is_acquire =
             |(_, call): &(&u64, &InFlightCall)| call.key == *key && matches!(call.operation, Operation::Acquire(..));
-        if let (Some((&number, _)), Ok((_, Timed::Done(answer)))) = (self.calls.iter().find(asks), parse_acquire(reply))
+        if let (Some((&number, _)), Ok((_, Timed::Done(reply)))) =
+            (self.calls.iter().find(is_acquire), parse_acquire(reply))
         {
-            self.finish(now, number, Outcome::Acquired(Ok(answer)));
+            self.finish(now, number, Outcome::Acquired(Ok(reply)));
         }
     }
 
@@ -644,8 +647,8 @@ impl SimProcess {
     }
 
     fn reset_timeouts(&mut self, number: u64) {
-        let lane = self.calls[&number].connection_kind();
-        self.timeouts[lane as usize] = 0;
+        let kind = self.calls[&number].connection_kind();
+        self.timeouts[kind as usize] = 0;
     }
 
     fn lease(&self, lease: Duration) -> Duration {
@@ -657,8 +660,8 @@ impl SimProcess {
         self.next
     }
 
-    fn is(&self, wrong: Wrong) -> bool {
-        self.settings.wrong == Some(wrong)
+    fn is(&self, mutation: Mutation) -> bool {
+        self.settings.mutation == Some(mutation)
     }
 
     // --- renewals ---
@@ -675,9 +678,9 @@ impl SimProcess {
 
     /// Whether a renewal of this grant is in flight or due after the pause.
     pub fn verifies(&self, now: BootInstant, grant: &Arc<Grant>) -> bool {
-        let is_it = |other: &Arc<Grant>| Arc::ptr_eq(other, grant);
-        let asks = |call: &InFlightCall| matches!(&call.operation, Operation::Renew(grants, _) if grants.iter().any(|(grant, _)| is_it(grant)));
-        self.calls.values().any(asks) || grant.next_check_at() <= now.saturating_add(RECHECK_INTERVAL)
+        let matches = |other: &Arc<Grant>| Arc::ptr_eq(other, grant);
+        let renews = |call: &InFlightCall| matches!(&call.operation, Operation::Renew(grants, _) if grants.iter().any(|(grant, _)| matches(grant)));
+        self.calls.values().any(renews) || grant.next_check_at() <= now.saturating_add(RECHECK_INTERVAL)
     }
 
     fn forget(&mut self, grant: &Arc<Grant>) {
@@ -685,23 +688,23 @@ impl SimProcess {
     }
 
     fn schedule_sweep(&mut self, at: BootInstant) {
-        if self.next_sweep.is_none_or(|look| at < look) {
+        if self.next_sweep.is_none_or(|next| at < next) {
             self.next_sweep = Some(at);
             self.effects.push_back(Effect::Wake(at, Timer::Watchdog));
         }
     }
 
     fn sweep(&mut self, now: BootInstant) {
-        if self.next_sweep.is_none_or(|look| now < look) {
+        if self.next_sweep.is_none_or(|next| now < next) {
             return;
         }
         self.next_sweep = None;
         let soon = now.saturating_add(RENEWAL_BATCH_WINDOW);
-        let (needy, rest): (Vec<_>, Vec<_>) =
+        let (due_soon, rest): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.watched).into_iter().partition(|(at, _)| *at <= soon);
         self.watched = rest;
         let (mut due, mut lost, mut limits) = (Vec::new(), Vec::new(), Vec::new());
-        for (_, grant) in needy {
+        for (_, grant) in due_soon {
             match grant.next_check(now, soon) {
                 NextCheck::Sleep(until) => self.watched.push((until, grant)),
                 NextCheck::Renew(until) => {
@@ -720,16 +723,26 @@ impl SimProcess {
             let why = grant.end_reason().unwrap_or(LockLost::Expired);
             self.on(now, &grant.key.clone(), Event::Lost(grant.id.clone(), why));
         }
-        self.spins = if limits.is_empty() { 0 } else { self.spins + 1 };
-        if self.spins > 20 {
+        self.idle_sweeps = if limits.is_empty() { 0 } else { self.idle_sweeps + 1 };
+        if self.idle_sweeps > 20 {
             self.effects.push_back(Effect::BusyLoop);
         }
         for grant in limits {
             self.on(now, &grant.key.clone(), Event::CheckSection(grant.id.clone()));
         }
-        if !due.is_empty() && !self.is(Wrong::NoRenew) {
+        if !due.is_empty() && !self.is(Mutation::NoRenewal) {
             let key = due[0].0.key.clone();
             self.call(now, key, Operation::Renew(due, Vec::new()));
+        }
+    }
+}
+
+impl ConnectionKind {
+    /// The name in traces. It never changes, so that traces of different versions can be compared.
+    pub fn trace_name(self) -> &'static str {
+        match self {
+            Self::Acquires => "Asks",
+            Self::Releases => "Ends",
         }
     }
 }
@@ -737,8 +750,8 @@ impl SimProcess {
 impl InFlightCall {
     fn connection_kind(&self) -> ConnectionKind {
         match self.operation {
-            Operation::Acquire(..) | Operation::Yield(..) => ConnectionKind::Asks,
-            Operation::Release(..) | Operation::Renew(..) => ConnectionKind::Ends,
+            Operation::Acquire(..) | Operation::Yield(..) => ConnectionKind::Acquires,
+            Operation::Release(..) | Operation::Renew(..) => ConnectionKind::Releases,
         }
     }
 }

@@ -26,12 +26,12 @@ struct Both {
     listener: Connection,
     names: Keyspace,
     keys: [LockKey; 2],
-    die: fastrand::Rng,
+    rng: fastrand::Rng,
     /// All calls, for a failure message.
     calls: Vec<String>,
 }
 
-/// Not above this: each server would replace it by its own clock.
+/// Invalid fence counters. A larger number would be replaced by the clock of each server.
 const NO_FENCES: [&str; 4] = ["0", "-5", "-inf", "1e15"];
 
 impl Both {
@@ -47,13 +47,13 @@ impl Both {
             listener,
             names: Keyspace::new("lock").expect("a prefix"),
             keys: [LockKey::from(("n", 1)), LockKey::raw("shop{7} x").expect("a name")],
-            die: fastrand::Rng::new(),
+            rng: fastrand::Rng::new(),
             calls: Vec::new(),
         }
     }
 
     async fn begin(&mut self, seed: u64) {
-        self.die = fastrand::Rng::with_seed(seed);
+        self.rng = fastrand::Rng::with_seed(seed);
         self.calls = vec![format!("seed {seed}")];
         self.real.command(&["FLUSHALL"]).await.expect("a reply");
         self.fake.data().flush();
@@ -62,39 +62,39 @@ impl Both {
         self.fake.data().listeners.insert("end".to_owned(), 1);
     }
 
-    fn owner(&mut self) -> AcquisitionId {
-        let process = PROCESSES[self.die.usize(0..PROCESSES.len())];
-        AcquisitionId::from_text(&format!("{process}:{}", self.die.u8(0..3)))
+    fn id(&mut self) -> AcquisitionId {
+        let process = PROCESSES[self.rng.usize(0..PROCESSES.len())];
+        AcquisitionId::from_text(&format!("{process}:{}", self.rng.u8(0..3)))
     }
 
     fn seconds(&mut self) -> Duration {
-        Duration::from_secs(2 * self.die.u64(5..30))
+        Duration::from_secs(2 * self.rng.u64(5..30))
     }
 
     fn call(&mut self, now_us: i64) -> ScriptCall {
-        let key = self.keys[usize::from(self.die.u8(0..4) == 0)].clone();
-        let line = QueueConfig::new(self.seconds(), self.seconds(), self.die.usize(1..4));
-        let (owner, lease) = (self.owner(), self.seconds());
-        let until = now_us + if self.die.u8(0..10) == 0 { -1 } else { 1_000_000_000 };
+        let key = self.keys[usize::from(self.rng.u8(0..4) == 0)].clone();
+        let queue = QueueConfig::new(self.seconds(), self.seconds(), self.rng.usize(1..4));
+        let (id, lease) = (self.id(), self.seconds());
+        let until = now_us + if self.rng.u8(0..10) == 0 { -1 } else { 1_000_000_000 };
         let valid_for = Duration::from_millis(500);
-        let keep = if self.die.bool() { Duration::ZERO } else { self.seconds() };
-        let call = match self.die.u8(0..14) {
+        let block_for = if self.rng.bool() { Duration::ZERO } else { self.seconds() };
+        let call = match self.rng.u8(0..14) {
             0..6 => {
-                let if_held = if self.die.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
-                self.names.acquire(&AcquireRequest::new(key, owner, lease, if_held, line, valid_for), until)
+                let if_busy = if self.rng.u8(0..4) == 0 { IfBusy::Fail } else { IfBusy::Enqueue };
+                self.names.acquire(&AcquireRequest::new(key, id, lease, if_busy, queue, valid_for), until)
             }
-            6..9 => self.names.release(&ReleaseRequest::new(key, owner, keep, line)),
+            6..9 => self.names.release(&ReleaseRequest::new(key, id, block_for, queue)),
             9..11 => {
-                let (next, lock) = (self.owner(), self.names.lock(&key).expect("a valid name"));
+                let (next, lock) = (self.id(), self.names.lock(&key).expect("a valid name"));
                 let fence = self.fake.data().hash(&lock).first().and_then(|(_, fence)| fence.parse().ok());
-                let fence = fence.filter(|_| self.die.u8(0..4) > 0).unwrap_or(7);
-                self.names.yield_to_queue(&YieldRequest::new(key, owner, fence, next, lease, line, valid_for), until)
+                let fence = fence.filter(|_| self.rng.u8(0..4) > 0).unwrap_or(7);
+                self.names.yield_to_queue(&YieldRequest::new(key, id, fence, next, lease, queue, valid_for), until)
             }
             11 => {
-                let other = RenewRequest::new(self.keys[1].clone(), self.owner(), self.seconds());
-                return self.names.renew(&[RenewRequest::new(key, owner, lease), other]).0;
+                let other = RenewRequest::new(self.keys[1].clone(), self.id(), self.seconds());
+                return self.names.renew(&[RenewRequest::new(key, id, lease), other]).0;
             }
-            12 => self.names.force(&ForceReleaseRequest::new(key, keep, line)),
+            12 => self.names.force(&ForceReleaseRequest::new(key, block_for, queue)),
             _ => self.names.inspect(&key),
         };
         call.expect("a valid name")
@@ -103,26 +103,26 @@ impl Both {
     /// A change that no script of the crate makes.
     async fn disturb(&mut self) {
         let lock = self.names.lock(&self.keys[0]).expect("a valid name");
-        let line = format!("tower-lock:lock:q:{{{lock}}}");
+        let queue = format!("tower-lock:lock:q:{{{lock}}}");
         let later = (self.now().await + 80_000_000_000).to_string();
-        let words: &[&str] = match self.die.u8(0..9) {
+        let command: &[&str] = match self.rng.u8(0..9) {
             // An expired lease.
             0..3 => &["DEL", &lock],
-            3 => &["DEL", &line],
+            3 => &["DEL", &queue],
             4 => &["SET", "tower-lock:lock:f", &later],
             5 => &["DEL", "tower-lock:lock:f"],
             6 => &["SET", &lock, "text"],
-            7 => &["SET", "tower-lock:lock:f", NO_FENCES[self.die.usize(0..NO_FENCES.len())]],
+            7 => &["SET", "tower-lock:lock:f", NO_FENCES[self.rng.usize(0..NO_FENCES.len())]],
             _ => &["HSET", &lock, "foreign:1", "1"],
         };
-        self.both(words).await;
+        self.both(command).await;
     }
 
-    async fn both(&mut self, words: &[&str]) {
-        self.calls.push(format!("{words:?}"));
-        let real = self.real.command(words).await.expect("a reply");
-        let fake = self.fake.command(words);
-        assert!(same(&fake, &real), "{fake:?}, in truth {real:?}\n{}", self.calls.join("\n"));
+    async fn both(&mut self, command: &[&str]) {
+        self.calls.push(format!("{command:?}"));
+        let real = self.real.command(command).await.expect("a reply");
+        let fake = self.fake.command(command);
+        assert!(same(&fake, &real), "the fake: {fake:?}, Redis: {real:?}\n{}", self.calls.join("\n"));
     }
 
     async fn now(&mut self) -> i64 {
@@ -137,11 +137,11 @@ impl Both {
         self.fake.data().now_us = now;
         self.calls.push(format!("{} {:?} {:?}", call.name(), call.keys(), call.args()));
         let count = call.keys().len().to_string();
-        let mut words = vec!["EVAL", call.text(), &count];
-        words.extend(call.keys().iter().chain(call.args()).map(String::as_str));
-        let real = self.real.command(&words).await.expect("a reply");
+        let mut command = vec!["EVAL", call.text(), &count];
+        command.extend(call.keys().iter().chain(call.args()).map(String::as_str));
+        let real = self.real.command(&command).await.expect("a reply");
         let fake = self.fake.run(call);
-        assert!(same(&fake, &real), "{fake:?}, in truth {real:?}\n{}", self.calls.join("\n"));
+        assert!(same(&fake, &real), "the fake: {fake:?}, Redis: {real:?}\n{}", self.calls.join("\n"));
         self.compare_messages().await;
         self.compare_keys().await;
     }
@@ -160,12 +160,12 @@ impl Both {
         let fake = std::mem::take(&mut self.fake.data().published);
         // The third part is a fence.
         let equal = |(fake, real): (&(String, String), &(String, String))| {
-            let (words, others) = (fake.1.splitn(4, ' '), real.1.splitn(4, ' '));
-            fake.0 == real.0 && words.zip(others).all(|(fake, real)| same_text(fake, real))
+            let (fake_parts, real_parts) = (fake.1.splitn(4, ' '), real.1.splitn(4, ' '));
+            fake.0 == real.0 && fake_parts.zip(real_parts).all(|(fake, real)| same_text(fake, real))
         };
         assert!(
             fake.len() == real.len() && fake.iter().zip(&real).all(equal),
-            "{fake:?}, in truth {real:?}\n{}",
+            "the fake: {fake:?}, Redis: {real:?}\n{}",
             self.calls.join("\n")
         );
     }
@@ -181,7 +181,7 @@ impl Both {
                 && near(dump.ms_left, real.ms_left)
                 && dump.content.len() == real.content.len()
                 && dump.content.iter().zip(&real.content).all(|(fake, real)| same_text(fake, real));
-            assert!(equal, "{key}: {dump:?}, in truth {real:?}\n{}", self.calls.join("\n"));
+            assert!(equal, "{key}: the fake: {dump:?}, Redis: {real:?}\n{}", self.calls.join("\n"));
             // A fence drawn from the clock a few microseconds later is made equal for the next
             // calls.
             match real.kind {
@@ -264,17 +264,17 @@ fn same(fake: &Value, real: &Reply) -> bool {
     }
 }
 
-fn is_there(test: &str) -> bool {
-    let there = RedisServer::is_available();
-    if !there {
+fn has_redis(test: &str) -> bool {
+    let is_available = RedisServer::is_available();
+    if !is_available {
         skipped(test, "redis-server");
     }
-    there
+    is_available
 }
 
 #[tokio::test]
 async fn fake_behaves_like_redis() {
-    if !is_there("the fake Redis against a real one") {
+    if !has_redis("the fake Redis against a real one") {
         return;
     }
     let server = RedisServer::start().await;
@@ -282,7 +282,7 @@ async fn fake_behaves_like_redis() {
     for seed in 0..SEQUENCES {
         both.begin(seed).await;
         for _ in 0..CALLS {
-            if both.die.u8(0..8) == 0 {
+            if both.rng.u8(0..8) == 0 {
                 both.disturb().await;
             }
             let now = both.now().await;
@@ -295,7 +295,7 @@ async fn fake_behaves_like_redis() {
 /// In real time and therefore few: the expiry of a lease, an offer and an entry.
 #[tokio::test]
 async fn expiry_is_equal_in_both() {
-    if !is_there("leases of the fake Redis against those of a real one") {
+    if !has_redis("leases of the fake Redis against those of a real one") {
         return;
     }
     let server = RedisServer::start().await;
@@ -303,28 +303,28 @@ async fn expiry_is_equal_in_both() {
     both.begin(0).await;
     let (short, long) = (Duration::from_millis(600), Duration::from_secs(20));
     let id = |text: &str| AcquisitionId::from_text(text);
-    let ask = |names: &Keyspace, key: &LockKey, text: &str, lease, offer, place| {
-        let line = QueueConfig::new(offer, place, 9);
-        let ask = AcquireRequest::new(key.clone(), id(text), lease, IfBusy::Enqueue, line, long);
-        names.acquire(&ask, i64::MAX >> 10).expect("a valid name")
+    let request = |names: &Keyspace, key: &LockKey, text: &str, lease, offer, entry_ttl| {
+        let queue = QueueConfig::new(offer, entry_ttl, 9);
+        let request = AcquireRequest::new(key.clone(), id(text), lease, IfBusy::Enqueue, queue, long);
+        names.acquire(&request, i64::MAX >> 10).expect("a valid name")
     };
     let key = both.keys[0].clone();
     let names = both.names.clone();
-    both.compare(&ask(&names, &key, "a:01:1", short, long, long)).await;
-    both.compare(&ask(&names, &key, "b:02:1", long, short, long)).await;
+    both.compare(&request(&names, &key, "a:01:1", short, long, long)).await;
+    both.compare(&request(&names, &key, "b:02:1", long, short, long)).await;
     tokio::time::sleep(2 * short).await;
     // The key goes to the first waiter, for the short TTL of an offer.
-    both.compare(&ask(&names, &key, "c:03:1", long, short, short)).await;
+    both.compare(&request(&names, &key, "c:03:1", long, short, short)).await;
     tokio::time::sleep(2 * short).await;
     both.compare(&names.inspect(&key).expect("a valid name")).await;
-    both.compare(&ask(&names, &key, "a:01:2", long, long, long)).await;
-    assert_eq!(both.fake.data().hash("lock:n:1")[0].0, "a:01:2", "the entry of the other expired as well");
+    both.compare(&request(&names, &key, "a:01:2", long, long, long)).await;
+    assert_eq!(both.fake.data().hash("lock:n:1")[0].0, "a:01:2", "the other queue entry expired as well");
 }
 
 /// The conversion of script results and errors.
 #[tokio::test]
 async fn script_results_and_errors_translate_like_redis() {
-    if !is_there("replies of the fake Redis against those of a real one") {
+    if !has_redis("replies of the fake Redis against those of a real one") {
         return;
     }
     let server = RedisServer::start().await;
@@ -338,7 +338,7 @@ async fn script_results_and_errors_translate_like_redis() {
         "return nil",
         "return false",
         "return true",
-        "return {err = 'MINE it is'}",
+        "return {err = 'OWN text'}",
         "return {ok = 'fine'}",
         "return redis.call('GET', 'nothing')",
         "return redis.call('SET', 'text', 1.0)",
@@ -361,6 +361,6 @@ async fn script_results_and_errors_translate_like_redis() {
         both.calls = vec![script.to_owned()];
         let real = both.real.command(&["EVAL", script, "0"]).await.expect("a reply");
         let fake = both.fake.eval(script, &[], &[]);
-        assert!(same(&fake, &real), "{script}: {fake:?}, in truth {real:?}");
+        assert!(same(&fake, &real), "{script}: the fake: {fake:?}, Redis: {real:?}");
     }
 }

@@ -17,7 +17,7 @@ use tower_lock_simulator::{
 /// The scenario passes, and fails with each of these mutants.
 fn holds(scenario: fn(&mut ManualScheduler) -> bool, mutants: &[&str]) {
     let mut scheduler = ManualScheduler::new(None, true);
-    assert!(scenario(&mut scheduler), "it does not hold: {:?}", scheduler.violations);
+    assert!(scenario(&mut scheduler), "the scenario fails without a mutant: {:?}", scheduler.violations);
     for name in mutants {
         let mutant = Mutant::named(name).expect("a mutant");
         assert!(!scenario(&mut ManualScheduler::new(Some(mutant), true)), "{name} is not detected");
@@ -35,13 +35,13 @@ fn a_holds(scheduler: &mut ManualScheduler) {
     assert!(scheduler.is_holding(1));
 }
 
-fn waits(scheduler: &mut ManualScheduler, process: usize, who: u32) {
-    scheduler.request(process, who, true);
+fn waits(scheduler: &mut ManualScheduler, process: usize, client: u32) {
+    scheduler.request(process, client, true);
     let acquire = scheduler.last(process, "acquire");
     scheduler.run_and_reply(acquire);
 }
 
-/// H1: an offer has expired and another client holds the key when its message arrives.
+/// An offer has expired and another client holds the key when its message arrives.
 #[test]
 fn stale_offer_starts_no_section() {
     holds(
@@ -53,17 +53,18 @@ fn stale_offer_starts_no_section() {
             scheduler.run_and_reply(release);
             scheduler.advance(4_010, &[]);
             waits(scheduler, C, 3);
-            let is_in = scheduler.is_holding(3);
+            let is_holding = scheduler.is_holding(3);
             scheduler.gap(B);
             scheduler.deliver_message(0);
             scheduler.run_all(&[B]);
-            is_in && !scheduler.is_holding(2) && scheduler.violations.is_empty()
+            is_holding && !scheduler.is_holding(2) && scheduler.violations.is_empty()
         },
         &[],
     );
 }
 
-/// H2: the connection breaks with the request in the buffer of the server, and the waiter has left.
+/// The connection breaks with the request in the buffer of the server, and the waiter has
+/// cancelled.
 #[test]
 fn expired_acquire_does_nothing_after_its_connection() {
     holds(
@@ -77,11 +78,11 @@ fn expired_acquire_does_nothing_after_its_connection() {
             scheduler.advance(1_000, &[A]);
             scheduler.is_clean(&[A])
         },
-        &["no_until"],
+        &["no_call_expiry"],
     );
 }
 
-/// H2: the acquire runs in time, but after its release.
+/// The acquire runs in time, but after its release.
 #[test]
 fn unanswered_call_is_released_again_when_expired() {
     holds(
@@ -97,7 +98,7 @@ fn unanswered_call_is_released_again_when_expired() {
             scheduler.advance(3_000, &[A]);
             was_taken && scheduler.is_clean(&[A])
         },
-        &["leave_once", "no_giveback_unknown"],
+        &["release_once", "no_release_in_doubt"],
     );
 }
 
@@ -125,7 +126,7 @@ fn early_release_is_not_final_however_late_its_reply() {
             scheduler.advance(3_000, &[A]);
             was_taken && scheduler.is_clean(&[A])
         },
-        &["leave_once"],
+        &["release_once"],
     );
 }
 
@@ -155,7 +156,7 @@ fn busy_reply_before_a_late_acquire_is_not_final() {
     );
 }
 
-/// H3: a waiter leaves while its acquire is in flight, and the acquire runs later.
+/// A waiter cancels while its acquire is in flight, and the acquire runs later.
 #[test]
 fn in_flight_acquire_is_awaited_before_its_release() {
     holds(
@@ -169,11 +170,11 @@ fn in_flight_acquire_is_awaited_before_its_release() {
             scheduler.advance(3_000, &[B]);
             scheduler.is_clean(&[B])
         },
-        &["no_close"],
+        &["no_wait_for_reply"],
     );
 }
 
-/// H3: a message arrives while a poll is in flight: no section starts before the reply.
+/// A message arrives while a poll is in flight: no section starts before the reply.
 #[test]
 fn offer_starts_nothing_before_the_in_flight_reply() {
     holds(
@@ -186,18 +187,18 @@ fn offer_starts_nothing_before_the_in_flight_reply() {
             let release = scheduler.last(A, "release");
             scheduler.run_and_reply(release);
             scheduler.deliver_message(0);
-            let (early, asked) = (scheduler.is_holding(2), scheduler.count(B, "acquire"));
+            let (early, acquires) = (scheduler.is_holding(2), scheduler.count(B, "acquire"));
             scheduler.run_and_reply(slow);
-            let is_in = scheduler.is_holding(2);
+            let is_holding = scheduler.is_holding(2);
             scheduler.end(2, GuardEnd::Released);
             scheduler.run_all(&[A, B]);
-            !early && asked == 2 && is_in && scheduler.is_clean(&[A, B])
+            !early && acquires == 2 && is_holding && scheduler.is_clean(&[A, B])
         },
         &[],
     );
 }
 
-/// H4: the offer is short, and its section relies on a whole lease.
+/// The offer is short, and its section relies on a whole lease.
 #[test]
 fn claimed_offer_has_a_full_lease() {
     holds(
@@ -206,16 +207,16 @@ fn claimed_offer_has_a_full_lease() {
             waits(scheduler, B, 2);
             scheduler.end(1, GuardEnd::Released);
             scheduler.run_all(&[A, B]);
-            let is_in = scheduler.is_holding(2);
+            let is_holding = scheduler.is_holding(2);
             scheduler.advance(9_000, &[]);
             waits(scheduler, C, 3);
-            is_in && !scheduler.is_holding(3) && scheduler.violations.is_empty()
+            is_holding && !scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
-        &["claim_no_lease"],
+        &["claim_keeps_offer_ttl"],
     );
 }
 
-/// H5: a renewal in flight runs after an aborted section.
+/// A renewal in flight runs after an aborted section.
 #[test]
 fn late_renewal_does_not_extend_an_aborted_section() {
     holds(
@@ -230,11 +231,11 @@ fn late_renewal_does_not_extend_an_aborted_section() {
             scheduler.run(renew);
             scheduler.ms_left() <= 1_000 && scheduler.violations.is_empty()
         },
-        &["end_keeps_field", "renew_blind"],
+        &["lock_delay_keeps_holder", "renew_any_holder"],
     );
 }
 
-/// H6: an acquire got no reply, a second one was granted, and the key is yielded before the first
+/// An acquire got no reply, a second one was granted, and the key is yielded before the first
 /// one expires.
 #[test]
 fn yielded_id_is_released_once_its_calls_are_settled() {
@@ -251,18 +252,18 @@ fn yielded_id_is_released_once_its_calls_are_settled() {
             waits(scheduler, C, 3);
             scheduler.advance(110, &[]);
             scheduler.end(1, GuardEnd::Released);
-            let turn = scheduler.last(A, "yield");
-            scheduler.run_and_reply(turn);
+            let yield_call = scheduler.last(A, "yield");
+            scheduler.run_and_reply(yield_call);
             scheduler.run(late);
             let was_there = scheduler.queue().contains(&id);
             scheduler.advance(1_000, &[A]);
             was_there && !scheduler.queue().contains(&id) && scheduler.violations.is_empty()
         },
-        &["yield_clean"],
+        &["forget_yielded_id"],
     );
 }
 
-/// H7: the key was revoked, a late acquire enqueued again, and the section ends.
+/// The key is revoked, a late acquire enqueues again, and the section ends.
 #[test]
 fn release_without_a_lock_removes_the_queue_entry() {
     holds(
@@ -281,11 +282,11 @@ fn release_without_a_lock_removes_the_queue_entry() {
             scheduler.advance(2_000, &[B]);
             was_there && scheduler.queue().is_empty()
         },
-        &["abandon_no_lrem"],
+        &["release_keeps_entry"],
     );
 }
 
-/// H9: an operator revokes a key that was just offered.
+/// An operator revokes a key that was just offered.
 #[test]
 fn revocation_at_the_handoff_never_overlaps_the_next_holder() {
     holds(
@@ -316,11 +317,11 @@ fn holder_stops_after_a_revocation_message() {
             scheduler.advance(100, &[A]);
             !scheduler.is_holding(1)
         },
-        &["force_deaf"],
+        &["ignore_revocation"],
     );
 }
 
-/// H11: a foreign client unlocks as Redisson does, without a look at the queue.
+/// A foreign client unlocks as Redisson does, without a look at the queue.
 #[test]
 fn poll_finds_a_key_freed_by_a_foreign_client() {
     holds(
@@ -333,11 +334,11 @@ fn poll_finds_a_key_freed_by_a_foreign_client() {
             scheduler.advance(1_250, &[B]);
             scheduler.is_holding(2)
         },
-        &["no_checkin"],
+        &["no_polls"],
     );
 }
 
-/// H12: both the holder and the first waiter are dead.
+/// Both the holder and the first waiter are dead.
 #[test]
 fn poll_moves_the_queue_past_dead_waiters() {
     holds(
@@ -351,11 +352,11 @@ fn poll_moves_the_queue_past_dead_waiters() {
             scheduler.advance(31_500, &[C]);
             scheduler.is_holding(3)
         },
-        &["no_skip_dead"],
+        &["offer_to_dead"],
     );
 }
 
-/// H13: a foreign lock without a TTL.
+/// A foreign lock without a TTL.
 #[test]
 fn lock_without_a_ttl_is_waited_for_and_not_touched() {
     holds(
@@ -364,19 +365,19 @@ fn lock_without_a_ttl_is_waited_for_and_not_touched() {
             scheduler.fake.command(&["HSET", &name, "foreign:1", "1"]);
             waits(scheduler, B, 2);
             scheduler.advance(30_000, &[B]);
-            let asked = scheduler.count(B, "acquire");
+            let acquires = scheduler.count(B, "acquire");
             scheduler.leave(2);
             scheduler.run_all(&[B]);
             !scheduler.is_holding(2)
                 && scheduler.ms_left() == -1
                 && scheduler.queue().is_empty()
-                && (25..50).contains(&asked)
+                && (25..50).contains(&acquires)
         },
-        &["no_checkin"],
+        &["no_polls"],
     );
 }
 
-/// H14: a process that crashes and restarts repeatedly.
+/// A process that crashes and restarts repeatedly.
 #[test]
 fn queue_of_dead_waiters_is_bounded_and_admits_live_ones() {
     holds(
@@ -389,11 +390,11 @@ fn queue_of_dead_waiters_is_bounded_and_admits_live_ones() {
             let reply = scheduler.foreign_client_enqueues("b:0000000000000001:7", 10);
             bounded && scheduler.queue() == ["b:0000000000000001:7"] && matches!(reply, Value::Array(_))
         },
-        &["no_purge"],
+        &["full_queue_keeps_dead"],
     );
 }
 
-/// H15: the first waiter has left, and its release runs after the offer.
+/// The first waiter has cancelled, and its release runs after the offer.
 #[test]
 fn release_after_an_offer_passes_it_on_at_once() {
     holds(
@@ -409,11 +410,11 @@ fn release_after_an_offer_passes_it_on_at_once() {
             scheduler.run_all(&[C]);
             scheduler.is_holding(3)
         },
-        &["leave_no_pass", "leave_no_lock"],
+        &["release_without_offer", "release_keeps_lock"],
     );
 }
 
-/// H16: a forgotten id gets an offer.
+/// A forgotten id gets an offer.
 #[test]
 fn offer_to_a_forgotten_id_is_released_at_once() {
     holds(
@@ -424,11 +425,11 @@ fn offer_to_a_forgotten_id_is_released_at_once() {
             scheduler.run_all(&[A, B]);
             scheduler.holder().is_none()
         },
-        &["push_ignored"],
+        &["ignore_stale_offer"],
     );
 }
 
-/// H17: the release of an aborted section is lost; its repetition must not free the key any sooner.
+/// The release of an aborted section is lost; its repetition must not free the key any sooner.
 #[test]
 fn repeated_release_keeps_the_lock_delay() {
     holds(
@@ -444,11 +445,11 @@ fn repeated_release_keeps_the_lock_delay() {
             scheduler.advance(50, &[A]);
             scheduler.holder().is_some_and(|holder| holder.ends_with(":end")) && scheduler.ms_left() > 900
         },
-        &["repeat_frees", "abandon_releases"],
+        &["no_lock_delay_on_retry", "no_lock_delay"],
     );
 }
 
-/// H19: the name of the lock holds a value of another type.
+/// The name of the lock holds a value of another type.
 #[test]
 fn release_at_a_key_of_another_type_ends() {
     holds(
@@ -458,36 +459,36 @@ fn release_at_a_key_of_another_type_ends() {
             scheduler.request(B, 2, true);
             scheduler.run_all(&[B]);
             scheduler.advance(3_000, &[B]);
-            let refused =
+            let is_rejected =
                 matches!(&scheduler.rejected[..], [(2, LockError::Store(e))] if e.kind() == StoreErrorKind::Refused);
-            refused && scheduler.count(B, "release") <= 2 && scheduler.is_clean(&[B])
+            is_rejected && scheduler.count(B, "release") <= 2 && scheduler.is_clean(&[B])
         },
-        &["leave_raises"],
+        &["release_fails_on_type"],
     );
 }
 
-/// H21: a waiting and a non-waiting call share an attempt. The first has a queue entry without a
-/// reply, and leaves.
+/// A waiting and a non-waiting call share an attempt. The first has a queue entry without a
+/// reply, and cancels.
 #[test]
 fn rejected_call_without_wait_keeps_the_queue_entry() {
     holds(
         |scheduler| {
             a_holds(scheduler);
             scheduler.request(B, 2, true);
-            let unheard = scheduler.last(B, "acquire");
-            scheduler.run(unheard);
+            let unanswered = scheduler.last(B, "acquire");
+            scheduler.run(unanswered);
             scheduler.request(B, 3, false);
-            scheduler.cut(unheard);
+            scheduler.cut(unanswered);
             scheduler.leave(2);
             scheduler.advance(600, &[B]);
-            let refused = matches!(&scheduler.rejected[..], [(3, LockError::Busy { .. })]);
-            refused && scheduler.queue().is_empty()
+            let is_rejected = matches!(&scheduler.rejected[..], [(3, LockError::Busy { .. })]);
+            is_rejected && scheduler.queue().is_empty()
         },
-        &["q_fresh"],
+        &["enqueue_per_call"],
     );
 }
 
-/// H22: the counter is lost, and the fences continue with the clock.
+/// The counter is lost, and the fences continue with the clock.
 #[test]
 fn fences_rise_after_a_lost_counter() {
     holds(
@@ -519,11 +520,11 @@ fn fences_rise_after_the_clock_was_set_back() {
             let holder = scheduler.name();
             scheduler.fake.data().hash(&holder)[0].1 == (ahead + 2).to_string()
         },
-        &["fence_clock"],
+        &["fence_from_clock"],
     );
 }
 
-/// H23: a renewal runs at once, and its reply is late.
+/// A renewal runs at once, and its reply is late.
 #[test]
 fn renewal_counts_from_when_it_was_sent() {
     holds(
@@ -540,7 +541,7 @@ fn renewal_counts_from_when_it_was_sent() {
             scheduler.run_and_reply(acquire);
             scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
-        &["renew_recv"],
+        &["renewal_from_reply"],
     );
 }
 
@@ -559,7 +560,7 @@ fn grant_counts_from_when_it_was_requested() {
             scheduler.run_and_reply(acquire);
             scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
-        &["recv_time"],
+        &["deadline_from_reply"],
     );
 }
 
@@ -577,7 +578,7 @@ fn waiter_polls_at_once_after_a_message_gap() {
             scheduler.run_all(&[B]);
             scheduler.is_holding(2)
         },
-        &["no_gap_checkin"],
+        &["no_poll_after_gap"],
     );
 }
 
@@ -591,10 +592,10 @@ fn max_hold_during_a_yield_causes_no_busy_loop() {
             scheduler.request(A, 2, true);
             scheduler.advance(150, &[]);
             scheduler.end(1, GuardEnd::Released);
-            let turn = scheduler.last(A, "yield");
+            let yield_call = scheduler.last(A, "yield");
             scheduler.advance(300, &[]);
             let still = scheduler.violations.is_empty();
-            scheduler.run_and_reply(turn);
+            scheduler.run_and_reply(yield_call);
             still && scheduler.is_holding(2)
         },
         &[],
@@ -610,22 +611,22 @@ fn acquire_expires_on_the_server_with_any_local_clock_rate() {
             scheduler.advance(silence, &[]);
             scheduler.request(A, 1, true);
             let acquire = scheduler.last(A, "acquire");
-            let asked = scheduler.local();
+            let sent_at = scheduler.local();
             let until: i64 = scheduler.args(acquire)[1].parse().expect("a number");
             // Half a second of local time.
-            while scheduler.local().saturating_duration_since(asked) < ms(500) {
+            while scheduler.local().saturating_duration_since(sent_at) < ms(500) {
                 scheduler.advance(1, &[]);
             }
             assert!(
                 until <= scheduler.server_us(),
-                "{rate}, after {silence} ms: {until}, and it is {}",
+                "rate {rate}, {silence} ms without a reply: expires at {until}, server time {}",
                 scheduler.server_us()
             );
         }
     }
 }
 
-/// The server clock is learnt from a slow reply.
+/// The server clock is estimated from a slow reply.
 #[test]
 fn acquire_expires_in_time_with_slow_replies() {
     holds(
@@ -643,7 +644,7 @@ fn acquire_expires_in_time_with_slow_replies() {
             scheduler.run(late);
             scheduler.is_clean(&[A])
         },
-        &["until_upper", "no_until"],
+        &["clock_from_request", "no_call_expiry"],
     );
 }
 
@@ -655,16 +656,16 @@ fn holder_that_continues_after_a_yield_has_a_full_lease() {
             scheduler.request(A, 2, true);
             scheduler.advance(15_000, &[]);
             scheduler.end(1, GuardEnd::Released);
-            let turn = scheduler.last(A, "yield");
-            scheduler.run_and_reply(turn);
+            let yield_call = scheduler.last(A, "yield");
+            scheduler.run_and_reply(yield_call);
             scheduler.is_holding(2) && scheduler.ms_left() > 29_000
         },
-        &["yield_no_extend"],
+        &["yield_without_extension"],
     );
 }
 
 #[test]
-fn yielded_holder_waits_for_its_next_turn() {
+fn yielded_holder_waits_for_the_next_grant() {
     holds(
         |scheduler| {
             a_holds(scheduler);
@@ -677,7 +678,7 @@ fn yielded_holder_waits_for_its_next_turn() {
             scheduler.run_all(&[B]);
             !a_holds && scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
-        &["yield_keeps", "no_yield"],
+        &["hold_after_yield", "no_yield"],
     );
 }
 
@@ -690,14 +691,14 @@ fn copy_of_a_yield_frees_nothing() {
             scheduler.request(A, 2, true);
             scheduler.advance(150, &[]);
             scheduler.end(1, GuardEnd::Released);
-            let turn = scheduler.last(A, "yield");
-            scheduler.run_and_reply(turn);
+            let yield_call = scheduler.last(A, "yield");
+            scheduler.run_and_reply(yield_call);
             waits(scheduler, B, 3);
-            scheduler.run(turn);
+            scheduler.run(yield_call);
             scheduler.run_all(&[B]);
             scheduler.is_holding(2) && !scheduler.is_holding(3) && scheduler.violations.is_empty()
         },
-        &["yield_any_fence"],
+        &["yield_ignores_fence"],
     );
 }
 
@@ -710,19 +711,19 @@ fn late_yield_leaves_no_second_queue_entry() {
             scheduler.request(A, 2, true);
             scheduler.advance(150, &[]);
             scheduler.end(1, GuardEnd::Released);
-            let turn = scheduler.last(A, "yield");
-            scheduler.cut(turn);
+            let yield_call = scheduler.last(A, "yield");
+            scheduler.cut(yield_call);
             let next = scheduler.last(A, "acquire");
             scheduler.run(next);
-            let was_in_line = scheduler.queue().len() == 1;
-            scheduler.run(turn);
+            let was_queued = scheduler.queue().len() == 1;
+            scheduler.run(yield_call);
             scheduler.deliver_reply(next);
             scheduler.run_all(&[A]);
-            let is_in = scheduler.is_holding(2);
+            let is_holding = scheduler.is_holding(2);
             scheduler.end(2, GuardEnd::Released);
             let release = scheduler.last(A, "release");
             scheduler.run(release);
-            was_in_line && is_in && scheduler.is_clean(&[])
+            was_queued && is_holding && scheduler.is_clean(&[])
         },
         &[],
     );
@@ -743,7 +744,7 @@ fn expired_lease_is_ended_in_any_order_of_checks() {
     );
 }
 
-/// Found by a seed: the first client leaves during the acquire, and the next one needs a longer
+/// Found by a seed: the first client cancels during the acquire, and the next one needs a longer
 /// lease than requested.
 #[test]
 fn grant_that_yields_before_its_first_section_is_renewed() {
@@ -760,6 +761,6 @@ fn grant_that_yields_before_its_first_section_is_renewed() {
             scheduler.advance(40_000, &[A]);
             yields == 1 && began && scheduler.is_holding(2) && scheduler.count(A, "renew") >= 3
         },
-        &["no_renew"],
+        &["no_renewal"],
     );
 }

@@ -3,14 +3,7 @@
 //! | mutant | detected by |
 //! |---|---|
 //! | those in [`RANDOM`] | random simulations; some by a directed test as well |
-//! | those in [`DIRECTED`] | tests in `directed.rs` only: it needs rare events, or costs only time |
-//!
-//! Some attacks on the older protocol have no counterpart here: `batch_*` (one key per script, and
-//! renewals check each key separately), `leave_first` (an attempt has one call in flight, and none
-//! while it holds; `repeat_frees` remains of it), `no_unknown` (the same as `leave_once`), and all
-//! that acted on a message alone (`wake_recv`, `no_fence`, `own_offer_only`, `my_offer`,
-//! `wait_now_not_counter`, `reply_no_counter`, `counter_only`, `f0_any`): a woken process sends a
-//! request first.
+//! | those in [`DIRECTED`] | tests in `directed.rs` only: they need rare events, or cost only time |
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -22,52 +15,52 @@ use tower_lock_simulator::{
 /// The number of simulations until the detection, from the first seed on. The test runs three times
 /// as many, and 300 more.
 const RANDOM: &[(&str, u64)] = &[
-    ("recv_time", 279),
-    ("no_corr", 2),
+    ("deadline_from_reply", 279),
+    ("uncorrelated_replies", 2),
     ("same_id", 1),
-    ("no_until", 3),
-    ("until_upper", 44),
-    ("leave_once", 811),
-    ("no_giveback_unknown", 2),
-    ("one_try", 2),
-    ("no_close", 12),
-    ("no_poll_check", 853),
+    ("no_call_expiry", 3),
+    ("clock_from_request", 44),
+    ("release_once", 811),
+    ("no_release_in_doubt", 2),
+    ("no_release_retry", 2),
+    ("no_wait_for_reply", 12),
+    ("no_deadline_check", 853),
     ("no_yield", 1),
-    ("yield_keeps", 1),
-    ("no_checkin", 1),
-    ("no_renew", 51),
-    ("abandon_releases", 2),
-    ("repeat_frees", 455),
-    ("force_deaf", 2),
-    ("q_fresh", 68),
-    ("barge", 2),
-    ("fence_clock", 2),
-    ("release_any", 3),
-    ("renew_blind", 57),
-    ("leave_no_lock", 2),
-    ("leave_no_pass", 1),
-    ("abandon_no_lrem", 3),
-    ("end_keeps_field", 2),
-    ("no_skip_dead", 1),
-    ("dup_line", 2),
-    ("offer_no_ttl", 3),
-    ("line_short_ttl", 9),
-    ("yield_keeps_own", 1),
-    ("yield_no_extend", 238),
-    ("no_retake", 6),
-    ("claim_no_lease", 1),
-    ("yield_any_fence", 303),
+    ("hold_after_yield", 1),
+    ("no_polls", 1),
+    ("no_renewal", 51),
+    ("no_lock_delay", 2),
+    ("no_lock_delay_on_retry", 455),
+    ("ignore_revocation", 2),
+    ("enqueue_per_call", 68),
+    ("ignore_queue", 2),
+    ("fence_from_clock", 2),
+    ("release_any_holder", 3),
+    ("renew_any_holder", 57),
+    ("release_keeps_lock", 2),
+    ("release_without_offer", 1),
+    ("release_keeps_entry", 3),
+    ("lock_delay_keeps_holder", 2),
+    ("offer_to_dead", 1),
+    ("duplicate_entries", 2),
+    ("offer_without_ttl", 3),
+    ("short_entry_ttl", 9),
+    ("yield_keeps_holder", 1),
+    ("yield_without_extension", 238),
+    ("no_repeated_acquire", 6),
+    ("claim_keeps_offer_ttl", 1),
+    ("yield_ignores_fence", 303),
 ];
 
 /// Why random simulations do not detect them.
 const DIRECTED: &[(&str, &str)] = &[
-    ("no_gap_checkin", "costs a poll interval and breaks no guarantee"),
-    ("no_purge", "no simulation has a thousand processes"),
-    ("push_ignored", "no forgotten id gets an offer while the rest works"),
-    ("leave_raises", "no simulation writes another type to the key of a lock"),
-    ("renew_recv", "one in two thousand seeds: a slow renewal, and then none for a whole lease"),
+    ("no_poll_after_gap", "costs a poll interval and breaks no guarantee"),
+    ("full_queue_keeps_dead", "no simulation has a thousand processes"),
+    ("ignore_stale_offer", "no forgotten id gets an offer while the rest works"),
+    ("release_fails_on_type", "no simulation writes another type to the key of a lock"),
+    ("renewal_from_reply", "one in two thousand seeds: a slow renewal, and then none for a whole lease"),
     (
-        "yield_clean",
+        "forget_yielded_id",
         "one in three thousand seeds: a lost acquire, another one, a whole section and a yield, all within half a second",
     ),
 ];
@@ -75,7 +68,7 @@ const DIRECTED: &[(&str, &str)] = &[
 fn is_detected(mutant: &Mutant, seeds: u64) -> bool {
     let mut options = Options::default();
     if let Some(name) = mutant.option {
-        options.set(name).expect("there is one");
+        options.set(name).expect("a known name");
     }
     let (next, detected) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -99,7 +92,7 @@ fn is_detected(mutant: &Mutant, seeds: u64) -> bool {
 #[test]
 fn random_simulations_detect_mutants() {
     let undetected = RANDOM.iter().filter(|(name, seeds)| {
-        let mutant = Mutant::named(name).expect("there is one");
+        let mutant = Mutant::named(name).expect("a known name");
         !is_detected(mutant, 3 * seeds + 300)
     });
     let undetected: Vec<_> = undetected.map(|(name, _)| name).collect();

@@ -36,7 +36,7 @@ const EXCHANGES: [&str; 10] = [
 /// Over all files of the recording, in the order above.
 const SHA1: &str = "763aa351117758c964492c7038f4b46643fdc870";
 
-// === the format of an exchange, one step a line ===
+// === the format of an exchange, one step per line ===
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -70,7 +70,7 @@ struct Call {
     means: Option<String>,
     #[serde(default)]
     messages: Vec<Message>,
-    /// The keys that changed since the last call; null if one has gone. `None`: not recorded.
+    /// The keys that changed since the last call; null if one was removed. `None`: not recorded.
     data: Option<Data>,
 }
 
@@ -177,10 +177,10 @@ impl Request {
         let in_doubt_after = Duration::from_millis(500);
         let call = match self {
             Self::Acquire { key, id: of, until, lease, queue, terms } => {
-                let if_held = if *queue { IfBusy::Enqueue } else { IfBusy::Fail };
+                let if_busy = if *queue { IfBusy::Enqueue } else { IfBusy::Fail };
                 let (lease, terms) = (duration(*lease), terms.current());
                 names
-                    .acquire(&AcquireRequest::new(lock_key(key), id(of), lease, if_held, terms, in_doubt_after), *until)
+                    .acquire(&AcquireRequest::new(lock_key(key), id(of), lease, if_busy, terms, in_doubt_after), *until)
             }
             Self::Renew(renewals) => {
                 let renewal = |renewal: &Renewal| {
@@ -193,8 +193,8 @@ impl Request {
             }
             Self::Yield { key, id: of, fence, next, until, lease, terms } => {
                 let (lease, terms) = (duration(*lease), terms.current());
-                let ask = YieldRequest::new(lock_key(key), id(of), *fence, id(next), lease, terms, in_doubt_after);
-                names.yield_to_queue(&ask, *until)
+                let request = YieldRequest::new(lock_key(key), id(of), *fence, id(next), lease, terms, in_doubt_after);
+                names.yield_to_queue(&request, *until)
             }
             Self::ForceRelease { key, block_for, terms } => {
                 names.force(&ForceReleaseRequest::new(lock_key(key), duration(*block_for), terms.current()))

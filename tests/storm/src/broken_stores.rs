@@ -25,38 +25,38 @@ impl LockStore for ReleasesAnyHolder {
         self.0.subscribe(inbox);
     }
 
-    fn acquire(&self, ask: AcquireRequest) -> StoreFuture<AcquireReply> {
-        self.0.acquire(ask)
+    fn acquire(&self, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        self.0.acquire(request)
     }
 
-    fn renew(&self, asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        self.0.renew(asks)
+    fn renew(&self, requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
+        self.0.renew(requests)
     }
 
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+    fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         let store = Arc::clone(&self.0);
         StoreFuture::new(async move {
-            let found = store.inspect(ask.key.clone()).await?;
-            let Some(holder) = found.holder.filter(|holder| holder.id != ask.id) else {
-                return store.release(ask).await;
+            let found = store.inspect(request.key.clone()).await?;
+            let Some(holder) = found.holder.filter(|holder| holder.id != request.id) else {
+                return store.release(request).await;
             };
-            let mut of_another = ask.clone();
+            let mut of_another = request.clone();
             of_another.id = holder.id;
             store.release(of_another).await?;
-            store.release(ask).await
+            store.release(request).await
         })
     }
 
-    fn yield_to_queue(&self, ask: YieldRequest) -> StoreFuture<YieldReply> {
-        self.0.yield_to_queue(ask)
+    fn yield_to_queue(&self, request: YieldRequest) -> StoreFuture<YieldReply> {
+        self.0.yield_to_queue(request)
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
         self.0.inspect(key)
     }
 
-    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        self.0.force_release(ask)
+    fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
+        self.0.force_release(request)
     }
 
     fn call_timeout(&self) -> Duration {
@@ -73,33 +73,33 @@ impl LockStore for ShortensLeases {
         self.0.subscribe(inbox);
     }
 
-    fn acquire(&self, mut ask: AcquireRequest) -> StoreFuture<AcquireReply> {
-        ask.lease /= TOO_FAST;
-        self.0.acquire(ask)
+    fn acquire(&self, mut request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        request.lease /= TOO_FAST;
+        self.0.acquire(request)
     }
 
-    fn renew(&self, mut asks: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
-        for ask in &mut asks {
-            ask.lease /= TOO_FAST;
+    fn renew(&self, mut requests: Vec<RenewRequest>) -> StoreFuture<Vec<RenewReply>> {
+        for request in &mut requests {
+            request.lease /= TOO_FAST;
         }
-        self.0.renew(asks)
+        self.0.renew(requests)
     }
 
-    fn release(&self, ask: ReleaseRequest) -> StoreFuture<ReleaseReply> {
-        self.0.release(ask)
+    fn release(&self, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        self.0.release(request)
     }
 
-    fn yield_to_queue(&self, mut ask: YieldRequest) -> StoreFuture<YieldReply> {
-        ask.lease /= TOO_FAST;
-        self.0.yield_to_queue(ask)
+    fn yield_to_queue(&self, mut request: YieldRequest) -> StoreFuture<YieldReply> {
+        request.lease /= TOO_FAST;
+        self.0.yield_to_queue(request)
     }
 
     fn inspect(&self, key: LockKey) -> StoreFuture<KeyStatus> {
         self.0.inspect(key)
     }
 
-    fn force_release(&self, ask: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
-        self.0.force_release(ask)
+    fn force_release(&self, request: ForceReleaseRequest) -> StoreFuture<ForceReleaseReply> {
+        self.0.force_release(request)
     }
 
     fn call_timeout(&self) -> Duration {

@@ -225,8 +225,8 @@ impl Checker {
         if is_late {
             self.summary.late += 1;
         } else {
-            let before = key.order.range(..(at, index)).next_back().map(|(place, token)| (place.1, *token));
-            let after = key.order.range((at, index)..).next().map(|(place, token)| (place.1, *token));
+            let before = key.order.range(..(at, index)).next_back().map(|(position, token)| (position.1, *token));
+            let after = key.order.range((at, index)..).next().map(|(position, token)| (position.1, *token));
             let other = before.filter(|(_, before)| *before >= token).or(after.filter(|(_, after)| *after <= token));
             out_of_order = other.map(|(index, other)| format!("{other} of {}", key.sections[index].name));
             key.order.insert((at, index), token);

@@ -1,4 +1,4 @@
-//! HTTP clients over real sockets that wait for their response, or leave at a given point.
+//! HTTP clients over real sockets that wait for their response, or disconnect at a given point.
 
 use std::{
     collections::HashMap,
@@ -25,7 +25,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::workload::{ClientLeaves, LeaveKind, LeavePoint, Protocol, Workload};
+use crate::workload::{Disconnect, DisconnectKind, DisconnectPoint, Protocol, Workload};
 
 /// The clients of a storm. Waiting clients share connections; a leaving client closes its own
 /// connection or resets its stream.
@@ -36,7 +36,7 @@ pub(crate) struct Clients {
     opening: Semaphore,
 }
 
-/// A request, and when its client leaves.
+/// A request, and when its client disconnects.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The name of the request.
@@ -45,15 +45,15 @@ pub struct Request {
     pub path: String,
     /// The protocol of its client.
     pub protocol: Protocol,
-    /// When its client leaves. `None`: after the response.
-    pub leaves: Option<ClientLeaves>,
+    /// When its client disconnects. `None`: after the response.
+    pub disconnect: Option<Disconnect>,
 }
 
-/// What a client observed.
+/// The observation of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Observed {
     /// A complete response.
-    Answer {
+    Response {
         /// The status.
         status: u16,
         /// `outcome` of its problem details.
@@ -98,19 +98,19 @@ const CONNECTIONS: usize = 4;
 /// A kept connection may be closed; a new one is not.
 const TRIES: usize = 5;
 
-// === impl Ask ===
+// === impl Request ===
 
 impl Request {
     /// A request of a waiting client.
     #[must_use]
     pub fn new(name: &str, path: &str) -> Self {
-        Self { name: name.to_owned(), path: path.to_owned(), protocol: Protocol::Http1, leaves: None }
+        Self { name: name.to_owned(), path: path.to_owned(), protocol: Protocol::Http1, disconnect: None }
     }
 
     /// A request of a leaving client.
     #[must_use]
-    pub fn leaving(self, leaves: ClientLeaves) -> Self {
-        Self { leaves: Some(leaves), ..self }
+    pub fn disconnecting(self, disconnect: Disconnect) -> Self {
+        Self { disconnect: Some(disconnect), ..self }
     }
 
     fn to_http<B>(&self, to: SocketAddr, body: B) -> http::Request<B> {
@@ -124,14 +124,14 @@ impl Request {
         format!("POST {path} HTTP/1.1\r\nhost: {to}\r\nx-request: {name}\r\ncontent-length: 40\r\n\r\n{:40}", "")
     }
 
-    fn leaves_in_body(&self) -> bool {
-        self.leaves.is_some_and(|leaves| leaves.point == LeavePoint::InBody)
+    fn disconnects_in_body(&self) -> bool {
+        self.disconnect.is_some_and(|disconnect| disconnect.point == DisconnectPoint::InBody)
     }
 
-    /// Stops when the client leaves.
+    /// Stops when the client disconnects.
     async fn until_leaving(&self, work: impl Future<Output = Result<Observed, Failure>>) -> Result<Observed, Failure> {
-        match self.leaves {
-            Some(ClientLeaves { point: LeavePoint::After(limit), .. }) => {
+        match self.disconnect {
+            Some(Disconnect { point: DisconnectPoint::After(limit), .. }) => {
                 timeout(limit, work).await.unwrap_or(Ok(Observed::Left))
             }
             _ => work.await,
@@ -141,7 +141,12 @@ impl Request {
 
 impl From<&Workload> for Request {
     fn from(workload: &Workload) -> Self {
-        Self { name: workload.name(), path: workload.path(), protocol: workload.protocol, leaves: workload.leaves }
+        Self {
+            name: workload.name(),
+            path: workload.path(),
+            protocol: workload.protocol,
+            disconnect: workload.disconnect,
+        }
     }
 }
 
@@ -153,13 +158,13 @@ impl Clients {
     }
 
     pub(crate) async fn send(&self, to: SocketAddr, request: &Request) -> Observed {
-        let observed = match (request.protocol, request.leaves) {
+        let observed = match (request.protocol, request.disconnect) {
             (Protocol::Http1, None) => self.send_on_kept_connection(to, request).await,
-            (Protocol::Http1, Some(leaves)) => send_and_leave_on_http1(to, request, leaves).await,
-            (Protocol::Http2, None | Some(ClientLeaves { kind: LeaveKind::Reset, .. })) => {
+            (Protocol::Http1, Some(disconnect)) => send_and_disconnect_on_http1(to, request, disconnect).await,
+            (Protocol::Http2, None | Some(Disconnect { kind: DisconnectKind::Reset, .. })) => {
                 self.send_on_shared_connection(to, request).await
             }
-            (Protocol::Http2, Some(leaves)) => send_and_leave_on_http2(to, request, leaves).await,
+            (Protocol::Http2, Some(disconnect)) => send_and_disconnect_on_http2(to, request, disconnect).await,
         };
         observed.unwrap_or(Observed::Broken)
     }
@@ -240,18 +245,22 @@ async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// A connection that closes as configured when it is dropped.
-async fn connect_to_leave(to: SocketAddr, leaves: ClientLeaves) -> io::Result<TcpStream> {
+async fn connect_to_disconnect(to: SocketAddr, disconnect: Disconnect) -> io::Result<TcpStream> {
     let stream = connect(to).await?;
-    if leaves.kind == LeaveKind::Abort {
+    if disconnect.kind == DisconnectKind::Abort {
         stream.set_zero_linger()?;
     }
     Ok(stream)
 }
 
 /// On a connection of its own, which closes afterwards.
-async fn send_and_leave_on_http1(to: SocketAddr, request: &Request, leaves: ClientLeaves) -> Result<Observed, Failure> {
-    let mut stream = connect_to_leave(to, leaves).await?;
-    if let LeavePoint::WhileSending { sent, after } = leaves.point {
+async fn send_and_disconnect_on_http1(
+    to: SocketAddr,
+    request: &Request,
+    disconnect: Disconnect,
+) -> Result<Observed, Failure> {
+    let mut stream = connect_to_disconnect(to, disconnect).await?;
+    if let DisconnectPoint::WhileSending { sent, after } = disconnect.point {
         let bytes = request.in_bytes(to);
         stream.write_all(&bytes.as_bytes()[..bytes.len() * sent / 100]).await?;
         sleep(after).await;
@@ -260,14 +269,18 @@ async fn send_and_leave_on_http1(to: SocketAddr, request: &Request, leaves: Clie
     let (mut requests, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let exchange = async {
         let answering = send_on_http1(&mut requests, request.to_http(to, Empty::new())).await?;
-        answering.read(request.leaves_in_body()).await
+        answering.read(request.disconnects_in_body()).await
     };
     driving(connection, request.until_leaving(exchange)).await
 }
 
 /// On a connection of its own, which closes afterwards.
-async fn send_and_leave_on_http2(to: SocketAddr, request: &Request, leaves: ClientLeaves) -> Result<Observed, Failure> {
-    let (mut requests, connection) = http2::handshake(connect_to_leave(to, leaves).await?).await?;
+async fn send_and_disconnect_on_http2(
+    to: SocketAddr,
+    request: &Request,
+    disconnect: Disconnect,
+) -> Result<Observed, Failure> {
+    let (mut requests, connection) = http2::handshake(connect_to_disconnect(to, disconnect).await?).await?;
     driving(connection, request.until_leaving(exchange_on_http2(&mut requests, to, request))).await
 }
 
@@ -304,29 +317,29 @@ async fn exchange_on_http2(
     request: &Request,
 ) -> Result<Observed, Failure> {
     let ready = requests.clone().ready().await.map_err(|_| Failure::NotSent);
-    let has_a_body = matches!(request.leaves, Some(ClientLeaves { point: LeavePoint::WhileSending { .. }, .. }));
+    let has_a_body = matches!(request.disconnect, Some(Disconnect { point: DisconnectPoint::WhileSending { .. }, .. }));
     let (answer, _body) = ready?.send_request(request.to_http(to, ()), !has_a_body).map_err(|_| Failure::NotSent)?;
-    if let Some(ClientLeaves { point: LeavePoint::WhileSending { after, .. }, .. }) = request.leaves {
+    if let Some(Disconnect { point: DisconnectPoint::WhileSending { after, .. }, .. }) = request.disconnect {
         sleep(after).await;
         return Ok(Observed::Left);
     }
     let (head, body) = answer.await?.into_parts();
     let answering = PartialResponse { head: Response::from_parts(head, ()), body: Body::Http2(body) };
-    answering.read(request.leaves_in_body()).await
+    answering.read(request.disconnects_in_body()).await
 }
 
 fn guarded<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// === impl Answering ===
+// === impl PartialResponse ===
 
 impl PartialResponse {
-    async fn read(mut self, leaves_in_it: bool) -> Result<Observed, Failure> {
+    async fn read(mut self, disconnects_in_body: bool) -> Result<Observed, Failure> {
         let mut bytes = Vec::new();
         while let Some(frame) = self.body.frame().await {
             bytes.extend_from_slice(&frame?);
-            if leaves_in_it {
+            if disconnects_in_body {
                 return Ok(Observed::Left);
             }
         }
@@ -338,7 +351,7 @@ impl PartialResponse {
         };
         let (outcome, kind) = if is_a_problem { (field("outcome"), field("type")) } else { (None, None) };
         let kind = kind.and_then(|kind| Some(kind.strip_prefix("urn:tower-lock:")?.to_owned()));
-        Ok(Observed::Answer { status: self.head.status().as_u16(), outcome, kind })
+        Ok(Observed::Response { status: self.head.status().as_u16(), outcome, kind })
     }
 }
 

@@ -59,7 +59,7 @@ pub struct Residue {
     pub kept: usize,
 }
 
-/// What a service leaves at its end: all zeros after a graceful shutdown.
+/// The data that remains at the end of a service: all zeros after a graceful shutdown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShutdownReport {
     /// Keys still held at the end of the shutdown.
@@ -109,22 +109,24 @@ impl Cluster {
         Service { process, instances }
     }
 
-    /// Sends a request and waits for its response, or leaves before.
+    /// Sends a request and waits for its response, or disconnects before it.
     ///
     /// # Panics
     ///
     /// Panics if there is no response for two minutes.
-    pub async fn send(&self, instance: SocketAddr, ask: &Request) -> Observed {
-        let request = ask.name.clone();
-        self.reporter.report(Report::Request { request: request.clone() }).await;
-        let observed = timeout(TIMEOUT, self.clients.send(instance, ask)).await;
-        let observed = observed.unwrap_or_else(|_| panic!("{ask:?} at {instance}: no response"));
+    pub async fn send(&self, instance: SocketAddr, request: &Request) -> Observed {
+        let name = request.name.clone();
+        self.reporter.report(Report::Request { request: name.clone() }).await;
+        let observed = timeout(TIMEOUT, self.clients.send(instance, request)).await;
+        let observed = observed.unwrap_or_else(|_| panic!("{request:?} at {instance}: no response"));
         let report = match &observed {
-            Observed::Answer { status, outcome, .. } => {
-                Report::Response { request, status: *status, outcome: outcome.as_deref().unwrap_or("-").to_owned() }
-            }
-            Observed::Left => Report::Left { request },
-            Observed::Broken => Report::Broken { request },
+            Observed::Response { status, outcome, .. } => Report::Response {
+                request: name,
+                status: *status,
+                outcome: outcome.as_deref().unwrap_or("-").to_owned(),
+            },
+            Observed::Left => Report::Left { request: name },
+            Observed::Broken => Report::Broken { request: name },
         };
         self.reporter.report(report).await;
         observed
@@ -144,7 +146,7 @@ impl Cluster {
         while let Some(line) = self.checker.lines.recv().await {
             printed.push_str(&line);
         }
-        assert_eq!(serde_json::from_str::<Summary>(&printed).expect("a summary"), summary, "what it printed");
+        assert_eq!(serde_json::from_str::<Summary>(&printed).expect("a summary"), summary, "its output");
         summary
     }
 }
@@ -221,7 +223,7 @@ impl ChildOutput {
     }
 
     async fn line(&mut self) -> String {
-        timeout(TIMEOUT, self.lines.recv()).await.expect("a line in time").expect("it lives")
+        timeout(TIMEOUT, self.lines.recv()).await.expect("a line in time").expect("its output is open")
     }
 
     async fn listening(&mut self) -> SocketAddr {

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The checker is a process of its own, and its summary is the result of the storm. A seed
-//! determines the requests, the work of the handlers and the clients that leave, before the storm
-//! starts.
+//! determines the requests, the work of the handlers and the clients that disconnect, before the
+//! storm starts.
 
 mod report;
 mod checker;
@@ -29,7 +29,7 @@ pub use self::{
     report::{InvalidReport, Reply, Report},
     reporter::Reporter,
     storm::{Environment, Outcome, Storm, is, seed},
-    workload::{ClientLeaves, LeaveKind, LeavePoint, LockPath, Panics, Patience, Protocol, Work, Workload},
+    workload::{Disconnect, DisconnectKind, DisconnectPoint, LockPath, Panics, Patience, Protocol, Work, Workload},
 };
 
 /// The time in nanoseconds, shared by all processes of this machine.

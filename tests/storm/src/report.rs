@@ -154,7 +154,7 @@ fn word<T: FromStr>(words: &mut SplitAsciiWhitespace<'_>) -> Result<T, InvalidRe
     words.next().and_then(|word| word.parse().ok()).ok_or(InvalidReport)
 }
 
-// === impl Answer ===
+// === impl Reply ===
 
 impl fmt::Display for Reply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -231,7 +231,7 @@ impl Outcome {
         let Self { observed, longest, faults, connections, summary } = self;
         let mut problems = BTreeMap::<_, u64>::new();
         for (_, observed) in observed {
-            if let Observed::Answer { kind: Some(kind), .. } = observed {
+            if let Observed::Response { kind: Some(kind), .. } = observed {
                 *problems.entry(kind).or_default() += 1;
             }
         }
@@ -251,7 +251,7 @@ impl Outcome {
         let left = self.count(|_, observed| *observed == Observed::Left);
         assert!(
             (observed.len() / 1_000..=observed.len() / 50).contains(&left),
-            "{left} of {}: a hundredth or so",
+            "{left} of {} disconnected: about one in a hundred",
             observed.len()
         );
         let unexpected: Vec<_> =
@@ -266,7 +266,7 @@ impl Outcome {
     /// Panics if a check fails.
     pub fn check_nothing_aborted(&self) {
         let Self { summary, longest, .. } = self;
-        assert!(*longest < LEASE, "{longest:?}: waited for the end of a lease");
+        assert!(*longest < LEASE, "{longest:?}: a request waited for the end of a lease");
         // An aborted section may have a write in flight; no other write is late.
         assert_eq!((summary.late, summary.left_open, summary.answers(412)), (0, 0, 0), "{summary:#?}");
         assert!(summary.refused <= summary.aborted, "{summary:#?}");
@@ -281,7 +281,7 @@ impl Outcome {
         let was_to_finish =
             |workload: &Workload| runs_to_end(workload) && summary.left_inside.contains(&workload.name());
         let aborted: Vec<_> = self.observed.iter().filter(|(workload, _)| was_to_finish(workload)).collect();
-        assert!(aborted.is_empty(), "they were to finish without their clients: {aborted:?}");
+        assert!(aborted.is_empty(), "handlers finish without their clients: {aborted:?}");
     }
 
     /// Checks that no connection or stream broke, except by a panicking handler.
@@ -303,16 +303,12 @@ impl Outcome {
     ///
     /// Panics if one did not.
     pub fn check_coverage(&self) {
-        let Summary { left: gone, left_before: gone_before, left_inside: gone_inside, broken, aborted: fallen, .. } =
+        let Summary { left: disconnected, left_before: before_start, left_inside: inside, broken, aborted, .. } =
             &self.summary;
-        let finished = gone - gone_before - number(gone_inside.len());
-        assert!(*gone_before > 0, "some left before their turn: {:#?}", self.summary);
-        assert!(
-            !gone_inside.is_empty() && finished > 0,
-            "some handlers were dropped, some finished: {:#?}",
-            self.summary
-        );
-        assert!(*broken > 0 && fallen >= broken, "some handlers panicked: {:#?}", self.summary);
+        let finished = disconnected - before_start - number(inside.len());
+        assert!(*before_start > 0, "some clients disconnected while they waited: {:#?}", self.summary);
+        assert!(!inside.is_empty() && finished > 0, "some handlers were dropped, some finished: {:#?}", self.summary);
+        assert!(*broken > 0 && aborted >= broken, "some handlers panicked: {:#?}", self.summary);
         let some = |matches: fn(&Workload, &Observed) -> bool| self.count(matches) > 0;
         assert!(some(|workload, observed| workload.patience == Patience::FailFast && has_status(observed, 200)));
         assert!(some(|_, observed| is(observed, 409, "locked")) && some(|_, observed| is(observed, 409, "timed-out")));
@@ -326,11 +322,11 @@ impl Outcome {
 /// Whether the response is a problem of this type.
 #[must_use]
 pub fn is(observed: &Observed, status: u16, kind: &str) -> bool {
-    matches!(observed, Observed::Answer { status: is, kind: Some(of), .. } if (*is, of.as_str()) == (status, kind))
+    matches!(observed, Observed::Response { status: is, kind: Some(of), .. } if (*is, of.as_str()) == (status, kind))
 }
 
 fn has_status(observed: &Observed, status: u16) -> bool {
-    matches!(observed, Observed::Answer { status: is, .. } if *is == status)
+    matches!(observed, Observed::Response { status: is, .. } if *is == status)
 }
 
 /// A waiter without a limit always gets a grant.
@@ -352,20 +348,20 @@ fn breaks_connection(workload: &Workload) -> bool {
 fn is_expected(workload: &Workload, observed: &Observed) -> bool {
     let panics = workload.work.panics.is_some();
     match observed {
-        Observed::Left => workload.leaves.is_some(),
+        Observed::Left => workload.disconnect.is_some(),
         Observed::Broken => true,
-        Observed::Answer { status: 200, .. } => !panics,
-        Observed::Answer { status: 412, .. } => workload.work.frames == 0 && !panics,
-        Observed::Answer { status: 500, .. } => panics && workload.lock_path.is_caught,
-        Observed::Answer { status: 409, .. } => match workload.patience {
+        Observed::Response { status: 200, .. } => !panics,
+        Observed::Response { status: 412, .. } => workload.work.frames == 0 && !panics,
+        Observed::Response { status: 500, .. } => panics && workload.lock_path.is_caught,
+        Observed::Response { status: 409, .. } => match workload.patience {
             Patience::FailFast => is(observed, 409, "locked"),
             Patience::Briefly | Patience::Wait => is(observed, 409, "timed-out"),
         },
-        Observed::Answer { status: 503, kind, outcome } => {
+        Observed::Response { status: 503, kind, outcome } => {
             let has_run = matches!(kind.as_deref(), Some("lost" | "max-hold-exceeded"));
             kind.is_some() && outcome.as_deref() == Some(if has_run { "unknown" } else { "not-started" })
         }
-        Observed::Answer { .. } => false,
+        Observed::Response { .. } => false,
     }
 }
 

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use fastrand::Rng;
 use serde::Deserialize;
 
-/// One request: its path, the work of its handler, and when its client leaves.
+/// One request: its path, the work of its handler, and when its client disconnects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
     /// Its number, from zero.
@@ -22,8 +22,8 @@ pub struct Workload {
     pub work: Work,
     /// How its handler takes the lock.
     pub lock_path: LockPath,
-    /// When its client leaves. `None`: after the response.
-    pub leaves: Option<ClientLeaves>,
+    /// When its client disconnects. `None`: after the response.
+    pub disconnect: Option<Disconnect>,
 }
 
 /// The protocol of a client.
@@ -84,18 +84,18 @@ pub enum Panics {
     After,
 }
 
-/// When and how a client leaves.
+/// When and how a client disconnects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClientLeaves {
-    /// When it leaves.
-    pub point: LeavePoint,
-    /// How it leaves.
-    pub kind: LeaveKind,
+pub struct Disconnect {
+    /// When it disconnects.
+    pub point: DisconnectPoint,
+    /// How it disconnects.
+    pub kind: DisconnectKind,
 }
 
-/// When a client leaves.
+/// When a client disconnects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeavePoint {
+pub enum DisconnectPoint {
     /// After a part of its request was sent. Over HTTP/2: after the head, before the body.
     WhileSending {
         /// The part in percent.
@@ -111,9 +111,9 @@ pub enum LeavePoint {
     AfterResponse,
 }
 
-/// How a client leaves.
+/// How a client disconnects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeaveKind {
+pub enum DisconnectKind {
     /// The connection is closed.
     Close,
     /// The connection is reset.
@@ -128,7 +128,7 @@ impl Workload {
     /// The number of subjects.
     pub const SUBJECTS: u64 = 50;
 
-    /// Generates requests. One in a hundred panics, one in a hundred leaves.
+    /// Generates requests. One in a hundred panics, one in a hundred disconnects.
     pub fn generate(seed: u64, requests: u64) -> impl Iterator<Item = Self> {
         let mut rng = Rng::with_seed(seed);
         (0..requests).map(move |number| Self::draw(number, &mut rng))
@@ -146,15 +146,15 @@ impl Workload {
             2..4 => Work { work_ms: rng.u64(1..4), ..Work::default() },
             _ => Work { work_ms: rng.u64(0..3), frames: rng.u64(1..4), ..Work::default() },
         };
-        let mut leaves = (rng.u8(0..100) == 0).then(|| ClientLeaves::draw(protocol, rng));
-        match leaves.as_mut().map(|leaves| &mut leaves.point) {
+        let mut disconnect = (rng.u8(0..100) == 0).then(|| Disconnect::draw(protocol, rng));
+        match disconnect.as_mut().map(|disconnect| &mut disconnect.point) {
             // A section that is long enough for a disconnect within it.
-            Some(LeavePoint::After(limit)) if rng.bool() => {
+            Some(DisconnectPoint::After(limit)) if rng.bool() => {
                 *limit = Duration::from_millis(rng.u64(100..500));
                 patience = Patience::Wait;
                 work = Work { work_ms: rng.u64(100..300), ..Work::default() };
             }
-            Some(LeavePoint::InBody) => {
+            Some(DisconnectPoint::InBody) => {
                 patience = Patience::Wait;
                 work = Work { work_ms: rng.u64(1..20), frames: rng.u64(2..5), ..work };
             }
@@ -175,7 +175,7 @@ impl Workload {
                 is_dropped: rng.u8(0..3) == 0,
                 is_extracted: rng.u8(0..3) == 0,
             },
-            leaves,
+            disconnect,
         }
     }
 
@@ -215,27 +215,30 @@ impl fmt::Display for LockPath {
     }
 }
 
-// === impl Leaves ===
+// === impl Disconnect ===
 
-impl ClientLeaves {
+impl Disconnect {
     /// Closes the connection after this time.
     #[must_use]
     pub fn after(limit: Duration) -> Self {
-        Self { point: LeavePoint::After(limit), kind: LeaveKind::Close }
+        Self { point: DisconnectPoint::After(limit), kind: DisconnectKind::Close }
     }
 
     fn draw(protocol: Protocol, rng: &mut Rng) -> Self {
         let when = match rng.u8(0..6) {
-            0 => LeavePoint::WhileSending { sent: rng.usize(0..100), after: Duration::from_micros(rng.u64(0..3_000)) },
+            0 => DisconnectPoint::WhileSending {
+                sent: rng.usize(0..100),
+                after: Duration::from_micros(rng.u64(0..3_000)),
+            },
             // From some microseconds to half a second.
-            1..4 => LeavePoint::After(Duration::from_micros((1 << rng.u32(7..19)) + rng.u64(0..1_000))),
-            4 => LeavePoint::InBody,
-            _ => LeavePoint::AfterResponse,
+            1..4 => DisconnectPoint::After(Duration::from_micros((1 << rng.u32(7..19)) + rng.u64(0..1_000))),
+            4 => DisconnectPoint::InBody,
+            _ => DisconnectPoint::AfterResponse,
         };
         let how = match (protocol, rng.u8(0..4)) {
-            (Protocol::Http2, 0..2) => LeaveKind::Reset,
-            (_, 0 | 2) => LeaveKind::Close,
-            _ => LeaveKind::Abort,
+            (Protocol::Http2, 0..2) => DisconnectKind::Reset,
+            (_, 0 | 2) => DisconnectKind::Close,
+            _ => DisconnectKind::Abort,
         };
         Self { point: when, kind: how }
     }
@@ -277,7 +280,7 @@ mod tests {
         assert_eq!(
             storm(7)[..100],
             Workload::generate(7, 100).collect::<Vec<_>>(),
-            "how long it is makes no difference"
+            "a longer workload starts with the same requests"
         );
         assert_ne!(storm(7), storm(8));
     }
@@ -287,8 +290,11 @@ mod tests {
         let plans: Vec<_> = Workload::generate(1, 10_000).collect();
         let count = |is_it: fn(&Workload) -> bool| plans.iter().filter(|workload| is_it(workload)).count();
         let is_about = |number: usize, expected: usize| (expected / 2..expected * 2).contains(&number);
-        let leaves = |when: fn(&LeavePoint) -> bool| {
-            plans.iter().filter(|workload| workload.leaves.is_some_and(|leaves| when(&leaves.point))).count()
+        let disconnect = |when: fn(&DisconnectPoint) -> bool| {
+            plans
+                .iter()
+                .filter(|workload| workload.disconnect.is_some_and(|disconnect| when(&disconnect.point)))
+                .count()
         };
         for (number, expected) in [
             (count(|workload| workload.protocol == Protocol::Http1), 5_000),
@@ -301,18 +307,23 @@ mod tests {
             (count(|workload| workload.work.panics == Some(Panics::After) && workload.lock_path.is_caught), 25),
             (count(|workload| workload.lock_path.is_dropped), 3_333),
             (count(|workload| workload.lock_path.is_extracted), 3_333),
-            (leaves(|_| true), 100),
-            (leaves(|when| matches!(when, LeavePoint::WhileSending { .. })), 16),
-            (leaves(|when| matches!(when, LeavePoint::After(_))), 50),
-            (leaves(|when| *when == LeavePoint::InBody), 16),
-            (leaves(|when| *when == LeavePoint::AfterResponse), 16),
-            (count(|workload| workload.leaves.is_some_and(|leaves| leaves.kind == LeaveKind::Reset)), 25),
+            (disconnect(|_| true), 100),
+            (disconnect(|when| matches!(when, DisconnectPoint::WhileSending { .. })), 16),
+            (disconnect(|when| matches!(when, DisconnectPoint::After(_))), 50),
+            (disconnect(|when| *when == DisconnectPoint::InBody), 16),
+            (disconnect(|when| *when == DisconnectPoint::AfterResponse), 16),
+            (
+                count(|workload| {
+                    workload.disconnect.is_some_and(|disconnect| disconnect.kind == DisconnectKind::Reset)
+                }),
+                25,
+            ),
         ] {
             assert!(is_about(number, expected), "{number}, and not {expected}");
         }
         let resets_what_it_cannot = |workload: &Workload| {
             workload.protocol == Protocol::Http1
-                && workload.leaves.is_some_and(|leaves| leaves.kind == LeaveKind::Reset)
+                && workload.disconnect.is_some_and(|disconnect| disconnect.kind == DisconnectKind::Reset)
         };
         assert_eq!(count(resets_what_it_cannot), 0);
         let subjects: std::collections::BTreeSet<_> = plans.iter().map(|workload| workload.subject).collect();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::{sync::Semaphore, time::sleep};
 use tower_lock_faults::{RedisServer, skipped};
-use tower_lock_storm::{ClientLeaves, Cluster, Environment as Storm, Observed, Request, Service, Summary, seed};
+use tower_lock_storm::{Cluster, Disconnect, Environment as Storm, Observed, Request, Service, Summary, seed};
 
 const PROGRAMS: (&str, &str) = (env!("CARGO_BIN_EXE_checker"), env!("CARGO_BIN_EXE_service"));
 
@@ -40,13 +40,13 @@ impl Environment {
         Self { cluster, services, _redis: redis }
     }
 
-    async fn ask(&self, instance: usize, path: &str, name: &str) -> Observed {
+    async fn request(&self, instance: usize, path: &str, name: &str) -> Observed {
         self.cluster.send(self.instance(instance), &Request::new(name, path)).await
     }
 
-    async fn leaves(&self, instance: usize, path: &str, name: &str) -> Observed {
-        let ask = Request::new(name, path).leaving(ClientLeaves::after(Duration::from_millis(300)));
-        self.cluster.send(self.instance(instance), &ask).await
+    async fn disconnects(&self, instance: usize, path: &str, name: &str) -> Observed {
+        let request = Request::new(name, path).disconnecting(Disconnect::after(Duration::from_millis(300)));
+        self.cluster.send(self.instance(instance), &request).await
     }
 
     fn instance(&self, number: usize) -> std::net::SocketAddr {
@@ -79,18 +79,18 @@ async fn ms(ms: u64) {
     sleep(Duration::from_millis(ms)).await;
 }
 
-/// One holds, one waits and leaves, one arrives.
+/// One client holds, one waits and disconnects, one arrives.
 async fn waiter_leaves(redis: bool, service: &str) -> Summary {
     let environment = Environment::new(redis, &[], service).await;
-    let holds = environment.ask(0, "/refuse/1?work_ms=2000", "holds");
+    let holds = environment.request(0, "/refuse/1?work_ms=2000", "holds");
     let others = async {
         ms(200).await;
-        assert_eq!(environment.leaves(1, "/wait/1", "leaves").await, Observed::Left);
+        assert_eq!(environment.disconnects(1, "/wait/1", "leaves").await, Observed::Left);
         ms(400).await;
-        environment.ask(1, "/refuse/1", "comes").await
+        environment.request(1, "/refuse/1", "comes").await
     };
     let (held, _) = tokio::join!(holds, others);
-    assert!(matches!(held, Observed::Answer { .. }), "{held:?}");
+    assert!(matches!(held, Observed::Response { .. }), "{held:?}");
     environment.finish().await
 }
 
@@ -108,10 +108,10 @@ async fn release_by_any_id_causes_an_overlap() {
 /// One holds for longer than a lease by a wrong clock, one arrives.
 async fn late_arrival(redis: bool, service: &str) -> Summary {
     let environment = Environment::new(redis, &[], service).await;
-    let holds = environment.ask(0, "/refuse/1?work_ms=2000", "holds");
+    let holds = environment.request(0, "/refuse/1?work_ms=2000", "holds");
     let comes = async {
         ms(1_000).await;
-        environment.ask(1, "/refuse/1", "comes").await
+        environment.request(1, "/refuse/1", "comes").await
     };
     tokio::join!(holds, comes);
     environment.finish().await
@@ -131,16 +131,16 @@ async fn fast_store_clock_causes_an_overlap() {
 /// One is paused past the end of its lease and then writes; another one has written by then.
 async fn paused_holder(redis: bool, checker: &[&str]) -> Summary {
     let environment = Environment::new(redis, checker, "--correct").await;
-    let is_paused = environment.ask(0, "/fixed/1?block_ms=2000", "is-paused");
+    let is_paused = environment.request(0, "/fixed/1?block_ms=2000", "is-paused");
     let comes = async {
         ms(200).await;
-        environment.ask(1, "/fixed/1", "comes").await
+        environment.request(1, "/fixed/1", "comes").await
     };
     let (paused, came) = tokio::join!(is_paused, comes);
-    assert!(matches!(came, Observed::Answer { status: 200, .. }), "{came:?}");
+    assert!(matches!(came, Observed::Response { status: 200, .. }), "{came:?}");
     let is_unknown =
-        matches!(&paused, Observed::Answer { status: 503, outcome: Some(outcome), .. } if outcome == "unknown");
-    assert!(is_unknown, "what became of it is not to be believed: {paused:?}");
+        matches!(&paused, Observed::Response { status: 503, outcome: Some(outcome), .. } if outcome == "unknown");
+    assert!(is_unknown, "its outcome must not be reported: {paused:?}");
     environment.finish().await
 }
 

@@ -36,7 +36,7 @@ impl Environment {
         self.cluster.service(&[name, "1"], Some(&self.redis.url())).await
     }
 
-    async fn ask(&self, service: &Service, path: &str, name: &str) -> Observed {
+    async fn request(&self, service: &Service, path: &str, name: &str) -> Observed {
         self.cluster.send(service.instances()[0], &Request::new(name, path)).await
     }
 
@@ -56,7 +56,7 @@ impl Environment {
 
     async fn ms_left(&self) -> u64 {
         let left = self.redis.command(&["PTTL", NAME]).await.integer();
-        left.and_then(|left| left.try_into().ok()).expect("held, and not for ever")
+        left.and_then(|left| left.try_into().ok()).expect("held, with a lease")
     }
 
     /// No overlap, and no late write.
@@ -67,7 +67,7 @@ impl Environment {
 }
 
 fn ran(observed: &Observed) -> bool {
-    matches!(observed, Observed::Answer { status: 200, .. })
+    matches!(observed, Observed::Response { status: 200, .. })
 }
 
 async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
@@ -85,7 +85,7 @@ async fn killed_holder_frees_its_key_after_lease_and_lock_delay() {
     let (killed, next) = (environment.service("killed").await, environment.service("next").await);
     let waits = async {
         environment.is_held_by("killed").await;
-        let answer = environment.ask(&next, "/wait/1", "next");
+        let answer = environment.request(&next, "/wait/1", "next");
         let killer = async {
             environment.waiting(1).await;
             killed.process().kill();
@@ -97,9 +97,9 @@ async fn killed_holder_frees_its_key_after_lease_and_lock_delay() {
         assert!(left <= Duration::from_secs(31), "{left:?}");
         let took = at.elapsed();
         assert!(took + Duration::from_millis(100) >= left, "after {took:?}: there were {left:?} left");
-        assert!(took < left + Duration::from_secs(20), "{took:?}, and not {left:?}");
+        assert!(took < left + Duration::from_secs(20), "after {took:?}, expected {left:?}");
     };
-    let (observed, ()) = tokio::join!(environment.ask(&killed, "/wait/1?work_ms=120000", "killed"), waits);
+    let (observed, ()) = tokio::join!(environment.request(&killed, "/wait/1?work_ms=120000", "killed"), waits);
     assert_eq!(observed, Observed::Broken);
     drop((killed, next));
     environment.finish().await;
@@ -114,14 +114,14 @@ async fn holder_stopped_past_its_deadline_does_not_continue() {
     let waits = async {
         environment.is_held_by("stopped").await;
         stopped.process().freeze();
-        let observed = environment.ask(&next, "/wait/1", "next").await;
+        let observed = environment.request(&next, "/wait/1", "next").await;
         assert!(ran(&observed), "{observed:?}");
         stopped.process().thaw();
     };
     // It would write on waking.
-    let (observed, ()) = tokio::join!(environment.ask(&stopped, "/wait/1?work_ms=20000", "stopped"), waits);
+    let (observed, ()) = tokio::join!(environment.request(&stopped, "/wait/1?work_ms=20000", "stopped"), waits);
     assert!(
-        matches!(&observed, Observed::Answer { status: 503, outcome: Some(outcome), kind: Some(kind) }
+        matches!(&observed, Observed::Response { status: 503, outcome: Some(outcome), kind: Some(kind) }
             if (outcome.as_str(), kind.as_str()) == ("unknown", "lost")),
         "{observed:?}"
     );
@@ -136,17 +136,17 @@ async fn with_a_head_that(environment: &Environment, happens: impl Fn(&Service))
         (environment.service("first").await, environment.service("head").await, environment.service("last").await);
     let began = Instant::now();
     let ended = async {
-        assert!(ran(&environment.ask(&first, "/wait/1?work_ms=3000", "first").await));
+        assert!(ran(&environment.request(&first, "/wait/1?work_ms=3000", "first").await));
         Instant::now()
     };
     let head_asks = async {
         environment.is_held_by("first").await;
-        environment.ask(&head, "/wait/1", "head").await
+        environment.request(&head, "/wait/1", "head").await
     };
     let last_asks = async {
         environment.waiting(1).await;
         let answer = async {
-            assert!(ran(&environment.ask(&last, "/wait/1", "last").await));
+            assert!(ran(&environment.request(&last, "/wait/1", "last").await));
             Instant::now()
         };
         let strikes = async {
@@ -175,7 +175,7 @@ async fn dead_head_of_the_queue_costs_nothing() {
 async fn stopped_head_of_the_queue_costs_an_offer_and_lock_delay() {
     let Some(environment) = Environment::new("a stopped head of the queue").await else { return };
     let waited = with_a_head_that(&environment, |head| head.process().freeze()).await;
-    assert!(waited >= Duration::from_millis(3_900), "{waited:?}: it was offered to the one that is stopped");
+    assert!(waited >= Duration::from_millis(3_900), "{waited:?}: it was offered to the stopped process");
     assert!(waited < Duration::from_secs(15), "{waited:?}: a lease is thirty seconds");
     environment.finish().await;
 }

@@ -2,8 +2,8 @@
 //! request, and nothing left.
 //!
 //! Half of the requests use HTTP/1.1 and half HTTP/2, some wait and some do not, some responses are
-//! streams. One client in a hundred leaves at any point, and one handler in a hundred panics. Half
-//! of the panics reach a layer that responds 500, and half reach hyper, which closes the
+//! streams. One client in a hundred disconnects at any point, and one handler in a hundred panics.
+//! Half of the panics reach a layer that responds 500, and half reach hyper, which closes the
 //! connection.
 //!
 //! `SEED=<number> cargo test -p tower-lock-storm --test storm` repeats the requests of a run. Their
@@ -121,7 +121,7 @@ async fn storm_with_a_frozen_redis() {
     outcome.check_connections();
     // Twelve that work, and ten attempts per second each while the server is frozen.
     assert!(outcome.connections < 400, "{} connections", outcome.connections);
-    assert!(outcome.summary.answers(503) > 0, "did it stand still? {:#?}", outcome.summary);
+    assert!(outcome.summary.answers(503) > 0, "the server was never frozen: {:#?}", outcome.summary);
     assert!(outcome.summary.answers(200) > 0);
 }
 

@@ -13,7 +13,7 @@ pub enum Direction {
     Both,
 }
 
-/// What happens to one request.
+/// The fault of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkFault {
     /// The connection is cut before the server gets the request.

@@ -34,7 +34,7 @@ pub(super) struct Wire {
     is_raw: AtomicBool,
     /// One of the two sides accepts no more bytes.
     is_broken: AtomicBool,
-    /// The actions for replies to come.
+    /// The actions for pending replies.
     pending_replies: Mutex<VecDeque<PendingReply>>,
 }
 
@@ -69,7 +69,7 @@ struct Closed;
 
 /// Chunks in flight; a sender waits when there are more.
 const CHUNKS_IN_FLIGHT: usize = 256;
-/// The maximum number of replies to come.
+/// The maximum number of pending replies.
 const MAX_PENDING_REPLIES: usize = 1 << 16;
 /// Longer frames are passed on in pieces.
 const MAX_FRAME: usize = 4 << 20;

@@ -51,11 +51,14 @@ impl Simulation {
             _ => LOCK_DELAY,
         };
         let min_hold = if self.rng.u8(0..20) == 0 { seconds(&mut self.rng, 3_000) } else { Duration::ZERO };
-        let die = self.rng.u8(0..20);
-        let max_hold = (die == 0).then(|| seconds(&mut self.rng, 8_000));
+        let roll = self.rng.u8(0..20);
+        let max_hold = (roll == 0).then(|| seconds(&mut self.rng, 8_000));
         // Some need a shorter store lease than the other waiters of the key.
-        let lease =
-            if (1..4).contains(&die) { Lease::Fixed(Duration::from_millis(at / MS % 8_000)) } else { Lease::AutoRenew };
+        let lease = if (1..4).contains(&roll) {
+            Lease::Fixed(Duration::from_millis(at / MS % 8_000))
+        } else {
+            Lease::AutoRenew
+        };
         self.conditions.longest_delay = self.conditions.longest_delay.max(lock_delay);
         let key = self.rng.usize(0..self.keys.len());
         let client = Client {
@@ -66,7 +69,7 @@ impl Simulation {
             patience,
             work,
             ending,
-            terms: HoldLimits { lease, max_hold, min_hold, lock_delay },
+            limits: HoldLimits { lease, max_hold, min_hold, lock_delay },
             ticket: 0,
             since: at,
             state: State::Away,
@@ -74,64 +77,64 @@ impl Simulation {
             granted_at: 0,
             valid_until: 0,
         };
-        let who = self.clients.len();
+        let index = self.clients.len();
         self.clients.push(client);
-        self.at(at, move |w| w.client_arrives(who));
+        self.at(at, move |w| w.client_arrives(index));
     }
 
-    pub(super) fn client_arrives(&mut self, who: usize) {
+    pub(super) fn client_arrives(&mut self, index: usize) {
         let process = self.rng.usize(0..self.processes.len());
         let number = self.processes[process].number;
         if !self.processes[process].alive {
-            self.clients[who].state = State::Done;
+            self.clients[index].state = State::Done;
             return;
         }
-        let client = &mut self.clients[who];
+        let client = &mut self.clients[index];
         (client.process, client.number, client.since) = (process, number, self.now);
         client.state = State::Waits;
-        self.deliver_to(process, number, Source::Request(id(who)), move |w| {
+        self.deliver_to(process, number, Source::Request(id(index)), move |w| {
             let now = w.local(process);
-            let client = &w.clients[who];
-            let (key, waits, terms, patience) =
-                (w.keys[client.key].clone(), client.waits, client.terms, client.patience);
-            w.log(|w| format!("{} asks: {who} for {key}, waits {waits} {patience:?}", w.processes[process].label));
+            let client = &w.clients[index];
+            let (key, waits, limits, patience) =
+                (w.keys[client.key].clone(), client.waits, client.limits, client.patience);
+            w.log(|w| format!("{} asks: {index} for {key}, waits {waits} {patience:?}", w.processes[process].label));
             let wait = match patience {
                 _ if !waits => Duration::ZERO,
                 Some(patience) => Duration::from_nanos(patience),
                 None => Duration::MAX,
             };
-            w.clients[who].ticket = w.processes[process].process.request(now, &key, id(who), wait, terms);
+            w.clients[index].ticket = w.processes[process].process.request(now, &key, id(index), wait, limits);
             if let Some(patience) = patience.filter(|_| waits) {
                 w.after(patience, move |w| {
-                    w.deliver_to(process, number, Source::Request(id(who)), move |w| w.cancel_wait(who));
+                    w.deliver_to(process, number, Source::Request(id(index)), move |w| w.cancel_wait(index));
                 });
             }
         });
     }
 
     /// The client cancels its wait.
-    pub(super) fn cancel_wait(&mut self, who: usize) {
-        let client = &self.clients[who];
-        let (process, place, key) = (client.process, client.ticket, self.keys[client.key].clone());
+    pub(super) fn cancel_wait(&mut self, index: usize) {
+        let client = &self.clients[index];
+        let (process, ticket, key) = (client.process, client.ticket, self.keys[client.key].clone());
         let now = self.local(process);
         match client.state.clone() {
             State::Waits => {
-                self.log(|w| format!("{} leaves: {who}", w.processes[process].label));
-                self.clients[who].state = State::Done;
-                self.processes[process].process.leave(now, &key, id(who), place);
+                self.log(|w| format!("{} leaves: {index}", w.processes[process].label));
+                self.clients[index].state = State::Done;
+                self.processes[process].process.leave(now, &key, id(index), ticket);
             }
             // Granted but already cancelled.
             State::Granted(section) => {
-                self.clients[who].state = State::Done;
+                self.clients[index].state = State::Done;
                 self.processes[process].process.guard_ended(now, &section, GuardEnd::Undelivered);
             }
             State::Away | State::Holding(_) | State::Done => {}
         }
     }
 
-    pub(super) fn on_granted(&mut self, who: ClientId, section: Arc<Section>) {
-        let who = who as usize;
-        let client = &mut self.clients[who];
+    pub(super) fn on_granted(&mut self, index: ClientId, section: Arc<Section>) {
+        let index = index as usize;
+        let client = &mut self.clients[index];
         let (process, number) = (client.process, client.number);
         if !matches!(client.state, State::Waits) {
             let now = self.local(process);
@@ -141,23 +144,23 @@ impl Simulation {
         client.granted_at = self.now;
         let soon = self.random(MS);
         self.after(soon, move |w| {
-            w.deliver_to(process, number, Source::Request(id(who)), move |w| w.begin_section(who));
+            w.deliver_to(process, number, Source::Request(id(index)), move |w| w.begin_section(index));
         });
     }
 
-    pub(super) fn begin_section(&mut self, who: usize) {
-        let client = &self.clients[who];
+    pub(super) fn begin_section(&mut self, index: usize) {
+        let client = &self.clients[index];
         let (process, number, key) = (client.process, client.number, client.key);
         let State::Granted(section) = client.state.clone() else { return };
         let now = self.local(process);
-        if section.remaining(now).is_zero() && !self.is(Wrong::NoPollCheck) {
-            self.clients[who].state = State::Done;
+        if section.remaining(now).is_zero() && !self.is(Mutation::NoDeadlineCheck) {
+            self.clients[index].state = State::Done;
             return self.processes[process].process.guard_ended(now, &section, GuardEnd::Dropped);
         }
         let left = section.remaining(now);
         self.log(|w| {
             let owner = &section.grant.id;
-            format!("{} BEGINS: {who} as {owner}, token {}, {left:?} left", w.processes[process].label, section.token)
+            format!("{} BEGINS: {index} as {owner}, token {}, {left:?} left", w.processes[process].label, section.token)
         });
         if left.is_zero() {
             return self.report_violation(format!("{} begins after its deadline", section.grant.id));
@@ -167,14 +170,14 @@ impl Simulation {
                 .report_violation(format!("{} begins though it was notified of its revocation", section.grant.id));
         }
         let clock = self.processes[process].clock;
-        if let Err(wrong) = self.checker.begins(self.now, number, clock, &section) {
-            return self.report_violation(wrong);
+        if let Err(violation) = self.checker.begins(self.now, number, clock, &section) {
+            return self.report_violation(violation);
         }
         if self.foreign_until[key] > self.now && !self.checker.lenient {
             return self.report_violation(format!("{} begins while a foreign client holds the key", section.grant.id));
         }
         self.check_local_handoffs(process, key, &section);
-        let client = &mut self.clients[who];
+        let client = &mut self.clients[index];
         client.valid_until = clock.when(now.saturating_add(left));
         client.began = self.now;
         client.state = State::Holding(section);
@@ -183,76 +186,76 @@ impl Simulation {
         // The work is polled in between.
         for part in [self.random(work), work] {
             self.after(part, move |w| {
-                w.deliver_to(process, number, Source::Request(id(who)), move |w| w.poll_section(who, part == work));
+                w.deliver_to(process, number, Source::Request(id(index)), move |w| w.poll_section(index, part == work));
             });
         }
     }
 
-    pub(super) fn poll_section(&mut self, who: usize, is_last: bool) {
-        let State::Holding(section) = self.clients[who].state.clone() else { return };
-        self.check_deadline(who);
-        let process = self.clients[who].process;
+    pub(super) fn poll_section(&mut self, index: usize, is_last: bool) {
+        let State::Holding(section) = self.clients[index].state.clone() else { return };
+        self.check_deadline(index);
+        let process = self.clients[index].process;
         let now = self.local(process);
         if section.remaining(now).is_zero() {
-            if self.is(Wrong::NoPollCheck) {
+            if self.is(Mutation::NoDeadlineCheck) {
                 return self.report_violation(format!("{} is polled after its deadline", section.grant.id));
             }
-            return self.abort_section(who);
+            return self.abort_section(index);
         }
         if is_last {
-            self.end_section(who, self.clients[who].ending);
+            self.end_section(index, self.clients[index].ending);
         }
     }
 
     /// Aborts a section that has lost its lock.
-    pub(super) fn abort_section(&mut self, who: usize) {
-        let State::Holding(section) = &self.clients[who].state else { return };
-        let client = &self.clients[who];
-        let is_of_age = self.quiet_since.is_some_and(|calm| client.began > calm + 5 * SECOND);
-        let there = &self.processes[client.process];
-        let thawed = there.thawed.max(there.cut_off_until) > client.began;
-        let limit = client.terms.max_hold.is_some() || client.terms.lease != Lease::AutoRenew;
-        if is_of_age && !thawed && !limit && !self.is_odd() {
-            let what = format!("{} is lost though all is calm: {:?}", section.grant.id, section.end_reason());
-            self.report_violation(what);
+    pub(super) fn abort_section(&mut self, index: usize) {
+        let State::Holding(section) = &self.clients[index].state else { return };
+        let client = &self.clients[index];
+        let began_after_faults = self.quiet_since.is_some_and(|calm| client.began > calm + 5 * SECOND);
+        let target = &self.processes[client.process];
+        let was_stopped = target.thawed.max(target.cut_off_until) > client.began;
+        let limit = client.limits.max_hold.is_some() || client.limits.lease != Lease::AutoRenew;
+        if began_after_faults && !was_stopped && !limit && !self.has_weaker_guarantees() {
+            let violation = format!("{} is lost though all is calm: {:?}", section.grant.id, section.end_reason());
+            self.report_violation(violation);
         }
-        self.end_section(who, GuardEnd::Dropped);
+        self.end_section(index, GuardEnd::Dropped);
     }
 
-    pub(super) fn end_section(&mut self, who: usize, ending: GuardEnd) {
-        let State::Holding(section) = std::mem::replace(&mut self.clients[who].state, State::Done) else { return };
-        let client = &self.clients[who];
-        let (process, key, terms, granted_at, valid_until) =
-            (client.process, client.key, client.terms, client.granted_at, client.valid_until);
+    pub(super) fn end_section(&mut self, index: usize, ending: GuardEnd) {
+        let State::Holding(section) = std::mem::replace(&mut self.clients[index].state, State::Done) else { return };
+        let client = &self.clients[index];
+        let (process, key, limits, granted_at, valid_until) =
+            (client.process, client.key, client.limits, client.granted_at, client.valid_until);
         self.log(|w| {
             let why = section.end_reason();
-            format!("{} ends: {who} as {}, {ending:?} {why:?}", w.processes[process].label, section.grant.id)
+            format!("{} ends: {index} as {}, {ending:?} {why:?}", w.processes[process].label, section.grant.id)
         });
         let (now, ended) = (self.now, self.now.min(valid_until));
-        let (taken, why) = match ending {
+        let (blocked_until, why) = match ending {
             _ if self.settings.bare && ending == GuardEnd::Dropped => (0, ""),
-            GuardEnd::Dropped => (ended + nanos(terms.lock_delay), "ended badly"),
+            GuardEnd::Dropped => (ended + nanos(limits.lock_delay), "ended badly"),
             GuardEnd::Released => {
                 let held = now - granted_at;
                 // The local clock may be fast.
-                let left = nanos(terms.min_hold).saturating_sub(held + held / 100) / 100 * 98;
+                let left = nanos(limits.min_hold).saturating_sub(held + held / 100) / 100 * 98;
                 // The store blocks no longer than the lease if the release is lost.
                 (if left == 0 { 0 } else { (now + left).min(valid_until) }, "holds it for a while")
             }
             _ => (0, ""),
         };
-        self.checker.ends(&section, taken, why);
+        self.checker.ends(&section, blocked_until, why);
         if !self.checker.is_held(&self.keys[key], now) {
-            self.idle_since[key] = Some(now.max(taken));
+            self.idle_since[key] = Some(now.max(blocked_until));
         }
         let local = self.local(process);
         self.processes[process].process.guard_ended(local, &section, ending);
     }
 
-    pub(super) fn on_rejected(&mut self, who: ClientId, error: &LockError) {
-        let who = who as usize;
-        self.log(|w| format!("{} refuses {who}: {error}", w.processes[w.clients[who].process].label));
-        self.clients[who].state = State::Done;
+    pub(super) fn on_rejected(&mut self, index: ClientId, error: &LockError) {
+        let index = index as usize;
+        self.log(|w| format!("{} refuses {index}: {error}", w.processes[w.clients[index].process].label));
+        self.clients[index].state = State::Done;
         if let LockError::Store(error) = error
             && matches!(error.kind(), StoreErrorKind::Protocol | StoreErrorKind::Refused)
         {

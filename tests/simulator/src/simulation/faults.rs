@@ -5,10 +5,10 @@ use super::*;
 impl Simulation {
     pub(super) fn faults(&mut self) {
         let Options { force, flush, ctr, back, step, java, .. } = self.options;
-        let often = |yes: bool, weight: u32| if yes { weight } else { 0 };
+        let weight_if = |yes: bool, weight: u32| if yes { weight } else { 0 };
         let all = [
-            (Fault::BreakAsks, 4),
-            (Fault::BreakEnds, 4),
+            (Fault::BreakAcquires, 4),
+            (Fault::BreakReleases, 4),
             (Fault::BreakInbox, 4),
             (Fault::Freeze, 3),
             (Fault::Crash, 2),
@@ -18,25 +18,25 @@ impl Simulation {
             (Fault::Pause, 1),
             (Fault::CutOff, [1, 2, 10][self.rng.usize(0..3)]),
         ];
-        let mut menu: Vec<_> = all.into_iter().filter(|_| self.rng.u8(0..10) < 6).collect();
-        menu.extend([
-            (Fault::Force, often(force, 3)),
-            (Fault::Flush, often(flush, 1)),
-            (Fault::Step, often(back || step, 3)),
-            (Fault::Java, often(java, 6)),
-            (Fault::Counter, often(ctr, 6)),
+        let mut choices: Vec<_> = all.into_iter().filter(|_| self.rng.u8(0..10) < 6).collect();
+        choices.extend([
+            (Fault::Force, weight_if(force, 3)),
+            (Fault::Flush, weight_if(flush, 1)),
+            (Fault::Step, weight_if(back || step, 3)),
+            (Fault::Java, weight_if(java, 6)),
+            (Fault::Counter, weight_if(ctr, 6)),
         ]);
-        let sum: u32 = menu.iter().map(|(_, weight)| weight).sum();
+        let sum: u32 = choices.iter().map(|(_, weight)| weight).sum();
         if sum == 0 {
             return;
         }
         let gap = [400, 1_200, 4_000][self.rng.usize(0..3)] * MS;
         let mut at = self.exponential(gap);
         while at < self.conditions.load_until {
-            let mut throw = self.rng.u32(0..sum);
-            let chosen = menu.iter().find(|(_, weight)| {
-                let is_it = throw < *weight;
-                throw = throw.saturating_sub(*weight);
+            let mut roll = self.rng.u32(0..sum);
+            let chosen = choices.iter().find(|(_, weight)| {
+                let is_it = roll < *weight;
+                roll = roll.saturating_sub(*weight);
                 is_it
             });
             if let Some(&(fault, _)) = chosen {
@@ -50,14 +50,14 @@ impl Simulation {
         let key = self.rng.usize(0..self.keys.len());
         let mut process = self.rng.usize(0..self.processes.len());
         let holder = self.checker.holder(&self.keys[key]);
-        if let Some(at) = self.processes.iter().position(|there| Some(there.number) == holder)
+        if let Some(at) = self.processes.iter().position(|target| Some(target.number) == holder)
             && self.rng.bool()
         {
             process = at;
         }
         match fault {
-            Fault::BreakAsks => self.break_connection(process, ConnectionKind::Asks),
-            Fault::BreakEnds => self.break_connection(process, ConnectionKind::Ends),
+            Fault::BreakAcquires => self.break_connection(process, ConnectionKind::Acquires),
+            Fault::BreakReleases => self.break_connection(process, ConnectionKind::Releases),
             Fault::BreakInbox => self.break_inbox(process),
             Fault::Freeze => {
                 let part = [6, 15, 36][self.rng.usize(0..3)];
@@ -83,11 +83,11 @@ impl Simulation {
             Fault::CutOff => {
                 let most = [1, 5, 60][self.rng.usize(0..3)] * SECOND;
                 let time = self.random(most);
-                let there = &mut self.processes[process];
-                if there.cut_off_until <= self.now {
-                    there.cut_off_since = self.now;
+                let target = &mut self.processes[process];
+                if target.cut_off_until <= self.now {
+                    target.cut_off_since = self.now;
                 }
-                there.cut_off_until = there.cut_off_until.max(self.now + time);
+                target.cut_off_until = target.cut_off_until.max(self.now + time);
                 let time = Duration::from_nanos(time);
                 self.log(|w| format!("{} is cut off for {time:?}", w.processes[process].label));
             }
@@ -111,33 +111,33 @@ impl Simulation {
     }
 
     pub(super) fn freeze(&mut self, process: usize, time: u64) {
-        let there = &mut self.processes[process];
-        if !there.alive || there.frozen {
+        let target = &mut self.processes[process];
+        if !target.alive || target.frozen {
             return;
         }
-        there.frozen = true;
-        let number = there.number;
+        target.frozen = true;
+        let number = target.number;
         self.log(|w| format!("{} is frozen for {:?}", w.processes[process].label, Duration::from_nanos(time)));
         self.after(time, move |w| w.thaw(process, number));
     }
 
     /// Delayed events are handled in any order, but keep the order of each source.
     pub(super) fn thaw(&mut self, process: usize, number: u64) {
-        let there = &mut self.processes[process];
-        if there.number != number || !there.alive {
+        let target = &mut self.processes[process];
+        if target.number != number || !target.alive {
             return;
         }
-        there.frozen = false;
-        there.thawed = self.now;
+        target.frozen = false;
+        target.thawed = self.now;
         self.log(|w| format!("{} goes on", w.processes[process].label));
-        let mut held_up = std::mem::take(&mut self.processes[process].delayed);
-        while !held_up.is_empty() {
-            let nth = self.rng.usize(0..held_up.len());
-            let source = *held_up.keys().nth(nth).expect("one of them");
-            let jobs = held_up.get_mut(&source).expect("there");
+        let mut delayed = std::mem::take(&mut self.processes[process].delayed);
+        while !delayed.is_empty() {
+            let nth = self.rng.usize(0..delayed.len());
+            let source = *delayed.keys().nth(nth).expect("one of them");
+            let jobs = delayed.get_mut(&source).expect("there");
             let job = jobs.pop_front();
             if jobs.is_empty() {
-                held_up.remove(&source);
+                delayed.remove(&source);
             }
             if let Some(job) = job {
                 job(self);
@@ -151,21 +151,21 @@ impl Simulation {
             return;
         }
         self.log(|w| format!("{} CRASHES", w.processes[process].label));
-        self.break_connection(process, ConnectionKind::Asks);
-        self.break_connection(process, ConnectionKind::Ends);
-        let there = &mut self.processes[process];
-        there.alive = false;
-        let (number, epoch, channel) = (there.number, there.inbox.epoch, there.process.inbox());
-        let (label, clock) = (there.label.clone(), there.clock);
+        self.break_connection(process, ConnectionKind::Acquires);
+        self.break_connection(process, ConnectionKind::Releases);
+        let target = &mut self.processes[process];
+        target.alive = false;
+        let (number, epoch, channel) = (target.number, target.inbox.epoch, target.process.inbox());
+        let (label, clock) = (target.label.clone(), target.clock);
         self.crashed.push(channel.trim_start_matches("tower-lock:lock:in:").to_owned());
-        for who in 0..self.clients.len() {
-            let client = &mut self.clients[who];
+        for index in 0..self.clients.len() {
+            let client = &mut self.clients[index];
             if client.process != process || client.number != number || matches!(client.state, State::Away) {
                 continue;
             }
             if let State::Holding(section) = std::mem::replace(&mut client.state, State::Done) {
                 let ended = self.now.min(client.valid_until);
-                let delay = if self.settings.bare { 0 } else { nanos(client.terms.lock_delay) };
+                let delay = if self.settings.bare { 0 } else { nanos(client.limits.lock_delay) };
                 let key = client.key;
                 self.checker.ends(&section, ended + delay, "has crashed");
                 if !self.checker.is_held(&self.keys[key], self.now) {
@@ -180,9 +180,9 @@ impl Simulation {
         });
         let back = 60 * MS + self.random(4 * SECOND);
         self.after(back, move |w| {
-            let mut fresh = w.process(label, 1.0);
-            fresh.clock = clock;
-            w.processes[process] = fresh;
+            let mut restarted = w.process(label, 1.0);
+            restarted.clock = clock;
+            w.processes[process] = restarted;
             w.subscribe(process);
         });
     }
@@ -194,31 +194,31 @@ impl Simulation {
             State::Away | State::Done => false,
         };
         let all: Vec<_> = (0..self.clients.len())
-            .filter(|who| is_one(&self.clients[*who]) && self.is_here(&self.clients[*who]))
+            .filter(|index| is_one(&self.clients[*index]) && self.is_here(&self.clients[*index]))
             .collect();
         if all.is_empty() {
             return;
         }
-        let who = all[self.rng.usize(0..all.len())];
-        let (process, number) = (self.clients[who].process, self.clients[who].number);
-        self.deliver_to(process, number, Source::Request(id(who)), move |w| {
+        let index = all[self.rng.usize(0..all.len())];
+        let (process, number) = (self.clients[index].process, self.clients[index].number);
+        self.deliver_to(process, number, Source::Request(id(index)), move |w| {
             if fault == Fault::Cancel {
-                w.cancel_wait(who);
+                w.cancel_wait(index);
             } else {
-                w.end_section(who, GuardEnd::Dropped);
+                w.end_section(index, GuardEnd::Dropped);
             }
         });
     }
 
     pub(super) fn force(&mut self, key: usize) {
-        let keep = Duration::from_millis([0, 0, 1_000][self.rng.usize(0..3)]);
+        let block_for = Duration::from_millis([0, 0, 1_000][self.rng.usize(0..3)]);
         for (holder, fence) in self.record(key).holders {
             self.revoked.insert(holder.clone(), fence.parse().unwrap_or(0));
             self.checker.excused.insert(AcquisitionId::from_text(holder.trim_end_matches(":end")));
         }
         let lock = self.keys[key].clone();
         self.checker.excuse(&lock);
-        let script = self.names.force(&ForceReleaseRequest::new(lock, keep, QUEUE)).expect("a valid name");
+        let script = self.names.force(&ForceReleaseRequest::new(lock, block_for, QUEUE)).expect("a valid name");
         self.execute(None, &script);
     }
 

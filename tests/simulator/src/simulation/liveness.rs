@@ -14,12 +14,12 @@ impl Simulation {
         }
     }
 
-    pub(super) fn is(&self, wrong: Wrong) -> bool {
-        self.settings.wrong == Some(wrong)
+    pub(super) fn is(&self, mutation: Mutation) -> bool {
+        self.settings.mutation == Some(mutation)
     }
 
     /// Whether options are active that weaken the guarantees.
-    pub(super) fn is_odd(&self) -> bool {
+    pub(super) fn has_weaker_guarantees(&self) -> bool {
         self.checker.lenient || self.options.back || self.options.copies || self.options.force || self.options.java
     }
 
@@ -59,7 +59,7 @@ impl Simulation {
 
     /// Waiters that enqueued later are not served first.
     pub(super) fn check_overtaking(&mut self, key: usize, got: &str) {
-        if self.is_odd() {
+        if self.has_weaker_guarantees() {
             return;
         }
         let Some(calm) = self.quiet_since else { return };
@@ -68,11 +68,11 @@ impl Simulation {
         let settled = calm.max(thawed).max(self.paused_until) + 5 * SECOND;
         let listens = |process: &&Process| process.alive && !process.frozen && process.inbox.at_server.is_some();
         let passed = self.processes.iter().filter(listens).find_map(|process| {
-            let is_wanted = self
+            let has_waiter = self
                 .clients
                 .iter()
                 .any(|client| self.waits(client) && client.key == key && client.number == process.number);
-            let mut ids = process.process.ids_sent().filter(|(wanted, _)| is_wanted && *wanted == self.keys[key]);
+            let mut ids = process.process.ids_sent().filter(|(wanted, _)| has_waiter && *wanted == self.keys[key]);
             ids.find_map(|(_, id)| {
                 let text = id.to_string();
                 let (first, _) = *self.enqueued.get(&text)?;
@@ -88,8 +88,8 @@ impl Simulation {
     /// Local handoffs are bounded in time while other processes wait.
     pub(super) fn check_local_handoffs(&mut self, process: usize, key: usize, section: &Arc<Section>) {
         let id = section.grant.id.clone();
-        let first = *self.first_in_turn.entry(id).or_insert(self.now);
-        let Some(calm) = self.quiet_since.filter(|_| !self.is_odd()) else { return };
+        let first = *self.first_section.entry(id).or_insert(self.now);
+        let Some(calm) = self.quiet_since.filter(|_| !self.has_weaker_guarantees()) else { return };
         let longest = self.clients.iter().filter(|client| client.key == key && client.process == process);
         let longest =
             longest.filter(|client| client.began > 0 || matches!(client.state, State::Granted(_) | State::Waits));
@@ -103,8 +103,8 @@ impl Simulation {
             if self.now.saturating_sub(since) > limit {
                 let time = Duration::from_nanos(self.now - since);
                 let label = &self.processes[process].label;
-                let what = format!("{id} waits for {time:?} during local handoffs of {label}");
-                return self.report_violation(what);
+                let violation = format!("{id} waits for {time:?} during local handoffs of {label}");
+                return self.report_violation(violation);
             }
         }
     }
@@ -118,8 +118,8 @@ impl Simulation {
             return;
         }
         let slow = 4 * self.conditions.delay * 40;
-        for who in 0..self.clients.len() {
-            let client = &self.clients[who];
+        for index in 0..self.clients.len() {
+            let client = &self.clients[index];
             if !self.waits(client) {
                 continue;
             }
@@ -136,7 +136,7 @@ impl Simulation {
             });
             if !is_busy && self.now > since + MAX_REJECT_DELAY + slow {
                 let time = Duration::from_nanos(self.now - since);
-                return self.report_violation(format!("{who} waits for {time:?} for a server that does not respond"));
+                return self.report_violation(format!("{index} waits for {time:?} for a server that does not respond"));
             }
         }
     }
@@ -149,16 +149,16 @@ impl Simulation {
             let record = self.record(key);
             let holders = record.holders.iter().map(|(id, _)| id);
             for id in holders.chain(&record.queue) {
-                let of_the_dead = self.crashed.iter().any(|dead| id.starts_with(&format!("{dead}:")));
-                if !of_the_dead && !id.ends_with(":end") && !self.foreign.contains(id) {
+                let of_crashed = self.crashed.iter().any(|crashed| id.starts_with(&format!("{crashed}:")));
+                if !of_crashed && !id.ends_with(":end") && !self.foreign.contains(id) {
                     return self.report_violation(format!("{id} is left: {record:?}"));
                 }
             }
         }
         let busy = self.processes.iter().find(|process| process.alive && !process.frozen && !process.process.is_idle());
         if let Some(process) = busy {
-            let what = format!("{} still does something: {}", process.label, process.process.describe());
-            self.report_violation(what);
+            let violation = format!("{} still does something: {}", process.label, process.process.describe());
+            self.report_violation(violation);
         }
     }
 }

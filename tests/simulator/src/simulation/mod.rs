@@ -24,7 +24,7 @@ use tower_lock::{
 use crate::{
     checker::{Checker, LocalClock},
     fake::FakeRedis,
-    mutants::{Mutant, Wrong},
+    mutants::{Mutant, Mutation},
     process::{ClientId, ConnectionKind, Effect, Section, Settings, SimProcess, Timer},
 };
 
@@ -171,7 +171,7 @@ struct Client {
     patience: Option<u64>,
     work: u64,
     ending: GuardEnd,
-    terms: HoldLimits,
+    limits: HoldLimits,
     ticket: u64,
     since: u64,
     state: State,
@@ -226,7 +226,7 @@ struct Simulation {
     top_fence: Vec<u64>,
     enqueued: HashMap<String, (u64, u64)>,
     idle_since: Vec<Option<u64>>,
-    first_in_turn: HashMap<AcquisitionId, u64>,
+    first_section: HashMap<AcquisitionId, u64>,
     crashed: Vec<String>,
     /// Revoked acquisitions by the operator, with their fences.
     revoked: HashMap<String, u64>,
@@ -258,8 +258,8 @@ struct Conditions {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    BreakAsks,
-    BreakEnds,
+    BreakAcquires,
+    BreakReleases,
     BreakInbox,
     Freeze,
     Crash,
@@ -279,7 +279,7 @@ impl Simulation {
     fn new(seed: u64, mutant: Option<&Mutant>, options: Options, trace: bool) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut pick = |from: &[u64]| from[rng.usize(0..from.len())];
-        let weather = Conditions {
+        let conditions = Conditions {
             delay: pick(&[300, 3_000, 30_000, 120_000]) * 1_000,
             spikes: pick(&[0, 2, 10]) as f64 / 100.0,
             slow: 1,
@@ -291,7 +291,7 @@ impl Simulation {
             longest_delay: LOCK_DELAY,
         };
         let (keys, processes) = (pick(&[1, 1, 2]), pick(&[2, 2, 3, 4]));
-        let settings = Settings { bare: pick(&[0, 1, 1]) == 1, wrong: mutant.and_then(Mutant::wrong) };
+        let settings = Settings { bare: pick(&[0, 1, 1]) == 1, mutation: mutant.and_then(Mutant::mutation) };
         let keys: Vec<_> = (0..keys).map(|n| LockKey::from(("key", n))).collect();
         let names = Keyspace::new("lock").expect("a prefix");
         let mut simulation = Self {
@@ -312,14 +312,14 @@ impl Simulation {
             checker: Checker::new(options.flush || options.step),
             settings,
             options,
-            conditions: weather,
+            conditions,
             quiet_since: None,
             paused_until: 0,
             paused_since: 0,
             forgotten: HashMap::new(),
             released: HashSet::new(),
             enqueued: HashMap::new(),
-            first_in_turn: HashMap::new(),
+            first_section: HashMap::new(),
             crashed: Vec::new(),
             revoked: HashMap::new(),
             notified: HashSet::new(),
@@ -445,17 +445,17 @@ impl Simulation {
         delay
     }
 
-    fn report_violation(&mut self, what: impl Into<String>) {
-        let what = what.into();
-        self.log(|_| format!("VIOLATION {what}"));
-        self.violation.get_or_insert(what);
+    fn report_violation(&mut self, text: impl Into<String>) {
+        let text = text.into();
+        self.log(|_| format!("VIOLATION {text}"));
+        self.violation.get_or_insert(text);
     }
 
-    fn log(&mut self, what: impl FnOnce(&Self) -> String) {
+    fn log(&mut self, text: impl FnOnce(&Self) -> String) {
         if let Some(mut trace) = self.trace.take() {
-            let what = what(self);
+            let text = text(self);
             #[expect(clippy::cast_precision_loss, reason = "for display")]
-            let _ = writeln!(trace, "{:12.3} {what}", self.now as f64 / MS as f64);
+            let _ = writeln!(trace, "{:12.3} {text}", self.now as f64 / MS as f64);
             self.trace = Some(trace);
         }
     }
@@ -468,12 +468,12 @@ impl Simulation {
 
     /// Delivers an event to a process, if it is still the same; a frozen process gets it later.
     fn deliver_to(&mut self, process: usize, number: u64, source: Source, job: impl FnOnce(&mut Self) + 'static) {
-        let there = &mut self.processes[process];
-        if !there.alive || there.number != number {
+        let target = &mut self.processes[process];
+        if !target.alive || target.number != number {
             return;
         }
-        if there.frozen {
-            there.delayed.entry(source).or_default().push_back(Box::new(job));
+        if target.frozen {
+            target.delayed.entry(source).or_default().push_back(Box::new(job));
         } else {
             job(self);
             self.apply_effects(process);
@@ -485,10 +485,10 @@ impl Simulation {
         while let Some(effect) = self.processes[process].process.next_effect() {
             let number = self.processes[process].number;
             match effect {
-                Effect::Run(lane, message, script) => self.send(process, lane, message, script),
-                Effect::Replace(lane) => {
-                    self.log(|w| format!("{} replaces {lane:?}", w.processes[process].label));
-                    self.processes[process].connections[lane as usize] = None;
+                Effect::Run(kind, message, script) => self.send(process, kind, message, script),
+                Effect::Replace(kind) => {
+                    self.log(|w| format!("{} replaces {}", w.processes[process].label, kind.trace_name()));
+                    self.processes[process].connections[kind as usize] = None;
                 }
                 Effect::Wake(at, timer) => {
                     let late = self.random(MS);
@@ -496,8 +496,8 @@ impl Simulation {
                     let source = Source::Alone(self.number());
                     self.at(at, move |w| w.deliver_to(process, number, source, move |w| w.wake(process, &timer)));
                 }
-                Effect::Granted(who, section) => self.on_granted(who, section),
-                Effect::Rejected(who, error) => self.on_rejected(who, &error),
+                Effect::Granted(index, section) => self.on_granted(index, section),
+                Effect::Rejected(index, error) => self.on_rejected(index, &error),
                 Effect::Forgotten(key, id) => self.check_forgotten(process, &key, &id),
                 Effect::BusyLoop => {
                     let label = &self.processes[process].label;
@@ -506,17 +506,17 @@ impl Simulation {
             }
         }
         let now = self.local(process);
-        for who in 0..self.clients.len() {
-            if self.clients[who].process == process {
-                self.check_deadline(who);
+        for index in 0..self.clients.len() {
+            if self.clients[index].process == process {
+                self.check_deadline(index);
             }
-            let client = &mut self.clients[who];
+            let client = &mut self.clients[index];
             if client.process != process {
                 continue;
             }
             let State::Holding(section) = &client.state else { continue };
             if section.end_reason().is_some() {
-                self.abort_section(who);
+                self.abort_section(index);
             } else {
                 let left = section.remaining(now);
                 if !left.is_zero() {
@@ -532,8 +532,8 @@ impl Simulation {
     }
 }
 
-fn id(who: usize) -> ClientId {
-    ClientId::try_from(who).expect("a few hundred")
+fn id(index: usize) -> ClientId {
+    ClientId::try_from(index).expect("a few hundred clients")
 }
 
 fn nanos(duration: Duration) -> u64 {

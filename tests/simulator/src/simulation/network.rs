@@ -3,22 +3,22 @@
 use super::*;
 
 impl Simulation {
-    pub(super) fn send(&mut self, process: usize, lane: ConnectionKind, message: u64, script: ScriptCall) {
-        let there = &self.processes[process];
-        let (number, lane_of) = (there.number, there.connections[lane as usize]);
-        let at = match lane_of.filter(|at| self.connections[*at].up) {
+    pub(super) fn send(&mut self, process: usize, kind: ConnectionKind, message: u64, script: ScriptCall) {
+        let target = &self.processes[process];
+        let (number, connection) = (target.number, target.connections[kind as usize]);
+        let at = match connection.filter(|at| self.connections[*at].up) {
             Some(at) => at,
             None => {
-                let made = self.now + self.delay() + self.delay();
+                let opens_at = self.now + self.delay() + self.delay();
                 self.connections.push(Connection {
                     process: (process, number),
                     up: true,
-                    last_out: made,
+                    last_out: opens_at,
                     last_in: 0,
                     in_flight: BTreeMap::new(),
                 });
                 let at = self.connections.len() - 1;
-                self.processes[process].connections[lane as usize] = Some(at);
+                self.processes[process].connections[kind as usize] = Some(at);
                 at
             }
         };
@@ -44,9 +44,9 @@ impl Simulation {
             let late = self.random(self.conditions.late);
             self.after(late, move |w| w.runs_late(process, copy));
         }
-        let back = self.connections[at].last_in.max(self.now + self.delay());
-        self.connections[at].last_in = back;
-        self.at(back, move |w| w.reply_arrives(at, message, reply));
+        let returns_at = self.connections[at].last_in.max(self.now + self.delay());
+        self.connections[at].last_in = returns_at;
+        self.at(returns_at, move |w| w.reply_arrives(at, message, reply));
     }
 
     pub(super) fn reply_arrives(&mut self, at: usize, message: u64, reply: Value) {
@@ -65,20 +65,20 @@ impl Simulation {
     }
 
     pub(super) fn cut_off_until(&self, process: usize, number: u64) -> u64 {
-        let there = &self.processes[process];
-        if there.number == number { there.cut_off_until } else { 0 }
+        let target = &self.processes[process];
+        if target.number == number { target.cut_off_until } else { 0 }
     }
 
     /// Most of the data sent is in the buffers of the server: it still runs, later, and its replies
     /// are lost.
-    pub(super) fn break_connection(&mut self, process: usize, lane: ConnectionKind) {
-        let Some(at) = self.processes[process].connections[lane as usize].take() else { return };
-        self.log(|w| format!("{} loses its connection that {lane:?}", w.processes[process].label));
+    pub(super) fn break_connection(&mut self, process: usize, kind: ConnectionKind) {
+        let Some(at) = self.processes[process].connections[kind as usize].take() else { return };
+        self.log(|w| format!("{} loses its connection that {}", w.processes[process].label, kind.trace_name()));
         self.connections[at].up = false;
         let mut late = self.now;
-        let under_way = std::mem::take(&mut self.connections[at].in_flight);
-        let parts = u64::try_from(under_way.len()).expect("few") + 1;
-        for (message, script) in under_way {
+        let in_flight = std::mem::take(&mut self.connections[at].in_flight);
+        let parts = u64::try_from(in_flight.len()).expect("few") + 1;
+        for (message, script) in in_flight {
             if let Some(script) = script
                 && self.chance(0.7)
             {
@@ -105,9 +105,9 @@ impl Simulation {
 
     pub(super) fn subscribe(&mut self, process: usize) {
         let delay = self.delay();
-        let there = &mut self.processes[process];
-        there.inbox.epoch += 1;
-        let (number, epoch) = (there.number, there.inbox.epoch);
+        let target = &mut self.processes[process];
+        target.inbox.epoch += 1;
+        let (number, epoch) = (target.number, target.inbox.epoch);
         self.after(delay, move |w| w.subscribes(process, number, epoch));
     }
 
@@ -115,16 +115,16 @@ impl Simulation {
         if self.now < self.paused_until {
             return self.at(self.paused_until, move |w| w.subscribes(process, number, epoch));
         }
-        let there = &mut self.processes[process];
-        if !there.alive || there.number != number || there.inbox.epoch != epoch {
+        let target = &mut self.processes[process];
+        if !target.alive || target.number != number || target.inbox.epoch != epoch {
             return;
         }
-        there.inbox.at_server = Some(epoch);
+        target.inbox.at_server = Some(epoch);
         self.fake.data().listeners.insert(self.processes[process].process.inbox(), 1);
-        let back = self.now + self.delay();
+        let returns_at = self.now + self.delay();
         let inbox = &mut self.processes[process].inbox;
-        inbox.last = inbox.last.max(back);
-        self.at(back, move |w| {
+        inbox.last = inbox.last.max(returns_at);
+        self.at(returns_at, move |w| {
             w.deliver_to(process, number, Source::Inbox(epoch), move |w| {
                 if w.processes[process].inbox.epoch == epoch {
                     let now = w.local(process);
@@ -135,11 +135,11 @@ impl Simulation {
     }
 
     pub(super) fn break_inbox(&mut self, process: usize) {
-        let there = &mut self.processes[process];
-        let (number, epoch, channel) = (there.number, there.inbox.epoch, there.process.inbox());
+        let target = &mut self.processes[process];
+        let (number, epoch, channel) = (target.number, target.inbox.epoch, target.process.inbox());
         // Messages of the old connection are ignored.
-        there.inbox.epoch += 1;
-        let next = there.inbox.epoch;
+        target.inbox.epoch += 1;
+        let next = target.inbox.epoch;
         self.log(|w| format!("{} loses its inbox", w.processes[process].label));
         let missed = self.random(30 * MS);
         self.after(missed, move |w| w.unsubscribes(process, number, epoch, &channel));
@@ -155,10 +155,10 @@ impl Simulation {
     }
 
     pub(super) fn unsubscribes(&mut self, process: usize, number: u64, epoch: u64, channel: &str) {
-        let there = &mut self.processes[process];
-        if there.number != number || there.inbox.at_server == Some(epoch) {
-            if there.number == number {
-                there.inbox.at_server = None;
+        let target = &mut self.processes[process];
+        if target.number != number || target.inbox.at_server == Some(epoch) {
+            if target.number == number {
+                target.inbox.at_server = None;
             }
             self.fake.data().listeners.remove(channel);
         }
@@ -167,7 +167,7 @@ impl Simulation {
     pub(super) fn deliver(&mut self) {
         let published = std::mem::take(&mut self.fake.data().published);
         for (channel, message) in published {
-            let Some(process) = self.processes.iter().position(|there| there.process.inbox() == channel) else {
+            let Some(process) = self.processes.iter().position(|target| target.process.inbox() == channel) else {
                 continue;
             };
             let Some(epoch) = self.processes[process].inbox.at_server else { continue };
@@ -178,10 +178,10 @@ impl Simulation {
             let copies = 1 + usize::from(self.quiet_since.is_none() && self.chance(self.conditions.duplicates));
             for _ in 0..copies {
                 let number = self.processes[process].number;
-                let comes = self.processes[process].inbox.last.max(self.now + self.delay());
-                self.processes[process].inbox.last = comes;
+                let arrives = self.processes[process].inbox.last.max(self.now + self.delay());
+                self.processes[process].inbox.last = arrives;
                 let message = message.clone();
-                self.at(comes, move |w| w.message_arrives(process, number, epoch, message));
+                self.at(arrives, move |w| w.message_arrives(process, number, epoch, message));
             }
         }
     }
@@ -199,9 +199,9 @@ impl Simulation {
             let now = w.local(process);
             w.processes[process].process.on_message(now, &message);
             w.apply_effects(process);
-            let who = message.strip_prefix("1 taken 0 ").and_then(|rest| rest.split(' ').next());
-            if let Some((who, fence)) = who.and_then(|who| w.revoked.get_key_value(who)) {
-                w.notified.insert((who.clone(), *fence));
+            let id = message.strip_prefix("1 taken 0 ").and_then(|rest| rest.split(' ').next());
+            if let Some((id, fence)) = id.and_then(|id| w.revoked.get_key_value(id)) {
+                w.notified.insert((id.clone(), *fence));
             }
             // A message alone ends nothing, because any client can send one: the store verifies it.
             let goes_on = |client: &Client| match &client.state {

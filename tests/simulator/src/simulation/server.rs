@@ -12,8 +12,8 @@ impl Simulation {
     pub(super) fn record(&self, key: usize) -> Record {
         let mut data = self.fake.data();
         data.now_us = self.server_us();
-        let line = format!("tower-lock:lock:q:{{{}}}", self.locks[key]);
-        Record { holders: data.hash(&self.locks[key]), queue: data.list(&line) }
+        let queue = format!("tower-lock:lock:q:{{{}}}", self.locks[key]);
+        Record { holders: data.hash(&self.locks[key]), queue: data.list(&queue) }
     }
 
     pub(super) fn execute(&mut self, process: Option<usize>, script: &ScriptCall) -> Value {
@@ -37,7 +37,7 @@ impl Simulation {
             (_, Value::SimpleString(error)) if error.starts_with('-') => {
                 self.report_violation(format!("{} is an error: {error}", script.name()));
             }
-            ("release", reply) if parse_release(reply).is_ok_and(|what| what != ReleaseReply::NotHolder) => {
+            ("release", reply) if parse_release(reply).is_ok_and(|reply| reply != ReleaseReply::NotHolder) => {
                 self.released.insert(script.args()[0].clone());
                 let key = self.locks.iter().position(|lock| *lock == script.keys()[1]).expect("ours");
                 let record = self.record(key);
@@ -45,20 +45,20 @@ impl Simulation {
                     self.report_violation(format!("a release frees the key though a waiter exists: {record:?}"));
                 }
             }
-            ("renew", Value::Array(answers)) => {
-                for (id, answer) in script.args().chunks(2).map(|pair| &pair[0]).zip(answers) {
-                    let of_the_dead = self.crashed.iter().any(|dead| id.starts_with(&format!("{dead}:")));
-                    if *answer == Value::Int(1) && of_the_dead {
+            ("renew", Value::Array(replies)) => {
+                for (id, reply) in script.args().chunks(2).map(|pair| &pair[0]).zip(replies) {
+                    let of_crashed = self.crashed.iter().any(|crashed| id.starts_with(&format!("{crashed}:")));
+                    if *reply == Value::Int(1) && of_crashed {
                         // It was in flight, and the lease counts from now. Accepted: no section can
                         // overlap.
                         let now = self.now;
                         self.idle_since.iter_mut().flatten().for_each(|since| *since = now);
                     }
                     let has = |record: &Record| record.holders.iter().any(|(holder, _)| holder == id);
-                    if *answer == Value::Int(1) && !before.iter().any(has) {
+                    if *reply == Value::Int(1) && !before.iter().any(has) {
                         return self.report_violation(format!("{id} is renewed and has nothing"));
                     }
-                    if *answer == Value::Int(1)
+                    if *reply == Value::Int(1)
                         && self.released.contains(id)
                         && !self.checker.lenient
                         && !self.options.copies
@@ -72,7 +72,7 @@ impl Simulation {
     }
 
     pub(super) fn check_record(&mut self, key: usize, before: &Record, script: &ScriptCall) {
-        let (asks, script) = (script.args().first(), script.name());
+        let (caller, script) = (script.args().first(), script.name());
         let after = self.record(key);
         let lock = &self.locks[key];
         let left = self.fake.data().ms_left(lock);
@@ -82,10 +82,10 @@ impl Simulation {
         if after.holders.len() > 1 {
             return self.report_violation(format!("{script} leaves two holders: {after:?}"));
         }
-        let mut line = after.queue.clone();
-        line.sort();
-        line.dedup();
-        if line.len() < after.queue.len() {
+        let mut queue = after.queue.clone();
+        queue.sort();
+        queue.dedup();
+        if queue.len() < after.queue.len() {
             return self.report_violation(format!("{script} leaves an id twice in a queue: {after:?}"));
         }
         for id in after.queue.iter().filter(|id| !before.queue.contains(id)) {
@@ -99,9 +99,13 @@ impl Simulation {
         }
         let is_new = before.holders.iter().all(|(holder, _)| holder != id);
         if is_new {
-            let passed =
-                before.queue.iter().take_while(|waits| *waits != id).find(|waits| self.is_subscribed(waits)).cloned();
-            if asks != Some(id) && !self.is_subscribed(id) {
+            let passed = before
+                .queue
+                .iter()
+                .take_while(|queued| *queued != id)
+                .find(|queued| self.is_subscribed(queued))
+                .cloned();
+            if caller != Some(id) && !self.is_subscribed(id) {
                 return self.report_violation(format!("{script} offers the key to {id}, which does not listen"));
             }
             if let Some(passed) = passed {
@@ -121,7 +125,7 @@ impl Simulation {
 
     pub(super) fn is_subscribed(&self, id: &str) -> bool {
         let process = id.rsplit_once(':').map_or(id, |(process, _)| process);
-        self.fake.data().listeners.get(&format!("tower-lock:lock:in:{process}")).is_some_and(|heard| *heard > 0)
+        self.fake.data().listeners.get(&format!("tower-lock:lock:in:{process}")).is_some_and(|count| *count > 0)
     }
 
     pub(super) fn check_new_fields(&mut self, id: &str, script: &str) {
@@ -132,13 +136,13 @@ impl Simulation {
     }
 
     /// Losses are noticed at the deadline, even without a poll.
-    pub(super) fn check_deadline(&mut self, who: usize) {
+    pub(super) fn check_deadline(&mut self, index: usize) {
         const SOON: u64 = 20 * MS;
-        let client = &self.clients[who];
+        let client = &self.clients[index];
         let State::Holding(section) = &client.state else { return };
         let process = &self.processes[client.process];
-        let over = client.valid_until.max(process.thawed) + SOON;
-        if self.now > over && !process.frozen && section.end_reason().is_none() {
+        let limit = client.valid_until.max(process.thawed) + SOON;
+        if self.now > limit && !process.frozen && section.end_reason().is_none() {
             let ago = Duration::from_nanos(self.now - client.valid_until);
             self.report_violation(format!(
                 "the deadline of {} was over {ago:?} ago, and was not noticed",

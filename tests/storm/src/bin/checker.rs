@@ -23,7 +23,7 @@ async fn main() -> io::Result<ExitCode> {
     let checker = match &*std::env::args().skip(1).collect::<Vec<_>>() {
         [] => Checker::new(),
         [flag] if flag == "--ignore-fences" => Checker::ignoring_fences(),
-        other => panic!("not known: {other:?}"),
+        other => panic!("unknown argument: {other:?}"),
     };
     let checker = Arc::new(Mutex::new(checker));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;

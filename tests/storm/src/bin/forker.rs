@@ -57,7 +57,7 @@ fn runtime() -> std::io::Result<Runtime> {
 
 async fn child(locks: &LockManager, copied: LockGuard) -> Result<Observed, Failure> {
     let mut observed = Observed { is_child: true, ..Observed::default() };
-    // The release of the copy leaves the lock of the parent alone.
+    // The release of the copy does not affect the lock of the parent.
     assert_eq!(copied.release().await?, ReleaseOutcome::NotHeld);
     observed.refused = matches!(locks.try_lock(("account", 7)).await, Err(LockError::Busy { .. }));
     let own = locks.lock(("account", 8)).await?;

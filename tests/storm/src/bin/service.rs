@@ -8,7 +8,7 @@
 //!
 //! Each instance has a `LockManager` of its own on the one store, and prints the address that it
 //! listens on. Without `REDIS_URL` the store is the memory of this process. SIGTERM starts a
-//! graceful shutdown; the process then prints what is left.
+//! graceful shutdown; the process then prints the data that is left.
 
 use std::{
     error::Error,
@@ -181,19 +181,19 @@ fn app(locks: &LockManager, wrong: Wrong, cluster: &Arc<App>, memory: &Arc<Memor
         }
     };
     let mut app = Router::new().route("/left", get(left));
-    for way in LockPath::all() {
-        let mut subjects = subjects(locks, wrong, way);
-        if way.is_caught {
+    for mode in LockPath::all() {
+        let mut subjects = subjects(locks, wrong, mode);
+        if mode.is_caught {
             // Outside the lock: the section of a caught panic is dropped after the unwinding.
             subjects = subjects.layer(CatchPanicLayer::new());
         }
-        let prefix = way.to_string();
+        let prefix = mode.to_string();
         app = if prefix.is_empty() { app.merge(subjects) } else { app.nest(&prefix, subjects) };
     }
     app.with_state(Arc::clone(cluster))
 }
 
-fn subjects(locks: &LockManager, wrong: Wrong, way: LockPath) -> Router<Arc<App>> {
+fn subjects(locks: &LockManager, wrong: Wrong, mode: LockPath) -> Router<Arc<App>> {
     let patience = Duration::from_secs(60);
     let fixed = Lease::Fixed(Duration::from_millis(400));
     let policies = [
@@ -205,10 +205,10 @@ fn subjects(locks: &LockManager, wrong: Wrong, way: LockPath) -> Router<Arc<App>
     let mut subjects = Router::new();
     for (name, policy) in policies {
         let hold = if wrong == Wrong::ReleasesAtHead { ReleaseAt::ResponseHead } else { ReleaseAt::BodyEnd };
-        let gone = if way.is_dropped { OnDisconnect::Cancel } else { OnDisconnect::Finish };
-        let policy = policy.release_at(hold).on_disconnect(gone);
+        let on_disconnect = if mode.is_dropped { OnDisconnect::Cancel } else { OnDisconnect::Finish };
+        let policy = policy.release_at(hold).on_disconnect(on_disconnect);
         let path = format!("/{name}/{{id}}");
-        subjects = if way.is_extracted {
+        subjects = if mode.is_extracted {
             subjects.route(&path, post(visit_extracted).layer(LockManagerLayer::new(locks).policy(policy)))
         } else {
             let layer = LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("subject", id))).policy(policy);
