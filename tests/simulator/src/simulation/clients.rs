@@ -140,8 +140,14 @@ impl Simulation {
             let now = self.local(process);
             return self.processes[process].process.guard_ended(now, &section, GuardEnd::Undelivered);
         }
+        let grant = Arc::clone(&section.grant);
+        let notified = (grant.id.to_string(), section.token.as_u64() >> 10);
         client.state = State::Granted(section);
         client.granted_at = self.now;
+        // A section that was granted before the message may begin: the grant is verified meanwhile.
+        if self.notified.contains(&notified) {
+            return self.report_violation(format!("{} is granted though it was notified of its revocation", grant.id));
+        }
         let soon = self.random(MS);
         self.after(soon, move |w| {
             w.deliver_to(process, number, Source::Request(id(index)), move |w| w.begin_section(index));
@@ -164,10 +170,6 @@ impl Simulation {
         });
         if left.is_zero() {
             return self.report_violation(format!("{} begins after its deadline", section.grant.id));
-        }
-        if self.notified.contains(&(section.grant.id.to_string(), section.token.as_u64() >> 10)) {
-            return self
-                .report_violation(format!("{} begins though it was notified of its revocation", section.grant.id));
         }
         let clock = self.processes[process].clock;
         if let Err(violation) = self.checker.begins(self.now, number, clock, &section) {
