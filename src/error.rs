@@ -148,20 +148,9 @@ impl LockError {
 }
 
 impl LockLost {
-    /// The reasons with a code, which an atomic deadline stores in place of an instant.
-    const CODED: [Self; 5] = [Self::Expired, Self::Revoked, Self::HoldLimitReached, Self::ShuttingDown, Self::Released];
-
-    pub(super) fn code(self) -> u64 {
-        self as u64
-    }
-
     /// Whether the lock was lost, and not released or shut down.
     pub(super) fn is_loss(self) -> bool {
         matches!(self, Self::Expired | Self::Revoked | Self::HoldLimitReached)
-    }
-
-    pub(super) fn from_code(code: u64) -> Option<Self> {
-        Self::CODED.get(usize::try_from(code).ok()?).copied()
     }
 }
 

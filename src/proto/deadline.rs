@@ -51,7 +51,7 @@ impl AtomicDeadline {
 
     /// Ends it, unless it has ended or the deadline has been extended since it was read.
     pub(super) fn end_if(&self, at: BootInstant, reason: LockLost) {
-        let _ = self.0.compare_exchange(at.as_nanos(), reason.code(), Ordering::AcqRel, Ordering::Relaxed);
+        let _ = self.0.compare_exchange(at.as_nanos(), reason as u64, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Extends the deadline; an earlier `to` changes nothing. Returns `false` if it has ended, or
@@ -66,10 +66,14 @@ impl AtomicDeadline {
 }
 
 impl Deadline {
-    /// The codes of the reasons are instants in the first nanoseconds after boot, which no deadline
-    /// is.
+    /// The reasons in the order of their codes. The codes are instants in the first nanoseconds
+    /// after boot, which no deadline is.
+    const REASONS: [LockLost; 5] =
+        [LockLost::Expired, LockLost::Revoked, LockLost::HoldLimitReached, LockLost::ShuttingDown, LockLost::Released];
+
     fn from_raw(raw: u64) -> Self {
-        LockLost::from_code(raw).map_or(Self::At(BootInstant::from_nanos(raw)), Self::Ended)
+        let reason = usize::try_from(raw).ok().and_then(|code| Self::REASONS.get(code));
+        reason.map_or(Self::At(BootInstant::from_nanos(raw)), |reason| Self::Ended(*reason))
     }
 }
 
@@ -79,6 +83,15 @@ mod tests {
 
     const fn at(seconds: u64) -> BootInstant {
         BootInstant::from_nanos(seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn each_end_reason_is_read_as_it_was_written() {
+        for reason in Deadline::REASONS {
+            let deadline = AtomicDeadline::new(at(10));
+            deadline.end(reason);
+            assert_eq!(deadline.end_reason(), Some(reason));
+        }
     }
 
     #[test]
