@@ -218,37 +218,32 @@ impl<D: DriverTypes> LockTable<D> {
             release_error: &mut self.release_error,
             actions,
         };
-        if let Some(entry) = self.entries.get_mut(key) {
-            let (waiting, pending_releases) = (entry.waiting(), entry.pending_release_count());
-            let (unclaimed_offer_releases, was_queued) = (entry.unclaimed_offer_releases(), entry.is_queued());
-            let result = event(entry, &mut env);
-            entry.schedule_wakeup(&mut env);
-            self.waiting = self.waiting - waiting + entry.waiting();
-            self.pending_releases = self.pending_releases - pending_releases + entry.pending_release_count();
-            self.unclaimed_offer_releases =
-                self.unclaimed_offer_releases - unclaimed_offer_releases + entry.unclaimed_offer_releases();
-            match (was_queued, entry.is_queued()) {
-                (false, true) => drop(self.queued.insert(key.clone(), ())),
-                (true, false) => drop(self.queued.remove(key)),
-                _ => {}
-            }
-            if self.pending_releases == 0 {
-                // The error does not concern releases that are created later.
-                self.release_error = None;
-            }
-            if entry.is_idle() {
-                self.entries.remove(key);
-            }
-            return result;
-        }
-        let mut entry = LockEntry::new(self.is_shutting_down);
-        let result = event(&mut entry, &mut env);
+        let mut new = None;
+        let entry = match self.entries.get_mut(key) {
+            Some(entry) => entry,
+            None => new.insert(LockEntry::new(self.is_shutting_down)),
+        };
+        let before = entry.counts();
+        let result = event(entry, &mut env);
         entry.schedule_wakeup(&mut env);
-        self.waiting += entry.waiting();
-        self.pending_releases += entry.pending_release_count();
-        self.unclaimed_offer_releases += entry.unclaimed_offer_releases();
-        if !entry.is_idle() {
-            self.entries.insert(key.clone(), entry);
+        let (after, is_idle) = (entry.counts(), entry.is_idle());
+        self.waiting = self.waiting - before.waiting + after.waiting;
+        self.pending_releases = self.pending_releases - before.pending_releases + after.pending_releases;
+        self.unclaimed_offer_releases =
+            self.unclaimed_offer_releases - before.unclaimed_offer_releases + after.unclaimed_offer_releases;
+        match (before.is_queued, after.is_queued) {
+            (false, true) => drop(self.queued.insert(key.clone(), ())),
+            (true, false) => drop(self.queued.remove(key)),
+            _ => {}
+        }
+        if self.pending_releases == 0 {
+            // The error does not concern releases that are created later.
+            self.release_error = None;
+        }
+        match new {
+            Some(entry) if !is_idle => drop(self.entries.insert(key.clone(), entry)),
+            None if is_idle => drop(self.entries.remove(key)),
+            _ => {}
         }
         result
     }

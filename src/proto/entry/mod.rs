@@ -52,6 +52,17 @@ pub struct LockEntry<D: DriverTypes> {
     wakeup_at: Option<BootInstant>,
 }
 
+/// What an entry counts towards the bounds of the process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EntryCounts {
+    pub(super) waiting: usize,
+    pub(super) pending_releases: usize,
+    /// Of offers to unknown ids.
+    pub(super) unclaimed_offer_releases: usize,
+    /// Whether the attempt has an entry in the store queue, so that messages are sent to it.
+    pub(super) is_queued: bool,
+}
+
 impl<D: DriverTypes> LockEntry<D> {
     /// Creates an entry without waiters.
     pub fn new(is_shutting_down: bool) -> Self {
@@ -99,20 +110,14 @@ impl<D: DriverTypes> LockEntry<D> {
         self.queue.requests().map(|request| &request.waiter)
     }
 
-    /// The number of pending releases.
-    pub fn pending_release_count(&self) -> usize {
-        self.pending_releases.len()
-    }
-
-    /// The number of pending releases of offers to unknown ids.
-    pub(super) fn unclaimed_offer_releases(&self) -> usize {
-        self.pending_releases.unclaimed_offers()
-    }
-
-    /// Returns `true` if the attempt has an entry in the store queue, so that messages are sent to
-    /// it.
-    pub(super) fn is_queued(&self) -> bool {
-        self.attempt.as_ref().is_some_and(|attempt| matches!(attempt.state, State::Queued))
+    /// What this entry counts towards the bounds of the process.
+    pub(super) fn counts(&self) -> EntryCounts {
+        EntryCounts {
+            waiting: self.queue.len(),
+            pending_releases: self.pending_releases.len(),
+            unclaimed_offer_releases: self.pending_releases.unclaimed_offers(),
+            is_queued: self.attempt.as_ref().is_some_and(|attempt| matches!(attempt.state, State::Queued)),
+        }
     }
 
     /// Returns `true` if a record of this id may be left in the store.
