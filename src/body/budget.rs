@@ -323,8 +323,8 @@ mod tests {
     fn among_equal_readers_the_longest_idle_is_evicted() {
         let mut ledger = Ledger::new(1000);
         assert_eq!(ledger.allocate(1000), Some(vec![]));
-        let places: Vec<_> = (0..100).map(|n| ledger.add_reader(10, n)).collect();
-        assert_eq!(ledger.remove_reader(places[0]), Some(0));
+        let readers: Vec<_> = (0..100).map(|n| ledger.add_reader(10, n)).collect();
+        assert_eq!(ledger.remove_reader(readers[0]), Some(0));
         ledger.add_reader(10, 0);
         assert_eq!(ledger.allocate(25), Some(vec![1, 2, 3]));
     }

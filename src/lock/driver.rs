@@ -228,11 +228,11 @@ impl Driver {
     /// many locks are held.
     fn on_store_event(self: &Arc<Self>, event: StoreEvent) {
         match event {
-            StoreEvent::Offered { key, id: owner } if self.ids.has_issued(&owner) => {
-                self.handle_event(&key, Event::Offered(owner));
+            StoreEvent::Offered { key, id } if self.ids.has_issued(&id) => {
+                self.handle_event(&key, Event::Offered(id));
             }
-            StoreEvent::Revoked { key, id: owner } if self.ids.has_issued(&owner) => {
-                self.handle_event(&key, Event::Revoked(owner));
+            StoreEvent::Revoked { key, id } if self.ids.has_issued(&id) => {
+                self.handle_event(&key, Event::Revoked(id));
             }
             StoreEvent::Offered { .. } | StoreEvent::Revoked { .. } => {}
             StoreEvent::Lagged => self.on_lagged(),

@@ -242,20 +242,20 @@ impl RequestContext {
     }
 
     async fn acquire_lock(&self, route: &Route, key: LockKey) -> Result<RequestLock, Rejection> {
-        let LayerParams { driver: core, policy, hold_estimate, .. } = &self.0.params;
+        let LayerParams { driver, policy, hold_estimate, .. } = &self.0.params;
         let mut span = LockSpan::start(route, &key, policy.shows_key());
         let began = Instant::now();
         if self.0.client_wait.is_some() {
             self.0.is_wait_applied.store(true, Release);
         }
-        let ask = LockParams {
+        let params = LockParams {
             key,
             wait: self.0.client_wait.unwrap_or_else(|| policy.request_wait()),
             limits: policy.request_hold_limits(),
             owner: Some(self.0.owner.clone()),
             route: route.label(),
         };
-        match LockFuture::new(Arc::clone(core), ask).await {
+        match LockFuture::new(Arc::clone(driver), params).await {
             Ok(guard) => {
                 span.granted(began.elapsed(), || guard.hold_count(), guard.fencing_token());
                 Ok(RequestLock::new(guard, span, Arc::clone(hold_estimate), policy))
@@ -270,11 +270,11 @@ impl RequestContext {
     /// The rejection of a request that does not wait and would be rejected anyway: its body need
     /// not be sent.
     pub(crate) fn immediate_rejection(&self, route: &Route, key: &LockKey) -> Option<Rejection> {
-        let LayerParams { driver: core, policy, hold_estimate, .. } = &self.0.params;
+        let LayerParams { driver, policy, hold_estimate, .. } = &self.0.params;
         if !self.0.client_wait.unwrap_or_else(|| policy.request_wait()).is_zero() {
             return None;
         }
-        let error = core.rejection_without_wait(key, &self.0.owner, || route.label())?;
+        let error = driver.rejection_without_wait(key, &self.0.owner, || route.label())?;
         self.0.is_wait_applied.store(self.0.client_wait.is_some(), Release);
         LockSpan::start(route, key, policy.shows_key()).rejected(&error, Duration::ZERO);
         Some(Rejection::from_lock_error(error, hold_estimate, policy.timeout_status()))

@@ -75,12 +75,12 @@ impl Counts {
 
 impl DetachedPermit {
     /// `None` at the limit; this is logged.
-    pub(super) fn acquire(handlers: &Arc<DetachedHandlers>, core: &Driver, route: RouteId) -> Option<Self> {
+    pub(super) fn acquire(handlers: &Arc<DetachedHandlers>, driver: &Driver, route: RouteId) -> Option<Self> {
         let DetachedHandlers { max, counts, warnings } = &**handlers;
         let is_added = counts.lock().try_add(&route, *max);
         if !is_added {
-            if let Some(warning) = warnings.detached_limit_reached(core.now(), *max, &route.name) {
-                core.report(warning);
+            if let Some(warning) = warnings.detached_limit_reached(driver.now(), *max, &route.name) {
+                driver.report(warning);
             }
             return None;
         }

@@ -11,10 +11,10 @@ pub(super) struct ManagerState {
 }
 
 impl ManagerState {
-    pub(super) fn of(core: &Driver) -> &Self {
-        core.extension(|| Self {
+    pub(super) fn of(driver: &Driver) -> &Self {
+        driver.extension(|| Self {
             body_budget: Arc::default(),
-            detached: Arc::new(DetachedHandlers::new(core.max_detached)),
+            detached: Arc::new(DetachedHandlers::new(driver.max_detached)),
         })
     }
 }

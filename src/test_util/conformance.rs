@@ -245,8 +245,8 @@ async fn only_the_holder_renews_and_replies_are_in_order(w: World) {
     w.granted(&a).await;
     for _ in 0..3 {
         sleep(LEASE * 2 / 3).await;
-        let answers = w.renew(&[&b, &a, &b]).await;
-        w.same(answers, vec![RenewReply::NotHolder, RenewReply::Extended, RenewReply::NotHolder], "one by one");
+        let replies = w.renew(&[&b, &a, &b]).await;
+        w.same(replies, vec![RenewReply::NotHolder, RenewReply::Extended, RenewReply::NotHolder], "one by one");
     }
     w.busy(&b).await;
     w.release(&a, Duration::ZERO).await;
@@ -258,8 +258,8 @@ async fn renewal_and_repeated_acquire_never_shorten_a_lease(w: World) {
     w.granted(&a).await;
     let short = LEASE / 10;
     let request = RenewRequest::new(w.key.clone(), a.clone(), short);
-    let answers = w.store.renew(vec![request]).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
-    w.same(answers, vec![RenewReply::Extended], "it has the key");
+    let replies = w.store.renew(vec![request]).await.unwrap_or_else(|error| panic!("{}: {error}", w.clause));
+    w.same(replies, vec![RenewReply::Extended], "it has the key");
     let left = w.busy(&b).await;
     assert!(left > LEASE / 2, "{}: a renewal left {left:?}", w.clause);
     let request = AcquireRequest::new(w.key.clone(), a.clone(), short, IfBusy::Fail, queue_config(), LEASE);
@@ -504,8 +504,8 @@ async fn expired_call_is_not_executed(w: World) {
     let (a, b) = (p.ids.next(), p.ids.next());
     let request = AcquireRequest::new(w.key.clone(), a.clone(), LEASE, IfBusy::Fail, queue_config(), Duration::ZERO);
     // A store that decides within the call is in time; any other is not.
-    let answer = w.store.acquire(request).await;
-    let is_granted = matches!(answer, Ok(AcquireReply::Granted { .. }));
+    let reply = w.store.acquire(request).await;
+    let is_granted = matches!(reply, Ok(AcquireReply::Granted { .. }));
     w.same(w.release(&a, Duration::ZERO).await == ReleaseReply::Freed, is_granted, "executed and granted, or neither");
     w.granted(&b).await;
     w.release(&b, Duration::ZERO).await;
