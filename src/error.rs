@@ -90,7 +90,7 @@ pub enum LockLost {
     #[error("the lock was lost: it was revoked")]
     Revoked,
     /// The fixed lease or the `max_hold` of the lock has passed.
-    #[error("the lock was lost: it was held for too long")]
+    #[error("the lock was lost: its hold limit was reached")]
     HoldLimitReached,
     /// The process is shutting down, and the [budget](crate::LockManager::shutdown_on_signal) is
     /// used up.

@@ -204,7 +204,7 @@ mod tests {
             ("`body_idle_timeout`", s(BODY_IDLE_TIMEOUT)),
             ("`min_body_rate`", format!("{} KiB/s", MIN_BODY_RATE >> 10)),
             (
-                "handlers that finish after a disconnect (`LockManagerBuilder::max_detached`), of one route at most as many as stay free",
+                "handlers that finish after a disconnect (`LockManagerBuilder::max_detached`), of one route at most as many as remain free",
                 MAX_DETACHED_HANDLERS.to_string(),
             ),
             ("release before a complete response is sent", format!("{} ms", RELEASE_WAIT.as_millis())),

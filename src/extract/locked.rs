@@ -70,8 +70,7 @@ pub trait HasLockKey {
 ///
 /// The key is that of one extractor. For a key of several extractors, such as the path and the
 /// body, use a [`LockLayer`](crate::LockLayer). If `HasLockKey` is not implemented, Axum reports
-/// only that the handler does not implement `Handler`; add `#[axum::debug_handler]` to see the
-/// cause.
+/// only that the handler does not implement `Handler`.
 ///
 /// The body of the request is read before the lock is acquired, also if `E` does not need it.
 /// [`request_body(RequestBodyMode::Stream)`](crate::LockManagerLayer::request_body) on the layer
@@ -99,7 +98,7 @@ pub struct Locked<E>(
 );
 
 const MISSING_LAYER: &str = "`Locked` found no `LockManagerLayer`. Put one on the router, outside of the handler and after its \
-    routes: `Router::new().route(\"/claim\", post(claim)).layer(LockManagerLayer::new(&locks))`. After the response has ended, no lock is available either.";
+    routes: `Router::new().route(\"/claim\", post(claim)).layer(LockManagerLayer::new(&locks))`. This also occurs after the response has ended.";
 
 /// The context that keeps the lock.
 struct LockTarget {

@@ -53,7 +53,7 @@ where
 
 /// The response to a request whose lock was lost before anything was sent.
 fn aborted<B>(locks: RequestLocks, why: LockLost) -> Response<ResponseBody<B>> {
-    let rejection = if why == LockLost::HoldLimitReached { Rejection::MaxHoldExceeded } else { Rejection::Lost };
+    let rejection = if why == LockLost::HoldLimitReached { Rejection::HoldLimitReached } else { Rejection::Lost };
     let response = locks.context().on_reject().respond(rejection).map(ResponseBody::rejected);
     locks.lost(why);
     response

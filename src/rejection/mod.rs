@@ -26,7 +26,7 @@ use crate::{
 
 /// Reason why a request was rejected.
 ///
-/// The handler was not started, except for `Lost` and `MaxHoldExceeded`. The built-in response is
+/// The handler was not started, except for `Lost` and `HoldLimitReached`. The built-in response is
 /// `application/problem+json` (RFC 9457). [`LockLayer::on_reject`](crate::LockLayer::on_reject)
 /// replaces it. In both cases the extensions of the response contain this value, for outer layers.
 ///
@@ -43,7 +43,7 @@ use crate::{
 /// | `InvalidKey` | 400, 404, 422 or 500, or that of the extractor | `urn:tower-lock:invalid-key` |
 /// | `Disconnected` | 408 | `urn:tower-lock:disconnected` |
 /// | `Lost` | 503 | `urn:tower-lock:lost` |
-/// | `MaxHoldExceeded` | 503 | `urn:tower-lock:max-hold-exceeded` |
+/// | `HoldLimitReached` | 503 | `urn:tower-lock:hold-limit-reached` |
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
@@ -121,7 +121,7 @@ pub enum Rejection {
     Lost,
     /// The handler ran longer than `max_hold` or a fixed lease, and was dropped. Its work may be
     /// partially done.
-    MaxHoldExceeded,
+    HoldLimitReached,
 }
 
 /// Creates responses: with the function of the application, or the built-in ones.
@@ -180,7 +180,7 @@ impl Rejection {
             | Self::ShuttingDown { .. }
             | Self::BodyBufferFull { .. }
             | Self::Lost
-            | Self::MaxHoldExceeded => StatusCode::SERVICE_UNAVAILABLE,
+            | Self::HoldLimitReached => StatusCode::SERVICE_UNAVAILABLE,
             Self::BodyTimeout | Self::Disconnected => StatusCode::REQUEST_TIMEOUT,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::InvalidKey { status, .. } => *status,
@@ -189,7 +189,7 @@ impl Rejection {
 
     /// Returns the last segment of the problem type: `locked`, `timed-out`, `queue-full`,
     /// `store-unavailable`, `shutting-down`, `disconnected`, `body-timeout`, `body-too-large`,
-    /// `body-buffer-full`, `invalid-key`, `lost`, `max-hold-exceeded`.
+    /// `body-buffer-full`, `invalid-key`, `lost`, `hold-limit-reached`.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -204,7 +204,7 @@ impl Rejection {
             Self::BodyBufferFull { .. } => "body-buffer-full",
             Self::InvalidKey { .. } => "invalid-key",
             Self::Lost => "lost",
-            Self::MaxHoldExceeded => "max-hold-exceeded",
+            Self::HoldLimitReached => "hold-limit-reached",
         }
     }
 
@@ -215,7 +215,7 @@ impl Rejection {
     /// first.
     #[must_use]
     pub fn outcome(&self) -> &'static str {
-        if matches!(self, Self::Lost | Self::MaxHoldExceeded) { "unknown" } else { "not-started" }
+        if matches!(self, Self::Lost | Self::HoldLimitReached) { "unknown" } else { "not-started" }
     }
 
     /// Returns the time after which a retry may succeed. `None` if an unchanged request should not
@@ -238,7 +238,7 @@ impl Rejection {
             | Self::BodyTooLarge
             | Self::InvalidKey { .. }
             | Self::Lost
-            | Self::MaxHoldExceeded => None,
+            | Self::HoldLimitReached => None,
         }
     }
 
@@ -275,7 +275,7 @@ impl Rejection {
             Self::BodyBufferFull { .. } => "Too many request bodies are buffered",
             Self::InvalidKey { .. } => "Invalid lock key",
             Self::Lost => "Lock was lost",
-            Self::MaxHoldExceeded => "Maximum hold time exceeded",
+            Self::HoldLimitReached => "Hold limit reached",
         }
     }
 
@@ -322,7 +322,7 @@ impl Rejection {
             Self::Lost => {
                 "The lock was lost while the request was being processed. It may have been partially processed; check its effects before retrying."
             }
-            Self::MaxHoldExceeded => {
+            Self::HoldLimitReached => {
                 "The request was processed for longer than its lock may be held. It may have been partially processed; check its effects before retrying."
             }
         })

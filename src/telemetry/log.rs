@@ -12,7 +12,7 @@ pub(crate) fn write(report: &Report) {
         Report::Lost { fence, why } => {
             let reason = match why {
                 LockLost::Revoked => "it was revoked (`force_release`), or the store has lost its data",
-                LockLost::HoldLimitReached => "its section has reached its limit",
+                LockLost::HoldLimitReached => "its hold limit was reached",
                 _ => "its lease expired, and no renewal got a reply",
             };
             warn!(target: "tower_lock", fence, "a lock is lost: {reason}");

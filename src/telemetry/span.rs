@@ -130,7 +130,7 @@ mod enabled {
         }
 
         pub(crate) fn lost(&self, why: LockLost) {
-            self.span.record("result", if why == LockLost::HoldLimitReached { "max_hold_exceeded" } else { "lost" });
+            self.span.record("result", if why == LockLost::HoldLimitReached { "hold_limit_reached" } else { "lost" });
             tracing::warn!(target: "tower_lock", parent: &self.span, "request aborted: {why}");
         }
 

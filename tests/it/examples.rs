@@ -120,7 +120,7 @@ fn grpc_client_does_not_retry_unknown_outcomes() {
         (Rejection::BodyBufferFull { retry_after }, "14", "187"),
         (Rejection::InvalidKey { status: StatusCode::BAD_REQUEST, field: None, extractor: None }, "3", "-1"),
         (Rejection::Lost, "2", "-1"),
-        (Rejection::MaxHoldExceeded, "2", "-1"),
+        (Rejection::HoldLimitReached, "2", "-1"),
     ] {
         let response = grpc_status::as_grpc(&rejection);
         assert_eq!(response.status(), StatusCode::OK, "{rejection}: gRPC has its own status");

@@ -137,10 +137,10 @@ async fn hanging_handler_is_aborted_after_max_hold() {
         let response = tower::ServiceExt::oneshot(app, axum::http::Request::new(axum::body::Body::empty()));
         let response = response.await.expect("infallible");
         assert_eq!((response.status(), began.elapsed().as_secs()), (StatusCode::SERVICE_UNAVAILABLE, limit));
-        assert!(matches!(response.extensions().get(), Some(Rejection::MaxHoldExceeded)));
+        assert!(matches!(response.extensions().get(), Some(Rejection::HoldLimitReached)));
         let problem = text(response).await;
         assert!(
-            problem.contains("urn:tower-lock:max-hold-exceeded") && problem.contains(r#""outcome":"unknown""#),
+            problem.contains("urn:tower-lock:hold-limit-reached") && problem.contains(r#""outcome":"unknown""#),
             "{problem}"
         );
         sleep(s(1)).await;

@@ -271,7 +271,7 @@ impl Outcome {
         assert_eq!((summary.late, summary.left_open, summary.answers(412)), (0, 0, 0), "{summary:#?}");
         assert!(summary.refused <= summary.aborted, "{summary:#?}");
         let is_well = |observed: &Observed| {
-            // `lost`, `max-hold-exceeded` and `shutting-down` must not occur.
+            // `lost`, `hold-limit-reached` and `shutting-down` must not occur.
             let is_well = [200, 409, 500].iter().any(|status| has_status(observed, *status));
             let is_rejected = is(observed, 503, "store-unavailable") || is(observed, 503, "queue-full");
             is_well || is_rejected || matches!(observed, Observed::Left | Observed::Broken)
@@ -358,7 +358,7 @@ fn is_expected(workload: &Workload, observed: &Observed) -> bool {
             Patience::Briefly | Patience::Wait => is(observed, 409, "timed-out"),
         },
         Observed::Response { status: 503, kind, outcome } => {
-            let has_run = matches!(kind.as_deref(), Some("lost" | "max-hold-exceeded"));
+            let has_run = matches!(kind.as_deref(), Some("lost" | "hold-limit-reached"));
             kind.is_some() && outcome.as_deref() == Some(if has_run { "unknown" } else { "not-started" })
         }
         Observed::Response { .. } => false,
