@@ -95,4 +95,7 @@ pub mod docs {
     pub mod redis {}
     #[doc = include_str!("../docs/comparison.md")]
     pub mod comparison {}
+    #[doc = "[`LockStore`]: crate::store::LockStore\n[`StoreErrorKind`]: crate::store::StoreErrorKind\n"]
+    #[doc = include_str!("../docs/implementing-a-store.md")]
+    pub mod implementing_a_store {}
 }
