@@ -205,20 +205,6 @@ pub use self::{
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use deadpool_redis;
 
-/// The guide: one page per subject.
-///
-/// - [Getting started](getting_started): a 409 on your own handler in ten minutes
-/// - [Keys](keys): key functions, named fields, extracted values
-/// - [Waiting and rejections](waiting_and_rejections): when to wait, each status, and whether to
-///   retry
-/// - [Layer order](layer_order): the lock among other layers, `route_layer` or `layer`
-/// - [Configuration](configuration): each setting and its default, and all limits
-/// - [Streaming and disconnects](streaming_and_disconnects): when a lock is released
-/// - [Nested locks and spawned tasks](nested_locks): re-entrancy and owners
-/// - [Observability](observability): logs, spans, metrics, the state of a key
-/// - [Testing handlers](testing_handlers): a 409, a store that fails, a lock that is lost
-/// - [Without HTTP](without_http): jobs, guards, revocation, shutdown
-/// - [Recipes](recipes): a nightly job, server-sent events, gRPC, an outbox
 // Its examples are tested with all of these features.
 #[cfg(all(
     any(doc, doctest),
@@ -228,37 +214,52 @@ pub use deadpool_redis;
     ),
 ))]
 pub mod guide {
-    #[doc = include_str!("links.md")]
+    //! The guide: one page per subject.
+    //!
+    //! - [Getting started](getting_started): a 409 on your own handler in ten minutes
+    //! - [Keys](keys): key functions, named fields, extracted values
+    //! - [Waiting and rejections](waiting_and_rejections): when to wait, each status, and whether to
+    //!   retry
+    //! - [Layer order](layer_order): the lock among other layers, `route_layer` or `layer`
+    //! - [Configuration](configuration): each setting and its default, and all limits
+    //! - [Streaming and disconnects](streaming_and_disconnects): when a lock is released
+    //! - [Nested locks and spawned tasks](nested_locks): re-entrancy and owners
+    //! - [Observability](observability): logs, spans, metrics, the state of a key
+    //! - [Testing handlers](testing_handlers): a 409, a store that fails, a lock that is lost
+    //! - [Without HTTP](without_http): jobs, guards, revocation, shutdown
+    //! - [Recipes](recipes): a nightly job, server-sent events, gRPC, an outbox
+
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/getting-started.md")]
     pub mod getting_started {}
-    #[doc = include_str!("links.md")]
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/keys.md")]
     pub mod keys {}
-    #[doc = include_str!("links.md")]
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/waiting-and-rejections.md")]
     pub mod waiting_and_rejections {}
-    #[doc = include_str!("links.md")]
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/layer-order.md")]
     pub mod layer_order {}
-    #[doc = include_str!("links.md")]
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/configuration.md")]
     pub mod configuration {}
-    #[doc = include_str!("links.md")]
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/streaming-and-disconnects.md")]
     pub mod streaming_and_disconnects {}
-    #[doc = include_str!("links.md")]
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/nested-locks.md")]
     pub mod nested_locks {}
-    #[doc = include_str!("links.md")]
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/observability.md")]
     pub mod observability {}
-    #[doc = include_str!("links.md")]
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/testing-handlers.md")]
     pub mod testing_handlers {}
-    #[doc = include_str!("links.md")]
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/without-http.md")]
     pub mod without_http {}
-    #[doc = include_str!("links.md")]
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/guide/recipes.md")]
     pub mod recipes {}
 }
@@ -273,7 +274,7 @@ pub mod docs {
     pub mod redis {}
     #[doc = include_str!("../docs/comparison.md")]
     pub mod comparison {}
-    #[doc = include_str!("links.md")]
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
     #[doc = include_str!("../docs/migrating-from-redisson.md")]
     pub mod migrating_from_redisson {}
 }
