@@ -133,6 +133,10 @@
 //! Every feature can be enabled on its own; the crate also builds without features.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(
+    not(all(feature = "axum", feature = "memory", feature = "redis", feature = "signal", feature = "test-util")),
+    allow(rustdoc::broken_intra_doc_links, reason = "the pages link to items of every feature")
+)]
 
 // Keys, the HTTP half, the lock half, stores.
 pub mod key;
@@ -218,8 +222,8 @@ pub mod guide {
     //!
     //! - [Getting started](getting_started): a 409 on your own handler in ten minutes
     //! - [Keys](keys): key functions, named fields, extracted values
-    //! - [Waiting and rejections](waiting_and_rejections): when to wait, each status, and whether to
-    //!   retry
+    //! - [Waiting and rejections](waiting_and_rejections): when to wait, each status, and whether
+    //!   to retry
     //! - [Layer order](layer_order): the lock among other layers, `route_layer` or `layer`
     //! - [Configuration](configuration): each setting and its default, and all limits
     //! - [Streaming and disconnects](streaming_and_disconnects): when a lock is released

@@ -123,7 +123,8 @@ fn every_guarantee_names_existing_tests() {
 
 /// The link definitions of a Markdown file: labels and targets.
 fn links(page: &str) -> Vec<(&str, &str)> {
-    page.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: ")).collect()
+    let definitions = page.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: "));
+    definitions.filter(|(_, target)| !target.contains(' ')).collect()
 }
 
 /// The Markdown files of a folder, by their paths in the repository.
