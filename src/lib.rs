@@ -66,14 +66,13 @@
 //! LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("order", id)));
 //! // Named fields.
 //! LockLayer::new(locks, key::from_fields("order", key::path_param("id")));
-//! // A function of the request head, without Axum.
-//! LockLayer::new(locks, key::from_parts(|parts| ("method", parts.method.to_string())));
 //! // One key for all requests.
 //! LockLayer::new(locks, key::fixed(("nightly", "mail")));
 //! # }
 //! ```
 //!
-//! See [`key`] and the page about [keys](guide::keys).
+//! [`key::from_parts`] derives keys from the request head, without Axum. See [`key`] and the page
+//! about [keys](guide::keys).
 //!
 //! # Waiting
 //!
@@ -209,7 +208,7 @@ pub use self::{
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use deadpool_redis;
 
-// Its examples are tested with all of these features.
+// The examples need all of these features.
 #[cfg(all(
     any(doc, doctest),
     any(
