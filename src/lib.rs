@@ -1,18 +1,141 @@
-// The first definition of a link wins: here the pages are modules.
-#![cfg_attr(
-    all(doc, feature = "axum", feature = "memory"),
-    doc = "[`docs/redis.md`]: docs::redis\n[`docs/comparison.md`]: docs::comparison\n[`docs/guarantees.md`]: docs::guarantees\n"
-)]
-// Its examples are tested with Redis alone.
-#![cfg_attr(
-    all(feature = "axum", feature = "memory", any(feature = "redis", not(doctest))),
-    doc = include_str!("../README.md")
-)]
-#![cfg_attr(
-    not(all(feature = "axum", feature = "memory", any(feature = "redis", not(doctest)))),
-    doc = "Tower middleware and Axum extractors that serialize HTTP requests per key with a distributed lock."
-)]
+//! Tower middleware and Axum extractors that serialize requests per key, in one process or across a
+//! fleet.
+//!
+//! A [`LockLayer`] on a route acquires the lock of a key before the handler runs, and releases it
+//! at the end of the response. Another request for the same key is rejected with `409 Conflict`, or
+//! waits. Requests for other keys are not affected.
+//!
+//! # High-level features
+//!
+//! - Keys are derived from extractors, from named fields of the request, or from extracted values.
+//! - Locks are kept in memory, or in a Redis that all instances share.
+//! - A lock is renewed while its handler runs. A handler that loses its lock is aborted.
+//! - Each section of a key has a larger [`FencingToken`], so that a database can reject a stale
+//!   writer.
+//! - Streams, disconnects, re-entrancy and graceful shutdown are handled.
+//!
+//! [`guide`] has one page per subject, and starts with [getting started](guide::getting_started).
+//! [`docs::guarantees`] lists what is guaranteed under which assumptions.
+//!
+//! # Example
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use axum::{Json, Router, routing::post};
+//! use tower_lock::{HeldLock, LockLayer, LockManager, key};
+//!
+//! #[derive(serde::Deserialize)]
+//! struct Claim {
+//!     family_id: u64,
+//!     reward_type: u32,
+//! }
+//!
+//! #[tokio::main]
+//! async fn main() -> std::io::Result<()> {
+//!     // One manager for the whole application. Its clones share the locks.
+//!     let locks = LockManager::in_memory();
+//!     let reward = key::from_fn(|Json(c): Json<Claim>| ("reward", c.family_id, c.reward_type));
+//!     let app = Router::new()
+//!         .route("/rewards/claim", post(claim).route_layer(LockLayer::new(&locks, reward)));
+//!
+//!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+//!     // After SIGTERM or Ctrl-C, handlers finish and release their locks.
+//!     let stop = locks.shutdown_on_signal(Duration::from_secs(20));
+//!     axum::serve(listener, app).with_graceful_shutdown(stop).await
+//! }
+//!
+//! // Runs alone for its key: check, compute, write.
+//! async fn claim(lock: HeldLock, Json(claim): Json<Claim>) -> String {
+//!     format!("claimed for family {} under {}\n", claim.family_id, lock.fencing_token())
+//! }
+//! ```
+//!
+//! Put the layer on the method router of the route, inside of all other layers:
+//! [layer order](guide::layer_order).
+//!
+//! # Keys
+//!
+//! The second argument of [`LockLayer::new`] derives the key:
+//!
+//! ```
+//! # use axum::extract::Path;
+//! # use tower_lock::{LockLayer, LockManager, key};
+//! # fn layers(locks: &LockManager) {
+//! // A function of extractors.
+//! LockLayer::new(locks, key::from_fn(|Path(id): Path<u64>| ("order", id)));
+//! // Named fields.
+//! LockLayer::new(locks, key::from_fields("order", key::path_param("id")));
+//! // One key for all requests.
+//! LockLayer::new(locks, key::fixed(("nightly", "mail")));
+//! # }
+//! ```
+//!
+//! [`key::from_parts`] derives keys from the request head, without Axum. See [`key`] and the page
+//! about [keys](guide::keys).
+//!
+//! # Waiting
+//!
+//! By default a request is rejected at once while its key is held. With
+//! [`wait`](LockLayer::wait) it waits, first come, first served. A [`LockManagerLayer`] provides
+//! settings to all routes of a router:
+//!
+//! ```
+//! # use std::time::Duration;
+//! # use axum::{Router, routing::post};
+//! # use tower_lock::{LockLayer, LockManager, LockManagerLayer, key};
+//! # async fn pay() {}
+//! # fn app(locks: &LockManager) -> Router {
+//! # let order = key::fixed(("order",));
+//! Router::new()
+//!     .route("/pay", post(pay).route_layer(LockLayer::new(locks, order)))
+//!     .layer(LockManagerLayer::new(locks).wait(Duration::from_secs(2)))
+//! # }
+//! ```
+//!
+//! See [`LockPolicy`] for all settings, and [configuration](guide::configuration) for the decisions
+//! behind them.
+//!
+//! # Extractors
+//!
+//! - [`HeldLock`] is the lock of the request: its key, its fencing token and the time that remains.
+//!   A handler that takes it does not run without a lock.
+//! - [`Locked`] acquires the lock of the value that it extracts, which implements [`HasLockKey`].
+//!
+//! # Locks without HTTP
+//!
+//! [`LockManager::lock`] and [`LockManager::try_lock`] return a [`LockGuard`]. In a handler they
+//! re-enter the lock of the request. See [without HTTP](guide::without_http) and
+//! [nested locks](guide::nested_locks).
+//!
+//! # Errors
+//!
+//! The layers add no errors to a service. A request without its lock gets a response, with the
+//! [`Rejection`] in its extensions; its handler is not started.
+//! [Waiting and rejections](guide::waiting_and_rejections) lists the statuses. Calls without HTTP
+//! return a [`LockError`]. A lock that is lost reports [`LockLost`].
+//!
+//! # Feature flags
+//!
+//! | feature | default | content |
+//! |---|---|---|
+//! | `axum` | yes | [`key::from_fn`], fields of paths and bodies, the extractors [`HeldLock`] and [`Locked`] |
+//! | `memory` | yes | [`MemoryStore`] and [`LockManager::in_memory`]: locks within one process |
+//! | `signal` | yes | [`LockManager::shutdown_on_signal`] |
+//! | `tracing` | yes | a span for each locked request, an event for each rejection: [observability](guide::observability) |
+//! | `metrics` | no | counters, gauges and histograms of the `metrics` facade |
+//! | `redis` | no | [`RedisStore`]: locks that many instances share |
+//! | `redis-tls` | no | `rediss://`, with rustls and *ring*, unless the process has installed another provider |
+//! | `test-util` | no | [`test_util`] and [`HeldLock::for_test`], for `[dev-dependencies]` only: [testing handlers](guide::testing_handlers) |
+//! | `uuid` | no | `Uuid` as a part of a key |
+//!
+//! Every feature can be enabled on its own; the crate also builds without features.
+
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(
+    not(all(feature = "axum", feature = "memory", feature = "redis", feature = "signal", feature = "test-util")),
+    allow(rustdoc::broken_intra_doc_links, reason = "the pages link to items of every feature")
+)]
 
 // Keys, the HTTP half, the lock half, stores.
 pub mod key;
@@ -85,7 +208,66 @@ pub use self::{
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use deadpool_redis;
 
-/// The pages of `docs/`.
+// The examples need all of these features.
+#[cfg(all(
+    any(doc, doctest),
+    any(
+        not(doctest),
+        all(feature = "axum", feature = "memory", feature = "redis", feature = "signal", feature = "test-util"),
+    ),
+))]
+pub mod guide {
+    //! The guide: one page per subject.
+    //!
+    //! - [Getting started](getting_started): a 409 on your own handler in ten minutes
+    //! - [Keys](keys): key functions, named fields, extracted values
+    //! - [Waiting and rejections](waiting_and_rejections): when to wait, each status, and whether
+    //!   to retry
+    //! - [Layer order](layer_order): the lock among other layers, `route_layer` or `layer`
+    //! - [Configuration](configuration): each setting and its default, and all limits
+    //! - [Streaming and disconnects](streaming_and_disconnects): when a lock is released
+    //! - [Nested locks and spawned tasks](nested_locks): re-entrancy and owners
+    //! - [Observability](observability): logs, spans, metrics, the state of a key
+    //! - [Testing handlers](testing_handlers): a 409, a store that fails, a lock that is lost
+    //! - [Without HTTP](without_http): jobs, guards, revocation, shutdown
+    //! - [Recipes](recipes): a nightly job, server-sent events, gRPC, an outbox
+
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[doc = include_str!("../docs/guide/getting-started.md")]
+    pub mod getting_started {}
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[doc = include_str!("../docs/guide/keys.md")]
+    pub mod keys {}
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[doc = include_str!("../docs/guide/waiting-and-rejections.md")]
+    pub mod waiting_and_rejections {}
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[doc = include_str!("../docs/guide/layer-order.md")]
+    pub mod layer_order {}
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[doc = include_str!("../docs/guide/configuration.md")]
+    pub mod configuration {}
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[doc = include_str!("../docs/guide/streaming-and-disconnects.md")]
+    pub mod streaming_and_disconnects {}
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[doc = include_str!("../docs/guide/nested-locks.md")]
+    pub mod nested_locks {}
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[doc = include_str!("../docs/guide/observability.md")]
+    pub mod observability {}
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[doc = include_str!("../docs/guide/testing-handlers.md")]
+    pub mod testing_handlers {}
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[doc = include_str!("../docs/guide/without-http.md")]
+    pub mod without_http {}
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[doc = include_str!("../docs/guide/recipes.md")]
+    pub mod recipes {}
+}
+
+/// The other pages of `docs/`.
 #[cfg(any(doc, doctest))]
 pub mod docs {
     #[doc = "[redis-failures]: self::redis#when-something-goes-wrong\n"]
@@ -98,4 +280,12 @@ pub mod docs {
     #[doc = "[`LockStore`]: crate::store::LockStore\n[`StoreErrorKind`]: crate::store::StoreErrorKind\n"]
     #[doc = include_str!("../docs/implementing-a-store.md")]
     pub mod implementing_a_store {}
+    #[cfg_attr(not(doctest), doc = include_str!("links.md"))]
+    #[doc = include_str!("../docs/migrating-from-redisson.md")]
+    pub mod migrating_from_redisson {}
 }
+
+/// Tests the examples of the README.
+#[cfg(all(doctest, feature = "axum", feature = "memory", feature = "redis", feature = "signal"))]
+#[doc = include_str!("../README.md")]
+mod readme {}

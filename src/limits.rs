@@ -171,8 +171,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_readme_has_the_same_numbers() {
-        let readme = include_str!("../README.md");
+    fn configuration_page_has_the_same_numbers() {
+        let page = include_str!("../docs/guide/configuration.md");
         let s = |duration: Duration| format!("{} s", duration.as_secs());
         for (number, value) in [
             ("lease (`LockManagerBuilder::lease`)", s(LEASE)),
@@ -224,16 +224,16 @@ mod tests {
             ("`Retry-After`", format!("{} to {}", RETRY_AFTER_MIN.as_secs(), s(RETRY_AFTER_MAX))),
         ] {
             let row = format!("| {number} | {value} |");
-            assert!(readme.contains(&row), "not in the README: {row}");
+            assert!(page.contains(&row), "not on the page: {row}");
         }
         #[cfg(feature = "axum")]
-        assert!(readme.contains(&format!("at most {} MiB |", MAX_BODY_BYTES >> 20)));
+        assert!(page.contains(&format!("at most {} MiB |", MAX_BODY_BYTES >> 20)));
         #[cfg(feature = "tracing")]
-        assert!(readme.contains(&format!("| warnings of a store that does not reply | one in {} |", s(WARN_INTERVAL))));
+        assert!(page.contains(&format!("| warnings of a store that does not reply | one in {} |", s(WARN_INTERVAL))));
         #[cfg(feature = "redis")]
-        assert!(readme.contains(&format!("| a connection to Redis | {} |", s(CONNECT_TIMEOUT))));
+        assert!(page.contains(&format!("| a connection to Redis | {} |", s(CONNECT_TIMEOUT))));
         #[cfg(feature = "redis")]
-        assert!(readme.contains(&format!("| prefix of names in Redis | `{REDIS_PREFIX}` |")));
+        assert!(page.contains(&format!("| prefix of names in Redis | `{REDIS_PREFIX}` |")));
         assert_eq!(REQUEST_WAIT_TIMEOUT, Duration::ZERO, "refuse at once");
     }
 }

@@ -319,7 +319,8 @@ async fn signal_starts_a_shutdown_within_its_budget() {
     assert!(state.holder.is_none() && state.remaining <= Duration::from_secs(1), "only the lock-delay: {state:?}");
 }
 
-/// As in the README: the server responds while the locks are shut down, and then closes.
+/// As in `docs/guide/without-http.md`: the server responds while the locks are shut down, and then
+/// closes.
 #[tokio::test]
 async fn terminated_server_finishes_holders_and_rejects_the_rest() {
     let (store, locks) = store_and_locks();

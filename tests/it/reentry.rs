@@ -146,7 +146,7 @@ async fn task_that_outlives_its_request_is_another_owner() {
     assert_eq!(store.held_count(), 1);
 }
 
-/// As in the README.
+/// As in `docs/guide/nested-locks.md`.
 #[tokio::test(start_paused = true)]
 async fn spawned_task_with_the_owner_of_its_request_reenters() {
     let (store, locks) = store_and_locks();

@@ -121,17 +121,86 @@ fn every_guarantee_names_existing_tests() {
     assert!(promises >= 16 && shown >= 80, "{promises} promises, {shown} tests: are these the tables?");
 }
 
-/// The README is also a page of the documentation, where each of its links needs a module.
-#[test]
-fn every_page_linked_by_the_readme_is_a_docs_module() {
-    let (readme, lib) = (read("README.md"), read("src/lib.rs"));
-    assert!(!readme.contains(".md)"), "a link without a definition of its own");
-    let pages: Vec<_> = readme.lines().filter_map(|line| line.strip_prefix("[`docs/")?.split_once(".md`]: ")).collect();
-    assert!(pages.len() >= 3, "{pages:?}");
-    for (page, file) in pages {
-        assert!(root().join(file).exists(), "{file}");
-        assert!(lib.contains(&format!("[`docs/{page}.md`]: docs::{page}")), "{page}");
+/// The link definitions of a Markdown file: labels and targets.
+fn links(page: &str) -> Vec<(&str, &str)> {
+    let definitions = page.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: "));
+    definitions.filter(|(_, target)| !target.contains(' ')).collect()
+}
+
+/// The Markdown files of a folder, by their paths in the repository.
+fn pages(folder: &str) -> Vec<PathBuf> {
+    let found = fs::read_dir(root().join(folder)).expect("a folder");
+    let found = found.map(|entry| Path::new(folder).join(entry.expect("an entry").file_name()));
+    found.filter(|page| page.extension().is_some_and(|extension| extension == "md")).collect()
+}
+
+/// The Markdown file and the heading that a relative link leads to.
+fn linked_page<'a>(page: &Path, target: &'a str) -> Option<(PathBuf, &'a str)> {
+    let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+    match file {
+        "" => Some((page.to_owned(), anchor)),
+        file if file.contains("://") || !file.ends_with(".md") => None,
+        file => Some((page.parent().expect("a folder").join(file), anchor)),
     }
+}
+
+#[test]
+fn every_link_leads_to_a_file_and_a_heading() {
+    let mut checked = 0;
+    for page in ["", "docs", "docs/guide"].iter().flat_map(|folder| pages(folder)) {
+        let text = read(&page);
+        let inline = text.match_indices("](").filter_map(|(at, _)| Some(text[at + 2..].split_once(')')?.0));
+        let defined = links(&text).into_iter().map(|(_, target)| target);
+        for (file, anchor) in inline.chain(defined).filter_map(|target| linked_page(&page, target)) {
+            let headings = read(&file);
+            let headings = headings.lines().filter_map(|line| Some(line.strip_prefix('#')?.trim_start_matches('#')));
+            let mut anchors = headings.map(|heading| {
+                let heading = heading.trim().to_lowercase();
+                let kept = heading.chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c));
+                kept.collect::<String>().replace(' ', "-")
+            });
+            let (page, file) = (page.display(), file.display());
+            assert!(anchor.is_empty() || anchors.any(|name| name == anchor), "{page}: {file} has no heading #{anchor}");
+            checked += 1;
+        }
+    }
+    assert!(checked >= 40, "{checked} links: are these the definitions?");
+}
+
+/// A page of the guide is a file on the web and a module of the documentation. There each of its
+/// links leads to an item or to another module.
+#[test]
+fn every_guide_page_is_a_module_whose_links_are_items() {
+    let (readme, lib, items) = (read("README.md"), read("src/lib.rs"), read("src/links.md"));
+    let items = links(&items);
+    let guide = pages("docs/guide");
+    assert!(guide.len() >= 11, "{guide:?}");
+    for page in guide.into_iter().chain(["docs/migrating-from-redisson.md".into()]) {
+        let name = page.file_stem().expect("a name").to_str().expect("UTF-8");
+        let page = page.display();
+        let module = format!(
+            "    #[cfg_attr(not(doctest), doc = include_str!(\"links.md\"))]\n    #[doc = include_str!(\"../{page}\")]\n    pub mod {} {{}}\n",
+            name.replace('-', "_")
+        );
+        assert!(lib.contains(&module), "no module for {page}");
+        assert!(readme.contains(&format!("]: {page}\n")), "the README has no link to {page}");
+        for (label, _) in links(&read(page.to_string())) {
+            let is_defined = items.iter().any(|(item, _)| item.eq_ignore_ascii_case(label));
+            assert!(is_defined, "{page}: src/links.md does not define [{label}]");
+        }
+    }
+}
+
+#[test]
+fn observability_page_lists_every_metric() {
+    let names = |text: &str| -> std::collections::BTreeSet<String> {
+        let parts = text.split("tower_lock_").skip(1);
+        let ends = parts.map(|part| part.split(|c: char| !c.is_ascii_lowercase() && c != '_').next());
+        ends.map(|name| name.expect("a first part").to_owned()).collect()
+    };
+    let recorded = names(&read("src/telemetry/metrics.rs"));
+    assert_eq!(names(&read("docs/guide/observability.md")), recorded);
+    assert!(recorded.len() >= 9, "{recorded:?}");
 }
 
 #[test]
