@@ -200,6 +200,17 @@ fn observability_page_lists_every_metric() {
     };
     let recorded = names(&read("src/telemetry/metrics.rs"));
     assert_eq!(names(&read("docs/guide/observability.md")), recorded);
+    // The exporter of Prometheus adds these endings to histograms.
+    let metric = |name: String| {
+        ["_bucket", "_count", "_sum"].iter().find_map(|end| name.strip_suffix(end).map(str::to_owned)).unwrap_or(name)
+    };
+    for file in ["grafana.json", "alerts.yml"] {
+        let used: std::collections::BTreeSet<_> =
+            names(&read(format!("docs/observability/{file}"))).into_iter().map(metric).collect();
+        assert!(used.is_subset(&recorded) && used.len() >= 6, "{file}: {used:?}");
+    }
+    let dashboard = serde_json::from_str::<serde_json::Value>(&read("docs/observability/grafana.json")).expect("JSON");
+    assert!(dashboard["panels"].as_array().is_some_and(|panels| panels.len() >= 8));
     assert!(recorded.len() >= 9, "{recorded:?}");
 }
 
