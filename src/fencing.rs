@@ -70,6 +70,7 @@ impl fmt::Display for FencingToken {
 mod tests {
     use super::*;
 
+    /// Guarantee: G11.
     #[test]
     fn section_tokens_rise_and_stay_below_the_next_grant() {
         let (one, two) = (FencingToken::from_fence(7).expect("fits"), FencingToken::from_fence(8).expect("fits"));

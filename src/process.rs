@@ -53,6 +53,7 @@ mod tests {
 
     use super::*;
 
+    /// Guarantee: G1.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "any time will do")]
     fn forked_children_draw_different_random_bits() {

@@ -349,6 +349,7 @@ impl fmt::Debug for LockFuture {
 mod tests {
     use super::*;
 
+    /// Guarantee: G6.
     #[test]
     fn call_without_wait_never_reports_a_timeout() {
         let position = |is_contended, store_error| QueuePosition {

@@ -65,6 +65,7 @@ impl Parent {
 mod tests {
     use super::*;
 
+    /// Guarantee: G12.
     #[test]
     fn handle_does_not_keep_its_request_alive() {
         let owner = Owner::new();

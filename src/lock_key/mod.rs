@@ -271,6 +271,7 @@ mod tests {
         assert_eq!(plain, LockKey::from_parts("n", ["7"]));
     }
 
+    /// Guarantee: G14.
     #[test]
     fn long_key_ends_in_a_hash_of_the_whole() {
         for n in [MAX_KEY_BYTES - 2, MAX_KEY_BYTES - 1, MAX_KEY_BYTES, 5000] {

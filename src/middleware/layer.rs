@@ -195,7 +195,8 @@ impl<K: KeySource> LockLayer<K> {
     /// # }
     /// ```
     ///
-    /// Every such response has the typed [`Rejection`] in its extensions. The function is not
+    /// The status is that of the response: a text without a status is a 200. Every such response
+    /// has the typed [`Rejection`] in its extensions. The function is not
     /// called if an extractor of the key function rejects the request: the response of the
     /// extractor is sent unchanged.
     pub fn on_reject<F, B>(self, respond: F) -> Self

@@ -222,6 +222,7 @@ fn no_acquire_is_sent_for_timed_out_waiters() {
 }
 
 /// After a stop, the timers of all waits fire behind the reply of the store.
+/// Guarantee: G6.
 #[test]
 fn a_resumed_process_skips_only_timed_out_waiters() {
     let mut h = harness();
@@ -281,6 +282,7 @@ fn an_offer_to_an_unknown_id_is_released() {
 }
 
 /// Offers can be forged: the releases that they cause have a bound.
+/// Guarantee: G15.
 #[test]
 fn releases_of_offers_to_unknown_ids_are_bounded() {
     let mut h = harness();
@@ -410,6 +412,7 @@ fn a_grant_in_doubt_is_handed_off_after_a_store_reply() {
 }
 
 /// The cost of a gap does not depend on the number of held keys.
+/// Guarantee: G15.
 #[test]
 fn lost_messages_recheck_only_keys_in_the_store_queue() {
     let mut h = harness();
@@ -436,6 +439,7 @@ fn lost_messages_recheck_only_keys_in_the_store_queue() {
     assert!(h.calls.is_empty(), "the acquire is repeated: its reply may be older than the loss");
 }
 
+/// Guarantee: G12.
 #[test]
 fn a_task_whose_parent_holds_or_awaits_the_key_is_rejected() {
     let mut h = harness();
@@ -542,6 +546,7 @@ fn a_delivered_grant_is_neither_recalled_nor_checked_again() {
 }
 
 /// After a stop, the delivery gets the rest of its time once more.
+/// Guarantee: G6.
 #[test]
 fn a_resumed_process_gets_time_to_take_its_grants() {
     let mut h = harness();
@@ -556,6 +561,7 @@ fn a_resumed_process_gets_time_to_take_its_grants() {
 }
 
 /// Each request of an owner counts as one hold, and has a delivery check of its own.
+/// Guarantee: G6.
 #[test]
 fn only_undelivered_holds_of_one_owner_are_recalled() {
     let mut h = harness();
@@ -823,6 +829,7 @@ fn no_acquire_is_sent_at_the_bound_of_pending_releases() {
     assert_eq!(h.table.len(), MAX_PENDING_RELEASES);
 }
 
+/// Guarantee: G6.
 #[test]
 fn the_bound_of_pending_releases_names_the_last_store_error() {
     let mut h = harness();
@@ -873,6 +880,7 @@ fn reply_failover(h: &mut Harness, mut remaining: Duration) -> usize {
     calls
 }
 
+/// Guarantee: G6.
 #[test]
 fn a_waiting_request_is_retried_throughout_a_failover() {
     let mut h = harness();
@@ -891,6 +899,7 @@ fn a_waiting_request_is_retried_throughout_a_failover() {
     h.expect_grant(2);
 }
 
+/// Guarantee: G6.
 #[test]
 fn a_non_waiting_request_outlasts_only_a_short_failover() {
     let mut h = harness();
@@ -911,6 +920,7 @@ fn a_non_waiting_request_outlasts_only_a_short_failover() {
 }
 
 /// The server that was being promoted stops replying: the failover has become an outage.
+/// Guarantee: G6.
 #[test]
 fn a_failover_that_becomes_an_outage_rejects_waiters() {
     let mut h = harness();
@@ -1064,6 +1074,7 @@ fn fill_queue(h: &mut Harness, n: usize) -> (usize, QueueBound) {
     unreachable!("the queue is bounded")
 }
 
+/// Guarantee: G15.
 #[test]
 fn the_queue_is_bounded_for_a_key_and_for_the_process() {
     let mut h = harness();
@@ -1081,6 +1092,7 @@ fn the_queue_is_bounded_for_a_key_and_for_the_process() {
     assert_eq!(fill_queue(&mut h, keys), (0, QueueBound::Process), "the process is full");
 }
 
+/// Guarantee: G15.
 #[test]
 fn a_flood_on_a_thousand_keys_leaves_capacity_for_the_next() {
     // First one key after the other, then all of them alternately.
@@ -1107,6 +1119,7 @@ fn a_flood_on_a_thousand_keys_leaves_capacity_for_the_next() {
 }
 
 /// The first request of a key sends an acquire even if the process is full: the key may be free.
+/// Guarantee: G15.
 #[test]
 fn a_full_process_rejects_waiters_of_keys_held_elsewhere() {
     let mut h = harness();
@@ -1156,6 +1169,7 @@ fn a_busy_reply_after_enqueue_is_a_protocol_error() {
 }
 
 /// A request without a wait is not rejected because of a release of its own process.
+/// Guarantee: G10.
 #[test]
 fn a_request_during_a_release_gets_the_store_reply() {
     let mut h = harness();

@@ -395,6 +395,7 @@ impl fmt::Debug for OnReject {
 mod tests {
     use super::*;
 
+    /// Guarantee: G15.
     #[test]
     fn full_process_does_not_use_the_hold_estimate_of_a_route() {
         let usual = HoldEstimate::default();

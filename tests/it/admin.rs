@@ -52,6 +52,7 @@ async fn inspect_reports_holder_lease_and_waiters() {
     assert_eq!(asked.elapsed(), Duration::from_millis(500));
 }
 
+/// Guarantee: G8.
 #[tokio::test(start_paused = true)]
 async fn forced_release_aborts_the_holder_and_keeps_the_lock_delay() {
     let (store, locks) = store_and_locks();
@@ -85,6 +86,7 @@ async fn forced_release_aborts_the_holder_and_keeps_the_lock_delay() {
 }
 
 /// A wrong `min_hold(1 day)` blocks a key for a day: `force_release` ends that.
+/// Guarantee: G8.
 #[tokio::test(start_paused = true)]
 async fn force_release_ends_a_minimum_hold() {
     let (_store, locks) = store_and_locks();
@@ -99,6 +101,7 @@ async fn force_release_ends_a_minimum_hold() {
 }
 
 /// An operator repeats a call whose reply was lost, and the holder has not been notified.
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn second_force_release_keeps_the_first_lock_delay() {
     let (store, locks) = store_and_locks();
@@ -145,6 +148,7 @@ async fn call_timeout_is_that_of_the_store() {
 }
 
 /// Events may be lost: then the next renewal detects the revocation.
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn holder_learns_of_a_revocation_by_its_next_renewal() {
     let (store, locks) = store_and_locks();
@@ -159,6 +163,7 @@ async fn holder_learns_of_a_revocation_by_its_next_renewal() {
 }
 
 /// Waiters are rejected, holders may finish, and all locks are released.
+/// Guarantee: G6.
 #[tokio::test(start_paused = true)]
 async fn shutdown_rejects_new_calls_and_lets_holders_finish() {
     let store = TestStore::new();
@@ -238,6 +243,7 @@ async fn shutdown_waits_for_releases_and_responds_503() {
 }
 
 /// Requests arrive all the time and half of them leave; meanwhile the service stops.
+/// Guarantee: G6.
 #[tokio::test(start_paused = true)]
 async fn shutdown_under_load_leaves_nothing() {
     let store = TestStore::new();
@@ -288,6 +294,7 @@ fn terminate_this_process() {
 
 /// A waiter is rejected at once. A lock that is not released within the budget is revoked and
 /// released before the end of the budget.
+/// Guarantee: G2, G6.
 #[cfg(unix)]
 #[tokio::test]
 async fn signal_starts_a_shutdown_within_its_budget() {

@@ -155,6 +155,7 @@ async fn assert_available(app: &Router, len: usize, when: &str) {
     }
 }
 
+/// Guarantee: G15.
 #[tokio::test(start_paused = true)]
 async fn body_takes_budget_only_while_its_request_waits() {
     const LARGE: usize = 4 << 20;
@@ -178,6 +179,7 @@ async fn body_takes_budget_only_while_its_request_waits() {
     assert_eq!(app.store.held_count(), 0);
 }
 
+/// Guarantee: G15.
 #[tokio::test(start_paused = true)]
 async fn every_end_before_the_handler_frees_the_budget() {
     let app = TestApp::new();
@@ -296,6 +298,7 @@ async fn received_bytes_count_and_announced_bytes_do_not() {
 }
 
 /// A new request is not rejected in favour of stalled ones.
+/// Guarantee: G15.
 #[tokio::test]
 async fn longest_idle_body_is_evicted_for_another() {
     let app = TestApp::new();
@@ -366,6 +369,7 @@ async fn clones_share_the_budget_and_other_managers_do_not() {
     assert_available(&clone, BUDGET, "a clone").await;
 }
 
+/// Guarantee: G15.
 #[tokio::test]
 async fn exhausted_budget_rejects_before_locking() {
     let app = TestApp::new();
@@ -409,6 +413,7 @@ async fn exhausted_budget_rejects_before_locking() {
 }
 
 /// They wait for a held key with complete bodies; other keys go on.
+/// Guarantee: G15.
 #[tokio::test]
 async fn waiters_of_one_key_leave_budget_for_other_keys() {
     let app = TestApp::new();
@@ -437,6 +442,7 @@ async fn waiters_of_one_key_leave_budget_for_other_keys() {
 }
 
 /// It holds the key, and its waiters use the budget of the key.
+/// Guarantee: G15.
 #[tokio::test]
 async fn holder_reenters_with_a_body_despite_many_waiters() {
     let (_store, locks) = store_and_locks();

@@ -55,6 +55,7 @@ async fn cancel_during_acquire() {
 }
 
 /// Polled once and abandoned: a `select!` loop that polls other branches, `mem::forget`.
+/// Guarantee: G6.
 #[tokio::test(start_paused = true)]
 async fn grant_that_is_not_polled_goes_to_the_next_waiter() {
     for another_process in [false, true] {
@@ -78,6 +79,7 @@ async fn grant_that_is_not_polled_goes_to_the_next_waiter() {
     }
 }
 
+/// Guarantee: G6.
 #[tokio::test(start_paused = true)]
 async fn forgotten_call_frees_its_key_and_does_not_delay_shutdown() {
     let (store, locks) = store_and_locks();
@@ -92,6 +94,7 @@ async fn forgotten_call_frees_its_key_and_does_not_delay_shutdown() {
 }
 
 /// It is polled slightly late: the caller has the grant, and keeps it.
+/// Guarantee: G6.
 #[tokio::test(start_paused = true)]
 async fn grant_that_is_polled_in_time_is_kept() {
     let (store, locks) = store_and_locks();
@@ -106,6 +109,7 @@ async fn grant_that_is_polled_in_time_is_kept() {
 
 /// The process was stopped (SIGSTOP, a suspended machine) while the store replied: when it goes on,
 /// all timers fire before the reply is handled.
+/// Guarantee: G6.
 #[tokio::test(start_paused = true)]
 async fn stopped_call_without_wait_never_times_out() {
     let (store, locks) = store_and_locks();
@@ -173,6 +177,7 @@ async fn cancel_in_the_store_queue() {
 }
 
 /// The offer and the cancellation cross.
+/// Guarantee: G7.
 #[tokio::test(start_paused = true)]
 async fn cancel_with_an_offer_in_flight() {
     let (store, one) = store_and_locks();
@@ -194,6 +199,7 @@ async fn cancel_with_an_offer_in_flight() {
     assert_free(&store, &[&one, &two, &three], "in flight").await;
 }
 
+/// Guarantee: G7.
 #[tokio::test(start_paused = true)]
 async fn cancel_after_the_grant_before_the_poll() {
     let (store, locks) = store_and_locks();
@@ -366,6 +372,7 @@ fn cancel_by_runtime_shutdown() {
 }
 
 /// Timed out waiters need no grant: all of them are skipped at once, not one in 3 s.
+/// Guarantee: G6.
 #[tokio::test(start_paused = true)]
 async fn forgotten_queued_calls_are_skipped_after_their_timeout() {
     // In the queue of the process, and in the queue of the store.

@@ -101,6 +101,7 @@ async fn leave(request: JoinHandle<Response>) {
     settle().await;
 }
 
+/// Guarantee: G4.
 #[tokio::test(start_paused = true)]
 async fn detached_handler_finishes_under_its_lock_and_releases_it() {
     let (store, locks) = store_and_locks();
@@ -119,6 +120,7 @@ async fn detached_handler_finishes_under_its_lock_and_releases_it() {
     assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "ended in order: no lock-delay");
 }
 
+/// Guarantee: G4.
 #[tokio::test(start_paused = true)]
 async fn outer_timeout_counts_as_a_disconnect() {
     let (_store, locks) = store_and_locks();
@@ -158,6 +160,7 @@ async fn disconnect_before_the_handler_runs_ends_at_once() {
     assert_eq!((work.said().len(), store.held_count(), locks.size()), (0, 0, (0, 0)));
 }
 
+/// Guarantee: G4.
 #[tokio::test(start_paused = true)]
 async fn detached_handler_is_aborted_by_max_hold_and_loss() {
     for lost in [false, true] {
@@ -296,6 +299,7 @@ async fn handler_that_holds_detaches_and_one_that_waits_cancels() {
 }
 
 /// A route may use half of the free permits: a flooded one leaves some for the next.
+/// Guarantee: G4.
 #[tokio::test(start_paused = true)]
 async fn detached_handlers_are_bounded_per_process_and_route() {
     for (max, takes) in [(None, 512), (Some(10), 5), (Some(0), 0)] {
@@ -365,6 +369,7 @@ async fn flooded_layer_leaves_permits_for_another_layer() {
     assert_eq!((dropped, honest.said()), (2, vec!["begins", "ends"]));
 }
 
+/// Guarantee: G4.
 #[tokio::test(start_paused = true)]
 async fn shutdown_waits_for_detached_handlers() {
     let (_store, locks) = store_and_locks();
@@ -492,6 +497,7 @@ async fn ended_outer_layer_takes_nothing_from_a_detached_handler() {
 }
 
 /// It holds its lock, and waits until the service is ready.
+/// Guarantee: G3.
 #[tokio::test(start_paused = true)]
 async fn handler_is_not_called_after_a_disconnect() {
     let (store, locks) = store_and_locks();

@@ -57,6 +57,7 @@ async fn written(db: &AnyPool) -> Vec<String> {
     all.fetch_all(db).await.expect("a table")
 }
 
+/// Guarantee: G1, G17.
 #[tokio::test]
 async fn smaller_fencing_token_is_refused_and_an_equal_one_is_not() {
     let databases = Databases::start("fence").await;
@@ -87,6 +88,7 @@ async fn smaller_fencing_token_is_refused_and_an_equal_one_is_not() {
     }
 }
 
+/// Guarantee: G17.
 #[tokio::test]
 async fn two_writers_of_one_key_are_serialized() {
     let databases = Databases::start("fence-row").await;
@@ -112,6 +114,7 @@ async fn two_writers_of_one_key_are_serialized() {
 }
 
 /// The snapshot of a transaction may be old: the current fence decides.
+/// Guarantee: G17.
 #[tokio::test]
 async fn stale_read_does_not_let_a_transaction_through() {
     let databases = Databases::start("fence-snapshot").await;
@@ -132,6 +135,7 @@ async fn stale_read_does_not_let_a_transaction_through() {
 }
 
 /// New keys do not block each other, in any order.
+/// Guarantee: G17.
 #[tokio::test]
 async fn writers_of_many_keys_do_not_abort_each_other() {
     let databases = Databases::start("fence-many").await;

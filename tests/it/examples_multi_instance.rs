@@ -186,6 +186,7 @@ async fn buyers_at_three_instances_never_oversell() {
     }
 }
 
+/// Guarantee: G13.
 #[tokio::test]
 async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
     let Some(redis) = redis("three instances of nightly_mail").await else { return };
@@ -219,6 +220,7 @@ async fn nightly_mail_of_three_machines_is_sent_once_per_customer() {
 }
 
 /// A deployment: the process ends by itself, waiters are rejected, and no key stays locked.
+/// Guarantee: G2, G6.
 #[tokio::test]
 async fn terminated_instance_rejects_waiters_and_frees_its_keys() {
     let Some(redis) = redis("a terminated instance").await else { return };

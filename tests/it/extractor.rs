@@ -35,6 +35,7 @@ async fn handler_sees_key_token_and_remaining_time() {
     );
 }
 
+/// Guarantee: G11.
 #[tokio::test(start_paused = true)]
 async fn later_section_has_a_larger_token() {
     async fn token(lock: HeldLock) -> String {

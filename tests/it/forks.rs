@@ -41,6 +41,7 @@ async fn holder(locks: &LockManager) -> String {
     locks.inspect(key()).await.expect("the store is up").holder.expect("a holder").manager().to_owned()
 }
 
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn forked_child_has_new_ids_and_holds_no_locks() {
     let (store, process, locks) = forked();
@@ -77,6 +78,7 @@ async fn forked_child_has_new_ids_and_holds_no_locks() {
 
 /// The waiters in the copied table are those of the parent: dropping or releasing a guard must not
 /// hand the key off to them.
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn dropping_a_forked_guard_hands_nothing_off() {
     for is_released in [false, true] {
@@ -97,6 +99,7 @@ async fn dropping_a_forked_guard_hands_nothing_off() {
 }
 
 /// A single-threaded runtime is copied with its tasks, and continues in the child.
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn forked_child_renews_no_lock_of_its_parent() {
     let (store, process, locks) = forked();
@@ -110,6 +113,7 @@ async fn forked_child_renews_no_lock_of_its_parent() {
     assert_eq!((store.on(StoreOp::Renew).calls(), store.held_count()), (1, 0), "its lease has ended");
 }
 
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn call_made_before_a_fork_gets_no_grant_in_the_child() {
     let (store, process, locks) = forked();
@@ -122,6 +126,7 @@ async fn call_made_before_a_fork_gets_no_grant_in_the_child() {
     assert_eq!(store.on(StoreOp::Acquire).calls(), 1, "only the guard of the parent");
 }
 
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn forked_child_subscribes_to_its_own_channel() {
     let store = Arc::new(MemoryStore::new());

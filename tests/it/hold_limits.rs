@@ -70,6 +70,7 @@ async fn each_section_of_a_grant_has_its_own_max_hold() {
 }
 
 /// A job that three machines start in the same minute.
+/// Guarantee: G13.
 #[tokio::test(start_paused = true)]
 async fn minimum_hold_keeps_the_key_after_a_release() {
     let store = TestStore::new();
@@ -94,6 +95,7 @@ async fn minimum_hold_keeps_the_key_after_a_release() {
     drop(locks.try_lock(("nightly", "mail")).await.expect("free").release());
 }
 
+/// Guarantee: G10, G13.
 #[tokio::test(start_paused = true)]
 async fn route_applies_minimum_hold_only_after_success() {
     let (_store, locks) = store_and_locks();
@@ -122,6 +124,7 @@ async fn retry_after_includes_the_minimum_hold() {
     assert!(*retry_after >= s(3), "{retry_after:?}");
 }
 
+/// Guarantee: G9.
 #[tokio::test(start_paused = true)]
 async fn hanging_handler_is_aborted_after_max_hold() {
     let (store, locks) = store_and_locks();
@@ -149,6 +152,7 @@ async fn hanging_handler_is_aborted_after_max_hold() {
 }
 
 /// I10 in the store: an unreported end adds the lock-delay to the lease.
+/// Guarantee: G3.
 #[tokio::test(start_paused = true)]
 async fn lost_lock_is_free_after_the_lock_delay() {
     for delay in [s(0), s(1), s(5)] {
@@ -174,6 +178,7 @@ async fn lost_lock_is_free_after_the_lock_delay() {
 }
 
 /// The machine was suspended: timers have not advanced, leases have.
+/// Guarantee: G13.
 #[tokio::test(start_paused = true)]
 async fn minimum_hold_is_at_most_one_day() {
     let locks = LockManager::in_memory();
@@ -186,6 +191,7 @@ async fn minimum_hold_is_at_most_one_day() {
     let _held = locks.try_lock(key()).await.expect("free after a day");
 }
 
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn clock_jump_over_the_lease_loses_before_the_next_poll() {
     let clock = Clock::default();

@@ -25,6 +25,7 @@ fn key() -> LockKey {
 /// The usable part of a lease of 30 seconds.
 const SAFE: Duration = Duration::from_millis(29_698);
 
+/// Guarantee: G2.
 #[tokio::test(start_paused = true)]
 async fn i1_a_key_is_freed_only_for_the_acquisition_that_holds_it() {
     let store = TestStore::new();
@@ -45,6 +46,7 @@ async fn i1_a_key_is_freed_only_for_the_acquisition_that_holds_it() {
     }
 }
 
+/// Guarantee: G15.
 #[tokio::test(start_paused = true)]
 async fn i2_no_acquire_without_capacity_for_its_release() {
     let (store, locks) = store_and_locks();
@@ -91,6 +93,7 @@ async fn i3_a_deadline_counts_from_before_its_request_was_sent() {
     assert_eq!(guard.held_lock().remaining(), SAFE - SLOW);
 }
 
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn i4_held_only_before_a_deadline_that_only_replies_extend() {
     let (store, locks) = store_and_locks();
@@ -110,6 +113,7 @@ async fn i4_held_only_before_a_deadline_that_only_replies_extend() {
     }
 }
 
+/// Guarantee: G8.
 #[tokio::test(start_paused = true)]
 async fn i5_loss_fires_by_the_deadline_and_is_final() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {
@@ -133,6 +137,7 @@ async fn i5_loss_fires_by_the_deadline_and_is_final() {
     }
 }
 
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn i6_the_deadline_is_checked_before_every_poll() {
     let clock = Clock::default();
@@ -157,6 +162,7 @@ async fn i6_the_deadline_is_checked_before_every_poll() {
     }
 }
 
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn i7_events_are_hints_and_the_store_decides() {
     for events in [Fault::Fail, Fault::Duplicate, Fault::Delay(Duration::from_millis(700))] {
@@ -185,6 +191,7 @@ async fn i7_events_are_hints_and_the_store_decides() {
     }
 }
 
+/// Guarantee: G2.
 #[tokio::test(start_paused = true)]
 async fn i8_a_possible_grant_is_released() {
     for fault in [Fault::LoseReply, Fault::Hang, Fault::Delay(Duration::from_millis(490)), Fault::Duplicate] {
@@ -206,6 +213,7 @@ async fn i8_a_possible_grant_is_released() {
     }
 }
 
+/// Guarantee: G2.
 #[tokio::test(start_paused = true)]
 async fn i9_each_grant_is_released_once_and_drop_never_blocks() {
     let (store, locks) = store_and_locks();
@@ -232,6 +240,7 @@ async fn i9_each_grant_is_released_once_and_drop_never_blocks() {
     assert_eq!((store.on(StoreOp::Release).calls(), store.memory().size()), (101, 0));
 }
 
+/// Guarantee: G3.
 #[tokio::test(start_paused = true)]
 async fn i10_an_aborted_section_blocks_for_the_lock_delay() {
     const DELAY: Duration = Duration::from_secs(3);
@@ -270,6 +279,7 @@ async fn i10_an_aborted_section_blocks_for_the_lock_delay() {
     }
 }
 
+/// Guarantee: G15.
 #[tokio::test(start_paused = true)]
 async fn i11_queues_waits_and_memory_are_bounded() {
     let (store, locks) = store_and_locks();

@@ -106,6 +106,7 @@ async fn one_to_four_fields_of_any_location_make_one_key() {
 }
 
 /// All texts of one value in any location give one key, or are rejected.
+/// Guarantee: G14.
 #[tokio::test(start_paused = true)]
 async fn equal_field_texts_give_one_key_or_are_rejected() {
     use FieldProblem::{Empty, NonCanonicalNumber, SurroundingWhitespace};
@@ -174,6 +175,7 @@ async fn equal_field_texts_give_one_key_or_are_rejected() {
     }
 }
 
+/// Guarantee: G14.
 #[tokio::test(start_paused = true)]
 async fn missing_and_duplicate_fields_are_rejected() {
     use FieldProblem::{Duplicate, Missing, NotText};
@@ -231,6 +233,7 @@ async fn missing_and_duplicate_fields_are_rejected() {
     assert_eq!(response.status(), StatusCode::NOT_FOUND);
 }
 
+/// Guarantee: G14.
 #[tokio::test(start_paused = true)]
 async fn json_field_is_a_string_an_integer_or_a_bool() {
     use FieldProblem::{
@@ -315,6 +318,7 @@ fn json_request(body: &'static str) -> Request<Body> {
 }
 
 /// The locked value is the one that the handler parses, or the handler does not run.
+/// Guarantee: G14.
 #[tokio::test(start_paused = true)]
 async fn parsed_number_in_the_handler_is_the_locked_number() {
     #[derive(Deserialize)]

@@ -106,6 +106,7 @@ async fn key_functions_take_extractors_and_return_any_key_output() {
 }
 
 /// All texts of one value give one key, or are rejected before the handler runs.
+/// Guarantee: G14.
 #[tokio::test(start_paused = true)]
 async fn equal_values_give_one_key_or_are_rejected() {
     #[derive(Deserialize)]

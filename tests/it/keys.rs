@@ -48,6 +48,7 @@ fn two_splits() -> impl Strategy<Value = (Vec<String>, Vec<String>)> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(4096) })]
 
+    /// Guarantee: G14.
     #[test]
     fn distinct_part_lists_have_distinct_texts((a_space, a) in part_list(), (b_space, b) in part_list(), (c, d) in two_splits()) {
         let (one, two) = (LockKey::from_parts(a_space, &a), LockKey::from_parts(b_space, &b));

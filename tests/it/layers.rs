@@ -161,6 +161,7 @@ async fn layer_is_ready_before_its_inner_service() {
 }
 
 /// I10.
+/// Guarantee: G2.
 #[tokio::test(start_paused = true)]
 async fn handler_panic_propagates_and_frees_after_the_lock_delay() {
     let (store, locks) = store_and_locks();

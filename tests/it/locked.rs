@@ -54,6 +54,7 @@ async fn show(Locked(Json(claim), lock): Locked<Json<Claim>>) -> String {
     format!("{} {} {}", claim.family_id, lock.key().as_str(), lock.ensure_remaining(S).is_ok())
 }
 
+/// Guarantee: G14.
 #[tokio::test(start_paused = true)]
 async fn locked_holds_the_key_of_its_value_to_the_response_end() {
     let (store, locks) = store_and_locks();

@@ -100,6 +100,7 @@ async fn deadline_counts_from_before_the_request_was_sent() {
 }
 
 /// A call without a wait waits for the release only, and is rejected if it takes too long.
+/// Guarantee: G10.
 #[tokio::test(start_paused = true)]
 async fn request_waits_one_second_for_a_hanging_release() {
     let (store, locks) = store_and_locks();
@@ -114,6 +115,7 @@ async fn request_waits_one_second_for_a_hanging_release() {
     assert_eq!((store.held_count(), locks.size()), (0, (0, 0)), "repeated until the reply");
 }
 
+/// Guarantee: G6.
 #[tokio::test(start_paused = true)]
 async fn lock_waits_30_seconds_by_default() {
     let locks = LockManager::in_memory();
@@ -138,6 +140,7 @@ async fn lock_waits_30_seconds_by_default() {
     assert!(tokio::time::timeout(Duration::from_secs(1_000_000), without_end.into_future()).await.is_err());
 }
 
+/// Guarantee: G5.
 #[tokio::test(start_paused = true)]
 async fn local_waiters_are_served_in_order() {
     let locks = LockManager::in_memory();
@@ -261,6 +264,7 @@ fn dead_holder_blocks_for_its_lease_and_no_longer() {
     });
 }
 
+/// Guarantee: G2.
 #[test]
 fn guard_can_be_released_without_its_runtime() {
     let locks = LockManager::in_memory();
@@ -308,6 +312,7 @@ async fn failed_release_is_reported_and_repeated() {
     assert!(asked.elapsed() <= Duration::from_millis(50), "{:?}", asked.elapsed());
 }
 
+/// Guarantee: G2.
 #[tokio::test(start_paused = true)]
 async fn hanging_release_is_reported_and_repeated_until_answered() {
     let (store, locks) = store_and_locks();
@@ -360,6 +365,7 @@ async fn request_waits_one_second_for_a_failing_release() {
 }
 
 /// It is repeated for as long as the lease lasts, even without a handle.
+/// Guarantee: G2.
 #[tokio::test(start_paused = true)]
 async fn pending_release_outlives_the_handle() {
     let (store, locks) = store_and_locks();
@@ -424,6 +430,7 @@ mod runtimes_that_end {
         assert_eq!(second.block_on(works).expect("no panic"), Ok(()), "renewed throughout");
     }
 
+    /// Guarantee: G2.
     #[test]
     fn pending_release_is_dropped_at_the_end_of_the_lease() {
         let (store, locks) = store_and_locks();

@@ -27,6 +27,7 @@ fn revoked(owner: &AcquisitionId) -> StoreEvent {
     StoreEvent::Revoked { key: key(), id: owner.clone() }
 }
 
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn forged_offer_does_not_free_a_held_key() {
     let store = TestStore::new();
@@ -46,6 +47,7 @@ async fn forged_offer_does_not_free_a_held_key() {
     guard.release().await.expect("held to the end");
 }
 
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn forged_revocation_is_verified_and_ends_nothing() {
     let (store, locks) = store_and_locks();
@@ -68,6 +70,7 @@ async fn forged_revocation_is_verified_and_ends_nothing() {
     guard.release().await.expect("held to the end");
 }
 
+/// Guarantee: G8.
 #[tokio::test(start_paused = true)]
 async fn confirmed_revocation_ends_its_section_at_once() {
     let (store, locks) = store_and_locks();
@@ -90,6 +93,7 @@ async fn confirmed_revocation_ends_its_section_at_once() {
     assert!(at - forced <= Duration::from_millis(100), "{:?}", at - forced);
 }
 
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn unverified_revocation_leaves_the_deadline() {
     let (store, locks) = store_and_locks();
@@ -101,6 +105,7 @@ async fn unverified_revocation_leaves_the_deadline() {
     assert!(asked.elapsed() >= Duration::from_millis(29_698), "{:?}", asked.elapsed());
 }
 
+/// Guarantee: G15.
 #[tokio::test(start_paused = true)]
 async fn gap_notifications_are_limited_to_ten_per_second() {
     let (store, locks) = store_and_locks();

@@ -120,6 +120,7 @@ async fn local_handoffs_yield_every_100_ms_and_every_1000() {
 }
 
 /// One process floods with 64 waiters; the other one has a single waiter.
+/// Guarantee: G5.
 #[tokio::test(start_paused = true)]
 async fn process_waits_at_most_one_handoff_window_per_predecessor() {
     const SECTION: Duration = Duration::from_millis(20);
@@ -185,6 +186,7 @@ async fn events_may_be_lost_duplicated_and_late() {
 }
 
 /// A process keeps its queue position when one of its waiters leaves.
+/// Guarantee: G5.
 #[tokio::test(start_paused = true)]
 async fn process_keeps_its_queue_position_while_it_has_waiters() {
     let (store, one, two) = two_processes();
@@ -205,6 +207,7 @@ async fn process_keeps_its_queue_position_while_it_has_waiters() {
     drop(soon("a grant of the last", later).await.expect("no panic").expect("a grant").release());
 }
 
+/// Guarantee: G7.
 #[tokio::test(start_paused = true)]
 async fn cancelled_waiter_leaves_the_store_queue() {
     let (store, one, two) = two_processes();
@@ -244,6 +247,7 @@ async fn process_stopped_at_its_turn_costs_an_offer_and_no_lease() {
     waiter.abort();
 }
 
+/// Guarantee: G6.
 #[tokio::test(start_paused = true)]
 async fn request_is_rejected_after_one_second_of_store_silence() {
     for fault in [Fault::Fail, Fault::Hang, Fault::LoseReply] {

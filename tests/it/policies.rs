@@ -55,6 +55,7 @@ async fn local_rejection_does_not_reach_the_store() {
     assert_eq!(store.on(StoreOp::Acquire).calls(), 1, "the holder's own");
 }
 
+/// Guarantee: G5.
 #[tokio::test(start_paused = true)]
 async fn waiters_are_served_first_come_first_served() {
     let (store, locks) = store_and_locks();
@@ -81,6 +82,7 @@ async fn waiters_are_served_first_come_first_served() {
     assert_eq!(store.held_count(), 0);
 }
 
+/// Guarantee: G6.
 #[tokio::test(start_paused = true)]
 async fn wait_ends_at_its_timeout() {
     let locks = LockManager::in_memory();
@@ -278,6 +280,7 @@ async fn only_skipped_requests_run_without_a_lock() {
     assert_eq!(store.on(StoreOp::Acquire).calls(), 1, "the holder's own");
 }
 
+/// Guarantee: G7.
 #[tokio::test(start_paused = true)]
 async fn disconnect_while_waiting_leaves_the_queue() {
     let (store, locks) = store_and_locks();

@@ -229,6 +229,7 @@ async fn simulate(seed: u64) -> (usize, usize) {
     (checker.sections.load(SeqCst), checker.replies.load(SeqCst))
 }
 
+/// Guarantee: G6.
 #[test]
 fn random_faults_never_break_exclusion_or_lose_requests() {
     let alone = std::env::var("SEED").ok().map(|seed| seed.parse::<u64>().expect("a number"));

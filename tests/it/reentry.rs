@@ -29,6 +29,7 @@ fn key() -> LockKey {
     LockKey::from(("k",))
 }
 
+/// Guarantee: G12.
 #[tokio::test(start_paused = true)]
 async fn owner_reenters_without_a_store_call() {
     let (store, locks) = store_and_locks();
@@ -51,6 +52,7 @@ async fn owner_reenters_without_a_store_call() {
     assert_eq!((locks.size(), store.on(StoreOp::Release).calls()), ((0, 0), 1));
 }
 
+/// Guarantee: G12.
 #[tokio::test(start_paused = true)]
 async fn one_dropped_guard_aborts_the_whole_section() {
     let (store, locks) = store_and_locks();
@@ -65,6 +67,7 @@ async fn one_dropped_guard_aborts_the_whole_section() {
 }
 
 /// Two layers with one key, a call of the handler, and a call in a scope of its own.
+/// Guarantee: G12.
 #[tokio::test(start_paused = true)]
 async fn nested_layers_and_the_handler_reenter() {
     let (store, locks) = store_and_locks();
@@ -89,6 +92,7 @@ async fn nested_layers_and_the_handler_reenter() {
     assert_eq!(locks.size(), (0, 0));
 }
 
+/// Guarantee: G12.
 #[tokio::test(start_paused = true)]
 async fn branches_joined_in_one_request_are_one_owner() {
     let (store, locks) = store_and_locks();
@@ -114,6 +118,7 @@ async fn branches_joined_in_one_request_are_one_owner() {
 }
 
 /// It has the extensions of the request, and so the owner; the response is complete.
+/// Guarantee: G12.
 #[tokio::test(start_paused = true)]
 async fn task_that_outlives_its_request_is_another_owner() {
     let (store, locks) = store_and_locks();
@@ -147,6 +152,7 @@ async fn task_that_outlives_its_request_is_another_owner() {
 }
 
 /// As in `docs/guide/nested-locks.md`.
+/// Guarantee: G12.
 #[tokio::test(start_paused = true)]
 async fn spawned_task_with_the_owner_of_its_request_reenters() {
     let (store, locks) = store_and_locks();
@@ -167,6 +173,7 @@ async fn spawned_task_with_the_owner_of_its_request_reenters() {
 }
 
 /// A task with a guard of its own keeps the section; but no guard is added after the response.
+/// Guarantee: G12.
 #[tokio::test(start_paused = true)]
 async fn section_ends_with_its_last_guard() {
     let (store, locks) = store_and_locks();
@@ -196,6 +203,7 @@ async fn section_ends_with_its_last_guard() {
     assert_eq!((began.elapsed().as_secs(), store.held_count()), (3, 0));
 }
 
+/// Guarantee: G6.
 #[tokio::test(start_paused = true)]
 async fn opposite_lock_orders_end_by_timeout() {
     let (store, locks) = store_and_locks();
@@ -254,6 +262,7 @@ async fn waited(call: impl IntoFuture<Output = Result<LockGuard, LockError>>) ->
     format!("{outcome} {}", began.elapsed().as_millis())
 }
 
+/// Guarantee: G12.
 #[tokio::test(start_paused = true)]
 async fn call_in_a_handler_inherits_the_wait_of_its_route() {
     let (_store, locks) = store_and_locks();
@@ -304,6 +313,7 @@ async fn call_in_a_handler_inherits_the_wait_of_its_route() {
     assert_eq!(text(fetch(&app, "/").await).await, "timed out 900", "set only at the handle");
 }
 
+/// Guarantee: G12.
 #[tokio::test(start_paused = true)]
 async fn call_in_a_handler_inherits_the_limits_of_its_route() {
     let (_store, locks) = store_and_locks();
@@ -321,6 +331,7 @@ async fn call_in_a_handler_inherits_the_limits_of_its_route() {
 }
 
 /// It is awaited in the handler: each would wait for the other.
+/// Guarantee: G12.
 #[tokio::test(start_paused = true)]
 async fn awaited_task_is_rejected_while_its_request_holds_the_lock() {
     let (store, locks) = store_and_locks();
@@ -352,6 +363,7 @@ async fn awaited_task_is_rejected_while_its_request_holds_the_lock() {
     assert_eq!((store.held_count(), locks.size()), (0, (0, 0)));
 }
 
+/// Guarantee: G12.
 #[tokio::test(start_paused = true)]
 async fn task_with_its_own_owner_locks_after_the_response() {
     let (store, locks) = store_and_locks();

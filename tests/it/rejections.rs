@@ -40,6 +40,7 @@ fn app(layer: LockLayer<impl tower_lock::key::KeySource>) -> Router {
     Router::new().route("/", get(|| async { "ran" }).route_layer(layer))
 }
 
+/// Guarantee: G9.
 #[tokio::test(start_paused = true)]
 async fn busy_key_is_a_409_problem_with_retry_after() {
     let locks = LockManager::in_memory();
@@ -116,6 +117,7 @@ async fn wait_timeout_has_the_status_of_the_route() {
     }
 }
 
+/// Guarantee: G15.
 #[tokio::test(start_paused = true)]
 async fn full_queue_is_a_503() {
     let (store, locks) = store_and_locks();
@@ -155,6 +157,7 @@ async fn full_queue_is_a_503() {
     assert_eq!(store.held_count(), 0);
 }
 
+/// Guarantee: G9.
 #[tokio::test(start_paused = true)]
 async fn unavailable_store_is_a_503_without_a_handler_run() {
     let (store, locks) = store_and_locks();

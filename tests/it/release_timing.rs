@@ -84,6 +84,7 @@ where
     response.await.expect("infallible").map(Box::pin)
 }
 
+/// Guarantee: G10.
 #[tokio::test]
 async fn complete_response_releases_before_its_head_is_sent() {
     let (store, locks) = store_and_locks();
@@ -145,6 +146,7 @@ async fn response_without_content_releases_at_once() {
     assert_eq!(store.held_count(), 0);
 }
 
+/// Guarantee: G10.
 #[tokio::test]
 async fn stream_holds_to_its_end_and_ends_after_the_release() {
     let (store, locks) = store_and_locks();
@@ -253,6 +255,7 @@ async fn body_shorter_than_announced_is_not_made_complete() {
 }
 
 /// A transaction in a body is rolled back or committed before the next request starts.
+/// Guarantee: G2.
 #[tokio::test]
 async fn body_is_dropped_before_the_next_section_starts() {
     struct Owned(Arc<MemoryStore>, Arc<AtomicUsize>);
@@ -329,6 +332,7 @@ impl<O: Unpin + Send> HttpBody for OwningBody<O> {
     }
 }
 
+/// Guarantee: G2.
 #[tokio::test]
 async fn dropped_body_releases_the_lock() {
     let (store, locks) = store_and_locks();
@@ -367,6 +371,7 @@ async fn size_hint_stays_as_exact_as_it_was() {
 
 /// The client sends the next request as soon as the response is complete: it never meets its own
 /// lock.
+/// Guarantee: G10.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_never_meets_the_lock_of_its_previous_request() {
     let (store, locks) = store_and_locks();
@@ -443,6 +448,7 @@ async fn trailers_after_a_chunked_stream_arrive() {
 }
 
 /// The release never delays a complete response for longer than this.
+/// Guarantee: G10.
 #[tokio::test(start_paused = true)]
 async fn complete_response_waits_250_ms_at_most_for_its_release() {
     let (store, locks) = store_and_locks();

@@ -39,6 +39,7 @@ async fn never_renewed(hangs: bool) -> (TestStore, LockGuard, Instant) {
     (store, guard, granted)
 }
 
+/// Guarantee: G6.
 #[tokio::test(start_paused = true)]
 async fn section_that_outlives_ten_leases_keeps_its_key() {
     let store = TestStore::new();
@@ -97,6 +98,7 @@ async fn released_locks_are_not_renewed_and_the_watchdog_stops() {
 }
 
 /// I5, I6: the store is down, hangs, or replies too late; the deadline is local.
+/// Guarantee: G8.
 #[tokio::test(start_paused = true)]
 async fn unrenewed_section_is_lost_and_not_polled_again() {
     for hangs in [false, true] {
@@ -139,6 +141,7 @@ async fn idle_section_is_lost_at_its_deadline() {
 }
 
 /// Only its own clock counts: the renewal task never ran.
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn section_stopped_past_its_deadline_is_not_polled() {
     let locks = LockManager::in_memory();
@@ -223,6 +226,7 @@ async fn hanging_renewal_delays_no_other() {
     assert!(second.held_lock().remaining() > Duration::from_secs(29));
 }
 
+/// Guarantee: G8.
 #[tokio::test(start_paused = true)]
 async fn lost_lock_drops_the_handler_with_an_unknown_outcome() {
     struct Dropped(Arc<AtomicUsize>);
@@ -283,6 +287,7 @@ async fn long_handlers_and_streams_keep_their_lock() {
     assert_eq!(store.held_count(), 0);
 }
 
+/// Guarantee: G8.
 #[tokio::test(start_paused = true)]
 async fn stream_that_loses_its_lock_ends_with_an_error() {
     let (store, locks) = store_and_locks();
@@ -343,6 +348,7 @@ async fn service_that_gets_ready_too_late_is_not_called() {
 }
 
 /// One poll that takes longer than the lease: its result does not count as done under the lock.
+/// Guarantee: G8.
 #[tokio::test(start_paused = true)]
 async fn work_that_ends_past_its_deadline_is_lost() {
     let locks = LockManager::in_memory();
@@ -355,6 +361,7 @@ async fn work_that_ends_past_its_deadline_is_lost() {
 }
 
 /// The watchdog was started by a runtime that is no longer driven.
+/// Guarantee: G8.
 #[test]
 fn stalled_watchdog_is_replaced() {
     let store = Arc::new(MemoryStore::new());
@@ -378,6 +385,7 @@ fn stalled_watchdog_is_replaced() {
 }
 
 /// The watchdog ends with its runtime; the next hold starts another one.
+/// Guarantee: G8.
 #[test]
 fn watchdog_is_replaced_after_its_runtime_ended() {
     let store = Arc::new(MemoryStore::new());
@@ -396,6 +404,7 @@ fn watchdog_is_replaced_after_its_runtime_ended() {
 
 /// I6: ready frames are read before the head is sent; but not past the deadline, and then they are
 /// not sent.
+/// Guarantee: G8.
 #[tokio::test(start_paused = true)]
 async fn body_polled_past_the_deadline_is_not_sent() {
     struct Slow(tower_lock::test_util::Clock, Arc<AtomicUsize>, usize);

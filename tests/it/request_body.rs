@@ -110,6 +110,7 @@ async fn trailers_reach_the_inner_service_without_a_size_hint() {
 }
 
 /// hyper sends `100 Continue` when the body is first polled.
+/// Guarantee: G16.
 #[tokio::test]
 async fn rejected_client_is_not_asked_for_its_body() {
     let (store, locks) = store_and_locks();
@@ -157,6 +158,7 @@ async fn rejected_client_is_not_asked_for_its_body() {
     assert_eq!(store.held_count(), 0);
 }
 
+/// Guarantee: G15.
 #[tokio::test]
 async fn body_is_read_within_the_limit_of_the_route() {
     let (store, locks) = store_and_locks();
@@ -203,6 +205,7 @@ async fn body_is_read_within_the_limit_of_the_route() {
     assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE, "bounded as well");
 }
 
+/// Guarantee: G9.
 #[tokio::test]
 async fn truncated_body_is_an_invalid_key_and_locks_nothing() {
     let (store, locks) = store_and_locks();
@@ -246,6 +249,7 @@ fn drips(bytes: usize, each: Duration, times: usize) -> Body {
     Body::from_stream(frames)
 }
 
+/// Guarantee: G16.
 #[tokio::test(start_paused = true)]
 async fn late_body_is_a_408_and_locks_nothing() {
     let (store, locks) = store_and_locks();
@@ -287,6 +291,7 @@ async fn late_body_is_a_408_and_locks_nothing() {
 }
 
 /// A client that is rejected anyway need not send its body.
+/// Guarantee: G16.
 #[tokio::test(start_paused = true)]
 async fn invalid_head_is_rejected_before_the_body_is_read() {
     let (store, locks) = store_and_locks();
@@ -328,6 +333,7 @@ async fn connect_request_has_no_body_to_read() {
 }
 
 /// Under the lock the handler gets the error, and decides on the response.
+/// Guarantee: G16.
 #[tokio::test(start_paused = true)]
 async fn slow_upload_under_a_lock_ends_with_an_error() {
     let (store, locks) = store_and_locks();
@@ -370,6 +376,7 @@ async fn slow_upload_under_a_lock_ends_with_an_error() {
 }
 
 /// It delays no other request.
+/// Guarantee: G16.
 #[tokio::test(start_paused = true)]
 async fn body_read_without_a_lock_may_be_slow() {
     let locks = LockManager::in_memory();
@@ -406,6 +413,7 @@ fn json(path: &str, body: Body) -> Request<Body> {
     Request::post(path).header("content-type", "application/json").body(body).expect("a request")
 }
 
+/// Guarantee: G16.
 #[tokio::test(start_paused = true)]
 async fn extractor_locks_after_the_body_is_complete() {
     let (store, locks) = store_and_locks();
@@ -431,6 +439,7 @@ async fn extractor_locks_after_the_body_is_complete() {
     }
 }
 
+/// Guarantee: G16.
 #[tokio::test(start_paused = true)]
 async fn locking_extractor_rejects_late_and_oversized_bodies() {
     let (store, locks) = store_and_locks();
@@ -449,6 +458,7 @@ async fn locking_extractor_rejects_late_and_oversized_bodies() {
 }
 
 /// A request without a wait, while its key is held locally.
+/// Guarantee: G16.
 #[tokio::test(start_paused = true)]
 async fn head_extractor_rejects_without_reading_the_body() {
     let (_, locks) = store_and_locks();
@@ -461,6 +471,7 @@ async fn head_extractor_rejects_without_reading_the_body() {
 }
 
 /// It does not wait for its lock: the full budget of the waiters is no reason to reject it.
+/// Guarantee: G15.
 #[tokio::test(start_paused = true)]
 async fn extractor_without_wait_reports_held_before_body_budget() {
     let (_, locks) = store_and_locks();
@@ -484,6 +495,7 @@ async fn extractor_without_wait_reports_held_before_body_budget() {
 }
 
 /// A reader that comes too early gets an error, not an empty body.
+/// Guarantee: G16.
 #[tokio::test(start_paused = true)]
 async fn late_body_is_not_an_empty_body_to_an_extractor() {
     let (_, locks) = store_and_locks();
@@ -502,6 +514,7 @@ async fn late_body_is_not_an_empty_body_to_an_extractor() {
 }
 
 /// If the route is configured so.
+/// Guarantee: G16.
 #[tokio::test(start_paused = true)]
 async fn streaming_body_under_an_extractor_lock_is_watched() {
     let (store, locks) = store_and_locks();

@@ -51,6 +51,7 @@ async fn documented_stack_locks_nothing_for_404_405_and_preflight() {
     assert_eq!((store.on(StoreOp::Acquire).calls(), store.held_count()), (1, 0));
 }
 
+/// Guarantee: G4.
 #[tokio::test(start_paused = true)]
 async fn documented_stack_timeout_responds_while_handler_finishes() {
     let (store, locks) = store_and_locks();
@@ -67,6 +68,7 @@ async fn documented_stack_timeout_responds_while_handler_finishes() {
     assert_eq!(store.held_count(), 0);
 }
 
+/// Guarantee: G14.
 #[tokio::test(start_paused = true)]
 async fn plain_service_stack_rejects_an_invalid_key() {
     let (store, locks) = store_and_locks();
@@ -97,6 +99,7 @@ async fn router_layer_locks_unknown_routes_and_route_layer_does_not() {
 }
 
 /// Axum adds these handlers outside the layer. The docs of the layer list them.
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn extractor_detects_a_method_added_outside_the_lock() {
     let lock = || LockLayer::new(&LockManager::in_memory(), key::from_fn(|Path(id): Path<u64>| ("order", id)));

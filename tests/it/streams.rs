@@ -76,6 +76,7 @@ fn once<K: tower_lock::key::KeySource>(layer: LockLayer<K>, response: Response<F
 
 /// Not the end of the inner body, which may come late, but the byte that completes the response for
 /// the client.
+/// Guarantee: G10.
 #[tokio::test(start_paused = true)]
 async fn last_byte_of_content_length_is_sent_after_the_release() {
     for (by_header, ends) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -134,6 +135,7 @@ async fn trailers_after_the_last_byte_are_sent() {
 }
 
 /// The body is not polled: a server stops polling when its client does not read.
+/// Guarantee: G10.
 #[tokio::test(start_paused = true)]
 async fn stalled_reader_frees_the_key_after_the_lock_delay() {
     for reads_first in [false, true] {
@@ -166,6 +168,7 @@ async fn stalled_reader_frees_the_key_after_the_lock_delay() {
     }
 }
 
+/// Guarantee: G8.
 #[tokio::test(start_paused = true)]
 async fn unread_stream_is_aborted_when_its_lock_is_lost() {
     for lost in [false, true] {
@@ -187,6 +190,7 @@ async fn unread_stream_is_aborted_when_its_lock_is_lost() {
     }
 }
 
+/// Guarantee: G10.
 #[tokio::test(start_paused = true)]
 async fn release_at_head_happens_before_the_head_is_sent() {
     let (store, locks) = store_and_locks();
@@ -206,6 +210,7 @@ async fn release_at_head_happens_before_the_head_is_sent() {
     assert_eq!(store.held_count(), 0);
 }
 
+/// Guarantee: G10.
 #[tokio::test(start_paused = true)]
 async fn tunnel_holds_no_lock() {
     for (method, status, holds) in [
@@ -226,6 +231,7 @@ async fn tunnel_holds_no_lock() {
 }
 
 /// It may continue, because its writes check the fence; but not forever.
+/// Guarantee: G1.
 #[tokio::test(start_paused = true)]
 async fn on_lost_continue_runs_until_max_hold() {
     for (works, status) in [(40, StatusCode::OK), (70, StatusCode::SERVICE_UNAVAILABLE)] {
@@ -257,6 +263,7 @@ async fn on_lost_continue_runs_until_max_hold() {
 }
 
 /// A proxied body, a ticker: hyper sends what was announced, and so does this crate.
+/// Guarantee: G10.
 #[tokio::test(start_paused = true)]
 async fn body_longer_than_announced_ends_as_announced() {
     for pause in [Duration::ZERO, Duration::from_millis(100)] {

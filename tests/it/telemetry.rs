@@ -188,6 +188,7 @@ async fn everything(locks: &LockManager, store: &TestStore) {
     assert_eq!(locks.size(), (0, 0), "no data is left");
 }
 
+/// Guarantee: G2.
 #[test]
 fn observer_that_calls_the_manager_does_not_deadlock() {
     with_timeout(|| {
@@ -214,6 +215,7 @@ fn observer_that_calls_the_manager_does_not_deadlock() {
     });
 }
 
+/// Guarantee: G2.
 #[test]
 fn panicking_observer_ends_nothing() {
     with_timeout(|| {
@@ -229,6 +231,7 @@ fn panicking_observer_ends_nothing() {
 }
 
 /// Its section has ended normally, and the yield in flight decides about the key.
+/// Guarantee: G1.
 #[test]
 fn renewal_after_a_yield_does_not_warn_of_a_loss() {
     with_timeout(|| {
@@ -266,6 +269,7 @@ fn renewal_after_a_yield_does_not_warn_of_a_loss() {
 }
 
 /// A log with a blocked pipe: the thread that reports a loss waits forever.
+/// Guarantee: G2.
 #[test]
 fn blocking_subscriber_delays_no_other_lock() {
     with_timeout(|| {
@@ -321,6 +325,7 @@ fn blocking_subscriber_delays_no_other_lock() {
 }
 
 /// A blocking recorder delays the request that it counts, and no other.
+/// Guarantee: G2.
 #[test]
 fn blocking_recorder_delays_only_what_it_counts() {
     with_timeout(|| {

@@ -4,6 +4,7 @@ mod imports;
 mod language;
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -89,36 +90,49 @@ fn architecture_page_lists_every_source_file_once() {
     assert!(listed.len() >= 60, "{} files: are these the tables?", listed.len());
 }
 
+/// The tests that carry the id of a guarantee: `/// Guarantee: G1, G5.` above their attributes.
+fn tests_by_guarantee() -> BTreeMap<String, BTreeSet<String>> {
+    let mut found = BTreeMap::<_, BTreeSet<_>>::new();
+    for (_, text) in ["src", "tests"].iter().flat_map(|folder| files(&root().join(folder))) {
+        for part in text.split("/// Guarantee: ").skip(1) {
+            let (ids, below) = part.split_once(".\n").expect("a sentence");
+            let (attributes, function) = below.split_once("fn ").expect("a function");
+            let is_code = |line: &str| line.starts_with('#') || line.starts_with("async") || line.is_empty();
+            assert!(
+                attributes.contains("test")
+                    && attributes.lines().all(|line| is_code(line.trim()) || !line.contains(';')),
+                "{ids}: not above a test: {attributes}"
+            );
+            let name = function.split_once('(').expect("arguments").0;
+            for id in ids.split(", ") {
+                found.entry(id.to_owned()).or_default().insert(name.to_owned());
+            }
+        }
+    }
+    found
+}
+
 #[test]
-fn every_guarantee_names_existing_tests() {
-    let tests: String =
-        ["src", "tests"].iter().flat_map(|folder| files(&root().join(folder))).map(|(_, text)| text).collect();
-    let is_test = |name: &str| {
-        tests.split_once(&format!("fn {name}(")).is_some_and(|(before, _)| {
-            // Attributes directly above the name.
-            let above = before.trim_end_matches("async ").trim_end();
-            above.rsplit('\n').take_while(|line| line.trim_start().starts_with('#')).any(|line| line.contains("test"))
-        })
-    };
+fn guarantees_name_their_tests_and_tests_their_guarantees() {
     let guarantees = read("docs/guarantees.md");
-    // A table per guarantee, and one for the fence. The last column names the tests.
-    let (mut shown, mut promises) = (0, 0);
-    for (heading, table) in guarantees.split("\n### ").skip(1).filter_map(|part| part.split_once('\n')) {
-        let rows = table.lines().filter(|line| line.starts_with("| ") && !line.ends_with("| shown by |"));
-        let mut names = 0;
+    let mut named = BTreeMap::<_, BTreeSet<_>>::new();
+    // A table per guarantee. The last column names the tests.
+    for (heading, rest) in guarantees.split("\n### G").skip(1).filter_map(|part| part.split_once('\n')) {
+        let (number, _) = heading.split_once(". ").expect("a number");
+        let section = rest.split_once("\n## ").map_or(rest, |(section, _)| section);
+        let rows = section.lines().filter(|line| line.starts_with("| ") && !line.ends_with("| shown by |"));
         for row in rows {
             let cell = row.trim_end_matches(" |").rsplit(" | ").next().expect("a last column").trim_start_matches("| ");
             for name in cell.split(", ").filter(|name| *name != "—") {
-                let name = name.strip_prefix('`').and_then(|name| name.strip_suffix('`')).unwrap_or_default();
-                assert!(is_test(name), "{heading}: no test has this name: {row}");
-                names += 1;
+                let name = name.strip_prefix('`').and_then(|name| name.strip_suffix('`'));
+                let name = name.unwrap_or_else(|| panic!("not a list of tests: {row}"));
+                named.entry(format!("G{number}")).or_default().insert(name.to_owned());
             }
         }
-        assert!(names > 0, "{heading}: no test shows it");
-        shown += names;
-        promises += 1;
     }
-    assert!(promises >= 16 && shown >= 80, "{promises} promises, {shown} tests: are these the tables?");
+    assert_eq!(named, tests_by_guarantee(), "the page, and the comments of the tests");
+    let shown: usize = named.values().map(BTreeSet::len).sum();
+    assert!(named.len() >= 17 && shown >= 200, "{} guarantees, {shown} tests: are these the tables?", named.len());
 }
 
 /// The link definitions of a Markdown file: labels and targets.
@@ -193,7 +207,7 @@ fn every_guide_page_is_a_module_whose_links_are_items() {
 
 #[test]
 fn observability_page_lists_every_metric() {
-    let names = |text: &str| -> std::collections::BTreeSet<String> {
+    let names = |text: &str| -> BTreeSet<String> {
         let parts = text.split("tower_lock_").skip(1);
         let ends = parts.map(|part| part.split(|c: char| !c.is_ascii_lowercase() && c != '_').next());
         ends.map(|name| name.expect("a first part").to_owned()).collect()
@@ -205,8 +219,7 @@ fn observability_page_lists_every_metric() {
         ["_bucket", "_count", "_sum"].iter().find_map(|end| name.strip_suffix(end).map(str::to_owned)).unwrap_or(name)
     };
     for file in ["grafana.json", "alerts.yml"] {
-        let used: std::collections::BTreeSet<_> =
-            names(&read(format!("docs/observability/{file}"))).into_iter().map(metric).collect();
+        let used: BTreeSet<_> = names(&read(format!("docs/observability/{file}"))).into_iter().map(metric).collect();
         assert!(used.is_subset(&recorded) && used.len() >= 6, "{file}: {used:?}");
     }
     let dashboard = serde_json::from_str::<serde_json::Value>(&read("docs/observability/grafana.json")).expect("JSON");

@@ -28,6 +28,7 @@ async fn calls(environment: &Environment, command: &str) -> u64 {
     line.and_then(|line| line.split(',').next()).map_or(0, |calls| calls.parse().expect("a number"))
 }
 
+/// Guarantee: G15.
 #[tokio::test]
 async fn hash_of_many_fields_can_be_inspected_and_revoked() {
     let Some(environment) = environment().await else { return };
@@ -48,6 +49,7 @@ async fn hash_of_many_fields_can_be_inspected_and_revoked() {
 }
 
 /// A script that runs for longer than `busy-reply-threshold` blocks all other clients.
+/// Guarantee: G15.
 #[tokio::test]
 async fn foreign_queue_of_a_million_entries_costs_little() {
     let Some(environment) = environment().await else { return };
@@ -98,6 +100,7 @@ async fn foreign_queue_of_a_million_entries_costs_little() {
 }
 
 /// A request used to check all 1 024 entries for a subscription.
+/// Guarantee: G15.
 #[tokio::test]
 async fn full_queue_is_swept_in_parts_until_done() {
     let Some(environment) = environment().await else { return };
@@ -141,6 +144,7 @@ async fn full_queue_is_swept_in_parts_until_done() {
 }
 
 /// A field of another program is neither read as a reply nor as several log lines.
+/// Guarantee: G15.
 #[tokio::test]
 async fn key_with_an_unknown_field_is_revoked_and_reported() {
     let Some(environment) = environment().await else { return };

@@ -63,6 +63,7 @@ async fn store_connects_by_url_configuration_or_pool() {
     works(store).await;
 }
 
+/// Guarantee: G1.
 #[tokio::test]
 async fn two_prefixes_are_isolated() {
     let Some(environment) = environment().await else { return };
@@ -207,6 +208,7 @@ async fn smallest_acl_suffices_and_missing_rights_are_named() {
 }
 
 /// Another application on the same Redis, with the ACL of `docs/redis.md` for its own prefix.
+/// Guarantee: G1.
 #[tokio::test]
 async fn smallest_acl_cannot_touch_another_prefix() {
     let Some(environment) = environment().await else { return };
@@ -502,6 +504,7 @@ async fn connect_error_hides_the_password_and_repeats_no_cause() {
 }
 
 /// A malicious server: its reply does not end.
+/// Guarantee: G15.
 #[tokio::test]
 async fn endless_reply_is_cut_and_does_not_fill_memory() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");

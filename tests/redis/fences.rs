@@ -70,6 +70,7 @@ async fn fence_is_equal_in_message_store_and_reply() {
 
 const TERMS: QueueConfig = QueueConfig::new(ms(60_000), ms(60_000), 8);
 
+/// Guarantee: G11.
 #[tokio::test]
 async fn fence_rises_over_flushall_and_restart() {
     let Some(mut environment) = environment().await else { return };
@@ -104,6 +105,7 @@ const INVALID_FENCES: [&str; 10] = [
     "a\r\n2026-11-22T00:00:00Z  INFO forged",
 ];
 
+/// Guarantee: G11.
 #[tokio::test]
 async fn invalid_fence_counter_is_replaced_and_logged() {
     let Some(environment) = environment().await else { return };
@@ -174,6 +176,7 @@ async fn invalid_fence_counter_is_replaced_and_logged() {
     }
 }
 
+/// Guarantee: G11.
 #[tokio::test]
 async fn missing_fence_counter_is_logged_at_start() {
     let Some(environment) = environment().await else { return };

@@ -33,6 +33,7 @@ async fn forger(environment: &Environment) -> Connection {
     connection
 }
 
+/// Guarantee: G1.
 #[tokio::test]
 async fn publisher_alone_can_neither_free_nor_end_a_section() {
     let Some(environment) = environment().await else { return };
@@ -78,6 +79,7 @@ async fn publisher_alone_can_neither_free_nor_end_a_section() {
 
 /// Unknown messages count as gaps. Each costs little for any number of held keys, and waiters poll
 /// ten times a second.
+/// Guarantee: G15.
 #[tokio::test]
 async fn flood_of_unknown_messages_costs_ten_checks_per_second() {
     let Some(environment) = environment().await else { return };

@@ -9,6 +9,7 @@ use tower_lock::{LockError, LockManager, RedisStore};
 
 use crate::support::{environment, key, soon, until};
 
+/// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forked_processes_have_different_ids_and_one_holder() {
     let Some(environment) = environment().await else { return };

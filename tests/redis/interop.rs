@@ -46,6 +46,7 @@ async fn lock_is_a_hash_of_one_field_with_a_ttl() {
     environment.wait_until_clean().await;
 }
 
+/// Guarantee: G5.
 #[tokio::test]
 async fn redisson_lock_excludes_and_is_not_touched() {
     let Some(environment) = environment().await else { return };

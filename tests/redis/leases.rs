@@ -75,6 +75,7 @@ async fn blocks_at_most(test: &str, lease: Duration, fixed: Duration, most: Dura
     until("free", async || left(&environment).await.is_none()).await;
 }
 
+/// Guarantee: G2.
 #[tokio::test]
 async fn killed_holder_of_a_fixed_lease_blocks_for_lease_and_1500_ms() {
     hold_in_child_process().await;
@@ -83,6 +84,7 @@ async fn killed_holder_of_a_fixed_lease_blocks_for_lease_and_1500_ms() {
     blocks_at_most(test, Duration::ZERO, ms(5_000), ms(6_560), ms(2_500)).await;
 }
 
+/// Guarantee: G2.
 #[tokio::test]
 async fn killed_holder_of_a_2_s_lease_blocks_for_3_s() {
     hold_in_child_process().await;

@@ -15,6 +15,7 @@ use crate::support::{Log, environment, until};
 
 /// The request is at fault: a repetition is rejected again. Neither the log nor the error shows the
 /// name.
+/// Guarantee: G14.
 #[tokio::test]
 async fn raw_name_rejected_by_the_store_is_a_400() {
     let Some(environment) = environment().await else { return };

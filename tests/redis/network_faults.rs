@@ -32,6 +32,7 @@ async fn fields(environment: &Environment) -> usize {
     environment.command(&["HLEN", NAME]).await.integer().and_then(|n| n.try_into().ok()).expect("a number")
 }
 
+/// Guarantee: G1.
 #[tokio::test]
 async fn late_release_never_frees_the_next_holder() {
     let Some(environment) = environment().await else { return };
@@ -50,6 +51,7 @@ async fn late_release_never_frees_the_next_holder() {
 }
 
 /// A lost reply or a duplicated request: the field exists once, and the first release removes it.
+/// Guarantee: G1.
 #[tokio::test]
 async fn repeated_acquire_claim_and_release_count_once() {
     let Some(environment) = environment().await else { return };
@@ -78,6 +80,7 @@ async fn repeated_acquire_claim_and_release_count_once() {
 }
 
 /// The acquire arrives after its caller was rejected: it does nothing.
+/// Guarantee: G2.
 #[tokio::test]
 async fn expired_acquire_leaves_the_key_free() {
     let Some(environment) = environment().await else { return };
@@ -97,6 +100,7 @@ async fn expired_acquire_leaves_the_key_free() {
 }
 
 /// The acquire ran in time, but its caller had left: the grant is released.
+/// Guarantee: G7.
 #[tokio::test]
 async fn grant_of_a_cancelled_call_is_free_soon() {
     let Some(environment) = environment().await else { return };

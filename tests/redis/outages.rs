@@ -47,6 +47,7 @@ async fn assert_recovered(service: &Router, how: &str) {
     eprintln!("{how}: it works again after {:?}", back.elapsed());
 }
 
+/// Guarantee: G6.
 #[tokio::test]
 async fn requests_are_rejected_during_outages_and_work_afterwards() {
     let Some(mut environment) = environment().await else { return };
@@ -168,6 +169,7 @@ async fn hanging_store_costs_each_request_the_store_timeout() {
 }
 
 /// I5: it needs no reply of Redis.
+/// Guarantee: G8.
 #[tokio::test]
 async fn section_is_lost_at_its_deadline_while_redis_is_stopped() {
     let Some(environment) = environment().await else { return };
@@ -214,6 +216,7 @@ async fn busiest(environment: &Environment) -> u64 {
 }
 
 /// Only messages are lost: the queue still moves.
+/// Guarantee: G5.
 #[tokio::test]
 async fn redis_restart_loses_the_queue_and_no_waiter() {
     let Some(mut environment) = environment().await else { return };

@@ -453,6 +453,7 @@ mod tests {
         assert_eq!(store.renew(&a), RenewReply::NotHolder, "an expired lease stays expired");
     }
 
+    /// Guarantee: G11.
     #[test]
     fn fence_rises_over_restarts_and_clock_steps() {
         let [a, b] = ids();
@@ -514,6 +515,7 @@ mod tests {
         assert_eq!(store.release(&a, Duration::ZERO), ReleaseReply::Freed, "no waiter has polled for ten seconds");
     }
 
+    /// Guarantee: G15.
     #[test]
     fn free_locks_leave_nothing_and_dead_ones_are_swept() {
         let ([a, b], mut store) = (ids(), store());
@@ -535,6 +537,7 @@ mod tests {
     }
 
     /// A client that causes a lock-delay of one key after the other.
+    /// Guarantee: G15.
     #[test]
     fn aborted_keys_are_swept_by_later_acquisitions() {
         const KEYS: usize = 50_000;

@@ -408,6 +408,7 @@ async fn stop(runtime: Runtime) {
 
 /// One HTTP/2 connection: each stream is reset as soon as its handler runs, and no longer counts
 /// against its limit.
+/// Guarantee: G4.
 #[tokio::test]
 async fn flood_of_resets_leaves_other_routes_alone() {
     const MAX: usize = 20;

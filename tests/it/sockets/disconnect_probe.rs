@@ -98,6 +98,7 @@ impl HasLockKey for One {
     }
 }
 
+/// Guarantee: G7.
 #[tokio::test]
 async fn handler_does_not_start_after_a_closed_connection() {
     const DISCONNECTED: usize = 20;

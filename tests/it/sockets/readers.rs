@@ -242,6 +242,7 @@ async fn slow_reader_keeps_the_lock_to_the_end() {
 }
 
 /// It opens its window slightly, repeatedly: it is alive, but too slow.
+/// Guarantee: G10.
 #[tokio::test]
 async fn reader_below_the_minimum_rate_is_aborted() {
     let (notify, mut dropped) = watch::channel(false);

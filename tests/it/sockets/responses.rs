@@ -44,6 +44,7 @@ async fn response_without_content_is_not_streamed() {
 
 /// The byte that completes the announced length is the end of a response, even if its body stays
 /// open. (Over HTTP/2 the end is `END_STREAM`, which waits for the body with or without a lock.)
+/// Guarantee: G10.
 #[tokio::test]
 async fn response_complete_by_length_ends_without_its_body() {
     for version in [Version::Http1] {

@@ -81,6 +81,7 @@ impl Silent {
 }
 
 /// Sixty bytes each, or one connection with two hundred streams.
+/// Guarantee: G16.
 #[tokio::test]
 async fn client_that_sends_no_body_holds_nothing() {
     for version in VERSIONS {
@@ -118,6 +119,7 @@ async fn client_that_sends_no_body_holds_nothing() {
 }
 
 /// The body comes before the upgrade.
+/// Guarantee: G16.
 #[tokio::test]
 async fn upgrade_request_sends_its_body_first() {
     let cluster = Cluster::start(|locks| {
@@ -138,6 +140,7 @@ async fn upgrade_request_sends_its_body_first() {
 }
 
 /// An incomplete request has decided nothing: there is nothing to finish.
+/// Guarantee: G16.
 #[tokio::test]
 async fn handler_of_an_incomplete_request_drops_with_its_client() {
     for whole in [false, true] {
@@ -176,6 +179,7 @@ async fn handler_of_an_incomplete_request_drops_with_its_client() {
 }
 
 /// All of their bodies except for the last byte, and more than the budget: new requests are served.
+/// Guarantee: G15.
 #[tokio::test]
 async fn unfinished_bodies_reject_no_other_request() {
     const BODY: usize = 2 << 20;
@@ -245,6 +249,7 @@ async fn nothing_is_locked_while_the_key_body_arrives() {
 }
 
 /// Slow but moving bodies that fill the budget do not evict a small one that pauses briefly.
+/// Guarantee: G15.
 #[tokio::test]
 async fn paused_small_body_is_not_evicted_for_large_ones() {
     const BODY: usize = 2 << 20;
@@ -280,6 +285,7 @@ async fn paused_small_body_is_not_evicted_for_large_ones() {
 
 /// The head of the response is sent, and its body is made from that of the request, which holds the
 /// lock: the client must not stop sending.
+/// Guarantee: G16.
 #[tokio::test]
 async fn bidirectional_stream_ends_with_a_silent_client() {
     const IDLE: Duration = Duration::from_millis(300);

@@ -217,6 +217,7 @@ fn claimed_offer_has_a_full_lease() {
 }
 
 /// A renewal in flight runs after an aborted section.
+/// Guarantee: G3.
 #[test]
 fn late_renewal_does_not_extend_an_aborted_section() {
     holds(
@@ -430,6 +431,7 @@ fn offer_to_a_forgotten_id_is_released_at_once() {
 }
 
 /// The release of an aborted section is lost; its repetition must not free the key any sooner.
+/// Guarantee: G3.
 #[test]
 fn repeated_release_keeps_the_lock_delay() {
     holds(
@@ -489,6 +491,7 @@ fn rejected_call_without_wait_keeps_the_queue_entry() {
 }
 
 /// The counter is lost, and the fences continue with the clock.
+/// Guarantee: G11.
 #[test]
 fn fences_rise_after_a_lost_counter() {
     holds(
@@ -506,6 +509,7 @@ fn fences_rise_after_a_lost_counter() {
 }
 
 /// The server clock was set back; the counter remains.
+/// Guarantee: G11.
 #[test]
 fn fences_rise_after_the_clock_was_set_back() {
     holds(

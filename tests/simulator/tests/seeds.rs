@@ -17,6 +17,7 @@ fn option(seed: u64) -> Option<&'static str> {
     ["force", "java", "ctr", "back", "flush", "step", "copies"].get(usize::try_from(seed % 14).expect("small")).copied()
 }
 
+/// Guarantee: G1.
 #[test]
 fn two_thousand_simulations_keep_exclusion_and_clean_up() {
     let (next, sections) = (AtomicU64::new(0), AtomicU64::new(0));

@@ -117,6 +117,7 @@ async fn late_arrival(redis: bool, service: &str) -> Summary {
     environment.finish().await
 }
 
+/// Guarantee: G1.
 #[tokio::test]
 async fn fast_store_clock_causes_an_overlap() {
     on_each_store(async |redis| {
@@ -144,6 +145,7 @@ async fn paused_holder(redis: bool, checker: &[&str]) -> Summary {
     environment.finish().await
 }
 
+/// Guarantee: G1.
 #[tokio::test]
 async fn sink_without_a_fence_check_accepts_a_stale_write() {
     on_each_store(async |redis| {

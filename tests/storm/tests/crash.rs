@@ -79,6 +79,7 @@ async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
     timeout(Duration::from_secs(60), wait).await.unwrap_or_else(|_| panic!("never happened: {what}"));
 }
 
+/// Guarantee: G2, G4, G13.
 #[tokio::test]
 async fn killed_holder_frees_its_key_after_lease_and_lock_delay() {
     let Some(environment) = Environment::new("a holder that is killed").await else { return };
@@ -107,6 +108,7 @@ async fn killed_holder_frees_its_key_after_lease_and_lock_delay() {
 
 /// It wakes long after its deadline: its handler does not go on, and the outcome is unknown to its
 /// client.
+/// Guarantee: G1.
 #[tokio::test]
 async fn holder_stopped_past_its_deadline_does_not_continue() {
     let Some(environment) = Environment::new("a holder that is stopped").await else { return };
@@ -163,6 +165,7 @@ async fn with_a_head_that(environment: &Environment, happens: impl Fn(&Service))
     served.saturating_duration_since(ended)
 }
 
+/// Guarantee: G5.
 #[tokio::test]
 async fn dead_head_of_the_queue_costs_nothing() {
     let Some(environment) = Environment::new("a dead head of the queue").await else { return };
@@ -171,6 +174,7 @@ async fn dead_head_of_the_queue_costs_nothing() {
     environment.finish().await;
 }
 
+/// Guarantee: G5.
 #[tokio::test]
 async fn stopped_head_of_the_queue_costs_an_offer_and_lock_delay() {
     let Some(environment) = Environment::new("a stopped head of the queue").await else { return };
@@ -181,6 +185,7 @@ async fn stopped_head_of_the_queue_costs_an_offer_and_lock_delay() {
 }
 
 /// One handle in two processes: they share no keys, ids, connections or threads.
+/// Guarantee: G1.
 #[tokio::test]
 async fn forked_child_locks_by_the_parent_handle() {
     if !RedisServer::is_available() {

@@ -32,6 +32,7 @@ async fn on_redis(test: &str, processes: usize) -> Option<Environment> {
     Some(Environment::new(PROGRAMS, Some(RedisServer::start().await), processes, "--correct", seed()).await)
 }
 
+/// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_in_one_process() {
     let _turn = ONE_AT_A_TIME.acquire().await;
@@ -45,6 +46,7 @@ async fn storm_in_one_process() {
     assert_eq!(outcome.summary.answers(503), 0, "every waiter gets a grant");
 }
 
+/// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_on_two_processes_with_redis() {
     let _turn = ONE_AT_A_TIME.acquire().await;
@@ -62,6 +64,7 @@ async fn storm_on_two_processes_with_redis() {
     assert!(outcome.faults == 0 && rejected < outcome.observed.len() / 10, "{rejected}: every waiter gets a grant");
 }
 
+/// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_with_network_faults() {
     let _turn = ONE_AT_A_TIME.acquire().await;
@@ -127,6 +130,7 @@ async fn storm_with_a_frozen_redis() {
 
 /// A Redis that loses its data allows an overlap. Writes are safe: the fence is ahead of the lost
 /// one.
+/// Guarantee: G1.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_with_a_redis_that_loses_its_data() {
     let _turn = ONE_AT_A_TIME.acquire().await;
@@ -149,6 +153,7 @@ async fn storm_with_a_redis_that_loses_its_data() {
 
 /// One is killed, one stops for longer than its leases. Waiters of their keys are served after the
 /// lease.
+/// Guarantee: G2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storm_with_killed_and_stopped_processes() {
     let Some(environment) = on_redis("the storm with killed processes", 4).await else { return };
