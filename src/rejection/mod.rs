@@ -317,7 +317,7 @@ impl Rejection {
                 "The memory for bodies of waiting requests is exhausted. The request was not processed and can be retried."
             }
             Self::InvalidKey { .. } => {
-                "Invalid lock key: the request body could not be read to its end. The request was not processed."
+                "Invalid lock key: the request body could not be read to its end, or the store does not accept the key. The request was not processed."
             }
             Self::Lost => {
                 "The lock was lost while the request was being processed. It may have been partially processed; check its effects before retrying."
