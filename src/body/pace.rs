@@ -1,7 +1,7 @@
 //! The idle timeout and the minimum rate of a peer: a client that sends a request body, or reads a
 //! response.
 
-use std::{error::Error, fmt, time::Duration};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -34,11 +34,13 @@ pub(crate) struct Pace {
 }
 
 /// Why the peer is not waited for any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TooSlow {
     /// No byte moved for the idle timeout.
+    #[error("no byte was transferred for `body_idle_timeout`")]
     Idle,
     /// Too few bytes moved in a window.
+    #[error("fewer bytes were transferred than `min_body_rate` requires")]
     BelowRate,
 }
 
@@ -133,17 +135,6 @@ impl Pace {
         }
     }
 }
-
-impl fmt::Display for TooSlow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Idle => "no byte was transferred for `body_idle_timeout`",
-            Self::BelowRate => "fewer bytes were transferred than `min_body_rate` requires",
-        })
-    }
-}
-
-impl Error for TooSlow {}
 
 #[cfg(test)]
 mod tests {

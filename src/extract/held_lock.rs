@@ -1,4 +1,4 @@
-use std::{convert::Infallible, error::Error, fmt};
+use std::convert::Infallible;
 
 use axum::{
     extract::{FromRequestParts, OptionalFromRequestParts},
@@ -9,7 +9,13 @@ use http::{StatusCode, request::Parts};
 use crate::lock::HeldLock;
 
 /// Rejection of [`HeldLock`] as an extractor: the request holds no lock.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error(
+    "the request holds no lock for `HeldLock`. Put a `LockLayer` on this route, outside of the handler: \
+     `post(handler).route_layer(LockLayer::new(&locks, key::from_fn(..)))`; on a router, call `.layer(..)` or \
+     `.route_layer(..)` after `.route(..)`. If the layer skips some requests, or if its key function returns \
+     `None`, use `Option<HeldLock>`."
+)]
 #[non_exhaustive]
 pub struct MissingLock;
 
@@ -61,19 +67,6 @@ impl MissingLock {
         self.to_string()
     }
 }
-
-impl fmt::Display for MissingLock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            "the request holds no lock for `HeldLock`. Put a `LockLayer` on this route, outside of the handler: \
-             `post(handler).route_layer(LockLayer::new(&locks, key::from_fn(..)))`; on a router, call `.layer(..)` or \
-             `.route_layer(..)` after `.route(..)`. If the layer skips some requests, or if its key function returns \
-             `None`, use `Option<HeldLock>`.",
-        )
-    }
-}
-
-impl Error for MissingLock {}
 
 impl IntoResponse for MissingLock {
     fn into_response(self) -> Response {

@@ -1,4 +1,4 @@
-use std::{error::Error, fmt};
+use std::fmt;
 
 use http::StatusCode;
 
@@ -6,7 +6,7 @@ use http::StatusCode;
 ///
 /// The error does not contain the value of the field. It is a part of
 /// [`Rejection::InvalidKey`](crate::Rejection::InvalidKey).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct FieldError {
     pub(crate) location: FieldLocation,
     pub(crate) name: &'static str,
@@ -120,8 +120,6 @@ impl fmt::Display for FieldError {
         write!(f, "{location} `{name}` {problem}")
     }
 }
-
-impl Error for FieldError {}
 
 impl fmt::Display for FieldProblem {
     /// Follows the name of the field.

@@ -335,10 +335,11 @@ impl fmt::Display for Rejection {
     }
 }
 
+// By hand, as for `StoreError`: the source is the error, and not the `Arc` around it.
 impl Error for Rejection {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::StoreUnavailable { source, .. } => Some(source),
+            Self::StoreUnavailable { source, .. } => Some(&**source),
             Self::InvalidKey { field: Some(error), .. } => Some(error),
             _ => None,
         }
@@ -396,6 +397,14 @@ mod tests {
     use super::*;
 
     /// Guarantee: G15.
+    #[test]
+    fn source_of_an_unavailable_store_is_its_error() {
+        let source = Arc::new(StoreError::new("shelf", "acquire", StoreErrorKind::Timeout));
+        let rejection = Rejection::StoreUnavailable { retry_after: Duration::ZERO, source };
+        let source = rejection.source().and_then(<dyn Error>::downcast_ref::<StoreError>);
+        assert!(source.is_some_and(|error| error.kind() == StoreErrorKind::Timeout), "{source:?}");
+    }
+
     #[test]
     fn full_process_does_not_use_the_hold_estimate_of_a_route() {
         let usual = HoldEstimate::default();
