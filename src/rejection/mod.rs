@@ -396,7 +396,6 @@ impl fmt::Debug for OnReject {
 mod tests {
     use super::*;
 
-    /// Guarantee: G15.
     #[test]
     fn source_of_an_unavailable_store_is_its_error() {
         let source = Arc::new(StoreError::new("shelf", "acquire", StoreErrorKind::Timeout));
@@ -405,6 +404,7 @@ mod tests {
         assert!(source.is_some_and(|error| error.kind() == StoreErrorKind::Timeout), "{source:?}");
     }
 
+    /// Guarantee: G15.
     #[test]
     fn full_process_does_not_use_the_hold_estimate_of_a_route() {
         let usual = HoldEstimate::default();
