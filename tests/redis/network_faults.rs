@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 use tower_lock::{
-    LockError, LockManager,
+    LockError, LockManager, RedisStore,
     store::{
         AcquireReply, AcquireRequest, AcquisitionIds, IfBusy, LockStore, QueueConfig, ReleaseReply, ReleaseRequest,
     },
@@ -36,12 +36,14 @@ async fn fields(environment: &Environment) -> usize {
 #[tokio::test]
 async fn late_release_never_frees_the_next_holder() {
     let Some(environment) = environment().await else { return };
-    let (slow, sound) = (environment.store().await, environment.direct_instance("b").await);
+    // The reply is as late as the release: it comes within this timeout.
+    let slow = RedisStore::builder().call_timeout(ms(5_000)).connect(&environment.proxy.url()).await.expect("it is up");
+    let sound = environment.direct_instance("b").await;
     let late = AcquisitionIds::new("late", 1).next();
     let request = AcquireRequest::new(key(), late.clone(), ms(200), IfBusy::Fail, terms(), ms(500));
     assert!(matches!(slow.acquire(request).await, Ok(AcquireReply::Granted { .. })));
     // The release is in flight while the lease ends and the next holder starts.
-    environment.proxy.all().next_where(is_script(RELEASE), NetworkFault::Late(ms(450)));
+    environment.proxy.all().next_where(is_script(RELEASE), NetworkFault::Late(ms(1_000)));
     let release = tokio::spawn(slow.release(ReleaseRequest::new(key(), late, Duration::ZERO, terms())));
     let guard = sound.lock(key()).await.expect("free when the lease has expired");
     assert_eq!(soon("a reply", release).await.expect("runs").expect("answered"), ReleaseReply::NotHolder);
