@@ -121,11 +121,16 @@ impl Process {
     }
 
     /// Stops the process with SIGSTOP: its sockets stay open and it does not respond.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the process still runs after ten seconds.
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
-        // The kernel stops the process asynchronously.
+        // The kernel stops the process asynchronously. A test of a process that still runs would
+        // show nothing.
         #[expect(clippy::disallowed_methods, reason = "a short sleep without a runtime")]
-        for _ in 0..1_000 {
+        for _ in 0..10_000 {
             match fs::read_to_string(format!("/proc/{}/stat", self.pid)) {
                 Ok(stat) if !stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T")) => {
                     std::thread::sleep(Duration::from_millis(1));
@@ -133,6 +138,7 @@ impl Process {
                 _ => return,
             }
         }
+        panic!("process {} does not stop", self.pid);
     }
 
     /// Continues the process.
