@@ -44,6 +44,19 @@ fn harness() -> Harness {
     }
 }
 
+/// The first section has used up the batch, and a second waiter is queued: a yield is in flight.
+fn yielding() -> (Harness, Arc<Section<NoDriver>>, StoreCall) {
+    let mut h = harness();
+    h.request(1, true);
+    h.reply(GRANTED);
+    let section = h.expect_grant(1);
+    h.request(2, true);
+    h.now = h.now.saturating_add(ms(110));
+    h.end_guard(&section, GuardEnd::Released);
+    let call = h.take_call();
+    (h, section, call)
+}
+
 impl Harness {
     fn execute(&mut self, actions: Actions<NoDriver>) {
         for action in actions {
@@ -339,14 +352,7 @@ fn repeated_revocation_messages_delay_a_grant_by_one_acquire() {
 #[test]
 fn revocation_messages_during_a_yield_delay_a_section_by_one_yield() {
     for is_revoked in [false, true] {
-        let mut h = harness();
-        h.request(1, true);
-        h.reply(GRANTED);
-        let section = h.expect_grant(1);
-        h.request(2, true);
-        h.now = h.now.saturating_add(ms(110));
-        h.end_guard(&section, GuardEnd::Released);
-        let call = h.take_call();
+        let (mut h, _, call) = yielding();
         h.handle(Event::Revoked(call.id.clone()));
         h.handle(Event::Yielded(call.number, Ok(YieldReply::Extended { fence: 8 })));
         assert!(h.results.is_empty(), "a yield is sent first");
@@ -368,14 +374,7 @@ fn revocation_messages_during_a_yield_delay_a_section_by_one_yield() {
 #[test]
 fn a_renewal_refused_during_a_yield_waits_for_the_yield_reply() {
     for is_lost in [false, true] {
-        let mut h = harness();
-        h.request(1, true);
-        h.reply(GRANTED);
-        let section = h.expect_grant(1);
-        h.request(2, true);
-        h.now = h.now.saturating_add(ms(110));
-        h.end_guard(&section, GuardEnd::Released);
-        let call = h.take_call();
+        let (mut h, section, call) = yielding();
         h.handle(Event::Lost(call.id.clone(), LockLost::Revoked));
         let reply = if is_lost { YieldReply::Extended { fence: 8 } } else { YieldReply::NotHolder(QUEUED) };
         h.handle(Event::Yielded(call.number, Ok(reply)));
@@ -710,14 +709,7 @@ fn a_grant_revoked_before_its_reply_does_not_start() {
 /// The revoked id is the next id of a yield.
 #[test]
 fn a_grant_revoked_before_its_yield_reply_does_not_start() {
-    let mut h = harness();
-    h.request(1, true);
-    h.reply(GRANTED);
-    let section = h.expect_grant(1);
-    h.request(2, true);
-    h.now = h.now.saturating_add(ms(110));
-    h.end_guard(&section, GuardEnd::Released);
-    let call = h.take_call();
+    let (mut h, _, call) = yielding();
     let StoreOp::Yield { next_id, fence: 7, .. } = call.op else { panic!("{call:?}") };
     h.handle(Event::Revoked(next_id));
     h.handle(Event::Yielded(call.number, Ok(YieldReply::NotHolder(AcquireReply::Granted { fence: 8 }))));
