@@ -119,17 +119,20 @@
 //!
 //! | feature | default | content |
 //! |---|---|---|
-//! | `axum` | yes | [`key::from_fn`], fields of paths and bodies, the extractors [`HeldLock`] and [`Locked`] |
+//! | `axum` | yes | [`key::from_fn`], fields of paths and bodies, [`HeldLock`], [`Locked`] |
 //! | `memory` | yes | [`MemoryStore`] and [`LockManager::in_memory`]: locks within one process |
 //! | `signal` | yes | [`LockManager::shutdown_on_signal`] |
-//! | `tracing` | yes | a span for each locked request, an event for each rejection: [observability](guide::observability) |
+//! | `tracing` | yes | a span per locked request, an event per rejection: [observability] |
 //! | `metrics` | no | counters, gauges and histograms of the `metrics` facade |
 //! | `redis` | no | [`RedisStore`]: locks that many instances share |
-//! | `redis-tls` | no | `rediss://`, with rustls and *ring*, unless the process has installed another provider |
-//! | `test-util` | no | [`test_util`] and [`HeldLock::for_test`], for `[dev-dependencies]` only: [testing handlers](guide::testing_handlers) |
+//! | `redis-tls` | no | `rediss://`, with rustls, and *ring* if no other provider is installed |
+//! | `test-util` | no | [`test_util`], [`HeldLock::for_test`], for tests only: [testing handlers] |
 //! | `uuid` | no | `Uuid` as a part of a key |
 //!
 //! Every feature can be enabled on its own; the crate also builds without features.
+//!
+//! [observability]: guide::observability
+//! [testing handlers]: guide::testing_handlers
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(

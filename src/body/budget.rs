@@ -349,7 +349,7 @@ mod tests {
             ledger.remove_waiting(&hot, 10);
             ledger.release(10);
         }
-        assert!(comes(&mut ledger, &hot, 700), "the first of a key waits, whatever its size");
+        assert!(comes(&mut ledger, &hot, 700), "the first of a key waits, of any size");
         assert!(!comes(&mut ledger, &hot, 1));
         ledger.remove_waiting(&hot, 700);
         assert_eq!(ledger.waiting_bytes.len(), 1, "a key without waiters is removed");

@@ -25,7 +25,8 @@ use crate::{
 /// | `("order", id)`, a tuple of a namespace and up to six parts | lock this key |
 /// | a [`LockKey`] | lock this key |
 /// | an `Option` of these | `None`: the request needs no lock |
-/// | a `Result` of these | `Err` is sent as the response: any `IntoResponse`; without Axum a `Response` or a `StatusCode` |
+/// | a `Result` of these | `Err` is the response, of any type that is `IntoResponse` |
+/// | the same without Axum | `Err` is a `Response` or a `StatusCode` |
 #[diagnostic::on_unimplemented(
     message = "return `(\"namespace\", part, ..)` with integers, strings, `bool`, `char` or `Uuid` (feature `uuid`) as parts: `{Self}` is not a return type of a key function",
     label = "this cannot be made into a lock key",

@@ -33,7 +33,7 @@ use crate::{
 /// | variant | status | `type` |
 /// |---|---|---|
 /// | `Busy` | 409 | `urn:tower-lock:locked` |
-/// | `TimedOut` | 409, or the [`wait_timeout_status`](crate::LockLayer::wait_timeout_status) | `urn:tower-lock:timed-out` |
+/// | `TimedOut` | 409, or the [`wait_timeout_status`] | `urn:tower-lock:timed-out` |
 /// | `QueueFull` | 503 | `urn:tower-lock:queue-full` |
 /// | `StoreUnavailable` | 503 | `urn:tower-lock:store-unavailable` |
 /// | `ShuttingDown` | 503 | `urn:tower-lock:shutting-down` |
@@ -44,6 +44,8 @@ use crate::{
 /// | `Disconnected` | 408 | `urn:tower-lock:disconnected` |
 /// | `Lost` | 503 | `urn:tower-lock:lost` |
 /// | `HoldLimitReached` | 503 | `urn:tower-lock:hold-limit-reached` |
+///
+/// [`wait_timeout_status`]: crate::LockLayer::wait_timeout_status
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {

@@ -47,7 +47,7 @@ use crate::{
 /// | text | result |
 /// |---|---|
 /// | percent-encoded, in a path, a query or a form | decoded |
-/// | a UUID in upper case, without hyphens, in braces, or as a `urn:uuid:` | `67e55044-10b1-426f-9247-bb680e5fe0c8` |
+/// | a UUID in upper case, without hyphens, in braces, or as `urn:uuid:` | in lower case |
 /// | missing, empty, duplicated | rejected |
 /// | with leading or trailing whitespace or control characters | rejected |
 /// | a number that is not a canonical integer: `07`, `+7`, `-0`, `7.0`, `7.5`, `7e3` | rejected |

@@ -45,7 +45,8 @@ const PHRASES: [&str; 32] = [
 const PARTS: [&str; 9] = ["Conversation", "Trouble", "Lane", "Shell", "Referee", "Duty", "Moment", "Mishap", "OwnerId"];
 
 /// Exact texts of code that are no longer used.
-const CODE: [&str; 6] = ["Locks::", "LocksLayer", "LocksBuilder", "&Locks", ".die(", "yield_to_line"];
+const CODE: [&str; 7] =
+    ["Locks::", "LocksLayer", "LocksBuilder", "&Locks", ".die(", "yield_to_line", "MaxHoldExceeded"];
 
 const FOLDERS: [&str; 6] = ["src", "tests", "examples", "benches", "docs", "scripts"];
 
@@ -87,7 +88,7 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// URLs and tables cannot be wrapped.
+/// A line with a URL cannot be wrapped.
 #[test]
 fn comment_lines_are_at_most_100_columns_wide() {
     let mut wide = Vec::new();
@@ -96,7 +97,7 @@ fn comment_lines_are_at_most_100_columns_wide() {
             let comment = line.trim_start();
             let Some(comment) = comment.strip_prefix("//").or(comment.strip_prefix("--")) else { continue };
             let comment = comment.trim_start_matches(['/', '!']).trim_start();
-            let can_wrap = !comment.starts_with('|') && !comment.contains("://");
+            let can_wrap = !comment.contains("://");
             if can_wrap && line.chars().count() > 100 {
                 wide.push(format!("{file}:{}", number + 1));
             }

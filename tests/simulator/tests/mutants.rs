@@ -3,7 +3,7 @@
 //! | mutant | detected by |
 //! |---|---|
 //! | those in [`RANDOM`] | random simulations; some by a directed test as well |
-//! | those in [`DIRECTED`] | tests in `directed.rs` only: they need rare events, or cost only time |
+//! | those in [`DIRECTED`] | tests in `directed.rs` only: rare events, or a cost in time |
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
