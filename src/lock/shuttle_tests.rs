@@ -1,8 +1,7 @@
 //! Tests of the lock table under many thread schedules, chosen by shuttle.
 //!
 //! ```sh
-//! export RUSTFLAGS='--cfg tower_lock_shuttle'
-//! cargo test --lib --target-dir target/schedules shuttle_tests
+//! RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/shuttle.sh cargo test --lib shuttle_tests
 //! ```
 //!
 //! Threads are switched at every mutex. A failure prints its schedule; `SCHEDULE=<text>` in the
